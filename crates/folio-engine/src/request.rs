@@ -1,0 +1,142 @@
+//! What a caller asks for and what it gets back. Plain data; the server parses JSON into this and the engine never sees JSON.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use folio_kv::{Root, TenantId};
+
+/// Identifies a request for its whole life. Assigned by the caller's side ([`crate::EngineHandle`]), never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub u64);
+
+/// Microseconds since the engine started. The engine never reads a clock by itself: time is an input.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Micros(pub u64);
+
+/// A validated request. `n` choices share the prompt: the prompt is computed once and forked.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub id: RequestId,
+    pub tenant: TenantId,
+    /// Root of this request's block-hash chain: tenant secret, model digest, layout digest and extras.
+    pub root: Root,
+    pub prompt: Arc<[u32]>,
+    /// Number of choices, >= 1.
+    pub n: u32,
+    pub sampling: SamplingParams,
+    /// Lower runs first (vLLM's convention); 0 is normal.
+    pub priority: i32,
+    /// The request fails with [`FinishReason::Deadline`] when not finished by then.
+    pub deadline: Option<Micros>,
+    /// Logprobs of the prompt's own tokens: the number of alternatives wanted at each position.
+    pub prompt_logprobs: Option<u32>,
+}
+
+/// How tokens are chosen and when generation stops. All fields are honoured.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplingParams {
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// 0 is off.
+    pub top_k: u32,
+    /// 1.0 is off.
+    pub top_p: f32,
+    /// 0.0 is off.
+    pub min_p: f32,
+    pub presence_penalty: f32,
+    pub frequency_penalty: f32,
+    /// 1.0 is off.
+    pub repetition_penalty: f32,
+    /// Sorted by token id, each id once.
+    pub logit_bias: Arc<[(u32, f32)]>,
+    /// Choice `i` of a request uses a seed derived from (seed, i).
+    pub seed: u64,
+    pub max_tokens: u32,
+    /// Stop tokens (eos included unless ignore_eos) are not sampled before this many tokens.
+    pub min_tokens: u32,
+    /// End-of-sequence ids of the model; empty with `ignore_eos`.
+    pub eos_token_ids: Arc<[u32]>,
+    pub stop_token_ids: Arc<[u32]>,
+    /// Number of alternatives to report with each token; `None`: no logprobs at all.
+    pub logprobs: Option<u32>,
+}
+
+/// One generated token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Token {
+    pub id: u32,
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+/// Natural-log probabilities from the model's raw distribution (before temperature and truncation, after no penalty).
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct TokenLogprobs {
+    pub logprob: f32,
+    /// 1 is the most likely token.
+    pub rank: u32,
+    /// Best first; ties to the lowest id.
+    pub top: Vec<(u32, f32)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FinishReason {
+    /// An eos or stop token was sampled (it is the last token delivered), or the caller found a stop string.
+    Stop,
+    /// max_tokens or the model's context length was reached.
+    Length,
+    /// The caller cancelled or vanished.
+    Cancelled,
+    Deadline,
+    /// The engine is shutting down or the executor failed; the message is in the event.
+    Error,
+}
+
+/// What a request's owner receives, in order: at most one `Prompt`, then `Token`s, then exactly one `Finished` per
+/// choice. A request refused at admission gets `Finished` with `Error` for each choice, never silence.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// The prompt was computed (or found): exact counts, before the first token.
+    Prompt {
+        /// Prompt tokens whose KV came from the prefix cache.
+        cached_tokens: u32,
+        /// Entry `i` is for prompt token `i + 1` (nothing predicts the first); empty unless asked for.
+        prompt_logprobs: Vec<TokenLogprobs>,
+    },
+    Token { choice: u32, token: Token },
+    Finished { choice: u32, reason: FinishReason, stop_token: Option<u32>, error: Option<Arc<str>>, timing: Timing },
+}
+
+/// When things happened, for metrics; engine time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timing {
+    pub arrived: Micros,
+    /// First scheduled.
+    pub scheduled: Micros,
+    pub first_token: Micros,
+    pub finished: Micros,
+    pub preemptions: u32,
+}
+
+/// Receives a request's events. Must not block and must not call the engine. `false`: the receiver is gone, cancel.
+pub trait EventSink: Send {
+    fn deliver(&mut self, event: Event) -> bool;
+}
+
+impl<F: FnMut(Event) -> bool + Send> EventSink for F {
+    fn deliver(&mut self, event: Event) -> bool {
+        self(event)
+    }
+}
+
+/// Shared between a caller and the engine; setting it cancels at the next step boundary, at any point of a request's life.
+#[derive(Clone, Debug, Default)]
+pub struct CancelFlag(Arc<AtomicBool>);
+
+impl CancelFlag {
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}

@@ -1,0 +1,100 @@
+//! The decoder as data: a list of operations over named row buffers, built once per checkpoint from the family table.
+//!
+//! Owns: what is computed, in which order, with which weights. Must never: know how an operation is executed, or that
+//! requests exist. A backend receives the whole [`Program`] at load time, may fuse or pre-plan it, and runs it for every
+//! step; an operation's result for one row depends on that row, its position, the cached bits and the weights only
+//! (promise 1).
+//!
+//! A *row* is one token of one sequence in this step. Every buffer is `[rows, width]` in f32.
+
+/// A weight matrix handed to the backend: `[out_features, in_features]`, packed in the backend's own layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MatrixId(pub u32);
+
+/// A weight vector (norm weight or bias), kept in f32 by the backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct VectorId(pub u32);
+
+/// A row buffer: index into [`Program::buffers`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Buf(pub u32);
+
+/// A rotary table: index into [`Program::ropes`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RopeId(pub u32);
+
+/// What one forward pass computes.
+#[derive(Clone, Debug, Default)]
+pub struct Program {
+    /// Width (f32 values per row) of each [`Buf`].
+    pub buffers: Vec<usize>,
+    pub ropes: Vec<Rope>,
+    pub attention: Vec<AttentionSpec>,
+    /// Run for every row, in order.
+    pub body: Vec<Op>,
+    /// Run only for rows whose logits are wanted.
+    pub head: Head,
+}
+
+/// `logits = scale * (W . rms_norm(x))`, computed for sampled rows only.
+#[derive(Clone, Debug)]
+pub struct Head {
+    pub x: Buf,
+    pub norm: VectorId,
+    pub eps: f32,
+    /// `[vocab, hidden]`; may be the embedding table (tied).
+    pub matrix: MatrixId,
+    pub vocab: usize,
+}
+
+impl Default for Head {
+    fn default() -> Self {
+        Self { x: Buf(0), norm: VectorId(0), eps: 0.0, matrix: MatrixId(0), vocab: 0 }
+    }
+}
+
+/// Rotary embedding of the first `2 * inv_freq.len()` dimensions of a head, in Hugging Face's half-split order:
+/// `(x[i], x[i + half])` is rotated by `position * inv_freq[i]`, with cos and sin multiplied by `scale`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    /// Computed in f64 from the configuration and rounded once to f32.
+    pub inv_freq: Vec<f32>,
+    /// LongRoPE / YaRN attention factor; 1 elsewhere.
+    pub scale: f32,
+}
+
+/// What differs between attention layers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionSpec {
+    /// Index of the KV layer inside its cache group.
+    pub layer: u32,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// Multiplies q.k, usually head_dim^-1/2.
+    pub scale: f32,
+    /// Absent on NoPE layers.
+    pub rope: Option<RopeId>,
+    /// Per-head RMS norm of q and k before the rotation (Qwen3).
+    pub q_norm: Option<VectorId>,
+    pub k_norm: Option<VectorId>,
+    pub norm_eps: f32,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    /// `out[r] = table[token[r]]`
+    Embed { table: MatrixId, out: Buf },
+    /// `out = x * weight / sqrt(mean(x^2) + eps)`
+    RmsNorm { x: Buf, weight: VectorId, eps: f32, out: Buf },
+    /// `out = W.x + bias`, or `out += W.x + bias` when `add` (the residual stream).
+    Linear { x: Buf, weight: MatrixId, bias: Option<VectorId>, out: Buf, add: bool },
+    /// `qkv` holds `[q heads | k heads | v heads]`: normalize and rotate q and k in place, then write k and v of every
+    /// row to the paged cache. `spec` indexes [`Program::attention`].
+    WriteKv { qkv: Buf, spec: usize },
+    /// Causal attention of the q part of `qkv` over the paged cache, read back from the cache for every position.
+    /// `out` is `[rows, heads * head_dim]`.
+    Attention { qkv: Buf, spec: usize, out: Buf },
+    /// `x = [gate | up]`, `out = silu(gate) * up`; `x` is twice as wide as `out`.
+    SiluMul { x: Buf, out: Buf },
+}

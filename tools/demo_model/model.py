@@ -1,0 +1,128 @@
+"""The Llama architecture in plain torch, laid out for fast training on a CPU.
+
+Owns the forward pass and the mapping of its weights to and from the Hugging Face names. It must never differ
+from `transformers.LlamaForCausalLM` in what it computes: `export.py` checks that on every export.
+
+Two things are fused that Hugging Face keeps apart, because small matrix products are slow on a CPU:
+`q|k|v` in one product and `gate|up` in one product. `hf_state_dict` splits them again.
+"""
+
+from dataclasses import asdict, dataclass
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+@dataclass
+class Config:
+    vocab_size: int = 1024
+    hidden: int = 256
+    layers: int = 4
+    heads: int = 8
+    kv_heads: int = 2
+    intermediate: int = 640
+    rope_theta: float = 10000.0
+    norm_eps: float = 1e-5
+    context: int = 4096
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+    def as_dict(self) -> dict:
+        return asdict(self)
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x):
+        f = x.float()
+        return (f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight).to(x.dtype)
+
+
+class Block(nn.Module):
+    def __init__(self, c: Config):
+        super().__init__()
+        self.c = c
+        kv = c.kv_heads * c.head_dim
+        self.attn_norm = RMSNorm(c.hidden, c.norm_eps)
+        self.qkv = nn.Linear(c.hidden, c.hidden + 2 * kv, bias=False)
+        self.o = nn.Linear(c.hidden, c.hidden, bias=False)
+        self.mlp_norm = RMSNorm(c.hidden, c.norm_eps)
+        self.gate_up = nn.Linear(c.hidden, 2 * c.intermediate, bias=False)
+        self.down = nn.Linear(c.intermediate, c.hidden, bias=False)
+
+    def forward(self, x, cos, sin, cache=None):
+        """x [batch, tokens, hidden]; cos, sin [tokens, head_dim]; cache, if any, holds earlier k and v."""
+        c = self.c
+        b, t, _ = x.shape
+        kv = c.kv_heads * c.head_dim
+        q, k, v = self.qkv(self.attn_norm(x)).split((c.hidden, kv, kv), dim=-1)
+        q = rotate(q.view(b, t, c.heads, c.head_dim).transpose(1, 2), cos, sin)
+        k = rotate(k.view(b, t, c.kv_heads, c.head_dim).transpose(1, 2), cos, sin)
+        v = v.view(b, t, c.kv_heads, c.head_dim).transpose(1, 2)
+        past = 0
+        if cache is not None:
+            past = cache.length
+            k, v = cache.append(self, k, v)
+        group = c.heads // c.kv_heads
+        k = k[:, :, None].expand(-1, -1, group, -1, -1).reshape(b, c.heads, -1, c.head_dim)
+        v = v[:, :, None].expand(-1, -1, group, -1, -1).reshape(b, c.heads, -1, c.head_dim)
+        if cache is not None and cache.mask is not None:
+            y = F.scaled_dot_product_attention(q, k.to(q.dtype), v.to(q.dtype), attn_mask=cache.mask)
+        else:
+            y = F.scaled_dot_product_attention(q, k.to(q.dtype), v, is_causal=past == 0 and t > 1)
+        x = x + self.o(y.transpose(1, 2).reshape(b, t, c.hidden))
+        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * up)
+
+
+def rotate(x, cos, sin):
+    a, b = x.chunk(2, dim=-1)
+    return (x * cos + torch.cat((-b, a), dim=-1) * sin).to(x.dtype)
+
+
+class Llama(nn.Module):
+    def __init__(self, c: Config):
+        super().__init__()
+        self.c = c
+        self.embed = nn.Embedding(c.vocab_size, c.hidden)
+        self.blocks = nn.ModuleList(Block(c) for _ in range(c.layers))
+        self.norm = RMSNorm(c.hidden, c.norm_eps)
+        inv = 1.0 / c.rope_theta ** (torch.arange(0, c.head_dim, 2).float() / c.head_dim)
+        angle = torch.outer(torch.arange(c.context).float(), inv)
+        angle = torch.cat((angle, angle), dim=-1)
+        self.register_buffer("cos", angle.cos(), persistent=False)
+        self.register_buffer("sin", angle.sin(), persistent=False)
+        for name, p in self.named_parameters():
+            if p.dim() == 2:
+                scale = (2 * c.layers) ** -0.5 if name.endswith(("o.weight", "down.weight")) else 1.0
+                nn.init.normal_(p, std=0.02 * scale if "embed" in name else scale * p.shape[1] ** -0.5 * 0.6)
+
+    def hidden_states(self, ids, cache=None):
+        past = 0 if cache is None else cache.length
+        x = self.embed(ids)
+        cos, sin = (t[past : past + ids.shape[1]].to(x.dtype) for t in (self.cos, self.sin))
+        for block in self.blocks:
+            x = block(x, cos, sin, cache)
+        if cache is not None:
+            cache.length += ids.shape[1]
+        return self.norm(x)
+
+    def forward(self, ids, cache=None):
+        return F.linear(self.hidden_states(ids, cache), self.embed.weight)
+
+    def loss(self, ids, weights):
+        """Weighted cross entropy of ids[:, 1:], and the same per token for logging. weights [batch, tokens]."""
+        h = self.hidden_states(ids[:, :-1])
+        target, w = ids[:, 1:].reshape(-1), weights[:, 1:].reshape(-1)
+        keep = w.nonzero().squeeze(1)
+        logits = F.linear(h.reshape(-1, self.c.hidden)[keep], self.embed.weight).float()
+        each = F.cross_entropy(logits, target[keep], reduction="none")
+        w = w[keep]
+        return (each * w).sum() / w.sum(), each.detach(), logits.detach()
