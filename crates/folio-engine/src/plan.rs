@@ -31,7 +31,8 @@ pub struct SequencePlan {
     pub tokens: Vec<u32>,
     /// One table per cache group; there is one group today. Covers `first_position + tokens.len()` positions.
     pub block_tables: Vec<Vec<u32>>,
-    /// Which rows want something from their logits, ascending by row.
+    /// Which rows want something from their logits, ascending by row. A row may occur several times: the choices of one
+    /// request are all drawn from the last row of its prompt.
     pub samples: Vec<SamplePlan>,
 }
 
@@ -59,38 +60,75 @@ pub struct SampleSpec {
     pub seed: u64,
     /// Absolute position of the token being chosen: the counter of the RNG.
     pub position: u32,
-    /// Prompt tokens (repetition penalty) and generated tokens so far (all penalties), if any penalty is on.
-    pub prompt: Option<Arc<[u32]>>,
-    pub generated: Vec<u32>,
-    /// Tokens that must not be chosen now: stop tokens before min_tokens.
-    pub forbidden: Vec<u32>,
+    /// Tokens seen so far, if a penalty is on. Shared with the scheduler, which copies on write: a plan stays as it was.
+    pub history: Option<Arc<TokenHistory>>,
+    /// Stop tokens must not be chosen now (before `min_tokens`).
+    pub forbid_stop: bool,
     /// Choice of grammar mask; no grammar engine yet, so always `None`.
     pub grammar: Option<u64>,
 }
 
+/// What the penalties need to know of a sequence: which tokens occurred and how often. Kept sorted by token, so that it
+/// is updated in place and read in a fixed order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenHistory {
+    entries: Vec<TokenCount>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenCount {
+    pub token: u32,
+    /// Occurrences among the generated tokens.
+    pub generated: u32,
+    pub in_prompt: bool,
+}
+
+impl TokenHistory {
+    /// O(prompt log prompt), once per sequence.
+    pub fn of_prompt(prompt: &[u32]) -> Self {
+        let mut tokens = prompt.to_vec();
+        tokens.sort_unstable();
+        tokens.dedup();
+        Self { entries: tokens.into_iter().map(|token| TokenCount { token, generated: 0, in_prompt: true }).collect() }
+    }
+
+    /// Counts one generated token. O(log distinct), and a shift of the tail when the token is new.
+    pub fn push(&mut self, token: u32) {
+        match self.entries.binary_search_by_key(&token, |entry| entry.token) {
+            Ok(at) => self.entries[at].generated += 1,
+            Err(at) => self.entries.insert(at, TokenCount { token, generated: 1, in_prompt: false }),
+        }
+    }
+
+    /// Ascending by token.
+    pub fn entries(&self) -> &[TokenCount] {
+        &self.entries
+    }
+}
+
+/// Flat, in the order of the plan: sequences in order, and the samples of each in order. Reused between steps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepOutput {
     pub step: u64,
-    /// One entry per [`SequencePlan`], in the same order.
-    pub sequences: Vec<SequenceOutput>,
-}
-
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct SequenceOutput {
-    /// One entry per [`SamplePlan`], in the same order.
     pub samples: Vec<Sampled>,
 }
 
+/// The answer to one [`SamplePlan`].
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sampled {
-    pub token: u32,
-    pub logprobs: Option<TokenLogprobs>,
+pub enum Sampled {
+    /// To [`Want::Token`].
+    Token { id: u32, logprobs: Option<TokenLogprobs> },
+    /// To [`Want::Score`].
+    Score(TokenLogprobs),
+    /// No answer exists: the logits are not numbers, or everything was forbidden. Ends this sequence alone.
+    Failed(&'static str),
 }
 
 /// The only seam between bookkeeping and arithmetic.
 pub trait Executor: Send {
-    /// Computes the plan. Deterministic in the plan and the cached bits.
-    fn execute(&mut self, plan: &StepPlan) -> Result<StepOutput, ExecutorError>;
+    /// Computes the plan. Deterministic in the plan and the cached bits. The output is the executor's own memory, reused
+    /// by the next call.
+    fn execute(&mut self, plan: &StepPlan) -> Result<&StepOutput, ExecutorError>;
 }
 
 #[derive(Clone, Debug, thiserror::Error)]

@@ -128,15 +128,53 @@ impl<F: FnMut(Event) -> bool + Send> EventSink for F {
     }
 }
 
-/// Shared between a caller and the engine; setting it cancels at the next step boundary, at any point of a request's life.
-#[derive(Clone, Debug, Default)]
-pub struct CancelFlag(Arc<AtomicBool>);
+/// Shared between a caller and the engine. Cancelling takes effect at the next step boundary, at any point of a
+/// request's life, and frees its blocks there; every choice that was still running gets [`FinishReason::Cancelled`].
+///
+/// Clones cancel the same request. A flag that is merely dropped cancels nothing.
+#[derive(Clone, Default)]
+pub struct CancelFlag(Arc<Cancellation>);
+
+/// Carries a cancellation to the engine: `None` is every choice.
+pub(crate) type CancelRoute = Box<dyn Fn(Option<u32>) + Send + Sync>;
+
+#[derive(Default)]
+struct Cancellation {
+    cancelled: AtomicBool,
+    route: Option<CancelRoute>,
+}
 
 impl CancelFlag {
-    pub fn cancel(&self) {
-        self.0.store(true, Ordering::Release);
+    pub(crate) fn with_route(route: CancelRoute) -> Self {
+        Self(Arc::new(Cancellation { cancelled: AtomicBool::new(false), route: Some(route) }))
     }
+
+    /// Cancels all choices. Calling it again does nothing.
+    pub fn cancel(&self) {
+        if !self.0.cancelled.swap(true, Ordering::AcqRel)
+            && let Some(route) = &self.0.route
+        {
+            route(None);
+        }
+    }
+
+    /// Cancels one choice: it is finished for its reader (a stop string was found) while the others go on.
+    pub fn cancel_choice(&self, choice: u32) {
+        if !self.is_cancelled()
+            && let Some(route) = &self.0.route
+        {
+            route(Some(choice));
+        }
+    }
+
+    /// Whether [`CancelFlag::cancel`] was called.
     pub fn is_cancelled(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        self.0.cancelled.load(Ordering::Acquire)
+    }
+}
+
+impl std::fmt::Debug for CancelFlag {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("CancelFlag").field(&self.is_cancelled()).finish()
     }
 }

@@ -1,0 +1,83 @@
+//! Limits of the engine. Everything that could grow has one.
+
+/// How the scheduler divides steps, blocks and patience.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SchedulerConfig {
+    /// Sequences that may hold blocks at once.
+    pub max_num_seqs: u32,
+    /// Tokens one step may compute. At least `max_num_seqs`, so that every decode fits into every step.
+    pub max_num_batched_tokens: u32,
+    /// Prompt tokens one step may compute while some sequence is decoding. A step lasts as long as its tokens take, and
+    /// everybody who streams waits for its end: this bounds the gap between two tokens of a stream. When nobody decodes
+    /// the whole budget goes to prompts.
+    pub max_prefill_tokens_while_decoding: u32,
+    /// Prompt and generated tokens of one sequence.
+    pub max_model_len: u32,
+    /// Requests, and prompt tokens of theirs, that may wait to be scheduled for the first time.
+    pub max_queued_requests: u32,
+    pub max_queued_tokens: u64,
+    /// Most choices of one request.
+    pub max_choices: u32,
+    /// Share of the pool (in thousandths) that admission leaves free on top of what it predicts to be needed.
+    pub watermark_permille: u32,
+    /// After this many preemptions a sequence is admitted only when all blocks it may ever need can be reserved for it,
+    /// and it is never preempted again. So every sequence is preempted a bounded number of times.
+    pub max_preemptions: u32,
+    /// Sequences behind one that waits for blocks that may be admitted before it; then nobody passes it any more.
+    pub max_bypasses: u32,
+    /// Admit only what fits even if everybody generates up to max_tokens: never preempts, uses the pool less.
+    pub guarantee_completion: bool,
+    /// Longest wait for a prefix that another sequence is computing; then it is computed twice.
+    pub shared_prefix_wait_us_max: u64,
+}
+
+impl Default for SchedulerConfig {
+    fn default() -> Self {
+        Self {
+            max_num_seqs: 64,
+            max_num_batched_tokens: 512,
+            max_prefill_tokens_while_decoding: 64,
+            max_model_len: 2048,
+            max_queued_requests: 1024,
+            max_queued_tokens: 4 << 20,
+            max_choices: 16,
+            watermark_permille: 10,
+            max_preemptions: 3,
+            max_bypasses: 32,
+            guarantee_completion: false,
+            shared_prefix_wait_us_max: 60_000_000,
+        }
+    }
+}
+
+/// A limit that contradicts another.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    #[error("{name} must be at least 1")]
+    Zero { name: &'static str },
+    #[error("max_num_batched_tokens ({tokens}) must be at least max_num_seqs ({seqs}): every decode gets its token in every step")]
+    BudgetBelowSequences { tokens: u32, seqs: u32 },
+}
+
+impl SchedulerConfig {
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        for (name, value) in [
+            ("max_num_seqs", u64::from(self.max_num_seqs)),
+            ("max_num_batched_tokens", u64::from(self.max_num_batched_tokens)),
+            ("max_prefill_tokens_while_decoding", u64::from(self.max_prefill_tokens_while_decoding)),
+            ("max_model_len", u64::from(self.max_model_len)),
+            ("max_queued_requests", u64::from(self.max_queued_requests)),
+            ("max_queued_tokens", self.max_queued_tokens),
+            ("max_choices", u64::from(self.max_choices)),
+        ] {
+            if value == 0 {
+                return Err(ConfigError::Zero { name });
+            }
+        }
+        if self.max_num_batched_tokens < self.max_num_seqs {
+            let (tokens, seqs) = (self.max_num_batched_tokens, self.max_num_seqs);
+            return Err(ConfigError::BudgetBelowSequences { tokens, seqs });
+        }
+        Ok(())
+    }
+}

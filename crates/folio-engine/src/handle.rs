@@ -1,0 +1,168 @@
+//! The outside of the engine: what the server holds. Cheap to clone; every method returns at once except `join`.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use crate::clock::Clock;
+use crate::config::SchedulerConfig;
+use crate::mailbox::{CancelRequest, Mailbox, Phase, Refusal, Submission};
+use crate::request::{CancelFlag, EventSink, Micros, Request, RequestId};
+use crate::stats::EngineStats;
+
+/// Why a request was not taken. Nothing of it is kept.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Rejected {
+    /// 429 with `Retry-After`.
+    #[error("the queue is full: {queued_requests} requests with {queued_tokens} prompt tokens are waiting; retry in {retry_after_s} s")]
+    QueueFull { queued_requests: u32, queued_tokens: u64, retry_after_s: u32 },
+    /// 400.
+    #[error("the request needs {prompt_tokens} prompt tokens and up to {max_tokens} more, the model's context is {max_model_len}")]
+    TooLong { prompt_tokens: u32, max_tokens: u32, max_model_len: u32 },
+    /// 400: it could never run on this machine, however long it waited.
+    #[error("the request needs KV memory for {needed_tokens} tokens, the whole cache holds {cache_tokens}")]
+    LargerThanCache { needed_tokens: u32, cache_tokens: u64 },
+    /// 400.
+    #[error("n is {n}, at most {max} choices are possible")]
+    TooManyChoices { n: u32, max: u32 },
+    /// 400.
+    #[error("{field}: {reason}")]
+    Invalid { field: &'static str, reason: String },
+    /// 503.
+    #[error("the engine is shutting down")]
+    ShuttingDown,
+    /// 503.
+    #[error("the engine cannot go on: {reason}")]
+    Unhealthy { reason: Arc<str> },
+}
+
+/// Forward progress, not existence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Health {
+    Ok,
+    /// Work is waiting and no step has finished for this long.
+    Stalled { for_us: u64 },
+    Unhealthy { reason: Arc<str> },
+}
+
+pub(crate) struct Shared {
+    pub config: SchedulerConfig,
+    /// Tokens the whole pool holds.
+    pub cache_tokens: u64,
+    pub vocab: u32,
+    pub mailbox: Arc<Mailbox>,
+    pub stats: Mutex<Arc<EngineStats>>,
+    pub clock: Arc<dyn Clock>,
+    pub next_id: AtomicU64,
+}
+
+struct Owner {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Drop for Owner {
+    /// The last handle is gone: nobody can talk to the engine any more.
+    fn drop(&mut self) {
+        self.shared.mailbox.advance(Phase::Stopping);
+    }
+}
+
+/// Talks to a running engine.
+#[derive(Clone)]
+pub struct EngineHandle(Arc<Owner>);
+
+impl EngineHandle {
+    pub(crate) fn new(shared: Arc<Shared>, thread: JoinHandle<()>) -> Self {
+        Self(Arc::new(Owner { shared, thread: Mutex::new(Some(thread)) }))
+    }
+
+    /// A fresh id for [`Request::id`].
+    pub fn next_request_id(&self) -> RequestId {
+        RequestId(self.0.shared.next_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Hands a request to the engine, or says why not. From here on the sink gets exactly one `Finished` per choice.
+    pub fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<CancelFlag, Rejected> {
+        let shared = &self.0.shared;
+        check(shared, &request)?;
+        let id = request.id;
+        shared.mailbox.post(Submission { request, sink }).map_err(|refusal| match refusal {
+            Refusal::Closed => Rejected::ShuttingDown,
+            Refusal::Unhealthy(reason) => Rejected::Unhealthy { reason },
+            Refusal::Full(queued) => Rejected::QueueFull {
+                queued_requests: queued.requests,
+                queued_tokens: queued.tokens,
+                retry_after_s: self.retry_after_s(),
+            },
+        })?;
+        let mailbox = shared.mailbox.clone();
+        Ok(CancelFlag::with_route(Box::new(move |choice| mailbox.cancel(CancelRequest { request: id, choice }))))
+    }
+
+    /// Seconds until the queue is likely to have room: half of its prompt tokens at the measured rate.
+    pub fn retry_after_s(&self) -> u32 {
+        let rate = self.stats().prefill_tokens_per_s;
+        let queued = self.0.shared.mailbox.queued();
+        if rate <= 0.0 {
+            return 1;
+        }
+        (queued.tokens as f64 / 2.0 / rate).ceil().clamp(1.0, 120.0) as u32
+    }
+
+    /// Figures at the end of the last step. Cheap: clones an `Arc`.
+    pub fn stats(&self) -> Arc<EngineStats> {
+        self.0.shared.stats.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Fails when work is waiting and no step has finished for `stall_us`.
+    pub fn health(&self, stall_us: u64) -> Health {
+        let stats = self.stats();
+        if let Some(reason) = &stats.unhealthy {
+            return Health::Unhealthy { reason: reason.clone() };
+        }
+        let queued = self.0.shared.mailbox.queued().requests > 0;
+        let for_us = self.now().0.saturating_sub(stats.last_step_finished.0);
+        if (stats.busy || queued) && for_us > stall_us { Health::Stalled { for_us } } else { Health::Ok }
+    }
+
+    /// The engine's time, for deadlines.
+    pub fn now(&self) -> Micros {
+        self.0.shared.clock.now()
+    }
+
+    pub fn config(&self) -> &SchedulerConfig {
+        &self.0.shared.config
+    }
+
+    /// Refuses new requests, finishes the rest, then the engine's thread ends.
+    pub fn drain(&self) {
+        self.0.shared.mailbox.advance(Phase::Draining);
+    }
+
+    /// Refuses new requests and ends all others with `Finished { Error }` after the step in progress.
+    pub fn stop(&self) {
+        self.0.shared.mailbox.advance(Phase::Stopping);
+    }
+
+    /// Whether the engine's thread has ended.
+    pub fn is_finished(&self) -> bool {
+        let thread = self.0.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        thread.as_ref().is_none_or(|thread| thread.is_finished())
+    }
+
+    /// Waits for the engine's thread to end, after [`EngineHandle::drain`] or [`EngineHandle::stop`].
+    pub fn join(&self) {
+        let thread = self.0.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            // The loop catches the executor's panics; one of its own was already reported by the panic hook.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Refuses what can never run, before it takes a place in the queue.
+fn check(shared: &Shared, request: &Request) -> Result<(), Rejected> {
+    let _ = (shared, request);
+    Ok(())
+}

@@ -1,0 +1,172 @@
+//! The only way into the engine: a bounded queue of submissions and cancellations.
+//!
+//! Owns: the lock, the limits and the wake-up. Must never: look into a request beyond its size, or be held across a
+//! step. Anyone may post; only the engine's thread receives.
+//!
+//! States: open -> draining (nothing new, the rest is finished) -> stopping (the rest is ended). They only move forward.
+//! Queue limits cover a request from `post` until it is first scheduled: `in_mailbox` is what the engine has not taken
+//! yet, `in_engine` is what it reported after its last step, and the sum is what `post` compares with the limit.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::request::{EventSink, Request, RequestId};
+
+/// A request and where its events go.
+pub(crate) struct Submission {
+    pub request: Request,
+    pub sink: Box<dyn EventSink>,
+}
+
+/// Ends one choice, or all of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CancelRequest {
+    pub request: RequestId,
+    /// `None`: every choice.
+    pub choice: Option<u32>,
+}
+
+/// What the engine takes out in one go; its memory is reused.
+#[derive(Default)]
+pub(crate) struct Incoming {
+    pub submissions: Vec<Submission>,
+    pub cancellations: Vec<CancelRequest>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd)]
+pub(crate) enum Phase {
+    #[default]
+    Open,
+    Draining,
+    Stopping,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Queued {
+    pub requests: u32,
+    pub tokens: u64,
+}
+
+#[derive(Default)]
+struct State {
+    incoming: Incoming,
+    in_mailbox: Queued,
+    in_engine: Queued,
+    phase: Phase,
+    unhealthy: Option<Arc<str>>,
+}
+
+pub(crate) enum Refusal {
+    Full(Queued),
+    Closed,
+    Unhealthy(Arc<str>),
+}
+
+/// How long an engine without work sleeps before it looks again.
+pub(crate) enum Patience {
+    /// There is work: do not wait.
+    None,
+    /// Nothing can be computed, but something waits (a deadline may pass).
+    Short(Duration),
+    /// Nothing at all: until somebody posts.
+    Forever,
+}
+
+pub(crate) struct Mailbox {
+    limit: Queued,
+    state: Mutex<State>,
+    posted: Condvar,
+}
+
+impl Mailbox {
+    pub fn new(limit: Queued) -> Self {
+        Self { limit, state: Mutex::default(), posted: Condvar::new() }
+    }
+
+    /// A panic while the lock is held cannot leave the state half changed: every critical section is a few moves.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn post(&self, submission: Submission) -> Result<(), Refusal> {
+        let mut state = self.lock();
+        if let Some(reason) = &state.unhealthy {
+            return Err(Refusal::Unhealthy(reason.clone()));
+        }
+        if state.phase != Phase::Open {
+            return Err(Refusal::Closed);
+        }
+        let tokens = submission.request.prompt.len() as u64;
+        let queued = Queued {
+            requests: state.in_mailbox.requests + state.in_engine.requests,
+            tokens: state.in_mailbox.tokens + state.in_engine.tokens,
+        };
+        // One request is always taken into an empty queue, however long: it was already checked against the pool.
+        if queued.requests >= self.limit.requests
+            || (queued.requests > 0 && queued.tokens + tokens > self.limit.tokens)
+        {
+            return Err(Refusal::Full(queued));
+        }
+        state.in_mailbox.requests += 1;
+        state.in_mailbox.tokens += tokens;
+        state.incoming.submissions.push(submission);
+        drop(state);
+        self.posted.notify_one();
+        Ok(())
+    }
+
+    /// Bounded by the number of living requests: a flag posts once, a choice is ended once by its reader.
+    pub fn cancel(&self, cancel: CancelRequest) {
+        self.lock().incoming.cancellations.push(cancel);
+        self.posted.notify_one();
+    }
+
+    /// Takes everything that was posted, waiting as `patience` says while there is nothing.
+    pub fn receive(&self, into: &mut Incoming, patience: Patience) -> Phase {
+        let mut state = self.lock();
+        let idle = |state: &mut State| {
+            state.incoming.submissions.is_empty()
+                && state.incoming.cancellations.is_empty()
+                && state.phase == Phase::Open
+        };
+        state = match patience {
+            Patience::None => state,
+            Patience::Short(limit) => {
+                self.posted.wait_timeout_while(state, limit, idle).unwrap_or_else(PoisonError::into_inner).0
+            }
+            Patience::Forever => self.posted.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner),
+        };
+        into.submissions.append(&mut state.incoming.submissions);
+        into.cancellations.append(&mut state.incoming.cancellations);
+        let taken = std::mem::take(&mut state.in_mailbox);
+        state.in_engine.requests += taken.requests;
+        state.in_engine.tokens += taken.tokens;
+        state.phase
+    }
+
+    /// What the engine holds that was never scheduled.
+    pub fn report(&self, in_engine: Queued) {
+        self.lock().in_engine = in_engine;
+    }
+
+    pub fn queued(&self) -> Queued {
+        let state = self.lock();
+        Queued {
+            requests: state.in_mailbox.requests + state.in_engine.requests,
+            tokens: state.in_mailbox.tokens + state.in_engine.tokens,
+        }
+    }
+
+    pub fn advance(&self, phase: Phase) {
+        let mut state = self.lock();
+        if state.phase < phase {
+            state.phase = phase;
+        }
+        drop(state);
+        self.posted.notify_one();
+    }
+
+    pub fn set_unhealthy(&self, reason: Arc<str>) {
+        self.lock().unhealthy = Some(reason);
+    }
+}

@@ -1,0 +1,131 @@
+//! What the engine says about itself: a snapshot of plain figures, taken after every step.
+//!
+//! Counters only grow; gauges are exact at the end of the last step. The server turns them into metrics.
+
+use folio_kv::{CacheStats, TenantId, TenantStats};
+
+use crate::request::Micros;
+
+/// Why a sequence is not computed. Each reason is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WaitingFor {
+    /// Its turn: nobody refused it yet, the budget or the slots went to others.
+    Turn,
+    /// KV blocks: the pool cannot hold it and what is already promised.
+    Blocks,
+    /// Another sequence is computing a prefix of it.
+    SharedPrefix { leader: crate::plan::SequenceId },
+    /// Blocks are on their way from another tier. Nothing produces this yet.
+    TierLoad,
+    /// Its grammar is being compiled. Nothing produces this yet.
+    Grammar,
+    /// Another machine computes its prompt. Nothing produces this yet.
+    RemotePrefill,
+}
+
+/// Sequences by what they wait for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WaitingCounts {
+    pub turn: u32,
+    pub blocks: u32,
+    pub shared_prefix: u32,
+    pub tier_load: u32,
+    pub grammar: u32,
+    pub remote_prefill: u32,
+}
+
+impl WaitingCounts {
+    pub(crate) fn add(&mut self, reason: WaitingFor) {
+        *match reason {
+            WaitingFor::Turn => &mut self.turn,
+            WaitingFor::Blocks => &mut self.blocks,
+            WaitingFor::SharedPrefix { .. } => &mut self.shared_prefix,
+            WaitingFor::TierLoad => &mut self.tier_load,
+            WaitingFor::Grammar => &mut self.grammar,
+            WaitingFor::RemotePrefill => &mut self.remote_prefill,
+        } += 1;
+    }
+
+    pub fn total(&self) -> u32 {
+        self.turn + self.blocks + self.shared_prefix + self.tier_load + self.grammar + self.remote_prefill
+    }
+}
+
+/// Counters of the scheduler.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Steps that computed something.
+    pub steps: u64,
+    /// Tokens computed in all steps (prompt, generated and recomputed).
+    pub iteration_tokens: u64,
+    /// Prompt tokens of requests whose prompt is done, cached ones included. Equals the sum of `usage.prompt_tokens`.
+    pub prompt_tokens: u64,
+    /// Of `prompt_tokens`, those from the prefix cache. Equals the sum of `cached_tokens` in the responses.
+    pub cached_prompt_tokens: u64,
+    /// Tokens delivered. Equals the sum of `usage.completion_tokens`.
+    pub generation_tokens: u64,
+    /// Sequences that lost their blocks.
+    pub preemptions: u64,
+    /// Tokens computed a second time because of preemptions.
+    pub recomputed_tokens: u64,
+    /// Times a sequence began to wait for a shared prefix, and tokens it did not have to compute thanks to that.
+    pub shared_prefix_waits: u64,
+    pub shared_prefix_tokens: u64,
+    /// Times a sequence began to wait for blocks.
+    pub block_waits: u64,
+    pub requests_received: u64,
+    /// Choices finished, by reason.
+    pub finished_stop: u64,
+    pub finished_length: u64,
+    pub finished_cancelled: u64,
+    pub finished_deadline: u64,
+    pub finished_error: u64,
+    pub executor_failures: u64,
+}
+
+/// Figures of one tenant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TenantFigures {
+    pub tenant: TenantId,
+    pub running: u32,
+    pub waiting: u32,
+    pub prompt_tokens: u64,
+    pub cached_prompt_tokens: u64,
+    pub generation_tokens: u64,
+    pub cache: TenantStats,
+}
+
+/// Everything at the end of the last step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EngineStats {
+    /// Requests accepted and not yet scheduled for the first time, those in the mailbox included.
+    pub queued_requests: u32,
+    pub queued_tokens: u64,
+    /// Sequences that hold blocks.
+    pub running: u32,
+    /// Sequences that hold none, by reason.
+    pub waiting: WaitingCounts,
+    pub counters: Counters,
+    pub cache: CacheStats,
+    /// Tokens computed in the last step, and how many of them were decodes.
+    pub last_step_tokens: u32,
+    pub last_step_decodes: u32,
+    /// When the last step finished, and how long it took.
+    pub last_step_finished: Micros,
+    pub last_step_us: u64,
+    /// Measured rate of prompt computation, tokens per second, smoothed; 0 before the first.
+    pub prefill_tokens_per_s: f64,
+    /// Something is running or waiting.
+    pub busy: bool,
+    /// Set when the executor can no longer be trusted; nothing is accepted any more.
+    pub unhealthy: Option<std::sync::Arc<str>>,
+    /// Ascending by tenant. Refreshed less often than the rest while the engine is busy.
+    pub tenants: Vec<TenantFigures>,
+}
+
+impl EngineStats {
+    /// Share of the pool held by sequences, 0..=1.
+    pub fn kv_usage(&self) -> f64 {
+        if self.cache.blocks == 0 { 0.0 } else { f64::from(self.cache.active_blocks) / f64::from(self.cache.blocks) }
+    }
+}
