@@ -1,4 +1,23 @@
 //! Checkpoints, families and the decoder as data.
+//!
+//! Owns: reading models people have (a Hugging Face folder, a name on the hub, bytes inside the program), the table of
+//! families, and the [`program::Program`] a [`backend::Backend`] runs. Must never: know about requests, tokens' text or
+//! KV blocks' identity. `unsafe` appears only where files are mapped (`checkpoint/storage.rs`).
+#![deny(unsafe_code)]
 
 pub mod backend;
+pub mod checkpoint;
+pub mod config;
+pub mod decoder;
+mod error;
+pub mod family;
+pub mod hub;
+mod loader;
 pub mod program;
+pub mod rope;
+
+pub use checkpoint::{Checkpoint, GenerationConfig};
+pub use config::Config;
+pub use error::{ModelError, Result};
+pub use family::{supported_families, supported_table};
+pub use loader::{LoadOptions, LoadedModel, Model, Progress};

@@ -1,0 +1,68 @@
+//! Identity of a checkpoint for the KV cache: two models with equal digests may share cached KV.
+//!
+//! SHA-256 over config.json and, for every tensor the decoder uses, in name order: name, dtype, shape and a *sample* of
+//! its bytes: the first 64 of every 4,096, and the last 64. How the tensors are spread over files does not matter, nor do
+//! tensors the decoder ignores.
+//!
+//! Why a sample: hashing 2.5 GB takes seconds at every start, while the sample costs one cache line per page of a file
+//! that is about to be read anyway (about 0.1 s). What it can miss: an edit that changes nothing but fewer than 4,096
+//! neighbouring bytes of a tensor (one row of a small embedding table, a hand-edited weight). Training, merging an
+//! adapter, quantizing or converting changes a tensor throughout and is always seen. Whoever edits single weights by
+//! hand must use a fresh cache directory.
+
+use std::collections::BTreeMap;
+
+use sha2::{Digest as _, Sha256};
+
+use crate::backend::{DType, TensorView};
+
+const STRIDE: usize = 4096;
+const SAMPLE: usize = 64;
+
+/// Accumulates a model's digest, tensor by tensor in any order.
+pub struct Digest {
+    config: Sha256,
+    tensors: BTreeMap<String, [u8; 32]>,
+}
+
+impl Digest {
+    pub(super) fn new(config_text: &[u8]) -> Self {
+        let mut config = Sha256::new();
+        config.update(b"folio model digest 1");
+        config.update((config_text.len() as u64).to_le_bytes());
+        config.update(config_text);
+        Self { config, tensors: BTreeMap::new() }
+    }
+
+    /// Adds a tensor; adding it twice changes nothing.
+    pub fn tensor(&mut self, name: &str, view: &TensorView<'_>) {
+        if self.tensors.contains_key(name) {
+            return;
+        }
+        let mut hash = Sha256::new();
+        hash.update([match view.dtype {
+            DType::F32 => 0,
+            DType::F16 => 1,
+            DType::BF16 => 2,
+        }]);
+        hash.update((view.shape.len() as u64).to_le_bytes());
+        for size in view.shape {
+            hash.update((*size as u64).to_le_bytes());
+        }
+        for page in view.bytes.chunks(STRIDE) {
+            hash.update(&page[..page.len().min(SAMPLE)]);
+        }
+        hash.update(&view.bytes[view.bytes.len().saturating_sub(SAMPLE)..]);
+        self.tensors.insert(name.to_owned(), hash.finalize().into());
+    }
+
+    pub fn finish(self) -> [u8; 32] {
+        let mut hash = self.config;
+        for (name, tensor) in self.tensors {
+            hash.update((name.len() as u64).to_le_bytes());
+            hash.update(name);
+            hash.update(tensor);
+        }
+        hash.finalize().into()
+    }
+}

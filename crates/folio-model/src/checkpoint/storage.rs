@@ -1,0 +1,58 @@
+//! Bytes of a weight file: memory-mapped, or part of the program itself.
+//!
+//! Owns: the only `unsafe` of this crate. Must never: be written to. Pages of a mapping are read from disk when touched
+//! and belong to the page cache; [`Storage::release`] gives them back once a tensor has been packed, so that resident
+//! memory is the packed weights and not twice that.
+
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+
+use memmap2::{Mmap, UncheckedAdvice};
+
+pub enum Storage {
+    Mapped(Mmap),
+    /// Built into the program.
+    Static(&'static [u8]),
+}
+
+impl Storage {
+    /// Maps a file for reading.
+    pub fn map(file: &File) -> io::Result<Self> {
+        if file.metadata()?.len() == 0 {
+            return Ok(Storage::Static(&[]));
+        }
+        // SAFETY: the mapping is private and read-only. Rust also wants the bytes not to change while they are borrowed:
+        // a checkpoint is not written to while it is served (the downloader renames complete files into place and never
+        // rewrites one). A file changed by someone else gives wrong weights, and one cut short ends the process with
+        // SIGBUS; neither can corrupt this process's own memory, since the bytes are only ever read as plain numbers and
+        // every length used was checked against the mapping's own.
+        let map = unsafe { Mmap::map(file)? };
+        Ok(Storage::Mapped(map))
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Storage::Mapped(map) => map,
+            Storage::Static(bytes) => bytes,
+        }
+    }
+
+    /// Drops the resident pages that lie wholly inside `range`; reading them again fetches them from the file.
+    pub fn release(&self, range: Range<usize>) {
+        const PAGE: usize = 4096;
+        let Storage::Mapped(map) = self else { return };
+        // Partial pages at both ends are shared with neighbours that may not have been read yet.
+        let start = range.start.next_multiple_of(PAGE);
+        let end = range.end.min(map.len()) / PAGE * PAGE;
+        if start >= end {
+            return;
+        }
+        // SAFETY: MADV_DONTNEED on a read-only, file-backed private mapping never modifies what later reads see: there
+        // are no private dirty pages to lose, and the next access faults the same file bytes in again. The range was
+        // clamped to the mapping above. Failure only costs memory, so it is ignored.
+        let _ = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, end - start) };
+    }
+}

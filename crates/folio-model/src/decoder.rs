@@ -1,0 +1,253 @@
+//! The one decoder: which tensors it needs, and the [`Program`] it becomes.
+//!
+//! Owns: tensor names and shapes, and the order of operations. Must never: read a weight, or ask which family it is
+//! building; what differs is in [`Config`]. The same [`Weights`] tree exists twice: over tensor names (what to load) and
+//! over backend ids (what was loaded), so that a matrix cannot be loaded and forgotten, or used and never loaded.
+
+use crate::backend::KvLayout;
+use crate::config::Config;
+use crate::family::Fusion;
+use crate::program::{AttentionSpec, Buf, Head, MatrixId, Op, Program, RopeId, VectorId};
+
+/// One tensor of the checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    pub name: String,
+    pub shape: Vec<usize>,
+}
+
+/// Tensors stacked along rows into one matrix or vector of the program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeightSpec {
+    /// For errors and progress: "layers.3.qkv".
+    pub label: String,
+    pub parts: Vec<TensorSpec>,
+}
+
+/// All weights of a decoder; `M` stands for a matrix, `V` for a vector.
+#[derive(Clone, Debug)]
+pub struct Weights<M, V> {
+    pub embed: M,
+    pub layers: Vec<Layer<M, V>>,
+    pub norm: V,
+    /// Absent when tied to `embed`.
+    pub head: Option<M>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Layer<M, V> {
+    pub attention_norm: V,
+    pub qkv: M,
+    pub qkv_bias: Option<V>,
+    pub q_norm: Option<V>,
+    pub k_norm: Option<V>,
+    pub o: M,
+    pub o_bias: Option<V>,
+    pub mlp_norm: V,
+    pub gate_up: M,
+    pub gate_up_bias: Option<V>,
+    pub down: M,
+    pub down_bias: Option<V>,
+}
+
+/// What a checkpoint of this configuration must hold.
+pub fn weight_specs(config: &Config) -> Weights<WeightSpec, WeightSpec> {
+    let (hidden, vocab) = (config.hidden, config.vocab);
+    Weights {
+        embed: single("embed_tokens", "model.embed_tokens.weight".to_owned(), &[vocab, hidden]),
+        layers: (0..config.layers).map(|layer| layer_specs(config, layer)).collect(),
+        norm: single("norm", "model.norm.weight".to_owned(), &[hidden]),
+        head: (!config.tied).then(|| single("lm_head", "lm_head.weight".to_owned(), &[vocab, hidden])),
+    }
+}
+
+fn single(label: &str, name: String, shape: &[usize]) -> WeightSpec {
+    WeightSpec { label: label.to_owned(), parts: vec![TensorSpec { name, shape: shape.to_vec() }] }
+}
+
+fn layer_specs(config: &Config, layer: usize) -> Layer<WeightSpec, WeightSpec> {
+    let prefix = format!("model.layers.{layer}");
+    let (hidden, inner) = (config.hidden, config.intermediate);
+    let (q, kv) = (config.q_width(), config.kv_width());
+    // Either the named projections, one tensor each, or a single tensor that holds them all.
+    let stacked = |label: &str, block: &str, split: &[(&str, usize)], fused: &str, cols: Option<usize>| {
+        let suffix = if cols.is_some() { "weight" } else { "bias" };
+        let spec = |name: &str, rows: usize| TensorSpec {
+            name: format!("{prefix}.{block}.{name}.{suffix}"),
+            shape: std::iter::once(rows).chain(cols).collect(),
+        };
+        let parts = match config.family.fusion {
+            Fusion::Split => split.iter().map(|(name, rows)| spec(name, *rows)).collect(),
+            Fusion::Fused => vec![spec(fused, split.iter().map(|(_, rows)| rows).sum())],
+        };
+        WeightSpec { label: format!("layers.{layer}.{label}"), parts }
+    };
+    let one = |label: &str, name: &str, shape: &[usize]| {
+        single(&format!("layers.{layer}.{label}"), format!("{prefix}.{name}"), shape)
+    };
+    let qkv_parts = [("q_proj", q), ("k_proj", kv), ("v_proj", kv)];
+    let mlp_parts = [("gate_proj", inner), ("up_proj", inner)];
+    let qkv = |label, cols| stacked(label, "self_attn", &qkv_parts, "qkv_proj", cols);
+    let gate_up = |label, cols| stacked(label, "mlp", &mlp_parts, "gate_up_proj", cols);
+    let head_norm = |name: &str| {
+        config.family.qk_norm.then(|| one(name, &format!("self_attn.{name}.weight"), &[config.head_dim]))
+    };
+    Layer {
+        attention_norm: one("input_layernorm", "input_layernorm.weight", &[hidden]),
+        qkv: qkv("qkv", Some(hidden)),
+        qkv_bias: config.qkv_bias.then(|| qkv("qkv_bias", None)),
+        q_norm: head_norm("q_norm"),
+        k_norm: head_norm("k_norm"),
+        o: one("o_proj", "self_attn.o_proj.weight", &[hidden, q]),
+        o_bias: config.o_bias.then(|| one("o_bias", "self_attn.o_proj.bias", &[hidden])),
+        mlp_norm: one("post_attention_layernorm", "post_attention_layernorm.weight", &[hidden]),
+        gate_up: gate_up("gate_up", Some(hidden)),
+        gate_up_bias: config.mlp_bias.then(|| gate_up("gate_up_bias", None)),
+        down: one("down_proj", "mlp.down_proj.weight", &[hidden, inner]),
+        down_bias: config.mlp_bias.then(|| one("down_bias", "mlp.down_proj.bias", &[hidden])),
+    }
+}
+
+impl Weights<WeightSpec, WeightSpec> {
+    /// Every matrix and vector, in the order in which it is loaded.
+    pub fn iter(&self) -> impl Iterator<Item = &WeightSpec> {
+        let layers = self.layers.iter().flat_map(|layer| {
+            let Layer {
+                attention_norm,
+                qkv,
+                qkv_bias,
+                q_norm,
+                k_norm,
+                o,
+                o_bias,
+                mlp_norm,
+                gate_up,
+                gate_up_bias,
+                down,
+                down_bias,
+            } = layer;
+            [
+                Some(attention_norm),
+                Some(qkv),
+                qkv_bias.as_ref(),
+                q_norm.as_ref(),
+                k_norm.as_ref(),
+                Some(o),
+                o_bias.as_ref(),
+                Some(mlp_norm),
+                Some(gate_up),
+                gate_up_bias.as_ref(),
+                Some(down),
+                down_bias.as_ref(),
+            ]
+            .into_iter()
+            .flatten()
+        });
+        std::iter::once(&self.embed).chain(layers).chain([&self.norm]).chain(&self.head)
+    }
+
+    /// The same tree over what `matrix` and `vector` make of each, called in the order of [`Weights::iter`].
+    pub fn try_map<E>(&self, load: &mut impl Load<E>) -> Result<Weights<MatrixId, VectorId>, E> {
+        let embed = load.matrix(&self.embed)?;
+        let mut layers = Vec::with_capacity(self.layers.len());
+        for layer in &self.layers {
+            layers.push(layer.try_map(load)?);
+        }
+        let norm = load.vector(&self.norm)?;
+        let head = self.head.as_ref().map(|head| load.matrix(head)).transpose()?;
+        Ok(Weights { embed, layers, norm, head })
+    }
+}
+
+/// Turns specifications into loaded weights.
+pub trait Load<E> {
+    fn matrix(&mut self, spec: &WeightSpec) -> Result<MatrixId, E>;
+    fn vector(&mut self, spec: &WeightSpec) -> Result<VectorId, E>;
+}
+
+impl Layer<WeightSpec, WeightSpec> {
+    fn try_map<E>(&self, load: &mut impl Load<E>) -> Result<Layer<MatrixId, VectorId>, E> {
+        Ok(Layer {
+            attention_norm: load.vector(&self.attention_norm)?,
+            qkv: load.matrix(&self.qkv)?,
+            qkv_bias: self.qkv_bias.as_ref().map(|spec| load.vector(spec)).transpose()?,
+            q_norm: self.q_norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
+            k_norm: self.k_norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
+            o: load.matrix(&self.o)?,
+            o_bias: self.o_bias.as_ref().map(|spec| load.vector(spec)).transpose()?,
+            mlp_norm: load.vector(&self.mlp_norm)?,
+            gate_up: load.matrix(&self.gate_up)?,
+            gate_up_bias: self.gate_up_bias.as_ref().map(|spec| load.vector(spec)).transpose()?,
+            down: load.matrix(&self.down)?,
+            down_bias: self.down_bias.as_ref().map(|spec| load.vector(spec)).transpose()?,
+        })
+    }
+}
+
+/// Geometry of the KV cache of this decoder.
+pub fn kv_layout(config: &Config, dtype: crate::backend::DType, block_tokens: usize) -> KvLayout {
+    KvLayout {
+        layers: config.layers,
+        kv_heads: config.kv_heads,
+        head_dim: config.head_dim,
+        dtype,
+        block_tokens,
+    }
+}
+
+/// The decoder as data, for sequences of at most `max_model_len` tokens.
+pub fn program(config: &Config, weights: &Weights<MatrixId, VectorId>, max_model_len: usize) -> Program {
+    let mut program = Program::default();
+    let mut buffer = |width: usize| {
+        program.buffers.push(width);
+        Buf(program.buffers.len() as u32 - 1)
+    };
+    let x = buffer(config.hidden);
+    let normed = buffer(config.hidden);
+    let qkv = buffer(config.qkv_width());
+    let attended = buffer(config.q_width());
+    let gate_up = buffer(2 * config.intermediate);
+    let inner = buffer(config.intermediate);
+    program.ropes.push(config.rope.table(max_model_len));
+
+    let eps = config.eps;
+    program.body.push(Op::Embed { table: weights.embed, out: x });
+    for (index, layer) in weights.layers.iter().enumerate() {
+        program.attention.push(AttentionSpec {
+            layer: index as u32,
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            head_dim: config.head_dim,
+            scale: (config.head_dim as f64).powf(-0.5) as f32,
+            rope: config.rotated[index].then_some(RopeId(0)),
+            q_norm: layer.q_norm,
+            k_norm: layer.k_norm,
+            norm_eps: eps,
+        });
+        program.body.extend([
+            Op::RmsNorm { x, weight: layer.attention_norm, eps, out: normed },
+            Op::Linear { x: normed, weight: layer.qkv, bias: layer.qkv_bias, out: qkv, add: false },
+            Op::WriteKv { qkv, spec: index },
+            Op::Attention { qkv, spec: index, out: attended },
+            Op::Linear { x: attended, weight: layer.o, bias: layer.o_bias, out: x, add: true },
+            Op::RmsNorm { x, weight: layer.mlp_norm, eps, out: normed },
+            Op::Linear {
+                x: normed,
+                weight: layer.gate_up,
+                bias: layer.gate_up_bias,
+                out: gate_up,
+                add: false,
+            },
+            Op::SiluMul { x: gate_up, out: inner },
+            Op::Linear { x: inner, weight: layer.down, bias: layer.down_bias, out: x, add: true },
+        ]);
+    }
+    program.head = Head {
+        x,
+        norm: weights.norm,
+        eps,
+        matrix: weights.head.unwrap_or(weights.embed),
+        vocab: config.vocab,
+    };
+    program
+}

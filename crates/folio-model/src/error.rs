@@ -1,0 +1,61 @@
+//! Everything that can be wrong with a model, one variant per kind of fact.
+//!
+//! Owns: the sentences a user reads when a checkpoint is refused. Each names what is wrong and where (file, field,
+//! tensor), and what would be accepted. Must never: lose the file name on the way up.
+
+use crate::backend::BackendError;
+use crate::hub::HubError;
+
+/// Why a checkpoint was refused or could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    // -- files --
+    #[error("cannot read {file}: {source}")]
+    Io { file: String, source: std::io::Error },
+    #[error("{folder} is not a model folder: {missing}")]
+    Folder { folder: String, missing: String },
+    #[error("{file} is {bytes} bytes, more than the {limit} that such a file may have")]
+    FileTooLarge { file: String, bytes: u64, limit: u64 },
+
+    // -- JSON --
+    #[error("{file} is not valid JSON: {reason}")]
+    Json { file: String, reason: String },
+    #[error("{file}: field `{field}` {problem}")]
+    Field { file: String, field: String, problem: String },
+
+    // -- what Folio does not serve --
+    #[error("{file}: model family `{family}` is not supported; supported families: {supported}")]
+    Family { file: String, family: String, supported: String },
+    #[error("{file}: {what} is not supported; {supported}")]
+    Unsupported { file: String, what: String, supported: String },
+    #[error("max_model_len {asked} is more than {limit}, the limit set by {reason}")]
+    ModelLength { asked: usize, limit: usize, reason: String },
+
+    // -- weights --
+    #[error("{file} is damaged: {problem}")]
+    Damaged { file: String, problem: String },
+    #[error("tensor `{tensor}` is missing from {checkpoint}")]
+    MissingTensor { tensor: String, checkpoint: String },
+    #[error("{file}: tensor `{tensor}` has shape {found:?}, expected {expected:?} from config.json")]
+    Shape { file: String, tensor: String, found: Vec<usize>, expected: Vec<usize> },
+    #[error("{file}: tensor `{tensor}` has dtype {found}; supported weight dtypes: BF16, F16, F32")]
+    DType { file: String, tensor: String, found: String },
+    #[error(
+        "{file}: tensor `{tensor}` has dtype {found:?} but `{other}`, stacked with it, has {other_dtype:?}"
+    )]
+    MixedDTypes {
+        file: String,
+        tensor: String,
+        found: crate::backend::DType,
+        other: String,
+        other_dtype: crate::backend::DType,
+    },
+
+    // -- elsewhere --
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    #[error(transparent)]
+    Hub(#[from] HubError),
+}
+
+pub type Result<T> = std::result::Result<T, ModelError>;

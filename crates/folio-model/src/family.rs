@@ -1,0 +1,181 @@
+//! The table of model families: what each one does differently from the one decoder.
+//!
+//! Owns: defaults that a config.json may leave out (they are transformers' own), which projections carry a bias, what is
+//! fused in the file. Must never: compute anything, or grow a copy of the forward pass. A new family of this kind is a
+//! new row.
+
+/// Where the number of key/value heads comes from when config.json does not say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvHeadsDefault {
+    /// As many as query heads: no grouping.
+    SameAsQuery,
+    Fixed(usize),
+}
+
+/// Whether a projection has a bias vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bias {
+    Never,
+    Always,
+    /// As the named boolean of config.json says; false when absent.
+    Config(&'static str),
+}
+
+/// When the attention of some layers is limited to a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Window {
+    /// The family has none.
+    Never,
+    /// `sliding_window`, unless null; the default when the field is absent.
+    Field { absent: Option<usize> },
+    /// `sliding_window`, but only when `use_sliding_window` is true.
+    Switched,
+}
+
+/// How the weights of one layer lie in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fusion {
+    /// q_proj, k_proj, v_proj; gate_proj, up_proj.
+    Split,
+    /// qkv_proj; gate_up_proj.
+    Fused,
+}
+
+/// One row of the table.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Family {
+    /// `model_type` in config.json.
+    pub model_type: &'static str,
+    /// The class named in `architectures`, used when `model_type` is absent.
+    pub architecture: &'static str,
+    /// Checkpoints known under this family, for people.
+    pub models: &'static str,
+    /// What is special, for the table of supported models.
+    pub notes: &'static str,
+    pub fusion: Fusion,
+    pub qkv_bias: Bias,
+    pub o_bias: Bias,
+    pub mlp_bias: Bias,
+    /// Per-head RMS norm of q and k before the rotation.
+    pub qk_norm: bool,
+    pub window: Window,
+    /// `no_rope_layers` and `no_rope_layer_interval` are honoured.
+    pub nope_layers: bool,
+    pub kv_heads: KvHeadsDefault,
+    /// `None`: hidden_size / num_attention_heads.
+    pub head_dim: Option<usize>,
+    pub tied: bool,
+    pub rms_norm_eps: f64,
+    pub rope_theta: f64,
+    pub max_position: usize,
+}
+
+const LLAMA: Family = Family {
+    model_type: "llama",
+    architecture: "LlamaForCausalLM",
+    models: "Llama 2, 3, 3.1, 3.2, 3.3; SmolLM2; TinyLlama; and others that kept the architecture",
+    notes: "llama3, linear and YaRN rope scaling, tied embeddings, optional biases",
+    fusion: Fusion::Split,
+    qkv_bias: Bias::Config("attention_bias"),
+    o_bias: Bias::Config("attention_bias"),
+    mlp_bias: Bias::Config("mlp_bias"),
+    qk_norm: false,
+    window: Window::Never,
+    nope_layers: false,
+    kv_heads: KvHeadsDefault::SameAsQuery,
+    head_dim: None,
+    tied: false,
+    rms_norm_eps: 1e-6,
+    rope_theta: 10_000.0,
+    max_position: 2048,
+};
+
+/// Every family Folio serves.
+pub const FAMILIES: &[Family] = &[
+    LLAMA,
+    Family {
+        model_type: "mistral",
+        architecture: "MistralForCausalLM",
+        models: "Mistral 7B, Mistral Nemo, Mistral Small (text)",
+        notes: "a sliding window limits the context to the window",
+        qkv_bias: Bias::Never,
+        o_bias: Bias::Never,
+        mlp_bias: Bias::Never,
+        window: Window::Field { absent: Some(4096) },
+        kv_heads: KvHeadsDefault::Fixed(8),
+        max_position: 4096 * 32,
+        ..LLAMA
+    },
+    Family {
+        model_type: "qwen2",
+        architecture: "Qwen2ForCausalLM",
+        models: "Qwen2, Qwen2.5, QwQ, DeepSeek-R1-Distill-Qwen",
+        notes: "bias on q, k and v",
+        qkv_bias: Bias::Always,
+        o_bias: Bias::Never,
+        mlp_bias: Bias::Never,
+        window: Window::Switched,
+        kv_heads: KvHeadsDefault::Fixed(32),
+        max_position: 32_768,
+        ..LLAMA
+    },
+    Family {
+        model_type: "qwen3",
+        architecture: "Qwen3ForCausalLM",
+        models: "Qwen3 (dense)",
+        notes: "RMS norm of every q and k head before the rotation",
+        mlp_bias: Bias::Never,
+        qk_norm: true,
+        window: Window::Switched,
+        kv_heads: KvHeadsDefault::Fixed(32),
+        head_dim: Some(128),
+        max_position: 32_768,
+        ..LLAMA
+    },
+    Family {
+        model_type: "smollm3",
+        architecture: "SmolLM3ForCausalLM",
+        models: "SmolLM3",
+        notes: "no rotation on every fourth layer",
+        window: Window::Switched,
+        nope_layers: true,
+        kv_heads: KvHeadsDefault::Fixed(4),
+        tied: true,
+        rope_theta: 2_000_000.0,
+        max_position: 32_768,
+        ..LLAMA
+    },
+    Family {
+        model_type: "phi3",
+        architecture: "Phi3ForCausalLM",
+        models: "Phi-3, Phi-3.5, Phi-4, Phi-4-mini",
+        notes: "fused projections, partial rotation; LongRoPE factors are fixed for a server by its max_model_len",
+        fusion: Fusion::Fused,
+        qkv_bias: Bias::Never,
+        o_bias: Bias::Never,
+        mlp_bias: Bias::Never,
+        window: Window::Field { absent: None },
+        rms_norm_eps: 1e-5,
+        max_position: 4096,
+        ..LLAMA
+    },
+];
+
+/// The table, for documentation and error messages.
+pub fn supported_families() -> &'static [Family] {
+    FAMILIES
+}
+
+/// `llama (Llama 2, ...), mistral (...)`: the tail of "not supported" sentences.
+pub fn supported_list() -> String {
+    FAMILIES.iter().map(|family| family.model_type).collect::<Vec<_>>().join(", ")
+}
+
+/// The table in Markdown, as it stands in the documentation.
+pub fn supported_table() -> String {
+    let mut table = String::from("| `model_type` | models | notes |\n|---|---|---|\n");
+    for family in FAMILIES {
+        table += &format!("| `{}` | {} | {} |\n", family.model_type, family.models, family.notes);
+    }
+    table
+}

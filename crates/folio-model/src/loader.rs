@@ -1,0 +1,220 @@
+//! From a checkpoint to a backend that is ready to run.
+//!
+//! Owns: the order of loading (check everything, then pack everything) and the facts about the model that others need.
+//! Must never: know a family, or keep a weight. Cost: one pass over the weights; resident memory is the packed weights
+//! plus the tensor being packed.
+
+use crate::backend::{Backend, DType, KvLayout, TensorView};
+use crate::checkpoint::{Checkpoint, Digest, GenerationConfig};
+use crate::config::Config;
+use crate::decoder::{Load, WeightSpec, kv_layout, program, weight_specs};
+use crate::error::{ModelError, Result};
+use crate::program::{MatrixId, VectorId};
+
+/// What to prepare the backend for.
+pub struct LoadOptions<'a> {
+    /// Most rows (tokens) of a step.
+    pub max_rows: usize,
+    /// Most rows of a step whose logits are wanted.
+    pub max_logit_rows: usize,
+    /// Most tokens of a sequence, prompt and output together. `None`: as many as the model allows.
+    pub max_model_len: Option<usize>,
+    pub kv_dtype: DType,
+    pub block_tokens: usize,
+    /// Called before the first weight and after each.
+    pub progress: Option<&'a mut dyn FnMut(Progress<'_>)>,
+}
+
+/// How far loading has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress<'a> {
+    /// "layers.3.qkv"
+    pub weight: &'a str,
+    /// Checkpoint bytes packed so far, and in all.
+    pub done_bytes: u64,
+    pub total_bytes: u64,
+}
+
+/// Facts about a model whose weights are in a backend.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoadedModel {
+    pub vocab: usize,
+    /// Most tokens of a sequence.
+    pub max_model_len: usize,
+    /// Why `max_model_len` is less than the checkpoint's `max_position_embeddings`, when Folio chose that.
+    pub length_limited_by: Option<String>,
+    /// Tokens that end a generation. Sorted.
+    pub eos_token_ids: Vec<u32>,
+    /// Sampling defaults of the model's authors.
+    pub generation: GenerationConfig,
+    pub kv_layout: KvLayout,
+    /// Identity of the weights and configuration; part of every KV block's identity.
+    pub digest: [u8; 32],
+    pub config: Config,
+    /// Number of weights, embedding included; a tied table counts once.
+    pub parameters: u64,
+    /// Dtype of most of the weights, as stored.
+    pub weight_dtype: DType,
+}
+
+/// Loads checkpoints.
+pub struct Model;
+
+impl Model {
+    /// Checks every tensor, packs them into `backend` and gives it the program. The KV cache is left to the caller
+    /// ([`Backend::allocate_cache`] with [`LoadedModel::kv_layout`]).
+    pub fn load(
+        checkpoint: &Checkpoint,
+        backend: &mut dyn Backend,
+        options: LoadOptions<'_>,
+    ) -> Result<LoadedModel> {
+        let config = checkpoint.config();
+        let (max_model_len, length_limited_by) = model_length(config, options.max_model_len)?;
+        let specs = weight_specs(config);
+        let census = check(checkpoint, specs.iter())?;
+
+        let mut ignore = |_: Progress<'_>| {};
+        let mut loading = Loading {
+            checkpoint,
+            backend: &mut *backend,
+            digest: checkpoint.start_digest(),
+            progress: options.progress.unwrap_or(&mut ignore),
+            done_bytes: 0,
+            total_bytes: census.bytes,
+        };
+        loading.report("");
+        let weights = specs.try_map(&mut loading)?;
+        let digest = loading.digest.finish();
+        let program = program(config, &weights, max_model_len);
+        backend.load_program(program, options.max_rows, options.max_logit_rows, max_model_len)?;
+        Ok(LoadedModel {
+            vocab: config.vocab,
+            max_model_len,
+            length_limited_by,
+            eos_token_ids: checkpoint.generation().eos_token_ids.clone(),
+            generation: checkpoint.generation().clone(),
+            kv_layout: kv_layout(config, options.kv_dtype, options.block_tokens),
+            digest,
+            config: config.clone(),
+            parameters: census.parameters,
+            weight_dtype: census.dtype,
+        })
+    }
+}
+
+/// The longest sequence served. A sliding window would change what attention sees beyond it, so a server of such a model
+/// is limited to the window: by default silently shorter (and said at start), by request refused.
+fn model_length(config: &Config, asked: Option<usize>) -> Result<(usize, Option<String>)> {
+    let window = config.window.filter(|window| *window < config.max_position);
+    let (limit, reason) = match window {
+        Some(window) => (
+            window,
+            format!(
+                "sliding_window = {window} in config.json: attention over a sliding window is not supported beyond it"
+            ),
+        ),
+        None => {
+            (config.max_position, format!("max_position_embeddings = {} in config.json", config.max_position))
+        }
+    };
+    match asked {
+        Some(asked) if asked > limit => Err(ModelError::ModelLength { asked, limit, reason }),
+        Some(0) => Err(ModelError::ModelLength {
+            asked: 0,
+            limit,
+            reason: "the need for at least one token".to_owned(),
+        }),
+        Some(asked) => Ok((asked, None)),
+        None => Ok((limit, window.map(|_| reason))),
+    }
+}
+
+struct Census {
+    bytes: u64,
+    parameters: u64,
+    dtype: DType,
+}
+
+/// Looks at every tensor's header before a byte is packed, so that a wrong checkpoint is refused at once.
+fn check<'a>(checkpoint: &Checkpoint, specs: impl Iterator<Item = &'a WeightSpec>) -> Result<Census> {
+    let mut bytes_of = [(DType::F32, 0u64), (DType::F16, 0), (DType::BF16, 0)];
+    let mut parameters = 0;
+    for spec in specs {
+        let mut first: Option<(&str, DType)> = None;
+        for part in &spec.parts {
+            let view = checkpoint.tensor(part)?;
+            match first {
+                // Vectors are converted to f32, so they may differ.
+                Some((other, other_dtype)) if view.dtype != other_dtype && part.shape.len() == 2 => {
+                    return Err(ModelError::MixedDTypes {
+                        file: checkpoint.file_of(&part.name)?.to_owned(),
+                        tensor: part.name.clone(),
+                        found: view.dtype,
+                        other: other.to_owned(),
+                        other_dtype,
+                    });
+                }
+                _ => first = Some((&part.name, view.dtype)),
+            }
+            parameters += (view.bytes.len() / view.dtype.size()) as u64;
+            for (dtype, bytes) in &mut bytes_of {
+                if *dtype == view.dtype {
+                    *bytes += view.bytes.len() as u64;
+                }
+            }
+        }
+    }
+    let bytes = bytes_of.iter().map(|(_, bytes)| bytes).sum();
+    bytes_of.sort_by_key(|(_, bytes)| *bytes);
+    Ok(Census { bytes, parameters, dtype: bytes_of[2].0 })
+}
+
+struct Loading<'a> {
+    checkpoint: &'a Checkpoint,
+    backend: &'a mut dyn Backend,
+    digest: Digest,
+    progress: &'a mut dyn FnMut(Progress<'_>),
+    done_bytes: u64,
+    total_bytes: u64,
+}
+
+impl<'a> Loading<'a> {
+    fn report(&mut self, weight: &str) {
+        let progress = Progress { weight, done_bytes: self.done_bytes, total_bytes: self.total_bytes };
+        (self.progress)(progress);
+    }
+
+    fn parts(&mut self, spec: &WeightSpec) -> Result<Vec<TensorView<'a>>> {
+        let mut parts = Vec::with_capacity(spec.parts.len());
+        for part in &spec.parts {
+            let view = self.checkpoint.tensor(part)?;
+            self.digest.tensor(&part.name, &view);
+            parts.push(view);
+        }
+        Ok(parts)
+    }
+
+    fn packed(&mut self, spec: &WeightSpec, parts: &[TensorView<'_>]) {
+        for part in &spec.parts {
+            self.checkpoint.release(&part.name);
+        }
+        self.done_bytes += parts.iter().map(|part| part.bytes.len() as u64).sum::<u64>();
+        self.report(&spec.label);
+    }
+}
+
+impl Load<ModelError> for Loading<'_> {
+    fn matrix(&mut self, spec: &WeightSpec) -> Result<MatrixId> {
+        let parts = self.parts(spec)?;
+        let id = self.backend.load_matrix(&spec.label, &parts)?;
+        self.packed(spec, &parts);
+        Ok(id)
+    }
+
+    fn vector(&mut self, spec: &WeightSpec) -> Result<VectorId> {
+        let parts = self.parts(spec)?;
+        let id = self.backend.load_vector(&spec.label, &parts)?;
+        self.packed(spec, &parts);
+        Ok(id)
+    }
+}

@@ -1,0 +1,245 @@
+//! Rotary embeddings: from a configuration to the inverse frequencies of one table.
+//!
+//! Owns: the scaling variants (default, linear, llama3, YaRN, LongRoPE). Everything is computed in f64 and rounded once.
+//! Sources: transformers' `modeling_rope_utils.py`; Llama 3.1's reference code; YaRN, arXiv:2309.00071; LongRoPE,
+//! arXiv:2402.13753. Must never: depend on a request. LongRoPE's two factor sets would otherwise switch with the length
+//! of a sequence, so that tokens already cached would be wrong from one step to the next; here the server's
+//! `max_model_len` decides once.
+
+use std::f64::consts::PI;
+
+use crate::checkpoint::json::Fields;
+use crate::error::{ModelError, Result};
+use crate::family::Family;
+use crate::program::Rope;
+
+const POSITION_MAX: usize = 1 << 28;
+
+/// How positions become angles.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeConfig {
+    pub theta: f64,
+    /// Leading dimensions of each head that are rotated; even.
+    pub rotary_dim: usize,
+    pub scaling: RopeScaling,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum RopeScaling {
+    None,
+    /// Positions divided by `factor`.
+    Linear {
+        factor: f64,
+    },
+    Llama3 {
+        factor: f64,
+        low_freq_factor: f64,
+        high_freq_factor: f64,
+        original_max_position: f64,
+    },
+    Yarn(Yarn),
+    LongRope {
+        short_factor: Vec<f64>,
+        long_factor: Vec<f64>,
+        original_max_position: usize,
+        attention_factor: f64,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Yarn {
+    pub factor: f64,
+    pub original_max_position: f64,
+    pub beta_fast: f64,
+    pub beta_slow: f64,
+    /// Bounds of the ramp are rounded to whole dimensions.
+    pub truncate: bool,
+    pub attention_factor: f64,
+}
+
+impl RopeConfig {
+    /// Reads `rope_parameters` (transformers 5) or `rope_theta`, `rope_scaling` and `partial_rotary_factor` (before).
+    pub fn parse(config: Fields<'_>, family: &Family, head_dim: usize, max_position: usize) -> Result<Self> {
+        let nested = match config.object("rope_parameters", "rope_parameters.")? {
+            Some(nested) => Some(nested),
+            None => config.object("rope_scaling", "rope_scaling.")?,
+        };
+        if let Some(name) = nested.and_then(|nested| nested.first_object()) {
+            return Err(ModelError::Unsupported {
+                file: config.file().to_owned(),
+                what: format!("a rotary embedding of its own for `{name}` layers (field `rope_parameters`)"),
+                supported: "supported: one for all layers".to_owned(),
+            });
+        }
+        let number = |name: &str| -> Result<Option<f64>> {
+            let inner = nested.map(|nested| nested.positive_opt(name)).transpose()?.flatten();
+            Ok(inner.or(config.positive_opt(name)?))
+        };
+        let theta = number("rope_theta")?.unwrap_or(family.rope_theta);
+        let partial = number("partial_rotary_factor")?.unwrap_or(1.0);
+        let rotary_dim = (head_dim as f64 * partial) as usize;
+        if partial > 1.0 || rotary_dim < 2 || !rotary_dim.is_multiple_of(2) {
+            let problem = format!("is {partial}: {rotary_dim} of {head_dim} dimensions cannot be rotated");
+            return Err(config.problem("partial_rotary_factor", problem));
+        }
+        let scaling = match nested {
+            Some(nested) => parse_scaling(config, nested, family, rotary_dim, max_position)?,
+            None => RopeScaling::None,
+        };
+        Ok(Self { theta, rotary_dim, scaling })
+    }
+
+    /// The table for a server whose sequences are at most `max_model_len` tokens long.
+    pub fn table(&self, max_model_len: usize) -> Rope {
+        let dim = self.rotary_dim as f64;
+        let base: Vec<f64> =
+            (0..self.rotary_dim / 2).map(|i| self.theta.powf(-(2.0 * i as f64) / dim)).collect();
+        let (inv_freq, scale): (Vec<f64>, f64) = match &self.scaling {
+            RopeScaling::None => (base, 1.0),
+            RopeScaling::Linear { factor } => (base.iter().map(|freq| freq / factor).collect(), 1.0),
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
+                let scale = |freq: &f64| {
+                    llama3(*freq, *factor, *low_freq_factor, *high_freq_factor, *original_max_position)
+                };
+                (base.iter().map(scale).collect(), 1.0)
+            }
+            RopeScaling::Yarn(yarn) => (yarn.scale(&base, self.theta, dim), yarn.attention_factor),
+            RopeScaling::LongRope { short_factor, long_factor, original_max_position, attention_factor } => {
+                let factors = if max_model_len > *original_max_position { long_factor } else { short_factor };
+                (base.iter().zip(factors).map(|(freq, factor)| freq / factor).collect(), *attention_factor)
+            }
+        };
+        Rope { inv_freq: inv_freq.into_iter().map(|freq| freq as f32).collect(), scale: scale as f32 }
+    }
+}
+
+/// Long waves are slowed by `factor`, short ones kept, those between interpolated.
+fn llama3(freq: f64, factor: f64, low: f64, high: f64, original: f64) -> f64 {
+    let wavelength = 2.0 * PI / freq;
+    if wavelength < original / high {
+        freq
+    } else if wavelength > original / low {
+        freq / factor
+    } else {
+        let smooth = (original / wavelength - low) / (high - low);
+        (1.0 - smooth) * freq / factor + smooth * freq
+    }
+}
+
+impl Yarn {
+    fn scale(&self, base: &[f64], theta: f64, dim: f64) -> Vec<f64> {
+        let dimension = |rotations: f64| {
+            dim * (self.original_max_position / (rotations * 2.0 * PI)).ln() / (2.0 * theta.ln())
+        };
+        let (mut low, mut high) = (dimension(self.beta_fast), dimension(self.beta_slow));
+        if self.truncate {
+            (low, high) = (low.floor(), high.ceil());
+        }
+        let low = low.max(0.0);
+        let mut high = high.min(dim - 1.0);
+        if low == high {
+            high += 0.001;
+        }
+        let blend = |(i, freq): (usize, &f64)| {
+            let ramp = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+            freq / self.factor * ramp + freq * (1.0 - ramp)
+        };
+        base.iter().enumerate().map(blend).collect()
+    }
+}
+
+fn parse_scaling(
+    config: Fields<'_>,
+    nested: Fields<'_>,
+    family: &Family,
+    rotary_dim: usize,
+    max_position: usize,
+) -> Result<RopeScaling> {
+    let kind = nested.text("rope_type")?.or(nested.text("type")?).unwrap_or("default");
+    // transformers reads Phi-3's early "su" and "yarn" as LongRoPE.
+    let kind = match kind {
+        "su" | "yarn" if family.model_type == "phi3" => "longrope",
+        kind => kind,
+    };
+    // The outer field wins, as in transformers (Phi-3 keeps it there).
+    let original = match config.size_opt("original_max_position_embeddings", POSITION_MAX)? {
+        Some(original) => Some(original),
+        None => nested.size_opt("original_max_position_embeddings", POSITION_MAX)?,
+    };
+    match kind {
+        "default" => Ok(RopeScaling::None),
+        "linear" => Ok(RopeScaling::Linear { factor: nested.positive("factor")? }),
+        "llama3" => {
+            let scaling = RopeScaling::Llama3 {
+                factor: nested.positive("factor")?,
+                low_freq_factor: nested.positive("low_freq_factor")?,
+                high_freq_factor: nested.positive("high_freq_factor")?,
+                original_max_position: original.unwrap_or(max_position) as f64,
+            };
+            match scaling {
+                RopeScaling::Llama3 { low_freq_factor: low, high_freq_factor: high, .. } if high <= low => {
+                    Err(nested.problem(
+                        "high_freq_factor",
+                        format!("is {high}, expected more than low_freq_factor = {low}"),
+                    ))
+                }
+                scaling => Ok(scaling),
+            }
+        }
+        "yarn" => parse_yarn(nested, original.unwrap_or(max_position)),
+        "longrope" => parse_longrope(nested, original.unwrap_or(4096), rotary_dim, max_position),
+        other => Err(ModelError::Unsupported {
+            file: config.file().to_owned(),
+            what: format!("rope scaling `{}`", other.chars().take(60).collect::<String>()),
+            supported: "supported: default, linear, llama3, yarn, longrope".to_owned(),
+        }),
+    }
+}
+
+fn parse_yarn(nested: Fields<'_>, original: usize) -> Result<RopeScaling> {
+    let factor = nested.positive("factor")?;
+    let mscale = |scale: f64, weight: f64| if scale <= 1.0 { 1.0 } else { 0.1 * weight * scale.ln() + 1.0 };
+    let attention_factor = match nested.positive_opt("attention_factor")? {
+        Some(attention_factor) => attention_factor,
+        None => match (nested.positive_opt("mscale")?, nested.positive_opt("mscale_all_dim")?) {
+            (Some(one), Some(all)) => mscale(factor, one) / mscale(factor, all),
+            _ => mscale(factor, 1.0),
+        },
+    };
+    Ok(RopeScaling::Yarn(Yarn {
+        factor,
+        original_max_position: original as f64,
+        beta_fast: nested.positive_opt("beta_fast")?.unwrap_or(32.0),
+        beta_slow: nested.positive_opt("beta_slow")?.unwrap_or(1.0),
+        truncate: nested.flag("truncate")?.unwrap_or(true),
+        attention_factor,
+    }))
+}
+
+fn parse_longrope(
+    nested: Fields<'_>,
+    original: usize,
+    rotary_dim: usize,
+    max_position: usize,
+) -> Result<RopeScaling> {
+    let factors = |name: &str| -> Result<Vec<f64>> {
+        let factors = nested.positive_list(name)?.ok_or_else(|| nested.problem(name, "is missing"))?;
+        if factors.len() != rotary_dim / 2 {
+            let problem = format!("holds {} factors, expected {}", factors.len(), rotary_dim / 2);
+            return Err(nested.problem(name, problem));
+        }
+        Ok(factors)
+    };
+    let factor = nested.positive_opt("factor")?.unwrap_or(max_position as f64 / original as f64);
+    let attention_factor = match nested.positive_opt("attention_factor")? {
+        Some(attention_factor) => attention_factor,
+        None if factor <= 1.0 => 1.0,
+        None => (1.0 + factor.ln() / (original as f64).ln()).sqrt(),
+    };
+    Ok(RopeScaling::LongRope {
+        short_factor: factors("short_factor")?,
+        long_factor: factors("long_factor")?,
+        original_max_position: original,
+        attention_factor,
+    })
+}
