@@ -1,1 +1,23 @@
+//! Text in, tokens out, and back: the tokenizer, incremental detokenization, stop strings and chat templates.
+//!
+//! Owns: every rule about how text and token ids correspond. Must never: know about HTTP, sequences or the cache, or
+//! read a clock (a template's date is an input).
+//!
+//! Invariants: the pieces a [`Detokenizer`] emits concatenate to [`Tokenizer::decode`] of the same ids, whatever the
+//! ids are; a [`StopMatcher`] never releases text that turns out to be part of a stop string.
+//!
+//! Cost: loading builds one table of bytes per token id; after that detokenizing a token is a copy of its bytes.
 #![forbid(unsafe_code)]
+
+mod decoder;
+mod detokenizer;
+mod error;
+mod stop;
+mod template;
+mod tokenizer;
+
+pub use detokenizer::{DetokenizeOptions, Detokenizer};
+pub use error::TextError;
+pub use stop::StopMatcher;
+pub use template::{ChatInput, ChatTemplate, TemplateSources};
+pub use tokenizer::{SpecialToken, SpecialTokens, Tokenizer};

@@ -1,0 +1,210 @@
+//! Chat templates: a conversation to the text a model was trained on.
+//!
+//! Owns: finding a checkpoint's templates, compiling them, and rendering them as transformers' Jinja does. Must never:
+//! read a clock (the date is an input), touch the network or the disk while rendering, or run without a bound (templates
+//! come from strangers: fuel and recursion are limited).
+//!
+//! Cost: compiled once; rendering is linear in the conversation.
+
+mod functions;
+mod json;
+mod strftime;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use minijinja::{Environment, ErrorKind, Value};
+use serde_json::Value as Json;
+
+use crate::error::TextError;
+use crate::tokenizer::{Object, SpecialTokens, parse_object, read_optional};
+
+/// Where templates were found: name -> (source, origin for messages).
+#[derive(Clone, Debug, Default)]
+pub struct TemplateSources {
+    templates: BTreeMap<String, (String, String)>,
+}
+
+/// One conversation to render.
+#[derive(Clone, Copy, Debug)]
+pub struct ChatInput<'a> {
+    /// OpenAI's messages, already validated.
+    pub messages: &'a [Json],
+    pub tools: Option<&'a [Json]>,
+    pub documents: Option<&'a [Json]>,
+    /// End with the header of the assistant's turn.
+    pub add_generation_prompt: bool,
+    /// `chat_template_kwargs`: further variables.
+    pub kwargs: &'a Object,
+    /// Seconds since 1970 UTC, for templates that print the date.
+    pub now_unix_s: i64,
+}
+
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    origins: BTreeMap<String, String>,
+    special: BTreeMap<String, String>,
+}
+
+impl std::fmt::Debug for ChatTemplate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ChatTemplate").field("origins", &self.origins).finish()
+    }
+}
+
+/// Instructions a template may execute; the longest real conversation needs a small part of it.
+const FUEL: u64 = 50_000_000;
+const DEFAULT: &str = "default";
+const TOOL_USE: &str = "tool_use";
+const RESERVED: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
+
+impl TemplateSources {
+    /// `chat_template.jinja` and `additional_chat_templates/*.jinja`, else what tokenizer_config.json holds.
+    pub fn from_folder(folder: &Path) -> Result<Self, TextError> {
+        let config = read_optional(&folder.join("tokenizer_config.json"))?;
+        let mut sources = Self::from_config(config.as_deref())?;
+        if let Some(source) = read_optional(&folder.join("chat_template.jinja"))? {
+            // A template file replaces what the configuration says, as in transformers.
+            sources.templates.clear();
+            sources.add(DEFAULT, &String::from_utf8_lossy(&source), "chat_template.jinja");
+        }
+        let additional = folder.join("additional_chat_templates");
+        let entries = match std::fs::read_dir(&additional) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(sources),
+            Err(source) => return Err(TextError::Io { path: additional, source }),
+        };
+        for entry in entries {
+            let path = entry.map_err(|source| TextError::Io { path: additional.clone(), source })?.path();
+            let Some(name) = path.file_name().and_then(|n| n.to_str()).and_then(|n| n.strip_suffix(".jinja"))
+            else {
+                continue;
+            };
+            if let Some(source) = read_optional(&path)? {
+                let origin = format!("additional_chat_templates/{name}.jinja");
+                sources.add(name, &String::from_utf8_lossy(&source), &origin);
+            }
+        }
+        Ok(sources)
+    }
+
+    /// `chat_template` of tokenizer_config.json: a string, or a list of `{"name", "template"}`.
+    pub fn from_config(tokenizer_config_json: Option<&[u8]>) -> Result<Self, TextError> {
+        let config = parse_object("tokenizer_config.json", tokenizer_config_json)?;
+        let mut sources = Self::default();
+        let bad = |reason: &str| TextError::BadConfig {
+            file: "tokenizer_config.json".into(),
+            reason: format!("chat_template: {reason}"),
+        };
+        match config.get("chat_template") {
+            None | Some(Json::Null) => {}
+            Some(Json::String(source)) => sources.add(DEFAULT, source, "tokenizer_config.json"),
+            Some(Json::Array(list)) => {
+                for item in list {
+                    let text = |key| item.get(key).and_then(Json::as_str);
+                    let name = text("name").ok_or_else(|| bad("an entry has no name"))?;
+                    let source = text("template").ok_or_else(|| bad("an entry has no template"))?;
+                    sources.add(name, source, &format!("tokenizer_config.json ({name})"));
+                }
+            }
+            Some(_) => return Err(bad("neither a string nor a list of named templates")),
+        }
+        Ok(sources)
+    }
+
+    /// Adds or replaces a template. `default` is used unless another name is asked for.
+    pub fn add(&mut self, name: &str, source: &str, origin: &str) {
+        self.templates.insert(name.into(), (source.into(), origin.into()));
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.templates.is_empty()
+    }
+}
+
+impl ChatTemplate {
+    /// `None` when the checkpoint has no template: chat is then refused with [`TextError::NoTemplate`].
+    pub fn from_folder(folder: &Path, special: &SpecialTokens) -> Result<Option<Self>, TextError> {
+        Self::compile(TemplateSources::from_folder(folder)?, special)
+    }
+
+    /// Compiles all templates; `None` when there are none.
+    pub fn compile(sources: TemplateSources, special: &SpecialTokens) -> Result<Option<Self>, TextError> {
+        if sources.is_empty() {
+            return Ok(None);
+        }
+        let mut environment = functions::environment();
+        environment.set_fuel(Some(FUEL));
+        let mut origins = BTreeMap::new();
+        for (name, (source, origin)) in sources.templates {
+            let source = functions::strip_generation_tags(&source);
+            environment
+                .add_template_owned(name.clone(), source)
+                .map_err(|e| TextError::BadTemplate { origin: origin.clone(), reason: describe(&e) })?;
+            origins.insert(name, origin);
+        }
+        let special =
+            special.named.iter().map(|(name, text)| (format!("{name}_token"), text.clone())).collect();
+        Ok(Some(Self { environment, origins, special }))
+    }
+
+    /// Where the default template came from, for the line printed at start.
+    pub fn origin(&self) -> &str {
+        self.origins.get(DEFAULT).or_else(|| self.origins.values().next()).map_or("", String::as_str)
+    }
+
+    /// Renders with `tool_use` when tools are given and such a template exists, else with `default`.
+    pub fn render(&self, input: &ChatInput<'_>) -> Result<String, TextError> {
+        let name = match input.tools {
+            Some(_) if self.origins.contains_key(TOOL_USE) => TOOL_USE,
+            _ => DEFAULT,
+        };
+        let known = || self.origins.keys().cloned().collect::<Vec<_>>().join(", ");
+        let origin = self
+            .origins
+            .get(name)
+            .ok_or_else(|| TextError::UnknownTemplate { name: name.into(), known: known() })?;
+        if let Some(name) = RESERVED.iter().find(|name| input.kwargs.contains_key(**name)) {
+            return Err(TextError::ReservedKwarg(name.to_string()));
+        }
+        let fail = |error: minijinja::Error| match functions::refusal(&error) {
+            Some(message) => TextError::Refused(message),
+            None => TextError::Render { origin: origin.clone(), reason: describe(&error) },
+        };
+        let template = self.environment.get_template(name).map_err(fail)?;
+        template.render(self.variables(input)).map_err(fail)
+    }
+
+    fn variables(&self, input: &ChatInput<'_>) -> Value {
+        let mut variables: Vec<(String, Value)> = Vec::new();
+        for (name, text) in &self.special {
+            variables.push((name.clone(), Value::from(text.clone())));
+        }
+        for (name, value) in input.kwargs {
+            variables.push((name.clone(), json::to_value(value)));
+        }
+        let list = |items: &[Json]| Value::from(items.iter().map(json::to_value).collect::<Vec<_>>());
+        let optional = |items: Option<&[Json]>| items.map_or(Value::from(()), list);
+        variables.push(("messages".into(), list(input.messages)));
+        variables.push(("tools".into(), optional(input.tools)));
+        variables.push(("documents".into(), optional(input.documents)));
+        variables.push(("add_generation_prompt".into(), Value::from(input.add_generation_prompt)));
+        variables.push(("strftime_now".into(), functions::strftime_now(input.now_unix_s)));
+        Value::from_pairs(variables)
+    }
+}
+
+/// The whole chain of causes on one line.
+fn describe(error: &minijinja::Error) -> String {
+    let mut text = match error.kind() {
+        ErrorKind::OutOfFuel => "it ran for too long".to_owned(),
+        _ => error.to_string(),
+    };
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,246 @@
+//! The tokenizer of a checkpoint: text to ids, ids to bytes, and which ids are special.
+//!
+//! Owns: tokenizer.json and what tokenizer_config.json says about it. Must never: truncate or pad (a file that asks for
+//! it is overruled: limits are the caller's and are errors, not silence).
+//!
+//! Cost: loading reads the vocabulary once; [`Tokenizer::token_bytes`] is an index into a table.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::decoder::{DecodeKind, Plan, TokenBytes, verbatim_table};
+use crate::detokenizer::{DetokenizeOptions, Detokenizer};
+use crate::error::TextError;
+
+/// A token with a role, as tokenizer_config.json names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpecialToken {
+    pub id: u32,
+    pub text: String,
+}
+
+/// The named special tokens. `named` holds all of them by their key without `_token` (`bos`, `eos`, `pad`, `image`, ...)
+/// as chat templates see them, including those whose text is no token of the vocabulary.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SpecialTokens {
+    pub bos: Option<SpecialToken>,
+    pub eos: Option<SpecialToken>,
+    pub pad: Option<SpecialToken>,
+    pub unk: Option<SpecialToken>,
+    pub named: BTreeMap<String, String>,
+}
+
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    table: TokenBytes,
+    kind: DecodeKind,
+    special: SpecialTokens,
+    /// By id; true for added tokens marked special.
+    is_special: Vec<bool>,
+    vocab_size: usize,
+    /// Prepended to every encoding with special tokens, where tokenizer.json has no post-processor of its own.
+    forced_bos: Option<u32>,
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tokenizer").field("vocab_size", &self.vocab_size).field("kind", &self.kind).finish()
+    }
+}
+
+impl Tokenizer {
+    /// Reads `tokenizer.json` and, where present, `tokenizer_config.json` and `special_tokens_map.json`.
+    pub fn from_folder(folder: &Path) -> Result<Self, TextError> {
+        let Some(json) = read_optional(&folder.join("tokenizer.json"))? else {
+            let hint = if folder.join("tokenizer.model").exists() {
+                " (only a sentencepiece tokenizer.model)"
+            } else {
+                ""
+            };
+            return Err(TextError::NoTokenizer { folder: folder.to_owned(), hint });
+        };
+        let config = read_optional(&folder.join("tokenizer_config.json"))?;
+        let map = read_optional(&folder.join("special_tokens_map.json"))?;
+        Self::build(&json, config.as_deref(), map.as_deref())
+    }
+
+    /// `tokenizer_json` and `tokenizer_config_json` are the files' bytes.
+    pub fn from_bytes(
+        tokenizer_json: &[u8],
+        tokenizer_config_json: Option<&[u8]>,
+    ) -> Result<Self, TextError> {
+        Self::build(tokenizer_json, tokenizer_config_json, None)
+    }
+
+    fn build(json: &[u8], config: Option<&[u8]>, map: Option<&[u8]>) -> Result<Self, TextError> {
+        let bad = |reason: String| TextError::BadTokenizer { file: "tokenizer.json".into(), reason };
+        let spec: TokenizerSpec = serde_json::from_slice(json).map_err(|e| bad(e.to_string()))?;
+        let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(|e| bad(e.to_string()))?;
+        inner.with_truncation(None).map_err(|e| bad(e.to_string()))?;
+        inner.with_padding(None);
+
+        let config = parse_object("tokenizer_config.json", config)?;
+        let map = parse_object("special_tokens_map.json", map)?;
+        let tokens = vocabulary(&inner).map_err(bad)?;
+        let (kind, table) = match Plan::parse(&spec.decoder) {
+            Some(plan) => (DecodeKind::Table(plan.start()), plan.table(&tokens)),
+            None => (DecodeKind::Whole, verbatim_table(&tokens)),
+        };
+        let mut is_special = vec![false; tokens.len()];
+        for (id, token) in inner.get_added_tokens_decoder() {
+            if let Some(flag) = is_special.get_mut(id as usize) {
+                *flag = token.special;
+            }
+        }
+        let special = special_tokens(&inner, &config, &map);
+        let add_bos = config.get("add_bos_token").and_then(Value::as_bool).unwrap_or(false);
+        let forced_bos =
+            special.bos.as_ref().filter(|_| add_bos && spec.post_processor.is_null()).map(|bos| bos.id);
+        Ok(Self { inner, table, kind, special, is_special, vocab_size: tokens.len(), forced_bos })
+    }
+
+    /// Token ids of `text`. Special tokens written out in `text` are recognized, as in Hugging Face's tokenizers;
+    /// `add_special_tokens` adds what the model expects around a text (usually bos). A text over `max_bytes` is refused.
+    pub fn encode(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+        max_bytes: usize,
+    ) -> Result<Vec<u32>, TextError> {
+        if text.len() > max_bytes {
+            return Err(TextError::TooLong { bytes: text.len(), limit: max_bytes });
+        }
+        let encoding =
+            self.inner.encode_fast(text, add_special_tokens).map_err(|e| TextError::Encode(e.to_string()))?;
+        let ids = encoding.get_ids();
+        let bos = self.forced_bos.filter(|_| add_special_tokens);
+        let mut out = Vec::with_capacity(ids.len() + 1);
+        out.extend(bos);
+        out.extend_from_slice(ids);
+        Ok(out)
+    }
+
+    /// The whole text of `ids`: what a [`Detokenizer`] that starts a text emits. Bytes that are no UTF-8 become U+FFFD,
+    /// one for each maximal broken piece.
+    pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> String {
+        let mut detokenizer = Detokenizer::new(DetokenizeOptions { skip_special_tokens, continues: false });
+        let mut text = String::new();
+        for &id in ids {
+            detokenizer.push(self, id, &mut text);
+        }
+        detokenizer.finish(self, &mut text);
+        text
+    }
+
+    /// The bytes a token adds to the text (before any strip at the text's start); empty for an id that is no token.
+    /// For the rare decoder that has no per-token bytes (WordPiece) this is the vocabulary's own text.
+    pub fn token_bytes(&self, id: u32) -> &[u8] {
+        self.table.bytes_of(id)
+    }
+
+    /// The token as the vocabulary writes it (`Ġthe`, `▁the`).
+    pub fn token_text(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
+    /// The id of a token written as the vocabulary writes it.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// Largest id plus one. A checkpoint's logits may be wider (padding).
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    pub fn special_tokens(&self) -> &SpecialTokens {
+        &self.special
+    }
+
+    /// True for control tokens (`<s>`, `<|im_end|>`), which are left out of text when special tokens are skipped.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.is_special.get(id as usize).copied().unwrap_or(false)
+    }
+
+    /// All control tokens, ascending.
+    pub fn special_ids(&self) -> impl Iterator<Item = u32> + '_ {
+        self.is_special.iter().enumerate().filter(|(_, special)| **special).map(|(id, _)| id as u32)
+    }
+
+    pub(crate) fn kind(&self) -> DecodeKind {
+        self.kind
+    }
+
+    /// The library's own decoding, for decoders that work on runs of tokens.
+    pub(crate) fn library_decode(&self, ids: &[u32], skip_special_tokens: bool) -> String {
+        self.inner
+            .decode(ids, skip_special_tokens)
+            .unwrap_or_else(|_| char::REPLACEMENT_CHARACTER.to_string())
+    }
+}
+
+/// The parts of tokenizer.json that are read here and not by the library.
+#[derive(serde::Deserialize)]
+struct TokenizerSpec {
+    #[serde(default)]
+    decoder: Value,
+    #[serde(default)]
+    post_processor: Value,
+}
+
+/// Ids beyond this are taken for a damaged file rather than for a vocabulary.
+const MAX_TOKEN_ID: u32 = 16 << 20;
+
+fn vocabulary(inner: &tokenizers::Tokenizer) -> Result<Vec<Option<String>>, String> {
+    let vocab = inner.get_vocab(true);
+    let Some(&last) = vocab.values().max() else {
+        return Err("the vocabulary is empty".into());
+    };
+    if last > MAX_TOKEN_ID {
+        return Err(format!("token id {last} is larger than {MAX_TOKEN_ID}"));
+    }
+    let mut tokens = vec![None; last as usize + 1];
+    for id in vocab.into_values() {
+        tokens[id as usize] = inner.id_to_token(id);
+    }
+    Ok(tokens)
+}
+
+fn special_tokens(inner: &tokenizers::Tokenizer, config: &Object, map: &Object) -> SpecialTokens {
+    let mut named = BTreeMap::new();
+    for (key, value) in map.iter().chain(config) {
+        let Some(name) = key.strip_suffix("_token") else { continue };
+        if let Some(text) = token_content(value) {
+            named.insert(name.to_owned(), text.to_owned());
+        }
+    }
+    let find = |name: &str| {
+        let text: &String = named.get(name)?;
+        Some(SpecialToken { id: inner.token_to_id(text)?, text: text.clone() })
+    };
+    let (bos, eos, pad, unk) = (find("bos"), find("eos"), find("pad"), find("unk"));
+    SpecialTokens { bos, eos, pad, unk, named }
+}
+
+/// `"</s>"` or `{"content": "</s>", ...}`.
+fn token_content(value: &Value) -> Option<&str> {
+    value.as_str().or_else(|| value.get("content")?.as_str())
+}
+
+pub(crate) type Object = serde_json::Map<String, Value>;
+
+pub(crate) fn parse_object(file: &str, bytes: Option<&[u8]>) -> Result<Object, TextError> {
+    let Some(bytes) = bytes else { return Ok(Object::new()) };
+    serde_json::from_slice(bytes)
+        .map_err(|e| TextError::BadConfig { file: file.into(), reason: e.to_string() })
+}
+
+pub(crate) fn read_optional(path: &Path) -> Result<Option<Vec<u8>>, TextError> {
+    match std::fs::read(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(source) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(TextError::Io { path: path.to_owned(), source }),
+    }
+}
