@@ -1,0 +1,431 @@
+//! [`KvCache`]: the operations a scheduler needs, each all-or-nothing.
+//!
+//! Owns: what the public operations mean. Must never: touch KV bytes, read a clock, or block.
+//!
+//! # Copies, and why their source may be evicted at once
+//!
+//! A sub-block tail is reused by copy: `attach` takes a fresh block and asks for the first positions of a cached block to
+//! be copied into it. The source stays unreferenced. An allocation later in the same step may therefore evict it, hand it
+//! to another sequence, and that sequence will write to it in this very step. This is safe under one rule, which the
+//! executor owes:
+//!
+//! > All copies of a step run first, in the order they were handed out, before anything of that step is written (and
+//! > fresh blocks are not cleared in between).
+//!
+//! 1. *Source evicted and written in the same step*: the write comes after the copy.
+//! 2. *Source evicted and made the target of a later copy*: list order; the first copy has already read it.
+//! 3. *The only block left is the source itself*: `take` returns it, its positions are already in place, and no copy is
+//!    asked for.
+//! 4. *The table is given up before the step runs*: its copy may be dropped or run, as the caller likes. Positions whose
+//!    copy may not have run are not `confirmed`, and `release` indexes confirmed positions only. If the target went to
+//!    somebody else in the meantime, that owner's copy or write comes later and wins.
+//! 5. *A forked table's tail*: the first to write gets a copy, the last writes in place; its write comes after the copy.
+//!
+//! So every copy must be executed in the step in which it was handed out, unless every table that depends on it is
+//! released in that step.
+
+use rustc_hash::FxHashMap;
+
+use crate::policy::EvictionPolicy;
+use crate::stats::{CacheStats, TenantStats};
+use crate::table::{BlockTable, Query};
+use crate::tree::{Parent, Tree};
+use crate::types::{BlockCopy, BlockHash, BlockId, CacheConfig, OutOfBlocks, Root, TenantId};
+
+/// Emptied tables' vectors kept for the next ones, so that a steady state allocates nothing.
+const SPARE_TABLES: usize = 1024;
+
+/// Block pool, prefix index and accounting of one cache group. See the module documentation for what it asks of the
+/// executor.
+pub struct KvCache {
+    pub(crate) config: CacheConfig,
+    pub(crate) policy: Box<dyn EvictionPolicy>,
+    pub(crate) tree: Tree,
+    /// Blocks without content; the last is taken first.
+    pub(crate) free: Vec<u32>,
+    pub(crate) stats: CacheStats,
+    pub(crate) tenants: FxHashMap<TenantId, TenantStats>,
+    spare: Vec<Vec<BlockId>>,
+}
+
+/// What a lookup found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lookup {
+    /// Leading full blocks that are cached.
+    pub full_blocks: u32,
+    /// Positions of the following block that can be copied.
+    pub tail_tokens: u32,
+    /// Of the full blocks, those no table references: attaching them lowers [`KvCache::available`] by as much.
+    pub idle_blocks: u32,
+}
+
+impl KvCache {
+    /// `config.block_tokens` must be positive.
+    pub fn new(config: CacheConfig, mut policy: Box<dyn EvictionPolicy>) -> Self {
+        assert!(config.block_tokens > 0, "a block holds at least one token");
+        assert!(config.blocks < crate::policy::NONE - 1, "block ids are 32 bit with two values reserved");
+        policy.resize(config.blocks);
+        Self {
+            config,
+            policy,
+            tree: Tree::new(config.blocks, config.block_tokens),
+            free: (0..config.blocks).rev().collect(),
+            stats: CacheStats::new(&config),
+            tenants: FxHashMap::default(),
+            spare: Vec::new(),
+        }
+    }
+
+    pub fn config(&self) -> &CacheConfig {
+        &self.config
+    }
+
+    /// Blocks that `grow` can get: free ones and those the policy would give up.
+    pub fn available(&self) -> u32 {
+        self.free.len() as u32 + self.policy.evictable().min(self.stats.cached_blocks)
+    }
+
+    /// A table without blocks, for a sequence that must not use the prefix cache.
+    pub fn empty_table(&mut self, root: &Root) -> BlockTable {
+        BlockTable::new(*root, self.config.block_tokens, self.spare.pop().unwrap_or_default())
+    }
+
+    /// What `attach` would find for all of `tokens`. Changes nothing, not even recency.
+    pub fn lookup(&self, root: &Root, tokens: &[u32]) -> Lookup {
+        let mut found = Lookup::default();
+        let (mut parent, mut hash) = (Parent::Root(root.hash), root.hash);
+        let mut rest = tokens;
+        for chunk in tokens.chunks_exact(self.config.block_tokens as usize) {
+            hash = root.chain(&hash, chunk);
+            let Some(block) = self.tree.find(&hash) else { break };
+            found.full_blocks += 1;
+            found.idle_blocks += u32::from(self.tree.block(block).refs == 0);
+            parent = Parent::Block(block);
+            rest = &rest[chunk.len()..];
+        }
+        found.tail_tokens = self.tree.best_child(parent, rest).map_or(0, |(_, length)| length);
+        found
+    }
+
+    /// Cached tokens (full blocks and sub-block tail) that `attach` with `max_tokens = tokens.len()` would find, given
+    /// one available block for the tail.
+    pub fn probe(&self, root: &Root, tokens: &[u32]) -> u32 {
+        let found = self.lookup(root, tokens);
+        found.full_blocks * self.config.block_tokens + found.tail_tokens
+    }
+
+    /// Finds the longest cached beginning of `tokens[..max_tokens]` and references it. Callers pass the prompt's length
+    /// less one: one row must be left to compute.
+    ///
+    /// Full blocks are shared. Part of a following block is reused by copy: one fresh block is taken and a [`BlockCopy`]
+    /// returned (none if the fresh block is the very block to copy from). Never fails: with no block available for the
+    /// tail, only the full blocks are attached. `table.computed()` says what was attached, exactly.
+    ///
+    /// Counts one query of `tokens.len()` tokens; see [`KvCache::abandon`].
+    pub fn attach(
+        &mut self,
+        root: &Root,
+        tokens: &[u32],
+        max_tokens: u32,
+    ) -> (BlockTable, Option<BlockCopy>) {
+        let wanted = &tokens[..tokens.len().min(max_tokens as usize)];
+        let mut table = self.empty_table(root);
+        let (mut parent, mut hash) = (Parent::Root(root.hash), root.hash);
+        for chunk in wanted.chunks_exact(self.config.block_tokens as usize) {
+            hash = root.chain(&hash, chunk);
+            let Some(block) = self.tree.find(&hash) else { break };
+            self.reference(BlockId(block));
+            self.hit(BlockId(block));
+            table.blocks.push(BlockId(block));
+            parent = Parent::Block(block);
+        }
+        let full = table.capacity();
+        table.computed = full;
+        table.confirmed = full;
+        let copy = self.attach_tail(&mut table, parent, &wanted[full as usize..]);
+        table.query = Query {
+            queries: 1,
+            tokens: tokens.len() as u64,
+            hit: u64::from(table.computed),
+            tail_hit: u64::from(table.computed - full),
+            copies: u64::from(copy.is_some()),
+        };
+        self.count(root.tenant, &table.query);
+        (table, copy)
+    }
+
+    fn attach_tail(&mut self, table: &mut BlockTable, parent: Parent, rest: &[u32]) -> Option<BlockCopy> {
+        let (source, tokens) = self.tree.best_child(parent, rest)?;
+        let source = BlockId(source);
+        if self.available() == 0 {
+            return None;
+        }
+        self.hit(source);
+        let target = self.take(table.root.tenant)?;
+        self.set_filled(target, tokens);
+        table.blocks.push(target);
+        table.computed += tokens;
+        if target == source {
+            table.confirmed = table.computed;
+            return None;
+        }
+        Some(BlockCopy { from: source, to: target, tokens })
+    }
+
+    /// Blocks that `grow` to `tokens` positions would take.
+    pub fn needed(&self, table: &BlockTable, tokens: u32) -> u32 {
+        let blocks = tokens.div_ceil(self.config.block_tokens);
+        blocks.saturating_sub(table.blocks.len() as u32)
+            + u32::from(self.shared_tail(table, tokens).is_some())
+    }
+
+    /// The partly written block, if it is shared and would be written.
+    fn shared_tail(&self, table: &BlockTable, tokens: u32) -> Option<usize> {
+        let tail = table.partial_block().filter(|_| tokens > table.computed)?;
+        (self.tree.block(table.blocks[tail].0).refs > 1).then_some(tail)
+    }
+
+    /// Gives the table room for `tokens` positions, and makes every block in which positions `>= table.computed()` will
+    /// be written its own: a shared, partly written block is replaced by a copy, pushed to `copies`. All or nothing.
+    pub fn grow(
+        &mut self,
+        table: &mut BlockTable,
+        tokens: u32,
+        copies: &mut Vec<BlockCopy>,
+    ) -> Result<(), OutOfBlocks> {
+        let needed = self.needed(table, tokens);
+        let available = self.available();
+        if needed > available {
+            return Err(OutOfBlocks { needed, available });
+        }
+        let refused = OutOfBlocks { needed, available };
+        if let Some(tail) = self.shared_tail(table, tokens) {
+            let from = table.blocks[tail];
+            let to = self.take(table.root.tenant).ok_or(refused)?;
+            let copied = table.computed % self.config.block_tokens;
+            self.set_filled(to, copied);
+            self.unreference(from);
+            table.blocks[tail] = to;
+            table.confirmed = table.confirmed.min(table.computed - copied);
+            copies.push(BlockCopy { from, to, tokens: copied });
+            self.stats.copies += 1;
+        }
+        while table.capacity() < tokens {
+            let block = self.take(table.root.tenant).ok_or(refused)?;
+            table.blocks.push(block);
+        }
+        Ok(())
+    }
+
+    /// Says that positions `< computed` are written, and publishes every block that became full. If equal content is
+    /// already indexed, the table switches to that block and drops its own. `tokens` are all known tokens of the
+    /// sequence, at least `computed` of them.
+    pub fn commit(&mut self, table: &mut BlockTable, tokens: &[u32], computed: u32) {
+        debug_assert!(computed >= table.computed, "a sequence never un-computes");
+        debug_assert!(computed <= table.capacity() && computed as usize <= tokens.len());
+        let computed = computed.min(table.capacity()).min(tokens.len() as u32).max(table.computed);
+        let size = self.config.block_tokens;
+        table.confirmed = computed;
+        table.query = Query::default();
+        if computed == table.computed {
+            return;
+        }
+        for index in table.full_blocks()..computed.div_ceil(size) {
+            let block = table.blocks[index as usize];
+            debug_assert_eq!(self.tree.block(block.0).refs, 1, "written without grow");
+            self.set_filled(block, size.min(computed - index * size));
+        }
+        for index in table.full_blocks()..computed / size {
+            let start = (index * size) as usize;
+            self.publish(table, index as usize, &tokens[start..start + size as usize]);
+        }
+        table.computed = computed;
+    }
+
+    fn publish(&mut self, table: &mut BlockTable, index: usize, tokens: &[u32]) {
+        let (parent, parent_hash) = self.parent(table, index);
+        let hash = table.root.chain(&parent_hash, tokens);
+        let own = table.blocks[index];
+        if let Some(twin) = self.tree.find(&hash) {
+            self.reference(BlockId(twin));
+            self.unreference(own);
+            table.blocks[index] = BlockId(twin);
+            self.stats.dedups += 1;
+            return;
+        }
+        self.tree.insert(own.0, parent, tokens, Some(hash));
+        self.stats.published_blocks += 1;
+        self.policy.on_insert(own, &self.tree.meta(own.0));
+        self.supersede(own);
+    }
+
+    fn parent(&self, table: &BlockTable, index: usize) -> (Parent, BlockHash) {
+        match index.checked_sub(1).map(|i| table.blocks[i].0) {
+            None => (Parent::Root(table.root.hash), table.root.hash),
+            Some(parent) => (Parent::Block(parent), self.tree.block(parent).hash),
+        }
+    }
+
+    /// Frees cached tails that say nothing `block` does not say.
+    fn supersede(&mut self, block: BlockId) {
+        while let Some(tail) = self.tree.superseded_by(block.0) {
+            self.forget(tail);
+            self.free.push(tail);
+            self.stats.superseded_tails += 1;
+        }
+    }
+
+    /// A second table with the same content. It shares every written block, the partly written one included (the first
+    /// of the two to grow gets a copy of that); blocks beyond `computed` stay with the original. Fork first, then grow: a
+    /// table that was grown before it was forked must be grown again before its step.
+    pub fn fork(&mut self, table: &BlockTable) -> BlockTable {
+        let mut fork = self.empty_table(&table.root);
+        let written = table.computed.div_ceil(self.config.block_tokens) as usize;
+        fork.blocks.extend_from_slice(&table.blocks[..written]);
+        fork.computed = table.computed;
+        fork.confirmed = table.confirmed;
+        for &block in &fork.blocks {
+            self.reference(block);
+        }
+        fork
+    }
+
+    /// Drops the table's references, tail first. Content stays until its block is taken for something else; a partly
+    /// written last block stays too, to be copied from. `tokens`: at least the `computed` first tokens.
+    pub fn release(&mut self, mut table: BlockTable, tokens: &[u32]) {
+        if let Some(tail) = table.partial_block() {
+            while table.blocks.len() > tail + 1 {
+                self.drop_last(&mut table);
+            }
+            self.keep_tail(&table, tail, tokens);
+        }
+        while !table.blocks.is_empty() {
+            self.drop_last(&mut table);
+        }
+        if self.spare.len() < SPARE_TABLES {
+            self.spare.push(table.blocks);
+        }
+    }
+
+    fn drop_last(&mut self, table: &mut BlockTable) {
+        if let Some(block) = table.blocks.pop() {
+            self.unreference(block);
+        }
+    }
+
+    /// Indexes a partly written block that is about to lose its last reference, unless a sibling holds as much.
+    fn keep_tail(&mut self, table: &BlockTable, index: usize, tokens: &[u32]) {
+        let start = index * self.config.block_tokens as usize;
+        let end = table.computed as usize;
+        let block = table.blocks[index];
+        debug_assert!(tokens.len() >= end, "release needs the computed tokens");
+        if self.tree.block(block.0).refs > 1 || table.confirmed < table.computed || tokens.len() < end {
+            return;
+        }
+        let tokens = &tokens[start..end];
+        let (parent, _) = self.parent(table, index);
+        match self.tree.best_child(parent, tokens) {
+            Some((sibling, length)) if length as usize == tokens.len() => {
+                self.stats.dedups += 1;
+                self.tree.touch(sibling);
+                self.refresh(sibling);
+            }
+            _ => {
+                self.set_filled(block, tokens.len() as u32);
+                self.tree.insert(block.0, parent, tokens, None);
+                self.policy.on_insert(block, &self.tree.meta(block.0));
+                self.supersede(block);
+            }
+        }
+    }
+
+    /// Tells the policy that a cached block was just used. Its ancestors are in use now, so they stay younger.
+    fn refresh(&mut self, block: u32) {
+        if self.tree.block(block).refs == 0 {
+            let meta = self.tree.meta(block);
+            self.policy.on_use(BlockId(block), &meta);
+            self.policy.on_free(BlockId(block), &meta);
+        }
+    }
+
+    /// `release` for a table that was attached and then not run (no room, cancelled): takes its query and the blocks
+    /// it never used out of the statistics again, so that they reconcile with the requests that were served.
+    pub fn abandon(&mut self, table: BlockTable, tokens: &[u32]) {
+        let Query { queries, tokens: asked, hit, tail_hit, copies } = table.query;
+        self.stats.queries -= queries;
+        self.stats.query_tokens -= asked;
+        self.stats.hit_tokens -= hit;
+        self.stats.tail_hit_tokens -= tail_hit;
+        self.stats.copies -= copies;
+        let counts = self.tenant(table.root.tenant);
+        counts.queries -= queries;
+        counts.query_tokens -= asked;
+        counts.hit_tokens -= hit;
+        counts.tail_hit_tokens -= tail_hit;
+        if queries > 0 {
+            for block in &table.blocks[(table.confirmed / self.config.block_tokens) as usize..] {
+                self.tree.block_mut(block.0).open = false;
+            }
+        }
+        self.release(table, tokens);
+    }
+
+    fn count(&mut self, tenant: TenantId, query: &Query) {
+        self.stats.queries += query.queries;
+        self.stats.query_tokens += query.tokens;
+        self.stats.hit_tokens += query.hit;
+        self.stats.tail_hit_tokens += query.tail_hit;
+        self.stats.copies += query.copies;
+        let counts = self.tenant(tenant);
+        counts.queries += query.queries;
+        counts.query_tokens += query.tokens;
+        counts.hit_tokens += query.hit;
+        counts.tail_hit_tokens += query.tail_hit;
+    }
+
+    /// Hashes of the full blocks of `tokens`, for whoever wants to recognise a shared prefix before it is cached.
+    pub fn block_hashes(&self, root: &Root, tokens: &[u32]) -> Vec<BlockHash> {
+        let mut hash = root.hash;
+        let chunks = tokens.chunks_exact(self.config.block_tokens as usize);
+        chunks
+            .map(|chunk| {
+                hash = root.chain(&hash, chunk);
+                hash
+            })
+            .collect()
+    }
+
+    /// Drops all unreferenced content, of one tenant or of all. O(blocks).
+    pub fn clear(&mut self, tenant: Option<TenantId>) {
+        for block in 0..self.config.blocks {
+            let mut next = Some(block);
+            while let Some(block) = next.filter(|&b| self.clearable(b, tenant)) {
+                next = match self.tree.block(block).parent {
+                    Parent::Block(parent) => Some(parent),
+                    Parent::Root(_) => None,
+                };
+                self.forget(block);
+                self.free.push(block);
+            }
+        }
+    }
+
+    fn clearable(&self, block: u32, tenant: Option<TenantId>) -> bool {
+        let b = self.tree.block(block);
+        b.is_cached() && b.children.count == 0 && tenant.is_none_or(|tenant| tenant == b.tenant)
+    }
+
+    pub fn stats(&self) -> CacheStats {
+        CacheStats { free_blocks: self.free.len() as u32, ..self.stats }
+    }
+
+    /// Zeros for a tenant never seen.
+    pub fn tenant_stats(&self, tenant: TenantId) -> TenantStats {
+        self.tenants.get(&tenant).copied().unwrap_or_default()
+    }
+
+    /// Every tenant ever seen, in no particular order.
+    pub fn tenants(&self) -> impl Iterator<Item = (TenantId, TenantStats)> + '_ {
+        self.tenants.iter().map(|(tenant, stats)| (*tenant, *stats))
+    }
+}

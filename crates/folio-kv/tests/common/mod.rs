@@ -1,0 +1,117 @@
+//! Shared by the integration tests: roots, a second policy, and where the test data lies.
+#![allow(dead_code)]
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use folio_kv::{
+    BlockId, BlockMeta, CacheConfig, EvictionPolicy, Identity, KvCache, LruLeafFirst, Root, TenantId,
+};
+
+pub fn root(tenant: u32) -> Root {
+    let secret = [tenant as u8 + 1; 32];
+    Root::derive(&Identity {
+        tenant: TenantId(tenant),
+        tenant_secret: &secret,
+        model_digest: &[7; 32],
+        layout_digest: &[9; 32],
+        extra: &[],
+    })
+}
+
+pub fn config(blocks: u32, block_tokens: u32) -> CacheConfig {
+    CacheConfig { blocks, block_tokens, bytes_per_block: 1024 }
+}
+
+pub fn cache(blocks: u32, block_tokens: u32) -> KvCache {
+    KvCache::new(config(blocks, block_tokens), Box::new(LruLeafFirst::new()))
+}
+
+/// Computes a whole sequence at once and gives it back; returns the cached tokens.
+pub fn serve(cache: &mut KvCache, root: &Root, tokens: &[u32]) -> u32 {
+    let (mut table, _) = cache.attach(root, tokens, tokens.len() as u32);
+    let cached = table.computed();
+    cache.grow(&mut table, tokens.len() as u32, &mut Vec::new()).expect("the pool is large enough");
+    cache.commit(&mut table, tokens, tokens.len() as u32);
+    cache.release(table, tokens);
+    cached
+}
+
+/// First in, first out among the leaves: a second user of the policy seam, with bookkeeping unlike LRU's.
+#[derive(Default)]
+pub struct Fifo {
+    clock: u64,
+    /// When each block was inserted, or `None`.
+    inserted: Vec<Option<u64>>,
+    freed: Vec<bool>,
+    freed_count: u32,
+    /// Freed leaves by age.
+    candidates: BTreeMap<u64, BlockId>,
+}
+
+impl Fifo {
+    fn age(&self, block: BlockId) -> u64 {
+        self.inserted[block.0 as usize].expect("on_insert comes first")
+    }
+}
+
+impl EvictionPolicy for Fifo {
+    fn resize(&mut self, blocks: u32) {
+        self.inserted = vec![None; blocks as usize];
+        self.freed = vec![false; blocks as usize];
+    }
+
+    fn on_insert(&mut self, block: BlockId, meta: &BlockMeta) {
+        assert!(self.inserted[block.0 as usize].replace(self.clock).is_none(), "inserted twice");
+        assert_eq!(meta.hits, 0);
+        self.clock += 1;
+    }
+
+    fn on_free(&mut self, block: BlockId, meta: &BlockMeta) {
+        assert!(!std::mem::replace(&mut self.freed[block.0 as usize], true), "freed twice");
+        self.freed_count += 1;
+        if meta.children == 0 {
+            self.candidates.insert(self.age(block), block);
+        }
+    }
+
+    fn on_use(&mut self, block: BlockId, _meta: &BlockMeta) {
+        assert!(std::mem::replace(&mut self.freed[block.0 as usize], false), "used and never freed");
+        self.freed_count -= 1;
+        self.candidates.remove(&self.age(block));
+    }
+
+    fn on_leaf(&mut self, block: BlockId, meta: &BlockMeta) {
+        assert_eq!(meta.children, 0);
+        if self.freed[block.0 as usize] {
+            self.candidates.insert(self.age(block), block);
+        }
+    }
+
+    fn on_remove(&mut self, block: BlockId, meta: &BlockMeta) {
+        self.on_use(block, meta);
+        self.inserted[block.0 as usize] = None;
+    }
+
+    fn victim(&mut self, _taker: TenantId) -> Option<BlockId> {
+        self.candidates.first_key_value().map(|(_, &block)| block)
+    }
+
+    fn evictable(&self) -> u32 {
+        self.freed_count
+    }
+}
+
+/// A file of the test data, or a loud `None`.
+pub fn data(path: &str) -> Option<PathBuf> {
+    let root = std::env::var_os("FOLIO_TEST_DATA").map_or_else(
+        || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data"),
+        PathBuf::from,
+    );
+    let file = root.join(path);
+    if file.exists() {
+        return Some(file);
+    }
+    eprintln!("SKIPPED: {} is absent; set FOLIO_TEST_DATA to the folder of test data", file.display());
+    None
+}

@@ -1,0 +1,112 @@
+//! The real block manager, fed an hour of real traffic with no concurrency, reproduces published hit counts exactly.
+//!
+//! A hash id of the trace stands for one block of 512 tokens after a certain beginning, so it is used as the one token of
+//! a block of one token. A request attaches what is cached, computes the rest and is released: lookup, then all of its
+//! blocks present, then freed tail first, which makes its leaf the oldest of its blocks.
+
+mod common;
+
+use std::io::Read;
+
+use common::{Fifo, config, data, root};
+use folio_kv::{EvictionPolicy, KvCache, LruLeafFirst};
+
+struct Request {
+    input_tokens: usize,
+    ids: Vec<u32>,
+}
+
+fn trace() -> Option<Vec<Request>> {
+    let file =
+        std::fs::File::open(data("trace-mooncake-fast25/conversation_trace.jsonl.gz")?).expect("readable");
+    let mut text = String::new();
+    flate2::read::GzDecoder::new(file).read_to_string(&mut text).expect("a gzip file of UTF-8");
+    let parse = |line: &str| {
+        let json: serde_json::Value = serde_json::from_str(line).expect("one JSON object per line");
+        Request {
+            input_tokens: json["input_length"].as_u64().expect("input_length") as usize,
+            ids: json["hash_ids"]
+                .as_array()
+                .expect("hash_ids")
+                .iter()
+                .map(|id| id.as_u64().expect("an id") as u32)
+                .collect(),
+        }
+    };
+    Some(text.lines().map(parse).collect())
+}
+
+fn published(file: &str) -> serde_json::Value {
+    let path = data(&format!("trace-stats/{file}")).expect("the statistics come with the trace");
+    serde_json::from_slice(&std::fs::read(path).expect("readable")).expect("JSON")
+}
+
+/// Blocks found in the cache over the whole trace.
+fn replay<'a>(
+    requests: impl Iterator<Item = &'a [u32]>,
+    blocks: u32,
+    policy: Box<dyn EvictionPolicy>,
+) -> u64 {
+    let mut cache = KvCache::new(config(blocks, 1), policy);
+    let root = root(0);
+    let mut copies = Vec::new();
+    for ids in requests {
+        let (mut table, copy) = cache.attach(&root, ids, ids.len() as u32);
+        assert_eq!(copy, None, "blocks of one token have no tails");
+        cache.grow(&mut table, ids.len() as u32, &mut copies).expect("no request is larger than the pool");
+        cache.commit(&mut table, ids, ids.len() as u32);
+        cache.release(table, ids);
+    }
+    cache.check(&[]).expect("invariants");
+    assert!(copies.is_empty());
+    let stats = cache.stats();
+    assert_eq!(
+        stats.hit_tokens + stats.published_blocks,
+        stats.query_tokens,
+        "each block was found or computed"
+    );
+    stats.hit_tokens
+}
+
+fn compare(file: &str, full_only: bool, prefix: &str, policy: fn() -> Box<dyn EvictionPolicy>) -> usize {
+    let Some(requests) = trace() else { return 0 };
+    let statistics = published(file);
+    let policies = statistics["policies"].as_object().expect("policies");
+    let present = |r: &Request| if full_only { r.input_tokens.saturating_sub(1) / 512 } else { r.ids.len() };
+    let total: usize = requests.iter().map(&present).sum();
+    assert_eq!(Some(total as u64), statistics["blocks"].as_u64());
+    let mut compared = 0;
+    for (name, figures) in policies {
+        let blocks = match name.strip_prefix(prefix) {
+            Some(blocks) => blocks.parse().expect("a number of blocks"),
+            None if name == "inf" => 200_000,
+            None => continue,
+        };
+        let hits = replay(requests.iter().map(|r| &r.ids[..present(r)]), blocks, policy());
+        println!("{file} {name}: {hits} hit blocks");
+        assert_eq!(Some(hits), figures["hit_blocks"].as_u64(), "{file} {name}");
+        compared += 1;
+    }
+    compared
+}
+
+fn lru() -> Box<dyn EvictionPolicy> {
+    Box::new(LruLeafFirst::new())
+}
+
+#[test]
+fn lru_equals_the_published_counts_for_full_blocks() {
+    let compared = compare("prefix_cache_conversation_full.json", true, "lru@", lru);
+    assert!(compared == 0 || compared >= 6, "all published capacities were compared");
+}
+
+#[test]
+fn lru_equals_the_published_counts_for_all_blocks() {
+    let compared = compare("prefix_cache_conversation.json", false, "lru@", lru);
+    assert!(compared == 0 || compared >= 6, "all published capacities were compared");
+}
+
+#[test]
+fn fifo_probe() {
+    compare("prefix_cache_conversation_full.json", true, "fifo@", || Box::<Fifo>::default());
+}
