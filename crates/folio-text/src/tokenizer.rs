@@ -78,6 +78,16 @@ impl Tokenizer {
         let bad = |reason: String| TextError::BadTokenizer { file: "tokenizer.json".into(), reason };
         let spec: TokenizerSpec = serde_json::from_slice(json).map_err(|e| bad(e.to_string()))?;
         let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(|e| bad(e.to_string()))?;
+        for token in &spec.added_tokens {
+            // The library renumbers added tokens that leave a gap; the model would then see the wrong ids.
+            let read = inner.token_to_id(&token.content);
+            if read != Some(token.id) {
+                return Err(bad(format!(
+                    "token {:?} is declared with id {} but reads as {read:?}",
+                    token.content, token.id
+                )));
+            }
+        }
         inner.with_truncation(None).map_err(|e| bad(e.to_string()))?;
         inner.with_padding(None);
 
@@ -188,6 +198,14 @@ struct TokenizerSpec {
     decoder: Value,
     #[serde(default)]
     post_processor: Value,
+    #[serde(default)]
+    added_tokens: Vec<AddedTokenSpec>,
+}
+
+#[derive(serde::Deserialize)]
+struct AddedTokenSpec {
+    id: u32,
+    content: String,
 }
 
 /// Ids beyond this are taken for a damaged file rather than for a vocabulary.

@@ -34,12 +34,18 @@ pub(super) fn environment() -> Environment<'static> {
     }
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.add_filter("tojson", tojson);
+    environment.add_test("iterable", is_iterable);
     environment.add_function("raise_exception", raise_exception);
     environment
 }
 
 fn raise_exception(message: String) -> Result<Value, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Refusal(message)))
+}
+
+/// As in Python: an undefined variable iterates as nothing, `None` does not iterate at all.
+fn is_iterable(value: &Value) -> bool {
+    !value.is_none() && value.try_iter().is_ok()
 }
 
 /// `json.dumps(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
@@ -151,6 +157,14 @@ mod tests {
         assert_eq!(refusal(&error).as_deref(), Some("no such role"));
         let error = render("{{ x.nothing.at_all }}").unwrap_err();
         assert_eq!(refusal(&error), None);
+    }
+
+    #[test]
+    fn none_is_not_iterable() {
+        assert_eq!(
+            render("{{ none is iterable }} {{ nope is iterable }} {{ [] is iterable }}").unwrap(),
+            "False True True"
+        );
     }
 
     #[test]
