@@ -14,7 +14,10 @@ pub mod family;
 pub mod hub;
 mod loader;
 pub mod program;
+pub mod reference;
 pub mod rope;
+#[doc(hidden)]
+pub mod testing;
 
 pub use checkpoint::{Checkpoint, GenerationConfig};
 pub use config::Config;

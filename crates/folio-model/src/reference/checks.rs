@@ -1,0 +1,164 @@
+//! What the reference backend demands of programs and batches. A batch comes from code that may be wrong, and an oracle
+//! that reads past a block table would judge with garbage.
+
+use super::{ReferenceBackend, Result};
+use crate::backend::{BackendError, Batch, Span, TensorView};
+use crate::program::{MatrixId, Op, VectorId};
+
+pub fn no_cache() -> BackendError {
+    BackendError::Batch("no KV cache was allocated".to_owned())
+}
+
+pub fn matrix_shape(name: &str, parts: &[TensorView<'_>]) -> Result<(usize, usize)> {
+    let shape = |view: &TensorView<'_>, reason: &str| BackendError::Shape {
+        name: name.to_owned(),
+        shape: view.shape.to_vec(),
+        reason: reason.to_owned(),
+    };
+    let mut size: Option<(usize, usize)> = None;
+    for part in parts {
+        let [part_rows, part_cols] = *part.shape else {
+            return Err(shape(part, "a matrix has two dimensions"));
+        };
+        if part.bytes.len() != part_rows * part_cols * part.dtype.size() {
+            return Err(shape(part, "its bytes do not match"));
+        }
+        size = match size {
+            None => Some((part_rows, part_cols)),
+            Some((rows, cols)) if cols == part_cols => Some((rows + part_rows, cols)),
+            Some(_) => return Err(shape(part, "stacked parts differ in columns")),
+        };
+    }
+    size.ok_or(BackendError::Shape {
+        name: name.to_owned(),
+        shape: Vec::new(),
+        reason: "no parts".to_owned(),
+    })
+}
+
+impl ReferenceBackend {
+    /// Every operation's weights and buffers must fit together, so that `forward` cannot go wrong half-way.
+    pub(super) fn check_program(&self) -> Result<()> {
+        for op in &self.program.body {
+            let fits = match *op {
+                Op::Embed { table, out } => self.cols(table) == self.width(out.0),
+                Op::RmsNorm { x, weight, out, .. } => {
+                    self.width(x.0) == self.length(weight) && self.width(out.0) == self.length(weight)
+                }
+                Op::Linear { x, weight, bias, out, .. } => {
+                    self.cols(weight) == self.width(x.0)
+                        && self.rows(weight) == self.width(out.0)
+                        && bias.is_none_or(|bias| self.length(bias) == self.rows(weight))
+                }
+                Op::SiluMul { x, out } => self.width(x.0) == self.width(out.0).map(|width| 2 * width),
+                Op::WriteKv { qkv, spec } => self.program.attention.get(spec).is_some_and(|spec| {
+                    self.width(qkv.0) == Some((spec.heads + 2 * spec.kv_heads) * spec.head_dim)
+                        && [spec.q_norm, spec.k_norm]
+                            .iter()
+                            .flatten()
+                            .all(|norm| self.length(*norm) == Some(spec.head_dim))
+                        && spec.rope.is_none_or(|rope| {
+                            let rope = self.program.ropes.get(rope.0 as usize);
+                            rope.is_some_and(|rope| 2 * rope.inv_freq.len() <= spec.head_dim)
+                        })
+                }),
+                Op::Attention { qkv, spec, out } => self.program.attention.get(spec).is_some_and(|spec| {
+                    self.width(qkv.0) == Some((spec.heads + 2 * spec.kv_heads) * spec.head_dim)
+                        && self.width(out.0) == Some(spec.heads * spec.head_dim)
+                        && spec.heads.is_multiple_of(spec.kv_heads)
+                }),
+            };
+            if !fits {
+                return Err(BackendError::Batch(format!(
+                    "operation {op:?} does not fit its weights or buffers"
+                )));
+            }
+        }
+        let head = &self.program.head;
+        let fits = self.width(head.x.0) == self.length(head.norm)
+            && self.cols(head.matrix) == self.length(head.norm)
+            && self.rows(head.matrix) == Some(head.vocab);
+        if fits { Ok(()) } else { Err(BackendError::Batch("the head does not fit its weights".to_owned())) }
+    }
+
+    fn width(&self, buffer: u32) -> Option<usize> {
+        self.program.buffers.get(buffer as usize).copied()
+    }
+
+    fn rows(&self, id: MatrixId) -> Option<usize> {
+        self.matrices.get(id.0 as usize).map(|matrix| matrix.rows)
+    }
+
+    fn cols(&self, id: MatrixId) -> Option<usize> {
+        self.matrices.get(id.0 as usize).map(|matrix| matrix.cols)
+    }
+
+    fn length(&self, id: VectorId) -> Option<usize> {
+        self.vectors.get(id.0 as usize).map(Vec::len)
+    }
+
+    pub(super) fn check_batch(&self, batch: &Batch) -> Result<()> {
+        let wrong = |reason: String| Err(BackendError::Batch(reason));
+        let rows = batch.tokens.len();
+        if rows > self.limits.rows || batch.logit_rows.len() > self.limits.logit_rows {
+            return wrong(format!(
+                "{rows} rows and {} logit rows exceed the limits of {} and {}",
+                batch.logit_rows.len(),
+                self.limits.rows,
+                self.limits.logit_rows
+            ));
+        }
+        if let Some(token) = batch.tokens.iter().find(|token| **token as usize >= self.program.head.vocab) {
+            return wrong(format!(
+                "token {token} is outside of the vocabulary of {}",
+                self.program.head.vocab
+            ));
+        }
+        let ascending = batch.logit_rows.is_sorted_by(|a, b| a < b);
+        if !ascending || batch.logit_rows.last().is_some_and(|row| *row as usize >= rows) {
+            return wrong(format!(
+                "logit rows {:?} are not ascending rows of a batch of {rows}",
+                batch.logit_rows
+            ));
+        }
+        let mut next_row = 0;
+        for span in &batch.spans {
+            self.check_span(span, next_row, batch)?;
+            next_row += span.rows;
+        }
+        if next_row as usize != rows {
+            return wrong(format!("spans cover {next_row} of {rows} rows"));
+        }
+        let Some(cache) = &self.cache else { return Err(no_cache()) };
+        for copy in &batch.copies {
+            let inside = (copy.from.max(copy.to) as usize) < cache.blocks;
+            if !inside || copy.tokens as usize > cache.layout.block_tokens {
+                return wrong(format!("copy {copy:?} is outside of the cache"));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_span(&self, span: &Span, next_row: u32, batch: &Batch) -> Result<()> {
+        let Some(cache) = &self.cache else { return Err(no_cache()) };
+        let wrong = |reason: &str| Err(BackendError::Batch(format!("{span:?}: {reason}")));
+        if span.first_row != next_row || span.rows == 0 {
+            return wrong("spans must cover the rows in order");
+        }
+        let end = span.first_position as usize + span.rows as usize;
+        if end > self.limits.position {
+            return wrong("it reaches past the longest sequence");
+        }
+        let (start, length) = (span.blocks_start as usize, span.blocks_len as usize);
+        let Some(table) = batch.blocks.get(start..start + length) else {
+            return wrong("its block table lies outside of the batch's");
+        };
+        if length * cache.layout.block_tokens < end {
+            return wrong("its block table is too short");
+        }
+        if table.iter().any(|block| *block as usize >= cache.blocks) {
+            return wrong("its block table names a block outside of the cache");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,312 @@
+//! The plainest possible backend: the meaning of a [`Program`], written as loops.
+//!
+//! Owns: nothing but correctness. It is the oracle for every real backend and for the parity tests against transformers,
+//! and a dependable stand-in where a test needs a model. Must never: be optimized, or share code with a backend it
+//! judges. Row buffers are f32, as the contract says; every sum is taken in f64, so that its rounding is far below
+//! theirs. Each row is computed by itself, hence bit-identical in any batch. Cost: thousands of times slower than it
+//! need be.
+
+mod cache;
+mod checks;
+
+use cache::Cache;
+
+use crate::backend::{Backend, BackendError, Batch, DType, KvLayout, Span, TensorView};
+use crate::program::{AttentionSpec, MatrixId, Op, Program, Rope, VectorId};
+
+type Result<T> = std::result::Result<T, BackendError>;
+
+/// See the module's description.
+#[derive(Default)]
+pub struct ReferenceBackend {
+    matrices: Vec<Matrix>,
+    vectors: Vec<Vec<f32>>,
+    program: Program,
+    limits: Limits,
+    cache: Option<Cache>,
+    /// One per [`Program::buffers`], `[rows, width]`.
+    buffers: Vec<Vec<f32>>,
+    logits: Vec<f32>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Limits {
+    rows: usize,
+    logit_rows: usize,
+    position: usize,
+}
+
+struct Matrix {
+    rows: usize,
+    cols: usize,
+    data: Vec<f32>,
+}
+
+impl Matrix {
+    fn row(&self, row: usize) -> &[f32] {
+        &self.data[row * self.cols..(row + 1) * self.cols]
+    }
+}
+
+impl ReferenceBackend {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn vector(&self, id: VectorId) -> &[f32] {
+        &self.vectors[id.0 as usize]
+    }
+
+    fn matrix(&self, id: MatrixId) -> &Matrix {
+        &self.matrices[id.0 as usize]
+    }
+
+    fn run(&mut self, op: &Op, batch: &Batch) -> Result<()> {
+        match *op {
+            Op::Embed { table, out } => {
+                let width = self.program.buffers[out.0 as usize];
+                let mut rows = Vec::with_capacity(batch.tokens.len() * width);
+                for token in &batch.tokens {
+                    rows.extend_from_slice(self.matrix(table).row(*token as usize));
+                }
+                self.buffers[out.0 as usize] = rows;
+            }
+            Op::RmsNorm { x, weight, eps, out } => {
+                let weight = self.vector(weight);
+                let rows = self.buffers[x.0 as usize]
+                    .chunks(weight.len())
+                    .flat_map(|row| rms_norm(row, weight, eps));
+                self.buffers[out.0 as usize] = rows.collect();
+            }
+            Op::Linear { x, weight, bias, out, add } => {
+                let matrix = self.matrix(weight);
+                let bias = bias.map(|bias| self.vector(bias));
+                let product: Vec<f32> = self.buffers[x.0 as usize]
+                    .chunks(matrix.cols)
+                    .flat_map(|row| linear(matrix, bias, row))
+                    .collect();
+                let out = &mut self.buffers[out.0 as usize];
+                if add {
+                    out.iter_mut().zip(product).for_each(|(sum, value)| *sum += value);
+                } else {
+                    *out = product;
+                }
+            }
+            Op::SiluMul { x, out } => {
+                let inner = self.program.buffers[out.0 as usize];
+                let rows = self.buffers[x.0 as usize].chunks(2 * inner).flat_map(|row| {
+                    let (gate, up) = row.split_at(inner);
+                    gate.iter().zip(up).map(|(gate, up)| (silu(f64::from(*gate)) * f64::from(*up)) as f32)
+                });
+                self.buffers[out.0 as usize] = rows.collect();
+            }
+            Op::WriteKv { qkv, spec } => self.write_kv(qkv.0 as usize, spec, batch)?,
+            Op::Attention { qkv, spec, out } => {
+                self.attention(qkv.0 as usize, spec, out.0 as usize, batch)?
+            }
+        }
+        Ok(())
+    }
+
+    fn write_kv(&mut self, qkv: usize, spec: usize, batch: &Batch) -> Result<()> {
+        let spec = self.program.attention[spec].clone();
+        let rope = spec.rope.map(|rope| self.program.ropes[rope.0 as usize].clone());
+        let (q_norm, k_norm) = (
+            spec.q_norm.map(|norm| self.vector(norm).to_vec()),
+            spec.k_norm.map(|norm| self.vector(norm).to_vec()),
+        );
+        let width = self.program.buffers[qkv];
+        let cache = self.cache.as_mut().ok_or_else(checks::no_cache)?;
+        for span in &batch.spans {
+            for (row, position) in rows_of(span) {
+                let values = &mut self.buffers[qkv][row * width..(row + 1) * width];
+                let (q, kv) = values.split_at_mut(spec.heads * spec.head_dim);
+                let (k, v) = kv.split_at_mut(spec.kv_heads * spec.head_dim);
+                for (heads, norm) in [(q, &q_norm), (&mut *k, &k_norm)] {
+                    for head in heads.chunks_mut(spec.head_dim) {
+                        if let Some(norm) = norm {
+                            head.copy_from_slice(&rms_norm(head, norm, spec.norm_eps));
+                        }
+                        if let Some(rope) = &rope {
+                            rotate(head, rope, position);
+                        }
+                    }
+                }
+                let block = block_of(batch, span, position, cache.layout.block_tokens);
+                cache.write(spec.layer as usize, block, position % cache.layout.block_tokens, k, v);
+            }
+        }
+        Ok(())
+    }
+
+    fn attention(&mut self, qkv: usize, spec: usize, out: usize, batch: &Batch) -> Result<()> {
+        let spec = &self.program.attention[spec];
+        let width = self.program.buffers[qkv];
+        let cache = self.cache.as_ref().ok_or_else(checks::no_cache)?;
+        let mut attended = vec![0.0; batch.tokens.len() * spec.heads * spec.head_dim];
+        let mut heads = attended.chunks_mut(spec.head_dim);
+        for span in &batch.spans {
+            for (row, position) in rows_of(span) {
+                let q = &self.buffers[qkv][row * width..row * width + spec.heads * spec.head_dim];
+                for (head, q) in q.chunks(spec.head_dim).enumerate() {
+                    let result = attend(cache, spec, head, q, position, |position| {
+                        block_of(batch, span, position, cache.layout.block_tokens)
+                    });
+                    // Rows and heads come in the order of `attended`: spans cover the rows in order.
+                    if let Some(slot) = heads.next() {
+                        slot.copy_from_slice(&result);
+                    }
+                }
+            }
+        }
+        self.buffers[out] = attended;
+        Ok(())
+    }
+
+    fn head(&mut self, batch: &Batch) {
+        let head = &self.program.head;
+        let norm = self.vector(head.norm);
+        let matrix = self.matrix(head.matrix);
+        let x = &self.buffers[head.x.0 as usize];
+        let logits = batch.logit_rows.iter().flat_map(|row| {
+            let row = *row as usize * norm.len();
+            linear(matrix, None, &rms_norm(&x[row..row + norm.len()], norm, head.eps))
+        });
+        self.logits = logits.collect();
+    }
+}
+
+impl Backend for ReferenceBackend {
+    fn name(&self) -> String {
+        "reference".to_owned()
+    }
+
+    fn load_matrix(&mut self, name: &str, parts: &[TensorView<'_>]) -> Result<MatrixId> {
+        let (rows, cols) = checks::matrix_shape(name, parts)?;
+        let data = parts.iter().flat_map(|part| decode(part.dtype, part.bytes)).collect();
+        self.matrices.push(Matrix { rows, cols, data });
+        Ok(MatrixId(self.matrices.len() as u32 - 1))
+    }
+
+    fn load_vector(&mut self, _name: &str, parts: &[TensorView<'_>]) -> Result<VectorId> {
+        self.vectors.push(parts.iter().flat_map(|part| decode(part.dtype, part.bytes)).collect());
+        Ok(VectorId(self.vectors.len() as u32 - 1))
+    }
+
+    fn load_program(
+        &mut self,
+        program: Program,
+        max_rows: usize,
+        max_logit_rows: usize,
+        max_position: usize,
+    ) -> Result<()> {
+        self.buffers = vec![Vec::new(); program.buffers.len()];
+        self.limits = Limits { rows: max_rows, logit_rows: max_logit_rows, position: max_position };
+        self.program = program;
+        self.check_program()
+    }
+
+    fn allocate_cache(&mut self, layout: KvLayout, blocks: usize) -> Result<()> {
+        self.cache = Some(Cache::new(layout, blocks));
+        Ok(())
+    }
+
+    fn forward(&mut self, batch: &Batch) -> Result<&[f32]> {
+        self.check_batch(batch)?;
+        if let Some(cache) = &mut self.cache {
+            for copy in &batch.copies {
+                cache.copy(copy);
+            }
+        }
+        let body = std::mem::take(&mut self.program.body);
+        let result = body.iter().try_for_each(|op| self.run(op, batch));
+        self.program.body = body;
+        result?;
+        self.head(batch);
+        Ok(&self.logits)
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        let matrices: usize = self.matrices.iter().map(|matrix| matrix.data.len()).sum();
+        let vectors: usize = self.vectors.iter().map(Vec::len).sum();
+        4 * (matrices + vectors) as u64
+    }
+}
+
+/// `(row in the batch, absolute position)` of a span.
+fn rows_of(span: &Span) -> impl Iterator<Item = (usize, usize)> {
+    let (row, position) = (span.first_row as usize, span.first_position as usize);
+    (0..span.rows as usize).map(move |i| (row + i, position + i))
+}
+
+fn block_of(batch: &Batch, span: &Span, position: usize, block_tokens: usize) -> usize {
+    batch.blocks[span.blocks_start as usize + position / block_tokens] as usize
+}
+
+fn decode(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+    match dtype {
+        DType::F32 => bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
+        DType::F16 => {
+            bytes.as_chunks().0.iter().map(|bytes| half::f16::from_le_bytes(*bytes).to_f32()).collect()
+        }
+        DType::BF16 => {
+            bytes.as_chunks().0.iter().map(|bytes| half::bf16::from_le_bytes(*bytes).to_f32()).collect()
+        }
+    }
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+}
+
+fn linear(matrix: &Matrix, bias: Option<&[f32]>, x: &[f32]) -> Vec<f32> {
+    (0..matrix.rows)
+        .map(|row| (dot(matrix.row(row), x) + bias.map_or(0.0, |bias| f64::from(bias[row]))) as f32)
+        .collect()
+}
+
+fn rms_norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
+    let inverse = (dot(x, x) / x.len() as f64 + f64::from(eps)).sqrt().recip();
+    x.iter().zip(weight).map(|(x, weight)| (f64::from(*x) * inverse * f64::from(*weight)) as f32).collect()
+}
+
+fn silu(x: f64) -> f64 {
+    x / (1.0 + (-x).exp())
+}
+
+fn rotate(head: &mut [f32], rope: &Rope, position: usize) {
+    let half = rope.inv_freq.len();
+    for i in 0..half {
+        let (sin, cos) = (position as f64 * f64::from(rope.inv_freq[i])).sin_cos();
+        let (sin, cos) = (sin * f64::from(rope.scale), cos * f64::from(rope.scale));
+        let (a, b) = (f64::from(head[i]), f64::from(head[i + half]));
+        head[i] = (a * cos - b * sin) as f32;
+        head[i + half] = (b * cos + a * sin) as f32;
+    }
+}
+
+/// One query head over all cached positions up to its own.
+fn attend(
+    cache: &Cache,
+    spec: &AttentionSpec,
+    head: usize,
+    q: &[f32],
+    position: usize,
+    block_of: impl Fn(usize) -> usize,
+) -> Vec<f32> {
+    let (layer, kv_head) = (spec.layer as usize, head / (spec.heads / spec.kv_heads));
+    let tokens = cache.layout.block_tokens;
+    let at = |position: usize| (layer, block_of(position), position % tokens, kv_head);
+    let scores: Vec<f64> =
+        (0..=position).map(|position| dot(q, cache.key(at(position))) * f64::from(spec.scale)).collect();
+    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let (mut sum, mut out) = (0.0, vec![0.0f64; spec.head_dim]);
+    for (position, score) in scores.iter().enumerate() {
+        let weight = (score - max).exp();
+        sum += weight;
+        for (out, value) in out.iter_mut().zip(cache.value(at(position))) {
+            *out += weight * f64::from(*value);
+        }
+    }
+    out.into_iter().map(|value| (value / sum) as f32).collect()
+}

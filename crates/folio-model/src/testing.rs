@@ -1,0 +1,220 @@
+//! Parity with transformers, for any backend: the fixtures made by `tools/make_fixtures.py`, and trained checkpoints.
+//!
+//! Used by the tests of every crate that has a [`Backend`]; not part of the serving program.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::backend::{Backend, Batch, DType, Span};
+use crate::checkpoint::Checkpoint;
+use crate::checkpoint::safetensors::read_header;
+use crate::loader::{LoadOptions, LoadedModel, Model};
+
+/// Every family with a fixture; a test fails when a fixture is missing from this list or from the disk.
+pub const FIXTURES: &[&str] = &[
+    "llama2",
+    "llama3",
+    "llama_bias",
+    "mistral",
+    "qwen2",
+    "qwen2_yarn",
+    "qwen3",
+    "smollm2",
+    "smollm3",
+    "phi3",
+    "phi4_mini",
+];
+
+/// Largest difference to transformers' logits, relative to the largest logit of the row.
+pub const LOGIT_TOLERANCE: f32 = 1e-4;
+
+const BLOCK_TOKENS: usize = 16;
+const MAX_ROWS: usize = 256;
+
+/// Folder of a fixture.
+pub fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+/// Test data that is not in the repository: `FOLIO_TEST_DATA`, by default `../shared/data` next to the workspace.
+/// `None`, after saying so loudly, when it is not there.
+pub fn test_data(relative: &str) -> Option<PathBuf> {
+    let root = match std::env::var_os("FOLIO_TEST_DATA") {
+        Some(root) => PathBuf::from(root),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data"),
+    };
+    let path = root.join(relative);
+    if path.exists() {
+        return Some(path);
+    }
+    eprintln!("SKIPPED: {} is absent; set FOLIO_TEST_DATA to the folder of test data", path.display());
+    None
+}
+
+/// What a fixture showed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Parity {
+    /// Largest relative logit difference.
+    pub worst: f32,
+    pub greedy_tokens: usize,
+}
+
+/// Checks a fixture on a fresh backend per case. Panics, with the position, on the first difference.
+pub fn check_fixture<B: Backend>(folder: &Path, new_backend: impl Fn() -> B) -> Parity {
+    let checkpoint = Checkpoint::open(folder).unwrap_or_else(|error| panic!("{error}"));
+    let text = std::fs::read(folder.join("expected.json")).expect("a fixture has expected.json");
+    let expected: Value = serde_json::from_slice(&text).expect("expected.json is JSON");
+    let tensors =
+        std::fs::read(folder.join("expected.safetensors")).expect("a fixture has expected.safetensors");
+    let header = read_header(&tensors).expect("expected.safetensors is sound");
+
+    let mut parity = Parity::default();
+    for (number, case) in expected["cases"].as_array().expect("cases").iter().enumerate() {
+        let entry = &header[&format!("logits.{number}")];
+        let logits: Vec<f32> = tensors[entry.range.clone()]
+            .as_chunks()
+            .0
+            .iter()
+            .map(|bytes| f32::from_le_bytes(*bytes))
+            .collect();
+        let case = Case {
+            what: format!("{} case {number}", folder.display()),
+            prompt: numbers(&case["prompt"]),
+            greedy: numbers(&case["greedy"]),
+            positions: numbers(&case["positions"]).into_iter().map(|position| position as usize).collect(),
+            max_model_len: case["max_model_len"].as_u64().map(|length| length as usize),
+            logits,
+        };
+        parity.worst = parity.worst.max(case.check_logits(&mut Runner::load(
+            &checkpoint,
+            new_backend(),
+            case.max_model_len,
+        )));
+        parity.greedy_tokens +=
+            case.check_greedy(&mut Runner::load(&checkpoint, new_backend(), case.max_model_len));
+    }
+    parity
+}
+
+fn numbers(value: &Value) -> Vec<u32> {
+    value.as_array().expect("a list").iter().map(|number| number.as_u64().expect("a number") as u32).collect()
+}
+
+struct Case {
+    what: String,
+    prompt: Vec<u32>,
+    greedy: Vec<u32>,
+    positions: Vec<usize>,
+    max_model_len: Option<usize>,
+    /// `[positions, vocab]`
+    logits: Vec<f32>,
+}
+
+impl Case {
+    /// Prompt and continuation computed in one go, the logits of the chosen positions compared.
+    fn check_logits<B: Backend>(&self, runner: &mut Runner<B>) -> f32 {
+        let tokens: Vec<u32> =
+            self.prompt.iter().chain(&self.greedy[..self.greedy.len() - 1]).copied().collect();
+        let vocab = runner.model.vocab;
+        let rows: Vec<u32> = self.positions.iter().map(|position| *position as u32).collect();
+        let found = runner.forward(&tokens, &rows).to_vec();
+        assert_eq!(found.len(), self.logits.len(), "{}", self.what);
+        let mut worst = 0.0f32;
+        for (row, (found, expected)) in found.chunks(vocab).zip(self.logits.chunks(vocab)).enumerate() {
+            let difference = relative_difference(found, expected);
+            let position = self.positions[row];
+            assert!(
+                difference <= LOGIT_TOLERANCE,
+                "{}: logits of position {position} differ by {difference:e}",
+                self.what
+            );
+            worst = worst.max(difference);
+        }
+        worst
+    }
+
+    fn check_greedy<B: Backend>(&self, runner: &mut Runner<B>) -> usize {
+        let found = runner.greedy(&self.prompt, self.greedy.len());
+        assert_eq!(found, self.greedy, "{}: greedy tokens differ", self.what);
+        found.len()
+    }
+}
+
+/// Largest difference of two rows of logits, relative to the largest expected logit. Not-a-number counts as infinite.
+pub fn relative_difference(found: &[f32], expected: &[f32]) -> f32 {
+    let scale = expected.iter().fold(0.0f32, |max, value| max.max(value.abs()));
+    let difference = found.iter().zip(expected).map(|(a, b)| (a - b).abs());
+    let worst = difference.fold(0.0f32, |max, value| if value <= max { max } else { value });
+    if worst.is_nan() { f32::INFINITY } else { worst / scale }
+}
+
+/// One sequence on one backend, its blocks deliberately out of order.
+pub struct Runner<B> {
+    pub backend: B,
+    pub model: LoadedModel,
+    blocks: Vec<u32>,
+    position: usize,
+}
+
+impl<B: Backend> Runner<B> {
+    /// Loads with an f32 cache.
+    pub fn load(checkpoint: &Checkpoint, mut backend: B, max_model_len: Option<usize>) -> Self {
+        let options = LoadOptions {
+            max_rows: MAX_ROWS,
+            max_logit_rows: MAX_ROWS,
+            max_model_len,
+            kv_dtype: DType::F32,
+            block_tokens: BLOCK_TOKENS,
+            progress: None,
+        };
+        let model = Model::load(checkpoint, &mut backend, options).unwrap_or_else(|error| panic!("{error}"));
+        let count = model.max_model_len.div_ceil(BLOCK_TOKENS);
+        backend.allocate_cache(model.kv_layout, count).unwrap_or_else(|error| panic!("{error}"));
+        let blocks = (0..count as u32).rev().collect();
+        Self { backend, model, blocks, position: 0 }
+    }
+
+    /// Appends `tokens` to the sequence and returns the logits of `rows` of them.
+    pub fn forward(&mut self, tokens: &[u32], rows: &[u32]) -> &[f32] {
+        let batch = Batch {
+            tokens: tokens.to_vec(),
+            spans: vec![Span {
+                first_row: 0,
+                rows: tokens.len() as u32,
+                first_position: self.position as u32,
+                blocks_start: 0,
+                blocks_len: self.blocks.len() as u32,
+            }],
+            blocks: self.blocks.clone(),
+            logit_rows: rows.to_vec(),
+            copies: Vec::new(),
+        };
+        self.position += tokens.len();
+        self.backend.forward(&batch).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Greedy continuation, token by token.
+    pub fn greedy(&mut self, prompt: &[u32], steps: usize) -> Vec<u32> {
+        let mut generated = Vec::with_capacity(steps);
+        let mut next = prompt.to_vec();
+        while generated.len() < steps {
+            let last = next.len() as u32 - 1;
+            let token = argmax(self.forward(&next, &[last]));
+            generated.push(token);
+            next = vec![token];
+        }
+        generated
+    }
+}
+
+/// Ties go to the lowest id.
+pub fn argmax(logits: &[f32]) -> u32 {
+    let mut best = 0;
+    for (id, value) in logits.iter().enumerate() {
+        if *value > logits[best] {
+            best = id;
+        }
+    }
+    best as u32
+}

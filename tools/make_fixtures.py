@@ -1,0 +1,221 @@
+"""Makes the tiny random checkpoints that every model family is checked against.
+
+For each family: a checkpoint as transformers writes it (config.json, generation_config.json, safetensors in bf16, f16 or
+f32) and what transformers computes from the *stored* weights in float32: logits at some positions and 64 greedy tokens.
+A seed is searched for whose greedy continuation is varied and never a near tie, so that a backend with other rounding
+still has to give the same tokens.
+
+    python tools/make_fixtures.py [family ...]
+
+Needs torch, transformers >= 5 and safetensors. Writes crates/folio-model/tests/fixtures/<family>/. Deterministic.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
+)
+
+ROOT = Path(__file__).resolve().parent.parent / "crates/folio-model/tests/fixtures"
+STEPS = 64
+# Smallest gap between the best two logits of a greedy step, relative to the largest logit.
+MARGIN = 0.01
+DISTINCT = 24
+
+VOCAB = 199  # a prime: nothing divides it
+BASE = dict(
+    vocab_size=VOCAB,
+    hidden_size=48,
+    intermediate_size=100,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    max_position_embeddings=256,
+    rms_norm_eps=1e-5,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=0,
+    use_cache=True,
+)
+
+
+def base(**changes):
+    return {**BASE, **changes}
+
+
+PHI4_HALF = 6  # rotated pairs: head_dim 16 * 0.75 / 2
+
+# name -> (config class, model class, configuration, dtype, options)
+#   old: config.json in the style of transformers 4
+#   drop: fields removed from config.json, because checkpoints in the wild lack them
+#   shard: largest shard, when the checkpoint is to be sharded
+#   cases: (prompt length, max_model_len given to Folio or None)
+FAMILIES = {
+    "llama2": (LlamaConfig, LlamaForCausalLM, base(), torch.float32,
+               dict(old=True, drop=["head_dim", "num_key_value_heads", "tie_word_embeddings"])),
+    "llama3": (LlamaConfig, LlamaForCausalLM,
+               base(num_key_value_heads=2, hidden_size=64, tie_word_embeddings=True, eos_token_id=[2, 5, 7],
+                    rope_parameters=dict(rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0,
+                                         high_freq_factor=4.0, original_max_position_embeddings=32)),
+               torch.bfloat16, dict(old=True, drop=["head_dim"])),
+    "llama_bias": (LlamaConfig, LlamaForCausalLM,
+                   base(num_key_value_heads=1, attention_bias=True, mlp_bias=True,
+                        rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=4.0)),
+                   torch.float16, dict(old=True)),
+    "mistral": (MistralConfig, MistralForCausalLM,
+                base(num_key_value_heads=2, head_dim=20, sliding_window=128, rope_theta=1000000.0), torch.bfloat16, {}),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM,
+              base(num_key_value_heads=2, rope_theta=1000000.0, rms_norm_eps=1e-6), torch.float16, dict(shard="60KB")),
+    "qwen2_yarn": (Qwen2Config, Qwen2ForCausalLM,
+                   base(num_key_value_heads=4, hidden_size=64, tie_word_embeddings=True, num_hidden_layers=1,
+                        rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0,
+                                             original_max_position_embeddings=64)),
+                   torch.float32, dict(old=True)),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM,
+              base(num_key_value_heads=1, num_attention_heads=3, head_dim=32, rope_theta=1000000.0, rms_norm_eps=1e-6,
+                   tie_word_embeddings=True), torch.bfloat16, {}),
+    "smollm2": (LlamaConfig, LlamaForCausalLM,
+                base(num_key_value_heads=1, num_attention_heads=3, hidden_size=72, rope_theta=130000.0,
+                     tie_word_embeddings=True), torch.bfloat16, {}),
+    "smollm3": (SmolLM3Config, SmolLM3ForCausalLM,
+                base(num_key_value_heads=1, num_hidden_layers=5, rope_theta=5000000.0, intermediate_size=72),
+                torch.float16, {}),
+    "phi3": (Phi3Config, Phi3ForCausalLM,
+             base(num_key_value_heads=2, hidden_size=64, partial_rotary_factor=0.5, rope_theta=10000.0), torch.float16,
+             dict(old=True)),
+    "phi4_mini": (Phi3Config, Phi3ForCausalLM,
+                  base(num_key_value_heads=2, hidden_size=64, tie_word_embeddings=True,
+                       original_max_position_embeddings=96, sliding_window=262144,
+                       rope_parameters=dict(rope_type="longrope", rope_theta=10000.0, partial_rotary_factor=0.75,
+                                            original_max_position_embeddings=96,
+                                            short_factor=[1.0 + 0.05 * i for i in range(PHI4_HALF)],
+                                            long_factor=[1.0 + 0.9 * i for i in range(PHI4_HALF)])),
+                  torch.bfloat16, dict(cases=[(100, None), (23, 96)])),
+}
+
+
+def randomize(model, seed):
+    """Weights large enough that the continuation is lively, norms and biases that would be missed if left out."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "norm" in name:
+                parameter.copy_(1.0 + 0.2 * noise)
+            elif name.endswith("bias"):
+                parameter.copy_(0.3 * noise)
+            elif "embed_tokens" in name or "lm_head" in name:
+                parameter.copy_(0.6 * noise)
+            else:
+                parameter.copy_(noise * (1.6 / parameter.shape[1] ** 0.5))
+
+
+def greedy(model, prompt):
+    """Greedy tokens, and the smallest relative margin."""
+    ids, margin = list(prompt), 1.0
+    with torch.no_grad():
+        past = None
+        step = torch.tensor([ids])
+        for _ in range(STEPS):
+            out = model(step, past_key_values=past, use_cache=True)
+            past, logits = out.past_key_values, out.logits[0, -1]
+            top = logits.topk(2)
+            margin = min(margin, float((top.values[0] - top.values[1]) / logits.abs().max()))
+            if margin < MARGIN:
+                return ids[len(prompt):], margin
+            ids.append(int(top.indices[0]))
+            step = torch.tensor([[ids[-1]]])
+    return ids[len(prompt):], margin
+
+
+def make(name):
+    config_class, model_class, settings, dtype, options = FAMILIES[name]
+    cases = options.get("cases", [(23, None)])
+    for seed in range(10000):
+        config = config_class(**json.loads(json.dumps(settings)))
+        config._attn_implementation = "eager"
+        model = model_class(config).eval()
+        randomize(model, seed)
+        # What is stored decides: round once, compute in float32 from the rounded weights. Not `model.to(dtype)`, which
+        # would round the rotary frequencies too.
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(parameter.to(dtype).to(torch.float32))
+        found = []
+        for case, (length, max_model_len) in enumerate(cases):
+            generator = torch.Generator().manual_seed(1000 * seed + case)
+            prompt = torch.randint(3, VOCAB, (length,), generator=generator).tolist()
+            tokens, margin = greedy(model, prompt)
+            if margin < MARGIN or len(set(tokens)) < DISTINCT:
+                break
+            found.append((prompt, tokens, margin, max_model_len))
+        else:
+            write(name, model, dtype, options, found, seed)
+            return
+    raise SystemExit(f"{name}: no seed gives a varied continuation with clear margins")
+
+
+def write(name, model, dtype, options, found, seed):
+    folder = ROOT / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    expected, tensors = [], {}
+    for case, (prompt, tokens, margin, max_model_len) in enumerate(found):
+        ids = prompt + tokens[:-1]
+        with torch.no_grad():
+            logits = model(torch.tensor([ids]), use_cache=False).logits[0]
+        predicted = logits[len(prompt) - 1:].argmax(-1).tolist()
+        assert predicted == tokens, f"{name}: cached and uncached greedy differ"
+        positions = sorted({0, 1, len(prompt) - 1, len(ids) - 1, *range(4, len(ids), 9)})
+        tensors[f"logits.{case}"] = logits[positions].contiguous()
+        expected.append(dict(prompt=prompt, greedy=tokens, positions=positions, max_model_len=max_model_len,
+                             smallest_margin=round(margin, 5)))
+    model.to(dtype).save_pretrained(folder, max_shard_size=options.get("shard", "5GB"))
+    rewrite_config(folder / "config.json", dtype, options)
+    save_file(tensors, folder / "expected.safetensors")
+    note = dict(made_by="tools/make_fixtures.py", seed=seed, cases=expected)
+    (folder / "expected.json").write_text(json.dumps(note) + "\n")
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    print(f"{name}: seed {seed}, margins {[case['smallest_margin'] for case in expected]}, {size // 1024} KiB")
+
+
+def rewrite_config(path, dtype, options):
+    config = json.loads(path.read_text())
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    config.pop("transformers_version", None)
+    if options.get("old"):
+        rope = config.pop("rope_parameters")
+        config["rope_theta"] = rope.pop("rope_theta")
+        partial = rope.pop("partial_rotary_factor", None)
+        if partial is not None:
+            config["partial_rotary_factor"] = partial
+        kind = rope.get("rope_type", "default")
+        # Linear scaling predates the name "rope_type".
+        if kind == "linear":
+            rope["type"] = rope.pop("rope_type")
+        config["rope_scaling"] = None if kind == "default" else rope
+        config["torch_dtype"] = config.pop("dtype")
+    for field in options.get("drop", []):
+        config.pop(field, None)
+    path.write_text(json.dumps(config, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for family in sys.argv[1:] or FAMILIES:
+        make(family)
