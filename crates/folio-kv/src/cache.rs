@@ -290,6 +290,11 @@ impl KvCache {
         fork
     }
 
+    /// Blocks that only this table references: what releasing it would make available. O(blocks).
+    pub fn exclusive_blocks(&self, table: &BlockTable) -> u32 {
+        table.blocks.iter().filter(|block| self.tree.block(block.0).refs == 1).count() as u32
+    }
+
     /// Drops the table's references, tail first. Content stays until its block is taken for something else; a partly
     /// written last block stays too, to be copied from. `tokens`: at least the `computed` first tokens.
     pub fn release(&mut self, mut table: BlockTable, tokens: &[u32]) {

@@ -50,3 +50,80 @@ impl Root {
         BlockHash(*blake3::keyed_hash(&self.key, &bytes[..32 + 4 * tokens.len()]).as_bytes())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::TenantId;
+
+    fn secret() -> [u8; 32] {
+        std::array::from_fn(|i| i as u8)
+    }
+
+    fn identity<'a>(secret: &'a [u8; 32]) -> Identity<'a> {
+        Identity {
+            tenant: TenantId(7),
+            tenant_secret: secret,
+            model_digest: &[0x11; 32],
+            layout_digest: &[0x22; 32],
+            extra: b"adapter",
+        }
+    }
+
+    fn hex(hash: &BlockHash) -> String {
+        hash.0.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// Computed with the Python package `blake3` from the formulas in the module documentation.
+    #[test]
+    fn hashes_equal_independent_vectors() {
+        let root = Root::derive(&identity(&secret()));
+        assert_eq!(hex(&root.hash), "52573405ec6542687bf1aa16c7d6271fa26afe5000ff42748978f178b16ef1d1");
+        let first: Vec<u32> = (0..16).collect();
+        let first = root.chain(&root.hash, &first);
+        assert_eq!(hex(&first), "987dbdc5b98928f774f9c55a9352100b1780b410b93c6b1819f24c88faac6f7a");
+        let second: Vec<u32> = (0..16).map(|i| u32::MAX - i).collect();
+        let second = root.chain(&first, &second);
+        assert_eq!(hex(&second), "50ceeb8ab10e8af86cfe25d9fde61305230786e1e2c4ee0dee8313aaa7512da4");
+        let long: Vec<u32> = (0..100).collect();
+        let long = root.chain(&root.hash, &long);
+        assert_eq!(hex(&long), "3fc340b9cd448d9f5d150c01c28e4b99245d8e9f97911003f764e6ed23a1e47c");
+    }
+
+    #[test]
+    fn one_call_and_streamed_hashing_agree_at_the_border() {
+        let root = Root::derive(&identity(&secret()));
+        let tokens: Vec<u32> = (0..STACK_TOKENS as u32).collect();
+        let mut bytes = root.hash.0.to_vec();
+        bytes.extend(tokens.iter().flat_map(|t| t.to_le_bytes()));
+        assert_eq!(root.chain(&root.hash, &tokens).0, *blake3::keyed_hash(&root.key, &bytes).as_bytes());
+        bytes.extend(99u32.to_le_bytes());
+        let longer: Vec<u32> = tokens.iter().copied().chain([99]).collect();
+        assert_eq!(root.chain(&root.hash, &longer).0, *blake3::keyed_hash(&root.key, &bytes).as_bytes());
+    }
+
+    #[test]
+    fn every_part_of_the_identity_changes_the_root_and_its_chain() {
+        let (secret, other_secret) = (secret(), [5; 32]);
+        let base = identity(&secret);
+        let mut roots: Vec<Root> = [
+            base,
+            Identity { tenant: TenantId(8), ..base },
+            Identity { tenant_secret: &other_secret, ..base },
+            Identity { model_digest: &[0x12; 32], ..base },
+            Identity { layout_digest: &[0x23; 32], ..base },
+            Identity { extra: b"adapte", ..base },
+            Identity { extra: b"", ..base },
+        ]
+        .iter()
+        .map(Root::derive)
+        .collect();
+        roots.dedup();
+        let mut seen: Vec<BlockHash> =
+            roots.iter().flat_map(|r| [r.hash, r.chain(&r.hash, &[1, 2, 3])]).collect();
+        assert_eq!(seen.len(), 14);
+        seen.sort();
+        seen.dedup();
+        assert_eq!(seen.len(), 14);
+    }
+}

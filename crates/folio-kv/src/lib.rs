@@ -1,4 +1,23 @@
 //! KV *identity*: which block holds what, for whom, and what may be taken next.
+//!
+//! Owns: the block pool, the block tables, the prefix index, eviction, and the account of all of it. Must never: touch KV
+//! bytes, do I/O, read a clock, or let two tenants reach one block.
+//!
+//! A sequence's life: [`KvCache::attach`] what is cached, then per step [`KvCache::grow`] before it and
+//! [`KvCache::commit`] after it, [`KvCache::fork`] for further choices, [`KvCache::release`] at its end or preemption.
+//!
+//! | module | one noun |
+//! |---|---|
+//! | `cache` | the operations and what they promise; why copies are safe |
+//! | `pool` | the states of a block, reference counts, the free list |
+//! | `tree` | the index: hash to block, parents and children |
+//! | `policy` | the order of eviction, a trait object |
+//! | `hash` | roots and chained block hashes, byte for byte |
+//! | `table` | one sequence's blocks |
+//! | `stats`, `check` | what the cache says about itself, and the proof that it is true |
+//!
+//! Cost: `grow` and `commit` are O(blocks touched), `attach` and `release` O(blocks of the sequence), everything else
+//! O(1) but `clear` and `check`. Nothing is allocated on these paths once pool and tables have been used.
 #![forbid(unsafe_code)]
 
 mod cache;
@@ -10,6 +29,7 @@ mod stats;
 mod table;
 mod tree;
 mod types;
+mod workload;
 
 pub use cache::{KvCache, Lookup};
 pub use check::Violation;
@@ -17,3 +37,4 @@ pub use policy::{BlockMeta, EvictionPolicy, LruLeafFirst};
 pub use stats::{CacheStats, TenantStats};
 pub use table::BlockTable;
 pub use types::{BlockCopy, BlockHash, BlockId, CacheConfig, Identity, OutOfBlocks, Root, TenantId};
+pub use workload::DecodeWorkload;

@@ -100,7 +100,8 @@ impl Tree {
             next_sibling: NONE,
         };
         let mut map = FxHashMap::default();
-        map.reserve(blocks as usize);
+        // Twice the entries: removed ones leave marks, and up to half full the map cleans up in place.
+        map.reserve(2 * blocks as usize);
         Self {
             blocks: vec![block; blocks as usize],
             map,

@@ -1,0 +1,342 @@
+//! The cache against a model of memory: whatever is attached, grown, forked, preempted, dropped and evicted, reading
+//! through a table gives exactly the sequence's own content at every computed position.
+//!
+//! A memory cell holds a fingerprint of the tenant and of *all* tokens up to its position, as real KV does; so content
+//! reached through a wrong parent, a stale copy or another tenant's block is seen even where the tokens happen to agree.
+//! A step runs as an executor does: copies in list order, then all writes, then all commits.
+
+mod common;
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use common::{Fifo, cache, config, root};
+use folio_kv::{BlockCopy, BlockTable, EvictionPolicy, KvCache, LruLeafFirst, TenantId};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+const TENANTS: u32 = 2;
+const SEQUENCES: usize = 6;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Attach {
+        tenant: u32,
+        tokens: Vec<u32>,
+        spare: u32,
+    },
+    /// Appends a token if all are covered, and makes room for up to `by` more positions.
+    Grow {
+        who: usize,
+        by: u32,
+        token: u32,
+    },
+    Fork {
+        who: usize,
+    },
+    /// A preemption or an end; the sequence's pending copies may be dropped with it.
+    Release {
+        who: usize,
+        drop_copies: bool,
+    },
+    Abandon {
+        who: usize,
+        drop_copies: bool,
+    },
+    Clear {
+        tenant: Option<u32>,
+    },
+    /// Runs what was planned; a sequence computes all or part of what it was grown for.
+    Step {
+        part: u32,
+    },
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let tokens = vec(0u32..2, 1..14);
+    let op = prop_oneof![
+        6 => (0..TENANTS, tokens, 0u32..3).prop_map(|(tenant, tokens, spare)| Op::Attach { tenant, tokens, spare }),
+        8 => (any::<usize>(), 1u32..9, 0u32..2).prop_map(|(who, by, token)| Op::Grow { who, by, token }),
+        2 => any::<usize>().prop_map(|who| Op::Fork { who }),
+        3 => (any::<usize>(), any::<bool>()).prop_map(|(who, drop_copies)| Op::Release { who, drop_copies }),
+        1 => (any::<usize>(), any::<bool>()).prop_map(|(who, drop_copies)| Op::Abandon { who, drop_copies }),
+        1 => prop::option::of(0..TENANTS).prop_map(|tenant| Op::Clear { tenant }),
+        6 => (0u32..4).prop_map(|part| Op::Step { part }),
+    ];
+    vec(op, 1..60)
+}
+
+fn fingerprint(tenant: TenantId, tokens: &[u32]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (tenant, tokens).hash(&mut hasher);
+    hasher.finish()
+}
+
+struct Sequence {
+    tokens: Vec<u32>,
+    table: BlockTable,
+    /// Positions this step has room for; nothing to run if not beyond `computed`.
+    target: u32,
+}
+
+impl Sequence {
+    fn tenant(&self) -> TenantId {
+        self.table.root().tenant
+    }
+}
+
+struct World {
+    cache: KvCache,
+    memory: Vec<Vec<u64>>,
+    copies: Vec<BlockCopy>,
+    sequences: Vec<Sequence>,
+}
+
+impl World {
+    fn new(blocks: u32, block_tokens: u32, policy: Box<dyn EvictionPolicy>) -> Self {
+        let memory = vec![vec![0; block_tokens as usize]; blocks as usize];
+        let cache = KvCache::new(config(blocks, block_tokens), policy);
+        Self { cache, memory, copies: Vec::new(), sequences: Vec::new() }
+    }
+
+    fn apply(&mut self, op: Op) {
+        match op {
+            Op::Attach { tenant, tokens, spare } => self.attach(tenant, tokens, spare),
+            Op::Clear { tenant } => self.cache.clear(tenant.map(TenantId)),
+            Op::Step { part } => self.step(part),
+            Op::Grow { who, .. } | Op::Fork { who } | Op::Release { who, .. } | Op::Abandon { who, .. } => {
+                if self.sequences.is_empty() {
+                    return;
+                }
+                let who = who % self.sequences.len();
+                match op {
+                    Op::Grow { by, token, .. } => self.grow(who, by, token),
+                    Op::Fork { .. } => self.fork(who),
+                    Op::Release { drop_copies, .. } => self.give_up(who, drop_copies, KvCache::release),
+                    Op::Abandon { drop_copies, .. } => self.give_up(who, drop_copies, KvCache::abandon),
+                    _ => unreachable!("matched above"),
+                }
+            }
+        }
+    }
+
+    fn attach(&mut self, tenant: u32, tokens: Vec<u32>, spare: u32) {
+        if self.sequences.len() >= SEQUENCES {
+            return;
+        }
+        let max_tokens = (tokens.len() as u32).saturating_sub(spare);
+        let wanted = &tokens[..max_tokens as usize];
+        let found = self.cache.lookup(&root(tenant), wanted);
+        let probe = self.cache.probe(&root(tenant), wanted);
+        let before = self.cache.stats();
+        let room_for_tail = self.cache.available() > found.idle_blocks;
+        let (table, copy) = self.cache.attach(&root(tenant), &tokens, max_tokens);
+
+        let full = found.full_blocks * self.cache.config().block_tokens;
+        assert_eq!(probe, full + found.tail_tokens);
+        assert_eq!(table.computed(), if room_for_tail { probe } else { full });
+        let after = self.cache.stats();
+        assert_eq!(after.hit_tokens - before.hit_tokens, u64::from(table.computed()));
+        assert_eq!(after.query_tokens - before.query_tokens, tokens.len() as u64);
+        assert_eq!(after.tail_hit_tokens - before.tail_hit_tokens, u64::from(table.computed() - full));
+        if let Some(copy) = copy {
+            assert_eq!((copy.tokens, Some(&copy.to)), (found.tail_tokens, table.blocks().last()));
+            self.copies.push(copy);
+        }
+        self.sequences.push(Sequence { tokens, table, target: 0 });
+    }
+
+    fn grow(&mut self, who: usize, by: u32, token: u32) {
+        let sequence = &mut self.sequences[who];
+        if sequence.table.computed() as usize == sequence.tokens.len() {
+            sequence.tokens.push(token);
+        }
+        let target = (sequence.table.computed() + by).min(sequence.tokens.len() as u32);
+        let needed = self.cache.needed(&sequence.table, target);
+        let available = self.cache.available();
+        let (before, blocks, copies) =
+            (self.cache.stats(), sequence.table.blocks().to_vec(), self.copies.len());
+        match self.cache.grow(&mut sequence.table, target, &mut self.copies) {
+            Ok(()) => {
+                assert!(needed <= available && sequence.table.capacity() >= target);
+                assert_eq!(self.cache.available(), available - needed);
+                assert_eq!(self.cache.needed(&sequence.table, target), 0);
+                sequence.target = target;
+            }
+            Err(refused) => {
+                assert_eq!((refused.needed, refused.available), (needed, available));
+                assert!(needed > available, "refused although there was room");
+                assert_eq!((self.cache.stats(), sequence.table.blocks()), (before, &blocks[..]));
+                assert_eq!(self.copies.len(), copies);
+            }
+        }
+    }
+
+    fn fork(&mut self, who: usize) {
+        if self.sequences.len() >= SEQUENCES {
+            return;
+        }
+        let sequence = &mut self.sequences[who];
+        sequence.target = 0;
+        let (table, tokens) = (self.cache.fork(&sequence.table), sequence.tokens.clone());
+        assert_eq!(table.computed(), sequence.table.computed());
+        self.sequences.push(Sequence { tokens, table, target: 0 });
+    }
+
+    /// A pending copy is dropped only if nothing else depends on its target.
+    fn give_up(&mut self, who: usize, drop_copies: bool, how: fn(&mut KvCache, BlockTable, &[u32])) {
+        let Sequence { tokens, table, .. } = self.sequences.swap_remove(who);
+        if drop_copies {
+            let others = &self.sequences;
+            let all = self.copies.clone();
+            self.copies.retain(|copy| {
+                !table.blocks().contains(&copy.to)
+                    || others.iter().any(|s| s.table.blocks().contains(&copy.to))
+                    || all.iter().any(|later| later.from == copy.to)
+            });
+        }
+        how(&mut self.cache, table, &tokens);
+    }
+
+    fn step(&mut self, part: u32) {
+        for copy in self.copies.drain(..) {
+            for slot in 0..copy.tokens as usize {
+                self.memory[copy.to.0 as usize][slot] = self.memory[copy.from.0 as usize][slot];
+            }
+        }
+        let size = self.cache.config().block_tokens;
+        for index in 0..self.sequences.len() {
+            let sequence = &self.sequences[index];
+            let start = sequence.table.computed();
+            let end = if part == 0 { sequence.target } else { sequence.target.min(start + part) };
+            for position in start..end {
+                let block = sequence.table.blocks()[(position / size) as usize];
+                let holders = self.sequences.iter().filter(|s| s.table.blocks().contains(&block)).count();
+                assert_eq!(holders, 1, "a block is written by its only holder");
+                self.memory[block.0 as usize][(position % size) as usize] =
+                    fingerprint(sequence.tenant(), &sequence.tokens[..=position as usize]);
+            }
+            self.sequences[index].target = end;
+        }
+        for sequence in &mut self.sequences {
+            if sequence.target > sequence.table.computed() {
+                self.cache.commit(&mut sequence.table, &sequence.tokens, sequence.target);
+                assert_eq!(sequence.table.computed(), sequence.target);
+            }
+            sequence.target = 0;
+        }
+        self.read_everything();
+    }
+
+    fn read_everything(&self) {
+        let size = self.cache.config().block_tokens;
+        for sequence in &self.sequences {
+            for position in 0..sequence.table.computed() {
+                let block = sequence.table.blocks()[(position / size) as usize];
+                let cell = self.memory[block.0 as usize][(position % size) as usize];
+                let expected = fingerprint(sequence.tenant(), &sequence.tokens[..=position as usize]);
+                assert_eq!(cell, expected, "position {position} of {:?} in {block:?}", sequence.tokens);
+            }
+        }
+    }
+
+    fn check(&self) {
+        let tables: Vec<&BlockTable> = self.sequences.iter().map(|s| &s.table).collect();
+        self.cache.check(&tables).expect("invariants");
+    }
+}
+
+fn run(ops: Vec<Op>, blocks: u32, block_tokens: u32, policy: Box<dyn EvictionPolicy>) {
+    let mut world = World::new(blocks, block_tokens, policy);
+    for op in ops {
+        world.apply(op);
+        world.check();
+    }
+    world.step(0);
+    world.check();
+    while !world.sequences.is_empty() {
+        world.give_up(0, false, KvCache::release);
+        world.check();
+    }
+    let stats = world.cache.stats();
+    assert_eq!((stats.active_blocks, stats.active_written_slots), (0, 0));
+    assert!(stats.closed_written_slots <= stats.closed_slots);
+    assert_eq!(world.cache.available(), blocks);
+    world.cache.clear(None);
+    world.check();
+    assert_eq!(world.cache.stats().free_blocks, blocks);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 3000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn tables_read_what_their_sequences_wrote(ops in ops(), blocks in 1u32..14, block_tokens in 1u32..6) {
+        run(ops, blocks, block_tokens, Box::new(LruLeafFirst::new()));
+    }
+
+    #[test]
+    fn whatever_the_policy(ops in ops(), blocks in 1u32..14, block_tokens in 1u32..6) {
+        run(ops, blocks, block_tokens, Box::<Fifo>::default());
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Serve {
+    Start { tenant: u32, tokens: Vec<u32>, computed: usize },
+    Finish { who: usize },
+}
+
+fn serves() -> impl Strategy<Value = Vec<Serve>> {
+    let start = (0..TENANTS, vec(0u32..2, 1..16), any::<usize>());
+    let start = start.prop_map(|(tenant, tokens, computed)| Serve::Start { tenant, tokens, computed });
+    vec(prop_oneof![start, any::<usize>().prop_map(|who| Serve::Finish { who })], 1..60)
+}
+
+fn shared(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// With memory to spare, a hit is the longest beginning shared with anything the tenant has computed: with full
+    /// blocks of what still runs, to the token with what has ended. Two token values and blocks of at most four keep
+    /// every list of children within the bound of the search, so nothing may be missed.
+    #[test]
+    fn hits_are_exact_to_the_token(serves in serves(), block_tokens in 1u32..5) {
+        let mut cache = cache(2000, block_tokens);
+        let mut ended: Vec<(u32, Vec<u32>)> = Vec::new();
+        let mut running: Vec<(u32, Vec<u32>, BlockTable)> = Vec::new();
+        for serve in serves {
+            match serve {
+                Serve::Start { tenant, tokens, computed } => {
+                    let wanted = &tokens[..tokens.len() - 1];
+                    let live = running.iter().map(|(owner, tokens, table)| {
+                        let full = table.computed() / block_tokens * block_tokens;
+                        (*owner, &tokens[..full as usize])
+                    });
+                    let known = ended.iter().map(|(owner, tokens)| (*owner, &tokens[..])).chain(live);
+                    let best = known.filter(|(owner, _)| *owner == tenant).map(|(_, known)| shared(known, wanted)).max();
+                    let (mut table, _) = cache.attach(&root(tenant), &tokens, wanted.len() as u32);
+                    prop_assert_eq!(table.computed() as usize, best.unwrap_or(0));
+                    let rest = tokens.len() - table.computed() as usize;
+                    let target = table.computed() + 1 + (computed % rest) as u32;
+                    cache.grow(&mut table, target, &mut Vec::new()).expect("memory to spare");
+                    cache.commit(&mut table, &tokens, target);
+                    running.push((tenant, tokens, table));
+                }
+                Serve::Finish { who } if !running.is_empty() => {
+                    let (tenant, mut tokens, table) = running.swap_remove(who % running.len());
+                    let computed = table.computed();
+                    cache.release(table, &tokens);
+                    tokens.truncate(computed as usize);
+                    ended.push((tenant, tokens));
+                }
+                Serve::Finish { .. } => {}
+            }
+        }
+        prop_assert_eq!(cache.stats().evictions, 0);
+        let tables: Vec<&BlockTable> = running.iter().map(|(_, _, table)| table).collect();
+        cache.check(&tables).expect("invariants");
+    }
+}
