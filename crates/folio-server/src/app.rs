@@ -1,0 +1,225 @@
+//! What a running server is made of, and the state its handlers share.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use folio_engine::handle::{Health, Rejected};
+use folio_engine::{CancelFlag, EngineHandle, EngineStats, EventSink, Micros, Request, RequestId};
+use folio_kv::{Identity, Root, TenantId};
+use folio_text::{ChatTemplate, Tokenizer};
+use tokio::sync::{Notify, Semaphore};
+
+use crate::config::ServerConfig;
+use crate::error::{ApiError, ServerError};
+use crate::metrics::Metrics;
+use crate::params::SamplingDefaults;
+use crate::tenants::{Tenant, Tenants};
+
+/// The engine as the server sees it: every method returns at once. [`EngineHandle`] is the engine; tests have others.
+pub trait Engine: Send + Sync + 'static {
+    fn next_request_id(&self) -> RequestId;
+    fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<CancelFlag, Rejected>;
+    fn stats(&self) -> Arc<EngineStats>;
+    fn health(&self, stall_us: u64) -> Health;
+    fn now(&self) -> Micros;
+    /// Most choices of one request.
+    fn choices_max(&self) -> u32;
+    fn drain(&self);
+    fn stop(&self);
+}
+
+impl Engine for EngineHandle {
+    fn next_request_id(&self) -> RequestId {
+        self.next_request_id()
+    }
+    fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<CancelFlag, Rejected> {
+        self.submit(request, sink)
+    }
+    fn stats(&self) -> Arc<EngineStats> {
+        self.stats()
+    }
+    fn health(&self, stall_us: u64) -> Health {
+        self.health(stall_us)
+    }
+    fn now(&self) -> Micros {
+        self.now()
+    }
+    fn choices_max(&self) -> u32 {
+        self.config().max_choices
+    }
+    fn drain(&self) {
+        self.drain();
+    }
+    fn stop(&self) {
+        self.stop();
+    }
+}
+
+/// Everything the server needs to know about the one model it serves.
+#[derive(Clone, Debug)]
+pub struct ModelFacts {
+    /// Names the model answers to; the first is the one in responses and metrics. At least one.
+    pub names: Vec<String>,
+    /// Unix time, seconds, for `GET /v1/models`.
+    pub created_s: u64,
+    /// Prompt and generated tokens of one sequence.
+    pub context_length: u32,
+    /// Token ids at or above this are refused.
+    pub vocab_size: u32,
+    pub eos_token_ids: Arc<[u32]>,
+    /// From `generation_config.json`.
+    pub defaults: SamplingDefaults,
+    /// Digest of the checkpoint's bytes and configuration.
+    pub model_digest: [u8; 32],
+    /// Digest of the KV layout.
+    pub layout_digest: [u8; 32],
+}
+
+impl ModelFacts {
+    pub fn name(&self) -> &str {
+        self.names.first().map_or("", String::as_str)
+    }
+}
+
+/// What `serve` is given.
+#[derive(Clone)]
+pub struct App {
+    pub engine: Arc<dyn Engine>,
+    pub tokenizer: Arc<Tokenizer>,
+    /// `None`: chat is refused, completions work.
+    pub template: Option<Arc<ChatTemplate>>,
+    pub model: ModelFacts,
+    /// Of the program, for `/version`.
+    pub version: &'static str,
+}
+
+/// Shared by all handlers.
+pub(crate) struct State {
+    pub app: App,
+    pub config: ServerConfig,
+    pub tenants: Tenants,
+    pub metrics: Metrics,
+    /// Precomputed: one for each tenant.
+    roots: HashMap<TenantId, Root>,
+    tokenizing: Arc<Semaphore>,
+    tokenizing_waiting: AtomicUsize,
+    /// No new generation is taken.
+    pub draining: AtomicBool,
+    pub in_flight: Arc<InFlight>,
+}
+
+/// Generations between their request's arrival and the engine's last word about them.
+#[derive(Default)]
+pub(crate) struct InFlight {
+    count: AtomicUsize,
+    changed: Notify,
+}
+
+/// Counts as one while it lives.
+pub(crate) struct Flight(Arc<InFlight>);
+
+impl InFlight {
+    pub fn enter(self: &Arc<Self>) -> Flight {
+        self.count.fetch_add(1, Ordering::AcqRel);
+        Flight(self.clone())
+    }
+
+    pub fn count(&self) -> usize {
+        self.count.load(Ordering::Acquire)
+    }
+
+    /// Returns when nothing is in flight.
+    pub async fn idle(&self) {
+        loop {
+            // Registered before looking, so that no change is missed.
+            let changed = self.changed.notified();
+            if self.count() == 0 {
+                return;
+            }
+            changed.await;
+        }
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        if self.0.count.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.changed.notify_waiters();
+        }
+    }
+}
+
+impl State {
+    pub fn new(mut config: ServerConfig, app: App) -> Result<Arc<Self>, ServerError> {
+        let problem = match &app.model {
+            model if model.names.is_empty() => Some("the model has no name"),
+            model if model.vocab_size == 0 => Some("the model has no vocabulary"),
+            model if model.context_length < 2 => Some("the model's context is shorter than two tokens"),
+            _ => None,
+        };
+        if let Some(problem) = problem {
+            return Err(ServerError::Config(problem.into()));
+        }
+        config.limits.choices = config.limits.choices.min(app.engine.choices_max()).max(1);
+        let tenants = Tenants::new(&config.api_keys, config.server_secret)?;
+        // The keys themselves are not needed any more.
+        config.api_keys.clear();
+        config.server_secret = None;
+        let root = |tenant: &Tenant| {
+            Root::derive(&Identity {
+                tenant: tenant.id,
+                tenant_secret: &tenant.secret,
+                model_digest: &app.model.model_digest,
+                layout_digest: &app.model.layout_digest,
+                extra: &[],
+            })
+        };
+        let roots = tenants.all().map(|tenant| (tenant.id, root(tenant))).collect();
+        let tokenizing = Arc::new(Semaphore::new(config.limits.tokenizing.max(1)));
+        let metrics = Metrics::new(&app);
+        Ok(Arc::new(Self {
+            app,
+            config,
+            tenants,
+            metrics,
+            roots,
+            tokenizing,
+            tokenizing_waiting: AtomicUsize::new(0),
+            draining: AtomicBool::new(false),
+            in_flight: Arc::default(),
+        }))
+    }
+
+    /// Start of the tenant's block-hash chains.
+    pub fn root(&self, tenant: TenantId) -> Result<Root, ApiError> {
+        self.roots.get(&tenant).copied().ok_or_else(|| ApiError::internal("the tenant has no root"))
+    }
+
+    /// Runs `work` (rendering, tokenizing) off the async thread, a bounded number at a time, a bounded number in line.
+    pub async fn off_thread<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        struct Waiting<'a>(&'a AtomicUsize);
+        impl Drop for Waiting<'_> {
+            fn drop(&mut self) {
+                self.0.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+        let in_line = self.tokenizing_waiting.fetch_add(1, Ordering::AcqRel);
+        let waiting = Waiting(&self.tokenizing_waiting);
+        if in_line >= self.config.limits.tokenizing_waiting + self.config.limits.tokenizing {
+            return Err(ApiError::busy("Too many requests are being tokenized.", 1));
+        }
+        let permit = self.tokenizing.clone().acquire_owned().await;
+        let result = tokio::task::spawn_blocking(move || {
+            // Held until the work is done, even when the client left meanwhile.
+            let _permit = permit;
+            work()
+        });
+        let result = result.await.unwrap_or_else(|_| Err(ApiError::internal("preparing the request failed")));
+        drop(waiting);
+        result
+    }
+}

@@ -1,0 +1,194 @@
+//! `POST /v1/chat/completions`.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::body::{Body, Bytes};
+use axum::http::Response;
+use folio_text::{ChatInput, ChatTemplate, TextError};
+use serde_json::{Map, Value};
+
+use crate::app::State;
+use crate::error::ApiError;
+use crate::fields::{Fields, within};
+use crate::generate::{self, Job, PromptJob, unix_s};
+use crate::messages;
+use crate::params::{Generation, REFUSED};
+use crate::shape::{Kind, Shape};
+use crate::tenants::Tenant;
+
+/// What is particular to chat: how the conversation becomes a prompt.
+struct Conversation {
+    messages: Vec<Value>,
+    kwargs: Map<String, Value>,
+    add_generation_prompt: bool,
+    continue_final: bool,
+}
+
+pub async fn handle(
+    state: Arc<State>,
+    tenant: Tenant,
+    request_id: String,
+    body: Bytes,
+) -> Result<Response<Body>, ApiError> {
+    let arrived = Instant::now();
+    let flight = state.in_flight.enter();
+    let shared = state.clone();
+    let job = state.off_thread(move || prepare(&shared, &request_id, &body, arrived)).await?;
+    generate::run(&state, &tenant, job, flight).await
+}
+
+fn prepare(state: &State, request_id: &str, body: &[u8], arrived: Instant) -> Result<Job, ApiError> {
+    let facts = &state.app.model;
+    let limits = &state.config.limits;
+    let mut fields = Fields::of_body(body)?;
+    check_model(&mut fields, state)?;
+    let mut generation = Generation::read(&mut fields, facts, limits)?;
+    generation.sampling.logprobs = logprobs(&mut fields, limits.logprobs)?;
+    generation.max_tokens = max_tokens(&mut fields)?;
+    let conversation = conversation(&mut fields, limits)?;
+    fields.finish(REFUSED)?;
+
+    let template = state.app.template.as_ref().ok_or_else(|| text_error(TextError::NoTemplate))?;
+    let text = render(template, &conversation)?;
+    let special = generation.add_special_tokens.unwrap_or(false);
+    let mut tokens = encode(state, &text, special, generation.truncate_prompt.is_some(), "messages")?;
+    let params = generation.fit(&mut tokens, facts, "messages")?;
+    let echo = generation.echo.then(|| final_assistant_text(&conversation.messages)).flatten();
+    let prompt = PromptJob { tokens: tokens.into(), params, echo, echo_logprobs: false };
+    let shape = Shape::new(state, Kind::Chat, request_id, &generation);
+    Ok(Job { shape, generation, prompts: vec![prompt], arrived })
+}
+
+/// The model is optional, as there is one; another name than its own is a 404.
+pub fn check_model(fields: &mut Fields, state: &State) -> Result<(), ApiError> {
+    let names = &state.app.model.names;
+    match fields.take::<String>("model")? {
+        Some(name) if !names.contains(&name) => Err(ApiError::model_not_found(&name, state.app.model.name())),
+        _ => Ok(()),
+    }
+}
+
+fn logprobs(fields: &mut Fields, limit: u32) -> Result<Option<u32>, ApiError> {
+    let wanted = fields.take::<bool>("logprobs")?.unwrap_or(false);
+    let top = fields.take("top_logprobs")?;
+    let top = within(fields, "top_logprobs", top, (0, limit))?;
+    if top.is_some_and(|top| top > 0) && !wanted {
+        return Err(ApiError::invalid(
+            "top_logprobs",
+            "'top_logprobs' is only allowed when 'logprobs' is true.",
+        ));
+    }
+    Ok(wanted.then_some(top.unwrap_or(0)))
+}
+
+fn max_tokens(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
+    let new = fields.take("max_completion_tokens")?;
+    let new = within(fields, "max_completion_tokens", new, (1, u32::MAX))?;
+    let old = fields.take("max_tokens")?;
+    let old = within(fields, "max_tokens", old, (1, u32::MAX))?;
+    match (new, old) {
+        (Some(new), Some(old)) if new != old => {
+            let message = format!(
+                "'max_tokens' ({old}) contradicts 'max_completion_tokens' ({new}); give one of them."
+            );
+            Err(ApiError::invalid("max_tokens", message))
+        }
+        _ => Ok(new.or(old)),
+    }
+}
+
+fn conversation(fields: &mut Fields, limits: &crate::config::Limits) -> Result<Conversation, ApiError> {
+    let messages = messages::read(fields, limits)?;
+    let continue_final = fields.take("continue_final_message")?.unwrap_or(false);
+    let add = fields.take::<bool>("add_generation_prompt")?;
+    if continue_final && add == Some(true) {
+        let message = "'continue_final_message' and 'add_generation_prompt' cannot both be true.";
+        return Err(ApiError::invalid("continue_final_message", message));
+    }
+    if continue_final && final_assistant_text(&messages).is_none() {
+        let message =
+            "'continue_final_message' needs a last message with the role assistant and some content.";
+        return Err(ApiError::invalid("continue_final_message", message));
+    }
+    let kwargs = fields.take("chat_template_kwargs")?.unwrap_or_default();
+    Ok(Conversation {
+        messages,
+        kwargs,
+        add_generation_prompt: add.unwrap_or(!continue_final),
+        continue_final,
+    })
+}
+
+fn final_assistant_text(messages: &[Value]) -> Option<String> {
+    let last = messages.last().filter(|last| last["role"] == "assistant")?;
+    let text = last["content"].as_str().filter(|text| !text.trim().is_empty())?;
+    Some(text.to_owned())
+}
+
+fn render(template: &ChatTemplate, conversation: &Conversation) -> Result<String, ApiError> {
+    let mut text = template
+        .render(&ChatInput {
+            messages: &conversation.messages,
+            tools: None,
+            documents: None,
+            add_generation_prompt: conversation.add_generation_prompt,
+            kwargs: &conversation.kwargs,
+            now_unix_s: unix_s() as i64,
+        })
+        .map_err(text_error)?;
+    if conversation.continue_final {
+        // Everything after the last message's own text closes the turn; the model is to go on inside it.
+        let last = final_assistant_text(&conversation.messages).unwrap_or_default();
+        let last = last.trim();
+        let at = text.rfind(last).ok_or_else(|| {
+            let message = "The model's chat template changes the last message, so it cannot be continued.";
+            ApiError::invalid("continue_final_message", message)
+        })?;
+        text.truncate(at + last.len());
+    }
+    Ok(text)
+}
+
+/// Bytes per token that no tokenizer reaches over a whole prompt.
+const BYTES_PER_TOKEN_MAX: usize = 64;
+
+/// Tokenizes. A text that cannot fit into the context is refused before the work, unless it is to be truncated.
+pub fn encode(
+    state: &State,
+    text: &str,
+    special: bool,
+    truncated: bool,
+    param: &str,
+) -> Result<Vec<u32>, ApiError> {
+    let context = state.app.model.context_length;
+    let most = match truncated {
+        true => state.config.limits.body_bytes,
+        false => state.config.limits.body_bytes.min(context as usize * BYTES_PER_TOKEN_MAX),
+    };
+    state.app.tokenizer.encode(text, special, most).map_err(|error| match error {
+        TextError::TooLong { bytes, limit } => {
+            let message = format!(
+                "This model's maximum context length is {context} tokens, but the prompt has {bytes} bytes of text, more \
+                 than {limit}. Shorten the prompt."
+            );
+            let error = ApiError::invalid(param, message);
+            ApiError { code: Some("context_length_exceeded"), ..error }
+        }
+        other => text_error(other),
+    })
+}
+
+/// What went wrong with a text, as the client sees it.
+pub fn text_error(error: TextError) -> ApiError {
+    let message = error.to_string();
+    match error {
+        TextError::NoTemplate => {
+            ApiError { code: Some("no_chat_template"), ..ApiError::bad_request(message) }
+        }
+        TextError::ReservedKwarg(_) => ApiError::invalid("chat_template_kwargs", message),
+        TextError::Refused(_) | TextError::Render { .. } => ApiError::invalid("messages", message),
+        TextError::TooLong { .. } | TextError::Encode(_) => ApiError::bad_request(message),
+        _ => ApiError::internal(message),
+    }
+}

@@ -1,0 +1,212 @@
+//! `POST /v1/completions`.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::body::{Body, Bytes};
+use axum::http::Response;
+use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
+
+use crate::app::State;
+use crate::chat::{check_model, encode};
+use crate::error::ApiError;
+use crate::fields::{Fields, within};
+use crate::generate::{self, Job, PromptJob};
+use crate::params::{Generation, REFUSED, check_token_ids};
+use crate::shape::{Kind, Shape};
+use crate::tenants::Tenant;
+
+/// OpenAI's default.
+const MAX_TOKENS: u32 = 16;
+
+pub async fn handle(
+    state: Arc<State>,
+    tenant: Tenant,
+    request_id: String,
+    body: Bytes,
+) -> Result<Response<Body>, ApiError> {
+    let arrived = Instant::now();
+    let flight = state.in_flight.enter();
+    let shared = state.clone();
+    let job = state.off_thread(move || prepare(&shared, &request_id, &body, arrived)).await?;
+    generate::run(&state, &tenant, job, flight).await
+}
+
+fn prepare(state: &State, request_id: &str, body: &[u8], arrived: Instant) -> Result<Job, ApiError> {
+    let facts = &state.app.model;
+    let limits = &state.config.limits;
+    let mut fields = Fields::of_body(body)?;
+    check_model(&mut fields, state)?;
+    let mut generation = Generation::read(&mut fields, facts, limits)?;
+    let logprobs = fields.take("logprobs")?;
+    generation.sampling.logprobs = within(&fields, "logprobs", logprobs, (0, limits.logprobs))?;
+    generation.max_tokens = Some(fields.take("max_tokens")?.unwrap_or(MAX_TOKENS));
+    best_of(&mut fields, generation.n)?;
+    if fields.take::<&str>("suffix").map_or(true, |suffix| suffix.is_some_and(|suffix| !suffix.is_empty())) {
+        return Err(ApiError::unsupported("suffix", "the model only continues text"));
+    }
+    let prompts: Prompts = fields.require("prompt")?;
+    fields.finish(REFUSED)?;
+
+    let echo_logprobs = generation.echo && generation.sampling.logprobs.is_some();
+    if echo_logprobs {
+        // The prompt's part of the answer's logprobs.
+        generation.prompt_logprobs = generation.prompt_logprobs.max(generation.sampling.logprobs);
+    }
+    let prompts = prompts.into_list(limits.prompts)?;
+    let prompts: Result<Vec<PromptJob>, ApiError> =
+        prompts.into_iter().map(|prompt| prompt_job(state, prompt, &generation, echo_logprobs)).collect();
+    let shape = Shape::new(state, Kind::Completion, request_id, &generation);
+    Ok(Job { shape, generation, prompts: prompts?, arrived })
+}
+
+fn prompt_job(
+    state: &State,
+    prompt: Prompt,
+    generation: &Generation,
+    echo_logprobs: bool,
+) -> Result<PromptJob, ApiError> {
+    let facts = &state.app.model;
+    let tokenizer = &state.app.tokenizer;
+    let (mut tokens, text) = match prompt {
+        Prompt::Text(text) => {
+            let special = generation.add_special_tokens.unwrap_or(true);
+            let truncated = generation.truncate_prompt.is_some();
+            (encode(state, &text, special, truncated, "prompt")?, Some(text))
+        }
+        Prompt::Tokens(tokens) => {
+            check_token_ids(&tokens, facts, "prompt")?;
+            (tokens, None)
+        }
+    };
+    let before = tokens.len();
+    let mut params = generation.fit(&mut tokens, facts, "prompt")?;
+    // The engine always chooses a token; with 0 nobody sees it.
+    params.max_tokens = params.max_tokens.max(1);
+    let text = text.filter(|_| tokens.len() == before);
+    let echo = generation
+        .echo
+        .then(|| text.unwrap_or_else(|| tokenizer.decode(&tokens, generation.skip_special_tokens)));
+    Ok(PromptJob { tokens: tokens.into(), params, echo, echo_logprobs })
+}
+
+fn best_of(fields: &mut Fields, n: u32) -> Result<(), ApiError> {
+    match fields.take::<u32>("best_of")? {
+        Some(best_of) if best_of != n => {
+            Err(ApiError::unsupported("best_of", "only the value of n; choices are not ranked"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// One prompt.
+enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+/// The `prompt` field: text, token ids, or a list of either. Read without an intermediate tree.
+enum Prompts {
+    One(Prompt),
+    Texts(Vec<String>),
+    TokenLists(Vec<Vec<u32>>),
+}
+
+impl Prompts {
+    fn into_list(self, limit: usize) -> Result<Vec<Prompt>, ApiError> {
+        let list: Vec<Prompt> = match self {
+            Self::One(prompt) => vec![prompt],
+            Self::Texts(list) => list.into_iter().map(Prompt::Text).collect(),
+            Self::TokenLists(list) => list.into_iter().map(Prompt::Tokens).collect(),
+        };
+        if list.len() > limit {
+            let message = format!("'prompt' has {} prompts; the limit is {limit}.", list.len());
+            return Err(ApiError::invalid("prompt", message));
+        }
+        Ok(list)
+    }
+}
+
+enum Element {
+    Text(String),
+    Token(u32),
+    Tokens(Vec<u32>),
+}
+
+const EXPECTED: &str =
+    "a string, an array of strings, an array of token ids, or an array of arrays of token ids";
+
+impl<'de> Deserialize<'de> for Element {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ElementVisitor;
+        impl<'de> Visitor<'de> for ElementVisitor {
+            type Value = Element;
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str(EXPECTED)
+            }
+            fn visit_str<E: Error>(self, text: &str) -> Result<Element, E> {
+                Ok(Element::Text(text.to_owned()))
+            }
+            fn visit_u64<E: Error>(self, id: u64) -> Result<Element, E> {
+                u32::try_from(id)
+                    .map(Element::Token)
+                    .map_err(|_| E::custom(format!("{id} is not a token id")))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Element, A::Error> {
+                let mut tokens = Vec::new();
+                while let Some(id) = seq.next_element()? {
+                    tokens.push(id);
+                }
+                Ok(Element::Tokens(tokens))
+            }
+        }
+        deserializer.deserialize_any(ElementVisitor)
+    }
+}
+
+impl<'de> Deserialize<'de> for Prompts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct PromptsVisitor;
+        impl<'de> Visitor<'de> for PromptsVisitor {
+            type Value = Prompts;
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str(EXPECTED)
+            }
+            fn visit_str<E: Error>(self, text: &str) -> Result<Prompts, E> {
+                Ok(Prompts::One(Prompt::Text(text.to_owned())))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Prompts, A::Error> {
+                let mixed = || A::Error::custom("the prompts are of different kinds");
+                match seq.next_element()? {
+                    None => Err(A::Error::custom("the array of prompts is empty")),
+                    Some(Element::Token(first)) => {
+                        let mut tokens = vec![first];
+                        while let Some(element) = seq.next_element()? {
+                            let Element::Token(id) = element else { return Err(mixed()) };
+                            tokens.push(id);
+                        }
+                        Ok(Prompts::One(Prompt::Tokens(tokens)))
+                    }
+                    Some(Element::Text(first)) => {
+                        let mut texts = vec![first];
+                        while let Some(element) = seq.next_element()? {
+                            let Element::Text(text) = element else { return Err(mixed()) };
+                            texts.push(text);
+                        }
+                        Ok(Prompts::Texts(texts))
+                    }
+                    Some(Element::Tokens(first)) => {
+                        let mut lists = vec![first];
+                        while let Some(element) = seq.next_element()? {
+                            let Element::Tokens(tokens) = element else { return Err(mixed()) };
+                            lists.push(tokens);
+                        }
+                        Ok(Prompts::TokenLists(lists))
+                    }
+                }
+            }
+        }
+        deserializer.deserialize_any(PromptsVisitor)
+    }
+}

@@ -1,0 +1,88 @@
+//! What an operator chooses: addresses, keys and limits. Every limit of the server is a field here.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+/// How to serve. `Default` is what `folio serve` starts with.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    pub listen: SocketAddr,
+    /// Each key is a tenant of its own. Empty: no authentication, one tenant.
+    pub api_keys: Vec<String>,
+    /// From which tenants' cache secrets are derived. `None`: random at every start, so that nothing cached outside the
+    /// process is reachable after a restart.
+    pub server_secret: Option<[u8; 32]>,
+    pub limits: Limits,
+    /// How long a drain waits for running requests before it cancels them.
+    pub drain_timeout: Duration,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8000),
+            api_keys: Vec::new(),
+            server_secret: None,
+            limits: Limits::default(),
+            drain_timeout: Duration::from_secs(120),
+        }
+    }
+}
+
+/// Everything has a limit; refusing is an answer. The queue's limits (requests and tokens) belong to the engine.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// 413 above this.
+    pub body_bytes: usize,
+    /// Choices per prompt (`n`).
+    pub choices: u32,
+    /// Prompts in one completions request.
+    pub prompts: usize,
+    pub messages: usize,
+    pub stop_strings: usize,
+    pub stop_string_bytes: usize,
+    pub stop_token_ids: usize,
+    pub logit_bias: usize,
+    /// Alternatives per token, for `logprobs`, `top_logprobs` and `prompt_logprobs`.
+    pub logprobs: u32,
+    /// Prompts being rendered and tokenized at once, off the async thread; more wait in line.
+    pub tokenizing: usize,
+    /// Requests waiting for that; 429 above this.
+    pub tokenizing_waiting: usize,
+    pub connections: usize,
+    /// Time to send a request's head, and time between requests on a kept-alive connection.
+    pub header_timeout: Duration,
+    /// Time to send a request's body.
+    pub body_timeout: Duration,
+    /// A request fails with 504 after this. `None`: never.
+    pub request_timeout: Option<Duration>,
+    /// Comment lines on an idle event stream, so that proxies keep it open.
+    pub keep_alive: Duration,
+    /// `/health` fails when work waits and no step finished for this long. A step is at most a few seconds on a slow
+    /// machine with a large model.
+    pub stall: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            body_bytes: 8 << 20,
+            choices: 128,
+            prompts: 256,
+            messages: 4096,
+            stop_strings: 16,
+            stop_string_bytes: 1024,
+            stop_token_ids: 256,
+            logit_bias: 1024,
+            logprobs: 20,
+            tokenizing: 2,
+            tokenizing_waiting: 256,
+            connections: 4096,
+            header_timeout: Duration::from_secs(75),
+            body_timeout: Duration::from_secs(60),
+            request_timeout: None,
+            keep_alive: Duration::from_secs(15),
+            stall: Duration::from_secs(60),
+        }
+    }
+}

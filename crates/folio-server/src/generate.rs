@@ -1,0 +1,488 @@
+//! From a prepared job to an answer: submits to the engine, follows its events, and writes the response.
+//!
+//! One task per HTTP request follows the events at the engine's pace, whatever the client does, so stop strings are found
+//! when they happen and figures are counted once. The handler, or the event stream's body, only reads what that task
+//! wrote; dropping it cancels. Invariants: every choice ends exactly once for the client; figures are counted before the
+//! response that reports them is sent; the task lives until the engine has ended every choice.
+
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, Response, header};
+use folio_engine::handle::Rejected;
+use folio_engine::{Event, FinishReason, Micros, Request, SamplingParams};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::app::{Flight, State};
+use crate::choice::{Choice, Delta, Scored};
+use crate::error::ApiError;
+use crate::metrics::{FinishedChoice, FinishedPrompt};
+use crate::params::Generation;
+use crate::shape::{Finished, Kind, PromptReport, Shape, Usage};
+use crate::stream::{self, Abort, Events};
+use crate::tenants::Tenant;
+
+/// A request ready for the engine.
+pub struct Job {
+    pub shape: Shape,
+    pub generation: Generation,
+    pub prompts: Vec<PromptJob>,
+    /// When the HTTP request arrived.
+    pub arrived: Instant,
+}
+
+pub struct PromptJob {
+    pub tokens: Arc<[u32]>,
+    pub params: SamplingParams,
+    /// Text shown before the generated text (`echo`).
+    pub echo: Option<String>,
+    /// The prompt's own log probabilities are part of the answer's (`echo` with `logprobs`).
+    pub echo_logprobs: bool,
+}
+
+/// Unix time, seconds.
+pub fn unix_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// Runs the job and answers.
+pub async fn run(
+    state: &Arc<State>,
+    tenant: &Tenant,
+    job: Job,
+    flight: Flight,
+) -> Result<Response<Body>, ApiError> {
+    let (events, receiver) = mpsc::unbounded_channel();
+    let abort = submit(state, tenant, &job, events)?;
+    let guard = abort.guard();
+    if job.generation.stream.is_some() {
+        let (sender, body) = mpsc::unbounded_channel();
+        let pump = Pump::new(state.clone(), job, abort, Output::Stream(Events(sender)));
+        tokio::spawn(pump.follow(receiver, flight));
+        return Ok(stream::response(body, guard, state.config.limits.keep_alive));
+    }
+    let (sender, answer) = oneshot::channel();
+    let pump = Pump::new(state.clone(), job, abort, Output::Whole(Some(sender)));
+    tokio::spawn(pump.follow(receiver, flight));
+    let json = answer.await.unwrap_or_else(|_| Err(ApiError::internal("the request was lost")))?;
+    drop(guard);
+    Ok(json_response(json))
+}
+
+pub fn json_response(json: String) -> Response<Body> {
+    let mut response = Response::new(Body::from(Bytes::from(json)));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+type EventSender = mpsc::UnboundedSender<(usize, Event)>;
+
+/// All prompts of the job go to the engine, or none does.
+fn submit(state: &State, tenant: &Tenant, job: &Job, events: EventSender) -> Result<Abort, ApiError> {
+    let engine = &state.app.engine;
+    let root = state.root(tenant.id)?;
+    let timeout = state.config.limits.request_timeout;
+    let deadline = timeout.map(|limit| Micros(engine.now().0.saturating_add(limit.as_micros() as u64)));
+    let mut flags = Vec::with_capacity(job.prompts.len());
+    for (index, prompt) in job.prompts.iter().enumerate() {
+        let request = Request {
+            id: engine.next_request_id(),
+            tenant: tenant.id,
+            root,
+            prompt: prompt.tokens.clone(),
+            n: job.generation.n,
+            sampling: prompt.params.clone(),
+            priority: job.generation.priority,
+            deadline,
+            prompt_logprobs: job.generation.prompt_logprobs,
+        };
+        let events = events.clone();
+        let sink = move |event: Event| events.send((index, event)).is_ok();
+        match engine.submit(request, Box::new(sink)) {
+            Ok(flag) => flags.push(flag),
+            Err(rejected) => {
+                Abort::new(flags).cancel();
+                state.metrics.rejected(&rejected);
+                return Err(refusal(rejected));
+            }
+        }
+    }
+    Ok(Abort::new(flags))
+}
+
+/// The engine's reasons in HTTP's terms.
+fn refusal(rejected: Rejected) -> ApiError {
+    let message = rejected.to_string();
+    match rejected {
+        Rejected::QueueFull { retry_after_s, .. } => ApiError::busy(message, retry_after_s),
+        Rejected::TooLong { .. } | Rejected::LargerThanCache { .. } => {
+            ApiError { code: Some("context_length_exceeded"), ..ApiError::bad_request(message) }
+        }
+        Rejected::TooManyChoices { .. } => ApiError::invalid("n", message),
+        Rejected::Invalid { field, .. } => ApiError::invalid(field, message),
+        Rejected::ShuttingDown => ApiError::unavailable(message, 5),
+        Rejected::Unhealthy { .. } => ApiError::unavailable(message, 30),
+    }
+}
+
+enum Output {
+    Stream(Events),
+    Whole(Option<oneshot::Sender<Result<String, ApiError>>>),
+}
+
+/// One choice of one prompt.
+struct Slot {
+    choice: Choice,
+    /// Text and tokens of a response that is not streamed.
+    whole: Delta,
+    first_token: Option<Instant>,
+    last_token: Option<Instant>,
+    /// Over for the client.
+    done: bool,
+    /// Over for the engine.
+    ended: bool,
+}
+
+/// Follows one job.
+struct Pump {
+    state: Arc<State>,
+    job: Job,
+    abort: Abort,
+    output: Output,
+    /// Prompt-major: choice `c` of prompt `p` is `p * n + c`.
+    slots: Vec<Slot>,
+    reports: Vec<Option<PromptReport>>,
+    usage: Usage,
+    /// An error was sent, or the client left.
+    failed: bool,
+    /// The response is complete.
+    answered: bool,
+}
+
+impl Pump {
+    fn new(state: Arc<State>, job: Job, abort: Abort, output: Output) -> Self {
+        let mut slots = Vec::new();
+        for prompt in &job.prompts {
+            let params = Arc::new(prompt.params.clone());
+            for _ in 0..job.generation.n {
+                let choice = Choice::new(state.app.tokenizer.clone(), &job.generation, params.clone());
+                slots.push(Slot {
+                    choice,
+                    whole: Delta::default(),
+                    first_token: None,
+                    last_token: None,
+                    done: false,
+                    ended: false,
+                });
+            }
+        }
+        let reports = vec![None; job.prompts.len()];
+        Self {
+            state,
+            job,
+            abort,
+            output,
+            slots,
+            reports,
+            usage: Usage::default(),
+            failed: false,
+            answered: false,
+        }
+    }
+
+    async fn follow(mut self, mut events: mpsc::UnboundedReceiver<(usize, Event)>, flight: Flight) {
+        while !self.slots.iter().all(|slot| slot.ended) {
+            let Some((prompt, event)) = events.recv().await else {
+                self.fail(ApiError::internal("the engine stopped before the request was finished"));
+                break;
+            };
+            match event {
+                Event::Prompt { cached_tokens, prompt_logprobs } => {
+                    self.prompt_done(prompt, cached_tokens, prompt_logprobs);
+                }
+                Event::Token { choice, token } => {
+                    let index = self.index(prompt, choice);
+                    self.token(index, token);
+                }
+                Event::Finished { choice, reason, stop_token, error, timing } => {
+                    let index = self.index(prompt, choice);
+                    self.slots[index].ended = true;
+                    self.state.metrics.timing(&timing, self.slots[index].choice.tokens);
+                    self.ended(index, reason, stop_token, error);
+                }
+            }
+            if !self.answered && self.slots.iter().all(|slot| slot.done) {
+                self.answer();
+            }
+        }
+        self.abort.finished();
+        drop(flight);
+    }
+
+    fn index(&self, prompt: usize, choice: u32) -> usize {
+        prompt * self.job.generation.n as usize + choice as usize
+    }
+
+    fn prompt_of(&self, index: usize) -> usize {
+        index / self.job.generation.n as usize
+    }
+
+    /// The prompt was computed: its figures are final and its choices begin.
+    fn prompt_done(
+        &mut self,
+        prompt: usize,
+        cached: u32,
+        logprobs: Vec<folio_engine::request::TokenLogprobs>,
+    ) {
+        let job = &self.job.prompts[prompt];
+        let tokens = job.tokens.len() as u64;
+        self.usage.prompt_tokens += tokens;
+        self.usage.prompt_tokens_details.cached_tokens += u64::from(cached);
+        self.state.metrics.prompt(tokens, u64::from(cached));
+        let report = PromptReport {
+            token_ids: self.job.generation.return_token_ids.then(|| job.tokens.clone()),
+            logprobs: (self.job.generation.prompt_logprobs.is_some() && !job.echo_logprobs)
+                .then(|| self.job.shape.prompt_logprobs(&job.tokens, &logprobs)),
+        };
+        let echo = self.echo(prompt, &logprobs);
+        let n = self.job.generation.n as usize;
+        for index in prompt * n..(prompt + 1) * n {
+            if let Output::Stream(events) = &self.output {
+                let usage = self.chunk_usage();
+                if let Some(json) = self.job.shape.opening(index as u32, report.token_ids.as_deref(), usage) {
+                    events.send(&json);
+                }
+            }
+            if let Some(echo) = &echo {
+                self.slots[index].choice.shown(echo.text.chars().count());
+                self.show(index, echo.clone());
+            }
+        }
+        self.reports[prompt] = Some(report);
+    }
+
+    /// What `echo` puts before the generated text.
+    fn echo(&self, prompt: usize, logprobs: &[folio_engine::request::TokenLogprobs]) -> Option<Delta> {
+        let job = &self.job.prompts[prompt];
+        let text = job.echo.clone()?;
+        let mut scored = Vec::new();
+        if job.echo_logprobs {
+            let mut offset = 0;
+            for (position, id) in job.tokens.iter().enumerate() {
+                // Rank 0 marks the first token, which nothing predicts.
+                let logprobs = match position.checked_sub(1) {
+                    Some(entry) => logprobs.get(entry).cloned().unwrap_or_default(),
+                    None => Default::default(),
+                };
+                scored.push(Scored { id: *id, logprobs, offset });
+                let bytes = self.state.app.tokenizer.token_bytes(*id);
+                offset += bytes.iter().filter(|byte| (**byte & 0xc0) != 0x80).count();
+            }
+        }
+        Some(Delta { text, token_ids: Vec::new(), scored })
+    }
+
+    fn token(&mut self, index: usize, token: folio_engine::request::Token) {
+        let now = Instant::now();
+        let slot = &mut self.slots[index];
+        if slot.done || self.failed {
+            return;
+        }
+        match slot.last_token.replace(now) {
+            Some(last) => self.state.metrics.inter_token(now - last),
+            None => {
+                slot.first_token = Some(now);
+                self.state.metrics.first_token(now - self.job.arrived);
+            }
+        }
+        let before = slot.choice.tokens;
+        let stopped = slot.choice.push(token);
+        let counted = u64::from(slot.choice.tokens - before);
+        self.usage.completion_tokens += counted;
+        self.state.metrics.generated(counted);
+        if stopped.is_some() {
+            let prompt = self.prompt_of(index);
+            let choice = index as u32 - (prompt as u32) * self.job.generation.n;
+            self.abort.cancel_choice(prompt, choice);
+            self.complete(index);
+        } else {
+            self.flush(index);
+        }
+    }
+
+    /// The engine ended a choice.
+    fn ended(
+        &mut self,
+        index: usize,
+        reason: FinishReason,
+        stop_token: Option<u32>,
+        error: Option<Arc<str>>,
+    ) {
+        if self.slots[index].done {
+            return;
+        }
+        let reason = match reason {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+            FinishReason::Cancelled | FinishReason::Deadline | FinishReason::Error => {
+                self.slots[index].done = true;
+                self.count(index, if reason == FinishReason::Cancelled { "abort" } else { "error" });
+                let message = error.as_deref().unwrap_or("the request was cancelled by the server");
+                return match reason {
+                    FinishReason::Deadline => self.fail(ApiError::deadline()),
+                    _ if self.state.draining.load(std::sync::atomic::Ordering::Acquire) => {
+                        self.fail(ApiError::unavailable("the server is shutting down", 5));
+                    }
+                    _ => self.fail(ApiError::internal(message)),
+                };
+            }
+        };
+        self.slots[index].choice.end(reason, stop_token);
+        self.complete(index);
+    }
+
+    /// A choice is over for the client.
+    fn complete(&mut self, index: usize) {
+        self.slots[index].done = true;
+        let reason = self.slots[index].choice.finish().map_or("stop", |finish| finish.reason);
+        self.count(index, reason);
+        self.flush(index);
+    }
+
+    /// Counts a choice, and its prompt when this was the last of it.
+    fn count(&self, index: usize, reason: &'static str) {
+        let slot = &self.slots[index];
+        let now = Instant::now();
+        let decode = slot.first_token.zip(slot.last_token).map(|(first, last)| last - first);
+        self.state.metrics.choice(FinishedChoice {
+            reason,
+            e2e: now - self.job.arrived,
+            tokens: slot.choice.tokens,
+            decode,
+        });
+        let (prompt, n) = (self.prompt_of(index), self.job.generation.n as usize);
+        let siblings = &self.slots[prompt * n..(prompt + 1) * n];
+        if siblings.iter().all(|slot| slot.done) {
+            let job = &self.job.prompts[prompt];
+            self.state.metrics.request(FinishedPrompt {
+                prompt_tokens: job.tokens.len(),
+                n: self.job.generation.n,
+                max_tokens: self.job.generation.max_tokens.unwrap_or(job.params.max_tokens),
+                most_generated: siblings.iter().map(|slot| slot.choice.tokens).max().unwrap_or(0),
+            });
+        }
+    }
+
+    /// Shows what became certain.
+    fn flush(&mut self, index: usize) {
+        let slot = &mut self.slots[index];
+        if let Some(delta) = slot.choice.take() {
+            self.show(index, delta);
+        }
+    }
+
+    fn show(&mut self, index: usize, delta: Delta) {
+        if self.failed {
+            return;
+        }
+        let usage = self.chunk_usage();
+        let slot = &mut self.slots[index];
+        match &self.output {
+            Output::Stream(events) => {
+                let finish = slot.done.then(|| slot.choice.finish()).flatten();
+                events.send(&self.job.shape.chunk(index as u32, &delta, finish, usage));
+            }
+            Output::Whole(_) => slot.whole.append(delta),
+        }
+    }
+
+    /// Everybody is done.
+    fn answer(&mut self) {
+        self.answered = true;
+        if self.failed {
+            return;
+        }
+        self.abort.finished();
+        let usage = self.total();
+        match &mut self.output {
+            Output::Stream(events) => {
+                if self.job.generation.stream.is_some_and(|options| options.include_usage) {
+                    events.send(&self.job.shape.usage_chunk(usage));
+                }
+                events.send("[DONE]");
+            }
+            Output::Whole(sender) => {
+                let n = self.job.generation.n as usize;
+                let choices = self.slots.iter_mut().enumerate().filter_map(|(index, slot)| {
+                    Some(Finished {
+                        index: index as u32,
+                        delta: std::mem::take(&mut slot.whole),
+                        finish: slot.choice.finish()?.clone(),
+                        prompt: self.reports[index / n].clone(),
+                    })
+                });
+                let json = self.job.shape.whole(&choices.collect::<Vec<_>>(), usage);
+                if let Some(sender) = sender.take() {
+                    let _ = sender.send(Ok(json));
+                }
+            }
+        }
+        self.close();
+    }
+
+    /// Tells the client, once, and ends what still runs.
+    fn fail(&mut self, error: ApiError) {
+        if std::mem::replace(&mut self.failed, true) {
+            return;
+        }
+        self.abort.cancel();
+        match &mut self.output {
+            Output::Stream(events) => {
+                events.send(&error.to_json());
+                events.send("[DONE]");
+            }
+            Output::Whole(sender) => {
+                if let Some(sender) = sender.take() {
+                    let _ = sender.send(Err(error));
+                }
+            }
+        }
+        self.close();
+    }
+
+    /// Ends the response; the task itself goes on until the engine is done.
+    fn close(&mut self) {
+        self.output = Output::Whole(None);
+    }
+
+    fn total(&self) -> Usage {
+        let Usage { prompt_tokens, completion_tokens, .. } = self.usage;
+        Usage { total_tokens: prompt_tokens + completion_tokens, ..self.usage }
+    }
+
+    /// The `usage` field of a chunk: left out, `null`, or figures so far.
+    fn chunk_usage(&self) -> Option<Option<Usage>> {
+        let options = self.job.generation.stream?;
+        options.include_usage.then(|| options.continuous_usage.then(|| self.total()))
+    }
+}
+
+impl Shape {
+    /// The frame of a response to one request.
+    pub fn new(state: &State, kind: Kind, id: &str, generation: &Generation) -> Self {
+        let prefix = match kind {
+            Kind::Chat => "chatcmpl",
+            Kind::Completion => "cmpl",
+        };
+        Self {
+            kind,
+            id: format!("{prefix}-{}", generation.request_id.as_deref().unwrap_or(id)),
+            created: unix_s(),
+            model: state.app.model.name().to_owned(),
+            tokenizer: state.app.tokenizer.clone(),
+            logprobs: generation.sampling.logprobs,
+            return_token_ids: generation.return_token_ids,
+        }
+    }
+}

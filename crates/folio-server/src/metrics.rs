@@ -1,0 +1,483 @@
+//! `/metrics`: vLLM's names, so that dashboards, autoscalers and routers work unconfigured.
+//!
+//! Owns: names, help texts, buckets, and what is counted when. Two sources: what the server counted with the responses it
+//! sent (so sums over responses and counters are equal), and the engine's snapshot, read when somebody asks. Invariant:
+//! [`documented`] lists exactly what is exported. Cost: counting is an atomic add or a short lock; rendering copies.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use folio_engine::handle::Rejected;
+use folio_engine::request::Timing;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+use crate::app::{App, Engine};
+
+/// One metric, for the documentation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Documented {
+    pub name: &'static str,
+    /// `counter`, `gauge` or `histogram`.
+    pub kind: &'static str,
+    /// Labels besides `model_name`.
+    pub labels: &'static str,
+    pub help: &'static str,
+}
+
+const fn doc(name: &'static str, kind: &'static str, labels: &'static str, help: &'static str) -> Documented {
+    Documented { name, kind, labels, help }
+}
+
+const COUNTER: &str = "counter";
+const GAUGE: &str = "gauge";
+const HISTOGRAM: &str = "histogram";
+
+/// Counted by the server.
+const SERVER: &[Documented] = &[
+    doc("vllm:prompt_tokens_total", COUNTER, "", "Prompt tokens; the sum of usage.prompt_tokens"),
+    doc(
+        "vllm:prompt_tokens_cached_total",
+        COUNTER,
+        "",
+        "Prompt tokens found in the cache; the sum of cached_tokens",
+    ),
+    doc("vllm:generation_tokens_total", COUNTER, "", "Generated tokens; the sum of usage.completion_tokens"),
+    doc(
+        "vllm:request_success_total",
+        COUNTER,
+        "finished_reason",
+        "Choices that ended, by stop, length, abort or error",
+    ),
+    doc("vllm:admission_rejections_total", COUNTER, "reason", "Requests the engine did not take"),
+    doc(
+        "vllm:time_to_first_token_seconds",
+        HISTOGRAM,
+        "",
+        "From the request's arrival to a choice's first token",
+    ),
+    doc("vllm:inter_token_latency_seconds", HISTOGRAM, "", "Between two tokens of a choice"),
+    doc(
+        "vllm:request_time_per_output_token_seconds",
+        HISTOGRAM,
+        "",
+        "Mean time per token of a choice after its first",
+    ),
+    doc("vllm:e2e_request_latency_seconds", HISTOGRAM, "", "From the request's arrival to a choice's end"),
+    doc("vllm:request_queue_time_seconds", HISTOGRAM, "", "From arrival at the engine to being scheduled"),
+    doc("vllm:request_prefill_time_seconds", HISTOGRAM, "", "From being scheduled to the first token"),
+    doc("vllm:request_decode_time_seconds", HISTOGRAM, "", "From the first token to the last"),
+    doc("vllm:request_inference_time_seconds", HISTOGRAM, "", "From being scheduled to the last token"),
+    doc("vllm:request_num_preemptions", HISTOGRAM, "", "Preemptions of a choice"),
+    doc("vllm:request_prompt_tokens", HISTOGRAM, "", "Tokens of a prompt"),
+    doc("vllm:request_generation_tokens", HISTOGRAM, "", "Tokens generated for a choice"),
+    doc("vllm:request_max_num_generation_tokens", HISTOGRAM, "", "Most tokens of a prompt's choices"),
+    doc("vllm:request_params_n", HISTOGRAM, "", "n as asked for"),
+    doc("vllm:request_params_max_tokens", HISTOGRAM, "", "max_tokens as asked for, or what the context left"),
+    doc("http_requests_total", COUNTER, "method, handler, status", "HTTP responses by route and status"),
+    doc("folio:connections", GAUGE, "", "Open HTTP connections"),
+];
+
+/// Read from the engine's snapshot.
+const ENGINE: &[Documented] = &[
+    doc("vllm:num_requests_running", GAUGE, "", "Sequences that hold cache blocks"),
+    doc("vllm:num_requests_waiting", GAUGE, "", "Sequences and requests that wait to be computed"),
+    doc("vllm:num_requests_waiting_by_reason", GAUGE, "reason", "Those, by what they wait for"),
+    doc("vllm:kv_cache_usage_perc", GAUGE, "", "Share of the cache's blocks held by sequences, 0 to 1"),
+    doc(
+        "vllm:cache_config_info",
+        GAUGE,
+        "num_gpu_blocks, block_size, bytes_per_block",
+        "The cache's geometry; always 1",
+    ),
+    doc(
+        "vllm:num_preemptions_total",
+        COUNTER,
+        "",
+        "Sequences that lost their blocks and were computed again",
+    ),
+    doc("vllm:prefix_cache_queries_total", COUNTER, "", "Tokens looked up in the prefix cache"),
+    doc("vllm:prefix_cache_hits_total", COUNTER, "", "Tokens found there"),
+    doc("vllm:iteration_tokens_total", HISTOGRAM, "", "Tokens computed per step; count and sum only"),
+    doc("folio:kv_cache_blocks", GAUGE, "state", "Blocks that are free, cached (reusable content) or active"),
+    doc("folio:kv_cache_waste_ratio", GAUGE, "", "Share of the active blocks' slots that holds nothing yet"),
+    doc("folio:kv_cache_evictions_total", COUNTER, "", "Cached blocks dropped to make room"),
+    doc("folio:recomputed_tokens_total", COUNTER, "", "Tokens computed again because of preemptions"),
+    doc("folio:queued_prompt_tokens", GAUGE, "", "Prompt tokens of requests not yet scheduled"),
+    doc("folio:last_step_seconds", GAUGE, "", "Duration of the last step"),
+];
+
+/// Every metric this server exports, for generated documentation.
+pub fn documented() -> impl Iterator<Item = Documented> {
+    SERVER.iter().chain(ENGINE).copied()
+}
+
+/// vLLM's edges for the time between tokens.
+const TOKEN_S: &[f64] = &[
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+];
+/// vLLM's edges for the time to the first token.
+const FIRST_TOKEN_S: &[f64] = &[
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
+    80.0, 160.0, 640.0, 2560.0,
+];
+/// vLLM's edges for whole requests and their phases.
+const REQUEST_S: &[f64] = &[
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
+    960.0, 1920.0, 7680.0,
+];
+const SIZES: &[f64] =
+    &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6];
+const COUNTS: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0];
+
+type Labels = Vec<(&'static str, String)>;
+
+/// A choice that ended.
+pub struct FinishedChoice {
+    pub reason: &'static str,
+    pub e2e: Duration,
+    pub tokens: u32,
+    /// From its first token to its last.
+    pub decode: Option<Duration>,
+}
+
+/// A prompt all of whose choices ended.
+pub struct FinishedPrompt {
+    pub prompt_tokens: usize,
+    pub n: u32,
+    pub max_tokens: u32,
+    pub most_generated: u32,
+}
+
+pub struct Metrics {
+    registry: Registry,
+    prompt_tokens: Counter,
+    prompt_tokens_cached: Counter,
+    generation_tokens: Counter,
+    finished: Family<Labels, Counter>,
+    rejections: Family<Labels, Counter>,
+    time_to_first_token: Histogram,
+    inter_token_latency: Histogram,
+    time_per_output_token: Histogram,
+    e2e: Histogram,
+    queue: Histogram,
+    prefill: Histogram,
+    decode: Histogram,
+    inference: Histogram,
+    preemptions: Histogram,
+    prompt_size: Histogram,
+    generation_size: Histogram,
+    most_generated: Histogram,
+    params_n: Histogram,
+    params_max_tokens: Histogram,
+    http: Family<Labels, Counter>,
+    pub connections: prometheus_client::metrics::gauge::Gauge,
+}
+
+fn seconds(edges: &[f64]) -> Histogram {
+    Histogram::new(edges.iter().copied())
+}
+
+impl Metrics {
+    pub fn new(app: &App) -> Self {
+        let mut registry =
+            Registry::with_labels([("model_name".into(), app.model.name().to_owned().into())].into_iter());
+        let mut metrics = Self {
+            registry: Registry::default(),
+            prompt_tokens: Counter::default(),
+            prompt_tokens_cached: Counter::default(),
+            generation_tokens: Counter::default(),
+            finished: Family::default(),
+            rejections: Family::default(),
+            time_to_first_token: seconds(FIRST_TOKEN_S),
+            inter_token_latency: seconds(TOKEN_S),
+            time_per_output_token: seconds(TOKEN_S),
+            e2e: seconds(REQUEST_S),
+            queue: seconds(REQUEST_S),
+            prefill: seconds(REQUEST_S),
+            decode: seconds(REQUEST_S),
+            inference: seconds(REQUEST_S),
+            preemptions: seconds(COUNTS),
+            prompt_size: seconds(SIZES),
+            generation_size: seconds(SIZES),
+            most_generated: seconds(SIZES),
+            params_n: seconds(COUNTS),
+            params_max_tokens: seconds(SIZES),
+            http: Family::default(),
+            connections: Default::default(),
+        };
+        for reason in ["stop", "length", "abort", "error"] {
+            drop(metrics.finished.get_or_create(&vec![("finished_reason", reason.to_owned())]));
+        }
+        metrics.register(&mut registry);
+        registry.register_collector(Box::new(EngineCollector(app.engine.clone())));
+        metrics.registry = registry;
+        metrics
+    }
+
+    fn register(&self, registry: &mut Registry) {
+        for Documented { name, help, .. } in SERVER {
+            let name = name.strip_suffix("_total").unwrap_or(name);
+            match name {
+                "vllm:prompt_tokens" => registry.register(name, *help, self.prompt_tokens.clone()),
+                "vllm:prompt_tokens_cached" => {
+                    registry.register(name, *help, self.prompt_tokens_cached.clone())
+                }
+                "vllm:generation_tokens" => registry.register(name, *help, self.generation_tokens.clone()),
+                "vllm:request_success" => registry.register(name, *help, self.finished.clone()),
+                "vllm:admission_rejections" => registry.register(name, *help, self.rejections.clone()),
+                "http_requests" => registry.register(name, *help, self.http.clone()),
+                "folio:connections" => registry.register(name, *help, self.connections.clone()),
+                _ => registry.register(name, *help, self.histogram(name).clone()),
+            }
+        }
+    }
+
+    fn histogram(&self, name: &str) -> &Histogram {
+        match name {
+            "vllm:time_to_first_token_seconds" => &self.time_to_first_token,
+            "vllm:inter_token_latency_seconds" => &self.inter_token_latency,
+            "vllm:request_time_per_output_token_seconds" => &self.time_per_output_token,
+            "vllm:e2e_request_latency_seconds" => &self.e2e,
+            "vllm:request_queue_time_seconds" => &self.queue,
+            "vllm:request_prefill_time_seconds" => &self.prefill,
+            "vllm:request_decode_time_seconds" => &self.decode,
+            "vllm:request_inference_time_seconds" => &self.inference,
+            "vllm:request_num_preemptions" => &self.preemptions,
+            "vllm:request_prompt_tokens" => &self.prompt_size,
+            "vllm:request_generation_tokens" => &self.generation_size,
+            "vllm:request_max_num_generation_tokens" => &self.most_generated,
+            "vllm:request_params_n" => &self.params_n,
+            "vllm:request_params_max_tokens" => &self.params_max_tokens,
+            other => unreachable!("{other} is in the table above but has no histogram"),
+        }
+    }
+
+    /// A prompt was computed.
+    pub fn prompt(&self, tokens: u64, cached: u64) {
+        self.prompt_tokens.inc_by(tokens);
+        self.prompt_tokens_cached.inc_by(cached);
+    }
+
+    pub fn generated(&self, tokens: u64) {
+        self.generation_tokens.inc_by(tokens);
+    }
+
+    pub fn first_token(&self, after: Duration) {
+        self.time_to_first_token.observe(after.as_secs_f64());
+    }
+
+    pub fn inter_token(&self, gap: Duration) {
+        self.inter_token_latency.observe(gap.as_secs_f64());
+    }
+
+    pub fn choice(&self, choice: FinishedChoice) {
+        self.finished.get_or_create(&vec![("finished_reason", choice.reason.to_owned())]).inc();
+        self.e2e.observe(choice.e2e.as_secs_f64());
+        self.generation_size.observe(f64::from(choice.tokens));
+        if let Some(decode) = choice.decode.filter(|_| choice.tokens > 1) {
+            self.time_per_output_token.observe(decode.as_secs_f64() / f64::from(choice.tokens - 1));
+        }
+    }
+
+    pub fn request(&self, request: FinishedPrompt) {
+        self.prompt_size.observe(request.prompt_tokens as f64);
+        self.params_n.observe(f64::from(request.n));
+        self.params_max_tokens.observe(f64::from(request.max_tokens));
+        self.most_generated.observe(f64::from(request.most_generated));
+    }
+
+    /// The engine's own times of a choice that produced something.
+    pub fn timing(&self, timing: &Timing, tokens: u32) {
+        if tokens == 0 {
+            return;
+        }
+        let between =
+            |from: folio_engine::Micros, to: folio_engine::Micros| to.0.saturating_sub(from.0) as f64 / 1e6;
+        self.queue.observe(between(timing.arrived, timing.scheduled));
+        self.prefill.observe(between(timing.scheduled, timing.first_token));
+        self.decode.observe(between(timing.first_token, timing.finished));
+        self.inference.observe(between(timing.scheduled, timing.finished));
+        self.preemptions.observe(f64::from(timing.preemptions));
+    }
+
+    pub fn rejected(&self, rejected: &Rejected) {
+        let reason = match rejected {
+            Rejected::QueueFull { .. } => "queue_full",
+            Rejected::TooLong { .. } => "too_long",
+            Rejected::LargerThanCache { .. } => "larger_than_cache",
+            Rejected::TooManyChoices { .. } | Rejected::Invalid { .. } => "invalid",
+            Rejected::ShuttingDown => "shutting_down",
+            Rejected::Unhealthy { .. } => "unhealthy",
+        };
+        self.rejections.get_or_create(&vec![("reason", reason.to_owned())]).inc();
+    }
+
+    pub fn http(&self, method: &str, handler: &str, status: u16) {
+        let labels = vec![
+            ("method", method.to_owned()),
+            ("handler", handler.to_owned()),
+            ("status", status.to_string()),
+        ];
+        self.http.get_or_create(&labels).inc();
+    }
+
+    /// The page: OpenMetrics where the scraper accepts it, else Prometheus' classic text.
+    pub fn render(&self, openmetrics: bool) -> Result<(String, &'static str), fmt::Error> {
+        let mut text = String::new();
+        encode(&mut text, &self.registry)?;
+        if openmetrics {
+            return Ok((text, "application/openmetrics-text; version=1.0.0; charset=utf-8"));
+        }
+        Ok((classic(&text), "text/plain; version=0.0.4; charset=utf-8"))
+    }
+}
+
+/// OpenMetrics describes a counter `x` and samples `x_total`; the classic format describes `x_total` as well.
+fn classic(openmetrics: &str) -> String {
+    let mut out = String::with_capacity(openmetrics.len() + 512);
+    let mut help: Option<&str> = None;
+    for line in openmetrics.lines() {
+        if line == "# EOF" {
+            continue;
+        }
+        if line.starts_with("# HELP ") {
+            help = Some(line);
+            continue;
+        }
+        if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').unwrap_or((rest, "untyped"));
+            let suffix = if kind == COUNTER { "_total" } else { "" };
+            if let Some((_, text)) = help.take().and_then(|help| help["# HELP ".len()..].split_once(' ')) {
+                out.push_str(&format!("# HELP {name}{suffix} {text}\n"));
+            }
+            out.push_str(&format!("# TYPE {name}{suffix} {kind}\n"));
+            continue;
+        }
+        out.push_str(line);
+        out.push('\n');
+    }
+    out
+}
+
+struct EngineCollector(Arc<dyn Engine>);
+
+impl fmt::Debug for EngineCollector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("EngineCollector")
+    }
+}
+
+/// Samples of one metric, each with its own labels.
+enum Samples {
+    Counter(u64),
+    Gauge(f64),
+    Gauges(Vec<(Vec<(&'static str, String)>, f64)>),
+    /// A histogram of which only the number and the sum are known.
+    Total {
+        count: u64,
+        sum: f64,
+    },
+}
+
+impl Collector for EngineCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
+        let stats = self.0.stats();
+        let cache = &stats.cache;
+        let by = |label: &'static str, list: &[(&str, u32)]| {
+            Samples::Gauges(
+                list.iter().map(|(value, n)| (vec![(label, value.to_string())], f64::from(*n))).collect(),
+            )
+        };
+        let waiting = stats.waiting;
+        for Documented { name, help, .. } in ENGINE {
+            let samples = match *name {
+                "vllm:num_requests_running" => Samples::Gauge(f64::from(stats.running)),
+                "vllm:num_requests_waiting" => Samples::Gauge(f64::from(waiting.total())),
+                "vllm:num_requests_waiting_by_reason" => by(
+                    "reason",
+                    &[
+                        ("turn", waiting.turn),
+                        ("capacity", waiting.blocks),
+                        ("shared_prefix", waiting.shared_prefix),
+                        ("tier_load", waiting.tier_load),
+                        ("grammar", waiting.grammar),
+                        ("remote_prefill", waiting.remote_prefill),
+                    ],
+                ),
+                "vllm:kv_cache_usage_perc" => Samples::Gauge(stats.kv_usage()),
+                "vllm:cache_config_info" => Samples::Gauges(vec![(
+                    vec![
+                        ("num_gpu_blocks", cache.blocks.to_string()),
+                        ("block_size", cache.block_tokens.to_string()),
+                        ("bytes_per_block", cache.bytes_per_block.to_string()),
+                    ],
+                    1.0,
+                )]),
+                "vllm:num_preemptions_total" => Samples::Counter(stats.counters.preemptions),
+                "vllm:prefix_cache_queries_total" => Samples::Counter(cache.query_tokens),
+                "vllm:prefix_cache_hits_total" => Samples::Counter(cache.hit_tokens),
+                "vllm:iteration_tokens_total" => Samples::Total {
+                    count: stats.counters.steps,
+                    sum: stats.counters.iteration_tokens as f64,
+                },
+                "folio:kv_cache_blocks" => by(
+                    "state",
+                    &[
+                        ("free", cache.free_blocks),
+                        ("cached", cache.cached_blocks),
+                        ("active", cache.active_blocks),
+                    ],
+                ),
+                "folio:kv_cache_waste_ratio" => Samples::Gauge(cache.waste()),
+                "folio:kv_cache_evictions_total" => Samples::Counter(cache.evictions),
+                "folio:recomputed_tokens_total" => Samples::Counter(stats.counters.recomputed_tokens),
+                "folio:queued_prompt_tokens" => Samples::Gauge(stats.queued_tokens as f64),
+                "folio:last_step_seconds" => Samples::Gauge(stats.last_step_us as f64 / 1e6),
+                other => unreachable!("{other} is in the table above but has no figure"),
+            };
+            encode_samples(&mut encoder, name, help, samples)?;
+        }
+        Ok(())
+    }
+}
+
+fn encode_samples(
+    encoder: &mut DescriptorEncoder,
+    name: &str,
+    help: &str,
+    samples: Samples,
+) -> Result<(), fmt::Error> {
+    let base = name.strip_suffix("_total").unwrap_or(name);
+    // The encoder appends nothing here, unlike the registry.
+    let help = format!("{help}.");
+    match samples {
+        Samples::Counter(value) => {
+            let counter = ConstCounter::<u64>::new(value);
+            counter.encode(encoder.encode_descriptor(base, &help, None, MetricType::Counter)?)
+        }
+        Samples::Gauge(value) => {
+            let gauge = ConstGauge::<f64>::new(value);
+            gauge.encode(encoder.encode_descriptor(name, &help, None, MetricType::Gauge)?)
+        }
+        Samples::Gauges(list) => {
+            let mut metric = encoder.encode_descriptor(name, &help, None, MetricType::Gauge)?;
+            for (labels, value) in &list {
+                metric.encode_family(labels)?.encode_gauge(value)?;
+            }
+            Ok(())
+        }
+        Samples::Total { count, sum } => {
+            let mut metric = encoder.encode_descriptor(name, &help, None, MetricType::Histogram)?;
+            metric.encode_histogram::<NoLabelSet>(sum, count, &[(f64::MAX, count)], None)
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! The small routes: models, health, metrics, version, tokenize, and a page for people.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use axum::body::Body;
+use axum::extract::{Path, State as Shared};
+use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Uri, header};
+use axum::response::IntoResponse;
+use folio_engine::handle::Health;
+use folio_text::ChatInput;
+use serde_json::{Value, json};
+
+use crate::app::State;
+use crate::chat::{check_model, encode, text_error};
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::generate::{json_response, unix_s};
+use crate::http::JsonRequest;
+use crate::messages;
+use crate::params::check_token_ids;
+
+type Answer = Result<Response<Body>, ApiError>;
+
+pub async fn models(Shared(state): Shared<Arc<State>>) -> Response<Body> {
+    let list: Vec<Value> = state.app.model.names.iter().map(|name| describe(&state, name)).collect();
+    json_response(json!({"object": "list", "data": list}).to_string())
+}
+
+/// The name may contain slashes (`org/model`).
+pub async fn model(Shared(state): Shared<Arc<State>>, Path(name): Path<String>) -> Answer {
+    if !state.app.model.names.contains(&name) {
+        return Err(ApiError::model_not_found(&name, state.app.model.name()));
+    }
+    Ok(json_response(describe(&state, &name).to_string()))
+}
+
+fn describe(state: &State, name: &str) -> Value {
+    let model = &state.app.model;
+    json!({
+        "id": name, "object": "model", "created": model.created_s, "owned_by": "folio",
+        "root": model.name(), "parent": null, "max_model_len": model.context_length,
+    })
+}
+
+/// Forward progress, not existence: fails when work waits and no step finishes, and while draining.
+pub async fn health(Shared(state): Shared<Arc<State>>) -> Answer {
+    if state.draining.load(Ordering::Acquire) {
+        return Err(ApiError::unavailable("This server is shutting down.", 5));
+    }
+    match state.app.engine.health(state.config.limits.stall.as_micros() as u64) {
+        Health::Ok => Ok(json_response(json!({"status": "ok"}).to_string())),
+        Health::Stalled { for_us } => Err(ApiError::unavailable(
+            format!("Work is waiting and no step has finished for {} s.", for_us / 1_000_000),
+            30,
+        )),
+        Health::Unhealthy { reason } => {
+            Err(ApiError::unavailable(format!("The engine cannot go on: {reason}."), 30))
+        }
+    }
+}
+
+pub async fn metrics(Shared(state): Shared<Arc<State>>, headers: HeaderMap) -> Answer {
+    let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("");
+    let page = state.metrics.render(accept.contains("application/openmetrics-text"));
+    let (text, content_type) = page.map_err(|_| ApiError::internal("the metrics could not be written"))?;
+    Ok(([(header::CONTENT_TYPE, HeaderValue::from_static(content_type))], text).into_response())
+}
+
+pub async fn version(Shared(state): Shared<Arc<State>>) -> Response<Body> {
+    json_response(json!({"version": state.app.version}).to_string())
+}
+
+pub async fn ping(state: Shared<Arc<State>>) -> Answer {
+    health(state).await
+}
+
+/// vLLM's `/tokenize`: a prompt, or messages through the chat template.
+pub async fn tokenize(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Answer {
+    let shared = state.clone();
+    let json = state.off_thread(move || tokenized(&shared, &request.body)).await?;
+    Ok(json_response(json.to_string()))
+}
+
+fn tokenized(state: &State, body: &[u8]) -> Result<Value, ApiError> {
+    let mut fields = Fields::of_body(body)?;
+    check_model(&mut fields, state)?;
+    let special = fields.take::<bool>("add_special_tokens")?;
+    let strings = fields.take("return_token_strs")?.unwrap_or(false);
+    let prompt = fields.take::<String>("prompt")?;
+    let (text, special) = match prompt {
+        Some(prompt) => (prompt, special.unwrap_or(true)),
+        None => {
+            let messages = messages::read(&mut fields, &state.config.limits)?;
+            let add_generation_prompt = fields.take("add_generation_prompt")?.unwrap_or(true);
+            let kwargs = fields.take("chat_template_kwargs")?.unwrap_or_default();
+            let template = state.app.template.as_ref();
+            let template = template.ok_or_else(|| text_error(folio_text::TextError::NoTemplate))?;
+            let input = ChatInput {
+                messages: &messages,
+                tools: None,
+                documents: None,
+                add_generation_prompt,
+                kwargs: &kwargs,
+                now_unix_s: unix_s() as i64,
+            };
+            (template.render(&input).map_err(text_error)?, special.unwrap_or(false))
+        }
+    };
+    fields.finish(&[])?;
+    // Counting is what this is for, so a text longer than the context is no error here.
+    let tokens = encode(state, &text, special, true, "prompt")?;
+    let mut answer = json!({
+        "count": tokens.len(), "max_model_len": state.app.model.context_length, "tokens": tokens,
+    });
+    if strings {
+        let tokenizer = &state.app.tokenizer;
+        answer["token_strs"] = tokens.iter().map(|id| tokenizer.token_text(*id)).collect();
+    }
+    Ok(answer)
+}
+
+pub async fn detokenize(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Answer {
+    let shared = state.clone();
+    let json = state.off_thread(move || detokenized(&shared, &request.body)).await?;
+    Ok(json_response(json.to_string()))
+}
+
+fn detokenized(state: &State, body: &[u8]) -> Result<Value, ApiError> {
+    let mut fields = Fields::of_body(body)?;
+    check_model(&mut fields, state)?;
+    let tokens: Vec<u32> = fields.require("tokens")?;
+    fields.finish(&[])?;
+    check_token_ids(&tokens, &state.app.model, "tokens")?;
+    Ok(json!({"prompt": state.app.tokenizer.decode(&tokens, false)}))
+}
+
+pub async fn not_found(method: Method, uri: Uri) -> ApiError {
+    ApiError {
+        code: Some("unknown_url"),
+        ..ApiError::new(
+            StatusCode::NOT_FOUND,
+            "invalid_request_error",
+            format!("Unknown request URL: {method} {}. See GET / for what is here.", uri.path()),
+        )
+    }
+}
+
+pub async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
+    ApiError {
+        code: Some("method_not_allowed"),
+        ..ApiError::new(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "invalid_request_error",
+            format!("{method} is not allowed for {}.", uri.path()),
+        )
+    }
+}
+
+/// What this is and how to use it, for a person with a browser or a terminal.
+pub async fn index(Shared(state): Shared<Arc<State>>, headers: HeaderMap) -> Response<Body> {
+    let text = introduction(&state, &headers);
+    let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("");
+    if !accept.contains("text/html") {
+        return text.into_response();
+    }
+    let html = format!(
+        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>Folio</title><style>body{{font:16px/1.5 \
+         system-ui;max-width:52rem;margin:3rem auto;padding:0 1rem}}pre{{white-space:pre-wrap}}</style>\
+         <h1>Folio</h1><pre>{}</pre></html>",
+        escape(&text)
+    );
+    let policy = "default-src 'none'; style-src 'unsafe-inline'";
+    let headers =
+        [(header::CONTENT_TYPE, "text/html; charset=utf-8"), (header::CONTENT_SECURITY_POLICY, policy)];
+    (headers, html).into_response()
+}
+
+fn introduction(state: &State, headers: &HeaderMap) -> String {
+    let model = state.app.model.name();
+    let fallback = state.config.listen.to_string();
+    let host = headers
+        .get(header::HOST)
+        .and_then(|host| host.to_str().ok())
+        .filter(|host| host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".:-[]".contains(&byte)))
+        .unwrap_or(&fallback);
+    let body = json!({"model": model, "messages": [{"role": "user", "content": "Hello!"}]}).to_string();
+    let body = body.replace('\'', "'\\''");
+    format!(
+        "Folio {} serves the model {model} (context {} tokens) over OpenAI's API.\n\n\
+         Try it:\n\n  curl http://{host}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n\n\
+         Routes: POST /v1/chat/completions, POST /v1/completions, GET /v1/models, POST /tokenize, POST /detokenize,\n\
+         GET /health, GET /metrics, GET /version\n",
+        state.app.version, state.app.model.context_length,
+    )
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}

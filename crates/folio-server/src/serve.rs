@@ -1,0 +1,198 @@
+//! Listening, accepting, and ending well.
+//!
+//! States: *serving* -> *draining* (first signal: new generations get 503, running ones finish, everything else still
+//! answers) -> *closing* (nothing runs any more, or patience ended: idle connections close, the rest gets a moment) ->
+//! over. A second signal goes to *over* at once: the engine is told to stop, which ends every request with an error.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State as Shared;
+use axum::middleware::from_fn_with_state;
+use axum::routing::{get, post};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+
+use crate::app::{App, State};
+use crate::config::ServerConfig;
+use crate::error::ServerError;
+use crate::http::{JsonRequest, around};
+use crate::{chat, completions, pages};
+
+/// Time for responses to leave after the last request finished.
+const CLOSING: Duration = Duration::from_secs(5);
+/// Pause after a failed accept (out of file descriptors, mostly).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// A configured server that does not listen yet.
+pub struct Server {
+    state: Arc<State>,
+}
+
+impl Server {
+    pub fn new(config: ServerConfig, app: App) -> Result<Self, ServerError> {
+        Ok(Self { state: State::new(config, app)? })
+    }
+
+    /// All routes. Usable without a socket, as a tower service.
+    pub fn router(&self) -> Router {
+        let state = self.state.clone();
+        let chat = |Shared(state): Shared<Arc<State>>, request: JsonRequest| {
+            chat::handle(state, request.tenant, request.id, request.body)
+        };
+        let completions = |Shared(state): Shared<Arc<State>>, request: JsonRequest| {
+            completions::handle(state, request.tenant, request.id, request.body)
+        };
+        Router::new()
+            .route("/", get(pages::index))
+            .route("/v1/chat/completions", post(chat))
+            .route("/v1/completions", post(completions))
+            .route("/v1/models", get(pages::models))
+            .route("/v1/models/{*name}", get(pages::model))
+            .route("/tokenize", post(pages::tokenize))
+            .route("/detokenize", post(pages::detokenize))
+            .route("/health", get(pages::health))
+            .route("/ping", get(pages::ping).post(pages::ping))
+            .route("/metrics", get(pages::metrics))
+            .route("/version", get(pages::version))
+            .fallback(pages::not_found)
+            .method_not_allowed_fallback(pages::method_not_allowed)
+            .layer(from_fn_with_state(state.clone(), around))
+            .with_state(state)
+    }
+
+    /// Serves until told to end: the first message drains, the second stops at once.
+    pub async fn listen(self, listener: TcpListener, mut signals: mpsc::Receiver<()>) {
+        let connections = Arc::new(Semaphore::new(self.state.config.limits.connections));
+        let graceful = GracefulShutdown::new();
+        let router = self.router();
+        let accept = async {
+            loop {
+                let Ok(permit) = connections.clone().acquire_owned().await else { break };
+                match listener.accept().await {
+                    Ok((socket, _)) => self.connection(socket, permit, &router, &graceful),
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot accept a connection");
+                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                    }
+                }
+            }
+        };
+        let ended = async {
+            signals.recv().await;
+            self.drain(&mut signals).await
+        };
+        let stopped = tokio::select! {
+            () = accept => Ended::Stopped,
+            ended = ended => ended,
+        };
+        if stopped == Ended::Drained {
+            tokio::select! {
+                () = graceful.shutdown() => {}
+                () = tokio::time::sleep(CLOSING) => {}
+                _ = signals.recv() => {}
+            }
+        }
+        self.state.app.engine.stop();
+    }
+
+    /// Waits until nothing runs, or for the next signal, or as long as patience lasts.
+    async fn drain(&self, signals: &mut mpsc::Receiver<()>) -> Ended {
+        let state = &self.state;
+        state.draining.store(true, Ordering::Release);
+        state.app.engine.drain();
+        tracing::info!(running = state.in_flight.count(), "draining; a second signal stops at once");
+        tokio::select! {
+            () = state.in_flight.idle() => Ended::Drained,
+            () = tokio::time::sleep(state.config.drain_timeout) => Ended::Stopped,
+            _ = signals.recv() => Ended::Stopped,
+        }
+    }
+
+    fn connection(
+        &self,
+        socket: TcpStream,
+        permit: OwnedSemaphorePermit,
+        router: &Router,
+        graceful: &GracefulShutdown,
+    ) {
+        // Tokens are small and should leave at once.
+        if let Err(error) = socket.set_nodelay(true) {
+            tracing::debug!(%error, "cannot set TCP_NODELAY");
+        }
+        let connection = hyper::server::conn::http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(self.state.config.limits.header_timeout)
+            .serve_connection(TokioIo::new(socket), TowerToHyperService::new(router.clone()));
+        let connection = graceful.watch(connection);
+        let state = self.state.clone();
+        tokio::spawn(async move {
+            state.metrics.connections.inc();
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "a connection ended early");
+            }
+            state.metrics.connections.dec();
+            drop(permit);
+        });
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    Drained,
+    Stopped,
+}
+
+/// Binds, serves, and returns after a SIGTERM or Ctrl-C has drained the server (or a second one stopped it). `ready` is
+/// told the address once connections are accepted.
+pub async fn serve(
+    config: ServerConfig,
+    app: App,
+    ready: impl FnOnce(SocketAddr),
+) -> Result<(), ServerError> {
+    let address = config.listen;
+    let bind = |source| ServerError::Bind { address: address.to_string(), source };
+    let server = Server::new(config, app)?;
+    let signals = signals().map_err(ServerError::Signals)?;
+    let listener = TcpListener::bind(address).await.map_err(bind)?;
+    ready(listener.local_addr().map_err(bind)?);
+    server.listen(listener, signals).await;
+    Ok(())
+}
+
+/// [`serve`] on a runtime of its own: one thread for all connections, a few for tokenizing.
+pub fn run(config: ServerConfig, app: App, ready: impl FnOnce(SocketAddr)) -> Result<(), ServerError> {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(ServerError::Runtime)?;
+    let result = runtime.block_on(serve(config, app, ready));
+    // A tokenization in progress is not waited for.
+    runtime.shutdown_timeout(Duration::from_millis(100));
+    result
+}
+
+/// One message for each SIGTERM or SIGINT.
+fn signals() -> std::io::Result<mpsc::Receiver<()>> {
+    let (sender, receiver) = mpsc::channel(4);
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
+            let mut stream = signal(kind)?;
+            let sender = sender.clone();
+            tokio::spawn(forward(sender, async move || stream.recv().await.is_some()));
+        }
+    }
+    #[cfg(not(unix))]
+    tokio::spawn(forward(sender, async || tokio::signal::ctrl_c().await.is_ok()));
+    Ok(receiver)
+}
+
+async fn forward(sender: mpsc::Sender<()>, mut next: impl AsyncFnMut() -> bool) {
+    while next().await && sender.send(()).await.is_ok() {}
+}

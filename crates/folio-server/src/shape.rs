@@ -1,0 +1,417 @@
+//! Responses as JSON: OpenAI's objects for chat and for completions, whole and in chunks, with vLLM's additions
+//! (`stop_reason`, `token_ids`, `prompt_token_ids`, `prompt_logprobs`) where they were asked for.
+//!
+//! Owns: field names and their order. Must never: decide anything. Cost: one serialization per chunk.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use folio_engine::request::TokenLogprobs;
+use folio_text::Tokenizer;
+use serde::{Serialize, Serializer, ser::SerializeMap};
+
+use crate::choice::{Delta, Finish, Scored, StopReason};
+
+/// JSON has no infinity; OpenAI writes this for "very unlikely".
+const UNLIKELY: f32 = -9999.0;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Chat,
+    Completion,
+}
+
+/// What all objects of one response have in common.
+pub struct Shape {
+    pub kind: Kind,
+    pub id: String,
+    pub created: u64,
+    pub model: String,
+    pub tokenizer: Arc<Tokenizer>,
+    /// Alternatives asked for; `None`: no log probabilities.
+    pub logprobs: Option<u32>,
+    pub return_token_ids: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    pub prompt_tokens: u64,
+    pub total_tokens: u64,
+    pub completion_tokens: u64,
+    pub prompt_tokens_details: PromptDetails,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PromptDetails {
+    pub cached_tokens: u64,
+}
+
+/// One finished choice of a whole response.
+pub struct Finished {
+    pub index: u32,
+    pub delta: Delta,
+    pub finish: Finish,
+    pub prompt: Option<PromptReport>,
+}
+
+/// What is told about the prompt, where it was asked for.
+#[derive(Clone, Default)]
+pub struct PromptReport {
+    pub token_ids: Option<Arc<[u32]>>,
+    pub logprobs: Option<Vec<Option<PromptLogprobs>>>,
+}
+
+/// vLLM's shape: a map from token id to its log probability, the prompt's own token and the alternatives.
+#[derive(Clone)]
+pub struct PromptLogprobs(Vec<(u32, PromptLogprob)>);
+
+#[derive(Clone, Serialize)]
+struct PromptLogprob {
+    logprob: f32,
+    rank: u32,
+    decoded_token: String,
+}
+
+impl Serialize for PromptLogprobs {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for (id, entry) in &self.0 {
+            map.serialize_entry(&id.to_string(), entry)?;
+        }
+        map.end()
+    }
+}
+
+#[derive(Serialize)]
+struct Envelope<'a, C> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: Vec<C>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Option<Usage>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<&'a [u32]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<&'a [Option<PromptLogprobs>]>,
+}
+
+#[derive(Serialize)]
+struct ChatChoice<'a> {
+    index: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<Message<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    delta: Option<MessageDelta<'a>>,
+    logprobs: Option<ChatLogprobs>,
+    finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stop_reason: Option<&'a StopReason>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<&'a [u32]>,
+}
+
+#[derive(Serialize)]
+struct Message<'a> {
+    role: &'static str,
+    content: &'a str,
+    refusal: Option<()>,
+}
+
+#[derive(Default, Serialize)]
+struct MessageDelta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct ChatLogprobs {
+    content: Vec<ChatToken>,
+    refusal: Option<()>,
+}
+
+#[derive(Serialize)]
+struct ChatToken {
+    token: String,
+    logprob: f32,
+    bytes: Vec<u8>,
+    top_logprobs: Vec<ChatTop>,
+}
+
+#[derive(Serialize)]
+struct ChatTop {
+    token: String,
+    logprob: f32,
+    bytes: Vec<u8>,
+}
+
+#[derive(Serialize)]
+struct CompletionChoice<'a> {
+    index: u32,
+    text: &'a str,
+    logprobs: Option<CompletionLogprobs>,
+    finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stop_reason: Option<&'a StopReason>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<&'a [u32]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<&'a [u32]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<&'a [Option<PromptLogprobs>]>,
+}
+
+#[derive(Default, Serialize)]
+struct CompletionLogprobs {
+    text_offset: Vec<usize>,
+    token_logprobs: Vec<Option<f32>>,
+    tokens: Vec<String>,
+    top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
+}
+
+impl Shape {
+    /// The whole response.
+    pub fn whole(&self, choices: &[Finished], usage: Usage) -> String {
+        let usage = Some(Some(usage));
+        match self.kind {
+            Kind::Chat => {
+                let prompt = choices.first().and_then(|choice| choice.prompt.as_ref());
+                let list = choices.iter().map(|choice| self.chat_choice(choice)).collect();
+                let envelope = Envelope {
+                    prompt_token_ids: prompt.and_then(|prompt| prompt.token_ids.as_deref()),
+                    prompt_logprobs: prompt.and_then(|prompt| prompt.logprobs.as_deref()),
+                    ..self.envelope("chat.completion", list, usage)
+                };
+                to_json(&envelope)
+            }
+            Kind::Completion => {
+                let list = choices
+                    .iter()
+                    .map(|c| self.completion_choice(c.index, &c.delta, Some(&c.finish), c.prompt.as_ref()))
+                    .collect();
+                to_json(&self.envelope("text_completion", list, usage))
+            }
+        }
+    }
+
+    /// A chunk with text of one choice, or its end. `usage`: see [`Envelope::usage`]; `None` leaves the field out.
+    pub fn chunk(
+        &self,
+        index: u32,
+        delta: &Delta,
+        finish: Option<&Finish>,
+        usage: Option<Option<Usage>>,
+    ) -> String {
+        match self.kind {
+            Kind::Chat => {
+                let content = (!delta.text.is_empty()).then_some(delta.text.as_str());
+                let choice = ChatChoice {
+                    index,
+                    message: None,
+                    delta: Some(MessageDelta { role: None, content }),
+                    logprobs: self.chat_logprobs(&delta.scored),
+                    finish_reason: finish.map(|finish| finish.reason),
+                    stop_reason: finish.and_then(|finish| finish.stop_reason.as_ref()),
+                    token_ids: self.token_ids(delta),
+                };
+                to_json(&self.envelope("chat.completion.chunk", vec![choice], usage))
+            }
+            Kind::Completion => {
+                let choice = self.completion_choice(index, delta, finish, None);
+                to_json(&self.envelope("text_completion", vec![choice], usage))
+            }
+        }
+    }
+
+    /// The first chunk of a choice: the role (chat), the prompt's ids where wanted. `None` when there is nothing to say.
+    pub fn opening(
+        &self,
+        index: u32,
+        prompt_token_ids: Option<&[u32]>,
+        usage: Option<Option<Usage>>,
+    ) -> Option<String> {
+        match self.kind {
+            Kind::Chat => {
+                let choice = ChatChoice {
+                    index,
+                    message: None,
+                    delta: Some(MessageDelta { role: Some("assistant"), content: Some("") }),
+                    logprobs: None,
+                    finish_reason: None,
+                    stop_reason: None,
+                    token_ids: None,
+                };
+                let envelope = self.envelope("chat.completion.chunk", vec![choice], usage);
+                Some(to_json(&Envelope { prompt_token_ids, ..envelope }))
+            }
+            Kind::Completion => {
+                let ids = prompt_token_ids?;
+                let nothing = Delta::default();
+                let choice = self.completion_choice(index, &nothing, None, None);
+                let choice = CompletionChoice { prompt_token_ids: Some(ids), ..choice };
+                Some(to_json(&self.envelope("text_completion", vec![choice], usage)))
+            }
+        }
+    }
+
+    /// The last chunk when usage was asked for: no choices.
+    pub fn usage_chunk(&self, usage: Usage) -> String {
+        let object = match self.kind {
+            Kind::Chat => "chat.completion.chunk",
+            Kind::Completion => "text_completion",
+        };
+        to_json(&self.envelope::<()>(object, Vec::new(), Some(Some(usage))))
+    }
+
+    /// vLLM's `prompt_logprobs`: nothing for the first token.
+    pub fn prompt_logprobs(&self, prompt: &[u32], entries: &[TokenLogprobs]) -> Vec<Option<PromptLogprobs>> {
+        let mut list = vec![None];
+        for (id, entry) in prompt.iter().skip(1).zip(entries) {
+            let describe = |id: u32, logprob: f32, rank: u32| {
+                let decoded_token = self.token_text(id);
+                (id, PromptLogprob { logprob: finite(logprob), rank, decoded_token })
+            };
+            let mut map = vec![describe(*id, entry.logprob, entry.rank)];
+            for (rank, (other, logprob)) in entry.top.iter().enumerate() {
+                if other != id {
+                    map.push(describe(*other, *logprob, rank as u32 + 1));
+                }
+            }
+            list.push(Some(PromptLogprobs(map)));
+        }
+        list
+    }
+
+    fn envelope<C>(
+        &self,
+        object: &'static str,
+        choices: Vec<C>,
+        usage: Option<Option<Usage>>,
+    ) -> Envelope<'_, C> {
+        Envelope {
+            id: &self.id,
+            object,
+            created: self.created,
+            model: &self.model,
+            choices,
+            usage,
+            prompt_token_ids: None,
+            prompt_logprobs: None,
+        }
+    }
+
+    fn chat_choice<'a>(&'a self, choice: &'a Finished) -> ChatChoice<'a> {
+        ChatChoice {
+            index: choice.index,
+            message: Some(Message { role: "assistant", content: &choice.delta.text, refusal: None }),
+            delta: None,
+            logprobs: self
+                .chat_logprobs(&choice.delta.scored)
+                .or_else(|| self.logprobs.map(|_| ChatLogprobs { content: Vec::new(), refusal: None })),
+            finish_reason: Some(choice.finish.reason),
+            stop_reason: choice.finish.stop_reason.as_ref(),
+            token_ids: self.token_ids(&choice.delta),
+        }
+    }
+
+    fn completion_choice<'a>(
+        &'a self,
+        index: u32,
+        delta: &'a Delta,
+        finish: Option<&'a Finish>,
+        prompt: Option<&'a PromptReport>,
+    ) -> CompletionChoice<'a> {
+        CompletionChoice {
+            index,
+            text: &delta.text,
+            logprobs: self.completion_logprobs(&delta.scored),
+            finish_reason: finish.map(|finish| finish.reason),
+            stop_reason: finish.and_then(|finish| finish.stop_reason.as_ref()),
+            token_ids: self.token_ids(delta),
+            prompt_token_ids: prompt.and_then(|prompt| prompt.token_ids.as_deref()),
+            prompt_logprobs: prompt.and_then(|prompt| prompt.logprobs.as_deref()),
+        }
+    }
+
+    fn token_ids<'a>(&self, delta: &'a Delta) -> Option<&'a [u32]> {
+        self.return_token_ids.then_some(&delta.token_ids)
+    }
+
+    /// A token's text where its bytes are UTF-8, else its bytes as `\xe2\x82`, OpenAI's way.
+    fn token_text(&self, id: u32) -> String {
+        let bytes = self.tokenizer.token_bytes(id);
+        match std::str::from_utf8(bytes) {
+            Ok(text) => text.to_owned(),
+            Err(_) => bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect(),
+        }
+    }
+
+    /// The same for completions, where a prefix marks bytes.
+    fn completion_token_text(&self, id: u32) -> String {
+        let text = self.token_text(id);
+        if std::str::from_utf8(self.tokenizer.token_bytes(id)).is_ok() {
+            text
+        } else {
+            format!("bytes:{text}")
+        }
+    }
+
+    fn chat_logprobs(&self, scored: &[Scored]) -> Option<ChatLogprobs> {
+        let wanted = self.logprobs? as usize;
+        if scored.is_empty() {
+            return None;
+        }
+        let bytes = |id: u32| self.tokenizer.token_bytes(id).to_vec();
+        let token = |entry: &Scored| ChatToken {
+            token: self.token_text(entry.id),
+            logprob: finite(entry.logprobs.logprob),
+            bytes: bytes(entry.id),
+            top_logprobs: entry
+                .logprobs
+                .top
+                .iter()
+                .take(wanted)
+                .map(|(id, lp)| ChatTop {
+                    token: self.token_text(*id),
+                    logprob: finite(*lp),
+                    bytes: bytes(*id),
+                })
+                .collect(),
+        };
+        Some(ChatLogprobs { content: scored.iter().map(token).collect(), refusal: None })
+    }
+
+    fn completion_logprobs(&self, scored: &[Scored]) -> Option<CompletionLogprobs> {
+        let wanted = self.logprobs? as usize;
+        let mut out = CompletionLogprobs::default();
+        for entry in scored {
+            let text = self.completion_token_text(entry.id);
+            out.text_offset.push(entry.offset);
+            if entry.logprobs.rank == 0 {
+                // The prompt's first token: nothing predicts it.
+                out.token_logprobs.push(None);
+                out.top_logprobs.push(None);
+            } else {
+                let top = entry.logprobs.top.iter().take(wanted);
+                let mut map: BTreeMap<String, f32> =
+                    top.map(|(id, lp)| (self.completion_token_text(*id), finite(*lp))).collect();
+                map.entry(text.clone()).or_insert(finite(entry.logprobs.logprob));
+                out.token_logprobs.push(Some(finite(entry.logprobs.logprob)));
+                out.top_logprobs.push(Some(map));
+            }
+            out.tokens.push(text);
+        }
+        Some(out)
+    }
+}
+
+fn finite(logprob: f32) -> f32 {
+    if logprob.is_finite() { logprob.max(UNLIKELY) } else { UNLIKELY }
+}
+
+fn to_json<T: Serialize>(value: &T) -> String {
+    serde_json::to_string(value).expect("plain data with string keys always serializes")
+}
