@@ -1,1 +1,30 @@
+//! The CPU backend: kernels, a thread pool, packed weights, paged KV.
+//!
+//! What goes in: tensors as they lie in a checkpoint, a decoder [`Program`](folio_model::program::Program), batches. What
+//! comes out: logits. Look for [`CpuBackend`] (the `Backend` trait), `step` (which worker does what), `linear` and `attend`
+//! (the two kernels that take all the time), `simd` (instruction sets), [`Pool`].
+//!
+//! **Architecture Invariant:** the bits of a row depend on (token, absolute position, cached bits, weights). Not on its
+//! neighbours, the number of rows, the worker, the number of workers, or the instruction set.
+//!
+//! **Architecture Invariant:** kernels check nothing. `check` establishes what they assume, once per program and batch.
 
+mod attend;
+mod attention;
+mod backend;
+mod check;
+mod error;
+mod kv;
+mod linear;
+mod memory;
+mod packed;
+mod pool;
+mod rows;
+mod simd;
+mod step;
+mod threads;
+
+pub use backend::{CpuBackend, CpuOptions};
+pub use error::CpuError;
+pub use pool::{Claims, MAX_THREADS, Pool, Worker};
+pub use simd::Isa;

@@ -1,0 +1,466 @@
+//! The attention kernel: one chunk of positions for the rows of one tile.
+//!
+//! Owns: the arithmetic of a row. Must never: let a neighbour in the tile, or anything stored at a position the row does not
+//! attend to, touch a bit.
+//!
+//! For each chunk, in steps of [`STEP`] keys: scores (one chain over the dimensions per key, times the scale), maximum,
+//! rescale of sum and accumulator (always, also by one), exponentials, sum over the fixed tree, values (one chain over the
+//! positions per dimension). A masked key is replaced by minus infinity *by position* before anything is derived from it,
+//! and its value is never multiplied: the chain of a row ends at its own position. A step with no key for a row is skipped
+//! for that row. So stale bytes, even NaN, are read at most into lanes that are thrown away.
+//!
+//! Prefill and decode run this same code; a tile only decides how many rows share one pass over K and V.
+
+use folio_model::backend::DType;
+
+use crate::attention::Shape;
+use crate::kv::{GROUP, KvCache};
+use crate::memory::Rows;
+use crate::simd::{Isa, LANES, Simd, Task, dispatch, exp, exp_one};
+
+/// Positions per partial result, counted from position 0.
+pub(crate) const CHUNK: usize = 256;
+/// Keys per softmax step.
+pub(crate) const STEP: usize = 32;
+/// Rows that pass over a step of keys together.
+const ROWS: usize = 6;
+
+/// Consecutive query tokens of one sequence and one KV head. Row `r` is token `r / group`, query head
+/// `kv_head * group + r % group`.
+#[derive(Clone, Debug)]
+pub(crate) struct Tile {
+    pub(crate) first_row: usize,
+    pub(crate) tokens: usize,
+    pub(crate) first_position: usize,
+    pub(crate) blocks_start: usize,
+    pub(crate) blocks_len: usize,
+    pub(crate) kv_head: usize,
+}
+
+/// Triples (maximum, sum, accumulator) of the rows of a tile. Accumulator rows are [`Shape::stride`] apart.
+#[derive(Clone, Copy)]
+pub(crate) struct Partial {
+    pub(crate) max: *mut f32,
+    pub(crate) sum: *mut f32,
+    pub(crate) acc: *mut f32,
+}
+
+/// One attention operation, as every worker sees it.
+///
+/// Contract: `qkv` and `out` have a row for every row of the plan's tiles; `blocks` hold the tables that tiles name, with
+/// every block in range and every position of a tile covered; K and V of those positions are written and nobody writes
+/// them, or `qkv`, now.
+#[derive(Clone, Copy)]
+pub(crate) struct Attend<'a> {
+    pub(crate) isa: Isa,
+    pub(crate) shape: Shape,
+    pub(crate) scale: f32,
+    pub(crate) cache: &'a KvCache,
+    pub(crate) layer: u32,
+    pub(crate) blocks: &'a [u32],
+    /// Queries first.
+    pub(crate) qkv: Rows,
+    pub(crate) out: Rows,
+    pub(crate) partials: *mut f32,
+}
+
+// SAFETY: pointers to buffers that workers share by the contract above.
+unsafe impl Sync for Attend<'_> {}
+
+impl Attend<'_> {
+    /// Rows of a tile in passes of up to [`ROWS`]: first row and number.
+    fn passes(rows: usize) -> impl Iterator<Item = (usize, usize)> {
+        let count = rows.div_ceil(ROWS);
+        (0..count).map(move |i| {
+            let first = rows * i / count;
+            (first, rows * (i + 1) / count - first)
+        })
+    }
+
+    /// Transposes the queries of each pass into `[dim][row]`.
+    ///
+    /// # Safety
+    /// `to` has room for the rows of the tile; the contract of [`Attend`].
+    pub(crate) unsafe fn pack_queries(&self, tile: &Tile, to: *mut f32) {
+        let (group, dim) = (self.shape.group(), self.shape.head_dim);
+        for (first, count) in Self::passes(tile.tokens * group) {
+            for r in 0..count {
+                let (token, head) = ((first + r) / group, tile.kv_head * group + (first + r) % group);
+                // SAFETY: the contract of this function.
+                unsafe {
+                    let from = self.qkv.row(tile.first_row + token).add(head * dim);
+                    for d in 0..dim {
+                        *to.add(first * dim + d * count + r) = *from.add(d);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Computes the triples of chunk `chunk` for the rows that attend to it. Others are left alone.
+    ///
+    /// # Safety
+    /// The contract of [`Attend`]; `queries` from [`Self::pack_queries`]; `result` has room for the tile and is this
+    /// worker's.
+    pub(crate) unsafe fn chunk(&self, tile: &Tile, queries: *const f32, chunk: usize, result: Partial) {
+        match self.cache.layout.dtype {
+            DType::F32 => dispatch(self.isa, Chunk::<KvF32>::new(self, tile, queries, chunk, result)),
+            DType::F16 => dispatch(self.isa, Chunk::<KvF16>::new(self, tile, queries, chunk, result)),
+            DType::BF16 => dispatch(self.isa, Chunk::<KvBf16>::new(self, tile, queries, chunk, result)),
+        }
+    }
+
+    /// Rows of the tile that attend to `position` or later: a suffix.
+    fn first_row_at(&self, tile: &Tile, position: usize) -> usize {
+        position.saturating_sub(tile.first_position).min(tile.tokens) * self.shape.group()
+    }
+
+    /// Merges the result of `chunk` (not the first) into the triples of the chunks before it.
+    ///
+    /// # Safety
+    /// Both partials hold the tile; `whole` is this worker's.
+    pub(crate) unsafe fn merge(&self, tile: &Tile, chunk: usize, whole: Partial, part: Partial) {
+        let rows = self.first_row_at(tile, chunk * CHUNK)..tile.tokens * self.shape.group();
+        let stride = self.shape.stride();
+        dispatch(self.isa, Merge { rows, stride, whole, part });
+    }
+
+    /// Divides by the sums and writes the output rows.
+    ///
+    /// # Safety
+    /// The contract of [`Attend`]; nobody else writes these heads of these rows.
+    pub(crate) unsafe fn write(&self, tile: &Tile, whole: Partial) {
+        let (group, dim) = (self.shape.group(), self.shape.head_dim);
+        for r in 0..tile.tokens * group {
+            let (token, head) = (r / group, tile.kv_head * group + r % group);
+            // SAFETY: the contract of this function.
+            unsafe {
+                let sum = *whole.sum.add(r);
+                let from = whole.acc.add(r * self.shape.stride());
+                let to = self.out.row(tile.first_row + token).add(head * dim);
+                for d in 0..dim {
+                    *to.add(d) = *from.add(d) / sum;
+                }
+            }
+        }
+    }
+}
+
+struct Merge {
+    rows: std::ops::Range<usize>,
+    stride: usize,
+    whole: Partial,
+    part: Partial,
+}
+
+impl Task for Merge {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        for r in self.rows.clone() {
+            // SAFETY: the contract of `Attend::merge`.
+            unsafe {
+                let (m, n) = (*self.whole.max.add(r), *self.part.max.add(r));
+                let max = if m > n { m } else { n };
+                let (a, b) = (exp_one::<S>(m - max), exp_one::<S>(n - max));
+                *self.whole.max.add(r) = max;
+                *self.whole.sum.add(r) = (*self.whole.sum.add(r)).mul_add(a, *self.part.sum.add(r) * b);
+                let (a, b) = (S::splat(a), S::splat(b));
+                for d in (0..self.stride).step_by(LANES) {
+                    let to = self.whole.acc.add(r * self.stride + d);
+                    let from = self.part.acc.add(r * self.stride + d);
+                    S::store(to, S::fma(S::load(to), a, S::mul(S::load(from), b)));
+                }
+            }
+        }
+    }
+}
+
+/// How a KV type becomes f32.
+trait Kv {
+    const SIZE: usize;
+    /// Two dims of 16 tokens, from two groups of 8.
+    /// # Safety
+    /// Both are readable for 16 values.
+    unsafe fn keys<S: Simd>(a: *const u8, b: *const u8) -> (S::V, S::V);
+    /// 16 dims of one token.
+    /// # Safety
+    /// `p` is readable for 16 values.
+    unsafe fn values<S: Simd>(p: *const u8) -> S::V;
+}
+
+struct KvBf16;
+struct KvF16;
+struct KvF32;
+
+impl Kv for KvBf16 {
+    const SIZE: usize = 2;
+    #[inline(always)]
+    unsafe fn keys<S: Simd>(a: *const u8, b: *const u8) -> (S::V, S::V) {
+        // SAFETY: the caller promises 16 values behind each.
+        unsafe { S::bf16_pairs_halves(a.cast(), b.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn values<S: Simd>(p: *const u8) -> S::V {
+        // SAFETY: the caller promises 16 values.
+        unsafe { S::bf16(p.cast()) }
+    }
+}
+
+impl Kv for KvF16 {
+    const SIZE: usize = 2;
+    #[inline(always)]
+    unsafe fn keys<S: Simd>(a: *const u8, b: *const u8) -> (S::V, S::V) {
+        // SAFETY: the caller promises 16 values behind each.
+        unsafe { (S::f16_halves(a.cast(), b.cast()), S::f16_halves(a.add(16).cast(), b.add(16).cast())) }
+    }
+    #[inline(always)]
+    unsafe fn values<S: Simd>(p: *const u8) -> S::V {
+        // SAFETY: the caller promises 16 values.
+        unsafe { S::f16(p.cast()) }
+    }
+}
+
+impl Kv for KvF32 {
+    const SIZE: usize = 4;
+    #[inline(always)]
+    unsafe fn keys<S: Simd>(a: *const u8, b: *const u8) -> (S::V, S::V) {
+        // SAFETY: the caller promises 16 values behind each.
+        unsafe { (S::load_halves(a.cast(), b.cast()), S::load_halves(a.add(32).cast(), b.add(32).cast())) }
+    }
+    #[inline(always)]
+    unsafe fn values<S: Simd>(p: *const u8) -> S::V {
+        // SAFETY: the caller promises 16 values.
+        unsafe { S::load(p.cast()) }
+    }
+}
+
+/// Groups of keys in a step.
+const GROUPS: usize = STEP / GROUP;
+
+/// Where the keys and values of one step lie.
+struct Step {
+    /// Absolute position of the first key.
+    base: usize,
+    keys: [*const u8; GROUPS],
+    values: [*const u8; GROUPS],
+}
+
+struct Chunk<'a, K> {
+    attend: &'a Attend<'a>,
+    tile: &'a Tile,
+    queries: *const f32,
+    chunk: usize,
+    result: Partial,
+    dtype: std::marker::PhantomData<K>,
+}
+
+impl<'a, K: Kv> Chunk<'a, K> {
+    fn new(
+        attend: &'a Attend<'a>,
+        tile: &'a Tile,
+        queries: *const f32,
+        chunk: usize,
+        result: Partial,
+    ) -> Self {
+        Self { attend, tile, queries, chunk, result, dtype: std::marker::PhantomData }
+    }
+
+    /// Groups past the end of the table stand for positions that every row masks; the last block is read instead.
+    #[inline(always)]
+    fn step(&self, base: usize) -> Step {
+        let (cache, tile) = (self.attend.cache, self.tile);
+        let tokens = cache.layout.block_tokens;
+        let table = &self.attend.blocks[tile.blocks_start..tile.blocks_start + tile.blocks_len];
+        let mut step = Step { base, keys: [std::ptr::null(); GROUPS], values: [std::ptr::null(); GROUPS] };
+        for j in 0..GROUPS {
+            let position = base + j * GROUP;
+            let block = table[(position / tokens).min(table.len() - 1)];
+            let page = cache.page(block, self.attend.layer, tile.kv_head).cast_const();
+            let offset = position % tokens * cache.layout.head_dim * K::SIZE;
+            step.keys[j] = page.wrapping_add(offset);
+            step.values[j] = page.wrapping_add(cache.plane_bytes() + offset);
+        }
+        step
+    }
+
+    /// Keys of the step that row `row` attends to.
+    #[inline(always)]
+    fn valid(&self, row: usize, base: usize) -> usize {
+        let position = self.tile.first_position + row / self.attend.shape.group();
+        (position + 1).saturating_sub(base).min(STEP)
+    }
+
+    /// `R` rows from `first` over one step.
+    ///
+    /// # Safety
+    /// The contract of [`Attend::chunk`].
+    #[inline(always)]
+    unsafe fn rows<S: Simd, const R: usize>(&self, step: &Step, first: usize) {
+        let valid: [usize; R] = std::array::from_fn(|r| self.valid(first + r, step.base));
+        if valid[R - 1] == 0 {
+            return;
+        }
+        let mut p = [[0f32; STEP]; R];
+        let mut factor = [1f32; R];
+        // SAFETY: the contract of this function; `p` is one step wide.
+        unsafe {
+            self.scores::<S, R>(step, first, &mut p);
+            for r in 0..R {
+                if valid[r] > 0 {
+                    factor[r] = self.softmax::<S>(&mut p[r], valid[r], first + r);
+                }
+            }
+            let dim = self.attend.shape.head_dim;
+            let mut d = 0;
+            if S::WIDE {
+                while d + 2 * LANES <= dim {
+                    self.weigh::<S, R, 2>(step, first, &p, &factor, &valid, d);
+                    d += 2 * LANES;
+                }
+            }
+            while d < dim {
+                self.weigh::<S, R, 1>(step, first, &p, &factor, &valid, d);
+                d += LANES;
+            }
+        }
+    }
+
+    /// Dot products of the step's keys, one chain over the dimensions each.
+    #[inline(always)]
+    unsafe fn scores<S: Simd, const R: usize>(&self, step: &Step, first: usize, p: &mut [[f32; STEP]; R]) {
+        let dim = self.attend.shape.head_dim;
+        for j in 0..STEP / LANES {
+            let mut acc = [S::splat(0.0); R];
+            // SAFETY: each group holds `head_dim` dims of 8 tokens; queries are packed `[dim][R]` from `first * dim`.
+            unsafe {
+                let mut q = self.queries.add(first * dim);
+                let (mut a, mut b) = (step.keys[2 * j], step.keys[2 * j + 1]);
+                for _ in 0..dim / 2 {
+                    let (even, odd) = K::keys::<S>(a, b);
+                    for (r, acc) in acc.iter_mut().enumerate() {
+                        *acc = S::fma(even, S::splat(*q.add(r)), *acc);
+                    }
+                    for (r, acc) in acc.iter_mut().enumerate() {
+                        *acc = S::fma(odd, S::splat(*q.add(R + r)), *acc);
+                    }
+                    q = q.wrapping_add(2 * R);
+                    a = a.wrapping_add(2 * GROUP * K::SIZE);
+                    b = b.wrapping_add(2 * GROUP * K::SIZE);
+                }
+                for r in 0..R {
+                    S::store(p[r].as_mut_ptr().add(j * LANES), acc[r]);
+                }
+            }
+        }
+    }
+
+    /// Scores of one row to weights; updates maximum and sum and gives the factor for the accumulator.
+    #[inline(always)]
+    unsafe fn softmax<S: Simd>(&self, p: &mut [f32; STEP], valid: usize, row: usize) -> f32 {
+        let masked = S::splat(f32::NEG_INFINITY);
+        let scale = S::splat(self.attend.scale);
+        // SAFETY: `p` holds two vectors; the row is inside the partial.
+        unsafe {
+            let at = p.as_mut_ptr();
+            let low = S::select_first(valid, S::mul(S::load(at), scale), masked);
+            let high = S::mul(S::load(at.add(LANES)), scale);
+            let high = S::select_first(valid.saturating_sub(LANES), high, masked);
+            let (max, sum) = (self.result.max.add(row), self.result.sum.add(row));
+            let old = *max;
+            let step_max = S::max_lane(S::max(low, high));
+            let new = if old > step_max { old } else { step_max };
+            let factor = exp_one::<S>(old - new);
+            let (low, high) = (exp::<S>(S::sub(low, S::splat(new))), exp::<S>(S::sub(high, S::splat(new))));
+            S::store(at, low);
+            S::store(at.add(LANES), high);
+            *max = new;
+            *sum = (*sum).mul_add(factor, S::sum(S::add(low, high)));
+            factor
+        }
+    }
+
+    /// Adds `D` vectors of dims from `d`: one chain over the row's own positions each.
+    #[inline(always)]
+    unsafe fn weigh<S: Simd, const R: usize, const D: usize>(
+        &self,
+        step: &Step,
+        first: usize,
+        p: &[[f32; STEP]; R],
+        factor: &[f32; R],
+        valid: &[usize; R],
+        d: usize,
+    ) {
+        let dim = self.attend.shape.head_dim;
+        let stride = self.attend.shape.stride();
+        let mut acc = [[S::splat(0.0); D]; R];
+        // SAFETY: the rows are inside the partial, whose rows are whole vectors. A vector of values that reaches past the
+        // last dim reads the next token, page, or the slack behind the cache, into lanes that nobody uses.
+        unsafe {
+            let at = self.result.acc.add(first * stride + d);
+            for r in 0..R {
+                for i in 0..D {
+                    acc[r][i] = S::mul(S::load(at.add(r * stride + i * LANES)), S::splat(factor[r]));
+                }
+            }
+            // All rows attend to the keys that the first one does.
+            for t in 0..valid[0] {
+                let from = step.values[t / GROUP].add((t % GROUP * dim + d) * K::SIZE);
+                for i in 0..D {
+                    let v = K::values::<S>(from.add(i * LANES * K::SIZE));
+                    for r in 0..R {
+                        acc[r][i] = S::fma(v, S::splat(p[r][t]), acc[r][i]);
+                    }
+                }
+            }
+            for r in 0..R {
+                for t in valid[0]..valid[r] {
+                    let from = step.values[t / GROUP].add((t % GROUP * dim + d) * K::SIZE);
+                    for i in 0..D {
+                        let v = K::values::<S>(from.add(i * LANES * K::SIZE));
+                        acc[r][i] = S::fma(v, S::splat(p[r][t]), acc[r][i]);
+                    }
+                }
+                for i in 0..D {
+                    S::store(at.add(r * stride + i * LANES), acc[r][i]);
+                }
+            }
+        }
+    }
+}
+
+impl<K: Kv> Task for Chunk<'_, K> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let rows = self.tile.tokens * self.attend.shape.group();
+        let stride = self.attend.shape.stride();
+        let start = self.chunk * CHUNK;
+        let end = (start + CHUNK).min(self.tile.first_position + self.tile.tokens);
+        // SAFETY: the contract of `Attend::chunk`.
+        unsafe {
+            for r in self.attend.first_row_at(self.tile, start)..rows {
+                *self.result.max.add(r) = f32::NEG_INFINITY;
+                *self.result.sum.add(r) = 0.0;
+                for d in (0..stride).step_by(LANES) {
+                    S::store(self.result.acc.add(r * stride + d), S::splat(0.0));
+                }
+            }
+            for base in (start..end).step_by(STEP) {
+                let step = self.step(base);
+                for (first, count) in Attend::passes(rows) {
+                    match count {
+                        1 => self.rows::<S, 1>(&step, first),
+                        2 => self.rows::<S, 2>(&step, first),
+                        3 => self.rows::<S, 3>(&step, first),
+                        4 => self.rows::<S, 4>(&step, first),
+                        5 => self.rows::<S, 5>(&step, first),
+                        _ => self.rows::<S, ROWS>(&step, first),
+                    }
+                }
+            }
+        }
+    }
+}

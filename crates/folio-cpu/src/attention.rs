@@ -1,0 +1,225 @@
+//! Which part of attention is computed by whom.
+//!
+//! Owns: cutting a step into work items, partial results, the order of merging. Must never: let that cut touch a bit.
+//!
+//! An item is a tile of query tokens of one sequence, times the query heads that share one KV head (so K and V are read
+//! once for all of them), over a range of chunks. Positions are cut into absolute chunks of [`CHUNK`]; a chunk's result for a
+//! row is a triple (maximum, sum, accumulator) that depends on that row and the chunk alone. Triples are merged in
+//! ascending order of chunks, whether one worker computed them one after the other or many did and a second pass merges.
+//! When there are too few items for the workers, they are cut by chunks.
+
+use crate::attend::{Attend, CHUNK, Partial, Tile};
+use crate::simd::LANES;
+use folio_model::backend::{Batch, Span};
+use folio_model::program::AttentionSpec;
+
+/// Rows (query tokens times query heads per KV head) that a tile may have, unless one token alone has more.
+const TILE_ROWS: usize = 64;
+/// Most memory for partial results of items cut by chunks, in f32 values. Without room items stay whole.
+const PARTIAL_VALUES: usize = 16 << 20;
+/// Items per worker below which long ones are cut.
+const ITEMS_PER_WORKER: usize = 4;
+
+/// Chunks `chunks` of one tile.
+#[derive(Clone, Debug)]
+pub(crate) struct Item {
+    pub(crate) tile: Tile,
+    pub(crate) chunks: std::ops::Range<usize>,
+    /// First partial of the tile, if its chunks are spread over several items.
+    pub(crate) partials: Option<usize>,
+}
+
+/// The items of one step: the same for every layer.
+#[derive(Debug, Default)]
+pub(crate) struct AttentionPlan {
+    pub(crate) items: Vec<Item>,
+    /// Tiles whose partials must be merged: all chunks, and the first partial.
+    pub(crate) merges: Vec<Item>,
+    /// f32 values used in the partial buffer.
+    used: usize,
+}
+
+/// What the model and the machine fix.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Shape {
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) workers: usize,
+    pub(crate) max_position: usize,
+}
+
+impl Shape {
+    pub(crate) fn of(spec: &AttentionSpec, workers: usize, max_position: usize) -> Self {
+        Self { heads: spec.heads, kv_heads: spec.kv_heads, head_dim: spec.head_dim, workers, max_position }
+    }
+
+    pub(crate) fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    fn tile_tokens(&self) -> usize {
+        (TILE_ROWS / self.group()).max(1)
+    }
+
+    /// f32 values of one accumulator row.
+    pub(crate) fn stride(&self) -> usize {
+        self.head_dim.next_multiple_of(LANES)
+    }
+
+    /// Most rows of a tile.
+    pub(crate) fn tile_rows(&self) -> usize {
+        self.tile_tokens() * self.group()
+    }
+
+    /// f32 values of a worker's scratch: packed queries and two partials.
+    pub(crate) fn scratch_values(&self) -> usize {
+        let rows = self.tile_rows();
+        (rows * self.head_dim).next_multiple_of(LANES) + 2 * self.partial_values(rows)
+    }
+
+    pub(crate) fn scratch_values_or_zero(&self) -> usize {
+        if self.kv_heads == 0 { 0 } else { self.scratch_values() }
+    }
+
+    pub(crate) fn partial_limit_or_zero(&self) -> usize {
+        if self.kv_heads == 0 { 0 } else { self.partial_limit() }
+    }
+
+    /// f32 values of the triples of `rows` rows.
+    pub(crate) fn partial_values(&self, rows: usize) -> usize {
+        2 * rows.next_multiple_of(LANES) + rows * self.stride()
+    }
+
+    /// f32 values that the shared partial buffer needs at most.
+    pub(crate) fn partial_limit(&self) -> usize {
+        let tiles = ITEMS_PER_WORKER * self.workers;
+        let chunks = self.max_position.div_ceil(CHUNK);
+        tiles.saturating_mul(chunks).saturating_mul(self.partial_values(self.tile_rows())).min(PARTIAL_VALUES)
+    }
+}
+
+impl AttentionPlan {
+    /// Room for any batch of `max_rows` rows, so that planning allocates nothing.
+    pub(crate) fn reserve(&mut self, max_rows: usize, shape: &Shape) {
+        let cut = ITEMS_PER_WORKER * shape.workers;
+        self.items.reserve(max_rows * shape.kv_heads + cut * (cut + 1));
+        self.merges.reserve(cut);
+    }
+
+    /// Cuts the batch into items, longest sequences first.
+    pub(crate) fn plan(&mut self, batch: &Batch, shape: &Shape) {
+        self.items.clear();
+        self.merges.clear();
+        self.used = 0;
+        let tokens = shape.tile_tokens();
+        let whole: usize =
+            batch.spans.iter().map(|s| (s.rows as usize).div_ceil(tokens) * shape.kv_heads).sum();
+        let wanted = ITEMS_PER_WORKER * shape.workers;
+        let pieces = if shape.workers > 1 && whole < wanted && whole % shape.workers != 0 {
+            wanted.div_ceil(whole)
+        } else {
+            1
+        };
+        for span in &batch.spans {
+            self.plan_span(span, shape, pieces);
+        }
+        self.items.sort_unstable_by_key(|item| {
+            (std::cmp::Reverse(item.chunks.len()), item.tile.first_row, item.tile.kv_head, item.chunks.start)
+        });
+    }
+
+    fn plan_span(&mut self, span: &Span, shape: &Shape, pieces: usize) {
+        let mut first = 0;
+        while first < span.rows as usize {
+            let tokens = shape.tile_tokens().min(span.rows as usize - first);
+            for kv_head in 0..shape.kv_heads {
+                let tile = Tile {
+                    first_row: span.first_row as usize + first,
+                    tokens,
+                    first_position: span.first_position as usize + first,
+                    blocks_start: span.blocks_start as usize,
+                    blocks_len: span.blocks_len as usize,
+                    kv_head,
+                };
+                self.plan_tile(tile, shape, pieces);
+            }
+            first += tokens;
+        }
+    }
+
+    fn plan_tile(&mut self, tile: Tile, shape: &Shape, pieces: usize) {
+        let chunks = (tile.first_position + tile.tokens).div_ceil(CHUNK);
+        let pieces = pieces.min(chunks);
+        let values = chunks * shape.partial_values(tile.tokens * shape.group());
+        if pieces == 1 || self.used + values > shape.partial_limit() {
+            self.items.push(Item { tile, chunks: 0..chunks, partials: None });
+            return;
+        }
+        let partials = Some(self.used);
+        self.used += values;
+        for piece in 0..pieces {
+            let range = chunks * piece / pieces..chunks * (piece + 1) / pieces;
+            self.items.push(Item { tile: tile.clone(), chunks: range, partials });
+        }
+        self.merges.push(Item { tile, chunks: 0..chunks, partials });
+    }
+}
+
+impl Attend<'_> {
+    /// Computes one item with a worker's own scratch of [`Shape::scratch_values`].
+    ///
+    /// # Safety
+    /// The contract of [`Attend`]; nobody else computes this item or touches `scratch`.
+    pub(crate) unsafe fn item(&self, item: &Item, scratch: *mut f32) {
+        let rows = item.tile.tokens * self.shape.group();
+        let queries = (self.shape.tile_rows() * self.shape.head_dim).next_multiple_of(LANES);
+        let whole = self.partial(scratch.wrapping_add(queries), rows);
+        let values = self.shape.partial_values(self.shape.tile_rows());
+        let chunk_result = self.partial(scratch.wrapping_add(queries + values), rows);
+        // SAFETY: the contract of this function; the scratch holds the queries and two partials; partials of an item are
+        // inside the shared buffer by `plan_tile`, and this item owns those of its chunks.
+        unsafe {
+            self.pack_queries(&item.tile, scratch);
+            for chunk in item.chunks.clone() {
+                match item.partials {
+                    Some(first) => self.chunk(&item.tile, scratch, chunk, self.shared_partial(first, chunk, rows)),
+                    None if chunk == 0 => self.chunk(&item.tile, scratch, chunk, whole),
+                    None => {
+                        self.chunk(&item.tile, scratch, chunk, chunk_result);
+                        self.merge(&item.tile, chunk, whole, chunk_result);
+                    }
+                }
+            }
+            if item.partials.is_none() {
+                self.write(&item.tile, whole);
+            }
+        }
+    }
+
+    /// Merges the partials of a tile whose chunks were spread over items, in ascending order.
+    ///
+    /// # Safety
+    /// All items of the tile are done, with a barrier since; nobody else merges this tile.
+    pub(crate) unsafe fn merge_tile(&self, item: &Item) {
+        let Some(first) = item.partials else { return };
+        let rows = item.tile.tokens * self.shape.group();
+        let whole = self.shared_partial(first, 0, rows);
+        // SAFETY: the contract of this function.
+        unsafe {
+            for chunk in item.chunks.clone().skip(1) {
+                self.merge(&item.tile, chunk, whole, self.shared_partial(first, chunk, rows));
+            }
+            self.write(&item.tile, whole);
+        }
+    }
+
+    fn shared_partial(&self, first: usize, chunk: usize, rows: usize) -> Partial {
+        self.partial(self.partials.wrapping_add(first + chunk * self.shape.partial_values(rows)), rows)
+    }
+
+    fn partial(&self, start: *mut f32, rows: usize) -> Partial {
+        let padded = rows.next_multiple_of(LANES);
+        Partial { max: start, sum: start.wrapping_add(padded), acc: start.wrapping_add(2 * padded) }
+    }
+}

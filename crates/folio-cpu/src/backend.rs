@@ -1,0 +1,265 @@
+//! [`CpuBackend`]: weights, buffers and KV bytes on the host, and the `Backend` trait over them.
+//!
+//! Owns: memory and the order load, program, cache, forward. Must never: look inside a kernel, or allocate in `forward`
+//! after the first steps.
+
+use folio_model::backend::{Backend, BackendError, Batch, KvLayout, TensorView};
+use folio_model::program::{MatrixId, Op, Program, VectorId};
+
+use crate::attention::{AttentionPlan, Shape};
+use crate::check::{self, BatchCheck, ProgramCheck};
+use crate::error::CpuError;
+use crate::kv::KvCache;
+use crate::linear::{SCRATCH, packed_values};
+use crate::memory::Floats;
+use crate::packed::PackedMatrix;
+use crate::pool::{Claims, Pool};
+use crate::simd::{Isa, LANES};
+use crate::step::{Buffers, RowPlace, Step};
+
+/// How to run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CpuOptions {
+    /// Workers; by default [`CpuBackend::detect_threads`].
+    pub threads: Option<usize>,
+    /// Instruction set; by default `FOLIO_ISA`, else the widest this machine runs.
+    pub isa: Option<Isa>,
+}
+
+/// The decoder on the processors of this machine.
+pub struct CpuBackend {
+    isa: Isa,
+    pool: Pool,
+    matrices: Vec<PackedMatrix>,
+    vectors: Vec<(usize, Vec<f32>)>,
+    model: Option<Model>,
+    cache: Option<KvCache>,
+    /// Per block, the step that last wrote it.
+    written: Vec<u32>,
+    step: u32,
+}
+
+/// A loaded program and its memory.
+struct Model {
+    program: Program,
+    buffers: Buffers,
+    shape: Shape,
+    plan: AttentionPlan,
+    places: Vec<RowPlace>,
+    max_rows: usize,
+    max_logit_rows: usize,
+    vocabulary: usize,
+}
+
+impl CpuBackend {
+    pub fn new(options: CpuOptions) -> Result<Self, CpuError> {
+        let isa = match options.isa {
+            Some(isa) => isa.checked()?,
+            None => Isa::from_env()?,
+        };
+        let pool = Pool::new(options.threads.unwrap_or_else(Self::detect_threads))?;
+        Ok(Self {
+            isa,
+            pool,
+            matrices: Vec::new(),
+            vectors: Vec::new(),
+            model: None,
+            cache: None,
+            written: Vec::new(),
+            step: 0,
+        })
+    }
+
+    /// Threads that the affinity mask and the cgroup allow this process.
+    pub fn detect_threads() -> usize {
+        crate::threads::allowance()
+    }
+
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    pub fn threads(&self) -> usize {
+        self.pool.count()
+    }
+
+    /// Overwrites every KV byte: lets a test prove that stale content cannot be seen.
+    #[cfg(test)]
+    pub(crate) fn poison_cache(&mut self, byte: u8) {
+        self.cache.as_mut().expect("a cache").poison(byte);
+    }
+}
+
+/// What a failure of this crate is to the caller of a backend.
+fn device(error: CpuError) -> BackendError {
+    match error {
+        CpuError::Map { needed_bytes, reason } => BackendError::OutOfMemory {
+            what: "a buffer of the CPU backend",
+            needed_bytes: needed_bytes as u64,
+            reason: reason.to_string(),
+        },
+        other => BackendError::Device(other.to_string()),
+    }
+}
+
+impl Backend for CpuBackend {
+    fn name(&self) -> String {
+        format!("cpu/{}", self.isa.name())
+    }
+
+    fn load_matrix(&mut self, name: &str, parts: &[TensorView<'_>]) -> Result<MatrixId, BackendError> {
+        check::parts(name, parts, 2)?;
+        let matrix = PackedMatrix::pack(parts, &mut self.pool).map_err(device)?;
+        self.matrices.push(matrix);
+        Ok(MatrixId(self.matrices.len() as u32 - 1))
+    }
+
+    fn load_vector(&mut self, name: &str, parts: &[TensorView<'_>]) -> Result<VectorId, BackendError> {
+        check::parts(name, parts, 1)?;
+        let mut values = Vec::new();
+        for part in parts {
+            values.extend(part.bytes.chunks_exact(part.dtype.size()).map(|b| check::to_f32(part.dtype, b)));
+        }
+        let len = values.len();
+        values.resize(len.next_multiple_of(LANES), 0.0);
+        self.vectors.push((len, values));
+        Ok(VectorId(self.vectors.len() as u32 - 1))
+    }
+
+    fn load_program(
+        &mut self,
+        program: Program,
+        max_rows: usize,
+        max_logit_rows: usize,
+        max_position: usize,
+    ) -> Result<(), BackendError> {
+        ProgramCheck { program: &program, matrices: &self.matrices, vectors: &self.vectors }.all()?;
+        let workers = self.pool.count();
+        let shape = program.attention.first().map(|spec| Shape::of(spec, workers, max_position));
+        let shape = shape.unwrap_or_default();
+        let buffers = self.buffers(&program, &shape, max_rows, max_logit_rows).map_err(device)?;
+        let mut plan = AttentionPlan::default();
+        plan.reserve(max_rows, &shape);
+        let tables = program.body.iter().filter_map(|op| match op {
+            Op::Embed { table, .. } => Some(self.matrices[table.0 as usize].rows),
+            _ => None,
+        });
+        let vocabulary = tables.min().unwrap_or(usize::MAX);
+        let places = Vec::with_capacity(max_rows);
+        self.model =
+            Some(Model { program, buffers, shape, plan, places, max_rows, max_logit_rows, vocabulary });
+        Ok(())
+    }
+
+    fn allocate_cache(&mut self, layout: KvLayout, blocks: usize) -> Result<(), BackendError> {
+        let model = self.model.as_ref().ok_or_else(|| BackendError::Device("no program is loaded".into()))?;
+        check::layout(&layout, &model.program)?;
+        self.cache = None; // gives the old memory back first
+        let cache = KvCache::new(layout, blocks).map_err(device)?;
+        self.written.clear();
+        self.written.resize(blocks, 0);
+        self.step = 0;
+        self.cache = Some(cache);
+        Ok(())
+    }
+
+    fn forward(&mut self, batch: &Batch) -> Result<&[f32], BackendError> {
+        let (Some(model), Some(cache)) = (&mut self.model, &self.cache) else {
+            return Err(BackendError::Device("no program or no cache is loaded".into()));
+        };
+        if self.step == u32::MAX {
+            self.written.fill(0);
+            self.step = 0;
+        }
+        self.step += 1;
+        let block_tokens = cache.layout.block_tokens;
+        BatchCheck {
+            max_rows: model.max_rows,
+            max_logit_rows: model.max_logit_rows,
+            max_position: model.shape.max_position,
+            vocabulary: model.vocabulary,
+            blocks: cache.blocks,
+            block_tokens,
+            written: &mut self.written,
+            stamp: self.step,
+        }
+        .all(batch)?;
+        model.place(batch, block_tokens);
+        model.plan.plan(batch, &model.shape);
+        for claims in &model.buffers.claims {
+            claims.reset();
+        }
+        let step = Step {
+            isa: self.isa,
+            program: &model.program,
+            matrices: &self.matrices,
+            vectors: &self.vectors,
+            buffers: &model.buffers,
+            shape: model.shape,
+            cache,
+            plan: &model.plan,
+            places: &model.places,
+            batch,
+        };
+        self.pool.run(&|worker| step.run(worker)).map_err(device)?;
+        Ok(model.buffers.logits.as_slice(batch.logit_rows.len() * model.program.head.vocab))
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        let matrices: usize = self.matrices.iter().map(PackedMatrix::bytes).sum();
+        let vectors: usize = self.vectors.iter().map(|(_, v)| v.len() * 4).sum();
+        (matrices + vectors) as u64
+    }
+}
+
+impl CpuBackend {
+    fn buffers(
+        &self,
+        program: &Program,
+        shape: &Shape,
+        max_rows: usize,
+        max_logit_rows: usize,
+    ) -> Result<Buffers, CpuError> {
+        let row = |&width: &usize| Floats::zeroed(max_rows, width);
+        let hidden = self.matrices[program.head.matrix.0 as usize].cols;
+        let widest = program.body.iter().filter_map(|op| match op {
+            Op::Linear { weight, .. } => Some(self.matrices[weight.0 as usize].cols),
+            _ => None,
+        });
+        let widest = widest.max().unwrap_or(0);
+        let packed = packed_values(max_rows, widest).max(packed_values(max_logit_rows, hidden));
+        let scratch = SCRATCH.max(shape.scratch_values_or_zero());
+        Ok(Buffers {
+            rows: program.buffers.iter().map(row).collect::<Result<_, _>>()?,
+            rotary: program
+                .ropes
+                .iter()
+                .map(|rope| Floats::zeroed(max_rows, 2 * rope.inv_freq.len()))
+                .collect::<Result<_, _>>()?,
+            packed: Floats::dense(1, packed)?,
+            selected: Floats::zeroed(max_logit_rows, hidden)?,
+            logits: Floats::dense(max_logit_rows, program.head.vocab)?,
+            partials: Floats::dense(1, shape.partial_limit_or_zero())?,
+            scratch: (0..self.pool.count()).map(|_| Floats::dense(1, scratch)).collect::<Result<_, _>>()?,
+            claims: (0..2 * program.body.len() + 2).map(|_| Claims::default()).collect(),
+        })
+    }
+}
+
+impl Model {
+    /// Position, block and slot of every row.
+    fn place(&mut self, batch: &Batch, block_tokens: usize) {
+        self.places.clear();
+        for span in &batch.spans {
+            for i in 0..span.rows {
+                let position = span.first_position + i;
+                let index = position as usize / block_tokens;
+                self.places.push(RowPlace {
+                    position,
+                    block: batch.blocks[span.blocks_start as usize + index],
+                    slot: position % block_tokens as u32,
+                });
+            }
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! What a program and a batch must satisfy before a kernel sees them.
+//!
+//! Kernels work on raw pointers and check nothing; everything they assume is established here. Cost: once per program, and
+//! O(rows + blocks) per step.
+
+use folio_model::backend::{BackendError, Batch, DType, KvLayout, TensorView};
+use folio_model::program::{AttentionSpec, Buf, MatrixId, Op, Program, VectorId};
+
+use crate::kv::GROUP;
+use crate::packed::PackedMatrix;
+
+fn shape_error(name: &str, shape: &[usize], reason: impl Into<String>) -> BackendError {
+    BackendError::Shape { name: name.to_owned(), shape: shape.to_vec(), reason: reason.into() }
+}
+
+/// Parts of a matrix (`dims == 2`) or vector (`dims == 1`): at least one, consistent, as long as they say.
+pub(crate) fn parts(name: &str, parts: &[TensorView<'_>], dims: usize) -> Result<(), BackendError> {
+    let Some(first) = parts.first() else { return Err(shape_error(name, &[], "it has no parts")) };
+    for part in parts {
+        if part.shape.len() != dims {
+            return Err(shape_error(name, part.shape, format!("{dims} dimensions are expected")));
+        }
+        let values = part.shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
+        if values.and_then(|n| n.checked_mul(part.dtype.size())) != Some(part.bytes.len()) {
+            return Err(shape_error(name, part.shape, format!("there are {} bytes", part.bytes.len())));
+        }
+        if part.shape.contains(&0) {
+            return Err(shape_error(name, part.shape, "a dimension is zero"));
+        }
+        if dims == 2 && (part.dtype != first.dtype || part.shape[1] != first.shape[1]) {
+            return Err(shape_error(name, part.shape, "parts differ in type or columns"));
+        }
+    }
+    Ok(())
+}
+
+/// Checks a program against the loaded weights.
+pub(crate) struct ProgramCheck<'a> {
+    pub(crate) program: &'a Program,
+    pub(crate) matrices: &'a [PackedMatrix],
+    pub(crate) vectors: &'a [(usize, Vec<f32>)],
+}
+
+impl ProgramCheck<'_> {
+    pub(crate) fn all(&self) -> Result<(), BackendError> {
+        for (i, op) in self.program.body.iter().enumerate() {
+            self.op(op).map_err(|reason| shape_error(&format!("operation {i} ({op:?})"), &[], reason))?;
+        }
+        self.head().map_err(|reason| shape_error("the output head", &[], reason))?;
+        self.specs().map_err(|reason| shape_error("attention", &[], reason))
+    }
+
+    fn width(&self, buf: Buf) -> Result<usize, String> {
+        match self.program.buffers.get(buf.0 as usize) {
+            Some(&width) if width > 0 => Ok(width),
+            _ => Err(format!("buffer {} does not exist or is empty", buf.0)),
+        }
+    }
+
+    fn matrix(&self, id: MatrixId) -> Result<(usize, usize), String> {
+        let matrix = self.matrices.get(id.0 as usize).ok_or(format!("matrix {} was not loaded", id.0))?;
+        Ok((matrix.rows, matrix.cols))
+    }
+
+    fn vector(&self, id: VectorId, expected: usize) -> Result<(), String> {
+        match self.vectors.get(id.0 as usize) {
+            Some((len, _)) if *len == expected => Ok(()),
+            Some((len, _)) => Err(format!("vector {} has {len} values, not {expected}", id.0)),
+            None => Err(format!("vector {} was not loaded", id.0)),
+        }
+    }
+
+    fn spec(&self, spec: usize) -> Result<&AttentionSpec, String> {
+        self.program.attention.get(spec).ok_or(format!("attention {spec} does not exist"))
+    }
+
+    fn op(&self, op: &Op) -> Result<(), String> {
+        let same = |what: &str, a: usize, b: usize| {
+            if a == b { Ok(()) } else { Err(format!("{what} is {a}, not {b}")) }
+        };
+        match *op {
+            Op::Embed { table, out } => same("the table's width", self.matrix(table)?.1, self.width(out)?),
+            Op::RmsNorm { x, weight, out, .. } => {
+                self.vector(weight, self.width(x)?)?;
+                same("the output's width", self.width(out)?, self.width(x)?)
+            }
+            Op::Linear { x, weight, bias, out, .. } => {
+                let (rows, cols) = self.matrix(weight)?;
+                same("the input's width", self.width(x)?, cols)?;
+                same("the output's width", self.width(out)?, rows)?;
+                if x == out {
+                    return Err("input and output are one buffer".to_owned());
+                }
+                bias.map_or(Ok(()), |bias| self.vector(bias, rows))
+            }
+            Op::WriteKv { qkv, spec } => {
+                let spec = self.spec(spec)?;
+                same("the qkv width", self.width(qkv)?, (spec.heads + 2 * spec.kv_heads) * spec.head_dim)
+            }
+            Op::Attention { qkv, spec, out } => {
+                let spec = self.spec(spec)?;
+                same("the qkv width", self.width(qkv)?, (spec.heads + 2 * spec.kv_heads) * spec.head_dim)?;
+                if qkv == out {
+                    return Err("input and output are one buffer".to_owned());
+                }
+                same("the output's width", self.width(out)?, spec.heads * spec.head_dim)
+            }
+            Op::SiluMul { x, out } => {
+                if x == out {
+                    return Err("input and output are one buffer".to_owned());
+                }
+                same("the input's width", self.width(x)?, 2 * self.width(out)?)
+            }
+        }
+    }
+
+    fn head(&self) -> Result<(), String> {
+        let head = &self.program.head;
+        let (rows, cols) = self.matrix(head.matrix)?;
+        if rows != head.vocab || cols != self.width(head.x)? {
+            return Err(format!("the matrix is [{rows}, {cols}], the vocabulary {}", head.vocab));
+        }
+        self.vector(head.norm, cols)
+    }
+
+    fn specs(&self) -> Result<(), String> {
+        let Some(first) = self.program.attention.first() else { return Ok(()) };
+        for spec in &self.program.attention {
+            if (spec.heads, spec.kv_heads, spec.head_dim) != (first.heads, first.kv_heads, first.head_dim) {
+                return Err("layers differ in heads; there is one cache group".to_owned());
+            }
+            if spec.kv_heads == 0 || spec.head_dim == 0 || spec.heads == 0 || spec.heads % spec.kv_heads != 0 {
+                return Err(format!("{} heads cannot share {} KV heads", spec.heads, spec.kv_heads));
+            }
+            if spec.head_dim % 2 != 0 {
+                return Err(format!("head_dim {} is odd", spec.head_dim));
+            }
+            if let Some(rope) = spec.rope {
+                let rope = self.program.ropes.get(rope.0 as usize).ok_or("a rotary table is missing")?;
+                if 2 * rope.inv_freq.len() > spec.head_dim {
+                    return Err(format!("{} rotary pairs exceed head_dim", rope.inv_freq.len()));
+                }
+            }
+            for norm in [spec.q_norm, spec.k_norm].into_iter().flatten() {
+                self.vector(norm, spec.head_dim)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A cache layout: possible at all, and what the program's attention needs.
+pub(crate) fn layout(layout: &KvLayout, program: &Program) -> Result<(), BackendError> {
+    let shape = [layout.layers, layout.kv_heads, layout.head_dim, layout.block_tokens];
+    let fail = |reason: &str| Err(shape_error("the KV cache", &shape, reason));
+    if shape.contains(&0) {
+        return fail("a dimension is zero");
+    }
+    if layout.head_dim % 2 != 0 {
+        return fail("head_dim is odd");
+    }
+    if layout.block_tokens % GROUP != 0 {
+        return fail("tokens per block must be a multiple of 8");
+    }
+    for spec in &program.attention {
+        if (spec.kv_heads, spec.head_dim) != (layout.kv_heads, layout.head_dim) {
+            return fail("the model's KV heads or head_dim differ");
+        }
+        if spec.layer as usize >= layout.layers {
+            return fail("the model has more layers");
+        }
+    }
+    Ok(())
+}
+
+/// Limits of a batch.
+pub(crate) struct BatchCheck<'a> {
+    pub(crate) max_rows: usize,
+    pub(crate) max_logit_rows: usize,
+    pub(crate) max_position: usize,
+    /// Rows of the smallest embedding table.
+    pub(crate) vocabulary: usize,
+    pub(crate) blocks: usize,
+    pub(crate) block_tokens: usize,
+    /// One stamp per block, to find blocks written twice in a step.
+    pub(crate) written: &'a mut [u32],
+    /// Different in every step.
+    pub(crate) stamp: u32,
+}
+
+impl BatchCheck<'_> {
+    pub(crate) fn all(&mut self, batch: &Batch) -> Result<(), BackendError> {
+        self.batch(batch).map_err(BackendError::Batch)
+    }
+
+    fn batch(&mut self, batch: &Batch) -> Result<(), String> {
+        let rows = batch.tokens.len();
+        if rows > self.max_rows {
+            return Err(format!("{rows} rows exceed the {} it was sized for", self.max_rows));
+        }
+        if let Some((row, token)) = batch.tokens.iter().enumerate().find(|&(_, &t)| t as usize >= self.vocabulary) {
+            return Err(format!("token {token} of row {row} is outside the vocabulary of {}", self.vocabulary));
+        }
+        if batch.logit_rows.len() > self.max_logit_rows {
+            return Err(format!("{} rows of logits exceed {}", batch.logit_rows.len(), self.max_logit_rows));
+        }
+        if !batch.logit_rows.is_sorted_by(|a, b| a < b) {
+            return Err("rows of logits are not ascending".to_owned());
+        }
+        if batch.logit_rows.last().is_some_and(|&row| row as usize >= rows) {
+            return Err("a row of logits does not exist".to_owned());
+        }
+        if let Some(block) = batch.blocks.iter().find(|&&b| b as usize >= self.blocks) {
+            return Err(format!("block {block} does not exist: there are {}", self.blocks));
+        }
+        for copy in &batch.copies {
+            if copy.from as usize >= self.blocks || copy.to as usize >= self.blocks || copy.from == copy.to {
+                return Err(format!("copy of block {} to {} is impossible", copy.from, copy.to));
+            }
+            if copy.tokens as usize > self.block_tokens {
+                return Err(format!("{} tokens do not fit a block", copy.tokens));
+            }
+        }
+        self.spans(batch)
+    }
+
+    fn spans(&mut self, batch: &Batch) -> Result<(), String> {
+        let mut next = 0usize;
+        for (i, span) in batch.spans.iter().enumerate() {
+            if span.first_row as usize != next || span.rows == 0 {
+                return Err(format!("span {i} does not start at row {next} or is empty"));
+            }
+            next += span.rows as usize;
+            let end = span.first_position as usize + span.rows as usize;
+            if end > self.max_position {
+                return Err(format!("span {i} ends at position {end}, the limit is {}", self.max_position));
+            }
+            let table = (span.blocks_start as usize, span.blocks_start as usize + span.blocks_len as usize);
+            let Some(table) = batch.blocks.get(table.0..table.1) else {
+                return Err(format!("the block table of span {i} is out of range"));
+            };
+            if table.len() * self.block_tokens < end {
+                return Err(format!("the block table of span {i} covers less than {end} positions"));
+            }
+            let first = span.first_position as usize / self.block_tokens;
+            for &block in &table[first..end.div_ceil(self.block_tokens)] {
+                let stamp = &mut self.written[block as usize];
+                if *stamp == self.stamp {
+                    return Err(format!("block {block} is written twice in one step"));
+                }
+                *stamp = self.stamp;
+            }
+        }
+        if next != batch.tokens.len() {
+            return Err(format!("spans cover {next} rows of {}", batch.tokens.len()));
+        }
+        Ok(())
+    }
+}
+
+/// Converts one checkpoint value to f32.
+pub(crate) fn to_f32(dtype: DType, bytes: &[u8]) -> f32 {
+    match dtype {
+        DType::F32 => f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
+        DType::F16 => half::f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
+        DType::BF16 => half::bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
+    }
+}

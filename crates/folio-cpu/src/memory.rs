@@ -1,0 +1,126 @@
+//! Large buffers: anonymous mappings on huge pages.
+//!
+//! Owns: [`HugeBuffer`] (bytes) and [`Floats`] (row buffers that workers share). Must never: know what the bytes mean.
+//! Invariants: zeroed when made, aligned to a page (so to 64 bytes), readable 64 bytes past the end (kernels load whole
+//! vectors). Pages are taken when they are first written.
+
+use std::ptr::NonNull;
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+use crate::error::CpuError;
+
+/// Readable bytes past the end of every buffer.
+const SLACK: usize = 64;
+const HUGE_PAGE: usize = 2 << 20;
+
+/// An anonymous mapping that asks for huge pages.
+#[derive(Debug)]
+pub(crate) struct HugeBuffer {
+    start: NonNull<u8>,
+    bytes: usize,
+    mapped: usize,
+}
+
+// SAFETY: the mapping belongs to this value alone; it is plain memory without thread affinity.
+unsafe impl Send for HugeBuffer {}
+// SAFETY: shared access hands out pointers only; who dereferences them states why that is not a race.
+unsafe impl Sync for HugeBuffer {}
+
+impl HugeBuffer {
+    pub(crate) fn zeroed(bytes: usize) -> Result<Self, CpuError> {
+        let too_large = || CpuError::Map { needed_bytes: bytes, reason: std::io::ErrorKind::OutOfMemory.into() };
+        // Whole huge pages, so that the kernel aligns the mapping to them.
+        let unit = if bytes >= HUGE_PAGE { HUGE_PAGE } else { 4096 };
+        let mapped =
+            bytes.checked_add(SLACK).and_then(|n| n.checked_next_multiple_of(unit)).ok_or_else(too_large)?;
+        // SAFETY: a fresh private mapping at an address of the kernel's choice touches no existing memory.
+        let start = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), mapped, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+        }
+        .map_err(|e| CpuError::Map { needed_bytes: bytes, reason: e.into() })?;
+        if mapped >= HUGE_PAGE {
+            // SAFETY: the range is the mapping just made; the advice does not change its content. A kernel without
+            // transparent huge pages refuses, which costs speed only.
+            let _ = unsafe { madvise(start, mapped, Advice::LinuxHugepage) };
+        }
+        let start = NonNull::new(start.cast()).ok_or_else(too_large)?;
+        Ok(Self { start, bytes, mapped })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+}
+
+impl Drop for HugeBuffer {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by `zeroed` and nothing borrowed from it outlives `self`.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.mapped) };
+    }
+}
+
+/// `[rows, width]` f32 values with rows padded to a whole number of vectors.
+#[derive(Debug)]
+pub(crate) struct Floats {
+    memory: HugeBuffer,
+    width: usize,
+    stride: usize,
+}
+
+impl Floats {
+    pub(crate) fn zeroed(rows: usize, width: usize) -> Result<Self, CpuError> {
+        Self::with_stride(rows, width, width.next_multiple_of(crate::simd::LANES))
+    }
+
+    /// Rows that touch each other: what callers outside see as one slice.
+    pub(crate) fn dense(rows: usize, width: usize) -> Result<Self, CpuError> {
+        Self::with_stride(rows, width, width)
+    }
+
+    fn with_stride(rows: usize, width: usize, stride: usize) -> Result<Self, CpuError> {
+        let bytes = rows.saturating_mul(stride).saturating_mul(4);
+        Ok(Self { memory: HugeBuffer::zeroed(bytes)?, width, stride })
+    }
+
+    pub(crate) fn view(&self) -> Rows {
+        Rows { start: self.memory.ptr().cast(), width: self.width, stride: self.stride }
+    }
+
+    pub(crate) fn as_slice(&self, values: usize) -> &[f32] {
+        assert!(values * 4 <= self.memory.len());
+        // SAFETY: the mapping is initialized (zeroed), aligned, at least this long, and borrowed with `self`.
+        unsafe { std::slice::from_raw_parts(self.memory.ptr().cast(), values) }
+    }
+}
+
+/// A pointer to row buffers, copied into kernels.
+///
+/// Workers write disjoint parts between two barriers; every use says which.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rows {
+    start: *mut f32,
+    pub(crate) width: usize,
+    pub(crate) stride: usize,
+}
+
+// SAFETY: a pointer; dereferencing it is what needs, and has, a reason.
+unsafe impl Send for Rows {}
+// SAFETY: as above.
+unsafe impl Sync for Rows {}
+
+impl Rows {
+    pub(crate) fn new(start: *mut f32, width: usize, stride: usize) -> Self {
+        Self { start, width, stride }
+    }
+
+    /// Start of row `row`. Pointer arithmetic only.
+    #[inline(always)]
+    pub(crate) fn row(&self, row: usize) -> *mut f32 {
+        self.start.wrapping_add(row * self.stride)
+    }
+}

@@ -1,0 +1,152 @@
+//! The oracle: 16 lanes as an array, portable, always built.
+
+use half::{bf16, f16};
+
+use super::{LANES, Simd};
+
+#[derive(Clone, Copy)]
+pub(crate) struct Scalar;
+
+type V = [f32; LANES];
+
+#[inline(always)]
+fn zip(a: V, b: V, f: impl Fn(f32, f32) -> f32) -> V {
+    std::array::from_fn(|i| f(a[i], b[i]))
+}
+
+#[inline(always)]
+fn tree(mut v: V, f: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            v[i] = f(v[i], v[i + width]);
+        }
+        width /= 2;
+    }
+    v[0]
+}
+
+#[inline(always)]
+fn larger(a: f32, b: f32) -> f32 {
+    if a > b { a } else { b }
+}
+
+impl Simd for Scalar {
+    type V = V;
+
+    const TOKENS: usize = 4;
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    fn splat(x: f32) -> V {
+        [x; LANES]
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> V {
+        // SAFETY: the caller promises 16 readable values.
+        unsafe { p.cast::<V>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, v: V) {
+        // SAFETY: the caller promises 16 writable values.
+        unsafe { p.cast::<V>().write_unaligned(v) }
+    }
+    #[inline(always)]
+    unsafe fn load_part(p: *const f32, n: usize) -> V {
+        // SAFETY: the caller promises `n` readable values.
+        std::array::from_fn(|i| if i < n { unsafe { p.add(i).read_unaligned() } } else { 0.0 })
+    }
+    #[inline(always)]
+    unsafe fn store_part(p: *mut f32, n: usize, v: V) {
+        for (i, x) in v.into_iter().enumerate().take(n) {
+            // SAFETY: the caller promises `n` writable values.
+            unsafe { p.add(i).write_unaligned(x) }
+        }
+    }
+
+    #[inline(always)]
+    fn add(a: V, b: V) -> V {
+        zip(a, b, |a, b| a + b)
+    }
+    #[inline(always)]
+    fn sub(a: V, b: V) -> V {
+        zip(a, b, |a, b| a - b)
+    }
+    #[inline(always)]
+    fn mul(a: V, b: V) -> V {
+        zip(a, b, |a, b| a * b)
+    }
+    #[inline(always)]
+    fn div(a: V, b: V) -> V {
+        zip(a, b, |a, b| a / b)
+    }
+    #[inline(always)]
+    fn fma(a: V, b: V, c: V) -> V {
+        std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
+    }
+    #[inline(always)]
+    fn fnma(a: V, b: V, c: V) -> V {
+        std::array::from_fn(|i| (-a[i]).mul_add(b[i], c[i]))
+    }
+    #[inline(always)]
+    fn max(a: V, b: V) -> V {
+        zip(a, b, larger)
+    }
+    #[inline(always)]
+    fn select_lt(a: V, b: V, yes: V, no: V) -> V {
+        std::array::from_fn(|i| if a[i] < b[i] { yes[i] } else { no[i] })
+    }
+    #[inline(always)]
+    fn select_first(n: usize, yes: V, no: V) -> V {
+        std::array::from_fn(|i| if i < n { yes[i] } else { no[i] })
+    }
+    #[inline(always)]
+    fn exp2_of_shifted(z: V) -> V {
+        z.map(|z| f32::from_bits((z.to_bits() << 23).wrapping_add(1f32.to_bits())))
+    }
+    #[inline(always)]
+    fn sum(v: V) -> f32 {
+        tree(v, |a, b| a + b)
+    }
+    #[inline(always)]
+    fn max_lane(v: V) -> f32 {
+        tree(v, larger)
+    }
+
+    #[inline(always)]
+    unsafe fn load_halves(a: *const f32, b: *const f32) -> V {
+        // SAFETY: the caller promises 8 readable values behind each.
+        std::array::from_fn(|i| unsafe { if i < 8 { *a.add(i) } else { *b.add(i - 8) } })
+    }
+    #[inline(always)]
+    unsafe fn bf16_pairs(p: *const u16) -> (V, V) {
+        // SAFETY: the caller promises 32 readable values: two halves of 16.
+        unsafe { Self::bf16_pairs_halves(p, p.add(LANES)) }
+    }
+    #[inline(always)]
+    unsafe fn bf16_pairs_halves(a: *const u16, b: *const u16) -> (V, V) {
+        let at = |i: usize, odd: usize| {
+            // SAFETY: the caller promises 16 readable values behind each.
+            let bits = unsafe { if i < 8 { *a.add(2 * i + odd) } else { *b.add(2 * (i - 8) + odd) } };
+            f32::from_bits(u32::from(bits) << 16)
+        };
+        (std::array::from_fn(|i| at(i, 0)), std::array::from_fn(|i| at(i, 1)))
+    }
+    #[inline(always)]
+    unsafe fn bf16(p: *const u16) -> V {
+        // SAFETY: the caller promises 16 readable values. A shift, like the vector code, keeps NaN payloads.
+        std::array::from_fn(|i| f32::from_bits(u32::from(unsafe { bf16::from_bits(*p.add(i)).to_bits() }) << 16))
+    }
+    #[inline(always)]
+    unsafe fn f16(p: *const u16) -> V {
+        // SAFETY: the caller promises 16 readable values.
+        std::array::from_fn(|i| f16::from_bits(unsafe { *p.add(i) }).to_f32())
+    }
+    #[inline(always)]
+    unsafe fn f16_halves(a: *const u16, b: *const u16) -> V {
+        // SAFETY: the caller promises 8 readable values behind each.
+        std::array::from_fn(|i| f16::from_bits(unsafe { if i < 8 { *a.add(i) } else { *b.add(i - 8) } }).to_f32())
+    }
+    #[inline(always)]
+    fn prefetch(_: *const u8) {}
+}
