@@ -17,14 +17,14 @@ import torch.nn.functional as F
 @dataclass
 class Config:
     vocab_size: int = 1024
-    hidden: int = 256
+    hidden: int = 192
     layers: int = 4
-    heads: int = 8
+    heads: int = 6
     kv_heads: int = 2
-    intermediate: int = 640
-    rope_theta: float = 10000.0
+    intermediate: int = 768
+    rope_theta: float = 100000.0
     norm_eps: float = 1e-5
-    context: int = 4096
+    context: int = 2048
 
     @property
     def head_dim(self) -> int:
@@ -73,13 +73,25 @@ class Block(nn.Module):
         group = c.heads // c.kv_heads
         k = k[:, :, None].expand(-1, -1, group, -1, -1).reshape(b, c.heads, -1, c.head_dim)
         v = v[:, :, None].expand(-1, -1, group, -1, -1).reshape(b, c.heads, -1, c.head_dim)
-        if cache is not None and cache.mask is not None:
-            y = F.scaled_dot_product_attention(q, k.to(q.dtype), v.to(q.dtype), attn_mask=cache.mask)
-        else:
-            y = F.scaled_dot_product_attention(q, k.to(q.dtype), v, is_causal=past == 0 and t > 1)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=past == 0 and t > 1)
         x = x + self.o(y.transpose(1, 2).reshape(b, t, c.hidden))
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
         return x + self.down(F.silu(gate) * up)
+
+
+class Cache:
+    """Keys and values of one sequence. Filled by one prompt, then one token at a time: longer steps would need a mask."""
+
+    def __init__(self):
+        self.length, self.kv = 0, {}
+
+    def append(self, block, k, v):
+        assert self.length == 0 or k.shape[2] == 1
+        if id(block) in self.kv:
+            old_k, old_v = self.kv[id(block)]
+            k, v = torch.cat((old_k, k), dim=2), torch.cat((old_v, v), dim=2)
+        self.kv[id(block)] = k, v
+        return k, v
 
 
 def rotate(x, cos, sin):
@@ -107,7 +119,7 @@ class Llama(nn.Module):
     def hidden_states(self, ids, cache=None):
         past = 0 if cache is None else cache.length
         x = self.embed(ids)
-        cos, sin = (t[past : past + ids.shape[1]].to(x.dtype) for t in (self.cos, self.sin))
+        cos, sin = (t[past : past + ids.shape[1]] for t in (self.cos, self.sin))
         for block in self.blocks:
             x = block(x, cos, sin, cache)
         if cache is not None:
@@ -118,11 +130,14 @@ class Llama(nn.Module):
         return F.linear(self.hidden_states(ids, cache), self.embed.weight)
 
     def loss(self, ids, weights):
-        """Weighted cross entropy of ids[:, 1:], and the same per token for logging. weights [batch, tokens]."""
+        """Sum of weighted cross entropy of ids[:, 1:] given ids[:, :-1], and tokens counted and right (weight 1 and up)."""
         h = self.hidden_states(ids[:, :-1])
         target, w = ids[:, 1:].reshape(-1), weights[:, 1:].reshape(-1)
         keep = w.nonzero().squeeze(1)
         logits = F.linear(h.reshape(-1, self.c.hidden)[keep], self.embed.weight).float()
-        each = F.cross_entropy(logits, target[keep], reduction="none")
-        w = w[keep]
-        return (each * w).sum() / w.sum(), each.detach(), logits.detach()
+        target, w = target[keep], w[keep]
+        each = F.cross_entropy(logits, target, reduction="none")
+        with torch.no_grad():
+            full = w >= 1
+            right = (logits.argmax(-1) == target)[full].sum().item()
+        return (each * w).sum(), full.sum().item(), right

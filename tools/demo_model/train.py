@@ -1,0 +1,276 @@
+"""Trains the built-in model on two CPU cores.
+
+    python train.py --work DIR            # starts, or resumes from DIR/checkpoint.pt
+    python train.py --work DIR --until recall   # stops when that phase ends
+
+Owns the curriculum, the optimiser and the checkpoint. It reads packed rows that `pack.py` wrote and never makes text.
+
+Why it looks as it does:
+
+- Two threads, one core each, pull micro-batches from one list. Splitting every matrix product over two cores instead
+  costs half the speed as soon as anything else runs on the machine, because each product waits for the slower core.
+- The forward and backward pass run in bf16 on a copy of the f32 weights; AdamW works on the f32 weights.
+- Everything that decides the next step (weights, optimiser, phase, step, read positions, random state) is in the
+  checkpoint, so that a killed run goes on as if nothing had happened.
+"""
+
+import argparse
+import copy
+import csv
+import os
+import shutil
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from model import Config, Llama
+
+SEED = 20261121
+CHECKPOINT_EVERY_S = 100
+LOG_EVERY = 10
+
+
+@dataclass
+class Phase:
+    """`mix` names row files and their share of the micro-batches; a micro-batch has `micro` tokens, a step `micros` of them."""
+
+    name: str
+    steps: int
+    mix: dict
+    lr: tuple = (1e-3, 1e-3)
+    micro: int = 2048
+    micros: int = 2
+
+
+PHASES = [
+    # Copying heads first: 32 random tokens, twice. Nothing to learn but "look 32 back, continue", and a fixed distance shows it
+    # within a hundred steps; with a random one the model settles for "some token seen before" and needs a thousand.
+    Phase("twice", 180, {"twice:64": 1.0}),
+    # Then any period and longer ones, and keys with values among random filler: distance no longer helps, content must.
+    Phase("repeat", 150, {"twice:64": 0.2, "repeat:64": 0.5, "repeat:256": 0.3}),
+    Phase("recall", 200, {"repeat:64": 0.1, "repeat:256": 0.2, "recall:128": 0.2, "recall:256": 0.3, "recall:512": 0.2}),
+    # Text: facts and questions close together, every other task, stories; still a little of the above.
+    Phase("short", 1700, {"facts-256": 0.36, "mix-256": 0.28, "sums-256": 0.14, "story-256": 0.1, "repeat:64": 0.06, "recall:256": 0.06}),
+    Phase("medium", 1200, {"facts-512": 0.4, "mix-512": 0.3, "sums-256": 0.14, "story-256": 0.1, "recall:512": 0.06}),
+]
+
+
+def twice_rows(rng, rows, length, vocab):
+    """Half a row of random tokens, twice; weight 1 on the second half but its first token."""
+    half = rng.integers(0, vocab, (rows, length // 2))
+    ids = np.concatenate((half, half, half[:, :1]), axis=1)
+    w = np.zeros(ids.shape, np.float32)
+    w[:, length // 2 + 1 :] = 1.0
+    return ids, w
+
+
+def repeat_rows(rng, rows, length, vocab):
+    """Random tokens with a random period; weight 1 from the second period on."""
+    ids = np.empty((rows, length + 1), np.int64)
+    w = np.zeros((rows, length + 1), np.float32)
+    for r in range(rows):
+        period = int(rng.integers(6, length // 2 + 1))
+        seq = rng.integers(0, vocab, period)
+        ids[r] = np.tile(seq, length // period + 2)[: length + 1]
+        w[r, period + 1 :] = 1.0
+    return ids, w
+
+
+def recall_rows(rng, rows, length, vocab):
+    """Keys of two tokens with values of one to four, among random filler; later the keys again: weight 1 on the values."""
+    ids = rng.integers(0, vocab, (rows, length + 1))
+    w = np.zeros((rows, length + 1), np.float32)
+    for r in range(rows):
+        pairs = [rng.integers(0, vocab, 2 + int(rng.integers(1, 5))) for _ in range(length // 24)]
+        half = length // 2
+        for at, which in zip(range(0, half - 6, half // len(pairs)), rng.permutation(len(pairs))):
+            ids[r, at : at + len(pairs[which])] = pairs[which]
+        at = half
+        while at + 6 <= length + 1:
+            pair = pairs[int(rng.integers(len(pairs)))]
+            ids[r, at : at + len(pair)] = pair
+            w[r, at + 2 : at + len(pair)] = 1.0
+            at += len(pair) + int(rng.integers(0, 3))
+    return ids, w
+
+
+RANDOM_ROWS = {"twice": twice_rows, "repeat": repeat_rows, "recall": recall_rows}
+
+
+class Rows:
+    """Packed rows of one file: `NAME.ids` u16 and `NAME.w` u8 (weight times 100), read in order, again from the start when used up."""
+
+    def __init__(self, folder: Path, name: str):
+        self.width = int(name.rsplit("-", 1)[1]) + 1
+        self.ids, self.w = folder / f"{name}.ids", folder / f"{name}.w"
+
+    def read(self, start, rows):
+        have = os.path.getsize(self.w) // self.width
+        index = (start + np.arange(rows)) % have
+        ids = np.memmap(self.ids, np.uint16, "r").reshape(-1, self.width)
+        w = np.memmap(self.w, np.uint8, "r")[: have * self.width].reshape(-1, self.width)
+        return ids[index].astype(np.int64), w[index].astype(np.float32) / 100
+
+
+class Trainer:
+    def __init__(self, work: Path, threads: int):
+        self.work, self.threads = work, threads
+        torch.manual_seed(SEED)
+        self.model = Llama(Config())
+        self.half = copy.deepcopy(self.model).to(torch.bfloat16)
+        self.half.cos, self.half.sin = self.model.cos, self.model.sin
+        decay = [p for p in self.model.parameters() if p.dim() == 2]
+        plain = [p for p in self.model.parameters() if p.dim() != 2]
+        groups = [{"params": decay, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}]
+        self.opt = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.98), fused=True)
+        self.rng = np.random.default_rng(SEED)
+        self.state = {"phase": PHASES[0].name, "step": 0, "global_step": 0, "tokens": 0, "seconds": 0.0, "read": {}}
+        self.path = work / "checkpoint.pt"
+        if self.path.exists():
+            self.load()
+        self.rows = {}
+        self.lock = threading.Lock()
+
+    def load(self):
+        saved = torch.load(self.path, weights_only=False)
+        self.model.load_state_dict(saved["model"])
+        self.opt.load_state_dict(saved["opt"])
+        self.rng.bit_generator.state = saved["rng"]
+        self.state = saved["state"]
+        if self.state["phase"] not in [p.name for p in PHASES]:  # the curriculum grew since: go on with the first new phase
+            new = [p.name for p in PHASES if not (self.work / f"end-{p.name}.pt").exists()]
+            self.state["phase"], self.state["step"] = (new[0] if new else "done"), 0
+
+    def save(self):
+        tmp = self.path.with_suffix(".tmp")
+        torch.save(
+            {
+                "config": self.model.c.as_dict(),
+                "model": self.model.state_dict(),
+                "opt": self.opt.state_dict(),
+                "rng": self.rng.bit_generator.state,
+                "state": self.state,
+            },
+            tmp,
+        )
+        os.replace(tmp, self.path)
+
+    def batch(self, phase):
+        """The micro-batches of one step, long ones first so that the two threads end together."""
+        names, share = list(phase.mix), np.array(list(phase.mix.values()))
+        out = []
+        for _ in range(phase.micros):
+            name = names[self.rng.choice(len(names), p=share / share.sum())]
+            if ":" in name:
+                kind, length = name.split(":")[0], int(name.split(":")[1])
+                out.append(RANDOM_ROWS[kind](self.rng, phase.micro // length, length, self.model.c.vocab_size))
+                continue
+            rows = self.rows.setdefault(name, Rows(self.work / "rows", name))
+            start, count = self.state["read"].get(name, 0), max(1, phase.micro // (rows.width - 1))
+            out.append(rows.read(start, count))
+            self.state["read"][name] = start + count
+        return sorted(out, key=lambda b: -b[0].shape[1])
+
+    def step(self, phase, lr):
+        with torch.no_grad():
+            torch._foreach_copy_(list(self.half.parameters()), list(self.model.parameters()))
+        todo = [(torch.from_numpy(i), torch.from_numpy(w)) for i, w in self.batch(phase)]
+        total = sum(w[:, 1:].sum() for _, w in todo)
+        tokens = sum(i[:, 1:].numel() for i, _ in todo)
+        grads = [torch.zeros_like(p) for p in self.model.parameters()]
+        seen = [0.0, 0, 0]
+        failed = []
+
+        def worker():
+            try:
+                while True:
+                    with self.lock:
+                        if not todo:
+                            return
+                        ids, w = todo.pop(0)
+                    loss, count, right = self.half.loss(ids, w)
+                    g = torch.autograd.grad(loss / total, list(self.half.parameters()))
+                    with self.lock:
+                        torch._foreach_add_(grads, [x.float() for x in g])
+                        seen[0] += loss.item()
+                        seen[1] += count
+                        seen[2] += right
+            except BaseException as error:  # handed to the main thread below
+                failed.append(error)
+
+        threads = [threading.Thread(target=worker) for _ in range(self.threads)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        if failed:
+            raise failed[0]
+        for p, g in zip(self.model.parameters(), grads):
+            p.grad = g
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for group in self.opt.param_groups:
+            group["lr"] = lr
+        self.opt.step()
+        self.opt.zero_grad(set_to_none=True)
+        return seen[0] / total.item(), seen[2] / max(1, seen[1]), norm.item(), tokens
+
+    def run(self, until):
+        names = [p.name for p in PHASES]
+        log = open(self.work / "loss.csv", "a", newline="")
+        out = csv.writer(log)
+        if log.tell() == 0:
+            out.writerow(["global_step", "phase", "step", "tokens", "seconds", "loss", "accuracy", "lr", "grad_norm"])
+        saved = last = time.time()
+        sums, count = np.zeros(3), 0
+        while self.state["phase"] != "done":
+            phase = PHASES[names.index(self.state["phase"])]
+            s = self.state["step"]
+            warm = min(1.0, (self.state["global_step"] + 1) / 50)
+            lr = warm * (phase.lr[0] + (phase.lr[1] - phase.lr[0]) * s / phase.steps)
+            loss, accuracy, norm, tokens = self.step(phase, lr)
+            now = time.time()
+            sums, count = sums + (loss, accuracy, norm), count + 1
+            st = self.state
+            st["step"], st["global_step"], st["tokens"] = s + 1, st["global_step"] + 1, st["tokens"] + tokens
+            st["seconds"] += now - last
+            last = now
+            if count == LOG_EVERY:
+                l, a, n = sums / count
+                out.writerow([st["global_step"], phase.name, s + 1, st["tokens"], f"{st['seconds']:.1f}", f"{l:.4f}", f"{a:.4f}", f"{lr:.2e}", f"{n:.3f}"])
+                log.flush()
+                rate = st["tokens"] / st["seconds"]
+                print(f"{phase.name} {s + 1}/{phase.steps}  loss {l:.3f}  right {a:.3f}  norm {n:.2f}  {st['tokens'] / 1e6:.2f} M tokens  {rate:.0f}/s", flush=True)
+                sums, count = np.zeros(3), 0
+            ended = st["step"] >= phase.steps
+            if ended:
+                at = names.index(phase.name) + 1
+                st["phase"], st["step"] = (names[at], 0) if at < len(names) else ("done", 0)
+            if ended or now - saved > CHECKPOINT_EVERY_S:
+                self.save()
+                saved = time.time()
+            if ended:
+                shutil.copy(self.path, self.work / f"end-{phase.name}.pt")
+                if until == phase.name:
+                    return
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--work", type=Path, required=True, help="folder for rows, checkpoints and the log")
+    p.add_argument("--threads", type=int, default=2)
+    p.add_argument("--until", help="stop after this phase")
+    p.add_argument("--pid-file", type=Path)
+    a = p.parse_args()
+    a.work.mkdir(parents=True, exist_ok=True)
+    if a.pid_file:
+        a.pid_file.write_text(f"{os.getpid()}\n")
+    torch.set_num_threads(1)
+    Trainer(a.work, a.threads).run(a.until)
+
+
+if __name__ == "__main__":
+    main()
