@@ -1,13 +1,35 @@
-//! The step loop.
+//! The step loop, on one thread that owns all mutable state.
+//!
+//! Owns: the order of things. Must never: decide who runs (the scheduler), compute (the executor), or wait for whoever
+//! reads the events. It parks while there is no work and never spins.
+//!
+//! What can go wrong, and what happens then:
+//! - the executor returns an error: every request of that step gets `Finished { Error }`, the rest goes on;
+//! - the executor panics: its memory can no longer be trusted; every request ends with an error, nothing new is
+//!   accepted, and the engine reports itself unhealthy;
+//! - the loop itself panics: the same, from a handler outside the loop;
+//! - a sink is gone or panics: its request is cancelled, its blocks are free before the next step is planned.
 
-use std::sync::Arc;
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use folio_kv::KvCache;
 
 use crate::clock::Clock;
 use crate::config::{ConfigError, SchedulerConfig};
-use crate::handle::EngineHandle;
-use crate::plan::Executor;
+use crate::handle::{EngineHandle, Shared};
+use crate::mailbox::{Incoming, Mailbox, Patience, Phase, Queued};
+use crate::outbox::Outbox;
+use crate::plan::{Executor, ExecutorError, StepOutput, StepPlan};
+use crate::publish::Publisher;
+use crate::scheduler::Scheduler;
+use crate::stats::EngineStats;
+
+/// Nothing can be computed although something waits: look again after this long.
+const STALL: Duration = Duration::from_millis(1);
 
 /// What an engine is made of.
 pub struct EngineParts {
@@ -19,8 +41,175 @@ pub struct EngineParts {
     pub vocab: u32,
 }
 
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error("the engine's thread could not be started: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
 /// Starts the engine on its own thread.
-pub fn start(parts: EngineParts) -> Result<EngineHandle, ConfigError> {
-    parts.config.validate()?;
-    todo!()
+pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
+    let config = parts.config;
+    let scheduler = Scheduler::new(config.clone())?;
+    let limit = Queued { requests: config.max_queued_requests, tokens: config.max_queued_tokens };
+    let kv = *parts.cache.config();
+    let shared = Arc::new(Shared {
+        cache_tokens: u64::from(kv.blocks) * u64::from(kv.block_tokens),
+        config,
+        vocab: parts.vocab,
+        mailbox: Arc::new(Mailbox::new(limit)),
+        stats: Mutex::new(Arc::new(EngineStats { cache: parts.cache.stats(), ..EngineStats::default() })),
+        clock: parts.clock.clone(),
+        next_id: AtomicU64::new(1),
+    });
+    let mut engine = Engine {
+        mailbox: shared.mailbox.clone(),
+        clock: parts.clock,
+        scheduler,
+        cache: parts.cache,
+        executor: Guarded::new(parts.executor),
+        incoming: Incoming::default(),
+        outbox: Outbox::default(),
+        publisher: Publisher::new(shared.clone()),
+    };
+    let thread = std::thread::Builder::new().name("folio-engine".into()).spawn(move || engine.live())?;
+    Ok(EngineHandle::new(shared, thread))
+}
+
+struct Engine {
+    mailbox: Arc<Mailbox>,
+    clock: Arc<dyn Clock>,
+    scheduler: Scheduler,
+    cache: KvCache,
+    executor: Guarded,
+    incoming: Incoming,
+    outbox: Outbox,
+    publisher: Publisher,
+}
+
+impl Engine {
+    fn run(&mut self) {
+        while self.receive() {
+            let now = self.clock.now();
+            self.scheduler.admit(self.incoming.requests.drain(..), self.incoming.cancellations.drain(..), now);
+            let plan = self.scheduler.plan(&mut self.cache, now);
+            let output = self.executor.execute(plan);
+            let events = self.scheduler.commit(&mut self.cache, output, self.clock.now());
+            self.outbox.deliver(events, &mut self.incoming.cancellations);
+            self.publish(now);
+        }
+    }
+
+    /// Takes what arrived, parking while there is nothing to do. `false`: the engine's life is over.
+    fn receive(&mut self) -> bool {
+        let patience = match (self.scheduler.has_work(), self.executor.idle) {
+            (false, _) => Patience::Forever,
+            (true, false) => Patience::None,
+            (true, true) => Patience::Short(STALL),
+        };
+        let phase = self.mailbox.receive(&mut self.incoming, patience);
+        self.outbox.open(&mut self.incoming);
+        let more = self.scheduler.has_work() || !self.incoming.requests.is_empty();
+        if more {
+            self.publisher.busy(self.clock.now());
+        }
+        match phase {
+            Phase::Open => true,
+            Phase::Draining => more,
+            Phase::Stopping => {
+                self.end_all("the engine is shutting down");
+                false
+            }
+        }
+    }
+
+    fn publish(&mut self, step_began: crate::request::Micros) {
+        if let Some(reason) = self.executor.broken.clone()
+            && !self.publisher.is_unhealthy()
+        {
+            self.declare_unhealthy(reason);
+        }
+        self.mailbox.report(self.scheduler.queued());
+        self.publisher.step(&self.scheduler, &self.cache, step_began, self.clock.now());
+    }
+
+    fn declare_unhealthy(&mut self, reason: Arc<str>) {
+        tracing::error!(%reason, "the engine cannot go on");
+        self.mailbox.set_unhealthy(reason.clone());
+        self.publisher.unhealthy(reason.clone());
+        self.mailbox.receive(&mut self.incoming, Patience::None);
+        self.outbox.open(&mut self.incoming);
+        self.end_all(&reason);
+    }
+
+    fn end_all(&mut self, reason: &str) {
+        let now = self.clock.now();
+        self.scheduler.admit(self.incoming.requests.drain(..), self.incoming.cancellations.drain(..), now);
+        let events = self.scheduler.fail_all(&mut self.cache, reason, now);
+        self.outbox.deliver(events, &mut self.incoming.cancellations);
+        self.incoming.cancellations.clear();
+    }
+
+    /// The loop, and what is left to do when it ends in a panic: nobody may wait for ever.
+    fn live(&mut self) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.run())) {
+            let reason: Arc<str> = format!("the engine panicked: {}", message(&*panic)).into();
+            tracing::error!(%reason, "the engine cannot go on");
+            self.mailbox.set_unhealthy(reason.clone());
+            self.publisher.unhealthy(reason.clone());
+            self.mailbox.receive(&mut self.incoming, Patience::None);
+            self.outbox.open(&mut self.incoming);
+            self.outbox.fail_all(&reason, self.clock.now());
+        }
+        self.mailbox.report(Queued::default());
+        self.publisher.idle();
+    }
+}
+
+/// The executor, with its panics caught and empty steps spared.
+struct Guarded {
+    executor: Box<dyn Executor>,
+    nothing: StepOutput,
+    /// The last plan was empty.
+    idle: bool,
+    /// It panicked; it is never called again.
+    broken: Option<Arc<str>>,
+}
+
+impl Guarded {
+    fn new(executor: Box<dyn Executor>) -> Self {
+        Self { executor, nothing: StepOutput::default(), idle: false, broken: None }
+    }
+
+    fn execute(&mut self, plan: &StepPlan) -> Result<&StepOutput, ExecutorError> {
+        self.idle = plan.sequences.is_empty();
+        if self.idle {
+            self.nothing.step = plan.step;
+            return Ok(&self.nothing);
+        }
+        if let Some(reason) = &self.broken {
+            return Err(ExecutorError { step: plan.step, reason: reason.to_string() });
+        }
+        let call = AssertUnwindSafe((&mut self.executor, plan));
+        let result = catch_unwind(move || {
+            // Destructured whole: a closure that captured the parts would lose the assertion.
+            let AssertUnwindSafe((executor, plan)) = { call };
+            executor.execute(plan)
+        });
+        match result {
+            Ok(result) => result,
+            Err(panic) => {
+                let reason = format!("the executor panicked: {}", message(&*panic));
+                self.broken = Some(reason.as_str().into());
+                Err(ExecutorError { step: plan.step, reason })
+            }
+        }
+    }
+}
+
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())
 }

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use crate::clock::Clock;
 use crate::config::SchedulerConfig;
 use crate::mailbox::{CancelRequest, Mailbox, Phase, Refusal, Submission};
-use crate::request::{CancelFlag, EventSink, Micros, Request, RequestId};
+use crate::request::{CancelFlag, EventSink, Micros, Request, RequestId, SamplingParams};
 use crate::stats::EngineStats;
 
 /// Why a request was not taken. Nothing of it is kept.
@@ -87,7 +87,7 @@ impl EngineHandle {
         let shared = &self.0.shared;
         check(shared, &request)?;
         let id = request.id;
-        shared.mailbox.post(Submission { request, sink }).map_err(|refusal| match refusal {
+        shared.mailbox.post(Submission { request, sink }, shared.clock.now()).map_err(|refusal| match refusal {
             Refusal::Closed => Rejected::ShuttingDown,
             Refusal::Unhealthy(reason) => Rejected::Unhealthy { reason },
             Refusal::Full(queued) => Rejected::QueueFull {
@@ -121,9 +121,14 @@ impl EngineHandle {
         if let Some(reason) = &stats.unhealthy {
             return Health::Unhealthy { reason: reason.clone() };
         }
-        let queued = self.0.shared.mailbox.queued().requests > 0;
-        let for_us = self.now().0.saturating_sub(stats.last_step_finished.0);
-        if (stats.busy || queued) && for_us > stall_us { Health::Stalled { for_us } } else { Health::Ok }
+        let since = match stats.busy {
+            true => Some(stats.last_step_finished.max(stats.busy_since)),
+            false => self.0.shared.mailbox.oldest(),
+        };
+        match since.map(|since| self.now().0.saturating_sub(since.0)) {
+            Some(for_us) if for_us > stall_us => Health::Stalled { for_us },
+            _ => Health::Ok,
+        }
     }
 
     /// The engine's time, for deadlines.
@@ -161,8 +166,63 @@ impl EngineHandle {
     }
 }
 
-/// Refuses what can never run, before it takes a place in the queue.
+/// Refuses what can never run or makes no sense, before it takes a place in the queue.
 fn check(shared: &Shared, request: &Request) -> Result<(), Rejected> {
-    let _ = (shared, request);
+    let config = &shared.config;
+    let invalid = |field, reason: String| Err(Rejected::Invalid { field, reason });
+    if request.prompt.is_empty() {
+        return invalid("prompt", "is empty".into());
+    }
+    if let Some(token) = request.prompt.iter().find(|token| **token >= shared.vocab) {
+        return invalid("prompt", format!("token id {token} is not in the vocabulary of {}", shared.vocab));
+    }
+    if request.n == 0 {
+        return invalid("n", "must be at least 1".into());
+    }
+    if request.n > config.max_choices {
+        return Err(Rejected::TooManyChoices { n: request.n, max: config.max_choices });
+    }
+    let (prompt, max_tokens) = (request.prompt.len() as u64, u64::from(request.sampling.max_tokens));
+    if prompt + max_tokens > u64::from(config.max_model_len) {
+        return Err(Rejected::TooLong {
+            prompt_tokens: u32::try_from(prompt).unwrap_or(u32::MAX),
+            max_tokens: request.sampling.max_tokens,
+            max_model_len: config.max_model_len,
+        });
+    }
+    let needed = (prompt + max_tokens).saturating_sub(1).max(prompt);
+    if needed > shared.cache_tokens {
+        return Err(Rejected::LargerThanCache { needed_tokens: needed as u32, cache_tokens: shared.cache_tokens });
+    }
+    check_sampling(&request.sampling, shared.vocab)
+}
+
+fn check_sampling(params: &SamplingParams, vocab: u32) -> Result<(), Rejected> {
+    let number = |field: &'static str, value: f32, range: std::ops::RangeInclusive<f32>| {
+        let (least, most) = (*range.start(), *range.end());
+        if range.contains(&value) {
+            return Ok(());
+        }
+        Err(Rejected::Invalid { field, reason: format!("{value} is not within {least} to {most}") })
+    };
+    number("temperature", params.temperature, 0.0..=1e4)?;
+    number("top_p", params.top_p, f32::MIN_POSITIVE..=1.0)?;
+    number("min_p", params.min_p, 0.0..=1.0)?;
+    number("presence_penalty", params.presence_penalty, -1e4..=1e4)?;
+    number("frequency_penalty", params.frequency_penalty, -1e4..=1e4)?;
+    number("repetition_penalty", params.repetition_penalty, 1e-4..=1e4)?;
+    let invalid = |field, reason: String| Err(Rejected::Invalid { field, reason });
+    if params.min_tokens > params.max_tokens {
+        return invalid("min_tokens", format!("{} exceeds max_tokens {}", params.min_tokens, params.max_tokens));
+    }
+    if !params.logit_bias.is_sorted_by(|a, b| a.0 < b.0) {
+        return invalid("logit_bias", "must be sorted by token id, each id once".into());
+    }
+    for (token, bias) in params.logit_bias.iter() {
+        if *token >= vocab {
+            return invalid("logit_bias", format!("token id {token} is not in the vocabulary of {vocab}"));
+        }
+        number("logit_bias", *bias, -1e4..=1e4)?;
+    }
     Ok(())
 }

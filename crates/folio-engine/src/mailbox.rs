@@ -10,7 +10,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::request::{EventSink, Request, RequestId};
+use crate::request::{EventSink, Micros, Request, RequestId};
 
 /// A request and where its events go.
 pub(crate) struct Submission {
@@ -30,6 +30,8 @@ pub struct CancelRequest {
 #[derive(Default)]
 pub(crate) struct Incoming {
     pub submissions: Vec<Submission>,
+    /// What the outbox made of the submissions: it keeps the sinks.
+    pub requests: Vec<Request>,
     pub cancellations: Vec<CancelRequest>,
 }
 
@@ -54,6 +56,8 @@ struct State {
     in_engine: Queued,
     phase: Phase,
     unhealthy: Option<Arc<str>>,
+    /// When the oldest submission that the engine has not taken was posted.
+    oldest: Option<Micros>,
 }
 
 pub(crate) enum Refusal {
@@ -88,7 +92,7 @@ impl Mailbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn post(&self, submission: Submission) -> Result<(), Refusal> {
+    pub fn post(&self, submission: Submission, now: Micros) -> Result<(), Refusal> {
         let mut state = self.lock();
         if let Some(reason) = &state.unhealthy {
             return Err(Refusal::Unhealthy(reason.clone()));
@@ -109,6 +113,7 @@ impl Mailbox {
         }
         state.in_mailbox.requests += 1;
         state.in_mailbox.tokens += tokens;
+        state.oldest.get_or_insert(now);
         state.incoming.submissions.push(submission);
         drop(state);
         self.posted.notify_one();
@@ -138,6 +143,7 @@ impl Mailbox {
         };
         into.submissions.append(&mut state.incoming.submissions);
         into.cancellations.append(&mut state.incoming.cancellations);
+        state.oldest = None;
         let taken = std::mem::take(&mut state.in_mailbox);
         state.in_engine.requests += taken.requests;
         state.in_engine.tokens += taken.tokens;
@@ -155,6 +161,11 @@ impl Mailbox {
             requests: state.in_mailbox.requests + state.in_engine.requests,
             tokens: state.in_mailbox.tokens + state.in_engine.tokens,
         }
+    }
+
+    /// When the oldest submission that the engine has not taken was posted.
+    pub fn oldest(&self) -> Option<Micros> {
+        self.lock().oldest
     }
 
     pub fn advance(&self, phase: Phase) {

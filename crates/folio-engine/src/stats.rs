@@ -115,12 +115,13 @@ pub struct EngineStats {
     pub last_step_us: u64,
     /// Measured rate of prompt computation, tokens per second, smoothed; 0 before the first.
     pub prefill_tokens_per_s: f64,
-    /// Something is running or waiting.
+    /// Something is running or waiting, and since when without interruption.
     pub busy: bool,
+    pub busy_since: Micros,
     /// Set when the executor can no longer be trusted; nothing is accepted any more.
     pub unhealthy: Option<std::sync::Arc<str>>,
     /// Ascending by tenant. Refreshed less often than the rest while the engine is busy.
-    pub tenants: Vec<TenantFigures>,
+    pub tenants: std::sync::Arc<Vec<TenantFigures>>,
 }
 
 impl EngineStats {

@@ -1,0 +1,86 @@
+//! Writes the snapshot that everybody else reads.
+//!
+//! Two snapshots take turns: one is being read, the other is written in place and then swapped in under a lock held for
+//! a pointer's exchange. A reader that keeps an old snapshot costs one allocation, nothing more.
+
+use std::sync::{Arc, PoisonError};
+
+use folio_kv::KvCache;
+
+use crate::handle::Shared;
+use crate::request::Micros;
+use crate::scheduler::Scheduler;
+use crate::stats::EngineStats;
+
+/// Figures per tenant cost O(tenants), so they are refreshed once in so many steps, and whenever the engine falls idle.
+const TENANT_STEPS: u64 = 32;
+/// Each step keeps this share of the rate's memory: half of it is gone after some 35 steps.
+const RATE_MEMORY: f64 = 0.98;
+
+pub(crate) struct Publisher {
+    shared: Arc<Shared>,
+    /// The figures as last published; `spare` is the memory they will be written to next.
+    latest: EngineStats,
+    spare: Arc<EngineStats>,
+    steps: u64,
+    rate_tokens: f64,
+    rate_us: f64,
+}
+
+impl Publisher {
+    pub fn new(shared: Arc<Shared>) -> Self {
+        let latest = (**shared.stats.lock().unwrap_or_else(PoisonError::into_inner)).clone();
+        Self { shared, spare: Arc::new(latest.clone()), latest, steps: 0, rate_tokens: 0.0, rate_us: 0.0 }
+    }
+
+    /// Work arrived at an engine that had none.
+    pub fn busy(&mut self, now: Micros) {
+        if !self.latest.busy {
+            self.latest.busy = true;
+            self.latest.busy_since = now;
+            self.swap_in();
+        }
+    }
+
+    pub fn idle(&mut self) {
+        self.latest.busy = false;
+        self.latest.running = 0;
+        self.latest.waiting = Default::default();
+        self.latest.queued_requests = 0;
+        self.latest.queued_tokens = 0;
+        self.swap_in();
+    }
+
+    pub fn unhealthy(&mut self, reason: Arc<str>) {
+        self.latest.unhealthy = Some(reason);
+        self.swap_in();
+    }
+
+    pub fn is_unhealthy(&self) -> bool {
+        self.latest.unhealthy.is_some()
+    }
+
+    pub fn step(&mut self, scheduler: &Scheduler, cache: &KvCache, began: Micros, now: Micros) {
+        self.steps += 1;
+        let tenants = self.steps.is_multiple_of(TENANT_STEPS) || !scheduler.has_work();
+        scheduler.report(cache, &mut self.latest, tenants);
+        self.latest.last_step_finished = now;
+        self.latest.last_step_us = now.0.saturating_sub(began.0);
+        let prompt_tokens = self.latest.last_step_tokens - self.latest.last_step_decodes;
+        if prompt_tokens > 0 {
+            self.rate_tokens = self.rate_tokens * RATE_MEMORY + f64::from(prompt_tokens);
+            self.rate_us = self.rate_us * RATE_MEMORY + self.latest.last_step_us as f64;
+            self.latest.prefill_tokens_per_s = self.rate_tokens / self.rate_us.max(1.0) * 1e6;
+        }
+        self.swap_in();
+    }
+
+    fn swap_in(&mut self) {
+        match Arc::get_mut(&mut self.spare) {
+            Some(spare) => spare.clone_from(&self.latest),
+            None => self.spare = Arc::new(self.latest.clone()),
+        }
+        let mut current = self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::swap(&mut *current, &mut self.spare);
+    }
+}

@@ -1,0 +1,260 @@
+//! May this sequence get blocks now?
+//!
+//! Owns: the gate between waiting and running. Must never: admit what would make a preemption likely, or keep anybody
+//! out for ever.
+//!
+//! The gate: blocks for all known tokens (not just a first chunk), plus the growth predicted for it, plus what running
+//! sequences are still predicted to take, plus a watermark, must be available. An empty machine admits anything that
+//! fits at all. A sequence that was preempted `max_preemptions` times needs all blocks of its longest possible output,
+//! and keeps them reserved.
+//!
+//! Who does not fit is passed by others at most `max_bypasses` times; then nobody behind it is admitted until it is.
+//! Better priority may displace worse: the blocks and the place of the cheapest running sequences of strictly worse
+//! priority.
+
+use std::cmp::Reverse;
+
+use folio_kv::KvCache;
+
+use super::Scheduler;
+use crate::sequence::{Slot, State};
+use crate::stats::WaitingFor;
+
+/// A lookup costs a hash of the whole prompt; one that led to nothing is not repeated for this many steps.
+const LOOKUP_STEPS: u64 = 16;
+
+/// Blocks an admission would take.
+#[derive(Clone, Copy, Debug)]
+struct Demand {
+    /// For everything known, idle cached blocks included.
+    now: u32,
+    /// Until its predicted (or, with a reservation, longest possible) end.
+    later: u32,
+    /// Must be set aside in full.
+    reserve: bool,
+}
+
+impl Scheduler {
+    /// Whether looking at the waiting queue can lead to anything in this step.
+    pub(super) fn admission_possible(&self) -> bool {
+        let Some((first, _)) = self.waiting.first() else { return false };
+        let room = (self.running.len() as u32) < self.config.max_num_seqs;
+        let displaces = self.running.last().is_some_and(|(worst, _)| worst.priority > first.priority);
+        !self.scratch.preempted && (room || displaces)
+    }
+
+    /// Learns what the cache holds of a waiting sequence, if that is not known or old.
+    pub(super) fn look_up(&mut self, cache: &KvCache, slot: Slot) {
+        let step = self.step;
+        let sequence = &mut self.sequences[slot];
+        if sequence.looked_up_step != 0 && step - sequence.looked_up_step < LOOKUP_STEPS {
+            return;
+        }
+        if sequence.looked_up_step == 0 && sequence.hashes.is_empty() {
+            let prompt = &sequence.tokens[..sequence.prompt_len as usize];
+            sequence.hashes = cache.block_hashes(&sequence.root, prompt);
+        }
+        self.look_up_now(cache, slot);
+    }
+
+    fn look_up_now(&mut self, cache: &KvCache, slot: Slot) {
+        let step = self.step;
+        let sequence = &mut self.sequences[slot];
+        let attachable = sequence.attachable() as usize;
+        sequence.lookup = cache.lookup(&sequence.root, &sequence.tokens[..attachable]);
+        sequence.looked_up_step = step;
+    }
+
+    /// Attaches what is cached and makes the sequence running, or notes what it waits for.
+    pub(super) fn try_admit(&mut self, cache: &mut KvCache, slot: Slot) -> bool {
+        if self.scratch.preempted {
+            return false;
+        }
+        if let Some((leader, block)) = self.leader_of(slot) {
+            self.sequences[slot].awaited_block = block;
+            self.wait_for(slot, WaitingFor::SharedPrefix { leader });
+            return false;
+        }
+        if self.sequences[slot].looked_up_step != self.step
+            && self.admits(cache, slot)
+        {
+            self.look_up_now(cache, slot);
+            if let Some((leader, block)) = self.leader_of(slot) {
+                self.sequences[slot].awaited_block = block;
+                self.wait_for(slot, WaitingFor::SharedPrefix { leader });
+                return false;
+            }
+        }
+        if !self.admits(cache, slot) && !self.displace(cache, slot) {
+            return false;
+        }
+        self.attach(cache, slot);
+        true
+    }
+
+    /// The running sequence that is computing the next block this one lacks, and the last block they have in common.
+    fn leader_of(&self, slot: Slot) -> Option<(crate::plan::SequenceId, u32)> {
+        let sequence = &self.sequences[slot];
+        if sequence.score_top.is_some() {
+            return None;
+        }
+        if let State::Waiting { reason: WaitingFor::SharedPrefix { .. }, since } = sequence.state
+            && self.now.0.saturating_sub(since.0) > self.config.shared_prefix_wait_us_max
+        {
+            return None;
+        }
+        let missing = sequence.hashes.get(sequence.lookup.full_blocks as usize..)?;
+        let owner = self.in_flight.owner(missing.first()?)?;
+        let leader = &self.sequences[owner];
+        if leader.rank.priority > sequence.rank.priority {
+            return None;
+        }
+        let common = missing.iter().take_while(|hash| self.in_flight.owner(hash) == Some(owner)).count() as u32;
+        Some((leader.id(), sequence.lookup.full_blocks + common - 1))
+    }
+
+    fn demand(&mut self, cache: &KvCache, slot: Slot) -> Demand {
+        let sequence = &self.sequences[slot];
+        let block_tokens = cache.config().block_tokens;
+        let known = sequence.tokens.len() as u32;
+        let reserve = sequence.timing.preemptions >= self.config.max_preemptions;
+        let limit = sequence.final_positions().saturating_sub(known);
+        let growth = if reserve { limit } else { self.lengths.remaining(sequence.generated(), limit) };
+        Demand {
+            now: known.div_ceil(block_tokens) - sequence.lookup.full_blocks + sequence.lookup.idle_blocks,
+            later: (known + growth).div_ceil(block_tokens) - known.div_ceil(block_tokens),
+            reserve,
+        }
+    }
+
+    /// The gate. Notes the reason of a refusal.
+    fn admits(&mut self, cache: &KvCache, slot: Slot) -> bool {
+        if self.running.len() as u32 >= self.config.max_num_seqs {
+            self.wait_for(slot, WaitingFor::Turn);
+            return false;
+        }
+        let demand = self.demand(cache, slot);
+        let spare = self.unreserved(cache, None);
+        let fits = if self.running.is_empty() {
+            demand.now <= spare
+        } else {
+            let watermark = u64::from(cache.config().blocks) * u64::from(self.config.watermark_permille) / 1000;
+            let promised = self.promised(cache);
+            u64::from(demand.now) + u64::from(demand.later) + u64::from(promised) + watermark <= u64::from(spare)
+        };
+        if !fits {
+            self.wait_for(slot, WaitingFor::Blocks);
+            let rank = self.sequences[slot].rank;
+            if !self.scratch.refused.contains(&(rank, slot)) {
+                self.scratch.refused.push((rank, slot));
+            }
+        }
+        fits
+    }
+
+    /// Blocks that running sequences without a reservation will still take, as far as it can be predicted.
+    fn promised(&mut self, cache: &KvCache) -> u32 {
+        if let Some(promised) = self.scratch.promised {
+            return promised;
+        }
+        let mut promised = 0;
+        for at in 0..self.running.len() {
+            promised += self.predicted_growth(cache, self.running[at].1);
+        }
+        self.scratch.promised = Some(promised);
+        promised
+    }
+
+    fn predicted_growth(&mut self, cache: &KvCache, slot: Slot) -> u32 {
+        let sequence = &self.sequences[slot];
+        if sequence.reserved {
+            return 0;
+        }
+        let known = sequence.tokens.len() as u32;
+        let limit = sequence.final_positions().saturating_sub(known);
+        let growth = self.lengths.remaining(sequence.generated(), limit);
+        sequence.blocks_missing(cache, known + growth)
+    }
+
+    /// Takes place and blocks of running sequences of strictly worse priority, if that is enough to admit `slot`.
+    fn displace(&mut self, cache: &mut KvCache, slot: Slot) -> bool {
+        let priority = self.sequences[slot].rank.priority;
+        let demand = self.demand(cache, slot);
+        let needed = demand.now + if demand.reserve { demand.later } else { 0 };
+        let mut gain = 0;
+        let mut victims = Vec::new();
+        for (rank, victim) in self.running.iter().rev().take_while(|(rank, _)| rank.priority > priority) {
+            let sequence = &self.sequences[*victim];
+            if let Some(table) = sequence.table.as_ref().filter(|_| !sequence.reserved) {
+                gain += cache.exclusive_blocks(table);
+                victims.push((Reverse(rank.priority), self.price(cache, *victim).1, *victim));
+            }
+        }
+        victims.sort_unstable();
+        let has_place = (self.running.len() as u32) < self.config.max_num_seqs;
+        if self.unreserved(cache, None) + gain < needed || (victims.is_empty() && !has_place) {
+            return false;
+        }
+        let mut victims = victims.into_iter();
+        loop {
+            let place = (self.running.len() as u32) < self.config.max_num_seqs;
+            if place && self.unreserved(cache, None) >= needed {
+                return true;
+            }
+            match victims.next() {
+                Some((_, _, victim)) => self.preempt(cache, victim),
+                None => return false,
+            }
+        }
+    }
+
+    fn attach(&mut self, cache: &mut KvCache, slot: Slot) {
+        let demand = self.demand(cache, slot);
+        let step = self.step;
+        let sequence = &mut self.sequences[slot];
+        let rank = sequence.rank;
+        let was_shared = matches!(sequence.state, State::Waiting { reason: WaitingFor::SharedPrefix { .. }, .. });
+        let (table, copy) = cache.attach(&sequence.root, &sequence.tokens, sequence.attachable());
+        self.plan.copies.extend(copy);
+        sequence.computed = table.computed();
+        sequence.table = Some(table);
+        sequence.state = State::Running;
+        sequence.fresh = true;
+        sequence.reserved = demand.reserve;
+        sequence.synced = 0;
+        sequence.looked_up_step = step;
+        if demand.reserve {
+            self.scratch.reserved.push(slot);
+        }
+        if was_shared {
+            self.counters.shared_prefix_tokens += u64::from(sequence.computed);
+        }
+        self.in_flight.announce(slot, sequence, cache.config().block_tokens);
+        self.waiting.remove(&(rank, slot));
+        self.start_running(slot);
+        if let Some(promised) = self.scratch.promised {
+            self.scratch.promised = Some(promised + self.predicted_growth(cache, slot));
+        }
+        for at in 0..self.scratch.refused.len() {
+            let (refused_rank, refused) = self.scratch.refused[at];
+            if refused_rank < rank {
+                self.sequences[refused].bypassed += 1;
+            }
+        }
+    }
+
+    pub(super) fn wait_for(&mut self, slot: Slot, reason: WaitingFor) {
+        let now = self.now;
+        let sequence = &mut self.sequences[slot];
+        let State::Waiting { reason: before, since } = &mut sequence.state else { return };
+        if std::mem::discriminant(before) != std::mem::discriminant(&reason) {
+            *since = now;
+            match reason {
+                WaitingFor::Blocks => self.counters.block_waits += 1,
+                WaitingFor::SharedPrefix { .. } => self.counters.shared_prefix_waits += 1,
+                _ => {}
+            }
+        }
+        *before = reason;
+    }
+}

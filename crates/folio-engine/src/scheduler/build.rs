@@ -1,0 +1,80 @@
+//! The plan's memory: each sequence keeps its own entry and lends it to the plan for one step.
+//!
+//! A block table in the plan is brought up to date from the first block the last step wrote to; everything before is
+//! immutable. So a decode costs a few words per step, whatever its context.
+
+use super::Scheduler;
+use crate::plan::{SamplePlan, SequencePlan, Want};
+use crate::sequence::{Sequence, choice_seed};
+
+impl Scheduler {
+    /// Fills the plan from what was granted.
+    pub(super) fn build(&mut self) {
+        debug_assert!(self.plan.sequences.is_empty(), "commit takes the entries back");
+        self.planned.clear();
+        for (_, slot) in &self.running {
+            let sequence = &mut self.sequences[*slot];
+            if sequence.granted == 0 {
+                continue;
+            }
+            let mut entry = std::mem::replace(&mut sequence.plan, lent());
+            fill(&mut entry, sequence);
+            if sequence.computed + sequence.granted == sequence.tokens.len() as u32 {
+                match self.groups.get(&sequence.request) {
+                    Some(group) if !sequence.born => sample_choices(&mut entry, sequence, group.seed, &group.unborn),
+                    _ => {
+                        let spec = sequence.sample_spec(sequence.seed);
+                        entry.samples.push(SamplePlan { row: sequence.granted - 1, want: Want::Token(spec) });
+                    }
+                }
+            }
+            self.plan.sequences.push(entry);
+            self.planned.push(*slot);
+        }
+        self.last_tokens = self.scratch.granted;
+    }
+}
+
+/// What is left in the sequence while the plan holds its entry; allocates nothing.
+fn lent() -> SequencePlan {
+    SequencePlan {
+        id: crate::plan::SequenceId(0),
+        first_position: 0,
+        tokens: Vec::new(),
+        block_tables: Vec::new(),
+        samples: Vec::new(),
+    }
+}
+
+fn fill(entry: &mut SequencePlan, sequence: &mut Sequence) {
+    let (from, to) = (sequence.computed, sequence.computed + sequence.granted);
+    entry.id = sequence.id();
+    entry.first_position = from;
+    entry.tokens.clear();
+    entry.tokens.extend_from_slice(&sequence.tokens[from as usize..to as usize]);
+    entry.samples.clear();
+    if let Some(table) = &sequence.table {
+        let blocks = &mut entry.block_tables[0];
+        blocks.truncate(sequence.synced as usize);
+        let synced = blocks.len();
+        blocks.extend(table.blocks()[synced..].iter().map(|block| block.0));
+        debug_assert!(blocks.iter().zip(table.blocks()).all(|(planned, block)| *planned == block.0));
+    }
+    if let Some(top) = sequence.score_top {
+        for position in from.max(sequence.scored)..to.min(sequence.prompt_len - 1) {
+            let next = sequence.tokens[position as usize + 1];
+            entry.samples.push(SamplePlan { row: position - from, want: Want::Score { next, top } });
+        }
+    }
+}
+
+/// Every choice draws its first token from the last row of the prompt.
+fn sample_choices(entry: &mut SequencePlan, sequence: &Sequence, seed: u64, unborn: &[u32]) {
+    if sequence.params.max_tokens == 0 {
+        return;
+    }
+    for choice in unborn {
+        let spec = sequence.sample_spec(choice_seed(seed, *choice));
+        entry.samples.push(SamplePlan { row: sequence.granted - 1, want: Want::Token(spec) });
+    }
+}

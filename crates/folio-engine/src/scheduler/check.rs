@@ -1,0 +1,63 @@
+//! The scheduler's invariants, verified in full. For tests and the simulator; changes nothing.
+
+use folio_kv::{BlockTable, KvCache};
+
+use super::Scheduler;
+
+impl Scheduler {
+    /// What does not hold, in words, or nothing. Valid between steps. O(everything).
+    pub fn check(&self, cache: &KvCache) -> Result<(), String> {
+        let tables: Vec<&BlockTable> =
+            self.sequences.iter().filter_map(|sequence| sequence.table.as_ref()).collect();
+        cache.check(&tables).map_err(|violation| violation.to_string())?;
+        let total = self.sequences.iter().count();
+        if total != self.running.len() + self.waiting.len() {
+            return Err(format!("{total} sequences, {} run and {} wait", self.running.len(), self.waiting.len()));
+        }
+        if !self.running.is_sorted_by(|a, b| a.0 < b.0) {
+            return Err("the running list is out of order".into());
+        }
+        for (_, slot) in &self.running {
+            let sequence = &self.sequences[*slot];
+            if !sequence.is_running() || sequence.table.is_none() || sequence.granted != 0 {
+                return Err(format!("{:?} is in the running list and not running", sequence.id()));
+            }
+            if sequence.table.as_ref().is_some_and(|table| table.computed() != sequence.computed) {
+                return Err(format!("{:?} and its table disagree on what is computed", sequence.id()));
+            }
+        }
+        for (_, slot) in &self.waiting {
+            let sequence = &self.sequences[*slot];
+            if sequence.is_running() || sequence.table.is_some() || sequence.computed != 0 {
+                return Err(format!("{:?} waits and holds something", sequence.id()));
+            }
+        }
+        let reserved = self.running.iter().filter(|(_, slot)| self.sequences[*slot].reserved).count();
+        if reserved != self.scratch.reserved.len() {
+            return Err(format!("{reserved} reservations, {} counted", self.scratch.reserved.len()));
+        }
+        if self.running.len() as u32 > self.config.max_num_seqs {
+            return Err(format!("{} sequences run, the limit is {}", self.running.len(), self.config.max_num_seqs));
+        }
+        self.check_requests()
+    }
+
+    fn check_requests(&self) -> Result<(), String> {
+        for sequence in self.sequences.iter() {
+            if sequence.computed as usize >= sequence.tokens.len() {
+                return Err(format!("{:?} has nothing left to compute", sequence.id()));
+            }
+            if sequence.timing.preemptions > self.config.max_preemptions {
+                return Err(format!("{:?} was preempted {} times", sequence.id(), sequence.timing.preemptions));
+            }
+        }
+        let members: usize = self.groups.values().map(|group| group.members.len()).sum();
+        if members != self.sequences.iter().count() {
+            return Err(format!("{members} members for {} sequences", self.sequences.iter().count()));
+        }
+        if self.groups.is_empty() && (self.in_flight.len() != 0 || !self.deadlines.is_empty() || self.queued.requests != 0) {
+            return Err("something is left of requests that ended".into());
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,331 @@
+//! What a step's result changes: positions computed, blocks published, tokens known, choices finished.
+//!
+//! A step that failed changes nothing but ends every sequence it contained; what the executor may have written is in
+//! blocks that were never published.
+
+use folio_kv::KvCache;
+
+use super::Scheduler;
+use crate::plan::{ExecutorError, Sampled, SamplePlan, SequencePlan, StepOutput, Want};
+use crate::request::{Event, FinishReason, Micros, RequestId, Token, TokenLogprobs};
+use crate::sequence::{Sequence, Slot, State, choice_seed};
+use crate::stats::WaitingFor;
+
+/// One choice's token, as sampled.
+struct Draw<'a> {
+    token: u32,
+    logprobs: &'a Option<TokenLogprobs>,
+}
+
+impl Scheduler {
+    /// Applies the result of the planned step. Events are in order, per request; the caller drains them.
+    pub fn commit(
+        &mut self,
+        cache: &mut KvCache,
+        result: Result<&StepOutput, ExecutorError>,
+        now: Micros,
+    ) -> &mut Vec<(RequestId, Event)> {
+        self.now = now;
+        let mut entries = std::mem::take(&mut self.plan.sequences);
+        let planned = std::mem::take(&mut self.planned);
+        if !planned.is_empty() {
+            self.counters.steps += 1;
+        }
+        match result {
+            Ok(output) => self.apply(cache, &planned, &mut entries, output),
+            Err(error) => self.fail_step(cache, &planned, &mut entries, &error),
+        }
+        entries.clear();
+        self.plan.sequences = entries;
+        self.planned = planned;
+        &mut self.events
+    }
+
+    fn apply(&mut self, cache: &mut KvCache, planned: &[Slot], entries: &mut [SequencePlan], output: &StepOutput) {
+        let wanted: usize = entries.iter().map(|entry| entry.samples.len()).sum();
+        if wanted != output.samples.len() || output.step != self.step {
+            let reason = format!(
+                "the executor answered {} samples for step {}, {wanted} were planned for step {}",
+                output.samples.len(),
+                output.step,
+                self.step
+            );
+            return self.fail_step(cache, planned, entries, &ExecutorError { step: self.step, reason });
+        }
+        let mut samples = output.samples.as_slice();
+        for (slot, entry) in planned.iter().zip(entries) {
+            let (mine, rest) = samples.split_at(entry.samples.len());
+            samples = rest;
+            self.advance(cache, *slot, entry, mine);
+        }
+    }
+
+    fn fail_step(
+        &mut self,
+        cache: &mut KvCache,
+        planned: &[Slot],
+        entries: &mut [SequencePlan],
+        error: &ExecutorError,
+    ) {
+        self.counters.executor_failures += 1;
+        let message: std::sync::Arc<str> = error.to_string().into();
+        for (slot, entry) in planned.iter().zip(entries) {
+            self.take_back(*slot, entry);
+            self.end_with_error(cache, *slot, message.clone());
+        }
+    }
+
+    fn end_with_error(&mut self, cache: &mut KvCache, slot: Slot, message: std::sync::Arc<str>) {
+        if self.sequences[slot].born {
+            self.finish(cache, slot, FinishReason::Error, None, Some(message));
+        } else {
+            self.finish_unborn(cache, slot, FinishReason::Error, Some(message));
+        }
+    }
+
+    /// Returns the plan's memory to its sequence; drops what the plan shares with it, so that it is changed in place.
+    fn take_back(&mut self, slot: Slot, entry: &mut SequencePlan) -> (u32, Vec<SamplePlan>) {
+        let sequence = &mut self.sequences[slot];
+        std::mem::swap(&mut sequence.plan, entry);
+        let granted = std::mem::take(&mut sequence.granted);
+        (granted, std::mem::take(&mut sequence.plan.samples))
+    }
+
+    fn advance(&mut self, cache: &mut KvCache, slot: Slot, entry: &mut SequencePlan, answers: &[Sampled]) {
+        let (granted, mut wants) = self.take_back(slot, entry);
+        let failure = answers.iter().find_map(|answer| match answer {
+            Sampled::Failed(reason) => Some(*reason),
+            _ => None,
+        });
+        if let Some(reason) = failure {
+            wants.clear();
+            self.sequences[slot].plan.samples = wants;
+            return self.end_with_error(cache, slot, format!("no token could be chosen: {reason}").into());
+        }
+        let block_tokens = cache.config().block_tokens;
+        let sequence = &mut self.sequences[slot];
+        sequence.synced = sequence.computed / block_tokens;
+        let recomputed = sequence.high_water.min(sequence.computed + granted).saturating_sub(sequence.computed);
+        sequence.computed += granted;
+        sequence.high_water = sequence.high_water.max(sequence.computed);
+        if let Some(table) = &mut sequence.table {
+            cache.commit(table, &sequence.tokens, sequence.computed);
+        }
+        self.in_flight.published(slot, sequence, block_tokens);
+        self.counters.iteration_tokens += u64::from(granted);
+        self.counters.recomputed_tokens += u64::from(recomputed);
+        if std::mem::take(&mut self.sequences[slot].fresh) {
+            self.first_run(slot, granted);
+        }
+        let scores = wants.iter().take_while(|sample| matches!(sample.want, Want::Score { .. })).count();
+        self.keep_scores(slot, &answers[..scores]);
+        wants.clear();
+        self.sequences[slot].plan.samples = wants;
+        self.take_tokens(cache, slot, &answers[scores..]);
+    }
+
+    /// The first step of a request that was really computed fixes what it took from the cache.
+    fn first_run(&mut self, slot: Slot, granted: u32) {
+        let now = self.now;
+        let sequence = &mut self.sequences[slot];
+        let Some(group) = self.groups.get_mut(&sequence.request) else { return };
+        if group.cached_tokens.is_none() {
+            group.cached_tokens = Some((sequence.computed - granted).min(sequence.prompt_len));
+            sequence.timing.scheduled = now;
+            self.queued.requests -= 1;
+            self.queued.tokens -= u64::from(group.prompt_len);
+        }
+    }
+
+    fn keep_scores(&mut self, slot: Slot, answers: &[Sampled]) {
+        let sequence = &mut self.sequences[slot];
+        if sequence.score_top.is_none() {
+            return;
+        }
+        sequence.scored = sequence.scored.max(sequence.computed.min(sequence.prompt_len - 1));
+        if let Some(group) = self.groups.get_mut(&sequence.request) {
+            group.scores.extend(answers.iter().filter_map(|answer| match answer {
+                Sampled::Score(score) => Some(score.clone()),
+                _ => None,
+            }));
+        }
+    }
+
+    fn take_tokens(&mut self, cache: &mut KvCache, slot: Slot, answers: &[Sampled]) {
+        let sequence = &self.sequences[slot];
+        if sequence.remaining() > 0 {
+            return;
+        }
+        let draw = |answer: &'_ Sampled| match answer {
+            Sampled::Token { id, .. } => Some(*id),
+            _ => None,
+        };
+        if !sequence.born {
+            return self.part(cache, slot, answers);
+        }
+        match answers.first() {
+            Some(answer @ Sampled::Token { logprobs, .. }) if let Some(token) = draw(answer) => {
+                self.append(cache, slot, Draw { token, logprobs });
+            }
+            _ => self.end_with_error(cache, slot, "the executor gave no token".into()),
+        }
+    }
+
+    /// The prompt is computed: every choice gets its first token and goes its own way.
+    fn part(&mut self, cache: &mut KvCache, leader: Slot, answers: &[Sampled]) {
+        let id = self.sequences[leader].request;
+        let unborn = self.prompt_done(id);
+        if self.sequences[leader].params.max_tokens == 0 {
+            let timing = self.sequences[leader].timing;
+            for choice in unborn {
+                self.emit_finished(id, choice, FinishReason::Length, None, None, timing);
+            }
+            return self.retire(cache, leader);
+        }
+        let seed = self.groups.get(&id).map_or(0, |group| group.seed);
+        let mut members = vec![leader];
+        for _ in 1..unborn.len() {
+            let sibling = self.sibling(leader);
+            members.push(sibling);
+        }
+        for (slot, choice) in members.iter().zip(&unborn) {
+            let sequence = &mut self.sequences[*slot];
+            sequence.born = true;
+            sequence.choice = *choice;
+            sequence.seed = choice_seed(seed, *choice);
+        }
+        // Siblings take their share of the table while the leader still holds it.
+        for ((slot, choice), answer) in members.iter().zip(&unborn).zip(answers).skip(1) {
+            let Sampled::Token { id: token, logprobs } = answer else { continue };
+            let _ = choice;
+            if self.goes_on(*slot, *token) {
+                self.fork(cache, leader, *slot);
+            }
+            self.append(cache, *slot, Draw { token: *token, logprobs });
+        }
+        if let Some(Sampled::Token { id: token, logprobs }) = answers.first() {
+            self.append(cache, leader, Draw { token: *token, logprobs });
+        }
+    }
+
+    /// Emits `Prompt` and takes the choices out of the group.
+    fn prompt_done(&mut self, id: RequestId) -> Vec<u32> {
+        let Some(group) = self.groups.get_mut(&id) else { return Vec::new() };
+        let cached_tokens = group.cached_tokens.unwrap_or(0);
+        let prompt_logprobs = std::mem::take(&mut group.scores);
+        let prompt_len = group.prompt_len;
+        let unborn = std::mem::take(&mut group.unborn);
+        let tenant = group.tenant;
+        self.counters.prompt_tokens += u64::from(prompt_len);
+        self.counters.cached_prompt_tokens += u64::from(cached_tokens);
+        let figures = self.tenants.entry(tenant).or_default();
+        figures.prompt_tokens += u64::from(prompt_len);
+        figures.cached_prompt_tokens += u64::from(cached_tokens);
+        self.events.push((id, Event::Prompt { cached_tokens, prompt_logprobs }));
+        unborn
+    }
+
+    /// Another choice of the leader's request: same prompt, no blocks yet, in the queue.
+    fn sibling(&mut self, leader: Slot) -> Slot {
+        let id = self.new_sequence_id();
+        let now = self.now;
+        let sibling = self.sequences[leader].sibling(id, now);
+        let (rank, request) = (sibling.rank, sibling.request);
+        let slot = self.sequences.insert(Box::new(sibling));
+        self.waiting.insert((rank, slot));
+        if let Some(group) = self.groups.get_mut(&request) {
+            group.members.push(slot);
+        }
+        slot
+    }
+
+    /// Shares the leader's blocks with a sibling, if there is a place for it; otherwise it stays in the queue.
+    fn fork(&mut self, cache: &mut KvCache, leader: Slot, sibling: Slot) {
+        // One block to write in must be left for it and one for the leader, or the fork only leads to preemption.
+        if self.running.len() as u32 >= self.config.max_num_seqs || self.unreserved(cache, None) < 2 {
+            return;
+        }
+        let Some(table) = self.sequences[leader].table.as_ref().map(|table| cache.fork(table)) else { return };
+        let sequence = &mut self.sequences[sibling];
+        sequence.computed = table.computed();
+        sequence.high_water = sequence.computed;
+        sequence.table = Some(table);
+        sequence.state = State::Running;
+        sequence.synced = 0;
+        let rank = sequence.rank;
+        self.waiting.remove(&(rank, sibling));
+        self.start_running(sibling);
+    }
+
+    fn goes_on(&self, slot: Slot, token: u32) -> bool {
+        self.end_of(&self.sequences[slot], token, 1).is_none()
+    }
+
+    /// Whether `token`, as the `generated`-th, is the last.
+    fn end_of(&self, sequence: &Sequence, token: u32, generated: u32) -> Option<FinishReason> {
+        let params = &sequence.params;
+        if params.eos_token_ids.contains(&token) || params.stop_token_ids.contains(&token) {
+            return Some(FinishReason::Stop);
+        }
+        let full = sequence.prompt_len + generated >= self.config.max_model_len;
+        (generated >= params.max_tokens || full).then_some(FinishReason::Length)
+    }
+
+    fn append(&mut self, cache: &mut KvCache, slot: Slot, draw: Draw<'_>) {
+        let now = self.now;
+        let sequence = &mut self.sequences[slot];
+        sequence.push_token(draw.token);
+        if sequence.generated() == 1 {
+            sequence.timing.first_token = now;
+        }
+        let (request, choice, tenant) = (sequence.request, sequence.choice, sequence.tenant);
+        let token = Token { id: draw.token, logprobs: draw.logprobs.clone() };
+        self.events.push((request, Event::Token { choice, token }));
+        self.counters.generation_tokens += 1;
+        self.tenants.entry(tenant).or_default().generation_tokens += 1;
+        let sequence = &self.sequences[slot];
+        if let Some(reason) = self.end_of(sequence, draw.token, sequence.generated()) {
+            let stop_token = (reason == FinishReason::Stop).then_some(draw.token);
+            self.finish(cache, slot, reason, stop_token, None);
+        }
+    }
+}
+
+impl Sequence {
+    /// A copy that holds no blocks.
+    fn sibling(&self, id: crate::plan::SequenceId, now: Micros) -> Sequence {
+        let mut tokens = Vec::with_capacity(self.tokens.capacity());
+        tokens.extend_from_slice(&self.tokens);
+        Sequence {
+            rank: crate::sequence::Rank { id, ..self.rank },
+            request: self.request,
+            tenant: self.tenant,
+            root: self.root,
+            choice: 0,
+            born: true,
+            params: self.params.clone(),
+            seed: 0,
+            history: self.history.clone(),
+            tokens,
+            prompt_len: self.prompt_len,
+            computed: 0,
+            table: None,
+            state: State::Waiting { reason: WaitingFor::Blocks, since: now },
+            score_top: None,
+            scored: 0,
+            timing: crate::request::Timing { preemptions: 0, ..self.timing },
+            reserved: false,
+            bypassed: 0,
+            high_water: self.high_water,
+            hashes: self.hashes.clone(),
+            announced: (0, 0),
+            awaited_block: 0,
+            lookup: Default::default(),
+            looked_up_step: 0,
+            granted: 0,
+            fresh: false,
+            plan: Sequence::empty_plan(id),
+            synced: 0,
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! The choices of one request: one sequence computes the prompt, then they part.
+//!
+//! Owns: what a request still owes its caller. Invariant: exactly one `Finished` per choice, and nothing after it.
+//!
+//! Until the prompt is computed a single sequence stands for every choice. All choices draw their first token from the
+//! same row of logits; those that go on get a fork of the block table (copy-on-write), or wait like a preempted
+//! sequence when there is no slot or block for them.
+
+use std::sync::Arc;
+
+use folio_kv::KvCache;
+
+use super::Scheduler;
+use crate::plan::TokenHistory;
+use crate::request::{Event, FinishReason, Micros, Request, RequestId, SamplingParams, Timing, TokenLogprobs};
+use crate::sequence::{Rank, Sequence, Slot, State, choice_seed};
+use crate::stats::WaitingFor;
+
+pub(crate) struct Group {
+    pub tenant: folio_kv::TenantId,
+    pub deadline: Option<Micros>,
+    pub prompt_len: u32,
+    /// Its sequences, one until the prompt is computed.
+    pub members: Vec<Slot>,
+    /// Choices that have not got their first token, ascending. Empty once the prompt is done.
+    pub unborn: Vec<u32>,
+    /// Set when it is first scheduled.
+    pub cached_tokens: Option<u32>,
+    pub scores: Vec<TokenLogprobs>,
+    pub seed: u64,
+}
+
+impl Scheduler {
+    pub(super) fn accept(&mut self, request: Request, now: Micros) {
+        self.counters.requests_received += 1;
+        self.queued.requests += 1;
+        self.queued.tokens += request.prompt.len() as u64;
+        self.next_arrival += 1;
+        let rank =
+            Rank { priority: request.priority, arrival: self.next_arrival, id: self.new_sequence_id() };
+        let group = Group {
+            tenant: request.tenant,
+            deadline: request.deadline,
+            prompt_len: request.prompt.len() as u32,
+            members: Vec::with_capacity(request.n as usize),
+            unborn: (0..request.n).collect(),
+            cached_tokens: None,
+            scores: Vec::new(),
+            seed: request.sampling.seed,
+        };
+        let id = request.id;
+        let slot = self.sequences.insert(Box::new(first_sequence(request, rank, now)));
+        self.waiting.insert((rank, slot));
+        self.tenants.entry(group.tenant).or_default().tenant = group.tenant;
+        if let Some(deadline) = group.deadline {
+            self.deadlines.insert((deadline, id));
+        }
+        self.groups.insert(id, group);
+        self.groups.entry(id).and_modify(|group| group.members.push(slot));
+    }
+
+    /// Acts on cancellations and passed deadlines.
+    pub(super) fn reap(&mut self, cache: &mut KvCache) {
+        let mut cancelled = std::mem::take(&mut self.cancelled);
+        for cancel in cancelled.drain(..) {
+            match cancel.choice {
+                None => self.end_request(cache, cancel.request, FinishReason::Cancelled, None),
+                Some(choice) => self.end_choice(cache, cancel.request, choice, FinishReason::Cancelled),
+            }
+        }
+        self.cancelled = cancelled;
+        while let Some((deadline, id)) = self.deadlines.first().copied()
+            && deadline <= self.now
+        {
+            self.deadlines.remove(&(deadline, id));
+            self.end_request(cache, id, FinishReason::Deadline, None);
+        }
+    }
+
+    /// Ends every choice that has not ended.
+    pub(super) fn end_request(
+        &mut self,
+        cache: &mut KvCache,
+        id: RequestId,
+        reason: FinishReason,
+        error: Option<Arc<str>>,
+    ) {
+        let Some(group) = self.groups.get(&id) else { return };
+        let mut members = group.members.clone();
+        members.sort_unstable_by_key(|slot| self.sequences[*slot].choice);
+        for slot in members {
+            if self.sequences[slot].born {
+                self.finish(cache, slot, reason, None, error.clone());
+            } else {
+                self.finish_unborn(cache, slot, reason, error.clone());
+            }
+        }
+    }
+
+    /// Ends a single choice, born or not. Unknown choices are ignored.
+    fn end_choice(&mut self, cache: &mut KvCache, id: RequestId, choice: u32, reason: FinishReason) {
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        if let Some(at) = group.unborn.iter().position(|unborn| *unborn == choice) {
+            if group.unborn.len() == 1 {
+                return self.end_request(cache, id, reason, None);
+            }
+            group.unborn.remove(at);
+            let leader = group.members[0];
+            let timing = self.sequences[leader].timing;
+            self.emit_finished(id, choice, reason, None, None, timing);
+            return;
+        }
+        let member = group.members.iter().copied().find(|slot| {
+            let sequence = &self.sequences[*slot];
+            sequence.born && sequence.choice == choice
+        });
+        if let Some(slot) = member {
+            self.finish(cache, slot, reason, None, None);
+        }
+    }
+
+    /// Ends all choices of a request whose prompt is not computed.
+    pub(super) fn finish_unborn(
+        &mut self,
+        cache: &mut KvCache,
+        leader: Slot,
+        reason: FinishReason,
+        error: Option<Arc<str>>,
+    ) {
+        let id = self.sequences[leader].request;
+        let timing = self.sequences[leader].timing;
+        let unborn = self.groups.get_mut(&id).map(|group| std::mem::take(&mut group.unborn)).unwrap_or_default();
+        for choice in unborn {
+            self.emit_finished(id, choice, reason, None, error.clone(), timing);
+        }
+        self.retire(cache, leader);
+    }
+
+    /// Ends one born choice.
+    pub(super) fn finish(
+        &mut self,
+        cache: &mut KvCache,
+        slot: Slot,
+        reason: FinishReason,
+        stop_token: Option<u32>,
+        error: Option<Arc<str>>,
+    ) {
+        let sequence = &self.sequences[slot];
+        let (id, choice, timing) = (sequence.request, sequence.choice, sequence.timing);
+        self.lengths.observe(sequence.generated());
+        self.emit_finished(id, choice, reason, stop_token, error, timing);
+        self.retire(cache, slot);
+    }
+
+    /// Gives back everything a sequence holds, and forgets its request with the last one.
+    pub(super) fn retire(&mut self, cache: &mut KvCache, slot: Slot) {
+        self.give_back(cache, slot);
+        let Some(sequence) = self.sequences.remove(slot) else { return };
+        self.waiting.remove(&(sequence.rank, slot));
+        let Some(group) = self.groups.get_mut(&sequence.request) else { return };
+        group.members.retain(|member| *member != slot);
+        if group.members.is_empty() {
+            if let Some(deadline) = group.deadline {
+                self.deadlines.remove(&(deadline, sequence.request));
+            }
+            if group.cached_tokens.is_none() {
+                self.queued.requests -= 1;
+                self.queued.tokens -= u64::from(group.prompt_len);
+            }
+            self.groups.remove(&sequence.request);
+        }
+    }
+
+    pub(super) fn emit_finished(
+        &mut self,
+        id: RequestId,
+        choice: u32,
+        reason: FinishReason,
+        stop_token: Option<u32>,
+        error: Option<Arc<str>>,
+        timing: Timing,
+    ) {
+        *match reason {
+            FinishReason::Stop => &mut self.counters.finished_stop,
+            FinishReason::Length => &mut self.counters.finished_length,
+            FinishReason::Cancelled => &mut self.counters.finished_cancelled,
+            FinishReason::Deadline => &mut self.counters.finished_deadline,
+            FinishReason::Error => &mut self.counters.finished_error,
+        } += 1;
+        let timing = Timing { finished: self.now, ..timing };
+        self.events.push((id, Event::Finished { choice, reason, stop_token, error, timing }));
+    }
+}
+
+/// The sequence that computes the prompt for all choices.
+fn first_sequence(request: Request, rank: Rank, now: Micros) -> Sequence {
+    let prompt_len = request.prompt.len() as u32;
+    // Reserved in full: untouched pages cost nothing, and appending a token never allocates.
+    let mut tokens = Vec::with_capacity((prompt_len + request.sampling.max_tokens) as usize);
+    tokens.extend_from_slice(&request.prompt);
+    Sequence {
+        rank,
+        request: request.id,
+        tenant: request.tenant,
+        root: request.root,
+        choice: 0,
+        born: false,
+        seed: choice_seed(request.sampling.seed, 0),
+        history: penalized(&request.sampling).then(|| Arc::new(TokenHistory::of_prompt(&request.prompt))),
+        params: Arc::new(request.sampling),
+        tokens,
+        prompt_len,
+        computed: 0,
+        table: None,
+        state: State::Waiting { reason: WaitingFor::Turn, since: now },
+        score_top: request.prompt_logprobs,
+        scored: 0,
+        timing: Timing { arrived: now, ..Timing::default() },
+        reserved: false,
+        bypassed: 0,
+        high_water: 0,
+        hashes: Vec::new(),
+        announced: (0, 0),
+        awaited_block: 0,
+        lookup: Default::default(),
+        looked_up_step: 0,
+        granted: 0,
+        fresh: false,
+        plan: Sequence::empty_plan(rank.id),
+        synced: 0,
+    }
+}
+
+fn penalized(params: &SamplingParams) -> bool {
+    params.presence_penalty != 0.0 || params.frequency_penalty != 0.0 || params.repetition_penalty != 1.0
+}

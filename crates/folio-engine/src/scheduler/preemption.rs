@@ -1,0 +1,124 @@
+//! Who loses its blocks when somebody needs one and none is left.
+//!
+//! Owns: the choice of the victim and what happens to it. Recompute only: a victim's full blocks stay in the prefix
+//! cache until they are taken, so a resume is mostly a prefix hit.
+//!
+//! The victim is the cheapest of those with the worst priority, the requester included and nobody of better priority:
+//! - price: tokens of blocks nobody else references (what others hold survives and costs nothing to find again), times
+//!   1 to 2 by progress (who is nearly done gives its blocks back soon by itself);
+//! - among equals the one that arrived last.
+//!
+//! Livelock freedom: a sequence is preempted at most `max_preemptions` times; after that it is admitted only with every
+//! block it may ever need set aside (`reserved`), nobody may dip into that reserve, and it is no victim. So there are
+//! finitely many preemptions, and between two of them every step computes at least one token.
+
+use std::cmp::Reverse;
+
+use folio_kv::KvCache;
+
+use super::Scheduler;
+use crate::sequence::{Slot, State};
+use crate::stats::WaitingFor;
+
+/// What came of asking for room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Room {
+    Made,
+    /// Nobody can give way, or the requester itself was the cheapest victim.
+    None,
+}
+
+impl Scheduler {
+    /// Makes sure `slot` has blocks of its own for `positions` positions, preempting others if it must.
+    pub(super) fn make_room(&mut self, cache: &mut KvCache, slot: Slot, positions: u32) -> Room {
+        loop {
+            let sequence = &mut self.sequences[slot];
+            let Some(table) = sequence.table.as_mut() else { return Room::None };
+            let needed = cache.needed(table, positions);
+            if needed == 0 {
+                return Room::Made;
+            }
+            let spare = self.unreserved(cache, Some(slot));
+            if needed <= spare {
+                let table = self.sequences[slot].table.as_mut();
+                let grown = table.is_some_and(|table| cache.grow(table, positions, &mut self.plan.copies).is_ok());
+                return if grown { Room::Made } else { Room::None };
+            }
+            match self.victim(cache, slot) {
+                Some(victim) if victim != slot => self.preempt(cache, victim),
+                _ => return Room::None,
+            }
+        }
+    }
+
+    /// Blocks that may be taken without breaking a reservation; `for_slot`'s own does not count against it.
+    pub(super) fn unreserved(&self, cache: &KvCache, for_slot: Option<Slot>) -> u32 {
+        let mut spare = cache.available();
+        for slot in &self.scratch.reserved {
+            let sequence = &self.sequences[*slot];
+            if Some(*slot) != for_slot {
+                spare = spare.saturating_sub(sequence.blocks_missing(cache, sequence.final_positions()));
+            }
+        }
+        spare
+    }
+
+    fn victim(&self, cache: &KvCache, requester: Slot) -> Option<Slot> {
+        let priority = self.sequences[requester].rank.priority;
+        let candidates = self.running.iter().filter(|(rank, slot)| {
+            let sequence = &self.sequences[*slot];
+            rank.priority >= priority && !sequence.reserved
+        });
+        candidates
+            .map(|(rank, slot)| {
+                let (frees, price) = self.price(cache, *slot);
+                ((Reverse(rank.priority), !frees, price, Reverse(rank.arrival), Reverse(rank.id)), *slot)
+            })
+            .min()
+            .map(|(_, slot)| slot)
+    }
+
+    /// Whether preempting it frees anything, and what computing it again would cost, in token units.
+    pub(super) fn price(&self, cache: &KvCache, slot: Slot) -> (bool, u64) {
+        let sequence = &self.sequences[slot];
+        let Some(table) = &sequence.table else { return (false, 0) };
+        let exclusive = cache.exclusive_blocks(table);
+        let tokens = u64::from(exclusive * cache.config().block_tokens).min(u64::from(sequence.computed));
+        let progress = 256 + 256 * u64::from(sequence.generated()) / u64::from(sequence.params.max_tokens.max(1));
+        (exclusive > 0, tokens * progress)
+    }
+
+    /// Takes all blocks of `victim` and puts it back in the queue.
+    pub(super) fn preempt(&mut self, cache: &mut KvCache, victim: Slot) {
+        self.give_back(cache, victim);
+        self.counters.preemptions += 1;
+        let now = self.now;
+        let sequence = &mut self.sequences[victim];
+        sequence.timing.preemptions += 1;
+        sequence.looked_up_step = 0;
+        sequence.state = State::Waiting { reason: WaitingFor::Blocks, since: now };
+        let rank = sequence.rank;
+        self.waiting.insert((rank, victim));
+        self.scratch.preempted = true;
+    }
+
+    /// Releases what `slot` holds. Its state is the caller's business.
+    pub(super) fn give_back(&mut self, cache: &mut KvCache, slot: Slot) {
+        let sequence = &mut self.sequences[slot];
+        let Some(table) = sequence.table.take() else { return };
+        if sequence.fresh {
+            cache.abandon(table, &sequence.tokens);
+        } else {
+            cache.release(table, &sequence.tokens);
+        }
+        self.in_flight.withdraw(slot, sequence);
+        if std::mem::take(&mut sequence.reserved) {
+            self.scratch.reserved.retain(|reserved| *reserved != slot);
+        }
+        self.scratch.granted -= std::mem::take(&mut sequence.granted);
+        sequence.computed = 0;
+        sequence.fresh = false;
+        sequence.synced = 0;
+        self.stop_running(slot);
+    }
+}

@@ -1,0 +1,202 @@
+//! Who gets how much of a step's token budget.
+//!
+//! Owns: the division of one budget. Must never: look past the bounded head of the waiting queue.
+//!
+//! 1. Every running sequence that lacks one token gets it (decodes, and prompts found in the cache but for the last
+//!    token).
+//! 2. Prompts get the rest; while somebody decodes, at most `max_prefill_tokens_while_decoding`, because everybody who
+//!    streams waits for the end of the step.
+//!    - Half goes to the oldest of the best priority, so everybody's turn comes.
+//!    - Half goes to the shortest remaining, so nobody sits behind a huge prompt. What is left over goes to the oldest.
+//!
+//! Starvation freedom: the oldest advances in every step until it is done, then the next is the oldest. If the oldest
+//! waits for a prefix, its leader takes its place. If it waits for blocks, see `admission` (bypasses are counted).
+
+use folio_kv::KvCache;
+
+use super::Scheduler;
+use super::preemption::Room;
+use crate::sequence::{Rank, Slot, State};
+use crate::stats::WaitingFor;
+
+/// Waiting sequences that are looked at in one step, and those among them that may be skipped because they wait for a
+/// prefix.
+const SCAN_MAX: usize = 64;
+const SCAN_SHARED_MAX: usize = 256;
+
+/// Memory and figures of the step being planned.
+#[derive(Default)]
+pub(super) struct Scratch {
+    order: Vec<Slot>,
+    candidates: Vec<Candidate>,
+    /// Waited for blocks in this step.
+    pub refused: Vec<(Rank, Slot)>,
+    /// Tokens granted so far.
+    pub granted: u32,
+    /// Running sequences with a reservation.
+    pub reserved: Vec<Slot>,
+    /// Somebody lost its blocks in this step: nobody is admitted any more.
+    pub preempted: bool,
+    /// Blocks that running sequences are predicted to take, once it is known.
+    pub promised: Option<u32>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Candidate {
+    priority: i32,
+    remaining: u32,
+    rank: Rank,
+    slot: Slot,
+}
+
+impl Scheduler {
+    pub(super) fn grant_decodes(&mut self, cache: &mut KvCache) -> u32 {
+        self.scratch.granted = 0;
+        self.scratch.preempted = false;
+        self.scratch.promised = None;
+        let mut order = std::mem::take(&mut self.scratch.order);
+        order.clear();
+        order.extend(self.running.iter().map(|(_, slot)| *slot));
+        for slot in &order {
+            let sequence = &self.sequences[*slot];
+            if !sequence.is_running() || sequence.remaining() != 1 {
+                continue;
+            }
+            let (positions, reserved) = (sequence.tokens.len() as u32, sequence.reserved);
+            match self.make_room(cache, *slot, positions) {
+                Room::Made => self.grant(*slot, 1),
+                // A reservation is never broken, so this is a stall of one step at most.
+                Room::None if reserved => {}
+                Room::None => self.preempt(cache, *slot),
+            }
+        }
+        self.scratch.order = order;
+        self.scratch.granted
+    }
+
+    pub(super) fn grant_prompts(&mut self, cache: &mut KvCache, decodes: u32) {
+        let mut budget = self.config.max_num_batched_tokens.saturating_sub(self.scratch.granted);
+        if decodes > 0 {
+            budget = budget.min(self.config.max_prefill_tokens_while_decoding);
+        }
+        let mut candidates = std::mem::take(&mut self.scratch.candidates);
+        candidates.clear();
+        self.scratch.refused.clear();
+        let oldest = self.collect(cache, &mut candidates);
+        if let Some(oldest) = oldest {
+            let rivals = candidates.iter().filter(|c| c.slot != oldest.slot && c.priority == oldest.priority).count();
+            let share = if rivals > 0 { budget.div_ceil(2) } else { budget };
+            budget -= self.grant_prompt(cache, oldest.slot, share);
+            candidates.sort_unstable();
+            for candidate in &candidates {
+                if budget == 0 {
+                    break;
+                }
+                if candidate.slot != oldest.slot {
+                    budget -= self.grant_prompt(cache, candidate.slot, budget);
+                }
+            }
+            if budget > 0 && self.sequences[oldest.slot].is_running() {
+                self.grant_prompt(cache, oldest.slot, budget);
+            }
+        }
+        self.scratch.candidates = candidates;
+        self.last_decodes = decodes.min(self.scratch.granted);
+    }
+
+    /// Everybody with a prompt to compute: running ones and the head of the queue. Returns whose turn it is.
+    fn collect(&mut self, cache: &KvCache, candidates: &mut Vec<Candidate>) -> Option<Candidate> {
+        let candidate = |rank: Rank, remaining: u32, slot: Slot| Candidate {
+            priority: rank.priority,
+            remaining,
+            rank,
+            slot,
+        };
+        for (rank, slot) in &self.running {
+            let sequence = &self.sequences[*slot];
+            if sequence.granted == 0 && sequence.remaining() > 1 {
+                candidates.push(candidate(*rank, sequence.remaining(), *slot));
+            }
+        }
+        let mut oldest = candidates.iter().map(|c| (c.rank, *c)).min();
+        if !self.admission_possible() {
+            return oldest.map(|(_, c)| c);
+        }
+        let mut order = std::mem::take(&mut self.scratch.order);
+        order.clear();
+        order.extend(self.waiting.iter().take(SCAN_MAX + SCAN_SHARED_MAX).map(|(_, slot)| *slot));
+        let mut looked_at = 0;
+        for slot in &order {
+            let rank = self.sequences[*slot].rank;
+            if let Some(leader) = self.still_shared(*slot) {
+                // Its leader works for it, with its rank.
+                let leader = candidates.iter().find(|c| c.slot == leader).copied();
+                oldest = oldest.into_iter().chain(leader.map(|leader| (rank, leader))).min();
+                continue;
+            }
+            self.look_up(cache, *slot);
+            let sequence = &self.sequences[*slot];
+            let found = sequence.lookup.full_blocks * cache.config().block_tokens + sequence.lookup.tail_tokens;
+            let remaining = (sequence.tokens.len() as u32).saturating_sub(found.min(sequence.attachable()));
+            let new = candidate(rank, remaining, *slot);
+            candidates.push(new);
+            oldest = oldest.into_iter().chain([(rank, new)]).min();
+            looked_at += 1;
+            if looked_at == SCAN_MAX || sequence.bypassed >= self.config.max_bypasses {
+                break;
+            }
+        }
+        self.scratch.order = order;
+        oldest.map(|(_, c)| c)
+    }
+
+    /// Gives `slot` up to `tokens` more, admitting it first if it waits. Returns what it got.
+    fn grant_prompt(&mut self, cache: &mut KvCache, slot: Slot, tokens: u32) -> u32 {
+        if tokens == 0 || (!self.sequences[slot].is_running() && !self.try_admit(cache, slot)) {
+            return 0;
+        }
+        let sequence = &self.sequences[slot];
+        let from = sequence.computed + sequence.granted;
+        let to = (from + tokens).min(sequence.tokens.len() as u32);
+        let before = cache.available();
+        let to = match self.make_room(cache, slot, to) {
+            Room::Made => to,
+            Room::None => self.make_some_room(cache, slot, to),
+        };
+        if let Some(promised) = &mut self.scratch.promised {
+            *promised = promised.saturating_sub(before.saturating_sub(cache.available()));
+        }
+        let got = to.saturating_sub(from);
+        self.grant(slot, got);
+        got
+    }
+
+    /// As many positions as fit without preempting anybody.
+    fn make_some_room(&mut self, cache: &mut KvCache, slot: Slot, wanted: u32) -> u32 {
+        let spare = self.unreserved(cache, Some(slot));
+        let Some(table) = self.sequences[slot].table.as_mut() else { return 0 };
+        let mut to = wanted.min(table.capacity() + spare * cache.config().block_tokens);
+        // A shared tail costs one block more.
+        if cache.needed(table, to) > spare {
+            to = to.saturating_sub(cache.config().block_tokens);
+        }
+        let fits = cache.needed(table, to) <= spare && cache.grow(table, to, &mut self.plan.copies).is_ok();
+        if fits { to } else { 0 }
+    }
+
+    fn grant(&mut self, slot: Slot, tokens: u32) {
+        self.sequences[slot].granted += tokens;
+        self.scratch.granted += tokens;
+    }
+
+    /// The leader `slot` waits for, if it still must.
+    fn still_shared(&mut self, slot: Slot) -> Option<Slot> {
+        let sequence = &self.sequences[slot];
+        let State::Waiting { reason: WaitingFor::SharedPrefix { .. }, since } = sequence.state else { return None };
+        let waited = self.now.0.saturating_sub(since.0);
+        if waited > self.config.shared_prefix_wait_us_max {
+            return None;
+        }
+        self.in_flight.owner(&sequence.hashes[sequence.awaited_block as usize])
+    }
+}
