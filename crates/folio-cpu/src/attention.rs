@@ -183,7 +183,9 @@ impl Attend<'_> {
             self.pack_queries(&item.tile, scratch);
             for chunk in item.chunks.clone() {
                 match item.partials {
-                    Some(first) => self.chunk(&item.tile, scratch, chunk, self.shared_partial(first, chunk, rows)),
+                    Some(first) => {
+                        self.chunk(&item.tile, scratch, chunk, self.shared_partial(first, chunk, rows))
+                    }
                     None if chunk == 0 => self.chunk(&item.tile, scratch, chunk, whole),
                     None => {
                         self.chunk(&item.tile, scratch, chunk, chunk_result);

@@ -82,12 +82,6 @@ impl CpuBackend {
     pub fn threads(&self) -> usize {
         self.pool.count()
     }
-
-    /// Overwrites every KV byte: lets a test prove that stale content cannot be seen.
-    #[cfg(test)]
-    pub(crate) fn poison_cache(&mut self, byte: u8) {
-        self.cache.as_mut().expect("a cache").poison(byte);
-    }
 }
 
 /// What a failure of this crate is to the caller of a backend.
@@ -136,7 +130,7 @@ impl Backend for CpuBackend {
         ProgramCheck { program: &program, matrices: &self.matrices, vectors: &self.vectors }.all()?;
         let workers = self.pool.count();
         let shape = program.attention.first().map(|spec| Shape::of(spec, workers, max_position));
-        let shape = shape.unwrap_or_default();
+        let shape = shape.unwrap_or(Shape { max_position, ..Shape::default() });
         let buffers = self.buffers(&program, &shape, max_rows, max_logit_rows).map_err(device)?;
         let mut plan = AttentionPlan::default();
         plan.reserve(max_rows, &shape);

@@ -129,7 +129,8 @@ impl ProgramCheck<'_> {
             if (spec.heads, spec.kv_heads, spec.head_dim) != (first.heads, first.kv_heads, first.head_dim) {
                 return Err("layers differ in heads; there is one cache group".to_owned());
             }
-            if spec.kv_heads == 0 || spec.head_dim == 0 || spec.heads == 0 || spec.heads % spec.kv_heads != 0 {
+            if spec.kv_heads == 0 || spec.head_dim == 0 || spec.heads == 0 || spec.heads % spec.kv_heads != 0
+            {
                 return Err(format!("{} heads cannot share {} KV heads", spec.heads, spec.kv_heads));
             }
             if spec.head_dim % 2 != 0 {
@@ -198,8 +199,13 @@ impl BatchCheck<'_> {
         if rows > self.max_rows {
             return Err(format!("{rows} rows exceed the {} it was sized for", self.max_rows));
         }
-        if let Some((row, token)) = batch.tokens.iter().enumerate().find(|&(_, &t)| t as usize >= self.vocabulary) {
-            return Err(format!("token {token} of row {row} is outside the vocabulary of {}", self.vocabulary));
+        if let Some((row, token)) =
+            batch.tokens.iter().enumerate().find(|&(_, &t)| t as usize >= self.vocabulary)
+        {
+            return Err(format!(
+                "token {token} of row {row} is outside the vocabulary of {}",
+                self.vocabulary
+            ));
         }
         if batch.logit_rows.len() > self.max_logit_rows {
             return Err(format!("{} rows of logits exceed {}", batch.logit_rows.len(), self.max_logit_rows));

@@ -63,7 +63,15 @@ impl KvCache {
     ///
     /// # Safety
     /// `block` and `layer` are in range, `token < block_tokens`, and nobody else touches this position of this page.
-    pub(crate) unsafe fn write(&self, block: u32, layer: u32, head: usize, token: usize, k: &[f32], v: &[f32]) {
+    pub(crate) unsafe fn write(
+        &self,
+        block: u32,
+        layer: u32,
+        head: usize,
+        token: usize,
+        k: &[f32],
+        v: &[f32],
+    ) {
         let dim = self.layout.head_dim;
         debug_assert!(k.len() == dim && v.len() == dim && token < self.layout.block_tokens);
         let keys = self.page(block, layer, head);
@@ -113,12 +121,5 @@ impl KvCache {
                 }
             }
         }
-    }
-
-    /// Overwrites every byte: what a test does to prove that stale content cannot be seen.
-    #[cfg(test)]
-    pub(crate) fn poison(&mut self, byte: u8) {
-        // SAFETY: the mapping is this long and exclusively borrowed.
-        unsafe { std::ptr::write_bytes(self.memory.ptr(), byte, self.memory.len()) }
     }
 }

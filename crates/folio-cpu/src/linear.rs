@@ -292,7 +292,8 @@ impl Linear<'_> {
             let mut first = 0;
             while first < groups.count {
                 let start = groups.start(first);
-                let last = (first + 1..=groups.count).take_while(|&g| groups.start(g) - start <= TOKEN_BLOCK).last();
+                let last =
+                    (first + 1..=groups.count).take_while(|&g| groups.start(g) - start <= TOKEN_BLOCK).last();
                 let last = last.unwrap_or(first + 1);
                 // SAFETY: as above.
                 unsafe { self.block(isa, groups, first..last, range.clone(), scratch) };
@@ -378,18 +379,20 @@ impl Linear<'_> {
     }
 
     /// Tiles of `P` panels, then single panels.
-    unsafe fn panels<W: Weight, const P: usize, const M: usize>(&self, isa: Isa, groups: Groups, part: &Part) {
+    unsafe fn panels<W: Weight, const P: usize, const M: usize>(
+        &self,
+        isa: Isa,
+        groups: Groups,
+        part: &Part,
+    ) {
         let mut done = 0;
-        // SAFETY: the contract of `run`; tiles stay inside `part`.
-        unsafe {
-            while part.panels - done >= P {
-                dispatch(isa, self.tile::<W, P, M>(groups, part, done));
-                done += P;
-            }
-            while done < part.panels {
-                dispatch(isa, self.tile::<W, 1, M>(groups, part, done));
-                done += 1;
-            }
+        while part.panels - done >= P {
+            dispatch(isa, self.tile::<W, P, M>(groups, part, done));
+            done += P;
+        }
+        while done < part.panels {
+            dispatch(isa, self.tile::<W, 1, M>(groups, part, done));
+            done += 1;
         }
     }
 

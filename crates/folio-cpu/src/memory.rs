@@ -29,14 +29,20 @@ unsafe impl Sync for HugeBuffer {}
 
 impl HugeBuffer {
     pub(crate) fn zeroed(bytes: usize) -> Result<Self, CpuError> {
-        let too_large = || CpuError::Map { needed_bytes: bytes, reason: std::io::ErrorKind::OutOfMemory.into() };
+        let too_large =
+            || CpuError::Map { needed_bytes: bytes, reason: std::io::ErrorKind::OutOfMemory.into() };
         // Whole huge pages, so that the kernel aligns the mapping to them.
         let unit = if bytes >= HUGE_PAGE { HUGE_PAGE } else { 4096 };
         let mapped =
             bytes.checked_add(SLACK).and_then(|n| n.checked_next_multiple_of(unit)).ok_or_else(too_large)?;
         // SAFETY: a fresh private mapping at an address of the kernel's choice touches no existing memory.
         let start = unsafe {
-            mmap_anonymous(std::ptr::null_mut(), mapped, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+            mmap_anonymous(
+                std::ptr::null_mut(),
+                mapped,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )
         }
         .map_err(|e| CpuError::Map { needed_bytes: bytes, reason: e.into() })?;
         if mapped >= HUGE_PAGE {

@@ -96,7 +96,9 @@ impl PackedMatrix {
             for (col, value) in from.chunks_exact(size).enumerate() {
                 // SAFETY: `offset` is below `pairs * 32` for a column of the matrix, so the write stays inside this panel,
                 // which one worker owns by its claim.
-                unsafe { std::ptr::copy_nonoverlapping(value.as_ptr(), to.add(self.offset(lane, col) * size), size) }
+                unsafe {
+                    std::ptr::copy_nonoverlapping(value.as_ptr(), to.add(self.offset(lane, col) * size), size)
+                }
             }
         }
     }

@@ -42,7 +42,11 @@ fn quota(groups: &str, mount: &Path) -> Option<usize> {
 fn levels(mount: &Path, path: &str) -> impl Iterator<Item = PathBuf> {
     let full = mount.join(path);
     let mount = mount.to_path_buf();
-    full.ancestors().take_while(|dir| dir.starts_with(&mount)).map(Path::to_path_buf).collect::<Vec<_>>().into_iter()
+    full.ancestors()
+        .take_while(|dir| dir.starts_with(&mount))
+        .map(Path::to_path_buf)
+        .collect::<Vec<_>>()
+        .into_iter()
 }
 
 fn v2(dir: &Path) -> Option<usize> {

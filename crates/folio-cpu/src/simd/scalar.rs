@@ -135,7 +135,9 @@ impl Simd for Scalar {
     #[inline(always)]
     unsafe fn bf16(p: *const u16) -> V {
         // SAFETY: the caller promises 16 readable values. A shift, like the vector code, keeps NaN payloads.
-        std::array::from_fn(|i| f32::from_bits(u32::from(unsafe { bf16::from_bits(*p.add(i)).to_bits() }) << 16))
+        std::array::from_fn(|i| {
+            f32::from_bits(u32::from(unsafe { bf16::from_bits(*p.add(i)).to_bits() }) << 16)
+        })
     }
     #[inline(always)]
     unsafe fn f16(p: *const u16) -> V {
@@ -145,7 +147,9 @@ impl Simd for Scalar {
     #[inline(always)]
     unsafe fn f16_halves(a: *const u16, b: *const u16) -> V {
         // SAFETY: the caller promises 8 readable values behind each.
-        std::array::from_fn(|i| f16::from_bits(unsafe { if i < 8 { *a.add(i) } else { *b.add(i - 8) } }).to_f32())
+        std::array::from_fn(|i| {
+            f16::from_bits(unsafe { if i < 8 { *a.add(i) } else { *b.add(i - 8) } }).to_f32()
+        })
     }
     #[inline(always)]
     fn prefetch(_: *const u8) {}

@@ -1,0 +1,173 @@
+//! Promise 1 at the level of the backend: what a row computes does not depend on how the work is cut.
+
+mod common;
+
+use common::{Sequence, Spec, assert_same_bits, cpu, isas, load, run_chunks, step};
+use folio_cpu::Isa;
+use folio_model::backend::DType;
+use folio_model::reference::ReferenceBackend;
+
+const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+#[test]
+fn chunks_threads_and_instruction_sets_do_not_touch_a_bit() {
+    let spec = Spec::default();
+    let len = 600; // three chunks of positions
+    let blocks = 40;
+    let sequence = Sequence::new(&spec, 7, len, 1);
+    let oracle = run_chunks(&mut cpu(&spec, blocks, 1, Isa::Scalar), &sequence, len, spec.vocab);
+    assert!(oracle.iter().all(|x| x.is_finite()));
+    for isa in isas() {
+        for threads in [1, 2, 3] {
+            let mut backend = cpu(&spec, blocks, threads, isa);
+            let chunks: &[usize] = if isa == Isa::Scalar { &[333] } else { &[1, 16, 64, 333, len] };
+            for &chunk in chunks {
+                let logits = run_chunks(&mut backend, &sequence, chunk, spec.vocab);
+                let what = format!("{isa:?}, {threads} threads, chunks of {chunk}");
+                assert_same_bits(&what, &logits, &oracle, spec.vocab);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_weight_and_kv_type_agrees_with_itself_and_with_the_reference() {
+    for weights in DTYPES {
+        for kv in DTYPES {
+            let spec = Spec { weights, kv, max_rows: 128, ..Spec::default() };
+            let sequence = Sequence::new(&spec, 3, 70, 0);
+            let oracle = run_chunks(&mut cpu(&spec, 8, 1, Isa::Scalar), &sequence, 70, spec.vocab);
+            for isa in isas() {
+                let mut backend = cpu(&spec, 8, 2, isa);
+                for chunk in [1, 13, 70] {
+                    let logits = run_chunks(&mut backend, &sequence, chunk, spec.vocab);
+                    let what = format!("{weights:?} weights, {kv:?} kv, {isa:?}, chunks of {chunk}");
+                    assert_same_bits(&what, &logits, &oracle, spec.vocab);
+                }
+            }
+            let mut reference = ReferenceBackend::new();
+            load(&mut reference, &spec, 8);
+            let expected = run_chunks(&mut reference, &sequence, 70, spec.vocab);
+            // A KV value on the border of two 16-bit numbers may round either way.
+            let tolerance = if kv == DType::F32 { 1e-4 } else { 2e-2 };
+            close(&format!("{weights:?}, {kv:?}"), &oracle, &expected, tolerance);
+        }
+    }
+}
+
+fn close(what: &str, a: &[f32], b: &[f32], tolerance: f32) {
+    let largest = b.iter().fold(0f32, |m, x| m.max(x.abs()));
+    for (i, (x, y)) in a.iter().zip(b).enumerate() {
+        assert!((x - y).abs() <= tolerance * largest, "{what}: value {i}: {x} is not near {y}");
+    }
+}
+
+#[test]
+fn heads_and_shapes_of_all_kinds() {
+    let shapes = [
+        // heads, kv_heads, head_dim, rotary pairs, block_tokens, hidden, ffn
+        (1, 1, 8, 4, 8, 16, 24),
+        (3, 1, 32, 16, 16, 33, 40),
+        (5, 1, 80, 20, 24, 20, 17),
+        (8, 1, 64, 32, 32, 64, 64),
+        (7, 1, 10, 0, 16, 31, 9),
+        (4, 4, 96, 48, 16, 40, 24),
+        (12, 2, 128, 64, 16, 48, 32),
+    ];
+    for (heads, kv_heads, head_dim, rotary, block_tokens, hidden, ffn) in shapes {
+        for kv in DTYPES {
+            let spec = Spec {
+                heads,
+                kv_heads,
+                head_dim,
+                rotary,
+                block_tokens,
+                hidden,
+                ffn,
+                kv,
+                layers: 1,
+                vocab: 37,
+                max_rows: 64,
+                max_position: 512,
+                ..Spec::default()
+            };
+            let sequence = Sequence::new(&spec, 11, 50, 0);
+            let oracle = run_chunks(&mut cpu(&spec, 16, 1, Isa::Scalar), &sequence, 50, spec.vocab);
+            for isa in isas() {
+                let mut backend = cpu(&spec, 16, 2, isa);
+                for chunk in [1, 7, 50] {
+                    let logits = run_chunks(&mut backend, &sequence, chunk, spec.vocab);
+                    assert_same_bits(&format!("{spec:?} {isa:?} {chunk}"), &logits, &oracle, spec.vocab);
+                }
+            }
+            let mut reference = ReferenceBackend::new();
+            load(&mut reference, &spec, 16);
+            let expected = run_chunks(&mut reference, &sequence, 50, spec.vocab);
+            let tolerance = if kv == DType::F32 { 1e-4 } else { 2e-2 };
+            close(&format!("{spec:?}"), &oracle, &expected, tolerance);
+        }
+    }
+}
+
+#[test]
+fn neighbours_do_not_touch_a_bit() {
+    let spec = Spec { max_rows: 256, ..Spec::default() };
+    let len = 40;
+    let alone: Vec<Vec<f32>> = (0..64)
+        .map(|i| {
+            let sequence = Sequence::new(&spec, i + 1, len, 0);
+            run_chunks(&mut cpu(&spec, 4, 1, Isa::best()), &sequence, len, spec.vocab)
+        })
+        .collect();
+    for isa in isas().into_iter().filter(|&isa| isa != Isa::Scalar) {
+        for batch in [2, 3, 7, 8, 9, 31, 64] {
+            let mut backend = cpu(&spec, 64 * 3, 2, isa);
+            let mut sequences: Vec<Sequence> =
+                (0..batch).map(|i| Sequence::new(&spec, i as u64 + 1, len, 3 * i as u32)).collect();
+            let mut logits = vec![Vec::new(); batch];
+            let mut round = 0usize;
+            while sequences.iter().any(|s| s.computed < len) {
+                // One to three tokens each, differently for every sequence and step; some sit out.
+                let mut parts = Vec::new();
+                let mut who = Vec::new();
+                for (i, sequence) in sequences.iter_mut().enumerate() {
+                    let rows = ((i * 7 + round * 5) % 4).min(len - sequence.computed);
+                    if rows > 0 {
+                        who.push(i);
+                        parts.push((sequence, rows));
+                    }
+                }
+                round += 1;
+                if parts.is_empty() {
+                    continue;
+                }
+                for (i, rows) in who.into_iter().zip(step(&mut backend, &mut parts, spec.vocab)) {
+                    logits[i].extend(rows);
+                }
+            }
+            for (i, logits) in logits.iter().enumerate() {
+                assert_same_bits(&format!("{isa:?}, sequence {i} of {batch}"), logits, &alone[i], spec.vocab);
+            }
+        }
+    }
+}
+
+#[test]
+fn stale_bytes_in_a_reused_block_are_never_seen() {
+    for kv in DTYPES {
+        let spec = Spec { nan_token: Some(100), kv, max_rows: 128, ..Spec::default() };
+        let sequence = Sequence::new(&spec, 5, 45, 0);
+        for isa in isas() {
+            let clean = run_chunks(&mut cpu(&spec, 4, 2, isa), &sequence, 45, spec.vocab);
+            let mut backend = cpu(&spec, 4, 2, isa);
+            let poison = Sequence { tokens: vec![100; 64], blocks: vec![2, 0, 3, 1], computed: 0 };
+            let poisoned = run_chunks(&mut backend, &poison, 64, spec.vocab);
+            assert!(poisoned.iter().all(|x| x.is_nan()), "the poison works");
+            for chunk in [1, 5, 45] {
+                let logits = run_chunks(&mut backend, &sequence, chunk, spec.vocab);
+                assert_same_bits(&format!("{kv:?} {isa:?} chunks of {chunk}"), &logits, &clean, spec.vocab);
+                run_chunks(&mut backend, &poison, 64, spec.vocab);
+            }
+        }
+    }
+}

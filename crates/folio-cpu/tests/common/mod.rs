@@ -1,0 +1,242 @@
+//! A small random decoder, loaded into any backend, and sequences run through it in any pieces.
+#![allow(dead_code)]
+
+use folio_cpu::{CpuBackend, CpuOptions, Isa};
+use folio_model::backend::{Backend, Batch, DType, KvLayout, Span, TensorView};
+use folio_model::program::{AttentionSpec, Buf, Head, Op, Program, Rope, RopeId};
+use half::{bf16, f16};
+
+/// What a random decoder looks like.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    pub layers: usize,
+    pub hidden: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub ffn: usize,
+    pub vocab: usize,
+    pub weights: DType,
+    pub kv: DType,
+    pub block_tokens: usize,
+    pub bias: bool,
+    pub qk_norm: bool,
+    /// Rotary pairs; 0 is none.
+    pub rotary: usize,
+    pub max_rows: usize,
+    pub max_position: usize,
+    /// This token's embedding is NaN.
+    pub nan_token: Option<usize>,
+}
+
+impl Default for Spec {
+    fn default() -> Self {
+        Self {
+            layers: 2,
+            hidden: 48,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 16,
+            ffn: 72,
+            vocab: 101,
+            weights: DType::BF16,
+            kv: DType::BF16,
+            block_tokens: 16,
+            bias: true,
+            qk_norm: true,
+            rotary: 8,
+            max_rows: 700,
+            max_position: 1024,
+            nan_token: None,
+        }
+    }
+}
+
+/// xorshift: the same numbers everywhere.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() >> 11) as usize % n
+    }
+    /// Uniform in -1..1.
+    pub fn unit(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+}
+
+pub fn encode(dtype: DType, values: impl Iterator<Item = f32>) -> Vec<u8> {
+    values
+        .flat_map(|x| match dtype {
+            DType::F32 => x.to_le_bytes().to_vec(),
+            DType::F16 => f16::from_f32(x).to_le_bytes().to_vec(),
+            DType::BF16 => bf16::from_f32(x).to_le_bytes().to_vec(),
+        })
+        .collect()
+}
+
+struct Loader<'a, B: Backend> {
+    backend: &'a mut B,
+    random: Random,
+    dtype: DType,
+}
+
+impl<B: Backend> Loader<'_, B> {
+    fn matrix(&mut self, rows: usize, cols: usize, nan_row: Option<usize>) -> folio_model::program::MatrixId {
+        let scale = (3.0 / cols as f32).sqrt();
+        let bytes = encode(
+            self.dtype,
+            (0..rows * cols).map(|i| {
+                let x = self.random.unit() * scale;
+                if nan_row == Some(i / cols) { f32::NAN } else { x }
+            }),
+        );
+        let view = TensorView { dtype: self.dtype, shape: &[rows, cols], bytes: &bytes };
+        self.backend.load_matrix("random", &[view]).expect("a matrix")
+    }
+    fn vector(&mut self, len: usize, around: f32, spread: f32) -> folio_model::program::VectorId {
+        let bytes = encode(DType::F32, (0..len).map(|_| around + spread * self.random.unit()));
+        let view = TensorView { dtype: DType::F32, shape: &[len], bytes: &bytes };
+        self.backend.load_vector("random", &[view]).expect("a vector")
+    }
+}
+
+/// Loads the decoder and a cache of `blocks` blocks.
+pub fn load<B: Backend>(backend: &mut B, spec: &Spec, blocks: usize) {
+    let qkv = (spec.heads + 2 * spec.kv_heads) * spec.head_dim;
+    let wide = spec.heads * spec.head_dim;
+    let buffers = vec![spec.hidden, spec.hidden, qkv, wide, 2 * spec.ffn, spec.ffn];
+    let [x, normed, qkv_buf, attended, both, gated] = [0, 1, 2, 3, 4, 5].map(Buf);
+    let mut load = Loader { backend, random: Random(0x5eed), dtype: spec.weights };
+    let embedding = load.matrix(spec.vocab, spec.hidden, spec.nan_token);
+    let mut body = vec![Op::Embed { table: embedding, out: x }];
+    let mut attention = Vec::new();
+    for layer in 0..spec.layers {
+        let norm = load.vector(spec.hidden, 1.0, 0.2);
+        let norms = spec.qk_norm.then(|| [0; 2].map(|_| load.vector(spec.head_dim, 1.0, 0.2)));
+        attention.push(AttentionSpec {
+            layer: layer as u32,
+            heads: spec.heads,
+            kv_heads: spec.kv_heads,
+            head_dim: spec.head_dim,
+            scale: 1.7 * (spec.head_dim as f32).powf(-0.5),
+            rope: (spec.rotary > 0).then_some(RopeId(0)),
+            q_norm: norms.map(|n| n[0]),
+            k_norm: norms.map(|n| n[1]),
+            norm_eps: 1e-6,
+        });
+        let bias = |load: &mut Loader<'_, B>, n| spec.bias.then(|| load.vector(n, 0.0, 0.3));
+        let weight = load.matrix(qkv, spec.hidden, None);
+        let qkv_bias = bias(&mut load, qkv);
+        body.push(Op::RmsNorm { x, weight: norm, eps: 1e-5, out: normed });
+        body.push(Op::Linear { x: normed, weight, bias: qkv_bias, out: qkv_buf, add: false });
+        body.push(Op::WriteKv { qkv: qkv_buf, spec: layer });
+        body.push(Op::Attention { qkv: qkv_buf, spec: layer, out: attended });
+        let weight = load.matrix(spec.hidden, wide, None);
+        let o_bias = bias(&mut load, spec.hidden);
+        body.push(Op::Linear { x: attended, weight, bias: o_bias, out: x, add: true });
+        let norm = load.vector(spec.hidden, 1.0, 0.2);
+        body.push(Op::RmsNorm { x, weight: norm, eps: 1e-5, out: normed });
+        let weight = load.matrix(2 * spec.ffn, spec.hidden, None);
+        body.push(Op::Linear { x: normed, weight, bias: None, out: both, add: false });
+        body.push(Op::SiluMul { x: both, out: gated });
+        let weight = load.matrix(spec.hidden, spec.ffn, None);
+        body.push(Op::Linear { x: gated, weight, bias: None, out: x, add: true });
+    }
+    let norm = load.vector(spec.hidden, 1.0, 0.2);
+    let head = Head { x, norm, eps: 1e-5, matrix: embedding, vocab: spec.vocab };
+    let inv_freq = (0..spec.rotary).map(|i| 1e4f32.powf(-(i as f32) / spec.rotary as f32)).collect();
+    let ropes = if spec.rotary > 0 { vec![Rope { inv_freq, scale: 1.0 }] } else { Vec::new() };
+    let program = Program { buffers, ropes, attention, body, head };
+    backend.load_program(program, spec.max_rows, spec.max_rows, spec.max_position).expect("a program");
+    let layout = KvLayout {
+        layers: spec.layers,
+        kv_heads: spec.kv_heads,
+        head_dim: spec.head_dim,
+        dtype: spec.kv,
+        block_tokens: spec.block_tokens,
+    };
+    backend.allocate_cache(layout, blocks).expect("a cache");
+}
+
+pub fn cpu(spec: &Spec, blocks: usize, threads: usize, isa: Isa) -> CpuBackend {
+    let mut backend =
+        CpuBackend::new(CpuOptions { threads: Some(threads), isa: Some(isa) }).expect("a backend");
+    load(&mut backend, spec, blocks);
+    backend
+}
+
+/// Tokens of one sequence and the blocks it owns.
+#[derive(Clone, Debug)]
+pub struct Sequence {
+    pub tokens: Vec<u32>,
+    pub blocks: Vec<u32>,
+    pub computed: usize,
+}
+
+impl Sequence {
+    pub fn new(spec: &Spec, seed: u64, len: usize, first_block: u32) -> Self {
+        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        let tokens = (0..len).map(|_| random.below(spec.vocab - 1) as u32).collect();
+        let count = len.div_ceil(spec.block_tokens) as u32;
+        // Scattered and backwards: nothing may depend on neighbouring blocks.
+        let blocks = (0..count).rev().map(|i| first_block + i).collect();
+        Self { tokens, blocks, computed: 0 }
+    }
+}
+
+/// Computes `rows` further tokens of each sequence in one step, with logits for every row. Returns them per sequence.
+pub fn step<B: Backend>(
+    backend: &mut B,
+    parts: &mut [(&mut Sequence, usize)],
+    vocab: usize,
+) -> Vec<Vec<f32>> {
+    let mut batch = Batch::default();
+    for (sequence, rows) in parts.iter_mut() {
+        let first = sequence.computed;
+        batch.spans.push(Span {
+            first_row: batch.tokens.len() as u32,
+            rows: *rows as u32,
+            first_position: first as u32,
+            blocks_start: batch.blocks.len() as u32,
+            blocks_len: sequence.blocks.len() as u32,
+        });
+        batch.tokens.extend(&sequence.tokens[first..first + *rows]);
+        batch.blocks.extend(&sequence.blocks);
+        sequence.computed += *rows;
+    }
+    batch.logit_rows.extend(0..batch.tokens.len() as u32);
+    let logits = backend.forward(&batch).expect("a step");
+    assert_eq!(logits.len(), batch.tokens.len() * vocab);
+    let row = |span: &Span| span.first_row as usize * vocab..(span.first_row + span.rows) as usize * vocab;
+    batch.spans.iter().map(|span| logits[row(span)].to_vec()).collect()
+}
+
+/// Logits of every position of a sequence, computed `chunk` tokens at a time.
+pub fn run_chunks<B: Backend>(backend: &mut B, sequence: &Sequence, chunk: usize, vocab: usize) -> Vec<f32> {
+    let mut sequence = Sequence { computed: 0, ..sequence.clone() };
+    let mut logits = Vec::new();
+    while sequence.computed < sequence.tokens.len() {
+        let rows = chunk.min(sequence.tokens.len() - sequence.computed);
+        logits.extend(step(backend, &mut [(&mut sequence, rows)], vocab).remove(0));
+    }
+    logits
+}
+
+/// Fails with the first row and column whose bits differ.
+pub fn assert_same_bits(what: &str, a: &[f32], b: &[f32], width: usize) {
+    assert_eq!(a.len(), b.len(), "{what}");
+    if let Some(i) = (0..a.len()).find(|&i| a[i].to_bits() != b[i].to_bits()) {
+        panic!("{what}: row {} column {}: {} is not {}", i / width, i % width, a[i], b[i]);
+    }
+}
+
+pub fn isas() -> Vec<Isa> {
+    Isa::ALL.into_iter().filter(|isa| isa.is_available()).collect()
+}
