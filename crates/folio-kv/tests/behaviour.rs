@@ -271,15 +271,24 @@ fn a_fork_shares_all_and_the_first_writer_copies() {
     cache.check(&[]).unwrap();
 }
 
+/// A table with a copy pending from a source that is gone since; the second table is the one that took it.
+fn pending_copy(cache: &mut KvCache, root: &Root) -> (BlockTable, BlockTable) {
+    serve(cache, root, &[1, 2, 3]);
+    let (table, copy) = cache.attach(root, &[1, 2, 9], 2);
+    let mut other = cache.empty_table(root);
+    cache.grow(&mut other, 4, &mut Vec::new()).unwrap();
+    assert_eq!(other.blocks(), [copy.expect("two tokens are copied").from]);
+    (table, other)
+}
+
 #[test]
 fn a_copy_that_was_never_run_is_never_indexed() {
-    let (mut cache, root) = (cache(8, 4), root(0));
-    serve(&mut cache, &root, &[1, 2, 3]);
-    let (table, copy) = cache.attach(&root, &[1, 2, 9], 2);
-    assert!(copy.is_some());
+    let (mut cache, root) = (cache(2, 4), root(0));
+    let (table, other) = pending_copy(&mut cache, &root);
     cache.release(table, &[1, 2, 9]);
-    assert_eq!(cache.stats().cached_blocks, 1, "the target is free again: nobody knows what it holds");
-    cache.check(&[]).unwrap();
+    assert_eq!(cache.stats().cached_blocks, 0, "nobody knows what the target holds");
+    cache.check(&[&other]).unwrap();
+    cache.release(other, &[]);
 }
 
 #[test]
@@ -419,4 +428,176 @@ fn a_faulty_policy_costs_hits_and_never_correctness() {
     assert_eq!(cache.probe(&root, &range(0..2)), 2);
     assert!(cache.stats().evictions > 20);
     cache.release(held, &range(0..2));
+}
+
+/// Writes down every hook and otherwise is LRU.
+struct Recorder {
+    lru: LruLeafFirst,
+    log: std::sync::Arc<std::sync::Mutex<Vec<String>>>,
+}
+
+impl Recorder {
+    fn note(&self, hook: &str, block: BlockId, meta: &BlockMeta) {
+        let line =
+            format!("{hook} {} depth {} children {} hits {}", block.0, meta.depth, meta.children, meta.hits);
+        self.log.lock().unwrap().push(line);
+    }
+}
+
+impl EvictionPolicy for Recorder {
+    fn resize(&mut self, blocks: u32) {
+        self.lru.resize(blocks);
+    }
+    fn on_insert(&mut self, block: BlockId, meta: &BlockMeta) {
+        self.note("insert", block, meta);
+        self.lru.on_insert(block, meta);
+    }
+    fn on_hit(&mut self, block: BlockId, meta: &BlockMeta) {
+        self.note("hit", block, meta);
+        self.lru.on_hit(block, meta);
+    }
+    fn on_free(&mut self, block: BlockId, meta: &BlockMeta) {
+        self.note("free", block, meta);
+        self.lru.on_free(block, meta);
+    }
+    fn on_use(&mut self, block: BlockId, meta: &BlockMeta) {
+        self.note("use", block, meta);
+        self.lru.on_use(block, meta);
+    }
+    fn on_leaf(&mut self, block: BlockId, meta: &BlockMeta) {
+        self.note("leaf", block, meta);
+        self.lru.on_leaf(block, meta);
+    }
+    fn on_remove(&mut self, block: BlockId, meta: &BlockMeta) {
+        self.note("remove", block, meta);
+        self.lru.on_remove(block, meta);
+    }
+    fn victim(&mut self, taker: TenantId) -> Option<BlockId> {
+        self.lru.victim(taker)
+    }
+    fn evictable(&self) -> u32 {
+        self.lru.evictable()
+    }
+}
+
+#[test]
+fn a_policy_is_told_everything_in_order() {
+    let log = std::sync::Arc::<std::sync::Mutex<Vec<String>>>::default();
+    let recorder = Recorder { lru: LruLeafFirst::new(), log: log.clone() };
+    let (mut cache, root) = (KvCache::new(config(2, 2), Box::new(recorder)), root(0));
+    let told = || std::mem::take(&mut *log.lock().unwrap());
+
+    serve(&mut cache, &root, &[1, 2, 3]);
+    assert_eq!(
+        told(),
+        [
+            "insert 0 depth 0 children 0 hits 0",
+            "insert 1 depth 1 children 0 hits 0",
+            "free 1 depth 1 children 0 hits 0",
+            "free 0 depth 0 children 1 hits 0",
+        ]
+    );
+    // The full block is used; the tail is the only block left, so it is hit, removed, and taken over in place.
+    let (table, _) = cache.attach(&root, &[1, 2, 3, 4], 3);
+    assert_eq!(
+        told(),
+        [
+            "use 0 depth 0 children 1 hits 0",
+            "hit 0 depth 0 children 1 hits 1",
+            "hit 1 depth 1 children 0 hits 1",
+            "remove 1 depth 1 children 0 hits 1",
+            "leaf 0 depth 0 children 0 hits 1",
+        ]
+    );
+    cache.abandon(table, &[1, 2, 3, 4]);
+    assert_eq!(
+        told(),
+        [
+            "insert 1 depth 1 children 0 hits 0",
+            "free 1 depth 1 children 0 hits 0",
+            "free 0 depth 0 children 1 hits 1",
+        ],
+        "content taken over in place is content still"
+    );
+    cache.clear(None);
+    assert_eq!(
+        told(),
+        [
+            "remove 1 depth 1 children 0 hits 0",
+            "leaf 0 depth 0 children 0 hits 1",
+            "remove 0 depth 0 children 0 hits 1",
+        ]
+    );
+}
+
+#[test]
+fn a_tail_that_is_computed_again_becomes_young() {
+    let (mut cache, root) = (cache(3, 4), root(0));
+    serve(&mut cache, &root, &[1, 2]);
+    serve(&mut cache, &root, &[7, 8]);
+    let (mut table, _) = cache.attach(&root, &[1, 2], 0);
+    run(&mut cache, &mut table, &[1, 2]);
+    cache.release(table, &[1, 2]);
+    let table = started(&mut cache, &root, &range(1000..1008));
+    assert_eq!((cache.probe(&root, &[1, 2]), cache.probe(&root, &[7, 8])), (2, 0));
+    cache.release(table, &range(1000..1008));
+}
+
+#[test]
+fn a_longer_tail_replaces_a_shorter_one() {
+    let (mut cache, root) = (cache(8, 4), root(0));
+    serve(&mut cache, &root, &[1]);
+    serve(&mut cache, &root, &[1, 2, 3]);
+    let stats = cache.stats();
+    assert_eq!((stats.cached_tails, stats.superseded_tails, stats.free_blocks), (1, 1, 7));
+    cache.check(&[]).unwrap();
+}
+
+#[test]
+fn a_fork_of_a_copy_that_was_never_run_is_not_indexed_either() {
+    let (mut cache, root) = (cache(2, 4), root(0));
+    let (table, other) = pending_copy(&mut cache, &root);
+    let fork = cache.fork(&table);
+    cache.release(table, &[1, 2, 9]);
+    cache.release(fork, &[1, 2, 9]);
+    assert_eq!(cache.stats().cached_blocks, 0);
+    cache.check(&[&other]).unwrap();
+    cache.release(other, &[]);
+}
+
+#[test]
+fn what_is_found_and_cannot_be_copied_is_no_hit() {
+    let log = std::sync::Arc::<std::sync::Mutex<Vec<String>>>::default();
+    let recorder = Recorder { lru: LruLeafFirst::new(), log: log.clone() };
+    let (mut cache, root) = (KvCache::new(config(1, 2), Box::new(recorder)), root(0));
+    let held = started(&mut cache, &root, &[1, 2]);
+    let (table, copy) = cache.attach(&root, &[1, 9], 1);
+    assert_eq!((table.computed(), copy), (0, None));
+    assert_eq!(*log.lock().unwrap(), ["insert 0 depth 0 children 0 hits 0"]);
+    cache.release(table, &[1, 9]);
+    cache.release(held, &[1, 2]);
+}
+
+#[test]
+fn abandoning_after_a_commit_keeps_the_count_of_what_was_served() {
+    let (mut cache, root) = (cache(8, 4), root(0));
+    let table = started(&mut cache, &root, &range(0..6));
+    let queried = cache.stats().query_tokens;
+    cache.abandon(table, &range(0..6));
+    assert_eq!((queried, cache.stats().query_tokens), (6, 6));
+    assert_eq!(cache.stats().closed_slots, 8);
+}
+
+#[test]
+fn the_search_for_a_tail_sees_the_children_used_last() {
+    let (mut cache, root) = (cache(64, 4), root(0));
+    for child in 0..20 {
+        serve(&mut cache, &root, &[child, 1]);
+        // Child 0 is used again and again, child 1 never.
+        assert_eq!(cache.probe(&root, &[0, 1]), 2);
+        let (table, _) = cache.attach(&root, &[0, 1], 2);
+        cache.release(table, &[0, 1]);
+    }
+    assert_eq!(cache.probe(&root, &[1, 1]), 0, "beyond the bound of the search");
+    assert_eq!(cache.probe(&root, &[19, 1]), 2);
 }
