@@ -1,0 +1,258 @@
+//! From a row of logits to a token.
+//!
+//! Owns: every rule that turns logits into a choice, and its scratch memory. Must never: depend on the batch, the step
+//! or the slot; a choice is a function of (logits, [`SampleSpec`]) bit for bit (promise 1).
+//!
+//! Order of the rules (vLLM's): stop tokens forbidden before min_tokens, logit_bias, repetition penalty (prompt and
+//! generated), frequency and presence penalties (generated), temperature, min_p, top_k, top_p, Gumbel-max. min_p and
+//! top_p look at the distribution after temperature; top_p at what top_k left.
+//!
+//! Gumbel-max: the token with the largest `logit / T + g`, where `g` is a function of (seed, absolute position, token).
+//! Nothing is summed, so nothing can round differently. All ties go to the lowest id.
+//!
+//! Log probabilities are those of the raw row: before temperature, penalties and truncation.
+//!
+//! Cost per row of V logits: greedy is one look at the row, plus one copy if a rule changes logits. top_k and min_p are
+//! another look; top_p computes V exponentials; no truncation draws noise only for tokens that can still win, those
+//! within about 26 T of the best. No full sort of the row, ever.
+
+pub mod math;
+pub mod rng;
+mod select;
+#[cfg(test)]
+mod tests;
+
+use crate::plan::{SampleSpec, Sampled, TokenHistory};
+use crate::request::{SamplingParams, TokenLogprobs};
+use rng::{PositionRng, Purpose};
+
+/// Largest Gumbel draw: -ln(-ln(1 - 2^-33)), rounded up.
+const GUMBEL_MAX: f64 = 22.9;
+/// top_p's histogram: bins of 1/32 nat below the best, the last one open.
+const BINS: usize = 1024;
+const BINS_PER_NAT: f32 = 32.0;
+
+/// Scratch memory of the rules; one per thread that samples.
+pub struct Sampler {
+    row: Vec<f32>,
+    keys: Vec<u64>,
+    bins: Vec<f64>,
+}
+
+impl Default for Sampler {
+    fn default() -> Self {
+        Self { row: Vec::new(), keys: Vec::new(), bins: vec![0.0; BINS] }
+    }
+}
+
+impl Sampler {
+    /// Chooses the next token from `logits`, `[vocab]`.
+    pub fn sample(&mut self, logits: &[f32], spec: &SampleSpec) -> Sampled {
+        let Some(raw_max) = math::max(logits) else { return Sampled::Failed("a logit is not a number") };
+        if !raw_max.is_finite() {
+            return Sampled::Failed("no logit is finite, or one is infinite");
+        }
+        let id = match changes_logits(spec) {
+            false => self.choose(logits, raw_max, spec),
+            true => {
+                let mut row = std::mem::take(&mut self.row);
+                row.clear();
+                row.extend_from_slice(logits);
+                apply(&mut row, spec);
+                let max = math::max(&row).unwrap_or(f32::NEG_INFINITY);
+                let id = max.is_finite().then(|| self.choose(&row, max, spec));
+                self.row = row;
+                match id {
+                    Some(id) => id,
+                    None => return Sampled::Failed("every token is forbidden"),
+                }
+            }
+        };
+        let logprobs = spec.params.logprobs.map(|top| self.logprobs(logits, raw_max, id, top));
+        Sampled::Token { id, logprobs }
+    }
+
+    /// Log probability of a known token.
+    pub fn score(&mut self, logits: &[f32], next: u32, top: u32) -> Sampled {
+        match math::max(logits) {
+            None => Sampled::Failed("a logit is not a number"),
+            Some(max) if !max.is_finite() => Sampled::Failed("no logit is finite, or one is infinite"),
+            Some(_) if next as usize >= logits.len() => Sampled::Failed("the token is not in the vocabulary"),
+            Some(max) => Sampled::Score(self.logprobs(logits, max, next, top)),
+        }
+    }
+
+    fn logprobs(&mut self, logits: &[f32], max: f32, id: u32, top: u32) -> TokenLogprobs {
+        let normalizer = f64::from(max) + math::ln(math::sum_exp(logits, max, 1.0));
+        let logprob = |logit: f32| (f64::from(logit) - normalizer) as f32;
+        let own = logits[id as usize];
+        let before = logits[..id as usize].iter().filter(|logit| **logit >= own).count();
+        let after = logits[id as usize..].iter().filter(|logit| **logit > own).count();
+        select::best_k(logits, top as usize, f32::NEG_INFINITY, &mut self.keys);
+        self.keys.sort_unstable_by(|a, b| b.cmp(a));
+        let top = self.keys.iter().map(|key| {
+            let token = select::token(*key);
+            (token, logprob(logits[token as usize]))
+        });
+        TokenLogprobs { logprob: logprob(own), rank: (before + after) as u32 + 1, top: top.collect() }
+    }
+
+    fn choose(&mut self, row: &[f32], max: f32, spec: &SampleSpec) -> u32 {
+        let params = &*spec.params;
+        if params.temperature == 0.0 {
+            return first_equal(row, max);
+        }
+        let rng = PositionRng::new(spec.seed, spec.position, Purpose::Token);
+        let temperature = f64::from(params.temperature);
+        if !self.truncate(row, max, params) {
+            return gumbel_all(row, max, temperature, &rng);
+        }
+        let scores = self.keys.iter().map(|key| {
+            let token = select::token(*key);
+            (score(row[token as usize], temperature, rng.token(token)), token)
+        });
+        best(scores).unwrap_or_else(|| first_equal(row, max))
+    }
+
+    /// Leaves in `keys` what min_p, top_k and top_p keep; `false`: nothing truncates. The best token is always kept.
+    fn truncate(&mut self, row: &[f32], max: f32, params: &SamplingParams) -> bool {
+        let scale = 1.0 / params.temperature;
+        let top_k = (params.top_k > 0).then_some(params.top_k as usize).filter(|k| *k < row.len());
+        let floor = match params.min_p > 0.0 {
+            // The best token stays even if the product rounds badly.
+            true => (max + (math::ln(f64::from(params.min_p)) * f64::from(params.temperature)) as f32).min(max),
+            false => f32::NEG_INFINITY,
+        };
+        match (top_k, params.top_p < 1.0) {
+            (None, false) if params.min_p <= 0.0 => return false,
+            (Some(k), _) => select::best_k(row, k, floor, &mut self.keys),
+            (None, false) => select::best_k(row, row.len(), floor, &mut self.keys),
+            (None, true) => {
+                self.nucleus_of_row(row, max, scale, floor, params.top_p);
+                return true;
+            }
+        }
+        if params.top_p < 1.0 {
+            self.keys.sort_unstable_by(|a, b| b.cmp(a));
+            let mass = |key: &u64| f64::from(math::exp((row[select::token(*key) as usize] - max) * scale));
+            let total: f64 = self.keys.iter().map(mass).sum();
+            keep_mass(&mut self.keys, mass, f64::from(params.top_p) * total);
+        }
+        true
+    }
+
+    /// top_p over the whole row: a histogram of mass by logit finds the neighbourhood of the threshold, only what lies
+    /// above it is sorted.
+    fn nucleus_of_row(&mut self, row: &[f32], max: f32, scale: f32, floor: f32, top_p: f32) {
+        let bin = |logit: f32| (((max - logit) * scale * BINS_PER_NAT) as usize).min(BINS - 1);
+        self.bins.fill(0.0);
+        for logit in row.iter().filter(|logit| **logit >= floor) {
+            self.bins[bin(*logit)] += f64::from(math::exp((logit - max) * scale));
+        }
+        let wanted = f64::from(top_p) * self.bins.iter().sum::<f64>();
+        let mut above = 0.0;
+        let last = self.bins.iter().position(|mass| {
+            above += mass;
+            above >= wanted
+        });
+        let last = last.unwrap_or(BINS - 1);
+        self.keys.clear();
+        for (token, logit) in row.iter().enumerate() {
+            if *logit >= floor && bin(*logit) <= last {
+                self.keys.push(select::key(*logit, token as u32));
+            }
+        }
+        self.keys.sort_unstable_by(|a, b| b.cmp(a));
+        let mass = |key: &u64| f64::from(math::exp((row[select::token(*key) as usize] - max) * scale));
+        keep_mass(&mut self.keys, mass, wanted);
+    }
+}
+
+/// Keeps the shortest beginning of `keys` whose mass reaches `wanted`; at least one.
+fn keep_mass(keys: &mut Vec<u64>, mass: impl Fn(&u64) -> f64, wanted: f64) {
+    let mut sum = 0.0;
+    let cut = keys.iter().position(|key| {
+        sum += mass(key);
+        sum >= wanted
+    });
+    if let Some(cut) = cut {
+        keys.truncate(cut + 1);
+    }
+}
+
+fn changes_logits(spec: &SampleSpec) -> bool {
+    let params = &spec.params;
+    let stops = !params.eos_token_ids.is_empty() || !params.stop_token_ids.is_empty();
+    !params.logit_bias.is_empty() || spec.history.is_some() || (spec.forbid_stop && stops)
+}
+
+fn apply(row: &mut [f32], spec: &SampleSpec) {
+    let params = &spec.params;
+    if spec.forbid_stop {
+        for token in params.eos_token_ids.iter().chain(params.stop_token_ids.iter()) {
+            if let Some(logit) = row.get_mut(*token as usize) {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
+    }
+    for (token, bias) in params.logit_bias.iter() {
+        if let Some(logit) = row.get_mut(*token as usize) {
+            *logit += bias;
+        }
+    }
+    if let Some(history) = &spec.history {
+        penalize(row, history, params);
+    }
+}
+
+fn penalize(row: &mut [f32], history: &TokenHistory, params: &SamplingParams) {
+    for entry in history.entries() {
+        let Some(logit) = row.get_mut(entry.token as usize) else { continue };
+        *logit = if *logit > 0.0 { *logit / params.repetition_penalty } else { *logit * params.repetition_penalty };
+        if entry.generated > 0 {
+            *logit -= params.frequency_penalty * entry.generated as f32;
+            *logit -= params.presence_penalty;
+        }
+    }
+}
+
+fn first_equal(row: &[f32], max: f32) -> u32 {
+    row.iter().position(|logit| *logit == max).unwrap_or(0) as u32
+}
+
+/// `logit / T + g`, with g = -ln(-ln(u)) and u = (bits + 1/2) / 2^32.
+fn score(logit: f32, temperature: f64, bits: u32) -> f64 {
+    let u = (f64::from(bits) + 0.5) / 4_294_967_296.0;
+    f64::from(logit) / temperature - math::ln(-math::ln(u))
+}
+
+fn best(scores: impl Iterator<Item = (f64, u32)>) -> Option<u32> {
+    let better = |a: (f64, u32), b: (f64, u32)| if b.0 > a.0 || (b.0 == a.0 && b.1 < a.1) { b } else { a };
+    scores.reduce(better).map(|(_, token)| token)
+}
+
+/// Gumbel-max over the whole row. Starts from the largest logit, so that tokens which could not win with the largest
+/// draw there is are passed over without drawing.
+fn gumbel_all(row: &[f32], max: f32, temperature: f64, rng: &PositionRng) -> u32 {
+    let start = first_equal(row, max);
+    let mut best = (score(max, temperature, rng.token(start)), start);
+    let reach = |best: f64| ((best - GUMBEL_MAX) * temperature) as f32 - 1e-3 * max.abs().max(1.0);
+    let mut least = reach(best.0);
+    for (group, logits) in row.chunks(4).enumerate() {
+        if logits.iter().all(|logit| *logit < least) {
+            continue;
+        }
+        let bits = rng.group(group as u32);
+        for (lane, logit) in logits.iter().enumerate() {
+            let token = (group * 4 + lane) as u32;
+            if *logit >= least {
+                let score = score(*logit, temperature, bits[lane]);
+                if score > best.0 || (score == best.0 && token < best.1) {
+                    best = (score, token);
+                    least = reach(score);
+                }
+            }
+        }
+    }
+    best.1
+}
