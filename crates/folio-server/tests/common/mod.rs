@@ -1,0 +1,369 @@
+//! A server without a socket, around an engine that says what it is told to, one step at a time.
+#![allow(dead_code)]
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::http::{HeaderMap, Request as HttpRequest, Response, StatusCode};
+use folio_engine::handle::{Health, Rejected};
+use folio_engine::request::{Timing, Token, TokenLogprobs};
+use folio_engine::{
+    CancelFlag, EngineStats, Event, EventSink, FinishReason, Micros, Request, RequestId,
+};
+use folio_server::{App, Engine, ModelFacts, SamplingDefaults, Server, ServerConfig};
+use folio_text::{ChatTemplate, TemplateSources, Tokenizer};
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+pub const EOS: u32 = 256;
+pub const VOCAB: u32 = 259;
+
+/// One token per byte, id = byte; `<|end|>` (256) and two more special tokens.
+pub fn tokenizer() -> Tokenizer {
+    let mut vocab = serde_json::Map::new();
+    let printable = |b: u32| (33..=126).contains(&b) || (161..=172).contains(&b) || (174..=255).contains(&b);
+    let mut others = 256;
+    for byte in 0..256u32 {
+        let code = if printable(byte) {
+            byte
+        } else {
+            others += 1;
+            others - 1
+        };
+        vocab.insert(char::from_u32(code).unwrap().to_string(), byte.into());
+    }
+    let special = |id: u32, text: &str| {
+        json!({"id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true})
+    };
+    let file = json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
+        "added_tokens": [special(256, "<|end|>"), special(257, "<|a|>"), special(258, "<|b|>")],
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": vocab, "merges": []},
+    });
+    Tokenizer::from_bytes(file.to_string().as_bytes(), None).unwrap()
+}
+
+pub fn template() -> ChatTemplate {
+    let source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end|>{% endfor %}\
+                  {% if mood is defined %}({{ mood }}){% endif %}\
+                  {% if add_generation_prompt %}[assistant]{% endif %}";
+    let mut sources = TemplateSources::default();
+    sources.add("default", source, "test");
+    ChatTemplate::compile(sources, tokenizer().special_tokens()).unwrap().unwrap()
+}
+
+pub fn facts() -> ModelFacts {
+    ModelFacts {
+        names: vec!["test-model".into(), "org/alias".into()],
+        created_s: 1_700_000_000,
+        context_length: 256,
+        vocab_size: VOCAB,
+        eos_token_ids: Arc::new([EOS]),
+        defaults: SamplingDefaults { temperature: Some(0.7), top_k: Some(11), ..Default::default() },
+        model_digest: [1; 32],
+        layout_digest: [2; 32],
+    }
+}
+
+/// A request the fake engine works on.
+struct Live {
+    request: Request,
+    sink: Box<dyn EventSink>,
+    flag: CancelFlag,
+    /// Tokens still to be said, per choice; a choice that was ended has `None`.
+    choices: Vec<Option<VecDeque<u32>>>,
+    said: Vec<u32>,
+    prompt_told: bool,
+}
+
+/// What the engine does with requests.
+#[derive(Default)]
+pub struct Plan {
+    /// Bytes every choice says, before an end-of-sequence token. `{c}` is replaced by the choice's number.
+    pub say: Vec<u8>,
+    /// Instead of end-of-sequence: this reason once the text is said.
+    pub end: Option<FinishReason>,
+    pub cached: u32,
+    /// The next submission is refused with this.
+    pub reject: Option<Rejected>,
+    /// Submissions wait for [`FakeEngine::step`]; else they are answered at once.
+    pub manual: bool,
+    pub health: Option<Health>,
+}
+
+#[derive(Default)]
+pub struct FakeEngine {
+    pub plan: Mutex<Plan>,
+    pub requests: Mutex<Vec<Request>>,
+    live: Mutex<Vec<Live>>,
+    ids: AtomicU64,
+    pub phase: Mutex<&'static str>,
+}
+
+impl FakeEngine {
+    pub fn saying(text: &str) -> Arc<Self> {
+        let engine = Self::default();
+        engine.plan.lock().unwrap().say = text.into();
+        Arc::new(engine)
+    }
+
+    pub fn plan(&self, change: impl FnOnce(&mut Plan)) {
+        change(&mut self.plan.lock().unwrap());
+    }
+
+    pub fn last(&self) -> Request {
+        self.requests.lock().unwrap().last().unwrap().clone()
+    }
+
+    pub fn live(&self) -> usize {
+        self.live.lock().unwrap().len()
+    }
+
+    /// One step: every living choice says one token; what was cancelled ends.
+    pub fn step(&self) {
+        let end = self.plan.lock().unwrap().end;
+        let cached = self.plan.lock().unwrap().cached;
+        let mut live = self.live.lock().unwrap();
+        live.retain_mut(|live| live.step(end, cached));
+    }
+}
+
+impl Live {
+    /// False when nothing is left of it.
+    fn step(&mut self, end: Option<FinishReason>, cached: u32) -> bool {
+        let finished = |choice, reason, stop_token| Event::Finished {
+            choice,
+            reason,
+            stop_token,
+            error: (reason == FinishReason::Error).then(|| "the executor failed".into()),
+            timing: Timing::default(),
+        };
+        if self.flag.is_cancelled() {
+            for choice in 0..self.choices.len() {
+                if self.choices[choice].take().is_some() {
+                    self.sink.deliver(finished(choice as u32, FinishReason::Cancelled, None));
+                }
+            }
+            return false;
+        }
+        if !std::mem::replace(&mut self.prompt_told, true) {
+            let scores = match self.request.prompt_logprobs {
+                Some(top) => self.request.prompt[1..].iter().map(|id| logprobs(*id, top)).collect(),
+                None => Vec::new(),
+            };
+            self.sink.deliver(Event::Prompt { cached_tokens: cached, prompt_logprobs: scores });
+        }
+        let params = &self.request.sampling;
+        for index in 0..self.choices.len() {
+            let Some(tokens) = &mut self.choices[index] else { continue };
+            let choice = index as u32;
+            let next = tokens.pop_front().or(if end.is_none() { Some(EOS) } else { None });
+            let Some(id) = next else {
+                self.choices[index] = None;
+                self.sink.deliver(finished(choice, end.unwrap(), None));
+                continue;
+            };
+            self.said[index] += 1;
+            let logprobs = params.logprobs.map(|top| logprobs(id, top));
+            let stop = params.eos_token_ids.contains(&id) || params.stop_token_ids.contains(&id);
+            self.sink.deliver(Event::Token { choice, token: Token { id, logprobs } });
+            if stop {
+                self.choices[index] = None;
+                self.sink.deliver(finished(choice, FinishReason::Stop, Some(id)));
+            } else if self.said[index] == params.max_tokens {
+                self.choices[index] = None;
+                self.sink.deliver(finished(choice, FinishReason::Length, None));
+            }
+        }
+        self.choices.iter().any(Option::is_some)
+    }
+}
+
+fn logprobs(id: u32, top: u32) -> TokenLogprobs {
+    let alternatives = (0..top).map(|rank| (if rank == 0 { id } else { rank }, -0.5 - rank as f32)).collect();
+    TokenLogprobs { logprob: -0.5, rank: 1, top: alternatives }
+}
+
+impl Engine for FakeEngine {
+    fn next_request_id(&self) -> RequestId {
+        RequestId(self.ids.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<CancelFlag, Rejected> {
+        if let Some(rejected) = self.plan.lock().unwrap().reject.take() {
+            return Err(rejected);
+        }
+        self.requests.lock().unwrap().push(request.clone());
+        let flag = CancelFlag::default();
+        let plan = self.plan.lock().unwrap();
+        let manual = plan.manual;
+        let say = String::from_utf8_lossy(&plan.say).contains("{c}");
+        let choices = (0..request.n).map(|choice| {
+            let bytes = match say {
+                true => String::from_utf8_lossy(&plan.say).replace("{c}", &choice.to_string()).into_bytes(),
+                false => plan.say.clone(),
+            };
+            Some(bytes.into_iter().map(u32::from).collect())
+        });
+        let choices: Vec<_> = choices.collect();
+        drop(plan);
+        let said = vec![0; choices.len()];
+        self.live.lock().unwrap().push(Live {
+            request,
+            sink,
+            flag: flag.clone(),
+            choices,
+            said,
+            prompt_told: false,
+        });
+        while !manual && self.live() > 0 {
+            self.step();
+        }
+        Ok(flag)
+    }
+
+    fn stats(&self) -> Arc<EngineStats> {
+        Arc::new(EngineStats { running: self.live() as u32, ..Default::default() })
+    }
+
+    fn health(&self, _stall_us: u64) -> Health {
+        self.plan.lock().unwrap().health.clone().unwrap_or(Health::Ok)
+    }
+
+    fn now(&self) -> Micros {
+        Micros(1_000)
+    }
+
+    fn choices_max(&self) -> u32 {
+        8
+    }
+
+    fn drain(&self) {
+        *self.phase.lock().unwrap() = "draining";
+    }
+
+    fn stop(&self) {
+        *self.phase.lock().unwrap() = "stopped";
+    }
+}
+
+pub fn app(engine: Arc<dyn Engine>) -> App {
+    App {
+        engine,
+        tokenizer: Arc::new(tokenizer()),
+        template: Some(Arc::new(template())),
+        model: facts(),
+        version: "1.2.3",
+    }
+}
+
+/// Sends requests to a router.
+#[derive(Clone)]
+pub struct Client {
+    router: Router,
+    key: Option<String>,
+}
+
+pub struct Reply {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub text: String,
+}
+
+impl Reply {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {}", self.text))
+    }
+
+    pub fn error(&self) -> Value {
+        self.json()["error"].clone()
+    }
+
+    /// The events of a stream, `[DONE]` as a string.
+    pub fn events(&self) -> Vec<Value> {
+        events(&self.text)
+    }
+}
+
+pub fn events(text: &str) -> Vec<Value> {
+    let data = text.split("\n\n").filter_map(|event| event.strip_prefix("data: "));
+    data.map(|data| serde_json::from_str(data).unwrap_or_else(|_| data.into())).collect()
+}
+
+impl Client {
+    pub fn new(engine: Arc<dyn Engine>) -> Self {
+        Self::with(ServerConfig::default(), app(engine))
+    }
+
+    pub fn with(config: ServerConfig, app: App) -> Self {
+        Self { router: Server::new(config, app).unwrap().router(), key: None }
+    }
+
+    pub fn key(&self, key: &str) -> Self {
+        Self { key: Some(key.into()), ..self.clone() }
+    }
+
+    pub async fn send(&self, request: HttpRequest<Body>) -> Response<Body> {
+        self.router.clone().oneshot(request).await.unwrap()
+    }
+
+    pub fn request(&self, method: &str, path: &str, body: impl Into<Body>) -> HttpRequest<Body> {
+        let mut builder = HttpRequest::builder().method(method).uri(path);
+        if let Some(key) = &self.key {
+            builder = builder.header("authorization", format!("Bearer {key}"));
+        }
+        if method == "POST" {
+            builder = builder.header("content-type", "application/json");
+        }
+        builder.body(body.into()).unwrap()
+    }
+
+    pub async fn get(&self, path: &str) -> Reply {
+        reply(self.send(self.request("GET", path, Body::empty())).await).await
+    }
+
+    pub async fn post(&self, path: &str, body: &Value) -> Reply {
+        reply(self.send(self.request("POST", path, body.to_string())).await).await
+    }
+
+    /// A chat with one user message "hi" and these further parameters.
+    pub async fn chat(&self, extra: Value) -> Reply {
+        self.post("/v1/chat/completions", &merged(json!({"messages": [{"role": "user", "content": "hi"}]}), extra)).await
+    }
+
+    /// A completion of "hi" with these further parameters.
+    pub async fn complete(&self, extra: Value) -> Reply {
+        self.post("/v1/completions", &merged(json!({"prompt": "hi"}), extra)).await
+    }
+
+    /// The value of a metric line that starts with `name` and contains all `labels`.
+    pub async fn metric(&self, name: &str, labels: &[&str]) -> f64 {
+        let page = self.get("/metrics").await.text;
+        let line = page.lines().find(|line| {
+            line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']))
+                && labels.iter().all(|label| line.contains(label))
+        });
+        let line = line.unwrap_or_else(|| panic!("no {name} {labels:?} in\n{page}"));
+        line.rsplit_once(' ').unwrap().1.parse().unwrap()
+    }
+}
+
+pub async fn reply(response: Response<Body>) -> Reply {
+    let (parts, body) = response.into_parts();
+    let bytes = to_bytes(body, usize::MAX).await.unwrap();
+    Reply { status: parts.status, headers: parts.headers, text: String::from_utf8(bytes.to_vec()).unwrap() }
+}
+
+pub fn merged(mut base: Value, extra: Value) -> Value {
+    for (name, value) in extra.as_object().unwrap() {
+        base[name] = value.clone();
+    }
+    base
+}
