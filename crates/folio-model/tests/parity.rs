@@ -28,7 +28,7 @@ fn no_fixture_is_forgotten_and_no_family_is_without_one() {
     assert_eq!(on_disk, listed);
     for family in supported_families() {
         let served = |name: &&str| Checkpoint::open(fixture(name)).unwrap().config().family == *family;
-        assert!(FIXTURES.iter().any(|name| served(&name)), "no fixture for {}", family.model_type);
+        assert!(FIXTURES.iter().any(|name| served(name)), "no fixture for {}", family.model_type);
     }
 }
 

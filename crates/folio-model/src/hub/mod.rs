@@ -1,7 +1,292 @@
-//! Downloads from a Hugging Face hub, in the hub's own cache layout.
+//! Models by name, from a Hugging Face hub.
+//!
+//! Owns: turning `organisation/model` into a local folder, in the hub's own cache layout, so that models are shared with
+//! every other program that uses it. Must never: download what cannot be served (the configuration comes first and is
+//! checked before gigabytes follow), send the token anywhere but to the hub, or ask the network for a model that is
+//! already here unless told to.
 
-#[derive(Debug, thiserror::Error)]
-pub enum HubError {
-    #[error("`{0}` is not a model name; expected `organisation/model` or `organisation/model@revision`")]
-    Name(String),
+mod download;
+mod error;
+mod http;
+mod layout;
+mod listing;
+mod name;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use download::{Transfer, backoff};
+pub use error::HubError;
+use error::Result;
+use http::{Failure, Http, Refusal, Reply};
+use layout::Layout;
+use listing::{Listing, RemoteFile};
+pub use name::ModelName;
+
+use crate::checkpoint::parse_index;
+use crate::config::Config;
+
+const ENDPOINT: &str = "https://huggingface.co";
+/// Files downloaded at the same time.
+const PARALLEL_FILES: usize = 4;
+const LISTING_BYTES_MAX: u64 = 32 << 20;
+const LISTING_ATTEMPTS_MAX: u32 = 5;
+
+/// Where models come from and where they are kept.
+#[derive(Clone)]
+pub struct Hub {
+    endpoint: String,
+    cache: PathBuf,
+    token: Option<String>,
+    offline: bool,
+    backoff: Duration,
+}
+
+/// How far a download has come, over all its files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DownloadProgress<'a> {
+    /// The file that just moved.
+    pub file: &'a str,
+    pub done_bytes: u64,
+    pub total_bytes: u64,
+}
+
+impl Hub {
+    /// As the environment says: `HF_ENDPOINT`, `HF_HUB_CACHE`, `HF_HOME`, `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_HUB_OFFLINE`.
+    pub fn from_env() -> Result<Self> {
+        Self::from_vars(|name| std::env::var(name).ok())
+    }
+
+    /// The same, from any source of variables.
+    pub fn from_vars(var: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let var = |name: &str| var(name).filter(|value| !value.trim().is_empty());
+        let home = match (var("HF_HOME"), var("XDG_CACHE_HOME"), var("HOME")) {
+            (Some(home), ..) => Some(PathBuf::from(home)),
+            (None, Some(cache), _) => Some(Path::new(&cache).join("huggingface")),
+            (None, None, Some(home)) => Some(Path::new(&home).join(".cache/huggingface")),
+            (None, None, None) => None,
+        };
+        let cache = match (var("HF_HUB_CACHE").or(var("HUGGINGFACE_HUB_CACHE")), &home) {
+            (Some(cache), _) => PathBuf::from(cache),
+            (None, Some(home)) => home.join("hub"),
+            (None, None) => return Err(HubError::NoCacheFolder),
+        };
+        let token_file = var("HF_TOKEN_PATH").map(PathBuf::from).or(home.map(|home| home.join("token")));
+        let stored = || token_file.and_then(|file| std::fs::read_to_string(file).ok());
+        let token = var("HF_TOKEN").or(var("HUGGING_FACE_HUB_TOKEN")).or_else(stored);
+        let offline = var("HF_HUB_OFFLINE")
+            .is_some_and(|value| matches!(value.to_ascii_lowercase().as_str(), "1" | "true" | "yes" | "on"));
+        Ok(Self {
+            token: token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty()),
+            offline,
+            ..Self::new(var("HF_ENDPOINT").as_deref().unwrap_or(ENDPOINT), cache)
+        })
+    }
+
+    /// A hub at `endpoint`, keeping models under `cache`; no token.
+    pub fn new(endpoint: &str, cache: impl Into<PathBuf>) -> Self {
+        Self {
+            endpoint: endpoint.trim_end_matches('/').to_owned(),
+            cache: cache.into(),
+            token: None,
+            offline: false,
+            backoff: Duration::from_millis(500),
+        }
+    }
+
+    pub fn with_token(mut self, token: &str) -> Self {
+        self.token = Some(token.to_owned());
+        self
+    }
+
+    pub fn with_offline(mut self, offline: bool) -> Self {
+        self.offline = offline;
+        self
+    }
+
+    /// The first pause after a failed attempt; it doubles from there.
+    pub fn with_backoff(mut self, backoff: Duration) -> Self {
+        self.backoff = backoff;
+        self
+    }
+
+    pub fn cache(&self) -> &Path {
+        &self.cache
+    }
+
+    /// The folder of a model that is completely here. No network.
+    pub fn cached(&self, name: &ModelName) -> Option<PathBuf> {
+        Layout::new(&self.cache, name).cached_snapshot()
+    }
+
+    /// The folder of a model: from the cache when it is there, else downloaded.
+    pub fn get(&self, name: &ModelName, progress: &(dyn Fn(DownloadProgress<'_>) + Sync)) -> Result<PathBuf> {
+        match self.cached(name) {
+            Some(folder) => Ok(folder),
+            None => self.pull(name, progress),
+        }
+    }
+
+    /// Asks the hub what the revision is now and brings in what is missing.
+    pub fn pull(
+        &self,
+        name: &ModelName,
+        progress: &(dyn Fn(DownloadProgress<'_>) + Sync),
+    ) -> Result<PathBuf> {
+        if self.offline {
+            let (model, cache) = (name.to_string(), self.cache.display().to_string());
+            return Err(HubError::Offline { model, cache });
+        }
+        let http = Http::new(self.token.clone());
+        let listing = self.listing(&http, name)?;
+        let layout = Layout::new(&self.cache, name);
+        layout.create_folders()?;
+
+        let refused = |url: &str, refusal: &Refusal| self.refused(name, url, refusal);
+        let mut transfer = Transfer {
+            http: &http,
+            layout: &layout,
+            address: format!("{}/{}/resolve/{}", self.endpoint, name.id(), listing.commit),
+            refused: &refused,
+            backoff: self.backoff,
+            progress,
+            done_bytes: AtomicU64::new(0),
+            total_bytes: listing.side.iter().map(|file| file.bytes).sum(),
+            stop: AtomicBool::new(false),
+        };
+        fetch_all(&transfer, &listing.side)?;
+        let weights = self.choose_weights(&layout, name, &listing)?;
+        transfer.total_bytes += weights.iter().map(|file| file.bytes).sum::<u64>();
+        fetch_all(&transfer, &weights)?;
+        let files: Vec<RemoteFile> = listing.side.iter().chain(&weights).cloned().collect();
+        layout.publish(&listing.commit, &files)
+    }
+
+    fn listing(&self, http: &Http, name: &ModelName) -> Result<Listing> {
+        let revision = name.revision().replace('/', "%2F");
+        let url = format!("{}/api/models/{}/revision/{revision}?blobs=true", self.endpoint, name.id());
+        let mut attempts = 0;
+        loop {
+            let (reason, retry_after) = match self.listing_once(http, name, &url) {
+                Ok(listing) => return Ok(listing),
+                Err(Failure::Fatal(error)) => return Err(error),
+                Err(Failure::Transient { reason, retry_after }) => (reason, retry_after),
+            };
+            attempts += 1;
+            if attempts >= LISTING_ATTEMPTS_MAX {
+                return Err(HubError::Network { url, reason, attempts });
+            }
+            std::thread::sleep(backoff(self.backoff, attempts, retry_after));
+        }
+    }
+
+    fn listing_once(
+        &self,
+        http: &Http,
+        name: &ModelName,
+        url: &str,
+    ) -> std::result::Result<Listing, Failure> {
+        let response = match http.get(url, 0)? {
+            Reply::Body(response) => response,
+            Reply::Refused(refusal) => return Err(self.refused(name, url, &refusal).into()),
+        };
+        let body = response.into_body().into_with_config().limit(LISTING_BYTES_MAX).read_to_vec();
+        let body =
+            body.map_err(|error| Failure::Transient { reason: error.to_string(), retry_after: None })?;
+        Ok(Listing::parse(url, &body)?)
+    }
+
+    /// The hub hides private models behind 401, so the advice depends on whether a token was sent.
+    fn refused(&self, name: &ModelName, url: &str, refusal: &Refusal) -> HubError {
+        let (model, endpoint) = (name.to_string(), self.endpoint.clone());
+        let page = format!("{endpoint}/{}", name.id());
+        match (refusal.status, refusal.code.as_str()) {
+            (_, "RevisionNotFound") => {
+                HubError::Revision { model, revision: name.revision().to_owned(), endpoint }
+            }
+            (404, _) => HubError::NotFound { model, endpoint },
+            (status @ (401 | 403), code) => {
+                let advice = match (&self.token, code) {
+                    (None, "GatedRepo") => {
+                        format!("accept its terms at {page}, then set HF_TOKEN to a token of that account")
+                    }
+                    (Some(_), "GatedRepo") => {
+                        format!("accept its terms at {page} with the account that HF_TOKEN belongs to")
+                    }
+                    (None, _) => "it does not exist, or it is private or gated: set HF_TOKEN".to_owned(),
+                    (Some(_), _) => {
+                        format!("the token in use (HF_TOKEN) is invalid or may not read it; see {page}")
+                    }
+                };
+                HubError::Refused { model, endpoint, status, advice }
+            }
+            (status, _) => HubError::Status { url: url.to_owned(), status },
+        }
+    }
+
+    /// Which weight files to download, after making sure that the model can be served at all.
+    fn choose_weights(
+        &self,
+        layout: &Layout,
+        name: &ModelName,
+        listing: &Listing,
+    ) -> Result<Vec<RemoteFile>> {
+        let not_servable = |reason: String| HubError::NotServable { model: name.to_string(), reason };
+        let read = |file: &str| -> Result<Option<Vec<u8>>> {
+            let Some(remote) = listing.side.iter().find(|remote| remote.name == file) else {
+                return Ok(None);
+            };
+            let blob = layout.blob(remote.etag.hex());
+            std::fs::read(&blob).map(Some).map_err(error::at(&blob))
+        };
+        let config = read("config.json")?.ok_or_else(|| not_servable("it has no config.json".to_owned()))?;
+        Config::parse("config.json", &config).map_err(|error| not_servable(error.to_string()))?;
+
+        // As transformers does: the single file wins over the sharded ones.
+        if let Some(single) = listing.weights.iter().find(|file| file.name == "model.safetensors") {
+            return Ok(vec![single.clone()]);
+        }
+        let index = read("model.safetensors.index.json")?
+            .ok_or_else(|| not_servable("it has no safetensors weights".to_owned()))?;
+        let map = parse_index("model.safetensors.index.json", &index)
+            .map_err(|error| not_servable(error.to_string()))?;
+        let mut names: Vec<&String> = map.values().collect();
+        names.sort_unstable();
+        names.dedup();
+        let find = |name: &String| {
+            let file = listing.weights.iter().find(|file| file.name == *name).cloned();
+            file.ok_or_else(|| not_servable(format!("its index names {name}, which it does not have")))
+        };
+        names.into_iter().map(find).collect()
+    }
+}
+
+/// Downloads files side by side; the first failure stops the others and is returned.
+fn fetch_all(transfer: &Transfer<'_>, files: &[RemoteFile]) -> Result<()> {
+    let next = AtomicUsize::new(0);
+    let failure = Mutex::new(None);
+    let work = || {
+        while let Some(file) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
+            match transfer.fetch(file) {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(error) => {
+                    transfer.stop.store(true, Ordering::Relaxed);
+                    failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                    return;
+                }
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..PARALLEL_FILES.min(files.len()) {
+            scope.spawn(work);
+        }
+    });
+    match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(error) => Err(error),
+        None => Ok(()),
+    }
 }

@@ -1,0 +1,129 @@
+//! The hub's cache on disk, shared with huggingface_hub and everything that uses it.
+//!
+//! ```text
+//! models--org--name/
+//!   blobs/<etag>                       the bytes; sha256 for large files, git's sha1 for small ones
+//!   blobs/<etag>.incomplete            a download that can be resumed
+//!   refs/<revision>                    the commit a branch stood at when it was last asked for
+//!   snapshots/<commit>/<file>          symlinks to ../../blobs/<etag>
+//! .locks/models--org--name/<etag>.lock held while a blob is written
+//! ```
+//!
+//! Owns: paths and the order of writing. Invariant: a name in `blobs`, `snapshots` or `refs` appears only when what it
+//! names is complete: files are renamed into place, links are made after blobs, the ref after the links.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::error::{Result, at};
+use super::listing::RemoteFile;
+use super::name::ModelName;
+use crate::checkpoint::parse_index;
+
+/// One model's part of the cache.
+pub struct Layout {
+    root: PathBuf,
+    locks: PathBuf,
+    revision: String,
+}
+
+impl Layout {
+    pub fn new(cache: &Path, name: &ModelName) -> Self {
+        Self {
+            root: cache.join(name.folder()),
+            locks: cache.join(".locks").join(name.folder()),
+            revision: name.revision().to_owned(),
+        }
+    }
+
+    pub fn blob(&self, etag: &str) -> PathBuf {
+        self.root.join("blobs").join(etag)
+    }
+
+    pub fn incomplete(&self, etag: &str) -> PathBuf {
+        self.root.join("blobs").join(format!("{etag}.incomplete"))
+    }
+
+    pub fn lock(&self, etag: &str) -> PathBuf {
+        self.locks.join(format!("{etag}.lock"))
+    }
+
+    pub fn snapshot(&self, commit: &str) -> PathBuf {
+        self.root.join("snapshots").join(commit)
+    }
+
+    pub fn create_folders(&self) -> Result<()> {
+        for folder in
+            [self.root.join("blobs"), self.root.join("refs"), self.root.join("snapshots"), self.locks.clone()]
+        {
+            fs::create_dir_all(&folder).map_err(at(&folder))?;
+        }
+        Ok(())
+    }
+
+    /// The snapshot of this revision, if everything needed to serve it is there.
+    pub fn cached_snapshot(&self) -> Option<PathBuf> {
+        let commit = if is_commit(&self.revision) {
+            self.revision.clone()
+        } else {
+            fs::read_to_string(self.root.join("refs").join(&self.revision)).ok()?.trim().to_owned()
+        };
+        let snapshot = self.snapshot(&commit);
+        (is_commit(&commit) && is_complete(&snapshot)).then_some(snapshot)
+    }
+
+    /// Makes the files of a commit visible. Their blobs must be in place.
+    pub fn publish(&self, commit: &str, files: &[RemoteFile]) -> Result<PathBuf> {
+        let snapshot = self.snapshot(commit);
+        fs::create_dir_all(&snapshot).map_err(at(&snapshot))?;
+        for file in files {
+            let link = snapshot.join(&file.name);
+            let target = Path::new("../../blobs").join(file.etag.hex());
+            if fs::read_link(&link).is_ok_and(|current| current == target) {
+                continue;
+            }
+            let fresh = snapshot.join(format!(".{}.{}.new", file.name, std::process::id()));
+            link_or_copy(&target, &self.blob(file.etag.hex()), &fresh).map_err(at(&fresh))?;
+            fs::rename(&fresh, &link).map_err(at(&link))?;
+        }
+        if !is_commit(&self.revision) {
+            let reference = self.root.join("refs").join(&self.revision);
+            let folder = reference.parent().unwrap_or(&self.root);
+            fs::create_dir_all(folder).map_err(at(folder))?;
+            let fresh = reference.with_file_name(format!(".ref.{}.new", std::process::id()));
+            fs::write(&fresh, commit).map_err(at(&fresh))?;
+            fs::rename(&fresh, &reference).map_err(at(&reference))?;
+        }
+        Ok(snapshot)
+    }
+}
+
+#[cfg(unix)]
+fn link_or_copy(target: &Path, _blob: &Path, link: &Path) -> std::io::Result<()> {
+    let _ = fs::remove_file(link);
+    std::os::unix::fs::symlink(target, link)
+}
+
+/// Symlinks need a privilege elsewhere; the hub copies there too.
+#[cfg(not(unix))]
+fn link_or_copy(_target: &Path, blob: &Path, link: &Path) -> std::io::Result<()> {
+    fs::copy(blob, link).map(|_| ())
+}
+
+/// 40 hexadecimal digits.
+pub fn is_commit(text: &str) -> bool {
+    text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// Other programs fill the same cache file by file, so a snapshot may be partial: it counts as complete when it has a
+/// configuration, all weights, and a tokenizer.
+fn is_complete(snapshot: &Path) -> bool {
+    let has = |file: &str| snapshot.join(file).is_file();
+    let weights = || {
+        let Ok(index) = fs::read(snapshot.join("model.safetensors.index.json")) else { return false };
+        parse_index("model.safetensors.index.json", &index)
+            .is_ok_and(|map| map.values().all(|file| has(file)))
+    };
+    let tokenizer = ["tokenizer.json", "tokenizer.model", "vocab.json"].iter().any(|file| has(file));
+    has("config.json") && tokenizer && (has("model.safetensors") || weights())
+}
