@@ -245,6 +245,11 @@ impl World {
     }
 }
 
+/// `PROPTEST_CASES` asks for a longer run.
+fn cases(usual: u32) -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(usual)
+}
+
 fn run(ops: Vec<Op>, blocks: u32, block_tokens: u32, policy: Box<dyn EvictionPolicy>) {
     let mut world = World::new(blocks, block_tokens, policy);
     for op in ops {
@@ -267,7 +272,7 @@ fn run(ops: Vec<Op>, blocks: u32, block_tokens: u32, policy: Box<dyn EvictionPol
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 3000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(3000), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn tables_read_what_their_sequences_wrote(ops in ops(), blocks in 1u32..14, block_tokens in 1u32..6) {
@@ -297,7 +302,7 @@ fn shared(a: &[u32], b: &[u32]) -> usize {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(1000), failure_persistence: None, ..ProptestConfig::default() })]
 
     /// With memory to spare, a hit is the longest beginning shared with anything the tenant has computed: with full
     /// blocks of what still runs, to the token with what has ended. Two token values and blocks of at most four keep
