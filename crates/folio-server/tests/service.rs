@@ -126,22 +126,11 @@ async fn refusals_of_the_engine_in_http() {
     }
     assert_eq!(client.metric("vllm:admission_rejections_total", &["queue_full"]).await, 1.0);
     // Of two prompts the second is refused: neither runs.
-    engine.plan(|plan| plan.manual = true);
-    let before = engine.live();
-    let both = tokio::spawn({
-        let (client, engine) = (client.clone(), engine.clone());
-        async move {
-            let _ = &engine;
-            client.complete(json!({"prompt": ["a", "b"]})).await
-        }
-    });
-    while engine.live() < before + 2 {
-        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-    }
-    both.abort();
-    let _ = both.await;
+    engine.plan(|plan| (plan.manual, plan.accept, plan.reject) = (true, 1, Some(full)));
+    assert_eq!(client.complete(json!({"prompt": ["a", "b"]})).await.status, 429);
+    assert_eq!(engine.live(), 1);
     engine.step();
-    assert_eq!(engine.live(), before);
+    assert_eq!(engine.live(), 0);
 }
 
 #[tokio::test]

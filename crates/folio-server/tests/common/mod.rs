@@ -91,8 +91,9 @@ pub struct Plan {
     /// Instead of end-of-sequence: this reason once the text is said.
     pub end: Option<FinishReason>,
     pub cached: u32,
-    /// The next submission is refused with this.
+    /// The submission after `accept` more is refused with this.
     pub reject: Option<Rejected>,
+    pub accept: u32,
     /// Submissions wait for [`FakeEngine::step`]; else they are answered at once.
     pub manual: bool,
     pub health: Option<Health>,
@@ -124,6 +125,12 @@ impl FakeEngine {
 
     pub fn live(&self) -> usize {
         self.live.lock().unwrap().len()
+    }
+
+    /// Whether every living request was cancelled (and there is one).
+    pub fn cancelled(&self) -> bool {
+        let live = self.live.lock().unwrap();
+        !live.is_empty() && live.iter().all(|live| live.flag.is_cancelled())
     }
 
     /// One step: every living choice says one token; what was cancelled ends.
@@ -197,9 +204,12 @@ impl Engine for FakeEngine {
     }
 
     fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<CancelFlag, Rejected> {
-        if let Some(rejected) = self.plan.lock().unwrap().reject.take() {
-            return Err(rejected);
+        let mut plan = self.plan.lock().unwrap();
+        if plan.reject.is_some() && plan.accept == 0 {
+            return Err(plan.reject.take().unwrap());
         }
+        plan.accept = plan.accept.saturating_sub(1);
+        drop(plan);
         self.requests.lock().unwrap().push(request.clone());
         let flag = CancelFlag::default();
         let plan = self.plan.lock().unwrap();

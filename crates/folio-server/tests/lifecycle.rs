@@ -1,0 +1,172 @@
+//! Over real sockets: draining, stopping, connections, and clients that hang up.
+
+mod common;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{FakeEngine, app};
+use folio_server::{Limits, Server, ServerConfig};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+struct Running {
+    address: SocketAddr,
+    signals: mpsc::Sender<()>,
+    server: JoinHandle<()>,
+    engine: Arc<FakeEngine>,
+}
+
+/// A served engine whose steps the test makes.
+async fn start(config: ServerConfig) -> Running {
+    let engine = FakeEngine::saying("abc");
+    engine.plan(|plan| plan.manual = true);
+    let server = Server::new(config, app(engine.clone())).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (signals, receiver) = mpsc::channel(4);
+    let server = tokio::spawn(server.listen(listener, receiver));
+    Running { address, signals, server, engine }
+}
+
+const CHAT: &str = r#"{"stream": true, "messages": [{"role": "user", "content": "hi"}]}"#;
+
+impl Running {
+    async fn open(&self, method: &str, path: &str, body: &str) -> TcpStream {
+        let mut socket = TcpStream::connect(self.address).await.unwrap();
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
+             content-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        socket.write_all(request.as_bytes()).await.unwrap();
+        socket
+    }
+
+    async fn ask(&self, method: &str, path: &str, body: &str) -> String {
+        rest(&mut self.open(method, path, body).await).await
+    }
+
+    async fn live(&self, count: usize) {
+        until(|| self.engine.live() == count).await;
+    }
+}
+
+async fn rest(socket: &mut TcpStream) -> String {
+    let mut text = String::new();
+    socket.read_to_string(&mut text).await.unwrap();
+    text
+}
+
+async fn until(mut condition: impl FnMut() -> bool) {
+    while !condition() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_signal_drains_and_running_requests_finish() {
+    let running = start(ServerConfig::default()).await;
+    let mut streaming = running.open("POST", "/v1/chat/completions", CHAT).await;
+    running.live(1).await;
+    running.engine.step();
+    running.signals.send(()).await.unwrap();
+    until(|| *running.engine.phase.lock().unwrap() == "draining").await;
+
+    let refused = running.ask("POST", "/v1/chat/completions", CHAT).await;
+    assert!(refused.starts_with("HTTP/1.1 503") && refused.contains("retry-after: 5"), "{refused}");
+    assert!(running.ask("GET", "/health", "").await.starts_with("HTTP/1.1 503"));
+    assert!(running.ask("GET", "/metrics", "").await.starts_with("HTTP/1.1 200"));
+    assert!(!running.server.is_finished(), "one request still runs");
+
+    while running.engine.live() > 0 {
+        running.engine.step();
+    }
+    let text = rest(&mut streaming).await;
+    for piece in ["\"a\"", "\"b\"", "\"c\"", "[DONE]"] {
+        assert!(text.contains(piece), "{piece} is missing in {text}");
+    }
+    running.server.await.unwrap();
+    assert_eq!(*running.engine.phase.lock().unwrap(), "stopped");
+    assert!(TcpStream::connect(running.address).await.is_err());
+}
+
+#[tokio::test]
+async fn a_second_signal_stops_at_once() {
+    let running = start(ServerConfig::default()).await;
+    let _streaming = running.open("POST", "/v1/chat/completions", CHAT).await;
+    running.live(1).await;
+    running.signals.send(()).await.unwrap();
+    running.signals.send(()).await.unwrap();
+    running.server.await.unwrap();
+    assert_eq!(*running.engine.phase.lock().unwrap(), "stopped");
+}
+
+#[tokio::test]
+async fn a_drain_ends_even_if_a_request_does_not() {
+    let config = ServerConfig { drain_timeout: Duration::from_millis(10), ..Default::default() };
+    let running = start(config).await;
+    let _streaming = running.open("POST", "/v1/chat/completions", CHAT).await;
+    running.live(1).await;
+    running.signals.send(()).await.unwrap();
+    running.server.await.unwrap();
+}
+
+#[tokio::test]
+async fn an_idle_server_ends_at_once_with_open_connections() {
+    let running = start(ServerConfig::default()).await;
+    let mut idle = TcpStream::connect(running.address).await.unwrap();
+    idle.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    let mut buffer = [0; 12];
+    idle.read_exact(&mut buffer).await.unwrap();
+    running.signals.send(()).await.unwrap();
+    running.server.await.unwrap();
+    rest(&mut idle).await;
+}
+
+#[tokio::test]
+async fn a_closed_socket_cancels_streamed_or_not() {
+    let running = start(ServerConfig::default()).await;
+    for body in [CHAT.to_owned(), CHAT.replace("true", "false")] {
+        let socket = running.open("POST", "/v1/chat/completions", &body).await;
+        running.live(1).await;
+        running.engine.step();
+        drop(socket);
+        // The kernel tells the server, which cancels; the next step after that frees.
+        until(|| {
+            running.engine.cancelled() && {
+                running.engine.step();
+                running.engine.live() == 0
+            }
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn connections_are_limited_and_slow_heads_are_cut() {
+    let limits = Limits { connections: 1, header_timeout: Duration::from_millis(50), ..Limits::default() };
+    let running = start(ServerConfig { limits, ..Default::default() }).await;
+    let mut slow = TcpStream::connect(running.address).await.unwrap();
+    slow.write_all(b"GET /health HTTP/1.1\r\nhost").await.unwrap();
+    // Waits for the first to be cut off, as only one is served at a time.
+    assert!(running.ask("GET", "/version", "").await.starts_with("HTTP/1.1 200"));
+    // What the slow one got, if anything, is no answer to its request.
+    let mut text = Vec::new();
+    let _ = slow.read_to_end(&mut text).await;
+    assert!(!String::from_utf8_lossy(&text).contains("200 OK"));
+}
+
+#[tokio::test]
+async fn a_body_that_does_not_arrive_is_given_up() {
+    let limits = Limits { body_timeout: Duration::from_millis(20), ..Limits::default() };
+    let running = start(ServerConfig { limits, ..Default::default() }).await;
+    let mut socket = TcpStream::connect(running.address).await.unwrap();
+    socket.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{").await.unwrap();
+    let mut status = [0; 12];
+    socket.read_exact(&mut status).await.unwrap();
+    assert_eq!(&status, b"HTTP/1.1 408");
+}
