@@ -1,2 +1,6 @@
-#![forbid(unsafe_code)]
-fn main() {}
+fn main() {
+    if let Err(error) = folio::main() {
+        eprintln!("folio: {error:#}");
+        std::process::exit(1);
+    }
+}

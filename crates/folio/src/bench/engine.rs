@@ -1,0 +1,368 @@
+//! `folio bench engine`: prefill and decode rates of the engine in this process, next to the machine's measured limits.
+//!
+//! Owns: the workloads and the model of the limits. Decoding reads every weight once per step and the KV of every sequence;
+//! a prompt multiplies every weight of the layers with every token. Whichever of bytes and multiplications takes longer at
+//! the measured rates is the limit.
+
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use folio_cpu::machine::Machine;
+use folio_engine::{Event, FinishReason, Request, SamplingParams};
+use folio_kv::TenantId;
+use folio_model::LoadedModel;
+use serde::Serialize;
+
+use super::stats::{Random, Summary, median};
+use super::table;
+use crate::cli::BenchEngineArgs;
+use crate::progress::Bar;
+use crate::runtime::Runtime;
+use crate::{session, units};
+
+/// No figure of the engine takes longer.
+const PATIENCE: Duration = Duration::from_secs(3600);
+
+pub fn run(args: &BenchEngineArgs) -> Result<()> {
+    let mut engine = args.engine.clone();
+    let most = args.batch.iter().copied().max().unwrap_or(1).max(1);
+    engine.max_num_seqs = engine.max_num_seqs.max(most);
+    engine.max_num_batched_tokens = engine.max_num_batched_tokens.max(engine.max_num_seqs);
+    let threads = engine.threads.map(|threads| threads as usize);
+    eprintln!("measuring the machine ...");
+    let machine = Machine::measure(threads, None).context("measuring the machine")?;
+    let runtime = Runtime::start(args.model.as_deref(), &engine)?;
+    runtime.report.print();
+    let report = Bench { runtime: &runtime, args, random: Random::new(1) }.run(&machine)?;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print!("{}", report.table());
+    }
+    Ok(())
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    model: String,
+    backend: String,
+    threads: usize,
+    weight_bytes: u64,
+    read_bytes_per_s: f64,
+    f32_flop_per_s: f64,
+    prefill: Vec<Figure>,
+    decode: Vec<Figure>,
+    /// What did not fit, and why.
+    skipped: Vec<String>,
+}
+
+/// One measured rate.
+#[derive(Debug, Serialize)]
+struct Figure {
+    batch: u32,
+    /// Tokens of each sequence: of the prompt when prefilling, of the context when decoding.
+    tokens: u32,
+    /// Median over the repetitions.
+    tokens_per_s: f64,
+    min_tokens_per_s: f64,
+    max_tokens_per_s: f64,
+    limit_tokens_per_s: f64,
+    /// "bytes" or "multiplications".
+    limited_by: &'static str,
+    share_of_limit: f64,
+}
+
+/// What a model costs, from its configuration.
+struct Costs {
+    /// Weights of all layers, and of the output matrix.
+    body: f64,
+    head: f64,
+    bytes_per_weight: f64,
+    kv_bytes_per_token: f64,
+    /// Multiply-adds of attention for one query and one key.
+    attention: f64,
+}
+
+impl Costs {
+    fn of(model: &LoadedModel) -> Self {
+        let config = &model.config;
+        let (hidden, heads_width) = (config.hidden as f64, config.q_width() as f64);
+        let layer = hidden * config.qkv_width() as f64
+            + heads_width * hidden
+            + 3.0 * hidden * config.intermediate as f64;
+        Self {
+            body: layer * config.layers as f64,
+            head: config.vocab as f64 * hidden,
+            bytes_per_weight: model.weight_dtype.size() as f64,
+            kv_bytes_per_token: model.kv_layout.bytes_per_token() as f64,
+            attention: 2.0 * heads_width * config.layers as f64,
+        }
+    }
+
+    /// Least seconds of one step that decodes `batch` sequences of `depth` tokens.
+    fn decode_step(&self, machine: &Machine, batch: f64, depth: f64) -> (f64, &'static str) {
+        let bytes = (self.body + self.head) * self.bytes_per_weight + batch * depth * self.kv_bytes_per_token;
+        let multiply_adds = batch * (self.body + self.head + depth * self.attention);
+        Self::slower(machine, bytes, multiply_adds)
+    }
+
+    /// Least seconds of a prompt of `tokens`: only its last token needs logits.
+    fn prefill(&self, machine: &Machine, tokens: f64) -> (f64, &'static str) {
+        let bytes = (self.body + self.head) * self.bytes_per_weight;
+        let multiply_adds = tokens * self.body + self.head + tokens * (tokens + 1.0) / 2.0 * self.attention;
+        Self::slower(machine, bytes, multiply_adds)
+    }
+
+    fn slower(machine: &Machine, bytes: f64, multiply_adds: f64) -> (f64, &'static str) {
+        let reading = bytes / machine.read_bytes_per_s;
+        let multiplying = 2.0 * multiply_adds / machine.f32_flop_per_s;
+        if reading > multiplying { (reading, "bytes") } else { (multiplying, "multiplications") }
+    }
+}
+
+struct Bench<'a> {
+    runtime: &'a Runtime,
+    args: &'a BenchEngineArgs,
+    random: Random,
+}
+
+impl Bench<'_> {
+    fn run(mut self, machine: &Machine) -> Result<Report> {
+        let costs = Costs::of(&self.runtime.model);
+        let mut report = Report {
+            model: self.runtime.name.clone(),
+            backend: self.runtime.report.backend.clone(),
+            threads: machine.threads,
+            weight_bytes: self.runtime.report.weight_bytes,
+            read_bytes_per_s: machine.read_bytes_per_s,
+            f32_flop_per_s: machine.f32_flop_per_s,
+            prefill: Vec::new(),
+            decode: Vec::new(),
+            skipped: Vec::new(),
+        };
+        let figures = self.args.prefill.len() + self.args.batch.len() * self.args.depth.len();
+        let bar = Bar::items("measuring", figures as u64);
+        for &tokens in &self.args.prefill {
+            bar.advance(&format!("prefill of {tokens}"));
+            if let Err(reason) = self.fits(1, tokens, 1) {
+                report.skipped.push(format!("prefill of {tokens}: {reason}"));
+                continue;
+            }
+            let rates = self.repeat(|bench| bench.prefill(tokens))?;
+            let (seconds, limited_by) = costs.prefill(machine, tokens.into());
+            report.prefill.push(figure(1, tokens, rates, f64::from(tokens) / seconds, limited_by));
+        }
+        for &depth in &self.args.depth {
+            for &batch in &self.args.batch {
+                bar.advance(&format!("decode of {batch} at {depth}"));
+                if let Err(reason) = self.fits(batch, depth.max(1), self.args.decode + 1) {
+                    report.skipped.push(format!("decode of {batch} at {depth}: {reason}"));
+                    continue;
+                }
+                let rates = self.repeat(|bench| bench.decode(batch, depth))?;
+                // In the middle of the measured tokens.
+                let middle = f64::from(depth.max(1)) + f64::from(self.args.decode) / 2.0;
+                let (seconds, limited_by) = costs.decode_step(machine, batch.into(), middle);
+                report.decode.push(figure(batch, depth, rates, f64::from(batch) / seconds, limited_by));
+            }
+        }
+        bar.finish();
+        Ok(report)
+    }
+
+    /// One warm-up, then the repetitions.
+    fn repeat(&mut self, mut measure: impl FnMut(&mut Self) -> Result<f64>) -> Result<Vec<f64>> {
+        measure(self)?;
+        (0..self.args.repeat).map(|_| measure(self)).collect()
+    }
+
+    fn fits(&self, batch: u32, prompt: u32, output: u32) -> std::result::Result<(), String> {
+        let length = u64::from(prompt) + u64::from(output);
+        let limit = u64::from(self.runtime.max_model_len());
+        if batch == 0 || prompt == 0 {
+            return Err("nothing to do".into());
+        }
+        if length > limit {
+            return Err(format!("{length} tokens are more than the context of {limit}"));
+        }
+        let block = u64::from(self.args.engine.block_size);
+        let needed = u64::from(batch) * (length.div_ceil(block) + 1);
+        let blocks = u64::from(self.runtime.report.kv_blocks);
+        if needed > blocks {
+            return Err(format!("{needed} KV blocks needed, {blocks} there are"));
+        }
+        Ok(())
+    }
+
+    /// Tokens nobody has seen: nothing of them is cached.
+    fn prompt(&mut self, tokens: u32) -> Arc<[u32]> {
+        let vocabulary = self.runtime.model.vocab.min(self.runtime.tokenizer.vocab_size()).max(1) as u64;
+        (0..tokens).map(|_| self.random.below(vocabulary) as u32).collect()
+    }
+
+    /// Prompt tokens per second.
+    fn prefill(&mut self, tokens: u32) -> Result<f64> {
+        let prompt = self.prompt(tokens);
+        let started = Instant::now();
+        let times = self.generate(vec![prompt], 1)?;
+        Ok(f64::from(tokens) / times[0][0].duration_since(started).as_secs_f64())
+    }
+
+    /// Tokens per second of all sequences together, while all of them decode.
+    fn decode(&mut self, batch: u32, depth: u32) -> Result<f64> {
+        let prompts: Vec<Arc<[u32]>> = (0..batch).map(|_| self.prompt(depth.max(1))).collect();
+        if depth > 1 {
+            // The prompts' KV is computed first, so that all sequences then begin in the same step.
+            for prompt in &prompts {
+                self.generate(vec![prompt.clone()], 1)?;
+            }
+        }
+        let times = self.generate(prompts, self.args.decode)?;
+        let first = |times: &Vec<Instant>| times.first().copied();
+        let last = |times: &Vec<Instant>| times.last().copied();
+        let (Some(from), Some(to)) =
+            (times.iter().filter_map(first).max(), times.iter().filter_map(last).min())
+        else {
+            bail!("a sequence produced no token");
+        };
+        let tokens = times.iter().flatten().filter(|at| **at > from && **at <= to).count();
+        if tokens == 0 {
+            bail!("the sequences never decoded together: give a larger --decode");
+        }
+        Ok(tokens as f64 / to.duration_since(from).as_secs_f64())
+    }
+
+    /// When each token of each prompt arrived.
+    fn generate(&self, prompts: Vec<Arc<[u32]>>, max_tokens: u32) -> Result<Vec<Vec<Instant>>> {
+        let (sender, events) = mpsc::channel();
+        let mut times = vec![Vec::with_capacity(max_tokens as usize); prompts.len()];
+        let mut running = prompts.len();
+        for (index, prompt) in prompts.into_iter().enumerate() {
+            let sender = sender.clone();
+            let sink = move |event: Event| sender.send((index, Instant::now(), event)).is_ok();
+            self.runtime.engine.submit(self.request(prompt, max_tokens), Box::new(sink))?;
+        }
+        drop(sender);
+        while running > 0 {
+            let (index, at, event) = events.recv_timeout(PATIENCE).context("the engine does not answer")?;
+            match event {
+                Event::Prompt { .. } => {}
+                Event::Token { .. } => times[index].push(at),
+                Event::Finished { reason: FinishReason::Length, .. } => running -= 1,
+                Event::Finished { reason, error, .. } => {
+                    bail!("a sequence ended with {reason:?}: {}", error.as_deref().unwrap_or("no message"))
+                }
+            }
+        }
+        Ok(times)
+    }
+
+    fn request(&self, prompt: Arc<[u32]>, max_tokens: u32) -> Request {
+        Request {
+            id: self.runtime.engine.next_request_id(),
+            tenant: TenantId(0),
+            root: session::local_root(self.runtime),
+            prompt,
+            n: 1,
+            sampling: SamplingParams {
+                temperature: 0.0,
+                top_k: 0,
+                top_p: 1.0,
+                min_p: 0.0,
+                presence_penalty: 0.0,
+                frequency_penalty: 0.0,
+                repetition_penalty: 1.0,
+                logit_bias: Arc::from([]),
+                seed: 0,
+                max_tokens,
+                min_tokens: 0,
+                eos_token_ids: Arc::from([]),
+                stop_token_ids: Arc::from([]),
+                logprobs: None,
+            },
+            priority: 0,
+            deadline: None,
+            prompt_logprobs: None,
+        }
+    }
+}
+
+fn figure(batch: u32, tokens: u32, rates: Vec<f64>, limit: f64, limited_by: &'static str) -> Figure {
+    let min = rates.iter().copied().fold(f64::INFINITY, f64::min);
+    let max = Summary::of(rates.clone()).max;
+    let rate = median(rates);
+    Figure {
+        batch,
+        tokens,
+        tokens_per_s: rate,
+        min_tokens_per_s: min,
+        max_tokens_per_s: max,
+        limit_tokens_per_s: limit,
+        limited_by,
+        share_of_limit: rate / limit,
+    }
+}
+
+impl Report {
+    fn table(&self) -> String {
+        let mut out = format!(
+            "{} on {}, {} threads: {} of weights\nmeasured limits: {:.1} GB/s of reads, {:.0} GFLOP/s\n\n",
+            self.model,
+            self.backend,
+            self.threads,
+            units::bytes(self.weight_bytes),
+            self.read_bytes_per_s / 1e9,
+            self.f32_flop_per_s / 1e9
+        );
+        let row = |name: String, figure: &Figure| {
+            vec![
+                name,
+                format!("{:.1}", figure.tokens_per_s),
+                format!("{:.1}..{:.1}", figure.min_tokens_per_s, figure.max_tokens_per_s),
+                format!("{:.1}", figure.limit_tokens_per_s),
+                figure.limited_by.to_owned(),
+                format!("{:.0} %", figure.share_of_limit * 100.0),
+            ]
+        };
+        let prefill = self.prefill.iter().map(|f| row(format!("prefill {}", f.tokens), f));
+        let decode =
+            self.decode.iter().map(|f| row(format!("decode batch {} depth {}", f.batch, f.tokens), f));
+        let rows: Vec<Vec<String>> = prefill.chain(decode).collect();
+        out += &table::render(&["", "tokens/s", "min..max", "limit", "limited by", "reached"], &rows);
+        for skipped in &self.skipped {
+            out += &format!("skipped {skipped}\n");
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn costs() -> Costs {
+        Costs { body: 900.0, head: 100.0, bytes_per_weight: 2.0, kv_bytes_per_token: 10.0, attention: 4.0 }
+    }
+
+    fn machine(read_bytes_per_s: f64, f32_flop_per_s: f64) -> Machine {
+        let isa = folio_cpu::Isa::from_env().expect("an instruction set");
+        Machine { threads: 1, isa, read_bytes_per_s, f32_flop_per_s }
+    }
+
+    #[test]
+    fn one_sequence_is_limited_by_bytes_and_many_by_multiplications() {
+        let machine = machine(1000.0, 10_000.0);
+        // 2000 bytes of weights and 1000 of KV.
+        assert_eq!(costs().decode_step(&machine, 1.0, 100.0), (3.0, "bytes"));
+        let (seconds, limited_by) = costs().decode_step(&machine, 64.0, 0.0);
+        assert_eq!((seconds, limited_by), (2.0 * 64.0 * 1000.0 / 10_000.0, "multiplications"));
+    }
+
+    #[test]
+    fn a_prompt_needs_logits_once_and_attention_in_a_triangle() {
+        let (seconds, _) = costs().prefill(&machine(1e9, 2.0), 3.0);
+        assert_eq!(seconds, 3.0 * 900.0 + 100.0 + 6.0 * 4.0);
+    }
+}

@@ -1,0 +1,8 @@
+//! `folio bench`: the engine against the machine, and any server against the clock.
+
+pub mod client;
+pub mod engine;
+pub mod load;
+pub mod stats;
+pub mod table;
+pub mod workload;

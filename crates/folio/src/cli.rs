@@ -1,0 +1,468 @@
+//! The command line: every command, flag and example. Help is written for someone who meets the program for the first
+//! time; `docs/cli.md` is made from here.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::units::parse_bytes;
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "folio",
+    version,
+    about = "Serve open-weight language models on the machine you have",
+    long_about = "Folio serves open-weight language models behind the HTTP API that OpenAI's clients already speak.\n\
+                  Without a command it serves the small model that is built in, so there is nothing to download first.",
+    after_help = "Examples:\n  \
+        folio                                         serve the built-in model on http://127.0.0.1:8000\n  \
+        folio serve Qwen/Qwen3-0.6B                   download a model from the hub and serve it\n  \
+        folio serve ./my-model --port 9000            serve a folder with config.json, *.safetensors, tokenizer.json\n  \
+        folio chat                                    talk to the built-in model in the terminal\n  \
+        folio run ./my-model \"Once upon a time\"       print one answer\n  \
+        folio bench engine ./my-model                 how close to this machine's limits a model runs\n\n\
+        A MODEL is a folder, or a name on the Hugging Face hub: org/model or org/model@revision.\n\
+        HF_HOME, HF_ENDPOINT and HF_TOKEN are honoured."
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve a model over HTTP
+    Serve(Box<ServeArgs>),
+    /// Talk to a model in the terminal
+    Chat(Box<ChatArgs>),
+    /// Print one answer to a prompt
+    Run(Box<RunArgs>),
+    /// Measure the engine, or any OpenAI-compatible server
+    Bench {
+        #[command(subcommand)]
+        mode: BenchMode,
+    },
+    /// Download a model into the hub's cache
+    Pull(PullArgs),
+    /// Show what this machine can do: instruction set, threads, bandwidth, multiply rate, memory
+    Doctor(DoctorArgs),
+    /// Print generated documentation pages
+    #[command(hide = true)]
+    Docs { page: DocsPage },
+}
+
+/// Everything that decides how a model is loaded and its engine built; shared by serve, chat, run and bench.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Engine")]
+pub struct EngineArgs {
+    /// Longest sequence, prompt and answer together [default: what the model allows]
+    #[arg(long, env = "FOLIO_MAX_MODEL_LEN", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
+    pub max_model_len: Option<u32>,
+
+    /// Memory for the KV cache, such as 4GiB [default: a share of free memory, explained at start]
+    #[arg(long, env = "FOLIO_KV_CACHE_MEMORY", value_name = "SIZE", value_parser = parse_bytes)]
+    pub kv_cache_memory: Option<u64>,
+
+    /// Share of the memory that is free after loading the weights, used when --kv-cache-memory is not given
+    #[arg(long, env = "FOLIO_KV_CACHE_SHARE", value_name = "0..1", default_value_t = 0.5, value_parser = share)]
+    pub kv_cache_share: f64,
+
+    /// Element type of the KV cache; auto: that of the weights
+    #[arg(long, env = "FOLIO_KV_CACHE_DTYPE", value_enum, default_value_t = KvDtype::Auto)]
+    pub kv_cache_dtype: KvDtype,
+
+    /// Tokens per KV block, a multiple of 8
+    #[arg(long, env = "FOLIO_BLOCK_SIZE", value_name = "TOKENS", default_value_t = 16, value_parser = block_size)]
+    pub block_size: u32,
+
+    /// Sequences computed at once
+    #[arg(long, env = "FOLIO_MAX_NUM_SEQS", value_name = "N", default_value_t = 64,
+          value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub max_num_seqs: u32,
+
+    /// Tokens computed in one step; decodes come first, prompts fill the rest
+    #[arg(long, env = "FOLIO_MAX_NUM_BATCHED_TOKENS", value_name = "TOKENS", default_value_t = 512,
+          value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub max_num_batched_tokens: u32,
+
+    /// Prompt tokens in one step while somebody is streaming: bounds the gap between two streamed tokens
+    #[arg(long, env = "FOLIO_MAX_PREFILL_WHILE_DECODING", value_name = "TOKENS", default_value_t = 64,
+          value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub max_prefill_while_decoding: u32,
+
+    /// Threads [default: as many as the machine and its container allow]
+    #[arg(long, env = "FOLIO_THREADS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
+    pub threads: Option<u32>,
+
+    /// Requests that may wait for their turn; more are answered 429
+    #[arg(long, env = "FOLIO_MAX_QUEUED_REQUESTS", value_name = "N", default_value_t = 1024,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_queued_requests: u32,
+
+    /// Prompt tokens that may wait for their turn; more are answered 429
+    #[arg(long, env = "FOLIO_MAX_QUEUED_TOKENS", value_name = "TOKENS", default_value_t = 4 << 20,
+          value_parser = clap::value_parser!(u64).range(1..))]
+    pub max_queued_tokens: u64,
+
+    /// Admit a request only when it fits even if everybody generates to the limit: no preemption, smaller batches
+    #[arg(long, env = "FOLIO_GUARANTEE_COMPLETION")]
+    pub guarantee_completion: bool,
+
+    /// A Jinja chat template to use instead of the model's own
+    #[arg(long, env = "FOLIO_CHAT_TEMPLATE", value_name = "FILE")]
+    pub chat_template: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    folio serve                                            the built-in model\n  \
+    folio serve Qwen/Qwen3-0.6B --max-model-len 8192\n  \
+    folio serve ./my-model --host 0.0.0.0 --api-key-file keys.txt --kv-cache-memory 4GiB\n\n\
+    Each API key is a tenant of its own: what one caches, no other can find.\n\
+    SIGTERM finishes what is running and exits; a second one exits at once.")]
+pub struct ServeArgs {
+    /// A folder or org/model[@revision] [default: the built-in model]
+    pub model: Option<String>,
+
+    /// Address to listen on
+    #[arg(long, env = "FOLIO_HOST", default_value = "127.0.0.1")]
+    pub host: IpAddr,
+
+    /// Port to listen on; 0 chooses a free one
+    #[arg(long, env = "FOLIO_PORT", default_value_t = 8000)]
+    pub port: u16,
+
+    /// Name clients use for the model; give several for aliases [default: the folder's or hub name]
+    #[arg(long, env = "FOLIO_SERVED_MODEL_NAME", value_name = "NAME", value_delimiter = ',')]
+    pub served_model_name: Vec<String>,
+
+    /// Key that clients must send (Authorization: Bearer ...); repeatable, each key is a tenant
+    #[arg(long, env = "FOLIO_API_KEY", value_name = "KEY", value_delimiter = ',', hide_env_values = true)]
+    pub api_key: Vec<String>,
+
+    /// File with one key a line; # begins a comment
+    #[arg(long, env = "FOLIO_API_KEY_FILE", value_name = "FILE")]
+    pub api_key_file: Option<PathBuf>,
+
+    /// Fail requests that take longer than this (504) [default: never]
+    #[arg(long, env = "FOLIO_REQUEST_TIMEOUT", value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub request_timeout: Option<u64>,
+
+    /// Seconds a drain waits for running requests before it cancels them
+    #[arg(long, env = "FOLIO_DRAIN_TIMEOUT", value_name = "SECONDS", default_value_t = 120)]
+    pub drain_timeout: u64,
+
+    /// Largest request body
+    #[arg(long, env = "FOLIO_MAX_BODY", value_name = "SIZE", default_value = "8MiB", value_parser = parse_bytes)]
+    pub max_body: u64,
+
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// How tokens are chosen; what is absent comes from the model's generation_config.json.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingArgs {
+    /// 0 always takes the most likely token
+    #[arg(long, value_parser = non_negative)]
+    pub temperature: Option<f32>,
+    /// Choose among the most likely tokens that make up this share
+    #[arg(long, value_parser = probability)]
+    pub top_p: Option<f32>,
+    /// Choose among this many most likely tokens; 0 is all
+    #[arg(long)]
+    pub top_k: Option<u32>,
+    /// Leave out tokens less likely than this times the most likely one
+    #[arg(long, value_parser = probability)]
+    pub min_p: Option<f32>,
+    /// Over 1: tokens seen before become less likely
+    #[arg(long, value_parser = positive)]
+    pub repetition_penalty: Option<f32>,
+    /// The same seed, prompt and model give the same answer [default: random]
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Longest answer [default: what the context leaves]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_tokens: Option<u32>,
+    /// End the answer at this text; repeatable
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    folio run ./my-model \"Write a haiku about caches\"      the prompt as a chat message\n  \
+    folio run ./my-model --raw \"Once upon a time\"          the prompt as plain text to continue\n  \
+    echo \"2+2=\" | folio run ./my-model --raw --max-tokens 4 -\n\n\
+    Only the answer goes to standard output.")]
+pub struct RunArgs {
+    /// A folder, org/model[@revision], or `demo` for the built-in model
+    pub model: String,
+    /// The prompt; `-` reads standard input
+    pub prompt: String,
+    /// Continue the prompt as plain text, without the model's chat template
+    #[arg(long)]
+    pub raw: bool,
+    /// System message
+    #[arg(long, conflicts_with = "raw")]
+    pub system: Option<String>,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+#[derive(Args, Debug)]
+#[command(
+    after_help = "While talking: /help lists the commands, Ctrl-C interrupts an answer, Ctrl-D leaves."
+)]
+pub struct ChatArgs {
+    /// A folder or org/model[@revision] [default: the built-in model]
+    pub model: Option<String>,
+    /// Talk to a running server instead, such as http://127.0.0.1:8000
+    #[arg(long, conflicts_with = "model")]
+    pub url: Option<String>,
+    /// Key for --url
+    #[arg(long, env = "OPENAI_API_KEY", requires = "url", hide_env_values = true)]
+    pub api_key: Option<String>,
+    /// System message
+    #[arg(long)]
+    pub system: Option<String>,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum BenchMode {
+    /// The engine alone, in this process: prefill and decode rates as fractions of the machine's measured limits
+    Engine(Box<BenchEngineArgs>),
+    /// Load on any OpenAI-compatible server: TTFT, TPOT, inter-token latency, throughput, goodput
+    Serve(Box<BenchServeArgs>),
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    folio bench engine ./my-model\n  \
+    folio bench engine ./my-model --prefill 512,2048 --batch 1,8,32 --depth 0,8192 --json\n\n\
+    Prompts are random tokens. Rates are medians over the repetitions, after a warm-up. A decode step of one sequence\n\
+    reads every weight once, so its limit is the read bandwidth; a prompt multiplies every weight with every token, so\n\
+    its limit is the multiply rate. Both limits are measured first.")]
+pub struct BenchEngineArgs {
+    /// A folder or org/model[@revision] [default: the built-in model]
+    pub model: Option<String>,
+    /// Prompt lengths to prefill
+    #[arg(long, value_delimiter = ',', value_name = "TOKENS", default_value = "128,512")]
+    pub prefill: Vec<u32>,
+    /// Numbers of sequences decoding at once
+    #[arg(long, value_delimiter = ',', value_name = "N", default_value = "1,8,32")]
+    pub batch: Vec<u32>,
+    /// Context lengths at which decoding is measured
+    #[arg(long, value_delimiter = ',', value_name = "TOKENS", default_value = "0")]
+    pub depth: Vec<u32>,
+    /// Tokens each sequence decodes
+    #[arg(long, value_name = "TOKENS", default_value_t = 32, value_parser = clap::value_parser!(u32).range(2..))]
+    pub decode: u32,
+    /// Times each figure is measured
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub repeat: u32,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "Examples:\n  \
+    folio bench serve --url http://127.0.0.1:8000 --requests 200 --concurrency 16\n  \
+    folio bench serve --url http://127.0.0.1:8000 --rate 4 --input-len 200..800 --output-len 64 --slo-ttft-ms 500 --slo-tpot-ms 50\n  \
+    folio bench serve --url http://127.0.0.1:8000 --shared-prefixes 8 --prefix-len 1000 --input-len 100\n  \
+    folio bench serve --url http://127.0.0.1:8000 --azure-trace AzureLLMInferenceTrace_conv.csv --trace-speed 0.1 --requests 100\n\n\
+    TTFT: from sending a request to its first token. TPOT: mean time per token after the first. ITL: between two chunks\n\
+    of a stream. Goodput: requests that met every given limit, per second.")]
+pub struct BenchServeArgs {
+    /// Server, with or without /v1
+    #[arg(long, value_name = "URL")]
+    pub url: String,
+    /// Model name to ask for [default: the first of /v1/models]
+    #[arg(long)]
+    pub model: Option<String>,
+    /// Key to send
+    #[arg(long, env = "OPENAI_API_KEY", hide_env_values = true)]
+    pub api_key: Option<String>,
+    /// Endpoint to use
+    #[arg(long, value_enum, default_value_t = Endpoint::Completions)]
+    pub endpoint: Endpoint,
+
+    /// Measured requests
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    pub requests: u32,
+    /// Requests sent before measuring
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub warmup: u32,
+    /// Requests in flight at once [default: 8; with --rate or a trace: as many as arrive]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10000))]
+    pub concurrency: Option<u32>,
+    /// Requests per second with Poisson arrivals, instead of a fixed concurrency
+    #[arg(long, value_name = "PER_S", value_parser = positive_f64)]
+    pub rate: Option<f64>,
+    /// Seed of lengths, texts and arrivals
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Give up on a request after this many seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
+    pub timeout: u64,
+
+    /// Prompts, one a line, or a .jsonl with "prompt", or MT-bench's "turns"
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["azure_trace", "mooncake_trace", "shared_prefixes"])]
+    pub prompts: Option<PathBuf>,
+    /// Prompt length in tokens (about), or a range as 100..900
+    #[arg(long, value_name = "N|A..B", default_value = "256", value_parser = crate::bench::workload::Range::parse)]
+    pub input_len: crate::bench::workload::Range,
+    /// Answer length in tokens, or a range
+    #[arg(long, value_name = "N|A..B", default_value = "64", value_parser = crate::bench::workload::Range::parse)]
+    pub output_len: crate::bench::workload::Range,
+    /// Let the model end its answers, instead of generating the full length with ignore_eos
+    #[arg(long)]
+    pub allow_eos: bool,
+    /// Put one of this many common beginnings before every prompt
+    #[arg(long, value_name = "N", requires = "prefix_len")]
+    pub shared_prefixes: Option<u32>,
+    /// Tokens (about) of each common beginning
+    #[arg(long, value_name = "TOKENS", requires = "shared_prefixes")]
+    pub prefix_len: Option<u32>,
+    /// Replay lengths and arrivals of an Azure LLM trace (TIMESTAMP,ContextTokens,GeneratedTokens)
+    #[arg(long, value_name = "CSV", conflicts_with_all = ["mooncake_trace", "rate"])]
+    pub azure_trace: Option<PathBuf>,
+    /// Replay lengths, arrivals and shared blocks of a Mooncake trace
+    #[arg(long, value_name = "JSONL", conflicts_with = "rate")]
+    pub mooncake_trace: Option<PathBuf>,
+    /// Trace time divided by this: 0.1 replays ten times slower
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = positive_f64)]
+    pub trace_speed: f64,
+    /// Trace requests longer than this in all are left out (and counted)
+    #[arg(long, value_name = "TOKENS")]
+    pub trace_max_len: Option<u32>,
+
+    /// A good request has its first token within this time
+    #[arg(long, value_name = "MS", value_parser = positive_f64)]
+    pub slo_ttft_ms: Option<f64>,
+    /// A good request has a TPOT of at most this
+    #[arg(long, value_name = "MS", value_parser = positive_f64)]
+    pub slo_tpot_ms: Option<f64>,
+    /// A good request is finished within this time
+    #[arg(long, value_name = "MS", value_parser = positive_f64)]
+    pub slo_e2e_ms: Option<f64>,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct PullArgs {
+    /// org/model[@revision]
+    pub model: String,
+}
+
+#[derive(Args, Debug)]
+pub struct DoctorArgs {
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DocsPage {
+    Cli,
+    Models,
+    Metrics,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KvDtype {
+    Auto,
+    F32,
+    F16,
+    Bf16,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Endpoint {
+    Completions,
+    Chat,
+}
+
+fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| format!("`{text}` is not a number"))
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let share = number::<f64>(text)?;
+    if share > 0.0 && share <= 0.95 { Ok(share) } else { Err("must be over 0 and at most 0.95".into()) }
+}
+
+fn block_size(text: &str) -> Result<u32, String> {
+    let tokens = number::<u32>(text)?;
+    if tokens % 8 == 0 && (8..=1024).contains(&tokens) {
+        Ok(tokens)
+    } else {
+        Err("must be a multiple of 8, from 8 to 1024".into())
+    }
+}
+
+fn non_negative(text: &str) -> Result<f32, String> {
+    let value = number::<f32>(text)?;
+    if value.is_finite() && value >= 0.0 { Ok(value) } else { Err("must not be negative".into()) }
+}
+
+fn positive(text: &str) -> Result<f32, String> {
+    let value = number::<f32>(text)?;
+    if value.is_finite() && value > 0.0 { Ok(value) } else { Err("must be over 0".into()) }
+}
+
+fn positive_f64(text: &str) -> Result<f64, String> {
+    let value = number::<f64>(text)?;
+    if value.is_finite() && value > 0.0 { Ok(value) } else { Err("must be over 0".into()) }
+}
+
+fn probability(text: &str) -> Result<f32, String> {
+    let value = number::<f32>(text)?;
+    if (0.0..=1.0).contains(&value) { Ok(value) } else { Err("must be from 0 to 1".into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused() {
+        let parse = |line: &str| Cli::try_parse_from(line.split(' ')).map(|_| ()).map_err(|e| e.to_string());
+        assert!(parse("folio").is_ok());
+        assert!(parse("folio serve m --block-size 32 --kv-cache-memory 1.5GiB").is_ok());
+        for line in [
+            "folio serve --block-size 12",
+            "folio serve --kv-cache-share 1.0",
+            "folio serve --kv-cache-memory lots",
+            "folio serve --threads 0",
+            "folio run m",
+            "folio run m p --temperature -1",
+            "folio run m p --top-p 1.5",
+            "folio bench serve",
+            "folio bench serve --url u --rate 0",
+            "folio bench serve --url u --shared-prefixes 3",
+            "folio chat m --url u",
+        ] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Pages of documentation that are made from the program itself, so that they cannot be wrong. CI compares them with `docs/`.
+
+use std::fmt::Write as _;
+
+use clap::{Arg, ArgAction, Command, CommandFactory};
+
+use crate::cli::{Cli, DocsPage};
+
+pub fn page(page: DocsPage) -> String {
+    match page {
+        DocsPage::Cli => cli(),
+        DocsPage::Models => models(),
+        DocsPage::Metrics => metrics(),
+    }
+}
+
+const NOTICE: &str = "<!-- Made by `folio docs`; do not edit. -->\n\n";
+
+fn models() -> String {
+    let mut out = format!("{NOTICE}# Models\n\n");
+    out += "Folio serves Hugging Face checkpoints (config.json, safetensors in bf16, f16 or f32, tokenizer.json) of these families:\n\n";
+    out += &folio_model::supported_table();
+    out
+}
+
+fn metrics() -> String {
+    let mut out = format!("{NOTICE}# Metrics\n\n");
+    out +=
+        "`GET /metrics` speaks Prometheus. Every metric has the label `model_name` besides those listed.\n\n";
+    out += "| metric | kind | labels | meaning |\n|---|---|---|---|\n";
+    for metric in folio_server::metrics::documented() {
+        let _ =
+            writeln!(out, "| `{}` | {} | {} | {} |", metric.name, metric.kind, metric.labels, metric.help);
+    }
+    out
+}
+
+fn cli() -> String {
+    // A fixed width and a built command, so that the page does not depend on the terminal.
+    let mut command = Cli::command().term_width(100);
+    command.build();
+    let mut out = format!("{NOTICE}# Command line\n\n");
+    section(&mut out, &command, "folio");
+    out
+}
+
+fn section(out: &mut String, command: &Command, path: &str) {
+    let _ = writeln!(out, "## `{path}`\n");
+    if let Some(about) = command.get_long_about().or(command.get_about()) {
+        let _ = writeln!(out, "{about}\n");
+    }
+    let arguments: Vec<&Arg> = command.get_arguments().filter(|arg| !hidden(arg)).collect();
+    if !arguments.is_empty() {
+        out.push_str("| argument | meaning | default | environment |\n|---|---|---|---|\n");
+        for argument in arguments {
+            row(out, argument);
+        }
+        out.push('\n');
+    }
+    if let Some(help) = command.get_after_help() {
+        let _ = writeln!(out, "```text\n{help}\n```\n");
+    }
+    for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set() && sub.get_name() != "help") {
+        section(out, sub, &format!("{path} {}", sub.get_name()));
+    }
+}
+
+fn hidden(argument: &Arg) -> bool {
+    argument.is_hide_set() || matches!(argument.get_id().as_str(), "help" | "version")
+}
+
+fn row(out: &mut String, argument: &Arg) {
+    let value = argument
+        .get_value_names()
+        .filter(|_| takes_value(argument))
+        .and_then(|names| names.first())
+        .map_or(String::new(), |name| name.to_string());
+    let name = match argument.get_long() {
+        Some(long) if value.is_empty() => format!("`--{long}`"),
+        Some(long) => format!("`--{long} {value}`"),
+        None => format!("`{value}`"),
+    };
+    let mut meaning = argument.get_help().map(ToString::to_string).unwrap_or_default();
+    let choices: Vec<String> = argument
+        .get_possible_values()
+        .iter()
+        .filter(|_| takes_value(argument))
+        .map(|value| format!("`{}`", value.get_name()))
+        .collect();
+    if !choices.is_empty() {
+        let _ = write!(meaning, " ({})", choices.join(", "));
+    }
+    let default =
+        argument.get_default_values().iter().map(|value| value.to_string_lossy()).collect::<Vec<_>>();
+    let default = if takes_value(argument) { default.join(",") } else { String::new() };
+    let environment =
+        argument.get_env().map(|name| format!("`{}`", name.to_string_lossy())).unwrap_or_default();
+    let _ = writeln!(out, "| {} | {} | {default} | {environment} |", escape(&name), escape(&meaning));
+}
+
+/// A bar would end a cell of the table.
+fn escape(text: &str) -> String {
+    text.replace('|', "\\|").replace('\n', " ")
+}
+
+fn takes_value(argument: &Arg) -> bool {
+    matches!(argument.get_action(), ArgAction::Set | ArgAction::Append)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pages_have_what_they_are_for() {
+        let cli = page(DocsPage::Cli);
+        for text in
+            ["## `folio serve`", "--kv-cache-memory SIZE", "FOLIO_PORT", "## `folio bench serve`", "8000"]
+        {
+            assert!(cli.contains(text), "{text}");
+        }
+        assert!(!cli.contains("folio docs cli"));
+        assert!(page(DocsPage::Models).contains("qwen3"));
+        assert!(page(DocsPage::Metrics).contains("vllm:prompt_tokens_total"));
+        assert_eq!(cli, page(DocsPage::Cli), "the page is the same every time");
+    }
+}

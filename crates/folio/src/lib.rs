@@ -1,0 +1,55 @@
+//! The command line of Folio, as a library so that its parts can be tested: see `cli` for what there is, `runtime` for how
+//! a model becomes a running engine.
+#![forbid(unsafe_code)]
+
+pub mod bench;
+mod chat;
+pub mod cli;
+mod demo;
+pub mod docs;
+mod doctor;
+mod interrupt;
+mod memory;
+mod progress;
+mod pull;
+mod remote;
+mod run;
+pub mod runtime;
+mod serve;
+mod session;
+mod units;
+
+use anyhow::Result;
+use clap::Parser;
+
+use cli::{BenchMode, Cli, Command, ServeArgs};
+
+/// Parses the command line and does what it says.
+pub fn main() -> Result<()> {
+    let cli = Cli::parse();
+    let filter = tracing_subscriber::EnvFilter::try_from_env("FOLIO_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,folio=info,folio_server=info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    match cli.command {
+        // The flags of `serve` have their defaults and environment variables here too.
+        None => serve::run(&*default_serve()?),
+        Some(Command::Serve(args)) => serve::run(&args),
+        Some(Command::Chat(args)) => chat::run(&args),
+        Some(Command::Run(args)) => run::run(&args),
+        Some(Command::Bench { mode: BenchMode::Engine(args) }) => bench::engine::run(&args),
+        Some(Command::Bench { mode: BenchMode::Serve(args) }) => bench::load::run(&args),
+        Some(Command::Pull(args)) => pull::run(&args),
+        Some(Command::Doctor(args)) => doctor::run(&args),
+        Some(Command::Docs { page }) => {
+            print!("{}", docs::page(page));
+            Ok(())
+        }
+    }
+}
+
+fn default_serve() -> Result<Box<ServeArgs>> {
+    match Cli::try_parse_from(["folio", "serve"])?.command {
+        Some(Command::Serve(args)) => Ok(args),
+        _ => anyhow::bail!("`folio serve` does not parse as serve"),
+    }
+}

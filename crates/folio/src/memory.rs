@@ -1,0 +1,251 @@
+//! How much memory this process may still take, and how much of it the KV cache gets.
+//!
+//! Owns: reading /proc and cgroups, and the arithmetic that turns a budget into blocks. Must never: allocate. All inputs
+//! are arguments, so every rule has a test.
+
+use std::path::{Path, PathBuf};
+
+use crate::units;
+
+/// Memory that can still be taken, and which limit says so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FreeMemory {
+    pub bytes: u64,
+    /// "MemAvailable of this machine" or the cgroup's file.
+    pub source: String,
+}
+
+/// Reads this machine's. `None` where /proc is not Linux's.
+pub fn free() -> Option<FreeMemory> {
+    free_at(Path::new("/proc/meminfo"), Path::new("/proc/self/cgroup"), Path::new("/sys/fs/cgroup"))
+}
+
+/// The least of what the machine has available and what each memory cgroup above this process leaves.
+fn free_at(meminfo: &Path, groups: &Path, mount: &Path) -> Option<FreeMemory> {
+    let meminfo = std::fs::read_to_string(meminfo).ok()?;
+    let kib = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = kib.trim().trim_end_matches("kB").trim().parse().ok()?;
+    let mut least = FreeMemory { bytes: kib * 1024, source: "available on this machine".into() };
+    let groups = std::fs::read_to_string(groups).unwrap_or_default();
+    for folder in group_folders(&groups, mount) {
+        if let Some((bytes, limit)) = left_in_group(&folder)
+            && bytes < least.bytes
+        {
+            least = FreeMemory {
+                bytes,
+                source: format!("left of this container's limit of {}", units::bytes(limit)),
+            };
+        }
+    }
+    Some(least)
+}
+
+/// Folders of the memory controller, from this process's group to the root: cgroup v2, then v1.
+fn group_folders(groups: &str, mount: &Path) -> Vec<PathBuf> {
+    let mut folders = Vec::new();
+    for line in groups.lines() {
+        let mut fields = line.splitn(3, ':');
+        let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
+            continue;
+        };
+        let root = match controllers {
+            "" => mount.to_path_buf(),
+            list if list.split(',').any(|name| name == "memory") => mount.join("memory"),
+            _ => continue,
+        };
+        let full = root.join(path.trim_start_matches('/'));
+        folders
+            .extend(full.ancestors().take_while(|folder| folder.starts_with(&root)).map(Path::to_path_buf));
+    }
+    folders
+}
+
+/// (bytes left, limit): what is used counts without the page cache that can be dropped.
+fn left_in_group(folder: &Path) -> Option<(u64, u64)> {
+    let number = |file: &str| std::fs::read_to_string(folder.join(file)).ok()?.trim().parse::<u64>().ok();
+    let (limit, used, cache_key) = match number("memory.max") {
+        Some(limit) => (limit, number("memory.current")?, "inactive_file "),
+        None => (number("memory.limit_in_bytes")?, number("memory.usage_in_bytes")?, "total_inactive_file "),
+    };
+    // cgroup v1 writes "no limit" as a number near 2^63.
+    if limit > 1 << 60 {
+        return None;
+    }
+    let stat = std::fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
+    let cache: u64 =
+        stat.lines().find_map(|line| line.strip_prefix(cache_key)?.trim().parse().ok()).unwrap_or(0);
+    Some((limit.saturating_sub(used.saturating_sub(cache)), limit))
+}
+
+/// What the KV pool is sized from.
+#[derive(Clone, Debug)]
+pub struct PoolRequest {
+    /// `--kv-cache-memory`.
+    pub asked_bytes: Option<u64>,
+    /// `--kv-cache-share`, of free memory.
+    pub share: f64,
+    pub free: Option<FreeMemory>,
+    pub bytes_per_block: u64,
+    pub block_tokens: u32,
+    pub max_model_len: u32,
+    pub max_num_seqs: u32,
+}
+
+/// The pool, and the sentence that explains its size.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pool {
+    pub blocks: u32,
+    pub bytes: u64,
+    pub why: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PoolError {
+    #[error(
+        "{budget} of KV cache ({why}) hold {tokens} tokens, less than one sequence of {max_model_len}: \
+         lower --max-model-len to {tokens} or give --kv-cache-memory {needed}"
+    )]
+    TooSmall { budget: String, why: String, tokens: u64, max_model_len: u32, needed: String },
+    #[error("{asked} of KV cache were asked for, but only {free} of memory are {source_of}")]
+    NotEnough { asked: String, free: String, source_of: String },
+    #[error("free memory cannot be read on this machine: give --kv-cache-memory")]
+    Unknown,
+}
+
+/// Blocks of the pool. Without an explicit size: a share of free memory, but no more than every sequence at full length
+/// can use.
+pub fn pool(request: &PoolRequest) -> Result<Pool, PoolError> {
+    let block = request.bytes_per_block.max(1);
+    let full_blocks = u64::from(request.max_model_len.div_ceil(request.block_tokens));
+    // One block more for a copy-on-write in flight.
+    let useful = (full_blocks + 1) * u64::from(request.max_num_seqs);
+    let (bytes, why) = match (request.asked_bytes, &request.free) {
+        (Some(asked), Some(free)) if asked > free.bytes => {
+            return Err(PoolError::NotEnough {
+                asked: units::bytes(asked),
+                free: units::bytes(free.bytes),
+                source_of: free.source.clone(),
+            });
+        }
+        (Some(asked), _) => (asked, "as asked by --kv-cache-memory".to_owned()),
+        (None, None) => return Err(PoolError::Unknown),
+        (None, Some(free)) => {
+            let share = (free.bytes as f64 * request.share) as u64;
+            if share / block > useful {
+                let why = format!(
+                    "{} sequences of {} tokens need no more",
+                    request.max_num_seqs,
+                    units::count(request.max_model_len.into())
+                );
+                (useful * block, why)
+            } else {
+                let percent = request.share * 100.0;
+                (share, format!("{percent:.0} % of the {} {}", units::bytes(free.bytes), free.source))
+            }
+        }
+    };
+    let blocks = (bytes / block).min(u64::from(u32::MAX >> 1)) as u32;
+    if u64::from(blocks) < full_blocks + 1 {
+        return Err(PoolError::TooSmall {
+            budget: units::bytes(bytes),
+            why,
+            tokens: u64::from(blocks.saturating_sub(1)) * u64::from(request.block_tokens),
+            max_model_len: request.max_model_len,
+            needed: format!("{}MiB", ((full_blocks + 1) * block).div_ceil(1 << 20)),
+        });
+    }
+    Ok(Pool { blocks, bytes: u64::from(blocks) * block, why })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(root: &Path, file: &str, text: &str) {
+        let path = root.join(file);
+        std::fs::create_dir_all(path.parent().expect("parent")).expect("folder");
+        std::fs::write(path, text).expect("file");
+    }
+
+    fn machine(root: &Path, groups: &str) -> Option<FreeMemory> {
+        write(root, "meminfo", "MemTotal:  9 kB\nMemAvailable:    1000 kB\n");
+        write(root, "groups", groups);
+        free_at(&root.join("meminfo"), &root.join("groups"), &root.join("mount"))
+    }
+
+    #[test]
+    fn without_limits_it_is_what_is_available() {
+        let root = tempfile::tempdir().expect("folder");
+        assert_eq!(machine(root.path(), "").map(|free| free.bytes), Some(1_024_000));
+        write(root.path(), "mount/a/memory.max", "max\n");
+        assert_eq!(machine(root.path(), "0::/a\n").map(|free| free.bytes), Some(1_024_000));
+    }
+
+    #[test]
+    fn the_tightest_group_counts_and_page_cache_is_free() {
+        let root = tempfile::tempdir().expect("folder");
+        write(root.path(), "mount/a/memory.max", "600000\n");
+        write(root.path(), "mount/a/memory.current", "500000\n");
+        write(root.path(), "mount/a/memory.stat", "anon 1\ninactive_file 200000\n");
+        write(root.path(), "mount/a/b/memory.max", "900000\n");
+        write(root.path(), "mount/a/b/memory.current", "100000\n");
+        let free = machine(root.path(), "0::/a/b\n").expect("read");
+        assert_eq!(free.bytes, 300_000);
+        assert!(free.source.contains("586 KiB"), "{}", free.source);
+    }
+
+    #[test]
+    fn cgroup_v1_is_read_and_its_no_limit_ignored() {
+        let root = tempfile::tempdir().expect("folder");
+        write(root.path(), "mount/memory/job/memory.limit_in_bytes", "700000");
+        write(root.path(), "mount/memory/job/memory.usage_in_bytes", "100000");
+        write(root.path(), "mount/memory/memory.limit_in_bytes", "9223372036854771712");
+        write(root.path(), "mount/memory/memory.usage_in_bytes", "5");
+        assert_eq!(machine(root.path(), "4:cpu,memory:/job\n").map(|free| free.bytes), Some(600_000));
+    }
+
+    fn request() -> PoolRequest {
+        PoolRequest {
+            asked_bytes: None,
+            share: 0.5,
+            free: Some(FreeMemory { bytes: 1 << 30, source: "available".into() }),
+            bytes_per_block: 1 << 20,
+            block_tokens: 16,
+            max_model_len: 1024,
+            max_num_seqs: 64,
+        }
+    }
+
+    #[test]
+    fn a_share_of_free_memory() {
+        let pool = pool(&request()).expect("fits");
+        assert_eq!((pool.blocks, pool.bytes), (512, 512 << 20));
+        assert_eq!(pool.why, "50 % of the 1.00 GiB available");
+    }
+
+    #[test]
+    fn never_more_than_can_be_used() {
+        let pool = pool(&PoolRequest { max_num_seqs: 2, ..request() }).expect("fits");
+        assert_eq!(pool.blocks, 2 * 65);
+        assert_eq!(pool.why, "2 sequences of 1,024 tokens need no more");
+    }
+
+    #[test]
+    fn an_explicit_size_is_taken_as_it_is() {
+        let pool = pool(&PoolRequest { asked_bytes: Some(100 << 20), ..request() }).expect("fits");
+        assert_eq!(pool.blocks, 100);
+    }
+
+    #[test]
+    fn too_little_for_one_sequence_says_what_to_do() {
+        let error =
+            pool(&PoolRequest { asked_bytes: Some(10 << 20), ..request() }).expect_err("refused").to_string();
+        assert!(
+            error.contains("--max-model-len to 144") && error.contains("--kv-cache-memory 65MiB"),
+            "{error}"
+        );
+        let error = pool(&PoolRequest { asked_bytes: Some(2 << 30), ..request() }).expect_err("refused");
+        assert!(matches!(error, PoolError::NotEnough { .. }));
+        assert_eq!(pool(&PoolRequest { free: None, ..request() }), Err(PoolError::Unknown));
+    }
+}

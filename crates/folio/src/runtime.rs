@@ -1,0 +1,363 @@
+//! Options to a running engine: the one place where a checkpoint, a backend, a cache and a scheduler are put together.
+//!
+//! Owns: the order (resolve, open, pack, size the pool, start) and the report of what was decided and why. Used by serve,
+//! chat, run and bench alike.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, anyhow, bail};
+use folio_cpu::{CpuBackend, CpuOptions};
+use folio_engine::engine::EngineParts;
+use folio_engine::{EngineHandle, ModelExecutor, SchedulerConfig, SystemClock};
+use folio_kv::{CacheConfig, KvCache, LruLeafFirst};
+use folio_model::backend::{Backend, DType};
+use folio_model::{Checkpoint, LoadOptions, LoadedModel, Model, Progress};
+use folio_text::{ChatTemplate, TemplateSources, Tokenizer};
+use sha2::{Digest, Sha256};
+
+use crate::cli::{EngineArgs, KvDtype};
+use crate::demo;
+use crate::memory::{self, PoolRequest};
+use crate::progress::Bar;
+use crate::units;
+
+/// Changes whenever the same inputs would give other KV bits, so that no cached byte outlives the arithmetic that made it.
+const NUMERICS_VERSION: u32 = 1;
+
+/// Where a model comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    BuiltIn,
+    Folder(PathBuf),
+    Hub(String),
+}
+
+impl Source {
+    /// `None` and `demo` are the built-in model; an existing folder wins over a hub name.
+    pub fn parse(model: Option<&str>) -> Result<Self> {
+        let Some(model) = model else { return Ok(Source::BuiltIn) };
+        let path = Path::new(model);
+        if path.is_dir() {
+            return Ok(Source::Folder(path.to_owned()));
+        }
+        if path.is_file() {
+            bail!(
+                "{model} is a file; give the folder that holds config.json, *.safetensors and tokenizer.json"
+            );
+        }
+        if model == demo::NAME || model == "demo" {
+            return Ok(Source::BuiltIn);
+        }
+        let looks_like_path = model.starts_with(['.', '/', '~']) || model.matches('/').count() != 1;
+        if looks_like_path {
+            bail!(
+                "there is no folder {model}, and it is no hub name either (org/model or org/model@revision)"
+            );
+        }
+        Ok(Source::Hub(model.to_owned()))
+    }
+
+    /// What clients call it by default.
+    pub fn name(&self) -> String {
+        match self {
+            Source::BuiltIn => demo::NAME.to_owned(),
+            Source::Folder(path) => {
+                let path = path.canonicalize().unwrap_or_else(|_| path.clone());
+                path.file_name()
+                    .map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
+            }
+            Source::Hub(name) => name.split('@').next().unwrap_or(name).to_owned(),
+        }
+    }
+
+    /// Opens the checkpoint, downloading it first if need be.
+    pub fn open(&self) -> Result<Checkpoint> {
+        match self {
+            Source::BuiltIn => Checkpoint::from_bytes(demo::FILES).context("the built-in model"),
+            Source::Folder(path) => Ok(Checkpoint::open(path)?),
+            Source::Hub(name) => Ok(Checkpoint::open(crate::pull::download(name)?)?),
+        }
+    }
+}
+
+/// A model in memory with its engine running.
+pub struct Runtime {
+    pub engine: EngineHandle,
+    pub tokenizer: Arc<Tokenizer>,
+    pub template: Option<Arc<ChatTemplate>>,
+    pub model: LoadedModel,
+    pub name: String,
+    pub layout_digest: [u8; 32],
+    pub report: Report,
+}
+
+/// What was decided at start, for people.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// (what, text), in order.
+    pub lines: Vec<(&'static str, String)>,
+    pub backend: String,
+    pub threads: usize,
+    pub weight_bytes: u64,
+    pub kv_blocks: u32,
+    pub kv_bytes: u64,
+}
+
+impl Runtime {
+    /// Loads with a progress bar on standard error.
+    pub fn start(model: Option<&str>, args: &EngineArgs) -> Result<Self> {
+        let source = Source::parse(model)?;
+        let checkpoint = source.open()?;
+        let tokenizer = Arc::new(load_tokenizer(&checkpoint)?);
+        let template = load_template(&checkpoint, &tokenizer, args)?.map(Arc::new);
+
+        let mut backend =
+            CpuBackend::new(CpuOptions { threads: args.threads.map(|n| n as usize), isa: None })?;
+        let threads = backend.threads();
+        let kv_dtype = kv_dtype(args.kv_cache_dtype, &checkpoint)?;
+        let bar = Bar::bytes("packing weights");
+        let mut progress = |p: Progress<'_>| bar.set(p.done_bytes, p.total_bytes, p.weight);
+        let model = Model::load(
+            &checkpoint,
+            &mut backend,
+            LoadOptions {
+                max_rows: args.max_num_batched_tokens as usize,
+                max_logit_rows: logit_rows(args),
+                max_model_len: args.max_model_len.map(|n| n as usize),
+                kv_dtype,
+                block_tokens: args.block_size as usize,
+                progress: Some(&mut progress),
+            },
+        )?;
+        bar.finish();
+
+        let max_model_len = u32::try_from(model.max_model_len).context("the model's context length")?;
+        let config = scheduler_config(args, max_model_len);
+        config.validate()?;
+        let free = memory::free();
+        let pool = memory::pool(&PoolRequest {
+            asked_bytes: args.kv_cache_memory,
+            share: args.kv_cache_share,
+            free: free.clone(),
+            bytes_per_block: model.kv_layout.bytes_per_block() as u64,
+            block_tokens: args.block_size,
+            max_model_len,
+            max_num_seqs: args.max_num_seqs,
+        })?;
+        let mut report = Report {
+            lines: Vec::new(),
+            backend: backend.name(),
+            threads,
+            weight_bytes: backend.weight_bytes(),
+            kv_blocks: pool.blocks,
+            kv_bytes: pool.bytes,
+        };
+        report.describe(&source, &checkpoint, &model, &pool, free.as_ref(), template.as_deref());
+        backend.allocate_cache(model.kv_layout, pool.blocks as usize)?;
+
+        let cache = KvCache::new(
+            CacheConfig {
+                blocks: pool.blocks,
+                block_tokens: args.block_size,
+                bytes_per_block: model.kv_layout.bytes_per_block() as u64,
+            },
+            Box::new(LruLeafFirst::default()),
+        );
+        let executor = ModelExecutor::new(
+            Box::new(backend),
+            model.vocab,
+            args.max_num_batched_tokens as usize,
+            logit_rows(args),
+        );
+        let engine = folio_engine::start(EngineParts {
+            config,
+            cache,
+            executor: Box::new(executor),
+            clock: Arc::new(SystemClock::new()),
+            vocab: u32::try_from(model.vocab).context("the model's vocabulary")?,
+        })?;
+        let layout_digest = layout_digest(&model);
+        Ok(Self { engine, tokenizer, template, name: source.name(), layout_digest, report, model })
+    }
+
+    /// Most tokens of one sequence.
+    pub fn max_model_len(&self) -> u32 {
+        self.engine.config().max_model_len
+    }
+}
+
+impl Report {
+    fn describe(
+        &mut self,
+        source: &Source,
+        checkpoint: &Checkpoint,
+        model: &LoadedModel,
+        pool: &memory::Pool,
+        free: Option<&memory::FreeMemory>,
+        template: Option<&ChatTemplate>,
+    ) {
+        let family = model.config.family.model_type;
+        let parameters = units::parameters(model.parameters);
+        self.lines.push((
+            "model",
+            format!("{} ({family}, {parameters} parameters) from {}", source.name(), checkpoint.location()),
+        ));
+        self.lines.push((
+            "weights",
+            format!(
+                "{} as {:?} on {}, {} threads",
+                units::bytes(self.weight_bytes),
+                model.weight_dtype,
+                self.backend,
+                self.threads
+            ),
+        ));
+        let context = units::count(model.max_model_len as u64);
+        self.lines.push((
+            "context",
+            match &model.length_limited_by {
+                Some(reason) => format!("{context} tokens, limited by {reason}"),
+                None => format!("{context} tokens"),
+            },
+        ));
+        let layout = model.kv_layout;
+        let tokens = u64::from(pool.blocks) * layout.block_tokens as u64;
+        self.lines.push((
+            "KV cache",
+            format!(
+                "{} = {} tokens in {} blocks of {}, {:?}, {} per token: {}",
+                units::bytes(pool.bytes),
+                units::count(tokens),
+                units::count(pool.blocks.into()),
+                layout.block_tokens,
+                layout.dtype,
+                units::bytes(layout.bytes_per_token() as u64),
+                pool.why
+            ),
+        ));
+        if let Some(free) = free {
+            let left = units::bytes(free.bytes.saturating_sub(pool.bytes));
+            self.lines.push((
+                "memory",
+                format!("{} {}; {left} will be left", units::bytes(free.bytes), free.source),
+            ));
+        }
+        self.lines.push((
+            "template",
+            match template {
+                Some(template) => template.origin().to_owned(),
+                None => "none: chat is refused, plain completions work".to_owned(),
+            },
+        ));
+    }
+
+    /// Prints to standard error, aligned.
+    pub fn print(&self) {
+        eprintln!("folio {}", env!("CARGO_PKG_VERSION"));
+        for (what, text) in &self.lines {
+            eprintln!("  {what:<9} {text}");
+        }
+    }
+}
+
+/// Rows of logits in one forward pass: every sequence samples one, but a large vocabulary times thousands of sequences
+/// would take gigabytes. The executor splits what does not fit.
+fn logit_rows(args: &EngineArgs) -> usize {
+    args.max_num_seqs.min(256) as usize
+}
+
+fn scheduler_config(args: &EngineArgs, max_model_len: u32) -> SchedulerConfig {
+    SchedulerConfig {
+        max_num_seqs: args.max_num_seqs,
+        max_num_batched_tokens: args.max_num_batched_tokens,
+        max_prefill_tokens_while_decoding: args.max_prefill_while_decoding,
+        max_model_len,
+        max_queued_requests: args.max_queued_requests,
+        max_queued_tokens: args.max_queued_tokens,
+        guarantee_completion: args.guarantee_completion,
+        ..SchedulerConfig::default()
+    }
+}
+
+fn kv_dtype(asked: KvDtype, checkpoint: &Checkpoint) -> Result<DType> {
+    Ok(match asked {
+        KvDtype::F32 => DType::F32,
+        KvDtype::F16 => DType::F16,
+        KvDtype::Bf16 => DType::BF16,
+        KvDtype::Auto => {
+            let specs = folio_model::decoder::weight_specs(checkpoint.config());
+            let first = specs.iter().flat_map(|spec| &spec.parts).next();
+            checkpoint.tensor(first.ok_or_else(|| anyhow!("the checkpoint has no weights"))?)?.dtype
+        }
+    })
+}
+
+fn load_tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer> {
+    if let Some(folder) = checkpoint.folder() {
+        return Ok(Tokenizer::from_folder(folder)?);
+    }
+    let json = checkpoint.read("tokenizer.json")?.context("the built-in model has no tokenizer.json")?;
+    let config = checkpoint.read("tokenizer_config.json")?;
+    Ok(Tokenizer::from_bytes(&json, config.as_deref())?)
+}
+
+fn load_template(
+    checkpoint: &Checkpoint,
+    tokenizer: &Tokenizer,
+    args: &EngineArgs,
+) -> Result<Option<ChatTemplate>> {
+    let mut sources = match checkpoint.folder() {
+        Some(folder) => TemplateSources::from_folder(folder)?,
+        None => TemplateSources::from_config(checkpoint.read("tokenizer_config.json")?.as_deref())?,
+    };
+    let file = match &args.chat_template {
+        Some(path) => {
+            let text =
+                std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+            Some((text, path.display().to_string()))
+        }
+        None if checkpoint.folder().is_none() => {
+            let text = checkpoint.read("chat_template.jinja")?;
+            text.map(|text| (String::from_utf8_lossy(&text).into_owned(), "chat_template.jinja".to_owned()))
+        }
+        None => None,
+    };
+    if let Some((text, origin)) = file {
+        sources = TemplateSources::default();
+        sources.add("default", &text, &origin);
+    }
+    Ok(ChatTemplate::compile(sources, tokenizer.special_tokens())?)
+}
+
+/// Identity of KV bytes besides the model's: geometry, element type and the arithmetic that makes them.
+fn layout_digest(model: &LoadedModel) -> [u8; 32] {
+    let layout = model.kv_layout;
+    let text = format!(
+        "folio kv layout: numerics {NUMERICS_VERSION}, {} layers, {} heads, {} dims, {:?}, {} tokens",
+        layout.layers, layout.kv_heads, layout.head_dim, layout.dtype, layout.block_tokens
+    );
+    Sha256::digest(text.as_bytes()).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_are_told_apart() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().to_str().expect("text");
+        assert_eq!(Source::parse(None).expect("parses"), Source::BuiltIn);
+        assert_eq!(Source::parse(Some("demo")).expect("parses"), Source::BuiltIn);
+        assert_eq!(Source::parse(Some(path)).expect("parses"), Source::Folder(folder.path().to_owned()));
+        let hub = Source::parse(Some("org/model@main")).expect("parses");
+        assert_eq!((hub.name(), hub), ("org/model".into(), Source::Hub("org/model@main".into())));
+        for wrong in ["./nothing-here", "model", "/no/such/folder", "a/b/c"] {
+            assert!(Source::parse(Some(wrong)).is_err(), "{wrong}");
+        }
+        let file = folder.path().join("model.safetensors");
+        std::fs::write(&file, b"x").expect("file");
+        assert!(Source::parse(file.to_str()).expect_err("refused").to_string().contains("folder"));
+    }
+}

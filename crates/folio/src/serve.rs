@@ -1,0 +1,161 @@
+//! `folio serve`: a runtime behind HTTP.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail};
+use folio_model::GenerationConfig;
+use folio_server::{App, Limits, ModelFacts, SamplingDefaults, ServerConfig};
+
+use crate::cli::ServeArgs;
+use crate::runtime::Runtime;
+
+pub fn run(args: &ServeArgs) -> Result<()> {
+    let api_keys = api_keys(&args.api_key, args.api_key_file.as_deref())?;
+    let runtime = Runtime::start(args.model.as_deref(), &args.engine)?;
+    runtime.report.print();
+    let names = match args.served_model_name.as_slice() {
+        [] => vec![runtime.name.clone()],
+        names => names.to_vec(),
+    };
+    let tenants = api_keys.len();
+    let config = ServerConfig {
+        listen: SocketAddr::new(args.host, args.port),
+        api_keys,
+        limits: Limits {
+            body_bytes: usize::try_from(args.max_body).context("--max-body")?,
+            request_timeout: args.request_timeout.map(Duration::from_secs),
+            ..Limits::default()
+        },
+        drain_timeout: Duration::from_secs(args.drain_timeout),
+        ..ServerConfig::default()
+    };
+    let chat = runtime.template.is_some();
+    let app = App {
+        engine: Arc::new(runtime.engine.clone()),
+        tokenizer: runtime.tokenizer.clone(),
+        template: runtime.template.clone(),
+        model: facts(&runtime, names.clone()),
+        version: env!("CARGO_PKG_VERSION"),
+    };
+    folio_server::run(config, app, |address| {
+        eprintln!(
+            "  {:<9} {}",
+            "tenants",
+            match tenants {
+                0 => "one, without a key (give --api-key to require keys)".to_owned(),
+                n => format!("{n}, one for each API key"),
+            }
+        );
+        eprintln!("\nlistening on http://{address}  (metrics at /metrics, Ctrl-C to stop)\n");
+        eprintln!("{}", curl(address, &names[0], chat, tenants > 0));
+    })?;
+    runtime.engine.join();
+    Ok(())
+}
+
+fn facts(runtime: &Runtime, names: Vec<String>) -> ModelFacts {
+    ModelFacts {
+        names,
+        created_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
+        context_length: runtime.max_model_len(),
+        vocab_size: runtime.model.vocab as u32,
+        eos_token_ids: runtime.model.eos_token_ids.clone().into(),
+        defaults: defaults(&runtime.model.generation),
+        model_digest: runtime.model.digest,
+        layout_digest: runtime.layout_digest,
+    }
+}
+
+/// The authors' sampling as the server's defaults; authors who do not sample mean greedy.
+fn defaults(generation: &GenerationConfig) -> SamplingDefaults {
+    let greedy = generation.do_sample == Some(false);
+    SamplingDefaults {
+        temperature: if greedy { Some(0.0) } else { generation.temperature },
+        top_k: generation.top_k,
+        top_p: generation.top_p,
+        min_p: generation.min_p,
+        repetition_penalty: generation.repetition_penalty,
+        max_tokens: generation.max_new_tokens,
+    }
+}
+
+/// The line to try, on one line so that it can be copied.
+fn curl(address: SocketAddr, model: &str, chat: bool, key: bool) -> String {
+    let host = match address.ip() {
+        ip if ip.is_unspecified() => format!("127.0.0.1:{}", address.port()),
+        _ => address.to_string(),
+    };
+    let header = if key { " -H 'authorization: Bearer YOUR_KEY'" } else { "" };
+    let (path, body) = if chat {
+        (
+            "chat/completions",
+            format!(
+                r#"{{"model":"{model}","messages":[{{"role":"user","content":"Tell me a story about a fox."}}]}}"#
+            ),
+        )
+    } else {
+        ("completions", format!(r#"{{"model":"{model}","prompt":"Once upon a time","max_tokens":64}}"#))
+    };
+    format!("  curl http://{host}/v1/{path}{header} -H 'content-type: application/json' -d '{body}'\n")
+}
+
+/// Keys of the command line, then of the file; a key given twice is refused, an empty one too.
+fn api_keys(given: &[String], file: Option<&Path>) -> Result<Vec<String>> {
+    let mut keys: Vec<String> = given.to_vec();
+    if let Some(path) = file {
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+        keys.extend(lines.map(str::to_owned));
+        if keys.is_empty() {
+            bail!("{} has no key; without keys, leave --api-key-file out", path.display());
+        }
+    }
+    for (index, key) in keys.iter().enumerate() {
+        if key.trim().is_empty() {
+            bail!("an API key is empty");
+        }
+        if keys[..index].contains(key) {
+            bail!("API key number {} is given twice", index + 1);
+        }
+    }
+    Ok(keys)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_come_from_flags_and_file() {
+        let folder = tempfile::tempdir().expect("folder");
+        let file = folder.path().join("keys");
+        std::fs::write(&file, "# ours\nalpha\n\n  beta  \n").expect("file");
+        assert_eq!(api_keys(&["x".into()], Some(&file)).expect("keys"), ["x", "alpha", "beta"]);
+        assert!(api_keys(&["alpha".into()], Some(&file)).is_err());
+        assert!(api_keys(&[String::new()], None).is_err());
+        std::fs::write(&file, "# none\n").expect("file");
+        assert!(api_keys(&[], Some(&file)).is_err());
+        assert!(api_keys(&[], None).expect("none").is_empty());
+    }
+
+    #[test]
+    fn the_curl_line_can_be_run() {
+        let address = SocketAddr::from(([0, 0, 0, 0], 9000));
+        let line = curl(address, "m", true, true);
+        assert!(line.contains("http://127.0.0.1:9000/v1/chat/completions"));
+        assert!(line.contains("Bearer"));
+        let body = line.split("-d '").nth(1).and_then(|rest| rest.split('\'').next()).expect("body");
+        assert!(serde_json::from_str::<serde_json::Value>(body).is_ok(), "{body}");
+    }
+
+    #[test]
+    fn authors_who_do_not_sample_are_greedy() {
+        let generation =
+            GenerationConfig { do_sample: Some(false), temperature: Some(0.7), ..Default::default() };
+        assert_eq!(defaults(&generation).temperature, Some(0.0));
+    }
+}
