@@ -141,6 +141,39 @@ impl Case {
     }
 }
 
+/// stories260K: small, trained, its goldens made by a float64 forward pass that agrees with llama2.c. Returns the number
+/// of tokens checked.
+pub fn check_stories<B: Backend>(folder: &Path, new_backend: impl Fn() -> B) -> usize {
+    let checkpoint = Checkpoint::open(folder.join("hf")).unwrap_or_else(|error| panic!("{error}"));
+    let text = std::fs::read(folder.join("goldens.json")).expect("goldens.json");
+    let goldens: Value = serde_json::from_slice(&text).expect("goldens.json is JSON");
+    let mut checked = 0;
+    for case in goldens["cases"].as_array().expect("cases") {
+        let mut runner = Runner::load(&checkpoint, new_backend(), None);
+        let mut next = numbers(&case["prompt_ids"]);
+        let steps = case["steps"].as_array().expect("steps");
+        for (step, (expected, token)) in steps.iter().zip(numbers(&case["output_ids"])).enumerate() {
+            let last = next.len() as u32 - 1;
+            let logits = runner.forward(&next, &[last]);
+            let golden = expected["logits"]
+                .as_array()
+                .expect("logits")
+                .iter()
+                .map(|value| value.as_f64().expect("a number"));
+            for (id, golden) in numbers(&expected["top5"]).into_iter().zip(golden) {
+                let found = logits[id as usize];
+                let close =
+                    (f64::from(found) - golden).abs() <= f64::from(LOGIT_TOLERANCE) * golden.abs().max(1.0);
+                assert!(close, "step {step}: logit of {id} is {found}, expected {golden}");
+            }
+            assert_eq!(argmax(logits), token, "step {step}");
+            next = vec![token];
+            checked += 1;
+        }
+    }
+    checked
+}
+
 /// Largest difference of two rows of logits, relative to the largest expected logit. Not-a-number counts as infinite.
 pub fn relative_difference(found: &[f32], expected: &[f32]) -> f32 {
     let scale = expected.iter().fold(0.0f32, |max, value| max.max(value.abs()));

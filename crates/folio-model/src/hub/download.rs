@@ -6,7 +6,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -195,30 +195,29 @@ impl Transfer<'_> {
                 let reason = format!("more than the {} bytes the hub announced", remote.bytes);
                 return Err(HubError::Protocol { url: url.to_owned(), reason }.into());
             }
-            partial
-                .file
-                .write_all(&chunk[..read])
-                .map_err(|error| self.write_error(error, remote, partial))?;
+            let missing = remote.bytes - partial.bytes;
+            let failed = |error| write_error(error, &remote.name, missing, &partial.path);
+            partial.file.write_all(&chunk[..read]).map_err(failed)?;
             partial.hash.update(&chunk[..read]);
             partial.bytes += read as u64;
             self.advance(remote, read as u64);
         }
     }
 
-    fn write_error(&self, error: io::Error, remote: &RemoteFile, partial: &Partial) -> HubError {
-        match error.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => HubError::DiskFull {
-                file: remote.name.clone(),
-                needed_bytes: remote.bytes - partial.bytes,
-                folder: partial.path.parent().unwrap_or(&partial.path).display().to_string(),
-            },
-            _ => at(&partial.path)(error),
-        }
-    }
-
     fn advance(&self, remote: &RemoteFile, bytes: u64) {
         let done_bytes = self.done_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         (self.progress)(DownloadProgress { file: &remote.name, done_bytes, total_bytes: self.total_bytes });
+    }
+}
+
+fn write_error(error: io::Error, file: &str, needed_bytes: u64, path: &Path) -> HubError {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => HubError::DiskFull {
+            file: file.to_owned(),
+            needed_bytes,
+            folder: path.parent().unwrap_or(path).display().to_string(),
+        },
+        _ => at(path)(error),
     }
 }
 
@@ -270,5 +269,35 @@ impl Write for Hash {
     }
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_told_apart_and_says_how_much_is_missing() {
+        let blob = Path::new("/cache/blobs/abc.incomplete");
+        let full = write_error(io::Error::from_raw_os_error(28), "model.safetensors", 1234, blob).to_string();
+        assert!(
+            full.starts_with("disk full: model.safetensors needs 1234 more bytes in /cache/blobs;"),
+            "{full}"
+        );
+        let denied =
+            write_error(io::Error::from_raw_os_error(13), "model.safetensors", 1234, blob).to_string();
+        assert!(
+            denied.starts_with("cannot write /cache/blobs/abc.incomplete: Permission denied"),
+            "{denied}"
+        );
+    }
+
+    #[test]
+    fn pauses_double_up_to_a_limit_and_yield_to_the_server() {
+        let unit = Duration::from_millis(500);
+        let pauses: Vec<u128> = (1..4).map(|n| backoff(unit, n, None).as_millis()).collect();
+        assert_eq!(pauses, [500, 1000, 2000]);
+        assert_eq!(backoff(unit, 60, None), BACKOFF_MAX);
+        assert_eq!(backoff(unit, 1, Some(Duration::from_secs(7))), Duration::from_secs(7));
     }
 }

@@ -1,0 +1,196 @@
+//! Damage at random: an error or a model, never a panic. The fuzz targets in `fuzz/` search deeper.
+
+mod common;
+
+use std::fs;
+
+use common::{copy_of, load};
+use folio_model::Checkpoint;
+use folio_model::checkpoint::safetensors::read_header;
+use folio_model::config::Config;
+use folio_model::reference::ReferenceBackend;
+use folio_model::testing::{FIXTURES, Runner, fixture};
+
+/// xorshift64*: enough to choose damage.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit as u64) as usize
+    }
+}
+
+const HOSTILE: &[&str] = &[
+    "0",
+    "-1",
+    "1e308",
+    "18446744073709551615",
+    "18446744073709551608",
+    "9223372036854775808",
+    "4294967296",
+    "null",
+    "true",
+    "\"\"",
+    "[]",
+    "{}",
+    "[[[[",
+    "\\u0000",
+    "\"F32\"",
+    "\"BF16\"",
+    "__metadata__",
+    "[0,0]",
+    "[4294967296,4294967296]",
+    "1.5",
+];
+
+fn mutate(random: &mut Random, bytes: &[u8]) -> Vec<u8> {
+    let mut mutated = bytes.to_vec();
+    for _ in 0..=random.below(3) {
+        if mutated.is_empty() {
+            break;
+        }
+        let at = random.below(mutated.len());
+        match random.below(6) {
+            0 => mutated[at] ^= 1 << random.below(8),
+            1 => mutated.truncate(at),
+            2 => {
+                mutated.remove(at);
+            }
+            3 => mutated.insert(at, random.next() as u8),
+            // A number or string replaced by something hostile.
+            4 => {
+                let start = mutated[..at].iter().rposition(|byte| b":,[".contains(byte)).map_or(0, |i| i + 1);
+                let length = mutated[start..].iter().position(|byte| b",]}".contains(byte)).unwrap_or(0);
+                let text = HOSTILE[random.below(HOSTILE.len())];
+                mutated.splice(start..start + length, text.bytes());
+            }
+            _ => {
+                let end = (at + random.below(40)).min(mutated.len());
+                let copy = mutated[at..end].to_vec();
+                mutated.splice(at..at, copy);
+            }
+        }
+    }
+    mutated
+}
+
+#[test]
+fn mutated_headers_never_panic_and_never_reach_outside() {
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let bytes = fs::read(fixture("smollm2").join("model.safetensors")).unwrap();
+    let length = u64::from_le_bytes(*bytes.first_chunk::<8>().unwrap()) as usize;
+    let (mut accepted, mut refused) = (0, 0);
+    for round in 0..3000 {
+        let header = mutate(&mut random, &bytes[8..8 + length]);
+        let stated = if round % 10 == 0 { random.next() >> random.below(64) } else { header.len() as u64 };
+        let mut file = stated.to_le_bytes().to_vec();
+        file.extend(&header);
+        file.extend(&bytes[8 + length..]);
+        match read_header(&file) {
+            Ok(entries) => {
+                accepted += 1;
+                for (name, entry) in entries {
+                    assert!(entry.range.start <= entry.range.end && entry.range.end <= file.len(), "{name}");
+                    if let Ok(dtype) = entry.dtype {
+                        assert_eq!(
+                            entry.shape.iter().product::<usize>() * dtype.size(),
+                            entry.range.len(),
+                            "{name}"
+                        );
+                    }
+                }
+            }
+            Err(sentence) => {
+                assert!(!sentence.is_empty());
+                refused += 1;
+            }
+        }
+    }
+    assert!(
+        refused > 2000 && accepted > 0,
+        "the mutator is neither too harsh nor too tame: {accepted} and {refused}"
+    );
+}
+
+#[test]
+fn sums_that_overflow_are_refused() {
+    // Eight contiguous tensors whose sizes add up to 2^64 - 64: a sum that wraps would land inside the file.
+    let eighth = (1u64 << 61) - 8;
+    let tensors: Vec<String> = (0..8)
+        .map(|i| {
+            format!(
+                r#""t{i}":{{"dtype":"U8","shape":[{eighth}],"data_offsets":[{},{}]}}"#,
+                i * eighth,
+                (i + 1) * eighth
+            )
+        })
+        .collect();
+    let header = format!("{{{}}}", tensors.join(","));
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.bytes());
+    let sentence = read_header(&file).unwrap_err();
+    assert!(sentence.contains("tensor `t0`") && sentence.contains("cut short"), "{sentence}");
+    for shape in ["[4294967296,4294967296]", "[18446744073709551615,2]", "[1,1,1,1,1,1,1,1,1]"] {
+        let header = format!(r#"{{"t":{{"dtype":"F32","shape":{shape},"data_offsets":[0,0]}}}}"#);
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend(header.bytes());
+        assert!(read_header(&file).is_err(), "{shape}");
+    }
+}
+
+#[test]
+fn mutated_configurations_never_panic() {
+    let mut random = Random(0x1234_5678_9abc_def1);
+    let mut refused = 0;
+    for name in FIXTURES {
+        let bytes = fs::read(fixture(name).join("config.json")).unwrap();
+        for _ in 0..400 {
+            let mutated = mutate(&mut random, &bytes);
+            match Config::parse("config.json", &mutated) {
+                // What parses can be turned into a program's tables without trouble.
+                Ok(config) => {
+                    let table = config.rope.table(config.max_position);
+                    assert_eq!(table.inv_freq.len() * 2, config.rope.rotary_dim);
+                    assert_eq!(config.rotated.len(), config.layers);
+                }
+                Err(error) => {
+                    assert!(error.to_string().contains("config.json"), "{error}");
+                    refused += 1;
+                }
+            }
+        }
+    }
+    assert!(refused > 1000, "{refused}");
+}
+
+/// A whole damaged folder, loaded and run: any outcome but a panic.
+#[test]
+fn damaged_checkpoints_load_or_refuse() {
+    let mut random = Random(42);
+    let copy = copy_of("llama3");
+    let config = fs::read(fixture("llama3").join("config.json")).unwrap();
+    let weights = fs::read(fixture("llama3").join("model.safetensors")).unwrap();
+    let mut loaded = 0;
+    for _ in 0..60 {
+        let (mutated_config, mutated_weights) = if random.below(2) == 0 {
+            (mutate(&mut random, &config), weights.clone())
+        } else {
+            (config.clone(), mutate(&mut random, &weights))
+        };
+        fs::write(copy.path().join("config.json"), mutated_config).unwrap();
+        fs::write(copy.path().join("model.safetensors"), mutated_weights).unwrap();
+        if load(copy.path(), Some(32)).is_ok() {
+            loaded += 1;
+            let checkpoint = Checkpoint::open(copy.path()).unwrap();
+            Runner::load(&checkpoint, ReferenceBackend::new(), Some(32)).forward(&[1, 2, 3], &[2]);
+        }
+    }
+    assert!(loaded < 60);
+}

@@ -1,0 +1,371 @@
+//! What Folio does not serve is refused with a sentence that names what and where.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+
+use common::{copy_of, load, options};
+use folio_model::backend::{Backend, DType};
+use folio_model::config::Config;
+use folio_model::reference::ReferenceBackend;
+use folio_model::testing::fixture;
+use folio_model::{Checkpoint, LoadOptions, Model};
+use serde_json::{Value, json};
+
+fn edit_config(folder: &Path, edit: impl FnOnce(&mut Value)) {
+    let path = folder.join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    edit(&mut config);
+    fs::write(&path, config.to_string()).unwrap();
+}
+
+fn refusal(name: &str, edit: impl FnOnce(&mut Value)) -> String {
+    let copy = copy_of(name);
+    edit_config(copy.path(), edit);
+    load(copy.path(), None).expect_err("should be refused").to_string()
+}
+
+fn assert_names(sentence: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(sentence.contains(part), "{sentence:?} does not name {part:?}");
+    }
+}
+
+#[test]
+fn unsupported_models_are_named() {
+    const SUPPORTED: &str = "llama, mistral, qwen2, qwen3, smollm3, phi3";
+    let cases: Vec<(Value, &[&str])> = vec![
+        (json!({"model_type": "gemma3"}), &["config.json", "`gemma3`", SUPPORTED]),
+        (
+            json!({"architectures": ["LlamaForSequenceClassification"]}),
+            &["`LlamaForSequenceClassification`", SUPPORTED],
+        ),
+        (
+            json!({"quantization_config": {"quant_method": "awq", "bits": 4}}),
+            &["config.json", "`awq`", "BF16, F16 and F32"],
+        ),
+        (json!({"hidden_act": "gelu"}), &["config.json", "`gelu`", "silu"]),
+        (
+            json!({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}),
+            &["`dynamic`", "llama3", "longrope"],
+        ),
+        (
+            json!({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}),
+            &["`full_attention`", "rope_parameters"],
+        ),
+        (
+            json!({"layer_types": ["full_attention", "linear_attention"]}),
+            &["\"linear_attention\"", "layer_types"],
+        ),
+    ];
+    for (changes, expected) in cases {
+        let sentence = refusal("llama3", |config| {
+            for (field, value) in changes.as_object().unwrap() {
+                config[field] = value.clone();
+            }
+        });
+        assert_names(&sentence, expected);
+    }
+}
+
+#[test]
+fn wrong_fields_are_named_with_their_value() {
+    let cases: Vec<(&str, Value, &[&str])> = vec![
+        ("hidden_size", Value::Null, &["config.json", "`hidden_size` is missing"]),
+        ("hidden_size", json!("64"), &["`hidden_size` is \"64\", expected an integer"]),
+        ("hidden_size", json!(-3), &["`hidden_size` is -3"]),
+        ("num_hidden_layers", json!(1u64 << 40), &["`num_hidden_layers`", "from 1 to"]),
+        ("num_attention_heads", json!(5), &["`hidden_size` is 64", "num_attention_heads = 5"]),
+        ("num_key_value_heads", json!(3), &["`num_key_value_heads` is 3", "num_attention_heads = 4"]),
+        ("head_dim", json!(15), &["`head_dim` is 15", "even"]),
+        ("tie_word_embeddings", json!(1), &["`tie_word_embeddings` is 1, expected true or false"]),
+        ("rope_scaling", json!([]), &["`rope_scaling` is a list, expected an object"]),
+        ("rope_scaling", json!({"rope_type": "llama3", "factor": 0}), &["`rope_scaling.factor` is 0"]),
+        (
+            "rope_scaling",
+            json!({"rope_type": "llama3", "factor": 8}),
+            &["`rope_scaling.low_freq_factor` is missing"],
+        ),
+        ("rms_norm_eps", json!(-1e-5), &["`rms_norm_eps` is"]),
+        ("eos_token_id", json!(["2"]), &["`eos_token_id`", "a token id or a list"]),
+    ];
+    for (field, value, expected) in cases {
+        // eos_token_id of config.json is read when generation_config.json does not say.
+        let copy = copy_of("llama3");
+        fs::remove_file(copy.path().join("generation_config.json")).unwrap();
+        edit_config(copy.path(), |config| config[field] = value);
+        assert_names(&load(copy.path(), None).expect_err(field).to_string(), expected);
+    }
+}
+
+#[test]
+fn weights_that_do_not_fit_the_configuration_are_named() {
+    let sentence = refusal("llama3", |config| config["intermediate_size"] = json!(101));
+    assert_names(
+        &sentence,
+        &["model.safetensors", "model.layers.0.mlp.gate_proj.weight", "[100, 64]", "[101, 64]"],
+    );
+    let sentence = refusal("llama3", |config| config["num_hidden_layers"] = json!(3));
+    assert_names(&sentence, &["`model.layers.2.input_layernorm.weight` is missing"]);
+    let sentence = refusal("llama3", |config| config["tie_word_embeddings"] = json!(false));
+    assert_names(&sentence, &["`lm_head.weight` is missing"]);
+    let sentence = refusal("llama3", |config| config["attention_bias"] = json!(true));
+    assert_names(&sentence, &["`model.layers.0.self_attn.q_proj.bias` is missing"]);
+}
+
+/// Rewrites the JSON header of model.safetensors, keeping the data.
+fn edit_header(folder: &Path, edit: impl FnOnce(&mut Value)) {
+    let path = folder.join("model.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    let length = u64::from_le_bytes(*bytes.first_chunk::<8>().unwrap()) as usize;
+    let mut header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    edit(&mut header);
+    let header = header.to_string().into_bytes();
+    let mut edited = (header.len() as u64).to_le_bytes().to_vec();
+    edited.extend(header);
+    edited.extend(&bytes[8 + length..]);
+    fs::write(&path, edited).unwrap();
+}
+
+#[test]
+fn unsupported_and_mixed_dtypes_are_named() {
+    let gate = "model.layers.1.mlp.gate_proj.weight";
+    for (dtype, expected) in [
+        ("F8_E4M3", &["model.safetensors", gate, "F8_E4M3", "BF16, F16, F32"]),
+        ("F16", &["model.safetensors", "model.layers.1.mlp.up_proj.weight", "BF16", gate]),
+    ] {
+        let copy = copy_of("llama3");
+        // The same size in bytes: F8 of twice the columns would be caught as a wrong shape, so only the name is changed.
+        edit_header(copy.path(), |header| header[gate]["dtype"] = json!(dtype));
+        assert_names(&load(copy.path(), None).unwrap_err().to_string(), expected);
+    }
+    // A tensor that the decoder does not use may have any dtype.
+    let copy = copy_of("llama3");
+    edit_header(copy.path(), |header| {
+        let end =
+            header.as_object().unwrap().values().filter_map(|entry| entry["data_offsets"][1].as_u64()).max();
+        header["extra.inv_freq"] = json!({"dtype": "F64", "shape": [0], "data_offsets": [end, end]});
+    });
+    load(copy.path(), None).unwrap();
+}
+
+#[test]
+fn damaged_files_are_named() {
+    let truncated = copy_of("llama3");
+    let path = truncated.path().join("model.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    for (length, expected) in [
+        (0, "too short"),
+        (7, "too short"),
+        (100, "header claims"),
+        (bytes.len() - 1, "cut short"),
+        (bytes.len() / 2, "cut short"),
+    ] {
+        fs::write(&path, &bytes[..length]).unwrap();
+        let sentence = load(truncated.path(), None).unwrap_err().to_string();
+        assert_names(&sentence, &["model.safetensors is damaged", expected]);
+    }
+    let mut longer = bytes.clone();
+    longer.push(0);
+    fs::write(&path, longer).unwrap();
+    assert_names(&load(truncated.path(), None).unwrap_err().to_string(), &["1 bytes follow the last tensor"]);
+
+    let broken = copy_of("llama3");
+    fs::write(broken.path().join("config.json"), "{\"model_type\": ").unwrap();
+    assert_names(
+        &load(broken.path(), None).unwrap_err().to_string(),
+        &["config.json is not valid JSON", "line 1"],
+    );
+    fs::write(broken.path().join("config.json"), "[]").unwrap();
+    assert_names(
+        &load(broken.path(), None).unwrap_err().to_string(),
+        &["config.json is not valid JSON", "a list"],
+    );
+}
+
+#[test]
+fn folders_that_are_not_models_say_what_is_missing() {
+    let empty = tempfile::tempdir().unwrap();
+    assert_names(
+        &load(empty.path(), None).unwrap_err().to_string(),
+        &["is not a model folder", "no config.json"],
+    );
+    assert_names(
+        &load(&empty.path().join("nowhere"), None).unwrap_err().to_string(),
+        &["nowhere", "no config.json"],
+    );
+
+    let copy = copy_of("llama3");
+    fs::remove_file(copy.path().join("model.safetensors")).unwrap();
+    assert_names(&load(copy.path(), None).unwrap_err().to_string(), &["neither model.safetensors nor"]);
+    fs::write(copy.path().join("pytorch_model.bin"), "").unwrap();
+    assert_names(
+        &load(copy.path(), None).unwrap_err().to_string(),
+        &["pytorch_model.bin", "only safetensors"],
+    );
+}
+
+#[test]
+fn shards_are_checked_against_the_index() {
+    let copy = copy_of("qwen2");
+    let index = copy.path().join("model.safetensors.index.json");
+    let original = fs::read_to_string(&index).unwrap();
+    fs::remove_file(copy.path().join("model-00002-of-00003.safetensors")).unwrap();
+    assert_names(
+        &load(copy.path(), None).unwrap_err().to_string(),
+        &["names model-00002-of-00003.safetensors, which is not there"],
+    );
+
+    let copy = copy_of("qwen2");
+    let index_of = |text: String| {
+        fs::write(copy.path().join("model.safetensors.index.json"), text).unwrap();
+        load(copy.path(), None).unwrap_err().to_string()
+    };
+    let swapped =
+        original.replace("\"model.norm.weight\": \"model-00002", "\"model.norm.weight\": \"model-00001");
+    assert_ne!(swapped, original);
+    assert_names(&index_of(swapped), &["model-00001-of-00003.safetensors is damaged", "`model.norm.weight`"]);
+    let outside = original.replace("model-00003-of-00003", "../model");
+    assert_names(&index_of(outside), &["model.safetensors.index.json", "`weight_map`", "no plain"]);
+    assert_names(&index_of("{}".to_owned()), &["`weight_map` is missing"]);
+}
+
+#[test]
+fn the_context_is_limited_by_the_model_and_by_its_window() {
+    // mistral: 256 positions, a window of 128.
+    let by_default = load(&fixture("mistral"), None).unwrap();
+    assert_eq!(by_default.max_model_len, 128);
+    assert_names(&by_default.length_limited_by.unwrap(), &["sliding_window = 128"]);
+    assert_eq!(load(&fixture("mistral"), Some(100)).unwrap().max_model_len, 100);
+    let sentence = load(&fixture("mistral"), Some(129)).unwrap_err().to_string();
+    assert_names(&sentence, &["129 is more than 128", "sliding_window = 128", "config.json"]);
+
+    let llama = load(&fixture("llama3"), None).unwrap();
+    assert_eq!((llama.max_model_len, llama.length_limited_by), (256, None));
+    assert_names(
+        &load(&fixture("llama3"), Some(257)).unwrap_err().to_string(),
+        &["257", "256", "max_position_embeddings"],
+    );
+    assert!(load(&fixture("llama3"), Some(0)).is_err());
+}
+
+#[test]
+fn windows_count_only_where_some_layer_has_one() {
+    let window = |name: &str, changes: Value| {
+        let copy = copy_of(name);
+        edit_config(copy.path(), |config| {
+            for (field, value) in changes.as_object().unwrap() {
+                config[field] = value.clone();
+            }
+            config.as_object_mut().unwrap().retain(|_, value| *value != json!("absent"));
+        });
+        Config::parse("config.json", &fs::read(copy.path().join("config.json")).unwrap()).unwrap().window
+    };
+    assert_eq!(window("mistral", json!({"sliding_window": null})), None);
+    assert_eq!(window("mistral", json!({"sliding_window": "absent"})), Some(4096));
+    assert_eq!(window("qwen2", json!({"sliding_window": 64})), None, "use_sliding_window is false");
+    let switched = json!({"sliding_window": 64, "use_sliding_window": true, "max_window_layers": 1, "layer_types": "absent"});
+    assert_eq!(window("qwen2", switched.clone()), Some(64));
+    let mut none_left = switched;
+    none_left["max_window_layers"] = json!(2);
+    assert_eq!(window("qwen2", none_left), None);
+    let typed = json!({"sliding_window": 64, "use_sliding_window": true, "layer_types": ["full_attention", "full_attention"]});
+    assert_eq!(window("qwen2", typed), None);
+    assert_eq!(window("llama3", json!({"sliding_window": 64})), None, "Llama has no window");
+}
+
+#[test]
+fn absent_fields_take_the_familys_defaults() {
+    let parse = |config: Value| Config::parse("config.json", config.to_string().as_bytes()).unwrap();
+    let minimal = |family: &str| {
+        parse(
+            json!({"model_type": family, "hidden_size": 1024, "num_attention_heads": 32, "num_hidden_layers": 8,
+            "intermediate_size": 64, "vocab_size": 100}),
+        )
+    };
+    let llama = minimal("llama");
+    assert_eq!((llama.head_dim, llama.kv_heads, llama.tied, llama.rope.theta), (32, 32, false, 10_000.0));
+    assert_eq!((minimal("mistral").kv_heads, minimal("qwen3").head_dim), (8, 128));
+    let smollm3 = minimal("smollm3");
+    assert_eq!((smollm3.tied, smollm3.kv_heads, smollm3.rope.theta), (true, 4, 2_000_000.0));
+    assert_eq!(smollm3.rotated, [true, true, true, false, true, true, true, false]);
+    assert_eq!(minimal("phi3").eps, 1e-5);
+    let by_architecture =
+        parse(json!({"architectures": ["Qwen2ForCausalLM"], "hidden_size": 64, "num_attention_heads": 4,
+        "num_key_value_heads": null, "num_hidden_layers": 1, "intermediate_size": 64, "vocab_size": 100}));
+    assert!(by_architecture.qkv_bias && !by_architecture.o_bias && by_architecture.kv_heads == 4);
+}
+
+#[test]
+fn eos_ids_come_from_generation_config_first() {
+    assert_eq!(load(&fixture("llama3"), None).unwrap().eos_token_ids, [2, 5, 7]);
+    let copy = copy_of("llama3");
+    fs::write(
+        copy.path().join("generation_config.json"),
+        r#"{"eos_token_id": [9, 4, 9], "temperature": 0.6, "top_k": 20}"#,
+    )
+    .unwrap();
+    let model = load(copy.path(), None).unwrap();
+    assert_eq!(model.eos_token_ids, [4, 9]);
+    assert_eq!(
+        (model.generation.temperature, model.generation.top_k, model.generation.top_p),
+        (Some(0.6), Some(20), None)
+    );
+    fs::write(copy.path().join("generation_config.json"), "{}").unwrap();
+    assert_eq!(load(copy.path(), None).unwrap().eos_token_ids, [2, 5, 7]);
+}
+
+#[test]
+fn the_digest_sees_weights_and_configuration_but_not_how_they_are_stored() {
+    let digest = |folder: &Path| load(folder, None).unwrap().digest;
+    let original = digest(&fixture("llama3"));
+    assert_eq!(original, Checkpoint::open(fixture("llama3")).unwrap().digest().unwrap());
+
+    let copy = copy_of("llama3");
+    assert_eq!(digest(copy.path()), original);
+    fs::write(copy.path().join("generation_config.json"), "{}").unwrap();
+    assert_eq!(digest(copy.path()), original, "sampling defaults do not change KV");
+    edit_config(copy.path(), |config| config["rope_theta"] = json!(20_000.0));
+    assert_ne!(digest(copy.path()), original);
+
+    let copy = copy_of("llama3");
+    let path = copy.path().join("model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    assert_ne!(digest(copy.path()), original, "the last byte of a tensor is sampled");
+}
+
+#[test]
+fn progress_covers_every_byte_once() {
+    let checkpoint = Checkpoint::open(fixture("phi3")).unwrap();
+    let mut steps: Vec<(String, u64, u64)> = Vec::new();
+    let mut record =
+        |p: folio_model::Progress<'_>| steps.push((p.weight.to_owned(), p.done_bytes, p.total_bytes));
+    let mut backend = ReferenceBackend::new();
+    let model =
+        Model::load(&checkpoint, &mut backend, LoadOptions { progress: Some(&mut record), ..options(None) })
+            .unwrap();
+    assert_eq!(steps.first().map(|step| step.1), Some(0));
+    assert!(steps.windows(2).all(|pair| pair[0].1 < pair[1].1));
+    let (_, done, total) = steps.last().unwrap();
+    assert_eq!(done, total);
+    assert_eq!(*total, model.parameters * 2);
+    assert_eq!(backend.weight_bytes(), model.parameters * 4);
+    assert_eq!(model.weight_dtype, DType::F16);
+}
+
+/// LongRoPE: the same model has other frequencies for long servers, and the server's limit alone decides.
+#[test]
+fn longrope_factors_are_fixed_by_the_servers_length() {
+    let config = Checkpoint::open(fixture("phi4_mini")).unwrap().config().clone();
+    let (short, long) = (config.rope.table(96), config.rope.table(97));
+    assert_eq!(short.inv_freq.len(), 6, "0.75 of 16 dimensions are rotated");
+    assert_eq!(short.inv_freq[0], long.inv_freq[0]);
+    assert!(short.inv_freq[1..].iter().zip(&long.inv_freq[1..]).all(|(short, long)| short > long));
+    assert_eq!(config.rope.table(200), long);
+    let expected = (1.0 + (256.0f64 / 96.0).ln() / 96.0f64.ln()).sqrt() as f32;
+    assert_eq!((short.scale, long.scale), (expected, expected));
+}
