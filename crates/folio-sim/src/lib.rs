@@ -1,1 +1,19 @@
+//! The real scheduler and the real cache, driven without a model: a modelled backend, a seeded simulator, trace replay.
+//!
+//! Owns: everything that plays the outside world (clients, clock, device, faults) and the oracle. Must never:
+//! re-implement the scheduler or the cache; what is simulated here is only what surrounds them.
+//!
+//! One seed decides everything. A failing seed is reproduced by `FOLIO_SIM_SEED=123 cargo test -p folio-sim one_seed`.
 #![forbid(unsafe_code)]
+
+pub mod backend;
+pub mod cost;
+pub mod oracle;
+pub mod rng;
+pub mod scenario;
+pub mod simulator;
+
+pub use backend::SimBackend;
+pub use cost::CostModel;
+pub use scenario::Scenario;
+pub use simulator::{Report, run_seed};

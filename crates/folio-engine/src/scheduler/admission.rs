@@ -70,18 +70,13 @@ impl Scheduler {
         if self.scratch.preempted {
             return false;
         }
-        if let Some((leader, block)) = self.leader_of(slot) {
-            self.sequences[slot].awaited_block = block;
-            self.wait_for(slot, WaitingFor::SharedPrefix { leader });
+        if self.waits_for_leader(slot) || (!self.admits(cache, slot) && !self.outranks_somebody(slot)) {
             return false;
         }
-        if self.sequences[slot].looked_up_step != self.step
-            && self.admits(cache, slot)
-        {
+        if self.sequences[slot].looked_up_step != self.step {
+            // What is decided now must be true now: blocks found earlier may be gone.
             self.look_up_now(cache, slot);
-            if let Some((leader, block)) = self.leader_of(slot) {
-                self.sequences[slot].awaited_block = block;
-                self.wait_for(slot, WaitingFor::SharedPrefix { leader });
+            if self.waits_for_leader(slot) {
                 return false;
             }
         }
@@ -89,6 +84,18 @@ impl Scheduler {
             return false;
         }
         self.attach(cache, slot);
+        true
+    }
+
+    fn outranks_somebody(&self, slot: Slot) -> bool {
+        let priority = self.sequences[slot].rank.priority;
+        self.running.last().is_some_and(|(worst, _)| worst.priority > priority)
+    }
+
+    fn waits_for_leader(&mut self, slot: Slot) -> bool {
+        let Some((leader, block)) = self.leader_of(slot) else { return false };
+        self.sequences[slot].awaited_block = block;
+        self.wait_for(slot, WaitingFor::SharedPrefix { leader });
         true
     }
 
@@ -113,11 +120,16 @@ impl Scheduler {
         Some((leader.id(), sequence.lookup.full_blocks + common - 1))
     }
 
+    /// It was preempted so often that it may only run when it can no longer be.
+    pub(super) fn must_reserve(&self, slot: Slot) -> bool {
+        self.sequences[slot].timing.preemptions >= self.config.max_preemptions
+    }
+
     fn demand(&mut self, cache: &KvCache, slot: Slot) -> Demand {
         let sequence = &self.sequences[slot];
         let block_tokens = cache.config().block_tokens;
         let known = sequence.tokens.len() as u32;
-        let reserve = sequence.timing.preemptions >= self.config.max_preemptions;
+        let reserve = self.must_reserve(slot);
         let limit = sequence.final_positions().saturating_sub(known);
         let growth = if reserve { limit } else { self.lengths.remaining(sequence.generated(), limit) };
         Demand {
@@ -191,8 +203,7 @@ impl Scheduler {
             }
         }
         victims.sort_unstable();
-        let has_place = (self.running.len() as u32) < self.config.max_num_seqs;
-        if self.unreserved(cache, None) + gain < needed || (victims.is_empty() && !has_place) {
+        if victims.is_empty() || self.unreserved(cache, None) + gain < needed {
             return false;
         }
         let mut victims = victims.into_iter();

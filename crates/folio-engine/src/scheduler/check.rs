@@ -1,8 +1,9 @@
 //! The scheduler's invariants, verified in full. For tests and the simulator; changes nothing.
 
-use folio_kv::{BlockTable, KvCache};
+use folio_kv::{BlockTable, KvCache, TenantId};
 
 use super::Scheduler;
+use crate::request::RequestId;
 
 impl Scheduler {
     /// What does not hold, in words, or nothing. Valid between steps. O(everything).
@@ -42,6 +43,13 @@ impl Scheduler {
         self.check_requests()
     }
 
+    /// Every block table there is, and whose it is.
+    pub fn tables(&self) -> impl Iterator<Item = (RequestId, TenantId, &BlockTable)> {
+        self.sequences.iter().filter_map(|sequence| {
+            sequence.table.as_ref().map(|table| (sequence.request, sequence.tenant, table))
+        })
+    }
+
     fn check_requests(&self) -> Result<(), String> {
         for sequence in self.sequences.iter() {
             if sequence.computed as usize >= sequence.tokens.len() {
@@ -57,6 +65,33 @@ impl Scheduler {
         }
         if self.groups.is_empty() && (self.in_flight.len() != 0 || !self.deadlines.is_empty() || self.queued.requests != 0) {
             return Err("something is left of requests that ended".into());
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Scheduler {
+    /// One line per sequence: what a person needs to see why nothing moves.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(f, "step {}, {} running, {} waiting", self.step, self.running.len(), self.waiting.len())?;
+        let order = self.running.iter().map(|(_, slot)| slot).chain(self.waiting.iter().map(|(_, slot)| slot));
+        for slot in order {
+            let s = &self.sequences[*slot];
+            writeln!(
+                f,
+                "  {:?} of {:?} priority {}: {} of {} known computed, {} blocks, up to {} positions, {:?}{}, preempted {}, passed {}",
+                s.id(),
+                s.request,
+                s.rank.priority,
+                s.computed,
+                s.tokens.len(),
+                s.table.as_ref().map_or(0, |table| table.blocks().len()),
+                s.final_positions(),
+                s.state,
+                if s.reserved { " (reserved)" } else { "" },
+                s.timing.preemptions,
+                s.bypassed,
+            )?;
         }
         Ok(())
     }

@@ -241,17 +241,26 @@ impl Scheduler {
 
     /// Shares the leader's blocks with a sibling, if there is a place for it; otherwise it stays in the queue.
     fn fork(&mut self, cache: &mut KvCache, leader: Slot, sibling: Slot) {
-        // One block to write in must be left for it and one for the leader, or the fork only leads to preemption.
-        if self.running.len() as u32 >= self.config.max_num_seqs || self.unreserved(cache, None) < 2 {
+        let reserve = self.must_reserve(sibling);
+        let (leads, wants) = (&self.sequences[leader], &self.sequences[sibling]);
+        let Some(table) = &leads.table else { return };
+        // One block to write in must be left for it and one for the leader, or the fork only leads to preemption; with
+        // a reservation, all it may ever need.
+        let later = if reserve { cache.needed(table, wants.final_positions()) } else { 0 };
+        let spare = self.unreserved(cache, None);
+        if self.running.len() as u32 >= self.config.max_num_seqs || spare < later + 2 {
             return;
         }
-        let Some(table) = self.sequences[leader].table.as_ref().map(|table| cache.fork(table)) else { return };
+        let table = cache.fork(table);
         let sequence = &mut self.sequences[sibling];
         sequence.computed = table.computed();
-        sequence.high_water = sequence.computed;
         sequence.table = Some(table);
         sequence.state = State::Running;
         sequence.synced = 0;
+        sequence.reserved = reserve;
+        if reserve {
+            self.scratch.reserved.push(sibling);
+        }
         let rank = sequence.rank;
         self.waiting.remove(&(rank, sibling));
         self.start_running(sibling);

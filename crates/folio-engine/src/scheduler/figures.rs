@@ -11,6 +11,11 @@ impl Scheduler {
         &self.counters
     }
 
+    /// Tokens of the last planned step, and how many of them were decodes.
+    pub fn last_step(&self) -> (u32, u32) {
+        (self.last_tokens, self.last_decodes)
+    }
+
     /// Writes everything the scheduler knows into `stats`. `tenants`: refresh those figures too, O(sequences + tenants).
     pub(crate) fn report(&self, cache: &KvCache, stats: &mut EngineStats, tenants: bool) {
         stats.queued_requests = self.queued.requests;

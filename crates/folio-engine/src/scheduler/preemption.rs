@@ -63,6 +63,17 @@ impl Scheduler {
         spare
     }
 
+    /// Preempts everybody who may be preempted, between two steps: what the pool running dry does to one, for all at once.
+    /// Returns how many. They resume in rank order, from whatever of theirs is still cached.
+    pub fn preempt_all(&mut self, cache: &mut KvCache) -> usize {
+        let victims: Vec<Slot> = self.running.iter().map(|(_, slot)| *slot).collect();
+        let victims = victims.into_iter().filter(|slot| !self.sequences[*slot].reserved).collect::<Vec<_>>();
+        for victim in &victims {
+            self.preempt(cache, *victim);
+        }
+        victims.len()
+    }
+
     fn victim(&self, cache: &KvCache, requester: Slot) -> Option<Slot> {
         let priority = self.sequences[requester].rank.priority;
         let candidates = self.running.iter().filter(|(rank, slot)| {

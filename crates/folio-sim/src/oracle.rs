@@ -1,0 +1,88 @@
+//! What a request must generate, computed alone and without a cache: no blocks, no batch, no scheduler.
+
+use std::sync::Arc;
+
+use folio_engine::plan::{SampleSpec, Sampled, TokenHistory};
+use folio_engine::request::{Request, TokenLogprobs};
+use folio_engine::{FinishReason, Sampler, choice_seed};
+
+use crate::backend::{EMPTY, extend, logits, value};
+
+/// One choice's whole output.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer {
+    pub tokens: Vec<(u32, Option<TokenLogprobs>)>,
+    pub reason: FinishReason,
+}
+
+/// Everything a request must be told.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Expectation {
+    pub prompt_logprobs: Vec<TokenLogprobs>,
+    pub choices: Vec<Answer>,
+}
+
+fn row(context: u64, vocab: usize) -> Vec<f32> {
+    let mut row = Vec::with_capacity(vocab);
+    logits(context, vocab, &mut row);
+    row
+}
+
+fn read(context: u64, token: u32, position: usize) -> u64 {
+    extend(context, value(context, token, position as u32))
+}
+
+/// Runs `request` by itself.
+pub fn expect(request: &Request, vocab: usize, max_model_len: u32) -> Expectation {
+    let mut sampler = Sampler::default();
+    let mut context = EMPTY;
+    let mut prompt_logprobs = Vec::new();
+    for (position, token) in request.prompt.iter().enumerate() {
+        context = read(context, *token, position);
+        if let (Some(top), Some(next)) = (request.prompt_logprobs, request.prompt.get(position + 1))
+            && let Sampled::Score(score) = sampler.score(&row(context, vocab), *next, top)
+        {
+            prompt_logprobs.push(score);
+        }
+    }
+    let choices = (0..request.n).map(|choice| answer(request, choice, context, vocab, max_model_len, &mut sampler));
+    Expectation { choices: choices.collect(), prompt_logprobs }
+}
+
+fn answer(
+    request: &Request,
+    choice: u32,
+    mut context: u64,
+    vocab: usize,
+    max_model_len: u32,
+    sampler: &mut Sampler,
+) -> Answer {
+    let params = Arc::new(request.sampling.clone());
+    let mut known = request.prompt.to_vec();
+    let mut tokens: Vec<(u32, Option<TokenLogprobs>)> = Vec::new();
+    loop {
+        let generated = tokens.len() as u32;
+        if generated == params.max_tokens || known.len() as u32 == max_model_len {
+            return Answer { tokens, reason: FinishReason::Length };
+        }
+        let mut history = TokenHistory::of_prompt(&request.prompt);
+        tokens.iter().for_each(|(token, _)| history.push(*token));
+        let spec = SampleSpec {
+            params: params.clone(),
+            seed: choice_seed(params.seed, choice),
+            position: known.len() as u32,
+            history: Some(Arc::new(history)),
+            forbid_stop: generated < params.min_tokens,
+            grammar: None,
+        };
+        let Sampled::Token { id, logprobs } = sampler.sample(&row(context, vocab), &spec) else {
+            return Answer { tokens, reason: FinishReason::Error };
+        };
+        tokens.push((id, logprobs));
+        if params.eos_token_ids.contains(&id) || params.stop_token_ids.contains(&id) {
+            return Answer { tokens, reason: FinishReason::Stop };
+        }
+        context = read(context, id, known.len());
+        known.push(id);
+    }
+}

@@ -1,0 +1,219 @@
+//! A world made from a seed: limits, pool, tenants, clients and faults.
+
+use std::sync::Arc;
+
+use folio_engine::request::{Micros, Request, RequestId, SamplingParams};
+use folio_engine::SchedulerConfig;
+use folio_kv::{CacheConfig, Identity, Root, TenantId};
+
+use crate::rng::Rng;
+
+/// How a client treats what it is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Behaviour {
+    /// Reads to the end.
+    Reads,
+    /// Cancels at a point in time.
+    CancelsAt(Micros),
+    /// Cancels after so many events.
+    CancelsAfter(u32),
+    /// Ends one choice after so many events (found a stop string).
+    EndsChoiceAfter { events: u32, choice: u32 },
+    /// Is gone after so many events: its sink answers false.
+    VanishesAfter(u32),
+    /// Has room for `capacity` events and takes one per step; a full buffer counts as gone.
+    Slow { capacity: u32 },
+}
+
+#[derive(Clone, Debug)]
+pub struct Client {
+    pub arrives: Micros,
+    pub request: Request,
+    pub behaviour: Behaviour,
+}
+
+/// Everything a run depends on.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    pub config: SchedulerConfig,
+    pub cache: CacheConfig,
+    pub vocab: u32,
+    pub max_logit_rows: usize,
+    /// Ascending by arrival.
+    pub clients: Vec<Client>,
+    /// The executor fails once in so many steps; 0 never.
+    pub fails_one_in: u64,
+    pub seed: u64,
+}
+
+/// A root for `tenant`, as a server would derive it.
+pub fn root(tenant: TenantId) -> Root {
+    let mut secret = [7; 32];
+    secret[..4].copy_from_slice(&tenant.0.to_le_bytes());
+    Root::derive(&Identity {
+        tenant,
+        tenant_secret: &secret,
+        model_digest: &[1; 32],
+        layout_digest: &[2; 32],
+        extra: &[],
+    })
+}
+
+/// Plain greedy parameters.
+pub fn greedy(max_tokens: u32) -> SamplingParams {
+    SamplingParams {
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        repetition_penalty: 1.0,
+        logit_bias: Arc::new([]),
+        seed: 0,
+        max_tokens,
+        min_tokens: 0,
+        eos_token_ids: Arc::new([]),
+        stop_token_ids: Arc::new([]),
+        logprobs: None,
+    }
+}
+
+/// A greedy request of tenant 0.
+pub fn request(id: u64, prompt: &[u32], max_tokens: u32) -> Request {
+    Request {
+        id: RequestId(id),
+        tenant: TenantId(0),
+        root: root(TenantId(0)),
+        prompt: prompt.into(),
+        n: 1,
+        sampling: greedy(max_tokens),
+        priority: 0,
+        deadline: None,
+        prompt_logprobs: None,
+    }
+}
+
+impl Scenario {
+    /// The world of `seed`.
+    pub fn from_seed(seed: u64) -> Self {
+        let rng = &mut Rng::new(seed);
+        let vocab = 29;
+        let block_tokens = *rng.pick(&[1u32, 2, 4, 8, 16]);
+        let max_model_len = rng.range(40, 140) as u32;
+        let max_num_seqs = rng.range(1, 10) as u32;
+        let budget = max_num_seqs.max(rng.skewed(1, 120) as u32);
+        let config = SchedulerConfig {
+            max_num_seqs,
+            max_num_batched_tokens: budget,
+            max_prefill_tokens_while_decoding: rng.skewed(1, u64::from(budget)) as u32,
+            max_model_len,
+            max_choices: 4,
+            watermark_permille: *rng.pick(&[0, 10, 100]),
+            max_preemptions: rng.range(0, 4) as u32,
+            max_bypasses: rng.range(0, 6) as u32,
+            guarantee_completion: rng.one_in(8),
+            shared_prefix_wait_us_max: *rng.pick(&[0, 50_000, 60_000_000]),
+            ..SchedulerConfig::default()
+        };
+        let clients = clients(rng, &config, vocab);
+        let largest = clients.iter().map(|client| positions(&client.request)).max().unwrap_or(1);
+        let blocks = largest.div_ceil(block_tokens) + rng.skewed(0, 120 / u64::from(block_tokens) + 4) as u32;
+        Self {
+            config,
+            cache: CacheConfig { blocks, block_tokens, bytes_per_block: 1024 },
+            vocab,
+            max_logit_rows: rng.range(1, 12) as usize,
+            clients,
+            fails_one_in: if rng.one_in(6) { rng.range(5, 60) } else { 0 },
+            seed,
+        }
+    }
+}
+
+/// Positions one choice of a request needs KV for.
+pub fn positions(request: &Request) -> u32 {
+    let prompt = request.prompt.len() as u32;
+    (prompt + request.sampling.max_tokens).saturating_sub(1).max(prompt)
+}
+
+fn clients(rng: &mut Rng, config: &SchedulerConfig, vocab: u32) -> Vec<Client> {
+    let text = |rng: &mut Rng, length: u64| -> Vec<u32> {
+        (0..length).map(|_| (rng.next() % u64::from(vocab)) as u32).collect()
+    };
+    let longest = u64::from(config.max_model_len) - 1;
+    let shared: Vec<Vec<u32>> = (0..rng.range(1, 3)).map(|_| { let n = rng.skewed(4, longest); text(rng, n) }).collect();
+    let (tenants, pace) = (rng.range(1, 3), rng.skewed(1, 400_000));
+    let mut now = 0;
+    let mut clients = Vec::new();
+    for id in 1..=rng.range(2, 18) {
+        let mut prompt = match rng.one_in(4) {
+            true => Vec::new(),
+            false => {
+                let prefix = rng.pick(&shared).clone();
+                let cut = if rng.one_in(3) { prefix.len() as u64 } else { rng.range(1, prefix.len() as u64) };
+                prefix[..cut as usize].to_vec()
+            }
+        };
+        let own = rng.skewed(u64::from(prompt.is_empty()), (longest - prompt.len() as u64).max(1));
+        prompt.extend(text(rng, own));
+        prompt.truncate(longest as usize);
+        let room = u64::from(config.max_model_len) - prompt.len() as u64;
+        let tenant = TenantId(rng.range(1, tenants) as u32);
+        now += rng.skewed(0, pace);
+        let request = Request {
+            id: RequestId(id),
+            tenant,
+            root: root(tenant),
+            n: if rng.one_in(4) { rng.range(2, 4) as u32 } else { 1 },
+            sampling: sampling(rng, room, vocab),
+            priority: if rng.one_in(4) { rng.range(0, 4) as i32 - 2 } else { 0 },
+            deadline: rng.one_in(8).then(|| Micros(now + rng.skewed(1, 2_000_000))),
+            prompt_logprobs: rng.one_in(6).then(|| rng.range(0, 3) as u32),
+            prompt: prompt.into(),
+        };
+        let behaviour = behaviour(rng, now, request.n);
+        clients.push(Client { arrives: Micros(now), request, behaviour });
+    }
+    clients
+}
+
+fn sampling(rng: &mut Rng, room: u64, vocab: u32) -> SamplingParams {
+    let max_tokens = if rng.one_in(12) { 0 } else { rng.skewed(1, room.min(60)) as u32 };
+    let mut params = greedy(max_tokens);
+    params.seed = rng.next();
+    params.min_tokens = if rng.one_in(4) { rng.range(0, u64::from(max_tokens)) as u32 } else { 0 };
+    if rng.one_in(2) {
+        params.eos_token_ids = Arc::new([(rng.next() % u64::from(vocab)) as u32]);
+    }
+    if rng.one_in(3) {
+        params.stop_token_ids = Arc::new([(rng.next() % u64::from(vocab)) as u32]);
+    }
+    if rng.one_in(2) {
+        params.temperature = *rng.pick(&[0.3, 1.0, 1.5]);
+        params.top_k = *rng.pick(&[0, 0, 5]);
+        params.top_p = *rng.pick(&[1.0, 0.9]);
+        params.min_p = *rng.pick(&[0.0, 0.0, 0.05]);
+    }
+    if rng.one_in(4) {
+        params.repetition_penalty = 1.3;
+        params.frequency_penalty = *rng.pick(&[0.0, 0.5]);
+        params.presence_penalty = *rng.pick(&[0.0, -0.7]);
+    }
+    params.logprobs = rng.one_in(5).then(|| rng.range(0, 3) as u32);
+    params
+}
+
+fn behaviour(rng: &mut Rng, arrived: u64, n: u32) -> Behaviour {
+    match rng.range(0, 9) {
+        0 => Behaviour::CancelsAt(Micros(arrived + rng.skewed(0, 1_500_000))),
+        1 => Behaviour::CancelsAfter(rng.skewed(1, 30) as u32),
+        2 => Behaviour::VanishesAfter(rng.skewed(0, 30) as u32),
+        3 => Behaviour::EndsChoiceAfter {
+            events: rng.skewed(0, 20) as u32,
+            choice: (rng.next() % u64::from(n)) as u32,
+        },
+        4 => Behaviour::Slow { capacity: rng.range(2, 12) as u32 },
+        _ => Behaviour::Reads,
+    }
+}

@@ -1,0 +1,414 @@
+//! Drives the real scheduler and cache through a [`Scenario`] in virtual time, and checks everything after every step.
+
+use std::collections::VecDeque;
+
+use folio_engine::plan::{ExecutorError, StepPlan, Want};
+use folio_engine::request::{Event, RequestId};
+use folio_engine::{CancelRequest, Executor, FinishReason, Micros, ModelExecutor, Scheduler};
+use folio_kv::{KvCache, LruLeafFirst, TenantId};
+
+use crate::backend::SimBackend;
+use crate::cost::CostModel;
+use crate::oracle::{Expectation, expect};
+use crate::rng::Rng;
+use crate::scenario::{Behaviour, Client, Scenario};
+
+/// What happened in a run, for statistics over many of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    pub steps: u64,
+    pub requests: u64,
+    pub tokens: u64,
+    pub preemptions: u64,
+    pub recomputed_tokens: u64,
+    pub cached_tokens: u64,
+    pub shared_prefix_waits: u64,
+    pub block_waits: u64,
+    pub copies: u64,
+    pub forks: u64,
+    pub stopped: u64,
+    pub length: u64,
+    pub cancelled: u64,
+    pub deadline: u64,
+    pub errors: u64,
+}
+
+impl Report {
+    pub fn add(&mut self, other: &Report) {
+        self.steps += other.steps;
+        self.requests += other.requests;
+        self.tokens += other.tokens;
+        self.preemptions += other.preemptions;
+        self.recomputed_tokens += other.recomputed_tokens;
+        self.cached_tokens += other.cached_tokens;
+        self.shared_prefix_waits += other.shared_prefix_waits;
+        self.block_waits += other.block_waits;
+        self.copies += other.copies;
+        self.forks += other.forks;
+        self.stopped += other.stopped;
+        self.length += other.length;
+        self.cancelled += other.cancelled;
+        self.deadline += other.deadline;
+        self.errors += other.errors;
+    }
+}
+
+/// Runs the world of `seed` to its end. The error says what went wrong and how to see it again.
+pub fn run_seed(seed: u64) -> Result<Report, String> {
+    Simulator::new(Scenario::from_seed(seed)).run().map_err(|what| {
+        format!("seed {seed}: {what}\nreproduce: FOLIO_SIM_SEED={seed} cargo test -p folio-sim one_seed -- --nocapture")
+    })
+}
+
+/// What a client has seen.
+struct Reader {
+    client: Client,
+    expectation: Option<Expectation>,
+    events: u32,
+    buffered: u32,
+    prompt_seen: bool,
+    tokens: Vec<Vec<(u32, Option<folio_engine::request::TokenLogprobs>)>>,
+    finished: Vec<Option<FinishReason>>,
+    /// It asked to be cancelled, or is gone.
+    left: bool,
+    ended_choice: Option<u32>,
+    deaf: bool,
+    /// Its sequences were part of a step that failed.
+    struck: bool,
+}
+
+/// See the module documentation.
+pub struct Simulator {
+    scenario: Scenario,
+    scheduler: Scheduler,
+    cache: KvCache,
+    executor: ModelExecutor,
+    rng: Rng,
+    cost: CostModel,
+    now: Micros,
+    arriving: VecDeque<Client>,
+    readers: Vec<Reader>,
+    cancellations: Vec<CancelRequest>,
+    empty_steps: u32,
+    report: Report,
+    pub trace: bool,
+}
+
+impl Simulator {
+    pub fn new(scenario: Scenario) -> Self {
+        let (blocks, block_tokens) = (scenario.cache.blocks as usize, scenario.cache.block_tokens as usize);
+        let (vocab, rows) = (scenario.vocab as usize, scenario.config.max_num_batched_tokens as usize);
+        let backend = SimBackend::new(vocab, blocks, block_tokens, rows, scenario.max_logit_rows);
+        Self {
+            scheduler: Scheduler::new(scenario.config.clone()).expect("scenarios have valid limits"),
+            cache: KvCache::new(scenario.cache, Box::new(LruLeafFirst::new())),
+            executor: ModelExecutor::new(Box::new(backend), vocab, rows, scenario.max_logit_rows),
+            rng: Rng::new(scenario.seed ^ 0xfa01),
+            cost: CostModel { step_us: 1000.0, token_us: 200.0, context_us_per_1k: 100.0 },
+            now: Micros(0),
+            arriving: scenario.clients.iter().cloned().collect(),
+            readers: Vec::new(),
+            cancellations: Vec::new(),
+            empty_steps: 0,
+            report: Report::default(),
+            trace: false,
+            scenario,
+        }
+    }
+
+    /// To the end of the last request.
+    pub fn run(mut self) -> Result<Report, String> {
+        let limit = self.step_limit();
+        while self.scheduler.has_work() || !self.arriving.is_empty() {
+            if self.report.steps > limit {
+                return Err(format!("not finished after {limit} steps: starvation or livelock"));
+            }
+            self.step()?;
+        }
+        self.check_end()?;
+        let counters = self.scheduler.counters();
+        let cache = self.cache.stats();
+        self.report.requests = self.readers.len() as u64;
+        self.report.tokens = counters.generation_tokens;
+        self.report.preemptions = counters.preemptions;
+        self.report.recomputed_tokens = counters.recomputed_tokens;
+        self.report.cached_tokens = counters.cached_prompt_tokens;
+        self.report.shared_prefix_waits = counters.shared_prefix_waits;
+        self.report.block_waits = counters.block_waits;
+        self.report.copies = cache.copies;
+        self.report.stopped = counters.finished_stop;
+        self.report.length = counters.finished_length;
+        self.report.cancelled = counters.finished_cancelled;
+        self.report.deadline = counters.finished_deadline;
+        self.report.errors = counters.finished_error;
+        Ok(self.report)
+    }
+
+    /// Every token could be computed alone, in a step of its own, as often as its sequence may be preempted.
+    fn step_limit(&self) -> u64 {
+        let tokens = self.scenario.clients.iter().map(|client| {
+            let request = &client.request;
+            (request.prompt.len() as u64 + u64::from(request.sampling.max_tokens)) * u64::from(request.n)
+        });
+        tokens.sum::<u64>() * u64::from(self.scenario.config.max_preemptions + 2) + 100
+    }
+
+    fn step(&mut self) -> Result<(), String> {
+        self.report.steps += 1;
+        let arrived = self.arrive();
+        let cancellations = std::mem::take(&mut self.cancellations);
+        self.scheduler.admit(arrived, cancellations, self.now);
+        let plan = self.scheduler.plan(&mut self.cache, self.now);
+        if self.trace {
+            println!("{plan:?}");
+        }
+        check_plan(plan, &self.scenario)?;
+        check_copies(plan)?;
+        let empty = plan.sequences.is_empty();
+        self.now.0 += self.cost.step(plan);
+        let fails = !empty && self.scenario.fails_one_in > 0 && self.rng.one_in(self.scenario.fails_one_in);
+        let result = if empty {
+            Ok(folio_engine::StepOutput { step: plan.step, ..Default::default() })
+        } else if fails && self.rng.one_in(2) {
+            // Before anything was computed.
+            Err(ExecutorError { step: plan.step, reason: "injected".into() })
+        } else {
+            let output = self.executor.execute(plan).cloned().map_err(|error| error.to_string())?;
+            if fails { Err(ExecutorError { step: plan.step, reason: "injected".into() }) } else { Ok(output) }
+        };
+        let events = match &result {
+            Ok(output) => self.scheduler.commit(&mut self.cache, Ok(output), self.now),
+            Err(error) => self.scheduler.commit(&mut self.cache, Err(error.clone()), self.now),
+        };
+        let events: Vec<_> = std::mem::take(events);
+        let (tokens, decodes) = self.scheduler.last_step();
+        if decodes > 0 && tokens - decodes > self.scenario.config.max_prefill_tokens_while_decoding {
+            return Err(format!("{} prompt tokens beside {decodes} decodes", tokens - decodes));
+        }
+        let progress = !empty || !events.is_empty();
+        for (id, event) in events {
+            self.deliver(id, event, fails)?;
+        }
+        self.empty_steps = if progress { 0 } else { self.empty_steps + 1 };
+        if self.empty_steps > 2 {
+            let (scheduler, cache) = (&self.scheduler, self.cache.stats());
+            return Err(format!("nothing is computed although something waits\n{scheduler:?}{cache:?}"));
+        }
+        self.clients_act();
+        self.scheduler.check(&self.cache)?;
+        self.check_tenants()
+    }
+
+    fn arrive(&mut self) -> Vec<folio_engine::Request> {
+        if !self.scheduler.has_work()
+            && let Some(next) = self.arriving.front()
+        {
+            self.now = self.now.max(next.arrives);
+        }
+        let mut requests = Vec::new();
+        while let Some(client) = self.arriving.pop_front_if(|client| client.arrives <= self.now) {
+            requests.push(client.request.clone());
+            let n = client.request.n as usize;
+            self.report.forks += n as u64 - 1;
+            self.readers.push(Reader {
+                client,
+                expectation: None,
+                events: 0,
+                buffered: 0,
+                prompt_seen: false,
+                tokens: vec![Vec::new(); n],
+                finished: vec![None; n],
+                left: false,
+                ended_choice: None,
+                deaf: false,
+                struck: false,
+            });
+        }
+        requests
+    }
+
+    fn deliver(&mut self, id: RequestId, event: Event, failed: bool) -> Result<(), String> {
+        let now = self.now;
+        let (vocab, max_model_len) = (self.scenario.vocab as usize, self.scenario.config.max_model_len);
+        let reader = self.readers.iter_mut().find(|reader| reader.client.request.id == id);
+        let reader = reader.ok_or_else(|| format!("an event for {id:?}, which never arrived"))?;
+        reader.struck |= failed;
+        let expectation = reader
+            .expectation
+            .get_or_insert_with(|| expect(&reader.client.request, vocab, max_model_len))
+            .clone();
+        reader.take(&event, &expectation, now).map_err(|what| format!("{id:?}: {what}, event {event:?}"))?;
+        if reader.answers() {
+            return Ok(());
+        }
+        if !reader.deaf {
+            reader.deaf = true;
+            reader.left = true;
+            self.cancellations.push(CancelRequest { request: id, choice: None });
+        }
+        Ok(())
+    }
+
+    /// Cancellations that are due, and slow readers reading.
+    fn clients_act(&mut self) {
+        for reader in &mut self.readers {
+            reader.buffered = reader.buffered.saturating_sub(1);
+            let id = reader.client.request.id;
+            let cancels = match reader.client.behaviour {
+                Behaviour::CancelsAt(at) => at <= self.now,
+                Behaviour::CancelsAfter(events) => reader.events >= events,
+                _ => false,
+            };
+            if cancels && !reader.left {
+                reader.left = true;
+                self.cancellations.push(CancelRequest { request: id, choice: None });
+            }
+            if let Behaviour::EndsChoiceAfter { events, choice } = reader.client.behaviour
+                && reader.events >= events
+                && reader.ended_choice.is_none()
+            {
+                reader.ended_choice = Some(choice);
+                self.cancellations.push(CancelRequest { request: id, choice: Some(choice) });
+            }
+        }
+    }
+
+    /// No block is held by two tenants.
+    fn check_tenants(&self) -> Result<(), String> {
+        let mut holder: Vec<Option<TenantId>> = vec![None; self.scenario.cache.blocks as usize];
+        for (request, tenant, table) in self.scheduler.tables() {
+            for block in table.blocks() {
+                let holder = &mut holder[block.0 as usize];
+                if holder.is_some_and(|other| other != tenant) {
+                    return Err(format!("{block:?} belongs to {tenant:?} ({request:?}) and {holder:?}"));
+                }
+                *holder = Some(tenant);
+            }
+        }
+        Ok(())
+    }
+
+    fn check_end(&self) -> Result<(), String> {
+        for reader in &self.readers {
+            if let Some(choice) = reader.finished.iter().position(Option::is_none) {
+                return Err(format!("{:?} choice {choice} was never finished", reader.client.request.id));
+            }
+        }
+        let stats = self.cache.stats();
+        if stats.active_blocks != 0 {
+            return Err(format!("{} blocks are still held at the end", stats.active_blocks));
+        }
+        let delivered: usize = self.readers.iter().flat_map(|reader| &reader.tokens).map(Vec::len).sum();
+        if delivered as u64 != self.scheduler.counters().generation_tokens {
+            return Err("delivered tokens and the counter differ".into());
+        }
+        Ok(())
+    }
+}
+
+impl Reader {
+    /// Whether the client still listens, after an event was put before it.
+    fn answers(&mut self) -> bool {
+        if self.deaf {
+            return false;
+        }
+        self.events += 1;
+        self.buffered += 1;
+        match self.client.behaviour {
+            Behaviour::VanishesAfter(events) => self.events <= events,
+            Behaviour::Slow { capacity } => self.buffered <= capacity,
+            _ => true,
+        }
+    }
+
+    fn take(&mut self, event: &Event, expected: &Expectation, now: Micros) -> Result<(), String> {
+        match event {
+            Event::Prompt { cached_tokens, prompt_logprobs } => {
+                if std::mem::replace(&mut self.prompt_seen, true) || self.tokens.iter().any(|t| !t.is_empty()) {
+                    return Err("the prompt was reported twice or late".into());
+                }
+                if *cached_tokens as usize >= self.client.request.prompt.len() {
+                    return Err("the whole prompt is said to be cached".into());
+                }
+                if *prompt_logprobs != expected.prompt_logprobs {
+                    return Err(format!("prompt logprobs differ from {:?}", expected.prompt_logprobs));
+                }
+            }
+            Event::Token { choice, token } => {
+                let choice = *choice as usize;
+                if self.finished[choice].is_some() || !self.prompt_seen {
+                    return Err("a token out of turn".into());
+                }
+                let at = self.tokens[choice].len();
+                let want = expected.choices[choice].tokens.get(at);
+                if want != Some(&(token.id, token.logprobs.clone())) {
+                    return Err(format!("token {at} differs: alone it was {want:?}"));
+                }
+                self.tokens[choice].push((token.id, token.logprobs.clone()));
+            }
+            Event::Finished { choice, reason, stop_token, .. } => {
+                let choice = *choice as usize;
+                if self.finished[choice].replace(*reason).is_some() {
+                    return Err("finished twice".into());
+                }
+                self.check_reason(choice, *reason, *stop_token, expected, now)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_reason(
+        &self,
+        choice: usize,
+        reason: FinishReason,
+        stop_token: Option<u32>,
+        expected: &Expectation,
+        now: Micros,
+    ) -> Result<(), String> {
+        let answer = &expected.choices[choice];
+        let last = self.tokens[choice].last().map(|(token, _)| *token);
+        let fine = match reason {
+            FinishReason::Stop | FinishReason::Length => {
+                let stop = (reason == FinishReason::Stop).then_some(last).flatten();
+                answer.reason == reason && answer.tokens.len() == self.tokens[choice].len() && stop == stop_token
+            }
+            FinishReason::Cancelled => self.left || self.ended_choice == Some(choice as u32),
+            FinishReason::Deadline => self.client.request.deadline.is_some_and(|deadline| deadline <= now),
+            FinishReason::Error => self.struck || answer.reason == FinishReason::Error,
+        };
+        if fine { Ok(()) } else { Err(format!("finished for the wrong reason; alone it was {:?}", answer.reason)) }
+    }
+}
+
+fn check_plan(plan: &StepPlan, scenario: &Scenario) -> Result<(), String> {
+    let config = &scenario.config;
+    let tokens: usize = plan.sequences.iter().map(|sequence| sequence.tokens.len()).sum();
+    if tokens > config.max_num_batched_tokens as usize {
+        return Err(format!("{tokens} tokens exceed the budget of {}", config.max_num_batched_tokens));
+    }
+    for sequence in &plan.sequences {
+        let end = sequence.first_position as usize + sequence.tokens.len();
+        let table = sequence.block_tables.first().map_or(0, Vec::len);
+        if sequence.tokens.is_empty() || table * (scenario.cache.block_tokens as usize) < end {
+            return Err(format!("{:?} computes nothing or beyond its blocks", sequence.id));
+        }
+        if !sequence.samples.is_sorted_by_key(|sample| sample.row) {
+            return Err(format!("{:?} samples out of order", sequence.id));
+        }
+        for sample in &sequence.samples {
+            if let Want::Token(spec) = &sample.want
+                && (sample.row as usize + 1 != sequence.tokens.len() || spec.position as usize != end)
+            {
+                return Err(format!("{:?} samples a token at the wrong place", sequence.id));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check_copies(plan: &StepPlan) -> Result<(), String> {
+    match plan.copies.iter().find(|copy| copy.from == copy.to || copy.tokens == 0) {
+        Some(copy) => Err(format!("{copy:?} copies nothing")),
+        None => Ok(()),
+    }
+}

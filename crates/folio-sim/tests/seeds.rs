@@ -1,0 +1,51 @@
+//! Thousands of small worlds, one per seed. See `folio_sim` for what is checked in each.
+
+use folio_sim::{Report, Scenario, run_seed, simulator::Simulator};
+
+fn seeds() -> u64 {
+    std::env::var("FOLIO_SIM_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(4000)
+}
+
+fn run(from: u64, to: u64) -> Report {
+    let mut total = Report::default();
+    for seed in from..to {
+        match run_seed(seed) {
+            Ok(report) => total.add(&report),
+            Err(what) => panic!("{what}"),
+        }
+    }
+    total
+}
+
+#[test]
+fn many_seeds() {
+    let seeds = seeds();
+    let total = run(0, seeds);
+    println!("{seeds} seeds: {total:#?}");
+    // A simulator that never gets into trouble proves nothing.
+    for (what, count) in [
+        ("preemptions", total.preemptions),
+        ("waits for blocks", total.block_waits),
+        ("waits for a shared prefix", total.shared_prefix_waits),
+        ("copies", total.copies),
+        ("cached tokens", total.cached_tokens),
+        ("cancellations", total.cancelled),
+        ("deadlines", total.deadline),
+        ("executor failures", total.errors),
+        ("stops", total.stopped),
+    ] {
+        assert!(count > seeds / 20, "only {count} {what} in {seeds} seeds");
+    }
+}
+
+/// `FOLIO_SIM_SEED=123 cargo test -p folio-sim one_seed -- --nocapture`
+#[test]
+fn one_seed() {
+    let seed = std::env::var("FOLIO_SIM_SEED").ok().and_then(|seed| seed.parse().ok());
+    let mut simulator = Simulator::new(Scenario::from_seed(seed.unwrap_or(1)));
+    simulator.trace = seed.is_some();
+    match simulator.run() {
+        Ok(report) => println!("{report:#?}"),
+        Err(what) => panic!("seed {seed:?}: {what}"),
+    }
+}
