@@ -89,6 +89,8 @@ pub struct Simulator {
     arriving: VecDeque<Client>,
     readers: Vec<Reader>,
     cancellations: Vec<CancelRequest>,
+    /// The tenant that last held a block, and so wrote what is in it.
+    wrote: Vec<Option<TenantId>>,
     empty_steps: u32,
     report: Report,
     pub trace: bool,
@@ -109,6 +111,7 @@ impl Simulator {
             arriving: scenario.clients.iter().cloned().collect(),
             readers: Vec::new(),
             cancellations: Vec::new(),
+            wrote: vec![None; blocks],
             empty_steps: 0,
             report: Report::default(),
             trace: false,
@@ -163,7 +166,9 @@ impl Simulator {
             println!("{plan:?}");
         }
         check_plan(plan, &self.scenario)?;
-        check_copies(plan)?;
+        let plan = plan.clone();
+        self.check_copies(&plan)?;
+        let plan = &plan;
         let empty = plan.sequences.is_empty();
         self.now.0 += self.cost.step(plan);
         let fails = !empty && self.scenario.fails_one_in > 0 && self.rng.one_in(self.scenario.fails_one_in);
@@ -271,6 +276,23 @@ impl Simulator {
                 self.cancellations.push(CancelRequest { request: id, choice: Some(choice) });
             }
         }
+    }
+
+    /// A copy goes to a block of a sequence that runs in this step, and stays within its tenant.
+    fn check_copies(&mut self, plan: &StepPlan) -> Result<(), String> {
+        for copy in &plan.copies {
+            let runs = plan.sequences.iter().any(|sequence| sequence.block_tables[0].contains(&copy.to.0));
+            let owner = self.scheduler.tables().find(|(_, _, table)| table.blocks().contains(&copy.to));
+            let to = owner.map(|(_, tenant, _)| tenant);
+            if copy.from == copy.to || copy.tokens == 0 || !runs || self.wrote[copy.from.0 as usize] != to {
+                return Err(format!("{copy:?} serves nobody, or crosses tenants"));
+            }
+        }
+        // From here on the step writes.
+        for (_, tenant, table) in self.scheduler.tables() {
+            table.blocks().iter().for_each(|block| self.wrote[block.0 as usize] = Some(tenant));
+        }
+        Ok(())
     }
 
     /// No block is held by two tenants.
@@ -404,11 +426,4 @@ fn check_plan(plan: &StepPlan, scenario: &Scenario) -> Result<(), String> {
         }
     }
     Ok(())
-}
-
-fn check_copies(plan: &StepPlan) -> Result<(), String> {
-    match plan.copies.iter().find(|copy| copy.from == copy.to || copy.tokens == 0) {
-        Some(copy) => Err(format!("{copy:?} copies nothing")),
-        None => Ok(()),
-    }
 }

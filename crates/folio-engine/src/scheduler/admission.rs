@@ -227,6 +227,7 @@ impl Scheduler {
         let was_shared = matches!(sequence.state, State::Waiting { reason: WaitingFor::SharedPrefix { .. }, .. });
         let (table, copy) = cache.attach(&sequence.root, &sequence.tokens, sequence.attachable());
         self.plan.copies.extend(copy);
+        self.scratch.copy_owners.resize(self.plan.copies.len(), slot);
         sequence.computed = table.computed();
         sequence.table = Some(table);
         sequence.state = State::Running;

@@ -134,6 +134,7 @@ impl Scheduler {
         self.step += 1;
         self.plan.step = self.step;
         self.plan.copies.clear();
+        self.scratch.copy_owners.clear();
         self.reap(cache);
         let decodes = self.grant_decodes(cache);
         self.grant_prompts(cache, decodes);

@@ -40,15 +40,20 @@ impl Scheduler {
             }
             let spare = self.unreserved(cache, Some(slot));
             if needed <= spare {
-                let table = self.sequences[slot].table.as_mut();
-                let grown = table.is_some_and(|table| cache.grow(table, positions, &mut self.plan.copies).is_ok());
-                return if grown { Room::Made } else { Room::None };
+                return if self.grow(cache, slot, positions) { Room::Made } else { Room::None };
             }
             match self.victim(cache, slot) {
                 Some(victim) if victim != slot => self.preempt(cache, victim),
                 _ => return Room::None,
             }
         }
+    }
+
+    pub(super) fn grow(&mut self, cache: &mut KvCache, slot: Slot, positions: u32) -> bool {
+        let Some(table) = self.sequences[slot].table.as_mut() else { return false };
+        let grown = cache.grow(table, positions, &mut self.plan.copies).is_ok();
+        self.scratch.copy_owners.resize(self.plan.copies.len(), slot);
+        grown
     }
 
     /// Blocks that may be taken without breaking a reservation; `for_slot`'s own does not count against it.
@@ -101,16 +106,20 @@ impl Scheduler {
 
     /// Takes all blocks of `victim` and puts it back in the queue.
     pub(super) fn preempt(&mut self, cache: &mut KvCache, victim: Slot) {
-        self.give_back(cache, victim);
         self.counters.preemptions += 1;
+        self.sequences[victim].timing.preemptions += 1;
+        self.back_to_queue(cache, victim);
+        self.scratch.preempted = true;
+    }
+
+    pub(super) fn back_to_queue(&mut self, cache: &mut KvCache, slot: Slot) {
+        self.give_back(cache, slot);
         let now = self.now;
-        let sequence = &mut self.sequences[victim];
-        sequence.timing.preemptions += 1;
+        let sequence = &mut self.sequences[slot];
         sequence.looked_up_step = 0;
         sequence.state = State::Waiting { reason: WaitingFor::Blocks, since: now };
         let rank = sequence.rank;
-        self.waiting.insert((rank, victim));
-        self.scratch.preempted = true;
+        self.waiting.insert((rank, slot));
     }
 
     /// Releases what `slot` holds. Its state is the caller's business.
@@ -131,5 +140,16 @@ impl Scheduler {
         sequence.fresh = false;
         sequence.synced = 0;
         self.stop_running(slot);
+        self.drop_copies(slot);
+    }
+
+    /// Forgets the copies into blocks that `slot` just gave up: whoever gets those blocks writes them itself.
+    fn drop_copies(&mut self, slot: Slot) {
+        let owners = &mut self.scratch.copy_owners;
+        if owners.contains(&slot) {
+            let mut owner = owners.iter();
+            self.plan.copies.retain(|_| owner.next() != Some(&slot));
+            owners.retain(|owner| *owner != slot);
+        }
     }
 }

@@ -31,6 +31,8 @@ pub(super) struct Scratch {
     candidates: Vec<Candidate>,
     /// Waited for blocks in this step.
     pub refused: Vec<(Rank, Slot)>,
+    /// Whose table each of the plan's copies serves.
+    pub copy_owners: Vec<Slot>,
     /// Tokens granted so far.
     pub granted: u32,
     /// Running sequences with a reservation.
@@ -168,6 +170,10 @@ impl Scheduler {
         }
         let got = to.saturating_sub(from);
         self.grant(slot, got);
+        if self.sequences[slot].granted == 0 && self.sequences[slot].fresh {
+            // A table that is not run in the step it was attached in would miss its copy.
+            self.back_to_queue(cache, slot);
+        }
         got
     }
 
@@ -180,7 +186,7 @@ impl Scheduler {
         if cache.needed(table, to) > spare {
             to = to.saturating_sub(cache.config().block_tokens);
         }
-        let fits = cache.needed(table, to) <= spare && cache.grow(table, to, &mut self.plan.copies).is_ok();
+        let fits = cache.needed(table, to) <= spare && self.grow(cache, slot, to);
         if fits { to } else { 0 }
     }
 
