@@ -31,11 +31,18 @@ pub enum ModelError {
     #[error("max_model_len {asked} is more than {limit}, the limit set by {reason}")]
     ModelLength { asked: usize, limit: usize, reason: String },
 
+    #[error("max_model_len is 0, expected at least 1")]
+    NoModelLength,
+
     // -- weights --
     #[error("{file} is damaged: {problem}")]
     Damaged { file: String, problem: String },
     #[error("tensor `{tensor}` is missing from {checkpoint}")]
     MissingTensor { tensor: String, checkpoint: String },
+    #[error(
+        "{file}: tensor `{tensor}` is not part of a {family} decoder as config.json describes it; the checkpoint is of another architecture or its config.json is wrong"
+    )]
+    UnexpectedTensor { file: String, tensor: String, family: &'static str },
     #[error("{file}: tensor `{tensor}` has shape {found:?}, expected {expected:?} from config.json")]
     Shape { file: String, tensor: String, found: Vec<usize>, expected: Vec<usize> },
     #[error("{file}: tensor `{tensor}` has dtype {found}; supported weight dtypes: BF16, F16, F32")]

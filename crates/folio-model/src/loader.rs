@@ -4,6 +4,8 @@
 //! Must never: know a family, or keep a weight. Cost: one pass over the weights; resident memory is the packed weights
 //! plus the tensor being packed.
 
+use std::collections::BTreeSet;
+
 use crate::backend::{Backend, DType, KvLayout, TensorView};
 use crate::checkpoint::{Checkpoint, Digest, GenerationConfig};
 use crate::config::Config;
@@ -72,12 +74,13 @@ impl Model {
         let (max_model_len, length_limited_by) = model_length(config, options.max_model_len)?;
         let specs = weight_specs(config);
         let census = check(checkpoint, specs.iter())?;
+        refuse_unexpected(checkpoint, specs.iter())?;
 
         let mut ignore = |_: Progress<'_>| {};
         let mut loading = Loading {
             checkpoint,
             backend: &mut *backend,
-            digest: checkpoint.start_digest(),
+            digest: checkpoint.start_digest(max_model_len),
             progress: options.progress.unwrap_or(&mut ignore),
             done_bytes: 0,
             total_bytes: census.bytes,
@@ -119,11 +122,7 @@ fn model_length(config: &Config, asked: Option<usize>) -> Result<(usize, Option<
     };
     match asked {
         Some(asked) if asked > limit => Err(ModelError::ModelLength { asked, limit, reason }),
-        Some(0) => Err(ModelError::ModelLength {
-            asked: 0,
-            limit,
-            reason: "the need for at least one token".to_owned(),
-        }),
+        Some(0) => Err(ModelError::NoModelLength),
         Some(asked) => Ok((asked, None)),
         None => Ok((limit, window.map(|_| reason))),
     }
@@ -167,6 +166,27 @@ fn check<'a>(checkpoint: &Checkpoint, specs: impl Iterator<Item = &'a WeightSpec
     let bytes = bytes_of.iter().map(|(_, bytes)| bytes).sum();
     bytes_of.sort_by_key(|(_, bytes)| *bytes);
     Ok(Census { bytes, parameters, dtype: bytes_of[2].0 })
+}
+
+/// A tensor inside a layer that the decoder would ignore means that it would compute something else than the model
+/// does: another architecture under a known name, or a wrong config.json. Layers past the last are draft heads, and
+/// rotary tables of old checkpoints are recomputed.
+fn refuse_unexpected<'a>(checkpoint: &Checkpoint, specs: impl Iterator<Item = &'a WeightSpec>) -> Result<()> {
+    let used: BTreeSet<&str> = specs.flat_map(|spec| &spec.parts).map(|part| part.name.as_str()).collect();
+    let layers = checkpoint.config().layers;
+    for name in checkpoint.tensor_names() {
+        let layer =
+            name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.')?.0.parse::<usize>().ok());
+        let inside = layer.is_some_and(|layer| layer < layers);
+        if inside && !used.contains(name) && !name.ends_with(".rotary_emb.inv_freq") {
+            return Err(ModelError::UnexpectedTensor {
+                file: checkpoint.file_of(name)?.to_owned(),
+                tensor: name.to_owned(),
+                family: checkpoint.config().family.model_type,
+            });
+        }
+    }
+    Ok(())
 }
 
 struct Loading<'a> {

@@ -86,7 +86,16 @@ impl RopeConfig {
             Some(nested) => parse_scaling(config, nested, family, rotary_dim, max_position)?,
             None => RopeScaling::None,
         };
-        Ok(Self { theta, rotary_dim, scaling })
+        let rope = Self { theta, rotary_dim, scaling };
+        // Whatever the server's length is; only LongRoPE has two tables.
+        for table in [rope.table(0), rope.table(usize::MAX)] {
+            if !table.inv_freq.iter().chain([&table.scale]).all(|value| value.is_finite()) {
+                let problem =
+                    format!("is {theta}: with the scaling given, the rotary frequencies are not finite");
+                return Err(config.problem("rope_theta", problem));
+            }
+        }
+        Ok(rope)
     }
 
     /// The table for a server whose sequences are at most `max_model_len` tokens long.

@@ -1,6 +1,6 @@
-//! Identity of a checkpoint for the KV cache: two models with equal digests may share cached KV.
+//! Identity of a model for the KV cache: two models with equal digests may share cached KV.
 //!
-//! SHA-256 over config.json and, for every tensor the decoder uses, in name order: name, dtype, shape and a *sample* of
+//! SHA-256 over config.json, the rotary table (LongRoPE's depends on the server's longest sequence) and, for every tensor the decoder uses, in name order: name, dtype, shape and a *sample* of
 //! its bytes: the first 64 of every 4,096, and the last 64. How the tensors are spread over files does not matter, nor do
 //! tensors the decoder ignores.
 //!
@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use sha2::{Digest as _, Sha256};
 
 use crate::backend::{DType, TensorView};
+use crate::program::Rope;
 
 const STRIDE: usize = 4096;
 const SAMPLE: usize = 64;
@@ -26,11 +27,15 @@ pub struct Digest {
 }
 
 impl Digest {
-    pub(super) fn new(config_text: &[u8]) -> Self {
+    pub(super) fn new(config_text: &[u8], rope: &Rope) -> Self {
         let mut config = Sha256::new();
         config.update(b"folio model digest 1");
         config.update((config_text.len() as u64).to_le_bytes());
         config.update(config_text);
+        config.update((rope.inv_freq.len() as u64).to_le_bytes());
+        for value in rope.inv_freq.iter().chain([&rope.scale]) {
+            config.update(value.to_le_bytes());
+        }
         Self { config, tensors: BTreeMap::new() }
     }
 

@@ -154,10 +154,10 @@ impl Checkpoint {
         }
     }
 
-    /// Identity of the model for the KV cache; see [`Digest`]. Reads a part of every page of the weights: prefer
+    /// Identity of the model for the KV cache of a server of `max_model_len`; see [`Digest`]. Reads a part of every page of the weights: prefer
     /// [`crate::LoadedModel::digest`], which comes with loading.
-    pub fn digest(&self) -> Result<[u8; 32]> {
-        let mut digest = self.start_digest();
+    pub fn digest(&self, max_model_len: usize) -> Result<[u8; 32]> {
+        let mut digest = self.start_digest(max_model_len);
         for part in weight_specs(&self.config).iter().flat_map(|weight| &weight.parts) {
             digest.tensor(&part.name, &self.tensor(part)?);
         }
@@ -165,8 +165,8 @@ impl Checkpoint {
     }
 
     /// A digest that has seen the configuration and no tensor yet.
-    pub fn start_digest(&self) -> Digest {
-        Digest::new(&self.config_text)
+    pub fn start_digest(&self, max_model_len: usize) -> Digest {
+        Digest::new(&self.config_text, &self.config.rope.table(max_model_len))
     }
 
     fn find(&self, tensor: &str) -> Result<(&Shard, &TensorEntry)> {

@@ -56,3 +56,41 @@ impl Storage {
         let _ = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, end - start) };
     }
 }
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    /// Resident bytes of the mapping that starts at `address`.
+    fn resident_bytes(address: usize) -> usize {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mapping = maps.split_once(&format!("{address:x}-")).unwrap().1;
+        let line = mapping.lines().find(|line| line.starts_with("Rss:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
+    }
+
+    #[test]
+    fn released_pages_leave_memory_and_read_the_same_again() {
+        const SIZE: usize = 4 << 20;
+        let mut file = tempfile::tempfile().unwrap();
+        let content: Vec<u8> = (0..SIZE).map(|i| (i / 4096) as u8).collect();
+        file.write_all(&content).unwrap();
+        let storage = Storage::map(&file).unwrap();
+        let address = storage.bytes().as_ptr() as usize;
+        assert!(storage.bytes() == content);
+        assert_eq!(resident_bytes(address), SIZE);
+        // The first and last pages are partly outside of the range, so they may stay.
+        storage.release(100..SIZE - 100);
+        assert!(resident_bytes(address) <= 2 * 4096);
+        assert!(storage.bytes() == content);
+        storage.release(SIZE..SIZE + 4096);
+        storage.release(0..usize::MAX);
+        assert_eq!(resident_bytes(address), 0);
+    }
+
+    #[test]
+    fn an_empty_file_is_no_bytes() {
+        assert!(Storage::map(&tempfile::tempfile().unwrap()).unwrap().bytes().is_empty());
+    }
+}
