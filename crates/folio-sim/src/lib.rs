@@ -8,6 +8,7 @@
 
 pub mod backend;
 pub mod cost;
+pub mod machine;
 pub mod oracle;
 pub mod rng;
 pub mod scenario;
@@ -15,5 +16,6 @@ pub mod simulator;
 
 pub use backend::SimBackend;
 pub use cost::CostModel;
+pub use machine::Machine;
 pub use scenario::Scenario;
 pub use simulator::{Report, run_seed};

@@ -1,0 +1,134 @@
+//! One engine without threads or clock, stepped by hand: for tests of single behaviours.
+
+use std::collections::BTreeMap;
+
+use folio_engine::plan::{StepOutput, StepPlan};
+use folio_engine::request::{Event, RequestId, Token};
+use folio_engine::{CancelRequest, Executor, FinishReason, Micros, ModelExecutor, Request, Scheduler, SchedulerConfig};
+use folio_kv::{CacheConfig, KvCache, LruLeafFirst};
+
+use crate::backend::SimBackend;
+use crate::oracle::{Expectation, expect};
+
+/// Vocabulary of the modelled backend in a [`Machine`].
+pub const VOCAB: u32 = 29;
+
+/// The real scheduler, cache and model executor over a [`SimBackend`].
+pub struct Machine {
+    pub scheduler: Scheduler,
+    pub cache: KvCache,
+    pub executor: ModelExecutor,
+    pub now: Micros,
+    /// All events so far.
+    pub events: BTreeMap<RequestId, Vec<Event>>,
+    /// All plans so far.
+    pub plans: Vec<StepPlan>,
+    pub max_model_len: u32,
+    cancellations: Vec<CancelRequest>,
+    requests: Vec<Request>,
+}
+
+impl Machine {
+    pub fn new(config: SchedulerConfig, blocks: u32, block_tokens: u32) -> Self {
+        let rows = config.max_num_batched_tokens as usize;
+        let backend = SimBackend::new(VOCAB as usize, blocks as usize, block_tokens as usize, rows, rows);
+        Self {
+            max_model_len: config.max_model_len,
+            scheduler: Scheduler::new(config).expect("the test's limits are valid"),
+            cache: KvCache::new(CacheConfig { blocks, block_tokens, bytes_per_block: 1 }, Box::new(LruLeafFirst::new())),
+            executor: ModelExecutor::new(Box::new(backend), VOCAB as usize, rows, rows),
+            now: Micros(0),
+            events: BTreeMap::new(),
+            plans: Vec::new(),
+            cancellations: Vec::new(),
+            requests: Vec::new(),
+        }
+    }
+
+    /// Arrives before the next step.
+    pub fn submit(&mut self, request: Request) {
+        self.requests.push(request);
+    }
+
+    /// Takes effect in the next step.
+    pub fn cancel(&mut self, request: u64) {
+        self.cancellations.push(CancelRequest { request: RequestId(request), choice: None });
+    }
+
+    /// One step, a millisecond long, with everything checked before and after.
+    pub fn step(&mut self) -> &StepPlan {
+        self.scheduler.admit(self.requests.drain(..), self.cancellations.drain(..), self.now);
+        let plan = self.scheduler.plan(&mut self.cache, self.now);
+        self.plans.push(plan.clone());
+        self.now.0 += 1000;
+        let empty = StepOutput { step: plan.step, samples: Vec::new() };
+        let output = if plan.sequences.is_empty() { Ok(&empty) } else { self.executor.execute(plan) };
+        for (id, event) in self.scheduler.commit(&mut self.cache, output, self.now).drain(..) {
+            self.events.entry(id).or_default().push(event);
+        }
+        if let Err(what) = self.scheduler.check(&self.cache) {
+            panic!("after step {}: {what}", self.plans.len());
+        }
+        self.plans.last().expect("just pushed")
+    }
+
+    /// Until nothing is left to do.
+    pub fn run(&mut self) {
+        for _ in 0..100_000 {
+            if !self.scheduler.has_work() && self.requests.is_empty() {
+                return;
+            }
+            self.step();
+        }
+        panic!("not finished:\n{:?}", self.scheduler);
+    }
+
+    pub fn tokens(&self, request: u64, choice: u32) -> Vec<u32> {
+        let events = self.events.get(&RequestId(request)).into_iter().flatten();
+        let token = |event: &Event| match event {
+            Event::Token { choice: of, token: Token { id, .. } } if *of == choice => Some(*id),
+            _ => None,
+        };
+        events.filter_map(token).collect()
+    }
+
+    pub fn finished(&self, request: u64) -> Vec<(u32, FinishReason)> {
+        let events = self.events.get(&RequestId(request)).into_iter().flatten();
+        let finished = |event: &Event| match event {
+            Event::Finished { choice, reason, .. } => Some((*choice, *reason)),
+            _ => None,
+        };
+        events.filter_map(finished).collect()
+    }
+
+    pub fn cached_tokens(&self, request: u64) -> Option<u32> {
+        self.events.get(&RequestId(request)).into_iter().flatten().find_map(|event| match event {
+            Event::Prompt { cached_tokens, .. } => Some(*cached_tokens),
+            _ => None,
+        })
+    }
+
+    /// Tokens computed in all steps.
+    pub fn computed(&self) -> u64 {
+        self.scheduler.counters().iteration_tokens
+    }
+
+    /// What `request` generates alone.
+    pub fn alone(&self, request: &Request) -> Expectation {
+        expect(request, VOCAB as usize, self.max_model_len)
+    }
+
+    /// Panics unless every choice of `request` got exactly what it gets alone.
+    pub fn assert_as_alone(&self, request: &Request) {
+        for (choice, answer) in self.alone(request).choices.iter().enumerate() {
+            let want: Vec<u32> = answer.tokens.iter().map(|(token, _)| *token).collect();
+            assert_eq!(self.tokens(request.id.0, choice as u32), want, "{:?} choice {choice}", request.id);
+            assert!(
+                self.finished(request.id.0).contains(&(choice as u32, answer.reason)),
+                "{:?} choice {choice} should end with {:?}",
+                request.id,
+                answer.reason
+            );
+        }
+    }
+}
