@@ -1,0 +1,389 @@
+//! Drives the real scheduler, cache and CPU backend step by step and records a hash of the logits of *every computed row*,
+//! prompt rows included.
+//!
+//! A computed row is identified by what it is: the tokens up to it. So a run is checked against an oracle without knowing
+//! which sequence is whose: every sequence the executor saw must agree, token for token and bit for bit, with one of the
+//! requests run alone.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use folio_cpu::{CpuBackend, CpuOptions, Isa};
+use folio_engine::plan::{ExecutorError, Sampled, SequenceId, StepOutput, StepPlan, Want};
+use folio_engine::{Event, Executor, Micros, Request, RequestId, SamplingParams, Scheduler, SchedulerConfig};
+use folio_kv::{CacheConfig, Identity, KvCache, LruLeafFirst, Root, TenantId};
+use folio_model::backend::{Backend, Batch, DType, Span};
+use folio_model::{Checkpoint, LoadOptions, Model};
+
+use crate::recast::Recast;
+
+pub const BLOCK_TOKENS: u32 = 16;
+pub const MAX_LEN: u32 = 512;
+const MAX_ROWS: usize = 512;
+
+/// Which arithmetic to run.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    pub threads: usize,
+    pub isa: Option<Isa>,
+    pub kv: DType,
+    /// Converts the checkpoint's weights while loading; `None` keeps them as stored.
+    pub weights: Option<DType>,
+}
+
+impl Setup {
+    pub const PLAIN: Setup = Setup { threads: 2, isa: None, kv: DType::F16, weights: None };
+}
+
+/// (position, token, hash of the logits row at that position)
+type Row = (u32, u32, u64);
+
+/// Whether this machine has the instruction set.
+pub fn runs(isa: Isa) -> bool {
+    CpuBackend::new(CpuOptions { threads: Some(1), isa: Some(isa) }).is_ok()
+}
+
+/// The backend, and what it computed since the last [`Recorder::take`].
+pub struct Recorder {
+    backend: CpuBackend,
+    vocab: usize,
+    batch: Batch,
+    output: StepOutput,
+    rows: HashMap<SequenceId, BTreeMap<u32, Row>>,
+}
+
+impl Recorder {
+    pub fn load(fixture: &str, setup: Setup, blocks: u32) -> Self {
+        let checkpoint = longer(fixture);
+        let backend =
+            CpuBackend::new(CpuOptions { threads: Some(setup.threads), isa: setup.isa }).expect("a backend");
+        let mut recast = Recast { backend, dtype: setup.weights };
+        let model = Model::load(
+            &checkpoint,
+            &mut recast,
+            LoadOptions {
+                max_rows: MAX_ROWS,
+                max_logit_rows: MAX_ROWS,
+                max_model_len: Some(MAX_LEN as usize),
+                kv_dtype: setup.kv,
+                block_tokens: BLOCK_TOKENS as usize,
+                progress: None,
+            },
+        )
+        .expect("a fixture loads");
+        let mut backend = recast.backend;
+        backend.allocate_cache(model.kv_layout, blocks as usize).expect("a cache");
+        let vocab = model.vocab;
+        Self { backend, vocab, batch: Batch::default(), output: StepOutput::default(), rows: HashMap::new() }
+    }
+
+    pub fn vocab(&self) -> u32 {
+        self.vocab as u32
+    }
+
+    fn take(&mut self) -> Vec<Vec<Row>> {
+        self.rows.drain().map(|(_, rows)| rows.into_values().collect()).collect()
+    }
+}
+
+impl Executor for Recorder {
+    fn execute(&mut self, plan: &StepPlan) -> Result<&StepOutput, ExecutorError> {
+        let batch = &mut self.batch;
+        batch.clear();
+        for copy in &plan.copies {
+            let (from, to, tokens) = (copy.from.0, copy.to.0, copy.tokens);
+            batch.copies.push(folio_model::backend::BlockCopy { from, to, tokens });
+        }
+        for sequence in &plan.sequences {
+            batch.spans.push(Span {
+                first_row: batch.tokens.len() as u32,
+                rows: sequence.tokens.len() as u32,
+                first_position: sequence.first_position,
+                blocks_start: batch.blocks.len() as u32,
+                blocks_len: sequence.block_tables[0].len() as u32,
+            });
+            batch.tokens.extend(&sequence.tokens);
+            batch.blocks.extend(&sequence.block_tables[0]);
+        }
+        batch.logit_rows.extend(0..batch.tokens.len() as u32);
+        self.output.step = plan.step;
+        self.output.samples.clear();
+        if batch.tokens.is_empty() {
+            return Ok(&self.output);
+        }
+        let logits = self.backend.forward(batch).expect("forward");
+        let row_of = |row: usize| &logits[row * self.vocab..][..self.vocab];
+        for (span, sequence) in batch.spans.iter().zip(&plan.sequences) {
+            let seen = self.rows.entry(sequence.id).or_default();
+            for (i, token) in sequence.tokens.iter().enumerate() {
+                let position = sequence.first_position + i as u32;
+                let row = (position, *token, hash(row_of(span.first_row as usize + i)));
+                // A position computed again (after preemption) must give what it gave before.
+                assert_eq!(*seen.entry(position).or_insert(row), row, "recomputed differently");
+            }
+            for sample in &sequence.samples {
+                let row = row_of((span.first_row + sample.row) as usize);
+                assert!(matches!(sample.want, Want::Token(_)), "these requests want tokens only");
+                self.output.samples.push(Sampled::Token { id: argmax(row), logprobs: None });
+            }
+        }
+        Ok(&self.output)
+    }
+}
+
+/// A request and the step at which it arrives.
+#[derive(Clone, Debug)]
+pub struct Arrival {
+    pub step: u64,
+    pub prompt: Vec<u32>,
+    pub max_tokens: u32,
+}
+
+impl Arrival {
+    pub fn new(prompt: Vec<u32>, max_tokens: u32) -> Self {
+        Self { step: 0, prompt, max_tokens }
+    }
+}
+
+/// What a run gave.
+#[derive(Debug, Default)]
+pub struct Run {
+    /// Generated tokens of each arrival, in order.
+    pub tokens: Vec<Vec<u32>>,
+    /// Prompt tokens of each that were found in the cache.
+    pub cached: Vec<u32>,
+    /// Every sequence's computed rows, in no particular order.
+    pub rows: Vec<Vec<Row>>,
+    pub preemptions: u32,
+    pub steps: u64,
+}
+
+/// One engine's bookkeeping around a [`Recorder`].
+pub struct World {
+    pub recorder: Recorder,
+    cache: KvCache,
+    root: Root,
+}
+
+impl World {
+    pub fn new(fixture: &str, setup: Setup, blocks: u32) -> Self {
+        let recorder = Recorder::load(fixture, setup, blocks);
+        Self { recorder, cache: empty_cache(blocks), root: root() }
+    }
+
+    /// Forgets all cached content; the KV bytes stay as stale as they are.
+    pub fn forget(&mut self) {
+        self.cache.clear(None);
+    }
+
+    pub fn run(&mut self, config: &SchedulerConfig, arrivals: &[Arrival]) -> Run {
+        self.run_disturbed(config, arrivals, &mut |_, _, _| {})
+    }
+
+    /// `disturb` may act on the scheduler and the cache before each step.
+    pub fn run_disturbed(
+        &mut self,
+        config: &SchedulerConfig,
+        arrivals: &[Arrival],
+        disturb: &mut dyn FnMut(u64, &mut Scheduler, &mut KvCache),
+    ) -> Run {
+        let mut scheduler = Scheduler::new(config.clone()).expect("a valid configuration");
+        let mut run =
+            Run { tokens: vec![vec![]; arrivals.len()], cached: vec![0; arrivals.len()], ..Run::default() };
+        let mut finished = 0;
+        while finished < arrivals.len() {
+            assert!(run.steps < 20_000, "no progress");
+            let now = Micros(run.steps * 1000);
+            disturb(run.steps, &mut scheduler, &mut self.cache);
+            let due = arrivals.iter().enumerate().filter(|(_, arrival)| arrival.step == run.steps);
+            scheduler.admit(due.map(|(id, arrival)| self.request(id, arrival)), [], now);
+            let plan = scheduler.plan(&mut self.cache, now);
+            let output = self.recorder.execute(plan);
+            for (id, event) in scheduler.commit(&mut self.cache, output, now).drain(..) {
+                let id = id.0 as usize;
+                match event {
+                    Event::Prompt { cached_tokens, .. } => run.cached[id] = cached_tokens,
+                    Event::Token { token, .. } => run.tokens[id].push(token.id),
+                    Event::Finished { timing, error, .. } => {
+                        assert_eq!(error, None);
+                        run.preemptions += timing.preemptions;
+                        finished += 1;
+                    }
+                }
+            }
+            scheduler.check(&self.cache).expect("the books balance");
+            run.steps += 1;
+        }
+        run.rows = self.recorder.take();
+        run
+    }
+
+    fn request(&self, id: usize, arrival: &Arrival) -> Request {
+        Request {
+            id: RequestId(id as u64),
+            tenant: TenantId(1),
+            root: self.root,
+            prompt: arrival.prompt.clone().into(),
+            n: 1,
+            sampling: greedy(arrival.max_tokens),
+            priority: 0,
+            deadline: None,
+            prompt_logprobs: None,
+        }
+    }
+}
+
+/// Each request alone, cold, its prompt in one chunk: what everything else must equal.
+pub struct Oracle {
+    /// Per request: token and logits hash of every position but the last.
+    rows: Vec<Vec<Row>>,
+    tokens: Vec<Vec<u32>>,
+}
+
+impl Oracle {
+    pub fn new(world: &mut World, arrivals: &[Arrival]) -> Self {
+        let mut oracle = Self { rows: Vec::new(), tokens: Vec::new() };
+        for arrival in arrivals {
+            world.forget();
+            let alone = Arrival { step: 0, ..arrival.clone() };
+            let mut run = world.run(&whole(), &[alone]);
+            assert_eq!(run.cached, [0], "the oracle runs cold");
+            oracle.tokens.push(run.tokens.remove(0));
+            oracle.rows.push(run.rows.remove(0));
+        }
+        world.forget();
+        oracle
+    }
+
+    /// The oracle of the first `count` requests.
+    pub fn first(&self, count: usize) -> Self {
+        Self { rows: self.rows[..count].to_vec(), tokens: self.tokens[..count].to_vec() }
+    }
+
+    /// Every request got its tokens, and every row that was computed has the bits it has alone.
+    pub fn check(&self, run: &Run, what: &str) {
+        assert_eq!(run.tokens, self.tokens, "{what}: other tokens");
+        for rows in &run.rows {
+            let same = |oracle: &&Vec<Row>| {
+                rows.iter()
+                    .all(|(position, token, _)| oracle.get(*position as usize).is_some_and(|o| o.1 == *token))
+            };
+            // Requests may share a prefix, so several oracles can apply to a short piece: any of them will do.
+            let mut candidates = self.rows.iter().filter(same).peekable();
+            assert!(candidates.peek().is_some(), "{what}: a sequence computed tokens nobody asked for");
+            let differing =
+                candidates.map(|oracle| rows.iter().find(|row| oracle[row.0 as usize].2 != row.2));
+            if let Some(row) = differing.min_by_key(Option::is_some).flatten() {
+                panic!("{what}: the logits at position {} differ from the request alone", row.0);
+            }
+        }
+    }
+}
+
+/// One sequence at a time, prompts in one chunk.
+pub fn whole() -> SchedulerConfig {
+    SchedulerConfig { max_num_seqs: 1, max_num_batched_tokens: MAX_ROWS as u32, ..batched(1) }
+}
+
+/// One sequence at a time, at most `tokens` tokens a step.
+pub fn chunked(tokens: u32) -> SchedulerConfig {
+    SchedulerConfig { max_num_batched_tokens: tokens, ..whole() }
+}
+
+/// Up to `seqs` sequences in a step.
+pub fn batched(seqs: u32) -> SchedulerConfig {
+    SchedulerConfig {
+        max_num_seqs: seqs,
+        max_num_batched_tokens: MAX_ROWS as u32,
+        max_prefill_tokens_while_decoding: 64,
+        max_model_len: MAX_LEN,
+        ..SchedulerConfig::default()
+    }
+}
+
+/// Pseudo-random tokens, the same for the same seed.
+pub fn prompt(seed: u64, len: usize, vocab: u32) -> Vec<u32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    (0..len)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 33) as u32 % vocab
+        })
+        .collect()
+}
+
+fn greedy(max_tokens: u32) -> SamplingParams {
+    SamplingParams {
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        repetition_penalty: 1.0,
+        logit_bias: Arc::new([]),
+        seed: 0,
+        max_tokens,
+        min_tokens: 0,
+        eos_token_ids: Arc::new([]),
+        stop_token_ids: Arc::new([]),
+        logprobs: None,
+    }
+}
+
+fn empty_cache(blocks: u32) -> KvCache {
+    let config = CacheConfig { blocks, block_tokens: BLOCK_TOKENS, bytes_per_block: 1 };
+    KvCache::new(config, Box::new(LruLeafFirst::default()))
+}
+
+fn root() -> Root {
+    Root::derive(&Identity {
+        tenant: TenantId(1),
+        tenant_secret: &[1; 32],
+        model_digest: &[2; 32],
+        layout_digest: &[3; 32],
+        extra: &[],
+    })
+}
+
+/// FNV-1a over the bits.
+fn hash(logits: &[f32]) -> u64 {
+    logits.iter().fold(0xcbf2_9ce4_8422_2325, |hash, value| {
+        (hash ^ u64::from(value.to_bits())).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+fn argmax(logits: &[f32]) -> u32 {
+    let best = logits.iter().enumerate().reduce(|a, b| if b.1 > a.1 { b } else { a });
+    best.expect("a vocabulary").0 as u32
+}
+
+/// The fixture with room for [`MAX_LEN`] positions: parity needs few, attention chunks need more.
+fn longer(fixture: &str) -> Checkpoint {
+    let folder = folio_model::testing::fixture(fixture);
+    let read = |name: &str| {
+        std::fs::read(folder.join(name)).unwrap_or_else(|error| panic!("{fixture}/{name}: {error}"))
+    };
+    let mut config: serde_json::Value =
+        serde_json::from_slice(&read("config.json")).expect("a fixture's config.json");
+    config["max_position_embeddings"] = MAX_LEN.into();
+    for window in ["sliding_window", "max_window_layers"] {
+        if config.get(window).is_some_and(|value| value.is_number()) {
+            config[window] = MAX_LEN.into();
+        }
+    }
+    let config = serde_json::to_vec(&config).expect("it was JSON");
+    let mut files = vec![("config.json".to_owned(), config)];
+    for entry in std::fs::read_dir(&folder).expect("a fixture's folder").flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.starts_with("model") {
+            files.push((name.clone(), read(&name)));
+        }
+    }
+    // Leaked: a checkpoint in memory is part of the program, and a test program is short-lived.
+    let files: Vec<(&'static str, &'static [u8])> =
+        files.into_iter().map(|(name, bytes)| (&*name.leak(), &*Vec::leak(bytes))).collect();
+    Checkpoint::from_bytes(Vec::leak(files)).unwrap_or_else(|error| panic!("{fixture}: {error}"))
+}

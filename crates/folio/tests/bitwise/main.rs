@@ -1,0 +1,167 @@
+//! Promise 1: what a request generates depends on the request and the model, never on its neighbours.
+//!
+//! Every family is run through the real scheduler, cache and CPU backend in every way the engine could serve it, and every
+//! computed row's logits are compared, bit for bit, with the same request run alone, cold and in one chunk.
+
+mod harness;
+mod recast;
+
+use folio_cpu::Isa;
+use folio_model::backend::DType;
+use folio_model::testing::FIXTURES;
+use harness::{Arrival, MAX_LEN, Oracle, Setup, World, batched, prompt, whole};
+
+/// Requests of mixed lengths: some inside one block, some past the first attention chunk of 256 positions.
+fn mixed(count: usize, vocab: u32) -> Vec<Arrival> {
+    let lengths = [5, 37, 16, 300, 1, 64, 23, 48, 15, 33, 129, 17];
+    (0..count)
+        .map(|i| Arrival::new(prompt(i as u64 + 1, lengths[i % lengths.len()], vocab), 4 + (i % 5) as u32))
+        .collect()
+}
+
+fn blocks_for(arrivals: &[Arrival]) -> u32 {
+    let tokens = arrivals.iter().map(|a| a.prompt.len() as u32 + a.max_tokens + harness::BLOCK_TOKENS);
+    tokens.sum::<u32>() / harness::BLOCK_TOKENS + 8
+}
+
+#[test]
+fn in_batches_of_any_size() {
+    for fixture in FIXTURES {
+        let most = mixed(64, 100);
+        let mut world = World::new(fixture, Setup::PLAIN, blocks_for(&most));
+        let arrivals = mixed(64, world.recorder.vocab());
+        let oracle_of_all = Oracle::new(&mut world, &arrivals);
+        for count in [2, 3, 7, 8, 9, 31, 64] {
+            world.forget();
+            let run = world.run(&batched(count as u32), &arrivals[..count]);
+            oracle_of_all.first(count).check(&run, &format!("{fixture}, {count} together"));
+            let in_turn = arrivals.len() as u64 + 64;
+            assert!(run.steps < in_turn, "{count} sequences were not batched");
+        }
+    }
+}
+
+#[test]
+fn in_prefill_chunks_of_any_size() {
+    for fixture in FIXTURES {
+        let mut world = World::new(fixture, Setup::PLAIN, 64);
+        let arrivals = [Arrival::new(prompt(7, 400, world.recorder.vocab()), 6)];
+        let oracle = Oracle::new(&mut world, &arrivals);
+        for chunk in [1, 16, 64, 333, MAX_LEN] {
+            world.forget();
+            let run = world.run(&harness::chunked(chunk), &arrivals);
+            oracle.check(&run, &format!("{fixture}, chunks of {chunk}"));
+            assert_eq!(run.steps, u64::from(400u32.div_ceil(chunk)) + 5, "chunks of {chunk}");
+        }
+    }
+}
+
+#[test]
+fn after_a_prefix_hit_at_any_position() {
+    for fixture in FIXTURES {
+        let mut world = World::new(fixture, Setup::PLAIN, 64);
+        let vocab = world.recorder.vocab();
+        let first = prompt(11, 70, vocab);
+        for shared in (1..=first.len()).filter(|n| n % 5 == 1 || n % 16 < 2 || n % 16 == 15) {
+            // Another token right after the shared part, so that the hit is exactly `shared` long.
+            let mut second = first[..shared].to_vec();
+            second.push((first.get(shared).copied().unwrap_or(0) + 1) % vocab);
+            second.extend(prompt(shared as u64 + 100, 9, vocab));
+            let arrivals = [Arrival::new(second, 5)];
+            let oracle = Oracle::new(&mut world, &arrivals);
+            world.run(&whole(), &[Arrival::new(first.clone(), 3)]);
+            let run = world.run(&whole(), &arrivals);
+            assert_eq!(run.cached, [shared as u32], "{fixture}: a hit of {shared} tokens");
+            oracle.check(&run, &format!("{fixture}, {shared} tokens from the cache"));
+        }
+    }
+}
+
+#[test]
+fn after_preemption_at_any_step() {
+    for fixture in FIXTURES {
+        let mut world = World::new(fixture, Setup::PLAIN, 64);
+        let vocab = world.recorder.vocab();
+        let lengths = [(60, 12), (35, 16), (7, 9)];
+        let arrivals =
+            lengths.map(|(len, max_tokens)| Arrival::new(prompt(len as u64, len, vocab), max_tokens));
+        let oracle = Oracle::new(&mut world, &arrivals);
+        // Long prompts in chunks of 24, so that some of the steps are in the middle of one.
+        let config = folio_engine::SchedulerConfig { max_num_batched_tokens: 24, ..batched(3) };
+        for step in 1..18 {
+            for content_survives in [true, false] {
+                world.forget();
+                let mut preempted = 0;
+                let run = world.run_disturbed(&config, &arrivals, &mut |now, scheduler, cache| {
+                    if now == step {
+                        preempted = scheduler.preempt_all(cache);
+                        if !content_survives {
+                            cache.clear(None);
+                        }
+                    }
+                });
+                assert!(preempted > 0 && run.preemptions as usize >= preempted, "nobody ran at step {step}");
+                oracle
+                    .check(&run, &format!("{fixture}, preempted at step {step}, cached: {content_survives}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn in_a_pool_too_small_for_all() {
+    for fixture in FIXTURES {
+        // Many short answers first, so that admission expects short ones; then long ones.
+        let mut arrivals: Vec<_> = (0..40).map(|i| Arrival::new(prompt(900 + i, 5, 100), 2)).collect();
+        for (i, long) in mixed(8, 100).into_iter().enumerate() {
+            let mut arrival = Arrival { step: 60 + 3 * i as u64, max_tokens: 60 + 7 * i as u32, ..long };
+            arrival.prompt.truncate(64);
+            arrivals.push(arrival);
+        }
+        let mut world = World::new(fixture, Setup { threads: 1, ..Setup::PLAIN }, blocks_for(&arrivals));
+        let oracle = Oracle::new(&mut world, &arrivals);
+        let mut preemptions = 0;
+        for blocks in [14, 18, 25] {
+            let mut world = World::new(fixture, Setup { threads: 1, ..Setup::PLAIN }, blocks);
+            let run = world.run(&batched(8), &arrivals);
+            oracle.check(&run, &format!("{fixture}, {blocks} blocks"));
+            preemptions += run.preemptions;
+        }
+        assert!(preemptions > 0, "{fixture}: the pools were large enough");
+    }
+}
+
+#[test]
+fn with_any_number_of_threads_and_any_instruction_set() {
+    for fixture in FIXTURES {
+        let arrivals = mixed(9, 100);
+        let mut world = World::new(fixture, Setup { threads: 1, ..Setup::PLAIN }, blocks_for(&arrivals));
+        let oracle = Oracle::new(&mut world, &arrivals);
+        let isas = [Isa::Scalar, Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| harness::runs(*isa));
+        for (threads, isa) in [(2, None), (3, None)].into_iter().chain(isas.map(|isa| (2, Some(isa)))) {
+            let mut world =
+                World::new(fixture, Setup { threads, isa, ..Setup::PLAIN }, blocks_for(&arrivals));
+            let run = world.run(&batched(9), &arrivals);
+            oracle.check(&run, &format!("{fixture}, {threads} threads, {isa:?}"));
+        }
+    }
+}
+
+#[test]
+fn with_any_type_of_weights_and_cache() {
+    let types = [DType::F32, DType::F16, DType::BF16];
+    for fixture in FIXTURES {
+        for (weights, kv) in types.iter().flat_map(|w| types.iter().map(move |k| (*w, *k))) {
+            let setup = Setup { weights: Some(weights), kv, ..Setup::PLAIN };
+            let arrivals = mixed(8, 100);
+            let mut world = World::new(fixture, setup, blocks_for(&arrivals));
+            let oracle = Oracle::new(&mut world, &arrivals);
+            let run = world.run(&batched(8), &arrivals);
+            let what = format!("{fixture}, {weights:?} weights, {kv:?} cache");
+            oracle.check(&run, &format!("{what}, 8 together"));
+            let again = world.run(&harness::chunked(16), &arrivals);
+            assert!(again.cached.iter().sum::<u32>() > 300, "the second time comes from the cache");
+            oracle.check(&again, &format!("{what}, again, in chunks of 16"));
+        }
+    }
+}
