@@ -189,6 +189,9 @@ pub struct SamplingArgs {
     /// End the answer at this text; repeatable
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
+    /// Go on after the model's end-of-text token, up to the longest answer
+    #[arg(long)]
+    pub ignore_eos: bool,
 }
 
 #[derive(Args, Debug)]

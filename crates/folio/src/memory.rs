@@ -103,7 +103,7 @@ pub struct Pool {
 pub enum PoolError {
     #[error(
         "{budget} of KV cache ({why}) hold {tokens} tokens, less than one sequence of {max_model_len}: \
-         lower --max-model-len to {tokens} or give --kv-cache-memory {needed}"
+         give --kv-cache-memory {needed} or more, or a smaller --max-model-len"
     )]
     TooSmall { budget: String, why: String, tokens: u64, max_model_len: u32, needed: String },
     #[error("{asked} of KV cache were asked for, but only {free} of memory are {source_of}")]
@@ -240,10 +240,7 @@ mod tests {
     fn too_little_for_one_sequence_says_what_to_do() {
         let error =
             pool(&PoolRequest { asked_bytes: Some(10 << 20), ..request() }).expect_err("refused").to_string();
-        assert!(
-            error.contains("--max-model-len to 144") && error.contains("--kv-cache-memory 65MiB"),
-            "{error}"
-        );
+        assert!(error.contains("hold 144 tokens") && error.contains("--kv-cache-memory 65MiB"), "{error}");
         let error = pool(&PoolRequest { asked_bytes: Some(2 << 30), ..request() }).expect_err("refused");
         assert!(matches!(error, PoolError::NotEnough { .. }));
         assert_eq!(pool(&PoolRequest { free: None, ..request() }), Err(PoolError::Unknown));

@@ -124,6 +124,7 @@ impl Remote {
             ("repetition_penalty", sampling.repetition_penalty.map(Value::from)),
             ("seed", sampling.seed.map(Value::from)),
             ("max_tokens", sampling.max_tokens.map(Value::from)),
+            ("ignore_eos", sampling.ignore_eos.then_some(Value::Bool(true))),
             ("stop", (!sampling.stop.is_empty()).then(|| Value::from(sampling.stop.clone()))),
         ];
         for (name, value) in fields {

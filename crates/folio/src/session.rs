@@ -235,7 +235,7 @@ fn sampling(args: &SamplingArgs, defaults: &GenerationConfig, room: u32) -> Samp
         seed: args.seed.unwrap_or_else(random_seed),
         max_tokens: args.max_tokens.or(defaults.max_new_tokens).unwrap_or(room).min(room),
         min_tokens: 0,
-        eos_token_ids: defaults.eos_token_ids.clone().into(),
+        eos_token_ids: if args.ignore_eos { Arc::from([]) } else { defaults.eos_token_ids.clone().into() },
         stop_token_ids: Arc::from([]),
         logprobs: None,
     }

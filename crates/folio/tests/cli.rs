@@ -1,0 +1,256 @@
+//! The program as a stranger meets it: commands, exit codes, messages, a server that is measured and stopped.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn folio(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_folio"));
+    command.args(arguments).stdin(Stdio::null());
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("FOLIO_") && name != "FOLIO_ISA") {
+        command.env_remove(name);
+    }
+    command
+}
+
+fn output(arguments: &[&str]) -> Output {
+    folio(arguments).output().expect("folio runs")
+}
+
+/// Standard output of a command that must succeed.
+fn stdout(arguments: &[&str]) -> String {
+    let output = output(arguments);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {errors}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// Standard error of a command that must fail with exit code 1.
+fn refusal(arguments: &[&str]) -> String {
+    let output = output(arguments);
+    assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+    assert!(output.stdout.is_empty(), "{arguments:?} wrote to standard output");
+    String::from_utf8(output.stderr).expect("text")
+}
+
+const STORY: [&str; 7] = ["run", "demo", "Once upon a time", "--raw", "--max-tokens", "40", "--ignore-eos"];
+
+fn story(more: &[&str]) -> String {
+    stdout(&[&STORY[..], more].concat())
+}
+
+#[test]
+fn the_same_prompt_gives_the_same_answer() {
+    let first = story(&[]);
+    assert!(first.trim().len() > 20, "{first:?}");
+    for more in [
+        &["--threads", "1"][..],
+        &["--max-num-batched-tokens", "64"],
+        &["--block-size", "8"],
+        &["--kv-cache-memory", "8MiB", "--max-model-len", "512"],
+        &["--seed", "5"],
+    ] {
+        assert_eq!(story(more), first, "{more:?}");
+    }
+    assert_eq!(
+        story(&["--temperature", "1.5", "--seed", "5"]),
+        story(&["--temperature", "1.5", "--seed", "5"])
+    );
+    assert_ne!(
+        story(&["--temperature", "1.5", "--seed", "5"]),
+        story(&["--temperature", "1.5", "--seed", "6"])
+    );
+}
+
+#[test]
+fn stop_strings_end_an_answer() {
+    let whole = story(&[]);
+    let middle: String = whole.chars().skip(8).take(5).collect();
+    let expected = whole.split(&middle).next().expect("a part");
+    assert_eq!(story(&["--stop", &middle]).trim_end_matches('\n'), expected);
+}
+
+#[test]
+fn a_prompt_may_come_from_standard_input() {
+    let arguments = [&["run", "demo", "-"][..], &STORY[3..]].concat();
+    let mut child = folio(&arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("folio runs");
+    child.stdin.take().expect("pipe").write_all(b"Once upon a time").expect("written");
+    let output = child.wait_with_output().expect("ends");
+    assert_eq!(String::from_utf8(output.stdout).expect("text"), story(&[]));
+}
+
+#[test]
+fn a_chat_follows_its_commands() {
+    let mut child = folio(&["chat", "--max-tokens", "8"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("folio runs");
+    child
+        .stdin
+        .take()
+        .expect("pipe")
+        .write_all(b"/nonsense\nHello there.\n/reset\n/exit\nnever read\n")
+        .expect("written");
+    let output = child.wait_with_output().expect("ends");
+    assert!(output.status.success());
+    let errors = String::from_utf8(output.stderr).expect("text");
+    for text in ["no command /nonsense", "tokens/s", "forgotten"] {
+        assert!(errors.contains(text), "{errors}");
+    }
+    assert_eq!(errors.matches("prompt ").count(), 1, "one answer: {errors}");
+}
+
+#[test]
+fn refusals_say_what_and_where() {
+    for (arguments, text) in [
+        (&["serve", "./no-such-folder"][..], "no folder ./no-such-folder"),
+        (&["serve", "model"], "org/model"),
+        (&["serve", "--max-model-len", "1000000"], "max_position_embeddings"),
+        (&["serve", "--kv-cache-memory", "64KiB"], "--kv-cache-memory"),
+        (&["serve", "--max-num-seqs", "1000"], "max_num_batched_tokens"),
+        (&["serve", "--api-key", "a,a"], "twice"),
+        (&["serve", "--chat-template", "/no/such/template"], "/no/such/template"),
+        (&["run", "demo", "--raw", "a", "--max-model-len", "2"], "context"),
+        (&["bench", "serve", "--url", "http://127.0.0.1:9"], "127.0.0.1:9"),
+        (&["bench", "serve", "--url", "https://localhost"], "only http"),
+        (&["chat", "--url", "http://127.0.0.1:9"], "127.0.0.1:9"),
+        (&["pull", "nonsense"], "nonsense"),
+    ] {
+        let message = refusal(arguments);
+        assert!(message.contains(text), "{arguments:?}: {message}");
+    }
+    assert_eq!(output(&["serve", "--block-size", "7"]).status.code(), Some(2), "usage errors are clap's");
+}
+
+#[test]
+fn generated_pages_are_up_to_date() {
+    let docs = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+    for page in ["cli", "models", "metrics"] {
+        let committed = std::fs::read_to_string(docs.join(format!("{page}.md"))).expect("page");
+        assert!(stdout(&["docs", page]) == committed, "stale: folio docs {page} > docs/{page}.md");
+    }
+}
+
+#[test]
+fn the_engine_bench_fills_its_report() {
+    let arguments =
+        ["bench", "engine", "--json", "--prefill", "64,99999", "--batch", "1,2", "--depth", "0,32"];
+    let report: Value =
+        serde_json::from_str(&stdout(&[&arguments[..], &["--decode", "4", "--repeat", "1"]].concat()))
+            .expect("JSON");
+    assert_eq!(report["prefill"].as_array().map(Vec::len), Some(1));
+    assert_eq!(report["decode"].as_array().map(Vec::len), Some(4));
+    assert_eq!(report["skipped"].as_array().map(Vec::len), Some(1));
+    for figure in report["prefill"].as_array().into_iter().chain(report["decode"].as_array()).flatten() {
+        assert!(
+            figure["tokens_per_s"].as_f64() > Some(0.0) && figure["share_of_limit"].as_f64() > Some(0.0),
+            "{figure}"
+        );
+    }
+}
+
+/// A server of the built-in model on a free port; killed when dropped.
+struct Served {
+    child: Child,
+    errors: BufReader<ChildStderr>,
+    address: String,
+}
+
+impl Served {
+    fn start(arguments: &[&str]) -> Self {
+        let mut child = folio(&[&["serve", "--port", "0"][..], arguments].concat())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("folio runs");
+        let mut errors = BufReader::new(child.stderr.take().expect("pipe"));
+        let mut log = String::new();
+        loop {
+            let mut line = String::new();
+            assert!(errors.read_line(&mut line).expect("text") > 0, "the server ended: {log}");
+            if let Some(rest) = line.strip_prefix("listening on http://") {
+                let address = rest.split_whitespace().next().expect("address").to_owned();
+                return Self { child, errors, address };
+            }
+            log.push_str(&line);
+        }
+    }
+
+    fn get(&self, path: &str, header: &str) -> String {
+        let mut socket = TcpStream::connect(&self.address).expect("connects");
+        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{header}\r\n");
+        socket.write_all(request.as_bytes()).expect("sent");
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).expect("answer");
+        answer
+    }
+
+    /// SIGTERM; the rest of standard error.
+    fn stop(mut self) -> String {
+        let status = Command::new("kill").arg(self.child.id().to_string()).status().expect("kill");
+        assert!(status.success());
+        let mut rest = String::new();
+        self.errors.read_to_string(&mut rest).expect("text");
+        assert_eq!(self.child.wait().expect("ends").code(), Some(0), "{rest}");
+        rest
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // Already gone after `stop`.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_server_is_measured_and_stopped() {
+    let served = Served::start(&["--served-model-name", "tiny,alias"]);
+    let models = served.get("/v1/models", "");
+    assert!(models.contains("tiny") && models.contains("alias"), "{models}");
+    let url = format!("http://{}", served.address);
+    for endpoint in ["completions", "chat"] {
+        let load = ["--requests", "12", "--warmup", "2", "--concurrency", "4", "--input-len", "20..60"];
+        let more = ["--output-len", "4..8", "--endpoint", endpoint, "--slo-e2e-ms", "600000", "--json"];
+        let report = stdout(&[&["bench", "serve", "--url", &url][..], &load, &more].concat());
+        let report: Value = serde_json::from_str(&report).expect("JSON");
+        assert_eq!((&report["completed"], &report["model"]), (&12.into(), &"tiny".into()), "{report}");
+        assert_eq!(report["goodput"]["good"], 12);
+        let output_tokens = report["output_tokens"].as_u64().expect("count");
+        assert!(
+            (12 * 4..=12 * 8).contains(&output_tokens),
+            "ignore_eos gives the length asked for: {report}"
+        );
+        let mean_prompt = report["prompt_tokens"].as_u64().expect("count") / 12;
+        assert!((15..=90).contains(&mean_prompt), "{report}");
+    }
+    let shared = ["--requests", "8", "--warmup", "0", "--concurrency", "1", "--shared-prefixes", "1"];
+    let more = ["--prefix-len", "200", "--input-len", "10", "--output-len", "2", "--rate", "50", "--json"];
+    let report = stdout(&[&["bench", "serve", "--url", &url][..], &shared, &more].concat());
+    let report: Value = serde_json::from_str(&report).expect("JSON");
+    assert!(report["cached_tokens"].as_u64() > Some(7 * 150), "the prefix is found: {report}");
+    let talk = folio(&["chat", "--url", &url, "--max-tokens", "4"]).output().expect("folio runs");
+    assert!(String::from_utf8_lossy(&talk.stderr).contains("Talking to tiny at"));
+    served.stop();
+}
+
+#[test]
+fn keys_are_required_where_given() {
+    let served = Served::start(&["--api-key", "secret"]);
+    assert!(served.get("/v1/models", "").starts_with("HTTP/1.1 401"));
+    assert!(served.get("/v1/models", "authorization: Bearer secret\r\n").starts_with("HTTP/1.1 200"));
+    let url = format!("http://{}", served.address);
+    let without = refusal(&["bench", "serve", "--url", &url, "--requests", "1"]);
+    assert!(without.contains("401"), "{without}");
+    served.stop();
+}
