@@ -1,0 +1,89 @@
+//! What the bookkeeping of a step costs, without any model: `cargo run --release -p folio-engine --example scheduler_cost`.
+//!
+//! 256 sequences decode at a context of 2,048 tokens; the executor answers at once. Prints the time of plan and commit.
+
+use std::time::{Duration, Instant};
+
+use folio_engine::plan::{ExecutorError, Sampled, StepOutput, StepPlan};
+use folio_engine::{Executor, Micros, Scheduler, SchedulerConfig};
+use folio_kv::{CacheConfig, KvCache, LruLeafFirst};
+use folio_sim::scenario::request;
+
+/// Answers every sample with some token.
+#[derive(Default)]
+struct Instantly(StepOutput);
+
+impl Executor for Instantly {
+    fn execute(&mut self, plan: &StepPlan) -> Result<&StepOutput, ExecutorError> {
+        self.0.step = plan.step;
+        self.0.samples.clear();
+        let wanted: usize = plan.sequences.iter().map(|sequence| sequence.samples.len()).sum();
+        self.0.samples.resize(wanted, Sampled::Token { id: plan.step as u32 % 1000, logprobs: None });
+        Ok(&self.0)
+    }
+}
+
+const SEQUENCES: u32 = 256;
+const CONTEXT: u32 = 2048;
+const STEPS: usize = 1000;
+
+fn main() {
+    for (name, penalty, waiting) in [("plain", 1.0, 0), ("repetition penalty", 1.1, 0), ("512 waiting", 1.0, 512)] {
+        measure(name, penalty, waiting);
+    }
+}
+
+fn measure(name: &str, repetition_penalty: f32, waiting: u64) {
+    let config = SchedulerConfig {
+        max_num_seqs: SEQUENCES,
+        max_num_batched_tokens: 8192,
+        max_prefill_tokens_while_decoding: 8192,
+        max_model_len: 1 << 20,
+        ..SchedulerConfig::default()
+    };
+    // Room for what runs and a little more, so that whoever waits cannot be admitted.
+    let blocks = SEQUENCES * (CONTEXT + 1200).div_ceil(16) + 64;
+    let mut cache = KvCache::new(
+        CacheConfig { blocks, block_tokens: 16, bytes_per_block: 1 },
+        Box::new(LruLeafFirst::new()),
+    );
+    let mut scheduler = Scheduler::new(config).expect("valid limits");
+    let mut executor = Instantly::default();
+    let submit = |scheduler: &mut Scheduler, id: u64| {
+        let prompt: Vec<u32> = (0..CONTEXT).map(|i| i.wrapping_mul(2_654_435_761).wrapping_add(id as u32 * 7919) % 32_000).collect();
+        let mut request = request(id, &prompt, 1100);
+        request.sampling.repetition_penalty = repetition_penalty;
+        scheduler.admit([request], [], Micros(0));
+    };
+    (0..u64::from(SEQUENCES)).for_each(|id| submit(&mut scheduler, id));
+    let (mut plan_time, mut commit_time) = (Vec::new(), Vec::new());
+    let mut now = 0;
+    while plan_time.len() < STEPS {
+        now += 1000;
+        let began = Instant::now();
+        let plan = scheduler.plan(&mut cache, Micros(now));
+        let planned = began.elapsed();
+        let decoding = plan.sequences.len() == SEQUENCES as usize
+            && plan.sequences.iter().all(|sequence| sequence.tokens.len() == 1);
+        let output = executor.execute(plan);
+        let began = Instant::now();
+        scheduler.commit(&mut cache, output, Micros(now)).clear();
+        if decoding {
+            if plan_time.is_empty() {
+                (0..waiting).for_each(|id| submit(&mut scheduler, 10_000 + id));
+            }
+            plan_time.push(planned);
+            commit_time.push(began.elapsed());
+        }
+    }
+    let both: Vec<Duration> = plan_time.iter().zip(&commit_time).map(|(plan, commit)| *plan + *commit).collect();
+    let show = |mut times: Vec<Duration>| {
+        times.sort_unstable();
+        let us = |at: usize| times[at].as_nanos() as f64 / 1000.0;
+        format!("median {:6.1} us, p99 {:6.1} us", us(STEPS / 2), us(STEPS * 99 / 100))
+    };
+    println!("{SEQUENCES} sequences decoding at {CONTEXT} tokens, {name}:");
+    println!("  plan   {}", show(plan_time));
+    println!("  commit {}", show(commit_time));
+    println!("  both   {}", show(both));
+}
