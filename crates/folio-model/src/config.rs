@@ -1,9 +1,9 @@
 //! config.json, parsed into everything the decoder needs.
 //!
 //! Owns: reading a checkpoint's configuration of today's and yesterday's style (`rope_parameters` or `rope_theta` +
-//! `rope_scaling`; `dtype` or `torch_dtype`), filling what it leaves out from the family's row. Must never: look at a
-//! weight. Invariant: a [`Config`] that exists describes a decoder Folio can run; sizes are bounded so that products of
-//! two or three of them cannot overflow.
+//! `rope_scaling`), filling what it leaves out from the family's row. Must never: look at a weight, or believe what is
+//! said about their dtype (the tensors themselves decide). Invariant: a [`Config`] that exists describes a decoder Folio
+//! can run; sizes are bounded so that products of two or three of them cannot overflow.
 
 use serde_json::Value;
 
@@ -41,8 +41,6 @@ pub struct Config {
     pub window: Option<usize>,
     /// `max_position_embeddings`.
     pub max_position: usize,
-    /// Weight dtype as config.json claims it ("bfloat16"); the tensors themselves decide.
-    pub dtype: Option<String>,
 }
 
 impl Config {
@@ -83,7 +81,6 @@ impl Config {
             rope: RopeConfig::parse(fields, family, head_dim, max_position)?,
             rotated,
             max_position,
-            dtype: fields.text("dtype")?.or(fields.text("torch_dtype")?).map(str::to_owned),
             family: *family,
         })
     }

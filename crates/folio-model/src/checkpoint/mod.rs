@@ -154,8 +154,8 @@ impl Checkpoint {
         }
     }
 
-    /// Identity of the model for the KV cache of a server of `max_model_len`; see [`Digest`]. Reads a part of every page of the weights: prefer
-    /// [`crate::LoadedModel::digest`], which comes with loading.
+    /// Identity of the model for the KV cache of a server of `max_model_len`; see [`Digest`]. Touches every page of the
+    /// weights: prefer [`crate::LoadedModel::digest`], which comes with loading.
     pub fn digest(&self, max_model_len: usize) -> Result<[u8; 32]> {
         let mut digest = self.start_digest(max_model_len);
         for part in weight_specs(&self.config).iter().flat_map(|weight| &weight.parts) {

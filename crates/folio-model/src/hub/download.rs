@@ -75,7 +75,10 @@ impl Transfer<'_> {
         let lock_path = self.layout.lock(remote.etag.hex());
         let lock = File::create(&lock_path).map_err(at(&lock_path))?;
         // Another process may be downloading the same file: wait, then find it done.
-        lock.lock().map_err(at(&lock_path))?;
+        if lock.try_lock().is_err() {
+            tracing::info!(file = remote.name, "waiting for another download of the same file");
+            lock.lock().map_err(at(&lock_path))?;
+        }
         let blob = self.layout.blob(remote.etag.hex());
         if fs::metadata(&blob).is_ok_and(|metadata| metadata.len() == remote.bytes) {
             self.advance(remote, remote.bytes);
