@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+use rustc_hash::FxHashMap;
+
 use crate::request::{SamplingParams, TokenLogprobs};
 
 /// A sequence is one choice of one request. Never reused.
@@ -68,11 +70,12 @@ pub struct SampleSpec {
     pub grammar: Option<u64>,
 }
 
-/// What the penalties need to know of a sequence: which tokens occurred and how often. Kept sorted by token, so that it
-/// is updated in place and read in a fixed order.
+/// What the penalties need to know of a sequence: which tokens occurred and how often, in order of first appearance.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenHistory {
     entries: Vec<TokenCount>,
+    /// Where a token's entry is.
+    index: FxHashMap<u32, u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,23 +87,30 @@ pub struct TokenCount {
 }
 
 impl TokenHistory {
-    /// O(prompt log prompt), once per sequence.
+    /// O(prompt), once per sequence.
     pub fn of_prompt(prompt: &[u32]) -> Self {
-        let mut tokens = prompt.to_vec();
-        tokens.sort_unstable();
-        tokens.dedup();
-        Self { entries: tokens.into_iter().map(|token| TokenCount { token, generated: 0, in_prompt: true }).collect() }
-    }
-
-    /// Counts one generated token. O(log distinct), and a shift of the tail when the token is new.
-    pub fn push(&mut self, token: u32) {
-        match self.entries.binary_search_by_key(&token, |entry| entry.token) {
-            Ok(at) => self.entries[at].generated += 1,
-            Err(at) => self.entries.insert(at, TokenCount { token, generated: 1, in_prompt: false }),
+        let mut history = Self::default();
+        for token in prompt {
+            history.entry(*token).in_prompt = true;
         }
+        history
     }
 
-    /// Ascending by token.
+    /// Counts one generated token. O(1).
+    pub fn push(&mut self, token: u32) {
+        self.entry(token).generated += 1;
+    }
+
+    fn entry(&mut self, token: u32) -> &mut TokenCount {
+        let next = self.entries.len() as u32;
+        let at = *self.index.entry(token).or_insert(next);
+        if at == next {
+            self.entries.push(TokenCount { token, generated: 0, in_prompt: false });
+        }
+        &mut self.entries[at as usize]
+    }
+
+    /// One per distinct token.
     pub fn entries(&self) -> &[TokenCount] {
         &self.entries
     }

@@ -13,6 +13,7 @@ pub mod oracle;
 pub mod rng;
 pub mod scenario;
 pub mod simulator;
+pub mod trace;
 
 pub use backend::SimBackend;
 pub use cost::CostModel;

@@ -31,17 +31,20 @@ const GUMBEL_MAX: f64 = 22.9;
 /// top_p's histogram: bins of 1/32 nat below the best, the last one open.
 const BINS: usize = 1024;
 const BINS_PER_NAT: f32 = 32.0;
+/// Logits that are treated together.
+const CHUNK: usize = 64;
 
 /// Scratch memory of the rules; one per thread that samples.
 pub struct Sampler {
     row: Vec<f32>,
     keys: Vec<u64>,
     bins: Vec<f64>,
+    bin_of: Vec<u32>,
 }
 
 impl Default for Sampler {
     fn default() -> Self {
-        Self { row: Vec::new(), keys: Vec::new(), bins: vec![0.0; BINS] }
+        Self { row: Vec::new(), keys: Vec::new(), bins: vec![0.0; BINS], bin_of: Vec::new() }
     }
 }
 
@@ -144,10 +147,18 @@ impl Sampler {
     /// top_p over the whole row: a histogram of mass by logit finds the neighbourhood of the threshold, only what lies
     /// above it is sorted.
     fn nucleus_of_row(&mut self, row: &[f32], max: f32, scale: f32, floor: f32, top_p: f32) {
-        let bin = |logit: f32| (((max - logit) * scale * BINS_PER_NAT) as usize).min(BINS - 1);
+        let shift = scale * BINS_PER_NAT;
         self.bins.fill(0.0);
-        for logit in row.iter().filter(|logit| **logit >= floor) {
-            self.bins[bin(*logit)] += f64::from(math::exp((logit - max) * scale));
+        self.bin_of.clear();
+        self.bin_of.extend(row.iter().map(|logit| bin((max - logit) * shift)));
+        let mut masses = [0.0; CHUNK];
+        for (logits, bins) in row.chunks(CHUNK).zip(self.bin_of.chunks(CHUNK)) {
+            for (mass, logit) in masses.iter_mut().zip(logits) {
+                *mass = if *logit >= floor { math::exp((logit - max) * scale) } else { 0.0 };
+            }
+            for (mass, bin) in masses.iter().zip(bins) {
+                self.bins[*bin as usize] += f64::from(*mass);
+            }
         }
         let wanted = f64::from(top_p) * self.bins.iter().sum::<f64>();
         let mut above = 0.0;
@@ -155,17 +166,32 @@ impl Sampler {
             above += mass;
             above >= wanted
         });
-        let last = last.unwrap_or(BINS - 1);
+        let last = last.unwrap_or(BINS - 1) as u32;
         self.keys.clear();
-        for (token, logit) in row.iter().enumerate() {
-            if *logit >= floor && bin(*logit) <= last {
-                self.keys.push(select::key(*logit, token as u32));
+        for (chunk, bins) in self.bin_of.chunks(CHUNK).enumerate() {
+            if bins.iter().fold(u32::MAX, |a, b| a.min(*b)) > last {
+                continue;
+            }
+            for (offset, bin) in bins.iter().enumerate() {
+                let token = chunk * CHUNK + offset;
+                if *bin <= last && row[token] >= floor {
+                    self.keys.push(select::key(row[token], token as u32));
+                }
             }
         }
         self.keys.sort_unstable_by(|a, b| b.cmp(a));
         let mass = |key: &u64| f64::from(math::exp((row[select::token(*key) as usize] - max) * scale));
         keep_mass(&mut self.keys, mass, wanted);
     }
+}
+
+/// Nearest bin of a distance that is not negative; the last is open. Monotone, and without a conversion that would
+/// keep it from being vectorized.
+#[inline(always)]
+fn bin(distance: f32) -> u32 {
+    const ROUND: f32 = 8_388_608.0;
+    let clamped = if distance < (BINS - 1) as f32 { distance } else { (BINS - 1) as f32 };
+    (clamped + ROUND).to_bits() - ROUND.to_bits()
 }
 
 /// Keeps the shortest beginning of `keys` whose mass reaches `wanted`; at least one.
@@ -231,8 +257,8 @@ fn best(scores: impl Iterator<Item = (f64, u32)>) -> Option<u32> {
     scores.reduce(better).map(|(_, token)| token)
 }
 
-/// Gumbel-max over the whole row. Starts from the largest logit, so that tokens which could not win with the largest
-/// draw there is are passed over without drawing.
+/// Gumbel-max over the whole row. Starts from the largest logit, so that most tokens are passed over: those that could
+/// not win with the largest draw there is without drawing, and most others without a logarithm.
 fn gumbel_all(row: &[f32], max: f32, temperature: f64, rng: &PositionRng) -> u32 {
     let start = first_equal(row, max);
     let mut best = (score(max, temperature, rng.token(start)), start);
@@ -244,15 +270,24 @@ fn gumbel_all(row: &[f32], max: f32, temperature: f64, rng: &PositionRng) -> u32
         }
         let bits = rng.group(group as u32);
         for (lane, logit) in logits.iter().enumerate() {
+            if *logit < least || hopeless(f64::from(*logit) / temperature - best.0, bits[lane]) {
+                continue;
+            }
             let token = (group * 4 + lane) as u32;
-            if *logit >= least {
-                let score = score(*logit, temperature, bits[lane]);
-                if score > best.0 || (score == best.0 && token < best.1) {
-                    best = (score, token);
-                    least = reach(score);
-                }
+            let score = score(*logit, temperature, bits[lane]);
+            if score > best.0 || (score == best.0 && token < best.1) {
+                best = (score, token);
+                least = reach(score);
             }
         }
     }
     best.1
+}
+
+/// Whether a token whose logit is `lead` above the best score so far (nearly always below) surely loses. It wins if
+/// -ln(u) < e^lead; and -ln(u) >= 1 - u.
+fn hopeless(lead: f64, bits: u32) -> bool {
+    let rest = (f64::from(!bits) + 0.5) / 4_294_967_296.0;
+    // The margin is thousands of times what rounding could do.
+    lead < 0.0 && rest > f64::from(math::exp(lead as f32)) * 1.001
 }

@@ -1,0 +1,47 @@
+//! Recorded traffic. Needs the trace data; says so loudly when it is absent.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::PathBuf;
+
+use folio_engine::SchedulerConfig;
+use folio_kv::CacheConfig;
+use folio_sim::CostModel;
+use folio_sim::trace::{ReplayConfig, azure, replay};
+
+fn data(path: &str) -> Option<PathBuf> {
+    let default = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data");
+    let folder = std::env::var_os("FOLIO_TEST_DATA").map_or(default, PathBuf::from);
+    let file = folder.join(path);
+    if !file.exists() {
+        eprintln!("SKIPPED: {path} not found; set FOLIO_TEST_DATA to the folder that holds it");
+        return None;
+    }
+    Some(file)
+}
+
+#[test]
+fn azure_conversations_waste_under_four_percent_and_rarely_preempt() {
+    let Some(path) = data("trace-azure-llm-2023/AzureLLMInferenceTrace_conv.csv") else { return };
+    let file = BufReader::new(File::open(path).expect("the trace opens"));
+    let requests = azure(file, 600).expect("the trace parses");
+    let config = ReplayConfig {
+        scheduler: SchedulerConfig {
+            max_num_seqs: 128,
+            max_num_batched_tokens: 2048,
+            max_prefill_tokens_while_decoding: 512,
+            max_model_len: 16_384,
+            ..SchedulerConfig::default()
+        },
+        // Tight: some twenty conversations fit.
+        cache: CacheConfig { blocks: 1536, block_tokens: 16, bytes_per_block: 1 },
+        cost: CostModel { step_us: 12_000.0, token_us: 60.0, context_us_per_1k: 2.0 },
+        max_tokens: 1024,
+    };
+    let report = replay(&requests, &config).expect("valid limits");
+    println!("{report:#?}");
+    assert_eq!(report.requests + report.refused, 600);
+    assert!(report.waste < 0.04, "waste {}", report.waste);
+    assert!(report.preemption_rate < 0.05, "{} preemptions per request", report.preemption_rate);
+    assert!(report.occupancy > 0.6, "the pool was {} full: admission is too shy", report.occupancy);
+}
