@@ -11,7 +11,9 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Response, header};
 use folio_engine::handle::Rejected;
+use folio_engine::request::{Token, TokenLogprobs};
 use folio_engine::{Event, FinishReason, Micros, Request, SamplingParams};
+use folio_text::{DetokenizeOptions, Detokenizer};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::app::{Flight, State};
@@ -263,12 +265,17 @@ impl Pump {
     }
 
     /// What `echo` puts before the generated text.
-    fn echo(&self, prompt: usize, logprobs: &[folio_engine::request::TokenLogprobs]) -> Option<Delta> {
+    fn echo(&self, prompt: usize, logprobs: &[TokenLogprobs]) -> Option<Delta> {
         let job = &self.job.prompts[prompt];
         let text = job.echo.clone()?;
         let mut scored = Vec::new();
         if job.echo_logprobs {
-            let mut offset = 0;
+            let tokenizer = &self.state.app.tokenizer;
+            let skip_special_tokens = self.job.generation.skip_special_tokens;
+            let mut detokenizer =
+                Detokenizer::new(DetokenizeOptions { skip_special_tokens, continues: false });
+            let mut before = String::new();
+            let (mut at, mut offset) = (0, 0);
             for (position, id) in job.tokens.iter().enumerate() {
                 // Rank 0 marks the first token, which nothing predicts.
                 let logprobs = match position.checked_sub(1) {
@@ -276,14 +283,23 @@ impl Pump {
                     None => Default::default(),
                 };
                 scored.push(Scored { id: *id, logprobs, offset });
-                let bytes = self.state.app.tokenizer.token_bytes(*id);
-                offset += bytes.iter().filter(|byte| (**byte & 0xc0) != 0x80).count();
+                before.clear();
+                // A special token is in the text only where the client wrote it there.
+                let written = text
+                    .get(at..)
+                    .is_some_and(|rest| rest.as_bytes().starts_with(tokenizer.token_bytes(*id)));
+                match tokenizer.is_special(*id) && written {
+                    true => before.push_str(&String::from_utf8_lossy(tokenizer.token_bytes(*id))),
+                    false => detokenizer.push(tokenizer, *id, &mut before),
+                }
+                at += before.len();
+                offset += before.chars().count();
             }
         }
         Some(Delta { text, token_ids: Vec::new(), scored })
     }
 
-    fn token(&mut self, index: usize, token: folio_engine::request::Token) {
+    fn token(&mut self, index: usize, token: Token) {
         let now = Instant::now();
         let slot = &mut self.slots[index];
         if slot.done || self.failed {

@@ -172,6 +172,8 @@ impl Generation {
         }
         if prompt.len() + floor > context {
             let error = ApiError::context_length(facts.context_length, prompt.len(), floor as u32);
+            // Which of the two is more than the context holds by itself?
+            let param = if floor >= context { "max_tokens" } else { param };
             return Err(ApiError { param: Some(param.to_owned()), ..error });
         }
         let room = (context - prompt.len()) as u32;

@@ -59,8 +59,12 @@ impl Executor for Gated {
 }
 
 fn engine(gate: Gate, change: impl FnOnce(&mut SchedulerConfig)) -> EngineHandle {
-    let mut config =
-        SchedulerConfig { max_model_len: 256, max_num_seqs: 16, max_num_batched_tokens: 64, ..Default::default() };
+    let mut config = SchedulerConfig {
+        max_model_len: 256,
+        max_num_seqs: 16,
+        max_num_batched_tokens: 64,
+        ..Default::default()
+    };
     change(&mut config);
     let backend = SimBackend::new(VOCAB as usize, BLOCKS as usize, 16, 64, 64);
     let geometry = CacheConfig { blocks: BLOCKS, block_tokens: 16, bytes_per_block: 1 };
@@ -100,7 +104,8 @@ async fn tenants_share_nothing_and_cached_tokens_are_exact() {
     let client = Client::with(config, app(Arc::new(engine.clone())));
     let prompt = "x".repeat(100);
     let cached = async |key: &str| {
-        let reply = client.key(key).complete(json!({"prompt": prompt, "temperature": 0, "max_tokens": 4})).await;
+        let reply =
+            client.key(key).complete(json!({"prompt": prompt, "temperature": 0, "max_tokens": 4})).await;
         let usage = reply.json()["usage"].clone();
         assert_eq!(usage["prompt_tokens"], 100);
         (usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap(), text(&reply.json()))
@@ -163,7 +168,8 @@ async fn a_vanished_client_frees_its_blocks_within_one_step() {
 async fn a_stop_string_ends_its_choice_alone() {
     let engine = engine(Gate::default(), |_| ());
     let client = client(&engine);
-    let base = json!({"prompt": "p", "n": 3, "max_tokens": 60, "seed": 5, "ignore_eos": true, "temperature": 1});
+    let base =
+        json!({"prompt": "p", "n": 3, "max_tokens": 60, "seed": 5, "ignore_eos": true, "temperature": 1});
     let free: Vec<String> = {
         let reply = client.complete(base.clone()).await.json();
         reply["choices"].as_array().unwrap().iter().map(|c| c["text"].as_str().unwrap().to_owned()).collect()
@@ -171,7 +177,8 @@ async fn a_stop_string_ends_its_choice_alone() {
     // A piece of the second choice's text that the others do not have.
     let characters: Vec<char> = free[1].chars().collect();
     let stop = characters.windows(2).skip(5).map(|pair| pair.iter().collect::<String>());
-    let stop = { stop }.find(|stop| !stop.contains('\u{fffd}') && !free[0].contains(stop) && !free[2].contains(stop));
+    let stop = { stop }
+        .find(|stop| !stop.contains('\u{fffd}') && !free[0].contains(stop) && !free[2].contains(stop));
     let stop = stop.expect("random text has such a pair");
     let reply = client.complete(merged(base, json!({"stop": stop}))).await.json();
     let choices = reply["choices"].as_array().unwrap();
@@ -234,7 +241,10 @@ async fn the_engines_counters_agree_with_the_servers() {
     until(|| !engine.stats().busy).await;
     let counters = engine.stats().counters;
     assert_eq!(client.metric("vllm:prompt_tokens_total", &[]).await, counters.prompt_tokens as f64);
-    assert_eq!(client.metric("vllm:prompt_tokens_cached_total", &[]).await, counters.cached_prompt_tokens as f64);
+    assert_eq!(
+        client.metric("vllm:prompt_tokens_cached_total", &[]).await,
+        counters.cached_prompt_tokens as f64
+    );
     assert_eq!(client.metric("vllm:generation_tokens_total", &[]).await, counters.generation_tokens as f64);
     assert_eq!(client.metric("vllm:iteration_tokens_total_count", &[]).await, counters.steps as f64);
     assert_eq!(client.metric("folio:kv_cache_blocks", &["active"]).await, 0.0);
@@ -261,7 +271,8 @@ async fn prompt_log_probabilities_and_echo() {
 async fn a_deadline_ends_a_request_with_504() {
     let gate = Gate::closed();
     let engine = engine(gate.clone(), |_| ());
-    let limits = folio_server::Limits { request_timeout: Some(Duration::from_millis(5)), ..Default::default() };
+    let limits =
+        folio_server::Limits { request_timeout: Some(Duration::from_millis(5)), ..Default::default() };
     let client = Client::with(ServerConfig { limits, ..Default::default() }, app(Arc::new(engine.clone())));
     let asking = tokio::spawn({
         let client = client.clone();

@@ -165,7 +165,10 @@ async fn a_body_that_does_not_arrive_is_given_up() {
     let limits = Limits { body_timeout: Duration::from_millis(20), ..Limits::default() };
     let running = start(ServerConfig { limits, ..Default::default() }).await;
     let mut socket = TcpStream::connect(running.address).await.unwrap();
-    socket.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{").await.unwrap();
+    socket
+        .write_all(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{")
+        .await
+        .unwrap();
     let mut status = [0; 12];
     socket.read_exact(&mut status).await.unwrap();
     assert_eq!(&status, b"HTTP/1.1 408");

@@ -65,7 +65,10 @@ async fn parameters_of_the_text_show_in_the_response() {
     let choice = |reply: common::Reply| reply.json()["choices"][0].clone();
 
     let c = choice(client.chat(json!({"stop": "two"})).await);
-    assert_eq!((c["message"]["content"].as_str(), c["finish_reason"].as_str()), (Some("one. "), Some("stop")));
+    assert_eq!(
+        (c["message"]["content"].as_str(), c["finish_reason"].as_str()),
+        (Some("one. "), Some("stop"))
+    );
     assert_eq!(c["stop_reason"], "two");
     let c = choice(client.chat(json!({"stop": ["zzz", "two"], "include_stop_str_in_output": true})).await);
     assert_eq!(c["message"]["content"], "one. two");
@@ -76,9 +79,15 @@ async fn parameters_of_the_text_show_in_the_response() {
     let c = choice(client.chat(json!({"stop_token_ids": [b't'], "include_stop_str_in_output": true})).await);
     assert_eq!(c["message"]["content"], "one. t");
     let c = choice(client.chat(json!({"max_tokens": 3})).await);
-    assert_eq!((c["message"]["content"].as_str(), c["finish_reason"].as_str()), (Some("one"), Some("length")));
+    assert_eq!(
+        (c["message"]["content"].as_str(), c["finish_reason"].as_str()),
+        (Some("one"), Some("length"))
+    );
     let c = choice(client.chat(json!({})).await);
-    assert_eq!((c["message"]["content"].as_str(), c["finish_reason"].as_str()), (Some("one. two. three"), Some("stop")));
+    assert_eq!(
+        (c["message"]["content"].as_str(), c["finish_reason"].as_str()),
+        (Some("one. two. three"), Some("stop"))
+    );
     assert!(c.get("stop_reason").is_none() && c["logprobs"].is_null());
 
     engine.plan(|plan| plan.end = Some(FinishReason::Length));
@@ -96,7 +105,10 @@ async fn special_tokens_are_skipped_unless_asked_for() {
     let client = Client::new(engine.clone());
     let text = async |extra| client.complete(extra).await.json()["choices"][0]["text"].clone();
     assert_eq!(text(json!({"include_stop_str_in_output": true})).await, "x");
-    assert_eq!(text(json!({"include_stop_str_in_output": true, "skip_special_tokens": false})).await, "x<|end|>");
+    assert_eq!(
+        text(json!({"include_stop_str_in_output": true, "skip_special_tokens": false})).await,
+        "x<|end|>"
+    );
     assert_eq!(text(json!({"skip_special_tokens": false})).await, "x");
 }
 
@@ -111,14 +123,18 @@ async fn the_template_gets_its_arguments() {
     };
     assert_eq!(prompt(json!({})).await, "[user]hi<|end|>[assistant]");
     assert_eq!(prompt(json!({"add_generation_prompt": false})).await, "[user]hi<|end|>");
-    assert_eq!(prompt(json!({"chat_template_kwargs": {"mood": "merry"}})).await, "[user]hi<|end|>(merry)[assistant]");
+    assert_eq!(
+        prompt(json!({"chat_template_kwargs": {"mood": "merry"}})).await,
+        "[user]hi<|end|>(merry)[assistant]"
+    );
     let messages = json!([{"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         {"role": "user", "content": "q", "name": "n"}, {"role": "assistant", "content": "The answer ", "refusal": null}]);
     assert_eq!(
         prompt(json!({"messages": messages, "continue_final_message": true})).await,
         "[system]a\nb<|end|>[user]q<|end|>[assistant]The answer"
     );
-    let reply = client.chat(json!({"messages": messages, "continue_final_message": true, "echo": true})).await;
+    let reply =
+        client.chat(json!({"messages": messages, "continue_final_message": true, "echo": true})).await;
     assert_eq!(reply.json()["choices"][0]["message"]["content"], "The answer ok");
     assert_eq!(prompt(json!({"truncate_prompt_tokens": 3})).await, "nt]");
 }
@@ -134,7 +150,8 @@ async fn prompts_of_every_shape() {
         (json!([[97, 98], [99]]), vec![b"ab".to_vec(), b"c".to_vec()]),
     ] {
         engine.requests.lock().unwrap().clear();
-        let reply = client.complete(json!({"prompt": prompt, "n": 2, "best_of": 2, "echo": true})).await.json();
+        let reply =
+            client.complete(json!({"prompt": prompt, "n": 2, "best_of": 2, "echo": true})).await.json();
         let prompts: Vec<Vec<u8>> = engine
             .requests
             .lock()
@@ -151,7 +168,10 @@ async fn prompts_of_every_shape() {
             assert_eq!(choice["text"], format!("{prompt}{}", index % 2), "echo, then the choice's own text");
         }
         let tokens = want.iter().map(Vec::len).sum::<usize>();
-        assert_eq!(reply["usage"]["prompt_tokens"], tokens, "a prompt counts once however many choices it has");
+        assert_eq!(
+            reply["usage"]["prompt_tokens"], tokens,
+            "a prompt counts once however many choices it has"
+        );
     }
 }
 
@@ -181,6 +201,16 @@ async fn log_probabilities() {
     assert_eq!(lp["text_offset"], json!([0, 1, 2, 3]));
     assert_eq!(lp["token_logprobs"], json!([null, -0.5, -0.5, -0.5]));
     assert_eq!(lp["top_logprobs"][3], json!({"z": -0.5}));
+    let special = json!({"prompt": "<|a|>é!", "logprobs": 0, "echo": true, "max_tokens": 1});
+    let reply = client.complete(special.clone()).await.json();
+    let lp = &reply["choices"][0]["logprobs"];
+    assert_eq!(lp["tokens"], json!(["<|a|>", "bytes:\\xc3", "bytes:\\xa9", "!", "y"]));
+    let text = reply["choices"][0]["text"].as_str().unwrap();
+    assert_eq!(
+        (text, &lp["text_offset"]),
+        ("<|a|>é!y", &json!([0, 5, 5, 6, 7])),
+        "offsets are into the text"
+    );
     let reply = client.complete(json!({"logprobs": 0, "echo": true, "max_tokens": 0})).await.json();
     assert_eq!(reply["choices"][0]["text"], "hi", "no token was asked for");
     assert_eq!(reply["choices"][0]["logprobs"]["tokens"], json!(["h", "i"]));
@@ -247,7 +277,10 @@ async fn values_out_of_bounds_are_refused_by_name() {
         ("max_completion_tokens", vec![json!(0)]),
         ("min_tokens", vec![json!(-1), json!(257)]),
         ("seed", vec![json!(1.5), json!("1")]),
-        ("stop", vec![json!(""), json!(["a", ""]), json!([1]), json!({"a": 1}), json!(long), json!(vec!["a"; 17])]),
+        (
+            "stop",
+            vec![json!(""), json!(["a", ""]), json!([1]), json!({"a": 1}), json!(long), json!(vec!["a"; 17])],
+        ),
         ("stop_token_ids", vec![json!([259]), json!(["a"]), json!(vec![1; 300])]),
         ("logit_bias", vec![json!({"259": 1}), json!({"a": 1}), json!({"1": 101}), json!({"1": 1, "01": 1})]),
         ("top_logprobs", vec![json!(21), json!(-1), json!(1)]),
@@ -266,7 +299,17 @@ async fn values_out_of_bounds_are_refused_by_name() {
         }
     }
     refused(client.chat(json!({"max_tokens": 3, "max_completion_tokens": 4})).await, "max_tokens").await;
-    for prompt in [json!([]), json!(""), json!([""]), json!([[]]), json!([1, "a"]), json!(["a", 1]), json!([259]), json!([-1]), json!(1)] {
+    for prompt in [
+        json!([]),
+        json!(""),
+        json!([""]),
+        json!([[]]),
+        json!([1, "a"]),
+        json!(["a", 1]),
+        json!([259]),
+        json!([-1]),
+        json!(1),
+    ] {
         refused(client.complete(json!({"prompt": prompt})).await, "prompt").await;
     }
 }
@@ -276,7 +319,10 @@ async fn messages_that_are_not_text_are_refused_by_path() {
     let client = Client::new(FakeEngine::saying("ok"));
     let image = json!({"type": "image_url", "image_url": {"url": "data:..."}});
     for (message, param) in [
-        (json!({"role": "user", "content": [{"type": "text", "text": "a"}, image]}), "messages[1].content[1].image_url"),
+        (
+            json!({"role": "user", "content": [{"type": "text", "text": "a"}, image]}),
+            "messages[1].content[1].image_url",
+        ),
         (json!({"role": "alien", "content": "x"}), "messages[1].role"),
         (json!({"role": "tool", "content": "x", "tool_call_id": "1"}), "messages[1].role"),
         (json!({"role": "user"}), "messages[1].content"),
@@ -284,12 +330,16 @@ async fn messages_that_are_not_text_are_refused_by_path() {
         (json!({"content": "x"}), "messages[1].role"),
         (json!({"role": "user", "content": 7}), "messages[1].content"),
         (json!({"role": "user", "content": []}), "messages[1].content"),
-        (json!({"role": "user", "content": [{"type": "text", "text": "a", "x": 1}]}), "messages[1].content[0].x"),
+        (
+            json!({"role": "user", "content": [{"type": "text", "text": "a", "x": 1}]}),
+            "messages[1].content[0].x",
+        ),
         (json!({"role": "assistant", "content": "x", "tool_calls": [{}]}), "messages[1].tool_calls"),
         (json!({"role": "user", "content": "x", "colour": "red"}), "messages[1].colour"),
         (json!("x"), "messages[1]"),
     ] {
-        refused(client.chat(json!({"messages": [{"role": "user", "content": "a"}, message]})).await, param).await;
+        refused(client.chat(json!({"messages": [{"role": "user", "content": "a"}, message]})).await, param)
+            .await;
     }
     let sdk = json!({"role": "assistant", "content": "x", "refusal": null, "annotations": [], "audio": null,
         "function_call": null, "tool_calls": null});

@@ -14,7 +14,12 @@ async fn every_error_has_openais_shape() {
     let client = Client::new(FakeEngine::saying("ok"));
     let chat = "/v1/chat/completions";
     let with_type = |value: &str| {
-        Request::builder().method("POST").uri(chat).header("content-type", value).body(Body::from("{}")).unwrap()
+        Request::builder()
+            .method("POST")
+            .uri(chat)
+            .header("content-type", value)
+            .body(Body::from("{}"))
+            .unwrap()
     };
     for (request, status, code) in [
         (client.request("GET", "/nowhere", ""), 404, json!("unknown_url")),
@@ -27,7 +32,11 @@ async fn every_error_has_openais_shape() {
         (client.request("POST", chat, vec![b'"', 0xff, b'"']), 400, Value::Null),
         (client.request("POST", chat, "[".repeat(100_000)), 400, Value::Null),
         (client.request("POST", chat, "{}"), 400, json!("missing_required_parameter")),
-        (client.request("POST", chat, r#"{"model": "gpt-9", "messages": []}"#), 404, json!("model_not_found")),
+        (
+            client.request("POST", chat, r#"{"model": "gpt-9", "messages": []}"#),
+            404,
+            json!("model_not_found"),
+        ),
         (client.request("GET", "/v1/models/gpt-9", ""), 404, json!("model_not_found")),
     ] {
         let what = format!("{} {}", request.method(), request.uri());
@@ -37,7 +46,10 @@ async fn every_error_has_openais_shape() {
         assert_eq!(reply.headers["content-type"], "application/json");
         assert!(reply.headers.contains_key("x-request-id"));
         assert!(error["message"].as_str().is_some_and(|message| !message.is_empty()));
-        assert_eq!(error.as_object().unwrap().keys().collect::<Vec<_>>(), ["message", "type", "param", "code"]);
+        assert_eq!(
+            error.as_object().unwrap().keys().collect::<Vec<_>>(),
+            ["message", "type", "param", "code"]
+        );
     }
     let reply = reply(client.send(client.request("POST", chat, "{\n nope")).await).await;
     assert!(reply.error()["message"].as_str().unwrap().contains("line 2 column"), "{}", reply.text);
@@ -102,6 +114,7 @@ async fn prompts_longer_than_the_context_are_refused_with_numbers() {
     let reply = client.complete(json!({"prompt": "x".repeat(300_000), "truncate_prompt_tokens": -1})).await;
     assert_eq!(reply.status, 200);
     assert_eq!(engine.last().prompt.len(), 240);
+    assert_eq!(client.complete(json!({"max_tokens": 256})).await.error()["param"], "max_tokens");
     let long = json!([{"role": "user", "content": "x".repeat(300)}]);
     assert_eq!(client.chat(json!({"messages": long})).await.error()["param"], "messages");
 }
@@ -141,7 +154,11 @@ async fn keys_are_required_where_they_are_configured() {
     for path in ["/v1/models", "/v1/chat/completions", "/tokenize", "/nowhere"] {
         for client in [client.clone(), client.key("k3")] {
             let reply = client.get(path).await;
-            assert_eq!((reply.status.as_u16(), &reply.error()["code"]), (401, &json!("invalid_api_key")), "{path}");
+            assert_eq!(
+                (reply.status.as_u16(), &reply.error()["code"]),
+                (401, &json!("invalid_api_key")),
+                "{path}"
+            );
             assert_eq!(reply.headers["www-authenticate"], "Bearer");
         }
     }
@@ -155,7 +172,10 @@ async fn keys_are_required_where_they_are_configured() {
     assert_ne!((first.tenant, first.root), (second.tenant, second.root));
     assert_eq!(client.key("k1").chat(json!({"user": "k2"})).await.status, 200);
     assert_eq!((engine.last().tenant, engine.last().root), (first.tenant, first.root));
-    assert!(folio_server::Server::new(ServerConfig { api_keys: vec!["a b".into()], ..config() }, app(engine)).is_err());
+    assert!(
+        folio_server::Server::new(ServerConfig { api_keys: vec!["a b".into()], ..config() }, app(engine))
+            .is_err()
+    );
 }
 
 #[tokio::test]
@@ -197,7 +217,10 @@ async fn counters_equal_the_sums_over_responses() {
     }
     client.chat(json!({"oops": 1})).await;
     assert!(prompt > 0 && cached > 0 && completion > 0 && stop > 0 && length > 0);
-    assert_eq!(client.metric("vllm:prompt_tokens_total", &["model_name=\"test-model\""]).await, prompt as f64);
+    assert_eq!(
+        client.metric("vllm:prompt_tokens_total", &["model_name=\"test-model\""]).await,
+        prompt as f64
+    );
     assert_eq!(client.metric("vllm:prompt_tokens_cached_total", &[]).await, cached as f64);
     assert_eq!(client.metric("vllm:generation_tokens_total", &[]).await, completion as f64);
     assert_eq!(client.metric("vllm:request_success_total", &["\"stop\""]).await, f64::from(stop));
@@ -272,8 +295,12 @@ async fn the_small_routes() {
     assert_eq!(client.get("/v1/models/org/alias").await.json()["id"], "org/alias");
     assert_eq!(client.get("/version").await.json()["version"], "1.2.3");
     let ids = client.post("/tokenize", &json!({"prompt": "hi", "return_token_strs": true})).await.json();
-    assert_eq!(ids, json!({"count": 2, "max_model_len": 256, "tokens": [104, 105], "token_strs": ["h", "i"]}));
-    let chat = client.post("/tokenize", &json!({"messages": [{"role": "user", "content": "hi"}]})).await.json();
+    assert_eq!(
+        ids,
+        json!({"count": 2, "max_model_len": 256, "tokens": [104, 105], "token_strs": ["h", "i"]})
+    );
+    let chat =
+        client.post("/tokenize", &json!({"messages": [{"role": "user", "content": "hi"}]})).await.json();
     assert_eq!(chat["count"], 20);
     let text = client.post("/detokenize", &json!({"tokens": [104, 105, 256]})).await.json();
     assert_eq!(text["prompt"], "hi<|end|>");

@@ -77,7 +77,8 @@ async fn usage_with_every_chunk() {
     let client = Client::new(FakeEngine::saying("abc"));
     let options = json!({"include_usage": true, "continuous_usage_stats": true});
     let events = client.chat(json!({"stream": true, "stream_options": options})).await.events();
-    let counts: Vec<_> = events.iter().filter_map(|event| event["usage"]["completion_tokens"].as_u64()).collect();
+    let counts: Vec<_> =
+        events.iter().filter_map(|event| event["usage"]["completion_tokens"].as_u64()).collect();
     assert_eq!(counts, [0, 1, 2, 3, 4, 4]);
 }
 
@@ -85,7 +86,9 @@ async fn usage_with_every_chunk() {
 async fn a_streamed_answer_equals_the_whole_one() {
     // Several bytes per character: each byte is a token of its own.
     let text = "naïve 日本 👩‍🚀 — fin.";
-    for (stop, want) in [(json!(null), text), (json!("🚀 — f"), "naïve 日本 👩\u{200d}"), (json!(["zz", "本"]), "naïve 日")] {
+    for (stop, want) in
+        [(json!(null), text), (json!("🚀 — f"), "naïve 日本 👩\u{200d}"), (json!(["zz", "本"]), "naïve 日")]
+    {
         let client = Client::new(FakeEngine::saying(text));
         for n in [1, 3] {
             let extra = json!({"stop": stop, "n": n, "logprobs": true, "return_token_ids": true});
@@ -106,7 +109,8 @@ async fn a_streamed_answer_equals_the_whole_one() {
                 assert_eq!(gather(|c| &c["token_ids"]), *choice["token_ids"].as_array().unwrap());
                 let logprobs = gather(|c| &c["logprobs"]["content"]);
                 assert_eq!(logprobs, *choice["logprobs"]["content"].as_array().unwrap());
-                let finishes: Vec<_> = of_choice.iter().filter(|choice| !choice["finish_reason"].is_null()).collect();
+                let finishes: Vec<_> =
+                    of_choice.iter().filter(|choice| !choice["finish_reason"].is_null()).collect();
                 assert_eq!(finishes.len(), 1);
                 assert_eq!(finishes[0]["finish_reason"], choice["finish_reason"]);
             }
@@ -143,7 +147,11 @@ async fn text_is_held_only_while_it_may_be_a_stop_string() {
     assert_eq!(last[0]["choices"][0]["finish_reason"], "stop");
     assert_eq!(last[0]["choices"][0]["delta"], json!({}));
     assert_eq!(reader.next().await.unwrap(), "data: [DONE]\n\n");
-    assert_eq!(client.metric("vllm:generation_tokens_total", &[]).await, 6.0, "what came after is not counted");
+    assert_eq!(
+        client.metric("vllm:generation_tokens_total", &[]).await,
+        6.0,
+        "what came after is not counted"
+    );
 }
 
 #[tokio::test]

@@ -10,9 +10,7 @@ use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Request as HttpRequest, Response, StatusCode};
 use folio_engine::handle::{Health, Rejected};
 use folio_engine::request::{Timing, Token, TokenLogprobs};
-use folio_engine::{
-    CancelFlag, EngineStats, Event, EventSink, FinishReason, Micros, Request, RequestId,
-};
+use folio_engine::{CancelFlag, EngineStats, Event, EventSink, FinishReason, Micros, Request, RequestId};
 use folio_server::{App, Engine, ModelFacts, SamplingDefaults, Server, ServerConfig};
 use folio_text::{ChatTemplate, TemplateSources, Tokenizer};
 use serde_json::{Value, json};
@@ -345,7 +343,11 @@ impl Client {
 
     /// A chat with one user message "hi" and these further parameters.
     pub async fn chat(&self, extra: Value) -> Reply {
-        self.post("/v1/chat/completions", &merged(json!({"messages": [{"role": "user", "content": "hi"}]}), extra)).await
+        self.post(
+            "/v1/chat/completions",
+            &merged(json!({"messages": [{"role": "user", "content": "hi"}]}), extra),
+        )
+        .await
     }
 
     /// A completion of "hi" with these further parameters.

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Drives a folio binary with real clients: OpenAI's Python SDK and curl. Bounded in time.
+#
+#   tests/clients/run.sh target/release/folio [seconds of soak, default 30]
+#
+# Needs the packages of tests/clients/requirements.txt in the python3 on PATH. FOLIO_CLIENTS_ARGS holds further arguments of
+# `folio serve`, such as a model folder; without them the built-in model is served.
+set -euo pipefail
+binary=$(realpath "${1:?the path of the folio binary}")
+soak_seconds=${2:-30}
+cd "$(dirname "$0")"
+export FOLIO_BIN=$binary PYTHONDONTWRITEBYTECODE=1
+timeout 900 python3 -m pytest -q -p no:cacheprovider --tb=short .
+timeout $((soak_seconds + 300)) python3 soak.py --seconds "$soak_seconds"

@@ -1,0 +1,151 @@
+"""A soak at full pool: random requests, random cancels; every answer compared with the same request alone.
+
+    FOLIO_BIN=target/release/folio python3 tests/clients/soak.py --seconds 600
+
+Fails on: a token that differs from the solo run, a request that is lost, blocks that are not given back, counters that do
+not add up, memory that keeps growing. The cache is small on purpose, so that requests wait, are preempted and evict.
+"""
+
+import argparse
+import asyncio
+import random
+import statistics
+import sys
+import time
+
+import openai
+from folio_server import Server
+
+SERVER_ARGS = ["--kv-cache-memory", "2MiB", "--max-num-seqs", "24", "--max-queued-requests", "64"]
+# Growth of the resident set over the second half of the soak that is taken for noise.
+GROWTH_MAX = 0.05
+GROWTH_MIB_MIN = 16
+
+NAMES = "Ann Bo Cleo Dan Eve Fay Gus Hal Ida Jon Kay Leo".split()
+THINGS = ["fox", "green boat", "clock", "small dragon", "red kite", "baker"]
+
+
+def requests(count, rng):
+    """The pool of requests that are asked over and over, alone and in the crowd."""
+    pool = []
+    for index in range(count):
+        facts = " ".join(f"{rng.choice(NAMES)} has a {rng.choice(THINGS)}." for _ in range(rng.choice((1, 5, 20, 40))))
+        system = {"role": "system", "content": f"You are helper number {index % 3}. " * rng.choice((1, 8))}
+        user = {"role": "user", "content": f"{facts} Tell me about the {rng.choice(THINGS)}."}
+        params = {"messages": [system, user], "max_tokens": rng.choice((4, 16, 48, 96)), "seed": index}
+        params["temperature"] = rng.choice((0, 0.9))
+        params["extra_body"] = {"return_token_ids": True, "ignore_eos": rng.random() < 0.5}
+        params["n"] = rng.choice((1, 1, 1, 3))
+        pool.append(params)
+    return pool
+
+
+async def ask(client, params, stop_after=None):
+    """Token ids of each choice; `stop_after` chunks the stream is dropped and None returned."""
+    ids = [[] for _ in range(params["n"])]
+    finished = 0
+    stream = await client.chat.completions.create(stream=True, **params)
+    count = 0
+    async for chunk in stream:
+        count += 1
+        if stop_after is not None and count > stop_after:
+            await stream.close()
+            return None
+        for choice in chunk.choices:
+            ids[choice.index] += getattr(choice, "token_ids", None) or []
+            finished += choice.finish_reason is not None
+    assert finished == params["n"], f"{finished} of {params['n']} choices ended"
+    return ids
+
+
+class Soak:
+    def __init__(self, server, pool, alone, seconds, rng):
+        self.server, self.pool, self.alone, self.rng = server, pool, alone, rng
+        self.end = time.monotonic() + seconds
+        self.completed = self.cancelled = self.refused = 0
+        self.peak_usage = 0.0
+        self.rss = []
+
+    async def worker(self, client):
+        while time.monotonic() < self.end:
+            index = self.rng.randrange(len(self.pool))
+            stop_after = self.rng.randrange(40) if self.rng.random() < 0.3 else None
+            try:
+                ids = await ask(client, self.pool[index], stop_after)
+            except openai.RateLimitError as error:
+                self.refused += 1
+                await asyncio.sleep(min(float(error.response.headers["retry-after"]), 2.0))
+                continue
+            if ids is None:
+                self.cancelled += 1
+                continue
+            assert ids == self.alone[index], f"request {index} differs from its solo run:\n{ids}\n{self.alone[index]}"
+            self.completed += 1
+
+    async def watch(self):
+        while time.monotonic() < self.end:
+            usage = await asyncio.to_thread(self.server.metric, "vllm:kv_cache_usage_perc")
+            self.peak_usage = max(self.peak_usage, usage)
+            self.rss.append(self.server.rss_bytes())
+            await asyncio.to_thread(self.server.get, "/health")
+            await asyncio.sleep(0.25)
+
+    async def run(self, workers):
+        client = openai.AsyncOpenAI(base_url=self.server.url + "/v1", api_key="none", max_retries=0, timeout=300)
+        await asyncio.gather(self.watch(), *(self.worker(client) for _ in range(workers)))
+
+
+def check_memory(rss):
+    """The second half of the soak does not grow: medians of its first and last quarter."""
+    half = rss[len(rss) // 2 :]
+    quarter = max(1, len(half) // 4)
+    early, late = statistics.median(half[:quarter]), statistics.median(half[-quarter:])
+    grown = late - early
+    print(f"resident memory: {early / 2**20:.1f} MiB, later {late / 2**20:.1f} MiB")
+    assert grown <= max(GROWTH_MAX * early, GROWTH_MIB_MIN * 2**20), f"memory grew by {grown / 2**20:.1f} MiB"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--workers", type=int, default=32)
+    parser.add_argument("--requests", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    rng = random.Random(args.seed)
+
+    # Alone: one at a time, with room, on a server of its own.
+    pool = requests(args.requests, rng)
+    solo = Server()
+
+    async def one_by_one():
+        client = openai.AsyncOpenAI(base_url=solo.url + "/v1", api_key="none", max_retries=0, timeout=300)
+        model = (await client.models.list()).data[0].id
+        for params in pool:
+            params["model"] = model
+        return [await ask(client, params) for params in pool]
+
+    alone = asyncio.run(one_by_one())
+    assert solo.stop() == 0
+    tokens = sum(len(ids) for choices in alone for ids in choices)
+    print(f"{len(pool)} requests alone: {tokens} tokens", flush=True)
+
+    server = Server(*SERVER_ARGS)
+    soak = Soak(server, pool, alone, args.seconds, rng)
+    asyncio.run(soak.run(args.workers))
+    metrics = server.wait_idle()
+    value = lambda name, **labels: metrics[name, frozenset(labels.items())]
+    print(
+        f"{soak.completed} completed, {soak.cancelled} cancelled, {soak.refused} refused; "
+        f"cache at most {soak.peak_usage:.0%} full, {value('vllm:num_preemptions_total'):.0f} preemptions, "
+        f"{value('folio:kv_cache_evictions_total'):.0f} evictions"
+    )
+    assert soak.completed > 0 and soak.cancelled > 0
+    assert value("vllm:request_success_total", finished_reason="error") == 0
+    check_memory(soak.rss)
+    assert server.stop() == 0, "".join(server.log)
+    print("soak: every completed answer equals its solo run, every block was given back")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

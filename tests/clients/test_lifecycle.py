@@ -1,0 +1,62 @@
+"""SIGTERM drains, a second one stops."""
+
+import threading
+import time
+
+import openai
+import pytest
+from conftest import client_of
+
+LONG = {"max_tokens": 400, "temperature": 0, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
+
+
+def start_stream(server):
+    client = client_of(server)
+    model = client.models.list().data[0].id
+    messages = [{"role": "user", "content": "Tell me a long story."}]
+    stream = client.chat.completions.create(model=model, messages=messages, stream=True, **LONG)
+    first = next(stream)
+    assert first.choices[0].delta.role == "assistant"
+    return client, model, stream
+
+
+def test_sigterm_finishes_what_runs_and_refuses_what_is_new(serve):
+    server = serve()
+    client, model, stream = start_stream(server)
+    server.terminate()
+    with pytest.raises(openai.InternalServerError) as refused:
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            client.chat.completions.create(model=model, messages=[{"role": "user", "content": "?"}], max_tokens=1)
+    assert refused.value.status_code == 503
+    assert int(refused.value.response.headers["retry-after"]) >= 1
+    ids, finish = [], None
+    for chunk in stream:
+        for choice in chunk.choices:
+            ids += getattr(choice, "token_ids", None) or []
+            finish = choice.finish_reason or finish
+    assert (len(ids), finish) == (400, "length"), "the running stream got all of its tokens"
+    assert server.process.wait(60) == 0
+
+
+def test_a_second_sigterm_stops_at_once(serve):
+    server = serve()
+    _, _, stream = start_stream(server)
+    ended = threading.Event()
+
+    def read():
+        try:
+            for _ in stream:
+                pass
+        except openai.APIError:
+            pass
+        except Exception as error:  # the transport's own errors: the connection was cut
+            assert "peer" in str(error) or "closed" in str(error) or "incomplete" in str(error), error
+        ended.set()
+
+    threading.Thread(target=read, daemon=True).start()
+    server.terminate()
+    time.sleep(0.1)
+    server.terminate()
+    server.process.wait(30)
+    assert ended.wait(30)
