@@ -194,3 +194,24 @@ fn damaged_checkpoints_load_or_refuse() {
     }
     assert!(loaded < 60);
 }
+
+#[test]
+fn holes_and_overlaps_are_refused() {
+    let read = |offsets: [[usize; 2]; 2]| {
+        let entry = |[begin, end]: [usize; 2]| {
+            format!(r#"{{"dtype":"F32","shape":[{}],"data_offsets":[{begin},{end}]}}"#, (end - begin) / 4)
+        };
+        let header = format!(r#"{{"a":{},"b":{}}}"#, entry(offsets[0]), entry(offsets[1]));
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend(header.bytes());
+        file.extend([0; 32]);
+        read_header(&file)
+    };
+    assert_eq!(read([[0, 16], [16, 32]]).unwrap().len(), 2);
+    let overlap = read([[0, 24], [16, 32]]).unwrap_err();
+    assert!(overlap.contains("tensor `b` starts at byte 16 of the data, expected 24"), "{overlap}");
+    let hole = read([[0, 8], [16, 32]]).unwrap_err();
+    assert!(hole.contains("tensor `b` starts at byte 16 of the data, expected 8"), "{hole}");
+    let late = read([[8, 16], [16, 32]]).unwrap_err();
+    assert!(late.contains("tensor `a` starts at byte 8 of the data, expected 0"), "{late}");
+}
