@@ -9,17 +9,21 @@ use folio_sim::scenario::greedy;
 
 const VOCAB: u32 = 128_000;
 
+type Change = fn(&mut folio_engine::SamplingParams);
+
 fn main() {
     // About the shape of a language model's logits: a few good tokens over a wide, low bell.
     let row: Vec<f32> = (0..VOCAB)
         .map(|token| {
-            let hash = |salt: u32| (token ^ salt).wrapping_mul(2_654_435_761).rotate_left(13).wrapping_mul(0x85eb_ca6b);
+            let hash = |salt: u32| {
+                (token ^ salt).wrapping_mul(2_654_435_761).rotate_left(13).wrapping_mul(0x85eb_ca6b)
+            };
             let uniform = |salt| (hash(salt) >> 8) as f32 / 16_777_216.0;
             let bell = uniform(1) + uniform(2) + uniform(3) + uniform(4) - 2.0;
             bell * 5.0 + if token % 9973 == 0 { 16.0 } else { 0.0 }
         })
         .collect();
-    let cases: [(&str, fn(&mut folio_engine::SamplingParams)); 8] = [
+    let cases: [(&str, Change); 8] = [
         ("greedy", |_| {}),
         ("greedy, logprobs 5", |p| p.logprobs = Some(5)),
         ("greedy, one bias", |p| p.logit_bias = Arc::new([(5, 1.0)])),
@@ -33,8 +37,14 @@ fn main() {
     for (name, change) in cases {
         let mut params = greedy(1);
         change(&mut params);
-        let mut spec =
-            SampleSpec { params: Arc::new(params), seed: 1, position: 0, history: None, forbid_stop: false, grammar: None };
+        let mut spec = SampleSpec {
+            params: Arc::new(params),
+            seed: 1,
+            position: 0,
+            history: None,
+            forbid_stop: false,
+            grammar: None,
+        };
         let mut times: Vec<f64> = (0..200)
             .map(|position| {
                 spec.position = position;

@@ -28,7 +28,9 @@ const CONTEXT: u32 = 2048;
 const STEPS: usize = 1000;
 
 fn main() {
-    for (name, penalty, waiting) in [("plain", 1.0, 0), ("repetition penalty", 1.1, 0), ("512 waiting", 1.0, 512)] {
+    for (name, penalty, waiting) in
+        [("plain", 1.0, 0), ("repetition penalty", 1.1, 0), ("512 waiting", 1.0, 512)]
+    {
         measure(name, penalty, waiting);
     }
 }
@@ -50,7 +52,9 @@ fn measure(name: &str, repetition_penalty: f32, waiting: u64) {
     let mut scheduler = Scheduler::new(config).expect("valid limits");
     let mut executor = Instantly::default();
     let submit = |scheduler: &mut Scheduler, id: u64| {
-        let prompt: Vec<u32> = (0..CONTEXT).map(|i| i.wrapping_mul(2_654_435_761).wrapping_add(id as u32 * 7919) % 32_000).collect();
+        let prompt: Vec<u32> = (0..CONTEXT)
+            .map(|i| i.wrapping_mul(2_654_435_761).wrapping_add(id as u32 * 7919) % 32_000)
+            .collect();
         let mut request = request(id, &prompt, 1100);
         request.sampling.repetition_penalty = repetition_penalty;
         scheduler.admit([request], [], Micros(0));
@@ -76,7 +80,8 @@ fn measure(name: &str, repetition_penalty: f32, waiting: u64) {
             commit_time.push(began.elapsed());
         }
     }
-    let both: Vec<Duration> = plan_time.iter().zip(&commit_time).map(|(plan, commit)| *plan + *commit).collect();
+    let both: Vec<Duration> =
+        plan_time.iter().zip(&commit_time).map(|(plan, commit)| *plan + *commit).collect();
     let show = |mut times: Vec<Duration>| {
         times.sort_unstable();
         let us = |at: usize| times[at].as_nanos() as f64 / 1000.0;

@@ -55,7 +55,9 @@ impl Default for SchedulerConfig {
 pub enum ConfigError {
     #[error("{name} must be at least 1")]
     Zero { name: &'static str },
-    #[error("max_num_batched_tokens ({tokens}) must be at least max_num_seqs ({seqs}): every decode gets its token in every step")]
+    #[error(
+        "max_num_batched_tokens ({tokens}) must be at least max_num_seqs ({seqs}): every decode gets its token in every step"
+    )]
     BudgetBelowSequences { tokens: u32, seqs: u32 },
 }
 

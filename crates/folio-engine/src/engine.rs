@@ -93,7 +93,11 @@ impl Engine {
     fn run(&mut self) {
         while self.receive() {
             let now = self.clock.now();
-            self.scheduler.admit(self.incoming.requests.drain(..), self.incoming.cancellations.drain(..), now);
+            self.scheduler.admit(
+                self.incoming.requests.drain(..),
+                self.incoming.cancellations.drain(..),
+                now,
+            );
             let plan = self.scheduler.plan(&mut self.cache, now);
             let output = self.executor.execute(plan);
             let events = self.scheduler.commit(&mut self.cache, output, self.clock.now());

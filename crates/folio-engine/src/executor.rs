@@ -69,7 +69,11 @@ impl ModelExecutor {
             }
             let same = plan.samples[*samples..].iter().take_while(|other| other.row == sample.row).count();
             self.batch.logit_rows.push((base + row - first) as u32);
-            self.served.push(Served { sequence: index as u32, first_sample: *samples as u32, samples: same as u32 });
+            self.served.push(Served {
+                sequence: index as u32,
+                first_sample: *samples as u32,
+                samples: same as u32,
+            });
             *samples += same;
         }
         if last > first {

@@ -14,10 +14,14 @@ use crate::stats::EngineStats;
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Rejected {
     /// 429 with `Retry-After`.
-    #[error("the queue is full: {queued_requests} requests with {queued_tokens} prompt tokens are waiting; retry in {retry_after_s} s")]
+    #[error(
+        "the queue is full: {queued_requests} requests with {queued_tokens} prompt tokens are waiting; retry in {retry_after_s} s"
+    )]
     QueueFull { queued_requests: u32, queued_tokens: u64, retry_after_s: u32 },
     /// 400.
-    #[error("the request needs {prompt_tokens} prompt tokens and up to {max_tokens} more, the model's context is {max_model_len}")]
+    #[error(
+        "the request needs {prompt_tokens} prompt tokens and up to {max_tokens} more, the model's context is {max_model_len}"
+    )]
     TooLong { prompt_tokens: u32, max_tokens: u32, max_model_len: u32 },
     /// 400: it could never run on this machine, however long it waited.
     #[error("the request needs KV memory for {needed_tokens} tokens, the whole cache holds {cache_tokens}")]
@@ -41,8 +45,12 @@ pub enum Rejected {
 pub enum Health {
     Ok,
     /// Work is waiting and no step has finished for this long.
-    Stalled { for_us: u64 },
-    Unhealthy { reason: Arc<str> },
+    Stalled {
+        for_us: u64,
+    },
+    Unhealthy {
+        reason: Arc<str>,
+    },
 }
 
 pub(crate) struct Shared {
@@ -87,17 +95,21 @@ impl EngineHandle {
         let shared = &self.0.shared;
         check(shared, &request)?;
         let id = request.id;
-        shared.mailbox.post(Submission { request, sink }, shared.clock.now()).map_err(|refusal| match refusal {
-            Refusal::Closed => Rejected::ShuttingDown,
-            Refusal::Unhealthy(reason) => Rejected::Unhealthy { reason },
-            Refusal::Full(queued) => Rejected::QueueFull {
-                queued_requests: queued.requests,
-                queued_tokens: queued.tokens,
-                retry_after_s: self.retry_after_s(),
+        shared.mailbox.post(Submission { request, sink }, shared.clock.now()).map_err(
+            |refusal| match refusal {
+                Refusal::Closed => Rejected::ShuttingDown,
+                Refusal::Unhealthy(reason) => Rejected::Unhealthy { reason },
+                Refusal::Full(queued) => Rejected::QueueFull {
+                    queued_requests: queued.requests,
+                    queued_tokens: queued.tokens,
+                    retry_after_s: self.retry_after_s(),
+                },
             },
-        })?;
+        )?;
         let mailbox = shared.mailbox.clone();
-        Ok(CancelFlag::with_route(Box::new(move |choice| mailbox.cancel(CancelRequest { request: id, choice }))))
+        Ok(CancelFlag::with_route(Box::new(move |choice| {
+            mailbox.cancel(CancelRequest { request: id, choice })
+        })))
     }
 
     /// Seconds until the queue is likely to have room: half of its prompt tokens at the measured rate.
@@ -192,7 +204,10 @@ fn check(shared: &Shared, request: &Request) -> Result<(), Rejected> {
     }
     let needed = (prompt + max_tokens).saturating_sub(1).max(prompt);
     if needed > shared.cache_tokens {
-        return Err(Rejected::LargerThanCache { needed_tokens: needed as u32, cache_tokens: shared.cache_tokens });
+        return Err(Rejected::LargerThanCache {
+            needed_tokens: needed as u32,
+            cache_tokens: shared.cache_tokens,
+        });
     }
     check_sampling(&request.sampling, shared.vocab)
 }
@@ -213,7 +228,10 @@ fn check_sampling(params: &SamplingParams, vocab: u32) -> Result<(), Rejected> {
     number("repetition_penalty", params.repetition_penalty, 1e-4..=1e4)?;
     let invalid = |field, reason: String| Err(Rejected::Invalid { field, reason });
     if params.min_tokens > params.max_tokens {
-        return invalid("min_tokens", format!("{} exceeds max_tokens {}", params.min_tokens, params.max_tokens));
+        return invalid(
+            "min_tokens",
+            format!("{} exceeds max_tokens {}", params.min_tokens, params.max_tokens),
+        );
     }
     if !params.logit_bias.is_sorted_by(|a, b| a.0 < b.0) {
         return invalid("logit_bias", "must be sorted by token id, each id once".into());

@@ -102,8 +102,17 @@ pub enum Event {
         /// Entry `i` is for prompt token `i + 1` (nothing predicts the first); empty unless asked for.
         prompt_logprobs: Vec<TokenLogprobs>,
     },
-    Token { choice: u32, token: Token },
-    Finished { choice: u32, reason: FinishReason, stop_token: Option<u32>, error: Option<Arc<str>>, timing: Timing },
+    Token {
+        choice: u32,
+        token: Token,
+    },
+    Finished {
+        choice: u32,
+        reason: FinishReason,
+        stop_token: Option<u32>,
+        error: Option<Arc<str>>,
+        timing: Timing,
+    },
 }
 
 /// When things happened, for metrics; engine time.

@@ -85,7 +85,13 @@ pub(crate) struct Sequence {
 
 impl Sequence {
     pub fn empty_plan(id: SequenceId) -> SequencePlan {
-        SequencePlan { id, first_position: 0, tokens: Vec::new(), block_tables: vec![Vec::new()], samples: Vec::new() }
+        SequencePlan {
+            id,
+            first_position: 0,
+            tokens: Vec::new(),
+            block_tables: vec![Vec::new()],
+            samples: Vec::new(),
+        }
     }
 
     pub fn id(&self) -> SequenceId {

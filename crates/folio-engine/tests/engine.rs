@@ -8,8 +8,8 @@ use std::time::Duration;
 use folio_engine::plan::ExecutorError;
 use folio_engine::request::{Event, Request, RequestId};
 use folio_engine::{
-    Clock, EngineHandle, EngineParts, Executor, FinishReason, Health, Micros, ModelExecutor, Rejected, SchedulerConfig,
-    StepOutput, StepPlan, start,
+    Clock, EngineHandle, EngineParts, Executor, FinishReason, Health, Micros, ModelExecutor, Rejected,
+    SchedulerConfig, StepOutput, StepPlan, start,
 };
 use folio_kv::{CacheConfig, KvCache, LruLeafFirst};
 use folio_sim::SimBackend;
@@ -150,7 +150,10 @@ fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
 
 #[test]
 fn answers_as_if_each_request_were_alone() {
-    let bench = bench_with(SchedulerConfig { max_queued_requests: 100, max_queued_tokens: 10_000, ..limits() }, false);
+    let bench = bench_with(
+        SchedulerConfig { max_queued_requests: 100, max_queued_tokens: 10_000, ..limits() },
+        false,
+    );
     let requests: Vec<Request> = (1..20u32)
         .map(|id| {
             let mut request = request(id.into(), &[id % 29, 3, 4, id % 7], 5 + id % 9);
@@ -167,7 +170,10 @@ fn answers_as_if_each_request_were_alone() {
     wait_until("the engine is idle", || !bench.handle.stats().busy);
     let counters = bench.handle.stats().counters;
     assert_eq!(counters.prompt_tokens, 19 * 4);
-    assert_eq!(counters.generation_tokens, requests.iter().map(|r| u64::from(r.sampling.max_tokens)).sum::<u64>());
+    assert_eq!(
+        counters.generation_tokens,
+        requests.iter().map(|r| u64::from(r.sampling.max_tokens)).sum::<u64>()
+    );
     assert_eq!(bench.handle.stats().tenants[0].generation_tokens, counters.generation_tokens);
     assert_eq!(bench.handle.stats().cache.active_blocks, 0);
 }
@@ -271,9 +277,15 @@ fn what_can_never_run_is_refused_at_once() {
     let refuse = |request: Request| bench.handle.submit(request, Box::new(|_| true)).expect_err("refused");
     assert!(matches!(refuse(request(1, &[1; 500], 13)), Rejected::TooLong { max_model_len: 512, .. }));
     // 40 blocks of 8 hold 320 tokens; the last generated token needs no room.
-    assert!(matches!(refuse(request(1, &[1; 300], 22)), Rejected::LargerThanCache { needed_tokens: 321, .. }));
+    assert!(matches!(
+        refuse(request(1, &[1; 300], 22)),
+        Rejected::LargerThanCache { needed_tokens: 321, .. }
+    ));
     read(&submit(&bench.handle, request(1, &[1; 300], 21)).1, 1);
-    assert!(matches!(refuse(Request { n: 5, ..request(2, &[1], 1) }), Rejected::TooManyChoices { n: 5, max: 4 }));
+    assert!(matches!(
+        refuse(Request { n: 5, ..request(2, &[1], 1) }),
+        Rejected::TooManyChoices { n: 5, max: 4 }
+    ));
     let field = |request: Request| match refuse(request) {
         Rejected::Invalid { field, .. } => field,
         other => panic!("{other}"),
@@ -343,7 +355,9 @@ fn an_executor_error_ends_the_step_it_hit_and_no_more() {
     let (_, spared) = submit(&bench.handle, request(2, &[3, 4], 3));
     bench.moods.send(Mood::Fail).expect("running");
     let seen = read(&hit, 1);
-    assert!(matches!(seen.last(), Some(Event::Finished { error: Some(error), .. }) if error.contains("told to")));
+    assert!(
+        matches!(seen.last(), Some(Event::Finished { error: Some(error), .. }) if error.contains("told to"))
+    );
     assert_eq!(reason(&seen), FinishReason::Error);
     (0..3).for_each(|_| bench.moods.send(Mood::Run).expect("running"));
     assert_eq!(reason(&read(&spared, 1)), FinishReason::Length);
@@ -400,7 +414,8 @@ fn health_means_progress() {
 #[test]
 fn a_deadline_passes_while_others_run() {
     let bench = bench(true);
-    let (_, events) = submit(&bench.handle, Request { deadline: Some(Micros(1_000)), ..request(1, &[1], 300) });
+    let (_, events) =
+        submit(&bench.handle, Request { deadline: Some(Micros(1_000)), ..request(1, &[1], 300) });
     bench.entered.recv_timeout(PATIENCE).expect("first step");
     bench.clock.now.store(2_000, Ordering::SeqCst);
     bench.moods.send(Mood::Run).expect("running");

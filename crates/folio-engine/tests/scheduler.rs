@@ -191,7 +191,10 @@ fn preemptions_of_one_request_are_capped() {
         machine.run();
         requests.iter().for_each(|request| machine.assert_as_alone(request));
         let preemptions = machine.scheduler.counters().preemptions;
-        assert!(preemptions <= 8 * u64::from(max_preemptions), "{preemptions} with a cap of {max_preemptions}");
+        assert!(
+            preemptions <= 8 * u64::from(max_preemptions),
+            "{preemptions} with a cap of {max_preemptions}"
+        );
         assert!(max_preemptions == 0 || preemptions > 0);
     }
 }
@@ -325,7 +328,11 @@ fn min_tokens_stop_tokens_and_length() {
     machine.run();
     assert_eq!(machine.finished(1), [(0, FinishReason::Stop)]);
     assert_eq!(machine.tokens(1, 0).len(), 1);
-    assert_eq!(machine.finished(2), [(0, FinishReason::Error)], "every token is a stop token before min_tokens");
+    assert_eq!(
+        machine.finished(2),
+        [(0, FinishReason::Error)],
+        "every token is a stop token before min_tokens"
+    );
     assert_eq!(machine.finished(3), [(0, FinishReason::Length)]);
     assert_eq!(machine.tokens(3, 0).len(), 10);
 }

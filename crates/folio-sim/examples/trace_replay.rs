@@ -24,7 +24,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let longest = requests.iter().map(|r| r.prompt.len() as u32 + r.output).max().unwrap_or(1);
     println!("{} requests, the longest {longest} tokens; 16-token blocks", requests.len());
-    println!("| pool tokens | mode | waste | occupancy | preempted/request | recomputed | cached | TTFT p50 s | p99 s | total s |");
+    println!(
+        "| pool tokens | mode | waste | occupancy | preempted/request | recomputed | cached | TTFT p50 s | p99 s | total s |"
+    );
     println!("|---|---|---|---|---|---|---|---|---|---|");
     for factor in [1, 2, 4, 8] {
         for guarantee_completion in [false, true] {

@@ -40,13 +40,27 @@ pub struct SimBackend {
 }
 
 impl SimBackend {
-    pub fn new(vocab: usize, blocks: usize, block_tokens: usize, max_rows: usize, max_logit_rows: usize) -> Self {
-        Self { vocab, block_tokens, memory: vec![0; blocks * block_tokens], logits: Vec::new(), max_rows, max_logit_rows }
+    pub fn new(
+        vocab: usize,
+        blocks: usize,
+        block_tokens: usize,
+        max_rows: usize,
+        max_logit_rows: usize,
+    ) -> Self {
+        Self {
+            vocab,
+            block_tokens,
+            memory: vec![0; blocks * block_tokens],
+            logits: Vec::new(),
+            max_rows,
+            max_logit_rows,
+        }
     }
 
     fn slot(&self, table: &[u32], position: u32) -> Result<usize, BackendError> {
         let block = table.get(position as usize / self.block_tokens);
-        let slot = block.map(|block| *block as usize * self.block_tokens + position as usize % self.block_tokens);
+        let slot =
+            block.map(|block| *block as usize * self.block_tokens + position as usize % self.block_tokens);
         slot.filter(|slot| *slot < self.memory.len())
             .ok_or_else(|| BackendError::Batch(format!("position {position} is outside of the block table")))
     }
@@ -61,7 +75,9 @@ impl SimBackend {
     fn check(&self, batch: &Batch) -> Result<(), BackendError> {
         if batch.tokens.len() > self.max_rows || batch.logit_rows.len() > self.max_logit_rows {
             let (rows, logit_rows) = (batch.tokens.len(), batch.logit_rows.len());
-            return Err(BackendError::Batch(format!("{rows} rows and {logit_rows} rows of logits are too many")));
+            return Err(BackendError::Batch(format!(
+                "{rows} rows and {logit_rows} rows of logits are too many"
+            )));
         }
         if !batch.logit_rows.is_sorted_by(|a, b| a < b) {
             return Err(BackendError::Batch("logit rows must ascend".into()));
@@ -109,7 +125,8 @@ impl Backend for SimBackend {
         self.logits.clear();
         let mut wanted = batch.logit_rows.iter().copied().peekable();
         for span in &batch.spans {
-            let table = &batch.blocks[span.blocks_start as usize..(span.blocks_start + span.blocks_len) as usize];
+            let table =
+                &batch.blocks[span.blocks_start as usize..(span.blocks_start + span.blocks_len) as usize];
             let mut context = EMPTY;
             for position in 0..span.first_position {
                 context = extend(context, self.read(table, position)?);

@@ -13,7 +13,8 @@ pub struct CostModel {
 
 impl CostModel {
     /// About a 1B model in bf16 on two cores: 90 ms per step of weight reading, 11 ms per prompt token.
-    pub const CPU_1B: CostModel = CostModel { step_us: 90_000.0, token_us: 11_000.0, context_us_per_1k: 1_200.0 };
+    pub const CPU_1B: CostModel =
+        CostModel { step_us: 90_000.0, token_us: 11_000.0, context_us_per_1k: 1_200.0 };
 
     /// Microseconds for the plan.
     pub fn step(&self, plan: &StepPlan) -> u64 {

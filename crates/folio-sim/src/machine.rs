@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use folio_engine::plan::{StepOutput, StepPlan};
 use folio_engine::request::{Event, RequestId, Token};
-use folio_engine::{CancelRequest, Executor, FinishReason, Micros, ModelExecutor, Request, Scheduler, SchedulerConfig};
+use folio_engine::{
+    CancelRequest, Executor, FinishReason, Micros, ModelExecutor, Request, Scheduler, SchedulerConfig,
+};
 use folio_kv::{CacheConfig, KvCache, LruLeafFirst};
 
 use crate::backend::SimBackend;
@@ -35,7 +37,10 @@ impl Machine {
         Self {
             max_model_len: config.max_model_len,
             scheduler: Scheduler::new(config).expect("the test's limits are valid"),
-            cache: KvCache::new(CacheConfig { blocks, block_tokens, bytes_per_block: 1 }, Box::new(LruLeafFirst::new())),
+            cache: KvCache::new(
+                CacheConfig { blocks, block_tokens, bytes_per_block: 1 },
+                Box::new(LruLeafFirst::new()),
+            ),
             executor: ModelExecutor::new(Box::new(backend), VOCAB as usize, rows, rows),
             now: Micros(0),
             events: BTreeMap::new(),

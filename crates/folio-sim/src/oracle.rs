@@ -45,7 +45,8 @@ pub fn expect(request: &Request, vocab: usize, max_model_len: u32) -> Expectatio
             prompt_logprobs.push(score);
         }
     }
-    let choices = (0..request.n).map(|choice| answer(request, choice, context, vocab, max_model_len, &mut sampler));
+    let choices =
+        (0..request.n).map(|choice| answer(request, choice, context, vocab, max_model_len, &mut sampler));
     Expectation { choices: choices.collect(), prompt_logprobs }
 }
 

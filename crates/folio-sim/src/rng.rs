@@ -16,29 +16,29 @@ impl Rng {
         Self(mix(seed ^ 0x5eed_5eed_5eed_5eed))
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub fn word(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
     /// Uniform in `low..=high`.
     pub fn range(&mut self, low: u64, high: u64) -> u64 {
-        low + self.next() % (high - low + 1)
+        low + self.word() % (high - low + 1)
     }
 
     /// True once in `n`.
     pub fn one_in(&mut self, n: u64) -> bool {
-        self.next().is_multiple_of(n)
+        self.word().is_multiple_of(n)
     }
 
     /// Small values often, large ones rarely: the exponent is uniform.
     pub fn skewed(&mut self, low: u64, high: u64) -> u64 {
         let span = (high - low + 1) as f64;
-        let unit = (self.next() >> 11) as f64 / (1u64 << 53) as f64;
+        let unit = (self.word() >> 11) as f64 / (1u64 << 53) as f64;
         low + ((span.powf(unit) - 1.0) as u64).min(high - low)
     }
 
     pub fn pick<'a, T>(&mut self, items: &'a [T]) -> &'a T {
-        &items[(self.next() % items.len() as u64) as usize]
+        &items[(self.word() % items.len() as u64) as usize]
     }
 }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use folio_engine::request::{Micros, Request, RequestId, SamplingParams};
 use folio_engine::SchedulerConfig;
+use folio_engine::request::{Micros, Request, RequestId, SamplingParams};
 use folio_kv::{CacheConfig, Identity, Root, TenantId};
 
 use crate::rng::Rng;
@@ -139,10 +139,15 @@ pub fn positions(request: &Request) -> u32 {
 
 fn clients(rng: &mut Rng, config: &SchedulerConfig, vocab: u32) -> Vec<Client> {
     let text = |rng: &mut Rng, length: u64| -> Vec<u32> {
-        (0..length).map(|_| (rng.next() % u64::from(vocab)) as u32).collect()
+        (0..length).map(|_| (rng.word() % u64::from(vocab)) as u32).collect()
     };
     let longest = u64::from(config.max_model_len) - 1;
-    let shared: Vec<Vec<u32>> = (0..rng.range(1, 3)).map(|_| { let n = rng.skewed(4, longest); text(rng, n) }).collect();
+    let shared: Vec<Vec<u32>> = (0..rng.range(1, 3))
+        .map(|_| {
+            let n = rng.skewed(4, longest);
+            text(rng, n)
+        })
+        .collect();
     let (tenants, pace) = (rng.range(1, 3), rng.skewed(1, 400_000));
     let mut now = 0;
     let mut clients = Vec::new();
@@ -181,13 +186,13 @@ fn clients(rng: &mut Rng, config: &SchedulerConfig, vocab: u32) -> Vec<Client> {
 fn sampling(rng: &mut Rng, room: u64, vocab: u32) -> SamplingParams {
     let max_tokens = if rng.one_in(12) { 0 } else { rng.skewed(1, room.min(60)) as u32 };
     let mut params = greedy(max_tokens);
-    params.seed = rng.next();
+    params.seed = rng.word();
     params.min_tokens = if rng.one_in(4) { rng.range(0, u64::from(max_tokens)) as u32 } else { 0 };
     if rng.one_in(2) {
-        params.eos_token_ids = Arc::new([(rng.next() % u64::from(vocab)) as u32]);
+        params.eos_token_ids = Arc::new([(rng.word() % u64::from(vocab)) as u32]);
     }
     if rng.one_in(3) {
-        params.stop_token_ids = Arc::new([(rng.next() % u64::from(vocab)) as u32]);
+        params.stop_token_ids = Arc::new([(rng.word() % u64::from(vocab)) as u32]);
     }
     if rng.one_in(2) {
         params.temperature = *rng.pick(&[0.3, 1.0, 1.5]);
@@ -211,7 +216,7 @@ fn behaviour(rng: &mut Rng, arrived: u64, n: u32) -> Behaviour {
         2 => Behaviour::VanishesAfter(rng.skewed(0, 30) as u32),
         3 => Behaviour::EndsChoiceAfter {
             events: rng.skewed(0, 20) as u32,
-            choice: (rng.next() % u64::from(n)) as u32,
+            choice: (rng.word() % u64::from(n)) as u32,
         },
         4 => Behaviour::Slow { capacity: rng.range(2, 12) as u32 },
         _ => Behaviour::Reads,

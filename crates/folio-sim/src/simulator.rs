@@ -346,7 +346,8 @@ impl Reader {
     fn take(&mut self, event: &Event, expected: &Expectation, now: Micros) -> Result<(), String> {
         match event {
             Event::Prompt { cached_tokens, prompt_logprobs } => {
-                if std::mem::replace(&mut self.prompt_seen, true) || self.tokens.iter().any(|t| !t.is_empty()) {
+                if std::mem::replace(&mut self.prompt_seen, true) || self.tokens.iter().any(|t| !t.is_empty())
+                {
                     return Err("the prompt was reported twice or late".into());
                 }
                 if *cached_tokens as usize >= self.client.request.prompt.len() {
@@ -392,13 +393,19 @@ impl Reader {
         let fine = match reason {
             FinishReason::Stop | FinishReason::Length => {
                 let stop = (reason == FinishReason::Stop).then_some(last).flatten();
-                answer.reason == reason && answer.tokens.len() == self.tokens[choice].len() && stop == stop_token
+                answer.reason == reason
+                    && answer.tokens.len() == self.tokens[choice].len()
+                    && stop == stop_token
             }
             FinishReason::Cancelled => self.left || self.ended_choice == Some(choice as u32),
             FinishReason::Deadline => self.client.request.deadline.is_some_and(|deadline| deadline <= now),
             FinishReason::Error => self.struck || answer.reason == FinishReason::Error,
         };
-        if fine { Ok(()) } else { Err(format!("finished for the wrong reason; alone it was {:?}", answer.reason)) }
+        if fine {
+            Ok(())
+        } else {
+            Err(format!("finished for the wrong reason; alone it was {:?}", answer.reason))
+        }
     }
 }
 

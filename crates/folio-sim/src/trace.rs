@@ -156,7 +156,10 @@ impl Executor for TraceDevice<'_> {
 }
 
 /// Runs all requests to their end. Arrivals are as recorded, steps take what the cost model says.
-pub fn replay(requests: &[TraceRequest], config: &ReplayConfig) -> Result<TraceReport, folio_engine::ConfigError> {
+pub fn replay(
+    requests: &[TraceRequest],
+    config: &ReplayConfig,
+) -> Result<TraceReport, folio_engine::ConfigError> {
     let mut scheduler = Scheduler::new(config.scheduler.clone())?;
     let mut cache = KvCache::new(config.cache, Box::new(LruLeafFirst::new()));
     let mut device = TraceDevice { requests, output: StepOutput::default() };
@@ -189,7 +192,8 @@ pub fn replay(requests: &[TraceRequest], config: &ReplayConfig) -> Result<TraceR
         occupancy += f64::from(cache.stats().active_blocks) / f64::from(config.cache.blocks.max(1));
     }
     first_tokens.sort_by(f64::total_cmp);
-    let quantile = |q: f64| first_tokens.get(((first_tokens.len() as f64 - 1.0) * q).max(0.0) as usize).copied();
+    let quantile =
+        |q: f64| first_tokens.get(((first_tokens.len() as f64 - 1.0) * q).max(0.0) as usize).copied();
     let counters = *scheduler.counters();
     report.requests = counters.requests_received;
     report.steps = counters.steps;
@@ -211,7 +215,8 @@ pub fn replay(requests: &[TraceRequest], config: &ReplayConfig) -> Result<TraceR
 fn build(index: usize, request: &TraceRequest, config: &ReplayConfig) -> Option<Request> {
     let prompt = request.prompt.len() as u64;
     let pool = u64::from(config.cache.blocks) * u64::from(config.cache.block_tokens);
-    let room = u64::from(config.scheduler.max_model_len).min(pool).checked_sub(prompt).filter(|room| *room > 0)?;
+    let room =
+        u64::from(config.scheduler.max_model_len).min(pool).checked_sub(prompt).filter(|room| *room > 0)?;
     let mut sampling = greedy(u64::from(config.max_tokens).min(room) as u32);
     sampling.seed = index as u64;
     sampling.stop_token_ids = Arc::new([STOP]);
@@ -238,7 +243,10 @@ mod tests {
                    2023-11-16 18:15:46.5,374,44\n2023-11-16 18:15:48.75,2,0\n";
         let requests = azure(csv.as_bytes(), 10).expect("valid");
         assert_eq!((requests[0].arrives, requests[0].prompt.len(), requests[0].output), (Micros(0), 374, 44));
-        assert_eq!((requests[1].arrives, requests[1].prompt.len(), requests[1].output), (Micros(2_250_000), 2, 1));
+        assert_eq!(
+            (requests[1].arrives, requests[1].prompt.len(), requests[1].output),
+            (Micros(2_250_000), 2, 1)
+        );
         assert_ne!(requests[0].prompt[..2], requests[1].prompt[..]);
         let bad = azure("h\n2023-11-16 18:15:46.5,x,44\n".as_bytes(), 10).expect_err("bad");
         assert!(bad.to_string().contains("line 2"), "{bad}");

@@ -123,7 +123,9 @@ impl Sampler {
         let top_k = (params.top_k > 0).then_some(params.top_k as usize).filter(|k| *k < row.len());
         let floor = match params.min_p > 0.0 {
             // The best token stays even if the product rounds badly.
-            true => (max + (math::ln(f64::from(params.min_p)) * f64::from(params.temperature)) as f32).min(max),
+            true => {
+                (max + (math::ln(f64::from(params.min_p)) * f64::from(params.temperature)) as f32).min(max)
+            }
             false => f32::NEG_INFINITY,
         };
         match (top_k, params.top_p < 1.0) {
@@ -234,7 +236,11 @@ fn apply(row: &mut [f32], spec: &SampleSpec) {
 fn penalize(row: &mut [f32], history: &TokenHistory, params: &SamplingParams) {
     for entry in history.entries() {
         let Some(logit) = row.get_mut(entry.token as usize) else { continue };
-        *logit = if *logit > 0.0 { *logit / params.repetition_penalty } else { *logit * params.repetition_penalty };
+        *logit = if *logit > 0.0 {
+            *logit / params.repetition_penalty
+        } else {
+            *logit * params.repetition_penalty
+        };
         if entry.generated > 0 {
             *logit -= params.frequency_penalty * entry.generated as f32;
             *logit -= params.presence_penalty;

@@ -37,7 +37,8 @@ pub(super) fn best_k(row: &[f32], k: usize, floor: f32, best: &mut Vec<u64>) {
         }
         if best.len() > room.max(k) {
             shrink(best, k);
-            threshold = threshold.max(best.iter().map(|key| row[token(*key) as usize]).fold(f32::INFINITY, f32::min));
+            threshold =
+                threshold.max(best.iter().map(|key| row[token(*key) as usize]).fold(f32::INFINITY, f32::min));
         }
     }
     shrink(best, k);
@@ -74,7 +75,8 @@ mod tests {
             let length = 1 + (round * 37) % 3000;
             let row: Vec<f32> = (0..length)
                 .map(|_| {
-                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    state =
+                        state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                     // Coarse values: many ties.
                     ((state >> 40) % 97) as f32 / 8.0 - 6.0
                 })

@@ -170,7 +170,11 @@ fn penalties_bias_and_forbidden_stops_change_the_greedy_choice() {
         pick(&row, &spec)
     };
     assert_eq!(with(&|_| {}, Some(&history)), 0);
-    assert_eq!(with(&|p| p.presence_penalty = 0.15, Some(&history)), 1, "generated tokens only, not the prompt's");
+    assert_eq!(
+        with(&|p| p.presence_penalty = 0.15, Some(&history)),
+        1,
+        "generated tokens only, not the prompt's"
+    );
     assert_eq!(with(&|p| p.frequency_penalty = 0.06, Some(&history)), 1, "counted twice");
     assert_eq!(with(&|p| p.frequency_penalty = 0.04, Some(&history)), 0);
     assert_eq!(with(&|p| p.repetition_penalty = 1.2, Some(&history)), 2, "prompt and generated");
@@ -195,7 +199,8 @@ fn a_draw_depends_on_seed_and_position_alone() {
         let spec = spec(params(), 1, position);
         assert_eq!(warm.sample(&row, &spec), Sampler::default().sample(&row, &spec));
     }
-    let draws = |seed| (0..50).map(|position| pick(&row, &spec(params(), seed, position))).collect::<Vec<_>>();
+    let draws =
+        |seed| (0..50).map(|position| pick(&row, &spec(params(), seed, position))).collect::<Vec<_>>();
     assert_ne!(draws(1), draws(2));
     assert_ne!(draws(1)[..25], draws(1)[25..]);
 }
@@ -208,7 +213,8 @@ fn passing_over_hopeless_tokens_changes_nothing() {
         for temperature in [0.05, 0.7, 1.0, 3.0, 40.0] {
             let rng = PositionRng::new(u64::from(seed), 5, Purpose::Token);
             let scores = row.iter().enumerate();
-            let scores = scores.map(|(i, l)| (score(*l, f64::from(temperature), rng.token(i as u32)), i as u32));
+            let scores =
+                scores.map(|(i, l)| (score(*l, f64::from(temperature), rng.token(i as u32)), i as u32));
             let spec = spec(SamplingParams { temperature, ..params() }, u64::from(seed), 5);
             assert_eq!(Some(pick(&row, &spec)), best(scores), "seed {seed}, T {temperature}");
         }
@@ -239,7 +245,12 @@ fn kept_tokens_match_the_obvious_implementation() {
         // At the threshold f32 and f64 may disagree about one token; about nothing else.
         let common = got.len().min(want.len());
         assert_eq!(got[..common], want[..common], "seed {seed}: {params:?}");
-        assert!(got.len().abs_diff(want.len()) <= 1, "seed {seed}: {} kept, {} wanted", got.len(), want.len());
+        assert!(
+            got.len().abs_diff(want.len()) <= 1,
+            "seed {seed}: {} kept, {} wanted",
+            got.len(),
+            want.len()
+        );
     }
 }
 
@@ -291,7 +302,8 @@ fn logprobs_are_of_the_raw_row_with_ranks_and_ties() {
         logit_bias: Arc::new([(3, 100.0)]),
         ..params()
     };
-    let Sampled::Token { id, logprobs: Some(got) } = Sampler::default().sample(&row, &spec(params, 1, 1)) else {
+    let Sampled::Token { id, logprobs: Some(got) } = Sampler::default().sample(&row, &spec(params, 1, 1))
+    else {
         panic!("no logprobs")
     };
     assert_eq!((id, got.rank), (3, 4), "chosen by bias, judged without it");

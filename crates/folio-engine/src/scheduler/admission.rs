@@ -116,7 +116,8 @@ impl Scheduler {
         if leader.rank.priority > sequence.rank.priority {
             return None;
         }
-        let common = missing.iter().take_while(|hash| self.in_flight.owner(hash) == Some(owner)).count() as u32;
+        let common =
+            missing.iter().take_while(|hash| self.in_flight.owner(hash) == Some(owner)).count() as u32;
         Some((leader.id(), sequence.lookup.full_blocks + common - 1))
     }
 
@@ -150,9 +151,11 @@ impl Scheduler {
         let fits = if self.running.is_empty() {
             demand.now <= spare
         } else {
-            let watermark = u64::from(cache.config().blocks) * u64::from(self.config.watermark_permille) / 1000;
+            let watermark =
+                u64::from(cache.config().blocks) * u64::from(self.config.watermark_permille) / 1000;
             let promised = self.promised(cache);
-            u64::from(demand.now) + u64::from(demand.later) + u64::from(promised) + watermark <= u64::from(spare)
+            u64::from(demand.now) + u64::from(demand.later) + u64::from(promised) + watermark
+                <= u64::from(spare)
         };
         if !fits {
             self.wait_for(slot, WaitingFor::Blocks);
@@ -224,7 +227,8 @@ impl Scheduler {
         let step = self.step;
         let sequence = &mut self.sequences[slot];
         let rank = sequence.rank;
-        let was_shared = matches!(sequence.state, State::Waiting { reason: WaitingFor::SharedPrefix { .. }, .. });
+        let was_shared =
+            matches!(sequence.state, State::Waiting { reason: WaitingFor::SharedPrefix { .. }, .. });
         let (table, copy) = cache.attach(&sequence.root, &sequence.tokens, sequence.attachable());
         self.plan.copies.extend(copy);
         self.scratch.copy_owners.resize(self.plan.copies.len(), slot);

@@ -21,7 +21,9 @@ impl Scheduler {
             fill(&mut entry, sequence);
             if sequence.computed + sequence.granted == sequence.tokens.len() as u32 {
                 match self.groups.get(&sequence.request) {
-                    Some(group) if !sequence.born => sample_choices(&mut entry, sequence, group.seed, &group.unborn),
+                    Some(group) if !sequence.born => {
+                        sample_choices(&mut entry, sequence, group.seed, &group.unborn)
+                    }
                     _ => {
                         let spec = sequence.sample_spec(sequence.seed);
                         entry.samples.push(SamplePlan { row: sequence.granted - 1, want: Want::Token(spec) });
@@ -55,6 +57,11 @@ fn fill(entry: &mut SequencePlan, sequence: &mut Sequence) {
     entry.samples.clear();
     if let Some(table) = &sequence.table {
         let blocks = &mut entry.block_tables[0];
+        if blocks.capacity() == 0 {
+            // For the longest possible output, so that a decode never allocates here.
+            let block_tokens = table.capacity() / table.blocks().len().max(1) as u32;
+            blocks.reserve(sequence.final_positions().div_ceil(block_tokens.max(1)) as usize);
+        }
         blocks.truncate(sequence.synced as usize);
         let synced = blocks.len();
         blocks.extend(table.blocks()[synced..].iter().map(|block| block.0));

@@ -13,7 +13,11 @@ impl Scheduler {
         cache.check(&tables).map_err(|violation| violation.to_string())?;
         let total = self.sequences.iter().count();
         if total != self.running.len() + self.waiting.len() {
-            return Err(format!("{total} sequences, {} run and {} wait", self.running.len(), self.waiting.len()));
+            return Err(format!(
+                "{total} sequences, {} run and {} wait",
+                self.running.len(),
+                self.waiting.len()
+            ));
         }
         if !self.running.is_sorted_by(|a, b| a.0 < b.0) {
             return Err("the running list is out of order".into());
@@ -38,7 +42,11 @@ impl Scheduler {
             return Err(format!("{reserved} reservations, {} counted", self.scratch.reserved.len()));
         }
         if self.running.len() as u32 > self.config.max_num_seqs {
-            return Err(format!("{} sequences run, the limit is {}", self.running.len(), self.config.max_num_seqs));
+            return Err(format!(
+                "{} sequences run, the limit is {}",
+                self.running.len(),
+                self.config.max_num_seqs
+            ));
         }
         self.check_requests()
     }
@@ -56,14 +64,20 @@ impl Scheduler {
                 return Err(format!("{:?} has nothing left to compute", sequence.id()));
             }
             if sequence.timing.preemptions > self.config.max_preemptions {
-                return Err(format!("{:?} was preempted {} times", sequence.id(), sequence.timing.preemptions));
+                return Err(format!(
+                    "{:?} was preempted {} times",
+                    sequence.id(),
+                    sequence.timing.preemptions
+                ));
             }
         }
         let members: usize = self.groups.values().map(|group| group.members.len()).sum();
         if members != self.sequences.iter().count() {
             return Err(format!("{members} members for {} sequences", self.sequences.iter().count()));
         }
-        if self.groups.is_empty() && (self.in_flight.len() != 0 || !self.deadlines.is_empty() || self.queued.requests != 0) {
+        if self.groups.is_empty()
+            && (self.in_flight.len() != 0 || !self.deadlines.is_empty() || self.queued.requests != 0)
+        {
             return Err("something is left of requests that ended".into());
         }
         Ok(())
@@ -74,7 +88,8 @@ impl std::fmt::Debug for Scheduler {
     /// One line per sequence: what a person needs to see why nothing moves.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         writeln!(f, "step {}, {} running, {} waiting", self.step, self.running.len(), self.waiting.len())?;
-        let order = self.running.iter().map(|(_, slot)| slot).chain(self.waiting.iter().map(|(_, slot)| slot));
+        let order =
+            self.running.iter().map(|(_, slot)| slot).chain(self.waiting.iter().map(|(_, slot)| slot));
         for slot in order {
             let s = &self.sequences[*slot];
             writeln!(

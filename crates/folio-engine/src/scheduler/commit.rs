@@ -6,7 +6,7 @@
 use folio_kv::KvCache;
 
 use super::Scheduler;
-use crate::plan::{ExecutorError, Sampled, SamplePlan, SequencePlan, StepOutput, Want};
+use crate::plan::{ExecutorError, SamplePlan, Sampled, SequencePlan, StepOutput, Want};
 use crate::request::{Event, FinishReason, Micros, RequestId, Token, TokenLogprobs};
 use crate::sequence::{Sequence, Slot, State, choice_seed};
 use crate::stats::WaitingFor;
@@ -41,7 +41,13 @@ impl Scheduler {
         &mut self.events
     }
 
-    fn apply(&mut self, cache: &mut KvCache, planned: &[Slot], entries: &mut [SequencePlan], output: &StepOutput) {
+    fn apply(
+        &mut self,
+        cache: &mut KvCache,
+        planned: &[Slot],
+        entries: &mut [SequencePlan],
+        output: &StepOutput,
+    ) {
         let wanted: usize = entries.iter().map(|entry| entry.samples.len()).sum();
         if wanted != output.samples.len() || output.step != self.step {
             let reason = format!(
@@ -105,7 +111,8 @@ impl Scheduler {
         let block_tokens = cache.config().block_tokens;
         let sequence = &mut self.sequences[slot];
         sequence.synced = sequence.computed / block_tokens;
-        let recomputed = sequence.high_water.min(sequence.computed + granted).saturating_sub(sequence.computed);
+        let recomputed =
+            sequence.high_water.min(sequence.computed + granted).saturating_sub(sequence.computed);
         sequence.computed += granted;
         sequence.high_water = sequence.high_water.max(sequence.computed);
         if let Some(table) = &mut sequence.table {
@@ -156,17 +163,11 @@ impl Scheduler {
         if sequence.remaining() > 0 {
             return;
         }
-        let draw = |answer: &'_ Sampled| match answer {
-            Sampled::Token { id, .. } => Some(*id),
-            _ => None,
-        };
         if !sequence.born {
             return self.part(cache, slot, answers);
         }
         match answers.first() {
-            Some(answer @ Sampled::Token { logprobs, .. }) if let Some(token) = draw(answer) => {
-                self.append(cache, slot, Draw { token, logprobs });
-            }
+            Some(Sampled::Token { id, logprobs }) => self.append(cache, slot, Draw { token: *id, logprobs }),
             _ => self.end_with_error(cache, slot, "the executor gave no token".into()),
         }
     }
@@ -195,9 +196,8 @@ impl Scheduler {
             sequence.seed = choice_seed(seed, *choice);
         }
         // Siblings take their share of the table while the leader still holds it.
-        for ((slot, choice), answer) in members.iter().zip(&unborn).zip(answers).skip(1) {
+        for (slot, answer) in members.iter().zip(answers).skip(1) {
             let Sampled::Token { id: token, logprobs } = answer else { continue };
-            let _ = choice;
             if self.goes_on(*slot, *token) {
                 self.fork(cache, leader, *slot);
             }

@@ -12,7 +12,9 @@ use folio_kv::KvCache;
 
 use super::Scheduler;
 use crate::plan::TokenHistory;
-use crate::request::{Event, FinishReason, Micros, Request, RequestId, SamplingParams, Timing, TokenLogprobs};
+use crate::request::{
+    Event, FinishReason, Micros, Request, RequestId, SamplingParams, Timing, TokenLogprobs,
+};
 use crate::sequence::{Rank, Sequence, Slot, State, choice_seed};
 use crate::stats::WaitingFor;
 
@@ -129,7 +131,8 @@ impl Scheduler {
     ) {
         let id = self.sequences[leader].request;
         let timing = self.sequences[leader].timing;
-        let unborn = self.groups.get_mut(&id).map(|group| std::mem::take(&mut group.unborn)).unwrap_or_default();
+        let unborn =
+            self.groups.get_mut(&id).map(|group| std::mem::take(&mut group.unborn)).unwrap_or_default();
         for choice in unborn {
             self.emit_finished(id, choice, reason, None, error.clone(), timing);
         }

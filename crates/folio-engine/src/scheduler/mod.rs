@@ -148,7 +148,12 @@ impl Scheduler {
     }
 
     /// Ends every request, as when the engine stops.
-    pub fn fail_all(&mut self, cache: &mut KvCache, error: &str, now: Micros) -> &mut Vec<(RequestId, Event)> {
+    pub fn fail_all(
+        &mut self,
+        cache: &mut KvCache,
+        error: &str,
+        now: Micros,
+    ) -> &mut Vec<(RequestId, Event)> {
         self.now = now;
         let mut ids: Vec<RequestId> = self.groups.keys().copied().collect();
         ids.sort_unstable();

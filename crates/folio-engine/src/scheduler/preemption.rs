@@ -100,7 +100,8 @@ impl Scheduler {
         let Some(table) = &sequence.table else { return (false, 0) };
         let exclusive = cache.exclusive_blocks(table);
         let tokens = u64::from(exclusive * cache.config().block_tokens).min(u64::from(sequence.computed));
-        let progress = 256 + 256 * u64::from(sequence.generated()) / u64::from(sequence.params.max_tokens.max(1));
+        let progress =
+            256 + 256 * u64::from(sequence.generated()) / u64::from(sequence.params.max_tokens.max(1));
         (exclusive > 0, tokens * progress)
     }
 

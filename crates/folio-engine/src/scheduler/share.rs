@@ -86,7 +86,8 @@ impl Scheduler {
         self.scratch.refused.clear();
         let oldest = self.collect(cache, &mut candidates);
         if let Some(oldest) = oldest {
-            let rivals = candidates.iter().filter(|c| c.slot != oldest.slot && c.priority == oldest.priority).count();
+            let rivals =
+                candidates.iter().filter(|c| c.slot != oldest.slot && c.priority == oldest.priority).count();
             let share = if rivals > 0 { budget.div_ceil(2) } else { budget };
             budget -= self.grant_prompt(cache, oldest.slot, share);
             candidates.sort_unstable();
@@ -138,7 +139,8 @@ impl Scheduler {
             }
             self.look_up(cache, *slot);
             let sequence = &self.sequences[*slot];
-            let found = sequence.lookup.full_blocks * cache.config().block_tokens + sequence.lookup.tail_tokens;
+            let found =
+                sequence.lookup.full_blocks * cache.config().block_tokens + sequence.lookup.tail_tokens;
             let remaining = (sequence.tokens.len() as u32).saturating_sub(found.min(sequence.attachable()));
             let new = candidate(rank, remaining, *slot);
             candidates.push(new);
@@ -198,7 +200,9 @@ impl Scheduler {
     /// The leader `slot` waits for, if it still must.
     fn still_shared(&mut self, slot: Slot) -> Option<Slot> {
         let sequence = &self.sequences[slot];
-        let State::Waiting { reason: WaitingFor::SharedPrefix { .. }, since } = sequence.state else { return None };
+        let State::Waiting { reason: WaitingFor::SharedPrefix { .. }, since } = sequence.state else {
+            return None;
+        };
         let waited = self.now.0.saturating_sub(since.0);
         if waited > self.config.shared_prefix_wait_us_max {
             return None;
