@@ -21,11 +21,12 @@ class Server:
         assert binary, "set FOLIO_BIN to the folio binary, or use tests/clients/run.sh"
         extra = shlex.split(os.environ.get("FOLIO_CLIENTS_ARGS", ""))
         command = [binary, "serve", *extra, "--port", "0", *args]
-        self.log = []
+        self.log, self.url = [], None
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         self.listening = threading.Event()
         threading.Thread(target=self._read, daemon=True).start()
-        if not self.listening.wait(START_SECONDS):
+        self.listening.wait(START_SECONDS)
+        if self.url is None:
             self.process.kill()
             raise RuntimeError("the server did not start:\n" + "".join(self.log))
 
@@ -37,7 +38,6 @@ class Server:
                 self.url = found[1]
                 self.listening.set()
         # The process ended: whoever waits for it to listen should not wait for long.
-        self.url = getattr(self, "url", None)
         self.listening.set()
 
     def get(self, path):

@@ -16,7 +16,9 @@ import time
 import openai
 from folio_server import Server
 
-SERVER_ARGS = ["--kv-cache-memory", "2MiB", "--max-num-seqs", "24", "--max-queued-requests", "64"]
+# Room for a fifth of what may run at once: requests wait, are preempted, and evict what others cached.
+BLOCKS = 80
+SERVER_ARGS = ["--max-model-len", "1024", "--max-num-seqs", "24", "--max-queued-requests", "4"]
 # Growth of the resident set over the second half of the soak that is taken for noise.
 GROWTH_MAX = 0.05
 GROWTH_MIB_MIN = 16
@@ -126,11 +128,13 @@ def main():
         return [await ask(client, params) for params in pool]
 
     alone = asyncio.run(one_by_one())
+    labels = next(dict(labels) for name, labels in solo.metrics() if name == "vllm:cache_config_info")
+    memory = ["--kv-cache-memory", str(BLOCKS * int(labels["bytes_per_block"]))]
     assert solo.stop() == 0
     tokens = sum(len(ids) for choices in alone for ids in choices)
     print(f"{len(pool)} requests alone: {tokens} tokens", flush=True)
 
-    server = Server(*SERVER_ARGS)
+    server = Server(*SERVER_ARGS, *memory)
     soak = Soak(server, pool, alone, args.seconds, rng)
     asyncio.run(soak.run(args.workers))
     metrics = server.wait_idle()
