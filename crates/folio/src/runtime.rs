@@ -107,6 +107,8 @@ pub struct Report {
 impl Runtime {
     /// Loads with a progress bar on standard error.
     pub fn start(model: Option<&str>, args: &EngineArgs) -> Result<Self> {
+        // Contradictions first: loading may take minutes.
+        scheduler_config(args, 1).validate()?;
         let source = Source::parse(model)?;
         let checkpoint = source.open()?;
         let tokenizer = Arc::new(load_tokenizer(&checkpoint)?);
@@ -116,25 +118,10 @@ impl Runtime {
             CpuBackend::new(CpuOptions { threads: args.threads.map(|n| n as usize), isa: None })?;
         let threads = backend.threads();
         let kv_dtype = kv_dtype(args.kv_cache_dtype, &checkpoint)?;
-        let bar = Bar::bytes("packing weights");
-        let mut progress = |p: Progress<'_>| bar.set(p.done_bytes, p.total_bytes, p.weight);
-        let model = Model::load(
-            &checkpoint,
-            &mut backend,
-            LoadOptions {
-                max_rows: args.max_num_batched_tokens as usize,
-                max_logit_rows: logit_rows(args),
-                max_model_len: args.max_model_len.map(|n| n as usize),
-                kv_dtype,
-                block_tokens: args.block_size as usize,
-                progress: Some(&mut progress),
-            },
-        )?;
-        bar.finish();
+        let model = load(&checkpoint, &mut backend, kv_dtype, args)?;
 
         let max_model_len = u32::try_from(model.max_model_len).context("the model's context length")?;
         let config = scheduler_config(args, max_model_len);
-        config.validate()?;
         let free = memory::free();
         let pool = memory::pool(&PoolRequest {
             asked_bytes: args.kv_cache_memory,
@@ -185,6 +172,28 @@ impl Runtime {
     pub fn max_model_len(&self) -> u32 {
         self.engine.config().max_model_len
     }
+}
+
+/// Packs the weights, with a progress bar.
+fn load(
+    checkpoint: &Checkpoint,
+    backend: &mut CpuBackend,
+    kv_dtype: DType,
+    args: &EngineArgs,
+) -> Result<LoadedModel> {
+    let bar = Bar::bytes("packing weights");
+    let mut progress = |p: Progress<'_>| bar.set(p.done_bytes, p.total_bytes, p.weight);
+    let options = LoadOptions {
+        max_rows: args.max_num_batched_tokens as usize,
+        max_logit_rows: logit_rows(args),
+        max_model_len: args.max_model_len.map(|n| n as usize),
+        kv_dtype,
+        block_tokens: args.block_size as usize,
+        progress: Some(&mut progress),
+    };
+    let model = Model::load(checkpoint, backend, options)?;
+    bar.finish();
+    Ok(model)
 }
 
 impl Report {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use folio_engine::{Event, FinishReason, Request, SamplingParams};
 use folio_kv::{Identity, Root, TenantId};
 use folio_model::GenerationConfig;
@@ -37,6 +37,26 @@ pub struct Answer {
 }
 
 impl Answer {
+    fn new(prompt_tokens: usize) -> Self {
+        Self {
+            text: String::new(),
+            prompt_tokens,
+            cached_tokens: 0,
+            tokens: 0,
+            first_token: None,
+            decode: Duration::ZERO,
+            reason: FinishReason::Stop,
+        }
+    }
+
+    fn count_token(&mut self, after: Duration) {
+        self.tokens += 1;
+        match self.first_token {
+            None => self.first_token = Some(after),
+            Some(first) => self.decode = after.saturating_sub(first),
+        }
+    }
+
     /// Tokens per second after the first.
     pub fn decode_rate(&self) -> Option<f64> {
         let seconds = self.decode.as_secs_f64();
@@ -91,39 +111,12 @@ pub fn generate(
     interrupt: &AtomicBool,
     mut show: impl FnMut(&str),
 ) -> Result<Answer> {
-    if prompt.is_empty() {
-        bail!("the prompt is empty");
-    }
-    let prompt_tokens = prompt.len();
-    let room = (runtime.max_model_len() as usize).saturating_sub(prompt_tokens);
-    if room == 0 {
-        bail!("the prompt has {prompt_tokens} tokens, the context only {}", runtime.max_model_len());
-    }
-    let sampling = sampling(args, &runtime.model.generation, room as u32);
     let (sender, events) = mpsc::channel();
-    let request = Request {
-        id: runtime.engine.next_request_id(),
-        tenant: TenantId(0),
-        root: local_root(runtime),
-        prompt: prompt.into(),
-        n: 1,
-        sampling,
-        priority: 0,
-        deadline: None,
-        prompt_logprobs: None,
-    };
+    let mut answer = Answer::new(prompt.len());
+    let request = request(runtime, prompt, args)?;
     let started = Instant::now();
     let cancel = runtime.engine.submit(request, Box::new(move |event| sender.send(event).is_ok()))?;
     let mut text = TextStream::new(args);
-    let mut answer = Answer {
-        text: String::new(),
-        prompt_tokens,
-        cached_tokens: 0,
-        tokens: 0,
-        first_token: None,
-        decode: Duration::ZERO,
-        reason: FinishReason::Stop,
-    };
     loop {
         if interrupt.load(Ordering::Relaxed) {
             cancel.cancel();
@@ -133,36 +126,52 @@ pub fn generate(
             Err(mpsc::RecvTimeoutError::Timeout) => continue,
             Err(mpsc::RecvTimeoutError::Disconnected) => bail!("the engine stopped"),
         };
+        let mut keep = |piece: &str| {
+            answer.text.push_str(piece);
+            show(piece);
+        };
         match event {
             Event::Prompt { cached_tokens, .. } => answer.cached_tokens = cached_tokens,
+            // Tokens computed while the cancellation was on its way are not part of the answer.
+            Event::Token { .. } if text.ended => {}
             Event::Token { token, .. } => {
-                answer.tokens += 1;
-                match answer.first_token {
-                    None => answer.first_token = Some(started.elapsed()),
-                    Some(first) => answer.decode = started.elapsed().saturating_sub(first),
-                }
-                if !text.ended
-                    && text.push(runtime, token.id, &mut |piece| {
-                        answer.text.push_str(piece);
-                        show(piece);
-                    })
-                {
+                if text.push(runtime, token.id, &mut keep) {
                     cancel.cancel();
                 }
+                answer.count_token(started.elapsed());
             }
-            Event::Finished { reason, error, .. } => {
-                if let Some(error) = error.filter(|_| reason == FinishReason::Error) {
-                    return Err(anyhow!("{error}"));
-                }
+            Event::Finished { reason: FinishReason::Error, error, .. } => {
+                bail!("{}", error.as_deref().unwrap_or("the engine failed without a message"))
+            }
+            Event::Finished { reason, .. } => {
+                text.finish(runtime, &mut keep);
                 answer.reason = if text.ended { FinishReason::Stop } else { reason };
-                text.finish(runtime, &mut |piece| {
-                    answer.text.push_str(piece);
-                    show(piece);
-                });
                 return Ok(answer);
             }
         }
     }
+}
+
+fn request(runtime: &Runtime, prompt: Vec<u32>, args: &SamplingArgs) -> Result<Request> {
+    if prompt.is_empty() {
+        bail!("the prompt is empty");
+    }
+    let limit = runtime.max_model_len();
+    let room = u32::try_from(prompt.len()).ok().and_then(|tokens| limit.checked_sub(tokens)).unwrap_or(0);
+    if room == 0 {
+        bail!("the prompt has {} tokens, which leaves no room in the context of {limit}", prompt.len());
+    }
+    Ok(Request {
+        id: runtime.engine.next_request_id(),
+        tenant: TenantId(0),
+        root: local_root(runtime),
+        prompt: prompt.into(),
+        n: 1,
+        sampling: sampling(args, &runtime.model.generation, room),
+        priority: 0,
+        deadline: None,
+        prompt_logprobs: None,
+    })
 }
 
 /// Tokens to text that may be shown.

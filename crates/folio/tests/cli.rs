@@ -120,7 +120,7 @@ fn refusals_say_what_and_where() {
         (&["serve", "--max-num-seqs", "1000"], "max_num_batched_tokens"),
         (&["serve", "--api-key", "a,a"], "twice"),
         (&["serve", "--chat-template", "/no/such/template"], "/no/such/template"),
-        (&["run", "demo", "--raw", "a", "--max-model-len", "2"], "context"),
+        (&["run", "demo", "--raw", "a", "--max-model-len", "2"], "no room"),
         (&["bench", "serve", "--url", "http://127.0.0.1:9"], "127.0.0.1:9"),
         (&["bench", "serve", "--url", "https://localhost"], "only http"),
         (&["chat", "--url", "http://127.0.0.1:9"], "127.0.0.1:9"),
@@ -172,17 +172,18 @@ impl Served {
             .stderr(Stdio::piped())
             .spawn()
             .expect("folio runs");
-        let mut errors = BufReader::new(child.stderr.take().expect("pipe"));
+        let errors = BufReader::new(child.stderr.take().expect("pipe"));
+        let mut served = Self { child, errors, address: String::new() };
         let mut log = String::new();
-        loop {
+        while served.address.is_empty() {
             let mut line = String::new();
-            assert!(errors.read_line(&mut line).expect("text") > 0, "the server ended: {log}");
+            assert!(served.errors.read_line(&mut line).expect("text") > 0, "the server ended: {log}");
             if let Some(rest) = line.strip_prefix("listening on http://") {
-                let address = rest.split_whitespace().next().expect("address").to_owned();
-                return Self { child, errors, address };
+                served.address = rest.split_whitespace().next().expect("address").to_owned();
             }
             log.push_str(&line);
         }
+        served
     }
 
     fn get(&self, path: &str, header: &str) -> String {

@@ -113,7 +113,7 @@ impl Synthetic {
                     // Prefixes have small seeds of their own, so that every request with one has the same text.
                     pieces.push((self.seed ^ (1 + random.below(count.max(1).into())), tokens));
                 }
-                pieces.push((random.next(), self.input.draw(&mut random)));
+                pieces.push((random.draw(), self.input.draw(&mut random)));
                 Item {
                     at: arrivals.next(),
                     output_tokens: self.output.draw(&mut random),
