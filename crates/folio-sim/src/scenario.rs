@@ -38,6 +38,8 @@ pub struct Scenario {
     pub config: SchedulerConfig,
     pub cache: CacheConfig,
     pub vocab: u32,
+    /// Room of the backend in one pass; less than a step may need, so that steps are split.
+    pub max_rows: usize,
     pub max_logit_rows: usize,
     /// Ascending by arrival.
     pub clients: Vec<Client>,
@@ -123,6 +125,7 @@ impl Scenario {
             config,
             cache: CacheConfig { blocks, block_tokens, bytes_per_block: 1024 },
             vocab,
+            max_rows: rng.skewed(1, u64::from(budget)) as usize,
             max_logit_rows: rng.range(1, 12) as usize,
             clients,
             fails_one_in: if rng.one_in(6) { rng.range(5, 60) } else { 0 },

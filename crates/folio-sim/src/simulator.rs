@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use folio_engine::plan::{ExecutorError, StepPlan, Want};
+use folio_engine::plan::{ExecutorError, SequenceId, StepPlan, Want};
 use folio_engine::request::{Event, RequestId};
 use folio_engine::{CancelRequest, Executor, FinishReason, Micros, ModelExecutor, Scheduler};
 use folio_kv::{KvCache, LruLeafFirst, TenantId};
@@ -69,8 +69,8 @@ struct Reader {
     prompt_seen: bool,
     tokens: Vec<Vec<(u32, Option<folio_engine::request::TokenLogprobs>)>>,
     finished: Vec<Option<FinishReason>>,
-    /// It asked to be cancelled, or is gone.
-    left: bool,
+    /// The step in which it asked to be cancelled, or was found gone.
+    left: Option<u64>,
     ended_choice: Option<u32>,
     deaf: bool,
     /// Its sequences were part of a step that failed.
@@ -86,6 +86,7 @@ pub struct Simulator {
     rng: Rng,
     cost: CostModel,
     now: Micros,
+    step_began: Micros,
     arriving: VecDeque<Client>,
     readers: Vec<Reader>,
     cancellations: Vec<CancelRequest>,
@@ -99,7 +100,7 @@ pub struct Simulator {
 impl Simulator {
     pub fn new(scenario: Scenario) -> Self {
         let (blocks, block_tokens) = (scenario.cache.blocks as usize, scenario.cache.block_tokens as usize);
-        let (vocab, rows) = (scenario.vocab as usize, scenario.config.max_num_batched_tokens as usize);
+        let (vocab, rows) = (scenario.vocab as usize, scenario.max_rows);
         let backend = SimBackend::new(vocab, blocks, block_tokens, rows, scenario.max_logit_rows);
         Self {
             scheduler: Scheduler::new(scenario.config.clone()).expect("scenarios have valid limits"),
@@ -108,6 +109,7 @@ impl Simulator {
             rng: Rng::new(scenario.seed ^ 0xfa01),
             cost: CostModel { step_us: 1000.0, token_us: 200.0, context_us_per_1k: 100.0 },
             now: Micros(0),
+            step_began: Micros(0),
             arriving: scenario.clients.iter().cloned().collect(),
             readers: Vec::new(),
             cancellations: Vec::new(),
@@ -161,6 +163,8 @@ impl Simulator {
         let arrived = self.arrive();
         let cancellations = std::mem::take(&mut self.cancellations);
         self.scheduler.admit(arrived, cancellations, self.now);
+        let ready: Vec<_> = self.scheduler.one_token_short().collect();
+        self.step_began = self.now;
         let plan = self.scheduler.plan(&mut self.cache, self.now);
         if self.trace {
             println!("{plan:?}");
@@ -168,6 +172,11 @@ impl Simulator {
         check_plan(plan, &self.scenario)?;
         let plan = plan.clone();
         self.check_copies(&plan)?;
+        let left_out =
+            |id: &SequenceId| ready.contains(id) && !plan.sequences.iter().any(|planned| planned.id == *id);
+        if let Some(id) = self.scheduler.one_token_short().find(left_out) {
+            return Err(format!("{id:?} lacks one token, holds blocks, and was left out"));
+        }
         let plan = &plan;
         let empty = plan.sequences.is_empty();
         self.now.0 += self.cost.step(plan);
@@ -223,7 +232,7 @@ impl Simulator {
                 prompt_seen: false,
                 tokens: vec![Vec::new(); n],
                 finished: vec![None; n],
-                left: false,
+                left: None,
                 ended_choice: None,
                 deaf: false,
                 struck: false,
@@ -238,17 +247,22 @@ impl Simulator {
         let reader = self.readers.iter_mut().find(|reader| reader.client.request.id == id);
         let reader = reader.ok_or_else(|| format!("an event for {id:?}, which never arrived"))?;
         reader.struck |= failed;
-        let expectation = reader
-            .expectation
-            .get_or_insert_with(|| expect(&reader.client.request, vocab, max_model_len))
-            .clone();
-        reader.take(&event, &expectation, now).map_err(|what| format!("{id:?}: {what}, event {event:?}"))?;
+        let request = &reader.client.request;
+        let expectation = reader.expectation.take().unwrap_or_else(|| expect(request, vocab, max_model_len));
+        let taken = reader.take(&event, &expectation, now);
+        reader.expectation = Some(expectation);
+        let late = reader.left.is_some_and(|left| left < self.report.steps)
+            || reader.client.request.deadline.is_some_and(|deadline| deadline <= self.step_began);
+        if late && !matches!(event, Event::Finished { .. }) {
+            return Err(format!("{id:?} was cancelled or overdue before the step and got {event:?}"));
+        }
+        taken.map_err(|what| format!("{id:?}: {what}, event {event:?}"))?;
         if reader.answers() {
             return Ok(());
         }
         if !reader.deaf {
             reader.deaf = true;
-            reader.left = true;
+            reader.left.get_or_insert(self.report.steps);
             self.cancellations.push(CancelRequest { request: id, choice: None });
         }
         Ok(())
@@ -264,8 +278,8 @@ impl Simulator {
                 Behaviour::CancelsAfter(events) => reader.events >= events,
                 _ => false,
             };
-            if cancels && !reader.left {
-                reader.left = true;
+            if cancels && reader.left.is_none() {
+                reader.left.get_or_insert(self.report.steps);
                 self.cancellations.push(CancelRequest { request: id, choice: None });
             }
             if let Behaviour::EndsChoiceAfter { events, choice } = reader.client.behaviour
@@ -397,7 +411,7 @@ impl Reader {
                     && answer.tokens.len() == self.tokens[choice].len()
                     && stop == stop_token
             }
-            FinishReason::Cancelled => self.left || self.ended_choice == Some(choice as u32),
+            FinishReason::Cancelled => self.left.is_some() || self.ended_choice == Some(choice as u32),
             FinishReason::Deadline => self.client.request.deadline.is_some_and(|deadline| deadline <= now),
             FinishReason::Error => self.struck || answer.reason == FinishReason::Error,
         };

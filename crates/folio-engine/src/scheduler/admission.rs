@@ -21,7 +21,7 @@ use crate::sequence::{Slot, State};
 use crate::stats::WaitingFor;
 
 /// A lookup costs a hash of the whole prompt; one that led to nothing is not repeated for this many steps.
-const LOOKUP_STEPS: u64 = 16;
+const LOOKUP_STEPS: u64 = 64;
 
 /// Blocks an admission would take.
 #[derive(Clone, Copy, Debug)]

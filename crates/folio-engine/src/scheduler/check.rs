@@ -3,6 +3,7 @@
 use folio_kv::{BlockTable, KvCache, TenantId};
 
 use super::Scheduler;
+use crate::plan::SequenceId;
 use crate::request::RequestId;
 
 impl Scheduler {
@@ -56,6 +57,15 @@ impl Scheduler {
         self.sequences.iter().filter_map(|sequence| {
             sequence.table.as_ref().map(|table| (sequence.request, sequence.tenant, table))
         })
+    }
+
+    /// Running sequences that lack one token: each belongs into the next plan, unless it is cancelled or preempted. (With
+    /// a reservation a stall of a step is possible.)
+    pub fn one_token_short(&self) -> impl Iterator<Item = SequenceId> {
+        let running = self.running.iter().map(|(_, slot)| &self.sequences[*slot]);
+        running
+            .filter(|sequence| sequence.remaining() == 1 && !sequence.reserved)
+            .map(|sequence| sequence.id())
     }
 
     fn check_requests(&self) -> Result<(), String> {

@@ -137,6 +137,13 @@ impl Scheduler {
                 oldest = oldest.into_iter().chain(leader.map(|leader| (rank, leader))).min();
                 continue;
             }
+            if matches!(
+                self.sequences[*slot].state,
+                State::Waiting { reason: WaitingFor::SharedPrefix { .. }, .. }
+            ) {
+                // What it waited for is there now, or never will be.
+                self.sequences[*slot].looked_up_step = 0;
+            }
             self.look_up(cache, *slot);
             let sequence = &self.sequences[*slot];
             let found =
