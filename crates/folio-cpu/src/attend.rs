@@ -236,6 +236,10 @@ impl Kv for KvF32 {
     }
 }
 
+/// Steps between asking for keys and values and using them.
+const AHEAD: usize = 2;
+/// Bytes of 16-bit keys of one pair of dims over a step.
+const PAIR_BYTES: usize = 4 * STEP;
 /// Groups of keys in a step.
 const GROUPS: usize = STEP / GROUP;
 
@@ -245,6 +249,9 @@ struct Step {
     base: usize,
     keys: [*const u8; GROUPS],
     values: [*const u8; GROUPS],
+    /// Of the step [`AHEAD`] of it, for prefetching; any address.
+    next_keys: [*const u8; GROUPS],
+    next_values: [*const u8; GROUPS],
 }
 
 struct Chunk<'a, K> {
@@ -267,20 +274,27 @@ impl<'a, K: Kv> Chunk<'a, K> {
         Self { attend, tile, queries, chunk, result, dtype: std::marker::PhantomData }
     }
 
-    /// Groups past the end of the table stand for positions that every row masks; the last block is read instead.
+    /// Keys and values of the group at `position`. Past the end of the table, positions that every row masks, the last
+    /// block is read instead.
     #[inline(always)]
-    fn step(&self, base: usize) -> Step {
+    fn group(&self, position: usize) -> (*const u8, *const u8) {
         let (cache, tile) = (self.attend.cache, self.tile);
         let tokens = cache.layout.block_tokens;
         let table = &self.attend.blocks[tile.blocks_start..tile.blocks_start + tile.blocks_len];
-        let mut step = Step { base, keys: [std::ptr::null(); GROUPS], values: [std::ptr::null(); GROUPS] };
+        let block = table[(position / tokens).min(table.len() - 1)];
+        let page = cache.page(block, self.attend.layer, tile.kv_head).cast_const();
+        let keys = page.wrapping_add(position % tokens * cache.layout.head_dim * K::SIZE);
+        (keys, keys.wrapping_add(cache.plane_bytes()))
+    }
+
+    #[inline(always)]
+    fn step(&self, base: usize) -> Step {
+        let nothing = [std::ptr::null(); GROUPS];
+        let mut step =
+            Step { base, keys: nothing, values: nothing, next_keys: nothing, next_values: nothing };
         for j in 0..GROUPS {
-            let position = base + j * GROUP;
-            let block = table[(position / tokens).min(table.len() - 1)];
-            let page = cache.page(block, self.attend.layer, tile.kv_head).cast_const();
-            let offset = position % tokens * cache.layout.head_dim * K::SIZE;
-            step.keys[j] = page.wrapping_add(offset);
-            step.values[j] = page.wrapping_add(cache.plane_bytes() + offset);
+            (step.keys[j], step.values[j]) = self.group(base + j * GROUP);
+            (step.next_keys[j], step.next_values[j]) = self.group(base + AHEAD * STEP + j * GROUP);
         }
         step
     }
@@ -315,6 +329,10 @@ impl<'a, K: Kv> Chunk<'a, K> {
             let dim = self.attend.shape.head_dim;
             let mut d = 0;
             if S::WIDE {
+                while R <= 4 && d + 4 * LANES <= dim {
+                    self.weigh::<S, R, 4>(step, first, &p, &factor, &valid, d);
+                    d += 4 * LANES;
+                }
                 while d + 2 * LANES <= dim {
                     self.weigh::<S, R, 2>(step, first, &p, &factor, &valid, d);
                     d += 2 * LANES;
@@ -327,30 +345,72 @@ impl<'a, K: Kv> Chunk<'a, K> {
         }
     }
 
-    /// Dot products of the step's keys, one chain over the dimensions each.
+    /// Dot products of the step's keys, one chain over the dimensions each. Asks for keys [`AHEAD`] meanwhile.
     #[inline(always)]
     unsafe fn scores<S: Simd, const R: usize>(&self, step: &Step, first: usize, p: &mut [[f32; STEP]; R]) {
-        let dim = self.attend.shape.head_dim;
-        for j in 0..STEP / LANES {
-            let mut acc = [S::splat(0.0); R];
-            // SAFETY: each group holds `head_dim` dims of 8 tokens; queries are packed `[dim][R]` from `first * dim`.
+        if S::WIDE {
+            // SAFETY: the contract of this function.
+            unsafe { self.score_vectors::<S, R, 2>(step, first, p, 0) }
+        } else {
+            // SAFETY: the contract of this function.
             unsafe {
-                let mut q = self.queries.add(first * dim);
-                let (mut a, mut b) = (step.keys[2 * j], step.keys[2 * j + 1]);
-                for _ in 0..dim / 2 {
-                    let (even, odd) = K::keys::<S>(a, b);
-                    for (r, acc) in acc.iter_mut().enumerate() {
-                        *acc = S::fma(even, S::splat(*q.add(r)), *acc);
+                self.score_vectors::<S, R, 1>(step, first, p, 0);
+                self.score_vectors::<S, R, 1>(step, first, p, 1);
+            }
+        }
+    }
+
+    /// `N` vectors of keys from vector `j` of the step.
+    #[inline(always)]
+    unsafe fn score_vectors<S: Simd, const R: usize, const N: usize>(
+        &self,
+        step: &Step,
+        first: usize,
+        p: &mut [[f32; STEP]; R],
+        j: usize,
+    ) {
+        let dim = self.attend.shape.head_dim;
+        let mut acc = [[S::splat(0.0); N]; R];
+        // SAFETY: each group holds `head_dim` dims of 8 tokens; queries are packed `[dim][R]` from `first * dim`.
+        unsafe {
+            let mut q = self.queries.add(first * dim);
+            let mut at = 0;
+            let (mut group, mut offset) = (0, 0);
+            for _ in 0..dim / 2 {
+                let mut pair = [(S::splat(0.0), S::splat(0.0)); N];
+                for (n, v) in pair.iter_mut().enumerate() {
+                    let g = 2 * (j + n);
+                    *v = K::keys::<S>(step.keys[g].wrapping_add(at), step.keys[g + 1].wrapping_add(at));
+                }
+                if first == 0 && j == 0 {
+                    // In the order of addresses, so that the machine's own prefetchers follow.
+                    let ahead = step.next_keys[group].wrapping_add(offset);
+                    for line in (0..PAIR_BYTES * K::SIZE / 2).step_by(64) {
+                        S::prefetch(ahead.wrapping_add(line));
                     }
-                    for (r, acc) in acc.iter_mut().enumerate() {
-                        *acc = S::fma(odd, S::splat(*q.add(R + r)), *acc);
+                    offset += PAIR_BYTES * K::SIZE / 2;
+                    if offset >= GROUP * dim * K::SIZE {
+                        (group, offset) = ((group + 1) % GROUPS, 0);
                     }
-                    q = q.wrapping_add(2 * R);
-                    a = a.wrapping_add(2 * GROUP * K::SIZE);
-                    b = b.wrapping_add(2 * GROUP * K::SIZE);
                 }
                 for r in 0..R {
-                    S::store(p[r].as_mut_ptr().add(j * LANES), acc[r]);
+                    let q = S::splat(*q.add(r));
+                    for n in 0..N {
+                        acc[r][n] = S::fma(pair[n].0, q, acc[r][n]);
+                    }
+                }
+                for r in 0..R {
+                    let q = S::splat(*q.add(R + r));
+                    for n in 0..N {
+                        acc[r][n] = S::fma(pair[n].1, q, acc[r][n]);
+                    }
+                }
+                q = q.wrapping_add(2 * R);
+                at += 2 * GROUP * K::SIZE;
+            }
+            for r in 0..R {
+                for n in 0..N {
+                    S::store(p[r].as_mut_ptr().add((j + n) * LANES), acc[r][n]);
                 }
             }
         }
@@ -406,7 +466,13 @@ impl<'a, K: Kv> Chunk<'a, K> {
             }
             // All rows attend to the keys that the first one does.
             for t in 0..valid[0] {
-                let from = step.values[t / GROUP].add((t % GROUP * dim + d) * K::SIZE);
+                let offset = (t % GROUP * dim + d) * K::SIZE;
+                let from = step.values[t / GROUP].add(offset);
+                if first == 0 {
+                    for line in (0..D * LANES * K::SIZE).step_by(64) {
+                        S::prefetch(step.next_values[t / GROUP].wrapping_add(offset + line));
+                    }
+                }
                 for i in 0..D {
                     let v = K::values::<S>(from.add(i * LANES * K::SIZE));
                     for r in 0..R {

@@ -2,7 +2,7 @@
 //!
 //! What goes in: tensors as they lie in a checkpoint, a decoder [`Program`](folio_model::program::Program), batches. What
 //! comes out: logits. Look for [`CpuBackend`] (the `Backend` trait), `step` (which worker does what), `linear` and `attend`
-//! (the two kernels that take all the time), `simd` (instruction sets), [`Pool`].
+//! (the two kernels that take all the time), `simd` (instruction sets), [`Pool`], and [`machine`] (measured limits).
 //!
 //! **Architecture Invariant:** the bits of a row depend on (token, absolute position, cached bits, weights). Not on its
 //! neighbours, the number of rows, the worker, the number of workers, or the instruction set.
@@ -16,6 +16,7 @@ mod check;
 mod error;
 mod kv;
 mod linear;
+pub mod machine;
 mod memory;
 mod packed;
 mod pool;

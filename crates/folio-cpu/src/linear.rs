@@ -21,6 +21,8 @@ use crate::simd::{Isa, LANES, Simd, Task, dispatch};
 pub(crate) const TOKEN_BLOCK: usize = 96;
 /// Column pairs per slab when there are several token groups.
 const SLAB_PAIRS: usize = 256;
+/// How far ahead a stream of weights is asked for. Further is slower: prefetchers of the machine already run far ahead.
+const AHEAD_BYTES: usize = 256;
 /// Panels of one claim when weights are streamed once (decode), by bytes.
 const STREAM_BYTES: usize = 512 << 10;
 /// Panels of one claim in a product of several token groups; also the height of the scratch.
@@ -158,6 +160,8 @@ struct Tile<'a, W, const P: usize, const M: usize> {
     /// `[column][M]`
     x: *const f32,
     pairs: usize,
+    /// What to ask for meanwhile, laid out like the slab.
+    next: *const u8,
     /// Accumulators of slabs before this one, `[M][scratch_stride]`; null at the first.
     resume: *const f32,
     scratch: *mut f32,
@@ -186,12 +190,13 @@ impl<W: Weight, const P: usize, const M: usize> Task for Tile<'_, W, P, M> {
             }
             let mut w = self.weight;
             let mut x = self.x;
+            let mut next = self.next;
             for _ in 0..self.pairs {
                 let mut pair = [(S::splat(0.0), S::splat(0.0)); P];
                 for (p, v) in pair.iter_mut().enumerate() {
                     let at = w.wrapping_add(p * self.panel_bytes);
                     *v = W::pair::<S>(at);
-                    S::prefetch(at.wrapping_add(1024));
+                    S::prefetch(next.wrapping_add(p * self.panel_bytes));
                 }
                 for t in 0..M {
                     let b = S::splat(*x.add(t));
@@ -207,6 +212,7 @@ impl<W: Weight, const P: usize, const M: usize> Task for Tile<'_, W, P, M> {
                 }
                 w = w.wrapping_add(W::BYTES);
                 x = x.wrapping_add(2 * M);
+                next = next.wrapping_add(W::BYTES);
             }
             self.finish::<S>(acc);
         }
@@ -249,6 +255,10 @@ impl<W, const P: usize, const M: usize> Tile<'_, W, P, M> {
 
 /// Part of a product: panels, columns and one token group.
 struct Part {
+    /// Slab of the first panel.
+    weight: *const u8,
+    /// Panel 0 of what is needed next.
+    next: *const u8,
     panel: usize,
     panels: usize,
     first_pair: usize,
@@ -274,6 +284,8 @@ impl Linear<'_> {
             let size = (STREAM_BYTES / self.weight.panel_bytes().max(1)).clamp(4, 64).next_multiple_of(4);
             while let Some(range) = claims.next(panels, size) {
                 let part = Part {
+                    weight: self.weight.panel(range.start),
+                    next: self.weight.panel(range.start).wrapping_add(AHEAD_BYTES),
                     panel: range.start,
                     panels: range.len(),
                     first_pair: 0,
@@ -318,8 +330,18 @@ impl Linear<'_> {
         for first_pair in (0..pairs).step_by(SLAB_PAIRS) {
             let slab = SLAB_PAIRS.min(pairs - first_pair);
             for panel in panels.clone().step_by(wide) {
+                let count = wide.min(panels.end - panel);
+                let pair_bytes = PAIR * self.weight.dtype.size();
+                let from = self.weight.panel(panel).wrapping_add(first_pair * pair_bytes);
+                let next = if panel + count < panels.end {
+                    from.wrapping_add(count * self.weight.panel_bytes())
+                } else {
+                    self.weight.panel(panels.start).wrapping_add((first_pair + slab) * pair_bytes)
+                };
                 for group in token_groups.clone() {
                     let part = Part {
+                        weight: from,
+                        next: if group == token_groups.start { next } else { from },
                         panel,
                         panels: wide.min(panels.end - panel),
                         first_pair,
@@ -412,8 +434,9 @@ impl Linear<'_> {
             Finish::Keep
         };
         Tile {
-            weight: self.weight.panel(part.panel + done).wrapping_add(part.first_pair * W::BYTES),
+            weight: part.weight.wrapping_add(done * self.weight.panel_bytes()),
             panel_bytes: self.weight.panel_bytes(),
+            next: part.next.wrapping_add(done * self.weight.panel_bytes()),
             x: self.x.wrapping_add(first_token * self.weight.pairs() * 2 + part.first_pair * 2 * M),
             pairs: part.pairs,
             resume: if part.first_pair == 0 { std::ptr::null() } else { scratch },

@@ -120,10 +120,6 @@ unsafe impl Send for Rows {}
 unsafe impl Sync for Rows {}
 
 impl Rows {
-    pub(crate) fn new(start: *mut f32, width: usize, stride: usize) -> Self {
-        Self { start, width, stride }
-    }
-
     /// Start of row `row`. Pointer arithmetic only.
     #[inline(always)]
     pub(crate) fn row(&self, row: usize) -> *mut f32 {

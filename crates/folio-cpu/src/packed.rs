@@ -88,17 +88,25 @@ impl PackedMatrix {
     }
 
     fn pack_panel(&self, parts: &[TensorView<'_>], panel: usize) {
-        let size = self.dtype.size();
-        let to = self.panel(panel).cast_mut();
+        match self.dtype.size() {
+            2 => self.pack_values::<2>(parts, panel),
+            _ => self.pack_values::<4>(parts, panel),
+        }
+    }
+
+    /// Values of `N` bytes. Writes a panel in the order of its memory.
+    fn pack_values<const N: usize>(&self, parts: &[TensorView<'_>], panel: usize) {
+        let to = self.panel(panel).cast_mut().cast::<[u8; N]>();
         let last = self.rows.min((panel + 1) * LANES);
-        for (lane, row) in (panel * LANES..last).enumerate() {
-            let from = source_row(parts, row, self.cols * size);
-            for (col, value) in from.chunks_exact(size).enumerate() {
+        let mut sources: [&[[u8; N]]; LANES] = [&[]; LANES];
+        for (source, row) in sources.iter_mut().zip(panel * LANES..last) {
+            *source = source_row(parts, row, self.cols * N).as_chunks().0;
+        }
+        for col in 0..self.cols {
+            for (lane, source) in sources.iter().enumerate().take(last - panel * LANES) {
                 // SAFETY: `offset` is below `pairs * 32` for a column of the matrix, so the write stays inside this panel,
                 // which one worker owns by its claim.
-                unsafe {
-                    std::ptr::copy_nonoverlapping(value.as_ptr(), to.add(self.offset(lane, col) * size), size)
-                }
+                unsafe { to.add(self.offset(lane, col)).write(source[col]) }
             }
         }
     }

@@ -181,6 +181,6 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn prefetch(p: *const u8) {
         // SAFETY: a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
 }

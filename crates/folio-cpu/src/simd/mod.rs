@@ -169,7 +169,7 @@ pub(crate) trait Simd: Copy + 'static {
     /// # Safety
     /// Both are readable for 8 values.
     unsafe fn f16_halves(a: *const u16, b: *const u16) -> Self::V;
-    /// Asks for the cache line at `p`, which may be any address.
+    /// Asks for the cache line at `p`, which may be any address, into the second-level cache.
     fn prefetch(p: *const u8);
 }
 

@@ -1,0 +1,233 @@
+//! Speed of a Llama-1B shape with random weights, straight through the `Backend` trait, as fractions of what the machine
+//! can do.
+//!
+//! `cargo run --release -p folio-cpu --example shape_bench [-- prefill|decode|deep|limits ...]`
+
+use std::time::Instant;
+
+use folio_cpu::machine::Machine;
+use folio_cpu::{CpuBackend, CpuOptions};
+use folio_model::backend::{Backend, Batch, BlockCopy, DType, KvLayout, Span, TensorView};
+use folio_model::program::{AttentionSpec, Buf, Head, MatrixId, Op, Program, Rope, RopeId, VectorId};
+
+const LAYERS: usize = 16;
+const HIDDEN: usize = 2048;
+const HEADS: usize = 32;
+const KV_HEADS: usize = 8;
+const HEAD_DIM: usize = 64;
+const FFN: usize = 8192;
+const VOCAB: usize = 128_256;
+const BLOCK: usize = 16;
+const MAX_POSITION: usize = 9216;
+const MAX_ROWS: usize = 512;
+
+/// Parameters of all matrices a token passes through without the head, and of the head.
+const BODY: usize =
+    LAYERS * (HIDDEN * (HEADS + 2 * KV_HEADS) * HEAD_DIM + HIDDEN * HIDDEN + 3 * HIDDEN * FFN);
+const HEAD: usize = HIDDEN * VOCAB;
+/// K and V of one token.
+const KV_BYTES: usize = 2 * LAYERS * KV_HEADS * HEAD_DIM * 2;
+
+struct Bench {
+    backend: CpuBackend,
+    random: u64,
+    supply: Vec<u8>,
+    dtype: DType,
+}
+
+impl Bench {
+    fn next(&mut self) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random
+    }
+
+    /// A matrix cut out of one supply of random numbers: speed does not depend on them.
+    fn matrix(&mut self, rows: usize, cols: usize) -> MatrixId {
+        if self.supply.is_empty() {
+            self.supply.reserve(2 * HEAD);
+            while self.supply.len() < 2 * HEAD {
+                let mut word = self.next();
+                for _ in 0..4 {
+                    // Magnitudes of about 2^-7 to 2^-6 with random signs and mantissas.
+                    let bits = match self.dtype {
+                        DType::BF16 => 0x3c00 | (word as u16 & 0x80ff),
+                        _ => 0x2000 | (word as u16 & 0x87ff),
+                    };
+                    self.supply.extend(bits.to_le_bytes());
+                    word >>= 16;
+                }
+            }
+        }
+        let bytes = &self.supply[..rows * cols * 2];
+        let view = TensorView { dtype: self.dtype, shape: &[rows, cols], bytes };
+        self.backend.load_matrix("random", &[view]).expect("a matrix")
+    }
+
+    fn ones(&mut self, len: usize) -> VectorId {
+        let bytes: Vec<u8> = (0..len).flat_map(|_| 1f32.to_le_bytes()).collect();
+        let view = TensorView { dtype: DType::F32, shape: &[len], bytes: &bytes };
+        self.backend.load_vector("ones", &[view]).expect("a vector")
+    }
+
+    fn load(&mut self) {
+        let qkv = (HEADS + 2 * KV_HEADS) * HEAD_DIM;
+        let [x, normed, qkv_buf, attended, both, gated] = [0, 1, 2, 3, 4, 5].map(Buf);
+        let norm = self.ones(HIDDEN);
+        let table = self.matrix(VOCAB, HIDDEN);
+        let mut body = vec![Op::Embed { table, out: x }];
+        let mut attention = Vec::new();
+        for layer in 0..LAYERS {
+            attention.push(AttentionSpec {
+                layer: layer as u32,
+                heads: HEADS,
+                kv_heads: KV_HEADS,
+                head_dim: HEAD_DIM,
+                scale: 0.125,
+                rope: Some(RopeId(0)),
+                q_norm: None,
+                k_norm: None,
+                norm_eps: 0.0,
+            });
+            let mut linear = |rows, cols, x, out, add| Op::Linear {
+                x,
+                weight: self.matrix(rows, cols),
+                bias: None,
+                out,
+                add,
+            };
+            body.extend([
+                Op::RmsNorm { x, weight: norm, eps: 1e-5, out: normed },
+                linear(qkv, HIDDEN, normed, qkv_buf, false),
+                Op::WriteKv { qkv: qkv_buf, spec: layer },
+                Op::Attention { qkv: qkv_buf, spec: layer, out: attended },
+                linear(HIDDEN, HIDDEN, attended, x, true),
+                Op::RmsNorm { x, weight: norm, eps: 1e-5, out: normed },
+                linear(2 * FFN, HIDDEN, normed, both, false),
+                Op::SiluMul { x: both, out: gated },
+                linear(HIDDEN, FFN, gated, x, true),
+            ]);
+        }
+        let head = Head { x, norm, eps: 1e-5, matrix: table, vocab: VOCAB };
+        let inv_freq = (0..HEAD_DIM / 2).map(|i| 5e5f32.powf(-(i as f32) / 32.0)).collect();
+        let program = Program {
+            buffers: vec![HIDDEN, HIDDEN, qkv, HIDDEN, 2 * FFN, FFN],
+            ropes: vec![Rope { inv_freq, scale: 1.0 }],
+            attention,
+            body,
+            head,
+        };
+        self.backend.load_program(program, MAX_ROWS, 32, MAX_POSITION).expect("a program");
+        let layout = KvLayout {
+            layers: LAYERS,
+            kv_heads: KV_HEADS,
+            head_dim: HEAD_DIM,
+            dtype: self.dtype,
+            block_tokens: BLOCK,
+        };
+        self.backend.allocate_cache(layout, MAX_POSITION / BLOCK).expect("a cache");
+    }
+
+    /// Seconds of one step of `rows` rows for each of `sequences` sequences at `position`.
+    fn step(&mut self, sequences: usize, position: usize, rows: usize) -> f64 {
+        let mut batch = Batch::default();
+        let per_sequence = MAX_POSITION / BLOCK / sequences;
+        let length = (position + rows).div_ceil(BLOCK);
+        assert!(length <= per_sequence);
+        for s in 0..sequences {
+            batch.spans.push(Span {
+                first_row: batch.tokens.len() as u32,
+                rows: rows as u32,
+                first_position: position as u32,
+                blocks_start: batch.blocks.len() as u32,
+                blocks_len: length as u32,
+            });
+            for _ in 0..rows {
+                let token = self.next() as u32 % VOCAB as u32;
+                batch.tokens.push(token);
+            }
+            batch.blocks.extend((0..length).map(|i| (s * per_sequence + i) as u32));
+            batch.logit_rows.push(batch.tokens.len() as u32 - 1);
+        }
+        let start = Instant::now();
+        self.backend.forward(&batch).expect("a step");
+        start.elapsed().as_secs_f64()
+    }
+
+    /// Writes every block, so that reads go to memory and not to one page of zeros.
+    fn touch_cache(&mut self) {
+        self.step(1, 0, BLOCK);
+        let copies =
+            (1..(MAX_POSITION / BLOCK) as u32).map(|to| BlockCopy { from: 0, to, tokens: BLOCK as u32 });
+        let batch = Batch { copies: copies.collect(), ..Batch::default() };
+        self.backend.forward(&batch).expect("copies");
+    }
+
+    fn prefill(&mut self, machine: &Machine) {
+        self.step(1, 0, 64);
+        let mut best = f64::MAX;
+        for _ in 0..3 {
+            best = best.min(self.step(1, 0, 512));
+        }
+        let flop = 2.0 * (BODY * 512 + HEAD) as f64 + 4.0 * (HEADS * HEAD_DIM * LAYERS * 512 * 256) as f64;
+        println!(
+            "prefill 512        {:7.2} t/s   {:5.1} % of the multiply rate",
+            512.0 / best,
+            100.0 * flop / best / machine.f32_flop_per_s
+        );
+    }
+
+    fn decode(&mut self, machine: &Machine, sequences: usize, depth: usize, steps: usize) {
+        self.step(sequences, depth, 1);
+        let times: Vec<f64> = (0..steps).map(|i| self.step(sequences, depth + i, 1)).collect();
+        let mean = times.iter().sum::<f64>() / steps as f64;
+        let best = times.iter().copied().fold(f64::MAX, f64::min);
+        let bytes = (2 * (BODY + HEAD) + sequences * depth * KV_BYTES) as f64;
+        let flop = 2.0 * (sequences * (BODY + HEAD + 2 * HEADS * HEAD_DIM * LAYERS * depth)) as f64;
+        println!(
+            "decode {sequences:2} at {depth:5}  {:7.2} t/s   {:5.1} % of the bandwidth, {:5.1} % of the multiply rate \
+             (best step {:.2} t/s, {:.1} %, {:.1} %)",
+            sequences as f64 / mean,
+            100.0 * bytes / mean / machine.read_bytes_per_s,
+            100.0 * flop / mean / machine.f32_flop_per_s,
+            sequences as f64 / best,
+            100.0 * bytes / best / machine.read_bytes_per_s,
+            100.0 * flop / best / machine.f32_flop_per_s,
+        );
+    }
+}
+
+fn main() {
+    let wanted: Vec<String> = std::env::args().skip(1).collect();
+    let want = |name: &str| wanted.is_empty() || wanted.iter().any(|w| w == name);
+    let machine = Machine::measure(None, None).expect("a measurement");
+    println!(
+        "{} threads, {}: reads {:.1} GB/s, multiplies {:.0} GFLOP/s",
+        machine.threads,
+        machine.isa.name(),
+        machine.read_bytes_per_s / 1e9,
+        machine.f32_flop_per_s / 1e9
+    );
+    if wanted == ["limits"] {
+        return;
+    }
+    let dtype = if wanted.iter().any(|w| w == "f16") { DType::F16 } else { DType::BF16 };
+    let backend = CpuBackend::new(CpuOptions::default()).expect("a backend");
+    let mut bench = Bench { backend, random: 0x9e37_79b9_7f4a_7c15, supply: Vec::new(), dtype };
+    let start = Instant::now();
+    bench.load();
+    println!("loaded in {:.1} s", start.elapsed().as_secs_f64());
+    if want("prefill") {
+        bench.prefill(&machine);
+    }
+    if want("decode") {
+        bench.decode(&machine, 1, 128, 12);
+        bench.decode(&machine, 8, 128, 8);
+        bench.decode(&machine, 32, 128, 4);
+    }
+    if want("deep") {
+        bench.touch_cache();
+        bench.decode(&machine, 1, 8192, 12);
+    }
+}

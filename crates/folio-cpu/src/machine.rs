@@ -1,0 +1,159 @@
+//! What this machine can do: bytes read and multiply-adds per second, measured through the same pool as the model.
+//!
+//! Decoding cannot be faster than reading every weight byte once per step; prefill cannot be faster than its
+//! multiply-adds. A rate of the engine means something only as a fraction of these.
+//!
+//! Cost: a gibibyte of memory and about a second for [`Machine::measure`].
+
+use std::time::Instant;
+
+use crate::backend::CpuBackend;
+use crate::error::CpuError;
+use crate::memory::HugeBuffer;
+use crate::pool::{Claims, Pool};
+use crate::simd::{Isa, LANES, Simd, Task, dispatch};
+
+/// Bytes streamed by one measurement.
+const BUFFER_BYTES: usize = 1 << 30;
+/// Bytes of one claim: small, so that a stolen processor does not hide the others.
+const PIECE_BYTES: usize = 1 << 20;
+/// The best of this many passes: a limit is what the machine does when nothing else runs.
+const PASSES: usize = 5;
+
+/// Measured limits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Machine {
+    pub threads: usize,
+    pub isa: Isa,
+    pub read_bytes_per_s: f64,
+    /// A fused multiply-add counts as two.
+    pub f32_flop_per_s: f64,
+}
+
+impl Machine {
+    /// Measures with the threads and the instruction set that a [`CpuBackend`] would take.
+    pub fn measure(threads: Option<usize>, isa: Option<Isa>) -> Result<Self, CpuError> {
+        let isa = match isa {
+            Some(isa) => isa.checked()?,
+            None => Isa::from_env()?,
+        };
+        let threads = threads.unwrap_or_else(CpuBackend::detect_threads);
+        let mut pool = Pool::new(threads)?;
+        let read_bytes_per_s = read_bandwidth(&mut pool, isa)?;
+        let f32_flop_per_s = multiply_rate(&mut pool, isa)?;
+        Ok(Self { threads, isa, read_bytes_per_s, f32_flop_per_s })
+    }
+}
+
+/// Bytes per second of all workers reading a buffer that no cache holds.
+fn read_bandwidth(pool: &mut Pool, isa: Isa) -> Result<f64, CpuError> {
+    let buffer = HugeBuffer::zeroed(BUFFER_BYTES)?;
+    let claims = Claims::default();
+    // The pages must exist: untouched ones all map to one zero page.
+    pool.run(&|_| {
+        while let Some(piece) = claims.next(BUFFER_BYTES, PIECE_BYTES) {
+            // SAFETY: the piece is inside the buffer and this worker's.
+            unsafe { std::ptr::write_bytes(buffer.ptr().add(piece.start), 1, piece.len()) };
+        }
+    })?;
+    let mut best = 0f64;
+    for _ in 0..PASSES {
+        claims.reset();
+        let start = Instant::now();
+        pool.run(&|_| {
+            while let Some(piece) = claims.next(BUFFER_BYTES, PIECE_BYTES) {
+                let read =
+                    Read { from: buffer.ptr().wrapping_add(piece.start).cast(), values: piece.len() / 4 };
+                std::hint::black_box(dispatch(isa, read));
+            }
+        })?;
+        best = best.max(BUFFER_BYTES as f64 / start.elapsed().as_secs_f64());
+    }
+    Ok(best)
+}
+
+/// Adds up `values` f32, a multiple of [`STREAMS`] times two vectors, as that many streams side by side: what the product
+/// of one token does with its panels.
+struct Read {
+    from: *const f32,
+    values: usize,
+}
+
+const STREAMS: usize = 4;
+
+impl Task for Read {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run<S: Simd>(self) -> f32 {
+        let stream = self.values / STREAMS;
+        let mut sums = [[S::splat(0.0); 2]; STREAMS];
+        for i in (0..stream).step_by(2 * LANES) {
+            for (j, sums) in sums.iter_mut().enumerate() {
+                let at = self.from.wrapping_add(j * stream + i);
+                S::prefetch(at.wrapping_add(64).cast());
+                for (half, sum) in sums.iter_mut().enumerate() {
+                    // SAFETY: `read_bandwidth` passes a whole piece of the buffer.
+                    *sum = S::add(*sum, unsafe { S::load(at.wrapping_add(half * LANES)) });
+                }
+            }
+        }
+        let mut total = S::splat(0.0);
+        for [a, b] in sums {
+            total = S::add(total, S::add(a, b));
+        }
+        S::sum(total)
+    }
+}
+
+/// Floating point operations per second of all workers on independent chains in registers.
+fn multiply_rate(pool: &mut Pool, isa: Isa) -> Result<f64, CpuError> {
+    let rounds = if isa == Isa::Scalar { 20_000 } else { 4_000_000 };
+    let mut best = 0f64;
+    for _ in 0..PASSES {
+        let start = Instant::now();
+        pool.run(&|_| {
+            std::hint::black_box(dispatch(isa, Multiply { rounds: std::hint::black_box(rounds) }));
+        })?;
+        let flop = 2.0 * (rounds * CHAINS * LANES * pool.count()) as f64;
+        best = best.max(flop / start.elapsed().as_secs_f64());
+    }
+    Ok(best)
+}
+
+/// Chains that hide the latency of a multiply-add and fit the registers of every set.
+const CHAINS: usize = 6;
+
+struct Multiply {
+    rounds: usize,
+}
+
+impl Task for Multiply {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run<S: Simd>(self) -> f32 {
+        let mut chains: [S::V; CHAINS] = std::array::from_fn(|i| S::splat(i as f32));
+        let (a, b) = (S::splat(std::hint::black_box(0.999)), S::splat(std::hint::black_box(0.001)));
+        for _ in 0..self.rounds {
+            for chain in &mut chains {
+                *chain = S::fma(*chain, a, b);
+            }
+        }
+        S::sum(chains.into_iter().reduce(S::add).unwrap_or(a))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_multiply_rate_is_measured_for_every_instruction_set() {
+        let mut pool = Pool::new(2).expect("pool");
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            let rate = multiply_rate(&mut pool, isa).expect("a rate");
+            assert!(rate.is_finite() && rate > 0.0, "{isa:?}");
+        }
+    }
+}
