@@ -55,6 +55,12 @@ fn prepare(state: &State, request_id: &str, body: &[u8], arrived: Instant) -> Re
         generation.prompt_logprobs = generation.prompt_logprobs.max(generation.sampling.logprobs);
     }
     let prompts = prompts.into_list(limits.prompts)?;
+    if prompts.len() * generation.n as usize > limits.total_choices {
+        let (prompts, n, limit) = (prompts.len(), generation.n, limits.total_choices);
+        let message =
+            format!("'n' is {n} for {prompts} prompts; the limit is {limit} choices in one request.");
+        return Err(ApiError::invalid("n", message));
+    }
     let prompts: Result<Vec<PromptJob>, ApiError> =
         prompts.into_iter().map(|prompt| prompt_job(state, prompt, &generation, echo_logprobs)).collect();
     let shape = Shape::new(state, Kind::Completion, request_id, &generation);

@@ -38,6 +38,8 @@ pub struct Limits {
     pub choices: u32,
     /// Prompts in one completions request.
     pub prompts: usize,
+    /// Prompts times choices in one request.
+    pub total_choices: usize,
     pub messages: usize,
     pub stop_strings: usize,
     pub stop_string_bytes: usize,
@@ -69,6 +71,7 @@ impl Default for Limits {
             body_bytes: 8 << 20,
             choices: 128,
             prompts: 256,
+            total_choices: 512,
             messages: 4096,
             stop_strings: 16,
             stop_string_bytes: 1024,

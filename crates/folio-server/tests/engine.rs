@@ -129,7 +129,7 @@ async fn concurrent_streams_say_what_each_says_alone() {
     let crowd = client(&engine(Gate::default(), |_| ()));
     let body = |index: u32| {
         json!({"prompt": format!("prompt number {index}").repeat(1 + index as usize % 5), "max_tokens": 24,
-            "temperature": if index % 2 == 0 { 0.0 } else { 1.0 }, "seed": index, "ignore_eos": true})
+            "temperature": if index.is_multiple_of(2) { 0.0 } else { 1.0 }, "seed": index, "ignore_eos": true})
     };
     let mut tasks = Vec::new();
     for index in 0..24 {

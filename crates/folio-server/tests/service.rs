@@ -74,7 +74,7 @@ async fn request_ids_are_echoed_or_made() {
 
 #[tokio::test]
 async fn sizes_are_limited() {
-    let limits = Limits { body_bytes: 1000, messages: 3, prompts: 2, ..Limits::default() };
+    let limits = Limits { body_bytes: 1000, messages: 3, prompts: 2, total_choices: 5, ..Limits::default() };
     let config = ServerConfig { limits, ..Default::default() };
     let client = Client::with(config, app(FakeEngine::saying("ok")));
     let big = json!({"prompt": "x".repeat(1000)}).to_string();
@@ -87,6 +87,8 @@ async fn sizes_are_limited() {
     let message = json!({"role": "user", "content": "a"});
     let reply = client.chat(json!({"messages": [message, message, message, message]})).await;
     assert_eq!((reply.status.as_u16(), &reply.error()["param"]), (400, &json!("messages")));
+    let reply = client.complete(json!({"prompt": ["a", "b"], "n": 3})).await;
+    assert_eq!((reply.status.as_u16(), &reply.error()["param"]), (400, &json!("n")));
     let reply = client.complete(json!({"prompt": ["a", "b", "c"]})).await;
     assert_eq!((reply.status.as_u16(), &reply.error()["param"]), (400, &json!("prompt")));
 }
