@@ -93,11 +93,8 @@ impl Engine {
     fn run(&mut self) {
         while self.receive() {
             let now = self.clock.now();
-            self.scheduler.admit(
-                self.incoming.requests.drain(..),
-                self.incoming.cancellations.drain(..),
-                now,
-            );
+            let (requests, cancellations) = self.incoming.drain();
+            self.scheduler.admit(requests, cancellations, now);
             let plan = self.scheduler.plan(&mut self.cache, now);
             let output = self.executor.execute(plan);
             let events = self.scheduler.commit(&mut self.cache, output, self.clock.now());
@@ -150,7 +147,8 @@ impl Engine {
 
     fn end_all(&mut self, reason: &str) {
         let now = self.clock.now();
-        self.scheduler.admit(self.incoming.requests.drain(..), self.incoming.cancellations.drain(..), now);
+        let (requests, cancellations) = self.incoming.drain();
+        self.scheduler.admit(requests, cancellations, now);
         let events = self.scheduler.fail_all(&mut self.cache, reason, now);
         self.outbox.deliver(events, &mut self.incoming.cancellations);
         self.incoming.cancellations.clear();

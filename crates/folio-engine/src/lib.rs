@@ -1,4 +1,10 @@
 //! Requests, sequences, the scheduler, the sampler and the step loop.
+//!
+//! Owns: everything between a validated [`Request`] and its [`Event`]s. Must never: see JSON, see a kernel, or read a
+//! clock by itself ([`Clock`] is given to it).
+//!
+//! Start reading at `engine.rs`: its `run` is the whole engine. [`start`] puts it on a thread, [`EngineHandle`] talks to
+//! it, [`Scheduler`] decides, an [`Executor`] computes ([`ModelExecutor`] with a real backend), [`Sampler`] chooses.
 #![forbid(unsafe_code)]
 
 pub mod clock;

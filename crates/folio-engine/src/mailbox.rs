@@ -9,6 +9,7 @@
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use std::vec::Drain;
 
 use crate::request::{EventSink, Micros, Request, RequestId};
 
@@ -33,6 +34,12 @@ pub(crate) struct Incoming {
     /// What the outbox made of the submissions: it keeps the sinks.
     pub requests: Vec<Request>,
     pub cancellations: Vec<CancelRequest>,
+}
+
+impl Incoming {
+    pub fn drain(&mut self) -> (Drain<'_, Request>, Drain<'_, CancelRequest>) {
+        (self.requests.drain(..), self.cancellations.drain(..))
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd)]
