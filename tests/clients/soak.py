@@ -42,6 +42,10 @@ def requests(count, rng):
     return pool
 
 
+def connect(server):
+    return openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=300)
+
+
 async def ask(client, params, stop_after=None):
     """Token ids of each choice; `stop_after` chunks the stream is dropped and None returned."""
     ids = [[] for _ in range(params["n"])]
@@ -93,8 +97,8 @@ class Soak:
             await asyncio.sleep(0.25)
 
     async def run(self, workers):
-        client = openai.AsyncOpenAI(base_url=self.server.url + "/v1", api_key="none", max_retries=0, timeout=300)
-        await asyncio.gather(self.watch(), *(self.worker(client) for _ in range(workers)))
+        async with connect(self.server) as client:
+            await asyncio.gather(self.watch(), *(self.worker(client) for _ in range(workers)))
 
 
 def check_memory(rss):
@@ -121,11 +125,11 @@ def main():
     solo = Server()
 
     async def one_by_one():
-        client = openai.AsyncOpenAI(base_url=solo.url + "/v1", api_key="none", max_retries=0, timeout=300)
-        model = (await client.models.list()).data[0].id
-        for params in pool:
-            params["model"] = model
-        return [await ask(client, params) for params in pool]
+        async with connect(solo) as client:
+            model = (await client.models.list()).data[0].id
+            for params in pool:
+                params["model"] = model
+            return [await ask(client, params) for params in pool]
 
     alone = asyncio.run(one_by_one())
     labels = next(dict(labels) for name, labels in solo.metrics() if name == "vllm:cache_config_info")

@@ -178,8 +178,8 @@ def test_thirty_two_streams_say_what_each_says_alone(server, model):
         return ids
 
     async def crowd():
-        client = client_of(server, cls=openai.AsyncOpenAI)
-        return await asyncio.gather(*(one(client, prompt) for prompt in prompts))
+        async with client_of(server, cls=openai.AsyncOpenAI) as client:
+            return await asyncio.gather(*(one(client, prompt) for prompt in prompts))
 
     assert asyncio.run(crowd()) == alone
     assert len({tuple(ids) for ids in alone}) > 1, "the prompts are answered differently"

@@ -34,9 +34,9 @@ def score(server, asked):
         return right(reply.choices[0].message.content, question["answer"])
 
     async def all_of_them():
-        client = client_of(server, cls=openai.AsyncOpenAI)
-        model = (await client.models.list()).data[0].id
-        return await asyncio.gather(*(one(client, model, question) for question in asked))
+        async with client_of(server, cls=openai.AsyncOpenAI) as client:
+            model = (await client.models.list()).data[0].id
+            return await asyncio.gather(*(one(client, model, question) for question in asked))
 
     return sum(asyncio.run(all_of_them())) / len(asked)
 
