@@ -192,22 +192,31 @@ impl<W: Weight, const P: usize, const M: usize> Task for Tile<'_, W, P, M> {
             let mut x = self.x;
             let mut next = self.next;
             for _ in 0..self.pairs {
-                let mut pair = [(S::splat(0.0), S::splat(0.0)); P];
-                for (p, v) in pair.iter_mut().enumerate() {
-                    let at = w.wrapping_add(p * self.panel_bytes);
-                    *v = W::pair::<S>(at);
-                    S::prefetch(next.wrapping_add(p * self.panel_bytes));
-                }
-                for t in 0..M {
-                    let b = S::splat(*x.add(t));
-                    for p in 0..P {
-                        acc[p][t] = S::fma(pair[p].0, b, acc[p][t]);
+                if M == 1 {
+                    // Panel after panel: few registers are live at once, the chains of the panels hide the latency.
+                    let (b, c) = (S::splat(*x), S::splat(*x.add(1)));
+                    for (p, acc) in acc.iter_mut().enumerate() {
+                        let (even, odd) = W::pair::<S>(w.wrapping_add(p * self.panel_bytes));
+                        S::prefetch(next.wrapping_add(p * self.panel_bytes));
+                        acc[0] = S::fma(odd, c, S::fma(even, b, acc[0]));
                     }
-                }
-                for t in 0..M {
-                    let b = S::splat(*x.add(M + t));
-                    for p in 0..P {
-                        acc[p][t] = S::fma(pair[p].1, b, acc[p][t]);
+                } else {
+                    let mut pair = [(S::splat(0.0), S::splat(0.0)); P];
+                    for (p, v) in pair.iter_mut().enumerate() {
+                        *v = W::pair::<S>(w.wrapping_add(p * self.panel_bytes));
+                        S::prefetch(next.wrapping_add(p * self.panel_bytes));
+                    }
+                    for t in 0..M {
+                        let b = S::splat(*x.add(t));
+                        for p in 0..P {
+                            acc[p][t] = S::fma(pair[p].0, b, acc[p][t]);
+                        }
+                    }
+                    for t in 0..M {
+                        let b = S::splat(*x.add(M + t));
+                        for p in 0..P {
+                            acc[p][t] = S::fma(pair[p].1, b, acc[p][t]);
+                        }
                     }
                 }
                 w = w.wrapping_add(W::BYTES);
@@ -445,6 +454,139 @@ impl Linear<'_> {
             finish,
             rows: self.weight.rows,
             dtype: std::marker::PhantomData,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Floats;
+    use crate::pool::Pool;
+    use folio_model::backend::TensorView;
+    use half::{bf16, f16};
+
+    struct Case {
+        dtype: DType,
+        rows: usize,
+        cols: usize,
+        tokens: usize,
+        add: bool,
+    }
+
+    fn value(i: usize) -> f32 {
+        ((i * 7919 + 13) % 1009) as f32 / 504.5 - 1.0
+    }
+
+    fn encode(dtype: DType, x: f32) -> (Vec<u8>, f32) {
+        match dtype {
+            DType::F32 => (x.to_le_bytes().to_vec(), x),
+            DType::F16 => (f16::from_f32(x).to_le_bytes().to_vec(), f16::from_f32(x).to_f32()),
+            DType::BF16 => (bf16::from_f32(x).to_le_bytes().to_vec(), bf16::from_f32(x).to_f32()),
+        }
+    }
+
+    /// The chain itself, and the same sum in f64.
+    fn oracle(case: &Case, weights: &[f32], bias: &[f32]) -> (Vec<f32>, Vec<f64>) {
+        let mut exact = Vec::new();
+        let mut chain = Vec::new();
+        for t in 0..case.tokens {
+            for r in 0..case.rows {
+                let (mut acc, mut sum) = (0f32, 0f64);
+                for k in 0..case.cols {
+                    let (w, x) = (weights[r * case.cols + k], value(t * case.cols + k + 5));
+                    acc = w.mul_add(x, acc);
+                    sum += f64::from(w) * f64::from(x);
+                }
+                let old = if case.add { value(t * case.rows + r + 3) } else { 0.0 };
+                let biased = acc + bias[r];
+                chain.push(if case.add { biased + old } else { biased });
+                exact.push(sum + f64::from(bias[r]) + f64::from(old));
+            }
+        }
+        (chain, exact)
+    }
+
+    fn compute(case: &Case, isa: Isa, weight: &PackedMatrix, bias: &[f32], pool: &mut Pool) -> Vec<f32> {
+        let x = Floats::zeroed(case.tokens, case.cols).expect("memory");
+        let out = Floats::dense(case.tokens, case.rows).expect("memory");
+        let packed = Floats::dense(1, packed_values(case.tokens, case.cols)).expect("memory");
+        let scratch: Vec<Floats> =
+            (0..pool.count()).map(|_| Floats::dense(1, SCRATCH).expect("memory")).collect();
+        for t in 0..case.tokens {
+            for k in 0..case.cols {
+                // SAFETY: inside the row.
+                unsafe { *x.view().row(t).add(k) = value(t * case.cols + k + 5) };
+            }
+            for r in 0..case.rows {
+                // SAFETY: inside the row.
+                unsafe { *out.view().row(t).add(r) = value(t * case.rows + r + 3) };
+            }
+        }
+        let groups = Groups::new(case.tokens, group_limit(isa));
+        for group in 0..groups.count {
+            // SAFETY: sized just above; nobody else is here.
+            unsafe { pack_tokens(x.view(), case.cols, groups, group, packed.view().row(0)) };
+        }
+        let (x, out_rows) = (packed.view(), out.view());
+        let claims = Claims::default();
+        pool.run(&|w| {
+            let x = x.row(0).cast_const();
+            let linear =
+                Linear { weight, bias: Some(bias), x, tokens: case.tokens, out: out_rows, add: case.add };
+            // SAFETY: packed with this `isa`; every worker has its own scratch.
+            unsafe { linear.run(isa, &claims, scratch[w.index()].view().row(0)) };
+        })
+        .expect("no panic");
+        out.as_slice(case.tokens * case.rows).to_vec()
+    }
+
+    fn check(case: &Case, pool: &mut Pool) {
+        let (mut bytes, mut weights) = (Vec::new(), Vec::new());
+        for i in 0..case.rows * case.cols {
+            let (b, w) = encode(case.dtype, value(i));
+            bytes.extend(b);
+            weights.push(w);
+        }
+        let shape = [case.rows, case.cols];
+        let view = TensorView { dtype: case.dtype, shape: &shape, bytes: &bytes };
+        let weight = PackedMatrix::pack(&[view], pool).expect("packed");
+        let mut bias: Vec<f32> = (0..case.rows).map(|r| value(r + 77)).collect();
+        bias.resize(case.rows.next_multiple_of(LANES), 0.0);
+        let (chain, exact) = oracle(case, &weights, &bias);
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            let got = compute(case, isa, &weight, &bias, pool);
+            for (i, (got, want)) in got.iter().zip(&chain).enumerate() {
+                let (t, r) = (i / case.rows, i % case.rows);
+                let Case { dtype, rows, cols, tokens, add } = case;
+                assert_eq!(
+                    got.to_bits(),
+                    want.to_bits(),
+                    "{isa:?} {dtype:?} [{rows}, {cols}] x {tokens} add {add}: token {t} row {r}: {got} is not {want}"
+                );
+                assert!((f64::from(*got) - exact[i]).abs() <= 1e-6 * (*cols as f64 + 4.0));
+            }
+        }
+    }
+
+    #[test]
+    fn every_shape_type_and_set_is_the_one_chain() {
+        let mut pool = Pool::new(2).expect("pool");
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            for (rows, cols) in [(1, 1), (16, 2), (17, 7), (90, 33), (130, 64)] {
+                for tokens in 1..=33 {
+                    check(&Case { dtype, rows, cols, tokens, add: tokens % 2 == 0 }, &mut pool);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn chains_interrupted_by_slabs_and_token_blocks_are_exact() {
+        let mut pool = Pool::new(2).expect("pool");
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            check(&Case { dtype, rows: 300, cols: 1101, tokens: 14, add: true }, &mut pool);
+            check(&Case { dtype, rows: 35, cols: 515, tokens: 2 * TOKEN_BLOCK + 5, add: false }, &mut pool);
         }
     }
 }

@@ -108,3 +108,105 @@ pub(crate) fn rotate(head: &mut [f32], table: &[f32]) {
         rest[i] = b * cos[i] + a * sin[i];
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::{Isa, dispatch};
+
+    fn inputs(n: usize, scale: f32) -> Vec<f32> {
+        (0..n).map(|i| (((i * 7919 + 13) % 1009) as f32 / 504.5 - 1.0) * scale).collect()
+    }
+
+    /// Results of every instruction set must have the bits of the first.
+    fn agree(what: &str, run: impl Fn(Isa) -> Vec<f32>) -> Vec<f32> {
+        let scalar = run(Isa::Scalar);
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            for (i, (a, b)) in run(isa).iter().zip(&scalar).enumerate() {
+                assert_eq!(a.to_bits(), b.to_bits(), "{what} {isa:?} value {i}: {a} is not {b}");
+            }
+        }
+        scalar
+    }
+
+    #[test]
+    fn norm_is_the_same_everywhere_and_right() {
+        for width in [1, 8, 15, 16, 17, 80, 576, 2048] {
+            let x = inputs(width, 3.0);
+            let mut weight = inputs(width, 1.0);
+            weight.resize(width.next_multiple_of(LANES), 0.0);
+            let got = agree(&format!("norm of {width}"), |isa| {
+                let mut out = vec![0.0; width];
+                let (x, weight, out_at) = (x.as_ptr(), weight.as_ptr(), out.as_mut_ptr());
+                dispatch(isa, RmsNorm { x, weight, eps: 1e-5, width, out: out_at });
+                out
+            });
+            let mean = x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / width as f64;
+            for i in 0..width {
+                let want = f64::from(x[i]) / (mean + 1e-5).sqrt() * f64::from(weight[i]);
+                assert!((f64::from(got[i]) - want).abs() <= 1e-6 * (1.0 + want.abs()), "width {width}");
+            }
+        }
+    }
+
+    #[test]
+    fn silu_is_the_same_everywhere_and_right() {
+        for count in [1, 16, 31, 1000] {
+            let (gate, up) = (inputs(count, 95.0), inputs(count + 1, 2.0));
+            let got = agree(&format!("silu of {count}"), |isa| {
+                let mut out = vec![0.0; count];
+                let task = SiluMul { gate: gate.as_ptr(), up: up.as_ptr(), out: out.as_mut_ptr(), count };
+                dispatch(isa, task);
+                out
+            });
+            for i in 0..count {
+                let g = f64::from(gate[i]);
+                let want = g / (1.0 + (-g).exp()) * f64::from(up[i]);
+                assert!((f64::from(got[i]) - want).abs() <= 1e-6 * (1.0 + want.abs()), "{g}: {}", got[i]);
+            }
+        }
+    }
+
+    struct Exp(Vec<f32>);
+
+    impl Task for Exp {
+        type Output = Vec<f32>;
+        #[inline(always)]
+        fn run<S: Simd>(mut self) -> Vec<f32> {
+            for v in self.0.as_chunks_mut::<LANES>().0 {
+                // SAFETY: 16 values.
+                unsafe { S::store(v.as_mut_ptr(), exp::<S>(S::load(v.as_ptr()))) }
+            }
+            self.0
+        }
+    }
+
+    #[test]
+    fn exp_is_the_same_everywhere_accurate_and_exact_at_its_corners() {
+        let mut x: Vec<f32> = (0..16_000).map(|i| i as f32 * 0.0109 - 86.9).collect();
+        x.extend([0.0, -0.0, f32::NEG_INFINITY, -87.5, f32::NAN, f32::INFINITY, 88.0, -1e30]);
+        x.resize(x.len().next_multiple_of(LANES), 1.0);
+        let got = agree("exp", |isa| {
+            dispatch(isa, Exp(x.clone())).iter().map(|e| if e.is_nan() { -1.0 } else { *e }).collect()
+        });
+        for (x, e) in x.iter().zip(&got).take(16_000) {
+            let want = f64::from(*x).exp();
+            assert!((f64::from(*e) - want).abs() <= 2.5e-7 * want, "exp({x}) = {e}");
+        }
+        let corners = &got[16_000..16_008];
+        assert_eq!(&corners[..5], &[1.0, 1.0, 0.0, 0.0, -1.0], "the fifth is NaN");
+        assert!(corners[5].is_finite() && corners[7] == 0.0);
+    }
+
+    #[test]
+    fn rotation_keeps_lengths_and_turns_by_the_angle() {
+        let mut table = vec![0.0; 4];
+        rotary_table(3, &[1.0, 0.5], 1.0, &mut table);
+        let mut head = [1.0, 0.0, 0.0, 1.0, 9.0];
+        rotate(&mut head, &table);
+        let want = [3f32.cos(), -(1.5f32.sin()), 3f32.sin(), 1.5f32.cos(), 9.0];
+        for (got, want) in head.iter().zip(want) {
+            assert!((got - want).abs() < 1e-6, "{head:?}");
+        }
+    }
+}

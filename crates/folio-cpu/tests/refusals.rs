@@ -1,0 +1,116 @@
+//! What is malformed is refused with a sentence, and the backend goes on working.
+
+mod common;
+
+use common::{Sequence, Spec, assert_same_bits, cpu, run_chunks};
+use folio_cpu::{CpuBackend, CpuError, CpuOptions, Isa};
+use folio_model::backend::{Backend, BackendError, Batch, BlockCopy, DType, KvLayout, Span, TensorView};
+
+fn good() -> Batch {
+    Batch {
+        tokens: vec![1, 2, 3],
+        spans: vec![
+            Span { first_row: 0, rows: 2, first_position: 0, blocks_start: 0, blocks_len: 1 },
+            Span { first_row: 2, rows: 1, first_position: 0, blocks_start: 1, blocks_len: 1 },
+        ],
+        blocks: vec![0, 1],
+        logit_rows: vec![1, 2],
+        copies: vec![],
+    }
+}
+
+#[test]
+fn a_malformed_batch_is_refused_and_changes_nothing() {
+    let spec = Spec { max_rows: 8, max_position: 64, ..Spec::default() };
+    let mut backend = cpu(&spec, 6, 2, Isa::best());
+    let mut bad: Vec<(&str, Batch)> = Vec::new();
+    let mut add = |what, change: &dyn Fn(&mut Batch)| {
+        let mut batch = good();
+        change(&mut batch);
+        bad.push((what, batch));
+    };
+    add("vocabulary", &|b| b.tokens[1] = 101);
+    add("rows exceed", &|b| b.tokens.resize(9, 0));
+    add("spans cover", &|b| b.tokens.push(0));
+    add("ascending", &|b| b.logit_rows = vec![2, 1]);
+    add("does not exist", &|b| b.logit_rows = vec![3]);
+    add("does not exist", &|b| b.blocks[1] = 6);
+    add("does not start", &|b| b.spans[1].first_row = 1);
+    add("does not start", &|b| b.spans[0].rows = 0);
+    add("limit is", &|b| b.spans[1].first_position = 64);
+    add("covers less", &|b| b.spans[1].first_position = 16);
+    add("out of range", &|b| b.spans[1].blocks_len = 2);
+    add("written twice", &|b| b.blocks[1] = 0);
+    add("impossible", &|b| b.copies.push(BlockCopy { from: 2, to: 2, tokens: 1 }));
+    add("impossible", &|b| b.copies.push(BlockCopy { from: 2, to: 6, tokens: 1 }));
+    add("do not fit", &|b| b.copies.push(BlockCopy { from: 2, to: 3, tokens: 17 }));
+    for (what, batch) in bad {
+        match backend.forward(&batch) {
+            Err(BackendError::Batch(reason)) => assert!(reason.contains(what), "{what}: {reason}"),
+            other => panic!("{what}: expected a refusal, got {:?}", other.map(<[f32]>::len)),
+        }
+    }
+    assert_eq!(backend.forward(&good()).expect("still works").len(), 2 * spec.vocab);
+}
+
+#[test]
+fn copies_take_the_first_positions_of_a_block_in_order() {
+    for kv in [DType::F32, DType::F16, DType::BF16] {
+        let spec = Spec { kv, ..Spec::default() };
+        let sequence = Sequence { blocks: vec![0, 1, 2], ..Sequence::new(&spec, 9, 40, 0) };
+        let whole = run_chunks(&mut cpu(&spec, 8, 2, Isa::best()), &sequence, 40, spec.vocab);
+        for tokens in [1u32, 7, 8, 11, 15, 16] {
+            let mut backend = cpu(&spec, 8, 2, Isa::best());
+            run_chunks(&mut backend, &sequence, 40, spec.vocab);
+            // The second block travels over block 6 to block 7; the continuation starts inside it.
+            let first = 16 + tokens;
+            let rows = 40 - first;
+            let batch = Batch {
+                tokens: sequence.tokens[first as usize..].to_vec(),
+                spans: vec![Span {
+                    first_row: 0,
+                    rows,
+                    first_position: first,
+                    blocks_start: 0,
+                    blocks_len: 3,
+                }],
+                blocks: vec![0, 7, 5],
+                logit_rows: (0..rows).collect(),
+                copies: vec![BlockCopy { from: 1, to: 6, tokens: 16 }, BlockCopy { from: 6, to: 7, tokens }],
+            };
+            let logits = backend.forward(&batch).expect("a step");
+            assert_same_bits(
+                &format!("{kv:?} {tokens}"),
+                logits,
+                &whole[first as usize * spec.vocab..],
+                spec.vocab,
+            );
+        }
+    }
+}
+
+#[test]
+fn instruction_sets_are_parsed_strictly() {
+    assert!(matches!(Isa::parse("sse9"), Err(CpuError::UnknownIsa(name)) if name == "sse9"));
+    assert_eq!(Isa::parse("scalar").expect("always there"), Isa::Scalar);
+    for isa in Isa::ALL {
+        assert_eq!(Isa::parse(isa.name()).is_ok(), isa.is_available());
+    }
+    let message = CpuError::UnknownIsa("sse9".into()).to_string();
+    assert!(message.contains("scalar, avx2 or avx512"), "{message}");
+}
+
+#[test]
+fn tensors_that_do_not_fit_are_refused_by_name() {
+    let mut backend = CpuBackend::new(CpuOptions { threads: Some(1), isa: None }).expect("a backend");
+    let view = |shape, bytes| TensorView { dtype: DType::F32, shape, bytes };
+    let refused = |r: Result<_, BackendError>| r.expect_err("refused").to_string();
+    let zeros = [0u8; 64];
+    assert!(refused(backend.load_matrix("a.weight", &[view(&[2, 2], &zeros[..15])])).contains("a.weight"));
+    assert!(refused(backend.load_matrix("b", &[view(&[4], &zeros[..16])])).contains("2 dimensions"));
+    let two = [view(&[2, 2], &zeros[..16]), view(&[1, 3], &zeros[..12])];
+    assert!(refused(backend.load_matrix("c", &two)).contains("differ"));
+    assert!(refused(backend.load_matrix("d", &[])).contains("no parts"));
+    let layout = KvLayout { layers: 1, kv_heads: 1, head_dim: 8, dtype: DType::F32, block_tokens: 16 };
+    assert!(backend.allocate_cache(layout, 1).is_err(), "no program yet");
+}
