@@ -10,6 +10,7 @@
 //! for that row. So stale bytes, even NaN, are read at most into lanes that are thrown away.
 //!
 //! Prefill and decode run this same code; a tile only decides how many rows share one pass over K and V.
+#![allow(clippy::needless_range_loop, reason = "a register tile reads best by its indices")]
 
 use folio_model::backend::DType;
 

@@ -116,7 +116,7 @@ impl AttentionPlan {
         let whole: usize =
             batch.spans.iter().map(|s| (s.rows as usize).div_ceil(tokens) * shape.kv_heads).sum();
         let wanted = ITEMS_PER_WORKER * shape.workers;
-        let pieces = if shape.workers > 1 && whole < wanted && whole % shape.workers != 0 {
+        let pieces = if shape.workers > 1 && whole < wanted && !whole.is_multiple_of(shape.workers) {
             wanted.div_ceil(whole)
         } else {
             1

@@ -129,11 +129,14 @@ impl ProgramCheck<'_> {
             if (spec.heads, spec.kv_heads, spec.head_dim) != (first.heads, first.kv_heads, first.head_dim) {
                 return Err("layers differ in heads; there is one cache group".to_owned());
             }
-            if spec.kv_heads == 0 || spec.head_dim == 0 || spec.heads == 0 || spec.heads % spec.kv_heads != 0
+            if spec.kv_heads == 0
+                || spec.head_dim == 0
+                || spec.heads == 0
+                || !spec.heads.is_multiple_of(spec.kv_heads)
             {
                 return Err(format!("{} heads cannot share {} KV heads", spec.heads, spec.kv_heads));
             }
-            if spec.head_dim % 2 != 0 {
+            if !spec.head_dim.is_multiple_of(2) {
                 return Err(format!("head_dim {} is odd", spec.head_dim));
             }
             if let Some(rope) = spec.rope {
@@ -157,10 +160,10 @@ pub(crate) fn layout(layout: &KvLayout, program: &Program) -> Result<(), Backend
     if shape.contains(&0) {
         return fail("a dimension is zero");
     }
-    if layout.head_dim % 2 != 0 {
+    if !layout.head_dim.is_multiple_of(2) {
         return fail("head_dim is odd");
     }
-    if layout.block_tokens % GROUP != 0 {
+    if !layout.block_tokens.is_multiple_of(GROUP) {
         return fail("tokens per block must be a multiple of 8");
     }
     for spec in &program.attention {

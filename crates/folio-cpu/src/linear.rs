@@ -9,6 +9,7 @@
 //!
 //! Cost: every weight byte is read once per [`TOKEN_BLOCK`] tokens. Activations are transposed into groups of up to
 //! `S::TOKENS` tokens, `[column][token]`, so that the tile reads them in order.
+#![allow(clippy::needless_range_loop, reason = "a register tile reads best by its indices")]
 
 use folio_model::backend::DType;
 

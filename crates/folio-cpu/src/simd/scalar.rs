@@ -1,6 +1,6 @@
 //! The oracle: 16 lanes as an array, portable, always built.
 
-use half::{bf16, f16};
+use half::f16;
 
 use super::{LANES, Simd};
 
@@ -134,10 +134,9 @@ impl Simd for Scalar {
     }
     #[inline(always)]
     unsafe fn bf16(p: *const u16) -> V {
-        // SAFETY: the caller promises 16 readable values. A shift, like the vector code, keeps NaN payloads.
-        std::array::from_fn(|i| {
-            f32::from_bits(u32::from(unsafe { bf16::from_bits(*p.add(i)).to_bits() }) << 16)
-        })
+        // A shift, like the vector code, keeps the payload of a NaN.
+        // SAFETY: the caller promises 16 readable values.
+        std::array::from_fn(|i| f32::from_bits(u32::from(unsafe { *p.add(i) }) << 16))
     }
     #[inline(always)]
     unsafe fn f16(p: *const u16) -> V {
@@ -146,10 +145,12 @@ impl Simd for Scalar {
     }
     #[inline(always)]
     unsafe fn f16_halves(a: *const u16, b: *const u16) -> V {
-        // SAFETY: the caller promises 8 readable values behind each.
-        std::array::from_fn(|i| {
-            f16::from_bits(unsafe { if i < 8 { *a.add(i) } else { *b.add(i - 8) } }).to_f32()
-        })
+        let at = |i: usize| {
+            // SAFETY: the caller promises 8 readable values behind each.
+            let bits = unsafe { if i < 8 { *a.add(i) } else { *b.add(i - 8) } };
+            f16::from_bits(bits).to_f32()
+        };
+        std::array::from_fn(at)
     }
     #[inline(always)]
     fn prefetch(_: *const u8) {}
