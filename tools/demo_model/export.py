@@ -143,6 +143,7 @@ def main():
     (a.out / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     part = a.out / "model.safetensors.part"
     save_file(hf_state_dict(model), part, metadata={"format": "pt"})
+    part.chmod(0o644)
     part.replace(a.out / "model.safetensors")
     size = sum(f.stat().st_size for f in a.out.iterdir())
     assert size <= SIZE_MAX, f"{size} bytes: too large to embed"
