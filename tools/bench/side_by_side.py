@@ -54,6 +54,10 @@ def main():
         ours, theirs = folio(a), llama(a)
         theirs.pop("model", None)
         rounds.append({"folio": ours, "llama.cpp": theirs})
+        if a.out:  # after every round: an interrupted run keeps what it measured
+            names = ("rounds", "depth", "prompt", "gen", "threads", "batch")
+            with open(a.out, "w") as out:
+                json.dump({"arguments": {k: getattr(a, k) for k in names}, "rounds": rounds}, out, indent=1)
         for what, f, l, share in rows(a, ours, theirs):
             print(f"round {number + 1}  {what:22} folio {f:7.1f}  llama.cpp {l:7.1f}  {f / l:5.2f}x  {share:4.0%} of the limit", flush=True)
     print(f"\nmedians of {a.rounds}; read {statistics.median(r['folio']['read_bytes_per_s'] for r in rounds) / 1e9:.1f} GB/s, "
@@ -64,9 +68,6 @@ def main():
         f, l, share = (statistics.median(row[i] for row in cell) for i in (1, 2, 3))
         ratio = statistics.median(row[1] / row[2] for row in cell)
         print(f"| {cell[0][0]} | {f:.1f} | {l:.1f} | {ratio:.2f} | {share:.0%} |")
-    if a.out:
-        with open(a.out, "w") as out:
-            json.dump({"arguments": {k: getattr(a, k) for k in ("rounds", "depth", "prompt", "gen", "threads", "batch")}, "rounds": rounds}, out, indent=1)
 
 
 if __name__ == "__main__":
