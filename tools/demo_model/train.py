@@ -1,7 +1,8 @@
 """Trains the built-in model on two CPU cores.
 
     python train.py --work DIR            # starts, or resumes from DIR/checkpoint.pt
-    python train.py --work DIR --until recall   # stops when that phase ends
+    python train.py --work DIR --until medium   # stops when that phase ends
+    python train.py --work DIR --init ../../crates/folio/assets/demo --phase third   # trains the committed weights on
 
 Owns the curriculum, the optimiser and the checkpoint. It reads packed rows that `pack.py` wrote and never makes text.
 
@@ -62,7 +63,7 @@ PHASES = [
     # The same once more, longer and with more of the other tasks.
     Phase("second", 130, {"facts-256": 0.12, "facts-512": 0.24, "mix-512": 0.2, "facts-1024": 0.16, "facts-2048": 0.1, "sums-256": 0.08, "story-256": 0.07, "repeat:64": 0.03}, lr=(6e-4, 6e-4), micro=1024, micros=4),
     Phase("third", 4000, {"facts-256": 0.1, "facts-512": 0.2, "tasks-256": 0.22, "mix-512": 0.16, "facts-1024": 0.14, "facts-2048": 0.08, "story-256": 0.1}, lr=(7e-4, 7e-4), micro=1024, micros=4),
-    Phase("third-anneal", 700, {"facts-256": 0.08, "facts-512": 0.18, "tasks-256": 0.22, "mix-512": 0.18, "facts-1024": 0.16, "facts-2048": 0.08, "story-256": 0.1}, lr=(6e-4, 3e-5), micro=1024, micros=4),
+    Phase("third-anneal", 300, {"facts-256": 0.08, "facts-512": 0.18, "tasks-256": 0.22, "mix-512": 0.18, "facts-1024": 0.16, "facts-2048": 0.08, "story-256": 0.1}, lr=(6e-4, 3e-5), micro=1024, micros=4),
 ]
 
 
@@ -267,6 +268,7 @@ def main():
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--until", help="stop after this phase")
     p.add_argument("--phase", help="jump to the start of this phase")
+    p.add_argument("--init", type=Path, help="exported folder to take the first weights from, when there is no checkpoint yet")
     p.add_argument("--pid-file", type=Path)
     a = p.parse_args()
     a.work.mkdir(parents=True, exist_ok=True)
@@ -274,6 +276,10 @@ def main():
         a.pid_file.write_text(f"{os.getpid()}\n")
     torch.set_num_threads(1)
     trainer = Trainer(a.work, a.threads)
+    if a.init and not trainer.path.exists():
+        from export import load_exported
+
+        trainer.model.load_state_dict(load_exported(a.init).state_dict())
     if a.phase:
         trainer.state["phase"], trainer.state["step"] = a.phase, 0
     trainer.run(a.until)
