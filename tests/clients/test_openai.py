@@ -61,11 +61,11 @@ def test_streaming_equals_the_whole(client, model):
 
 
 def test_the_sdks_own_stream_helper(client, model):
-    with client.chat.completions.stream(model=model, messages=STORY, max_tokens=16, temperature=0) as stream:
+    with client.chat.completions.stream(model=model, messages=STORY, max_tokens=400, temperature=0) as stream:
         for _ in stream:
             pass
         final = stream.get_final_completion()
-    whole = chat(client, model, max_tokens=16, temperature=0)
+    whole = chat(client, model, max_tokens=400, temperature=0)
     assert final.choices[0].message.content == whole.choices[0].message.content
 
 

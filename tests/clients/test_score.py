@@ -14,13 +14,15 @@ from conftest import client_of
 
 GENERATOR = Path(__file__).parents[2] / "tools" / "demo_model" / "generate.py"
 EVALUATION = GENERATOR.with_name("eval.json")
-# Two samples of 50 to 100 questions each differ by this much in less than one of fifty runs.
-SAMPLING_ERROR = 0.2
+# The cache holds 16-bit keys and values and the evaluation 32-bit ones, so a tie may fall the other way.
+ROUNDING = 0.04
+
+pytestmark = pytest.mark.skipif(bool(os.environ.get("FOLIO_CLIENTS_ARGS")), reason="SKIPPED: not the built-in model")
 
 
-def questions(*args):
-    # Without a tokenizer the generator estimates distances from the text's length, and needs no package.
-    command = [sys.executable, str(GENERATOR), "--jsonl", "--seed", "7", "--tokenizer", "none", *args]
+def questions(evaluation, args, n):
+    """The very questions of the evaluation."""
+    command = [sys.executable, str(GENERATOR), "--jsonl", "--seed", str(evaluation["seed"]), "--n", str(n), *args]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=GENERATOR.parent)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -28,7 +30,7 @@ def questions(*args):
 def right(reply, question):
     """As tools/demo_model/evaluate.py judges."""
     answer = question["answer"]
-    if question["kind"] == "arithmetic":
+    if question["kind"] in ("arithmetic", "word_problem"):
         numbers = re.findall(r"\d+", reply)
         return bool(numbers) and numbers[-1] == answer
     return re.search(rf"(?<![\w-]){re.escape(answer)}(?![\w-])", reply) is not None
@@ -49,20 +51,20 @@ def score(server, asked):
     return sum(asyncio.run(all_of_them())) / len(asked)
 
 
-@pytest.mark.skipif(bool(os.environ.get("FOLIO_CLIENTS_ARGS")), reason="SKIPPED: not the built-in model")
-@pytest.mark.parametrize(
-    "args, recorded",
-    [
-        (("--kind", "retrieval", "--distance", "100", "--n", "50"), ("retrieval", "100")),
-        (("--kind", "retrieval", "--distance", "500", "--n", "50"), ("retrieval", "500")),
-        (("--kind", "arithmetic", "--n", "50"), ("tasks", "arithmetic")),
-        (("--kind", "word_problem", "--n", "50"), ("tasks", "word_problem")),
-    ],
-)
-def test_questions(server, args, recorded):
-    """Other questions of the same kinds, over the API: as good as the evaluation of the weights in the training framework."""
-    results = json.loads(EVALUATION.read_text())
-    expected = results[recorded[0]][recorded[1]]["accuracy"]
-    got = score(server, questions(*args))
-    print(f"{' '.join(args)}: {got:.0%}, evaluated {expected:.0%}")
-    assert got >= expected - SAMPLING_ERROR
+@pytest.mark.parametrize("distance", ["50", "100", "250", "500", "1000", "1500"])
+def test_facts_told_earlier(server, distance):
+    compare(server, ["--kind", "retrieval", "--distance", distance], lambda evaluation: evaluation["retrieval"][distance])
+
+
+@pytest.mark.parametrize("kind", ["arithmetic", "word_problem"])
+def test_sums(server, kind):
+    compare(server, ["--kind", kind], lambda evaluation: evaluation["tasks"][kind])
+
+
+def compare(server, args, of):
+    """Served over the API, the weights answer as well as they did in the framework that trained them."""
+    evaluation = json.loads(EVALUATION.read_text())
+    expected = of(evaluation)
+    got = score(server, questions(evaluation, args, expected["n"]))
+    print(f"{' '.join(args)}: {got:.0%}, evaluated {expected['accuracy']:.0%}")
+    assert abs(got - expected["accuracy"]) <= ROUNDING
