@@ -347,6 +347,9 @@ impl<'a, K: Kv> Chunk<'a, K> {
     }
 
     /// Dot products of the step's keys, one chain over the dimensions each. Asks for keys [`AHEAD`] meanwhile.
+    ///
+    /// # Safety
+    /// The contract of [`Attend::chunk`].
     #[inline(always)]
     unsafe fn scores<S: Simd, const R: usize>(&self, step: &Step, first: usize, p: &mut [[f32; STEP]; R]) {
         if S::WIDE {
@@ -362,6 +365,9 @@ impl<'a, K: Kv> Chunk<'a, K> {
     }
 
     /// `N` vectors of keys from vector `j` of the step.
+    ///
+    /// # Safety
+    /// The contract of [`Attend::chunk`].
     #[inline(always)]
     unsafe fn score_vectors<S: Simd, const R: usize, const N: usize>(
         &self,
@@ -418,6 +424,9 @@ impl<'a, K: Kv> Chunk<'a, K> {
     }
 
     /// Scores of one row to weights; updates maximum and sum and gives the factor for the accumulator.
+    ///
+    /// # Safety
+    /// The contract of [`Attend::chunk`].
     #[inline(always)]
     unsafe fn softmax<S: Simd>(&self, p: &mut [f32; STEP], valid: usize, row: usize) -> f32 {
         let masked = S::splat(f32::NEG_INFINITY);
@@ -443,6 +452,9 @@ impl<'a, K: Kv> Chunk<'a, K> {
     }
 
     /// Adds `D` vectors of dims from `d`: one chain over the row's own positions each.
+    ///
+    /// # Safety
+    /// The contract of [`Attend::chunk`].
     #[inline(always)]
     unsafe fn weigh<S: Simd, const R: usize, const D: usize>(
         &self,

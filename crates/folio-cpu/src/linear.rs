@@ -325,6 +325,9 @@ impl Linear<'_> {
     }
 
     /// A block of panels times a block of token groups, slab after slab of columns.
+    ///
+    /// # Safety
+    /// The contract of [`Linear::run`].
     unsafe fn block(
         &self,
         isa: Isa,
@@ -371,6 +374,10 @@ impl Linear<'_> {
         }
     }
 
+    /// One slab of columns of one part, by the type of the weights.
+    ///
+    /// # Safety
+    /// The contract of [`Linear::run`].
     unsafe fn part(&self, isa: Isa, groups: Groups, part: &Part) {
         // SAFETY: the contract of `run`.
         unsafe {

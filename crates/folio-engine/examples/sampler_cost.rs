@@ -3,13 +3,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use folio_engine::Sampler;
 use folio_engine::plan::SampleSpec;
-use folio_sim::scenario::greedy;
+use folio_engine::{Sampler, SamplingParams};
 
 const VOCAB: u32 = 128_000;
 
-type Change = fn(&mut folio_engine::SamplingParams);
+type Change = fn(&mut SamplingParams);
 
 fn main() {
     // About the shape of a language model's logits: a few good tokens over a wide, low bell.
@@ -35,7 +34,7 @@ fn main() {
     ];
     let mut sampler = Sampler::default();
     for (name, change) in cases {
-        let mut params = greedy(1);
+        let mut params = SamplingParams::greedy(1);
         change(&mut params);
         let mut spec = SampleSpec {
             params: Arc::new(params),

@@ -61,6 +61,28 @@ pub struct SamplingParams {
     pub logprobs: Option<u32>,
 }
 
+impl SamplingParams {
+    /// The most likely token each time, `max_tokens` of them, nothing else asked for: what others are spelled as changes of.
+    pub fn greedy(max_tokens: u32) -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            repetition_penalty: 1.0,
+            logit_bias: Arc::new([]),
+            seed: 0,
+            max_tokens,
+            min_tokens: 0,
+            eos_token_ids: Arc::new([]),
+            stop_token_ids: Arc::new([]),
+            logprobs: None,
+        }
+    }
+}
+
 /// One generated token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Token {

@@ -61,26 +61,6 @@ pub fn root(tenant: TenantId) -> Root {
     })
 }
 
-/// Plain greedy parameters.
-pub fn greedy(max_tokens: u32) -> SamplingParams {
-    SamplingParams {
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        repetition_penalty: 1.0,
-        logit_bias: Arc::new([]),
-        seed: 0,
-        max_tokens,
-        min_tokens: 0,
-        eos_token_ids: Arc::new([]),
-        stop_token_ids: Arc::new([]),
-        logprobs: None,
-    }
-}
-
 /// A greedy request of tenant 0.
 pub fn request(id: u64, prompt: &[u32], max_tokens: u32) -> Request {
     Request {
@@ -89,7 +69,7 @@ pub fn request(id: u64, prompt: &[u32], max_tokens: u32) -> Request {
         root: root(TenantId(0)),
         prompt: prompt.into(),
         n: 1,
-        sampling: greedy(max_tokens),
+        sampling: SamplingParams::greedy(max_tokens),
         priority: 0,
         deadline: None,
         prompt_logprobs: None,
@@ -188,7 +168,7 @@ fn clients(rng: &mut Rng, config: &SchedulerConfig, vocab: u32) -> Vec<Client> {
 
 fn sampling(rng: &mut Rng, room: u64, vocab: u32) -> SamplingParams {
     let max_tokens = if rng.one_in(12) { 0 } else { rng.skewed(1, room.min(60)) as u32 };
-    let mut params = greedy(max_tokens);
+    let mut params = SamplingParams::greedy(max_tokens);
     params.seed = rng.word();
     params.min_tokens = if rng.one_in(4) { rng.range(0, u64::from(max_tokens)) as u32 } else { 0 };
     if rng.one_in(2) {

@@ -10,14 +10,14 @@ use std::io::BufRead;
 use std::sync::Arc;
 
 use folio_engine::plan::{ExecutorError, Sampled, StepOutput, StepPlan, Want};
-use folio_engine::request::{Event, Request, RequestId};
+use folio_engine::request::{Event, Request, RequestId, SamplingParams};
 use folio_engine::{Executor, Micros, Scheduler, SchedulerConfig};
 use folio_kv::{CacheConfig, KvCache, LruLeafFirst, TenantId};
 use serde::Deserialize;
 
 use crate::cost::CostModel;
 use crate::rng::mix;
-use crate::scenario::{greedy, root};
+use crate::scenario::root;
 
 /// Made-up tokens are below this; the stop token is 0.
 const VOCAB: u64 = 50_000;
@@ -217,7 +217,7 @@ fn build(index: usize, request: &TraceRequest, config: &ReplayConfig) -> Option<
     let pool = u64::from(config.cache.blocks) * u64::from(config.cache.block_tokens);
     let room =
         u64::from(config.scheduler.max_model_len).min(pool).checked_sub(prompt).filter(|room| *room > 0)?;
-    let mut sampling = greedy(u64::from(config.max_tokens).min(room) as u32);
+    let mut sampling = SamplingParams::greedy(u64::from(config.max_tokens).min(room) as u32);
     sampling.seed = index as u64;
     sampling.stop_token_ids = Arc::new([STOP]);
     Some(Request {

@@ -6,7 +6,6 @@
 //! requests run alone.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 
 use folio_cpu::{CpuBackend, CpuOptions, Isa};
 use folio_engine::plan::{ExecutorError, Sampled, SequenceId, StepOutput, StepPlan, Want};
@@ -225,7 +224,7 @@ impl World {
             root: self.root,
             prompt: arrival.prompt.clone().into(),
             n: 1,
-            sampling: greedy(arrival.max_tokens),
+            sampling: SamplingParams::greedy(arrival.max_tokens),
             priority: 0,
             deadline: None,
             prompt_logprobs: None,
@@ -312,25 +311,6 @@ pub fn prompt(seed: u64, len: usize, vocab: u32) -> Vec<u32> {
             (state >> 33) as u32 % vocab
         })
         .collect()
-}
-
-fn greedy(max_tokens: u32) -> SamplingParams {
-    SamplingParams {
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        repetition_penalty: 1.0,
-        logit_bias: Arc::new([]),
-        seed: 0,
-        max_tokens,
-        min_tokens: 0,
-        eos_token_ids: Arc::new([]),
-        stop_token_ids: Arc::new([]),
-        logprobs: None,
-    }
 }
 
 fn empty_cache(blocks: u32) -> KvCache {
