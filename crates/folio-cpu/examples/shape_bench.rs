@@ -9,6 +9,7 @@ use folio_cpu::machine::Machine;
 use folio_cpu::{CpuBackend, CpuOptions};
 use folio_model::backend::{Backend, Batch, BlockCopy, DType, KvLayout, Span, TensorView};
 use folio_model::program::{AttentionSpec, Buf, Head, MatrixId, Op, Program, Rope, RopeId, VectorId};
+use folio_model::quant::Encoding;
 
 const LAYERS: usize = 16;
 const HIDDEN: usize = 2048;
@@ -61,13 +62,13 @@ impl Bench {
             }
         }
         let bytes = &self.supply[..rows * cols * 2];
-        let view = TensorView { dtype: self.dtype, shape: &[rows, cols], bytes };
+        let view = TensorView { encoding: Encoding::Plain(self.dtype), shape: &[rows, cols], bytes };
         self.backend.load_matrix("random", &[view]).expect("a matrix")
     }
 
     fn ones(&mut self, len: usize) -> VectorId {
         let bytes: Vec<u8> = (0..len).flat_map(|_| 1f32.to_le_bytes()).collect();
-        let view = TensorView { dtype: DType::F32, shape: &[len], bytes: &bytes };
+        let view = TensorView { encoding: Encoding::Plain(DType::F32), shape: &[len], bytes: &bytes };
         self.backend.load_vector("ones", &[view]).expect("a vector")
     }
 

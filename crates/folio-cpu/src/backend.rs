@@ -103,7 +103,8 @@ impl Backend for CpuBackend {
 
     fn load_matrix(&mut self, name: &str, parts: &[TensorView<'_>]) -> Result<MatrixId, BackendError> {
         check::parts(name, parts, 2)?;
-        let matrix = PackedMatrix::pack(parts, &mut self.pool).map_err(device)?;
+        let dtype = check::plain(name, &parts[0])?;
+        let matrix = PackedMatrix::pack(dtype, parts, &mut self.pool).map_err(device)?;
         self.matrices.push(matrix);
         Ok(MatrixId(self.matrices.len() as u32 - 1))
     }
@@ -112,7 +113,8 @@ impl Backend for CpuBackend {
         check::parts(name, parts, 1)?;
         let mut values = Vec::new();
         for part in parts {
-            values.extend(part.bytes.chunks_exact(part.dtype.size()).map(|b| check::to_f32(part.dtype, b)));
+            let dtype = check::plain(name, part)?;
+            values.extend(part.bytes.chunks_exact(dtype.size()).map(|b| check::to_f32(dtype, b)));
         }
         let len = values.len();
         values.resize(len.next_multiple_of(LANES), 0.0);

@@ -20,18 +20,26 @@ pub(crate) fn parts(name: &str, parts: &[TensorView<'_>], dims: usize) -> Result
         if part.shape.len() != dims {
             return Err(shape_error(name, part.shape, format!("{dims} dimensions are expected")));
         }
-        let values = part.shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
-        if values.and_then(|n| n.checked_mul(part.dtype.size())) != Some(part.bytes.len()) {
+        let row = part.shape.last().and_then(|&values| part.encoding.bytes(values));
+        let rows = if dims == 2 { part.shape[0] } else { 1 };
+        if row.and_then(|row| row.checked_mul(rows)) != Some(part.bytes.len()) {
             return Err(shape_error(name, part.shape, format!("there are {} bytes", part.bytes.len())));
         }
         if part.shape.contains(&0) {
             return Err(shape_error(name, part.shape, "a dimension is zero"));
         }
-        if dims == 2 && (part.dtype != first.dtype || part.shape[1] != first.shape[1]) {
+        if dims == 2 && (part.encoding != first.encoding || part.shape[1] != first.shape[1]) {
             return Err(shape_error(name, part.shape, "parts differ in type or columns"));
         }
     }
     Ok(())
+}
+
+/// The element type of a part that is not quantized.
+pub(crate) fn plain(name: &str, part: &TensorView<'_>) -> Result<DType, BackendError> {
+    part.encoding
+        .plain()
+        .ok_or_else(|| shape_error(name, part.shape, format!("{} is not served here", part.encoding)))
 }
 
 /// Checks a program against the loaded weights.

@@ -472,6 +472,7 @@ mod tests {
     use crate::memory::Floats;
     use crate::pool::Pool;
     use folio_model::backend::TensorView;
+    use folio_model::quant::Encoding;
     use half::{bf16, f16};
 
     struct Case {
@@ -557,8 +558,8 @@ mod tests {
             weights.push(w);
         }
         let shape = [case.rows, case.cols];
-        let view = TensorView { dtype: case.dtype, shape: &shape, bytes: &bytes };
-        let weight = PackedMatrix::pack(&[view], pool).expect("packed");
+        let view = TensorView { encoding: Encoding::Plain(case.dtype), shape: &shape, bytes: &bytes };
+        let weight = PackedMatrix::pack(case.dtype, &[view], pool).expect("packed");
         let mut bias: Vec<f32> = (0..case.rows).map(|r| value(r + 77)).collect();
         bias.resize(case.rows.next_multiple_of(LANES), 0.0);
         let (chain, exact) = oracle(case, &weights, &bias);

@@ -37,11 +37,11 @@ pub(crate) const PAIR: usize = 2 * LANES;
 const PANELS_PER_CLAIM: usize = 8;
 
 impl PackedMatrix {
-    /// Packs `parts`, stacked along rows. The caller checked that they have one dtype and one number of columns, and that
+    /// Packs `parts`, stacked along rows. The caller checked that they have this dtype and one number of columns, and that
     /// `bytes` is as long as the shape says.
-    pub(crate) fn pack(parts: &[TensorView<'_>], pool: &mut Pool) -> Result<Self, CpuError> {
+    pub(crate) fn pack(dtype: DType, parts: &[TensorView<'_>], pool: &mut Pool) -> Result<Self, CpuError> {
         let rows = parts.iter().map(|p| p.shape[0]).sum();
-        let (dtype, cols) = (parts[0].dtype, parts[0].shape[1]);
+        let cols = parts[0].shape[1];
         let mut matrix = Self { dtype, rows, cols, memory: HugeBuffer::zeroed(0)? };
         matrix.memory = HugeBuffer::zeroed(matrix.panels() * matrix.panel_bytes())?;
         let claims = Claims::default();
@@ -143,6 +143,8 @@ fn source_row<'a>(parts: &[TensorView<'a>], mut row: usize, row_bytes: usize) ->
 
 #[cfg(test)]
 mod tests {
+    use folio_model::quant::Encoding;
+
     use super::*;
 
     #[test]
@@ -161,11 +163,11 @@ mod tests {
                 let (a, b) = bytes.split_at(first * cols * dtype.size());
                 let shapes = [[first, cols], [second, cols]];
                 let parts = [
-                    TensorView { dtype, shape: &shapes[0], bytes: a },
-                    TensorView { dtype, shape: &shapes[1], bytes: b },
+                    TensorView { encoding: Encoding::Plain(dtype), shape: &shapes[0], bytes: a },
+                    TensorView { encoding: Encoding::Plain(dtype), shape: &shapes[1], bytes: b },
                 ];
                 let parts = if second == 0 { &parts[..1] } else { &parts[..] };
-                let packed = PackedMatrix::pack(parts, &mut pool).expect("packed");
+                let packed = PackedMatrix::pack(dtype, parts, &mut pool).expect("packed");
                 let mut row = vec![0.0; cols];
                 for r in 0..first + second {
                     packed.lookup(r, &mut row);

@@ -5,6 +5,7 @@ mod common;
 use common::{Sequence, Spec, assert_same_bits, cpu, run_chunks};
 use folio_cpu::{CpuBackend, CpuError, CpuOptions, Isa};
 use folio_model::backend::{Backend, BackendError, Batch, BlockCopy, DType, KvLayout, Span, TensorView};
+use folio_model::quant::Encoding;
 
 fn good() -> Batch {
     Batch {
@@ -103,7 +104,7 @@ fn instruction_sets_are_parsed_strictly() {
 #[test]
 fn tensors_that_do_not_fit_are_refused_by_name() {
     let mut backend = CpuBackend::new(CpuOptions { threads: Some(1), isa: None }).expect("a backend");
-    let view = |shape, bytes| TensorView { dtype: DType::F32, shape, bytes };
+    let view = |shape, bytes| TensorView { encoding: Encoding::Plain(DType::F32), shape, bytes };
     let refused = |r: Result<_, BackendError>| r.expect_err("refused").to_string();
     let zeros = [0u8; 64];
     assert!(refused(backend.load_matrix("a.weight", &[view(&[2, 2], &zeros[..15])])).contains("a.weight"));

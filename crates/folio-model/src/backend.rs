@@ -6,6 +6,7 @@
 
 use crate::program::Program;
 use crate::program::{MatrixId, VectorId};
+use crate::quant::Encoding;
 
 /// Element type of a checkpoint tensor or of the KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,7 +29,7 @@ impl DType {
 /// A row-major tensor as it lies in the checkpoint (memory-mapped; little endian, possibly unaligned).
 #[derive(Clone, Copy, Debug)]
 pub struct TensorView<'a> {
-    pub dtype: DType,
+    pub encoding: Encoding,
     /// `[rows]` or `[rows, cols]`.
     pub shape: &'a [usize],
     pub bytes: &'a [u8],
@@ -121,8 +122,9 @@ pub trait Backend: Send {
     /// Short name for logs and metrics: "cpu/avx2", "cpu/scalar".
     fn name(&self) -> String;
 
-    /// Packs a matrix `[sum of part rows, cols]`: the parts are stacked along rows (fused qkv, fused gate-up). All parts
-    /// have the same dtype and number of columns. `name` is for errors.
+    /// Packs a matrix `[sum of part rows, cols]`: the parts are stacked along rows (fused qkv, fused gate-up). All parts have
+    /// the same number of columns and, where one of them is plain, the same encoding: only block formats mix, as they do in
+    /// GGUF files. `name` is for errors.
     fn load_matrix(&mut self, name: &str, parts: &[TensorView<'_>]) -> Result<MatrixId, BackendError>;
 
     /// Concatenates vectors, converted to f32.

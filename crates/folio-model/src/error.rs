@@ -48,14 +48,14 @@ pub enum ModelError {
     #[error("{file}: tensor `{tensor}` has dtype {found}; supported weight dtypes: BF16, F16, F32")]
     DType { file: String, tensor: String, found: String },
     #[error(
-        "{file}: tensor `{tensor}` has dtype {found:?} but `{other}`, stacked with it, has {other_dtype:?}"
+        "{file}: tensor `{tensor}` has dtype {found} but `{other}`, stacked with it, has {other_encoding}"
     )]
-    MixedDTypes {
+    MixedEncodings {
         file: String,
         tensor: String,
-        found: crate::backend::DType,
+        found: crate::quant::Encoding,
         other: String,
-        other_dtype: crate::backend::DType,
+        other_encoding: crate::quant::Encoding,
     },
 
     // -- elsewhere --

@@ -14,6 +14,7 @@ pub mod family;
 pub mod hub;
 mod loader;
 pub mod program;
+pub mod quant;
 pub mod reference;
 pub mod rope;
 #[doc(hidden)]

@@ -12,6 +12,7 @@ use crate::config::Config;
 use crate::decoder::{Load, WeightSpec, kv_layout, program, weight_specs};
 use crate::error::{ModelError, Result};
 use crate::program::{MatrixId, VectorId};
+use crate::quant::Encoding;
 
 /// What to prepare the backend for.
 pub struct LoadOptions<'a> {
@@ -55,8 +56,8 @@ pub struct LoadedModel {
     pub config: Config,
     /// Number of weights, embedding included; a tied table counts once.
     pub parameters: u64,
-    /// Dtype of most of the weights, as stored.
-    pub weight_dtype: DType,
+    /// Encoding of most of the weights, as stored.
+    pub weight_encoding: Encoding,
 }
 
 /// Loads checkpoints.
@@ -100,7 +101,7 @@ impl Model {
             digest,
             config: config.clone(),
             parameters: census.parameters,
-            weight_dtype: census.dtype,
+            weight_encoding: census.encoding,
         })
     }
 }
@@ -131,41 +132,48 @@ fn model_length(config: &Config, asked: Option<usize>) -> Result<(usize, Option<
 struct Census {
     bytes: u64,
     parameters: u64,
-    dtype: DType,
+    encoding: Encoding,
 }
 
 /// Looks at every tensor's header before a byte is packed, so that a wrong checkpoint is refused at once.
 fn check<'a>(checkpoint: &Checkpoint, specs: impl Iterator<Item = &'a WeightSpec>) -> Result<Census> {
-    let mut bytes_of = [(DType::F32, 0u64), (DType::F16, 0), (DType::BF16, 0)];
+    let mut bytes_of: Vec<(Encoding, u64)> = Vec::new();
     let mut parameters = 0;
     for spec in specs {
-        let mut first: Option<(&str, DType)> = None;
+        let mut first: Option<(&str, Encoding)> = None;
         for part in &spec.parts {
             let view = checkpoint.tensor(part)?;
             match first {
                 // Vectors are converted to f32, so they may differ.
-                Some((other, other_dtype)) if view.dtype != other_dtype && part.shape.len() == 2 => {
-                    return Err(ModelError::MixedDTypes {
+                Some((other, other_encoding))
+                    if part.shape.len() == 2 && !stackable(view.encoding, other_encoding) =>
+                {
+                    return Err(ModelError::MixedEncodings {
                         file: checkpoint.file_of(&part.name)?.to_owned(),
                         tensor: part.name.clone(),
-                        found: view.dtype,
+                        found: view.encoding,
                         other: other.to_owned(),
-                        other_dtype,
+                        other_encoding,
                     });
                 }
-                _ => first = Some((&part.name, view.dtype)),
+                _ => first = Some((&part.name, view.encoding)),
             }
-            parameters += (view.bytes.len() / view.dtype.size()) as u64;
-            for (dtype, bytes) in &mut bytes_of {
-                if *dtype == view.dtype {
-                    *bytes += view.bytes.len() as u64;
-                }
+            parameters += view.shape.iter().product::<usize>() as u64;
+            match bytes_of.iter_mut().find(|(encoding, _)| *encoding == view.encoding) {
+                Some((_, bytes)) => *bytes += view.bytes.len() as u64,
+                None => bytes_of.push((view.encoding, view.bytes.len() as u64)),
             }
         }
     }
     let bytes = bytes_of.iter().map(|(_, bytes)| bytes).sum();
-    bytes_of.sort_by_key(|(_, bytes)| *bytes);
-    Ok(Census { bytes, parameters, dtype: bytes_of[2].0 })
+    let most = bytes_of.iter().max_by_key(|(_, bytes)| *bytes);
+    let encoding = most.map_or(Encoding::Plain(DType::F32), |(encoding, _)| *encoding);
+    Ok(Census { bytes, parameters, encoding })
+}
+
+/// Whether matrices stored so may be stacked into one.
+fn stackable(a: Encoding, b: Encoding) -> bool {
+    a == b || (a.plain().is_none() && b.plain().is_none())
 }
 
 /// A tensor inside a layer that the decoder would ignore means that it would compute something else than the model

@@ -8,6 +8,7 @@ use std::path::Path;
 use common::{copy_of, load, options};
 use folio_model::backend::{Backend, DType};
 use folio_model::config::Config;
+use folio_model::quant::Encoding;
 use folio_model::reference::ReferenceBackend;
 use folio_model::testing::fixture;
 use folio_model::{Checkpoint, LoadOptions, Model};
@@ -380,7 +381,7 @@ fn progress_covers_every_byte_once() {
     assert_eq!(done, total);
     assert_eq!(*total, model.parameters * 2);
     assert_eq!(backend.weight_bytes(), model.parameters * 4);
-    assert_eq!(model.weight_dtype, DType::F16);
+    assert_eq!(model.weight_encoding, Encoding::Plain(DType::F16));
 }
 
 /// LongRoPE: the same model has other frequencies for long servers, and the server's limit alone decides.

@@ -215,9 +215,9 @@ impl Report {
         self.lines.push((
             "weights",
             format!(
-                "{} as {:?} on {}, {} threads",
+                "{} as {} on {}, {} threads",
                 units::bytes(self.weight_bytes),
-                model.weight_dtype,
+                model.weight_encoding,
                 self.backend,
                 self.threads
             ),
@@ -297,7 +297,8 @@ fn kv_dtype(asked: KvDtype, checkpoint: &Checkpoint) -> Result<DType> {
         KvDtype::Auto => {
             let specs = folio_model::decoder::weight_specs(checkpoint.config());
             let first = specs.iter().flat_map(|spec| &spec.parts).next();
-            checkpoint.tensor(first.ok_or_else(|| anyhow!("the checkpoint has no weights"))?)?.dtype
+            let first = first.ok_or_else(|| anyhow!("the checkpoint has no weights"))?;
+            checkpoint.tensor(first)?.encoding.plain().unwrap_or(DType::F16)
         }
     })
 }

@@ -4,6 +4,7 @@
 use folio_cpu::{CpuBackend, CpuOptions, Isa};
 use folio_model::backend::{Backend, Batch, DType, KvLayout, Span, TensorView};
 use folio_model::program::{AttentionSpec, Buf, Head, Op, Program, Rope, RopeId};
+use folio_model::quant::Encoding;
 use half::{bf16, f16};
 
 /// What a random decoder looks like.
@@ -97,12 +98,12 @@ impl<B: Backend> Loader<'_, B> {
                 if nan_row == Some(i / cols) { f32::NAN } else { x }
             }),
         );
-        let view = TensorView { dtype: self.dtype, shape: &[rows, cols], bytes: &bytes };
+        let view = TensorView { encoding: Encoding::Plain(self.dtype), shape: &[rows, cols], bytes: &bytes };
         self.backend.load_matrix("random", &[view]).expect("a matrix")
     }
     fn vector(&mut self, len: usize, around: f32, spread: f32) -> folio_model::program::VectorId {
         let bytes = encode(DType::F32, (0..len).map(|_| around + spread * self.random.unit()));
-        let view = TensorView { dtype: DType::F32, shape: &[len], bytes: &bytes };
+        let view = TensorView { encoding: Encoding::Plain(DType::F32), shape: &[len], bytes: &bytes };
         self.backend.load_vector("random", &[view]).expect("a vector")
     }
 }

@@ -1,7 +1,7 @@
 //! Identity of a model for the KV cache: two models with equal digests may share cached KV.
 //!
 //! SHA-256 over config.json, the rotary table (LongRoPE's depends on the server's longest sequence) and, for every tensor
-//! the decoder uses, in name order: name, dtype, shape and a *sample* of its bytes: the first 64 of every 4,096, and the
+//! the decoder uses, in name order: name, encoding, shape and a *sample* of its bytes: the first 64 of every 4,096, and the
 //! last 64. How the tensors are spread over files does not matter, nor do tensors the decoder ignores.
 //!
 //! Why a sample: hashing all of 2.5 GB would take a second or more at every start. The sample takes 0.07 s of hashing,
@@ -16,6 +16,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::backend::{DType, TensorView};
 use crate::program::Rope;
+use crate::quant::Encoding;
 
 const STRIDE: usize = 4096;
 const SAMPLE: usize = 64;
@@ -45,10 +46,11 @@ impl Digest {
             return;
         }
         let mut hash = Sha256::new();
-        hash.update([match view.dtype {
-            DType::F32 => 0,
-            DType::F16 => 1,
-            DType::BF16 => 2,
+        hash.update([match view.encoding {
+            Encoding::Plain(DType::F32) => 0,
+            Encoding::Plain(DType::F16) => 1,
+            Encoding::Plain(DType::BF16) => 2,
+            Encoding::Block(format) => format.tag(),
         }]);
         hash.update((view.shape.len() as u64).to_le_bytes());
         for size in view.shape {

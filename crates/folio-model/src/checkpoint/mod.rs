@@ -25,6 +25,7 @@ use crate::backend::TensorView;
 use crate::config::Config;
 use crate::decoder::{TensorSpec, weight_specs};
 use crate::error::{ModelError, Result};
+use crate::quant::Encoding;
 
 const CONFIG: &str = "config.json";
 const GENERATION: &str = "generation_config.json";
@@ -139,7 +140,7 @@ impl Checkpoint {
             file: shard.file.clone(),
             problem: format!("tensor `{}` lies outside of it", spec.name),
         })?;
-        Ok(TensorView { dtype, shape: &entry.shape, bytes })
+        Ok(TensorView { encoding: Encoding::Plain(dtype), shape: &entry.shape, bytes })
     }
 
     /// Name of the file that holds a tensor, for errors.

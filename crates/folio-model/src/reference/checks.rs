@@ -20,7 +20,8 @@ pub fn matrix_shape(name: &str, parts: &[TensorView<'_>]) -> Result<(usize, usiz
         let [part_rows, part_cols] = *part.shape else {
             return Err(shape(part, "a matrix has two dimensions"));
         };
-        if part.bytes.len() != part_rows * part_cols * part.dtype.size() {
+        if part.encoding.bytes(part_cols).and_then(|row| row.checked_mul(part_rows)) != Some(part.bytes.len())
+        {
             return Err(shape(part, "its bytes do not match"));
         }
         size = match size {

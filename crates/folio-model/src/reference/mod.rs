@@ -13,6 +13,7 @@ use cache::Cache;
 
 use crate::backend::{Backend, BackendError, Batch, DType, KvLayout, Span, TensorView};
 use crate::program::{AttentionSpec, MatrixId, Op, Program, Rope, VectorId};
+use crate::quant::Encoding;
 
 type Result<T> = std::result::Result<T, BackendError>;
 
@@ -183,13 +184,13 @@ impl Backend for ReferenceBackend {
 
     fn load_matrix(&mut self, name: &str, parts: &[TensorView<'_>]) -> Result<MatrixId> {
         let (rows, cols) = checks::matrix_shape(name, parts)?;
-        let data = parts.iter().flat_map(|part| decode(part.dtype, part.bytes)).collect();
+        let data = parts.iter().flat_map(|part| decode(part)).collect();
         self.matrices.push(Matrix { rows, cols, data });
         Ok(MatrixId(self.matrices.len() as u32 - 1))
     }
 
     fn load_vector(&mut self, _name: &str, parts: &[TensorView<'_>]) -> Result<VectorId> {
-        self.vectors.push(parts.iter().flat_map(|part| decode(part.dtype, part.bytes)).collect());
+        self.vectors.push(parts.iter().flat_map(|part| decode(part)).collect());
         Ok(VectorId(self.vectors.len() as u32 - 1))
     }
 
@@ -243,7 +244,16 @@ fn block_of(batch: &Batch, span: &Span, position: usize, block_tokens: usize) ->
     batch.blocks[span.blocks_start as usize + position / block_tokens] as usize
 }
 
-fn decode(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+fn decode(part: &TensorView<'_>) -> Vec<f32> {
+    let bytes = part.bytes;
+    let dtype = match part.encoding {
+        Encoding::Plain(dtype) => dtype,
+        Encoding::Block(format) => {
+            let mut values = vec![0.0; bytes.len() / format.bytes() * format.values()];
+            format.decode(bytes, &mut values);
+            return values;
+        }
+    };
     match dtype {
         DType::F32 => bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
         DType::F16 => {

@@ -95,7 +95,7 @@ impl Costs {
         Self {
             body: layer * config.layers as f64,
             head: config.vocab as f64 * hidden,
-            bytes_per_weight: model.weight_dtype.size() as f64,
+            bytes_per_weight: model.weight_encoding.bytes_per_value(),
             kv_bytes_per_token: model.kv_layout.bytes_per_token() as f64,
             attention: 2.0 * heads_width * config.layers as f64,
         }

@@ -3,6 +3,7 @@
 use folio_cpu::CpuBackend;
 use folio_model::backend::{Backend, BackendError, Batch, DType, KvLayout, TensorView};
 use folio_model::program::{MatrixId, Program, VectorId};
+use folio_model::quant::Encoding;
 use half::{bf16, f16};
 
 pub struct Recast {
@@ -21,7 +22,7 @@ impl Backend for Recast {
         let parts: Vec<_> = parts
             .iter()
             .zip(&bytes)
-            .map(|(part, bytes)| TensorView { dtype, shape: part.shape, bytes })
+            .map(|(part, bytes)| TensorView { encoding: Encoding::Plain(dtype), shape: part.shape, bytes })
             .collect();
         self.backend.load_matrix(name, &parts)
     }
@@ -54,7 +55,8 @@ impl Backend for Recast {
 }
 
 fn convert(part: &TensorView<'_>, to: DType) -> Vec<u8> {
-    let values = part.bytes.chunks_exact(part.dtype.size()).map(|b| match part.dtype {
+    let from = part.encoding.plain().expect("the fixtures are plain");
+    let values = part.bytes.chunks_exact(from.size()).map(|b| match from {
         DType::F32 => f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
         DType::F16 => f16::from_le_bytes([b[0], b[1]]).to_f32(),
         DType::BF16 => bf16::from_le_bytes([b[0], b[1]]).to_f32(),
