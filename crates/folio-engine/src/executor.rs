@@ -28,6 +28,9 @@ pub struct ModelExecutor {
     output: StepOutput,
 }
 
+/// Block table entries of a step that memory is set aside for: a million tokens of context at 16 tokens a block.
+const TABLE_ENTRIES: usize = 1 << 16;
+
 #[derive(Clone, Copy, Debug)]
 struct Served {
     sequence: u32,
@@ -44,7 +47,7 @@ impl ModelExecutor {
             vocab,
             max_rows: max_rows.max(1),
             max_logit_rows: max_logit_rows.max(1),
-            batch: Batch::default(),
+            batch: Batch { blocks: Vec::with_capacity(TABLE_ENTRIES), ..Batch::default() },
             served: Vec::new(),
             output: StepOutput::default(),
         }

@@ -70,6 +70,9 @@ pub struct SampleSpec {
     pub grammar: Option<u64>,
 }
 
+/// Most tokens that a [`TokenHistory`] sets memory aside for: most outputs are shorter, and distinct tokens are fewer still.
+const HISTORY_RESERVE: u32 = 2048;
+
 /// What the penalties need to know of a sequence: which tokens occurred and how often, in order of first appearance.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenHistory {
@@ -87,12 +90,15 @@ pub struct TokenCount {
 }
 
 impl TokenHistory {
-    /// O(prompt), once per sequence.
-    pub fn of_prompt(prompt: &[u32]) -> Self {
+    /// O(prompt), once per sequence. Sets memory aside for `more` tokens, up to a limit.
+    pub fn of_prompt(prompt: &[u32], more: u32) -> Self {
         let mut history = Self::default();
         for token in prompt {
             history.entry(*token).in_prompt = true;
         }
+        let more = more.min(HISTORY_RESERVE) as usize;
+        history.entries.reserve(more);
+        history.index.reserve(more);
         history
     }
 

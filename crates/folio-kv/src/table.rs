@@ -54,6 +54,12 @@ impl BlockTable {
         self.blocks.len() as u32 * self.block_tokens
     }
 
+    /// Sets memory aside for the block numbers of `positions`, so that growing so far allocates nothing.
+    pub fn reserve(&mut self, positions: u32) {
+        let blocks = positions.div_ceil(self.block_tokens) as usize;
+        self.blocks.reserve_exact(blocks.saturating_sub(self.blocks.len()));
+    }
+
     pub fn root(&self) -> &Root {
         &self.root
     }

@@ -66,7 +66,7 @@ fn answer(
         if generated == params.max_tokens || known.len() as u32 == max_model_len {
             return Answer { tokens, reason: FinishReason::Length };
         }
-        let mut history = TokenHistory::of_prompt(&request.prompt);
+        let mut history = TokenHistory::of_prompt(&request.prompt, 0);
         tokens.iter().for_each(|(token, _)| history.push(*token));
         let spec = SampleSpec {
             params: params.clone(),

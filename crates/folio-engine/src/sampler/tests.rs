@@ -159,7 +159,7 @@ fn min_p_is_relative_to_the_best() {
 fn penalties_bias_and_forbidden_stops_change_the_greedy_choice() {
     let row = [2.0, 1.9, 1.8, -1.0];
     let base = SamplingParams { temperature: 0.0, ..params() };
-    let mut history = TokenHistory::of_prompt(&[1]);
+    let mut history = TokenHistory::of_prompt(&[1], 0);
     history.push(0);
     history.push(0);
     let with = |change: &dyn Fn(&mut SamplingParams), history: Option<&TokenHistory>| {
@@ -185,7 +185,7 @@ fn penalties_bias_and_forbidden_stops_change_the_greedy_choice() {
     assert_eq!(pick(&row, &stop), 1);
     let negative = [-2.0, -2.1];
     let mut repeated = spec(SamplingParams { repetition_penalty: 1.5, ..base }, 1, 1);
-    repeated.history = Some(Arc::new(TokenHistory::of_prompt(&[0])));
+    repeated.history = Some(Arc::new(TokenHistory::of_prompt(&[0], 0)));
     assert_eq!(pick(&negative, &repeated), 1, "a negative logit is multiplied, not divided");
 }
 

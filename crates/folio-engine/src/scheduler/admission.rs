@@ -229,7 +229,8 @@ impl Scheduler {
         let rank = sequence.rank;
         let was_shared =
             matches!(sequence.state, State::Waiting { reason: WaitingFor::SharedPrefix { .. }, .. });
-        let (table, copy) = cache.attach(&sequence.root, &sequence.tokens, sequence.attachable());
+        let (mut table, copy) = cache.attach(&sequence.root, &sequence.tokens, sequence.attachable());
+        table.reserve(sequence.final_positions());
         self.plan.copies.extend(copy);
         self.scratch.copy_owners.resize(self.plan.copies.len(), slot);
         sequence.computed = table.computed();

@@ -251,8 +251,9 @@ impl Scheduler {
         if self.running.len() as u32 >= self.config.max_num_seqs || spare < later + 2 {
             return;
         }
-        let table = cache.fork(table);
+        let mut table = cache.fork(table);
         let sequence = &mut self.sequences[sibling];
+        table.reserve(sequence.final_positions());
         sequence.computed = table.computed();
         sequence.table = Some(table);
         sequence.state = State::Running;

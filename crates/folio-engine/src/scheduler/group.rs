@@ -209,7 +209,8 @@ fn first_sequence(request: Request, rank: Rank, now: Micros) -> Sequence {
         choice: 0,
         born: false,
         seed: choice_seed(request.sampling.seed, 0),
-        history: penalized(&request.sampling).then(|| Arc::new(TokenHistory::of_prompt(&request.prompt))),
+        history: penalized(&request.sampling)
+            .then(|| Arc::new(TokenHistory::of_prompt(&request.prompt, request.sampling.max_tokens))),
         params: Arc::new(request.sampling),
         tokens,
         prompt_len,

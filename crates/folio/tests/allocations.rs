@@ -1,0 +1,133 @@
+//! After warm-up a step allocates nothing: the built-in model decodes, the real scheduler, cache, backend and sampler run,
+//! and every call to the allocator in this process is counted.
+//!
+//! Alone in its file, because the counter sees every thread of the process.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use folio_cpu::{CpuBackend, CpuOptions};
+use folio_engine::{
+    Event, Executor, Micros, ModelExecutor, Request, RequestId, SamplingParams, Scheduler, SchedulerConfig,
+};
+use folio_kv::{CacheConfig, Identity, KvCache, LruLeafFirst, Root, TenantId};
+use folio_model::backend::{Backend, DType};
+use folio_model::{Checkpoint, LoadOptions, Model};
+
+static CALLS: AtomicU64 = AtomicU64::new(0);
+
+struct Counting;
+
+// SAFETY: every call goes to the system's allocator unchanged; counting touches an atomic only.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        CALLS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        CALLS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        CALLS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.realloc(at, layout, size) }
+    }
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const SEQUENCES: u64 = 8;
+const PROMPT: u32 = 100;
+const STEPS: u32 = 300;
+const WARM_UP: u32 = 20;
+const ROWS: usize = 1024;
+
+fn executor(blocks: usize) -> (ModelExecutor, usize) {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/demo");
+    let checkpoint = Checkpoint::open(folder).expect("the built-in model");
+    let mut backend =
+        CpuBackend::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).expect("a backend");
+    let options = LoadOptions {
+        max_rows: ROWS,
+        max_logit_rows: 64,
+        max_model_len: None,
+        kv_dtype: DType::F16,
+        block_tokens: 16,
+        progress: None,
+    };
+    let model = Model::load(&checkpoint, &mut backend, options).expect("it loads");
+    backend.allocate_cache(model.kv_layout, blocks).expect("a cache");
+    (ModelExecutor::new(Box::new(backend), model.vocab, ROWS, 64), model.vocab)
+}
+
+/// Every way to choose a token but log probabilities, which are memory that the caller gets.
+fn sampling(id: u64) -> SamplingParams {
+    let greedy = SamplingParams::greedy(STEPS);
+    let warm = SamplingParams { temperature: 0.8, ..greedy.clone() };
+    match id % 4 {
+        0 => greedy,
+        1 => SamplingParams { top_p: 0.9, ..warm },
+        2 => SamplingParams { top_k: 40, min_p: 0.01, ..warm },
+        _ => SamplingParams { repetition_penalty: 1.1, frequency_penalty: 0.2, ..warm },
+    }
+}
+
+#[test]
+fn a_step_after_warm_up_allocates_nothing() {
+    let (mut executor, vocab) = executor(512);
+    let config = CacheConfig { blocks: 512, block_tokens: 16, bytes_per_block: 1 };
+    let mut cache = KvCache::new(config, Box::new(LruLeafFirst::default()));
+    let mut scheduler = Scheduler::new(SchedulerConfig {
+        max_num_seqs: 64,
+        max_num_batched_tokens: ROWS as u32,
+        max_model_len: 2048,
+        ..SchedulerConfig::default()
+    })
+    .expect("valid limits");
+    let root = Root::derive(&Identity {
+        tenant: TenantId(1),
+        tenant_secret: &[1; 32],
+        model_digest: &[2; 32],
+        layout_digest: &[3; 32],
+        extra: &[],
+    });
+    let requests = (0..SEQUENCES).map(|id| Request {
+        id: RequestId(id),
+        tenant: TenantId(1),
+        root,
+        prompt: (0..PROMPT).map(|i| (i * 37 + id as u32 * 101) % vocab as u32).collect::<Vec<_>>().into(),
+        n: 1,
+        sampling: sampling(id),
+        priority: 0,
+        deadline: None,
+        prompt_logprobs: None,
+    });
+    scheduler.admit(requests, [], Micros(0));
+
+    let mut tokens = 0;
+    let mut counted: Vec<(u32, u64)> = Vec::with_capacity(STEPS as usize);
+    for step in 1..STEPS {
+        let now = Micros(u64::from(step) * 1000);
+        let before = CALLS.load(Ordering::Relaxed);
+        let plan = scheduler.plan(&mut cache, now);
+        let output = executor.execute(plan);
+        let events = scheduler.commit(&mut cache, output, now);
+        let calls = CALLS.load(Ordering::Relaxed) - before;
+        if step > WARM_UP && calls > 0 {
+            counted.push((step, calls));
+        }
+        tokens += events.iter().filter(|(_, event)| matches!(event, Event::Token { .. })).count();
+        events.clear();
+    }
+    // Every step decoded every sequence: nothing was counted because nothing was done.
+    assert_eq!(tokens as u64, SEQUENCES * u64::from(STEPS - 1));
+    assert!(counted.is_empty(), "(step, calls to the allocator): {counted:?}");
+}
