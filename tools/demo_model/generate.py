@@ -289,6 +289,38 @@ class Conversation:
             ans = rng.choice(OKAY)
         self.add("assistant", ans)
 
+    def quiz(self):
+        """Facts first, some of them changed, then much that has nothing to do with them, then one question after another about them."""
+        rng = self.rng
+        kind = rng.choice(KINDS)
+        early = [self.new_fact(kind if rng.random() < 0.5 else None, rng.random() < 0.15) for _ in range(rng.choice((1, 2, 3, 4, 5, 6, 8)))]
+        at = 0
+        while at < len(early):
+            n = rng.choice((1, 2, 3, 5, 8))
+            self.add("user", " ".join(f.tell(rng) for f in early[at : at + n]))
+            self.add("assistant", rng.choice(OKAY))
+            at += n
+        for f in early:
+            if f.kind.change and rng.random() < 0.2:
+                self.add("user", f.change(rng))
+                self.add("assistant", rng.choice(OKAY))
+        stop = self.budget * rng.uniform(0.3, 0.75)
+        while stop - self.used > 20:
+            r, left = rng.random(), stop - self.used
+            if r < 0.25 and len(self.facts) < self.budget / 30:
+                self.add("user", " ".join(self.new_fact(kind if rng.random() < 0.5 else None).tell(rng) for _ in range(rng.randint(1, 3))))
+                self.add("assistant", rng.choice(OKAY))
+            elif r < 0.55 and left > 180:
+                self.tell_story()
+            elif left > 180:
+                self.filler(rng)
+            else:
+                self.task()
+        while self.room(20):
+            q, ans = self.unknown() if rng.random() < 0.05 else self.question(fact=rng.choice(early if rng.random() < 0.75 else self.facts))
+            self.add("user", q)
+            self.add("assistant", ans)
+
     def filler(self, rng):
         """A turn that has nothing to do with the facts told so far."""
         r = rng.random()
@@ -330,7 +362,7 @@ def story_prompt(rng, conversation):
 
 
 def conversation(rng, budget, mode=None, count=None):
-    """A conversation of about `budget` tokens. Modes: facts, tasks, mixed, document, sums."""
+    """A conversation of about `budget` tokens. Modes: facts, tasks, mixed, document, sums, quiz."""
     mode = mode or rng.choices(["facts", "mixed", "document", "tasks"], (0.4, 0.25, 0.2, 0.15))[0]
     c = Conversation(rng, budget, count)
     c.system()
@@ -344,6 +376,9 @@ def conversation(rng, budget, mode=None, count=None):
     if mode == "sums":
         while c.room(30):
             c.task(rng.choice(["arithmetic", "arithmetic", "word_problem", "sort"]))
+        return c
+    if mode == "quiz":
+        c.quiz()
         return c
     if mode == "facts" and budget > 700 and rng.random() < 0.5:  # all told first, much filler, then questions
         c.tell(rng.randint(3, 10))

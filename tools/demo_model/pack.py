@@ -64,7 +64,7 @@ def story_chat(rng, length):
 def row_text(rng, name, length):
     if name == "story":
         return plain_story(rng, length) if rng.random() < 0.4 else story_chat(rng, length)
-    mode = {"facts": rng.choice(["facts", "facts", "facts", "document"]), "mix": None, "tasks": "tasks", "sums": "sums"}[name]
+    mode = {"facts": rng.choice(["facts", "facts", "facts", "document"]), "quiz": "quiz", "mix": None, "tasks": "tasks", "sums": "sums"}[name]
     return render(conversation(rng, int(length * 1.06) + 10, mode).messages)
 
 
@@ -72,7 +72,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--work", type=Path, required=True)
     p.add_argument("--tokenizer", required=True)
-    p.add_argument("--name", choices=["facts", "mix", "tasks", "sums", "story"], required=True)
+    p.add_argument("--name", choices=["facts", "quiz", "mix", "tasks", "sums", "story"], required=True)
     p.add_argument("--length", type=int, required=True)
     p.add_argument("--rows", type=int, required=True)
     a = p.parse_args()

@@ -10,7 +10,7 @@ Why it looks as it does:
 
 - Two threads, one core each, pull micro-batches from one list. Splitting every matrix product over two cores instead
   costs half the speed as soon as anything else runs on the machine, because each product waits for the slower core.
-- The forward and backward pass run in bf16 on a copy of the f32 weights; AdamW works on the f32 weights.
+- The forward and backward pass run in bf16 on a copy of the f32 weights; the optimiser works on the f32 weights.
 - Everything that decides the next step (weights, optimiser, phase, step, read positions, random state) is in the
   checkpoint, so that a killed run goes on as if nothing had happened.
 """
@@ -62,8 +62,10 @@ PHASES = [
     Phase("anneal", 170, {"facts-256": 0.12, "facts-512": 0.2, "mix-512": 0.22, "facts-1024": 0.2, "facts-2048": 0.12, "sums-256": 0.06, "story-256": 0.08}, lr=(5.2e-4, 4e-5), micro=1024, micros=4),
     # The same once more, longer and with more of the other tasks.
     Phase("second", 130, {"facts-256": 0.12, "facts-512": 0.24, "mix-512": 0.2, "facts-1024": 0.16, "facts-2048": 0.1, "sums-256": 0.08, "story-256": 0.07, "repeat:64": 0.03}, lr=(6e-4, 6e-4), micro=1024, micros=4),
-    Phase("third", 4000, {"facts-256": 0.1, "facts-512": 0.2, "tasks-256": 0.22, "mix-512": 0.16, "facts-1024": 0.14, "facts-2048": 0.08, "story-256": 0.1}, lr=(7e-4, 7e-4), micro=1024, micros=4),
-    Phase("third-anneal", 300, {"facts-256": 0.08, "facts-512": 0.18, "tasks-256": 0.22, "mix-512": 0.18, "facts-1024": 0.16, "facts-2048": 0.08, "story-256": 0.1}, lr=(6e-4, 3e-5), micro=1024, micros=4),
+    Phase("third", 1500, {"facts-256": 0.12, "facts-512": 0.2, "tasks-256": 0.16, "sums-256": 0.08, "mix-512": 0.14, "facts-1024": 0.14, "facts-2048": 0.08, "story-256": 0.08}, lr=(7e-4, 7e-4), micro=1024, micros=4),
+    # From here on Muon. Questions about facts far back, long rows, and every other task.
+    Phase("fourth", 6000, {"facts-256": 0.08, "quiz-512": 0.14, "quiz-1024": 0.14, "quiz-2048": 0.12, "facts-512": 0.06, "facts-1024": 0.06, "facts-2048": 0.03, "tasks-256": 0.15, "sums-256": 0.07, "mix-512": 0.07, "story-256": 0.08}, lr=(9e-4, 9e-4), micro=1024, micros=6),
+    Phase("last", 900, {"facts-256": 0.08, "facts-512": 0.18, "tasks-256": 0.22, "mix-512": 0.18, "facts-1024": 0.16, "facts-2048": 0.08, "story-256": 0.1}, lr=(6e-4, 3e-5), micro=1024, micros=4),
 ]
 
 
@@ -115,6 +117,94 @@ class Rows:
         return ids[index].astype(np.int64), w[index].astype(np.float32) / 100
 
 
+class Muon:
+    """Muon for the matrices inside the blocks, AdamW for the rest (embedding and norms). Fused products are taken apart first.
+
+    The update of a matrix is its momentum with all singular values made about one (Jordan et al. 2024), scaled by
+    0.2 sqrt(max(rows, columns)) so that AdamW's rates fit (Liu et al. 2025, arXiv 2502.16982).
+    """
+
+    def __init__(self, model, threads):
+        c = model.c
+        kv = c.kv_heads * c.head_dim
+        self.views = []  # (parameter, first row, rows)
+        for block in model.blocks:
+            for p, parts in ((block.qkv.weight, (c.hidden, kv, kv)), (block.o.weight, (c.hidden,)), (block.gate_up.weight, (c.intermediate, c.intermediate)), (block.down.weight, (c.hidden,))):
+                at = 0
+                for rows in parts:
+                    self.views.append((p, at, rows))
+                    at += rows
+        inside = {id(p) for p, _, _ in self.views}
+        rest = [p for p in model.parameters() if id(p) not in inside]
+        self.adam = torch.optim.AdamW([{"params": [p for p in rest if p.dim() == 2], "weight_decay": 0.02}, {"params": [p for p in rest if p.dim() != 2], "weight_decay": 0.0}], lr=1e-3, betas=(0.9, 0.98), fused=True)
+        self.momentum = [torch.zeros(rows, p.shape[1]) for p, _, rows in self.views]
+        self.threads = threads
+
+    @staticmethod
+    def orthogonal(m):
+        """m [n, rows, columns], rows <= columns: five Newton-Schulz steps."""
+        x = m / (m.norm(dim=(1, 2), keepdim=True) + 1e-7)
+        for _ in range(5):
+            a = x @ x.transpose(1, 2)
+            x = 3.4445 * x + (-4.7750 * a + 2.0315 * (a @ a)) @ x
+        return x
+
+    @torch.no_grad()
+    def step(self, lr, beta=0.95, decay=0.05):
+        for group in self.adam.param_groups:
+            group["lr"] = lr
+        self.adam.step()
+        shapes = {}
+        for i, (p, at, rows) in enumerate(self.views):
+            g = p.grad[at : at + rows]
+            self.momentum[i].mul_(beta).add_(g)
+            u = g + beta * self.momentum[i]
+            shapes.setdefault((min(u.shape), max(u.shape)), []).append((i, u.T if u.shape[0] > u.shape[1] else u))
+        todo = [group[s : s + 4] for _, group in sorted(shapes.items(), key=lambda x: -x[0][0] * x[0][1]) for s in range(0, len(group), 4)]
+        lock = threading.Lock()
+
+        def worker():
+            while True:
+                with lock:
+                    if not todo:
+                        return
+                    group = todo.pop(0)
+                with torch.no_grad():
+                    for (i, u), o in zip(group, self.orthogonal(torch.stack([u for _, u in group]))):
+                        p, at, rows = self.views[i]
+                        w = p[at : at + rows]
+                        w.mul_(1 - lr * decay).add_(o if o.shape == w.shape else o.T, alpha=-lr * 0.2 * max(w.shape) ** 0.5)
+
+        together(worker, self.threads)
+
+    def state_dict(self):
+        return {"adam": self.adam.state_dict(), "momentum": self.momentum}
+
+    def load_state_dict(self, saved):
+        self.adam.load_state_dict(saved["adam"])
+        for m, s in zip(self.momentum, saved["momentum"]):
+            m.copy_(s)
+
+
+def together(work, threads):
+    """Runs `work` in `threads` threads; the first error of any is raised here."""
+    failed = []
+
+    def guarded():
+        try:
+            work()
+        except BaseException as error:
+            failed.append(error)
+
+    all_ = [threading.Thread(target=guarded) for _ in range(threads)]
+    for t in all_:
+        t.start()
+    for t in all_:
+        t.join()
+    if failed:
+        raise failed[0]
+
+
 class Trainer:
     def __init__(self, work: Path, threads: int):
         self.work, self.threads = work, threads
@@ -122,10 +212,7 @@ class Trainer:
         self.model = Llama(Config())
         self.half = copy.deepcopy(self.model).to(torch.bfloat16)
         self.half.cos, self.half.sin = self.model.cos, self.model.sin
-        decay = [p for p in self.model.parameters() if p.dim() == 2]
-        plain = [p for p in self.model.parameters() if p.dim() != 2]
-        groups = [{"params": decay, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}]
-        self.opt = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.98), fused=True)
+        self.opt = Muon(self.model, threads)
         self.rng = np.random.default_rng(SEED)
         self.state = {"phase": PHASES[0].name, "step": 0, "global_step": 0, "tokens": 0, "seconds": 0.0, "read": {}}
         self.path = work / "checkpoint.pt"
@@ -139,7 +226,8 @@ class Trainer:
     def load(self):
         saved = torch.load(self.path, weights_only=False)
         self.model.load_state_dict(saved["model"])
-        self.opt.load_state_dict(saved["opt"])
+        if "momentum" in saved["opt"]:  # else a run of the time when AdamW moved every weight
+            self.opt.load_state_dict(saved["opt"])
         self.rng.bit_generator.state = saved["rng"]
         self.state = saved["state"]
         if self.state["phase"] not in [p.name for p in PHASES]:  # the curriculum grew since: go on with the first new phase
@@ -184,39 +272,26 @@ class Trainer:
         tokens = sum(i[:, 1:].numel() for i, _ in todo)
         grads = [torch.zeros_like(p) for p in self.model.parameters()]
         seen = [0.0, 0, 0]
-        failed = []
 
         def worker():
-            try:
-                while True:
-                    with self.lock:
-                        if not todo:
-                            return
-                        ids, w = todo.pop(0)
-                    loss, count, right = self.half.loss(ids, w)
-                    g = torch.autograd.grad(loss / total, list(self.half.parameters()))
-                    with self.lock:
-                        torch._foreach_add_(grads, [x.float() for x in g])
-                        seen[0] += loss.item()
-                        seen[1] += count
-                        seen[2] += right
-            except BaseException as error:  # handed to the main thread below
-                failed.append(error)
+            while True:
+                with self.lock:
+                    if not todo:
+                        return
+                    ids, w = todo.pop(0)
+                loss, count, right = self.half.loss(ids, w)
+                g = torch.autograd.grad(loss / total, list(self.half.parameters()))
+                with self.lock:
+                    torch._foreach_add_(grads, [x.float() for x in g])
+                    seen[0] += loss.item()
+                    seen[1] += count
+                    seen[2] += right
 
-        threads = [threading.Thread(target=worker) for _ in range(self.threads)]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
-        if failed:
-            raise failed[0]
+        together(worker, self.threads)
         for p, g in zip(self.model.parameters(), grads):
             p.grad = g
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for group in self.opt.param_groups:
-            group["lr"] = lr
-        self.opt.step()
-        self.opt.zero_grad(set_to_none=True)
+        self.opt.step(lr)
         return seen[0] / total.item(), seen[2] / max(1, seen[1]), norm.item(), tokens
 
     def run(self, until):
