@@ -1,21 +1,17 @@
 //! `POST /v1/chat/completions`.
 
-use std::sync::Arc;
 use std::time::Instant;
 
-use axum::body::{Body, Bytes};
-use axum::http::Response;
 use folio_text::{ChatInput, ChatTemplate, TextError};
 use serde_json::{Map, Value};
 
 use crate::app::State;
 use crate::error::ApiError;
 use crate::fields::{Fields, within};
-use crate::generate::{self, Job, PromptJob, unix_s};
+use crate::generate::{Job, PromptJob, unix_s};
 use crate::messages;
 use crate::params::{Generation, REFUSED};
 use crate::shape::{Kind, Shape};
-use crate::tenants::Tenant;
 
 /// What is particular to chat: how the conversation becomes a prompt.
 struct Conversation {
@@ -25,20 +21,12 @@ struct Conversation {
     continue_final: bool,
 }
 
-pub async fn handle(
-    state: Arc<State>,
-    tenant: Tenant,
-    request_id: String,
-    body: Bytes,
-) -> Result<Response<Body>, ApiError> {
-    let arrived = Instant::now();
-    let flight = state.in_flight.enter();
-    let shared = state.clone();
-    let job = state.off_thread(move || prepare(&shared, &request_id, &body, arrived)).await?;
-    generate::run(&state, &tenant, job, flight).await
-}
-
-fn prepare(state: &State, request_id: &str, body: &[u8], arrived: Instant) -> Result<Job, ApiError> {
+pub(crate) fn prepare(
+    state: &State,
+    request_id: &str,
+    body: &[u8],
+    arrived: Instant,
+) -> Result<Job, ApiError> {
     let facts = &state.app.model;
     let limits = &state.config.limits;
     let mut fields = Fields::of_body(body)?;

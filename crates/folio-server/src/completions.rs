@@ -1,39 +1,27 @@
 //! `POST /v1/completions`.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Instant;
 
-use axum::body::{Body, Bytes};
-use axum::http::Response;
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 
 use crate::app::State;
 use crate::chat::{check_model, encode};
 use crate::error::ApiError;
 use crate::fields::{Fields, within};
-use crate::generate::{self, Job, PromptJob};
+use crate::generate::{Job, PromptJob};
 use crate::params::{Generation, REFUSED, check_token_ids};
 use crate::shape::{Kind, Shape};
-use crate::tenants::Tenant;
 
 /// OpenAI's default.
 const MAX_TOKENS: u32 = 16;
 
-pub async fn handle(
-    state: Arc<State>,
-    tenant: Tenant,
-    request_id: String,
-    body: Bytes,
-) -> Result<Response<Body>, ApiError> {
-    let arrived = Instant::now();
-    let flight = state.in_flight.enter();
-    let shared = state.clone();
-    let job = state.off_thread(move || prepare(&shared, &request_id, &body, arrived)).await?;
-    generate::run(&state, &tenant, job, flight).await
-}
-
-fn prepare(state: &State, request_id: &str, body: &[u8], arrived: Instant) -> Result<Job, ApiError> {
+pub(crate) fn prepare(
+    state: &State,
+    request_id: &str,
+    body: &[u8],
+    arrived: Instant,
+) -> Result<Job, ApiError> {
     let facts = &state.app.model;
     let limits = &state.config.limits;
     let mut fields = Fields::of_body(body)?;

@@ -19,6 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::app::{Flight, State};
 use crate::choice::{Choice, Delta, Scored};
 use crate::error::ApiError;
+use crate::http::JsonRequest;
 use crate::metrics::{FinishedChoice, FinishedPrompt};
 use crate::params::Generation;
 use crate::shape::{Finished, Kind, PromptReport, Shape, Usage};
@@ -48,8 +49,22 @@ pub fn unix_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
+/// Reads a request off the event loop with the endpoint's own `prepare`, runs it and answers.
+pub(crate) async fn handle(
+    state: Arc<State>,
+    request: JsonRequest,
+    prepare: fn(&State, &str, &[u8], Instant) -> Result<Job, ApiError>,
+) -> Result<Response<Body>, ApiError> {
+    let arrived = Instant::now();
+    let flight = state.in_flight.enter();
+    let JsonRequest { tenant, id, body } = request;
+    let shared = state.clone();
+    let job = state.off_thread(move || prepare(&shared, &id, &body, arrived)).await?;
+    run(&state, &tenant, job, flight).await
+}
+
 /// Runs the job and answers.
-pub async fn run(
+async fn run(
     state: &Arc<State>,
     tenant: &Tenant,
     job: Job,

@@ -23,7 +23,7 @@ use crate::app::{App, State};
 use crate::config::ServerConfig;
 use crate::error::ServerError;
 use crate::http::{JsonRequest, around};
-use crate::{chat, completions, pages};
+use crate::{chat, completions, generate, pages};
 
 /// Time for responses to leave after the last request finished.
 const CLOSING: Duration = Duration::from_secs(5);
@@ -44,10 +44,10 @@ impl Server {
     pub fn router(&self) -> Router {
         let state = self.state.clone();
         let chat = |Shared(state): Shared<Arc<State>>, request: JsonRequest| {
-            chat::handle(state, request.tenant, request.id, request.body)
+            generate::handle(state, request, chat::prepare)
         };
         let completions = |Shared(state): Shared<Arc<State>>, request: JsonRequest| {
-            completions::handle(state, request.tenant, request.id, request.body)
+            generate::handle(state, request, completions::prepare)
         };
         Router::new()
             .route("/", get(pages::index))
