@@ -1,4 +1,8 @@
 //! The values of a block, in plain loops: the definition that every packed form is tested against.
+//!
+//! Each function is ggml's `dequantize_row_*` (llama.cpp, `ggml-quants.c`) of the same name: the same products and sums of
+//! f32, in the same order, each rounded by itself (no fused multiply-add). Invariant: any bytes decode; a scale that is
+//! not finite gives values that are not finite, never a panic.
 
 use half::f16;
 
@@ -10,8 +14,19 @@ impl BlockFormat {
         assert_eq!(bytes.len() / self.bytes() * self.values(), out.len());
         assert!(bytes.len().is_multiple_of(self.bytes()));
         let one = match self {
-            BlockFormat::Q8_0 => q8_0,
             BlockFormat::Q4_0 => q4_0,
+            BlockFormat::Q4_1 => q4_1,
+            BlockFormat::Q5_0 => q5_0,
+            BlockFormat::Q5_1 => q5_1,
+            BlockFormat::Q8_0 => q8_0,
+            BlockFormat::Q2_K => q2_k,
+            BlockFormat::Q3_K => q3_k,
+            BlockFormat::Q4_K => q4_k,
+            BlockFormat::Q5_K => q5_k,
+            BlockFormat::Q6_K => q6_k,
+            BlockFormat::IQ4_NL => iq4_nl,
+            BlockFormat::IQ4_XS => iq4_xs,
+            BlockFormat::MXFP4 => mxfp4,
         };
         for (block, out) in bytes.chunks_exact(self.bytes()).zip(out.chunks_exact_mut(self.values())) {
             one(block, out);
@@ -19,8 +34,76 @@ impl BlockFormat {
     }
 }
 
+/// What the 16 codes of IQ4_NL and IQ4_XS stand for.
+pub const IQ4_VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
+/// What the 16 codes of MXFP4 (E2M1) stand for, doubled so that they are integers.
+pub const MXFP4_VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// The scale of an MXFP4 block, `2^(e - 128)`: half of what E8M0 means, since [`MXFP4_VALUES`] are doubled.
+pub fn mxfp4_scale(e: u8) -> f32 {
+    let e = u32::from(e);
+    f32::from_bits(if e < 2 { 0x0020_0000 << e } else { (e - 1) << 23 })
+}
+
+/// Scale and minimum number `i` (of 8) in the 12 bytes of Q4_K and Q5_K; 6 bits each.
+pub const fn k_scale_min(scales: &[u8; 12], i: usize) -> (u8, u8) {
+    if i < 4 {
+        (scales[i] & 63, scales[i + 4] & 63)
+    } else {
+        let both = scales[i + 4];
+        (both & 15 | (scales[i - 4] >> 6) << 4, both >> 4 | (scales[i] >> 6) << 4)
+    }
+}
+
+/// Scale number `i` (of 16) in the 12 bytes of Q3_K, in `-32..32`.
+pub const fn q3_k_scale(scales: &[u8; 12], i: usize) -> i8 {
+    let low = if i < 8 { scales[i] & 15 } else { scales[i - 8] >> 4 };
+    let high = scales[8 + i % 4] >> (2 * (i / 4)) & 3;
+    (low | high << 4) as i8 - 32
+}
+
 fn half(bytes: &[u8]) -> f32 {
     f16::from_le_bytes([bytes[0], bytes[1]]).to_f32()
+}
+
+/// `N` bytes at `at`; blocks are cut to size by the caller.
+fn array<const N: usize>(block: &[u8], at: usize) -> &[u8; N] {
+    block[at..].first_chunk().expect("blocks are whole")
+}
+
+/// 32 values of two nibbles a byte, the low ones first.
+fn nibbles(bytes: &[u8], out: &mut [f32], value: impl Fn(usize, u8) -> f32) {
+    let (low, high) = out.split_at_mut(16);
+    for (i, byte) in bytes[..16].iter().enumerate() {
+        low[i] = value(i, byte & 15);
+        high[i] = value(i + 16, byte >> 4);
+    }
+}
+
+fn q4_0(block: &[u8], out: &mut [f32]) {
+    let d = half(block);
+    nibbles(&block[2..], out, |_, q| (f32::from(q) - 8.0) * d);
+}
+
+fn q4_1(block: &[u8], out: &mut [f32]) {
+    let (d, m) = (half(block), half(&block[2..]));
+    nibbles(&block[4..], out, |_, q| f32::from(q) * d + m);
+}
+
+/// The nibble with its fifth bit.
+fn five(bits: &[u8; 4], i: usize, q: u8) -> f32 {
+    f32::from(q | (bits[i / 8] >> (i % 8) & 1) << 4)
+}
+
+fn q5_0(block: &[u8], out: &mut [f32]) {
+    let (d, bits) = (half(block), array(block, 2));
+    nibbles(&block[6..], out, |i, q| (five(bits, i, q) - 16.0) * d);
+}
+
+fn q5_1(block: &[u8], out: &mut [f32]) {
+    let (d, m, bits) = (half(block), half(&block[2..]), array(block, 4));
+    nibbles(&block[8..], out, |i, q| five(bits, i, q) * d + m);
 }
 
 fn q8_0(block: &[u8], out: &mut [f32]) {
@@ -30,13 +113,94 @@ fn q8_0(block: &[u8], out: &mut [f32]) {
     }
 }
 
-fn q4_0(block: &[u8], out: &mut [f32]) {
-    let d = half(block);
-    let (low, high) = out.split_at_mut(16);
-    for ((a, b), byte) in low.iter_mut().zip(high).zip(&block[2..]) {
-        *a = d * (f32::from(byte & 15) - 8.0);
-        *b = d * (f32::from(byte >> 4) - 8.0);
+/// 16 runs of 16 values; run `i` is bits `2 * (i % 8 / 2)..` of the 16 bytes at `32 * (i / 8) + 16 * (i % 2)`.
+fn two_bits(qs: &[u8], run: usize, i: usize) -> u8 {
+    qs[32 * (run / 8) + 16 * (run % 2) + i] >> (2 * (run % 8 / 2)) & 3
+}
+
+fn q2_k(block: &[u8], out: &mut [f32]) {
+    let (scales, qs) = (&block[..16], &block[16..80]);
+    let (d, min) = (half(&block[80..]), half(&block[82..]));
+    for (run, out) in out.chunks_exact_mut(16).enumerate() {
+        let (d, m) = (d * f32::from(scales[run] & 15), min * f32::from(scales[run] >> 4));
+        for (i, x) in out.iter_mut().enumerate() {
+            *x = d * f32::from(two_bits(qs, run, i)) - m;
+        }
     }
+}
+
+fn q3_k(block: &[u8], out: &mut [f32]) {
+    let (mask, qs, scales) = (&block[..32], &block[32..96], array(block, 96));
+    let d = half(&block[108..]);
+    for (run, out) in out.chunks_exact_mut(16).enumerate() {
+        let d = d * f32::from(q3_k_scale(scales, run));
+        for (i, x) in out.iter_mut().enumerate() {
+            let high = mask[16 * (run % 2) + i] >> (run / 2) & 1;
+            *x = d * (f32::from(two_bits(qs, run, i) | high << 2) - 4.0);
+        }
+    }
+}
+
+fn q4_k(block: &[u8], out: &mut [f32]) {
+    let (d, min, scales) = (half(block), half(&block[2..]), array(block, 4));
+    for (run, out) in out.chunks_exact_mut(32).enumerate() {
+        let (scale, m) = k_scale_min(scales, run);
+        let (d, m) = (d * f32::from(scale), min * f32::from(m));
+        let qs = &block[16 + 32 * (run / 2)..];
+        for (x, q) in out.iter_mut().zip(qs) {
+            *x = d * f32::from(q >> (4 * (run % 2)) & 15) - m;
+        }
+    }
+}
+
+fn q5_k(block: &[u8], out: &mut [f32]) {
+    let (d, min, scales) = (half(block), half(&block[2..]), array(block, 4));
+    let bits = &block[16..48];
+    for (run, out) in out.chunks_exact_mut(32).enumerate() {
+        let (scale, m) = k_scale_min(scales, run);
+        let (d, m) = (d * f32::from(scale), min * f32::from(m));
+        let qs = &block[48 + 32 * (run / 2)..];
+        for ((x, q), bits) in out.iter_mut().zip(qs).zip(bits) {
+            *x = d * f32::from(q >> (4 * (run % 2)) & 15 | (bits >> run & 1) << 4) - m;
+        }
+    }
+}
+
+fn q6_k(block: &[u8], out: &mut [f32]) {
+    let (low, high, scales) = (&block[..128], &block[128..192], &block[192..208]);
+    let d = half(&block[208..]);
+    for (run, out) in out.chunks_exact_mut(16).enumerate() {
+        let d = d * f32::from(scales[run] as i8);
+        // Two halves of 128 values; in each, four runs of 32 share 64 low bytes and 32 high bytes.
+        let (part, quarter, at) = (run / 8, run % 8 / 2, 16 * (run % 2));
+        let low = &low[64 * part + 32 * (quarter % 2) + at..];
+        let high = &high[32 * part + at..];
+        for ((x, low), high) in out.iter_mut().zip(low).zip(high) {
+            let q = low >> (4 * (quarter / 2)) & 15 | (high >> (2 * quarter) & 3) << 4;
+            *x = d * (f32::from(q) - 32.0);
+        }
+    }
+}
+
+fn iq4_nl(block: &[u8], out: &mut [f32]) {
+    let d = half(block);
+    nibbles(&block[2..], out, |_, q| d * f32::from(IQ4_VALUES[usize::from(q)]));
+}
+
+fn iq4_xs(block: &[u8], out: &mut [f32]) {
+    let d = half(block);
+    let high = u16::from_le_bytes(*array(block, 2));
+    let low = &block[4..8];
+    for (run, (out, qs)) in out.chunks_exact_mut(32).zip(block[8..].chunks_exact(16)).enumerate() {
+        let scale = low[run / 2] >> (4 * (run % 2)) & 15 | ((high >> (2 * run) & 3) as u8) << 4;
+        let d = d * (f32::from(scale) - 32.0);
+        nibbles(qs, out, |_, q| d * f32::from(IQ4_VALUES[usize::from(q)]));
+    }
+}
+
+fn mxfp4(block: &[u8], out: &mut [f32]) {
+    let d = mxfp4_scale(block[0]);
+    nibbles(&block[1..], out, |_, q| f32::from(MXFP4_VALUES[usize::from(q)]) * d);
 }
 
 #[cfg(test)]
@@ -56,5 +220,24 @@ mod tests {
         BlockFormat::Q4_0.decode(&q4, &mut out);
         assert_eq!(out[..16], std::array::from_fn::<f32, 16, _>(|i| -0.25 * (i as f32 - 8.0)));
         assert_eq!(out[16..], std::array::from_fn::<f32, 16, _>(|i| -0.25 * (7.0 - i as f32)));
+    }
+
+    #[test]
+    fn scales_of_mxfp4_are_powers_of_two_down_to_the_smallest() {
+        assert_eq!(mxfp4_scale(0), 2f32.powi(-128));
+        assert_eq!(mxfp4_scale(1), 2f32.powi(-127));
+        assert_eq!(mxfp4_scale(2), 2f32.powi(-126));
+        assert_eq!(mxfp4_scale(128), 1.0);
+        assert_eq!(mxfp4_scale(255), 2f32.powi(127));
+    }
+
+    #[test]
+    fn any_bytes_decode() {
+        for format in BlockFormat::ALL {
+            let mut out = vec![0.0; format.values()];
+            for byte in [0x00, 0x7f, 0x80, 0xff] {
+                format.decode(&vec![byte; format.bytes()], &mut out);
+            }
+        }
     }
 }
