@@ -47,7 +47,11 @@ impl Config {
     /// Parses the text of `file` (usually "config.json").
     pub fn parse(file: &str, bytes: &[u8]) -> Result<Self> {
         let map = parse_object(file, bytes)?;
-        let fields = Fields::new(file, &map);
+        Self::from_fields(Fields::new(file, &map))
+    }
+
+    /// Reads the fields of a config.json, wherever they come from.
+    pub fn from_fields(fields: Fields<'_>) -> Result<Self> {
         let family = find_family(fields)?;
         refuse_unsupported(fields)?;
 

@@ -40,12 +40,14 @@ pub enum ModelError {
     #[error("tensor `{tensor}` is missing from {checkpoint}")]
     MissingTensor { tensor: String, checkpoint: String },
     #[error(
-        "{file}: tensor `{tensor}` is not part of a {family} decoder as config.json describes it; the checkpoint is of another architecture or its config.json is wrong"
+        "{file}: tensor `{tensor}` is not part of a {family} decoder as {settings} describes it; the checkpoint is of another architecture or {settings} is wrong"
     )]
-    UnexpectedTensor { file: String, tensor: String, family: &'static str },
-    #[error("{file}: tensor `{tensor}` has shape {found:?}, expected {expected:?} from config.json")]
-    Shape { file: String, tensor: String, found: Vec<usize>, expected: Vec<usize> },
-    #[error("{file}: tensor `{tensor}` has dtype {found}; supported weight dtypes: BF16, F16, F32")]
+    UnexpectedTensor { file: String, tensor: String, settings: &'static str, family: &'static str },
+    #[error("{file}: tensor `{tensor}` has shape {found:?}, expected {expected:?} from {settings}")]
+    Shape { file: String, tensor: String, found: Vec<usize>, expected: Vec<usize>, settings: &'static str },
+    #[error(
+        "{file}: tensor `{tensor}` has dtype {found}; supported weight dtypes: BF16, F16, F32 and, in GGUF files, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS, MXFP4"
+    )]
     DType { file: String, tensor: String, found: String },
     #[error(
         "{file}: tensor `{tensor}` has dtype {found} but `{other}`, stacked with it, has {other_encoding}"

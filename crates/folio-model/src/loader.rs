@@ -4,10 +4,11 @@
 //! Must never: know a family, or keep a weight. Cost: one pass over the weights; resident memory is the packed weights
 //! plus the tensor being packed.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use crate::backend::{Backend, DType, KvLayout, TensorView};
-use crate::checkpoint::{Checkpoint, Digest, GenerationConfig};
+use crate::checkpoint::{Checkpoint, Digest, GenerationConfig, Tensor};
 use crate::config::Config;
 use crate::decoder::{Load, WeightSpec, kv_layout, program, weight_specs};
 use crate::error::{ModelError, Result};
@@ -72,7 +73,8 @@ impl Model {
         options: LoadOptions<'_>,
     ) -> Result<LoadedModel> {
         let config = checkpoint.config();
-        let (max_model_len, length_limited_by) = model_length(config, options.max_model_len)?;
+        let (max_model_len, length_limited_by) =
+            model_length(config, checkpoint.settings(), options.max_model_len)?;
         let specs = weight_specs(config);
         let census = check(checkpoint, specs.iter())?;
         refuse_unexpected(checkpoint, specs.iter())?;
@@ -108,17 +110,17 @@ impl Model {
 
 /// The longest sequence served. A sliding window would change what attention sees beyond it, so a server of such a model
 /// is limited to the window: by default silently shorter (and said at start), by request refused.
-fn model_length(config: &Config, asked: Option<usize>) -> Result<(usize, Option<String>)> {
+fn model_length(config: &Config, settings: &str, asked: Option<usize>) -> Result<(usize, Option<String>)> {
     let window = config.window.filter(|window| *window < config.max_position);
     let (limit, reason) = match window {
         Some(window) => (
             window,
             format!(
-                "sliding_window = {window} in config.json: attention over a sliding window is not supported beyond it"
+                "sliding_window = {window} in {settings}: attention over a sliding window is not supported beyond it"
             ),
         ),
         None => {
-            (config.max_position, format!("max_position_embeddings = {} in config.json", config.max_position))
+            (config.max_position, format!("max_position_embeddings = {} in {settings}", config.max_position))
         }
     };
     match asked {
@@ -148,11 +150,12 @@ fn check<'a>(checkpoint: &Checkpoint, specs: impl Iterator<Item = &'a WeightSpec
                 Some((other, other_encoding))
                     if part.shape.len() == 2 && !stackable(view.encoding, other_encoding) =>
                 {
+                    let (file, tensor) = checkpoint.stored_as(&part.name)?;
                     return Err(ModelError::MixedEncodings {
-                        file: checkpoint.file_of(&part.name)?.to_owned(),
-                        tensor: part.name.clone(),
+                        file: file.to_owned(),
+                        tensor: tensor.to_owned(),
                         found: view.encoding,
-                        other: other.to_owned(),
+                        other: checkpoint.stored_as(other)?.1.to_owned(),
                         other_encoding,
                     });
                 }
@@ -160,8 +163,8 @@ fn check<'a>(checkpoint: &Checkpoint, specs: impl Iterator<Item = &'a WeightSpec
             }
             parameters += view.shape.iter().product::<usize>() as u64;
             match bytes_of.iter_mut().find(|(encoding, _)| *encoding == view.encoding) {
-                Some((_, bytes)) => *bytes += view.bytes.len() as u64,
-                None => bytes_of.push((view.encoding, view.bytes.len() as u64)),
+                Some((_, bytes)) => *bytes += view.size_bytes(),
+                None => bytes_of.push((view.encoding, view.size_bytes())),
             }
         }
     }
@@ -185,11 +188,14 @@ fn refuse_unexpected<'a>(checkpoint: &Checkpoint, specs: impl Iterator<Item = &'
     for name in checkpoint.tensor_names() {
         let layer =
             name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.')?.0.parse::<usize>().ok());
-        let inside = layer.is_some_and(|layer| layer < layers);
+        // A GGUF file holds the decoder and nothing else, so nothing may be left over.
+        let inside = layer.map_or(checkpoint.gguf().is_some(), |layer| layer < layers);
         if inside && !used.contains(name) && !name.ends_with(".rotary_emb.inv_freq") {
+            let (file, tensor) = checkpoint.stored_as(name)?;
             return Err(ModelError::UnexpectedTensor {
-                file: checkpoint.file_of(name)?.to_owned(),
-                tensor: name.to_owned(),
+                file: file.to_owned(),
+                tensor: tensor.to_owned(),
+                settings: checkpoint.settings(),
                 family: checkpoint.config().family.model_type,
             });
         }
@@ -212,36 +218,44 @@ impl<'a> Loading<'a> {
         (self.progress)(progress);
     }
 
-    fn parts(&mut self, spec: &WeightSpec) -> Result<Vec<TensorView<'a>>> {
+    /// The parts of a weight, their rows in the decoder's order, and in the digest.
+    fn parts(&mut self, spec: &WeightSpec) -> Result<Vec<Part<'a>>> {
         let mut parts = Vec::with_capacity(spec.parts.len());
         for part in &spec.parts {
-            let view = self.checkpoint.tensor(part)?;
-            self.digest.tensor(&part.name, &view);
-            parts.push(view);
+            let tensor = self.checkpoint.tensor(part)?;
+            let part_bytes = tensor.bytes();
+            self.digest.tensor(&part.name, &tensor.view(&part_bytes));
+            parts.push((tensor, part_bytes));
         }
         Ok(parts)
     }
 
-    fn packed(&mut self, spec: &WeightSpec, parts: &[TensorView<'_>]) {
+    fn packed(&mut self, spec: &WeightSpec, parts: &[Part<'_>]) {
         for part in &spec.parts {
             self.checkpoint.release(&part.name);
         }
-        self.done_bytes += parts.iter().map(|part| part.bytes.len() as u64).sum::<u64>();
+        self.done_bytes += parts.iter().map(|(tensor, _)| tensor.size_bytes()).sum::<u64>();
         self.report(&spec.label);
     }
+}
+
+type Part<'a> = (Tensor<'a>, Cow<'a, [u8]>);
+
+fn views<'b>(parts: &'b [Part<'_>]) -> Vec<TensorView<'b>> {
+    parts.iter().map(|(tensor, bytes)| tensor.view(bytes)).collect()
 }
 
 impl Load<ModelError> for Loading<'_> {
     fn matrix(&mut self, spec: &WeightSpec) -> Result<MatrixId> {
         let parts = self.parts(spec)?;
-        let id = self.backend.load_matrix(&spec.label, &parts)?;
+        let id = self.backend.load_matrix(&spec.label, &views(&parts))?;
         self.packed(spec, &parts);
         Ok(id)
     }
 
     fn vector(&mut self, spec: &WeightSpec) -> Result<VectorId> {
         let parts = self.parts(spec)?;
-        let id = self.backend.load_vector(&spec.label, &parts)?;
+        let id = self.backend.load_vector(&spec.label, &views(&parts))?;
         self.packed(spec, &parts);
         Ok(id)
     }

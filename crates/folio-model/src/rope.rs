@@ -1,6 +1,6 @@
 //! Rotary embeddings: from a configuration to the inverse frequencies of one table.
 //!
-//! Owns: the scaling variants (default, linear, llama3, YaRN, LongRoPE). Everything is computed in f64 and rounded once.
+//! Owns: the scaling variants (default, linear, llama3, YaRN, LongRoPE, given factors). Everything is computed in f64 and rounded once.
 //! Sources: transformers' `modeling_rope_utils.py`; Llama 3.1's reference code; YaRN, arXiv:2309.00071; LongRoPE,
 //! arXiv:2402.13753. Must never: depend on a request. LongRoPE's two factor sets would otherwise switch with the length
 //! of a sequence, so that tokens already cached would be wrong from one step to the next; here the server's
@@ -43,6 +43,10 @@ pub enum RopeScaling {
         long_factor: Vec<f64>,
         original_max_position: usize,
         attention_factor: f64,
+    },
+    /// A divisor for each frequency, as a GGUF file carries llama3's.
+    Factors {
+        factors: Vec<f64>,
     },
 }
 
@@ -116,6 +120,9 @@ impl RopeConfig {
             RopeScaling::LongRope { short_factor, long_factor, original_max_position, attention_factor } => {
                 let factors = if max_model_len > *original_max_position { long_factor } else { short_factor };
                 (base.iter().zip(factors).map(|(freq, factor)| freq / factor).collect(), *attention_factor)
+            }
+            RopeScaling::Factors { factors } => {
+                (base.iter().zip(factors).map(|(freq, factor)| freq / factor).collect(), 1.0)
             }
         };
         Rope { inv_freq: inv_freq.into_iter().map(|freq| freq as f32).collect(), scale: scale as f32 }

@@ -13,6 +13,8 @@ pub struct Fields<'a> {
     file: &'a str,
     path: &'a str,
     map: &'a Map<String, Value>,
+    /// (path and name here, what the file itself calls it)
+    names: &'a [(&'static str, String)],
 }
 
 /// Parses `bytes` as an object.
@@ -30,7 +32,12 @@ pub fn parse_object(file: &str, bytes: &[u8]) -> Result<Map<String, Value>> {
 
 impl<'a> Fields<'a> {
     pub fn new(file: &'a str, map: &'a Map<String, Value>) -> Self {
-        Self { file, path: "", map }
+        Self { file, path: "", map, names: &[] }
+    }
+
+    /// Fields made from a file that calls them otherwise: errors use its names.
+    pub fn with_names(self, names: &'a [(&'static str, String)]) -> Self {
+        Self { names, ..self }
     }
 
     pub fn file(&self) -> &'a str {
@@ -48,11 +55,9 @@ impl<'a> Fields<'a> {
     }
 
     pub fn problem(&self, name: &str, problem: impl Into<String>) -> ModelError {
-        ModelError::Field {
-            file: self.file.to_owned(),
-            field: format!("{}{name}", self.path),
-            problem: problem.into(),
-        }
+        let field = format!("{}{name}", self.path);
+        let own = self.names.iter().find(|(here, _)| *here == field).map(|(_, own)| own.clone());
+        ModelError::Field { file: self.file.to_owned(), field: own.unwrap_or(field), problem: problem.into() }
     }
 
     fn wrong(&self, name: &str, value: &Value, expected: &str) -> ModelError {
@@ -142,7 +147,7 @@ impl<'a> Fields<'a> {
     pub fn object(&self, name: &str, path: &'a str) -> Result<Option<Fields<'a>>> {
         let Some(value) = self.value(name) else { return Ok(None) };
         match value {
-            Value::Object(map) => Ok(Some(Fields { file: self.file, path, map })),
+            Value::Object(map) => Ok(Some(Fields { path, map, ..*self })),
             other => Err(self.wrong(name, other, "an object")),
         }
     }

@@ -1,4 +1,7 @@
 //! Loading fixtures, whole and damaged.
+#![allow(dead_code, reason = "each test binary uses its part of this module")]
+
+pub mod gguf;
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +11,6 @@ use folio_model::reference::ReferenceBackend;
 use folio_model::testing::fixture;
 use folio_model::{Checkpoint, LoadOptions, LoadedModel, Model, ModelError};
 
-#[allow(dead_code, reason = "each test binary uses its part of this module")]
 pub fn options(max_model_len: Option<usize>) -> LoadOptions<'static> {
     LoadOptions {
         max_rows: 64,

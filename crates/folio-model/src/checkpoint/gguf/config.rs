@@ -1,0 +1,347 @@
+//! From a GGUF file's metadata to the same [`Config`] that a config.json gives.
+//!
+//! Owns: which key means which field, and what a file of this format implies (a table of architectures; no `output.weight`
+//! means a tied one). Must never: serve a key that would change the arithmetic and is not understood. The keys are written
+//! as the text of a config.json and parsed by the one parser there is, so that every check is made once; its errors name
+//! the GGUF keys.
+
+use serde_json::{Map, Value as Json, json};
+
+use super::names::{Names, ROPE_FREQS, ROPE_LONG, ROPE_SHORT};
+use super::vocabulary::Vocabulary;
+use super::{Metadata, TensorInfo, Value};
+use crate::backend::DType;
+use crate::checkpoint::generation::GenerationConfig;
+use crate::checkpoint::json::Fields;
+use crate::config::Config;
+use crate::error::{ModelError, Result};
+use crate::family::{Bias, Fusion};
+use crate::quant::Encoding;
+use crate::rope::RopeScaling;
+
+/// An architecture of llama.cpp that is a family of ours.
+struct Architecture {
+    name: &'static str,
+    model_type: &'static str,
+    /// llama.cpp rotates neighbouring dimensions, so the converter reorders the rows of q and k.
+    interleaved: bool,
+}
+
+const ARCHITECTURES: &[Architecture] = &[
+    Architecture { name: "llama", model_type: "llama", interleaved: true },
+    Architecture { name: "qwen2", model_type: "qwen2", interleaved: false },
+    Architecture { name: "qwen3", model_type: "qwen3", interleaved: false },
+    Architecture { name: "smollm3", model_type: "smollm3", interleaved: true },
+    Architecture { name: "phi3", model_type: "phi3", interleaved: false },
+];
+
+/// Keys (after the architecture's name) that mean another decoder unless they have one of these values.
+const NEUTRAL: &[(&str, &[f64])] = &[
+    ("expert_count", &[0.0]),
+    ("expert_used_count", &[0.0]),
+    ("nextn_predict_layers", &[0.0]),
+    ("logit_scale", &[0.0, 1.0]),
+    ("residual_scale", &[0.0, 1.0]),
+    ("embedding_scale", &[0.0, 1.0]),
+    ("attn_logit_softcapping", &[0.0]),
+    ("final_logit_softcapping", &[0.0]),
+    ("attention.scale", &[0.0]),
+    ("attention.clamp_kqv", &[0.0]),
+    ("attention.max_alibi_bias", &[0.0]),
+    ("attention.temperature_scale", &[0.0]),
+    ("attention.temperature_length", &[0.0]),
+    ("attention.q_lora_rank", &[0.0]),
+    ("attention.kv_lora_rank", &[0.0]),
+    ("attention.shared_kv_layers", &[0.0]),
+    ("rope.scaling.alpha", &[0.0]),
+    ("rope.scaling.yarn_log_multiplier", &[0.0]),
+    ("rope.scaling.yarn_ext_factor", &[1.0]),
+];
+
+/// What the metadata says.
+pub struct Described {
+    pub config: Config,
+    /// The equivalent config.json: part of the model's digest.
+    pub text: Vec<u8>,
+    pub generation: GenerationConfig,
+    pub names: Names,
+}
+
+/// Finds a stored tensor by its name in the file.
+pub type Find<'a> = &'a dyn Fn(&str) -> Option<(&'a TensorInfo, &'a [u8])>;
+
+/// Reads the decoder's configuration. `find` looks a stored tensor up in all files of the model.
+pub fn describe<'a>(metadata: Metadata<'a>, find: Find<'a>) -> Result<Described> {
+    let Some(name) = metadata.text("general.architecture")? else {
+        return Err(metadata.problem("general.architecture", "is missing: it names the model family"));
+    };
+    let Some(architecture) = ARCHITECTURES.iter().find(|architecture| architecture.name == name) else {
+        return Err(ModelError::Family {
+            file: metadata.file().to_owned(),
+            family: name.chars().take(60).collect(),
+            supported: ARCHITECTURES.iter().map(|known| known.name).collect::<Vec<_>>().join(", "),
+        });
+    };
+    let reader = Reader { metadata, architecture, find };
+    reader.refuse_unsupported()?;
+    let vocabulary = Vocabulary::read(metadata)?;
+    let map = reader.fields(vocabulary.as_ref())?;
+    let aliases = reader.aliases();
+    let mut config = Config::from_fields(Fields::new(metadata.file(), &map).with_names(&aliases))?;
+    reader.complete(&mut config)?;
+    let names = Names {
+        fused: config.family.fusion == Fusion::Fused,
+        interleaved: architecture.interleaved,
+        heads: config.heads,
+        kv_heads: config.kv_heads,
+    };
+    if names.interleaved && config.rope.rotary_dim != config.head_dim {
+        let key = reader.key("rope.dimension_count");
+        let problem = format!("is {}, expected all {} dimensions", config.rope.rotary_dim, config.head_dim);
+        return Err(metadata.problem(&key, problem));
+    }
+    let generation = generation(metadata, vocabulary.as_ref())?;
+    Ok(Described { config, text: Json::Object(map).to_string().into_bytes(), generation, names })
+}
+
+/// (field of config.json, key after the architecture's name)
+const INTEGERS: &[(&str, &str)] = &[
+    ("hidden_size", "embedding_length"),
+    ("num_hidden_layers", "block_count"),
+    ("num_attention_heads", "attention.head_count"),
+    ("intermediate_size", "feed_forward_length"),
+    ("max_position_embeddings", "context_length"),
+];
+
+struct Reader<'a> {
+    metadata: Metadata<'a>,
+    architecture: &'static Architecture,
+    find: Find<'a>,
+}
+
+impl Reader<'_> {
+    fn key(&self, suffix: &str) -> String {
+        format!("{}.{suffix}", self.architecture.name)
+    }
+
+    fn number(&self, suffix: &str) -> Result<Option<f64>> {
+        self.metadata.number(&self.key(suffix))
+    }
+
+    fn missing(&self, suffix: &str) -> ModelError {
+        self.metadata.problem(&self.key(suffix), "is missing")
+    }
+
+    /// An integer, or a list of one per layer that are all the same.
+    fn integer(&self, suffix: &str) -> Result<Option<u64>> {
+        let key = self.key(suffix);
+        if !self.metadata.is_array(&key) {
+            return self.metadata.integer(&key);
+        }
+        let list = self.metadata.numbers(&key)?.unwrap_or_default();
+        match list.first() {
+            Some(first) if list.iter().all(|number| number == first) && *first >= 0.0 => {
+                Ok(Some(*first as u64))
+            }
+            _ => Err(self.metadata.problem(&key, "differs from layer to layer, which is not supported")),
+        }
+    }
+
+    fn unsupported(&self, what: String, supported: &str) -> ModelError {
+        ModelError::Unsupported {
+            file: self.metadata.file().to_owned(),
+            what,
+            supported: format!("supported: {supported}"),
+        }
+    }
+
+    fn refuse_unsupported(&self) -> Result<()> {
+        for (suffix, neutral) in NEUTRAL {
+            if let Some(found) = self.number(suffix)?.filter(|found| !neutral.contains(found)) {
+                let what = format!("`{}` = {found}", self.key(suffix));
+                return Err(self.unsupported(what, "dense decoders without it"));
+            }
+        }
+        if self.metadata.flag(&self.key("attention.causal"))? == Some(false) {
+            let what = format!("`{}` = false", self.key("attention.causal"));
+            return Err(self.unsupported(what, "causal attention"));
+        }
+        Ok(())
+    }
+
+    /// The fields of the equivalent config.json.
+    fn fields(&self, vocabulary: Option<&Vocabulary<'_>>) -> Result<Map<String, Json>> {
+        let mut map = Map::new();
+        map.insert("model_type".into(), json!(self.architecture.model_type));
+        for (field, suffix) in INTEGERS {
+            let value = self.integer(suffix)?.ok_or_else(|| self.missing(suffix))?;
+            map.insert((*field).into(), json!(value));
+        }
+        let (hidden, heads) = (map["hidden_size"].as_u64(), map["num_attention_heads"].as_u64());
+        let kv_heads = self.integer("attention.head_count_kv")?.or(heads);
+        map.insert("num_key_value_heads".into(), json!(kv_heads));
+        let even = hidden.zip(heads).and_then(|(hidden, heads)| hidden.checked_div(heads));
+        let head_dim = self.integer("attention.key_length")?.or(even).unwrap_or(0);
+        map.insert("head_dim".into(), json!(head_dim));
+        if let Some(value_dim) = self.integer("attention.value_length")?.filter(|dim| *dim != head_dim) {
+            let what =
+                format!("`{}` = {value_dim} beside keys of {head_dim}", self.key("attention.value_length"));
+            return Err(self.unsupported(what, "keys and values of one length"));
+        }
+        let eps = self.number("attention.layer_norm_rms_epsilon")?;
+        let eps = eps.ok_or_else(|| self.missing("attention.layer_norm_rms_epsilon"))?;
+        map.insert("rms_norm_eps".into(), json!(eps));
+        map.insert("rope_theta".into(), json!(self.number("rope.freq_base")?.unwrap_or(10_000.0)));
+        let rotated = self.integer("rope.dimension_count")?.unwrap_or(head_dim);
+        if rotated != head_dim {
+            // Half a dimension more, so that rounding down gives exactly `rotated`.
+            map.insert("partial_rotary_factor".into(), json!((rotated as f64 + 0.5) / head_dim as f64));
+        }
+        if let Some(scaling) = self.scaling()? {
+            map.insert("rope_scaling".into(), scaling);
+        }
+        let vocab = match vocabulary {
+            Some(vocabulary) => Some(vocabulary.tokens.len() as u64),
+            None => self.integer("vocab_size")?,
+        };
+        map.insert("vocab_size".into(), json!(vocab.ok_or_else(|| self.missing("vocab_size"))?));
+        map.insert("tie_word_embeddings".into(), json!((self.find)("output.weight").is_none()));
+        Ok(map)
+    }
+
+    /// What a field of [`Reader::fields`] is called in the file.
+    fn aliases(&self) -> Vec<(&'static str, String)> {
+        let mut aliases: Vec<_> = INTEGERS.iter().map(|(field, suffix)| (*field, self.key(suffix))).collect();
+        for (field, suffix) in [
+            ("num_key_value_heads", "attention.head_count_kv"),
+            ("head_dim", "attention.key_length"),
+            ("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
+            ("rope_theta", "rope.freq_base"),
+            ("partial_rotary_factor", "rope.dimension_count"),
+            ("rope_scaling.factor", "rope.scaling.factor"),
+            ("rope_scaling.original_max_position_embeddings", "rope.scaling.original_context_length"),
+        ] {
+            aliases.push((field, self.key(suffix)));
+        }
+        aliases.push(("rope_scaling.long_factor", ROPE_LONG.to_owned()));
+        aliases.push(("rope_scaling.short_factor", ROPE_SHORT.to_owned()));
+        aliases.push(("vocab_size", "tokenizer.ggml.tokens".to_owned()));
+        aliases
+    }
+
+    fn scaling(&self) -> Result<Option<Json>> {
+        let original = self.integer("rope.scaling.original_context_length")?;
+        let attention = self.number("rope.scaling.attn_factor")?;
+        if let (Some(long), Some(short)) = (self.factors(ROPE_LONG)?, self.factors(ROPE_SHORT)?) {
+            return Ok(Some(json!({
+                "rope_type": "longrope",
+                "long_factor": long,
+                "short_factor": short,
+                "original_max_position_embeddings": original.ok_or_else(|| {
+                    self.missing("rope.scaling.original_context_length")
+                })?,
+                "attention_factor": attention.unwrap_or(1.0),
+            })));
+        }
+        let factor = match self.number("rope.scaling.factor")? {
+            Some(factor) => Some(factor),
+            None => self.number("rope.scale_linear")?,
+        };
+        let factor = factor.filter(|factor| *factor != 0.0);
+        let kind = self.metadata.text(&self.key("rope.scaling.type"))?;
+        match (kind.unwrap_or("linear"), factor) {
+            ("none", _) | ("linear", None) => Ok(None),
+            ("linear", Some(factor)) => Ok(Some(json!({"rope_type": "linear", "factor": factor}))),
+            ("yarn", Some(factor)) => {
+                let own = self.number("rope.scaling.yarn_attn_factor")?.or(attention).unwrap_or(1.0);
+                let mut scaling = json!({
+                    "rope_type": "yarn",
+                    "factor": factor,
+                    "original_max_position_embeddings": original,
+                    "attention_factor": own * if factor > 1.0 { 0.1 * factor.ln() + 1.0 } else { 1.0 },
+                });
+                for (field, suffix) in [("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")] {
+                    if let Some(beta) = self.number(&format!("rope.scaling.{suffix}"))? {
+                        scaling[field] = json!(beta);
+                    }
+                }
+                Ok(Some(scaling))
+            }
+            (kind, factor) => {
+                let kind: String = kind.chars().take(60).collect();
+                let what = format!("rope scaling `{kind}` with factor {factor:?} and no tensor of factors");
+                Err(self.unsupported(what, "linear, yarn, and factors in rope_freqs or rope_factors_*"))
+            }
+        }
+    }
+
+    /// A small vector of f32 that belongs to the configuration.
+    fn factors(&self, tensor: &str) -> Result<Option<Vec<f64>>> {
+        let Some((info, bytes)) = (self.find)(tensor) else { return Ok(None) };
+        if info.encoding != Ok(Encoding::Plain(DType::F32)) || info.shape.len() != 1 {
+            return Err(self.unsupported(format!("tensor `{tensor}` as it is"), "a vector of F32"));
+        }
+        let factors: Vec<f64> =
+            bytes.as_chunks().0.iter().map(|bytes| f64::from(f32::from_le_bytes(*bytes))).collect();
+        if factors.iter().any(|factor| !factor.is_finite() || *factor <= 0.0) {
+            return Err(self.metadata.problem(tensor, "must hold only numbers above 0"));
+        }
+        Ok(Some(factors))
+    }
+
+    /// What a config.json cannot say: what is known from which tensors there are.
+    fn complete(&self, config: &mut Config) -> Result<()> {
+        if let Some(factors) = self.factors(ROPE_FREQS)? {
+            if config.rope.scaling != RopeScaling::None {
+                let what = format!("rope scaling beside the tensor `{ROPE_FREQS}`");
+                return Err(self.unsupported(what, "one or the other"));
+            }
+            if factors.len() != config.rope.rotary_dim / 2 {
+                let expected = config.rope.rotary_dim / 2;
+                let problem = format!("holds {} factors, expected {expected}", factors.len());
+                return Err(self.metadata.problem(ROPE_FREQS, problem));
+            }
+            config.rope.scaling = RopeScaling::Factors { factors };
+            if config.rope.table(0).inv_freq.iter().any(|freq| !freq.is_finite()) {
+                return Err(self.metadata.problem(ROPE_FREQS, "gives frequencies that are not finite"));
+            }
+        }
+        if let Some(window) = self.integer("attention.sliding_window")?.filter(|window| *window > 0) {
+            config.window = Some(usize::try_from(window).unwrap_or(usize::MAX));
+        }
+        let has = |tensor: &str| (self.find)(tensor).is_some();
+        let optional = |rule: Bias| matches!(rule, Bias::Config(_));
+        if optional(config.family.qkv_bias) {
+            config.qkv_bias = has("blk.0.attn_q.bias");
+        }
+        if optional(config.family.o_bias) {
+            config.o_bias = has("blk.0.attn_output.bias");
+        }
+        if optional(config.family.mlp_bias) {
+            config.mlp_bias = has("blk.0.ffn_down.bias");
+        }
+        Ok(())
+    }
+}
+
+fn generation(metadata: Metadata<'_>, vocabulary: Option<&Vocabulary<'_>>) -> Result<GenerationConfig> {
+    let sampling = |name: &str| metadata.number(&format!("general.sampling.{name}"));
+    let float = |number: Option<f64>| number.map(|number| number as f32);
+    let ids = vocabulary.map(|vocabulary| &vocabulary.ids);
+    Ok(GenerationConfig {
+        eos_token_ids: ids.map(|ids| ids.ends.clone()).unwrap_or_default(),
+        bos_token_id: ids.and_then(|ids| ids.bos),
+        temperature: float(sampling("temp")?),
+        top_k: sampling("top_k")?.map(|number| number.max(0.0) as u32),
+        top_p: float(sampling("top_p")?),
+        min_p: float(sampling("min_p")?),
+        repetition_penalty: float(sampling("penalty_repeat")?),
+        ..GenerationConfig::default()
+    })
+}
+
+impl Metadata<'_> {
+    fn is_array(&self, key: &str) -> bool {
+        matches!(self.value(key), Some(Value::Array(_)))
+    }
+}

@@ -1,0 +1,133 @@
+//! Which tensor of a GGUF file is which tensor of the decoder, and in which order its rows lie.
+
+use crate::quant::Encoding;
+
+/// Order of the rows of a stored matrix or vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowOrder {
+    AsStored,
+    /// The decoder rotates dimension `i` of a head with dimension `i + half`; llama.cpp's `llama` architecture rotates
+    /// neighbours, so its q and k hold each head's rows as 0, half, 1, half + 1, ... Blocks run along columns, so moving
+    /// whole rows changes no value.
+    Interleaved {
+        heads: usize,
+    },
+}
+
+impl RowOrder {
+    /// The rows of `stored` as the decoder expects them: `[rows, cols]` or `[rows]`.
+    pub fn arranged(self, stored: &[u8], encoding: Encoding, shape: &[usize]) -> Option<Vec<u8>> {
+        let RowOrder::Interleaved { heads } = self else { return None };
+        let rows = shape[0];
+        let row_bytes = encoding.bytes(shape.get(1).copied().unwrap_or(1))?;
+        if heads == 0 || !rows.is_multiple_of(2 * heads) || rows * row_bytes != stored.len() {
+            return None;
+        }
+        let half = rows / heads / 2;
+        let mut arranged = Vec::with_capacity(stored.len());
+        for head in 0..heads {
+            for part in 0..2 {
+                for i in 0..half {
+                    let row = head * 2 * half + 2 * i + part;
+                    arranged.extend_from_slice(&stored[row * row_bytes..(row + 1) * row_bytes]);
+                }
+            }
+        }
+        Some(arranged)
+    }
+}
+
+/// What the names depend on.
+#[derive(Clone, Copy, Debug)]
+pub struct Names {
+    /// q, k and v are one tensor, and so are gate and up.
+    pub fused: bool,
+    /// q and k are stored in the order of a rotation of neighbours.
+    pub interleaved: bool,
+    pub heads: usize,
+    pub kv_heads: usize,
+}
+
+/// Rotary factors: read with the configuration, no part of the decoder's weights.
+pub const ROPE_FREQS: &str = "rope_freqs.weight";
+pub const ROPE_LONG: &str = "rope_factors_long.weight";
+pub const ROPE_SHORT: &str = "rope_factors_short.weight";
+
+impl Names {
+    /// The decoder's name of a stored tensor. One that the decoder does not have keeps its own name behind its layer's
+    /// prefix, so that it is seen as part of the layer and refused.
+    pub fn decoder_name(&self, stored: &str) -> String {
+        match stored {
+            "token_embd.weight" => return "model.embed_tokens.weight".to_owned(),
+            "output_norm.weight" => return "model.norm.weight".to_owned(),
+            "output.weight" => return "lm_head.weight".to_owned(),
+            _ => {}
+        }
+        let Some((layer, rest)) = stored.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) else {
+            return stored.to_owned();
+        };
+        let (part, leaf) = rest.rsplit_once('.').unwrap_or((rest, ""));
+        let part = match part {
+            "attn_norm" => "input_layernorm",
+            "ffn_norm" => "post_attention_layernorm",
+            "attn_q" => "self_attn.q_proj",
+            "attn_k" => "self_attn.k_proj",
+            "attn_v" => "self_attn.v_proj",
+            "attn_qkv" if self.fused => "self_attn.qkv_proj",
+            "attn_output" => "self_attn.o_proj",
+            "attn_q_norm" => "self_attn.q_norm",
+            "attn_k_norm" => "self_attn.k_norm",
+            "ffn_gate" => "mlp.gate_proj",
+            "ffn_up" if self.fused => "mlp.gate_up_proj",
+            "ffn_up" => "mlp.up_proj",
+            "ffn_down" => "mlp.down_proj",
+            other => other,
+        };
+        format!("model.layers.{layer}.{part}.{leaf}")
+    }
+
+    /// Order of the rows of the tensor that the decoder calls `name`.
+    pub fn order(&self, name: &str) -> RowOrder {
+        let of = |part: &str| name.contains(part);
+        match self.interleaved {
+            true if of(".self_attn.q_proj.") => RowOrder::Interleaved { heads: self.heads },
+            true if of(".self_attn.k_proj.") => RowOrder::Interleaved { heads: self.kv_heads },
+            _ => RowOrder::AsStored,
+        }
+    }
+}
+
+/// Whether a tensor outside of all layers is read with the configuration.
+pub fn is_rotary(stored: &str) -> bool {
+    [ROPE_FREQS, ROPE_LONG, ROPE_SHORT].contains(&stored)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::DType;
+
+    #[test]
+    fn rows_of_a_head_are_put_back_into_halves() {
+        // Two heads of four dimensions; a row is its number as bf16-sized bytes.
+        let stored: Vec<u8> = [0u8, 2, 1, 3, 4, 6, 5, 7].iter().flat_map(|row| [*row, 100]).collect();
+        let order = RowOrder::Interleaved { heads: 2 };
+        let arranged = order.arranged(&stored, Encoding::Plain(DType::BF16), &[8, 1]).expect("fits");
+        let rows: Vec<u8> = arranged.iter().step_by(2).copied().collect();
+        assert_eq!(rows, [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(order.arranged(&stored, Encoding::Plain(DType::BF16), &[8]).expect("a bias"), arranged);
+        assert_eq!(order.arranged(&stored[2..], Encoding::Plain(DType::BF16), &[7, 1]), None);
+        assert_eq!(RowOrder::AsStored.arranged(&stored, Encoding::Plain(DType::BF16), &[8, 1]), None);
+    }
+
+    #[test]
+    fn what_the_decoder_lacks_stays_visible() {
+        let names = Names { fused: false, interleaved: true, heads: 2, kv_heads: 1 };
+        assert_eq!(names.decoder_name("blk.3.attn_q.bias"), "model.layers.3.self_attn.q_proj.bias");
+        assert_eq!(names.decoder_name("blk.3.ffn_gate_exps.weight"), "model.layers.3.ffn_gate_exps.weight");
+        assert_eq!(names.decoder_name("blk.3.attn_qkv.weight"), "model.layers.3.attn_qkv.weight");
+        assert_eq!(names.decoder_name("position_embd.weight"), "position_embd.weight");
+        assert_eq!(names.order("model.layers.0.self_attn.k_proj.weight"), RowOrder::Interleaved { heads: 1 });
+        assert_eq!(names.order("model.layers.0.self_attn.v_proj.weight"), RowOrder::AsStored);
+    }
+}

@@ -1,0 +1,109 @@
+//! The weight files of a checkpoint, whatever their format: tensors by the decoder's names.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use super::gguf::RowOrder;
+use super::safetensors::read_header;
+use super::source::Source;
+use super::storage::Storage;
+use super::{INDEX, SINGLE, json};
+use crate::error::{ModelError, Result};
+use crate::quant::Encoding;
+
+/// One open file.
+pub struct Shard {
+    /// For messages.
+    pub file: String,
+    pub storage: Storage,
+    /// By the decoder's name.
+    pub entries: BTreeMap<String, Entry>,
+}
+
+/// One tensor of a file. Invariant: `range` lies inside the file and has the bytes of `shape` in `encoding`.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// What the file calls it.
+    pub stored_name: String,
+    /// `Err` holds the name of an encoding that cannot be served; it is an error only for a tensor that is used.
+    pub encoding: std::result::Result<Encoding, String>,
+    pub shape: Vec<usize>,
+    pub range: Range<usize>,
+    pub order: RowOrder,
+}
+
+/// Tensor name to index of its shard.
+pub type Index = BTreeMap<String, usize>;
+
+/// Opens the safetensors files of a folder.
+pub fn open_shards(source: &Source) -> Result<(Vec<Shard>, Index)> {
+    if let Some(storage) = source.storage(SINGLE)? {
+        let shard = open_shard(source, SINGLE, storage)?;
+        let tensors = shard.entries.keys().map(|name| (name.clone(), 0)).collect();
+        return Ok((vec![shard], tensors));
+    }
+    let Some(index) = source.read(INDEX)? else { return Err(source.no_weights()) };
+    let weight_map = parse_index(&source.display(INDEX), &index)?;
+    let files: BTreeSet<&String> = weight_map.values().collect();
+    let mut shards = Vec::with_capacity(files.len());
+    for file in &files {
+        let Some(storage) = source.storage(file)? else {
+            return Err(source.not_a_model(format!("{INDEX} names {file}, which is not there")));
+        };
+        shards.push(open_shard(source, file, storage)?);
+    }
+    let numbers: BTreeMap<&String, usize> =
+        files.iter().enumerate().map(|(number, file)| (*file, number)).collect();
+    let mut tensors = BTreeMap::new();
+    for (tensor, file) in &weight_map {
+        let number = numbers[file];
+        if !shards[number].entries.contains_key(tensor) {
+            return Err(ModelError::Damaged {
+                file: source.display(file),
+                problem: format!("{INDEX} says that it holds tensor `{tensor}`, but it does not"),
+            });
+        }
+        tensors.insert(tensor.clone(), number);
+    }
+    Ok((shards, tensors))
+}
+
+fn open_shard(source: &Source, file: &str, storage: Storage) -> Result<Shard> {
+    let entries = read_header(storage.bytes())
+        .map_err(|problem| ModelError::Damaged { file: source.display(file), problem })?
+        .into_iter()
+        .map(|(name, entry)| {
+            let entry = Entry {
+                stored_name: name.clone(),
+                encoding: entry.dtype.map(Encoding::Plain),
+                shape: entry.shape,
+                range: entry.range,
+                order: RowOrder::AsStored,
+            };
+            (name, entry)
+        })
+        .collect();
+    Ok(Shard { file: source.display(file), storage, entries })
+}
+
+/// `weight_map` of a sharded checkpoint: tensor name to file name in the same folder.
+pub fn parse_index(file: &str, bytes: &[u8]) -> Result<BTreeMap<String, String>> {
+    let map = json::parse_object(file, bytes)?;
+    let fields = json::Fields::new(file, &map);
+    let Some(weight_map) = fields.value("weight_map").and_then(serde_json::Value::as_object) else {
+        return Err(fields.problem("weight_map", "is missing or not an object"));
+    };
+    let mut parsed = BTreeMap::new();
+    for (tensor, shard) in weight_map {
+        // A plain name: an index must not reach out of its folder.
+        let plain = |name: &&str| {
+            name.ends_with(".safetensors") && !name.contains(['/', '\\', '\0']) && !name.starts_with('.')
+        };
+        let Some(shard) = shard.as_str().filter(plain) else {
+            return Err(fields
+                .problem("weight_map", format!("gives tensor `{tensor}` no plain .safetensors file name")));
+        };
+        parsed.insert(tensor.clone(), shard.to_owned());
+    }
+    Ok(parsed)
+}

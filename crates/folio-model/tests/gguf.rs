@@ -1,0 +1,154 @@
+//! GGUF files are the same models: as the safetensors they were made from, and as ggml decodes their blocks.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+
+use common::gguf::{as_gguf, on_disk, path_in};
+use folio_model::Checkpoint;
+use folio_model::quant::{BlockFormat, Encoding};
+use folio_model::reference::ReferenceBackend;
+use folio_model::rope::RopeScaling;
+use folio_model::testing::{FIXTURES, Runner, check_fixture, fixture, relative_difference};
+
+fn gguf(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gguf").join(name)
+}
+
+const PROMPT: [u32; 12] = [5, 90, 17, 33, 150, 8, 61, 61, 7, 120, 44, 3];
+
+fn logits(checkpoint: &Checkpoint, max_model_len: Option<usize>) -> Vec<f32> {
+    let mut runner = Runner::load(checkpoint, ReferenceBackend::new(), max_model_len);
+    runner.forward(&PROMPT, &[0, 5, 11]).to_vec()
+}
+
+#[test]
+fn a_file_made_by_ggmls_own_writer_is_the_safetensors_model_bit_for_bit() {
+    let file = Checkpoint::open(gguf("smollm2/smollm2.gguf")).unwrap();
+    let folder = Checkpoint::open(fixture("smollm2")).unwrap();
+    assert_eq!(file.config(), folder.config());
+    assert_eq!(logits(&file, None), logits(&folder, None));
+    assert_eq!(file.gguf().unwrap().text("general.name").unwrap(), Some("smollm2"));
+    assert!(folder.gguf().is_none());
+}
+
+/// All formats at once, against what transformers computes from what ggml decodes.
+#[test]
+fn blocks_compute_what_their_values_compute() {
+    let folder = gguf("mixed");
+    let parity = check_fixture(&folder, ReferenceBackend::new);
+    assert!(parity.greedy_tokens > 0);
+    let checkpoint = Checkpoint::open(folder.join("mixed.gguf")).unwrap();
+    let specs = folio_model::decoder::weight_specs(checkpoint.config());
+    let tensors = specs.iter().flat_map(|weight| &weight.parts).map(|part| checkpoint.tensor(part).unwrap());
+    let encodings: Vec<Encoding> = tensors.map(|tensor| tensor.encoding).collect();
+    for format in BlockFormat::ALL {
+        assert!(encodings.contains(&Encoding::Block(format)), "{format:?} is not in the file");
+    }
+}
+
+/// The loaded model is named after the encoding of most of its bytes, and the digest depends on the encoding.
+#[test]
+fn encodings_are_told_apart() {
+    let file = Checkpoint::open(gguf("mixed/mixed.gguf")).unwrap();
+    let model = Runner::load(&file, ReferenceBackend::new(), None).model;
+    assert!(matches!(model.weight_encoding, Encoding::Block(_)));
+    assert_eq!(model.digest, file.digest(model.max_model_len).unwrap());
+    let narrow = on_disk(&as_gguf("smollm2").finish());
+    let narrow = Checkpoint::open(path_in(&narrow)).unwrap();
+    let mut wide = as_gguf("smollm2");
+    wide.widen();
+    let wide = on_disk(&wide.finish());
+    let wide = Checkpoint::open(path_in(&wide)).unwrap();
+    assert_ne!(wide.digest(64).unwrap(), narrow.digest(64).unwrap());
+    // Widened to F32 the values are the same, so the logits are.
+    assert_eq!(logits(&wide, None), logits(&narrow, None));
+}
+
+#[test]
+fn every_family_is_the_same_model_in_either_format() {
+    for name in FIXTURES {
+        let folder = Checkpoint::open(fixture(name)).unwrap();
+        let disk = on_disk(&as_gguf(name).finish());
+        let file = Checkpoint::open(path_in(&disk)).unwrap();
+        for length in [Some(64), Some(128)] {
+            let (found, expected) = (logits(&file, length), logits(&folder, length));
+            // Factors are stored as f32; everything else is the same bits.
+            match folder.config().rope.scaling {
+                RopeScaling::None | RopeScaling::Linear { .. } => assert_eq!(found, expected, "{name}"),
+                _ => {
+                    let difference = relative_difference(&found, &expected);
+                    assert!(difference < 1e-5, "{name}: {difference}");
+                }
+            }
+        }
+        let (file, folder) = (file.config(), folder.config());
+        assert_eq!(
+            (file.tied, file.window, &file.rotated),
+            (folder.tied, folder.window, &folder.rotated),
+            "{name}"
+        );
+        assert_eq!(
+            (file.qkv_bias, file.o_bias, file.mlp_bias),
+            (folder.qkv_bias, folder.o_bias, folder.mlp_bias),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn a_folder_with_one_file_is_that_model() {
+    let disk = on_disk(&as_gguf("qwen2").finish());
+    let opened = Checkpoint::open(disk.path()).unwrap();
+    assert_eq!(opened.location(), path_in(&disk).display().to_string());
+    assert!(opened.folder().is_none() && opened.read("tokenizer.json").unwrap().is_none());
+    std::fs::copy(path_in(&disk), disk.path().join("other.GGUF")).unwrap();
+    let sentence = Checkpoint::open(disk.path()).err().unwrap().to_string();
+    assert!(sentence.contains("model.gguf, other.GGUF"), "{sentence}");
+    // Safetensors win over files that lie beside them.
+    let copy = common::copy_of("qwen2");
+    std::fs::copy(path_in(&disk), copy.path().join("model.gguf")).unwrap();
+    assert!(Checkpoint::open(copy.path()).unwrap().gguf().is_none());
+}
+
+#[test]
+fn ends_of_a_generation_come_from_the_vocabulary() {
+    let file = Checkpoint::open(gguf("smollm2/smollm2.gguf")).unwrap();
+    // `</s>` and `<|im_end|>` are control tokens; the file names only the latter.
+    assert_eq!(file.generation().eos_token_ids, [2, 4]);
+    assert_eq!(file.generation().bos_token_id, Some(1));
+    let mixed = Checkpoint::open(gguf("mixed")).unwrap();
+    assert_eq!(mixed.generation().eos_token_ids, [270, 272]);
+    assert_eq!(mixed.generation().bos_token_id, None);
+    let disk = on_disk(
+        &as_gguf("qwen3").f32("general.sampling.temp", 0.6).u32("general.sampling.top_k", 20).finish(),
+    );
+    let sampling = Checkpoint::open(path_in(&disk)).unwrap().generation().clone();
+    assert_eq!((sampling.temperature, sampling.top_k, sampling.top_p), (Some(0.6), Some(20), None));
+}
+
+#[test]
+fn a_model_may_be_split_into_files() {
+    let whole = as_gguf("qwen2");
+    let disk = tempfile::tempdir().unwrap();
+    let path = |number: usize| disk.path().join(format!("m-{number:05}-of-00003.gguf"));
+    for (number, part) in whole.clone().split(3).into_iter().enumerate() {
+        std::fs::write(path(number + 1), part.finish()).unwrap();
+    }
+    let one = on_disk(&whole.finish());
+    let one = Checkpoint::open(path_in(&one)).unwrap();
+    for opened in [Checkpoint::open(path(1)).unwrap(), Checkpoint::open(disk.path()).unwrap()] {
+        assert_eq!(logits(&opened, None), logits(&one, None));
+        assert_eq!(opened.digest(64).unwrap(), one.digest(64).unwrap());
+    }
+    let refusal = |path: &Path| Checkpoint::open(path).err().unwrap().to_string();
+    let sentence = refusal(&path(2));
+    assert!(sentence.contains("split.no") && sentence.contains("m-00001-of-00003.gguf"), "{sentence}");
+    std::fs::copy(path(2), path(3)).unwrap();
+    let sentence = refusal(&path(1));
+    assert!(sentence.contains("m-00003-of-00003.gguf") && sentence.contains("split.no"), "{sentence}");
+    std::fs::remove_file(path(3)).unwrap();
+    assert!(refusal(&path(1)).contains("cannot read"), "{}", refusal(&path(1)));
+    std::fs::rename(path(1), disk.path().join("x.gguf")).unwrap();
+    assert!(refusal(&disk.path().join("x.gguf")).contains("split.count"));
+}
