@@ -2,6 +2,8 @@
 //!
 //! Used by the tests of every crate that has a [`Backend`]; not part of the serving program.
 
+pub mod gguf;
+
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;

@@ -4,11 +4,12 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
-use common::gguf::{as_gguf, on_disk, path_in};
+use common::gguf::{on_disk, path_in};
 use folio_model::Checkpoint;
 use folio_model::quant::{BlockFormat, Encoding};
 use folio_model::reference::ReferenceBackend;
 use folio_model::rope::RopeScaling;
+use folio_model::testing::gguf::as_gguf;
 use folio_model::testing::{FIXTURES, Runner, check_fixture, fixture, relative_difference};
 
 fn gguf(name: &str) -> PathBuf {

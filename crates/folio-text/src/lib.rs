@@ -12,6 +12,7 @@
 mod decoder;
 mod detokenizer;
 mod error;
+mod gguf;
 mod stop;
 mod template;
 mod tokenizer;

@@ -1,18 +1,20 @@
 //! The tokenizer of a checkpoint: text to ids, ids to bytes, and which ids are special.
 //!
-//! Owns: tokenizer.json and what tokenizer_config.json says about it. Must never: truncate or pad (a file that asks for
-//! it is overruled: limits are the caller's and are errors, not silence).
+//! Owns: tokenizer.json and what tokenizer_config.json says about it (vocabularies of GGUF files are read by `gguf`). Must
+//! never: truncate or pad (a file that asks for it is overruled: limits are the caller's and are errors, not silence).
 //!
 //! Cost: loading reads the vocabulary once; [`Tokenizer::token_bytes`] is an index into a table.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use folio_model::checkpoint::gguf::{Metadata, Vocabulary};
 use serde_json::Value;
 
 use crate::decoder::{DecodeKind, Plan, TokenBytes, verbatim_table};
 use crate::detokenizer::{DetokenizeOptions, Detokenizer};
 use crate::error::TextError;
+use crate::gguf::{self, Pieces};
 
 /// A token with a role, as tokenizer_config.json names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +35,7 @@ pub struct SpecialTokens {
 }
 
 pub struct Tokenizer {
-    inner: tokenizers::Tokenizer,
+    encoder: Encoder,
     table: TokenBytes,
     kind: DecodeKind,
     special: SpecialTokens,
@@ -42,6 +44,27 @@ pub struct Tokenizer {
     vocab_size: usize,
     /// Prepended to every encoding with special tokens, where tokenizer.json has no post-processor of its own.
     forced_bos: Option<u32>,
+    /// Appended likewise.
+    forced_eos: Option<u32>,
+}
+
+/// Who turns text into ids.
+pub(crate) enum Encoder {
+    Library(Box<tokenizers::Tokenizer>),
+    Pieces(Box<Pieces>),
+}
+
+/// What a [`Tokenizer`] is made of.
+pub(crate) struct Parts<'a> {
+    pub encoder: Encoder,
+    /// The `decoder` section of a tokenizer.json.
+    pub decoder: &'a Value,
+    /// By id.
+    pub tokens: Vec<Option<String>>,
+    pub is_special: Vec<bool>,
+    pub special: SpecialTokens,
+    pub forced_bos: Option<u32>,
+    pub forced_eos: Option<u32>,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -94,10 +117,6 @@ impl Tokenizer {
         let config = parse_object("tokenizer_config.json", config)?;
         let map = parse_object("special_tokens_map.json", map)?;
         let tokens = vocabulary(&inner).map_err(bad)?;
-        let (kind, table) = match Plan::parse(&spec.decoder) {
-            Some(plan) => (DecodeKind::Table(plan.start()), plan.table(&tokens)),
-            None => (DecodeKind::Whole, verbatim_table(&tokens)),
-        };
         let mut is_special = vec![false; tokens.len()];
         for (id, token) in inner.get_added_tokens_decoder() {
             if let Some(flag) = is_special.get_mut(id as usize) {
@@ -108,7 +127,38 @@ impl Tokenizer {
         let add_bos = config.get("add_bos_token").and_then(Value::as_bool).unwrap_or(false);
         let forced_bos =
             special.bos.as_ref().filter(|_| add_bos && spec.post_processor.is_null()).map(|bos| bos.id);
-        Ok(Self { inner, table, kind, special, is_special, vocab_size: tokens.len(), forced_bos })
+        let encoder = Encoder::Library(Box::new(inner));
+        let decoder = &spec.decoder;
+        Self::from_parts(Parts {
+            encoder,
+            decoder,
+            tokens,
+            is_special,
+            special,
+            forced_bos,
+            forced_eos: None,
+        })
+    }
+
+    /// The tokenizer inside a GGUF file.
+    pub fn from_gguf(metadata: Metadata<'_>) -> Result<Self, TextError> {
+        let file = metadata.file();
+        let bad = |reason: String| TextError::BadTokenizer { file: file.to_owned(), reason };
+        match Vocabulary::read(metadata) {
+            Ok(Some(vocabulary)) => gguf::tokenizer(file, &vocabulary),
+            Ok(None) => Err(bad("it holds no tokenizer".to_owned())),
+            Err(error) => Err(bad(error.to_string())),
+        }
+    }
+
+    pub(crate) fn from_parts(parts: Parts<'_>) -> Result<Self, TextError> {
+        let Parts { encoder, decoder, tokens, is_special, special, forced_bos, forced_eos } = parts;
+        let (kind, table) = match Plan::parse(decoder) {
+            Some(plan) => (DecodeKind::Table(plan.start()), plan.table(&tokens)),
+            None => (DecodeKind::Whole, verbatim_table(&tokens)),
+        };
+        let vocab_size = tokens.len();
+        Ok(Self { encoder, table, kind, special, is_special, vocab_size, forced_bos, forced_eos })
     }
 
     /// Token ids of `text`. Special tokens written out in `text` are recognized, as in Hugging Face's tokenizers;
@@ -122,13 +172,16 @@ impl Tokenizer {
         if text.len() > max_bytes {
             return Err(TextError::TooLong { bytes: text.len(), limit: max_bytes });
         }
-        let encoding =
-            self.inner.encode_fast(text, add_special_tokens).map_err(|e| TextError::Encode(e.to_string()))?;
-        let ids = encoding.get_ids();
-        let bos = self.forced_bos.filter(|_| add_special_tokens);
-        let mut out = Vec::with_capacity(ids.len() + 1);
-        out.extend(bos);
-        out.extend_from_slice(ids);
+        let mut out = Vec::with_capacity(text.len() / 3 + 2);
+        out.extend(self.forced_bos.filter(|_| add_special_tokens));
+        match &self.encoder {
+            Encoder::Library(library) => {
+                let encoding = library.encode_fast(text, add_special_tokens);
+                out.extend_from_slice(encoding.map_err(|e| TextError::Encode(e.to_string()))?.get_ids());
+            }
+            Encoder::Pieces(pieces) => out.extend(pieces.encode(text)),
+        }
+        out.extend(self.forced_eos.filter(|_| add_special_tokens));
         Ok(out)
     }
 
@@ -152,12 +205,18 @@ impl Tokenizer {
 
     /// The token as the vocabulary writes it (`Ġthe`, `▁the`).
     pub fn token_text(&self, id: u32) -> Option<String> {
-        self.inner.id_to_token(id)
+        match &self.encoder {
+            Encoder::Library(library) => library.id_to_token(id),
+            Encoder::Pieces(pieces) => pieces.token(id).map(str::to_owned),
+        }
     }
 
     /// The id of a token written as the vocabulary writes it.
     pub fn token_id(&self, token: &str) -> Option<u32> {
-        self.inner.token_to_id(token)
+        match &self.encoder {
+            Encoder::Library(library) => library.token_to_id(token),
+            Encoder::Pieces(pieces) => pieces.id(token),
+        }
     }
 
     /// Largest id plus one. A checkpoint's logits may be wider (padding).
@@ -185,9 +244,12 @@ impl Tokenizer {
 
     /// The library's own decoding, for decoders that work on runs of tokens.
     pub(crate) fn library_decode(&self, ids: &[u32], skip_special_tokens: bool) -> String {
-        self.inner
-            .decode(ids, skip_special_tokens)
-            .unwrap_or_else(|_| char::REPLACEMENT_CHARACTER.to_string())
+        let text = match &self.encoder {
+            Encoder::Library(library) => library.decode(ids, skip_special_tokens).ok(),
+            // Always decoded by the table.
+            Encoder::Pieces(_) => None,
+        };
+        text.unwrap_or_else(|| char::REPLACEMENT_CHARACTER.to_string())
     }
 }
 

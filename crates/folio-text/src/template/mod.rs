@@ -13,6 +13,7 @@ mod strftime;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use folio_model::checkpoint::gguf::Metadata;
 use minijinja::{Environment, ErrorKind, Value};
 use serde_json::Value as Json;
 
@@ -108,6 +109,30 @@ impl TemplateSources {
                 }
             }
             Some(_) => return Err(bad("neither a string nor a list of named templates")),
+        }
+        Ok(sources)
+    }
+
+    /// `tokenizer.chat_template` of a GGUF file and its named variants.
+    pub fn from_gguf(metadata: Metadata<'_>) -> Result<Self, TextError> {
+        const KEY: &str = "tokenizer.chat_template";
+        let bad = |error: folio_model::ModelError| TextError::BadTemplate {
+            origin: metadata.file().to_owned(),
+            reason: error.to_string(),
+        };
+        let mut sources = Self::default();
+        for key in metadata.keys() {
+            let name = match key.strip_prefix(KEY) {
+                Some("") => DEFAULT,
+                Some(rest) => match rest.strip_prefix('.') {
+                    Some(name) => name,
+                    None => continue,
+                },
+                None => continue,
+            };
+            if let Some(source) = metadata.text(key).map_err(bad)? {
+                sources.add(name, source, &format!("{key} of {}", metadata.file()));
+            }
         }
         Ok(sources)
     }

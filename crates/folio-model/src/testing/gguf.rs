@@ -1,0 +1,261 @@
+//! Writing GGUF files byte by byte, sound ones and others, and every safetensors fixture as GGUF.
+
+use std::collections::BTreeMap;
+
+use super::fixture;
+use crate::backend::DType;
+use crate::checkpoint::Checkpoint;
+use crate::decoder::{TensorSpec, weight_specs};
+use crate::rope::RopeScaling;
+
+/// A file in the making; nothing is checked.
+#[derive(Clone, Default)]
+pub struct Writer {
+    pub version: u32,
+    pub keys: Vec<u8>,
+    pub key_count: u64,
+    /// (name, sizes with columns first, type number, bytes)
+    pub tensors: Vec<(String, Vec<u64>, u32, Vec<u8>)>,
+}
+
+pub fn string(text: &[u8]) -> Vec<u8> {
+    [&(text.len() as u64).to_le_bytes()[..], text].concat()
+}
+
+impl Writer {
+    pub fn new(architecture: &str) -> Self {
+        Writer { version: 3, ..Writer::default() }.text("general.architecture", architecture)
+    }
+
+    /// A key with its type number and value as they are.
+    pub fn raw(mut self, key: &str, kind: u32, value: &[u8]) -> Self {
+        self.keys.extend(string(key.as_bytes()));
+        self.keys.extend(kind.to_le_bytes());
+        self.keys.extend(value);
+        self.key_count += 1;
+        self
+    }
+
+    pub fn text(self, key: &str, value: &str) -> Self {
+        self.raw(key, 8, &string(value.as_bytes()))
+    }
+
+    pub fn u32(self, key: &str, value: u32) -> Self {
+        self.raw(key, 4, &value.to_le_bytes())
+    }
+
+    pub fn f32(self, key: &str, value: f32) -> Self {
+        self.raw(key, 6, &value.to_le_bytes())
+    }
+
+    pub fn flag(self, key: &str, value: bool) -> Self {
+        self.raw(key, 7, &[value.into()])
+    }
+
+    pub fn texts(self, key: &str, values: &[&str]) -> Self {
+        let mut bytes = [&8u32.to_le_bytes()[..], &(values.len() as u64).to_le_bytes()].concat();
+        bytes.extend(values.iter().flat_map(|value| string(value.as_bytes())));
+        self.raw(key, 9, &bytes)
+    }
+
+    pub fn i32s(self, key: &str, values: &[i32]) -> Self {
+        let mut bytes = [&5u32.to_le_bytes()[..], &(values.len() as u64).to_le_bytes()].concat();
+        bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        self.raw(key, 9, &bytes)
+    }
+
+    pub fn f32s(self, key: &str, values: &[f32]) -> Self {
+        let mut bytes = [&6u32.to_le_bytes()[..], &(values.len() as u64).to_le_bytes()].concat();
+        bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        self.raw(key, 9, &bytes)
+    }
+
+    /// `shape` has rows first.
+    pub fn tensor(mut self, name: &str, shape: &[usize], kind: u32, bytes: &[u8]) -> Self {
+        let sizes = shape.iter().rev().map(|size| *size as u64).collect();
+        self.tensors.push((name.to_owned(), sizes, kind, bytes.to_vec()));
+        self
+    }
+
+    fn edit(mut self, name: &str, edit: impl FnOnce(&mut Vec<u64>, &mut u32, &mut Vec<u8>)) -> Self {
+        let tensor = self.tensors.iter_mut().find(|(found, ..)| found == name);
+        let (_, sizes, kind, bytes) = tensor.expect("the tensor is there");
+        edit(sizes, kind, bytes);
+        self
+    }
+
+    /// Gives a tensor another type number, whatever its bytes.
+    pub fn retype(self, name: &str, number: u32) -> Self {
+        self.edit(name, |_, kind, _| *kind = number)
+    }
+
+    /// Gives a tensor another shape, rows first, whatever its bytes.
+    pub fn reshape(self, name: &str, shape: &[usize]) -> Self {
+        self.edit(name, |sizes, _, _| *sizes = shape.iter().rev().map(|size| *size as u64).collect())
+    }
+
+    /// Every BF16 tensor as F32.
+    pub fn widen(&mut self) {
+        for (_, _, kind, bytes) in &mut self.tensors {
+            if *kind == 30 {
+                *kind = 0;
+                *bytes = bytes.as_chunks::<2>().0.iter().flat_map(|half| [0, 0, half[0], half[1]]).collect();
+            }
+        }
+    }
+
+    /// The tensors spread over `count` files, the metadata in the first, as llama.cpp's gguf-split does.
+    pub fn split(mut self, count: usize) -> Vec<Writer> {
+        let tensors = std::mem::take(&mut self.tensors);
+        let (total, each) = (tensors.len() as u32, tensors.len().div_ceil(count));
+        let part = |number: usize| {
+            let first = if number == 0 { self.clone() } else { Writer { version: 3, ..Writer::default() } };
+            let mut part = first
+                .raw("split.no", 2, &(number as u16).to_le_bytes())
+                .raw("split.count", 2, &(count as u16).to_le_bytes())
+                .raw("split.tensors.count", 5, &total.to_le_bytes());
+            part.tensors = tensors.iter().skip(number * each).take(each).cloned().collect();
+            part
+        };
+        (0..count).map(part).collect()
+    }
+
+    pub fn finish(self) -> Vec<u8> {
+        let mut file = b"GGUF".to_vec();
+        file.extend(self.version.to_le_bytes());
+        file.extend((self.tensors.len() as u64).to_le_bytes());
+        file.extend(self.key_count.to_le_bytes());
+        file.extend(&self.keys);
+        let mut data = Vec::new();
+        for (name, sizes, kind, bytes) in &self.tensors {
+            file.extend(string(name.as_bytes()));
+            file.extend((sizes.len() as u32).to_le_bytes());
+            file.extend(sizes.iter().flat_map(|size| size.to_le_bytes()));
+            file.extend(kind.to_le_bytes());
+            file.extend((data.len() as u64).to_le_bytes());
+            data.extend(bytes);
+            data.resize(data.len().next_multiple_of(32), 0);
+        }
+        file.resize(file.len().next_multiple_of(32), 0);
+        file.extend(data);
+        file
+    }
+}
+
+/// The metadata of a fixture, written as llama.cpp's converter does.
+pub fn metadata_of(checkpoint: &Checkpoint) -> Writer {
+    let config = checkpoint.config();
+    let architecture = match config.family.model_type {
+        "mistral" => "llama",
+        other => other,
+    };
+    let key = |suffix: &str| format!("{architecture}.{suffix}");
+    let mut writer = Writer::new(architecture)
+        .u32(&key("embedding_length"), config.hidden as u32)
+        .u32(&key("block_count"), config.layers as u32)
+        .u32(&key("attention.head_count"), config.heads as u32)
+        .u32(&key("attention.head_count_kv"), config.kv_heads as u32)
+        .u32(&key("attention.key_length"), config.head_dim as u32)
+        .u32(&key("attention.value_length"), config.head_dim as u32)
+        .u32(&key("feed_forward_length"), config.intermediate as u32)
+        .u32(&key("context_length"), config.max_position as u32)
+        .u32(&key("vocab_size"), config.vocab as u32)
+        .u32(&key("rope.dimension_count"), config.rope.rotary_dim as u32)
+        .f32(&key("rope.freq_base"), config.rope.theta as f32)
+        .f32(&key("attention.layer_norm_rms_epsilon"), config.eps);
+    if let Some(window) = config.window {
+        writer = writer.u32(&key("attention.sliding_window"), window as u32);
+    }
+    let base = |i: usize| config.rope.theta.powf(-(2.0 * i as f64) / config.rope.rotary_dim as f64);
+    let vector = |values: &[f64]| values.iter().flat_map(|v| (*v as f32).to_le_bytes()).collect::<Vec<u8>>();
+    match &config.rope.scaling {
+        RopeScaling::None | RopeScaling::Factors { .. } => writer,
+        RopeScaling::Linear { factor } => {
+            writer.text(&key("rope.scaling.type"), "linear").f32(&key("rope.scaling.factor"), *factor as f32)
+        }
+        RopeScaling::Llama3 { .. } => {
+            let table = config.rope.table(0);
+            let factors: Vec<f64> =
+                table.inv_freq.iter().enumerate().map(|(i, freq)| base(i) / f64::from(*freq)).collect();
+            writer.tensor("rope_freqs.weight", &[factors.len()], 0, &vector(&factors))
+        }
+        RopeScaling::Yarn(yarn) => writer
+            .text(&key("rope.scaling.type"), "yarn")
+            .f32(&key("rope.scaling.factor"), yarn.factor as f32)
+            .u32(&key("rope.scaling.original_context_length"), yarn.original_max_position as u32)
+            .f32(
+                &key("rope.scaling.yarn_attn_factor"),
+                (yarn.attention_factor / (0.1 * yarn.factor.ln() + 1.0)) as f32,
+            )
+            .f32(&key("rope.scaling.yarn_beta_fast"), yarn.beta_fast as f32)
+            .f32(&key("rope.scaling.yarn_beta_slow"), yarn.beta_slow as f32),
+        RopeScaling::LongRope { short_factor, long_factor, original_max_position, attention_factor } => {
+            writer
+                .u32(&key("rope.scaling.original_context_length"), *original_max_position as u32)
+                .f32(&key("rope.scaling.attn_factor"), *attention_factor as f32)
+                .tensor("rope_factors_long.weight", &[long_factor.len()], 0, &vector(long_factor))
+                .tensor("rope_factors_short.weight", &[short_factor.len()], 0, &vector(short_factor))
+        }
+    }
+}
+
+/// A fixture's tensors under llama.cpp's names, q and k of the `llama` architectures in its order.
+pub fn as_gguf(name: &str) -> Writer {
+    let checkpoint = Checkpoint::open(fixture(name)).unwrap_or_else(|error| panic!("{error}"));
+    let config = checkpoint.config();
+    let mut writer = metadata_of(&checkpoint);
+    let names: BTreeMap<&str, &str> = [
+        ("input_layernorm", "attn_norm"),
+        ("post_attention_layernorm", "ffn_norm"),
+        ("self_attn.q_proj", "attn_q"),
+        ("self_attn.k_proj", "attn_k"),
+        ("self_attn.v_proj", "attn_v"),
+        ("self_attn.qkv_proj", "attn_qkv"),
+        ("self_attn.o_proj", "attn_output"),
+        ("self_attn.q_norm", "attn_q_norm"),
+        ("self_attn.k_norm", "attn_k_norm"),
+        ("mlp.gate_proj", "ffn_gate"),
+        ("mlp.up_proj", "ffn_up"),
+        ("mlp.gate_up_proj", "ffn_up"),
+        ("mlp.down_proj", "ffn_down"),
+    ]
+    .into();
+    let interleaved = ["llama", "mistral", "smollm3"].contains(&config.family.model_type);
+    for spec in weight_specs(config).iter().flat_map(|weight| &weight.parts) {
+        let TensorSpec { name, shape } = spec;
+        let tensor = checkpoint.tensor(spec).unwrap_or_else(|error| panic!("{error}"));
+        let mut bytes = tensor.bytes().into_owned();
+        let stored = match name.as_str() {
+            "model.embed_tokens.weight" => "token_embd.weight".to_owned(),
+            "model.norm.weight" => "output_norm.weight".to_owned(),
+            "lm_head.weight" => "output.weight".to_owned(),
+            other => {
+                let (layer, rest) = other["model.layers.".len()..].split_once('.').expect("a layer");
+                let (part, leaf) = rest.rsplit_once('.').expect("a layer");
+                let heads = match part {
+                    "self_attn.q_proj" => config.heads,
+                    "self_attn.k_proj" => config.kv_heads,
+                    _ => 0,
+                };
+                if interleaved && heads > 0 {
+                    bytes = interleave(&bytes, shape[0], heads);
+                }
+                format!("blk.{layer}.{}.{leaf}", names[part])
+            }
+        };
+        let kind = match tensor.encoding.plain().expect("fixtures are plain") {
+            DType::F32 => 0,
+            DType::F16 => 1,
+            DType::BF16 => 30,
+        };
+        writer = writer.tensor(&stored, shape, kind, &bytes);
+    }
+    writer
+}
+
+fn interleave(bytes: &[u8], rows: usize, heads: usize) -> Vec<u8> {
+    let (row, half) = (bytes.len() / rows, rows / heads / 2);
+    let order = (0..heads)
+        .flat_map(|head| (0..half).flat_map(move |i| [0, half].map(|part| head * 2 * half + part + i)));
+    order.flat_map(|r| bytes[r * row..(r + 1) * row].to_vec()).collect()
+}

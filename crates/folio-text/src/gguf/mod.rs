@@ -1,0 +1,165 @@
+//! A tokenizer from the vocabulary inside a GGUF file.
+//!
+//! Owns: what `tokenizer.ggml.model` and `tokenizer.ggml.pre` mean. Two kinds are read: `gpt2`, byte-level BPE with a named
+//! pre-tokenizer, which becomes a tokenizer of the library; and `llama`, sentencepiece's BPE by scores, which is
+//! [`Pieces`]. Must never: guess a pre-tokenizer: a wrong one splits words otherwise than the model was trained with, and
+//! the answers are only a little worse, so nobody notices.
+//!
+//! Control tokens written out in a text are recognized, as with tokenizer.json.
+
+mod pieces;
+mod pre;
+
+use folio_model::checkpoint::gguf::{TokenKind, Vocabulary};
+use serde_json::{Value, json};
+use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::{AddedToken, Tokenizer as Library};
+
+pub(crate) use pieces::Pieces;
+
+use crate::error::TextError;
+use crate::tokenizer::{Encoder, Parts, SpecialToken, SpecialTokens, Tokenizer};
+
+/// Builds the tokenizer of a vocabulary; `file` is for messages.
+pub(crate) fn tokenizer(file: &str, vocabulary: &Vocabulary<'_>) -> Result<Tokenizer, TextError> {
+    let bad = |reason: String| TextError::BadTokenizer { file: file.to_owned(), reason };
+    let (encoder, decoder, add_bos) = match vocabulary.model {
+        "gpt2" => {
+            let name = vocabulary.pre.filter(|name| *name != "default");
+            let Some(name) = name else {
+                return Err(bad(
+                    "it does not name its pre-tokenizer (`tokenizer.ggml.pre`), as files from before May 2024; convert the model again"
+                        .to_owned(),
+                ));
+            };
+            let Some(pre) = pre::find(name) else {
+                let known = pre::names().collect::<Vec<_>>().join(", ");
+                return Err(bad(format!("its pre-tokenizer `{name}` is not supported; supported: {known}")));
+            };
+            let library = byte_level(vocabulary, pre).map_err(bad)?;
+            (Encoder::Library(Box::new(library)), json!({"type": "ByteLevel"}), pre.add_bos)
+        }
+        "llama" => {
+            let pieces = Pieces::new(vocabulary).map_err(bad)?;
+            let decoder = sentencepiece_decoder(pieces.has_space_prefix());
+            (Encoder::Pieces(Box::new(pieces)), decoder, true)
+        }
+        other => {
+            let kind: String = other.chars().take(60).collect();
+            return Err(bad(format!(
+                "its tokenizer is of kind `{kind}`; supported: gpt2 (byte-level BPE) and llama (sentencepiece BPE)"
+            )));
+        }
+    };
+    let ids = &vocabulary.ids;
+    let tokens = vocabulary.tokens.iter().map(|token| Some((*token).to_owned())).collect();
+    let special = special_tokens(vocabulary);
+    Tokenizer::from_parts(Parts {
+        encoder,
+        decoder: &decoder,
+        tokens,
+        is_special: (0..)
+            .zip(&vocabulary.kinds)
+            .map(|(id, kind)| is_special(vocabulary, id, *kind))
+            .collect(),
+        special,
+        forced_bos: ids.bos.filter(|_| vocabulary.add_bos.unwrap_or(add_bos)),
+        forced_eos: ids.eos.filter(|_| vocabulary.add_eos.unwrap_or(false)),
+    })
+}
+
+/// Structure rather than text. Of the "unknown" kind only the one that is used: old files give it to padding as well.
+fn is_special(vocabulary: &Vocabulary<'_>, id: u32, kind: TokenKind) -> bool {
+    kind == TokenKind::Control || (kind == TokenKind::Unknown && vocabulary.ids.unk == Some(id))
+}
+
+/// Tokens that are found in a text before anything else: (id, text, special).
+fn added<'a>(vocabulary: &'a Vocabulary<'_>) -> impl Iterator<Item = (u32, &'a str, bool)> {
+    (0..).zip(&vocabulary.tokens).zip(&vocabulary.kinds).filter_map(move |((id, token), kind)| {
+        let special = is_special(vocabulary, id, *kind);
+        (special || *kind == TokenKind::UserDefined).then_some((id, *token, special))
+    })
+}
+
+/// Whether white space after a special token belongs to it. Files do not say; Phi-3's tokenizer does so, for all but three.
+fn strips_right(vocabulary: &Vocabulary<'_>, token: &str) -> bool {
+    vocabulary.architecture == "phi3"
+        && vocabulary.model == "llama"
+        && !["<unk>", "<s>", "<|endoftext|>"].contains(&token)
+}
+
+fn byte_level(vocabulary: &Vocabulary<'_>, pre: &pre::Pre) -> Result<Library, String> {
+    let Some(merges) = &vocabulary.merges else {
+        return Err("it has no `tokenizer.ggml.merges`".to_owned());
+    };
+    let vocab: Vocab = (0..).zip(&vocabulary.tokens).map(|(id, token)| ((*token).to_owned(), id)).collect();
+    let mut pairs = Vec::with_capacity(merges.len());
+    let mut merged = String::new();
+    for merge in merges {
+        // The first half may itself be a space.
+        let first = merge.chars().next().map_or(0, char::len_utf8);
+        let Some((left, right)) =
+            merge[first..].split_once(' ').map(|(rest, right)| (&merge[..first + rest.len()], right))
+        else {
+            return Err(format!("its merge {merge:?} is not two tokens"));
+        };
+        merged.clear();
+        merged.push_str(left);
+        merged.push_str(right);
+        // The library would go out of bounds on a result that is longer than any token.
+        if let Some(missing) = [left, right, &merged].into_iter().find(|token| !vocab.contains_key(*token)) {
+            return Err(format!("its merge {merge:?} needs the token {missing:?}, which there is not"));
+        }
+        pairs.push((left.to_owned(), right.to_owned()));
+    }
+    let model = BPE::builder().vocab_and_merges(vocab, pairs).ignore_merges(pre.ignore_merges);
+    let mut library = Library::new(model.build().map_err(|error| error.to_string())?);
+    library.with_pre_tokenizer(Some(pre.build().map_err(|error| error.to_string())?));
+    if pre.nfc {
+        let result = library.with_normalizer(Some(tokenizers::normalizers::NFC));
+        result.map_err(|error| error.to_string())?;
+    }
+    let tokens: Vec<AddedToken> = added(vocabulary)
+        .map(|(_, token, special)| {
+            AddedToken::from(token, special).normalized(false).rstrip(strips_right(vocabulary, token))
+        })
+        .collect();
+    library.add_tokens(tokens).map_err(|error| error.to_string())?;
+    Ok(library)
+}
+
+/// Ids to text as tokenizer.json would say it.
+fn sentencepiece_decoder(space_prefix: bool) -> Value {
+    let mut steps = vec![
+        json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "}),
+        json!({"type": "ByteFallback"}),
+        json!({"type": "Fuse"}),
+    ];
+    if space_prefix {
+        steps.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
+    }
+    json!({"type": "Sequence", "decoders": steps})
+}
+
+fn special_tokens(vocabulary: &Vocabulary<'_>) -> SpecialTokens {
+    let ids = &vocabulary.ids;
+    let token = |id: Option<u32>| {
+        let text = *vocabulary.tokens.get(id? as usize)?;
+        Some(SpecialToken { id: id?, text: text.to_owned() })
+    };
+    let mut special = SpecialTokens {
+        bos: token(ids.bos),
+        eos: token(ids.eos),
+        pad: token(ids.pad),
+        unk: token(ids.unk),
+        ..SpecialTokens::default()
+    };
+    for (name, token) in
+        [("bos", &special.bos), ("eos", &special.eos), ("pad", &special.pad), ("unk", &special.unk)]
+    {
+        if let Some(token) = token {
+            special.named.insert(name.to_owned(), token.text.clone());
+        }
+    }
+    special
+}
