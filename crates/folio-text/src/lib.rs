@@ -1,4 +1,5 @@
-//! Text in, tokens out, and back: the tokenizer, incremental detokenization, stop strings and chat templates.
+//! Text in, tokens out, and back: the tokenizer, incremental detokenization, stop strings, chat templates, and what an
+//! answer consists of: text, reasoning, tool calls.
 //!
 //! Owns: every rule about how text and token ids correspond. Must never: know about HTTP, sequences or the cache, or
 //! read a clock (a template's date is an input).
@@ -12,13 +13,19 @@
 mod decoder;
 mod detokenizer;
 mod error;
+mod reasoning;
 mod gguf;
 mod stop;
 mod template;
 mod tokenizer;
+mod tools;
 
 pub use detokenizer::{DetokenizeOptions, Detokenizer};
 pub use error::TextError;
+pub use reasoning::{REASONING_FORMATS, ReasoningFormat};
 pub use stop::StopMatcher;
-pub use template::{ChatInput, ChatTemplate, TemplateSources};
+pub use template::{ChatInput, ChatTemplate, TemplateSources, TemplateTools};
 pub use tokenizer::{SpecialToken, SpecialTokens, Tokenizer};
+pub use tools::{
+    Event as OutputEvent, Functions, HELD_MAX, OutputParser, ParserSetup, TOOL_FORMATS, ToolFormat,
+};

@@ -9,6 +9,9 @@
 mod functions;
 mod json;
 mod strftime;
+mod tools;
+
+pub use tools::TemplateTools;
 
 use std::collections::BTreeMap;
 use std::path::Path;

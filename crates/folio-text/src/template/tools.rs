@@ -1,0 +1,96 @@
+//! What a chat template does with tools, found out by rendering small conversations with it.
+//!
+//! Templates differ in what they take: arguments of a call as an object or as text, content `null` or empty beside calls,
+//! the reasoning's field name, and whether they know tools at all. Invariant: nothing is guessed from a template's name.
+//! Cost: a handful of short renderings, once per model.
+
+use serde_json::{Value as Json, json};
+
+use super::{ChatInput, ChatTemplate};
+use crate::tokenizer::Object;
+
+/// How messages have to be put to a template.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TemplateTools {
+    /// Tools that are given appear in the prompt.
+    pub takes_tools: bool,
+    /// Calls of earlier turns appear in the prompt.
+    pub takes_calls: bool,
+    /// Arguments of calls are an object; else JSON text, as OpenAI sends them.
+    pub object_arguments: bool,
+    /// Content beside calls may be `null`; else it is an empty string.
+    pub null_content: bool,
+    /// Reasoning of earlier turns is called `thinking` (gpt-oss); else `reasoning_content`.
+    pub thinking: bool,
+}
+
+const KEY: &str = "folio_key";
+const VALUE: &str = "folio_value";
+const NAME: &str = "folio_probe";
+
+impl ChatTemplate {
+    /// True when any of the model's templates contains `text`.
+    pub fn mentions(&self, text: &str) -> bool {
+        self.sources().any(|source| source.contains(text))
+    }
+
+    /// The templates' own texts, the one for tools first.
+    pub fn sources(&self) -> impl Iterator<Item = String> {
+        let names =
+            [super::TOOL_USE, super::DEFAULT].into_iter().filter(|name| self.origins.contains_key(*name));
+        names
+            .filter_map(|name| self.environment.get_template(name).ok())
+            .map(|template| template.source().to_owned())
+    }
+
+    pub fn tools(&self) -> TemplateTools {
+        let forms = [(true, true), (true, false), (false, true), (false, false)];
+        let fits = forms.into_iter().find(|(object, null)| self.takes_call(*object, *null));
+        let (object_arguments, null_content) = fits.unwrap_or((true, false));
+        TemplateTools {
+            takes_tools: self.takes_tools(),
+            takes_calls: fits.is_some(),
+            object_arguments,
+            null_content,
+            thinking: self.mentions("message.thinking"),
+        }
+    }
+
+    fn takes_tools(&self) -> bool {
+        let messages = [json!({"role": "user", "content": "Hi"})];
+        let parameters = json!({"type": "object", "properties": {KEY: {"type": "string", "description": KEY}},
+            "required": [KEY]});
+        let function = json!({"name": NAME, "description": NAME, "parameters": parameters});
+        let tools = [json!({"type": "function", "function": function})];
+        self.probe(&messages, Some(&tools)).is_some_and(|text| text.contains(NAME))
+    }
+
+    fn takes_call(&self, object: bool, null: bool) -> bool {
+        let arguments = if object { json!({KEY: VALUE}) } else { json!(json!({KEY: VALUE}).to_string()) };
+        let call = json!({"id": "call12345", "type": "function",
+            "function": {"name": NAME, "arguments": arguments}});
+        let messages = [
+            json!({"role": "user", "content": "Hi"}),
+            json!({"role": "assistant", "content": if null { Json::Null } else { "".into() }, "tool_calls": [call]}),
+            json!({"role": "tool", "tool_call_id": "call12345", "name": NAME, "content": "7"}),
+        ];
+        self.probe(&messages, None).is_some_and(|text| {
+            // Neither Python's way of writing an object, nor JSON inside a JSON string, nor the word for nothing.
+            let foreign = [format!("'{KEY}'"), format!("\\\"{KEY}"), "None".to_owned()];
+            text.contains(VALUE) && text.contains(NAME) && !foreign.iter().any(|wrong| text.contains(wrong))
+        })
+    }
+
+    fn probe(&self, messages: &[Json], tools: Option<&[Json]>) -> Option<String> {
+        let kwargs = Object::new();
+        let input = ChatInput {
+            messages,
+            tools,
+            documents: None,
+            add_generation_prompt: true,
+            kwargs: &kwargs,
+            now_unix_s: 0,
+        };
+        self.render(&input).ok()
+    }
+}
