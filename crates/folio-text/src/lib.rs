@@ -13,8 +13,8 @@
 mod decoder;
 mod detokenizer;
 mod error;
-mod reasoning;
 mod gguf;
+mod reasoning;
 mod stop;
 mod template;
 mod tokenizer;
