@@ -22,7 +22,7 @@ use crate::units::parse_bytes;
         folio chat                                    talk to the built-in model in the terminal\n  \
         folio run ./my-model \"Once upon a time\"       print one answer\n  \
         folio bench engine ./my-model                 how close to this machine's limits a model runs\n\n\
-        A MODEL is a folder, or a name on the Hugging Face hub: org/model or org/model@revision.\n\
+        A MODEL is a folder, a .gguf file or a hub name: org/model or org/model@revision.\n\
         HF_HOME, HF_ENDPOINT and HF_TOKEN are honoured."
 )]
 pub struct Cli {
@@ -122,7 +122,7 @@ pub struct EngineArgs {
     Each API key is a tenant of its own: what one caches, no other can find.\n\
     SIGTERM finishes what is running and exits; a second one exits at once.")]
 pub struct ServeArgs {
-    /// A folder or org/model[@revision] [default: the built-in model]
+    /// A folder, a .gguf file, or org/model[@revision] [default: the built-in model]
     pub model: Option<String>,
 
     /// Address to listen on
@@ -201,7 +201,7 @@ pub struct SamplingArgs {
     echo \"2+2=\" | folio run ./my-model --raw --max-tokens 4 -\n\n\
     Only the answer goes to standard output.")]
 pub struct RunArgs {
-    /// A folder, org/model[@revision], or `demo` for the built-in model
+    /// A folder, a .gguf file, org/model[@revision], or `demo` for the built-in model
     pub model: String,
     /// The prompt; `-` reads standard input
     pub prompt: String,
@@ -222,7 +222,7 @@ pub struct RunArgs {
     after_help = "While talking: /help lists the commands, Ctrl-C interrupts an answer, Ctrl-D leaves."
 )]
 pub struct ChatArgs {
-    /// A folder or org/model[@revision] [default: the built-in model]
+    /// A folder, a .gguf file, or org/model[@revision] [default: the built-in model]
     pub model: Option<String>,
     /// Talk to a running server instead, such as http://127.0.0.1:8000
     #[arg(long, conflicts_with = "model")]
@@ -255,7 +255,7 @@ pub enum BenchMode {
     reads every weight once, so its limit is the read bandwidth; a prompt multiplies every weight with every token, so\n\
     its limit is the multiply rate. Both limits are measured first.")]
 pub struct BenchEngineArgs {
-    /// A folder or org/model[@revision] [default: the built-in model]
+    /// A folder, a .gguf file, or org/model[@revision] [default: the built-in model]
     pub model: Option<String>,
     /// Prompt lengths to prefill
     #[arg(long, value_delimiter = ',', value_name = "TOKENS", default_value = "128,512")]

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use clap::{Arg, ArgAction, Command, CommandFactory};
+use folio_model::quant::BlockFormat;
 
 use crate::cli::{Cli, DocsPage};
 
@@ -18,8 +19,12 @@ const NOTICE: &str = "<!-- Made by `folio docs`; do not edit. -->\n\n";
 
 fn models() -> String {
     let mut out = format!("{NOTICE}# Models\n\n");
-    out += "Folio serves Hugging Face checkpoints (config.json, safetensors in bf16, f16 or f32, tokenizer.json) of these families:\n\n";
+    out += "Folio serves Hugging Face checkpoints (config.json, safetensors in bf16, f16 or f32, tokenizer.json) and GGUF files \
+            (versions 2 and 3, also split; tokenizer and chat template from their metadata) of these families:\n\n";
     out += &folio_model::supported_table();
+    out += "\nGGUF: architectures llama, qwen2, qwen3, smollm3 and phi3; tensors of F32, F16, BF16, ";
+    out += &BlockFormat::ALL.map(|format| format!("{format:?}")).join(", ");
+    out += "; tokenizers of kind gpt2 (a named pre-tokenizer) and llama. Anything else is refused by name.\n";
     out
 }
 

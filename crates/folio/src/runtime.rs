@@ -12,6 +12,7 @@ use folio_engine::engine::EngineParts;
 use folio_engine::{EngineHandle, ModelExecutor, SchedulerConfig, SystemClock};
 use folio_kv::{CacheConfig, KvCache, LruLeafFirst};
 use folio_model::backend::{Backend, DType};
+use folio_model::quant::Encoding;
 use folio_model::{Checkpoint, LoadOptions, LoadedModel, Model, Progress};
 use folio_text::{ChatTemplate, TemplateSources, Tokenizer};
 use sha2::{Digest, Sha256};
@@ -29,7 +30,9 @@ const NUMERICS_VERSION: u32 = 1;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     BuiltIn,
+    /// A folder: Hugging Face's files, or one GGUF model.
     Folder(PathBuf),
+    Gguf(PathBuf),
     Hub(String),
 }
 
@@ -41,18 +44,23 @@ impl Source {
         if path.is_dir() {
             return Ok(Source::Folder(path.to_owned()));
         }
+        let is_gguf = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+        if path.is_file() && is_gguf {
+            return Ok(Source::Gguf(path.to_owned()));
+        }
         if path.is_file() {
             bail!(
-                "{model} is a file; give the folder that holds config.json, *.safetensors and tokenizer.json"
+                "{model} is a file; give a .gguf file, or the folder that holds config.json, *.safetensors and tokenizer.json"
             );
         }
         if model == demo::NAME || model == "demo" {
             return Ok(Source::BuiltIn);
         }
-        let looks_like_path = model.starts_with(['.', '/', '~']) || model.matches('/').count() != 1;
+        let looks_like_path =
+            is_gguf || model.starts_with(['.', '/', '~']) || model.matches('/').count() != 1;
         if looks_like_path {
             bail!(
-                "there is no folder {model}, and it is no hub name either (org/model or org/model@revision)"
+                "there is no folder {model} and no such .gguf file, and it is no hub name either (org/model or org/model@revision)"
             );
         }
         Ok(Source::Hub(model.to_owned()))
@@ -67,6 +75,14 @@ impl Source {
                 path.file_name()
                     .map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
             }
+            Source::Gguf(path) => {
+                let stem = path.file_stem().map_or_else(|| "model".into(), |stem| stem.to_string_lossy());
+                // One name for all files of a split model: NAME-00001-of-00003.
+                match stem.rsplit_once("-00001-of-") {
+                    Some((name, _)) => name.to_owned(),
+                    None => stem.into_owned(),
+                }
+            }
             Source::Hub(name) => name.split('@').next().unwrap_or(name).to_owned(),
         }
     }
@@ -75,7 +91,7 @@ impl Source {
     pub fn open(&self) -> Result<Checkpoint> {
         match self {
             Source::BuiltIn => Checkpoint::from_bytes(demo::FILES).context("the built-in model"),
-            Source::Folder(path) => Ok(Checkpoint::open(path)?),
+            Source::Folder(path) | Source::Gguf(path) => Ok(Checkpoint::open(path)?),
             Source::Hub(name) => Ok(Checkpoint::open(crate::pull::download(name)?)?),
         }
     }
@@ -296,14 +312,23 @@ fn kv_dtype(asked: KvDtype, checkpoint: &Checkpoint) -> Result<DType> {
         KvDtype::Bf16 => DType::BF16,
         KvDtype::Auto => {
             let specs = folio_model::decoder::weight_specs(checkpoint.config());
-            let first = specs.iter().flat_map(|spec| &spec.parts).next();
-            let first = first.ok_or_else(|| anyhow!("the checkpoint has no weights"))?;
-            checkpoint.tensor(first)?.encoding.plain().unwrap_or(DType::F16)
+            let mut first = None;
+            for part in specs.iter().flat_map(|spec| &spec.parts) {
+                match checkpoint.tensor(part)?.encoding {
+                    Encoding::Plain(dtype) => first = first.or(Some(dtype)),
+                    // Quantized weights, whatever the rest of them is.
+                    Encoding::Block(_) => return Ok(DType::F16),
+                }
+            }
+            first.ok_or_else(|| anyhow!("the checkpoint has no weights"))?
         }
     })
 }
 
 fn load_tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer> {
+    if let Some(metadata) = checkpoint.gguf() {
+        return Ok(Tokenizer::from_gguf(metadata)?);
+    }
     if let Some(folder) = checkpoint.folder() {
         return Ok(Tokenizer::from_folder(folder)?);
     }
@@ -317,9 +342,10 @@ fn load_template(
     tokenizer: &Tokenizer,
     args: &EngineArgs,
 ) -> Result<Option<ChatTemplate>> {
-    let mut sources = match checkpoint.folder() {
-        Some(folder) => TemplateSources::from_folder(folder)?,
-        None => TemplateSources::from_config(checkpoint.read("tokenizer_config.json")?.as_deref())?,
+    let mut sources = match (checkpoint.gguf(), checkpoint.folder()) {
+        (Some(metadata), _) => TemplateSources::from_gguf(metadata)?,
+        (None, Some(folder)) => TemplateSources::from_folder(folder)?,
+        (None, None) => TemplateSources::from_config(checkpoint.read("tokenizer_config.json")?.as_deref())?,
     };
     let file = match &args.chat_template {
         Some(path) => {
@@ -352,7 +378,15 @@ fn layout_digest(model: &LoadedModel) -> [u8; 32] {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        engine: EngineArgs,
+    }
 
     #[test]
     fn models_are_told_apart() {
@@ -363,11 +397,41 @@ mod tests {
         assert_eq!(Source::parse(Some(path)).expect("parses"), Source::Folder(folder.path().to_owned()));
         let hub = Source::parse(Some("org/model@main")).expect("parses");
         assert_eq!((hub.name(), hub), ("org/model".into(), Source::Hub("org/model@main".into())));
-        for wrong in ["./nothing-here", "model", "/no/such/folder", "a/b/c"] {
+        for wrong in ["./nothing-here", "model", "/no/such/folder", "a/b/c", "org/model.gguf"] {
             assert!(Source::parse(Some(wrong)).is_err(), "{wrong}");
         }
         let file = folder.path().join("model.safetensors");
         std::fs::write(&file, b"x").expect("file");
         assert!(Source::parse(file.to_str()).expect_err("refused").to_string().contains("folder"));
+        for (file, name) in [("m.Q4_0.gguf", "m.Q4_0"), ("big-00001-of-00003.gguf", "big")] {
+            let file = folder.path().join(file);
+            std::fs::write(&file, b"x").expect("file");
+            let source = Source::parse(file.to_str()).expect("parses");
+            assert_eq!((source.name().as_str(), source), (name, Source::Gguf(file)));
+        }
+    }
+
+    /// The `folio-model` fixture of that name.
+    fn gguf(name: &str) -> Checkpoint {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../folio-model/tests/gguf");
+        Checkpoint::open(folder.join(name)).expect("opens")
+    }
+
+    #[test]
+    fn a_gguf_file_brings_its_tokenizer_and_template() {
+        let checkpoint = gguf("smollm2");
+        let tokenizer = load_tokenizer(&checkpoint).expect("tokenizer");
+        assert_eq!(tokenizer.encode("the<|im_end|>", true, 100).expect("encodes"), [1, 7, 4]);
+        let template =
+            load_template(&checkpoint, &tokenizer, &Flags::parse_from(["folio"]).engine).expect("loads");
+        let origin = template.expect("there is one").origin().to_owned();
+        assert!(origin.contains("tokenizer.chat_template") && origin.contains("smollm2.gguf"), "{origin}");
+    }
+
+    #[test]
+    fn quantized_weights_keep_their_keys_and_values_in_f16() {
+        assert_eq!(kv_dtype(KvDtype::Auto, &gguf("mixed")).expect("dtype"), DType::F16);
+        assert_eq!(kv_dtype(KvDtype::Auto, &gguf("smollm2")).expect("dtype"), DType::BF16);
+        assert_eq!(kv_dtype(KvDtype::F32, &gguf("mixed")).expect("dtype"), DType::F32);
     }
 }

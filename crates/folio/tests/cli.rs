@@ -87,6 +87,25 @@ fn a_prompt_may_come_from_standard_input() {
     assert_eq!(String::from_utf8(output.stdout).expect("text"), story(&[]));
 }
 
+/// The random model of `folio-model`'s tests, as one file: weights, tokenizer and template.
+#[test]
+fn a_gguf_file_is_a_model() {
+    let file =
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../folio-model/tests/gguf/smollm2/smollm2.gguf");
+    let file = file.to_str().expect("text");
+    let arguments = ["run", file, "the", "--max-tokens", "8", "--temperature", "0", "--ignore-eos"];
+    let chat = output(&arguments);
+    let errors = String::from_utf8_lossy(&chat.stderr);
+    assert!(chat.status.success() && errors.contains("8 tokens"), "{errors}");
+    assert!(!errors.contains("no chat template"), "{errors}");
+    let raw = output(&[&arguments[..], &["--raw"]].concat());
+    let errors = String::from_utf8_lossy(&raw.stderr);
+    // bos and one token.
+    assert!(errors.contains("prompt 2 "), "{errors}");
+    assert_ne!(chat.stdout, raw.stdout);
+    assert!(refusal(&["run", "./no.gguf", "a"]).contains("./no.gguf"));
+}
+
 #[test]
 fn a_chat_follows_its_commands() {
     let mut child = folio(&["chat", "--max-tokens", "8"])
