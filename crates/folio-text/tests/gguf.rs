@@ -188,10 +188,11 @@ fn what_is_not_understood_is_refused_by_name() {
 
 #[test]
 fn sentencepiece_follows_scores_and_falls_back_to_bytes() {
-    let tokens = ["<unk>", "<s>", "</s>", "▁", "a", "b", "aa", "ab", "<tool>", "<0x43>", "▁a"];
-    let scores: Vec<f32> = vec![0.0, 0.0, 0.0, -9.0, -8.0, -7.0, -2.0, -1.0, 0.0, 0.0, -5.0];
+    // Two ids without a text, as some files have.
+    let tokens = ["<unk>", "<s>", "</s>", "▁", "a", "b", "aa", "ab", "<tool>", "<0x43>", "▁a", "", ""];
+    let scores: Vec<f32> = vec![0.0, 0.0, 0.0, -9.0, -8.0, -7.0, -2.0, -1.0, 0.0, 0.0, -5.0, 0.0, 0.0];
     let build = |edit: fn(Writer) -> Writer| {
-        let kinds = [2, 3, 3, 1, 1, 1, 1, 1, 4, 6, 1];
+        let kinds = [2, 3, 3, 1, 1, 1, 1, 1, 4, 6, 1, 1, 3];
         let file = Builder::new("llama", &tokens, &kinds)
             .with(|w| w.f32s("tokenizer.ggml.scores", &scores))
             .with(edit)
@@ -209,7 +210,8 @@ fn sentencepiece_follows_scores_and_falls_back_to_bytes() {
     assert_eq!(ids(&plain, "a</s>b<tool>"), [10, 2, 3, 5, 8]);
     assert_eq!(plain.encode("a", true, NO_LIMIT).expect("encodes"), [1, 10]);
     assert_eq!(plain.decode(&[1, 10, 9, 8], true), "aC<tool>");
-    let ends = build(|w| w.flag("tokenizer.ggml.add_eos_token", true).flag("tokenizer.ggml.add_bos_token", false));
+    let ends =
+        build(|w| w.flag("tokenizer.ggml.add_eos_token", true).flag("tokenizer.ggml.add_bos_token", false));
     assert_eq!(ends.encode("a", true, NO_LIMIT).expect("encodes"), [10, 2]);
     let bare = build(|w| w.flag("tokenizer.ggml.add_space_prefix", false));
     assert_eq!(ids(&bare, "ab a"), [7, 10]);

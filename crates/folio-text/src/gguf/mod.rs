@@ -68,6 +68,11 @@ pub(crate) fn tokenizer(file: &str, vocabulary: &Vocabulary<'_>) -> Result<Token
     })
 }
 
+/// Tokens that have a text, and their ids.
+fn texts<'a>(vocabulary: &'a Vocabulary<'_>) -> impl Iterator<Item = (u32, &'a str)> {
+    (0..).zip(vocabulary.tokens.iter().copied()).filter(|(_, token)| !token.is_empty())
+}
+
 /// Structure rather than text. Of the "unknown" kind only the one that is used: old files give it to padding as well.
 fn is_special(vocabulary: &Vocabulary<'_>, id: u32, kind: TokenKind) -> bool {
     kind == TokenKind::Control || (kind == TokenKind::Unknown && vocabulary.ids.unk == Some(id))
@@ -75,9 +80,10 @@ fn is_special(vocabulary: &Vocabulary<'_>, id: u32, kind: TokenKind) -> bool {
 
 /// Tokens that are found in a text before anything else: (id, text, special).
 fn added<'a>(vocabulary: &'a Vocabulary<'_>) -> impl Iterator<Item = (u32, &'a str, bool)> {
-    (0..).zip(&vocabulary.tokens).zip(&vocabulary.kinds).filter_map(move |((id, token), kind)| {
-        let special = is_special(vocabulary, id, *kind);
-        (special || *kind == TokenKind::UserDefined).then_some((id, *token, special))
+    texts(vocabulary).filter_map(move |(id, token)| {
+        let kind = vocabulary.kinds[id as usize];
+        let special = is_special(vocabulary, id, kind);
+        (special || kind == TokenKind::UserDefined).then_some((id, token, special))
     })
 }
 
@@ -92,7 +98,7 @@ fn byte_level(vocabulary: &Vocabulary<'_>, pre: &pre::Pre) -> Result<Library, St
     let Some(merges) = &vocabulary.merges else {
         return Err("it has no `tokenizer.ggml.merges`".to_owned());
     };
-    let vocab: Vocab = (0..).zip(&vocabulary.tokens).map(|(id, token)| ((*token).to_owned(), id)).collect();
+    let vocab: Vocab = texts(vocabulary).map(|(id, token)| (token.to_owned(), id)).collect();
     let mut pairs = Vec::with_capacity(merges.len());
     let mut merged = String::new();
     for merge in merges {

@@ -11,7 +11,7 @@ use std::collections::{BinaryHeap, HashMap};
 
 use folio_model::checkpoint::gguf::{TokenKind, Vocabulary};
 
-use super::{added, strips_right};
+use super::{added, strips_right, texts};
 
 /// What stands for a space.
 const SPACE: &str = "▁";
@@ -43,7 +43,7 @@ impl Pieces {
             return Err("one of its scores is not a number".to_owned());
         }
         let tokens: Vec<String> = vocabulary.tokens.iter().map(|token| (*token).to_owned()).collect();
-        let ids: HashMap<String, u32> = tokens.iter().cloned().zip(0..).collect();
+        let ids: HashMap<String, u32> = texts(vocabulary).map(|(id, token)| (token.to_owned(), id)).collect();
         let mut bytes = [None; 256];
         for (byte, id) in bytes.iter_mut().enumerate() {
             *id = ids.get(&format!("<0x{byte:02X}>")).copied();

@@ -51,7 +51,7 @@ const TABLE: &[Pre] = &[
         add_bos: true,
         ..PLAIN
     },
-    Pre { names: &["dbrx", "smaug-bpe", "glm4", "chatglm-bpe"], cuts: &[Cut::Regex(LLAMA3)], ..PLAIN },
+    Pre { names: &["dbrx", "smaug-bpe"], cuts: &[Cut::Regex(LLAMA3)], ..PLAIN },
     Pre { names: &["qwen2", "megrez"], cuts: &[Cut::Regex(QWEN2)], nfc: true, ..PLAIN },
     Pre {
         names: &["deepseek-r1-qwen", "stablelm2", "hunyuan", "solar-open", "grok-2", "kormo"],

@@ -65,7 +65,7 @@ pub struct Vocabulary<'a> {
     pub model: &'a str,
     /// Name of the pre-tokenizer.
     pub pre: Option<&'a str>,
-    /// By id; all different.
+    /// By id; all different, but for empty ones.
     pub tokens: Vec<&'a str>,
     pub kinds: Vec<TokenKind>,
     /// Where the file has them.
@@ -88,7 +88,8 @@ impl<'a> Vocabulary<'a> {
             return Err(metadata.problem(TOKENS, problem));
         }
         let mut ids = HashMap::with_capacity(tokens.len());
-        for (id, token) in tokens.iter().enumerate() {
+        // Ids without a text may be many; they are no tokens of any text.
+        for (id, token) in tokens.iter().enumerate().filter(|(_, token)| !token.is_empty()) {
             if let Some(first) = ids.insert(*token, id) {
                 let problem = format!("holds token {token:?} twice, as {first} and as {id}");
                 return Err(metadata.problem(TOKENS, problem));
