@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use half::{bf16, f16};
+
 use super::fixture;
 use crate::backend::DType;
 use crate::checkpoint::Checkpoint;
@@ -243,7 +245,13 @@ pub fn as_gguf(name: &str) -> Writer {
                 format!("blk.{layer}.{}.{leaf}", names[part])
             }
         };
-        let kind = match tensor.encoding.plain().expect("fixtures are plain") {
+        let dtype = tensor.encoding.plain().expect("fixtures are plain");
+        let kind = match dtype {
+            // llama.cpp wants vectors in F32.
+            _ if shape.len() == 1 => {
+                bytes = widened(&bytes, dtype);
+                0
+            }
             DType::F32 => 0,
             DType::F16 => 1,
             DType::BF16 => 30,
@@ -251,6 +259,15 @@ pub fn as_gguf(name: &str) -> Writer {
         writer = writer.tensor(&stored, shape, kind, &bytes);
     }
     writer
+}
+
+fn widened(bytes: &[u8], dtype: DType) -> Vec<u8> {
+    let halves = bytes.as_chunks().0.iter();
+    match dtype {
+        DType::F32 => bytes.to_vec(),
+        DType::F16 => halves.flat_map(|half| f16::from_le_bytes(*half).to_f32().to_le_bytes()).collect(),
+        DType::BF16 => halves.flat_map(|half| bf16::from_le_bytes(*half).to_f32().to_le_bytes()).collect(),
+    }
 }
 
 fn interleave(bytes: &[u8], rows: usize, heads: usize) -> Vec<u8> {
