@@ -16,6 +16,8 @@ GENERATOR = Path(__file__).parents[2] / "tools" / "demo_model" / "generate.py"
 EVALUATION = GENERATOR.with_name("eval.json")
 # The cache holds 16-bit keys and values and the evaluation 32-bit ones, so a tie may fall the other way.
 ROUNDING = 0.04
+# What the built-in model must reach at any distance: it is shown to strangers, and lossy caches are measured with it.
+RETRIEVAL = 0.9
 
 pytestmark = pytest.mark.skipif(bool(os.environ.get("FOLIO_CLIENTS_ARGS")), reason="SKIPPED: not the built-in model")
 
@@ -53,7 +55,8 @@ def score(server, asked):
 
 @pytest.mark.parametrize("distance", ["50", "100", "250", "500", "1000", "1500"])
 def test_facts_told_earlier(server, distance):
-    compare(server, ["--kind", "retrieval", "--distance", distance], lambda evaluation: evaluation["retrieval"][distance])
+    got = compare(server, ["--kind", "retrieval", "--distance", distance], lambda evaluation: evaluation["retrieval"][distance])
+    assert got >= RETRIEVAL
 
 
 @pytest.mark.parametrize("kind", ["arithmetic", "word_problem"])
@@ -68,3 +71,4 @@ def compare(server, args, of):
     got = score(server, questions(evaluation, args, expected["n"]))
     print(f"{' '.join(args)}: {got:.0%}, evaluated {expected['accuracy']:.0%}")
     assert abs(got - expected["accuracy"]) <= ROUNDING
+    return got

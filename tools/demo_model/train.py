@@ -64,8 +64,9 @@ PHASES = [
     Phase("second", 130, {"facts-256": 0.12, "facts-512": 0.24, "mix-512": 0.2, "facts-1024": 0.16, "facts-2048": 0.1, "sums-256": 0.08, "story-256": 0.07, "repeat:64": 0.03}, lr=(6e-4, 6e-4), micro=1024, micros=4),
     Phase("third", 1500, {"facts-256": 0.12, "facts-512": 0.2, "tasks-256": 0.16, "sums-256": 0.08, "mix-512": 0.14, "facts-1024": 0.14, "facts-2048": 0.08, "story-256": 0.08}, lr=(7e-4, 7e-4), micro=1024, micros=4),
     # From here on Muon. Questions about facts far back, long rows, and every other task.
-    Phase("fourth", 6000, {"facts-256": 0.08, "quiz-512": 0.14, "quiz-1024": 0.14, "quiz-2048": 0.12, "facts-512": 0.06, "facts-1024": 0.06, "facts-2048": 0.03, "tasks-256": 0.15, "sums-256": 0.07, "mix-512": 0.07, "story-256": 0.08}, lr=(9e-4, 9e-4), micro=1024, micros=6),
-    Phase("last", 900, {"facts-256": 0.08, "facts-512": 0.18, "tasks-256": 0.22, "mix-512": 0.18, "facts-1024": 0.16, "facts-2048": 0.08, "story-256": 0.1}, lr=(6e-4, 3e-5), micro=1024, micros=4),
+    Phase("fourth", 900, {"facts-256": 0.08, "quiz-512": 0.14, "quiz-1024": 0.14, "quiz-2048": 0.12, "facts-512": 0.06, "facts-1024": 0.06, "facts-2048": 0.03, "tasks-256": 0.15, "sums-256": 0.07, "mix-512": 0.07, "story-256": 0.08}, lr=(9e-4, 9e-4), micro=1024, micros=6),
+    Phase("fifth", 1850, {"facts-256": 0.08, "quiz-512": 0.08, "quiz-1024": 0.14, "quiz-2048": 0.22, "facts-512": 0.08, "facts-1024": 0.06, "facts-2048": 0.05, "tasks-256": 0.14, "sums-256": 0.05, "mix-512": 0.05, "story-256": 0.05}, lr=(9e-4, 9e-4), micro=1024, micros=6),
+    Phase("last", 1600, {"facts-256": 0.06, "quiz-512": 0.08, "quiz-1024": 0.12, "quiz-2048": 0.2, "facts-512": 0.08, "facts-1024": 0.06, "facts-2048": 0.05, "tasks-256": 0.2, "sums-256": 0.06, "mix-512": 0.04, "story-256": 0.05}, lr=(9e-4, 2e-5), micro=1024, micros=6),
 ]
 
 
