@@ -14,6 +14,7 @@ use crate::config::ServerConfig;
 use crate::error::{ApiError, ServerError};
 use crate::metrics::Metrics;
 use crate::params::SamplingDefaults;
+use crate::reading::{Parsers, Readers};
 use crate::tenants::{Tenant, Tenants};
 
 /// The engine as the server sees it: every method returns at once. [`EngineHandle`] is the engine; tests have others.
@@ -89,6 +90,8 @@ pub struct App {
     pub tokenizer: Arc<Tokenizer>,
     /// `None`: chat is refused, completions work.
     pub template: Option<Arc<ChatTemplate>>,
+    /// How the model writes tool calls and reasoning.
+    pub parsers: Parsers,
     pub model: ModelFacts,
     /// Of the program, for `/version`.
     pub version: &'static str,
@@ -100,6 +103,7 @@ pub(crate) struct State {
     pub config: ServerConfig,
     pub tenants: Tenants,
     pub metrics: Metrics,
+    pub readers: Readers,
     /// Precomputed: one for each tenant.
     roots: HashMap<TenantId, Root>,
     tokenizing: Arc<Semaphore>,
@@ -178,11 +182,13 @@ impl State {
         let roots = tenants.all().map(|tenant| (tenant.id, root(tenant))).collect();
         let tokenizing = Arc::new(Semaphore::new(config.limits.tokenizing.max(1)));
         let metrics = Metrics::new(&app);
+        let readers = Readers::new(app.parsers, app.template.as_deref(), &app.tokenizer);
         Ok(Arc::new(Self {
             app,
             config,
             tenants,
             metrics,
+            readers,
             roots,
             tokenizing,
             tokenizing_waiting: AtomicUsize::new(0),

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use folio_text::{ChatInput, ChatTemplate, TextError};
+use folio_text::{ChatInput, TextError};
 use serde_json::{Map, Value};
 
 use crate::app::State;
@@ -11,11 +11,14 @@ use crate::fields::{Fields, within};
 use crate::generate::{Job, PromptJob, unix_s};
 use crate::messages;
 use crate::params::{Generation, REFUSED};
+use crate::reading::Asked;
 use crate::shape::{Kind, Shape};
+use crate::tools::ToolUse;
 
 /// What is particular to chat: how the conversation becomes a prompt.
-struct Conversation {
+pub struct Conversation {
     messages: Vec<Value>,
+    pub tools: ToolUse,
     kwargs: Map<String, Value>,
     add_generation_prompt: bool,
     continue_final: bool,
@@ -34,15 +37,25 @@ pub(crate) fn prepare(
     let mut generation = Generation::read(&mut fields, facts, limits)?;
     generation.sampling.logprobs = logprobs(&mut fields, limits.logprobs)?;
     generation.max_tokens = max_tokens(&mut fields)?;
-    let conversation = conversation(&mut fields, limits)?;
+    let include_reasoning = fields.take("include_reasoning")?.unwrap_or(true);
+    let mut conversation = Conversation::read(&mut fields, limits)?;
     fields.finish(REFUSED)?;
 
-    let template = state.app.template.as_ref().ok_or_else(|| text_error(TextError::NoTemplate))?;
-    let text = render(template, &conversation)?;
+    let mut text = conversation.render(state)?;
+    let final_text = final_assistant_text(&conversation.messages);
+    let (reading, begun) = state.readers.plan(&Asked {
+        tools: &conversation.tools,
+        prompt: &text,
+        continued: final_text.as_deref().filter(|_| conversation.continue_final),
+        generation_prompt: conversation.add_generation_prompt,
+        include_reasoning,
+    })?;
+    generation.reading = reading;
+    text.push_str(&begun);
     let special = generation.add_special_tokens.unwrap_or(false);
     let mut tokens = encode(state, &text, special, generation.truncate_prompt.is_some(), "messages")?;
     let params = generation.fit(&mut tokens, facts, "messages")?;
-    let echo = generation.echo.then(|| final_assistant_text(&conversation.messages)).flatten();
+    let echo = generation.echo.then_some(final_text).flatten();
     let prompt = PromptJob { tokens: tokens.into(), params, echo, echo_logprobs: false };
     let shape = Shape::new(state, Kind::Chat, request_id, &generation);
     Ok(Job { shape, generation, prompts: vec![prompt], arrived })
@@ -86,56 +99,68 @@ fn max_tokens(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
     }
 }
 
-fn conversation(fields: &mut Fields, limits: &crate::config::Limits) -> Result<Conversation, ApiError> {
-    let messages = messages::read(fields, limits)?;
-    let continue_final = fields.take("continue_final_message")?.unwrap_or(false);
-    let add = fields.take::<bool>("add_generation_prompt")?;
-    if continue_final && add == Some(true) {
-        let message = "'continue_final_message' and 'add_generation_prompt' cannot both be true.";
-        return Err(ApiError::invalid("continue_final_message", message));
+impl Conversation {
+    /// Takes the fields a prompt is made of.
+    pub fn read(fields: &mut Fields, limits: &crate::config::Limits) -> Result<Self, ApiError> {
+        let messages = messages::read(fields, limits)?;
+        let tools = ToolUse::read(fields, limits)?;
+        let continue_final = fields.take("continue_final_message")?.unwrap_or(false);
+        let add = fields.take::<bool>("add_generation_prompt")?;
+        if continue_final && add == Some(true) {
+            let message = "'continue_final_message' and 'add_generation_prompt' cannot both be true.";
+            return Err(ApiError::invalid("continue_final_message", message));
+        }
+        if continue_final && final_assistant_text(&messages).is_none() {
+            let message =
+                "'continue_final_message' needs a last message with the role assistant and some content.";
+            return Err(ApiError::invalid("continue_final_message", message));
+        }
+        let kwargs = fields.take("chat_template_kwargs")?.unwrap_or_default();
+        Ok(Self {
+            messages,
+            tools,
+            kwargs,
+            add_generation_prompt: add.unwrap_or(!continue_final),
+            continue_final,
+        })
     }
-    if continue_final && final_assistant_text(&messages).is_none() {
-        let message =
-            "'continue_final_message' needs a last message with the role assistant and some content.";
-        return Err(ApiError::invalid("continue_final_message", message));
+
+    /// The prompt, by the model's template.
+    pub fn render(&mut self, state: &State) -> Result<String, ApiError> {
+        let template = state.app.template.as_ref().ok_or_else(|| text_error(TextError::NoTemplate))?;
+        state.readers.check(&self.tools)?;
+        if let Some(manners) = &state.readers.template {
+            messages::for_template(&mut self.messages, manners)?;
+        }
+        let mut text = template
+            .render(&ChatInput {
+                messages: &self.messages,
+                tools: self.tools.shown(),
+                documents: None,
+                add_generation_prompt: self.add_generation_prompt,
+                kwargs: &self.kwargs,
+                now_unix_s: unix_s() as i64,
+            })
+            .map_err(text_error)?;
+        if self.continue_final {
+            // Everything after the last message's own text closes the turn; the model is to go on inside it.
+            let last = final_assistant_text(&self.messages).unwrap_or_default();
+            let last = last.trim();
+            let at = text.rfind(last).ok_or_else(|| {
+                let message =
+                    "The model's chat template changes the last message, so it cannot be continued.";
+                ApiError::invalid("continue_final_message", message)
+            })?;
+            text.truncate(at + last.len());
+        }
+        Ok(text)
     }
-    let kwargs = fields.take("chat_template_kwargs")?.unwrap_or_default();
-    Ok(Conversation {
-        messages,
-        kwargs,
-        add_generation_prompt: add.unwrap_or(!continue_final),
-        continue_final,
-    })
 }
 
 fn final_assistant_text(messages: &[Value]) -> Option<String> {
     let last = messages.last().filter(|last| last["role"] == "assistant")?;
     let text = last["content"].as_str().filter(|text| !text.trim().is_empty())?;
     Some(text.to_owned())
-}
-
-fn render(template: &ChatTemplate, conversation: &Conversation) -> Result<String, ApiError> {
-    let mut text = template
-        .render(&ChatInput {
-            messages: &conversation.messages,
-            tools: None,
-            documents: None,
-            add_generation_prompt: conversation.add_generation_prompt,
-            kwargs: &conversation.kwargs,
-            now_unix_s: unix_s() as i64,
-        })
-        .map_err(text_error)?;
-    if conversation.continue_final {
-        // Everything after the last message's own text closes the turn; the model is to go on inside it.
-        let last = final_assistant_text(&conversation.messages).unwrap_or_default();
-        let last = last.trim();
-        let at = text.rfind(last).ok_or_else(|| {
-            let message = "The model's chat template changes the last message, so it cannot be continued.";
-            ApiError::invalid("continue_final_message", message)
-        })?;
-        text.truncate(at + last.len());
-    }
-    Ok(text)
 }
 
 /// Bytes per token that no tokenizer reaches over a whole prompt.

@@ -1,4 +1,5 @@
-//! One choice's way from token ids to text: incremental detokenization, stop tokens, stop strings, log probabilities.
+//! One choice's way from token ids to text: incremental detokenization, stop tokens, stop strings, reasoning and tool calls,
+//! log probabilities.
 //!
 //! Owns: what of the generated tokens is part of the answer. Invariants: text leaves only when no later token can change
 //! it or make it part of a stop string; tokens after the one that ended the choice are not counted; the log probabilities
@@ -8,9 +9,10 @@ use std::sync::Arc;
 
 use folio_engine::SamplingParams;
 use folio_engine::request::{Token, TokenLogprobs};
-use folio_text::{DetokenizeOptions, Detokenizer, StopMatcher, Tokenizer};
+use folio_text::{DetokenizeOptions, Detokenizer, OutputEvent, OutputParser, StopMatcher, Tokenizer};
 
 use crate::params::Generation;
+use crate::reading::Reading;
 
 /// Why a choice ended, as vLLM's `stop_reason` tells it: the string or the token id; nothing for end-of-sequence.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
@@ -37,25 +39,60 @@ pub struct Scored {
     pub offset: usize,
 }
 
+/// More of a tool call.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CallDelta {
+    pub index: u32,
+    /// Id and name, where the call begins.
+    pub begun: Option<(String, String)>,
+    pub arguments: String,
+}
+
 /// What may be shown next.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Delta {
     pub text: String,
+    pub reasoning: String,
+    /// Ascending by index; at most one entry for each call.
+    pub calls: Vec<CallDelta>,
     pub token_ids: Vec<u32>,
     pub scored: Vec<Scored>,
 }
 
 impl Delta {
     pub fn is_empty(&self) -> bool {
-        self.text.is_empty()
+        self.text.is_empty() && self.reasoning.is_empty() && self.calls.is_empty()
     }
 
     /// Appends what comes after.
     pub fn append(&mut self, mut next: Delta) {
         self.text.push_str(&next.text);
+        self.reasoning.push_str(&next.reasoning);
+        for call in next.calls {
+            match call.begun {
+                Some(_) => self.calls.push(call),
+                None => self.arguments(call.index, &call.arguments),
+            }
+        }
         self.token_ids.append(&mut next.token_ids);
         self.scored.append(&mut next.scored);
     }
+
+    fn arguments(&mut self, index: u32, text: &str) {
+        match self.calls.last_mut() {
+            Some(call) if call.index == index => call.arguments.push_str(text),
+            _ => self.calls.push(CallDelta { index, begun: None, arguments: text.to_owned() }),
+        }
+    }
+}
+
+/// Tells text, reasoning and calls apart.
+struct Reader {
+    reading: Reading,
+    parser: OutputParser,
+    events: Vec<OutputEvent>,
+    /// Calls whose arguments are complete.
+    complete: u32,
 }
 
 /// State of one choice.
@@ -66,6 +103,10 @@ pub struct Choice {
     stops: Arc<[String]>,
     params: Arc<SamplingParams>,
     include_stop: bool,
+    /// `None`: all text is content.
+    reader: Option<Reader>,
+    /// Leave control tokens out, but for those the reader needs.
+    skip_special: bool,
     /// The caller asked for no tokens at all (`max_tokens: 0`).
     discard: bool,
     /// Counted tokens.
@@ -77,21 +118,30 @@ pub struct Choice {
 
 impl Choice {
     pub fn new(tokenizer: Arc<Tokenizer>, generation: &Generation, params: Arc<SamplingParams>) -> Self {
-        let options =
-            DetokenizeOptions { skip_special_tokens: generation.skip_special_tokens, continues: true };
-        Self {
+        // Control tokens are left out here, where it is known which of them are needed.
+        let options = DetokenizeOptions { skip_special_tokens: false, continues: true };
+        let reader = generation.reading.clone().map(|reading| {
+            let mut events = Vec::new();
+            let parser = reading.parser(&mut events);
+            Reader { reading, parser, events, complete: 0 }
+        });
+        let mut choice = Self {
             tokenizer,
             detokenizer: Detokenizer::new(options),
             matcher: StopMatcher::new(generation.stop.iter().cloned(), generation.include_stop),
             stops: generation.stop.clone().into(),
             params,
             include_stop: generation.include_stop,
+            reader,
+            skip_special: generation.skip_special_tokens,
             discard: generation.max_tokens == Some(0),
             tokens: 0,
             characters: 0,
             pending: Delta::default(),
             finish: None,
-        }
+        };
+        choice.sort();
+        choice
     }
 
     pub fn finish(&self) -> Option<&Finish> {
@@ -119,32 +169,83 @@ impl Choice {
         if ends && !self.include_stop {
             return None;
         }
-        let mut text = String::new();
+        let kept = self.reader.as_ref().is_some_and(|reader| reader.reading.keeps(id));
+        if self.skip_special && self.tokenizer.is_special(id) && !kept {
+            return None;
+        }
+        let (mut text, mut certain) = (String::new(), String::new());
         self.detokenizer.push(&self.tokenizer, id, &mut text);
         self.characters += text.chars().count();
         let stop = if self.tokens <= self.params.min_tokens {
-            self.matcher.pass(&text, &mut self.pending.text);
+            self.matcher.pass(&text, &mut certain);
             None
         } else {
-            self.matcher.push(&text, &mut self.pending.text)
+            self.matcher.push(&text, &mut certain)
         };
-        let stop = self.stops[stop?].clone();
-        let finish = Finish { reason: "stop", stop_reason: Some(StopReason::Text(stop)) };
+        self.read(&certain, stop.is_some());
+        let stop_reason = stop.map(|index| StopReason::Text(self.stops[index].clone()));
+        // A reader that has all the calls it may read needs no more text.
+        if stop_reason.is_none() && !self.reader.as_ref().is_some_and(|reader| reader.parser.is_over()) {
+            return None;
+        }
+        let finish = Finish { reason: self.reason("stop"), stop_reason };
         self.finish = Some(finish.clone());
         Some(finish)
     }
 
+    /// Shows text that is certain: as it is, or as what it turns out to be. `last`: nothing follows.
+    fn read(&mut self, text: &str, last: bool) {
+        let Some(reader) = &mut self.reader else { return self.pending.text.push_str(text) };
+        reader.parser.push(text, &mut reader.events);
+        if last {
+            reader.parser.finish(&mut reader.events);
+        }
+        self.sort();
+    }
+
+    /// Puts the reader's events into their places.
+    fn sort(&mut self) {
+        let Some(reader) = &mut self.reader else { return };
+        let pending = &mut self.pending;
+        for event in reader.events.drain(..) {
+            match event {
+                OutputEvent::Content(text) => pending.text.push_str(&text),
+                OutputEvent::Reasoning(text) if reader.reading.include_reasoning => {
+                    pending.reasoning.push_str(&text);
+                }
+                OutputEvent::Reasoning(_) => {}
+                OutputEvent::CallStarted { index, id, name } => {
+                    let begun = Some((id, name));
+                    pending.calls.push(CallDelta { index, begun, arguments: String::new() });
+                }
+                OutputEvent::Arguments { index, text } => pending.arguments(index, &text),
+                OutputEvent::CallEnded { .. } => reader.complete += 1,
+            }
+        }
+    }
+
+    /// OpenAI's name for an end at which the model called tools.
+    fn reason(&self, reason: &'static str) -> &'static str {
+        match &self.reader {
+            Some(reader) if reason == "stop" && reader.complete > 0 => "tool_calls",
+            _ => reason,
+        }
+    }
+
     /// The engine ended the choice. Returns how, and makes all text that was held back available.
     pub fn end(&mut self, reason: &'static str, stop_token: Option<u32>) -> Finish {
-        let mut rest = String::new();
+        let (mut rest, mut certain) = (String::new(), String::new());
         self.detokenizer.finish(&self.tokenizer, &mut rest);
         // An incomplete character became U+FFFD, which may still complete a stop string.
-        let stopped = self.matcher.push(&rest, &mut self.pending.text);
-        self.matcher.finish(&mut self.pending.text);
+        let stopped = self.matcher.push(&rest, &mut certain);
+        self.matcher.finish(&mut certain);
+        self.read(&certain, true);
+        let reason = self.reason(reason);
         let finish = match (self.discard, stopped) {
             (true, _) => Finish { reason: "length", stop_reason: None },
             (false, Some(index)) => {
-                Finish { reason: "stop", stop_reason: Some(StopReason::Text(self.stops[index].clone())) }
+                let stop_reason = Some(StopReason::Text(self.stops[index].clone()));
+                Finish { reason: self.reason("stop"), stop_reason }
             }
             (false, None) => {
                 let named = stop_token.filter(|id| !self.params.eos_token_ids.contains(id));

@@ -13,6 +13,9 @@ use crate::generate::{Job, PromptJob};
 use crate::params::{Generation, REFUSED, check_token_ids};
 use crate::shape::{Kind, Shape};
 
+/// What only a conversation has.
+const CHAT_ONLY: &[&str] = &["include_reasoning", "parallel_tool_calls", "tool_choice", "tools"];
+
 /// OpenAI's default.
 const MAX_TOKENS: u32 = 16;
 
@@ -33,6 +36,11 @@ pub(crate) fn prepare(
     best_of(&mut fields, generation.n)?;
     if fields.take::<&str>("suffix").map_or(true, |suffix| suffix.is_some_and(|suffix| !suffix.is_empty())) {
         return Err(ApiError::unsupported("suffix", "the model only continues text"));
+    }
+    for name in CHAT_ONLY {
+        if fields.raw(name).is_some() {
+            return Err(ApiError::unsupported(*name, "it belongs to chat completions"));
+        }
     }
     let prompts: Prompts = fields.require("prompt")?;
     fields.finish(REFUSED)?;

@@ -41,6 +41,8 @@ pub struct Limits {
     /// Prompts times choices in one request.
     pub total_choices: usize,
     pub messages: usize,
+    /// Functions a request may offer.
+    pub tools: usize,
     pub stop_strings: usize,
     pub stop_string_bytes: usize,
     pub stop_token_ids: usize,
@@ -73,6 +75,7 @@ impl Default for Limits {
             prompts: 256,
             total_choices: 512,
             messages: 4096,
+            tools: 512,
             stop_strings: 16,
             stop_string_bytes: 1024,
             stop_token_ids: 256,

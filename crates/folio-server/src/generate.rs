@@ -311,7 +311,7 @@ impl Pump {
                 offset += before.chars().count();
             }
         }
-        Some(Delta { text, token_ids: Vec::new(), scored })
+        Some(Delta { text, scored, ..Delta::default() })
     }
 
     fn token(&mut self, index: usize, token: Token) {
@@ -377,7 +377,8 @@ impl Pump {
     fn complete(&mut self, index: usize) {
         self.slots[index].done = true;
         let reason = self.slots[index].choice.finish().map_or("stop", |finish| finish.reason);
-        self.count(index, reason);
+        // For the metrics, whose labels are vLLM's, an end by calls is an end by the model.
+        self.count(index, if reason == "tool_calls" { "stop" } else { reason });
         self.flush(index);
     }
 

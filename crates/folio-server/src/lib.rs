@@ -25,13 +25,16 @@ mod messages;
 pub mod metrics;
 mod pages;
 pub mod params;
+mod reading;
 mod serve;
 mod shape;
 mod stream;
 mod tenants;
+mod tools;
 
 pub use app::{App, Engine, ModelFacts};
 pub use config::{Limits, ServerConfig};
 pub use error::{ApiError, ServerError};
 pub use params::SamplingDefaults;
+pub use reading::Parsers;
 pub use serve::{Server, run, serve};

@@ -1,8 +1,10 @@
 //! Chat messages: from OpenAI's shapes to what chat templates take.
 //!
-//! Invariants: only text gets through; everything else is refused by its path (`messages[2].content[1].image_url`). Text
-//! parts are joined by a newline, as vLLM does. The `developer` role, which templates do not know, becomes `system`.
+//! Invariants: only text and tool calls get through; everything else is refused by its path
+//! (`messages[2].content[1].image_url`). Text parts are joined by a newline, as vLLM does. The `developer` role, which templates
+//! do not know, becomes `system`. [`for_template`] puts calls the way the model's template takes them.
 
+use folio_text::TemplateTools;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
@@ -13,10 +15,10 @@ use crate::fields::{Fields, parse};
 const NOT_IN_MESSAGES: &[(&str, &str)] = &[
     ("annotations", "they belong to web search, which is not available"),
     ("audio", "the model takes text only"),
-    ("function_call", "function calling is not available yet"),
+    ("function_call", "use tool_calls"),
     ("refusal", "put the refusal's text into content"),
-    ("tool_call_id", "tool calls are not available yet"),
-    ("tool_calls", "tool calls are not available yet"),
+    ("tool_call_id", "only a message with the role tool answers a call"),
+    ("tool_calls", "only a message with the role assistant makes calls"),
 ];
 
 /// Reads and checks the `messages` field.
@@ -39,31 +41,103 @@ fn message(raw: &RawValue, path: String) -> Result<Value, ApiError> {
         "system" | "developer" => "system",
         "user" => "user",
         "assistant" => "assistant",
-        "tool" | "function" => {
-            return Err(ApiError::unsupported(fields.path("role"), "tool calls are not available yet"));
+        "tool" => "tool",
+        "function" => {
+            return Err(ApiError::unsupported(fields.path("role"), "use the role tool"));
         }
         other => {
             let path = fields.path("role");
             let message = format!(
-                "Invalid value for '{path}': '{other}' is not one of system, developer, user, assistant."
+                "Invalid value for '{path}': '{other}' is not one of system, developer, user, assistant, tool."
             );
             return Err(ApiError::invalid(path, message));
         }
     };
     let mut out = Map::new();
     out.insert("role".into(), role.into());
+    let calls = match role {
+        "assistant" => tool_calls(&mut fields)?,
+        _ => Vec::new(),
+    };
     let content = match fields.raw("content") {
-        Some(raw) => content(raw, &fields.path("content"))?,
+        Some(raw) => Value::String(content(raw, &fields.path("content"))?),
+        None if !calls.is_empty() => Value::Null,
         None => return Err(fields.missing("content")),
     };
-    out.insert("content".into(), content.into());
+    out.insert("content".into(), content);
     for name in ["name", "reasoning_content"] {
         if let Some(text) = fields.take::<String>(name)? {
             out.insert(name.into(), text.into());
         }
     }
+    if !calls.is_empty() {
+        out.insert("tool_calls".into(), calls.into());
+    }
+    if role == "tool" {
+        out.insert("tool_call_id".into(), fields.require::<String>("tool_call_id")?.into());
+    }
     fields.finish(NOT_IN_MESSAGES)?;
     Ok(Value::Object(out))
+}
+
+fn tool_calls(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
+    let list = fields.take::<Vec<&RawValue>>("tool_calls")?.unwrap_or_default();
+    let path = fields.path("tool_calls");
+    list.iter().enumerate().map(|(index, raw)| tool_call(raw, format!("{path}[{index}]"))).collect()
+}
+
+fn tool_call(raw: &RawValue, path: String) -> Result<Value, ApiError> {
+    let mut call = Fields::of_value(raw, path)?;
+    let id: String = call.require("id")?;
+    if call.take::<String>("type")?.is_some_and(|kind| kind != "function") {
+        return Err(ApiError::unsupported(call.path("type"), "only functions are available as tools"));
+    }
+    // Clients that gather a stream send what they gathered.
+    call.take::<u32>("index")?;
+    let mut function = Fields::of_value(call.require("function")?, call.path("function"))?;
+    let name: String = function.require("name")?;
+    let arguments: String = function.require("arguments")?;
+    function.finish(&[])?;
+    call.finish(&[])?;
+    let function = serde_json::json!({"name": name, "arguments": arguments});
+    Ok(serde_json::json!({"id": id, "type": "function", "function": function}))
+}
+
+/// Puts calls, content beside them and reasoning the way the template takes them.
+pub fn for_template(messages: &mut [Value], template: &TemplateTools) -> Result<(), ApiError> {
+    for (index, message) in messages.iter_mut().enumerate() {
+        let Some(message) = message.as_object_mut() else { continue };
+        if let Some(calls) = message.get_mut("tool_calls").and_then(Value::as_array_mut) {
+            if !template.takes_calls {
+                let why = "the model's chat template shows no tool calls to the model";
+                return Err(ApiError::unsupported(format!("messages[{index}].tool_calls"), why));
+            }
+            for call in calls.iter_mut().filter(|_| template.object_arguments) {
+                let arguments = &mut call["function"]["arguments"];
+                let text = arguments.as_str().unwrap_or_default().trim();
+                // What a model wrote wrongly goes back to it as it was.
+                if text.is_empty() {
+                    *arguments = Value::Object(Map::new());
+                } else if let Ok(object) = serde_json::from_str::<Map<String, Value>>(text) {
+                    *arguments = Value::Object(object);
+                }
+            }
+            if message["content"].is_null() && !template.null_content {
+                message["content"] = "".into();
+            }
+        }
+        if template.thinking
+            && let Some(reasoning) = message.remove("reasoning_content")
+        {
+            // gpt-oss's template refuses both beside calls.
+            let both = message.contains_key("tool_calls")
+                && message["content"].as_str().is_some_and(|c| !c.is_empty());
+            if !both {
+                message.insert("thinking".into(), reasoning);
+            }
+        }
+    }
+    Ok(())
 }
 
 fn content(raw: &RawValue, path: &str) -> Result<String, ApiError> {

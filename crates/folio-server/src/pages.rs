@@ -8,16 +8,14 @@ use axum::extract::{Path, State as Shared};
 use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Uri, header};
 use axum::response::IntoResponse;
 use folio_engine::handle::Health;
-use folio_text::ChatInput;
 use serde_json::{Value, json};
 
 use crate::app::State;
-use crate::chat::{check_model, encode, text_error};
+use crate::chat::{Conversation, check_model, encode};
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::generate::{json_response, unix_s};
+use crate::generate::json_response;
 use crate::http::JsonRequest;
-use crate::messages;
 use crate::params::check_token_ids;
 
 type Answer = Result<Response<Body>, ApiError>;
@@ -91,20 +89,8 @@ fn tokenized(state: &State, body: &[u8]) -> Result<Value, ApiError> {
     let (text, special) = match prompt {
         Some(prompt) => (prompt, special.unwrap_or(true)),
         None => {
-            let messages = messages::read(&mut fields, &state.config.limits)?;
-            let add_generation_prompt = fields.take("add_generation_prompt")?.unwrap_or(true);
-            let kwargs = fields.take("chat_template_kwargs")?.unwrap_or_default();
-            let template = state.app.template.as_ref();
-            let template = template.ok_or_else(|| text_error(folio_text::TextError::NoTemplate))?;
-            let input = ChatInput {
-                messages: &messages,
-                tools: None,
-                documents: None,
-                add_generation_prompt,
-                kwargs: &kwargs,
-                now_unix_s: unix_s() as i64,
-            };
-            (template.render(&input).map_err(text_error)?, special.unwrap_or(false))
+            let mut conversation = Conversation::read(&mut fields, &state.config.limits)?;
+            (conversation.render(state)?, special.unwrap_or(false))
         }
     };
     fields.finish(&[])?;

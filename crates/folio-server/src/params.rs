@@ -15,6 +15,7 @@ use crate::app::ModelFacts;
 use crate::config::Limits;
 use crate::error::ApiError;
 use crate::fields::{Fields, within};
+use crate::reading::Reading;
 
 /// Parameters of OpenAI's, vLLM's and SGLang's APIs that this server refuses, with the reason a client reads.
 pub const REFUSED: &[(&str, &str)] = &[
@@ -26,13 +27,12 @@ pub const REFUSED: &[(&str, &str)] = &[
     ("documents", "put documents into the messages"),
     ("ebnf", "structured output is not available yet"),
     ("extra_key", "cached prefixes are already separate for every API key"),
-    ("function_call", "function calling is not available yet"),
-    ("functions", "function calling is not available yet"),
+    ("function_call", "use tools and tool_choice"),
+    ("functions", "use tools and tool_choice"),
     ("guided_choice", "structured output is not available yet"),
     ("guided_grammar", "structured output is not available yet"),
     ("guided_json", "structured output is not available yet"),
     ("guided_regex", "structured output is not available yet"),
-    ("include_reasoning", "reasoning is not separated from the answer"),
     ("kv_transfer_params", "this server runs on one machine"),
     ("length_penalty", "it belongs to beam search, which is not available"),
     ("logit_processors", "code in requests is never run"),
@@ -42,7 +42,6 @@ pub const REFUSED: &[(&str, &str)] = &[
     ("media_io_kwargs", "the model takes text only"),
     ("mm_processor_kwargs", "the model takes text only"),
     ("moderation", "this server does not moderate"),
-    ("parallel_tool_calls", "tool calls are not available yet"),
     ("prediction", "predicted outputs are not available"),
     ("prompt_cache_options", "prefixes are cached automatically"),
     ("prompt_embeds", "send text or token ids"),
@@ -56,7 +55,6 @@ pub const REFUSED: &[(&str, &str)] = &[
     ("session_id", "prefixes are found by content; no session is needed"),
     ("structured_outputs", "structured output is not available yet"),
     ("thinking_token_budget", "use max_tokens"),
-    ("tools", "tool calls are not available yet"),
     ("truncation_side", "truncate_prompt_tokens keeps the end of the prompt"),
     ("verbosity", "say in the messages how long the answer should be"),
     ("vllm_xargs", "no extra arguments are known"),
@@ -84,6 +82,8 @@ pub struct Generation {
     pub echo: bool,
     /// `None`: the endpoint's own default.
     pub add_special_tokens: Option<bool>,
+    /// How reasoning and tool calls are told from text; the chat endpoint's business.
+    pub reading: Option<Reading>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -148,6 +148,7 @@ impl Generation {
             return_token_ids: fields.take("return_token_ids")?.unwrap_or(false),
             echo: fields.take("echo")?.unwrap_or(false),
             add_special_tokens: fields.take("add_special_tokens")?,
+            reading: None,
         })
     }
 
@@ -200,7 +201,6 @@ fn metadata_only(fields: &mut Fields) -> Result<(), ApiError> {
     only(fields, "spaces_between_special_tokens", &[true], "only true, the default")?;
     only_str(fields, "service_tier", &["auto", "default"], "there is one tier")?;
     only_str(fields, "prompt_cache_retention", &["in_memory", "in-memory"], "prefixes are kept in memory")?;
-    only_str(fields, "tool_choice", &["none"], "tool calls are not available yet")?;
     if let Some(modalities) = fields.take::<Vec<String>>("modalities")?
         && modalities.iter().any(|modality| modality != "text")
     {
@@ -388,7 +388,7 @@ pub fn valid_request_id(id: &str) -> bool {
 }
 
 /// A seed for a request that gives none: unpredictable, never the same twice in a process.
-fn fresh_seed() -> u64 {
+pub fn fresh_seed() -> u64 {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     use std::hash::{BuildHasher, Hasher};
     let mut hasher = std::hash::RandomState::new().build_hasher();

@@ -10,7 +10,7 @@ use folio_engine::request::TokenLogprobs;
 use folio_text::Tokenizer;
 use serde::{Serialize, Serializer, ser::SerializeMap};
 
-use crate::choice::{Delta, Finish, Scored, StopReason};
+use crate::choice::{CallDelta, Delta, Finish, Scored, StopReason};
 
 /// JSON has no infinity; OpenAI writes this for "very unlikely".
 const UNLIKELY: f32 = -9999.0;
@@ -115,8 +115,13 @@ struct ChatChoice<'a> {
 #[derive(Serialize)]
 struct Message<'a> {
     role: &'static str,
-    content: &'a str,
+    /// `null` where there is none but reasoning or calls.
+    content: Option<&'a str>,
     refusal: Option<()>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<ToolCall<'a>>,
 }
 
 #[derive(Default, Serialize)]
@@ -125,6 +130,42 @@ struct MessageDelta<'a> {
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<ToolCall<'a>>,
+}
+
+/// A call, or in a stream more of one.
+#[derive(Serialize)]
+struct ToolCall<'a> {
+    /// In streams.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    r#type: Option<&'static str>,
+    function: FunctionCall<'a>,
+}
+
+#[derive(Serialize)]
+struct FunctionCall<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<&'a str>,
+    arguments: &'a str,
+}
+
+impl<'a> ToolCall<'a> {
+    fn new(call: &'a CallDelta, streamed: bool) -> Self {
+        let (id, name) = call.begun.as_ref().map(|(id, name)| (id.as_str(), name.as_str())).unzip();
+        Self {
+            index: streamed.then_some(call.index),
+            id,
+            r#type: id.map(|_| "function"),
+            function: FunctionCall { name, arguments: &call.arguments },
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -207,11 +248,16 @@ impl Shape {
     ) -> String {
         match self.kind {
             Kind::Chat => {
-                let content = (!delta.text.is_empty()).then_some(delta.text.as_str());
+                let part = MessageDelta {
+                    role: None,
+                    content: some(&delta.text),
+                    reasoning_content: some(&delta.reasoning),
+                    tool_calls: delta.calls.iter().map(|call| ToolCall::new(call, true)).collect(),
+                };
                 let choice = ChatChoice {
                     index,
                     message: None,
-                    delta: Some(MessageDelta { role: None, content }),
+                    delta: Some(part),
                     logprobs: self.chat_logprobs(&delta.scored),
                     finish_reason: finish.map(|finish| finish.reason),
                     stop_reason: finish.and_then(|finish| finish.stop_reason.as_ref()),
@@ -238,7 +284,11 @@ impl Shape {
                 let choice = ChatChoice {
                     index,
                     message: None,
-                    delta: Some(MessageDelta { role: Some("assistant"), content: Some("") }),
+                    delta: Some(MessageDelta {
+                        role: Some("assistant"),
+                        content: Some(""),
+                        ..MessageDelta::default()
+                    }),
                     logprobs: None,
                     finish_reason: None,
                     stop_reason: None,
@@ -304,9 +354,17 @@ impl Shape {
     }
 
     fn chat_choice<'a>(&'a self, choice: &'a Finished) -> ChatChoice<'a> {
+        let Delta { text, reasoning, calls, .. } = &choice.delta;
+        let message = Message {
+            role: "assistant",
+            content: if reasoning.is_empty() && calls.is_empty() { Some(text) } else { some(text) },
+            refusal: None,
+            reasoning_content: some(reasoning),
+            tool_calls: calls.iter().map(|call| ToolCall::new(call, false)).collect(),
+        };
         ChatChoice {
             index: choice.index,
-            message: Some(Message { role: "assistant", content: &choice.delta.text, refusal: None }),
+            message: Some(message),
             delta: None,
             logprobs: self
                 .chat_logprobs(&choice.delta.scored)
@@ -406,6 +464,10 @@ impl Shape {
         }
         Some(out)
     }
+}
+
+fn some(text: &str) -> Option<&str> {
+    (!text.is_empty()).then_some(text)
 }
 
 fn finite(logprob: f32) -> f32 {

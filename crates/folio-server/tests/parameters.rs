@@ -240,8 +240,10 @@ async fn what_is_not_supported_is_refused_by_name() {
         ("use_beam_search", json!(true)),
         ("service_tier", json!("flex")),
         ("prompt_cache_retention", json!("24h")),
-        ("tool_choice", json!("auto")),
+        ("tool_choice", json!("required")),
         ("tool_choice", json!({"type": "function"})),
+        ("parallel_tool_calls", json!(true)),
+        ("include_reasoning", json!(false)),
         ("modalities", json!(["text", "audio"])),
         ("response_format", json!({"type": "json_object"})),
         ("spaces_between_special_tokens", json!(false)),
@@ -252,6 +254,9 @@ async fn what_is_not_supported_is_refused_by_name() {
     }
     refused(client.complete(json!({"suffix": "x"})).await, "suffix").await;
     refused(client.complete(json!({"best_of": 3})).await, "best_of").await;
+    for name in ["tools", "tool_choice", "parallel_tool_calls", "include_reasoning"] {
+        refused(client.complete(json!({name: true})).await, name).await;
+    }
     refused(client.complete(json!({"messages": []})).await, "messages").await;
     refused(client.chat(json!({"prompt": "x"})).await, "prompt").await;
     refused(client.chat(json!({"stream_options": {"include_usage": true}})).await, "stream_options").await;
@@ -324,7 +329,8 @@ async fn messages_that_are_not_text_are_refused_by_path() {
             "messages[1].content[1].image_url",
         ),
         (json!({"role": "alien", "content": "x"}), "messages[1].role"),
-        (json!({"role": "tool", "content": "x", "tool_call_id": "1"}), "messages[1].role"),
+        (json!({"role": "function", "content": "x", "name": "f"}), "messages[1].role"),
+        (json!({"role": "tool", "content": "x"}), "messages[1].tool_call_id"),
         (json!({"role": "user"}), "messages[1].content"),
         (json!({"role": "user", "content": null}), "messages[1].content"),
         (json!({"content": "x"}), "messages[1].role"),
@@ -334,7 +340,7 @@ async fn messages_that_are_not_text_are_refused_by_path() {
             json!({"role": "user", "content": [{"type": "text", "text": "a", "x": 1}]}),
             "messages[1].content[0].x",
         ),
-        (json!({"role": "assistant", "content": "x", "tool_calls": [{}]}), "messages[1].tool_calls"),
+        (json!({"role": "assistant", "content": "x", "tool_calls": [{}]}), "messages[1].tool_calls[0].id"),
         (json!({"role": "user", "content": "x", "colour": "red"}), "messages[1].colour"),
         (json!("x"), "messages[1]"),
     ] {

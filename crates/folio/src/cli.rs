@@ -4,6 +4,7 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::units::parse_bytes;
@@ -118,7 +119,9 @@ pub struct EngineArgs {
 #[command(after_help = "Examples:\n  \
     folio serve                                            the built-in model\n  \
     folio serve Qwen/Qwen3-0.6B --max-model-len 8192\n  \
-    folio serve ./my-model --host 0.0.0.0 --api-key-file keys.txt --kv-cache-memory 4GiB\n\n\
+    folio serve ./my-model --host 0.0.0.0 --api-key-file keys.txt --kv-cache-memory 4GiB\n  \
+    folio serve ./my-model --tool-call-parser hermes --reasoning-parser deepseek_r1\n\n\
+    For most models the parsers are found by themselves and named at start; `folio serve --help` lists them.\n\
     Each API key is a tenant of its own: what one caches, no other can find.\n\
     SIGTERM finishes what is running and exits; a second one exits at once.")]
 pub struct ServeArgs {
@@ -157,8 +160,37 @@ pub struct ServeArgs {
     #[arg(long, env = "FOLIO_MAX_BODY", value_name = "SIZE", default_value = "8MiB", value_parser = parse_bytes)]
     pub max_body: u64,
 
+    /// How the model writes tool calls; auto: as its chat template says
+    #[arg(long, env = "FOLIO_TOOL_CALL_PARSER", value_name = "NAME", default_value = "auto", value_parser = tool_call_parser())]
+    pub tool_call_parser: String,
+
+    /// How the model marks its reasoning; auto: as its chat template says
+    #[arg(long, env = "FOLIO_REASONING_PARSER", value_name = "NAME", default_value = "auto", value_parser = reasoning_parser())]
+    pub reasoning_parser: String,
+
     #[command(flatten)]
     pub engine: EngineArgs,
+}
+
+fn tool_call_parser() -> PossibleValuesParser {
+    let formats = folio_text::TOOL_FORMATS.iter();
+    parsers(formats.map(|format| (format.name, format.aliases, format.about)))
+}
+
+fn reasoning_parser() -> PossibleValuesParser {
+    let formats = folio_text::REASONING_FORMATS.iter();
+    parsers(formats.map(|format| (format.name, format.aliases, format.about)))
+}
+
+fn parsers(
+    formats: impl Iterator<Item = (&'static str, &'static [&'static str], &'static str)>,
+) -> PossibleValuesParser {
+    let fixed = [("auto", &[][..], "as the chat template says"), ("none", &[][..], "all text is content")];
+    let values = fixed.into_iter().chain(formats);
+    values
+        .map(|(name, aliases, about)| PossibleValue::new(name).aliases(aliases.iter().copied()).help(about))
+        .collect::<Vec<_>>()
+        .into()
 }
 
 /// How tokens are chosen; what is absent comes from the model's generation_config.json.

@@ -7,7 +7,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use folio_model::GenerationConfig;
-use folio_server::{App, Limits, ModelFacts, SamplingDefaults, ServerConfig};
+use folio_server::{App, Limits, ModelFacts, Parsers, SamplingDefaults, ServerConfig};
+use folio_text::{ChatTemplate, ReasoningFormat, ToolFormat};
 
 use crate::cli::ServeArgs;
 use crate::runtime::Runtime;
@@ -33,10 +34,12 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         ..ServerConfig::default()
     };
     let chat = runtime.template.is_some();
+    let parsers = parsers(args, runtime.template.as_deref());
     let app = App {
         engine: Arc::new(runtime.engine.clone()),
         tokenizer: runtime.tokenizer.clone(),
         template: runtime.template.clone(),
+        parsers,
         model: facts(&runtime, names.clone()),
         version: env!("CARGO_PKG_VERSION"),
     };
@@ -49,11 +52,32 @@ pub fn run(args: &ServeArgs) -> Result<()> {
                 n => format!("{n}, one for each API key"),
             }
         );
+        eprintln!(
+            "  {:<9} {}; reasoning: {}",
+            "tools",
+            parsers.tools.map_or("no parser (--tool-call-parser)", |format| format.name),
+            parsers.reasoning.map_or("not told apart", |format| format.name)
+        );
         eprintln!("\nlistening on http://{address}  (metrics at /metrics, Ctrl-C to stop)\n");
         eprintln!("{}", curl(address, &names[0], chat, tenants > 0));
     })?;
     runtime.engine.join();
     Ok(())
+}
+
+/// How the model's answers are read: as asked, else as its chat template says.
+fn parsers(args: &ServeArgs, template: Option<&ChatTemplate>) -> Parsers {
+    let found = template.map(Parsers::of_template).unwrap_or_default();
+    Parsers {
+        tools: match args.tool_call_parser.as_str() {
+            "auto" => found.tools,
+            name => ToolFormat::named(name),
+        },
+        reasoning: match args.reasoning_parser.as_str() {
+            "auto" => found.reasoning,
+            name => ReasoningFormat::named(name),
+        },
+    }
 }
 
 fn facts(runtime: &Runtime, names: Vec<String>) -> ModelFacts {
@@ -140,6 +164,34 @@ mod tests {
         std::fs::write(&file, "# none\n").expect("file");
         assert!(api_keys(&[], Some(&file)).is_err());
         assert!(api_keys(&[], None).expect("none").is_empty());
+    }
+
+    #[test]
+    fn parsers_are_as_asked_or_as_the_template_says() {
+        use clap::Parser as _;
+        let mut sources = folio_text::TemplateSources::default();
+        sources.add("default", "{{ '<tool_call>' }}{{ '<think>' }}", "test");
+        let template =
+            ChatTemplate::compile(sources, &folio_text::SpecialTokens::default()).expect("compiles");
+        let names = |flags: &[&str]| {
+            let line = ["folio", "serve"].iter().chain(flags);
+            let crate::cli::Command::Serve(args) =
+                crate::cli::Cli::try_parse_from(line).expect("flags").command.expect("command")
+            else {
+                panic!("another command");
+            };
+            let parsers = parsers(&args, template.as_ref());
+            (parsers.tools.map(|f| f.name), parsers.reasoning.map(|f| f.name))
+        };
+        assert_eq!(names(&[]), (Some("hermes"), Some("think")));
+        assert_eq!(
+            names(&["--tool-call-parser", "qwen3_xml", "--reasoning-parser", "deepseek_r1"]),
+            (Some("qwen3_coder"), Some("deepseek_r1"))
+        );
+        assert_eq!(names(&["--tool-call-parser", "none", "--reasoning-parser", "none"]), (None, None));
+        for format in folio_text::TOOL_FORMATS {
+            assert_eq!(names(&["--tool-call-parser", format.name]).0, Some(format.name));
+        }
     }
 
     #[test]

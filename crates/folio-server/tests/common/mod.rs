@@ -21,6 +21,11 @@ pub const VOCAB: u32 = 259;
 
 /// One token per byte, id = byte; `<|end|>` (256) and two more special tokens.
 pub fn tokenizer() -> Tokenizer {
+    tokenizer_with(["<|end|>", "<|a|>", "<|b|>"])
+}
+
+/// The same with these special tokens, from 256 on.
+pub fn tokenizer_with(names: [&str; 3]) -> Tokenizer {
     let mut vocab = serde_json::Map::new();
     let printable = |b: u32| (33..=126).contains(&b) || (161..=172).contains(&b) || (174..=255).contains(&b);
     let mut others = 256;
@@ -39,7 +44,7 @@ pub fn tokenizer() -> Tokenizer {
     };
     let file = json!({
         "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
-        "added_tokens": [special(256, "<|end|>"), special(257, "<|a|>"), special(258, "<|b|>")],
+        "added_tokens": [special(256, names[0]), special(257, names[1]), special(258, names[2])],
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
         "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
         "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
@@ -52,6 +57,18 @@ pub fn template() -> ChatTemplate {
     let source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end|>{% endfor %}\
                   {% if mood is defined %}({{ mood }}){% endif %}\
                   {% if add_generation_prompt %}[assistant]{% endif %}";
+    let mut sources = TemplateSources::default();
+    sources.add("default", source, "test");
+    ChatTemplate::compile(sources, tokenizer().special_tokens()).unwrap().unwrap()
+}
+
+/// A template that shows tools and calls, and opens reasoning when asked to.
+pub fn tool_template() -> ChatTemplate {
+    let source = "{% for t in tools or [] %}<tool>{{ t | tojson }}</tool>{% endfor %}\
+                  {% for m in messages %}[{{ m.role }}]{{ m.content or '' }}\
+                  {% for c in m.tool_calls or [] %}<call>{{ c.function | tojson }}</call>{% endfor %}\
+                  {% if m.tool_call_id is defined %}({{ m.tool_call_id }}){% endif %}<|end|>{% endfor %}\
+                  {% if add_generation_prompt %}[assistant]{% if thinking is defined %}<think>\n{% endif %}{% endif %}";
     let mut sources = TemplateSources::default();
     sources.add("default", source, "test");
     ChatTemplate::compile(sources, tokenizer().special_tokens()).unwrap().unwrap()
@@ -86,6 +103,8 @@ struct Live {
 pub struct Plan {
     /// Bytes every choice says, before an end-of-sequence token. `{c}` is replaced by the choice's number.
     pub say: Vec<u8>,
+    /// Token ids said after that.
+    pub extra: Vec<u32>,
     /// Instead of end-of-sequence: this reason once the text is said.
     pub end: Option<FinishReason>,
     pub cached: u32,
@@ -218,7 +237,7 @@ impl Engine for FakeEngine {
                 true => String::from_utf8_lossy(&plan.say).replace("{c}", &choice.to_string()).into_bytes(),
                 false => plan.say.clone(),
             };
-            Some(bytes.into_iter().map(u32::from).collect())
+            Some(bytes.into_iter().map(u32::from).chain(plan.extra.iter().copied()).collect())
         });
         let choices: Vec<_> = choices.collect();
         drop(plan);
@@ -267,6 +286,7 @@ pub fn app(engine: Arc<dyn Engine>) -> App {
         engine,
         tokenizer: Arc::new(tokenizer()),
         template: Some(Arc::new(template())),
+        parsers: Default::default(),
         model: facts(),
         version: "1.2.3",
     }

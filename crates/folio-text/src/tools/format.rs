@@ -546,7 +546,7 @@ impl ToolFormat {
     /// The format that a chat template tells its model to use.
     pub fn of_template(source: &str) -> Option<&'static Self> {
         let fits = |signs: &&[&str]| signs.iter().all(|sign| source.contains(sign));
-        TOOL_FORMATS.iter().find(|format| format.signs.iter().any(|signs| fits(signs)))
+        TOOL_FORMATS.iter().find(|format| format.signs.iter().any(fits))
     }
 
     /// Text that begins a call, of this function or of one the model chooses.

@@ -1,0 +1,165 @@
+//! How an answer is read: which parser applies, where it begins, and what is put into the prompt for it.
+//!
+//! Invariants: a request for tools is refused where it could not be honoured: without a parser for the model's calls, or
+//! a template that shows no tools. `tool_choice: required` and a named function hold by construction: the prompt ends with
+//! the opening of a call (up to the name, or to the arguments), and the parser reads on from there. Control tokens that a
+//! parser looks for stay in the text although others are left out.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use folio_text::{
+    ChatTemplate, OutputParser, ParserSetup, ReasoningFormat, TemplateTools, Tokenizer, ToolFormat,
+};
+
+use crate::error::ApiError;
+use crate::params::fresh_seed;
+use crate::tools::{ToolChoice, ToolUse};
+
+/// The formats of the served model.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Parsers {
+    /// `None`: tools are refused.
+    pub tools: Option<&'static ToolFormat>,
+    /// `None`: reasoning is part of the content.
+    pub reasoning: Option<&'static ReasoningFormat>,
+}
+
+impl Parsers {
+    /// What the model's own chat template means.
+    pub fn of_template(template: &ChatTemplate) -> Self {
+        // The first of the templates (the one for tools) that tells.
+        let sources: Vec<String> = template.sources().collect();
+        Self {
+            tools: sources.iter().find_map(|source| ToolFormat::of_template(source)),
+            reasoning: sources.iter().find_map(|source| ReasoningFormat::of_template(source)),
+        }
+    }
+}
+
+/// What is known about reading once the model is.
+pub struct Readers {
+    parsers: Parsers,
+    pub template: Option<TemplateTools>,
+    /// Control tokens to keep, with and without tools.
+    markers: [Arc<HashSet<u32>>; 2],
+}
+
+/// How one request's answers are read.
+#[derive(Clone, Debug)]
+pub struct Reading {
+    setup: ParserSetup,
+    /// The part of the prompt that belongs to the answer.
+    begun: String,
+    markers: Arc<HashSet<u32>>,
+    pub include_reasoning: bool,
+}
+
+/// What [`Readers::plan`] decides by.
+pub struct Asked<'a> {
+    pub tools: &'a ToolUse,
+    /// The rendered conversation.
+    pub prompt: &'a str,
+    /// The prompt ends with this beginning of the answer.
+    pub continued: Option<&'a str>,
+    /// The prompt ends with the header of the assistant's turn.
+    pub generation_prompt: bool,
+    pub include_reasoning: bool,
+}
+
+impl Readers {
+    pub fn new(parsers: Parsers, template: Option<&ChatTemplate>, tokenizer: &Tokenizer) -> Self {
+        let markers = |tools| {
+            let setup = ParserSetup { tools, reasoning: parsers.reasoning, ..ParserSetup::default() };
+            let kept = tokenizer.special_ids().filter(|id| {
+                let text = String::from_utf8_lossy(tokenizer.token_bytes(*id));
+                OutputParser::needs(&setup, &text)
+            });
+            Arc::new(kept.collect())
+        };
+        Self {
+            parsers,
+            template: template.map(ChatTemplate::tools),
+            markers: [markers(None), markers(parsers.tools)],
+        }
+    }
+
+    /// Refuses tools that this model could not be given or whose calls could not be read.
+    pub fn check(&self, tools: &ToolUse) -> Result<(), ApiError> {
+        if tools.shown().is_none() {
+            return Ok(());
+        }
+        if !self.template.is_some_and(|template| template.takes_tools) {
+            let why = "the model's chat template shows no tools to the model; the server can be given one that does \
+                       (--chat-template)";
+            return Err(ApiError::unsupported("tools", why));
+        }
+        if self.parsers.tools.is_none() {
+            let why =
+                "how this model writes tool calls is not known; the server can be told (--tool-call-parser)";
+            return Err(ApiError::unsupported("tools", why));
+        }
+        Ok(())
+    }
+
+    /// How the answers are read, and the text to append to the prompt. `None`: the text is the answer.
+    pub fn plan(&self, asked: &Asked<'_>) -> Result<(Option<Reading>, String), ApiError> {
+        let reasoning = self.parsers.reasoning;
+        if !asked.include_reasoning && reasoning.is_none() {
+            let why = "how this model marks its reasoning is not known; the server can be told (--reasoning-parser)";
+            return Err(ApiError::unsupported("include_reasoning", why));
+        }
+        let tools = self.parsers.tools.filter(|_| asked.tools.shown().is_some());
+        if tools.is_none() && reasoning.is_none() {
+            return Ok((None, String::new()));
+        }
+        let named = match &asked.tools.choice {
+            ToolChoice::Named(name) => Some(name.as_str()),
+            _ => None,
+        };
+        let must = named.is_some() || asked.tools.choice == ToolChoice::Required;
+        let inside = reasoning.filter(|format| format.begins_inside(asked.prompt, asked.continued));
+        let (mut appended, mut begun) = (String::new(), String::new());
+        if let Some(format) = tools.filter(|_| must) {
+            if !asked.generation_prompt {
+                let message = "A call that must be made needs a prompt that ends with the assistant's turn: leave out \
+                               'add_generation_prompt' and 'continue_final_message', or use \"auto\".";
+                return Err(ApiError::invalid("tool_choice", message));
+            }
+            // No reasoning before a call that is decided already.
+            if let Some(opened) =
+                inside.filter(|format| asked.prompt.trim_end().ends_with(format.open.trim_end()))
+            {
+                appended = format!("{}\n\n", opened.close);
+            }
+            begun = format.opening(named);
+            appended.push_str(&begun);
+        }
+        let setup = ParserSetup {
+            tools,
+            reasoning,
+            functions: Arc::new(asked.tools.functions()),
+            inside_reasoning: inside.is_some() && begun.is_empty(),
+            id_seed: 0,
+            calls_max: u32::from(named.is_some() || !asked.tools.parallel),
+        };
+        let markers = self.markers[usize::from(tools.is_some())].clone();
+        let reading = Reading { setup, begun, markers, include_reasoning: asked.include_reasoning };
+        Ok((Some(reading), appended))
+    }
+}
+
+impl Reading {
+    /// A parser for one answer, which has read what the prompt begins of it.
+    pub fn parser(&self, events: &mut Vec<folio_text::OutputEvent>) -> OutputParser {
+        // Ids must differ between answers, also between those to equal requests with equal seeds.
+        let mut parser = OutputParser::new(ParserSetup { id_seed: fresh_seed(), ..self.setup.clone() });
+        parser.push(&self.begun, events);
+        parser
+    }
+
+    /// Whether this control token stays in the text.
+    pub fn keeps(&self, id: u32) -> bool {
+        self.markers.contains(&id)
+    }
+}

@@ -1,0 +1,185 @@
+//! `tools`, `tool_choice` and `parallel_tool_calls`: from the request to values.
+//!
+//! Invariants: the template gets every tool as the client wrote it; what cannot be kept to (a strict schema, a tool that is
+//! no function) is refused by name. A call that must be made is begun for the model in the prompt; see `reading`.
+
+use folio_text::Functions;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::config::Limits;
+use crate::error::ApiError;
+use crate::fields::{Fields, parse};
+
+/// Whether the model may, must or must not call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ToolChoice {
+    /// No tools are shown and nothing is read as a call.
+    #[default]
+    None,
+    Auto,
+    Required,
+    Named(String),
+}
+
+/// What a request says about tools.
+#[derive(Clone, Debug, Default)]
+pub struct ToolUse {
+    tools: Vec<Value>,
+    pub choice: ToolChoice,
+    /// Several calls in one answer.
+    pub parallel: bool,
+}
+
+impl ToolUse {
+    /// Takes the fields; what they say is checked against each other.
+    pub fn read(fields: &mut Fields, limits: &Limits) -> Result<Self, ApiError> {
+        let list = fields.take::<Vec<&RawValue>>("tools")?.unwrap_or_default();
+        if list.len() > limits.tools {
+            let message = format!("'tools' has {} entries; the limit is {}.", list.len(), limits.tools);
+            return Err(ApiError::invalid("tools", message));
+        }
+        let mut tools = Vec::with_capacity(list.len());
+        let mut names = Vec::with_capacity(list.len());
+        for (index, raw) in list.iter().enumerate() {
+            let (name, tool) = tool(raw, format!("tools[{index}]"))?;
+            if names.contains(&name) {
+                let path = format!("tools[{index}].function.name");
+                return Err(ApiError::invalid(path, format!("The function '{name}' is given twice.")));
+            }
+            names.push(name);
+            tools.push(tool);
+        }
+        let parallel = fields.take::<bool>("parallel_tool_calls")?;
+        let raw_choice = fields.raw("tool_choice");
+        if tools.is_empty() {
+            if parallel.is_some() {
+                let message = "'parallel_tool_calls' is only allowed when 'tools' are given.";
+                return Err(ApiError::invalid("parallel_tool_calls", message));
+            }
+            let idle = raw_choice.is_none_or(|raw| matches!(raw.get(), "\"none\"" | "\"auto\""));
+            let message = "'tool_choice' asks for a call, but 'tools' are not given.";
+            return if idle { Ok(Self::default()) } else { Err(ApiError::invalid("tool_choice", message)) };
+        }
+        let mut tool_use = Self { tools, choice: ToolChoice::Auto, parallel: parallel.unwrap_or(true) };
+        if let Some(raw) = raw_choice {
+            tool_use.choose(raw, &names)?;
+        }
+        Ok(tool_use)
+    }
+
+    /// The tools the template is to show.
+    pub fn shown(&self) -> Option<&[Value]> {
+        (self.choice != ToolChoice::None).then_some(self.tools.as_slice())
+    }
+
+    pub fn functions(&self) -> Functions {
+        Functions::of_tools(self.shown().unwrap_or_default())
+    }
+
+    fn choose(&mut self, raw: &RawValue, names: &[String]) -> Result<(), ApiError> {
+        const CHOICE: &str = "tool_choice";
+        if raw.get().starts_with('"') {
+            self.choice = mode(&parse::<String>(raw, CHOICE)?, CHOICE, true)?;
+            return Ok(());
+        }
+        let mut fields = Fields::of_value(raw, CHOICE.into())?;
+        let kind: String = fields.require("type")?;
+        match kind.as_str() {
+            "function" => {
+                let name = function_name(fields.require("function")?, "tool_choice.function", names)?;
+                self.choice = ToolChoice::Named(name);
+            }
+            "allowed_tools" => {
+                let mut allowed =
+                    Fields::of_value(fields.require("allowed_tools")?, "tool_choice.allowed_tools".into())?;
+                let path = allowed.path("mode");
+                self.choice = mode(&allowed.require::<String>("mode")?, &path, false)?;
+                let list: Vec<&RawValue> = allowed.require("tools")?;
+                let path = allowed.path("tools");
+                let kept: Result<Vec<String>, ApiError> = list
+                    .iter()
+                    .enumerate()
+                    .map(|(index, raw)| {
+                        let path = format!("{path}[{index}]");
+                        let mut entry = Fields::of_value(raw, path.clone())?;
+                        if entry.require::<String>("type")? != "function" {
+                            return Err(ApiError::unsupported(
+                                entry.path("type"),
+                                "only functions are available",
+                            ));
+                        }
+                        let name = function_name(entry.require("function")?, &entry.path("function"), names)?;
+                        entry.finish(&[]).map(|()| name)
+                    })
+                    .collect();
+                let kept = kept?;
+                if kept.is_empty() {
+                    return Err(ApiError::invalid(path.clone(), format!("'{path}' is empty; use \"none\".")));
+                }
+                self.tools.retain(|tool| kept.iter().any(|name| tool["function"]["name"] == **name));
+                allowed.finish(&[])?;
+            }
+            _ => return Err(ApiError::unsupported("tool_choice.type", "only function and allowed_tools")),
+        }
+        fields.finish(&[])
+    }
+}
+
+fn mode(name: &str, path: &str, none: bool) -> Result<ToolChoice, ApiError> {
+    match name {
+        "none" if none => Ok(ToolChoice::None),
+        "auto" => Ok(ToolChoice::Auto),
+        "required" => Ok(ToolChoice::Required),
+        other => {
+            let known = if none { "none, auto, required or a function" } else { "auto, required" };
+            Err(ApiError::invalid(
+                path,
+                format!("Invalid value for '{path}': '{other}' is not one of {known}."),
+            ))
+        }
+    }
+}
+
+/// `{"name": ...}` of one of the request's functions.
+fn function_name(raw: &RawValue, path: &str, names: &[String]) -> Result<String, ApiError> {
+    let mut fields = Fields::of_value(raw, path.to_owned())?;
+    let name: String = fields.require("name")?;
+    if !names.contains(&name) {
+        let path = fields.path("name");
+        return Err(ApiError::invalid(path, format!("The function '{name}' is not among 'tools'.")));
+    }
+    fields.finish(&[])?;
+    Ok(name)
+}
+
+/// Name and value of one tool.
+fn tool(raw: &RawValue, path: String) -> Result<(String, Value), ApiError> {
+    let mut fields = Fields::of_value(raw, path.clone())?;
+    if fields.require::<String>("type")? != "function" {
+        return Err(ApiError::unsupported(fields.path("type"), "only functions are available as tools"));
+    }
+    let mut function = Fields::of_value(fields.require("function")?, fields.path("function"))?;
+    let name: String = function.require("name")?;
+    let valid = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
+    if !(1..=128).contains(&name.len()) || !name.bytes().all(valid) {
+        let path = function.path("name");
+        let message =
+            format!("Invalid '{path}': use 1 to 128 letters, digits, underscores, dashes and dots.");
+        return Err(ApiError::invalid(path, message));
+    }
+    function.take::<String>("description")?;
+    function.take::<serde_json::Map<String, Value>>("parameters")?;
+    if function.take::<bool>("strict")?.unwrap_or(false) {
+        let why = "schemas are not enforced until structured output is available; leave it out or send false";
+        return Err(ApiError::unsupported(function.path("strict"), why));
+    }
+    function.finish(&[])?;
+    fields.finish(&[])?;
+    let mut value: Value = parse(raw, &path)?;
+    if let Some(function) = value["function"].as_object_mut() {
+        // It says nothing to the model.
+        function.remove("strict");
+    }
+    Ok((name, value))
+}
