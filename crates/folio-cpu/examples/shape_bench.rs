@@ -1,7 +1,7 @@
 //! Speed of a Llama-1B shape with random weights, straight through the `Backend` trait, as fractions of what the machine
 //! can do.
 //!
-//! `cargo run --release -p folio-cpu --example shape_bench [-- prefill|decode|deep|limits ...]`
+//! `cargo run --release -p folio-cpu --example shape_bench [-- prefill|decode|deep|limits|bf16|f16|q8_0|q4_0|... ...]`
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use folio_cpu::machine::Machine;
 use folio_cpu::{CpuBackend, CpuOptions};
 use folio_model::backend::{Backend, Batch, BlockCopy, DType, KvLayout, Span, TensorView};
 use folio_model::program::{AttentionSpec, Buf, Head, MatrixId, Op, Program, Rope, RopeId, VectorId};
-use folio_model::quant::Encoding;
+use folio_model::quant::{BlockFormat, Encoding};
 
 const LAYERS: usize = 16;
 const HIDDEN: usize = 2048;
@@ -33,7 +33,7 @@ struct Bench {
     backend: CpuBackend,
     random: u64,
     supply: Vec<u8>,
-    dtype: DType,
+    encoding: Encoding,
 }
 
 impl Bench {
@@ -47,23 +47,44 @@ impl Bench {
     /// A matrix cut out of one supply of random numbers: speed does not depend on them.
     fn matrix(&mut self, rows: usize, cols: usize) -> MatrixId {
         if self.supply.is_empty() {
-            self.supply.reserve(2 * HEAD);
-            while self.supply.len() < 2 * HEAD {
+            let bytes = self.encoding.bytes(HEAD).expect("whole blocks");
+            self.supply.reserve(bytes + 8);
+            while self.supply.len() < bytes {
                 let mut word = self.next();
-                for _ in 0..4 {
+                if self.encoding.plain().is_some() {
                     // Magnitudes of about 2^-7 to 2^-6 with random signs and mantissas.
-                    let bits = match self.dtype {
-                        DType::BF16 => 0x3c00 | (word as u16 & 0x80ff),
-                        _ => 0x2000 | (word as u16 & 0x87ff),
+                    let (exponent, rest) = match self.encoding {
+                        Encoding::Plain(DType::BF16) => (0x3c00, 0x80ff),
+                        _ => (0x2000, 0x87ff),
                     };
-                    self.supply.extend(bits.to_le_bytes());
-                    word >>= 16;
+                    let rest: u64 = rest * 0x0001_0001_0001_0001;
+                    word = (word & rest) | (exponent * 0x0001_0001_0001_0001);
                 }
+                self.supply.extend(word.to_le_bytes());
+            }
+            self.small_scales();
+        }
+        let bytes = &self.supply[..self.encoding.bytes(rows * cols).expect("whole blocks")];
+        let view = TensorView { encoding: self.encoding, shape: &[rows, cols], bytes };
+        self.backend.load_matrix("random", &[view]).expect("a matrix")
+    }
+
+    /// Random codes are welcome, random scales are not.
+    fn small_scales(&mut self) {
+        let Encoding::Block(format) = self.encoding else { return };
+        let at: &[usize] = match format {
+            BlockFormat::Q4_1 | BlockFormat::Q5_1 | BlockFormat::Q4_K | BlockFormat::Q5_K => &[0, 2],
+            BlockFormat::Q2_K => &[80, 82],
+            BlockFormat::Q3_K => &[108],
+            BlockFormat::Q6_K => &[208],
+            _ => &[0],
+        };
+        for block in self.supply.chunks_exact_mut(format.bytes()) {
+            for &at in at {
+                // An f16 of 2^-11 to 2^-10; the exponent of MXFP4 is its second byte.
+                block[at + 1] = 0x10 | (block[at + 1] & 0x83);
             }
         }
-        let bytes = &self.supply[..rows * cols * 2];
-        let view = TensorView { encoding: Encoding::Plain(self.dtype), shape: &[rows, cols], bytes };
-        self.backend.load_matrix("random", &[view]).expect("a matrix")
     }
 
     fn ones(&mut self, len: usize) -> VectorId {
@@ -124,7 +145,7 @@ impl Bench {
             layers: LAYERS,
             kv_heads: KV_HEADS,
             head_dim: HEAD_DIM,
-            dtype: self.dtype,
+            dtype: DType::F16,
             block_tokens: BLOCK,
         };
         self.backend.allocate_cache(layout, MAX_POSITION / BLOCK).expect("a cache");
@@ -165,6 +186,14 @@ impl Bench {
         self.backend.forward(&batch).expect("copies");
     }
 
+    /// Of the kind of number that the weights are multiplied as.
+    fn multiply_rate(&self, machine: &Machine) -> f64 {
+        match self.encoding {
+            Encoding::Plain(_) => machine.f32_flop_per_s,
+            Encoding::Block(_) => machine.int8_op_per_s,
+        }
+    }
+
     fn prefill(&mut self, machine: &Machine) {
         self.step(1, 0, 64);
         let mut best = f64::MAX;
@@ -175,7 +204,7 @@ impl Bench {
         println!(
             "prefill 512        {:7.2} t/s   {:5.1} % of the multiply rate",
             512.0 / best,
-            100.0 * flop / best / machine.f32_flop_per_s
+            100.0 * flop / best / self.multiply_rate(machine)
         );
     }
 
@@ -184,38 +213,50 @@ impl Bench {
         let times: Vec<f64> = (0..steps).map(|i| self.step(sequences, depth + i, 1)).collect();
         let mean = times.iter().sum::<f64>() / steps as f64;
         let best = times.iter().copied().fold(f64::MAX, f64::min);
-        let bytes = (2 * (BODY + HEAD) + sequences * depth * KV_BYTES) as f64;
+        let weights = self.encoding.bytes_per_value() * (BODY + HEAD) as f64;
+        let bytes = weights + (sequences * depth * KV_BYTES) as f64;
         let flop = 2.0 * (sequences * (BODY + HEAD + 2 * HEADS * HEAD_DIM * LAYERS * depth)) as f64;
         println!(
             "decode {sequences:2} at {depth:5}  {:7.2} t/s   {:5.1} % of the bandwidth, {:5.1} % of the multiply rate \
              (best step {:.2} t/s, {:.1} %, {:.1} %)",
             sequences as f64 / mean,
             100.0 * bytes / mean / machine.read_bytes_per_s,
-            100.0 * flop / mean / machine.f32_flop_per_s,
+            100.0 * flop / mean / self.multiply_rate(machine),
             sequences as f64 / best,
             100.0 * bytes / best / machine.read_bytes_per_s,
-            100.0 * flop / best / machine.f32_flop_per_s,
+            100.0 * flop / best / self.multiply_rate(machine),
         );
     }
 }
 
 fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
-    let want = |name: &str| wanted.is_empty() || wanted.iter().any(|w| w == name);
+    let parts = ["prefill", "decode", "deep"];
+    let all = !wanted.iter().any(|w| parts.contains(&w.as_str()));
+    let want = |name: &str| all || wanted.iter().any(|w| w == name);
     let machine = Machine::measure(None, None).expect("a measurement");
     println!(
-        "{} threads, {}: reads {:.1} GB/s, multiplies {:.0} GFLOP/s",
+        "{} threads, {}: reads {:.1} GB/s, multiplies {:.0} GFLOP/s in f32, {:.0} Gop/s in int8",
         machine.threads,
         machine.isa.name(),
         machine.read_bytes_per_s / 1e9,
-        machine.f32_flop_per_s / 1e9
+        machine.f32_flop_per_s / 1e9,
+        machine.int8_op_per_s / 1e9
     );
     if wanted == ["limits"] {
         return;
     }
-    let dtype = if wanted.iter().any(|w| w == "f16") { DType::F16 } else { DType::BF16 };
+    let named =
+        |name: &str| BlockFormat::ALL.into_iter().find(|f| format!("{f:?}").eq_ignore_ascii_case(name));
+    let encoding = wanted.iter().find_map(|name| match name.as_str() {
+        "f16" => Some(Encoding::Plain(DType::F16)),
+        "bf16" => Some(Encoding::Plain(DType::BF16)),
+        name => named(name).map(Encoding::Block),
+    });
+    let encoding = encoding.unwrap_or(Encoding::Plain(DType::BF16));
+    println!("weights: {encoding}");
     let backend = CpuBackend::new(CpuOptions::default()).expect("a backend");
-    let mut bench = Bench { backend, random: 0x9e37_79b9_7f4a_7c15, supply: Vec::new(), dtype };
+    let mut bench = Bench { backend, random: 0x9e37_79b9_7f4a_7c15, supply: Vec::new(), encoding };
     let start = Instant::now();
     bench.load();
     println!("loaded in {:.1} s", start.elapsed().as_secs_f64());

@@ -9,11 +9,14 @@ use folio_model::program::{MatrixId, Op, Program, VectorId};
 use crate::attention::{AttentionPlan, Shape};
 use crate::check::{self, BatchCheck, ProgramCheck};
 use crate::error::CpuError;
+use crate::groups::Groups;
 use crate::kv::KvCache;
-use crate::linear::{SCRATCH, packed_values};
-use crate::memory::Floats;
-use crate::packed::PackedMatrix;
+use crate::linear::SCRATCH;
+use crate::memory::{Floats, HugeBuffer};
+use crate::packed::{PackedMatrix, QuantizeWith};
 use crate::pool::{Claims, Pool};
+use crate::quant::quantize::Quantize;
+use crate::simd::dot::COLUMNS;
 use crate::simd::{Isa, LANES};
 use crate::step::{Buffers, RowPlace, Step};
 
@@ -26,10 +29,20 @@ pub struct CpuOptions {
     pub isa: Option<Isa>,
 }
 
+/// Matrices that were quantized while loading, and those that stayed plain because their columns are not whole blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Quantized {
+    pub matrices: usize,
+    pub kept_plain: usize,
+}
+
 /// The decoder on the processors of this machine.
 pub struct CpuBackend {
     isa: Isa,
     pool: Pool,
+    quantize: Option<Quantize>,
+    /// Matrices that [`CpuBackend::quantize_weights`] quantized, and left plain.
+    quantized: Quantized,
     matrices: Vec<PackedMatrix>,
     vectors: Vec<(usize, Vec<f32>)>,
     model: Option<Model>,
@@ -61,6 +74,8 @@ impl CpuBackend {
         Ok(Self {
             isa,
             pool,
+            quantize: None,
+            quantized: Quantized::default(),
             matrices: Vec::new(),
             vectors: Vec::new(),
             model: None,
@@ -68,6 +83,17 @@ impl CpuBackend {
             written: Vec::new(),
             step: 0,
         })
+    }
+
+    /// Quantizes plain matrices that are loaded from here on. Matrices whose columns are not a multiple of 32 stay as they
+    /// are; a matrix that is quantized already is refused.
+    pub fn quantize_weights(&mut self, to: Quantize) {
+        self.quantize = Some(to);
+    }
+
+    /// What [`CpuBackend::quantize_weights`] did so far.
+    pub fn quantized(&self) -> Quantized {
+        self.quantized
     }
 
     /// Threads that the affinity mask and the cgroup allow this process.
@@ -103,8 +129,15 @@ impl Backend for CpuBackend {
 
     fn load_matrix(&mut self, name: &str, parts: &[TensorView<'_>]) -> Result<MatrixId, BackendError> {
         check::parts(name, parts, 2)?;
-        let dtype = check::plain(name, &parts[0])?;
-        let matrix = PackedMatrix::pack(dtype, parts, &mut self.pool).map_err(device)?;
+        let with = self.quantize.map(|to| QuantizeWith { to, isa: self.isa });
+        if let (Some(_), Some(part)) = (with, parts.iter().find(|part| part.encoding.plain().is_none())) {
+            return Err(check::quantized_already(name, part));
+        }
+        let whole = parts[0].shape[1].is_multiple_of(COLUMNS);
+        if with.is_some() {
+            *(if whole { &mut self.quantized.matrices } else { &mut self.quantized.kept_plain }) += 1;
+        }
+        let matrix = PackedMatrix::pack(parts, with.filter(|_| whole), &mut self.pool).map_err(device)?;
         self.matrices.push(matrix);
         Ok(MatrixId(self.matrices.len() as u32 - 1))
     }
@@ -223,7 +256,7 @@ impl CpuBackend {
             _ => None,
         });
         let widest = widest.max().unwrap_or(0);
-        let packed = packed_values(max_rows, widest).max(packed_values(max_logit_rows, hidden));
+        let packed = Groups::bytes_limit(max_rows, widest).max(Groups::bytes_limit(max_logit_rows, hidden));
         let scratch = SCRATCH.max(shape.scratch_values_or_zero());
         Ok(Buffers {
             rows: program.buffers.iter().map(row).collect::<Result<_, _>>()?,
@@ -232,7 +265,7 @@ impl CpuBackend {
                 .iter()
                 .map(|rope| Floats::zeroed(max_rows, 2 * rope.inv_freq.len()))
                 .collect::<Result<_, _>>()?,
-            packed: Floats::dense(1, packed)?,
+            packed: HugeBuffer::zeroed(packed)?,
             selected: Floats::zeroed(max_logit_rows, hidden)?,
             logits: Floats::dense(max_logit_rows, program.head.vocab)?,
             partials: Floats::dense(1, shape.partial_limit_or_zero())?,

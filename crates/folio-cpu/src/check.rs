@@ -5,6 +5,7 @@
 
 use folio_model::backend::{BackendError, Batch, DType, KvLayout, TensorView};
 use folio_model::program::{AttentionSpec, Buf, MatrixId, Op, Program, VectorId};
+use folio_model::quant::Encoding;
 
 use crate::kv::GROUP;
 use crate::packed::PackedMatrix;
@@ -28,7 +29,8 @@ pub(crate) fn parts(name: &str, parts: &[TensorView<'_>], dims: usize) -> Result
         if part.shape.contains(&0) {
             return Err(shape_error(name, part.shape, "a dimension is zero"));
         }
-        if dims == 2 && (part.encoding != first.encoding || part.shape[1] != first.shape[1]) {
+        let mix = |a: Encoding, b: Encoding| a == b || (a.plain().is_none() && b.plain().is_none());
+        if dims == 2 && (!mix(part.encoding, first.encoding) || part.shape[1] != first.shape[1]) {
             return Err(shape_error(name, part.shape, "parts differ in type or columns"));
         }
     }
@@ -40,6 +42,12 @@ pub(crate) fn plain(name: &str, part: &TensorView<'_>) -> Result<DType, BackendE
     part.encoding
         .plain()
         .ok_or_else(|| shape_error(name, part.shape, format!("{} is not served here", part.encoding)))
+}
+
+/// Weights that somebody else quantized are not quantized again.
+pub(crate) fn quantized_already(name: &str, part: &TensorView<'_>) -> BackendError {
+    let reason = format!("it is {} already: --quantize is for weights in F32, F16 or BF16", part.encoding);
+    shape_error(name, part.shape, reason)
 }
 
 /// Checks a program against the loaded weights.
@@ -282,4 +290,9 @@ pub(crate) fn to_f32(dtype: DType, bytes: &[u8]) -> f32 {
         DType::F16 => half::f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
         DType::BF16 => half::bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
     }
+}
+
+/// Converts 32 checkpoint values to f32.
+pub(crate) fn block_to_f32(dtype: DType, bytes: &[u8]) -> [f32; 32] {
+    std::array::from_fn(|i| to_f32(dtype, &bytes[i * dtype.size()..]))
 }

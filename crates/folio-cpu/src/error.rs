@@ -3,7 +3,9 @@
 /// Errors of this crate that are not about a matrix or a batch.
 #[derive(Debug, thiserror::Error)]
 pub enum CpuError {
-    #[error("FOLIO_ISA={0:?} is not an instruction set: use scalar, avx2 or avx512, or leave it unset")]
+    #[error(
+        "FOLIO_ISA={0:?} is not an instruction set: use scalar, avx2, avx512 or avx512vnni, or leave it unset"
+    )]
     UnknownIsa(String),
     #[error("this processor does not run {0}: choose another FOLIO_ISA, or leave it unset")]
     IsaUnavailable(&'static str),

@@ -11,7 +11,8 @@ use crate::backend::CpuBackend;
 use crate::error::CpuError;
 use crate::memory::HugeBuffer;
 use crate::pool::{Claims, Pool};
-use crate::simd::{Isa, LANES, Simd, Task, dispatch};
+use crate::quant::Signed8;
+use crate::simd::{Isa, LANES, Simd, Task, dispatch, dot};
 
 /// Bytes streamed by one measurement.
 const BUFFER_BYTES: usize = 1 << 30;
@@ -28,6 +29,9 @@ pub struct Machine {
     pub read_bytes_per_s: f64,
     /// A fused multiply-add counts as two.
     pub f32_flop_per_s: f64,
+    /// Integer products of quantized weights (Q8_0 codes) and activations, out of cache, scales not counted. A multiply-add
+    /// counts as two.
+    pub int8_op_per_s: f64,
 }
 
 impl Machine {
@@ -41,7 +45,8 @@ impl Machine {
         let mut pool = Pool::new(threads)?;
         let read_bytes_per_s = read_bandwidth(&mut pool, isa)?;
         let f32_flop_per_s = multiply_rate(&mut pool, isa)?;
-        Ok(Self { threads, isa, read_bytes_per_s, f32_flop_per_s })
+        let int8_op_per_s = int8_rate(&mut pool, isa)?;
+        Ok(Self { threads, isa, read_bytes_per_s, f32_flop_per_s, int8_op_per_s })
     }
 }
 
@@ -144,6 +149,68 @@ impl Task for Multiply {
     }
 }
 
+/// Integer operations per second of all workers on one block of weights and as many tokens as a tile takes.
+fn int8_rate(pool: &mut Pool, isa: Isa) -> Result<f64, CpuError> {
+    let rounds = if isa == Isa::Scalar { 500 } else { 200_000 };
+    let mut best = 0f64;
+    for _ in 0..PASSES {
+        let start = Instant::now();
+        let tokens = std::sync::atomic::AtomicUsize::new(0);
+        pool.run(&|_| {
+            let (sum, m) = dot::dispatch(isa, Int8 { rounds: std::hint::black_box(rounds) });
+            std::hint::black_box(sum);
+            tokens.store(m, std::sync::atomic::Ordering::Relaxed);
+        })?;
+        let products = rounds * tokens.into_inner() * dot::COLUMNS * LANES * pool.count();
+        best = best.max(2.0 * products as f64 / start.elapsed().as_secs_f64());
+    }
+    Ok(best)
+}
+
+struct Int8 {
+    rounds: usize,
+}
+
+impl dot::DotTask for Int8 {
+    type Output = (f32, usize);
+
+    #[inline(always)]
+    fn run<D: dot::Dot>(self) -> (f32, usize) {
+        match D::TOKENS[1] {
+            16 => (int8_rounds::<D, 16>(self.rounds), 16),
+            8 => (int8_rounds::<D, 8>(self.rounds), 8),
+            _ => (int8_rounds::<D, 4>(self.rounds), 4),
+        }
+    }
+}
+
+/// Adds what it gets, so that nothing is left out.
+struct Add<S: Simd>(S::V);
+
+impl<S: Simd> dot::Sink<S::V> for Add<S> {
+    #[inline(always)]
+    fn take(&mut self, _: usize, _: usize, sum: S::V) {
+        self.0 = S::add(self.0, sum);
+    }
+}
+
+#[inline(always)]
+fn int8_rounds<D: dot::Dot, const M: usize>(rounds: usize) -> f32 {
+    if const { M > D::TOKENS[1] } {
+        return 0.0;
+    }
+    let codes = std::hint::black_box([3u8; 64 * 8]);
+    let activations = std::hint::black_box([1u8; 16 * (32 + 64 + 16)]);
+    let mut sum = Add::<D::F>(D::F::splat(0.0));
+    let words = activations.as_ptr().wrapping_add(32 * M);
+    let block = dot::Block { bytes: activations.as_ptr(), words, meta: words.wrapping_add(64 * M).cast() };
+    for _ in 0..rounds {
+        // SAFETY: codes of 8 bits take 512 bytes; codes, words and four fields of `M` tokens fit the activations.
+        unsafe { D::block::<Signed8, M, false>(std::hint::black_box(codes.as_ptr()), &block, &mut sum) };
+    }
+    D::F::sum(sum.0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -154,6 +221,8 @@ mod tests {
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
             let rate = multiply_rate(&mut pool, isa).expect("a rate");
             assert!(rate.is_finite() && rate > 0.0, "{isa:?}");
+            let rate = int8_rate(&mut pool, isa).expect("a rate");
+            assert!(rate.is_finite() && rate > 0.0, "{isa:?} int8");
         }
     }
 }

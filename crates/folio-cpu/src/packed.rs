@@ -1,8 +1,9 @@
 //! Weight matrices in the order the kernels read them.
 //!
 //! Owns: [`PackedMatrix`], packing, row lookup. Must never: change a value (packing is a permutation plus zero padding).
+//! A matrix is a list of segments, because GGUF files stack rows of different block formats; plain matrices have one.
 //!
-//! # Layout
+//! # Layout of plain weights (of quantized ones: see `quant`)
 //!
 //! Rows are cut into panels of 16, columns into pairs; rows and columns are padded with zeros to whole ones. A panel is
 //! `[pair][32 values]`, panels follow each other:
@@ -13,21 +14,47 @@
 //! So in every type 32 consecutive values are the next two columns of 16 rows, lanes are output rows, and no sum across
 //! lanes is ever needed. Cost: one streaming pass at load; a lookup of one row touches one cache line per pair.
 
+use std::ops::Range;
+
 use folio_model::backend::{DType, TensorView};
+use folio_model::quant::{BlockFormat, Encoding};
 use half::{bf16, f16};
 
+use crate::check;
 use crate::error::CpuError;
 use crate::memory::HugeBuffer;
 use crate::pool::{Claims, Pool};
-use crate::simd::LANES;
+use crate::quant::pack::{PackRecord, ReadRow, Size};
+use crate::quant::quantize::{Quantize, QuantizeBlock};
+use crate::quant::with_form;
+use crate::simd::dot::{self, COLUMNS};
+use crate::simd::{Isa, LANES};
 
-/// A matrix `[rows, cols]` in panels.
+/// A matrix `[rows, cols]`.
 #[derive(Debug)]
 pub(crate) struct PackedMatrix {
-    pub(crate) dtype: DType,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
+    /// One after the other, each of one encoding.
+    pub(crate) segments: Vec<Segment>,
+}
+
+/// Consecutive rows of a matrix in panels.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    pub(crate) encoding: Encoding,
+    pub(crate) rows: usize,
+    /// Row of the matrix that is row 0 here.
+    pub(crate) first_row: usize,
+    cols: usize,
     memory: HugeBuffer,
+}
+
+/// Plain weights are quantized while they are packed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QuantizeWith {
+    pub(crate) to: Quantize,
+    pub(crate) isa: Isa,
 }
 
 /// Values of one pair of columns of a panel.
@@ -35,41 +62,113 @@ pub(crate) const PAIR: usize = 2 * LANES;
 
 /// Panels packed per claim.
 const PANELS_PER_CLAIM: usize = 8;
+/// There is memory for whole multiples of this many panels: tiles of several panels may read past the last.
+pub(crate) const PANEL_MULTIPLE: usize = 4;
 
 impl PackedMatrix {
-    /// Packs `parts`, stacked along rows. The caller checked that they have this dtype and one number of columns, and that
-    /// `bytes` is as long as the shape says.
-    pub(crate) fn pack(dtype: DType, parts: &[TensorView<'_>], pool: &mut Pool) -> Result<Self, CpuError> {
+    /// Packs `parts`, stacked along rows. The caller checked that they have one number of columns, and that `bytes` is as
+    /// long as the shape says. With `quantize`, the parts are plain and their columns whole blocks.
+    pub(crate) fn pack(
+        parts: &[TensorView<'_>],
+        quantize: Option<QuantizeWith>,
+        pool: &mut Pool,
+    ) -> Result<Self, CpuError> {
+        let mut matrix = Self { rows: 0, cols: parts[0].shape[1], segments: Vec::new() };
+        for parts in parts.chunk_by(|a, b| a.encoding == b.encoding) {
+            let segment = Segment::pack(parts, quantize, matrix.rows, pool)?;
+            matrix.rows += segment.rows;
+            matrix.segments.push(segment);
+        }
+        Ok(matrix)
+    }
+
+    pub(crate) fn panels(&self) -> usize {
+        self.segments.iter().map(Segment::panels).sum()
+    }
+
+    /// Panels that take about `bytes`, in whole tiles.
+    pub(crate) fn panels_of(&self, bytes: usize) -> usize {
+        let largest = self.segments.iter().map(Segment::panel_bytes).max().unwrap_or(0);
+        (bytes / largest.max(1)).clamp(4, 64).next_multiple_of(4)
+    }
+
+    /// The panels of a range, segment by segment.
+    pub(crate) fn pieces(&self, range: Range<usize>) -> impl Iterator<Item = (&Segment, Range<usize>)> {
+        let mut first = 0;
+        self.segments.iter().filter_map(move |segment| {
+            let start = first;
+            first += segment.panels();
+            let (from, to) = (range.start.max(start), range.end.min(first));
+            (from < to).then(|| (segment, from - start..to - start))
+        })
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.segments.iter().map(|segment| segment.memory.len()).sum()
+    }
+
+    /// Writes row `row` to `out` as f32.
+    pub(crate) fn lookup(&self, row: usize, out: &mut [f32]) {
+        assert!(row < self.rows && out.len() == self.cols);
+        let holds = |segment: &&Segment| row < segment.first_row + segment.rows;
+        if let Some(segment) = self.segments.iter().find(holds) {
+            segment.lookup(row - segment.first_row, out);
+        }
+    }
+}
+
+impl Segment {
+    fn pack(
+        parts: &[TensorView<'_>],
+        quantize: Option<QuantizeWith>,
+        first_row: usize,
+        pool: &mut Pool,
+    ) -> Result<Self, CpuError> {
         let rows = parts.iter().map(|p| p.shape[0]).sum();
         let cols = parts[0].shape[1];
-        let mut matrix = Self { dtype, rows, cols, memory: HugeBuffer::zeroed(0)? };
-        matrix.memory = HugeBuffer::zeroed(matrix.panels() * matrix.panel_bytes())?;
+        let encoding = quantize.map_or(parts[0].encoding, |with| Encoding::Block(with.to.format()));
+        let mut segment = Self { encoding, rows, first_row, cols, memory: HugeBuffer::zeroed(0)? };
+        let panels = segment.panels().next_multiple_of(PANEL_MULTIPLE);
+        segment.memory = HugeBuffer::zeroed(panels * segment.panel_bytes())?;
         let claims = Claims::default();
-        let target = &matrix;
+        let target = &segment;
         pool.run(&|_| {
             while let Some(panels) = claims.next(target.panels(), PANELS_PER_CLAIM) {
                 for panel in panels {
-                    target.pack_panel(parts, panel);
+                    target.pack_panel(parts, quantize, panel);
                 }
             }
         })?;
-        Ok(matrix)
+        Ok(segment)
     }
 
     pub(crate) fn panels(&self) -> usize {
         self.rows.div_ceil(LANES)
     }
 
-    pub(crate) fn pairs(&self) -> usize {
-        self.cols.div_ceil(2)
+    /// Steps of a panel: pairs of columns, or records.
+    pub(crate) fn steps(&self) -> usize {
+        self.cols.div_ceil(self.step_cols())
+    }
+
+    pub(crate) fn step_cols(&self) -> usize {
+        self.step().1
+    }
+
+    pub(crate) fn step_bytes(&self) -> usize {
+        self.step().0
+    }
+
+    /// Bytes and columns of a step of a panel.
+    fn step(&self) -> (usize, usize) {
+        match self.encoding {
+            Encoding::Plain(dtype) => (PAIR * dtype.size(), 2),
+            Encoding::Block(format) => with_form(format, Size),
+        }
     }
 
     pub(crate) fn panel_bytes(&self) -> usize {
-        self.pairs() * PAIR * self.dtype.size()
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        self.memory.len()
+        self.steps() * self.step_bytes()
     }
 
     /// Start of a panel; the panels after it follow.
@@ -78,54 +177,119 @@ impl PackedMatrix {
         self.memory.ptr().wrapping_add(panel * self.panel_bytes())
     }
 
-    /// Position of a value inside its panel.
-    fn offset(&self, lane: usize, col: usize) -> usize {
-        let (pair, odd) = (col / 2, col % 2);
-        match self.dtype {
-            DType::BF16 => pair * PAIR + lane * 2 + odd,
-            DType::F16 | DType::F32 => pair * PAIR + odd * LANES + lane,
+    fn pack_panel(&self, parts: &[TensorView<'_>], quantize: Option<QuantizeWith>, panel: usize) {
+        let last = self.rows.min((panel + 1) * LANES);
+        let stored = parts[0].encoding;
+        let row_bytes = stored.bytes(self.cols).unwrap_or(0);
+        let mut sources: [&[u8]; LANES] = [&[]; LANES];
+        for (source, row) in sources.iter_mut().zip(panel * LANES..last) {
+            *source = source_row(parts, row, row_bytes);
+        }
+        match (stored, quantize) {
+            (Encoding::Plain(dtype), Some(with)) => self.pack_quantized(dtype, with, panel, sources),
+            (Encoding::Plain(dtype), None) if dtype.size() == 2 => {
+                self.pack_values::<2>(dtype, panel, sources)
+            }
+            (Encoding::Plain(dtype), None) => self.pack_values::<4>(dtype, panel, sources),
+            (Encoding::Block(format), _) => self.pack_records(format, panel, sources),
         }
     }
 
-    fn pack_panel(&self, parts: &[TensorView<'_>], panel: usize) {
-        match self.dtype.size() {
-            2 => self.pack_values::<2>(parts, panel),
-            _ => self.pack_values::<4>(parts, panel),
+    /// Quantizes plain rows block by block.
+    fn pack_quantized(&self, dtype: DType, with: QuantizeWith, panel: usize, sources: [&[u8]; LANES]) {
+        let format = with.to.format();
+        let mut blocks = [[0u8; 64]; LANES];
+        for step in 0..self.steps() {
+            for (block, source) in blocks.iter_mut().zip(&sources).filter(|(_, source)| !source.is_empty()) {
+                let bytes = COLUMNS * dtype.size();
+                let values = check::block_to_f32(dtype, &source[step * bytes..][..bytes]);
+                let block = &mut block[..format.bytes()];
+                dot::dispatch(with.isa, QuantizeBlock { to: with.to, values: &values, block });
+            }
+            let mut rows: [&[u8]; LANES] = [&[]; LANES];
+            for (row, (block, source)) in rows.iter_mut().zip(blocks.iter().zip(&sources)) {
+                if !source.is_empty() {
+                    *row = &block[..format.bytes()];
+                }
+            }
+            let record = self.record_mut(panel, step);
+            with_form(format, PackRecord { format, rows, record });
         }
+    }
+
+    /// The record, for the one worker whose claim holds the panel.
+    #[allow(clippy::mut_from_ref, reason = "packing hands out disjoint records of memory behind a pointer")]
+    fn record_mut(&self, panel: usize, step: usize) -> &mut [u8] {
+        // SAFETY: the record is inside the panel; packing gives a panel to one worker, who holds one record at a time.
+        unsafe { std::slice::from_raw_parts_mut(self.record(panel, step).cast_mut(), self.step_bytes()) }
     }
 
     /// Values of `N` bytes. Writes a panel in the order of its memory.
-    fn pack_values<const N: usize>(&self, parts: &[TensorView<'_>], panel: usize) {
+    fn pack_values<const N: usize>(&self, dtype: DType, panel: usize, sources: [&[u8]; LANES]) {
         let to = self.panel(panel).cast_mut().cast::<[u8; N]>();
-        let last = self.rows.min((panel + 1) * LANES);
-        let mut sources: [&[[u8; N]]; LANES] = [&[]; LANES];
-        for (source, row) in sources.iter_mut().zip(panel * LANES..last) {
-            *source = source_row(parts, row, self.cols * N).as_chunks().0;
-        }
+        let sources = sources.map(|source| source.as_chunks::<N>().0);
         for col in 0..self.cols {
-            for (lane, source) in sources.iter().enumerate().take(last - panel * LANES) {
+            for (lane, source) in sources.iter().enumerate().filter(|(_, source)| !source.is_empty()) {
                 // SAFETY: `offset` is below `pairs * 32` for a column of the matrix, so the write stays inside this panel,
                 // which one worker owns by its claim.
-                unsafe { to.add(self.offset(lane, col)).write(source[col]) }
+                unsafe { to.add(offset(dtype, lane, col)).write(source[col]) }
             }
         }
     }
 
-    /// Writes row `row` to `out` as f32.
-    pub(crate) fn lookup(&self, row: usize, out: &mut [f32]) {
-        assert!(row < self.rows && out.len() == self.cols);
-        let panel = self.panel(row / LANES);
-        let lane = row % LANES;
-        for (col, x) in out.iter_mut().enumerate() {
-            let at = self.offset(lane, col);
-            // SAFETY: the row and the column are inside the matrix, so the value is inside the panel; panels are aligned.
-            *x = unsafe {
-                match self.dtype {
-                    DType::BF16 => bf16::from_bits(*panel.cast::<u16>().add(at)).to_f32(),
-                    DType::F16 => f16::from_bits(*panel.cast::<u16>().add(at)).to_f32(),
-                    DType::F32 => *panel.cast::<f32>().add(at),
+    fn pack_records(&self, format: BlockFormat, panel: usize, sources: [&[u8]; LANES]) {
+        for step in 0..self.steps() {
+            let record = self.record_mut(panel, step);
+            let block = step * format.bytes()..(step + 1) * format.bytes();
+            let rows = sources.map(|source| source.get(block.clone()).unwrap_or(&[]));
+            with_form(format, PackRecord { format, rows, record });
+        }
+    }
+
+    fn record(&self, panel: usize, step: usize) -> *const u8 {
+        self.panel(panel).wrapping_add(step * self.step_bytes())
+    }
+
+    fn lookup(&self, row: usize, out: &mut [f32]) {
+        let (panel, lane) = (row / LANES, row % LANES);
+        match self.encoding {
+            Encoding::Plain(dtype) => {
+                let panel = self.panel(panel);
+                for (col, x) in out.iter_mut().enumerate() {
+                    // SAFETY: the row and the column are inside the matrix, so the value is inside the panel.
+                    *x = unsafe { plain_value(dtype, panel, offset(dtype, lane, col)) };
                 }
-            };
+            }
+            Encoding::Block(format) => {
+                for (step, out) in out.chunks_exact_mut(self.step_cols()).enumerate() {
+                    let at = self.record(panel, step);
+                    // SAFETY: the record is inside the panel, and nobody writes after packing.
+                    let record = unsafe { std::slice::from_raw_parts(at, self.step_bytes()) };
+                    with_form(format, ReadRow { record, row: lane, out });
+                }
+            }
+        }
+    }
+}
+
+/// Position of a value inside its panel.
+fn offset(dtype: DType, lane: usize, col: usize) -> usize {
+    let (pair, odd) = (col / 2, col % 2);
+    match dtype {
+        DType::BF16 => pair * PAIR + lane * 2 + odd,
+        DType::F16 | DType::F32 => pair * PAIR + odd * LANES + lane,
+    }
+}
+
+/// # Safety
+/// Value `at` is inside the panel, which is aligned.
+unsafe fn plain_value(dtype: DType, panel: *const u8, at: usize) -> f32 {
+    // SAFETY: the contract of this function.
+    unsafe {
+        match dtype {
+            DType::BF16 => bf16::from_bits(*panel.cast::<u16>().add(at)).to_f32(),
+            DType::F16 => f16::from_bits(*panel.cast::<u16>().add(at)).to_f32(),
+            DType::F32 => *panel.cast::<f32>().add(at),
         }
     }
 }
@@ -143,8 +307,6 @@ fn source_row<'a>(parts: &[TensorView<'a>], mut row: usize, row_bytes: usize) ->
 
 #[cfg(test)]
 mod tests {
-    use folio_model::quant::Encoding;
-
     use super::*;
 
     #[test]
@@ -167,7 +329,7 @@ mod tests {
                     TensorView { encoding: Encoding::Plain(dtype), shape: &shapes[1], bytes: b },
                 ];
                 let parts = if second == 0 { &parts[..1] } else { &parts[..] };
-                let packed = PackedMatrix::pack(dtype, parts, &mut pool).expect("packed");
+                let packed = PackedMatrix::pack(parts, None, &mut pool).expect("packed");
                 let mut row = vec![0.0; cols];
                 for r in 0..first + second {
                     packed.lookup(r, &mut row);

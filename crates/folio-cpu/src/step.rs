@@ -10,9 +10,10 @@ use folio_model::program::{AttentionSpec, Buf, MatrixId, Op, Program, VectorId};
 
 use crate::attend::Attend;
 use crate::attention::{AttentionPlan, Shape};
+use crate::groups::Groups;
 use crate::kv::KvCache;
-use crate::linear::{Groups, Linear, group_limit, pack_tokens};
-use crate::memory::{Floats, Rows};
+use crate::linear::Linear;
+use crate::memory::{Floats, HugeBuffer, Rows};
 use crate::packed::PackedMatrix;
 use crate::pool::{Claims, Worker};
 use crate::rows::{RmsNorm, SiluMul, rotary_table, rotate};
@@ -35,8 +36,8 @@ pub(crate) struct Buffers {
     pub(crate) rows: Vec<Floats>,
     /// Cosines and sines of each row, one buffer per rotary table.
     pub(crate) rotary: Vec<Floats>,
-    /// Activations as [`pack_tokens`] leaves them.
-    pub(crate) packed: Floats,
+    /// Activations as [`Groups::pack`] leaves them.
+    pub(crate) packed: HugeBuffer,
     /// Normalized rows whose logits are wanted.
     pub(crate) selected: Floats,
     pub(crate) logits: Floats,
@@ -154,23 +155,20 @@ impl Step<'_> {
 
     fn linear(&self, worker: &Worker<'_>, op: LinearOp<'_>, tokens: usize, claims: &Claims) {
         let weight = self.matrix(op.weight);
-        let x = if tokens == 1 {
-            // One token is its own packed form: rows are padded with zeros.
-            op.x.row(0).cast_const()
+        let groups = Groups::new(weight, self.isa, tokens);
+        let x: *const u8 = if groups.packed_already() {
+            op.x.row(0).cast_const().cast()
         } else {
-            let to = self.buffers.packed.view().row(0);
-            let groups = Groups::new(tokens, group_limit(self.isa));
-            for group in worker.share(groups.count, 1) {
-                // SAFETY: the buffer is sized for the widest input and most rows; the group is this worker's.
-                unsafe { pack_tokens(op.x, weight.cols, groups, group, to) };
-            }
+            let to = self.buffers.packed.ptr();
+            // SAFETY: the buffer is sized for the widest input and most rows; all workers are here, between two barriers.
+            unsafe { groups.pack(self.isa, worker, op.x, to) };
             worker.barrier();
-            to.cast_const()
+            to
         };
-        let linear = Linear { weight, bias: op.bias, x, tokens, out: op.out, add: op.add };
+        let linear = Linear { isa: self.isa, weight, bias: op.bias, x, groups, out: op.out, add: op.add };
         let scratch = self.buffers.scratch[worker.index()].view().row(0);
         // SAFETY: packed with the same `isa`; widths were checked with the program; the scratch is this worker's.
-        unsafe { linear.run(self.isa, claims, scratch) };
+        unsafe { linear.run(claims, scratch) };
     }
 
     /// Norm and rotation of q and k in place, then K and V to the cache, one head of one row at a time.

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Sequence, Spec, assert_same_bits, cpu, isas, load, run_chunks, step};
-use folio_cpu::Isa;
+use folio_cpu::{Isa, Quantize};
 use folio_model::backend::DType;
 use folio_model::reference::ReferenceBackend;
 
@@ -59,6 +59,40 @@ fn close(what: &str, a: &[f32], b: &[f32], tolerance: f32) {
     let largest = b.iter().fold(0f32, |m, x| m.max(x.abs()));
     for (i, (x, y)) in a.iter().zip(b).enumerate() {
         assert!((x - y).abs() <= tolerance * largest, "{what}: value {i}: {x} is not near {y}");
+    }
+}
+
+#[test]
+fn quantized_weights_agree_with_themselves_and_nearly_with_their_decoded_values() {
+    for (to, seed) in [(Quantize::Q8, 3), (Quantize::Q4, 4)] {
+        let quantize = Some(to);
+        let spec = Spec {
+            quantize,
+            hidden: 64,
+            ffn: 96,
+            kv: DType::F32,
+            vocab: 103,
+            max_rows: 128,
+            ..Spec::default()
+        };
+        let sequence = Sequence::new(&spec, seed, 90, 0);
+        let oracle = run_chunks(&mut cpu(&spec, 8, 1, Isa::Scalar), &sequence, 90, spec.vocab);
+        for isa in isas() {
+            for threads in [1, 3] {
+                let mut backend = cpu(&spec, 8, threads, isa);
+                let chunks: &[usize] = if isa == Isa::Scalar { &[7] } else { &[1, 2, 3, 5, 13, 17, 33, 90] };
+                for &chunk in chunks {
+                    let logits = run_chunks(&mut backend, &sequence, chunk, spec.vocab);
+                    let what = format!("{to:?}, {isa:?}, {threads} threads, chunks of {chunk}");
+                    assert_same_bits(&what, &logits, &oracle, spec.vocab);
+                }
+            }
+        }
+        let mut reference = ReferenceBackend::new();
+        load(&mut reference, &spec, 8);
+        let expected = run_chunks(&mut reference, &sequence, 90, spec.vocab);
+        // Activations are rounded to 8 bits before each product; nothing else differs.
+        close(&format!("{to:?}"), &oracle, &expected, 5e-2);
     }
 }
 
@@ -154,8 +188,13 @@ fn neighbours_do_not_touch_a_bit() {
 
 #[test]
 fn stale_bytes_in_a_reused_block_are_never_seen() {
-    for kv in DTYPES {
-        let spec = Spec { nan_token: Some(100), kv, max_rows: 128, ..Spec::default() };
+    let quantized = [Quantize::Q8, Quantize::Q4].map(|to| (DType::F16, Some(to)));
+    for (kv, quantize) in DTYPES.map(|kv| (kv, None)).into_iter().chain(quantized) {
+        let plain = Spec { nan_token: Some(100), kv, max_rows: 128, ..Spec::default() };
+        let spec = match quantize {
+            Some(_) => Spec { quantize, hidden: 64, ffn: 96, ..plain },
+            None => plain,
+        };
         let sequence = Sequence::new(&spec, 5, 45, 0);
         for isa in isas() {
             let clean = run_chunks(&mut cpu(&spec, 4, 2, isa), &sequence, 45, spec.vocab);

@@ -3,9 +3,9 @@
 mod common;
 
 use common::{Sequence, Spec, assert_same_bits, cpu, run_chunks};
-use folio_cpu::{CpuBackend, CpuError, CpuOptions, Isa};
+use folio_cpu::{CpuBackend, CpuError, CpuOptions, Isa, Quantize, Quantized};
 use folio_model::backend::{Backend, BackendError, Batch, BlockCopy, DType, KvLayout, Span, TensorView};
-use folio_model::quant::Encoding;
+use folio_model::quant::{BlockFormat, Encoding};
 
 fn good() -> Batch {
     Batch {
@@ -98,7 +98,7 @@ fn instruction_sets_are_parsed_strictly() {
         assert_eq!(Isa::parse(isa.name()).is_ok(), isa.is_available());
     }
     let message = CpuError::UnknownIsa("sse9".into()).to_string();
-    assert!(message.contains("scalar, avx2 or avx512"), "{message}");
+    assert!(message.contains("scalar, avx2, avx512 or avx512vnni"), "{message}");
 }
 
 #[test]
@@ -114,4 +114,36 @@ fn tensors_that_do_not_fit_are_refused_by_name() {
     assert!(refused(backend.load_matrix("d", &[])).contains("no parts"));
     let layout = KvLayout { layers: 1, kv_heads: 1, head_dim: 8, dtype: DType::F32, block_tokens: 16 };
     assert!(backend.allocate_cache(layout, 1).is_err(), "no program yet");
+}
+
+#[test]
+fn plain_weights_are_quantized_on_request_and_others_are_not() {
+    let mut backend = CpuBackend::new(CpuOptions { threads: Some(1), isa: None }).expect("a backend");
+    let zeros = [0u8; 8192];
+    let view = |encoding, shape: &'static [usize], bytes| TensorView { encoding, shape, bytes };
+    let plain = Encoding::Plain(DType::F32);
+    backend.load_matrix("before", &[view(plain, &[16, 32], &zeros[..2048])]).expect("a matrix");
+    assert_eq!(
+        (backend.weight_bytes(), backend.quantized()),
+        (4 * 2048, Quantized::default()),
+        "whole tiles"
+    );
+    backend.quantize_weights(Quantize::Q4);
+    backend.load_matrix("blocks", &[view(plain, &[64, 32], &zeros[..8192])]).expect("a matrix");
+    assert_eq!(backend.weight_bytes(), 4 * 2048 + 64 * 18);
+    backend.load_matrix("odd", &[view(plain, &[2, 33], &zeros[..264])]).expect("a matrix");
+    assert_eq!(backend.quantized(), Quantized { matrices: 1, kept_plain: 1 });
+    let stored = view(Encoding::Block(BlockFormat::Q8_0), &[2, 32], &zeros[..68]);
+    let refusal = backend.load_matrix("quantized.weight", &[stored]).expect_err("refused").to_string();
+    assert!(refusal.contains("quantized.weight") && refusal.contains("Q8_0 already"), "{refusal}");
+    // A vector is never quantized.
+    backend.load_vector("norm", &[view(plain, &[32], &zeros[..128])]).expect("a vector");
+    // Columns must be whole blocks, and floats and blocks cannot be stacked.
+    let mut backend = CpuBackend::new(CpuOptions { threads: Some(1), isa: None }).expect("a backend");
+    let short = view(Encoding::Block(BlockFormat::Q4_0), &[1, 33], &zeros[..18]);
+    assert!(backend.load_matrix("short", &[short]).is_err());
+    let mixed = [view(plain, &[1, 32], &zeros[..128]), stored];
+    assert!(backend.load_matrix("mixed", &mixed).expect_err("refused").to_string().contains("differ"));
+    let several = [view(Encoding::Block(BlockFormat::Q4_0), &[3, 32], &zeros[..54]), stored];
+    backend.load_matrix("several", &several).expect("block formats mix");
 }

@@ -10,7 +10,7 @@ use super::Simd;
 pub(crate) struct Avx2;
 
 #[derive(Clone, Copy)]
-pub(crate) struct Pair(__m256, __m256);
+pub(crate) struct Pair(pub(super) __m256, pub(super) __m256);
 
 /// Applies an intrinsic to both halves.
 macro_rules! both {
@@ -218,6 +218,29 @@ impl Simd for Avx2 {
     unsafe fn f16_halves(a: *const u16, b: *const u16) -> Pair {
         // SAFETY: the caller promises 8 readable values behind each.
         unsafe { Pair(wide_f16(a), wide_f16(b)) }
+    }
+    #[inline(always)]
+    unsafe fn i8(p: *const i8) -> Pair {
+        // SAFETY: the caller promises 16 readable values.
+        unsafe {
+            let v = _mm_loadu_si128(p.cast());
+            let wide = |v| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v));
+            Pair(wide(v), wide(_mm_bsrli_si128::<8>(v)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn mx_scales(p: *const u8) -> Pair {
+        // SAFETY: the caller promises 16 readable values.
+        unsafe {
+            let v = _mm_loadu_si128(p.cast());
+            let scale = |e| {
+                let normal = _mm256_slli_epi32::<23>(_mm256_sub_epi32(e, _mm256_set1_epi32(1)));
+                let small = _mm256_sllv_epi32(_mm256_set1_epi32(0x0020_0000), e);
+                let is_small = _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e);
+                _mm256_castsi256_ps(_mm256_blendv_epi8(normal, small, is_small))
+            };
+            Pair(scale(_mm256_cvtepu8_epi32(v)), scale(_mm256_cvtepu8_epi32(_mm_bsrli_si128::<8>(v))))
+        }
     }
     #[inline(always)]
     fn prefetch(p: *const u8) {

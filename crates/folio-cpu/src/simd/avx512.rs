@@ -179,6 +179,22 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn i8(p: *const i8) -> __m512 {
+        // SAFETY: the caller promises 16 readable values.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn mx_scales(p: *const u8) -> __m512 {
+        // SAFETY: the caller promises 16 readable values.
+        unsafe {
+            let e = _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()));
+            let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(e, _mm512_set1_epi32(1)));
+            let small = _mm512_sllv_epi32(_mm512_set1_epi32(0x0020_0000), e);
+            let is_small = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2));
+            _mm512_castsi512_ps(_mm512_mask_blend_epi32(is_small, normal, small))
+        }
+    }
+    #[inline(always)]
     fn prefetch(p: *const u8) {
         // SAFETY: a prefetch never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }

@@ -14,6 +14,7 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+pub(crate) mod dot;
 mod scalar;
 
 pub(crate) use scalar::Scalar;
@@ -32,16 +33,19 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
     Avx512,
+    /// The same and VNNI, which multiplies quantized weights. Everything else is as with `Avx512`.
+    Avx512Vnni,
 }
 
 impl Isa {
-    pub const ALL: [Isa; 3] = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
+    pub const ALL: [Isa; 4] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Avx512Vnni];
 
     pub const fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Avx512Vnni => "avx512vnni",
         }
     }
 
@@ -63,9 +67,16 @@ impl Isa {
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
             }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vnni => Isa::Avx512.is_available() && is_x86_feature_detected!("avx512vnni"),
             #[cfg(not(target_arch = "x86_64"))]
             _ => false,
         }
+    }
+
+    /// Whether floats lie in registers of 512 bit.
+    pub(crate) fn is_wide(self) -> bool {
+        matches!(self, Isa::Avx512 | Isa::Avx512Vnni)
     }
 
     /// The widest set this machine runs.
@@ -169,6 +180,14 @@ pub(crate) trait Simd: Copy + 'static {
     /// # Safety
     /// Both are readable for 8 values.
     unsafe fn f16_halves(a: *const u16, b: *const u16) -> Self::V;
+    /// 16 consecutive i8.
+    /// # Safety
+    /// `p` is readable for 16 values.
+    unsafe fn i8(p: *const i8) -> Self::V;
+    /// 16 scales of MXFP4, `2^(e - 128)`.
+    /// # Safety
+    /// `p` is readable for 16 values.
+    unsafe fn mx_scales(p: *const u8) -> Self::V;
     /// Asks for the cache line at `p`, which may be any address, into the second-level cache.
     fn prefetch(p: *const u8);
 }
@@ -219,7 +238,7 @@ pub(crate) fn dispatch<T: Task>(isa: Isa, task: T) -> T::Output {
         Isa::Avx2 => unsafe { run_avx2(task) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => unsafe { run_avx512(task) },
+        Isa::Avx512 | Isa::Avx512Vnni => unsafe { run_avx512(task) },
         #[cfg(not(target_arch = "x86_64"))]
         _ => task.run::<Scalar>(),
     }

@@ -153,5 +153,15 @@ impl Simd for Scalar {
         std::array::from_fn(at)
     }
     #[inline(always)]
+    unsafe fn i8(p: *const i8) -> V {
+        // SAFETY: the caller promises 16 readable values.
+        std::array::from_fn(|i| f32::from(unsafe { *p.add(i) }))
+    }
+    #[inline(always)]
+    unsafe fn mx_scales(p: *const u8) -> V {
+        // SAFETY: the caller promises 16 readable values.
+        std::array::from_fn(|i| folio_model::quant::mxfp4_scale(unsafe { *p.add(i) }))
+    }
+    #[inline(always)]
     fn prefetch(_: *const u8) {}
 }

@@ -1,7 +1,7 @@
 //! A small random decoder, loaded into any backend, and sequences run through it in any pieces.
 #![allow(dead_code)]
 
-use folio_cpu::{CpuBackend, CpuOptions, Isa};
+use folio_cpu::{CpuBackend, CpuOptions, Isa, Quantize};
 use folio_model::backend::{Backend, Batch, DType, KvLayout, Span, TensorView};
 use folio_model::program::{AttentionSpec, Buf, Head, Op, Program, Rope, RopeId};
 use folio_model::quant::Encoding;
@@ -18,6 +18,8 @@ pub struct Spec {
     pub ffn: usize,
     pub vocab: usize,
     pub weights: DType,
+    /// Matrices are stored as blocks instead.
+    pub quantize: Option<Quantize>,
     pub kv: DType,
     pub block_tokens: usize,
     pub bias: bool,
@@ -41,6 +43,7 @@ impl Default for Spec {
             ffn: 72,
             vocab: 101,
             weights: DType::BF16,
+            quantize: None,
             kv: DType::BF16,
             block_tokens: 16,
             bias: true,
@@ -86,19 +89,21 @@ struct Loader<'a, B: Backend> {
     backend: &'a mut B,
     random: Random,
     dtype: DType,
+    quantize: Option<Quantize>,
 }
 
 impl<B: Backend> Loader<'_, B> {
     fn matrix(&mut self, rows: usize, cols: usize, nan_row: Option<usize>) -> folio_model::program::MatrixId {
         let scale = (3.0 / cols as f32).sqrt();
-        let bytes = encode(
-            self.dtype,
-            (0..rows * cols).map(|i| {
-                let x = self.random.unit() * scale;
-                if nan_row == Some(i / cols) { f32::NAN } else { x }
-            }),
-        );
-        let view = TensorView { encoding: Encoding::Plain(self.dtype), shape: &[rows, cols], bytes: &bytes };
+        let values = (0..rows * cols).map(|i| {
+            let x = self.random.unit() * scale;
+            if nan_row == Some(i / cols) { f32::NAN } else { x }
+        });
+        let (encoding, bytes) = match self.quantize {
+            Some(to) => (Encoding::Block(to.format()), to.row(&values.collect::<Vec<_>>())),
+            None => (Encoding::Plain(self.dtype), encode(self.dtype, values)),
+        };
+        let view = TensorView { encoding, shape: &[rows, cols], bytes: &bytes };
         self.backend.load_matrix("random", &[view]).expect("a matrix")
     }
     fn vector(&mut self, len: usize, around: f32, spread: f32) -> folio_model::program::VectorId {
@@ -114,7 +119,7 @@ pub fn load<B: Backend>(backend: &mut B, spec: &Spec, blocks: usize) {
     let wide = spec.heads * spec.head_dim;
     let buffers = vec![spec.hidden, spec.hidden, qkv, wide, 2 * spec.ffn, spec.ffn];
     let [x, normed, qkv_buf, attended, both, gated] = [0, 1, 2, 3, 4, 5].map(Buf);
-    let mut load = Loader { backend, random: Random(0x5eed), dtype: spec.weights };
+    let mut load = Loader { backend, random: Random(0x5eed), dtype: spec.weights, quantize: spec.quantize };
     let embedding = load.matrix(spec.vocab, spec.hidden, spec.nan_token);
     let mut body = vec![Op::Embed { table: embedding, out: x }];
     let mut attention = Vec::new();

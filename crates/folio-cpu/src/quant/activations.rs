@@ -1,0 +1,154 @@
+//! Activations as 8-bit integers, in the order the tile reads them.
+//!
+//! Owns: the rounding of activations, and their layout per group of tokens. Must never: look at another token.
+//!
+//! A block is 32 columns of one token: `scale = amax / 127`, codes are `x * (127 / amax)` rounded to nearest, ties to even.
+//! A block whose `amax` is below [`LEAST`] is zero; one that holds a NaN or an infinity has the codes 0 and a scale that is
+//! not finite, so that its outputs are NaN. Every instruction set computes exactly this.
+//!
+//! Cost: one pass over the activations, about a nanosecond per value of 16.
+
+use std::ops::Range;
+
+use crate::memory::Rows;
+use crate::simd::dot::{Block, COLUMNS, Dot, DotTask, Field, VECTORS};
+
+/// Smaller blocks have no finite `127 / amax` that is worth having.
+const LEAST: f32 = 1e-30;
+const _: () = assert!(127.0 / LEAST < f32::MAX);
+
+/// How the activations of a product lie: `[group][block of 32 columns][parts]`, each part for all slots of the group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    /// Tokens of a group, with those that pad it.
+    pub(crate) slots: usize,
+    /// Whether codes are there as i16 too.
+    pub(crate) words: bool,
+    /// Whether the fields of half blocks are there.
+    pub(crate) halves: bool,
+}
+
+/// Bytes of a slot of a block at most.
+const SLOT_BYTES_MAX: usize = 32 + 64 + 8 * 4;
+
+impl Layout {
+    /// Bytes of a block of columns.
+    pub(crate) fn block_bytes(&self) -> usize {
+        let words = if self.words { 2 * COLUMNS } else { 0 };
+        self.slots * (COLUMNS + words + self.fields() * 4)
+    }
+
+    fn fields(&self) -> usize {
+        if self.halves { 8 } else { 4 }
+    }
+
+    /// The block at `start`.
+    #[inline(always)]
+    pub(crate) fn block(&self, start: *const u8) -> Block {
+        let words = start.wrapping_add(self.slots * COLUMNS);
+        let meta = if self.words { words.wrapping_add(self.slots * 2 * COLUMNS) } else { words };
+        Block { bytes: start, words, meta: meta.cast() }
+    }
+}
+
+/// Bytes that any layout takes at most, for `tokens` tokens of `cols` columns in groups of at most 16.
+pub(crate) fn bytes_limit(tokens: usize, cols: usize) -> usize {
+    tokens.next_multiple_of(16) * cols.div_ceil(COLUMNS) * SLOT_BYTES_MAX
+}
+
+/// Rounds the columns of `blocks` for `tokens` of `x`, which are the first slots of a group.
+pub(crate) struct Quantize {
+    pub(crate) x: Rows,
+    pub(crate) tokens: Range<usize>,
+    pub(crate) blocks: Range<usize>,
+    pub(crate) layout: Layout,
+    /// Block 0 of the group. The caller promises room for all blocks, and that nobody else touches these.
+    pub(crate) to: *mut u8,
+}
+
+impl DotTask for Quantize {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<D: Dot>(self) {
+        for block in self.blocks.clone() {
+            let to = self.to.wrapping_add(block * self.layout.block_bytes());
+            for slot in 0..self.layout.slots {
+                let token = self.tokens.start + slot;
+                let rounded = if token < self.tokens.end {
+                    let from = self.x.row(token).wrapping_add(block * COLUMNS).cast::<[f32; COLUMNS]>();
+                    // SAFETY: the row has these columns; they are whole blocks.
+                    round(unsafe { &*from })
+                } else {
+                    Rounded { codes: [0; COLUMNS], scale: 0.0 }
+                };
+                // SAFETY: the block is this caller's, and the slot is inside it.
+                unsafe { self.write(to, slot, &rounded) };
+            }
+        }
+    }
+}
+
+struct Rounded {
+    codes: [i8; COLUMNS],
+    scale: f32,
+}
+
+#[inline(always)]
+fn round(x: &[f32; COLUMNS]) -> Rounded {
+    // As bits, NaN is above infinity and infinity above all numbers.
+    let amax = f32::from_bits(x.iter().fold(0, |max, x| (x.to_bits() & 0x7fff_ffff).max(max)));
+    if !amax.is_finite() {
+        return Rounded { codes: [0; COLUMNS], scale: amax };
+    }
+    if amax < LEAST {
+        return Rounded { codes: [0; COLUMNS], scale: 0.0 };
+    }
+    let inverse = 127.0 / amax;
+    let codes = x.map(|x| {
+        // SAFETY: |x| <= amax, so the product is at most 127 and half an ulp, and rounds to an integer of that size.
+        unsafe { (x * inverse).round_ties_even().to_int_unchecked::<i32>() as i8 }
+    });
+    Rounded { codes, scale: amax / 127.0 }
+}
+
+impl Quantize {
+    /// # Safety
+    /// The block at `to` is writable, and `slot` is one of its slots.
+    #[inline(always)]
+    unsafe fn write(&self, to: *mut u8, slot: usize, rounded: &Rounded) {
+        let block = self.layout.block(to);
+        let Rounded { codes, scale } = rounded;
+        let half = |half: usize| codes[16 * half..][..16].iter().map(|&q| i32::from(q)).sum::<i32>();
+        let (low, high) = (half(0), half(1));
+        let put = |field: Field, bits: u32| {
+            let at = block.meta.wrapping_add(field as usize * self.layout.slots + slot);
+            // SAFETY: the contract of this function; fields of halves are written only where the layout has them.
+            unsafe { at.cast_mut().cast::<u32>().write_unaligned(bits) };
+        };
+        let sum = |sum: i32| (scale * sum as f32).to_bits();
+        // SAFETY: the contract of this function.
+        unsafe { block.bytes.cast_mut().add(slot * COLUMNS).cast::<[i8; COLUMNS]>().write(*codes) };
+        put(Field::Scale, scale.to_bits());
+        put(Field::Sum, sum(low + high));
+        put(Field::Minus8, (-8 * (low + high)) as u32);
+        put(Field::Minus128, (-128 * (low + high)) as u32);
+        if self.layout.halves {
+            put(Field::LowSum, sum(low));
+            put(Field::HighSum, sum(high));
+            put(Field::LowMinus8, (-8 * low) as u32);
+            put(Field::HighMinus8, (-8 * high) as u32);
+        }
+        if self.layout.words {
+            let mut words = [0i16; COLUMNS];
+            for j in 0..VECTORS {
+                for (to, from) in [0, 2, 1, 3].into_iter().enumerate() {
+                    words[4 * j + to] = i16::from(codes[4 * j + from]);
+                }
+            }
+            let at = block.words.cast_mut().wrapping_add(slot * 2 * COLUMNS).cast::<[i16; COLUMNS]>();
+            // SAFETY: the contract of this function.
+            unsafe { at.write_unaligned(words) };
+        }
+    }
+}

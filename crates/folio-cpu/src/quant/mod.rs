@@ -1,0 +1,258 @@
+//! Quantized weights: what each block format becomes in memory, and the arithmetic over it.
+//!
+//! Owns: the packed forms ([`Form`]), which block format has which ([`with_form`]), activations as integers
+//! ([`activations`]), the register tile ([`tile`]). Must never: change a weight. A packed weight has exactly the value that
+//! `BlockFormat::decode` gives it.
+//!
+//! # The arithmetic (promise 1)
+//!
+//! Activations become integers in `-127..=127` per token and per 32 columns, whoever else is in the batch. An output starts
+//! at zero; for each block of columns in ascending order (per 16 where the format has a scale per 16):
+//!
+//! 1. `sum` = integer products of codes and activations, exact.
+//! 2. `acc = fma(sum, weight_scale * x_scale, acc)`, the product of the scales rounded once.
+//! 3. With a minimum per block: `acc = fma(minimum, x_sum, acc)`, where `x_sum` is the scale of the activations times their
+//!    sum, rounded once. Where a format has a scale per 16, both halves take step 2, then both take step 3.
+//!
+//! Then the bias, then the residual. `weight_scale` is one f32: an f16 as it is stored, or a f16 times a 6- or 8-bit
+//! integer, which is exact.
+//!
+//! # Layout
+//!
+//! Rows are cut into panels of 16. A panel is a sequence of records; a record holds the scales of 16 rows side by side and
+//! then their codes (see [`simd::dot`](crate::simd::dot)), so that one token reads memory once and in order:
+//!
+//! | form | columns | record |
+//! |---|---|---|
+//! | [`Simple`] | 32 | `d` 16 x f16, with a minimum `m` 16 x f16, codes |
+//! | [`Mx`] | 32 | exponents 16 x u8, codes |
+//! | [`Super`] | 256 | `d` 16 x f16, with minima `min` 16 x f16, then 8 times: 1 or 2 scales 16 x i8, as many minima 16 x i8, codes |
+//!
+//! Cost: a weight takes the bits of its block format, and at most 0.15 more (Q2_K and Q3_K: up to 2 more).
+
+pub(crate) mod activations;
+pub(crate) mod pack;
+pub(crate) mod quantize;
+pub(crate) mod tile;
+
+use folio_model::quant::{BlockFormat, IQ4_VALUES, MXFP4_VALUES};
+
+use crate::simd::dot::Codes;
+use crate::simd::{LANES, Simd};
+
+/// How a block format lies in a panel.
+pub(crate) trait Form: Copy + 'static {
+    type C: Codes;
+    /// Bytes of a record of 16 rows.
+    const BYTES: usize;
+    /// Blocks of 32 columns in a record.
+    const BLOCKS: usize;
+    /// Whether a block has a scale for each 16 columns.
+    const HALVES: bool;
+    /// Whether tiles of many sizes are compiled for it.
+    const COMMON: bool;
+    /// Whether values have a minimum (or offset) besides the scale.
+    const MINIMA: bool;
+
+    /// Where the codes of a block start in the record.
+    fn codes_at(block: usize) -> usize;
+
+    /// Scales of 16 rows, for part 0 and 1 of a block (equal where the form has one per block).
+    ///
+    /// # Safety
+    /// `record` is readable for `BYTES`.
+    unsafe fn scales<S: Simd>(record: *const u8, block: usize) -> [S::V; 2];
+
+    /// What is added to code times scale, likewise. Zero where the form has none.
+    ///
+    /// # Safety
+    /// `record` is readable for `BYTES`.
+    unsafe fn offsets<S: Simd>(record: *const u8, block: usize) -> [S::V; 2];
+}
+
+/// f16 `d`, perhaps f16 `m`, codes of 32 columns.
+#[derive(Clone, Copy)]
+pub(crate) struct Simple<C, const MINIMA: bool, const COMMON: bool>(std::marker::PhantomData<C>);
+
+/// Exponents, codes of 32 columns.
+#[derive(Clone, Copy)]
+pub(crate) struct Mx<C>(std::marker::PhantomData<C>);
+
+/// 256 columns under one f16 `d`, perhaps one f16 `min`.
+#[derive(Clone, Copy)]
+pub(crate) struct Super<C, const HALVES: bool, const MINIMA: bool>(std::marker::PhantomData<C>);
+
+impl<C: Codes, const MINIMA: bool, const COMMON: bool> Form for Simple<C, MINIMA, COMMON> {
+    type C = C;
+    const BYTES: usize = Self::CODES + C::BYTES;
+    const BLOCKS: usize = 1;
+    const HALVES: bool = false;
+    const MINIMA: bool = MINIMA;
+    const COMMON: bool = COMMON;
+
+    #[inline(always)]
+    fn codes_at(_: usize) -> usize {
+        Self::CODES
+    }
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(record: *const u8, _: usize) -> [S::V; 2] {
+        // SAFETY: the record starts with 16 f16.
+        [unsafe { S::f16(record.cast()) }; 2]
+    }
+    #[inline(always)]
+    unsafe fn offsets<S: Simd>(record: *const u8, _: usize) -> [S::V; 2] {
+        // SAFETY: with minima, they follow the scales.
+        [if MINIMA { unsafe { S::f16(record.cast::<u16>().add(LANES)) } } else { S::splat(0.0) }; 2]
+    }
+}
+
+impl<C: Codes, const MINIMA: bool, const COMMON: bool> Simple<C, MINIMA, COMMON> {
+    const CODES: usize = 2 * LANES * if MINIMA { 2 } else { 1 };
+}
+
+impl<C: Codes> Form for Mx<C> {
+    type C = C;
+    const BYTES: usize = LANES + C::BYTES;
+    const BLOCKS: usize = 1;
+    const HALVES: bool = false;
+    const MINIMA: bool = false;
+    const COMMON: bool = false;
+
+    #[inline(always)]
+    fn codes_at(_: usize) -> usize {
+        LANES
+    }
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(record: *const u8, _: usize) -> [S::V; 2] {
+        // SAFETY: the record starts with 16 exponents.
+        [unsafe { S::mx_scales(record) }; 2]
+    }
+    #[inline(always)]
+    unsafe fn offsets<S: Simd>(_: *const u8, _: usize) -> [S::V; 2] {
+        [S::splat(0.0); 2]
+    }
+}
+
+impl<C: Codes, const HALVES: bool, const MINIMA: bool> Super<C, HALVES, MINIMA> {
+    const PARTS: usize = if HALVES { 2 } else { 1 };
+    /// Bytes of the scales of a block without its minima.
+    const SCALES: usize = LANES * Self::PARTS;
+    const HEAD: usize = 2 * LANES * if MINIMA { 2 } else { 1 };
+    const BLOCK: usize = Self::SCALES * if MINIMA { 2 } else { 1 } + C::BYTES;
+
+    #[inline(always)]
+    fn scales_at(block: usize) -> usize {
+        Self::HEAD + block * Self::BLOCK
+    }
+
+    /// 16 f16 at `unit` times the bytes of each part at `at`; exact.
+    ///
+    /// # Safety
+    /// Both lie in the record.
+    #[inline(always)]
+    unsafe fn products<S: Simd>(record: *const u8, unit: usize, at: usize) -> [S::V; 2] {
+        // SAFETY: the contract of this function.
+        unsafe {
+            let unit = S::f16(record.add(unit).cast());
+            let first = S::mul(unit, S::i8(record.add(at).cast()));
+            if HALVES { [first, S::mul(unit, S::i8(record.add(at + LANES).cast()))] } else { [first; 2] }
+        }
+    }
+}
+
+impl<C: Codes, const HALVES: bool, const MINIMA: bool> Form for Super<C, HALVES, MINIMA> {
+    type C = C;
+    const BYTES: usize = Self::HEAD + 8 * Self::BLOCK;
+    const BLOCKS: usize = 8;
+    const HALVES: bool = HALVES;
+    const MINIMA: bool = MINIMA;
+    const COMMON: bool = false;
+
+    #[inline(always)]
+    fn codes_at(block: usize) -> usize {
+        Self::HEAD + (block + 1) * Self::BLOCK - C::BYTES
+    }
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(record: *const u8, block: usize) -> [S::V; 2] {
+        // SAFETY: `d` and the scales of the block lie in the record.
+        unsafe { Self::products::<S>(record, 0, Self::scales_at(block)) }
+    }
+    #[inline(always)]
+    unsafe fn offsets<S: Simd>(record: *const u8, block: usize) -> [S::V; 2] {
+        if !MINIMA {
+            return [S::splat(0.0); 2];
+        }
+        // SAFETY: `min` follows `d`, and the minima of the block follow its scales.
+        let minima = unsafe { Self::products::<S>(record, 2 * LANES, Self::scales_at(block) + Self::SCALES) };
+        minima.map(|m| S::sub(S::splat(0.0), m))
+    }
+}
+
+/// Declares what codes are.
+macro_rules! codes {
+    ($($(#[$doc:meta])* $name:ident: $bits:literal bits, lift $lift:literal, top $top:literal $(, table $table:expr)?;)*) => {
+        $($(#[$doc])*
+        #[derive(Clone, Copy)]
+        pub(crate) struct $name;
+        impl Codes for $name {
+            const BITS: usize = $bits;
+            const LIFT: u8 = $lift;
+            const TOP: u8 = $top;
+            $(const TABLE: Option<[u8; 16]> = Some($table);)?
+        })*
+    };
+}
+
+codes! {
+    /// -128 to 127.
+    Signed8: 8 bits, lift 128, top 255;
+    /// 0 to 15.
+    Unsigned4: 4 bits, lift 0, top 15;
+    /// -8 to 7.
+    Signed4: 4 bits, lift 8, top 15;
+    /// 0 to 31.
+    Unsigned5: 5 bits, lift 0, top 31;
+    /// -16 to 15.
+    Signed5: 5 bits, lift 16, top 31;
+    /// -32 to 31.
+    Signed6: 6 bits, lift 32, top 63;
+    /// The 16 values of IQ4_NL.
+    Iq4: 4 bits, lift 128, top 241, table lift(IQ4_VALUES, 128);
+    /// The 16 values of MXFP4, doubled.
+    E2m1: 4 bits, lift 16, top 28, table lift(MXFP4_VALUES, 16);
+}
+
+const fn lift(values: [i8; 16], by: i16) -> [u8; 16] {
+    let mut table = [0; 16];
+    let mut i = 0;
+    while i < 16 {
+        table[i] = (values[i] as i16 + by) as u8;
+        i += 1;
+    }
+    table
+}
+
+/// Something to do with the form of a block format.
+pub(crate) trait FormTask {
+    type Output;
+    fn run<F: Form>(self) -> Self::Output;
+}
+
+/// Runs a task with the form of `format`.
+pub(crate) fn with_form<T: FormTask>(format: BlockFormat, task: T) -> T::Output {
+    match format {
+        BlockFormat::Q8_0 => task.run::<Simple<Signed8, false, true>>(),
+        BlockFormat::Q4_0 => task.run::<Simple<Signed4, false, true>>(),
+        BlockFormat::Q4_1 => task.run::<Simple<Unsigned4, true, false>>(),
+        BlockFormat::Q5_0 => task.run::<Simple<Signed5, false, false>>(),
+        BlockFormat::Q5_1 => task.run::<Simple<Unsigned5, true, false>>(),
+        BlockFormat::IQ4_NL => task.run::<Simple<Iq4, false, false>>(),
+        BlockFormat::MXFP4 => task.run::<Mx<E2m1>>(),
+        BlockFormat::Q2_K => task.run::<Super<Unsigned4, true, true>>(),
+        BlockFormat::Q3_K => task.run::<Super<Signed4, true, false>>(),
+        BlockFormat::Q4_K => task.run::<Super<Unsigned4, false, true>>(),
+        BlockFormat::Q5_K => task.run::<Super<Unsigned5, false, true>>(),
+        BlockFormat::Q6_K => task.run::<Super<Signed6, true, false>>(),
+        BlockFormat::IQ4_XS => task.run::<Super<Iq4, false, false>>(),
+    }
+}

@@ -1,0 +1,238 @@
+//! The register tile of quantized products: `P` panels times `M` tokens over some records.
+//!
+//! The chain of an output is in `quant`; here is only how many of them run side by side.
+
+use folio_model::quant::BlockFormat;
+
+use super::activations::Layout;
+use super::{Form, FormTask, with_form};
+use crate::linear::Output;
+use crate::packed::PANEL_MULTIPLE;
+use crate::simd::dot::{Block, Codes, Dot, DotTask, Field, Sink, dispatch, unrolled};
+use crate::simd::{Isa, LANES, Simd};
+
+/// Sizes of groups; others are padded to the next. Every size is compiled for every form and set, so that formats that few
+/// use have few.
+const SLOTS: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
+const FEW_SLOTS: [usize; 3] = [1, 4, 8];
+
+/// What weights of a format ask of their activations.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Needs {
+    /// Most tokens of a group.
+    pub(crate) tokens: usize,
+    /// Whether codes are needed as i16 too.
+    pub(crate) words: bool,
+    /// Whether fields of half blocks are needed.
+    pub(crate) halves: bool,
+    /// Whether a group may have any of [`SLOTS`].
+    common: bool,
+}
+
+impl Needs {
+    pub(crate) fn of(isa: Isa, format: BlockFormat) -> Self {
+        with_form(format, FindNeeds(isa))
+    }
+
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            tokens: self.tokens.min(other.tokens),
+            words: self.words || other.words,
+            halves: self.halves || other.halves,
+            common: self.common && other.common,
+        }
+    }
+
+    /// Slots for a group of `tokens` tokens.
+    pub(crate) fn slots(&self, tokens: usize) -> usize {
+        let all = if self.common { &SLOTS[..] } else { &FEW_SLOTS };
+        all.iter().copied().find(|&slots| slots >= tokens).unwrap_or(tokens)
+    }
+}
+
+struct FindNeeds(Isa);
+
+impl FormTask for FindNeeds {
+    type Output = Needs;
+    fn run<F: Form>(self) -> Needs {
+        struct Set<F>(std::marker::PhantomData<F>);
+        impl<F: Form> DotTask for Set<F> {
+            type Output = Needs;
+            #[inline(always)]
+            fn run<D: Dot>(self) -> Needs {
+                let words = D::WORDS && F::C::WIDE;
+                Needs { tokens: limit::<F, D>(), words, halves: F::HALVES, common: F::COMMON }
+            }
+        }
+        dispatch(compiled::<F>(self.0), Set::<F>(std::marker::PhantomData))
+    }
+}
+
+const fn limit<F: Form, D: Dot>() -> usize {
+    let tokens = D::TOKENS[F::C::WIDE as usize];
+    if F::COMMON || tokens < 8 { tokens } else { 8 }
+}
+
+/// The set whose tiles are compiled for a form: few machines have AVX-512 without VNNI, and few weights other formats.
+fn compiled<F: Form>(isa: Isa) -> Isa {
+    if !F::COMMON && isa == Isa::Avx512 { Isa::Avx2 } else { isa }
+}
+
+/// Panels side by side over some records and one group of tokens.
+pub(crate) struct Part<'a> {
+    pub(crate) isa: Isa,
+    /// First record of the first panel.
+    pub(crate) weight: *const u8,
+    /// What to ask for meanwhile, laid out like the weights.
+    pub(crate) next: *const u8,
+    pub(crate) panel_bytes: usize,
+    pub(crate) panels: usize,
+    pub(crate) records: usize,
+    /// The group's activations at the first of these columns.
+    pub(crate) x: *const u8,
+    pub(crate) layout: Layout,
+    /// Of the first panel.
+    pub(crate) output: Output<'a>,
+}
+
+impl FormTask for &Part<'_> {
+    type Output = ();
+
+    /// The caller promises records, activations and output rows as the fields say.
+    fn run<F: Form>(self) {
+        let slots = self.layout.slots;
+        match slots {
+            1 => return self.panels::<F, 4, 1>(),
+            4 => return self.panels::<F, 2, 4>(),
+            8 => return self.panels::<F, 1, 8>(),
+            _ => (),
+        }
+        if const { F::COMMON } {
+            match slots {
+                2 => return self.panels::<F, 2, 2>(),
+                3 => return self.panels::<F, 2, 3>(),
+                6 => return self.panels::<F, 1, 6>(),
+                12 => return self.panels::<F, 1, 12>(),
+                16 => return self.panels::<F, 1, 16>(),
+                _ => (),
+            }
+        }
+        unreachable!("no group has {slots} slots")
+    }
+}
+
+impl<'a> Part<'a> {
+    /// Tiles of `P` panels; the last may reach past the end, where there is memory but no rows.
+    fn panels<F: Form, const P: usize, const M: usize>(&self) {
+        const { assert!(PANEL_MULTIPLE.is_multiple_of(P)) };
+        for done in (0..self.panels).step_by(P) {
+            dispatch(
+                compiled::<F>(self.isa),
+                Tile::<F, P, M> { part: self, done, form: std::marker::PhantomData },
+            );
+        }
+    }
+}
+
+struct Tile<'a, F, const P: usize, const M: usize> {
+    part: &'a Part<'a>,
+    /// Panels before the tile.
+    done: usize,
+    form: std::marker::PhantomData<F>,
+}
+
+impl<F: Form, const P: usize, const M: usize> DotTask for Tile<'_, F, P, M> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<D: Dot>(self) {
+        if const { M > limit::<F, D>() || (!F::COMMON && !D::EVERY_FORM) } {
+            unreachable!("this tile is not compiled");
+        }
+        let part = self.part;
+        let output = part.output.skip(self.done * LANES);
+        let mut w = part.weight.wrapping_add(self.done * part.panel_bytes);
+        let mut next = part.next.wrapping_add(self.done * part.panel_bytes);
+        let mut x = part.x;
+        let x_bytes = part.layout.block_bytes();
+        // SAFETY: who makes a part promises its records, activations and rows.
+        unsafe {
+            let mut acc = [[D::F::splat(0.0); M]; P];
+            for (p, acc) in acc.iter_mut().enumerate() {
+                output.resume::<D::F, M>(p, acc);
+            }
+            for _ in 0..part.records {
+                for block in 0..F::BLOCKS {
+                    let x_block = part.layout.block(x);
+                    for (p, acc) in acc.iter_mut().enumerate() {
+                        let record = w.wrapping_add(p * part.panel_bytes);
+                        block_of::<F, D, M>(record, block, &x_block, acc);
+                        let ahead = next.wrapping_add(p * part.panel_bytes + F::codes_at(block));
+                        for line in 0..F::BYTES / F::BLOCKS / 64 {
+                            D::F::prefetch(ahead.wrapping_add(64 * line));
+                        }
+                    }
+                    x = x.wrapping_add(x_bytes);
+                }
+                w = w.wrapping_add(F::BYTES);
+                next = next.wrapping_add(F::BYTES);
+            }
+            for (p, acc) in acc.into_iter().enumerate() {
+                output.finish::<D::F, M>(p, acc);
+            }
+        }
+    }
+}
+
+/// One block of one panel.
+///
+/// # Safety
+/// `record` is whole, `x` holds `M` tokens.
+#[inline(always)]
+unsafe fn block_of<F: Form, D: Dot, const M: usize>(
+    record: *const u8,
+    block: usize,
+    x: &Block,
+    acc: &mut [<D::F as Simd>::V; M],
+) {
+    // SAFETY: the contract of this function.
+    unsafe {
+        let scales = F::scales::<D::F>(record, block);
+        let mut sink = Scaled::<D::F, M> { acc, scales, x_scales: x.field::<M>(Field::Scale) };
+        let codes = record.add(F::codes_at(block));
+        if F::HALVES {
+            D::block::<F::C, M, true>(codes, x, &mut sink);
+        } else {
+            D::block::<F::C, M, false>(codes, x, &mut sink);
+        }
+        if !F::MINIMA {
+            return;
+        }
+        let [low, high] = F::offsets::<D::F>(record, block);
+        unrolled!(M, t, {
+            let sum = |field| D::F::splat(*x.field::<M>(field).add(t));
+            if F::HALVES {
+                acc[t] = D::F::fma(low, sum(Field::LowSum), acc[t]);
+                acc[t] = D::F::fma(high, sum(Field::HighSum), acc[t]);
+            } else {
+                acc[t] = D::F::fma(low, sum(Field::Sum), acc[t]);
+            }
+        });
+    }
+}
+
+/// Step 2 of the chain.
+struct Scaled<'a, S: Simd, const M: usize> {
+    acc: &'a mut [S::V; M],
+    scales: [S::V; 2],
+    x_scales: *const f32,
+}
+
+impl<S: Simd, const M: usize> Sink<S::V> for Scaled<'_, S, M> {
+    #[inline(always)]
+    fn take(&mut self, token: usize, part: usize, sum: S::V) {
+        // SAFETY: `block_of` passes the scales of `M` tokens.
+        let x_scale = S::splat(unsafe { *self.x_scales.add(token) });
+        self.acc[token] = S::fma(sum, S::mul(self.scales[part], x_scale), self.acc[token]);
+    }
+}

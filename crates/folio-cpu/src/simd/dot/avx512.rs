@@ -1,0 +1,174 @@
+//! Codes as one register of 16 rows: with VNNI bytes are multiplied straight into 32-bit sums, without it as in AVX2.
+//!
+//! Every function needs AVX-512 F, BW, DQ and VL, and those of [`Vnni`] VNNI. They are reached through `dispatch` only,
+//! which checked the machine.
+#![allow(clippy::needless_range_loop, reason = "a register tile reads best by its indices")]
+
+use std::arch::x86_64::*;
+
+use super::{Block, Codes, Dot, Sink, VECTORS, unrolled};
+use crate::simd::avx512::Avx512 as Floats;
+
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512;
+
+#[derive(Clone, Copy)]
+pub(crate) struct Vnni;
+
+impl Dot for Vnni {
+    type F = Floats;
+    const WORDS: bool = false;
+    const TOKENS: [usize; 2] = [16, 16];
+
+    #[inline(always)]
+    unsafe fn block<C: Codes, const M: usize, const HALVES: bool>(
+        codes: *const u8,
+        x: &Block,
+        sink: &mut impl Sink<__m512>,
+    ) {
+        // SAFETY: the contract of this function; see the module comment for the features.
+        unsafe {
+            let w: [__m512i; VECTORS] = std::array::from_fn(|j| lifted::<C>(codes, j));
+            unrolled!(M, t, {
+                let x_at = x.bytes.add(32 * t).cast::<i32>();
+                let mut sum = _mm512_set1_epi32(x.start::<C, M, HALVES>(t, 0));
+                for j in 0..VECTORS {
+                    if HALVES && j == 4 {
+                        sink.take(t, 0, _mm512_cvtepi32_ps(sum));
+                        sum = _mm512_set1_epi32(x.start::<C, M, HALVES>(t, 1));
+                    }
+                    sum = _mm512_dpbusd_epi32(sum, w[j], _mm512_set1_epi32(x_at.add(j).read_unaligned()));
+                }
+                sink.take(t, usize::from(HALVES), _mm512_cvtepi32_ps(sum));
+            });
+        }
+    }
+}
+
+impl Dot for Avx512 {
+    type F = Floats;
+    const WORDS: bool = true;
+    const EVERY_FORM: bool = false;
+    const TOKENS: [usize; 2] = [8, 8];
+
+    #[inline(always)]
+    unsafe fn block<C: Codes, const M: usize, const HALVES: bool>(
+        codes: *const u8,
+        x: &Block,
+        sink: &mut impl Sink<__m512>,
+    ) {
+        // SAFETY: the contract of this function, passed on.
+        unsafe {
+            if C::WIDE {
+                wide::<C, M, HALVES>(codes, x, sink);
+            } else {
+                narrow::<C, M, HALVES>(codes, x, sink);
+            }
+        }
+    }
+}
+
+/// Vector `j`, lifted.
+///
+/// # Safety
+/// `codes` is readable for `C::BYTES`.
+#[inline(always)]
+unsafe fn lifted<C: Codes>(codes: *const u8, j: usize) -> __m512i {
+    // SAFETY: the contract of this function; see the module comment for the features.
+    unsafe {
+        if C::BITS == 8 {
+            return _mm512_xor_si512(_mm512_loadu_si512(codes.add(64 * j).cast()), _mm512_set1_epi8(-128));
+        }
+        let both = _mm512_loadu_si512(codes.add(64 * (j % 4)).cast());
+        let low = if j < 4 { both } else { _mm512_srli_epi16::<4>(both) };
+        let low = _mm512_and_si512(low, _mm512_set1_epi8(15));
+        if let Some(table) = C::TABLE {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+            return _mm512_shuffle_epi8(table, low);
+        }
+        let (plane, left, mask) = match C::BITS {
+            5 => (0, 4 - j as i32, 0x10),
+            6 => (j / 4, 4 - 2 * (j as i32 % 4), 0x30),
+            _ => return low,
+        };
+        let high = _mm512_loadu_si512(codes.add(256 + 64 * plane).cast());
+        let high = if left >= 0 {
+            _mm512_sll_epi16(high, _mm_cvtsi32_si128(left))
+        } else {
+            _mm512_srl_epi16(high, _mm_cvtsi32_si128(-left))
+        };
+        _mm512_or_si512(low, _mm512_and_si512(high, _mm512_set1_epi8(mask)))
+    }
+}
+
+/// Pairs of byte products, several added in 16 bit.
+///
+/// # Safety
+/// That of [`Dot::block`].
+#[inline(always)]
+unsafe fn narrow<C: Codes, const M: usize, const HALVES: bool>(
+    codes: *const u8,
+    x: &Block,
+    sink: &mut impl Sink<__m512>,
+) {
+    // SAFETY: the contract of this function; see the module comment for the features.
+    unsafe {
+        let ones = _mm512_set1_epi16(1);
+        let run = if C::RUN == 0 { 1 } else { C::RUN };
+        let w: [__m512i; VECTORS] = std::array::from_fn(|j| lifted::<C>(codes, j));
+        unrolled!(M, t, {
+            let x_at = x.bytes.add(32 * t).cast::<i32>();
+            let mut sum = _mm512_set1_epi32(x.start::<C, M, HALVES>(t, 0));
+            let mut pairs = _mm512_setzero_si512();
+            for j in 0..VECTORS {
+                if HALVES && j == 4 {
+                    sink.take(t, 0, _mm512_cvtepi32_ps(sum));
+                    sum = _mm512_set1_epi32(x.start::<C, M, HALVES>(t, 1));
+                }
+                // Runs are 1, 2, 4 or 8 long; a half ends one.
+                let run = if HALVES && run > 4 { 4 } else { run };
+                let product = _mm512_maddubs_epi16(w[j], _mm512_set1_epi32(x_at.add(j).read_unaligned()));
+                pairs = if j % run == 0 { product } else { _mm512_add_epi16(pairs, product) };
+                if j % run == run - 1 {
+                    sum = _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, ones));
+                }
+            }
+            sink.take(t, usize::from(HALVES), _mm512_cvtepi32_ps(sum));
+        });
+    }
+}
+
+/// Products of 16-bit codes: three shifts make two vectors of them, for all tokens.
+///
+/// # Safety
+/// That of [`Dot::block`].
+#[inline(always)]
+unsafe fn wide<C: Codes, const M: usize, const HALVES: bool>(
+    codes: *const u8,
+    x: &Block,
+    sink: &mut impl Sink<__m512>,
+) {
+    const { assert!(!C::WIDE || C::LIFT == 128) };
+    // SAFETY: the contract of this function; see the module comment for the features.
+    unsafe {
+        let mut sums = [_mm512_setzero_si512(); M];
+        for j in 0..VECTORS {
+            let w = _mm512_xor_si512(lifted::<C>(codes, j), _mm512_set1_epi8(-128));
+            let w_even = _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(w));
+            let w_odd = _mm512_srai_epi16::<8>(w);
+            unrolled!(M, t, {
+                let x_at = x.words.add(64 * t + 8 * j).cast::<i32>();
+                let even = _mm512_set1_epi32(x_at.read_unaligned());
+                let odd = _mm512_set1_epi32(x_at.add(1).read_unaligned());
+                sums[t] = _mm512_add_epi32(sums[t], _mm512_madd_epi16(w_even, even));
+                sums[t] = _mm512_add_epi32(sums[t], _mm512_madd_epi16(w_odd, odd));
+            });
+            if j == VECTORS - 1 || (HALVES && j == 3) {
+                unrolled!(M, t, {
+                    sink.take(t, j / 4 * usize::from(HALVES), _mm512_cvtepi32_ps(sums[t]));
+                    sums[t] = _mm512_setzero_si512();
+                });
+            }
+        }
+    }
+}

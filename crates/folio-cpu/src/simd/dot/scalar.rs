@@ -1,0 +1,46 @@
+//! The oracle: sums in plain loops.
+
+use super::{Block, COLUMNS, Codes, Dot, Sink, VECTORS, lifted};
+use crate::simd::{LANES, Scalar as Floats};
+
+#[derive(Clone, Copy)]
+pub(crate) struct Scalar;
+
+impl Dot for Scalar {
+    type F = Floats;
+    const WORDS: bool = false;
+    const TOKENS: [usize; 2] = [4, 4];
+
+    #[inline(always)]
+    unsafe fn block<C: Codes, const M: usize, const HALVES: bool>(
+        codes: *const u8,
+        x: &Block,
+        sink: &mut impl Sink<[f32; LANES]>,
+    ) {
+        let mut values = [[0i32; COLUMNS]; LANES];
+        for j in 0..VECTORS {
+            for (row, values) in values.iter_mut().enumerate() {
+                for i in 0..4 {
+                    // SAFETY: the caller promises the block.
+                    let lifted = unsafe { lifted::<C>(codes, j, 4 * row + i) };
+                    values[4 * j + i] = i32::from(lifted) - i32::from(C::LIFT);
+                }
+            }
+        }
+        let parts = if HALVES { 2 } else { 1 };
+        for token in 0..M {
+            for part in 0..parts {
+                let columns = part * COLUMNS / parts..(part + 1) * COLUMNS / parts;
+                let sum = values.each_ref().map(|row| {
+                    let product = |column: usize| {
+                        // SAFETY: the caller promises 32 values of each token.
+                        let x = unsafe { *x.bytes.add(token * COLUMNS + column) } as i8;
+                        row[column] * i32::from(x)
+                    };
+                    columns.clone().map(product).sum::<i32>() as f32
+                });
+                sink.take(token, part, sum);
+            }
+        }
+    }
+}
