@@ -20,6 +20,7 @@ pub struct Conversation {
     messages: Vec<Value>,
     pub tools: ToolUse,
     kwargs: Map<String, Value>,
+    effort: Option<String>,
     add_generation_prompt: bool,
     continue_final: bool,
 }
@@ -120,6 +121,7 @@ impl Conversation {
             messages,
             tools,
             kwargs,
+            effort: fields.take("reasoning_effort")?,
             add_generation_prompt: add.unwrap_or(!continue_final),
             continue_final,
         })
@@ -129,6 +131,7 @@ impl Conversation {
     pub fn render(&mut self, state: &State) -> Result<String, ApiError> {
         let template = state.app.template.as_ref().ok_or_else(|| text_error(TextError::NoTemplate))?;
         state.readers.check(&self.tools)?;
+        state.readers.effort(self.effort.take(), &mut self.kwargs)?;
         if let Some(manners) = &state.readers.template {
             messages::for_template(&mut self.messages, manners)?;
         }

@@ -14,7 +14,8 @@ use crate::params::{Generation, REFUSED, check_token_ids};
 use crate::shape::{Kind, Shape};
 
 /// What only a conversation has.
-const CHAT_ONLY: &[&str] = &["include_reasoning", "parallel_tool_calls", "tool_choice", "tools"];
+const CHAT_ONLY: &[&str] =
+    &["include_reasoning", "parallel_tool_calls", "reasoning_effort", "tool_choice", "tools"];
 
 /// OpenAI's default.
 const MAX_TOKENS: u32 = 16;

@@ -45,10 +45,6 @@ pub const REFUSED: &[(&str, &str)] = &[
     ("prediction", "predicted outputs are not available"),
     ("prompt_cache_options", "prefixes are cached automatically"),
     ("prompt_embeds", "send text or token ids"),
-    (
-        "reasoning_effort",
-        "pass what the model's template offers in chat_template_kwargs, for example enable_thinking",
-    ),
     ("regex", "structured output is not available yet"),
     ("return_prompt_text", "use return_token_ids, or echo with completions"),
     ("return_tokens_as_token_ids", "use return_token_ids"),

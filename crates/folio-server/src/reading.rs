@@ -12,9 +12,14 @@ use folio_text::{
     ChatTemplate, OutputParser, ParserSetup, ReasoningFormat, TemplateTools, Tokenizer, ToolFormat,
 };
 
+use serde_json::{Map, Value};
+
 use crate::error::ApiError;
 use crate::params::fresh_seed;
 use crate::tools::{ToolChoice, ToolUse};
+
+const EFFORT: &str = "reasoning_effort";
+const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 /// The formats of the served model.
 #[derive(Clone, Copy, Debug, Default)]
@@ -41,6 +46,8 @@ impl Parsers {
 pub struct Readers {
     parsers: Parsers,
     pub template: Option<TemplateTools>,
+    /// The template has a place for `reasoning_effort`.
+    takes_effort: bool,
     /// Control tokens to keep, with and without tools.
     markers: [Arc<HashSet<u32>>; 2],
 }
@@ -80,6 +87,7 @@ impl Readers {
         Self {
             parsers,
             template: template.map(ChatTemplate::tools),
+            takes_effort: template.is_some_and(|template| template.mentions(EFFORT)),
             markers: [markers(None), markers(parsers.tools)],
         }
     }
@@ -99,6 +107,23 @@ impl Readers {
                 "how this model writes tool calls is not known; the server can be told (--tool-call-parser)";
             return Err(ApiError::unsupported("tools", why));
         }
+        Ok(())
+    }
+
+    /// Hands OpenAI's `reasoning_effort` to a template that asks for it.
+    pub fn effort(&self, effort: Option<String>, kwargs: &mut Map<String, Value>) -> Result<(), ApiError> {
+        let Some(effort) = effort else { return Ok(()) };
+        if !EFFORTS.contains(&effort.as_str()) {
+            let known = EFFORTS.join(", ");
+            let message = format!("Invalid value for '{EFFORT}': '{effort}' is not one of {known}.");
+            return Err(ApiError::invalid(EFFORT, message));
+        }
+        if !self.takes_effort {
+            let why = "the model's template has no place for it; pass what it offers in chat_template_kwargs, for \
+                       example enable_thinking";
+            return Err(ApiError::unsupported(EFFORT, why));
+        }
+        kwargs.entry(EFFORT).or_insert(effort.into());
         Ok(())
     }
 

@@ -244,6 +244,7 @@ async fn what_is_not_supported_is_refused_by_name() {
         ("tool_choice", json!({"type": "function"})),
         ("parallel_tool_calls", json!(true)),
         ("include_reasoning", json!(false)),
+        ("reasoning_effort", json!("high")),
         ("modalities", json!(["text", "audio"])),
         ("response_format", json!({"type": "json_object"})),
         ("spaces_between_special_tokens", json!(false)),
@@ -254,7 +255,7 @@ async fn what_is_not_supported_is_refused_by_name() {
     }
     refused(client.complete(json!({"suffix": "x"})).await, "suffix").await;
     refused(client.complete(json!({"best_of": 3})).await, "best_of").await;
-    for name in ["tools", "tool_choice", "parallel_tool_calls", "include_reasoning"] {
+    for name in ["tools", "tool_choice", "parallel_tool_calls", "include_reasoning", "reasoning_effort"] {
         refused(client.complete(json!({name: true})).await, name).await;
     }
     refused(client.complete(json!({"messages": []})).await, "messages").await;

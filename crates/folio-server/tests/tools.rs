@@ -228,6 +228,16 @@ async fn reasoning_is_told_apart() {
 }
 
 #[tokio::test]
+async fn reasoning_effort_reaches_a_template_that_asks_for_it() {
+    let engine = FakeEngine::saying("ok");
+    let client = client(&engine, "", "think");
+    assert_eq!(client.chat(json!({"reasoning_effort": "high"})).await.status, 200);
+    assert!(prompt(&engine).ends_with("$(high)[assistant]"), "{}", prompt(&engine));
+    let reply = client.chat(json!({"reasoning_effort": "much"})).await;
+    assert_eq!((reply.status.as_u16(), &reply.error()["param"]), (400, &json!("reasoning_effort")));
+}
+
+#[tokio::test]
 async fn control_tokens_stay_only_where_the_reader_needs_them() {
     // <|a|> is 257; here it opens calls of gpt-oss's kind only for a parser that looks for it.
     let engine = FakeEngine::saying("a");

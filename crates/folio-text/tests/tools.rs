@@ -526,6 +526,16 @@ fn held_text_is_bounded() {
     assert_eq!((answer.content.len() > pushed, answer.calls.len()), (true, 0));
 }
 
+#[test]
+fn reading_again_is_bounded() {
+    // Every opening mark begins what may be a call to the very end; and then it is none.
+    let text = "<|tool_call>call:now{a:<|\"|>".repeat(20_000);
+    let answer = Answer::of(&parse(&setup("gemma4", ""), cut(&text, 1000)));
+    assert!(answer.content == text && answer.calls.is_empty());
+    let tail = "<tool_call>no ".repeat(100) + "<tool_call>{\"name\": \"now\"}</tool_call>";
+    assert_eq!(Answer::of(&all_cuts(&setup("hermes", ""), &tail)).content, tail);
+}
+
 /// Recorded streams of real models, with what they should parse to.
 #[test]
 fn recorded_streams_parse_as_expected() {

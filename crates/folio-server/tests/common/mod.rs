@@ -68,6 +68,7 @@ pub fn tool_template() -> ChatTemplate {
                   {% for m in messages %}[{{ m.role }}]{{ m.content or '' }}\
                   {% for c in m.tool_calls or [] %}<call>{{ c.function | tojson }}</call>{% endfor %}\
                   {% if m.tool_call_id is defined %}({{ m.tool_call_id }}){% endif %}<|end|>{% endfor %}\
+                  {% if reasoning_effort is defined %}({{ reasoning_effort }}){% endif %}\
                   {% if add_generation_prompt %}[assistant]{% if thinking is defined %}<think>\n{% endif %}{% endif %}";
     let mut sources = TemplateSources::default();
     sources.add("default", source, "test");

@@ -6,7 +6,7 @@ use super::format::{Ids, ToolFormat};
 use super::functions::Functions;
 use super::harmony::{self, Body, Header};
 use super::section::{Outcome, Section};
-use super::{BLANK_MAX, partial_suffix};
+use super::{BLANK_MAX, GIVEN_BACK_MAX, partial_suffix};
 use crate::reasoning::ReasoningFormat;
 
 /// What a model's text turned out to be.
@@ -82,6 +82,8 @@ pub struct OutputParser {
     state: State,
     buf: String,
     calls: CallState,
+    /// Sections that were none.
+    given_back: u32,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -143,7 +145,7 @@ impl OutputParser {
             true => State::Header,
             false => State::Text(Text { reasoning: setup.inside_reasoning, fresh: true, after_call: false }),
         };
-        Self { setup, state, buf: String::new(), calls: CallState::default() }
+        Self { setup, state, buf: String::new(), calls: CallState::default(), given_back: 0 }
     }
 
     /// Takes the next piece; appends what became certain.
@@ -223,7 +225,10 @@ impl OutputParser {
                 markers.push((format.close, false, Action::Answer));
             }
         }
-        if let Some(format) = self.setup.tools.filter(|format| !text.reasoning || format.ends_reasoning) {
+        let may_call = |format: &&ToolFormat| {
+            self.given_back < GIVEN_BACK_MAX && (!text.reasoning || format.ends_reasoning)
+        };
+        if let Some(format) = self.setup.tools.filter(may_call) {
             for shape in format.shapes.iter().filter(|shape| !(shape.bare && text.reasoning)) {
                 markers.extend(shape.open.iter().map(|open| (*open, shape.bare, Action::Section)));
             }
@@ -318,6 +323,7 @@ impl OutputParser {
             Outcome::More | Outcome::Fail => {
                 // The marker is text; what follows is read again.
                 let back = section.back;
+                self.given_back += 1;
                 self.emit(back.reasoning, section.marker().len(), out);
                 (State::Text(Text { fresh: false, after_call: false, ..back }), true)
             }

@@ -11,7 +11,8 @@
 //! - A call is a call once its name is known and its arguments begin. What never gets that far is given back as the text
 //!   it was, markers and all. From there on its arguments are what the model wrote, valid or not. No text is lost but
 //!   what makes up a call: markers, keys, ids, and white space between calls.
-//! - Text is held back up to [`HELD_MAX`] bytes; a call that is still no call by then is text.
+//! - Text is held back up to [`HELD_MAX`] bytes; a call that is still no call by then is text. After [`GIVEN_BACK_MAX`]
+//!   calls that were none, markers of calls are text too, so that reading again stays cheap whatever a model writes.
 //!
 //! Cost: each piece is searched for the few markers that count in the current state; arguments in JSON are scanned once
 //! and copied; a call that turns out to be text is read again from behind its marker.
@@ -33,6 +34,8 @@ pub use machine::{Event, OutputParser, ParserSetup};
 
 /// Bytes of a call that may be held back before it is certain that it is one.
 pub const HELD_MAX: usize = 1 << 20;
+/// Calls of one answer that may turn out to be none.
+const GIVEN_BACK_MAX: u32 = 64;
 /// White space between the parts of a call, bytes.
 const BLANK_MAX: usize = 1024;
 
