@@ -7,6 +7,7 @@ use std::io::Read;
 use folio_model::checkpoint::gguf::{Header, Metadata, read_header};
 use folio_model::testing::gguf::Writer;
 use folio_text::{DetokenizeOptions, Detokenizer, TemplateSources, TextError, Tokenizer};
+use serde_json::Value;
 
 const NO_LIMIT: usize = usize::MAX;
 
@@ -129,6 +130,35 @@ fn gpt2() {
 #[test]
 fn starcoder() {
     check("starcoder", None);
+}
+
+/// Each named pre-tokenizer on a small vocabulary that shows every cut: ids are llama.cpp's (`tools/make_pre_tokens.py`).
+#[test]
+fn every_pre_tokenizer_cuts_as_llama_cpp_does() {
+    let expected: Value = serde_json::from_str(include_str!("gguf_pre.json")).expect("JSON");
+    let strings = |key: &str| serde_json::from_value::<Vec<String>>(expected[key].clone()).expect("strings");
+    let (texts, tokens, merges) = (strings("texts"), strings("tokens"), strings("merges"));
+    let mut seen = std::collections::BTreeSet::new();
+    for (name, ids) in expected["ids"].as_object().expect("names") {
+        let writer = Writer::new("llama")
+            .text("tokenizer.ggml.model", "gpt2")
+            .text("tokenizer.ggml.pre", name)
+            .texts("tokenizer.ggml.tokens", &tokens.iter().map(String::as_str).collect::<Vec<_>>())
+            .texts("tokenizer.ggml.merges", &merges.iter().map(String::as_str).collect::<Vec<_>>());
+        let tokenizer = File::new(name, writer.finish()).tokenizer().expect("supported");
+        let ids: Vec<Vec<u32>> = serde_json::from_value(ids.clone()).expect("ids");
+        for (text, ids) in texts.iter().zip(&ids) {
+            // llama.cpp's patterns for these two leave out the combining marks that the models' own have.
+            if ["tekken", "gpt-4o"].contains(&name.as_str()) && text.contains('\u{94d}') {
+                continue;
+            }
+            assert_eq!(&tokenizer.encode(text, false, NO_LIMIT).expect("encodes"), ids, "{name}: {text:?}");
+            check_text(&tokenizer, text, ids);
+        }
+        seen.insert(ids);
+    }
+    // The texts tell them apart, but for qwen2 and deepseek-r1-qwen, which differ in composition alone.
+    assert_eq!((expected["ids"].as_object().expect("names").len(), seen.len()), (12, 11));
 }
 
 /// A small file of our own making.

@@ -64,10 +64,7 @@ impl<'a> Tensor<'a> {
 
     /// The bytes, in the order that the decoder expects: the file's own, or a copy with the rows rearranged.
     pub fn bytes(&self) -> Cow<'a, [u8]> {
-        match self.order.arranged(self.stored, self.encoding, self.shape) {
-            Some(arranged) => Cow::Owned(arranged),
-            None => Cow::Borrowed(self.stored),
-        }
+        self.order.arranged(self.stored, self.shape[0])
     }
 
     /// What a backend takes; `bytes` are [`Tensor::bytes`].
@@ -193,6 +190,16 @@ impl Checkpoint {
             file: shard.file.clone(),
             problem: format!("tensor `{}` lies outside of it", entry.stored_name),
         })?;
+        // A matrix's or vector's first size is its rows; what the configuration asks for has at least one.
+        if !entry.shape.first().is_some_and(|rows| entry.order.fits(*rows)) {
+            return Err(ModelError::Damaged {
+                file: shard.file.clone(),
+                problem: format!(
+                    "tensor `{}` of shape {:?} is not whole heads",
+                    entry.stored_name, entry.shape
+                ),
+            });
+        }
         Ok(Tensor { encoding, shape: &entry.shape, stored, order: entry.order })
     }
 
