@@ -111,6 +111,8 @@ pub struct Choice {
     discard: bool,
     /// Counted tokens.
     pub tokens: u32,
+    /// Those after which the model was still thinking.
+    pub reasoning_tokens: u32,
     characters: usize,
     pending: Delta,
     finish: Option<Finish>,
@@ -136,6 +138,7 @@ impl Choice {
             skip_special: generation.skip_special_tokens,
             discard: generation.max_tokens == Some(0),
             tokens: 0,
+            reasoning_tokens: 0,
             characters: 0,
             pending: Delta::default(),
             finish: None,
@@ -183,6 +186,8 @@ impl Choice {
             self.matcher.push(&text, &mut certain)
         };
         self.read(&certain, stop.is_some());
+        let thinking = self.reader.as_ref().is_some_and(|reader| reader.parser.in_reasoning());
+        self.reasoning_tokens += u32::from(thinking);
         let stop_reason = stop.map(|index| StopReason::Text(self.stops[index].clone()));
         // A reader that has all the calls it may read needs no more text.
         if stop_reason.is_none() && !self.reader.as_ref().is_some_and(|reader| reader.parser.is_over()) {

@@ -22,7 +22,8 @@ use crate::error::ApiError;
 use crate::http::JsonRequest;
 use crate::metrics::{FinishedChoice, FinishedPrompt};
 use crate::params::Generation;
-use crate::shape::{Finished, Kind, PromptReport, Shape, Usage};
+use crate::reading::Reading;
+use crate::shape::{CompletionDetails, Finished, Kind, PromptReport, Shape, Usage};
 use crate::stream::{self, Abort, Events};
 use crate::tenants::Tenant;
 
@@ -195,17 +196,10 @@ impl Pump {
             }
         }
         let reports = vec![None; job.prompts.len()];
-        Self {
-            state,
-            job,
-            abort,
-            output,
-            slots,
-            reports,
-            usage: Usage::default(),
-            failed: false,
-            answered: false,
-        }
+        let thinks = job.generation.reading.as_ref().is_some_and(Reading::separates_reasoning);
+        let completion_tokens_details = thinks.then(CompletionDetails::default);
+        let usage = Usage { completion_tokens_details, ..Usage::default() };
+        Self { state, job, abort, output, slots, reports, usage, failed: false, answered: false }
     }
 
     async fn follow(mut self, mut events: mpsc::UnboundedReceiver<(usize, Event)>, flight: Flight) {
@@ -327,9 +321,12 @@ impl Pump {
                 self.state.metrics.first_token(now - self.job.arrived);
             }
         }
-        let before = slot.choice.tokens;
+        let (before, thought) = (slot.choice.tokens, slot.choice.reasoning_tokens);
         let stopped = slot.choice.push(token);
         let counted = u64::from(slot.choice.tokens - before);
+        if let Some(details) = &mut self.usage.completion_tokens_details {
+            details.reasoning_tokens += u64::from(slot.choice.reasoning_tokens - thought);
+        }
         self.usage.completion_tokens += counted;
         self.state.metrics.generated(counted);
         if stopped.is_some() {

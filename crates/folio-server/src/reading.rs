@@ -183,6 +183,11 @@ impl Reading {
         parser
     }
 
+    /// Whether reasoning is told apart.
+    pub fn separates_reasoning(&self) -> bool {
+        self.setup.reasoning.is_some()
+    }
+
     /// Whether this control token stays in the text.
     pub fn keeps(&self, id: u32) -> bool {
         self.markers.contains(&id)

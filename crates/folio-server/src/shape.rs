@@ -39,6 +39,14 @@ pub struct Usage {
     pub total_tokens: u64,
     pub completion_tokens: u64,
     pub prompt_tokens_details: PromptDetails,
+    /// Where reasoning is told apart.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completion_tokens_details: Option<CompletionDetails>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct CompletionDetails {
+    pub reasoning_tokens: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]

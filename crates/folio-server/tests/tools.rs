@@ -209,6 +209,13 @@ async fn reasoning_is_told_apart() {
     let (message, finish) = both(&client, json!({})).await;
     assert_eq!(message["reasoning_content"], "\nso é\n");
     assert_eq!((&message["content"], finish), (&json!("\n\nYes"), json!("stop")));
+    let usage = client.chat(json!({})).await.json()["usage"].clone();
+    // A byte is a token; the last of the closing mark is no thought any more.
+    let thought = "<think>\nso é\n</think>".len() - 1;
+    assert_eq!(
+        usage["completion_tokens_details"],
+        json!({"reasoning_tokens": thought - "<think>".len() + 1})
+    );
     // Opened by the template.
     engine.plan(|plan| plan.say = b"so</think>Yes".into());
     let inside = json!({"chat_template_kwargs": {"thinking": true}});

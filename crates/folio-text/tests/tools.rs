@@ -439,6 +439,25 @@ fn reasoning_is_separated() {
 }
 
 #[test]
+fn thinking_is_known_at_every_moment() {
+    for (tools, reasoning, pieces) in [
+        ("mistral", "think", &[("<think>", true), ("so", true), ("</think>", false), ("Yes", false)][..]),
+        (
+            "mistral",
+            "mistral",
+            &[("[THINK]so [TOOL_CALLS]", true), ("now{", false), ("}", false), ("x", false)],
+        ),
+        ("harmony", "harmony", &[("<|channel|>analysis<|message|>", true), ("x<|en", true), ("d|>", false)]),
+    ] {
+        let mut parser = OutputParser::new(setup(tools, reasoning));
+        for (piece, thinking) in pieces {
+            parser.push(piece, &mut Vec::new());
+            assert_eq!(parser.in_reasoning(), *thinking, "{tools} {piece}");
+        }
+    }
+}
+
+#[test]
 fn harmony_has_channels() {
     let text = "<|channel|>analysis<|message|>User asks. Use function.<|end|><|start|>assistant<|channel|>commentary<|message|>\
                 One moment.<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>\

@@ -100,13 +100,16 @@ impl Remote {
             if let Some(message) = chunk["error"]["message"].as_str() {
                 bail!("{message}");
             }
-            if let Some(piece) =
-                chunk["choices"][0]["delta"]["content"].as_str().filter(|piece| !piece.is_empty())
-            {
+            let delta = &chunk["choices"][0]["delta"];
+            // Reasoning is shown, but is no part of the answer that the conversation goes on from.
+            for (field, answer) in [("reasoning_content", false), ("content", true)] {
+                let Some(piece) = delta[field].as_str().filter(|piece| !piece.is_empty()) else { continue };
                 first.get_or_insert_with(|| started.elapsed());
                 tokens += 1;
-                text.push_str(piece);
                 show(piece);
+                if answer {
+                    text.push_str(piece);
+                }
             }
             usage = chunk["usage"]["completion_tokens"].as_u64().or(usage);
         }

@@ -166,6 +166,16 @@ impl OutputParser {
         matches!(self.state, State::Over)
     }
 
+    /// The model is thinking: what comes next is reasoning, until it turns out otherwise.
+    pub fn in_reasoning(&self) -> bool {
+        match &self.state {
+            State::Text(text) => text.reasoning,
+            State::Section(section) => section.back.reasoning && !section.is_certain(),
+            State::Body(body) => *body == Body::Reasoning,
+            State::Header | State::Over => false,
+        }
+    }
+
     /// Bytes held back now.
     pub fn held_bytes(&self) -> usize {
         self.buf.len()
