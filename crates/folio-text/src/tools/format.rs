@@ -2,7 +2,7 @@
 //! closes it, and how a call is begun for the model when it must make one.
 //!
 //! Owns: every marker and name of a format. Must never: look at text; that is the machine's work. Adding a family means
-//! adding a row (and a case to `tests/tools.rs`).
+//! adding a row (and its example to `tests/common/answers.rs`).
 
 use super::literal::Dialect;
 
