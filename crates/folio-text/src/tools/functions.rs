@@ -99,7 +99,11 @@ pub fn to_json(text: &str, kind: ParameterType) -> String {
         ParameterType::Json => parsed.is_some(),
         ParameterType::Unknown => parsed.is_some_and(|value| !value.is_string()),
     };
-    if is_json { literal.to_owned() } else { super::json::quoted(text) }
+    if is_json {
+        return literal.to_owned();
+    }
+    let python = if kind == ParameterType::Text { None } else { super::literal::python_value(trimmed) };
+    python.unwrap_or_else(|| super::json::quoted(text))
 }
 
 #[cfg(test)]
@@ -141,6 +145,8 @@ mod tests {
             ("null", ParameterType::Unknown, "null"),
             ("\"x\"", ParameterType::Unknown, "\"\\\"x\\\"\""),
             (" [1, 2]", ParameterType::Json, "[1, 2]"),
+            ("{'a': True}", ParameterType::Json, "{\"a\": true}"),
+            ("{'a': True}", ParameterType::Text, "\"{'a': True}\""),
         ] {
             assert_eq!(to_json(text, kind), want, "{text}");
         }

@@ -123,6 +123,17 @@ pub fn translate(call: &str, dialect: Dialect) -> Option<(String, String)> {
     reader.text.trim().is_empty().then(|| (name.to_owned(), out))
 }
 
+/// A Python list or dict as JSON: models write those where they were asked for JSON.
+pub fn python_value(text: &str) -> Option<String> {
+    let text = text.trim();
+    if !text.starts_with(['[', '{']) {
+        return None;
+    }
+    let (mut reader, mut out) = (Reader { text, dialect: Dialect::Python }, String::new());
+    reader.value(&mut out, 0)?;
+    reader.text.is_empty().then_some(out)
+}
+
 struct Reader<'a> {
     text: &'a str,
     dialect: Dialect,
@@ -390,6 +401,14 @@ mod tests {
             "()",
         ] {
             assert_eq!(whole(bad, Dialect::Python), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn python_values() {
+        assert_eq!(python_value(" {'a': [1, None]} ").as_deref(), Some(r#"{"a": [1, null]}"#));
+        for none in ["5", "", "['a'", "[a]", "['a'] b"] {
+            assert_eq!(python_value(none), None, "{none}");
         }
     }
 
