@@ -36,9 +36,10 @@ def main(source, target):
         axis.set_ylabel(label)
         axis.grid(alpha=0.3)
     axes[1].set_xlabel("million tokens")
-    axes[0].legend(title="phase")
+    axes[0].set_yscale("log")
+    fig.legend(*axes[0].get_legend_handles_labels(), title="phase", loc="center right")
     axes[0].set_title("Training of the built-in model")
-    fig.tight_layout()
+    fig.tight_layout(rect=(0, 0, 0.83, 1))
     fig.savefig(target, dpi=110)
 
 

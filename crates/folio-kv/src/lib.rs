@@ -33,7 +33,7 @@ mod workload;
 
 pub use cache::{KvCache, Lookup};
 pub use check::Violation;
-pub use policy::{BlockMeta, EvictionPolicy, LruLeafFirst};
+pub use policy::{BlockMeta, EvictionPolicy, LearnedLifetimes, LruLeafFirst};
 pub use stats::{CacheStats, TenantStats};
 pub use table::BlockTable;
 pub use types::{BlockCopy, BlockHash, BlockId, CacheConfig, Identity, OutOfBlocks, Root, TenantId};

@@ -141,6 +141,7 @@ impl Tree {
             depth: b.depth,
             tokens: b.filled,
             hits: b.hits,
+            hash: (b.content == Content::Full).then_some(b.hash),
         }
     }
 

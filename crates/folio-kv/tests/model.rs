@@ -10,7 +10,7 @@ mod common;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use common::{Fifo, cache, config, root};
-use folio_kv::{BlockCopy, BlockTable, EvictionPolicy, KvCache, LruLeafFirst, TenantId};
+use folio_kv::{BlockCopy, BlockTable, EvictionPolicy, KvCache, LearnedLifetimes, LruLeafFirst, TenantId};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -277,6 +277,11 @@ proptest! {
     #[test]
     fn tables_read_what_their_sequences_wrote(ops in ops(), blocks in 1u32..14, block_tokens in 1u32..6) {
         run(ops, blocks, block_tokens, Box::new(LruLeafFirst::new()));
+    }
+
+    #[test]
+    fn learned_lifetimes_change_nothing_but_who_goes(ops in ops(), blocks in 1u32..14, block_tokens in 1u32..6) {
+        run(ops, blocks, block_tokens, Box::new(LearnedLifetimes::new(0.01)));
     }
 
     #[test]

@@ -9,7 +9,7 @@ mod common;
 use std::io::Read;
 
 use common::{config, data, root};
-use folio_kv::{KvCache, LruLeafFirst};
+use folio_kv::{EvictionPolicy, KvCache, LearnedLifetimes, LruLeafFirst};
 
 struct Request {
     input_tokens: usize,
@@ -42,8 +42,12 @@ fn published(file: &str) -> serde_json::Value {
 }
 
 /// Blocks found in the cache over the whole trace.
-fn replay<'a>(requests: impl Iterator<Item = &'a [u32]>, blocks: u32) -> u64 {
-    let mut cache = KvCache::new(config(blocks, 1), Box::new(LruLeafFirst::new()));
+fn replay<'a>(
+    requests: impl Iterator<Item = &'a [u32]>,
+    blocks: u32,
+    policy: Box<dyn EvictionPolicy>,
+) -> u64 {
+    let mut cache = KvCache::new(config(blocks, 1), policy);
     let root = root(0);
     let mut copies = Vec::new();
     for ids in requests {
@@ -79,7 +83,8 @@ fn compare(file: &str, full_only: bool) {
             None if name == "inf" => 200_000,
             None => continue,
         };
-        let hits = replay(requests.iter().map(|r| &r.ids[..present(r)]), blocks);
+        let hits =
+            replay(requests.iter().map(|r| &r.ids[..present(r)]), blocks, Box::new(LruLeafFirst::new()));
         println!("{file} {name}: {hits} hit blocks");
         assert_eq!(Some(hits), figures["hit_blocks"].as_u64(), "{file} {name}");
         compared += 1;
@@ -95,4 +100,35 @@ fn lru_equals_the_published_counts_for_full_blocks() {
 #[test]
 fn lru_equals_the_published_counts_for_all_blocks() {
     compare("prefix_cache_conversation.json", false);
+}
+
+/// Hits of the published policies at a capacity, and the share of the gap from LRU to MIN that ours closes.
+#[test]
+fn learned_lifetimes_close_a_good_part_of_the_gap_to_the_optimum() {
+    let Some(requests) = trace() else { return };
+    let statistics = published("prefix_cache_conversation_full.json");
+    let figure =
+        |name: String| statistics["policies"][&name]["hit_blocks"].as_u64().expect("a published count");
+    let total = statistics["blocks"].as_u64().expect("blocks") as f64;
+    for (name, blocks, least) in [("1k", 1000, 0.15), ("5k", 5000, 0.15), ("10k", 10_000, 0.10)] {
+        let full = requests.iter().map(|r| &r.ids[..r.input_tokens.saturating_sub(1) / 512]);
+        let ours = replay(full, blocks, Box::new(LearnedLifetimes::new(0.0))) as f64;
+        let (lru, min) = (figure(format!("lru@{blocks}")) as f64, figure(format!("min@{blocks}")) as f64);
+        let closed = (ours - lru) / (min - lru);
+        println!(
+            "{name}: {:.2} % hits, LRU {:.2}, MIN {:.2}: {:.1} % of the gap",
+            100.0 * ours / total,
+            100.0 * lru / total,
+            100.0 * min / total,
+            100.0 * closed
+        );
+        assert!(closed >= least, "{name}: {closed}");
+    }
+    for blocks in [50_000, 100_000] {
+        let full = requests.iter().map(|r| &r.ids[..r.input_tokens.saturating_sub(1) / 512]);
+        let ours = replay(full, blocks, Box::new(LearnedLifetimes::new(0.0))) as f64;
+        let lru = figure(format!("lru@{blocks}")) as f64;
+        println!("{blocks}: {:.2} % hits, LRU {:.2}", 100.0 * ours / total, 100.0 * lru / total);
+        assert!(ours / total >= lru / total - 0.003);
+    }
 }

@@ -10,6 +10,7 @@ pub mod backend;
 pub mod cost;
 pub mod machine;
 pub mod oracle;
+pub mod retention;
 pub mod rng;
 pub mod scenario;
 pub mod simulator;

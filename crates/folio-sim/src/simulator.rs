@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use folio_engine::plan::{ExecutorError, SequenceId, StepPlan, Want};
 use folio_engine::request::{Event, RequestId};
 use folio_engine::{CancelRequest, Executor, FinishReason, Micros, ModelExecutor, Scheduler};
-use folio_kv::{KvCache, LruLeafFirst, TenantId};
+use folio_kv::{EvictionPolicy, KvCache, LearnedLifetimes, LruLeafFirst, TenantId};
 
 use crate::backend::SimBackend;
 use crate::cost::CostModel;
@@ -102,9 +102,13 @@ impl Simulator {
         let (blocks, block_tokens) = (scenario.cache.blocks as usize, scenario.cache.block_tokens as usize);
         let (vocab, rows) = (scenario.vocab as usize, scenario.max_rows);
         let backend = SimBackend::new(vocab, blocks, block_tokens, rows, scenario.max_logit_rows);
+        let policy: Box<dyn EvictionPolicy> = match scenario.seed % 2 {
+            0 => Box::new(LruLeafFirst::new()),
+            _ => Box::new(LearnedLifetimes::new(0.01)),
+        };
         Self {
             scheduler: Scheduler::new(scenario.config.clone()).expect("scenarios have valid limits"),
-            cache: KvCache::new(scenario.cache, Box::new(LruLeafFirst::new())),
+            cache: KvCache::new(scenario.cache, policy),
             executor: ModelExecutor::new(Box::new(backend), vocab, rows, scenario.max_logit_rows),
             rng: Rng::new(scenario.seed ^ 0xfa01),
             cost: CostModel { step_us: 1000.0, token_us: 200.0, context_us_per_1k: 100.0 },

@@ -73,6 +73,10 @@ pub struct EngineArgs {
     #[arg(long, env = "FOLIO_KV_CACHE_DTYPE", value_enum, default_value_t = KvDtype::Auto)]
     pub kv_cache_dtype: KvDtype,
 
+    /// Quantize the weights of an F32, F16 or BF16 checkpoint while loading it: q8 to 8.5 bits, q4 to 4.5 bits a weight
+    #[arg(long, env = "FOLIO_QUANTIZE", value_enum, value_name = "TYPE")]
+    pub quantize: Option<Quantize>,
+
     /// Tokens per KV block, a multiple of 8
     #[arg(long, env = "FOLIO_BLOCK_SIZE", value_name = "TOKENS", default_value_t = 16, value_parser = block_size)]
     pub block_size: u32,
@@ -277,6 +281,47 @@ pub enum BenchMode {
     Engine(Box<BenchEngineArgs>),
     /// Load on any OpenAI-compatible server: TTFT, TPOT, inter-token latency, throughput, goodput
     Serve(Box<BenchServeArgs>),
+    /// Retention policies on a recorded trace: how many KV blocks each finds again, beside the offline optimum
+    Cache(Box<BenchCacheArgs>),
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example:\n  \
+    folio bench cache --trace conversation_trace.jsonl --blocks 1k,5k,10k --plot hits.svg\n\n\
+    Requests run one after another; only full blocks count, and one token of a prompt is always left to compute. MIN is\n\
+    Belady's optimum, which knows the future.")]
+pub struct BenchCacheArgs {
+    /// Mooncake's format: one JSON object a line with input_length and hash_ids, plain or gzipped
+    #[arg(long, value_name = "FILE")]
+    pub trace: PathBuf,
+    /// Capacities, such as 1k,5k,10k
+    #[arg(long, value_delimiter = ',', value_name = "N", default_value = "1k,5k,10k,50k", value_parser = Blocks::parse)]
+    pub blocks: Vec<Blocks>,
+    /// Write the hit rates as a plot (SVG)
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A number of blocks: 500, 5k, 2M.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocks(pub u32);
+
+impl Blocks {
+    fn parse(text: &str) -> Result<Self, String> {
+        let (digits, unit) = match (text.strip_suffix(['k', 'K']), text.strip_suffix('M')) {
+            (Some(digits), _) => (digits, 1000),
+            (_, Some(digits)) => (digits, 1_000_000),
+            _ => (text, 1),
+        };
+        let blocks = digits.parse().ok().and_then(|n: u32| n.checked_mul(unit));
+        blocks
+            .filter(|n| *n > 0)
+            .map(Blocks)
+            .ok_or_else(|| "expected a number of blocks, such as 500, 5k or 2M".to_owned())
+    }
 }
 
 #[derive(Args, Debug)]
@@ -415,6 +460,15 @@ pub enum DocsPage {
     Cli,
     Models,
     Metrics,
+}
+
+/// What weights become while loading.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Quantize {
+    /// Q8_0: 8 bits a weight and a scale per 32
+    Q8,
+    /// Q4_0: 4 bits a weight and a scale per 32
+    Q4,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -10,14 +10,14 @@ use anyhow::{Context, Result, anyhow, bail};
 use folio_cpu::{CpuBackend, CpuOptions};
 use folio_engine::engine::EngineParts;
 use folio_engine::{EngineHandle, ModelExecutor, SchedulerConfig, SystemClock};
-use folio_kv::{CacheConfig, KvCache, LruLeafFirst};
+use folio_kv::{CacheConfig, KvCache, LearnedLifetimes};
 use folio_model::backend::{Backend, DType};
 use folio_model::quant::Encoding;
-use folio_model::{Checkpoint, LoadOptions, LoadedModel, Model, Progress};
+use folio_model::{Checkpoint, Config, LoadOptions, LoadedModel, Model, Progress};
 use folio_text::{ChatTemplate, TemplateSources, Tokenizer};
 use sha2::{Digest, Sha256};
 
-use crate::cli::{EngineArgs, KvDtype};
+use crate::cli::{EngineArgs, KvDtype, Quantize};
 use crate::demo;
 use crate::memory::{self, PoolRequest};
 use crate::progress::Bar;
@@ -132,6 +132,9 @@ impl Runtime {
 
         let mut backend =
             CpuBackend::new(CpuOptions { threads: args.threads.map(|n| n as usize), isa: None })?;
+        if let Some(to) = args.quantize {
+            backend.quantize_weights(quantize(to));
+        }
         let threads = backend.threads();
         let kv_dtype = kv_dtype(args.kv_cache_dtype, &checkpoint)?;
         let model = load(&checkpoint, &mut backend, kv_dtype, args)?;
@@ -157,6 +160,7 @@ impl Runtime {
             kv_bytes: pool.bytes,
         };
         report.describe(&source, &checkpoint, &model, &pool, free.as_ref(), template.as_deref());
+        report.describe_quantized(args.quantize, backend.quantized());
         backend.allocate_cache(model.kv_layout, pool.blocks as usize)?;
 
         let cache = KvCache::new(
@@ -165,7 +169,7 @@ impl Runtime {
                 block_tokens: args.block_size,
                 bytes_per_block: model.kv_layout.bytes_per_block() as u64,
             },
-            Box::new(LruLeafFirst::default()),
+            Box::new(LearnedLifetimes::new(depth_cost(&model.config, args.block_size))),
         );
         let executor = ModelExecutor::new(
             Box::new(backend),
@@ -180,7 +184,7 @@ impl Runtime {
             clock: Arc::new(SystemClock::new()),
             vocab: u32::try_from(model.vocab).context("the model's vocabulary")?,
         })?;
-        let layout_digest = layout_digest(&model);
+        let layout_digest = layout_digest(&model, args.quantize);
         Ok(Self { engine, tokenizer, template, name: source.name(), layout_digest, report, model })
     }
 
@@ -188,6 +192,14 @@ impl Runtime {
     pub fn max_model_len(&self) -> u32 {
         self.engine.config().max_model_len
     }
+}
+
+/// What attention over one earlier block adds to the cost of computing a block, as a share of that: the multiply-adds of
+/// attention per key against those of the weights.
+fn depth_cost(config: &Config, block_tokens: u32) -> f64 {
+    let (hidden, heads) = (config.hidden as f64, config.q_width() as f64);
+    let weights = hidden * (config.qkv_width() as f64 + heads + 3.0 * config.intermediate as f64);
+    f64::from(block_tokens) * 2.0 * heads / weights
 }
 
 /// Packs the weights, with a progress bar.
@@ -277,6 +289,18 @@ impl Report {
         ));
     }
 
+    /// What `--quantize` did.
+    fn describe_quantized(&mut self, asked: Option<Quantize>, quantized: folio_cpu::Quantized) {
+        let Some(to) = asked else { return };
+        let mut text =
+            format!("{} matrices to {:?} while loading", quantized.matrices, quantize(to).format());
+        if quantized.kept_plain > 0 {
+            text += &format!("; {} stayed as they are: columns not a multiple of 32", quantized.kept_plain);
+        }
+        let at = self.lines.iter().position(|(what, _)| *what == "weights").map_or(0, |at| at + 1);
+        self.lines.insert(at, ("quantized", text));
+    }
+
     /// Prints to standard error, aligned.
     pub fn print(&self) {
         eprintln!("folio {}", env!("CARGO_PKG_VERSION"));
@@ -290,6 +314,13 @@ impl Report {
 /// would take gigabytes. The executor splits what does not fit.
 fn logit_rows(args: &EngineArgs) -> usize {
     args.max_num_seqs.min(256) as usize
+}
+
+fn quantize(to: Quantize) -> folio_cpu::Quantize {
+    match to {
+        Quantize::Q8 => folio_cpu::Quantize::Q8,
+        Quantize::Q4 => folio_cpu::Quantize::Q4,
+    }
 }
 
 fn scheduler_config(args: &EngineArgs, max_model_len: u32) -> SchedulerConfig {
@@ -367,12 +398,15 @@ fn load_template(
 }
 
 /// Identity of KV bytes besides the model's: geometry, element type and the arithmetic that makes them.
-fn layout_digest(model: &LoadedModel) -> [u8; 32] {
+fn layout_digest(model: &LoadedModel, quantize: Option<Quantize>) -> [u8; 32] {
     let layout = model.kv_layout;
-    let text = format!(
+    let mut text = format!(
         "folio kv layout: numerics {NUMERICS_VERSION}, {} layers, {} heads, {} dims, {:?}, {} tokens",
         layout.layers, layout.kv_heads, layout.head_dim, layout.dtype, layout.block_tokens
     );
+    if let Some(to) = quantize {
+        text += &format!(", weights quantized to {to:?} while loading");
+    }
     Sha256::digest(text.as_bytes()).into()
 }
 

@@ -13,6 +13,7 @@ use folio_cpu::machine::Machine;
 use folio_engine::{Event, FinishReason, Request, SamplingParams};
 use folio_kv::TenantId;
 use folio_model::LoadedModel;
+use folio_model::backend::DType;
 use serde::Serialize;
 
 use super::stats::{Random, Summary, median};
@@ -80,13 +81,17 @@ struct Costs {
     body: f64,
     head: f64,
     bytes_per_weight: f64,
+    /// Weights are multiplied as integers.
+    quantized: bool,
     kv_bytes_per_token: f64,
     /// Multiply-adds of attention for one query and one key.
     attention: f64,
 }
 
 impl Costs {
-    fn of(model: &LoadedModel) -> Self {
+    /// `weight_bytes`: what the backend holds.
+    fn of(model: &LoadedModel, weight_bytes: u64) -> Self {
+        let bytes_per_weight = weight_bytes as f64 / model.parameters as f64;
         let config = &model.config;
         let (hidden, heads_width) = (config.hidden as f64, config.q_width() as f64);
         let layer = hidden * config.qkv_width() as f64
@@ -95,7 +100,9 @@ impl Costs {
         Self {
             body: layer * config.layers as f64,
             head: config.vocab as f64 * hidden,
-            bytes_per_weight: model.weight_encoding.bytes_per_value(),
+            bytes_per_weight,
+            // No plain type is smaller.
+            quantized: bytes_per_weight < DType::F16.size() as f64 * 0.95,
             kv_bytes_per_token: model.kv_layout.bytes_per_token() as f64,
             attention: 2.0 * heads_width * config.layers as f64,
         }
@@ -104,20 +111,21 @@ impl Costs {
     /// Least seconds of one step that decodes `batch` sequences of `depth` tokens.
     fn decode_step(&self, machine: &Machine, batch: f64, depth: f64) -> (f64, &'static str) {
         let bytes = (self.body + self.head) * self.bytes_per_weight + batch * depth * self.kv_bytes_per_token;
-        let multiply_adds = batch * (self.body + self.head + depth * self.attention);
-        Self::slower(machine, bytes, multiply_adds)
+        self.slower(machine, bytes, batch * (self.body + self.head), batch * depth * self.attention)
     }
 
     /// Least seconds of a prompt of `tokens`: only its last token needs logits.
     fn prefill(&self, machine: &Machine, tokens: f64) -> (f64, &'static str) {
         let bytes = (self.body + self.head) * self.bytes_per_weight;
-        let multiply_adds = tokens * self.body + self.head + tokens * (tokens + 1.0) / 2.0 * self.attention;
-        Self::slower(machine, bytes, multiply_adds)
+        let attention = tokens * (tokens + 1.0) / 2.0 * self.attention;
+        self.slower(machine, bytes, tokens * self.body + self.head, attention)
     }
 
-    fn slower(machine: &Machine, bytes: f64, multiply_adds: f64) -> (f64, &'static str) {
+    /// Multiply-adds with weights, and those of attention, which are always f32.
+    fn slower(&self, machine: &Machine, bytes: f64, weights: f64, attention: f64) -> (f64, &'static str) {
+        let rate = if self.quantized { machine.int8_op_per_s } else { machine.f32_flop_per_s };
         let reading = bytes / machine.read_bytes_per_s;
-        let multiplying = 2.0 * multiply_adds / machine.f32_flop_per_s;
+        let multiplying = 2.0 * weights / rate + 2.0 * attention / machine.f32_flop_per_s;
         if reading > multiplying { (reading, "bytes") } else { (multiplying, "multiplications") }
     }
 }
@@ -130,7 +138,7 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     fn run(mut self, machine: &Machine) -> Result<Report> {
-        let costs = Costs::of(&self.runtime.model);
+        let costs = Costs::of(&self.runtime.model, self.runtime.report.weight_bytes);
         let mut report = Report {
             model: self.runtime.name.clone(),
             backend: self.runtime.report.backend.clone(),
@@ -328,12 +336,19 @@ mod tests {
     use super::*;
 
     fn costs() -> Costs {
-        Costs { body: 900.0, head: 100.0, bytes_per_weight: 2.0, kv_bytes_per_token: 10.0, attention: 4.0 }
+        Costs {
+            body: 900.0,
+            head: 100.0,
+            bytes_per_weight: 2.0,
+            quantized: false,
+            kv_bytes_per_token: 10.0,
+            attention: 4.0,
+        }
     }
 
     fn machine(read_bytes_per_s: f64, f32_flop_per_s: f64) -> Machine {
         let isa = folio_cpu::Isa::from_env().expect("an instruction set");
-        Machine { threads: 1, isa, read_bytes_per_s, f32_flop_per_s }
+        Machine { threads: 1, isa, read_bytes_per_s, f32_flop_per_s, int8_op_per_s: 4.0 * f32_flop_per_s }
     }
 
     #[test]
@@ -343,6 +358,13 @@ mod tests {
         assert_eq!(costs().decode_step(&machine, 1.0, 100.0), (3.0, "bytes"));
         let (seconds, limited_by) = costs().decode_step(&machine, 64.0, 0.0);
         assert_eq!((seconds, limited_by), (2.0 * 64.0 * 1000.0 / 10_000.0, "multiplications"));
+    }
+
+    #[test]
+    fn quantized_weights_are_multiplied_at_the_integer_rate_and_attention_is_not() {
+        let quantized = Costs { quantized: true, ..costs() };
+        let (seconds, _) = quantized.decode_step(&machine(1e9, 10_000.0), 64.0, 100.0);
+        assert_eq!(seconds, 2.0 * 64.0 * 1000.0 / 40_000.0 + 2.0 * 64.0 * 400.0 / 10_000.0);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `folio bench`: the engine against the machine, and any server against the clock.
 
+pub mod cache;
 pub mod client;
 pub mod engine;
 pub mod load;
