@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use folio_cpu::{CpuBackend, CpuOptions, Isa};
+use folio_cpu::{CpuBackend, CpuOptions, Isa, Quantize};
 use folio_engine::plan::{ExecutorError, Sampled, SequenceId, StepOutput, StepPlan, Want};
 use folio_engine::{Event, Executor, Micros, Request, RequestId, SamplingParams, Scheduler, SchedulerConfig};
 use folio_kv::{CacheConfig, Identity, KvCache, LruLeafFirst, Root, TenantId};
@@ -28,10 +28,12 @@ pub struct Setup {
     pub kv: DType,
     /// Converts the checkpoint's weights while loading; `None` keeps them as stored.
     pub weights: Option<DType>,
+    /// Quantizes them while loading, where the columns are whole blocks.
+    pub quantize: Option<Quantize>,
 }
 
 impl Setup {
-    pub const PLAIN: Setup = Setup { threads: 2, isa: None, kv: DType::F16, weights: None };
+    pub const PLAIN: Setup = Setup { threads: 2, isa: None, kv: DType::F16, weights: None, quantize: None };
 }
 
 /// (position, token, hash of the logits row at that position)
@@ -54,8 +56,11 @@ pub struct Recorder {
 impl Recorder {
     pub fn load(fixture: &str, setup: Setup, blocks: u32) -> Self {
         let checkpoint = longer(fixture);
-        let backend =
+        let mut backend =
             CpuBackend::new(CpuOptions { threads: Some(setup.threads), isa: setup.isa }).expect("a backend");
+        if let Some(to) = setup.quantize {
+            backend.quantize_weights(to);
+        }
         let mut recast = Recast { backend, dtype: setup.weights };
         let model = Model::load(
             &checkpoint,
@@ -74,6 +79,11 @@ impl Recorder {
         backend.allocate_cache(model.kv_layout, blocks as usize).expect("a cache");
         let vocab = model.vocab;
         Self { backend, vocab, batch: Batch::default(), output: StepOutput::default(), rows: HashMap::new() }
+    }
+
+    /// Matrices that were quantized while loading.
+    pub fn quantized(&self) -> usize {
+        self.backend.quantized().matrices
     }
 
     pub fn vocab(&self) -> u32 {

@@ -6,7 +6,7 @@
 mod harness;
 mod recast;
 
-use folio_cpu::Isa;
+use folio_cpu::{Isa, Quantize};
 use folio_model::backend::DType;
 use folio_model::testing::FIXTURES;
 use harness::{Arrival, MAX_LEN, Oracle, Setup, World, batched, prompt, whole};
@@ -137,7 +137,7 @@ fn with_any_number_of_threads_and_any_instruction_set() {
         let arrivals = mixed(9, 100);
         let mut world = World::new(fixture, Setup { threads: 1, ..Setup::PLAIN }, blocks_for(&arrivals));
         let oracle = Oracle::new(&mut world, &arrivals);
-        let isas = [Isa::Scalar, Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| harness::runs(*isa));
+        let isas = Isa::ALL.into_iter().filter(|isa| harness::runs(*isa));
         for (threads, isa) in [(2, None), (3, None)].into_iter().chain(isas.map(|isa| (2, Some(isa)))) {
             let mut world =
                 World::new(fixture, Setup { threads, isa, ..Setup::PLAIN }, blocks_for(&arrivals));
@@ -164,4 +164,35 @@ fn with_any_type_of_weights_and_cache() {
             oracle.check(&again, &format!("{what}, again, in chunks of 16"));
         }
     }
+}
+
+#[test]
+fn with_quantized_weights() {
+    let mut quantized = 0;
+    for fixture in FIXTURES {
+        for quantize in [Quantize::Q8, Quantize::Q4] {
+            let setup = Setup { quantize: Some(quantize), ..Setup::PLAIN };
+            let arrivals = mixed(31, 100);
+            let mut world = World::new(fixture, setup, blocks_for(&arrivals));
+            quantized += world.recorder.quantized();
+            let oracle = Oracle::new(&mut world, &arrivals);
+            for count in [2, 3, 7, 8, 9, 31] {
+                world.forget();
+                let run = world.run(&batched(count as u32), &arrivals[..count]);
+                oracle.first(count).check(&run, &format!("{fixture}, {quantize:?}, {count} together"));
+            }
+            for chunk in [1, 16, 64, 333] {
+                world.forget();
+                let run = world.run(&harness::chunked(chunk), &arrivals[..8]);
+                oracle.first(8).check(&run, &format!("{fixture}, {quantize:?}, chunks of {chunk}"));
+            }
+            let isas = Isa::ALL.into_iter().filter(|isa| harness::runs(*isa));
+            for (threads, isa) in [(1, None), (3, None)].into_iter().chain(isas.map(|isa| (2, Some(isa)))) {
+                let setup = Setup { threads, isa, ..setup };
+                let run = World::new(fixture, setup, blocks_for(&arrivals)).run(&batched(9), &arrivals[..9]);
+                oracle.first(9).check(&run, &format!("{fixture}, {quantize:?}, {threads} threads, {isa:?}"));
+            }
+        }
+    }
+    assert!(quantized > 40, "only {quantized} matrices were quantized");
 }
