@@ -20,6 +20,9 @@ use crate::simd::dot::{COLUMNS, dispatch};
 /// Blocks of columns that a worker rounds at a time.
 const BLOCKS_PER_PIECE: usize = 8;
 
+/// Columns transposed at a time: one cache line of each token is read, and what is written stays in the first level.
+const TRANSPOSED: usize = 16;
+
 /// Groups of tokens, as even as they can be.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Groups {
@@ -106,14 +109,17 @@ impl Groups {
         let padded = self.cols.next_multiple_of(2);
         // SAFETY: the contract of this function; indices stay below `size * padded` from the group's start.
         unsafe {
-            for t in 0..size {
-                let from = x.row(first + t).cast_const();
-                for k in 0..self.cols {
-                    *to.add(k * size + t) = *from.add(k);
+            for start in (0..self.cols).step_by(TRANSPOSED) {
+                let columns = start..self.cols.min(start + TRANSPOSED);
+                for t in 0..size {
+                    let from = x.row(first + t).cast_const();
+                    for k in columns.clone() {
+                        *to.add(k * size + t) = *from.add(k);
+                    }
                 }
-                if padded > self.cols {
-                    *to.add(self.cols * size + t) = 0.0;
-                }
+            }
+            if padded > self.cols {
+                std::slice::from_raw_parts_mut(to.add(self.cols * size), size).fill(0.0);
             }
         }
     }
