@@ -152,34 +152,39 @@ impl Task for Multiply {
 /// Integer operations per second of all workers on one block of weights and as many tokens as a tile takes.
 fn int8_rate(pool: &mut Pool, isa: Isa) -> Result<f64, CpuError> {
     let rounds = if isa == Isa::Scalar { 500 } else { 200_000 };
+    let codes = [3u8; 64 * 8];
+    let activations = [1u8; 16 * (32 + 64 + 16)];
+    let tokens = dot::dispatch(isa, Int8 { codes: &codes, activations: &activations }).1;
     let mut best = 0f64;
     for _ in 0..PASSES {
         let start = Instant::now();
-        let tokens = std::sync::atomic::AtomicUsize::new(0);
         pool.run(&|_| {
-            let (sum, m) = dot::dispatch(isa, Int8 { rounds: std::hint::black_box(rounds) });
-            std::hint::black_box(sum);
-            tokens.store(m, std::sync::atomic::Ordering::Relaxed);
+            for _ in 0..rounds {
+                let task = Int8 { codes: &codes, activations: &activations };
+                std::hint::black_box(dot::dispatch(isa, std::hint::black_box(task)));
+            }
         })?;
-        let products = rounds * tokens.into_inner() * dot::COLUMNS * LANES * pool.count();
+        let products = rounds * tokens * dot::COLUMNS * LANES * pool.count();
         best = best.max(2.0 * products as f64 / start.elapsed().as_secs_f64());
     }
     Ok(best)
 }
 
-struct Int8 {
-    rounds: usize,
+/// One block: its own call, so that every round loads what a tile loads. Gives the sum and the number of tokens.
+struct Int8<'a> {
+    codes: &'a [u8; 64 * 8],
+    activations: &'a [u8; 16 * (32 + 64 + 16)],
 }
 
-impl dot::DotTask for Int8 {
+impl dot::DotTask for Int8<'_> {
     type Output = (f32, usize);
 
     #[inline(always)]
     fn run<D: dot::Dot>(self) -> (f32, usize) {
         match D::TOKENS[1] {
-            16 => (int8_rounds::<D, 16>(self.rounds), 16),
-            8 => (int8_rounds::<D, 8>(self.rounds), 8),
-            _ => (int8_rounds::<D, 4>(self.rounds), 4),
+            16 => (self.block::<D, 16>(), 16),
+            8 => (self.block::<D, 8>(), 8),
+            _ => (self.block::<D, 4>(), 4),
         }
     }
 }
@@ -194,21 +199,20 @@ impl<S: Simd> dot::Sink<S::V> for Add<S> {
     }
 }
 
-#[inline(always)]
-fn int8_rounds<D: dot::Dot, const M: usize>(rounds: usize) -> f32 {
-    if const { M > D::TOKENS[1] } {
-        return 0.0;
-    }
-    let codes = std::hint::black_box([3u8; 64 * 8]);
-    let activations = std::hint::black_box([1u8; 16 * (32 + 64 + 16)]);
-    let mut sum = Add::<D::F>(D::F::splat(0.0));
-    let words = activations.as_ptr().wrapping_add(32 * M);
-    let block = dot::Block { bytes: activations.as_ptr(), words, meta: words.wrapping_add(64 * M).cast() };
-    for _ in 0..rounds {
+impl Int8<'_> {
+    #[inline(always)]
+    fn block<D: dot::Dot, const M: usize>(&self) -> f32 {
+        if const { M > D::TOKENS[1] } {
+            return 0.0;
+        }
+        let mut sum = Add::<D::F>(D::F::splat(0.0));
+        let bytes = self.activations.as_ptr();
+        let words = bytes.wrapping_add(32 * M);
+        let block = dot::Block { bytes, words, meta: words.wrapping_add(64 * M).cast() };
         // SAFETY: codes of 8 bits take 512 bytes; codes, words and four fields of `M` tokens fit the activations.
-        unsafe { D::block::<Signed8, M, false>(std::hint::black_box(codes.as_ptr()), &block, &mut sum) };
+        unsafe { D::block::<Signed8, M, false>(self.codes.as_ptr(), &block, &mut sum) };
+        D::F::sum(sum.0)
     }
-    D::F::sum(sum.0)
 }
 
 #[cfg(test)]

@@ -96,8 +96,13 @@ struct Rounded {
 
 #[inline(always)]
 fn round(x: &[f32; COLUMNS]) -> Rounded {
-    // As bits, NaN is above infinity and infinity above all numbers.
-    let amax = f32::from_bits(x.iter().fold(0, |max, x| (x.to_bits() & 0x7fff_ffff).max(max)));
+    // As bits, NaN is above infinity and infinity above all numbers. (Loops: closures would not get the features of the
+    // set, and rounding would become a call per value.)
+    let mut largest = 0;
+    for x in x {
+        largest = largest.max(x.to_bits() & 0x7fff_ffff);
+    }
+    let amax = f32::from_bits(largest);
     if !amax.is_finite() {
         return Rounded { codes: [0; COLUMNS], scale: amax };
     }
@@ -105,10 +110,11 @@ fn round(x: &[f32; COLUMNS]) -> Rounded {
         return Rounded { codes: [0; COLUMNS], scale: 0.0 };
     }
     let inverse = 127.0 / amax;
-    let codes = x.map(|x| {
+    let mut codes = [0; COLUMNS];
+    for (code, x) in codes.iter_mut().zip(x) {
         // SAFETY: |x| <= amax, so the product is at most 127 and half an ulp, and rounds to an integer of that size.
-        unsafe { (x * inverse).round_ties_even().to_int_unchecked::<i32>() as i8 }
-    });
+        *code = unsafe { (x * inverse).round_ties_even().to_int_unchecked::<i32>() } as i8;
+    }
     Rounded { codes, scale: amax / 127.0 }
 }
 
@@ -119,8 +125,11 @@ impl Quantize {
     unsafe fn write(&self, to: *mut u8, slot: usize, rounded: &Rounded) {
         let block = self.layout.block(to);
         let Rounded { codes, scale } = rounded;
-        let half = |half: usize| codes[16 * half..][..16].iter().map(|&q| i32::from(q)).sum::<i32>();
-        let (low, high) = (half(0), half(1));
+        let (mut low, mut high) = (0, 0);
+        for i in 0..COLUMNS / 2 {
+            low += i32::from(codes[i]);
+            high += i32::from(codes[COLUMNS / 2 + i]);
+        }
         let put = |field: Field, bits: u32| {
             let at = block.meta.wrapping_add(field as usize * self.layout.slots + slot);
             // SAFETY: the contract of this function; fields of halves are written only where the layout has them.

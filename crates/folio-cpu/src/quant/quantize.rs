@@ -106,7 +106,12 @@ fn q8(x: &[f32; COLUMNS], block: &mut [u8]) {
 /// Codes of Q4_0 as numbers, -8 to 7.
 #[inline(always)]
 fn codes(x: &[f32; COLUMNS], inverse: f32) -> [f32; COLUMNS] {
-    x.map(|x| (x * inverse).round_ties_even().clamp(-8.0, 7.0))
+    // A loop: a closure would not get the features of the set, and rounding would become a call per value.
+    let mut codes = *x;
+    for code in &mut codes {
+        *code = (*code * inverse).round_ties_even().clamp(-8.0, 7.0);
+    }
+    codes
 }
 
 #[inline(always)]

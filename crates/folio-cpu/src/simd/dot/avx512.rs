@@ -5,6 +5,7 @@
 #![allow(clippy::needless_range_loop, reason = "a register tile reads best by its indices")]
 
 use std::arch::x86_64::*;
+use std::sync::atomic::{Ordering, compiler_fence};
 
 use super::{Block, Codes, Dot, Sink, VECTORS, unrolled};
 use crate::simd::avx512::Avx512 as Floats;
@@ -14,6 +15,10 @@ pub(crate) struct Avx512;
 
 #[derive(Clone, Copy)]
 pub(crate) struct Vnni;
+
+/// The compiler would start all tokens together and have no registers left for their sums: a fence, which is no
+/// instruction, holds the loads of later tokens back. So many chains hide the latency of a product.
+const TOKENS_AT_ONCE: usize = 4;
 
 impl Dot for Vnni {
     type F = Floats;
@@ -40,6 +45,9 @@ impl Dot for Vnni {
                     sum = _mm512_dpbusd_epi32(sum, w[j], _mm512_set1_epi32(x_at.add(j).read_unaligned()));
                 }
                 sink.take(t, usize::from(HALVES), _mm512_cvtepi32_ps(sum));
+                if t % TOKENS_AT_ONCE == TOKENS_AT_ONCE - 1 {
+                    compiler_fence(Ordering::SeqCst);
+                }
             });
         }
     }
