@@ -65,10 +65,10 @@ fn body(header: &str, has_function: impl Fn(&str) -> bool) -> Option<Body> {
     let mut recipient = None;
     for word in spaced.split_whitespace() {
         match word.strip_prefix("to=") {
-            Some(to) => recipient = Some(to.to_owned()),
+            Some(to) if recipient.is_none() => recipient = Some(to.to_owned()),
             None if WORDS.contains(&word) => {}
-            // What is no header's word is not swallowed.
-            None => return None,
+            // What is no header's word, and a second recipient, is not swallowed.
+            _ => return None,
         }
     }
     let channel = header.rsplit_once(CHANNEL).map_or("final", |(_, rest)| rest);
@@ -101,9 +101,12 @@ mod tests {
         of("<|start|>assistant to=functions.f<|channel|>commentary json<|message|>", call());
         of(" to=functions.f<|channel|>commentary<|message|>", call());
         of("<|channel|>analysis to=f code<|message|>", call());
-        for never in
-            ["Hello", "<|channel|>analysis<|end|>", "<|channel|>commentary to=browser.search<|message|>"]
-        {
+        for never in [
+            "Hello",
+            "<|channel|>analysis<|end|>",
+            "<|channel|>commentary to=browser.search<|message|>",
+            "<|start|>assistant to=g<|channel|>commentary to=functions.f<|message|>",
+        ] {
             assert_eq!(read(never), Header::Never, "{never}");
         }
         for more in ["", " ", "<|ch", "<|channel|>final", "<|start|>assistant<|chan"] {
