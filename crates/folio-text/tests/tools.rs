@@ -337,3 +337,13 @@ fn reading_again_is_bounded() {
     let tail = "<tool_call>no ".repeat(100) + "<tool_call>{\"name\": \"now\"}</tool_call>";
     assert_eq!(Answer::of(&all_cuts(&setup("hermes", ""), &tail)).content, tail);
 }
+
+#[test]
+fn arguments_said_twice_are_taken_once_and_the_rest_is_text() {
+    let text = format!(
+        "[TOOL_CALLS] [{{\"name\": \"get_weather\", \"arguments\": {PARIS}, \"arguments\": {{\"a\": 1}}}}]"
+    );
+    let answer = Answer::of(&all_cuts(&setup("mistral", ""), &text));
+    assert_eq!(answer.calls, [("get_weather".to_owned(), PARIS.to_owned())]);
+    assert!(answer.content.contains("{\"a\": 1}"), "{}", answer.content);
+}

@@ -94,7 +94,9 @@ impl Envelope {
                     continue;
                 }
                 (State::Colon(field), b':') => State::Value(*field),
-                (State::Value(Field::Arguments), b'{') if self.name.is_some() && self.arguments.is_none() => {
+                (State::Value(Field::Arguments), b'{')
+                    if self.name.is_some() && self.arguments.is_none() && !self.streamed =>
+                {
                     self.streamed = true;
                     self.state = State::After;
                     return Progress::Stream;
