@@ -11,7 +11,6 @@ use crate::backend::CpuBackend;
 use crate::error::CpuError;
 use crate::memory::HugeBuffer;
 use crate::pool::{Claims, Pool};
-use crate::quant::Signed8;
 use crate::simd::{Isa, LANES, Simd, Task, dispatch, dot};
 
 /// Bytes streamed by one measurement.
@@ -29,8 +28,8 @@ pub struct Machine {
     pub read_bytes_per_s: f64,
     /// A fused multiply-add counts as two.
     pub f32_flop_per_s: f64,
-    /// Integer products of quantized weights (Q8_0 codes) and activations, out of cache, scales not counted. A multiply-add
-    /// counts as two.
+    /// Products of bytes added up in 32 bits: what a quantized weight and an activation need at least. A multiply-add counts
+    /// as two.
     pub int8_op_per_s: f64,
 }
 
@@ -149,69 +148,43 @@ impl Task for Multiply {
     }
 }
 
-/// Integer operations per second of all workers on one block of weights and as many tokens as a tile takes.
+/// Integer operations per second of all workers on independent chains in registers.
 fn int8_rate(pool: &mut Pool, isa: Isa) -> Result<f64, CpuError> {
-    let rounds = if isa == Isa::Scalar { 500 } else { 200_000 };
-    let codes = [3u8; 64 * 8];
-    let activations = [1u8; 16 * (32 + 64 + 16)];
-    let tokens = dot::dispatch(isa, Int8 { codes: &codes, activations: &activations }).1;
+    let rounds = if isa == Isa::Scalar { 100_000 } else { 2_000_000 };
     let mut best = 0f64;
     for _ in 0..PASSES {
         let start = Instant::now();
         pool.run(&|_| {
-            for _ in 0..rounds {
-                let task = Int8 { codes: &codes, activations: &activations };
-                std::hint::black_box(dot::dispatch(isa, std::hint::black_box(task)));
-            }
+            std::hint::black_box(dot::dispatch(isa, Chains { rounds: std::hint::black_box(rounds) }));
         })?;
-        let products = rounds * tokens * dot::COLUMNS * LANES * pool.count();
+        let products = rounds * dot::CHAINS * dot::dispatch(isa, Products) * pool.count();
         best = best.max(2.0 * products as f64 / start.elapsed().as_secs_f64());
     }
     Ok(best)
 }
 
-/// One block: its own call, so that every round loads what a tile loads. Gives the sum and the number of tokens.
-struct Int8<'a> {
-    codes: &'a [u8; 64 * 8],
-    activations: &'a [u8; 16 * (32 + 64 + 16)],
+struct Chains {
+    rounds: usize,
 }
 
-impl dot::DotTask for Int8<'_> {
-    type Output = (f32, usize);
+impl dot::DotTask for Chains {
+    type Output = i32;
 
     #[inline(always)]
-    fn run<D: dot::Dot>(self) -> (f32, usize) {
-        match D::TOKENS[1] {
-            16 => (self.block::<D, 16>(), 16),
-            8 => (self.block::<D, 8>(), 8),
-            _ => (self.block::<D, 4>(), 4),
-        }
+    fn run<D: dot::Dot>(self) -> i32 {
+        // SAFETY: `dispatch` chose the set, which the machine has.
+        unsafe { D::chains(self.rounds) }
     }
 }
 
-/// Adds what it gets, so that nothing is left out.
-struct Add<S: Simd>(S::V);
+struct Products;
 
-impl<S: Simd> dot::Sink<S::V> for Add<S> {
-    #[inline(always)]
-    fn take(&mut self, _: usize, _: usize, sum: S::V) {
-        self.0 = S::add(self.0, sum);
-    }
-}
+impl dot::DotTask for Products {
+    type Output = usize;
 
-impl Int8<'_> {
     #[inline(always)]
-    fn block<D: dot::Dot, const M: usize>(&self) -> f32 {
-        if const { M > D::TOKENS[1] } {
-            return 0.0;
-        }
-        let mut sum = Add::<D::F>(D::F::splat(0.0));
-        let bytes = self.activations.as_ptr();
-        let words = bytes.wrapping_add(32 * M);
-        let block = dot::Block { bytes, words, meta: words.wrapping_add(64 * M).cast() };
-        // SAFETY: codes of 8 bits take 512 bytes; codes, words and four fields of `M` tokens fit the activations.
-        unsafe { D::block::<Signed8, M, false>(self.codes.as_ptr(), &block, &mut sum) };
-        D::F::sum(sum.0)
+    fn run<D: dot::Dot>(self) -> usize {
+        D::PRODUCTS
     }
 }
 

@@ -20,6 +20,7 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
             "threads": machine.threads,
             "read_bytes_per_s": machine.read_bytes_per_s,
             "f32_flop_per_s": machine.f32_flop_per_s,
+            "int8_op_per_s": machine.int8_op_per_s,
             "free_memory_bytes": free.as_ref().map(|free| free.bytes),
         });
         println!("{report:#}");
@@ -32,14 +33,16 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
         "multiply rate     {:.0} GFLOP/s in f32 (a multiply-add counts as two)",
         machine.f32_flop_per_s / 1e9
     );
+    println!("                  {:.0} Gop/s in bytes, for quantized weights", machine.int8_op_per_s / 1e9);
     if let Some(free) = free {
         println!("memory            {} {}", units::bytes(free.bytes), free.source);
     }
     println!();
     println!("What that means for decoding one sequence (every weight is read once per token):");
+    println!("  parameters   bf16   Q8_0   Q4_0   tokens/s at most");
     for (name, parameters) in [("0.6 B", 0.6e9), ("1.2 B", 1.2e9), ("3 B", 3e9), ("8 B", 8e9)] {
-        let rate = machine.read_bytes_per_s / (parameters * 2.0);
-        println!("  {name:>6} parameters in bf16: at most {rate:.1} tokens/s");
+        let rate = |bits: f64| machine.read_bytes_per_s / (parameters * bits / 8.0);
+        println!("  {name:>10} {:6.1} {:6.1} {:6.1}", rate(16.0), rate(8.5), rate(4.5));
     }
     Ok(())
 }

@@ -5,7 +5,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Block, Codes, Dot, Sink, VECTORS, unrolled};
+use super::{Block, CHAINS, Codes, Dot, Sink, VECTORS, unrolled};
 use crate::simd::avx2::{Avx2 as Floats, Pair};
 
 #[derive(Clone, Copy)]
@@ -18,6 +18,24 @@ impl Dot for Avx2 {
     type F = Floats;
     const WORDS: bool = true;
     const TOKENS: [usize; 2] = [8, 4];
+    const PRODUCTS: usize = 32;
+
+    #[inline(always)]
+    unsafe fn chains(rounds: usize) -> i32 {
+        // SAFETY: the contract of this function; see the module comment for the features.
+        unsafe {
+            let x = _mm256_set1_epi8(std::hint::black_box(1));
+            let ones = _mm256_set1_epi16(1);
+            let mut sums = [x; CHAINS];
+            for _ in 0..rounds {
+                for sum in &mut sums {
+                    let pairs = _mm256_maddubs_epi16(*sum, x);
+                    *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(pairs, ones));
+                }
+            }
+            _mm256_extract_epi32::<0>(sums.into_iter().fold(x, |a, b| _mm256_add_epi32(a, b)))
+        }
+    }
 
     #[inline(always)]
     unsafe fn block<C: Codes, const M: usize, const HALVES: bool>(

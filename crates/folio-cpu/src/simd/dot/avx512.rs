@@ -7,7 +7,7 @@
 use std::arch::x86_64::*;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use super::{Block, Codes, Dot, Sink, VECTORS, unrolled};
+use super::{Block, CHAINS, Codes, Dot, Sink, VECTORS, unrolled};
 use crate::simd::avx512::Avx512 as Floats;
 
 #[derive(Clone, Copy)]
@@ -24,6 +24,22 @@ impl Dot for Vnni {
     type F = Floats;
     const WORDS: bool = false;
     const TOKENS: [usize; 2] = [16, 16];
+    const PRODUCTS: usize = 64;
+
+    #[inline(always)]
+    unsafe fn chains(rounds: usize) -> i32 {
+        // SAFETY: the contract of this function; see the module comment for the features.
+        unsafe {
+            let x = _mm512_set1_epi8(std::hint::black_box(1));
+            let mut sums = [x; CHAINS];
+            for _ in 0..rounds {
+                for sum in &mut sums {
+                    *sum = _mm512_dpbusd_epi32(*sum, x, x);
+                }
+            }
+            _mm512_reduce_add_epi32(sums.into_iter().fold(x, |a, b| _mm512_add_epi32(a, b)))
+        }
+    }
 
     #[inline(always)]
     unsafe fn block<C: Codes, const M: usize, const HALVES: bool>(
@@ -58,6 +74,24 @@ impl Dot for Avx512 {
     const WORDS: bool = true;
     const EVERY_FORM: bool = false;
     const TOKENS: [usize; 2] = [8, 8];
+    const PRODUCTS: usize = 64;
+
+    #[inline(always)]
+    unsafe fn chains(rounds: usize) -> i32 {
+        // SAFETY: the contract of this function; see the module comment for the features.
+        unsafe {
+            let x = _mm512_set1_epi8(std::hint::black_box(1));
+            let ones = _mm512_set1_epi16(1);
+            let mut sums = [x; CHAINS];
+            for _ in 0..rounds {
+                for sum in &mut sums {
+                    let pairs = _mm512_maddubs_epi16(*sum, x);
+                    *sum = _mm512_add_epi32(*sum, _mm512_madd_epi16(pairs, ones));
+                }
+            }
+            _mm512_reduce_add_epi32(sums.into_iter().fold(x, |a, b| _mm512_add_epi32(a, b)))
+        }
+    }
 
     #[inline(always)]
     unsafe fn block<C: Codes, const M: usize, const HALVES: bool>(

@@ -115,6 +115,9 @@ pub(crate) trait Sink<V> {
     fn take(&mut self, token: usize, part: usize, sum: V);
 }
 
+/// Chains that hide the latency of a product and fit the registers of every set.
+pub(crate) const CHAINS: usize = 10;
+
 /// An instruction set's way to multiply codes.
 ///
 /// Only [`dispatch`] may choose an implementation: the methods execute instructions that the machine must have.
@@ -128,6 +131,16 @@ pub(crate) trait Dot: Copy + 'static {
     const EVERY_FORM: bool = true;
     /// Most tokens of a register tile: codes that are not [`Codes::WIDE`], and those that are.
     const TOKENS: [usize; 2];
+
+    /// Products of bytes in one register.
+    const PRODUCTS: usize;
+
+    /// Multiplies bytes and adds them up in 32 bits, `rounds` times in each of [`CHAINS`] registers that do not wait for one
+    /// another: what the machine can do at most. Gives a sum, so that nothing is left out.
+    ///
+    /// # Safety
+    /// The machine has the set.
+    unsafe fn chains(rounds: usize) -> i32;
 
     /// Multiplies a block with the activations of `M` tokens. With `HALVES`, columns 0 to 15 and 16 to 31 are parts 0 and 1.
     ///

@@ -1,6 +1,6 @@
 //! The oracle: sums in plain loops.
 
-use super::{Block, COLUMNS, Codes, Dot, Sink, VECTORS, lifted};
+use super::{Block, CHAINS, COLUMNS, Codes, Dot, Sink, VECTORS, lifted};
 use crate::simd::{LANES, Scalar as Floats};
 
 #[derive(Clone, Copy)]
@@ -10,6 +10,19 @@ impl Dot for Scalar {
     type F = Floats;
     const WORDS: bool = false;
     const TOKENS: [usize; 2] = [4, 4];
+    const PRODUCTS: usize = 1;
+
+    #[inline(always)]
+    unsafe fn chains(rounds: usize) -> i32 {
+        let x = std::hint::black_box(3i8);
+        let mut sums: [i32; CHAINS] = std::array::from_fn(|i| i as i32);
+        for _ in 0..rounds {
+            for sum in &mut sums {
+                *sum = sum.wrapping_add(i32::from(x) * i32::from(*sum as i8));
+            }
+        }
+        sums.into_iter().fold(0, i32::wrapping_add)
+    }
 
     #[inline(always)]
     unsafe fn block<C: Codes, const M: usize, const HALVES: bool>(
