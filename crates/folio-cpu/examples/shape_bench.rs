@@ -234,7 +234,7 @@ fn main() {
     let parts = ["prefill", "decode", "deep"];
     let all = !wanted.iter().any(|w| parts.contains(&w.as_str()));
     let want = |name: &str| all || wanted.iter().any(|w| w == name);
-    let machine = Machine::measure(None, None).expect("a measurement");
+    let mut machine = Machine::measure(None, None).expect("a measurement");
     println!(
         "{} threads, {}: reads {:.1} GB/s, multiplies {:.0} GFLOP/s in f32, {:.0} Gop/s in int8",
         machine.threads,
@@ -260,6 +260,9 @@ fn main() {
     let start = Instant::now();
     bench.load();
     println!("loaded in {:.1} s", start.elapsed().as_secs_f64());
+    // From here on the limit is that of the memory in which the weights lie.
+    machine.read_bytes_per_s = bench.backend.weight_read_rate().expect("a measurement");
+    println!("the weights themselves can be read at {:.1} GB/s", machine.read_bytes_per_s / 1e9);
     if want("prefill") {
         bench.prefill(&machine);
     }

@@ -108,6 +108,14 @@ impl CpuBackend {
     pub fn threads(&self) -> usize {
         self.pool.count()
     }
+
+    /// Bytes per second at which the loaded weights themselves can be read: the limit of decoding one sequence. It may differ
+    /// from what a fresh buffer gives, because memory need not be equally fast everywhere. Zero without weights.
+    pub fn weight_read_rate(&mut self) -> Result<f64, CpuError> {
+        let segments = self.matrices.iter().flat_map(|matrix| &matrix.segments);
+        let buffers: Vec<_> = segments.map(|segment| &segment.memory).collect();
+        crate::machine::read_rate(&mut self.pool, self.isa, &buffers)
+    }
 }
 
 /// What a failure of this crate is to the caller of a backend.

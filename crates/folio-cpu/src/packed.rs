@@ -47,7 +47,7 @@ pub(crate) struct Segment {
     /// Row of the matrix that is row 0 here.
     pub(crate) first_row: usize,
     cols: usize,
-    memory: HugeBuffer,
+    pub(crate) memory: HugeBuffer,
 }
 
 /// Plain weights are quantized while they are packed.
