@@ -4,28 +4,12 @@ mod common;
 
 use std::fs;
 
-use common::{copy_of, load};
+use common::{Random, copy_of, load};
 use folio_model::Checkpoint;
 use folio_model::checkpoint::safetensors::read_header;
 use folio_model::config::Config;
 use folio_model::reference::ReferenceBackend;
 use folio_model::testing::{FIXTURES, Runner, fixture};
-
-/// xorshift64*: enough to choose damage.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit as u64) as usize
-    }
-}
 
 const HOSTILE: &[&str] = &[
     "0",

@@ -2,27 +2,13 @@
 
 mod common;
 
+use common::Random;
 use common::gguf::{on_disk, path_in};
 use folio_model::Checkpoint;
 use folio_model::checkpoint::gguf::{Header, HeaderError, Metadata, Vocabulary, read_header};
 use folio_model::reference::ReferenceBackend;
 use folio_model::testing::Runner;
 use folio_model::testing::gguf::{Writer, as_gguf, string};
-
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit as u64) as usize
-    }
-}
 
 const HOSTILE: &[u64] = &[0, 1, 255, 1 << 16, 1 << 31, 1 << 32, 1 << 61, 1 << 63, u64::MAX, u64::MAX - 7];
 

@@ -10,7 +10,7 @@ use folio_cpu::{CpuBackend, CpuOptions};
 use folio_engine::{
     Event, Executor, Micros, ModelExecutor, Request, RequestId, SamplingParams, Scheduler, SchedulerConfig,
 };
-use folio_kv::{CacheConfig, Identity, KvCache, LruLeafFirst, Root, TenantId};
+use folio_kv::{CacheConfig, Identity, KvCache, LearnedLifetimes, Root, TenantId};
 use folio_model::backend::{Backend, DType};
 use folio_model::{Checkpoint, LoadOptions, Model};
 
@@ -80,11 +80,53 @@ fn sampling(id: u64) -> SamplingParams {
     }
 }
 
+fn root() -> Root {
+    Root::derive(&Identity {
+        tenant: TenantId(1),
+        tenant_secret: &[1; 32],
+        model_digest: &[2; 32],
+        layout_digest: &[3; 32],
+        extra: &[],
+    })
+}
+
+/// One test, because the counter would see another that runs beside it.
 #[test]
-fn a_step_after_warm_up_allocates_nothing() {
+fn nothing_is_allocated_after_warm_up() {
+    steps();
+    evictions();
+}
+
+/// A full pool under traffic that never repeats: every block taken is evicted from somebody, and the policy learns meanwhile.
+fn evictions() {
+    const BLOCKS: u32 = 256;
+    let config = CacheConfig { blocks: BLOCKS, block_tokens: 1, bytes_per_block: 1 };
+    let mut cache = KvCache::new(config, Box::new(LearnedLifetimes::new(0.01)));
+    let (root, mut copies) = (root(), Vec::new());
+    let mut tokens = [0u32; 32];
+    let mut before = 0;
+    for request in 0..600u32 {
+        if request == 300 {
+            before = CALLS.load(Ordering::Relaxed);
+        }
+        for (i, token) in tokens.iter_mut().enumerate() {
+            *token = request * 100 + i as u32;
+        }
+        let (mut table, _) = cache.attach(&root, &tokens, 31);
+        cache.grow(&mut table, 32, &mut copies).expect("the pool is larger than a request");
+        cache.commit(&mut table, &tokens, 32);
+        cache.release(table, &tokens);
+    }
+    let calls = CALLS.load(Ordering::Relaxed) - before;
+    assert!(cache.stats().evictions > 9000, "the pool was under pressure");
+    assert_eq!(calls, 0, "calls to the allocator in 300 requests");
+}
+
+/// The built-in model decodes eight sequences.
+fn steps() {
     let (mut executor, vocab) = executor(512);
     let config = CacheConfig { blocks: 512, block_tokens: 16, bytes_per_block: 1 };
-    let mut cache = KvCache::new(config, Box::new(LruLeafFirst::default()));
+    let mut cache = KvCache::new(config, Box::new(LearnedLifetimes::new(0.01)));
     let mut scheduler = Scheduler::new(SchedulerConfig {
         max_num_seqs: 64,
         max_num_batched_tokens: ROWS as u32,
@@ -92,13 +134,7 @@ fn a_step_after_warm_up_allocates_nothing() {
         ..SchedulerConfig::default()
     })
     .expect("valid limits");
-    let root = Root::derive(&Identity {
-        tenant: TenantId(1),
-        tenant_secret: &[1; 32],
-        model_digest: &[2; 32],
-        layout_digest: &[3; 32],
-        extra: &[],
-    });
+    let root = root();
     let requests = (0..SEQUENCES).map(|id| Request {
         id: RequestId(id),
         tenant: TenantId(1),

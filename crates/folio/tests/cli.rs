@@ -66,6 +66,37 @@ fn the_same_prompt_gives_the_same_answer() {
 }
 
 #[test]
+fn weights_are_quantized_while_loading_or_refused_as_quantized_already() {
+    let arguments = |to| {
+        [
+            "bench",
+            "engine",
+            "--quantize",
+            to,
+            "--prefill",
+            "16",
+            "--batch",
+            "1",
+            "--decode",
+            "4",
+            "--repeat",
+            "1",
+            "--json",
+        ]
+    };
+    let bytes = |to| {
+        let report: Value = serde_json::from_str(&stdout(&arguments(to))).expect("JSON");
+        report["weight_bytes"].as_u64().expect("weight_bytes")
+    };
+    let (q8, q4) = (bytes("q8"), bytes("q4"));
+    // 2.36 M weights of 8.5 and 4.5 bits.
+    assert!((2_400_000..2_700_000).contains(&q8) && (1_250_000..1_500_000).contains(&q4), "{q8} and {q4}");
+    let gguf = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../folio-model/tests/gguf/mixed/mixed.gguf");
+    let said = refusal(&["run", gguf.to_str().expect("a path"), "Hello", "--raw", "--quantize", "q8"]);
+    assert!(said.contains("--quantize is for weights in F32, F16 or BF16"), "{said}");
+}
+
+#[test]
 fn stop_strings_end_an_answer() {
     let whole = story(&[]);
     let middle: String = whole.chars().skip(8).take(5).collect();

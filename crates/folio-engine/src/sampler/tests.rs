@@ -6,22 +6,7 @@ use super::*;
 use crate::plan::SampleSpec;
 
 fn params() -> SamplingParams {
-    SamplingParams {
-        temperature: 1.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        repetition_penalty: 1.0,
-        logit_bias: Arc::new([]),
-        seed: 0,
-        max_tokens: 10,
-        min_tokens: 0,
-        eos_token_ids: Arc::new([]),
-        stop_token_ids: Arc::new([]),
-        logprobs: None,
-    }
+    SamplingParams { temperature: 1.0, ..SamplingParams::greedy(10) }
 }
 
 fn spec(params: SamplingParams, seed: u64, position: u32) -> SampleSpec {

@@ -46,6 +46,8 @@ pub(super) struct Lives<const CLASSES: usize> {
     used: Box<[Counts; CLASSES]>,
     /// Lives no longer followed at this age.
     lost: Box<[Counts; CLASSES]>,
+    /// Of `update`: lives that were watched through a bucket.
+    watched: Box<[Counts; CLASSES]>,
     index: Box<[Counts; CLASSES]>,
 }
 
@@ -56,6 +58,7 @@ impl<const CLASSES: usize> Lives<CLASSES> {
         Self {
             used: Box::new([[0.0; BUCKETS]; CLASSES]),
             lost: Box::new([[0.0; BUCKETS]; CLASSES]),
+            watched: Box::new([[0.0; BUCKETS]; CLASSES]),
             index: Box::new([young; CLASSES]),
         }
     }
@@ -75,7 +78,8 @@ impl<const CLASSES: usize> Lives<CLASSES> {
     /// Makes the index anew. `going_on`: class and age of every life that has not ended.
     pub fn update(&mut self, going_on: impl Iterator<Item = (usize, u64)>) {
         // Lives that were watched through a bucket: those that ended or were lost later, half of those that stopped in it.
-        let mut watched = self.lost.clone();
+        let watched = &mut self.watched;
+        watched.copy_from_slice(&*self.lost);
         for (class, age) in going_on {
             watched[class][bucket(age)] += 1.0;
         }

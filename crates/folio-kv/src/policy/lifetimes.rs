@@ -48,6 +48,7 @@ struct State {
     since: u64,
     /// Uses of its content before this insertion.
     before: u32,
+    depth: u32,
     class: u8,
     /// No indexed block continues it.
     leaf: bool,
@@ -67,7 +68,6 @@ pub struct LearnedLifetimes {
     depth_cost: f64,
     groups: Groups,
     states: Vec<State>,
-    depths: Vec<u32>,
     lives: Lives<CLASSES>,
     /// Ring of what was evicted; `ghost_of` finds an entry that is still wanted.
     ghosts: Vec<Ghost>,
@@ -91,7 +91,6 @@ impl LearnedLifetimes {
             depth_cost,
             groups: Groups::new(0, CLASSES),
             states: Vec::new(),
-            depths: Vec::new(),
             lives: Lives::new(),
             ghosts: Vec::new(),
             next_ghost: 0,
@@ -157,7 +156,7 @@ impl LearnedLifetimes {
     /// What is lost with the block.
     fn value(&self, block: u32) -> f64 {
         let state = &self.states[block as usize];
-        let cost = 1.0 + self.depth_cost * f64::from(self.depths[block as usize]);
+        let cost = 1.0 + self.depth_cost * f64::from(state.depth);
         cost * self.lives.index(state.class.into(), self.now - state.since)
     }
 
@@ -170,7 +169,6 @@ impl EvictionPolicy for LearnedLifetimes {
     fn resize(&mut self, blocks: u32) {
         self.groups = Groups::new(blocks, CLASSES);
         self.states = vec![State::default(); blocks as usize];
-        self.depths = vec![0; blocks as usize];
         let ghosts = ghost_limit(self.states.len());
         self.ghosts = Vec::with_capacity(ghosts);
         self.ghost_of = FxHashMap::default();
@@ -180,12 +178,11 @@ impl EvictionPolicy for LearnedLifetimes {
     fn on_insert(&mut self, block: BlockId, meta: &BlockMeta) {
         let ghost = meta.hash.and_then(|hash| self.ghost_of.remove(&hash)).map(|at| self.ghosts[at as usize]);
         let state = &mut self.states[block.0 as usize];
-        state.before = 0;
+        *state = State { depth: meta.depth, ..State::default() };
         if let Some(ghost) = ghost {
             state.before = ghost.uses + 1;
             self.lives.used(ghost.class.into(), self.now - ghost.since);
         }
-        self.depths[block.0 as usize] = meta.depth;
     }
 
     fn on_hit(&mut self, block: BlockId, meta: &BlockMeta) {
@@ -199,8 +196,7 @@ impl EvictionPolicy for LearnedLifetimes {
     fn on_free(&mut self, block: BlockId, meta: &BlockMeta) {
         self.now += 1;
         self.update();
-        let state = &mut self.states[block.0 as usize];
-        let class = Self::class(state.before + meta.hits);
+        let class = Self::class(self.states[block.0 as usize].before + meta.hits);
         // Freed right after its child and in the same class, it belongs to the child's group, the youngest there.
         let joins = self.last == Some((block, class));
         let state = &mut self.states[block.0 as usize];

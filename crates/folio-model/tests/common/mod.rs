@@ -26,6 +26,22 @@ pub fn load(folder: &Path, max_model_len: Option<usize>) -> Result<LoadedModel, 
     Model::load(&Checkpoint::open(folder)?, &mut ReferenceBackend::new(), options(max_model_len))
 }
 
+/// xorshift64*: enough to choose damage.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    pub fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit as u64) as usize
+    }
+}
+
 /// A copy of a fixture that may be damaged.
 pub fn copy_of(name: &str) -> tempfile::TempDir {
     let copy = tempfile::tempdir().unwrap();
