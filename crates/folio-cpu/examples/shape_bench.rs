@@ -65,7 +65,7 @@ impl Bench {
             self.small_scales();
         }
         let bytes = &self.supply[..self.encoding.bytes(rows * cols).expect("whole blocks")];
-        let view = TensorView { encoding: self.encoding, shape: &[rows, cols], bytes };
+        let view = TensorView { encoding: self.encoding, shape: &[rows, cols], bytes, order: None };
         self.backend.load_matrix("random", &[view]).expect("a matrix")
     }
 
@@ -89,7 +89,8 @@ impl Bench {
 
     fn ones(&mut self, len: usize) -> VectorId {
         let bytes: Vec<u8> = (0..len).flat_map(|_| 1f32.to_le_bytes()).collect();
-        let view = TensorView { encoding: Encoding::Plain(DType::F32), shape: &[len], bytes: &bytes };
+        let view =
+            TensorView { encoding: Encoding::Plain(DType::F32), shape: &[len], bytes: &bytes, order: None };
         self.backend.load_vector("ones", &[view]).expect("a vector")
     }
 

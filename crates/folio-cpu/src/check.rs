@@ -5,7 +5,7 @@
 
 use folio_model::backend::{BackendError, Batch, DType, KvLayout, TensorView};
 use folio_model::program::{AttentionSpec, Buf, MatrixId, Op, Program, VectorId};
-use folio_model::quant::Encoding;
+use folio_model::quant::{BlockFormat, Encoding};
 
 use crate::kv::GROUP;
 use crate::packed::PackedMatrix;
@@ -32,6 +32,15 @@ pub(crate) fn parts(name: &str, parts: &[TensorView<'_>], dims: usize) -> Result
         let mix = |a: Encoding, b: Encoding| a == b || (a.plain().is_none() && b.plain().is_none());
         if dims == 2 && (!mix(part.encoding, first.encoding) || part.shape[1] != first.shape[1]) {
             return Err(shape_error(name, part.shape, "parts differ in type or columns"));
+        }
+        if !part.order_fits() {
+            return Err(shape_error(name, part.shape, "the order of its columns is no permutation of them"));
+        }
+        if part.order != first.order {
+            return Err(shape_error(name, part.shape, "parts differ in the order of their columns"));
+        }
+        if matches!(part.encoding, Encoding::Block(BlockFormat::Fp8x32 | BlockFormat::Fp8x128)) {
+            return Err(shape_error(name, part.shape, format!("{} is not served yet", part.encoding)));
         }
     }
     Ok(())

@@ -3,6 +3,8 @@
 //! Owns: the size of groups, the layout of packed activations. Must never: let a token see its group (a group decides where
 //! a token's values lie, never what they are).
 //!
+//! Columns are in the order in which the weights are stored: act-order of GPTQ costs a gather here, and nothing elsewhere.
+//!
 //! With plain weights a group is `[column][token]` f32, columns padded to a pair; with quantized ones integers as in
 //! `quant::activations`. Cost: one pass over the activations.
 
@@ -25,16 +27,18 @@ const TRANSPOSED: usize = 16;
 
 /// Groups of tokens, as even as they can be.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Groups {
+pub(crate) struct Groups<'a> {
     tokens: usize,
     pub(crate) count: usize,
     cols: usize,
     layout: Option<Layout>,
+    /// Which of the model's columns each packed column is, where the weights have an order of their own.
+    order: Option<&'a [u32]>,
 }
 
-impl Groups {
+impl<'a> Groups<'a> {
     /// For a product of `tokens` tokens with `weight`.
-    pub(crate) fn new(weight: &PackedMatrix, isa: Isa, tokens: usize) -> Self {
+    pub(crate) fn new(weight: &'a PackedMatrix, isa: Isa, tokens: usize) -> Self {
         let formats = weight.segments.iter().filter_map(|segment| match segment.encoding {
             Encoding::Plain(_) => None,
             Encoding::Block(format) => Some(format),
@@ -46,7 +50,7 @@ impl Groups {
             let slots = needs.slots(tokens.div_ceil(count));
             Layout { slots, words: needs.words, halves: needs.halves }
         });
-        Self { tokens, count, cols: weight.cols, layout }
+        Self { tokens, count, cols: weight.cols, layout, order: weight.order.as_deref() }
     }
 
     /// First token of a group.
@@ -72,9 +76,9 @@ impl Groups {
         activations::bytes_limit(tokens, cols).max(tokens * cols.next_multiple_of(2) * 4)
     }
 
-    /// One token is its own packed form with plain weights: rows are padded with zeros.
+    /// One token is its own packed form with plain weights in the model's order: rows are padded with zeros.
     pub(crate) fn packed_already(&self) -> bool {
-        self.tokens == 1 && self.layout.is_none()
+        self.tokens == 1 && self.layout.is_none() && self.order.is_none()
     }
 
     /// This worker's share of packing `x`. Takes a barrier to be read by all.
@@ -97,7 +101,7 @@ impl Groups {
             let blocks = first_block..(first_block + BLOCKS_PER_PIECE).min(blocks);
             let to = to.wrapping_add(self.offset(group));
             let tokens = self.start(group)..self.start(group + 1);
-            dispatch(isa, Quantize { x, tokens, blocks, layout, to });
+            dispatch(isa, Quantize { x, tokens, blocks, layout, order: self.order, to });
         }
     }
 
@@ -113,8 +117,17 @@ impl Groups {
                 let columns = start..self.cols.min(start + TRANSPOSED);
                 for t in 0..size {
                     let from = x.row(first + t).cast_const();
-                    for k in columns.clone() {
-                        *to.add(k * size + t) = *from.add(k);
+                    match self.order {
+                        None => {
+                            for k in columns.clone() {
+                                *to.add(k * size + t) = *from.add(k);
+                            }
+                        }
+                        Some(order) => {
+                            for k in columns.clone() {
+                                *to.add(k * size + t) = *from.add(order[k] as usize);
+                            }
+                        }
                     }
                 }
             }

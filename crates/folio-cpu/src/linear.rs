@@ -44,7 +44,7 @@ pub(crate) struct Linear<'a> {
     pub(crate) bias: Option<&'a [f32]>,
     /// Activations from [`Groups::pack`].
     pub(crate) x: *const u8,
-    pub(crate) groups: Groups,
+    pub(crate) groups: Groups<'a>,
     pub(crate) out: Rows,
     /// Add to what `out` holds.
     pub(crate) add: bool,

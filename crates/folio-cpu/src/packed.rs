@@ -37,6 +37,9 @@ pub(crate) struct PackedMatrix {
     pub(crate) cols: usize,
     /// One after the other, each of one encoding.
     pub(crate) segments: Vec<Segment>,
+    /// Packed column `j` is the model's column `order[j]`; `None` where that is `j`. Activations are packed in this order
+    /// (see `groups`).
+    pub(crate) order: Option<Box<[u32]>>,
 }
 
 /// Consecutive rows of a matrix in panels.
@@ -60,6 +63,9 @@ pub(crate) struct QuantizeWith {
 /// Values of one pair of columns of a panel.
 pub(crate) const PAIR: usize = 2 * LANES;
 
+/// Columns of a step at most.
+const STEP_COLS_MAX: usize = 256;
+
 /// Panels packed per claim.
 const PANELS_PER_CLAIM: usize = 8;
 /// There is memory for whole multiples of this many panels: tiles of several panels may read past the last.
@@ -73,7 +79,8 @@ impl PackedMatrix {
         quantize: Option<QuantizeWith>,
         pool: &mut Pool,
     ) -> Result<Self, CpuError> {
-        let mut matrix = Self { rows: 0, cols: parts[0].shape[1], segments: Vec::new() };
+        let order = parts[0].order.map(Box::from);
+        let mut matrix = Self { rows: 0, cols: parts[0].shape[1], segments: Vec::new(), order };
         for parts in parts.chunk_by(|a, b| a.encoding == b.encoding) {
             let segment = Segment::pack(parts, quantize, matrix.rows, pool)?;
             matrix.rows += segment.rows;
@@ -107,12 +114,26 @@ impl PackedMatrix {
         self.segments.iter().map(|segment| segment.memory.len()).sum()
     }
 
-    /// Writes row `row` to `out` as f32.
+    /// Writes row `row` to `out` as f32, in the model's order.
     pub(crate) fn lookup(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.rows && out.len() == self.cols);
         let holds = |segment: &&Segment| row < segment.first_row + segment.rows;
-        if let Some(segment) = self.segments.iter().find(holds) {
-            segment.lookup(row - segment.first_row, out);
+        let Some(segment) = self.segments.iter().find(holds) else { return };
+        let row = row - segment.first_row;
+        let steps = segment.step_cols();
+        let Some(order) = &self.order else {
+            for (step, out) in out.chunks_mut(steps).enumerate() {
+                segment.lookup(row, step, out);
+            }
+            return;
+        };
+        let mut values = [0f32; STEP_COLS_MAX];
+        for (step, columns) in order.chunks(steps).enumerate() {
+            let values = &mut values[..columns.len()];
+            segment.lookup(row, step, values);
+            for (column, value) in columns.iter().zip(values) {
+                out[*column as usize] = *value;
+            }
         }
     }
 }
@@ -250,23 +271,21 @@ impl Segment {
         self.panel(panel).wrapping_add(step * self.step_bytes())
     }
 
-    fn lookup(&self, row: usize, out: &mut [f32]) {
+    /// The values of a row in one step, of which the last may have fewer columns.
+    fn lookup(&self, row: usize, step: usize, out: &mut [f32]) {
         let (panel, lane) = (row / LANES, row % LANES);
+        let at = self.record(panel, step);
         match self.encoding {
             Encoding::Plain(dtype) => {
-                let panel = self.panel(panel);
                 for (col, x) in out.iter_mut().enumerate() {
-                    // SAFETY: the row and the column are inside the matrix, so the value is inside the panel.
-                    *x = unsafe { plain_value(dtype, panel, offset(dtype, lane, col)) };
+                    // SAFETY: the row and the column are inside the matrix, so the value is inside the step.
+                    *x = unsafe { plain_value(dtype, at, offset(dtype, lane, col)) };
                 }
             }
             Encoding::Block(format) => {
-                for (step, out) in out.chunks_exact_mut(self.step_cols()).enumerate() {
-                    let at = self.record(panel, step);
-                    // SAFETY: the record is inside the panel, and nobody writes after packing.
-                    let record = unsafe { std::slice::from_raw_parts(at, self.step_bytes()) };
-                    with_form(format, ReadRow { record, row: lane, out });
-                }
+                // SAFETY: the record is inside the panel, and nobody writes after packing.
+                let record = unsafe { std::slice::from_raw_parts(at, self.step_bytes()) };
+                with_form(format, ReadRow { record, row: lane, out });
             }
         }
     }
@@ -325,8 +344,8 @@ mod tests {
                 let (a, b) = bytes.split_at(first * cols * dtype.size());
                 let shapes = [[first, cols], [second, cols]];
                 let parts = [
-                    TensorView { encoding: Encoding::Plain(dtype), shape: &shapes[0], bytes: a },
-                    TensorView { encoding: Encoding::Plain(dtype), shape: &shapes[1], bytes: b },
+                    TensorView { encoding: Encoding::Plain(dtype), shape: &shapes[0], bytes: a, order: None },
+                    TensorView { encoding: Encoding::Plain(dtype), shape: &shapes[1], bytes: b, order: None },
                 ];
                 let parts = if second == 0 { &parts[..1] } else { &parts[..] };
                 let packed = PackedMatrix::pack(parts, None, &mut pool).expect("packed");

@@ -104,7 +104,7 @@ fn instruction_sets_are_parsed_strictly() {
 #[test]
 fn tensors_that_do_not_fit_are_refused_by_name() {
     let mut backend = CpuBackend::new(CpuOptions { threads: Some(1), isa: None }).expect("a backend");
-    let view = |shape, bytes| TensorView { encoding: Encoding::Plain(DType::F32), shape, bytes };
+    let view = |shape, bytes| TensorView { encoding: Encoding::Plain(DType::F32), shape, bytes, order: None };
     let refused = |r: Result<_, BackendError>| r.expect_err("refused").to_string();
     let zeros = [0u8; 64];
     assert!(refused(backend.load_matrix("a.weight", &[view(&[2, 2], &zeros[..15])])).contains("a.weight"));
@@ -112,6 +112,14 @@ fn tensors_that_do_not_fit_are_refused_by_name() {
     let two = [view(&[2, 2], &zeros[..16]), view(&[1, 3], &zeros[..12])];
     assert!(refused(backend.load_matrix("c", &two)).contains("differ"));
     assert!(refused(backend.load_matrix("d", &[])).contains("no parts"));
+    let ordered = |order| TensorView { order, ..view(&[2, 2], &zeros[..16]) };
+    for order in [&[0][..], &[0, 0], &[0, 2], &[0, 1, 1]] {
+        assert!(refused(backend.load_matrix("e", &[ordered(Some(order))])).contains("no permutation"));
+    }
+    let two = [ordered(Some(&[1, 0])), ordered(Some(&[0, 1]))];
+    assert!(refused(backend.load_matrix("f", &two)).contains("differ in the order"));
+    let vector = TensorView { order: Some(&[0]), ..view(&[1], &zeros[..4]) };
+    assert!(refused(backend.load_vector("g", &[vector])).contains("no permutation"));
     let layout = KvLayout { layers: 1, kv_heads: 1, head_dim: 8, dtype: DType::F32, block_tokens: 16 };
     assert!(backend.allocate_cache(layout, 1).is_err(), "no program yet");
 }
@@ -120,7 +128,7 @@ fn tensors_that_do_not_fit_are_refused_by_name() {
 fn plain_weights_are_quantized_on_request_and_others_are_not() {
     let mut backend = CpuBackend::new(CpuOptions { threads: Some(1), isa: None }).expect("a backend");
     let zeros = [0u8; 8192];
-    let view = |encoding, shape: &'static [usize], bytes| TensorView { encoding, shape, bytes };
+    let view = |encoding, shape: &'static [usize], bytes| TensorView { encoding, shape, bytes, order: None };
     let plain = Encoding::Plain(DType::F32);
     backend.load_matrix("before", &[view(plain, &[16, 32], &zeros[..2048])]).expect("a matrix");
     assert_eq!(

@@ -33,6 +33,21 @@ pub struct TensorView<'a> {
     /// `[rows]` or `[rows, cols]`.
     pub shape: &'a [usize],
     pub bytes: &'a [u8],
+    /// Of a matrix whose columns are stored in an order of their own (GPTQ's act-order): stored column `j` is the model's
+    /// column `order[j]`. A permutation of `0..cols`; `None` is the model's order.
+    pub order: Option<&'a [u32]>,
+}
+
+impl TensorView<'_> {
+    /// Whether [`TensorView::order`] is absent, or a permutation of the columns of this matrix.
+    pub fn order_fits(&self) -> bool {
+        let Some(order) = self.order else { return true };
+        let [_, cols] = *self.shape else { return false };
+        let mut seen = vec![false; cols];
+        let fresh =
+            |column: &u32| seen.get_mut(*column as usize).is_some_and(|seen| !std::mem::replace(seen, true));
+        order.len() == cols && order.iter().all(fresh)
+    }
 }
 
 /// Geometry of the one cache group there is today: full attention, every layer alike.
@@ -124,7 +139,8 @@ pub trait Backend: Send {
 
     /// Packs a matrix `[sum of part rows, cols]`: the parts are stacked along rows (fused qkv, fused gate-up). All parts have
     /// the same number of columns and, where one of them is plain, the same encoding: only block formats mix, as they do in
-    /// GGUF files. `name` is for errors.
+    /// GGUF files (a backend may refuse to mix floats and integers). All have the same [`TensorView::order`]. `name` is for
+    /// errors.
     fn load_matrix(&mut self, name: &str, parts: &[TensorView<'_>]) -> Result<MatrixId, BackendError>;
 
     /// Concatenates vectors, converted to f32.

@@ -1,4 +1,4 @@
-//! Every block format decodes to what ggml decodes it to, bit for bit (`tools/make_gguf_fixtures.py`).
+//! Every block format of ggml decodes to what ggml decodes it to, bit for bit (`tools/make_gguf_fixtures.py`).
 
 use folio_model::checkpoint::safetensors::read_header;
 use folio_model::quant::{BlockFormat, Encoding};
@@ -8,7 +8,7 @@ fn blocks_decode_to_ggmls_own_values() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/quant/blocks.safetensors");
     let file = std::fs::read(path).unwrap();
     let header = read_header(&file).unwrap();
-    for format in BlockFormat::ALL {
+    for format in BlockFormat::of_ggml() {
         let blocks = &file[header[&format!("{format:?}.bytes")].range.clone()];
         let values: &[[u8; 4]] = file[header[&format!("{format:?}.values")].range.clone()].as_chunks().0;
         assert_eq!(blocks.len() / format.bytes() * format.values(), values.len(), "{format:?}");
@@ -24,7 +24,7 @@ fn blocks_decode_to_ggmls_own_values() {
             );
         }
     }
-    assert_eq!(header.len(), 2 * BlockFormat::ALL.len());
+    assert_eq!(header.len(), 2 * BlockFormat::of_ggml().count());
 }
 
 #[test]

@@ -23,7 +23,7 @@ fn models() -> String {
             (versions 2 and 3, also split; tokenizer and chat template from their metadata) of these families:\n\n";
     out += &folio_model::supported_table();
     out += "\nGGUF: architectures llama, qwen2, qwen3, smollm3 and phi3; tensors of F32, F16, BF16, ";
-    out += &BlockFormat::ALL.map(|format| format!("{format:?}")).join(", ");
+    out += &BlockFormat::of_ggml().map(|format| format!("{format:?}")).collect::<Vec<_>>().join(", ");
     out += "; tokenizers of kind gpt2 (a named pre-tokenizer) and llama. Anything else is refused by name.\n";
     out
 }

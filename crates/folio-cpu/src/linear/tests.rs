@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use super::*;
 use crate::memory::{Floats, HugeBuffer};
 use crate::pool::Pool;
-use crate::quant::pack::tests::random_blocks;
+use crate::quant::pack::tests::{integers, random_blocks};
 
 struct Case {
     rows: usize,
@@ -54,6 +54,18 @@ impl Case {
 }
 
 fn compute(case: &Case, isa: Isa, weight: &PackedMatrix, bias: &[f32], pool: &mut Pool) -> Vec<f32> {
+    compute_from(case, isa, weight, bias, &|t, k| case.x(t, k), pool)
+}
+
+/// With activations `x(token, column)`.
+fn compute_from(
+    case: &Case,
+    isa: Isa,
+    weight: &PackedMatrix,
+    bias: &[f32],
+    x_of: &dyn Fn(usize, usize) -> f32,
+    pool: &mut Pool,
+) -> Vec<f32> {
     let x = Floats::zeroed(case.tokens, case.cols).expect("memory");
     let out = Floats::dense(case.tokens, case.rows).expect("memory");
     let packed = HugeBuffer::zeroed(Groups::bytes_limit(case.tokens, case.cols)).expect("memory");
@@ -62,7 +74,7 @@ fn compute(case: &Case, isa: Isa, weight: &PackedMatrix, bias: &[f32], pool: &mu
     for t in 0..case.tokens {
         for k in 0..case.cols {
             // SAFETY: inside the row.
-            unsafe { *x.view().row(t).add(k) = case.x(t, k) };
+            unsafe { *x.view().row(t).add(k) = x_of(t, k) };
         }
         for r in 0..case.rows {
             // SAFETY: inside the row.
@@ -117,7 +129,7 @@ fn check_plain(dtype: DType, case: &Case, pool: &mut Pool) {
         weights.push(w);
     }
     let shape = [case.rows, case.cols];
-    let view = TensorView { encoding: Encoding::Plain(dtype), shape: &shape, bytes: &bytes };
+    let view = TensorView { encoding: Encoding::Plain(dtype), shape: &shape, bytes: &bytes, order: None };
     let weight = PackedMatrix::pack(&[view], None, pool).expect("packed");
     let bias = case.bias();
     let at = |row: usize, col: usize| weights[row * case.cols + col];
@@ -210,7 +222,12 @@ fn check_quantized(parts: &[(BlockFormat, usize)], case: &Case, pool: &mut Pool)
         .collect();
     let shapes: Vec<[usize; 2]> = parts.iter().map(|part| [part.1, case.cols]).collect();
     let views: Vec<TensorView<'_>> = (0..parts.len())
-        .map(|i| TensorView { encoding: Encoding::Block(parts[i].0), shape: &shapes[i], bytes: &stored[i] })
+        .map(|i| TensorView {
+            encoding: Encoding::Block(parts[i].0),
+            shape: &shapes[i],
+            bytes: &stored[i],
+            order: None,
+        })
         .collect();
     let weight = PackedMatrix::pack(&views, None, pool).expect("packed");
     let rows: Vec<(BlockFormat, &[u8])> = parts
@@ -244,7 +261,7 @@ fn check_quantized(parts: &[(BlockFormat, usize)], case: &Case, pool: &mut Pool)
 #[test]
 fn every_block_format_and_number_of_tokens_is_one_chain_on_every_set() {
     let mut pool = Pool::new(2).expect("pool");
-    for format in BlockFormat::ALL {
+    for format in integers() {
         for tokens in (1..=17).chain([23, 33]) {
             let case = Case { rows: 35, cols: 256, tokens, add: tokens % 2 == 0 };
             check_quantized(&[(format, 35)], &case, &mut pool);
@@ -275,5 +292,44 @@ fn rows_of_several_formats_make_one_matrix() {
     let parts = [(BlockFormat::Q4_K, 70), (BlockFormat::Q6_K, 5), (BlockFormat::Q8_0, 33)];
     for tokens in [1, 2, 5, 16, 40] {
         check_quantized(&parts, &Case { rows: 108, cols: 512, tokens, add: tokens == 5 }, &mut pool);
+    }
+}
+
+/// Weights whose columns have an order of their own multiply the activations of that order, and nothing else changes.
+#[test]
+fn an_order_of_columns_is_an_order_of_activations() {
+    let mut pool = Pool::new(2).expect("pool");
+    let plain = [DType::F32, DType::F16, DType::BF16].map(|dtype| (Encoding::Plain(dtype), [7, 64]));
+    let blocks = integers().map(|format| (Encoding::Block(format), [256, 512]));
+    for (encoding, widths) in plain.into_iter().chain(blocks) {
+        for cols in widths {
+            let shape = [35, cols];
+            let bytes: Vec<u8> = match encoding {
+                Encoding::Plain(dtype) => (0..35 * cols).flat_map(|i| encode(dtype, value(i)).0).collect(),
+                Encoding::Block(format) => random_blocks(format, 35 * cols / format.values(), 5),
+            };
+            // 3 has no factor in common with any of the widths.
+            let order: Vec<u32> = (0..cols).map(|j| ((3 * j + 2) % cols) as u32).collect();
+            let view = |order| TensorView { encoding, shape: &shape, bytes: &bytes, order };
+            let own = PackedMatrix::pack(&[view(Some(&order))], None, &mut pool).expect("packed");
+            let stored = PackedMatrix::pack(&[view(None)], None, &mut pool).expect("packed");
+            for tokens in (1..=9).chain([16, 17, 33]) {
+                let case = Case { rows: 35, cols, tokens, add: tokens % 2 == 0 };
+                let bias = case.bias();
+                let gathered = |t: usize, j: usize| case.x(t, order[j] as usize);
+                for isa in isas() {
+                    let want = compute_from(&case, isa, &stored, &bias, &gathered, &mut pool);
+                    let got = compute(&case, isa, &own, &bias, &mut pool);
+                    assert_bits(&format!("{isa:?} {encoding}"), &case, &got, &want);
+                    assert_ne!(got, compute(&case, isa, &stored, &bias, &mut pool), "the order matters");
+                }
+            }
+            let (mut got, mut want) = (vec![0.0; cols], vec![0.0; cols]);
+            for row in 0..35 {
+                own.lookup(row, &mut got);
+                stored.lookup(row, &mut want);
+                assert!((0..cols).all(|j| got[order[j] as usize] == want[j]), "{encoding} row {row}");
+            }
+        }
     }
 }

@@ -57,16 +57,18 @@ pub(crate) fn bytes_limit(tokens: usize, cols: usize) -> usize {
 }
 
 /// Rounds the columns of `blocks` for `tokens` of `x`, which are the first slots of a group.
-pub(crate) struct Quantize {
+pub(crate) struct Quantize<'a> {
     pub(crate) x: Rows,
     pub(crate) tokens: Range<usize>,
     pub(crate) blocks: Range<usize>,
     pub(crate) layout: Layout,
+    /// Which column of `x` each packed column is; `None` where they are the same. A permutation of the columns.
+    pub(crate) order: Option<&'a [u32]>,
     /// Block 0 of the group. The caller promises room for all blocks, and that nobody else touches these.
     pub(crate) to: *mut u8,
 }
 
-impl DotTask for Quantize {
+impl DotTask for Quantize<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -76,9 +78,8 @@ impl DotTask for Quantize {
             for slot in 0..self.layout.slots {
                 let token = self.tokens.start + slot;
                 let rounded = if token < self.tokens.end {
-                    let from = self.x.row(token).wrapping_add(block * COLUMNS).cast::<[f32; COLUMNS]>();
                     // SAFETY: the row has these columns; they are whole blocks.
-                    round(unsafe { &*from })
+                    unsafe { self.rounded(self.x.row(token).cast_const(), block) }
                 } else {
                     Rounded { codes: [0; COLUMNS], scale: 0.0 }
                 };
@@ -86,6 +87,25 @@ impl DotTask for Quantize {
                 unsafe { self.write(to, slot, &rounded) };
             }
         }
+    }
+}
+
+impl Quantize<'_> {
+    /// # Safety
+    /// `row` has the columns of the block, or all that `order` names.
+    #[inline(always)]
+    unsafe fn rounded(&self, row: *const f32, block: usize) -> Rounded {
+        let first = block * COLUMNS;
+        let Some(order) = self.order else {
+            // SAFETY: the contract of this function.
+            return round(unsafe { &*row.add(first).cast::<[f32; COLUMNS]>() });
+        };
+        let mut x = [0f32; COLUMNS];
+        for (x, column) in x.iter_mut().zip(&order[first..first + COLUMNS]) {
+            // SAFETY: the contract of this function.
+            *x = unsafe { *row.add(*column as usize) };
+        }
+        round(&x)
     }
 }
 
@@ -118,7 +138,7 @@ fn round(x: &[f32; COLUMNS]) -> Rounded {
     Rounded { codes, scale: amax / 127.0 }
 }
 
-impl Quantize {
+impl Quantize<'_> {
     /// # Safety
     /// The block at `to` is writable, and `slot` is one of its slots.
     #[inline(always)]

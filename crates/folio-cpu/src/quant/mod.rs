@@ -15,7 +15,7 @@
 //!    sum, rounded once. Where a format has a scale per 16, both halves take step 2, then both take step 3.
 //!
 //! Then the bias, then the residual. `weight_scale` is one f32: an f16 as it is stored, or a f16 times a 6- or 8-bit
-//! integer, which is exact.
+//! integer, which is exact; in Folio's own formats it is the f32 itself.
 //!
 //! # Layout
 //!
@@ -27,6 +27,22 @@
 //! | [`Simple`] | 32 | `d` 16 x f16, with a minimum `m` 16 x f16, codes |
 //! | [`Mx`] | 32 | exponents 16 x u8, codes |
 //! | [`Super`] | 256 | `d` 16 x f16, with minima `min` 16 x f16, then 8 times: 1 or 2 scales 16 x i8, as many minima 16 x i8, codes |
+//! | [`Grouped`] | 32 or 128 | `d` 16 x f32, with zeros `z` 16 x u8, codes of each 32 columns |
+//!
+//! | block format | form | codes |
+//! |---|---|---|
+//! | Q8_0 | [`Simple`] | [`Signed8`] |
+//! | Q4_0, Q5_0 | [`Simple`] | [`Signed4`], [`Signed5`] |
+//! | Q4_1, Q5_1 | [`Simple`] with a minimum | [`Unsigned4`], [`Unsigned5`] |
+//! | IQ4_NL, MXFP4 | [`Simple`], [`Mx`] | [`Iq4`], [`E2m1`] |
+//! | Q4_K, Q5_K | [`Super`] with minima | [`Unsigned4`], [`Unsigned5`] |
+//! | IQ4_XS | [`Super`] | [`Iq4`] |
+//! | Q2_K | [`Super`] with minima, a scale per 16 columns | [`Unsigned4`] |
+//! | Q3_K, Q6_K | [`Super`], a scale per 16 columns | [`Signed4`], [`Signed6`] |
+//! | Int4x32, Int4x128 | [`Grouped`] | [`Signed4`] |
+//! | Uint4x32, Uint4x128 | [`Grouped`] with zeros; the minimum is `-(d * z)` | [`Unsigned4`] |
+//! | Int8x32, Int8x128 | [`Grouped`] | [`Signed8`] |
+//! | Fp8x32, Fp8x128 | none: floats, see `plain` | |
 //!
 //! Cost: a weight takes the bits of its block format, and at most 0.15 more (Q2_K and Q3_K: up to 2 more).
 
@@ -68,6 +84,32 @@ pub(crate) trait Form: Copy + 'static {
     /// # Safety
     /// `record` is readable for `BYTES`.
     unsafe fn offsets<S: Simd>(record: *const u8, block: usize) -> [S::V; 2];
+
+    /// Puts what a source block says besides codes into the record: the inverse of `scales` and `offsets`.
+    fn put_scales(record: &mut [u8], row: usize, source: &Scales);
+}
+
+/// What a source block says besides its codes, whatever its format. Fields that a format lacks are zero.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Scales {
+    /// f16 bits.
+    pub(crate) d: u16,
+    /// f16 bits of the unit of minima, or of the minimum.
+    pub(crate) min: u16,
+    /// f32 bits, of Folio's own formats.
+    pub(crate) d32: u32,
+    /// The zero of those that have one.
+    pub(crate) zero: u8,
+    /// The exponent of MXFP4.
+    pub(crate) exponent: u8,
+    /// Per 16 columns, in units of `d` and `min`. Formats with one scale per 32 have it twice.
+    pub(crate) scales: [i8; 16],
+    pub(crate) minima: [i8; 16],
+}
+
+/// Value `row` of the 16 at `at`.
+fn put_at<const N: usize>(record: &mut [u8], at: usize, row: usize, bytes: [u8; N]) {
+    record[at + N * row..][..N].copy_from_slice(&bytes);
 }
 
 /// f16 `d`, perhaps f16 `m`, codes of 32 columns.
@@ -77,6 +119,10 @@ pub(crate) struct Simple<C, const MINIMA: bool, const COMMON: bool>(std::marker:
 /// Exponents, codes of 32 columns.
 #[derive(Clone, Copy)]
 pub(crate) struct Mx<C>(std::marker::PhantomData<C>);
+
+/// `BLOCKS` times 32 columns under one f32 `d`, perhaps one zero.
+#[derive(Clone, Copy)]
+pub(crate) struct Grouped<C, const BLOCKS: usize, const ZEROS: bool>(std::marker::PhantomData<C>);
 
 /// 256 columns under one f16 `d`, perhaps one f16 `min`.
 #[derive(Clone, Copy)]
@@ -104,6 +150,12 @@ impl<C: Codes, const MINIMA: bool, const COMMON: bool> Form for Simple<C, MINIMA
         // SAFETY: with minima, they follow the scales.
         [if MINIMA { unsafe { S::f16(record.cast::<u16>().add(LANES)) } } else { S::splat(0.0) }; 2]
     }
+    fn put_scales(record: &mut [u8], row: usize, source: &Scales) {
+        put_at(record, 0, row, source.d.to_le_bytes());
+        if MINIMA {
+            put_at(record, 2 * LANES, row, source.min.to_le_bytes());
+        }
+    }
 }
 
 impl<C: Codes, const MINIMA: bool, const COMMON: bool> Simple<C, MINIMA, COMMON> {
@@ -130,6 +182,48 @@ impl<C: Codes> Form for Mx<C> {
     #[inline(always)]
     unsafe fn offsets<S: Simd>(_: *const u8, _: usize) -> [S::V; 2] {
         [S::splat(0.0); 2]
+    }
+    fn put_scales(record: &mut [u8], row: usize, source: &Scales) {
+        put_at(record, 0, row, [source.exponent]);
+    }
+}
+
+impl<C: Codes, const BLOCKS: usize, const ZEROS: bool> Grouped<C, BLOCKS, ZEROS> {
+    const ZEROS_AT: usize = 4 * LANES;
+    const CODES: usize = Self::ZEROS_AT + if ZEROS { LANES } else { 0 };
+}
+
+impl<C: Codes, const BLOCKS: usize, const ZEROS: bool> Form for Grouped<C, BLOCKS, ZEROS> {
+    type C = C;
+    const BYTES: usize = Self::CODES + BLOCKS * C::BYTES;
+    const BLOCKS: usize = BLOCKS;
+    const HALVES: bool = false;
+    const MINIMA: bool = ZEROS;
+    const COMMON: bool = false;
+
+    #[inline(always)]
+    fn codes_at(block: usize) -> usize {
+        Self::CODES + block * C::BYTES
+    }
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(record: *const u8, _: usize) -> [S::V; 2] {
+        // SAFETY: the record starts with 16 f32.
+        [unsafe { S::load(record.cast()) }; 2]
+    }
+    #[inline(always)]
+    unsafe fn offsets<S: Simd>(record: *const u8, _: usize) -> [S::V; 2] {
+        if !ZEROS {
+            return [S::splat(0.0); 2];
+        }
+        // SAFETY: zeros follow the scales; they are small, so the sign of a byte does not matter.
+        let products = unsafe { S::mul(S::load(record.cast()), S::i8(record.add(Self::ZEROS_AT).cast())) };
+        [S::sub(S::splat(0.0), products); 2]
+    }
+    fn put_scales(record: &mut [u8], row: usize, source: &Scales) {
+        put_at(record, 0, row, source.d32.to_le_bytes());
+        if ZEROS {
+            put_at(record, Self::ZEROS_AT, row, [source.zero]);
+        }
     }
 }
 
@@ -186,6 +280,19 @@ impl<C: Codes, const HALVES: bool, const MINIMA: bool> Form for Super<C, HALVES,
         let minima = unsafe { Self::products::<S>(record, 2 * LANES, Self::scales_at(block) + Self::SCALES) };
         minima.map(|m| S::sub(S::splat(0.0), m))
     }
+    fn put_scales(record: &mut [u8], row: usize, source: &Scales) {
+        put_at(record, 0, row, source.d.to_le_bytes());
+        if MINIMA {
+            put_at(record, 2 * LANES, row, source.min.to_le_bytes());
+        }
+        for (block, part) in (0..8).flat_map(|block| (0..Self::PARTS).map(move |part| (block, part))) {
+            let at = Self::scales_at(block) + LANES * part;
+            put_at(record, at, row, source.scales[2 * block + part].to_le_bytes());
+            if MINIMA {
+                put_at(record, at + Self::SCALES, row, source.minima[2 * block + part].to_le_bytes());
+            }
+        }
+    }
 }
 
 /// Declares what codes are.
@@ -238,7 +345,7 @@ pub(crate) trait FormTask {
     fn run<F: Form>(self) -> Self::Output;
 }
 
-/// Runs a task with the form of `format`.
+/// Runs a task with the form of `format`, which is not FP8.
 pub(crate) fn with_form<T: FormTask>(format: BlockFormat, task: T) -> T::Output {
     match format {
         BlockFormat::Q8_0 => task.run::<Simple<Signed8, false, true>>(),
@@ -254,5 +361,12 @@ pub(crate) fn with_form<T: FormTask>(format: BlockFormat, task: T) -> T::Output 
         BlockFormat::Q5_K => task.run::<Super<Unsigned5, false, true>>(),
         BlockFormat::Q6_K => task.run::<Super<Signed6, true, false>>(),
         BlockFormat::IQ4_XS => task.run::<Super<Iq4, false, false>>(),
+        BlockFormat::Int4x32 => task.run::<Grouped<Signed4, 1, false>>(),
+        BlockFormat::Int4x128 => task.run::<Grouped<Signed4, 4, false>>(),
+        BlockFormat::Uint4x32 => task.run::<Grouped<Unsigned4, 1, true>>(),
+        BlockFormat::Uint4x128 => task.run::<Grouped<Unsigned4, 4, true>>(),
+        BlockFormat::Int8x32 => task.run::<Grouped<Signed8, 1, false>>(),
+        BlockFormat::Int8x128 => task.run::<Grouped<Signed8, 4, false>>(),
+        BlockFormat::Fp8x32 | BlockFormat::Fp8x128 => unreachable!("FP8 has no integers"),
     }
 }

@@ -5,27 +5,23 @@
 
 use folio_model::quant::{BlockFormat, k_scale_min, q3_k_scale};
 
-use super::{Form, FormTask};
+use super::{Form, FormTask, Scales};
 use crate::simd::LANES;
 use crate::simd::dot::{COLUMNS, Codes, VECTORS, lifted, put};
 
 /// What a source block says about up to 256 columns, in a common shape.
 struct Source {
-    /// f16 bits.
-    d: u16,
-    /// f16 bits of the unit of minima, or of the minimum.
-    min: u16,
-    /// The exponent of MXFP4.
-    exponent: u8,
-    /// Per 16 columns, in units of `d` and `min`. Formats with one scale per 32 have it twice.
-    scales: [i8; 16],
-    minima: [i8; 16],
+    scales: Scales,
     /// As `put` takes them: unsigned below 8 bits, signed at 8.
     codes: [u8; 256],
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn u32_at(bytes: &[u8]) -> u32 {
+    u32::from_le_bytes(*bytes.first_chunk().expect("blocks are whole"))
 }
 
 fn twelve(bytes: &[u8], at: usize) -> &[u8; 12] {
@@ -49,32 +45,32 @@ fn fifth(bits: &[u8], codes: &mut [u8]) {
 
 impl Source {
     fn read(format: BlockFormat, b: &[u8]) -> Self {
-        let mut s = Source { d: 0, min: 0, exponent: 0, scales: [0; 16], minima: [0; 16], codes: [0; 256] };
+        let mut s = Source { scales: Scales::default(), codes: [0; 256] };
         match format {
             BlockFormat::Q8_0 => {
-                s.d = u16_at(b, 0);
+                s.scales.d = u16_at(b, 0);
                 s.codes[..32].copy_from_slice(&b[2..34]);
             }
             BlockFormat::Q4_0 | BlockFormat::IQ4_NL => {
-                s.d = u16_at(b, 0);
+                s.scales.d = u16_at(b, 0);
                 nibbles(&b[2..], &mut s.codes);
             }
             BlockFormat::Q4_1 => {
-                (s.d, s.min) = (u16_at(b, 0), u16_at(b, 2));
+                (s.scales.d, s.scales.min) = (u16_at(b, 0), u16_at(b, 2));
                 nibbles(&b[4..], &mut s.codes);
             }
             BlockFormat::Q5_0 => {
-                s.d = u16_at(b, 0);
+                s.scales.d = u16_at(b, 0);
                 nibbles(&b[6..], &mut s.codes);
                 fifth(&b[2..6], &mut s.codes);
             }
             BlockFormat::Q5_1 => {
-                (s.d, s.min) = (u16_at(b, 0), u16_at(b, 2));
+                (s.scales.d, s.scales.min) = (u16_at(b, 0), u16_at(b, 2));
                 nibbles(&b[8..], &mut s.codes);
                 fifth(&b[4..8], &mut s.codes);
             }
             BlockFormat::MXFP4 => {
-                s.exponent = b[0];
+                s.scales.exponent = b[0];
                 nibbles(&b[1..], &mut s.codes);
             }
             BlockFormat::Q2_K => s.read_q2_k(b),
@@ -83,8 +79,26 @@ impl Source {
             BlockFormat::Q5_K => s.read_k(b, &b[48..], Some(&b[16..48])),
             BlockFormat::Q6_K => s.read_q6_k(b),
             BlockFormat::IQ4_XS => s.read_iq4_xs(b),
+            BlockFormat::Int4x32 | BlockFormat::Int4x128 => s.read_nibbles(b, &b[4..]),
+            BlockFormat::Uint4x32 | BlockFormat::Uint4x128 => {
+                s.scales.zero = b[4];
+                s.read_nibbles(b, &b[5..]);
+            }
+            BlockFormat::Int8x32 | BlockFormat::Int8x128 => {
+                s.scales.d32 = u32_at(b);
+                s.codes[..b.len() - 4].copy_from_slice(&b[4..]);
+            }
+            BlockFormat::Fp8x32 | BlockFormat::Fp8x128 => unreachable!("FP8 is packed as floats"),
         }
         s
+    }
+
+    /// An f32, and runs of 32 nibbles.
+    fn read_nibbles(&mut self, b: &[u8], runs: &[u8]) {
+        self.scales.d32 = u32_at(b);
+        for (run, codes) in runs.chunks_exact(16).zip(self.codes.chunks_exact_mut(32)) {
+            nibbles(run, codes);
+        }
     }
 
     /// Two bits of 256 values: run `i` of 16 values is bits `2 * (i % 8 / 2)..` of 16 bytes.
@@ -98,14 +112,14 @@ impl Source {
     }
 
     fn read_q2_k(&mut self, b: &[u8]) {
-        (self.d, self.min) = (u16_at(b, 80), u16_at(b, 82));
+        (self.scales.d, self.scales.min) = (u16_at(b, 80), u16_at(b, 82));
         self.two_bits(&b[16..80]);
-        self.scales = std::array::from_fn(|run| (b[run] & 15) as i8);
-        self.minima = std::array::from_fn(|run| (b[run] >> 4) as i8);
+        self.scales.scales = std::array::from_fn(|run| (b[run] & 15) as i8);
+        self.scales.minima = std::array::from_fn(|run| (b[run] >> 4) as i8);
     }
 
     fn read_q3_k(&mut self, b: &[u8]) {
-        self.d = u16_at(b, 108);
+        self.scales.d = u16_at(b, 108);
         self.two_bits(&b[32..96]);
         for (i, code) in self.codes.iter_mut().enumerate() {
             let high = b[i % 32] >> (i / 32) & 1;
@@ -113,16 +127,16 @@ impl Source {
             *code = (*code | high << 2) + 4;
         }
         for run in 0..16 {
-            self.scales[run] = q3_k_scale(twelve(b, 96), run);
+            self.scales.scales[run] = q3_k_scale(twelve(b, 96), run);
         }
     }
 
     fn read_k(&mut self, b: &[u8], qs: &[u8], high: Option<&[u8]>) {
-        (self.d, self.min) = (u16_at(b, 0), u16_at(b, 2));
+        (self.scales.d, self.scales.min) = (u16_at(b, 0), u16_at(b, 2));
         for (run, codes) in self.codes.chunks_exact_mut(32).enumerate() {
             let (scale, minimum) = k_scale_min(twelve(b, 4), run);
-            self.scales[2 * run..2 * run + 2].fill(scale as i8);
-            self.minima[2 * run..2 * run + 2].fill(minimum as i8);
+            self.scales.scales[2 * run..2 * run + 2].fill(scale as i8);
+            self.scales.minima[2 * run..2 * run + 2].fill(minimum as i8);
             for (i, code) in codes.iter_mut().enumerate() {
                 let fifth = high.map_or(0, |high| high[i] >> run & 1);
                 *code = qs[32 * (run / 2) + i] >> (4 * (run % 2)) & 15 | fifth << 4;
@@ -131,22 +145,22 @@ impl Source {
     }
 
     fn read_q6_k(&mut self, b: &[u8]) {
-        self.d = u16_at(b, 208);
+        self.scales.d = u16_at(b, 208);
         let (low, high) = (&b[..128], &b[128..192]);
         for (i, code) in self.codes.iter_mut().enumerate() {
             let (part, quarter, at) = (i / 128, i % 128 / 32, i % 32);
             let low = low[64 * part + 32 * (quarter % 2) + at] >> (4 * (quarter / 2)) & 15;
             *code = low | (high[32 * part + at] >> (2 * quarter) & 3) << 4;
         }
-        self.scales = std::array::from_fn(|run| b[192 + run] as i8);
+        self.scales.scales = std::array::from_fn(|run| b[192 + run] as i8);
     }
 
     fn read_iq4_xs(&mut self, b: &[u8]) {
-        self.d = u16_at(b, 0);
+        self.scales.d = u16_at(b, 0);
         let high = u16_at(b, 2);
         for run in 0..8 {
             let scale = b[4 + run / 2] >> (4 * (run % 2)) & 15 | ((high >> (2 * run) & 3) as u8) << 4;
-            self.scales[2 * run..2 * run + 2].fill(scale as i8 - 32);
+            self.scales.scales[2 * run..2 * run + 2].fill(scale as i8 - 32);
             nibbles(&b[8 + 16 * run..], &mut self.codes[32 * run..]);
         }
     }
@@ -166,44 +180,12 @@ impl FormTask for PackRecord<'_> {
     fn run<F: Form>(self) {
         for (row, bytes) in self.rows.iter().enumerate().filter(|(_, bytes)| !bytes.is_empty()) {
             let source = Source::read(self.format, bytes);
-            write_scales::<F>(self.record, row, &source);
+            F::put_scales(self.record, row, &source.scales);
             for block in 0..F::BLOCKS {
                 let codes = &mut self.record[F::codes_at(block)..][..F::C::BYTES];
                 for (column, code) in source.codes[COLUMNS * block..][..COLUMNS].iter().enumerate() {
                     put::<F::C>(codes, column / 4, 4 * row + column % 4, *code);
                 }
-            }
-        }
-    }
-}
-
-/// Bytes between the start of a record and the codes of its block: what [`Form`] says scales and minima are.
-fn write_scales<F: Form>(record: &mut [u8], row: usize, source: &Source) {
-    let mut f16_at = |at: usize, bits: u16| record[at + 2 * row..][..2].copy_from_slice(&bits.to_le_bytes());
-    if F::BLOCKS == 1 {
-        if F::codes_at(0) == LANES {
-            record[row] = source.exponent;
-            return;
-        }
-        f16_at(0, source.d);
-        if F::MINIMA {
-            f16_at(2 * LANES, source.min);
-        }
-        return;
-    }
-    f16_at(0, source.d);
-    if F::MINIMA {
-        f16_at(2 * LANES, source.min);
-    }
-    let parts = if F::HALVES { 2 } else { 1 };
-    for block in 0..F::BLOCKS {
-        let kinds = if F::MINIMA { 2 } else { 1 };
-        let at = F::codes_at(block) - LANES * parts * kinds;
-        for part in 0..parts {
-            let scale = source.scales[2 * block + part];
-            record[at + LANES * part + row] = scale as u8;
-            if F::MINIMA {
-                record[at + LANES * (parts + part) + row] = source.minima[2 * block + part] as u8;
             }
         }
     }
@@ -262,6 +244,12 @@ pub(crate) mod tests {
     use super::*;
     use crate::quant::with_form;
 
+    /// The formats that are multiplied as integers.
+    pub(crate) fn integers() -> impl Iterator<Item = BlockFormat> {
+        let float = |format: &BlockFormat| matches!(format, BlockFormat::Fp8x32 | BlockFormat::Fp8x128);
+        BlockFormat::ALL.into_iter().filter(move |format| !float(format))
+    }
+
     /// Blocks with every bit in use and scales that are finite.
     pub(crate) fn random_blocks(format: BlockFormat, blocks: usize, seed: u64) -> Vec<u8> {
         let mut state = seed | 1;
@@ -289,6 +277,15 @@ pub(crate) mod tests {
                 block[0] = 118 + block[0] % 8;
                 return;
             }
+            _ if format.ggml_type().is_none() => {
+                // Bits that no f16 has; zeros of four bits need room in the f32.
+                let x = u32_at(block) as f32 / u32::MAX as f32 * 0.02 - 0.01;
+                block[..4].copy_from_slice(&x.to_le_bytes());
+                if matches!(format, BlockFormat::Uint4x32 | BlockFormat::Uint4x128) {
+                    block[4] %= 17;
+                }
+                return;
+            }
             _ => &[0],
         };
         for &at in floats {
@@ -299,7 +296,7 @@ pub(crate) mod tests {
 
     #[test]
     fn every_format_has_the_values_of_its_decoding() {
-        for format in BlockFormat::ALL {
+        for format in integers() {
             let (bytes, columns) = with_form(format, Size);
             let source = random_blocks(format, LANES, 7);
             let blocks: Vec<&[u8]> = source.chunks_exact(format.bytes()).collect();

@@ -103,12 +103,13 @@ impl<B: Backend> Loader<'_, B> {
             Some(to) => (Encoding::Block(to.format()), to.row(&values.collect::<Vec<_>>())),
             None => (Encoding::Plain(self.dtype), encode(self.dtype, values)),
         };
-        let view = TensorView { encoding, shape: &[rows, cols], bytes: &bytes };
+        let view = TensorView { encoding, shape: &[rows, cols], bytes: &bytes, order: None };
         self.backend.load_matrix("random", &[view]).expect("a matrix")
     }
     fn vector(&mut self, len: usize, around: f32, spread: f32) -> folio_model::program::VectorId {
         let bytes = encode(DType::F32, (0..len).map(|_| around + spread * self.random.unit()));
-        let view = TensorView { encoding: Encoding::Plain(DType::F32), shape: &[len], bytes: &bytes };
+        let view =
+            TensorView { encoding: Encoding::Plain(DType::F32), shape: &[len], bytes: &bytes, order: None };
         self.backend.load_vector("random", &[view]).expect("a vector")
     }
 }

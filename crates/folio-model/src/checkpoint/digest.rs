@@ -56,6 +56,9 @@ impl Digest {
         for size in view.shape {
             hash.update((*size as u64).to_le_bytes());
         }
+        for column in view.order.unwrap_or_default() {
+            hash.update(column.to_le_bytes());
+        }
         for page in view.bytes.chunks(STRIDE) {
             hash.update(&page[..page.len().min(SAMPLE)]);
         }

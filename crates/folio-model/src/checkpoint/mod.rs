@@ -69,7 +69,7 @@ impl<'a> Tensor<'a> {
 
     /// What a backend takes; `bytes` are [`Tensor::bytes`].
     pub fn view<'b>(&'b self, bytes: &'b [u8]) -> TensorView<'b> {
-        TensorView { encoding: self.encoding, shape: self.shape, bytes }
+        TensorView { encoding: self.encoding, shape: self.shape, bytes, order: None }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The values of a block, in plain loops: the definition that every packed form is tested against.
 //!
-//! Each function is ggml's `dequantize_row_*` (llama.cpp, `ggml-quants.c`) of the same name: the same products and sums of
-//! f32, in the same order, each rounded by itself (no fused multiply-add). Invariant: any bytes decode; a scale that is
+//! For ggml's formats each function is its `dequantize_row_*` (llama.cpp, `ggml-quants.c`) of the same name. All are products
+//! and sums of f32 in a fixed order, each rounded by itself (no fused multiply-add). Invariant: any bytes decode; a scale that is
 //! not finite gives values that are not finite, never a panic.
 
 use half::f16;
@@ -27,6 +27,10 @@ impl BlockFormat {
             BlockFormat::IQ4_NL => iq4_nl,
             BlockFormat::IQ4_XS => iq4_xs,
             BlockFormat::MXFP4 => mxfp4,
+            BlockFormat::Int4x32 | BlockFormat::Int4x128 => int4,
+            BlockFormat::Uint4x32 | BlockFormat::Uint4x128 => uint4,
+            BlockFormat::Int8x32 | BlockFormat::Int8x128 => int8,
+            BlockFormat::Fp8x32 | BlockFormat::Fp8x128 => fp8,
         };
         for (block, out) in bytes.chunks_exact(self.bytes()).zip(out.chunks_exact_mut(self.values())) {
             one(block, out);
@@ -61,6 +65,13 @@ pub const fn q3_k_scale(scales: &[u8; 12], i: usize) -> i8 {
     let low = if i < 8 { scales[i] & 15 } else { scales[i - 8] >> 4 };
     let high = scales[8 + i % 4] >> (2 * (i / 4)) & 3;
     (low | high << 4) as i8 - 32
+}
+
+/// An e4m3fn code (OCP FP8: bias 7, no infinities, 0x7f and 0xff are NaN) in units of 256: the f16 with its bits shifted to
+/// their places, which has a bias larger by 8. Exact for every number, subnormal ones too; NaN is not told from a number.
+pub const fn e4m3_in_256ths(code: u8) -> f16 {
+    let code = code as u16;
+    f16::from_bits((code & 0x80) << 8 | (code & 0x7f) << 7)
 }
 
 fn half(bytes: &[u8]) -> f32 {
@@ -203,6 +214,39 @@ fn mxfp4(block: &[u8], out: &mut [f32]) {
     nibbles(&block[1..], out, |_, q| f32::from(MXFP4_VALUES[usize::from(q)]) * d);
 }
 
+fn single(block: &[u8]) -> f32 {
+    f32::from_le_bytes(*array(block, 0))
+}
+
+fn int4(block: &[u8], out: &mut [f32]) {
+    let d = single(block);
+    for (qs, out) in block[4..].chunks_exact(16).zip(out.chunks_exact_mut(32)) {
+        nibbles(qs, out, |_, q| d * (f32::from(q) - 8.0));
+    }
+}
+
+fn uint4(block: &[u8], out: &mut [f32]) {
+    let (d, z) = (single(block), f32::from(block[4] as i8));
+    for (qs, out) in block[5..].chunks_exact(16).zip(out.chunks_exact_mut(32)) {
+        nibbles(qs, out, |_, q| d * f32::from(q) - d * z);
+    }
+}
+
+fn int8(block: &[u8], out: &mut [f32]) {
+    let d = single(block);
+    for (x, q) in out.iter_mut().zip(&block[4..]) {
+        *x = d * f32::from(*q as i8);
+    }
+}
+
+fn fp8(block: &[u8], out: &mut [f32]) {
+    // Exact, so that the product below is the only rounding.
+    let d = single(block) * 256.0;
+    for (x, q) in out.iter_mut().zip(&block[4..]) {
+        *x = if q & 0x7f == 0x7f { f32::NAN } else { d * e4m3_in_256ths(*q).to_f32() };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -220,6 +264,88 @@ mod tests {
         BlockFormat::Q4_0.decode(&q4, &mut out);
         assert_eq!(out[..16], std::array::from_fn::<f32, 16, _>(|i| -0.25 * (i as f32 - 8.0)));
         assert_eq!(out[16..], std::array::from_fn::<f32, 16, _>(|i| -0.25 * (7.0 - i as f32)));
+    }
+
+    /// Blocks with a full scale and all codes, against the sentence that defines the format.
+    #[test]
+    fn folios_own_formats_are_what_they_say() {
+        let scales = [0.0123f32, -3.5e-5, 1.0e-41, f32::from_bits(0x3f80_0001)];
+        for (d, values) in scales.into_iter().flat_map(|d| [(d, 32), (d, 128)]) {
+            let of = |small, large| if values == 32 { small } else { large };
+            let mut out = vec![9.0; values];
+            let nibble = |i: usize| (7 * i + i / 16) as u8 & 15;
+            let codes = (0..values / 2).map(|byte| {
+                let at = byte / 16 * 32 + byte % 16;
+                nibble(at) | nibble(at + 16) << 4
+            });
+            let block: Vec<u8> = d.to_le_bytes().into_iter().chain(codes.clone()).collect();
+            of(BlockFormat::Int4x32, BlockFormat::Int4x128).decode(&block, &mut out);
+            for (i, x) in out.iter().enumerate() {
+                assert_eq!(*x, d * (f32::from(nibble(i)) - 8.0));
+            }
+            for z in 0..=16 {
+                let block: Vec<u8> = d.to_le_bytes().into_iter().chain([z]).chain(codes.clone()).collect();
+                of(BlockFormat::Uint4x32, BlockFormat::Uint4x128).decode(&block, &mut out);
+                for (i, x) in out.iter().enumerate() {
+                    let (q, z) = (f32::from(nibble(i)), f32::from(z));
+                    assert_eq!(*x, d * q - d * z);
+                    assert!((x - d * (q - z)).abs() <= d.abs() * 2e-6 + f32::from_bits(1));
+                }
+            }
+            let byte = |i: usize| (37 * i + 128) as u8;
+            let block: Vec<u8> = d.to_le_bytes().into_iter().chain((0..values).map(byte)).collect();
+            of(BlockFormat::Int8x32, BlockFormat::Int8x128).decode(&block, &mut out);
+            for (i, x) in out.iter().enumerate() {
+                assert_eq!(*x, d * f32::from(byte(i) as i8));
+            }
+        }
+    }
+
+    /// A scale of 16 bits has a product with every code and zero, so `d * q - d * z` is `d * (q - z)`.
+    #[test]
+    fn zeros_are_exact_where_scales_are_f16_or_bf16() {
+        for bits in (0..=u16::MAX).step_by(7) {
+            for d in [f16::from_bits(bits).to_f32(), half::bf16::from_bits(bits).to_f32()] {
+                let largest = d * 16.0;
+                if !largest.is_finite() || (d.abs() < f32::MIN_POSITIVE && d != 0.0) {
+                    continue;
+                }
+                for z in 0..=16 {
+                    let mut block = d.to_le_bytes().to_vec();
+                    block.push(z);
+                    block.extend((0..16).map(|i| i << 4 | (15 - i)));
+                    let mut out = [9.0; 32];
+                    BlockFormat::Uint4x32.decode(&block, &mut out);
+                    for (i, x) in out.into_iter().enumerate() {
+                        let q = if i < 16 { 15 - i } else { i - 16 };
+                        assert_eq!(x, d * (q as f32 - f32::from(z)), "{d} {q} {z}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Every code of e4m3 by its definition, with one rounding.
+    #[test]
+    fn codes_of_e4m3_are_what_ocp_says() {
+        for d in [1.0f32, 0.0371, -7.7e-6, 1.0e-40, 1.3e36] {
+            for start in [0u8, 32, 64, 96, 128, 160, 192, 224] {
+                let block: Vec<u8> = d.to_le_bytes().into_iter().chain(start..=start + 31).collect();
+                let mut out = [9.0; 32];
+                BlockFormat::Fp8x32.decode(&block, &mut out);
+                for (x, code) in out.into_iter().zip(start..=start + 31) {
+                    let (sign, e, m) = (code >> 7, i32::from(code >> 3 & 15), f64::from(code & 7));
+                    let size =
+                        if e == 0 { m / 8.0 * 2f64.powi(-6) } else { (1.0 + m / 8.0) * 2f64.powi(e - 7) };
+                    let value = if sign == 1 { -size } else { size };
+                    match code & 0x7f {
+                        0x7f => assert!(x.is_nan()),
+                        _ => assert_eq!(x.to_bits(), ((f64::from(d) * value) as f32).to_bits(), "{code:#x}"),
+                    }
+                }
+            }
+        }
+        assert_eq!(e4m3_in_256ths(0x7e).to_f32() * 256.0, 448.0);
     }
 
     #[test]

@@ -7,7 +7,7 @@ mod decode;
 
 use std::fmt;
 
-pub use decode::{IQ4_VALUES, MXFP4_VALUES, k_scale_min, mxfp4_scale, q3_k_scale};
+pub use decode::{IQ4_VALUES, MXFP4_VALUES, e4m3_in_256ths, k_scale_min, mxfp4_scale, q3_k_scale};
 
 use crate::backend::DType;
 
@@ -57,10 +57,15 @@ impl fmt::Display for Encoding {
     }
 }
 
-/// ggml's block formats, byte for byte (llama.cpp, `ggml-common.h`). Names are theirs; `d`, `m` and `min` are f16.
+/// ggml's block formats, byte for byte (llama.cpp, `ggml-common.h`), and Folio's own.
 ///
-/// Those of 32 values store nibbles in pairs: byte `i` holds value `i` (low) and value `i + 16` (high). Those of 256 values
-/// have scales of their own for every 16 or 32 values, themselves in units of `d`.
+/// Names of ggml's are theirs; `d`, `m` and `min` are f16. Those of 32 values store nibbles in pairs: byte `i` holds value `i`
+/// (low) and value `i + 16` (high). Those of 256 values have scales of their own for every 16 or 32 values, themselves in
+/// units of `d`.
+///
+/// Folio's own (`Int4x32` to `Fp8x128`) are what quantized safetensors checkpoints are re-expressed in: the kind of code, and
+/// how many values share a scale. No file holds them. `d` is an f32, because checkpoints have scales in f16, bf16 and f32;
+/// each run of 32 nibbles is 16 bytes in pairs as above; numbers are little endian.
 #[allow(non_camel_case_types, reason = "the field's own names")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BlockFormat {
@@ -96,10 +101,27 @@ pub enum BlockFormat {
     /// 32 values (OCP MX): one byte of exponent, 16 bytes of nibbles (E2M1). `x = 2^(e - 128) * value`, with `value` of
     /// [`MXFP4_VALUES`]
     MXFP4,
+    /// 32 values: `d`, 16 bytes of nibbles. `x = d * (q - 8)`
+    Int4x32,
+    /// 128 values: `d`, 64 bytes of nibbles. `x = d * (q - 8)`
+    Int4x128,
+    /// 32 values: `d`, `z` (i8, 0 to 16), 16 bytes of nibbles. `x = d * q - d * z`, which is `d * (q - z)` for every `d`
+    /// of at most 20 bits, as f16 and bf16 have.
+    Uint4x32,
+    /// 128 values: `d`, `z`, 64 bytes of nibbles, likewise.
+    Uint4x128,
+    /// 32 values: `d`, 32 x i8. `x = d * q`
+    Int8x32,
+    /// 128 values: `d`, 128 x i8. `x = d * q`
+    Int8x128,
+    /// 32 values: `d`, 32 codes of e4m3fn (OCP FP8). `x = d * e4m3(q)`. A `d` of 2^120 or more counts as infinite.
+    Fp8x32,
+    /// 128 values: `d`, 128 codes of e4m3fn, likewise.
+    Fp8x128,
 }
 
 impl BlockFormat {
-    pub const ALL: [BlockFormat; 13] = [
+    pub const ALL: [BlockFormat; 21] = [
         BlockFormat::Q4_0,
         BlockFormat::Q4_1,
         BlockFormat::Q5_0,
@@ -113,11 +135,24 @@ impl BlockFormat {
         BlockFormat::IQ4_NL,
         BlockFormat::IQ4_XS,
         BlockFormat::MXFP4,
+        BlockFormat::Int4x32,
+        BlockFormat::Int4x128,
+        BlockFormat::Uint4x32,
+        BlockFormat::Uint4x128,
+        BlockFormat::Int8x32,
+        BlockFormat::Int8x128,
+        BlockFormat::Fp8x32,
+        BlockFormat::Fp8x128,
     ];
 
-    /// ggml's number of the type (`enum ggml_type`).
-    pub const fn ggml_type(self) -> u32 {
-        match self {
+    /// The formats that GGUF files have.
+    pub fn of_ggml() -> impl Iterator<Item = BlockFormat> {
+        Self::ALL.into_iter().filter(|format| format.ggml_type().is_some())
+    }
+
+    /// ggml's number of the type (`enum ggml_type`); `None` for Folio's own.
+    pub const fn ggml_type(self) -> Option<u32> {
+        Some(match self {
             BlockFormat::Q4_0 => 2,
             BlockFormat::Q4_1 => 3,
             BlockFormat::Q5_0 => 6,
@@ -131,12 +166,26 @@ impl BlockFormat {
             BlockFormat::IQ4_NL => 20,
             BlockFormat::IQ4_XS => 23,
             BlockFormat::MXFP4 => 39,
-        }
+            _ => return None,
+        })
     }
 
-    /// ggml's number, plus 16 (the first 16 are for plain types): part of a model's digest.
+    /// Part of a model's digest. The first 16 are for plain types, then come ggml's numbers, and from 128 on Folio's own.
     pub(crate) const fn tag(self) -> u8 {
-        16 + self.ggml_type() as u8
+        match self {
+            BlockFormat::Int4x32 => 128,
+            BlockFormat::Int4x128 => 129,
+            BlockFormat::Uint4x32 => 130,
+            BlockFormat::Uint4x128 => 131,
+            BlockFormat::Int8x32 => 132,
+            BlockFormat::Int8x128 => 133,
+            BlockFormat::Fp8x32 => 134,
+            BlockFormat::Fp8x128 => 135,
+            _ => match self.ggml_type() {
+                Some(number) => 16 + number as u8,
+                None => unreachable!(),
+            },
+        }
     }
 
     /// Values of a block.
@@ -148,7 +197,14 @@ impl BlockFormat {
             | BlockFormat::Q5_1
             | BlockFormat::Q8_0
             | BlockFormat::IQ4_NL
-            | BlockFormat::MXFP4 => 32,
+            | BlockFormat::MXFP4
+            | BlockFormat::Int4x32
+            | BlockFormat::Uint4x32
+            | BlockFormat::Int8x32
+            | BlockFormat::Fp8x32 => 32,
+            BlockFormat::Int4x128 | BlockFormat::Uint4x128 | BlockFormat::Int8x128 | BlockFormat::Fp8x128 => {
+                128
+            }
             BlockFormat::Q2_K
             | BlockFormat::Q3_K
             | BlockFormat::Q4_K
@@ -174,6 +230,27 @@ impl BlockFormat {
             BlockFormat::IQ4_NL => 18,
             BlockFormat::IQ4_XS => 136,
             BlockFormat::MXFP4 => 17,
+            BlockFormat::Int4x32 => 4 + 16,
+            BlockFormat::Int4x128 => 4 + 64,
+            BlockFormat::Uint4x32 => 5 + 16,
+            BlockFormat::Uint4x128 => 5 + 64,
+            BlockFormat::Int8x32 | BlockFormat::Fp8x32 => 4 + 32,
+            BlockFormat::Int8x128 | BlockFormat::Fp8x128 => 4 + 128,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Part of every stored digest: a tag must never change, nor be used twice.
+    #[test]
+    fn tags_stay_what_they_were() {
+        let tags = BlockFormat::ALL.map(BlockFormat::tag);
+        let want =
+            [18, 19, 22, 23, 24, 26, 27, 28, 29, 30, 36, 39, 55, 128, 129, 130, 131, 132, 133, 134, 135];
+        assert_eq!(tags, want);
+        assert_eq!(BlockFormat::of_ggml().count(), 13);
     }
 }

@@ -20,6 +20,12 @@ pub fn matrix_shape(name: &str, parts: &[TensorView<'_>]) -> Result<(usize, usiz
         let [part_rows, part_cols] = *part.shape else {
             return Err(shape(part, "a matrix has two dimensions"));
         };
+        if !part.order_fits() || part.order != parts[0].order {
+            return Err(shape(
+                part,
+                "the order of its columns is no permutation, or another than that of the first part",
+            ));
+        }
         if part.encoding.bytes(part_cols).and_then(|row| row.checked_mul(part_rows)) != Some(part.bytes.len())
         {
             return Err(shape(part, "its bytes do not match"));
@@ -35,6 +41,17 @@ pub fn matrix_shape(name: &str, parts: &[TensorView<'_>]) -> Result<(usize, usiz
         shape: Vec::new(),
         reason: "no parts".to_owned(),
     })
+}
+
+pub fn no_order(name: &str, parts: &[TensorView<'_>]) -> Result<()> {
+    match parts.iter().find(|part| part.order.is_some()) {
+        None => Ok(()),
+        Some(part) => Err(BackendError::Shape {
+            name: name.to_owned(),
+            shape: part.shape.to_vec(),
+            reason: "a vector has no order of columns".to_owned(),
+        }),
+    }
 }
 
 impl ReferenceBackend {

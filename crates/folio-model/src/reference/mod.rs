@@ -184,12 +184,13 @@ impl Backend for ReferenceBackend {
 
     fn load_matrix(&mut self, name: &str, parts: &[TensorView<'_>]) -> Result<MatrixId> {
         let (rows, cols) = checks::matrix_shape(name, parts)?;
-        let data = parts.iter().flat_map(|part| decode(part)).collect();
+        let data = parts.iter().flat_map(|part| in_order(part, decode(part))).collect();
         self.matrices.push(Matrix { rows, cols, data });
         Ok(MatrixId(self.matrices.len() as u32 - 1))
     }
 
-    fn load_vector(&mut self, _name: &str, parts: &[TensorView<'_>]) -> Result<VectorId> {
+    fn load_vector(&mut self, name: &str, parts: &[TensorView<'_>]) -> Result<VectorId> {
+        checks::no_order(name, parts)?;
         self.vectors.push(parts.iter().flat_map(|part| decode(part)).collect());
         Ok(VectorId(self.vectors.len() as u32 - 1))
     }
@@ -265,6 +266,18 @@ fn decode(part: &TensorView<'_>) -> Vec<f32> {
     }
 }
 
+/// Columns where the model has them.
+fn in_order(part: &TensorView<'_>, stored: Vec<f32>) -> Vec<f32> {
+    let Some(order) = part.order else { return stored };
+    let mut values = vec![0.0; stored.len()];
+    for (values, stored) in values.chunks_mut(order.len()).zip(stored.chunks(order.len())) {
+        for (column, value) in order.iter().zip(stored) {
+            values[*column as usize] = *value;
+        }
+    }
+    values
+}
+
 fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }
@@ -319,4 +332,26 @@ fn attend(
         }
     }
     out.into_iter().map(|value| (value / sum) as f32).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_put_where_the_model_has_them() {
+        let mut backend = ReferenceBackend::new();
+        let bytes: Vec<u8> = (0..6).flat_map(|i| (i as f32).to_le_bytes()).collect();
+        let view =
+            |shape, order| TensorView { encoding: Encoding::Plain(DType::F32), shape, bytes: &bytes, order };
+        let id = backend.load_matrix("a", &[view(&[2, 3], Some(&[2, 0, 1]))]).unwrap();
+        assert_eq!(backend.matrix(id).row(0), [1.0, 2.0, 0.0]);
+        assert_eq!(backend.matrix(id).row(1), [4.0, 5.0, 3.0]);
+        for order in [&[0, 1][..], &[0, 1, 1], &[0, 1, 3], &[0, 1, 2, 2]] {
+            assert!(backend.load_matrix("b", &[view(&[2, 3], Some(order))]).is_err(), "{order:?}");
+        }
+        let mixed = [view(&[2, 3], Some(&[2, 0, 1])), view(&[2, 3], None)];
+        assert!(backend.load_matrix("c", &mixed).is_err());
+        assert!(backend.load_vector("d", &[view(&[6], Some(&[0]))]).is_err());
+    }
 }

@@ -22,7 +22,12 @@ impl Backend for Recast {
         let parts: Vec<_> = parts
             .iter()
             .zip(&bytes)
-            .map(|(part, bytes)| TensorView { encoding: Encoding::Plain(dtype), shape: part.shape, bytes })
+            .map(|(part, bytes)| TensorView {
+                encoding: Encoding::Plain(dtype),
+                shape: part.shape,
+                bytes,
+                order: part.order,
+            })
             .collect();
         self.backend.load_matrix(name, &parts)
     }
