@@ -3,8 +3,10 @@
 //! Decoding cannot be faster than reading every weight byte once per step; prefill cannot be faster than its
 //! multiply-adds. A rate of the engine means something only as a fraction of these.
 //!
-//! Cost: a gibibyte of memory and about a second for [`Machine::measure`].
+//! Cost: a gibibyte of memory and about a second for [`Machine::measure`], and as much again for every further number of
+//! threads of [`Machine::measure_each`].
 
+use std::ops::Range;
 use std::time::Instant;
 
 use crate::backend::CpuBackend;
@@ -19,6 +21,9 @@ const BUFFER_BYTES: usize = 1 << 30;
 const PIECE_BYTES: usize = 1 << 20;
 /// The best of this many passes: a limit is what the machine does when nothing else runs.
 const PASSES: usize = 5;
+/// What one pass reads at least, if that is not more than so many times the same.
+const BYTES_PER_PASS: usize = 64 << 20;
+const MOST_TIMES: usize = 1000;
 
 /// Measured limits.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,68 +41,83 @@ pub struct Machine {
 impl Machine {
     /// Measures with the threads and the instruction set that a [`CpuBackend`] would take.
     pub fn measure(threads: Option<usize>, isa: Option<Isa>) -> Result<Self, CpuError> {
+        let threads = threads.unwrap_or_else(CpuBackend::detect_threads);
+        Ok(Self::measure_each(&[threads], isa)?.swap_remove(0))
+    }
+
+    /// One measurement for each number of threads. All read the same memory, so that they can be compared where memory is not
+    /// everywhere equally fast.
+    pub fn measure_each(threads: &[usize], isa: Option<Isa>) -> Result<Vec<Self>, CpuError> {
         let isa = match isa {
             Some(isa) => isa.checked()?,
             None => Isa::from_env()?,
         };
-        let threads = threads.unwrap_or_else(CpuBackend::detect_threads);
-        let mut pool = Pool::new(threads)?;
-        let read_bytes_per_s = read_bandwidth(&mut pool, isa)?;
-        let f32_flop_per_s = multiply_rate(&mut pool, isa)?;
-        let int8_op_per_s = int8_rate(&mut pool, isa)?;
-        Ok(Self { threads, isa, read_bytes_per_s, f32_flop_per_s, int8_op_per_s })
+        let buffer = buffer(&mut Pool::new(threads.iter().copied().max().unwrap_or(1))?)?;
+        let measure = |&threads: &usize| {
+            let mut pool = Pool::new(threads)?;
+            Ok(Self {
+                threads,
+                isa,
+                read_bytes_per_s: read_rate(&mut pool, isa, &[&buffer])?,
+                f32_flop_per_s: multiply_rate(&mut pool, isa)?,
+                int8_op_per_s: int8_rate(&mut pool, isa)?,
+            })
+        };
+        threads.iter().map(measure).collect()
     }
 }
 
-/// Bytes per second of all workers reading a buffer that no cache holds.
-fn read_bandwidth(pool: &mut Pool, isa: Isa) -> Result<f64, CpuError> {
+/// More than any cache holds. Its pages exist: untouched ones would all map to one page of zeros.
+fn buffer(pool: &mut Pool) -> Result<HugeBuffer, CpuError> {
     let buffer = HugeBuffer::zeroed(BUFFER_BYTES)?;
     let claims = Claims::default();
-    // The pages must exist: untouched ones all map to one zero page.
     pool.run(&|_| {
         while let Some(piece) = claims.next(BUFFER_BYTES, PIECE_BYTES) {
             // SAFETY: the piece is inside the buffer and this worker's.
             unsafe { std::ptr::write_bytes(buffer.ptr().add(piece.start), 1, piece.len()) };
         }
     })?;
-    let mut best = 0f64;
-    for _ in 0..PASSES {
-        let start = Instant::now();
-        read_once(pool, isa, &buffer)?;
-        best = best.max(BUFFER_BYTES as f64 / start.elapsed().as_secs_f64());
-    }
-    Ok(best)
-}
-
-/// Reads whole pieces of the buffer; what is left of it is less than a piece.
-fn read_once(pool: &mut Pool, isa: Isa, buffer: &HugeBuffer) -> Result<usize, CpuError> {
-    let claims = Claims::default();
-    let bytes = buffer.len() / PIECE_BYTES * PIECE_BYTES;
-    pool.run(&|_| {
-        while let Some(piece) = claims.next(bytes, PIECE_BYTES) {
-            let read = Read { from: buffer.ptr().wrapping_add(piece.start).cast(), values: piece.len() / 4 };
-            std::hint::black_box(dispatch(isa, read));
-        }
-    })?;
-    Ok(bytes)
+    Ok(buffer)
 }
 
 /// Bytes per second of reading these buffers, one after another: the limit of decoding where memory is not everywhere
-/// equally fast, as on a virtual machine whose memory lies on two nodes of its host.
+/// equally fast, as on a virtual machine whose memory lies on two nodes of its host. The ends of buffers that are not whole
+/// turns of the reader are left out. Zero if nothing is left.
 pub(crate) fn read_rate(pool: &mut Pool, isa: Isa, buffers: &[&HugeBuffer]) -> Result<f64, CpuError> {
+    let pieces: Vec<(usize, Range<usize>)> = buffers
+        .iter()
+        .enumerate()
+        .flat_map(|(at, buffer)| pieces(buffer.len()).map(move |p| (at, p)))
+        .collect();
+    let bytes: usize = pieces.iter().map(|(_, piece)| piece.len()).sum();
+    if bytes == 0 {
+        return Ok(0.0);
+    }
+    // Small weights are read several times, so that starting the workers does not count.
+    let times = BYTES_PER_PASS.div_ceil(bytes).min(MOST_TIMES);
     let mut best = 0f64;
     for _ in 0..PASSES {
+        let claims = Claims::default();
         let start = Instant::now();
-        let mut bytes = 0;
-        for buffer in buffers {
-            bytes += read_once(pool, isa, buffer)?;
-        }
-        best = best.max(bytes as f64 / start.elapsed().as_secs_f64());
+        pool.run(&|_| {
+            while let Some(claim) = claims.next(times * pieces.len(), 1) {
+                let (buffer, piece) = &pieces[claim.start % pieces.len()];
+                let from = buffers[*buffer].ptr().wrapping_add(piece.start).cast();
+                std::hint::black_box(dispatch(isa, Read { from, values: piece.len() / 4 }));
+            }
+        })?;
+        best = best.max((times * bytes) as f64 / start.elapsed().as_secs_f64());
     }
     Ok(best)
 }
 
-/// Adds up `values` f32, a multiple of [`STREAMS`] times two vectors, as that many streams side by side: what the product
+/// Pieces of a buffer of `bytes`, each whole turns of [`Read`].
+fn pieces(bytes: usize) -> impl Iterator<Item = Range<usize>> {
+    let end = bytes / TURN_BYTES * TURN_BYTES;
+    (0..end).step_by(PIECE_BYTES).map(move |start| start..end.min(start + PIECE_BYTES))
+}
+
+/// Adds up `values` f32, whole [`TURN_BYTES`], as that many streams side by side: what the product
 /// of one token does with its panels.
 struct Read {
     from: *const f32,
@@ -105,6 +125,8 @@ struct Read {
 }
 
 const STREAMS: usize = 4;
+/// Bytes of one turn of [`Read`]'s loop.
+const TURN_BYTES: usize = STREAMS * 2 * LANES * size_of::<f32>();
 
 impl Task for Read {
     type Output = f32;
@@ -118,7 +140,7 @@ impl Task for Read {
                 let at = self.from.wrapping_add(j * stream + i);
                 S::prefetch(at.wrapping_add(64).cast());
                 for (half, sum) in sums.iter_mut().enumerate() {
-                    // SAFETY: `read_bandwidth` passes a whole piece of the buffer.
+                    // SAFETY: `read_rate` passes a piece inside a buffer, whole turns long.
                     *sum = S::add(*sum, unsafe { S::load(at.wrapping_add(half * LANES)) });
                 }
             }
@@ -212,6 +234,26 @@ impl dot::DotTask for Products {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_buffer_is_read_to_its_last_whole_turn() {
+        assert_eq!(pieces(TURN_BYTES - 1).count(), 0);
+        assert_eq!(pieces(TURN_BYTES + 4).collect::<Vec<_>>(), [0..TURN_BYTES]);
+        let long = pieces(2 * PIECE_BYTES + 3 * TURN_BYTES + 1).collect::<Vec<_>>();
+        assert_eq!(long.iter().map(|piece| piece.len()).sum::<usize>(), 2 * PIECE_BYTES + 3 * TURN_BYTES);
+        assert!(long.windows(2).all(|w| w[0].end == w[1].start));
+    }
+
+    #[test]
+    fn small_weights_have_a_read_rate_and_no_weights_have_none() {
+        let mut pool = Pool::new(2).expect("pool");
+        let isa = Isa::from_env().expect("an instruction set");
+        let buffers = [100, 4096, 3 * TURN_BYTES].map(|bytes| HugeBuffer::zeroed(bytes).expect("memory"));
+        let [empty, some, more] = &buffers;
+        assert_eq!(read_rate(&mut pool, isa, &[empty]).expect("a rate"), 0.0);
+        let rate = read_rate(&mut pool, isa, &[empty, some, more]).expect("a rate");
+        assert!(rate.is_finite() && rate > 0.0);
+    }
 
     #[test]
     fn a_multiply_rate_is_measured_for_every_instruction_set() {

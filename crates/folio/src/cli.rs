@@ -46,7 +46,7 @@ pub enum Command {
     },
     /// Download a model into the hub's cache
     Pull(PullArgs),
-    /// Show what this machine can do: instruction set, threads, bandwidth, multiply rate, memory
+    /// Show what this machine can do, measured for each number of threads, and how far a model can get on it
     Doctor(DoctorArgs),
     /// Print generated documentation pages
     #[command(hide = true)]
@@ -281,8 +281,50 @@ pub enum BenchMode {
     Engine(Box<BenchEngineArgs>),
     /// Load on any OpenAI-compatible server: TTFT, TPOT, inter-token latency, throughput, goodput
     Serve(Box<BenchServeArgs>),
+    /// KL divergence of a quantized model's predictions from those of the model it was made from
+    Kl(Box<BenchKlArgs>),
     /// Retention policies on a recorded trace: how many KV blocks each finds again, beside the offline optimum
     Cache(Box<BenchCacheArgs>),
+}
+
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Examples:\n  \
+    folio bench kl ./my-model my-model.Q4_K_M.gguf --text wiki.txt\n  \
+    folio bench kl ./my-model --quantize q4 --text wiki.txt --windows 32\n\n\
+    As llama.cpp's llama-perplexity --kl-divergence: the text is cut into windows of --context tokens, each read with an\n\
+    empty cache, and the second half of each is scored. Both models are in memory at once.",
+    group = clap::ArgGroup::new("input").required(true)
+)]
+pub struct BenchKlArgs {
+    /// The model in 16 or 32 bits: a folder, a .gguf file, org/model[@revision], or `demo`
+    pub base: String,
+    /// The quantized one [default: BASE, with --quantize]
+    pub model: Option<String>,
+    /// A text to read, tokenized by BASE's tokenizer
+    #[arg(long, value_name = "FILE", group = "input")]
+    pub text: Option<PathBuf>,
+    /// Token ids to read instead, as a JSON array or separated by spaces; no token is added to them
+    #[arg(long, value_name = "FILE", group = "input")]
+    pub tokens: Option<PathBuf>,
+    /// Tokens of a window
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(4..))]
+    pub context: u32,
+    /// Windows to read [default: the whole text]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub windows: Option<u32>,
+    /// Quantize MODEL while loading it; BASE is left as it is
+    #[arg(long, value_enum, value_name = "TYPE")]
+    pub quantize: Option<Quantize>,
+    /// Element type of both models' KV caches; auto: that of each one's weights
+    #[arg(long, value_enum, default_value_t = KvDtype::Auto)]
+    pub kv_cache_dtype: KvDtype,
+    /// Threads [default: as many as the machine and its container allow]
+    #[arg(long, env = "FOLIO_THREADS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
+    pub threads: Option<u32>,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Args, Debug)]
@@ -329,8 +371,8 @@ impl Blocks {
     folio bench engine ./my-model\n  \
     folio bench engine ./my-model --prefill 512,2048 --batch 1,8,32 --depth 0,8192 --json\n\n\
     Prompts are random tokens. Rates are medians over the repetitions, after a warm-up. A decode step of one sequence\n\
-    reads every weight once, so its limit is the read bandwidth; a prompt multiplies every weight with every token, so\n\
-    its limit is the multiply rate. Both limits are measured first.")]
+    reads every weight once, so its limit is the bandwidth at which the weights can be read; a prompt multiplies every\n\
+    weight with every token, so its limit is the multiply rate. Both limits are measured first.")]
 pub struct BenchEngineArgs {
     /// A folder, a .gguf file, or org/model[@revision] [default: the built-in model]
     pub model: Option<String>,
@@ -360,7 +402,7 @@ pub struct BenchEngineArgs {
 #[command(after_help = "Examples:\n  \
     folio bench serve --url http://127.0.0.1:8000 --requests 200 --concurrency 16\n  \
     folio bench serve --url http://127.0.0.1:8000 --rate 4 --input-len 200..800 --output-len 64 --slo-ttft-ms 500 --slo-tpot-ms 50\n  \
-    folio bench serve --url http://127.0.0.1:8000 --shared-prefixes 8 --prefix-len 1000 --input-len 100\n  \
+    folio bench serve --url http://127.0.0.1:8000 --shared-prefixes 8 --prefix-len 1000 --input-len 100 --token-ids 1000..40000\n  \
     folio bench serve --url http://127.0.0.1:8000 --azure-trace AzureLLMInferenceTrace_conv.csv --trace-speed 0.1 --requests 100\n\n\
     TTFT: from sending a request to its first token. TPOT: mean time per token after the first. ITL: between two chunks\n\
     of a stream. Goodput: requests that met every given limit, per second.")]
@@ -409,12 +451,15 @@ pub struct BenchServeArgs {
     /// Let the model end its answers, instead of generating the full length with ignore_eos
     #[arg(long)]
     pub allow_eos: bool,
-    /// Put one of this many common beginnings before every prompt
+    /// Put one of this many common beginnings before every prompt, in turn
     #[arg(long, value_name = "N", requires = "prefix_len")]
     pub shared_prefixes: Option<u32>,
     /// Tokens (about) of each common beginning
     #[arg(long, value_name = "TOKENS", requires = "shared_prefixes")]
     pub prefix_len: Option<u32>,
+    /// Send made-up prompts as random token ids of this range, so that their lengths are exact; for completions
+    #[arg(long, value_name = "A..B", value_parser = crate::bench::workload::Range::parse, conflicts_with = "prompts")]
+    pub token_ids: Option<crate::bench::workload::Range>,
     /// Replay lengths and arrivals of an Azure LLM trace (TIMESTAMP,ContextTokens,GeneratedTokens)
     #[arg(long, value_name = "CSV", conflicts_with_all = ["mooncake_trace", "rate"])]
     pub azure_trace: Option<PathBuf>,
@@ -449,7 +494,19 @@ pub struct PullArgs {
 }
 
 #[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    folio doctor                             read bandwidth, f32 and byte multiply rates, for each number of threads\n  \
+    folio doctor model.Q4_0.gguf             and how far this model can get: its bytes and multiplications per token\n  \
+    folio doctor ./my-model --quantize q4")]
 pub struct DoctorArgs {
+    /// A model to load, whose limits are then told: a folder, a .gguf file, org/model[@revision], or `demo`
+    pub model: Option<String>,
+    /// Quantize MODEL while loading it
+    #[arg(long, value_enum, value_name = "TYPE", requires = "model")]
+    pub quantize: Option<Quantize>,
+    /// Most threads [default: as many as the machine and its container allow]
+    #[arg(long, env = "FOLIO_THREADS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
+    pub threads: Option<u32>,
     /// Print JSON instead of a table
     #[arg(long)]
     pub json: bool,
@@ -549,6 +606,11 @@ mod tests {
             "folio bench serve",
             "folio bench serve --url u --rate 0",
             "folio bench serve --url u --shared-prefixes 3",
+            "folio bench serve --url u --token-ids 9..3",
+            "folio bench kl m n",
+            "folio bench kl m n --text t --tokens u",
+            "folio bench kl --text t",
+            "folio doctor --quantize q8",
             "folio chat m --url u",
         ] {
             assert!(parse(line).is_err(), "{line}");

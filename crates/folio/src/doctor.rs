@@ -1,48 +1,217 @@
-//! `folio doctor`: what this machine can do.
+//! `folio doctor`: what this machine can do, and how far a model can get on it.
 
 use anyhow::Result;
+use folio_cpu::CpuBackend;
 use folio_cpu::machine::Machine;
-use serde_json::json;
+use folio_model::backend::Backend;
+use serde::Serialize;
+use serde_json::{Value, json};
 
-use crate::cli::DoctorArgs;
+use crate::bench::limits::{Costs, Limit};
+use crate::bench::table;
+use crate::cli::{DoctorArgs, KvDtype};
+use crate::runtime::{Source, WeightArgs, Weights};
 use crate::{memory, units};
 
+/// Prompt, and context of the decoded tokens, that a model's limits are given for.
+const PROMPT: u32 = 512;
+const DEPTH: u32 = 128;
+const DEEP: u32 = 8192;
+
 pub fn run(args: &DoctorArgs) -> Result<()> {
+    let source = args.model.as_deref().map(|model| Source::parse(Some(model))).transpose()?;
+    let counts = thread_counts(args.threads.map_or_else(CpuBackend::detect_threads, |n| n as usize));
     if !args.json {
-        eprintln!("measuring for about a second ...");
+        eprintln!("measuring for about {} s ...", counts.len());
     }
-    let machine = Machine::measure(None, None)?;
-    let free = memory::free();
+    let machines = Machine::measure_each(&counts, None)?;
+    let model = source.map(|source| Far::measure(&source, args, &machines)).transpose()?;
     if args.json {
-        let report = json!({
-            "version": env!("CARGO_PKG_VERSION"),
-            "isa": machine.isa.name(),
+        println!("{:#}", report(&machines, model.as_ref()));
+    } else {
+        print!("{}", text(&machines, model.as_ref()));
+    }
+    Ok(())
+}
+
+/// One to eight, then doubling, and all.
+fn thread_counts(all: usize) -> Vec<usize> {
+    let doubling = std::iter::successors(Some(16), |n| Some(2 * n)).take_while(|n| *n < all);
+    let mut counts: Vec<usize> = (1..=all.min(8)).chain(doubling).collect();
+    if counts.last() != Some(&all) {
+        counts.push(all);
+    }
+    counts
+}
+
+/// How far a model can get.
+#[derive(Debug, Serialize)]
+struct Far {
+    model: String,
+    /// What the weights are stored as and, after "to", quantized to while loading.
+    format: String,
+    weight_bytes: u64,
+    kv_bytes_per_token: usize,
+    /// Of the weights themselves, with all threads.
+    read_bytes_per_s: f64,
+    limits: Vec<Row>,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    /// "prefill" or "decode".
+    phase: &'static str,
+    batch: u32,
+    /// Of the prompt, or of the context.
+    tokens: u32,
+    #[serde(flatten)]
+    limit: Limit,
+}
+
+impl Far {
+    fn measure(source: &Source, args: &DoctorArgs, machines: &[Machine]) -> Result<Self> {
+        let checkpoint = source.open()?;
+        let load = WeightArgs {
+            threads: args.threads,
+            quantize: args.quantize,
+            kv_dtype: KvDtype::Auto,
+            max_model_len: None,
+            block_tokens: 16,
+            max_rows: 1,
+            max_logit_rows: 1,
+        };
+        let mut weights = Weights::load(&checkpoint, &load)?;
+        let all = machines[machines.len() - 1];
+        let machine = weights.limits(all)?;
+        let weight_bytes = weights.backend.weight_bytes();
+        let costs = Costs::of(&weights.model, weight_bytes);
+        Ok(Self {
+            model: source.name(),
+            format: weights.format,
+            weight_bytes,
+            kv_bytes_per_token: weights.model.kv_layout.bytes_per_token(),
+            read_bytes_per_s: machine.read_bytes_per_s,
+            limits: rows(&costs, &machine, weights.model.max_model_len),
+        })
+    }
+}
+
+/// What fits the model's context.
+fn rows(costs: &Costs, machine: &Machine, max_model_len: usize) -> Vec<Row> {
+    let prefill = |tokens: u32| ("prefill", 1, tokens);
+    let decode = |batch, tokens| ("decode", batch, tokens);
+    let asked = [prefill(PROMPT), decode(1, DEPTH), decode(8, DEPTH), decode(32, DEPTH), decode(1, DEEP)];
+    let fitting = asked.into_iter().filter(|(_, _, tokens)| (*tokens as usize) < max_model_len);
+    fitting
+        .map(|(phase, batch, tokens)| {
+            let limit = match phase {
+                "prefill" => costs.prefill(machine, tokens.into()),
+                _ => costs.decode(machine, batch.into(), tokens.into()),
+            };
+            Row { phase, batch, tokens, limit }
+        })
+        .collect()
+}
+
+fn report(machines: &[Machine], model: Option<&Far>) -> Value {
+    let limits = |machine: &Machine| {
+        json!({
             "threads": machine.threads,
             "read_bytes_per_s": machine.read_bytes_per_s,
             "f32_flop_per_s": machine.f32_flop_per_s,
             "int8_op_per_s": machine.int8_op_per_s,
-            "free_memory_bytes": free.as_ref().map(|free| free.bytes),
-        });
-        println!("{report:#}");
-        return Ok(());
+        })
+    };
+    let all = &machines[machines.len() - 1];
+    let mut report = limits(all);
+    report["version"] = env!("CARGO_PKG_VERSION").into();
+    report["isa"] = all.isa.name().into();
+    report["free_memory_bytes"] = memory::free().map(|free| free.bytes).into();
+    report["by_threads"] = machines.iter().map(limits).collect();
+    report["model"] = json!(model);
+    report
+}
+
+fn text(machines: &[Machine], model: Option<&Far>) -> String {
+    let all = &machines[machines.len() - 1];
+    let mut out = format!("instruction set   {}\n", all.isa.name());
+    if let Some(free) = memory::free() {
+        out += &format!("memory            {} {}\n", units::bytes(free.bytes), free.source);
     }
-    println!("instruction set   {}", machine.isa.name());
-    println!("threads           {}", machine.threads);
-    println!("read bandwidth    {:.1} GB/s", machine.read_bytes_per_s / 1e9);
-    println!(
-        "multiply rate     {:.0} GFLOP/s in f32 (a multiply-add counts as two)",
-        machine.f32_flop_per_s / 1e9
-    );
-    println!("                  {:.0} Gop/s in bytes, for quantized weights", machine.int8_op_per_s / 1e9);
-    if let Some(free) = free {
-        println!("memory            {} {}", units::bytes(free.bytes), free.source);
+    let row = |machine: &Machine| {
+        vec![
+            machine.threads.to_string(),
+            format!("{:.1}", machine.read_bytes_per_s / 1e9),
+            format!("{:.0}", machine.f32_flop_per_s / 1e9),
+            format!("{:.0}", machine.int8_op_per_s / 1e9),
+        ]
+    };
+    let rows: Vec<_> = machines.iter().map(row).collect();
+    out += "\nMeasured limits; a multiply-add counts as two, bytes are what quantized weights are multiplied as:\n";
+    out += &table::render(&["threads", "read GB/s", "f32 GFLOP/s", "bytes Gop/s"], &rows);
+    out += "\n";
+    match model {
+        Some(model) => out += &model.text(),
+        None => out += &guess(all),
     }
-    println!();
-    println!("What that means for decoding one sequence (every weight is read once per token):");
-    println!("  parameters   bf16   Q8_0   Q4_0   tokens/s at most");
+    out
+}
+
+impl Far {
+    fn text(&self) -> String {
+        let mut out = format!(
+            "{}: {} of weights ({}), which can be read at {:.1} GB/s; {} of KV per token\n\
+             How far it can get with all threads:\n",
+            self.model,
+            units::bytes(self.weight_bytes),
+            self.format,
+            self.read_bytes_per_s / 1e9,
+            units::bytes(self.kv_bytes_per_token as u64),
+        );
+        let row = |row: &Row| {
+            let what = match row.phase {
+                "prefill" => format!("prefill of {}", row.tokens),
+                _ => format!("decode x{} at {}", row.batch, row.tokens),
+            };
+            let limit = &row.limit;
+            vec![
+                what,
+                format!("{:.1}", limit.tokens_per_s),
+                limit.by.to_owned(),
+                units::bytes(limit.bytes_per_token as u64),
+                format!("{:.3}", limit.multiply_adds_per_token / 1e9),
+            ]
+        };
+        let rows: Vec<_> = self.limits.iter().map(row).collect();
+        let header = ["", "tokens/s at most", "limited by", "bytes per token", "G multiply-adds per token"];
+        out += &table::render(&header, &rows);
+        out
+    }
+}
+
+fn guess(machine: &Machine) -> String {
+    let mut out =
+        "What that means for decoding one sequence (every weight is read once per token; `folio doctor MODEL` measures a model):\n\
+         \x20 parameters   bf16   Q8_0   Q4_0   tokens/s at most\n"
+            .to_owned();
     for (name, parameters) in [("0.6 B", 0.6e9), ("1.2 B", 1.2e9), ("3 B", 3e9), ("8 B", 8e9)] {
         let rate = |bits: f64| machine.read_bytes_per_s / (parameters * bits / 8.0);
-        println!("  {name:>10} {:6.1} {:6.1} {:6.1}", rate(16.0), rate(8.5), rate(4.5));
+        out += &format!("  {name:>10} {:6.1} {:6.1} {:6.1}\n", rate(16.0), rate(8.5), rate(4.5));
     }
-    Ok(())
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_small_number_of_threads_is_measured_and_always_all() {
+        assert_eq!(thread_counts(1), [1]);
+        assert_eq!(thread_counts(2), [1, 2]);
+        assert_eq!(thread_counts(8), [1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(thread_counts(12), [1, 2, 3, 4, 5, 6, 7, 8, 12]);
+        assert_eq!(thread_counts(32), [1, 2, 3, 4, 5, 6, 7, 8, 16, 32]);
+        assert_eq!(thread_counts(48), [1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 48]);
+    }
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
+use folio_cpu::machine::Machine;
 use folio_cpu::{CpuBackend, CpuOptions};
 use folio_engine::engine::EngineParts;
 use folio_engine::{EngineHandle, ModelExecutor, SchedulerConfig, SystemClock};
@@ -104,6 +105,8 @@ pub struct Runtime {
     pub template: Option<Arc<ChatTemplate>>,
     pub model: LoadedModel,
     pub name: String,
+    /// See [`Weights::format`].
+    pub format: String,
     pub layout_digest: [u8; 32],
     pub report: Report,
 }
@@ -120,25 +123,97 @@ pub struct Report {
     pub kv_bytes: u64,
 }
 
-impl Runtime {
+/// What decides how weights are loaded.
+#[derive(Clone, Copy, Debug)]
+pub struct WeightArgs {
+    pub threads: Option<u32>,
+    pub quantize: Option<Quantize>,
+    pub kv_dtype: KvDtype,
+    pub max_model_len: Option<u32>,
+    pub block_tokens: u32,
+    /// Most rows of a step, and of those the most with logits.
+    pub max_rows: usize,
+    pub max_logit_rows: usize,
+}
+
+impl From<&EngineArgs> for WeightArgs {
+    fn from(args: &EngineArgs) -> Self {
+        Self {
+            threads: args.threads,
+            quantize: args.quantize,
+            kv_dtype: args.kv_cache_dtype,
+            max_model_len: args.max_model_len,
+            block_tokens: args.block_size,
+            max_rows: args.max_num_batched_tokens as usize,
+            max_logit_rows: logit_rows(args),
+        }
+    }
+}
+
+/// Weights in a backend that has no cache yet.
+pub struct Weights {
+    pub backend: CpuBackend,
+    pub model: LoadedModel,
+    /// What the weights are: "bf16", "bf16 to Q8_0".
+    pub format: String,
+}
+
+impl Weights {
     /// Loads with a progress bar on standard error.
-    pub fn start(model: Option<&str>, args: &EngineArgs) -> Result<Self> {
+    pub fn load(checkpoint: &Checkpoint, args: &WeightArgs) -> Result<Self> {
+        let mut backend =
+            CpuBackend::new(CpuOptions { threads: args.threads.map(|n| n as usize), isa: None })?;
+        if let Some(to) = args.quantize {
+            backend.quantize_weights(quantize(to));
+        }
+        let model = load(checkpoint, &mut backend, kv_dtype(args.kv_dtype, checkpoint)?, args)?;
+        let format = match args.quantize {
+            Some(to) => format!("{} to {:?}", model.weight_encoding, quantize(to).format()),
+            None => model.weight_encoding.to_string(),
+        };
+        Ok(Self { backend, model, format })
+    }
+
+    /// The limits of this machine for these weights: read where they lie, which may be faster or slower than a fresh buffer.
+    pub fn limits(&mut self, machine: Machine) -> Result<Machine> {
+        let read = self.backend.weight_read_rate()?;
+        let read_bytes_per_s = if read > 0.0 { read } else { machine.read_bytes_per_s };
+        Ok(Machine { read_bytes_per_s, ..machine })
+    }
+}
+
+/// A model in memory, before its engine is started.
+pub struct Loaded {
+    pub weights: Weights,
+    source: Source,
+    checkpoint: Checkpoint,
+    tokenizer: Arc<Tokenizer>,
+    template: Option<Arc<ChatTemplate>>,
+}
+
+impl Loaded {
+    pub fn open(model: Option<&str>, args: &EngineArgs) -> Result<Self> {
         // Contradictions first: loading may take minutes.
         scheduler_config(args, 1).validate()?;
         let source = Source::parse(model)?;
         let checkpoint = source.open()?;
         let tokenizer = Arc::new(load_tokenizer(&checkpoint)?);
         let template = load_template(&checkpoint, &tokenizer, args)?.map(Arc::new);
+        let weights = Weights::load(&checkpoint, &args.into())?;
+        Ok(Self { weights, source, checkpoint, tokenizer, template })
+    }
+}
 
-        let mut backend =
-            CpuBackend::new(CpuOptions { threads: args.threads.map(|n| n as usize), isa: None })?;
-        if let Some(to) = args.quantize {
-            backend.quantize_weights(quantize(to));
-        }
+impl Runtime {
+    pub fn start(model: Option<&str>, args: &EngineArgs) -> Result<Self> {
+        Self::with(Loaded::open(model, args)?, args)
+    }
+
+    /// Starts the engine; `args` are those the model was loaded with.
+    pub fn with(loaded: Loaded, args: &EngineArgs) -> Result<Self> {
+        let Loaded { weights, source, checkpoint, tokenizer, template } = loaded;
+        let Weights { mut backend, model, format } = weights;
         let threads = backend.threads();
-        let kv_dtype = kv_dtype(args.kv_cache_dtype, &checkpoint)?;
-        let model = load(&checkpoint, &mut backend, kv_dtype, args)?;
-
         let max_model_len = u32::try_from(model.max_model_len).context("the model's context length")?;
         let config = scheduler_config(args, max_model_len);
         let free = memory::free();
@@ -185,7 +260,7 @@ impl Runtime {
             vocab: u32::try_from(model.vocab).context("the model's vocabulary")?,
         })?;
         let layout_digest = layout_digest(&model, args.quantize);
-        Ok(Self { engine, tokenizer, template, name: source.name(), layout_digest, report, model })
+        Ok(Self { engine, tokenizer, template, name: source.name(), format, layout_digest, report, model })
     }
 
     /// Most tokens of one sequence.
@@ -207,16 +282,16 @@ fn load(
     checkpoint: &Checkpoint,
     backend: &mut CpuBackend,
     kv_dtype: DType,
-    args: &EngineArgs,
+    args: &WeightArgs,
 ) -> Result<LoadedModel> {
     let bar = Bar::bytes("packing weights");
     let mut progress = |p: Progress<'_>| bar.set(p.done_bytes, p.total_bytes, p.weight);
     let options = LoadOptions {
-        max_rows: args.max_num_batched_tokens as usize,
-        max_logit_rows: logit_rows(args),
+        max_rows: args.max_rows,
+        max_logit_rows: args.max_logit_rows,
         max_model_len: args.max_model_len.map(|n| n as usize),
         kv_dtype,
-        block_tokens: args.block_size as usize,
+        block_tokens: args.block_tokens as usize,
         progress: Some(&mut progress),
     };
     let model = Model::load(checkpoint, backend, options)?;
@@ -356,7 +431,7 @@ fn kv_dtype(asked: KvDtype, checkpoint: &Checkpoint) -> Result<DType> {
     })
 }
 
-fn load_tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer> {
+pub fn load_tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer> {
     if let Some(metadata) = checkpoint.gguf() {
         return Ok(Tokenizer::from_gguf(metadata)?);
     }

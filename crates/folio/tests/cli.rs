@@ -173,6 +173,13 @@ fn refusals_say_what_and_where() {
         (&["run", "demo", "--raw", "a", "--max-model-len", "2"], "no room"),
         (&["bench", "serve", "--url", "http://127.0.0.1:9"], "127.0.0.1:9"),
         (&["bench", "serve", "--url", "https://localhost"], "only http"),
+        (
+            &["bench", "serve", "--url", "http://h", "--endpoint", "chat", "--token-ids", "1..9"],
+            "no prompts of token ids",
+        ),
+        (&["bench", "kl", "demo", "--text", "/no/such/text", "--quantize", "q8"], "/no/such/text"),
+        (&["bench", "kl", "demo", "--text", "/no/such/text"], "nothing to compare"),
+        (&["doctor", "./no-such-model"], "no folder ./no-such-model"),
         (&["chat", "--url", "http://127.0.0.1:9"], "127.0.0.1:9"),
         (&["pull", "nonsense"], "nonsense"),
     ] {
@@ -207,6 +214,64 @@ fn the_engine_bench_fills_its_report() {
             "{figure}"
         );
     }
+}
+
+#[test]
+fn doctor_tells_the_limits_of_every_number_of_threads_and_of_a_model() {
+    let report = stdout(&["doctor", "demo", "--threads", "2", "--quantize", "q8", "--json"]);
+    let report: Value = serde_json::from_str(&report).expect("JSON");
+    let threads: Vec<_> = report["by_threads"].as_array().expect("machines").iter().collect();
+    assert_eq!(threads.iter().map(|m| m["threads"].as_u64()).collect::<Vec<_>>(), [Some(1), Some(2)]);
+    for rate in ["read_bytes_per_s", "f32_flop_per_s", "int8_op_per_s"] {
+        assert!(threads.iter().all(|machine| machine[rate].as_f64() > Some(0.0)), "{report}");
+    }
+    let model = &report["model"];
+    assert_eq!(model["format"], "BF16 to Q8_0");
+    // 512 tokens of prompt; 128 of context alone, eight and 32 times; 8,192 do not fit this model.
+    let limits = model["limits"].as_array().expect("limits");
+    assert_eq!(limits.iter().map(|row| row["batch"].as_u64()).collect::<Vec<_>>(), [1, 1, 8, 32].map(Some));
+    assert!(limits.iter().all(|row| row["tokens_per_s"].as_f64() > Some(0.0)), "{report}");
+    let bytes = |at: usize| limits[at]["bytes_per_token"].as_f64().expect("bytes");
+    assert!(
+        bytes(1) > 2.4e6 && bytes(2) < bytes(1) / 4.0,
+        "one reads all weights, eight share them: {report}"
+    );
+}
+
+#[test]
+fn a_model_is_compared_with_what_it_was_made_from() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (text, tokens) = (folder.path().join("text"), folder.path().join("tokens"));
+    std::fs::write(&text, "Once upon a time there was a little fox who lived in a wood. ".repeat(20))
+        .expect("text");
+    std::fs::write(&tokens, serde_json::to_string(&vec![7; 100]).expect("JSON")).expect("tokens");
+    let [text, tokens] = [&text, &tokens].map(|path| path.to_str().expect("a path"));
+    let kl = |more: &[&str]| -> Value {
+        let arguments = [&["bench", "kl", "demo"][..], more, &["--context", "64", "--json"]].concat();
+        serde_json::from_str(&stdout(&arguments)).expect("JSON")
+    };
+    let number = |report: &Value, name: &str| report[name].as_f64().expect("a number");
+    let same = kl(&["demo", "--text", text]);
+    assert_eq!((number(&same, "max_kl"), number(&same, "same_top")), (0.0, 1.0), "{same}");
+    assert_eq!(same["base"]["perplexity"], same["model"]["perplexity"]);
+    let (q8, q4) = (kl(&["--quantize", "q8", "--text", text]), kl(&["--quantize", "q4", "--text", text]));
+    assert!(
+        0.0 < number(&q8, "mean_kl") && number(&q8, "mean_kl") * 5.0 < number(&q4, "mean_kl"),
+        "{q8} {q4}"
+    );
+    assert_eq!((&q8["base"]["format"], &q8["model"]["format"]), (&"BF16".into(), &"BF16 to Q8_0".into()));
+    // One window of 64, of which the second half is scored but for the last token, which nothing follows.
+    let short = kl(&["--quantize", "q8", "--tokens", tokens]);
+    assert_eq!((&short["windows"], &short["positions"]), (&1.into(), &31.into()), "{short}");
+
+    let refuse = |more: &[&str]| refusal(&[&["bench", "kl", "demo"][..], more].concat());
+    assert!(refuse(&["demo", "--tokens", tokens]).contains("fewer than 512 tokens"));
+    assert!(refuse(&["demo", "--tokens", text]).contains("`Once` is not a token id"));
+    std::fs::write(tokens, "5000 ".repeat(600)).expect("tokens");
+    assert!(refuse(&["demo", "--tokens", tokens]).contains("token 5000 is not in the vocabulary of 1024"));
+    let other = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../folio-model/tests/gguf/mixed/mixed.gguf");
+    let said = refuse(&[other.to_str().expect("a path"), "--text", text, "--context", "64"]);
+    assert!(said.contains("vocabularies of 1024 and 288"), "{said}");
 }
 
 /// A server of the built-in model on a free port; killed when dropped.
@@ -290,6 +355,11 @@ fn a_server_is_measured_and_stopped() {
     let report = stdout(&[&["bench", "serve", "--url", &url][..], &shared, &more].concat());
     let report: Value = serde_json::from_str(&report).expect("JSON");
     assert!(report["cached_tokens"].as_u64() > Some(7 * 150), "the prefix is found: {report}");
+    let exact = ["--requests", "6", "--warmup", "0", "--shared-prefixes", "3", "--prefix-len", "100"];
+    let more = ["--input-len", "20", "--output-len", "2", "--token-ids", "300..900", "--json"];
+    let report = stdout(&[&["bench", "serve", "--url", &url][..], &exact, &more].concat());
+    let report: Value = serde_json::from_str(&report).expect("JSON");
+    assert_eq!((&report["completed"], &report["prompt_tokens"]), (&6.into(), &720.into()), "{report}");
     let talk = folio(&["chat", "--url", &url, "--max-tokens", "4"]).output().expect("folio runs");
     assert!(String::from_utf8_lossy(&talk.stderr).contains("Talking to tiny at"));
     served.stop();

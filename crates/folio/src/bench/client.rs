@@ -34,7 +34,8 @@ pub struct Client {
 pub struct Ask {
     pub endpoint: Endpoint,
     pub model: String,
-    pub prompt: String,
+    /// A text, or token ids.
+    pub prompt: Value,
     pub max_tokens: u32,
     pub ignore_eos: bool,
 }
@@ -236,7 +237,7 @@ fn body(ask: &Ask) -> (&'static str, Value) {
     }
     match ask.endpoint {
         Endpoint::Completions => {
-            body["prompt"] = ask.prompt.as_str().into();
+            body["prompt"] = ask.prompt.clone();
             ("/completions", body)
         }
         Endpoint::Chat => {

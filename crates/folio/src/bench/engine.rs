@@ -1,8 +1,7 @@
 //! `folio bench engine`: prefill and decode rates of the engine in this process, next to the machine's measured limits.
 //!
-//! Owns: the workloads and the model of the limits. Decoding reads every weight once per step and the KV of every sequence;
-//! a prompt multiplies every weight of the layers with every token. Whichever of bytes and multiplications takes longer at
-//! the measured rates is the limit.
+//! Owns: the workloads. What limits them is in `limits`; the read bandwidth is that of the weights themselves, measured where
+//! they lie.
 
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -12,15 +11,14 @@ use anyhow::{Context, Result, bail};
 use folio_cpu::machine::Machine;
 use folio_engine::{Event, FinishReason, Request, SamplingParams};
 use folio_kv::TenantId;
-use folio_model::LoadedModel;
-use folio_model::backend::DType;
 use serde::Serialize;
 
+use super::limits::{Costs, Limit};
 use super::stats::{Random, Summary, median};
 use super::table;
 use crate::cli::BenchEngineArgs;
 use crate::progress::Bar;
-use crate::runtime::Runtime;
+use crate::runtime::{Loaded, Runtime};
 use crate::{session, units};
 
 /// No figure of the engine takes longer.
@@ -33,10 +31,13 @@ pub fn run(args: &BenchEngineArgs) -> Result<()> {
     engine.max_num_batched_tokens = engine.max_num_batched_tokens.max(engine.max_num_seqs);
     let threads = engine.threads.map(|threads| threads as usize);
     eprintln!("measuring the machine ...");
-    let machine = Machine::measure(threads, None).context("measuring the machine")?;
-    let runtime = Runtime::start(args.model.as_deref(), &engine)?;
+    let fresh = Machine::measure(threads, None).context("measuring the machine")?;
+    let mut loaded = Loaded::open(args.model.as_deref(), &engine)?;
+    let machine = loaded.weights.limits(fresh)?;
+    let runtime = Runtime::with(loaded, &engine)?;
     runtime.report.print();
-    let report = Bench { runtime: &runtime, args, random: Random::new(1) }.run(&machine)?;
+    let mut report = Bench { runtime: &runtime, args, random: Random::new(1) }.run(&machine)?;
+    report.fresh_read_bytes_per_s = fresh.read_bytes_per_s;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
@@ -50,9 +51,16 @@ struct Report {
     model: String,
     backend: String,
     threads: usize,
+    /// What most of the weights are stored as, and quantized to while loading.
+    format: String,
     weight_bytes: u64,
+    kv_bytes: u64,
+    version: &'static str,
+    /// Of the weights themselves, and of a fresh buffer: memory need not be equally fast everywhere.
     read_bytes_per_s: f64,
+    fresh_read_bytes_per_s: f64,
     f32_flop_per_s: f64,
+    int8_op_per_s: f64,
     prefill: Vec<Figure>,
     decode: Vec<Figure>,
     /// What did not fit, and why.
@@ -75,61 +83,6 @@ struct Figure {
     share_of_limit: f64,
 }
 
-/// What a model costs, from its configuration.
-struct Costs {
-    /// Weights of all layers, and of the output matrix.
-    body: f64,
-    head: f64,
-    bytes_per_weight: f64,
-    /// Weights are multiplied as integers.
-    quantized: bool,
-    kv_bytes_per_token: f64,
-    /// Multiply-adds of attention for one query and one key.
-    attention: f64,
-}
-
-impl Costs {
-    /// `weight_bytes`: what the backend holds.
-    fn of(model: &LoadedModel, weight_bytes: u64) -> Self {
-        let bytes_per_weight = weight_bytes as f64 / model.parameters as f64;
-        let config = &model.config;
-        let (hidden, heads_width) = (config.hidden as f64, config.q_width() as f64);
-        let layer = hidden * config.qkv_width() as f64
-            + heads_width * hidden
-            + 3.0 * hidden * config.intermediate as f64;
-        Self {
-            body: layer * config.layers as f64,
-            head: config.vocab as f64 * hidden,
-            bytes_per_weight,
-            // No plain type is smaller.
-            quantized: bytes_per_weight < DType::F16.size() as f64 * 0.95,
-            kv_bytes_per_token: model.kv_layout.bytes_per_token() as f64,
-            attention: 2.0 * heads_width * config.layers as f64,
-        }
-    }
-
-    /// Least seconds of one step that decodes `batch` sequences of `depth` tokens.
-    fn decode_step(&self, machine: &Machine, batch: f64, depth: f64) -> (f64, &'static str) {
-        let bytes = (self.body + self.head) * self.bytes_per_weight + batch * depth * self.kv_bytes_per_token;
-        self.slower(machine, bytes, batch * (self.body + self.head), batch * depth * self.attention)
-    }
-
-    /// Least seconds of a prompt of `tokens`: only its last token needs logits.
-    fn prefill(&self, machine: &Machine, tokens: f64) -> (f64, &'static str) {
-        let bytes = (self.body + self.head) * self.bytes_per_weight;
-        let attention = tokens * (tokens + 1.0) / 2.0 * self.attention;
-        self.slower(machine, bytes, tokens * self.body + self.head, attention)
-    }
-
-    /// Multiply-adds with weights, and those of attention, which are always f32.
-    fn slower(&self, machine: &Machine, bytes: f64, weights: f64, attention: f64) -> (f64, &'static str) {
-        let rate = if self.quantized { machine.int8_op_per_s } else { machine.f32_flop_per_s };
-        let reading = bytes / machine.read_bytes_per_s;
-        let multiplying = 2.0 * weights / rate + 2.0 * attention / machine.f32_flop_per_s;
-        if reading > multiplying { (reading, "bytes") } else { (multiplying, "multiplications") }
-    }
-}
-
 struct Bench<'a> {
     runtime: &'a Runtime,
     args: &'a BenchEngineArgs,
@@ -143,9 +96,14 @@ impl Bench<'_> {
             model: self.runtime.name.clone(),
             backend: self.runtime.report.backend.clone(),
             threads: machine.threads,
+            format: self.runtime.format.clone(),
             weight_bytes: self.runtime.report.weight_bytes,
+            kv_bytes: self.runtime.report.kv_bytes,
+            version: env!("CARGO_PKG_VERSION"),
             read_bytes_per_s: machine.read_bytes_per_s,
+            fresh_read_bytes_per_s: machine.read_bytes_per_s,
             f32_flop_per_s: machine.f32_flop_per_s,
+            int8_op_per_s: machine.int8_op_per_s,
             prefill: Vec::new(),
             decode: Vec::new(),
             skipped: Vec::new(),
@@ -159,8 +117,7 @@ impl Bench<'_> {
                 continue;
             }
             let rates = self.repeat(|bench| bench.prefill(tokens))?;
-            let (seconds, limited_by) = costs.prefill(machine, tokens.into());
-            report.prefill.push(figure(1, tokens, rates, f64::from(tokens) / seconds, limited_by));
+            report.prefill.push(figure(1, tokens, rates, costs.prefill(machine, tokens.into())));
         }
         for &depth in &self.args.depth {
             for &batch in &self.args.batch {
@@ -172,8 +129,7 @@ impl Bench<'_> {
                 let rates = self.repeat(|bench| bench.decode(batch, depth))?;
                 // In the middle of the measured tokens.
                 let middle = f64::from(depth.max(1)) + f64::from(self.args.decode) / 2.0;
-                let (seconds, limited_by) = costs.decode_step(machine, batch.into(), middle);
-                report.decode.push(figure(batch, depth, rates, f64::from(batch) / seconds, limited_by));
+                report.decode.push(figure(batch, depth, rates, costs.decode(machine, batch.into(), middle)));
             }
         }
         bar.finish();
@@ -282,7 +238,7 @@ impl Bench<'_> {
     }
 }
 
-fn figure(batch: u32, tokens: u32, rates: Vec<f64>, limit: f64, limited_by: &'static str) -> Figure {
+fn figure(batch: u32, tokens: u32, rates: Vec<f64>, limit: Limit) -> Figure {
     let min = rates.iter().copied().fold(f64::INFINITY, f64::min);
     let max = Summary::of(rates.clone()).max;
     let rate = median(rates);
@@ -292,22 +248,25 @@ fn figure(batch: u32, tokens: u32, rates: Vec<f64>, limit: f64, limited_by: &'st
         tokens_per_s: rate,
         min_tokens_per_s: min,
         max_tokens_per_s: max,
-        limit_tokens_per_s: limit,
-        limited_by,
-        share_of_limit: rate / limit,
+        limit_tokens_per_s: limit.tokens_per_s,
+        limited_by: limit.by,
+        share_of_limit: rate / limit.tokens_per_s,
     }
 }
 
 impl Report {
     fn table(&self) -> String {
         let mut out = format!(
-            "{} on {}, {} threads: {} of weights\nmeasured limits: {:.1} GB/s of reads, {:.0} GFLOP/s\n\n",
+            "{} on {}, {} threads: {} of weights ({})\n\
+             measured limits: weights read at {:.1} GB/s, {:.0} GFLOP/s in f32, {:.0} Gop/s in bytes\n\n",
             self.model,
             self.backend,
             self.threads,
             units::bytes(self.weight_bytes),
+            self.format,
             self.read_bytes_per_s / 1e9,
-            self.f32_flop_per_s / 1e9
+            self.f32_flop_per_s / 1e9,
+            self.int8_op_per_s / 1e9
         );
         let row = |name: String, figure: &Figure| {
             vec![
@@ -328,48 +287,5 @@ impl Report {
             out += &format!("skipped {skipped}\n");
         }
         out
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn costs() -> Costs {
-        Costs {
-            body: 900.0,
-            head: 100.0,
-            bytes_per_weight: 2.0,
-            quantized: false,
-            kv_bytes_per_token: 10.0,
-            attention: 4.0,
-        }
-    }
-
-    fn machine(read_bytes_per_s: f64, f32_flop_per_s: f64) -> Machine {
-        let isa = folio_cpu::Isa::from_env().expect("an instruction set");
-        Machine { threads: 1, isa, read_bytes_per_s, f32_flop_per_s, int8_op_per_s: 4.0 * f32_flop_per_s }
-    }
-
-    #[test]
-    fn one_sequence_is_limited_by_bytes_and_many_by_multiplications() {
-        let machine = machine(1000.0, 10_000.0);
-        // 2000 bytes of weights and 1000 of KV.
-        assert_eq!(costs().decode_step(&machine, 1.0, 100.0), (3.0, "bytes"));
-        let (seconds, limited_by) = costs().decode_step(&machine, 64.0, 0.0);
-        assert_eq!((seconds, limited_by), (2.0 * 64.0 * 1000.0 / 10_000.0, "multiplications"));
-    }
-
-    #[test]
-    fn quantized_weights_are_multiplied_at_the_integer_rate_and_attention_is_not() {
-        let quantized = Costs { quantized: true, ..costs() };
-        let (seconds, _) = quantized.decode_step(&machine(1e9, 10_000.0), 64.0, 100.0);
-        assert_eq!(seconds, 2.0 * 64.0 * 1000.0 / 40_000.0 + 2.0 * 64.0 * 400.0 / 10_000.0);
-    }
-
-    #[test]
-    fn a_prompt_needs_logits_once_and_attention_in_a_triangle() {
-        let (seconds, _) = costs().prefill(&machine(1e9, 2.0), 3.0);
-        assert_eq!(seconds, 3.0 * 900.0 + 100.0 + 6.0 * 4.0);
     }
 }

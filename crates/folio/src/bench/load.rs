@@ -42,19 +42,26 @@ pub fn run(args: &BenchServeArgs) -> Result<()> {
 }
 
 async fn measure(args: &BenchServeArgs) -> Result<Report> {
+    if args.token_ids.is_some() && args.endpoint == Endpoint::Chat {
+        bail!("--token-ids: chat has no prompts of token ids; use --endpoint completions");
+    }
     let client = Arc::new(Client::new(&args.url, args.api_key.as_deref())?);
     let model = match &args.model {
         Some(model) => model.clone(),
         None => first_model(&client).await?,
     };
     let (items, left_out) = items(args)?;
-    let words_per_token = words_per_token(&client, &model, args.endpoint).await?;
+    let words_per_token = match args.token_ids {
+        Some(_) => 1.0,
+        None => words_per_token(&client, &model, args.endpoint).await?,
+    };
     let load = Arc::new(Load {
         client,
         model: model.clone(),
         endpoint: args.endpoint,
         ignore_eos: !args.allow_eos,
         words_per_token,
+        token_ids: args.token_ids,
         timeout: Duration::from_secs(args.timeout),
     });
     let open_loop = items.iter().any(|item| item.at.is_some());
@@ -139,6 +146,7 @@ struct Load {
     endpoint: Endpoint,
     ignore_eos: bool,
     words_per_token: f64,
+    token_ids: Option<workload::Range>,
     timeout: Duration,
 }
 
@@ -147,7 +155,10 @@ impl Load {
         let ask = Ask {
             endpoint: self.endpoint,
             model: self.model.clone(),
-            prompt: item.prompt.text(self.words_per_token),
+            prompt: match self.token_ids.and_then(|ids| item.prompt.ids(ids)) {
+                Some(ids) => ids.into(),
+                None => item.prompt.text(self.words_per_token).into(),
+            },
             max_tokens: item.output_tokens,
             ignore_eos: self.ignore_eos,
         };

@@ -3,6 +3,8 @@
 pub mod cache;
 pub mod client;
 pub mod engine;
+pub mod kl;
+pub mod limits;
 pub mod load;
 pub mod stats;
 pub mod table;

@@ -54,6 +54,16 @@ pub enum Prompt {
 }
 
 impl Prompt {
+    /// Made-up tokens of this range, as many as asked for; `None` for a given text.
+    pub fn ids(&self, ids: Range) -> Option<Vec<u32>> {
+        let Prompt::Pieces(pieces) = self else { return None };
+        let mut out = Vec::new();
+        for &(seed, tokens) in pieces {
+            append_ids(&mut out, seed, tokens, ids);
+        }
+        Some(out)
+    }
+
     /// `words_per_token` of the tokenizer at the other end.
     pub fn text(&self, words_per_token: f64) -> String {
         match self {
@@ -68,6 +78,12 @@ impl Prompt {
             }
         }
     }
+}
+
+/// Equal seeds are equal tokens.
+fn append_ids(out: &mut Vec<u32>, seed: u64, tokens: u32, ids: Range) {
+    let mut random = Random::new(seed);
+    out.extend((0..tokens).map(|_| ids.draw(&mut random)));
 }
 
 /// `words` made-up words.
@@ -107,11 +123,11 @@ impl Synthetic {
         let mut random = Random::new(self.seed);
         let mut arrivals = Arrivals::new(self.rate, self.seed);
         (0..self.requests)
-            .map(|_| {
+            .map(|index| {
                 let mut pieces = Vec::with_capacity(2);
                 if let Some((count, tokens)) = self.prefixes {
                     // Prefixes have small seeds of their own, so that every request with one has the same text.
-                    pieces.push((self.seed ^ (1 + random.below(count.max(1).into())), tokens));
+                    pieces.push((self.seed ^ (1 + index as u64 % u64::from(count.max(1))), tokens));
                 }
                 pieces.push((random.draw(), self.input.draw(&mut random)));
                 Item {
@@ -323,6 +339,18 @@ mod tests {
         assert!(lengths.contains(&10) && lengths.contains(&20));
         let texts: std::collections::HashSet<String> = items.iter().map(|i| i.prompt.text(1.0)).collect();
         assert_eq!(texts.len(), 200, "no two prompts are the same");
+    }
+
+    #[test]
+    fn prompts_of_ids_have_exact_lengths_and_share_their_beginnings() {
+        let (low, high) = (1000, 1999);
+        let items = synthetic(Some((4, 50)), None).items();
+        let ids: Vec<_> =
+            items.iter().map(|item| item.prompt.ids(Range { low, high }).expect("made up")).collect();
+        assert!(ids.iter().all(|ids| (60..=70).contains(&ids.len())));
+        assert!(ids.iter().flatten().all(|id| (low..=high).contains(id)));
+        assert!(ids[0][..50] == ids[4][..50] && ids[0][..50] != ids[1][..50] && ids[0][50..] != ids[4][50..]);
+        assert_eq!(Prompt::Text("given".into()).ids(Range { low, high }), None);
     }
 
     #[test]

@@ -1,0 +1,142 @@
+//! How fast a model can get on a machine: bytes and multiplications per token against the measured rates.
+//!
+//! Decoding reads every weight once per step and the KV of every sequence; a prompt multiplies every weight of the layers
+//! with every token. Whichever of bytes and multiplications takes longer is the limit. Owns that arithmetic; must never
+//! measure.
+
+use folio_cpu::machine::Machine;
+use folio_model::LoadedModel;
+use folio_model::backend::DType;
+use serde::Serialize;
+
+/// What a model costs, from its configuration.
+pub struct Costs {
+    /// Weights of all layers, and of the output matrix.
+    body: f64,
+    head: f64,
+    bytes_per_weight: f64,
+    /// Weights are multiplied as integers.
+    quantized: bool,
+    kv_bytes_per_token: f64,
+    /// Multiply-adds of attention for one query and one key.
+    attention: f64,
+}
+
+impl Costs {
+    /// `weight_bytes`: what the backend holds.
+    pub fn of(model: &LoadedModel, weight_bytes: u64) -> Self {
+        let bytes_per_weight = weight_bytes as f64 / model.parameters as f64;
+        let config = &model.config;
+        let (hidden, heads_width) = (config.hidden as f64, config.q_width() as f64);
+        let layer = hidden * config.qkv_width() as f64
+            + heads_width * hidden
+            + 3.0 * hidden * config.intermediate as f64;
+        Self {
+            body: layer * config.layers as f64,
+            head: config.vocab as f64 * hidden,
+            bytes_per_weight,
+            // No plain type is smaller.
+            quantized: bytes_per_weight < DType::F16.size() as f64 * 0.95,
+            kv_bytes_per_token: model.kv_layout.bytes_per_token() as f64,
+            attention: 2.0 * heads_width * config.layers as f64,
+        }
+    }
+
+    /// Decoding `batch` sequences of `depth` tokens, all in one step.
+    pub fn decode(&self, machine: &Machine, batch: f64, depth: f64) -> Limit {
+        let bytes = self.weights() + batch * depth * self.kv_bytes_per_token;
+        let weights = batch * (self.body + self.head);
+        self.slower(machine, batch, Step { bytes, weights, attention: batch * depth * self.attention })
+    }
+
+    /// Bytes of the weights that a decoded token needs.
+    pub fn weights(&self) -> f64 {
+        (self.body + self.head) * self.bytes_per_weight
+    }
+
+    /// A prompt of `tokens`: only its last token needs logits.
+    pub fn prefill(&self, machine: &Machine, tokens: f64) -> Limit {
+        let attention = tokens * (tokens + 1.0) / 2.0 * self.attention;
+        let weights = tokens * self.body + self.head;
+        self.slower(machine, tokens, Step { bytes: self.weights(), weights, attention })
+    }
+
+    /// Multiplications with quantized weights are of bytes, those of attention always f32.
+    fn slower(&self, machine: &Machine, tokens: f64, step: Step) -> Limit {
+        let rate = if self.quantized { machine.int8_op_per_s } else { machine.f32_flop_per_s };
+        let reading = step.bytes / machine.read_bytes_per_s;
+        let multiplying = 2.0 * step.weights / rate + 2.0 * step.attention / machine.f32_flop_per_s;
+        let (seconds, by) =
+            if reading > multiplying { (reading, "bytes") } else { (multiplying, "multiplications") };
+        Limit {
+            tokens_per_s: tokens / seconds,
+            by,
+            bytes_per_token: step.bytes / tokens,
+            multiply_adds_per_token: (step.weights + step.attention) / tokens,
+        }
+    }
+}
+
+/// What one step needs: bytes, multiply-adds with weights and those of attention.
+struct Step {
+    bytes: f64,
+    weights: f64,
+    attention: f64,
+}
+
+/// Nothing that needs these bytes and multiplications is faster at the measured rates.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Limit {
+    pub tokens_per_s: f64,
+    /// "bytes" or "multiplications".
+    pub by: &'static str,
+    pub bytes_per_token: f64,
+    pub multiply_adds_per_token: f64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn costs() -> Costs {
+        Costs {
+            body: 900.0,
+            head: 100.0,
+            bytes_per_weight: 2.0,
+            quantized: false,
+            kv_bytes_per_token: 10.0,
+            attention: 4.0,
+        }
+    }
+
+    fn machine(read_bytes_per_s: f64, f32_flop_per_s: f64) -> Machine {
+        let isa = folio_cpu::Isa::from_env().expect("an instruction set");
+        Machine { threads: 1, isa, read_bytes_per_s, f32_flop_per_s, int8_op_per_s: 4.0 * f32_flop_per_s }
+    }
+
+    #[test]
+    fn one_sequence_is_limited_by_bytes_and_many_by_multiplications() {
+        let machine = machine(1000.0, 10_000.0);
+        // 2000 bytes of weights and 1000 of KV.
+        let one = costs().decode(&machine, 1.0, 100.0);
+        assert_eq!((one.tokens_per_s, one.by), (1.0 / 3.0, "bytes"));
+        assert_eq!((one.bytes_per_token, one.multiply_adds_per_token), (3000.0, 1400.0));
+        let many = costs().decode(&machine, 64.0, 0.0);
+        assert_eq!((many.tokens_per_s, many.by), (5.0, "multiplications"));
+        assert_eq!(many.bytes_per_token, 2000.0 / 64.0);
+    }
+
+    #[test]
+    fn quantized_weights_are_multiplied_at_the_integer_rate_and_attention_is_not() {
+        let quantized = Costs { quantized: true, ..costs() };
+        let limit = quantized.decode(&machine(1e9, 10_000.0), 64.0, 100.0);
+        let seconds = 2.0 * 64.0 * 1000.0 / 40_000.0 + 2.0 * 64.0 * 400.0 / 10_000.0;
+        assert_eq!(limit.tokens_per_s, 64.0 / seconds);
+    }
+
+    #[test]
+    fn a_prompt_needs_logits_once_and_attention_in_a_triangle() {
+        let limit = costs().prefill(&machine(1e9, 2.0), 3.0);
+        assert_eq!(limit.tokens_per_s, 3.0 / (3.0 * 900.0 + 100.0 + 6.0 * 4.0));
+    }
+}
