@@ -1,0 +1,242 @@
+#!/usr/bin/env python3
+"""Makes docs/performance.md and its plots from the raw results in results/ and the prose in performance.in.md.
+
+    python3 tools/bench/report.py           writes docs/performance.md, docs/roofline.svg, docs/batch-scaling.svg
+    python3 tools/bench/report.py --check   says what is not up to date, and fails; for CI
+
+Standard library only, and the same results give the same bytes. A line `{{name arguments}}` of the prose is replaced by what `name` below makes.
+"""
+
+import os
+import re
+import statistics
+import sys
+
+import plots
+from results import FORMATS, HERE, SHAPES, Results, body, cost, head
+
+DOCS = os.path.normpath(os.path.join(HERE, "..", "..", "docs"))
+ORDER = ["prefill 512", "decode x1 at 128", "decode x8 at 128", "decode x32 at 128", "decode x1 at 8192"]
+NAMES = {"decode x1 at 128": "decode alone, depth 128", "decode x8 at 128": "decode x8, depth 128",
+         "decode x32 at 128": "decode x32, depth 128", "decode x1 at 8192": "decode alone, depth 8,192"}
+# Times llama.cpp, and the share of the limit where one was set.
+WANTED = {
+    ("llama-1b", "bf16"): [(1.0, 0.87), (1.0, 0.92), (1.3, None), (1.3, None), (1.9, None)],
+    ("llama-1b", "Q8_0"): [(1.8, None), (1.15, 0.92), (2.2, None), (2.1, None), (2.5, None)],
+    ("llama-1b", "Q4_0"): [(2.0, None), (1.15, 0.88), (2.8, None), (2.5, None), (2.5, None)],
+}
+# (what, how to read it from a run in seconds or t/s, wanted at most, what llama-server did on the issue's machine)
+LOAD = [
+    ("all 64 requests", lambda r: r["load"]["elapsed_s"], 67, "268 s", "s"),
+    ("output tokens per s", lambda r: r["load"]["output_tokens_per_s"], None, "11", ""),
+    ("TTFT, p50", lambda r: r["load"]["ttft_ms"]["p50"] / 1e3, 3, "10 s", "s"),
+    ("TTFT, p99", lambda r: r["load"]["ttft_ms"]["p99"] / 1e3, 24, "121 s", "s"),
+    ("inter-token, p50", lambda r: r["load"]["itl_ms"]["p50"] / 1e3, None, "", "s"),
+    ("inter-token, p99", lambda r: r["load"]["itl_ms"]["p99"] / 1e3, 0.5, "13.8 s", "s"),
+    ("failed", lambda r: r["load"]["requests"] - r["load"]["completed"], 0, "2", ""),
+]
+
+
+def table(header, rows):
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def spread(values, digits=1):
+    """Median, and the range where there is one."""
+    middle = f"{statistics.median(values):,.{digits}f}"
+    return middle if len(values) == 1 else f"{middle} ({min(values):,.{digits}f}..{max(values):,.{digits}f})"
+
+
+def verdict(value, wanted, at_least=True):
+    reached = value >= wanted if at_least else value <= wanted
+    return "reached" if reached else "**missed**"
+
+
+def pairs(results, shape, format_):
+    """One model in one format, cell by cell."""
+    wanted = WANTED.get((shape, format_), [(1.0, None)] * len(ORDER))
+    rows = []
+    for what, (ratio, share) in zip(ORDER, wanted):
+        cell = results.cells.get((shape, format_, what))
+        if cell is None:
+            continue
+        limit = "" if not cell.shares else f"{statistics.median(cell.shares):.0%} of {'bandwidth' if cell.by[0] == 'bytes' else 'arithmetic'}"
+        target = f"{ratio:g}x: {verdict(cell.ratio(), ratio)}"
+        if share and cell.shares:
+            target += f"; {share:.0%}: {verdict(statistics.median(cell.shares), share)}"
+        rows.append([NAMES.get(what, what), spread(cell.ours), spread(cell.theirs), f"**{spread(cell.ratios(), 2)}**" if len(cell.ours) == 1
+                     else f"**{cell.ratio():.2f}** ({min(cell.ratios()):.2f}..{max(cell.ratios()):.2f})", target, limit, str(len(cell.ours))])
+    if not rows:
+        return "Not measured yet."
+    header = ["", "Folio t/s", "llama.cpp t/s", "ratio", "wanted", "share of the limit", "pairs"]
+    files = sorted({results.files[key] for key in results.cells if key[:2] == (shape, format_)})
+    return table(header, rows) + "\n\nFrom " + ", ".join(f"`{name}`" for name in files) + "."
+
+
+def small(results):
+    """Ratios of all cells of the smaller shapes."""
+    rows, slower = [], []
+    for shape in [s for s in SHAPES if s != "llama-1b"]:
+        for format_ in FORMATS:
+            cells = [results.cells.get((shape, format_, what)) for what in ORDER[:4]]
+            if not any(cells):
+                continue
+            show = lambda c: "" if c is None else f"{statistics.median(c.ours):.0f} / {statistics.median(c.theirs):.0f} = **{c.ratio():.2f}**"
+            rows.append([shape, format_, *map(show, cells), str(max(len(c.ours) for c in cells if c))])
+            slower += [f"{shape} {format_} {NAMES.get(w, w)} ({c.ratio():.2f})" for w, c in zip(ORDER, cells) if c and c.ratio() < 1]
+    if not rows:
+        return "Not measured yet."
+    text = table(["shape", "format", *(NAMES.get(w, w) for w in ORDER[:4]), "pairs"], rows)
+    return text + "\n\nFolio t/s / llama.cpp t/s = median of the ratios of pairs. " + (
+        "Slower than llama.cpp: " + ", ".join(slower) + "." if slower else "Slower than llama.cpp: nowhere.")
+
+
+def load(results):
+    """The load on a server, newest result of each model."""
+    out = []
+    for (shape, format_), (name, data) in sorted(results.of("load").items(), key=str):
+        runs, a = data["runs"], data["arguments"]
+        if not runs:
+            continue
+        rows = []
+        for what, read, wanted, theirs, unit in LOAD:
+            values = [read(run) for run in runs]
+            goal = "" if wanted is None else f"at most {wanted:g}{' ' + unit if unit else ''}: {verdict(statistics.median(values), wanted, False)}"
+            digits = 0 if what == "failed" else 2 if unit else 1
+            rows.append([what, spread(values, digits) + (f" {unit}" if unit else ""), goal, theirs])
+        over = [run["over"] for run in runs]
+        rows.append(["resident memory over weights and written KV", spread([100 * o for o in over]) + " %",
+                     f"at most 10 %: {verdict(statistics.median(over), 0.10, False)}", ""])
+        out.append(f"{shape}, {format_}; {a['requests']} requests from {a['clients']} clients, {a['groups']} shared prefixes of {a['shared']} tokens and "
+                   f"{a['unique']} of their own, {a['output']} out; {len(runs)} runs, each on a new server (`{name}`).\n\n"
+                   + table(["", "Folio", "wanted", "llama-server, quoted¹"], rows))
+    return "\n\n".join(out) or "Not measured yet."
+
+
+def start(results):
+    """Process start to the first token."""
+    out = []
+    for (_, _), (name, data) in sorted(results.of("start").items(), key=str):
+        out.append(f"From `{name}`.")
+    return "\n\n".join(out)
+
+
+def number(value, error=None):
+    digits = 2 if value >= 0.1 else 4 if value >= 0.001 else 6
+    text = f"{value:.{digits}f}"
+    return text if error is None else f"{text} ± {error:.{digits}f}"
+
+
+def kl_of(row, engine):
+    side = row.get(engine)
+    if side is None:
+        return ""
+    return "refused" if "error" in side else number(side["mean_kl"], side["mean_kl_error"])
+
+
+def kl_trained(results):
+    (_, data), = [value for key, value in results.latest.items() if key[0] == "kl"] or [(None, None)]
+    if data is None:
+        return "Not measured yet."
+    out = []
+    for model, about in sorted(data["models"].items()):
+        rows = [row for row in data["rows"] if row["model"] == model]
+        if not about["trained"] or not rows:
+            continue
+        cells = []
+        for row in rows:
+            top = " / ".join(f"{row[e]['same_top']:.1%}" for e in ("folio", "llama.cpp") if "same_top" in row.get(e, {}))
+            cells.append([f"`{row['format']}`" if row["format"].startswith("--") else row["format"], f"{row['share']:.0%}" if row["share"] else "",
+                          kl_of(row, "folio"), kl_of(row, "llama.cpp"), top,
+                          f"{row['folio']['model']['perplexity']:.3f}" if "model" in row["folio"] else ""])
+        first = rows[0]["folio"]
+        out.append(f"**{model}** ({about['family']}, {about['parameters'] / 1e6:.2f} M parameters, trained; {first['positions']:,} positions of text that the "
+                   f"model wrote itself; perplexity in 16 bits {first['base']['perplexity']:.3f}):\n\n"
+                   + table(["format", "weights in it", "Folio, mean KL", "llama.cpp, mean KL", "same top token, Folio / llama.cpp", "perplexity"], cells))
+    return "\n\n".join(out)
+
+
+def kl_random(results):
+    (_, data), = [value for key, value in results.latest.items() if key[0] == "kl"] or [(None, None)]
+    if data is None:
+        return "Not measured yet."
+    models = [m for m, about in sorted(data["models"].items()) if not about["trained"] and any(r["model"] == m for r in data["rows"])]
+    rows = {(row["model"], row["format"]): row for row in data["rows"]}
+    formats = list(dict.fromkeys(row["format"] for row in data["rows"] if row["model"] in models and "llama.cpp" in row))
+    def cell(model, format_):
+        row = rows.get((model, format_))
+        if row is None:
+            return ""
+        ours, theirs = row["folio"], row["llama.cpp"]
+        if "error" in ours or "error" in theirs:
+            return " / ".join("refused" if "error" in side else number(side["mean_kl"]) for side in (ours, theirs))
+        return f"{number(ours['mean_kl'])} / {number(theirs['mean_kl'])}"
+    return table(["format", *(data["models"][m]["family"] for m in models)], [[f, *(cell(m, f) for m in models)] for f in formats])
+
+
+def machine(results):
+    """The newest description of the machine, and its limits by threads."""
+    newest = max((value for value in results.latest.values() if "machine" in value[1]), key=lambda v: v[0], default=None)
+    if newest is None:
+        return "A virtual machine of 2 vCPU of a Zen 4 server (AVX2 and AVX-512 with VNNI, no GPU), 24 GiB."
+    m = newest[1]["machine"]
+    caches = ", ".join(f"{level} {size}" for level, size in m["caches"].items())
+    text = (f"{m['cpu']} (family {m['family']}, model {m['model']}), {m['cpus']} processors{', virtual' if 'hypervisor' in m['flags'] else ''}; "
+            f"{', '.join(f for f in m['flags'] if f != 'hypervisor')}; {caches}; {m['memory_bytes'] / 2**30:.0f} GiB; {m['system']}.")
+    versions = sorted({f"{v}" for _, data in results.latest.values() for entry in data.get("versions", []) if isinstance(entry, dict) for v in entry.values()})
+    if versions:
+        text += " Versions: " + "; ".join(versions) + "."
+    doctor = [data for (kind, *_), (_, data) in results.latest.items() if kind == "doctor"]
+    if doctor:
+        rows = [[str(r["threads"]), f"{r['read_bytes_per_s'] / 1e9:.1f}", f"{r['f32_flop_per_s'] / 1e9:.0f}", f"{r['int8_op_per_s'] / 1e9:.0f}"]
+                for r in doctor[-1]["report"]["by_threads"]]
+        text += "\n\n" + table(["threads", "read GB/s", "f32 GFLOP/s", "bytes Gop/s"], rows) + "\n\n`folio doctor`, all in one buffer; a multiply-add counts as two."
+    return text
+
+
+def limits(results):
+    """What every Folio process of a side by side measured."""
+    rows = []
+    for shape in SHAPES:
+        for format_ in FORMATS:
+            runs = results.folio.get((shape, format_), [])
+            if runs:
+                weight_bytes = results.median(shape, format_, "weight_bytes")
+                scaled = lambda field: [r[field] / 1e9 for r in runs if field in r]
+                ints = scaled("int8_op_per_s")
+                rows.append([shape, format_, f"{weight_bytes / 1e9:.2f} GB", f"{body(shape) / 1e9:.2f} + {head(shape) / 1e9:.2f} G",
+                             spread(scaled("read_bytes_per_s")), spread(scaled("f32_flop_per_s"), 0), spread(ints, 0) if ints else ""])
+    header = ["shape", "format", "weights", "multiply-adds per token: layers + head", "read GB/s", "f32 GFLOP/s", "bytes Gop/s"]
+    return table(header, rows) if rows else "Not measured yet."
+
+
+def expand(results):
+    makers = {f.__name__: f for f in (pairs, small, load, start, kl_trained, kl_random, machine, limits)}
+    def one(match):
+        name, *arguments = match[1].split()
+        return makers[name](results, *arguments)
+    prose = open(os.path.join(HERE, "performance.in.md"), encoding="utf-8").read()
+    return "<!-- Made by tools/bench/report.py from tools/bench/performance.in.md and tools/bench/results; do not edit. -->\n\n" + re.sub(
+        r"^\{\{(.*)\}\}$", one, prose, flags=re.M)
+
+
+def main():
+    results = Results()
+    pages = {"performance.md": expand(results), "roofline.svg": plots.roofline(results), "batch-scaling.svg": plots.scaling(results)}
+    stale = []
+    for name, text in pages.items():
+        path = os.path.join(DOCS, name)
+        old = open(path, encoding="utf-8").read() if os.path.exists(path) else None
+        if text is not None and text != old:
+            stale.append(name)
+            if "--check" not in sys.argv:
+                with open(path, "w", encoding="utf-8") as out:
+                    out.write(text)
+    if stale and "--check" in sys.argv:
+        sys.exit(f"docs/ is not what tools/bench/report.py makes: {', '.join(stale)}")
+    print("written: " + ", ".join(stale) if stale else "up to date")
+
+
+if __name__ == "__main__":
+    main()
