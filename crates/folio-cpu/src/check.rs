@@ -5,10 +5,11 @@
 
 use folio_model::backend::{BackendError, Batch, DType, KvLayout, TensorView};
 use folio_model::program::{AttentionSpec, Buf, MatrixId, Op, Program, VectorId};
-use folio_model::quant::{BlockFormat, Encoding};
+use folio_model::quant::Encoding;
 
 use crate::kv::GROUP;
 use crate::packed::PackedMatrix;
+use crate::plain::Kind;
 
 fn shape_error(name: &str, shape: &[usize], reason: impl Into<String>) -> BackendError {
     BackendError::Shape { name: name.to_owned(), shape: shape.to_vec(), reason: reason.into() }
@@ -29,8 +30,7 @@ pub(crate) fn parts(name: &str, parts: &[TensorView<'_>], dims: usize) -> Result
         if part.shape.contains(&0) {
             return Err(shape_error(name, part.shape, "a dimension is zero"));
         }
-        let mix = |a: Encoding, b: Encoding| a == b || (a.plain().is_none() && b.plain().is_none());
-        if dims == 2 && (!mix(part.encoding, first.encoding) || part.shape[1] != first.shape[1]) {
+        if dims == 2 && (!stack(part.encoding, first.encoding) || part.shape[1] != first.shape[1]) {
             return Err(shape_error(name, part.shape, "parts differ in type or columns"));
         }
         if !part.order_fits() {
@@ -39,11 +39,14 @@ pub(crate) fn parts(name: &str, parts: &[TensorView<'_>], dims: usize) -> Result
         if part.order != first.order {
             return Err(shape_error(name, part.shape, "parts differ in the order of their columns"));
         }
-        if matches!(part.encoding, Encoding::Block(BlockFormat::Fp8x32 | BlockFormat::Fp8x128)) {
-            return Err(shape_error(name, part.shape, format!("{} is not served yet", part.encoding)));
-        }
     }
     Ok(())
+}
+
+/// Whether rows of both fit one matrix: they take the same activations. Floats of different plain types do not.
+fn stack(a: Encoding, b: Encoding) -> bool {
+    let integers = |encoding| matches!(Kind::of(encoding), Kind::Integers(_));
+    a == b || (a.plain().is_none() && b.plain().is_none() && integers(a) == integers(b))
 }
 
 /// The element type of a part that is not quantized.

@@ -5,14 +5,12 @@
 //!
 //! Columns are in the order in which the weights are stored: act-order of GPTQ costs a gather here, and nothing elsewhere.
 //!
-//! With plain weights a group is `[column][token]` f32, columns padded to a pair; with quantized ones integers as in
+//! With weights that are floats a group is `[column][token]` f32, columns padded to a pair; with others integers as in
 //! `quant::activations`. Cost: one pass over the activations.
-
-use folio_model::quant::Encoding;
 
 use crate::memory::Rows;
 use crate::packed::PackedMatrix;
-use crate::plain;
+use crate::plain::{self, Kind};
 use crate::pool::Worker;
 use crate::quant::activations::{self, Layout, Quantize};
 use crate::quant::tile::Needs;
@@ -39,9 +37,9 @@ pub(crate) struct Groups<'a> {
 impl<'a> Groups<'a> {
     /// For a product of `tokens` tokens with `weight`.
     pub(crate) fn new(weight: &'a PackedMatrix, isa: Isa, tokens: usize) -> Self {
-        let formats = weight.segments.iter().filter_map(|segment| match segment.encoding {
-            Encoding::Plain(_) => None,
-            Encoding::Block(format) => Some(format),
+        let formats = weight.segments.iter().filter_map(|segment| match Kind::of(segment.encoding) {
+            Kind::Floats(_) => None,
+            Kind::Integers(format) => Some(format),
         });
         let needs = formats.map(|format| Needs::of(isa, format)).reduce(Needs::and);
         let limit = needs.map_or_else(|| plain::group_limit(isa), |needs| needs.tokens);
@@ -58,7 +56,7 @@ impl<'a> Groups<'a> {
         self.tokens * group / self.count
     }
 
-    /// Of integers; `None` with plain weights.
+    /// Of integers; `None` with weights that are floats.
     pub(crate) fn layout(&self) -> Option<Layout> {
         self.layout
     }
@@ -76,7 +74,7 @@ impl<'a> Groups<'a> {
         activations::bytes_limit(tokens, cols).max(tokens * cols.next_multiple_of(2) * 4)
     }
 
-    /// One token is its own packed form with plain weights in the model's order: rows are padded with zeros.
+    /// One token is its own packed form with float weights in the model's order: rows are padded with zeros.
     pub(crate) fn packed_already(&self) -> bool {
         self.tokens == 1 && self.layout.is_none() && self.order.is_none()
     }

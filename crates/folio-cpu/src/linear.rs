@@ -10,12 +10,10 @@
 //!
 //! Cost: every weight byte is read once per [`TOKEN_BLOCK`] tokens.
 
-use folio_model::quant::Encoding;
-
 use crate::groups::Groups;
 use crate::memory::Rows;
 use crate::packed::{PackedMatrix, Segment};
-use crate::plain;
+use crate::plain::{self, Kind};
 use crate::pool::Claims;
 use crate::quant::{tile, with_form};
 use crate::simd::dot::{COLUMNS, unrolled};
@@ -261,7 +259,8 @@ impl Linear<'_> {
     ) {
         let steps = segment.steps();
         let stride = panels.len() * LANES;
-        let wide = if self.isa.is_wide() || segment.encoding.plain().is_none() { 2 } else { 1 };
+        let integers = matches!(Kind::of(segment.encoding), Kind::Integers(_));
+        let wide = if self.isa.is_wide() || integers { 2 } else { 1 };
         let start = self.groups.start(token_groups.start);
         let slab = (SLAB_COLS / segment.step_cols()).max(1);
         for first_step in (0..steps).step_by(slab) {
@@ -307,21 +306,21 @@ impl Linear<'_> {
         let panel_bytes = segment.panel_bytes();
         let output = self.output(part);
         let x = self.x.wrapping_add(self.groups.offset(group));
-        match (segment.encoding, self.groups.layout()) {
-            (Encoding::Block(format), Some(layout)) => {
+        match (Kind::of(segment.encoding), self.groups.layout()) {
+            (Kind::Integers(format), Some(layout)) => {
                 let x = x.wrapping_add(first_step * segment.step_cols() / COLUMNS * layout.block_bytes());
                 let part =
                     tile::Part { isa, weight, next, panel_bytes, panels, records: steps, x, layout, output };
                 with_form(format, &part);
             }
-            (Encoding::Plain(dtype), _) => {
+            (Kind::Floats(float), _) => {
                 let tokens = output.tokens;
-                let x = x.cast::<f32>().wrapping_add(2 * first_step * tokens);
-                let weights = plain::Weights { dtype, slab: weight, next, panel_bytes, panels, pairs: steps };
+                let x = x.cast::<f32>().wrapping_add(segment.step_cols() * first_step * tokens);
+                let weights = plain::Weights { float, slab: weight, next, panel_bytes, panels, steps };
                 // SAFETY: the contract of this function.
                 unsafe { plain::Part { isa, weights, x, tokens, output }.run() };
             }
-            (Encoding::Block(_), None) => unreachable!("groups of a quantized matrix have a layout"),
+            (Kind::Integers(_), None) => unreachable!("groups of a quantized matrix have a layout"),
         }
     }
 

@@ -3,7 +3,7 @@
 //! Owns: [`PackedMatrix`], packing, row lookup. Must never: change a value (packing is a permutation plus zero padding).
 //! A matrix is a list of segments, because GGUF files stack rows of different block formats; plain matrices have one.
 //!
-//! # Layout of plain weights (of quantized ones: see `quant`)
+//! # Layout of plain weights (of quantized ones: see `quant`, of FP8: see `fp8`)
 //!
 //! Rows are cut into panels of 16, columns into pairs; rows and columns are padded with zeros to whole ones. A panel is
 //! `[pair][32 values]`, panels follow each other:
@@ -22,7 +22,9 @@ use half::{bf16, f16};
 
 use crate::check;
 use crate::error::CpuError;
+use crate::fp8;
 use crate::memory::HugeBuffer;
+use crate::plain::{Float, Kind};
 use crate::pool::{Claims, Pool};
 use crate::quant::pack::{PackRecord, ReadRow, Size};
 use crate::quant::quantize::{Quantize, QuantizeBlock};
@@ -182,9 +184,9 @@ impl Segment {
 
     /// Bytes and columns of a step of a panel.
     fn step(&self) -> (usize, usize) {
-        match self.encoding {
-            Encoding::Plain(dtype) => (PAIR * dtype.size(), 2),
-            Encoding::Block(format) => with_form(format, Size),
+        match Kind::of(self.encoding) {
+            Kind::Floats(float) => float.step(),
+            Kind::Integers(format) => with_form(format, Size),
         }
     }
 
@@ -263,7 +265,10 @@ impl Segment {
             let record = self.record_mut(panel, step);
             let block = step * format.bytes()..(step + 1) * format.bytes();
             let rows = sources.map(|source| source.get(block.clone()).unwrap_or(&[]));
-            with_form(format, PackRecord { format, rows, record });
+            match Kind::of(self.encoding) {
+                Kind::Floats(_) => fp8::pack(rows, record),
+                Kind::Integers(format) => with_form(format, PackRecord { format, rows, record }),
+            }
         }
     }
 
@@ -275,17 +280,20 @@ impl Segment {
     fn lookup(&self, row: usize, step: usize, out: &mut [f32]) {
         let (panel, lane) = (row / LANES, row % LANES);
         let at = self.record(panel, step);
-        match self.encoding {
-            Encoding::Plain(dtype) => {
+        match Kind::of(self.encoding) {
+            Kind::Floats(Float::Plain(dtype)) => {
                 for (col, x) in out.iter_mut().enumerate() {
                     // SAFETY: the row and the column are inside the matrix, so the value is inside the step.
                     *x = unsafe { plain_value(dtype, at, offset(dtype, lane, col)) };
                 }
             }
-            Encoding::Block(format) => {
+            kind => {
                 // SAFETY: the record is inside the panel, and nobody writes after packing.
                 let record = unsafe { std::slice::from_raw_parts(at, self.step_bytes()) };
-                with_form(format, ReadRow { record, row: lane, out });
+                match kind {
+                    Kind::Floats(_) => fp8::read(record, lane, out),
+                    Kind::Integers(format) => with_form(format, ReadRow { record, row: lane, out }),
+                }
             }
         }
     }

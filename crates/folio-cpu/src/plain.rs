@@ -1,10 +1,14 @@
-//! The register tile of products with plain weights: `P` panels times `M` tokens over a slab of column pairs.
+//! Weights that are floats, and the register tile of products with them: `P` panels times `M` tokens over a slab of column
+//! pairs.
 //!
-//! Owns: how a float type becomes f32, and the order of multiply-adds inside a tile. Activations are `[column][token]`.
+//! Owns: which encodings are floats ([`Kind`]), how they become f32, and the order of multiply-adds inside a tile. Activations
+//! are `[column][token]`, as they are: FP8 weights round nothing but themselves.
 #![allow(clippy::needless_range_loop, reason = "a register tile reads best by its indices")]
 
 use folio_model::backend::DType;
+use folio_model::quant::{BlockFormat, Encoding};
 
+use crate::fp8;
 use crate::linear::Output;
 use crate::packed::PAIR;
 use crate::simd::{Isa, LANES, Simd, Task, dispatch};
@@ -22,22 +26,81 @@ pub(crate) fn group_limit(isa: Isa) -> usize {
     dispatch(isa, Limit)
 }
 
+/// Which arithmetic multiplies an encoding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Floats(Float),
+    /// See `quant`.
+    Integers(BlockFormat),
+}
+
+/// How floats are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Float {
+    Plain(DType),
+    /// See [`fp8`].
+    Fp8 {
+        columns: usize,
+    },
+}
+
+impl Kind {
+    pub(crate) fn of(encoding: Encoding) -> Self {
+        match encoding {
+            Encoding::Plain(dtype) => Kind::Floats(Float::Plain(dtype)),
+            Encoding::Block(format @ (BlockFormat::Fp8x32 | BlockFormat::Fp8x128)) => {
+                Kind::Floats(Float::Fp8 { columns: format.values() })
+            }
+            Encoding::Block(format) => Kind::Integers(format),
+        }
+    }
+}
+
+impl Float {
+    /// Bytes and columns of a step of a panel: a pair of columns, or a record.
+    pub(crate) fn step(self) -> (usize, usize) {
+        match self {
+            Float::Plain(dtype) => (PAIR * dtype.size(), 2),
+            Float::Fp8 { columns } => (fp8::record_bytes(columns), columns),
+        }
+    }
+}
+
 /// How a weight type becomes f32: two columns of 16 rows at a time.
 trait Weight {
+    /// Bytes of a step besides its pairs, and of a pair.
+    const HEAD: usize = 0;
     const BYTES: usize;
+    /// The pair at `p` of the step at `step`.
+    ///
     /// # Safety
-    /// `p` is readable for one pair.
-    unsafe fn pair<S: Simd>(p: *const u8) -> (S::V, S::V);
+    /// `p` is readable for one pair, `step` for its head.
+    unsafe fn pair<S: Simd>(step: *const u8, p: *const u8) -> (S::V, S::V);
 }
 
 struct Bf16;
 struct F16;
 struct F32;
+struct Fp8;
+
+impl Weight for Fp8 {
+    const HEAD: usize = fp8::HEAD;
+    const BYTES: usize = fp8::PAIR_BYTES;
+    #[inline(always)]
+    unsafe fn pair<S: Simd>(step: *const u8, p: *const u8) -> (S::V, S::V) {
+        // SAFETY: the caller promises 32 codes, and 16 scales at the start of the step.
+        unsafe {
+            let (even, odd) = S::e4m3_pairs(p);
+            let d = S::load(step.cast());
+            (S::mul(d, even), S::mul(d, odd))
+        }
+    }
+}
 
 impl Weight for Bf16 {
     const BYTES: usize = 2 * PAIR;
     #[inline(always)]
-    unsafe fn pair<S: Simd>(p: *const u8) -> (S::V, S::V) {
+    unsafe fn pair<S: Simd>(_: *const u8, p: *const u8) -> (S::V, S::V) {
         // SAFETY: the caller promises 32 values.
         unsafe { S::bf16_pairs(p.cast()) }
     }
@@ -46,7 +109,7 @@ impl Weight for Bf16 {
 impl Weight for F16 {
     const BYTES: usize = 2 * PAIR;
     #[inline(always)]
-    unsafe fn pair<S: Simd>(p: *const u8) -> (S::V, S::V) {
+    unsafe fn pair<S: Simd>(_: *const u8, p: *const u8) -> (S::V, S::V) {
         // SAFETY: the caller promises 32 values.
         unsafe { (S::f16(p.cast()), S::f16(p.add(PAIR).cast())) }
     }
@@ -55,7 +118,7 @@ impl Weight for F16 {
 impl Weight for F32 {
     const BYTES: usize = 4 * PAIR;
     #[inline(always)]
-    unsafe fn pair<S: Simd>(p: *const u8) -> (S::V, S::V) {
+    unsafe fn pair<S: Simd>(_: *const u8, p: *const u8) -> (S::V, S::V) {
         // SAFETY: the caller promises 32 values.
         unsafe { (S::load(p.cast()), S::load(p.add(2 * PAIR).cast())) }
     }
@@ -63,14 +126,15 @@ impl Weight for F32 {
 
 /// A slab of columns of panels side by side.
 pub(crate) struct Weights {
-    pub(crate) dtype: DType,
+    pub(crate) float: Float,
     /// Slab of the first panel; the others are `panel_bytes` further each.
     pub(crate) slab: *const u8,
     /// What to ask for meanwhile, laid out like the slab.
     pub(crate) next: *const u8,
     pub(crate) panel_bytes: usize,
     pub(crate) panels: usize,
-    pub(crate) pairs: usize,
+    /// Pairs of columns, or records.
+    pub(crate) steps: usize,
 }
 
 /// Weights and one group of tokens.
@@ -90,10 +154,11 @@ impl Part<'_> {
     /// # Safety
     /// Weights, activations and output rows are as the fields say, and the output is this worker's.
     pub(crate) unsafe fn run(&self) {
-        match self.weights.dtype {
-            DType::BF16 => self.typed::<Bf16>(),
-            DType::F16 => self.typed::<F16>(),
-            DType::F32 => self.typed::<F32>(),
+        match self.weights.float {
+            Float::Plain(DType::BF16) => self.typed::<Bf16>(),
+            Float::Plain(DType::F16) => self.typed::<F16>(),
+            Float::Plain(DType::F32) => self.typed::<F32>(),
+            Float::Fp8 { .. } => self.typed::<Fp8>(),
         }
     }
 
@@ -147,8 +212,13 @@ impl<W: Weight, const P: usize, const M: usize> Task for Tile<'_, W, P, M> {
 
     #[inline(always)]
     fn run<S: Simd>(self) {
+        if const { M > S::TOKENS } {
+            unreachable!("no group has {M} tokens");
+        }
         let part = self.part;
-        let Weights { slab, next, panel_bytes, pairs, .. } = part.weights;
+        let Weights { float, slab, next, panel_bytes, steps, .. } = part.weights;
+        // Of one pair where there is no head, so that the inner loop vanishes.
+        let pairs = if const { W::HEAD == 0 } { 1 } else { float.step().1 / 2 };
         let skip = self.done * panel_bytes;
         let output = part.output.skip(self.done * LANES);
         let mut acc = [[S::splat(0.0); M]; P];
@@ -160,37 +230,44 @@ impl<W: Weight, const P: usize, const M: usize> Task for Tile<'_, W, P, M> {
             let mut w = slab.wrapping_add(skip);
             let mut x = part.x;
             let mut next = next.wrapping_add(skip);
-            for _ in 0..pairs {
-                if M == 1 {
-                    // Panel after panel: few registers are live at once, the chains of the panels hide the latency.
-                    let (b, c) = (S::splat(*x), S::splat(*x.add(1)));
-                    for (p, acc) in acc.iter_mut().enumerate() {
-                        let (even, odd) = W::pair::<S>(w.wrapping_add(p * panel_bytes));
-                        S::prefetch(next.wrapping_add(p * panel_bytes));
-                        acc[0] = S::fma(odd, c, S::fma(even, b, acc[0]));
-                    }
-                } else {
-                    let mut pair = [(S::splat(0.0), S::splat(0.0)); P];
-                    for (p, v) in pair.iter_mut().enumerate() {
-                        *v = W::pair::<S>(w.wrapping_add(p * panel_bytes));
-                        S::prefetch(next.wrapping_add(p * panel_bytes));
-                    }
-                    for t in 0..M {
-                        let b = S::splat(*x.add(t));
-                        for p in 0..P {
-                            acc[p][t] = S::fma(pair[p].0, b, acc[p][t]);
+            for _ in 0..steps {
+                let step = w;
+                w = w.wrapping_add(W::HEAD);
+                next = next.wrapping_add(W::HEAD);
+                for _ in 0..pairs {
+                    if M == 1 {
+                        // Panel after panel: few registers are live at once, the chains of the panels hide the latency.
+                        let (b, c) = (S::splat(*x), S::splat(*x.add(1)));
+                        for (p, acc) in acc.iter_mut().enumerate() {
+                            let panel = p * panel_bytes;
+                            let (even, odd) = W::pair::<S>(step.wrapping_add(panel), w.wrapping_add(panel));
+                            S::prefetch(next.wrapping_add(panel));
+                            acc[0] = S::fma(odd, c, S::fma(even, b, acc[0]));
+                        }
+                    } else {
+                        let mut pair = [(S::splat(0.0), S::splat(0.0)); P];
+                        for (p, v) in pair.iter_mut().enumerate() {
+                            let panel = p * panel_bytes;
+                            *v = W::pair::<S>(step.wrapping_add(panel), w.wrapping_add(panel));
+                            S::prefetch(next.wrapping_add(panel));
+                        }
+                        for t in 0..M {
+                            let b = S::splat(*x.add(t));
+                            for p in 0..P {
+                                acc[p][t] = S::fma(pair[p].0, b, acc[p][t]);
+                            }
+                        }
+                        for t in 0..M {
+                            let b = S::splat(*x.add(M + t));
+                            for p in 0..P {
+                                acc[p][t] = S::fma(pair[p].1, b, acc[p][t]);
+                            }
                         }
                     }
-                    for t in 0..M {
-                        let b = S::splat(*x.add(M + t));
-                        for p in 0..P {
-                            acc[p][t] = S::fma(pair[p].1, b, acc[p][t]);
-                        }
-                    }
+                    w = w.wrapping_add(W::BYTES);
+                    x = x.wrapping_add(2 * M);
+                    next = next.wrapping_add(W::BYTES);
                 }
-                w = w.wrapping_add(W::BYTES);
-                x = x.wrapping_add(2 * M);
-                next = next.wrapping_add(W::BYTES);
             }
             for (p, acc) in acc.into_iter().enumerate() {
                 output.finish::<S, M>(p, acc);

@@ -119,7 +119,7 @@ fn tensors_that_do_not_fit_are_refused_by_name() {
     let two = [ordered(Some(&[1, 0])), ordered(Some(&[0, 1]))];
     assert!(refused(backend.load_matrix("f", &two)).contains("differ in the order"));
     let vector = TensorView { order: Some(&[0]), ..view(&[1], &zeros[..4]) };
-    assert!(refused(backend.load_vector("g", &[vector])).contains("no permutation"));
+    assert!(backend.load_vector("g", &[vector]).expect_err("refused").to_string().contains("no permutation"));
     let layout = KvLayout { layers: 1, kv_heads: 1, head_dim: 8, dtype: DType::F32, block_tokens: 16 };
     assert!(backend.allocate_cache(layout, 1).is_err(), "no program yet");
 }
@@ -154,4 +154,9 @@ fn plain_weights_are_quantized_on_request_and_others_are_not() {
     assert!(backend.load_matrix("mixed", &mixed).expect_err("refused").to_string().contains("differ"));
     let several = [view(Encoding::Block(BlockFormat::Q4_0), &[3, 32], &zeros[..54]), stored];
     backend.load_matrix("several", &several).expect("block formats mix");
+    let floats = view(Encoding::Block(BlockFormat::Fp8x32), &[2, 32], &zeros[..72]);
+    assert!(
+        backend.load_matrix("both", &[floats, stored]).expect_err("refused").to_string().contains("differ")
+    );
+    backend.load_matrix("floats", &[floats, floats]).expect("FP8 mixes with itself");
 }

@@ -1,7 +1,7 @@
 //! Every kernel against its chain.
 
 use folio_model::backend::{DType, TensorView};
-use folio_model::quant::BlockFormat;
+use folio_model::quant::{BlockFormat, Encoding};
 use half::{bf16, f16};
 
 use super::*;
@@ -121,16 +121,31 @@ fn assert_bits(what: &str, case: &Case, got: &[f32], want: &[f32]) {
     }
 }
 
-fn check_plain(dtype: DType, case: &Case, pool: &mut Pool) {
+/// Weights that are floats: one chain over the columns.
+fn check_floats(encoding: Encoding, case: &Case, pool: &mut Pool) {
     let (mut bytes, mut weights) = (Vec::new(), Vec::new());
-    for i in 0..case.rows * case.cols {
-        let (b, w) = encode(dtype, value(i));
-        bytes.extend(b);
-        weights.push(w);
+    match encoding {
+        Encoding::Plain(dtype) => {
+            for i in 0..case.rows * case.cols {
+                let (b, w) = encode(dtype, value(i));
+                bytes.extend(b);
+                weights.push(w);
+            }
+        }
+        Encoding::Block(format) => {
+            bytes = random_blocks(format, case.rows * case.cols / format.values(), case.rows as u64);
+            weights.resize(case.rows * case.cols, 0.0);
+            format.decode(&bytes, &mut weights);
+        }
     }
     let shape = [case.rows, case.cols];
-    let view = TensorView { encoding: Encoding::Plain(dtype), shape: &shape, bytes: &bytes, order: None };
+    let view = TensorView { encoding, shape: &shape, bytes: &bytes, order: None };
     let weight = PackedMatrix::pack(&[view], None, pool).expect("packed");
+    let mut row = vec![0.0; case.cols];
+    for (r, want) in weights.chunks_exact(case.cols).enumerate() {
+        weight.lookup(r, &mut row);
+        assert_eq!(row, want, "{encoding} row {r}");
+    }
     let bias = case.bias();
     let at = |row: usize, col: usize| weights[row * case.cols + col];
     let chain = case.each(|t, r| {
@@ -143,7 +158,7 @@ fn check_plain(dtype: DType, case: &Case, pool: &mut Pool) {
     });
     for isa in isas() {
         let got = compute(case, isa, &weight, &bias, pool);
-        assert_bits(&format!("{isa:?} {dtype:?}"), case, &got, &chain);
+        assert_bits(&format!("{isa:?} {encoding}"), case, &got, &chain);
         for (got, exact) in got.iter().zip(&exact) {
             assert!((f64::from(*got) - exact).abs() <= 1e-4 * (case.cols as f64 + 4.0));
         }
@@ -156,7 +171,11 @@ fn every_shape_type_and_set_is_the_one_chain() {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for (rows, cols) in [(1, 1), (16, 2), (17, 7), (90, 33), (130, 64)] {
             for tokens in 1..=33 {
-                check_plain(dtype, &Case { rows, cols, tokens, add: tokens % 2 == 0 }, &mut pool);
+                check_floats(
+                    Encoding::Plain(dtype),
+                    &Case { rows, cols, tokens, add: tokens % 2 == 0 },
+                    &mut pool,
+                );
             }
         }
     }
@@ -166,8 +185,61 @@ fn every_shape_type_and_set_is_the_one_chain() {
 fn chains_interrupted_by_slabs_and_token_blocks_are_exact() {
     let mut pool = Pool::new(2).expect("pool");
     for dtype in [DType::F32, DType::F16, DType::BF16] {
-        check_plain(dtype, &Case { rows: 300, cols: 1101, tokens: 14, add: true }, &mut pool);
-        check_plain(dtype, &Case { rows: 35, cols: 515, tokens: 2 * TOKEN_BLOCK + 5, add: false }, &mut pool);
+        check_floats(
+            Encoding::Plain(dtype),
+            &Case { rows: 300, cols: 1101, tokens: 14, add: true },
+            &mut pool,
+        );
+        check_floats(
+            Encoding::Plain(dtype),
+            &Case { rows: 35, cols: 515, tokens: 2 * TOKEN_BLOCK + 5, add: false },
+            &mut pool,
+        );
+    }
+}
+
+const FP8: [BlockFormat; 2] = [BlockFormat::Fp8x32, BlockFormat::Fp8x128];
+
+#[test]
+fn fp8_weights_are_the_one_chain_too() {
+    let mut pool = Pool::new(2).expect("pool");
+    for format in FP8 {
+        let encoding = Encoding::Block(format);
+        for tokens in 1..=33 {
+            let case = Case { rows: 90, cols: 256, tokens, add: tokens % 2 == 0 };
+            check_floats(encoding, &case, &mut pool);
+        }
+        check_floats(encoding, &Case { rows: 1, cols: 128, tokens: 2, add: true }, &mut pool);
+        // Slabs of columns and blocks of tokens.
+        check_floats(encoding, &Case { rows: 300, cols: 1152, tokens: 14, add: true }, &mut pool);
+        let tokens = 2 * TOKEN_BLOCK + 5;
+        check_floats(encoding, &Case { rows: 35, cols: 640, tokens, add: false }, &mut pool);
+    }
+}
+
+/// All codes under all kinds of scales, also those whose values are subnormal.
+#[test]
+fn every_code_of_fp8_has_its_value_on_every_set() {
+    let mut pool = Pool::new(1).expect("pool");
+    for d in [1.0f32, -0.0371, 1e-40, 3e-38, 1.2e36, 0.0] {
+        let (mut bytes, mut want) = (Vec::new(), vec![0.0; 256 * 32]);
+        for row in 0..=255u8 {
+            bytes.extend(d.to_le_bytes());
+            // One code in column 3, others than numbers left out.
+            bytes.extend((0..32).map(|col| if col == 3 && row & 0x7f != 0x7f { row } else { 0 }));
+        }
+        BlockFormat::Fp8x32.decode(&bytes, &mut want);
+        let encoding = Encoding::Block(BlockFormat::Fp8x32);
+        let view = TensorView { encoding, shape: &[256, 32], bytes: &bytes, order: None };
+        let weight = PackedMatrix::pack(&[view], None, &mut pool).expect("packed");
+        let case = Case { rows: 256, cols: 32, tokens: 1, add: false };
+        for isa in isas() {
+            let zeros = vec![0.0; 256];
+            let got = compute_from(&case, isa, &weight, &zeros, &|_, _| 1.0, &mut pool);
+            for (row, got) in got.iter().enumerate() {
+                assert_eq!(*got, want[32 * row + 3], "{isa:?} code {row:#x} scale {d}");
+            }
+        }
     }
 }
 
@@ -300,7 +372,7 @@ fn rows_of_several_formats_make_one_matrix() {
 fn an_order_of_columns_is_an_order_of_activations() {
     let mut pool = Pool::new(2).expect("pool");
     let plain = [DType::F32, DType::F16, DType::BF16].map(|dtype| (Encoding::Plain(dtype), [7, 64]));
-    let blocks = integers().map(|format| (Encoding::Block(format), [256, 512]));
+    let blocks = BlockFormat::ALL.map(|format| (Encoding::Block(format), [256, 512]));
     for (encoding, widths) in plain.into_iter().chain(blocks) {
         for cols in widths {
             let shape = [35, cols];

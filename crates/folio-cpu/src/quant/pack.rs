@@ -239,15 +239,17 @@ const _: () = assert!(COLUMNS == 4 * VECTORS);
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use folio_model::quant::Encoding;
     use half::f16;
 
     use super::*;
+    use crate::plain::Kind;
     use crate::quant::with_form;
 
     /// The formats that are multiplied as integers.
     pub(crate) fn integers() -> impl Iterator<Item = BlockFormat> {
-        let float = |format: &BlockFormat| matches!(format, BlockFormat::Fp8x32 | BlockFormat::Fp8x128);
-        BlockFormat::ALL.into_iter().filter(move |format| !float(format))
+        let integers = |format: &BlockFormat| matches!(Kind::of(Encoding::Block(*format)), Kind::Integers(_));
+        BlockFormat::ALL.into_iter().filter(integers)
     }
 
     /// Blocks with every bit in use and scales that are finite.
@@ -278,11 +280,15 @@ pub(crate) mod tests {
                 return;
             }
             _ if format.ggml_type().is_none() => {
-                // Bits that no f16 has; zeros of four bits need room in the f32.
+                // Bits that no f16 has.
                 let x = u32_at(block) as f32 / u32::MAX as f32 * 0.02 - 0.01;
                 block[..4].copy_from_slice(&x.to_le_bytes());
                 if matches!(format, BlockFormat::Uint4x32 | BlockFormat::Uint4x128) {
                     block[4] %= 17;
+                }
+                if matches!(format, BlockFormat::Fp8x32 | BlockFormat::Fp8x128) {
+                    // 0x7f is no number.
+                    block[4..].iter_mut().filter(|code| **code & 0x7f == 0x7f).for_each(|code| *code ^= 1);
                 }
                 return;
             }

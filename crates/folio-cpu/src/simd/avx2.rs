@@ -63,6 +63,17 @@ unsafe fn wide_f16(p: *const u16) -> __m256 {
     unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
 }
 
+/// The low and the high bytes of 16 words as f16 in 256ths: the sign stays at the top, the rest goes two bits below it.
+#[inline(always)]
+pub(super) fn e4m3_words(words: __m256i) -> (__m256i, __m256i) {
+    // SAFETY: see the module comment.
+    unsafe {
+        let place =
+            |high| _mm256_and_si256(_mm256_srai_epi16::<1>(high), _mm256_set1_epi16(0xbf80_u16 as i16));
+        (place(_mm256_slli_epi16::<8>(words)), place(words))
+    }
+}
+
 impl Simd for Avx2 {
     type V = Pair;
 
@@ -241,6 +252,19 @@ impl Simd for Avx2 {
             };
             Pair(scale(_mm256_cvtepu8_epi32(v)), scale(_mm256_cvtepu8_epi32(_mm_bsrli_si128::<8>(v))))
         }
+    }
+    #[inline(always)]
+    unsafe fn e4m3_pairs(p: *const u8) -> (Pair, Pair) {
+        // SAFETY: the caller promises 32 readable codes.
+        let (even, odd) = e4m3_words(unsafe { _mm256_loadu_si256(p.cast()) });
+        // SAFETY: see the module comment.
+        let wide = |v| unsafe {
+            Pair(
+                _mm256_cvtph_ps(_mm256_castsi256_si128(v)),
+                _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(v)),
+            )
+        };
+        (wide(even), wide(odd))
     }
     #[inline(always)]
     fn prefetch(p: *const u8) {

@@ -195,6 +195,14 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn e4m3_pairs(p: *const u8) -> (__m512, __m512) {
+        // SAFETY: the caller promises 32 readable codes; see the module comment for the features.
+        unsafe {
+            let (even, odd) = super::avx2::e4m3_words(_mm256_loadu_si256(p.cast()));
+            (_mm512_cvtph_ps(even), _mm512_cvtph_ps(odd))
+        }
+    }
+    #[inline(always)]
     fn prefetch(p: *const u8) {
         // SAFETY: a prefetch never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }

@@ -188,6 +188,10 @@ pub(crate) trait Simd: Copy + 'static {
     /// # Safety
     /// `p` is readable for 16 values.
     unsafe fn mx_scales(p: *const u8) -> Self::V;
+    /// 16 words of pairs of e4m3 codes, each in 256ths (see `e4m3_in_256ths`): the even ones, then the odd ones.
+    /// # Safety
+    /// `p` is readable for 32 codes.
+    unsafe fn e4m3_pairs(p: *const u8) -> (Self::V, Self::V);
     /// Asks for the cache line at `p`, which may be any address, into the second-level cache.
     fn prefetch(p: *const u8);
 }

@@ -163,5 +163,11 @@ impl Simd for Scalar {
         std::array::from_fn(|i| folio_model::quant::mxfp4_scale(unsafe { *p.add(i) }))
     }
     #[inline(always)]
+    unsafe fn e4m3_pairs(p: *const u8) -> (V, V) {
+        // SAFETY: the caller promises 32 readable codes.
+        let at = |i: usize| folio_model::quant::e4m3_in_256ths(unsafe { *p.add(i) }).to_f32();
+        (std::array::from_fn(|i| at(2 * i)), std::array::from_fn(|i| at(2 * i + 1)))
+    }
+    #[inline(always)]
     fn prefetch(_: *const u8) {}
 }
