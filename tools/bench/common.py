@@ -58,7 +58,8 @@ def resume(path, arguments):
     """What an earlier run with the same arguments left, or nothing. Other arguments are refused."""
     if not path or not os.path.exists(path):
         return None
-    old = json.load(open(path))
+    with open(path) as file:
+        old = json.load(file)
     changed = {k for k, v in arguments.items() if k != "rounds" and old.get("arguments", {}).get(k) != v}
     if changed:
         raise SystemExit(f"{path} was measured with other arguments ({', '.join(sorted(changed))}): remove it or write elsewhere")

@@ -115,11 +115,18 @@ def load(results):
 
 
 def start(results):
-    """Process start to the first token."""
-    out = []
-    for (_, _), (name, data) in sorted(results.of("start").items(), key=str):
-        out.append(f"From `{name}`.")
-    return "\n\n".join(out)
+    """Process start to the first token, of the newest file."""
+    if not results.starts:
+        return "Not measured yet."
+    name, data = results.starts[-1]
+    rows = []
+    for entry in data["results"]:
+        seconds = lambda field: spread([run[field] for run in entry["runs"]], 2)
+        flags = f" `{entry['flags']}`" if entry["flags"] else ""
+        served = statistics.median(run["served_mib"]["VmRSS"] for run in entry["runs"])
+        rows.append([entry["model"] + flags, seconds("listening_s"), seconds("first_token_s"), f"{entry['cold']['first_token_s']:.2f}", f"{served:.0f} MiB"])
+    note = f" {data['note']}" if data.get("note") else ""
+    return table(["model", "listening, s", "first token, s", "the very first start, s", "resident"], rows) + f"\n\nFrom `{name}`.{note}"
 
 
 def number(value, error=None):
@@ -216,9 +223,13 @@ def expand(results):
     def one(match):
         name, *arguments = match[1].split()
         return makers[name](results, *arguments)
-    prose = open(os.path.join(HERE, "performance.in.md"), encoding="utf-8").read()
     return "<!-- Made by tools/bench/report.py from tools/bench/performance.in.md and tools/bench/results; do not edit. -->\n\n" + re.sub(
-        r"^\{\{(.*)\}\}$", one, prose, flags=re.M)
+        r"^\{\{(.*)\}\}$", one, read(os.path.join(HERE, "performance.in.md")), flags=re.M)
+
+
+def read(path):
+    with open(path, encoding="utf-8") as file:
+        return file.read()
 
 
 def main():
@@ -227,7 +238,7 @@ def main():
     stale = []
     for name, text in pages.items():
         path = os.path.join(DOCS, name)
-        old = open(path, encoding="utf-8").read() if os.path.exists(path) else None
+        old = read(path) if os.path.exists(path) else None
         if text is not None and text != old:
             stale.append(name)
             if "--check" not in sys.argv:

@@ -39,6 +39,17 @@ def cost(shape, weight_bytes, what):
     return weight_bytes / batch + depth * 2 * layers * kv, body(shape) + head(shape) + depth * 2 * q * layers
 
 
+def with_int8(shape, run):
+    """Earlier runs did not write the byte rate, but their limit of a prompt of quantized weights was made with it."""
+    prefill = next((f for f in run["prefill"] if f["tokens"] == 512 and f["limited_by"] == "multiplications"), None)
+    if "int8_op_per_s" in run or prefill is None or run["weight_bytes"] > 1.9 * (body(shape) + head(shape)):
+        return run
+    weights = body(shape) + head(shape) / 512
+    attention = cost(shape, 0, "prefill 512")[1] - weights
+    seconds = 1 / prefill["limit_tokens_per_s"] - 2 * attention / run["f32_flop_per_s"]
+    return dict(run, int8_op_per_s=2 * weights / seconds)
+
+
 class Cell:
     """Measured pairs of one cell; shares only where Folio's process measured its limits too."""
 
@@ -59,11 +70,18 @@ def normal(name):
 class Results:
     def __init__(self, folder=os.path.join(HERE, "results")):
         self.cells, self.folio, self.files, self.latest = {}, {}, {}, {}
+        # Of start_time.py, in the order of their names.
+        self.starts = []
         loaded = []
         for path in sorted(glob.glob(os.path.join(folder, "*.json"))):
-            name, data = os.path.basename(path), json.load(open(path))
-            if isinstance(data, dict) and ("kind" in data or "rounds" in data):
+            with open(path, encoding="utf-8") as file:
+                name, data = os.path.basename(path), json.load(file)
+            if not isinstance(data, dict):
+                continue
+            if "kind" in data or "rounds" in data:
                 loaded.append(("kind" in data, name, data))
+            elif "first streamed token" in data.get("what", ""):
+                self.starts.append((name, data))
         for _, name, data in sorted(loaded, key=lambda item: item[:2]):
             kind = data.get("kind", "side_by_side")
             if kind == "side_by_side":
@@ -84,7 +102,8 @@ class Results:
         shape = data.get("shape") or next(s for s in sorted(SHAPES, key=len, reverse=True) if model.startswith(s))
         suffix = model[len(shape):].strip(".")
         format_ = normal(data.get("format") or suffix or "bf16")
-        self.folio.setdefault((shape, format_), []).extend(r["folio"] for r in rounds)
+        for r in rounds:
+            self.folio.setdefault((shape, format_), []).append(with_int8(shape, r["folio"]))
         for i, figure in enumerate(rounds[0]["folio"]["prefill"]):
             peer = f"pp{figure['tokens']}"
             if figure["tokens"] == 512 and peer in rounds[0]["llama.cpp"]:
