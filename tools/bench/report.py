@@ -130,7 +130,7 @@ def start(results):
 
 
 def number(value, error=None):
-    digits = 2 if value >= 0.1 else 4 if value >= 0.001 else 6
+    digits = 3 if value >= 0.1 else 4 if value >= 0.001 else 6
     text = f"{value:.{digits}f}"
     return text if error is None else f"{text} ± {error:.{digits}f}"
 
