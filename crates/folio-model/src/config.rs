@@ -2,12 +2,13 @@
 //!
 //! Owns: reading a checkpoint's configuration of today's and yesterday's style (`rope_parameters` or `rope_theta` +
 //! `rope_scaling`), filling what it leaves out from the family's row. Must never: look at a weight, or believe what is
-//! said about their dtype (the tensors themselves decide). Invariant: a [`Config`] that exists describes a decoder Folio
+//! said about their dtype (the tensors themselves decide; how quantized ones are packed is told here). Invariant: a [`Config`] that exists describes a decoder Folio
 //! can run; sizes are bounded so that products of two or three of them cannot overflow.
 
 use serde_json::Value;
 
 use crate::checkpoint::json::{Fields, parse_object};
+use crate::checkpoint::quantized::Quantization;
 use crate::error::{ModelError, Result};
 use crate::family::{Bias, FAMILIES, Family, KvHeadsDefault, Window, supported_list};
 use crate::rope::RopeConfig;
@@ -41,6 +42,8 @@ pub struct Config {
     pub window: Option<usize>,
     /// `max_position_embeddings`.
     pub max_position: usize,
+    /// How the tensors of its safetensors files are quantized, if they are.
+    pub quantization: Option<Quantization>,
 }
 
 impl Config {
@@ -85,6 +88,7 @@ impl Config {
             rope: RopeConfig::parse(fields, family, head_dim, max_position)?,
             rotated,
             max_position,
+            quantization: Quantization::parse(fields)?,
             family: *family,
         })
     }
@@ -124,22 +128,14 @@ fn find_family(fields: Fields<'_>) -> Result<&'static Family> {
 }
 
 fn refuse_unsupported(fields: Fields<'_>) -> Result<()> {
-    let refuse = |what: String, supported: &str| {
-        Err(ModelError::Unsupported { file: fields.file().to_owned(), what, supported: supported.to_owned() })
-    };
-    for name in ["quantization_config", "compression_config"] {
-        if let Some(value) = fields.value(name) {
-            let method = value.get("quant_method").and_then(Value::as_str).unwrap_or("unnamed");
-            return refuse(
-                format!("quantization `{method}` (field `{name}`)"),
-                "supported weights: unquantized BF16, F16 and F32",
-            );
-        }
+    match fields.text("hidden_act")?.filter(|name| *name != "silu" && *name != "swish") {
+        Some(activation) => Err(ModelError::Unsupported {
+            file: fields.file().to_owned(),
+            what: format!("activation `{activation}` (field `hidden_act`)"),
+            supported: "supported: silu".to_owned(),
+        }),
+        None => Ok(()),
     }
-    if let Some(activation) = fields.text("hidden_act")?.filter(|name| *name != "silu" && *name != "swish") {
-        return refuse(format!("activation `{activation}` (field `hidden_act`)"), "supported: silu");
-    }
-    Ok(())
 }
 
 fn head_dim(fields: Fields<'_>, family: &Family, hidden: usize, heads: usize) -> Result<usize> {

@@ -46,9 +46,15 @@ pub enum ModelError {
     #[error("{file}: tensor `{tensor}` has shape {found:?}, expected {expected:?} from {settings}")]
     Shape { file: String, tensor: String, found: Vec<usize>, expected: Vec<usize>, settings: &'static str },
     #[error(
-        "{file}: tensor `{tensor}` has dtype {found}; supported weight dtypes: BF16, F16, F32 and, in GGUF files, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS, MXFP4"
+        "{file}: tensor `{tensor}` has dtype {found}; supported weight dtypes: BF16, F16, F32, those that a quantization_config in config.json describes and, in GGUF files, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS, MXFP4"
     )]
     DType { file: String, tensor: String, found: String },
+    #[error("{file}: tensor `{tensor}` {problem}")]
+    Tensor { file: String, tensor: String, problem: String },
+    #[error(
+        "{file}: tensor `{tensor}` has its columns in another order than `{other}`, stacked with it (act-order); they were quantized apart"
+    )]
+    MixedOrders { file: String, tensor: String, other: String },
     #[error(
         "{file}: tensor `{tensor}` has dtype {found} but `{other}`, stacked with it, has {other_encoding}"
     )]

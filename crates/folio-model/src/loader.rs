@@ -4,11 +4,10 @@
 //! Must never: know a family, or keep a weight. Cost: one pass over the weights; resident memory is the packed weights
 //! plus the tensor being packed.
 
-use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use crate::backend::{Backend, DType, KvLayout, TensorView};
-use crate::checkpoint::{Checkpoint, Digest, GenerationConfig, Tensor};
+use crate::checkpoint::{Checkpoint, Digest, GenerationConfig, Tensor, Values};
 use crate::config::Config;
 use crate::decoder::{Load, WeightSpec, kv_layout, program, weight_specs};
 use crate::error::{ModelError, Result};
@@ -223,11 +222,29 @@ impl<'a> Loading<'a> {
         let mut parts = Vec::with_capacity(spec.parts.len());
         for part in &spec.parts {
             let tensor = self.checkpoint.tensor(part)?;
-            let part_bytes = tensor.bytes();
-            self.digest.tensor(&part.name, &tensor.view(&part_bytes));
-            parts.push((tensor, part_bytes));
+            let values = tensor.read()?;
+            self.digest.tensor(&part.name, &tensor.view(&values));
+            parts.push((tensor, values));
         }
+        self.same_order(spec, &parts)?;
         Ok(parts)
+    }
+
+    /// Parts are stacked, so the activations they are multiplied with come in one order.
+    fn same_order(&self, spec: &WeightSpec, parts: &[Part<'_>]) -> Result<()> {
+        let mut pairs = spec.parts.iter().zip(parts);
+        let Some((first, (_, expected))) = pairs.next() else { return Ok(()) };
+        match pairs.find(|(_, (_, values))| values.order != expected.order) {
+            None => Ok(()),
+            Some((other, _)) => {
+                let (file, tensor) = self.checkpoint.stored_as(&other.name)?;
+                Err(ModelError::MixedOrders {
+                    file: file.to_owned(),
+                    tensor: tensor.to_owned(),
+                    other: self.checkpoint.stored_as(&first.name)?.1.to_owned(),
+                })
+            }
+        }
     }
 
     fn packed(&mut self, spec: &WeightSpec, parts: &[Part<'_>]) {
@@ -239,10 +256,10 @@ impl<'a> Loading<'a> {
     }
 }
 
-type Part<'a> = (Tensor<'a>, Cow<'a, [u8]>);
+type Part<'a> = (Tensor<'a>, Values<'a>);
 
 fn views<'b>(parts: &'b [Part<'_>]) -> Vec<TensorView<'b>> {
-    parts.iter().map(|(tensor, bytes)| tensor.view(bytes)).collect()
+    parts.iter().map(|(tensor, values)| tensor.view(values)).collect()
 }
 
 impl Load<ModelError> for Loading<'_> {

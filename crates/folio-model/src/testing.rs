@@ -28,6 +28,21 @@ pub const FIXTURES: &[&str] = &[
     "phi4_mini",
 ];
 
+/// Quantized checkpoints (`tools/make_quantized_fixtures.py`), one for each way of quantizing; likewise complete.
+pub const QUANTIZED: &[&str] = &[
+    "awq",
+    "gptq_act_order",
+    "gptq_v2",
+    "gptq_8bit",
+    "ct_w4a16",
+    "ct_w4a16_order",
+    "ct_w8a8",
+    "ct_fp8",
+    "ct_mxfp4",
+    "fp8_block",
+    "fp8_tensor",
+];
+
 /// Largest difference to transformers' logits, relative to the largest logit of the row.
 pub const LOGIT_TOLERANCE: f32 = 1e-4;
 
@@ -37,6 +52,11 @@ const MAX_ROWS: usize = 256;
 /// Folder of a fixture.
 pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+/// Folder of a quantized fixture.
+pub fn quantized(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/quantized").join(name)
 }
 
 /// Test data that is not in the repository: `FOLIO_TEST_DATA`, by default `../shared/data` next to the workspace.

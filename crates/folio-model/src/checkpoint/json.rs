@@ -44,6 +44,16 @@ impl<'a> Fields<'a> {
         self.file
     }
 
+    /// Prefix of the fields' names.
+    pub fn path(&self) -> &'a str {
+        self.path
+    }
+
+    /// All fields, null ones too.
+    pub fn entries(&self) -> impl Iterator<Item = (&'a str, &'a Value)> {
+        self.map.iter().map(|(name, value)| (name.as_str(), value))
+    }
+
     /// The value, unless absent or null.
     pub fn value(&self, name: &str) -> Option<&'a Value> {
         self.map.get(name).filter(|value| !value.is_null())

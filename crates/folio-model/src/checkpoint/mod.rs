@@ -2,12 +2,14 @@
 //!
 //! Owns: finding and opening files, checking their headers, handing out tensors by name. Must never: know a family, or
 //! convert a weight. Invariant: a [`Tensor`] handed out has exactly the bytes its shape says. Opening maps files and reads
-//! headers only; weights are read when touched. Two formats: a Hugging Face folder (config.json, safetensors) and GGUF.
+//! headers only; weights are read when touched. Two formats: a Hugging Face folder (config.json, safetensors) and GGUF. What
+//! differs between them, and what is made of several stored tensors ([`quantized`]), is behind [`Entry`] and [`Form`].
 
 mod digest;
 mod generation;
 pub mod gguf;
 pub mod json;
+pub mod quantized;
 pub mod safetensors;
 mod shards;
 mod source;
@@ -18,9 +20,9 @@ use std::path::Path;
 
 pub use digest::Digest;
 pub use generation::GenerationConfig;
-use gguf::{Metadata, RowOrder, open};
+use gguf::{Metadata, open};
 pub use shards::parse_index;
-use shards::{Entry, Index, Shard, open_shards};
+use shards::{Entry, Form, Index, Shard, open_shards};
 use source::Source;
 
 use crate::backend::TensorView;
@@ -46,30 +48,52 @@ pub struct Checkpoint {
     header: Option<gguf::Header>,
 }
 
-/// A tensor as it is stored. [`Tensor::bytes`] are in the decoder's order.
-#[derive(Clone, Copy, Debug)]
+/// A tensor that has the shape that was asked for; its values are not read yet.
+#[derive(Clone, Copy)]
 pub struct Tensor<'a> {
     pub encoding: Encoding,
     /// `[rows]` or `[rows, cols]`.
     pub shape: &'a [usize],
     stored: &'a [u8],
-    order: RowOrder,
+    form: &'a Form,
+    shards: &'a [Shard],
+}
+
+/// The values of a [`Tensor`], rows in the decoder's order.
+pub struct Values<'a> {
+    pub bytes: Cow<'a, [u8]>,
+    /// As in [`TensorView::order`].
+    pub order: Option<Vec<u32>>,
 }
 
 impl<'a> Tensor<'a> {
-    /// Bytes it takes, here and in the file.
+    /// Bytes of its codes in the file.
     pub fn size_bytes(&self) -> u64 {
         self.stored.len() as u64
     }
 
-    /// The bytes, in the order that the decoder expects: the file's own, or a copy with the rows rearranged.
-    pub fn bytes(&self) -> Cow<'a, [u8]> {
-        self.order.arranged(self.stored, self.shape[0])
+    /// The values: the file's own bytes, a copy with the rows rearranged, or what several stored tensors make up. Only the
+    /// last can fail, by what the values are.
+    pub fn read(&self) -> Result<Values<'a>> {
+        match self.form {
+            Form::Rows(order) => {
+                Ok(Values { bytes: order.arranged(self.stored, self.shape[0]), order: None })
+            }
+            Form::Quantized(matrix) => {
+                let made = matrix.make(self.shards)?;
+                Ok(Values { bytes: Cow::Owned(made.bytes), order: made.order })
+            }
+        }
     }
 
-    /// What a backend takes; `bytes` are [`Tensor::bytes`].
-    pub fn view<'b>(&'b self, bytes: &'b [u8]) -> TensorView<'b> {
-        TensorView { encoding: self.encoding, shape: self.shape, bytes, order: None }
+    /// What a backend takes; `values` are [`Tensor::read`].
+    pub fn view<'b>(&'b self, values: &'b Values<'_>) -> TensorView<'b> {
+        TensorView {
+            encoding: self.encoding,
+            shape: self.shape,
+            bytes: &values.bytes,
+            order: values.order.as_deref(),
+        }
     }
 }
 
@@ -119,7 +143,8 @@ impl Checkpoint {
         let own_name = source.display(GENERATION);
         let own = own.as_deref().map(|bytes| (own_name.as_str(), bytes));
         let generation = GenerationConfig::parse(own, json::Fields::new(&config_name, &map))?;
-        let (shards, tensors) = open_shards(&source)?;
+        let (mut shards, mut tensors) = open_shards(&source)?;
+        quantized::apply(&config, &source.location(), &mut shards, &mut tensors)?;
         Ok(Self { source, config_text, config, generation, shards, tensors, header: None })
     }
 
@@ -159,7 +184,7 @@ impl Checkpoint {
         self.source.read(file)
     }
 
-    /// Names of all tensors, sorted, whether or not the decoder uses them.
+    /// Names of all tensors, sorted, whether or not the decoder uses them. Those that make up a quantized matrix are one.
     pub fn tensor_names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
@@ -191,7 +216,11 @@ impl Checkpoint {
             problem: format!("tensor `{}` lies outside of it", entry.stored_name),
         })?;
         // A matrix's or vector's first size is its rows; what the configuration asks for has at least one.
-        if !entry.shape.first().is_some_and(|rows| entry.order.fits(*rows)) {
+        let whole = |rows: &usize| match &entry.form {
+            Form::Rows(order) => order.fits(*rows),
+            Form::Quantized(_) => true,
+        };
+        if !entry.shape.first().is_some_and(whole) {
             return Err(ModelError::Damaged {
                 file: shard.file.clone(),
                 problem: format!(
@@ -200,7 +229,7 @@ impl Checkpoint {
                 ),
             });
         }
-        Ok(Tensor { encoding, shape: &entry.shape, stored, order: entry.order })
+        Ok(Tensor { encoding, shape: &entry.shape, stored, form: &entry.form, shards: &self.shards })
     }
 
     /// The file that holds a tensor and what it calls it, for errors.
@@ -211,8 +240,14 @@ impl Checkpoint {
 
     /// Lets the operating system take back the pages of a tensor that will not be read again.
     pub fn release(&self, tensor: &str) {
-        if let Ok((shard, entry)) = self.find(tensor) {
-            shard.storage.release(entry.range.clone());
+        let Ok((shard, entry)) = self.find(tensor) else { return };
+        match &entry.form {
+            Form::Rows(_) => shard.storage.release(entry.range.clone()),
+            Form::Quantized(matrix) => {
+                for piece in matrix.pieces() {
+                    self.shards[piece.shard].storage.release(piece.range.clone());
+                }
+            }
         }
     }
 
@@ -222,7 +257,7 @@ impl Checkpoint {
         let mut digest = self.start_digest(max_model_len);
         for part in weight_specs(&self.config).iter().flat_map(|weight| &weight.parts) {
             let tensor = self.tensor(part)?;
-            digest.tensor(&part.name, &tensor.view(&tensor.bytes()));
+            digest.tensor(&part.name, &tensor.view(&tensor.read()?));
         }
         Ok(digest.finish())
     }

@@ -23,7 +23,7 @@ const RANK_MAX: usize = 8;
 /// One tensor of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorEntry {
-    /// `Err` holds the name of a dtype that cannot be served; it is an error only for a tensor that is used.
+    /// `Err` holds the name of a dtype that no weight has by itself: an error only for a tensor that is used as one.
     pub dtype: Result<DType, String>,
     pub shape: Vec<usize>,
     /// Byte range in the file.
@@ -115,8 +115,8 @@ impl RawEntry {
             .try_fold(1u64, |product, &size| product.checked_mul(size))
             .ok_or_else(overflow)?;
         let dtype = parse_dtype(&self.dtype);
-        if let Ok(dtype) = &dtype {
-            let needed = elements.checked_mul(dtype.size() as u64).ok_or_else(overflow)?;
+        if let Some(size) = element_bytes(&self.dtype) {
+            let needed = elements.checked_mul(size).ok_or_else(overflow)?;
             if end - begin != needed {
                 return Err(format!(
                     "of shape {:?} and dtype {} has {} bytes, expected {needed}",
@@ -132,6 +132,17 @@ impl RawEntry {
         }
         // Both are at most the length of a file that is mapped, so they fit.
         Ok(TensorEntry { dtype, shape, range: data_start + begin as usize..data_start + end as usize })
+    }
+}
+
+/// Bytes of an element, for every dtype of whole bytes that the format has.
+fn element_bytes(dtype: &str) -> Option<u64> {
+    match dtype {
+        "BOOL" | "I8" | "U8" | "F8_E4M3" | "F8_E5M2" | "F8_E8M0" => Some(1),
+        "I16" | "U16" | "F16" | "BF16" => Some(2),
+        "I32" | "U32" | "F32" => Some(4),
+        "I64" | "U64" | "F64" | "C64" => Some(8),
+        _ => None,
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use super::gguf::RowOrder;
+use super::quantized::Matrix;
 use super::safetensors::read_header;
 use super::source::Source;
 use super::storage::Storage;
@@ -20,7 +21,7 @@ pub struct Shard {
     pub entries: BTreeMap<String, Entry>,
 }
 
-/// One tensor of a file. Invariant: `range` lies inside the file and has the bytes of `shape` in `encoding`.
+/// One tensor of a file. Invariant: `range` lies inside the file and, if the form is rows, has the bytes of `shape` in `encoding`.
 #[derive(Clone, Debug)]
 pub struct Entry {
     /// What the file calls it.
@@ -29,7 +30,16 @@ pub struct Entry {
     pub encoding: std::result::Result<Encoding, String>,
     pub shape: Vec<usize>,
     pub range: Range<usize>,
-    pub order: RowOrder,
+    pub form: Form,
+}
+
+/// How a tensor is read.
+#[derive(Clone, Debug)]
+pub enum Form {
+    /// From its own bytes.
+    Rows(RowOrder),
+    /// Made of several tensors; `encoding` and `shape` are those of the whole, `range` is that of the codes.
+    Quantized(Box<Matrix>),
 }
 
 /// Tensor name to index of its shard.
@@ -78,7 +88,7 @@ fn open_shard(source: &Source, file: &str, storage: Storage) -> Result<Shard> {
                 encoding: entry.dtype.map(Encoding::Plain),
                 shape: entry.shape,
                 range: entry.range,
-                order: RowOrder::AsStored,
+                form: Form::Rows(RowOrder::AsStored),
             };
             (name, entry)
         })

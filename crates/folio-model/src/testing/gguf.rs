@@ -226,7 +226,8 @@ pub fn as_gguf(name: &str) -> Writer {
     for spec in weight_specs(config).iter().flat_map(|weight| &weight.parts) {
         let TensorSpec { name, shape } = spec;
         let tensor = checkpoint.tensor(spec).unwrap_or_else(|error| panic!("{error}"));
-        let mut bytes = tensor.bytes().into_owned();
+        let values = tensor.read().unwrap_or_else(|error| panic!("{error}"));
+        let mut bytes = values.bytes.into_owned();
         let stored = match name.as_str() {
             "model.embed_tokens.weight" => "token_embd.weight".to_owned(),
             "model.norm.weight" => "output_norm.weight".to_owned(),

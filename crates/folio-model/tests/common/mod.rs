@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses its part of this module")]
 
 pub mod gguf;
+pub mod tensors;
 
 use std::fs;
 use std::path::Path;
@@ -44,8 +45,12 @@ impl Random {
 
 /// A copy of a fixture that may be damaged.
 pub fn copy_of(name: &str) -> tempfile::TempDir {
+    copy(&fixture(name))
+}
+
+pub fn copy(folder: &Path) -> tempfile::TempDir {
     let copy = tempfile::tempdir().unwrap();
-    for entry in fs::read_dir(fixture(name)).unwrap() {
+    for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::config::{Described, describe};
 use super::{Header, HeaderError, Metadata, Names, TensorInfo, names, read_header};
-use crate::checkpoint::shards::{Entry, Index, Shard};
+use crate::checkpoint::shards::{Entry, Form, Index, Shard};
 use crate::checkpoint::storage::Storage;
 use crate::error::{ModelError, Result};
 
@@ -191,7 +191,7 @@ fn entries(file: &OpenFile, names: &Names) -> Result<BTreeMap<String, Entry>> {
             encoding: info.encoding.clone(),
             shape: info.shape.clone(),
             range: info.range.clone(),
-            order: names.order(&name),
+            form: Form::Rows(names.order(&name)),
         };
         if let Some(other) = entries.insert(name, entry) {
             let problem =

@@ -1,0 +1,212 @@
+//! Quantized safetensors checkpoints: AWQ, GPTQ, compressed-tensors, FP8.
+//!
+//! Such a checkpoint stores a matrix as several tensors: packed codes under `X.qweight`, `X.weight_packed` or `X.weight`, and
+//! their scales, zero points and group numbers beside them. This module owns what config.json says about them
+//! ([`Quantization`]), which tensors are which matrix ([`apply`]), and the bytes of such a matrix in one of Folio's block
+//! formats ([`Matrix::make`]). To everybody else `X.weight` is then a tensor like any other.
+//!
+//! Must never: quantize, or change a value. Every code, scale and zero point is carried over as it is; what no block format
+//! can hold exactly is refused by name. Which modules are quantized is decided by the tensors: a module has either codes or a
+//! plain `.weight`. The block format depends on the scheme, the size of a group and the number of columns, never on values.
+//!
+//! Not applied: quantization of activations. The scales of static schemes (`input_scale`) tell an engine how to round its
+//! activations to 8 bits for a whole tensor; Folio's own are finer (8 bits per token and 32 values for integer weights, floats
+//! for FP8), so they are read past. The same holds for scales of an FP8 KV cache beside FP8 weights.
+//!
+//! Cost: planning looks at headers; making a matrix is one pass over it, and its bytes are the only copy.
+
+mod awq;
+mod compressed;
+mod fp8;
+mod gptq;
+mod matrix;
+mod options;
+mod piece;
+mod rules;
+pub mod unpack;
+
+use std::collections::BTreeSet;
+
+pub use compressed::Compressed;
+pub use fp8::Fp8;
+pub use gptq::Gptq;
+pub use matrix::Matrix;
+
+use super::json::Fields;
+use super::shards::{Entry, Form, Index, Shard};
+use crate::config::Config;
+use crate::decoder::weight_specs;
+use crate::error::{ModelError, Result};
+use crate::quant::{BlockFormat, Encoding};
+use options::Options;
+use piece::Pieces;
+
+/// What is loaded, for the sentences that refuse the rest.
+pub const SUPPORTED: &str = "supported: AWQ (4 bits, gemm), GPTQ (4 bits, symmetric 8 bits, act-order), compressed-tensors \
+    (pack-quantized, int-quantized, float-quantized, mxfp4-pack-quantized), FP8 (per tensor or in blocks), GGUF files, and \
+    unquantized BF16, F16 and F32";
+
+/// The table in Markdown, as it stands in the documentation.
+pub const TABLE: &str = "\
+| `quant_method` | loaded | notes |
+|---|---|---|
+| `awq` | 4 bits with zero points, version gemm | |
+| `gptq` | 4 bits, with zero points or `sym`; 8 bits with `sym`; `gptq` and `gptq_v2` | act-order (`desc_act`); groups must fill whole runs of 32 columns |
+| `compressed-tensors` | pack-quantized (4 bits, with zero points or without; 8 bits), int-quantized, float-quantized, naive-quantized, mxfp4-pack-quantized | `targets` and `ignore` by name, pattern and class; no sparsity, transforms or quantized KV cache |
+| `fp8` | e4m3 with one scale or one a block (`weight_block_size`) | |
+";
+
+/// How the weights of a checkpoint are quantized, as its config.json says.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Quantization {
+    /// Columns of a group; `None`: one group a row.
+    Awq(Option<usize>),
+    Gptq(Gptq),
+    Compressed(Compressed),
+    Fp8(Fp8),
+}
+
+impl Quantization {
+    /// Reads `quantization_config` (or `compression_config`) of a config.json, if there is one.
+    pub fn parse(fields: Fields<'_>) -> Result<Option<Self>> {
+        let present: Vec<&str> = ["quantization_config", "compression_config"]
+            .into_iter()
+            .filter(|name| fields.value(name).is_some())
+            .collect();
+        let name = match present[..] {
+            [] => return Ok(None),
+            [name] => name,
+            _ => return Err(fields.problem("compression_config", "stands beside quantization_config")),
+        };
+        let path = format!("{name}.");
+        let Some(inner) = fields.object(name, &path)? else { return Ok(None) };
+        let options = Options(inner);
+        // Checkpoints of the time when there was one method only do not name it.
+        let method = match inner.text("quant_method")? {
+            Some(method) => method,
+            None if inner.value("config_groups").is_some() => "compressed-tensors",
+            None => {
+                return Err(
+                    inner.problem("quant_method", "is missing: it names how the weights are quantized")
+                );
+            }
+        };
+        match method {
+            "awq" => awq::parse(options).map(Self::Awq),
+            "gptq" => Gptq::parse(options).map(Self::Gptq),
+            "compressed-tensors" => Compressed::parse(options).map(Self::Compressed),
+            "fp8" => Fp8::parse(options).map(Self::Fp8),
+            other => {
+                let other: String = other.chars().take(60).collect();
+                Err(options.unsupported("quant_method", &format!("quantization `{other}`"), SUPPORTED))
+            }
+        }
+        .map(Some)
+    }
+
+    /// The matrix of a module of `[rows, columns]`, unless it is stored plain.
+    fn plan(&self, module: &str, shape: [usize; 2], pieces: &Pieces<'_>) -> Result<Option<Matrix>> {
+        match self {
+            Self::Awq(group) => awq::plan(*group, module, shape, pieces),
+            Self::Gptq(gptq) => gptq.plan(module, shape, pieces),
+            Self::Compressed(compressed) => compressed.plan(module, shape, pieces),
+            Self::Fp8(fp8) => fp8.plan(module, shape, pieces),
+        }
+    }
+}
+
+/// Makes the quantized matrices of a decoder tensors of its shards: `index` then names them, and their parts no longer.
+pub fn apply(config: &Config, location: &str, shards: &mut [Shard], index: &mut Index) -> Result<()> {
+    let Some(quantization) = &config.quantization else { return Ok(()) };
+    let specs = weight_specs(config);
+    let parts: Vec<_> = specs.iter().flat_map(|weight| &weight.parts).collect();
+    let known: BTreeSet<&str> = parts.iter().map(|part| part.name.as_str()).collect();
+    for part in &parts {
+        let [rows, cols] = part.shape[..] else { continue };
+        let Some(module) = part.name.strip_suffix(".weight") else { continue };
+        // A table of rows to look up, in no scheme quantized as a linear layer is.
+        if module == "model.embed_tokens" {
+            continue;
+        }
+        let pieces = Pieces { shards, index, location };
+        if let Some(matrix) = quantization.plan(module, [rows, cols], &pieces)? {
+            for piece in matrix.pieces() {
+                index.remove(&piece.name);
+            }
+            let codes = &matrix.codes.piece;
+            let (shard, entry) = (codes.shard, entry(&matrix));
+            index.insert(part.name.clone(), shard);
+            shards[shard].entries.insert(part.name.clone(), entry);
+        }
+        let bias = format!("{module}.bias");
+        if !known.contains(bias.as_str()) && is_zero(shards, index, &bias) {
+            // AutoGPTQ wrote one for every layer, whether or not the model has it.
+            index.remove(&bias);
+        }
+        refuse_leftovers(module, shards, index)?;
+    }
+    Ok(())
+}
+
+fn entry(matrix: &Matrix) -> Entry {
+    Entry {
+        stored_name: matrix.codes.piece.name.clone(),
+        encoding: Ok(Encoding::Block(matrix.format)),
+        shape: matrix.shape.to_vec(),
+        range: matrix.codes.piece.range.clone(),
+        form: Form::Quantized(Box::new(matrix.clone())),
+    }
+}
+
+fn is_zero(shards: &[Shard], index: &Index, tensor: &str) -> bool {
+    let bytes = index.get(tensor).and_then(|number| {
+        let shard = shards.get(*number)?;
+        shard.storage.bytes().get(shard.entries.get(tensor)?.range.clone())
+    });
+    bytes.is_some_and(|bytes| bytes.iter().all(|byte| *byte == 0))
+}
+
+/// A part that no scheme took would change what the module computes.
+fn refuse_leftovers(module: &str, shards: &[Shard], index: &Index) -> Result<()> {
+    let prefix = format!("{module}.");
+    let of_module = index.range(prefix.clone()..).take_while(|(name, _)| name.starts_with(&prefix));
+    for (name, number) in of_module {
+        if !["weight", "bias"].contains(&&name[prefix.len()..]) {
+            return Err(ModelError::Tensor {
+                file: shards[*number].file.clone(),
+                tensor: name.clone(),
+                problem:
+                    "is not a part of a linear layer as the quantization_config in config.json describes it"
+                        .to_owned(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Kinds of codes that block formats exist for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Int4,
+    Uint4,
+    Int8,
+    Fp8,
+}
+
+impl Kind {
+    /// The format for `group` columns a scale in rows of `cols`; `None` where neither 128 nor 32 values fit.
+    fn format(self, group: usize, cols: usize) -> Option<BlockFormat> {
+        let fits = |values: usize| group.is_multiple_of(values) && cols.is_multiple_of(values);
+        match (self, fits(128), fits(32)) {
+            (Kind::Int4, true, _) => Some(BlockFormat::Int4x128),
+            (Kind::Uint4, true, _) => Some(BlockFormat::Uint4x128),
+            (Kind::Int8, true, _) => Some(BlockFormat::Int8x128),
+            (Kind::Fp8, true, _) => Some(BlockFormat::Fp8x128),
+            (Kind::Int4, false, true) => Some(BlockFormat::Int4x32),
+            (Kind::Uint4, false, true) => Some(BlockFormat::Uint4x32),
+            (Kind::Int8, false, true) => Some(BlockFormat::Int8x32),
+            (Kind::Fp8, false, true) => Some(BlockFormat::Fp8x32),
+            (_, false, false) => None,
+        }
+    }
+}
