@@ -1,7 +1,7 @@
 //! Speed of a Llama-1B shape with random weights, straight through the `Backend` trait, as fractions of what the machine
 //! can do.
 //!
-//! `cargo run --release -p folio-cpu --example shape_bench [-- prefill|decode|deep|limits|bf16|f16|q8_0|q4_0|... ...]`
+//! `cargo run --release -p folio-cpu --example shape_bench [-- prefill|decode|deep|limits|bf16|f16|q8_0|q4_0|uint4x128|... ...]`
 
 use std::time::Instant;
 
@@ -77,6 +77,24 @@ impl Bench {
             BlockFormat::Q2_K => &[80, 82],
             BlockFormat::Q3_K => &[108],
             BlockFormat::Q6_K => &[208],
+            _ if format.ggml_type().is_none() => {
+                for block in self.supply.chunks_exact_mut(format.bytes()) {
+                    block[..4].copy_from_slice(&2f32.powi(-11).to_le_bytes());
+                    // Zeros are at most 16; 0x7f is no number of FP8.
+                    let limit = if matches!(format, BlockFormat::Fp8x32 | BlockFormat::Fp8x128) {
+                        0xfe
+                    } else {
+                        0xff
+                    };
+                    block[4..].iter_mut().for_each(|code| *code &= limit);
+                    block[4] &= if matches!(format, BlockFormat::Uint4x32 | BlockFormat::Uint4x128) {
+                        15
+                    } else {
+                        limit
+                    };
+                }
+                return;
+            }
             _ => &[0],
         };
         for block in self.supply.chunks_exact_mut(format.bytes()) {
@@ -190,7 +208,9 @@ impl Bench {
     /// Of the kind of number that the weights are multiplied as.
     fn multiply_rate(&self, machine: &Machine) -> f64 {
         match self.encoding {
-            Encoding::Plain(_) => machine.f32_flop_per_s,
+            Encoding::Plain(_) | Encoding::Block(BlockFormat::Fp8x32 | BlockFormat::Fp8x128) => {
+                machine.f32_flop_per_s
+            }
             Encoding::Block(_) => machine.int8_op_per_s,
         }
     }

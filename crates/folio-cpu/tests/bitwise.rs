@@ -5,6 +5,7 @@ mod common;
 use common::{Sequence, Spec, assert_same_bits, cpu, isas, load, run_chunks, step};
 use folio_cpu::{Isa, Quantize};
 use folio_model::backend::DType;
+use folio_model::quant::BlockFormat;
 use folio_model::reference::ReferenceBackend;
 
 const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
@@ -93,6 +94,57 @@ fn quantized_weights_agree_with_themselves_and_nearly_with_their_decoded_values(
         let expected = run_chunks(&mut reference, &sequence, 90, spec.vocab);
         // Activations are rounded to 8 bits before each product; nothing else differs.
         close(&format!("{to:?}"), &oracle, &expected, 5e-2);
+    }
+}
+
+/// Folio's own formats, and the order of columns that GPTQ stores, which some models here have.
+#[test]
+fn formats_of_safetensors_agree_with_themselves_and_nearly_with_their_decoded_values() {
+    let own = BlockFormat::ALL.into_iter().filter(|format| format.ggml_type().is_none());
+    let quantized = own.enumerate().flat_map(|(i, format)| {
+        let ordered = if i % 2 == 0 { vec![false] } else { vec![false, true] };
+        ordered.into_iter().map(move |ordered| (Some(format), ordered))
+    });
+    for (blocks, ordered) in quantized.chain([(None, true)]) {
+        let spec = Spec {
+            blocks,
+            ordered,
+            hidden: 128,
+            heads: 4,
+            head_dim: 32,
+            ffn: 256,
+            kv: DType::F32,
+            layers: 1,
+            vocab: 103,
+            max_rows: 128,
+            ..Spec::default()
+        };
+        let sequence = Sequence::new(&spec, 5, 60, 0);
+        let oracle = run_chunks(&mut cpu(&spec, 8, 1, Isa::Scalar), &sequence, 60, spec.vocab);
+        for isa in isas() {
+            for threads in [1, 3] {
+                let mut backend = cpu(&spec, 8, threads, isa);
+                let chunks: &[usize] = if isa == Isa::Scalar { &[7] } else { &[1, 2, 3, 5, 13, 33, 60] };
+                for &chunk in chunks {
+                    let logits = run_chunks(&mut backend, &sequence, chunk, spec.vocab);
+                    let what =
+                        format!("{blocks:?}, order {ordered}, {isa:?}, {threads} threads, chunks of {chunk}");
+                    assert_same_bits(&what, &logits, &oracle, spec.vocab);
+                }
+            }
+        }
+        let mut reference = ReferenceBackend::new();
+        load(&mut reference, &spec, 8);
+        let expected = run_chunks(&mut reference, &sequence, 60, spec.vocab);
+        let floats = matches!(blocks, None | Some(BlockFormat::Fp8x32 | BlockFormat::Fp8x128));
+        let what = format!("{blocks:?}, order {ordered}");
+        close(&what, &oracle, &expected, if floats { 1e-4 } else { 5e-2 });
+        // The same model, whatever order it is stored in.
+        if ordered && blocks.is_none() {
+            let plain = Spec { ordered: false, ..spec.clone() };
+            let plain = run_chunks(&mut cpu(&plain, 8, 1, Isa::best()), &sequence, 60, spec.vocab);
+            close(&what, &oracle, &plain, 1e-4);
+        }
     }
 }
 

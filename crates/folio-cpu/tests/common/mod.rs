@@ -4,7 +4,8 @@
 use folio_cpu::{CpuBackend, CpuOptions, Isa, Quantize};
 use folio_model::backend::{Backend, Batch, DType, KvLayout, Span, TensorView};
 use folio_model::program::{AttentionSpec, Buf, Head, Op, Program, Rope, RopeId};
-use folio_model::quant::Encoding;
+use folio_model::quant::{BlockFormat, Encoding};
+use folio_model::testing::blocks;
 use half::{bf16, f16};
 
 /// What a random decoder looks like.
@@ -20,6 +21,10 @@ pub struct Spec {
     pub weights: DType,
     /// Matrices are stored as blocks instead.
     pub quantize: Option<Quantize>,
+    /// Or as blocks of one of Folio's own formats.
+    pub blocks: Option<BlockFormat>,
+    /// Columns are stored in an order of their own.
+    pub ordered: bool,
     pub kv: DType,
     pub block_tokens: usize,
     pub bias: bool,
@@ -44,6 +49,8 @@ impl Default for Spec {
             vocab: 101,
             weights: DType::BF16,
             quantize: None,
+            blocks: None,
+            ordered: false,
             kv: DType::BF16,
             block_tokens: 16,
             bias: true,
@@ -88,8 +95,7 @@ pub fn encode(dtype: DType, values: impl Iterator<Item = f32>) -> Vec<u8> {
 struct Loader<'a, B: Backend> {
     backend: &'a mut B,
     random: Random,
-    dtype: DType,
-    quantize: Option<Quantize>,
+    spec: &'a Spec,
 }
 
 impl<B: Backend> Loader<'_, B> {
@@ -99,11 +105,19 @@ impl<B: Backend> Loader<'_, B> {
             let x = self.random.unit() * scale;
             if nan_row == Some(i / cols) { f32::NAN } else { x }
         });
-        let (encoding, bytes) = match self.quantize {
-            Some(to) => (Encoding::Block(to.format()), to.row(&values.collect::<Vec<_>>())),
-            None => (Encoding::Plain(self.dtype), encode(self.dtype, values)),
+        let mut values: Vec<f32> = values.collect();
+        let order = self.spec.ordered.then(|| blocks::order(cols));
+        if let Some(order) = &order {
+            values = blocks::stored_in(order, &values);
+        }
+        let (encoding, bytes) = match (self.spec.quantize, self.spec.blocks) {
+            (Some(to), _) => (Encoding::Block(to.format()), to.row(&values)),
+            (None, Some(format)) => (Encoding::Block(format), blocks::encode(format, &values)),
+            (None, None) => {
+                (Encoding::Plain(self.spec.weights), encode(self.spec.weights, values.into_iter()))
+            }
         };
-        let view = TensorView { encoding, shape: &[rows, cols], bytes: &bytes, order: None };
+        let view = TensorView { encoding, shape: &[rows, cols], bytes: &bytes, order: order.as_deref() };
         self.backend.load_matrix("random", &[view]).expect("a matrix")
     }
     fn vector(&mut self, len: usize, around: f32, spread: f32) -> folio_model::program::VectorId {
@@ -120,7 +134,7 @@ pub fn load<B: Backend>(backend: &mut B, spec: &Spec, blocks: usize) {
     let wide = spec.heads * spec.head_dim;
     let buffers = vec![spec.hidden, spec.hidden, qkv, wide, 2 * spec.ffn, spec.ffn];
     let [x, normed, qkv_buf, attended, both, gated] = [0, 1, 2, 3, 4, 5].map(Buf);
-    let mut load = Loader { backend, random: Random(0x5eed), dtype: spec.weights, quantize: spec.quantize };
+    let mut load = Loader { backend, random: Random(0x5eed), spec };
     let embedding = load.matrix(spec.vocab, spec.hidden, spec.nan_token);
     let mut body = vec![Op::Embed { table: embedding, out: x }];
     let mut attention = Vec::new();
