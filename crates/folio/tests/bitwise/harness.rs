@@ -14,7 +14,7 @@ use folio_kv::{CacheConfig, Identity, KvCache, LruLeafFirst, Root, TenantId};
 use folio_model::backend::{Backend, Batch, DType, Span};
 use folio_model::{Checkpoint, LoadOptions, Model};
 
-use crate::recast::Recast;
+use crate::recast::{Cast, Recast};
 
 pub const BLOCK_TOKENS: u32 = 16;
 pub const MAX_LEN: u32 = 512;
@@ -26,14 +26,15 @@ pub struct Setup {
     pub threads: usize,
     pub isa: Option<Isa>,
     pub kv: DType,
-    /// Converts the checkpoint's weights while loading; `None` keeps them as stored.
-    pub weights: Option<DType>,
+    /// Converts the checkpoint's weights while loading.
+    pub weights: Cast,
     /// Quantizes them while loading, where the columns are whole blocks.
     pub quantize: Option<Quantize>,
 }
 
 impl Setup {
-    pub const PLAIN: Setup = Setup { threads: 2, isa: None, kv: DType::F16, weights: None, quantize: None };
+    pub const PLAIN: Setup =
+        Setup { threads: 2, isa: None, kv: DType::F16, weights: Cast::Keep, quantize: None };
 }
 
 /// (position, token, hash of the logits row at that position)
@@ -47,6 +48,7 @@ pub fn runs(isa: Isa) -> bool {
 /// The backend, and what it computed since the last [`Recorder::take`].
 pub struct Recorder {
     backend: CpuBackend,
+    quantized: usize,
     vocab: usize,
     batch: Batch,
     output: StepOutput,
@@ -61,7 +63,7 @@ impl Recorder {
         if let Some(to) = setup.quantize {
             backend.quantize_weights(to);
         }
-        let mut recast = Recast { backend, dtype: setup.weights };
+        let mut recast = Recast { backend, recast: 0, cast: setup.weights };
         let model = Model::load(
             &checkpoint,
             &mut recast,
@@ -75,15 +77,23 @@ impl Recorder {
             },
         )
         .expect("a fixture loads");
-        let mut backend = recast.backend;
+        let Recast { mut backend, recast, .. } = recast;
         backend.allocate_cache(model.kv_layout, blocks as usize).expect("a cache");
         let vocab = model.vocab;
-        Self { backend, vocab, batch: Batch::default(), output: StepOutput::default(), rows: HashMap::new() }
+        let quantized = backend.quantized().matrices + recast;
+        Self {
+            backend,
+            quantized,
+            vocab,
+            batch: Batch::default(),
+            output: StepOutput::default(),
+            rows: HashMap::new(),
+        }
     }
 
-    /// Matrices that were quantized while loading.
+    /// Matrices that became blocks while loading.
     pub fn quantized(&self) -> usize {
-        self.backend.quantized().matrices
+        self.quantized
     }
 
     pub fn vocab(&self) -> u32 {

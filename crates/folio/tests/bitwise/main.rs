@@ -8,8 +8,10 @@ mod recast;
 
 use folio_cpu::{Isa, Quantize};
 use folio_model::backend::DType;
+use folio_model::quant::BlockFormat;
 use folio_model::testing::FIXTURES;
 use harness::{Arrival, MAX_LEN, Oracle, Setup, World, batched, prompt, whole};
+use recast::Cast;
 
 /// Requests of mixed lengths: some inside one block, some past the first attention chunk of 256 positions.
 fn mixed(count: usize, vocab: u32) -> Vec<Arrival> {
@@ -152,7 +154,7 @@ fn with_any_type_of_weights_and_cache() {
     let types = [DType::F32, DType::F16, DType::BF16];
     for fixture in FIXTURES {
         for (weights, kv) in types.iter().flat_map(|w| types.iter().map(move |k| (*w, *k))) {
-            let setup = Setup { weights: Some(weights), kv, ..Setup::PLAIN };
+            let setup = Setup { weights: Cast::Plain(weights), kv, ..Setup::PLAIN };
             let arrivals = mixed(8, 100);
             let mut world = World::new(fixture, setup, blocks_for(&arrivals));
             let oracle = Oracle::new(&mut world, &arrivals);
@@ -195,4 +197,43 @@ fn with_quantized_weights() {
         }
     }
     assert!(quantized > 40, "only {quantized} matrices were quantized");
+}
+
+/// What quantized safetensors become: each kind of block, and with columns in an order of their own.
+#[test]
+fn with_weights_quantized_by_others() {
+    let mut quantized = 0;
+    for fixture in ["llama3", "smollm2", "phi3"] {
+        for (format, ordered) in [
+            (BlockFormat::Int4x32, true),
+            (BlockFormat::Uint4x32, false),
+            (BlockFormat::Int8x32, true),
+            (BlockFormat::Fp8x32, false),
+            (BlockFormat::Fp8x32, true),
+        ] {
+            let setup = Setup { weights: Cast::Blocks { format, ordered }, ..Setup::PLAIN };
+            let arrivals = mixed(12, 100);
+            let mut world = World::new(fixture, setup, blocks_for(&arrivals));
+            quantized += world.recorder.quantized();
+            let oracle = Oracle::new(&mut world, &arrivals);
+            let what = format!("{fixture}, {format:?}, order {ordered}");
+            for count in [2, 3, 9, 12] {
+                world.forget();
+                let run = world.run(&batched(count as u32), &arrivals[..count]);
+                oracle.first(count).check(&run, &format!("{what}, {count} together"));
+            }
+            for chunk in [1, 16, 333] {
+                world.forget();
+                let run = world.run(&harness::chunked(chunk), &arrivals[..5]);
+                oracle.first(5).check(&run, &format!("{what}, chunks of {chunk}"));
+            }
+            let isas = Isa::ALL.into_iter().filter(|isa| harness::runs(*isa));
+            for (threads, isa) in [(1, None), (3, None)].into_iter().chain(isas.map(|isa| (2, Some(isa)))) {
+                let setup = Setup { threads, isa, ..setup };
+                let run = World::new(fixture, setup, blocks_for(&arrivals)).run(&batched(9), &arrivals[..9]);
+                oracle.first(9).check(&run, &format!("{what}, {threads} threads, {isa:?}"));
+            }
+        }
+    }
+    assert!(quantized > 40, "only {quantized} matrices became blocks");
 }

@@ -3,12 +3,29 @@
 use folio_cpu::CpuBackend;
 use folio_model::backend::{Backend, BackendError, Batch, DType, KvLayout, TensorView};
 use folio_model::program::{MatrixId, Program, VectorId};
-use folio_model::quant::Encoding;
+use folio_model::quant::{BlockFormat, Encoding};
+use folio_model::testing::blocks;
 use half::{bf16, f16};
 
 pub struct Recast {
     pub backend: CpuBackend,
-    pub dtype: Option<DType>,
+    /// Matrices that became blocks.
+    pub recast: usize,
+    pub cast: Cast,
+}
+
+/// What becomes of the matrices of a checkpoint.
+#[derive(Clone, Copy, Debug)]
+pub enum Cast {
+    /// They stay as they are.
+    Keep,
+    Plain(DType),
+    /// Blocks of one of Folio's own formats where the columns are whole blocks; if `ordered`, stored in an order of columns of
+    /// their own (act-order of GPTQ).
+    Blocks {
+        format: BlockFormat,
+        ordered: bool,
+    },
 }
 
 impl Backend for Recast {
@@ -17,7 +34,13 @@ impl Backend for Recast {
     }
 
     fn load_matrix(&mut self, name: &str, parts: &[TensorView<'_>]) -> Result<MatrixId, BackendError> {
-        let Some(dtype) = self.dtype else { return self.backend.load_matrix(name, parts) };
+        let dtype = match self.cast {
+            Cast::Blocks { format, ordered } if parts[0].shape[1].is_multiple_of(format.values()) => {
+                return self.load_blocks(name, parts, format, ordered);
+            }
+            Cast::Plain(dtype) => dtype,
+            _ => return self.backend.load_matrix(name, parts),
+        };
         let bytes: Vec<Vec<u8>> = parts.iter().map(|part| convert(part, dtype)).collect();
         let parts: Vec<_> = parts
             .iter()
@@ -59,13 +82,51 @@ impl Backend for Recast {
     }
 }
 
-fn convert(part: &TensorView<'_>, to: DType) -> Vec<u8> {
+impl Recast {
+    fn load_blocks(
+        &mut self,
+        name: &str,
+        parts: &[TensorView<'_>],
+        format: BlockFormat,
+        ordered: bool,
+    ) -> Result<MatrixId, BackendError> {
+        self.recast += 1;
+        let order = ordered.then(|| blocks::order(parts[0].shape[1]));
+        let bytes: Vec<Vec<u8>> = parts
+            .iter()
+            .map(|part| {
+                let values: Vec<f32> = values(part).collect();
+                blocks::encode(
+                    format,
+                    &order.as_ref().map_or(values.clone(), |o| blocks::stored_in(o, &values)),
+                )
+            })
+            .collect();
+        let parts: Vec<_> = parts
+            .iter()
+            .zip(&bytes)
+            .map(|(part, bytes)| TensorView {
+                encoding: Encoding::Block(format),
+                shape: part.shape,
+                bytes,
+                order: order.as_deref(),
+            })
+            .collect();
+        self.backend.load_matrix(name, &parts)
+    }
+}
+
+fn values<'a>(part: &TensorView<'a>) -> impl Iterator<Item = f32> + use<'a> {
     let from = part.encoding.plain().expect("the fixtures are plain");
-    let values = part.bytes.chunks_exact(from.size()).map(|b| match from {
+    part.bytes.chunks_exact(from.size()).map(move |b| match from {
         DType::F32 => f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
         DType::F16 => f16::from_le_bytes([b[0], b[1]]).to_f32(),
         DType::BF16 => bf16::from_le_bytes([b[0], b[1]]).to_f32(),
-    });
+    })
+}
+
+fn convert(part: &TensorView<'_>, to: DType) -> Vec<u8> {
+    let values = values(part);
     match to {
         DType::F32 => values.flat_map(f32::to_le_bytes).collect(),
         DType::F16 => values.flat_map(|v| f16::from_f32(v).to_le_bytes()).collect(),
