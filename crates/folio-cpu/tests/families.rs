@@ -2,7 +2,12 @@
 //! instruction set this machine has.
 
 use folio_cpu::{CpuBackend, CpuOptions, Isa};
-use folio_model::testing::{FIXTURES, check_fixture, check_stories, fixture, test_data};
+use folio_model::Checkpoint;
+use folio_model::reference::ReferenceBackend;
+use folio_model::testing::{
+    FIXTURES, QUANTIZED, Runner, check_fixture, check_stories, fixture, quantized, relative_difference,
+    test_data,
+};
 
 fn backend(isa: Option<Isa>) -> impl Fn() -> CpuBackend {
     move || CpuBackend::new(CpuOptions { threads: Some(2), isa }).unwrap_or_else(|error| panic!("{error}"))
@@ -29,4 +34,24 @@ fn every_family_matches_transformers_with_the_scalar_kernels() {
 fn a_trained_model_says_what_it_was_trained_to_say() {
     let Some(folder) = test_data("model-stories260k") else { return };
     assert_eq!(check_stories(&folder, backend(None)), 4 * 96);
+}
+
+/// FP8 is multiplied as floats and is as close as they are. Integers are multiplied with activations of 8 bits, so their
+/// logits are only near: ten times nearer than columns in a wrong order, a wrong scale or a wrong zero point would be.
+#[test]
+fn every_way_of_quantizing_is_computed_as_it_is_decoded() {
+    let prompt: Vec<u32> = (0..24).map(|i| (i * 37 + 5) % 97).collect();
+    for name in QUANTIZED {
+        if name.contains("fp8") {
+            check_fixture(&quantized(name), backend(None));
+            continue;
+        }
+        let checkpoint = Checkpoint::open(quantized(name)).unwrap_or_else(|error| panic!("{error}"));
+        let mut reference = Runner::load(&checkpoint, ReferenceBackend::new(), None);
+        let mut cpu = Runner::load(&checkpoint, backend(None)(), None);
+        let expected = reference.forward(&prompt, &[0, 11, 23]).to_vec();
+        let difference = relative_difference(cpu.forward(&prompt, &[0, 11, 23]), &expected);
+        println!("{name}: logits within {difference:.1e} of those of the decoded weights");
+        assert!(difference < 0.06, "{name}: {difference}");
+    }
 }

@@ -65,6 +65,8 @@ fn options_are_named() {
         ("awq", "group_size", json!(0), &["`quantization_config.group_size` is 0"]),
         ("awq", "group_size", json!("128"), &["`quantization_config.group_size`"]),
         ("awq", "new_trick", json!({"x": 1}), &["`quantization_config.new_trick`"]),
+        ("awq", "method", json!("gptq"), &["`quantization_config.method` is \"gptq\"", "awq"]),
+        ("awq", "dynamic", json!({".*down.*": {"group_size": 32}}), &[".*down.*", "dynamic"]),
         ("gptq_v2", "bits", json!(2), &["GPTQ with 2 bits", "4 and 8"]),
         ("gptq_v2", "bits", json!(3), &["GPTQ with 3 bits", "4 and 8"]),
         ("gptq_v2", "checkpoint_format", json!("marlin"), &["`marlin`"]),
@@ -99,6 +101,18 @@ fn options_are_named() {
         let sentence = configured(name, |config| config[field] = value);
         assert_names(&sentence, expected);
     }
+}
+
+#[test]
+fn options_that_change_nothing_are_taken() {
+    let folder = copy(&quantized("gptq_v2"));
+    let path = folder.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let more = json!({"method": "gptq", "format": "gptq_v2", "pack_dtype": "int32", "dynamic": {"-:.*lm_head": {}}, "rotation": null});
+    let options = config["quantization_config"].as_object_mut().unwrap();
+    options.extend(more.as_object().unwrap().clone());
+    fs::write(&path, config.to_string()).unwrap();
+    load(folder.path(), None).unwrap();
 }
 
 #[test]

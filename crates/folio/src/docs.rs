@@ -25,6 +25,10 @@ fn models() -> String {
     out += "\nGGUF: architectures llama, qwen2, qwen3, smollm3 and phi3; tensors of F32, F16, BF16, ";
     out += &BlockFormat::of_ggml().map(|format| format!("{format:?}")).collect::<Vec<_>>().join(", ");
     out += "; tokenizers of kind gpt2 (a named pre-tokenizer) and llama. Anything else is refused by name.\n";
+    out += "\nQuantized safetensors checkpoints, as `quantization_config` in config.json describes them. Groups and columns are \
+            multiples of 32. Scales of activations and of an FP8 KV cache are read past: activations are rounded more finely than \
+            they ask for. Anything else is refused by name.\n\n";
+    out += folio_model::checkpoint::quantized::TABLE;
     out
 }
 

@@ -10,6 +10,7 @@ use crate::error::Result;
 /// What may stand in the configuration; those that are not read change how a GPU computes, or tell how the file was made.
 const KNOWN: &[&str] = &[
     "quant_method",
+    "method",
     "bits",
     "w_bit",
     "group_size",
@@ -40,6 +41,8 @@ const KNOWN: &[&str] = &[
     "pad_token_id",
     "cache_block_outputs",
     "pack_dtype",
+    "pack_impl",
+    "dynamic",
     "meta",
 ];
 
@@ -62,6 +65,7 @@ pub fn parse(options: Options<'_>) -> Result<Option<usize>> {
         return Err(options.unsupported("backend", "AWQ as llm-awq packs it", SUPPORTED));
     }
     gptq::refuse_words(options, SUPPORTED)?;
+    gptq::refuse_overrides(options)?;
     let group = if fields.value("group_size").is_some() { "group_size" } else { "q_group_size" };
     options.group(group)
 }

@@ -18,6 +18,7 @@ const SUPPORTED: &str = "supported: GPTQ with 4 bits, or 8 bits and sym, of chec
 /// What may stand in the configuration; those that are not read change how a GPU computes, or tell how the file was made.
 const KNOWN: &[&str] = &[
     "quant_method",
+    "method",
     "bits",
     "group_size",
     "desc_act",
@@ -26,6 +27,7 @@ const KNOWN: &[&str] = &[
     "format",
     "is_marlin_format",
     "pack_dtype",
+    "pack_impl",
     "dynamic",
     // The tensors say which modules are quantized, the head among them.
     "lm_head",
@@ -151,7 +153,7 @@ impl Gptq {
 }
 
 /// GPTQModel's rules for single modules: those that only say which are not quantized are in the tensors, others are not served.
-fn refuse_overrides(options: Options<'_>) -> Result<()> {
+pub fn refuse_overrides(options: Options<'_>) -> Result<()> {
     let Some(rules) = options.0.object("dynamic", "quantization_config.dynamic.")? else { return Ok(()) };
     match rules.entries().find(|(name, _)| !name.starts_with("-:")) {
         Some((name, _)) => {

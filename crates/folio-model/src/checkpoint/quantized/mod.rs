@@ -91,6 +91,10 @@ impl Quantization {
                 );
             }
         };
+        // GPTQModel writes both.
+        if let Some(other) = inner.text("method")?.filter(|other| *other != method) {
+            return Err(inner.problem("method", format!("is \"{other}\", but quant_method is \"{method}\"")));
+        }
         match method {
             "awq" => awq::parse(options).map(Self::Awq),
             "gptq" => Gptq::parse(options).map(Self::Gptq),
