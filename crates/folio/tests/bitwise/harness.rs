@@ -362,7 +362,12 @@ fn argmax(logits: &[f32]) -> u32 {
 
 /// The fixture with room for [`MAX_LEN`] positions: parity needs few, attention chunks need more.
 fn longer(fixture: &str) -> Checkpoint {
-    let folder = folio_model::testing::fixture(fixture);
+    let quantized = folio_model::testing::QUANTIZED.contains(&fixture);
+    let folder = if quantized {
+        folio_model::testing::quantized(fixture)
+    } else {
+        folio_model::testing::fixture(fixture)
+    };
     let read = |name: &str| {
         std::fs::read(folder.join(name)).unwrap_or_else(|error| panic!("{fixture}/{name}: {error}"))
     };

@@ -9,7 +9,7 @@ mod recast;
 use folio_cpu::{Isa, Quantize};
 use folio_model::backend::DType;
 use folio_model::quant::BlockFormat;
-use folio_model::testing::FIXTURES;
+use folio_model::testing::{FIXTURES, QUANTIZED};
 use harness::{Arrival, MAX_LEN, Oracle, Setup, World, batched, prompt, whole};
 use recast::Cast;
 
@@ -201,7 +201,7 @@ fn with_quantized_weights() {
 
 /// What quantized safetensors become: each kind of block, and with columns in an order of their own.
 #[test]
-fn with_weights_quantized_by_others() {
+fn with_weights_in_blocks_of_every_kind() {
     let mut quantized = 0;
     for fixture in ["llama3", "smollm2", "phi3"] {
         for (format, ordered) in [
@@ -212,28 +212,43 @@ fn with_weights_quantized_by_others() {
             (BlockFormat::Fp8x32, true),
         ] {
             let setup = Setup { weights: Cast::Blocks { format, ordered }, ..Setup::PLAIN };
-            let arrivals = mixed(12, 100);
-            let mut world = World::new(fixture, setup, blocks_for(&arrivals));
-            quantized += world.recorder.quantized();
-            let oracle = Oracle::new(&mut world, &arrivals);
-            let what = format!("{fixture}, {format:?}, order {ordered}");
-            for count in [2, 3, 9, 12] {
-                world.forget();
-                let run = world.run(&batched(count as u32), &arrivals[..count]);
-                oracle.first(count).check(&run, &format!("{what}, {count} together"));
-            }
-            for chunk in [1, 16, 333] {
-                world.forget();
-                let run = world.run(&harness::chunked(chunk), &arrivals[..5]);
-                oracle.first(5).check(&run, &format!("{what}, chunks of {chunk}"));
-            }
-            let isas = Isa::ALL.into_iter().filter(|isa| harness::runs(*isa));
-            for (threads, isa) in [(1, None), (3, None)].into_iter().chain(isas.map(|isa| (2, Some(isa)))) {
-                let setup = Setup { threads, isa, ..setup };
-                let run = World::new(fixture, setup, blocks_for(&arrivals)).run(&batched(9), &arrivals[..9]);
-                oracle.first(9).check(&run, &format!("{what}, {threads} threads, {isa:?}"));
-            }
+            quantized += in_short(fixture, setup, &format!("{fixture}, {format:?}, order {ordered}"));
         }
     }
     assert!(quantized > 40, "only {quantized} matrices became blocks");
+}
+
+/// Checkpoints that others quantized.
+#[test]
+fn with_quantized_checkpoints() {
+    for fixture in QUANTIZED {
+        in_short(fixture, Setup::PLAIN, fixture);
+    }
+}
+
+/// A few of each: requests together, sizes of chunks, numbers of threads, instruction sets. Gives the number of matrices that
+/// became blocks.
+fn in_short(fixture: &str, setup: Setup, what: &str) -> usize {
+    // All of them have 97 tokens.
+    let arrivals = mixed(12, 97);
+    let mut world = World::new(fixture, setup, blocks_for(&arrivals));
+    let quantized = world.recorder.quantized();
+    let oracle = Oracle::new(&mut world, &arrivals);
+    for count in [2, 3, 9, 12] {
+        world.forget();
+        let run = world.run(&batched(count as u32), &arrivals[..count]);
+        oracle.first(count).check(&run, &format!("{what}, {count} together"));
+    }
+    for chunk in [1, 16, 333] {
+        world.forget();
+        let run = world.run(&harness::chunked(chunk), &arrivals[..5]);
+        oracle.first(5).check(&run, &format!("{what}, chunks of {chunk}"));
+    }
+    let isas = Isa::ALL.into_iter().filter(|isa| harness::runs(*isa));
+    for (threads, isa) in [(1, None), (3, None)].into_iter().chain(isas.map(|isa| (2, Some(isa)))) {
+        let setup = Setup { threads, isa, ..setup };
+        let run = World::new(fixture, setup, blocks_for(&arrivals)).run(&batched(9), &arrivals[..9]);
+        oracle.first(9).check(&run, &format!("{what}, {threads} threads, {isa:?}"));
+    }
+    quantized
 }
