@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn a_buffer_is_read_to_its_last_whole_turn() {
         assert_eq!(pieces(TURN_BYTES - 1).count(), 0);
-        assert_eq!(pieces(TURN_BYTES + 4).collect::<Vec<_>>(), [0..TURN_BYTES]);
+        assert_eq!(pieces(TURN_BYTES + 4).collect::<Vec<_>>(), std::slice::from_ref(&(0..TURN_BYTES)));
         let long = pieces(2 * PIECE_BYTES + 3 * TURN_BYTES + 1).collect::<Vec<_>>();
         assert_eq!(long.iter().map(|piece| piece.len()).sum::<usize>(), 2 * PIECE_BYTES + 3 * TURN_BYTES);
         assert!(long.windows(2).all(|w| w[0].end == w[1].start));
