@@ -116,7 +116,7 @@ impl Bench<'_> {
                 report.skipped.push(format!("prefill of {tokens}: {reason}"));
                 continue;
             }
-            let rates = self.repeat(|bench| bench.prefill(tokens))?;
+            let rates = self.repeat(true, |bench| bench.prefill(tokens))?;
             report.prefill.push(figure(1, tokens, rates, costs.prefill(machine, tokens.into())));
         }
         for &depth in &self.args.depth {
@@ -126,7 +126,8 @@ impl Bench<'_> {
                     report.skipped.push(format!("decode of {batch} at {depth}: {reason}"));
                     continue;
                 }
-                let rates = self.repeat(|bench| bench.decode(batch, depth))?;
+                // Computing the prompts warms up what there is to warm up, and may take long.
+                let rates = self.repeat(depth <= 1, |bench| bench.decode(batch, depth))?;
                 // In the middle of the measured tokens.
                 let middle = f64::from(depth.max(1)) + f64::from(self.args.decode) / 2.0;
                 report.decode.push(figure(batch, depth, rates, costs.decode(machine, batch.into(), middle)));
@@ -136,9 +137,15 @@ impl Bench<'_> {
         Ok(report)
     }
 
-    /// One warm-up, then the repetitions.
-    fn repeat(&mut self, mut measure: impl FnMut(&mut Self) -> Result<f64>) -> Result<Vec<f64>> {
-        measure(self)?;
+    /// A warm-up if wanted, then the repetitions.
+    fn repeat(
+        &mut self,
+        warm_up: bool,
+        mut measure: impl FnMut(&mut Self) -> Result<f64>,
+    ) -> Result<Vec<f64>> {
+        if warm_up {
+            measure(self)?;
+        }
         (0..self.args.repeat).map(|_| measure(self)).collect()
     }
 
