@@ -14,6 +14,7 @@ use crate::kv::KvCache;
 use crate::linear::SCRATCH;
 use crate::memory::{Floats, HugeBuffer};
 use crate::packed::{PackedMatrix, QuantizeWith};
+use crate::packed_file::{PackedFile, PackedWeights};
 use crate::pool::{Claims, Pool};
 use crate::quant::quantize::Quantize;
 use crate::simd::dot::COLUMNS;
@@ -96,6 +97,26 @@ impl CpuBackend {
         self.quantized
     }
 
+    /// Takes the weights of a file instead of `load_matrix` and `load_vector`: they get the ids of their order in it. Every
+    /// byte is checked first.
+    pub fn load_packed(&mut self, file: PackedFile) -> Result<(), CpuError> {
+        let weights = file.load(&mut self.pool)?;
+        self.matrices = weights.matrices;
+        self.vectors = weights.vectors;
+        Ok(())
+    }
+
+    /// The weights loaded so far, for a file. Shares their memory.
+    pub fn packed_weights(&self) -> PackedWeights {
+        PackedWeights { matrices: self.matrices.clone(), vectors: self.vectors.clone() }
+    }
+
+    /// Bytes of weights that are part of a mapped file: the system counts their memory as its cache.
+    pub fn mapped_bytes(&self) -> u64 {
+        let segments = self.matrices.iter().flat_map(|matrix| &matrix.segments);
+        segments.filter(|segment| segment.memory.is_file()).map(|s| s.memory.len() as u64).sum()
+    }
+
     /// Threads that the affinity mask and the cgroup allow this process.
     pub fn detect_threads() -> usize {
         crate::threads::allowance()
@@ -113,7 +134,7 @@ impl CpuBackend {
     /// from what a fresh buffer gives, because memory need not be equally fast everywhere. Zero without weights.
     pub fn weight_read_rate(&mut self) -> Result<f64, CpuError> {
         let segments = self.matrices.iter().flat_map(|matrix| &matrix.segments);
-        let buffers: Vec<_> = segments.map(|segment| &segment.memory).collect();
+        let buffers: Vec<_> = segments.map(|segment| &*segment.memory).collect();
         crate::machine::read_rate(&mut self.pool, self.isa, &buffers)
     }
 }

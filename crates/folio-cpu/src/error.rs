@@ -17,4 +17,12 @@ pub enum CpuError {
     Panicked { worker: usize, message: String },
     #[error("{needed_bytes} bytes of memory could not be mapped: {reason}")]
     Map { needed_bytes: usize, reason: std::io::Error },
+    #[error("{file}: {source}")]
+    Io { file: String, source: std::io::Error },
+    #[error("{file} is not a file of packed weights")]
+    NotPacked { file: String },
+    #[error("{file} was packed by another version of Folio: make it again from the original weights")]
+    OtherLayout { file: String },
+    #[error("{file} is damaged: {problem}")]
+    Damaged { file: String, problem: String },
 }

@@ -21,6 +21,7 @@ mod linear;
 pub mod machine;
 mod memory;
 mod packed;
+pub mod packed_file;
 mod plain;
 mod pool;
 mod quant;

@@ -4,22 +4,27 @@
 //! Invariants: zeroed when made, aligned to a page (so to 64 bytes), readable 64 bytes past the end (kernels load whole
 //! vectors). Pages are taken when they are first written.
 
+use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::error::CpuError;
+use crate::packed_file::FileMap;
 
 /// Readable bytes past the end of every buffer.
-const SLACK: usize = 64;
+pub(crate) const SLACK: usize = 64;
 const HUGE_PAGE: usize = 2 << 20;
 
-/// An anonymous mapping that asks for huge pages.
+/// An anonymous mapping that asks for huge pages; or part of a packed file, which is only ever read.
 #[derive(Debug)]
 pub(crate) struct HugeBuffer {
     start: NonNull<u8>,
     bytes: usize,
     mapped: usize,
+    /// The mapping it is part of, where it has none of its own.
+    file: Option<Arc<FileMap>>,
 }
 
 // SAFETY: the mapping belongs to this value alone; it is plain memory without thread affinity.
@@ -51,7 +56,24 @@ impl HugeBuffer {
             let _ = unsafe { madvise(start, mapped, Advice::LinuxHugepage) };
         }
         let start = NonNull::new(start.cast()).ok_or_else(too_large)?;
-        Ok(Self { start, bytes, mapped })
+        Ok(Self { start, bytes, mapped, file: None })
+    }
+
+    /// A page-aligned range of a mapped file, if it and the readable bytes past it lie inside. Never written to.
+    pub(crate) fn of_file(file: &Arc<FileMap>, range: Range<usize>) -> Option<Self> {
+        let start = file.part(range.start..range.end.checked_add(SLACK)?)?;
+        Some(Self { start, bytes: range.len(), mapped: 0, file: Some(file.clone()) })
+    }
+
+    pub(crate) fn is_file(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// The bytes, when nobody writes them any more: weights after packing.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: the mapping is initialized (zeroed, or a file), at least this long, and borrowed with `self`; that nobody
+        // writes is the caller's word, and packing is the only writer of weights.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -65,6 +87,9 @@ impl HugeBuffer {
 
 impl Drop for HugeBuffer {
     fn drop(&mut self) {
+        if self.file.is_some() {
+            return;
+        }
         // SAFETY: the range was mapped by `zeroed` and nothing borrowed from it outlives `self`.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.mapped) };
     }

@@ -15,6 +15,7 @@
 //! lanes is ever needed. Cost: one streaming pass at load; a lookup of one row touches one cache line per pair.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use folio_model::backend::{DType, TensorView};
 use folio_model::quant::{BlockFormat, Encoding};
@@ -32,8 +33,8 @@ use crate::quant::with_form;
 use crate::simd::dot::{self, COLUMNS};
 use crate::simd::{Isa, LANES};
 
-/// A matrix `[rows, cols]`.
-#[derive(Debug)]
+/// A matrix `[rows, cols]`. A clone shares the memory.
+#[derive(Clone, Debug)]
 pub(crate) struct PackedMatrix {
     pub(crate) rows: usize,
     pub(crate) cols: usize,
@@ -45,14 +46,14 @@ pub(crate) struct PackedMatrix {
 }
 
 /// Consecutive rows of a matrix in panels.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Segment {
     pub(crate) encoding: Encoding,
     pub(crate) rows: usize,
     /// Row of the matrix that is row 0 here.
     pub(crate) first_row: usize,
     cols: usize,
-    pub(crate) memory: HugeBuffer,
+    pub(crate) memory: Arc<HugeBuffer>,
 }
 
 /// Plain weights are quantized while they are packed.
@@ -150,9 +151,8 @@ impl Segment {
         let rows = parts.iter().map(|p| p.shape[0]).sum();
         let cols = parts[0].shape[1];
         let encoding = quantize.map_or(parts[0].encoding, |with| Encoding::Block(with.to.format()));
-        let mut segment = Self { encoding, rows, first_row, cols, memory: HugeBuffer::zeroed(0)? };
-        let panels = segment.panels().next_multiple_of(PANEL_MULTIPLE);
-        segment.memory = HugeBuffer::zeroed(panels * segment.panel_bytes())?;
+        let bytes = Self::memory_bytes(encoding, rows, cols).unwrap_or(usize::MAX);
+        let segment = Self::new(encoding, rows, first_row, cols, HugeBuffer::zeroed(bytes)?);
         let claims = Claims::default();
         let target = &segment;
         pool.run(&|_| {
@@ -165,6 +165,25 @@ impl Segment {
         Ok(segment)
     }
 
+    /// Rows from `first_row` on whose panels are in `memory`, of [`Segment::memory_bytes`].
+    pub(crate) fn new(
+        encoding: Encoding,
+        rows: usize,
+        first_row: usize,
+        cols: usize,
+        memory: HugeBuffer,
+    ) -> Self {
+        Self { encoding, rows, first_row, cols, memory: Arc::new(memory) }
+    }
+
+    /// Bytes of the panels; `None` where columns are not whole blocks, or the bytes cannot be counted.
+    pub(crate) fn memory_bytes(encoding: Encoding, rows: usize, cols: usize) -> Option<usize> {
+        encoding.bytes(cols)?;
+        let (step_bytes, step_cols) = step(encoding);
+        let panels = rows.div_ceil(LANES).next_multiple_of(PANEL_MULTIPLE);
+        cols.div_ceil(step_cols).checked_mul(step_bytes)?.checked_mul(panels)
+    }
+
     pub(crate) fn panels(&self) -> usize {
         self.rows.div_ceil(LANES)
     }
@@ -175,19 +194,11 @@ impl Segment {
     }
 
     pub(crate) fn step_cols(&self) -> usize {
-        self.step().1
+        step(self.encoding).1
     }
 
     pub(crate) fn step_bytes(&self) -> usize {
-        self.step().0
-    }
-
-    /// Bytes and columns of a step of a panel.
-    fn step(&self) -> (usize, usize) {
-        match Kind::of(self.encoding) {
-            Kind::Floats(float) => float.step(),
-            Kind::Integers(format) => with_form(format, Size),
-        }
+        step(self.encoding).0
     }
 
     pub(crate) fn panel_bytes(&self) -> usize {
@@ -296,6 +307,14 @@ impl Segment {
                 }
             }
         }
+    }
+}
+
+/// Bytes and columns of a step of a panel.
+fn step(encoding: Encoding) -> (usize, usize) {
+    match Kind::of(encoding) {
+        Kind::Floats(float) => float.step(),
+        Kind::Integers(format) => with_form(format, Size),
     }
 }
 

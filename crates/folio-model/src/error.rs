@@ -66,6 +66,11 @@ pub enum ModelError {
         other_encoding: crate::quant::Encoding,
     },
 
+    #[error(
+        "{place}: the packed weights are not those that {settings} describes; make them again with `folio quantize`"
+    )]
+    PackedOtherwise { settings: &'static str, place: String },
+
     // -- elsewhere --
     #[error(transparent)]
     Backend(#[from] BackendError),

@@ -4,13 +4,15 @@
 //! Must never: know a family, or keep a weight. Cost: one pass over the weights; resident memory is the packed weights
 //! plus the tensor being packed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::backend::{Backend, DType, KvLayout, TensorView};
 use crate::checkpoint::{Checkpoint, Digest, GenerationConfig, Tensor, Values};
 use crate::config::Config;
 use crate::decoder::{Load, WeightSpec, kv_layout, program, weight_specs};
 use crate::error::{ModelError, Result};
+use crate::packed::Ids;
+pub use crate::packed::PackedAbout;
 use crate::program::{MatrixId, VectorId};
 use crate::quant::Encoding;
 
@@ -58,6 +60,8 @@ pub struct LoadedModel {
     pub parameters: u64,
     /// Encoding of most of the weights, as stored.
     pub weight_encoding: Encoding,
+    /// Of each tensor, from which the digest was made.
+    pub tensor_digests: BTreeMap<String, [u8; 32]>,
 }
 
 /// Loads checkpoints.
@@ -89,21 +93,70 @@ impl Model {
         };
         loading.report("");
         let weights = specs.try_map(&mut loading)?;
-        let digest = loading.digest.finish();
+        let digest = loading.digest;
         let program = program(config, &weights, max_model_len);
         backend.load_program(program, options.max_rows, options.max_logit_rows, max_model_len)?;
-        Ok(LoadedModel {
+        let sizes = (options.kv_dtype, options.block_tokens);
+        let length = (max_model_len, length_limited_by);
+        Ok(LoadedModel::new(checkpoint, length, sizes, digest, (census.parameters, census.encoding)))
+    }
+
+    /// As [`Model::load`] for a backend that has the weights already, in the order in which `load` gives them: `counts`
+    /// matrices and vectors, of which `about` says what they were made from. The digest is that of the original.
+    pub fn load_packed(
+        checkpoint: &Checkpoint,
+        backend: &mut dyn Backend,
+        about: &PackedAbout,
+        counts: (usize, usize),
+        options: LoadOptions<'_>,
+    ) -> Result<LoadedModel> {
+        let config = checkpoint.config();
+        let (max_model_len, length_limited_by) =
+            model_length(config, checkpoint.settings(), options.max_model_len)?;
+        let specs = weight_specs(config);
+        let mut ids = Ids::default();
+        let weights = specs.try_map(&mut ids)?;
+        let names: BTreeSet<_> = specs.iter().flat_map(|spec| &spec.parts).map(|part| &part.name).collect();
+        if (ids.matrices as usize, ids.vectors as usize) != counts
+            || !names.into_iter().eq(about.tensors.keys())
+        {
+            return Err(ModelError::PackedOtherwise {
+                settings: checkpoint.settings(),
+                place: checkpoint.location(),
+            });
+        }
+        let mut digest = checkpoint.start_digest(max_model_len);
+        digest.known(&about.tensors);
+        let program = program(config, &weights, max_model_len);
+        backend.load_program(program, options.max_rows, options.max_logit_rows, max_model_len)?;
+        let sizes = (options.kv_dtype, options.block_tokens);
+        let length = (max_model_len, length_limited_by);
+        Ok(LoadedModel::new(checkpoint, length, sizes, digest, (about.parameters, about.weight_encoding)))
+    }
+}
+
+impl LoadedModel {
+    fn new(
+        checkpoint: &Checkpoint,
+        (max_model_len, length_limited_by): (usize, Option<String>),
+        (kv_dtype, block_tokens): (DType, usize),
+        digest: Digest,
+        (parameters, weight_encoding): (u64, Encoding),
+    ) -> Self {
+        let config = checkpoint.config();
+        Self {
             vocab: config.vocab,
             max_model_len,
             length_limited_by,
             eos_token_ids: checkpoint.generation().eos_token_ids.clone(),
             generation: checkpoint.generation().clone(),
-            kv_layout: kv_layout(config, options.kv_dtype, options.block_tokens),
-            digest,
+            kv_layout: kv_layout(config, kv_dtype, block_tokens),
+            tensor_digests: digest.tensors().clone(),
+            digest: digest.finish(),
             config: config.clone(),
-            parameters: census.parameters,
-            weight_encoding: census.encoding,
-        })
+            parameters,
+            weight_encoding,
+        }
     }
 }
 

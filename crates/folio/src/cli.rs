@@ -46,6 +46,8 @@ pub enum Command {
     },
     /// Download a model into the hub's cache
     Pull(PullArgs),
+    /// Quantize a model into a folder of packed weights that starts at once
+    Quantize(QuantizeArgs),
     /// Show what this machine can do, measured for each number of threads, and how far a model can get on it
     Doctor(DoctorArgs),
     /// Print generated documentation pages
@@ -117,6 +119,27 @@ pub struct EngineArgs {
     /// A Jinja chat template to use instead of the model's own
     #[arg(long, env = "FOLIO_CHAT_TEMPLATE", value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub packed: PackedCacheArgs,
+}
+
+/// Packed weights kept on disk.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Engine")]
+pub struct PackedCacheArgs {
+    /// Folder of packed weights, which make a second start a matter of mapping them; `off` keeps none [default:
+    /// folio/packed in XDG_CACHE_HOME or ~/.cache]
+    #[arg(long, env = "FOLIO_PACKED_CACHE", value_name = "DIR")]
+    pub packed_cache: Option<PathBuf>,
+
+    /// Disk space for packed weights; those not used for longest are removed
+    #[arg(long, env = "FOLIO_PACKED_CACHE_SIZE", value_name = "SIZE", default_value = "64GiB", value_parser = parse_bytes)]
+    pub packed_cache_size: u64,
+
+    /// Weights that take less than this are packed at every start
+    #[arg(long, env = "FOLIO_PACKED_CACHE_MIN", value_name = "SIZE", default_value = "64MiB", value_parser = parse_bytes)]
+    pub packed_cache_min: u64,
 }
 
 #[derive(Args, Debug)]
@@ -488,6 +511,29 @@ pub struct BenchServeArgs {
 }
 
 #[derive(Args, Debug)]
+#[command(after_help = "Example:\n  \
+    folio quantize ./my-model --to q4 --output ./my-model-q4\n  \
+    folio serve ./my-model-q4\n\n\
+    The folder holds configuration, tokenizer and templates as they were, and the weights as model.folio, in the order in\n\
+    which this version's kernels read them. Keep the original: a later version of Folio may ask to make it again.")]
+pub struct QuantizeArgs {
+    /// A folder with *.safetensors in F32, F16 or BF16, org/model[@revision], or `demo`
+    pub model: String,
+    /// What weights become
+    #[arg(long, value_enum, value_name = "TYPE")]
+    pub to: Quantize,
+    /// Folder to write; made if need be
+    #[arg(long, short, value_name = "DIR")]
+    pub output: PathBuf,
+    /// Write into a folder that is not empty
+    #[arg(long)]
+    pub force: bool,
+    /// Threads [default: as many as the machine and its container allow]
+    #[arg(long, env = "FOLIO_THREADS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
+    pub threads: Option<u32>,
+}
+
+#[derive(Args, Debug)]
 pub struct PullArgs {
     /// org/model[@revision]
     pub model: String,
@@ -526,6 +572,27 @@ pub enum Quantize {
     Q8,
     /// Q4_0: 4 bits a weight and a scale per 32
     Q4,
+}
+
+impl Quantize {
+    /// As on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Quantize::Q8 => "q8",
+            Quantize::Q4 => "q4",
+        }
+    }
+
+    pub fn named(name: &str) -> Option<Self> {
+        Self::value_variants().iter().copied().find(|to| to.name() == name)
+    }
+
+    pub fn packed(self) -> folio_cpu::Quantize {
+        match self {
+            Quantize::Q8 => folio_cpu::Quantize::Q8,
+            Quantize::Q4 => folio_cpu::Quantize::Q4,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

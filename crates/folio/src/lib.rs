@@ -10,8 +10,10 @@ pub mod docs;
 mod doctor;
 mod interrupt;
 mod memory;
+mod packed_cache;
 mod progress;
 mod pull;
+mod quantize;
 mod remote;
 mod run;
 pub mod runtime;
@@ -41,6 +43,7 @@ pub fn main() -> Result<()> {
         Some(Command::Bench { mode: BenchMode::Kl(args) }) => bench::kl::run(&args),
         Some(Command::Bench { mode: BenchMode::Cache(args) }) => bench::cache::run(&args),
         Some(Command::Pull(args)) => pull::run(&args),
+        Some(Command::Quantize(args)) => quantize::run(&args),
         Some(Command::Doctor(args)) => doctor::run(&args),
         Some(Command::Docs { page }) => {
             print!("{}", docs::page(page));

@@ -15,6 +15,13 @@ pub struct FreeMemory {
     pub source: String,
 }
 
+impl FreeMemory {
+    /// Less what is counted as free and is not.
+    pub fn without(self, bytes: u64) -> Self {
+        Self { bytes: self.bytes.saturating_sub(bytes), ..self }
+    }
+}
+
 /// Reads this machine's. `None` where /proc is not Linux's.
 pub fn free() -> Option<FreeMemory> {
     free_at(Path::new("/proc/meminfo"), Path::new("/proc/self/cgroup"), Path::new("/sys/fs/cgroup"))

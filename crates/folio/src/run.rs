@@ -41,5 +41,6 @@ pub fn run(args: &RunArgs) -> Result<()> {
     }
     writeln!(out)?;
     eprintln!("{}", answer.figures());
+    runtime.finish();
     Ok(())
 }

@@ -14,13 +14,14 @@ use folio_engine::{EngineHandle, ModelExecutor, SchedulerConfig, SystemClock};
 use folio_kv::{CacheConfig, KvCache, LearnedLifetimes};
 use folio_model::backend::{Backend, DType};
 use folio_model::quant::Encoding;
-use folio_model::{Checkpoint, Config, LoadOptions, LoadedModel, Model, Progress};
+use folio_model::{Checkpoint, Config, LoadOptions, LoadedModel, Model, PackedAbout, Progress};
 use folio_text::{ChatTemplate, TemplateSources, Tokenizer};
 use sha2::{Digest, Sha256};
 
 use crate::cli::{EngineArgs, KvDtype, Quantize};
 use crate::demo;
 use crate::memory::{self, PoolRequest};
+use crate::packed_cache::{Packed, PackedCache, Place, Saving, Unsaved};
 use crate::progress::Bar;
 use crate::units;
 
@@ -109,6 +110,8 @@ pub struct Runtime {
     pub format: String,
     pub layout_digest: [u8; 32],
     pub report: Report,
+    /// Packed weights on their way to the disk.
+    saving: Option<Saving>,
 }
 
 /// What was decided at start, for people.
@@ -136,6 +139,32 @@ pub struct WeightArgs {
     pub max_logit_rows: usize,
 }
 
+impl WeightArgs {
+    /// For a backend that only packs.
+    pub fn for_packing(to: Quantize) -> Self {
+        Self {
+            threads: None,
+            quantize: Some(to),
+            kv_dtype: KvDtype::Auto,
+            max_model_len: None,
+            block_tokens: 16,
+            max_rows: 1,
+            max_logit_rows: 1,
+        }
+    }
+
+    fn options(&self, kv_dtype: DType) -> LoadOptions<'static> {
+        LoadOptions {
+            max_rows: self.max_rows,
+            max_logit_rows: self.max_logit_rows,
+            max_model_len: self.max_model_len.map(|n| n as usize),
+            kv_dtype,
+            block_tokens: self.block_tokens as usize,
+            progress: None,
+        }
+    }
+}
+
 impl From<&EngineArgs> for WeightArgs {
     fn from(args: &EngineArgs) -> Self {
         Self {
@@ -156,22 +185,51 @@ pub struct Weights {
     pub model: LoadedModel,
     /// What the weights are: "bf16", "bf16 to Q8_0".
     pub format: String,
+    /// What they were quantized to, now or when they were packed.
+    quantized: Option<Quantize>,
+    /// The file they are mapped from.
+    mapped: Option<PathBuf>,
+    /// Packed just now, and to be kept.
+    pub unsaved: Option<Unsaved>,
 }
 
 impl Weights {
-    /// Loads with a progress bar on standard error.
+    /// Loads with a progress bar on standard error. No packed form is kept.
     pub fn load(checkpoint: &Checkpoint, args: &WeightArgs) -> Result<Self> {
-        let mut backend =
-            CpuBackend::new(CpuOptions { threads: args.threads.map(|n| n as usize), isa: None })?;
-        if let Some(to) = args.quantize {
-            backend.quantize_weights(quantize(to));
+        match find(checkpoint, args, None)? {
+            Some(packed) => Self::map(checkpoint, args, packed),
+            None => Self::pack(checkpoint, args, None, None),
         }
-        let model = load(checkpoint, &mut backend, kv_dtype(args.kv_dtype, checkpoint)?, args)?;
-        let format = match args.quantize {
-            Some(to) => format!("{} to {:?}", model.weight_encoding, quantize(to).format()),
-            None => model.weight_encoding.to_string(),
-        };
-        Ok(Self { backend, model, format })
+    }
+
+    fn pack(
+        checkpoint: &Checkpoint,
+        args: &WeightArgs,
+        place: Option<Place>,
+        cache: Option<&PackedCache>,
+    ) -> Result<Self> {
+        let mut backend = args.backend()?;
+        let key = place.as_ref().map_or("", Place::key);
+        let (model, about) = pack(checkpoint, &mut backend, args, key)?;
+        // Once more, because the files may have changed while they were read.
+        let now = cache.and_then(|cache| cache.place(checkpoint, args.quantize));
+        let unsaved = Unsaved::new(place, now, backend.packed_weights(), &about);
+        let format = format(&model, args.quantize);
+        Ok(Self { backend, model, format, quantized: args.quantize, mapped: None, unsaved })
+    }
+
+    /// Weights that were packed before.
+    fn map(checkpoint: &Checkpoint, args: &WeightArgs, packed: Packed) -> Result<Self> {
+        let Packed { file, about, path } = packed;
+        let mut backend = args.backend()?;
+        let counts = file.counts();
+        backend.load_packed(file)?;
+        let kv_dtype = plain_dtype(args.kv_dtype).unwrap_or(about.kv_dtype);
+        let model = Model::load_packed(checkpoint, &mut backend, &about, counts, args.options(kv_dtype))?;
+        tracing::debug!(file = %path.display(), "packed weights mapped");
+        let quantized = about.quantized.as_deref().and_then(Quantize::named);
+        let format = format(&model, quantized);
+        Ok(Self { backend, model, format, quantized, mapped: Some(path), unsaved: None })
     }
 
     /// The limits of this machine for these weights: read where they lie, which may be faster or slower than a fresh buffer.
@@ -197,10 +255,68 @@ impl Loaded {
         scheduler_config(args, 1).validate()?;
         let source = Source::parse(model)?;
         let checkpoint = source.open()?;
-        let tokenizer = Arc::new(load_tokenizer(&checkpoint)?);
-        let template = load_template(&checkpoint, &tokenizer, args)?.map(Arc::new);
-        let weights = Weights::load(&checkpoint, &args.into())?;
+        let load = WeightArgs::from(args);
+        let cache = PackedCache::new(&args.packed);
+        let place = cache.as_ref().and_then(|cache| cache.place(&checkpoint, load.quantize));
+        let text = || -> Result<_> {
+            let tokenizer = Arc::new(load_tokenizer(&checkpoint)?);
+            let template = load_template(&checkpoint, &tokenizer, args)?.map(Arc::new);
+            Ok((tokenizer, template))
+        };
+        let (text, mapped) = match find(&checkpoint, &load, place.as_ref())? {
+            // Mapping takes no longer than the vocabulary of a large model, so both at once.
+            Some(packed) => {
+                let (text, weights) = std::thread::scope(|scope| {
+                    let text = scope.spawn(text);
+                    let weights = Weights::map(&checkpoint, &load, packed);
+                    (text.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), weights)
+                });
+                (text?, mapped(weights, place.as_ref())?)
+            }
+            // Packing may take minutes, which a wrong tokenizer should not cost.
+            None => (text()?, None),
+        };
+        let weights = match mapped {
+            Some(weights) => weights,
+            None => Weights::pack(&checkpoint, &load, place, cache.as_ref())?,
+        };
+        let (tokenizer, template) = text;
         Ok(Self { weights, source, checkpoint, tokenizer, template })
+    }
+}
+
+/// Weights packed before: in the folder itself, or at their place in the cache.
+fn find(checkpoint: &Checkpoint, args: &WeightArgs, place: Option<&Place>) -> Result<Option<Packed>> {
+    let Some(path) = checkpoint.packed() else { return Ok(place.and_then(Place::find)) };
+    let packed = Packed::open(path)?;
+    if let (Some(asked), Some(done)) = (args.quantize, &packed.about.quantized)
+        && asked.name() != done
+    {
+        bail!(
+            "{} was quantized to {done} already: --quantize {} is for its original",
+            path.display(),
+            asked.name()
+        );
+    }
+    Ok(Some(packed))
+}
+
+/// A damaged file of the cache is no reason not to start: it goes, and the weights are packed again.
+fn mapped(weights: Result<Weights>, place: Option<&Place>) -> Result<Option<Weights>> {
+    match (weights, place) {
+        (Ok(weights), _) => Ok(Some(weights)),
+        (Err(error), Some(place)) if error.is::<folio_cpu::CpuError>() => {
+            place.discard(&error.to_string());
+            Ok(None)
+        }
+        (Err(error), _) => Err(error),
+    }
+}
+
+fn format(model: &LoadedModel, quantized: Option<Quantize>) -> String {
+    match quantized {
+        Some(to) => format!("{} to {:?}", model.weight_encoding, to.packed().format()),
+        None => model.weight_encoding.to_string(),
     }
 }
 
@@ -212,11 +328,12 @@ impl Runtime {
     /// Starts the engine; `args` are those the model was loaded with.
     pub fn with(loaded: Loaded, args: &EngineArgs) -> Result<Self> {
         let Loaded { weights, source, checkpoint, tokenizer, template } = loaded;
-        let Weights { mut backend, model, format } = weights;
+        let Weights { mut backend, model, format, quantized, mapped, unsaved } = weights;
         let threads = backend.threads();
         let max_model_len = u32::try_from(model.max_model_len).context("the model's context length")?;
         let config = scheduler_config(args, max_model_len);
-        let free = memory::free();
+        // What is mapped counts as cache that could be dropped, but it will be read at every step.
+        let free = memory::free().map(|free| free.without(backend.mapped_bytes()));
         let pool = memory::pool(&PoolRequest {
             asked_bytes: args.kv_cache_memory,
             share: args.kv_cache_share,
@@ -235,7 +352,8 @@ impl Runtime {
             kv_bytes: pool.bytes,
         };
         report.describe(&source, &checkpoint, &model, &pool, free.as_ref(), template.as_deref());
-        report.describe_quantized(args.quantize, backend.quantized());
+        report.describe_packed(mapped.as_deref(), unsaved.as_ref());
+        report.describe_quantized(quantized, mapped.is_some(), backend.quantized());
         backend.allocate_cache(model.kv_layout, pool.blocks as usize)?;
 
         let cache = KvCache::new(
@@ -259,8 +377,17 @@ impl Runtime {
             clock: Arc::new(SystemClock::new()),
             vocab: u32::try_from(model.vocab).context("the model's vocabulary")?,
         })?;
-        let layout_digest = layout_digest(&model, args.quantize);
-        Ok(Self { engine, tokenizer, template, name: source.name(), format, layout_digest, report, model })
+        let layout_digest = layout_digest(&model, quantized);
+        let saving = unsaved.map(Unsaved::save_behind);
+        let name = source.name();
+        Ok(Self { engine, tokenizer, template, name, format, layout_digest, report, model, saving })
+    }
+
+    /// Waits until packed weights are kept, where they are being written.
+    pub fn finish(mut self) {
+        if let Some(saving) = self.saving.take() {
+            saving.finish();
+        }
     }
 
     /// Most tokens of one sequence.
@@ -277,26 +404,36 @@ fn depth_cost(config: &Config, block_tokens: u32) -> f64 {
     f64::from(block_tokens) * 2.0 * heads / weights
 }
 
-/// Packs the weights, with a progress bar.
-fn load(
+impl WeightArgs {
+    fn backend(&self) -> Result<CpuBackend> {
+        Ok(CpuBackend::new(CpuOptions { threads: self.threads.map(|n| n as usize), isa: None })?)
+    }
+}
+
+/// Packs the weights, with a progress bar; and what to say about them in a file that is made from `made_from`.
+pub fn pack(
     checkpoint: &Checkpoint,
     backend: &mut CpuBackend,
-    kv_dtype: DType,
     args: &WeightArgs,
-) -> Result<LoadedModel> {
+    made_from: &str,
+) -> Result<(LoadedModel, PackedAbout)> {
+    if let Some(to) = args.quantize {
+        backend.quantize_weights(to.packed());
+    }
     let bar = Bar::bytes("packing weights");
     let mut progress = |p: Progress<'_>| bar.set(p.done_bytes, p.total_bytes, p.weight);
-    let options = LoadOptions {
-        max_rows: args.max_rows,
-        max_logit_rows: args.max_logit_rows,
-        max_model_len: args.max_model_len.map(|n| n as usize),
-        kv_dtype,
-        block_tokens: args.block_tokens as usize,
-        progress: Some(&mut progress),
-    };
-    let model = Model::load(checkpoint, backend, options)?;
+    let options = args.options(kv_dtype(args.kv_dtype, checkpoint)?);
+    let model = Model::load(checkpoint, backend, LoadOptions { progress: Some(&mut progress), ..options })?;
     bar.finish();
-    Ok(model)
+    let about = PackedAbout {
+        made_from: made_from.to_owned(),
+        quantized: args.quantize.map(|to| to.name().to_owned()),
+        parameters: model.parameters,
+        weight_encoding: model.weight_encoding,
+        kv_dtype: kv_dtype(KvDtype::Auto, checkpoint)?,
+        tensors: model.tensor_digests.clone(),
+    };
+    Ok((model, about))
 }
 
 impl Report {
@@ -364,16 +501,33 @@ impl Report {
         ));
     }
 
-    /// What `--quantize` did.
-    fn describe_quantized(&mut self, asked: Option<Quantize>, quantized: folio_cpu::Quantized) {
+    /// Where the packed weights come from, or go to.
+    fn describe_packed(&mut self, mapped: Option<&Path>, unsaved: Option<&Unsaved>) {
+        let text = match (mapped, unsaved) {
+            (Some(file), _) => format!("mapped from {}", file.display()),
+            (None, Some(unsaved)) => format!("now; the next start maps {}", unsaved.path().display()),
+            (None, None) => return,
+        };
+        self.after_weights("packed", text);
+    }
+
+    fn after_weights(&mut self, what: &'static str, text: String) {
+        let at = self.lines.iter().position(|(what, _)| *what == "weights").map_or(0, |at| at + 1);
+        self.lines.insert(at, (what, text));
+    }
+
+    /// What `--quantize` did, now or when the weights were packed.
+    fn describe_quantized(&mut self, asked: Option<Quantize>, before: bool, quantized: folio_cpu::Quantized) {
         let Some(to) = asked else { return };
-        let mut text =
-            format!("{} matrices to {:?} while loading", quantized.matrices, quantize(to).format());
+        let format = to.packed().format();
+        if before {
+            return self.after_weights("quantized", format!("to {format:?}, when they were packed"));
+        }
+        let mut text = format!("{} matrices to {format:?} while loading", quantized.matrices);
         if quantized.kept_plain > 0 {
             text += &format!("; {} stayed as they are: columns not a multiple of 32", quantized.kept_plain);
         }
-        let at = self.lines.iter().position(|(what, _)| *what == "weights").map_or(0, |at| at + 1);
-        self.lines.insert(at, ("quantized", text));
+        self.after_weights("quantized", text);
     }
 
     /// Prints to standard error, aligned.
@@ -391,13 +545,6 @@ fn logit_rows(args: &EngineArgs) -> usize {
     args.max_num_seqs.min(256) as usize
 }
 
-fn quantize(to: Quantize) -> folio_cpu::Quantize {
-    match to {
-        Quantize::Q8 => folio_cpu::Quantize::Q8,
-        Quantize::Q4 => folio_cpu::Quantize::Q4,
-    }
-}
-
 fn scheduler_config(args: &EngineArgs, max_model_len: u32) -> SchedulerConfig {
     SchedulerConfig {
         max_num_seqs: args.max_num_seqs,
@@ -411,12 +558,20 @@ fn scheduler_config(args: &EngineArgs, max_model_len: u32) -> SchedulerConfig {
     }
 }
 
+/// What was asked for, unless that is left to the weights.
+fn plain_dtype(asked: KvDtype) -> Option<DType> {
+    match asked {
+        KvDtype::F32 => Some(DType::F32),
+        KvDtype::F16 => Some(DType::F16),
+        KvDtype::Bf16 => Some(DType::BF16),
+        KvDtype::Auto => None,
+    }
+}
+
 fn kv_dtype(asked: KvDtype, checkpoint: &Checkpoint) -> Result<DType> {
-    Ok(match asked {
-        KvDtype::F32 => DType::F32,
-        KvDtype::F16 => DType::F16,
-        KvDtype::Bf16 => DType::BF16,
-        KvDtype::Auto => {
+    Ok(match plain_dtype(asked) {
+        Some(dtype) => dtype,
+        None => {
             let specs = folio_model::decoder::weight_specs(checkpoint.config());
             let mut first = None;
             for part in specs.iter().flat_map(|spec| &spec.parts) {

@@ -66,6 +66,16 @@ impl Digest {
         self.tensors.insert(name.to_owned(), hash.finalize().into());
     }
 
+    /// Adds tensors by the digests they had in [`Digest::tensors`].
+    pub fn known(&mut self, tensors: &BTreeMap<String, [u8; 32]>) {
+        self.tensors.extend(tensors.iter().map(|(name, digest)| (name.clone(), *digest)));
+    }
+
+    /// What was added so far, by name.
+    pub fn tensors(&self) -> &BTreeMap<String, [u8; 32]> {
+        &self.tensors
+    }
+
     pub fn finish(self) -> [u8; 32] {
         let mut hash = self.config;
         for (name, tensor) in self.tensors {

@@ -16,14 +16,16 @@ mod source;
 mod storage;
 
 use std::borrow::Cow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 pub use digest::Digest;
 pub use generation::GenerationConfig;
 use gguf::{Metadata, open};
+use sha2::{Digest as _, Sha256};
 pub use shards::parse_index;
 use shards::{Entry, Form, Index, Shard, open_shards};
 use source::Source;
+use storage::Stamp;
 
 use crate::backend::TensorView;
 use crate::config::Config;
@@ -35,6 +37,8 @@ const CONFIG: &str = "config.json";
 const GENERATION: &str = "generation_config.json";
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+/// Weights that a backend packed: what `folio quantize` writes.
+pub const PACKED: &str = "model.folio";
 
 /// An opened checkpoint.
 pub struct Checkpoint {
@@ -46,6 +50,8 @@ pub struct Checkpoint {
     tensors: Index,
     /// Of the first shard, in a GGUF model.
     header: Option<gguf::Header>,
+    /// See [`Checkpoint::packed`].
+    packed: Option<PathBuf>,
 }
 
 /// A tensor that has the shape that was asked for; its values are not read yet.
@@ -98,20 +104,25 @@ impl<'a> Tensor<'a> {
 }
 
 impl Checkpoint {
-    /// Opens a Hugging Face folder, a GGUF file, or a folder that holds exactly one GGUF model and no safetensors.
+    /// Opens a Hugging Face folder, a GGUF file, or a folder that holds packed weights or exactly one GGUF model and no
+    /// safetensors.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         if open::is_gguf(path) && !path.is_dir() {
             return Self::open_gguf(path);
         }
         let has = |file: &str| path.join(file).is_file();
-        if !has(SINGLE)
-            && !has(INDEX)
-            && let Some(file) = open::find_in(path)?
-        {
-            return Self::open_gguf(&file);
+        let own = Source::Folder(path.to_owned());
+        if has(SINGLE) || has(INDEX) {
+            return Self::from_source(own, None);
         }
-        Self::from_source(Source::Folder(path.to_owned()))
+        if has(PACKED) {
+            return Self::from_source(own, Some(path.join(PACKED)));
+        }
+        match open::find_in(path)? {
+            Some(file) => Self::open_gguf(&file),
+            None => Self::from_source(own, None),
+        }
     }
 
     fn open_gguf(path: &Path) -> Result<Self> {
@@ -124,15 +135,16 @@ impl Checkpoint {
             shards: opened.shards,
             tensors: opened.tensors,
             header: Some(opened.header),
+            packed: None,
         })
     }
 
     /// Opens a checkpoint whose files are part of the program: the same names as in a folder.
     pub fn from_bytes(files: &'static [(&'static str, &'static [u8])]) -> Result<Self> {
-        Self::from_source(Source::Embedded(files))
+        Self::from_source(Source::Embedded(files), None)
     }
 
-    fn from_source(source: Source) -> Result<Self> {
+    fn from_source(source: Source, packed: Option<PathBuf>) -> Result<Self> {
         let Some(config_text) = source.read(CONFIG)?.map(Cow::into_owned) else {
             return Err(source.not_a_model("it has no config.json"));
         };
@@ -143,9 +155,37 @@ impl Checkpoint {
         let own_name = source.display(GENERATION);
         let own = own.as_deref().map(|bytes| (own_name.as_str(), bytes));
         let generation = GenerationConfig::parse(own, json::Fields::new(&config_name, &map))?;
-        let (mut shards, mut tensors) = open_shards(&source)?;
-        quantized::apply(&config, &source.location(), &mut shards, &mut tensors)?;
-        Ok(Self { source, config_text, config, generation, shards, tensors, header: None })
+        let (mut shards, mut tensors) = match packed {
+            Some(_) => Default::default(),
+            None => open_shards(&source)?,
+        };
+        if packed.is_none() {
+            quantized::apply(&config, &source.location(), &mut shards, &mut tensors)?;
+        }
+        Ok(Self { source, config_text, config, generation, shards, tensors, header: None, packed })
+    }
+
+    /// The file that holds the weights, where they are packed already. Such a checkpoint has no tensors: its weights are for
+    /// the backend that packed them, and [`crate::Model::load_packed`].
+    pub fn packed(&self) -> Option<&Path> {
+        self.packed.as_deref()
+    }
+
+    /// Identity of the files, without reading a weight: for what is kept of the work done with them. `None` for a checkpoint
+    /// that is no files, or whose files are no longer those that were opened.
+    pub fn files_digest(&self) -> Option<[u8; 32]> {
+        let mut hash = Sha256::new();
+        hash.update((self.config_text.len() as u64).to_le_bytes());
+        hash.update(&self.config_text);
+        for shard in &self.shards {
+            let stamp = shard.storage.stamp()?;
+            let now = std::fs::metadata(&shard.file).ok()?;
+            if stamp != Stamp::of(&now) {
+                return None;
+            }
+            stamp.0.iter().for_each(|number| hash.update(number.to_le_bytes()));
+        }
+        Some(hash.finalize().into())
     }
 
     pub fn config(&self) -> &Config {

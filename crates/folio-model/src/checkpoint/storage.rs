@@ -6,22 +6,43 @@
 
 #![allow(unsafe_code)]
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
 
 use memmap2::{Mmap, UncheckedAdvice};
 
 pub enum Storage {
-    Mapped(Mmap),
+    Mapped(Mmap, Stamp),
     /// Built into the program.
     Static(&'static [u8]),
+}
+
+/// Tells a file from any other and from itself after a change: device, inode, length, and the times (s, ns) of the last
+/// change of its content and of anything about it. Where it lies and what it is called do not matter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp(pub [u64; 7]);
+
+impl Stamp {
+    pub fn of(file: &Metadata) -> Self {
+        Self([
+            file.dev(),
+            file.ino(),
+            file.len(),
+            file.mtime() as u64,
+            file.mtime_nsec() as u64,
+            file.ctime() as u64,
+            file.ctime_nsec() as u64,
+        ])
+    }
 }
 
 impl Storage {
     /// Maps a file for reading.
     pub fn map(file: &File) -> io::Result<Self> {
-        if file.metadata()?.len() == 0 {
+        let metadata = file.metadata()?;
+        if metadata.len() == 0 {
             return Ok(Storage::Static(&[]));
         }
         // SAFETY: the mapping is private and read-only. Rust also wants the bytes not to change while they are borrowed:
@@ -30,12 +51,20 @@ impl Storage {
         // SIGBUS; neither can corrupt this process's own memory, since the bytes are only ever read as plain numbers and
         // every length used was checked against the mapping's own.
         let map = unsafe { Mmap::map(file)? };
-        Ok(Storage::Mapped(map))
+        Ok(Storage::Mapped(map, Stamp::of(&metadata)))
+    }
+
+    /// What the file was when it was mapped; `None` without a file.
+    pub fn stamp(&self) -> Option<Stamp> {
+        match self {
+            Storage::Mapped(_, stamp) => Some(*stamp),
+            Storage::Static(_) => None,
+        }
     }
 
     pub fn bytes(&self) -> &[u8] {
         match self {
-            Storage::Mapped(map) => map,
+            Storage::Mapped(map, _) => map,
             Storage::Static(bytes) => bytes,
         }
     }
@@ -43,7 +72,7 @@ impl Storage {
     /// Drops the resident pages that lie wholly inside `range`; reading them again fetches them from the file.
     pub fn release(&self, range: Range<usize>) {
         const PAGE: usize = 4096;
-        let Storage::Mapped(map) = self else { return };
+        let Storage::Mapped(map, _) = self else { return };
         // Partial pages at both ends are shared with neighbours that may not have been read yet.
         let start = range.start.next_multiple_of(PAGE);
         let end = range.end.min(map.len()) / PAGE * PAGE;

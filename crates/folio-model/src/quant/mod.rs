@@ -39,6 +39,13 @@ impl Encoding {
         }
     }
 
+    /// The encoding of that name, as [`Encoding`] displays it.
+    pub fn named(name: &str) -> Option<Self> {
+        let plain = [DType::F32, DType::F16, DType::BF16].map(Encoding::Plain);
+        let blocks = BlockFormat::ALL.into_iter().map(Encoding::Block);
+        plain.into_iter().chain(blocks).find(|encoding| encoding.to_string() == name)
+    }
+
     /// The element type, where values stand for themselves.
     pub const fn plain(self) -> Option<DType> {
         match self {

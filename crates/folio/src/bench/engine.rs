@@ -4,6 +4,7 @@
 //! they lie.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -33,6 +34,10 @@ pub fn run(args: &BenchEngineArgs) -> Result<()> {
     eprintln!("measuring the machine ...");
     let fresh = Machine::measure(threads, None).context("measuring the machine")?;
     let mut loaded = Loaded::open(args.model.as_deref(), &engine)?;
+    // Not while something is measured.
+    if let Some(unsaved) = loaded.weights.unsaved.take() {
+        unsaved.save(&AtomicBool::new(false));
+    }
     let machine = loaded.weights.limits(fresh)?;
     let runtime = Runtime::with(loaded, &engine)?;
     runtime.report.print();
