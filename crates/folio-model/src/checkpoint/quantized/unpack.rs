@@ -29,19 +29,28 @@ pub fn awq(packed: &[u8], total: usize, cols: usize, rows: Range<usize>, out: &m
     }
 }
 
-/// GPTQ's `qweight`: words `[cols * bits / 32, total]`, each neighbouring columns of one row, the lowest bits first.
+/// GPTQ's `qweight`: words `[cols * bits / 32, total]` of 4 or 8 bits a code, each neighbouring columns of one row, the lowest
+/// bits first.
 pub fn down(packed: &[u8], bits: u32, total: usize, cols: usize, rows: Range<usize>, out: &mut [u8]) {
-    let (each, mask) = (32 / bits as usize, (1u32 << bits) - 1);
+    let each = 32 / bits as usize;
     for number in 0..cols / each {
         for row in rows.clone() {
-            let mut word = word(packed, number * total + row);
+            let word = word(packed, number * total + row);
             let at = (row - rows.start) * cols + number * each;
-            for code in &mut out[at..at + each] {
-                *code = (word & mask) as u8;
-                word = word.checked_shr(bits).unwrap_or(0);
+            let out = &mut out[at..at + each];
+            match bits {
+                4 => out.copy_from_slice(&spread(word).to_le_bytes()),
+                _ => out.copy_from_slice(&word.to_le_bytes()),
             }
         }
     }
+}
+
+/// Eight nibbles as eight bytes, in order.
+fn spread(word: u32) -> u64 {
+    let pairs = (u64::from(word) | u64::from(word) << 16) & 0x0000_ffff_0000_ffff;
+    let bytes = (pairs | pairs << 8) & 0x00ff_00ff_00ff_00ff;
+    (bytes | bytes << 4) & 0x0f0f_0f0f_0f0f_0f0f
 }
 
 /// compressed-tensors' `weight_packed` of 4 bits: rows of whole words, neighbouring columns from the lowest nibble up. Also
