@@ -121,12 +121,14 @@ def start(results):
     name, data = results.starts[-1]
     rows = []
     for entry in data["results"]:
-        seconds = lambda field: spread([run[field] for run in entry["runs"]], 2)
+        def seconds(field):
+            values = [run[field] for run in entry["runs"] if field in run]
+            return spread(values, 2) if values else ""
         flags = f" `{entry['flags']}`" if entry["flags"] else ""
         served = statistics.median(run["served_mib"]["VmRSS"] for run in entry["runs"])
-        rows.append([entry["model"] + flags, seconds("listening_s"), seconds("first_token_s"), f"{entry['cold']['first_token_s']:.2f}", f"{served:.0f} MiB"])
-    note = f" {data['note']}" if data.get("note") else ""
-    return table(["model", "listening, s", "first token, s", "the very first start, s", "resident"], rows) + f"\n\nFrom `{name}`.{note}"
+        rows.append([entry["model"] + flags, seconds("listening_s"), seconds("first_token_s"), seconds("first_token_cpu_s"), f"{served:.0f} MiB"])
+    note = f" {data['note'][0].upper()}{data['note'][1:]}." if data.get("note") else ""
+    return table(["model", "listening, s", "first token, s", "processor time until then, s", "resident"], rows) + f"\n\nFrom `{name}`.{note}"
 
 
 def number(value, error=None):

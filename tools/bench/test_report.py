@@ -65,6 +65,14 @@ class Tables(unittest.TestCase):
         self.assertIn("| failed | 1 | at most 0: **missed** | 2 |", text)
 
 
+    def test_a_start_is_told_with_and_without_processor_time(self):
+        run = {"listening_s": 0.3, "first_token_s": 0.5, "served_mib": {"VmRSS": 700}}
+        entry = {"model": "m.gguf", "flags": "", "runs": [run, dict(run, first_token_s=0.7, first_token_cpu_s=0.1)]}
+        text = report.start(Folder(a={"what": "process start to the first streamed token", "note": "quiet", "results": [entry]}).results)
+        self.assertIn("| m.gguf | 0.30 (0.30..0.30) | 0.60 (0.50..0.70) | 0.10 | 700 MiB |", text)
+        self.assertIn("From `a.json`. Quiet.", text)
+
+
 class Plots(unittest.TestCase):
     def test_costs_are_those_of_the_shape(self):
         self.assertEqual((body("llama-1b"), head("llama-1b")), (973078528, 262668288))
