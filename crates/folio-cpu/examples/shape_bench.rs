@@ -1,7 +1,7 @@
 //! Speed of a Llama-1B shape with random weights, straight through the `Backend` trait, as fractions of what the machine
 //! can do.
 //!
-//! `cargo run --release -p folio-cpu --example shape_bench [-- prefill|decode|deep|limits|bf16|f16|q8_0|q4_0|uint4x128|... ...]`
+//! `cargo run --release -p folio-cpu --example shape_bench [-- prefill|decode|x1|x8|x32|deep|limits|bf16|q8_0|uint4x128|... ...]`
 
 use std::time::Instant;
 
@@ -218,7 +218,7 @@ impl Bench {
     fn prefill(&mut self, machine: &Machine) {
         self.step(1, 0, 64);
         let mut best = f64::MAX;
-        for _ in 0..3 {
+        for _ in 0..8 {
             best = best.min(self.step(1, 0, 512));
         }
         let flop = 2.0 * (BODY * 512 + HEAD) as f64 + 4.0 * (HEADS * HEAD_DIM * LAYERS * 512 * 256) as f64;
@@ -252,7 +252,7 @@ impl Bench {
 
 fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
-    let parts = ["prefill", "decode", "deep"];
+    let parts = ["prefill", "decode", "x1", "x8", "x32", "deep"];
     let all = !wanted.iter().any(|w| parts.contains(&w.as_str()));
     let want = |name: &str| all || wanted.iter().any(|w| w == name);
     let mut machine = Machine::measure(None, None).expect("a measurement");
@@ -287,10 +287,10 @@ fn main() {
     if want("prefill") {
         bench.prefill(&machine);
     }
-    if want("decode") {
-        bench.decode(&machine, 1, 128, 12);
-        bench.decode(&machine, 8, 128, 8);
-        bench.decode(&machine, 32, 128, 4);
+    for (name, sequences, steps) in [("x1", 1, 24), ("x8", 8, 16), ("x32", 32, 12)] {
+        if want("decode") || want(name) {
+            bench.decode(&machine, sequences, 128, steps);
+        }
     }
     if want("deep") {
         bench.touch_cache();

@@ -21,10 +21,14 @@ use crate::simd::{Isa, LANES, Simd, Task, dispatch};
 
 /// Tokens whose activations stay in the second-level cache while a slab of weights passes.
 pub(crate) const TOKEN_BLOCK: usize = 96;
-/// Columns per slab when there are several token groups.
-const SLAB_COLS: usize = 512;
-/// How far ahead a stream of weights is asked for. Further is slower: prefetchers of the machine already run far ahead.
+/// Columns per slab when there are several token groups, by whether weights are integers: those are smaller, and so are
+/// their activations.
+const SLAB_COLS: [usize; 2] = [512, 2048];
+/// How far ahead a stream of weights is asked for with one token. Further is slower: prefetchers of the machine already run
+/// far ahead.
 const AHEAD_BYTES: usize = 256;
+/// The same with several tokens: the arithmetic leaves prefetchers time to forget the stream.
+const AHEAD_BYTES_SEVERAL: usize = 4608;
 /// Panels of one claim when weights are streamed once (decode), by bytes.
 const STREAM_BYTES: usize = 512 << 10;
 /// Panels of one claim in a product of several token groups; also the height of the scratch.
@@ -213,6 +217,7 @@ impl Linear<'_> {
     /// # Safety
     /// The contract of [`Linear::run`].
     unsafe fn stream(&self, segment: &Segment, panels: std::ops::Range<usize>, scratch: *mut f32) {
+        let ahead = if self.groups.start(1) == 1 { AHEAD_BYTES } else { AHEAD_BYTES_SEVERAL };
         let part = Part {
             segment,
             panel: panels.start,
@@ -220,7 +225,7 @@ impl Linear<'_> {
             first_step: 0,
             steps: segment.steps(),
             group: 0,
-            next: segment.panel(panels.start).wrapping_add(AHEAD_BYTES),
+            next: segment.panel(panels.start).wrapping_add(ahead),
             scratch,
             scratch_stride: 0,
         };
@@ -260,9 +265,13 @@ impl Linear<'_> {
         let steps = segment.steps();
         let stride = panels.len() * LANES;
         let integers = matches!(Kind::of(segment.encoding), Kind::Integers(_));
-        let wide = if self.isa.is_wide() || integers { 2 } else { 1 };
+        let wide = match integers {
+            true => 4,
+            false if self.isa.is_wide() => 2,
+            false => 1,
+        };
         let start = self.groups.start(token_groups.start);
-        let slab = (SLAB_COLS / segment.step_cols()).max(1);
+        let slab = (SLAB_COLS[usize::from(integers)] / segment.step_cols()).max(1);
         for first_step in (0..steps).step_by(slab) {
             let slab = slab.min(steps - first_step);
             for panel in panels.clone().step_by(wide) {

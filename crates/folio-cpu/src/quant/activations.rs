@@ -81,7 +81,7 @@ impl DotTask for Quantize<'_> {
                     // SAFETY: the row has these columns; they are whole blocks.
                     unsafe { self.rounded(self.x.row(token).cast_const(), block) }
                 } else {
-                    Rounded { codes: [0; COLUMNS], scale: 0.0 }
+                    Rounded::zero(0.0)
                 };
                 // SAFETY: the block is this caller's, and the slot is inside it.
                 unsafe { self.write(to, slot, &rounded) };
@@ -112,6 +112,14 @@ impl Quantize<'_> {
 struct Rounded {
     codes: [i8; COLUMNS],
     scale: f32,
+    /// Of the first and second half of the codes.
+    sums: [i32; 2],
+}
+
+impl Rounded {
+    fn zero(scale: f32) -> Self {
+        Self { codes: [0; COLUMNS], scale, sums: [0; 2] }
+    }
 }
 
 #[inline(always)]
@@ -124,18 +132,26 @@ fn round(x: &[f32; COLUMNS]) -> Rounded {
     }
     let amax = f32::from_bits(largest);
     if !amax.is_finite() {
-        return Rounded { codes: [0; COLUMNS], scale: amax };
+        return Rounded::zero(amax);
     }
     if amax < LEAST {
-        return Rounded { codes: [0; COLUMNS], scale: 0.0 };
+        return Rounded::zero(0.0);
     }
     let inverse = 127.0 / amax;
-    let mut codes = [0; COLUMNS];
-    for (code, x) in codes.iter_mut().zip(x) {
+    let mut rounded = [0; COLUMNS];
+    for (code, x) in rounded.iter_mut().zip(x) {
         // SAFETY: |x| <= amax, so the product is at most 127 and half an ulp, and rounds to an integer of that size.
-        *code = unsafe { (x * inverse).round_ties_even().to_int_unchecked::<i32>() } as i8;
+        *code = unsafe { (x * inverse).round_ties_even().to_int_unchecked::<i32>() };
     }
-    Rounded { codes, scale: amax / 127.0 }
+    let (mut codes, mut sums) = ([0; COLUMNS], [0; 2]);
+    for i in 0..COLUMNS / 2 {
+        sums[0] += rounded[i];
+        sums[1] += rounded[COLUMNS / 2 + i];
+    }
+    for (code, rounded) in codes.iter_mut().zip(rounded) {
+        *code = rounded as i8;
+    }
+    Rounded { codes, scale: amax / 127.0, sums }
 }
 
 impl Quantize<'_> {
@@ -144,12 +160,7 @@ impl Quantize<'_> {
     #[inline(always)]
     unsafe fn write(&self, to: *mut u8, slot: usize, rounded: &Rounded) {
         let block = self.layout.block(to);
-        let Rounded { codes, scale } = rounded;
-        let (mut low, mut high) = (0, 0);
-        for i in 0..COLUMNS / 2 {
-            low += i32::from(codes[i]);
-            high += i32::from(codes[COLUMNS / 2 + i]);
-        }
+        let Rounded { codes, scale, sums: [low, high] } = *rounded;
         let put = |field: Field, bits: u32| {
             let at = block.meta.wrapping_add(field as usize * self.layout.slots + slot);
             // SAFETY: the contract of this function; fields of halves are written only where the layout has them.
@@ -157,7 +168,7 @@ impl Quantize<'_> {
         };
         let sum = |sum: i32| (scale * sum as f32).to_bits();
         // SAFETY: the contract of this function.
-        unsafe { block.bytes.cast_mut().add(slot * COLUMNS).cast::<[i8; COLUMNS]>().write(*codes) };
+        unsafe { block.bytes.cast_mut().add(slot * COLUMNS).cast::<[i8; COLUMNS]>().write(codes) };
         put(Field::Scale, scale.to_bits());
         put(Field::Sum, sum(low + high));
         put(Field::Minus8, (-8 * (low + high)) as u32);

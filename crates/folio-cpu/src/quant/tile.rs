@@ -167,8 +167,8 @@ impl<F: Form, const P: usize, const M: usize> DotTask for Tile<'_, F, P, M> {
                     for (p, acc) in acc.iter_mut().enumerate() {
                         let record = w.wrapping_add(p * part.panel_bytes);
                         block_of::<F, D, M>(record, block, &x_block, acc);
-                        let ahead = next.wrapping_add(p * part.panel_bytes + F::codes_at(block));
-                        for line in 0..F::BYTES / F::BLOCKS / 64 {
+                        let ahead = next.wrapping_add(p * part.panel_bytes + F::BYTES / F::BLOCKS * block);
+                        for line in 0..(F::BYTES / F::BLOCKS).div_ceil(64) {
                             D::F::prefetch(ahead.wrapping_add(64 * line));
                         }
                     }

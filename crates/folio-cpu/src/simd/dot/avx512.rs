@@ -16,14 +16,10 @@ pub(crate) struct Avx512;
 #[derive(Clone, Copy)]
 pub(crate) struct Vnni;
 
-/// The compiler would start all tokens together and have no registers left for their sums: a fence, which is no
-/// instruction, holds the loads of later tokens back. So many chains hide the latency of a product.
-const TOKENS_AT_ONCE: usize = 4;
-
 impl Dot for Vnni {
     type F = Floats;
     const WORDS: bool = false;
-    const TOKENS: [usize; 2] = [16, 16];
+    const TOKENS: [usize; 2] = [8, 8];
     const PRODUCTS: usize = 64;
 
     #[inline(always)]
@@ -50,21 +46,23 @@ impl Dot for Vnni {
         // SAFETY: the contract of this function; see the module comment for the features.
         unsafe {
             let w: [__m512i; VECTORS] = std::array::from_fn(|j| lifted::<C>(codes, j));
-            unrolled!(M, t, {
-                let x_at = x.bytes.add(32 * t).cast::<i32>();
-                let mut sum = _mm512_set1_epi32(x.start::<C, M, HALVES>(t, 0));
-                for j in 0..VECTORS {
-                    if HALVES && j == 4 {
-                        sink.take(t, 0, _mm512_cvtepi32_ps(sum));
-                        sum = _mm512_set1_epi32(x.start::<C, M, HALVES>(t, 1));
-                    }
-                    sum = _mm512_dpbusd_epi32(sum, w[j], _mm512_set1_epi32(x_at.add(j).read_unaligned()));
+            let parts = if HALVES { 2 } else { 1 };
+            for part in 0..parts {
+                let mut sums = [_mm512_setzero_si512(); M];
+                for t in 0..M {
+                    sums[t] = _mm512_set1_epi32(x.start::<C, M, HALVES>(t, part));
                 }
-                sink.take(t, usize::from(HALVES), _mm512_cvtepi32_ps(sum));
-                if t % TOKENS_AT_ONCE == TOKENS_AT_ONCE - 1 {
+                for j in VECTORS / parts * part..VECTORS / parts * (part + 1) {
+                    for t in 0..M {
+                        let x_at = x.bytes.add(32 * t).cast::<i32>().add(j);
+                        sums[t] =
+                            _mm512_dpbusd_epi32(sums[t], w[j], _mm512_set1_epi32(x_at.read_unaligned()));
+                    }
                     compiler_fence(Ordering::SeqCst);
                 }
-            });
+                unrolled!(M, t, { sink.take(t, part, _mm512_cvtepi32_ps(sums[t])) });
+                compiler_fence(Ordering::SeqCst);
+            }
         }
     }
 }
