@@ -45,7 +45,7 @@ def kv_bytes(server):
 
 
 def once(a):
-    flags = ["--threads", str(a.threads), "--kv-cache-memory", a.kv] + a.folio_args.split()
+    flags = ["--threads", str(a.threads), "--max-model-len", "4096", "--kv-cache-memory", a.kv] + a.folio_args.split()
     with Server(a.folio, a.model, flags) as server:
         before = resident(server.pid)
         report = load(a, f"http://{server.address}")

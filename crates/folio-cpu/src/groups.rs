@@ -45,7 +45,7 @@ impl<'a> Groups<'a> {
         let limit = needs.map_or_else(|| plain::group_limit(isa), |needs| needs.tokens);
         let count = tokens.div_ceil(limit);
         let layout = needs.map(|needs| {
-            let slots = needs.slots(tokens.div_ceil(count));
+            let slots = needs.slots(tokens.div_ceil(count.max(1)));
             Layout { slots, words: needs.words, halves: needs.halves }
         });
         Self { tokens, count, cols: weight.cols, layout, order: weight.order.as_deref() }

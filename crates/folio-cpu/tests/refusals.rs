@@ -91,6 +91,29 @@ fn copies_take_the_first_positions_of_a_block_in_order() {
 }
 
 #[test]
+fn a_step_may_be_copies_alone() {
+    for quantize in [None, Some(Quantize::Q8)] {
+        let spec = Spec { hidden: 64, ffn: 96, quantize, ..Spec::default() };
+        let sequence = Sequence { blocks: vec![0, 1, 2], ..Sequence::new(&spec, 9, 40, 0) };
+        let mut backend = cpu(&spec, 8, 2, Isa::best());
+        let whole = run_chunks(&mut backend, &sequence, 40, spec.vocab);
+        let copies = vec![BlockCopy { from: 1, to: 7, tokens: 16 }];
+        let logits = backend.forward(&Batch { copies, ..Batch::default() }).expect("a step");
+        assert!(logits.is_empty());
+        let rows = 8;
+        let batch = Batch {
+            tokens: sequence.tokens[32..].to_vec(),
+            spans: vec![Span { first_row: 0, rows, first_position: 32, blocks_start: 0, blocks_len: 3 }],
+            blocks: vec![0, 7, 5],
+            logit_rows: (0..rows).collect(),
+            copies: vec![],
+        };
+        let logits = backend.forward(&batch).expect("a step");
+        assert_same_bits(&format!("{quantize:?}"), logits, &whole[32 * spec.vocab..], spec.vocab);
+    }
+}
+
+#[test]
 fn instruction_sets_are_parsed_strictly() {
     assert!(matches!(Isa::parse("sse9"), Err(CpuError::UnknownIsa(name)) if name == "sse9"));
     assert_eq!(Isa::parse("scalar").expect("always there"), Isa::Scalar);
