@@ -18,10 +18,10 @@ class Svg:
     def text(self, x, y, text, anchor="start", color=INK, size=13, bold=False, turn=None):
         extra = ' font-weight="bold"' if bold else ""
         extra += f' transform="rotate({turn} {x:.1f} {y:.1f})"' if turn else ""
-        # A white edge keeps it legible over lines.
-        extra += ' stroke="#ffffff" stroke-width="3" paint-order="stroke"'
         text = text.replace("&", "&amp;").replace("<", "&lt;")
-        self.parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{color}" font-size="{size}"{extra}>{text}</text>')
+        # A white edge keeps it legible over lines. Two texts: not every viewer knows paint-order.
+        for paint in ('fill="#ffffff" stroke="#ffffff" stroke-width="3"', f'fill="{color}"'):
+            self.parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {paint} font-size="{size}"{extra}>{text}</text>')
 
     def line(self, points, color=INK, width=1.0, dash=None):
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
