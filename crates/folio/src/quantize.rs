@@ -37,7 +37,7 @@ pub fn run(args: &QuantizeArgs) -> Result<()> {
     if checkpoint.gguf().is_some() {
         bail!(
             "{} is a GGUF file, whose tokenizer could not be taken along: quantize the model's original folder, or serve the \
-             file with --quantize {} (its packed form is kept between starts)",
+             file as it is (if its weights have 16 bits, with --quantize {}; the packed form is kept between starts)",
             checkpoint.location(),
             args.to.name()
         );

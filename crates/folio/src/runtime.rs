@@ -3,101 +3,31 @@
 //! Owns: the order (resolve, open, pack, size the pool, start) and the report of what was decided and why. Used by serve,
 //! chat, run and bench alike.
 
-use std::path::{Path, PathBuf};
+mod report;
+mod source;
+mod weights;
+
 use std::sync::Arc;
 
-use anyhow::{Context, Result, anyhow, bail};
-use folio_cpu::machine::Machine;
-use folio_cpu::{CpuBackend, CpuOptions};
+use anyhow::{Context, Result};
 use folio_engine::engine::EngineParts;
 use folio_engine::{EngineHandle, ModelExecutor, SchedulerConfig, SystemClock};
 use folio_kv::{CacheConfig, KvCache, LearnedLifetimes};
-use folio_model::backend::{Backend, DType};
-use folio_model::quant::Encoding;
-use folio_model::{Checkpoint, Config, LoadOptions, LoadedModel, Model, PackedAbout, Progress};
+use folio_model::backend::Backend;
+use folio_model::{Checkpoint, Config, LoadedModel};
 use folio_text::{ChatTemplate, TemplateSources, Tokenizer};
 use sha2::{Digest, Sha256};
 
-use crate::cli::{EngineArgs, KvDtype, Quantize};
-use crate::demo;
+use crate::cli::{EngineArgs, Quantize};
 use crate::memory::{self, PoolRequest};
-use crate::packed_cache::{Packed, PackedCache, Place, Saving, Unsaved};
-use crate::progress::Bar;
-use crate::units;
+use crate::packed_cache::{Saving, Unsaved};
+
+pub use report::Report;
+pub use source::Source;
+pub use weights::{Loaded, WeightArgs, Weights, pack};
 
 /// Changes whenever the same inputs would give other KV bits, so that no cached byte outlives the arithmetic that made it.
 const NUMERICS_VERSION: u32 = 1;
-
-/// Where a model comes from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
-    BuiltIn,
-    /// A folder: Hugging Face's files, or one GGUF model.
-    Folder(PathBuf),
-    Gguf(PathBuf),
-    Hub(String),
-}
-
-impl Source {
-    /// `None` and `demo` are the built-in model; an existing folder wins over a hub name.
-    pub fn parse(model: Option<&str>) -> Result<Self> {
-        let Some(model) = model else { return Ok(Source::BuiltIn) };
-        let path = Path::new(model);
-        if path.is_dir() {
-            return Ok(Source::Folder(path.to_owned()));
-        }
-        let is_gguf = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
-        if path.is_file() && is_gguf {
-            return Ok(Source::Gguf(path.to_owned()));
-        }
-        if path.is_file() {
-            bail!(
-                "{model} is a file; give a .gguf file, or the folder that holds config.json, *.safetensors and tokenizer.json"
-            );
-        }
-        if model == demo::NAME || model == "demo" {
-            return Ok(Source::BuiltIn);
-        }
-        let looks_like_path =
-            is_gguf || model.starts_with(['.', '/', '~']) || model.matches('/').count() != 1;
-        if looks_like_path {
-            bail!(
-                "there is no folder {model} and no such .gguf file, and it is no hub name either (org/model or org/model@revision)"
-            );
-        }
-        Ok(Source::Hub(model.to_owned()))
-    }
-
-    /// What clients call it by default.
-    pub fn name(&self) -> String {
-        match self {
-            Source::BuiltIn => demo::NAME.to_owned(),
-            Source::Folder(path) => {
-                let path = path.canonicalize().unwrap_or_else(|_| path.clone());
-                path.file_name()
-                    .map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
-            }
-            Source::Gguf(path) => {
-                let stem = path.file_stem().map_or_else(|| "model".into(), |stem| stem.to_string_lossy());
-                // One name for all files of a split model: NAME-00001-of-00003.
-                match stem.rsplit_once("-00001-of-") {
-                    Some((name, _)) => name.to_owned(),
-                    None => stem.into_owned(),
-                }
-            }
-            Source::Hub(name) => name.split('@').next().unwrap_or(name).to_owned(),
-        }
-    }
-
-    /// Opens the checkpoint, downloading it first if need be.
-    pub fn open(&self) -> Result<Checkpoint> {
-        match self {
-            Source::BuiltIn => Checkpoint::from_bytes(demo::FILES).context("the built-in model"),
-            Source::Folder(path) | Source::Gguf(path) => Ok(Checkpoint::open(path)?),
-            Source::Hub(name) => Ok(Checkpoint::open(crate::pull::download(name)?)?),
-        }
-    }
-}
 
 /// A model in memory with its engine running.
 pub struct Runtime {
@@ -112,212 +42,6 @@ pub struct Runtime {
     pub report: Report,
     /// Packed weights on their way to the disk.
     saving: Option<Saving>,
-}
-
-/// What was decided at start, for people.
-#[derive(Clone, Debug)]
-pub struct Report {
-    /// (what, text), in order.
-    pub lines: Vec<(&'static str, String)>,
-    pub backend: String,
-    pub threads: usize,
-    pub weight_bytes: u64,
-    pub kv_blocks: u32,
-    pub kv_bytes: u64,
-}
-
-/// What decides how weights are loaded.
-#[derive(Clone, Copy, Debug)]
-pub struct WeightArgs {
-    pub threads: Option<u32>,
-    pub quantize: Option<Quantize>,
-    pub kv_dtype: KvDtype,
-    pub max_model_len: Option<u32>,
-    pub block_tokens: u32,
-    /// Most rows of a step, and of those the most with logits.
-    pub max_rows: usize,
-    pub max_logit_rows: usize,
-}
-
-impl WeightArgs {
-    /// For a backend that only packs.
-    pub fn for_packing(to: Quantize) -> Self {
-        Self {
-            threads: None,
-            quantize: Some(to),
-            kv_dtype: KvDtype::Auto,
-            max_model_len: None,
-            block_tokens: 16,
-            max_rows: 1,
-            max_logit_rows: 1,
-        }
-    }
-
-    fn options(&self, kv_dtype: DType) -> LoadOptions<'static> {
-        LoadOptions {
-            max_rows: self.max_rows,
-            max_logit_rows: self.max_logit_rows,
-            max_model_len: self.max_model_len.map(|n| n as usize),
-            kv_dtype,
-            block_tokens: self.block_tokens as usize,
-            progress: None,
-        }
-    }
-}
-
-impl From<&EngineArgs> for WeightArgs {
-    fn from(args: &EngineArgs) -> Self {
-        Self {
-            threads: args.threads,
-            quantize: args.quantize,
-            kv_dtype: args.kv_cache_dtype,
-            max_model_len: args.max_model_len,
-            block_tokens: args.block_size,
-            max_rows: args.max_num_batched_tokens as usize,
-            max_logit_rows: logit_rows(args),
-        }
-    }
-}
-
-/// Weights in a backend that has no cache yet.
-pub struct Weights {
-    pub backend: CpuBackend,
-    pub model: LoadedModel,
-    /// What the weights are: "bf16", "bf16 to Q8_0".
-    pub format: String,
-    /// What they were quantized to, now or when they were packed.
-    quantized: Option<Quantize>,
-    /// The file they are mapped from.
-    mapped: Option<PathBuf>,
-    /// Packed just now, and to be kept.
-    pub unsaved: Option<Unsaved>,
-}
-
-impl Weights {
-    /// Loads with a progress bar on standard error. No packed form is kept.
-    pub fn load(checkpoint: &Checkpoint, args: &WeightArgs) -> Result<Self> {
-        match find(checkpoint, args, None)? {
-            Some(packed) => Self::map(checkpoint, args, packed),
-            None => Self::pack(checkpoint, args, None, None),
-        }
-    }
-
-    fn pack(
-        checkpoint: &Checkpoint,
-        args: &WeightArgs,
-        place: Option<Place>,
-        cache: Option<&PackedCache>,
-    ) -> Result<Self> {
-        let mut backend = args.backend()?;
-        let key = place.as_ref().map_or("", Place::key);
-        let (model, about) = pack(checkpoint, &mut backend, args, key)?;
-        // Once more, because the files may have changed while they were read.
-        let now = cache.and_then(|cache| cache.place(checkpoint, args.quantize));
-        let unsaved = Unsaved::new(place, now, backend.packed_weights(), &about);
-        let format = format(&model, args.quantize);
-        Ok(Self { backend, model, format, quantized: args.quantize, mapped: None, unsaved })
-    }
-
-    /// Weights that were packed before.
-    fn map(checkpoint: &Checkpoint, args: &WeightArgs, packed: Packed) -> Result<Self> {
-        let Packed { file, about, path } = packed;
-        let mut backend = args.backend()?;
-        let counts = file.counts();
-        backend.load_packed(file)?;
-        let kv_dtype = plain_dtype(args.kv_dtype).unwrap_or(about.kv_dtype);
-        let model = Model::load_packed(checkpoint, &mut backend, &about, counts, args.options(kv_dtype))?;
-        tracing::debug!(file = %path.display(), "packed weights mapped");
-        let quantized = about.quantized.as_deref().and_then(Quantize::named);
-        let format = format(&model, quantized);
-        Ok(Self { backend, model, format, quantized, mapped: Some(path), unsaved: None })
-    }
-
-    /// The limits of this machine for these weights: read where they lie, which may be faster or slower than a fresh buffer.
-    pub fn limits(&mut self, machine: Machine) -> Result<Machine> {
-        let read = self.backend.weight_read_rate()?;
-        let read_bytes_per_s = if read > 0.0 { read } else { machine.read_bytes_per_s };
-        Ok(Machine { read_bytes_per_s, ..machine })
-    }
-}
-
-/// A model in memory, before its engine is started.
-pub struct Loaded {
-    pub weights: Weights,
-    source: Source,
-    checkpoint: Checkpoint,
-    tokenizer: Arc<Tokenizer>,
-    template: Option<Arc<ChatTemplate>>,
-}
-
-impl Loaded {
-    pub fn open(model: Option<&str>, args: &EngineArgs) -> Result<Self> {
-        // Contradictions first: loading may take minutes.
-        scheduler_config(args, 1).validate()?;
-        let source = Source::parse(model)?;
-        let checkpoint = source.open()?;
-        let load = WeightArgs::from(args);
-        let cache = PackedCache::new(&args.packed);
-        let place = cache.as_ref().and_then(|cache| cache.place(&checkpoint, load.quantize));
-        let text = || -> Result<_> {
-            let tokenizer = Arc::new(load_tokenizer(&checkpoint)?);
-            let template = load_template(&checkpoint, &tokenizer, args)?.map(Arc::new);
-            Ok((tokenizer, template))
-        };
-        let (text, mapped) = match find(&checkpoint, &load, place.as_ref())? {
-            // Mapping takes no longer than the vocabulary of a large model, so both at once.
-            Some(packed) => {
-                let (text, weights) = std::thread::scope(|scope| {
-                    let text = scope.spawn(text);
-                    let weights = Weights::map(&checkpoint, &load, packed);
-                    (text.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), weights)
-                });
-                (text?, mapped(weights, place.as_ref())?)
-            }
-            // Packing may take minutes, which a wrong tokenizer should not cost.
-            None => (text()?, None),
-        };
-        let weights = match mapped {
-            Some(weights) => weights,
-            None => Weights::pack(&checkpoint, &load, place, cache.as_ref())?,
-        };
-        let (tokenizer, template) = text;
-        Ok(Self { weights, source, checkpoint, tokenizer, template })
-    }
-}
-
-/// Weights packed before: in the folder itself, or at their place in the cache.
-fn find(checkpoint: &Checkpoint, args: &WeightArgs, place: Option<&Place>) -> Result<Option<Packed>> {
-    let Some(path) = checkpoint.packed() else { return Ok(place.and_then(Place::find)) };
-    let packed = Packed::open(path)?;
-    if let (Some(asked), Some(done)) = (args.quantize, &packed.about.quantized)
-        && asked.name() != done
-    {
-        bail!(
-            "{} was quantized to {done} already: --quantize {} is for its original",
-            path.display(),
-            asked.name()
-        );
-    }
-    Ok(Some(packed))
-}
-
-/// A damaged file of the cache is no reason not to start: it goes, and the weights are packed again.
-fn mapped(weights: Result<Weights>, place: Option<&Place>) -> Result<Option<Weights>> {
-    match (weights, place) {
-        (Ok(weights), _) => Ok(Some(weights)),
-        (Err(error), Some(place)) if error.is::<folio_cpu::CpuError>() => {
-            place.discard(&error.to_string());
-            Ok(None)
-        }
-        (Err(error), _) => Err(error),
-    }
-}
-
-fn format(model: &LoadedModel, quantized: Option<Quantize>) -> String {
-    match quantized {
-        Some(to) => format!("{} to {:?}", model.weight_encoding, to.packed().format()),
-        None => model.weight_encoding.to_string(),
-    }
 }
 
 impl Runtime {
@@ -404,141 +128,6 @@ fn depth_cost(config: &Config, block_tokens: u32) -> f64 {
     f64::from(block_tokens) * 2.0 * heads / weights
 }
 
-impl WeightArgs {
-    fn backend(&self) -> Result<CpuBackend> {
-        Ok(CpuBackend::new(CpuOptions { threads: self.threads.map(|n| n as usize), isa: None })?)
-    }
-}
-
-/// Packs the weights, with a progress bar; and what to say about them in a file that is made from `made_from`.
-pub fn pack(
-    checkpoint: &Checkpoint,
-    backend: &mut CpuBackend,
-    args: &WeightArgs,
-    made_from: &str,
-) -> Result<(LoadedModel, PackedAbout)> {
-    if let Some(to) = args.quantize {
-        backend.quantize_weights(to.packed());
-    }
-    let bar = Bar::bytes("packing weights");
-    let mut progress = |p: Progress<'_>| bar.set(p.done_bytes, p.total_bytes, p.weight);
-    let options = args.options(kv_dtype(args.kv_dtype, checkpoint)?);
-    let model = Model::load(checkpoint, backend, LoadOptions { progress: Some(&mut progress), ..options })?;
-    bar.finish();
-    let about = PackedAbout {
-        made_from: made_from.to_owned(),
-        quantized: args.quantize.map(|to| to.name().to_owned()),
-        parameters: model.parameters,
-        weight_encoding: model.weight_encoding,
-        kv_dtype: kv_dtype(KvDtype::Auto, checkpoint)?,
-        tensors: model.tensor_digests.clone(),
-    };
-    Ok((model, about))
-}
-
-impl Report {
-    fn describe(
-        &mut self,
-        source: &Source,
-        checkpoint: &Checkpoint,
-        model: &LoadedModel,
-        pool: &memory::Pool,
-        free: Option<&memory::FreeMemory>,
-        template: Option<&ChatTemplate>,
-    ) {
-        let family = model.config.family.model_type;
-        let parameters = units::parameters(model.parameters);
-        self.lines.push((
-            "model",
-            format!("{} ({family}, {parameters} parameters) from {}", source.name(), checkpoint.location()),
-        ));
-        self.lines.push((
-            "weights",
-            format!(
-                "{} as {} on {}, {} threads",
-                units::bytes(self.weight_bytes),
-                model.weight_encoding,
-                self.backend,
-                self.threads
-            ),
-        ));
-        let context = units::count(model.max_model_len as u64);
-        self.lines.push((
-            "context",
-            match &model.length_limited_by {
-                Some(reason) => format!("{context} tokens, limited by {reason}"),
-                None => format!("{context} tokens"),
-            },
-        ));
-        let layout = model.kv_layout;
-        let tokens = u64::from(pool.blocks) * layout.block_tokens as u64;
-        self.lines.push((
-            "KV cache",
-            format!(
-                "{} = {} tokens in {} blocks of {}, {:?}, {} per token: {}",
-                units::bytes(pool.bytes),
-                units::count(tokens),
-                units::count(pool.blocks.into()),
-                layout.block_tokens,
-                layout.dtype,
-                units::bytes(layout.bytes_per_token() as u64),
-                pool.why
-            ),
-        ));
-        if let Some(free) = free {
-            let left = units::bytes(free.bytes.saturating_sub(pool.bytes));
-            self.lines.push((
-                "memory",
-                format!("{} {}; {left} will be left", units::bytes(free.bytes), free.source),
-            ));
-        }
-        self.lines.push((
-            "template",
-            match template {
-                Some(template) => template.origin().to_owned(),
-                None => "none: chat is refused, plain completions work".to_owned(),
-            },
-        ));
-    }
-
-    /// Where the packed weights come from, or go to.
-    fn describe_packed(&mut self, mapped: Option<&Path>, unsaved: Option<&Unsaved>) {
-        let text = match (mapped, unsaved) {
-            (Some(file), _) => format!("mapped from {}", file.display()),
-            (None, Some(unsaved)) => format!("now; the next start maps {}", unsaved.path().display()),
-            (None, None) => return,
-        };
-        self.after_weights("packed", text);
-    }
-
-    fn after_weights(&mut self, what: &'static str, text: String) {
-        let at = self.lines.iter().position(|(what, _)| *what == "weights").map_or(0, |at| at + 1);
-        self.lines.insert(at, (what, text));
-    }
-
-    /// What `--quantize` did, now or when the weights were packed.
-    fn describe_quantized(&mut self, asked: Option<Quantize>, before: bool, quantized: folio_cpu::Quantized) {
-        let Some(to) = asked else { return };
-        let format = to.packed().format();
-        if before {
-            return self.after_weights("quantized", format!("to {format:?}, when they were packed"));
-        }
-        let mut text = format!("{} matrices to {format:?} while loading", quantized.matrices);
-        if quantized.kept_plain > 0 {
-            text += &format!("; {} stayed as they are: columns not a multiple of 32", quantized.kept_plain);
-        }
-        self.after_weights("quantized", text);
-    }
-
-    /// Prints to standard error, aligned.
-    pub fn print(&self) {
-        eprintln!("folio {}", env!("CARGO_PKG_VERSION"));
-        for (what, text) in &self.lines {
-            eprintln!("  {what:<9} {text}");
-        }
-    }
-}
-
 /// Rows of logits in one forward pass: every sequence samples one, but a large vocabulary times thousands of sequences
 /// would take gigabytes. The executor splits what does not fit.
 fn logit_rows(args: &EngineArgs) -> usize {
@@ -556,34 +145,6 @@ fn scheduler_config(args: &EngineArgs, max_model_len: u32) -> SchedulerConfig {
         guarantee_completion: args.guarantee_completion,
         ..SchedulerConfig::default()
     }
-}
-
-/// What was asked for, unless that is left to the weights.
-fn plain_dtype(asked: KvDtype) -> Option<DType> {
-    match asked {
-        KvDtype::F32 => Some(DType::F32),
-        KvDtype::F16 => Some(DType::F16),
-        KvDtype::Bf16 => Some(DType::BF16),
-        KvDtype::Auto => None,
-    }
-}
-
-fn kv_dtype(asked: KvDtype, checkpoint: &Checkpoint) -> Result<DType> {
-    Ok(match plain_dtype(asked) {
-        Some(dtype) => dtype,
-        None => {
-            let specs = folio_model::decoder::weight_specs(checkpoint.config());
-            let mut first = None;
-            for part in specs.iter().flat_map(|spec| &spec.parts) {
-                match checkpoint.tensor(part)?.encoding {
-                    Encoding::Plain(dtype) => first = first.or(Some(dtype)),
-                    // Quantized weights, whatever the rest of them is.
-                    Encoding::Block(_) => return Ok(DType::F16),
-                }
-            }
-            first.ok_or_else(|| anyhow!("the checkpoint has no weights"))?
-        }
-    })
 }
 
 pub fn load_tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer> {
@@ -642,9 +203,14 @@ fn layout_digest(model: &LoadedModel, quantize: Option<Quantize>) -> [u8; 32] {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
+    use std::path::Path;
 
+    use clap::Parser;
+    use folio_model::backend::DType;
+
+    use super::weights::kv_dtype;
     use super::*;
+    use crate::cli::KvDtype;
 
     #[derive(Parser)]
     struct Flags {

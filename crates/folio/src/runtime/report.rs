@@ -1,0 +1,134 @@
+//! What was decided at start, for people.
+//!
+//! Owns: the lines that `serve`, `run` and `chat` print. Must never: decide anything.
+
+use std::path::Path;
+
+use folio_model::{Checkpoint, LoadedModel};
+use folio_text::ChatTemplate;
+
+use super::Source;
+use crate::cli::Quantize;
+use crate::memory;
+use crate::packed_cache::Unsaved;
+use crate::units;
+
+/// What was decided at start, for people.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// (what, text), in order.
+    pub lines: Vec<(&'static str, String)>,
+    pub backend: String,
+    pub threads: usize,
+    pub weight_bytes: u64,
+    pub kv_blocks: u32,
+    pub kv_bytes: u64,
+}
+
+impl Report {
+    pub(super) fn describe(
+        &mut self,
+        source: &Source,
+        checkpoint: &Checkpoint,
+        model: &LoadedModel,
+        pool: &memory::Pool,
+        free: Option<&memory::FreeMemory>,
+        template: Option<&ChatTemplate>,
+    ) {
+        let family = model.config.family.model_type;
+        let parameters = units::parameters(model.parameters);
+        self.lines.push((
+            "model",
+            format!("{} ({family}, {parameters} parameters) from {}", source.name(), checkpoint.location()),
+        ));
+        self.lines.push((
+            "weights",
+            format!(
+                "{} as {} on {}, {} threads",
+                units::bytes(self.weight_bytes),
+                model.weight_encoding,
+                self.backend,
+                self.threads
+            ),
+        ));
+        let context = units::count(model.max_model_len as u64);
+        self.lines.push((
+            "context",
+            match &model.length_limited_by {
+                Some(reason) => format!("{context} tokens, limited by {reason}"),
+                None => format!("{context} tokens"),
+            },
+        ));
+        let layout = model.kv_layout;
+        let tokens = u64::from(pool.blocks) * layout.block_tokens as u64;
+        self.lines.push((
+            "KV cache",
+            format!(
+                "{} = {} tokens in {} blocks of {}, {:?}, {} per token: {}",
+                units::bytes(pool.bytes),
+                units::count(tokens),
+                units::count(pool.blocks.into()),
+                layout.block_tokens,
+                layout.dtype,
+                units::bytes(layout.bytes_per_token() as u64),
+                pool.why
+            ),
+        ));
+        if let Some(free) = free {
+            let left = units::bytes(free.bytes.saturating_sub(pool.bytes));
+            self.lines.push((
+                "memory",
+                format!("{} {}; {left} will be left", units::bytes(free.bytes), free.source),
+            ));
+        }
+        self.lines.push((
+            "template",
+            match template {
+                Some(template) => template.origin().to_owned(),
+                None => "none: chat is refused, plain completions work".to_owned(),
+            },
+        ));
+    }
+
+    /// Where the packed weights come from, or go to.
+    pub(super) fn describe_packed(&mut self, mapped: Option<&Path>, unsaved: Option<&Unsaved>) {
+        let text = match (mapped, unsaved) {
+            (Some(file), _) => format!("mapped from {}", file.display()),
+            (None, Some(unsaved)) => format!("now; the next start maps {}", unsaved.path().display()),
+            (None, None) => return,
+        };
+        self.after_weights("packed", text);
+    }
+
+    fn after_weights(&mut self, what: &'static str, text: String) {
+        let at = self.lines.iter().position(|(what, _)| *what == "weights").map_or(0, |at| at + 1);
+        self.lines.insert(at, (what, text));
+    }
+
+    /// What `--quantize` did, now or when the weights were packed.
+    pub(super) fn describe_quantized(
+        &mut self,
+        asked: Option<Quantize>,
+        before: bool,
+        quantized: folio_cpu::Quantized,
+    ) {
+        let Some(to) = asked else { return };
+        let format = to.packed().format();
+        if before {
+            return self.after_weights("quantized", format!("to {format:?}, when they were packed"));
+        }
+        let mut text = format!("{} matrices to {format:?} while loading", quantized.matrices);
+        if quantized.kept_plain > 0 {
+            text += &format!("; {} stayed as they are: columns not a multiple of 32", quantized.kept_plain);
+        }
+        self.after_weights("quantized", text);
+    }
+
+    /// Prints to standard error, aligned.
+    pub fn print(&self) {
+        eprintln!("folio {}", env!("CARGO_PKG_VERSION"));
+        for (what, text) in &self.lines {
+            eprintln!("  {what:<9} {text}");
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! A checkpoint's weights in a backend: packed now, or mapped as they were packed before.
+//!
+//! Owns: the choice between the two, and loading the text parts of a model beside them. Must never: start an engine.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Result, anyhow, bail};
+use folio_cpu::machine::Machine;
+use folio_cpu::{CpuBackend, CpuOptions};
+use folio_model::backend::DType;
+use folio_model::quant::Encoding;
+use folio_model::{Checkpoint, LoadOptions, LoadedModel, Model, PackedAbout, Progress};
+use folio_text::{ChatTemplate, Tokenizer};
+
+use super::{Source, load_template, load_tokenizer, logit_rows, scheduler_config};
+use crate::cli::{EngineArgs, KvDtype, Quantize};
+use crate::packed_cache::{Packed, PackedCache, Place, Unsaved};
+use crate::progress::Bar;
+
+/// What decides how weights are loaded.
+#[derive(Clone, Copy, Debug)]
+pub struct WeightArgs {
+    pub threads: Option<u32>,
+    pub quantize: Option<Quantize>,
+    pub kv_dtype: KvDtype,
+    pub max_model_len: Option<u32>,
+    pub block_tokens: u32,
+    /// Most rows of a step, and of those the most with logits.
+    pub max_rows: usize,
+    pub max_logit_rows: usize,
+}
+
+impl WeightArgs {
+    /// For a backend that only packs.
+    pub fn for_packing(to: Quantize) -> Self {
+        Self {
+            threads: None,
+            quantize: Some(to),
+            kv_dtype: KvDtype::Auto,
+            max_model_len: None,
+            block_tokens: 16,
+            max_rows: 1,
+            max_logit_rows: 1,
+        }
+    }
+
+    fn backend(&self) -> Result<CpuBackend> {
+        Ok(CpuBackend::new(CpuOptions { threads: self.threads.map(|n| n as usize), isa: None })?)
+    }
+
+    fn options(&self, kv_dtype: DType) -> LoadOptions<'static> {
+        LoadOptions {
+            max_rows: self.max_rows,
+            max_logit_rows: self.max_logit_rows,
+            max_model_len: self.max_model_len.map(|n| n as usize),
+            kv_dtype,
+            block_tokens: self.block_tokens as usize,
+            progress: None,
+        }
+    }
+}
+
+impl From<&EngineArgs> for WeightArgs {
+    fn from(args: &EngineArgs) -> Self {
+        Self {
+            threads: args.threads,
+            quantize: args.quantize,
+            kv_dtype: args.kv_cache_dtype,
+            max_model_len: args.max_model_len,
+            block_tokens: args.block_size,
+            max_rows: args.max_num_batched_tokens as usize,
+            max_logit_rows: logit_rows(args),
+        }
+    }
+}
+
+/// Weights in a backend that has no cache yet.
+pub struct Weights {
+    pub backend: CpuBackend,
+    pub model: LoadedModel,
+    /// What the weights are: "bf16", "bf16 to Q8_0".
+    pub format: String,
+    /// What they were quantized to, now or when they were packed.
+    pub(super) quantized: Option<Quantize>,
+    /// The file they are mapped from.
+    pub(super) mapped: Option<PathBuf>,
+    /// Packed just now, and to be kept.
+    pub unsaved: Option<Unsaved>,
+}
+
+impl Weights {
+    /// Loads with a progress bar on standard error. No packed form is kept.
+    pub fn load(checkpoint: &Checkpoint, args: &WeightArgs) -> Result<Self> {
+        match find(checkpoint, args, None)? {
+            Some(packed) => Self::map(checkpoint, args, packed),
+            None => Self::pack(checkpoint, args, None, None),
+        }
+    }
+
+    fn pack(
+        checkpoint: &Checkpoint,
+        args: &WeightArgs,
+        place: Option<Place>,
+        cache: Option<&PackedCache>,
+    ) -> Result<Self> {
+        let mut backend = args.backend()?;
+        let key = place.as_ref().map_or("", Place::key);
+        let (model, about) = pack(checkpoint, &mut backend, args, key)?;
+        // Once more, because the files may have changed while they were read.
+        let now = cache.and_then(|cache| cache.place(checkpoint, args.quantize));
+        let unsaved = Unsaved::new(place, now, backend.packed_weights(), &about);
+        let format = format(&model, args.quantize);
+        Ok(Self { backend, model, format, quantized: args.quantize, mapped: None, unsaved })
+    }
+
+    /// Weights that were packed before.
+    fn map(checkpoint: &Checkpoint, args: &WeightArgs, packed: Packed) -> Result<Self> {
+        let Packed { file, about, path } = packed;
+        let mut backend = args.backend()?;
+        let counts = file.counts();
+        backend.load_packed(file)?;
+        let kv_dtype = plain_dtype(args.kv_dtype).unwrap_or(about.kv_dtype);
+        let model = Model::load_packed(checkpoint, &mut backend, &about, counts, args.options(kv_dtype))?;
+        tracing::debug!(file = %path.display(), "packed weights mapped");
+        let quantized = about.quantized.as_deref().and_then(Quantize::named);
+        let format = format(&model, quantized);
+        Ok(Self { backend, model, format, quantized, mapped: Some(path), unsaved: None })
+    }
+
+    /// The limits of this machine for these weights: read where they lie, which may be faster or slower than a fresh buffer.
+    pub fn limits(&mut self, machine: Machine) -> Result<Machine> {
+        let read = self.backend.weight_read_rate()?;
+        let read_bytes_per_s = if read > 0.0 { read } else { machine.read_bytes_per_s };
+        Ok(Machine { read_bytes_per_s, ..machine })
+    }
+}
+
+/// A model in memory, before its engine is started.
+pub struct Loaded {
+    pub weights: Weights,
+    pub(super) source: Source,
+    pub(super) checkpoint: Checkpoint,
+    pub(super) tokenizer: Arc<Tokenizer>,
+    pub(super) template: Option<Arc<ChatTemplate>>,
+}
+
+impl Loaded {
+    pub fn open(model: Option<&str>, args: &EngineArgs) -> Result<Self> {
+        // Contradictions first: loading may take minutes.
+        scheduler_config(args, 1).validate()?;
+        let source = Source::parse(model)?;
+        let checkpoint = source.open()?;
+        let load = WeightArgs::from(args);
+        let cache = PackedCache::new(&args.packed);
+        let place = cache.as_ref().and_then(|cache| cache.place(&checkpoint, load.quantize));
+        let text = || -> Result<_> {
+            let tokenizer = Arc::new(load_tokenizer(&checkpoint)?);
+            let template = load_template(&checkpoint, &tokenizer, args)?.map(Arc::new);
+            Ok((tokenizer, template))
+        };
+        let (text, mapped) = match find(&checkpoint, &load, place.as_ref())? {
+            // Mapping takes no longer than the vocabulary of a large model, so both at once.
+            Some(packed) => {
+                let (text, weights) = std::thread::scope(|scope| {
+                    let text = scope.spawn(text);
+                    let weights = Weights::map(&checkpoint, &load, packed);
+                    (text.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), weights)
+                });
+                (text?, mapped(weights, place.as_ref())?)
+            }
+            // Packing may take minutes, which a wrong tokenizer should not cost.
+            None => (text()?, None),
+        };
+        let weights = match mapped {
+            Some(weights) => weights,
+            None => Weights::pack(&checkpoint, &load, place, cache.as_ref())?,
+        };
+        let (tokenizer, template) = text;
+        Ok(Self { weights, source, checkpoint, tokenizer, template })
+    }
+}
+
+/// Weights packed before: in the folder itself, or at their place in the cache.
+fn find(checkpoint: &Checkpoint, args: &WeightArgs, place: Option<&Place>) -> Result<Option<Packed>> {
+    let Some(path) = checkpoint.packed() else { return Ok(place.and_then(Place::find)) };
+    let packed = Packed::open(path)?;
+    if let (Some(asked), Some(done)) = (args.quantize, &packed.about.quantized)
+        && asked.name() != done
+    {
+        bail!(
+            "{} was quantized to {done} already: --quantize {} is for its original",
+            path.display(),
+            asked.name()
+        );
+    }
+    Ok(Some(packed))
+}
+
+/// A damaged file of the cache is no reason not to start: it goes, and the weights are packed again.
+fn mapped(weights: Result<Weights>, place: Option<&Place>) -> Result<Option<Weights>> {
+    match (weights, place) {
+        (Ok(weights), _) => Ok(Some(weights)),
+        (Err(error), Some(place)) if error.is::<folio_cpu::CpuError>() => {
+            place.discard(&error.to_string());
+            Ok(None)
+        }
+        (Err(error), _) => Err(error),
+    }
+}
+
+fn format(model: &LoadedModel, quantized: Option<Quantize>) -> String {
+    match quantized {
+        Some(to) => format!("{} to {:?}", model.weight_encoding, to.packed().format()),
+        None => model.weight_encoding.to_string(),
+    }
+}
+
+/// Packs the weights, with a progress bar; and what to say about them in a file that is made from `made_from`.
+pub fn pack(
+    checkpoint: &Checkpoint,
+    backend: &mut CpuBackend,
+    args: &WeightArgs,
+    made_from: &str,
+) -> Result<(LoadedModel, PackedAbout)> {
+    if let Some(to) = args.quantize {
+        backend.quantize_weights(to.packed());
+    }
+    let bar = Bar::bytes("packing weights");
+    let mut progress = |p: Progress<'_>| bar.set(p.done_bytes, p.total_bytes, p.weight);
+    let options = args.options(kv_dtype(args.kv_dtype, checkpoint)?);
+    let model = Model::load(checkpoint, backend, LoadOptions { progress: Some(&mut progress), ..options })?;
+    bar.finish();
+    let about = PackedAbout {
+        made_from: made_from.to_owned(),
+        quantized: args.quantize.map(|to| to.name().to_owned()),
+        parameters: model.parameters,
+        weight_encoding: model.weight_encoding,
+        kv_dtype: kv_dtype(KvDtype::Auto, checkpoint)?,
+        tensors: model.tensor_digests.clone(),
+    };
+    Ok((model, about))
+}
+
+/// What was asked for, unless that is left to the weights.
+fn plain_dtype(asked: KvDtype) -> Option<DType> {
+    match asked {
+        KvDtype::F32 => Some(DType::F32),
+        KvDtype::F16 => Some(DType::F16),
+        KvDtype::Bf16 => Some(DType::BF16),
+        KvDtype::Auto => None,
+    }
+}
+
+pub(super) fn kv_dtype(asked: KvDtype, checkpoint: &Checkpoint) -> Result<DType> {
+    Ok(match plain_dtype(asked) {
+        Some(dtype) => dtype,
+        None => {
+            let specs = folio_model::decoder::weight_specs(checkpoint.config());
+            let mut first = None;
+            for part in specs.iter().flat_map(|spec| &spec.parts) {
+                match checkpoint.tensor(part)?.encoding {
+                    Encoding::Plain(dtype) => first = first.or(Some(dtype)),
+                    // Quantized weights, whatever the rest of them is.
+                    Encoding::Block(_) => return Ok(DType::F16),
+                }
+            }
+            first.ok_or_else(|| anyhow!("the checkpoint has no weights"))?
+        }
+    })
+}
