@@ -24,8 +24,9 @@ pub(crate) const TOKEN_BLOCK: usize = 96;
 /// Columns per slab when there are several token groups, by whether weights are integers: those are smaller, and so are
 /// their activations.
 const SLAB_COLS: [usize; 2] = [512, 2048];
-/// How far ahead a stream of weights is asked for with one token: prefetchers of the machine run ahead by themselves.
-const AHEAD_BYTES: usize = 1152;
+/// How far ahead a stream of weights is asked for with one token. Further is slower: prefetchers of the machine already run
+/// far ahead. (`tile` says when nothing is asked for at all.)
+const AHEAD_BYTES: usize = 256;
 /// The same with several tokens: the arithmetic leaves prefetchers time to forget the stream.
 const AHEAD_BYTES_SEVERAL: usize = 4608;
 /// Panels of one claim when weights are streamed once (decode), by bytes.
