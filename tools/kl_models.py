@@ -21,7 +21,7 @@ import torch
 from gguf import GGMLQuantizationType as Q
 from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config, Qwen2Config, Qwen3Config, SmolLM3Config
 
-from make_gguf_fixtures import Ggml, interleave
+from make_gguf_fixtures import Ggml, finish, interleave, stored_name, writer
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FORMATS = [Q.Q8_0, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q2_K, Q.Q3_K, Q.Q4_K, Q.Q5_K, Q.Q6_K, Q.IQ4_NL, Q.IQ4_XS, Q.MXFP4]
@@ -29,39 +29,6 @@ CONTEXT, WINDOWS = 512, 12
 SIZES = dict(vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
              max_position_embeddings=2048, rms_norm_eps=1e-5, tie_word_embeddings=False, pad_token_id=0, bos_token_id=1, eos_token_id=2)
 RANDOM = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config, "smollm3": SmolLM3Config, "phi3": Phi3Config}
-PARTS = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-         "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "self_attn.qkv_proj": "attn_qkv",
-         "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up",
-         "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
-OUTSIDE = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight", "lm_head.weight": "output.weight"}
-
-
-def stored_name(name):
-    if name in OUTSIDE:
-        return OUTSIDE[name]
-    _, _, layer, rest = name.split(".", 3)
-    part, leaf = rest.rsplit(".", 1)
-    return f"blk.{layer}.{PARTS[part]}.{leaf}"
-
-
-def writer(path, config):
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    w = gguf.GGUFWriter(path, config.model_type)
-    w.add_name(path.name.split(".")[0])
-    w.add_context_length(config.max_position_embeddings)
-    w.add_embedding_length(config.hidden_size)
-    w.add_block_count(config.num_hidden_layers)
-    w.add_feed_forward_length(config.intermediate_size)
-    w.add_head_count(config.num_attention_heads)
-    w.add_head_count_kv(config.num_key_value_heads)
-    w.add_layer_norm_rms_eps(config.rms_norm_eps)
-    w.add_key_length(head_dim)
-    w.add_value_length(head_dim)
-    w.add_rope_dimension_count(head_dim)
-    w.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    w.add_vocab_size(config.vocab_size)
-    w.add_tokenizer_model("no_vocab")  # token ids are all that is compared
-    return w
 
 
 def weights(model):
@@ -78,6 +45,7 @@ def weights(model):
 def write(path, model, kind, ggml):
     """Returns the share of the weights in matrices that took the format."""
     w, taken, all_ = writer(path, model.config), 0, 0
+    w.add_tokenizer_model("no_vocab")  # token ids are all that is compared
     block = gguf.GGML_QUANT_SIZES[kind][0] if kind else 0
     for name, values in weights(model):
         if values.ndim == 1:
@@ -91,10 +59,7 @@ def write(path, model, kind, ggml):
             w.add_tensor(name, ggml.quantize(values.astype(np.float32), kind), raw_dtype=kind)
         else:
             w.add_tensor(name, values)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
+    finish(w)
     return taken / all_
 
 
@@ -155,7 +120,7 @@ def main():
     ap.add_argument("--ggml", required=True)
     ap.add_argument("--out", required=True)
     ap.add_argument("--stories")
-    ap.add_argument("--only")
+    ap.add_argument("--only", choices=["demo", "stories260k", *(f"{name}-256" for name in RANDOM)])
     a = ap.parse_args()
     torch.set_num_threads(1)
     os.makedirs(a.out, exist_ok=True)

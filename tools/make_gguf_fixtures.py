@@ -104,8 +104,10 @@ def interleave(weight, heads):
 
 
 PARTS = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-         "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-         "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+         "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+         "self_attn.qkv_proj": "attn_qkv", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+         "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up", "input_layernorm": "attn_norm",
+         "post_attention_layernorm": "ffn_norm"}
 OUTSIDE = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
            "lm_head.weight": "output.weight"}
 
@@ -120,8 +122,9 @@ def stored_name(name):
 
 def writer(path, config):
     path.parent.mkdir(parents=True, exist_ok=True)
-    w = gguf.GGUFWriter(path, "llama")
-    w.add_name(path.stem)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    w = gguf.GGUFWriter(path, config.model_type)
+    w.add_name(path.name.split(".")[0])
     w.add_context_length(config.max_position_embeddings)
     w.add_embedding_length(config.hidden_size)
     w.add_block_count(config.num_hidden_layers)
@@ -129,16 +132,15 @@ def writer(path, config):
     w.add_head_count(config.num_attention_heads)
     w.add_head_count_kv(config.num_key_value_heads)
     w.add_layer_norm_rms_eps(config.rms_norm_eps)
-    w.add_key_length(config.head_dim)
-    w.add_value_length(config.head_dim)
-    w.add_rope_dimension_count(config.head_dim)
+    w.add_key_length(head_dim)
+    w.add_value_length(head_dim)
+    w.add_rope_dimension_count(head_dim)
     w.add_rope_freq_base(config.rope_parameters["rope_theta"])
     w.add_vocab_size(config.vocab_size)
     return w
 
 
 def finish(w):
-    w.add_chat_template(TEMPLATE)
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
@@ -198,6 +200,7 @@ def smollm2():
             value = interleave(value, heads)
         kind = Q.F32 if value.ndim == 1 else Q.BF16
         w.add_tensor(stored_name(name), quants.quantize(np.ascontiguousarray(value), kind), raw_dtype=kind)
+    w.add_chat_template(TEMPLATE)
     finish(w)
 
 
@@ -247,6 +250,7 @@ def mixed(ggml):
     byte_level(w, config.vocab_size)
     for name, (value, kind) in stored.items():
         w.add_tensor(stored_name(name), np.ascontiguousarray(value), raw_dtype=kind)
+    w.add_chat_template(TEMPLATE)
     finish(w)
     expect(model, path.parent, prompt, tokens, margin, seed)
 

@@ -11,6 +11,7 @@
 use std::ops::Range;
 
 use crate::memory::Rows;
+use crate::quant::tile::MOST_SLOTS;
 use crate::simd::dot::{Block, COLUMNS, Dot, DotTask, Field, VECTORS};
 
 /// Smaller blocks have no finite `127 / amax` that is worth having.
@@ -51,9 +52,9 @@ impl Layout {
     }
 }
 
-/// Bytes that any layout takes at most, for `tokens` tokens of `cols` columns in groups of at most 16.
+/// Bytes that any layout takes at most, for `tokens` tokens of `cols` columns in groups of at most [`MOST_SLOTS`].
 pub(crate) fn bytes_limit(tokens: usize, cols: usize) -> usize {
-    tokens.next_multiple_of(16) * cols.div_ceil(COLUMNS) * SLOT_BYTES_MAX
+    tokens.next_multiple_of(MOST_SLOTS) * cols.div_ceil(COLUMNS) * SLOT_BYTES_MAX
 }
 
 /// Rounds the columns of `blocks` for `tokens` of `x`, which are the first slots of a group.

@@ -13,8 +13,10 @@ use crate::simd::{Isa, LANES, Simd};
 
 /// Sizes of groups; others are padded to the next. Every size is compiled for every form and set, so that formats that few
 /// use have few.
-const SLOTS: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
-const FEW_SLOTS: [usize; 3] = [1, 4, 8];
+const SLOTS: [usize; 6] = [1, 2, 3, 4, 6, MOST_SLOTS];
+const FEW_SLOTS: [usize; 3] = [1, 4, MOST_SLOTS];
+/// No set has registers for more sums than of 8 tokens.
+pub(crate) const MOST_SLOTS: usize = 8;
 
 /// What weights of a format ask of their activations.
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +72,8 @@ impl FormTask for FindNeeds {
 
 const fn limit<F: Form, D: Dot>() -> usize {
     let tokens = D::TOKENS[F::C::WIDE as usize];
-    if F::COMMON || tokens < 8 { tokens } else { 8 }
+    assert!(tokens <= MOST_SLOTS);
+    tokens
 }
 
 /// The set whose tiles are compiled for a form: few machines have AVX-512 without VNNI, and few weights other formats.
@@ -114,8 +117,6 @@ impl FormTask for &Part<'_> {
                 2 => return self.panels::<F, 2, 2>(),
                 3 => return self.panels::<F, 2, 3>(),
                 6 => return self.panels::<F, 1, 6>(),
-                12 => return self.panels::<F, 1, 12>(),
-                16 => return self.panels::<F, 1, 16>(),
                 _ => (),
             }
         }
