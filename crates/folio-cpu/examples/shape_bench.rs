@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use folio_cpu::machine::Machine;
 use folio_cpu::{CpuBackend, CpuOptions};
-use folio_model::backend::{Backend, Batch, BlockCopy, DType, KvLayout, Span, TensorView};
+use folio_model::backend::{Backend, Batch, BlockCopy, DType, KvFormat, KvLayout, Span, TensorView};
 use folio_model::program::{AttentionSpec, Buf, Head, MatrixId, Op, Program, Rope, RopeId, VectorId};
 use folio_model::quant::{BlockFormat, Encoding};
 
@@ -121,6 +121,7 @@ impl Bench {
         let mut attention = Vec::new();
         for layer in 0..LAYERS {
             attention.push(AttentionSpec {
+                group: 0,
                 layer: layer as u32,
                 heads: HEADS,
                 kv_heads: KV_HEADS,
@@ -160,14 +161,8 @@ impl Bench {
             head,
         };
         self.backend.load_program(program, MAX_ROWS, 32, MAX_POSITION).expect("a program");
-        let layout = KvLayout {
-            layers: LAYERS,
-            kv_heads: KV_HEADS,
-            head_dim: HEAD_DIM,
-            dtype: DType::F16,
-            block_tokens: BLOCK,
-        };
-        self.backend.allocate_cache(layout, MAX_POSITION / BLOCK).expect("a cache");
+        let layout = KvLayout::full(LAYERS, KV_HEADS, HEAD_DIM, KvFormat::F16, BLOCK);
+        self.backend.allocate_cache(&layout, &[MAX_POSITION / BLOCK]).expect("a cache");
     }
 
     /// Seconds of one step of `rows` rows for each of `sequences` sequences at `position`.
@@ -199,8 +194,12 @@ impl Bench {
     /// Writes every block, so that reads go to memory and not to one page of zeros.
     fn touch_cache(&mut self) {
         self.step(1, 0, BLOCK);
-        let copies =
-            (1..(MAX_POSITION / BLOCK) as u32).map(|to| BlockCopy { from: 0, to, tokens: BLOCK as u32 });
+        let copies = (1..(MAX_POSITION / BLOCK) as u32).map(|to| BlockCopy {
+            group: 0,
+            from: 0,
+            to,
+            tokens: BLOCK as u32,
+        });
         let batch = Batch { copies: copies.collect(), ..Batch::default() };
         self.backend.forward(&batch).expect("copies");
     }

@@ -12,7 +12,7 @@
 //! Prefill and decode run this same code; a tile only decides how many rows share one pass over K and V.
 #![allow(clippy::needless_range_loop, reason = "a register tile reads best by its indices")]
 
-use folio_model::backend::DType;
+use folio_model::backend::KvFormat;
 
 use crate::attention::Shape;
 use crate::kv::{GROUP, KvCache};
@@ -57,6 +57,8 @@ pub(crate) struct Attend<'a> {
     pub(crate) shape: Shape,
     pub(crate) scale: f32,
     pub(crate) cache: &'a KvCache,
+    /// The cache group: which of a sequence's block tables is meant.
+    pub(crate) group: usize,
     pub(crate) layer: u32,
     pub(crate) blocks: &'a [u32],
     /// Queries first.
@@ -104,10 +106,10 @@ impl Attend<'_> {
     /// The contract of [`Attend`]; `queries` from [`Self::pack_queries`]; `result` has room for the tile and is this
     /// worker's.
     pub(crate) unsafe fn chunk(&self, tile: &Tile, queries: *const f32, chunk: usize, result: Partial) {
-        match self.cache.layout.dtype {
-            DType::F32 => dispatch(self.isa, Chunk::<KvF32>::new(self, tile, queries, chunk, result)),
-            DType::F16 => dispatch(self.isa, Chunk::<KvF16>::new(self, tile, queries, chunk, result)),
-            DType::BF16 => dispatch(self.isa, Chunk::<KvBf16>::new(self, tile, queries, chunk, result)),
+        match self.cache.format(self.layer) {
+            KvFormat::F32 => dispatch(self.isa, Chunk::<KvF32>::new(self, tile, queries, chunk, result)),
+            KvFormat::F16 => dispatch(self.isa, Chunk::<KvF16>::new(self, tile, queries, chunk, result)),
+            KvFormat::BF16 => dispatch(self.isa, Chunk::<KvBf16>::new(self, tile, queries, chunk, result)),
         }
     }
 
@@ -280,12 +282,13 @@ impl<'a, K: Kv> Chunk<'a, K> {
     #[inline(always)]
     fn group(&self, position: usize) -> (*const u8, *const u8) {
         let (cache, tile) = (self.attend.cache, self.tile);
-        let tokens = cache.layout.block_tokens;
-        let table = &self.attend.blocks[tile.blocks_start..tile.blocks_start + tile.blocks_len];
+        let tokens = cache.block_tokens;
+        let start = tile.blocks_start + self.attend.group * tile.blocks_len;
+        let table = &self.attend.blocks[start..start + tile.blocks_len];
         let block = table[(position / tokens).min(table.len() - 1)];
         let page = cache.page(block, self.attend.layer, tile.kv_head).cast_const();
-        let keys = page.wrapping_add(position % tokens * cache.layout.head_dim * K::SIZE);
-        (keys, keys.wrapping_add(cache.plane_bytes()))
+        let keys = page.wrapping_add(position % tokens * cache.group.head_dim * K::SIZE);
+        (keys, keys.wrapping_add(cache.plane_bytes(self.attend.layer)))
     }
 
     #[inline(always)]

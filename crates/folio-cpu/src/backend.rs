@@ -47,9 +47,10 @@ pub struct CpuBackend {
     matrices: Vec<PackedMatrix>,
     vectors: Vec<(usize, Vec<f32>)>,
     model: Option<Model>,
-    cache: Option<KvCache>,
-    /// Per block, the step that last wrote it.
-    written: Vec<u32>,
+    /// One per cache group.
+    caches: Vec<KvCache>,
+    /// Per group and block, the step that last wrote it.
+    written: Vec<Vec<u32>>,
     step: u32,
 }
 
@@ -80,7 +81,7 @@ impl CpuBackend {
             matrices: Vec::new(),
             vectors: Vec::new(),
             model: None,
-            cache: None,
+            caches: Vec::new(),
             written: Vec::new(),
             step: 0,
         })
@@ -209,34 +210,34 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn allocate_cache(&mut self, layout: KvLayout, blocks: usize) -> Result<(), BackendError> {
+    fn allocate_cache(&mut self, layout: &KvLayout, blocks: &[usize]) -> Result<(), BackendError> {
         let model = self.model.as_ref().ok_or_else(|| BackendError::Device("no program is loaded".into()))?;
-        check::layout(&layout, &model.program)?;
-        self.cache = None; // gives the old memory back first
-        let cache = KvCache::new(layout, blocks).map_err(device)?;
-        self.written.clear();
-        self.written.resize(blocks, 0);
+        check::layout(layout, blocks, &model.program)?;
+        self.caches.clear(); // gives the old memory back first
+        for (group, &blocks) in layout.groups.iter().zip(blocks) {
+            self.caches.push(KvCache::new(group.clone(), layout.block_tokens, blocks).map_err(device)?);
+        }
+        self.written = blocks.iter().map(|&blocks| vec![0; blocks]).collect();
         self.step = 0;
-        self.cache = Some(cache);
         Ok(())
     }
 
     fn forward(&mut self, batch: &Batch) -> Result<&[f32], BackendError> {
-        let (Some(model), Some(cache)) = (&mut self.model, &self.cache) else {
+        let (Some(model), Some(first)) = (&mut self.model, self.caches.first()) else {
             return Err(BackendError::Device("no program or no cache is loaded".into()));
         };
         if self.step == u32::MAX {
-            self.written.fill(0);
+            self.written.iter_mut().for_each(|stamps| stamps.fill(0));
             self.step = 0;
         }
         self.step += 1;
-        let block_tokens = cache.layout.block_tokens;
+        let block_tokens = first.block_tokens;
         BatchCheck {
             max_rows: model.max_rows,
             max_logit_rows: model.max_logit_rows,
             max_position: model.shape.max_position,
             vocabulary: model.vocabulary,
-            blocks: cache.blocks,
+            caches: &self.caches,
             block_tokens,
             written: &mut self.written,
             stamp: self.step,
@@ -254,7 +255,7 @@ impl Backend for CpuBackend {
             vectors: &self.vectors,
             buffers: &model.buffers,
             shape: model.shape,
-            cache,
+            caches: &self.caches,
             plan: &model.plan,
             places: &model.places,
             batch,
@@ -305,7 +306,7 @@ impl CpuBackend {
 }
 
 impl Model {
-    /// Position, block and slot of every row.
+    /// Position of every row, and where its K and V are written.
     fn place(&mut self, batch: &Batch, block_tokens: usize) {
         self.places.clear();
         for span in &batch.spans {
@@ -314,7 +315,8 @@ impl Model {
                 let index = position as usize / block_tokens;
                 self.places.push(RowPlace {
                     position,
-                    block: batch.blocks[span.blocks_start as usize + index],
+                    entry: span.blocks_start + index as u32,
+                    stride: span.blocks_len,
                     slot: position % block_tokens as u32,
                 });
             }

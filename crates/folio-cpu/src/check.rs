@@ -3,11 +3,11 @@
 //! Kernels work on raw pointers and check nothing; everything they assume is established here. Cost: once per program, and
 //! O(rows + blocks) per step.
 
-use folio_model::backend::{BackendError, Batch, DType, KvLayout, TensorView};
+use folio_model::backend::{BackendError, Batch, DType, GroupKind, HOLE, KvLayout, TensorView};
 use folio_model::program::{AttentionSpec, Buf, MatrixId, Op, Program, VectorId};
 use folio_model::quant::Encoding;
 
-use crate::kv::GROUP;
+use crate::kv::{GROUP, KvCache};
 use crate::packed::PackedMatrix;
 use crate::plain::Kind;
 
@@ -155,7 +155,7 @@ impl ProgramCheck<'_> {
         let Some(first) = self.program.attention.first() else { return Ok(()) };
         for spec in &self.program.attention {
             if (spec.heads, spec.kv_heads, spec.head_dim) != (first.heads, first.kv_heads, first.head_dim) {
-                return Err("layers differ in heads; there is one cache group".to_owned());
+                return Err("layers differ in heads or head_dim".to_owned());
             }
             if spec.kv_heads == 0
                 || spec.head_dim == 0
@@ -182,23 +182,39 @@ impl ProgramCheck<'_> {
 }
 
 /// A cache layout: possible at all, and what the program's attention needs.
-pub(crate) fn layout(layout: &KvLayout, program: &Program) -> Result<(), BackendError> {
-    let shape = [layout.layers, layout.kv_heads, layout.head_dim, layout.block_tokens];
-    let fail = |reason: &str| Err(shape_error("the KV cache", &shape, reason));
-    if shape.contains(&0) {
-        return fail("a dimension is zero");
+pub(crate) fn layout(layout: &KvLayout, blocks: &[usize], program: &Program) -> Result<(), BackendError> {
+    if blocks.len() != layout.groups.len() {
+        let shape = [layout.groups.len(), blocks.len()];
+        return Err(shape_error("the KV cache", &shape, "groups and numbers of blocks differ in number"));
     }
-    if !layout.head_dim.is_multiple_of(2) {
-        return fail("head_dim is odd");
-    }
-    if !layout.block_tokens.is_multiple_of(GROUP) {
-        return fail("tokens per block must be a multiple of 8");
+    for (index, group) in layout.groups.iter().enumerate() {
+        let shape = [group.layers(), group.kv_heads, group.head_dim, layout.block_tokens];
+        let fail =
+            |reason: String| Err(shape_error(&format!("group {index} of the KV cache"), &shape, reason));
+        match group.kind {
+            GroupKind::Full | GroupKind::Window { tokens: 1.. } => {}
+            kind => return fail(format!("the CPU backend has no cache of kind {kind:?}")),
+        }
+        if shape[1..].contains(&0) || (index > 0 && shape[0] == 0) {
+            return fail("a dimension is zero".to_owned());
+        }
+        if !group.head_dim.is_multiple_of(2) {
+            return fail("head_dim is odd".to_owned());
+        }
+        if !layout.block_tokens.is_multiple_of(GROUP) {
+            return fail("tokens per block must be a multiple of 8".to_owned());
+        }
     }
     for spec in &program.attention {
-        if (spec.kv_heads, spec.head_dim) != (layout.kv_heads, layout.head_dim) {
+        let shape = [spec.group as usize, spec.layer as usize, spec.kv_heads, spec.head_dim];
+        let fail = |reason: &str| Err(shape_error("the KV cache", &shape, reason));
+        let Some(group) = layout.groups.get(spec.group as usize) else {
+            return fail("the model has more cache groups");
+        };
+        if (spec.kv_heads, spec.head_dim) != (group.kv_heads, group.head_dim) {
             return fail("the model's KV heads or head_dim differ");
         }
-        if spec.layer as usize >= layout.layers {
+        if spec.layer as usize >= group.layers() {
             return fail("the model has more layers");
         }
     }
@@ -212,10 +228,10 @@ pub(crate) struct BatchCheck<'a> {
     pub(crate) max_position: usize,
     /// Rows of the smallest embedding table.
     pub(crate) vocabulary: usize,
-    pub(crate) blocks: usize,
+    pub(crate) caches: &'a [KvCache],
     pub(crate) block_tokens: usize,
-    /// One stamp per block, to find blocks written twice in a step.
-    pub(crate) written: &'a mut [u32],
+    /// One stamp per group and block, to find blocks written twice in a step.
+    pub(crate) written: &'a mut [Vec<u32>],
     /// Different in every step.
     pub(crate) stamp: u32,
 }
@@ -247,11 +263,9 @@ impl BatchCheck<'_> {
         if batch.logit_rows.last().is_some_and(|&row| row as usize >= rows) {
             return Err("a row of logits does not exist".to_owned());
         }
-        if let Some(block) = batch.blocks.iter().find(|&&b| b as usize >= self.blocks) {
-            return Err(format!("block {block} does not exist: there are {}", self.blocks));
-        }
         for copy in &batch.copies {
-            if copy.from as usize >= self.blocks || copy.to as usize >= self.blocks || copy.from == copy.to {
+            let blocks = self.caches.get(copy.group as usize).map_or(0, |cache| cache.blocks);
+            if copy.from as usize >= blocks || copy.to as usize >= blocks || copy.from == copy.to {
                 return Err(format!("copy of block {} to {} is impossible", copy.from, copy.to));
             }
             if copy.tokens as usize > self.block_tokens {
@@ -272,20 +286,27 @@ impl BatchCheck<'_> {
             if end > self.max_position {
                 return Err(format!("span {i} ends at position {end}, the limit is {}", self.max_position));
             }
-            let table = (span.blocks_start as usize, span.blocks_start as usize + span.blocks_len as usize);
-            let Some(table) = batch.blocks.get(table.0..table.1) else {
-                return Err(format!("the block table of span {i} is out of range"));
-            };
-            if table.len() * self.block_tokens < end {
-                return Err(format!("the block table of span {i} covers less than {end} positions"));
-            }
-            let first = span.first_position as usize / self.block_tokens;
-            for &block in &table[first..end.div_ceil(self.block_tokens)] {
-                let stamp = &mut self.written[block as usize];
-                if *stamp == self.stamp {
-                    return Err(format!("block {block} is written twice in one step"));
+            for (group, cache) in self.caches.iter().enumerate() {
+                let Some(table) = batch.blocks.get(span.table(group)) else {
+                    return Err(format!("the block table of span {i} is out of range"));
+                };
+                if table.len() * self.block_tokens < end {
+                    return Err(format!("the block table of span {i} covers less than {end} positions"));
                 }
-                *stamp = self.stamp;
+                let hole = |block: u32| group > 0 && block == HOLE;
+                if let Some(block) = table.iter().find(|&&b| b as usize >= cache.blocks && !hole(b)) {
+                    return Err(format!("block {block} does not exist: there are {}", cache.blocks));
+                }
+                let first = span.first_position as usize / self.block_tokens;
+                for &block in &table[first..end.div_ceil(self.block_tokens)] {
+                    let Some(stamp) = self.written[group].get_mut(block as usize) else {
+                        return Err(format!("span {i} writes to a hole of the block table of group {group}"));
+                    };
+                    if *stamp == self.stamp {
+                        return Err(format!("block {block} is written twice in one step"));
+                    }
+                    *stamp = self.stamp;
+                }
             }
         }
         if next != batch.tokens.len() {

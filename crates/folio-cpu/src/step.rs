@@ -5,7 +5,7 @@
 //! Invariant behind every `unsafe` here: between two barriers, a worker writes only the rows, heads, panels or pages that
 //! `Worker::share` or a claim gave it, and nobody reads what another worker is writing. Each operation ends with a barrier.
 
-use folio_model::backend::{Batch, KvLayout};
+use folio_model::backend::Batch;
 use folio_model::program::{AttentionSpec, Buf, MatrixId, Op, Program, VectorId};
 
 use crate::attend::Attend;
@@ -26,8 +26,11 @@ const PIECE: usize = 512;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RowPlace {
     pub(crate) position: u32,
-    /// Block and slot that its K and V are written to.
-    pub(crate) block: u32,
+    /// Where [`Batch::blocks`] names the block of the first cache group that its K and V are written to; further groups'
+    /// are `stride` entries apart.
+    pub(crate) entry: u32,
+    pub(crate) stride: u32,
+    /// Token inside the block.
     pub(crate) slot: u32,
 }
 
@@ -57,7 +60,7 @@ pub(crate) struct Step<'a> {
     pub(crate) vectors: &'a [(usize, Vec<f32>)],
     pub(crate) buffers: &'a Buffers,
     pub(crate) shape: Shape,
-    pub(crate) cache: &'a KvCache,
+    pub(crate) caches: &'a [KvCache],
     pub(crate) plan: &'a AttentionPlan,
     pub(crate) places: &'a [RowPlace],
     pub(crate) batch: &'a Batch,
@@ -94,11 +97,12 @@ impl Step<'_> {
 
     /// Block copies (split by layer, so that a chain of copies keeps its order) and rotary tables (split by row).
     fn prepare(&self, worker: &Worker<'_>) {
-        let KvLayout { layers, .. } = self.cache.layout;
-        for layer in worker.share(layers, 1) {
-            for &copy in &self.batch.copies {
-                // SAFETY: `check` found the blocks in range and different; this worker owns the layer.
-                unsafe { self.cache.copy_layer(copy, layer as u32) };
+        for (group, cache) in self.caches.iter().enumerate() {
+            for layer in worker.share(cache.group.layers(), 1) {
+                for &copy in self.batch.copies.iter().filter(|copy| copy.group as usize == group) {
+                    // SAFETY: `check` found the blocks in range and different; this worker owns the layer.
+                    unsafe { cache.copy_layer(copy, layer as u32) };
+                }
             }
         }
         for (rope, table) in self.program.ropes.iter().zip(&self.buffers.rotary) {
@@ -195,12 +199,20 @@ impl Step<'_> {
                 rotate(k, unsafe { std::slice::from_raw_parts(table.row(row), table.width) });
             }
             if is_key {
-                let RowPlace { block, slot, .. } = self.places[row];
+                let RowPlace { entry, stride, slot, .. } = self.places[row];
+                let block = self.batch.blocks[(entry + spec.group * stride) as usize];
                 // SAFETY: `check` found every written block to belong to one row range of one sequence, so this position is
                 // this worker's; the V head of the row is read only.
                 unsafe {
                     let v = std::slice::from_raw_parts(v, dim);
-                    self.cache.write(block, spec.layer, head - spec.heads, slot as usize, k, v);
+                    self.caches[spec.group as usize].write(
+                        block,
+                        spec.layer,
+                        head - spec.heads,
+                        slot as usize,
+                        k,
+                        v,
+                    );
                 }
             }
         }
@@ -211,7 +223,8 @@ impl Step<'_> {
             isa: self.isa,
             shape: self.shape,
             scale: spec.scale,
-            cache: self.cache,
+            cache: &self.caches[spec.group as usize],
+            group: spec.group as usize,
             layer: spec.layer,
             blocks: &self.batch.blocks,
             qkv,

@@ -25,7 +25,7 @@ fn options() -> LoadOptions<'static> {
 }
 
 fn logits(backend: &mut CpuBackend, model: &LoadedModel) -> Vec<u32> {
-    backend.allocate_cache(model.kv_layout, 2).expect("a cache");
+    backend.allocate_cache(&model.kv_layout, &[2]).expect("a cache");
     let batch = Batch {
         tokens: vec![1, 5, 3, 7],
         spans: vec![Span { first_row: 0, rows: 4, first_position: 0, blocks_start: 0, blocks_len: 1 }],

@@ -4,7 +4,9 @@ mod common;
 
 use common::{Sequence, Spec, assert_same_bits, cpu, run_chunks};
 use folio_cpu::{CpuBackend, CpuError, CpuOptions, Isa, Quantize, Quantized};
-use folio_model::backend::{Backend, BackendError, Batch, BlockCopy, DType, KvLayout, Span, TensorView};
+use folio_model::backend::{
+    Backend, BackendError, Batch, BlockCopy, DType, KvFormat, KvLayout, Span, TensorView,
+};
 use folio_model::quant::{BlockFormat, Encoding};
 
 fn good() -> Batch {
@@ -42,9 +44,9 @@ fn a_malformed_batch_is_refused_and_changes_nothing() {
     add("covers less", &|b| b.spans[1].first_position = 16);
     add("out of range", &|b| b.spans[1].blocks_len = 2);
     add("written twice", &|b| b.blocks[1] = 0);
-    add("impossible", &|b| b.copies.push(BlockCopy { from: 2, to: 2, tokens: 1 }));
-    add("impossible", &|b| b.copies.push(BlockCopy { from: 2, to: 6, tokens: 1 }));
-    add("do not fit", &|b| b.copies.push(BlockCopy { from: 2, to: 3, tokens: 17 }));
+    add("impossible", &|b| b.copies.push(BlockCopy { group: 0, from: 2, to: 2, tokens: 1 }));
+    add("impossible", &|b| b.copies.push(BlockCopy { group: 0, from: 2, to: 6, tokens: 1 }));
+    add("do not fit", &|b| b.copies.push(BlockCopy { group: 0, from: 2, to: 3, tokens: 17 }));
     for (what, batch) in bad {
         match backend.forward(&batch) {
             Err(BackendError::Batch(reason)) => assert!(reason.contains(what), "{what}: {reason}"),
@@ -77,7 +79,10 @@ fn copies_take_the_first_positions_of_a_block_in_order() {
                 }],
                 blocks: vec![0, 7, 5],
                 logit_rows: (0..rows).collect(),
-                copies: vec![BlockCopy { from: 1, to: 6, tokens: 16 }, BlockCopy { from: 6, to: 7, tokens }],
+                copies: vec![
+                    BlockCopy { group: 0, from: 1, to: 6, tokens: 16 },
+                    BlockCopy { group: 0, from: 6, to: 7, tokens },
+                ],
             };
             let logits = backend.forward(&batch).expect("a step");
             assert_same_bits(
@@ -97,7 +102,7 @@ fn a_step_may_be_copies_alone() {
         let sequence = Sequence { blocks: vec![0, 1, 2], ..Sequence::new(&spec, 9, 40, 0) };
         let mut backend = cpu(&spec, 8, 2, Isa::best());
         let whole = run_chunks(&mut backend, &sequence, 40, spec.vocab);
-        let copies = vec![BlockCopy { from: 1, to: 7, tokens: 16 }];
+        let copies = vec![BlockCopy { group: 0, from: 1, to: 7, tokens: 16 }];
         let logits = backend.forward(&Batch { copies, ..Batch::default() }).expect("a step");
         assert!(logits.is_empty());
         let rows = 8;
@@ -143,8 +148,8 @@ fn tensors_that_do_not_fit_are_refused_by_name() {
     assert!(refused(backend.load_matrix("f", &two)).contains("differ in the order"));
     let vector = TensorView { order: Some(&[0]), ..view(&[1], &zeros[..4]) };
     assert!(backend.load_vector("g", &[vector]).expect_err("refused").to_string().contains("no permutation"));
-    let layout = KvLayout { layers: 1, kv_heads: 1, head_dim: 8, dtype: DType::F32, block_tokens: 16 };
-    assert!(backend.allocate_cache(layout, 1).is_err(), "no program yet");
+    let layout = KvLayout::full(1, 1, 8, KvFormat::F32, 16);
+    assert!(backend.allocate_cache(&layout, &[1]).is_err(), "no program yet");
 }
 
 #[test]

@@ -81,14 +81,15 @@ impl ModelExecutor {
         }
         if last > first {
             let blocks_start = self.batch.blocks.len() as u32;
-            let table = plan.block_tables.first().map_or(&[][..], Vec::as_slice);
-            self.batch.blocks.extend_from_slice(table);
+            for table in &plan.block_tables {
+                self.batch.blocks.extend_from_slice(table);
+            }
             self.batch.spans.push(Span {
                 first_row: base as u32,
                 rows: (last - first) as u32,
                 first_position: plan.first_position + first as u32,
                 blocks_start,
-                blocks_len: table.len() as u32,
+                blocks_len: plan.block_tables.first().map_or(0, Vec::len) as u32,
             });
             self.batch.tokens.extend_from_slice(&plan.tokens[first..last]);
         }
@@ -130,7 +131,12 @@ impl Executor for ModelExecutor {
         self.batch.clear();
         self.served.clear();
         let copies = plan.copies.iter();
-        self.batch.copies.extend(copies.map(|c| BlockCopy { from: c.from.0, to: c.to.0, tokens: c.tokens }));
+        self.batch.copies.extend(copies.map(|c| BlockCopy {
+            group: 0,
+            from: c.from.0,
+            to: c.to.0,
+            tokens: c.tokens,
+        }));
         for (index, sequence) in plan.sequences.iter().enumerate() {
             let (mut row, mut samples) = (0, 0);
             loop {

@@ -8,7 +8,7 @@ use crate::program::Program;
 use crate::program::{MatrixId, VectorId};
 use crate::quant::Encoding;
 
-/// Element type of a checkpoint tensor or of the KV cache.
+/// Element type of a checkpoint tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
     F32,
@@ -50,25 +50,106 @@ impl TensorView<'_> {
     }
 }
 
-/// Geometry of the one cache group there is today: full attention, every layer alike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvLayout {
-    pub layers: usize,
+/// How K and V of one token of one head are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KvFormat {
+    F32,
+    F16,
+    BF16,
+}
+
+impl KvFormat {
+    /// Bytes of K (or of V) of one token of one head, scales included.
+    pub const fn bytes_per_head(self, head_dim: usize) -> usize {
+        match self {
+            KvFormat::F32 => 4 * head_dim,
+            KvFormat::F16 | KvFormat::BF16 => 2 * head_dim,
+        }
+    }
+}
+
+impl From<DType> for KvFormat {
+    fn from(dtype: DType) -> Self {
+        match dtype {
+            DType::F32 => KvFormat::F32,
+            DType::F16 => KvFormat::F16,
+            DType::BF16 => KvFormat::BF16,
+        }
+    }
+}
+
+/// How long the layers of a cache group need what they stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum GroupKind {
+    /// Every position, as long as the sequence lives.
+    Full,
+    /// A query at position `p` reads positions `p - tokens + 1 ..= p`; what lies behind is given back.
+    Window { tokens: u32 },
+    /// One compressed vector per token instead of K and V per head (MLA). Named so that it fits; no backend holds it yet.
+    Latent { rank: u32, rope_dim: u32 },
+    /// A recurrent layer's state, kept at every `every`-th position (a snapshot takes `bytes`). Named so that it fits; no
+    /// backend holds it yet.
+    Snapshot { bytes: u64, every: u32 },
+}
+
+/// Layers that share geometry and lifetime: one block of the group's own pool holds a block of tokens of all of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvGroup {
+    pub kind: GroupKind,
     pub kv_heads: usize,
     pub head_dim: usize,
-    pub dtype: DType,
-    /// Tokens per block; a multiple of 8.
+    /// One per layer of the group.
+    pub formats: Vec<KvFormat>,
+}
+
+impl KvGroup {
+    pub fn layers(&self) -> usize {
+        self.formats.len()
+    }
+
+    /// Bytes of K and V of one token over all layers of the group.
+    pub fn bytes_per_token(&self) -> usize {
+        let head = |format: &KvFormat| format.bytes_per_head(self.head_dim);
+        2 * self.kv_heads * self.formats.iter().map(head).sum::<usize>()
+    }
+}
+
+/// What the KV cache of a model is made of.
+///
+/// Invariant: the first group is [`GroupKind::Full`]. It is also what the prefix index indexes, so it exists, without
+/// layers, where every layer has a window.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvLayout {
+    pub groups: Vec<KvGroup>,
+    /// Tokens per block, in every group; a multiple of 8.
     pub block_tokens: usize,
 }
 
+/// In a block table: a block behind the window, given back. Nothing reads it.
+pub const HOLE: u32 = u32::MAX;
+
 impl KvLayout {
-    /// Bytes of K and V of one token over all layers.
-    pub const fn bytes_per_token(&self) -> usize {
-        2 * self.layers * self.kv_heads * self.head_dim * self.dtype.size()
+    /// One group of full attention, every layer alike.
+    pub fn full(
+        layers: usize,
+        kv_heads: usize,
+        head_dim: usize,
+        format: KvFormat,
+        block_tokens: usize,
+    ) -> Self {
+        let formats = vec![format; layers];
+        let group = KvGroup { kind: GroupKind::Full, kv_heads, head_dim, formats };
+        Self { groups: vec![group], block_tokens }
     }
-    /// Bytes of one block over all layers.
-    pub const fn bytes_per_block(&self) -> usize {
-        self.bytes_per_token() * self.block_tokens
+
+    /// Bytes of K and V of one token over all layers of all groups.
+    pub fn bytes_per_token(&self) -> usize {
+        self.groups.iter().map(KvGroup::bytes_per_token).sum()
+    }
+
+    /// Bytes of one block of a group.
+    pub fn bytes_per_block(&self, group: usize) -> usize {
+        self.groups[group].bytes_per_token() * self.block_tokens
     }
 }
 
@@ -79,14 +160,24 @@ pub struct Span {
     pub rows: u32,
     /// Absolute position of the first row; the KV of all positions before it is already in the cache.
     pub first_position: u32,
-    /// Range into [`Batch::blocks`]: the block table of this sequence, covering at least `first_position + rows` tokens.
+    /// Where the block tables of this sequence lie in [`Batch::blocks`]: one per cache group, each of `blocks_len` entries and
+    /// covering at least `first_position + rows` tokens, the first from `blocks_start`, one after the other.
     pub blocks_start: u32,
     pub blocks_len: u32,
 }
 
-/// `tokens` first positions of block `from` are copied to block `to` before the step (copy-on-write).
+impl Span {
+    /// The block table of a cache group, as a range of [`Batch::blocks`].
+    pub fn table(&self, group: usize) -> std::ops::Range<usize> {
+        let start = self.blocks_start as usize + group * self.blocks_len as usize;
+        start..start + self.blocks_len as usize
+    }
+}
+
+/// `tokens` first positions of block `from` of a cache group are copied to its block `to` before the step (copy-on-write).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockCopy {
+    pub group: u32,
     pub from: u32,
     pub to: u32,
     pub tokens: u32,
@@ -156,8 +247,8 @@ pub trait Backend: Send {
         max_position: usize,
     ) -> Result<(), BackendError>;
 
-    /// Allocates `blocks` zeroed KV blocks.
-    fn allocate_cache(&mut self, layout: KvLayout, blocks: usize) -> Result<(), BackendError>;
+    /// Allocates zeroed KV blocks: `blocks[g]` of group `g`.
+    fn allocate_cache(&mut self, layout: &KvLayout, blocks: &[usize]) -> Result<(), BackendError>;
 
     /// Runs the program. Returns logits `[batch.logit_rows.len(), vocab]`, row-major, in the order of `logit_rows`.
     fn forward(&mut self, batch: &Batch) -> Result<&[f32], BackendError>;

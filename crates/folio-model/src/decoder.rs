@@ -186,13 +186,7 @@ impl Layer<WeightSpec, WeightSpec> {
 
 /// Geometry of the KV cache of this decoder.
 pub fn kv_layout(config: &Config, dtype: crate::backend::DType, block_tokens: usize) -> KvLayout {
-    KvLayout {
-        layers: config.layers,
-        kv_heads: config.kv_heads,
-        head_dim: config.head_dim,
-        dtype,
-        block_tokens,
-    }
+    KvLayout::full(config.layers, config.kv_heads, config.head_dim, dtype.into(), block_tokens)
 }
 
 /// The decoder as data, for sequences of at most `max_model_len` tokens.
@@ -214,6 +208,7 @@ pub fn program(config: &Config, weights: &Weights<MatrixId, VectorId>, max_model
     program.body.push(Op::Embed { table: weights.embed, out: x });
     for (index, layer) in weights.layers.iter().enumerate() {
         program.attention.push(AttentionSpec {
+            group: 0,
             layer: index as u32,
             heads: config.heads,
             kv_heads: config.kv_heads,

@@ -66,6 +66,8 @@ pub struct Rope {
 /// What differs between attention layers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionSpec {
+    /// Cache group: index into [`KvLayout::groups`](crate::backend::KvLayout::groups).
+    pub group: u32,
     /// Index of the KV layer inside its cache group.
     pub layer: u32,
     pub heads: usize,

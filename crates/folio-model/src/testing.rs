@@ -226,7 +226,10 @@ impl<B: Backend> Runner<B> {
         };
         let model = Model::load(checkpoint, &mut backend, options).unwrap_or_else(|error| panic!("{error}"));
         let count = model.max_model_len.div_ceil(BLOCK_TOKENS);
-        backend.allocate_cache(model.kv_layout, count).unwrap_or_else(|error| panic!("{error}"));
+        let groups = model.kv_layout.groups.len();
+        backend
+            .allocate_cache(&model.kv_layout, &vec![count; groups])
+            .unwrap_or_else(|error| panic!("{error}"));
         let blocks = (0..count as u32).rev().collect();
         Self { backend, model, blocks, position: 0 }
     }
@@ -242,7 +245,7 @@ impl<B: Backend> Runner<B> {
                 blocks_start: 0,
                 blocks_len: self.blocks.len() as u32,
             }],
-            blocks: self.blocks.clone(),
+            blocks: self.blocks.repeat(self.model.kv_layout.groups.len()),
             logit_rows: rows.to_vec(),
             copies: Vec::new(),
         };

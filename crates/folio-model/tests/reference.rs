@@ -27,7 +27,7 @@ fn load(kv_dtype: DType) -> (ReferenceBackend, LoadedModel) {
         progress: None,
     };
     let model = Model::load(&checkpoint, &mut backend, options).unwrap();
-    backend.allocate_cache(model.kv_layout, 12).unwrap();
+    backend.allocate_cache(&model.kv_layout, &[12]).unwrap();
     (backend, model)
 }
 
@@ -73,11 +73,11 @@ fn a_fork_continues_from_copied_positions() {
     let whole = backend.forward(&batch(&[(0, &TOKENS[..20], &[0, 1, 2])])).unwrap().to_vec();
     // Block 2 holds positions 16..20; the fork takes 16 and 17 of it and computes 18 and 19 itself.
     let mut fork = batch(&[(18, &TOKENS[18..20], &[0, 1, 5])]);
-    fork.copies.push(BlockCopy { from: 2, to: 5, tokens: 2 });
+    fork.copies.push(BlockCopy { group: 0, from: 2, to: 5, tokens: 2 });
     assert!(backend.forward(&fork).unwrap() == &whole[18 * model.vocab..]);
     // With fewer positions copied, what is missing is zero and shows.
     let mut short = batch(&[(18, &TOKENS[18..20], &[0, 1, 6])]);
-    short.copies.push(BlockCopy { from: 2, to: 6, tokens: 1 });
+    short.copies.push(BlockCopy { group: 0, from: 2, to: 6, tokens: 1 });
     assert!(backend.forward(&short).unwrap() != &whole[18 * model.vocab..]);
 }
 
@@ -110,8 +110,8 @@ fn malformed_batches_are_refused() {
         ("not ascending", |b| b.logit_rows = vec![1, 1]),
         ("not ascending", |b| b.logit_rows = vec![11]),
         ("exceed the limits", |b| b.tokens.resize(81, 1)),
-        ("outside of the cache", |b| b.copies.push(BlockCopy { from: 0, to: 12, tokens: 1 })),
-        ("outside of the cache", |b| b.copies.push(BlockCopy { from: 0, to: 1, tokens: 9 })),
+        ("outside of the cache", |b| b.copies.push(BlockCopy { group: 0, from: 0, to: 12, tokens: 1 })),
+        ("outside of the cache", |b| b.copies.push(BlockCopy { group: 0, from: 0, to: 1, tokens: 9 })),
     ];
     for (expected, damage) in damages {
         let mut work = sound();

@@ -110,7 +110,10 @@ impl Backend for SimBackend {
         Ok(())
     }
 
-    fn allocate_cache(&mut self, layout: KvLayout, blocks: usize) -> Result<(), BackendError> {
+    fn allocate_cache(&mut self, layout: &KvLayout, blocks: &[usize]) -> Result<(), BackendError> {
+        let [blocks] = *blocks else {
+            return Err(BackendError::Device(format!("one cache group is modelled, not {}", blocks.len())));
+        };
         self.block_tokens = layout.block_tokens;
         self.memory = vec![0; blocks * layout.block_tokens];
         Ok(())
@@ -125,8 +128,7 @@ impl Backend for SimBackend {
         self.logits.clear();
         let mut wanted = batch.logit_rows.iter().copied().peekable();
         for span in &batch.spans {
-            let table =
-                &batch.blocks[span.blocks_start as usize..(span.blocks_start + span.blocks_len) as usize];
+            let table = &batch.blocks[span.table(0)];
             let mut context = EMPTY;
             for position in 0..span.first_position {
                 context = extend(context, self.read(table, position)?);

@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use folio_engine::engine::EngineParts;
 use folio_engine::{EngineHandle, ModelExecutor, SchedulerConfig, SystemClock};
 use folio_kv::{CacheConfig, KvCache, LearnedLifetimes};
-use folio_model::backend::Backend;
+use folio_model::backend::{Backend, KvGroup};
 use folio_model::{Checkpoint, Config, LoadedModel};
 use folio_text::{ChatTemplate, TemplateSources, Tokenizer};
 use sha2::{Digest, Sha256};
@@ -62,7 +62,7 @@ impl Runtime {
             asked_bytes: args.kv_cache_memory,
             share: args.kv_cache_share,
             free: free.clone(),
-            bytes_per_block: model.kv_layout.bytes_per_block() as u64,
+            bytes_per_block: model.kv_layout.bytes_per_block(0) as u64,
             block_tokens: args.block_size,
             max_model_len,
             max_num_seqs: args.max_num_seqs,
@@ -78,13 +78,13 @@ impl Runtime {
         report.describe(&source, &checkpoint, &model, &pool, free.as_ref(), template.as_deref());
         report.describe_packed(mapped.as_deref(), unsaved.as_ref());
         report.describe_quantized(quantized, mapped.is_some(), backend.quantized());
-        backend.allocate_cache(model.kv_layout, pool.blocks as usize)?;
+        backend.allocate_cache(&model.kv_layout, &[pool.blocks as usize])?;
 
         let cache = KvCache::new(
             CacheConfig {
                 blocks: pool.blocks,
                 block_tokens: args.block_size,
-                bytes_per_block: model.kv_layout.bytes_per_block() as u64,
+                bytes_per_block: model.kv_layout.bytes_per_block(0) as u64,
             },
             Box::new(LearnedLifetimes::new(depth_cost(&model.config, args.block_size))),
         );
@@ -190,11 +190,11 @@ fn load_template(
 
 /// Identity of KV bytes besides the model's: geometry, element type and the arithmetic that makes them.
 fn layout_digest(model: &LoadedModel, quantize: Option<Quantize>) -> [u8; 32] {
-    let layout = model.kv_layout;
-    let mut text = format!(
-        "folio kv layout: numerics {NUMERICS_VERSION}, {} layers, {} heads, {} dims, {:?}, {} tokens",
-        layout.layers, layout.kv_heads, layout.head_dim, layout.dtype, layout.block_tokens
-    );
+    let layout = &model.kv_layout;
+    let mut text = format!("folio kv layout: numerics {NUMERICS_VERSION}, {} tokens", layout.block_tokens);
+    for KvGroup { kind, kv_heads, head_dim, formats } in &layout.groups {
+        text += &format!(", {kind:?} of {kv_heads} heads, {head_dim} dims, {formats:?}");
+    }
     if let Some(to) = quantize {
         text += &format!(", weights quantized to {to:?} while loading");
     }

@@ -64,7 +64,7 @@ fn executor(blocks: usize) -> (ModelExecutor, usize) {
         progress: None,
     };
     let model = Model::load(&checkpoint, &mut backend, options).expect("it loads");
-    backend.allocate_cache(model.kv_layout, blocks).expect("a cache");
+    backend.allocate_cache(&model.kv_layout, &[blocks]).expect("a cache");
     (ModelExecutor::new(Box::new(backend), model.vocab, ROWS, 64), model.vocab)
 }
 

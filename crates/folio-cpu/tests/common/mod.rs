@@ -142,6 +142,7 @@ pub fn load<B: Backend>(backend: &mut B, spec: &Spec, blocks: usize) {
         let norm = load.vector(spec.hidden, 1.0, 0.2);
         let norms = spec.qk_norm.then(|| [0; 2].map(|_| load.vector(spec.head_dim, 1.0, 0.2)));
         attention.push(AttentionSpec {
+            group: 0,
             layer: layer as u32,
             heads: spec.heads,
             kv_heads: spec.kv_heads,
@@ -176,14 +177,8 @@ pub fn load<B: Backend>(backend: &mut B, spec: &Spec, blocks: usize) {
     let ropes = if spec.rotary > 0 { vec![Rope { inv_freq, scale: 1.0 }] } else { Vec::new() };
     let program = Program { buffers, ropes, attention, body, head };
     backend.load_program(program, spec.max_rows, spec.max_rows, spec.max_position).expect("a program");
-    let layout = KvLayout {
-        layers: spec.layers,
-        kv_heads: spec.kv_heads,
-        head_dim: spec.head_dim,
-        dtype: spec.kv,
-        block_tokens: spec.block_tokens,
-    };
-    backend.allocate_cache(layout, blocks).expect("a cache");
+    let layout = KvLayout::full(spec.layers, spec.kv_heads, spec.head_dim, spec.kv.into(), spec.block_tokens);
+    backend.allocate_cache(&layout, &[blocks]).expect("a cache");
 }
 
 pub fn cpu(spec: &Spec, blocks: usize, threads: usize, isa: Isa) -> CpuBackend {

@@ -2,11 +2,27 @@
 //! that reads past a block table would judge with garbage.
 
 use super::{ReferenceBackend, Result};
-use crate::backend::{BackendError, Batch, Span, TensorView};
+use crate::backend::{BackendError, Batch, GroupKind, HOLE, KvLayout, Span, TensorView};
 use crate::program::{MatrixId, Op, VectorId};
 
 pub fn no_cache() -> BackendError {
     BackendError::Batch("no KV cache was allocated".to_owned())
+}
+
+/// Groups that this backend can hold, and a number of blocks for each.
+pub fn layout(layout: &KvLayout, blocks: &[usize]) -> Result<()> {
+    let held = |kind: GroupKind| matches!(kind, GroupKind::Full | GroupKind::Window { .. });
+    match layout.groups.iter().find(|group| !held(group.kind)) {
+        Some(group) => {
+            Err(BackendError::Device(format!("a cache group of kind {:?} is not supported", group.kind)))
+        }
+        None if blocks.len() != layout.groups.len() => Err(BackendError::Device(format!(
+            "{} cache groups and numbers of blocks for {}",
+            layout.groups.len(),
+            blocks.len()
+        ))),
+        None => Ok(()),
+    }
 }
 
 pub fn matrix_shape(name: &str, parts: &[TensorView<'_>]) -> Result<(usize, usize)> {
@@ -147,10 +163,14 @@ impl ReferenceBackend {
         if next_row as usize != rows {
             return wrong(format!("spans cover {next_row} of {rows} rows"));
         }
-        let Some(cache) = &self.cache else { return Err(no_cache()) };
+        if self.caches.is_empty() {
+            return Err(no_cache());
+        }
         for copy in &batch.copies {
-            let inside = (copy.from.max(copy.to) as usize) < cache.blocks;
-            if !inside || copy.tokens as usize > cache.layout.block_tokens {
+            let inside = self.caches.get(copy.group as usize).is_some_and(|cache| {
+                (copy.from.max(copy.to) as usize) < cache.blocks && copy.tokens as usize <= cache.block_tokens
+            });
+            if !inside {
                 return wrong(format!("copy {copy:?} is outside of the cache"));
             }
         }
@@ -158,7 +178,6 @@ impl ReferenceBackend {
     }
 
     fn check_span(&self, span: &Span, next_row: u32, batch: &Batch) -> Result<()> {
-        let Some(cache) = &self.cache else { return Err(no_cache()) };
         let wrong = |reason: &str| Err(BackendError::Batch(format!("{span:?}: {reason}")));
         if span.first_row != next_row || span.rows == 0 {
             return wrong("spans must cover the rows in order");
@@ -167,15 +186,17 @@ impl ReferenceBackend {
         if end > self.limits.position {
             return wrong("it reaches past the longest sequence");
         }
-        let (start, length) = (span.blocks_start as usize, span.blocks_len as usize);
-        let Some(table) = batch.blocks.get(start..start + length) else {
-            return wrong("its block table lies outside of the batch's");
-        };
-        if length * cache.layout.block_tokens < end {
-            return wrong("its block table is too short");
-        }
-        if table.iter().any(|block| *block as usize >= cache.blocks) {
-            return wrong("its block table names a block outside of the cache");
+        for (group, cache) in self.caches.iter().enumerate() {
+            let Some(table) = batch.blocks.get(span.table(group)) else {
+                return wrong("its block table lies outside of the batch's");
+            };
+            if table.len() * cache.block_tokens < end {
+                return wrong("its block table is too short");
+            }
+            let hole = |block: u32| group > 0 && block == HOLE;
+            if table.iter().any(|block| *block as usize >= cache.blocks && !hole(*block)) {
+                return wrong("its block table names a block outside of the cache");
+            }
         }
         Ok(())
     }

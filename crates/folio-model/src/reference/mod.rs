@@ -24,7 +24,8 @@ pub struct ReferenceBackend {
     vectors: Vec<Vec<f32>>,
     program: Program,
     limits: Limits,
-    cache: Option<Cache>,
+    /// One per cache group.
+    caches: Vec<Cache>,
     /// One per [`Program::buffers`], `[rows, width]`.
     buffers: Vec<Vec<f32>>,
     logits: Vec<f32>,
@@ -117,7 +118,8 @@ impl ReferenceBackend {
             spec.k_norm.map(|norm| self.vector(norm).to_vec()),
         );
         let width = self.program.buffers[qkv];
-        let cache = self.cache.as_mut().ok_or_else(checks::no_cache)?;
+        let group = spec.group as usize;
+        let cache = self.caches.get_mut(group).ok_or_else(checks::no_cache)?;
         for span in &batch.spans {
             for (row, position) in rows_of(span) {
                 let values = &mut self.buffers[qkv][row * width..(row + 1) * width];
@@ -133,8 +135,8 @@ impl ReferenceBackend {
                         }
                     }
                 }
-                let block = block_of(batch, span, position, cache.layout.block_tokens);
-                cache.write(spec.layer as usize, block, position % cache.layout.block_tokens, k, v);
+                let block = block_of(batch, span, group, position, cache.block_tokens);
+                cache.write(spec.layer as usize, block, position % cache.block_tokens, k, v);
             }
         }
         Ok(())
@@ -143,7 +145,8 @@ impl ReferenceBackend {
     fn attention(&mut self, qkv: usize, spec: usize, out: usize, batch: &Batch) -> Result<()> {
         let spec = &self.program.attention[spec];
         let width = self.program.buffers[qkv];
-        let cache = self.cache.as_ref().ok_or_else(checks::no_cache)?;
+        let group = spec.group as usize;
+        let cache = self.caches.get(group).ok_or_else(checks::no_cache)?;
         let mut attended = vec![0.0; batch.tokens.len() * spec.heads * spec.head_dim];
         let mut heads = attended.chunks_mut(spec.head_dim);
         for span in &batch.spans {
@@ -151,7 +154,7 @@ impl ReferenceBackend {
                 let q = &self.buffers[qkv][row * width..row * width + spec.heads * spec.head_dim];
                 for (head, q) in q.chunks(spec.head_dim).enumerate() {
                     let result = attend(cache, spec, head, q, position, |position| {
-                        block_of(batch, span, position, cache.layout.block_tokens)
+                        block_of(batch, span, group, position, cache.block_tokens)
                     });
                     // Rows and heads come in the order of `attended`: spans cover the rows in order.
                     if let Some(slot) = heads.next() {
@@ -208,17 +211,18 @@ impl Backend for ReferenceBackend {
         self.check_program()
     }
 
-    fn allocate_cache(&mut self, layout: KvLayout, blocks: usize) -> Result<()> {
-        self.cache = Some(Cache::new(layout, blocks));
+    fn allocate_cache(&mut self, layout: &KvLayout, blocks: &[usize]) -> Result<()> {
+        checks::layout(layout, blocks)?;
+        let groups = layout.groups.iter().zip(blocks);
+        self.caches =
+            groups.map(|(group, blocks)| Cache::new(group.clone(), layout.block_tokens, *blocks)).collect();
         Ok(())
     }
 
     fn forward(&mut self, batch: &Batch) -> Result<&[f32]> {
         self.check_batch(batch)?;
-        if let Some(cache) = &mut self.cache {
-            for copy in &batch.copies {
-                cache.copy(copy);
-            }
+        for copy in &batch.copies {
+            self.caches[copy.group as usize].copy(copy);
         }
         let body = std::mem::take(&mut self.program.body);
         let result = body.iter().try_for_each(|op| self.run(op, batch));
@@ -241,8 +245,8 @@ fn rows_of(span: &Span) -> impl Iterator<Item = (usize, usize)> {
     (0..span.rows as usize).map(move |i| (row + i, position + i))
 }
 
-fn block_of(batch: &Batch, span: &Span, position: usize, block_tokens: usize) -> usize {
-    batch.blocks[span.blocks_start as usize + position / block_tokens] as usize
+fn block_of(batch: &Batch, span: &Span, group: usize, position: usize, block_tokens: usize) -> usize {
+    batch.blocks[span.table(group).start + position / block_tokens] as usize
 }
 
 fn decode(part: &TensorView<'_>) -> Vec<f32> {
@@ -318,7 +322,7 @@ fn attend(
     block_of: impl Fn(usize) -> usize,
 ) -> Vec<f32> {
     let (layer, kv_head) = (spec.layer as usize, head / (spec.heads / spec.kv_heads));
-    let tokens = cache.layout.block_tokens;
+    let tokens = cache.block_tokens;
     let at = |position: usize| (layer, block_of(position), position % tokens, kv_head);
     let scores: Vec<f64> =
         (0..=position).map(|position| dot(q, cache.key(at(position))) * f64::from(spec.scale)).collect();

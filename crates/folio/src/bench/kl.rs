@@ -115,8 +115,9 @@ impl Side {
             max_logit_rows: STEP,
         };
         let mut weights = Weights::load(checkpoint, &load).with_context(|| source.name())?;
-        let layout = weights.model.kv_layout;
-        weights.backend.allocate_cache(layout, (args.context as usize).div_ceil(BLOCK))?;
+        let layout = weights.model.kv_layout.clone();
+        let blocks = vec![(args.context as usize).div_ceil(BLOCK); layout.groups.len()];
+        weights.backend.allocate_cache(&layout, &blocks)?;
         Ok(Self { name: source.name(), weights, batch: Batch::default() })
     }
 
@@ -243,7 +244,7 @@ impl Report {
             name: side.name.clone(),
             format: side.weights.format.clone(),
             weight_bytes: side.weights.backend.weight_bytes(),
-            kv: format!("{:?}", side.weights.model.kv_layout.dtype),
+            kv: format!("{:?}", side.weights.model.kv_layout.groups[0].formats[0]),
             perplexity: (surprise / positions as f64).exp(),
         };
         let summary = Summary::of(tally.divergences.clone());

@@ -59,7 +59,7 @@ impl Report {
                 None => format!("{context} tokens"),
             },
         ));
-        let layout = model.kv_layout;
+        let layout = &model.kv_layout;
         let tokens = u64::from(pool.blocks) * layout.block_tokens as u64;
         self.lines.push((
             "KV cache",
@@ -69,7 +69,7 @@ impl Report {
                 units::count(tokens),
                 units::count(pool.blocks.into()),
                 layout.block_tokens,
-                layout.dtype,
+                layout.groups[0].formats[0],
                 units::bytes(layout.bytes_per_token() as u64),
                 pool.why
             ),

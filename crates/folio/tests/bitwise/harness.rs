@@ -78,7 +78,9 @@ impl Recorder {
         )
         .expect("a fixture loads");
         let Recast { mut backend, recast, .. } = recast;
-        backend.allocate_cache(model.kv_layout, blocks as usize).expect("a cache");
+        backend
+            .allocate_cache(&model.kv_layout, &vec![blocks as usize; model.kv_layout.groups.len()])
+            .expect("a cache");
         let vocab = model.vocab;
         let quantized = backend.quantized().matrices + recast;
         Self {
@@ -111,7 +113,7 @@ impl Executor for Recorder {
         batch.clear();
         for copy in &plan.copies {
             let (from, to, tokens) = (copy.from.0, copy.to.0, copy.tokens);
-            batch.copies.push(folio_model::backend::BlockCopy { from, to, tokens });
+            batch.copies.push(folio_model::backend::BlockCopy { group: 0, from, to, tokens });
         }
         for sequence in &plan.sequences {
             batch.spans.push(Span {

@@ -69,7 +69,7 @@ impl Backend for Recast {
         self.backend.load_program(program, rows, logits, position)
     }
 
-    fn allocate_cache(&mut self, layout: KvLayout, blocks: usize) -> Result<(), BackendError> {
+    fn allocate_cache(&mut self, layout: &KvLayout, blocks: &[usize]) -> Result<(), BackendError> {
         self.backend.allocate_cache(layout, blocks)
     }
 
