@@ -26,7 +26,8 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::policy::EvictionPolicy;
+use crate::policy::{EvictionPolicy, Retaining};
+use crate::prefixes::{PinLimits, Prefixes};
 use crate::stats::{CacheStats, TenantStats};
 use crate::table::{BlockTable, Query};
 use crate::tree::{Parent, Tree};
@@ -39,7 +40,8 @@ const SPARE_TABLES: usize = 1024;
 /// executor.
 pub struct KvCache {
     pub(crate) config: CacheConfig,
-    pub(crate) policy: Box<dyn EvictionPolicy>,
+    pub(crate) policy: Retaining,
+    pub(crate) prefixes: Prefixes,
     pub(crate) tree: Tree,
     /// Blocks without content; the last is taken first.
     pub(crate) free: Vec<u32>,
@@ -55,19 +57,21 @@ pub struct Lookup {
     pub full_blocks: u32,
     /// Positions of the following block that can be copied.
     pub tail_tokens: u32,
-    /// Of the full blocks, those no table references: attaching them lowers [`KvCache::available`] by as much.
+    /// Of the full blocks, those no table references and no pin keeps: attaching them lowers [`KvCache::available`] by as much.
     pub idle_blocks: u32,
 }
 
 impl KvCache {
     /// `config.block_tokens` must be positive.
-    pub fn new(config: CacheConfig, mut policy: Box<dyn EvictionPolicy>) -> Self {
+    pub fn new(config: CacheConfig, policy: Box<dyn EvictionPolicy>) -> Self {
         assert!(config.block_tokens > 0, "a block holds at least one token");
         assert!(config.blocks < crate::policy::NONE - 1, "block ids are 32 bit with two values reserved");
+        let mut policy = Retaining::new(policy);
         policy.resize(config.blocks);
         Self {
             config,
             policy,
+            prefixes: Prefixes::new(PinLimits { pool: config.blocks / 4, tenant: config.blocks / 4 }),
             tree: Tree::new(config.blocks, config.block_tokens),
             free: (0..config.blocks).rev().collect(),
             stats: CacheStats::new(&config),
@@ -80,9 +84,10 @@ impl KvCache {
         &self.config
     }
 
-    /// Blocks that `grow` can get: free ones and those the policy would give up.
+    /// Blocks that `grow` can get: free ones and those the policy would give up. Pinned blocks are not among them.
     pub fn available(&self) -> u32 {
-        self.free.len() as u32 + self.policy.evictable().min(self.stats.cached_blocks)
+        self.free.len() as u32
+            + self.policy.evictable().min(self.stats.cached_blocks - self.prefixes.pinned_idle)
     }
 
     /// A table without blocks, for a sequence that must not use the prefix cache.
@@ -99,7 +104,8 @@ impl KvCache {
             hash = root.chain(&hash, chunk);
             let Some(block) = self.tree.find(&hash) else { break };
             found.full_blocks += 1;
-            found.idle_blocks += u32::from(self.tree.block(block).refs == 0);
+            found.idle_blocks +=
+                u32::from(self.tree.block(block).refs == 0 && !self.is_pinned(BlockId(block)));
             parent = Parent::Block(block);
             rest = &rest[chunk.len()..];
         }
@@ -290,9 +296,9 @@ impl KvCache {
         fork
     }
 
-    /// Blocks that only this table references: what releasing it would make available. O(blocks).
+    /// Blocks that only this table references and no pin keeps: what releasing it would make available. O(blocks).
     pub fn exclusive_blocks(&self, table: &BlockTable) -> u32 {
-        table.blocks.iter().filter(|block| self.tree.block(block.0).refs == 1).count() as u32
+        table.blocks.iter().filter(|b| self.tree.block(b.0).refs == 1 && !self.is_pinned(**b)).count() as u32
     }
 
     /// Drops the table's references, tail first. Content stays until its block is taken for something else; a partly
@@ -339,8 +345,17 @@ impl KvCache {
                 self.set_filled(block, tokens.len() as u32);
                 self.tree.insert(block.0, parent, tokens, None);
                 self.policy.on_insert(block, &self.tree.meta(block.0));
+                self.inherit(block, parent);
                 self.supersede(block);
             }
+        }
+    }
+
+    /// A tail is kept as what it continues: it would only be in the way of its parent's eviction, or outlived by it.
+    fn inherit(&mut self, tail: BlockId, parent: Parent) {
+        let Parent::Block(parent) = parent else { return };
+        if let Some(retention) = self.policy.retention(parent) {
+            self.policy.retain(tail.0, Some(retention), &self.tree.meta(tail.0));
         }
     }
 
@@ -400,7 +415,7 @@ impl KvCache {
             .collect()
     }
 
-    /// Drops all unreferenced content, of one tenant or of all. O(blocks).
+    /// Drops all unreferenced content that is not pinned, of one tenant or of all. O(blocks).
     pub fn clear(&mut self, tenant: Option<TenantId>) {
         for block in 0..self.config.blocks {
             let mut next = Some(block);
@@ -417,7 +432,8 @@ impl KvCache {
 
     fn clearable(&self, block: u32, tenant: Option<TenantId>) -> bool {
         let b = self.tree.block(block);
-        b.is_cached() && b.children.count == 0 && tenant.is_none_or(|tenant| tenant == b.tenant)
+        let loose = b.is_cached() && b.children.count == 0 && !self.is_pinned(BlockId(block));
+        loose && tenant.is_none_or(|tenant| tenant == b.tenant)
     }
 
     pub fn stats(&self) -> CacheStats {

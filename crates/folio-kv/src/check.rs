@@ -3,6 +3,7 @@
 use rustc_hash::FxHashMap;
 
 use crate::cache::KvCache;
+use crate::policy::EvictionPolicy;
 use crate::stats::TenantStats;
 use crate::table::BlockTable;
 use crate::tree::{Content, Parent};
@@ -39,6 +40,7 @@ impl KvCache {
         }
         self.check_partition()?;
         self.check_index()?;
+        self.check_retention()?;
         self.check_counts()
     }
 
@@ -167,6 +169,42 @@ impl KvCache {
         count("children listed by all parents", children, indexed as u64)
     }
 
+    /// Every block is where the order of eviction says, pins are those of the records, and a pinned block's parent is pinned.
+    fn check_retention(&self) -> Result<(), Violation> {
+        let mut pins = vec![0u32; self.config.blocks as usize];
+        let mut lost = 0;
+        for (tenant, hash) in self.prefixes.pinned() {
+            match self.tree.find(hash).filter(|block| self.tree.block(*block).tenant == tenant) {
+                Some(block) => pins[block as usize] += 1,
+                None => lost += 1,
+            }
+        }
+        count("pinned blocks that are not in the index of their tenant", 0, lost)?;
+        let (mut idle, mut loose) = (0u64, 0u64);
+        for (id, block) in self.tree.blocks.iter().enumerate() {
+            let fail = |what| Err(Violation::Index { block: BlockId(id as u32), what });
+            let pinned = self.policy.is_pinned(id as u32);
+            if self.policy.pins(id as u32) != pins[id] {
+                return fail("counts other pins than the records have");
+            }
+            if let Err(what) = self.policy.check(id as u32, block.is_cached(), block.children.count) {
+                return fail(what);
+            }
+            match block.parent {
+                Parent::Block(parent) if pinned && !self.policy.is_pinned(parent) => {
+                    return fail("is pinned and continues a block that is not");
+                }
+                _ => {}
+            }
+            idle += u64::from(pinned && block.refs == 0);
+            loose += u64::from(!pinned && block.is_cached());
+        }
+        count("pinned blocks that are idle", self.prefixes.pinned_idle.into(), idle)?;
+        count("evictable blocks", self.policy.evictable().into(), loose)?;
+        let pinned = pins.iter().filter(|pins| **pins > 0).count();
+        count("pinned blocks", self.stats.pinned_blocks.into(), pinned as u64)
+    }
+
     /// Every listed child names this parent and the list is as long as counted; returns that length.
     fn check_children(&self, parent: Parent, counted: u32) -> Result<u64, Violation> {
         let mut length = 0;
@@ -218,6 +256,7 @@ impl KvCache {
         let sum = |field: fn(&TenantStats) -> u64| self.tenants.values().map(field).sum::<u64>();
         count("active blocks of all tenants", sum(|t| t.active_blocks.into()), active)?;
         count("cached blocks of all tenants", sum(|t| t.cached_blocks.into()), cached)?;
+        count("pinned blocks of all tenants", sum(|t| t.pinned_blocks.into()), stats.pinned_blocks.into())?;
         count("queries", stats.queries, sum(|t| t.queries))?;
         count("query tokens", stats.query_tokens, sum(|t| t.query_tokens))?;
         count("hit tokens", stats.hit_tokens, sum(|t| t.hit_tokens))?;

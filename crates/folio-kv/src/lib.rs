@@ -12,12 +12,13 @@
 //! | `pool` | the states of a block, reference counts, the free list |
 //! | `tree` | the index: hash to block, parents and children |
 //! | `policy` | the order of eviction, a trait object |
+//! | `retention`, `prefixes` | what callers say about it: priority, time to live, pins |
 //! | `hash` | roots and chained block hashes, byte for byte |
 //! | `table` | one sequence's blocks |
 //! | `stats`, `check` | what the cache says about itself, and the proof that it is true |
 //!
 //! Cost: `grow` and `commit` are O(blocks touched), `attach` and `release` O(blocks of the sequence), everything else
-//! O(1) but `clear` and `check`. Nothing is allocated on these paths once pool and tables have been used.
+//! O(1) but `clear`, `check` and what concerns kept prefixes. Nothing is allocated on these paths once pool and tables have been used.
 #![forbid(unsafe_code)]
 
 mod cache;
@@ -25,6 +26,8 @@ mod check;
 mod hash;
 mod policy;
 mod pool;
+mod prefixes;
+mod retention;
 mod stats;
 mod table;
 mod tree;
@@ -34,6 +37,8 @@ mod workload;
 pub use cache::{KvCache, Lookup};
 pub use check::Violation;
 pub use policy::{BlockMeta, EvictionPolicy, LearnedLifetimes, LruLeafFirst};
+pub use prefixes::{KeepRefused, PREFIXES_MAX, PinLimits, PrefixId, PrefixInfo};
+pub use retention::{DEFAULT_PRIORITY, PRIORITY_MAX, Retention, RetentionRange};
 pub use stats::{CacheStats, TenantStats};
 pub use table::BlockTable;
 pub use types::{BlockCopy, BlockHash, BlockId, CacheConfig, Identity, OutOfBlocks, Root, TenantId};

@@ -13,6 +13,7 @@
 //! Cost: every function here is O(1); `evict` falls back to a scan only for a faulty policy.
 
 use crate::cache::KvCache;
+use crate::policy::EvictionPolicy;
 use crate::stats::TenantStats;
 use crate::tree::Content;
 use crate::types::{BlockId, TenantId};
@@ -57,6 +58,7 @@ impl KvCache {
         }
         debug_assert_eq!(b.content, Content::Full, "only full blocks come back from the cache");
         let (tenant, filled) = (b.tenant, b.filled);
+        self.prefixes.pinned_idle -= u32::from(self.policy.is_pinned(block.0));
         self.stats.cached_blocks -= 1;
         self.stats.active_blocks += 1;
         self.stats.active_written_slots += u64::from(filled);
@@ -84,6 +86,7 @@ impl KvCache {
             self.free.push(block.0);
             return;
         }
+        self.prefixes.pinned_idle += u32::from(self.policy.is_pinned(block.0));
         self.stats.cached_blocks += 1;
         self.stats.cached_tails += u32::from(content == Content::Tail);
         self.tenant(tenant).cached_blocks += 1;
@@ -112,9 +115,12 @@ impl KvCache {
     }
 
     fn evict(&mut self, taker: TenantId) -> Option<u32> {
-        let evictable =
-            |b: u32| self.tree.blocks.get(b as usize).is_some_and(|b| b.is_cached() && b.children.count == 0);
-        let chosen = self.policy.victim(taker).map(|b| b.0).filter(|&b| evictable(b));
+        let chosen = self.policy.victim(taker).map(|b| b.0);
+        let evictable = |id: u32| {
+            let block = self.tree.blocks.get(id as usize);
+            block.is_some_and(|b| b.is_cached() && b.children.count == 0) && !self.policy.is_pinned(id)
+        };
+        let chosen = chosen.filter(|&b| evictable(b));
         let block = chosen.or_else(|| (0..self.config.blocks).find(|&b| evictable(b)))?;
         self.stats.evictions += 1;
         let tenant = self.tree.block(block).tenant;

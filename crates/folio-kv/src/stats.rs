@@ -17,6 +17,8 @@ pub struct CacheStats {
     pub cached_tails: u32,
     /// Referenced by at least one table.
     pub active_blocks: u32,
+    /// Cached or active, and never evicted.
+    pub pinned_blocks: u32,
     /// Token slots of active blocks that hold a written position.
     pub active_written_slots: u64,
     /// Token slots of all allocations whose first use has ended (counter).
@@ -90,6 +92,7 @@ fn unwritten_share(written: u64, slots: u64) -> f64 {
 pub struct TenantStats {
     pub active_blocks: u32,
     pub cached_blocks: u32,
+    pub pinned_blocks: u32,
     pub queries: u64,
     pub query_tokens: u64,
     pub hit_tokens: u64,

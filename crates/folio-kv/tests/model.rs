@@ -10,7 +10,10 @@ mod common;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use common::{Fifo, cache, config, root};
-use folio_kv::{BlockCopy, BlockTable, EvictionPolicy, KvCache, LearnedLifetimes, LruLeafFirst, TenantId};
+use folio_kv::{
+    BlockCopy, BlockTable, EvictionPolicy, KeepRefused, KvCache, LearnedLifetimes, LruLeafFirst, PinLimits,
+    PrefixId, PrefixInfo, Retention, RetentionRange, TenantId,
+};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -45,6 +48,35 @@ enum Op {
     Clear {
         tenant: Option<u32>,
     },
+    /// Says how the blocks of a sequence are to be kept.
+    Retain {
+        who: usize,
+        range: RetentionRange,
+    },
+    /// Records what a sequence has computed.
+    Keep {
+        who: usize,
+        tokens: u32,
+        retention: Retention,
+        pin: bool,
+    },
+    /// Records what is cached of a text.
+    KeepCached {
+        tenant: u32,
+        tokens: Vec<u32>,
+        retention: Retention,
+        pin: bool,
+    },
+    /// Pins, unpins or drops a record, in the name of a tenant that may not be its owner.
+    Change {
+        which: usize,
+        tenant: u32,
+        retention: Retention,
+        pin: Option<bool>,
+    },
+    Wait {
+        us: u64,
+    },
     /// Runs what was planned; a sequence computes all or part of what it was grown for.
     Step {
         part: u32,
@@ -53,7 +85,26 @@ enum Op {
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
     let tokens = vec(0u32..2, 1..14);
+    let retention = || {
+        let ttl = prop::option::of(0u64..40);
+        (prop::sample::select(vec![0u8, 30, 50, 50, 70, 100]), ttl)
+            .prop_map(|(priority, ttl_us)| Retention { priority, ttl_us })
+    };
+    let range = (0u32..12, 0u32..12, retention()).prop_map(|(start, length, of)| RetentionRange {
+        tokens: start..start + length,
+        priority: of.priority,
+        ttl_us: of.ttl_us,
+        pin: false,
+    });
     let op = prop_oneof![
+        3 => (any::<usize>(), range).prop_map(|(who, range)| Op::Retain { who, range }),
+        2 => (any::<usize>(), 0u32..14, retention(), any::<bool>())
+            .prop_map(|(who, tokens, retention, pin)| Op::Keep { who, tokens, retention, pin }),
+        1 => (0..TENANTS, tokens.clone(), retention(), any::<bool>())
+            .prop_map(|(tenant, tokens, retention, pin)| Op::KeepCached { tenant, tokens, retention, pin }),
+        2 => (any::<usize>(), 0..TENANTS, retention(), prop::option::of(any::<bool>()))
+            .prop_map(|(which, tenant, retention, pin)| Op::Change { which, tenant, retention, pin }),
+        2 => (0u64..30).prop_map(|us| Op::Wait { us }),
         6 => (0..TENANTS, tokens, 0u32..3).prop_map(|(tenant, tokens, spare)| Op::Attach { tenant, tokens, spare }),
         8 => (any::<usize>(), 1u32..9, 0u32..2).prop_map(|(who, by, token)| Op::Grow { who, by, token }),
         2 => any::<usize>().prop_map(|who| Op::Fork { who }),
@@ -89,13 +140,17 @@ struct World {
     memory: Vec<Vec<u64>>,
     copies: Vec<BlockCopy>,
     sequences: Vec<Sequence>,
+    limits: PinLimits,
+    now: u64,
 }
 
 impl World {
     fn new(blocks: u32, block_tokens: u32, policy: Box<dyn EvictionPolicy>) -> Self {
         let memory = vec![vec![0; block_tokens as usize]; blocks as usize];
-        let cache = KvCache::new(config(blocks, block_tokens), policy);
-        Self { cache, memory, copies: Vec::new(), sequences: Vec::new() }
+        let mut cache = KvCache::new(config(blocks, block_tokens), policy);
+        let limits = PinLimits { pool: blocks / 2, tenant: blocks / 3 };
+        cache.set_pin_limits(limits);
+        Self { cache, memory, copies: Vec::new(), sequences: Vec::new(), limits, now: 0 }
     }
 
     fn apply(&mut self, op: Op) {
@@ -103,7 +158,28 @@ impl World {
             Op::Attach { tenant, tokens, spare } => self.attach(tenant, tokens, spare),
             Op::Clear { tenant } => self.cache.clear(tenant.map(TenantId)),
             Op::Step { part } => self.step(part),
-            Op::Grow { who, .. } | Op::Fork { who } | Op::Release { who, .. } | Op::Abandon { who, .. } => {
+            Op::KeepCached { tenant, tokens, retention, pin } => {
+                let (before, available) = (self.cache.stats(), self.cache.available());
+                let kept = self.cache.keep_cached(
+                    &root(tenant),
+                    &tokens,
+                    retention,
+                    pin,
+                    available.saturating_sub(1),
+                );
+                self.kept(TenantId(tenant), before, retention, pin, kept);
+            }
+            Op::Change { which, tenant, retention, pin } => self.change(which, tenant, retention, pin),
+            Op::Wait { us } => {
+                self.now += us;
+                self.cache.advance(self.now);
+            }
+            Op::Retain { who, .. }
+            | Op::Keep { who, .. }
+            | Op::Grow { who, .. }
+            | Op::Fork { who }
+            | Op::Release { who, .. }
+            | Op::Abandon { who, .. } => {
                 if self.sequences.is_empty() {
                     return;
                 }
@@ -111,10 +187,97 @@ impl World {
                 match op {
                     Op::Grow { by, token, .. } => self.grow(who, by, token),
                     Op::Fork { .. } => self.fork(who),
+                    Op::Retain { range, .. } => {
+                        self.cache.retain(
+                            &self.sequences[who].table,
+                            range.tokens.start / 2,
+                            &[range.clone()],
+                        );
+                    }
+                    Op::Keep { tokens, retention, pin, .. } => {
+                        let before = self.cache.stats();
+                        let kept = self.cache.keep(&self.sequences[who].table, tokens, retention, pin);
+                        self.kept(self.sequences[who].tenant(), before, retention, pin, kept);
+                    }
                     Op::Release { drop_copies, .. } => self.give_up(who, drop_copies, KvCache::release),
                     Op::Abandon { drop_copies, .. } => self.give_up(who, drop_copies, KvCache::abandon),
                     _ => unreachable!("matched above"),
                 }
+            }
+        }
+    }
+
+    /// A refusal changes nothing, a pin stays within its limits, and what is kept is there.
+    fn kept(
+        &mut self,
+        tenant: TenantId,
+        before: folio_kv::CacheStats,
+        retention: Retention,
+        pin: bool,
+        kept: Result<PrefixInfo, KeepRefused>,
+    ) {
+        match kept {
+            Err(_) => assert_eq!(self.cache.stats(), before),
+            Ok(info) => {
+                assert_eq!((info.pinned, info.retention, info.cached_tokens), (pin, retention, info.tokens));
+                assert_eq!(self.cache.prefix(tenant, info.id), Some(info));
+            }
+        }
+        assert!(self.cache.stats().pinned_blocks <= self.limits.pool);
+        assert!(self.cache.tenant_stats(tenant).pinned_blocks <= self.limits.tenant);
+    }
+
+    /// Acts on a record of any tenant in the name of `tenant`: only the owner reaches it.
+    fn change(&mut self, which: usize, tenant: u32, retention: Retention, pin: Option<bool>) {
+        let all = (0..TENANTS).flat_map(|owner| {
+            let prefixes = self.cache.prefixes(TenantId(owner));
+            prefixes.into_iter().map(move |prefix| (owner, prefix.id))
+        });
+        let all: Vec<(u32, PrefixId)> = all.collect();
+        if all.is_empty() {
+            return;
+        }
+        let (owner, id) = all[which % all.len()];
+        let before = self.cache.stats();
+        match pin {
+            Some(pin) => {
+                let changed = self.cache.change_prefix(TenantId(tenant), id, retention, pin, u32::MAX);
+                assert_eq!(changed.is_some(), owner == tenant);
+                if let Some(changed) = changed {
+                    self.kept(TenantId(tenant), before, retention, pin, changed);
+                }
+            }
+            None => {
+                let others: u32 = (0..TENANTS)
+                    .filter(|other| *other != tenant)
+                    .map(|other| self.cache.tenant_stats(TenantId(other)).cached_blocks)
+                    .sum();
+                let dropped = self.cache.drop_prefix(TenantId(tenant), id);
+                assert_eq!(dropped.is_some(), owner == tenant);
+                let left: u32 = (0..TENANTS)
+                    .filter(|other| *other != tenant)
+                    .map(|other| self.cache.tenant_stats(TenantId(other)).cached_blocks)
+                    .sum();
+                assert_eq!(left, others, "another tenant's blocks are out of reach");
+            }
+        }
+    }
+
+    /// What is pinned is cached in full, whatever happened.
+    fn pins_hold(&self) {
+        for tenant in 0..TENANTS {
+            for prefix in self.cache.prefixes(TenantId(tenant)) {
+                assert!(!prefix.pinned || prefix.cached_tokens == prefix.tokens);
+            }
+        }
+    }
+
+    fn unpin_everything(&mut self) {
+        for tenant in (0..TENANTS).map(TenantId) {
+            for prefix in self.cache.prefixes(tenant) {
+                let unpinned =
+                    self.cache.change_prefix(tenant, prefix.id, Retention::default(), false, u32::MAX);
+                assert!(!prefix.pinned || unpinned.is_some_and(|changed| changed.is_ok()));
             }
         }
     }
@@ -242,6 +405,7 @@ impl World {
     fn check(&self) {
         let tables: Vec<&BlockTable> = self.sequences.iter().map(|s| &s.table).collect();
         self.cache.check(&tables).expect("invariants");
+        self.pins_hold();
     }
 }
 
@@ -265,6 +429,8 @@ fn run(ops: Vec<Op>, blocks: u32, block_tokens: u32, policy: Box<dyn EvictionPol
     let stats = world.cache.stats();
     assert_eq!((stats.active_blocks, stats.active_written_slots), (0, 0));
     assert!(stats.closed_written_slots <= stats.closed_slots);
+    assert_eq!(world.cache.available(), blocks - world.cache.stats().pinned_blocks);
+    world.unpin_everything();
     assert_eq!(world.cache.available(), blocks);
     world.cache.clear(None);
     world.check();

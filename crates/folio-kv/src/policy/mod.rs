@@ -10,15 +10,22 @@
 //! The policy guarantees: a victim is a block that was freed and not used since, and that has no children. The pool
 //! checks both and falls back to any such block, so a faulty policy costs hits and never correctness.
 //!
+//! What callers said about their content (priority, time to live, pins) comes before any policy's order: [`Retaining`] is
+//! around every policy and shows it only the blocks nobody said anything about.
+//!
 //! Cost: the hooks of both policies here are O(1) (amortized, for [`LearnedLifetimes`]) and allocate nothing after `resize`.
 
+mod due;
 mod gittins;
 mod groups;
 mod lifetimes;
+mod lists;
 mod lru;
+mod retaining;
 
 pub use lifetimes::LearnedLifetimes;
 pub use lru::LruLeafFirst;
+pub(crate) use retaining::Retaining;
 
 use crate::types::{BlockHash, BlockId, TenantId};
 
