@@ -1,5 +1,7 @@
 //! Limits of the engine. Everything that could grow has one.
 
+use folio_kv::{CacheConfig, PinLimits};
+
 /// How the scheduler divides steps, blocks and patience.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SchedulerConfig {
@@ -29,6 +31,10 @@ pub struct SchedulerConfig {
     pub guarantee_completion: bool,
     /// Longest wait for a prefix that another sequence is computing; then it is computed twice.
     pub shared_prefix_wait_us_max: u64,
+    /// Share of the pool (in thousandths) that may be pinned by all tenants, and by one. Less where the longest request
+    /// needs the rest: whatever is pinned, every request that is accepted can run.
+    pub pin_permille: u32,
+    pub tenant_pin_permille: u32,
 }
 
 impl Default for SchedulerConfig {
@@ -46,6 +52,8 @@ impl Default for SchedulerConfig {
             max_bypasses: 32,
             guarantee_completion: false,
             shared_prefix_wait_us_max: 60_000_000,
+            pin_permille: 250,
+            tenant_pin_permille: 250,
         }
     }
 }
@@ -62,6 +70,17 @@ pub enum ConfigError {
 }
 
 impl SchedulerConfig {
+    /// What of a pool may be pinned.
+    pub fn pin_limits(&self, cache: &CacheConfig) -> PinLimits {
+        let longest = self.max_model_len.div_ceil(cache.block_tokens);
+        let most = cache.blocks.saturating_sub(longest);
+        let share = |permille: u32| {
+            let blocks = u64::from(cache.blocks) * u64::from(permille.min(1000)) / 1000;
+            most.min(blocks as u32)
+        };
+        PinLimits { pool: share(self.pin_permille), tenant: share(self.tenant_pin_permille) }
+    }
+
     pub fn validate(&self) -> Result<(), ConfigError> {
         for (name, value) in [
             ("max_num_seqs", u64::from(self.max_num_seqs)),

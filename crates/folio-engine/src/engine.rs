@@ -55,12 +55,14 @@ pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
     let scheduler = Scheduler::new(config.clone())?;
     let limit = Queued { requests: config.max_queued_requests, tokens: config.max_queued_tokens };
     let kv = *parts.cache.config();
+    let mut cache = parts.cache;
+    cache.set_pin_limits(config.pin_limits(&kv));
     let shared = Arc::new(Shared {
         cache_tokens: u64::from(kv.blocks) * u64::from(kv.block_tokens),
         config,
         vocab: parts.vocab,
         mailbox: Arc::new(Mailbox::new(limit)),
-        stats: Mutex::new(Arc::new(EngineStats { cache: parts.cache.stats(), ..EngineStats::default() })),
+        stats: Mutex::new(Arc::new(EngineStats { cache: cache.stats(), ..EngineStats::default() })),
         clock: parts.clock.clone(),
         next_id: AtomicU64::new(1),
     });
@@ -68,7 +70,7 @@ pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
         mailbox: shared.mailbox.clone(),
         clock: parts.clock,
         scheduler,
-        cache: parts.cache,
+        cache,
         executor: Guarded::new(parts.executor),
         incoming: Incoming::default(),
         outbox: Outbox::default(),
@@ -93,6 +95,7 @@ impl Engine {
     fn run(&mut self) {
         while self.receive() {
             let now = self.clock.now();
+            self.obey(now);
             let (requests, cancellations) = self.incoming.drain();
             self.scheduler.admit(requests, cancellations, now);
             let plan = self.scheduler.plan(&mut self.cache, now);
@@ -100,6 +103,17 @@ impl Engine {
             let events = self.scheduler.commit(&mut self.cache, output, self.clock.now());
             self.outbox.deliver(events, &mut self.incoming.cancellations);
             self.publish(now);
+        }
+    }
+
+    /// Answers what was asked of the cache.
+    fn obey(&mut self, now: crate::request::Micros) {
+        if self.incoming.commands.is_empty() {
+            return;
+        }
+        self.cache.advance(now.0);
+        for (command, reply) in self.incoming.commands.drain(..) {
+            reply(self.scheduler.command(&mut self.cache, command));
         }
     }
 
@@ -166,6 +180,8 @@ impl Engine {
             self.outbox.fail_all(&reason, self.clock.now());
         }
         self.mailbox.report(Queued::default());
+        self.incoming.commands.clear();
+        self.mailbox.forget_commands();
         self.publisher.idle();
     }
 }

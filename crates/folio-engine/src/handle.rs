@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use crate::clock::Clock;
+use crate::commands::{CacheCommand, CacheReply};
 use crate::config::SchedulerConfig;
 use crate::mailbox::{CancelRequest, Mailbox, Phase, Refusal, Submission};
 use crate::request::{CancelFlag, EventSink, Micros, Request, RequestId, SamplingParams};
@@ -95,21 +96,29 @@ impl EngineHandle {
         let shared = &self.0.shared;
         check(shared, &request)?;
         let id = request.id;
-        shared.mailbox.post(Submission { request, sink }, shared.clock.now()).map_err(
-            |refusal| match refusal {
-                Refusal::Closed => Rejected::ShuttingDown,
-                Refusal::Unhealthy(reason) => Rejected::Unhealthy { reason },
-                Refusal::Full(queued) => Rejected::QueueFull {
-                    queued_requests: queued.requests,
-                    queued_tokens: queued.tokens,
-                    retry_after_s: self.retry_after_s(),
-                },
-            },
-        )?;
+        let posted = shared.mailbox.post(Submission { request, sink }, shared.clock.now());
+        posted.map_err(|refusal| self.rejected(refusal))?;
         let mailbox = shared.mailbox.clone();
         Ok(CancelFlag::with_route(Box::new(move |choice| {
             mailbox.cancel(CancelRequest { request: id, choice })
         })))
+    }
+
+    /// Asks something of the cache. Answered at the end of the step in progress.
+    pub fn command(&self, command: CacheCommand, reply: CacheReply) -> Result<(), Rejected> {
+        self.0.shared.mailbox.command(command, reply).map_err(|refusal| self.rejected(refusal))
+    }
+
+    fn rejected(&self, refusal: Refusal) -> Rejected {
+        match refusal {
+            Refusal::Closed => Rejected::ShuttingDown,
+            Refusal::Unhealthy(reason) => Rejected::Unhealthy { reason },
+            Refusal::Full(queued) => Rejected::QueueFull {
+                queued_requests: queued.requests,
+                queued_tokens: queued.tokens,
+                retry_after_s: self.retry_after_s(),
+            },
+        }
     }
 
     /// Seconds until the queue is likely to have room: half of its prompt tokens at the measured rate.

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod clock;
+pub mod commands;
 pub mod config;
 pub mod engine;
 pub mod executor;
@@ -23,6 +24,7 @@ mod sequence;
 pub mod stats;
 
 pub use clock::{Clock, SystemClock};
+pub use commands::{CacheAnswer, CacheCommand, CacheReply};
 pub use config::{ConfigError, SchedulerConfig};
 pub use engine::{EngineParts, StartError, start};
 pub use executor::ModelExecutor;

@@ -11,6 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use std::vec::Drain;
 
+use crate::commands::{CacheCommand, CacheReply};
 use crate::request::{EventSink, Micros, Request, RequestId};
 
 /// A request and where its events go.
@@ -27,6 +28,9 @@ pub struct CancelRequest {
     pub choice: Option<u32>,
 }
 
+/// Commands that may wait for the end of a step.
+pub(crate) const COMMANDS_MAX: usize = 64;
+
 /// What the engine takes out in one go; its memory is reused.
 #[derive(Default)]
 pub(crate) struct Incoming {
@@ -34,6 +38,7 @@ pub(crate) struct Incoming {
     /// What the outbox made of the submissions: it keeps the sinks.
     pub requests: Vec<Request>,
     pub cancellations: Vec<CancelRequest>,
+    pub commands: Vec<(CacheCommand, CacheReply)>,
 }
 
 impl Incoming {
@@ -127,6 +132,30 @@ impl Mailbox {
         Ok(())
     }
 
+    /// Dropping `reply` uncalled is the answer of an engine that has ended.
+    pub fn command(&self, command: CacheCommand, reply: CacheReply) -> Result<(), Refusal> {
+        let mut state = self.lock();
+        if let Some(reason) = &state.unhealthy {
+            return Err(Refusal::Unhealthy(reason.clone()));
+        }
+        if state.phase != Phase::Open {
+            return Err(Refusal::Closed);
+        }
+        if state.incoming.commands.len() >= COMMANDS_MAX {
+            return Err(Refusal::Full(Queued { requests: COMMANDS_MAX as u32, tokens: 0 }));
+        }
+        state.incoming.commands.push((command, reply));
+        drop(state);
+        self.posted.notify_one();
+        Ok(())
+    }
+
+    /// Drops what will never be answered. Nothing can be posted any more.
+    pub fn forget_commands(&self) {
+        let commands = std::mem::take(&mut self.lock().incoming.commands);
+        drop(commands);
+    }
+
     /// Bounded by the number of living requests: a flag posts once, a choice is ended once by its reader.
     pub fn cancel(&self, cancel: CancelRequest) {
         self.lock().incoming.cancellations.push(cancel);
@@ -139,6 +168,7 @@ impl Mailbox {
         let idle = |state: &mut State| {
             state.incoming.submissions.is_empty()
                 && state.incoming.cancellations.is_empty()
+                && state.incoming.commands.is_empty()
                 && state.phase == Phase::Open
         };
         state = match patience {
@@ -150,6 +180,7 @@ impl Mailbox {
         };
         into.submissions.append(&mut state.incoming.submissions);
         into.cancellations.append(&mut state.incoming.cancellations);
+        into.commands.append(&mut state.incoming.commands);
         state.oldest = None;
         let taken = std::mem::take(&mut state.in_mailbox);
         state.in_engine.requests += taken.requests;

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use folio_kv::{Root, TenantId};
+pub use folio_kv::RetentionRange;
+use folio_kv::{KeepRefused, PrefixInfo, Root, TenantId};
 
 /// Identifies a request for its whole life. Assigned by the caller's side ([`crate::EngineHandle`]), never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -30,6 +31,9 @@ pub struct Request {
     pub deadline: Option<Micros>,
     /// Logprobs of the prompt's own tokens: the number of alternatives wanted at each position.
     pub prompt_logprobs: Option<u32>,
+    /// How long what is computed (and what is found) should stay cached; empty: like everything else. Pinned ranges keep
+    /// the prompt up to their end, see [`Event::Prompt`].
+    pub retention: Vec<RetentionRange>,
 }
 
 /// How tokens are chosen and when generation stops. All fields are honoured.
@@ -123,6 +127,8 @@ pub enum Event {
         cached_tokens: u32,
         /// Entry `i` is for prompt token `i + 1` (nothing predicts the first); empty unless asked for.
         prompt_logprobs: Vec<TokenLogprobs>,
+        /// What came of the pins that were asked for; `None`: of none. A refusal ends nothing.
+        kept: Option<Result<PrefixInfo, KeepRefused>>,
     },
     Token {
         choice: u32,

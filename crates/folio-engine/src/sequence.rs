@@ -13,7 +13,7 @@ use std::sync::Arc;
 use folio_kv::{BlockHash, BlockTable, KvCache, Lookup, Root, TenantId};
 
 use crate::plan::{SampleSpec, SequenceId, SequencePlan, TokenHistory};
-use crate::request::{Micros, RequestId, SamplingParams, Timing};
+use crate::request::{Micros, RequestId, RetentionRange, SamplingParams, Timing};
 use crate::stats::WaitingFor;
 
 /// Index into [`Sequences`]. Reused after a sequence ends.
@@ -55,6 +55,7 @@ pub(crate) struct Sequence {
     pub state: State,
     /// Alternatives per prompt position, when the prompt's own logprobs are wanted.
     pub score_top: Option<u32>,
+    pub retention: Arc<[RetentionRange]>,
     /// Prompt rows whose logprobs were obtained. Rows below need no recomputation, rows above must not be skipped.
     pub scored: u32,
     pub timing: Timing,

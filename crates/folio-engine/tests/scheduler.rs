@@ -295,7 +295,8 @@ fn prompt_logprobs_are_computed_even_if_the_prompt_is_cached() {
     let scored = Request { prompt_logprobs: Some(2), ..request(2, &prompt, 2) };
     machine.submit(scored.clone());
     machine.run();
-    let Some(Event::Prompt { cached_tokens, prompt_logprobs }) = machine.events[&RequestId(2)].first() else {
+    let Some(Event::Prompt { cached_tokens, prompt_logprobs, .. }) = machine.events[&RequestId(2)].first()
+    else {
         panic!("no prompt event")
     };
     assert_eq!(*cached_tokens, 0);

@@ -114,6 +114,7 @@ fn submit(state: &State, tenant: &Tenant, job: &Job, events: EventSender) -> Res
             priority: job.generation.priority,
             deadline,
             prompt_logprobs: job.generation.prompt_logprobs,
+            retention: Vec::new(),
         };
         let events = events.clone();
         let sink = move |event: Event| events.send((index, event)).is_ok();
@@ -209,7 +210,7 @@ impl Pump {
                 break;
             };
             match event {
-                Event::Prompt { cached_tokens, prompt_logprobs } => {
+                Event::Prompt { cached_tokens, prompt_logprobs, .. } => {
                     self.prompt_done(prompt, cached_tokens, prompt_logprobs);
                 }
                 Event::Token { choice, token } => {

@@ -73,6 +73,7 @@ pub fn request(id: u64, prompt: &[u32], max_tokens: u32) -> Request {
         priority: 0,
         deadline: None,
         prompt_logprobs: None,
+        retention: Vec::new(),
     }
 }
 
@@ -158,6 +159,7 @@ fn clients(rng: &mut Rng, config: &SchedulerConfig, vocab: u32) -> Vec<Client> {
             priority: if rng.one_in(4) { rng.range(0, 4) as i32 - 2 } else { 0 },
             deadline: rng.one_in(8).then(|| Micros(now + rng.skewed(1, 2_000_000))),
             prompt_logprobs: rng.one_in(6).then(|| rng.range(0, 3) as u32),
+            retention: Vec::new(),
             prompt: prompt.into(),
         };
         let behaviour = behaviour(rng, now, request.n);

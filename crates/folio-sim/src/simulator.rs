@@ -363,7 +363,7 @@ impl Reader {
 
     fn take(&mut self, event: &Event, expected: &Expectation, now: Micros) -> Result<(), String> {
         match event {
-            Event::Prompt { cached_tokens, prompt_logprobs } => {
+            Event::Prompt { cached_tokens, prompt_logprobs, .. } => {
                 if std::mem::replace(&mut self.prompt_seen, true) || self.tokens.iter().any(|t| !t.is_empty())
                 {
                     return Err("the prompt was reported twice or late".into());

@@ -230,6 +230,7 @@ fn build(index: usize, request: &TraceRequest, config: &ReplayConfig) -> Option<
         priority: 0,
         deadline: None,
         prompt_logprobs: None,
+        retention: Vec::new(),
     })
 }
 

@@ -171,6 +171,7 @@ fn request(runtime: &Runtime, prompt: Vec<u32>, args: &SamplingArgs) -> Result<R
         priority: 0,
         deadline: None,
         prompt_logprobs: None,
+        retention: Vec::new(),
     })
 }
 

@@ -145,6 +145,7 @@ fn steps() {
         priority: 0,
         deadline: None,
         prompt_logprobs: None,
+        retention: Vec::new(),
     });
     scheduler.admit(requests, [], Micros(0));
 

@@ -180,6 +180,14 @@ impl Scheduler {
         promised
     }
 
+    /// Blocks that nobody who runs was promised or is predicted to need.
+    pub(crate) fn unpromised(&mut self, cache: &KvCache) -> u32 {
+        self.scratch.promised = None;
+        let promised = self.promised(cache);
+        self.scratch.promised = None;
+        self.unreserved(cache, None).saturating_sub(promised)
+    }
+
     fn predicted_growth(&mut self, cache: &KvCache, slot: Slot) -> u32 {
         let sequence = &self.sequences[slot];
         if sequence.reserved {

@@ -3,7 +3,7 @@
 //! A step that failed changes nothing but ends every sequence it contained; what the executor may have written is in
 //! blocks that were never published.
 
-use folio_kv::KvCache;
+use folio_kv::{KeepRefused, KvCache, PrefixInfo, RetentionRange};
 
 use super::Scheduler;
 use crate::plan::{ExecutorError, SamplePlan, Sampled, SequencePlan, StepOutput, Want};
@@ -115,8 +115,11 @@ impl Scheduler {
             sequence.high_water.min(sequence.computed + granted).saturating_sub(sequence.computed);
         sequence.computed += granted;
         sequence.high_water = sequence.high_water.max(sequence.computed);
+        // What was found is wanted as much as what was computed.
+        let from = if sequence.fresh { 0 } else { sequence.computed - granted };
         if let Some(table) = &mut sequence.table {
             cache.commit(table, &sequence.tokens, sequence.computed);
+            cache.retain(table, from, &sequence.retention);
         }
         self.in_flight.published(slot, sequence, block_tokens);
         self.counters.iteration_tokens += u64::from(granted);
@@ -175,7 +178,8 @@ impl Scheduler {
     /// The prompt is computed: every choice gets its first token and goes its own way.
     fn part(&mut self, cache: &mut KvCache, leader: Slot, answers: &[Sampled]) {
         let id = self.sequences[leader].request;
-        let unborn = self.prompt_done(id);
+        let kept = self.keep_prompt(cache, leader);
+        let unborn = self.prompt_done(id, kept);
         if self.sequences[leader].params.max_tokens == 0 {
             let timing = self.sequences[leader].timing;
             for choice in unborn {
@@ -209,7 +213,7 @@ impl Scheduler {
     }
 
     /// Emits `Prompt` and takes the choices out of the group.
-    fn prompt_done(&mut self, id: RequestId) -> Vec<u32> {
+    fn prompt_done(&mut self, id: RequestId, kept: Option<Result<PrefixInfo, KeepRefused>>) -> Vec<u32> {
         let Some(group) = self.groups.get_mut(&id) else { return Vec::new() };
         let cached_tokens = group.cached_tokens.unwrap_or(0);
         let prompt_logprobs = std::mem::take(&mut group.scores);
@@ -221,8 +225,20 @@ impl Scheduler {
         let figures = self.tenants.entry(tenant).or_default();
         figures.prompt_tokens += u64::from(prompt_len);
         figures.cached_prompt_tokens += u64::from(cached_tokens);
-        self.events.push((id, Event::Prompt { cached_tokens, prompt_logprobs }));
+        self.events.push((id, Event::Prompt { cached_tokens, prompt_logprobs, kept }));
         unborn
+    }
+
+    /// Pins the prompt as far as its pinned ranges reach, if there are any.
+    fn keep_prompt(&self, cache: &mut KvCache, leader: Slot) -> Option<Result<PrefixInfo, KeepRefused>> {
+        let sequence = &self.sequences[leader];
+        let pinned = || sequence.retention.iter().filter(|range| range.pin);
+        let retention = pinned().map(RetentionRange::retention).max()?;
+        let end = pinned().map(|range| range.tokens.end).max()?;
+        // A block that holds a pinned position is pinned as a whole, as long as it is the prompt's alone.
+        let end = end.checked_next_multiple_of(cache.config().block_tokens).unwrap_or(end);
+        let table = sequence.table.as_ref()?;
+        Some(cache.keep(table, end.min(sequence.prompt_len), retention, true))
     }
 
     /// Another choice of the leader's request: same prompt, no blocks yet, in the queue.
@@ -322,6 +338,7 @@ impl Sequence {
             table: None,
             state: State::Waiting { reason: WaitingFor::Blocks, since: now },
             score_top: None,
+            retention: self.retention.clone(),
             scored: 0,
             timing: crate::request::Timing { preemptions: 0, ..self.timing },
             reserved: false,

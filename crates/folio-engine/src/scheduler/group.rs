@@ -218,6 +218,7 @@ fn first_sequence(request: Request, rank: Rank, now: Micros) -> Sequence {
         table: None,
         state: State::Waiting { reason: WaitingFor::Turn, since: now },
         score_top: request.prompt_logprobs,
+        retention: request.retention.into(),
         scored: 0,
         timing: Timing { arrived: now, ..Timing::default() },
         reserved: false,

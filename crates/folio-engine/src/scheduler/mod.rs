@@ -132,6 +132,7 @@ impl Scheduler {
     pub fn plan(&mut self, cache: &mut KvCache, now: Micros) -> &StepPlan {
         self.now = now;
         self.step += 1;
+        cache.advance(now.0);
         self.plan.step = self.step;
         self.plan.copies.clear();
         self.scratch.copy_owners.clear();

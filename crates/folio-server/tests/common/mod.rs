@@ -183,7 +183,7 @@ impl Live {
                 Some(top) => self.request.prompt[1..].iter().map(|id| logprobs(*id, top)).collect(),
                 None => Vec::new(),
             };
-            self.sink.deliver(Event::Prompt { cached_tokens: cached, prompt_logprobs: scores });
+            self.sink.deliver(Event::Prompt { cached_tokens: cached, prompt_logprobs: scores, kept: None });
         }
         let params = &self.request.sampling;
         for index in 0..self.choices.len() {

@@ -246,6 +246,7 @@ impl Bench<'_> {
             priority: 0,
             deadline: None,
             prompt_logprobs: None,
+            retention: Vec::new(),
         }
     }
 }

@@ -250,6 +250,7 @@ impl World {
             priority: 0,
             deadline: None,
             prompt_logprobs: None,
+            retention: Vec::new(),
         }
     }
 }

@@ -1,0 +1,84 @@
+//! What a caller may ask of the cache between two steps: list, keep, pin, unpin and drop its own prefixes.
+//!
+//! Owns: the words. Must never: make anybody wait in the engine. A command goes through the same bounded mailbox as
+//! requests and is answered by a call of its reply, on the engine's thread; a reply that is dropped uncalled means that the
+//! engine has ended.
+
+use std::sync::Arc;
+
+use folio_kv::{KeepRefused, KvCache, PrefixId, PrefixInfo, Retention, Root, TenantId};
+
+use crate::scheduler::Scheduler;
+
+/// Every command names its tenant (or a root, which does): nothing of another's is reachable.
+#[derive(Clone, Debug)]
+pub enum CacheCommand {
+    List {
+        tenant: TenantId,
+    },
+    Show {
+        tenant: TenantId,
+        id: PrefixId,
+    },
+    /// Records, and pins if `pin`, what is cached of `tokens`.
+    Keep {
+        root: Root,
+        tokens: Arc<[u32]>,
+        retention: Retention,
+        pin: bool,
+    },
+    /// Pins or unpins a recorded prefix and says anew how it is to be kept.
+    Change {
+        tenant: TenantId,
+        id: PrefixId,
+        retention: Retention,
+        pin: bool,
+    },
+    /// Unpins and forgets a prefix and its content.
+    Drop {
+        tenant: TenantId,
+        id: PrefixId,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum CacheAnswer {
+    Prefixes(Vec<PrefixInfo>),
+    Prefix(PrefixInfo),
+    Dropped {
+        tokens: u64,
+    },
+    /// The tenant has no such prefix, whoever else may.
+    Missing,
+    Refused(KeepRefused),
+}
+
+/// Takes the answer. Must not block and must not call the engine.
+pub type CacheReply = Box<dyn FnOnce(CacheAnswer) + Send>;
+
+impl Scheduler {
+    /// Carries out one command. Blocks that running sequences were promised are not pinned away from them.
+    pub fn command(&mut self, cache: &mut KvCache, command: CacheCommand) -> CacheAnswer {
+        let kept = |kept| match kept {
+            None => CacheAnswer::Missing,
+            Some(Ok(prefix)) => CacheAnswer::Prefix(prefix),
+            Some(Err(refused)) => CacheAnswer::Refused(refused),
+        };
+        match command {
+            CacheCommand::List { tenant } => CacheAnswer::Prefixes(cache.prefixes(tenant)),
+            CacheCommand::Show { tenant, id } => kept(cache.prefix(tenant, id).map(Ok)),
+            CacheCommand::Keep { root, tokens, retention, pin } => {
+                let spare = self.unpromised(cache);
+                kept(Some(cache.keep_cached(&root, &tokens, retention, pin, spare)))
+            }
+            CacheCommand::Change { tenant, id, retention, pin } => {
+                let spare = self.unpromised(cache);
+                kept(cache.change_prefix(tenant, id, retention, pin, spare))
+            }
+            CacheCommand::Drop { tenant, id } => match cache.drop_prefix(tenant, id) {
+                Some(tokens) => CacheAnswer::Dropped { tokens },
+                None => CacheAnswer::Missing,
+            },
+        }
+    }
+}
