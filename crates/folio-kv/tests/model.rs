@@ -188,11 +188,8 @@ impl World {
                     Op::Grow { by, token, .. } => self.grow(who, by, token),
                     Op::Fork { .. } => self.fork(who),
                     Op::Retain { range, .. } => {
-                        self.cache.retain(
-                            &self.sequences[who].table,
-                            range.tokens.start / 2,
-                            &[range.clone()],
-                        );
+                        let from = range.tokens.start / 2;
+                        self.cache.retain(&self.sequences[who].table, from, &[range]);
                     }
                     Op::Keep { tokens, retention, pin, .. } => {
                         let before = self.cache.stats();
