@@ -1,7 +1,7 @@
 //! Keeps what is most likely to be wanted soon, by lifetimes learned from the traffic itself.
 //!
-//! Owns: classes of blocks, ages, the memory of what was evicted. Must never: assume a workload: the only constants are the
-//! resolution of the counts and how fast they fade.
+//! Owns: classes of blocks, ages, what one release tells about a request. Must never: assume a workload: its only constants
+//! are the resolution of the counts, how fast they fade, and how sure one must be to depart from the order of last use.
 //!
 //! # The cost model
 //!
@@ -12,35 +12,48 @@
 //!
 //! # Classes
 //!
-//! By how often content was wanted before: never, once, twice, more. Content is remembered by its hash when it is evicted
-//! (*ghosts*, `GHOSTS` per block of the pool), so a use after eviction counts too: without that, only what stayed cached
-//! could prove itself.
+//! A block is classed when it is freed, by two things:
+//!
+//! - its *kind*: how often its content was wanted before: never, once, twice, more;
+//! - its request's *step*: how many blocks the request had that nobody had asked for before (none; then by powers of four).
+//!   One message of a conversation or one tool result of an agent adds little to a long known beginning and is likely to be
+//!   followed by another; a document that is pasted into a chat or a single shot adds a lot and usually is not.
+//!
+//! Neither depends on what happened to be cached: content is remembered by its hash when it is evicted
+//! ([`ghosts`](super::ghosts)), so a use after eviction counts, and a block that is computed a second time is not new.
 //!
 //! # Who is looked at
 //!
 //! Per class the deepest block of the group freed longest ago and of the group freed last: a class's value rises with age up
-//! to its usual pause and falls after it, so the least is at an end. A block with children is passed over.
+//! to its usual pause and falls after it, so the least is at an end. A block with children is passed over. Of those, the
+//! least recently used goes unless another is worth less by more than `DOUBT`: where classes do not differ in truth, the
+//! differences between their counts are noise, and following noise costs more than it can bring.
+//!
+//! # What learning costs
+//!
+//! The index is made anew after every half pool of freed blocks, from at most `2 * SAMPLE` looks at blocks and ghosts and
+//! about 1,000 operations for each of 24 classes: well under a millisecond, whatever the size of the pool.
 
-use std::collections::hash_map::Entry;
-
-use rustc_hash::FxHashMap;
-
+use super::ghosts::{Ghost, Ghosts};
 use super::gittins::Lives;
 use super::groups::Groups;
 use super::{BlockMeta, EvictionPolicy};
-use crate::types::{BlockHash, BlockId, TenantId};
+use crate::types::{BlockId, TenantId};
 
-/// Classes of blocks: wanted 0, 1, 2 times before, or more often.
-const CLASSES: usize = 4;
-/// Evicted contents remembered per block of the pool.
-const GHOSTS: usize = 4;
-/// But never more than this: 100 bytes each.
-const GHOSTS_MOST: usize = 1 << 20;
+/// Wanted 0, 1, 2 times before, or more often.
+const KINDS: usize = 4;
+/// Requests with 0, 1..4, 4..16, 16..64, 64..256 new blocks, or more.
+const STEPS: usize = 6;
+const CLASSES: usize = KINDS * STEPS;
 /// Groups looked at from an end before the class is passed over.
 const LOOK: usize = 8;
+/// The least recently used block goes unless another's value is lower by this share of it.
+const DOUBT: f64 = 0.15;
 /// The index is made anew whenever this share of the pool was freed, and never more often than every `UPDATE_LEAST` blocks.
 const UPDATE_SHARE: u64 = 2;
 const UPDATE_LEAST: u64 = 2048;
+/// Blocks, and ghosts, looked at by one update.
+const SAMPLE: usize = 16_384;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
@@ -49,17 +62,23 @@ struct State {
     /// Uses of its content before this insertion.
     before: u32,
     depth: u32,
+    /// Blocks up to this one, in its chain, that were new in the request that inserted it; 0 if it was known.
+    new: u32,
     class: u8,
     /// No indexed block continues it.
     leaf: bool,
+    /// It outlived the request that inserted it, or was evicted and is back.
+    known: bool,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Ghost {
-    hash: BlockHash,
-    since: u64,
-    uses: u32,
+/// What one release, tail first, has told so far.
+#[derive(Clone, Copy, Debug, Default)]
+struct Release {
+    /// The block that comes next if the release goes on.
+    next: Option<BlockId>,
+    /// Class of the block freed last.
     class: u8,
+    step: u8,
 }
 
 /// See the module documentation.
@@ -68,20 +87,17 @@ pub struct LearnedLifetimes {
     depth_cost: f64,
     groups: Groups,
     states: Vec<State>,
-    lives: Lives<CLASSES>,
-    /// Ring of what was evicted; `ghost_of` finds an entry that is still wanted.
-    ghosts: Vec<Ghost>,
-    next_ghost: usize,
-    ghost_of: FxHashMap<BlockHash, u32>,
+    lives: Lives,
+    ghosts: Ghosts,
     /// Blocks freed so far.
     now: u64,
     updated: u64,
-    /// Parent and class of the block freed last: freed next, the parent is of the same release.
-    last: Option<(BlockId, u8)>,
+    release: Release,
 }
 
-fn ghost_limit(blocks: usize) -> usize {
-    (GHOSTS * blocks).min(GHOSTS_MOST)
+/// Class of requests by their number of new blocks.
+fn step(new: u32) -> u8 {
+    new.checked_ilog2().map_or(0, |octave| 1 + octave / 2).min(STEPS as u32 - 1) as u8
 }
 
 impl LearnedLifetimes {
@@ -91,18 +107,12 @@ impl LearnedLifetimes {
             depth_cost,
             groups: Groups::new(0, CLASSES),
             states: Vec::new(),
-            lives: Lives::new(),
-            ghosts: Vec::new(),
-            next_ghost: 0,
-            ghost_of: FxHashMap::default(),
+            lives: Lives::new(KINDS, STEPS),
+            ghosts: Ghosts::default(),
             now: 0,
             updated: 0,
-            last: None,
+            release: Release::default(),
         }
-    }
-
-    fn class(uses: u32) -> u8 {
-        uses.min(CLASSES as u32 - 1) as u8
     }
 
     /// The block's time unused ends with a use.
@@ -110,30 +120,7 @@ impl LearnedLifetimes {
         let State { since, class, .. } = self.states[block.0 as usize];
         self.lives.used(class.into(), self.now - since);
         self.groups.remove(block.0);
-        self.last = None;
-    }
-
-    fn remember(&mut self, hash: BlockHash, block: BlockId, hits: u32) {
-        let limit = ghost_limit(self.states.len());
-        if limit == 0 {
-            return;
-        }
-        let State { since, class, before, .. } = self.states[block.0 as usize];
-        let ghost = Ghost { hash, since, uses: before + hits, class };
-        let at = self.next_ghost;
-        if self.ghosts.len() < limit {
-            self.ghosts.push(ghost);
-        } else {
-            let old = std::mem::replace(&mut self.ghosts[at], ghost);
-            if let Entry::Occupied(entry) = self.ghost_of.entry(old.hash)
-                && *entry.get() == at as u32
-            {
-                entry.remove();
-                self.lives.lost(old.class.into(), self.now - old.since);
-            }
-        }
-        self.ghost_of.insert(hash, at as u32);
-        self.next_ghost = (at + 1) % limit;
+        self.release.next = None;
     }
 
     fn update(&mut self) {
@@ -141,15 +128,18 @@ impl LearnedLifetimes {
             return;
         }
         self.updated = self.now;
-        let (now, states, ghosts) = (self.now, &self.states, &self.ghosts);
-        let cached = self.groups.iter().map(|block| {
-            let state = &states[block as usize];
-            (usize::from(state.class), now - state.since)
-        });
-        let evicted = self.ghost_of.values().map(|at| {
-            let ghost = &ghosts[*at as usize];
-            (usize::from(ghost.class), now - ghost.since)
-        });
+        let (now, groups) = (self.now, &self.groups);
+        // Every step-th, a different residue each time, stands for `step` lives.
+        let every = |len: usize| len.div_ceil(SAMPLE).max(1);
+        let (blocks, ghosts) = (every(self.states.len()), every(self.ghosts.len()));
+        let states = self.states.iter().enumerate().skip(now as usize % blocks).step_by(blocks);
+        let cached = states
+            .filter(|(block, _)| groups.contains(*block as u32))
+            .map(|(_, state)| (usize::from(state.class), now - state.since, blocks as f64));
+        let evicted = self
+            .ghosts
+            .sample(now as usize % ghosts, ghosts)
+            .map(|ghost| (usize::from(ghost.class), now - ghost.since, ghosts as f64));
         self.lives.update(cached.chain(evicted));
     }
 
@@ -163,26 +153,43 @@ impl LearnedLifetimes {
     fn leaf<I: Iterator<Item = u32>>(&self, groups: I, look: usize) -> Option<u32> {
         groups.take(look).find(|block| self.states[*block as usize].leaf)
     }
+
+    /// The leaves at both ends of every class.
+    fn candidates(&self) -> impl Iterator<Item = u32> + '_ {
+        let ends = |class| {
+            [
+                self.leaf(self.groups.oldest_first(class), LOOK),
+                self.leaf(self.groups.youngest_first(class), 1),
+            ]
+        };
+        (0..CLASSES).flat_map(ends).flatten()
+    }
 }
 
 impl EvictionPolicy for LearnedLifetimes {
     fn resize(&mut self, blocks: u32) {
         self.groups = Groups::new(blocks, CLASSES);
         self.states = vec![State::default(); blocks as usize];
-        let ghosts = ghost_limit(self.states.len());
-        self.ghosts = Vec::with_capacity(ghosts);
-        self.ghost_of = FxHashMap::default();
-        self.ghost_of.reserve(2 * ghosts);
+        self.ghosts = Ghosts::new(blocks as usize);
     }
 
     fn on_insert(&mut self, block: BlockId, meta: &BlockMeta) {
-        let ghost = meta.hash.and_then(|hash| self.ghost_of.remove(&hash)).map(|at| self.ghosts[at as usize]);
-        let state = &mut self.states[block.0 as usize];
-        *state = State { depth: meta.depth, ..State::default() };
+        let ghost = meta.hash.and_then(|hash| self.ghosts.recall(&hash));
         if let Some(ghost) = ghost {
-            state.before = ghost.uses + 1;
             self.lives.used(ghost.class.into(), self.now - ghost.since);
         }
+        let new = match (ghost, meta.parent.map(|parent| self.states[parent.0 as usize])) {
+            (Some(_), _) => 0,
+            (None, Some(parent)) if !parent.known => parent.new + 1,
+            (None, _) => 1,
+        };
+        self.states[block.0 as usize] = State {
+            before: ghost.map_or(0, |ghost| ghost.uses + 1),
+            depth: meta.depth,
+            new,
+            known: ghost.is_some(),
+            ..State::default()
+        };
     }
 
     fn on_hit(&mut self, block: BlockId, meta: &BlockMeta) {
@@ -196,13 +203,18 @@ impl EvictionPolicy for LearnedLifetimes {
     fn on_free(&mut self, block: BlockId, meta: &BlockMeta) {
         self.now += 1;
         self.update();
-        let class = Self::class(self.states[block.0 as usize].before + meta.hits);
-        // Freed right after its child and in the same class, it belongs to the child's group, the youngest there.
-        let joins = self.last == Some((block, class));
+        let State { before, known, new, .. } = self.states[block.0 as usize];
+        // Freed right after its child, it is of the same release; else it is the deepest block of another.
+        let follows = self.release.next == Some(block);
+        let step = if follows { self.release.step } else { step(if known { 0 } else { new }) };
+        let kind = (before + meta.hits).min(KINDS as u32 - 1) as u8;
+        let class = kind * STEPS as u8 + step;
+        // In the same class too, it belongs to the child's group, the youngest there.
+        let joins = follows && self.release.class == class;
         let state = &mut self.states[block.0 as usize];
-        *state = State { since: self.now, class, leaf: meta.children == 0, ..*state };
+        *state = State { since: self.now, class, leaf: meta.children == 0, known: true, ..*state };
         self.groups.push(class.into(), block.0, joins);
-        self.last = meta.parent.map(|parent| (parent, class));
+        self.release = Release { next: meta.parent, class, step };
     }
 
     fn on_use(&mut self, block: BlockId, _meta: &BlockMeta) {
@@ -215,25 +227,48 @@ impl EvictionPolicy for LearnedLifetimes {
 
     fn on_remove(&mut self, block: BlockId, meta: &BlockMeta) {
         self.groups.remove(block.0);
-        self.last = None;
-        if let Some(hash) = meta.hash {
-            self.remember(hash, block, meta.hits);
+        self.release.next = None;
+        let Some(hash) = meta.hash else { return };
+        let State { since, before, class, .. } = self.states[block.0 as usize];
+        if let Some(lost) = self.ghosts.remember(Ghost::new(hash, since, before + meta.hits, class)) {
+            self.lives.lost(lost.class.into(), self.now - lost.since);
         }
     }
 
     fn victim(&mut self, _taker: TenantId) -> Option<BlockId> {
-        let ends = (0..CLASSES).flat_map(|class| {
-            [
-                self.leaf(self.groups.oldest_first(class), LOOK),
-                self.leaf(self.groups.youngest_first(class), 1),
-            ]
-        });
-        let least = ends.flatten().min_by(|a, b| self.value(*a).total_cmp(&self.value(*b)));
+        let mut least: Option<(f64, u32)> = None;
+        let mut oldest: Option<(u64, f64, u32)> = None;
+        for block in self.candidates() {
+            let (value, since) = (self.value(block), self.states[block as usize].since);
+            if least.is_none_or(|(worth, _)| value < worth) {
+                least = Some((value, block));
+            }
+            if oldest.is_none_or(|(before, ..)| since < before) {
+                oldest = Some((since, value, block));
+            }
+        }
+        let chosen = match (least, oldest) {
+            (Some((worth, least)), Some((_, value, _))) if worth < value * (1.0 - DOUBT) => Some(least),
+            (_, oldest) => oldest.map(|(.., block)| block),
+        };
         let any = || (0..CLASSES).find_map(|class| self.leaf(self.groups.oldest_first(class), usize::MAX));
-        least.or_else(any).map(BlockId)
+        chosen.or_else(any).map(BlockId)
     }
 
     fn evictable(&self) -> u32 {
         self.groups.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_powers_of_four() {
+        assert_eq!(
+            [0, 1, 3, 4, 15, 16, 63, 64, 255, 256, u32::MAX].map(step),
+            [0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+        );
     }
 }

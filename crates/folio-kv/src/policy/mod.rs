@@ -16,6 +16,7 @@
 //! Cost: the hooks of both policies here are O(1) (amortized, for [`LearnedLifetimes`]) and allocate nothing after `resize`.
 
 mod due;
+mod ghosts;
 mod gittins;
 mod groups;
 mod lifetimes;

@@ -1,0 +1,124 @@
+//! What was evicted, remembered by its hash.
+//!
+//! Owns: a ring of evicted contents and the map that finds one. Must never: grow after it was made. Every operation is O(1).
+
+use rustc_hash::FxHashMap;
+
+use crate::types::BlockHash;
+
+/// Evicted contents remembered per block of the pool.
+const PER_BLOCK: usize = 8;
+/// But never more than this: about 150 bytes each.
+const MOST: usize = 1 << 20;
+
+/// What is known of an evicted content.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ghost {
+    pub hash: BlockHash,
+    /// When its block was last freed.
+    pub since: u64,
+    /// Uses of the content so far.
+    pub uses: u32,
+    pub class: u8,
+    /// Not wanted again since.
+    waiting: bool,
+}
+
+impl Ghost {
+    pub fn new(hash: BlockHash, since: u64, uses: u32, class: u8) -> Self {
+        Self { hash, since, uses, class, waiting: true }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Ghosts {
+    ring: Vec<Ghost>,
+    /// Where the next goes once the ring is full.
+    next: usize,
+    limit: usize,
+    /// Those that wait.
+    places: FxHashMap<BlockHash, u32>,
+}
+
+impl Ghosts {
+    pub fn new(blocks: usize) -> Self {
+        let limit = (PER_BLOCK * blocks).min(MOST);
+        let mut places = FxHashMap::default();
+        // Twice the entries: removed ones leave marks, and up to half full the map cleans up in place.
+        places.reserve(2 * limit);
+        Self { ring: Vec::with_capacity(limit), next: 0, limit, places }
+    }
+
+    /// Gives back the oldest if it had to make room and was never wanted again.
+    pub fn remember(&mut self, ghost: Ghost) -> Option<Ghost> {
+        if self.limit == 0 {
+            return None;
+        }
+        let at = self.next;
+        self.next = (at + 1) % self.limit;
+        let old = match self.ring.get_mut(at) {
+            Some(place) => Some(std::mem::replace(place, ghost)).filter(|old| old.waiting),
+            None => {
+                self.ring.push(ghost);
+                None
+            }
+        };
+        if let Some(old) = &old {
+            self.places.remove(&old.hash);
+        }
+        if let Some(twin) = self.places.insert(ghost.hash, at as u32) {
+            self.ring[twin as usize].waiting = false;
+        }
+        old
+    }
+
+    /// The content is wanted again, and cached from now on.
+    pub fn recall(&mut self, hash: &BlockHash) -> Option<Ghost> {
+        let ghost = &mut self.ring[self.places.remove(hash)? as usize];
+        ghost.waiting = false;
+        Some(*ghost)
+    }
+
+    pub fn len(&self) -> usize {
+        self.ring.len()
+    }
+
+    /// Every `step`-th, from `first` on, of those that still wait.
+    pub fn sample(&self, first: usize, step: usize) -> impl Iterator<Item = &Ghost> + '_ {
+        self.ring.iter().skip(first).step_by(step).filter(|ghost| ghost.waiting)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ghost(name: u8, since: u64) -> Ghost {
+        Ghost::new(BlockHash([name; 32]), since, 0, 0)
+    }
+
+    #[test]
+    fn the_ring_forgets_the_oldest_and_says_so_unless_it_was_wanted() {
+        let mut ghosts = Ghosts::new(1);
+        for name in 0..PER_BLOCK as u8 {
+            assert!(ghosts.remember(ghost(name, name.into())).is_none(), "there is room");
+        }
+        assert_eq!(ghosts.recall(&BlockHash([0; 32])).map(|ghost| ghost.since), Some(0));
+        assert!(ghosts.recall(&BlockHash([0; 32])).is_none(), "it is cached now");
+        assert!(ghosts.remember(ghost(100, 100)).is_none(), "the oldest was wanted");
+        assert_eq!(ghosts.remember(ghost(101, 101)).map(|ghost| ghost.since), Some(1), "the next was not");
+        assert!(ghosts.recall(&BlockHash([1; 32])).is_none());
+        assert_eq!(ghosts.sample(0, 1).count(), PER_BLOCK);
+        assert_eq!((ghosts.len(), ghosts.sample(1, 3).count()), (PER_BLOCK, 3));
+    }
+
+    #[test]
+    fn evicted_twice_it_counts_once_and_a_pool_of_nothing_remembers_nothing() {
+        let mut ghosts = Ghosts::new(2);
+        ghosts.remember(ghost(7, 1));
+        ghosts.remember(ghost(7, 2));
+        assert_eq!(ghosts.sample(0, 1).map(|ghost| ghost.since).collect::<Vec<_>>(), [2]);
+        let mut none = Ghosts::new(0);
+        assert!(none.remember(ghost(1, 1)).is_none() && none.recall(&BlockHash([1; 32])).is_none());
+    }
+}
