@@ -58,7 +58,7 @@ pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
     let mut cache = parts.cache;
     cache.set_pin_limits(config.pin_limits(&kv));
     let shared = Arc::new(Shared {
-        cache_tokens: u64::from(kv.blocks) * u64::from(kv.block_tokens),
+        cache_tokens: cache.positions_max(config.max_num_batched_tokens),
         config,
         vocab: parts.vocab,
         mailbox: Arc::new(Mailbox::new(limit)),

@@ -132,7 +132,7 @@ impl Executor for ModelExecutor {
         self.served.clear();
         let copies = plan.copies.iter();
         self.batch.copies.extend(copies.map(|c| BlockCopy {
-            group: 0,
+            group: c.group,
             from: c.from.0,
             to: c.to.0,
             tokens: c.tokens,

@@ -56,7 +56,7 @@ pub enum Health {
 
 pub(crate) struct Shared {
     pub config: SchedulerConfig,
-    /// Tokens the whole pool holds.
+    /// Longest sequence that the pools can hold, each group counted.
     pub cache_tokens: u64,
     pub vocab: u32,
     pub mailbox: Arc<Mailbox>,

@@ -15,6 +15,8 @@ pub struct SequenceId(pub u64);
 
 /// Copy `tokens` positions of block `from` into block `to`, before anything else in the step, in list order.
 pub use folio_kv::BlockCopy;
+/// What stands in a window group's block table for a block that no query will read again.
+pub use folio_kv::HOLE;
 
 /// Everything one step computes. There are no phases: each entry is "compute the next n tokens of this sequence".
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -31,7 +33,8 @@ pub struct SequencePlan {
     pub first_position: u32,
     /// Token ids to compute.
     pub tokens: Vec<u32>,
-    /// One table per cache group; there is one group today. Covers `first_position + tokens.len()` positions.
+    /// One table per cache group, group 0 first, all of one length. They cover `first_position + tokens.len()` positions; in a
+    /// window group `HOLE` stands where a block behind the window was given back.
     pub block_tables: Vec<Vec<u32>>,
     /// Which rows want something from their logits, ascending by row. A row may occur several times: the choices of one
     /// request are all drawn from the last row of its prompt.

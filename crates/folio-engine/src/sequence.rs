@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 
-use folio_kv::{BlockHash, BlockTable, KvCache, Lookup, Root, TenantId};
+use folio_kv::{BlockHash, BlockTable, GroupCounts, KvCache, Lookup, Root, TenantId};
 
 use crate::plan::{SampleSpec, SequenceId, SequencePlan, TokenHistory};
 use crate::request::{Micros, RequestId, RetentionRange, SamplingParams, Timing};
@@ -80,7 +80,7 @@ pub(crate) struct Sequence {
     pub fresh: bool,
     /// This sequence's entry in the plan, kept between steps for its memory.
     pub plan: SequencePlan,
-    /// Leading entries of the plan's block table that are known to be right.
+    /// Leading entries of the plan's block tables that are known to be right, or to have become holes since.
     pub synced: u32,
 }
 
@@ -127,12 +127,17 @@ impl Sequence {
         self.state == State::Running
     }
 
-    /// Blocks still missing for `positions`; a sequence that holds none is asked through its last lookup.
-    pub fn blocks_missing(&self, cache: &KvCache, positions: u32) -> u32 {
-        match &self.table {
-            Some(table) => cache.needed(table, positions),
-            None => positions.div_ceil(cache.config().block_tokens) - self.lookup.full_blocks,
-        }
+    /// Most of its tokens that one step can still compute, of `budget`.
+    pub fn chunk_max(&self, budget: u32) -> u32 {
+        budget.min(self.remaining().max(1))
+    }
+
+    /// Blocks it will still take until `positions`; none without a table.
+    pub fn blocks_missing(&self, cache: &KvCache, positions: u32, budget: u32) -> GroupCounts {
+        let table = self.table.as_ref();
+        table.map_or_else(GroupCounts::default, |table| {
+            cache.missing(table, positions, self.chunk_max(budget))
+        })
     }
 
     /// How to choose the token at the end of what is known, for `choice` with `seed`.

@@ -125,12 +125,8 @@ pub struct EngineStats {
 }
 
 impl EngineStats {
-    /// Share of the pool held by sequences, 0..=1.
+    /// Share of the fullest pool held by sequences, 0..=1.
     pub fn kv_usage(&self) -> f64 {
-        if self.cache.blocks == 0 {
-            0.0
-        } else {
-            f64::from(self.cache.active_blocks) / f64::from(self.cache.blocks)
-        }
+        self.cache.usage()
     }
 }

@@ -19,35 +19,42 @@
 //! 4. *The table is given up before the step runs*: its copy may be dropped or run, as the caller likes. Positions whose
 //!    copy may not have run are not `confirmed`, and `release` indexes confirmed positions only. If the target went to
 //!    somebody else in the meantime, that owner's copy or write comes later and wins.
-//! 5. *A forked table's tail*: the first to write gets a copy, the last writes in place; its write comes after the copy.
+//! 5. *A copy per group*: a tail is attached or a shared block replaced in every cache group at once, each with a copy of
+//!    its own; 1 to 4 hold in each pool by itself.
+//! 6. *A forked table's tail*: the first to write gets a copy, the last writes in place; its write comes after the copy.
 //!
 //! So every copy must be executed in the step in which it was handed out, unless every table that depends on it is
 //! released in that step.
 
 use rustc_hash::FxHashMap;
 
+use crate::companions::Copies;
+use crate::counts::GroupCounts;
 use crate::policy::{EvictionPolicy, Retaining};
 use crate::prefixes::{PinLimits, Prefixes};
-use crate::stats::{CacheStats, TenantStats};
-use crate::table::{BlockTable, Query};
+use crate::stats::{CacheStats, MAX_WINDOWS, TenantStats, WindowStats};
+use crate::table::{BlockTable, Lists, Query};
 use crate::tree::{Parent, Tree};
-use crate::types::{BlockCopy, BlockHash, BlockId, CacheConfig, OutOfBlocks, Root, TenantId};
+use crate::types::{BlockCopy, BlockHash, BlockId, CacheConfig, OutOfBlocks, Root, TenantId, WindowConfig};
+use crate::window::WindowPool;
 
 /// Emptied tables' vectors kept for the next ones, so that a steady state allocates nothing.
 const SPARE_TABLES: usize = 1024;
 
-/// Block pool, prefix index and accounting of one cache group. See the module documentation for what it asks of the
-/// executor.
+/// Block pools, prefix index and accounting. See the module documentation for what it asks of the executor, and
+/// `companions` for what a window group is.
 pub struct KvCache {
     pub(crate) config: CacheConfig,
     pub(crate) policy: Retaining,
     pub(crate) prefixes: Prefixes,
     pub(crate) tree: Tree,
-    /// Blocks without content; the last is taken first.
+    /// Cache groups 1 and up.
+    pub(crate) windows: Vec<WindowPool>,
+    /// Blocks of group 0 without content; the last is taken first.
     pub(crate) free: Vec<u32>,
     pub(crate) stats: CacheStats,
     pub(crate) tenants: FxHashMap<TenantId, TenantStats>,
-    spare: Vec<Vec<BlockId>>,
+    spare: Vec<Lists>,
 }
 
 /// What a lookup found.
@@ -57,13 +64,24 @@ pub struct Lookup {
     pub full_blocks: u32,
     /// Positions of the following block that can be copied.
     pub tail_tokens: u32,
-    /// Of the full blocks, those no table references and no pin keeps: attaching them lowers [`KvCache::available`] by as much.
-    pub idle_blocks: u32,
+    /// Of the blocks that would be attached, those no table references and no pin keeps: attaching them lowers
+    /// [`KvCache::available`] by as much.
+    pub idle_blocks: GroupCounts,
 }
 
 impl KvCache {
-    /// `config.block_tokens` must be positive.
+    /// Full attention only. `config.block_tokens` must be positive.
     pub fn new(config: CacheConfig, policy: Box<dyn EvictionPolicy>) -> Self {
+        Self::with_windows(config, &[], policy)
+    }
+
+    /// One more group for each of `windows`, at most [`crate::MAX_WINDOWS`].
+    pub fn with_windows(
+        config: CacheConfig,
+        windows: &[WindowConfig],
+        policy: Box<dyn EvictionPolicy>,
+    ) -> Self {
+        assert!(windows.len() <= MAX_WINDOWS, "a model has at most {MAX_WINDOWS} window groups");
         assert!(config.block_tokens > 0, "a block holds at least one token");
         assert!(config.blocks < crate::policy::NONE - 1, "block ids are 32 bit with two values reserved");
         let mut policy = Retaining::new(policy);
@@ -73,6 +91,7 @@ impl KvCache {
             policy,
             prefixes: Prefixes::new(PinLimits { pool: config.blocks / 4, tenant: config.blocks / 4 }),
             tree: Tree::new(config.blocks, config.block_tokens),
+            windows: windows.iter().map(|window| WindowPool::new(*window, config.blocks)).collect(),
             free: (0..config.blocks).rev().collect(),
             stats: CacheStats::new(&config),
             tenants: FxHashMap::default(),
@@ -84,33 +103,30 @@ impl KvCache {
         &self.config
     }
 
-    /// Blocks that `grow` can get: free ones and those the policy would give up. Pinned blocks are not among them.
-    pub fn available(&self) -> u32 {
-        self.free.len() as u32
-            + self.policy.evictable().min(self.stats.cached_blocks - self.prefixes.pinned_idle)
+    /// Blocks that `grow` can get: free ones and those that would be given up for it. Pinned blocks are not among them.
+    pub fn available(&self) -> GroupCounts {
+        let evictable = self.policy.evictable().min(self.stats.cached_blocks - self.prefixes.pinned_idle);
+        GroupCounts::each(self.groups(), |group| match group.checked_sub(1) {
+            None => self.free.len() as u32 + evictable,
+            Some(window) => self.windows[window].available(),
+        })
     }
 
     /// A table without blocks, for a sequence that must not use the prefix cache.
     pub fn empty_table(&mut self, root: &Root) -> BlockTable {
-        BlockTable::new(*root, self.config.block_tokens, self.spare.pop().unwrap_or_default())
+        let lists = self.spare.pop().unwrap_or_default();
+        BlockTable::new(*root, self.config.block_tokens, self.window_tokens(), lists)
     }
 
     /// What `attach` would find for all of `tokens`. Changes nothing, not even recency.
     pub fn lookup(&self, root: &Root, tokens: &[u32]) -> Lookup {
-        let mut found = Lookup::default();
-        let (mut parent, mut hash) = (Parent::Root(root.hash), root.hash);
-        let mut rest = tokens;
-        for chunk in tokens.chunks_exact(self.config.block_tokens as usize) {
-            hash = root.chain(&hash, chunk);
-            let Some(block) = self.tree.find(&hash) else { break };
-            found.full_blocks += 1;
-            found.idle_blocks +=
-                u32::from(self.tree.block(block).refs == 0 && !self.is_pinned(BlockId(block)));
-            parent = Parent::Block(block);
-            rest = &rest[chunk.len()..];
+        let prefix = self.find_prefix(root, tokens, |_| ());
+        let rest = &tokens[(prefix.blocks * self.config.block_tokens) as usize..];
+        Lookup {
+            full_blocks: prefix.blocks,
+            tail_tokens: self.tail_source(prefix.parent, rest).map_or(0, |(_, length)| length),
+            idle_blocks: self.idle_blocks(&prefix),
         }
-        found.tail_tokens = self.tree.best_child(parent, rest).map_or(0, |(_, length)| length);
-        found
     }
 
     /// Cached tokens (full blocks and sub-block tail) that `attach` with `max_tokens = tokens.len()` would find, given
@@ -123,76 +139,80 @@ impl KvCache {
     /// Finds the longest cached beginning of `tokens[..max_tokens]` and references it. Callers pass the prompt's length
     /// less one: one row must be left to compute.
     ///
-    /// Full blocks are shared. Part of a following block is reused by copy: one fresh block is taken and a [`BlockCopy`]
-    /// returned (none if the fresh block is the very block to copy from). Never fails: with no block available for the
-    /// tail, only the full blocks are attached. `table.computed()` says what was attached, exactly.
+    /// Full blocks are shared; of a window group only those in the last window are needed, and referenced. Part of a
+    /// following block is reused by copy: one fresh block is taken in each group and a [`BlockCopy`] for each returned (none
+    /// where the fresh block is the very block to copy from). Never fails: with no block available for the tail in some
+    /// group, only the full blocks are attached. `table.computed()` says what was attached, exactly.
     ///
     /// Counts one query of `tokens.len()` tokens; see [`KvCache::abandon`].
-    pub fn attach(
-        &mut self,
-        root: &Root,
-        tokens: &[u32],
-        max_tokens: u32,
-    ) -> (BlockTable, Option<BlockCopy>) {
+    pub fn attach(&mut self, root: &Root, tokens: &[u32], max_tokens: u32) -> (BlockTable, Copies) {
         let wanted = &tokens[..tokens.len().min(max_tokens as usize)];
         let mut table = self.empty_table(root);
-        let (mut parent, mut hash) = (Parent::Root(root.hash), root.hash);
-        for chunk in wanted.chunks_exact(self.config.block_tokens as usize) {
-            hash = root.chain(&hash, chunk);
-            let Some(block) = self.tree.find(&hash) else { break };
-            self.reference(BlockId(block));
-            self.hit(BlockId(block));
-            table.blocks.push(BlockId(block));
-            parent = Parent::Block(block);
+        let prefix = self.find_prefix(root, wanted, |block| table.blocks.push(BlockId(block)));
+        table.blocks.truncate(prefix.blocks as usize);
+        for &block in &table.blocks {
+            self.reference(block);
+            self.hit(block);
         }
         let full = table.capacity();
         table.computed = full;
         table.confirmed = full;
-        let copy = self.attach_tail(&mut table, parent, &wanted[full as usize..]);
+        self.attach_windows(&mut table);
+        let copies = self.attach_tail(&mut table, prefix.parent, &wanted[full as usize..]);
         table.query = Query {
             queries: 1,
             tokens: tokens.len() as u64,
             hit: u64::from(table.computed),
             tail_hit: u64::from(table.computed - full),
-            copies: u64::from(copy.is_some()),
+            copies: copies.len() as u64,
+            window_miss: u64::from((prefix.chain * self.config.block_tokens).saturating_sub(table.computed)),
         };
         self.count(root.tenant, &table.query);
-        (table, copy)
+        (table, copies)
     }
 
-    fn attach_tail(&mut self, table: &mut BlockTable, parent: Parent, rest: &[u32]) -> Option<BlockCopy> {
-        let (source, tokens) = self.tree.best_child(parent, rest)?;
-        let source = BlockId(source);
-        if self.available() == 0 {
-            return None;
+    fn attach_tail(&mut self, table: &mut BlockTable, parent: Parent, rest: &[u32]) -> Copies {
+        let mut copies = Copies::default();
+        let Some((source, tokens)) = self.tail_source(parent, rest) else { return copies };
+        let one_each = GroupCounts::each(self.groups(), |_| 1);
+        if !one_each.fits(self.available()) {
+            return copies;
         }
+        let source = BlockId(source);
+        // Taking the target may evict the source; where the companions are must be known before.
+        let companions = self.companions(source);
         self.hit(source);
-        let target = self.take(table.root.tenant)?;
+        self.windows.iter_mut().for_each(|window| window.touch(source.0));
+        let Some(target) = self.take(table.root.tenant) else { return copies };
         self.set_filled(target, tokens);
         table.blocks.push(target);
+        copies.push(BlockCopy { group: 0, from: source, to: target, tokens });
+        self.attach_window_tail(table, &companions, tokens, &mut copies);
+        let from = table.computed;
         table.computed += tokens;
-        if target == source {
+        if copies.is_empty() {
             table.confirmed = table.computed;
-            return None;
         }
-        Some(BlockCopy { from: source, to: target, tokens })
+        self.slide(table, from);
+        copies
     }
 
     /// Blocks that `grow` to `tokens` positions would take.
-    pub fn needed(&self, table: &BlockTable, tokens: u32) -> u32 {
-        let blocks = tokens.div_ceil(self.config.block_tokens);
-        blocks.saturating_sub(table.blocks.len() as u32)
-            + u32::from(self.shared_tail(table, tokens).is_some())
+    pub fn needed(&self, table: &BlockTable, tokens: u32) -> GroupCounts {
+        let blocks = tokens.div_ceil(self.config.block_tokens).saturating_sub(table.blocks.len() as u32)
+            + u32::from(self.shared_tail(table, tokens).is_some());
+        GroupCounts::each(self.groups(), |_| blocks)
     }
 
-    /// The partly written block, if it is shared and would be written.
-    fn shared_tail(&self, table: &BlockTable, tokens: u32) -> Option<usize> {
+    /// The partly written block, if it is shared and would be written. It is shared by the same tables in every group.
+    pub(crate) fn shared_tail(&self, table: &BlockTable, tokens: u32) -> Option<usize> {
         let tail = table.partial_block().filter(|_| tokens > table.computed)?;
         (self.tree.block(table.blocks[tail].0).refs > 1).then_some(tail)
     }
 
     /// Gives the table room for `tokens` positions, and makes every block in which positions `>= table.computed()` will
-    /// be written its own: a shared, partly written block is replaced by a copy, pushed to `copies`. All or nothing.
+    /// be written its own: a shared, partly written block is replaced by a copy in every group, pushed to `copies`. All or
+    /// nothing.
     pub fn grow(
         &mut self,
         table: &mut BlockTable,
@@ -201,7 +221,7 @@ impl KvCache {
     ) -> Result<(), OutOfBlocks> {
         let needed = self.needed(table, tokens);
         let available = self.available();
-        if needed > available {
+        if !needed.fits(available) {
             return Err(OutOfBlocks { needed, available });
         }
         let refused = OutOfBlocks { needed, available };
@@ -213,19 +233,21 @@ impl KvCache {
             self.unreference(from);
             table.blocks[tail] = to;
             table.confirmed = table.confirmed.min(table.computed - copied);
-            copies.push(BlockCopy { from, to, tokens: copied });
+            copies.push(BlockCopy { group: 0, from, to, tokens: copied });
             self.stats.copies += 1;
+            self.replace_window_tail(table, tail, copied, copies);
         }
         while table.capacity() < tokens {
             let block = self.take(table.root.tenant).ok_or(refused)?;
             table.blocks.push(block);
         }
+        self.grow_windows(table);
         Ok(())
     }
 
-    /// Says that positions `< computed` are written, and publishes every block that became full. If equal content is
-    /// already indexed, the table switches to that block and drops its own. `tokens` are all known tokens of the
-    /// sequence, at least `computed` of them.
+    /// Says that positions `< computed` are written, publishes every block that became full, and gives back what is now
+    /// behind a window. If equal content is already indexed, the table switches to that block and drops its own. `tokens`
+    /// are all known tokens of the sequence, at least `computed` of them.
     pub fn commit(&mut self, table: &mut BlockTable, tokens: &[u32], computed: u32) {
         debug_assert!(computed >= table.computed, "a sequence never un-computes");
         debug_assert!(computed <= table.capacity() && computed as usize <= tokens.len());
@@ -240,12 +262,14 @@ impl KvCache {
             let block = table.blocks[index as usize];
             debug_assert_eq!(self.tree.block(block.0).refs, 1, "written without grow");
             self.set_filled(block, size.min(computed - index * size));
+            self.fill_windows(table, index as usize, size.min(computed - index * size));
         }
         for index in table.full_blocks()..computed / size {
             let start = (index * size) as usize;
             self.publish(table, index as usize, &tokens[start..start + size as usize]);
         }
-        table.computed = computed;
+        let before = std::mem::replace(&mut table.computed, computed);
+        self.slide(table, before);
     }
 
     fn publish(&mut self, table: &mut BlockTable, index: usize, tokens: &[u32]) {
@@ -257,11 +281,16 @@ impl KvCache {
             self.unreference(own);
             table.blocks[index] = BlockId(twin);
             self.stats.dedups += 1;
+            if self.publish_windows(table, index) {
+                // It lacked what made it worth less than its own tails.
+                self.supersede(BlockId(twin));
+            }
             return;
         }
         self.tree.insert(own.0, parent, tokens, Some(hash));
         self.stats.published_blocks += 1;
         self.policy.on_insert(own, &self.tree.meta(own.0));
+        self.publish_windows(table, index);
         self.supersede(own);
     }
 
@@ -272,7 +301,7 @@ impl KvCache {
         }
     }
 
-    /// Frees cached tails that say nothing `block` does not say.
+    /// Frees cached tails that say nothing `block`, which has all companions, does not say.
     fn supersede(&mut self, block: BlockId) {
         while let Some(tail) = self.tree.superseded_by(block.0) {
             self.forget(tail);
@@ -293,12 +322,17 @@ impl KvCache {
         for &block in &fork.blocks {
             self.reference(block);
         }
+        self.fork_windows(table, &mut fork);
         fork
     }
 
     /// Blocks that only this table references and no pin keeps: what releasing it would make available. O(blocks).
-    pub fn exclusive_blocks(&self, table: &BlockTable) -> u32 {
-        table.blocks.iter().filter(|b| self.tree.block(b.0).refs == 1 && !self.is_pinned(**b)).count() as u32
+    pub fn exclusive_blocks(&self, table: &BlockTable) -> GroupCounts {
+        let exclusive = |block: &&BlockId| self.tree.block(block.0).refs == 1 && !self.is_pinned(**block);
+        GroupCounts::each(self.groups(), |group| match group.checked_sub(1) {
+            None => table.blocks.iter().filter(exclusive).count() as u32,
+            Some(window) => self.exclusive_in_window(table, window),
+        })
     }
 
     /// Drops the table's references, tail first. Content stays until its block is taken for something else; a partly
@@ -308,24 +342,26 @@ impl KvCache {
             while table.blocks.len() > tail + 1 {
                 self.drop_last(&mut table);
             }
-            self.keep_tail(&table, tail, tokens);
+            self.keep_tail(&mut table, tail, tokens);
         }
         while !table.blocks.is_empty() {
             self.drop_last(&mut table);
         }
         if self.spare.len() < SPARE_TABLES {
-            self.spare.push(table.blocks);
+            self.spare.push(Lists { blocks: table.blocks, windows: table.windows });
         }
     }
 
     fn drop_last(&mut self, table: &mut BlockTable) {
         if let Some(block) = table.blocks.pop() {
+            // The companion first: it must never be held without its owner.
+            self.drop_last_of_windows(table);
             self.unreference(block);
         }
     }
 
     /// Indexes a partly written block that is about to lose its last reference, unless a sibling holds as much.
-    fn keep_tail(&mut self, table: &BlockTable, index: usize, tokens: &[u32]) {
+    fn keep_tail(&mut self, table: &mut BlockTable, index: usize, tokens: &[u32]) {
         let start = index * self.config.block_tokens as usize;
         let end = table.computed as usize;
         let block = table.blocks[index];
@@ -335,17 +371,19 @@ impl KvCache {
         }
         let tokens = &tokens[start..end];
         let (parent, _) = self.parent(table, index);
-        match self.tree.best_child(parent, tokens) {
+        match self.tail_source(parent, tokens) {
             Some((sibling, length)) if length as usize == tokens.len() => {
                 self.stats.dedups += 1;
                 self.tree.touch(sibling);
                 self.refresh(sibling);
+                self.windows.iter_mut().for_each(|window| window.touch(sibling));
             }
             _ => {
                 self.set_filled(block, tokens.len() as u32);
                 self.tree.insert(block.0, parent, tokens, None);
                 self.policy.on_insert(block, &self.tree.meta(block.0));
                 self.inherit(block, parent);
+                self.publish_windows(table, index);
                 self.supersede(block);
             }
         }
@@ -371,17 +409,19 @@ impl KvCache {
     /// `release` for a table that was attached and then not run (no room, cancelled): takes its query and the blocks
     /// it never used out of the statistics again, so that they reconcile with the requests that were served.
     pub fn abandon(&mut self, table: BlockTable, tokens: &[u32]) {
-        let Query { queries, tokens: asked, hit, tail_hit, copies } = table.query;
+        let Query { queries, tokens: asked, hit, tail_hit, copies, window_miss } = table.query;
         self.stats.queries -= queries;
         self.stats.query_tokens -= asked;
         self.stats.hit_tokens -= hit;
         self.stats.tail_hit_tokens -= tail_hit;
         self.stats.copies -= copies;
+        self.stats.window_miss_tokens -= window_miss;
         let counts = self.tenant(table.root.tenant);
         counts.queries -= queries;
         counts.query_tokens -= asked;
         counts.hit_tokens -= hit;
         counts.tail_hit_tokens -= tail_hit;
+        counts.window_miss_tokens -= window_miss;
         if queries > 0 {
             for block in &table.blocks[(table.confirmed / self.config.block_tokens) as usize..] {
                 self.tree.block_mut(block.0).open = false;
@@ -396,11 +436,13 @@ impl KvCache {
         self.stats.hit_tokens += query.hit;
         self.stats.tail_hit_tokens += query.tail_hit;
         self.stats.copies += query.copies;
+        self.stats.window_miss_tokens += query.window_miss;
         let counts = self.tenant(tenant);
         counts.queries += query.queries;
         counts.query_tokens += query.tokens;
         counts.hit_tokens += query.hit;
         counts.tail_hit_tokens += query.tail_hit;
+        counts.window_miss_tokens += query.window_miss;
     }
 
     /// Hashes of the full blocks of `tokens`, for whoever wants to recognise a shared prefix before it is cached.
@@ -428,6 +470,9 @@ impl KvCache {
                 self.free.push(block);
             }
         }
+        // Companions of blocks that are in use, which lie behind every window.
+        let policy = &self.policy;
+        self.windows.iter_mut().for_each(|window| window.clear(tenant, |owner| policy.is_pinned(owner)));
     }
 
     fn clearable(&self, block: u32, tenant: Option<TenantId>) -> bool {
@@ -437,16 +482,25 @@ impl KvCache {
     }
 
     pub fn stats(&self) -> CacheStats {
-        CacheStats { free_blocks: self.free.len() as u32, ..self.stats }
+        let mut stats = CacheStats { free_blocks: self.free.len() as u32, ..self.stats };
+        for (stats, window) in stats.windows.iter_mut().zip(&self.windows) {
+            *stats = WindowStats { free_blocks: window.free.len() as u32, ..window.stats };
+        }
+        stats
     }
 
     /// Zeros for a tenant never seen.
     pub fn tenant_stats(&self, tenant: TenantId) -> TenantStats {
-        self.tenants.get(&tenant).copied().unwrap_or_default()
+        let mut stats = self.tenants.get(&tenant).copied().unwrap_or_default();
+        for (window, pool) in self.windows.iter().enumerate() {
+            let held = pool.tenants.get(&tenant).copied().unwrap_or_default();
+            (stats.active_windows[window], stats.cached_windows[window]) = (held.active, held.cached);
+        }
+        stats
     }
 
     /// Every tenant ever seen, in no particular order.
     pub fn tenants(&self) -> impl Iterator<Item = (TenantId, TenantStats)> + '_ {
-        self.tenants.iter().map(|(tenant, stats)| (*tenant, *stats))
+        self.tenants.keys().map(|tenant| (*tenant, self.tenant_stats(*tenant)))
     }
 }

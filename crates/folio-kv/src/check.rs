@@ -26,7 +26,7 @@ pub enum Violation {
     Count { what: &'static str, reported: u64, actual: u64 },
 }
 
-fn count(what: &'static str, reported: u64, actual: u64) -> Result<(), Violation> {
+pub(crate) fn count(what: &'static str, reported: u64, actual: u64) -> Result<(), Violation> {
     if reported == actual { Ok(()) } else { Err(Violation::Count { what, reported, actual }) }
 }
 
@@ -41,6 +41,7 @@ impl KvCache {
         self.check_partition()?;
         self.check_index()?;
         self.check_retention()?;
+        self.check_windows(tables)?;
         self.check_counts()
     }
 
@@ -261,6 +262,7 @@ impl KvCache {
         count("query tokens", stats.query_tokens, sum(|t| t.query_tokens))?;
         count("hit tokens", stats.hit_tokens, sum(|t| t.hit_tokens))?;
         count("tail hit tokens", stats.tail_hit_tokens, sum(|t| t.tail_hit_tokens))?;
+        count("window miss tokens", stats.window_miss_tokens, sum(|t| t.window_miss_tokens))?;
         count("evictions", stats.evictions, sum(|t| t.evictions))
     }
 }

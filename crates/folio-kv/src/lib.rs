@@ -23,6 +23,10 @@
 
 mod cache;
 mod check;
+mod check_windows;
+mod companions;
+mod counts;
+mod demand;
 mod hash;
 mod policy;
 mod pool;
@@ -32,14 +36,19 @@ mod stats;
 mod table;
 mod tree;
 mod types;
+mod window;
 mod workload;
 
 pub use cache::{KvCache, Lookup};
 pub use check::Violation;
+pub use companions::Copies;
+pub use counts::{GroupCounts, MAX_GROUPS};
 pub use policy::{BlockMeta, EvictionPolicy, LearnedLifetimes, LruLeafFirst};
 pub use prefixes::{KeepRefused, PREFIXES_MAX, PinLimits, PrefixId, PrefixInfo};
 pub use retention::{DEFAULT_PRIORITY, PRIORITY_MAX, Retention, RetentionRange};
-pub use stats::{CacheStats, TenantStats};
+pub use stats::{CacheStats, MAX_WINDOWS, TenantStats, WindowStats};
 pub use table::BlockTable;
-pub use types::{BlockCopy, BlockHash, BlockId, CacheConfig, Identity, OutOfBlocks, Root, TenantId};
+pub use types::{
+    BlockCopy, BlockHash, BlockId, CacheConfig, HOLE, Identity, OutOfBlocks, Root, TenantId, WindowConfig,
+};
 pub use workload::DecodeWorkload;

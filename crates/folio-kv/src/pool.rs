@@ -1,7 +1,8 @@
-//! The life of a block: free -> active -> cached -> active or free again. The private half of [`KvCache`].
+//! The life of a block of group 0: free -> active -> cached -> active or free again. The private half of [`KvCache`].
 //!
 //! Owns: reference counts, the free list, eviction, and every counter that belongs to a block's state. Must never: look
-//! at hashes or tables.
+//! at hashes or tables. (Blocks of window groups live in `window`; a block that leaves the index here takes its companions
+//! there along.)
 //!
 //! | state | references | in the index | counted by the policy |
 //! |---|---|---|---|
@@ -107,6 +108,7 @@ impl KvCache {
         self.stats.cached_blocks -= 1;
         self.stats.cached_tails -= u32::from(b.content == Content::Tail);
         self.tenant(meta.tenant).cached_blocks -= 1;
+        self.windows.iter_mut().for_each(|window| window.forget(block));
         let bare_parent = self.tree.remove(block);
         self.policy.on_remove(BlockId(block), &meta);
         if let Some(parent) = bare_parent {

@@ -1,9 +1,13 @@
 //! Figures the cache reports about itself. Plain data; gauges are exact at the call, counters only grow (except that
 //! `KvCache::abandon` takes back what its `attach` counted).
 
-use crate::types::CacheConfig;
+use crate::counts::MAX_GROUPS;
+use crate::types::{CacheConfig, WindowConfig};
 
-/// The whole pool. `free + cached + active == blocks` always.
+/// Most window groups.
+pub const MAX_WINDOWS: usize = MAX_GROUPS - 1;
+
+/// The whole cache. What is not said to be of all groups is of group 0. `free + cached + active == blocks` always.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheStats {
     pub blocks: u32,
@@ -37,7 +41,7 @@ pub struct CacheStats {
     pub allocations: u64,
     /// Cached blocks whose content was dropped to make room (counter).
     pub evictions: u64,
-    /// Copies handed out (counter).
+    /// Copies handed out, for all groups (counter).
     pub copies: u64,
     /// Blocks given back because equal content was already cached (counter).
     pub dedups: u64,
@@ -45,6 +49,45 @@ pub struct CacheStats {
     pub superseded_tails: u64,
     /// Full blocks added to the index (counter).
     pub published_blocks: u64,
+    /// Prompt tokens that group 0 holds in full blocks and that had to be computed again, because a window group had given
+    /// up what a hit there needs (counter).
+    pub window_miss_tokens: u64,
+    /// Window groups; where `window_tokens` is 0 there is none. See [`CacheStats::windows()`].
+    pub windows: [WindowStats; MAX_WINDOWS],
+}
+
+/// The pool of one window group. `free + cached + active == blocks` always.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WindowStats {
+    pub blocks: u32,
+    pub window_tokens: u32,
+    pub bytes_per_block: u64,
+    pub free_blocks: u32,
+    pub cached_blocks: u32,
+    pub active_blocks: u32,
+    /// Token slots of active blocks that hold a written position.
+    pub active_written_slots: u64,
+    /// Blocks handed to a table for writing (counter).
+    pub allocations: u64,
+    /// Cached blocks whose content was dropped to make room in this pool (counter).
+    pub evictions: u64,
+}
+
+impl WindowStats {
+    pub(crate) fn new(config: &WindowConfig) -> Self {
+        Self {
+            blocks: config.blocks,
+            window_tokens: config.window_tokens,
+            bytes_per_block: config.bytes_per_block,
+            free_blocks: config.blocks,
+            ..Self::default()
+        }
+    }
+
+    /// Share of the pool that tables hold, 0..=1.
+    pub fn usage(&self) -> f64 {
+        usage(self.active_blocks, self.blocks)
+    }
 }
 
 impl CacheStats {
@@ -74,20 +117,41 @@ impl CacheStats {
         unwritten_share(self.closed_written_slots, self.closed_slots)
     }
 
-    pub fn active_bytes(&self) -> u64 {
-        u64::from(self.active_blocks) * self.bytes_per_block
+    /// The window groups there are, in the order they were given.
+    pub fn windows(&self) -> &[WindowStats] {
+        let count = self.windows.iter().take_while(|window| window.window_tokens > 0).count();
+        &self.windows[..count]
     }
 
-    pub fn cached_bytes(&self) -> u64 {
-        u64::from(self.cached_blocks) * self.bytes_per_block
+    /// Share of the pool that tables hold, of the group that is fullest, 0..=1: whoever sends requests must see pressure
+    /// wherever it is.
+    pub fn usage(&self) -> f64 {
+        let windows = self.windows().iter().map(WindowStats::usage);
+        windows.fold(usage(self.active_blocks, self.blocks), f64::max)
     }
+
+    /// Of all groups.
+    pub fn active_bytes(&self) -> u64 {
+        let windows = self.windows().iter().map(|w| u64::from(w.active_blocks) * w.bytes_per_block);
+        u64::from(self.active_blocks) * self.bytes_per_block + windows.sum::<u64>()
+    }
+
+    /// Of all groups.
+    pub fn cached_bytes(&self) -> u64 {
+        let windows = self.windows().iter().map(|w| u64::from(w.cached_blocks) * w.bytes_per_block);
+        u64::from(self.cached_blocks) * self.bytes_per_block + windows.sum::<u64>()
+    }
+}
+
+fn usage(active: u32, blocks: u32) -> f64 {
+    if blocks == 0 { 0.0 } else { f64::from(active) / f64::from(blocks) }
 }
 
 fn unwritten_share(written: u64, slots: u64) -> f64 {
     if slots == 0 { 0.0 } else { (slots - written) as f64 / slots as f64 }
 }
 
-/// One tenant's part. Summed over all tenants, each field equals its namesake in [`CacheStats`].
+/// One tenant's part. Summed over all tenants, each field equals its namesake in [`CacheStats`] or [`WindowStats`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TenantStats {
     pub active_blocks: u32,
@@ -99,4 +163,9 @@ pub struct TenantStats {
     pub tail_hit_tokens: u64,
     /// Cached blocks of this tenant that were dropped to make room, for whomever (counter).
     pub evictions: u64,
+    /// See [`CacheStats::window_miss_tokens`].
+    pub window_miss_tokens: u64,
+    /// Blocks of each window group.
+    pub active_windows: [u32; MAX_WINDOWS],
+    pub cached_windows: [u32; MAX_WINDOWS],
 }

@@ -4,9 +4,12 @@
 //! entry is a counted reference.
 //!
 //! Invariants: `confirmed <= computed <= capacity`; every block whose positions are all `< computed` is published (its
-//! index entry is the very block the table holds); blocks beyond `computed` belong to this table alone.
+//! index entry is the very block the table holds); blocks beyond `computed` belong to this table alone. A window group's
+//! list is as long as that of group 0; it holds exactly the blocks from the window of the next query on, and before them
+//! holes.
 
-use crate::types::{BlockId, Root};
+use crate::stats::MAX_WINDOWS;
+use crate::types::{BlockId, Root, first_block};
 
 /// Blocks of one sequence, in position order. Hand it back with [`crate::KvCache::release`]: a table that is merely
 /// dropped leaks its references (`KvCache::check` reports that).
@@ -14,7 +17,12 @@ use crate::types::{BlockId, Root};
 #[must_use = "a dropped table leaks its blocks: give it to KvCache::release"]
 pub struct BlockTable {
     pub(crate) root: Root,
+    /// Of group 0.
     pub(crate) blocks: Vec<BlockId>,
+    /// Of each window group, `HOLE` behind the window; empty where there is no such group.
+    pub(crate) windows: [Vec<BlockId>; MAX_WINDOWS],
+    /// Length of each window; 0 where there is no such group.
+    pub(crate) window_tokens: [u32; MAX_WINDOWS],
     pub(crate) block_tokens: u32,
     /// Positions `< computed` are (or, after this step's copies, will be) in the cache.
     pub(crate) computed: u32,
@@ -32,16 +40,68 @@ pub(crate) struct Query {
     pub hit: u64,
     pub tail_hit: u64,
     pub copies: u64,
+    pub window_miss: u64,
+}
+
+/// The emptied vectors of a table, kept for the next one.
+#[derive(Debug, Default)]
+pub(crate) struct Lists {
+    pub blocks: Vec<BlockId>,
+    pub windows: [Vec<BlockId>; MAX_WINDOWS],
 }
 
 impl BlockTable {
-    pub(crate) fn new(root: Root, block_tokens: u32, blocks: Vec<BlockId>) -> Self {
-        Self { root, blocks, block_tokens, computed: 0, confirmed: 0, query: Query::default() }
+    pub(crate) fn new(
+        root: Root,
+        block_tokens: u32,
+        window_tokens: [u32; MAX_WINDOWS],
+        lists: Lists,
+    ) -> Self {
+        let Lists { blocks, windows } = lists;
+        Self {
+            root,
+            blocks,
+            windows,
+            window_tokens,
+            block_tokens,
+            computed: 0,
+            confirmed: 0,
+            query: Query::default(),
+        }
     }
 
-    /// Blocks in position order; block `i` holds positions `i * block_tokens ..`.
+    /// Blocks of group 0 in position order; block `i` holds positions `i * block_tokens ..`.
     pub fn blocks(&self) -> &[BlockId] {
         &self.blocks
+    }
+
+    /// Cache groups, at least 1.
+    pub fn groups(&self) -> usize {
+        1 + self.window_count()
+    }
+
+    /// Blocks of a group in position order, as many in each. In a window group [`crate::HOLE`] stands for a block behind
+    /// the window.
+    pub fn group(&self, group: usize) -> &[BlockId] {
+        match group.checked_sub(1) {
+            None => &self.blocks,
+            Some(window) => &self.windows[window],
+        }
+    }
+
+    pub(crate) fn window_count(&self) -> usize {
+        self.window_tokens.iter().take_while(|tokens| **tokens > 0).count()
+    }
+
+    /// First block of a window group that is not behind the window of the query at `computed`.
+    pub(crate) fn first_block(&self, window: usize, computed: u32) -> u32 {
+        first_block(self.window_tokens[window], computed, self.block_tokens)
+    }
+
+    /// Blocks of a window group that the table holds.
+    pub(crate) fn held(&self, window: usize) -> &[BlockId] {
+        let blocks = &self.windows[window];
+        &blocks[(self.first_block(window, self.computed) as usize).min(blocks.len())..]
     }
 
     /// Positions `0 .. computed` need not be computed.
@@ -58,6 +118,10 @@ impl BlockTable {
     pub fn reserve(&mut self, positions: u32) {
         let blocks = positions.div_ceil(self.block_tokens) as usize;
         self.blocks.reserve_exact(blocks.saturating_sub(self.blocks.len()));
+        for window in 0..self.window_count() {
+            let list = &mut self.windows[window];
+            list.reserve_exact(blocks.saturating_sub(list.len()));
+        }
     }
 
     pub fn root(&self) -> &Root {

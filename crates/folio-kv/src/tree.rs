@@ -224,14 +224,19 @@ impl Tree {
         }
     }
 
-    /// Among the newest children of `parent`, the one that shares the longest beginning with `tokens` (ties: the
+    /// Among the newest children of `parent`, the `usable` one that shares the longest beginning with `tokens` (ties: the
     /// newest), and the length of it, which is positive.
-    pub fn best_child(&self, parent: Parent, tokens: &[u32]) -> Option<(u32, u32)> {
+    pub fn best_child(
+        &self,
+        parent: Parent,
+        tokens: &[u32],
+        usable: impl Fn(u32) -> bool,
+    ) -> Option<(u32, u32)> {
         let mut best = None;
         let mut length = 0;
         for child in self.children(parent).take(CHILDREN_SCANNED) {
             let shared = common(self.tokens(child), tokens);
-            if shared > length {
+            if shared > length && usable(child) {
                 (best, length) = (Some(child), shared);
             }
         }

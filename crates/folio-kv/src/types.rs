@@ -1,8 +1,13 @@
 //! Names for the numbers that cross this crate's boundary.
 
+use crate::counts::GroupCounts;
+
 /// A block of KV memory: an index into the device's pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId(pub u32);
+
+/// In a window group's block table: a block that lies behind the window and was given back.
+pub const HOLE: BlockId = BlockId(u32::MAX);
 
 /// A tenant: whoever authenticated with one key. Assigned by the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -44,14 +49,18 @@ pub struct Identity<'a> {
     pub extra: &'a [u8],
 }
 
-/// Copy `tokens` positions of block `from` into block `to`. Executed in list order, before anything else in a step.
+/// Copy `tokens` positions of block `from` into block `to`, both of `group`'s pool. Executed in list order, before anything
+/// else in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockCopy {
+    /// 0 is full attention, then the window groups in the order they were given.
+    pub group: u32,
     pub from: BlockId,
     pub to: BlockId,
     pub tokens: u32,
 }
 
+/// The full-attention group, and what all groups have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheConfig {
     pub blocks: u32,
@@ -61,10 +70,40 @@ pub struct CacheConfig {
     pub bytes_per_block: u64,
 }
 
-/// The pool cannot give what was asked for; nothing was changed.
+/// A window group: a query at position `p` reads positions `p - window_tokens + 1 ..= p`. Its blocks hold as many tokens as
+/// those of the full-attention group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowConfig {
+    pub blocks: u32,
+    pub window_tokens: u32,
+    /// For accounting only.
+    pub bytes_per_block: u64,
+}
+
+impl WindowConfig {
+    /// Of a sequence with `computed` positions, the first block that its next query reads or writes: everything before is
+    /// behind the window.
+    pub fn first_block(&self, computed: u32, block_tokens: u32) -> u32 {
+        first_block(self.window_tokens, computed, block_tokens)
+    }
+
+    /// Most blocks a sequence holds at once when at most `chunk` positions are computed in a step, however the window lies
+    /// on the blocks.
+    pub fn blocks_max(&self, chunk: u32, block_tokens: u32) -> u32 {
+        // `window - 1` positions before the chunk and the chunk itself, starting anywhere in a block.
+        let positions = u64::from(self.window_tokens - 1) + u64::from(chunk) + u64::from(block_tokens - 1);
+        u32::try_from(positions.div_ceil(block_tokens.into())).unwrap_or(u32::MAX)
+    }
+}
+
+pub(crate) fn first_block(window_tokens: u32, computed: u32, block_tokens: u32) -> u32 {
+    (computed + 1).saturating_sub(window_tokens) / block_tokens
+}
+
+/// A pool cannot give what was asked for; nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{needed} KV blocks needed, {available} available")]
 pub struct OutOfBlocks {
-    pub needed: u32,
-    pub available: u32,
+    pub needed: GroupCounts,
+    pub available: GroupCounts,
 }

@@ -77,6 +77,7 @@ impl DecodeWorkload {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::GroupCounts;
 
     #[test]
     fn steps_advance_every_sequence_and_end_when_the_pool_does() {
@@ -87,7 +88,10 @@ mod tests {
             assert!(workload.tables().iter().all(|t| t.computed() == 6 + step));
             workload.cache().check(&workload.tables()).unwrap();
         }
-        assert_eq!(workload.step(), Err(OutOfBlocks { needed: 1, available: 0 }));
+        assert_eq!(
+            workload.step(),
+            Err(OutOfBlocks { needed: GroupCounts::full(1), available: GroupCounts::default() })
+        );
         assert_eq!(
             workload.reattach(1),
             8,

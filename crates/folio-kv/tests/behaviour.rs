@@ -4,8 +4,8 @@ mod common;
 
 use common::{Fifo, cache, config, root, serve};
 use folio_kv::{
-    BlockCopy, BlockId, BlockMeta, BlockTable, EvictionPolicy, KvCache, LruLeafFirst, OutOfBlocks, Root,
-    TenantId, Violation,
+    BlockCopy, BlockId, BlockMeta, BlockTable, EvictionPolicy, GroupCounts, KvCache, LruLeafFirst,
+    OutOfBlocks, Root, TenantId, Violation,
 };
 
 fn run(cache: &mut KvCache, table: &mut BlockTable, tokens: &[u32]) -> Vec<BlockCopy> {
@@ -36,7 +36,7 @@ fn a_prefix_is_found_to_the_token_and_counted() {
     // Two full blocks, and one of the two tail tokens: position 9 must be left to compute.
     let (table, copy) = cache.attach(&root, &first, 9);
     assert_eq!(table.computed(), 9);
-    assert_eq!(copy.map(|c| c.tokens), Some(1));
+    assert_eq!(copy.full().map(|c| c.tokens), Some(1));
     assert_eq!(cache.stats().hit_tokens, 9);
     assert_eq!(cache.stats().tail_hit_tokens, 1);
     assert_eq!(cache.stats().query_tokens, 20);
@@ -58,7 +58,7 @@ fn part_of_a_full_block_is_copied_when_the_last_token_must_be_computed() {
     serve(&mut cache, &root, &tokens);
     let (table, copy) = cache.attach(&root, &tokens, 7);
     assert_eq!(table.computed(), 7);
-    let copy = copy.expect("three tokens of the second block");
+    let copy = copy.full().expect("three tokens of the second block");
     assert_eq!(copy.tokens, 3);
     assert_eq!(table.blocks()[1], copy.to);
     assert_ne!(copy.from, copy.to);
@@ -76,7 +76,7 @@ fn probe_and_lookup_agree_with_attach_and_change_nothing() {
     assert_eq!(cache.probe(&root, &range(0..9)), 4);
     assert_eq!(cache.probe(&root, &[0, 1, 77]), 2);
     let lookup = cache.lookup(&root, &range(0..4));
-    assert_eq!((lookup.full_blocks, lookup.idle_blocks, lookup.tail_tokens), (1, 1, 0));
+    assert_eq!((lookup.full_blocks, lookup.idle_blocks[0], lookup.tail_tokens), (1, 1, 0));
     assert_eq!(cache.stats(), before);
     // `old` is still the older one.
     let table = started(&mut cache, &root, &range(200..212));
@@ -128,7 +128,7 @@ fn leaves_go_before_their_parents_and_the_oldest_leaf_first() {
     let (a, b) = (range(0..6), range(100..106));
     serve(&mut cache, &root, &a);
     serve(&mut cache, &root, &b);
-    assert_eq!(cache.available(), 6);
+    assert_eq!(cache.available()[0], 6);
     for (taken, left_of_a, left_of_b) in [(1, 4, 6), (2, 2, 6), (3, 0, 6), (4, 0, 4)] {
         let table = started(&mut cache, &root, &range(1000..1000 + 2 * taken));
         assert_eq!(cache.probe(&root, &a), left_of_a);
@@ -157,7 +157,7 @@ fn a_copied_tail_becomes_young_too() {
     serve(&mut cache, &root, &[1, 2]);
     serve(&mut cache, &root, &[7, 8]);
     let (table, copy) = cache.attach(&root, &[1, 2, 9], 2);
-    assert!(copy.is_some());
+    assert!(!copy.is_empty());
     cache.release(table, &[1, 2, 9]);
     let table = started(&mut cache, &root, &range(1000..1012));
     assert_eq!((cache.probe(&root, &[1, 2]), cache.probe(&root, &[7, 8])), (2, 0));
@@ -182,7 +182,7 @@ fn blocks_in_use_are_never_taken_and_grow_is_all_or_nothing() {
     let before = cache.stats();
     let mut copies = Vec::new();
     let refused = cache.grow(&mut b, 4, &mut copies);
-    assert_eq!(refused, Err(OutOfBlocks { needed: 2, available: 1 }));
+    assert_eq!(refused, Err(OutOfBlocks { needed: GroupCounts::full(2), available: GroupCounts::full(1) }));
     assert!(b.is_empty() && copies.is_empty());
     assert_eq!(cache.stats(), before);
     cache.check(&[&a, &b]).unwrap();
@@ -197,7 +197,7 @@ fn a_source_evicted_in_the_same_step_is_still_named_by_the_copy() {
     let (mut cache, root) = (cache(3, 4), root(0));
     serve(&mut cache, &root, &[1, 2, 3]);
     let (table, copy) = cache.attach(&root, &[1, 2, 9], 2);
-    let copy = copy.unwrap();
+    let copy = copy.full().unwrap();
     // Somebody else takes every block that is left, the source among them.
     let (mut other, _) = cache.attach(&root, &range(100..108), 7);
     cache.grow(&mut other, 8, &mut Vec::new()).unwrap();
@@ -213,7 +213,7 @@ fn a_source_that_is_the_only_block_left_is_taken_over_without_a_copy() {
     let (mut cache, root) = (cache(1, 4), root(0));
     serve(&mut cache, &root, &[1, 2, 3]);
     let (mut table, copy) = cache.attach(&root, &[1, 2, 9, 9], 3);
-    assert_eq!((table.computed(), copy), (2, None));
+    assert_eq!((table.computed(), copy.full()), (2, None));
     assert_eq!(cache.stats().copies, 0);
     assert_eq!(cache.stats().evictions, 1);
     run(&mut cache, &mut table, &[1, 2, 9, 9]);
@@ -230,9 +230,9 @@ fn without_a_block_for_the_tail_only_full_blocks_are_attached() {
     let other = started(&mut cache, &root, &range(100..104));
     // The one full block is attached; part of it would be a hit for a shorter prompt but there is no room to copy.
     let (full, copy) = cache.attach(&root, &tokens, 5);
-    assert_eq!((full.computed(), copy), (4, None));
+    assert_eq!((full.computed(), copy.full()), (4, None));
     let (none, copy) = cache.attach(&root, &tokens, 3);
-    assert_eq!((none.computed(), copy, none.is_empty()), (0, None, true));
+    assert_eq!((none.computed(), copy.full(), none.is_empty()), (0, None, true));
     assert_eq!(cache.stats().hit_tokens, 4);
     cache.check(&[&full, &none, &other]).unwrap();
     for (table, tokens) in [(full, &tokens[..]), (none, &[]), (other, &range(100..104))] {
@@ -250,16 +250,16 @@ fn a_fork_shares_all_and_the_first_writer_copies() {
     assert_eq!(b.blocks(), &a.blocks()[..2], "unwritten blocks stay with the original");
     assert_eq!((b.computed(), b.capacity()), (6, 8));
     assert_eq!(cache.stats().active_blocks, 4);
-    assert_eq!(cache.needed(&b, 7), 1);
-    assert_eq!(cache.needed(&b, 6), 0);
+    assert_eq!(cache.needed(&b, 7)[0], 1);
+    assert_eq!(cache.needed(&b, 6)[0], 0);
     let tokens = |last: u32| range(0..6).into_iter().chain([last]).collect::<Vec<_>>();
 
     let copies = run(&mut cache, &mut b, &tokens(50));
-    assert_eq!(copies, [BlockCopy { from: a.blocks()[1], to: b.blocks()[1], tokens: 2 }]);
+    assert_eq!(copies, [BlockCopy { group: 0, from: a.blocks()[1], to: b.blocks()[1], tokens: 2 }]);
     let copies = run(&mut cache, &mut c, &tokens(51));
     assert_eq!(copies.len(), 1);
     // The last holder writes in place.
-    assert_eq!(cache.needed(&a, 7), 0);
+    assert_eq!(cache.needed(&a, 7)[0], 0);
     assert_eq!(run(&mut cache, &mut a, &tokens(52)), []);
     cache.check(&[&a, &b, &c]).unwrap();
     for (table, last) in [(a, 52), (b, 50), (c, 51)] {
@@ -277,7 +277,7 @@ fn pending_copy(cache: &mut KvCache, root: &Root) -> (BlockTable, BlockTable) {
     let (table, copy) = cache.attach(root, &[1, 2, 9], 2);
     let mut other = cache.empty_table(root);
     cache.grow(&mut other, 4, &mut Vec::new()).unwrap();
-    assert_eq!(other.blocks(), [copy.expect("two tokens are copied").from]);
+    assert_eq!(other.blocks(), [copy.full().expect("two tokens are copied").from]);
     (table, other)
 }
 
@@ -298,7 +298,7 @@ fn an_abandoned_attach_leaves_no_trace_in_the_statistics() {
     let before = cache.stats();
     let tenant = cache.tenant_stats(TenantId(0));
     let (mut table, copy) = cache.attach(&root, &range(0..12), 11);
-    assert!(copy.is_some());
+    assert!(!copy.is_empty());
     cache.grow(&mut table, 12, &mut Vec::new()).unwrap();
     cache.abandon(table, &range(0..12));
     let after = cache.stats();
@@ -572,7 +572,7 @@ fn what_is_found_and_cannot_be_copied_is_no_hit() {
     let (mut cache, root) = (KvCache::new(config(1, 2), Box::new(recorder)), root(0));
     let held = started(&mut cache, &root, &[1, 2]);
     let (table, copy) = cache.attach(&root, &[1, 9], 1);
-    assert_eq!((table.computed(), copy), (0, None));
+    assert_eq!((table.computed(), copy.full()), (0, None));
     assert_eq!(*log.lock().unwrap(), ["insert 0 depth 0 children 0 hits 0"]);
     cache.release(table, &[1, 9]);
     cache.release(held, &[1, 2]);

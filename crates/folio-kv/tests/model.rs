@@ -3,16 +3,17 @@
 //!
 //! A memory cell holds a fingerprint of the tenant and of *all* tokens up to its position, as real KV does; so content
 //! reached through a wrong parent, a stale copy or another tenant's block is seen even where the tokens happen to agree.
+//! Each cache group has memory of its own; of a window group exactly the last window is read.
 //! A step runs as an executor does: copies in list order, then all writes, then all commits.
 
 mod common;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use common::{Fifo, cache, config, root};
+use common::{Fifo, config, root, window, windowed};
 use folio_kv::{
-    BlockCopy, BlockTable, EvictionPolicy, KeepRefused, KvCache, LearnedLifetimes, LruLeafFirst, PinLimits,
-    PrefixId, PrefixInfo, Retention, RetentionRange, TenantId,
+    BlockCopy, BlockTable, EvictionPolicy, GroupCounts, HOLE, KeepRefused, KvCache, LearnedLifetimes,
+    LruLeafFirst, PinLimits, PrefixId, PrefixInfo, Retention, RetentionRange, TenantId, WindowConfig,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -116,9 +117,9 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     vec(op, 1..60)
 }
 
-fn fingerprint(tenant: TenantId, tokens: &[u32]) -> u64 {
+fn fingerprint(group: usize, tenant: TenantId, tokens: &[u32]) -> u64 {
     let mut hasher = DefaultHasher::new();
-    (tenant, tokens).hash(&mut hasher);
+    (group, tenant, tokens).hash(&mut hasher);
     hasher.finish()
 }
 
@@ -137,7 +138,9 @@ impl Sequence {
 
 struct World {
     cache: KvCache,
-    memory: Vec<Vec<u64>>,
+    windows: Vec<WindowConfig>,
+    /// `[group][block][slot]`
+    memory: Vec<Vec<Vec<u64>>>,
     copies: Vec<BlockCopy>,
     sequences: Vec<Sequence>,
     limits: PinLimits,
@@ -145,12 +148,15 @@ struct World {
 }
 
 impl World {
-    fn new(blocks: u32, block_tokens: u32, policy: Box<dyn EvictionPolicy>) -> Self {
-        let memory = vec![vec![0; block_tokens as usize]; blocks as usize];
-        let mut cache = KvCache::new(config(blocks, block_tokens), policy);
-        let limits = PinLimits { pool: blocks / 2, tenant: blocks / 3 };
+    fn new(pool: &Pool, policy: Box<dyn EvictionPolicy>) -> Self {
+        let windows: Vec<WindowConfig> = pool.windows.iter().map(|(b, tokens)| window(*b, *tokens)).collect();
+        let mut cache = KvCache::with_windows(config(pool.blocks, pool.block_tokens), &windows, policy);
+        let limits = PinLimits { pool: pool.blocks / 2, tenant: pool.blocks / 3 };
         cache.set_pin_limits(limits);
-        Self { cache, memory, copies: Vec::new(), sequences: Vec::new(), limits, now: 0 }
+        let memory = (0..cache.groups())
+            .map(|group| vec![vec![0; pool.block_tokens as usize]; cache.pools()[group] as usize]);
+        let memory = memory.collect();
+        Self { memory, windows, cache, copies: Vec::new(), sequences: Vec::new(), limits, now: 0 }
     }
 
     fn apply(&mut self, op: Op) {
@@ -159,7 +165,7 @@ impl World {
             Op::Clear { tenant } => self.cache.clear(tenant.map(TenantId)),
             Op::Step { part } => self.step(part),
             Op::KeepCached { tenant, tokens, retention, pin } => {
-                let (before, available) = (self.cache.stats(), self.cache.available());
+                let (before, available) = (self.cache.stats(), self.cache.available()[0]);
                 let kept = self.cache.keep_cached(
                     &root(tenant),
                     &tokens,
@@ -288,18 +294,23 @@ impl World {
         let found = self.cache.lookup(&root(tenant), wanted);
         let probe = self.cache.probe(&root(tenant), wanted);
         let before = self.cache.stats();
-        let room_for_tail = self.cache.available() > found.idle_blocks;
-        let (table, copy) = self.cache.attach(&root(tenant), &tokens, max_tokens);
+        let one_each = GroupCounts::each(self.cache.groups(), |_| 1);
+        let available = self.cache.available();
+        let room_for_tail = (found.idle_blocks + one_each).fits(available);
+        let (table, copies) = self.cache.attach(&root(tenant), &tokens, max_tokens);
 
         let full = found.full_blocks * self.cache.config().block_tokens;
         assert_eq!(probe, full + found.tail_tokens);
         assert_eq!(table.computed(), if room_for_tail { probe } else { full });
+        let taken = if room_for_tail && found.tail_tokens > 0 { one_each } else { GroupCounts::default() };
+        assert!(available.saturating_sub(found.idle_blocks + taken).fits(self.cache.available()));
         let after = self.cache.stats();
         assert_eq!(after.hit_tokens - before.hit_tokens, u64::from(table.computed()));
         assert_eq!(after.query_tokens - before.query_tokens, tokens.len() as u64);
         assert_eq!(after.tail_hit_tokens - before.tail_hit_tokens, u64::from(table.computed() - full));
-        if let Some(copy) = copy {
-            assert_eq!((copy.tokens, Some(&copy.to)), (found.tail_tokens, table.blocks().last()));
+        for copy in copies {
+            let list = table.group(copy.group as usize);
+            assert_eq!((copy.tokens, Some(&copy.to)), (found.tail_tokens, list.last()));
             self.copies.push(copy);
         }
         self.sequences.push(Sequence { tokens, table, target: 0 });
@@ -317,14 +328,14 @@ impl World {
             (self.cache.stats(), sequence.table.blocks().to_vec(), self.copies.len());
         match self.cache.grow(&mut sequence.table, target, &mut self.copies) {
             Ok(()) => {
-                assert!(needed <= available && sequence.table.capacity() >= target);
-                assert_eq!(self.cache.available(), available - needed);
-                assert_eq!(self.cache.needed(&sequence.table, target), 0);
+                assert!(needed.fits(available) && sequence.table.capacity() >= target);
+                assert_eq!(self.cache.available(), available.saturating_sub(needed));
+                assert!(self.cache.needed(&sequence.table, target).is_zero());
                 sequence.target = target;
             }
             Err(refused) => {
                 assert_eq!((refused.needed, refused.available), (needed, available));
-                assert!(needed > available, "refused although there was room");
+                assert!(!needed.fits(available), "refused although there was room");
                 assert_eq!((self.cache.stats(), sequence.table.blocks()), (before, &blocks[..]));
                 assert_eq!(self.copies.len(), copies);
             }
@@ -349,9 +360,10 @@ impl World {
             let others = &self.sequences;
             let all = self.copies.clone();
             self.copies.retain(|copy| {
-                !table.blocks().contains(&copy.to)
-                    || others.iter().any(|s| s.table.blocks().contains(&copy.to))
-                    || all.iter().any(|later| later.from == copy.to)
+                let held = |table: &BlockTable| table.group(copy.group as usize).contains(&copy.to);
+                !held(&table)
+                    || others.iter().any(|s| held(&s.table))
+                    || all.iter().any(|later| (later.group, later.from) == (copy.group, copy.to))
             });
         }
         how(&mut self.cache, table, &tokens);
@@ -359,8 +371,9 @@ impl World {
 
     fn step(&mut self, part: u32) {
         for copy in self.copies.drain(..) {
+            let memory = &mut self.memory[copy.group as usize];
             for slot in 0..copy.tokens as usize {
-                self.memory[copy.to.0 as usize][slot] = self.memory[copy.from.0 as usize][slot];
+                memory[copy.to.0 as usize][slot] = memory[copy.from.0 as usize][slot];
             }
         }
         let size = self.cache.config().block_tokens;
@@ -368,12 +381,18 @@ impl World {
             let sequence = &self.sequences[index];
             let start = sequence.table.computed();
             let end = if part == 0 { sequence.target } else { sequence.target.min(start + part) };
-            for position in start..end {
-                let block = sequence.table.blocks()[(position / size) as usize];
-                let holders = self.sequences.iter().filter(|s| s.table.blocks().contains(&block)).count();
-                assert_eq!(holders, 1, "a block is written by its only holder");
-                self.memory[block.0 as usize][(position % size) as usize] =
-                    fingerprint(sequence.tenant(), &sequence.tokens[..=position as usize]);
+            for (group, position) in
+                (start..end).flat_map(|p| (0..sequence.table.groups()).map(move |g| (g, p)))
+            {
+                let block = sequence.table.group(group)[(position / size) as usize];
+                let holds = |s: &&Sequence| s.table.group(group).contains(&block);
+                assert_eq!(
+                    self.sequences.iter().filter(holds).count(),
+                    1,
+                    "a block is written by its only holder"
+                );
+                self.memory[group][block.0 as usize][(position % size) as usize] =
+                    fingerprint(group, sequence.tenant(), &sequence.tokens[..=position as usize]);
             }
             self.sequences[index].target = end;
         }
@@ -387,14 +406,29 @@ impl World {
         self.read_everything();
     }
 
+    /// Everything the next query of each sequence reads: all of group 0, the last window of the others.
     fn read_everything(&self) {
         let size = self.cache.config().block_tokens;
         for sequence in &self.sequences {
-            for position in 0..sequence.table.computed() {
-                let block = sequence.table.blocks()[(position / size) as usize];
-                let cell = self.memory[block.0 as usize][(position % size) as usize];
-                let expected = fingerprint(sequence.tenant(), &sequence.tokens[..=position as usize]);
-                assert_eq!(cell, expected, "position {position} of {:?} in {block:?}", sequence.tokens);
+            let (table, computed) = (&sequence.table, sequence.table.computed());
+            for group in 0..table.groups() {
+                let window = group.checked_sub(1).map_or(u32::MAX, |w| self.windows[w].window_tokens);
+                for position in (computed + 1).saturating_sub(window)..computed {
+                    let block = table.group(group)[(position / size) as usize];
+                    let cell = self.memory[group][block.0 as usize][(position % size) as usize];
+                    let expected =
+                        fingerprint(group, sequence.tenant(), &sequence.tokens[..=position as usize]);
+                    assert_eq!(
+                        cell, expected,
+                        "group {group}, {position} of {:?}, {block:?}",
+                        sequence.tokens
+                    );
+                }
+                // Exactly: whatever no later query reads was given back.
+                for (index, block) in table.group(group).iter().enumerate() {
+                    let behind = (index as u32 + 1) * size <= (computed + 1).saturating_sub(window);
+                    assert_eq!(*block == HOLE, behind, "group {group}, block {index}, {computed} computed");
+                }
             }
         }
     }
@@ -411,8 +445,26 @@ fn cases(usual: u32) -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(usual)
 }
 
-fn run(ops: Vec<Op>, blocks: u32, block_tokens: u32, policy: Box<dyn EvictionPolicy>) {
-    let mut world = World::new(blocks, block_tokens, policy);
+/// Pools of a cache: group 0, then (blocks, window) of each window group.
+#[derive(Clone, Debug)]
+struct Pool {
+    blocks: u32,
+    block_tokens: u32,
+    windows: Vec<(u32, u32)>,
+}
+
+/// One group as often as several.
+fn pools() -> impl Strategy<Value = Pool> {
+    let windows = prop_oneof![Just(Vec::new()), vec((1u32..12, 1u32..12), 1..4)];
+    (1u32..14, 1u32..6, windows).prop_map(|(blocks, block_tokens, windows)| Pool {
+        blocks,
+        block_tokens,
+        windows,
+    })
+}
+
+fn run(ops: Vec<Op>, pool: &Pool, policy: Box<dyn EvictionPolicy>) {
+    let mut world = World::new(pool, policy);
     for op in ops {
         world.apply(op);
         world.check();
@@ -426,30 +478,34 @@ fn run(ops: Vec<Op>, blocks: u32, block_tokens: u32, policy: Box<dyn EvictionPol
     let stats = world.cache.stats();
     assert_eq!((stats.active_blocks, stats.active_written_slots), (0, 0));
     assert!(stats.closed_written_slots <= stats.closed_slots);
-    assert_eq!(world.cache.available(), blocks - world.cache.stats().pinned_blocks);
+    assert!(stats.windows().iter().all(|window| window.active_blocks == 0));
+    let pinned = GroupCounts::full(world.cache.stats().pinned_blocks);
+    assert_eq!(world.cache.available(), world.cache.pools().saturating_sub(pinned));
     world.unpin_everything();
-    assert_eq!(world.cache.available(), blocks);
+    assert_eq!(world.cache.available(), world.cache.pools());
     world.cache.clear(None);
     world.check();
-    assert_eq!(world.cache.stats().free_blocks, blocks);
+    let stats = world.cache.stats();
+    assert_eq!(stats.free_blocks, pool.blocks);
+    assert!(stats.windows().iter().all(|window| window.free_blocks == window.blocks));
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: cases(3000), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn tables_read_what_their_sequences_wrote(ops in ops(), blocks in 1u32..14, block_tokens in 1u32..6) {
-        run(ops, blocks, block_tokens, Box::new(LruLeafFirst::new()));
+    fn tables_read_what_their_sequences_wrote(ops in ops(), pool in pools()) {
+        run(ops, &pool, Box::new(LruLeafFirst::new()));
     }
 
     #[test]
-    fn learned_lifetimes_change_nothing_but_who_goes(ops in ops(), blocks in 1u32..14, block_tokens in 1u32..6) {
-        run(ops, blocks, block_tokens, Box::new(LearnedLifetimes::new(0.01)));
+    fn learned_lifetimes_change_nothing_but_who_goes(ops in ops(), pool in pools()) {
+        run(ops, &pool, Box::new(LearnedLifetimes::new(0.01)));
     }
 
     #[test]
-    fn whatever_the_policy(ops in ops(), blocks in 1u32..14, block_tokens in 1u32..6) {
-        run(ops, blocks, block_tokens, Box::<Fifo>::default());
+    fn whatever_the_policy(ops in ops(), pool in pools()) {
+        run(ops, &pool, Box::<Fifo>::default());
     }
 }
 
@@ -476,8 +532,9 @@ proptest! {
     /// blocks of what still runs, to the token with what has ended. Two token values and blocks of at most four keep
     /// every list of children within the bound of the search, so nothing may be missed.
     #[test]
-    fn hits_are_exact_to_the_token(serves in serves(), block_tokens in 1u32..5) {
-        let mut cache = cache(2000, block_tokens);
+    fn hits_are_exact_to_the_token(serves in serves(), block_tokens in 1u32..5, windows in vec(1u32..20, 0..3)) {
+        let windows: Vec<(u32, u32)> = windows.into_iter().map(|tokens| (2000, tokens)).collect();
+        let mut cache = windowed(2000, block_tokens, &windows);
         let mut ended: Vec<(u32, Vec<u32>)> = Vec::new();
         let mut running: Vec<(u32, Vec<u32>, BlockTable)> = Vec::new();
         for serve in serves {
@@ -509,6 +566,7 @@ proptest! {
             }
         }
         prop_assert_eq!(cache.stats().evictions, 0);
+        prop_assert_eq!(cache.stats().window_miss_tokens, 0);
         let tables: Vec<&BlockTable> = running.iter().map(|(_, _, table)| table).collect();
         cache.check(&tables).expect("invariants");
     }

@@ -156,14 +156,14 @@ fn a_pinned_prefix_stays_and_is_not_counted_as_available() {
     let mut cache = cache(12, BLOCK);
     serve(&mut cache, &root(1), &text(1, 5));
     keep(&mut cache, 1, &text(1, 3), None).unwrap();
-    assert_eq!((cache.available(), cache.stats().pinned_blocks), (9, 3));
+    assert_eq!((cache.available()[0], cache.stats().pinned_blocks), (9, 3));
     let found = cache.lookup(&root(1), &text(1, 5));
-    assert_eq!((found.full_blocks, found.idle_blocks), (5, 2), "attaching pinned blocks takes nothing");
+    assert_eq!((found.full_blocks, found.idle_blocks[0]), (5, 2), "attaching pinned blocks takes nothing");
     press(&mut cache, 9);
     assert_eq!(cached(&cache, 1, 5), 3);
     let (mut table, _) = cache.attach(&root(9), &[1], 1);
     let refused = cache.grow(&mut table, 40, &mut Vec::new()).unwrap_err();
-    assert_eq!((refused.needed, refused.available), (10, 9), "a refusal, not a scan for what is not there");
+    assert_eq!((refused.needed[0], refused.available[0]), (10, 9), "a refusal, not a scan for what is not there");
     cache.release(table, &[1]);
     cache.clear(None);
     assert_eq!(cached(&cache, 1, 5), 3, "clearing spares it, too");
@@ -221,7 +221,7 @@ fn a_pin_ends_with_its_time_unless_the_prefix_is_used() {
     let info = cache.prefix(TenantId(1), id).unwrap();
     assert!(!info.pinned && info.cached_tokens == 8, "{info:?}");
     cache.check(&[]).unwrap();
-    assert_eq!((cache.available(), cache.stats().pinned_blocks), (20, 0));
+    assert_eq!((cache.available()[0], cache.stats().pinned_blocks), (20, 0));
 }
 
 #[test]

@@ -14,7 +14,7 @@
 
 use std::cmp::Reverse;
 
-use folio_kv::KvCache;
+use folio_kv::{GroupCounts, KvCache};
 
 use super::Scheduler;
 use crate::sequence::{Slot, State};
@@ -23,13 +23,13 @@ use crate::stats::WaitingFor;
 /// A lookup costs a hash of the whole prompt; one that led to nothing is not repeated for this many steps.
 const LOOKUP_STEPS: u64 = 64;
 
-/// Blocks an admission would take.
+/// Blocks an admission would take, per cache group.
 #[derive(Clone, Copy, Debug)]
 struct Demand {
-    /// For everything known, idle cached blocks included.
-    now: u32,
+    /// For everything known, idle cached blocks included; in a window group, what is held of it at once.
+    now: GroupCounts,
     /// Until its predicted (or, with a reservation, longest possible) end.
-    later: u32,
+    later: GroupCounts,
     /// Must be set aside in full.
     reserve: bool,
 }
@@ -128,16 +128,17 @@ impl Scheduler {
 
     fn demand(&mut self, cache: &KvCache, slot: Slot) -> Demand {
         let sequence = &self.sequences[slot];
-        let block_tokens = cache.config().block_tokens;
         let known = sequence.tokens.len() as u32;
+        let chunk = sequence.chunk_max(self.config.max_num_batched_tokens);
         let reserve = self.must_reserve(slot);
         let limit = sequence.final_positions().saturating_sub(known);
         let growth = if reserve { limit } else { self.lengths.remaining(sequence.generated(), limit) };
-        Demand {
-            now: known.div_ceil(block_tokens) - sequence.lookup.full_blocks + sequence.lookup.idle_blocks,
-            later: (known + growth).div_ceil(block_tokens) - known.div_ceil(block_tokens),
-            reserve,
-        }
+        let now = cache.demand(&sequence.lookup, known, chunk);
+        let later = cache.demand(&sequence.lookup, known + growth, chunk).saturating_sub(now);
+        // Who shares window blocks with a sequence that has a reservation may cost it that many.
+        let reserved = !self.scratch.reserved.is_empty();
+        let shared = if reserved { cache.shared(&sequence.lookup) } else { GroupCounts::default() };
+        Demand { now: now + shared, later, reserve }
     }
 
     /// The gate. Notes the reason of a refusal.
@@ -149,13 +150,14 @@ impl Scheduler {
         let demand = self.demand(cache, slot);
         let spare = self.unreserved(cache, None);
         let fits = if self.running.is_empty() {
-            demand.now <= spare
+            demand.now.fits(spare)
         } else {
-            let watermark =
-                u64::from(cache.config().blocks) * u64::from(self.config.watermark_permille) / 1000;
+            let (pools, permille) = (cache.pools(), u64::from(self.config.watermark_permille));
+            let watermark = GroupCounts::each(cache.groups(), |group| {
+                u32::try_from(u64::from(pools[group]) * permille / 1000).unwrap_or(u32::MAX)
+            });
             let promised = self.promised(cache);
-            u64::from(demand.now) + u64::from(demand.later) + u64::from(promised) + watermark
-                <= u64::from(spare)
+            (demand.now + demand.later + promised + watermark).fits(spare)
         };
         if !fits {
             self.wait_for(slot, WaitingFor::Blocks);
@@ -168,11 +170,11 @@ impl Scheduler {
     }
 
     /// Blocks that running sequences without a reservation will still take, as far as it can be predicted.
-    fn promised(&mut self, cache: &KvCache) -> u32 {
+    fn promised(&mut self, cache: &KvCache) -> GroupCounts {
         if let Some(promised) = self.scratch.promised {
             return promised;
         }
-        let mut promised = 0;
+        let mut promised = GroupCounts::default();
         for at in 0..self.running.len() {
             promised += self.predicted_growth(cache, self.running[at].1);
         }
@@ -180,31 +182,31 @@ impl Scheduler {
         promised
     }
 
-    /// Blocks that nobody who runs was promised or is predicted to need.
+    /// Blocks of group 0 that nobody who runs was promised or is predicted to need.
     pub(crate) fn unpromised(&mut self, cache: &KvCache) -> u32 {
         self.scratch.promised = None;
         let promised = self.promised(cache);
         self.scratch.promised = None;
-        self.unreserved(cache, None).saturating_sub(promised)
+        self.unreserved(cache, None).saturating_sub(promised)[0]
     }
 
-    fn predicted_growth(&mut self, cache: &KvCache, slot: Slot) -> u32 {
+    fn predicted_growth(&mut self, cache: &KvCache, slot: Slot) -> GroupCounts {
         let sequence = &self.sequences[slot];
         if sequence.reserved {
-            return 0;
+            return GroupCounts::default();
         }
         let known = sequence.tokens.len() as u32;
         let limit = sequence.final_positions().saturating_sub(known);
         let growth = self.lengths.remaining(sequence.generated(), limit);
-        sequence.blocks_missing(cache, known + growth)
+        sequence.blocks_missing(cache, known + growth, self.config.max_num_batched_tokens)
     }
 
     /// Takes place and blocks of running sequences of strictly worse priority, if that is enough to admit `slot`.
     fn displace(&mut self, cache: &mut KvCache, slot: Slot) -> bool {
         let priority = self.sequences[slot].rank.priority;
         let demand = self.demand(cache, slot);
-        let needed = demand.now + if demand.reserve { demand.later } else { 0 };
-        let mut gain = 0;
+        let needed = if demand.reserve { demand.now + demand.later } else { demand.now };
+        let mut gain = GroupCounts::default();
         let mut victims = Vec::new();
         for (rank, victim) in self.running.iter().rev().take_while(|(rank, _)| rank.priority > priority) {
             let sequence = &self.sequences[*victim];
@@ -214,13 +216,13 @@ impl Scheduler {
             }
         }
         victims.sort_unstable();
-        if victims.is_empty() || self.unreserved(cache, None) + gain < needed {
+        if victims.is_empty() || !needed.fits(self.unreserved(cache, None) + gain) {
             return false;
         }
         let mut victims = victims.into_iter();
         loop {
             let place = (self.running.len() as u32) < self.config.max_num_seqs;
-            if place && self.unreserved(cache, None) >= needed {
+            if place && needed.fits(self.unreserved(cache, None)) {
                 return true;
             }
             match victims.next() {
@@ -237,9 +239,9 @@ impl Scheduler {
         let rank = sequence.rank;
         let was_shared =
             matches!(sequence.state, State::Waiting { reason: WaitingFor::SharedPrefix { .. }, .. });
-        let (mut table, copy) = cache.attach(&sequence.root, &sequence.tokens, sequence.attachable());
+        let (mut table, copies) = cache.attach(&sequence.root, &sequence.tokens, sequence.attachable());
         table.reserve(sequence.final_positions());
-        self.plan.copies.extend(copy);
+        self.plan.copies.extend(copies);
         self.scratch.copy_owners.resize(self.plan.copies.len(), slot);
         sequence.computed = table.computed();
         sequence.table = Some(table);

@@ -1,9 +1,11 @@
 //! The plan's memory: each sequence keeps its own entry and lends it to the plan for one step.
 //!
 //! A block table in the plan is brought up to date from the first block the last step wrote to; everything before is
-//! immutable. So a decode costs a few words per step, whatever its context.
+//! immutable, but for what a window left behind since. So a decode costs a few words per step, whatever its context.
 
 use super::Scheduler;
+use folio_kv::{BlockId, HOLE};
+
 use crate::plan::{SamplePlan, SequencePlan, Want};
 use crate::sequence::{Sequence, choice_seed};
 
@@ -56,16 +58,15 @@ fn fill(entry: &mut SequencePlan, sequence: &mut Sequence) {
     entry.tokens.extend_from_slice(&sequence.tokens[from as usize..to as usize]);
     entry.samples.clear();
     if let Some(table) = &sequence.table {
-        let blocks = &mut entry.block_tables[0];
-        if blocks.capacity() == 0 {
-            // For the longest possible output, so that a decode never allocates here.
-            let block_tokens = table.capacity() / table.blocks().len().max(1) as u32;
-            blocks.reserve(sequence.final_positions().div_ceil(block_tokens.max(1)) as usize);
+        entry.block_tables.resize_with(table.groups(), Vec::new);
+        for (group, blocks) in entry.block_tables.iter_mut().enumerate() {
+            if blocks.capacity() == 0 {
+                // For the longest possible output, so that a decode never allocates here.
+                let block_tokens = table.capacity() / table.blocks().len().max(1) as u32;
+                blocks.reserve(sequence.final_positions().div_ceil(block_tokens.max(1)) as usize);
+            }
+            sync(blocks, table.group(group), sequence.synced as usize);
         }
-        blocks.truncate(sequence.synced as usize);
-        let synced = blocks.len();
-        blocks.extend(table.blocks()[synced..].iter().map(|block| block.0));
-        debug_assert!(blocks.iter().zip(table.blocks()).all(|(planned, block)| *planned == block.0));
     }
     if let Some(top) = sequence.score_top {
         for position in from.max(sequence.scored)..to.min(sequence.prompt_len - 1) {
@@ -73,6 +74,16 @@ fn fill(entry: &mut SequencePlan, sequence: &mut Sequence) {
             entry.samples.push(SamplePlan { row: position - from, want: Want::Score { next, top } });
         }
     }
+}
+
+/// Brings a block table of the plan up to date: what lies behind the window now, and everything from entry `synced` on.
+fn sync(planned: &mut Vec<u32>, blocks: &[BlockId], synced: usize) {
+    planned.truncate(synced);
+    // Holes only ever grow, from the front: new ones lie between the old ones and the first block that is held.
+    let holes = blocks[..planned.len()].partition_point(|block| *block == HOLE);
+    planned[..holes].iter_mut().rev().take_while(|entry| **entry != HOLE.0).for_each(|entry| *entry = HOLE.0);
+    planned.extend(blocks[planned.len()..].iter().map(|block| block.0));
+    debug_assert!(planned.iter().zip(blocks).all(|(planned, block)| *planned == block.0));
 }
 
 /// Every choice draws its first token from the last row of the prompt.

@@ -3,7 +3,7 @@
 //! A step that failed changes nothing but ends every sequence it contained; what the executor may have written is in
 //! blocks that were never published.
 
-use folio_kv::{KeepRefused, KvCache, PrefixInfo, RetentionRange};
+use folio_kv::{GroupCounts, KeepRefused, KvCache, PrefixInfo, RetentionRange};
 
 use super::Scheduler;
 use crate::plan::{ExecutorError, SamplePlan, Sampled, SequencePlan, StepOutput, Want};
@@ -261,10 +261,18 @@ impl Scheduler {
         let (leads, wants) = (&self.sequences[leader], &self.sequences[sibling]);
         let Some(table) = &leads.table else { return };
         // One block to write in must be left for it and one for the leader, or the fork only leads to preemption; with
-        // a reservation, all it may ever need.
-        let later = if reserve { cache.needed(table, wants.final_positions()) } else { 0 };
-        let spare = self.unreserved(cache, None);
-        if self.running.len() as u32 >= self.config.max_num_seqs || spare < later + 2 {
+        // a reservation, all that it may ever need, and what the leader may need because it shares.
+        let chunk = wants.chunk_max(self.config.max_num_batched_tokens);
+        let (fork, loss) = cache.fork_demand(table, wants.final_positions(), chunk);
+        let mut room = GroupCounts::each(cache.groups(), |_| 2);
+        if reserve {
+            room += fork;
+        }
+        if leads.reserved {
+            room += loss;
+        }
+        let place = (self.running.len() as u32) < self.config.max_num_seqs;
+        if !place || !room.fits(self.unreserved(cache, None)) {
             return;
         }
         let mut table = cache.fork(table);

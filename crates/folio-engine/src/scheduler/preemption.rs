@@ -4,6 +4,7 @@
 //! cache until they are taken, so a resume is mostly a prefix hit.
 //!
 //! The victim is the cheapest of those with the worst priority, the requester included and nobody of better priority:
+//! - it must free something in a cache group that lacks blocks, if anybody does;
 //! - price: tokens of blocks nobody else references (what others hold survives and costs nothing to find again), times
 //!   1 to 2 by progress (who is nearly done gives its blocks back soon by itself);
 //! - among equals the one that arrived last.
@@ -14,7 +15,7 @@
 
 use std::cmp::Reverse;
 
-use folio_kv::KvCache;
+use folio_kv::{GroupCounts, KvCache};
 
 use super::Scheduler;
 use crate::sequence::{Slot, State};
@@ -35,14 +36,14 @@ impl Scheduler {
             let sequence = &mut self.sequences[slot];
             let Some(table) = sequence.table.as_mut() else { return Room::None };
             let needed = cache.needed(table, positions);
-            if needed == 0 {
+            if needed.is_zero() {
                 return Room::Made;
             }
             let spare = self.unreserved(cache, Some(slot));
-            if needed <= spare {
+            if needed.fits(spare) {
                 return if self.grow(cache, slot, positions) { Room::Made } else { Room::None };
             }
-            match self.victim(cache, slot) {
+            match self.victim(cache, slot, needed.saturating_sub(spare)) {
                 Some(victim) if victim != slot => self.preempt(cache, victim),
                 _ => return Room::None,
             }
@@ -57,12 +58,14 @@ impl Scheduler {
     }
 
     /// Blocks that may be taken without breaking a reservation; `for_slot`'s own does not count against it.
-    pub(super) fn unreserved(&self, cache: &KvCache, for_slot: Option<Slot>) -> u32 {
+    pub(super) fn unreserved(&self, cache: &KvCache, for_slot: Option<Slot>) -> GroupCounts {
         let mut spare = cache.available();
+        let budget = self.config.max_num_batched_tokens;
         for slot in &self.scratch.reserved {
             let sequence = &self.sequences[*slot];
             if Some(*slot) != for_slot {
-                spare = spare.saturating_sub(sequence.blocks_missing(cache, sequence.final_positions()));
+                let missing = sequence.blocks_missing(cache, sequence.final_positions(), budget);
+                spare = spare.saturating_sub(missing);
             }
         }
         spare
@@ -79,7 +82,8 @@ impl Scheduler {
         victims.len()
     }
 
-    fn victim(&self, cache: &KvCache, requester: Slot) -> Option<Slot> {
+    /// `lacking`: what the requester is short of, per cache group.
+    fn victim(&self, cache: &KvCache, requester: Slot, lacking: GroupCounts) -> Option<Slot> {
         let priority = self.sequences[requester].rank.priority;
         let candidates = self.running.iter().filter(|(rank, slot)| {
             let sequence = &self.sequences[*slot];
@@ -87,22 +91,23 @@ impl Scheduler {
         });
         candidates
             .map(|(rank, slot)| {
-                let (frees, price) = self.price(cache, *slot);
+                let (exclusive, price) = self.price(cache, *slot);
+                let frees = lacking.saturating_sub(exclusive) != lacking;
                 ((Reverse(rank.priority), !frees, price, Reverse(rank.arrival), Reverse(rank.id)), *slot)
             })
             .min()
             .map(|(_, slot)| slot)
     }
 
-    /// Whether preempting it frees anything, and what computing it again would cost, in token units.
-    pub(super) fn price(&self, cache: &KvCache, slot: Slot) -> (bool, u64) {
+    /// What preempting it frees, and what computing it again would cost, in token units.
+    pub(super) fn price(&self, cache: &KvCache, slot: Slot) -> (GroupCounts, u64) {
         let sequence = &self.sequences[slot];
-        let Some(table) = &sequence.table else { return (false, 0) };
+        let Some(table) = &sequence.table else { return (GroupCounts::default(), 0) };
         let exclusive = cache.exclusive_blocks(table);
-        let tokens = u64::from(exclusive * cache.config().block_tokens).min(u64::from(sequence.computed));
+        let tokens = u64::from(exclusive[0] * cache.config().block_tokens).min(u64::from(sequence.computed));
         let progress =
             256 + 256 * u64::from(sequence.generated()) / u64::from(sequence.params.max_tokens.max(1));
-        (exclusive > 0, tokens * progress)
+        (exclusive, tokens * progress)
     }
 
     /// Takes all blocks of `victim` and puts it back in the queue.

@@ -12,7 +12,7 @@
 //! Starvation freedom: the oldest advances in every step until it is done, then the next is the oldest. If the oldest
 //! waits for a prefix, its leader takes its place. If it waits for blocks, see `admission` (bypasses are counted).
 
-use folio_kv::KvCache;
+use folio_kv::{GroupCounts, KvCache};
 
 use super::Scheduler;
 use super::preemption::Room;
@@ -40,7 +40,7 @@ pub(super) struct Scratch {
     /// Somebody lost its blocks in this step: nobody is admitted any more.
     pub preempted: bool,
     /// Blocks that running sequences are predicted to take, once it is known.
-    pub promised: Option<u32>,
+    pub promised: Option<GroupCounts>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -190,12 +190,13 @@ impl Scheduler {
     fn make_some_room(&mut self, cache: &mut KvCache, slot: Slot, wanted: u32) -> u32 {
         let spare = self.unreserved(cache, Some(slot));
         let Some(table) = self.sequences[slot].table.as_mut() else { return 0 };
-        let mut to = wanted.min(table.capacity() + spare * cache.config().block_tokens);
+        let blocks = spare.least(cache.groups());
+        let mut to = wanted.min(table.capacity() + blocks * cache.config().block_tokens);
         // A shared tail costs one block more.
-        if cache.needed(table, to) > spare {
+        if !cache.needed(table, to).fits(spare) {
             to = to.saturating_sub(cache.config().block_tokens);
         }
-        let fits = cache.needed(table, to) <= spare && self.grow(cache, slot, to);
+        let fits = cache.needed(table, to).fits(spare) && self.grow(cache, slot, to);
         if fits { to } else { 0 }
     }
 

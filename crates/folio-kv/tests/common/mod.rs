@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use folio_kv::{
     BlockId, BlockMeta, CacheConfig, EvictionPolicy, Identity, KvCache, LruLeafFirst, Root, TenantId,
+    WindowConfig,
 };
 
 pub fn root(tenant: u32) -> Root {
@@ -25,6 +26,17 @@ pub fn config(blocks: u32, block_tokens: u32) -> CacheConfig {
 
 pub fn cache(blocks: u32, block_tokens: u32) -> KvCache {
     KvCache::new(config(blocks, block_tokens), Box::new(LruLeafFirst::new()))
+}
+
+/// With a window group for each (blocks, window).
+pub fn windowed(blocks: u32, block_tokens: u32, windows: &[(u32, u32)]) -> KvCache {
+    let windows: Vec<WindowConfig> =
+        windows.iter().map(|(blocks, tokens)| window(*blocks, *tokens)).collect();
+    KvCache::with_windows(config(blocks, block_tokens), &windows, Box::new(LruLeafFirst::new()))
+}
+
+pub fn window(blocks: u32, window_tokens: u32) -> WindowConfig {
+    WindowConfig { blocks, window_tokens, bytes_per_block: 256 }
 }
 
 /// Computes a whole sequence at once and gives it back; returns the cached tokens.
