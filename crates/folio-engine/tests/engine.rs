@@ -164,7 +164,7 @@ fn answers_as_if_each_request_were_alone() {
     let readers: Vec<_> = requests.iter().map(|request| submit(&bench.handle, request.clone()).1).collect();
     for (request, reader) in requests.iter().zip(readers) {
         let events = read(&reader, 1);
-        let want = expect(request, VOCAB as usize, 512);
+        let want = expect(request, VOCAB as usize, 512, &[]);
         assert_eq!(tokens(&events), want.choices[0].tokens.iter().map(|(t, _)| *t).collect::<Vec<_>>());
     }
     wait_until("the engine is idle", || !bench.handle.stats().busy);

@@ -4,8 +4,11 @@
 //! model, where keys and values of deeper layers depend on the whole context. Logits hash every value up to the row,
 //! each read back from simulated memory through the block table. So a wrong block, a lost or misordered copy, a stale or
 //! foreign content, a missing position: each gives other logits, and soon another token than the oracle's.
+//!
+//! A window group has values of its own. A row writes its own and reads those of its window, and what it read enters the
+//! value it writes to group 0: what went wrong in a window is never forgotten. Reading a hole is an error.
 
-use folio_model::backend::{Backend, BackendError, Batch, KvLayout, TensorView};
+use folio_model::backend::{Backend, BackendError, Batch, GroupKind, HOLE, KvLayout, Span, TensorView};
 use folio_model::program::{MatrixId, Program, VectorId};
 
 use crate::rng::mix;
@@ -24,16 +27,35 @@ pub fn extend(context: u64, value: u64) -> u64 {
     mix(context.rotate_left(17) ^ value)
 }
 
+/// The value written to window group `group` for `token` at `position`.
+pub fn window_value(context: u64, token: u32, position: u32, group: usize) -> u64 {
+    value(context ^ mix(group as u64), token, position)
+}
+
 /// The row of logits after a context: coarse, so that ties happen.
 pub fn logits(context: u64, vocab: usize, out: &mut Vec<f32>) {
     out.extend((0..vocab as u64).map(|token| (mix(context ^ token) >> 56) as f32 / 16.0 - 8.0));
+}
+
+/// Memory of one cache group.
+struct Group {
+    /// Positions a row reads, itself included.
+    window: u32,
+    /// `[blocks * block_tokens]`, 0 where nothing was ever written.
+    memory: Vec<u64>,
+}
+
+impl Group {
+    fn new(blocks: usize, block_tokens: usize, window: u32) -> Self {
+        Self { window, memory: vec![0; blocks * block_tokens] }
+    }
 }
 
 /// See the module documentation.
 pub struct SimBackend {
     vocab: usize,
     block_tokens: usize,
-    memory: Vec<u64>,
+    groups: Vec<Group>,
     logits: Vec<f32>,
     max_rows: usize,
     max_logit_rows: usize,
@@ -50,26 +72,61 @@ impl SimBackend {
         Self {
             vocab,
             block_tokens,
-            memory: vec![0; blocks * block_tokens],
+            groups: vec![Group::new(blocks, block_tokens, u32::MAX)],
             logits: Vec::new(),
             max_rows,
             max_logit_rows,
         }
     }
 
-    fn slot(&self, table: &[u32], position: u32) -> Result<usize, BackendError> {
-        let block = table.get(position as usize / self.block_tokens);
-        let slot =
-            block.map(|block| *block as usize * self.block_tokens + position as usize % self.block_tokens);
-        slot.filter(|slot| *slot < self.memory.len())
-            .ok_or_else(|| BackendError::Batch(format!("position {position} is outside of the block table")))
+    /// With a window group for each (blocks, window).
+    pub fn with_windows(mut self, windows: impl IntoIterator<Item = (u32, u32)>) -> Self {
+        let group = |(blocks, window)| Group::new(blocks as usize, self.block_tokens, window);
+        self.groups.extend(windows.into_iter().map(group));
+        self
     }
 
-    fn read(&self, table: &[u32], position: u32) -> Result<u64, BackendError> {
-        match self.memory[self.slot(table, position)?] {
+    /// Where a position of a group lies in its memory.
+    fn slot(&self, batch: &Batch, span: &Span, group: usize, position: u32) -> Result<usize, BackendError> {
+        let bad = |what| Err(BackendError::Batch(format!("group {group}: position {position} {what}")));
+        let table = batch.blocks.get(span.table(group)).unwrap_or_default();
+        let Some(block) = table.get(position as usize / self.block_tokens) else {
+            return bad("is outside of the block table");
+        };
+        if *block == HOLE {
+            return bad("is behind the window and was given back");
+        }
+        let slot = *block as usize * self.block_tokens + position as usize % self.block_tokens;
+        if slot < self.groups[group].memory.len() { Ok(slot) } else { bad("is outside of the pool") }
+    }
+
+    fn read(&self, batch: &Batch, span: &Span, group: usize, position: u32) -> Result<u64, BackendError> {
+        match self.groups[group].memory[self.slot(batch, span, group, position)?] {
             0 => Err(BackendError::Device(format!("position {position} was read and never written"))),
             value => Ok(value),
         }
+    }
+
+    /// One row: writes its values, reads its windows; the context after it.
+    fn row(
+        &mut self,
+        batch: &Batch,
+        span: &Span,
+        context: u64,
+        token: u32,
+        position: u32,
+    ) -> Result<u64, BackendError> {
+        let mut seen = 0;
+        for group in 1..self.groups.len() {
+            let slot = self.slot(batch, span, group, position)?;
+            self.groups[group].memory[slot] = window_value(context, token, position, group);
+            for position in (position + 1).saturating_sub(self.groups[group].window)..=position {
+                seen = extend(seen, self.read(batch, span, group, position)?);
+            }
+        }
+        let slot = self.slot(batch, span, 0, position)?;
+        self.groups[0].memory[slot] = value(context ^ seen, token, position);
+        Ok(extend(context, self.read(batch, span, 0, position)?))
     }
 
     fn check(&self, batch: &Batch) -> Result<(), BackendError> {
@@ -111,11 +168,16 @@ impl Backend for SimBackend {
     }
 
     fn allocate_cache(&mut self, layout: &KvLayout, blocks: &[usize]) -> Result<(), BackendError> {
-        let [blocks] = *blocks else {
-            return Err(BackendError::Device(format!("one cache group is modelled, not {}", blocks.len())));
-        };
         self.block_tokens = layout.block_tokens;
-        self.memory = vec![0; blocks * layout.block_tokens];
+        self.groups.clear();
+        for (group, blocks) in layout.groups.iter().zip(blocks) {
+            let window = match group.kind {
+                GroupKind::Full => u32::MAX,
+                GroupKind::Window { tokens } => tokens,
+                kind => return Err(BackendError::Device(format!("{kind:?} is not modelled"))),
+            };
+            self.groups.push(Group::new(*blocks, layout.block_tokens, window));
+        }
         Ok(())
     }
 
@@ -123,21 +185,19 @@ impl Backend for SimBackend {
         self.check(batch)?;
         for copy in &batch.copies {
             let (from, to) = (copy.from as usize * self.block_tokens, copy.to as usize * self.block_tokens);
-            self.memory.copy_within(from..from + copy.tokens as usize, to);
+            let memory = &mut self.groups[copy.group as usize].memory;
+            memory.copy_within(from..from + copy.tokens as usize, to);
         }
         self.logits.clear();
         let mut wanted = batch.logit_rows.iter().copied().peekable();
         for span in &batch.spans {
-            let table = &batch.blocks[span.table(0)];
             let mut context = EMPTY;
             for position in 0..span.first_position {
-                context = extend(context, self.read(table, position)?);
+                context = extend(context, self.read(batch, span, 0, position)?);
             }
             for row in span.first_row..span.first_row + span.rows {
                 let position = span.first_position + row - span.first_row;
-                let slot = self.slot(table, position)?;
-                self.memory[slot] = value(context, batch.tokens[row as usize], position);
-                context = extend(context, self.read(table, position)?);
+                context = self.row(batch, span, context, batch.tokens[row as usize], position)?;
                 if wanted.next_if_eq(&row).is_some() {
                     logits(context, self.vocab, &mut self.logits);
                 }

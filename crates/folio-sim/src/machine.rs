@@ -7,7 +7,7 @@ use folio_engine::request::{Event, RequestId, Token};
 use folio_engine::{
     CancelRequest, Executor, FinishReason, Micros, ModelExecutor, Request, Scheduler, SchedulerConfig,
 };
-use folio_kv::{CacheConfig, KvCache, LruLeafFirst};
+use folio_kv::{CacheConfig, KvCache, LruLeafFirst, WindowConfig};
 
 use crate::backend::SimBackend;
 use crate::oracle::{Expectation, expect};
@@ -26,22 +26,44 @@ pub struct Machine {
     /// All plans so far.
     pub plans: Vec<StepPlan>,
     pub max_model_len: u32,
+    windows: Vec<u32>,
     cancellations: Vec<CancelRequest>,
     requests: Vec<Request>,
 }
 
 impl Machine {
     pub fn new(config: SchedulerConfig, blocks: u32, block_tokens: u32) -> Self {
+        Self::with_windows(config, blocks, block_tokens, &[])
+    }
+
+    /// With a window group for each (blocks, window).
+    pub fn with_windows(
+        config: SchedulerConfig,
+        blocks: u32,
+        block_tokens: u32,
+        windows: &[(u32, u32)],
+    ) -> Self {
+        let groups: Vec<WindowConfig> = windows
+            .iter()
+            .map(|(blocks, tokens)| WindowConfig {
+                blocks: *blocks,
+                window_tokens: *tokens,
+                bytes_per_block: 1,
+            })
+            .collect();
         let rows = config.max_num_batched_tokens as usize;
-        let backend = SimBackend::new(VOCAB as usize, blocks as usize, block_tokens as usize, rows, rows);
+        let backend = SimBackend::new(VOCAB as usize, blocks as usize, block_tokens as usize, rows, rows)
+            .with_windows(windows.iter().copied());
         Self {
             max_model_len: config.max_model_len,
             scheduler: Scheduler::new(config).expect("the test's limits are valid"),
-            cache: KvCache::new(
+            cache: KvCache::with_windows(
                 CacheConfig { blocks, block_tokens, bytes_per_block: 1 },
+                &groups,
                 Box::new(LruLeafFirst::new()),
             ),
             executor: ModelExecutor::new(Box::new(backend), VOCAB as usize, rows, rows),
+            windows: windows.iter().map(|(_, tokens)| *tokens).collect(),
             now: Micros(0),
             events: BTreeMap::new(),
             plans: Vec::new(),
@@ -120,7 +142,7 @@ impl Machine {
 
     /// What `request` generates alone.
     pub fn alone(&self, request: &Request) -> Expectation {
-        expect(request, VOCAB as usize, self.max_model_len)
+        expect(request, VOCAB as usize, self.max_model_len, &self.windows)
     }
 
     /// Panics unless every choice of `request` got exactly what it gets alone.

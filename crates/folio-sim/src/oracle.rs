@@ -6,7 +6,7 @@ use folio_engine::plan::{SampleSpec, Sampled, TokenHistory};
 use folio_engine::request::{Request, TokenLogprobs};
 use folio_engine::{FinishReason, Sampler, choice_seed};
 
-use crate::backend::{EMPTY, extend, logits, value};
+use crate::backend::{EMPTY, extend, logits, value, window_value};
 
 /// One choice's whole output.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,32 +28,53 @@ fn row(context: u64, vocab: usize) -> Vec<f32> {
     row
 }
 
-fn read(context: u64, token: u32, position: usize) -> u64 {
-    extend(context, value(context, token, position as u32))
+/// Everything computed so far, with nothing ever given back.
+#[derive(Clone)]
+struct Solo<'a> {
+    context: u64,
+    windows: &'a [u32],
+    /// Values of each window group, by position.
+    written: Vec<Vec<u64>>,
 }
 
-/// Runs `request` by itself.
-pub fn expect(request: &Request, vocab: usize, max_model_len: u32) -> Expectation {
+impl<'a> Solo<'a> {
+    fn new(windows: &'a [u32]) -> Self {
+        Self { context: EMPTY, windows, written: vec![Vec::new(); windows.len()] }
+    }
+
+    fn read(&mut self, token: u32, position: usize) {
+        let mut seen = 0;
+        for (index, (window, written)) in self.windows.iter().zip(&mut self.written).enumerate() {
+            written.push(window_value(self.context, token, position as u32, index + 1));
+            let first = written.len().saturating_sub(*window as usize);
+            seen = written[first..].iter().fold(seen, |seen, value| extend(seen, *value));
+        }
+        self.context = extend(self.context, value(self.context ^ seen, token, position as u32));
+    }
+}
+
+/// Runs `request` by itself. `windows`: the window of each cache group beside full attention.
+pub fn expect(request: &Request, vocab: usize, max_model_len: u32, windows: &[u32]) -> Expectation {
     let mut sampler = Sampler::default();
-    let mut context = EMPTY;
+    let mut solo = Solo::new(windows);
     let mut prompt_logprobs = Vec::new();
     for (position, token) in request.prompt.iter().enumerate() {
-        context = read(context, *token, position);
+        solo.read(*token, position);
         if let (Some(top), Some(next)) = (request.prompt_logprobs, request.prompt.get(position + 1))
-            && let Sampled::Score(score) = sampler.score(&row(context, vocab), *next, top)
+            && let Sampled::Score(score) = sampler.score(&row(solo.context, vocab), *next, top)
         {
             prompt_logprobs.push(score);
         }
     }
-    let choices =
-        (0..request.n).map(|choice| answer(request, choice, context, vocab, max_model_len, &mut sampler));
+    let choices = (0..request.n)
+        .map(|choice| answer(request, choice, solo.clone(), vocab, max_model_len, &mut sampler));
     Expectation { choices: choices.collect(), prompt_logprobs }
 }
 
 fn answer(
     request: &Request,
     choice: u32,
-    mut context: u64,
+    mut solo: Solo<'_>,
     vocab: usize,
     max_model_len: u32,
     sampler: &mut Sampler,
@@ -76,14 +97,14 @@ fn answer(
             forbid_stop: generated < params.min_tokens,
             grammar: None,
         };
-        let Sampled::Token { id, logprobs } = sampler.sample(&row(context, vocab), &spec) else {
+        let Sampled::Token { id, logprobs } = sampler.sample(&row(solo.context, vocab), &spec) else {
             return Answer { tokens, reason: FinishReason::Error };
         };
         tokens.push((id, logprobs));
         if params.eos_token_ids.contains(&id) || params.stop_token_ids.contains(&id) {
             return Answer { tokens, reason: FinishReason::Stop };
         }
-        context = read(context, id, known.len());
+        solo.read(id, known.len());
         known.push(id);
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use folio_engine::SchedulerConfig;
 use folio_engine::request::{Micros, Request, RequestId, SamplingParams};
-use folio_kv::{CacheConfig, Identity, Root, TenantId};
+use folio_kv::{CacheConfig, Identity, Root, TenantId, WindowConfig};
 
 use crate::rng::Rng;
 
@@ -37,6 +37,8 @@ pub struct Client {
 pub struct Scenario {
     pub config: SchedulerConfig,
     pub cache: CacheConfig,
+    /// Window groups; none in about half of the worlds.
+    pub windows: Vec<WindowConfig>,
     pub vocab: u32,
     /// Room of the backend in one pass; less than a step may need, so that steps are split.
     pub max_rows: usize,
@@ -102,9 +104,11 @@ impl Scenario {
         let clients = clients(rng, &config, vocab);
         let largest = clients.iter().map(|client| positions(&client.request)).max().unwrap_or(1);
         let blocks = largest.div_ceil(block_tokens) + rng.skewed(0, 120 / u64::from(block_tokens) + 4) as u32;
+        let cache = CacheConfig { blocks, block_tokens, bytes_per_block: 1024 };
         Self {
+            windows: windows(&mut Rng::new(seed ^ 0x3147), &config, &cache, largest),
             config,
-            cache: CacheConfig { blocks, block_tokens, bytes_per_block: 1024 },
+            cache,
             vocab,
             max_rows: rng.skewed(1, u64::from(budget)) as usize,
             max_logit_rows: rng.range(1, 12) as usize,
@@ -113,6 +117,21 @@ impl Scenario {
             seed,
         }
     }
+}
+
+/// Window groups whose pools hold the largest request, alone, and little more.
+fn windows(rng: &mut Rng, config: &SchedulerConfig, cache: &CacheConfig, largest: u32) -> Vec<WindowConfig> {
+    let window = |rng: &mut Rng| {
+        let window_tokens = rng.skewed(1, u64::from(config.max_model_len)) as u32;
+        let window = WindowConfig { blocks: 0, window_tokens, bytes_per_block: 256 };
+        let least = largest
+            .div_ceil(cache.block_tokens)
+            .min(window.blocks_max(config.max_num_batched_tokens, cache.block_tokens));
+        let more = rng.skewed(0, 100 / u64::from(cache.block_tokens) + 4) as u32;
+        WindowConfig { blocks: least + more, ..window }
+    };
+    let count = if rng.one_in(2) { rng.range(1, folio_kv::MAX_WINDOWS as u64) } else { 0 };
+    (0..count).map(|_| window(rng)).collect()
 }
 
 /// Positions one choice of a request needs KV for.

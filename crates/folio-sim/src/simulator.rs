@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use folio_engine::plan::{ExecutorError, SequenceId, StepPlan, Want};
+use folio_engine::plan::{ExecutorError, HOLE, SequenceId, SequencePlan, StepPlan, Want};
 use folio_engine::request::{Event, RequestId};
 use folio_engine::{CancelRequest, Executor, FinishReason, Micros, ModelExecutor, Scheduler};
 use folio_kv::{EvictionPolicy, KvCache, LearnedLifetimes, LruLeafFirst, TenantId};
@@ -25,6 +25,10 @@ pub struct Report {
     pub shared_prefix_waits: u64,
     pub block_waits: u64,
     pub copies: u64,
+    /// Worlds with window groups; blocks evicted from those, and prompt tokens lost because of that.
+    pub windowed: u64,
+    pub window_evictions: u64,
+    pub window_miss_tokens: u64,
     pub forks: u64,
     pub stopped: u64,
     pub length: u64,
@@ -44,6 +48,9 @@ impl Report {
         self.shared_prefix_waits += other.shared_prefix_waits;
         self.block_waits += other.block_waits;
         self.copies += other.copies;
+        self.windowed += other.windowed;
+        self.window_evictions += other.window_evictions;
+        self.window_miss_tokens += other.window_miss_tokens;
         self.forks += other.forks;
         self.stopped += other.stopped;
         self.length += other.length;
@@ -90,8 +97,8 @@ pub struct Simulator {
     arriving: VecDeque<Client>,
     readers: Vec<Reader>,
     cancellations: Vec<CancelRequest>,
-    /// The tenant that last held a block, and so wrote what is in it.
-    wrote: Vec<Option<TenantId>>,
+    /// The tenant that last held a block, and so wrote what is in it: `[group][block]`.
+    wrote: Vec<Vec<Option<TenantId>>>,
     empty_steps: u32,
     report: Report,
     pub trace: bool,
@@ -101,14 +108,17 @@ impl Simulator {
     pub fn new(scenario: Scenario) -> Self {
         let (blocks, block_tokens) = (scenario.cache.blocks as usize, scenario.cache.block_tokens as usize);
         let (vocab, rows) = (scenario.vocab as usize, scenario.max_rows);
-        let backend = SimBackend::new(vocab, blocks, block_tokens, rows, scenario.max_logit_rows);
+        let windows = scenario.windows.iter().map(|window| (window.blocks, window.window_tokens));
+        let backend =
+            SimBackend::new(vocab, blocks, block_tokens, rows, scenario.max_logit_rows).with_windows(windows);
         let policy: Box<dyn EvictionPolicy> = match scenario.seed % 2 {
             0 => Box::new(LruLeafFirst::new()),
             _ => Box::new(LearnedLifetimes::new(0.01)),
         };
+        let cache = KvCache::with_windows(scenario.cache, &scenario.windows, policy);
+        let pools = cache.pools();
         Self {
             scheduler: Scheduler::new(scenario.config.clone()).expect("scenarios have valid limits"),
-            cache: KvCache::new(scenario.cache, policy),
             executor: ModelExecutor::new(Box::new(backend), vocab, rows, scenario.max_logit_rows),
             rng: Rng::new(scenario.seed ^ 0xfa01),
             cost: CostModel { step_us: 1000.0, token_us: 200.0, context_us_per_1k: 100.0 },
@@ -117,7 +127,8 @@ impl Simulator {
             arriving: scenario.clients.iter().cloned().collect(),
             readers: Vec::new(),
             cancellations: Vec::new(),
-            wrote: vec![None; blocks],
+            wrote: (0..cache.groups()).map(|group| vec![None; pools[group] as usize]).collect(),
+            cache,
             empty_steps: 0,
             report: Report::default(),
             trace: false,
@@ -145,6 +156,9 @@ impl Simulator {
         self.report.shared_prefix_waits = counters.shared_prefix_waits;
         self.report.block_waits = counters.block_waits;
         self.report.copies = cache.copies;
+        self.report.windowed = u64::from(!cache.windows().is_empty());
+        self.report.window_evictions = cache.windows().iter().map(|window| window.evictions).sum();
+        self.report.window_miss_tokens = cache.window_miss_tokens;
         self.report.stopped = counters.finished_stop;
         self.report.length = counters.finished_length;
         self.report.cancelled = counters.finished_cancelled;
@@ -252,7 +266,9 @@ impl Simulator {
         let reader = reader.ok_or_else(|| format!("an event for {id:?}, which never arrived"))?;
         reader.struck |= failed;
         let request = &reader.client.request;
-        let expectation = reader.expectation.take().unwrap_or_else(|| expect(request, vocab, max_model_len));
+        let windows: Vec<u32> = self.scenario.windows.iter().map(|window| window.window_tokens).collect();
+        let expectation =
+            reader.expectation.take().unwrap_or_else(|| expect(request, vocab, max_model_len, &windows));
         let taken = reader.take(&event, &expectation, now);
         reader.expectation = Some(expectation);
         let late = reader.left.is_some_and(|left| left < self.report.steps)
@@ -299,30 +315,40 @@ impl Simulator {
     /// A copy goes to a block of a sequence that runs in this step, and stays within its tenant.
     fn check_copies(&mut self, plan: &StepPlan) -> Result<(), String> {
         for copy in &plan.copies {
-            let runs = plan.sequences.iter().any(|sequence| sequence.block_tables[0].contains(&copy.to.0));
-            let owner = self.scheduler.tables().find(|(_, _, table)| table.blocks().contains(&copy.to));
+            let group = copy.group as usize;
+            let runs =
+                plan.sequences.iter().any(|sequence| sequence.block_tables[group].contains(&copy.to.0));
+            let owner = self.scheduler.tables().find(|(_, _, table)| table.group(group).contains(&copy.to));
             let to = owner.map(|(_, tenant, _)| tenant);
-            if copy.from == copy.to || copy.tokens == 0 || !runs || self.wrote[copy.from.0 as usize] != to {
+            let from = self.wrote[group][copy.from.0 as usize];
+            if copy.from == copy.to || copy.tokens == 0 || !runs || from != to {
                 return Err(format!("{copy:?} serves nobody, or crosses tenants"));
             }
         }
         // From here on the step writes.
-        for (_, tenant, table) in self.scheduler.tables() {
-            table.blocks().iter().for_each(|block| self.wrote[block.0 as usize] = Some(tenant));
+        for (group, wrote) in self.wrote.iter_mut().enumerate() {
+            for (_, tenant, table) in self.scheduler.tables() {
+                let held = table.group(group).iter().filter(|block| **block != HOLE);
+                held.for_each(|block| wrote[block.0 as usize] = Some(tenant));
+            }
         }
         Ok(())
     }
 
     /// No block is held by two tenants.
     fn check_tenants(&self) -> Result<(), String> {
-        let mut holder: Vec<Option<TenantId>> = vec![None; self.scenario.cache.blocks as usize];
-        for (request, tenant, table) in self.scheduler.tables() {
-            for block in table.blocks() {
-                let holder = &mut holder[block.0 as usize];
-                if holder.is_some_and(|other| other != tenant) {
-                    return Err(format!("{block:?} belongs to {tenant:?} ({request:?}) and {holder:?}"));
+        for (group, blocks) in self.wrote.iter().map(Vec::len).enumerate() {
+            let mut holder: Vec<Option<TenantId>> = vec![None; blocks];
+            for (request, tenant, table) in self.scheduler.tables() {
+                for block in table.group(group).iter().filter(|block| **block != HOLE) {
+                    let holder = &mut holder[block.0 as usize];
+                    if holder.is_some_and(|other| other != tenant) {
+                        return Err(format!(
+                            "group {group}: {block:?} belongs to {tenant:?} ({request:?}) and {holder:?}"
+                        ));
+                    }
+                    *holder = Some(tenant);
                 }
-                *holder = Some(tenant);
             }
         }
         Ok(())
@@ -335,7 +361,7 @@ impl Simulator {
             }
         }
         let stats = self.cache.stats();
-        if stats.active_blocks != 0 {
+        if stats.active_blocks != 0 || stats.windows().iter().any(|window| window.active_blocks != 0) {
             return Err(format!("{} blocks are still held at the end", stats.active_blocks));
         }
         let delivered: usize = self.readers.iter().flat_map(|reader| &reader.tokens).map(Vec::len).sum();
@@ -427,6 +453,27 @@ impl Reader {
     }
 }
 
+/// One table per group, all of one length; holes exactly where no row of the step reads.
+fn check_tables(sequence: &SequencePlan, scenario: &Scenario) -> Result<(), String> {
+    let tables = &sequence.block_tables;
+    let length = tables.first().map_or(0, Vec::len);
+    if tables.len() != 1 + scenario.windows.len() || tables.iter().any(|table| table.len() != length) {
+        return Err(format!("{:?} has tables of different lengths, or not one per group", sequence.id));
+    }
+    let windows = scenario.windows.iter().map(|window| (window.window_tokens, window.blocks));
+    let groups = std::iter::once((u32::MAX, scenario.cache.blocks)).chain(windows);
+    for (group, (window, blocks)) in groups.enumerate() {
+        for (index, block) in tables[group].iter().enumerate() {
+            let end = (index as u32 + 1) * scenario.cache.block_tokens;
+            let behind = end <= (sequence.first_position + 1).saturating_sub(window);
+            if behind != (*block == HOLE.0) || (!behind && *block >= blocks) {
+                return Err(format!("{:?}: group {group}, entry {index} is {block}", sequence.id));
+            }
+        }
+    }
+    Ok(())
+}
+
 fn check_plan(plan: &StepPlan, scenario: &Scenario) -> Result<(), String> {
     let config = &scenario.config;
     let tokens: usize = plan.sequences.iter().map(|sequence| sequence.tokens.len()).sum();
@@ -436,6 +483,7 @@ fn check_plan(plan: &StepPlan, scenario: &Scenario) -> Result<(), String> {
     for sequence in &plan.sequences {
         let end = sequence.first_position as usize + sequence.tokens.len();
         let table = sequence.block_tables.first().map_or(0, Vec::len);
+        check_tables(sequence, scenario)?;
         if sequence.tokens.is_empty() || table * (scenario.cache.block_tokens as usize) < end {
             return Err(format!("{:?} computes nothing or beyond its blocks", sequence.id));
         }
