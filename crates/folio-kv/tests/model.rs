@@ -372,9 +372,8 @@ impl World {
     fn step(&mut self, part: u32) {
         for copy in self.copies.drain(..) {
             let memory = &mut self.memory[copy.group as usize];
-            for slot in 0..copy.tokens as usize {
-                memory[copy.to.0 as usize][slot] = memory[copy.from.0 as usize][slot];
-            }
+            let copied = memory[copy.from.0 as usize][..copy.tokens as usize].to_vec();
+            memory[copy.to.0 as usize][..copied.len()].copy_from_slice(&copied);
         }
         let size = self.cache.config().block_tokens;
         for index in 0..self.sequences.len() {
