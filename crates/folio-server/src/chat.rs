@@ -11,18 +11,29 @@ use crate::fields::{Fields, within};
 use crate::generate::{Job, PromptJob, unix_s};
 use crate::messages;
 use crate::params::{Generation, REFUSED};
-use crate::reading::Asked;
+use crate::reading::{Asked, EFFORT, Reading};
 use crate::shape::{Kind, Shape};
 use crate::tools::ToolUse;
 
 /// What is particular to chat: how the conversation becomes a prompt.
+#[derive(Clone, Debug)]
 pub struct Conversation {
-    messages: Vec<Value>,
+    pub messages: Vec<Value>,
     pub tools: ToolUse,
-    kwargs: Map<String, Value>,
-    effort: Option<String>,
-    add_generation_prompt: bool,
-    continue_final: bool,
+    /// Further variables of the template.
+    pub kwargs: Map<String, Value>,
+    pub effort: Option<String>,
+    pub add_generation_prompt: bool,
+    /// The model goes on inside the last message.
+    pub continue_final: bool,
+}
+
+/// A conversation as the model reads it, and how its answer is read.
+pub struct Rendered {
+    pub text: String,
+    pub reading: Option<Reading>,
+    /// Text of the last message where it is the assistant's.
+    pub final_text: Option<String>,
 }
 
 pub(crate) fn prepare(
@@ -42,24 +53,16 @@ pub(crate) fn prepare(
     let mut conversation = Conversation::read(&mut fields, limits)?;
     fields.finish(REFUSED)?;
 
-    let mut text = conversation.render(state)?;
-    let final_text = final_assistant_text(&conversation.messages);
-    let (reading, begun) = state.readers.plan(&Asked {
-        tools: &conversation.tools,
-        prompt: &text,
-        continued: final_text.as_deref().filter(|_| conversation.continue_final),
-        generation_prompt: conversation.add_generation_prompt,
-        include_reasoning,
-    })?;
-    generation.reading = reading;
-    text.push_str(&begun);
+    let rendered = conversation.prompt(state, include_reasoning)?;
+    generation.reading = rendered.reading;
     let special = generation.add_special_tokens.unwrap_or(false);
-    let mut tokens = encode(state, &text, special, generation.truncate_prompt.is_some(), "messages")?;
+    let truncated = generation.truncate_prompt.is_some();
+    let mut tokens = encode(state, &rendered.text, special, truncated, "messages")?;
     let params = generation.fit(&mut tokens, facts, "messages")?;
-    let echo = generation.echo.then_some(final_text).flatten();
+    let echo = generation.echo.then_some(rendered.final_text).flatten();
     let prompt = PromptJob { tokens: tokens.into(), params, echo, echo_logprobs: false };
     let shape = Shape::new(state, Kind::Chat, request_id, &generation);
-    Ok(Job { shape, generation, prompts: vec![prompt], arrived })
+    Ok(Job { wire: Box::new(shape), generation, prompts: vec![prompt], arrived })
 }
 
 /// The model is optional, as there is one; another name than its own is a 404.
@@ -127,11 +130,26 @@ impl Conversation {
         })
     }
 
+    /// The prompt with whatever of the answer is decided already.
+    pub fn prompt(&mut self, state: &State, include_reasoning: bool) -> Result<Rendered, ApiError> {
+        let mut text = self.render(state)?;
+        let final_text = final_assistant_text(&self.messages);
+        let (reading, begun) = state.readers.plan(&Asked {
+            tools: &self.tools,
+            prompt: &text,
+            continued: final_text.as_deref().filter(|_| self.continue_final),
+            generation_prompt: self.add_generation_prompt,
+            include_reasoning,
+        })?;
+        text.push_str(&begun);
+        Ok(Rendered { text, reading, final_text })
+    }
+
     /// The prompt, by the model's template.
     pub fn render(&mut self, state: &State) -> Result<String, ApiError> {
         let template = state.app.template.as_ref().ok_or_else(|| text_error(TextError::NoTemplate))?;
         state.readers.check(&self.tools)?;
-        state.readers.effort(self.effort.take(), &mut self.kwargs)?;
+        state.readers.effort(EFFORT, self.effort.take(), &mut self.kwargs)?;
         if let Some(manners) = &state.readers.template {
             messages::for_template(&mut self.messages, manners)?;
         }

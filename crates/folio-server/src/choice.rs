@@ -39,49 +39,41 @@ pub struct Scored {
     pub offset: usize,
 }
 
-/// More of a tool call.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct CallDelta {
-    pub index: u32,
-    /// Id and name, where the call begins.
-    pub begun: Option<(String, String)>,
-    pub arguments: String,
-}
-
 /// What may be shown next.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Delta {
-    pub text: String,
-    pub reasoning: String,
-    /// Ascending by index; at most one entry for each call.
-    pub calls: Vec<CallDelta>,
+    /// Text, reasoning and calls in the order in which the model wrote them; neighbours of one kind are one piece.
+    pub pieces: Vec<OutputEvent>,
     pub token_ids: Vec<u32>,
     pub scored: Vec<Scored>,
 }
 
 impl Delta {
+    pub fn text(text: String) -> Self {
+        Self { pieces: vec![OutputEvent::Content(text)], ..Self::default() }
+    }
+
     pub fn is_empty(&self) -> bool {
-        self.text.is_empty() && self.reasoning.is_empty() && self.calls.is_empty()
+        self.pieces.is_empty()
     }
 
     /// Appends what comes after.
     pub fn append(&mut self, mut next: Delta) {
-        self.text.push_str(&next.text);
-        self.reasoning.push_str(&next.reasoning);
-        for call in next.calls {
-            match call.begun {
-                Some(_) => self.calls.push(call),
-                None => self.arguments(call.index, &call.arguments),
-            }
-        }
+        next.pieces.into_iter().for_each(|piece| self.push(piece));
         self.token_ids.append(&mut next.token_ids);
         self.scored.append(&mut next.scored);
     }
 
-    fn arguments(&mut self, index: u32, text: &str) {
-        match self.calls.last_mut() {
-            Some(call) if call.index == index => call.arguments.push_str(text),
-            _ => self.calls.push(CallDelta { index, begun: None, arguments: text.to_owned() }),
+    fn push(&mut self, piece: OutputEvent) {
+        match (self.pieces.last_mut(), &piece) {
+            (_, OutputEvent::Content(text) | OutputEvent::Reasoning(text)) if text.is_empty() => {}
+            (Some(OutputEvent::Content(last)), OutputEvent::Content(next)) => last.push_str(next),
+            (Some(OutputEvent::Reasoning(last)), OutputEvent::Reasoning(next)) => last.push_str(next),
+            (
+                Some(OutputEvent::Arguments { index, text }),
+                OutputEvent::Arguments { index: same, text: next },
+            ) if index == same => text.push_str(next),
+            _ => self.pieces.push(piece),
         }
     }
 }
@@ -200,7 +192,9 @@ impl Choice {
 
     /// Shows text that is certain: as it is, or as what it turns out to be. `last`: nothing follows.
     fn read(&mut self, text: &str, last: bool) {
-        let Some(reader) = &mut self.reader else { return self.pending.text.push_str(text) };
+        let Some(reader) = &mut self.reader else {
+            return self.pending.push(OutputEvent::Content(text.to_owned()));
+        };
         reader.parser.push(text, &mut reader.events);
         if last {
             reader.parser.finish(&mut reader.events);
@@ -211,20 +205,11 @@ impl Choice {
     /// Puts the reader's events into their places.
     fn sort(&mut self) {
         let Some(reader) = &mut self.reader else { return };
-        let pending = &mut self.pending;
         for event in reader.events.drain(..) {
             match event {
-                OutputEvent::Content(text) => pending.text.push_str(&text),
-                OutputEvent::Reasoning(text) if reader.reading.include_reasoning => {
-                    pending.reasoning.push_str(&text);
-                }
-                OutputEvent::Reasoning(_) => {}
-                OutputEvent::CallStarted { index, id, name } => {
-                    let begun = Some((id, name));
-                    pending.calls.push(CallDelta { index, begun, arguments: String::new() });
-                }
-                OutputEvent::Arguments { index, text } => pending.arguments(index, &text),
+                OutputEvent::Reasoning(_) if !reader.reading.include_reasoning => {}
                 OutputEvent::CallEnded { .. } => reader.complete += 1,
+                shown => self.pending.push(shown),
             }
         }
     }

@@ -61,7 +61,7 @@ pub(crate) fn prepare(
     let prompts: Result<Vec<PromptJob>, ApiError> =
         prompts.into_iter().map(|prompt| prompt_job(state, prompt, &generation, echo_logprobs)).collect();
     let shape = Shape::new(state, Kind::Completion, request_id, &generation);
-    Ok(Job { shape, generation, prompts: prompts?, arrived })
+    Ok(Job { wire: Box::new(shape), generation, prompts: prompts?, arrived })
 }
 
 fn prompt_job(

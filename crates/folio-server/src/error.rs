@@ -149,6 +149,8 @@ impl IntoResponse for ApiError {
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
+        // For whoever has to say the same in another API's shape.
+        response.extensions_mut().insert(self);
         response
     }
 }

@@ -23,13 +23,14 @@ use crate::http::JsonRequest;
 use crate::metrics::{FinishedChoice, FinishedPrompt};
 use crate::params::Generation;
 use crate::reading::Reading;
-use crate::shape::{CompletionDetails, Finished, Kind, PromptReport, Shape, Usage};
 use crate::stream::{self, Abort, Events};
 use crate::tenants::Tenant;
+use crate::wire::{Finished, PromptReport, Usage, Wire};
 
 /// A request ready for the engine.
 pub struct Job {
-    pub shape: Shape,
+    /// Writes the answer.
+    pub wire: Box<dyn Wire>,
     pub generation: Generation,
     pub prompts: Vec<PromptJob>,
     /// When the HTTP request arrived.
@@ -76,9 +77,10 @@ async fn run(
     let guard = abort.guard();
     if job.generation.stream.is_some() {
         let (sender, body) = mpsc::unbounded_channel();
+        let idle = job.wire.keep_alive();
         let pump = Pump::new(state.clone(), job, abort, Output::Stream(Events(sender)));
         tokio::spawn(pump.follow(receiver, flight));
-        return Ok(stream::response(body, guard, state.config.limits.keep_alive));
+        return Ok(stream::response(body, guard, state.config.limits.keep_alive, idle));
     }
     let (sender, answer) = oneshot::channel();
     let pump = Pump::new(state.clone(), job, abort, Output::Whole(Some(sender)));
@@ -198,8 +200,7 @@ impl Pump {
         }
         let reports = vec![None; job.prompts.len()];
         let thinks = job.generation.reading.as_ref().is_some_and(Reading::separates_reasoning);
-        let completion_tokens_details = thinks.then(CompletionDetails::default);
-        let usage = Usage { completion_tokens_details, ..Usage::default() };
+        let usage = Usage { reasoning_tokens: thinks.then_some(0), ..Usage::default() };
         Self { state, job, abort, output, slots, reports, usage, failed: false, answered: false }
     }
 
@@ -250,32 +251,26 @@ impl Pump {
         let job = &self.job.prompts[prompt];
         let tokens = job.tokens.len() as u64;
         self.usage.prompt_tokens += tokens;
-        self.usage.prompt_tokens_details.cached_tokens += u64::from(cached);
+        self.usage.cached_tokens += u64::from(cached);
         self.state.metrics.prompt(tokens, u64::from(cached));
-        let report = PromptReport {
-            token_ids: self.job.generation.return_token_ids.then(|| job.tokens.clone()),
-            logprobs: (self.job.generation.prompt_logprobs.is_some() && !job.echo_logprobs)
-                .then(|| self.job.shape.prompt_logprobs(&job.tokens, &logprobs)),
-        };
+        let wanted = self.job.generation.prompt_logprobs.is_some() && !job.echo_logprobs;
         let echo = self.echo(prompt, &logprobs);
+        let report = PromptReport { tokens: job.tokens.clone(), logprobs: wanted.then(|| logprobs.into()) };
         let n = self.job.generation.n as usize;
         for index in prompt * n..(prompt + 1) * n {
             if let Output::Stream(events) = &self.output {
-                let usage = self.chunk_usage();
-                if let Some(json) = self.job.shape.opening(index as u32, report.token_ids.as_deref(), usage) {
-                    events.send(&json);
-                }
+                self.job.wire.opening(index as u32, &report, self.usage, events);
             }
-            if let Some(echo) = &echo {
-                self.slots[index].choice.shown(echo.text.chars().count());
+            if let Some((echo, characters)) = &echo {
+                self.slots[index].choice.shown(*characters);
                 self.show(index, echo.clone());
             }
         }
         self.reports[prompt] = Some(report);
     }
 
-    /// What `echo` puts before the generated text.
-    fn echo(&self, prompt: usize, logprobs: &[TokenLogprobs]) -> Option<Delta> {
+    /// What `echo` puts before the generated text, and its length in characters.
+    fn echo(&self, prompt: usize, logprobs: &[TokenLogprobs]) -> Option<(Delta, usize)> {
         let job = &self.job.prompts[prompt];
         let text = job.echo.clone()?;
         let mut scored = Vec::new();
@@ -306,7 +301,8 @@ impl Pump {
                 offset += before.chars().count();
             }
         }
-        Some(Delta { text, scored, ..Delta::default() })
+        let characters = text.chars().count();
+        Some((Delta { scored, ..Delta::text(text) }, characters))
     }
 
     fn token(&mut self, index: usize, token: Token) {
@@ -325,8 +321,8 @@ impl Pump {
         let (before, thought) = (slot.choice.tokens, slot.choice.reasoning_tokens);
         let stopped = slot.choice.push(token);
         let counted = u64::from(slot.choice.tokens - before);
-        if let Some(details) = &mut self.usage.completion_tokens_details {
-            details.reasoning_tokens += u64::from(slot.choice.reasoning_tokens - thought);
+        if let Some(tokens) = &mut self.usage.reasoning_tokens {
+            *tokens += u64::from(slot.choice.reasoning_tokens - thought);
         }
         self.usage.completion_tokens += counted;
         self.state.metrics.generated(counted);
@@ -416,12 +412,11 @@ impl Pump {
         if self.failed {
             return;
         }
-        let usage = self.chunk_usage();
         let slot = &mut self.slots[index];
         match &self.output {
             Output::Stream(events) => {
                 let finish = slot.done.then(|| slot.choice.finish()).flatten();
-                events.send(&self.job.shape.chunk(index as u32, &delta, finish, usage));
+                self.job.wire.delta(index as u32, &delta, finish, self.usage, events);
             }
             Output::Whole(_) => slot.whole.append(delta),
         }
@@ -434,14 +429,8 @@ impl Pump {
             return;
         }
         self.abort.finished();
-        let usage = self.total();
         match &mut self.output {
-            Output::Stream(events) => {
-                if self.job.generation.stream.is_some_and(|options| options.include_usage) {
-                    events.send(&self.job.shape.usage_chunk(usage));
-                }
-                events.send("[DONE]");
-            }
+            Output::Stream(events) => self.job.wire.closing(self.usage, events),
             Output::Whole(sender) => {
                 let n = self.job.generation.n as usize;
                 let choices = self.slots.iter_mut().enumerate().filter_map(|(index, slot)| {
@@ -452,7 +441,7 @@ impl Pump {
                         prompt: self.reports[index / n].clone(),
                     })
                 });
-                let json = self.job.shape.whole(&choices.collect::<Vec<_>>(), usage);
+                let json = self.job.wire.whole(&choices.collect::<Vec<_>>(), self.usage);
                 if let Some(sender) = sender.take() {
                     let _ = sender.send(Ok(json));
                 }
@@ -468,10 +457,7 @@ impl Pump {
         }
         self.abort.cancel();
         match &mut self.output {
-            Output::Stream(events) => {
-                events.send(&error.to_json());
-                events.send("[DONE]");
-            }
+            Output::Stream(events) => self.job.wire.failed(&error, events),
             Output::Whole(sender) => {
                 if let Some(sender) = sender.take() {
                     let _ = sender.send(Err(error));
@@ -484,35 +470,5 @@ impl Pump {
     /// Ends the response; the task itself goes on until the engine is done.
     fn close(&mut self) {
         self.output = Output::Whole(None);
-    }
-
-    fn total(&self) -> Usage {
-        let Usage { prompt_tokens, completion_tokens, .. } = self.usage;
-        Usage { total_tokens: prompt_tokens + completion_tokens, ..self.usage }
-    }
-
-    /// The `usage` field of a chunk: left out, `null`, or figures so far.
-    fn chunk_usage(&self) -> Option<Option<Usage>> {
-        let options = self.job.generation.stream?;
-        options.include_usage.then(|| options.continuous_usage.then(|| self.total()))
-    }
-}
-
-impl Shape {
-    /// The frame of a response to one request.
-    pub fn new(state: &State, kind: Kind, id: &str, generation: &Generation) -> Self {
-        let prefix = match kind {
-            Kind::Chat => "chatcmpl",
-            Kind::Completion => "cmpl",
-        };
-        Self {
-            kind,
-            id: format!("{prefix}-{}", generation.request_id.as_deref().unwrap_or(id)),
-            created: unix_s(),
-            model: state.app.model.name().to_owned(),
-            tokenizer: state.app.tokenizer.clone(),
-            logprobs: generation.sampling.logprobs,
-            return_token_ids: generation.return_token_ids,
-        }
     }
 }

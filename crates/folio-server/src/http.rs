@@ -13,6 +13,7 @@ use axum::middleware::Next;
 use axum::response::IntoResponse;
 use futures_core::Stream;
 
+use crate::anthropic;
 use crate::app::State;
 use crate::error::ApiError;
 use crate::params::valid_request_id;
@@ -22,7 +23,7 @@ const REQUEST_ID: &str = "x-request-id";
 /// Open to whoever reaches the port: they tell nothing about anybody's requests.
 const OPEN: &[&str] = &["/", "/health", "/ping", "/metrics", "/version"];
 /// Refused while draining.
-const GENERATING: &[&str] = &["/v1/chat/completions", "/v1/completions"];
+const GENERATING: &[&str] = &["/v1/chat/completions", "/v1/completions", "/v1/messages"];
 
 /// The request's id: the client's where it is usable, else a fresh one.
 #[derive(Clone)]
@@ -42,6 +43,7 @@ pub async fn around(Shared(state): Shared<Arc<State>>, mut request: Request, nex
     }
     .to_owned();
     let handler = request.extensions().get::<MatchedPath>().map_or("none", MatchedPath::as_str).to_owned();
+    let anthropic = anthropic::is_meant(&request);
     let mut response = match admit(&state, &request) {
         Ok(tenant) => {
             request.extensions_mut().insert(tenant);
@@ -50,6 +52,9 @@ pub async fn around(Shared(state): Shared<Arc<State>>, mut request: Request, nex
         }
         Err(refused) => refused.into_response(),
     };
+    if anthropic {
+        anthropic::restate(&mut response, &id);
+    }
     if let Ok(value) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, value);
     }
@@ -65,6 +70,7 @@ fn admit(state: &State, request: &Request) -> Result<Tenant, ApiError> {
         return Ok(Tenant { id: folio_kv::TenantId(0), secret: [0; 32] });
     }
     let tenant = state.tenants.authenticate(request.headers())?.clone();
+    anthropic::check_version(request.headers())?;
     if GENERATING.contains(&path) && state.draining.load(Ordering::Acquire) {
         return Err(ApiError::unavailable(
             "This server is shutting down; send the request to another one.",

@@ -1,17 +1,18 @@
-//! HTTP in, HTTP out: OpenAI's API over the engine.
+//! HTTP in, HTTP out: OpenAI's and Anthropic's APIs over the engine.
 //!
 //! Owns: JSON, server-sent events, API keys and tenants, limits, `/metrics`. Must never: know about blocks or tensors, or
 //! wait for the engine. A request is parsed and tokenized off the async thread, put into the engine's bounded mailbox, and
 //! then only listened to; the answer is written by one task per request at the engine's pace.
 //!
 //! Invariants: every parameter is honoured or refused by a 400 that names it ([`params::REFUSED`]); tenancy comes from the
-//! API key and nothing else; a client that vanishes cancels its request; every error has OpenAI's shape; counters equal
-//! the sums over responses.
+//! API key and nothing else; a client that vanishes cancels its request; every error has the shape of the API that was
+//! spoken; counters equal the sums over responses.
 //!
 //! Cost per request: one scan of the body, one tokenization; per token one copy of its bytes and, when streamed, one JSON
 //! chunk. Memory per request is bounded by its body and by `max_tokens` times `n`.
 #![forbid(unsafe_code)]
 
+mod anthropic;
 mod app;
 mod chat;
 mod choice;
@@ -31,6 +32,7 @@ mod shape;
 mod stream;
 mod tenants;
 mod tools;
+mod wire;
 
 pub use app::{App, Engine, ModelFacts};
 pub use config::{Limits, ServerConfig};

@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use axum::body::Body;
-use axum::extract::{Path, State as Shared};
+use axum::extract::{Path, Request, State as Shared};
 use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Uri, header};
 use axum::response::IntoResponse;
 use folio_engine::handle::Health;
 use serde_json::{Value, json};
 
+use crate::anthropic;
 use crate::app::State;
 use crate::chat::{Conversation, check_model, encode};
 use crate::error::ApiError;
@@ -20,17 +21,26 @@ use crate::params::check_token_ids;
 
 type Answer = Result<Response<Body>, ApiError>;
 
-pub async fn models(Shared(state): Shared<Arc<State>>) -> Response<Body> {
+/// OpenAI's list or, for clients that say a version of Anthropic's API, Anthropic's.
+pub async fn models(Shared(state): Shared<Arc<State>>, request: Request) -> Answer {
+    if anthropic::is_meant(&request) {
+        let page = anthropic::models(&state, request.uri().query().unwrap_or_default())?;
+        return Ok(json_response(page.to_string()));
+    }
     let list: Vec<Value> = state.app.model.names.iter().map(|name| describe(&state, name)).collect();
-    json_response(json!({"object": "list", "data": list}).to_string())
+    Ok(json_response(json!({"object": "list", "data": list}).to_string()))
 }
 
 /// The name may contain slashes (`org/model`).
-pub async fn model(Shared(state): Shared<Arc<State>>, Path(name): Path<String>) -> Answer {
+pub async fn model(Shared(state): Shared<Arc<State>>, Path(name): Path<String>, request: Request) -> Answer {
     if !state.app.model.names.contains(&name) {
         return Err(ApiError::model_not_found(&name, state.app.model.name()));
     }
-    Ok(json_response(describe(&state, &name).to_string()))
+    let described = match anthropic::is_meant(&request) {
+        true => anthropic::model(&state, &name),
+        false => describe(&state, &name),
+    };
+    Ok(json_response(described.to_string()))
 }
 
 fn describe(state: &State, name: &str) -> Value {
@@ -173,10 +183,11 @@ fn introduction(state: &State, headers: &HeaderMap) -> String {
     let body = json!({"model": model, "messages": [{"role": "user", "content": "Hello!"}]}).to_string();
     let body = body.replace('\'', "'\\''");
     format!(
-        "Folio {} serves the model {model} (context {} tokens) over OpenAI's API.\n\n\
+        "Folio {} serves the model {model} (context {} tokens) over OpenAI's and Anthropic's APIs.\n\n\
          Try it:\n\n  curl http://{host}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n\n\
-         Routes: POST /v1/chat/completions, POST /v1/completions, GET /v1/models, POST /tokenize, POST /detokenize,\n\
-         GET /health, GET /metrics, GET /version\n",
+         Routes: POST /v1/chat/completions, POST /v1/completions, POST /v1/messages,\n\
+         POST /v1/messages/count_tokens, GET /v1/models, POST /tokenize, POST /detokenize, GET /health,\n\
+         GET /metrics, GET /version\n",
         state.app.version, state.app.model.context_length,
     )
 }

@@ -133,7 +133,7 @@ impl Generation {
             sampling,
             n,
             max_tokens: None,
-            stop: stop_strings(fields, limits)?,
+            stop: stop_strings(fields, "stop", limits)?,
             include_stop: fields.take("include_stop_str_in_output")?.unwrap_or(false),
             skip_special_tokens: fields.take("skip_special_tokens")?.unwrap_or(true),
             truncate_prompt,
@@ -144,6 +144,32 @@ impl Generation {
             return_token_ids: fields.take("return_token_ids")?.unwrap_or(false),
             echo: fields.take("echo")?.unwrap_or(false),
             add_special_tokens: fields.take("add_special_tokens")?,
+            reading: None,
+        })
+    }
+
+    /// For an API that knows temperature, top_p, top_k, stop strings (as `stop`) and `stream`, and no more.
+    pub fn read_plain(
+        fields: &mut Fields,
+        facts: &ModelFacts,
+        limits: &Limits,
+        stop: &str,
+    ) -> Result<Self, ApiError> {
+        Ok(Self {
+            sampling: truncation(fields, facts)?,
+            n: 1,
+            max_tokens: None,
+            stop: stop_strings(fields, stop, limits)?,
+            include_stop: false,
+            skip_special_tokens: true,
+            truncate_prompt: None,
+            prompt_logprobs: None,
+            priority: 0,
+            stream: fields.take("stream")?.unwrap_or(false).then(StreamOptions::default),
+            request_id: None,
+            return_token_ids: false,
+            echo: false,
+            add_special_tokens: None,
             reading: None,
         })
     }
@@ -227,44 +253,50 @@ fn only_str(fields: &mut Fields, name: &str, accepted: &[&str], why: &str) -> Re
     }
 }
 
-fn sampling(fields: &mut Fields, facts: &ModelFacts, limits: &Limits) -> Result<SamplingParams, ApiError> {
-    let mut number = |name: &str, bounds: (f32, f32)| {
-        let value = fields.take(name)?;
-        within(fields, name, value, bounds)
-    };
+/// temperature, top_p and top_k, over the model's own defaults.
+fn truncation(fields: &mut Fields, facts: &ModelFacts) -> Result<SamplingParams, ApiError> {
     let defaults = &facts.defaults;
-    let temperature = number("temperature", (0.0, 2.0))?.or(defaults.temperature).unwrap_or(1.0);
-    let top_p = number("top_p", (0.0, 1.0))?.or(defaults.top_p).unwrap_or(1.0);
-    let min_p = number("min_p", (0.0, 1.0))?.or(defaults.min_p).unwrap_or(0.0);
-    let presence_penalty = number("presence_penalty", (-2.0, 2.0))?.unwrap_or(0.0);
-    let frequency_penalty = number("frequency_penalty", (-2.0, 2.0))?.unwrap_or(0.0);
-    let repetition_penalty =
-        number("repetition_penalty", (0.01, 10.0))?.or(defaults.repetition_penalty).unwrap_or(1.0);
+    let temperature = number(fields, "temperature", (0.0, 2.0))?.or(defaults.temperature).unwrap_or(1.0);
+    let mut top_p = number(fields, "top_p", (0.0, 1.0))?.or(defaults.top_p).unwrap_or(1.0);
     let top_k = fields.take("top_k")?;
     let top_k = within(fields, "top_k", top_k, (-1, i64::from(u32::MAX)))?;
     let mut top_k = top_k.map(|k| k.max(0) as u32).or(defaults.top_k).unwrap_or(0);
-    let mut top_p = top_p;
     if top_p == 0.0 {
         // The smallest nucleus is the best token alone.
         (top_k, top_p) = (1, 1.0);
     }
-    let ignore_eos = fields.take("ignore_eos")?.unwrap_or(false);
     Ok(SamplingParams {
         temperature,
         top_k,
         top_p,
-        min_p,
-        presence_penalty,
-        frequency_penalty,
-        repetition_penalty,
-        logit_bias: logit_bias(fields, facts, limits)?,
-        seed: fields.take::<i64>("seed")?.map_or_else(fresh_seed, |seed| seed as u64),
-        max_tokens: 0,
-        min_tokens: fields.take("min_tokens")?.unwrap_or(0),
-        eos_token_ids: if ignore_eos { Arc::new([]) } else { facts.eos_token_ids.clone() },
-        stop_token_ids: stop_token_ids(fields, facts, limits)?,
-        logprobs: None,
+        min_p: defaults.min_p.unwrap_or(0.0),
+        repetition_penalty: defaults.repetition_penalty.unwrap_or(1.0),
+        seed: fresh_seed(),
+        eos_token_ids: facts.eos_token_ids.clone(),
+        ..SamplingParams::greedy(0)
     })
+}
+
+fn number(fields: &mut Fields, name: &str, bounds: (f32, f32)) -> Result<Option<f32>, ApiError> {
+    let value = fields.take(name)?;
+    within(fields, name, value, bounds)
+}
+
+fn sampling(fields: &mut Fields, facts: &ModelFacts, limits: &Limits) -> Result<SamplingParams, ApiError> {
+    let mut sampling = truncation(fields, facts)?;
+    sampling.min_p = number(fields, "min_p", (0.0, 1.0))?.unwrap_or(sampling.min_p);
+    sampling.presence_penalty = number(fields, "presence_penalty", (-2.0, 2.0))?.unwrap_or(0.0);
+    sampling.frequency_penalty = number(fields, "frequency_penalty", (-2.0, 2.0))?.unwrap_or(0.0);
+    sampling.repetition_penalty =
+        number(fields, "repetition_penalty", (0.01, 10.0))?.unwrap_or(sampling.repetition_penalty);
+    if fields.take("ignore_eos")?.unwrap_or(false) {
+        sampling.eos_token_ids = Arc::new([]);
+    }
+    sampling.logit_bias = logit_bias(fields, facts, limits)?;
+    sampling.seed = fields.take::<i64>("seed")?.map_or(sampling.seed, |seed| seed as u64);
+    sampling.min_tokens = fields.take("min_tokens")?.unwrap_or(0);
+    sampling.stop_token_ids = stop_token_ids(fields, facts, limits)?;
+    Ok(sampling)
 }
 
 fn logit_bias(
@@ -323,24 +355,25 @@ pub fn check_token_ids(ids: &[u32], facts: &ModelFacts, param: &str) -> Result<(
     ))
 }
 
-fn stop_strings(fields: &mut Fields, limits: &Limits) -> Result<Vec<String>, ApiError> {
-    let Some(raw) = fields.raw("stop") else { return Ok(Vec::new()) };
+fn stop_strings(fields: &mut Fields, name: &str, limits: &Limits) -> Result<Vec<String>, ApiError> {
+    let Some(raw) = fields.raw(name) else { return Ok(Vec::new()) };
     let stops = match serde_json::from_str(raw.get()) {
         Ok(OneOrMany::One(stop)) => vec![stop],
         Ok(OneOrMany::Many(stops)) => stops,
         Err(_) => {
-            return Err(ApiError::invalid("stop", "Invalid 'stop': give a string or an array of strings."));
+            let message = format!("Invalid '{name}': give a string or an array of strings.");
+            return Err(ApiError::invalid(name, message));
         }
     };
     if stops.len() > limits.stop_strings {
-        let message = format!("'stop' has {} strings; the limit is {}.", stops.len(), limits.stop_strings);
-        return Err(ApiError::invalid("stop", message));
+        let message = format!("'{name}' has {} strings; the limit is {}.", stops.len(), limits.stop_strings);
+        return Err(ApiError::invalid(name, message));
     }
     if let Some(stop) = stops.iter().find(|stop| stop.is_empty() || stop.len() > limits.stop_string_bytes) {
         let limit = limits.stop_string_bytes;
         let message =
-            format!("Invalid 'stop': a string has {} bytes; it must have 1 to {limit}.", stop.len());
-        return Err(ApiError::invalid("stop", message));
+            format!("Invalid '{name}': a string has {} bytes; it must have 1 to {limit}.", stop.len());
+        return Err(ApiError::invalid(name, message));
     }
     Ok(stops)
 }

@@ -18,7 +18,8 @@ use crate::error::ApiError;
 use crate::params::fresh_seed;
 use crate::tools::{ToolChoice, ToolUse};
 
-const EFFORT: &str = "reasoning_effort";
+/// What OpenAI's API and templates call it.
+pub const EFFORT: &str = "reasoning_effort";
 const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 /// The formats of the served model.
@@ -110,21 +111,29 @@ impl Readers {
         Ok(())
     }
 
-    /// Hands OpenAI's `reasoning_effort` to a template that asks for it.
-    pub fn effort(&self, effort: Option<String>, kwargs: &mut Map<String, Value>) -> Result<(), ApiError> {
+    /// Hands how much to think, which the request calls `param`, to a template that asks for it.
+    pub fn effort(
+        &self,
+        param: &str,
+        effort: Option<String>,
+        kwargs: &mut Map<String, Value>,
+    ) -> Result<(), ApiError> {
         let Some(effort) = effort else { return Ok(()) };
         if !EFFORTS.contains(&effort.as_str()) {
             let known = EFFORTS.join(", ");
-            let message = format!("Invalid value for '{EFFORT}': '{effort}' is not one of {known}.");
-            return Err(ApiError::invalid(EFFORT, message));
+            let message = format!("Invalid value for '{param}': '{effort}' is not one of {known}.");
+            return Err(ApiError::invalid(param, message));
         }
         if !self.takes_effort {
-            let why = "the model's template has no place for it; pass what it offers in chat_template_kwargs, for \
-                       example enable_thinking";
-            return Err(ApiError::unsupported(EFFORT, why));
+            return Err(ApiError::unsupported(param, "the model's chat template has no place for it"));
         }
         kwargs.entry(EFFORT).or_insert(effort.into());
         Ok(())
+    }
+
+    /// Whether the model is known to mark its reasoning.
+    pub fn reasons(&self) -> bool {
+        self.parsers.reasoning.is_some()
     }
 
     /// How the answers are read, and the text to append to the prompt. `None`: the text is the answer.

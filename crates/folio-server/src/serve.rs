@@ -23,7 +23,7 @@ use crate::app::{App, State};
 use crate::config::ServerConfig;
 use crate::error::ServerError;
 use crate::http::{JsonRequest, around};
-use crate::{chat, completions, generate, pages};
+use crate::{anthropic, chat, completions, generate, pages};
 
 /// Time for responses to leave after the last request finished.
 const CLOSING: Duration = Duration::from_secs(5);
@@ -49,10 +49,15 @@ impl Server {
         let completions = |Shared(state): Shared<Arc<State>>, request: JsonRequest| {
             generate::handle(state, request, completions::prepare)
         };
+        let messages = |Shared(state): Shared<Arc<State>>, request: JsonRequest| {
+            generate::handle(state, request, anthropic::prepare)
+        };
         Router::new()
             .route("/", get(pages::index))
             .route("/v1/chat/completions", post(chat))
             .route("/v1/completions", post(completions))
+            .route("/v1/messages", post(messages))
+            .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
             .route("/v1/models", get(pages::models))
             .route("/v1/models/{*name}", get(pages::model))
             .route("/tokenize", post(pages::tokenize))

@@ -3,14 +3,17 @@
 //!
 //! Owns: field names and their order. Must never: decide anything. Cost: one serialization per chunk.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use folio_engine::request::TokenLogprobs;
-use folio_text::Tokenizer;
+use folio_text::{OutputEvent, Tokenizer};
 use serde::{Serialize, Serializer, ser::SerializeMap};
 
-use crate::choice::{CallDelta, Delta, Finish, Scored, StopReason};
+use crate::choice::{Delta, Finish, Scored, StopReason};
+use crate::params::StreamOptions;
+use crate::wire::{Finished, PromptReport, Usage};
 
 /// JSON has no infinity; OpenAI writes this for "very unlikely".
 const UNLIKELY: f32 = -9999.0;
@@ -31,49 +34,13 @@ pub struct Shape {
     /// Alternatives asked for; `None`: no log probabilities.
     pub logprobs: Option<u32>,
     pub return_token_ids: bool,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Usage {
-    pub prompt_tokens: u64,
-    pub total_tokens: u64,
-    pub completion_tokens: u64,
-    pub prompt_tokens_details: PromptDetails,
-    /// Where reasoning is told apart.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub completion_tokens_details: Option<CompletionDetails>,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct CompletionDetails {
-    pub reasoning_tokens: u64,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct PromptDetails {
-    pub cached_tokens: u64,
-}
-
-/// One finished choice of a whole response.
-pub struct Finished {
-    pub index: u32,
-    pub delta: Delta,
-    pub finish: Finish,
-    pub prompt: Option<PromptReport>,
-}
-
-/// What is told about the prompt, where it was asked for.
-#[derive(Clone, Default)]
-pub struct PromptReport {
-    pub token_ids: Option<Arc<[u32]>>,
-    pub logprobs: Option<Vec<Option<PromptLogprobs>>>,
+    pub stream: Option<StreamOptions>,
 }
 
 /// vLLM's shape: a map from token id to its log probability, the prompt's own token and the alternatives.
-#[derive(Clone)]
 pub struct PromptLogprobs(Vec<(u32, PromptLogprob)>);
 
-#[derive(Clone, Serialize)]
+#[derive(Serialize)]
 struct PromptLogprob {
     logprob: f32,
     rank: u32,
@@ -98,11 +65,47 @@ struct Envelope<'a, C> {
     model: &'a str,
     choices: Vec<C>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    usage: Option<Option<Usage>>,
+    usage: Option<Option<UsageFigures>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<&'a [u32]>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    prompt_logprobs: Option<&'a [Option<PromptLogprobs>]>,
+    prompt_logprobs: Option<Vec<Option<PromptLogprobs>>>,
+}
+
+/// OpenAI's `usage`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct UsageFigures {
+    prompt_tokens: u64,
+    total_tokens: u64,
+    completion_tokens: u64,
+    prompt_tokens_details: PromptDetails,
+    /// Where reasoning is told apart.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completion_tokens_details: Option<CompletionDetails>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+struct CompletionDetails {
+    reasoning_tokens: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+struct PromptDetails {
+    cached_tokens: u64,
+}
+
+impl From<Usage> for UsageFigures {
+    fn from(usage: Usage) -> Self {
+        Self {
+            prompt_tokens: usage.prompt_tokens,
+            total_tokens: usage.prompt_tokens + usage.completion_tokens,
+            completion_tokens: usage.completion_tokens,
+            prompt_tokens_details: PromptDetails { cached_tokens: usage.cached_tokens },
+            completion_tokens_details: usage
+                .reasoning_tokens
+                .map(|reasoning_tokens| CompletionDetails { reasoning_tokens }),
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -124,10 +127,10 @@ struct ChatChoice<'a> {
 struct Message<'a> {
     role: &'static str,
     /// `null` where there is none but reasoning or calls.
-    content: Option<&'a str>,
+    content: Option<Cow<'a, str>>,
     refusal: Option<()>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    reasoning_content: Option<&'a str>,
+    reasoning_content: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<ToolCall<'a>>,
 }
@@ -137,9 +140,9 @@ struct MessageDelta<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    content: Option<&'a str>,
+    content: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    reasoning_content: Option<&'a str>,
+    reasoning_content: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<ToolCall<'a>>,
 }
@@ -161,19 +164,44 @@ struct ToolCall<'a> {
 struct FunctionCall<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<&'a str>,
-    arguments: &'a str,
+    arguments: String,
 }
 
-impl<'a> ToolCall<'a> {
-    fn new(call: &'a CallDelta, streamed: bool) -> Self {
-        let (id, name) = call.begun.as_ref().map(|(id, name)| (id.as_str(), name.as_str())).unzip();
-        Self {
-            index: streamed.then_some(call.index),
-            id,
-            r#type: id.map(|_| "function"),
-            function: FunctionCall { name, arguments: &call.arguments },
+/// The delta's text of one kind, wherever it stands.
+fn joined<'a>(delta: &'a Delta, kind: impl Fn(&'a OutputEvent) -> Option<&'a str>) -> Cow<'a, str> {
+    let mut all = Cow::Borrowed("");
+    delta.pieces.iter().filter_map(kind).for_each(|text| all += text);
+    all
+}
+
+fn text(delta: &Delta) -> Cow<'_, str> {
+    joined(delta, |piece| if let OutputEvent::Content(text) = piece { Some(text) } else { None })
+}
+
+fn reasoning(delta: &Delta) -> Cow<'_, str> {
+    joined(delta, |piece| if let OutputEvent::Reasoning(text) = piece { Some(text) } else { None })
+}
+
+/// Ascending by index; one entry for each call.
+fn calls(delta: &Delta, streamed: bool) -> Vec<ToolCall<'_>> {
+    let mut calls: Vec<(u32, ToolCall)> = Vec::new();
+    for piece in &delta.pieces {
+        let (at, begun, arguments) = match piece {
+            OutputEvent::CallStarted { index, id, name } => (*index, Some((id.as_str(), name.as_str())), ""),
+            OutputEvent::Arguments { index, text } => (*index, None, text.as_str()),
+            _ => continue,
+        };
+        match calls.last_mut() {
+            Some((last, call)) if *last == at => call.function.arguments.push_str(arguments),
+            _ => {
+                let (id, name) = begun.unzip();
+                let function = FunctionCall { name, arguments: arguments.to_owned() };
+                let index = streamed.then_some(at);
+                calls.push((at, ToolCall { index, id, r#type: id.map(|_| "function"), function }));
+            }
         }
     }
+    calls.into_iter().map(|(_, call)| call).collect()
 }
 
 #[derive(Serialize)]
@@ -200,7 +228,7 @@ struct ChatTop {
 #[derive(Serialize)]
 struct CompletionChoice<'a> {
     index: u32,
-    text: &'a str,
+    text: Cow<'a, str>,
     logprobs: Option<CompletionLogprobs>,
     finish_reason: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -210,7 +238,7 @@ struct CompletionChoice<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<&'a [u32]>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    prompt_logprobs: Option<&'a [Option<PromptLogprobs>]>,
+    prompt_logprobs: Option<Vec<Option<PromptLogprobs>>>,
 }
 
 #[derive(Default, Serialize)]
@@ -224,14 +252,14 @@ struct CompletionLogprobs {
 impl Shape {
     /// The whole response.
     pub fn whole(&self, choices: &[Finished], usage: Usage) -> String {
-        let usage = Some(Some(usage));
+        let usage = Some(Some(usage.into()));
         match self.kind {
             Kind::Chat => {
                 let prompt = choices.first().and_then(|choice| choice.prompt.as_ref());
                 let list = choices.iter().map(|choice| self.chat_choice(choice)).collect();
                 let envelope = Envelope {
-                    prompt_token_ids: prompt.and_then(|prompt| prompt.token_ids.as_deref()),
-                    prompt_logprobs: prompt.and_then(|prompt| prompt.logprobs.as_deref()),
+                    prompt_token_ids: prompt.and_then(|prompt| self.prompt_token_ids(&prompt.tokens)),
+                    prompt_logprobs: prompt.and_then(|prompt| self.prompt_logprobs(prompt)),
                     ..self.envelope("chat.completion", list, usage)
                 };
                 to_json(&envelope)
@@ -252,15 +280,15 @@ impl Shape {
         index: u32,
         delta: &Delta,
         finish: Option<&Finish>,
-        usage: Option<Option<Usage>>,
+        usage: Option<Option<UsageFigures>>,
     ) -> String {
         match self.kind {
             Kind::Chat => {
                 let part = MessageDelta {
                     role: None,
-                    content: some(&delta.text),
-                    reasoning_content: some(&delta.reasoning),
-                    tool_calls: delta.calls.iter().map(|call| ToolCall::new(call, true)).collect(),
+                    content: some(text(delta)),
+                    reasoning_content: some(reasoning(delta)),
+                    tool_calls: calls(delta, true),
                 };
                 let choice = ChatChoice {
                     index,
@@ -281,12 +309,8 @@ impl Shape {
     }
 
     /// The first chunk of a choice: the role (chat), the prompt's ids where wanted. `None` when there is nothing to say.
-    pub fn opening(
-        &self,
-        index: u32,
-        prompt_token_ids: Option<&[u32]>,
-        usage: Option<Option<Usage>>,
-    ) -> Option<String> {
+    pub fn opening(&self, index: u32, prompt: &[u32], usage: Option<Option<UsageFigures>>) -> Option<String> {
+        let prompt_token_ids = self.prompt_token_ids(prompt);
         match self.kind {
             Kind::Chat => {
                 let choice = ChatChoice {
@@ -294,7 +318,7 @@ impl Shape {
                     message: None,
                     delta: Some(MessageDelta {
                         role: Some("assistant"),
-                        content: Some(""),
+                        content: Some("".into()),
                         ..MessageDelta::default()
                     }),
                     logprobs: None,
@@ -321,13 +345,14 @@ impl Shape {
             Kind::Chat => "chat.completion.chunk",
             Kind::Completion => "text_completion",
         };
-        to_json(&self.envelope::<()>(object, Vec::new(), Some(Some(usage))))
+        to_json(&self.envelope::<()>(object, Vec::new(), Some(Some(usage.into()))))
     }
 
     /// vLLM's `prompt_logprobs`: nothing for the first token.
-    pub fn prompt_logprobs(&self, prompt: &[u32], entries: &[TokenLogprobs]) -> Vec<Option<PromptLogprobs>> {
+    fn prompt_logprobs(&self, prompt: &PromptReport) -> Option<Vec<Option<PromptLogprobs>>> {
+        let entries: &[TokenLogprobs] = prompt.logprobs.as_deref()?;
         let mut list = vec![None];
-        for (id, entry) in prompt.iter().skip(1).zip(entries) {
+        for (id, entry) in prompt.tokens.iter().skip(1).zip(entries) {
             let describe = |id: u32, logprob: f32, rank: u32| {
                 let decoded_token = self.token_text(id);
                 (id, PromptLogprob { logprob: finite(logprob), rank, decoded_token })
@@ -340,14 +365,18 @@ impl Shape {
             }
             list.push(Some(PromptLogprobs(map)));
         }
-        list
+        Some(list)
+    }
+
+    fn prompt_token_ids<'a>(&self, prompt: &'a [u32]) -> Option<&'a [u32]> {
+        self.return_token_ids.then_some(prompt)
     }
 
     fn envelope<C>(
         &self,
         object: &'static str,
         choices: Vec<C>,
-        usage: Option<Option<Usage>>,
+        usage: Option<Option<UsageFigures>>,
     ) -> Envelope<'_, C> {
         Envelope {
             id: &self.id,
@@ -362,13 +391,18 @@ impl Shape {
     }
 
     fn chat_choice<'a>(&'a self, choice: &'a Finished) -> ChatChoice<'a> {
-        let Delta { text, reasoning, calls, .. } = &choice.delta;
+        let (text, reasoning_content) = (text(&choice.delta), some(reasoning(&choice.delta)));
+        let tool_calls = calls(&choice.delta, false);
         let message = Message {
             role: "assistant",
-            content: if reasoning.is_empty() && calls.is_empty() { Some(text) } else { some(text) },
+            content: if reasoning_content.is_none() && tool_calls.is_empty() {
+                Some(text)
+            } else {
+                some(text)
+            },
             refusal: None,
-            reasoning_content: some(reasoning),
-            tool_calls: calls.iter().map(|call| ToolCall::new(call, false)).collect(),
+            reasoning_content,
+            tool_calls,
         };
         ChatChoice {
             index: choice.index,
@@ -392,13 +426,13 @@ impl Shape {
     ) -> CompletionChoice<'a> {
         CompletionChoice {
             index,
-            text: &delta.text,
+            text: text(delta),
             logprobs: self.completion_logprobs(&delta.scored),
             finish_reason: finish.map(|finish| finish.reason),
             stop_reason: finish.and_then(|finish| finish.stop_reason.as_ref()),
             token_ids: self.token_ids(delta),
-            prompt_token_ids: prompt.and_then(|prompt| prompt.token_ids.as_deref()),
-            prompt_logprobs: prompt.and_then(|prompt| prompt.logprobs.as_deref()),
+            prompt_token_ids: prompt.and_then(|prompt| self.prompt_token_ids(&prompt.tokens)),
+            prompt_logprobs: prompt.and_then(|prompt| self.prompt_logprobs(prompt)),
         }
     }
 
@@ -474,7 +508,7 @@ impl Shape {
     }
 }
 
-fn some(text: &str) -> Option<&str> {
+fn some(text: Cow<'_, str>) -> Option<Cow<'_, str>> {
     (!text.is_empty()).then_some(text)
 }
 

@@ -61,6 +61,9 @@ impl Drop for AbortGuard {
     }
 }
 
+/// A comment, which readers skip.
+pub const KEEP_ALIVE: &str = ": keep-alive\n\n";
+
 /// The writing end. Sending to a reader that left does nothing.
 pub struct Events(pub UnboundedSender<Bytes>);
 
@@ -69,11 +72,17 @@ impl Events {
         // A reader that left was already noticed by its guard.
         let _ = self.0.send(Bytes::from(format!("data: {json}\n\n")));
     }
+
+    /// An event with a name.
+    pub fn named(&self, name: &str, json: &str) {
+        let _ = self.0.send(Bytes::from(format!("event: {name}\ndata: {json}\n\n")));
+    }
 }
 
 struct EventBody {
     events: UnboundedReceiver<Bytes>,
     keep_alive: Interval,
+    idle: &'static str,
     _guard: AbortGuard,
 }
 
@@ -89,17 +98,22 @@ impl Stream for EventBody {
             Poll::Ready(None) => Poll::Ready(None),
             Poll::Pending => {
                 ready!(self.keep_alive.poll_tick(cx));
-                Poll::Ready(Some(Ok(Bytes::from_static(b": keep-alive\n\n"))))
+                Poll::Ready(Some(Ok(Bytes::from_static(self.idle.as_bytes()))))
             }
         }
     }
 }
 
-/// The response around the reading end.
-pub fn response(events: UnboundedReceiver<Bytes>, guard: AbortGuard, keep_alive: Duration) -> Response<Body> {
+/// The response around the reading end; `idle` is sent whenever nothing else was for `keep_alive`.
+pub fn response(
+    events: UnboundedReceiver<Bytes>,
+    guard: AbortGuard,
+    keep_alive: Duration,
+    idle: &'static str,
+) -> Response<Body> {
     let mut interval = tokio::time::interval_at(Instant::now() + keep_alive, keep_alive);
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let body = Body::from_stream(EventBody { events, keep_alive: interval, _guard: guard });
+    let body = Body::from_stream(EventBody { events, keep_alive: interval, idle, _guard: guard });
     let mut response = Response::new(body);
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));

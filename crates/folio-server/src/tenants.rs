@@ -1,6 +1,6 @@
 //! Who is asking. A tenant is whoever authenticated with one key; everything the cache may share hangs on that.
 //!
-//! Invariants: tenancy comes from the `Authorization` header and from nothing else in a request. Keys are not kept, only
+//! Invariants: tenancy comes from the key in the `Authorization` or `x-api-key` header and from nothing else in a request. Keys are not kept, only
 //! their digests; comparing digests takes the same time wherever they differ, and every key is compared every time. A
 //! tenant's cache secret depends on the server's secret and the key, so it is neither guessable nor the client's to choose.
 
@@ -54,22 +54,29 @@ impl Tenants {
         std::iter::once(&self.open).chain(self.keys.iter().map(|(_, tenant)| tenant))
     }
 
-    /// The tenant of a request, from its `Authorization: Bearer` header.
+    /// The tenant of a request, from its `Authorization: Bearer` header or, Anthropic's way, its `x-api-key` header.
     pub fn authenticate(&self, headers: &HeaderMap) -> Result<&Tenant, ApiError> {
         if self.keys.is_empty() {
             return Ok(&self.open);
         }
-        let key = headers
+        let bearer = headers
             .get(header::AUTHORIZATION)
             .and_then(|value| value.to_str().ok())
             .and_then(|value| value.split_once(' '))
             .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
-            .map(|(_, key)| key.trim())
-            .ok_or_else(|| {
-                ApiError::unauthorized(
-                    "You didn't provide an API key. Send it in an Authorization header: 'Authorization: Bearer YOUR_KEY'.",
-                )
-            })?;
+            .map(|(_, key)| key.trim());
+        let plain = headers.get("x-api-key").and_then(|value| value.to_str().ok()).map(str::trim);
+        if bearer.is_some() && plain.is_some() && bearer != plain {
+            return Err(ApiError::unauthorized(
+                "The Authorization and x-api-key headers name two different keys; send one of them.",
+            ));
+        }
+        let key = bearer.or(plain).ok_or_else(|| {
+            ApiError::unauthorized(
+                "You didn't provide an API key. Send it in an Authorization header ('Authorization: Bearer YOUR_KEY') or \
+                 an x-api-key header.",
+            )
+        })?;
         let digest = sha256(&[b"folio api key", key.as_bytes()]);
         let mut found = None;
         for (known, tenant) in &self.keys {
@@ -142,6 +149,13 @@ mod tests {
             assert_eq!((error.status.as_u16(), error.code), (401, Some("invalid_api_key")), "{wrong}");
         }
         assert!(tenants.authenticate(&HeaderMap::new()).is_err());
+
+        let mut plain = HeaderMap::from_iter([("x-api-key".parse().unwrap(), "alpha".parse().unwrap())]);
+        assert_eq!(tenants.authenticate(&plain).unwrap().id, alpha.id);
+        plain.insert(header::AUTHORIZATION, "Bearer alpha".parse().unwrap());
+        assert_eq!(tenants.authenticate(&plain).unwrap().id, alpha.id);
+        plain.insert(header::AUTHORIZATION, "Bearer beta".parse().unwrap());
+        assert!(tenants.authenticate(&plain).is_err(), "two keys are two tenants");
     }
 
     #[test]

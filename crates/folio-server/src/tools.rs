@@ -68,6 +68,21 @@ impl ToolUse {
         Ok(tool_use)
     }
 
+    /// Checked `tools` in the shape of OpenAI's, with different names.
+    pub fn new(tools: Vec<Value>, choice: ToolChoice, parallel: bool) -> Self {
+        Self { tools, choice, parallel }
+    }
+
+    /// The same with the first `count` tools only.
+    pub fn first(&self, count: usize) -> Self {
+        let tools = self.tools.iter().take(count).cloned().collect();
+        Self { tools, ..self.clone() }
+    }
+
+    pub fn last_name(&self) -> Option<&str> {
+        self.tools.last()?["function"]["name"].as_str()
+    }
+
     /// The tools the template is to show.
     pub fn shown(&self) -> Option<&[Value]> {
         (self.choice != ToolChoice::None).then_some(self.tools.as_slice())
@@ -153,6 +168,17 @@ fn function_name(raw: &RawValue, path: &str, names: &[String]) -> Result<String,
     Ok(name)
 }
 
+/// Refuses what no API takes as a function's name.
+pub fn check_name(name: &str, path: &str) -> Result<(), ApiError> {
+    let valid = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
+    if !(1..=128).contains(&name.len()) || !name.bytes().all(valid) {
+        let message =
+            format!("Invalid '{path}': use 1 to 128 letters, digits, underscores, dashes and dots.");
+        return Err(ApiError::invalid(path, message));
+    }
+    Ok(())
+}
+
 /// Name and value of one tool.
 fn tool(raw: &RawValue, path: String) -> Result<(String, Value), ApiError> {
     let mut fields = Fields::of_value(raw, path.clone())?;
@@ -161,13 +187,7 @@ fn tool(raw: &RawValue, path: String) -> Result<(String, Value), ApiError> {
     }
     let mut function = Fields::of_value(fields.require("function")?, fields.path("function"))?;
     let name: String = function.require("name")?;
-    let valid = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
-    if !(1..=128).contains(&name.len()) || !name.bytes().all(valid) {
-        let path = function.path("name");
-        let message =
-            format!("Invalid '{path}': use 1 to 128 letters, digits, underscores, dashes and dots.");
-        return Err(ApiError::invalid(path, message));
-    }
+    check_name(&name, &function.path("name"))?;
     function.take::<String>("description")?;
     function.take::<serde_json::Map<String, Value>>("parameters")?;
     if function.take::<bool>("strict")?.unwrap_or(false) {

@@ -24,7 +24,7 @@ pub use detokenizer::{DetokenizeOptions, Detokenizer};
 pub use error::TextError;
 pub use reasoning::{REASONING_FORMATS, ReasoningFormat};
 pub use stop::StopMatcher;
-pub use template::{ChatInput, ChatTemplate, TemplateSources, TemplateTools};
+pub use template::{ChatInput, ChatTemplate, TemplateSources, TemplateTools, rfc_3339};
 pub use tokenizer::{SpecialToken, SpecialTokens, Tokenizer};
 pub use tools::{
     Event as OutputEvent, Functions, HELD_MAX, OutputParser, ParserSetup, TOOL_FORMATS, ToolFormat,

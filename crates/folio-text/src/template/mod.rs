@@ -11,6 +11,7 @@ mod json;
 mod strftime;
 mod tools;
 
+pub use strftime::rfc_3339;
 pub use tools::TemplateTools;
 
 use std::collections::BTreeMap;

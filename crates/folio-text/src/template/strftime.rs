@@ -64,6 +64,13 @@ fn civil(unix_s: i64) -> Civil {
     }
 }
 
+/// A time as RFC 3339 writes it, for example `2023-11-14T22:13:20Z`.
+pub fn rfc_3339(unix_s: i64) -> String {
+    let c = civil(unix_s);
+    let (hours, minutes, seconds) = (c.seconds / 3600, c.seconds / 60 % 60, c.seconds % 60);
+    format!("{:04}-{:02}-{:02}T{hours:02}:{minutes:02}:{seconds:02}Z", c.year, c.month, c.day)
+}
+
 /// `Err` holds a directive that is not known.
 pub(super) fn strftime(format: &str, unix_s: i64) -> Result<String, String> {
     let time = civil(unix_s);

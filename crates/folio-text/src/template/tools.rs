@@ -22,7 +22,12 @@ pub struct TemplateTools {
     pub null_content: bool,
     /// Reasoning of earlier turns is called `thinking` (gpt-oss); else `reasoning_content`.
     pub thinking: bool,
+    /// The variable that turns reasoning on and off.
+    pub thinking_switch: Option<&'static str>,
 }
+
+/// Variables that templates turn reasoning on and off with.
+const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
 
 const KEY: &str = "folio_key";
 const VALUE: &str = "folio_value";
@@ -53,7 +58,18 @@ impl ChatTemplate {
             object_arguments,
             null_content,
             thinking: self.mentions("message.thinking"),
+            thinking_switch: SWITCHES.into_iter().find(|name| self.switches_thinking(name)),
         }
+    }
+
+    /// Whether the variable changes how the answer begins.
+    fn switches_thinking(&self, name: &str) -> bool {
+        let messages = [json!({"role": "user", "content": "Hi"})];
+        let set = |on: bool| {
+            let kwargs = Object::from_iter([(name.to_owned(), on.into())]);
+            self.probe_with(&messages, None, &kwargs)
+        };
+        self.mentions(name) && set(true).zip(set(false)).is_some_and(|(on, off)| on != off)
     }
 
     fn takes_tools(&self) -> bool {
@@ -82,13 +98,16 @@ impl ChatTemplate {
     }
 
     fn probe(&self, messages: &[Json], tools: Option<&[Json]>) -> Option<String> {
-        let kwargs = Object::new();
+        self.probe_with(messages, tools, &Object::new())
+    }
+
+    fn probe_with(&self, messages: &[Json], tools: Option<&[Json]>, kwargs: &Object) -> Option<String> {
         let input = ChatInput {
             messages,
             tools,
             documents: None,
             add_generation_prompt: true,
-            kwargs: &kwargs,
+            kwargs,
             now_unix_s: 0,
         };
         self.render(&input).ok()

@@ -1,0 +1,198 @@
+//! The request's own fields: what becomes the prompt, and what says how to think about it.
+//!
+//! Invariants: as everywhere, a field is honoured or refused; [`REFUSED`] has what exists at Anthropic's and not here.
+
+use serde_json::{Map, Value};
+
+use super::blocks::{self, Turns};
+use super::cache::Marks;
+use super::tools;
+use crate::app::State;
+use crate::chat::Conversation;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::tools::ToolChoice;
+
+/// Fields of Anthropic's API that this server refuses, with the reason a client reads.
+pub const REFUSED: &[(&str, &str)] = &[
+    ("container", "this server runs no code"),
+    ("context_management", "the conversation is used as it is sent"),
+    ("diagnostics", "see cache_read_input_tokens in usage, and GET /metrics"),
+    ("fallbacks", "this server has one model"),
+    ("inference_geo", "this server is where it is"),
+    ("mcp_servers", "this server connects to nothing; use tools"),
+    ("user_profile_id", "use metadata.user_id"),
+    ("workspace_id", "tenants are known by their API key"),
+];
+
+/// The smallest budget that Anthropic's API takes.
+const BUDGET_MIN: u32 = 1024;
+
+/// What a prompt is made of.
+pub struct Asked {
+    pub conversation: Conversation,
+    pub marks: Marks,
+    pub include_reasoning: bool,
+}
+
+impl Asked {
+    /// `max_tokens`: where there is an answer to come.
+    pub fn read(fields: &mut Fields, state: &State, max_tokens: Option<u32>) -> Result<Self, ApiError> {
+        let mut marks = Marks::default();
+        let tools = tools::read(fields, &state.config.limits, &mut marks)?;
+        state.readers.check(&tools)?;
+        let mut turns = Turns::new(state, &mut marks);
+        if let Some(system) = fields.raw("system") {
+            turns.system(system)?;
+        }
+        turns.messages(fields)?;
+        let (messages, continue_final) = turns.finish()?;
+        if let Some(raw) = fields.raw("cache_control") {
+            marks.read_automatic(raw)?;
+        }
+        let must = matches!(tools.choice, ToolChoice::Required | ToolChoice::Named(_));
+        if continue_final && must {
+            let message = "'tool_choice' asks for a call, but 'messages' end with text of the assistant, which the model \
+                           would go on with. End with a user message, or use {\"type\": \"auto\"}.";
+            return Err(ApiError::invalid("tool_choice", message));
+        }
+        let mut kwargs = Map::new();
+        let include_reasoning = thinking(fields, state, max_tokens, &mut kwargs)?;
+        output_config(fields, state, &mut kwargs)?;
+        let conversation = Conversation {
+            messages,
+            tools,
+            kwargs,
+            effort: None,
+            add_generation_prompt: !continue_final,
+            continue_final,
+        };
+        Ok(Self { conversation, marks, include_reasoning })
+    }
+}
+
+/// Fields that ask for nothing this server could do differently. They are checked.
+pub fn metadata_only(fields: &mut Fields) -> Result<(), ApiError> {
+    if let Some(raw) = fields.raw("metadata") {
+        let mut metadata = Fields::of_value(raw, "metadata".into())?;
+        metadata.take::<String>("user_id")?;
+        metadata.finish(&[])?;
+    }
+    only(fields, "service_tier", &["auto", "standard_only"], "there is one tier")?;
+    one_speed(fields)
+}
+
+pub fn one_speed(fields: &mut Fields) -> Result<(), ApiError> {
+    only(fields, "speed", &["standard"], "there is one speed; leave it out or send \"standard\"")
+}
+
+fn only(fields: &mut Fields, name: &str, accepted: &[&str], why: &str) -> Result<(), ApiError> {
+    match fields.take::<String>(name)? {
+        Some(value) if !accepted.contains(&value.as_str()) => {
+            Err(ApiError::unsupported(fields.path(name), why))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Turns the template's switch as `thinking` says. Returns whether what was thought is shown.
+fn thinking(
+    fields: &mut Fields,
+    state: &State,
+    max_tokens: Option<u32>,
+    kwargs: &mut Map<String, Value>,
+) -> Result<bool, ApiError> {
+    let Some(raw) = fields.raw("thinking") else { return Ok(true) };
+    let mut thinking = Fields::of_value(raw, "thinking".into())?;
+    let kind: String = thinking.require("type")?;
+    let path = thinking.path("type");
+    let switch = state.readers.template.and_then(|template| template.thinking_switch);
+    let reasons = state.readers.reasons();
+    let on = match kind.as_str() {
+        "enabled" => {
+            if !reasons {
+                let why =
+                    "the model is not known to think before it answers; use \"disabled\" or \"adaptive\"";
+                return Err(ApiError::unsupported(path, why));
+            }
+            budget(&mut thinking, max_tokens)?;
+            true
+        }
+        // The model thinks where it sees fit; one that never does has decided.
+        "adaptive" => true,
+        "disabled" if reasons && switch.is_none() => {
+            let why = "the model's chat template has no switch for it; leave it out or use \"adaptive\"";
+            return Err(ApiError::unsupported(path, why));
+        }
+        "disabled" => false,
+        "between_tools" => {
+            return Err(ApiError::unsupported(path, "only enabled, adaptive and disabled"));
+        }
+        other => {
+            let message =
+                format!("Invalid value for '{path}': '{other}' is not one of enabled, adaptive, disabled.");
+            return Err(ApiError::invalid(path, message));
+        }
+    };
+    let shown = match on.then(|| thinking.take::<String>("display")).transpose()?.flatten().as_deref() {
+        None | Some("summarized") => true,
+        Some("omitted") => false,
+        Some(other) => {
+            let path = thinking.path("display");
+            let message = format!("Invalid value for '{path}': '{other}' is not one of summarized, omitted.");
+            return Err(ApiError::invalid(path, message));
+        }
+    };
+    thinking.finish(&[])?;
+    if let Some(name) = switch {
+        kwargs.insert(name.into(), on.into());
+    }
+    // Without a known mark there is nothing to leave out.
+    Ok(shown || !reasons)
+}
+
+/// Accepts a budget only where it cannot be exceeded: nothing ends a model's thinking but its answer's length.
+fn budget(thinking: &mut Fields, max_tokens: Option<u32>) -> Result<(), ApiError> {
+    let budget: u32 = thinking.require("budget_tokens")?;
+    let path = thinking.path("budget_tokens");
+    if budget < BUDGET_MIN {
+        let message = format!("Invalid '{path}': {budget} is less than {BUDGET_MIN}.");
+        return Err(ApiError::invalid(path, message));
+    }
+    let Some(max_tokens) = max_tokens else { return Ok(()) };
+    if budget >= max_tokens {
+        let message =
+            format!("Invalid '{path}': {budget} is not less than max_tokens, which is {max_tokens}.");
+        return Err(ApiError::invalid(path, message));
+    }
+    if budget < max_tokens - 1 {
+        let why = format!(
+            "thinking is limited by max_tokens alone, so a budget can only be kept to when it is one less than max_tokens \
+             ({}); or use {{\"type\": \"adaptive\"}}",
+            max_tokens - 1
+        );
+        return Err(ApiError::unsupported(path, &why));
+    }
+    Ok(())
+}
+
+fn output_config(
+    fields: &mut Fields,
+    state: &State,
+    kwargs: &mut Map<String, Value>,
+) -> Result<(), ApiError> {
+    let Some(raw) = fields.raw("output_config") else { return Ok(()) };
+    let mut config = Fields::of_value(raw, "output_config".into())?;
+    let effort = config.take::<String>("effort")?;
+    state.readers.effort(&config.path("effort"), effort, kwargs)?;
+    config.finish(&[("format", "structured output is not available yet")])
+}
+
+/// Refuses a kind of block, tool or source by name, as something the API has and this server has not.
+pub fn refuse_kind(fields: &Fields, kind: &str) -> ApiError {
+    let why = match blocks::OTHER_KINDS.iter().find(|(name, _)| *name == kind) {
+        Some((_, why)) => why,
+        None => "the model takes text, tool calls, their results and thinking only",
+    };
+    ApiError::unsupported(fields.path(kind), why)
+}

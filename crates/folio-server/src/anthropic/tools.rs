@@ -1,0 +1,127 @@
+//! `tools` and `tool_choice`: from Anthropic's shapes to the shared [`ToolUse`].
+
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+
+use super::cache::{Marks, Place};
+use crate::config::Limits;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::tools::{ToolChoice, ToolUse, check_name};
+
+const CHOICE: &str = "tool_choice";
+
+/// Takes both fields.
+pub fn read(fields: &mut Fields, limits: &Limits, marks: &mut Marks) -> Result<ToolUse, ApiError> {
+    let list = fields.take::<Vec<&RawValue>>("tools")?.unwrap_or_default();
+    if list.len() > limits.tools {
+        let message = format!("'tools' has {} entries; the limit is {}.", list.len(), limits.tools);
+        return Err(ApiError::invalid("tools", message));
+    }
+    let mut tools: Vec<Value> = Vec::with_capacity(list.len());
+    for (index, raw) in list.iter().enumerate() {
+        let path = format!("tools[{index}]");
+        let mut tool = Fields::of_value(raw, path)?;
+        let value = function(&mut tool)?;
+        let name = &value["function"]["name"];
+        if tools.iter().any(|other| other["function"]["name"] == *name) {
+            let path = tool.path("name");
+            return Err(ApiError::invalid(path, format!("The tool {name} is given twice.")));
+        }
+        tools.push(value);
+        marks.read(&mut tool, || Place::Tools(index + 1))?;
+        tool.finish(&[("input_examples", "put examples into the description")])?;
+    }
+    let (choice, parallel) = match fields.raw(CHOICE) {
+        Some(raw) => choice(raw, &tools)?,
+        None => (ToolChoice::Auto, true),
+    };
+    if tools.is_empty() {
+        return Ok(ToolUse::default());
+    }
+    Ok(ToolUse::new(tools, choice, parallel))
+}
+
+/// One tool in OpenAI's shape, which is what chat templates take.
+fn function(tool: &mut Fields) -> Result<Value, ApiError> {
+    if let Some(kind) = tool.take::<String>("type")?.filter(|kind| kind != "custom") {
+        let why = format!(
+            "'{kind}' runs on Anthropic's servers or needs a model trained for it; give a tool of your own"
+        );
+        return Err(ApiError::unsupported(tool.path("type"), &why));
+    }
+    let name: String = tool.require("name")?;
+    check_name(&name, &tool.path("name"))?;
+    let mut function = Map::new();
+    function.insert("name".into(), name.into());
+    if let Some(description) = tool.take::<String>("description")? {
+        function.insert("description".into(), description.into());
+    }
+    let schema: Map<String, Value> = tool.require("input_schema")?;
+    if schema.get("type").and_then(Value::as_str) != Some("object") {
+        let path = format!("{}.type", tool.path("input_schema"));
+        let message = format!("Invalid '{path}': the schema of an input must be of type \"object\".");
+        return Err(ApiError::invalid(path, message));
+    }
+    function.insert("parameters".into(), schema.into());
+    let flags = [
+        (
+            "strict",
+            false,
+            "schemas are not enforced until structured output is available; leave it out or send false",
+        ),
+        ("defer_loading", false, "all tools are shown from the start; leave it out or send false"),
+        (
+            "eager_input_streaming",
+            true,
+            "input is always streamed as it is written; leave it out or send true",
+        ),
+    ];
+    for (name, kept, why) in flags {
+        if tool.take::<bool>(name)?.is_some_and(|value| value != kept) {
+            return Err(ApiError::unsupported(tool.path(name), why));
+        }
+    }
+    let callers = tool.take::<Vec<String>>("allowed_callers")?.unwrap_or_default();
+    if callers.iter().any(|caller| caller != "direct") {
+        return Err(ApiError::unsupported(
+            tool.path("allowed_callers"),
+            "only the model itself (\"direct\") calls",
+        ));
+    }
+    Ok(json!({"type": "function", "function": function}))
+}
+
+fn choice(raw: &RawValue, tools: &[Value]) -> Result<(ToolChoice, bool), ApiError> {
+    let mut fields = Fields::of_value(raw, CHOICE.into())?;
+    let kind: String = fields.require("type")?;
+    let choice = match kind.as_str() {
+        "auto" => ToolChoice::Auto,
+        "any" => ToolChoice::Required,
+        "none" => ToolChoice::None,
+        "tool" => {
+            let name: String = fields.require("name")?;
+            if !tools.iter().any(|tool| tool["function"]["name"] == *name) {
+                let path = fields.path("name");
+                return Err(ApiError::invalid(path, format!("The tool '{name}' is not among 'tools'.")));
+            }
+            ToolChoice::Named(name)
+        }
+        other => {
+            let path = fields.path("type");
+            let message =
+                format!("Invalid value for '{path}': '{other}' is not one of auto, any, tool, none.");
+            return Err(ApiError::invalid(path, message));
+        }
+    };
+    if choice == ToolChoice::Required && tools.is_empty() {
+        let message = "'tool_choice' asks for a call, but 'tools' are not given.";
+        return Err(ApiError::invalid(CHOICE, message));
+    }
+    let single = match choice {
+        ToolChoice::None => false,
+        _ => fields.take::<bool>("disable_parallel_tool_use")?.unwrap_or(false),
+    };
+    fields.finish(&[])?;
+    Ok((choice, !single))
+}
