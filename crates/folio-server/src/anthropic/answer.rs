@@ -41,12 +41,16 @@ enum Block {
 }
 
 #[derive(Serialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
+#[serde(tag = "type")]
 enum BlockDelta<'a> {
-    TextDelta { text: &'a str },
-    ThinkingDelta { thinking: &'a str },
-    SignatureDelta { signature: &'a str },
-    InputJsonDelta { partial_json: &'a str },
+    #[serde(rename = "text_delta")]
+    Text { text: &'a str },
+    #[serde(rename = "thinking_delta")]
+    Thinking { thinking: &'a str },
+    #[serde(rename = "signature_delta")]
+    Signature { signature: &'a str },
+    #[serde(rename = "input_json_delta")]
+    Input { partial_json: &'a str },
 }
 
 #[derive(Serialize)]
@@ -182,10 +186,10 @@ impl Answer {
                 Step::Start(kind) => {
                     StreamEvent::ContentBlockStart { index, content_block: kind.empty() }.send(events);
                 }
-                Step::Text(text) => delta(BlockDelta::TextDelta { text }),
-                Step::Thinking(thinking) => delta(BlockDelta::ThinkingDelta { thinking }),
-                Step::Signature(signature) => delta(BlockDelta::SignatureDelta { signature }),
-                Step::Input(partial_json) => delta(BlockDelta::InputJsonDelta { partial_json }),
+                Step::Text(text) => delta(BlockDelta::Text { text }),
+                Step::Thinking(thinking) => delta(BlockDelta::Thinking { thinking }),
+                Step::Signature(signature) => delta(BlockDelta::Signature { signature }),
+                Step::Input(partial_json) => delta(BlockDelta::Input { partial_json }),
                 Step::Stop => {
                     StreamEvent::ContentBlockStop { index }.send(events);
                     self.index += 1;
