@@ -10,14 +10,21 @@
 //! for that row. So stale bytes, even NaN, are read at most into lanes that are thrown away.
 //!
 //! Prefill and decode run this same code; a tile only decides how many rows share one pass over K and V.
+//!
+//! How keys and values are read is a [`Reader`]'s business: `floats` widens them to f32, `integers` multiplies their codes.
 #![allow(clippy::needless_range_loop, reason = "a register tile reads best by its indices")]
+
+mod floats;
+mod integers;
 
 use folio_model::backend::KvFormat;
 
 use crate::attention::Shape;
-use crate::kv::{GROUP, KvCache};
+use crate::kv::{GROUP, KvCache, rotate};
 use crate::memory::Rows;
-use crate::simd::{Isa, LANES, Simd, Task, dispatch, exp, exp_one};
+use crate::simd::{Isa, LANES, Simd, Task, dispatch, exp, exp_one, ints};
+use floats::{KvBf16, KvF16, KvF32, KvFp8, OfFloats};
+use integers::{Int4, Int8, OfIntegers};
 
 /// Positions per partial result, counted from position 0.
 pub(crate) const CHUNK: usize = 256;
@@ -80,11 +87,24 @@ impl Attend<'_> {
         })
     }
 
-    /// Transposes the queries of each pass into `[dim][row]`.
+    /// The queries of each pass as its keys need them: for floats, transposed into `[dim][row]`.
     ///
     /// # Safety
     /// `to` has room for the rows of the tile; the contract of [`Attend`].
     pub(crate) unsafe fn pack_queries(&self, tile: &Tile, to: *mut f32) {
+        match self.cache.format(self.layer) {
+            KvFormat::F32 | KvFormat::F16 | KvFormat::BF16 | KvFormat::Fp8 => unsafe {
+                // SAFETY: the contract of this function.
+                self.pack_floats(tile, to)
+            },
+            // SAFETY: the contract of this function.
+            format @ (KvFormat::Int8 | KvFormat::Int4) => unsafe { self.pack_integers(tile, format, to) },
+        }
+    }
+
+    /// # Safety
+    /// That of [`Attend::pack_queries`].
+    unsafe fn pack_floats(&self, tile: &Tile, to: *mut f32) {
         let (group, dim) = (self.shape.group(), self.shape.head_dim);
         for (first, count) in Self::passes(tile.tokens * group) {
             for r in 0..count {
@@ -106,10 +126,14 @@ impl Attend<'_> {
     /// The contract of [`Attend`]; `queries` from [`Self::pack_queries`]; `result` has room for the tile and is this
     /// worker's.
     pub(crate) unsafe fn chunk(&self, tile: &Tile, queries: *const f32, chunk: usize, result: Partial) {
+        let task = Chunk { attend: self, tile, queries, chunk, result };
         match self.cache.format(self.layer) {
-            KvFormat::F32 => dispatch(self.isa, Chunk::<KvF32>::new(self, tile, queries, chunk, result)),
-            KvFormat::F16 => dispatch(self.isa, Chunk::<KvF16>::new(self, tile, queries, chunk, result)),
-            KvFormat::BF16 => dispatch(self.isa, Chunk::<KvBf16>::new(self, tile, queries, chunk, result)),
+            KvFormat::F32 => dispatch(self.isa, OfFloats::<KvF32>::new(task)),
+            KvFormat::F16 => dispatch(self.isa, OfFloats::<KvF16>::new(task)),
+            KvFormat::BF16 => dispatch(self.isa, OfFloats::<KvBf16>::new(task)),
+            KvFormat::Fp8 => dispatch(self.isa, OfFloats::<KvFp8>::new(task)),
+            KvFormat::Int8 => ints::dispatch(self.isa, OfIntegers::<Int8>::new(task)),
+            KvFormat::Int4 => ints::dispatch(self.isa, OfIntegers::<Int4>::new(task)),
         }
     }
 
@@ -134,6 +158,7 @@ impl Attend<'_> {
     /// The contract of [`Attend`]; nobody else writes these heads of these rows.
     pub(crate) unsafe fn write(&self, tile: &Tile, whole: Partial) {
         let (group, dim) = (self.shape.group(), self.shape.head_dim);
+        let rotated = self.cache.format(self.layer) == KvFormat::Int4;
         for r in 0..tile.tokens * group {
             let (token, head) = (r / group, tile.kv_head * group + r % group);
             // SAFETY: the contract of this function.
@@ -143,6 +168,9 @@ impl Attend<'_> {
                 let to = self.out.row(tile.first_row + token).add(head * dim);
                 for d in 0..dim {
                     *to.add(d) = *from.add(d) / sum;
+                }
+                if rotated {
+                    rotate(std::slice::from_raw_parts_mut(to, dim));
                 }
             }
         }
@@ -180,127 +208,97 @@ impl Task for Merge {
     }
 }
 
-/// How a KV type becomes f32.
-trait Kv {
-    const SIZE: usize;
-    /// Two dims of 16 tokens, from two groups of 8.
-    /// # Safety
-    /// Both are readable for 16 values.
-    unsafe fn keys<S: Simd>(a: *const u8, b: *const u8) -> (S::V, S::V);
-    /// 16 dims of one token.
-    /// # Safety
-    /// `p` is readable for 16 values.
-    unsafe fn values<S: Simd>(p: *const u8) -> S::V;
-}
-
-struct KvBf16;
-struct KvF16;
-struct KvF32;
-
-impl Kv for KvBf16 {
-    const SIZE: usize = 2;
-    #[inline(always)]
-    unsafe fn keys<S: Simd>(a: *const u8, b: *const u8) -> (S::V, S::V) {
-        // SAFETY: the caller promises 16 values behind each.
-        unsafe { S::bf16_pairs_halves(a.cast(), b.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn values<S: Simd>(p: *const u8) -> S::V {
-        // SAFETY: the caller promises 16 values.
-        unsafe { S::bf16(p.cast()) }
-    }
-}
-
-impl Kv for KvF16 {
-    const SIZE: usize = 2;
-    #[inline(always)]
-    unsafe fn keys<S: Simd>(a: *const u8, b: *const u8) -> (S::V, S::V) {
-        // SAFETY: the caller promises 16 values behind each.
-        unsafe { (S::f16_halves(a.cast(), b.cast()), S::f16_halves(a.add(16).cast(), b.add(16).cast())) }
-    }
-    #[inline(always)]
-    unsafe fn values<S: Simd>(p: *const u8) -> S::V {
-        // SAFETY: the caller promises 16 values.
-        unsafe { S::f16(p.cast()) }
-    }
-}
-
-impl Kv for KvF32 {
-    const SIZE: usize = 4;
-    #[inline(always)]
-    unsafe fn keys<S: Simd>(a: *const u8, b: *const u8) -> (S::V, S::V) {
-        // SAFETY: the caller promises 16 values behind each.
-        unsafe { (S::load_halves(a.cast(), b.cast()), S::load_halves(a.add(32).cast(), b.add(32).cast())) }
-    }
-    #[inline(always)]
-    unsafe fn values<S: Simd>(p: *const u8) -> S::V {
-        // SAFETY: the caller promises 16 values.
-        unsafe { S::load(p.cast()) }
-    }
-}
-
 /// Steps between asking for keys and values and using them.
 const AHEAD: usize = 2;
-/// Bytes of 16-bit keys of one pair of dims over a step.
-const PAIR_BYTES: usize = 4 * STEP;
 /// Groups of keys in a step.
 const GROUPS: usize = STEP / GROUP;
+
+/// Where the keys and values of a group of positions lie. Scales mean nothing in formats without.
+#[derive(Clone, Copy)]
+struct Place {
+    keys: *const u8,
+    values: *const u8,
+    key_scales: *const u16,
+    value_scales: *const u16,
+}
 
 /// Where the keys and values of one step lie.
 struct Step {
     /// Absolute position of the first key.
     base: usize,
-    keys: [*const u8; GROUPS],
-    values: [*const u8; GROUPS],
+    at: [Place; GROUPS],
     /// Of the step [`AHEAD`] of it, for prefetching; any address.
-    next_keys: [*const u8; GROUPS],
-    next_values: [*const u8; GROUPS],
+    next: [Place; GROUPS],
 }
 
-struct Chunk<'a, K> {
+/// What one step gave the rows of a pass.
+struct Weights<const R: usize> {
+    /// Of each key; exactly zero where the row does not attend to it.
+    p: [[f32; STEP]; R],
+    /// For what the row has accumulated so far.
+    factor: [f32; R],
+    /// Keys that the row attends to. Ascending.
+    valid: [usize; R],
+}
+
+/// How the keys and values of a format are read, with one instruction set.
+trait Reader {
+    type S: Simd;
+
+    /// Dot products of the step's keys with the rows from `first`, unscaled; of keys that are masked, anything. Asks for keys
+    /// [`AHEAD`] meanwhile.
+    ///
+    /// # Safety
+    /// The contract of [`Attend::chunk`].
+    unsafe fn scores<const R: usize>(chunk: &Chunk<'_>, step: &Step, first: usize, p: &mut [[f32; STEP]; R]);
+
+    /// Adds the step's values to the accumulators of the rows from `first`, whose bits depend on the row alone. Rows without
+    /// a key are left alone.
+    ///
+    /// # Safety
+    /// The contract of [`Attend::chunk`].
+    unsafe fn weigh<const R: usize>(chunk: &Chunk<'_>, step: &Step, first: usize, weights: &Weights<R>);
+}
+
+/// One chunk for one tile.
+struct Chunk<'a> {
     attend: &'a Attend<'a>,
     tile: &'a Tile,
+    /// As [`Attend::pack_queries`] leaves them.
     queries: *const f32,
     chunk: usize,
     result: Partial,
-    dtype: std::marker::PhantomData<K>,
 }
 
-impl<'a, K: Kv> Chunk<'a, K> {
-    fn new(
-        attend: &'a Attend<'a>,
-        tile: &'a Tile,
-        queries: *const f32,
-        chunk: usize,
-        result: Partial,
-    ) -> Self {
-        Self { attend, tile, queries, chunk, result, dtype: std::marker::PhantomData }
-    }
-
+impl Chunk<'_> {
     /// Keys and values of the group at `position`. Past the end of the table, positions that every row masks, the last
     /// block is read instead.
     #[inline(always)]
-    fn group(&self, position: usize) -> (*const u8, *const u8) {
+    fn group(&self, position: usize) -> Place {
         let (cache, tile) = (self.attend.cache, self.tile);
         let tokens = cache.block_tokens;
         let start = tile.blocks_start + self.attend.group * tile.blocks_len;
         let table = &self.attend.blocks[start..start + tile.blocks_len];
         let block = table[(position / tokens).min(table.len() - 1)];
         let page = cache.page(block, self.attend.layer, tile.kv_head).cast_const();
-        let keys = page.wrapping_add(position % tokens * cache.group.head_dim * K::SIZE);
-        (keys, keys.wrapping_add(cache.plane_bytes(self.attend.layer)))
+        let (layer, token) = (self.attend.layer, position % tokens);
+        let keys = page.wrapping_add(token * cache.code_bytes(layer));
+        let scales = page.wrapping_add(2 * cache.plane_bytes(layer)).cast::<u16>().wrapping_add(token);
+        Place {
+            keys,
+            values: keys.wrapping_add(cache.plane_bytes(layer)),
+            key_scales: scales,
+            value_scales: scales.wrapping_add(tokens),
+        }
     }
 
     #[inline(always)]
     fn step(&self, base: usize) -> Step {
-        let nothing = [std::ptr::null(); GROUPS];
-        let mut step =
-            Step { base, keys: nothing, values: nothing, next_keys: nothing, next_values: nothing };
-        for j in 0..GROUPS {
-            (step.keys[j], step.values[j]) = self.group(base + j * GROUP);
-            (step.next_keys[j], step.next_values[j]) = self.group(base + AHEAD * STEP + j * GROUP);
+        Step {
+            base,
+            at: std::array::from_fn(|j| self.group(base + j * GROUP)),
+            next: std::array::from_fn(|j| self.group(base + AHEAD * STEP + j * GROUP)),
         }
-        step
     }
 
     /// Keys of the step that row `row` attends to.
@@ -315,114 +313,25 @@ impl<'a, K: Kv> Chunk<'a, K> {
     /// # Safety
     /// The contract of [`Attend::chunk`].
     #[inline(always)]
-    unsafe fn rows<S: Simd, const R: usize>(&self, step: &Step, first: usize) {
-        let valid: [usize; R] = std::array::from_fn(|r| self.valid(first + r, step.base));
-        if valid[R - 1] == 0 {
+    unsafe fn rows<K: Reader, const R: usize>(&self, step: &Step, first: usize) {
+        let mut weights = Weights {
+            p: [[0f32; STEP]; R],
+            factor: [1f32; R],
+            valid: std::array::from_fn(|r| self.valid(first + r, step.base)),
+        };
+        if weights.valid[R - 1] == 0 {
             return;
         }
-        let mut p = [[0f32; STEP]; R];
-        let mut factor = [1f32; R];
         // SAFETY: the contract of this function; `p` is one step wide.
         unsafe {
-            self.scores::<S, R>(step, first, &mut p);
+            K::scores(self, step, first, &mut weights.p);
             for r in 0..R {
-                if valid[r] > 0 {
-                    factor[r] = self.softmax::<S>(&mut p[r], valid[r], first + r);
+                let valid = weights.valid[r];
+                if valid > 0 {
+                    weights.factor[r] = self.softmax::<K::S>(&mut weights.p[r], valid, first + r);
                 }
             }
-            let dim = self.attend.shape.head_dim;
-            let mut d = 0;
-            if S::WIDE {
-                while R <= 4 && d + 4 * LANES <= dim {
-                    self.weigh::<S, R, 4>(step, first, &p, &factor, &valid, d);
-                    d += 4 * LANES;
-                }
-                while d + 2 * LANES <= dim {
-                    self.weigh::<S, R, 2>(step, first, &p, &factor, &valid, d);
-                    d += 2 * LANES;
-                }
-            }
-            while d < dim {
-                self.weigh::<S, R, 1>(step, first, &p, &factor, &valid, d);
-                d += LANES;
-            }
-        }
-    }
-
-    /// Dot products of the step's keys, one chain over the dimensions each. Asks for keys [`AHEAD`] meanwhile.
-    ///
-    /// # Safety
-    /// The contract of [`Attend::chunk`].
-    #[inline(always)]
-    unsafe fn scores<S: Simd, const R: usize>(&self, step: &Step, first: usize, p: &mut [[f32; STEP]; R]) {
-        if S::WIDE {
-            // SAFETY: the contract of this function.
-            unsafe { self.score_vectors::<S, R, 2>(step, first, p, 0) }
-        } else {
-            // SAFETY: the contract of this function.
-            unsafe {
-                self.score_vectors::<S, R, 1>(step, first, p, 0);
-                self.score_vectors::<S, R, 1>(step, first, p, 1);
-            }
-        }
-    }
-
-    /// `N` vectors of keys from vector `j` of the step.
-    ///
-    /// # Safety
-    /// The contract of [`Attend::chunk`].
-    #[inline(always)]
-    unsafe fn score_vectors<S: Simd, const R: usize, const N: usize>(
-        &self,
-        step: &Step,
-        first: usize,
-        p: &mut [[f32; STEP]; R],
-        j: usize,
-    ) {
-        let dim = self.attend.shape.head_dim;
-        let mut acc = [[S::splat(0.0); N]; R];
-        // SAFETY: each group holds `head_dim` dims of 8 tokens; queries are packed `[dim][R]` from `first * dim`.
-        unsafe {
-            let mut q = self.queries.add(first * dim);
-            let mut at = 0;
-            let (mut group, mut offset) = (0, 0);
-            for _ in 0..dim / 2 {
-                let mut pair = [(S::splat(0.0), S::splat(0.0)); N];
-                for (n, v) in pair.iter_mut().enumerate() {
-                    let g = 2 * (j + n);
-                    *v = K::keys::<S>(step.keys[g].wrapping_add(at), step.keys[g + 1].wrapping_add(at));
-                }
-                if first == 0 && j == 0 {
-                    // In the order of addresses, so that the machine's own prefetchers follow.
-                    let ahead = step.next_keys[group].wrapping_add(offset);
-                    for line in (0..PAIR_BYTES * K::SIZE / 2).step_by(64) {
-                        S::prefetch(ahead.wrapping_add(line));
-                    }
-                    offset += PAIR_BYTES * K::SIZE / 2;
-                    if offset >= GROUP * dim * K::SIZE {
-                        (group, offset) = ((group + 1) % GROUPS, 0);
-                    }
-                }
-                for r in 0..R {
-                    let q = S::splat(*q.add(r));
-                    for n in 0..N {
-                        acc[r][n] = S::fma(pair[n].0, q, acc[r][n]);
-                    }
-                }
-                for r in 0..R {
-                    let q = S::splat(*q.add(R + r));
-                    for n in 0..N {
-                        acc[r][n] = S::fma(pair[n].1, q, acc[r][n]);
-                    }
-                }
-                q = q.wrapping_add(2 * R);
-                at += 2 * GROUP * K::SIZE;
-            }
-            for r in 0..R {
-                for n in 0..N {
-                    S::store(p[r].as_mut_ptr().add((j + n) * LANES), acc[r][n]);
-                }
-            }
+            K::weigh(self, step, first, &weights);
         }
     }
 
@@ -454,95 +363,72 @@ impl<'a, K: Kv> Chunk<'a, K> {
         }
     }
 
-    /// Adds `D` vectors of dims from `d`: one chain over the row's own positions each.
+    /// The whole chunk.
     ///
     /// # Safety
     /// The contract of [`Attend::chunk`].
     #[inline(always)]
-    unsafe fn weigh<S: Simd, const R: usize, const D: usize>(
-        &self,
-        step: &Step,
-        first: usize,
-        p: &[[f32; STEP]; R],
-        factor: &[f32; R],
-        valid: &[usize; R],
-        d: usize,
-    ) {
-        let dim = self.attend.shape.head_dim;
-        let stride = self.attend.shape.stride();
-        let mut acc = [[S::splat(0.0); D]; R];
-        // SAFETY: the rows are inside the partial, whose rows are whole vectors. A vector of values that reaches past the
-        // last dim reads the next token, page, or the slack behind the cache, into lanes that nobody uses.
-        unsafe {
-            let at = self.result.acc.add(first * stride + d);
-            for r in 0..R {
-                for i in 0..D {
-                    acc[r][i] = S::mul(S::load(at.add(r * stride + i * LANES)), S::splat(factor[r]));
-                }
-            }
-            // All rows attend to the keys that the first one does.
-            for t in 0..valid[0] {
-                let offset = (t % GROUP * dim + d) * K::SIZE;
-                let from = step.values[t / GROUP].add(offset);
-                if first == 0 {
-                    for line in (0..D * LANES * K::SIZE).step_by(64) {
-                        S::prefetch(step.next_values[t / GROUP].wrapping_add(offset + line));
-                    }
-                }
-                for i in 0..D {
-                    let v = K::values::<S>(from.add(i * LANES * K::SIZE));
-                    for r in 0..R {
-                        acc[r][i] = S::fma(v, S::splat(p[r][t]), acc[r][i]);
-                    }
-                }
-            }
-            for r in 0..R {
-                for t in valid[0]..valid[r] {
-                    let from = step.values[t / GROUP].add((t % GROUP * dim + d) * K::SIZE);
-                    for i in 0..D {
-                        let v = K::values::<S>(from.add(i * LANES * K::SIZE));
-                        acc[r][i] = S::fma(v, S::splat(p[r][t]), acc[r][i]);
-                    }
-                }
-                for i in 0..D {
-                    S::store(at.add(r * stride + i * LANES), acc[r][i]);
-                }
-            }
-        }
-    }
-}
-
-impl<K: Kv> Task for Chunk<'_, K> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self) {
+    unsafe fn run<K: Reader>(&self) {
         let rows = self.tile.tokens * self.attend.shape.group();
         let stride = self.attend.shape.stride();
         let start = self.chunk * CHUNK;
         let end = (start + CHUNK).min(self.tile.first_position + self.tile.tokens);
-        // SAFETY: the contract of `Attend::chunk`.
+        // SAFETY: the contract of this function.
         unsafe {
             for r in self.attend.first_row_at(self.tile, start)..rows {
                 *self.result.max.add(r) = f32::NEG_INFINITY;
                 *self.result.sum.add(r) = 0.0;
                 for d in (0..stride).step_by(LANES) {
-                    S::store(self.result.acc.add(r * stride + d), S::splat(0.0));
+                    K::S::store(self.result.acc.add(r * stride + d), K::S::splat(0.0));
                 }
             }
             for base in (start..end).step_by(STEP) {
                 let step = self.step(base);
                 for (first, count) in Attend::passes(rows) {
                     match count {
-                        1 => self.rows::<S, 1>(&step, first),
-                        2 => self.rows::<S, 2>(&step, first),
-                        3 => self.rows::<S, 3>(&step, first),
-                        4 => self.rows::<S, 4>(&step, first),
-                        5 => self.rows::<S, 5>(&step, first),
-                        _ => self.rows::<S, ROWS>(&step, first),
+                        1 => self.rows::<K, 1>(&step, first),
+                        2 => self.rows::<K, 2>(&step, first),
+                        3 => self.rows::<K, 3>(&step, first),
+                        4 => self.rows::<K, 4>(&step, first),
+                        5 => self.rows::<K, 5>(&step, first),
+                        _ => self.rows::<K, ROWS>(&step, first),
                     }
                 }
             }
         }
+    }
+}
+
+/// Scales of the 16 keys, or values, of groups `2 * j` and `2 * j + 1`.
+///
+/// # Safety
+/// Both are readable for 8 scales.
+#[inline(always)]
+unsafe fn scales<S: Simd>(step: &Step, j: usize, of: impl Fn(&Place) -> *const u16) -> S::V {
+    // SAFETY: the contract of this function.
+    unsafe { S::bf16_halves(of(&step.at[2 * j]), of(&step.at[2 * j + 1])) }
+}
+
+/// Weights of a row times the scales of its values; zero where a weight is zero, whatever the scale is.
+///
+/// # Safety
+/// The scales of the step are readable.
+#[inline(always)]
+unsafe fn scaled_weights<S: Simd>(step: &Step, p: &[f32; STEP], times: f32) -> [S::V; 2] {
+    let zero = S::splat(0.0);
+    [0, 1].map(|j| {
+        // SAFETY: the contract of this function; `p` holds two vectors.
+        let (scale, p) =
+            unsafe { (scales::<S>(step, j, |place| place.value_scales), S::load(p.as_ptr().add(j * LANES))) };
+        S::select_lt(zero, p, S::mul(p, S::mul(scale, S::splat(times))), zero)
+    })
+}
+
+/// Asks for the scales of a later step.
+#[inline(always)]
+fn prefetch_scales<S: Simd>(step: &Step) {
+    for place in &step.next {
+        S::prefetch(place.key_scales.cast());
+        S::prefetch(place.value_scales.cast());
     }
 }

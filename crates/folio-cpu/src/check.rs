@@ -198,8 +198,8 @@ pub(crate) fn layout(layout: &KvLayout, blocks: &[usize], program: &Program) -> 
         if shape[1..].contains(&0) || (index > 0 && shape[0] == 0) {
             return fail("a dimension is zero".to_owned());
         }
-        if !group.head_dim.is_multiple_of(2) {
-            return fail("head_dim is odd".to_owned());
+        if let Some(reason) = group.formats.iter().find_map(|format| format.refusal(group.head_dim)) {
+            return fail(reason);
         }
         if !layout.block_tokens.is_multiple_of(GROUP) {
             return fail("tokens per block must be a multiple of 8".to_owned());

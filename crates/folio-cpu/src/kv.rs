@@ -5,21 +5,29 @@
 //!
 //! # Layout
 //!
-//! A block is contiguous: `[layer][kv head]` pages, of a size that the layer's format decides. A page is the K plane, then the V
-//! plane of `block_tokens` tokens:
+//! A block is contiguous: `[layer][kv head]` pages, of a size that the layer's format decides. A page is the K plane and the V
+//! plane of `block_tokens` tokens, then, in formats with scales, those of K and those of V, bf16, one per token:
 //!
-//! - K: groups of 8 tokens, lanes = tokens. bf16: `[dim pair][token]{even dim, odd dim}`, one dword per pair and token.
-//!   f16, f32: `[dim][token]`. Either way two dims of 8 tokens are 16 consecutive values.
-//! - V: `[token][dim]`.
+//! - K: groups of 8 tokens, lanes = tokens: `[unit][token]`. A unit is what a token stores for a few dims together: one f32 or
+//!   f16; two bf16, even dim first; two codes of int8 or e4m3, likewise; two bytes of int4 for four dims, the first two in the
+//!   low nibbles. So two dims of 8 tokens are 16 consecutive values in every format but int4, where four are.
+//! - V: `[token][dim]` of floats and e4m3. int8: `[token pair][dim]{even, odd token}`. int4: `[token pair]`, then for each 32 dims
+//!   16 times `{even, odd token}`, with dim `i` in the low nibble of byte `i` and dim `i + 16` in the high one; what is left of the
+//!   dims, if anything, is cut in half in the same way. No byte has two tokens, which may be written at the same time.
 //!
 //! Invariant: nothing a reader computes depends on a position it does not attend to. Blocks are zeroed when the cache is
 //! made and not when they are reused, so readers mask by position, never by value.
 
+mod encode;
+
 use folio_model::backend::{BlockCopy, KvFormat, KvGroup};
+use folio_model::kv_format::{SCALE_BYTES, SCALED_HEAD_DIM_MAX};
 use half::{bf16, f16};
 
 use crate::error::CpuError;
 use crate::memory::HugeBuffer;
+use encode::Codes;
+pub(crate) use encode::{largest_magnitude, nearest, rotate};
 
 /// Tokens of a K group.
 pub(crate) const GROUP: usize = 8;
@@ -54,31 +62,33 @@ impl KvCache {
         self.group.formats[layer as usize]
     }
 
+    /// Bytes of K, or of V, of one token of one head of this layer, without the scale.
+    #[inline(always)]
+    pub(crate) fn code_bytes(&self, layer: u32) -> usize {
+        self.format(layer).code_bytes(self.group.head_dim)
+    }
+
     /// Bytes of the K plane, and of the V plane, of a page of this layer.
     #[inline(always)]
     pub(crate) fn plane_bytes(&self, layer: u32) -> usize {
-        self.block_tokens * self.format(layer).bytes_per_head(self.group.head_dim)
+        self.block_tokens * self.code_bytes(layer)
     }
 
-    /// Start of the page: K, and V [`Self::plane_bytes`] further.
+    /// Start of the page: K, V [`Self::plane_bytes`] further, and as much further the scales.
     #[inline(always)]
     pub(crate) fn page(&self, block: u32, layer: u32, head: usize) -> *mut u8 {
         debug_assert!((block as usize) < self.blocks && head < self.group.kv_heads);
         let pages = block as usize * self.block_bytes + self.layers[layer as usize];
-        self.memory.ptr().wrapping_add(pages + head * 2 * self.plane_bytes(layer))
+        let head_bytes = self.format(layer).bytes_per_head(self.group.head_dim);
+        self.memory.ptr().wrapping_add(pages + head * 2 * self.block_tokens * head_bytes)
     }
 
-    /// Position of `(token, dim)` in a K plane of this format, in values.
-    fn key_at(&self, format: KvFormat, token: usize, dim: usize) -> usize {
-        let group = token / GROUP * GROUP * self.group.head_dim;
-        let lane = token % GROUP;
-        match format {
-            KvFormat::BF16 => group + dim / 2 * 2 * GROUP + lane * 2 + dim % 2,
-            KvFormat::F16 | KvFormat::F32 => group + dim * GROUP + lane,
-        }
+    /// Where the first unit of a token lies in a K plane, in bytes; the next one is [`GROUP`] units further.
+    fn key_at(&self, layer: u32, token: usize) -> usize {
+        token / GROUP * GROUP * self.code_bytes(layer) + token % GROUP * unit_bytes(self.format(layer))
     }
 
-    /// Stores K and V of one position, rounded to the cache's type.
+    /// Stores K and V of one position, rounded to the format of the layer.
     ///
     /// # Safety
     /// `block` and `layer` are in range, `token < block_tokens`, and nobody else touches this position of this page.
@@ -91,55 +101,130 @@ impl KvCache {
         k: &[f32],
         v: &[f32],
     ) {
-        let (dim, format) = (self.group.head_dim, self.format(layer));
+        let dim = self.group.head_dim;
         debug_assert!(k.len() == dim && v.len() == dim && token < self.block_tokens);
-        let keys = self.page(block, layer, head);
-        let values = keys.wrapping_add(self.plane_bytes(layer));
-        for d in 0..dim {
-            let (key, value) = (self.key_at(format, token, d), token * dim + d);
-            // SAFETY: both positions are inside their planes; the caller promises that no one else touches them.
-            unsafe {
-                match format {
-                    KvFormat::F32 => {
-                        *keys.cast::<f32>().add(key) = k[d];
-                        *values.cast::<f32>().add(value) = v[d];
+        let page = self.page(block, layer, head);
+        let keys = page.wrapping_add(self.key_at(layer, token));
+        let values = page.wrapping_add(self.plane_bytes(layer));
+        let value = values.wrapping_add(token * self.code_bytes(layer));
+        let format = self.format(layer);
+        // SAFETY: all positions are inside their planes; the caller promises that no one else touches them.
+        unsafe {
+            match format {
+                KvFormat::F32 => {
+                    let (keys, value) = (keys.cast::<f32>(), value.cast::<f32>());
+                    for d in 0..dim {
+                        *keys.add(d * GROUP) = k[d];
+                        *value.add(d) = v[d];
                     }
-                    KvFormat::F16 => {
-                        *keys.cast::<u16>().add(key) = f16::from_f32(k[d]).to_bits();
-                        *values.cast::<u16>().add(value) = f16::from_f32(v[d]).to_bits();
+                }
+                KvFormat::F16 => {
+                    let (keys, value) = (keys.cast::<u16>(), value.cast::<u16>());
+                    for d in 0..dim {
+                        *keys.add(d * GROUP) = f16::from_f32(k[d]).to_bits();
+                        *value.add(d) = f16::from_f32(v[d]).to_bits();
                     }
-                    KvFormat::BF16 => {
-                        *keys.cast::<u16>().add(key) = bf16::from_f32(k[d]).to_bits();
-                        *values.cast::<u16>().add(value) = bf16::from_f32(v[d]).to_bits();
+                }
+                KvFormat::BF16 => {
+                    let (keys, value) = (keys.cast::<u16>(), value.cast::<u16>());
+                    for d in 0..dim {
+                        *keys.add(d / 2 * 2 * GROUP + d % 2) = bf16::from_f32(k[d]).to_bits();
+                        *value.add(d) = bf16::from_f32(v[d]).to_bits();
+                    }
+                }
+                KvFormat::Int8 | KvFormat::Fp8 | KvFormat::Int4 => {
+                    let scales = values.add(self.plane_bytes(layer)).cast::<u16>().add(token);
+                    let mut codes: Codes = [0; SCALED_HEAD_DIM_MAX];
+                    let codes = &mut codes[..dim];
+                    scales.write_unaligned(encode::encode(format, k, codes));
+                    write_keys(format, codes, keys);
+                    scales.add(self.block_tokens).write_unaligned(encode::encode(format, v, codes));
+                    // Of the token pair.
+                    let pair = values.add(token / 2 * 2 * self.code_bytes(layer)).add(token % 2);
+                    match format {
+                        KvFormat::Int8 => codes.iter().enumerate().for_each(|(d, c)| *pair.add(2 * d) = *c),
+                        KvFormat::Int4 => write_nibbles(codes, pair),
+                        _ => codes.iter().enumerate().for_each(|(d, c)| *value.add(d) = *c),
                     }
                 }
             }
         }
     }
 
-    /// Copies the first `copy.tokens` positions of every page of one layer.
+    /// Copies the first `copy.tokens` positions of every page of one layer, scales too.
     ///
     /// # Safety
     /// Blocks are in range and differ, and nobody else touches this layer of block `to`.
     pub(crate) unsafe fn copy_layer(&self, copy: BlockCopy, layer: u32) {
-        let (dim, format) = (self.group.head_dim, self.format(layer));
-        let size = format.bytes_per_head(1);
-        let tokens = copy.tokens as usize;
+        let (format, bytes) = (self.format(layer), self.code_bytes(layer));
+        let (tokens, plane) = (copy.tokens as usize, self.plane_bytes(layer));
         let whole = tokens / GROUP * GROUP;
+        // A pair of values with an odd token that is not wanted: it is not read before it is written.
+        let values = match format {
+            KvFormat::Int8 | KvFormat::Int4 => tokens.next_multiple_of(2),
+            _ => tokens,
+        };
+        let unit = unit_bytes(format);
         for head in 0..self.group.kv_heads {
             let (from, to) = (self.page(copy.from, layer, head), self.page(copy.to, layer, head));
-            let plane = self.plane_bytes(layer);
-            // SAFETY: all ranges are inside the two pages, which are different ones.
-            unsafe {
-                std::ptr::copy_nonoverlapping(from, to, whole * dim * size);
-                std::ptr::copy_nonoverlapping(from.add(plane), to.add(plane), tokens * dim * size);
-                for token in whole..tokens {
-                    for d in 0..dim {
-                        let at = self.key_at(format, token, d) * size;
-                        std::ptr::copy_nonoverlapping(from.add(at), to.add(at), size);
-                    }
+            let copy = |at: usize, bytes: usize| {
+                // SAFETY: all ranges are inside the two pages, which are different ones.
+                unsafe { std::ptr::copy_nonoverlapping(from.add(at), to.add(at), bytes) }
+            };
+            copy(0, whole * bytes);
+            copy(plane, values * bytes);
+            for token in whole..tokens {
+                for i in 0..bytes / unit {
+                    copy(self.key_at(layer, token) + i * GROUP * unit, unit);
                 }
+            }
+            if format.is_scaled() {
+                copy(2 * plane, tokens * SCALE_BYTES);
+                copy(2 * plane + self.block_tokens * SCALE_BYTES, tokens * SCALE_BYTES);
             }
         }
     }
 }
+
+/// Bytes that a token of a K group has side by side.
+const fn unit_bytes(format: KvFormat) -> usize {
+    match format {
+        KvFormat::F32 | KvFormat::BF16 => 4,
+        KvFormat::F16 | KvFormat::Int8 | KvFormat::Fp8 | KvFormat::Int4 => 2,
+    }
+}
+
+/// # Safety
+/// `keys` is the first unit of a token, and the token's units may be written.
+unsafe fn write_keys(format: KvFormat, codes: &[u8], keys: *mut u8) {
+    let unit = keys.cast::<[u8; 2]>();
+    // SAFETY: the contract of this function.
+    unsafe {
+        if format == KvFormat::Int4 {
+            for (i, c) in codes.chunks_exact(4).enumerate() {
+                *unit.add(i * GROUP) = [c[0] | c[2] << 4, c[1] | c[3] << 4];
+            }
+        } else {
+            for (i, c) in codes.chunks_exact(2).enumerate() {
+                *unit.add(i * GROUP) = [c[0], c[1]];
+            }
+        }
+    }
+}
+
+/// # Safety
+/// `pair` is this token's first byte in the V plane, and its bytes may be written.
+unsafe fn write_nibbles(codes: &[u8], pair: *mut u8) {
+    let mut byte = 0;
+    for block in codes.chunks(32) {
+        let (low, high) = block.split_at(block.len() / 2);
+        for (low, high) in low.iter().zip(high) {
+            // SAFETY: the contract of this function: there is a byte for two codes.
+            unsafe { *pair.add(2 * byte) = low | high << 4 };
+            byte += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

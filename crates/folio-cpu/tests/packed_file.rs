@@ -18,7 +18,7 @@ fn options() -> LoadOptions<'static> {
         max_rows: 8,
         max_logit_rows: 8,
         max_model_len: None,
-        kv_dtype: DType::F32,
+        kv_formats: DType::F32.into(),
         block_tokens: 16,
         progress: None,
     }

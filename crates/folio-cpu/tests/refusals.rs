@@ -58,7 +58,7 @@ fn a_malformed_batch_is_refused_and_changes_nothing() {
 
 #[test]
 fn copies_take_the_first_positions_of_a_block_in_order() {
-    for kv in [DType::F32, DType::F16, DType::BF16] {
+    for kv in KvFormat::ALL {
         let spec = Spec { kv, ..Spec::default() };
         let sequence = Sequence { blocks: vec![0, 1, 2], ..Sequence::new(&spec, 9, 40, 0) };
         let whole = run_chunks(&mut cpu(&spec, 8, 2, Isa::best()), &sequence, 40, spec.vocab);
@@ -187,4 +187,17 @@ fn plain_weights_are_quantized_on_request_and_others_are_not() {
         backend.load_matrix("both", &[floats, stored]).expect_err("refused").to_string().contains("differ")
     );
     backend.load_matrix("floats", &[floats, floats]).expect("FP8 mixes with itself");
+}
+
+#[test]
+fn heads_that_a_format_cannot_store_are_refused_by_name() {
+    for (kv, head_dim, word) in
+        [(KvFormat::Int8, 10, "int8"), (KvFormat::Int4, 12, "int4"), (KvFormat::Fp8, 514, "fp8")]
+    {
+        let spec = Spec { head_dim, rotary: 0, ..Spec::default() };
+        let mut backend = cpu(&spec, 2, 1, Isa::Scalar);
+        let layout = KvLayout::full(spec.layers, spec.kv_heads, head_dim, kv, 16);
+        let refusal = backend.allocate_cache(&layout, &[2]).expect_err("refused").to_string();
+        assert!(refusal.contains(word) && refusal.contains(&head_dim.to_string()), "{refusal}");
+    }
 }

@@ -4,6 +4,7 @@
 //! never: see a request, a tenant or a tokenizer. Everything here is plain data, so that a batch can be printed,
 //! recorded and replayed.
 
+pub use crate::kv_format::KvFormat;
 use crate::program::Program;
 use crate::program::{MatrixId, VectorId};
 use crate::quant::Encoding;
@@ -47,34 +48,6 @@ impl TensorView<'_> {
         let fresh =
             |column: &u32| seen.get_mut(*column as usize).is_some_and(|seen| !std::mem::replace(seen, true));
         order.len() == cols && order.iter().all(fresh)
-    }
-}
-
-/// How K and V of one token of one head are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum KvFormat {
-    F32,
-    F16,
-    BF16,
-}
-
-impl KvFormat {
-    /// Bytes of K (or of V) of one token of one head, scales included.
-    pub const fn bytes_per_head(self, head_dim: usize) -> usize {
-        match self {
-            KvFormat::F32 => 4 * head_dim,
-            KvFormat::F16 | KvFormat::BF16 => 2 * head_dim,
-        }
-    }
-}
-
-impl From<DType> for KvFormat {
-    fn from(dtype: DType) -> Self {
-        match dtype {
-            DType::F32 => KvFormat::F32,
-            DType::F16 => KvFormat::F16,
-            DType::BF16 => KvFormat::BF16,
-        }
     }
 }
 

@@ -4,9 +4,10 @@
 //! building; what differs is in [`Config`]. The same [`Weights`] tree exists twice: over tensor names (what to load) and
 //! over backend ids (what was loaded), so that a matrix cannot be loaded and forgotten, or used and never loaded.
 
-use crate::backend::KvLayout;
+use crate::backend::{GroupKind, KvGroup, KvLayout};
 use crate::config::Config;
 use crate::family::Fusion;
+use crate::kv_format::KvFormats;
 use crate::program::{AttentionSpec, Buf, Head, MatrixId, Op, Program, RopeId, VectorId};
 
 /// One tensor of the checkpoint.
@@ -184,9 +185,12 @@ impl Layer<WeightSpec, WeightSpec> {
     }
 }
 
-/// Geometry of the KV cache of this decoder.
-pub fn kv_layout(config: &Config, dtype: crate::backend::DType, block_tokens: usize) -> KvLayout {
-    KvLayout::full(config.layers, config.kv_heads, config.head_dim, dtype.into(), block_tokens)
+/// Geometry of the KV cache of this decoder. The error is a sentence, see [`KvFormats::of_layers`].
+pub fn kv_layout(config: &Config, formats: &KvFormats, block_tokens: usize) -> Result<KvLayout, String> {
+    let formats = formats.of_layers(config.head_dim, &vec![false; config.layers])?;
+    let group =
+        KvGroup { kind: GroupKind::Full, kv_heads: config.kv_heads, head_dim: config.head_dim, formats };
+    Ok(KvLayout { groups: vec![group], block_tokens })
 }
 
 /// The decoder as data, for sequences of at most `max_model_len` tokens.

@@ -33,6 +33,8 @@ pub enum ModelError {
 
     #[error("max_model_len is 0, expected at least 1")]
     NoModelLength,
+    #[error("the KV cache of {place} cannot be laid out: {problem}")]
+    KvLayout { place: String, problem: String },
 
     // -- weights --
     #[error("{file} is damaged: {problem}")]

@@ -12,6 +12,7 @@ pub mod decoder;
 mod error;
 pub mod family;
 pub mod hub;
+pub mod kv_format;
 mod loader;
 mod packed;
 pub mod program;

@@ -11,6 +11,7 @@ use crate::checkpoint::{Checkpoint, Digest, GenerationConfig, Tensor, Values};
 use crate::config::Config;
 use crate::decoder::{Load, WeightSpec, kv_layout, program, weight_specs};
 use crate::error::{ModelError, Result};
+use crate::kv_format::KvFormats;
 use crate::packed::Ids;
 pub use crate::packed::PackedAbout;
 use crate::program::{MatrixId, VectorId};
@@ -24,10 +25,17 @@ pub struct LoadOptions<'a> {
     pub max_logit_rows: usize,
     /// Most tokens of a sequence, prompt and output together. `None`: as many as the model allows.
     pub max_model_len: Option<usize>,
-    pub kv_dtype: DType,
+    pub kv_formats: KvFormats,
     pub block_tokens: usize,
     /// Called before the first weight and after each.
     pub progress: Option<&'a mut dyn FnMut(Progress<'_>)>,
+}
+
+impl LoadOptions<'_> {
+    fn kv_layout(&self, checkpoint: &Checkpoint) -> Result<KvLayout> {
+        kv_layout(checkpoint.config(), &self.kv_formats, self.block_tokens)
+            .map_err(|problem| ModelError::KvLayout { place: checkpoint.location(), problem })
+    }
 }
 
 /// How far loading has come.
@@ -78,6 +86,7 @@ impl Model {
         let config = checkpoint.config();
         let (max_model_len, length_limited_by) =
             model_length(config, checkpoint.settings(), options.max_model_len)?;
+        let layout = options.kv_layout(checkpoint)?;
         let specs = weight_specs(config);
         let census = check(checkpoint, specs.iter())?;
         refuse_unexpected(checkpoint, specs.iter())?;
@@ -96,9 +105,8 @@ impl Model {
         let digest = loading.digest;
         let program = program(config, &weights, max_model_len);
         backend.load_program(program, options.max_rows, options.max_logit_rows, max_model_len)?;
-        let sizes = (options.kv_dtype, options.block_tokens);
         let length = (max_model_len, length_limited_by);
-        Ok(LoadedModel::new(checkpoint, length, sizes, digest, (census.parameters, census.encoding)))
+        Ok(LoadedModel::new(checkpoint, length, layout, digest, (census.parameters, census.encoding)))
     }
 
     /// As [`Model::load`] for a backend that has the weights already, in the order in which `load` gives them: `counts`
@@ -113,6 +121,7 @@ impl Model {
         let config = checkpoint.config();
         let (max_model_len, length_limited_by) =
             model_length(config, checkpoint.settings(), options.max_model_len)?;
+        let layout = options.kv_layout(checkpoint)?;
         let specs = weight_specs(config);
         let mut ids = Ids::default();
         let weights = specs.try_map(&mut ids)?;
@@ -129,9 +138,8 @@ impl Model {
         digest.known(&about.tensors);
         let program = program(config, &weights, max_model_len);
         backend.load_program(program, options.max_rows, options.max_logit_rows, max_model_len)?;
-        let sizes = (options.kv_dtype, options.block_tokens);
         let length = (max_model_len, length_limited_by);
-        Ok(LoadedModel::new(checkpoint, length, sizes, digest, (about.parameters, about.weight_encoding)))
+        Ok(LoadedModel::new(checkpoint, length, layout, digest, (about.parameters, about.weight_encoding)))
     }
 }
 
@@ -139,7 +147,7 @@ impl LoadedModel {
     fn new(
         checkpoint: &Checkpoint,
         (max_model_len, length_limited_by): (usize, Option<String>),
-        (kv_dtype, block_tokens): (DType, usize),
+        kv_layout: KvLayout,
         digest: Digest,
         (parameters, weight_encoding): (u64, Encoding),
     ) -> Self {
@@ -150,7 +158,7 @@ impl LoadedModel {
             length_limited_by,
             eos_token_ids: checkpoint.generation().eos_token_ids.clone(),
             generation: checkpoint.generation().clone(),
-            kv_layout: kv_layout(config, kv_dtype, block_tokens),
+            kv_layout,
             tensor_digests: digest.tensors().clone(),
             digest: digest.finish(),
             config: config.clone(),

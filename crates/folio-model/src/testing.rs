@@ -220,7 +220,7 @@ impl<B: Backend> Runner<B> {
             max_rows: MAX_ROWS,
             max_logit_rows: MAX_ROWS,
             max_model_len,
-            kv_dtype: DType::F32,
+            kv_formats: DType::F32.into(),
             block_tokens: BLOCK_TOKENS,
             progress: None,
         };

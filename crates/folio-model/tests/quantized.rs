@@ -139,7 +139,7 @@ fn the_digest_sees_every_part() {
             max_rows: 8,
             max_logit_rows: 1,
             max_model_len: Some(64),
-            kv_dtype: DType::F32,
+            kv_formats: DType::F32.into(),
             block_tokens: 16,
             progress: None,
         };

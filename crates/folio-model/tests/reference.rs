@@ -22,7 +22,7 @@ fn load(kv_dtype: DType) -> (ReferenceBackend, LoadedModel) {
         max_rows: 80,
         max_logit_rows: 80,
         max_model_len: Some(64),
-        kv_dtype,
+        kv_formats: kv_dtype.into(),
         block_tokens: 8,
         progress: None,
     };

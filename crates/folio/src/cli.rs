@@ -6,7 +6,10 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use folio_model::backend::KvFormat;
+use folio_model::kv_format::KvSkip;
 
+use crate::bench::kv::Shape;
 use crate::units::parse_bytes;
 
 #[derive(Debug, Parser)]
@@ -71,9 +74,13 @@ pub struct EngineArgs {
     #[arg(long, env = "FOLIO_KV_CACHE_SHARE", value_name = "0..1", default_value_t = 0.5, value_parser = share)]
     pub kv_cache_share: f64,
 
-    /// Element type of the KV cache; auto: that of the weights
+    /// How keys and values are stored; auto: in the type of the weights
     #[arg(long, env = "FOLIO_KV_CACHE_DTYPE", value_enum, default_value_t = KvDtype::Auto)]
     pub kv_cache_dtype: KvDtype,
+
+    /// Layers that stay in the type of the weights: numbers from 0, `sliding_window` or `full_attention`, separated by commas
+    #[arg(long, env = "FOLIO_KV_CACHE_DTYPE_SKIP_LAYERS", value_name = "LAYERS", value_delimiter = ',')]
+    pub kv_cache_dtype_skip_layers: Vec<KvSkip>,
 
     /// Quantize the weights of an F32, F16 or BF16 checkpoint while loading it: q8 to 8.5 bits, q4 to 4.5 bits a weight
     #[arg(long, env = "FOLIO_QUANTIZE", value_enum, value_name = "TYPE")]
@@ -306,8 +313,55 @@ pub enum BenchMode {
     Serve(Box<BenchServeArgs>),
     /// KL divergence of a quantized model's predictions from those of the model it was made from
     Kl(Box<BenchKlArgs>),
+    /// Formats of the KV cache: what each costs in quality, and gains in bytes and speed
+    Kv(Box<BenchKvArgs>),
     /// Retention policies on a recorded trace: how many KV blocks each finds again, beside the offline optimum
     Cache(Box<BenchCacheArgs>),
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    folio bench kv --text stories.txt --questions facts.jsonl    quality of every format, on the built-in model\n  \
+    folio bench kv ./my-model --text wiki.txt --format int8,int4\n  \
+    folio bench kv --depth 8192                                  speed of attention alone, no model\n\n\
+    Every format is compared with f16 on the same text; what f32 and bf16 differ from it by is the noise of rounding alone.\n\
+    Questions are lines of JSON with messages, answer and distance, as tools/demo_model/generate.py --jsonl writes them.")]
+pub struct BenchKvArgs {
+    /// A folder, a .gguf file, org/model[@revision], or `demo` [default: the built-in model]
+    pub model: Option<String>,
+    /// UTF-8 text to predict
+    #[arg(long, value_name = "FILE", conflicts_with = "tokens")]
+    pub text: Option<PathBuf>,
+    /// Token ids to predict instead, as a JSON array or separated by spaces; no token is added to them
+    #[arg(long, value_name = "FILE")]
+    pub tokens: Option<PathBuf>,
+    /// Questions to answer: one JSON object a line
+    #[arg(long, value_name = "FILE")]
+    pub questions: Option<PathBuf>,
+    /// Tokens of a window of the text
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(4..))]
+    pub context: u32,
+    /// Windows to read [default: the whole text]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub windows: Option<u32>,
+    /// Formats to compare with f16
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = KvDtype::STORED)]
+    pub format: Vec<KvDtype>,
+    /// Measure attention over a cache of this many tokens
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub depth: Option<u32>,
+    /// Heads to measure attention with: query heads, KV heads and dimensions of a head
+    #[arg(long, value_name = "HxKVxDIM", value_delimiter = ',', default_value = "32x8x64,16x8x128,32x8x128")]
+    pub shape: Vec<Shape>,
+    /// Quantize the weights while loading them
+    #[arg(long, value_enum, value_name = "TYPE")]
+    pub quantize: Option<Quantize>,
+    /// Threads [default: as many as the machine and its container allow]
+    #[arg(long, env = "FOLIO_THREADS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
+    pub threads: Option<u32>,
+    /// Print JSON instead of tables
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Args, Debug)]
@@ -339,7 +393,7 @@ pub struct BenchKlArgs {
     /// Quantize MODEL while loading it; BASE is left as it is
     #[arg(long, value_enum, value_name = "TYPE")]
     pub quantize: Option<Quantize>,
-    /// Element type of both models' KV caches; auto: that of each one's weights
+    /// How both models' keys and values are stored; auto: in the type of each one's weights
     #[arg(long, value_enum, default_value_t = KvDtype::Auto)]
     pub kv_cache_dtype: KvDtype,
     /// Threads [default: as many as the machine and its container allow]
@@ -597,10 +651,42 @@ impl Quantize {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum KvDtype {
+    /// The type of the weights; f16 where those are quantized
     Auto,
+    #[value(alias = "float32", alias = "float")]
     F32,
+    #[value(alias = "float16", alias = "half")]
     F16,
+    #[value(alias = "bfloat16")]
     Bf16,
+    /// 8-bit integers with a scale per token and head
+    #[value(alias = "int8_per_token_head")]
+    Int8,
+    /// 8-bit floats (e4m3) with a scale per token and head
+    #[value(alias = "fp8_e4m3", alias = "fp8_per_token_head")]
+    Fp8,
+    /// 4 bits: rotated (Hadamard), with a scale per token and head
+    #[value(alias = "int4_per_token_head")]
+    Int4,
+}
+
+impl KvDtype {
+    /// All that name a format.
+    pub const STORED: [KvDtype; 6] =
+        [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Int8, KvDtype::Fp8, KvDtype::Int4];
+
+    /// The format that was asked for; `None` leaves it to the weights.
+    pub fn format(self) -> Option<KvFormat> {
+        Some(match self {
+            KvDtype::Auto => return None,
+            KvDtype::F32 => KvFormat::F32,
+            KvDtype::F16 => KvFormat::F16,
+            KvDtype::Bf16 => KvFormat::BF16,
+            KvDtype::Int8 => KvFormat::Int8,
+            KvDtype::Fp8 => KvFormat::Fp8,
+            KvDtype::Int4 => KvFormat::Int4,
+        })
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -658,12 +744,39 @@ mod tests {
     }
 
     #[test]
+    fn kv_formats_have_the_names_that_others_give_them() {
+        for (name, format) in [
+            ("auto", None),
+            ("float16", Some(KvFormat::F16)),
+            ("bfloat16", Some(KvFormat::BF16)),
+            ("fp8_e4m3", Some(KvFormat::Fp8)),
+            ("int8_per_token_head", Some(KvFormat::Int8)),
+        ] {
+            assert_eq!(KvDtype::from_str(name, false).map(KvDtype::format), Ok(format), "{name}");
+        }
+        // A scale that belongs to a tensor, another 8-bit float, another 4-bit format: not ours.
+        for name in ["fp8_e5m2", "nvfp4", "fp8_inc", "int2"] {
+            assert!(KvDtype::from_str(name, false).is_err(), "{name}");
+        }
+        for format in KvFormat::ALL {
+            let named = KvDtype::from_str(format.name(), false).map(KvDtype::format);
+            assert_eq!(named, Ok(Some(format)), "one name everywhere");
+        }
+    }
+
+    #[test]
     fn values_out_of_range_are_refused() {
         let parse = |line: &str| Cli::try_parse_from(line.split(' ')).map(|_| ()).map_err(|e| e.to_string());
         assert!(parse("folio").is_ok());
+        assert!(
+            parse("folio serve m --kv-cache-dtype int8 --kv-cache-dtype-skip-layers 0,sliding_window")
+                .is_ok()
+        );
         assert!(parse("folio serve m --block-size 32 --kv-cache-memory 1.5GiB").is_ok());
         for line in [
             "folio serve --block-size 12",
+            "folio serve --kv-cache-dtype fp8_e5m2",
+            "folio serve --kv-cache-dtype-skip-layers 0,last",
             "folio serve --kv-cache-share 1.0",
             "folio serve --kv-cache-memory lots",
             "folio serve --threads 0",
@@ -677,6 +790,9 @@ mod tests {
             "folio bench kl m n",
             "folio bench kl m n --text t --tokens u",
             "folio bench kl --text t",
+            "folio bench kv --text t --tokens u",
+            "folio bench kv --shape 32x8",
+            "folio bench kv --format e5m2",
             "folio doctor --quantize q8",
             "folio chat m --url u",
         ] {

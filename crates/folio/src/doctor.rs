@@ -75,6 +75,7 @@ impl Far {
             threads: args.threads,
             quantize: args.quantize,
             kv_dtype: KvDtype::Auto,
+            kv_skip: Vec::new(),
             max_model_len: None,
             block_tokens: 16,
             max_rows: 1,

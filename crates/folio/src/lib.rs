@@ -41,6 +41,7 @@ pub fn main() -> Result<()> {
         Some(Command::Bench { mode: BenchMode::Engine(args) }) => bench::engine::run(&args),
         Some(Command::Bench { mode: BenchMode::Serve(args) }) => bench::load::run(&args),
         Some(Command::Bench { mode: BenchMode::Kl(args) }) => bench::kl::run(&args),
+        Some(Command::Bench { mode: BenchMode::Kv(args) }) => bench::kv::run(&args),
         Some(Command::Bench { mode: BenchMode::Cache(args) }) => bench::cache::run(&args),
         Some(Command::Pull(args)) => pull::run(&args),
         Some(Command::Quantize(args)) => quantize::run(&args),

@@ -7,6 +7,7 @@ mod report;
 mod source;
 mod weights;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
@@ -23,6 +24,7 @@ use crate::memory::{self, PoolRequest};
 use crate::packed_cache::{Saving, Unsaved};
 
 pub use report::Report;
+pub(crate) use report::formats;
 pub use source::Source;
 pub use weights::{Loaded, WeightArgs, Weights, pack};
 
@@ -159,17 +161,18 @@ pub fn load_tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer> {
     Ok(Tokenizer::from_bytes(&json, config.as_deref())?)
 }
 
-fn load_template(
+/// The checkpoint's chat template, or that of `file`.
+pub fn load_template(
     checkpoint: &Checkpoint,
     tokenizer: &Tokenizer,
-    args: &EngineArgs,
+    file: Option<&Path>,
 ) -> Result<Option<ChatTemplate>> {
     let mut sources = match (checkpoint.gguf(), checkpoint.folder()) {
         (Some(metadata), _) => TemplateSources::from_gguf(metadata)?,
         (None, Some(folder)) => TemplateSources::from_folder(folder)?,
         (None, None) => TemplateSources::from_config(checkpoint.read("tokenizer_config.json")?.as_deref())?,
     };
-    let file = match &args.chat_template {
+    let file = match file {
         Some(path) => {
             let text =
                 std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -203,14 +206,11 @@ fn layout_digest(model: &LoadedModel, quantize: Option<Quantize>) -> [u8; 32] {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use clap::Parser;
     use folio_model::backend::DType;
 
     use super::weights::kv_dtype;
     use super::*;
-    use crate::cli::KvDtype;
 
     #[derive(Parser)]
     struct Flags {
@@ -252,16 +252,14 @@ mod tests {
         let checkpoint = gguf("smollm2");
         let tokenizer = load_tokenizer(&checkpoint).expect("tokenizer");
         assert_eq!(tokenizer.encode("the<|im_end|>", true, 100).expect("encodes"), [1, 7, 4]);
-        let template =
-            load_template(&checkpoint, &tokenizer, &Flags::parse_from(["folio"]).engine).expect("loads");
+        let template = load_template(&checkpoint, &tokenizer, None).expect("loads");
         let origin = template.expect("there is one").origin().to_owned();
         assert!(origin.contains("tokenizer.chat_template") && origin.contains("smollm2.gguf"), "{origin}");
     }
 
     #[test]
     fn quantized_weights_keep_their_keys_and_values_in_f16() {
-        assert_eq!(kv_dtype(KvDtype::Auto, &gguf("mixed")).expect("dtype"), DType::F16);
-        assert_eq!(kv_dtype(KvDtype::Auto, &gguf("smollm2")).expect("dtype"), DType::BF16);
-        assert_eq!(kv_dtype(KvDtype::F32, &gguf("mixed")).expect("dtype"), DType::F32);
+        assert_eq!(kv_dtype(&gguf("mixed")).expect("dtype"), DType::F16);
+        assert_eq!(kv_dtype(&gguf("smollm2")).expect("dtype"), DType::BF16);
     }
 }

@@ -59,7 +59,7 @@ fn executor(blocks: usize) -> (ModelExecutor, usize) {
         max_rows: ROWS,
         max_logit_rows: 64,
         max_model_len: None,
-        kv_dtype: DType::F16,
+        kv_formats: DType::F16.into(),
         block_tokens: 16,
         progress: None,
     };

@@ -74,6 +74,36 @@ pub(super) fn e4m3_words(words: __m256i) -> (__m256i, __m256i) {
     }
 }
 
+/// 16 bytes from each.
+/// # Safety
+/// Both are readable for 16 bytes.
+#[inline(always)]
+pub(super) unsafe fn two_halves(a: *const u8, b: *const u8) -> __m256i {
+    // SAFETY: the contract of this function; see the module comment for the features.
+    unsafe {
+        let low = _mm256_castsi128_si256(_mm_loadu_si128(a.cast()));
+        _mm256_inserti128_si256::<1>(low, _mm_loadu_si128(b.cast()))
+    }
+}
+
+/// 16 codes as f16 in 256ths, in order.
+/// # Safety
+/// `p` is readable for 16 codes.
+#[inline(always)]
+pub(super) unsafe fn e4m3_bytes(p: *const u8) -> __m256i {
+    // SAFETY: the contract of this function; see the module comment for the features.
+    e4m3_words(unsafe { _mm256_slli_epi16::<8>(_mm256_cvtepu8_epi16(_mm_loadu_si128(p.cast()))) }).1
+}
+
+/// 16 f16.
+#[inline(always)]
+fn wide_halves(v: __m256i) -> Pair {
+    // SAFETY: see the module comment.
+    unsafe {
+        Pair(_mm256_cvtph_ps(_mm256_castsi256_si128(v)), _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(v)))
+    }
+}
+
 impl Simd for Avx2 {
     type V = Pair;
 
@@ -221,6 +251,11 @@ impl Simd for Avx2 {
         unsafe { Pair(wide_bf16(p), wide_bf16(p.add(8))) }
     }
     #[inline(always)]
+    unsafe fn bf16_halves(a: *const u16, b: *const u16) -> Pair {
+        // SAFETY: the caller promises 8 readable values behind each.
+        unsafe { Pair(wide_bf16(a), wide_bf16(b)) }
+    }
+    #[inline(always)]
     unsafe fn f16(p: *const u16) -> Pair {
         // SAFETY: the caller promises 16 readable values.
         unsafe { Pair(wide_f16(p), wide_f16(p.add(8))) }
@@ -257,14 +292,18 @@ impl Simd for Avx2 {
     unsafe fn e4m3_pairs(p: *const u8) -> (Pair, Pair) {
         // SAFETY: the caller promises 32 readable codes.
         let (even, odd) = e4m3_words(unsafe { _mm256_loadu_si256(p.cast()) });
-        // SAFETY: see the module comment.
-        let wide = |v| unsafe {
-            Pair(
-                _mm256_cvtph_ps(_mm256_castsi256_si128(v)),
-                _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(v)),
-            )
-        };
-        (wide(even), wide(odd))
+        (wide_halves(even), wide_halves(odd))
+    }
+    #[inline(always)]
+    unsafe fn e4m3_pairs_halves(a: *const u8, b: *const u8) -> (Pair, Pair) {
+        // SAFETY: the caller promises 16 readable codes behind each.
+        let (even, odd) = e4m3_words(unsafe { two_halves(a, b) });
+        (wide_halves(even), wide_halves(odd))
+    }
+    #[inline(always)]
+    unsafe fn e4m3(p: *const u8) -> Pair {
+        // SAFETY: the caller promises 16 readable codes.
+        wide_halves(unsafe { e4m3_bytes(p) })
     }
     #[inline(always)]
     fn prefetch(p: *const u8) {

@@ -166,6 +166,14 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn bf16_halves(a: *const u16, b: *const u16) -> __m512 {
+        // SAFETY: the caller promises 8 readable values behind each.
+        unsafe {
+            let both = super::avx2::two_halves(a.cast(), b.cast());
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(both)))
+        }
+    }
+    #[inline(always)]
     unsafe fn f16(p: *const u16) -> __m512 {
         // SAFETY: the caller promises 16 readable values.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
@@ -201,6 +209,19 @@ impl Simd for Avx512 {
             let (even, odd) = super::avx2::e4m3_words(_mm256_loadu_si256(p.cast()));
             (_mm512_cvtph_ps(even), _mm512_cvtph_ps(odd))
         }
+    }
+    #[inline(always)]
+    unsafe fn e4m3_pairs_halves(a: *const u8, b: *const u8) -> (__m512, __m512) {
+        // SAFETY: the caller promises 16 readable codes behind each; see the module comment for the features.
+        unsafe {
+            let (even, odd) = super::avx2::e4m3_words(super::avx2::two_halves(a, b));
+            (_mm512_cvtph_ps(even), _mm512_cvtph_ps(odd))
+        }
+    }
+    #[inline(always)]
+    unsafe fn e4m3(p: *const u8) -> __m512 {
+        // SAFETY: the caller promises 16 readable codes; see the module comment for the features.
+        unsafe { _mm512_cvtph_ps(super::avx2::e4m3_bytes(p)) }
     }
     #[inline(always)]
     fn prefetch(p: *const u8) {

@@ -15,6 +15,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 pub(crate) mod dot;
+pub(crate) mod ints;
 mod scalar;
 
 pub(crate) use scalar::Scalar;
@@ -172,6 +173,10 @@ pub(crate) trait Simd: Copy + 'static {
     /// # Safety
     /// `p` is readable for 16 values.
     unsafe fn bf16(p: *const u16) -> Self::V;
+    /// Two halves of 8 bf16.
+    /// # Safety
+    /// Both are readable for 8 values.
+    unsafe fn bf16_halves(a: *const u16, b: *const u16) -> Self::V;
     /// 16 consecutive f16.
     /// # Safety
     /// `p` is readable for 16 values.
@@ -192,6 +197,14 @@ pub(crate) trait Simd: Copy + 'static {
     /// # Safety
     /// `p` is readable for 32 codes.
     unsafe fn e4m3_pairs(p: *const u8) -> (Self::V, Self::V);
+    /// As [`Simd::e4m3_pairs`], from two halves of 8 pairs.
+    /// # Safety
+    /// Both are readable for 16 codes.
+    unsafe fn e4m3_pairs_halves(a: *const u8, b: *const u8) -> (Self::V, Self::V);
+    /// 16 consecutive codes of e4m3, in 256ths.
+    /// # Safety
+    /// `p` is readable for 16 codes.
+    unsafe fn e4m3(p: *const u8) -> Self::V;
     /// Asks for the cache line at `p`, which may be any address, into the second-level cache.
     fn prefetch(p: *const u8);
 }

@@ -139,6 +139,15 @@ impl Simd for Scalar {
         std::array::from_fn(|i| f32::from_bits(u32::from(unsafe { *p.add(i) }) << 16))
     }
     #[inline(always)]
+    unsafe fn bf16_halves(a: *const u16, b: *const u16) -> V {
+        let at = |i: usize| {
+            // SAFETY: the caller promises 8 readable values behind each.
+            let bits = unsafe { if i < 8 { *a.add(i) } else { *b.add(i - 8) } };
+            f32::from_bits(u32::from(bits) << 16)
+        };
+        std::array::from_fn(at)
+    }
+    #[inline(always)]
     unsafe fn f16(p: *const u16) -> V {
         // SAFETY: the caller promises 16 readable values.
         std::array::from_fn(|i| f16::from_bits(unsafe { *p.add(i) }).to_f32())
@@ -164,9 +173,22 @@ impl Simd for Scalar {
     }
     #[inline(always)]
     unsafe fn e4m3_pairs(p: *const u8) -> (V, V) {
-        // SAFETY: the caller promises 32 readable codes.
-        let at = |i: usize| folio_model::quant::e4m3_in_256ths(unsafe { *p.add(i) }).to_f32();
+        // SAFETY: the caller promises 32 readable codes: two halves of 16.
+        unsafe { Self::e4m3_pairs_halves(p, p.add(LANES)) }
+    }
+    #[inline(always)]
+    unsafe fn e4m3_pairs_halves(a: *const u8, b: *const u8) -> (V, V) {
+        let at = |i: usize| {
+            // SAFETY: the caller promises 16 readable codes behind each.
+            let code = unsafe { if i < 16 { *a.add(i) } else { *b.add(i - 16) } };
+            folio_model::quant::e4m3_in_256ths(code).to_f32()
+        };
         (std::array::from_fn(|i| at(2 * i)), std::array::from_fn(|i| at(2 * i + 1)))
+    }
+    #[inline(always)]
+    unsafe fn e4m3(p: *const u8) -> V {
+        // SAFETY: the caller promises 16 readable codes.
+        std::array::from_fn(|i| folio_model::quant::e4m3_in_256ths(unsafe { *p.add(i) }).to_f32())
     }
     #[inline(always)]
     fn prefetch(_: *const u8) {}

@@ -2,7 +2,7 @@
 #![allow(dead_code)]
 
 use folio_cpu::{CpuBackend, CpuOptions, Isa, Quantize};
-use folio_model::backend::{Backend, Batch, DType, KvLayout, Span, TensorView};
+use folio_model::backend::{Backend, Batch, DType, KvFormat, KvLayout, Span, TensorView};
 use folio_model::program::{AttentionSpec, Buf, Head, Op, Program, Rope, RopeId};
 use folio_model::quant::{BlockFormat, Encoding};
 use folio_model::testing::blocks;
@@ -25,7 +25,7 @@ pub struct Spec {
     pub blocks: Option<BlockFormat>,
     /// Columns are stored in an order of their own.
     pub ordered: bool,
-    pub kv: DType,
+    pub kv: KvFormat,
     pub block_tokens: usize,
     pub bias: bool,
     pub qk_norm: bool,
@@ -51,7 +51,7 @@ impl Default for Spec {
             quantize: None,
             blocks: None,
             ordered: false,
-            kv: DType::BF16,
+            kv: KvFormat::BF16,
             block_tokens: 16,
             bias: true,
             qk_norm: true,
@@ -177,7 +177,7 @@ pub fn load<B: Backend>(backend: &mut B, spec: &Spec, blocks: usize) {
     let ropes = if spec.rotary > 0 { vec![Rope { inv_freq, scale: 1.0 }] } else { Vec::new() };
     let program = Program { buffers, ropes, attention, body, head };
     backend.load_program(program, spec.max_rows, spec.max_rows, spec.max_position).expect("a program");
-    let layout = KvLayout::full(spec.layers, spec.kv_heads, spec.head_dim, spec.kv.into(), spec.block_tokens);
+    let layout = KvLayout::full(spec.layers, spec.kv_heads, spec.head_dim, spec.kv, spec.block_tokens);
     backend.allocate_cache(&layout, &[blocks]).expect("a cache");
 }
 

@@ -1,6 +1,7 @@
 //! One group of the reference backend's paged KV cache: f32 numbers that went through the cache's format once.
 
-use crate::backend::{BlockCopy, KvFormat, KvGroup};
+use crate::backend::{BlockCopy, KvGroup};
+use crate::kv_format::stored;
 
 /// `(layer, block, token in block, kv head)`
 pub type At = (usize, usize, usize, usize);
@@ -21,10 +22,12 @@ impl Cache {
     }
 
     pub fn write(&mut self, layer: usize, block: usize, token: usize, k: &[f32], v: &[f32]) {
-        let (start, format) = (self.offset((layer, block, token, 0)), self.group.formats[layer]);
-        for (i, (k, v)) in k.iter().zip(v).enumerate() {
-            self.keys[start + i] = round(format, *k);
-            self.values[start + i] = round(format, *v);
+        let (start, format, dim) =
+            (self.offset((layer, block, token, 0)), self.group.formats[layer], self.group.head_dim);
+        for (i, (k, v)) in k.chunks(dim).zip(v.chunks(dim)).enumerate() {
+            let at = start + i * dim..start + (i + 1) * dim;
+            self.keys[at.clone()].copy_from_slice(&stored(format, k));
+            self.values[at].copy_from_slice(&stored(format, v));
         }
     }
 
@@ -50,13 +53,5 @@ impl Cache {
     fn offset(&self, (layer, block, token, head): At) -> usize {
         let KvGroup { kv_heads, head_dim, .. } = self.group;
         (((block * self.block_tokens + token) * self.group.layers() + layer) * kv_heads + head) * head_dim
-    }
-}
-
-fn round(format: KvFormat, value: f32) -> f32 {
-    match format {
-        KvFormat::F32 => value,
-        KvFormat::F16 => half::f16::from_f32(value).to_f32(),
-        KvFormat::BF16 => half::bf16::from_f32(value).to_f32(),
     }
 }

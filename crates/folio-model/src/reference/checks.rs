@@ -12,6 +12,13 @@ pub fn no_cache() -> BackendError {
 /// Groups that this backend can hold, and a number of blocks for each.
 pub fn layout(layout: &KvLayout, blocks: &[usize]) -> Result<()> {
     let held = |kind: GroupKind| matches!(kind, GroupKind::Full | GroupKind::Window { .. });
+    let refusals = layout
+        .groups
+        .iter()
+        .flat_map(|group| group.formats.iter().filter_map(|format| format.refusal(group.head_dim)));
+    if let Some(reason) = { refusals }.next() {
+        return Err(BackendError::Device(reason));
+    }
     match layout.groups.iter().find(|group| !held(group.kind)) {
         Some(group) => {
             Err(BackendError::Device(format!("a cache group of kind {:?} is not supported", group.kind)))

@@ -17,7 +17,7 @@ pub fn options(max_model_len: Option<usize>) -> LoadOptions<'static> {
         max_rows: 64,
         max_logit_rows: 8,
         max_model_len,
-        kv_dtype: DType::BF16,
+        kv_formats: DType::BF16.into(),
         block_tokens: 16,
         progress: None,
     }

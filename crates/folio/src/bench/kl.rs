@@ -31,8 +31,10 @@ pub fn run(args: &BenchKlArgs) -> Result<()> {
     let other_source = Source::parse(Some(args.model.as_deref().unwrap_or(&args.base)))?;
     let base_files = base_source.open()?;
     let windows = match (&args.text, &args.tokens) {
-        (Some(path), _) => text_windows(path, &runtime::load_tokenizer(&base_files)?, args)?,
-        (None, Some(path)) => token_windows(&read_tokens(path)?, args),
+        (Some(path), _) => {
+            text_windows(path, &runtime::load_tokenizer(&base_files)?, args.context, args.windows)?
+        }
+        (None, Some(path)) => token_windows(&read_tokens(path)?, args.context, args.windows),
         (None, None) => bail!("give --text or --tokens"),
     };
     ensure!(
@@ -64,10 +66,15 @@ pub fn run(args: &BenchKlArgs) -> Result<()> {
 }
 
 /// Windows of a text, each beginning with what the model expects at the beginning of a text.
-fn text_windows(path: &Path, tokenizer: &folio_text::Tokenizer, args: &BenchKlArgs) -> Result<Vec<Vec<u32>>> {
+pub(super) fn text_windows(
+    path: &Path,
+    tokenizer: &folio_text::Tokenizer,
+    context: u32,
+    most: Option<u32>,
+) -> Result<Vec<Vec<u32>>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let tokens = tokenizer.encode(&text, false, TEXT_BYTES)?;
-    let mut windows = token_windows(&tokens, args);
+    let mut windows = token_windows(&tokens, context, most);
     let with_specials = tokenizer.encode("", true, TEXT_BYTES)?;
     let bos = tokenizer.special_tokens().bos.as_ref().map(|token| token.id);
     if let Some(bos) = bos.filter(|bos| with_specials.first() == Some(bos)) {
@@ -76,13 +83,14 @@ fn text_windows(path: &Path, tokenizer: &folio_text::Tokenizer, args: &BenchKlAr
     Ok(windows)
 }
 
-fn token_windows(tokens: &[u32], args: &BenchKlArgs) -> Vec<Vec<u32>> {
-    let windows = tokens.chunks_exact(args.context as usize).map(<[u32]>::to_vec);
-    windows.take(args.windows.unwrap_or(u32::MAX) as usize).collect()
+/// At most `most` windows of `context` tokens.
+pub(super) fn token_windows(tokens: &[u32], context: u32, most: Option<u32>) -> Vec<Vec<u32>> {
+    let windows = tokens.chunks_exact(context as usize).map(<[u32]>::to_vec);
+    windows.take(most.unwrap_or(u32::MAX) as usize).collect()
 }
 
 /// Numbers in any notation that has only digits in numbers: a JSON array, or words.
-fn read_tokens(path: &Path) -> Result<Vec<u32>> {
+pub(super) fn read_tokens(path: &Path) -> Result<Vec<u32>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let words = text.split(|c: char| c.is_whitespace() || matches!(c, '[' | ']' | ','));
     words
@@ -109,6 +117,7 @@ impl Side {
             threads: args.threads,
             quantize,
             kv_dtype: args.kv_cache_dtype,
+            kv_skip: Vec::new(),
             max_model_len: Some(args.context),
             block_tokens: BLOCK as u32,
             max_rows: STEP,
@@ -184,14 +193,14 @@ impl Tally {
 }
 
 /// A row of logits as logarithms of probabilities.
-struct LogSoftmax {
-    top: usize,
+pub(super) struct LogSoftmax {
+    pub(super) top: usize,
     /// ln of the sum of exp of all logits.
     log_sum: f64,
 }
 
 impl LogSoftmax {
-    fn of(logits: &[f32]) -> Self {
+    pub(super) fn of(logits: &[f32]) -> Self {
         let mut top = 0;
         for (index, logit) in logits.iter().enumerate() {
             if *logit > logits[top] {
@@ -203,7 +212,7 @@ impl LogSoftmax {
         Self { top, log_sum: largest + sum.ln() }
     }
 
-    fn at(&self, logit: f32) -> f64 {
+    pub(super) fn at(&self, logit: f32) -> f64 {
         f64::from(logit) - self.log_sum
     }
 }
@@ -244,7 +253,7 @@ impl Report {
             name: side.name.clone(),
             format: side.weights.format.clone(),
             weight_bytes: side.weights.backend.weight_bytes(),
-            kv: format!("{:?}", side.weights.model.kv_layout.groups[0].formats[0]),
+            kv: crate::runtime::formats(&side.weights.model.kv_layout),
             perplexity: (surprise / positions as f64).exp(),
         };
         let summary = Summary::of(tally.divergences.clone());

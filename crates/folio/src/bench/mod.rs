@@ -4,6 +4,7 @@ pub mod cache;
 pub mod client;
 pub mod engine;
 pub mod kl;
+pub mod kv;
 pub mod limits;
 pub mod load;
 pub mod stats;

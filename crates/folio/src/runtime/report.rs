@@ -4,6 +4,7 @@
 
 use std::path::Path;
 
+use folio_model::backend::{KvFormat, KvLayout};
 use folio_model::{Checkpoint, LoadedModel};
 use folio_text::ChatTemplate;
 
@@ -23,6 +24,23 @@ pub struct Report {
     pub weight_bytes: u64,
     pub kv_blocks: u32,
     pub kv_bytes: u64,
+}
+
+/// "int8", or "int8 (2 of 28 layers bf16)".
+pub(crate) fn formats(layout: &KvLayout) -> String {
+    let layers: Vec<KvFormat> =
+        layout.groups.iter().flat_map(|group| group.formats.iter().copied()).collect();
+    let count = |format: &KvFormat| layers.iter().filter(|other| *other == format).count();
+    let mut formats: Vec<KvFormat> = KvFormat::ALL.into_iter().filter(|format| count(format) > 0).collect();
+    formats.sort_by_key(|format| std::cmp::Reverse(count(format)));
+    let others =
+        formats.iter().skip(1).map(|format| format!("{} of {} layers {format}", count(format), layers.len()));
+    let others: Vec<String> = others.collect();
+    match formats.first() {
+        Some(most) if others.is_empty() => most.to_string(),
+        Some(most) => format!("{most} ({})", others.join(", ")),
+        None => "no layers".to_owned(),
+    }
 }
 
 impl Report {
@@ -64,12 +82,12 @@ impl Report {
         self.lines.push((
             "KV cache",
             format!(
-                "{} = {} tokens in {} blocks of {}, {:?}, {} per token: {}",
+                "{} = {} tokens in {} blocks of {}, {}, {} per token: {}",
                 units::bytes(pool.bytes),
                 units::count(tokens),
                 units::count(pool.blocks.into()),
                 layout.block_tokens,
-                layout.groups[0].formats[0],
+                formats(layout),
                 units::bytes(layout.bytes_per_token() as u64),
                 pool.why
             ),
@@ -130,5 +148,19 @@ impl Report {
         for (what, text) in &self.lines {
             eprintln!("  {what:<9} {text}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn formats_of_layers_are_told_in_a_word_where_they_are_one() {
+        let mut layout = KvLayout::full(3, 1, 64, KvFormat::Int8, 16);
+        assert_eq!(formats(&layout), "int8");
+        layout.groups[0].formats[1] = KvFormat::BF16;
+        assert_eq!(formats(&layout), "int8 (1 of 3 layers bf16)");
+        assert_eq!(formats(&KvLayout { groups: vec![], block_tokens: 16 }), "no layers");
     }
 }

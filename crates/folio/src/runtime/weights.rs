@@ -9,6 +9,7 @@ use anyhow::{Result, anyhow, bail};
 use folio_cpu::machine::Machine;
 use folio_cpu::{CpuBackend, CpuOptions};
 use folio_model::backend::DType;
+use folio_model::kv_format::{KvFormats, KvSkip};
 use folio_model::quant::Encoding;
 use folio_model::{Checkpoint, LoadOptions, LoadedModel, Model, PackedAbout, Progress};
 use folio_text::{ChatTemplate, Tokenizer};
@@ -19,11 +20,13 @@ use crate::packed_cache::{Packed, PackedCache, Place, Unsaved};
 use crate::progress::Bar;
 
 /// What decides how weights are loaded.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct WeightArgs {
     pub threads: Option<u32>,
     pub quantize: Option<Quantize>,
     pub kv_dtype: KvDtype,
+    /// Layers that stay in the type of the weights.
+    pub kv_skip: Vec<KvSkip>,
     pub max_model_len: Option<u32>,
     pub block_tokens: u32,
     /// Most rows of a step, and of those the most with logits.
@@ -38,6 +41,7 @@ impl WeightArgs {
             threads: None,
             quantize: Some(to),
             kv_dtype: KvDtype::Auto,
+            kv_skip: Vec::new(),
             max_model_len: None,
             block_tokens: 16,
             max_rows: 1,
@@ -49,12 +53,15 @@ impl WeightArgs {
         Ok(CpuBackend::new(CpuOptions { threads: self.threads.map(|n| n as usize), isa: None })?)
     }
 
-    fn options(&self, kv_dtype: DType) -> LoadOptions<'static> {
+    /// `weights` is the KV cache's type unless another is asked for.
+    fn options(&self, weights: DType) -> LoadOptions<'static> {
+        let most = self.kv_dtype.format().unwrap_or(weights.into());
+        let kv_formats = KvFormats { most, skipped: weights.into(), skip: self.kv_skip.clone() };
         LoadOptions {
             max_rows: self.max_rows,
             max_logit_rows: self.max_logit_rows,
             max_model_len: self.max_model_len.map(|n| n as usize),
-            kv_dtype,
+            kv_formats,
             block_tokens: self.block_tokens as usize,
             progress: None,
         }
@@ -67,6 +74,7 @@ impl From<&EngineArgs> for WeightArgs {
             threads: args.threads,
             quantize: args.quantize,
             kv_dtype: args.kv_cache_dtype,
+            kv_skip: args.kv_cache_dtype_skip_layers.clone(),
             max_model_len: args.max_model_len,
             block_tokens: args.block_size,
             max_rows: args.max_num_batched_tokens as usize,
@@ -120,8 +128,8 @@ impl Weights {
         let mut backend = args.backend()?;
         let counts = file.counts();
         backend.load_packed(file)?;
-        let kv_dtype = plain_dtype(args.kv_dtype).unwrap_or(about.kv_dtype);
-        let model = Model::load_packed(checkpoint, &mut backend, &about, counts, args.options(kv_dtype))?;
+        let options = args.options(about.kv_dtype);
+        let model = Model::load_packed(checkpoint, &mut backend, &about, counts, options)?;
         tracing::debug!(file = %path.display(), "packed weights mapped");
         let quantized = about.quantized.as_deref().and_then(Quantize::named);
         let format = format(&model, quantized);
@@ -156,7 +164,8 @@ impl Loaded {
         let place = cache.as_ref().and_then(|cache| cache.place(&checkpoint, load.quantize));
         let text = || -> Result<_> {
             let tokenizer = Arc::new(load_tokenizer(&checkpoint)?);
-            let template = load_template(&checkpoint, &tokenizer, args)?.map(Arc::new);
+            let template =
+                load_template(&checkpoint, &tokenizer, args.chat_template.as_deref())?.map(Arc::new);
             Ok((tokenizer, template))
         };
         let (text, mapped) = match find(&checkpoint, &load, place.as_ref())? {
@@ -228,7 +237,8 @@ pub fn pack(
     }
     let bar = Bar::bytes("packing weights");
     let mut progress = |p: Progress<'_>| bar.set(p.done_bytes, p.total_bytes, p.weight);
-    let options = args.options(kv_dtype(args.kv_dtype, checkpoint)?);
+    let kv_dtype = kv_dtype(checkpoint)?;
+    let options = args.options(kv_dtype);
     let model = Model::load(checkpoint, backend, LoadOptions { progress: Some(&mut progress), ..options })?;
     bar.finish();
     let about = PackedAbout {
@@ -236,36 +246,22 @@ pub fn pack(
         quantized: args.quantize.map(|to| to.name().to_owned()),
         parameters: model.parameters,
         weight_encoding: model.weight_encoding,
-        kv_dtype: kv_dtype(KvDtype::Auto, checkpoint)?,
+        kv_dtype,
         tensors: model.tensor_digests.clone(),
     };
     Ok((model, about))
 }
 
-/// What was asked for, unless that is left to the weights.
-fn plain_dtype(asked: KvDtype) -> Option<DType> {
-    match asked {
-        KvDtype::F32 => Some(DType::F32),
-        KvDtype::F16 => Some(DType::F16),
-        KvDtype::Bf16 => Some(DType::BF16),
-        KvDtype::Auto => None,
-    }
-}
-
-pub(super) fn kv_dtype(asked: KvDtype, checkpoint: &Checkpoint) -> Result<DType> {
-    Ok(match plain_dtype(asked) {
-        Some(dtype) => dtype,
-        None => {
-            let specs = folio_model::decoder::weight_specs(checkpoint.config());
-            let mut first = None;
-            for part in specs.iter().flat_map(|spec| &spec.parts) {
-                match checkpoint.tensor(part)?.encoding {
-                    Encoding::Plain(dtype) => first = first.or(Some(dtype)),
-                    // Quantized weights, whatever the rest of them is.
-                    Encoding::Block(_) => return Ok(DType::F16),
-                }
-            }
-            first.ok_or_else(|| anyhow!("the checkpoint has no weights"))?
+/// The KV cache's type where nothing else is asked for: that of the first weight, f16 where weights are quantized.
+pub(super) fn kv_dtype(checkpoint: &Checkpoint) -> Result<DType> {
+    let specs = folio_model::decoder::weight_specs(checkpoint.config());
+    let mut first = None;
+    for part in specs.iter().flat_map(|spec| &spec.parts) {
+        match checkpoint.tensor(part)?.encoding {
+            Encoding::Plain(dtype) => first = first.or(Some(dtype)),
+            // Quantized weights, whatever the rest of them is.
+            Encoding::Block(_) => return Ok(DType::F16),
         }
-    })
+    }
+    first.ok_or_else(|| anyhow!("the checkpoint has no weights"))
 }

@@ -11,7 +11,8 @@ use folio_cpu::{CpuBackend, CpuOptions, Isa, Quantize};
 use folio_engine::plan::{ExecutorError, Sampled, SequenceId, StepOutput, StepPlan, Want};
 use folio_engine::{Event, Executor, Micros, Request, RequestId, SamplingParams, Scheduler, SchedulerConfig};
 use folio_kv::{CacheConfig, Identity, KvCache, LruLeafFirst, Root, TenantId};
-use folio_model::backend::{Backend, Batch, DType, Span};
+use folio_model::backend::{Backend, Batch, KvFormat, Span};
+use folio_model::kv_format::{KvFormats, KvSkip};
 use folio_model::{Checkpoint, LoadOptions, Model};
 
 use crate::recast::{Cast, Recast};
@@ -25,7 +26,9 @@ const MAX_ROWS: usize = 512;
 pub struct Setup {
     pub threads: usize,
     pub isa: Option<Isa>,
-    pub kv: DType,
+    pub kv: KvFormat,
+    /// The first layer keeps f16.
+    pub mixed: bool,
     /// Converts the checkpoint's weights while loading.
     pub weights: Cast,
     /// Quantizes them while loading, where the columns are whole blocks.
@@ -34,7 +37,7 @@ pub struct Setup {
 
 impl Setup {
     pub const PLAIN: Setup =
-        Setup { threads: 2, isa: None, kv: DType::F16, weights: Cast::Keep, quantize: None };
+        Setup { threads: 2, isa: None, kv: KvFormat::F16, mixed: false, weights: Cast::Keep, quantize: None };
 }
 
 /// (position, token, hash of the logits row at that position)
@@ -71,7 +74,11 @@ impl Recorder {
                 max_rows: MAX_ROWS,
                 max_logit_rows: MAX_ROWS,
                 max_model_len: Some(MAX_LEN as usize),
-                kv_dtype: setup.kv,
+                kv_formats: KvFormats {
+                    most: setup.kv,
+                    skipped: KvFormat::F16,
+                    skip: if setup.mixed { vec![KvSkip::Layer(0)] } else { vec![] },
+                },
                 block_tokens: BLOCK_TOKENS as usize,
                 progress: None,
             },

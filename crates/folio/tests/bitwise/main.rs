@@ -7,7 +7,7 @@ mod harness;
 mod recast;
 
 use folio_cpu::{Isa, Quantize};
-use folio_model::backend::DType;
+use folio_model::backend::{DType, KvFormat};
 use folio_model::quant::BlockFormat;
 use folio_model::testing::{FIXTURES, QUANTIZED};
 use harness::{Arrival, MAX_LEN, Oracle, Setup, World, batched, prompt, whole};
@@ -154,7 +154,7 @@ fn with_any_type_of_weights_and_cache() {
     let types = [DType::F32, DType::F16, DType::BF16];
     for fixture in FIXTURES {
         for (weights, kv) in types.iter().flat_map(|w| types.iter().map(move |k| (*w, *k))) {
-            let setup = Setup { weights: Cast::Plain(weights), kv, ..Setup::PLAIN };
+            let setup = Setup { weights: Cast::Plain(weights), kv: kv.into(), ..Setup::PLAIN };
             let arrivals = mixed(8, 100);
             let mut world = World::new(fixture, setup, blocks_for(&arrivals));
             let oracle = Oracle::new(&mut world, &arrivals);
@@ -164,6 +164,55 @@ fn with_any_type_of_weights_and_cache() {
             let again = world.run(&harness::chunked(16), &arrivals);
             assert!(again.cached.iter().sum::<u32>() > 300, "the second time comes from the cache");
             oracle.check(&again, &format!("{what}, again, in chunks of 16"));
+        }
+    }
+}
+
+/// Formats with a scale per token: together, in chunks, by threads and instruction sets, after hits and after preemption.
+#[test]
+fn with_every_format_of_the_cache() {
+    for (fixture, kv, mixed) in [
+        ("llama3", KvFormat::Int8, false),
+        ("qwen3", KvFormat::Int8, true),
+        ("llama3", KvFormat::Fp8, false),
+        ("phi3", KvFormat::Fp8, true),
+        ("smollm2", KvFormat::Int4, true),
+        ("qwen3", KvFormat::Int4, false),
+    ] {
+        let setup = Setup { kv, mixed, ..Setup::PLAIN };
+        let what = format!("{fixture}, {kv} cache, mixed {mixed}");
+        in_short(fixture, setup, &what);
+
+        let mut world = World::new(fixture, setup, 64);
+        let first = prompt(11, 70, world.recorder.vocab());
+        for shared in [1, 15, 17, 38, 64, 69] {
+            let mut second = first[..shared].to_vec();
+            second.push((first[shared] + 1) % world.recorder.vocab());
+            second.extend(prompt(shared as u64 + 100, 9, world.recorder.vocab()));
+            let arrivals = [Arrival::new(second, 5)];
+            let oracle = Oracle::new(&mut world, &arrivals);
+            world.run(&whole(), &[Arrival::new(first.clone(), 3)]);
+            let run = world.run(&whole(), &arrivals);
+            assert_eq!(run.cached, [shared as u32], "{what}: a hit of {shared} tokens");
+            oracle.check(&run, &format!("{what}, {shared} tokens from the cache"));
+        }
+
+        let arrivals = [(60, 12), (35, 16), (7, 9)].map(|(len, max_tokens)| {
+            Arrival::new(prompt(len as u64, len, world.recorder.vocab()), max_tokens)
+        });
+        let oracle = Oracle::new(&mut world, &arrivals);
+        let config = folio_engine::SchedulerConfig { max_num_batched_tokens: 24, ..batched(3) };
+        for (step, survives) in [(3, true), (9, false), (14, true)] {
+            world.forget();
+            let run = world.run_disturbed(&config, &arrivals, &mut |now, scheduler, cache| {
+                if now == step {
+                    assert!(scheduler.preempt_all(cache) > 0);
+                    if !survives {
+                        cache.clear(None);
+                    }
+                }
+            });
+            oracle.check(&run, &format!("{what}, preempted at step {step}"));
         }
     }
 }
