@@ -91,7 +91,7 @@ fn prompt_job(
     let echo = generation
         .echo
         .then(|| text.unwrap_or_else(|| tokenizer.decode(&tokens, generation.skip_special_tokens)));
-    Ok(PromptJob { tokens: tokens.into(), params, echo, echo_logprobs })
+    Ok(PromptJob { tokens: tokens.into(), params, echo, echo_logprobs, retention: Vec::new() })
 }
 
 fn best_of(fields: &mut Fields, n: u32) -> Result<(), ApiError> {

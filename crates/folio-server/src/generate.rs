@@ -11,7 +11,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Response, header};
 use folio_engine::handle::Rejected;
-use folio_engine::request::{Token, TokenLogprobs};
+use folio_engine::request::{RetentionRange, Token, TokenLogprobs};
 use folio_engine::{Event, FinishReason, Micros, Request, SamplingParams};
 use folio_text::{DetokenizeOptions, Detokenizer};
 use tokio::sync::{mpsc, oneshot};
@@ -44,6 +44,8 @@ pub struct PromptJob {
     pub echo: Option<String>,
     /// The prompt's own log probabilities are part of the answer's (`echo` with `logprobs`).
     pub echo_logprobs: bool,
+    /// How long which parts of it should stay cached.
+    pub retention: Vec<RetentionRange>,
 }
 
 /// Unix time, seconds.
@@ -116,7 +118,7 @@ fn submit(state: &State, tenant: &Tenant, job: &Job, events: EventSender) -> Res
             priority: job.generation.priority,
             deadline,
             prompt_logprobs: job.generation.prompt_logprobs,
-            retention: Vec::new(),
+            retention: prompt.retention.clone(),
         };
         let events = events.clone();
         let sink = move |event: Event| events.send((index, event)).is_ok();

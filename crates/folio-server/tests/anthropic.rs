@@ -8,6 +8,7 @@ use axum::body::Body;
 use common::{Client, FakeEngine, Reply, app, events, merged, reply, tokenizer};
 use folio_engine::FinishReason;
 use folio_engine::handle::Rejected;
+use folio_engine::request::RetentionRange;
 use folio_server::{App, Parsers, ServerConfig};
 use folio_text::{ChatTemplate, ReasoningFormat, TemplateSources, ToolFormat};
 use serde_json::{Value, json};
@@ -470,6 +471,16 @@ async fn breakpoints_split_the_prompts_tokens() {
     let before = |needle: &str| text.find(needle).unwrap() as u64;
     let tools_end = before("first");
     assert_eq!(parts, [tools_end, before("\nfourth") - tools_end]);
+    // The cache is told how long each part is meant to stay.
+    let kept = |tokens: std::ops::Range<u64>, minutes: u64| RetentionRange {
+        tokens: tokens.start as u32..tokens.end as u32,
+        priority: 60,
+        ttl_us: Some(minutes * 60_000_000),
+        pin: false,
+    };
+    let third = before("\nsecond");
+    let expected = [kept(0..tools_end, 60), kept(tools_end..third, 5), kept(third..before("\nfourth"), 5)];
+    assert_eq!(engine.last().retention, expected);
     assert_eq!(usage(10).await, [tools_end - 10, parts[1]]);
     assert_eq!(usage(tools_end as u32 + 3).await, [0, parts[1] - 3]);
     assert_eq!(usage(text.len() as u32 - 1).await, [0, 0]);

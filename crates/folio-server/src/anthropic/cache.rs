@@ -4,6 +4,8 @@
 //! the conversation up to it: as far as that text and the whole prompt agree, in the tokens of both. Invariants: at most
 //! [`BREAKPOINTS_MAX`], longer-lived ones first; places never go back; the parts of a [`Split`] add up to the prompt.
 
+use folio_engine::request::RetentionRange;
+use folio_kv::DEFAULT_PRIORITY;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
@@ -14,11 +16,22 @@ use crate::fields::Fields;
 
 const BREAKPOINTS_MAX: usize = 4;
 const FIELD: &str = "cache_control";
+/// In the cache, of what a breakpoint asks to keep; above what nobody asked for, below what an operator or a client puts higher.
+const PRIORITY: u8 = DEFAULT_PRIORITY + 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ttl {
     FiveMinutes,
     OneHour,
+}
+
+impl Ttl {
+    fn seconds(self) -> u64 {
+        match self {
+            Self::FiveMinutes => 300,
+            Self::OneHour => 3600,
+        }
+    }
 }
 
 /// What a `cache_control` field says.
@@ -193,6 +206,17 @@ fn another_user(source: &Conversation) -> Value {
     let begins_with_a =
         first.is_some_and(|first| first["content"].as_str().is_some_and(|c| c.starts_with('A')));
     json!({"role": "user", "content": if begins_with_a { "B" } else { "A" }})
+}
+
+/// What is up to a breakpoint goes after everything nobody asked to keep, until it was not used for so long; then it goes first.
+pub fn ranges(breakpoints: &[Breakpoint]) -> Vec<RetentionRange> {
+    let mut from = 0;
+    let range = |breakpoint: &Breakpoint| {
+        let tokens = std::mem::replace(&mut from, breakpoint.tokens)..breakpoint.tokens;
+        let ttl_us = Some(breakpoint.ttl.seconds() * 1_000_000);
+        RetentionRange { tokens, priority: PRIORITY, ttl_us, pin: false }
+    };
+    breakpoints.iter().map(range).filter(|range| !range.tokens.is_empty()).collect()
 }
 
 /// A prompt's tokens, Anthropic's way.

@@ -83,8 +83,9 @@ pub(crate) fn prepare(
     let mut params = generation.fit(&mut tokens, facts, "messages")?;
     // The engine always chooses a token; with 0 nobody sees it.
     params.max_tokens = params.max_tokens.max(1);
+    let retention = cache::ranges(&prompt.breakpoints);
     let wire = Answer::new(request_id, facts.name(), prompt.breakpoints, cut);
-    let prompt = PromptJob { tokens: tokens.into(), params, echo: None, echo_logprobs: false };
+    let prompt = PromptJob { tokens: tokens.into(), params, echo: None, echo_logprobs: false, retention };
     Ok(Job { wire: Box::new(wire), generation, prompts: vec![prompt], arrived })
 }
 
