@@ -1,6 +1,9 @@
 //! Limits of the engine. Everything that could grow has one.
 
-use folio_kv::{CacheConfig, PinLimits};
+use folio_kv::{CacheConfig, PinLimits, TenantId};
+
+/// Largest weight of a tenant: more would be a share of nothing for the others.
+pub const TENANT_WEIGHT_MAX: u32 = 1000;
 
 /// How the scheduler divides steps, blocks and patience.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,6 +38,10 @@ pub struct SchedulerConfig {
     /// needs the rest: whatever is pinned, every request that is accepted can run.
     pub pin_permille: u32,
     pub tenant_pin_permille: u32,
+    /// A tenant's share of what several tenants of one priority class want at once; 1 for a tenant that is not listed.
+    pub tenant_weights: Vec<(TenantId, u32)>,
+    /// What a generated token counts in that, a prompt token being 1 (a cached one 0).
+    pub generated_token_weight: u32,
 }
 
 impl Default for SchedulerConfig {
@@ -54,6 +61,8 @@ impl Default for SchedulerConfig {
             shared_prefix_wait_us_max: 60_000_000,
             pin_permille: 250,
             tenant_pin_permille: 250,
+            tenant_weights: Vec::new(),
+            generated_token_weight: 2,
         }
     }
 }
@@ -67,6 +76,8 @@ pub enum ConfigError {
         "max_num_batched_tokens ({tokens}) must be at least max_num_seqs ({seqs}): every decode gets its token in every step"
     )]
     BudgetBelowSequences { tokens: u32, seqs: u32 },
+    #[error("the weight of tenant {tenant} is {weight}, it must be 1 to {TENANT_WEIGHT_MAX}")]
+    Weight { tenant: u32, weight: u32 },
 }
 
 impl SchedulerConfig {
@@ -98,6 +109,10 @@ impl SchedulerConfig {
         if self.max_num_batched_tokens < self.max_num_seqs {
             let (tokens, seqs) = (self.max_num_batched_tokens, self.max_num_seqs);
             return Err(ConfigError::BudgetBelowSequences { tokens, seqs });
+        }
+        let wrong = |weight: u32| !(1..=TENANT_WEIGHT_MAX).contains(&weight);
+        if let Some((tenant, weight)) = self.tenant_weights.iter().find(|(_, weight)| wrong(*weight)) {
+            return Err(ConfigError::Weight { tenant: tenant.0, weight: *weight });
         }
         Ok(())
     }

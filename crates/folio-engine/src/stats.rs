@@ -2,7 +2,7 @@
 //!
 //! Counters only grow; gauges are exact at the end of the last step. The server turns them into metrics.
 
-use folio_kv::{CacheStats, TenantId, TenantStats};
+use folio_kv::{CacheStats, Holdings, TenantId, TenantStats};
 
 use crate::request::Micros;
 
@@ -91,8 +91,12 @@ pub struct TenantFigures {
     pub waiting: u32,
     pub prompt_tokens: u64,
     pub cached_prompt_tokens: u64,
+    /// Prompt tokens computed for the first time: what fairness charges.
+    pub computed_prompt_tokens: u64,
     pub generation_tokens: u64,
     pub cache: TenantStats,
+    /// Memory held, and for how long. Until something changes, [`Holdings::at`] brings it up to any later time.
+    pub kv: Holdings,
 }
 
 /// Everything at the end of the last step.

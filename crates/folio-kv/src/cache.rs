@@ -54,6 +54,8 @@ pub struct KvCache {
     pub(crate) free: Vec<u32>,
     pub(crate) stats: CacheStats,
     pub(crate) tenants: FxHashMap<TenantId, TenantStats>,
+    /// As last told.
+    pub(crate) now_us: u64,
     spare: Vec<Lists>,
 }
 
@@ -95,6 +97,7 @@ impl KvCache {
             free: (0..config.blocks).rev().collect(),
             stats: CacheStats::new(&config),
             tenants: FxHashMap::default(),
+            now_us: 0,
             spare: Vec::new(),
         }
     }

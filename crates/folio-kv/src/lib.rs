@@ -15,12 +15,14 @@
 //! | `retention`, `prefixes` | what callers say about it: priority, time to live, pins |
 //! | `hash` | roots and chained block hashes, byte for byte |
 //! | `table` | one sequence's blocks |
+//! | `account` | who held how much memory for how long |
 //! | `stats`, `check` | what the cache says about itself, and the proof that it is true |
 //!
 //! Cost: `grow` and `commit` are O(blocks touched), `attach` and `release` O(blocks of the sequence), everything else
 //! O(1) but `clear`, `check` and what concerns kept prefixes. Nothing is allocated on these paths once pool and tables have been used.
 #![forbid(unsafe_code)]
 
+mod account;
 mod cache;
 mod check;
 mod check_windows;
@@ -39,6 +41,7 @@ mod types;
 mod window;
 mod workload;
 
+pub use account::Holdings;
 pub use cache::{KvCache, Lookup};
 pub use check::Violation;
 pub use companions::Copies;

@@ -20,8 +20,11 @@ use crate::tree::Content;
 use crate::types::{BlockId, TenantId};
 
 impl KvCache {
+    /// To change a tenant's counts: what it held until now is on its account first.
     pub(crate) fn tenant(&mut self, tenant: TenantId) -> &mut TenantStats {
-        self.tenants.entry(tenant).or_default()
+        let counts = self.tenants.entry(tenant).or_default();
+        counts.ledger.settle(self.now_us, counts.active_blocks, counts.cached_blocks);
+        counts
     }
 
     /// A block to write in, referenced once: never-published blocks first, then what the policy gives up.

@@ -124,6 +124,8 @@ impl KvCache {
 
     /// The time for everything that expires, microseconds. Once per step; it never goes back.
     pub fn advance(&mut self, now_us: u64) {
+        self.now_us = self.now_us.max(now_us);
+        self.windows.iter_mut().for_each(|window| window.now_us = self.now_us);
         self.policy.advance(now_us);
         while let Some(block) = self.policy.next_due() {
             self.policy.expire(block, &self.tree.meta(block));

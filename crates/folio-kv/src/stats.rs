@@ -1,6 +1,7 @@
 //! Figures the cache reports about itself. Plain data; gauges are exact at the call, counters only grow (except that
 //! `KvCache::abandon` takes back what its `attach` counted).
 
+use crate::account::Ledger;
 use crate::counts::MAX_GROUPS;
 use crate::types::{CacheConfig, WindowConfig};
 
@@ -151,7 +152,7 @@ fn unwritten_share(written: u64, slots: u64) -> f64 {
     if slots == 0 { 0.0 } else { (slots - written) as f64 / slots as f64 }
 }
 
-/// One tenant's part. Summed over all tenants, each field equals its namesake in [`CacheStats`] or [`WindowStats`].
+/// One tenant's part. Summed over all tenants, each public field equals its namesake in [`CacheStats`] or [`WindowStats`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TenantStats {
     pub active_blocks: u32,
@@ -168,4 +169,6 @@ pub struct TenantStats {
     /// Blocks of each window group.
     pub active_windows: [u32; MAX_WINDOWS],
     pub cached_windows: [u32; MAX_WINDOWS],
+    /// As of its last change; [`crate::KvCache::holdings`] is up to date.
+    pub(crate) ledger: Ledger,
 }

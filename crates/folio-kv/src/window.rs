@@ -19,6 +19,7 @@
 
 use rustc_hash::FxHashMap;
 
+use crate::account::Ledger;
 use crate::policy::NONE;
 use crate::stats::WindowStats;
 use crate::types::{BlockId, TenantId, WindowConfig};
@@ -48,6 +49,7 @@ impl WindowBlock {
 pub(crate) struct WindowHeld {
     pub active: u32,
     pub cached: u32,
+    pub ledger: Ledger,
 }
 
 /// See the module documentation.
@@ -60,6 +62,8 @@ pub(crate) struct WindowPool {
     pub companions: Vec<u32>,
     pub stats: WindowStats,
     pub tenants: FxHashMap<TenantId, WindowHeld>,
+    /// As last told.
+    pub now_us: u64,
     oldest: u32,
     newest: u32,
 }
@@ -78,6 +82,7 @@ impl WindowPool {
             companions: vec![NONE; owners as usize],
             stats: WindowStats::new(&config),
             tenants: FxHashMap::default(),
+            now_us: 0,
             oldest: NONE,
             newest: NONE,
         }
@@ -218,8 +223,11 @@ impl WindowPool {
         self.held(tenant).cached -= 1;
     }
 
+    /// To change a tenant's counts: what it held until now is on its account first.
     fn held(&mut self, tenant: TenantId) -> &mut WindowHeld {
-        self.tenants.entry(tenant).or_default()
+        let held = self.tenants.entry(tenant).or_default();
+        held.ledger.settle(self.now_us, held.active, held.cached);
+        held
     }
 
     fn push_newest(&mut self, block: BlockId) {

@@ -16,6 +16,7 @@ use crate::metrics::Metrics;
 use crate::params::SamplingDefaults;
 use crate::reading::{Parsers, Readers};
 use crate::tenants::{Tenant, Tenants};
+use crate::usage::Meters;
 
 /// The engine as the server sees it: every method returns at once. [`EngineHandle`] is the engine; tests have others.
 pub trait Engine: Send + Sync + 'static {
@@ -104,6 +105,9 @@ pub(crate) struct State {
     pub tenants: Tenants,
     pub metrics: Metrics,
     pub readers: Readers,
+    pub meters: Meters,
+    /// Unix time, seconds.
+    pub started_s: u64,
     /// Precomputed: one for each tenant.
     roots: HashMap<TenantId, Root>,
     tokenizing: Arc<Semaphore>,
@@ -186,9 +190,11 @@ impl State {
         Ok(Arc::new(Self {
             app,
             config,
-            tenants,
             metrics,
             readers,
+            meters: Meters::new(&tenants),
+            started_s: crate::generate::unix_s(),
+            tenants,
             roots,
             tokenizing,
             tokenizing_waiting: AtomicUsize::new(0),

@@ -25,6 +25,7 @@ use crate::params::Generation;
 use crate::reading::Reading;
 use crate::stream::{self, Abort, Events};
 use crate::tenants::Tenant;
+use crate::usage::Meter;
 use crate::wire::{Finished, PromptReport, Usage, Wire};
 
 /// A request ready for the engine.
@@ -76,16 +77,18 @@ async fn run(
 ) -> Result<Response<Body>, ApiError> {
     let (events, receiver) = mpsc::unbounded_channel();
     let abort = submit(state, tenant, &job, events)?;
+    let meter = state.meters.of(tenant.id);
+    job.prompts.iter().for_each(|_| meter.request());
     let guard = abort.guard();
     if job.generation.stream.is_some() {
         let (sender, body) = mpsc::unbounded_channel();
         let idle = job.wire.keep_alive();
-        let pump = Pump::new(state.clone(), job, abort, Output::Stream(Events(sender)));
+        let pump = Pump::new(state.clone(), meter, job, abort, Output::Stream(Events(sender)));
         tokio::spawn(pump.follow(receiver, flight));
         return Ok(stream::response(body, guard, state.config.limits.keep_alive, idle));
     }
     let (sender, answer) = oneshot::channel();
-    let pump = Pump::new(state.clone(), job, abort, Output::Whole(Some(sender)));
+    let pump = Pump::new(state.clone(), meter, job, abort, Output::Whole(Some(sender)));
     tokio::spawn(pump.follow(receiver, flight));
     let json = answer.await.unwrap_or_else(|_| Err(ApiError::internal("the request was lost")))?;
     drop(guard);
@@ -170,6 +173,8 @@ struct Slot {
 /// Follows one job.
 struct Pump {
     state: Arc<State>,
+    /// Of the tenant that asked.
+    meter: Arc<Meter>,
     job: Job,
     abort: Abort,
     output: Output,
@@ -184,7 +189,7 @@ struct Pump {
 }
 
 impl Pump {
-    fn new(state: Arc<State>, job: Job, abort: Abort, output: Output) -> Self {
+    fn new(state: Arc<State>, meter: Arc<Meter>, job: Job, abort: Abort, output: Output) -> Self {
         let mut slots = Vec::new();
         for prompt in &job.prompts {
             let params = Arc::new(prompt.params.clone());
@@ -203,7 +208,7 @@ impl Pump {
         let reports = vec![None; job.prompts.len()];
         let thinks = job.generation.reading.as_ref().is_some_and(Reading::separates_reasoning);
         let usage = Usage { reasoning_tokens: thinks.then_some(0), ..Usage::default() };
-        Self { state, job, abort, output, slots, reports, usage, failed: false, answered: false }
+        Self { state, meter, job, abort, output, slots, reports, usage, failed: false, answered: false }
     }
 
     async fn follow(mut self, mut events: mpsc::UnboundedReceiver<(usize, Event)>, flight: Flight) {
@@ -255,6 +260,7 @@ impl Pump {
         self.usage.prompt_tokens += tokens;
         self.usage.cached_tokens += u64::from(cached);
         self.state.metrics.prompt(tokens, u64::from(cached));
+        self.meter.prompt(tokens, cached.into());
         let wanted = self.job.generation.prompt_logprobs.is_some() && !job.echo_logprobs;
         let echo = self.echo(prompt, &logprobs);
         let report = PromptReport { tokens: job.tokens.clone(), logprobs: wanted.then(|| logprobs.into()) };
@@ -328,6 +334,7 @@ impl Pump {
         }
         self.usage.completion_tokens += counted;
         self.state.metrics.generated(counted);
+        self.meter.generated(counted);
         if stopped.is_some() {
             let prompt = self.prompt_of(index);
             let choice = index as u32 - (prompt as u32) * self.job.generation.n;

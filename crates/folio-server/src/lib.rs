@@ -32,6 +32,7 @@ mod shape;
 mod stream;
 mod tenants;
 mod tools;
+mod usage;
 mod wire;
 
 pub use app::{App, Engine, ModelFacts};

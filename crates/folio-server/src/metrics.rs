@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use folio_engine::handle::Rejected;
 use folio_engine::request::Timing;
+use folio_engine::{EngineStats, Micros};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
@@ -21,6 +22,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use crate::app::{App, Engine};
+use crate::usage::seconds as seconds_of;
 
 /// One metric, for the documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,6 +112,12 @@ const ENGINE: &[Documented] = &[
     doc("folio:kv_cache_blocks", GAUGE, "state", "Blocks that are free, cached (reusable content) or active"),
     doc("folio:kv_cache_waste_ratio", GAUGE, "", "Share of the active blocks' slots that holds nothing yet"),
     doc("folio:kv_cache_evictions_total", COUNTER, "", "Cached blocks dropped to make room"),
+    doc(
+        "folio:kv_cache_byte_seconds",
+        GAUGE,
+        "state",
+        "Bytes of cache times seconds since the start, active (held by sequences) or cached; only grows",
+    ),
     doc("folio:recomputed_tokens_total", COUNTER, "", "Tokens computed again because of preemptions"),
     doc("folio:queued_prompt_tokens", GAUGE, "", "Prompt tokens of requests not yet scheduled"),
     doc("folio:last_step_seconds", GAUGE, "", "Duration of the last step"),
@@ -439,6 +447,11 @@ impl Collector for EngineCollector {
                 ),
                 "folio:kv_cache_waste_ratio" => Samples::Gauge(cache.waste()),
                 "folio:kv_cache_evictions_total" => Samples::Counter(cache.evictions),
+                "folio:kv_cache_byte_seconds" => {
+                    let (active, cached) = byte_seconds(&stats, self.0.now());
+                    let state = |state: &str| vec![("state", state.to_owned())];
+                    Samples::Gauges(vec![(state("active"), active), (state("cached"), cached)])
+                }
                 "folio:recomputed_tokens_total" => Samples::Counter(stats.counters.recomputed_tokens),
                 "folio:queued_prompt_tokens" => Samples::Gauge(stats.queued_tokens as f64),
                 "folio:last_step_seconds" => Samples::Gauge(stats.last_step_us as f64 / 1e6),
@@ -448,6 +461,14 @@ impl Collector for EngineCollector {
         }
         Ok(())
     }
+}
+
+/// Of all tenants together: names stay out of this page.
+fn byte_seconds(stats: &EngineStats, now: Micros) -> (f64, f64) {
+    let held = stats.tenants.iter().map(|figures| figures.kv.at(now.0));
+    let (active, cached) =
+        held.fold((0, 0), |(a, c), held| (a + held.active_byte_us, c + held.cached_byte_us));
+    (seconds_of(active), seconds_of(cached))
 }
 
 fn encode_samples(

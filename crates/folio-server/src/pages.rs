@@ -187,7 +187,7 @@ fn introduction(state: &State, headers: &HeaderMap) -> String {
          Try it:\n\n  curl http://{host}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n\n\
          Routes: POST /v1/chat/completions, POST /v1/completions, POST /v1/messages,\n\
          POST /v1/messages/count_tokens, GET /v1/models, POST /tokenize, POST /detokenize, GET /health,\n\
-         GET /metrics, GET /version\n",
+         GET /v1/usage, GET /metrics, GET /version\n",
         state.app.version, state.app.model.context_length,
     )
 }

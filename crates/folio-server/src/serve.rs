@@ -23,7 +23,7 @@ use crate::app::{App, State};
 use crate::config::ServerConfig;
 use crate::error::ServerError;
 use crate::http::{JsonRequest, around};
-use crate::{anthropic, chat, completions, generate, pages};
+use crate::{anthropic, chat, completions, generate, pages, usage};
 
 /// Time for responses to leave after the last request finished.
 const CLOSING: Duration = Duration::from_secs(5);
@@ -66,6 +66,7 @@ impl Server {
             .route("/ping", get(pages::ping).post(pages::ping))
             .route("/metrics", get(pages::metrics))
             .route("/version", get(pages::version))
+            .route("/v1/usage", get(usage::usage))
             .fallback(pages::not_found)
             .method_not_allowed_fallback(pages::method_not_allowed)
             .layer(from_fn_with_state(state.clone(), around))

@@ -8,7 +8,8 @@
 //! fits at all. A sequence that was preempted `max_preemptions` times needs all blocks of its longest possible output,
 //! and keeps them reserved.
 //!
-//! Who does not fit is passed by others at most `max_bypasses` times; then nobody behind it is admitted until it is.
+//! Who does not fit is passed by others at most `max_bypasses` times; then nobody behind it is admitted until it is. Other
+//! tenants may pass it only as far as fairness allows (`fair`).
 //! Better priority may displace worse: the blocks and the place of the cheapest running sequences of strictly worse
 //! priority.
 
@@ -37,9 +38,9 @@ struct Demand {
 impl Scheduler {
     /// Whether looking at the waiting queue can lead to anything in this step.
     pub(super) fn admission_possible(&self) -> bool {
-        let Some((first, _)) = self.waiting.first() else { return false };
+        let Some(best) = self.waiting.best_priority() else { return false };
         let room = (self.running.len() as u32) < self.config.max_num_seqs;
-        let displaces = self.running.last().is_some_and(|(worst, _)| worst.priority > first.priority);
+        let displaces = self.running.last().is_some_and(|(worst, _)| worst.priority > best);
         !self.scratch.preempted && (room || displaces)
     }
 
@@ -161,9 +162,8 @@ impl Scheduler {
         };
         if !fits {
             self.wait_for(slot, WaitingFor::Blocks);
-            let rank = self.sequences[slot].rank;
-            if !self.scratch.refused.contains(&(rank, slot)) {
-                self.scratch.refused.push((rank, slot));
+            if !self.scratch.refused.contains(&slot) {
+                self.scratch.refused.push(slot);
             }
         }
         fits
@@ -257,14 +257,15 @@ impl Scheduler {
             self.counters.shared_prefix_tokens += u64::from(sequence.computed);
         }
         self.in_flight.announce(slot, sequence, cache.config().block_tokens);
-        self.waiting.remove(&(rank, slot));
+        let (tenant, turn) = (sequence.tenant, self.turn_of(slot));
+        self.waiting.remove(tenant, rank, slot);
         self.start_running(slot);
         if let Some(promised) = self.scratch.promised {
             self.scratch.promised = Some(promised + self.predicted_growth(cache, slot));
         }
         for at in 0..self.scratch.refused.len() {
-            let (refused_rank, refused) = self.scratch.refused[at];
-            if refused_rank < rank {
+            let refused = self.scratch.refused[at];
+            if self.turn_of(refused) < turn {
                 self.sequences[refused].bypassed += 1;
             }
         }

@@ -20,6 +20,10 @@ impl Scheduler {
                 self.waiting.len()
             ));
         }
+        let counted = self.waiting.fair.counted();
+        if counted != (self.waiting.len(), total) {
+            return Err(format!("{counted:?} sequences wait and live in the tenants' accounts, not {total}"));
+        }
         if !self.running.is_sorted_by(|a, b| a.0 < b.0) {
             return Err("the running list is out of order".into());
         }
@@ -32,8 +36,8 @@ impl Scheduler {
                 return Err(format!("{:?} and its table disagree on what is computed", sequence.id()));
             }
         }
-        for (_, slot) in &self.waiting {
-            let sequence = &self.sequences[*slot];
+        for slot in self.waiting.iter() {
+            let sequence = &self.sequences[slot];
             if sequence.is_running() || sequence.table.is_some() || sequence.computed != 0 {
                 return Err(format!("{:?} waits and holds something", sequence.id()));
             }
@@ -98,10 +102,9 @@ impl std::fmt::Debug for Scheduler {
     /// One line per sequence: what a person needs to see why nothing moves.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         writeln!(f, "step {}, {} running, {} waiting", self.step, self.running.len(), self.waiting.len())?;
-        let order =
-            self.running.iter().map(|(_, slot)| slot).chain(self.waiting.iter().map(|(_, slot)| slot));
+        let order = self.running.iter().map(|(_, slot)| *slot).chain(self.waiting.iter());
         for slot in order {
-            let s = &self.sequences[*slot];
+            let s = &self.sequences[slot];
             writeln!(
                 f,
                 "  {:?} of {:?} priority {}: {} of {} known computed, {} blocks, up to {} positions, {:?}{}, preempted {}, passed {}",

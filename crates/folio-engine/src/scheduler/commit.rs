@@ -26,6 +26,7 @@ impl Scheduler {
         now: Micros,
     ) -> &mut Vec<(RequestId, Event)> {
         self.now = now;
+        cache.advance(now.0);
         let mut entries = std::mem::take(&mut self.plan.sequences);
         let planned = std::mem::take(&mut self.planned);
         if !planned.is_empty() {
@@ -111,6 +112,7 @@ impl Scheduler {
         let block_tokens = cache.config().block_tokens;
         let sequence = &mut self.sequences[slot];
         sequence.synced = sequence.computed / block_tokens;
+        let charged = sequence.computed.max(sequence.high_water);
         let recomputed =
             sequence.high_water.min(sequence.computed + granted).saturating_sub(sequence.computed);
         sequence.computed += granted;
@@ -122,6 +124,10 @@ impl Scheduler {
             cache.retain(table, from, &sequence.retention);
         }
         self.in_flight.published(slot, sequence, block_tokens);
+        let (priority, tenant) = (sequence.rank.priority, sequence.tenant);
+        let prompt = sequence.computed.min(sequence.prompt_len).saturating_sub(charged);
+        self.waiting.fair.charge(priority, tenant, prompt, 0);
+        self.tenants.entry(tenant).or_default().computed_prompt_tokens += u64::from(prompt);
         self.counters.iteration_tokens += u64::from(granted);
         self.counters.recomputed_tokens += u64::from(recomputed);
         if std::mem::take(&mut self.sequences[slot].fresh) {
@@ -246,9 +252,10 @@ impl Scheduler {
         let id = self.new_sequence_id();
         let now = self.now;
         let sibling = self.sequences[leader].sibling(id, now);
-        let (rank, request) = (sibling.rank, sibling.request);
+        let (tenant, rank, request) = (sibling.tenant, sibling.rank, sibling.request);
         let slot = self.sequences.insert(Box::new(sibling));
-        self.waiting.insert((rank, slot));
+        self.waiting.fair.begins(rank.priority);
+        self.waiting.insert(tenant, rank, slot);
         if let Some(group) = self.groups.get_mut(&request) {
             group.members.push(slot);
         }
@@ -286,8 +293,8 @@ impl Scheduler {
         if reserve {
             self.scratch.reserved.push(sibling);
         }
-        let rank = sequence.rank;
-        self.waiting.remove(&(rank, sibling));
+        let (tenant, rank) = (sequence.tenant, sequence.rank);
+        self.waiting.remove(tenant, rank, sibling);
         self.start_running(sibling);
     }
 
@@ -313,6 +320,7 @@ impl Scheduler {
             sequence.timing.first_token = now;
         }
         let (request, choice, tenant) = (sequence.request, sequence.choice, sequence.tenant);
+        self.waiting.fair.charge(sequence.rank.priority, tenant, 0, 1);
         let token = Token { id: draw.token, logprobs: draw.logprobs.clone() };
         self.events.push((request, Event::Token { choice, token }));
         self.counters.generation_tokens += 1;

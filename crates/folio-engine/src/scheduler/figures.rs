@@ -22,8 +22,8 @@ impl Scheduler {
         stats.queued_tokens = self.queued.tokens;
         stats.running = self.running.len() as u32;
         stats.waiting = Default::default();
-        for (_, slot) in &self.waiting {
-            if let State::Waiting { reason, .. } = self.sequences[*slot].state {
+        for slot in self.waiting.iter() {
+            if let State::Waiting { reason, .. } = self.sequences[slot].state {
                 stats.waiting.add(reason);
             }
         }
@@ -42,6 +42,7 @@ impl Scheduler {
         tenants.sort_unstable_by_key(|figures| figures.tenant);
         for figures in &mut tenants {
             figures.cache = cache.tenant_stats(figures.tenant);
+            figures.kv = cache.holdings(figures.tenant);
         }
         for sequence in self.sequences.iter() {
             let at = tenants.binary_search_by_key(&sequence.tenant, |figures| figures.tenant);

@@ -50,10 +50,14 @@ impl Scheduler {
             scores: Vec::new(),
             seed: request.sampling.seed,
         };
-        let id = request.id;
+        let (id, request_root) = (request.id, request.root.tenant);
         let slot = self.sequences.insert(Box::new(first_sequence(request, rank, now)));
-        self.waiting.insert((rank, slot));
-        self.tenants.entry(group.tenant).or_default().tenant = group.tenant;
+        self.waiting.fair.begins(rank.priority);
+        self.waiting.insert(group.tenant, rank, slot);
+        // Whose memory it is may be a group of tenants that share a cache.
+        for tenant in [group.tenant, request_root] {
+            self.tenants.entry(tenant).or_default().tenant = tenant;
+        }
         if let Some(deadline) = group.deadline {
             self.deadlines.insert((deadline, id));
         }
@@ -159,7 +163,8 @@ impl Scheduler {
     pub(super) fn retire(&mut self, cache: &mut KvCache, slot: Slot) {
         self.give_back(cache, slot);
         let Some(sequence) = self.sequences.remove(slot) else { return };
-        self.waiting.remove(&(sequence.rank, slot));
+        self.waiting.remove(sequence.tenant, sequence.rank, slot);
+        self.waiting.fair.ends(sequence.rank.priority);
         let Some(group) = self.groups.get_mut(&sequence.request) else { return };
         group.members.retain(|member| *member != slot);
         if group.members.is_empty() {

@@ -9,6 +9,7 @@
 //! | file | noun |
 //! |---|---|
 //! | `admission` | may this sequence get blocks now? |
+//! | `queue`, `fair` | who waits, and which tenant's turn it is |
 //! | `share` | who gets how much of a step's token budget |
 //! | `in_flight` | prefixes that are being computed right now |
 //! | `preemption` | who loses its blocks |
@@ -30,11 +31,13 @@ mod admission;
 mod build;
 mod check;
 mod commit;
+mod fair;
 mod figures;
 mod group;
 mod in_flight;
 mod predict;
 mod preemption;
+mod queue;
 mod share;
 
 use std::collections::BTreeSet;
@@ -51,6 +54,7 @@ use crate::stats::{Counters, TenantFigures};
 use group::Group;
 use in_flight::InFlight;
 use predict::OutputLengths;
+use queue::Queue;
 
 /// See the module documentation.
 pub struct Scheduler {
@@ -59,8 +63,8 @@ pub struct Scheduler {
     groups: FxHashMap<RequestId, Group>,
     /// Sequences that hold blocks, best rank first.
     running: Vec<(Rank, Slot)>,
-    /// Sequences that hold none, best rank first.
-    waiting: BTreeSet<(Rank, Slot)>,
+    /// Sequences that hold none.
+    waiting: Queue,
     deadlines: BTreeSet<(Micros, RequestId)>,
     cancelled: Vec<CancelRequest>,
     in_flight: InFlight,
@@ -85,13 +89,14 @@ pub struct Scheduler {
 impl Scheduler {
     pub fn new(config: SchedulerConfig) -> Result<Self, ConfigError> {
         config.validate()?;
+        let waiting = Queue::new(&config);
         Ok(Self {
             lengths: OutputLengths::new(config.guarantee_completion),
             config,
             sequences: Sequences::default(),
             groups: FxHashMap::default(),
             running: Vec::new(),
-            waiting: BTreeSet::new(),
+            waiting,
             deadlines: BTreeSet::new(),
             cancelled: Vec::new(),
             in_flight: InFlight::default(),
@@ -156,6 +161,7 @@ impl Scheduler {
         now: Micros,
     ) -> &mut Vec<(RequestId, Event)> {
         self.now = now;
+        cache.advance(now.0);
         let mut ids: Vec<RequestId> = self.groups.keys().copied().collect();
         ids.sort_unstable();
         for id in ids {

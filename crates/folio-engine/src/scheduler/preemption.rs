@@ -124,8 +124,8 @@ impl Scheduler {
         let sequence = &mut self.sequences[slot];
         sequence.looked_up_step = 0;
         sequence.state = State::Waiting { reason: WaitingFor::Blocks, since: now };
-        let rank = sequence.rank;
-        self.waiting.insert((rank, slot));
+        let (tenant, rank) = (sequence.tenant, sequence.rank);
+        self.waiting.insert(tenant, rank, slot);
     }
 
     /// Releases what `slot` holds. Its state is the caller's business.

@@ -6,17 +6,21 @@
 //!    token).
 //! 2. Prompts get the rest; while somebody decodes, at most `max_prefill_tokens_while_decoding`, because everybody who
 //!    streams waits for the end of the step.
-//!    - Half goes to the oldest of the best priority, so everybody's turn comes.
-//!    - Half goes to the shortest remaining, so nobody sits behind a huge prompt. What is left over goes to the oldest.
+//!    - Half goes to the oldest, of the best priority, of the tenant that is behind the others there (`fair`), so
+//!      everybody's turn comes.
+//!    - Half goes to the shortest remaining, tenants taking turns, so nobody sits behind a huge prompt. What is left over
+//!      goes to the oldest.
 //!
-//! Starvation freedom: the oldest advances in every step until it is done, then the next is the oldest. If the oldest
-//! waits for a prefix, its leader takes its place. If it waits for blocks, see `admission` (bypasses are counted).
+//! Starvation freedom: the oldest advances in every step until it is done or its tenant is no longer behind; whoever is
+//! passed gets nothing until then and its tenant falls behind. If the oldest waits for a prefix, its leader takes its
+//! place. If it waits for blocks, see `admission` (bypasses are counted).
 
-use folio_kv::{GroupCounts, KvCache};
+use folio_kv::{GroupCounts, KvCache, TenantId};
 
 use super::Scheduler;
+use super::fair::Head;
 use super::preemption::Room;
-use crate::sequence::{Rank, Slot, State};
+use crate::sequence::{Rank, Sequence, Slot, State};
 use crate::stats::WaitingFor;
 
 /// Waiting sequences that are looked at in one step, and those among them that may be skipped because they wait for a
@@ -28,9 +32,10 @@ const SCAN_SHARED_MAX: usize = 256;
 #[derive(Default)]
 pub(super) struct Scratch {
     order: Vec<Slot>,
+    heads: Vec<Head>,
     candidates: Vec<Candidate>,
     /// Waited for blocks in this step.
-    pub refused: Vec<(Rank, Slot)>,
+    pub refused: Vec<Slot>,
     /// Whose table each of the plan's copies serves.
     pub copy_owners: Vec<Slot>,
     /// Tokens granted so far.
@@ -43,9 +48,15 @@ pub(super) struct Scratch {
     pub promised: Option<GroupCounts>,
 }
 
+/// Who comes first: priority, virtual time of the tenant, rank.
+pub(super) type Turn = (i32, u64, Rank);
+
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
     priority: i32,
+    /// Virtual time of its tenant when those before it have got what they want.
+    turn: u64,
+    tenant: TenantId,
     remaining: u32,
     rank: Rank,
     slot: Slot,
@@ -90,7 +101,6 @@ impl Scheduler {
                 candidates.iter().filter(|c| c.slot != oldest.slot && c.priority == oldest.priority).count();
             let share = if rivals > 0 { budget.div_ceil(2) } else { budget };
             budget -= self.grant_prompt(cache, oldest.slot, share);
-            candidates.sort_unstable();
             for candidate in &candidates {
                 if budget == 0 {
                     break;
@@ -107,58 +117,118 @@ impl Scheduler {
         self.last_decodes = decodes.min(self.scratch.granted);
     }
 
-    /// Everybody with a prompt to compute: running ones and the head of the queue. Returns whose turn it is.
+    /// Everybody with a prompt to compute: running ones and the heads of the queue. Returns whose turn it is.
     fn collect(&mut self, cache: &KvCache, candidates: &mut Vec<Candidate>) -> Option<Candidate> {
-        let candidate = |rank: Rank, remaining: u32, slot: Slot| Candidate {
-            priority: rank.priority,
-            remaining,
-            rank,
-            slot,
-        };
-        for (rank, slot) in &self.running {
-            let sequence = &self.sequences[*slot];
+        for at in 0..self.running.len() {
+            let slot = self.running[at].1;
+            let sequence = &self.sequences[slot];
             if sequence.granted == 0 && sequence.remaining() > 1 {
-                candidates.push(candidate(*rank, sequence.remaining(), *slot));
+                candidates.push(self.candidate(slot, sequence.remaining()));
             }
         }
-        let mut oldest = candidates.iter().map(|c| (c.rank, *c)).min();
-        if !self.admission_possible() {
-            return oldest.map(|(_, c)| c);
+        let mut oldest = candidates.iter().map(|c| (self.turn_of(c.slot), *c)).min();
+        if self.admission_possible() {
+            let mut heads = std::mem::take(&mut self.scratch.heads);
+            self.waiting.fair.heads(&mut heads);
+            heads.truncate(SCAN_MAX);
+            self.collect_waiting(cache, &heads, candidates, &mut oldest);
+            self.scratch.heads = heads;
         }
+        self.order(candidates);
+        oldest.map(|(_, c)| c)
+    }
+
+    /// Looks at the head of every tenant's queue, until somebody is found that was passed too often.
+    fn collect_waiting(
+        &mut self,
+        cache: &KvCache,
+        heads: &[Head],
+        candidates: &mut Vec<Candidate>,
+        oldest: &mut Option<(Turn, Candidate)>,
+    ) {
+        let (scan, scan_shared) = (SCAN_MAX / heads.len().max(1), SCAN_SHARED_MAX / heads.len().max(1));
+        let mut behind: Option<Head> = None;
         let mut order = std::mem::take(&mut self.scratch.order);
-        order.clear();
-        order.extend(self.waiting.iter().take(SCAN_MAX + SCAN_SHARED_MAX).map(|(_, slot)| *slot));
-        let mut looked_at = 0;
-        for slot in &order {
-            let rank = self.sequences[*slot].rank;
-            if let Some(leader) = self.still_shared(*slot) {
-                // Its leader works for it, with its rank.
-                let leader = candidates.iter().find(|c| c.slot == leader).copied();
-                oldest = oldest.into_iter().chain(leader.map(|leader| (rank, leader))).min();
+        'heads: for head in heads {
+            let ahead = |behind: Head| {
+                behind.priority == head.priority
+                    && head.time > behind.time.saturating_add(self.waiting.fair.slack())
+            };
+            if behind.is_some_and(ahead) {
                 continue;
             }
-            if matches!(
-                self.sequences[*slot].state,
-                State::Waiting { reason: WaitingFor::SharedPrefix { .. }, .. }
-            ) {
-                // What it waited for is there now, or never will be.
-                self.sequences[*slot].looked_up_step = 0;
-            }
-            self.look_up(cache, *slot);
-            let sequence = &self.sequences[*slot];
-            let found =
-                sequence.lookup.full_blocks * cache.config().block_tokens + sequence.lookup.tail_tokens;
-            let remaining = (sequence.tokens.len() as u32).saturating_sub(found.min(sequence.attachable()));
-            let new = candidate(rank, remaining, *slot);
-            candidates.push(new);
-            oldest = oldest.into_iter().chain([(rank, new)]).min();
-            looked_at += 1;
-            if looked_at == SCAN_MAX || sequence.bypassed >= self.config.max_bypasses {
-                break;
+            order.clear();
+            order.extend(self.waiting.of(head.priority, head.tenant).take(scan + scan_shared));
+            let mut looked_at = 0;
+            for slot in &order {
+                if let Some(leader) = self.still_shared(*slot) {
+                    // Its leader works for it, with its rank.
+                    let turn = self.turn_of(*slot);
+                    let leader = candidates.iter().find(|c| c.slot == leader).copied();
+                    *oldest = (*oldest).into_iter().chain(leader.map(|leader| (turn, leader))).min();
+                    continue;
+                }
+                let new = self.waiting_candidate(cache, *slot);
+                candidates.push(new);
+                *oldest = (*oldest).into_iter().chain([(self.turn_of(*slot), new)]).min();
+                if behind.is_none_or(|behind| behind.priority != head.priority) {
+                    behind = Some(*head);
+                }
+                looked_at += 1;
+                if self.sequences[*slot].bypassed >= self.config.max_bypasses {
+                    break 'heads;
+                }
+                if looked_at == scan {
+                    break;
+                }
             }
         }
         self.scratch.order = order;
-        oldest.map(|(_, c)| c)
+    }
+
+    fn waiting_candidate(&mut self, cache: &KvCache, slot: Slot) -> Candidate {
+        if matches!(
+            self.sequences[slot].state,
+            State::Waiting { reason: WaitingFor::SharedPrefix { .. }, .. }
+        ) {
+            // What it waited for is there now, or never will be.
+            self.sequences[slot].looked_up_step = 0;
+        }
+        self.look_up(cache, slot);
+        let sequence = &self.sequences[slot];
+        let found = sequence.lookup.full_blocks * cache.config().block_tokens + sequence.lookup.tail_tokens;
+        let remaining = (sequence.tokens.len() as u32).saturating_sub(found.min(sequence.attachable()));
+        self.candidate(slot, remaining)
+    }
+
+    fn candidate(&self, slot: Slot, remaining: u32) -> Candidate {
+        let &Sequence { rank, tenant, .. } = &self.sequences[slot];
+        let turn = self.waiting.fair.time(rank.priority, tenant);
+        Candidate { priority: rank.priority, turn, tenant, remaining, rank, slot }
+    }
+
+    /// Priority, then the tenant that is behind, then arrival.
+    pub(super) fn turn_of(&self, slot: Slot) -> Turn {
+        let &Sequence { rank, tenant, .. } = &self.sequences[slot];
+        (rank.priority, self.waiting.fair.time(rank.priority, tenant), rank)
+    }
+
+    /// Shortest first, tenants taking turns: each moves ahead by what it is about to get.
+    fn order(&self, candidates: &mut [Candidate]) {
+        candidates.sort_unstable_by_key(|c| (c.priority, c.tenant, c.remaining, c.rank));
+        let mut ahead = 0;
+        for at in 0..candidates.len() {
+            let same = |other: &Candidate| {
+                (other.priority, other.tenant) == (candidates[at].priority, candidates[at].tenant)
+            };
+            if at > 0 && !same(&candidates[at - 1]) {
+                ahead = 0;
+            }
+            let Candidate { priority, tenant, remaining, .. } = candidates[at];
+            candidates[at].turn += ahead;
+            ahead += self.waiting.fair.cost(priority, tenant, remaining);
+        }
+        candidates.sort_unstable_by_key(|c| (c.priority, c.turn, c.remaining, c.rank));
     }
 
     /// Gives `slot` up to `tokens` more, admitting it first if it waits. Returns what it got.

@@ -1,0 +1,253 @@
+//! Which tenant's turn is it, inside a priority class: virtual token counters (VTC; Sheng et al., "Fairness in Serving
+//! Large Language Models", OSDI 2024).
+//!
+//! Owns: the counters. Must never: look at a sequence or decide anything but the order of tenants.
+//!
+//! A tenant's *virtual time* in a class is the service it got there, divided by its weight. Service is counted in prompt
+//! tokens: one for each prompt token computed for the first time (cached ones are free, and so is what a preemption makes
+//! the engine compute again), [`SchedulerConfig::generated_token_weight`] for each generated one. Who is behind comes first.
+//! A tenant that begins to wait is lifted to the least time of those that wait already: nobody saves up idle time.
+//!
+//! # The bound
+//!
+//! A tenant is *backlogged* while it has a sequence that waits for a turn or for blocks (not for its own prefix, and not
+//! for its own quota). Let `L` be [`SchedulerConfig::max_model_len`], `w` a tenant's weight, and `U` the most service that
+//! the sequences a tenant may have running at once can get until they end, at most `max_num_seqs` times the most expensive
+//! request with all its choices. Then for two tenants `f`, `g` of one class, backlogged from `t1` to `t2`, with services
+//! `W`:
+//!
+//! ```text
+//! | W_f(t1, t2) / w_f  -  W_g(t1, t2) / w_g |  <=  2 * (L + U / min(w_f, w_g))
+//! ```
+//!
+//! Proof. A sequence of `f` is admitted only while `time_f <= time_g + L` (`SLACK`: so much may pass a sequence that does
+//! not fit). Times only grow, and after the last admission `f` gets at most `U` more, so `time_f <= time_g + L + U / w_f` at
+//! any time; the same the other way round. That holds at `t1` as well as at `t2` (lifting keeps it), and the differences of
+//! service are the differences of the times' changes. The paper's bound has the same form: twice what may be running. A
+//! test (`tests/fairness.rs`) counts services by itself and checks it.
+//!
+//! Starvation: a tenant that waits is passed only by tenants behind it or, for want of blocks, by a bounded number of
+//! sequences (`admission`), and everybody who is served moves ahead.
+//!
+//! Cost: a charge is O(1); lifting, and listing who waits, O(tenants of the class).
+
+use folio_kv::TenantId;
+use rustc_hash::FxHashMap;
+
+use crate::config::SchedulerConfig;
+
+/// Virtual time of one prompt token at weight 1.
+const UNIT: u64 = 1 << 20;
+
+#[derive(Clone, Copy, Debug)]
+struct Account {
+    time: u64,
+    /// What one prompt token costs: `UNIT` by weight.
+    token: u64,
+    /// Sequences in the waiting queue.
+    waiting: u32,
+}
+
+#[derive(Debug, Default)]
+struct Class {
+    accounts: FxHashMap<TenantId, Account>,
+    /// Time of the tenant that waited last, for whoever comes when nobody waits.
+    floor: u64,
+    /// Sequences waiting or running; a class without any is forgotten, debts and all.
+    living: u32,
+}
+
+/// A tenant with something in the waiting queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Head {
+    pub priority: i32,
+    pub time: u64,
+    pub tenant: TenantId,
+}
+
+#[derive(Debug)]
+pub(super) struct Fairness {
+    weights: FxHashMap<TenantId, u32>,
+    generated_weight: u64,
+    slack: u64,
+    classes: FxHashMap<i32, Class>,
+}
+
+impl Fairness {
+    pub fn new(config: &SchedulerConfig) -> Self {
+        Self {
+            weights: config.tenant_weights.iter().copied().collect(),
+            generated_weight: config.generated_token_weight.into(),
+            slack: u64::from(config.max_model_len) * UNIT,
+            classes: FxHashMap::default(),
+        }
+    }
+
+    /// How far ahead of the tenant whose turn it is another may be and still be admitted.
+    pub fn slack(&self) -> u64 {
+        self.slack
+    }
+
+    /// A sequence exists from now on.
+    pub fn begins(&mut self, priority: i32) {
+        self.classes.entry(priority).or_default().living += 1;
+    }
+
+    /// It exists no more, neither waiting nor running.
+    pub fn ends(&mut self, priority: i32) {
+        let Some(class) = self.classes.get_mut(&priority) else { return };
+        class.living -= 1;
+        if class.living == 0 {
+            self.classes.remove(&priority);
+        }
+    }
+
+    fn account(&mut self, priority: i32, tenant: TenantId) -> &mut Account {
+        let weight = self.weights.get(&tenant).copied().unwrap_or(1);
+        let class = self.classes.entry(priority).or_default();
+        class.accounts.entry(tenant).or_insert_with(|| Account {
+            time: 0,
+            token: UNIT / u64::from(weight.max(1)),
+            waiting: 0,
+        })
+    }
+
+    /// A sequence enters the waiting queue.
+    pub fn waits(&mut self, priority: i32, tenant: TenantId) {
+        if self.account(priority, tenant).waiting == 0 {
+            let least = self.least(priority);
+            let account = self.account(priority, tenant);
+            account.time = account.time.max(least);
+        }
+        self.account(priority, tenant).waiting += 1;
+    }
+
+    /// The least time of those that wait, else of who waited last.
+    fn least(&self, priority: i32) -> u64 {
+        let Some(class) = self.classes.get(&priority) else { return 0 };
+        let waiting = class.accounts.values().filter(|account| account.waiting > 0);
+        waiting.map(|account| account.time).min().unwrap_or(class.floor)
+    }
+
+    /// A sequence leaves the waiting queue, to run or for good.
+    pub fn leaves(&mut self, priority: i32, tenant: TenantId) {
+        let account = self.account(priority, tenant);
+        account.waiting -= 1;
+        let time = account.time;
+        if let Some(class) = self.classes.get_mut(&priority) {
+            class.floor = class.floor.max(time);
+        }
+    }
+
+    /// `prompt` prompt tokens were computed for the first time, `generated` ones were generated.
+    pub fn charge(&mut self, priority: i32, tenant: TenantId, prompt: u32, generated: u32) {
+        let service = u64::from(prompt) + u64::from(generated) * self.generated_weight;
+        let account = self.account(priority, tenant);
+        account.time = account.time.saturating_add(service * account.token);
+    }
+
+    /// Virtual time of a tenant.
+    pub fn time(&self, priority: i32, tenant: TenantId) -> u64 {
+        let account = self.classes.get(&priority).and_then(|class| class.accounts.get(&tenant));
+        account.map_or(0, |account| account.time)
+    }
+
+    /// What `tokens` prompt tokens would add to a tenant's time.
+    pub fn cost(&self, priority: i32, tenant: TenantId, tokens: u32) -> u64 {
+        let account = self.classes.get(&priority).and_then(|class| class.accounts.get(&tenant));
+        u64::from(tokens) * account.map_or(UNIT, |account| account.token)
+    }
+
+    /// Everybody who waits, whose turn it is first.
+    pub fn heads(&self, into: &mut Vec<Head>) {
+        into.clear();
+        for (priority, class) in &self.classes {
+            let waiting = class.accounts.iter().filter(|(_, account)| account.waiting > 0);
+            into.extend(waiting.map(|(tenant, account)| Head {
+                priority: *priority,
+                time: account.time,
+                tenant: *tenant,
+            }));
+        }
+        into.sort_unstable();
+    }
+
+    /// Sequences in the waiting queue and alive, as counted here.
+    pub fn counted(&self) -> (usize, usize) {
+        let waiting =
+            |class: &Class| class.accounts.values().map(|account| account.waiting as usize).sum::<usize>();
+        let classes = self.classes.values();
+        classes.fold((0, 0), |(waits, lives), class| (waits + waiting(class), lives + class.living as usize))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fairness() -> Fairness {
+        let config = SchedulerConfig {
+            tenant_weights: vec![(TenantId(2), 4)],
+            generated_token_weight: 2,
+            max_model_len: 100,
+            ..SchedulerConfig::default()
+        };
+        Fairness::new(&config)
+    }
+
+    fn order(fairness: &Fairness) -> Vec<u32> {
+        let mut heads = Vec::new();
+        fairness.heads(&mut heads);
+        heads.iter().map(|head| head.tenant.0).collect()
+    }
+
+    #[test]
+    fn service_counts_by_weight_and_the_one_behind_comes_first() {
+        let mut fairness = fairness();
+        for tenant in [1, 2] {
+            fairness.begins(0);
+            fairness.waits(0, TenantId(tenant));
+        }
+        fairness.charge(0, TenantId(1), 10, 5);
+        fairness.charge(0, TenantId(2), 10, 14);
+        assert_eq!(fairness.time(0, TenantId(1)), 20 * UNIT);
+        assert_eq!(fairness.time(0, TenantId(2)), 38 * UNIT / 4);
+        assert_eq!(order(&fairness), [2, 1]);
+        fairness.charge(0, TenantId(2), 60, 0);
+        assert_eq!(order(&fairness), [1, 2]);
+    }
+
+    #[test]
+    fn idle_time_is_not_saved_up() {
+        let mut fairness = fairness();
+        fairness.begins(0);
+        fairness.begins(0);
+        fairness.waits(0, TenantId(1));
+        fairness.charge(0, TenantId(1), 500, 0);
+        fairness.waits(0, TenantId(3));
+        assert_eq!(fairness.time(0, TenantId(3)), 500 * UNIT, "lifted to who waits");
+        fairness.leaves(0, TenantId(1));
+        fairness.leaves(0, TenantId(3));
+        fairness.waits(0, TenantId(4));
+        assert_eq!(fairness.time(0, TenantId(4)), 500 * UNIT, "lifted to who waited last");
+        fairness.charge(0, TenantId(4), 7, 0);
+        fairness.waits(0, TenantId(4));
+        assert_eq!(fairness.time(0, TenantId(4)), 507 * UNIT, "and never lowered");
+    }
+
+    #[test]
+    fn classes_are_apart_and_end_with_their_last_sequence() {
+        let mut fairness = fairness();
+        fairness.begins(0);
+        fairness.begins(-1);
+        fairness.waits(0, TenantId(1));
+        fairness.waits(-1, TenantId(2));
+        fairness.charge(0, TenantId(1), 10, 0);
+        assert_eq!(order(&fairness), [2, 1], "better priority first");
+        assert_eq!(fairness.time(-1, TenantId(1)), 0);
+        fairness.leaves(0, TenantId(1));
+        fairness.ends(0);
+        assert_eq!(fairness.time(0, TenantId(1)), 0, "a class without sequences is forgotten");
+        assert_eq!(fairness.counted(), (1, 1));
+    }
+}

@@ -1,0 +1,79 @@
+//! Who held how much memory for how long: bytes times microseconds, per tenant, exact.
+//!
+//! Owns: the integrals. Must never: read a clock: time comes with [`KvCache::advance`], and whatever happens until the next
+//! call happens at that moment.
+//!
+//! Every change of a tenant's block counts goes through `KvCache::tenant`, or `WindowPool::held` in a window group, which
+//! first add what the old counts held since they were last changed. So the integrals are exact whenever they are looked at, and a change costs two multiplications.
+//! A block that several sequences of a tenant share counts once.
+
+use crate::cache::KvCache;
+use crate::types::TenantId;
+
+/// What a tenant holds now, and has held: integers, so that nothing is lost however long it runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Holdings {
+    /// Blocks that sequences hold.
+    pub active_bytes: u64,
+    /// Reusable content that no sequence holds.
+    pub cached_bytes: u64,
+    /// Bytes times microseconds until `at_us` (counters).
+    pub active_byte_us: u128,
+    pub cached_byte_us: u128,
+    pub at_us: u64,
+}
+
+impl Holdings {
+    /// The same at a later time, nothing having changed since.
+    pub fn at(self, now_us: u64) -> Self {
+        let passed = u128::from(now_us.saturating_sub(self.at_us));
+        Self {
+            active_byte_us: self.active_byte_us + u128::from(self.active_bytes) * passed,
+            cached_byte_us: self.cached_byte_us + u128::from(self.cached_bytes) * passed,
+            at_us: self.at_us.max(now_us),
+            ..self
+        }
+    }
+}
+
+/// Blocks of one pool times microseconds, up to a moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ledger {
+    active_block_us: u128,
+    cached_block_us: u128,
+    until_us: u64,
+}
+
+impl Ledger {
+    /// Adds what was held until `now_us`. To be called before the counts change.
+    pub fn settle(&mut self, now_us: u64, active: u32, cached: u32) {
+        let passed = u128::from(now_us.saturating_sub(self.until_us));
+        self.active_block_us += u128::from(active) * passed;
+        self.cached_block_us += u128::from(cached) * passed;
+        self.until_us = self.until_us.max(now_us);
+    }
+
+    /// Adds this pool's part, with so many blocks held since.
+    fn add_to(mut self, holdings: &mut Holdings, bytes_per_block: u64, active: u32, cached: u32) {
+        self.settle(holdings.at_us, active, cached);
+        holdings.active_bytes += u64::from(active) * bytes_per_block;
+        holdings.cached_bytes += u64::from(cached) * bytes_per_block;
+        holdings.active_byte_us += self.active_block_us * u128::from(bytes_per_block);
+        holdings.cached_byte_us += self.cached_block_us * u128::from(bytes_per_block);
+    }
+}
+
+impl KvCache {
+    /// What `tenant` holds and has held in all groups, at the time last told. Zeros for a tenant never seen.
+    pub fn holdings(&self, tenant: TenantId) -> Holdings {
+        let mut holdings = Holdings { at_us: self.now_us, ..Holdings::default() };
+        let full = self.tenants.get(&tenant).copied().unwrap_or_default();
+        let bytes = self.config.bytes_per_block;
+        full.ledger.add_to(&mut holdings, bytes, full.active_blocks, full.cached_blocks);
+        for pool in &self.windows {
+            let held = pool.tenants.get(&tenant).copied().unwrap_or_default();
+            held.ledger.add_to(&mut holdings, pool.config.bytes_per_block, held.active, held.cached);
+        }
+        holdings
+    }
+}

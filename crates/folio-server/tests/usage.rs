@@ -1,0 +1,98 @@
+//! `GET /v1/usage` over the real engine: equal to the sums over the responses, and to nobody else's.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{Client, VOCAB, app};
+use folio_engine::{EngineHandle, EngineParts, ModelExecutor, SchedulerConfig, SystemClock};
+use folio_kv::{CacheConfig, KvCache, LruLeafFirst};
+use folio_server::ServerConfig;
+use folio_sim::SimBackend;
+use serde_json::{Value, json};
+
+const BYTES: u64 = 1 << 20;
+
+fn engine() -> EngineHandle {
+    let config = SchedulerConfig { max_model_len: 256, max_num_batched_tokens: 64, ..Default::default() };
+    let backend = SimBackend::new(VOCAB as usize, 64, 16, 64, 64);
+    let geometry = CacheConfig { blocks: 64, block_tokens: 16, bytes_per_block: BYTES };
+    folio_engine::start(EngineParts {
+        config,
+        cache: KvCache::new(geometry, Box::new(LruLeafFirst::default())),
+        executor: Box::new(ModelExecutor::new(Box::new(backend), VOCAB as usize, 64, 64)),
+        clock: Arc::new(SystemClock::new()),
+        vocab: VOCAB,
+    })
+    .unwrap()
+}
+
+/// Prompt, cached and generated tokens of a response.
+fn add(total: &mut [u64; 3], usage: &Value) {
+    total[0] += usage["prompt_tokens"].as_u64().unwrap();
+    total[1] += usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    total[2] += usage["completion_tokens"].as_u64().unwrap();
+}
+
+fn tokens(usage: &Value) -> [u64; 3] {
+    ["prompt_tokens", "cached_tokens", "completion_tokens"].map(|name| usage[name].as_u64().unwrap())
+}
+
+#[tokio::test]
+async fn usage_is_the_sum_of_the_tenants_own_responses() {
+    let engine = engine();
+    let config = ServerConfig { api_keys: vec!["k1".into(), "k2".into()], ..Default::default() };
+    let client = Client::with(config, app(Arc::new(engine.clone())));
+    let (one, two) = (client.key("k1"), client.key("k2"));
+    assert_eq!(client.get("/v1/usage").await.status.as_u16(), 401, "usage is a tenant's own business");
+    let before = one.get("/v1/usage").await.json();
+    assert_eq!((tokens(&before), before["requests"].as_u64()), ([0; 3], Some(0)));
+    assert_eq!(before["kv"]["active_byte_seconds"], 0.0);
+
+    let mut total = [0; 3];
+    let prompt = "x".repeat(100);
+    for extra in
+        [json!({"max_tokens": 4}), json!({"max_tokens": 7, "n": 2}), json!({"max_tokens": 0, "echo": true})]
+    {
+        let reply = one.complete(common::merged(json!({"prompt": prompt}), extra)).await;
+        add(&mut total, &reply.json()["usage"]);
+        assert_eq!(tokens(&one.get("/v1/usage").await.json()), total, "right after the response");
+    }
+    let stream =
+        json!({"prompt": prompt, "stream": true, "stream_options": {"include_usage": true}, "max_tokens": 3});
+    let events = one.complete(stream).await.events();
+    let last = events.iter().rev().find(|event| event["usage"].is_object()).unwrap();
+    add(&mut total, &last["usage"]);
+    assert!(total[1] >= 3 * 96, "the prompt came from the cache");
+
+    let usage = one.get("/v1/usage").await.json();
+    assert_eq!(tokens(&usage), total);
+    assert_eq!(usage["computed_tokens"].as_u64(), Some(total[0] - total[1]));
+    assert_eq!(usage["requests"].as_u64(), Some(4));
+    assert_eq!(tokens(&two.get("/v1/usage").await.json()), [0; 3], "and nobody else's");
+    assert_eq!(client.metric("vllm:prompt_tokens_total", &[]).await, total[0] as f64);
+    assert_eq!(client.metric("vllm:generation_tokens_total", &[]).await, total[2] as f64);
+
+    let mut tries = 0;
+    while engine.stats().busy {
+        tries += 1;
+        assert!(tries < 5000, "the engine never fell idle");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let kv = one.get("/v1/usage").await.json()["kv"].clone();
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let later = one.get("/v1/usage").await.json()["kv"].clone();
+    let number = |kv: &Value, name: &str| kv[name].as_f64().unwrap();
+    assert!(number(&kv, "active_byte_seconds") > 0.0);
+    assert_eq!(kv["active_byte_seconds"], later["active_byte_seconds"], "nothing runs");
+    assert_eq!(kv["active_bytes"], 0);
+    let cached = number(&kv, "cached_bytes");
+    assert!(cached >= (6 * BYTES) as f64, "the prompt's full blocks stay");
+    let grown = number(&later, "cached_byte_seconds") - number(&kv, "cached_byte_seconds");
+    assert!(grown >= 0.02 * cached, "what stays costs as time passes: {grown}");
+    let total = client.metric("folio:kv_cache_byte_seconds", &["cached"]).await;
+    assert!(total >= number(&later, "cached_byte_seconds"), "all tenants together");
+    assert_eq!(number(&two.get("/v1/usage").await.json()["kv"], "cached_byte_seconds"), 0.0);
+    engine.stop();
+}
