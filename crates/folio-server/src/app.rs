@@ -108,7 +108,7 @@ pub(crate) struct State {
     pub meters: Meters,
     /// Unix time, seconds.
     pub started_s: u64,
-    /// Precomputed: one for each tenant.
+    /// Precomputed: one for each tenant, the same for those that share a cache.
     roots: HashMap<TenantId, Root>,
     tokenizing: Arc<Semaphore>,
     tokenizing_waiting: AtomicUsize,
@@ -170,13 +170,14 @@ impl State {
             return Err(ServerError::Config(problem.into()));
         }
         config.limits.choices = config.limits.choices.min(app.engine.choices_max()).max(1);
-        let tenants = Tenants::new(&config.api_keys, config.server_secret)?;
+        let tenants = Tenants::new(&config.api_keys, &config.tenants, config.server_secret)?;
         // The keys themselves are not needed any more.
         config.api_keys.clear();
+        config.tenants = Default::default();
         config.server_secret = None;
         let root = |tenant: &Tenant| {
             Root::derive(&Identity {
-                tenant: tenant.id,
+                tenant: tenants.cache_of(tenant.id),
                 tenant_secret: &tenant.secret,
                 model_digest: &app.model.model_digest,
                 layout_digest: &app.model.layout_digest,

@@ -3,12 +3,16 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use crate::declared::Declared;
+
 /// How to serve. `Default` is what `folio serve` starts with.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
     pub listen: SocketAddr,
     /// Each key is a tenant of its own. Empty: no authentication, one tenant.
     pub api_keys: Vec<String>,
+    /// Tenants of the operator's file, beside those keys.
+    pub tenants: Declared,
     /// From which tenants' cache secrets are derived. `None`: random at every start, so that nothing cached outside the
     /// process is reachable after a restart.
     pub server_secret: Option<[u8; 32]>,
@@ -22,6 +26,7 @@ impl Default for ServerConfig {
         Self {
             listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8000),
             api_keys: Vec::new(),
+            tenants: Declared::default(),
             server_secret: None,
             limits: Limits::default(),
             drain_timeout: Duration::from_secs(120),

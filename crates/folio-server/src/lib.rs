@@ -18,6 +18,7 @@ mod chat;
 mod choice;
 mod completions;
 mod config;
+mod declared;
 mod error;
 mod fields;
 mod generate;
@@ -37,6 +38,7 @@ mod wire;
 
 pub use app::{App, Engine, ModelFacts};
 pub use config::{Limits, ServerConfig};
+pub use declared::{Declared, DeclaredGroup, DeclaredTenant};
 pub use error::{ApiError, ServerError};
 pub use params::SamplingDefaults;
 pub use reading::Parsers;

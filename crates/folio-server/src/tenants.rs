@@ -2,8 +2,10 @@
 //!
 //! Invariants: tenancy comes from the key in the `Authorization` or `x-api-key` header and from nothing else in a request. Keys are not kept, only
 //! their digests; comparing digests takes the same time wherever they differ, and every key is compared every time. A
-//! tenant's cache secret depends on the server's secret and the key, so it is neither guessable nor the client's to choose.
+//! tenant's cache secret depends on the server's secret and the key (of a declared tenant or group: its name), so it is
+//! neither guessable nor the client's to choose. Tenants share a cache only where the operator put them into one group.
 
+use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,6 +13,7 @@ use axum::http::{HeaderMap, header};
 use folio_kv::TenantId;
 use sha2::{Digest, Sha256};
 
+use crate::declared::Declared;
 use crate::error::{ApiError, ServerError};
 
 /// One key's holder.
@@ -23,31 +26,52 @@ pub struct Tenant {
 
 /// The key ring.
 pub struct Tenants {
+    /// Several keys may be one tenant's.
     keys: Vec<([u8; 32], Tenant)>,
+    /// Whose cache a tenant uses, where that is a group's.
+    caches: HashMap<TenantId, TenantId>,
     /// The only tenant when no keys are configured.
     open: Tenant,
 }
 
 impl Tenants {
     /// `server_secret`: see [`crate::ServerConfig::server_secret`].
-    pub fn new(api_keys: &[String], server_secret: Option<[u8; 32]>) -> Result<Self, ServerError> {
+    pub fn new(
+        api_keys: &[String],
+        declared: &Declared,
+        server_secret: Option<[u8; 32]>,
+    ) -> Result<Self, ServerError> {
         let server_secret = server_secret.unwrap_or_else(process_secret);
         let mut keys: Vec<([u8; 32], Tenant)> = Vec::new();
         for key in api_keys {
-            if key.trim().is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
-                let reason = "an API key must be one or more visible ASCII characters without spaces";
-                return Err(ServerError::Config(reason.into()));
-            }
-            let digest = sha256(&[b"folio api key", key.as_bytes()]);
-            if keys.iter().any(|(known, _)| *known == digest) {
-                return Err(ServerError::Config("the same API key is given twice".into()));
-            }
+            let digest = new_key(&keys, key).map_err(|reason| ServerError::Config(reason.into()))?;
             // Tenant 0 is the open tenant.
             let id = TenantId(keys.len() as u32 + 1);
             keys.push((digest, Tenant { id, secret: tenant_secret(&server_secret, &digest) }));
         }
+        let mut caches = HashMap::new();
+        for tenant in &declared.tenants {
+            let group = tenant.group.map(|group| &declared.groups[group]);
+            let whose = match group {
+                Some(group) => sha256(&[b"folio sharing group", group.name.as_bytes()]),
+                None => sha256(&[b"folio declared tenant", tenant.name.as_bytes()]),
+            };
+            caches.extend(group.map(|group| (tenant.id, group.id)));
+            let secret = tenant_secret(&server_secret, &whose);
+            for key in &tenant.keys {
+                let digest = new_key(&keys, key).map_err(|reason| {
+                    ServerError::Config(format!("the tenants file: tenant {:?}: keys: {reason}", tenant.name))
+                })?;
+                keys.push((digest, Tenant { id: tenant.id, secret }));
+            }
+        }
         let open = Tenant { id: TenantId(0), secret: tenant_secret(&server_secret, &[0; 32]) };
-        Ok(Self { keys, open })
+        Ok(Self { keys, caches, open })
+    }
+
+    /// The tenant that a tenant is to the cache: its group, or itself.
+    pub fn cache_of(&self, tenant: TenantId) -> TenantId {
+        self.caches.get(&tenant).copied().unwrap_or(tenant)
     }
 
     pub fn all(&self) -> impl Iterator<Item = &Tenant> {
@@ -85,6 +109,18 @@ impl Tenants {
             }
         }
         found.ok_or_else(|| ApiError::unauthorized("Incorrect API key provided."))
+    }
+}
+
+/// Digest of a key that nobody has yet.
+fn new_key(keys: &[([u8; 32], Tenant)], key: &str) -> Result<[u8; 32], &'static str> {
+    if key.trim().is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err("an API key must be one or more visible ASCII characters without spaces");
+    }
+    let digest = sha256(&[b"folio api key", key.as_bytes()]);
+    match keys.iter().any(|(known, _)| *known == digest) {
+        true => Err("the same API key is given twice"),
+        false => Ok(digest),
     }
 }
 
@@ -139,7 +175,7 @@ mod tests {
     #[test]
     fn each_key_is_its_own_tenant() {
         let keys = ["alpha".to_owned(), "beta".to_owned()];
-        let tenants = Tenants::new(&keys, Some([7; 32])).unwrap();
+        let tenants = Tenants::new(&keys, &Declared::default(), Some([7; 32])).unwrap();
         let alpha = tenants.authenticate(&headers("Bearer alpha")).unwrap();
         let beta = tenants.authenticate(&headers("bearer  beta")).unwrap();
         assert_ne!(alpha.id, beta.id);
@@ -162,7 +198,7 @@ mod tests {
     fn secrets_survive_a_restart_only_with_a_configured_server_secret() {
         let keys = ["alpha".to_owned()];
         let secret = |server| {
-            let tenants = Tenants::new(&keys, server).ok().unwrap();
+            let tenants = Tenants::new(&keys, &Declared::default(), server).ok().unwrap();
             tenants.authenticate(&headers("Bearer alpha")).unwrap().secret
         };
         assert_eq!(secret(Some([1; 32])), secret(Some([1; 32])));
@@ -172,8 +208,30 @@ mod tests {
 
     #[test]
     fn keys_that_cannot_work_are_refused_at_start() {
-        assert!(Tenants::new(&["".into()], None).is_err());
-        assert!(Tenants::new(&["a b".into()], None).is_err());
-        assert!(Tenants::new(&["a".into(), "a".into()], None).is_err());
+        let refused = |keys: &[String]| Tenants::new(keys, &Declared::default(), None).is_err();
+        assert!(refused(&["".into()]));
+        assert!(refused(&["a b".into()]));
+        assert!(refused(&["a".into(), "a".into()]));
+    }
+
+    #[test]
+    fn declared_tenants_have_their_keys_and_groups_one_cache() {
+        let file = r#"{"tenants": [{"name": "acme", "keys": ["k1", "k2"]}, {"name": "a", "keys": ["k3"], "group": "lab"},
+            {"name": "b", "keys": ["k4"], "group": "lab"}], "groups": [{"name": "lab"}]}"#;
+        let declared = Declared::parse(file, &|_| None).unwrap();
+        let tenants = Tenants::new(&["plain".into()], &declared, Some([1; 32])).unwrap();
+        let of = |key: &str| tenants.authenticate(&headers(&format!("Bearer {key}"))).unwrap();
+        assert_eq!(of("k1"), of("k2"), "two keys, one tenant");
+        assert_ne!(of("k3").id, of("k4").id);
+        assert_eq!(of("k3").secret, of("k4").secret, "one cache");
+        assert_eq!(tenants.cache_of(of("k3").id), tenants.cache_of(of("k4").id));
+        for (one, other) in [("k1", "k3"), ("k1", "plain"), ("plain", "k4")] {
+            assert_ne!(of(one).secret, of(other).secret, "{one} and {other}");
+            assert_ne!(tenants.cache_of(of(one).id), tenants.cache_of(of(other).id));
+        }
+        let other = Tenants::new(&[], &declared, Some([2; 32])).unwrap();
+        assert_ne!(other.authenticate(&headers("Bearer k3")).unwrap().secret, of("k3").secret);
+        let twice = Tenants::new(&["k4".into()], &declared, None).err().unwrap().to_string();
+        assert!(twice.contains("\"b\"") && twice.contains("twice"), "{twice}");
     }
 }

@@ -96,3 +96,28 @@ async fn usage_is_the_sum_of_the_tenants_own_responses() {
     assert_eq!(number(&two.get("/v1/usage").await.json()["kv"], "cached_byte_seconds"), 0.0);
     engine.stop();
 }
+
+#[tokio::test]
+async fn a_group_shares_what_it_caches_and_nobody_else_does() {
+    let engine = engine();
+    let file = r#"{"tenants": [{"name": "acme", "keys": ["k1"]}, {"name": "a", "keys": ["k2"], "group": "lab"},
+        {"name": "b", "keys": ["k3"], "group": "lab"}], "groups": [{"name": "lab"}]}"#;
+    let tenants = folio_server::Declared::parse(file, &|_| None).unwrap();
+    let config = ServerConfig { tenants, ..Default::default() };
+    let client = Client::with(config, app(Arc::new(engine.clone())));
+    let prompt = "y".repeat(100);
+    let cached = async |key: &str| {
+        let reply = client.key(key).complete(json!({"prompt": prompt, "max_tokens": 2})).await;
+        reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+    };
+    assert_eq!(cached("k2").await, 0);
+    assert!(cached("k3").await >= 96, "of one group");
+    assert_eq!(cached("k1").await, 0, "not of the group");
+    assert_eq!(client.complete(json!({"prompt": prompt})).await.status.as_u16(), 401, "keys are required");
+    let usage = async |key: &str| client.key(key).get("/v1/usage").await.json();
+    assert_eq!(usage("k2").await["cached_tokens"], 0, "tokens are each one's own");
+    assert!(usage("k3").await["cached_tokens"].as_u64().unwrap() >= 96);
+    let kv = usage("k3").await["kv"]["cached_bytes"].clone();
+    assert_eq!(usage("k2").await["kv"]["cached_bytes"], kv, "memory is the group's");
+    engine.stop();
+}

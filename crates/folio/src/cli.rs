@@ -182,6 +182,10 @@ pub struct ServeArgs {
     #[arg(long, env = "FOLIO_API_KEY_FILE", value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
 
+    /// JSON file of tenants: names, keys, weights, groups that share a cache (docs/tenants.md)
+    #[arg(long, env = "FOLIO_TENANTS", value_name = "FILE")]
+    pub tenants: Option<PathBuf>,
+
     /// Fail requests that take longer than this (504) [default: never]
     #[arg(long, env = "FOLIO_REQUEST_TIMEOUT", value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub request_timeout: Option<u64>,

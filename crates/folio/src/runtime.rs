@@ -13,7 +13,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use folio_engine::engine::EngineParts;
 use folio_engine::{EngineHandle, ModelExecutor, SchedulerConfig, SystemClock};
-use folio_kv::{CacheConfig, KvCache, LearnedLifetimes};
+use folio_kv::{CacheConfig, KvCache, LearnedLifetimes, TenantId};
 use folio_model::backend::{Backend, KvGroup};
 use folio_model::{Checkpoint, Config, LoadedModel};
 use folio_text::{ChatTemplate, TemplateSources, Tokenizer};
@@ -48,16 +48,16 @@ pub struct Runtime {
 
 impl Runtime {
     pub fn start(model: Option<&str>, args: &EngineArgs) -> Result<Self> {
-        Self::with(Loaded::open(model, args)?, args)
+        Self::serving(Loaded::open(model, args)?, args, Vec::new())
     }
 
-    /// Starts the engine; `args` are those the model was loaded with.
-    pub fn with(loaded: Loaded, args: &EngineArgs) -> Result<Self> {
+    /// Starts the engine; `args` are those the model was loaded with. Tenants without a weight have 1.
+    pub fn serving(loaded: Loaded, args: &EngineArgs, tenant_weights: Vec<(TenantId, u32)>) -> Result<Self> {
         let Loaded { weights, source, checkpoint, tokenizer, template } = loaded;
         let Weights { mut backend, model, format, quantized, mapped, unsaved } = weights;
         let threads = backend.threads();
         let max_model_len = u32::try_from(model.max_model_len).context("the model's context length")?;
-        let config = scheduler_config(args, max_model_len);
+        let config = SchedulerConfig { tenant_weights, ..scheduler_config(args, max_model_len) };
         // What is mapped counts as cache that could be dropped, but it will be read at every step.
         let free = memory::free().map(|free| free.without(backend.mapped_bytes()));
         let pool = memory::pool(&PoolRequest {

@@ -7,24 +7,27 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use folio_model::GenerationConfig;
-use folio_server::{App, Limits, ModelFacts, Parsers, SamplingDefaults, ServerConfig};
+use folio_server::{App, Declared, Limits, ModelFacts, Parsers, SamplingDefaults, ServerConfig};
 use folio_text::{ChatTemplate, ReasoningFormat, ToolFormat};
 
 use crate::cli::ServeArgs;
-use crate::runtime::Runtime;
+use crate::runtime::{Loaded, Runtime};
 
 pub fn run(args: &ServeArgs) -> Result<()> {
     let api_keys = api_keys(&args.api_key, args.api_key_file.as_deref())?;
-    let runtime = Runtime::start(args.model.as_deref(), &args.engine)?;
+    let declared = declared(args.tenants.as_deref())?;
+    let loaded = Loaded::open(args.model.as_deref(), &args.engine)?;
+    let runtime = Runtime::serving(loaded, &args.engine, declared.weights())?;
     runtime.report.print();
     let names = match args.served_model_name.as_slice() {
         [] => vec![runtime.name.clone()],
         names => names.to_vec(),
     };
-    let tenants = api_keys.len();
+    let (keys, named) = (api_keys.len(), declared.tenants.len());
     let config = ServerConfig {
         listen: SocketAddr::new(args.host, args.port),
         api_keys,
+        tenants: declared,
         limits: Limits {
             body_bytes: usize::try_from(args.max_body).context("--max-body")?,
             request_timeout: args.request_timeout.map(Duration::from_secs),
@@ -47,9 +50,11 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         eprintln!(
             "  {:<9} {}",
             "tenants",
-            match tenants {
-                0 => "one, without a key (give --api-key to require keys)".to_owned(),
-                n => format!("{n}, one for each API key"),
+            match (keys, named) {
+                (0, 0) => "one, without a key (give --api-key to require keys)".to_owned(),
+                (n, 0) => format!("{n}, one for each API key"),
+                (0, n) => format!("{n}, of the tenants file"),
+                (n, m) => format!("{}: {m} of the tenants file, one for each other API key", n + m),
             }
         );
         eprintln!(
@@ -59,10 +64,17 @@ pub fn run(args: &ServeArgs) -> Result<()> {
             parsers.reasoning.map_or("not told apart", |format| format.name)
         );
         eprintln!("\nlistening on http://{address}  (metrics at /metrics, Ctrl-C to stop)\n");
-        eprintln!("{}", curl(address, &names[0], chat, tenants > 0));
+        eprintln!("{}", curl(address, &names[0], chat, keys + named > 0));
     })?;
     runtime.engine.join();
     Ok(())
+}
+
+/// The tenants file, if there is one.
+fn declared(file: Option<&Path>) -> Result<Declared> {
+    let Some(path) = file else { return Ok(Declared::default()) };
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    Declared::parse(&text, &|name| std::env::var(name).ok()).with_context(|| path.display().to_string())
 }
 
 /// How the model's answers are read: as asked, else as its chat template says.
@@ -192,6 +204,19 @@ mod tests {
         for format in folio_text::TOOL_FORMATS {
             assert_eq!(names(&["--tool-call-parser", format.name]).0, Some(format.name));
         }
+    }
+
+    #[test]
+    fn a_tenants_file_is_read_and_its_mistakes_name_it() {
+        assert_eq!(declared(None).expect("none"), Declared::default());
+        let folder = tempfile::tempdir().expect("folder");
+        let file = folder.path().join("tenants.json");
+        std::fs::write(&file, r#"{"tenants": [{"name": "a", "keys": ["k"], "weight": 4}]}"#).expect("file");
+        assert_eq!(declared(Some(&file)).expect("valid").weights()[0].1, 4);
+        std::fs::write(&file, r#"{"tenants": [{"name": "a", "keys": ["k"], "wait": 4}]}"#).expect("file");
+        let error = format!("{:#}", declared(Some(&file)).expect_err("refused"));
+        assert!(error.contains("tenants.json") && error.contains("wait"), "{error}");
+        assert!(declared(Some(&folder.path().join("none"))).is_err());
     }
 
     #[test]
