@@ -18,6 +18,14 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3Config,
+    Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -36,6 +44,8 @@ ROOT = Path(__file__).resolve().parent.parent / "crates/folio-model/tests/fixtur
 STEPS = 64
 # Smallest gap between the best two logits of a greedy step, relative to the largest logit.
 MARGIN = 0.01
+# The same for families whose fixtures take long to search for: still twenty times what logits may differ by.
+SMALL_MARGIN = 0.002
 DISTINCT = 24
 
 VOCAB = 199  # a prime: nothing divides it
@@ -78,7 +88,8 @@ FAMILIES = {
                         rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=4.0)),
                    torch.float16, dict(old=True)),
     "mistral": (MistralConfig, MistralForCausalLM,
-                base(num_key_value_heads=2, head_dim=20, sliding_window=128, rope_theta=1000000.0), torch.bfloat16, {}),
+                base(num_key_value_heads=2, head_dim=20, sliding_window=20, rope_theta=1000000.0), torch.bfloat16,
+                dict(cases=[(70, None)])),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM,
               base(num_key_value_heads=2, rope_theta=1000000.0, rms_norm_eps=1e-6), torch.float16, dict(shard="60KB")),
     "qwen2_yarn": (Qwen2Config, Qwen2ForCausalLM,
@@ -89,6 +100,10 @@ FAMILIES = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM,
               base(num_key_value_heads=1, num_attention_heads=3, head_dim=32, rope_theta=1000000.0, rms_norm_eps=1e-6,
                    tie_word_embeddings=True), torch.bfloat16, {}),
+    "qwen3_window": (Qwen3Config, Qwen3ForCausalLM,
+                     base(num_key_value_heads=2, head_dim=16, num_hidden_layers=3, rms_norm_eps=1e-6,
+                          use_sliding_window=True, sliding_window=9, max_window_layers=1), torch.float16,
+                     dict(cases=[(64, None)], drop=["layer_types"])),
     "smollm2": (LlamaConfig, LlamaForCausalLM,
                 base(num_key_value_heads=1, num_attention_heads=3, hidden_size=72, rope_theta=130000.0,
                      tie_word_embeddings=True), torch.bfloat16, {}),
@@ -106,6 +121,38 @@ FAMILIES = {
                                             short_factor=[1.0 + 0.05 * i for i in range(PHI4_HALF)],
                                             long_factor=[1.0 + 0.9 * i for i in range(PHI4_HALF)])),
                   torch.bfloat16, dict(cases=[(100, None), (23, 96)])),
+    "gemma2": (Gemma2Config, Gemma2ForCausalLM,
+               base(num_key_value_heads=2, hidden_size=56, head_dim=16, num_hidden_layers=4, intermediate_size=72,
+                    query_pre_attn_scalar=24, sliding_window=12, attn_logit_softcapping=4.0, final_logit_softcapping=2.5),
+               torch.bfloat16, dict(margin=SMALL_MARGIN, cases=[(70, None)], drop=["layer_types", "tie_word_embeddings"])),
+    "gemma3_text": (Gemma3TextConfig, Gemma3ForCausalLM,
+                    base(num_key_value_heads=1, hidden_size=56, head_dim=16, num_hidden_layers=4, intermediate_size=72,
+                         query_pre_attn_scalar=24, sliding_window=17,
+                         layer_types=["sliding_attention"] * 2 + ["full_attention", "sliding_attention"],
+                         rope_parameters=dict(
+                             full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1000000.0),
+                             sliding_attention=dict(rope_type="default", rope_theta=10000.0))),
+                    torch.bfloat16, dict(margin=SMALL_MARGIN, cases=[(75, None)])),
+    # The text part of a multimodal checkpoint, in the style of the first ones on the hub.
+    "gemma3": (Gemma3Config, Gemma3ForConditionalGeneration,
+               dict(text_config=base(num_key_value_heads=4, num_attention_heads=8, hidden_size=40, head_dim=8,
+                                     num_hidden_layers=3, intermediate_size=64, query_pre_attn_scalar=8, sliding_window=11,
+                                     sliding_window_pattern=2,
+                                     rope_parameters=dict(
+                                         full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1000000.0),
+                                         sliding_attention=dict(rope_type="default", rope_theta=10000.0))),
+                    vision_config=dict(model_type="siglip_vision_model", hidden_size=16, intermediate_size=16,
+                                       num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4),
+                    mm_tokens_per_image=4, image_token_index=190, boi_token_index=191, eoi_token_index=192,
+                    bos_token_id=1, eos_token_id=2, pad_token_id=0),
+               torch.bfloat16, dict(margin=SMALL_MARGIN, cases=[(66, None)], nested=True)),
+    "gpt_oss": (GptOssConfig, GptOssForCausalLM,
+                base(num_key_value_heads=2, hidden_size=32, head_dim=16, num_hidden_layers=3, intermediate_size=24,
+                     sliding_window=10, num_local_experts=6, num_experts_per_tok=2, swiglu_limit=1.5,
+                     tie_word_embeddings=False,
+                     rope_parameters=dict(rope_type="yarn", rope_theta=150000.0, factor=4.0, beta_fast=32.0, beta_slow=1.0,
+                                          truncate=False, original_max_position_embeddings=64)),
+                torch.bfloat16, dict(margin=SMALL_MARGIN, cases=[(72, None)], old=True)),
 }
 
 
@@ -115,17 +162,30 @@ def randomize(model, seed):
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if "norm" in name:
-                parameter.copy_(1.0 + 0.2 * noise)
+            if "Gemma" in type(model).__name__ and name.endswith(("model.norm.weight", "language_model.norm.weight")):
+                # Of either sign: with a tied matrix the last token would only be repeated otherwise.
+                parameter.copy_(noise - 1.0)
+            elif "norm" in name:
+                # Gemma stores what is added to one.
+                parameter.copy_(0.2 * noise if "Gemma" in type(model).__name__ else 1.0 + 0.2 * noise)
+            elif name.endswith("sinks"):
+                parameter.copy_(1.0 + noise)
             elif name.endswith("bias"):
                 parameter.copy_(0.3 * noise)
+            elif "experts" in name:
+                parameter.copy_(noise * (1.6 / parameter.shape[1] ** 0.5))
+            elif hasattr(model.config, "text_config") and "language_model" not in name:
+                parameter.copy_(0.1 * noise)
+            elif "embed_tokens" in name and "Gemma" in type(model).__name__:
+                # Scaled by the root of the width.
+                parameter.copy_(0.25 * noise)
             elif "embed_tokens" in name or "lm_head" in name:
                 parameter.copy_(0.6 * noise)
             else:
                 parameter.copy_(noise * (1.6 / parameter.shape[1] ** 0.5))
 
 
-def greedy(model, prompt):
+def greedy(model, prompt, smallest=MARGIN):
     """Greedy tokens, and the smallest relative margin."""
     ids, margin = list(prompt), 1.0
     with torch.no_grad():
@@ -136,7 +196,7 @@ def greedy(model, prompt):
             past, logits = out.past_key_values, out.logits[0, -1]
             top = logits.topk(2)
             margin = min(margin, float((top.values[0] - top.values[1]) / logits.abs().max()))
-            if margin < MARGIN:
+            if margin < smallest:
                 return ids[len(prompt):], margin
             ids.append(int(top.indices[0]))
             step = torch.tensor([[ids[-1]]])
@@ -146,9 +206,11 @@ def greedy(model, prompt):
 def make(name):
     config_class, model_class, settings, dtype, options = FAMILIES[name]
     cases = options.get("cases", [(23, None)])
+    smallest = options.get("margin", MARGIN)
     for seed in range(10000):
         config = config_class(**json.loads(json.dumps(settings)))
         config._attn_implementation = "eager"
+        config._experts_implementation = "eager"
         model = model_class(config).eval()
         randomize(model, seed)
         # What is stored decides: round once, compute in float32 from the rounded weights. Not `model.to(dtype)`, which
@@ -156,12 +218,16 @@ def make(name):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.copy_(parameter.to(dtype).to(torch.float32))
+            # A model that runs in its own type scales embeddings by a number of that type.
+            for module in model.modules():
+                if hasattr(module, "embed_scale"):
+                    module.embed_scale.copy_(module.embed_scale.to(dtype).to(torch.float32))
         found = []
         for case, (length, max_model_len) in enumerate(cases):
             generator = torch.Generator().manual_seed(1000 * seed + case)
             prompt = torch.randint(3, VOCAB, (length,), generator=generator).tolist()
-            tokens, margin = greedy(model, prompt)
-            if margin < MARGIN or len(set(tokens)) < DISTINCT:
+            tokens, margin = greedy(model, prompt, smallest)
+            if margin < smallest or len(set(tokens)) < DISTINCT:
                 break
             found.append((prompt, tokens, margin, max_model_len))
         else:
@@ -198,6 +264,16 @@ def rewrite_config(path, dtype, options):
     config = json.loads(path.read_text())
     config["dtype"] = str(dtype).removeprefix("torch.")
     config.pop("transformers_version", None)
+    if options.get("nested"):
+        text = config["text_config"]
+        rope = text.pop("rope_parameters")
+        text["rope_theta"] = rope["full_attention"]["rope_theta"]
+        text["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        text["rope_scaling"] = dict(rope_type="linear", factor=rope["full_attention"]["factor"])
+        text["sliding_window_pattern"] = text.pop("_sliding_window_pattern", 2)
+        # What the first checkpoints leave to the family's defaults.
+        for field in ["layer_types", "num_attention_heads", "num_key_value_heads", "tie_word_embeddings"]:
+            text.pop(field, None)
     if options.get("old"):
         rope = config.pop("rope_parameters")
         config["rope_theta"] = rope.pop("rope_theta")

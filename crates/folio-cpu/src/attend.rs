@@ -6,8 +6,9 @@
 //! For each chunk, in steps of [`STEP`] keys: scores (one chain over the dimensions per key, times the scale), maximum,
 //! rescale of sum and accumulator (always, also by one), exponentials, sum over the fixed tree, values (one chain over the
 //! positions per dimension). A masked key is replaced by minus infinity *by position* before anything is derived from it,
-//! and its value is never multiplied: the chain of a row ends at its own position. A step with no key for a row is skipped
-//! for that row. So stale bytes, even NaN, are read at most into lanes that are thrown away.
+//! and its value is never multiplied: the chain of a row begins with its window and ends at its own position. A step with no
+//! key for a row is skipped for that row, and so is a chunk. So stale bytes, even NaN, are read at most into lanes that are
+//! thrown away, and blocks that were given back (holes) not at all.
 //!
 //! Prefill and decode run this same code; a tile only decides how many rows share one pass over K and V.
 //!
@@ -17,12 +18,14 @@
 mod floats;
 mod integers;
 
-use folio_model::backend::KvFormat;
+use std::ops::Range;
+
+use folio_model::backend::{HOLE, KvFormat};
 
 use crate::attention::Shape;
 use crate::kv::{GROUP, KvCache, rotate};
 use crate::memory::Rows;
-use crate::simd::{Isa, LANES, Simd, Task, dispatch, exp, exp_one, ints};
+use crate::simd::{Isa, LANES, Simd, Task, dispatch, exp, exp_one, ints, tanh};
 use floats::{KvBf16, KvF16, KvF32, KvFp8, OfFloats};
 use integers::{Int4, Int8, OfIntegers};
 
@@ -32,6 +35,27 @@ pub(crate) const CHUNK: usize = 256;
 pub(crate) const STEP: usize = 32;
 /// Rows that pass over a step of keys together.
 const ROWS: usize = 6;
+
+/// How many positions a row attends to, its own among them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Window(pub(crate) usize);
+
+impl Window {
+    pub(crate) fn of(window: Option<u32>) -> Self {
+        Self(window.map_or(usize::MAX, |tokens| tokens as usize))
+    }
+
+    /// First position that a row at `position` attends to.
+    #[inline(always)]
+    pub(crate) fn first(self, position: usize) -> usize {
+        (position + 1).saturating_sub(self.0)
+    }
+
+    /// Last position whose row attends to `position`.
+    fn last_reader(self, position: usize) -> usize {
+        position.saturating_add(self.0 - 1)
+    }
+}
 
 /// Consecutive query tokens of one sequence and one KV head. Row `r` is token `r / group`, query head
 /// `kv_head * group + r % group`.
@@ -63,6 +87,10 @@ pub(crate) struct Attend<'a> {
     pub(crate) isa: Isa,
     pub(crate) shape: Shape,
     pub(crate) scale: f32,
+    pub(crate) softcap: Option<f32>,
+    pub(crate) window: Window,
+    /// One per query head.
+    pub(crate) sinks: Option<&'a [f32]>,
     pub(crate) cache: &'a KvCache,
     /// The cache group: which of a sequence's block tables is meant.
     pub(crate) group: usize,
@@ -137,19 +165,35 @@ impl Attend<'_> {
         }
     }
 
-    /// Rows of the tile that attend to `position` or later: a suffix.
+    /// First row of the tile at `position` or later.
     fn first_row_at(&self, tile: &Tile, position: usize) -> usize {
         position.saturating_sub(tile.first_position).min(tile.tokens) * self.shape.group()
     }
 
-    /// Merges the result of `chunk` (not the first) into the triples of the chunks before it.
+    /// First row of the tile that does not read `position`, because that is behind its window.
+    fn first_row_past(&self, tile: &Tile, position: usize) -> usize {
+        self.first_row_at(tile, self.window.last_reader(position).saturating_add(1))
+    }
+
+    /// Rows of the tile that attend to some position of `chunk`.
+    fn rows_of(&self, tile: &Tile, chunk: usize) -> Range<usize> {
+        let (start, end) = (chunk * CHUNK, (chunk + 1) * CHUNK);
+        self.first_row_at(tile, start)..self.first_row_past(tile, end - 1)
+    }
+
+    /// Merges the result of `chunk` into the triples of the chunks before it; for rows that attend to none before it, it is
+    /// the first triple.
     ///
     /// # Safety
     /// Both partials hold the tile; `whole` is this worker's.
     pub(crate) unsafe fn merge(&self, tile: &Tile, chunk: usize, whole: Partial, part: Partial) {
-        let rows = self.first_row_at(tile, chunk * CHUNK)..tile.tokens * self.shape.group();
+        let rows = self.rows_of(tile, chunk);
+        let fresh = match chunk * CHUNK {
+            0 => rows.start,
+            start => self.first_row_past(tile, start - 1),
+        };
         let stride = self.shape.stride();
-        dispatch(self.isa, Merge { rows, stride, whole, part });
+        dispatch(self.isa, Merge { rows, fresh, stride, whole, part });
     }
 
     /// Divides by the sums and writes the output rows.
@@ -163,11 +207,21 @@ impl Attend<'_> {
             let (token, head) = (r / group, tile.kv_head * group + r % group);
             // SAFETY: the contract of this function.
             unsafe {
-                let sum = *whole.sum.add(r);
+                let (max, sum) = (*whole.max.add(r), *whole.sum.add(r));
                 let from = whole.acc.add(r * self.shape.stride());
                 let to = self.out.row(tile.first_row + token).add(head * dim);
-                for d in 0..dim {
-                    *to.add(d) = *from.add(d) / sum;
+                match self.sinks {
+                    None => {
+                        for d in 0..dim {
+                            *to.add(d) = *from.add(d) / sum;
+                        }
+                    }
+                    Some(sinks) => {
+                        let (factor, sum) = dispatch(self.isa, Sink { sink: sinks[head], max, sum });
+                        for d in 0..dim {
+                            *to.add(d) = *from.add(d) * factor / sum;
+                        }
+                    }
                 }
                 if rotated {
                     rotate(std::slice::from_raw_parts_mut(to, dim));
@@ -177,8 +231,28 @@ impl Attend<'_> {
     }
 }
 
+/// The sink as one more key, after all others, whose value is zero: the factor for the accumulator, and the sum with it.
+struct Sink {
+    sink: f32,
+    max: f32,
+    sum: f32,
+}
+
+impl Task for Sink {
+    type Output = (f32, f32);
+
+    #[inline(always)]
+    fn run<S: Simd>(self) -> (f32, f32) {
+        let max = if self.max > self.sink { self.max } else { self.sink };
+        let factor = exp_one::<S>(self.max - max);
+        (factor, self.sum.mul_add(factor, exp_one::<S>(self.sink - max)))
+    }
+}
+
 struct Merge {
-    rows: std::ops::Range<usize>,
+    rows: Range<usize>,
+    /// First row for which `part` is all there is so far.
+    fresh: usize,
     stride: usize,
     whole: Partial,
     part: Partial,
@@ -192,6 +266,15 @@ impl Task for Merge {
         for r in self.rows.clone() {
             // SAFETY: the contract of `Attend::merge`.
             unsafe {
+                if r >= self.fresh {
+                    *self.whole.max.add(r) = *self.part.max.add(r);
+                    *self.whole.sum.add(r) = *self.part.sum.add(r);
+                    for d in (0..self.stride).step_by(LANES) {
+                        let from = self.part.acc.add(r * self.stride + d);
+                        S::store(self.whole.acc.add(r * self.stride + d), S::load(from));
+                    }
+                    continue;
+                }
                 let (m, n) = (*self.whole.max.add(r), *self.part.max.add(r));
                 let max = if m > n { m } else { n };
                 let (a, b) = (exp_one::<S>(m - max), exp_one::<S>(n - max));
@@ -237,8 +320,22 @@ struct Weights<const R: usize> {
     p: [[f32; STEP]; R],
     /// For what the row has accumulated so far.
     factor: [f32; R],
-    /// Keys that the row attends to. Ascending.
-    valid: [usize; R],
+    /// Keys that the row attends to. Both ends ascend from row to row.
+    valid: [Keys; R],
+}
+
+/// Keys of a step, counted from its first. None where `from` is not below `to`.
+#[derive(Clone, Copy)]
+struct Keys {
+    from: usize,
+    to: usize,
+}
+
+impl Keys {
+    #[inline(always)]
+    fn are_none(self) -> bool {
+        self.from >= self.to
+    }
 }
 
 /// How the keys and values of a format are read, with one instruction set.
@@ -271,15 +368,18 @@ struct Chunk<'a> {
 }
 
 impl Chunk<'_> {
-    /// Keys and values of the group at `position`. Past the end of the table, positions that every row masks, the last
-    /// block is read instead.
+    /// Keys and values of the group at `position`. Past the end of the table and in a hole, at positions that every row
+    /// masks, another block is read instead.
     #[inline(always)]
     fn group(&self, position: usize) -> Place {
         let (cache, tile) = (self.attend.cache, self.tile);
         let tokens = cache.block_tokens;
         let start = tile.blocks_start + self.attend.group * tile.blocks_len;
         let table = &self.attend.blocks[start..start + tile.blocks_len];
-        let block = table[(position / tokens).min(table.len() - 1)];
+        let block = match table[(position / tokens).min(table.len() - 1)] {
+            HOLE => table[tile.first_position / tokens],
+            block => block,
+        };
         let page = cache.page(block, self.attend.layer, tile.kv_head).cast_const();
         let (layer, token) = (self.attend.layer, position % tokens);
         let keys = page.wrapping_add(token * cache.code_bytes(layer));
@@ -303,9 +403,12 @@ impl Chunk<'_> {
 
     /// Keys of the step that row `row` attends to.
     #[inline(always)]
-    fn valid(&self, row: usize, base: usize) -> usize {
+    fn valid(&self, row: usize, base: usize) -> Keys {
         let position = self.tile.first_position + row / self.attend.shape.group();
-        (position + 1).saturating_sub(base).min(STEP)
+        Keys {
+            from: self.attend.window.first(position).saturating_sub(base).min(STEP),
+            to: (position + 1).saturating_sub(base).min(STEP),
+        }
     }
 
     /// `R` rows from `first` over one step.
@@ -319,7 +422,8 @@ impl Chunk<'_> {
             factor: [1f32; R],
             valid: std::array::from_fn(|r| self.valid(first + r, step.base)),
         };
-        if weights.valid[R - 1] == 0 {
+        // The last row is before the step, or its window of the first row behind it.
+        if weights.valid[R - 1].to == 0 || weights.valid[0].from == STEP {
             return;
         }
         // SAFETY: the contract of this function; `p` is one step wide.
@@ -327,7 +431,7 @@ impl Chunk<'_> {
             K::scores(self, step, first, &mut weights.p);
             for r in 0..R {
                 let valid = weights.valid[r];
-                if valid > 0 {
+                if !valid.are_none() {
                     weights.factor[r] = self.softmax::<K::S>(&mut weights.p[r], valid, first + r);
                 }
             }
@@ -340,15 +444,22 @@ impl Chunk<'_> {
     /// # Safety
     /// The contract of [`Attend::chunk`].
     #[inline(always)]
-    unsafe fn softmax<S: Simd>(&self, p: &mut [f32; STEP], valid: usize, row: usize) -> f32 {
+    unsafe fn softmax<S: Simd>(&self, p: &mut [f32; STEP], Keys { from, to }: Keys, row: usize) -> f32 {
         let masked = S::splat(f32::NEG_INFINITY);
         let scale = S::splat(self.attend.scale);
         // SAFETY: `p` holds two vectors; the row is inside the partial.
         unsafe {
             let at = p.as_mut_ptr();
-            let low = S::select_first(valid, S::mul(S::load(at), scale), masked);
-            let high = S::mul(S::load(at.add(LANES)), scale);
-            let high = S::select_first(valid.saturating_sub(LANES), high, masked);
+            let (mut low, mut high) = (S::mul(S::load(at), scale), S::mul(S::load(at.add(LANES)), scale));
+            if let Some(cap) = self.attend.softcap {
+                let cap = S::splat(cap);
+                low = S::mul(cap, tanh::<S>(S::div(low, cap)));
+                high = S::mul(cap, tanh::<S>(S::div(high, cap)));
+            }
+            let low = S::select_first(to, low, masked);
+            let high = S::select_first(to.saturating_sub(LANES), high, masked);
+            let low = S::select_first(from, masked, low);
+            let high = S::select_first(from.saturating_sub(LANES), masked, high);
             let (max, sum) = (self.result.max.add(row), self.result.sum.add(row));
             let old = *max;
             let step_max = S::max_lane(S::max(low, high));
@@ -373,16 +484,18 @@ impl Chunk<'_> {
         let stride = self.attend.shape.stride();
         let start = self.chunk * CHUNK;
         let end = (start + CHUNK).min(self.tile.first_position + self.tile.tokens);
+        // Steps before the window of the first row are before those of all.
+        let first = start.max(self.attend.window.first(self.tile.first_position) / STEP * STEP);
         // SAFETY: the contract of this function.
         unsafe {
-            for r in self.attend.first_row_at(self.tile, start)..rows {
+            for r in self.attend.rows_of(self.tile, self.chunk) {
                 *self.result.max.add(r) = f32::NEG_INFINITY;
                 *self.result.sum.add(r) = 0.0;
                 for d in (0..stride).step_by(LANES) {
                     K::S::store(self.result.acc.add(r * stride + d), K::S::splat(0.0));
                 }
             }
-            for base in (start..end).step_by(STEP) {
+            for base in (first..end).step_by(STEP) {
                 let step = self.step(base);
                 for (first, count) in Attend::passes(rows) {
                     match count {

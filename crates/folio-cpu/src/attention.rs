@@ -2,13 +2,15 @@
 //!
 //! Owns: cutting a step into work items, partial results, the order of merging. Must never: let that cut touch a bit.
 //!
+//! Layers with different windows attend to different chunks, so there is a plan for each window.
+//!
 //! An item is a tile of query tokens of one sequence, times the query heads that share one KV head (so K and V are read
 //! once for all of them), over a range of chunks. Positions are cut into absolute chunks of [`CHUNK`]; a chunk's result for a
 //! row is a triple (maximum, sum, accumulator) that depends on that row and the chunk alone. Triples are merged in
 //! ascending order of chunks, whether one worker computed them one after the other or many did and a second pass merges.
 //! When there are too few items for the workers, they are cut by chunks.
 
-use crate::attend::{Attend, CHUNK, Partial, Tile};
+use crate::attend::{Attend, CHUNK, Partial, Tile, Window};
 use crate::simd::LANES;
 use folio_model::backend::{Batch, Span};
 use folio_model::program::AttentionSpec;
@@ -25,13 +27,14 @@ const ITEMS_PER_WORKER: usize = 4;
 pub(crate) struct Item {
     pub(crate) tile: Tile,
     pub(crate) chunks: std::ops::Range<usize>,
-    /// First partial of the tile, if its chunks are spread over several items.
-    pub(crate) partials: Option<usize>,
+    /// Where the partial of the tile's first chunk lies, and which chunk that is, if its chunks are spread over several items.
+    pub(crate) partials: Option<(usize, usize)>,
 }
 
-/// The items of one step: the same for every layer.
-#[derive(Debug, Default)]
+/// The items of one step: the same for every layer with this window.
+#[derive(Debug)]
 pub(crate) struct AttentionPlan {
+    pub(crate) window: Window,
     pub(crate) items: Vec<Item>,
     /// Tiles whose partials must be merged: all chunks, and the first partial.
     pub(crate) merges: Vec<Item>,
@@ -100,6 +103,10 @@ impl Shape {
 }
 
 impl AttentionPlan {
+    pub(crate) fn new(window: Window) -> Self {
+        Self { window, items: Vec::new(), merges: Vec::new(), used: 0 }
+    }
+
     /// Room for any batch of `max_rows` rows, so that planning allocates nothing.
     pub(crate) fn reserve(&mut self, max_rows: usize, shape: &Shape) {
         let cut = ITEMS_PER_WORKER * shape.workers;
@@ -149,20 +156,22 @@ impl AttentionPlan {
     }
 
     fn plan_tile(&mut self, tile: Tile, shape: &Shape, pieces: usize) {
-        let chunks = (tile.first_position + tile.tokens).div_ceil(CHUNK);
+        let first = self.window.first(tile.first_position) / CHUNK;
+        let end = (tile.first_position + tile.tokens).div_ceil(CHUNK);
+        let chunks = end - first;
         let pieces = pieces.min(chunks);
         let values = chunks * shape.partial_values(tile.tokens * shape.group());
         if pieces == 1 || self.used + values > shape.partial_limit() {
-            self.items.push(Item { tile, chunks: 0..chunks, partials: None });
+            self.items.push(Item { tile, chunks: first..end, partials: None });
             return;
         }
-        let partials = Some(self.used);
+        let partials = Some((self.used, first));
         self.used += values;
         for piece in 0..pieces {
-            let range = chunks * piece / pieces..chunks * (piece + 1) / pieces;
+            let range = first + chunks * piece / pieces..first + chunks * (piece + 1) / pieces;
             self.items.push(Item { tile: tile.clone(), chunks: range, partials });
         }
-        self.merges.push(Item { tile, chunks: 0..chunks, partials });
+        self.merges.push(Item { tile, chunks: first..end, partials });
     }
 }
 
@@ -186,7 +195,7 @@ impl Attend<'_> {
                     Some(first) => {
                         self.chunk(&item.tile, scratch, chunk, self.shared_partial(first, chunk, rows))
                     }
-                    None if chunk == 0 => self.chunk(&item.tile, scratch, chunk, whole),
+                    None if chunk == item.chunks.start => self.chunk(&item.tile, scratch, chunk, whole),
                     None => {
                         self.chunk(&item.tile, scratch, chunk, chunk_result);
                         self.merge(&item.tile, chunk, whole, chunk_result);
@@ -206,7 +215,7 @@ impl Attend<'_> {
     pub(crate) unsafe fn merge_tile(&self, item: &Item) {
         let Some(first) = item.partials else { return };
         let rows = item.tile.tokens * self.shape.group();
-        let whole = self.shared_partial(first, 0, rows);
+        let whole = self.shared_partial(first, item.chunks.start, rows);
         // SAFETY: the contract of this function.
         unsafe {
             for chunk in item.chunks.clone().skip(1) {
@@ -216,8 +225,9 @@ impl Attend<'_> {
         }
     }
 
-    fn shared_partial(&self, first: usize, chunk: usize, rows: usize) -> Partial {
-        self.partial(self.partials.wrapping_add(first + chunk * self.shape.partial_values(rows)), rows)
+    fn shared_partial(&self, (at, first): (usize, usize), chunk: usize, rows: usize) -> Partial {
+        let at = at + (chunk - first) * self.shape.partial_values(rows);
+        self.partial(self.partials.wrapping_add(at), rows)
     }
 
     fn partial(&self, start: *mut f32, rows: usize) -> Partial {

@@ -6,6 +6,7 @@
 use folio_model::backend::{Backend, BackendError, Batch, KvLayout, TensorView};
 use folio_model::program::{MatrixId, Op, Program, VectorId};
 
+use crate::attend::Window;
 use crate::attention::{AttentionPlan, Shape};
 use crate::check::{self, BatchCheck, ProgramCheck};
 use crate::error::CpuError;
@@ -59,7 +60,8 @@ struct Model {
     program: Program,
     buffers: Buffers,
     shape: Shape,
-    plan: AttentionPlan,
+    /// One for each window.
+    plans: Vec<AttentionPlan>,
     places: Vec<RowPlace>,
     max_rows: usize,
     max_logit_rows: usize,
@@ -197,8 +199,14 @@ impl Backend for CpuBackend {
         let shape = program.attention.first().map(|spec| Shape::of(spec, workers, max_position));
         let shape = shape.unwrap_or(Shape { max_position, ..Shape::default() });
         let buffers = self.buffers(&program, &shape, max_rows, max_logit_rows).map_err(device)?;
-        let mut plan = AttentionPlan::default();
-        plan.reserve(max_rows, &shape);
+        let mut plans: Vec<AttentionPlan> = Vec::new();
+        for spec in &program.attention {
+            let window = Window::of(spec.window);
+            if plans.iter().all(|plan| plan.window != window) {
+                plans.push(AttentionPlan::new(window));
+            }
+        }
+        plans.iter_mut().for_each(|plan| plan.reserve(max_rows, &shape));
         let tables = program.body.iter().filter_map(|op| match op {
             Op::Embed { table, .. } => Some(self.matrices[table.0 as usize].rows),
             _ => None,
@@ -206,7 +214,7 @@ impl Backend for CpuBackend {
         let vocabulary = tables.min().unwrap_or(usize::MAX);
         let places = Vec::with_capacity(max_rows);
         self.model =
-            Some(Model { program, buffers, shape, plan, places, max_rows, max_logit_rows, vocabulary });
+            Some(Model { program, buffers, shape, plans, places, max_rows, max_logit_rows, vocabulary });
         Ok(())
     }
 
@@ -244,7 +252,7 @@ impl Backend for CpuBackend {
         }
         .all(batch)?;
         model.place(batch, block_tokens);
-        model.plan.plan(batch, &model.shape);
+        model.plans.iter_mut().for_each(|plan| plan.plan(batch, &model.shape));
         for claims in &model.buffers.claims {
             claims.reset();
         }
@@ -256,7 +264,7 @@ impl Backend for CpuBackend {
             buffers: &model.buffers,
             shape: model.shape,
             caches: &self.caches,
-            plan: &model.plan,
+            plans: &model.plans,
             places: &model.places,
             batch,
         };

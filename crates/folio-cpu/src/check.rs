@@ -176,6 +176,12 @@ impl ProgramCheck<'_> {
             for norm in [spec.q_norm, spec.k_norm].into_iter().flatten() {
                 self.vector(norm, spec.head_dim)?;
             }
+            if let Some(sinks) = spec.sinks {
+                self.vector(sinks, spec.heads)?;
+            }
+            if spec.window == Some(0) {
+                return Err("a window of no tokens".to_owned());
+            }
         }
         Ok(())
     }
@@ -216,6 +222,9 @@ pub(crate) fn layout(layout: &KvLayout, blocks: &[usize], program: &Program) -> 
         }
         if spec.layer as usize >= group.layers() {
             return fail("the model has more layers");
+        }
+        if !group.kind.holds(spec.window) {
+            return fail("the group gives back what the layer still reads");
         }
     }
     Ok(())

@@ -112,7 +112,7 @@ pub(crate) fn rotate(head: &mut [f32], table: &[f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::{Isa, dispatch};
+    use crate::simd::{Isa, dispatch, tanh};
 
     fn inputs(n: usize, scale: f32) -> Vec<f32> {
         (0..n).map(|i| (((i * 7919 + 13) % 1009) as f32 / 504.5 - 1.0) * scale).collect()
@@ -196,6 +196,35 @@ mod tests {
         let corners = &got[16_000..16_008];
         assert_eq!(&corners[..5], &[1.0, 1.0, 0.0, 0.0, -1.0], "the fifth is NaN");
         assert!(corners[5].is_finite() && corners[7] == 0.0);
+    }
+
+    struct Tanh(Vec<f32>);
+
+    impl Task for Tanh {
+        type Output = Vec<f32>;
+        #[inline(always)]
+        fn run<S: Simd>(mut self) -> Vec<f32> {
+            for v in self.0.as_chunks_mut::<LANES>().0 {
+                // SAFETY: 16 values.
+                unsafe { S::store(v.as_mut_ptr(), tanh::<S>(S::load(v.as_ptr()))) }
+            }
+            self.0
+        }
+    }
+
+    #[test]
+    fn tanh_is_the_same_everywhere_and_accurate() {
+        let mut x: Vec<f32> = (0..16_000).map(|i| i as f32 * 0.00125 - 10.0).collect();
+        x.extend([0.0, f32::NEG_INFINITY, f32::INFINITY, f32::NAN, 1e-20, -1e30, 1e30, -0.625]);
+        x.resize(x.len().next_multiple_of(LANES), 1.0);
+        let got = agree("tanh", |isa| {
+            dispatch(isa, Tanh(x.clone())).iter().map(|t| if t.is_nan() { -9.0 } else { *t }).collect()
+        });
+        for (x, t) in x.iter().zip(&got).filter(|(x, _)| !x.is_nan()) {
+            let want = f64::from(*x).tanh();
+            assert!((f64::from(*t) - want).abs() <= 2e-7 * want.abs().max(1e-20), "tanh({x}) = {t}");
+        }
+        assert_eq!(&got[16_000..16_004], &[0.0, -1.0, 1.0, -9.0], "the fourth is NaN");
     }
 
     #[test]

@@ -8,7 +8,7 @@
 use folio_model::backend::Batch;
 use folio_model::program::{AttentionSpec, Buf, MatrixId, Op, Program, VectorId};
 
-use crate::attend::Attend;
+use crate::attend::{Attend, Window};
 use crate::attention::{AttentionPlan, Shape};
 use crate::groups::Groups;
 use crate::kv::KvCache;
@@ -61,7 +61,8 @@ pub(crate) struct Step<'a> {
     pub(crate) buffers: &'a Buffers,
     pub(crate) shape: Shape,
     pub(crate) caches: &'a [KvCache],
-    pub(crate) plan: &'a AttentionPlan,
+    /// One for each window.
+    pub(crate) plans: &'a [AttentionPlan],
     pub(crate) places: &'a [RowPlace],
     pub(crate) batch: &'a Batch,
 }
@@ -219,10 +220,17 @@ impl Step<'_> {
     }
 
     fn attention(&self, worker: &Worker<'_>, qkv: Rows, spec: &AttentionSpec, out: Rows, claims: &[Claims]) {
+        let window = Window::of(spec.window);
+        let Some(plan) = self.plans.iter().find(|plan| plan.window == window) else {
+            unreachable!("a plan is made for every window of the program")
+        };
         let attend = Attend {
             isa: self.isa,
             shape: self.shape,
             scale: spec.scale,
+            softcap: spec.softcap,
+            window,
+            sinks: spec.sinks.map(|id| self.vector(id)),
             cache: &self.caches[spec.group as usize],
             group: spec.group as usize,
             layer: spec.layer,
@@ -232,18 +240,18 @@ impl Step<'_> {
             partials: self.buffers.partials.view().row(0),
         };
         let scratch = self.buffers.scratch[worker.index()].view().row(0);
-        while let Some(mut range) = claims[0].next(self.plan.items.len(), 1) {
-            let item = &self.plan.items[range.next().unwrap_or_default()];
+        while let Some(mut range) = claims[0].next(plan.items.len(), 1) {
+            let item = &plan.items[range.next().unwrap_or_default()];
             // SAFETY: the plan was made from the checked batch; the claim gives the item to this worker.
             unsafe { attend.item(item, scratch) };
         }
-        if self.plan.merges.is_empty() {
+        if plan.merges.is_empty() {
             return;
         }
         worker.barrier();
-        while let Some(mut range) = claims[1].next(self.plan.merges.len(), 1) {
+        while let Some(mut range) = claims[1].next(plan.merges.len(), 1) {
             // SAFETY: all items are done since the barrier; the claim gives the tile to this worker.
-            unsafe { attend.merge_tile(&self.plan.merges[range.next().unwrap_or_default()]) };
+            unsafe { attend.merge_tile(&plan.merges[range.next().unwrap_or_default()]) };
         }
     }
 

@@ -163,6 +163,68 @@ fn formats_of_safetensors_agree_with_themselves_and_nearly_with_their_decoded_va
     }
 }
 
+/// Windows shorter than a step of keys, longer than a chunk of positions, and on their borders; soft caps and sinks. What
+/// lies behind a window is a hole in the table.
+#[test]
+fn windows_soft_caps_and_sinks_agree_with_themselves_and_with_the_reference() {
+    let len = 600;
+    type Kind = (&'static [Option<u32>], Option<f32>, bool);
+    let kinds: [Kind; 7] = [
+        (&[Some(1), None], None, false),
+        (&[Some(9), Some(40), None], None, true),
+        (&[Some(31), Some(32), Some(33)], Some(1.5), false),
+        (&[Some(255), Some(257), Some(256)], None, true),
+        (&[Some(300)], Some(4.0), true),
+        (&[None], None, true),
+        (&[None], Some(0.7), false),
+    ];
+    for (windows, softcap, sinks) in kinds {
+        let spec = Spec {
+            windows,
+            softcap,
+            sinks,
+            layers: windows.len().max(2),
+            kv: KvFormat::F32,
+            vocab: 37,
+            ..Spec::default()
+        };
+        let sequence = Sequence::new(&spec, 13, len, 2);
+        let oracle = run_chunks(&mut cpu(&spec, 41, 1, Isa::Scalar), &sequence, len, spec.vocab);
+        for isa in isas() {
+            for threads in [1, 3] {
+                let mut backend = cpu(&spec, 41, threads, isa);
+                let chunks: &[usize] = if isa == Isa::Scalar { &[333] } else { &[1, 23, 333, len] };
+                for &chunk in chunks {
+                    let logits = run_chunks(&mut backend, &sequence, chunk, spec.vocab);
+                    let what = format!(
+                        "{windows:?} {softcap:?} {sinks} {isa:?}, {threads} threads, chunks of {chunk}"
+                    );
+                    assert_same_bits(&what, &logits, &oracle, spec.vocab);
+                }
+            }
+        }
+        let mut reference = ReferenceBackend::new();
+        load(&mut reference, &spec, 41);
+        let expected = run_chunks(&mut reference, &sequence, 100, spec.vocab);
+        close(&format!("{windows:?} {softcap:?} {sinks}"), &oracle, &expected, 1e-4);
+        // Whatever is left out would show.
+        for plain in [
+            Spec { windows: &[None], ..spec.clone() },
+            Spec { softcap: None, ..spec.clone() },
+            Spec { sinks: false, ..spec.clone() },
+        ] {
+            let same =
+                (plain.windows == spec.windows, plain.softcap == spec.softcap, plain.sinks == spec.sinks);
+            if same != (true, true, true) {
+                let sequence = Sequence { groups: plain.groups(), ..sequence.clone() };
+                let other = run_chunks(&mut cpu(&plain, 41, 2, Isa::best()), &sequence, len, spec.vocab);
+                let largest = oracle.iter().zip(&other).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+                assert!(largest > 0.01, "{windows:?} {softcap:?} {sinks}: {largest}");
+            }
+        }
+    }
+}
+
 #[test]
 fn heads_and_shapes_of_all_kinds() {
     let shapes = [
@@ -253,6 +315,53 @@ fn neighbours_do_not_touch_a_bit() {
 }
 
 #[test]
+fn every_kv_format_has_windows() {
+    for kv in KvFormat::ALL {
+        let spec =
+            Spec { kv, windows: &[Some(19), None], layers: 2, sinks: true, vocab: 37, ..Spec::default() };
+        let sequence = Sequence::new(&spec, 17, 300, 2);
+        let oracle = run_chunks(&mut cpu(&spec, 21, 1, Isa::Scalar), &sequence, 300, spec.vocab);
+        for isa in isas() {
+            for chunk in [7, 300] {
+                let logits = run_chunks(&mut cpu(&spec, 21, 2, isa), &sequence, chunk, spec.vocab);
+                assert_same_bits(&format!("{kv:?} {isa:?}, chunks of {chunk}"), &logits, &oracle, spec.vocab);
+            }
+        }
+        let mut reference = ReferenceBackend::new();
+        load(&mut reference, &spec, 21);
+        let expected = run_chunks(&mut reference, &sequence, 60, spec.vocab);
+        close(&format!("{kv:?}"), &oracle, &expected, tolerance(kv));
+    }
+}
+
+/// The same behind a window: the blocks that it gave back are full of NaN, and so is what is ahead.
+#[test]
+fn stale_bytes_behind_a_window_are_never_seen() {
+    for windows in [&[Some(20), None][..], &[Some(7)]] {
+        let windows: &'static [Option<u32>] = windows.to_vec().leak();
+        let spec = Spec {
+            windows,
+            sinks: true,
+            softcap: Some(3.0),
+            nan_token: Some(100),
+            max_rows: 128,
+            ..Spec::default()
+        };
+        let sequence = Sequence::new(&spec, 5, 61, 0);
+        for isa in isas() {
+            let clean = run_chunks(&mut cpu(&spec, 8, 2, isa), &sequence, 61, spec.vocab);
+            let mut backend = cpu(&spec, 8, 2, isa);
+            let poison = Sequence { tokens: vec![100; 64], blocks: vec![2, 0, 3, 1], ..sequence.clone() };
+            for chunk in [1, 5, 61] {
+                run_chunks(&mut backend, &poison, 64, spec.vocab);
+                let logits = run_chunks(&mut backend, &sequence, chunk, spec.vocab);
+                assert_same_bits(&format!("{isa:?} chunks of {chunk}"), &logits, &clean, spec.vocab);
+            }
+        }
+    }
+}
+
+#[test]
 fn stale_bytes_in_a_reused_block_are_never_seen() {
     let quantized = [Quantize::Q8, Quantize::Q4].map(|to| (KvFormat::F16, Some(to)));
     for (kv, quantize) in KvFormat::ALL.map(|kv| (kv, None)).into_iter().chain(quantized) {
@@ -265,7 +374,8 @@ fn stale_bytes_in_a_reused_block_are_never_seen() {
         for isa in isas() {
             let clean = run_chunks(&mut cpu(&spec, 4, 2, isa), &sequence, 45, spec.vocab);
             let mut backend = cpu(&spec, 4, 2, isa);
-            let poison = Sequence { tokens: vec![100; 64], blocks: vec![2, 0, 3, 1], computed: 0 };
+            let poison =
+                Sequence { tokens: vec![100; 64], blocks: vec![2, 0, 3, 1], computed: 0, ..sequence.clone() };
             let poisoned = run_chunks(&mut backend, &poison, 64, spec.vocab);
             assert!(poisoned.iter().all(|x| x.is_nan()), "the poison works");
             for chunk in [1, 5, 45] {

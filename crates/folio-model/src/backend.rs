@@ -65,6 +65,17 @@ pub enum GroupKind {
     Snapshot { bytes: u64, every: u32 },
 }
 
+impl GroupKind {
+    /// Whether a layer with this window (`None`: all positions) may store its K and V here.
+    pub fn holds(self, window: Option<u32>) -> bool {
+        match self {
+            GroupKind::Full => true,
+            GroupKind::Window { tokens } => window.is_some_and(|window| window <= tokens),
+            GroupKind::Latent { .. } | GroupKind::Snapshot { .. } => false,
+        }
+    }
+}
+
 /// Layers that share geometry and lifetime: one block of the group's own pool holds a block of tokens of all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvGroup {

@@ -10,8 +10,9 @@ use serde_json::Value;
 use crate::checkpoint::json::{Fields, parse_object};
 use crate::checkpoint::quantized::Quantization;
 use crate::error::{ModelError, Result};
-use crate::family::{Bias, FAMILIES, Family, KvHeadsDefault, Window, supported_list};
-use crate::rope::RopeConfig;
+use crate::family::{Bias, FAMILIES, Family, Gate, KvHeadsDefault, Softcaps, Window, supported_list};
+use crate::program::Activation;
+use crate::rope::{RopeConfig, RopePart};
 
 const WIDTH_MAX: usize = 1 << 20;
 const LAYERS_MAX: usize = 1 << 12;
@@ -38,8 +39,21 @@ pub struct Config {
     /// One entry per layer: whether q and k are rotated.
     pub rotated: Vec<bool>,
     pub rope: RopeConfig,
-    /// Length of the shortest attention window of any layer: up to it, attention is full attention.
-    pub window: Option<usize>,
+    /// Rotary embedding of layers with a window, where it is another.
+    pub local_rope: Option<RopeConfig>,
+    /// One entry per layer: how many positions, its own among them, a token attends to. `None`: all before it.
+    pub windows: Vec<Option<usize>>,
+    /// Multiplies q.k.
+    pub attention_scale: f64,
+    /// `cap * tanh(x / cap)` of what q.k is scaled to.
+    pub attention_softcap: Option<f32>,
+    /// The same of logits.
+    pub logit_softcap: Option<f32>,
+    pub activation: Activation,
+    /// What embeddings are multiplied by, before it is rounded to their type.
+    pub embedding_scale: Option<f64>,
+    /// What is added to the weights of norms.
+    pub norm_offset: f32,
     /// `max_position_embeddings`.
     pub max_position: usize,
     /// How the tensors of its safetensors files are quantized, if they are.
@@ -56,9 +70,14 @@ impl Config {
     /// Reads the fields of a config.json, wherever they come from.
     pub fn from_fields(fields: Fields<'_>) -> Result<Self> {
         let family = find_family(fields)?;
+        let outer = fields;
+        let fields = match family.nested {
+            Some(name) => decoder_fields(fields, name)?,
+            None => fields,
+        };
         refuse_unsupported(fields)?;
 
-        let heads = fields.size("num_attention_heads", WIDTH_MAX)?;
+        let heads = or_default(fields, "num_attention_heads", WIDTH_MAX, family.heads)?;
         let hidden = fields.size("hidden_size", WIDTH_MAX)?;
         let layers = fields.size("num_hidden_layers", LAYERS_MAX)?;
         let head_dim = head_dim(fields, family, hidden, heads)?;
@@ -71,8 +90,21 @@ impl Config {
             Bias::Config(name) => Ok::<_, ModelError>(fields.flag(name)?.unwrap_or(false)),
         };
         let rotated = rotated_layers(fields, family, layers)?;
+        let query_scalar = match family.query_scalar {
+            Some(default) => fields.positive_opt("query_pre_attn_scalar")?.unwrap_or(default),
+            None => head_dim as f64,
+        };
+        let softcap = |name: &str, default: fn(&Softcaps) -> Option<f64>| match &family.softcaps {
+            Some(_) if fields.is_null(name) => Ok::<_, ModelError>(None),
+            Some(softcaps) => Ok(fields.positive_opt(name)?.or(default(softcaps)).map(|cap| cap as f32)),
+            None => Ok(None),
+        };
+        let rope = |part, theta| RopeConfig::parse(fields, family, part, theta, head_dim, max_position);
+        let local_rope =
+            family.local_rope_theta.map(|theta| rope(Some(RopePart::Local), theta)).transpose()?;
+        let part = local_rope.is_some().then_some(RopePart::Global);
         Ok(Self {
-            vocab: fields.size("vocab_size", VOCAB_MAX)?,
+            vocab: or_default(fields, "vocab_size", VOCAB_MAX, family.vocab)?,
             hidden,
             intermediate: fields.size("intermediate_size", WIDTH_MAX)?,
             layers,
@@ -80,15 +112,25 @@ impl Config {
             kv_heads,
             head_dim,
             eps: fields.positive_opt("rms_norm_eps")?.unwrap_or(family.rms_norm_eps) as f32,
-            tied: fields.flag("tie_word_embeddings")?.unwrap_or(family.tied),
+            tied: match fields.flag("tie_word_embeddings")? {
+                Some(tied) => tied,
+                None => outer.flag("tie_word_embeddings")?.unwrap_or(family.tied),
+            },
             qkv_bias: bias(family.qkv_bias)?,
             o_bias: bias(family.o_bias)?,
             mlp_bias: bias(family.mlp_bias)?,
-            window: window(fields, family, layers, &rotated)?,
-            rope: RopeConfig::parse(fields, family, head_dim, max_position)?,
+            windows: windows(fields, family, layers, &rotated)?,
+            attention_scale: query_scalar.powf(-0.5),
+            attention_softcap: softcap("attn_logit_softcapping", |softcaps| softcaps.attention)?,
+            logit_softcap: softcap("final_logit_softcapping", |softcaps| softcaps.logits)?,
+            activation: activation(fields, family)?,
+            embedding_scale: family.scaled_embedding.then(|| (hidden as f64).sqrt()),
+            norm_offset: if family.norm_plus_one { 1.0 } else { 0.0 },
+            rope: rope(part, family.rope_theta)?,
+            local_rope,
             rotated,
             max_position,
-            quantization: Quantization::parse(fields)?,
+            quantization: Quantization::parse(outer)?,
             family: *family,
         })
     }
@@ -127,15 +169,54 @@ fn find_family(fields: Fields<'_>) -> Result<&'static Family> {
     }
 }
 
-fn refuse_unsupported(fields: Fields<'_>) -> Result<()> {
-    match fields.text("hidden_act")?.filter(|name| *name != "silu" && *name != "swish") {
-        Some(activation) => Err(ModelError::Unsupported {
-            file: fields.file().to_owned(),
-            what: format!("activation `{activation}` (field `hidden_act`)"),
-            supported: "supported: silu".to_owned(),
-        }),
-        None => Ok(()),
+/// The object that describes the decoder.
+fn decoder_fields<'a>(fields: Fields<'a>, name: &'static str) -> Result<Fields<'a>> {
+    let path = match name {
+        "text_config" => "text_config.",
+        _ => "",
+    };
+    fields.object(name, path)?.ok_or_else(|| fields.problem(name, "is missing: it describes the decoder"))
+}
+
+fn or_default(fields: Fields<'_>, name: &str, max: usize, default: Option<usize>) -> Result<usize> {
+    match default {
+        Some(default) => Ok(fields.size_opt(name, max)?.unwrap_or(default)),
+        None => fields.size(name, max),
     }
+}
+
+fn unsupported(fields: Fields<'_>, what: String, supported: &str) -> ModelError {
+    let supported = format!("supported: {supported}");
+    ModelError::Unsupported { file: fields.file().to_owned(), what, supported }
+}
+
+fn refuse_unsupported(fields: Fields<'_>) -> Result<()> {
+    match fields.flag("use_bidirectional_attention")? {
+        Some(true) => {
+            let what = "attention to later tokens (field `use_bidirectional_attention`)".to_owned();
+            Err(unsupported(fields, what, "causal attention"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn activation(fields: Fields<'_>, family: &Family) -> Result<Activation> {
+    let (field, names): (_, &[&str]) = match family.gate {
+        Gate::GeluTanh => ("hidden_activation", &["gelu_pytorch_tanh"]),
+        Gate::Silu | Gate::Clamped => ("hidden_act", &["silu", "swish"]),
+    };
+    if let Some(name) = fields.text(field)?.filter(|name| !names.contains(name)) {
+        let name: String = name.chars().take(60).collect();
+        return Err(unsupported(fields, format!("activation `{name}` (field `{field}`)"), names[0]));
+    }
+    Ok(match family.gate {
+        Gate::Silu => Activation::Silu,
+        Gate::GeluTanh => Activation::GeluTanh,
+        Gate::Clamped => Activation::SwigluOai {
+            alpha: fields.positive_opt("swiglu_alpha")?.unwrap_or(1.702) as f32,
+            limit: fields.positive_opt("swiglu_limit")?.unwrap_or(7.0) as f32,
+        },
+    })
 }
 
 fn head_dim(fields: Fields<'_>, family: &Family, hidden: usize, heads: usize) -> Result<usize> {
@@ -199,28 +280,45 @@ fn rotated_layers(fields: Fields<'_>, family: &Family, layers: usize) -> Result<
     Ok((1..=layers).map(|layer| !layer.is_multiple_of(interval)).collect())
 }
 
-/// The window that limits some layer, if any does.
-fn window(fields: Fields<'_>, family: &Family, layers: usize, rotated: &[bool]) -> Result<Option<usize>> {
+/// The window of each layer.
+fn windows(
+    fields: Fields<'_>,
+    family: &Family,
+    layers: usize,
+    rotated: &[bool],
+) -> Result<Vec<Option<usize>>> {
     let stated = fields.size_opt("sliding_window", POSITION_MAX)?;
     let window = match family.window {
         Window::Never => None,
-        Window::Field { .. } if fields.is_null("sliding_window") => None,
+        Window::Field { .. } | Window::Pattern { .. } if fields.is_null("sliding_window") => None,
         Window::Field { absent } => stated.or(absent),
+        Window::Pattern { absent, .. } => stated.or(Some(absent)),
         Window::Switched if fields.flag("use_sliding_window")?.unwrap_or(false) => stated.or(Some(4096)),
         Window::Switched => None,
     };
-    let types = layer_types(fields, layers)?;
-    let limited = match (&types, family.window) {
-        (Some(types), _) => types.iter().any(|sliding| *sliding),
-        (None, Window::Switched) if family.nope_layers => rotated.iter().any(|rotated| !rotated),
-        (None, Window::Switched) => fields.size_opt("max_window_layers", LAYERS_MAX)?.unwrap_or(28) < layers,
-        (None, _) => true,
+    let sliding: Vec<bool> = match (layer_types(fields, layers)?, family.window) {
+        (Some(types), _) => types,
+        // Not the other way round: it is the layers without a rotation that have the window.
+        (None, Window::Switched) if family.nope_layers => rotated.iter().map(|rotated| !rotated).collect(),
+        (None, Window::Switched) => {
+            let first = fields.integer_opt("max_window_layers", LAYERS_MAX)?.unwrap_or(28);
+            (0..layers).map(|layer| layer >= first).collect()
+        }
+        (None, Window::Pattern { every, .. }) => {
+            let every = match fields.size_opt("sliding_window_pattern", LAYERS_MAX)? {
+                Some(every) => every,
+                None => fields.size_opt("_sliding_window_pattern", LAYERS_MAX)?.unwrap_or(every),
+            };
+            (1..=layers).map(|layer| !layer.is_multiple_of(every)).collect()
+        }
+        // No window, then, or one for all.
+        (None, Window::Never | Window::Field { .. }) => vec![window.is_some(); layers],
     };
-    match (window, types) {
-        (None, Some(types)) if types.iter().any(|sliding| *sliding) => {
+    match window {
+        None if fields.value("layer_types").is_some() && sliding.contains(&true) => {
             Err(fields.problem("layer_types", "asks for sliding attention but no sliding_window is set"))
         }
-        _ => Ok(window.filter(|_| limited)),
+        _ => Ok(sliding.into_iter().map(|sliding| window.filter(|_| sliding)).collect()),
     }
 }
 
@@ -233,11 +331,8 @@ fn layer_types(fields: Fields<'_>, layers: usize) -> Result<Option<Vec<bool>>> {
             Some("full_attention") => types.push(false),
             Some("sliding_attention") => types.push(true),
             _ => {
-                return Err(ModelError::Unsupported {
-                    file: fields.file().to_owned(),
-                    what: format!("layer type {value} (field `layer_types`)"),
-                    supported: "supported: full_attention, sliding_attention".to_owned(),
-                });
+                let what = format!("layer type {value} (field `layer_types`)");
+                return Err(unsupported(fields, what, "full_attention, sliding_attention"));
             }
         }
     }

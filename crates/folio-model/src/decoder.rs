@@ -185,12 +185,45 @@ impl Layer<WeightSpec, WeightSpec> {
     }
 }
 
-/// Geometry of the KV cache of this decoder. The error is a sentence, see [`KvFormats::of_layers`].
-pub fn kv_layout(config: &Config, formats: &KvFormats, block_tokens: usize) -> Result<KvLayout, String> {
-    let formats = formats.of_layers(config.head_dim, &vec![false; config.layers])?;
-    let group =
-        KvGroup { kind: GroupKind::Full, kv_heads: config.kv_heads, head_dim: config.head_dim, formats };
-    Ok(KvLayout { groups: vec![group], block_tokens })
+/// Which cache group each layer stores its K and V in, and the kinds of the groups, for sequences of at most
+/// `max_model_len` tokens: layers without a window, then a group for each size of window. A window that holds the longest
+/// sequence is none.
+fn cache_groups(config: &Config, max_model_len: usize) -> (Vec<GroupKind>, Vec<usize>) {
+    let mut kinds = vec![GroupKind::Full];
+    let groups = (0..config.layers).map(|layer| {
+        let Some(tokens) = window(config, layer, max_model_len) else { return 0 };
+        let kind = GroupKind::Window { tokens };
+        kinds.iter().position(|known| *known == kind).unwrap_or_else(|| {
+            kinds.push(kind);
+            kinds.len() - 1
+        })
+    });
+    let groups = groups.collect();
+    (kinds, groups)
+}
+
+fn window(config: &Config, layer: usize, max_model_len: usize) -> Option<u32> {
+    config.windows[layer].filter(|window| *window < max_model_len).map(|window| window as u32)
+}
+
+/// Geometry of the KV cache of this decoder, for sequences of at most `max_model_len` tokens. The error is a sentence, see
+/// [`KvFormats::of_layers`].
+pub fn kv_layout(
+    config: &Config,
+    formats: &KvFormats,
+    block_tokens: usize,
+    max_model_len: usize,
+) -> Result<KvLayout, String> {
+    let (kinds, group_of) = cache_groups(config, max_model_len);
+    let windowed: Vec<bool> = group_of.iter().map(|group| *group > 0).collect();
+    let formats = formats.of_layers(config.head_dim, &windowed)?;
+    let group = |(index, kind): (usize, GroupKind)| KvGroup {
+        kind,
+        kv_heads: config.kv_heads,
+        head_dim: config.head_dim,
+        formats: (0..config.layers).filter(|layer| group_of[*layer] == index).map(|l| formats[l]).collect(),
+    };
+    Ok(KvLayout { groups: kinds.into_iter().enumerate().map(group).collect(), block_tokens })
 }
 
 /// The decoder as data, for sequences of at most `max_model_len` tokens.
@@ -210,14 +243,19 @@ pub fn program(config: &Config, weights: &Weights<MatrixId, VectorId>, max_model
 
     let eps = config.eps;
     program.body.push(Op::Embed { table: weights.embed, out: x });
+    let (_, groups) = cache_groups(config, max_model_len);
     for (index, layer) in weights.layers.iter().enumerate() {
+        let group = groups[index];
         program.attention.push(AttentionSpec {
-            group: 0,
-            layer: index as u32,
+            group: group as u32,
+            layer: groups[..index].iter().filter(|before| **before == group).count() as u32,
             heads: config.heads,
             kv_heads: config.kv_heads,
             head_dim: config.head_dim,
-            scale: (config.head_dim as f64).powf(-0.5) as f32,
+            scale: config.attention_scale as f32,
+            softcap: config.attention_softcap,
+            window: window(config, index, max_model_len),
+            sinks: None,
             rope: config.rotated[index].then_some(RopeId(0)),
             q_norm: layer.q_norm,
             k_norm: layer.k_norm,

@@ -30,6 +30,26 @@ pub enum Window {
     Field { absent: Option<usize> },
     /// `sliding_window`, but only when `use_sliding_window` is true.
     Switched,
+    /// `sliding_window`, unless null, on all layers but every `every`-th (or every `sliding_window_pattern`-th).
+    Pattern { absent: usize, every: usize },
+}
+
+/// What the feed-forward part does with a gate and the value it gates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// `hidden_act` must be silu.
+    Silu,
+    /// `hidden_activation` must be gelu_pytorch_tanh.
+    GeluTanh,
+    /// gpt-oss: clamped to `swiglu_limit`.
+    Clamped,
+}
+
+/// Defaults of `attn_logit_softcapping` and `final_logit_softcapping`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Softcaps {
+    pub attention: Option<f64>,
+    pub logits: Option<f64>,
 }
 
 /// How the weights of one layer lie in the file.
@@ -59,8 +79,29 @@ pub struct Family {
     /// Per-head RMS norm of q and k before the rotation.
     pub qk_norm: bool,
     pub window: Window,
+    pub gate: Gate,
+    /// The object of config.json that describes the decoder, in a family with other parts (which are not served).
+    pub nested: Option<&'static str>,
+    /// Norm weights are stored as what is added to one.
+    pub norm_plus_one: bool,
+    /// A norm after attention and after the feed-forward part besides those before them.
+    pub post_norms: bool,
+    /// Embeddings are multiplied by the root of their width.
+    pub scaled_embedding: bool,
+    /// Queries are scaled by the root of `query_pre_attn_scalar` (this is its default) and not of head_dim.
+    pub query_scalar: Option<f64>,
+    pub softcaps: Option<Softcaps>,
+    /// Layers with a window have a rotary embedding of their own, of this base by default.
+    pub local_rope_theta: Option<f64>,
+    /// Every head has a logit that takes part in the softmax and attends to nothing.
+    pub sinks: bool,
+    /// The feed-forward part is a router and experts.
+    pub experts: bool,
     /// `no_rope_layers` and `no_rope_layer_interval` are honoured.
     pub nope_layers: bool,
+    /// Default of `num_attention_heads` and `vocab_size`; `None`: they must be there.
+    pub heads: Option<usize>,
+    pub vocab: Option<usize>,
     pub kv_heads: KvHeadsDefault,
     /// `None`: hidden_size / num_attention_heads.
     pub head_dim: Option<usize>,
@@ -81,7 +122,19 @@ const LLAMA: Family = Family {
     mlp_bias: Bias::Config("mlp_bias"),
     qk_norm: false,
     window: Window::Never,
+    gate: Gate::Silu,
+    nested: None,
+    norm_plus_one: false,
+    post_norms: false,
+    scaled_embedding: false,
+    query_scalar: None,
+    softcaps: None,
+    local_rope_theta: None,
+    sinks: false,
+    experts: false,
     nope_layers: false,
+    heads: None,
+    vocab: None,
     kv_heads: KvHeadsDefault::SameAsQuery,
     head_dim: None,
     tied: false,
@@ -97,7 +150,7 @@ pub const FAMILIES: &[Family] = &[
         model_type: "mistral",
         architecture: "MistralForCausalLM",
         models: "Mistral 7B, Mistral Nemo, Mistral Small (text)",
-        notes: "a sliding window limits the context to the window",
+        notes: "sliding window",
         qkv_bias: Bias::Never,
         o_bias: Bias::Never,
         mlp_bias: Bias::Never,
@@ -110,7 +163,7 @@ pub const FAMILIES: &[Family] = &[
         model_type: "qwen2",
         architecture: "Qwen2ForCausalLM",
         models: "Qwen2, Qwen2.5, QwQ, DeepSeek-R1-Distill-Qwen",
-        notes: "bias on q, k and v",
+        notes: "bias on q, k and v; sliding window where `use_sliding_window` says so",
         qkv_bias: Bias::Always,
         o_bias: Bias::Never,
         mlp_bias: Bias::Never,
@@ -149,7 +202,7 @@ pub const FAMILIES: &[Family] = &[
         model_type: "phi3",
         architecture: "Phi3ForCausalLM",
         models: "Phi-3, Phi-3.5, Phi-4, Phi-4-mini",
-        notes: "fused projections, partial rotation; LongRoPE factors are fixed for a server by its max_model_len",
+        notes: "fused projections, partial rotation, sliding window; LongRoPE factors are fixed for a server by its max_model_len",
         fusion: Fusion::Fused,
         qkv_bias: Bias::Never,
         o_bias: Bias::Never,

@@ -32,8 +32,8 @@ pub struct LoadOptions<'a> {
 }
 
 impl LoadOptions<'_> {
-    fn kv_layout(&self, checkpoint: &Checkpoint) -> Result<KvLayout> {
-        kv_layout(checkpoint.config(), &self.kv_formats, self.block_tokens)
+    fn kv_layout(&self, checkpoint: &Checkpoint, max_model_len: usize) -> Result<KvLayout> {
+        kv_layout(checkpoint.config(), &self.kv_formats, self.block_tokens, max_model_len)
             .map_err(|problem| ModelError::KvLayout { place: checkpoint.location(), problem })
     }
 }
@@ -54,8 +54,6 @@ pub struct LoadedModel {
     pub vocab: usize,
     /// Most tokens of a sequence.
     pub max_model_len: usize,
-    /// Why `max_model_len` is less than the checkpoint's `max_position_embeddings`, when Folio chose that.
-    pub length_limited_by: Option<String>,
     /// Tokens that end a generation. Sorted.
     pub eos_token_ids: Vec<u32>,
     /// Sampling defaults of the model's authors.
@@ -84,9 +82,8 @@ impl Model {
         options: LoadOptions<'_>,
     ) -> Result<LoadedModel> {
         let config = checkpoint.config();
-        let (max_model_len, length_limited_by) =
-            model_length(config, checkpoint.settings(), options.max_model_len)?;
-        let layout = options.kv_layout(checkpoint)?;
+        let max_model_len = model_length(config, checkpoint.settings(), options.max_model_len)?;
+        let layout = options.kv_layout(checkpoint, max_model_len)?;
         let specs = weight_specs(config);
         let census = check(checkpoint, specs.iter())?;
         refuse_unexpected(checkpoint, specs.iter())?;
@@ -105,8 +102,7 @@ impl Model {
         let digest = loading.digest;
         let program = program(config, &weights, max_model_len);
         backend.load_program(program, options.max_rows, options.max_logit_rows, max_model_len)?;
-        let length = (max_model_len, length_limited_by);
-        Ok(LoadedModel::new(checkpoint, length, layout, digest, (census.parameters, census.encoding)))
+        Ok(LoadedModel::new(checkpoint, max_model_len, layout, digest, (census.parameters, census.encoding)))
     }
 
     /// As [`Model::load`] for a backend that has the weights already, in the order in which `load` gives them: `counts`
@@ -119,9 +115,8 @@ impl Model {
         options: LoadOptions<'_>,
     ) -> Result<LoadedModel> {
         let config = checkpoint.config();
-        let (max_model_len, length_limited_by) =
-            model_length(config, checkpoint.settings(), options.max_model_len)?;
-        let layout = options.kv_layout(checkpoint)?;
+        let max_model_len = model_length(config, checkpoint.settings(), options.max_model_len)?;
+        let layout = options.kv_layout(checkpoint, max_model_len)?;
         let specs = weight_specs(config);
         let mut ids = Ids::default();
         let weights = specs.try_map(&mut ids)?;
@@ -138,15 +133,20 @@ impl Model {
         digest.known(&about.tensors);
         let program = program(config, &weights, max_model_len);
         backend.load_program(program, options.max_rows, options.max_logit_rows, max_model_len)?;
-        let length = (max_model_len, length_limited_by);
-        Ok(LoadedModel::new(checkpoint, length, layout, digest, (about.parameters, about.weight_encoding)))
+        Ok(LoadedModel::new(
+            checkpoint,
+            max_model_len,
+            layout,
+            digest,
+            (about.parameters, about.weight_encoding),
+        ))
     }
 }
 
 impl LoadedModel {
     fn new(
         checkpoint: &Checkpoint,
-        (max_model_len, length_limited_by): (usize, Option<String>),
+        max_model_len: usize,
         kv_layout: KvLayout,
         digest: Digest,
         (parameters, weight_encoding): (u64, Encoding),
@@ -155,7 +155,6 @@ impl LoadedModel {
         Self {
             vocab: config.vocab,
             max_model_len,
-            length_limited_by,
             eos_token_ids: checkpoint.generation().eos_token_ids.clone(),
             generation: checkpoint.generation().clone(),
             kv_layout,
@@ -168,26 +167,16 @@ impl LoadedModel {
     }
 }
 
-/// The longest sequence served. A sliding window would change what attention sees beyond it, so a server of such a model
-/// is limited to the window: by default silently shorter (and said at start), by request refused.
-fn model_length(config: &Config, settings: &str, asked: Option<usize>) -> Result<(usize, Option<String>)> {
-    let window = config.window.filter(|window| *window < config.max_position);
-    let (limit, reason) = match window {
-        Some(window) => (
-            window,
-            format!(
-                "sliding_window = {window} in {settings}: attention over a sliding window is not supported beyond it"
-            ),
-        ),
-        None => {
-            (config.max_position, format!("max_position_embeddings = {} in {settings}", config.max_position))
-        }
-    };
+/// The longest sequence served.
+fn model_length(config: &Config, settings: &str, asked: Option<usize>) -> Result<usize> {
+    let limit = config.max_position;
     match asked {
-        Some(asked) if asked > limit => Err(ModelError::ModelLength { asked, limit, reason }),
+        Some(asked) if asked > limit => {
+            let reason = format!("max_position_embeddings = {limit} in {settings}");
+            Err(ModelError::ModelLength { asked, limit, reason })
+        }
         Some(0) => Err(ModelError::NoModelLength),
-        Some(asked) => Ok((asked, None)),
-        None => Ok((limit, window.map(|_| reason))),
+        asked => Ok(asked.unwrap_or(limit)),
     }
 }
 

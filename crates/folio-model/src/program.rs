@@ -75,12 +75,36 @@ pub struct AttentionSpec {
     pub head_dim: usize,
     /// Multiplies q.k, usually head_dim^-1/2.
     pub scale: f32,
+    /// `cap * tanh(x / cap)` of every scaled q.k (Gemma 2).
+    pub softcap: Option<f32>,
+    /// A row at position `p` attends to positions `p - window + 1 ..= p` only.
+    pub window: Option<u32>,
+    /// A logit per query head that takes part in the softmax and attends to nothing (gpt-oss).
+    pub sinks: Option<VectorId>,
     /// Absent on NoPE layers.
     pub rope: Option<RopeId>,
     /// Per-head RMS norm of q and k before the rotation (Qwen3).
     pub q_norm: Option<VectorId>,
     pub k_norm: Option<VectorId>,
     pub norm_eps: f32,
+}
+
+impl AttentionSpec {
+    /// First position that a row at `position` attends to.
+    pub fn first_position(&self, position: usize) -> usize {
+        self.window.map_or(0, |window| (position + 1).saturating_sub(window as usize))
+    }
+}
+
+/// What becomes of a gate and the value it gates, element by element.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Activation {
+    /// `gate / (1 + e^-gate) * up`
+    Silu,
+    /// `gelu(gate) * up`, GELU in its form with tanh.
+    GeluTanh,
+    /// `g / (1 + e^-(alpha * g)) * (u + 1)` of `g = min(gate, limit)` and `u` = up in `-limit..=limit` (gpt-oss).
+    SwigluOai { alpha: f32, limit: f32 },
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -94,7 +118,7 @@ pub enum Op {
     /// `qkv` holds `[q heads | k heads | v heads]`: normalize and rotate q and k in place, then write k and v of every
     /// row to the paged cache. `spec` indexes [`Program::attention`].
     WriteKv { qkv: Buf, spec: usize },
-    /// Causal attention of the q part of `qkv` over the paged cache, read back from the cache for every position.
+    /// Causal attention of the q part of `qkv` over the paged cache, read back from the cache for every position in the window.
     /// `out` is `[rows, heads * head_dim]`.
     Attention { qkv: Buf, spec: usize, out: Buf },
     /// `x = [gate | up]`, `out = silu(gate) * up`; `x` is twice as wide as `out`.

@@ -61,12 +61,36 @@ pub struct Yarn {
     pub attention_factor: f64,
 }
 
+/// Which layers a rotary embedding is for, in a family that has two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopePart {
+    /// Those without a window.
+    Global,
+    /// Those with one: `rope_parameters.sliding_attention`, or before `rope_local_base_freq` and no scaling.
+    Local,
+}
+
 impl RopeConfig {
-    /// Reads `rope_parameters` (transformers 5) or `rope_theta`, `rope_scaling` and `partial_rotary_factor` (before).
-    pub fn parse(config: Fields<'_>, family: &Family, head_dim: usize, max_position: usize) -> Result<Self> {
-        let nested = match config.object("rope_parameters", "rope_parameters.")? {
-            Some(nested) => Some(nested),
-            None => config.object("rope_scaling", "rope_scaling.")?,
+    /// Reads `rope_parameters` (transformers 5) or `rope_theta`, `rope_scaling` and `partial_rotary_factor` (before). `theta` is
+    /// the default of the base.
+    pub fn parse(
+        config: Fields<'_>,
+        family: &Family,
+        part: Option<RopePart>,
+        theta: f64,
+        head_dim: usize,
+        max_position: usize,
+    ) -> Result<Self> {
+        let (nested, theta_name) = match (part, config.object("rope_parameters", "rope_parameters.")?) {
+            (None, Some(nested)) => (Some(nested), "rope_theta"),
+            (Some(RopePart::Global), Some(nested)) => {
+                (nested.object("full_attention", "rope_parameters.full_attention.")?, "rope_theta")
+            }
+            (Some(RopePart::Local), Some(nested)) => {
+                (nested.object("sliding_attention", "rope_parameters.sliding_attention.")?, "rope_theta")
+            }
+            (Some(RopePart::Local), None) => (None, "rope_local_base_freq"),
+            (_, None) => (config.object("rope_scaling", "rope_scaling.")?, "rope_theta"),
         };
         if let Some(name) = nested.and_then(|nested| nested.first_object()) {
             return Err(ModelError::Unsupported {
@@ -79,7 +103,7 @@ impl RopeConfig {
             let inner = nested.map(|nested| nested.positive_opt(name)).transpose()?.flatten();
             Ok(inner.or(config.positive_opt(name)?))
         };
-        let theta = number("rope_theta")?.unwrap_or(family.rope_theta);
+        let theta = number(theta_name)?.unwrap_or(theta);
         let partial = number("partial_rotary_factor")?.unwrap_or(1.0);
         let rotary_dim = (head_dim as f64 * partial) as usize;
         if partial > 1.0 || rotary_dim < 2 || !rotary_dim.is_multiple_of(2) {

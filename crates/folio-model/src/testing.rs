@@ -23,6 +23,7 @@ pub const FIXTURES: &[&str] = &[
     "qwen2",
     "qwen2_yarn",
     "qwen3",
+    "qwen3_window",
     "smollm2",
     "smollm3",
     "phi3",

@@ -85,8 +85,8 @@ fn every_family_is_the_same_model_in_either_format() {
         }
         let (file, folder) = (file.config(), folder.config());
         assert_eq!(
-            (file.tied, file.window, &file.rotated),
-            (folder.tied, folder.window, &folder.rotated),
+            (file.tied, &file.windows, &file.rotated),
+            (folder.tied, &folder.windows, &folder.rotated),
             "{name}"
         );
         assert_eq!(

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use common::{copy_of, load, options};
-use folio_model::backend::{Backend, DType};
+use folio_model::backend::{Backend, DType, GroupKind};
 use folio_model::config::Config;
 use folio_model::quant::Encoding;
 use folio_model::reference::ReferenceBackend;
@@ -251,27 +251,33 @@ fn shards_are_checked_against_the_index() {
 }
 
 #[test]
-fn the_context_is_limited_by_the_model_and_by_its_window() {
-    // mistral: 256 positions, a window of 128.
-    let by_default = load(&fixture("mistral"), None).unwrap();
-    assert_eq!(by_default.max_model_len, 128);
-    assert_names(&by_default.length_limited_by.unwrap(), &["sliding_window = 128"]);
-    assert_eq!(load(&fixture("mistral"), Some(100)).unwrap().max_model_len, 100);
-    let sentence = load(&fixture("mistral"), Some(129)).unwrap_err().to_string();
-    assert_names(&sentence, &["129 is more than 128", "sliding_window = 128", "config.json"]);
-
+fn the_context_is_limited_by_the_model() {
     let llama = load(&fixture("llama3"), None).unwrap();
-    assert_eq!((llama.max_model_len, llama.length_limited_by), (256, None));
+    assert_eq!(llama.max_model_len, 256);
     assert_names(
         &load(&fixture("llama3"), Some(257)).unwrap_err().to_string(),
-        &["257", "256", "max_position_embeddings"],
+        &["257", "256", "max_position_embeddings", "config.json"],
     );
     assert_names(&load(&fixture("llama3"), Some(0)).unwrap_err().to_string(), &["max_model_len is 0"]);
 }
 
 #[test]
-fn windows_count_only_where_some_layer_has_one() {
-    let window = |name: &str, changes: Value| {
+fn a_cache_group_for_every_window_that_is_shorter_than_a_sequence() {
+    let kinds = |name: &str, length: usize| -> Vec<(GroupKind, usize)> {
+        let layout = load(&fixture(name), Some(length)).unwrap().kv_layout;
+        layout.groups.iter().map(|group| (group.kind, group.layers())).collect()
+    };
+    let window = |tokens| GroupKind::Window { tokens };
+    assert_eq!(kinds("mistral", 256), [(GroupKind::Full, 0), (window(20), 2)]);
+    assert_eq!(kinds("mistral", 21), [(GroupKind::Full, 0), (window(20), 2)]);
+    assert_eq!(kinds("mistral", 20), [(GroupKind::Full, 2)]);
+    assert_eq!(kinds("qwen3_window", 256), [(GroupKind::Full, 1), (window(9), 2)]);
+    assert_eq!(kinds("llama3", 256), [(GroupKind::Full, 2)]);
+}
+
+#[test]
+fn windows_are_those_that_the_configuration_describes() {
+    let windows = |name: &str, changes: Value| {
         let copy = copy_of(name);
         edit_config(copy.path(), |config| {
             for (field, value) in changes.as_object().unwrap() {
@@ -279,19 +285,24 @@ fn windows_count_only_where_some_layer_has_one() {
             }
             config.as_object_mut().unwrap().retain(|_, value| *value != json!("absent"));
         });
-        Config::parse("config.json", &fs::read(copy.path().join("config.json")).unwrap()).unwrap().window
+        Config::parse("config.json", &fs::read(copy.path().join("config.json")).unwrap()).unwrap().windows
     };
-    assert_eq!(window("mistral", json!({"sliding_window": null})), None);
-    assert_eq!(window("mistral", json!({"sliding_window": "absent"})), Some(4096));
-    assert_eq!(window("qwen2", json!({"sliding_window": 64})), None, "use_sliding_window is false");
+    assert_eq!(windows("mistral", json!({"sliding_window": null})), [None; 2]);
+    assert_eq!(windows("mistral", json!({"sliding_window": "absent"})), [Some(4096); 2]);
+    assert_eq!(windows("qwen2", json!({"sliding_window": 64})), [None; 2], "use_sliding_window is false");
     let switched = json!({"sliding_window": 64, "use_sliding_window": true, "max_window_layers": 1, "layer_types": "absent"});
-    assert_eq!(window("qwen2", switched.clone()), Some(64));
-    let mut none_left = switched;
-    none_left["max_window_layers"] = json!(2);
-    assert_eq!(window("qwen2", none_left), None);
-    let typed = json!({"sliding_window": 64, "use_sliding_window": true, "layer_types": ["full_attention", "full_attention"]});
-    assert_eq!(window("qwen2", typed), None);
-    assert_eq!(window("llama3", json!({"sliding_window": 64})), None, "Llama has no window");
+    assert_eq!(windows("qwen2", switched.clone()), [None, Some(64)]);
+    for (first, expected) in [(2, [None; 2]), (0, [Some(64); 2])] {
+        let mut other = switched.clone();
+        other["max_window_layers"] = json!(first);
+        assert_eq!(windows("qwen2", other), expected);
+    }
+    let typed = json!({"sliding_window": 64, "use_sliding_window": true, "layer_types": ["sliding_attention", "full_attention"]});
+    assert_eq!(windows("qwen2", typed), [Some(64), None]);
+    let smol = json!({"sliding_window": 64, "use_sliding_window": true, "layer_types": "absent"});
+    assert_eq!(windows("smollm3", smol), [None, None, None, Some(64), None], "where nothing is rotated");
+    assert_eq!(windows("phi3", json!({"sliding_window": 33})), [Some(33); 2]);
+    assert_eq!(windows("llama3", json!({"sliding_window": 64})), [None; 2], "Llama has no window");
 }
 
 #[test]

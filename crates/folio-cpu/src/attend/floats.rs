@@ -267,8 +267,19 @@ impl<S: Simd, K: Kv> Floats<S, K> {
                     acc[r][i] = S::mul(S::load(at.add(r * stride + i * LANES)), S::splat(factor[r]));
                 }
             }
-            // All rows attend to the keys that the first one does.
-            for t in 0..valid[0] {
+            // Where windows begin, then the keys that all rows attend to, then where rows end.
+            let (from, to) = (valid[R - 1].from, valid[0].to);
+            let (from, to) = if from < to { (from, to) } else { (STEP, STEP) };
+            for r in 0..R {
+                for t in valid[r].from..valid[r].to.min(from) {
+                    let from = step.at[t / GROUP].values.add((t % GROUP * dim + d) * K::SIZE);
+                    for i in 0..D {
+                        let v = K::values::<S>(from.add(i * LANES * K::SIZE));
+                        acc[r][i] = S::fma(v, S::splat(p[r][t]), acc[r][i]);
+                    }
+                }
+            }
+            for t in from..to {
                 let offset = (t % GROUP * dim + d) * K::SIZE;
                 let from = step.at[t / GROUP].values.add(offset);
                 if first == 0 {
@@ -284,7 +295,7 @@ impl<S: Simd, K: Kv> Floats<S, K> {
                 }
             }
             for r in 0..R {
-                for t in valid[0]..valid[r] {
+                for t in to..valid[r].to {
                     let from = step.at[t / GROUP].values.add((t % GROUP * dim + d) * K::SIZE);
                     for i in 0..D {
                         let v = K::values::<S>(from.add(i * LANES * K::SIZE));

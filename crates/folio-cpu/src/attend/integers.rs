@@ -323,7 +323,8 @@ impl<I: Ints, C: Codes> Integers<I, C> {
         // SAFETY: the rows are inside the partial, whose rows are whole vectors. A vector of values that reaches past the
         // last dim reads the next tokens, page, or the slack behind the cache, into lanes that nobody uses.
         unsafe {
-            for t in (0..weights.valid[R - 1]).step_by(2) {
+            // A weight of zero adds nothing, so that all rows may begin where the first does.
+            for t in (weights.valid[0].from / 2 * 2..weights.valid[R - 1].to).step_by(2) {
                 let offset = t % GROUP / 2 * row_bytes + from;
                 if first == 0 {
                     for line in (0..D * 32).step_by(64) {
@@ -341,7 +342,7 @@ impl<I: Ints, C: Codes> Integers<I, C> {
                 }
             }
             for r in 0..R {
-                if weights.valid[r] == 0 {
+                if weights.valid[r].are_none() {
                     continue;
                 }
                 let scale = I::F::splat(rounded.scale[r]);

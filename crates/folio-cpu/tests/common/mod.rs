@@ -2,7 +2,9 @@
 #![allow(dead_code)]
 
 use folio_cpu::{CpuBackend, CpuOptions, Isa, Quantize};
-use folio_model::backend::{Backend, Batch, DType, KvFormat, KvLayout, Span, TensorView};
+use folio_model::backend::{
+    Backend, Batch, DType, GroupKind, HOLE, KvFormat, KvGroup, KvLayout, Span, TensorView,
+};
 use folio_model::program::{AttentionSpec, Buf, Head, Op, Program, Rope, RopeId};
 use folio_model::quant::{BlockFormat, Encoding};
 use folio_model::testing::blocks;
@@ -29,12 +31,33 @@ pub struct Spec {
     pub block_tokens: usize,
     pub bias: bool,
     pub qk_norm: bool,
+    /// Window of each layer, over and over; each size has a cache group.
+    pub windows: &'static [Option<u32>],
+    pub softcap: Option<f32>,
+    pub sinks: bool,
     /// Rotary pairs; 0 is none.
     pub rotary: usize,
     pub max_rows: usize,
     pub max_position: usize,
     /// This token's embedding is NaN.
     pub nan_token: Option<usize>,
+}
+
+impl Spec {
+    fn window(&self, layer: usize) -> Option<u32> {
+        self.windows[layer % self.windows.len()]
+    }
+
+    /// Windows of the cache groups; the first has none.
+    pub fn groups(&self) -> Vec<Option<u32>> {
+        let mut groups = vec![None];
+        for window in (0..self.layers).map(|layer| self.window(layer)) {
+            if !groups.contains(&window) {
+                groups.push(window);
+            }
+        }
+        groups
+    }
 }
 
 impl Default for Spec {
@@ -55,6 +78,9 @@ impl Default for Spec {
             block_tokens: 16,
             bias: true,
             qk_norm: true,
+            windows: &[None],
+            softcap: None,
+            sinks: false,
             rotary: 8,
             max_rows: 700,
             max_position: 1024,
@@ -141,13 +167,18 @@ pub fn load<B: Backend>(backend: &mut B, spec: &Spec, blocks: usize) {
     for layer in 0..spec.layers {
         let norm = load.vector(spec.hidden, 1.0, 0.2);
         let norms = spec.qk_norm.then(|| [0; 2].map(|_| load.vector(spec.head_dim, 1.0, 0.2)));
+        let sinks = spec.sinks.then(|| load.vector(spec.heads, 0.5, 1.0));
+        let window = spec.window(layer);
         attention.push(AttentionSpec {
-            group: 0,
-            layer: layer as u32,
+            group: spec.groups().iter().position(|known| *known == window).expect("a group") as u32,
+            layer: (0..layer).filter(|before| spec.window(*before) == window).count() as u32,
             heads: spec.heads,
             kv_heads: spec.kv_heads,
             head_dim: spec.head_dim,
             scale: 1.7 * (spec.head_dim as f32).powf(-0.5),
+            softcap: spec.softcap,
+            window,
+            sinks,
             rope: (spec.rotary > 0).then_some(RopeId(0)),
             q_norm: norms.map(|n| n[0]),
             k_norm: norms.map(|n| n[1]),
@@ -177,8 +208,15 @@ pub fn load<B: Backend>(backend: &mut B, spec: &Spec, blocks: usize) {
     let ropes = if spec.rotary > 0 { vec![Rope { inv_freq, scale: 1.0 }] } else { Vec::new() };
     let program = Program { buffers, ropes, attention, body, head };
     backend.load_program(program, spec.max_rows, spec.max_rows, spec.max_position).expect("a program");
-    let layout = KvLayout::full(spec.layers, spec.kv_heads, spec.head_dim, spec.kv, spec.block_tokens);
-    backend.allocate_cache(&layout, &[blocks]).expect("a cache");
+    let group = |window: &Option<u32>| KvGroup {
+        kind: window.map_or(GroupKind::Full, |tokens| GroupKind::Window { tokens }),
+        kv_heads: spec.kv_heads,
+        head_dim: spec.head_dim,
+        formats: vec![spec.kv; (0..spec.layers).filter(|layer| spec.window(*layer) == *window).count()],
+    };
+    let groups: Vec<KvGroup> = spec.groups().iter().map(group).collect();
+    let blocks = vec![blocks; groups.len()];
+    backend.allocate_cache(&KvLayout { groups, block_tokens: spec.block_tokens }, &blocks).expect("a cache");
 }
 
 pub fn cpu(spec: &Spec, blocks: usize, threads: usize, isa: Isa) -> CpuBackend {
@@ -194,6 +232,9 @@ pub struct Sequence {
     pub tokens: Vec<u32>,
     pub blocks: Vec<u32>,
     pub computed: usize,
+    /// As [`Spec::groups`].
+    pub groups: Vec<Option<u32>>,
+    pub block_tokens: usize,
 }
 
 impl Sequence {
@@ -203,7 +244,19 @@ impl Sequence {
         let count = len.div_ceil(spec.block_tokens) as u32;
         // Scattered and backwards: nothing may depend on neighbouring blocks.
         let blocks = (0..count).rev().map(|i| first_block + i).collect();
-        Self { tokens, blocks, computed: 0 }
+        Self { tokens, blocks, computed: 0, groups: spec.groups(), block_tokens: spec.block_tokens }
+    }
+
+    /// The table of a cache group before the next token is computed: what lies behind the window was given back.
+    fn table(&self, group: usize) -> Vec<u32> {
+        let mut table = self.blocks.clone();
+        if let Some(window) = self.groups[group] {
+            // Other blocks than those of the first group.
+            table.rotate_left(group);
+            let behind = (self.computed + 1).saturating_sub(window as usize) / self.block_tokens;
+            table[..behind].fill(HOLE);
+        }
+        table
     }
 }
 
@@ -224,7 +277,9 @@ pub fn step<B: Backend>(
             blocks_len: sequence.blocks.len() as u32,
         });
         batch.tokens.extend(&sequence.tokens[first..first + *rows]);
-        batch.blocks.extend(&sequence.blocks);
+        for group in 0..sequence.groups.len() {
+            batch.blocks.extend(sequence.table(group));
+        }
         sequence.computed += *rows;
     }
     batch.logit_rows.extend(0..batch.tokens.len() as u32);

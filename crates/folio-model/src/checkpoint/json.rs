@@ -78,6 +78,14 @@ impl<'a> Fields<'a> {
         value.ok_or_else(|| self.problem(name, "is missing"))
     }
 
+    /// An integer in `0..=max`.
+    pub fn integer_opt(&self, name: &str, max: usize) -> Result<Option<usize>> {
+        match self.value(name) {
+            Some(Value::Number(number)) if number.as_u64() == Some(0) => Ok(Some(0)),
+            _ => self.size_opt(name, max),
+        }
+    }
+
     /// An integer in `1..=max`.
     pub fn size_opt(&self, name: &str, max: usize) -> Result<Option<usize>> {
         let Some(value) = self.value(name) else { return Ok(None) };

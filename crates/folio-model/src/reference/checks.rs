@@ -3,14 +3,24 @@
 
 use super::{ReferenceBackend, Result};
 use crate::backend::{BackendError, Batch, GroupKind, HOLE, KvLayout, Span, TensorView};
-use crate::program::{MatrixId, Op, VectorId};
+use crate::program::{AttentionSpec, MatrixId, Op, Program, VectorId};
 
 pub fn no_cache() -> BackendError {
     BackendError::Batch("no KV cache was allocated".to_owned())
 }
 
-/// Groups that this backend can hold, and a number of blocks for each.
-pub fn layout(layout: &KvLayout, blocks: &[usize]) -> Result<()> {
+/// Groups that this backend can hold, a number of blocks for each, and a place for every layer.
+pub fn layout(layout: &KvLayout, blocks: &[usize], program: &Program) -> Result<()> {
+    let fits = |spec: &AttentionSpec| {
+        layout.groups.get(spec.group as usize).is_some_and(|group| {
+            group.kind.holds(spec.window)
+                && (spec.layer as usize) < group.layers()
+                && (group.kv_heads, group.head_dim) == (spec.kv_heads, spec.head_dim)
+        })
+    };
+    if let Some(spec) = program.attention.iter().find(|spec| !fits(spec)) {
+        return Err(BackendError::Device(format!("{spec:?} does not fit its cache group")));
+    }
     let held = |kind: GroupKind| matches!(kind, GroupKind::Full | GroupKind::Window { .. });
     let refusals = layout
         .groups
@@ -107,6 +117,8 @@ impl ReferenceBackend {
                     self.width(qkv.0) == Some((spec.heads + 2 * spec.kv_heads) * spec.head_dim)
                         && self.width(out.0) == Some(spec.heads * spec.head_dim)
                         && spec.heads.is_multiple_of(spec.kv_heads)
+                        && spec.sinks.is_none_or(|sinks| self.length(sinks) == Some(spec.heads))
+                        && spec.window != Some(0)
                 }),
             };
             if !fits {

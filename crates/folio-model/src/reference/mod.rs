@@ -153,7 +153,8 @@ impl ReferenceBackend {
             for (row, position) in rows_of(span) {
                 let q = &self.buffers[qkv][row * width..row * width + spec.heads * spec.head_dim];
                 for (head, q) in q.chunks(spec.head_dim).enumerate() {
-                    let result = attend(cache, spec, head, q, position, |position| {
+                    let sink = spec.sinks.map(|sinks| self.vector(sinks)[head]);
+                    let result = attend(cache, spec, head, q, position, sink, |position| {
                         block_of(batch, span, group, position, cache.block_tokens)
                     });
                     // Rows and heads come in the order of `attended`: spans cover the rows in order.
@@ -212,7 +213,7 @@ impl Backend for ReferenceBackend {
     }
 
     fn allocate_cache(&mut self, layout: &KvLayout, blocks: &[usize]) -> Result<()> {
-        checks::layout(layout, blocks)?;
+        checks::layout(layout, blocks, &self.program)?;
         let groups = layout.groups.iter().zip(blocks);
         self.caches =
             groups.map(|(group, blocks)| Cache::new(group.clone(), layout.block_tokens, *blocks)).collect();
@@ -312,23 +313,33 @@ fn rotate(head: &mut [f32], rope: &Rope, position: usize) {
     }
 }
 
-/// One query head over all cached positions up to its own.
+fn softcap(x: f64, cap: f32) -> f64 {
+    f64::from(cap) * (x / f64::from(cap)).tanh()
+}
+
+/// One query head over the cached positions of its window, and its sink.
 fn attend(
     cache: &Cache,
     spec: &AttentionSpec,
     head: usize,
     q: &[f32],
     position: usize,
+    sink: Option<f32>,
     block_of: impl Fn(usize) -> usize,
 ) -> Vec<f32> {
     let (layer, kv_head) = (spec.layer as usize, head / (spec.heads / spec.kv_heads));
     let tokens = cache.block_tokens;
     let at = |position: usize| (layer, block_of(position), position % tokens, kv_head);
-    let scores: Vec<f64> =
-        (0..=position).map(|position| dot(q, cache.key(at(position))) * f64::from(spec.scale)).collect();
-    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let (mut sum, mut out) = (0.0, vec![0.0f64; spec.head_dim]);
-    for (position, score) in scores.iter().enumerate() {
+    let first = spec.first_position(position);
+    let score = |position: usize| {
+        let score = dot(q, cache.key(at(position))) * f64::from(spec.scale);
+        spec.softcap.map_or(score, |cap| softcap(score, cap))
+    };
+    let scores: Vec<f64> = (first..=position).map(score).collect();
+    let sink = sink.map_or(f64::NEG_INFINITY, f64::from);
+    let max = scores.iter().copied().fold(sink, f64::max);
+    let (mut sum, mut out) = ((sink - max).exp(), vec![0.0f64; spec.head_dim]);
+    for (position, score) in (first..).zip(&scores) {
         let weight = (score - max).exp();
         sum += weight;
         for (out, value) in out.iter_mut().zip(cache.value(at(position))) {

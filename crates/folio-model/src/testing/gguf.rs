@@ -165,8 +165,12 @@ pub fn metadata_of(checkpoint: &Checkpoint) -> Writer {
         .u32(&key("rope.dimension_count"), config.rope.rotary_dim as u32)
         .f32(&key("rope.freq_base"), config.rope.theta as f32)
         .f32(&key("attention.layer_norm_rms_epsilon"), config.eps);
-    if let Some(window) = config.window {
-        writer = writer.u32(&key("attention.sliding_window"), window as u32);
+    if let Some(window) = config.windows.iter().flatten().next() {
+        writer = writer.u32(&key("attention.sliding_window"), *window as u32);
+        if config.windows.contains(&None) {
+            let sliding: Vec<i32> = config.windows.iter().map(|window| window.is_some().into()).collect();
+            writer = writer.i32s(&key("attention.sliding_window_pattern"), &sliding);
+        }
     }
     let base = |i: usize| config.rope.theta.powf(-(2.0 * i as f64) / config.rope.rotary_dim as f64);
     let vector = |values: &[f64]| values.iter().flat_map(|v| (*v as f32).to_le_bytes()).collect::<Vec<u8>>();

@@ -70,13 +70,7 @@ impl Report {
             ),
         ));
         let context = units::count(model.max_model_len as u64);
-        self.lines.push((
-            "context",
-            match &model.length_limited_by {
-                Some(reason) => format!("{context} tokens, limited by {reason}"),
-                None => format!("{context} tokens"),
-            },
-        ));
+        self.lines.push(("context", format!("{context} tokens")));
         let layout = &model.kv_layout;
         let tokens = u64::from(pool.blocks) * layout.block_tokens as u64;
         self.lines.push((

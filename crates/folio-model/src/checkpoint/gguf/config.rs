@@ -15,7 +15,7 @@ use crate::checkpoint::generation::GenerationConfig;
 use crate::checkpoint::json::Fields;
 use crate::config::Config;
 use crate::error::{ModelError, Result};
-use crate::family::{Bias, Fusion};
+use crate::family::{Bias, Fusion, Window};
 use crate::quant::Encoding;
 use crate::rope::RopeScaling;
 
@@ -307,7 +307,9 @@ impl Reader<'_> {
             }
         }
         if let Some(window) = self.integer("attention.sliding_window")?.filter(|window| *window > 0) {
-            config.window = Some(usize::try_from(window).unwrap_or(usize::MAX));
+            let window = usize::try_from(window).unwrap_or(usize::MAX);
+            let sliding = self.sliding_layers(config)?;
+            config.windows = sliding.into_iter().map(|sliding| sliding.then_some(window)).collect();
         }
         let has = |tensor: &str| (self.find)(tensor).is_some();
         let optional = |rule: Bias| matches!(rule, Bias::Config(_));
@@ -321,6 +323,29 @@ impl Reader<'_> {
             config.mlp_bias = has("blk.0.ffn_down.bias");
         }
         Ok(())
+    }
+}
+
+impl Reader<'_> {
+    /// Which layers have the window: as a list or a period says, else as in the family.
+    fn sliding_layers(&self, config: &Config) -> Result<Vec<bool>> {
+        let key = self.key("attention.sliding_window_pattern");
+        let every = match config.family.window {
+            Window::Pattern { every, .. } => Some(every as u64),
+            _ => None,
+        };
+        if self.metadata.is_array(&key) {
+            let list = self.metadata.numbers(&key)?.unwrap_or_default();
+            if list.len() != config.layers {
+                let problem = format!("has {} entries for {} layers", list.len(), config.layers);
+                return Err(self.metadata.problem(&key, problem));
+            }
+            return Ok(list.into_iter().map(|sliding| sliding != 0.0).collect());
+        }
+        let every = self.metadata.integer(&key)?.or(every);
+        Ok((1..=config.layers as u64)
+            .map(|layer| every.is_none_or(|every| layer.checked_rem(every) != Some(0)))
+            .collect())
     }
 }
 
