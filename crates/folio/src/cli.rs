@@ -420,6 +420,12 @@ pub struct BenchCacheArgs {
     /// Capacities, such as 1k,5k,10k
     #[arg(long, value_delimiter = ',', value_name = "N", default_value = "1k,5k,10k,50k", value_parser = Blocks::parse)]
     pub blocks: Vec<Blocks>,
+    /// Formats of KV to compare in the memory of as many f16 blocks
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "FORMAT", default_values_t = [KvDtype::F16, KvDtype::Int8, KvDtype::Int4])]
+    pub kv_formats: Vec<KvDtype>,
+    /// Dimensions of a head, for the formats with a scale per head
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(8..=1024))]
+    pub head_dim: u32,
     /// Write the hit rates as a plot (SVG)
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,

@@ -1,26 +1,45 @@
-//! `folio bench cache`: what retention policies find again of recorded traffic, side by side.
+//! `folio bench cache`: what retention policies find again of recorded traffic, side by side, and what formats of KV do for
+//! the same memory.
 //!
-//! Owns: reading the trace, the table, the JSON and the plot. The race itself is `folio_sim::retention`.
+//! Owns: reading the trace, the tables and the JSON. The race itself is `folio_sim::retention`, the plot `cache_plot`.
 
-use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use folio_model::backend::KvFormat;
 use folio_sim::retention::{BlockTrace, Policy, hits};
 use serde_json::json;
 
-use super::table;
+use super::{cache_plot, table};
 use crate::cli::BenchCacheArgs;
 
 /// Hits of every policy at one capacity, in the order of [`Policy::ALL`].
-struct Row {
-    blocks: u32,
+pub(super) struct Row {
+    pub blocks: u32,
     hits: [u64; Policy::ALL.len()],
+    /// The same memory with KV in other formats.
+    pub formats: Vec<Stored>,
+}
+
+/// What fits into a capacity given in f16 blocks, and what Folio then finds.
+pub(super) struct Stored {
+    pub format: KvFormat,
+    blocks: u32,
+    pub hits: u64,
 }
 
 impl Row {
-    fn of(&self, policy: Policy) -> f64 {
+    fn race(trace: &BlockTrace, blocks: u32, formats: &[KvFormat], head_dim: usize) -> Self {
+        let found = Policy::ALL.map(|policy| hits(trace, blocks, policy));
+        let formats = formats.iter().map(|format| {
+            let fits = in_the_memory_of(blocks, *format, head_dim);
+            Stored { format: *format, blocks: fits, hits: hits(trace, fits, Policy::Folio) }
+        });
+        Self { blocks, formats: formats.collect(), hits: found }
+    }
+
+    pub fn of(&self, policy: Policy) -> f64 {
         self.hits[Policy::ALL.iter().position(|p| *p == policy).unwrap_or_default()] as f64
     }
 
@@ -31,7 +50,27 @@ impl Row {
     }
 }
 
+/// Blocks of a format that take the bytes of `blocks` f16 blocks.
+fn in_the_memory_of(blocks: u32, format: KvFormat, head_dim: usize) -> u32 {
+    let bytes = blocks as usize * KvFormat::F16.bytes_per_head(head_dim);
+    // Block ids end at 32 bits.
+    (bytes / format.bytes_per_head(head_dim)).min(1 << 31) as u32
+}
+
+/// The formats that are asked for, if heads of that size can be stored so.
+fn formats(args: &BenchCacheArgs) -> Result<Vec<KvFormat>> {
+    let format = |dtype: &crate::cli::KvDtype| {
+        let format = dtype.format().context("--kv-formats: auto depends on a model; name a format")?;
+        match format.refusal(args.head_dim as usize) {
+            Some(reason) => bail!("{reason}: choose another --head-dim or other --kv-formats"),
+            None => Ok(format),
+        }
+    };
+    args.kv_formats.iter().map(format).collect()
+}
+
 pub fn run(args: &BenchCacheArgs) -> Result<()> {
+    let formats = formats(args)?;
     let trace = read(&args.trace)?;
     let total = trace.blocks();
     if total == 0 {
@@ -40,19 +79,23 @@ pub fn run(args: &BenchCacheArgs) -> Result<()> {
     let rows: Vec<Row> = args
         .blocks
         .iter()
-        .map(|blocks| Row {
-            blocks: blocks.0,
-            hits: Policy::ALL.map(|policy| hits(&trace, blocks.0, policy)),
-        })
+        .map(|blocks| Row::race(&trace, blocks.0, &formats, args.head_dim as usize))
         .collect();
     if args.json {
-        println!("{:#}", as_json(&trace, &rows));
+        println!("{:#}", as_json(&trace, &rows, args));
     } else {
         println!("{} requests, {total} full blocks; blocks found, %", trace.requests.len());
         print!("{}", as_table(&rows, total as f64));
+        if !args.kv_formats.is_empty() {
+            println!(
+                "\nthe memory of as many f16 blocks with KV in other formats, heads of {}",
+                args.head_dim
+            );
+            print!("{}", formats_table(&rows, total as f64));
+        }
     }
     if let Some(path) = &args.plot {
-        std::fs::write(path, plot(&rows, total as f64))
+        std::fs::write(path, cache_plot::plot(&rows, total as f64))
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
@@ -83,104 +126,61 @@ fn as_table(rows: &[Row], total: f64) -> String {
     table::render(&header, &cells.collect::<Vec<_>>())
 }
 
-fn as_json(trace: &BlockTrace, rows: &[Row]) -> serde_json::Value {
+fn formats_table(rows: &[Row], total: f64) -> String {
+    let mut header = vec!["f16 blocks".to_owned()];
+    let formats = rows.first().map(|row| &row.formats[..]).unwrap_or_default();
+    header.extend(formats.iter().flat_map(|stored| [stored.format.name().to_owned(), "found, %".to_owned()]));
+    let cells = rows.iter().map(|row| {
+        let formats = row.formats.iter().flat_map(|stored| {
+            let found = format!("{:.2}", 100.0 * stored.hits as f64 / total);
+            [crate::units::count(stored.blocks.into()), found]
+        });
+        std::iter::once(crate::units::count(row.blocks.into())).chain(formats).collect::<Vec<_>>()
+    });
+    let header: Vec<&str> = header.iter().map(String::as_str).collect();
+    table::render(&header, &cells.collect::<Vec<_>>())
+}
+
+fn as_json(trace: &BlockTrace, rows: &[Row], args: &BenchCacheArgs) -> serde_json::Value {
     let capacities = rows.iter().map(|row| {
         let hits: serde_json::Map<_, _> = Policy::ALL
             .iter()
             .zip(row.hits)
             .map(|(policy, hits)| (policy.name().to_owned(), hits.into()))
             .collect();
-        json!({"blocks": row.blocks, "hit_blocks": hits, "gap_closed": row.closed(Policy::Folio)})
+        let formats: serde_json::Map<_, _> = row
+            .formats
+            .iter()
+            .map(|stored| {
+                let figures = json!({"blocks": stored.blocks, "hit_blocks": stored.hits});
+                (stored.format.name().to_owned(), figures)
+            })
+            .collect();
+        json!({"blocks": row.blocks, "hit_blocks": hits, "gap_closed": row.closed(Policy::Folio), "formats": formats})
     });
-    json!({"requests": trace.requests.len(), "blocks": trace.blocks(), "capacities": capacities.collect::<Vec<_>>()})
-}
-
-const WIDTH: f64 = 720.0;
-const HEIGHT: f64 = 420.0;
-/// Left, right, top, bottom.
-const MARGIN: (f64, f64, f64, f64) = (56.0, 110.0, 20.0, 48.0);
-const COLOURS: [&str; Policy::ALL.len()] = ["#c0392b", "#2c3e50", "#7f8c8d", "#8e44ad", "#2980b9", "#27ae60"];
-
-/// Hit rate over capacity (logarithmic), as SVG.
-fn plot(rows: &[Row], total: f64) -> String {
-    let mut rows: Vec<&Row> = rows.iter().collect();
-    rows.sort_by_key(|row| row.blocks);
-    let log = |blocks: u32| f64::from(blocks.max(1)).ln();
-    let (first, last) = (log(rows[0].blocks), log(rows[rows.len() - 1].blocks));
-    let top = rows.iter().map(|row| row.of(Policy::Min)).fold(1.0, f64::max) / total * 1.08;
-    let (left, right, above, below) = MARGIN;
-    let x = |blocks: u32| {
-        let share = if last > first { (log(blocks) - first) / (last - first) } else { 0.5 };
-        left + share * (WIDTH - left - right)
-    };
-    let y = |hits: f64| HEIGHT - below - hits / total / top * (HEIGHT - above - below);
-    let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" font-size=\"12\">\n\
-         <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n"
-    );
-    for step in 0..=4 {
-        let hits = top / 1.08 * total * f64::from(step) / 4.0;
-        let (at, label) = (y(hits), 100.0 * hits / total);
-        let _ = writeln!(
-            out,
-            "<line x1=\"{left}\" y1=\"{at:.1}\" x2=\"{:.1}\" y2=\"{at:.1}\" stroke=\"#ddd\"/>",
-            WIDTH - right
-        );
-        let _ = writeln!(
-            out,
-            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{label:.0} %</text>",
-            left - 6.0,
-            at + 4.0
-        );
-    }
-    for row in &rows {
-        let label = crate::units::count(row.blocks.into());
-        let _ = writeln!(
-            out,
-            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{label}</text>",
-            x(row.blocks),
-            HEIGHT - below + 18.0
-        );
-    }
-    let _ = writeln!(
-        out,
-        "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">blocks of the cache</text>",
-        (left + WIDTH - right) / 2.0,
-        HEIGHT - 8.0
-    );
-    // Names at the right, in the order of their curves' ends and never over one another.
-    let mut names: Vec<(f64, usize)> =
-        Policy::ALL.iter().enumerate().map(|(i, policy)| (y(rows[rows.len() - 1].of(*policy)), i)).collect();
-    names.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let mut free = f64::MIN;
-    for (at, i) in names {
-        let points: Vec<String> =
-            rows.iter().map(|row| format!("{:.1},{:.1}", x(row.blocks), y(row.of(Policy::ALL[i])))).collect();
-        let at = at.max(free);
-        free = at + 14.0;
-        let (colour, name) = (COLOURS[i], Policy::ALL[i].name());
-        let _ = writeln!(
-            out,
-            "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>",
-            points.join(" ")
-        );
-        let _ = writeln!(
-            out,
-            "<text x=\"{:.1}\" y=\"{:.1}\" fill=\"{colour}\">{name}</text>",
-            WIDTH - right + 8.0,
-            at + 4.0
-        );
-    }
-    out.push_str("</svg>\n");
-    out
+    json!({
+        "trace": args.trace.file_name().map(|name| name.to_string_lossy()),
+        "requests": trace.requests.len(),
+        "blocks": trace.blocks(),
+        "head_dim": args.head_dim,
+        "capacities": capacities.collect::<Vec<_>>(),
+    })
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn rows() -> [Row; 2] {
-        [Row { blocks: 1000, hits: [60, 40, 30, 35, 50, 80] }, Row { blocks: 5000, hits: [90; 6] }]
+    pub fn rows() -> [Row; 2] {
+        let formats = vec![Stored { format: KvFormat::Int4, blocks: 3878, hits: 75 }];
+        [
+            Row { blocks: 1000, hits: [60, 40, 30, 35, 50, 80], formats },
+            Row {
+                blocks: 5000,
+                hits: [90; 6],
+                formats: vec![Stored { format: KvFormat::Int4, blocks: 19_393, hits: 95 }],
+            },
+        ]
     }
 
     #[test]
@@ -191,10 +191,11 @@ mod tests {
     }
 
     #[test]
-    fn the_plot_has_a_curve_and_a_name_for_each_policy() {
-        let svg = plot(&rows(), 100.0);
-        assert_eq!(svg.matches("<polyline").count(), Policy::ALL.len());
-        assert!(Policy::ALL.iter().all(|policy| svg.contains(&format!(">{}<", policy.name()))));
-        assert!(!svg.contains("NaN") && !svg.contains("inf"));
+    fn formats_are_compared_in_the_same_bytes() {
+        assert_eq!(in_the_memory_of(1000, KvFormat::F16, 128), 1000);
+        assert_eq!(in_the_memory_of(1000, KvFormat::Int8, 128), 1969, "256 bytes a head, against 130");
+        assert_eq!(in_the_memory_of(1000, KvFormat::Int4, 128), 3878, "66");
+        let text = formats_table(&rows()[..1], 100.0);
+        assert!(text.contains("int4") && text.contains("3,878") && text.contains("75.00"), "{text}");
     }
 }

@@ -1,6 +1,7 @@
 //! `folio bench`: the engine against the machine, and any server against the clock.
 
 pub mod cache;
+mod cache_plot;
 pub mod client;
 pub mod engine;
 pub mod kl;

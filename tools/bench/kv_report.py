@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Fills the measured parts of docs/kv-cache.md from the raw results in results/.
+
+    python3 tools/bench/kv_report.py           writes them
+    python3 tools/bench/kv_report.py --check   says whether the page is up to date, and fails if not; for CI
+
+A measured part stands between `<!-- measured: NAME -->` and `<!-- end -->`; NAME is a function below. The results are what these print:
+
+    folio bench cache --trace conversation_trace.jsonl.gz --blocks 1k,2k,5k,10k,20k,50k,100k --kv-formats f16,int8,int4 --json --plot docs/cache-hits.svg
+    cargo run --release -p folio-kv --example block_cost
+    python3 tools/bench/isolation.py --folio target/release/folio --out tools/bench/results/DATE-isolation.json
+
+Standard library only.
+"""
+
+import glob
+import json
+import os
+import re
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+PAGE = os.path.normpath(os.path.join(HERE, "..", "..", "docs", "kv-cache.md"))
+
+
+def newest(pattern, folder=None):
+    """Names begin with a date, so the last is the newest."""
+    files = sorted(glob.glob(os.path.join(folder or os.path.join(HERE, "results"), pattern)))
+    if not files:
+        return None, None
+    with open(files[-1]) as file:
+        text = file.read()
+    return os.path.basename(files[-1]), text
+
+
+def table(header, rows):
+    lines = ["| " + " | ".join(header) + " |", "|" + "---:|" * len(header)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def policies():
+    """Every policy at every capacity."""
+    name, text = newest("*-cache-conversation.json")
+    if text is None:
+        return "Not measured yet."
+    data = json.loads(text)
+    order = list(data["capacities"][0]["hit_blocks"])
+    rows = []
+    for row in data["capacities"]:
+        found = [f"{100 * row['hit_blocks'][policy] / data['blocks']:.2f} %" for policy in order]
+        gap = "" if row["gap_closed"] is None or abs(row["gap_closed"]) < 0.05 else f"{100 * row['gap_closed']:.1f} %"
+        rows.append([f"{row['blocks']:,}", *found, gap])
+    return table(["blocks", *order, "of the gap LRU to MIN"], rows) + f"\n\nFrom `{name}`."
+
+
+def formats():
+    """Folio's hits in the same memory, by format."""
+    name, text = newest("*-cache-conversation.json")
+    if text is None:
+        return "Not measured yet."
+    data = json.loads(text)
+    order = list(data["capacities"][0]["formats"])
+    rows = []
+    for row in data["capacities"]:
+        cells = []
+        for format_ in order:
+            stored = row["formats"][format_]
+            cells.append(f"{stored['blocks']:,}: {100 * stored['hit_blocks'] / data['blocks']:.2f} %")
+        rows.append([f"{row['blocks']:,}", *cells])
+    return table(["memory of f16 blocks", *order], rows) + f"\n\nHeads of {data['head_dim']}, blocks that fit: share found. From `{name}`."
+
+
+def block_cost():
+    name, text = newest("*-block-cost.txt")
+    return "Not measured yet." if text is None else f"```text\n{text.strip()}\n```\n\nFrom `{name}`."
+
+
+def isolation():
+    name, text = newest("*-isolation.json")
+    if text is None:
+        return "Not measured yet."
+    data = json.loads(text)
+    rows = []
+    for key in ("repeat_against_cold", "hit_against_cold"):
+        found = data[key]
+        what = {"repeat": "repeat across tenants", "hit": "repeat of one tenant (control)"}[found["what"]]
+        rows.append([what, f"{found['mean_difference']:+.2%}", f"{found['p_value']:.4f}", str(found["pairs"]), f"{found['detectable_difference']:.2%}"])
+    return table(["against a cold request", "TTFT differs by", "p", "pairs", "found with 90 % power"], rows) + f"\n\nFrom `{name}`."
+
+
+PARTS = {"policies": policies, "formats": formats, "block_cost": block_cost, "isolation": isolation}
+
+
+def fill(page):
+    def part(match):
+        name = match[1]
+        if name not in PARTS:
+            raise SystemExit(f"docs/kv-cache.md: no measured part is called {name}; there are {', '.join(PARTS)}")
+        return f"<!-- measured: {name} -->\n{PARTS[name]()}\n<!-- end -->"
+    return re.sub(r"<!-- measured: (\w+) -->\n.*?<!-- end -->", part, page, flags=re.S)
+
+
+def main():
+    with open(PAGE) as file:
+        page = file.read()
+    made = fill(page)
+    if "--check" in sys.argv[1:]:
+        sys.exit(None if made == page else "docs/kv-cache.md is not what tools/bench/kv_report.py makes of the results: run it")
+    with open(PAGE, "w") as out:
+        out.write(made)
+
+
+if __name__ == "__main__":
+    main()
