@@ -11,6 +11,7 @@ use std::time::Duration;
 use folio_engine::handle::Rejected;
 use folio_engine::request::Timing;
 use folio_engine::{EngineStats, Micros};
+use folio_kv::CacheStats;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
@@ -93,7 +94,12 @@ const ENGINE: &[Documented] = &[
     doc("vllm:num_requests_running", GAUGE, "", "Sequences that hold cache blocks"),
     doc("vllm:num_requests_waiting", GAUGE, "", "Sequences and requests that wait to be computed"),
     doc("vllm:num_requests_waiting_by_reason", GAUGE, "reason", "Those, by what they wait for"),
-    doc("vllm:kv_cache_usage_perc", GAUGE, "", "Share of the cache's blocks held by sequences, 0 to 1"),
+    doc(
+        "vllm:kv_cache_usage_perc",
+        GAUGE,
+        "",
+        "Share of the cache's blocks held by sequences, 0 to 1, of the fullest group",
+    ),
     doc(
         "vllm:cache_config_info",
         GAUGE,
@@ -109,9 +115,25 @@ const ENGINE: &[Documented] = &[
     doc("vllm:prefix_cache_queries_total", COUNTER, "", "Tokens looked up in the prefix cache"),
     doc("vllm:prefix_cache_hits_total", COUNTER, "", "Tokens found there"),
     doc("vllm:iteration_tokens_total", HISTOGRAM, "", "Tokens computed per step; count and sum only"),
-    doc("folio:kv_cache_blocks", GAUGE, "state", "Blocks that are free, cached (reusable content) or active"),
+    doc(
+        "folio:kv_cache_blocks",
+        GAUGE,
+        "state; group where there are several",
+        "Blocks that are free, cached (reusable content) or active",
+    ),
     doc("folio:kv_cache_waste_ratio", GAUGE, "", "Share of the active blocks' slots that holds nothing yet"),
-    doc("folio:kv_cache_evictions_total", COUNTER, "", "Cached blocks dropped to make room"),
+    doc(
+        "folio:kv_cache_evictions_total",
+        COUNTER,
+        "group where there are several",
+        "Cached blocks dropped to make room",
+    ),
+    doc(
+        "folio:kv_cache_window_miss_tokens_total",
+        COUNTER,
+        "",
+        "Prompt tokens in the cache that were computed again, because their sliding window was not",
+    ),
     doc(
         "folio:kv_cache_byte_seconds",
         GAUGE,
@@ -388,7 +410,8 @@ impl fmt::Debug for EngineCollector {
 enum Samples {
     Counter(u64),
     Gauge(f64),
-    Gauges(Vec<(Vec<(&'static str, String)>, f64)>),
+    Gauges(Vec<(Labels, f64)>),
+    Counters(Vec<(Labels, u64)>),
     /// A histogram of which only the number and the sum are known.
     Total {
         count: u64,
@@ -437,16 +460,13 @@ impl Collector for EngineCollector {
                     count: stats.counters.steps,
                     sum: stats.counters.iteration_tokens as f64,
                 },
-                "folio:kv_cache_blocks" => by(
-                    "state",
-                    &[
-                        ("free", cache.free_blocks),
-                        ("cached", cache.cached_blocks),
-                        ("active", cache.active_blocks),
-                    ],
-                ),
+                "folio:kv_cache_blocks" => Samples::Gauges(blocks_by_state(cache)),
                 "folio:kv_cache_waste_ratio" => Samples::Gauge(cache.waste()),
-                "folio:kv_cache_evictions_total" => Samples::Counter(cache.evictions),
+                "folio:kv_cache_evictions_total" => match cache.windows() {
+                    [] => Samples::Counter(cache.evictions),
+                    _ => Samples::Counters(evictions_by_group(cache)),
+                },
+                "folio:kv_cache_window_miss_tokens_total" => Samples::Counter(cache.window_miss_tokens),
                 "folio:kv_cache_byte_seconds" => {
                     let (active, cached) = byte_seconds(&stats, self.0.now());
                     let state = |state: &str| vec![("state", state.to_owned())];
@@ -471,6 +491,30 @@ fn byte_seconds(stats: &EngineStats, now: Micros) -> (f64, f64) {
     (seconds_of(active), seconds_of(cached))
 }
 
+/// Labels of a cache group: none where there is only one, so that nobody's queries change.
+fn group_labels(cache: &CacheStats, group: usize) -> Labels {
+    if cache.windows().is_empty() { Vec::new() } else { vec![("group", group.to_string())] }
+}
+
+fn blocks_by_state(cache: &CacheStats) -> Vec<(Labels, f64)> {
+    let full = [cache.free_blocks, cache.cached_blocks, cache.active_blocks];
+    let windows = cache.windows().iter().map(|w| [w.free_blocks, w.cached_blocks, w.active_blocks]);
+    let mut samples = Vec::new();
+    for (group, counts) in std::iter::once(full).chain(windows).enumerate() {
+        for (state, count) in ["free", "cached", "active"].into_iter().zip(counts) {
+            let mut labels = group_labels(cache, group);
+            labels.push(("state", state.to_owned()));
+            samples.push((labels, f64::from(count)));
+        }
+    }
+    samples
+}
+
+fn evictions_by_group(cache: &CacheStats) -> Vec<(Labels, u64)> {
+    let groups = std::iter::once(cache.evictions).chain(cache.windows().iter().map(|w| w.evictions));
+    groups.enumerate().map(|(group, count)| (group_labels(cache, group), count)).collect()
+}
+
 fn encode_samples(
     encoder: &mut DescriptorEncoder,
     name: &str,
@@ -493,6 +537,13 @@ fn encode_samples(
             let mut metric = encoder.encode_descriptor(name, &help, None, MetricType::Gauge)?;
             for (labels, value) in &list {
                 metric.encode_family(labels)?.encode_gauge(value)?;
+            }
+            Ok(())
+        }
+        Samples::Counters(list) => {
+            let mut metric = encoder.encode_descriptor(base, &help, None, MetricType::Counter)?;
+            for (labels, value) in &list {
+                ConstCounter::<u64>::new(*value).encode(metric.encode_family(labels)?)?;
             }
             Ok(())
         }

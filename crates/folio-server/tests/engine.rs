@@ -11,7 +11,7 @@ use folio_engine::plan::ExecutorError;
 use folio_engine::{
     EngineHandle, EngineParts, Executor, ModelExecutor, SchedulerConfig, StepOutput, StepPlan, SystemClock,
 };
-use folio_kv::{CacheConfig, KvCache, LruLeafFirst};
+use folio_kv::{CacheConfig, KvCache, LruLeafFirst, WindowConfig};
 use folio_server::ServerConfig;
 use folio_sim::SimBackend;
 use serde_json::{Value, json};
@@ -59,6 +59,15 @@ impl Executor for Gated {
 }
 
 fn engine(gate: Gate, change: impl FnOnce(&mut SchedulerConfig)) -> EngineHandle {
+    engine_with(gate, change, &[])
+}
+
+/// With a window group for each (blocks, window).
+fn engine_with(
+    gate: Gate,
+    change: impl FnOnce(&mut SchedulerConfig),
+    windows: &[(u32, u32)],
+) -> EngineHandle {
     let mut config = SchedulerConfig {
         max_model_len: 256,
         max_num_seqs: 16,
@@ -66,9 +75,16 @@ fn engine(gate: Gate, change: impl FnOnce(&mut SchedulerConfig)) -> EngineHandle
         ..Default::default()
     };
     change(&mut config);
-    let backend = SimBackend::new(VOCAB as usize, BLOCKS as usize, 16, 64, 64);
+    let backend =
+        SimBackend::new(VOCAB as usize, BLOCKS as usize, 16, 64, 64).with_windows(windows.iter().copied());
+    let window = |(blocks, window_tokens): &(u32, u32)| WindowConfig {
+        blocks: *blocks,
+        window_tokens: *window_tokens,
+        bytes_per_block: 1,
+    };
+    let windows: Vec<WindowConfig> = windows.iter().map(window).collect();
     let geometry = CacheConfig { blocks: BLOCKS, block_tokens: 16, bytes_per_block: 1 };
-    let cache = KvCache::new(geometry, Box::new(LruLeafFirst::default()));
+    let cache = KvCache::with_windows(geometry, &windows, Box::new(LruLeafFirst::default()));
     folio_engine::start(EngineParts {
         config,
         cache,
@@ -249,6 +265,31 @@ async fn the_engines_counters_agree_with_the_servers() {
     assert_eq!(client.metric("vllm:iteration_tokens_total_count", &[]).await, counters.steps as f64);
     assert_eq!(client.metric("folio:kv_cache_blocks", &["active"]).await, 0.0);
     assert!(counters.cached_prompt_tokens > 0);
+}
+
+#[tokio::test]
+async fn cache_groups_are_told_apart_where_there_are_several() {
+    let one = client(&engine(Gate::default(), |_| ()));
+    assert!(!one.get("/metrics").await.text.contains("group="));
+    let engine = engine_with(Gate::default(), |_| (), &[(12, 32)]);
+    let client = client(&engine);
+    client.complete(json!({"prompt": "x".repeat(150), "max_tokens": 60, "ignore_eos": true})).await;
+    until(|| !engine.stats().busy).await;
+    let stats = engine.stats().cache;
+    for (group, blocks) in [("group=\"0\"", BLOCKS), ("group=\"1\"", 12)] {
+        let mut sum = 0.0;
+        for state in ["free", "cached", "active"] {
+            sum += client.metric("folio:kv_cache_blocks", &[group, state]).await;
+        }
+        assert_eq!(sum, f64::from(blocks));
+    }
+    let evictions = client.metric("folio:kv_cache_evictions_total", &["group=\"1\""]).await;
+    assert_eq!(evictions, stats.windows()[0].evictions as f64);
+    assert!(evictions > 0.0);
+    assert_eq!(
+        client.metric("folio:kv_cache_evictions_total", &["group=\"0\""]).await,
+        stats.evictions as f64
+    );
 }
 
 #[tokio::test]

@@ -5,6 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
+use folio_kv::WindowConfig;
+
 use crate::units;
 
 /// Memory that can still be taken, and which limit says so.
@@ -92,16 +94,31 @@ pub struct PoolRequest {
     /// `--kv-cache-share`, of free memory.
     pub share: f64,
     pub free: Option<FreeMemory>,
+    /// Of the full-attention group; 0 where every layer has a window.
     pub bytes_per_block: u64,
+    pub windows: Vec<WindowRequest>,
     pub block_tokens: u32,
     pub max_model_len: u32,
     pub max_num_seqs: u32,
+    /// Tokens one step may compute.
+    pub max_num_batched_tokens: u32,
 }
 
-/// The pool, and the sentence that explains its size.
+/// A cache group whose layers look back `window_tokens` positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowRequest {
+    pub bytes_per_block: u64,
+    pub window_tokens: u32,
+}
+
+/// The pools, and the sentence that explains their size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
+    /// Of the full-attention group.
     pub blocks: u32,
+    /// Of each window group.
+    pub window_blocks: Vec<u32>,
+    /// Of all groups.
     pub bytes: u64,
     pub why: String,
 }
@@ -119,13 +136,66 @@ pub enum PoolError {
     Unknown,
 }
 
-/// Blocks of the pool. Without an explicit size: a share of free memory, but no more than every sequence at full length
+/// Blocks of group 0 where they cost no KV memory, only some 300 bytes of bookkeeping each.
+const FREE_BLOCKS_MAX: u32 = 1 << 18;
+
+impl PoolRequest {
+    fn blocks(&self, tokens: u32) -> u32 {
+        tokens.div_ceil(self.block_tokens)
+    }
+
+    /// Blocks of one sequence at full length, and one for a copy-on-write in flight.
+    fn sequence_blocks(&self) -> u32 {
+        self.blocks(self.max_model_len) + 1
+    }
+
+    /// What one sequence at full length needs of a window group: the window, the longest chunk, wherever they lie on the
+    /// blocks, and one for a copy-on-write in flight.
+    fn window_sequence_blocks(&self, window: &WindowRequest) -> u32 {
+        let chunk = self.max_num_batched_tokens.min(self.max_model_len);
+        let config = WindowConfig { blocks: 0, window_tokens: window.window_tokens, bytes_per_block: 0 };
+        config.blocks_max(chunk, self.block_tokens).min(self.blocks(self.max_model_len)) + 1
+    }
+
+    /// Blocks of a window group beside `blocks` of group 0:
+    ///
+    /// `blocks * min(1, (window + chunk) / (max_model_len / 2))`, and at least what one sequence needs.
+    ///
+    /// Sequences of half the longest length then fill both pools at once. Longer ones find the full-attention pool full
+    /// first, shorter ones the window's, down to those that fit a window and need as many blocks of either. More than
+    /// `blocks` are never of use: each is the companion of a block of group 0.
+    fn window_blocks(&self, window: &WindowRequest, blocks: u32) -> u32 {
+        let expected = u64::from(self.blocks(self.max_model_len.div_ceil(2)).max(1));
+        let least = self.window_sequence_blocks(window);
+        let share = u64::from(blocks) * u64::from(least).min(expected);
+        u32::try_from(share.div_ceil(expected)).unwrap_or(u32::MAX).max(least).min(blocks.max(least))
+    }
+
+    /// Bytes of all pools when group 0 has `blocks`.
+    fn bytes(&self, blocks: u32) -> u64 {
+        let windows = self.windows.iter();
+        let windows =
+            windows.map(|w| u64::from(self.window_blocks(w, blocks)).saturating_mul(w.bytes_per_block));
+        u64::from(blocks).saturating_mul(self.bytes_per_block).saturating_add(windows.sum())
+    }
+
+    /// Most blocks of group 0 with which all pools fit `bytes`; 0 if none.
+    fn most_blocks(&self, bytes: u64) -> u32 {
+        // `bytes` grows with the blocks, so halving finds it.
+        let (mut fits, mut above) = (0, u32::MAX >> 1);
+        while above - fits > 1 {
+            let middle = fits + (above - fits) / 2;
+            *(if self.bytes(middle) <= bytes { &mut fits } else { &mut above }) = middle;
+        }
+        fits
+    }
+}
+
+/// Blocks of every pool. Without an explicit size: a share of free memory, but no more than every sequence at full length
 /// can use.
 pub fn pool(request: &PoolRequest) -> Result<Pool, PoolError> {
-    let block = request.bytes_per_block.max(1);
-    let full_blocks = u64::from(request.max_model_len.div_ceil(request.block_tokens));
-    // One block more for a copy-on-write in flight.
-    let useful = (full_blocks + 1) * u64::from(request.max_num_seqs);
+    let full_blocks = request.sequence_blocks();
+    let useful = full_blocks.saturating_mul(request.max_num_seqs).min(u32::MAX >> 1);
     let (bytes, why) = match (request.asked_bytes, &request.free) {
         (Some(asked), Some(free)) if asked > free.bytes => {
             return Err(PoolError::NotEnough {
@@ -138,30 +208,36 @@ pub fn pool(request: &PoolRequest) -> Result<Pool, PoolError> {
         (None, None) => return Err(PoolError::Unknown),
         (None, Some(free)) => {
             let share = (free.bytes as f64 * request.share) as u64;
-            if share / block > useful {
+            if share > request.bytes(useful) {
                 let why = format!(
                     "{} sequences of {} tokens need no more",
                     request.max_num_seqs,
                     units::count(request.max_model_len.into())
                 );
-                (useful * block, why)
+                (request.bytes(useful), why)
             } else {
                 let percent = request.share * 100.0;
                 (share, format!("{percent:.0} % of the {} {}", units::bytes(free.bytes), free.source))
             }
         }
     };
-    let blocks = (bytes / block).min(u64::from(u32::MAX >> 1)) as u32;
-    if u64::from(blocks) < full_blocks + 1 {
+    let blocks = request.most_blocks(bytes);
+    if blocks < full_blocks {
         return Err(PoolError::TooSmall {
             budget: units::bytes(bytes),
             why,
             tokens: u64::from(blocks.saturating_sub(1)) * u64::from(request.block_tokens),
             max_model_len: request.max_model_len,
-            needed: format!("{}MiB", ((full_blocks + 1) * block).div_ceil(1 << 20)),
+            needed: format!("{}MiB", request.bytes(full_blocks).div_ceil(1 << 20)),
         });
     }
-    Ok(Pool { blocks, bytes: u64::from(blocks) * block, why })
+    let windows = request.windows.iter().map(|window| request.window_blocks(window, blocks));
+    let (window_blocks, bytes) = (windows.collect(), request.bytes(blocks));
+    // Where group 0 is only the index, it must not be what runs out: a prefix keeps all of its blocks there and only its
+    // last window in the other pools.
+    let free = blocks.saturating_mul(4).max(useful).min(FREE_BLOCKS_MAX.max(blocks));
+    let blocks = if request.bytes_per_block == 0 { free } else { blocks };
+    Ok(Pool { blocks, window_blocks, bytes, why })
 }
 
 #[cfg(test)]
@@ -217,9 +293,11 @@ mod tests {
             share: 0.5,
             free: Some(FreeMemory { bytes: 1 << 30, source: "available".into() }),
             bytes_per_block: 1 << 20,
+            windows: Vec::new(),
             block_tokens: 16,
             max_model_len: 1024,
             max_num_seqs: 64,
+            max_num_batched_tokens: 64,
         }
     }
 
@@ -251,5 +329,67 @@ mod tests {
         let error = pool(&PoolRequest { asked_bytes: Some(2 << 30), ..request() }).expect_err("refused");
         assert!(matches!(error, PoolError::NotEnough { .. }));
         assert_eq!(pool(&PoolRequest { free: None, ..request() }), Err(PoolError::Unknown));
+    }
+
+    fn window(bytes_per_block: u64, window_tokens: u32) -> WindowRequest {
+        WindowRequest { bytes_per_block, window_tokens }
+    }
+
+    /// Sequences of `tokens` positions that fit a pool of a window group.
+    fn sequences(request: &PoolRequest, pool: &Pool, tokens: u32) -> u32 {
+        let each = request.blocks(tokens).min(request.window_sequence_blocks(&request.windows[0]) - 1);
+        pool.window_blocks[0] / each
+    }
+
+    #[test]
+    fn sequences_of_half_the_longest_length_fill_all_pools_at_once() {
+        let request = PoolRequest {
+            asked_bytes: Some(512 << 20),
+            max_model_len: 4096,
+            windows: vec![window(5 << 20, 256)],
+            ..request()
+        };
+        let pool = pool(&request).expect("fits");
+        assert!(pool.bytes <= 512 << 20 && request.bytes(pool.blocks + 1) > 512 << 20, "{pool:?}");
+        assert_eq!(pool.bytes, request.bytes(pool.blocks));
+        let (full, windowed) = (pool.blocks / request.blocks(2048), sequences(&request, &pool, 2048));
+        assert!(full.abs_diff(windowed) <= 1, "{full} and {windowed}: {pool:?}");
+        // Without the window, every block would have cost six.
+        assert!(pool.blocks > 2 * 512 / 6, "{pool:?}");
+    }
+
+    #[test]
+    fn a_window_as_long_as_the_context_has_as_many_blocks() {
+        let request = PoolRequest { windows: vec![window(1 << 20, 4096)], ..request() };
+        let pool = pool(&request).expect("fits");
+        assert_eq!((pool.blocks, pool.window_blocks), (256, vec![256]));
+    }
+
+    #[test]
+    fn one_sequence_fits_every_pool_or_it_is_said_what_is_missing() {
+        let windows = vec![window(1 << 20, 512), window(1 << 20, 16)];
+        let least = PoolRequest { max_num_seqs: 1, windows, ..request() };
+        let pool = super::pool(&least).expect("fits");
+        assert_eq!(pool.blocks, 65);
+        for (window, blocks) in least.windows.iter().zip(&pool.window_blocks) {
+            assert!(*blocks >= least.window_sequence_blocks(window), "{pool:?}");
+        }
+        let needed = least.bytes(65);
+        let error = super::pool(&PoolRequest { asked_bytes: Some(needed - 1), ..least.clone() });
+        let text = error.expect_err("refused").to_string();
+        assert!(text.contains(&format!("{}MiB", needed >> 20)), "{text}");
+        assert_eq!(
+            super::pool(&PoolRequest { asked_bytes: Some(needed), ..least }).expect("fits").blocks,
+            65
+        );
+    }
+
+    #[test]
+    fn where_every_layer_has_a_window_the_index_is_not_what_runs_out() {
+        let request = PoolRequest { bytes_per_block: 0, windows: vec![window(1 << 20, 128)], ..request() };
+        let pool = pool(&request).expect("fits");
+        assert!(pool.bytes <= 512 << 20 && pool.bytes == u64::from(pool.window_blocks[0]) << 20, "{pool:?}");
+        assert!(pool.blocks >= 64 * 65, "every sequence at full length: {pool:?}");
+        assert!(pool.blocks <= FREE_BLOCKS_MAX);
     }
 }

@@ -10,17 +10,17 @@ mod weights;
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use folio_engine::engine::EngineParts;
 use folio_engine::{EngineHandle, ModelExecutor, SchedulerConfig, SystemClock};
-use folio_kv::{CacheConfig, KvCache, LearnedLifetimes, TenantId};
-use folio_model::backend::{Backend, KvGroup};
+use folio_kv::{CacheConfig, KvCache, LearnedLifetimes, TenantId, WindowConfig};
+use folio_model::backend::{Backend, GroupKind, KvGroup, KvLayout};
 use folio_model::{Checkpoint, Config, LoadedModel};
 use folio_text::{ChatTemplate, TemplateSources, Tokenizer};
 use sha2::{Digest, Sha256};
 
 use crate::cli::{EngineArgs, Quantize};
-use crate::memory::{self, PoolRequest};
+use crate::memory::{self, Pool, PoolRequest, WindowRequest};
 use crate::packed_cache::{Saving, Unsaved};
 
 pub use report::Report;
@@ -65,9 +65,11 @@ impl Runtime {
             share: args.kv_cache_share,
             free: free.clone(),
             bytes_per_block: model.kv_layout.bytes_per_block(0) as u64,
+            windows: windows(&model.kv_layout)?,
             block_tokens: args.block_size,
             max_model_len,
             max_num_seqs: args.max_num_seqs,
+            max_num_batched_tokens: args.max_num_batched_tokens,
         })?;
         let mut report = Report {
             lines: Vec::new(),
@@ -80,14 +82,17 @@ impl Runtime {
         report.describe(&source, &checkpoint, &model, &pool, free.as_ref(), template.as_deref());
         report.describe_packed(mapped.as_deref(), unsaved.as_ref());
         report.describe_quantized(quantized, mapped.is_some(), backend.quantized());
-        backend.allocate_cache(&model.kv_layout, &[pool.blocks as usize])?;
+        let blocks = std::iter::once(&pool.blocks).chain(&pool.window_blocks);
+        let blocks: Vec<usize> = blocks.map(|blocks| *blocks as usize).collect();
+        backend.allocate_cache(&model.kv_layout, &blocks)?;
 
-        let cache = KvCache::new(
+        let cache = KvCache::with_windows(
             CacheConfig {
                 blocks: pool.blocks,
                 block_tokens: args.block_size,
                 bytes_per_block: model.kv_layout.bytes_per_block(0) as u64,
             },
+            &window_pools(&model.kv_layout, &pool)?,
             Box::new(LearnedLifetimes::new(depth_cost(&model.config, args.block_size))),
         );
         let executor = ModelExecutor::new(
@@ -120,6 +125,31 @@ impl Runtime {
     pub fn max_model_len(&self) -> u32 {
         self.engine.config().max_model_len
     }
+}
+
+/// The window groups of a layout, which are all groups but the first.
+fn windows(layout: &KvLayout) -> Result<Vec<WindowRequest>> {
+    let window = |(group, kv): (usize, &KvGroup)| match kv.kind {
+        GroupKind::Window { tokens } => {
+            let bytes_per_block = layout.bytes_per_block(group) as u64;
+            Ok(WindowRequest { bytes_per_block, window_tokens: tokens })
+        }
+        kind => bail!("cache group {group} is {kind:?}: only the first may have no window"),
+    };
+    let groups = layout.groups.len();
+    if groups > folio_kv::MAX_GROUPS {
+        bail!("the model has {groups} kinds of layers, at most {} are possible", folio_kv::MAX_GROUPS);
+    }
+    layout.groups.iter().enumerate().skip(1).map(window).collect()
+}
+
+fn window_pools(layout: &KvLayout, pool: &Pool) -> Result<Vec<WindowConfig>> {
+    let windows = windows(layout)?.into_iter().zip(&pool.window_blocks);
+    let config = |(window, blocks): (WindowRequest, &u32)| {
+        let WindowRequest { bytes_per_block, window_tokens } = window;
+        WindowConfig { blocks: *blocks, window_tokens, bytes_per_block }
+    };
+    Ok(windows.map(config).collect())
 }
 
 /// What attention over one earlier block adds to the cost of computing a block, as a share of that: the multiply-adds of

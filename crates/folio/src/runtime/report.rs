@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use folio_model::backend::{KvFormat, KvLayout};
+use folio_model::backend::{GroupKind, KvFormat, KvLayout};
 use folio_model::{Checkpoint, LoadedModel};
 use folio_text::ChatTemplate;
 
@@ -86,6 +86,20 @@ impl Report {
                 pool.why
             ),
         ));
+        for (group, blocks) in layout.groups.iter().skip(1).zip(&pool.window_blocks) {
+            let GroupKind::Window { tokens } = group.kind else { continue };
+            let bytes = u64::from(*blocks) * (group.bytes_per_token() * layout.block_tokens) as u64;
+            self.lines.push((
+                "window",
+                format!(
+                    "{} of that for {} layers that see {} tokens: {} blocks, in step with the rest at half the context",
+                    units::bytes(bytes),
+                    group.layers(),
+                    units::count(tokens.into()),
+                    units::count((*blocks).into()),
+                ),
+            ));
+        }
         if let Some(free) = free {
             let left = units::bytes(free.bytes.saturating_sub(pool.bytes));
             self.lines.push((
