@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, HashMap};
 use folio_cpu::{CpuBackend, CpuOptions, Isa, Quantize};
 use folio_engine::plan::{ExecutorError, Sampled, SequenceId, StepOutput, StepPlan, Want};
 use folio_engine::{Event, Executor, Micros, Request, RequestId, SamplingParams, Scheduler, SchedulerConfig};
-use folio_kv::{CacheConfig, Identity, KvCache, LruLeafFirst, Root, TenantId};
-use folio_model::backend::{Backend, Batch, KvFormat, Span};
+use folio_kv::{CacheConfig, Identity, KvCache, LruLeafFirst, Root, TenantId, WindowConfig};
+use folio_model::backend::{Backend, Batch, GroupKind, KvFormat, KvGroup, KvLayout, Span};
 use folio_model::kv_format::{KvFormats, KvSkip};
 use folio_model::{Checkpoint, LoadOptions, Model};
 
@@ -51,6 +51,8 @@ pub fn runs(isa: Isa) -> bool {
 /// The backend, and what it computed since the last [`Recorder::take`].
 pub struct Recorder {
     backend: CpuBackend,
+    /// Of the cache groups beside full attention.
+    windows: Vec<u32>,
     quantized: usize,
     vocab: usize,
     batch: Batch,
@@ -92,6 +94,7 @@ impl Recorder {
         let quantized = backend.quantized().matrices + recast;
         Self {
             backend,
+            windows: windows(&model.kv_layout),
             quantized,
             vocab,
             batch: Batch::default(),
@@ -119,8 +122,8 @@ impl Executor for Recorder {
         let batch = &mut self.batch;
         batch.clear();
         for copy in &plan.copies {
-            let (from, to, tokens) = (copy.from.0, copy.to.0, copy.tokens);
-            batch.copies.push(folio_model::backend::BlockCopy { group: 0, from, to, tokens });
+            let (group, from, to, tokens) = (copy.group, copy.from.0, copy.to.0, copy.tokens);
+            batch.copies.push(folio_model::backend::BlockCopy { group, from, to, tokens });
         }
         for sequence in &plan.sequences {
             batch.spans.push(Span {
@@ -131,7 +134,7 @@ impl Executor for Recorder {
                 blocks_len: sequence.block_tables[0].len() as u32,
             });
             batch.tokens.extend(&sequence.tokens);
-            batch.blocks.extend(&sequence.block_tables[0]);
+            sequence.block_tables.iter().for_each(|table| batch.blocks.extend(table));
         }
         batch.logit_rows.extend(0..batch.tokens.len() as u32);
         self.output.step = plan.step;
@@ -196,7 +199,8 @@ pub struct World {
 impl World {
     pub fn new(fixture: &str, setup: Setup, blocks: u32) -> Self {
         let recorder = Recorder::load(fixture, setup, blocks);
-        Self { recorder, cache: empty_cache(blocks), root: root() }
+        let cache = empty_cache(blocks, &recorder.windows);
+        Self { recorder, cache, root: root() }
     }
 
     /// Forgets all cached content; the KV bytes stay as stale as they are.
@@ -343,9 +347,22 @@ pub fn prompt(seed: u64, len: usize, vocab: u32) -> Vec<u32> {
         .collect()
 }
 
-fn empty_cache(blocks: u32) -> KvCache {
+/// As many blocks for each window group as for group 0.
+fn empty_cache(blocks: u32, windows: &[u32]) -> KvCache {
     let config = CacheConfig { blocks, block_tokens: BLOCK_TOKENS, bytes_per_block: 1 };
-    KvCache::new(config, Box::new(LruLeafFirst::default()))
+    let window =
+        |window_tokens: &u32| WindowConfig { blocks, window_tokens: *window_tokens, bytes_per_block: 1 };
+    let windows: Vec<WindowConfig> = windows.iter().map(window).collect();
+    KvCache::with_windows(config, &windows, Box::new(LruLeafFirst::default()))
+}
+
+/// The windows of all groups but the first.
+fn windows(layout: &KvLayout) -> Vec<u32> {
+    let window = |group: &KvGroup| match group.kind {
+        GroupKind::Window { tokens } => tokens,
+        kind => panic!("a second group without a window: {kind:?}"),
+    };
+    layout.groups.iter().skip(1).map(window).collect()
 }
 
 fn root() -> Root {
