@@ -161,6 +161,7 @@ impl KvCache {
         table.computed = full;
         table.confirmed = full;
         self.attach_windows(&mut table);
+        table.missed = if prefix.chain > prefix.blocks { prefix.chain } else { 0 };
         let copies = self.attach_tail(&mut table, prefix.parent, &wanted[full as usize..]);
         table.query = Query {
             queries: 1,
@@ -347,6 +348,7 @@ impl KvCache {
             }
             self.keep_tail(&mut table, tail, tokens);
         }
+        self.keep_windows(&table);
         while !table.blocks.is_empty() {
             self.drop_last(&mut table);
         }

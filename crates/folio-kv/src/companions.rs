@@ -169,6 +169,7 @@ impl KvCache {
             for owner in &table.blocks[first..] {
                 let companion = pool.companion(owner.0).expect("a prefix is found only with its last window");
                 pool.reference(companion);
+                pool.keep(companion);
                 list.push(companion);
             }
         }
@@ -244,13 +245,26 @@ impl KvCache {
         lacked
     }
 
-    /// Gives back what the windows left behind since `before` positions were computed.
+    /// Gives back what the windows left behind since `before` positions were computed. The window that a lookup missed is
+    /// kept from now on: it was wanted once.
     pub(crate) fn slide(&mut self, table: &mut BlockTable, before: u32) {
         for (window, pool) in self.windows.iter_mut().enumerate() {
             let (from, to) = (table.first_block(window, before), table.first_block(window, table.computed));
-            for block in &mut table.windows[window][from as usize..to as usize] {
-                pool.unreference(std::mem::replace(block, HOLE));
+            let missed = table.first_block(window, table.missed * self.config.block_tokens)..table.missed;
+            for (block, index) in table.windows[window][from as usize..to as usize].iter_mut().zip(from..) {
+                let block = std::mem::replace(block, HOLE);
+                if missed.contains(&index) {
+                    pool.keep(block);
+                }
+                pool.unreference(block);
             }
+        }
+    }
+
+    /// The table ends here: somebody may go on.
+    pub(crate) fn keep_windows(&mut self, table: &BlockTable) {
+        for (window, pool) in self.windows.iter_mut().enumerate() {
+            table.held(window).iter().for_each(|block| pool.keep(*block));
         }
     }
 

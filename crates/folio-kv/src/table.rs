@@ -28,6 +28,8 @@ pub struct BlockTable {
     pub(crate) computed: u32,
     /// Positions `< confirmed` are known to be in memory: no copy of theirs is still pending.
     pub(crate) confirmed: u32,
+    /// Blocks that a lookup found in group 0 and could not attach: where a hit would have ended, had the windows been there.
+    pub(crate) missed: u32,
     /// What `attach` counted for this table, so that `abandon` can take it back.
     pub(crate) query: Query,
 }
@@ -66,6 +68,7 @@ impl BlockTable {
             block_tokens,
             computed: 0,
             confirmed: 0,
+            missed: 0,
             query: Query::default(),
         }
     }

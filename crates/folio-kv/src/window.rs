@@ -1,8 +1,16 @@
 //! The pool of one window group: the layers that look back `window_tokens` positions and no further.
 //!
-//! Owns: the group's block records, its free list, the order in which its cached blocks are given up (last use), and which
-//! of its blocks is the *companion* of which block of group 0. Must never: be searched. Nothing finds a block here but
-//! through the block of group 0 that holds the same tokens.
+//! Owns: the group's block records, its free list, the order in which its cached blocks are given up, and which of its
+//! blocks is the *companion* of which block of group 0. Must never: be searched. Nothing finds a block here but through
+//! the block of group 0 that holds the same tokens.
+//!
+//! # The order of giving up
+//!
+//! A window's blocks are worth something together, and only where somebody goes on: at the end of a conversation, at the
+//! end of a shared beginning. What a window merely slid over is worth next to nothing, and a long prompt slides over more
+//! blocks than the pool has. So cached blocks stand in two lists, each in order of last use, and *passed* ones go first.
+//! *Kept* is what a table held at its end, what was ever part of a hit, and what a lookup missed when it was computed again
+//! ([`WindowPool::keep`]).
 //!
 //! | state | references | companion |
 //! |---|---|---|
@@ -33,7 +41,9 @@ pub(crate) struct WindowBlock {
     pub owner: u32,
     /// Positions written.
     pub filled: u32,
-    /// Neighbours in the order of last use, while cached.
+    /// Which list it stands in while cached.
+    pub kept: bool,
+    /// Neighbours there.
     prev: u32,
     next: u32,
 }
@@ -64,6 +74,13 @@ pub(crate) struct WindowPool {
     pub tenants: FxHashMap<TenantId, WindowHeld>,
     /// As last told.
     pub now_us: u64,
+    /// Cached blocks that were passed, and that are kept.
+    lists: [List; 2],
+}
+
+/// Blocks in order of last use.
+#[derive(Clone, Copy, Debug)]
+struct List {
     oldest: u32,
     newest: u32,
 }
@@ -73,8 +90,15 @@ impl WindowPool {
     pub fn new(config: WindowConfig, owners: u32) -> Self {
         assert!(config.window_tokens > 0, "a window holds at least the position itself");
         assert!(config.blocks < NONE - 1, "block ids are 32 bit with two values reserved");
-        let block =
-            WindowBlock { tenant: TenantId(0), refs: 0, owner: NONE, filled: 0, prev: NONE, next: NONE };
+        let block = WindowBlock {
+            tenant: TenantId(0),
+            refs: 0,
+            owner: NONE,
+            filled: 0,
+            kept: false,
+            prev: NONE,
+            next: NONE,
+        };
         Self {
             config,
             blocks: vec![block; config.blocks as usize],
@@ -83,8 +107,7 @@ impl WindowPool {
             stats: WindowStats::new(&config),
             tenants: FxHashMap::default(),
             now_us: 0,
-            oldest: NONE,
-            newest: NONE,
+            lists: [List { oldest: NONE, newest: NONE }; 2],
         }
     }
 
@@ -107,13 +130,13 @@ impl WindowPool {
         (companion != NONE).then_some(BlockId(companion))
     }
 
-    /// A block to write in, referenced once: free ones first, then the cached one that was used longest ago.
+    /// A block to write in, referenced once: free ones first, then passed ones, then kept ones.
     pub fn take(&mut self, tenant: TenantId) -> Option<BlockId> {
         let block = match self.free.pop() {
             Some(block) => BlockId(block),
-            None if self.oldest == NONE => return None,
             None => {
-                let oldest = BlockId(self.oldest);
+                let oldest = self.lists.iter().map(|list| list.oldest).find(|oldest| *oldest != NONE);
+                let oldest = BlockId(oldest?);
                 self.stats.evictions += 1;
                 self.drop_content(oldest);
                 oldest
@@ -124,6 +147,7 @@ impl WindowPool {
         b.tenant = tenant;
         b.refs = 1;
         b.filled = 0;
+        b.kept = false;
         self.stats.allocations += 1;
         self.stats.active_blocks += 1;
         self.held(tenant).active += 1;
@@ -160,6 +184,14 @@ impl WindowPool {
         let held = self.held(tenant);
         held.cached -= 1;
         held.active += 1;
+    }
+
+    /// A table ends with the block, attached it, or computed again what was missed: cached, it goes after those that were
+    /// only passed.
+    pub fn keep(&mut self, block: BlockId) {
+        let b = self.block_mut(block);
+        debug_assert!(b.refs > 0, "a cached block stays in its list");
+        b.kept = true;
     }
 
     /// A private block becomes free with its last reference, a companion cached.
@@ -200,14 +232,16 @@ impl WindowPool {
 
     /// Drops all cached blocks, of one tenant or of all, but those whose owner is `kept`.
     pub fn clear(&mut self, tenant: Option<TenantId>, kept: impl Fn(u32) -> bool) {
-        let mut next = self.oldest;
-        while next != NONE {
-            let block = BlockId(next);
-            let b = self.block(block);
-            next = b.next;
-            if tenant.is_none_or(|tenant| tenant == b.tenant) && !kept(b.owner) {
-                self.drop_content(block);
-                self.free.push(block.0);
+        for list in self.lists {
+            let mut next = list.oldest;
+            while next != NONE {
+                let block = BlockId(next);
+                let b = self.block(block);
+                next = b.next;
+                if tenant.is_none_or(|tenant| tenant == b.tenant) && !kept(b.owner) {
+                    self.drop_content(block);
+                    self.free.push(block.0);
+                }
             }
         }
     }
@@ -231,37 +265,42 @@ impl WindowPool {
     }
 
     fn push_newest(&mut self, block: BlockId) {
-        let newest = std::mem::replace(&mut self.newest, block.0);
-        let b = self.block_mut(block);
-        (b.prev, b.next) = (newest, NONE);
+        let list = &mut self.lists[usize::from(self.blocks[block.0 as usize].kept)];
+        let newest = std::mem::replace(&mut list.newest, block.0);
         match newest {
-            NONE => self.oldest = block.0,
+            NONE => list.oldest = block.0,
             newest => self.blocks[newest as usize].next = block.0,
         }
+        let b = self.block_mut(block);
+        (b.prev, b.next) = (newest, NONE);
     }
 
     fn unlink(&mut self, block: BlockId) {
-        let WindowBlock { prev, next, .. } = *self.block(block);
+        let WindowBlock { prev, next, kept, .. } = *self.block(block);
+        let list = &mut self.lists[usize::from(kept)];
         match prev {
-            NONE => self.oldest = next,
+            NONE => list.oldest = next,
             prev => self.blocks[prev as usize].next = next,
         }
         match next {
-            NONE => self.newest = prev,
+            NONE => list.newest = prev,
             next => self.blocks[next as usize].prev = prev,
         }
     }
 
-    /// Cached blocks in the order they will be given up. For `check`: at most one more than there are blocks.
+    /// Cached blocks in the order they will be given up. For `check`: at most one more per list than there are blocks.
     pub fn cached(&self) -> impl Iterator<Item = BlockId> + '_ {
-        let mut next = self.oldest;
-        let cached = std::iter::from_fn(move || {
-            let block = next;
-            (block != NONE).then(|| {
-                next = self.blocks[block as usize].next;
-                BlockId(block)
-            })
-        });
-        cached.take(self.blocks.len() + 1)
+        let follow = move |list: &List| {
+            let mut next = list.oldest;
+            let blocks = std::iter::from_fn(move || {
+                let block = next;
+                (block != NONE).then(|| {
+                    next = self.blocks[block as usize].next;
+                    BlockId(block)
+                })
+            });
+            blocks.take(self.blocks.len() + 1)
+        };
+        self.lists.iter().flat_map(follow)
     }
 }

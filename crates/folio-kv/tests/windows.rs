@@ -97,6 +97,47 @@ fn a_hit_needs_only_the_last_window() {
 }
 
 #[test]
+fn a_long_prompt_recycles_what_it_slid_over_and_leaves_the_ends_of_others() {
+    let (mut cache, root) = (windowed(200, 4, &[(12, 6)]), root(0));
+    let ended = range(0..20);
+    serve(&mut cache, &root, &ended);
+    // 40 blocks go through a pool of 12.
+    let long = range(1000..1160);
+    let (mut table, _) = cache.attach(&root, &long, 0);
+    (1..=20).for_each(|chunk| drop(compute(&mut cache, &mut table, &long, 8 * chunk)));
+    assert!(cache.stats().windows()[0].evictions > 20);
+    assert_eq!(cache.probe(&root, &ended), 20, "the end of a conversation outlives what nobody asked for");
+    cache.check(&[&table]).unwrap();
+    cache.release(table, &long);
+    assert_eq!(cache.probe(&root, &long), 160);
+}
+
+#[test]
+fn a_beginning_that_was_missed_once_is_kept_when_it_is_computed_again() {
+    let (mut cache, root) = (windowed(200, 4, &[(12, 6)]), root(0));
+    let shared = range(0..16);
+    let with = |own: u32| [shared.clone(), range(own..own + 60)].concat();
+    let (first, second) = (with(1000), with(2000));
+    let answer = |cache: &mut KvCache, tokens: &[u32]| {
+        let (mut table, _) = cache.attach(&root, tokens, tokens.len() as u32 - 1);
+        let found = table.computed();
+        while table.computed() < tokens.len() as u32 {
+            let upto = (table.computed() + 8).min(tokens.len() as u32);
+            compute(cache, &mut table, tokens, upto);
+        }
+        cache.release(table, tokens);
+        found
+    };
+    assert_eq!(answer(&mut cache, &first), 0);
+    assert_eq!(answer(&mut cache, &second), 0, "its window was passed and recycled");
+    assert_eq!(cache.stats().window_miss_tokens, 16);
+    assert_eq!(answer(&mut cache, &with(3000)), 16);
+    assert_eq!(answer(&mut cache, &with(4000)), 16);
+    assert_eq!(cache.stats().window_miss_tokens, 16);
+    cache.check(&[]).unwrap();
+}
+
+#[test]
 fn a_missing_companion_costs_the_hits_whose_window_it_is_in() {
     let (mut cache, root) = (windowed(16, 4, &[(8, 5), (16, 40)]), root(0));
     let tokens = range(0..32);
