@@ -154,7 +154,7 @@ impl Bench {
                 linear(HIDDEN, FFN, gated, x, true),
             ]);
         }
-        let head = Head { x, norm, eps: 1e-5, matrix: table, vocab: VOCAB };
+        let head = Head { x, norm, eps: 1e-5, matrix: table, vocab: VOCAB, softcap: None };
         let inv_freq = (0..HEAD_DIM / 2).map(|i| 5e5f32.powf(-(i as f32) / 32.0)).collect();
         let program = Program {
             buffers: vec![HIDDEN, HIDDEN, qkv, HIDDEN, 2 * FFN, FFN],

@@ -133,7 +133,15 @@ impl ProgramCheck<'_> {
                 }
                 same("the output's width", self.width(out)?, spec.heads * spec.head_dim)
             }
-            Op::SiluMul { x, out } => {
+            Op::Scale { x, .. } => self.width(x).map(|_| ()),
+            Op::AddRmsNorm { x, weight, out, .. } => {
+                self.vector(weight, self.width(x)?)?;
+                if x == out {
+                    return Err("input and output are one buffer".to_owned());
+                }
+                same("the output's width", self.width(out)?, self.width(x)?)
+            }
+            Op::SiluMul { x, out } | Op::GeluMul { x, out } => {
                 if x == out {
                     return Err("input and output are one buffer".to_owned());
                 }

@@ -3,7 +3,7 @@
 //! Must never: look at a second row. Sums go over 16 lanes and the fixed tree; everything else is element by element, where
 //! every instruction set rounds alike.
 
-use crate::simd::{LANES, Simd, Task, exp};
+use crate::simd::{LANES, Simd, Task, exp, tanh};
 
 /// `out = (x / sqrt(mean(x^2) + eps)) * weight`; `out` may be `x`.
 #[derive(Clone, Copy)]
@@ -47,23 +47,56 @@ impl Task for RmsNorm {
     }
 }
 
-/// `out = gate / (1 + e^-gate) * up` over `count` values.
+/// `x = cap * tanh(x / cap)` over `count` values.
+pub(crate) struct Softcap {
+    pub(crate) cap: f32,
+    pub(crate) x: *mut f32,
+    pub(crate) count: usize,
+}
+
+impl Task for Softcap {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let cap = S::splat(self.cap);
+        for i in (0..self.count).step_by(LANES) {
+            let valid = LANES.min(self.count - i);
+            // SAFETY: who makes the task promises `count` values behind `x`.
+            unsafe {
+                let v = S::load_part(self.x.add(i), valid);
+                S::store_part(self.x.add(i), valid, S::mul(cap, tanh::<S>(S::div(v, cap))));
+            }
+        }
+    }
+}
+
+/// `out = gate / (1 + e^-gate) * up` over `count` values, or with GELU in its form with tanh in place of SiLU.
 #[derive(Clone, Copy)]
-pub(crate) struct SiluMul {
+pub(crate) struct GatedMul {
+    pub(crate) gelu: bool,
     pub(crate) gate: *const f32,
     pub(crate) up: *const f32,
     pub(crate) out: *mut f32,
     pub(crate) count: usize,
 }
 
+/// GELU is `gate / (1 + e^-2u)` of `u = sqrt(2 / pi) * (gate + 0.044715 * gate^3)`: no sum that cancels.
 #[inline(always)]
-fn silu_mul<S: Simd>(gate: S::V, up: S::V) -> S::V {
+fn gated<S: Simd>(gelu: bool, gate: S::V, up: S::V) -> S::V {
     let one = S::splat(1.0);
-    let e = exp::<S>(S::sub(S::splat(0.0), gate));
+    let power = match gelu {
+        false => gate,
+        true => {
+            let square = S::mul(gate, gate);
+            S::mul(gate, S::fma(square, S::splat(0.071_354_814), S::splat(1.595_769)))
+        }
+    };
+    let e = exp::<S>(S::sub(S::splat(0.0), power));
     S::mul(S::div(gate, S::add(one, e)), up)
 }
 
-impl Task for SiluMul {
+impl Task for GatedMul {
     type Output = ();
 
     #[inline(always)]
@@ -73,12 +106,12 @@ impl Task for SiluMul {
         // SAFETY: who makes the task promises `count` values behind each pointer.
         unsafe {
             for i in (0..whole).step_by(LANES) {
-                let v = silu_mul::<S>(S::load(self.gate.add(i)), S::load(self.up.add(i)));
+                let v = gated::<S>(self.gelu, S::load(self.gate.add(i)), S::load(self.up.add(i)));
                 S::store(self.out.add(i), v);
             }
             if rest > 0 {
                 let gate = S::load_part(self.gate.add(whole), rest);
-                let v = silu_mul::<S>(gate, S::load_part(self.up.add(whole), rest));
+                let v = gated::<S>(self.gelu, gate, S::load_part(self.up.add(whole), rest));
                 S::store_part(self.out.add(whole), rest, v);
             }
         }
@@ -112,7 +145,7 @@ pub(crate) fn rotate(head: &mut [f32], table: &[f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::{Isa, dispatch, tanh};
+    use crate::simd::{Isa, dispatch};
 
     fn inputs(n: usize, scale: f32) -> Vec<f32> {
         (0..n).map(|i| (((i * 7919 + 13) % 1009) as f32 / 504.5 - 1.0) * scale).collect()
@@ -150,18 +183,21 @@ mod tests {
     }
 
     #[test]
-    fn silu_is_the_same_everywhere_and_right() {
-        for count in [1, 16, 31, 1000] {
+    fn gates_are_the_same_everywhere_and_right() {
+        for (count, gelu) in [(1, false), (16, true), (31, false), (1000, false), (1000, true), (33, true)] {
             let (gate, up) = (inputs(count, 95.0), inputs(count + 1, 2.0));
-            let got = agree(&format!("silu of {count}"), |isa| {
+            let got = agree(&format!("gate of {count}"), |isa| {
                 let mut out = vec![0.0; count];
-                let task = SiluMul { gate: gate.as_ptr(), up: up.as_ptr(), out: out.as_mut_ptr(), count };
+                let task =
+                    GatedMul { gelu, gate: gate.as_ptr(), up: up.as_ptr(), out: out.as_mut_ptr(), count };
                 dispatch(isa, task);
                 out
             });
             for i in 0..count {
                 let g = f64::from(gate[i]);
-                let want = g / (1.0 + (-g).exp()) * f64::from(up[i]);
+                let u = (2.0 / std::f64::consts::PI).sqrt() * (g + 0.044_715 * g * g * g);
+                let want =
+                    if gelu { 0.5 * g * (1.0 + u.tanh()) } else { g / (1.0 + (-g).exp()) } * f64::from(up[i]);
                 assert!((f64::from(got[i]) - want).abs() <= 1e-6 * (1.0 + want.abs()), "{g}: {}", got[i]);
             }
         }

@@ -16,7 +16,7 @@ use crate::linear::Linear;
 use crate::memory::{Floats, HugeBuffer, Rows};
 use crate::packed::PackedMatrix;
 use crate::pool::{Claims, Worker};
-use crate::rows::{RmsNorm, SiluMul, rotary_table, rotate};
+use crate::rows::{GatedMul, RmsNorm, Softcap, rotary_table, rotate};
 use crate::simd::{Isa, dispatch};
 
 /// Columns of one piece of an element-wise operation.
@@ -144,7 +144,30 @@ impl Step<'_> {
             Op::Attention { qkv, spec, out } => {
                 self.attention(worker, self.buf(qkv), &self.program.attention[spec], self.buf(out), claims);
             }
-            Op::SiluMul { x, out } => {
+            Op::Scale { x, by } => {
+                let x = self.buf(x);
+                for row in worker.share(self.rows(), 1) {
+                    // SAFETY: the row is this worker's and `width` long.
+                    let row = unsafe { std::slice::from_raw_parts_mut(x.row(row), x.width) };
+                    row.iter_mut().for_each(|value| *value *= by);
+                }
+            }
+            Op::AddRmsNorm { x, weight, eps, out } => {
+                let (x, out) = (self.buf(x), self.buf(out));
+                let weight = self.vector(weight).as_ptr();
+                for row in worker.share(self.rows(), 1) {
+                    let (from, width) = (x.row(row), x.width);
+                    dispatch(self.isa, RmsNorm { x: from, weight, eps, width, out: from });
+                    // SAFETY: both rows are this worker's and `width` long, in buffers that differ.
+                    unsafe {
+                        let to = std::slice::from_raw_parts_mut(out.row(row), width);
+                        let from = std::slice::from_raw_parts(from, width);
+                        to.iter_mut().zip(from).for_each(|(sum, value)| *sum += value);
+                    }
+                }
+            }
+            Op::SiluMul { x, out } | Op::GeluMul { x, out } => {
+                let gelu = matches!(op, Op::GeluMul { .. });
                 let (x, out) = (self.buf(x), self.buf(out));
                 let pieces = out.width.div_ceil(PIECE);
                 for piece in worker.share(self.rows() * pieces, 1) {
@@ -152,7 +175,10 @@ impl Step<'_> {
                     let gate = x.row(row).wrapping_add(col).cast_const();
                     let count = PIECE.min(out.width - col);
                     let up = gate.wrapping_add(out.width);
-                    dispatch(self.isa, SiluMul { gate, up, out: out.row(row).wrapping_add(col), count });
+                    dispatch(
+                        self.isa,
+                        GatedMul { gelu, gate, up, out: out.row(row).wrapping_add(col), count },
+                    );
                 }
             }
         }
@@ -272,6 +298,12 @@ impl Step<'_> {
         let out = self.buffers.logits.view();
         let linear = LinearOp { x: selected, weight: head.matrix, bias: None, out, add: false };
         self.linear(worker, linear, wanted.len(), &self.buffers.claims[2 * self.program.body.len()]);
+        if let Some(cap) = head.softcap {
+            worker.barrier();
+            for i in worker.share(wanted.len(), 1) {
+                dispatch(self.isa, Softcap { cap, x: out.row(i), count: head.vocab });
+            }
+        }
     }
 }
 

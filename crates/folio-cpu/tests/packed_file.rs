@@ -25,11 +25,12 @@ fn options() -> LoadOptions<'static> {
 }
 
 fn logits(backend: &mut CpuBackend, model: &LoadedModel) -> Vec<u32> {
-    backend.allocate_cache(&model.kv_layout, &[2]).expect("a cache");
+    let groups = model.kv_layout.groups.len();
+    backend.allocate_cache(&model.kv_layout, &vec![2; groups]).expect("a cache");
     let batch = Batch {
         tokens: vec![1, 5, 3, 7],
         spans: vec![Span { first_row: 0, rows: 4, first_position: 0, blocks_start: 0, blocks_len: 1 }],
-        blocks: vec![1],
+        blocks: vec![1; groups],
         logit_rows: vec![0, 3],
         copies: Vec::new(),
     };

@@ -4,11 +4,12 @@
 //! building; what differs is in [`Config`]. The same [`Weights`] tree exists twice: over tensor names (what to load) and
 //! over backend ids (what was loaded), so that a matrix cannot be loaded and forgotten, or used and never loaded.
 
-use crate::backend::{GroupKind, KvGroup, KvLayout};
+use crate::backend::{DType, GroupKind, KvGroup, KvLayout};
 use crate::config::Config;
 use crate::family::Fusion;
 use crate::kv_format::KvFormats;
-use crate::program::{AttentionSpec, Buf, Head, MatrixId, Op, Program, RopeId, VectorId};
+use crate::program::{Activation, AttentionSpec, Buf, Head, MatrixId, Op, Program, RopeId, VectorId};
+use crate::quant::Encoding;
 
 /// One tensor of the checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,11 +19,13 @@ pub struct TensorSpec {
 }
 
 /// Tensors stacked along rows into one matrix or vector of the program.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct WeightSpec {
     /// For errors and progress: "layers.3.qkv".
     pub label: String,
     pub parts: Vec<TensorSpec>,
+    /// Added to every value of a vector: 1 where norms are stored as what is added to one.
+    pub offset: f32,
 }
 
 /// All weights of a decoder; `M` stands for a matrix, `V` for a vector.
@@ -44,11 +47,15 @@ pub struct Layer<M, V> {
     pub k_norm: Option<V>,
     pub o: M,
     pub o_bias: Option<V>,
+    /// Of what attention adds to the residual stream.
+    pub attention_post_norm: Option<V>,
     pub mlp_norm: V,
     pub gate_up: M,
     pub gate_up_bias: Option<V>,
     pub down: M,
     pub down_bias: Option<V>,
+    /// Of what the feed-forward part adds.
+    pub mlp_post_norm: Option<V>,
 }
 
 /// What a checkpoint of this configuration must hold.
@@ -57,13 +64,17 @@ pub fn weight_specs(config: &Config) -> Weights<WeightSpec, WeightSpec> {
     Weights {
         embed: single("embed_tokens", "model.embed_tokens.weight".to_owned(), &[vocab, hidden]),
         layers: (0..config.layers).map(|layer| layer_specs(config, layer)).collect(),
-        norm: single("norm", "model.norm.weight".to_owned(), &[hidden]),
+        norm: WeightSpec {
+            offset: config.norm_offset,
+            ..single("norm", "model.norm.weight".to_owned(), &[hidden])
+        },
         head: (!config.tied).then(|| single("lm_head", "lm_head.weight".to_owned(), &[vocab, hidden])),
     }
 }
 
 fn single(label: &str, name: String, shape: &[usize]) -> WeightSpec {
-    WeightSpec { label: label.to_owned(), parts: vec![TensorSpec { name, shape: shape.to_vec() }] }
+    let parts = vec![TensorSpec { name, shape: shape.to_vec() }];
+    WeightSpec { label: label.to_owned(), parts, offset: 0.0 }
 }
 
 fn layer_specs(config: &Config, layer: usize) -> Layer<WeightSpec, WeightSpec> {
@@ -81,7 +92,7 @@ fn layer_specs(config: &Config, layer: usize) -> Layer<WeightSpec, WeightSpec> {
             Fusion::Split => split.iter().map(|(name, rows)| spec(name, *rows)).collect(),
             Fusion::Fused => vec![spec(fused, split.iter().map(|(_, rows)| rows).sum())],
         };
-        WeightSpec { label: format!("layers.{layer}.{label}"), parts }
+        WeightSpec { label: format!("layers.{layer}.{label}"), parts, offset: 0.0 }
     };
     let one = |label: &str, name: &str, shape: &[usize]| {
         single(&format!("layers.{layer}.{label}"), format!("{prefix}.{name}"), shape)
@@ -90,22 +101,29 @@ fn layer_specs(config: &Config, layer: usize) -> Layer<WeightSpec, WeightSpec> {
     let mlp_parts = [("gate_proj", inner), ("up_proj", inner)];
     let qkv = |label, cols| stacked(label, "self_attn", &qkv_parts, "qkv_proj", cols);
     let gate_up = |label, cols| stacked(label, "mlp", &mlp_parts, "gate_up_proj", cols);
-    let head_norm = |name: &str| {
-        config.family.qk_norm.then(|| one(name, &format!("self_attn.{name}.weight"), &[config.head_dim]))
+    let norm = |name: &str, path: &str, width: usize| WeightSpec {
+        offset: config.norm_offset,
+        ..one(name, &format!("{path}{name}.weight"), &[width])
     };
+    let head_norm = |name: &str| config.family.qk_norm.then(|| norm(name, "self_attn.", config.head_dim));
+    // With a norm behind each block, the one that others have before the second is behind the first.
+    let post = config.family.post_norms;
+    let mlp_norm = if post { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
     Layer {
-        attention_norm: one("input_layernorm", "input_layernorm.weight", &[hidden]),
+        attention_norm: norm("input_layernorm", "", hidden),
         qkv: qkv("qkv", Some(hidden)),
         qkv_bias: config.qkv_bias.then(|| qkv("qkv_bias", None)),
         q_norm: head_norm("q_norm"),
         k_norm: head_norm("k_norm"),
         o: one("o_proj", "self_attn.o_proj.weight", &[hidden, q]),
         o_bias: config.o_bias.then(|| one("o_bias", "self_attn.o_proj.bias", &[hidden])),
-        mlp_norm: one("post_attention_layernorm", "post_attention_layernorm.weight", &[hidden]),
+        attention_post_norm: post.then(|| norm("post_attention_layernorm", "", hidden)),
+        mlp_norm: norm(mlp_norm, "", hidden),
         gate_up: gate_up("gate_up", Some(hidden)),
         gate_up_bias: config.mlp_bias.then(|| gate_up("gate_up_bias", None)),
         down: one("down_proj", "mlp.down_proj.weight", &[hidden, inner]),
         down_bias: config.mlp_bias.then(|| one("down_bias", "mlp.down_proj.bias", &[hidden])),
+        mlp_post_norm: post.then(|| norm("post_feedforward_layernorm", "", hidden)),
     }
 }
 
@@ -121,11 +139,13 @@ impl Weights<WeightSpec, WeightSpec> {
                 k_norm,
                 o,
                 o_bias,
+                attention_post_norm,
                 mlp_norm,
                 gate_up,
                 gate_up_bias,
                 down,
                 down_bias,
+                mlp_post_norm,
             } = layer;
             [
                 Some(attention_norm),
@@ -135,11 +155,13 @@ impl Weights<WeightSpec, WeightSpec> {
                 k_norm.as_ref(),
                 Some(o),
                 o_bias.as_ref(),
+                attention_post_norm.as_ref(),
                 Some(mlp_norm),
                 Some(gate_up),
                 gate_up_bias.as_ref(),
                 Some(down),
                 down_bias.as_ref(),
+                mlp_post_norm.as_ref(),
             ]
             .into_iter()
             .flatten()
@@ -176,11 +198,17 @@ impl Layer<WeightSpec, WeightSpec> {
             k_norm: self.k_norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
             o: load.matrix(&self.o)?,
             o_bias: self.o_bias.as_ref().map(|spec| load.vector(spec)).transpose()?,
+            attention_post_norm: self
+                .attention_post_norm
+                .as_ref()
+                .map(|spec| load.vector(spec))
+                .transpose()?,
             mlp_norm: load.vector(&self.mlp_norm)?,
             gate_up: load.matrix(&self.gate_up)?,
             gate_up_bias: self.gate_up_bias.as_ref().map(|spec| load.vector(spec)).transpose()?,
             down: load.matrix(&self.down)?,
             down_bias: self.down_bias.as_ref().map(|spec| load.vector(spec)).transpose()?,
+            mlp_post_norm: self.mlp_post_norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
         })
     }
 }
@@ -226,8 +254,22 @@ pub fn kv_layout(
     Ok(KvLayout { groups: kinds.into_iter().enumerate().map(group).collect(), block_tokens })
 }
 
-/// The decoder as data, for sequences of at most `max_model_len` tokens.
-pub fn program(config: &Config, weights: &Weights<MatrixId, VectorId>, max_model_len: usize) -> Program {
+/// A number of the type that most weights have, as which a model keeps it. Quantized models keep it as f32.
+fn rounded(value: f64, encoding: Encoding) -> f32 {
+    match encoding.plain() {
+        Some(DType::BF16) => half::bf16::from_f32(value as f32).to_f32(),
+        Some(DType::F16) => half::f16::from_f32(value as f32).to_f32(),
+        Some(DType::F32) | None => value as f32,
+    }
+}
+
+/// The decoder as data, for sequences of at most `max_model_len` tokens. `encoding` is that of most weights.
+pub fn program(
+    config: &Config,
+    weights: &Weights<MatrixId, VectorId>,
+    max_model_len: usize,
+    encoding: Encoding,
+) -> Program {
     let mut program = Program::default();
     let mut buffer = |width: usize| {
         program.buffers.push(width);
@@ -239,10 +281,14 @@ pub fn program(config: &Config, weights: &Weights<MatrixId, VectorId>, max_model
     let attended = buffer(config.q_width());
     let gate_up = buffer(2 * config.intermediate);
     let inner = buffer(config.intermediate);
+    // Of the output of a block that has a norm behind it.
+    let branch = config.family.post_norms.then(|| buffer(config.hidden));
     program.ropes.push(config.rope.table(max_model_len));
+    program.ropes.extend(config.local_rope.as_ref().map(|rope| rope.table(max_model_len)));
 
     let eps = config.eps;
     program.body.push(Op::Embed { table: weights.embed, out: x });
+    program.body.extend(config.embedding_scale.map(|by| Op::Scale { x, by: rounded(by, encoding) }));
     let (_, groups) = cache_groups(config, max_model_len);
     for (index, layer) in weights.layers.iter().enumerate() {
         let group = groups[index];
@@ -256,7 +302,10 @@ pub fn program(config: &Config, weights: &Weights<MatrixId, VectorId>, max_model
             softcap: config.attention_softcap,
             window: window(config, index, max_model_len),
             sinks: None,
-            rope: config.rotated[index].then_some(RopeId(0)),
+            rope: config.rotated[index].then_some(match &config.local_rope {
+                Some(_) if config.windows[index].is_some() => RopeId(1),
+                _ => RopeId(0),
+            }),
             q_norm: layer.q_norm,
             k_norm: layer.k_norm,
             norm_eps: eps,
@@ -266,7 +315,21 @@ pub fn program(config: &Config, weights: &Weights<MatrixId, VectorId>, max_model
             Op::Linear { x: normed, weight: layer.qkv, bias: layer.qkv_bias, out: qkv, add: false },
             Op::WriteKv { qkv, spec: index },
             Op::Attention { qkv, spec: index, out: attended },
-            Op::Linear { x: attended, weight: layer.o, bias: layer.o_bias, out: x, add: true },
+        ]);
+        add_block(
+            &mut program,
+            branch.zip(layer.attention_post_norm),
+            eps,
+            |out, add| Op::Linear {
+                x: attended,
+                weight: layer.o,
+                bias: layer.o_bias,
+                out: out.unwrap_or(x),
+                add,
+            },
+            x,
+        );
+        program.body.extend([
             Op::RmsNorm { x, weight: layer.mlp_norm, eps, out: normed },
             Op::Linear {
                 x: normed,
@@ -275,9 +338,24 @@ pub fn program(config: &Config, weights: &Weights<MatrixId, VectorId>, max_model
                 out: gate_up,
                 add: false,
             },
-            Op::SiluMul { x: gate_up, out: inner },
-            Op::Linear { x: inner, weight: layer.down, bias: layer.down_bias, out: x, add: true },
+            match config.activation {
+                Activation::GeluTanh => Op::GeluMul { x: gate_up, out: inner },
+                Activation::Silu | Activation::SwigluOai { .. } => Op::SiluMul { x: gate_up, out: inner },
+            },
         ]);
+        add_block(
+            &mut program,
+            branch.zip(layer.mlp_post_norm),
+            eps,
+            |out, add| Op::Linear {
+                x: inner,
+                weight: layer.down,
+                bias: layer.down_bias,
+                out: out.unwrap_or(x),
+                add,
+            },
+            x,
+        );
     }
     program.head = Head {
         x,
@@ -285,6 +363,24 @@ pub fn program(config: &Config, weights: &Weights<MatrixId, VectorId>, max_model
         eps,
         matrix: weights.head.unwrap_or(weights.embed),
         vocab: config.vocab,
+        softcap: config.logit_softcap,
     };
     program
+}
+
+/// Adds what `linear` computes to the residual stream `x`: through a norm, where there is one and a buffer for it.
+fn add_block(
+    program: &mut Program,
+    norm: Option<(Buf, VectorId)>,
+    eps: f32,
+    linear: impl Fn(Option<Buf>, bool) -> Op,
+    x: Buf,
+) {
+    match norm {
+        None => program.body.push(linear(None, true)),
+        Some((branch, weight)) => {
+            program.body.push(linear(Some(branch), false));
+            program.body.push(Op::AddRmsNorm { x: branch, weight, eps, out: x });
+        }
+    }
 }

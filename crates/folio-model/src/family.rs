@@ -143,6 +143,43 @@ const LLAMA: Family = Family {
     max_position: 2048,
 };
 
+const GEMMA2: Family = Family {
+    model_type: "gemma2",
+    architecture: "Gemma2ForCausalLM",
+    models: "Gemma 2",
+    notes: "a sliding window on every other layer, soft caps on attention and logits, four norms a layer",
+    mlp_bias: Bias::Never,
+    window: Window::Pattern { absent: 4096, every: 2 },
+    gate: Gate::GeluTanh,
+    norm_plus_one: true,
+    post_norms: true,
+    scaled_embedding: true,
+    query_scalar: Some(256.0),
+    softcaps: Some(Softcaps { attention: Some(50.0), logits: Some(30.0) }),
+    heads: Some(8),
+    vocab: Some(256_000),
+    kv_heads: KvHeadsDefault::Fixed(4),
+    head_dim: Some(256),
+    tied: true,
+    max_position: 8192,
+    ..LLAMA
+};
+
+const GEMMA3: Family = Family {
+    model_type: "gemma3_text",
+    architecture: "Gemma3ForCausalLM",
+    models: "Gemma 3 (text)",
+    notes: "a sliding window on five of six layers with a rotation of their own, norm of q and k, four norms a layer",
+    qk_norm: true,
+    window: Window::Pattern { absent: 4096, every: 6 },
+    softcaps: Some(Softcaps { attention: None, logits: None }),
+    local_rope_theta: Some(10_000.0),
+    vocab: Some(262_208),
+    rope_theta: 1_000_000.0,
+    max_position: 131_072,
+    ..GEMMA2
+};
+
 /// Every family Folio serves.
 pub const FAMILIES: &[Family] = &[
     LLAMA,
@@ -211,6 +248,16 @@ pub const FAMILIES: &[Family] = &[
         rms_norm_eps: 1e-5,
         max_position: 4096,
         ..LLAMA
+    },
+    GEMMA2,
+    GEMMA3,
+    Family {
+        model_type: "gemma3",
+        architecture: "Gemma3ForConditionalGeneration",
+        models: "Gemma 3 (multimodal checkpoints)",
+        notes: "the text part; images are not served",
+        nested: Some("text_config"),
+        ..GEMMA3
     },
 ];
 

@@ -100,7 +100,7 @@ impl Model {
         loading.report("");
         let weights = specs.try_map(&mut loading)?;
         let digest = loading.digest;
-        let program = program(config, &weights, max_model_len);
+        let program = program(config, &weights, max_model_len, census.encoding);
         backend.load_program(program, options.max_rows, options.max_logit_rows, max_model_len)?;
         Ok(LoadedModel::new(checkpoint, max_model_len, layout, digest, (census.parameters, census.encoding)))
     }
@@ -131,7 +131,7 @@ impl Model {
         }
         let mut digest = checkpoint.start_digest(max_model_len);
         digest.known(&about.tensors);
-        let program = program(config, &weights, max_model_len);
+        let program = program(config, &weights, max_model_len, about.weight_encoding);
         backend.load_program(program, options.max_rows, options.max_logit_rows, max_model_len)?;
         Ok(LoadedModel::new(
             checkpoint,
@@ -312,6 +312,44 @@ fn views<'b>(parts: &'b [Part<'_>]) -> Vec<TensorView<'b>> {
     parts.iter().map(|(tensor, values)| tensor.view(values)).collect()
 }
 
+/// A vector of f32.
+struct Shifted {
+    shape: [usize; 1],
+    bytes: Vec<u8>,
+}
+
+impl Shifted {
+    fn view(&self) -> TensorView<'_> {
+        TensorView {
+            encoding: Encoding::Plain(DType::F32),
+            shape: &self.shape,
+            bytes: &self.bytes,
+            order: None,
+        }
+    }
+}
+
+/// The values of plain vectors, widened to f32 and plus `offset`.
+fn shifted(parts: &[Part<'_>], offset: f32) -> Shifted {
+    let mut bytes = Vec::new();
+    for (tensor, values) in parts {
+        let stored = &values.bytes;
+        let mut put = |value: f32| bytes.extend((value + offset).to_le_bytes());
+        match tensor.encoding.plain() {
+            Some(DType::F32) => stored.as_chunks().0.iter().for_each(|b| put(f32::from_le_bytes(*b))),
+            Some(DType::F16) => {
+                stored.as_chunks().0.iter().for_each(|b| put(half::f16::from_le_bytes(*b).to_f32()))
+            }
+            Some(DType::BF16) => {
+                stored.as_chunks().0.iter().for_each(|b| put(half::bf16::from_le_bytes(*b).to_f32()))
+            }
+            // Only matrices are stored in blocks; shapes were checked, so the backend refuses what is too short.
+            None => {}
+        }
+    }
+    Shifted { shape: [bytes.len() / 4], bytes }
+}
+
 impl Load<ModelError> for Loading<'_> {
     fn matrix(&mut self, spec: &WeightSpec) -> Result<MatrixId> {
         let parts = self.parts(spec)?;
@@ -322,7 +360,10 @@ impl Load<ModelError> for Loading<'_> {
 
     fn vector(&mut self, spec: &WeightSpec) -> Result<VectorId> {
         let parts = self.parts(spec)?;
-        let id = self.backend.load_vector(&spec.label, &views(&parts))?;
+        let id = match spec.offset {
+            0.0 => self.backend.load_vector(&spec.label, &views(&parts))?,
+            offset => self.backend.load_vector(&spec.label, &[shifted(&parts, offset).view()])?,
+        };
         self.packed(spec, &parts);
         Ok(id)
     }

@@ -45,11 +45,13 @@ pub struct Head {
     /// `[vocab, hidden]`; may be the embedding table (tied).
     pub matrix: MatrixId,
     pub vocab: usize,
+    /// `cap * tanh(x / cap)` of every logit (Gemma 2).
+    pub softcap: Option<f32>,
 }
 
 impl Default for Head {
     fn default() -> Self {
-        Self { x: Buf(0), norm: VectorId(0), eps: 0.0, matrix: MatrixId(0), vocab: 0 }
+        Self { x: Buf(0), norm: VectorId(0), eps: 0.0, matrix: MatrixId(0), vocab: 0, softcap: None }
     }
 }
 
@@ -121,6 +123,12 @@ pub enum Op {
     /// Causal attention of the q part of `qkv` over the paged cache, read back from the cache for every position in the window.
     /// `out` is `[rows, heads * head_dim]`.
     Attention { qkv: Buf, spec: usize, out: Buf },
+    /// `x *= by`
+    Scale { x: Buf, by: f32 },
+    /// `out += x * weight / sqrt(mean(x^2) + eps)` (the residual stream of a block with a norm behind it).
+    AddRmsNorm { x: Buf, weight: VectorId, eps: f32, out: Buf },
+    /// `x = [gate | up]`, `out = gelu(gate) * up`, GELU in its form with tanh; `x` is twice as wide as `out`.
+    GeluMul { x: Buf, out: Buf },
     /// `x = [gate | up]`, `out = silu(gate) * up`; `x` is twice as wide as `out`.
     SiluMul { x: Buf, out: Buf },
 }

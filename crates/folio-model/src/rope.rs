@@ -81,6 +81,12 @@ impl RopeConfig {
         head_dim: usize,
         max_position: usize,
     ) -> Result<Self> {
+        if let (Some(_), Some(nested)) = (part, config.object("rope_parameters", "rope_parameters.")?)
+            && nested.first_object().is_none()
+        {
+            let problem = "has no object for `full_attention` and `sliding_attention`";
+            return Err(config.problem("rope_parameters", problem));
+        }
         let (nested, theta_name) = match (part, config.object("rope_parameters", "rope_parameters.")?) {
             (None, Some(nested)) => (Some(nested), "rope_theta"),
             (Some(RopePart::Global), Some(nested)) => {

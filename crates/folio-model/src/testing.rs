@@ -28,6 +28,9 @@ pub const FIXTURES: &[&str] = &[
     "smollm3",
     "phi3",
     "phi4_mini",
+    "gemma2",
+    "gemma3_text",
+    "gemma3",
 ];
 
 /// Quantized checkpoints (`tools/make_quantized_fixtures.py`), one for each way of quantizing; likewise complete.

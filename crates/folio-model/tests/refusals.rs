@@ -35,9 +35,9 @@ fn assert_names(sentence: &str, parts: &[&str]) {
 
 #[test]
 fn unsupported_models_are_named() {
-    const SUPPORTED: &str = "llama, mistral, qwen2, qwen3, smollm3, phi3";
+    const SUPPORTED: &str = "llama, mistral, qwen2, qwen3, smollm3, phi3, gemma2, gemma3_text, gemma3";
     let cases: Vec<(Value, &[&str])> = vec![
-        (json!({"model_type": "gemma3"}), &["config.json", "`gemma3`", SUPPORTED]),
+        (json!({"model_type": "gemma3n"}), &["config.json", "`gemma3n`", SUPPORTED]),
         (
             json!({"architectures": ["LlamaForSequenceClassification"]}),
             &["`LlamaForSequenceClassification`", SUPPORTED],
@@ -68,6 +68,66 @@ fn unsupported_models_are_named() {
         });
         assert_names(&sentence, expected);
     }
+}
+
+#[test]
+fn what_is_not_understood_of_gemma_is_named() {
+    let cases: Vec<(&str, Value, &[&str])> = vec![
+        (
+            "gemma2",
+            json!({"hidden_activation": "gelu"}),
+            &["`gelu`", "hidden_activation", "gelu_pytorch_tanh"],
+        ),
+        (
+            "gemma3_text",
+            json!({"use_bidirectional_attention": true}),
+            &["`use_bidirectional_attention`", "causal"],
+        ),
+        (
+            "gemma3_text",
+            json!({"rope_parameters": {"rope_theta": 1e6}}),
+            &["`rope_parameters`", "full_attention"],
+        ),
+        ("gemma3_text", json!({"query_pre_attn_scalar": 0}), &["query_pre_attn_scalar", "above 0"]),
+        ("gemma3", json!({"text_config": null}), &["`text_config` is missing"]),
+        ("gemma3", json!({"text_config": {"hidden_size": 40}}), &["num_hidden_layers"]),
+        (
+            "gemma3",
+            json!({"architectures": ["Gemma3nForConditionalGeneration"]}),
+            &["`Gemma3nForConditionalGeneration`"],
+        ),
+    ];
+    for (name, changes, expected) in cases {
+        let sentence = refusal(name, |config| {
+            for (field, value) in changes.as_object().unwrap() {
+                config[field] = value.clone();
+            }
+        });
+        assert_names(&sentence, expected);
+    }
+}
+
+#[test]
+fn gemma_takes_its_defaults_and_leaves_out_what_is_null() {
+    let config = |name: &str, changes: Value| {
+        let mut config: Value =
+            serde_json::from_slice(&fs::read(fixture(name).join("config.json")).unwrap()).unwrap();
+        for (field, value) in changes.as_object().unwrap() {
+            config[field] = value.clone();
+        }
+        Config::parse("config.json", config.to_string().as_bytes()).unwrap()
+    };
+    let gemma2 = config("gemma2", json!({}));
+    assert_eq!((gemma2.attention_softcap, gemma2.logit_softcap), (Some(4.0), Some(2.5)));
+    assert_eq!(gemma2.windows, [Some(12), None, Some(12), None]);
+    let gemma2 = config("gemma2", json!({"attn_logit_softcapping": null, "sliding_window": null}));
+    assert_eq!((gemma2.attention_softcap, gemma2.logit_softcap), (None, Some(2.5)));
+    assert_eq!(gemma2.windows, [None; 4]);
+    // The heads are not in the text part of the first checkpoints.
+    let gemma3 = config("gemma3", json!({}));
+    assert_eq!((gemma3.heads, gemma3.kv_heads, gemma3.head_dim), (8, 4, 8));
+    assert_eq!(gemma3.windows, [Some(11), None, Some(11)]);
+    assert_eq!(gemma3.local_rope.map(|rope| rope.theta), Some(10_000.0));
 }
 
 #[test]

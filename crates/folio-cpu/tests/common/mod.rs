@@ -203,7 +203,7 @@ pub fn load<B: Backend>(backend: &mut B, spec: &Spec, blocks: usize) {
         body.push(Op::Linear { x: gated, weight, bias: None, out: x, add: true });
     }
     let norm = load.vector(spec.hidden, 1.0, 0.2);
-    let head = Head { x, norm, eps: 1e-5, matrix: embedding, vocab: spec.vocab };
+    let head = Head { x, norm, eps: 1e-5, matrix: embedding, vocab: spec.vocab, softcap: None };
     let inv_freq = (0..spec.rotary).map(|i| 1e4f32.powf(-(i as f32) / spec.rotary as f32)).collect();
     let ropes = if spec.rotary > 0 { vec![Rope { inv_freq, scale: 1.0 }] } else { Vec::new() };
     let program = Program { buffers, ropes, attention, body, head };

@@ -157,7 +157,7 @@ impl Checkpoint {
         let generation = GenerationConfig::parse(own, json::Fields::new(&config_name, &map))?;
         let (mut shards, mut tensors) = match packed {
             Some(_) => Default::default(),
-            None => open_shards(&source)?,
+            None => open_shards(&source, config.family.nested.is_some())?,
         };
         if packed.is_none() {
             quantized::apply(&config, &source.location(), &mut shards, &mut tensors)?;
@@ -304,6 +304,7 @@ impl Checkpoint {
 
     /// A digest that has seen the configuration and no tensor yet.
     pub fn start_digest(&self, max_model_len: usize) -> Digest {
+        // The rotation of layers with a window never depends on the length, so the text says all of it.
         Digest::new(&self.config_text, &self.config.rope.table(max_model_len))
     }
 

@@ -45,10 +45,16 @@ pub enum Form {
 /// Tensor name to index of its shard.
 pub type Index = BTreeMap<String, usize>;
 
-/// Opens the safetensors files of a folder.
-pub fn open_shards(source: &Source) -> Result<(Vec<Shard>, Index)> {
+/// The decoder's name of a tensor of a checkpoint that has other parts too: today's style and that of transformers 4.
+fn inner_name(stored: &str) -> String {
+    let inner = stored.strip_prefix("model.language_model.").map(|rest| format!("model.{rest}"));
+    inner.unwrap_or_else(|| stored.strip_prefix("language_model.").unwrap_or(stored).to_owned())
+}
+
+/// Opens the safetensors files of a folder. In a `nested` checkpoint the decoder is one of several parts.
+pub fn open_shards(source: &Source, nested: bool) -> Result<(Vec<Shard>, Index)> {
     if let Some(storage) = source.storage(SINGLE)? {
-        let shard = open_shard(source, SINGLE, storage)?;
+        let shard = open_shard(source, SINGLE, storage, nested)?;
         let tensors = shard.entries.keys().map(|name| (name.clone(), 0)).collect();
         return Ok((vec![shard], tensors));
     }
@@ -60,25 +66,26 @@ pub fn open_shards(source: &Source) -> Result<(Vec<Shard>, Index)> {
         let Some(storage) = source.storage(file)? else {
             return Err(source.not_a_model(format!("{INDEX} names {file}, which is not there")));
         };
-        shards.push(open_shard(source, file, storage)?);
+        shards.push(open_shard(source, file, storage, nested)?);
     }
     let numbers: BTreeMap<&String, usize> =
         files.iter().enumerate().map(|(number, file)| (*file, number)).collect();
     let mut tensors = BTreeMap::new();
     for (tensor, file) in &weight_map {
         let number = numbers[file];
-        if !shards[number].entries.contains_key(tensor) {
+        let name = if nested { inner_name(tensor) } else { tensor.clone() };
+        if !shards[number].entries.contains_key(&name) {
             return Err(ModelError::Damaged {
                 file: source.display(file),
                 problem: format!("{INDEX} says that it holds tensor `{tensor}`, but it does not"),
             });
         }
-        tensors.insert(tensor.clone(), number);
+        tensors.insert(name, number);
     }
     Ok((shards, tensors))
 }
 
-fn open_shard(source: &Source, file: &str, storage: Storage) -> Result<Shard> {
+fn open_shard(source: &Source, file: &str, storage: Storage, nested: bool) -> Result<Shard> {
     let entries = read_header(storage.bytes())
         .map_err(|problem| ModelError::Damaged { file: source.display(file), problem })?
         .into_iter()
@@ -90,7 +97,7 @@ fn open_shard(source: &Source, file: &str, storage: Storage) -> Result<Shard> {
                 range: entry.range,
                 form: Form::Rows(RowOrder::AsStored),
             };
-            (name, entry)
+            (if nested { inner_name(&name) } else { name }, entry)
         })
         .collect();
     Ok(Shard { file: source.display(file), storage, entries })

@@ -101,7 +101,15 @@ impl ReferenceBackend {
                         && self.rows(weight) == self.width(out.0)
                         && bias.is_none_or(|bias| self.length(bias) == self.rows(weight))
                 }
-                Op::SiluMul { x, out } => self.width(x.0) == self.width(out.0).map(|width| 2 * width),
+                Op::Scale { x, .. } => self.width(x.0).is_some(),
+                Op::AddRmsNorm { x, weight, out, .. } => {
+                    x != out
+                        && self.width(x.0) == self.length(weight)
+                        && self.width(out.0) == self.length(weight)
+                }
+                Op::SiluMul { x, out } | Op::GeluMul { x, out } => {
+                    self.width(x.0) == self.width(out.0).map(|width| 2 * width)
+                }
                 Op::WriteKv { qkv, spec } => self.program.attention.get(spec).is_some_and(|spec| {
                     self.width(qkv.0) == Some((spec.heads + 2 * spec.kv_heads) * spec.head_dim)
                         && [spec.q_norm, spec.k_norm]

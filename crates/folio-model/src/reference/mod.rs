@@ -94,6 +94,21 @@ impl ReferenceBackend {
                     *out = product;
                 }
             }
+            Op::Scale { x, by } => self.buffers[x.0 as usize].iter_mut().for_each(|value| *value *= by),
+            Op::AddRmsNorm { x, weight, eps, out } => {
+                let weight = self.vector(weight);
+                let rows = self.buffers[x.0 as usize].chunks(weight.len());
+                let normed: Vec<f32> = rows.flat_map(|row| rms_norm(row, weight, eps)).collect();
+                self.buffers[out.0 as usize].iter_mut().zip(normed).for_each(|(sum, value)| *sum += value);
+            }
+            Op::GeluMul { x, out } => {
+                let inner = self.program.buffers[out.0 as usize];
+                let rows = self.buffers[x.0 as usize].chunks(2 * inner).flat_map(|row| {
+                    let (gate, up) = row.split_at(inner);
+                    gate.iter().zip(up).map(|(gate, up)| (gelu(f64::from(*gate)) * f64::from(*up)) as f32)
+                });
+                self.buffers[out.0 as usize] = rows.collect();
+            }
             Op::SiluMul { x, out } => {
                 let inner = self.program.buffers[out.0 as usize];
                 let rows = self.buffers[x.0 as usize].chunks(2 * inner).flat_map(|row| {
@@ -175,7 +190,11 @@ impl ReferenceBackend {
         let x = &self.buffers[head.x.0 as usize];
         let logits = batch.logit_rows.iter().flat_map(|row| {
             let row = *row as usize * norm.len();
-            linear(matrix, None, &rms_norm(&x[row..row + norm.len()], norm, head.eps))
+            let mut logits = linear(matrix, None, &rms_norm(&x[row..row + norm.len()], norm, head.eps));
+            if let Some(cap) = head.softcap {
+                logits.iter_mut().for_each(|logit| *logit = softcap(f64::from(*logit), cap) as f32);
+            }
+            logits
         });
         self.logits = logits.collect();
     }
@@ -296,6 +315,12 @@ fn linear(matrix: &Matrix, bias: Option<&[f32]>, x: &[f32]) -> Vec<f32> {
 fn rms_norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
     let inverse = (dot(x, x) / x.len() as f64 + f64::from(eps)).sqrt().recip();
     x.iter().zip(weight).map(|(x, weight)| (f64::from(*x) * inverse * f64::from(*weight)) as f32).collect()
+}
+
+/// In its form with tanh.
+fn gelu(x: f64) -> f64 {
+    let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
+    0.5 * x * (1.0 + inner.tanh())
 }
 
 fn silu(x: f64) -> f64 {

@@ -400,10 +400,14 @@ fn longer(fixture: &str) -> Checkpoint {
     };
     let mut config: serde_json::Value =
         serde_json::from_slice(&read("config.json")).expect("a fixture's config.json");
-    config["max_position_embeddings"] = MAX_LEN.into();
+    let decoder = match config.get("text_config") {
+        Some(_) => &mut config["text_config"],
+        None => &mut config,
+    };
+    decoder["max_position_embeddings"] = MAX_LEN.into();
     for window in ["sliding_window", "max_window_layers"] {
-        if config.get(window).is_some_and(|value| value.is_number()) {
-            config[window] = MAX_LEN.into();
+        if decoder.get(window).is_some_and(|value| value.is_number()) {
+            decoder[window] = MAX_LEN.into();
         }
     }
     let config = serde_json::to_vec(&config).expect("it was JSON");
