@@ -118,7 +118,7 @@ impl KvCache {
 
     /// Whether every window of a sequence that attaches `blocks` blocks, the last of which is `block`, is there. `runs`:
     /// per window group, companions without a gap up to the block before; brought up to date.
-    fn covered(&self, runs: &mut [u32; MAX_WINDOWS], block: u32, blocks: u32) -> bool {
+    pub(crate) fn covered(&self, runs: &mut [u32; MAX_WINDOWS], block: u32, blocks: u32) -> bool {
         let size = self.config.block_tokens;
         let mut covered = true;
         for (window, run) in self.windows.iter().zip(runs) {

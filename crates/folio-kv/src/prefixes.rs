@@ -64,6 +64,10 @@ pub enum KeepRefused {
         "pinning {tokens} tokens more would exceed what {whose} may pin: {pinned_tokens} of {limit_tokens} tokens are pinned"
     )]
     PinLimit { tokens: u64, pinned_tokens: u64, limit_tokens: u64, whose: &'static str },
+    #[error(
+        "this model has layers with a sliding window, whose blocks cannot be pinned; ask for a high priority instead"
+    )]
+    Windows,
     #[error("the memory it takes is promised to requests that are running; try again later")]
     Busy,
 }
@@ -224,13 +228,20 @@ impl KvCache {
 
     fn describe(&self, id: PrefixId, record: &Record) -> PrefixInfo {
         let size = self.config.block_tokens;
-        let cached = record.hashes.iter().take_while(|hash| self.tree.find(hash).is_some()).count();
+        let (mut runs, mut found, mut cached) = (Default::default(), 0, 0);
+        for block in record.hashes.iter().map_while(|hash| self.tree.find(hash)) {
+            found += 1;
+            // As a request would find it: what windows lack is not of use.
+            if self.covered(&mut runs, block, found) {
+                cached = found;
+            }
+        }
         let last = record.hashes.last().and_then(|hash| self.tree.find(hash));
         let expires = last.and_then(|block| self.policy.expires(block));
         PrefixInfo {
             id,
             tokens: record.hashes.len() as u32 * size,
-            cached_tokens: cached as u32 * size,
+            cached_tokens: cached * size,
             pinned: record.pinned,
             retention: record.retention,
             expires_us: if record.pinned { expires.max(record.pinned_until) } else { expires },
@@ -335,6 +346,9 @@ impl KvCache {
     }
 
     fn pin_blocks(&mut self, tenant: TenantId, blocks: &[u32], spare: u32) -> Result<(), KeepRefused> {
+        if !self.windows.is_empty() {
+            return Err(KeepRefused::Windows);
+        }
         let fresh = blocks.iter().filter(|block| !self.policy.is_pinned(**block));
         let idle = fresh.clone().filter(|block| self.tree.block(**block).refs == 0).count() as u32;
         let fresh = fresh.count() as u32;

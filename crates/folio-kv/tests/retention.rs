@@ -3,7 +3,10 @@
 mod common;
 
 use common::{cache, root, serve};
-use folio_kv::{KeepRefused, KvCache, PinLimits, PrefixId, Retention, RetentionRange, Root, TenantId};
+use folio_kv::{
+    KeepRefused, KvCache, LruLeafFirst, PinLimits, PrefixId, Retention, RetentionRange, Root, TenantId,
+    WindowConfig,
+};
 
 const BLOCK: u32 = 4;
 
@@ -171,6 +174,20 @@ fn a_pinned_prefix_stays_and_is_not_counted_as_available() {
     cache.release(table, &[1]);
     cache.clear(None);
     assert_eq!(cached(&cache, 1, 5), 3, "clearing spares it, too");
+}
+
+#[test]
+fn what_windows_need_cannot_be_pinned() {
+    let window = WindowConfig { blocks: 6, window_tokens: 6, bytes_per_block: 1 };
+    let policy = Box::new(LruLeafFirst::new());
+    let mut cache = KvCache::with_windows(common::config(20, BLOCK), &[window], policy);
+    serve(&mut cache, &root(1), &text(1, 4));
+    assert_eq!(keep(&mut cache, 1, &text(1, 3), None), Err(KeepRefused::Windows));
+    let kept = |cache: &mut KvCache| {
+        let kept = cache.keep_cached(&root(1), &text(1, 4), Retention::default(), false, 0).unwrap();
+        (kept.tokens, kept.cached_tokens)
+    };
+    assert_eq!(kept(&mut cache), (16, 16));
 }
 
 #[test]

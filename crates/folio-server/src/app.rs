@@ -5,11 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use folio_engine::handle::{Health, Rejected};
-use folio_engine::{CancelFlag, EngineHandle, EngineStats, EventSink, Micros, Request, RequestId};
+use folio_engine::{
+    CacheCommand, CacheReply, CancelFlag, EngineHandle, EngineStats, EventSink, Micros, Request, RequestId,
+};
 use folio_kv::{Identity, Root, TenantId};
 use folio_text::{ChatTemplate, Tokenizer};
 use tokio::sync::{Notify, Semaphore};
 
+use crate::cache_keys::CacheKeys;
 use crate::config::ServerConfig;
 use crate::error::{ApiError, ServerError};
 use crate::metrics::Metrics;
@@ -22,6 +25,8 @@ use crate::usage::Meters;
 pub trait Engine: Send + Sync + 'static {
     fn next_request_id(&self) -> RequestId;
     fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<CancelFlag, Rejected>;
+    /// Asks something of the cache; the answer goes to `reply`, which is dropped if there will be none.
+    fn command(&self, command: CacheCommand, reply: CacheReply) -> Result<(), Rejected>;
     fn stats(&self) -> Arc<EngineStats>;
     fn health(&self, stall_us: u64) -> Health;
     fn now(&self) -> Micros;
@@ -37,6 +42,9 @@ impl Engine for EngineHandle {
     }
     fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<CancelFlag, Rejected> {
         self.submit(request, sink)
+    }
+    fn command(&self, command: CacheCommand, reply: CacheReply) -> Result<(), Rejected> {
+        self.command(command, reply)
     }
     fn stats(&self) -> Arc<EngineStats> {
         self.stats()
@@ -108,6 +116,7 @@ pub(crate) struct State {
     pub meters: Meters,
     /// Unix time, seconds.
     pub started_s: u64,
+    pub cache_keys: CacheKeys,
     /// Precomputed: one for each tenant, the same for those that share a cache.
     roots: HashMap<TenantId, Root>,
     tokenizing: Arc<Semaphore>,
@@ -196,6 +205,7 @@ impl State {
             meters: Meters::new(&tenants),
             started_s: crate::generate::unix_s(),
             tenants,
+            cache_keys: CacheKeys::default(),
             roots,
             tokenizing,
             tokenizing_waiting: AtomicUsize::new(0),

@@ -60,8 +60,8 @@ pub(crate) fn prepare(
     let mut tokens = encode(state, &rendered.text, special, truncated, "messages")?;
     let params = generation.fit(&mut tokens, facts, "messages")?;
     let echo = generation.echo.then_some(rendered.final_text).flatten();
-    let prompt =
-        PromptJob { tokens: tokens.into(), params, echo, echo_logprobs: false, retention: Vec::new() };
+    let retention = generation.cache.ranges(tokens.len() as u32)?;
+    let prompt = PromptJob { tokens: tokens.into(), params, echo, echo_logprobs: false, retention };
     let shape = Shape::new(state, Kind::Chat, request_id, &generation);
     Ok(Job { wire: Box::new(shape), generation, prompts: vec![prompt], arrived })
 }

@@ -91,7 +91,8 @@ fn prompt_job(
     let echo = generation
         .echo
         .then(|| text.unwrap_or_else(|| tokenizer.decode(&tokens, generation.skip_special_tokens)));
-    Ok(PromptJob { tokens: tokens.into(), params, echo, echo_logprobs, retention: Vec::new() })
+    let retention = generation.cache.ranges(tokens.len() as u32)?;
+    Ok(PromptJob { tokens: tokens.into(), params, echo, echo_logprobs, retention })
 }
 
 fn best_of(fields: &mut Fields, n: u32) -> Result<(), ApiError> {

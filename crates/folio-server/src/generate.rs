@@ -13,6 +13,7 @@ use axum::http::{HeaderValue, Response, header};
 use folio_engine::handle::Rejected;
 use folio_engine::request::{RetentionRange, Token, TokenLogprobs};
 use folio_engine::{Event, FinishReason, Micros, Request, SamplingParams};
+use folio_kv::TenantId;
 use folio_text::{DetokenizeOptions, Detokenizer};
 use tokio::sync::{mpsc, oneshot};
 
@@ -23,6 +24,7 @@ use crate::http::JsonRequest;
 use crate::metrics::{FinishedChoice, FinishedPrompt};
 use crate::params::Generation;
 use crate::reading::Reading;
+use crate::retain::refused;
 use crate::stream::{self, Abort, Events};
 use crate::tenants::Tenant;
 use crate::usage::Meter;
@@ -83,12 +85,12 @@ async fn run(
     if job.generation.stream.is_some() {
         let (sender, body) = mpsc::unbounded_channel();
         let idle = job.wire.keep_alive();
-        let pump = Pump::new(state.clone(), meter, job, abort, Output::Stream(Events(sender)));
+        let pump = Pump::new(state.clone(), tenant.id, meter, job, abort, Output::Stream(Events(sender)));
         tokio::spawn(pump.follow(receiver, flight));
         return Ok(stream::response(body, guard, state.config.limits.keep_alive, idle));
     }
     let (sender, answer) = oneshot::channel();
-    let pump = Pump::new(state.clone(), meter, job, abort, Output::Whole(Some(sender)));
+    let pump = Pump::new(state.clone(), tenant.id, meter, job, abort, Output::Whole(Some(sender)));
     tokio::spawn(pump.follow(receiver, flight));
     let json = answer.await.unwrap_or_else(|_| Err(ApiError::internal("the request was lost")))?;
     drop(guard);
@@ -138,7 +140,7 @@ fn submit(state: &State, tenant: &Tenant, job: &Job, events: EventSender) -> Res
 }
 
 /// The engine's reasons in HTTP's terms.
-fn refusal(rejected: Rejected) -> ApiError {
+pub fn refusal(rejected: Rejected) -> ApiError {
     let message = rejected.to_string();
     match rejected {
         Rejected::QueueFull { retry_after_s, .. } => ApiError::busy(message, retry_after_s),
@@ -175,6 +177,7 @@ struct Pump {
     state: Arc<State>,
     /// Of the tenant that asked.
     meter: Arc<Meter>,
+    tenant: TenantId,
     job: Job,
     abort: Abort,
     output: Output,
@@ -189,7 +192,14 @@ struct Pump {
 }
 
 impl Pump {
-    fn new(state: Arc<State>, meter: Arc<Meter>, job: Job, abort: Abort, output: Output) -> Self {
+    fn new(
+        state: Arc<State>,
+        tenant: TenantId,
+        meter: Arc<Meter>,
+        job: Job,
+        abort: Abort,
+        output: Output,
+    ) -> Self {
         let mut slots = Vec::new();
         for prompt in &job.prompts {
             let params = Arc::new(prompt.params.clone());
@@ -208,7 +218,19 @@ impl Pump {
         let reports = vec![None; job.prompts.len()];
         let thinks = job.generation.reading.as_ref().is_some_and(Reading::separates_reasoning);
         let usage = Usage { reasoning_tokens: thinks.then_some(0), ..Usage::default() };
-        Self { state, meter, job, abort, output, slots, reports, usage, failed: false, answered: false }
+        Self {
+            state,
+            tenant,
+            meter,
+            job,
+            abort,
+            output,
+            slots,
+            reports,
+            usage,
+            failed: false,
+            answered: false,
+        }
     }
 
     async fn follow(mut self, mut events: mpsc::UnboundedReceiver<(usize, Event)>, flight: Flight) {
@@ -218,7 +240,11 @@ impl Pump {
                 break;
             };
             match event {
-                Event::Prompt { cached_tokens, prompt_logprobs, .. } => {
+                Event::Prompt { cached_tokens, prompt_logprobs, kept } => {
+                    // Before anything of the answer is shown; the figures are counted all the same.
+                    if let Some(Err(reason)) = kept {
+                        self.fail(refused(&reason, "cache.pin", "cache.pin"));
+                    }
                     self.prompt_done(prompt, cached_tokens, prompt_logprobs);
                 }
                 Event::Token { choice, token } => {
@@ -261,6 +287,9 @@ impl Pump {
         self.usage.cached_tokens += u64::from(cached);
         self.state.metrics.prompt(tokens, u64::from(cached));
         self.meter.prompt(tokens, cached.into());
+        if let Some(key) = &self.job.generation.cache.key {
+            self.state.cache_keys.count(self.tenant, key, tokens, cached.into());
+        }
         let wanted = self.job.generation.prompt_logprobs.is_some() && !job.echo_logprobs;
         let echo = self.echo(prompt, &logprobs);
         let report = PromptReport { tokens: job.tokens.clone(), logprobs: wanted.then(|| logprobs.into()) };

@@ -14,6 +14,7 @@
 
 mod anthropic;
 mod app;
+mod cache_keys;
 mod chat;
 mod choice;
 mod completions;
@@ -27,7 +28,9 @@ mod messages;
 pub mod metrics;
 mod pages;
 pub mod params;
+mod prefixes;
 mod reading;
+mod retain;
 mod serve;
 mod shape;
 mod stream;

@@ -186,8 +186,9 @@ fn introduction(state: &State, headers: &HeaderMap) -> String {
         "Folio {} serves the model {model} (context {} tokens) over OpenAI's and Anthropic's APIs.\n\n\
          Try it:\n\n  curl http://{host}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n\n\
          Routes: POST /v1/chat/completions, POST /v1/completions, POST /v1/messages,\n\
-         POST /v1/messages/count_tokens, GET /v1/models, POST /tokenize, POST /detokenize, GET /health,\n\
-         GET /v1/usage, GET /metrics, GET /version\n",
+         POST /v1/messages/count_tokens, GET /v1/models, POST /tokenize, POST /detokenize,\n\
+         GET and POST /v1/cache/prefixes, GET /v1/cache/keys, GET /v1/usage, GET /health, GET /metrics,\n\
+         GET /version\n",
         state.app.version, state.app.model.context_length,
     )
 }

@@ -16,6 +16,7 @@ use crate::config::Limits;
 use crate::error::ApiError;
 use crate::fields::{Fields, within};
 use crate::reading::Reading;
+use crate::retain::CacheWish;
 
 /// Parameters of OpenAI's, vLLM's and SGLang's APIs that this server refuses, with the reason a client reads.
 pub const REFUSED: &[(&str, &str)] = &[
@@ -43,7 +44,7 @@ pub const REFUSED: &[(&str, &str)] = &[
     ("mm_processor_kwargs", "the model takes text only"),
     ("moderation", "this server does not moderate"),
     ("prediction", "predicted outputs are not available"),
-    ("prompt_cache_options", "prefixes are cached automatically"),
+    ("prompt_cache_options", "prefixes are cached automatically; use cache"),
     ("prompt_embeds", "send text or token ids"),
     ("regex", "structured output is not available yet"),
     ("return_prompt_text", "use return_token_ids, or echo with completions"),
@@ -80,6 +81,8 @@ pub struct Generation {
     pub add_special_tokens: Option<bool>,
     /// How reasoning and tool calls are told from text; the chat endpoint's business.
     pub reading: Option<Reading>,
+    /// How long the prompt should stay cached.
+    pub cache: CacheWish,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -145,6 +148,7 @@ impl Generation {
             echo: fields.take("echo")?.unwrap_or(false),
             add_special_tokens: fields.take("add_special_tokens")?,
             reading: None,
+            cache: CacheWish::read(fields)?,
         })
     }
 
@@ -171,6 +175,7 @@ impl Generation {
             echo: false,
             add_special_tokens: None,
             reading: None,
+            cache: CacheWish::default(),
         })
     }
 
@@ -214,7 +219,7 @@ impl Generation {
 
 /// Parameters that ask for nothing this server could do differently. They are checked, and documented as metadata.
 fn metadata_only(fields: &mut Fields) -> Result<(), ApiError> {
-    for name in ["user", "safety_identifier", "prompt_cache_key"] {
+    for name in ["user", "safety_identifier"] {
         fields.take::<&RawValue>(name)?.map(|raw| crate::fields::parse::<String>(raw, name)).transpose()?;
     }
     fields.take::<HashMap<String, String>>("metadata")?;
@@ -222,7 +227,6 @@ fn metadata_only(fields: &mut Fields) -> Result<(), ApiError> {
     only(fields, "use_beam_search", &[false], "beam search is not available")?;
     only(fields, "spaces_between_special_tokens", &[true], "only true, the default")?;
     only_str(fields, "service_tier", &["auto", "default"], "there is one tier")?;
-    only_str(fields, "prompt_cache_retention", &["in_memory", "in-memory"], "prefixes are kept in memory")?;
     if let Some(modalities) = fields.take::<Vec<String>>("modalities")?
         && modalities.iter().any(|modality| modality != "text")
     {

@@ -23,7 +23,7 @@ use crate::app::{App, State};
 use crate::config::ServerConfig;
 use crate::error::ServerError;
 use crate::http::{JsonRequest, around};
-use crate::{anthropic, chat, completions, generate, pages, usage};
+use crate::{anthropic, chat, completions, generate, pages, prefixes, usage};
 
 /// Time for responses to leave after the last request finished.
 const CLOSING: Duration = Duration::from_secs(5);
@@ -58,6 +58,12 @@ impl Server {
             .route("/v1/completions", post(completions))
             .route("/v1/messages", post(messages))
             .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+            .route("/v1/cache/prefixes", get(prefixes::list).post(prefixes::create))
+            .route(
+                "/v1/cache/prefixes/{id}",
+                get(prefixes::show).post(prefixes::change).delete(prefixes::delete),
+            )
+            .route("/v1/cache/keys", get(prefixes::keys))
             .route("/v1/models", get(pages::models))
             .route("/v1/models/{*name}", get(pages::model))
             .route("/tokenize", post(pages::tokenize))

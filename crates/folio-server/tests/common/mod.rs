@@ -10,7 +10,10 @@ use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Request as HttpRequest, Response, StatusCode};
 use folio_engine::handle::{Health, Rejected};
 use folio_engine::request::{Timing, Token, TokenLogprobs};
-use folio_engine::{CancelFlag, EngineStats, Event, EventSink, FinishReason, Micros, Request, RequestId};
+use folio_engine::{
+    CacheCommand, CacheReply, CancelFlag, EngineStats, Event, EventSink, FinishReason, Micros, Request,
+    RequestId,
+};
 use folio_server::{App, Engine, ModelFacts, SamplingDefaults, Server, ServerConfig};
 use folio_text::{ChatTemplate, TemplateSources, Tokenizer};
 use serde_json::{Value, json};
@@ -255,6 +258,11 @@ impl Engine for FakeEngine {
             self.step();
         }
         Ok(flag)
+    }
+
+    /// It has no cache: the reply is dropped, as by an engine that ended.
+    fn command(&self, _command: CacheCommand, _reply: CacheReply) -> Result<(), Rejected> {
+        Ok(())
     }
 
     fn stats(&self) -> Arc<EngineStats> {

@@ -1,0 +1,326 @@
+//! Retention over HTTP: `cache` in requests, `/v1/cache/prefixes`, `prompt_cache_key`; with the real engine and cache, only
+//! the arithmetic is modelled.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{Client, Reply, VOCAB, app, facts, reply};
+use folio_engine::{EngineHandle, EngineParts, ModelExecutor, SchedulerConfig, SystemClock};
+use folio_kv::{CacheConfig, KvCache, LruLeafFirst};
+use folio_server::ServerConfig;
+use folio_sim::SimBackend;
+use serde_json::{Value, json};
+
+const BLOCK: usize = 16;
+/// Of which a quarter may be pinned: 256 tokens.
+const BLOCKS: u32 = 64;
+
+fn engine() -> EngineHandle {
+    let config = SchedulerConfig {
+        max_model_len: 256,
+        max_num_seqs: 8,
+        max_num_batched_tokens: 256,
+        ..Default::default()
+    };
+    let backend = SimBackend::new(VOCAB as usize, BLOCKS as usize, BLOCK, 256, 64);
+    let geometry = CacheConfig { blocks: BLOCKS, block_tokens: BLOCK as u32, bytes_per_block: 1 };
+    folio_engine::start(EngineParts {
+        config,
+        cache: KvCache::new(geometry, Box::new(LruLeafFirst::default())),
+        executor: Box::new(ModelExecutor::new(Box::new(backend), VOCAB as usize, 256, 64)),
+        clock: Arc::new(SystemClock::new()),
+        vocab: VOCAB,
+    })
+    .unwrap()
+}
+
+fn client() -> Client {
+    Client::new(Arc::new(engine()))
+}
+
+/// Clients of two tenants.
+fn two() -> (Client, Client) {
+    let config = ServerConfig { api_keys: vec!["one".into(), "two".into()], ..ServerConfig::default() };
+    let client = Client::with(config, app(Arc::new(engine())));
+    (client.key("one"), client.key("two"))
+}
+
+/// A prompt of so many tokens (bytes) that shares nothing with others.
+fn text(which: char, tokens: usize) -> String {
+    std::iter::repeat_n(which, tokens).collect()
+}
+
+async fn complete(client: &Client, prompt: &str, extra: Value) -> Reply {
+    let body = json!({"prompt": prompt, "max_tokens": 1, "ignore_eos": true});
+    client.post("/v1/completions", &common::merged(body, extra)).await
+}
+
+/// Tokens of `prompt` that were cached.
+async fn cached(client: &Client, prompt: &str) -> u64 {
+    let answer = complete(client, prompt, json!({})).await;
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+}
+
+async fn make(client: &Client, body: Value) -> Value {
+    let answer = client.post("/v1/cache/prefixes", &body).await;
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    answer.json()
+}
+
+async fn delete(client: &Client, id: &str) -> Reply {
+    let path = format!("/v1/cache/prefixes/{id}");
+    reply(client.send(client.request("DELETE", &path, "")).await).await
+}
+
+fn id(prefix: &Value) -> String {
+    prefix["id"].as_str().unwrap().to_owned()
+}
+
+async fn list(client: &Client) -> Vec<Value> {
+    client.get("/v1/cache/prefixes").await.json()["data"].as_array().unwrap().clone()
+}
+
+/// Fills the pool with other content, three times over.
+async fn press(client: &Client) {
+    for which in b'A'..=b'P' {
+        complete(client, &text(which.into(), 200), json!({})).await;
+    }
+}
+
+#[tokio::test]
+async fn a_warmed_prefix_is_found_by_the_requests_that_begin_with_it() {
+    let client = client();
+    let prefix = make(&client, json!({"prompt": text('x', 100), "ttl": "1h", "priority": 70})).await;
+    assert_eq!(prefix["usage"]["prompt_tokens"], 100);
+    assert_eq!(prefix["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+    assert_eq!((&prefix["tokens"], &prefix["cached_tokens"]), (&json!(96), &json!(96)), "whole blocks");
+    assert_eq!(
+        (&prefix["pinned"], &prefix["priority"], &prefix["ttl"]),
+        (&json!(false), &json!(70), &json!(3600))
+    );
+    assert!((3590..=3600).contains(&prefix["expires_in"].as_u64().unwrap()), "{prefix}");
+    assert!(cached(&client, &format!("{}more", text('x', 100))).await >= 96);
+    let again = make(&client, json!({"prompt": text('x', 100)})).await;
+    assert_eq!(again["id"], prefix["id"], "the same content is the same prefix");
+    assert!(again["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap() >= 96);
+    assert_eq!(again["ttl"], Value::Null, "said anew");
+    let shown = client.get(&format!("/v1/cache/prefixes/{}", id(&prefix))).await.json();
+    assert_eq!((&shown["id"], &shown["tokens"]), (&prefix["id"], &json!(96)));
+    assert_eq!(list(&client).await.len(), 1);
+    assert_eq!(client.metric("vllm:prompt_tokens_total", &[]).await, 304.0, "counted like any prompt");
+}
+
+#[tokio::test]
+async fn messages_warm_what_conversations_begin_with() {
+    let client = client();
+    let system = json!({"role": "system", "content": text('s', 90)});
+    let prefix = make(&client, json!({"messages": [system.clone()]})).await;
+    // "[system]" + 90 + the end of the turn
+    assert_eq!((&prefix["usage"]["prompt_tokens"], &prefix["tokens"]), (&json!(99), &json!(96)));
+    let chat =
+        client.chat(json!({"messages": [system, {"role": "user", "content": "hi"}], "max_tokens": 1})).await;
+    let usage = &chat.json()["usage"];
+    assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 99, "{}", chat.text);
+    let ids: Vec<u32> = text('t', 40).bytes().map(u32::from).collect();
+    assert_eq!(make(&client, json!({"token_ids": ids})).await["tokens"], 32);
+    assert!(cached(&client, &text('t', 41)).await >= 32);
+}
+
+#[tokio::test]
+async fn a_pinned_prefix_survives_what_evicts_everything_else() {
+    let client = client();
+    let pinned = make(&client, json!({"prompt": text('x', 64), "pin": true})).await;
+    assert_eq!(pinned["pinned"], true);
+    make(&client, json!({"prompt": text('y', 64)})).await;
+    press(&client).await;
+    assert_eq!(cached(&client, &text('y', 65)).await, 0);
+    assert_eq!(cached(&client, &text('x', 65)).await, 64);
+    let path = format!("/v1/cache/prefixes/{}", id(&pinned));
+    let unpinned = client.post(&path, &json!({"pin": false})).await.json();
+    assert_eq!((&unpinned["pinned"], &unpinned["cached_tokens"]), (&json!(false), &json!(64)));
+    press(&client).await;
+    assert_eq!(client.get(&path).await.json()["cached_tokens"], 0, "the record stays, the content may go");
+    let refused = client.post(&path, &json!({"pin": true})).await;
+    assert_eq!((refused.status.as_u16(), &refused.error()["code"]), (409, &json!("not_cached")));
+}
+
+#[tokio::test]
+async fn priorities_order_eviction() {
+    let client = client();
+    complete(&client, &text('h', 96), json!({"cache": {"priority": 90}})).await;
+    complete(&client, &text('d', 96), json!({})).await;
+    complete(&client, &text('l', 96), json!({"cache": {"priority": 10}})).await;
+    for which in b'A'..=b'C' {
+        complete(&client, &text(which.into(), 200), json!({})).await;
+    }
+    // 18 blocks of the three above, 39 of these: 13 more do not fit.
+    complete(&client, &text('D', 200), json!({})).await;
+    assert_eq!(cached(&client, &text('l', 97)).await, 0, "used last, and disposable as a whole");
+    press(&client).await;
+    assert_eq!(cached(&client, &text('d', 97)).await, 0);
+    assert_eq!(cached(&client, &text('h', 97)).await, 96);
+}
+
+#[tokio::test]
+async fn pins_are_limited_and_the_refusal_says_so() {
+    let client = client();
+    make(&client, json!({"prompt": text('a', 128), "pin": true})).await;
+    let second = make(&client, json!({"prompt": text('b', 112), "pin": true})).await;
+    let refused = client.post("/v1/cache/prefixes", &json!({"prompt": text('c', 32), "pin": true})).await;
+    assert_eq!(refused.status, 400);
+    let error = refused.error();
+    assert_eq!((&error["code"], &error["param"]), (&json!("pin_limit_exceeded"), &json!("pin")));
+    assert!(error["message"].as_str().unwrap().contains("240 of 256 tokens"), "{error}");
+    // Requests still run at their full length, and pins in them meet the same limit.
+    assert_eq!(complete(&client, &text('z', 255), json!({})).await.status, 200);
+    let refused = complete(&client, &text('c', 32), json!({"cache": {"pin": true}})).await;
+    assert_eq!((refused.status.as_u16(), &refused.error()["param"]), (400, &json!("cache.pin")));
+    let stream = complete(&client, &text('c', 32), json!({"cache": {"pin": true}, "stream": true})).await;
+    assert_eq!(stream.events()[0]["error"]["code"], "pin_limit_exceeded", "{}", stream.text);
+    assert_eq!(delete(&client, &id(&second)).await.json()["deleted"], true);
+    make(&client, json!({"prompt": text('c', 32), "pin": true})).await;
+}
+
+#[tokio::test]
+async fn a_request_can_pin_its_own_prompt() {
+    let client = client();
+    let answer = complete(&client, &text('q', 70), json!({"cache": {"pin": true, "priority": 60}})).await;
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    let [prefix] = &list(&client).await[..] else { panic!("one prefix") };
+    assert_eq!(
+        (&prefix["tokens"], &prefix["pinned"], &prefix["priority"]),
+        (&json!(64), &json!(true), &json!(60))
+    );
+    let short = complete(&client, "short", json!({"cache": {"pin": true}})).await;
+    assert_eq!((short.status.as_u16(), &short.error()["param"]), (400, &json!("cache.pin")));
+    let ranges = json!({"cache": {"ranges": [{"tokens": [0, 17], "pin": true}]}});
+    complete(&client, &text('r', 70), ranges).await;
+    assert_eq!(list(&client).await[1]["tokens"], 32, "up to the end of the range, in whole blocks");
+}
+
+#[tokio::test]
+async fn a_pin_ends_with_its_time() {
+    let client = client();
+    let prefix = make(&client, json!({"prompt": text('x', 64), "pin": true, "ttl": 1})).await;
+    assert_eq!((&prefix["pinned"], &prefix["ttl"]), (&json!(true), &json!(1)));
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    assert_eq!(list(&client).await[0]["pinned"], false);
+}
+
+#[tokio::test]
+async fn another_tenant_s_prefix_is_like_one_that_never_existed() {
+    let (one, two) = two();
+    let mine = id(&make(&one, json!({"prompt": text('x', 64), "pin": true})).await);
+    let theirs = id(&make(&two, json!({"prompt": text('x', 64)})).await);
+    assert_ne!(mine, theirs, "the same text has another name");
+    assert_eq!(list(&two).await.len(), 1);
+    let never = format!("pfx_{}", "0".repeat(32));
+    let mut texts = std::collections::BTreeSet::new();
+    for unknown in [&mine, &never, &"nonsense".to_owned()] {
+        let path = format!("/v1/cache/prefixes/{unknown}");
+        let answers = [
+            two.get(&path).await,
+            two.post(&path, &json!({"pin": false})).await,
+            delete(&two, unknown).await,
+        ];
+        for answer in answers {
+            assert_eq!(answer.status, 404);
+            assert_eq!(answer.error()["code"], "prefix_not_found");
+            texts.insert(answer.text);
+        }
+    }
+    assert_eq!(texts.len(), 1, "byte for byte");
+    assert_eq!(list(&one).await[0]["pinned"], true);
+    assert_eq!(cached(&two, &text('x', 65)).await, 64, "its own");
+    delete(&two, &theirs).await;
+    assert_eq!(cached(&one, &text('x', 65)).await, 64, "the other's is not touched");
+}
+
+#[tokio::test]
+async fn what_is_dropped_is_gone() {
+    let client = client();
+    let prefix = make(&client, json!({"prompt": text('x', 64), "pin": true})).await;
+    assert!(cached(&client, &text('x', 90)).await >= 64);
+    let dropped = delete(&client, &id(&prefix)).await.json();
+    assert!(dropped["dropped_tokens"].as_u64().unwrap() >= 80, "with what continued it: {dropped}");
+    assert_eq!(cached(&client, &text('x', 90)).await, 0);
+    assert_eq!(delete(&client, &id(&prefix)).await.status, 404);
+    assert!(list(&client).await.is_empty());
+}
+
+#[tokio::test]
+async fn hits_are_accounted_by_prompt_cache_key() {
+    let (one, two) = two();
+    for key in ["chat", "chat", "batch"] {
+        complete(&one, &text('k', 64), json!({"prompt_cache_key": key})).await;
+    }
+    complete(&one, &text('k', 64), json!({})).await;
+    let keys = one.get("/v1/cache/keys").await.json();
+    let figures = |index: usize| {
+        let key = &keys["data"][index];
+        (
+            key["key"].as_str().unwrap(),
+            key["requests"].as_u64().unwrap(),
+            key["prompt_tokens"].as_u64().unwrap(),
+        )
+    };
+    assert_eq!((figures(0), figures(1)), (("batch", 1, 64), ("chat", 2, 128)));
+    assert_eq!(keys["data"][0]["cached_tokens"], 63, "a key shares everything with others");
+    assert_eq!(keys["data"][1]["cached_tokens"], 63);
+    assert_eq!(two.get("/v1/cache/keys").await.json()["data"], json!([]));
+}
+
+#[tokio::test]
+async fn bad_input_is_refused_by_name() {
+    let client = client();
+    let long = text('x', facts().context_length as usize + 1);
+    for (body, param) in [
+        (json!({}), "messages"),
+        (json!({"prompt": "x", "token_ids": [1]}), "token_ids"),
+        (json!({"prompt": ""}), "prompt"),
+        (json!({"prompt": "x"}), "prompt"),
+        (json!({"prompt": long}), "prompt"),
+        (json!({"prompt": 5}), "prompt"),
+        (json!({"token_ids": []}), "token_ids"),
+        (json!({"token_ids": [999]}), "token_ids"),
+        (json!({"messages": "x"}), "messages"),
+        (json!({"prompt": text('x', 64), "priority": 101}), "priority"),
+        (json!({"prompt": text('x', 64), "ttl": "soon"}), "ttl"),
+        (json!({"prompt": text('x', 64), "pin": 1}), "pin"),
+        (json!({"prompt": text('x', 64), "stream": true}), "stream"),
+        (json!({"prompt": text('x', 64), "colour": 1}), "colour"),
+    ] {
+        let answer = client.post("/v1/cache/prefixes", &body).await;
+        assert_eq!(
+            (answer.status.as_u16(), &answer.error()["param"]),
+            (400, &json!(param)),
+            "{}",
+            answer.text
+        );
+    }
+    let model = client.post("/v1/cache/prefixes", &json!({"model": "other", "prompt": "x"})).await;
+    assert_eq!(model.status, 404);
+    let prefix = make(&client, json!({"prompt": text('x', 64)})).await;
+    let path = format!("/v1/cache/prefixes/{}", id(&prefix));
+    for (body, param) in
+        [(json!({"pin": 1}), "pin"), (json!({"priority": -1}), "priority"), (json!({"x": 1}), "x")]
+    {
+        let answer = client.post(&path, &body).await;
+        assert_eq!(
+            (answer.status.as_u16(), &answer.error()["param"]),
+            (400, &json!(param)),
+            "{}",
+            answer.text
+        );
+    }
+    let ranges = json!({"cache": {"ranges": [{"tokens": [0, 65]}]}});
+    let answer = complete(&client, &text('x', 64), ranges).await;
+    assert_eq!((answer.status.as_u16(), &answer.error()["param"]), (400, &json!("cache.ranges[0].tokens")));
+    let both = json!({"cache": {"pin": true}, "prompt_cache_retention": "24h"});
+    let answer = complete(&client, &text('x', 64), both).await;
+    assert_eq!((answer.status.as_u16(), &answer.error()["param"]), (400, &json!("prompt_cache_retention")));
+    assert_eq!(complete(&client, &text('x', 64), json!({"prompt_cache_retention": "24h"})).await.status, 200);
+}
