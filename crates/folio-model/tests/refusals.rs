@@ -8,6 +8,7 @@ use std::path::Path;
 use common::{copy_of, load, options};
 use folio_model::backend::{Backend, DType, GroupKind};
 use folio_model::config::Config;
+use folio_model::kv_format::{KvFormat, KvFormats};
 use folio_model::quant::Encoding;
 use folio_model::reference::ReferenceBackend;
 use folio_model::testing::fixture;
@@ -31,6 +32,23 @@ fn assert_names(sentence: &str, parts: &[&str]) {
     for part in parts {
         assert!(sentence.contains(part), "{sentence:?} does not name {part:?}");
     }
+}
+
+#[test]
+fn a_cache_that_the_model_cannot_have_is_refused_before_its_weights_are_read() {
+    // Heads of 12 dimensions, 2 layers, no windows.
+    let checkpoint = Checkpoint::open(fixture("llama2")).unwrap();
+    let refusal = |most, skip: &[&str]| {
+        let skip = skip.iter().map(|text| text.parse().unwrap()).collect();
+        let kv_formats = KvFormats { most, skipped: KvFormat::F16, skip };
+        let options = LoadOptions { kv_formats, ..options(None) };
+        let result = Model::load(&checkpoint, &mut ReferenceBackend::new(), options);
+        result.map(|model| model.kv_layout.groups[0].formats.clone()).map_err(|error| error.to_string())
+    };
+    assert_names(&refusal(KvFormat::Int4, &[]).unwrap_err(), &["llama2", "head_dim 12", "int4"]);
+    assert_names(&refusal(KvFormat::Int8, &["2"]).unwrap_err(), &["layer 2", "2 layers"]);
+    assert_names(&refusal(KvFormat::Int8, &["sliding_window"]).unwrap_err(), &["sliding_window"]);
+    assert_eq!(refusal(KvFormat::Int8, &["0"]), Ok(vec![KvFormat::F16, KvFormat::Int8]));
 }
 
 #[test]

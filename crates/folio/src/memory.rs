@@ -242,6 +242,8 @@ pub fn pool(request: &PoolRequest) -> Result<Pool, PoolError> {
 
 #[cfg(test)]
 mod tests {
+    use folio_model::backend::{KvFormat, KvLayout};
+
     use super::*;
 
     fn write(root: &Path, file: &str, text: &str) {
@@ -306,6 +308,25 @@ mod tests {
         let pool = pool(&request()).expect("fits");
         assert_eq!((pool.blocks, pool.bytes), (512, 512 << 20));
         assert_eq!(pool.why, "50 % of the 1.00 GiB available");
+    }
+
+    #[test]
+    fn smaller_formats_hold_more_tokens_in_the_same_memory() {
+        let blocks = |format| {
+            let layout = KvLayout::full(28, 8, 128, format, 16);
+            let bytes_per_block = layout.bytes_per_block(0) as u64;
+            let request =
+                PoolRequest { asked_bytes: Some(1 << 30), bytes_per_block, max_num_seqs: 4096, ..request() };
+            f64::from(pool(&request).expect("fits").blocks)
+        };
+        let f16 = blocks(KvFormat::F16);
+        for (format, times) in [(KvFormat::Int8, 1.96), (KvFormat::Fp8, 1.96), (KvFormat::Int4, 3.86)] {
+            assert!(
+                (times..times + 0.03).contains(&(blocks(format) / f16)),
+                "{format}: {}",
+                blocks(format) / f16
+            );
+        }
     }
 
     #[test]
