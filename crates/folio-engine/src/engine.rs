@@ -16,7 +16,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use folio_kv::KvCache;
+use folio_kv::{KvCache, TenantId};
+use rustc_hash::FxHashMap;
 
 use crate::clock::Clock;
 use crate::config::{ConfigError, SchedulerConfig};
@@ -58,6 +59,7 @@ pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
     let mut cache = parts.cache;
     cache.set_pin_limits(config.pin_limits(&kv));
     let shared = Arc::new(Shared {
+        quota_tokens: quota_tokens(&parts.cache),
         cache_tokens: cache.positions_max(config.max_num_batched_tokens),
         config,
         vocab: parts.vocab,
@@ -78,6 +80,13 @@ pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
     };
     let thread = std::thread::Builder::new().name("folio-engine".into()).spawn(move || engine.live())?;
     Ok(EngineHandle::new(shared, thread))
+}
+
+/// What one request of a tenant may need.
+fn quota_tokens(cache: &KvCache) -> (FxHashMap<TenantId, u64>, u64) {
+    let tokens = |blocks: u32| u64::from(blocks) * u64::from(cache.config().block_tokens);
+    let (each, others) = cache.quota_limits();
+    (each.into_iter().map(|(tenant, blocks)| (tenant, tokens(blocks))).collect(), tokens(others))
 }
 
 struct Engine {

@@ -4,6 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use folio_kv::TenantId;
+use rustc_hash::FxHashMap;
+
 use crate::clock::Clock;
 use crate::commands::{CacheCommand, CacheReply};
 use crate::config::SchedulerConfig;
@@ -27,6 +30,11 @@ pub enum Rejected {
     /// 400: it could never run on this machine, however long it waited.
     #[error("the request needs KV memory for {needed_tokens} tokens, the whole cache holds {cache_tokens}")]
     LargerThanCache { needed_tokens: u32, cache_tokens: u64 },
+    /// 413: more than its tenant may ever hold, or can be sure to get beside the others' guarantees.
+    #[error(
+        "the request needs KV memory for {needed_tokens} tokens, the quota of its tenant allows {quota_tokens}"
+    )]
+    LargerThanQuota { needed_tokens: u32, quota_tokens: u64 },
     /// 400.
     #[error("n is {n}, at most {max} choices are possible")]
     TooManyChoices { n: u32, max: u32 },
@@ -58,6 +66,8 @@ pub(crate) struct Shared {
     pub config: SchedulerConfig,
     /// Longest sequence that the pools can hold, each group counted.
     pub cache_tokens: u64,
+    /// Tokens of one request of each tenant with a quota, and of any other.
+    pub quota_tokens: (FxHashMap<TenantId, u64>, u64),
     pub vocab: u32,
     pub mailbox: Arc<Mailbox>,
     pub stats: Mutex<Arc<EngineStats>>,
@@ -217,6 +227,11 @@ fn check(shared: &Shared, request: &Request) -> Result<(), Rejected> {
             needed_tokens: needed as u32,
             cache_tokens: shared.cache_tokens,
         });
+    }
+    let (quotas, others) = &shared.quota_tokens;
+    let quota_tokens = quotas.get(&request.root.tenant).copied().unwrap_or(*others);
+    if needed > quota_tokens {
+        return Err(Rejected::LargerThanQuota { needed_tokens: needed as u32, quota_tokens });
     }
     check_sampling(&request.sampling, shared.vocab)
 }

@@ -32,6 +32,7 @@ use crate::companions::Copies;
 use crate::counts::GroupCounts;
 use crate::policy::{EvictionPolicy, Retaining};
 use crate::prefixes::{PinLimits, Prefixes};
+use crate::quota::Quotas;
 use crate::stats::{CacheStats, MAX_WINDOWS, TenantStats, WindowStats};
 use crate::table::{BlockTable, Lists, Query};
 use crate::tree::{Parent, Tree};
@@ -54,6 +55,7 @@ pub struct KvCache {
     pub(crate) free: Vec<u32>,
     pub(crate) stats: CacheStats,
     pub(crate) tenants: FxHashMap<TenantId, TenantStats>,
+    pub(crate) quotas: Quotas,
     /// As last told.
     pub(crate) now_us: u64,
     spare: Vec<Lists>,
@@ -97,6 +99,7 @@ impl KvCache {
             free: (0..config.blocks).rev().collect(),
             stats: CacheStats::new(&config),
             tenants: FxHashMap::default(),
+            quotas: Quotas::default(),
             now_us: 0,
             spare: Vec::new(),
         }
@@ -113,6 +116,16 @@ impl KvCache {
             None => self.free.len() as u32 + evictable,
             Some(window) => self.windows[window].available(),
         })
+    }
+
+    /// The same for a table of `tenant`: within its quota.
+    pub fn available_to(&self, tenant: TenantId) -> GroupCounts {
+        let mut available = self.available();
+        if self.has_quotas() {
+            let (pool, ceiling) = self.room(tenant);
+            available[0] = pool.min(ceiling);
+        }
+        available
     }
 
     /// A table without blocks, for a sequence that must not use the prefix cache.
@@ -179,7 +192,7 @@ impl KvCache {
         let mut copies = Copies::default();
         let Some((source, tokens)) = self.tail_source(parent, rest) else { return copies };
         let one_each = GroupCounts::each(self.groups(), |_| 1);
-        if !one_each.fits(self.available()) {
+        if !one_each.fits(self.available_to(table.root.tenant)) {
             return copies;
         }
         let source = BlockId(source);
@@ -224,7 +237,7 @@ impl KvCache {
         copies: &mut Vec<BlockCopy>,
     ) -> Result<(), OutOfBlocks> {
         let needed = self.needed(table, tokens);
-        let available = self.available();
+        let available = self.available_to(table.root.tenant);
         if !needed.fits(available) {
             return Err(OutOfBlocks { needed, available });
         }

@@ -41,6 +41,7 @@ impl KvCache {
         self.check_partition()?;
         self.check_index()?;
         self.check_retention()?;
+        self.check_quotas()?;
         self.check_windows(tables)?;
         self.check_counts()
     }
@@ -257,6 +258,11 @@ impl KvCache {
         let sum = |field: fn(&TenantStats) -> u64| self.tenants.values().map(field).sum::<u64>();
         count("active blocks of all tenants", sum(|t| t.active_blocks.into()), active)?;
         count("cached blocks of all tenants", sum(|t| t.cached_blocks.into()), cached)?;
+        count(
+            "idle pinned blocks of all tenants",
+            sum(|t| t.pinned_idle.into()),
+            self.prefixes.pinned_idle.into(),
+        )?;
         count("pinned blocks of all tenants", sum(|t| t.pinned_blocks.into()), stats.pinned_blocks.into())?;
         count("queries", stats.queries, sum(|t| t.queries))?;
         count("query tokens", stats.query_tokens, sum(|t| t.query_tokens))?;

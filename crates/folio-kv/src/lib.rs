@@ -15,6 +15,7 @@
 //! | `retention`, `prefixes` | what callers say about it: priority, time to live, pins |
 //! | `hash` | roots and chained block hashes, byte for byte |
 //! | `table` | one sequence's blocks |
+//! | `quota` | guarantees, ceilings, and whose cached block goes |
 //! | `account` | who held how much memory for how long |
 //! | `stats`, `check` | what the cache says about itself, and the proof that it is true |
 //!
@@ -33,6 +34,7 @@ mod hash;
 mod policy;
 mod pool;
 mod prefixes;
+mod quota;
 mod retention;
 mod stats;
 mod table;
@@ -48,6 +50,7 @@ pub use companions::Copies;
 pub use counts::{GroupCounts, MAX_GROUPS};
 pub use policy::{BlockMeta, EvictionPolicy, LearnedLifetimes, LruLeafFirst};
 pub use prefixes::{KeepRefused, PREFIXES_MAX, PinLimits, PrefixId, PrefixInfo};
+pub use quota::{Quota, QuotaError};
 pub use retention::{DEFAULT_PRIORITY, PRIORITY_MAX, Retention, RetentionRange};
 pub use stats::{CacheStats, MAX_WINDOWS, TenantStats, WindowStats};
 pub use table::BlockTable;

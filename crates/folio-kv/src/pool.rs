@@ -29,7 +29,8 @@ impl KvCache {
 
     /// A block to write in, referenced once: never-published blocks first, then what the policy gives up.
     pub(crate) fn take(&mut self, tenant: TenantId) -> Option<BlockId> {
-        let block = match self.free.pop() {
+        let free = if self.may_take_free(tenant) { self.free.pop() } else { None };
+        let block = match free {
             Some(block) => block,
             None => self.evict(tenant)?,
         };
@@ -62,13 +63,16 @@ impl KvCache {
         }
         debug_assert_eq!(b.content, Content::Full, "only full blocks come back from the cache");
         let (tenant, filled) = (b.tenant, b.filled);
-        self.prefixes.pinned_idle -= u32::from(self.policy.is_pinned(block.0));
+        let pinned = u32::from(self.policy.is_pinned(block.0));
+        self.prefixes.pinned_idle -= pinned;
         self.stats.cached_blocks -= 1;
         self.stats.active_blocks += 1;
         self.stats.active_written_slots += u64::from(filled);
         let counts = self.tenant(tenant);
         counts.cached_blocks -= 1;
         counts.active_blocks += 1;
+        counts.pinned_idle -= pinned;
+        self.quotas.taken(block.0, tenant);
         self.policy.on_use(block, &self.tree.meta(block.0));
     }
 
@@ -90,10 +94,14 @@ impl KvCache {
             self.free.push(block.0);
             return;
         }
-        self.prefixes.pinned_idle += u32::from(self.policy.is_pinned(block.0));
+        let pinned = u32::from(self.policy.is_pinned(block.0));
+        self.prefixes.pinned_idle += pinned;
         self.stats.cached_blocks += 1;
         self.stats.cached_tails += u32::from(content == Content::Tail);
-        self.tenant(tenant).cached_blocks += 1;
+        let counts = self.tenant(tenant);
+        counts.cached_blocks += 1;
+        counts.pinned_idle += pinned;
+        self.quotas.freed(block.0, tenant);
         self.policy.on_free(block, &self.tree.meta(block.0));
     }
 
@@ -111,6 +119,7 @@ impl KvCache {
         self.stats.cached_blocks -= 1;
         self.stats.cached_tails -= u32::from(b.content == Content::Tail);
         self.tenant(meta.tenant).cached_blocks -= 1;
+        self.quotas.taken(block, meta.tenant);
         self.windows.iter_mut().for_each(|window| window.forget(block));
         let bare_parent = self.tree.remove(block);
         self.policy.on_remove(BlockId(block), &meta);
@@ -125,8 +134,12 @@ impl KvCache {
             let block = self.tree.blocks.get(id as usize);
             block.is_some_and(|b| b.is_cached() && b.children.count == 0) && !self.policy.is_pinned(id)
         };
-        let chosen = chosen.filter(|&b| evictable(b));
-        let block = chosen.or_else(|| (0..self.config.blocks).find(|&b| evictable(b)))?;
+        let allowed = |&b: &u32| evictable(b) && self.may_evict(taker, self.tree.block(b).tenant);
+        let chosen = match chosen.filter(allowed) {
+            None if self.has_quotas() => self.quota_victim(taker),
+            chosen => chosen,
+        };
+        let block = chosen.or_else(|| (0..self.config.blocks).find(allowed))?;
         self.stats.evictions += 1;
         let tenant = self.tree.block(block).tenant;
         self.tenant(tenant).evictions += 1;

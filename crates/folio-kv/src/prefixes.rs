@@ -355,6 +355,7 @@ impl KvCache {
         let size = u64::from(self.config.block_tokens);
         let (limits, mine) = (self.prefixes.limits, self.tenant_stats(tenant).pinned_blocks);
         let checks = [
+            ("one tenant, of a cache divided by quotas", mine, if self.has_quotas() { 0 } else { u32::MAX }),
             ("one tenant", mine, limits.tenant.min(limits.pool)),
             ("all tenants together", self.stats.pinned_blocks, limits.pool),
         ];
@@ -377,21 +378,26 @@ impl KvCache {
         }
         self.prefixes.pinned_idle += idle;
         self.stats.pinned_blocks += fresh;
-        self.tenant(tenant).pinned_blocks += fresh;
+        let counts = self.tenant(tenant);
+        counts.pinned_blocks += fresh;
+        counts.pinned_idle += idle;
         Ok(())
     }
 
     fn unpin_blocks(&mut self, tenant: TenantId, blocks: &[u32]) {
-        let mut loose = 0;
+        let (mut loose, mut idle) = (0, 0);
         for &block in blocks {
             self.policy.unpin(block, &self.tree.meta(block));
             if !self.policy.is_pinned(block) {
                 loose += 1;
-                self.prefixes.pinned_idle -= u32::from(self.tree.block(block).refs == 0);
+                idle += u32::from(self.tree.block(block).refs == 0);
             }
         }
         self.stats.pinned_blocks -= loose;
-        self.tenant(tenant).pinned_blocks -= loose;
+        self.prefixes.pinned_idle -= idle;
+        let counts = self.tenant(tenant);
+        counts.pinned_blocks -= loose;
+        counts.pinned_idle -= idle;
     }
 
     /// Ends the pins whose time has passed without a use.

@@ -171,4 +171,6 @@ pub struct TenantStats {
     pub cached_windows: [u32; MAX_WINDOWS],
     /// As of its last change; [`crate::KvCache::holdings`] is up to date.
     pub(crate) ledger: Ledger,
+    /// Of the pinned blocks, those no table references.
+    pub(crate) pinned_idle: u32,
 }

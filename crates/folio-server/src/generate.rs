@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use axum::body::{Body, Bytes};
-use axum::http::{HeaderValue, Response, header};
+use axum::http::{HeaderValue, Response, StatusCode, header};
 use folio_engine::handle::Rejected;
 use folio_engine::request::{RetentionRange, Token, TokenLogprobs};
 use folio_engine::{Event, FinishReason, Micros, Request, SamplingParams};
@@ -147,6 +147,10 @@ pub fn refusal(rejected: Rejected) -> ApiError {
         Rejected::TooLong { .. } | Rejected::LargerThanCache { .. } => {
             ApiError { code: Some("context_length_exceeded"), ..ApiError::bad_request(message) }
         }
+        Rejected::LargerThanQuota { .. } => ApiError {
+            code: Some("quota_exceeded"),
+            ..ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
+        },
         Rejected::TooManyChoices { .. } => ApiError::invalid("n", message),
         Rejected::Invalid { field, .. } => ApiError::invalid(field, message),
         Rejected::ShuttingDown => ApiError::unavailable(message, 5),

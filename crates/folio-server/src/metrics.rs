@@ -344,6 +344,7 @@ impl Metrics {
             Rejected::QueueFull { .. } => "queue_full",
             Rejected::TooLong { .. } => "too_long",
             Rejected::LargerThanCache { .. } => "larger_than_cache",
+            Rejected::LargerThanQuota { .. } => "larger_than_quota",
             Rejected::TooManyChoices { .. } | Rejected::Invalid { .. } => "invalid",
             Rejected::ShuttingDown => "shutting_down",
             Rejected::Unhealthy { .. } => "unhealthy",

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use folio_engine::SchedulerConfig;
 use folio_engine::request::{Micros, Request, RequestId, SamplingParams};
-use folio_kv::{CacheConfig, Identity, Root, TenantId, WindowConfig};
+use folio_kv::{CacheConfig, Identity, Quota, Root, TenantId, WindowConfig};
 
 use crate::rng::Rng;
 
@@ -39,6 +39,8 @@ pub struct Scenario {
     pub cache: CacheConfig,
     /// Window groups; none in about half of the worlds.
     pub windows: Vec<WindowConfig>,
+    /// Empty: the pool is not divided.
+    pub quotas: Vec<(TenantId, Quota)>,
     pub vocab: u32,
     /// Room of the backend in one pass; less than a step may need, so that steps are split.
     pub max_rows: usize,
@@ -99,6 +101,7 @@ impl Scenario {
             max_bypasses: rng.range(0, 6) as u32,
             guarantee_completion: rng.one_in(8),
             shared_prefix_wait_us_max: *rng.pick(&[0, 50_000, 60_000_000]),
+            tenant_weights: vec![(TenantId(1), 1 + (seed % 4) as u32)],
             ..SchedulerConfig::default()
         };
         let clients = clients(rng, &config, vocab);
@@ -107,6 +110,7 @@ impl Scenario {
         let cache = CacheConfig { blocks, block_tokens, bytes_per_block: 1024 };
         Self {
             windows: windows(&mut Rng::new(seed ^ 0x3147), &config, &cache, largest),
+            quotas: quotas(&mut Rng::new(seed ^ 0x90ab), &cache, largest),
             config,
             cache,
             vocab,
@@ -120,6 +124,24 @@ impl Scenario {
 }
 
 /// Window groups whose pools hold the largest request, alone, and little more.
+/// In every third world the pool is divided, so that the largest request fits whoever sends it: tenants 1 to 3 share what it
+/// leaves.
+fn quotas(rng: &mut Rng, cache: &CacheConfig, largest: u32) -> Vec<(TenantId, Quota)> {
+    if !rng.one_in(3) {
+        return Vec::new();
+    }
+    let least = largest.div_ceil(cache.block_tokens);
+    let mut left = u64::from(cache.blocks - least);
+    (1..=rng.range(1, 3))
+        .map(|tenant| {
+            let guarantee = rng.range(0, left) as u32;
+            left -= u64::from(guarantee);
+            let ceiling = rng.range(u64::from(least.max(guarantee)), cache.blocks.into()) as u32;
+            (TenantId(tenant as u32), Quota { guarantee, ceiling })
+        })
+        .collect()
+}
+
 fn windows(rng: &mut Rng, config: &SchedulerConfig, cache: &CacheConfig, largest: u32) -> Vec<WindowConfig> {
     let window = |rng: &mut Rng| {
         let window_tokens = rng.skewed(1, u64::from(config.max_model_len)) as u32;

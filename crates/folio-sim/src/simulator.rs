@@ -115,7 +115,8 @@ impl Simulator {
             0 => Box::new(LruLeafFirst::new()),
             _ => Box::new(LearnedLifetimes::new(0.01)),
         };
-        let cache = KvCache::with_windows(scenario.cache, &scenario.windows, policy);
+        let mut cache = KvCache::with_windows(scenario.cache, &scenario.windows, policy);
+        cache.set_quotas(&scenario.quotas).expect("scenarios have quotas that can be");
         let pools = cache.pools();
         Self {
             scheduler: Scheduler::new(scenario.config.clone()).expect("scenarios have valid limits"),

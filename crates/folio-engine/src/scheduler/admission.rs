@@ -10,12 +10,15 @@
 //!
 //! Who does not fit is passed by others at most `max_bypasses` times; then nobody behind it is admitted until it is. Other
 //! tenants may pass it only as far as fairness allows (`fair`).
+//! In a divided pool (`folio_kv::Quota`) a sequence must fit its tenant's ceiling too, and a tenant that would hold more
+//! than its guarantee leaves room for the unused guarantees of tenants that wait.
+//!
 //! Better priority may displace worse: the blocks and the place of the cheapest running sequences of strictly worse
 //! priority.
 
 use std::cmp::Reverse;
 
-use folio_kv::{GroupCounts, KvCache};
+use folio_kv::{GroupCounts, KvCache, TenantId};
 
 use super::Scheduler;
 use crate::sequence::{Slot, State};
@@ -149,8 +152,13 @@ impl Scheduler {
             return false;
         }
         let demand = self.demand(cache, slot);
-        let spare = self.unreserved(cache, None);
-        let fits = if self.running.is_empty() {
+        let tenant = self.sequences[slot].root.tenant;
+        let mut within = cache.available();
+        within[0] = cache.room(tenant).0;
+        let spare = self.unreserved(cache, within, None);
+        let fits = if !self.within_ceiling(cache, slot, demand) {
+            false
+        } else if self.running.is_empty() {
             demand.now.fits(spare)
         } else {
             let (pools, permille) = (cache.pools(), u64::from(self.config.watermark_permille));
@@ -158,7 +166,8 @@ impl Scheduler {
                 u32::try_from(u64::from(pools[group]) * permille / 1000).unwrap_or(u32::MAX)
             });
             let promised = self.promised(cache);
-            (demand.now + demand.later + promised + watermark).fits(spare)
+            let claims = GroupCounts::full(self.claims(cache, tenant, demand.now[0]));
+            (demand.now + demand.later + promised + watermark + claims).fits(spare)
         };
         if !fits {
             self.wait_for(slot, WaitingFor::Blocks);
@@ -167,6 +176,44 @@ impl Scheduler {
             }
         }
         fits
+    }
+
+    /// Its tenant's quota has room for it, and for what its tenant's running sequences are predicted to take; alone, for
+    /// what it needs now.
+    fn within_ceiling(&mut self, cache: &KvCache, slot: Slot, demand: Demand) -> bool {
+        if !cache.has_quotas() {
+            return true;
+        }
+        let tenant = self.sequences[slot].root.tenant;
+        let room = self.unreserved(cache, cache.available_to(tenant), None)[0];
+        let mut needed = demand.now[0];
+        for at in 0..self.running.len() {
+            let running = self.running[at].1;
+            if self.sequences[running].root.tenant == tenant {
+                // Counted once, whoever runs.
+                let later = if needed == demand.now[0] { demand.later[0] } else { 0 };
+                needed += later + self.predicted_growth(cache, running)[0];
+            }
+        }
+        if demand.reserve {
+            needed = needed.max(demand.now[0] + demand.later[0]);
+        }
+        needed <= room
+    }
+
+    /// Blocks that other tenants, who wait and hold less than their guarantee, will want before a tenant above its own.
+    fn claims(&self, cache: &KvCache, tenant: TenantId, now: u32) -> u32 {
+        let active = |tenant: TenantId| cache.tenant_stats(tenant).active_blocks;
+        if !cache.has_quotas() || active(tenant) + now <= cache.quota(tenant).guarantee {
+            return 0;
+        }
+        let mut owners: Vec<TenantId> = Vec::new();
+        for head in &self.scratch.heads {
+            let first = self.waiting.of(head.priority, head.tenant).next();
+            let owner = first.map(|slot| self.sequences[slot].root.tenant);
+            owners.extend(owner.filter(|owner| *owner != tenant && !owners.contains(owner)));
+        }
+        owners.iter().map(|owner| cache.quota(*owner).guarantee.saturating_sub(active(*owner))).sum()
     }
 
     /// Blocks that running sequences without a reservation will still take, as far as it can be predicted.
@@ -187,7 +234,7 @@ impl Scheduler {
         self.scratch.promised = None;
         let promised = self.promised(cache);
         self.scratch.promised = None;
-        self.unreserved(cache, None).saturating_sub(promised)[0]
+        self.unreserved(cache, cache.available(), None).saturating_sub(promised)[0]
     }
 
     fn predicted_growth(&mut self, cache: &KvCache, slot: Slot) -> GroupCounts {
@@ -210,19 +257,23 @@ impl Scheduler {
         let mut victims = Vec::new();
         for (rank, victim) in self.running.iter().rev().take_while(|(rank, _)| rank.priority > priority) {
             let sequence = &self.sequences[*victim];
-            if let Some(table) = sequence.table.as_ref().filter(|_| !sequence.reserved) {
+            // In a divided pool priority is a matter between a tenant's own sequences.
+            let may = !cache.has_quotas() || sequence.root.tenant == self.sequences[slot].root.tenant;
+            if let Some(table) = sequence.table.as_ref().filter(|_| !sequence.reserved && may) {
                 gain += cache.exclusive_blocks(table);
                 victims.push((Reverse(rank.priority), self.price(cache, *victim).1, *victim));
             }
         }
         victims.sort_unstable();
-        if victims.is_empty() || !needed.fits(self.unreserved(cache, None) + gain) {
+        let tenant = self.sequences[slot].root.tenant;
+        if victims.is_empty() || !needed.fits(self.unreserved(cache, cache.available_to(tenant), None) + gain)
+        {
             return false;
         }
         let mut victims = victims.into_iter();
         loop {
             let place = (self.running.len() as u32) < self.config.max_num_seqs;
-            if place && needed.fits(self.unreserved(cache, None)) {
+            if place && needed.fits(self.unreserved(cache, cache.available_to(tenant), None)) {
                 return true;
             }
             match victims.next() {

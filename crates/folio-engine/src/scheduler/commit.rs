@@ -279,7 +279,7 @@ impl Scheduler {
             room += loss;
         }
         let place = (self.running.len() as u32) < self.config.max_num_seqs;
-        if !place || !room.fits(self.unreserved(cache, None)) {
+        if !place || !room.fits(self.unreserved(cache, cache.available_to(wants.root.tenant), None)) {
             return;
         }
         let mut table = cache.fork(table);

@@ -4,6 +4,8 @@
 //! cache until they are taken, so a resume is mostly a prefix hit.
 //!
 //! The victim is the cheapest of those with the worst priority, the requester included and nobody of better priority:
+//! - where the pool is divided (`folio_kv::Quota`) it is of the requester's tenant, or of one that holds more than its
+//!   guarantee; quotas alone never preempt, only the pool running dry does;
 //! - it must free something in a cache group that lacks blocks, if anybody does;
 //! - price: tokens of blocks nobody else references (what others hold survives and costs nothing to find again), times
 //!   1 to 2 by progress (who is nearly done gives its blocks back soon by itself);
@@ -15,7 +17,7 @@
 
 use std::cmp::Reverse;
 
-use folio_kv::{GroupCounts, KvCache};
+use folio_kv::{GroupCounts, KvCache, TenantId};
 
 use super::Scheduler;
 use crate::sequence::{Slot, State};
@@ -33,13 +35,13 @@ impl Scheduler {
     /// Makes sure `slot` has blocks of its own for `positions` positions, preempting others if it must.
     pub(super) fn make_room(&mut self, cache: &mut KvCache, slot: Slot, positions: u32) -> Room {
         loop {
-            let sequence = &mut self.sequences[slot];
-            let Some(table) = sequence.table.as_mut() else { return Room::None };
+            let sequence = &self.sequences[slot];
+            let Some(table) = sequence.table.as_ref() else { return Room::None };
             let needed = cache.needed(table, positions);
             if needed.is_zero() {
                 return Room::Made;
             }
-            let spare = self.unreserved(cache, Some(slot));
+            let spare = self.unreserved(cache, cache.available_to(table.root().tenant), Some(slot));
             if needed.fits(spare) {
                 return if self.grow(cache, slot, positions) { Room::Made } else { Room::None };
             }
@@ -58,8 +60,21 @@ impl Scheduler {
     }
 
     /// Blocks that may be taken without breaking a reservation; `for_slot`'s own does not count against it.
-    pub(super) fn unreserved(&self, cache: &KvCache, for_slot: Option<Slot>) -> GroupCounts {
-        let mut spare = cache.available();
+    /// `available`: to whoever asks.
+    pub(super) fn unreserved(
+        &self,
+        cache: &KvCache,
+        available: GroupCounts,
+        for_slot: Option<Slot>,
+    ) -> GroupCounts {
+        let mut spare = available;
+        if cache.has_quotas() {
+            // Whatever anybody takes may be what a reservation of another tenant counts on.
+            for slot in self.scratch.reserved.iter().filter(|slot| Some(**slot) != for_slot) {
+                let theirs = cache.available_to(self.sequences[*slot].root.tenant);
+                spare[0] = spare[0].min(theirs[0]);
+            }
+        }
         let budget = self.config.max_num_batched_tokens;
         for slot in &self.scratch.reserved {
             let sequence = &self.sequences[*slot];
@@ -85,9 +100,16 @@ impl Scheduler {
     /// `lacking`: what the requester is short of, per cache group.
     fn victim(&self, cache: &KvCache, requester: Slot, lacking: GroupCounts) -> Option<Slot> {
         let priority = self.sequences[requester].rank.priority;
+        let mine = self.sequences[requester].root.tenant;
+        let (pool, ceiling) = cache.room(mine);
+        // A tenant at its ceiling gives way to itself; nobody within its guarantee gives way to another.
+        let yields = |owner: TenantId| {
+            let borrows = || cache.tenant_stats(owner).active_blocks > cache.quota(owner).guarantee;
+            owner == mine || !cache.has_quotas() || (pool <= ceiling && borrows())
+        };
         let candidates = self.running.iter().filter(|(rank, slot)| {
             let sequence = &self.sequences[*slot];
-            rank.priority >= priority && !sequence.reserved
+            rank.priority >= priority && !sequence.reserved && yields(sequence.root.tenant)
         });
         candidates
             .map(|(rank, slot)| {

@@ -32,7 +32,7 @@ const SCAN_SHARED_MAX: usize = 256;
 #[derive(Default)]
 pub(super) struct Scratch {
     order: Vec<Slot>,
-    heads: Vec<Head>,
+    pub heads: Vec<Head>,
     candidates: Vec<Candidate>,
     /// Waited for blocks in this step.
     pub refused: Vec<Slot>,
@@ -258,7 +258,7 @@ impl Scheduler {
 
     /// As many positions as fit without preempting anybody.
     fn make_some_room(&mut self, cache: &mut KvCache, slot: Slot, wanted: u32) -> u32 {
-        let spare = self.unreserved(cache, Some(slot));
+        let spare = self.unreserved(cache, cache.available_to(self.sequences[slot].root.tenant), Some(slot));
         let Some(table) = self.sequences[slot].table.as_mut() else { return 0 };
         let blocks = spare.least(cache.groups());
         let mut to = wanted.min(table.capacity() + blocks * cache.config().block_tokens);
