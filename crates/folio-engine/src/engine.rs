@@ -59,7 +59,7 @@ pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
     let mut cache = parts.cache;
     cache.set_pin_limits(config.pin_limits(&kv));
     let shared = Arc::new(Shared {
-        quota_tokens: quota_tokens(&parts.cache),
+        quota_tokens: quota_tokens(&cache),
         cache_tokens: cache.positions_max(config.max_num_batched_tokens),
         config,
         vocab: parts.vocab,
