@@ -7,8 +7,9 @@
 //! [`FIRST_TENANT`] and [`FIRST_GROUP`] in the order of the file. A group is a tenant to the cache: its members' chains start
 //! from one secret, derived on the server from the group's name, and what they hold counts as the group's.
 
-use folio_kv::TenantId;
+use folio_kv::{Quota, TenantId};
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::error::ServerError;
 
@@ -33,6 +34,8 @@ pub struct DeclaredTenant {
     pub weight: u32,
     /// Index of its group.
     pub group: Option<usize>,
+    pub guarantee: Share,
+    pub ceiling: Share,
 }
 
 /// Tenants that share a cache.
@@ -40,6 +43,29 @@ pub struct DeclaredTenant {
 pub struct DeclaredGroup {
     pub id: TenantId,
     pub name: String,
+    pub guarantee: Share,
+    pub ceiling: Share,
+}
+
+/// A part of the pool.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Share {
+    /// Not given.
+    Default,
+    /// 0 to 100.
+    Percent(f64),
+    Blocks(u32),
+}
+
+impl Share {
+    /// Blocks of a pool of `blocks`; percentages are rounded down.
+    fn of(self, blocks: u32, default: u32) -> u32 {
+        match self {
+            Self::Default => default,
+            Self::Percent(percent) => (f64::from(blocks) * percent / 100.0) as u32,
+            Self::Blocks(blocks) => blocks,
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -60,12 +86,16 @@ struct TenantEntry {
     keys_env: Vec<String>,
     weight: Option<u32>,
     group: Option<String>,
+    guarantee: Option<Value>,
+    ceiling: Option<Value>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct GroupEntry {
     name: String,
+    guarantee: Option<Value>,
+    ceiling: Option<Value>,
 }
 
 fn wrong(what: &str, field: &str, reason: impl std::fmt::Display) -> ServerError {
@@ -88,8 +118,12 @@ impl Declared {
         for (index, entry) in file.groups.into_iter().enumerate() {
             let what = format!("group {} ({:?})", index + 1, entry.name);
             check_name(&what, &entry.name, declared.groups.iter().map(|group| &group.name))?;
-            let id = TenantId(FIRST_GROUP + index as u32);
-            declared.groups.push(DeclaredGroup { id, name: entry.name });
+            declared.groups.push(DeclaredGroup {
+                id: TenantId(FIRST_GROUP + index as u32),
+                name: entry.name,
+                guarantee: share(&what, "guarantee", entry.guarantee)?,
+                ceiling: share(&what, "ceiling", entry.ceiling)?,
+            });
         }
         for (index, entry) in file.tenants.into_iter().enumerate() {
             let tenant = declared.tenant(index, entry, environment)?;
@@ -121,18 +155,53 @@ impl Declared {
             let reason = format!("{weight} is not within 1 to {}", folio_engine::config::TENANT_WEIGHT_MAX);
             return Err(wrong(&what, "weight", reason));
         }
-        let known = |name: &String| self.groups.iter().position(|group| group.name == *name);
-        let group = entry.group.map(|name| {
-            known(&name).ok_or_else(|| wrong(&what, "group", format!("{name:?} is not among the groups")))
-        });
-        let group = group.transpose()?;
+        let guarantee = share(&what, "guarantee", entry.guarantee)?;
+        let ceiling = share(&what, "ceiling", entry.ceiling)?;
+        let group = match entry.group {
+            None => None,
+            Some(name) => {
+                let known = self.groups.iter().position(|group| group.name == name);
+                let group = known
+                    .ok_or_else(|| wrong(&what, "group", format!("{name:?} is not among the groups")))?;
+                for (field, given) in [("guarantee", guarantee), ("ceiling", ceiling)] {
+                    if given != Share::Default {
+                        let reason = format!("it shares the cache of group {name:?}; give it to the group");
+                        return Err(wrong(&what, field, reason));
+                    }
+                }
+                Some(group)
+            }
+        };
         let id = TenantId(FIRST_TENANT + index as u32);
-        Ok(DeclaredTenant { id, name: entry.name, keys, weight, group })
+        Ok(DeclaredTenant { id, name: entry.name, keys, weight, group, guarantee, ceiling })
     }
 
     /// For [`folio_engine::SchedulerConfig::tenant_weights`].
     pub fn weights(&self) -> Vec<(TenantId, u32)> {
         self.tenants.iter().map(|tenant| (tenant.id, tenant.weight)).collect()
+    }
+
+    /// For [`folio_kv::KvCache::set_quotas`], of a pool of `blocks`. Empty if nobody has a guarantee or a ceiling.
+    pub fn quotas(&self, blocks: u32) -> Vec<(TenantId, Quota)> {
+        let alone = self.tenants.iter().filter(|tenant| tenant.group.is_none());
+        let alone = alone.map(|tenant| (tenant.id, tenant.guarantee, tenant.ceiling));
+        let groups = self.groups.iter().map(|group| (group.id, group.guarantee, group.ceiling));
+        let given = alone
+            .chain(groups)
+            .filter(|(_, guarantee, ceiling)| (*guarantee, *ceiling) != (Share::Default, Share::Default));
+        given
+            .map(|(id, guarantee, ceiling)| {
+                let quota = Quota { guarantee: guarantee.of(blocks, 0), ceiling: ceiling.of(blocks, blocks) };
+                (id, quota)
+            })
+            .collect()
+    }
+
+    /// What an operator calls a tenant or a group, for messages about [`Declared::quotas`].
+    pub fn name(&self, id: TenantId) -> Option<&str> {
+        let tenants = self.tenants.iter().map(|tenant| (tenant.id, tenant.name.as_str()));
+        let groups = self.groups.iter().map(|group| (group.id, group.name.as_str()));
+        tenants.chain(groups).find(|(known, _)| *known == id).map(|(_, name)| name)
     }
 }
 
@@ -151,6 +220,24 @@ fn check_name<'a>(
     Ok(())
 }
 
+/// `"25%"`, or a number of blocks.
+fn share(what: &str, field: &str, value: Option<Value>) -> Result<Share, ServerError> {
+    let Some(value) = value else { return Ok(Share::Default) };
+    let percent = |text: &str| text.strip_suffix('%').and_then(|number| number.trim().parse::<f64>().ok());
+    let share = match &value {
+        Value::String(text) => {
+            percent(text).filter(|percent| (0.0..=100.0).contains(percent)).map(Share::Percent)
+        }
+        Value::Number(blocks) => {
+            blocks.as_u64().and_then(|blocks| u32::try_from(blocks).ok()).map(Share::Blocks)
+        }
+        _ => None,
+    };
+    share.ok_or_else(|| {
+        wrong(what, field, format!("{value} is neither a percentage like \"25%\" nor a number of blocks"))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -164,16 +251,28 @@ mod tests {
     fn a_file_says_who_there_is() {
         let declared = parse(
             r#"{"tenants": [
-                {"name": "acme", "keys": ["k1"], "keys_env": ["ACME_KEYS"], "weight": 3},
+                {"name": "acme", "keys": ["k1"], "keys_env": ["ACME_KEYS"], "weight": 3, "guarantee": "25%", "ceiling": 60},
                 {"name": "a", "keys": ["k2"], "group": "lab"},
                 {"name": "b", "keys": ["k3"], "group": "lab"}],
-              "groups": [{"name": "lab"}]}"#,
+              "groups": [{"name": "lab", "guarantee": 10}]}"#,
         )
         .expect("valid");
         let acme = &declared.tenants[0];
         assert_eq!((acme.keys.join(" "), acme.weight, acme.group), ("k1 e1 e2".into(), 3, None));
         assert_eq!(declared.tenants[2].group, Some(0));
+        let lab = declared.groups[0].id;
+        assert_eq!(
+            declared.quotas(100),
+            [(acme.id, Quota { guarantee: 25, ceiling: 60 }), (lab, Quota { guarantee: 10, ceiling: 100 })]
+        );
         assert_eq!(declared.weights()[..2], [(acme.id, 3), (declared.tenants[1].id, 1)]);
+        assert_eq!((declared.name(lab), declared.name(acme.id)), (Some("lab"), Some("acme")));
+    }
+
+    #[test]
+    fn whoever_wants_no_quota_divides_nothing() {
+        let declared = parse(r#"{"tenants": [{"name": "a", "keys": ["k"]}]}"#).expect("valid");
+        assert_eq!(declared.quotas(100), []);
     }
 
     #[test]
@@ -194,7 +293,17 @@ mod tests {
             (&tenant(r#""name": "x", "keys_env": ["NONE"]"#), &["tenant 2", "keys_env", "NONE"]),
             (&tenant(r#""name": "x", "keys": ["l"], "weight": 0"#), &["tenant 2", "weight", "0"]),
             (&tenant(r#""name": "x", "keys": ["l"], "weight": 1001"#), &["weight", "1001"]),
+            (
+                &tenant(r#""name": "x", "keys": ["l"], "guarantee": "120%""#),
+                &["tenant 2", "guarantee", "120%"],
+            ),
+            (&tenant(r#""name": "x", "keys": ["l"], "ceiling": "half""#), &["tenant 2", "ceiling", "half"]),
+            (&tenant(r#""name": "x", "keys": ["l"], "ceiling": -4"#), &["ceiling", "-4"]),
             (&tenant(r#""name": "x", "keys": ["l"], "group": "h""#), &["tenant 2", "group", "\"h\""]),
+            (
+                &tenant(r#""name": "x", "keys": ["l"], "group": "g", "ceiling": 4"#),
+                &["tenant 2", "ceiling", "group \"g\""],
+            ),
         ] {
             let error = parse(text).expect_err(text);
             for part in named {

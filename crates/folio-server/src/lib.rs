@@ -41,7 +41,7 @@ mod wire;
 
 pub use app::{App, Engine, ModelFacts};
 pub use config::{Limits, ServerConfig};
-pub use declared::{Declared, DeclaredGroup, DeclaredTenant};
+pub use declared::{Declared, DeclaredGroup, DeclaredTenant, Share};
 pub use error::{ApiError, ServerError};
 pub use params::SamplingDefaults;
 pub use reading::Parsers;

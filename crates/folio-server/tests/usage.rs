@@ -15,12 +15,18 @@ use serde_json::{Value, json};
 const BYTES: u64 = 1 << 20;
 
 fn engine() -> EngineHandle {
+    engine_for(&folio_server::Declared::default())
+}
+
+fn engine_for(tenants: &folio_server::Declared) -> EngineHandle {
     let config = SchedulerConfig { max_model_len: 256, max_num_batched_tokens: 64, ..Default::default() };
     let backend = SimBackend::new(VOCAB as usize, 64, 16, 64, 64);
     let geometry = CacheConfig { blocks: 64, block_tokens: 16, bytes_per_block: BYTES };
+    let mut cache = KvCache::new(geometry, Box::new(LruLeafFirst::default()));
+    cache.set_quotas(&tenants.quotas(64)).unwrap();
     folio_engine::start(EngineParts {
         config,
-        cache: KvCache::new(geometry, Box::new(LruLeafFirst::default())),
+        cache,
         executor: Box::new(ModelExecutor::new(Box::new(backend), VOCAB as usize, 64, 64)),
         clock: Arc::new(SystemClock::new()),
         vocab: VOCAB,
@@ -119,5 +125,47 @@ async fn a_group_shares_what_it_caches_and_nobody_else_does() {
     assert!(usage("k3").await["cached_tokens"].as_u64().unwrap() >= 96);
     let kv = usage("k3").await["kv"]["cached_bytes"].clone();
     assert_eq!(usage("k2").await["kv"]["cached_bytes"], kv, "memory is the group's");
+    engine.stop();
+}
+
+#[tokio::test]
+async fn a_guarantee_survives_a_flood_and_a_ceiling_is_one() {
+    let file = r#"{"tenants": [{"name": "small", "keys": ["k1"], "guarantee": 8}, {"name": "loud", "keys": ["k2"], "ceiling": "50%"}]}"#;
+    let tenants = folio_server::Declared::parse(file, &|_| None).unwrap();
+    let engine = engine_for(&tenants);
+    let config = ServerConfig { tenants, ..Default::default() };
+    let client = Client::with(config, app(Arc::new(engine.clone())));
+    let (small, loud) = (client.key("k1"), client.key("k2"));
+    let prompt = "y".repeat(100);
+    small.complete(json!({"prompt": prompt, "max_tokens": 2})).await;
+    for round in 0..12 {
+        let flood: String =
+            (0..200u8).map(|at| char::from(b'a' + (at.wrapping_mul(round + 3) ^ round) % 26)).collect();
+        let reply = loud.complete(json!({"prompt": flood, "max_tokens": 2})).await;
+        assert_eq!(reply.status.as_u16(), 200);
+        let held = loud.get("/v1/usage").await.json()["kv"].clone();
+        let held = held["active_bytes"].as_u64().unwrap() + held["cached_bytes"].as_u64().unwrap();
+        assert!(held <= 32 * BYTES, "half of 64 blocks, and {} are held", held / BYTES);
+    }
+    let again = small.complete(json!({"prompt": prompt, "max_tokens": 2})).await.json();
+    assert!(again["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap() >= 96, "{again}");
+    engine.stop();
+}
+
+#[tokio::test]
+async fn what_can_never_fit_its_quota_is_413() {
+    let file =
+        r#"{"tenants": [{"name": "tiny", "keys": ["k1"], "ceiling": 4}, {"name": "other", "keys": ["k2"]}]}"#;
+    let tenants = folio_server::Declared::parse(file, &|_| None).unwrap();
+    let engine = engine_for(&tenants);
+    let client = Client::with(ServerConfig { tenants, ..Default::default() }, app(Arc::new(engine.clone())));
+    let body = json!({"prompt": "z".repeat(60), "max_tokens": 6});
+    let refused = client.key("k1").complete(body.clone()).await;
+    assert_eq!(refused.status.as_u16(), 413);
+    assert_eq!(refused.error()["code"], "quota_exceeded");
+    assert!(refused.error()["message"].as_str().unwrap().contains("64"), "names what the quota allows");
+    assert_eq!(client.key("k2").complete(body).await.status.as_u16(), 200);
+    let fits = json!({"prompt": "z".repeat(60), "max_tokens": 4});
+    assert_eq!(client.key("k1").complete(fits).await.status.as_u16(), 200);
     engine.stop();
 }

@@ -13,9 +13,10 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use folio_engine::engine::EngineParts;
 use folio_engine::{EngineHandle, ModelExecutor, SchedulerConfig, SystemClock};
-use folio_kv::{CacheConfig, KvCache, LearnedLifetimes, TenantId, WindowConfig};
+use folio_kv::{CacheConfig, KvCache, LearnedLifetimes, QuotaError, WindowConfig};
 use folio_model::backend::{Backend, GroupKind, KvGroup, KvLayout};
 use folio_model::{Checkpoint, Config, LoadedModel};
+use folio_server::Declared;
 use folio_text::{ChatTemplate, TemplateSources, Tokenizer};
 use sha2::{Digest, Sha256};
 
@@ -48,15 +49,16 @@ pub struct Runtime {
 
 impl Runtime {
     pub fn start(model: Option<&str>, args: &EngineArgs) -> Result<Self> {
-        Self::serving(Loaded::open(model, args)?, args, Vec::new())
+        Self::serving(Loaded::open(model, args)?, args, &Declared::default())
     }
 
-    /// Starts the engine; `args` are those the model was loaded with. Tenants without a weight have 1.
-    pub fn serving(loaded: Loaded, args: &EngineArgs, tenant_weights: Vec<(TenantId, u32)>) -> Result<Self> {
+    /// Starts the engine for these tenants; `args` are those the model was loaded with.
+    pub fn serving(loaded: Loaded, args: &EngineArgs, tenants: &Declared) -> Result<Self> {
         let Loaded { weights, source, checkpoint, tokenizer, template } = loaded;
         let Weights { mut backend, model, format, quantized, mapped, unsaved } = weights;
         let threads = backend.threads();
         let max_model_len = u32::try_from(model.max_model_len).context("the model's context length")?;
+        let tenant_weights = tenants.weights();
         let config = SchedulerConfig { tenant_weights, ..scheduler_config(args, max_model_len) };
         // What is mapped counts as cache that could be dropped, but it will be read at every step.
         let free = memory::free().map(|free| free.without(backend.mapped_bytes()));
@@ -86,7 +88,7 @@ impl Runtime {
         let blocks: Vec<usize> = blocks.map(|blocks| *blocks as usize).collect();
         backend.allocate_cache(&model.kv_layout, &blocks)?;
 
-        let cache = KvCache::with_windows(
+        let mut cache = KvCache::with_windows(
             CacheConfig {
                 blocks: pool.blocks,
                 block_tokens: args.block_size,
@@ -95,6 +97,7 @@ impl Runtime {
             &window_pools(&model.kv_layout, &pool)?,
             Box::new(LearnedLifetimes::new(depth_cost(&model.config, args.block_size))),
         );
+        divide(&mut cache, tenants)?;
         let executor = ModelExecutor::new(
             Box::new(backend),
             model.vocab,
@@ -150,6 +153,21 @@ fn window_pools(layout: &KvLayout, pool: &Pool) -> Result<Vec<WindowConfig>> {
         WindowConfig { blocks: *blocks, window_tokens, bytes_per_block }
     };
     Ok(windows.map(config).collect())
+}
+
+/// Guarantees and ceilings of the tenants file; a wrong one is named as the file names its owner.
+fn divide(cache: &mut KvCache, tenants: &Declared) -> Result<()> {
+    let quotas = tenants.quotas(cache.config().blocks);
+    cache.set_quotas(&quotas).map_err(|error| {
+        let whose = match error {
+            QuotaError::GuaranteeAboveCeiling { tenant, .. } | QuotaError::Ceiling { tenant, .. } => {
+                tenants.name(tenant)
+            }
+            QuotaError::Guarantees { .. } => None,
+        };
+        let whose = whose.map_or(String::new(), |name| format!(" of {name:?}"));
+        anyhow::anyhow!("the tenants file: guarantee and ceiling{whose}: {error}")
+    })
 }
 
 /// What attention over one earlier block adds to the cost of computing a block, as a share of that: the multiply-adds of

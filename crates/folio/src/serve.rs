@@ -17,7 +17,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let api_keys = api_keys(&args.api_key, args.api_key_file.as_deref())?;
     let declared = declared(args.tenants.as_deref())?;
     let loaded = Loaded::open(args.model.as_deref(), &args.engine)?;
-    let runtime = Runtime::serving(loaded, &args.engine, declared.weights())?;
+    let runtime = Runtime::serving(loaded, &args.engine, &declared)?;
     runtime.report.print();
     let names = match args.served_model_name.as_slice() {
         [] => vec![runtime.name.clone()],

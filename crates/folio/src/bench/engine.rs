@@ -39,7 +39,7 @@ pub fn run(args: &BenchEngineArgs) -> Result<()> {
         unsaved.save(&AtomicBool::new(false));
     }
     let machine = loaded.weights.limits(fresh)?;
-    let runtime = Runtime::serving(loaded, &engine, Vec::new())?;
+    let runtime = Runtime::serving(loaded, &engine, &folio_server::Declared::default())?;
     runtime.report.print();
     let mut report = Bench { runtime: &runtime, args, random: Random::new(1) }.run(&machine)?;
     report.fresh_read_bytes_per_s = fresh.read_bytes_per_s;
