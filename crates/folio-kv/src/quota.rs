@@ -266,13 +266,12 @@ impl KvCache {
             if block.is_cached() && listed[id] == 0 {
                 return fail("is cached and not in the list of its tenant");
             }
-            match block.parent {
-                Parent::Block(parent) if block.is_cached() && self.tree.block(parent).is_cached() => {
-                    if listed[parent as usize] < listed[id] {
-                        return fail("is listed after its parent");
-                    }
-                }
-                _ => {}
+            if let Parent::Block(parent) = block.parent
+                && block.is_cached()
+                && self.tree.block(parent).is_cached()
+                && listed[parent as usize] < listed[id]
+            {
+                return fail("is listed after its parent");
             }
         }
         for tenant in self.tenants.keys() {
