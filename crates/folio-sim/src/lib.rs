@@ -8,6 +8,7 @@
 
 pub mod backend;
 pub mod cost;
+pub mod keeping;
 pub mod machine;
 pub mod oracle;
 pub mod retention;

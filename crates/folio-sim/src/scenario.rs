@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use folio_engine::SchedulerConfig;
 use folio_engine::request::{Micros, Request, RequestId, SamplingParams};
-use folio_kv::{CacheConfig, Identity, Quota, Root, TenantId, WindowConfig};
+use folio_kv::{CacheConfig, Identity, PinLimits, Quota, Root, TenantId, WindowConfig};
 
+use crate::keeping;
 use crate::rng::Rng;
 
 /// How a client treats what it is sent.
@@ -47,6 +48,8 @@ pub struct Scenario {
     pub max_logit_rows: usize,
     /// Ascending by arrival.
     pub clients: Vec<Client>,
+    /// What may be pinned.
+    pub pins: PinLimits,
     /// The executor fails once in so many steps; 0 never.
     pub fails_one_in: u64,
     pub seed: u64,
@@ -104,11 +107,14 @@ impl Scenario {
             tenant_weights: vec![(TenantId(1), 1 + (seed % 4) as u32)],
             ..SchedulerConfig::default()
         };
-        let clients = clients(rng, &config, vocab);
+        let mut clients = clients(rng, &config, vocab);
+        let keeping = &mut Rng::new(seed ^ 0x9e7a);
+        keeping::wishes(keeping, &mut clients);
         let largest = clients.iter().map(|client| positions(&client.request)).max().unwrap_or(1);
         let blocks = largest.div_ceil(block_tokens) + rng.skewed(0, 120 / u64::from(block_tokens) + 4) as u32;
         let cache = CacheConfig { blocks, block_tokens, bytes_per_block: 1024 };
         Self {
+            pins: keeping::limits(keeping, blocks, largest.div_ceil(block_tokens)),
             windows: windows(&mut Rng::new(seed ^ 0x3147), &config, &cache, largest),
             quotas: quotas(&mut Rng::new(seed ^ 0x90ab), &cache, largest),
             config,

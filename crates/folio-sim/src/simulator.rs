@@ -9,6 +9,7 @@ use folio_kv::{EvictionPolicy, KvCache, LearnedLifetimes, LruLeafFirst, TenantId
 
 use crate::backend::SimBackend;
 use crate::cost::CostModel;
+use crate::keeping;
 use crate::oracle::{Expectation, expect};
 use crate::rng::Rng;
 use crate::scenario::{Behaviour, Client, Scenario};
@@ -35,6 +36,9 @@ pub struct Report {
     pub cancelled: u64,
     pub deadline: u64,
     pub errors: u64,
+    /// Pinned prefixes, summed over the steps.
+    pub pins: u64,
+    pub evictions: u64,
 }
 
 impl Report {
@@ -57,6 +61,8 @@ impl Report {
         self.cancelled += other.cancelled;
         self.deadline += other.deadline;
         self.errors += other.errors;
+        self.pins += other.pins;
+        self.evictions += other.evictions;
     }
 }
 
@@ -91,6 +97,7 @@ pub struct Simulator {
     cache: KvCache,
     executor: ModelExecutor,
     rng: Rng,
+    keeping: Rng,
     cost: CostModel,
     now: Micros,
     step_began: Micros,
@@ -117,11 +124,13 @@ impl Simulator {
         };
         let mut cache = KvCache::with_windows(scenario.cache, &scenario.windows, policy);
         cache.set_quotas(&scenario.quotas).expect("scenarios have quotas that can be");
+        cache.set_pin_limits(scenario.pins);
         let pools = cache.pools();
         Self {
             scheduler: Scheduler::new(scenario.config.clone()).expect("scenarios have valid limits"),
             executor: ModelExecutor::new(Box::new(backend), vocab, rows, scenario.max_logit_rows),
             rng: Rng::new(scenario.seed ^ 0xfa01),
+            keeping: Rng::new(scenario.seed ^ 0x9e7b),
             cost: CostModel { step_us: 1000.0, token_us: 200.0, context_us_per_1k: 100.0 },
             now: Micros(0),
             step_began: Micros(0),
@@ -157,6 +166,7 @@ impl Simulator {
         self.report.shared_prefix_waits = counters.shared_prefix_waits;
         self.report.block_waits = counters.block_waits;
         self.report.copies = cache.copies;
+        self.report.evictions = cache.evictions;
         self.report.windowed = u64::from(!cache.windows().is_empty());
         self.report.window_evictions = cache.windows().iter().map(|window| window.evictions).sum();
         self.report.window_miss_tokens = cache.window_miss_tokens;
@@ -182,6 +192,10 @@ impl Simulator {
         let arrived = self.arrive();
         let cancellations = std::mem::take(&mut self.cancellations);
         self.scheduler.admit(arrived, cancellations, self.now);
+        self.cache.advance(self.now.0);
+        let clients = &self.scenario.clients;
+        keeping::command(&mut self.keeping, &mut self.scheduler, &mut self.cache, clients)?;
+        self.report.pins += keeping::check(&self.cache, self.scenario.pins)?;
         let ready: Vec<_> = self.scheduler.one_token_short().collect();
         self.step_began = self.now;
         let plan = self.scheduler.plan(&mut self.cache, self.now);

@@ -48,6 +48,8 @@ fn many_seeds() {
         ("deadlines", total.deadline),
         ("executor failures", total.errors),
         ("stops", total.stopped),
+        ("pinned prefixes", total.pins),
+        ("evictions", total.evictions),
     ] {
         assert!(count > seeds / 20, "only {count} {what} in {seeds} seeds");
     }
