@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use folio_engine::SchedulerConfig;
 use folio_engine::request::{Event, Request};
-use folio_kv::TenantId;
+use folio_kv::{Quota, TenantId};
 use folio_sim::Machine;
 use folio_sim::scenario::{request, root};
 use proptest::prelude::*;
@@ -195,4 +195,19 @@ fn a_tenant_that_sends_seldom_need_not_wait_behind_a_crowd() {
     }
     let passed = world.finished[&1] - before;
     assert!(passed <= 8, "{passed} requests of the crowd were finished first");
+}
+
+#[test]
+fn a_tenant_at_its_ceiling_holds_nobody_back() {
+    let capped = Load { tenant: 1, weight: 1, prompt: 12, output: 6, outstanding: 20 };
+    let free = Load { tenant: 2, ..capped };
+    let mut world = World::new(config(&[capped, free], 8, 64), 80);
+    let quota = Quota { guarantee: 0, ceiling: 5 };
+    world.machine.cache.set_quotas(&[(TenantId(1), quota)]).expect("a division that can be");
+    for _ in 0..400 {
+        [capped, free].iter().for_each(|load| world.keep_up(*load));
+        world.step();
+    }
+    let (one, two) = (world.service[&1], world.service[&2]);
+    assert!(one > 0 && two > 4 * one, "one place against seven: {one} and {two}");
 }

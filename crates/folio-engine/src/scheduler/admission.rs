@@ -156,9 +156,14 @@ impl Scheduler {
         let mut within = cache.available();
         within[0] = cache.room(tenant).0;
         let spare = self.unreserved(cache, within, None);
-        let fits = if !self.within_ceiling(cache, slot, demand) {
-            false
-        } else if self.running.is_empty() {
+        if !self.within_ceiling(cache, slot, demand) {
+            // Its tenant's own affair: nobody passes it by going first.
+            let sequence = &self.sequences[slot];
+            self.waiting.fair.caps(sequence.rank.priority, sequence.tenant);
+            self.wait_for(slot, WaitingFor::Blocks);
+            return false;
+        }
+        let fits = if self.running.is_empty() {
             demand.now.fits(spare)
         } else {
             let (pools, permille) = (cache.pools(), u64::from(self.config.watermark_permille));

@@ -46,6 +46,8 @@ struct Account {
     token: u64,
     /// Sequences in the waiting queue.
     waiting: u32,
+    /// Its own quota refused it last: it holds nobody back.
+    capped: bool,
 }
 
 #[derive(Debug, Default)]
@@ -109,6 +111,7 @@ impl Fairness {
             time: 0,
             token: UNIT / u64::from(weight.max(1)),
             waiting: 0,
+            capped: false,
         })
     }
 
@@ -133,10 +136,21 @@ impl Fairness {
     pub fn leaves(&mut self, priority: i32, tenant: TenantId) {
         let account = self.account(priority, tenant);
         account.waiting -= 1;
+        account.capped = false;
         let time = account.time;
         if let Some(class) = self.classes.get_mut(&priority) {
             class.floor = class.floor.max(time);
         }
+    }
+
+    /// Its own quota refuses a tenant. Until one of its sequences leaves the queue the others need not wait for it.
+    pub fn caps(&mut self, priority: i32, tenant: TenantId) {
+        self.account(priority, tenant).capped = true;
+    }
+
+    pub fn is_capped(&self, head: Head) -> bool {
+        let account = self.classes.get(&head.priority).and_then(|class| class.accounts.get(&head.tenant));
+        account.is_some_and(|account| account.capped)
     }
 
     /// `prompt` prompt tokens were computed for the first time, `generated` ones were generated.

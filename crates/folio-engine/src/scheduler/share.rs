@@ -171,7 +171,8 @@ impl Scheduler {
                 let new = self.waiting_candidate(cache, *slot);
                 candidates.push(new);
                 *oldest = (*oldest).into_iter().chain([(self.turn_of(*slot), new)]).min();
-                if behind.is_none_or(|behind| behind.priority != head.priority) {
+                let first = behind.is_none_or(|behind| behind.priority != head.priority);
+                if first && !self.waiting.fair.is_capped(*head) {
                     behind = Some(*head);
                 }
                 looked_at += 1;
