@@ -569,9 +569,11 @@ async fn errors_have_anthropics_shape_wherever_they_arise() {
     let mut old = with_key("secret", &body);
     old.headers_mut().insert("anthropic-version", "2023-01-01".parse().unwrap());
     assert_eq!(kind(&send(old).await), error(400, "invalid_request_error"));
-    let mut known = with_key("secret", &body);
-    known.headers_mut().insert("anthropic-version", "2023-06-01".parse().unwrap());
-    assert_eq!(send(known).await.status, 200);
+    for version in ["2023-06-01", "2026-10-21"] {
+        let mut known = with_key("secret", &body);
+        known.headers_mut().insert("anthropic-version", version.parse().unwrap());
+        assert_eq!(send(known).await.status, 200, "{version}");
+    }
     assert_eq!(kind(&send(with_key("secret", "{")).await), error(400, "invalid_request_error"));
 
     let client = client.key("secret");

@@ -37,8 +37,8 @@ use answer::Answer;
 use request::Asked;
 
 const VERSION: &str = "anthropic-version";
-/// The only one with today's shapes.
-const KNOWN_VERSION: &str = "2023-06-01";
+/// Those with the shapes this server speaks; official clients send one or the other, by their age.
+const KNOWN_VERSIONS: [&str; 2] = ["2023-06-01", "2026-10-21"];
 const STOP: &str = "stop_sequences";
 
 /// Whether the client speaks Anthropic's API: by the route, or by the header that only its clients send.
@@ -46,11 +46,11 @@ pub fn is_meant(request: &Request) -> bool {
     request.uri().path().starts_with("/v1/messages") || request.headers().contains_key(VERSION)
 }
 
-/// A client that says no version gets the only one there is.
+/// A client that says no version gets the same as one that says either.
 pub fn check_version(headers: &HeaderMap) -> Result<(), ApiError> {
     match headers.get(VERSION) {
-        Some(version) if version != KNOWN_VERSION => {
-            let message = format!("The header '{VERSION}' must be {KNOWN_VERSION}.");
+        Some(version) if !KNOWN_VERSIONS.iter().any(|known| version == known) => {
+            let message = format!("The header '{VERSION}' must be {}.", KNOWN_VERSIONS.join(" or "));
             Err(ApiError::invalid(VERSION, message))
         }
         _ => Ok(()),
