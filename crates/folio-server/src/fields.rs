@@ -66,6 +66,9 @@ impl<'de> Deserialize<'de> for Key<'de> {
 impl<'a> Fields<'a> {
     /// The fields of a request body. Errors carry line and column.
     pub fn of_body(body: &'a [u8]) -> Result<Self, ApiError> {
+        if body.is_empty() {
+            return Err(ApiError::bad_request("The request has no body; send one JSON object."));
+        }
         let object: Object = serde_json::from_slice(body).map_err(|error| {
             ApiError::bad_request(format!(
                 "We could not parse the JSON body of your request: {error}. The body must be one JSON object."
@@ -159,10 +162,32 @@ fn join(path: &str, name: &str) -> String {
 pub fn parse<'a, T: Deserialize<'a>>(value: &'a RawValue, path: &str) -> Result<T, ApiError> {
     serde_json::from_str(value.get()).map_err(|error| {
         let text = error.to_string();
-        let reason = text.split(" at line ").next().unwrap_or(&text);
+        let reason = in_json_words(text.split(" at line ").next().unwrap_or(&text));
         let message = format!("Invalid value for '{path}': {reason}.");
         ApiError { code: Some("invalid_type"), ..ApiError::invalid(path, message) }
     })
+}
+
+/// serde's reason in the words of JSON, for people who never saw Rust.
+fn in_json_words(reason: &str) -> String {
+    let parts = reason.strip_prefix("invalid type: ").or_else(|| reason.strip_prefix("invalid value: "));
+    let Some((got, expected)) = parts.and_then(|parts| parts.rsplit_once(", expected ")) else {
+        return reason.to_owned();
+    };
+    let expected = match expected {
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a non-negative integer",
+        "i8" | "i16" | "i32" | "i64" => "an integer",
+        "f32" | "f64" => "a number",
+        "a sequence" => "an array",
+        "a map" | "a JSON object" => "an object",
+        other => other,
+    };
+    let got = match got {
+        "sequence" => "an array".to_owned(),
+        "map" => "an object".to_owned(),
+        other => other.replace("floating point", "number").replace("Option value", "null"),
+    };
+    format!("expected {expected}, got {got}")
 }
 
 /// An optional value within bounds.
@@ -197,6 +222,26 @@ mod tests {
     }
 
     #[test]
+    fn wrong_types_are_told_in_the_words_of_json() {
+        let said = |body: &str, read: fn(&mut Fields) -> Option<ApiError>| {
+            read(&mut Fields::of_body(body.as_bytes()).ok().unwrap()).unwrap().message
+        };
+        let integer = |fields: &mut Fields| fields.take::<u32>("a").err();
+        let list = |fields: &mut Fields| fields.take::<Vec<u32>>("a").err();
+        let number = |fields: &mut Fields| fields.take::<f32>("a").err();
+        for (said, expected) in [
+            (said(r#"{"a": -5}"#, integer), "expected a non-negative integer, got integer `-5`"),
+            (said(r#"{"a": 1.5}"#, integer), "expected a non-negative integer, got number `1.5`"),
+            (said(r#"{"a": {}}"#, list), "expected an array, got an object"),
+            (said(r#"{"a": [1]}"#, number), "expected a number, got an array"),
+            (said(r#"{"a": true}"#, number), "expected a number, got boolean `true`"),
+        ] {
+            assert_eq!(said, format!("Invalid value for 'a': {expected}."));
+        }
+        assert!(Fields::of_body(b"").err().unwrap().message.contains("no body"));
+    }
+
+    #[test]
     fn unread_fields_are_refused_by_name() {
         let mut fields = Fields::of_body(br#"{"a": 1, "b\u0062": 2, "tools": [1]}"#).ok().unwrap();
         assert_eq!(fields.take::<u32>("a").unwrap(), Some(1));
@@ -218,7 +263,10 @@ mod tests {
         let mut fields = Fields::of_body(br#"{"n": "two"}"#).ok().unwrap();
         let error = fields.take::<u32>("n").unwrap_err();
         assert_eq!(error.param.as_deref(), Some("n"));
-        assert!(!error.message.contains("line"), "{}", error.message);
+        assert_eq!(
+            error.message,
+            "Invalid value for 'n': expected a non-negative integer, got string \"two\"."
+        );
         assert_eq!(Fields::of_body(br#"{"n": 1, "n": 2}"#).err().unwrap().param.as_deref(), Some("n"));
     }
 }

@@ -131,24 +131,52 @@ fn detokenized(state: &State, body: &[u8]) -> Result<Value, ApiError> {
     Ok(json!({"prompt": state.app.tokenizer.decode(&tokens, false)}))
 }
 
+/// What to say to somebody who is almost there.
+const ROUTES: &[(&str, &str)] = &[
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
+    ("GET", "/v1/models"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("GET", "/health"),
+    ("GET", "/ping"),
+    ("GET", "/metrics"),
+    ("GET", "/version"),
+];
+
+fn method_of(path: &str) -> Option<&'static str> {
+    ROUTES.iter().find(|(_, route)| *route == path).map(|(method, _)| *method)
+}
+
 pub async fn not_found(method: Method, uri: Uri) -> ApiError {
+    // A slash at the end, no /v1, or one too many: clients differ in what they add to a base URL.
+    let path = uri.path().trim_end_matches('/');
+    let guesses =
+        [path.to_owned(), format!("/v1{path}"), path.strip_prefix("/v1").unwrap_or(path).to_owned()];
+    let hint = match guesses.iter().find_map(|guess| Some((method_of(guess)?, guess))) {
+        Some((method, guess)) => format!("Did you mean {method} {guess}?"),
+        None => "See GET / for what is here.".to_owned(),
+    };
     ApiError {
         code: Some("unknown_url"),
         ..ApiError::new(
             StatusCode::NOT_FOUND,
             "invalid_request_error",
-            format!("Unknown request URL: {method} {}. See GET / for what is here.", uri.path()),
+            format!("Unknown request URL: {method} {}. {hint}", uri.path()),
         )
     }
 }
 
 pub async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
+    let hint = method_of(uri.path()).map(|method| format!("; use {method}")).unwrap_or_default();
     ApiError {
         code: Some("method_not_allowed"),
         ..ApiError::new(
             StatusCode::METHOD_NOT_ALLOWED,
             "invalid_request_error",
-            format!("{method} is not allowed for {}.", uri.path()),
+            format!("{method} is not allowed for {}{hint}.", uri.path()),
         )
     }
 }

@@ -327,3 +327,20 @@ async fn without_a_template_chat_is_refused_and_completions_work() {
     assert_eq!((reply.status.as_u16(), &reply.error()["code"]), (400, &json!("no_chat_template")));
     assert_eq!(client.complete(json!({})).await.status, 200);
 }
+
+#[tokio::test]
+async fn who_is_almost_there_is_told_the_way() {
+    let client = Client::new(FakeEngine::saying("x"));
+    for (method, path, hint) in [
+        ("POST", "/chat/completions", "Did you mean POST /v1/chat/completions?"),
+        ("POST", "/v1/chat/completions/", "Did you mean POST /v1/chat/completions?"),
+        ("POST", "/v1/v1/messages", "Did you mean POST /v1/messages?"),
+        ("GET", "/v1/health", "Did you mean GET /health?"),
+        ("GET", "/nowhere", "See GET / for what is here."),
+        ("GET", "/v1/completions", "use POST"),
+    ] {
+        let answer = reply(client.send(client.request(method, path, "{}")).await).await;
+        let message = answer.error()["message"].as_str().unwrap().to_owned();
+        assert!(message.contains(hint), "{method} {path}: {message}");
+    }
+}
