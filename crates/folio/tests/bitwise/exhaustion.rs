@@ -8,12 +8,12 @@ use crate::harness::{Arrival, Oracle, Setup, World, batched, prompt};
 
 /// Many short answers first, so that admission expects short ones; then eight that together need more than any pool here.
 fn crowd(vocab: u32) -> Vec<Arrival> {
-    let short = (0..24).map(|i| Arrival::new(prompt(900 + i, 5, vocab), 2));
+    let short = (0..40).map(|i| Arrival::new(prompt(900 + i, 3, vocab), 2));
     let long = (0..8u64).map(|i| {
         let own = prompt(i, 3 + 7 * i as usize, vocab);
         // Two groups with a beginning in common, so that full blocks are shared, and tails copied, under pressure.
         let tokens = [prompt(500 + i % 2, 21, vocab), own].concat();
-        Arrival { step: 40 + 2 * i, ..Arrival::new(tokens, 40 + 5 * i as u32) }
+        Arrival { step: 60 + i, ..Arrival::new(tokens, 40 + 5 * i as u32) }
     });
     short.chain(long).collect()
 }
