@@ -496,6 +496,9 @@ async fn the_request_itself_may_ask_for_a_breakpoint() {
     assert_eq!(answer["usage"]["input_tokens"], "[assistant]".len());
     let hour = json!({"type": "ephemeral", "ttl": "1h"});
     let block = json!({"type": "text", "text": "a", "cache_control": hour});
+    // The last block is the message, a plain string, and not the system block with a breakpoint of its own.
+    let system = json!({"system": [block], "cache_control": {"type": "ephemeral"}});
+    assert_eq!(ask(&client, system).await.status, 200);
     let with = |count: usize, control: Value| {
         let content = vec![block.clone(); count];
         json!({"messages": [{"role": "user", "content": content}], "cache_control": control})

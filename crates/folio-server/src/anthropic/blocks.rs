@@ -116,6 +116,7 @@ impl<'a> Turns<'a> {
         if !raw.get().starts_with('[') {
             let text: String = parse(raw, path)?;
             if !text.is_empty() {
+                self.marks.pass();
                 self.text(role, &text);
             }
             return Ok(());

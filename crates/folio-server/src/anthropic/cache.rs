@@ -97,6 +97,11 @@ impl Marks {
         self.push(&path, place(), control)
     }
 
+    /// A message that is a plain string is a block without `cache_control`.
+    pub fn pass(&mut self) {
+        self.of_last_block = None;
+    }
+
     /// The request's own `cache_control`: on the last block.
     pub fn read_automatic(&mut self, raw: &RawValue) -> Result<(), ApiError> {
         let control = CacheControl::read(raw, FIELD)?;
