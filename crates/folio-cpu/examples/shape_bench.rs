@@ -8,7 +8,9 @@ use std::time::Instant;
 use folio_cpu::machine::Machine;
 use folio_cpu::{CpuBackend, CpuOptions};
 use folio_model::backend::{Backend, Batch, BlockCopy, DType, KvFormat, KvLayout, Span, TensorView};
-use folio_model::program::{AttentionSpec, Buf, Head, MatrixId, Op, Program, Rope, RopeId, VectorId};
+use folio_model::program::{
+    Activation, AttentionSpec, Buf, Head, MatrixId, Op, Program, Rope, RopeId, VectorId,
+};
 use folio_model::quant::{BlockFormat, Encoding};
 
 const LAYERS: usize = 16;
@@ -114,7 +116,7 @@ impl Bench {
 
     fn load(&mut self) {
         let qkv = (HEADS + 2 * KV_HEADS) * HEAD_DIM;
-        let [x, normed, qkv_buf, attended, both, gated] = [0, 1, 2, 3, 4, 5].map(Buf);
+        let [x, normed, qkv_buf, attended, inner] = [0, 1, 2, 3, 4].map(Buf);
         let norm = self.ones(HIDDEN);
         let table = self.matrix(VOCAB, HIDDEN);
         let mut body = vec![Op::Embed { table, out: x }];
@@ -142,6 +144,7 @@ impl Bench {
                 out,
                 add,
             };
+            let activation = Activation::Silu;
             body.extend([
                 Op::RmsNorm { x, weight: norm, eps: 1e-5, out: normed },
                 linear(qkv, HIDDEN, normed, qkv_buf, false),
@@ -149,15 +152,16 @@ impl Bench {
                 Op::Attention { qkv: qkv_buf, spec: layer, out: attended },
                 linear(HIDDEN, HIDDEN, attended, x, true),
                 Op::RmsNorm { x, weight: norm, eps: 1e-5, out: normed },
-                linear(2 * FFN, HIDDEN, normed, both, false),
-                Op::SiluMul { x: both, out: gated },
-                linear(HIDDEN, FFN, gated, x, true),
             ]);
+            let weight = self.matrix(2 * FFN, HIDDEN);
+            body.push(Op::GatedLinear { x: normed, weight, bias: None, activation, out: inner });
+            let weight = self.matrix(HIDDEN, FFN);
+            body.push(Op::Linear { x: inner, weight, bias: None, out: x, add: true });
         }
         let head = Head { x, norm, eps: 1e-5, matrix: table, vocab: VOCAB, softcap: None };
         let inv_freq = (0..HEAD_DIM / 2).map(|i| 5e5f32.powf(-(i as f32) / 32.0)).collect();
         let program = Program {
-            buffers: vec![HIDDEN, HIDDEN, qkv, HIDDEN, 2 * FFN, FFN],
+            buffers: vec![HIDDEN, HIDDEN, qkv, HIDDEN, FFN],
             ropes: vec![Rope { inv_freq, scale: 1.0 }],
             attention,
             body,

@@ -464,7 +464,8 @@ impl Chunk<'_> {
             let old = *max;
             let step_max = S::max_lane(S::max(low, high));
             let new = if old > step_max { old } else { step_max };
-            let factor = exp_one::<S>(old - new);
+            // The exponential of zero is one; most steps find no new maximum.
+            let factor = if old - new == 0.0 { 1.0 } else { exp_one::<S>(old - new) };
             let (low, high) = (exp::<S>(S::sub(low, S::splat(new))), exp::<S>(S::sub(high, S::splat(new))));
             S::store(at, low);
             S::store(at.add(LANES), high);

@@ -12,7 +12,7 @@ use crate::check::{self, BatchCheck, ProgramCheck};
 use crate::error::CpuError;
 use crate::groups::Groups;
 use crate::kv::KvCache;
-use crate::linear::SCRATCH;
+use crate::linear::{SCRATCH, rows_of_heads};
 use crate::memory::{Floats, HugeBuffer};
 use crate::packed::{PackedMatrix, QuantizeWith};
 use crate::packed_file::{PackedFile, PackedWeights};
@@ -20,6 +20,7 @@ use crate::pool::{Claims, Pool};
 use crate::quant::quantize::Quantize;
 use crate::simd::dot::COLUMNS;
 use crate::simd::{Isa, LANES};
+use crate::stages::{self, Stage};
 use crate::step::{Buffers, RowPlace, Step};
 
 /// How to run.
@@ -58,6 +59,7 @@ pub struct CpuBackend {
 /// A loaded program and its memory.
 struct Model {
     program: Program,
+    stages: Vec<Stage>,
     buffers: Buffers,
     shape: Shape,
     /// One for each window.
@@ -198,7 +200,9 @@ impl Backend for CpuBackend {
         let workers = self.pool.count();
         let shape = program.attention.first().map(|spec| Shape::of(spec, workers, max_position));
         let shape = shape.unwrap_or(Shape { max_position, ..Shape::default() });
-        let buffers = self.buffers(&program, &shape, max_rows, max_logit_rows).map_err(device)?;
+        let heads_of = |spec: usize| rows_of_heads(program.attention[spec].head_dim);
+        let stages = stages::stages(&program, |spec| heads_of(spec).is_some());
+        let buffers = self.buffers(&program, &stages, &shape, max_rows, max_logit_rows).map_err(device)?;
         let mut plans: Vec<AttentionPlan> = Vec::new();
         for spec in &program.attention {
             let window = Window::of(spec.window);
@@ -213,8 +217,17 @@ impl Backend for CpuBackend {
         });
         let vocabulary = tables.min().unwrap_or(usize::MAX);
         let places = Vec::with_capacity(max_rows);
-        self.model =
-            Some(Model { program, buffers, shape, plans, places, max_rows, max_logit_rows, vocabulary });
+        self.model = Some(Model {
+            program,
+            stages,
+            buffers,
+            shape,
+            plans,
+            places,
+            max_rows,
+            max_logit_rows,
+            vocabulary,
+        });
         Ok(())
     }
 
@@ -259,6 +272,7 @@ impl Backend for CpuBackend {
         let step = Step {
             isa: self.isa,
             program: &model.program,
+            stages: &model.stages,
             matrices: &self.matrices,
             vectors: &self.vectors,
             buffers: &model.buffers,
@@ -283,32 +297,38 @@ impl CpuBackend {
     fn buffers(
         &self,
         program: &Program,
+        stages: &[Stage],
         shape: &Shape,
         max_rows: usize,
         max_logit_rows: usize,
     ) -> Result<Buffers, CpuError> {
-        let row = |&width: &usize| Floats::zeroed(max_rows, width);
-        let hidden = self.matrices[program.head.matrix.0 as usize].cols;
-        let widest = program.body.iter().filter_map(|op| match op {
-            Op::Linear { weight, .. } => Some(self.matrices[weight.0 as usize].cols),
-            _ => None,
+        let stride = |width: &usize| width.next_multiple_of(LANES);
+        let sizes: Vec<usize> = program.buffers.iter().map(|width| max_rows * stride(width)).collect();
+        let layout = stages::layout(program, stages, &sizes);
+        let memory = Floats::dense(1, layout.values)?;
+        let row = |(start, width): (&usize, &usize)| memory.part(*start, *width, stride(width));
+        let products = stages.iter().filter_map(|stage| match stage {
+            Stage::Product(product) => Some((product.weight, max_rows)),
+            Stage::Op(_) => None,
         });
-        let widest = widest.max().unwrap_or(0);
-        let packed = Groups::bytes_limit(max_rows, widest).max(Groups::bytes_limit(max_logit_rows, hidden));
+        let packed = products.chain([(program.head.matrix, max_logit_rows)]).map(|(weight, most)| {
+            let weight = &self.matrices[weight.0 as usize];
+            (0..=most).map(|tokens| Groups::new(weight, self.isa, tokens).bytes()).max()
+        });
         let scratch = SCRATCH.max(shape.scratch_values_or_zero());
         Ok(Buffers {
-            rows: program.buffers.iter().map(row).collect::<Result<_, _>>()?,
+            rows: layout.starts.iter().zip(&program.buffers).map(row).collect(),
             rotary: program
                 .ropes
                 .iter()
                 .map(|rope| Floats::zeroed(max_rows, 2 * rope.inv_freq.len()))
                 .collect::<Result<_, _>>()?,
-            packed: HugeBuffer::zeroed(packed)?,
-            selected: Floats::zeroed(max_logit_rows, hidden)?,
+            packed: HugeBuffer::zeroed(packed.flatten().max().unwrap_or(0))?,
             logits: Floats::dense(max_logit_rows, program.head.vocab)?,
             partials: Floats::dense(1, shape.partial_limit_or_zero())?,
             scratch: (0..self.pool.count()).map(|_| Floats::dense(1, scratch)).collect::<Result<_, _>>()?,
-            claims: (0..2 * program.body.len() + 2).map(|_| Claims::default()).collect(),
+            claims: (0..2 * stages.len() + 2).map(|_| Claims::default()).collect(),
+            memory,
         })
     }
 }

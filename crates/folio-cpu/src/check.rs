@@ -103,24 +103,14 @@ impl ProgramCheck<'_> {
     }
 
     fn op(&self, op: &Op) -> Result<(), String> {
-        let same = |what: &str, a: usize, b: usize| {
-            if a == b { Ok(()) } else { Err(format!("{what} is {a}, not {b}")) }
-        };
         match *op {
             Op::Embed { table, out } => same("the table's width", self.matrix(table)?.1, self.width(out)?),
             Op::RmsNorm { x, weight, out, .. } => {
                 self.vector(weight, self.width(x)?)?;
                 same("the output's width", self.width(out)?, self.width(x)?)
             }
-            Op::Linear { x, weight, bias, out, .. } => {
-                let (rows, cols) = self.matrix(weight)?;
-                same("the input's width", self.width(x)?, cols)?;
-                same("the output's width", self.width(out)?, rows)?;
-                if x == out {
-                    return Err("input and output are one buffer".to_owned());
-                }
-                bias.map_or(Ok(()), |bias| self.vector(bias, rows))
-            }
+            Op::Linear { x, weight, bias, out, .. } => self.product(x, weight, bias, out, 1),
+            Op::GatedLinear { x, weight, bias, out, .. } => self.product(x, weight, bias, out, 2),
             Op::WriteKv { qkv, spec } => {
                 let spec = self.spec(spec)?;
                 same("the qkv width", self.width(qkv)?, (spec.heads + 2 * spec.kv_heads) * spec.head_dim)
@@ -141,13 +131,25 @@ impl ProgramCheck<'_> {
                 }
                 same("the output's width", self.width(out)?, self.width(x)?)
             }
-            Op::SiluMul { x, out } | Op::GeluMul { x, out } => {
-                if x == out {
-                    return Err("input and output are one buffer".to_owned());
-                }
-                same("the input's width", self.width(x)?, 2 * self.width(out)?)
-            }
         }
+    }
+
+    /// A product whose matrix has `times` rows for each value of the output.
+    fn product(
+        &self,
+        x: Buf,
+        weight: MatrixId,
+        bias: Option<VectorId>,
+        out: Buf,
+        times: usize,
+    ) -> Result<(), String> {
+        let (rows, cols) = self.matrix(weight)?;
+        same("the input's width", self.width(x)?, cols)?;
+        same("the rows of the matrix", rows, times * self.width(out)?)?;
+        if x == out {
+            return Err("input and output are one buffer".to_owned());
+        }
+        bias.map_or(Ok(()), |bias| self.vector(bias, rows))
     }
 
     fn head(&self) -> Result<(), String> {
@@ -193,6 +195,10 @@ impl ProgramCheck<'_> {
         }
         Ok(())
     }
+}
+
+fn same(what: &str, is: usize, expected: usize) -> Result<(), String> {
+    if is == expected { Ok(()) } else { Err(format!("{what} is {is}, not {expected}")) }
 }
 
 /// A cache layout: possible at all, and what the program's attention needs.

@@ -32,6 +32,13 @@ pub(crate) use encode::{largest_magnitude, nearest, rotate};
 /// Tokens of a K group.
 pub(crate) const GROUP: usize = 8;
 
+/// What of a position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Half {
+    Key,
+    Value,
+}
+
 #[derive(Debug)]
 pub(crate) struct KvCache {
     pub(crate) group: KvGroup,
@@ -88,63 +95,62 @@ impl KvCache {
         token / GROUP * GROUP * self.code_bytes(layer) + token % GROUP * unit_bytes(self.format(layer))
     }
 
-    /// Stores K and V of one position, rounded to the format of the layer.
+    /// Stores K or V of one position, rounded to the format of the layer.
     ///
     /// # Safety
-    /// `block` and `layer` are in range, `token < block_tokens`, and nobody else touches this position of this page.
+    /// `block` and `layer` are in range, `token < block_tokens`, and nobody else touches this half of this position of this
+    /// page.
     pub(crate) unsafe fn write(
         &self,
+        half: Half,
         block: u32,
         layer: u32,
         head: usize,
         token: usize,
-        k: &[f32],
-        v: &[f32],
+        values: &[f32],
     ) {
-        let dim = self.group.head_dim;
-        debug_assert!(k.len() == dim && v.len() == dim && token < self.block_tokens);
-        let page = self.page(block, layer, head);
-        let keys = page.wrapping_add(self.key_at(layer, token));
-        let values = page.wrapping_add(self.plane_bytes(layer));
-        let value = values.wrapping_add(token * self.code_bytes(layer));
-        let format = self.format(layer);
+        let (dim, format) = (self.group.head_dim, self.format(layer));
+        debug_assert!(values.len() == dim && token < self.block_tokens);
+        let (page, plane) = (self.page(block, layer, head), self.plane_bytes(layer));
+        // Where the token begins, and units from one to the next.
+        let (to, stride) = match half {
+            Half::Key => (page.wrapping_add(self.key_at(layer, token)), GROUP),
+            Half::Value => (page.wrapping_add(plane + token * self.code_bytes(layer)), 1),
+        };
         // SAFETY: all positions are inside their planes; the caller promises that no one else touches them.
         unsafe {
             match format {
                 KvFormat::F32 => {
-                    let (keys, value) = (keys.cast::<f32>(), value.cast::<f32>());
-                    for d in 0..dim {
-                        *keys.add(d * GROUP) = k[d];
-                        *value.add(d) = v[d];
+                    for (d, x) in values.iter().enumerate() {
+                        *to.cast::<f32>().add(d * stride) = *x;
                     }
                 }
                 KvFormat::F16 => {
-                    let (keys, value) = (keys.cast::<u16>(), value.cast::<u16>());
-                    for d in 0..dim {
-                        *keys.add(d * GROUP) = f16::from_f32(k[d]).to_bits();
-                        *value.add(d) = f16::from_f32(v[d]).to_bits();
+                    for (d, x) in values.iter().enumerate() {
+                        *to.cast::<u16>().add(d * stride) = f16::from_f32(*x).to_bits();
                     }
                 }
                 KvFormat::BF16 => {
-                    let (keys, value) = (keys.cast::<u16>(), value.cast::<u16>());
-                    for d in 0..dim {
-                        *keys.add(d / 2 * 2 * GROUP + d % 2) = bf16::from_f32(k[d]).to_bits();
-                        *value.add(d) = bf16::from_f32(v[d]).to_bits();
+                    for (d, x) in values.iter().enumerate() {
+                        *to.cast::<u16>().add(d / 2 * 2 * stride + d % 2) = bf16::from_f32(*x).to_bits();
                     }
                 }
                 KvFormat::Int8 | KvFormat::Fp8 | KvFormat::Int4 => {
-                    let scales = values.add(self.plane_bytes(layer)).cast::<u16>().add(token);
+                    let scales = page.add(2 * plane).cast::<u16>().add(token);
                     let mut codes: Codes = [0; SCALED_HEAD_DIM_MAX];
                     let codes = &mut codes[..dim];
-                    scales.write_unaligned(encode::encode(format, k, codes));
-                    write_keys(format, codes, keys);
-                    scales.add(self.block_tokens).write_unaligned(encode::encode(format, v, codes));
-                    // Of the token pair.
-                    let pair = values.add(token / 2 * 2 * self.code_bytes(layer)).add(token % 2);
-                    match format {
-                        KvFormat::Int8 => codes.iter().enumerate().for_each(|(d, c)| *pair.add(2 * d) = *c),
-                        KvFormat::Int4 => write_nibbles(codes, pair),
-                        _ => codes.iter().enumerate().for_each(|(d, c)| *value.add(d) = *c),
+                    let scale = encode::encode(format, values, codes);
+                    match half {
+                        Half::Key => {
+                            scales.write_unaligned(scale);
+                            write_keys(format, codes, to);
+                        }
+                        Half::Value => {
+                            scales.add(self.block_tokens).write_unaligned(scale);
+                            let pair =
+                                page.add(plane + token / 2 * 2 * self.code_bytes(layer)).add(token % 2);
+                            write_values(format, codes, to, pair);
+                        }
                     }
                 }
             }
@@ -208,6 +214,20 @@ unsafe fn write_keys(format: KvFormat, codes: &[u8], keys: *mut u8) {
             for (i, c) in codes.chunks_exact(2).enumerate() {
                 *unit.add(i * GROUP) = [c[0], c[1]];
             }
+        }
+    }
+}
+
+/// # Safety
+/// `value` is where the token begins in the V plane, or `pair` its first byte where tokens lie in pairs; its bytes may be
+/// written.
+unsafe fn write_values(format: KvFormat, codes: &[u8], value: *mut u8, pair: *mut u8) {
+    // SAFETY: the contract of this function.
+    unsafe {
+        match format {
+            KvFormat::Int8 => codes.iter().enumerate().for_each(|(d, c)| *pair.add(2 * d) = *c),
+            KvFormat::Int4 => write_nibbles(codes, pair),
+            _ => codes.iter().enumerate().for_each(|(d, c)| *value.add(d) = *c),
         }
     }
 }

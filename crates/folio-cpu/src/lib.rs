@@ -27,11 +27,13 @@ mod pool;
 mod quant;
 mod rows;
 mod simd;
+mod stages;
 mod step;
 mod threads;
 
 pub use backend::{CpuBackend, CpuOptions, Quantized};
 pub use error::CpuError;
+pub use memory::give_back_freed;
 pub use pool::{Claims, MAX_THREADS, Pool, Worker};
 pub use quant::quantize::Quantize;
 pub use simd::Isa;

@@ -1,21 +1,29 @@
-//! Matrix products: `out = W.x (+ bias) (+ out)` for any number of tokens.
+//! Matrix products for any number of tokens: `W.x + bias`, perhaps added to the output, perhaps half of it gating the other.
 //!
 //! Owns: the split of rows over workers, slabs of columns, what happens to a tile's results. Must never: let the number of
 //! tokens, the tile or the worker touch a bit of a result.
 //!
 //! Invariant (promise 1): an output value starts at zero and takes the columns in ascending order, in one lane: one fused
 //! multiply-add per column with plain weights (`plain`), one per block of columns with quantized ones (`quant`). Then the
-//! bias is added, then the residual. A chain that is interrupted (columns are walked in slabs so that both operands stay in
+//! bias is added, then what [`Then`] says. A chain that is interrupted (columns are walked in slabs so that both operands stay in
 //! cache) is stored and taken up again as f32, which is exact.
 //!
-//! Cost: every weight byte is read once per [`TOKEN_BLOCK`] tokens.
+//! Gates and what they gate are rows far apart in the matrix. A worker takes the same rows of both, gates first, and leaves
+//! them in the output until it has the rest: no buffer holds both, and nobody waits between them.
+//!
+//! Cost: every weight byte is read once per [`TOKEN_BLOCK`] tokens; where rows are cut inside a panel, its bytes once more.
+
+use std::ops::Range;
+
+use folio_model::program::Activation;
 
 use crate::groups::Groups;
 use crate::memory::Rows;
-use crate::packed::{PackedMatrix, Segment};
+use crate::packed::{PANEL_MULTIPLE, PackedMatrix, Segment};
 use crate::plain::{self, Kind};
 use crate::pool::Claims;
 use crate::quant::{tile, with_form};
+use crate::rows::gated;
 use crate::simd::dot::{COLUMNS, unrolled};
 use crate::simd::{Isa, LANES, Simd, Task, dispatch};
 
@@ -29,13 +37,26 @@ const SLAB_COLS: [usize; 2] = [512, 2048];
 const AHEAD_BYTES: usize = 256;
 /// The same with several tokens: the arithmetic leaves prefetchers time to forget the stream.
 const AHEAD_BYTES_SEVERAL: usize = 4608;
-/// Panels of one claim when weights are streamed once (decode), by bytes.
+/// Bytes of one claim at most when weights are streamed once (decode).
 const STREAM_BYTES: usize = 512 << 10;
-/// Panels of one claim in a product of several token groups; also the height of the scratch.
-pub(crate) const BLOCK_PANELS: usize = 16;
+/// Rows of the largest tile of panels: claims are cut at multiples of this.
+pub(crate) const TILE_ROWS: usize = PANEL_MULTIPLE * LANES;
+/// Rows of one claim in a product of several token groups.
+const BLOCK_ROWS: usize = 16 * LANES;
 
-/// f32 values of a worker's scratch.
-pub(crate) const SCRATCH: usize = TOKEN_BLOCK * BLOCK_PANELS * LANES;
+/// f32 values of a worker's scratch: claimed rows may begin inside a tile and end inside a panel.
+pub(crate) const SCRATCH: usize = TOKEN_BLOCK * (BLOCK_ROWS + TILE_ROWS + LANES);
+
+/// What becomes of an accumulator with its bias.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Then {
+    /// It is the output.
+    Store,
+    /// It is added to the output (the residual stream).
+    Add,
+    /// Rows are gates, then as many rows that they gate.
+    Gate(Activation),
+}
 
 /// One product, as every worker sees it.
 #[derive(Clone, Copy)]
@@ -48,8 +69,37 @@ pub(crate) struct Linear<'a> {
     pub(crate) x: *const u8,
     pub(crate) groups: Groups<'a>,
     pub(crate) out: Rows,
-    /// Add to what `out` holds.
-    pub(crate) add: bool,
+    pub(crate) then: Then,
+}
+
+/// How workers share a product.
+#[derive(Clone, Copy)]
+pub(crate) struct Share<'a> {
+    pub(crate) claims: &'a Claims,
+    pub(crate) workers: usize,
+    /// Rows that one worker computes together: a multiple of [`TILE_ROWS`], at most [`BLOCK_ROWS`].
+    pub(crate) unit: usize,
+}
+
+/// The least multiple of [`TILE_ROWS`] that is whole heads, if workers can take that many rows at a time.
+pub(crate) fn rows_of_heads(head_dim: usize) -> Option<usize> {
+    (TILE_ROWS..=BLOCK_ROWS).step_by(TILE_ROWS).find(|rows| rows.is_multiple_of(head_dim))
+}
+
+/// Consecutive rows of a product and where they go.
+#[derive(Clone, Copy)]
+struct Target {
+    /// Row of the matrix that column 0 of the output gets.
+    first_row: usize,
+    how: How,
+}
+
+#[derive(Clone, Copy)]
+enum How {
+    Store,
+    Add,
+    /// The output holds the gates.
+    Gated(Activation),
 }
 
 /// What happens to the accumulators after a slab.
@@ -57,8 +107,8 @@ pub(crate) struct Linear<'a> {
 enum Finish<'a> {
     /// More columns follow: store to the scratch.
     Keep,
-    /// Bias, residual, output.
-    Write { out: Rows, first_token: usize, first_row: usize, bias: Option<&'a [f32]>, add: bool },
+    /// Bias, and to the output. `row` is the row of the matrix that is lane 0 of panel 0.
+    Write { out: Rows, first_token: usize, row: usize, bias: Option<&'a [f32]>, target: Target },
 }
 
 /// Where the accumulators of a part come from and go to.
@@ -72,6 +122,8 @@ pub(crate) struct Output<'a> {
     finish: Finish<'a>,
     /// Rows of the part; lanes and panels past them are not stored.
     rows: usize,
+    /// Lanes before its first row, likewise.
+    before: usize,
     /// Tokens of the group; slots past them are not stored.
     tokens: usize,
 }
@@ -81,12 +133,13 @@ impl Output<'_> {
     #[inline(always)]
     pub(crate) fn skip(mut self, rows: usize) -> Self {
         self.rows -= rows;
+        self.before = self.before.saturating_sub(rows);
         self.scratch = self.scratch.wrapping_add(rows);
         if !self.resume.is_null() {
             self.resume = self.resume.wrapping_add(rows);
         }
-        if let Finish::Write { first_row, .. } = &mut self.finish {
-            *first_row += rows;
+        if let Finish::Write { row, .. } = &mut self.finish {
+            *row += rows;
         }
         self
     }
@@ -114,7 +167,7 @@ impl Output<'_> {
     /// The scratch and these rows of the output are this worker's.
     #[inline(always)]
     pub(crate) unsafe fn finish<S: Simd, const M: usize>(&self, p: usize, acc: [S::V; M]) {
-        if p * LANES >= self.rows {
+        if p * LANES >= self.rows || (p + 1) * LANES <= self.before {
             return;
         }
         let mut last = [[0f32; LANES]; M];
@@ -147,25 +200,28 @@ impl Task for Write<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        let Output { finish, rows, tokens, .. } = self.output;
-        let Finish::Write { out, first_token, first_row, bias, add } = finish else { return };
-        let row = first_row + self.panel * LANES;
-        let valid = (rows - self.panel * LANES).min(LANES);
+        let Output { finish, rows, before, tokens, .. } = self.output;
+        let Finish::Write { out, first_token, row, bias, target } = finish else { return };
+        let first_lane = before.saturating_sub(self.panel * LANES);
+        let row = row + self.panel * LANES + first_lane;
+        let count = (rows - self.panel * LANES).min(LANES) - first_lane;
         for t in 0..tokens {
             // SAFETY: `Output::finish` passes the values, and promises the rows; a bias is as long as the matrix has rows.
             unsafe {
-                let mut v = S::load(self.values.add(t * LANES));
-                let to = out.row(first_token + t).add(row);
+                let mut v = S::load_part(self.values.add(t * LANES + first_lane), count);
+                let to = out.row(first_token + t).add(row - target.first_row);
                 if let Some(bias) = bias {
-                    v = S::add(v, S::load_part(bias.as_ptr().add(row), valid));
+                    v = S::add(v, S::load_part(bias.as_ptr().add(row), count));
                 }
-                if add {
-                    v = S::add(v, S::load_part(to, valid));
+                match target.how {
+                    How::Store => (),
+                    How::Add => v = S::add(v, S::load_part(to, count)),
+                    How::Gated(activation) => v = gated::<S>(activation, S::load_part(to, count), v),
                 }
-                if valid == LANES {
+                if count == LANES {
                     S::store(to, v);
                 } else {
-                    S::store_part(to, valid, v);
+                    S::store_part(to, count, v);
                 }
             }
         }
@@ -175,6 +231,9 @@ impl Task for Write<'_> {
 /// Part of a product: panels of a segment, steps of columns (pairs or records), one token group.
 struct Part<'a> {
     segment: &'a Segment,
+    /// Rows of the segment that are wanted; the panels may reach past them on both sides.
+    rows: Range<usize>,
+    target: Target,
     panel: usize,
     panels: usize,
     first_step: usize,
@@ -188,38 +247,66 @@ struct Part<'a> {
 }
 
 impl Linear<'_> {
-    /// Computes panels as they are claimed. Every worker calls this with the same arguments but its own `scratch` of
-    /// [`SCRATCH`] values.
+    /// Computes rows as they are claimed, and says which are `done`. Every worker calls this with the same arguments but its
+    /// own `scratch` of [`SCRATCH`] values, which a product of one group leaves alone.
     ///
     /// # Safety
     /// `x` holds what [`Groups::pack`] wrote with this `isa`, or one row if [`Groups::packed_already`]; `out` has the tokens
-    /// as rows of at least `weight.rows` values; nobody else writes `out` or `x` until a barrier.
-    pub(crate) unsafe fn run(&self, claims: &Claims, scratch: *mut f32) {
-        let panels = self.weight.panels();
-        let streamed = self.groups.count == 1;
-        let size = if streamed { self.weight.panels_of(STREAM_BYTES) } else { BLOCK_PANELS };
-        while let Some(range) = claims.next(panels, size) {
-            for (segment, panels) in self.weight.pieces(range) {
-                // SAFETY: the contract of this function; the claim gives these output rows to this worker.
-                unsafe {
-                    if streamed {
-                        self.stream(segment, panels, scratch);
-                    } else {
-                        self.blocks(segment, panels, scratch);
+    /// as rows of at least `weight.rows` values, or half of them where they are gated; nobody else writes `out` or `x` until
+    /// a barrier.
+    pub(crate) unsafe fn run(&self, share: Share<'_>, scratch: *mut f32, mut done: impl FnMut(Range<usize>)) {
+        let gates = usize::from(matches!(self.then, Then::Gate(_)));
+        let outputs = self.weight.rows / (1 + gates);
+        let most = match self.groups.count {
+            1 => self.weight.rows_of(STREAM_BYTES >> gates),
+            _ => BLOCK_ROWS,
+        };
+        let Share { claims, workers, unit } = share;
+        while let Some(rows) = claims.next_shrinking(outputs, unit..most, workers) {
+            let all = rows.clone();
+            let first = |first_row, how| Target { first_row, how };
+            // SAFETY: the contract of this function; the claim gives these outputs to this worker.
+            unsafe {
+                match self.then {
+                    Then::Store => self.rows(rows, first(0, How::Store), scratch),
+                    Then::Add => self.rows(rows, first(0, How::Add), scratch),
+                    Then::Gate(activation) => {
+                        self.rows(rows.clone(), first(0, How::Store), scratch);
+                        let gated = rows.start + outputs..rows.end + outputs;
+                        self.rows(gated, first(outputs, How::Gated(activation)), scratch);
                     }
+                }
+            }
+            done(all);
+        }
+    }
+
+    /// # Safety
+    /// The contract of [`Linear::run`]; nobody else writes these outputs.
+    unsafe fn rows(&self, rows: Range<usize>, target: Target, scratch: *mut f32) {
+        for (segment, rows) in self.weight.pieces(rows) {
+            // SAFETY: the contract of this function.
+            unsafe {
+                if self.groups.count == 1 {
+                    self.stream(segment, rows, target, scratch);
+                } else {
+                    self.blocks(segment, rows, target, scratch);
                 }
             }
         }
     }
 
-    /// Panels times the one group, once through memory.
+    /// Rows times the one group, once through memory.
     ///
     /// # Safety
     /// The contract of [`Linear::run`].
-    unsafe fn stream(&self, segment: &Segment, panels: std::ops::Range<usize>, scratch: *mut f32) {
+    unsafe fn stream(&self, segment: &Segment, rows: Range<usize>, target: Target, scratch: *mut f32) {
         let ahead = if self.groups.start(1) == 1 { AHEAD_BYTES } else { AHEAD_BYTES_SEVERAL };
+        let panels = panels(&rows);
         let part = Part {
             segment,
+            rows,
+            target,
             panel: panels.start,
             panels: panels.len(),
             first_step: 0,
@@ -233,11 +320,11 @@ impl Linear<'_> {
         unsafe { self.part(&part) };
     }
 
-    /// Panels times all groups, as many tokens at a time as the scratch holds.
+    /// Rows times all groups, as many tokens at a time as the scratch holds.
     ///
     /// # Safety
     /// The contract of [`Linear::run`].
-    unsafe fn blocks(&self, segment: &Segment, panels: std::ops::Range<usize>, scratch: *mut f32) {
+    unsafe fn blocks(&self, segment: &Segment, rows: Range<usize>, target: Target, scratch: *mut f32) {
         let groups = self.groups;
         let mut first = 0;
         while first < groups.count {
@@ -246,22 +333,24 @@ impl Linear<'_> {
                 (first + 1..=groups.count).take_while(|&g| groups.start(g) - start <= TOKEN_BLOCK).last();
             let last = last.unwrap_or(first + 1);
             // SAFETY: the contract of this function.
-            unsafe { self.block(segment, first..last, panels.clone(), scratch) };
+            unsafe { self.block(segment, first..last, rows.clone(), target, scratch) };
             first = last;
         }
     }
 
-    /// A block of panels times a block of token groups, slab after slab of columns.
+    /// A block of rows times a block of token groups, slab after slab of columns.
     ///
     /// # Safety
     /// The contract of [`Linear::run`].
     unsafe fn block(
         &self,
         segment: &Segment,
-        token_groups: std::ops::Range<usize>,
-        panels: std::ops::Range<usize>,
+        token_groups: Range<usize>,
+        rows: Range<usize>,
+        target: Target,
         scratch: *mut f32,
     ) {
+        let panels = panels(&rows);
         let steps = segment.steps();
         let stride = panels.len() * LANES;
         let integers = matches!(Kind::of(segment.encoding), Kind::Integers(_));
@@ -285,6 +374,8 @@ impl Linear<'_> {
                 for group in token_groups.clone() {
                     let part = Part {
                         segment,
+                        rows: rows.clone(),
+                        target,
                         panel,
                         panels: count,
                         first_step,
@@ -296,8 +387,8 @@ impl Linear<'_> {
                         ),
                         scratch_stride: stride,
                     };
-                    // SAFETY: the contract of `run`; the block has at most `TOKEN_BLOCK` tokens and `BLOCK_PANELS` panels,
-                    // which is what the scratch holds.
+                    // SAFETY: the contract of `run`; the block has at most `TOKEN_BLOCK` tokens and the panels of
+                    // `BLOCK_ROWS` rows, which is what the scratch holds.
                     unsafe { self.part(&part) };
                 }
             }
@@ -335,9 +426,10 @@ impl Linear<'_> {
 
     fn output(&self, part: &Part<'_>) -> Output<'_> {
         let first_token = self.groups.start(part.group);
+        let first = part.panel * LANES;
         let finish = if part.first_step + part.steps == part.segment.steps() {
-            let first_row = part.segment.first_row + part.panel * LANES;
-            Finish::Write { out: self.out, first_token, first_row, bias: self.bias, add: self.add }
+            let row = part.segment.first_row + first;
+            Finish::Write { out: self.out, first_token, row, bias: self.bias, target: part.target }
         } else {
             Finish::Keep
         };
@@ -347,10 +439,16 @@ impl Linear<'_> {
             scratch: part.scratch,
             scratch_stride: part.scratch_stride,
             finish,
-            rows: (part.segment.rows - part.panel * LANES).min(part.panels * LANES),
+            rows: (part.rows.end - first).min(part.panels * LANES),
+            before: part.rows.start.saturating_sub(first),
             tokens: self.groups.start(part.group + 1) - first_token,
         }
     }
+}
+
+/// Panels that hold rows of a segment, and those before them in the same tile: there is memory for whole tiles only.
+fn panels(rows: &Range<usize>) -> Range<usize> {
+    rows.start / TILE_ROWS * PANEL_MULTIPLE..rows.end.div_ceil(LANES)
 }
 
 #[cfg(test)]

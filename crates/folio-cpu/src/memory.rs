@@ -95,6 +95,20 @@ impl Drop for HugeBuffer {
     }
 }
 
+/// Gives memory that was freed back to the system, where the C library keeps it for later. Loading a model frees much that
+/// serving it never needs again.
+pub fn give_back_freed() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        unsafe extern "C" {
+            /// Of glibc: releases free pages of every arena, and keeps `pad` bytes at the top of the heap.
+            fn malloc_trim(pad: usize) -> std::ffi::c_int;
+        }
+        // SAFETY: it takes no pointer, may be called from any thread, and touches free memory only.
+        unsafe { malloc_trim(0) };
+    }
+}
+
 /// `[rows, width]` f32 values with rows padded to a whole number of vectors.
 #[derive(Debug)]
 pub(crate) struct Floats {
@@ -120,6 +134,11 @@ impl Floats {
 
     pub(crate) fn view(&self) -> Rows {
         Rows { start: self.memory.ptr().cast(), width: self.width, stride: self.stride }
+    }
+
+    /// Rows of `width` values that start at value `start`, `stride` apart.
+    pub(crate) fn part(&self, start: usize, width: usize, stride: usize) -> Rows {
+        Rows { start: self.view().start.wrapping_add(start), width, stride }
     }
 
     pub(crate) fn as_slice(&self, values: usize) -> &[f32] {

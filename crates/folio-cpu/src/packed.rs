@@ -92,24 +92,18 @@ impl PackedMatrix {
         Ok(matrix)
     }
 
-    pub(crate) fn panels(&self) -> usize {
-        self.segments.iter().map(Segment::panels).sum()
-    }
-
-    /// Panels that take about `bytes`, in whole tiles.
-    pub(crate) fn panels_of(&self, bytes: usize) -> usize {
+    /// Rows whose weights take about `bytes`, in whole tiles.
+    pub(crate) fn rows_of(&self, bytes: usize) -> usize {
         let largest = self.segments.iter().map(Segment::panel_bytes).max().unwrap_or(0);
-        (bytes / largest.max(1)).clamp(4, 64).next_multiple_of(4)
+        (bytes / largest.max(1)).clamp(4, 64).next_multiple_of(4) * LANES
     }
 
-    /// The panels of a range, segment by segment.
+    /// The rows of a range, segment by segment, counted from the segment's own first row.
     pub(crate) fn pieces(&self, range: Range<usize>) -> impl Iterator<Item = (&Segment, Range<usize>)> {
-        let mut first = 0;
         self.segments.iter().filter_map(move |segment| {
-            let start = first;
-            first += segment.panels();
-            let (from, to) = (range.start.max(start), range.end.min(first));
-            (from < to).then(|| (segment, from - start..to - start))
+            let first = segment.first_row;
+            let (from, to) = (range.start.max(first), range.end.min(first + segment.rows));
+            (from < to).then(|| (segment, from - first..to - first))
         })
     }
 

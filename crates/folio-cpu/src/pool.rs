@@ -30,6 +30,7 @@
 
 use std::any::Any;
 use std::cell::UnsafeCell;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -113,9 +114,31 @@ impl Worker<'_> {
     }
 
     /// This worker's share of `0..total` in whole multiples of `align`: contiguous, disjoint, covering.
-    pub fn share(&self, total: usize, align: usize) -> std::ops::Range<usize> {
+    pub fn share(&self, total: usize, align: usize) -> Range<usize> {
+        self.split().share(total, align)
+    }
+
+    /// Which share of any work is this worker's.
+    pub fn split(&self) -> Split {
+        Split { index: self.index, count: self.shared.count }
+    }
+}
+
+/// One of `count` shares of any work.
+#[derive(Clone, Copy, Debug)]
+pub struct Split {
+    index: usize,
+    count: usize,
+}
+
+impl Split {
+    /// All of it.
+    pub const WHOLE: Split = Split { index: 0, count: 1 };
+
+    /// See [`Worker::share`].
+    pub fn share(&self, total: usize, align: usize) -> Range<usize> {
         let units = total.div_ceil(align);
-        let at = |i: usize| (units * i / self.shared.count * align).min(total);
+        let at = |i: usize| (units * i / self.count * align).min(total);
         at(self.index)..at(self.index + 1)
     }
 }
@@ -142,9 +165,21 @@ impl Claims {
     }
 
     /// The next piece of `0..total`, `size` long (the last may be shorter).
-    pub fn next(&self, total: usize, size: usize) -> Option<std::ops::Range<usize>> {
+    pub fn next(&self, total: usize, size: usize) -> Option<Range<usize>> {
         let start = self.0.0.fetch_add(size, Ordering::Relaxed);
         (start < total).then(|| start..(start + size).min(total))
+    }
+
+    /// The next piece of `0..total`, smaller the less is left, so that `workers` finish together: half of a worker's share
+    /// of the rest, in whole multiples of `size.start` and at most about `size.end`.
+    pub fn next_shrinking(&self, total: usize, size: Range<usize>, workers: usize) -> Option<Range<usize>> {
+        let end = |start: usize| {
+            let share = ((total - start) / (2 * workers)).min(size.end) / size.start * size.start;
+            (start + share.max(size.start)).min(total)
+        };
+        let claim = |start| (start < total).then(|| end(start));
+        let start = self.0.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, claim).ok()?;
+        Some(start..end(start))
     }
 }
 
@@ -369,7 +404,7 @@ mod tests {
         let mut pool = Pool::new(3).expect("pool");
         for total in [0, 1, 15, 16, 17, 1000] {
             let hits: Vec<AtomicUsize> = (0..total).map(|_| AtomicUsize::new(0)).collect();
-            let claims = Claims::default();
+            let (claims, shrinking) = (Claims::default(), Claims::default());
             pool.run(&|w| {
                 for i in w.share(total, 16) {
                     hits[i].fetch_add(1, Ordering::Relaxed);
@@ -379,10 +414,25 @@ mod tests {
                         hits[i].fetch_add(10, Ordering::Relaxed);
                     }
                 }
+                while let Some(piece) = shrinking.next_shrinking(total, 4..64, w.count()) {
+                    for i in piece {
+                        hits[i].fetch_add(100, Ordering::Relaxed);
+                    }
+                }
             })
             .expect("no panic");
-            assert!(hits.iter().all(|n| n.load(Ordering::Relaxed) == 11), "total {total}");
+            assert!(hits.iter().all(|n| n.load(Ordering::Relaxed) == 111), "total {total}");
         }
+    }
+
+    #[test]
+    fn pieces_shrink_towards_the_end() {
+        let claims = Claims::default();
+        let pieces: Vec<_> = std::iter::from_fn(|| claims.next_shrinking(1000, 16..200, 2)).collect();
+        let sizes: Vec<usize> = pieces.iter().map(ExactSizeIterator::len).collect();
+        assert_eq!(sizes[..5], [192, 192, 144, 112, 80], "a quarter of what is left");
+        assert!(sizes.is_sorted_by(|a, b| a >= b) && sizes[sizes.len() - 2] == 16, "{sizes:?}");
+        assert_eq!(claims.next_shrinking(1000, 16..200, 2), None);
     }
 
     #[test]

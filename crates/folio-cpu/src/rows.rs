@@ -1,11 +1,44 @@
-//! Operations on one row at a time: norm, rotation, SiLU.
+//! Operations on one row at a time: norm, rotation, gates.
 //!
 //! Must never: look at a second row. Sums go over 16 lanes and the fixed tree; everything else is element by element, where
 //! every instruction set rounds alike.
 
+use folio_model::program::Activation;
+
 use crate::simd::{LANES, Simd, Task, exp, tanh};
 
-/// `out = (x / sqrt(mean(x^2) + eps)) * weight`; `out` may be `x`.
+/// `1 / sqrt(mean(x^2) + eps)`
+#[derive(Clone, Copy)]
+pub(crate) struct InverseRms {
+    pub(crate) x: *const f32,
+    pub(crate) eps: f32,
+    pub(crate) width: usize,
+}
+
+impl Task for InverseRms {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run<S: Simd>(self) -> f32 {
+        let whole = self.width / LANES * LANES;
+        let rest = self.width - whole;
+        let mut squares = S::splat(0.0);
+        // SAFETY: who makes the task promises `width` values behind `x`.
+        unsafe {
+            for i in (0..whole).step_by(LANES) {
+                let v = S::load(self.x.add(i));
+                squares = S::fma(v, v, squares);
+            }
+            if rest > 0 {
+                let v = S::load_part(self.x.add(whole), rest);
+                squares = S::fma(v, v, squares);
+            }
+        }
+        1.0 / (S::sum(squares) / self.width as f32 + self.eps).sqrt()
+    }
+}
+
+/// `out = (x * InverseRms) * weight`, in this order, wherever a norm is computed; `out` may be `x`.
 #[derive(Clone, Copy)]
 pub(crate) struct RmsNorm {
     pub(crate) x: *const f32,
@@ -23,18 +56,9 @@ impl Task for RmsNorm {
     fn run<S: Simd>(self) {
         let whole = self.width / LANES * LANES;
         let rest = self.width - whole;
-        let mut squares = S::splat(0.0);
+        let inverse = S::splat(InverseRms { x: self.x, eps: self.eps, width: self.width }.run::<S>());
         // SAFETY: who makes the task promises `width` values behind `x` and `out`, and whole vectors behind `weight`.
         unsafe {
-            for i in (0..whole).step_by(LANES) {
-                let v = S::load(self.x.add(i));
-                squares = S::fma(v, v, squares);
-            }
-            if rest > 0 {
-                let v = S::load_part(self.x.add(whole), rest);
-                squares = S::fma(v, v, squares);
-            }
-            let inverse = S::splat(1.0 / (S::sum(squares) / self.width as f32 + self.eps).sqrt());
             for i in (0..whole).step_by(LANES) {
                 let v = S::mul(S::load(self.x.add(i)), inverse);
                 S::store(self.out.add(i), S::mul(v, S::load(self.weight.add(i))));
@@ -71,51 +95,29 @@ impl Task for Softcap {
     }
 }
 
-/// `out = gate / (1 + e^-gate) * up` over `count` values, or with GELU in its form with tanh in place of SiLU.
-#[derive(Clone, Copy)]
-pub(crate) struct GatedMul {
-    pub(crate) gelu: bool,
-    pub(crate) gate: *const f32,
-    pub(crate) up: *const f32,
-    pub(crate) out: *mut f32,
-    pub(crate) count: usize,
-}
-
+/// `activation(gate, up)`, lane by lane.
+///
 /// GELU is `gate / (1 + e^-2u)` of `u = sqrt(2 / pi) * (gate + 0.044715 * gate^3)`: no sum that cancels.
 #[inline(always)]
-fn gated<S: Simd>(gelu: bool, gate: S::V, up: S::V) -> S::V {
+pub(crate) fn gated<S: Simd>(activation: Activation, gate: S::V, up: S::V) -> S::V {
     let one = S::splat(1.0);
-    let power = match gelu {
-        false => gate,
-        true => {
+    let (gate, power, up) = match activation {
+        Activation::Silu => (gate, gate, up),
+        Activation::GeluTanh => {
             let square = S::mul(gate, gate);
-            S::mul(gate, S::fma(square, S::splat(0.071_354_814), S::splat(1.595_769)))
+            let power = S::mul(gate, S::fma(square, S::splat(0.071_354_814), S::splat(1.595_769)));
+            (gate, power, up)
+        }
+        Activation::SwigluOai { alpha, limit } => {
+            let (low, high) = (S::splat(-limit), S::splat(limit));
+            // The order of operands keeps a NaN.
+            let gate = S::select_lt(high, gate, high, gate);
+            let up = S::select_lt(up, low, low, S::select_lt(high, up, high, up));
+            (gate, S::mul(S::splat(alpha), gate), S::add(up, one))
         }
     };
     let e = exp::<S>(S::sub(S::splat(0.0), power));
     S::mul(S::div(gate, S::add(one, e)), up)
-}
-
-impl Task for GatedMul {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self) {
-        let whole = self.count / LANES * LANES;
-        let rest = self.count - whole;
-        // SAFETY: who makes the task promises `count` values behind each pointer.
-        unsafe {
-            for i in (0..whole).step_by(LANES) {
-                let v = gated::<S>(self.gelu, S::load(self.gate.add(i)), S::load(self.up.add(i)));
-                S::store(self.out.add(i), v);
-            }
-            if rest > 0 {
-                let gate = S::load_part(self.gate.add(whole), rest);
-                let v = gated::<S>(self.gelu, gate, S::load_part(self.up.add(whole), rest));
-                S::store_part(self.out.add(whole), rest, v);
-            }
-        }
-    }
 }
 
 /// Cosines, then sines, of one position: `[2 * inv_freq.len()]`.
@@ -182,22 +184,45 @@ mod tests {
         }
     }
 
+    struct Gated<'a>(Activation, &'a [f32], &'a [f32]);
+
+    impl Task for Gated<'_> {
+        type Output = Vec<f32>;
+        #[inline(always)]
+        fn run<S: Simd>(self) -> Vec<f32> {
+            let Self(activation, gates, ups) = self;
+            let mut out = vec![0.0; gates.len()];
+            for i in (0..gates.len()).step_by(LANES) {
+                // SAFETY: callers pass whole vectors of both.
+                unsafe {
+                    let (gate, up) = (S::load(gates.as_ptr().add(i)), S::load(ups.as_ptr().add(i)));
+                    S::store(out.as_mut_ptr().add(i), gated::<S>(activation, gate, up));
+                }
+            }
+            out
+        }
+    }
+
     #[test]
     fn gates_are_the_same_everywhere_and_right() {
-        for (count, gelu) in [(1, false), (16, true), (31, false), (1000, false), (1000, true), (33, true)] {
-            let (gate, up) = (inputs(count, 95.0), inputs(count + 1, 2.0));
-            let got = agree(&format!("gate of {count}"), |isa| {
-                let mut out = vec![0.0; count];
-                let task =
-                    GatedMul { gelu, gate: gate.as_ptr(), up: up.as_ptr(), out: out.as_mut_ptr(), count };
-                dispatch(isa, task);
-                out
-            });
-            for i in 0..count {
-                let g = f64::from(gate[i]);
-                let u = (2.0 / std::f64::consts::PI).sqrt() * (g + 0.044_715 * g * g * g);
-                let want =
-                    if gelu { 0.5 * g * (1.0 + u.tanh()) } else { g / (1.0 + (-g).exp()) } * f64::from(up[i]);
+        let (gate, up) = (inputs(1008, 95.0), inputs(1008, 2.0));
+        let oai = Activation::SwigluOai { alpha: 1.702, limit: 7.0 };
+        for activation in [Activation::Silu, Activation::GeluTanh, oai] {
+            let got = agree(&format!("{activation:?}"), |isa| dispatch(isa, Gated(activation, &gate, &up)));
+            for i in 0..gate.len() {
+                let (g, u) = (f64::from(gate[i]), f64::from(up[i]));
+                let want = match activation {
+                    Activation::Silu => g / (1.0 + (-g).exp()) * u,
+                    Activation::GeluTanh => {
+                        let inner = (2.0 / std::f64::consts::PI).sqrt() * (g + 0.044_715 * g.powi(3));
+                        0.5 * g * (1.0 + inner.tanh()) * u
+                    }
+                    Activation::SwigluOai { alpha, limit } => {
+                        let (alpha, limit) = (f64::from(alpha), f64::from(limit));
+                        let (g, u) = (g.min(limit), u.clamp(-limit, limit));
+                        g / (1.0 + (-alpha * g).exp()) * (u + 1.0)
+                    }
+                };
                 assert!((f64::from(got[i]) - want).abs() <= 1e-6 * (1.0 + want.abs()), "{g}: {}", got[i]);
             }
         }

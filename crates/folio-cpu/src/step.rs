@@ -3,24 +3,24 @@
 //! Owns: which worker does what between two barriers. Must never: allocate, or check what `check` has checked.
 //!
 //! Invariant behind every `unsafe` here: between two barriers, a worker writes only the rows, heads, panels or pages that
-//! `Worker::share` or a claim gave it, and nobody reads what another worker is writing. Each operation ends with a barrier.
+//! `Worker::share` or a claim gave it, and nobody reads what another worker is writing. Each stage ends with a barrier.
+
+use std::ops::Range;
 
 use folio_model::backend::Batch;
 use folio_model::program::{AttentionSpec, Buf, MatrixId, Op, Program, VectorId};
 
 use crate::attend::{Attend, Window};
 use crate::attention::{AttentionPlan, Shape};
-use crate::groups::Groups;
-use crate::kv::KvCache;
-use crate::linear::Linear;
+use crate::groups::{Groups, Source};
+use crate::kv::{Half, KvCache};
+use crate::linear::{Linear, Share, TILE_ROWS, Then, rows_of_heads};
 use crate::memory::{Floats, HugeBuffer, Rows};
 use crate::packed::PackedMatrix;
-use crate::pool::{Claims, Worker};
-use crate::rows::{GatedMul, RmsNorm, Softcap, rotary_table, rotate};
+use crate::pool::{Claims, Split, Worker};
+use crate::rows::{RmsNorm, Softcap, rotary_table, rotate};
 use crate::simd::{Isa, dispatch};
-
-/// Columns of one piece of an element-wise operation.
-const PIECE: usize = 512;
+use crate::stages::{Product, Stage};
 
 /// Where a row stands.
 #[derive(Clone, Copy, Debug, Default)]
@@ -36,18 +36,19 @@ pub(crate) struct RowPlace {
 
 /// Memory of a loaded program, sized once.
 pub(crate) struct Buffers {
-    pub(crate) rows: Vec<Floats>,
+    /// In `memory`, one over the other where they are not needed at the same time.
+    pub(crate) rows: Vec<Rows>,
+    #[allow(dead_code, reason = "what `rows` point into")]
+    pub(crate) memory: Floats,
     /// Cosines and sines of each row, one buffer per rotary table.
     pub(crate) rotary: Vec<Floats>,
     /// Activations as [`Groups::pack`] leaves them.
     pub(crate) packed: HugeBuffer,
-    /// Normalized rows whose logits are wanted.
-    pub(crate) selected: Floats,
     pub(crate) logits: Floats,
     pub(crate) partials: Floats,
     /// One row per worker.
     pub(crate) scratch: Vec<Floats>,
-    /// Two per operation of the body, two for the head.
+    /// Two per stage, two for the head.
     pub(crate) claims: Vec<Claims>,
 }
 
@@ -55,6 +56,7 @@ pub(crate) struct Buffers {
 pub(crate) struct Step<'a> {
     pub(crate) isa: Isa,
     pub(crate) program: &'a Program,
+    pub(crate) stages: &'a [Stage],
     pub(crate) matrices: &'a [PackedMatrix],
     /// Length, and values padded to whole vectors.
     pub(crate) vectors: &'a [(usize, Vec<f32>)],
@@ -71,8 +73,16 @@ impl Step<'_> {
     /// The whole step. Every worker of the pool calls this once.
     pub(crate) fn run(&self, worker: &Worker<'_>) {
         self.prepare(worker);
-        for (i, op) in self.program.body.iter().enumerate() {
-            self.op(worker, op, &self.buffers.claims[2 * i..2 * i + 2]);
+        // The first operation looks up embeddings and needs nothing of that.
+        if !matches!(self.stages.first(), Some(Stage::Op(Op::Embed { .. }))) {
+            worker.barrier();
+        }
+        for (i, stage) in self.stages.iter().enumerate() {
+            let claims = &self.buffers.claims[2 * i..2 * i + 2];
+            match stage {
+                Stage::Op(op) => self.op(worker, op, claims),
+                Stage::Product(product) => self.product(worker, product, &claims[0]),
+            }
             worker.barrier();
         }
         if !self.batch.logit_rows.is_empty() {
@@ -85,7 +95,7 @@ impl Step<'_> {
     }
 
     fn buf(&self, buf: Buf) -> Rows {
-        self.buffers.rows[buf.0 as usize].view()
+        self.buffers.rows[buf.0 as usize]
     }
 
     fn matrix(&self, id: MatrixId) -> &PackedMatrix {
@@ -114,7 +124,6 @@ impl Step<'_> {
                 rotary_table(self.places[row].position as usize, &rope.inv_freq, rope.scale, out);
             }
         }
-        worker.barrier();
     }
 
     fn op(&self, worker: &Worker<'_>, op: &Op, claims: &[Claims]) {
@@ -135,11 +144,7 @@ impl Step<'_> {
                     dispatch(self.isa, RmsNorm { x, weight, eps, width, out });
                 }
             }
-            Op::Linear { x, weight, bias, out, add } => {
-                let bias = bias.map(|id| self.vector(id));
-                let linear = LinearOp { x: self.buf(x), weight, bias, out: self.buf(out), add };
-                self.linear(worker, linear, self.rows(), &claims[0]);
-            }
+            Op::Linear { .. } | Op::GatedLinear { .. } => unreachable!("products are stages of their own"),
             Op::WriteKv { qkv, spec } => self.write_kv(worker, self.buf(qkv), &self.program.attention[spec]),
             Op::Attention { qkv, spec, out } => {
                 self.attention(worker, self.buf(qkv), &self.program.attention[spec], self.buf(out), claims);
@@ -166,83 +171,96 @@ impl Step<'_> {
                     }
                 }
             }
-            Op::SiluMul { x, out } | Op::GeluMul { x, out } => {
-                let gelu = matches!(op, Op::GeluMul { .. });
-                let (x, out) = (self.buf(x), self.buf(out));
-                let pieces = out.width.div_ceil(PIECE);
-                for piece in worker.share(self.rows() * pieces, 1) {
-                    let (row, col) = (piece / pieces, piece % pieces * PIECE);
-                    let gate = x.row(row).wrapping_add(col).cast_const();
-                    let count = PIECE.min(out.width - col);
-                    let up = gate.wrapping_add(out.width);
-                    dispatch(
-                        self.isa,
-                        GatedMul { gelu, gate, up, out: out.row(row).wrapping_add(col), count },
-                    );
-                }
-            }
         }
     }
 
-    fn linear(&self, worker: &Worker<'_>, op: LinearOp<'_>, tokens: usize, claims: &Claims) {
-        let weight = self.matrix(op.weight);
-        let groups = Groups::new(weight, self.isa, tokens);
-        let x: *const u8 = if groups.packed_already() {
-            op.x.row(0).cast_const().cast()
-        } else {
-            let to = self.buffers.packed.ptr();
-            // SAFETY: the buffer is sized for the widest input and most rows; all workers are here, between two barriers.
-            unsafe { groups.pack(self.isa, worker, op.x, to) };
-            worker.barrier();
-            to
-        };
-        let linear = Linear { isa: self.isa, weight, bias: op.bias, x, groups, out: op.out, add: op.add };
-        let scratch = self.buffers.scratch[worker.index()].view().row(0);
-        // SAFETY: packed with the same `isa`; widths were checked with the program; the scratch is this worker's.
-        unsafe { linear.run(claims, scratch) };
+    fn product(&self, worker: &Worker<'_>, product: &Product, claims: &Claims) {
+        let Product { x, norm, weight, bias, then, out, heads } = *product;
+        let norm = norm.map(|(weight, eps)| (self.vector(weight), eps));
+        let source = Source { rows: self.buf(x), picked: None, norm };
+        let bias = bias.map(|id| self.vector(id));
+        let out = self.buf(out);
+        let linear = LinearOp { source, weight, bias, out, then };
+        let heads = heads.map(|spec| &self.program.attention[spec]);
+        let unit = heads.and_then(|spec| rows_of_heads(spec.head_dim)).unwrap_or(TILE_ROWS);
+        self.linear(worker, linear, self.rows(), Share { claims, workers: worker.count(), unit }, |rows| {
+            let Some(spec) = heads else { return };
+            let heads = rows.start / spec.head_dim..rows.end / spec.head_dim;
+            for row in 0..self.rows() {
+                heads.clone().for_each(|head| self.finish_head(out, spec, row, head));
+            }
+        });
     }
 
-    /// Norm and rotation of q and k in place, then K and V to the cache, one head of one row at a time.
+    /// The product, and `done` with the rows that this worker computed.
+    fn linear(
+        &self,
+        worker: &Worker<'_>,
+        op: LinearOp<'_>,
+        tokens: usize,
+        share: Share<'_>,
+        done: impl FnMut(Range<usize>),
+    ) {
+        let LinearOp { source, weight, bias, out, then } = op;
+        let weight = self.matrix(weight);
+        let groups = Groups::new(weight, self.isa, tokens);
+        let scratch = self.buffers.scratch[worker.index()].view();
+        let x = if groups.packed_already(&source) {
+            source.row(0).cast()
+        } else if groups.packed_alone(scratch.width * 4) {
+            let to = scratch.row(0).cast();
+            // SAFETY: it fits the scratch, which is this worker's and which a product of one group leaves alone.
+            unsafe { groups.pack(self.isa, Split::WHOLE, &source, to) };
+            to.cast_const()
+        } else {
+            let to = self.buffers.packed.ptr();
+            // SAFETY: the buffer is sized for every product and most rows; all workers are here, between two barriers.
+            unsafe { groups.pack(self.isa, worker.split(), &source, to) };
+            worker.barrier();
+            to.cast_const()
+        };
+        let linear = Linear { isa: self.isa, weight, bias, x, groups, out, then };
+        // SAFETY: packed with the same `isa`; widths were checked with the program; the scratch is this worker's.
+        unsafe { linear.run(share, scratch.row(0), done) };
+    }
+
     fn write_kv(&self, worker: &Worker<'_>, qkv: Rows, spec: &AttentionSpec) {
-        let heads = spec.heads + spec.kv_heads;
-        let dim = spec.head_dim;
+        let heads = spec.heads + 2 * spec.kv_heads;
         for item in worker.share(self.rows() * heads, 1) {
-            let (row, head) = (item / heads, item % heads);
-            let start = qkv.row(row).wrapping_add(head * dim);
-            let is_key = head >= spec.heads;
-            if let Some(norm) = if is_key { spec.k_norm } else { spec.q_norm } {
+            self.finish_head(qkv, spec, item / heads, item % heads);
+        }
+    }
+
+    /// Norm and rotation of one head of q or k in place, then K or V to the cache. Heads of q come first in the row, then those
+    /// of k, then those of v. The caller owns the head.
+    fn finish_head(&self, qkv: Rows, spec: &AttentionSpec, row: usize, head: usize) {
+        let dim = spec.head_dim;
+        let start = qkv.row(row).wrapping_add(head * dim);
+        // SAFETY: the head is the caller's.
+        let values = unsafe { std::slice::from_raw_parts_mut(start, dim) };
+        let (keys, is_value) = (spec.heads..spec.heads + spec.kv_heads, head >= spec.heads + spec.kv_heads);
+        if !is_value {
+            if let Some(norm) = if keys.contains(&head) { spec.k_norm } else { spec.q_norm } {
                 let weight = self.vector(norm).as_ptr();
                 dispatch(self.isa, RmsNorm { x: start, weight, eps: spec.norm_eps, width: dim, out: start });
             }
-            // SAFETY: the head is this worker's; K heads follow Q heads, V heads follow K heads in the row.
-            let (k, v) = unsafe {
-                let v = start.wrapping_add(spec.kv_heads * dim);
-                let v = if is_key { v } else { start };
-                (std::slice::from_raw_parts_mut(start, dim), v)
-            };
             if let Some(rope) = spec.rope {
                 let table = self.buffers.rotary[rope.0 as usize].view();
                 // SAFETY: written in `prepare`, a barrier ago.
-                rotate(k, unsafe { std::slice::from_raw_parts(table.row(row), table.width) });
-            }
-            if is_key {
-                let RowPlace { entry, stride, slot, .. } = self.places[row];
-                let block = self.batch.blocks[(entry + spec.group * stride) as usize];
-                // SAFETY: `check` found every written block to belong to one row range of one sequence, so this position is
-                // this worker's; the V head of the row is read only.
-                unsafe {
-                    let v = std::slice::from_raw_parts(v, dim);
-                    self.caches[spec.group as usize].write(
-                        block,
-                        spec.layer,
-                        head - spec.heads,
-                        slot as usize,
-                        k,
-                        v,
-                    );
-                }
+                rotate(values, unsafe { std::slice::from_raw_parts(table.row(row), table.width) });
             }
         }
+        if head < spec.heads {
+            return;
+        }
+        let RowPlace { entry, stride, slot, .. } = self.places[row];
+        let block = self.batch.blocks[(entry + spec.group * stride) as usize];
+        let half = if is_value { Half::Value } else { Half::Key };
+        let cache = &self.caches[spec.group as usize];
+        let at = (head - spec.heads) % spec.kv_heads;
+        // SAFETY: `check` found every written block to belong to one row range of one sequence, so this head of this position is
+        // the caller's.
+        unsafe { cache.write(half, block, spec.layer, at, slot as usize, values) };
     }
 
     fn attention(&self, worker: &Worker<'_>, qkv: Rows, spec: &AttentionSpec, out: Rows, claims: &[Claims]) {
@@ -284,23 +302,17 @@ impl Step<'_> {
     /// Norm and logits of the rows that want them.
     fn head(&self, worker: &Worker<'_>) {
         let head = &self.program.head;
-        let (x, selected) = (self.buf(head.x), self.buffers.selected.view());
-        let wanted = &self.batch.logit_rows;
-        let weight = self.vector(head.norm).as_ptr();
-        for i in worker.share(wanted.len(), 1) {
-            let from = x.row(wanted[i] as usize).cast_const();
-            dispatch(
-                self.isa,
-                RmsNorm { x: from, weight, eps: head.eps, width: x.width, out: selected.row(i) },
-            );
-        }
-        worker.barrier();
+        let picked = &self.batch.logit_rows;
+        let norm = Some((self.vector(head.norm), head.eps));
+        let source = Source { rows: self.buf(head.x), picked: Some(picked), norm };
         let out = self.buffers.logits.view();
-        let linear = LinearOp { x: selected, weight: head.matrix, bias: None, out, add: false };
-        self.linear(worker, linear, wanted.len(), &self.buffers.claims[2 * self.program.body.len()]);
+        let linear = LinearOp { source, weight: head.matrix, bias: None, out, then: Then::Store };
+        let claims = &self.buffers.claims[2 * self.stages.len()];
+        let share = Share { claims, workers: worker.count(), unit: TILE_ROWS };
+        self.linear(worker, linear, picked.len(), share, |_| ());
         if let Some(cap) = head.softcap {
             worker.barrier();
-            for i in worker.share(wanted.len(), 1) {
+            for i in worker.share(picked.len(), 1) {
                 dispatch(self.isa, Softcap { cap, x: out.row(i), count: head.vocab });
             }
         }
@@ -308,9 +320,9 @@ impl Step<'_> {
 }
 
 struct LinearOp<'a> {
-    x: Rows,
+    source: Source<'a>,
     weight: MatrixId,
     bias: Option<&'a [f32]>,
     out: Rows,
-    add: bool,
+    then: Then,
 }

@@ -8,7 +8,7 @@ use crate::backend::{DType, GroupKind, KvGroup, KvLayout};
 use crate::config::Config;
 use crate::family::Fusion;
 use crate::kv_format::KvFormats;
-use crate::program::{Activation, AttentionSpec, Buf, Head, MatrixId, Op, Program, RopeId, VectorId};
+use crate::program::{AttentionSpec, Buf, Head, MatrixId, Op, Program, RopeId, VectorId};
 use crate::quant::Encoding;
 
 /// One tensor of the checkpoint.
@@ -279,7 +279,6 @@ pub fn program(
     let normed = buffer(config.hidden);
     let qkv = buffer(config.qkv_width());
     let attended = buffer(config.q_width());
-    let gate_up = buffer(2 * config.intermediate);
     let inner = buffer(config.intermediate);
     // Of the output of a block that has a norm behind it.
     let branch = config.family.post_norms.then(|| buffer(config.hidden));
@@ -331,16 +330,12 @@ pub fn program(
         );
         program.body.extend([
             Op::RmsNorm { x, weight: layer.mlp_norm, eps, out: normed },
-            Op::Linear {
+            Op::GatedLinear {
                 x: normed,
                 weight: layer.gate_up,
                 bias: layer.gate_up_bias,
-                out: gate_up,
-                add: false,
-            },
-            match config.activation {
-                Activation::GeluTanh => Op::GeluMul { x: gate_up, out: inner },
-                Activation::Silu | Activation::SwigluOai { .. } => Op::SiluMul { x: gate_up, out: inner },
+                activation: config.activation,
+                out: inner,
             },
         ]);
         add_block(

@@ -127,8 +127,34 @@ pub enum Op {
     Scale { x: Buf, by: f32 },
     /// `out += x * weight / sqrt(mean(x^2) + eps)` (the residual stream of a block with a norm behind it).
     AddRmsNorm { x: Buf, weight: VectorId, eps: f32, out: Buf },
-    /// `x = [gate | up]`, `out = gelu(gate) * up`, GELU in its form with tanh; `x` is twice as wide as `out`.
-    GeluMul { x: Buf, out: Buf },
-    /// `x = [gate | up]`, `out = silu(gate) * up`; `x` is twice as wide as `out`.
-    SiluMul { x: Buf, out: Buf },
+    /// `[gate | up] = W.x + bias`, `out = activation(gate, up)`; `W` has twice as many rows as `out` is wide.
+    GatedLinear { x: Buf, weight: MatrixId, bias: Option<VectorId>, activation: Activation, out: Buf },
+}
+
+impl Op {
+    /// Buffers whose values it needs; among them the one it writes, unless it replaces all of that.
+    pub fn reads(&self) -> [Option<Buf>; 2] {
+        match *self {
+            Op::Embed { .. } => [None, None],
+            Op::RmsNorm { x, .. } | Op::GatedLinear { x, .. } => [Some(x), None],
+            Op::Linear { x, out, add, .. } => [Some(x), add.then_some(out)],
+            Op::WriteKv { qkv, .. } | Op::Attention { qkv, .. } => [Some(qkv), None],
+            Op::Scale { x, .. } => [Some(x), None],
+            Op::AddRmsNorm { x, out, .. } => [Some(x), Some(out)],
+        }
+    }
+
+    /// The buffer it writes.
+    pub fn writes(&self) -> Buf {
+        match *self {
+            Op::Embed { out, .. }
+            | Op::RmsNorm { out, .. }
+            | Op::Linear { out, .. }
+            | Op::GatedLinear { out, .. }
+            | Op::AddRmsNorm { out, .. }
+            | Op::Attention { out, .. } => out,
+            Op::WriteKv { qkv, .. } => qkv,
+            Op::Scale { x, .. } => x,
+        }
+    }
 }

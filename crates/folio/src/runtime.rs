@@ -114,6 +114,8 @@ impl Runtime {
         let layout_digest = layout_digest(&model, quantized);
         let saving = unsaved.map(Unsaved::save_behind);
         let name = source.name();
+        drop(checkpoint);
+        folio_cpu::give_back_freed();
         Ok(Self { engine, tokenizer, template, name, format, layout_digest, report, model, saving })
     }
 

@@ -81,7 +81,10 @@ fn codes_and_scales_are_those_of_the_definition() {
                     let (k, v) = (seed(layer, head, token), seed(layer, head, token) + 1);
                     let (k, v) = (vector(head_dim, k), vector(head_dim, v));
                     // SAFETY: in range; nobody else is here.
-                    unsafe { cache.write(1, layer as u32, head, token, &k, &v) };
+                    unsafe {
+                        cache.write(Half::Key, 1, layer as u32, head, token, &k);
+                        cache.write(Half::Value, 1, layer as u32, head, token, &v);
+                    }
                 }
             }
         }

@@ -5,6 +5,7 @@ use folio_model::quant::{BlockFormat, Encoding};
 use half::{bf16, f16};
 
 use super::*;
+use crate::groups::Source;
 use crate::memory::{Floats, HugeBuffer};
 use crate::pool::Pool;
 use crate::quant::pack::tests::{integers, random_blocks};
@@ -57,6 +58,13 @@ fn compute(case: &Case, isa: Isa, weight: &PackedMatrix, bias: &[f32], pool: &mu
     compute_from(case, isa, weight, bias, &|t, k| case.x(t, k), pool)
 }
 
+/// With the activation of both halves of the rows.
+fn compute_gated(case: &Case, isa: Isa, weight: &PackedMatrix, bias: &[f32], pool: &mut Pool) -> Vec<f32> {
+    let halved = Case { rows: case.rows / 2, ..*case };
+    let then = Then::Gate(Activation::Silu);
+    product(&halved, isa, weight, (bias, then), &|t, k| case.x(t, k), pool)
+}
+
 /// With activations `x(token, column)`.
 fn compute_from(
     case: &Case,
@@ -66,9 +74,21 @@ fn compute_from(
     x_of: &dyn Fn(usize, usize) -> f32,
     pool: &mut Pool,
 ) -> Vec<f32> {
+    let then = if case.add { Then::Add } else { Then::Store };
+    product(case, isa, weight, (bias, then), x_of, pool)
+}
+
+/// Outputs of `case`, which has as many rows as they are wide.
+fn product(
+    case: &Case,
+    isa: Isa,
+    weight: &PackedMatrix,
+    (bias, then): (&[f32], Then),
+    x_of: &dyn Fn(usize, usize) -> f32,
+    pool: &mut Pool,
+) -> Vec<f32> {
     let x = Floats::zeroed(case.tokens, case.cols).expect("memory");
     let out = Floats::dense(case.tokens, case.rows).expect("memory");
-    let packed = HugeBuffer::zeroed(Groups::bytes_limit(case.tokens, case.cols)).expect("memory");
     let scratch: Vec<Floats> =
         (0..pool.count()).map(|_| Floats::dense(1, SCRATCH).expect("memory")).collect();
     for t in 0..case.tokens {
@@ -82,24 +102,20 @@ fn compute_from(
         }
     }
     let groups = Groups::new(weight, isa, case.tokens);
-    let (x, out_rows) = (x.view(), out.view());
+    let packed = HugeBuffer::zeroed(groups.bytes()).expect("memory");
+    let source = Source { rows: x.view(), picked: None, norm: None };
+    let out_rows = out.view();
     let claims = Claims::default();
     pool.run(&|w| {
         let to = packed.ptr();
         // SAFETY: sized just above; every worker is here.
-        unsafe { groups.pack(isa, w, x, to) };
+        unsafe { groups.pack(isa, w.split(), &source, to) };
         w.barrier();
-        let linear = Linear {
-            isa,
-            weight,
-            bias: Some(bias),
-            x: to.cast_const(),
-            groups,
-            out: out_rows,
-            add: case.add,
-        };
+        let linear =
+            Linear { isa, weight, bias: Some(bias), x: to.cast_const(), groups, out: out_rows, then };
+        let share = Share { claims: &claims, workers: w.count(), unit: TILE_ROWS };
         // SAFETY: packed with this `isa`; every worker has its own scratch.
-        unsafe { linear.run(&claims, scratch[w.index()].view().row(0)) };
+        unsafe { linear.run(share, scratch[w.index()].view().row(0), |_| ()) };
     })
     .expect("no panic");
     out.as_slice(case.tokens * case.rows).to_vec()
@@ -364,6 +380,58 @@ fn rows_of_several_formats_make_one_matrix() {
     let parts = [(BlockFormat::Q4_K, 70), (BlockFormat::Q6_K, 5), (BlockFormat::Q8_0, 33)];
     for tokens in [1, 2, 5, 16, 40] {
         check_quantized(&parts, &Case { rows: 108, cols: 512, tokens, add: tokens == 5 }, &mut pool);
+    }
+}
+
+struct Gates<'a>(&'a [f32], &'a [f32]);
+
+impl Task for Gates<'_> {
+    type Output = Vec<f32>;
+    #[inline(always)]
+    fn run<S: Simd>(self) -> Vec<f32> {
+        let one = |(gate, up): (&f32, &f32)| {
+            S::max_lane(gated::<S>(Activation::Silu, S::splat(*gate), S::splat(*up)))
+        };
+        self.0.iter().zip(self.1).map(one).collect()
+    }
+}
+
+/// Rows of gates that end inside a panel or a tile, matrices of two formats, one group of tokens and many.
+#[test]
+fn a_gated_product_has_the_bits_of_the_product_and_the_activation_of_its_halves() {
+    let mut pool = Pool::new(2).expect("pool");
+    for (gates, cols) in [(72, 33), (5, 32), (64, 64), (300, 544)] {
+        let shape = [gates, cols];
+        for encoding in [
+            [Encoding::Plain(DType::BF16); 2],
+            [Encoding::Block(BlockFormat::Q4_0); 2],
+            [BlockFormat::Q8_0, BlockFormat::Q4_0].map(Encoding::Block),
+        ] {
+            if encoding[0].bytes(cols).is_none() {
+                continue;
+            }
+            let bytes = encoding.map(|encoding| match encoding {
+                Encoding::Plain(dtype) => (0..gates * cols).flat_map(|i| encode(dtype, value(i)).0).collect(),
+                Encoding::Block(format) => random_blocks(format, gates * cols / format.values(), 9),
+            });
+            let part =
+                |i: usize| TensorView { encoding: encoding[i], shape: &shape, bytes: &bytes[i], order: None };
+            let weight = PackedMatrix::pack(&[part(0), part(1)], None, &mut pool).expect("packed");
+            for tokens in [1, 2, 7, 20, TOKEN_BLOCK + 7] {
+                let case = Case { rows: 2 * gates, cols, tokens, add: false };
+                let bias = case.bias();
+                let both = compute(&case, Isa::Scalar, &weight, &bias, &mut pool);
+                let want: Vec<f32> = both
+                    .chunks_exact(2 * gates)
+                    .flat_map(|row| dispatch(Isa::Scalar, Gates(&row[..gates], &row[gates..])))
+                    .collect();
+                for isa in isas() {
+                    let got = compute_gated(&case, isa, &weight, &bias, &mut pool);
+                    let what = format!("{isa:?} {encoding:?}, gated");
+                    assert_bits(&what, &Case { rows: gates, ..case }, &got, &want);
+                }
+            }
+        }
     }
 }
 

@@ -10,8 +10,7 @@
 
 use std::ops::Range;
 
-use crate::memory::Rows;
-use crate::quant::tile::MOST_SLOTS;
+use crate::groups::{MOST_TOKENS, Source};
 use crate::simd::dot::{Block, COLUMNS, Dot, DotTask, Field, VECTORS};
 
 /// Smaller blocks have no finite `127 / amax` that is worth having.
@@ -28,9 +27,6 @@ pub(crate) struct Layout {
     /// Whether the fields of half blocks are there.
     pub(crate) halves: bool,
 }
-
-/// Bytes of a slot of a block at most.
-const SLOT_BYTES_MAX: usize = 32 + 64 + 8 * 4;
 
 impl Layout {
     /// Bytes of a block of columns.
@@ -52,18 +48,15 @@ impl Layout {
     }
 }
 
-/// Bytes that any layout takes at most, for `tokens` tokens of `cols` columns in groups of at most [`MOST_SLOTS`].
-pub(crate) fn bytes_limit(tokens: usize, cols: usize) -> usize {
-    tokens.next_multiple_of(MOST_SLOTS) * cols.div_ceil(COLUMNS) * SLOT_BYTES_MAX
-}
-
-/// Rounds the columns of `blocks` for `tokens` of `x`, which are the first slots of a group.
+/// Rounds the columns of `blocks` for `tokens` of `source`, which are the first slots of a group.
 pub(crate) struct Quantize<'a> {
-    pub(crate) x: Rows,
+    pub(crate) source: &'a Source<'a>,
+    /// Of the norm of each token, if there is one.
+    pub(crate) inverses: [f32; MOST_TOKENS],
     pub(crate) tokens: Range<usize>,
     pub(crate) blocks: Range<usize>,
     pub(crate) layout: Layout,
-    /// Which column of `x` each packed column is; `None` where they are the same. A permutation of the columns.
+    /// Which column of the source each packed column is; `None` where they are the same. A permutation of the columns.
     pub(crate) order: Option<&'a [u32]>,
     /// Block 0 of the group. The caller promises room for all blocks, and that nobody else touches these.
     pub(crate) to: *mut u8,
@@ -80,7 +73,7 @@ impl DotTask for Quantize<'_> {
                 let token = self.tokens.start + slot;
                 let rounded = if token < self.tokens.end {
                     // SAFETY: the row has these columns; they are whole blocks.
-                    unsafe { self.rounded(self.x.row(token).cast_const(), block) }
+                    unsafe { self.rounded(self.source.row(token), self.inverses[slot], block) }
                 } else {
                     Rounded::zero(0.0)
                 };
@@ -95,16 +88,27 @@ impl Quantize<'_> {
     /// # Safety
     /// `row` has the columns of the block, or all that `order` names.
     #[inline(always)]
-    unsafe fn rounded(&self, row: *const f32, block: usize) -> Rounded {
+    unsafe fn rounded(&self, row: *const f32, inverse: f32, block: usize) -> Rounded {
         let first = block * COLUMNS;
         let Some(order) = self.order else {
             // SAFETY: the contract of this function.
-            return round(unsafe { &*row.add(first).cast::<[f32; COLUMNS]>() });
+            let x = unsafe { &*row.add(first).cast::<[f32; COLUMNS]>() };
+            let Some((weight, _)) = self.source.norm else { return round(x) };
+            let mut normed = [0f32; COLUMNS];
+            let weight = &weight[first..first + COLUMNS];
+            for i in 0..COLUMNS {
+                normed[i] = x[i] * inverse * weight[i];
+            }
+            return round(&normed);
         };
         let mut x = [0f32; COLUMNS];
         for (x, column) in x.iter_mut().zip(&order[first..first + COLUMNS]) {
+            let column = *column as usize;
             // SAFETY: the contract of this function.
-            *x = unsafe { *row.add(*column as usize) };
+            *x = unsafe { *row.add(column) };
+            if let Some((weight, _)) = self.source.norm {
+                *x = *x * inverse * weight[column];
+            }
         }
         round(&x)
     }

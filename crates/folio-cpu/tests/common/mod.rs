@@ -5,7 +5,7 @@ use folio_cpu::{CpuBackend, CpuOptions, Isa, Quantize};
 use folio_model::backend::{
     Backend, Batch, DType, GroupKind, HOLE, KvFormat, KvGroup, KvLayout, Span, TensorView,
 };
-use folio_model::program::{AttentionSpec, Buf, Head, Op, Program, Rope, RopeId};
+use folio_model::program::{Activation, AttentionSpec, Buf, Head, Op, Program, Rope, RopeId};
 use folio_model::quant::{BlockFormat, Encoding};
 use folio_model::testing::blocks;
 use half::{bf16, f16};
@@ -158,8 +158,8 @@ impl<B: Backend> Loader<'_, B> {
 pub fn load<B: Backend>(backend: &mut B, spec: &Spec, blocks: usize) {
     let qkv = (spec.heads + 2 * spec.kv_heads) * spec.head_dim;
     let wide = spec.heads * spec.head_dim;
-    let buffers = vec![spec.hidden, spec.hidden, qkv, wide, 2 * spec.ffn, spec.ffn];
-    let [x, normed, qkv_buf, attended, both, gated] = [0, 1, 2, 3, 4, 5].map(Buf);
+    let buffers = vec![spec.hidden, spec.hidden, qkv, wide, spec.ffn];
+    let [x, normed, qkv_buf, attended, inner] = [0, 1, 2, 3, 4].map(Buf);
     let mut load = Loader { backend, random: Random(0x5eed), spec };
     let embedding = load.matrix(spec.vocab, spec.hidden, spec.nan_token);
     let mut body = vec![Op::Embed { table: embedding, out: x }];
@@ -197,10 +197,11 @@ pub fn load<B: Backend>(backend: &mut B, spec: &Spec, blocks: usize) {
         let norm = load.vector(spec.hidden, 1.0, 0.2);
         body.push(Op::RmsNorm { x, weight: norm, eps: 1e-5, out: normed });
         let weight = load.matrix(2 * spec.ffn, spec.hidden, None);
-        body.push(Op::Linear { x: normed, weight, bias: None, out: both, add: false });
-        body.push(Op::SiluMul { x: both, out: gated });
+        let gate_bias = bias(&mut load, 2 * spec.ffn);
+        let activation = Activation::Silu;
+        body.push(Op::GatedLinear { x: normed, weight, bias: gate_bias, activation, out: inner });
         let weight = load.matrix(spec.hidden, spec.ffn, None);
-        body.push(Op::Linear { x: gated, weight, bias: None, out: x, add: true });
+        body.push(Op::Linear { x: inner, weight, bias: None, out: x, add: true });
     }
     let norm = load.vector(spec.hidden, 1.0, 0.2);
     let head = Head { x, norm, eps: 1e-5, matrix: embedding, vocab: spec.vocab, softcap: None };

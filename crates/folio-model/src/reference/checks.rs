@@ -107,8 +107,10 @@ impl ReferenceBackend {
                         && self.width(x.0) == self.length(weight)
                         && self.width(out.0) == self.length(weight)
                 }
-                Op::SiluMul { x, out } | Op::GeluMul { x, out } => {
-                    self.width(x.0) == self.width(out.0).map(|width| 2 * width)
+                Op::GatedLinear { x, weight, bias, out, .. } => {
+                    self.cols(weight) == self.width(x.0)
+                        && self.rows(weight) == self.width(out.0).map(|width| 2 * width)
+                        && bias.is_none_or(|bias| self.length(bias) == self.rows(weight))
                 }
                 Op::WriteKv { qkv, spec } => self.program.attention.get(spec).is_some_and(|spec| {
                     self.width(qkv.0) == Some((spec.heads + 2 * spec.kv_heads) * spec.head_dim)

@@ -12,7 +12,7 @@ mod checks;
 use cache::Cache;
 
 use crate::backend::{Backend, BackendError, Batch, DType, KvLayout, Span, TensorView};
-use crate::program::{AttentionSpec, MatrixId, Op, Program, Rope, VectorId};
+use crate::program::{Activation, AttentionSpec, MatrixId, Op, Program, Rope, VectorId};
 use crate::quant::Encoding;
 
 type Result<T> = std::result::Result<T, BackendError>;
@@ -101,19 +101,13 @@ impl ReferenceBackend {
                 let normed: Vec<f32> = rows.flat_map(|row| rms_norm(row, weight, eps)).collect();
                 self.buffers[out.0 as usize].iter_mut().zip(normed).for_each(|(sum, value)| *sum += value);
             }
-            Op::GeluMul { x, out } => {
-                let inner = self.program.buffers[out.0 as usize];
-                let rows = self.buffers[x.0 as usize].chunks(2 * inner).flat_map(|row| {
-                    let (gate, up) = row.split_at(inner);
-                    gate.iter().zip(up).map(|(gate, up)| (gelu(f64::from(*gate)) * f64::from(*up)) as f32)
-                });
-                self.buffers[out.0 as usize] = rows.collect();
-            }
-            Op::SiluMul { x, out } => {
-                let inner = self.program.buffers[out.0 as usize];
-                let rows = self.buffers[x.0 as usize].chunks(2 * inner).flat_map(|row| {
-                    let (gate, up) = row.split_at(inner);
-                    gate.iter().zip(up).map(|(gate, up)| (silu(f64::from(*gate)) * f64::from(*up)) as f32)
+            Op::GatedLinear { x, weight, bias, activation, out } => {
+                let matrix = self.matrix(weight);
+                let bias = bias.map(|bias| self.vector(bias));
+                let rows = self.buffers[x.0 as usize].chunks(matrix.cols).flat_map(|row| {
+                    let both = linear(matrix, bias, row);
+                    let (gate, up) = both.split_at(matrix.rows / 2);
+                    gate.iter().zip(up).map(|(gate, up)| gated(activation, *gate, *up)).collect::<Vec<_>>()
                 });
                 self.buffers[out.0 as usize] = rows.collect();
             }
@@ -317,10 +311,20 @@ fn rms_norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
     x.iter().zip(weight).map(|(x, weight)| (f64::from(*x) * inverse * f64::from(*weight)) as f32).collect()
 }
 
-/// In its form with tanh.
-fn gelu(x: f64) -> f64 {
-    let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
-    0.5 * x * (1.0 + inner.tanh())
+fn gated(activation: Activation, gate: f32, up: f32) -> f32 {
+    let (gate, up) = (f64::from(gate), f64::from(up));
+    match activation {
+        Activation::Silu => (silu(gate) * up) as f32,
+        Activation::GeluTanh => {
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (gate + 0.044_715 * gate.powi(3));
+            (0.5 * gate * (1.0 + inner.tanh()) * up) as f32
+        }
+        Activation::SwigluOai { alpha, limit } => {
+            let (alpha, limit) = (f64::from(alpha), f64::from(limit));
+            let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
+            (gate / (1.0 + (-alpha * gate).exp()) * (up + 1.0)) as f32
+        }
+    }
 }
 
 fn silu(x: f64) -> f64 {
