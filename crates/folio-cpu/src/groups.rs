@@ -188,13 +188,13 @@ impl<'a> Groups<'a> {
         // SAFETY: the contract of this function; indices stay below `size * padded columns` from the group's start.
         unsafe {
             for start in (columns.start..last).step_by(TRANSPOSED) {
-                for t in 0..size {
+                for (t, inverse) in inverses.iter().enumerate().take(size) {
                     let from = source.row(tokens.start + t);
                     for k in start..last.min(start + TRANSPOSED) {
                         let column = self.order.map_or(k, |order| order[k] as usize);
                         let x = *from.add(column);
                         *to.add(k * size + t) = match source.norm {
-                            Some((weight, _)) => x * inverses[t] * weight[column],
+                            Some((weight, _)) => x * inverse * weight[column],
                             None => x,
                         };
                     }
