@@ -100,6 +100,7 @@ impl Drop for HugeBuffer {
 pub fn give_back_freed() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
+        // SAFETY: the signature is that of glibc's <malloc.h>.
         unsafe extern "C" {
             /// Of glibc: releases free pages of every arena, and keeps `pad` bytes at the top of the heap.
             fn malloc_trim(pad: usize) -> std::ffi::c_int;

@@ -93,10 +93,6 @@ pub struct Family {
     pub softcaps: Option<Softcaps>,
     /// Layers with a window have a rotary embedding of their own, of this base by default.
     pub local_rope_theta: Option<f64>,
-    /// Every head has a logit that takes part in the softmax and attends to nothing.
-    pub sinks: bool,
-    /// The feed-forward part is a router and experts.
-    pub experts: bool,
     /// `no_rope_layers` and `no_rope_layer_interval` are honoured.
     pub nope_layers: bool,
     /// Default of `num_attention_heads` and `vocab_size`; `None`: they must be there.
@@ -130,8 +126,6 @@ const LLAMA: Family = Family {
     query_scalar: None,
     softcaps: None,
     local_rope_theta: None,
-    sinks: false,
-    experts: false,
     nope_layers: false,
     heads: None,
     vocab: None,
