@@ -25,7 +25,7 @@ use folio_model::backend::{HOLE, KvFormat};
 use crate::attention::Shape;
 use crate::kv::{GROUP, KvCache, rotate};
 use crate::memory::Rows;
-use crate::simd::{Isa, LANES, Simd, Task, dispatch, exp, exp_one, ints, tanh};
+use crate::simd::{Isa, LANES, Simd, Task, dispatch, exp, exp_one, filled, ints, tanh};
 use floats::{KvBf16, KvF16, KvF32, KvFp8, OfFloats};
 use integers::{Int4, Int8, OfIntegers};
 
@@ -305,6 +305,13 @@ struct Place {
     value_scales: *const u16,
 }
 
+impl Place {
+    const NOWHERE: Self = {
+        let (codes, scales) = (std::ptr::null(), std::ptr::null());
+        Self { keys: codes, values: codes, key_scales: scales, value_scales: scales }
+    };
+}
+
 /// Where the keys and values of one step lie.
 struct Step {
     /// Absolute position of the first key.
@@ -396,8 +403,8 @@ impl Chunk<'_> {
     fn step(&self, base: usize) -> Step {
         Step {
             base,
-            at: std::array::from_fn(|j| self.group(base + j * GROUP)),
-            next: std::array::from_fn(|j| self.group(base + AHEAD * STEP + j * GROUP)),
+            at: filled!([Place::NOWHERE; GROUPS], j => self.group(base + j * GROUP)),
+            next: filled!([Place::NOWHERE; GROUPS], j => self.group(base + AHEAD * STEP + j * GROUP)),
         }
     }
 
@@ -420,7 +427,7 @@ impl Chunk<'_> {
         let mut weights = Weights {
             p: [[0f32; STEP]; R],
             factor: [1f32; R],
-            valid: std::array::from_fn(|r| self.valid(first + r, step.base)),
+            valid: filled!([Keys { from: 0, to: 0 }; R], r => self.valid(first + r, step.base)),
         };
         // The last row is before the step, or its window of the first row behind it.
         if weights.valid[R - 1].to == 0 || weights.valid[0].from == STEP {
@@ -513,14 +520,14 @@ impl Chunk<'_> {
     }
 }
 
-/// Scales of the 16 keys, or values, of groups `2 * j` and `2 * j + 1`.
+/// Scales of the 16 keys of groups `2 * j` and `2 * j + 1`.
 ///
 /// # Safety
 /// Both are readable for 8 scales.
 #[inline(always)]
-unsafe fn scales<S: Simd>(step: &Step, j: usize, of: impl Fn(&Place) -> *const u16) -> S::V {
+unsafe fn key_scales<S: Simd>(step: &Step, j: usize) -> S::V {
     // SAFETY: the contract of this function.
-    unsafe { S::bf16_halves(of(&step.at[2 * j]), of(&step.at[2 * j + 1])) }
+    unsafe { S::bf16_halves(step.at[2 * j].key_scales, step.at[2 * j + 1].key_scales) }
 }
 
 /// Weights of a row times the scales of its values; zero where a weight is zero, whatever the scale is.
@@ -530,10 +537,12 @@ unsafe fn scales<S: Simd>(step: &Step, j: usize, of: impl Fn(&Place) -> *const u
 #[inline(always)]
 unsafe fn scaled_weights<S: Simd>(step: &Step, p: &[f32; STEP], times: f32) -> [S::V; 2] {
     let zero = S::splat(0.0);
-    [0, 1].map(|j| {
+    filled!([zero; 2], j => {
         // SAFETY: the contract of this function; `p` holds two vectors.
-        let (scale, p) =
-            unsafe { (scales::<S>(step, j, |place| place.value_scales), S::load(p.as_ptr().add(j * LANES))) };
+        let (scale, p) = unsafe {
+            let (a, b) = (step.at[2 * j].value_scales, step.at[2 * j + 1].value_scales);
+            (S::bf16_halves(a, b), S::load(p.as_ptr().add(j * LANES)))
+        };
         S::select_lt(zero, p, S::mul(p, S::mul(scale, S::splat(times))), zero)
     })
 }

@@ -24,7 +24,8 @@ use crate::plain::{self, Kind};
 use crate::pool::Claims;
 use crate::quant::{tile, with_form};
 use crate::rows::gated;
-use crate::simd::dot::{COLUMNS, unrolled};
+use crate::simd::dot::COLUMNS;
+use crate::simd::unrolled;
 use crate::simd::{Isa, LANES, Simd, Task, dispatch};
 
 /// Tokens whose activations stay in the second-level cache while a slab of weights passes.

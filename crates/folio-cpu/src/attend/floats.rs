@@ -12,7 +12,7 @@
 
 use std::marker::PhantomData;
 
-use super::{Chunk, GROUPS, Reader, STEP, Step, Weights, prefetch_scales, scaled_weights, scales};
+use super::{Chunk, GROUPS, Reader, STEP, Step, Weights, key_scales, prefetch_scales, scaled_weights};
 use crate::kv::GROUP;
 use crate::simd::{LANES, Simd, Task};
 
@@ -227,7 +227,7 @@ impl<S: Simd, K: Kv> Floats<S, K> {
                     prefetch_scales::<S>(step);
                 }
                 for n in 0..N {
-                    let scale = scales::<S>(step, j + n, |place| place.key_scales);
+                    let scale = key_scales::<S>(step, j + n);
                     let scale = S::mul(scale, S::splat(unit));
                     for r in 0..R {
                         acc[r][n] = S::mul(acc[r][n], scale);

@@ -23,11 +23,11 @@ use folio_model::backend::KvFormat;
 use folio_model::kv_format::{LEVELS, SCALED_HEAD_DIM_MAX};
 
 use super::{
-    Attend, Chunk, GROUPS, Reader, STEP, Step, Tile, Weights, prefetch_scales, scaled_weights, scales,
+    Attend, Chunk, GROUPS, Reader, STEP, Step, Tile, Weights, key_scales, prefetch_scales, scaled_weights,
 };
 use crate::kv::{GROUP, largest_magnitude, nearest, rotate};
 use crate::simd::ints::{IntTask, Ints};
-use crate::simd::{LANES, Simd};
+use crate::simd::{LANES, Simd, filled};
 
 /// Largest magnitude of a rounded query or weight.
 const TOP: f32 = 32767.0;
@@ -269,9 +269,9 @@ impl<I: Ints, C: Codes> Integers<I, C> {
             let mut at = 0;
             let (mut group, mut offset) = (0, 0);
             for _ in 0..dim / QUAD {
-                let keys: [[I::I; 2]; N] = std::array::from_fn(|n| {
-                    let [a, b] = [0, 1].map(|i| step.at[2 * (j + n) + i].keys.wrapping_add(at));
-                    C::keys::<I>(a, b)
+                let keys = filled!([[I::zero(); 2]; N], n => {
+                    let groups = step.at.as_ptr().add(2 * (j + n));
+                    C::keys::<I>((*groups).keys.wrapping_add(at), (*groups.add(1)).keys.wrapping_add(at))
                 });
                 if first == 0 && j == 0 {
                     // In the order of addresses, so that the machine's own prefetchers follow.
@@ -298,7 +298,7 @@ impl<I: Ints, C: Codes> Integers<I, C> {
             }
             let query_scales = queries.add(dim / 2 * R);
             for n in 0..N {
-                let scale = scales::<I::F>(step, j + n, |place| place.key_scales);
+                let scale = key_scales::<I::F>(step, j + n);
                 for r in 0..R {
                     let sum = if P == 2 { I::add(acc[0][r][n], acc[P - 1][r][n]) } else { acc[0][r][n] };
                     let score = I::F::mul(I::to_float(sum), scale);

@@ -278,7 +278,7 @@ impl<C: Codes, const HALVES: bool, const MINIMA: bool> Form for Super<C, HALVES,
         }
         // SAFETY: `min` follows `d`, and the minima of the block follow its scales.
         let minima = unsafe { Self::products::<S>(record, 2 * LANES, Self::scales_at(block) + Self::SCALES) };
-        minima.map(|m| S::sub(S::splat(0.0), m))
+        [S::sub(S::splat(0.0), minima[0]), S::sub(S::splat(0.0), minima[1])]
     }
     fn put_scales(record: &mut [u8], row: usize, source: &Scales) {
         put_at(record, 0, row, source.d.to_le_bytes());

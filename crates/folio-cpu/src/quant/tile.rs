@@ -8,7 +8,8 @@ use super::activations::Layout;
 use super::{Form, FormTask, with_form};
 use crate::linear::Output;
 use crate::packed::PANEL_MULTIPLE;
-use crate::simd::dot::{Block, Codes, Dot, DotTask, Field, Sink, dispatch, unrolled};
+use crate::simd::dot::{Block, Codes, Dot, DotTask, Field, Sink, dispatch};
+use crate::simd::unrolled;
 use crate::simd::{Isa, LANES, Simd};
 
 /// Sizes of groups; others are padded to the next. Every size is compiled for every form and set, so that formats that few

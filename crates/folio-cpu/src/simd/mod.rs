@@ -22,6 +22,33 @@ pub(crate) use scalar::Scalar;
 
 use crate::error::CpuError;
 
+/// Repeats a body with a constant index: what is past `$count` is not even compiled, and arrays become registers.
+macro_rules! unrolled {
+    ($count:expr, $t:ident, $body:block) => {
+        $crate::simd::unrolled!(@ $count, $t, $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
+    };
+    (@ $count:expr, $t:ident, $body:block, $($i:literal)*) => {
+        $(if const { $i < $count } {
+            let $t: usize = $i;
+            $body
+        })*
+    };
+}
+pub(crate) use unrolled;
+
+/// An array whose values are made one by one, without a closure: the body of one is a function of its own, without the
+/// instructions of its caller, and where it is not inlined every intrinsic in it becomes a call.
+macro_rules! filled {
+    ([$zero:expr; $count:expr], $i:ident => $value:expr) => {{
+        let mut all = [$zero; $count];
+        for $i in 0..$count {
+            all[$i] = $value;
+        }
+        all
+    }};
+}
+pub(crate) use filled;
+
 /// f32 lanes of a vector, whatever the machine.
 pub(crate) const LANES: usize = 16;
 

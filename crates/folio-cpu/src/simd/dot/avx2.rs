@@ -5,8 +5,9 @@
 
 use std::arch::x86_64::*;
 
-use super::{Block, CHAINS, Codes, Dot, Sink, VECTORS, unrolled};
+use super::{Block, CHAINS, Codes, Dot, Sink, VECTORS};
 use crate::simd::avx2::{Avx2 as Floats, Pair};
+use crate::simd::{filled, unrolled};
 
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2;
@@ -103,13 +104,14 @@ unsafe fn narrow<C: Codes, const M: usize, const HALVES: bool>(
     unsafe {
         let mut upper = [[_mm256_setzero_si256(); 2]; M];
         let parts = if HALVES { 2 } else { 1 };
-        let w: [__m256i; VECTORS] = std::array::from_fn(|j| lifted::<C>(codes, j, 0));
+        let w: [__m256i; VECTORS] = filled!([_mm256_setzero_si256(); VECTORS], j => lifted::<C>(codes, j, 0));
         unrolled!(M, t, {
             for part in 0..parts {
                 upper[t][part] = sum::<C, M, HALVES>(&w, x, t, part);
             }
         });
-        let w: [__m256i; VECTORS] = std::array::from_fn(|j| lifted::<C>(codes, j, ROWS));
+        let w: [__m256i; VECTORS] =
+            filled!([_mm256_setzero_si256(); VECTORS], j => lifted::<C>(codes, j, ROWS));
         unrolled!(M, t, {
             for part in 0..parts {
                 let lower = sum::<C, M, HALVES>(&w, x, t, part);

@@ -7,8 +7,9 @@
 use std::arch::x86_64::*;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use super::{Block, CHAINS, Codes, Dot, Sink, VECTORS, unrolled};
+use super::{Block, CHAINS, Codes, Dot, Sink, VECTORS};
 use crate::simd::avx512::Avx512 as Floats;
+use crate::simd::{filled, unrolled};
 
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512;
@@ -45,7 +46,8 @@ impl Dot for Vnni {
     ) {
         // SAFETY: the contract of this function; see the module comment for the features.
         unsafe {
-            let w: [__m512i; VECTORS] = std::array::from_fn(|j| lifted::<C>(codes, j));
+            let w: [__m512i; VECTORS] =
+                filled!([_mm512_setzero_si512(); VECTORS], j => lifted::<C>(codes, j));
             let parts = if HALVES { 2 } else { 1 };
             for part in 0..parts {
                 let mut sums = [_mm512_setzero_si512(); M];
@@ -157,7 +159,7 @@ unsafe fn narrow<C: Codes, const M: usize, const HALVES: bool>(
     unsafe {
         let ones = _mm512_set1_epi16(1);
         let run = if C::RUN == 0 { 1 } else { C::RUN };
-        let w: [__m512i; VECTORS] = std::array::from_fn(|j| lifted::<C>(codes, j));
+        let w: [__m512i; VECTORS] = filled!([_mm512_setzero_si512(); VECTORS], j => lifted::<C>(codes, j));
         unrolled!(M, t, {
             let x_at = x.bytes.add(32 * t).cast::<i32>();
             let mut sum = _mm512_set1_epi32(x.start::<C, M, HALVES>(t, 0));

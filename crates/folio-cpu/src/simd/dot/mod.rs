@@ -153,20 +153,6 @@ pub(crate) trait Dot: Copy + 'static {
     );
 }
 
-/// Repeats a body with a constant index: what is past `$count` is not even compiled, and arrays become registers.
-macro_rules! unrolled {
-    ($count:expr, $t:ident, $body:block) => {
-        unrolled!(@ $count, $t, $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
-    };
-    (@ $count:expr, $t:ident, $body:block, $($i:literal)*) => {
-        $(if const { $i < $count } {
-            let $t: usize = $i;
-            $body
-        })*
-    };
-}
-pub(crate) use unrolled;
-
 /// A kernel call over any [`Dot`].
 pub(crate) trait DotTask {
     type Output;
