@@ -20,6 +20,7 @@ from pathlib import Path
 import make_fixtures as plain
 import torch
 from safetensors.torch import save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 try:
     from compressed_tensors.compressors import BaseCompressor
@@ -267,6 +268,27 @@ class Fp8:
         return parts["weight"].float() * scale
 
 
+class Mxfp4:
+    """OpenAI's gpt-oss: the experts of a layer, stored by rows of what is a matrix with columns first elsewhere."""
+
+    linear = False
+    config = dict(quant_method="mxfp4",
+                  modules_to_not_convert=["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"])
+
+    def experts(self, parameter):
+        """The stored parts of [experts, columns, rows], and its values [experts, rows, columns]."""
+        weight = parameter.transpose(1, 2)
+        parts = Compressed.mxfp4(None, weight.flatten(0, 1))
+        blocks = parts["weight_packed"].unflatten(1, (-1, 16)).unflatten(0, weight.shape[:2]).contiguous()
+        scales = parts["weight_scale"].unflatten(0, weight.shape[:2]).contiguous()
+        low, high = (torch.cat([E2M1, -E2M1])[codes.long()] for codes in (blocks & 15, blocks >> 4))
+        values = torch.stack([low, high], -1).flatten(-2) * torch.exp2(scales.double() - 127).float()[..., None]
+        values = values.flatten(-2)
+        theirs = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+        assert torch.equal(theirs.transpose(1, 2), values), "transformers has other values"
+        return blocks, scales, values
+
+
 def base(hidden, inner, **changes):
     return plain.base(**{**dict(hidden_size=hidden, intermediate_size=inner, num_hidden_layers=1, num_attention_heads=4,
                                 num_key_value_heads=1, vocab_size=97, tie_word_embeddings=True), **changes})
@@ -284,6 +306,7 @@ LLAMA = (plain.LlamaConfig, plain.LlamaForCausalLM)
 MISTRAL = (plain.MistralConfig, plain.MistralForCausalLM)
 QWEN2 = (plain.Qwen2Config, plain.Qwen2ForCausalLM)
 QWEN3 = (plain.Qwen3Config, plain.Qwen3ForCausalLM)
+GPT_OSS = (plain.GptOssConfig, plain.GptOssForCausalLM)
 PHI3 = (plain.Phi3Config, plain.Phi3ForCausalLM)
 
 # name -> (classes, configuration, type of the rest, quantization, files)
@@ -307,12 +330,17 @@ FIXTURES = {
     "ct_mxfp4": (LLAMA, base(64, 96), BRAIN,
                  Compressed("mxfp4-pack-quantized", [(["Linear"], args(4, "float", "group", 32))]), 1),
     "fp8_block": (QWEN3, base(128, 192, head_dim=32), BRAIN, Fp8(128), 1),
+    "gpt_oss_mxfp4": (GPT_OSS, base(64, 32, num_hidden_layers=2, head_dim=16, sliding_window=12, num_local_experts=4,
+                                    num_experts_per_tok=2, swiglu_limit=1.5, tie_word_embeddings=False,
+                                    rope_parameters=dict(rope_type="yarn", rope_theta=150000.0, factor=4.0, beta_fast=32.0,
+                                                         beta_slow=1.0, truncate=False,
+                                                         original_max_position_embeddings=64)), BRAIN, Mxfp4(), 1),
     "fp8_tensor": (MISTRAL, base(64, 96, sliding_window=None), BRAIN, Fp8(None), 1),
 }
 
 
 def matrices(model, scheme):
-    for name, module in model.named_modules():
+    for name, module in model.named_modules() if getattr(scheme, "linear", True) else ():
         if isinstance(module, torch.nn.Linear) and (name != "lm_head" or getattr(scheme, "lm_head", False)):
             yield name, module
 
@@ -328,6 +356,7 @@ def quantized(name, seed):
     (config_class, model_class), settings, dtype, scheme, _ = FIXTURES[name]
     config = config_class(**json.loads(json.dumps(settings)))
     config._attn_implementation = "eager"
+    config._experts_implementation = "eager"
     model = model_class(config).eval()
     plain.randomize(model, seed)
     tensors, values = {}, {}
@@ -340,6 +369,16 @@ def quantized(name, seed):
             module.weight.copy_(weight)
             tensors.update({f"{module_name}.{part}": tensor.contiguous() for part, tensor in parts.items()})
             values[f"{module_name}.weight"] = weight
+        for key, parameter in model.named_parameters() if isinstance(scheme, Mxfp4) else ():
+            if not key.endswith(("experts.gate_up_proj", "experts.down_proj")):
+                continue
+            tensors[f"{key}_blocks"], tensors[f"{key}_scales"], weight = scheme.experts(parameter.data)
+            parameter.copy_(weight.transpose(1, 2))
+            values[key] = None
+            # A gate and what it gates in turn.
+            names = ["gate_proj", "up_proj"] if key.endswith("gate_up_proj") else ["down_proj"]
+            for i, part in enumerate(names):
+                values[f"{key.rpartition('.')[0]}.{part}.weight"] = weight[:, i::len(names)].contiguous()
     for key, tensor in model.state_dict().items():
         tied = key == "lm_head.weight" and config.tie_word_embeddings
         if key not in values and not tied:
@@ -387,7 +426,7 @@ def write(name, model, tensors, values, seed, case, logits):
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     save_file({"logits.0": logits}, folder / "expected.safetensors")
     # Either sign of zero is the same weight: adding 0 makes it positive.
-    digests = {key: hashlib.sha256((value + 0.0).numpy().astype("<f4").tobytes()).hexdigest() for key, value in values.items()}
+    digests = {key: hashlib.sha256((value + 0.0).numpy().astype("<f4").tobytes()).hexdigest() for key, value in values.items() if value is not None}
     note = dict(made_by="tools/make_quantized_fixtures.py", seed=seed, cases=[case], weights=digests)
     (folder / "expected.json").write_text(json.dumps(note) + "\n")
     size = sum(path.stat().st_size for path in folder.iterdir())

@@ -164,6 +164,7 @@ impl Bench {
             buffers: vec![HIDDEN, HIDDEN, qkv, HIDDEN, FFN],
             ropes: vec![Rope { inv_freq, scale: 1.0 }],
             attention,
+            experts: Vec::new(),
             body,
             head,
         };

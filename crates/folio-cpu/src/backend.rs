@@ -10,6 +10,7 @@ use crate::attend::Window;
 use crate::attention::{AttentionPlan, Shape};
 use crate::check::{self, BatchCheck, ProgramCheck};
 use crate::error::CpuError;
+use crate::experts::{self, ExpertBuffers};
 use crate::groups::Groups;
 use crate::kv::KvCache;
 use crate::linear::{SCRATCH, rows_of_heads};
@@ -315,6 +316,11 @@ impl CpuBackend {
             let weight = &self.matrices[weight.0 as usize];
             (0..=most).map(|tokens| Groups::new(weight, self.isa, tokens).bytes()).max()
         });
+        let of_experts = program.experts.iter().flat_map(|spec| {
+            let bytes =
+                |id: MatrixId| experts::packed_bytes(&self.matrices[id.0 as usize], self.isa, max_rows, spec);
+            [bytes(spec.gate_up), bytes(spec.down)]
+        });
         let scratch = SCRATCH.max(shape.scratch_values_or_zero());
         Ok(Buffers {
             rows: layout.starts.iter().zip(&program.buffers).map(row).collect(),
@@ -323,10 +329,11 @@ impl CpuBackend {
                 .iter()
                 .map(|rope| Floats::zeroed(max_rows, 2 * rope.inv_freq.len()))
                 .collect::<Result<_, _>>()?,
-            packed: HugeBuffer::zeroed(packed.flatten().max().unwrap_or(0))?,
+            packed: HugeBuffer::zeroed(packed.flatten().chain(of_experts).max().unwrap_or(0))?,
             logits: Floats::dense(max_logit_rows, program.head.vocab)?,
             partials: Floats::dense(1, shape.partial_limit_or_zero())?,
             scratch: (0..self.pool.count()).map(|_| Floats::dense(1, scratch)).collect::<Result<_, _>>()?,
+            experts: ExpertBuffers::new(program, max_rows, self.pool.count())?,
             claims: (0..2 * stages.len() + 2).map(|_| Claims::default()).collect(),
             memory,
         })

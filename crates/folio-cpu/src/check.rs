@@ -4,7 +4,7 @@
 //! O(rows + blocks) per step.
 
 use folio_model::backend::{BackendError, Batch, DType, GroupKind, HOLE, KvLayout, TensorView};
-use folio_model::program::{AttentionSpec, Buf, MatrixId, Op, Program, VectorId};
+use folio_model::program::{AttentionSpec, Buf, ExpertsSpec, MatrixId, Op, Program, VectorId};
 use folio_model::quant::Encoding;
 
 use crate::kv::{GROUP, KvCache};
@@ -123,6 +123,7 @@ impl ProgramCheck<'_> {
                 }
                 same("the output's width", self.width(out)?, spec.heads * spec.head_dim)
             }
+            Op::Experts { x, logits, spec, out, .. } => self.experts(x, logits, spec, out),
             Op::Scale { x, .. } => self.width(x).map(|_| ()),
             Op::AddRmsNorm { x, weight, out, .. } => {
                 self.vector(weight, self.width(x)?)?;
@@ -150,6 +151,27 @@ impl ProgramCheck<'_> {
             return Err("input and output are one buffer".to_owned());
         }
         bias.map_or(Ok(()), |bias| self.vector(bias, rows))
+    }
+
+    fn experts(&self, x: Buf, logits: Buf, spec: usize, out: Buf) -> Result<(), String> {
+        let spec = self.program.experts.get(spec).ok_or(format!("mixture {spec} does not exist"))?;
+        let &ExpertsSpec { count, chosen, inner, gate_up, gate_up_bias, down, down_bias, .. } = spec;
+        if !(1..=count).contains(&chosen) || inner == 0 {
+            return Err(format!("{chosen} of {count} experts of width {inner} cannot be chosen"));
+        }
+        let product = |x, matrix, bias: Option<VectorId>, each: usize| {
+            let (rows, cols) = self.matrix(matrix)?;
+            same("the columns of the matrix", cols, x)?;
+            same("the rows of the matrix", rows, count.saturating_mul(each))?;
+            bias.map_or(Ok(()), |bias| self.vector(bias, rows))
+        };
+        same("the width of the router's logits", self.width(logits)?, count)?;
+        product(self.width(x)?, gate_up, gate_up_bias, inner.saturating_mul(2))?;
+        product(inner, down, down_bias, self.width(out)?)?;
+        if x == out || logits == out {
+            return Err("input and output are one buffer".to_owned());
+        }
+        Ok(())
     }
 
     fn head(&self) -> Result<(), String> {

@@ -14,6 +14,7 @@ mod attention;
 mod backend;
 mod check;
 mod error;
+mod experts;
 mod fp8;
 mod groups;
 mod kv;

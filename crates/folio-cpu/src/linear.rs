@@ -43,7 +43,7 @@ const STREAM_BYTES: usize = 512 << 10;
 /// Rows of the largest tile of panels: claims are cut at multiples of this.
 pub(crate) const TILE_ROWS: usize = PANEL_MULTIPLE * LANES;
 /// Rows of one claim in a product of several token groups.
-const BLOCK_ROWS: usize = 16 * LANES;
+pub(crate) const BLOCK_ROWS: usize = 16 * LANES;
 
 /// f32 values of a worker's scratch: claimed rows may begin inside a tile and end inside a panel.
 pub(crate) const SCRATCH: usize = TOKEN_BLOCK * (BLOCK_ROWS + TILE_ROWS + LANES);
@@ -264,21 +264,30 @@ impl Linear<'_> {
         };
         let Share { claims, workers, unit } = share;
         while let Some(rows) = claims.next_shrinking(outputs, unit..most, workers) {
-            let all = rows.clone();
-            let first = |first_row, how| Target { first_row, how };
             // SAFETY: the contract of this function; the claim gives these outputs to this worker.
-            unsafe {
-                match self.then {
-                    Then::Store => self.rows(rows, first(0, How::Store), scratch),
-                    Then::Add => self.rows(rows, first(0, How::Add), scratch),
-                    Then::Gate(activation) => {
-                        self.rows(rows.clone(), first(0, How::Store), scratch);
-                        let gated = rows.start + outputs..rows.end + outputs;
-                        self.rows(gated, first(outputs, How::Gated(activation)), scratch);
-                    }
+            unsafe { self.outputs(rows.clone(), 0, scratch) };
+            done(rows);
+        }
+    }
+
+    /// Computes some of the outputs, at most [`BLOCK_ROWS`] with several groups. Output `first` goes to column 0.
+    ///
+    /// # Safety
+    /// The contract of [`Linear::run`], but that rows of `out` need hold no more than these outputs; nobody else writes them.
+    pub(crate) unsafe fn outputs(&self, rows: Range<usize>, first: usize, scratch: *mut f32) {
+        let target = |first_row, how| Target { first_row, how };
+        // SAFETY: the contract of this function.
+        unsafe {
+            match self.then {
+                Then::Store => self.rows(rows, target(first, How::Store), scratch),
+                Then::Add => self.rows(rows, target(first, How::Add), scratch),
+                Then::Gate(activation) => {
+                    let half = self.weight.rows / 2;
+                    self.rows(rows.clone(), target(first, How::Store), scratch);
+                    let gated = rows.start + half..rows.end + half;
+                    self.rows(gated, target(half + first, How::Gated(activation)), scratch);
                 }
             }
-            done(all);
         }
     }
 

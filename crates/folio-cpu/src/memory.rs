@@ -170,4 +170,9 @@ impl Rows {
     pub(crate) fn row(&self, row: usize) -> *mut f32 {
         self.start.wrapping_add(row * self.stride)
     }
+
+    /// The rows from `row` on.
+    pub(crate) fn from(self, row: usize) -> Self {
+        Self { start: self.row(row), ..self }
+    }
 }

@@ -103,10 +103,12 @@ fn needed(program: &Program, from: usize, buf: Buf) -> bool {
 
 impl Stage {
     /// Buffers whose values it needs; among them the one it writes, if it does not replace all of that.
-    fn reads(&self) -> [Option<Buf>; 2] {
+    fn reads(&self) -> [Option<Buf>; 3] {
         match self {
             Stage::Op(op) => op.reads(),
-            Stage::Product(product) => [Some(product.x), (product.then == Then::Add).then_some(product.out)],
+            Stage::Product(product) => {
+                [Some(product.x), (product.then == Then::Add).then_some(product.out), None]
+            }
         }
     }
 

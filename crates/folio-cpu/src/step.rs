@@ -12,6 +12,7 @@ use folio_model::program::{AttentionSpec, Buf, MatrixId, Op, Program, VectorId};
 
 use crate::attend::{Attend, Window};
 use crate::attention::{AttentionPlan, Shape};
+use crate::experts::{ExpertBuffers, Mixture};
 use crate::groups::{Groups, Source};
 use crate::kv::{Half, KvCache};
 use crate::linear::{Linear, Share, TILE_ROWS, Then, rows_of_heads};
@@ -48,6 +49,7 @@ pub(crate) struct Buffers {
     pub(crate) partials: Floats,
     /// One row per worker.
     pub(crate) scratch: Vec<Floats>,
+    pub(crate) experts: ExpertBuffers,
     /// Two per stage, two for the head.
     pub(crate) claims: Vec<Claims>,
 }
@@ -90,7 +92,7 @@ impl Step<'_> {
         }
     }
 
-    fn rows(&self) -> usize {
+    pub(crate) fn rows(&self) -> usize {
         self.batch.tokens.len()
     }
 
@@ -98,11 +100,11 @@ impl Step<'_> {
         self.buffers.rows[buf.0 as usize]
     }
 
-    fn matrix(&self, id: MatrixId) -> &PackedMatrix {
+    pub(crate) fn matrix(&self, id: MatrixId) -> &PackedMatrix {
         &self.matrices[id.0 as usize]
     }
 
-    fn vector(&self, id: VectorId) -> &[f32] {
+    pub(crate) fn vector(&self, id: VectorId) -> &[f32] {
         &self.vectors[id.0 as usize].1
     }
 
@@ -148,6 +150,11 @@ impl Step<'_> {
             Op::WriteKv { qkv, spec } => self.write_kv(worker, self.buf(qkv), &self.program.attention[spec]),
             Op::Attention { qkv, spec, out } => {
                 self.attention(worker, self.buf(qkv), &self.program.attention[spec], self.buf(out), claims);
+            }
+            Op::Experts { x, logits, spec, out, add } => {
+                let spec = &self.program.experts[spec];
+                let [x, logits, out] = [x, logits, out].map(|buf| self.buf(buf));
+                self.experts(worker, Mixture { spec, x, logits, out, add }, claims);
             }
             Op::Scale { x, by } => {
                 let x = self.buf(x);

@@ -5,6 +5,7 @@ mod common;
 use common::{Sequence, Spec, assert_same_bits, cpu, isas, load, run_chunks, step};
 use folio_cpu::{Isa, Quantize};
 use folio_model::backend::{DType, KvFormat};
+use folio_model::program::Routing;
 use folio_model::quant::BlockFormat;
 use folio_model::reference::ReferenceBackend;
 
@@ -221,6 +222,76 @@ fn windows_soft_caps_and_sinks_agree_with_themselves_and_with_the_reference() {
                 let largest = oracle.iter().zip(&other).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
                 assert!(largest > 0.01, "{windows:?} {softcap:?} {sinks}: {largest}");
             }
+        }
+    }
+}
+
+/// Few experts and many, all of them chosen and one; widths that are no whole tiles, so that experts share panels; steps small
+/// enough that workers pack for themselves, and large enough that an expert has several groups of rows.
+#[test]
+fn mixtures_of_experts_agree_with_themselves_and_with_the_reference() {
+    let plain = |experts, hidden, ffn| Spec { experts: Some(experts), hidden, ffn, ..Spec::default() };
+    let (some, all) = (Routing::AmongChosen, Routing::AmongAll);
+    let blocks = |format| Spec { blocks: Some(format), ..plain((5, 2, some), 64, 96) };
+    let specs = [
+        plain((6, 2, some), 48, 72),
+        Spec { weights: DType::F32, ..plain((4, 4, all), 40, 23) },
+        Spec { weights: DType::F16, bias: false, ..plain((1, 1, some), 33, 16) },
+        plain((33, 5, all), 20, 130),
+        // Too wide for workers to pack for themselves.
+        Spec { layers: 1, ..plain((3, 2, some), 704, 64) },
+        blocks(BlockFormat::Int4x32),
+        blocks(BlockFormat::Fp8x32),
+        Spec { ordered: true, ..blocks(BlockFormat::Int8x32) },
+        Spec { quantize: Some(Quantize::Q4), ..plain((5, 2, some), 64, 96) },
+        Spec { quantize: Some(Quantize::Q8), layers: 1, ..plain((3, 2, some), 2112, 64) },
+    ];
+    for spec in specs {
+        let spec = Spec { kv: KvFormat::F32, vocab: 37, max_rows: 128, ..spec };
+        let len = 110;
+        let sequence = Sequence::new(&spec, 23, len, 0);
+        let oracle = run_chunks(&mut cpu(&spec, 8, 1, Isa::Scalar), &sequence, len, spec.vocab);
+        for isa in isas() {
+            for threads in [1, 3] {
+                let mut backend = cpu(&spec, 8, threads, isa);
+                let chunks: &[usize] = if isa == Isa::Scalar { &[37] } else { &[1, 2, 7, 37, len] };
+                for &chunk in chunks {
+                    let logits = run_chunks(&mut backend, &sequence, chunk, spec.vocab);
+                    let what = format!("{spec:?} {isa:?}, {threads} threads, chunks of {chunk}");
+                    assert_same_bits(&what, &logits, &oracle, spec.vocab);
+                }
+            }
+        }
+        let integers = spec.quantize.is_some() || matches!(spec.blocks, Some(f) if f != BlockFormat::Fp8x32);
+        if !integers {
+            let mut reference = ReferenceBackend::new();
+            load(&mut reference, &spec, 8);
+            let expected = run_chunks(&mut reference, &sequence, len, spec.vocab);
+            close(&format!("{spec:?}"), &oracle, &expected, 1e-4);
+        }
+    }
+}
+
+/// Rows that are not numbers choose experts too, and share them with rows that are.
+#[test]
+fn poisoned_rows_do_not_touch_others_of_their_expert() {
+    for quantize in [None, Some(Quantize::Q8)] {
+        let experts = Some((3, 2, Routing::AmongChosen));
+        let spec = Spec { experts, quantize, hidden: 64, ffn: 96, nan_token: Some(100), ..Spec::default() };
+        let sequence = Sequence::new(&spec, 5, 24, 0);
+        for isa in isas() {
+            let clean = run_chunks(&mut cpu(&spec, 8, 2, isa), &sequence, 24, spec.vocab);
+            let mut backend = cpu(&spec, 8, 2, isa);
+            let mut poison =
+                Sequence { tokens: vec![100; 24], blocks: vec![5, 4], computed: 0, ..sequence.clone() };
+            let mut other = sequence.clone();
+            let mut logits = Vec::new();
+            for rows in [1, 5, 18] {
+                let found = step(&mut backend, &mut [(&mut poison, rows), (&mut other, rows)], spec.vocab);
+                assert!(found[0].iter().all(|x| x.is_nan()), "the poison works");
+                logits.extend_from_slice(&found[1]);
+            }
+            assert_same_bits(&format!("{quantize:?} {isa:?}"), &logits, &clean, spec.vocab);
         }
     }
 }

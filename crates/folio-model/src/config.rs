@@ -10,13 +10,18 @@ use serde_json::Value;
 use crate::checkpoint::json::{Fields, parse_object};
 use crate::checkpoint::quantized::Quantization;
 use crate::error::{ModelError, Result};
-use crate::family::{Bias, FAMILIES, Family, Gate, KvHeadsDefault, Softcaps, Window, supported_list};
-use crate::program::Activation;
+use crate::family::{
+    Bias, FAMILIES, Family, Gate, KvHeadsDefault, Mixture, Softcaps, Window, supported_list,
+};
+use crate::program::{Activation, Routing};
 use crate::rope::{RopeConfig, RopePart};
 
 const WIDTH_MAX: usize = 1 << 20;
 const LAYERS_MAX: usize = 1 << 12;
 const VOCAB_MAX: usize = 1 << 24;
+const EXPERTS_MAX: usize = 1 << 12;
+/// Of the matrices of all experts.
+const ROWS_MAX: usize = 1 << 26;
 const POSITION_MAX: usize = 1 << 28;
 
 /// The decoder of one checkpoint.
@@ -25,7 +30,9 @@ pub struct Config {
     pub family: Family,
     pub vocab: usize,
     pub hidden: usize,
+    /// Width of the feed-forward part, or of one expert of it.
     pub intermediate: usize,
+    pub experts: Option<Experts>,
     pub layers: usize,
     pub heads: usize,
     pub kv_heads: usize,
@@ -58,6 +65,15 @@ pub struct Config {
     pub max_position: usize,
     /// How the tensors of its safetensors files are quantized, if they are.
     pub quantization: Option<Quantization>,
+}
+
+/// The mixture of experts in every layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Experts {
+    pub count: usize,
+    /// How many speak for a token.
+    pub chosen: usize,
+    pub routing: Routing,
 }
 
 impl Config {
@@ -102,11 +118,16 @@ impl Config {
         let rope = |part, theta| RopeConfig::parse(fields, family, part, theta, head_dim, max_position);
         let local_rope =
             family.local_rope_theta.map(|theta| rope(Some(RopePart::Local), theta)).transpose()?;
+        if family.rope_stated && fields.value("rope_parameters").or(fields.value("rope_scaling")).is_none() {
+            return Err(fields.problem("rope_scaling", "is missing, and so is rope_parameters"));
+        }
         let part = local_rope.is_some().then_some(RopePart::Global);
         Ok(Self {
             vocab: or_default(fields, "vocab_size", VOCAB_MAX, family.vocab)?,
             hidden,
-            intermediate: fields.size("intermediate_size", WIDTH_MAX)?,
+            intermediate: fields
+                .size(family.mixture.map_or("intermediate_size", |mixture| mixture.inner), WIDTH_MAX)?,
+            experts: family.mixture.map(|mixture| experts(fields, &mixture, hidden)).transpose()?,
             layers,
             heads,
             kv_heads,
@@ -130,7 +151,7 @@ impl Config {
             local_rope,
             rotated,
             max_position,
-            quantization: Quantization::parse(outer)?,
+            quantization: Quantization::parse(outer, family)?,
             family: *family,
         })
     }
@@ -198,6 +219,20 @@ fn refuse_unsupported(fields: Fields<'_>) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+fn experts(fields: Fields<'_>, mixture: &Mixture, hidden: usize) -> Result<Experts> {
+    let (name, default) = mixture.count;
+    let count = fields.size_opt(name, EXPERTS_MAX)?.unwrap_or(default);
+    let inner = fields.size(mixture.inner, WIDTH_MAX)?;
+    if count.saturating_mul(2 * inner.max(hidden)) > ROWS_MAX {
+        return Err(fields.problem(name, format!("is {count}: together they have more than {ROWS_MAX} rows")));
+    }
+    let chosen = fields.size_opt("num_experts_per_tok", EXPERTS_MAX)?.unwrap_or(mixture.chosen);
+    if chosen > count {
+        return Err(fields.problem("num_experts_per_tok", format!("is {chosen}, but {name} is {count}")));
+    }
+    Ok(Experts { count, chosen, routing: Routing::AmongChosen })
 }
 
 fn activation(fields: Fields<'_>, family: &Family) -> Result<Activation> {

@@ -5,10 +5,10 @@
 //! over backend ids (what was loaded), so that a matrix cannot be loaded and forgotten, or used and never loaded.
 
 use crate::backend::{DType, GroupKind, KvGroup, KvLayout};
-use crate::config::Config;
+use crate::config::{Config, Experts};
 use crate::family::Fusion;
 use crate::kv_format::KvFormats;
-use crate::program::{AttentionSpec, Buf, Head, MatrixId, Op, Program, RopeId, VectorId};
+use crate::program::{AttentionSpec, Buf, ExpertsSpec, Head, MatrixId, Op, Program, RopeId, VectorId};
 use crate::quant::Encoding;
 
 /// One tensor of the checkpoint.
@@ -45,11 +45,15 @@ pub struct Layer<M, V> {
     pub qkv_bias: Option<V>,
     pub q_norm: Option<V>,
     pub k_norm: Option<V>,
+    pub sinks: Option<V>,
     pub o: M,
     pub o_bias: Option<V>,
     /// Of what attention adds to the residual stream.
     pub attention_post_norm: Option<V>,
     pub mlp_norm: V,
+    /// Of a mixture of experts; the other matrices and vectors of the feed-forward part are those of all experts then.
+    pub router: Option<M>,
+    pub router_bias: Option<V>,
     pub gate_up: M,
     pub gate_up_bias: Option<V>,
     pub down: M,
@@ -97,10 +101,16 @@ fn layer_specs(config: &Config, layer: usize) -> Layer<WeightSpec, WeightSpec> {
     let one = |label: &str, name: &str, shape: &[usize]| {
         single(&format!("layers.{layer}.{label}"), format!("{prefix}.{name}"), shape)
     };
+    let router = config.family.mixture.map(|mixture| mixture.router);
+    let router_spec = |suffix: &str, shape: &[usize]| {
+        router.map(|router| one(&format!("router_{suffix}"), &format!("{router}.{suffix}"), shape))
+    };
+    let count = config.experts.map_or(1, |experts| experts.count);
     let qkv_parts = [("q_proj", q), ("k_proj", kv), ("v_proj", kv)];
-    let mlp_parts = [("gate_proj", inner), ("up_proj", inner)];
+    let mlp_parts = [("gate_proj", count * inner), ("up_proj", count * inner)];
     let qkv = |label, cols| stacked(label, "self_attn", &qkv_parts, "qkv_proj", cols);
-    let gate_up = |label, cols| stacked(label, "mlp", &mlp_parts, "gate_up_proj", cols);
+    let mlp = if router.is_some() { "mlp.experts" } else { "mlp" };
+    let gate_up = |label, cols| stacked(label, mlp, &mlp_parts, "gate_up_proj", cols);
     let norm = |name: &str, path: &str, width: usize| WeightSpec {
         offset: config.norm_offset,
         ..one(name, &format!("{path}{name}.weight"), &[width])
@@ -115,14 +125,19 @@ fn layer_specs(config: &Config, layer: usize) -> Layer<WeightSpec, WeightSpec> {
         qkv_bias: config.qkv_bias.then(|| qkv("qkv_bias", None)),
         q_norm: head_norm("q_norm"),
         k_norm: head_norm("k_norm"),
+        sinks: config.family.sinks.then(|| one("sinks", "self_attn.sinks", &[config.heads])),
         o: one("o_proj", "self_attn.o_proj.weight", &[hidden, q]),
         o_bias: config.o_bias.then(|| one("o_bias", "self_attn.o_proj.bias", &[hidden])),
         attention_post_norm: post.then(|| norm("post_attention_layernorm", "", hidden)),
         mlp_norm: norm(mlp_norm, "", hidden),
+        router: router_spec("weight", &[count, hidden]),
+        router_bias: router_spec("bias", &[count]).filter(|_| config.mlp_bias),
         gate_up: gate_up("gate_up", Some(hidden)),
         gate_up_bias: config.mlp_bias.then(|| gate_up("gate_up_bias", None)),
-        down: one("down_proj", "mlp.down_proj.weight", &[hidden, inner]),
-        down_bias: config.mlp_bias.then(|| one("down_bias", "mlp.down_proj.bias", &[hidden])),
+        down: one("down_proj", &format!("{mlp}.down_proj.weight"), &[count * hidden, inner]),
+        down_bias: config
+            .mlp_bias
+            .then(|| one("down_bias", &format!("{mlp}.down_proj.bias"), &[count * hidden])),
         mlp_post_norm: post.then(|| norm("post_feedforward_layernorm", "", hidden)),
     }
 }
@@ -137,10 +152,13 @@ impl Weights<WeightSpec, WeightSpec> {
                 qkv_bias,
                 q_norm,
                 k_norm,
+                sinks,
                 o,
                 o_bias,
                 attention_post_norm,
                 mlp_norm,
+                router,
+                router_bias,
                 gate_up,
                 gate_up_bias,
                 down,
@@ -153,10 +171,13 @@ impl Weights<WeightSpec, WeightSpec> {
                 qkv_bias.as_ref(),
                 q_norm.as_ref(),
                 k_norm.as_ref(),
+                sinks.as_ref(),
                 Some(o),
                 o_bias.as_ref(),
                 attention_post_norm.as_ref(),
                 Some(mlp_norm),
+                router.as_ref(),
+                router_bias.as_ref(),
                 Some(gate_up),
                 gate_up_bias.as_ref(),
                 Some(down),
@@ -196,6 +217,7 @@ impl Layer<WeightSpec, WeightSpec> {
             qkv_bias: self.qkv_bias.as_ref().map(|spec| load.vector(spec)).transpose()?,
             q_norm: self.q_norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
             k_norm: self.k_norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
+            sinks: self.sinks.as_ref().map(|spec| load.vector(spec)).transpose()?,
             o: load.matrix(&self.o)?,
             o_bias: self.o_bias.as_ref().map(|spec| load.vector(spec)).transpose()?,
             attention_post_norm: self
@@ -204,6 +226,8 @@ impl Layer<WeightSpec, WeightSpec> {
                 .map(|spec| load.vector(spec))
                 .transpose()?,
             mlp_norm: load.vector(&self.mlp_norm)?,
+            router: self.router.as_ref().map(|spec| load.matrix(spec)).transpose()?,
+            router_bias: self.router_bias.as_ref().map(|spec| load.vector(spec)).transpose()?,
             gate_up: load.matrix(&self.gate_up)?,
             gate_up_bias: self.gate_up_bias.as_ref().map(|spec| load.vector(spec)).transpose()?,
             down: load.matrix(&self.down)?,
@@ -279,7 +303,8 @@ pub fn program(
     let normed = buffer(config.hidden);
     let qkv = buffer(config.qkv_width());
     let attended = buffer(config.q_width());
-    let inner = buffer(config.intermediate);
+    // Of one feed-forward part, or of the router's logits.
+    let inner = buffer(config.experts.map_or(config.intermediate, |experts| experts.count));
     // Of the output of a block that has a norm behind it.
     let branch = config.family.post_norms.then(|| buffer(config.hidden));
     program.ropes.push(config.rope.table(max_model_len));
@@ -300,7 +325,7 @@ pub fn program(
             scale: config.attention_scale as f32,
             softcap: config.attention_softcap,
             window: window(config, index, max_model_len),
-            sinks: None,
+            sinks: layer.sinks,
             rope: config.rotated[index].then_some(match &config.local_rope {
                 Some(_) if config.windows[index].is_some() => RopeId(1),
                 _ => RopeId(0),
@@ -328,27 +353,13 @@ pub fn program(
             },
             x,
         );
-        program.body.extend([
-            Op::RmsNorm { x, weight: layer.mlp_norm, eps, out: normed },
-            Op::GatedLinear {
-                x: normed,
-                weight: layer.gate_up,
-                bias: layer.gate_up_bias,
-                activation: config.activation,
-                out: inner,
-            },
-        ]);
+        program.body.push(Op::RmsNorm { x, weight: layer.mlp_norm, eps, out: normed });
+        let last = feed_forward(config, layer, &mut program, [normed, inner]);
         add_block(
             &mut program,
             branch.zip(layer.mlp_post_norm),
             eps,
-            |out, add| Op::Linear {
-                x: inner,
-                weight: layer.down,
-                bias: layer.down_bias,
-                out: out.unwrap_or(x),
-                add,
-            },
+            |out, add| last(out.unwrap_or(x), add),
             x,
         );
     }
@@ -361,6 +372,50 @@ pub fn program(
         softcap: config.logit_softcap,
     };
     program
+}
+
+/// All of the feed-forward part of a layer but its last operation, which is given back as a function of where it writes.
+fn feed_forward(
+    config: &Config,
+    layer: &Layer<MatrixId, VectorId>,
+    program: &mut Program,
+    [x, inner]: [Buf; 2],
+) -> impl Fn(Buf, bool) -> Op + use<> {
+    let &Layer { router, router_bias, gate_up, gate_up_bias, down, down_bias, .. } = layer;
+    let activation = config.activation;
+    let spec = program.experts.len();
+    let mixture = router.zip(config.experts);
+    match mixture {
+        None => {
+            program.body.push(Op::GatedLinear {
+                x,
+                weight: gate_up,
+                bias: gate_up_bias,
+                activation,
+                out: inner,
+            });
+        }
+        Some((router, Experts { count, chosen, routing })) => {
+            program.body.push(Op::Linear { x, weight: router, bias: router_bias, out: inner, add: false });
+            let inner = config.intermediate;
+            let matrices = ExpertsSpec {
+                count,
+                chosen,
+                routing,
+                inner,
+                activation,
+                gate_up,
+                gate_up_bias,
+                down,
+                down_bias,
+            };
+            program.experts.push(matrices);
+        }
+    }
+    move |out, add| match mixture {
+        None => Op::Linear { x: inner, weight: down, bias: down_bias, out, add },
+        Some(_) => Op::Experts { x, logits: inner, spec, out, add },
+    }
 }
 
 /// Adds what `linear` computes to the residual stream `x`: through a norm, where there is one and a buffer for it.

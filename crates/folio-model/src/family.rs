@@ -45,6 +45,27 @@ pub enum Gate {
     Clamped,
 }
 
+/// What a family calls its mixture of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mixture {
+    /// The field with the number of experts, and its default.
+    pub count: (&'static str, usize),
+    /// Default of `num_experts_per_tok`.
+    pub chosen: usize,
+    /// The field with the width of an expert.
+    pub inner: &'static str,
+    /// The linear layer whose outputs are the experts' logits.
+    pub router: &'static str,
+    pub stored: ExpertTensors,
+}
+
+/// How the experts of a layer lie in safetensors files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertTensors {
+    /// All in one tensor (`checkpoint/experts`).
+    Stacked,
+}
+
 /// Defaults of `attn_logit_softcapping` and `final_logit_softcapping`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Softcaps {
@@ -79,7 +100,11 @@ pub struct Family {
     /// Per-head RMS norm of q and k before the rotation.
     pub qk_norm: bool,
     pub window: Window,
+    /// A logit per query head that attends to nothing.
+    pub sinks: bool,
     pub gate: Gate,
+    /// Instead of one feed-forward part in every layer.
+    pub mixture: Option<Mixture>,
     /// The object of config.json that describes the decoder, in a family with other parts (which are not served).
     pub nested: Option<&'static str>,
     /// Norm weights are stored as what is added to one.
@@ -104,6 +129,8 @@ pub struct Family {
     pub tied: bool,
     pub rms_norm_eps: f64,
     pub rope_theta: f64,
+    /// config.json must say how the rotary embedding is scaled: what is assumed otherwise is not the plain one.
+    pub rope_stated: bool,
     pub max_position: usize,
 }
 
@@ -118,7 +145,9 @@ const LLAMA: Family = Family {
     mlp_bias: Bias::Config("mlp_bias"),
     qk_norm: false,
     window: Window::Never,
+    sinks: false,
     gate: Gate::Silu,
+    mixture: None,
     nested: None,
     norm_plus_one: false,
     post_norms: false,
@@ -134,6 +163,7 @@ const LLAMA: Family = Family {
     tied: false,
     rms_norm_eps: 1e-6,
     rope_theta: 10_000.0,
+    rope_stated: false,
     max_position: 2048,
 };
 
@@ -252,6 +282,32 @@ pub const FAMILIES: &[Family] = &[
         notes: "the text part; images are not served",
         nested: Some("text_config"),
         ..GEMMA3
+    },
+    Family {
+        model_type: "gpt_oss",
+        architecture: "GptOssForCausalLM",
+        models: "gpt-oss-20b, gpt-oss-120b",
+        notes: "mixture of experts in MXFP4 or unquantized, attention sinks, a sliding window on every other layer",
+        qkv_bias: Bias::Always,
+        o_bias: Bias::Always,
+        mlp_bias: Bias::Always,
+        window: Window::Pattern { absent: 128, every: 2 },
+        sinks: true,
+        gate: Gate::Clamped,
+        mixture: Some(Mixture {
+            count: ("num_local_experts", 128),
+            chosen: 4,
+            inner: "intermediate_size",
+            router: "mlp.router",
+            stored: ExpertTensors::Stacked,
+        }),
+        kv_heads: KvHeadsDefault::Fixed(8),
+        head_dim: Some(64),
+        rms_norm_eps: 1e-5,
+        rope_theta: 150_000.0,
+        rope_stated: true,
+        max_position: 131_072,
+        ..LLAMA
     },
 ];
 

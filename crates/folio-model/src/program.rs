@@ -30,6 +30,7 @@ pub struct Program {
     pub buffers: Vec<usize>,
     pub ropes: Vec<Rope>,
     pub attention: Vec<AttentionSpec>,
+    pub experts: Vec<ExpertsSpec>,
     /// Run for every row, in order.
     pub body: Vec<Op>,
     /// Run only for rows whose logits are wanted.
@@ -109,6 +110,35 @@ pub enum Activation {
     SwigluOai { alpha: f32, limit: f32 },
 }
 
+/// How strongly the chosen experts of a row speak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Routing {
+    /// Softmax over the logits of the chosen; the same as softmax over all of them, divided by the sum of the chosen.
+    AmongChosen,
+    /// Softmax over all logits; what the others would get is lost.
+    AmongAll,
+}
+
+/// A mixture of experts: for each row, some of many feed-forward parts.
+///
+/// The matrices of all experts lie in one, expert after expert.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExpertsSpec {
+    pub count: usize,
+    /// How many speak for a row: those with the largest logits, of equal ones the first.
+    pub chosen: usize,
+    pub routing: Routing,
+    /// Width of an expert's gated values.
+    pub inner: usize,
+    pub activation: Activation,
+    /// `[2 * count * inner, width of x]`: the gates of every expert, then in the same order what they gate.
+    pub gate_up: MatrixId,
+    pub gate_up_bias: Option<VectorId>,
+    /// `[count * width of out, inner]`
+    pub down: MatrixId,
+    pub down_bias: Option<VectorId>,
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
     /// `out[r] = table[token[r]]`
@@ -129,18 +159,22 @@ pub enum Op {
     AddRmsNorm { x: Buf, weight: VectorId, eps: f32, out: Buf },
     /// `[gate | up] = W.x + bias`, `out = activation(gate, up)`; `W` has twice as many rows as `out` is wide.
     GatedLinear { x: Buf, weight: MatrixId, bias: Option<VectorId>, activation: Activation, out: Buf },
+    /// `out = sum of weight * (D.activation(gate, up) + bias)` over the chosen experts of each row, largest logit first, with
+    /// `[gate | up] = G.x + bias`; or `out += ` that sum when `add`. `logits` are the router's, one per expert. `spec` indexes
+    /// [`Program::experts`].
+    Experts { x: Buf, logits: Buf, spec: usize, out: Buf, add: bool },
 }
 
 impl Op {
     /// Buffers whose values it needs; among them the one it writes, unless it replaces all of that.
-    pub fn reads(&self) -> [Option<Buf>; 2] {
+    pub fn reads(&self) -> [Option<Buf>; 3] {
         match *self {
-            Op::Embed { .. } => [None, None],
-            Op::RmsNorm { x, .. } | Op::GatedLinear { x, .. } => [Some(x), None],
-            Op::Linear { x, out, add, .. } => [Some(x), add.then_some(out)],
-            Op::WriteKv { qkv, .. } | Op::Attention { qkv, .. } => [Some(qkv), None],
-            Op::Scale { x, .. } => [Some(x), None],
-            Op::AddRmsNorm { x, out, .. } => [Some(x), Some(out)],
+            Op::Embed { .. } => [None; 3],
+            Op::RmsNorm { x, .. } | Op::GatedLinear { x, .. } | Op::Scale { x, .. } => [Some(x), None, None],
+            Op::Linear { x, out, add, .. } => [Some(x), add.then_some(out), None],
+            Op::WriteKv { qkv, .. } | Op::Attention { qkv, .. } => [Some(qkv), None, None],
+            Op::AddRmsNorm { x, out, .. } => [Some(x), Some(out), None],
+            Op::Experts { x, logits, out, add, .. } => [Some(x), Some(logits), add.then_some(out)],
         }
     }
 
@@ -152,6 +186,7 @@ impl Op {
             | Op::Linear { out, .. }
             | Op::GatedLinear { out, .. }
             | Op::AddRmsNorm { out, .. }
+            | Op::Experts { out, .. }
             | Op::Attention { out, .. } => out,
             Op::WriteKv { qkv, .. } => qkv,
             Op::Scale { x, .. } => x,

@@ -31,6 +31,7 @@ pub const FIXTURES: &[&str] = &[
     "gemma2",
     "gemma3_text",
     "gemma3",
+    "gpt_oss",
 ];
 
 /// Quantized checkpoints (`tools/make_quantized_fixtures.py`), one for each way of quantizing; likewise complete.
@@ -46,6 +47,7 @@ pub const QUANTIZED: &[&str] = &[
     "ct_mxfp4",
     "fp8_block",
     "fp8_tensor",
+    "gpt_oss_mxfp4",
 ];
 
 /// Largest difference to transformers' logits, relative to the largest logit of the row.

@@ -264,6 +264,36 @@ fn parts_that_no_scheme_has_are_named() {
 }
 
 #[test]
+fn experts_that_do_not_fit_are_named() {
+    let blocks = "model.layers.1.mlp.experts.gate_up_proj_blocks";
+    let scales = "model.layers.0.mlp.experts.down_proj_scales";
+    assert_names(
+        &stored("gpt_oss_mxfp4", |file| file.get(scales).bytes[3] = 255),
+        &["model.safetensors", &format!("`{scales}`"), "NaN"],
+    );
+    assert_names(
+        &stored("gpt_oss_mxfp4", |file| drop(file.tensors.remove(scales))),
+        &[&format!("`{scales}` is missing")],
+    );
+    assert_names(
+        &stored("gpt_oss_mxfp4", |file| file.get(blocks).shape = vec![4, 64, 1, 32]),
+        &[&format!("`{blocks}` has shape [4, 64, 1, 32]"), "[4, 64, 2, 16]"],
+    );
+    assert_names(
+        &stored("gpt_oss_mxfp4", |file| file.get(blocks).dtype = "I8".to_owned()),
+        &[&format!("`{blocks}` has dtype I8"), "expected U8"],
+    );
+    assert_names(
+        &configured("gpt_oss_mxfp4", |config| *config = Value::Null),
+        &["experts.gate_up_proj_blocks`", "MXFP4", "quantization_config"],
+    );
+    assert_names(
+        &configured("gpt_oss_mxfp4", |config| config["group_size"] = json!(16)),
+        &["`quantization_config.group_size`"],
+    );
+}
+
+#[test]
 fn stacked_parts_in_different_orders_are_named() {
     let k = "model.layers.0.self_attn.k_proj";
     let sentence = stored("gptq_act_order", |file| file.get(&format!("{k}.g_idx")).bytes.rotate_left(4));

@@ -53,7 +53,8 @@ fn a_cache_that_the_model_cannot_have_is_refused_before_its_weights_are_read() {
 
 #[test]
 fn unsupported_models_are_named() {
-    const SUPPORTED: &str = "llama, mistral, qwen2, qwen3, smollm3, phi3, gemma2, gemma3_text, gemma3";
+    const SUPPORTED: &str =
+        "llama, mistral, qwen2, qwen3, smollm3, phi3, gemma2, gemma3_text, gemma3, gpt_oss";
     let cases: Vec<(Value, &[&str])> = vec![
         (json!({"model_type": "gemma3n"}), &["config.json", "`gemma3n`", SUPPORTED]),
         (
@@ -123,6 +124,51 @@ fn what_is_not_understood_of_gemma_is_named() {
         });
         assert_names(&sentence, expected);
     }
+}
+
+#[test]
+fn what_is_wrong_with_a_mixture_of_experts_is_named() {
+    let gate_up = "model.layers.0.mlp.experts.gate_up_proj";
+    let cases: Vec<(Value, &[&str])> = vec![
+        (json!({"num_experts_per_tok": 7}), &["`num_experts_per_tok` is 7", "num_local_experts is 6"]),
+        (json!({"num_experts_per_tok": 0}), &["`num_experts_per_tok` is 0", "from 1"]),
+        (json!({"num_local_experts": 4096, "intermediate_size": 1 << 20}), &["`num_local_experts`", "rows"]),
+        (json!({"num_local_experts": 5}), &["model.safetensors", gate_up, "[6, 32, 48]", "[5, 32, 48]"]),
+        (json!({"intermediate_size": 25}), &[gate_up, "[6, 32, 48]", "[6, 32, 50]"]),
+        (json!({"rope_scaling": null}), &["`rope_scaling` is missing"]),
+        (json!({"swiglu_limit": 0}), &["`swiglu_limit` is 0"]),
+        (json!({"hidden_act": "gelu"}), &["`gelu`", "silu"]),
+        (json!({"quantization_config": {"quant_method": "mxfp8"}}), &["`mxfp8`", "MXFP4"]),
+    ];
+    for (changes, expected) in cases {
+        let sentence = refusal("gpt_oss", |config| {
+            for (field, value) in changes.as_object().unwrap() {
+                config[field] = value.clone();
+            }
+        });
+        assert_names(&sentence, expected);
+    }
+    for missing in [gate_up, "model.layers.2.mlp.experts.down_proj_bias", "model.layers.1.mlp.router.bias"] {
+        let copy = copy_of("gpt_oss");
+        edit_header(copy.path(), |header| {
+            let entry = header.as_object_mut().unwrap().remove(missing).unwrap();
+            header["elsewhere"] = entry;
+        });
+        let sentence = load(copy.path(), None).expect_err(missing).to_string();
+        assert_names(&sentence, &[&format!("`{missing}` is missing")]);
+    }
+}
+
+#[test]
+fn gpt_oss_takes_its_defaults() {
+    let config = json!({"model_type": "gpt_oss", "hidden_size": 64, "num_attention_heads": 16, "num_hidden_layers": 3,
+        "intermediate_size": 64, "vocab_size": 100, "rope_scaling": {"rope_type": "yarn", "factor": 32.0}});
+    let config = Config::parse("config.json", config.to_string().as_bytes()).unwrap();
+    let experts = config.experts.unwrap();
+    assert_eq!((experts.count, experts.chosen, config.head_dim, config.kv_heads), (128, 4, 64, 8));
+    assert_eq!(config.windows, [Some(128), None, Some(128)]);
+    assert!(config.qkv_bias && config.o_bias && config.mlp_bias && !config.tied);
+    assert_eq!((config.rope.theta, config.max_position), (150_000.0, 131_072));
 }
 
 #[test]

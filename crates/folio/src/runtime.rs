@@ -176,7 +176,8 @@ fn divide(cache: &mut KvCache, tenants: &Declared) -> Result<()> {
 /// attention per key against those of the weights.
 fn depth_cost(config: &Config, block_tokens: u32) -> f64 {
     let (hidden, heads) = (config.hidden as f64, config.q_width() as f64);
-    let weights = hidden * (config.qkv_width() as f64 + heads + 3.0 * config.intermediate as f64);
+    let chosen = config.experts.map_or(1.0, |experts| experts.chosen as f64);
+    let weights = hidden * (config.qkv_width() as f64 + heads + 3.0 * chosen * config.intermediate as f64);
     f64::from(block_tokens) * 2.0 * heads / weights
 }
 

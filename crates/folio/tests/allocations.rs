@@ -11,7 +11,7 @@ use folio_engine::{
     Event, Executor, Micros, ModelExecutor, Request, RequestId, SamplingParams, Scheduler, SchedulerConfig,
 };
 use folio_kv::{CacheConfig, Identity, KvCache, LearnedLifetimes, Root, TenantId};
-use folio_model::backend::{Backend, DType};
+use folio_model::backend::{Backend, Batch, DType, Span};
 use folio_model::{Checkpoint, LoadOptions, Model};
 
 static CALLS: AtomicU64 = AtomicU64::new(0);
@@ -95,6 +95,42 @@ fn root() -> Root {
 fn nothing_is_allocated_after_warm_up() {
     steps();
     evictions();
+    experts();
+}
+
+/// A backend alone, on a mixture of experts: steps of one row, of several, and of more than workers pack for themselves.
+fn experts() {
+    let checkpoint = Checkpoint::open(folio_model::testing::fixture("gpt_oss")).expect("a fixture");
+    let mut backend =
+        CpuBackend::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).expect("a backend");
+    let options = LoadOptions {
+        max_rows: 256,
+        max_logit_rows: 8,
+        max_model_len: None,
+        kv_formats: DType::F16.into(),
+        block_tokens: 16,
+        progress: None,
+    };
+    let model = Model::load(&checkpoint, &mut backend, options).expect("it loads");
+    let groups = model.kv_layout.groups.len();
+    backend.allocate_cache(&model.kv_layout, &vec![16; groups]).expect("a cache");
+    let batch = |rows: u32| Batch {
+        tokens: (0..rows).map(|i| i * 37 % model.vocab as u32).collect(),
+        spans: vec![Span { first_row: 0, rows, first_position: 0, blocks_start: 0, blocks_len: 16 }],
+        blocks: (0..16).collect::<Vec<u32>>().repeat(groups),
+        logit_rows: vec![rows - 1],
+        copies: Vec::new(),
+    };
+    let batches = [1, 7, 256].map(batch);
+    let run = |backend: &mut CpuBackend| {
+        for batch in &batches {
+            assert!(backend.forward(batch).is_ok_and(|logits| logits.iter().all(|x| x.is_finite())));
+        }
+    };
+    run(&mut backend);
+    let before = CALLS.load(Ordering::Relaxed);
+    (0..5).for_each(|_| run(&mut backend));
+    assert_eq!(CALLS.load(Ordering::Relaxed) - before, 0, "calls to the allocator");
 }
 
 /// A full pool under traffic that never repeats: every block taken is evicted from somebody, and the policy learns meanwhile.

@@ -5,7 +5,9 @@ use folio_cpu::{CpuBackend, CpuOptions, Isa, Quantize};
 use folio_model::backend::{
     Backend, Batch, DType, GroupKind, HOLE, KvFormat, KvGroup, KvLayout, Span, TensorView,
 };
-use folio_model::program::{Activation, AttentionSpec, Buf, Head, Op, Program, Rope, RopeId};
+use folio_model::program::{
+    Activation, AttentionSpec, Buf, ExpertsSpec, Head, Op, Program, Rope, RopeId, Routing,
+};
 use folio_model::quant::{BlockFormat, Encoding};
 use folio_model::testing::blocks;
 use half::{bf16, f16};
@@ -35,6 +37,8 @@ pub struct Spec {
     pub windows: &'static [Option<u32>],
     pub softcap: Option<f32>,
     pub sinks: bool,
+    /// How many there are, how many speak for a row, and how strongly.
+    pub experts: Option<(usize, usize, Routing)>,
     /// Rotary pairs; 0 is none.
     pub rotary: usize,
     pub max_rows: usize,
@@ -81,6 +85,7 @@ impl Default for Spec {
             windows: &[None],
             softcap: None,
             sinks: false,
+            experts: None,
             rotary: 8,
             max_rows: 700,
             max_position: 1024,
@@ -158,12 +163,13 @@ impl<B: Backend> Loader<'_, B> {
 pub fn load<B: Backend>(backend: &mut B, spec: &Spec, blocks: usize) {
     let qkv = (spec.heads + 2 * spec.kv_heads) * spec.head_dim;
     let wide = spec.heads * spec.head_dim;
-    let buffers = vec![spec.hidden, spec.hidden, qkv, wide, spec.ffn];
-    let [x, normed, qkv_buf, attended, inner] = [0, 1, 2, 3, 4].map(Buf);
+    let logits_width = spec.experts.map_or(0, |(count, ..)| count);
+    let buffers = vec![spec.hidden, spec.hidden, qkv, wide, spec.ffn, logits_width];
+    let [x, normed, qkv_buf, attended, inner, logits] = [0, 1, 2, 3, 4, 5].map(Buf);
     let mut load = Loader { backend, random: Random(0x5eed), spec };
     let embedding = load.matrix(spec.vocab, spec.hidden, spec.nan_token);
     let mut body = vec![Op::Embed { table: embedding, out: x }];
-    let mut attention = Vec::new();
+    let (mut attention, mut experts) = (Vec::new(), Vec::new());
     for layer in 0..spec.layers {
         let norm = load.vector(spec.hidden, 1.0, 0.2);
         let norms = spec.qk_norm.then(|| [0; 2].map(|_| load.vector(spec.head_dim, 1.0, 0.2)));
@@ -196,6 +202,24 @@ pub fn load<B: Backend>(backend: &mut B, spec: &Spec, blocks: usize) {
         body.push(Op::Linear { x: attended, weight, bias: o_bias, out: x, add: true });
         let norm = load.vector(spec.hidden, 1.0, 0.2);
         body.push(Op::RmsNorm { x, weight: norm, eps: 1e-5, out: normed });
+        if let Some((count, chosen, routing)) = spec.experts {
+            let weight = load.matrix(count, spec.hidden, None);
+            let router_bias = bias(&mut load, count);
+            body.push(Op::Linear { x: normed, weight, bias: router_bias, out: logits, add: false });
+            body.push(Op::Experts { x: normed, logits, spec: experts.len(), out: x, add: true });
+            experts.push(ExpertsSpec {
+                count,
+                chosen,
+                routing,
+                inner: spec.ffn,
+                activation: Activation::SwigluOai { alpha: 1.702, limit: 1.0 },
+                gate_up: load.matrix(2 * count * spec.ffn, spec.hidden, None),
+                gate_up_bias: bias(&mut load, 2 * count * spec.ffn),
+                down: load.matrix(count * spec.hidden, spec.ffn, None),
+                down_bias: bias(&mut load, count * spec.hidden),
+            });
+            continue;
+        }
         let weight = load.matrix(2 * spec.ffn, spec.hidden, None);
         let gate_bias = bias(&mut load, 2 * spec.ffn);
         let activation = Activation::Silu;
@@ -207,7 +231,7 @@ pub fn load<B: Backend>(backend: &mut B, spec: &Spec, blocks: usize) {
     let head = Head { x, norm, eps: 1e-5, matrix: embedding, vocab: spec.vocab, softcap: None };
     let inv_freq = (0..spec.rotary).map(|i| 1e4f32.powf(-(i as f32) / spec.rotary as f32)).collect();
     let ropes = if spec.rotary > 0 { vec![Rope { inv_freq, scale: 1.0 }] } else { Vec::new() };
-    let program = Program { buffers, ropes, attention, body, head };
+    let program = Program { buffers, ropes, attention, experts, body, head };
     backend.load_program(program, spec.max_rows, spec.max_rows, spec.max_position).expect("a program");
     let group = |window: &Option<u32>| KvGroup {
         kind: window.map_or(GroupKind::Full, |tokens| GroupKind::Window { tokens }),

@@ -6,6 +6,7 @@
 //! differs between them, and what is made of several stored tensors ([`quantized`]), is behind [`Entry`] and [`Form`].
 
 mod digest;
+mod experts;
 mod generation;
 pub mod gguf;
 pub mod json;
@@ -27,7 +28,7 @@ use shards::{Entry, Form, Index, Shard, open_shards};
 use source::Source;
 use storage::Stamp;
 
-use crate::backend::TensorView;
+use crate::backend::{DType, TensorView};
 use crate::config::Config;
 use crate::decoder::{TensorSpec, weight_specs};
 use crate::error::{ModelError, Result};
@@ -84,6 +85,11 @@ impl<'a> Tensor<'a> {
         match self.form {
             Form::Rows(order) => {
                 Ok(Values { bytes: order.arranged(self.stored, self.shape[0]), order: None })
+            }
+            Form::Experts(stacked) => {
+                let size = self.encoding.plain().map_or(4, DType::size);
+                let bytes = stacked.read(self.stored, self.shape, size);
+                Ok(Values { bytes: Cow::Owned(bytes), order: None })
             }
             Form::Quantized(matrix) => {
                 let made = matrix.make(self.shards)?;
@@ -160,6 +166,7 @@ impl Checkpoint {
             None => open_shards(&source, config.family.nested.is_some())?,
         };
         if packed.is_none() {
+            experts::apply(&config, &source.location(), &mut shards, &mut tensors)?;
             quantized::apply(&config, &source.location(), &mut shards, &mut tensors)?;
         }
         Ok(Self { source, config_text, config, generation, shards, tensors, header: None, packed })
@@ -258,7 +265,7 @@ impl Checkpoint {
         // A matrix's or vector's first size is its rows; what the configuration asks for has at least one.
         let whole = |rows: &usize| match &entry.form {
             Form::Rows(order) => order.fits(*rows),
-            Form::Quantized(_) => true,
+            Form::Experts(_) | Form::Quantized(_) => true,
         };
         if !entry.shape.first().is_some_and(whole) {
             return Err(ModelError::Damaged {
@@ -282,7 +289,7 @@ impl Checkpoint {
     pub fn release(&self, tensor: &str) {
         let Ok((shard, entry)) = self.find(tensor) else { return };
         match &entry.form {
-            Form::Rows(_) => shard.storage.release(entry.range.clone()),
+            Form::Rows(_) | Form::Experts(_) => shard.storage.release(entry.range.clone()),
             Form::Quantized(matrix) => {
                 for piece in matrix.pieces() {
                     self.shards[piece.shard].storage.release(piece.range.clone());

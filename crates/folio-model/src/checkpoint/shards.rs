@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+use super::experts::Stacked;
 use super::gguf::RowOrder;
 use super::quantized::Matrix;
 use super::safetensors::read_header;
@@ -38,6 +39,8 @@ pub struct Entry {
 pub enum Form {
     /// From its own bytes.
     Rows(RowOrder),
+    /// From its own bytes, as one of the tensors that are stored together.
+    Experts(Stacked),
     /// Made of several tensors; `encoding` and `shape` are those of the whole, `range` is that of the codes.
     Quantized(Box<Matrix>),
 }

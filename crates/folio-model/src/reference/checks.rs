@@ -3,7 +3,7 @@
 
 use super::{ReferenceBackend, Result};
 use crate::backend::{BackendError, Batch, GroupKind, HOLE, KvLayout, Span, TensorView};
-use crate::program::{AttentionSpec, MatrixId, Op, Program, VectorId};
+use crate::program::{AttentionSpec, Buf, ExpertsSpec, MatrixId, Op, Program, VectorId};
 
 pub fn no_cache() -> BackendError {
     BackendError::Batch("no KV cache was allocated".to_owned())
@@ -112,6 +112,12 @@ impl ReferenceBackend {
                         && self.rows(weight) == self.width(out.0).map(|width| 2 * width)
                         && bias.is_none_or(|bias| self.length(bias) == self.rows(weight))
                 }
+                Op::Experts { x, logits, spec, out, .. } => {
+                    let spec = self.program.experts.get(spec);
+                    x != out
+                        && logits != out
+                        && spec.is_some_and(|spec| self.experts_fit(spec, x, logits, out))
+                }
                 Op::WriteKv { qkv, spec } => self.program.attention.get(spec).is_some_and(|spec| {
                     self.width(qkv.0) == Some((spec.heads + 2 * spec.kv_heads) * spec.head_dim)
                         && [spec.q_norm, spec.k_norm]
@@ -142,6 +148,22 @@ impl ReferenceBackend {
             && self.cols(head.matrix) == self.length(head.norm)
             && self.rows(head.matrix) == Some(head.vocab);
         if fits { Ok(()) } else { Err(BackendError::Batch("the head does not fit its weights".to_owned())) }
+    }
+
+    fn experts_fit(&self, spec: &ExpertsSpec, x: Buf, logits: Buf, out: Buf) -> bool {
+        let rows = |width: Option<usize>| width.and_then(|width| width.checked_mul(spec.count));
+        let fits = |bias: Option<VectorId>, of: MatrixId| {
+            bias.is_none_or(|bias| self.length(bias) == self.rows(of) && self.length(bias).is_some())
+        };
+        (1..=spec.count).contains(&spec.chosen)
+            && spec.inner > 0
+            && self.width(logits.0) == Some(spec.count)
+            && self.cols(spec.gate_up) == self.width(x.0)
+            && self.rows(spec.gate_up) == rows(spec.inner.checked_mul(2))
+            && self.cols(spec.down) == Some(spec.inner)
+            && self.rows(spec.down) == rows(self.width(out.0))
+            && fits(spec.gate_up_bias, spec.gate_up)
+            && fits(spec.down_bias, spec.down)
     }
 
     fn width(&self, buffer: u32) -> Option<usize> {

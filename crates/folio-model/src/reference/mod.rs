@@ -8,6 +8,7 @@
 
 mod cache;
 mod checks;
+mod experts;
 
 use cache::Cache;
 
@@ -110,6 +111,15 @@ impl ReferenceBackend {
                     gate.iter().zip(up).map(|(gate, up)| gated(activation, *gate, *up)).collect::<Vec<_>>()
                 });
                 self.buffers[out.0 as usize] = rows.collect();
+            }
+            Op::Experts { x, logits, spec, out, add } => {
+                let sums = self.experts(x, logits, &self.program.experts[spec]);
+                let out = &mut self.buffers[out.0 as usize];
+                if add {
+                    out.iter_mut().zip(sums).for_each(|(sum, value)| *sum += value);
+                } else {
+                    *out = sums;
+                }
             }
             Op::WriteKv { qkv, spec } => self.write_kv(qkv.0 as usize, spec, batch)?,
             Op::Attention { qkv, spec, out } => {

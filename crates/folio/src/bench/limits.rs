@@ -1,7 +1,8 @@
 //! How fast a model can get on a machine: bytes and multiplications per token against the measured rates.
 //!
 //! Decoding reads every weight once per step and the KV of every sequence; a prompt multiplies every weight of the layers
-//! with every token. Whichever of bytes and multiplications takes longer is the limit. Owns that arithmetic; must never
+//! with every token. Of a mixture of experts a step reads those that its tokens choose: as many as if they chose at random,
+//! independently. Whichever of bytes and multiplications takes longer is the limit. Owns that arithmetic; must never
 //! measure.
 
 use folio_cpu::machine::Machine;
@@ -11,9 +12,12 @@ use serde::Serialize;
 
 /// What a model costs, from its configuration.
 pub struct Costs {
-    /// Weights of all layers, and of the output matrix.
+    /// Weights of all layers that a token is multiplied with, and of the output matrix.
     body: f64,
     head: f64,
+    /// Weights of all experts, and the share of them that a token chooses.
+    experts: f64,
+    share: f64,
     bytes_per_weight: f64,
     /// Weights are multiplied as integers.
     quantized: bool,
@@ -28,11 +32,16 @@ impl Costs {
         let bytes_per_weight = weight_bytes as f64 / model.parameters as f64;
         let config = &model.config;
         let (hidden, heads_width) = (config.hidden as f64, config.q_width() as f64);
-        let layer = hidden * config.qkv_width() as f64
-            + heads_width * hidden
-            + 3.0 * hidden * config.intermediate as f64;
+        let attention = hidden * config.qkv_width() as f64 + heads_width * hidden;
+        let expert = 3.0 * hidden * config.intermediate as f64;
+        let layers = config.layers as f64;
+        let (count, share) = config.experts.map_or((0.0, 0.0), |experts| {
+            (experts.count as f64, experts.chosen as f64 / experts.count as f64)
+        });
         Self {
-            body: layer * config.layers as f64,
+            body: layers * (attention + expert * config.experts.map_or(1.0, |e| e.chosen as f64)),
+            experts: layers * expert * count,
+            share,
             head: config.vocab as f64 * hidden,
             bytes_per_weight,
             // No plain type is smaller.
@@ -44,21 +53,27 @@ impl Costs {
 
     /// Decoding `batch` sequences of `depth` tokens, all in one step.
     pub fn decode(&self, machine: &Machine, batch: f64, depth: f64) -> Limit {
-        let bytes = self.weights() + batch * depth * self.kv_bytes_per_token;
+        let bytes = self.weights_of(batch) + batch * depth * self.kv_bytes_per_token;
         let weights = batch * (self.body + self.head);
         self.slower(machine, batch, Step { bytes, weights, attention: batch * depth * self.attention })
     }
 
     /// Bytes of the weights that a decoded token needs.
     pub fn weights(&self) -> f64 {
-        (self.body + self.head) * self.bytes_per_weight
+        self.weights_of(1.0)
+    }
+
+    /// The same of a step of some tokens.
+    fn weights_of(&self, tokens: f64) -> f64 {
+        let chosen = 1.0 - (1.0 - self.share).powf(tokens);
+        (self.body + self.head + self.experts * (chosen - self.share)) * self.bytes_per_weight
     }
 
     /// A prompt of `tokens`: only its last token needs logits.
     pub fn prefill(&self, machine: &Machine, tokens: f64) -> Limit {
         let attention = tokens * (tokens + 1.0) / 2.0 * self.attention;
         let weights = tokens * self.body + self.head;
-        self.slower(machine, tokens, Step { bytes: self.weights(), weights, attention })
+        self.slower(machine, tokens, Step { bytes: self.weights_of(tokens), weights, attention })
     }
 
     /// Multiplications with quantized weights are of bytes, those of attention always f32.
@@ -102,6 +117,8 @@ mod tests {
         Costs {
             body: 900.0,
             head: 100.0,
+            experts: 0.0,
+            share: 0.0,
             bytes_per_weight: 2.0,
             quantized: false,
             kv_bytes_per_token: 10.0,
@@ -132,6 +149,17 @@ mod tests {
         let limit = quantized.decode(&machine(1e9, 10_000.0), 64.0, 100.0);
         let seconds = 2.0 * 64.0 * 1000.0 / 40_000.0 + 2.0 * 64.0 * 400.0 / 10_000.0;
         assert_eq!(limit.tokens_per_s, 64.0 / seconds);
+    }
+
+    #[test]
+    fn a_step_reads_the_experts_that_its_tokens_choose() {
+        // A quarter of 800 for each token, and 700 besides.
+        let mixture = Costs { experts: 800.0, share: 0.25, ..costs() };
+        assert_eq!(mixture.weights(), 2000.0);
+        let two = mixture.decode(&machine(1000.0, 1e9), 2.0, 0.0);
+        assert_eq!(two.bytes_per_token, 2.0 * (800.0 + 800.0 * (1.0 - 0.75 * 0.75)) / 2.0);
+        assert_eq!(two.multiply_adds_per_token, 1000.0);
+        assert!((mixture.weights_of(1000.0) - 2.0 * 1600.0).abs() < 1e-6, "all of them");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use super::matrix::{Codes, Matrix, Packing, Scales, Zeros};
 use super::options::Options;
 use super::piece::{Element, Pieces};
 use super::{Kind, gptq};
+use crate::checkpoint::experts::Every;
 use crate::error::Result;
 
 /// What may stand in the configuration; those that are not read change how a GPU computes, or tell how the file was made.
@@ -102,6 +103,7 @@ pub fn plan(
         zeros: Zeros::Awq(zeros),
         group,
         groups: None,
+        every: Every::ALL,
         unused: Vec::new(),
     }))
 }

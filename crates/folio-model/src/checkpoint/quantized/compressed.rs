@@ -15,6 +15,7 @@ use super::matrix::{Codes, Matrix, Packing, Scales, Zeros};
 use super::options::Options;
 use super::piece::{Element, Piece, Pieces};
 use super::rules::Target;
+use crate::checkpoint::experts::Every;
 use crate::error::Result;
 use crate::quant::BlockFormat;
 
@@ -325,7 +326,17 @@ impl Weights {
             false => None,
         };
         let scales = self.strategy.scales(&name("weight_scale"), elements, shape, pieces)?;
-        Ok(Matrix { shape, format, codes: Codes { piece, packing }, scales, zeros, group, groups, unused })
+        Ok(Matrix {
+            shape,
+            format,
+            codes: Codes { piece, packing },
+            scales,
+            zeros,
+            group,
+            groups,
+            every: Every::ALL,
+            unused,
+        })
     }
 }
 

@@ -7,6 +7,7 @@ use super::gptq::blocks;
 use super::matrix::{Codes, Matrix, Packing, Scales, Zeros};
 use super::options::Options;
 use super::piece::{Element, Pieces};
+use crate::checkpoint::experts::Every;
 use crate::error::Result;
 
 const KNOWN: &[&str] = &[
@@ -78,6 +79,7 @@ impl Fp8 {
             zeros: Zeros::Implied,
             group,
             groups: None,
+            every: Every::ALL,
             unused: ["input_scale", "activation_scale", "k_scale", "v_scale"]
                 .iter()
                 .filter_map(|part| pieces.unused(&name(part)))

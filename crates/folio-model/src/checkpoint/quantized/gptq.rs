@@ -10,6 +10,7 @@ use super::Kind;
 use super::matrix::{Codes, Matrix, Packing, Scales, Zeros};
 use super::options::Options;
 use super::piece::{Element, Pieces};
+use crate::checkpoint::experts::Every;
 use crate::error::Result;
 use crate::quant::BlockFormat;
 
@@ -147,6 +148,7 @@ impl Gptq {
             zeros,
             group,
             groups,
+            every: Every::ALL,
             unused: Vec::new(),
         }))
     }

@@ -6,6 +6,7 @@
 
 use super::piece::Piece;
 use super::unpack;
+use crate::checkpoint::experts::Every;
 use crate::checkpoint::shards::Shard;
 use crate::error::Result;
 use crate::quant::BlockFormat;
@@ -27,6 +28,8 @@ pub struct Matrix {
     pub group: usize,
     /// The group of each column, where they need not be neighbours (act-order).
     pub groups: Option<Piece>,
+    /// Which of the stored rows the matrix has.
+    pub every: Every,
     /// Tensors that belong to the matrix and change nothing.
     pub unused: Vec<Piece>,
 }
@@ -112,13 +115,15 @@ impl Matrix {
         let packed = self.codes.piece.bytes(shards)?;
         let values = self.format.values();
         let mut bytes = Vec::with_capacity(rows * (cols / values) * self.format.bytes());
-        let mut codes = vec![0; ROWS.min(rows) * cols];
+        let mut codes = vec![0; ROWS.min(rows * self.every.step) * cols];
         let mut gathered = vec![0; cols];
-        for first in (0..rows).step_by(ROWS) {
-            let last = rows.min(first + ROWS);
+        let stored = rows * self.every.step;
+        for first in (0..stored).step_by(ROWS) {
+            let last = stored.min(first + ROWS);
             let codes = &mut codes[..(last - first) * cols];
             self.unpack(packed, first..last, codes);
-            for (row, codes) in (first..last).zip(codes.chunks_exact(cols)) {
+            let wanted = (first..last).zip(codes.chunks_exact(cols)).filter(|(row, _)| self.every.has(*row));
+            for (row, codes) in wanted {
                 let codes = match &order {
                     None => codes,
                     Some(order) => {

@@ -20,6 +20,7 @@ mod compressed;
 mod fp8;
 mod gptq;
 mod matrix;
+mod mxfp4;
 mod options;
 mod piece;
 mod rules;
@@ -31,19 +32,21 @@ pub use compressed::Compressed;
 pub use fp8::Fp8;
 pub use gptq::Gptq;
 pub use matrix::Matrix;
+pub(super) use mxfp4::rows as mxfp4_rows;
 
 use super::json::Fields;
 use super::shards::{Entry, Form, Index, Shard};
 use crate::config::Config;
 use crate::decoder::weight_specs;
 use crate::error::{ModelError, Result};
+use crate::family::Family;
 use crate::quant::{BlockFormat, Encoding};
 use options::Options;
 use piece::Pieces;
 
 /// What is loaded, for the sentences that refuse the rest.
 pub const SUPPORTED: &str = "supported: AWQ (4 bits, gemm), GPTQ (4 bits, symmetric 8 bits, act-order), compressed-tensors \
-    (pack-quantized, int-quantized, float-quantized, mxfp4-pack-quantized), FP8 (per tensor or in blocks), GGUF files, and \
+    (pack-quantized, int-quantized, float-quantized, mxfp4-pack-quantized), FP8 (per tensor or in blocks), MXFP4 (experts of gpt-oss), GGUF files, and \
     unquantized BF16, F16 and F32";
 
 /// The table in Markdown, as it stands in the documentation.
@@ -54,6 +57,7 @@ pub const TABLE: &str = "\
 | `gptq` | 4 bits, with zero points or `sym`; 8 bits with `sym`; `gptq` and `gptq_v2` | act-order (`desc_act`); groups must fill whole runs of 32 columns |
 | `compressed-tensors` | pack-quantized (4 bits, with zero points or without; 8 bits), int-quantized, float-quantized, naive-quantized, mxfp4-pack-quantized | `targets` and `ignore` by name, pattern and class; no sparsity, transforms or quantized KV cache |
 | `fp8` | e4m3 with one scale or one a block (`weight_block_size`) | |
+| `mxfp4` | the experts of gpt-oss (`*_blocks`, `*_scales`) | |
 ";
 
 /// How the weights of a checkpoint are quantized, as its config.json says.
@@ -64,11 +68,13 @@ pub enum Quantization {
     Gptq(Gptq),
     Compressed(Compressed),
     Fp8(Fp8),
+    /// Of experts only (`checkpoint/experts`).
+    Mxfp4,
 }
 
 impl Quantization {
     /// Reads `quantization_config` (or `compression_config`) of a config.json, if there is one.
-    pub fn parse(fields: Fields<'_>) -> Result<Option<Self>> {
+    pub fn parse(fields: Fields<'_>, family: &Family) -> Result<Option<Self>> {
         let present: Vec<&str> = ["quantization_config", "compression_config"]
             .into_iter()
             .filter(|name| fields.value(name).is_some())
@@ -100,6 +106,7 @@ impl Quantization {
             "gptq" => Gptq::parse(options).map(Self::Gptq),
             "compressed-tensors" => Compressed::parse(options).map(Self::Compressed),
             "fp8" => Fp8::parse(options).map(Self::Fp8),
+            "mxfp4" if family.mixture.is_some() => mxfp4::parse(options).map(|()| Self::Mxfp4),
             other => {
                 let other: String = other.chars().take(60).collect();
                 Err(options.unsupported("quant_method", &format!("quantization `{other}`"), SUPPORTED))
@@ -115,6 +122,7 @@ impl Quantization {
             Self::Gptq(gptq) => gptq.plan(module, shape, pieces),
             Self::Compressed(compressed) => compressed.plan(module, shape, pieces),
             Self::Fp8(fp8) => fp8.plan(module, shape, pieces),
+            Self::Mxfp4 => Ok(None),
         }
     }
 }

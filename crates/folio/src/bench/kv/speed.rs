@@ -253,7 +253,8 @@ fn program(backend: &mut CpuBackend, shape: Shape) -> Result<Program> {
         body.push(Op::Attention { qkv: qkv_buf, spec: layer, out });
     }
     let head = Head { x, norm, eps: 1e-6, matrix: embed, vocab: FILLED, softcap: None };
-    Ok(Program { buffers: vec![HIDDEN, qkv, heads * head_dim], ropes: Vec::new(), attention, body, head })
+    let buffers = vec![HIDDEN, qkv, heads * head_dim];
+    Ok(Program { buffers, attention, body, head, ..Program::default() })
 }
 
 #[cfg(test)]

@@ -1,0 +1,97 @@
+//! A mixture of experts, row by row.
+
+use super::{ReferenceBackend, dot, gated};
+use crate::program::{Buf, ExpertsSpec, Routing};
+
+impl ReferenceBackend {
+    /// What the chosen experts of every row add up to.
+    pub(super) fn experts(&self, x: Buf, logits: Buf, spec: &ExpertsSpec) -> Vec<f32> {
+        let width = self.program.buffers[x.0 as usize];
+        let rows = self.buffers[x.0 as usize].chunks(width);
+        let rows = rows.zip(self.buffers[logits.0 as usize].chunks(spec.count));
+        rows.flat_map(|(x, logits)| self.mixture(x, logits, spec)).collect()
+    }
+
+    fn mixture(&self, x: &[f32], logits: &[f32], spec: &ExpertsSpec) -> Vec<f32> {
+        let mut sums = vec![0.0f64; self.matrix(spec.down).rows / spec.count];
+        for (expert, weight) in chosen(logits, spec) {
+            for (sum, value) in sums.iter_mut().zip(self.expert(expert, x, spec)) {
+                *sum += weight * value;
+            }
+        }
+        sums.into_iter().map(|sum| sum as f32).collect()
+    }
+
+    fn expert(&self, expert: usize, x: &[f32], spec: &ExpertsSpec) -> Vec<f64> {
+        let (gate_up, down) = (self.matrix(spec.gate_up), self.matrix(spec.down));
+        let bias = |bias: Option<_>, row: usize| bias.map_or(0.0, |bias| f64::from(self.vector(bias)[row]));
+        let inner: Vec<f32> = (expert * spec.inner..(expert + 1) * spec.inner)
+            .map(|gate| {
+                let value = |row| (dot(gate_up.row(row), x) + bias(spec.gate_up_bias, row)) as f32;
+                gated(spec.activation, value(gate), value(spec.count * spec.inner + gate))
+            })
+            .collect();
+        let width = down.rows / spec.count;
+        (expert * width..(expert + 1) * width)
+            .map(|row| dot(down.row(row), &inner) + bias(spec.down_bias, row))
+            .collect()
+    }
+}
+
+/// The experts of a row and their weights, largest logit first.
+fn chosen(logits: &[f32], spec: &ExpertsSpec) -> Vec<(usize, f64)> {
+    let mut left: Vec<usize> = (0..logits.len()).collect();
+    let mut picked = Vec::with_capacity(spec.chosen);
+    for _ in 0..spec.chosen {
+        let larger = |best: usize, at: usize| if logits[left[at]] > logits[left[best]] { at } else { best };
+        picked.push(left.remove((0..left.len()).fold(0, larger)));
+    }
+    let exp = |expert: usize| f64::from(logits[expert] - logits[picked[0]]).exp();
+    let sum: f64 = match spec.routing {
+        Routing::AmongChosen => picked.iter().map(|expert| exp(*expert)).sum(),
+        Routing::AmongAll => (0..logits.len()).map(exp).sum(),
+    };
+    picked.iter().map(|expert| (*expert, exp(*expert) / sum)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::program::{Activation, MatrixId};
+
+    fn spec(chosen: usize, routing: Routing) -> ExpertsSpec {
+        ExpertsSpec {
+            count: 4,
+            chosen,
+            routing,
+            inner: 1,
+            activation: Activation::Silu,
+            gate_up: MatrixId(0),
+            gate_up_bias: None,
+            down: MatrixId(1),
+            down_bias: None,
+        }
+    }
+
+    #[test]
+    fn the_largest_are_chosen_and_of_equal_ones_the_first() {
+        let logits = [1.0, 3.0, 1.0, 3.0];
+        let experts = |count| {
+            chosen(&logits, &spec(count, Routing::AmongChosen)).iter().map(|c| c.0).collect::<Vec<_>>()
+        };
+        assert_eq!(experts(1), [1]);
+        assert_eq!(experts(3), [1, 3, 0]);
+        assert_eq!(experts(4), [1, 3, 0, 2]);
+    }
+
+    #[test]
+    fn weights_are_shares_of_the_chosen_or_of_all() {
+        let logits = [0.0, 2f32.ln(), 0.0, 4f32.ln()];
+        let weights = |routing| chosen(&logits, &spec(2, routing)).iter().map(|c| c.1).collect::<Vec<f64>>();
+        let near = |found: Vec<f64>, wanted: [f64; 2]| {
+            assert!(found.iter().zip(wanted).all(|(a, b)| (a - b).abs() < 1e-6), "{found:?}");
+        };
+        near(weights(Routing::AmongChosen), [4.0 / 6.0, 2.0 / 6.0]);
+        near(weights(Routing::AmongAll), [4.0 / 8.0, 2.0 / 8.0]);
+    }
+}
