@@ -239,12 +239,11 @@ fn mixtures_of_experts_agree_with_themselves_and_with_the_reference() {
         Spec { weights: DType::F16, bias: false, ..plain((1, 1, some), 33, 16) },
         plain((33, 5, all), 20, 130),
         // Too wide for workers to pack for themselves.
-        Spec { layers: 1, ..plain((3, 2, some), 704, 64) },
+        Spec { layers: 1, ..plain((3, 2, some), 704, 32) },
         blocks(BlockFormat::Int4x32),
         blocks(BlockFormat::Fp8x32),
         Spec { ordered: true, ..blocks(BlockFormat::Int8x32) },
         Spec { quantize: Some(Quantize::Q4), ..plain((5, 2, some), 64, 96) },
-        Spec { quantize: Some(Quantize::Q8), layers: 1, ..plain((3, 2, some), 2112, 64) },
     ];
     for spec in specs {
         let spec = Spec { kv: KvFormat::F32, vocab: 37, max_rows: 128, ..spec };
@@ -254,7 +253,7 @@ fn mixtures_of_experts_agree_with_themselves_and_with_the_reference() {
         for isa in isas() {
             for threads in [1, 3] {
                 let mut backend = cpu(&spec, 8, threads, isa);
-                let chunks: &[usize] = if isa == Isa::Scalar { &[37] } else { &[1, 2, 7, 37, len] };
+                let chunks: &[usize] = if isa == Isa::Scalar { &[37] } else { &[1, 7, 37, len] };
                 for &chunk in chunks {
                     let logits = run_chunks(&mut backend, &sequence, chunk, spec.vocab);
                     let what = format!("{spec:?} {isa:?}, {threads} threads, chunks of {chunk}");

@@ -128,13 +128,13 @@ fn what_is_not_understood_of_gemma_is_named() {
 
 #[test]
 fn what_is_wrong_with_a_mixture_of_experts_is_named() {
-    let gate_up = "model.layers.0.mlp.experts.gate_up_proj";
+    const GATE_UP: &str = "model.layers.0.mlp.experts.gate_up_proj";
     let cases: Vec<(Value, &[&str])> = vec![
         (json!({"num_experts_per_tok": 7}), &["`num_experts_per_tok` is 7", "num_local_experts is 6"]),
         (json!({"num_experts_per_tok": 0}), &["`num_experts_per_tok` is 0", "from 1"]),
         (json!({"num_local_experts": 4096, "intermediate_size": 1 << 20}), &["`num_local_experts`", "rows"]),
-        (json!({"num_local_experts": 5}), &["model.safetensors", gate_up, "[6, 32, 48]", "[5, 32, 48]"]),
-        (json!({"intermediate_size": 25}), &[gate_up, "[6, 32, 48]", "[6, 32, 50]"]),
+        (json!({"num_local_experts": 5}), &["model.safetensors", GATE_UP, "[6, 32, 48]", "[5, 32, 48]"]),
+        (json!({"intermediate_size": 25}), &[GATE_UP, "[6, 32, 48]", "[6, 32, 50]"]),
         (json!({"rope_scaling": null}), &["`rope_scaling` is missing"]),
         (json!({"swiglu_limit": 0}), &["`swiglu_limit` is 0"]),
         (json!({"hidden_act": "gelu"}), &["`gelu`", "silu"]),
@@ -148,7 +148,7 @@ fn what_is_wrong_with_a_mixture_of_experts_is_named() {
         });
         assert_names(&sentence, expected);
     }
-    for missing in [gate_up, "model.layers.2.mlp.experts.down_proj_bias", "model.layers.1.mlp.router.bias"] {
+    for missing in [GATE_UP, "model.layers.2.mlp.experts.down_proj_bias", "model.layers.1.mlp.router.bias"] {
         let copy = copy_of("gpt_oss");
         edit_header(copy.path(), |header| {
             let entry = header.as_object_mut().unwrap().remove(missing).unwrap();
