@@ -36,6 +36,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -72,6 +74,7 @@ PHI4_HALF = 6  # rotated pairs: head_dim 16 * 0.75 / 2
 
 # name -> (config class, model class, configuration, dtype, options)
 #   old: config.json in the style of transformers 4
+#   rename: fields that were called otherwise in transformers 4
 #   drop: fields removed from config.json, because checkpoints in the wild lack them
 #   shard: largest shard, when the checkpoint is to be sharded
 #   cases: (prompt length, max_model_len given to Folio or None)
@@ -153,6 +156,18 @@ FAMILIES = {
                      rope_parameters=dict(rope_type="yarn", rope_theta=150000.0, factor=4.0, beta_fast=32.0, beta_slow=1.0,
                                           truncate=False, original_max_position_embeddings=64)),
                 torch.bfloat16, dict(margin=SMALL_MARGIN, cases=[(72, None)], old=True)),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM,
+                  base(num_key_value_heads=2, hidden_size=32, head_dim=16, num_hidden_layers=2, moe_intermediate_size=20,
+                       intermediate_size=72, num_experts=8, num_experts_per_tok=3, norm_topk_prob=True, rms_norm_eps=1e-6,
+                       rope_theta=1000000.0, tie_word_embeddings=False, decoder_sparse_step=1, mlp_only_layers=[]),
+                  torch.bfloat16, dict(margin=SMALL_MARGIN)),
+    # The weights of the chosen do not add up to one.
+    "qwen3_moe_shares": (Qwen3MoeConfig, Qwen3MoeForCausalLM,
+                         base(num_key_value_heads=1, hidden_size=24, head_dim=16, num_hidden_layers=1, moe_intermediate_size=16,
+                              intermediate_size=72, num_experts=5, num_experts_per_tok=2, rms_norm_eps=1e-6,
+                              tie_word_embeddings=False, decoder_sparse_step=1, mlp_only_layers=[]),
+                         torch.float16, dict(margin=SMALL_MARGIN, drop=["norm_topk_prob", "mlp_only_layers"],
+                                             rename=dict(num_local_experts="num_experts"))),
 }
 
 
@@ -173,7 +188,9 @@ def randomize(model, seed):
             elif name.endswith("bias"):
                 parameter.copy_(0.3 * noise)
             elif "experts" in name:
-                parameter.copy_(noise * (1.6 / parameter.shape[1] ** 0.5))
+                # gpt-oss has columns before rows.
+                columns = parameter.shape[2 if "Qwen3" in type(model).__name__ else 1]
+                parameter.copy_(noise * (1.6 / columns ** 0.5))
             elif hasattr(model.config, "text_config") and "language_model" not in name:
                 parameter.copy_(0.1 * noise)
             elif "embed_tokens" in name and "Gemma" in type(model).__name__:
@@ -286,6 +303,8 @@ def rewrite_config(path, dtype, options):
             rope["type"] = rope.pop("rope_type")
         config["rope_scaling"] = None if kind == "default" else rope
         config["torch_dtype"] = config.pop("dtype")
+    for field, before in options.get("rename", {}).items():
+        config[before] = config.pop(field)
     for field in options.get("drop", []):
         config.pop(field, None)
     path.write_text(json.dumps(config, indent=2) + "\n")

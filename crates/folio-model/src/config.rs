@@ -222,8 +222,14 @@ fn refuse_unsupported(fields: Fields<'_>) -> Result<()> {
 }
 
 fn experts(fields: Fields<'_>, mixture: &Mixture, hidden: usize) -> Result<Experts> {
-    let (name, default) = mixture.count;
-    let count = fields.size_opt(name, EXPERTS_MAX)?.unwrap_or(default);
+    // Today's name, and that of transformers 4 for some families.
+    let (name, before) = ("num_local_experts", "num_experts");
+    let (stated, other) = (fields.size_opt(name, EXPERTS_MAX)?, fields.size_opt(before, EXPERTS_MAX)?);
+    let name = if stated.is_none() && other.is_some() { before } else { name };
+    if let Some((stated, other)) = stated.zip(other).filter(|(stated, other)| stated != other) {
+        return Err(fields.problem(name, format!("is {stated}, but {before} is {other}")));
+    }
+    let count = stated.or(other).unwrap_or(mixture.count);
     let inner = fields.size(mixture.inner, WIDTH_MAX)?;
     if count.saturating_mul(2 * inner.max(hidden)) > ROWS_MAX {
         return Err(fields.problem(name, format!("is {count}: together they have more than {ROWS_MAX} rows")));
@@ -232,7 +238,17 @@ fn experts(fields: Fields<'_>, mixture: &Mixture, hidden: usize) -> Result<Exper
     if chosen > count {
         return Err(fields.problem("num_experts_per_tok", format!("is {chosen}, but {name} is {count}")));
     }
-    Ok(Experts { count, chosen, routing: Routing::AmongChosen })
+    let some_dense = fields.list("mlp_only_layers")?.is_some_and(|list| !list.is_empty())
+        || fields.size_opt("decoder_sparse_step", LAYERS_MAX)?.is_some_and(|step| step != 1);
+    if some_dense {
+        let what = "layers without experts (fields `mlp_only_layers`, `decoder_sparse_step`)".to_owned();
+        return Err(unsupported(fields, what, "a mixture of experts in every layer"));
+    }
+    let routing = match mixture.normalized {
+        Some(field) if !fields.flag(field)?.unwrap_or(false) => Routing::AmongAll,
+        _ => Routing::AmongChosen,
+    };
+    Ok(Experts { count, chosen, routing })
 }
 
 fn activation(fields: Fields<'_>, family: &Family) -> Result<Activation> {
@@ -328,8 +344,10 @@ fn windows(
         Window::Field { .. } | Window::Pattern { .. } if fields.is_null("sliding_window") => None,
         Window::Field { absent } => stated.or(absent),
         Window::Pattern { absent, .. } => stated.or(Some(absent)),
-        Window::Switched if fields.flag("use_sliding_window")?.unwrap_or(false) => stated.or(Some(4096)),
-        Window::Switched => None,
+        Window::Switched | Window::SwitchedForAll => {
+            let on = fields.flag("use_sliding_window")?.unwrap_or(false);
+            stated.or(Some(4096)).filter(|_| on)
+        }
     };
     let sliding: Vec<bool> = match (layer_types(fields, layers)?, family.window) {
         (Some(types), _) => types,
@@ -347,7 +365,9 @@ fn windows(
             (1..=layers).map(|layer| !layer.is_multiple_of(every)).collect()
         }
         // No window, then, or one for all.
-        (None, Window::Never | Window::Field { .. }) => vec![window.is_some(); layers],
+        (None, Window::Never | Window::Field { .. } | Window::SwitchedForAll) => {
+            vec![window.is_some(); layers]
+        }
     };
     match window {
         None if fields.value("layer_types").is_some() && sliding.contains(&true) => {

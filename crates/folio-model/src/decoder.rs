@@ -6,7 +6,7 @@
 
 use crate::backend::{DType, GroupKind, KvGroup, KvLayout};
 use crate::config::{Config, Experts};
-use crate::family::Fusion;
+use crate::family::{ExpertTensors, Fusion};
 use crate::kv_format::KvFormats;
 use crate::program::{AttentionSpec, Buf, ExpertsSpec, Head, MatrixId, Op, Program, RopeId, VectorId};
 use crate::quant::Encoding;
@@ -81,10 +81,15 @@ fn single(label: &str, name: String, shape: &[usize]) -> WeightSpec {
     WeightSpec { label: label.to_owned(), parts, offset: 0.0 }
 }
 
+/// The part of a layer that holds the experts of a mixture.
+const EXPERTS: &str = "mlp.experts";
+
 fn layer_specs(config: &Config, layer: usize) -> Layer<WeightSpec, WeightSpec> {
     let prefix = format!("model.layers.{layer}");
     let (hidden, inner) = (config.hidden, config.intermediate);
     let (q, kv) = (config.q_width(), config.kv_width());
+    let count = config.experts.map_or(1, |experts| experts.count);
+    let each = config.family.mixture.is_some_and(|mixture| mixture.stored == ExpertTensors::Each);
     // Either the named projections, one tensor each, or a single tensor that holds them all.
     let stacked = |label: &str, block: &str, split: &[(&str, usize)], fused: &str, cols: Option<usize>| {
         let suffix = if cols.is_some() { "weight" } else { "bias" };
@@ -93,6 +98,13 @@ fn layer_specs(config: &Config, layer: usize) -> Layer<WeightSpec, WeightSpec> {
             shape: std::iter::once(rows).chain(cols).collect(),
         };
         let parts = match config.family.fusion {
+            Fusion::Split if block == EXPERTS && each => {
+                let experts = |(name, rows): &(&str, usize)| {
+                    let (name, rows) = (name.to_string(), rows / count);
+                    (0..count).map(move |expert| (format!("{expert}.{name}"), rows))
+                };
+                split.iter().flat_map(experts).map(|(name, rows)| spec(&name, rows)).collect()
+            }
             Fusion::Split => split.iter().map(|(name, rows)| spec(name, *rows)).collect(),
             Fusion::Fused => vec![spec(fused, split.iter().map(|(_, rows)| rows).sum())],
         };
@@ -105,12 +117,12 @@ fn layer_specs(config: &Config, layer: usize) -> Layer<WeightSpec, WeightSpec> {
     let router_spec = |suffix: &str, shape: &[usize]| {
         router.map(|router| one(&format!("router_{suffix}"), &format!("{router}.{suffix}"), shape))
     };
-    let count = config.experts.map_or(1, |experts| experts.count);
     let qkv_parts = [("q_proj", q), ("k_proj", kv), ("v_proj", kv)];
     let mlp_parts = [("gate_proj", count * inner), ("up_proj", count * inner)];
     let qkv = |label, cols| stacked(label, "self_attn", &qkv_parts, "qkv_proj", cols);
-    let mlp = if router.is_some() { "mlp.experts" } else { "mlp" };
+    let mlp = if router.is_some() { EXPERTS } else { "mlp" };
     let gate_up = |label, cols| stacked(label, mlp, &mlp_parts, "gate_up_proj", cols);
+    let down = |label, cols| stacked(label, mlp, &[("down_proj", count * hidden)], "down_proj", cols);
     let norm = |name: &str, path: &str, width: usize| WeightSpec {
         offset: config.norm_offset,
         ..one(name, &format!("{path}{name}.weight"), &[width])
@@ -134,10 +146,8 @@ fn layer_specs(config: &Config, layer: usize) -> Layer<WeightSpec, WeightSpec> {
         router_bias: router_spec("bias", &[count]).filter(|_| config.mlp_bias),
         gate_up: gate_up("gate_up", Some(hidden)),
         gate_up_bias: config.mlp_bias.then(|| gate_up("gate_up_bias", None)),
-        down: one("down_proj", &format!("{mlp}.down_proj.weight"), &[count * hidden, inner]),
-        down_bias: config
-            .mlp_bias
-            .then(|| one("down_bias", &format!("{mlp}.down_proj.bias"), &[count * hidden])),
+        down: down("down_proj", Some(inner)),
+        down_bias: config.mlp_bias.then(|| down("down_bias", None)),
         mlp_post_norm: post.then(|| norm("post_feedforward_layernorm", "", hidden)),
     }
 }

@@ -30,6 +30,8 @@ pub enum Window {
     Field { absent: Option<usize> },
     /// `sliding_window`, but only when `use_sliding_window` is true.
     Switched,
+    /// Likewise, and then on all layers, whatever `max_window_layers` says.
+    SwitchedForAll,
     /// `sliding_window`, unless null, on all layers but every `every`-th (or every `sliding_window_pattern`-th).
     Pattern { absent: usize, every: usize },
 }
@@ -48,12 +50,14 @@ pub enum Gate {
 /// What a family calls its mixture of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mixture {
-    /// The field with the number of experts, and its default.
-    pub count: (&'static str, usize),
+    /// Default of `num_local_experts`, also called `num_experts`.
+    pub count: usize,
     /// Default of `num_experts_per_tok`.
     pub chosen: usize,
     /// The field with the width of an expert.
     pub inner: &'static str,
+    /// The boolean that says that the weights of the chosen add up to one; `None`: they always do.
+    pub normalized: Option<&'static str>,
     /// The linear layer whose outputs are the experts' logits.
     pub router: &'static str,
     pub stored: ExpertTensors,
@@ -64,6 +68,8 @@ pub struct Mixture {
 pub enum ExpertTensors {
     /// All in one tensor (`checkpoint/experts`).
     Stacked,
+    /// As linear layers of their own.
+    Each,
 }
 
 /// Defaults of `attn_logit_softcapping` and `final_logit_softcapping`.
@@ -247,6 +253,26 @@ pub const FAMILIES: &[Family] = &[
         ..LLAMA
     },
     Family {
+        model_type: "qwen3_moe",
+        architecture: "Qwen3MoeForCausalLM",
+        models: "Qwen3 (mixture of experts: 30B-A3B, 235B-A22B, Coder)",
+        notes: "as qwen3, with a mixture of experts in every layer",
+        mlp_bias: Bias::Never,
+        qk_norm: true,
+        window: Window::SwitchedForAll,
+        mixture: Some(Mixture {
+            count: 128,
+            chosen: 8,
+            inner: "moe_intermediate_size",
+            normalized: Some("norm_topk_prob"),
+            router: "mlp.gate",
+            stored: ExpertTensors::Each,
+        }),
+        kv_heads: KvHeadsDefault::Fixed(4),
+        max_position: 32_768,
+        ..LLAMA
+    },
+    Family {
         model_type: "smollm3",
         architecture: "SmolLM3ForCausalLM",
         models: "SmolLM3",
@@ -295,9 +321,10 @@ pub const FAMILIES: &[Family] = &[
         sinks: true,
         gate: Gate::Clamped,
         mixture: Some(Mixture {
-            count: ("num_local_experts", 128),
+            count: 128,
             chosen: 4,
             inner: "intermediate_size",
+            normalized: None,
             router: "mlp.router",
             stored: ExpertTensors::Stacked,
         }),

@@ -32,6 +32,8 @@ pub const FIXTURES: &[&str] = &[
     "gemma3_text",
     "gemma3",
     "gpt_oss",
+    "qwen3_moe",
+    "qwen3_moe_shares",
 ];
 
 /// Quantized checkpoints (`tools/make_quantized_fixtures.py`), one for each way of quantizing; likewise complete.

@@ -69,7 +69,10 @@ fn encodings_are_told_apart() {
 #[test]
 fn every_family_is_the_same_model_in_either_format() {
     // The architectures of Gemma and gpt-oss are not read from GGUF files.
-    for name in FIXTURES.iter().filter(|name| !name.starts_with("gemma") && **name != "gpt_oss") {
+    for name in FIXTURES
+        .iter()
+        .filter(|name| !["gemma", "gpt_oss", "qwen3_moe"].iter().any(|other| name.starts_with(other)))
+    {
         let folder = Checkpoint::open(fixture(name)).unwrap();
         let disk = on_disk(&as_gguf(name).finish());
         let file = Checkpoint::open(path_in(&disk)).unwrap();

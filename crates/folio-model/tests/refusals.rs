@@ -54,7 +54,7 @@ fn a_cache_that_the_model_cannot_have_is_refused_before_its_weights_are_read() {
 #[test]
 fn unsupported_models_are_named() {
     const SUPPORTED: &str =
-        "llama, mistral, qwen2, qwen3, smollm3, phi3, gemma2, gemma3_text, gemma3, gpt_oss";
+        "llama, mistral, qwen2, qwen3, qwen3_moe, smollm3, phi3, gemma2, gemma3_text, gemma3, gpt_oss";
     let cases: Vec<(Value, &[&str])> = vec![
         (json!({"model_type": "gemma3n"}), &["config.json", "`gemma3n`", SUPPORTED]),
         (
@@ -148,6 +148,26 @@ fn what_is_wrong_with_a_mixture_of_experts_is_named() {
         });
         assert_names(&sentence, expected);
     }
+    let cases: Vec<(Value, &[&str])> = vec![
+        (json!({"mlp_only_layers": [0]}), &["mlp_only_layers", "every layer"]),
+        (json!({"decoder_sparse_step": 2}), &["decoder_sparse_step", "every layer"]),
+        (json!({"num_experts": 9}), &["`num_local_experts` is 8", "num_experts is 9"]),
+        (json!({"num_local_experts": 9}), &["`model.layers.0.mlp.gate.weight`", "[8, 32]", "[9, 32]"]),
+        (
+            json!({"num_local_experts": null, "num_experts": 2}),
+            &["`num_experts_per_tok` is 3", "num_experts is 2"],
+        ),
+        (json!({"moe_intermediate_size": 21}), &["mlp.experts.0.gate_proj.weight", "[20, 32]", "[21, 32]"]),
+        (json!({"quantization_config": {"quant_method": "mxfp4"}}), &["`mxfp4`", "gpt-oss"]),
+    ];
+    for (changes, expected) in cases {
+        let sentence = refusal("qwen3_moe", |config| {
+            for (field, value) in changes.as_object().unwrap() {
+                config[field] = value.clone();
+            }
+        });
+        assert_names(&sentence, expected);
+    }
     for missing in [GATE_UP, "model.layers.2.mlp.experts.down_proj_bias", "model.layers.1.mlp.router.bias"] {
         let copy = copy_of("gpt_oss");
         edit_header(copy.path(), |header| {
@@ -157,6 +177,21 @@ fn what_is_wrong_with_a_mixture_of_experts_is_named() {
         let sentence = load(copy.path(), None).expect_err(missing).to_string();
         assert_names(&sentence, &[&format!("`{missing}` is missing")]);
     }
+}
+
+#[test]
+fn a_window_of_a_mixture_is_on_all_layers() {
+    let windows = |changes: Value| {
+        let mut config: Value =
+            serde_json::from_slice(&fs::read(fixture("qwen3_moe").join("config.json")).unwrap()).unwrap();
+        for (field, value) in changes.as_object().unwrap() {
+            config[field] = value.clone();
+        }
+        Config::parse("config.json", config.to_string().as_bytes()).unwrap().windows
+    };
+    assert_eq!(windows(json!({"sliding_window": 9})), [None; 2]);
+    let on = json!({"sliding_window": 9, "use_sliding_window": true, "max_window_layers": 1});
+    assert_eq!(windows(on), [Some(9); 2]);
 }
 
 #[test]

@@ -39,7 +39,7 @@ use super::shards::{Entry, Form, Index, Shard};
 use crate::config::Config;
 use crate::decoder::weight_specs;
 use crate::error::{ModelError, Result};
-use crate::family::Family;
+use crate::family::{ExpertTensors, Family};
 use crate::quant::{BlockFormat, Encoding};
 use options::Options;
 use piece::Pieces;
@@ -106,7 +106,9 @@ impl Quantization {
             "gptq" => Gptq::parse(options).map(Self::Gptq),
             "compressed-tensors" => Compressed::parse(options).map(Self::Compressed),
             "fp8" => Fp8::parse(options).map(Self::Fp8),
-            "mxfp4" if family.mixture.is_some() => mxfp4::parse(options).map(|()| Self::Mxfp4),
+            "mxfp4" if family.mixture.is_some_and(|m| m.stored == ExpertTensors::Stacked) => {
+                mxfp4::parse(options).map(|()| Self::Mxfp4)
+            }
             other => {
                 let other: String = other.chars().take(60).collect();
                 Err(options.unsupported("quant_method", &format!("quantization `{other}`"), SUPPORTED))
