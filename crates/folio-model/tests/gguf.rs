@@ -9,8 +9,9 @@ use folio_model::Checkpoint;
 use folio_model::quant::{BlockFormat, Encoding};
 use folio_model::reference::ReferenceBackend;
 use folio_model::rope::RopeScaling;
-use folio_model::testing::gguf::as_gguf;
+use folio_model::testing::gguf::{Writer, as_gguf, gguf_of};
 use folio_model::testing::{FIXTURES, Runner, check_fixture, fixture, relative_difference};
+use serde_json::Value;
 
 fn gguf(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gguf").join(name)
@@ -66,15 +67,26 @@ fn encodings_are_told_apart() {
     assert_eq!(logits(&wide, None), logits(&narrow, None));
 }
 
+/// A fixture with what no key of a GGUF file says as the architecture has it.
+fn expressible(name: &str) -> tempfile::TempDir {
+    let copy = common::copy_of(name);
+    let path = copy.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    match name {
+        "gemma2" | "gemma3_text" => config["query_pre_attn_scalar"] = 16.into(),
+        "gpt_oss" => config["swiglu_limit"] = 7.into(),
+        _ => {}
+    }
+    std::fs::write(path, config.to_string()).unwrap();
+    copy
+}
+
 #[test]
 fn every_family_is_the_same_model_in_either_format() {
-    // The architectures of Gemma and gpt-oss are not read from GGUF files.
-    for name in FIXTURES
-        .iter()
-        .filter(|name| !["gemma", "gpt_oss", "qwen3_moe"].iter().any(|other| name.starts_with(other)))
-    {
-        let folder = Checkpoint::open(fixture(name)).unwrap();
-        let disk = on_disk(&as_gguf(name).finish());
+    for name in FIXTURES {
+        let copy = expressible(name);
+        let folder = Checkpoint::open(copy.path()).unwrap();
+        let disk = on_disk(&gguf_of(&folder).finish());
         let file = Checkpoint::open(path_in(&disk)).unwrap();
         for length in [Some(64), Some(128)] {
             let (found, expected) = (logits(&file, length), logits(&folder, length));
@@ -98,6 +110,81 @@ fn every_family_is_the_same_model_in_either_format() {
             (folder.qkv_bias, folder.o_bias, folder.mlp_bias),
             "{name}"
         );
+    }
+}
+
+/// What llama.cpp takes from the architecture where no key says it.
+#[test]
+fn architectures_imply_what_no_key_says() {
+    let config = |architecture: &str, layers: u32, more: &dyn Fn(Writer) -> Writer| {
+        let key = |suffix: &str| format!("{architecture}.{suffix}");
+        let writer = [
+            ("embedding_length", 96),
+            ("block_count", layers),
+            ("attention.head_count", 4),
+            ("attention.head_count_kv", 2),
+            ("attention.key_length", 16),
+            ("feed_forward_length", 64),
+            ("context_length", 8192),
+            ("vocab_size", 7),
+        ]
+        .iter()
+        .fold(Writer::new(architecture), |writer, (suffix, value)| writer.u32(&key(suffix), *value))
+        .f32(&key("attention.layer_norm_rms_epsilon"), 1e-6);
+        let disk = on_disk(&more(writer).finish());
+        Checkpoint::open(path_in(&disk)).map(|file| file.config().clone()).map_err(|error| error.to_string())
+    };
+    let scale = |config: &folio_model::Config| config.attention_scale.powi(-2).round();
+    let gemma2 = config("gemma2", 4, &|w| w).unwrap();
+    assert_eq!(gemma2.windows, [Some(4096), None, Some(4096), None]);
+    assert_eq!((gemma2.attention_softcap, gemma2.logit_softcap), (Some(50.0), Some(30.0)));
+    assert_eq!((scale(&gemma2), gemma2.norm_offset, gemma2.tied), (16.0, 0.0, true));
+    assert_eq!(scale(&config("gemma2", 46, &|w| w).unwrap()), 24.0, "of 27B");
+    let uncapped = config("gemma2", 4, &|w| w.f32("gemma2.attn_logit_softcapping", 0.0)).unwrap();
+    assert_eq!(uncapped.attention_softcap, None);
+
+    let gemma3 = config("gemma3", 7, &|w| w).unwrap();
+    assert_eq!((&gemma3.windows[..], gemma3.logit_softcap), (&[None; 7][..], None));
+    let gemma3 = config("gemma3", 7, &|w| w.u32("gemma3.attention.sliding_window", 512)).unwrap();
+    let window = Some(512);
+    assert_eq!(gemma3.windows, [window, window, window, window, window, None, window]);
+    assert_eq!(gemma3.local_rope.map(|rope| rope.theta), Some(10_000.0));
+    let local = config("gemma3", 7, &|w| w.f32("gemma3.rope.freq_base_swa", 20_000.0)).unwrap();
+    assert_eq!(local.local_rope.map(|rope| rope.theta), Some(20_000.0));
+    assert_eq!(scale(&config("gemma3", 62, &|w| w).unwrap()), 24.0, "of 27B");
+
+    let oss = |writer: Writer| {
+        writer
+            .u32("gpt-oss.expert_count", 8)
+            .u32("gpt-oss.expert_used_count", 4)
+            .u32("gpt-oss.expert_feed_forward_length", 32)
+            .text("gpt-oss.rope.scaling.type", "yarn")
+            .f32("gpt-oss.rope.scaling.factor", 32.0)
+            .u32("gpt-oss.rope.scaling.original_context_length", 4096)
+    };
+    let found = config("gpt-oss", 2, &oss).unwrap();
+    let experts = found.experts.unwrap();
+    assert_eq!((experts.count, experts.chosen, found.intermediate), (8, 4, 32));
+    assert_eq!(found.windows, [Some(128), None]);
+    let RopeScaling::Yarn(yarn) = &found.rope.scaling else { panic!("{:?}", found.rope) };
+    assert!(!yarn.truncate && (yarn.attention_factor - (0.1 * 32f64.ln() + 1.0)).abs() < 1e-9);
+
+    for (architecture, wrong, parts) in [
+        ("gpt-oss", None, ["gpt-oss.expert_count", "missing"]),
+        ("gpt-oss", Some(("expert_shared_count", 1)), ["gpt-oss.expert_shared_count", "= 1"]),
+        ("gpt-oss", Some(("expert_gating_func", 2)), ["gpt-oss.expert_gating_func", "= 2"]),
+        ("gpt-oss", Some(("rope.freq_base_swa", 5)), ["gpt-oss.rope.freq_base_swa", "one rotation"]),
+        ("gemma2", Some(("expert_count", 8)), ["gemma2.expert_count", "= 8"]),
+    ] {
+        let sentence = config(architecture, 2, &|writer| match wrong {
+            None => writer,
+            Some((suffix, value)) if architecture == "gpt-oss" => {
+                oss(writer).u32(&format!("gpt-oss.{suffix}"), value)
+            }
+            Some((suffix, value)) => writer.u32(&format!("{architecture}.{suffix}"), value),
+        });
+        let sentence = sentence.unwrap_err();
+        assert!(parts.iter().all(|part| sentence.contains(part)), "{sentence}");
     }
 }
 

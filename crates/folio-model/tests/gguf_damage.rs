@@ -187,7 +187,14 @@ fn refusal(file: &[u8]) -> String {
 #[test]
 fn models_that_are_not_served_are_named() {
     let cases: &[(Writer, &[&str])] = &[
-        (Writer::new("mamba"), &["model.gguf", "`mamba`", "llama, qwen2, qwen3, smollm3, phi3"]),
+        (
+            Writer::new("mamba"),
+            &[
+                "model.gguf",
+                "`mamba`",
+                "llama, qwen2, qwen3, qwen3moe, smollm3, phi3, gemma2, gemma3, gpt-oss",
+            ],
+        ),
         (Writer { version: 3, ..Writer::default() }, &["general.architecture", "is missing"]),
         (Writer::new("llama"), &["`llama.embedding_length` is missing"]),
         (as_gguf("llama3").u32("llama.expert_count", 8), &["`llama.expert_count` = 8"]),

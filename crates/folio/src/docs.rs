@@ -22,7 +22,9 @@ fn models() -> String {
     out += "Folio serves Hugging Face checkpoints (config.json, safetensors in bf16, f16 or f32, tokenizer.json) and GGUF files \
             (versions 2 and 3, also split; tokenizer and chat template from their metadata) of these families:\n\n";
     out += &folio_model::supported_table();
-    out += "\nGGUF: architectures llama, qwen2, qwen3, smollm3 and phi3; tensors of F32, F16, BF16, ";
+    out += "\nGGUF: architectures ";
+    out += &folio_model::checkpoint::gguf::architecture_names();
+    out += "; tensors of F32, F16, BF16, ";
     out += &BlockFormat::of_ggml().map(|format| format!("{format:?}")).collect::<Vec<_>>().join(", ");
     out += "; tokenizers of kind gpt2 (a named pre-tokenizer) and llama. Anything else is refused by name.\n";
     out += "\nQuantized safetensors checkpoints, as `quantization_config` in config.json describes them. Groups and columns are \

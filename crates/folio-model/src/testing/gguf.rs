@@ -7,7 +7,10 @@ use half::{bf16, f16};
 use super::fixture;
 use crate::backend::DType;
 use crate::checkpoint::Checkpoint;
+use crate::config::Experts;
 use crate::decoder::{TensorSpec, weight_specs};
+use crate::family::ExpertTensors;
+use crate::program::Routing;
 use crate::rope::RopeScaling;
 
 /// A file in the making; nothing is checked.
@@ -149,6 +152,9 @@ pub fn metadata_of(checkpoint: &Checkpoint) -> Writer {
     let config = checkpoint.config();
     let architecture = match config.family.model_type {
         "mistral" => "llama",
+        "qwen3_moe" => "qwen3moe",
+        "gemma3_text" => "gemma3",
+        "gpt_oss" => "gpt-oss",
         other => other,
     };
     let key = |suffix: &str| format!("{architecture}.{suffix}");
@@ -165,6 +171,21 @@ pub fn metadata_of(checkpoint: &Checkpoint) -> Writer {
         .u32(&key("rope.dimension_count"), config.rope.rotary_dim as u32)
         .f32(&key("rope.freq_base"), config.rope.theta as f32)
         .f32(&key("attention.layer_norm_rms_epsilon"), config.eps);
+    if let Some(experts) = config.experts {
+        writer = writer
+            .u32(&key("expert_count"), experts.count as u32)
+            .u32(&key("expert_used_count"), experts.chosen as u32)
+            .u32(&key("expert_feed_forward_length"), config.intermediate as u32);
+        if experts.routing == Routing::AmongAll {
+            writer = writer.flag(&key("expert_weights_norm"), false);
+        }
+    }
+    for (suffix, cap) in [
+        ("attn_logit_softcapping", config.attention_softcap),
+        ("final_logit_softcapping", config.logit_softcap),
+    ] {
+        writer = cap.into_iter().fold(writer, |writer, cap| writer.f32(&key(suffix), cap));
+    }
     if let Some(window) = config.windows.iter().flatten().next() {
         writer = writer.u32(&key("attention.sliding_window"), *window as u32);
         if config.windows.contains(&None) {
@@ -205,11 +226,16 @@ pub fn metadata_of(checkpoint: &Checkpoint) -> Writer {
     }
 }
 
-/// A fixture's tensors under llama.cpp's names, q and k of the `llama` architectures in its order.
+/// A fixture as its file would be; see [`gguf_of`].
 pub fn as_gguf(name: &str) -> Writer {
-    let checkpoint = Checkpoint::open(fixture(name)).unwrap_or_else(|error| panic!("{error}"));
+    gguf_of(&Checkpoint::open(fixture(name)).unwrap_or_else(|error| panic!("{error}")))
+}
+
+/// A checkpoint's tensors under llama.cpp's names, q and k of the `llama` architectures in its order. What its converter leaves out,
+/// because all models of an architecture have it, is left out.
+pub fn gguf_of(checkpoint: &Checkpoint) -> Writer {
     let config = checkpoint.config();
-    let mut writer = metadata_of(&checkpoint);
+    let mut writer = metadata_of(checkpoint);
     let names: BTreeMap<&str, &str> = [
         ("input_layernorm", "attn_norm"),
         ("post_attention_layernorm", "ffn_norm"),
@@ -224,8 +250,16 @@ pub fn as_gguf(name: &str) -> Writer {
         ("mlp.up_proj", "ffn_up"),
         ("mlp.gate_up_proj", "ffn_up"),
         ("mlp.down_proj", "ffn_down"),
+        ("pre_feedforward_layernorm", "ffn_norm"),
+        ("post_feedforward_layernorm", "post_ffw_norm"),
+        ("mlp.router", "ffn_gate_inp"),
+        ("mlp.gate", "ffn_gate_inp"),
+        ("mlp.experts.gate_proj", "ffn_gate_exps"),
+        ("mlp.experts.up_proj", "ffn_up_exps"),
+        ("mlp.experts.down_proj", "ffn_down_exps"),
     ]
     .into();
+    let mut stacked: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     let interleaved = ["llama", "mistral", "smollm3"].contains(&config.family.model_type);
     for spec in weight_specs(config).iter().flat_map(|weight| &weight.parts) {
         let TensorSpec { name, shape } = spec;
@@ -238,8 +272,10 @@ pub fn as_gguf(name: &str) -> Writer {
             "lm_head.weight" => "output.weight".to_owned(),
             other => {
                 let (layer, rest) = other["model.layers.".len()..].split_once('.').expect("a layer");
+                let rest = if rest == "self_attn.sinks" { "attn_sinks.weight" } else { rest };
                 let (part, leaf) = rest.rsplit_once('.').expect("a layer");
-                let heads = match part {
+                let (part, expert) = one_expert(part);
+                let heads = match &*part {
                     "self_attn.q_proj" => config.heads,
                     "self_attn.k_proj" => config.kv_heads,
                     _ => 0,
@@ -247,7 +283,23 @@ pub fn as_gguf(name: &str) -> Writer {
                 if interleaved && heads > 0 {
                     bytes = interleave(&bytes, shape[0], heads);
                 }
-                format!("blk.{layer}.{}.{leaf}", names[part])
+                let behind = config.family.post_norms || config.family.sinks;
+                let part = match &*part {
+                    "post_attention_layernorm" if behind => "post_attention_norm",
+                    "attn_sinks" => "attn_sinks",
+                    part => names[part],
+                };
+                let stored = format!("blk.{layer}.{part}.{leaf}");
+                if let Some(expert) = expert {
+                    // The first of them is named; the last has all.
+                    let all = stacked.entry(stored.clone()).or_default();
+                    all.extend(&bytes);
+                    if expert + 1 < config.experts.map_or(0, |experts| experts.count) {
+                        continue;
+                    }
+                    bytes = std::mem::take(all);
+                }
+                stored
             }
         };
         let dtype = tensor.encoding.plain().expect("fixtures are plain");
@@ -255,15 +307,38 @@ pub fn as_gguf(name: &str) -> Writer {
             // llama.cpp wants vectors in F32.
             _ if shape.len() == 1 => {
                 bytes = widened(&bytes, dtype);
+                // Gemma's norms are stored as what is added to one; llama.cpp wants the sum.
+                if stored.ends_with("norm.weight") && config.norm_offset != 0.0 {
+                    let raised =
+                        |value: &[u8; 4]| (f32::from_le_bytes(*value) + config.norm_offset).to_le_bytes();
+                    bytes = bytes.as_chunks().0.iter().flat_map(raised).collect();
+                }
                 0
             }
             DType::F32 => 0,
             DType::F16 => 1,
             DType::BF16 => 30,
         };
-        writer = writer.tensor(&stored, shape, kind, &bytes);
+        let shape = match config.experts {
+            Some(Experts { count, .. }) if stored.contains("_exps.") => {
+                let each = config.family.mixture.is_some_and(|m| m.stored == ExpertTensors::Each);
+                let rows = if each { shape[0] } else { shape[0] / count };
+                std::iter::once(count).chain([rows]).chain(shape[1..].iter().copied()).collect()
+            }
+            _ => shape.clone(),
+        };
+        writer = writer.tensor(&stored, &shape, kind, &bytes);
     }
     writer
+}
+
+/// `mlp.experts.3.up_proj` as `mlp.experts.up_proj` and 3.
+fn one_expert(part: &str) -> (String, Option<usize>) {
+    let inner = part.strip_prefix("mlp.experts.").and_then(|rest| rest.split_once('.'));
+    match inner.and_then(|(number, name)| Some((name, number.parse().ok()?))) {
+        Some((name, number)) => (format!("mlp.experts.{name}"), Some(number)),
+        None => (part.to_owned(), None),
+    }
 }
 
 fn widened(bytes: &[u8], dtype: DType) -> Vec<u8> {

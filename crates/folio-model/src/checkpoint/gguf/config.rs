@@ -7,6 +7,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
+use super::architecture::{self, ARCHITECTURES, Architecture, NEUTRAL_EXPERTS};
 use super::names::{Names, ROPE_FREQS, ROPE_LONG, ROPE_SHORT};
 use super::vocabulary::Vocabulary;
 use super::{Metadata, TensorInfo, Value};
@@ -15,36 +16,16 @@ use crate::checkpoint::generation::GenerationConfig;
 use crate::checkpoint::json::Fields;
 use crate::config::Config;
 use crate::error::{ModelError, Result};
-use crate::family::{Bias, Fusion, Window};
+use crate::family::{Bias, ExpertTensors, Fusion, Window};
 use crate::quant::Encoding;
 use crate::rope::RopeScaling;
 
-/// An architecture of llama.cpp that is a family of ours.
-struct Architecture {
-    name: &'static str,
-    model_type: &'static str,
-    /// llama.cpp rotates neighbouring dimensions, so the converter reorders the rows of q and k.
-    interleaved: bool,
-}
-
-const ARCHITECTURES: &[Architecture] = &[
-    Architecture { name: "llama", model_type: "llama", interleaved: true },
-    Architecture { name: "qwen2", model_type: "qwen2", interleaved: false },
-    Architecture { name: "qwen3", model_type: "qwen3", interleaved: false },
-    Architecture { name: "smollm3", model_type: "smollm3", interleaved: true },
-    Architecture { name: "phi3", model_type: "phi3", interleaved: false },
-];
-
 /// Keys (after the architecture's name) that mean another decoder unless they have one of these values.
 const NEUTRAL: &[(&str, &[f64])] = &[
-    ("expert_count", &[0.0]),
-    ("expert_used_count", &[0.0]),
     ("nextn_predict_layers", &[0.0]),
     ("logit_scale", &[0.0, 1.0]),
     ("residual_scale", &[0.0, 1.0]),
     ("embedding_scale", &[0.0, 1.0]),
-    ("attn_logit_softcapping", &[0.0]),
-    ("final_logit_softcapping", &[0.0]),
     ("attention.scale", &[0.0]),
     ("attention.clamp_kqv", &[0.0]),
     ("attention.max_alibi_bias", &[0.0]),
@@ -57,6 +38,11 @@ const NEUTRAL: &[(&str, &[f64])] = &[
     ("rope.scaling.yarn_log_multiplier", &[0.0]),
     ("rope.scaling.yarn_ext_factor", &[1.0]),
 ];
+
+/// The same, where the family has no mixture of experts, and no soft caps.
+const NEUTRAL_DENSE: &[(&str, &[f64])] = &[("expert_count", &[0.0]), ("expert_used_count", &[0.0])];
+const NEUTRAL_UNCAPPED: &[(&str, &[f64])] =
+    &[("attn_logit_softcapping", &[0.0]), ("final_logit_softcapping", &[0.0])];
 
 /// What the metadata says.
 pub struct Described {
@@ -79,7 +65,7 @@ pub fn describe<'a>(metadata: Metadata<'a>, find: Find<'a>) -> Result<Described>
         return Err(ModelError::Family {
             file: metadata.file().to_owned(),
             family: name.chars().take(60).collect(),
-            supported: ARCHITECTURES.iter().map(|known| known.name).collect::<Vec<_>>().join(", "),
+            supported: architecture::names(),
         });
     };
     let reader = Reader { metadata, architecture, find };
@@ -94,6 +80,8 @@ pub fn describe<'a>(metadata: Metadata<'a>, find: Find<'a>) -> Result<Described>
         interleaved: architecture.interleaved,
         heads: config.heads,
         kv_heads: config.kv_heads,
+        post_norms: config.family.post_norms,
+        router: config.family.mixture.map(|mixture| mixture.router),
     };
     if names.interleaved && config.rope.rotary_dim != config.head_dim {
         let key = reader.key("rope.dimension_count");
@@ -113,27 +101,27 @@ const INTEGERS: &[(&str, &str)] = &[
     ("max_position_embeddings", "context_length"),
 ];
 
-struct Reader<'a> {
-    metadata: Metadata<'a>,
-    architecture: &'static Architecture,
+pub(super) struct Reader<'a> {
+    pub(super) metadata: Metadata<'a>,
+    pub(super) architecture: &'static Architecture,
     find: Find<'a>,
 }
 
 impl Reader<'_> {
-    fn key(&self, suffix: &str) -> String {
+    pub(super) fn key(&self, suffix: &str) -> String {
         format!("{}.{suffix}", self.architecture.name)
     }
 
-    fn number(&self, suffix: &str) -> Result<Option<f64>> {
+    pub(super) fn number(&self, suffix: &str) -> Result<Option<f64>> {
         self.metadata.number(&self.key(suffix))
     }
 
-    fn missing(&self, suffix: &str) -> ModelError {
+    pub(super) fn missing(&self, suffix: &str) -> ModelError {
         self.metadata.problem(&self.key(suffix), "is missing")
     }
 
     /// An integer, or a list of one per layer that are all the same.
-    fn integer(&self, suffix: &str) -> Result<Option<u64>> {
+    pub(super) fn integer(&self, suffix: &str) -> Result<Option<u64>> {
         let key = self.key(suffix);
         if !self.metadata.is_array(&key) {
             return self.metadata.integer(&key);
@@ -147,7 +135,7 @@ impl Reader<'_> {
         }
     }
 
-    fn unsupported(&self, what: String, supported: &str) -> ModelError {
+    pub(super) fn unsupported(&self, what: String, supported: &str) -> ModelError {
         ModelError::Unsupported {
             file: self.metadata.file().to_owned(),
             what,
@@ -156,10 +144,13 @@ impl Reader<'_> {
     }
 
     fn refuse_unsupported(&self) -> Result<()> {
-        for (suffix, neutral) in NEUTRAL {
+        let family = self.architecture.family();
+        let experts = if family.mixture.is_some() { NEUTRAL_EXPERTS } else { NEUTRAL_DENSE };
+        let caps = if family.softcaps.is_some() { &[] } else { NEUTRAL_UNCAPPED };
+        for (suffix, neutral) in NEUTRAL.iter().chain(experts).chain(caps) {
             if let Some(found) = self.number(suffix)?.filter(|found| !neutral.contains(found)) {
                 let what = format!("`{}` = {found}", self.key(suffix));
-                return Err(self.unsupported(what, "dense decoders without it"));
+                return Err(self.unsupported(what, "decoders without it"));
             }
         }
         if self.metadata.flag(&self.key("attention.causal"))? == Some(false) {
@@ -206,6 +197,7 @@ impl Reader<'_> {
         };
         map.insert("vocab_size".into(), json!(vocab.ok_or_else(|| self.missing("vocab_size"))?));
         map.insert("tie_word_embeddings".into(), json!((self.find)("output.weight").is_none()));
+        self.own_fields(&mut map)?;
         Ok(map)
     }
 
@@ -218,7 +210,15 @@ impl Reader<'_> {
             ("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
             ("rope_theta", "rope.freq_base"),
             ("partial_rotary_factor", "rope.dimension_count"),
+            ("rope_scaling", "rope.scaling.type"),
             ("rope_scaling.factor", "rope.scaling.factor"),
+            ("rope_local_base_freq", "rope.freq_base_swa"),
+            ("sliding_window", "attention.sliding_window"),
+            ("attn_logit_softcapping", "attn_logit_softcapping"),
+            ("final_logit_softcapping", "final_logit_softcapping"),
+            ("num_local_experts", "expert_count"),
+            ("num_experts_per_tok", "expert_used_count"),
+            ("moe_intermediate_size", "expert_feed_forward_length"),
             ("rope_scaling.original_max_position_embeddings", "rope.scaling.original_context_length"),
         ] {
             aliases.push((field, self.key(suffix)));
@@ -257,6 +257,7 @@ impl Reader<'_> {
                 let mut scaling = json!({
                     "rope_type": "yarn",
                     "factor": factor,
+                    "truncate": !self.architecture.yarn_unrounded,
                     "original_max_position_embeddings": original,
                     "attention_factor": own * if factor > 1.0 { 0.1 * factor.ln() + 1.0 } else { 1.0 },
                 });
@@ -310,6 +311,11 @@ impl Reader<'_> {
             let window = usize::try_from(window).unwrap_or(usize::MAX);
             let sliding = self.sliding_layers(config)?;
             config.windows = sliding.into_iter().map(|sliding| sliding.then_some(window)).collect();
+        }
+        // What is added to one is stored with the one, and experts are stacked.
+        config.norm_offset = 0.0;
+        if let Some(mixture) = &mut config.family.mixture {
+            mixture.stored = ExpertTensors::Stacked;
         }
         let has = |tensor: &str| (self.find)(tensor).is_some();
         let optional = |rule: Bias| matches!(rule, Bias::Config(_));

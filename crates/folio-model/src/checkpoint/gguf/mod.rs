@@ -4,6 +4,7 @@
 //! is which ([`Names`]). Must never: decode a block (that is `quant`), build a tokenizer (that is `folio-text`), or guess at what a
 //! file leaves out. A key of the wrong type is an error that names file and key.
 
+mod architecture;
 mod config;
 mod header;
 mod names;
@@ -11,6 +12,7 @@ pub(super) mod open;
 mod types;
 mod vocabulary;
 
+pub use architecture::names as architecture_names;
 pub use config::{Described, Find, describe};
 pub use header::{Array, Header, HeaderError, TensorInfo, Value, read_header};
 pub use names::{Names, RowOrder};

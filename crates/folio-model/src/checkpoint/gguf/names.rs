@@ -50,6 +50,10 @@ pub struct Names {
     pub interleaved: bool,
     pub heads: usize,
     pub kv_heads: usize,
+    /// There are norms behind the two parts of a layer, besides those before them.
+    pub post_norms: bool,
+    /// The decoder's name of the router of a mixture of experts.
+    pub router: Option<&'static str>,
 }
 
 /// Rotary factors: read with the configuration, no part of the decoder's weights.
@@ -73,7 +77,12 @@ impl Names {
         let (part, leaf) = rest.rsplit_once('.').unwrap_or((rest, ""));
         let part = match part {
             "attn_norm" => "input_layernorm",
+            "ffn_norm" if self.post_norms => "pre_feedforward_layernorm",
             "ffn_norm" => "post_attention_layernorm",
+            // Before the feed-forward part or behind attention: other decoders call it the same.
+            "post_attention_norm" => "post_attention_layernorm",
+            "post_ffw_norm" => "post_feedforward_layernorm",
+            "attn_sinks" if leaf == "weight" => return format!("model.layers.{layer}.self_attn.sinks"),
             "attn_q" => "self_attn.q_proj",
             "attn_k" => "self_attn.k_proj",
             "attn_v" => "self_attn.v_proj",
@@ -85,9 +94,28 @@ impl Names {
             "ffn_up" if self.fused => "mlp.gate_up_proj",
             "ffn_up" => "mlp.up_proj",
             "ffn_down" => "mlp.down_proj",
-            other => other,
+            other => match (self.router, other) {
+                (Some(router), "ffn_gate_inp") => router,
+                (Some(_), "ffn_gate_exps") => "mlp.experts.gate_proj",
+                (Some(_), "ffn_up_exps") => "mlp.experts.up_proj",
+                (Some(_), "ffn_down_exps") => "mlp.experts.down_proj",
+                (_, other) => other,
+            },
         };
         format!("model.layers.{layer}.{part}.{leaf}")
+    }
+
+    /// Shape of the tensor that the decoder calls `name`: experts follow each other.
+    pub fn shape(&self, name: &str, stored: &[usize]) -> Vec<usize> {
+        let experts = name.contains(".mlp.experts.");
+        let kept = usize::from(!name.ends_with(".bias"));
+        match stored.len().checked_sub(1 + kept) {
+            Some(joined @ 1..) if experts => {
+                let rows = stored[..=joined].iter().product();
+                std::iter::once(rows).chain(stored[joined + 1..].iter().copied()).collect()
+            }
+            _ => stored.to_vec(),
+        }
     }
 
     /// Order of the rows of the tensor that the decoder calls `name`.
@@ -125,12 +153,33 @@ mod tests {
 
     #[test]
     fn what_the_decoder_lacks_stays_visible() {
-        let names = Names { fused: false, interleaved: true, heads: 2, kv_heads: 1 };
+        let names =
+            Names { fused: false, interleaved: true, heads: 2, kv_heads: 1, post_norms: false, router: None };
         assert_eq!(names.decoder_name("blk.3.attn_q.bias"), "model.layers.3.self_attn.q_proj.bias");
         assert_eq!(names.decoder_name("blk.3.ffn_gate_exps.weight"), "model.layers.3.ffn_gate_exps.weight");
         assert_eq!(names.decoder_name("blk.3.attn_qkv.weight"), "model.layers.3.attn_qkv.weight");
         assert_eq!(names.decoder_name("position_embd.weight"), "position_embd.weight");
         assert_eq!(names.order("model.layers.0.self_attn.k_proj.weight"), RowOrder::Interleaved { heads: 1 });
         assert_eq!(names.order("model.layers.0.self_attn.v_proj.weight"), RowOrder::AsStored);
+    }
+
+    #[test]
+    fn experts_follow_each_other() {
+        let names = Names {
+            fused: false,
+            interleaved: false,
+            heads: 2,
+            kv_heads: 1,
+            post_norms: false,
+            router: Some("mlp.gate"),
+        };
+        let weight = names.decoder_name("blk.3.ffn_gate_exps.weight");
+        assert_eq!(weight, "model.layers.3.mlp.experts.gate_proj.weight");
+        assert_eq!(names.shape(&weight, &[4, 3, 2]), [12, 2]);
+        assert_eq!(names.shape(&weight, &[4, 3]), [4, 3]);
+        let bias = names.decoder_name("blk.3.ffn_down_exps.bias");
+        assert_eq!((names.shape(&bias, &[4, 3]), names.shape(&bias, &[4])), (vec![12], vec![4]));
+        let router = names.decoder_name("blk.3.ffn_gate_inp.weight");
+        assert_eq!((names.shape(&router, &[4, 2]), &*router), (vec![4, 2], "model.layers.3.mlp.gate.weight"));
     }
 }

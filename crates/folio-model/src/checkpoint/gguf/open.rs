@@ -178,8 +178,9 @@ fn entries(file: &OpenFile, names: &Names) -> Result<BTreeMap<String, Entry>> {
             continue;
         }
         let name = names.decoder_name(stored);
+        let shape = names.shape(&name, &info.shape);
         let block = matches!(info.encoding, Ok(encoding) if encoding.plain().is_none());
-        if info.shape.len() != 2 && block {
+        if shape.len() != 2 && block {
             return Err(ModelError::Unsupported {
                 file: file.shown.clone(),
                 what: format!("tensor `{stored}` of shape {:?} in blocks", info.shape),
@@ -189,7 +190,7 @@ fn entries(file: &OpenFile, names: &Names) -> Result<BTreeMap<String, Entry>> {
         let entry = Entry {
             stored_name: stored.clone(),
             encoding: info.encoding.clone(),
-            shape: info.shape.clone(),
+            shape,
             range: info.range.clone(),
             form: Form::Rows(names.order(&name)),
         };
