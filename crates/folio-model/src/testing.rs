@@ -49,6 +49,7 @@ pub const QUANTIZED: &[&str] = &[
     "ct_mxfp4",
     "fp8_block",
     "fp8_tensor",
+    "fp8_experts",
     "gpt_oss_mxfp4",
 ];
 

@@ -28,10 +28,6 @@ pub struct Every {
 
 impl Every {
     pub const ALL: Every = Every { first: 0, step: 1 };
-
-    pub fn has(self, row: usize) -> bool {
-        row % self.step == self.first
-    }
 }
 
 /// Plain weights of all experts. Of a vector: some of its values. Of a matrix: stored transposed, expert by expert.

@@ -115,15 +115,17 @@ impl Matrix {
         let packed = self.codes.piece.bytes(shards)?;
         let values = self.format.values();
         let mut bytes = Vec::with_capacity(rows * (cols / values) * self.format.bytes());
-        let mut codes = vec![0; ROWS.min(rows * self.every.step) * cols];
+        let mut codes = vec![0; ROWS.min(rows) * cols];
         let mut gathered = vec![0; cols];
-        let stored = rows * self.every.step;
-        for first in (0..stored).step_by(ROWS) {
-            let last = stored.min(first + ROWS);
+        let Every { first, step } = self.every;
+        // Rows between those that are wanted are not unpacked.
+        let together = if step == 1 { ROWS } else { 1 };
+        let stored = rows * step;
+        for first in (first..stored).step_by(together.max(step)) {
+            let last = stored.min(first + together);
             let codes = &mut codes[..(last - first) * cols];
             self.unpack(packed, first..last, codes);
-            let wanted = (first..last).zip(codes.chunks_exact(cols)).filter(|(row, _)| self.every.has(*row));
-            for (row, codes) in wanted {
+            for (row, codes) in (first..last).zip(codes.chunks_exact(cols)) {
                 let codes = match &order {
                     None => codes,
                     Some(order) => {
