@@ -25,12 +25,16 @@ pub struct SchedulerConfig {
     pub max_choices: u32,
     /// Share of the pool (in thousandths) that admission leaves free on top of what it predicts to be needed.
     pub watermark_permille: u32,
+    /// Of a thousand sequences that end while others wait for blocks, so many may have been preempted because outputs were longer
+    /// than predicted: admission fills the pool as far as that allows. 0 to 500.
+    pub preemption_target_permille: u32,
     /// After this many preemptions a sequence is admitted only when all blocks it may ever need can be reserved for it,
     /// and it is never preempted again. So every sequence is preempted a bounded number of times.
     pub max_preemptions: u32,
     /// Sequences behind one that waits for blocks that may be admitted before it; then nobody passes it any more.
     pub max_bypasses: u32,
-    /// Admit only what fits even if everybody generates up to max_tokens: never preempts, uses the pool less.
+    /// Admit only what fits even if everybody generates up to max_tokens, and set it aside: nobody is ever preempted, not
+    /// even for better priority, which comes first among those that wait. Uses the pool less.
     pub guarantee_completion: bool,
     /// Longest wait for a prefix that another sequence is computing; then it is computed twice.
     pub shared_prefix_wait_us_max: u64,
@@ -55,6 +59,7 @@ impl Default for SchedulerConfig {
             max_queued_tokens: 4 << 20,
             max_choices: 16,
             watermark_permille: 10,
+            preemption_target_permille: 5,
             max_preemptions: 3,
             max_bypasses: 32,
             guarantee_completion: false,
@@ -76,6 +81,8 @@ pub enum ConfigError {
         "max_num_batched_tokens ({tokens}) must be at least max_num_seqs ({seqs}): every decode gets its token in every step"
     )]
     BudgetBelowSequences { tokens: u32, seqs: u32 },
+    #[error("preemption_target_permille is {permille}, it must be 0 to 500")]
+    PreemptionTarget { permille: u32 },
     #[error("the weight of tenant {tenant} is {weight}, it must be 1 to {TENANT_WEIGHT_MAX}")]
     Weight { tenant: u32, weight: u32 },
 }
@@ -109,6 +116,9 @@ impl SchedulerConfig {
         if self.max_num_batched_tokens < self.max_num_seqs {
             let (tokens, seqs) = (self.max_num_batched_tokens, self.max_num_seqs);
             return Err(ConfigError::BudgetBelowSequences { tokens, seqs });
+        }
+        if self.preemption_target_permille > 500 {
+            return Err(ConfigError::PreemptionTarget { permille: self.preemption_target_permille });
         }
         let wrong = |weight: u32| !(1..=TENANT_WEIGHT_MAX).contains(&weight);
         if let Some((tenant, weight)) = self.tenant_weights.iter().find(|(_, weight)| wrong(*weight)) {

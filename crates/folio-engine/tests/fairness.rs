@@ -23,6 +23,8 @@ struct Load {
 struct World {
     machine: Machine,
     generated_weight: u64,
+    /// The engine is told that everything comes from one tenant.
+    blind: bool,
     /// Whose, and how long its prompt; by number of the request, which is the number of its sequence too.
     sent: Vec<(Load, u32)>,
     finished: HashMap<u32, u64>,
@@ -38,6 +40,7 @@ impl World {
         Self {
             machine: Machine::new(config, blocks, 4),
             generated_weight,
+            blind: false,
             sent: Vec::new(),
             finished: HashMap::new(),
             service: HashMap::new(),
@@ -49,7 +52,7 @@ impl World {
     fn send(&mut self, load: Load) {
         self.sent.push((load, load.prompt));
         let id = self.sent.len() as u64;
-        let tenant = TenantId(load.tenant);
+        let tenant = TenantId(if self.blind { 0 } else { load.tenant });
         let prompt: Vec<u32> = (0..u64::from(load.prompt))
             .map(|at| ((id * 7919 + at * 31 + at * at * id) % 29) as u32)
             .collect();
@@ -133,22 +136,58 @@ proptest! {
         (seqs, budget, blocks, head_start) in (1..6u32, 1..60u32, 16..80u32, 0..30u32),
     ) {
         let config = config(&[first, second], seqs, budget);
+        let apart = furthest_apart([first, second], World::new(config.clone(), blocks), head_start);
         let bound = bound([first, second], &config);
-        let mut world = World::new(config, blocks);
-        for _ in 0..head_start {
-            world.keep_up(first);
-            world.step();
-        }
-        let (mut least, mut most) = (f64::MAX, f64::MIN);
-        for _ in 0..600 {
-            world.keep_up(first);
-            world.keep_up(second);
-            let ahead = world.normalised(first) - world.normalised(second);
-            (least, most) = (least.min(ahead), most.max(ahead));
-            prop_assert!(most - least <= bound, "{} apart, the bound is {bound}", most - least);
-            world.step();
-        }
+        prop_assert!(apart <= bound, "{apart} apart, the bound is {bound}");
     }
+}
+
+/// The most that the difference of their normalised services changed in 600 steps, both backlogged, after the first was
+/// alone for `head_start` steps.
+fn furthest_apart(loads: [Load; 2], mut world: World, head_start: u32) -> f64 {
+    for _ in 0..head_start {
+        world.keep_up(loads[0]);
+        world.step();
+    }
+    let (mut least, mut most) = (f64::MAX, f64::MIN);
+    for _ in 0..600 {
+        loads.iter().for_each(|load| world.keep_up(*load));
+        let ahead = world.normalised(loads[0]) - world.normalised(loads[1]);
+        (least, most) = (least.min(ahead), most.max(ahead));
+        world.step();
+    }
+    most - least
+}
+
+/// The controls: with broken counters these two break the bound, so the property above can fail.
+#[test]
+fn broken_counters_break_the_bound() {
+    let loud = Load { tenant: 1, weight: 1, prompt: 24, output: 6, outstanding: 40 };
+    let quiet = Load { tenant: 2, outstanding: 8, weight: 4, ..loud };
+    let loads = [loud, quiet];
+    let config = config(&loads, 3, 40);
+    let bound = bound(loads, &config);
+    let sound = furthest_apart(loads, World::new(config.clone(), 60), 10);
+    assert!(sound <= bound, "{sound} apart, the bound is {bound}");
+
+    // Everybody's tokens on one account: first come, first served.
+    let blind = World { blind: true, ..World::new(config.clone(), 60) };
+    let served = furthest_apart(loads, blind, 10);
+    assert!(served > bound, "first come, first served: {served} apart, the bound is {bound}");
+
+    // What was charged is not divided by the weight.
+    let unweighted = SchedulerConfig { tenant_weights: Vec::new(), ..config.clone() };
+    let served = furthest_apart(loads, World::new(unweighted, 60), 10);
+    assert!(served > bound, "weights forgotten: {served} apart, the bound is {bound}");
+
+    // Generated tokens cost nothing: who asks for long answers gets more.
+    let [talker, reader] = [Load { prompt: 2, output: 28, ..loud }, Load { prompt: 28, output: 2, ..loud }];
+    let loads = [talker, Load { tenant: 2, ..reader }];
+    let config = SchedulerConfig { generated_token_weight: 0, ..self::config(&loads, 3, 40) };
+    let world = World { generated_weight: 2, ..World::new(config.clone(), 60) };
+    let bound = self::bound(loads, &SchedulerConfig { generated_token_weight: 2, ..config });
+    let served = furthest_apart(loads, world, 10);
+    assert!(served > bound, "answers not counted: {served} apart, the bound is {bound}");
 }
 
 /// Steps until `tokens` of service were given, and how much of it each got.

@@ -343,11 +343,20 @@ impl KvCache {
         fork
     }
 
-    /// Blocks that only this table references and no pin keeps: what releasing it would make available. O(blocks).
+    /// Blocks of group 0 that only this table references and no pin keeps. O(log blocks): whoever holds or pins a block holds
+    /// or pins all before it, so they are the last ones.
+    pub fn exclusive_full(&self, table: &BlockTable) -> u32 {
+        let exclusive = |block: &BlockId| self.tree.block(block.0).refs == 1 && !self.is_pinned(*block);
+        let shared = table.blocks.partition_point(|block| !exclusive(block));
+        debug_assert!(table.blocks.iter().enumerate().all(|(at, block)| exclusive(block) == (at >= shared)));
+        (table.blocks.len() - shared) as u32
+    }
+
+    /// Blocks that only this table references and no pin keeps: what releasing it would make available. In window groups
+    /// O(blocks held).
     pub fn exclusive_blocks(&self, table: &BlockTable) -> GroupCounts {
-        let exclusive = |block: &&BlockId| self.tree.block(block.0).refs == 1 && !self.is_pinned(**block);
         GroupCounts::each(self.groups(), |group| match group.checked_sub(1) {
-            None => table.blocks.iter().filter(exclusive).count() as u32,
+            None => self.exclusive_full(table),
             Some(window) => self.exclusive_in_window(table, window),
         })
     }

@@ -124,8 +124,11 @@ pub struct TraceReport {
     pub recompute_rate: f64,
     /// Share of all block slots ever allocated that was never written.
     pub waste: f64,
-    /// Mean share of the pool held by sequences while something runs.
+    /// Mean share of the pool held by sequences while something runs, and while somebody waits for blocks.
     pub occupancy: f64,
+    pub occupancy_full: f64,
+    /// Steps in which somebody waited for blocks.
+    pub full_steps: u64,
     pub seconds: f64,
     pub ttft_s_p50: f64,
     pub ttft_s_p99: f64,
@@ -189,7 +192,12 @@ pub fn replay(
                 first_tokens.push((timing.first_token.0 - timing.arrived.0) as f64 / 1e6);
             }
         }
-        occupancy += f64::from(cache.stats().active_blocks) / f64::from(config.cache.blocks.max(1));
+        let held = f64::from(cache.stats().active_blocks) / f64::from(config.cache.blocks.max(1));
+        occupancy += held;
+        if scheduler.contended() {
+            report.occupancy_full += held;
+            report.full_steps += 1;
+        }
     }
     first_tokens.sort_by(f64::total_cmp);
     let quantile =
@@ -205,6 +213,7 @@ pub fn replay(
     report.recompute_rate = counters.recomputed_tokens as f64 / counters.iteration_tokens.max(1) as f64;
     report.waste = cache.stats().lifetime_waste();
     report.occupancy = occupancy / counters.steps.max(1) as f64;
+    report.occupancy_full /= report.full_steps.max(1) as f64;
     report.seconds = now.0 as f64 / 1e6;
     report.ttft_s_p50 = quantile(0.5).unwrap_or(0.0);
     report.ttft_s_p99 = quantile(0.99).unwrap_or(0.0);

@@ -119,7 +119,8 @@ pub struct EngineArgs {
           value_parser = clap::value_parser!(u64).range(1..))]
     pub max_queued_tokens: u64,
 
-    /// Admit a request only when it fits even if everybody generates to the limit: no preemption, smaller batches
+    /// Admit a request only when it fits even if everybody generates to the limit: nobody is ever preempted, not even for
+    /// better priority; smaller batches
     #[arg(long, env = "FOLIO_GUARANTEE_COMPLETION")]
     pub guarantee_completion: bool,
 

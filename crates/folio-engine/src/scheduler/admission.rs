@@ -3,9 +3,9 @@
 //! Owns: the gate between waiting and running. Must never: admit what would make a preemption likely, or keep anybody
 //! out for ever.
 //!
-//! The gate: blocks for all known tokens (not just a first chunk), plus the growth predicted for it, plus what running
-//! sequences are still predicted to take, plus a watermark, must be available. An empty machine admits anything that
-//! fits at all. A sequence that was preempted `max_preemptions` times needs all blocks of its longest possible output,
+//! The gate: blocks for all known tokens (not just a first chunk) must be available, and with it the most that it and the
+//! running sequences will hold at once (`outlook`), plus a watermark, must fit. An empty machine admits anything that fits
+//! at all. A sequence that was preempted `max_preemptions` times needs all blocks of its longest possible output,
 //! and keeps them reserved.
 //!
 //! Who does not fit is passed by others at most `max_bypasses` times; then nobody behind it is admitted until it is. Other
@@ -15,13 +15,17 @@
 //!
 //! Better priority may displace worse: the blocks and the place of the cheapest running sequences of strictly worse
 //! priority.
+//!
+//! With `guarantee_completion` every sequence has such a reservation from the start, choices of one request included. So
+//! nobody is ever preempted, and better priority comes first among those that wait but displaces nobody.
 
 use std::cmp::Reverse;
 
 use folio_kv::{GroupCounts, KvCache, TenantId};
 
 use super::Scheduler;
-use crate::sequence::{Slot, State};
+use super::outlook::{Holding, Outlook};
+use crate::sequence::{Sequence, Slot, State};
 use crate::stats::WaitingFor;
 
 /// A lookup costs a hash of the whole prompt; one that led to nothing is not repeated for this many steps.
@@ -43,7 +47,8 @@ impl Scheduler {
     pub(super) fn admission_possible(&self) -> bool {
         let Some(best) = self.waiting.best_priority() else { return false };
         let room = (self.running.len() as u32) < self.config.max_num_seqs;
-        let displaces = self.running.last().is_some_and(|(worst, _)| worst.priority > best);
+        let displaces = !self.config.guarantee_completion
+            && self.running.last().is_some_and(|(worst, _)| worst.priority > best);
         !self.scratch.preempted && (room || displaces)
     }
 
@@ -125,9 +130,10 @@ impl Scheduler {
         Some((leader.id(), sequence.lookup.full_blocks + common - 1))
     }
 
-    /// It was preempted so often that it may only run when it can no longer be.
+    /// It may only run when it can no longer be preempted: because it was so often, or because nobody ever is.
     pub(super) fn must_reserve(&self, slot: Slot) -> bool {
-        self.sequences[slot].timing.preemptions >= self.config.max_preemptions
+        self.config.guarantee_completion
+            || self.sequences[slot].timing.preemptions >= self.config.max_preemptions
     }
 
     fn demand(&mut self, cache: &KvCache, slot: Slot) -> Demand {
@@ -170,9 +176,8 @@ impl Scheduler {
             let watermark = GroupCounts::each(cache.groups(), |group| {
                 u32::try_from(u64::from(pools[group]) * permille / 1000).unwrap_or(u32::MAX)
             });
-            let promised = self.promised(cache);
-            let claims = GroupCounts::full(self.claims(cache, tenant, demand.now[0]));
-            (demand.now + demand.later + promised + watermark + claims).fits(spare)
+            let margin = watermark + GroupCounts::full(self.claims(cache, tenant, demand.now[0]));
+            self.fits_beside_the_others(cache, slot, demand, margin, spare)
         };
         if !fits {
             self.wait_for(slot, WaitingFor::Blocks);
@@ -221,24 +226,74 @@ impl Scheduler {
         owners.iter().map(|owner| cache.quota(*owner).guarantee.saturating_sub(active(*owner))).sum()
     }
 
-    /// Blocks that running sequences without a reservation will still take, as far as it can be predicted.
-    fn promised(&mut self, cache: &KvCache) -> GroupCounts {
-        if let Some(promised) = self.scratch.promised {
-            return promised;
+    /// Whether the pools hold it and those that run, now and later. `spare`: what it could take now.
+    fn fits_beside_the_others(
+        &mut self,
+        cache: &KvCache,
+        slot: Slot,
+        demand: Demand,
+        margin: GroupCounts,
+        spare: GroupCounts,
+    ) -> bool {
+        let outlook = self.scratch.outlook.take().unwrap_or_else(|| self.look_ahead(cache));
+        let mut all = demand.now + demand.later;
+        let mut promised = outlook.promised;
+        if cache.has_quotas() {
+            self.scratch.outlook = Some(outlook);
+            return (all + promised + margin).fits(spare);
         }
-        let mut promised = GroupCounts::default();
+        promised[0] = 0;
+        let most = if demand.reserve {
+            // It is set aside, now and for good.
+            outlook.most(self.doubt.z()).saturating_add(all[0])
+        } else {
+            all[0] = demand.now[0];
+            outlook.most_with(self.candidate_holding(cache, slot), &self.lengths, self.doubt.z())
+        };
+        let divided = spare[0].saturating_add(outlook.own);
+        let fits = (all + promised + margin).fits(spare) && most.saturating_add(margin[0]) <= divided;
+        self.scratch.outlook = Some(outlook);
+        fits
+    }
+
+    /// The forecast for those that run now.
+    fn look_ahead(&mut self, cache: &KvCache) -> Outlook {
+        let mut outlook = Outlook::default();
         for at in 0..self.running.len() {
-            promised += self.predicted_growth(cache, self.running[at].1);
+            self.foresee(cache, self.running[at].1, &mut outlook);
         }
-        self.scratch.promised = Some(promised);
-        promised
+        outlook
+    }
+
+    /// Adds a running sequence to the forecast. One with a reservation is not part of what is divided.
+    fn foresee(&mut self, cache: &KvCache, slot: Slot, outlook: &mut Outlook) {
+        let sequence = &self.sequences[slot];
+        let Some(table) = sequence.table.as_ref().filter(|_| !sequence.reserved) else { return };
+        let shared_tail = cache.needed(table, table.capacity())[0];
+        let holding = Holding {
+            own: cache.exclusive_full(table),
+            // A shared tail will be replaced by a block of its own.
+            capacity: table.capacity() - shared_tail * cache.config().block_tokens,
+            ..holding(sequence, cache)
+        };
+        outlook.add(holding, &self.lengths);
+        outlook.promised += self.predicted_growth(cache, slot);
+    }
+
+    /// What a waiting sequence would come to hold.
+    fn candidate_holding(&self, cache: &KvCache, slot: Slot) -> Holding {
+        let sequence = &self.sequences[slot];
+        let found = &sequence.lookup;
+        let capacity = found.full_blocks * cache.config().block_tokens;
+        Holding { own: found.idle_blocks[0], capacity, ..holding(sequence, cache) }
     }
 
     /// Blocks of group 0 that nobody who runs was promised or is predicted to need.
     pub(crate) fn unpromised(&mut self, cache: &KvCache) -> u32 {
-        self.scratch.promised = None;
-        let promised = self.promised(cache);
-        self.scratch.promised = None;
+        let mut promised = GroupCounts::default();
+        for at in 0..self.running.len() {
+            promised += self.predicted_growth(cache, self.running[at].1);
+        }
         self.unreserved(cache, cache.available(), None).saturating_sub(promised)[0]
     }
 
@@ -295,6 +350,7 @@ impl Scheduler {
         let rank = sequence.rank;
         let was_shared =
             matches!(sequence.state, State::Waiting { reason: WaitingFor::SharedPrefix { .. }, .. });
+        let before = cache.available();
         let (mut table, copies) = cache.attach(&sequence.root, &sequence.tokens, sequence.attachable());
         table.reserve(sequence.final_positions());
         self.plan.copies.extend(copies);
@@ -316,14 +372,30 @@ impl Scheduler {
         let (tenant, turn) = (sequence.tenant, self.turn_of(slot));
         self.waiting.remove(tenant, rank, slot);
         self.start_running(slot);
-        if let Some(promised) = self.scratch.promised {
-            self.scratch.promised = Some(promised + self.predicted_growth(cache, slot));
+        if let Some(mut outlook) = self.scratch.outlook.take() {
+            // Its own is what attaching took of what was available; somebody else's, shared now, stays on their account
+            // until the next step looks again.
+            let own = outlook.own;
+            self.foresee(cache, slot, &mut outlook);
+            if !demand.reserve {
+                outlook.own = own + before.saturating_sub(cache.available())[0];
+            }
+            self.scratch.outlook = Some(outlook);
         }
         for at in 0..self.scratch.refused.len() {
             let refused = self.scratch.refused[at];
             if self.turn_of(refused) < turn {
                 self.sequences[refused].bypassed += 1;
             }
+        }
+    }
+
+    /// Blocks were taken for `slot` in the step being planned: they were available, now they are its own.
+    pub(super) fn foreseen_taken(&mut self, slot: Slot, taken: GroupCounts) {
+        let reserved = self.sequences[slot].reserved;
+        if let Some(outlook) = self.scratch.outlook.as_mut().filter(|_| !reserved) {
+            outlook.own += taken[0];
+            outlook.promised = outlook.promised.saturating_sub(taken);
         }
     }
 
@@ -340,5 +412,18 @@ impl Scheduler {
             }
         }
         *before = reason;
+    }
+}
+
+/// What is known of it without a table.
+fn holding(sequence: &Sequence, cache: &KvCache) -> Holding {
+    let known = sequence.tokens.len() as u32;
+    Holding {
+        own: 0,
+        capacity: 0,
+        known,
+        generated: sequence.generated(),
+        limit: sequence.final_positions().saturating_sub(known),
+        block_tokens: cache.config().block_tokens,
     }
 }

@@ -43,6 +43,14 @@ impl Scheduler {
             }
         }
         let reserved = self.running.iter().filter(|(_, slot)| self.sequences[*slot].reserved).count();
+        if self.config.guarantee_completion
+            && (reserved < self.running.len() || self.counters.preemptions > 0)
+        {
+            let (running, preemptions) = (self.running.len(), self.counters.preemptions);
+            return Err(format!(
+                "completion is guaranteed, but {reserved} of {running} have a reservation and {preemptions} were preempted"
+            ));
+        }
         if reserved != self.scratch.reserved.len() {
             return Err(format!("{reserved} reservations, {} counted", self.scratch.reserved.len()));
         }

@@ -13,7 +13,7 @@
 //! | `share` | who gets how much of a step's token budget |
 //! | `in_flight` | prefixes that are being computed right now |
 //! | `preemption` | who loses its blocks |
-//! | `predict` | how long outputs will be |
+//! | `predict`, `outlook` | how long outputs will be, and how much will be held at once |
 //! | `build` | the plan's memory |
 //! | `commit` | what a result changes |
 //! | `group` | the choices of one request |
@@ -35,6 +35,7 @@ mod fair;
 mod figures;
 mod group;
 mod in_flight;
+mod outlook;
 mod predict;
 mod preemption;
 mod queue;
@@ -53,6 +54,7 @@ use crate::sequence::{Rank, Sequences, Slot};
 use crate::stats::{Counters, TenantFigures};
 use group::Group;
 use in_flight::InFlight;
+use outlook::Doubt;
 use predict::OutputLengths;
 use queue::Queue;
 
@@ -69,6 +71,7 @@ pub struct Scheduler {
     cancelled: Vec<CancelRequest>,
     in_flight: InFlight,
     lengths: OutputLengths,
+    doubt: Doubt,
     plan: StepPlan,
     /// Whose entries `plan.sequences` holds, in the same order.
     planned: Vec<Slot>,
@@ -91,7 +94,8 @@ impl Scheduler {
         config.validate()?;
         let waiting = Queue::new(&config);
         Ok(Self {
-            lengths: OutputLengths::new(config.guarantee_completion),
+            lengths: OutputLengths::default(),
+            doubt: Doubt::new(config.preemption_target_permille),
             config,
             sequences: Sequences::default(),
             groups: FxHashMap::default(),
@@ -168,6 +172,11 @@ impl Scheduler {
             self.end_request(cache, id, crate::request::FinishReason::Error, Some(error.into()));
         }
         &mut self.events
+    }
+
+    /// Whether somebody was refused blocks in the last planned step.
+    pub fn contended(&self) -> bool {
+        !self.scratch.refused.is_empty()
     }
 
     /// Requests that were never scheduled, for the queue limits.

@@ -15,10 +15,11 @@
 //! passed gets nothing until then and its tenant falls behind. If the oldest waits for a prefix, its leader takes its
 //! place. If it waits for blocks, see `admission` (bypasses are counted).
 
-use folio_kv::{GroupCounts, KvCache, TenantId};
+use folio_kv::{KvCache, TenantId};
 
 use super::Scheduler;
 use super::fair::Head;
+use super::outlook::Outlook;
 use super::preemption::Room;
 use crate::sequence::{Rank, Sequence, Slot, State};
 use crate::stats::WaitingFor;
@@ -34,7 +35,7 @@ pub(super) struct Scratch {
     order: Vec<Slot>,
     pub heads: Vec<Head>,
     candidates: Vec<Candidate>,
-    /// Waited for blocks in this step.
+    /// Waited for blocks in this step; known until the next is planned.
     pub refused: Vec<Slot>,
     /// Whose table each of the plan's copies serves.
     pub copy_owners: Vec<Slot>,
@@ -44,8 +45,8 @@ pub(super) struct Scratch {
     pub reserved: Vec<Slot>,
     /// Somebody lost its blocks in this step: nobody is admitted any more.
     pub preempted: bool,
-    /// Blocks that running sequences are predicted to take, once it is known.
-    pub promised: Option<GroupCounts>,
+    /// What running sequences will hold, once somebody asked.
+    pub outlook: Option<Outlook>,
 }
 
 /// Who comes first: priority, virtual time of the tenant, rank.
@@ -66,7 +67,7 @@ impl Scheduler {
     pub(super) fn grant_decodes(&mut self, cache: &mut KvCache) -> u32 {
         self.scratch.granted = 0;
         self.scratch.preempted = false;
-        self.scratch.promised = None;
+        self.scratch.outlook = None;
         let mut order = std::mem::take(&mut self.scratch.order);
         order.clear();
         order.extend(self.running.iter().map(|(_, slot)| *slot));
@@ -80,7 +81,10 @@ impl Scheduler {
                 Room::Made => self.grant(*slot, 1),
                 // A reservation is never broken, so this is a stall of one step at most.
                 Room::None if reserved => {}
-                Room::None => self.preempt(cache, *slot),
+                Room::None => {
+                    self.doubt.learn(true);
+                    self.preempt(cache, *slot);
+                }
             }
         }
         self.scratch.order = order;
@@ -128,6 +132,8 @@ impl Scheduler {
         }
         let mut oldest = candidates.iter().map(|c| (self.turn_of(c.slot), *c)).min();
         if self.admission_possible() {
+            let running = self.running.iter().map(|(_, slot)| self.sequences[*slot].generated());
+            self.lengths.refresh(running);
             let mut heads = std::mem::take(&mut self.scratch.heads);
             self.waiting.fair.heads(&mut heads);
             heads.truncate(SCAN_MAX);
@@ -245,9 +251,7 @@ impl Scheduler {
             Room::Made => to,
             Room::None => self.make_some_room(cache, slot, to),
         };
-        if let Some(promised) = &mut self.scratch.promised {
-            *promised = promised.saturating_sub(before.saturating_sub(cache.available()));
-        }
+        self.foreseen_taken(slot, before.saturating_sub(cache.available()));
         let got = to.saturating_sub(from);
         self.grant(slot, got);
         if self.sequences[slot].granted == 0 && self.sequences[slot].fresh {

@@ -2,13 +2,14 @@
 //!
 //! Wrong output at a full pool is what a reused block looks like that somebody still reads, or that was not written again.
 
+use folio_engine::SchedulerConfig;
 use folio_model::backend::KvFormat;
 
 use crate::harness::{Arrival, Oracle, Setup, World, batched, prompt};
 
 /// Many short answers first, so that admission expects short ones; then eight that together need more than any pool here.
 fn crowd(vocab: u32) -> Vec<Arrival> {
-    let short = (0..40).map(|i| Arrival::new(prompt(900 + i, 3, vocab), 2));
+    let short = (0..40).map(|i| Arrival::brief(prompt(900 + i, 3, vocab)));
     let long = (0..8u64).map(|i| {
         let own = prompt(i, 3 + 7 * i as usize, vocab);
         // Two groups with a beginning in common, so that full blocks are shared, and tails copied, under pressure.
@@ -37,5 +38,24 @@ fn at_a_full_pool_with_every_format() {
         }
         assert!(full > 0, "{fixture}, {kv}: the pool was never full");
         assert!(preemptions > 0, "{fixture}, {kv}: nobody had to give way");
+    }
+}
+
+/// The same crowd where completion is guaranteed: nobody gives way, the pool is used, and the bits are the same.
+#[test]
+fn at_a_full_pool_where_completion_is_guaranteed() {
+    for fixture in ["llama3", "qwen3"] {
+        let mut world = World::new(fixture, Setup { threads: 1, ..Setup::PLAIN }, 128);
+        let arrivals = crowd(world.recorder.vocab());
+        let oracle = Oracle::new(&mut world, &arrivals);
+        let config = SchedulerConfig { guarantee_completion: true, ..batched(8) };
+        let mut world = World::new(fixture, Setup { threads: 1, ..Setup::PLAIN }, 17);
+        let mut together = 0;
+        let run = world.run_disturbed(&config, &arrivals, &mut |_, scheduler, _| {
+            together = together.max(scheduler.tables().count());
+        });
+        oracle.check(&run, &format!("{fixture}, guaranteed"));
+        assert_eq!(run.preemptions, 0, "{fixture}");
+        assert!(together > 1, "{fixture}: one at a time proves nothing");
     }
 }

@@ -168,11 +168,18 @@ pub struct Arrival {
     pub step: u64,
     pub prompt: Vec<u32>,
     pub max_tokens: u32,
+    /// Any token ends it.
+    pub brief: bool,
 }
 
 impl Arrival {
     pub fn new(prompt: Vec<u32>, max_tokens: u32) -> Self {
-        Self { step: 0, prompt, max_tokens }
+        Self { step: 0, prompt, max_tokens, brief: false }
+    }
+
+    /// Could be long and is not: what admission learns from.
+    pub fn brief(prompt: Vec<u32>) -> Self {
+        Self { brief: true, ..Self::new(prompt, 50) }
     }
 }
 
@@ -251,13 +258,17 @@ impl World {
     }
 
     fn request(&self, id: usize, arrival: &Arrival) -> Request {
+        let mut sampling = SamplingParams::greedy(arrival.max_tokens);
+        if arrival.brief {
+            sampling.stop_token_ids = (0..self.recorder.vocab()).collect::<Vec<u32>>().into();
+        }
         Request {
             id: RequestId(id as u64),
             tenant: TenantId(1),
             root: self.root,
             prompt: arrival.prompt.clone().into(),
             n: 1,
-            sampling: SamplingParams::greedy(arrival.max_tokens),
+            sampling,
             priority: 0,
             deadline: None,
             prompt_logprobs: None,
