@@ -51,7 +51,7 @@ fn distinct(tables: &[Vec<BlockId>]) -> usize {
 /// All copies of all plans since `from`, by group.
 fn copies(machine: &Machine, from: usize, group: u32) -> Vec<BlockCopy> {
     let copies = machine.plans[from..].iter().flat_map(|plan| &plan.copies);
-    copies.filter(|copy| copy.group as u32 == group).copied().collect()
+    copies.filter(|copy| copy.group == group).copied().collect()
 }
 
 fn choices(prompt: u32) -> Request {
