@@ -10,7 +10,7 @@ const REQUESTS: usize = 1500;
 struct Blocks(u32);
 
 impl Blocks {
-    fn new(&mut self, count: u64) -> Vec<u32> {
+    fn fresh(&mut self, count: u64) -> Vec<u32> {
         let first = self.0;
         self.0 += count as u32;
         (first..self.0).collect()
@@ -19,7 +19,7 @@ impl Blocks {
 
 /// Conversations that go on after a while, or do not.
 fn chats(rng: &mut Rng, blocks: &mut Blocks) -> Vec<Vec<u32>> {
-    let system = blocks.new(3);
+    let system = blocks.fresh(3);
     let mut open: Vec<Vec<u32>> = Vec::new();
     let requests = (0..REQUESTS).map(|_| {
         let at = rng.range(0, 39) as usize;
@@ -28,7 +28,7 @@ fn chats(rng: &mut Rng, blocks: &mut Blocks) -> Vec<Vec<u32>> {
         }
         let at = at.min(open.len() - 1);
         let more = rng.skewed(1, 12);
-        open[at].extend(blocks.new(more));
+        open[at].extend(blocks.fresh(more));
         let request = open[at].clone();
         if request.len() > 80 || rng.one_in(8) {
             open.swap_remove(at);
@@ -40,17 +40,17 @@ fn chats(rng: &mut Rng, blocks: &mut Blocks) -> Vec<Vec<u32>> {
 
 /// A few agents that add a little at a time to a long beginning, and many pasted documents that nobody asks for again.
 fn agents_and_documents(rng: &mut Rng, blocks: &mut Blocks) -> Vec<Vec<u32>> {
-    let mut agents: Vec<Vec<u32>> = (0..6).map(|_| blocks.new(20)).collect();
+    let mut agents: Vec<Vec<u32>> = (0..6).map(|_| blocks.fresh(20)).collect();
     let requests = (0..REQUESTS).map(|_| {
         if rng.one_in(2) {
             let length = rng.range(16, 60);
-            return blocks.new(length);
+            return blocks.fresh(length);
         }
         let at = rng.range(0, 5) as usize;
-        agents[at].extend(blocks.new(1));
+        agents[at].extend(blocks.fresh(1));
         let request = agents[at].clone();
         if request.len() > 60 {
-            agents[at] = blocks.new(20);
+            agents[at] = blocks.fresh(20);
         }
         request
     });
@@ -59,15 +59,15 @@ fn agents_and_documents(rng: &mut Rng, blocks: &mut Blocks) -> Vec<Vec<u32>> {
 
 /// Documents by popularity, each with a question of its own. There is nothing to learn but who is popular.
 fn popular_documents(rng: &mut Rng, blocks: &mut Blocks) -> Vec<Vec<u32>> {
-    let documents: Vec<Vec<u32>> = (0..200).map(|_| blocks.new(8)).collect();
+    let documents: Vec<Vec<u32>> = (0..200).map(|_| blocks.fresh(8)).collect();
     let requests =
-        (0..REQUESTS).map(|_| [documents[rng.skewed(0, 199) as usize].clone(), blocks.new(1)].concat());
+        (0..REQUESTS).map(|_| [documents[rng.skewed(0, 199) as usize].clone(), blocks.fresh(1)].concat());
     requests.collect()
 }
 
 /// Single blocks at random: LRU is as good as anything.
 fn at_random(rng: &mut Rng, blocks: &mut Blocks) -> Vec<Vec<u32>> {
-    let texts: Vec<Vec<u32>> = (0..800).map(|_| blocks.new(1)).collect();
+    let texts: Vec<Vec<u32>> = (0..800).map(|_| blocks.fresh(1)).collect();
     (0..2 * REQUESTS).map(|_| texts[rng.range(0, 799) as usize].clone()).collect()
 }
 
