@@ -48,6 +48,7 @@ def now():
 
 def save(path, value):
     """All or nothing: a run that is stopped while writing keeps what it had."""
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     with open(path + ".part", "w") as out:
         json.dump(value, out, indent=1)
         out.write("\n")

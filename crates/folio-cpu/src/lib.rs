@@ -9,6 +9,7 @@
 //!
 //! **Architecture Invariant:** kernels check nothing. `check` establishes what they assume, once per program and batch.
 
+mod ahead;
 mod attend;
 mod attention;
 mod backend;

@@ -17,6 +17,7 @@ use std::ops::Range;
 
 use folio_model::program::Activation;
 
+use crate::ahead::Ahead;
 use crate::groups::Groups;
 use crate::memory::Rows;
 use crate::packed::{PANEL_MULTIPLE, PackedMatrix, Segment};
@@ -33,11 +34,6 @@ pub(crate) const TOKEN_BLOCK: usize = 96;
 /// Columns per slab when there are several token groups, by whether weights are integers: those are smaller, and so are
 /// their activations.
 const SLAB_COLS: [usize; 2] = [512, 2048];
-/// How far ahead a stream of weights is asked for with one token. Further is slower: prefetchers of the machine already run
-/// far ahead. (`tile` says when nothing is asked for at all.)
-const AHEAD_BYTES: usize = 256;
-/// The same with several tokens: the arithmetic leaves prefetchers time to forget the stream.
-const AHEAD_BYTES_SEVERAL: usize = 4608;
 /// Bytes of one claim at most when weights are streamed once (decode).
 const STREAM_BYTES: usize = 512 << 10;
 /// Rows of the largest tile of panels: claims are cut at multiples of this.
@@ -311,8 +307,17 @@ impl Linear<'_> {
     /// # Safety
     /// The contract of [`Linear::run`].
     unsafe fn stream(&self, segment: &Segment, rows: Range<usize>, target: Target, scratch: *mut f32) {
-        let ahead = if self.groups.start(1) == 1 { AHEAD_BYTES } else { AHEAD_BYTES_SEVERAL };
         let panels = panels(&rows);
+        let from = segment.panel(panels.start);
+        let ahead = Ahead::here();
+        let next = match (self.groups.start(1), Kind::of(segment.encoding)) {
+            (1, Kind::Integers(format)) if tile::reads_one_stream(format) => match ahead.one_stream {
+                Some(bytes) => from.wrapping_add(bytes),
+                None => std::ptr::null(),
+            },
+            (1, _) => from.wrapping_add(ahead.streams),
+            _ => from.wrapping_add(ahead.several_tokens),
+        };
         let part = Part {
             segment,
             rows,
@@ -322,7 +327,7 @@ impl Linear<'_> {
             first_step: 0,
             steps: segment.steps(),
             group: 0,
-            next: segment.panel(panels.start).wrapping_add(ahead),
+            next,
             scratch,
             scratch_stride: 0,
         };

@@ -87,7 +87,7 @@ pub(crate) struct Part<'a> {
     pub(crate) isa: Isa,
     /// First record of the first panel.
     pub(crate) weight: *const u8,
-    /// What to ask for meanwhile, laid out like the weights.
+    /// What to ask for meanwhile, laid out like the weights; null for nothing.
     pub(crate) next: *const u8,
     pub(crate) panel_bytes: usize,
     pub(crate) panels: usize,
@@ -99,6 +99,18 @@ pub(crate) struct Part<'a> {
     pub(crate) output: Output<'a>,
 }
 
+/// Whether one token reads the panels of a format one by one: short records. Several long ones are read side by side.
+pub(crate) fn reads_one_stream(format: BlockFormat) -> bool {
+    struct Ask;
+    impl FormTask for Ask {
+        type Output = bool;
+        fn run<F: Form>(self) -> bool {
+            !F::C::WIDE
+        }
+    }
+    with_form(format, Ask)
+}
+
 impl FormTask for &Part<'_> {
     type Output = ();
 
@@ -106,7 +118,7 @@ impl FormTask for &Part<'_> {
     fn run<F: Form>(self) {
         let slots = self.layout.slots;
         match slots {
-            // One stream of short records, or several of long ones.
+            // See `reads_one_stream`.
             1 if const { !F::C::WIDE } => return self.panels::<F, 1, 1>(),
             1 => return self.panels::<F, 4, 1>(),
             4 => return self.panels::<F, 2, 4>(),
@@ -159,6 +171,7 @@ impl<F: Form, const P: usize, const M: usize> DotTask for Tile<'_, F, P, M> {
         let mut next = part.next.wrapping_add(self.done * part.panel_bytes);
         let mut x = part.x;
         let x_bytes = part.layout.block_bytes();
+        let asks = !part.next.is_null();
         // SAFETY: who makes a part promises its records, activations and rows.
         unsafe {
             let mut acc = [[D::F::splat(0.0); M]; P];
@@ -172,8 +185,7 @@ impl<F: Form, const P: usize, const M: usize> DotTask for Tile<'_, F, P, M> {
                         let record = w.wrapping_add(p * part.panel_bytes);
                         block_of::<F, D, M>(record, block, &x_block, acc);
                         let ahead = next.wrapping_add(p * part.panel_bytes + F::BYTES / F::BLOCKS * block);
-                        // One stream alone is what the machine's own prefetchers follow best undisturbed.
-                        let lines = if P * M == 1 { 0 } else { (F::BYTES / F::BLOCKS).div_ceil(64) };
+                        let lines = if asks { (F::BYTES / F::BLOCKS).div_ceil(64) } else { 0 };
                         for line in 0..lines {
                             D::F::prefetch(ahead.wrapping_add(64 * line));
                         }
