@@ -4,7 +4,8 @@
     python3 tools/bench/report.py           writes docs/performance.md, docs/roofline.svg, docs/batch-scaling.svg
     python3 tools/bench/report.py --check   says what is not up to date, and fails; for CI
 
-Standard library only, and the same results give the same bytes. A line `{{name arguments}}` of the prose is replaced by what `name` below makes.
+Standard library only, and the same results give the same bytes. A line `{{name arguments}}` of the prose is replaced by what `name` below makes,
+and `{{name arguments of FOLDER}}` by the same of the results of another machine, in results/FOLDER/.
 """
 
 import os
@@ -224,6 +225,8 @@ def expand(results):
     makers = {f.__name__: f for f in (pairs, small, load, start, kl_trained, kl_random, machine, limits)}
     def one(match):
         name, *arguments = match[1].split()
+        if arguments[-2:-1] == ["of"]:
+            return makers[name](Results(os.path.join(HERE, "results", arguments[-1])), *arguments[:-2])
         return makers[name](results, *arguments)
     return "<!-- Made by tools/bench/report.py from tools/bench/performance.in.md and tools/bench/results; do not edit. -->\n\n" + re.sub(
         r"^\{\{(.*)\}\}$", one, read(os.path.join(HERE, "performance.in.md")), flags=re.M)

@@ -87,7 +87,7 @@ pub(crate) struct Part<'a> {
     pub(crate) isa: Isa,
     /// First record of the first panel.
     pub(crate) weight: *const u8,
-    /// What to ask for meanwhile, laid out like the weights; null for nothing.
+    /// What to ask for meanwhile, laid out like the weights; null for nothing, where one token reads one stream.
     pub(crate) next: *const u8,
     pub(crate) panel_bytes: usize,
     pub(crate) panels: usize,
@@ -171,6 +171,7 @@ impl<F: Form, const P: usize, const M: usize> DotTask for Tile<'_, F, P, M> {
         let mut next = part.next.wrapping_add(self.done * part.panel_bytes);
         let mut x = part.x;
         let x_bytes = part.layout.block_bytes();
+        // Only one stream may leave it to the machine, so that no other tile has to ask.
         let asks = !part.next.is_null();
         // SAFETY: who makes a part promises its records, activations and rows.
         unsafe {
@@ -185,7 +186,7 @@ impl<F: Form, const P: usize, const M: usize> DotTask for Tile<'_, F, P, M> {
                         let record = w.wrapping_add(p * part.panel_bytes);
                         block_of::<F, D, M>(record, block, &x_block, acc);
                         let ahead = next.wrapping_add(p * part.panel_bytes + F::BYTES / F::BLOCKS * block);
-                        let lines = if asks { (F::BYTES / F::BLOCKS).div_ceil(64) } else { 0 };
+                        let lines = if P * M > 1 || asks { (F::BYTES / F::BLOCKS).div_ceil(64) } else { 0 };
                         for line in 0..lines {
                             D::F::prefetch(ahead.wrapping_add(64 * line));
                         }
