@@ -239,6 +239,41 @@ async fn another_tenant_s_prefix_is_like_one_that_never_existed() {
     assert_eq!(cached(&one, &text('x', 65)).await, 64, "the other's is not touched");
 }
 
+/// Paired: whoever warms a prefix finds it, in requests and when warming again; another finds nothing, warmed or pinned.
+#[tokio::test]
+async fn what_one_tenant_warms_another_computes() {
+    for pin in [false, true] {
+        let (one, two) = two();
+        let found = async |client: &Client, which: char| {
+            let prefix = make(client, json!({"prompt": text(which, 64), "pin": pin})).await;
+            prefix["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+        };
+        assert_eq!(found(&one, 'x').await, 0);
+        assert_eq!(cached(&one, &text('x', 65)).await, 64, "pin {pin}: its own request hits");
+        assert!(found(&one, 'x').await >= 48, "pin {pin}: its own warming hits");
+        assert_eq!(found(&two, 'x').await, 0, "pin {pin}: another's warming computes");
+        make(&one, json!({"prompt": text('y', 64), "pin": pin})).await;
+        assert_eq!(cached(&two, &text('y', 65)).await, 0, "pin {pin}: another's request computes");
+        assert_eq!(cached(&one, &text('y', 65)).await, 64);
+    }
+}
+
+#[tokio::test]
+async fn what_a_group_s_member_warms_the_others_find_and_nobody_else() {
+    let file = r#"{"tenants": [{"name": "acme", "keys": ["k1"]}, {"name": "a", "keys": ["k2"], "group": "lab"},
+        {"name": "b", "keys": ["k3"], "group": "lab"}], "groups": [{"name": "lab"}]}"#;
+    let tenants = folio_server::Declared::parse(file, &|_| None).unwrap();
+    let client = Client::with(ServerConfig { tenants, ..ServerConfig::default() }, app(Arc::new(engine())));
+    let [outsider, member, other] = ["k1", "k2", "k3"].map(|key| client.key(key));
+    make(&member, json!({"prompt": text('x', 64), "pin": true})).await;
+    assert_eq!(cached(&outsider, &text('x', 65)).await, 0, "not of the group");
+    assert!(list(&outsider).await.is_empty());
+    assert_eq!(cached(&other, &text('x', 65)).await, 64, "of the group");
+    let again = make(&other, json!({"prompt": text('x', 64)})).await;
+    assert!(again["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap() >= 48);
+    assert_eq!(make(&outsider, json!({"prompt": text('x', 64)})).await["pinned"], false);
+}
+
 #[tokio::test]
 async fn what_is_dropped_is_gone() {
     let client = client();
