@@ -115,7 +115,7 @@ fn after_preemption_at_any_step() {
 fn in_a_pool_too_small_for_all() {
     for fixture in FIXTURES {
         // Many short answers first, so that admission expects short ones; then long ones.
-        let mut arrivals: Vec<_> = (0..40).map(|i| Arrival::new(prompt(900 + i, 5, 100), 2)).collect();
+        let mut arrivals: Vec<_> = (0..40).map(|i| Arrival::brief(prompt(900 + i, 5, 100))).collect();
         for (i, long) in mixed(8, 100).into_iter().enumerate() {
             let mut arrival = Arrival { step: 60 + 3 * i as u64, max_tokens: 60 + 7 * i as u32, ..long };
             arrival.prompt.truncate(64);
