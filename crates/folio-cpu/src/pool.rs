@@ -24,8 +24,8 @@
 //! - *A worker panics.* It sets `failed` and counts itself out. Others may wait for it in a barrier: they poll `failed` and
 //!   unwind too, so all count themselves out. Barrier state is then stale; the caller resets it while it is alone.
 //! - *The caller itself panics inside the job.* It is caught like any worker's; `run` still waits for the others.
-//! - *A worker is preempted by the host.* The others spin briefly, then give their processor away between polls; they never
-//!   sleep inside a run, because the wait is bounded by the work of the slowest.
+//! - *A worker is preempted by the host.* The others spin briefly, then yield, then nap between polls, so that it can run on
+//!   their processor. Nobody has to wake them.
 //! - *The pool is dropped.* `quit` is set before a last change of `epoch`; threads are joined.
 
 use std::any::Any;
@@ -44,6 +44,11 @@ pub const MAX_THREADS: usize = 512;
 const SPINS: u32 = 2000;
 /// Polls with a yield in between, before a worker without a job goes to sleep.
 const YIELDS: u32 = 64;
+/// The same inside a run: some 200 microseconds. Whoever is waited for then has lost its processor to somebody else, and may have this
+/// one; a yield alone does not give it away for longer than a moment.
+const YIELDS_IN_RUN: u32 = 512;
+/// Sleep between polls after that.
+const NAP: std::time::Duration = std::time::Duration::from_micros(50);
 
 /// Keeps what one core writes away from what another polls (two lines: prefetchers fetch pairs).
 #[repr(align(128))]
@@ -144,11 +149,13 @@ impl Split {
 }
 
 fn wait(polls: &mut u32) {
+    *polls = polls.saturating_add(1);
     if *polls < SPINS {
-        *polls += 1;
         std::hint::spin_loop();
-    } else {
+    } else if *polls < SPINS + YIELDS_IN_RUN {
         std::thread::yield_now();
+    } else {
+        std::thread::sleep(NAP);
     }
 }
 
