@@ -42,7 +42,7 @@ fn main() {
             position: 0,
             history: None,
             forbid_stop: false,
-            grammar: None,
+            guide: None,
         };
         let mut times: Vec<f64> = (0..200)
             .map(|position| {

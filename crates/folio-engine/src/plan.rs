@@ -3,10 +3,12 @@
 //! Plain data that can be printed, recorded, replayed and compared. A plan holds no tensor and no reference into the
 //! scheduler.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
+use crate::guide::GuideRef;
 use crate::request::{SamplingParams, TokenLogprobs};
 
 /// A sequence is one choice of one request. Never reused.
@@ -69,8 +71,8 @@ pub struct SampleSpec {
     pub history: Option<Arc<TokenHistory>>,
     /// Stop tokens must not be chosen now (before `min_tokens`).
     pub forbid_stop: bool,
-    /// Choice of grammar mask; no grammar engine yet, so always `None`.
-    pub grammar: Option<u64>,
+    /// What may be chosen at all, where something restricts it.
+    pub guide: Option<GuideRef>,
 }
 
 /// Most tokens that a [`TokenHistory`] sets memory aside for: most outputs are shorter, and distinct tokens are fewer still.
@@ -139,8 +141,8 @@ pub enum Sampled {
     Token { id: u32, logprobs: Option<TokenLogprobs> },
     /// To [`Want::Score`].
     Score(TokenLogprobs),
-    /// No answer exists: the logits are not numbers, or everything was forbidden. Ends this sequence alone.
-    Failed(&'static str),
+    /// No answer exists: the logits are not numbers, everything was forbidden, or a guide failed. Ends this sequence alone.
+    Failed(Cow<'static, str>),
 }
 
 /// The only seam between bookkeeping and arithmetic.

@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub use folio_kv::RetentionRange;
 use folio_kv::{KeepRefused, PrefixInfo, Root, TenantId};
 
+use crate::guide::RulesRef;
+
 /// Identifies a request for its whole life. Assigned by the caller's side ([`crate::EngineHandle`]), never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
@@ -63,6 +65,8 @@ pub struct SamplingParams {
     pub stop_token_ids: Arc<[u32]>,
     /// Number of alternatives to report with each token; `None`: no logprobs at all.
     pub logprobs: Option<u32>,
+    /// What an answer may consist of; `None`: of anything. It ends where they end, also before `min_tokens`.
+    pub rules: Option<RulesRef>,
 }
 
 impl SamplingParams {
@@ -83,6 +87,7 @@ impl SamplingParams {
             eos_token_ids: Arc::new([]),
             stop_token_ids: Arc::new([]),
             logprobs: None,
+            rules: None,
         }
     }
 }

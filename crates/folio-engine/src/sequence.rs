@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use folio_kv::{BlockHash, BlockTable, GroupCounts, KvCache, Lookup, Root, TenantId};
 
+use crate::guide::GuideRef;
 use crate::plan::{SampleSpec, SequenceId, SequencePlan, TokenHistory};
 use crate::request::{Micros, RequestId, RetentionRange, SamplingParams, Timing};
 use crate::stats::WaitingFor;
@@ -47,6 +48,8 @@ pub(crate) struct Sequence {
     pub params: Arc<SamplingParams>,
     pub seed: u64,
     pub history: Option<Arc<TokenHistory>>,
+    /// What it may say next, where `params.rules` restrict it.
+    pub guide: Option<GuideRef>,
     /// Prompt, then generated tokens.
     pub tokens: Vec<u32>,
     pub prompt_len: u32,
@@ -148,7 +151,7 @@ impl Sequence {
             position: self.tokens.len() as u32,
             history: self.history.clone(),
             forbid_stop: self.generated() < self.params.min_tokens,
-            grammar: None,
+            guide: self.guide.clone(),
         }
     }
 
@@ -156,6 +159,15 @@ impl Sequence {
         self.tokens.push(token);
         if let Some(history) = &mut self.history {
             Arc::make_mut(history).push(token);
+        }
+    }
+
+    /// Tells the guide of the last token. Only where another is wanted.
+    pub fn follow(&mut self) {
+        let Some(rules) = &self.params.rules else { return };
+        match (&self.guide, self.tokens.last()) {
+            (Some(guide), Some(token)) => guide.0.advance(*token),
+            _ => self.guide = Some(GuideRef(rules.0.guide(&self.tokens[self.prompt_len as usize..]))),
         }
     }
 }

@@ -18,6 +18,7 @@ use crate::error::{ApiError, ServerError};
 use crate::metrics::Metrics;
 use crate::params::SamplingDefaults;
 use crate::reading::{Parsers, Readers};
+use crate::structured::Structures;
 use crate::tenants::{Tenant, Tenants};
 use crate::usage::Meters;
 
@@ -113,6 +114,7 @@ pub(crate) struct State {
     pub tenants: Tenants,
     pub metrics: Metrics,
     pub readers: Readers,
+    pub structures: Structures,
     pub meters: Meters,
     /// Unix time, seconds.
     pub started_s: u64,
@@ -197,11 +199,14 @@ impl State {
         let tokenizing = Arc::new(Semaphore::new(config.limits.tokenizing.max(1)));
         let metrics = Metrics::new(&app);
         let readers = Readers::new(app.parsers, app.template.as_deref(), &app.tokenizer);
+        let ends = app.model.eos_token_ids.clone();
+        let structures = Structures::new(app.tokenizer.clone(), ends, metrics.masks.clone());
         Ok(Arc::new(Self {
             app,
             config,
             metrics,
             readers,
+            structures,
             meters: Meters::new(&tenants),
             started_s: crate::generate::unix_s(),
             tenants,

@@ -52,6 +52,8 @@ pub struct Limits {
     pub stop_string_bytes: usize,
     pub stop_token_ids: usize,
     pub logit_bias: usize,
+    /// Bytes of a schema, regular expression or grammar.
+    pub grammar_bytes: usize,
     /// Alternatives per token, for `logprobs`, `top_logprobs` and `prompt_logprobs`.
     pub logprobs: u32,
     /// Prompts being rendered and tokenized at once, off the async thread; more wait in line.
@@ -85,6 +87,7 @@ impl Default for Limits {
             stop_string_bytes: 1024,
             stop_token_ids: 256,
             logit_bias: 1024,
+            grammar_bytes: 256 << 10,
             logprobs: 20,
             tokenizing: 2,
             tokenizing_waiting: 256,

@@ -87,6 +87,24 @@ const SERVER: &[Documented] = &[
     doc("vllm:request_params_max_tokens", HISTOGRAM, "", "max_tokens as asked for, or what the context left"),
     doc("http_requests_total", COUNTER, "method, handler, status", "HTTP responses by route and status"),
     doc("folio:connections", GAUGE, "", "Open HTTP connections"),
+    doc(
+        "folio:grammar_compile_seconds",
+        HISTOGRAM,
+        "",
+        "Time to compile a schema, regular expression or grammar, also of those refused",
+    ),
+    doc(
+        "folio:grammar_mask_seconds",
+        HISTOGRAM,
+        "",
+        "Time to compute which tokens may come next, beside the step",
+    ),
+    doc(
+        "folio:grammar_wait_seconds",
+        HISTOGRAM,
+        "",
+        "What of that the step had to wait for, where it had to",
+    ),
 ];
 
 /// Read from the engine's snapshot.
@@ -168,6 +186,10 @@ const SIZES: &[f64] =
     &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6];
 const COUNTS: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0];
 
+/// For work of microseconds to milliseconds.
+const SHORT_S: &[f64] =
+    &[1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0];
+
 type Labels = Vec<(&'static str, String)>;
 
 /// A choice that ended.
@@ -210,6 +232,34 @@ pub struct Metrics {
     params_max_tokens: Histogram,
     http: Family<Labels, Counter>,
     pub connections: prometheus_client::metrics::gauge::Gauge,
+    pub masks: Arc<MaskFigures>,
+}
+
+/// What following grammars takes.
+pub struct MaskFigures {
+    compile: Histogram,
+    mask: Histogram,
+    wait: Histogram,
+}
+
+impl Default for MaskFigures {
+    fn default() -> Self {
+        Self { compile: seconds(SHORT_S), mask: seconds(SHORT_S), wait: seconds(SHORT_S) }
+    }
+}
+
+impl MaskFigures {
+    pub fn compiled(&self, took: Duration) {
+        self.compile.observe(took.as_secs_f64());
+    }
+
+    pub fn computed(&self, took: Duration) {
+        self.mask.observe(took.as_secs_f64());
+    }
+
+    pub fn waited(&self, took: Duration) {
+        self.wait.observe(took.as_secs_f64());
+    }
 }
 
 fn seconds(edges: &[f64]) -> Histogram {
@@ -243,6 +293,7 @@ impl Metrics {
             params_max_tokens: seconds(SIZES),
             http: Family::default(),
             connections: Default::default(),
+            masks: Arc::default(),
         };
         for reason in ["stop", "length", "abort", "error"] {
             drop(metrics.finished.get_or_create(&vec![("finished_reason", reason.to_owned())]));
@@ -287,6 +338,9 @@ impl Metrics {
             "vllm:request_max_num_generation_tokens" => &self.most_generated,
             "vllm:request_params_n" => &self.params_n,
             "vllm:request_params_max_tokens" => &self.params_max_tokens,
+            "folio:grammar_compile_seconds" => &self.masks.compile,
+            "folio:grammar_mask_seconds" => &self.masks.mask,
+            "folio:grammar_wait_seconds" => &self.masks.wait,
             other => unreachable!("{other} is in the table above but has no histogram"),
         }
     }

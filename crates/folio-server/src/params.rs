@@ -17,6 +17,7 @@ use crate::error::ApiError;
 use crate::fields::{Fields, within};
 use crate::reading::Reading;
 use crate::retain::CacheWish;
+use crate::structured::Wish;
 
 /// Parameters of OpenAI's, vLLM's and SGLang's APIs that this server refuses, with the reason a client reads.
 pub const REFUSED: &[(&str, &str)] = &[
@@ -26,14 +27,15 @@ pub const REFUSED: &[(&str, &str)] = &[
     ("cache_salt", "cached prefixes are already separate for every API key"),
     ("chat_template", "templates come from the model; pass chat_template_kwargs to the model's own"),
     ("documents", "put documents into the messages"),
-    ("ebnf", "structured output is not available yet"),
+    ("ebnf", "use structured_outputs with grammar"),
     ("extra_key", "cached prefixes are already separate for every API key"),
     ("function_call", "use tools and tool_choice"),
     ("functions", "use tools and tool_choice"),
-    ("guided_choice", "structured output is not available yet"),
-    ("guided_grammar", "structured output is not available yet"),
-    ("guided_json", "structured output is not available yet"),
-    ("guided_regex", "structured output is not available yet"),
+    ("guided_choice", "use structured_outputs"),
+    ("guided_grammar", "use structured_outputs"),
+    ("guided_json", "use structured_outputs"),
+    ("guided_regex", "use structured_outputs"),
+    ("json_schema", "use response_format or structured_outputs"),
     ("kv_transfer_params", "this server runs on one machine"),
     ("length_penalty", "it belongs to beam search, which is not available"),
     ("logit_processors", "code in requests is never run"),
@@ -46,11 +48,10 @@ pub const REFUSED: &[(&str, &str)] = &[
     ("prediction", "predicted outputs are not available"),
     ("prompt_cache_options", "prefixes are cached automatically; use cache"),
     ("prompt_embeds", "send text or token ids"),
-    ("regex", "structured output is not available yet"),
+    ("regex", "use structured_outputs"),
     ("return_prompt_text", "use return_token_ids, or echo with completions"),
     ("return_tokens_as_token_ids", "use return_token_ids"),
     ("session_id", "prefixes are found by content; no session is needed"),
-    ("structured_outputs", "structured output is not available yet"),
     ("thinking_token_budget", "use max_tokens"),
     ("truncation_side", "truncate_prompt_tokens keeps the end of the prompt"),
     ("verbosity", "say in the messages how long the answer should be"),
@@ -81,6 +82,8 @@ pub struct Generation {
     pub add_special_tokens: Option<bool>,
     /// How reasoning and tool calls are told from text; the chat endpoint's business.
     pub reading: Option<Reading>,
+    /// What the answer must be; [`SamplingParams::rules`] follow from it once it is known where the answer begins.
+    pub structure: Option<Wish>,
     /// How long the prompt should stay cached.
     pub cache: CacheWish,
 }
@@ -132,10 +135,16 @@ impl Generation {
                 "'prompt_logprobs' cannot be streamed; set stream to false.",
             ));
         }
+        let structure = Wish::read(fields, limits)?;
+        if structure.is_some() && sampling.eos_token_ids.is_empty() {
+            let message = "'ignore_eos' contradicts a structured answer, which ends where its grammar ends.";
+            return Err(ApiError::invalid("ignore_eos", message));
+        }
         Ok(Self {
             sampling,
             n,
             max_tokens: None,
+            structure,
             stop: stop_strings(fields, "stop", limits)?,
             include_stop: fields.take("include_stop_str_in_output")?.unwrap_or(false),
             skip_special_tokens: fields.take("skip_special_tokens")?.unwrap_or(true),
@@ -161,6 +170,7 @@ impl Generation {
     ) -> Result<Self, ApiError> {
         Ok(Self {
             sampling: truncation(fields, facts)?,
+            structure: None,
             n: 1,
             max_tokens: None,
             stop: stop_strings(fields, stop, limits)?,
@@ -231,13 +241,6 @@ fn metadata_only(fields: &mut Fields) -> Result<(), ApiError> {
         && modalities.iter().any(|modality| modality != "text")
     {
         return Err(ApiError::unsupported("modalities", "the model generates text only"));
-    }
-    if let Some(raw) = fields.raw("response_format") {
-        let mut format = Fields::of_value(raw, "response_format".into())?;
-        if format.require::<String>("type")? != "text" {
-            return Err(ApiError::unsupported("response_format", "only {\"type\": \"text\"} is available"));
-        }
-        format.finish(&[])?;
     }
     Ok(())
 }

@@ -14,12 +14,16 @@ use folio_text::{
 
 use serde_json::{Map, Value};
 
+use crate::chat::Conversation;
 use crate::error::ApiError;
+use crate::guides::Begin;
 use crate::params::fresh_seed;
 use crate::tools::{ToolChoice, ToolUse};
 
 /// What OpenAI's API and templates call it.
 pub const EFFORT: &str = "reasoning_effort";
+/// What gpt-oss writes before its answer, one after the other.
+const HARMONY_ANSWER: [&str; 2] = ["<|channel|>final", "<|message|>"];
 const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 /// The formats of the served model.
@@ -51,6 +55,8 @@ pub struct Readers {
     takes_effort: bool,
     /// Control tokens to keep, with and without tools.
     markers: [Arc<HashSet<u32>>; 2],
+    /// The token that opens reasoning, where it is one.
+    opening: Option<u32>,
 }
 
 /// How one request's answers are read.
@@ -90,6 +96,7 @@ impl Readers {
             template: template.map(ChatTemplate::tools),
             takes_effort: template.is_some_and(|template| template.mentions(EFFORT)),
             markers: [markers(None), markers(parsers.tools)],
+            opening: parsers.reasoning.and_then(|format| tokenizer.token_id(format.open)),
         }
     }
 
@@ -134,6 +141,33 @@ impl Readers {
     /// Whether the model is known to mark its reasoning.
     pub fn reasons(&self) -> bool {
         self.parsers.reasoning.is_some()
+    }
+
+    /// Where a structured answer, which `param` asks for, begins: behind the model's reasoning.
+    pub fn begin(
+        &self,
+        param: &str,
+        conversation: &Conversation,
+        reading: Option<&Reading>,
+    ) -> Result<Begin, ApiError> {
+        if conversation.tools.shown().is_some() {
+            let why = "it cannot be combined with tools; send tool_choice \"none\" where no call is wanted";
+            return Err(ApiError::unsupported(param, why));
+        }
+        if conversation.continue_final {
+            return Err(ApiError::unsupported(param, "it cannot be combined with continue_final_message"));
+        }
+        let Some((reading, format)) = reading.and_then(|reading| Some((reading, reading.setup.reasoning?)))
+        else {
+            return Ok(Begin::default());
+        };
+        Ok(match (format.harmony, reading.setup.inside_reasoning) {
+            (true, _) => Begin { after: HARMONY_ANSWER.into(), unless: None },
+            (false, true) => Begin { after: [format.close].into(), unless: None },
+            (false, false) => {
+                Begin { after: Vec::new(), unless: self.opening.map(|token| (token, format.close)) }
+            }
+        })
     }
 
     /// How the answers are read, and the text to append to the prompt. `None`: the text is the answer.

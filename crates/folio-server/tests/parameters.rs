@@ -247,7 +247,6 @@ async fn what_is_not_supported_is_refused_by_name() {
         ("include_reasoning", json!(false)),
         ("reasoning_effort", json!("high")),
         ("modalities", json!(["text", "audio"])),
-        ("response_format", json!({"type": "json_object"})),
         ("spaces_between_special_tokens", json!(false)),
         ("no_such_thing", json!(null)),
         ("no_such_thing", json!(0)),

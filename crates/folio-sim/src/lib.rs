@@ -13,6 +13,7 @@ pub mod machine;
 pub mod oracle;
 pub mod retention;
 pub mod rng;
+pub mod rules;
 pub mod scenario;
 pub mod simulator;
 pub mod trace;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use folio_engine::plan::{SampleSpec, Sampled, TokenHistory};
 use folio_engine::request::{Request, TokenLogprobs};
-use folio_engine::{FinishReason, Sampler, choice_seed};
+use folio_engine::{FinishReason, GuideRef, Sampler, choice_seed};
 
 use crate::backend::{EMPTY, extend, logits, value, window_value};
 
@@ -80,6 +80,7 @@ fn answer(
     sampler: &mut Sampler,
 ) -> Answer {
     let params = Arc::new(request.sampling.clone());
+    let guide = params.rules.as_ref().map(|rules| GuideRef(rules.0.guide(&[])));
     let mut known = request.prompt.to_vec();
     let mut tokens: Vec<(u32, Option<TokenLogprobs>)> = Vec::new();
     loop {
@@ -95,7 +96,7 @@ fn answer(
             position: known.len() as u32,
             history: Some(Arc::new(history)),
             forbid_stop: generated < params.min_tokens,
-            grammar: None,
+            guide: guide.clone(),
         };
         let Sampled::Token { id, logprobs } = sampler.sample(&row(solo.context, vocab), &spec) else {
             return Answer { tokens, reason: FinishReason::Error };
@@ -103,6 +104,9 @@ fn answer(
         tokens.push((id, logprobs));
         if params.eos_token_ids.contains(&id) || params.stop_token_ids.contains(&id) {
             return Answer { tokens, reason: FinishReason::Stop };
+        }
+        if let Some(guide) = &guide {
+            guide.0.advance(id);
         }
         solo.read(id, known.len());
         known.push(id);

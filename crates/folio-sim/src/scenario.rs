@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
+use folio_engine::RulesRef;
 use folio_engine::SchedulerConfig;
 use folio_engine::request::{Micros, Request, RequestId, SamplingParams};
 use folio_kv::{CacheConfig, Identity, PinLimits, Quota, Root, TenantId, WindowConfig};
 
 use crate::keeping;
 use crate::rng::Rng;
+use crate::rules::HashRules;
 
 /// How a client treats what it is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -237,6 +239,7 @@ fn sampling(rng: &mut Rng, room: u64, vocab: u32) -> SamplingParams {
         params.frequency_penalty = *rng.pick(&[0.0, 0.5]);
         params.presence_penalty = *rng.pick(&[0.0, -0.7]);
     }
+    params.rules = rng.one_in(4).then(|| RulesRef(Arc::new(HashRules(rng.word()))));
     params.logprobs = rng.one_in(5).then(|| rng.range(0, 3) as u32);
     params
 }

@@ -14,6 +14,7 @@ mod decoder;
 mod detokenizer;
 mod error;
 mod gguf;
+mod grammar;
 mod reasoning;
 mod stop;
 mod template;
@@ -22,6 +23,7 @@ mod tools;
 
 pub use detokenizer::{DetokenizeOptions, Detokenizer};
 pub use error::TextError;
+pub use grammar::{CHOICES_MAX, Grammar, GrammarError, Grammars, Matcher, STACK_BYTES, Syntax, Whitespace};
 pub use reasoning::{REASONING_FORMATS, ReasoningFormat};
 pub use stop::StopMatcher;
 pub use template::{ChatInput, ChatTemplate, TemplateSources, TemplateTools, rfc_3339};

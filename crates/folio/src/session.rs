@@ -238,16 +238,11 @@ fn sampling(args: &SamplingArgs, defaults: &GenerationConfig, room: u32) -> Samp
         top_k: args.top_k.or(defaults.top_k).unwrap_or(0),
         top_p: args.top_p.or(defaults.top_p).unwrap_or(1.0),
         min_p: args.min_p.or(defaults.min_p).unwrap_or(0.0),
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
         repetition_penalty: args.repetition_penalty.or(defaults.repetition_penalty).unwrap_or(1.0),
-        logit_bias: Arc::from([]),
         seed: args.seed.unwrap_or_else(random_seed),
         max_tokens: args.max_tokens.or(defaults.max_new_tokens).unwrap_or(room).min(room),
-        min_tokens: 0,
         eos_token_ids: if args.ignore_eos { Arc::from([]) } else { defaults.eos_token_ids.clone().into() },
-        stop_token_ids: Arc::from([]),
-        logprobs: None,
+        ..SamplingParams::greedy(0)
     }
 }
 

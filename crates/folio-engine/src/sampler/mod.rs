@@ -4,7 +4,7 @@
 //! or the slot; a choice is a function of (logits, [`SampleSpec`]) bit for bit (promise 1).
 //!
 //! Order of the rules (vLLM's): stop tokens forbidden before min_tokens, logit_bias, repetition penalty (prompt and
-//! generated), frequency and presence penalties (generated), temperature, min_p, top_k, top_p, Gumbel-max. min_p and
+//! generated), frequency and presence penalties (generated), what a guide forbids, temperature, min_p, top_k, top_p, Gumbel-max. min_p and
 //! top_p look at the distribution after temperature; top_p at what top_k left.
 //!
 //! Gumbel-max: the token with the largest `logit / T + g`, where `g` is a function of (seed, absolute position, token).
@@ -21,6 +21,8 @@ pub mod rng;
 mod select;
 #[cfg(test)]
 mod tests;
+
+use std::borrow::Cow;
 
 use crate::plan::{SampleSpec, Sampled, TokenHistory};
 use crate::request::{SamplingParams, TokenLogprobs};
@@ -51,9 +53,9 @@ impl Default for Sampler {
 impl Sampler {
     /// Chooses the next token from `logits`, `[vocab]`.
     pub fn sample(&mut self, logits: &[f32], spec: &SampleSpec) -> Sampled {
-        let Some(raw_max) = math::max(logits) else { return Sampled::Failed("a logit is not a number") };
+        let Some(raw_max) = math::max(logits) else { return failed("a logit is not a number") };
         if !raw_max.is_finite() {
-            return Sampled::Failed("no logit is finite, or one is infinite");
+            return failed("no logit is finite, or one is infinite");
         }
         let id = match changes_logits(spec) {
             false => self.choose(logits, raw_max, spec),
@@ -61,13 +63,12 @@ impl Sampler {
                 let mut row = std::mem::take(&mut self.row);
                 row.clear();
                 row.extend_from_slice(logits);
-                apply(&mut row, spec);
-                let max = math::max(&row).unwrap_or(f32::NEG_INFINITY);
-                let id = max.is_finite().then(|| self.choose(&row, max, spec));
+                let max = changed(&mut row, logits, spec);
+                let id = max.map(|max| self.choose(&row, max, spec));
                 self.row = row;
                 match id {
-                    Some(id) => id,
-                    None => return Sampled::Failed("every token is forbidden"),
+                    Ok(id) => id,
+                    Err(reason) => return Sampled::Failed(reason),
                 }
             }
         };
@@ -78,9 +79,9 @@ impl Sampler {
     /// Log probability of a known token.
     pub fn score(&mut self, logits: &[f32], next: u32, top: u32) -> Sampled {
         match math::max(logits) {
-            None => Sampled::Failed("a logit is not a number"),
-            Some(max) if !max.is_finite() => Sampled::Failed("no logit is finite, or one is infinite"),
-            Some(_) if next as usize >= logits.len() => Sampled::Failed("the token is not in the vocabulary"),
+            None => failed("a logit is not a number"),
+            Some(max) if !max.is_finite() => failed("no logit is finite, or one is infinite"),
+            Some(_) if next as usize >= logits.len() => failed("the token is not in the vocabulary"),
             Some(max) => Sampled::Score(self.logprobs(logits, max, next, top)),
         }
     }
@@ -211,12 +212,37 @@ fn keep_mass(keys: &mut Vec<u64>, mass: impl Fn(&u64) -> f64, wanted: f64) {
 fn changes_logits(spec: &SampleSpec) -> bool {
     let params = &spec.params;
     let stops = !params.eos_token_ids.is_empty() || !params.stop_token_ids.is_empty();
-    !params.logit_bias.is_empty() || spec.history.is_some() || (spec.forbid_stop && stops)
+    !params.logit_bias.is_empty()
+        || spec.history.is_some()
+        || spec.guide.is_some()
+        || (spec.forbid_stop && stops)
 }
 
-fn apply(row: &mut [f32], spec: &SampleSpec) {
+fn failed(reason: &'static str) -> Sampled {
+    Sampled::Failed(reason.into())
+}
+
+/// Applies every rule that changes logits to `row`, a copy of `raw`, and returns the largest that is left.
+fn changed(row: &mut [f32], raw: &[f32], spec: &SampleSpec) -> Result<f32, Cow<'static, str>> {
+    apply(row, spec, spec.forbid_stop);
+    let mut max = math::max(row);
+    if let Some(guide) = &spec.guide {
+        guide.0.restrict(row)?;
+        max = math::max(row);
+        if spec.forbid_stop && max == Some(f32::NEG_INFINITY) {
+            // What must be said is said: the answer ends before min_tokens.
+            row.copy_from_slice(raw);
+            apply(row, spec, false);
+            guide.0.restrict(row)?;
+            max = math::max(row);
+        }
+    }
+    max.filter(|max| max.is_finite()).ok_or("every token is forbidden".into())
+}
+
+fn apply(row: &mut [f32], spec: &SampleSpec, forbid_stop: bool) {
     let params = &spec.params;
-    if spec.forbid_stop {
+    if forbid_stop {
         for token in params.eos_token_ids.iter().chain(params.stop_token_ids.iter()) {
             if let Some(logit) = row.get_mut(*token as usize) {
                 *logit = f32::NEG_INFINITY;

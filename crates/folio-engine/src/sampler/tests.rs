@@ -10,7 +10,7 @@ fn params() -> SamplingParams {
 }
 
 fn spec(params: SamplingParams, seed: u64, position: u32) -> SampleSpec {
-    SampleSpec { params: Arc::new(params), seed, position, history: None, forbid_stop: false, grammar: None }
+    SampleSpec { params: Arc::new(params), seed, position, history: None, forbid_stop: false, guide: None }
 }
 
 fn pick(row: &[f32], spec: &SampleSpec) -> u32 {

@@ -101,7 +101,7 @@ impl Scheduler {
     fn advance(&mut self, cache: &mut KvCache, slot: Slot, entry: &mut SequencePlan, answers: &[Sampled]) {
         let (granted, mut wants) = self.take_back(slot, entry);
         let failure = answers.iter().find_map(|answer| match answer {
-            Sampled::Failed(reason) => Some(*reason),
+            Sampled::Failed(reason) => Some(reason),
             _ => None,
         });
         if let Some(reason) = failure {
@@ -328,8 +328,9 @@ impl Scheduler {
         let sequence = &self.sequences[slot];
         if let Some(reason) = self.end_of(sequence, draw.token, sequence.generated()) {
             let stop_token = (reason == FinishReason::Stop).then_some(draw.token);
-            self.finish(cache, slot, reason, stop_token, None);
+            return self.finish(cache, slot, reason, stop_token, None);
         }
+        self.sequences[slot].follow();
     }
 }
 
@@ -348,6 +349,8 @@ impl Sequence {
             params: self.params.clone(),
             seed: 0,
             history: self.history.clone(),
+            // The leader's goes with the leader.
+            guide: None,
             tokens,
             prompt_len: self.prompt_len,
             computed: 0,

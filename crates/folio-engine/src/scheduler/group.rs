@@ -11,6 +11,7 @@ use std::sync::Arc;
 use folio_kv::KvCache;
 
 use super::Scheduler;
+use crate::guide::GuideRef;
 use crate::plan::TokenHistory;
 use crate::request::{
     Event, FinishReason, Micros, Request, RequestId, SamplingParams, Timing, TokenLogprobs,
@@ -219,6 +220,7 @@ fn first_sequence(request: Request, rank: Rank, now: Micros) -> Sequence {
         seed: choice_seed(request.sampling.seed, 0),
         history: penalized(&request.sampling)
             .then(|| Arc::new(TokenHistory::of_prompt(&request.prompt, request.sampling.max_tokens))),
+        guide: request.sampling.rules.as_ref().map(|rules| GuideRef(rules.0.guide(&[]))),
         params: Arc::new(request.sampling),
         tokens,
         prompt_len,

@@ -1,0 +1,59 @@
+//! What a choice may say next, where something restricts it (a schema, a regular expression, a grammar).
+//!
+//! Owns: the seam to whoever knows the rules. Must never: know what the rules are, or compute them: a [`Guide`] does that on
+//! threads of its own beside the forward pass, from the moment a token is known until the next is drawn.
+//!
+//! A guide belongs to one choice, from its first token to its last; a preempted sequence keeps it. The choices of one request
+//! share the guide of the empty answer until each has its first token. What a guide allows is a function of the rules and of
+//! the tokens chosen, so promise 1 holds with them: neither neighbours nor time change it.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// Rules for answers, ready to be followed. Shared by all choices of a request.
+pub trait Rules: Send + Sync {
+    /// A guide for an answer that begins with `chosen`. Must not block.
+    fn guide(&self, chosen: &[u32]) -> Arc<dyn Guide>;
+}
+
+/// Follows one answer.
+pub trait Guide: Send + Sync {
+    /// `token` was chosen. Must not block: what follows from it is computed elsewhere.
+    fn advance(&self, token: u32);
+
+    /// Sets the logits of what must not come next to minus infinity, `[vocab]`; waits for what is still being computed. An
+    /// error ends this choice alone; its text is for the client.
+    fn restrict(&self, logits: &mut [f32]) -> Result<(), String>;
+}
+
+/// Rules as a parameter of sampling: equal if they are the same object.
+#[derive(Clone)]
+pub struct RulesRef(pub Arc<dyn Rules>);
+
+/// A guide as part of a plan: equal if it is the same object.
+#[derive(Clone)]
+pub struct GuideRef(pub Arc<dyn Guide>);
+
+impl PartialEq for RulesRef {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl PartialEq for GuideRef {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl fmt::Debug for RulesRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Rules")
+    }
+}
+
+impl fmt::Debug for GuideRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Guide")
+    }
+}

@@ -1,0 +1,273 @@
+//! `response_format` and `structured_outputs` over the real engine and sampler, with a model whose logits are as good as random:
+//! what it says follows the grammar because nothing else can be said.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{Client, VOCAB, app, merged, template, tokenizer_with};
+use folio_engine::{EngineHandle, EngineParts, ModelExecutor, SchedulerConfig, SystemClock};
+use folio_kv::{CacheConfig, KvCache, LruLeafFirst};
+use folio_server::{App, Parsers, ServerConfig};
+use folio_sim::SimBackend;
+use folio_text::ReasoningFormat;
+use serde_json::{Value, json};
+
+fn engine(blocks: u32) -> EngineHandle {
+    let config = SchedulerConfig {
+        max_model_len: 512,
+        max_num_seqs: 16,
+        max_num_batched_tokens: 64,
+        preemption_target_permille: 500,
+        ..Default::default()
+    };
+    let backend = SimBackend::new(VOCAB as usize, blocks as usize, 16, 64, 64);
+    let geometry = CacheConfig { blocks, block_tokens: 16, bytes_per_block: 1 };
+    folio_engine::start(EngineParts {
+        config,
+        cache: KvCache::new(geometry, Box::new(LruLeafFirst::default())),
+        executor: Box::new(ModelExecutor::new(Box::new(backend), VOCAB as usize, 64, 64)),
+        clock: Arc::new(SystemClock::new()),
+        vocab: VOCAB,
+    })
+    .unwrap()
+}
+
+fn client(blocks: u32) -> Client {
+    Client::with(ServerConfig::default(), App { model: facts(), ..app(Arc::new(engine(blocks))) })
+}
+
+fn facts() -> folio_server::ModelFacts {
+    folio_server::ModelFacts { context_length: 512, ..common::facts() }
+}
+
+fn person() -> Value {
+    json!({"type": "object", "additionalProperties": false, "required": ["name", "age", "tags"], "properties": {
+        "name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+    }})
+}
+
+fn is_person(value: &Value) -> bool {
+    let object = value.as_object().unwrap();
+    object.len() == 3
+        && value["name"].as_str().is_some_and(|name| name.chars().count() <= 8)
+        && value["age"].as_u64().is_some_and(|age| age <= 150)
+        && value["tags"]
+            .as_array()
+            .is_some_and(|tags| tags.len() <= 3 && tags.iter().all(|tag| tag == "a" || tag == "b"))
+}
+
+fn schema_format() -> Value {
+    json!({"type": "json_schema", "json_schema": {"name": "person", "schema": person(), "strict": true}})
+}
+
+fn content(reply: &common::Reply) -> String {
+    assert_eq!(reply.status, 200, "{}", reply.text);
+    let choice = reply.json()["choices"][0].clone();
+    assert_eq!(choice["finish_reason"], "stop", "{choice}");
+    choice["message"]["content"].as_str().or(choice["text"].as_str()).unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn random_logits_say_nothing_but_what_the_schema_allows() {
+    let client = client(64);
+    for seed in 0..20 {
+        let body =
+            json!({"response_format": schema_format(), "temperature": 1, "seed": seed, "max_tokens": 400});
+        let text = content(&client.chat(body).await);
+        assert!(is_person(&serde_json::from_str(&text).unwrap()), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn every_notation_is_followed() {
+    let client = client(64);
+    let outputs =
+        |value: Value| json!({"structured_outputs": value, "temperature": 1, "seed": 5, "max_tokens": 300});
+    let said = async |value: Value| content(&client.complete(outputs(value)).await);
+    let as_text = said(json!({"json": person().to_string()})).await;
+    assert!(is_person(&serde_json::from_str(&as_text).unwrap()));
+    let compact =
+        said(json!({"json": person(), "disable_any_whitespace": true, "disable_fallback": true})).await;
+    let value: Value = serde_json::from_str(&compact).unwrap();
+    assert_eq!(
+        compact.matches([':', ',']).count(),
+        compact.matches(": ").count() + compact.matches([':', ',']).count(),
+        "{compact}"
+    );
+    assert!(is_person(&value));
+    let open = json!({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]});
+    let closed =
+        said(json!({"json": open, "disable_additional_properties": true, "whitespace_pattern": "_{0,2}"}))
+            .await;
+    assert_eq!(closed.replace('_', ""), "{\"a\":1}");
+    assert!(["red", "green"].contains(&said(json!({"choice": ["red", "green"]})).await.as_str()));
+    let matched = said(json!({"regex": "[0-9]{3}-(x|y)"})).await;
+    assert!(matched.len() == 5 && matched[..3].parse::<u32>().is_ok(), "{matched}");
+    let lark = said(json!({"grammar": "start: \"<\" inner \">\"\ninner: \"a\" | \"<\" inner \">\""})).await;
+    assert!(lark.starts_with('<') && lark.trim_matches(['<', '>']) == "a", "{lark}");
+    let gbnf = said(json!({"grammar": "root ::= \"SELECT \" column\ncolumn ::= \"x\" | \"y\""})).await;
+    assert!(["SELECT x", "SELECT y"].contains(&gbnf.as_str()), "{gbnf}");
+    let object =
+        client.chat(json!({"response_format": {"type": "json_object"}, "seed": 3, "max_tokens": 400})).await;
+    let choice = object.json()["choices"][0].clone();
+    if choice["finish_reason"] == "stop" {
+        assert!(
+            serde_json::from_str::<Value>(choice["message"]["content"].as_str().unwrap())
+                .unwrap()
+                .is_object()
+        );
+    }
+}
+
+/// Preempted, interleaved and shared with others, an answer is what it is alone; so are the answers beside it.
+#[tokio::test]
+async fn a_crowd_in_a_small_pool_says_what_each_says_alone() {
+    let body = |index: u32| {
+        let mut body = json!({"messages": [{"role": "user", "content": format!("number {index} ").repeat(3)}],
+            "temperature": 1, "seed": index, "max_tokens": 200, "n": 1 + index % 3});
+        if !index.is_multiple_of(4) {
+            body["response_format"] = schema_format();
+        }
+        body
+    };
+    let texts = |reply: &common::Reply| -> Vec<Value> {
+        assert_eq!(reply.status, 200, "{}", reply.text);
+        let json = reply.json();
+        json["choices"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|choice| choice["message"]["content"].clone())
+            .collect()
+    };
+    let (solo, crowd) = (client(64), client(40));
+    for seed in 0..40 {
+        // Teaches admission that answers are short, so that the long ones that follow are preempted.
+        let short = json!({"structured_outputs": {"choice": ["y", "n"]}, "max_tokens": 200, "seed": seed});
+        content(&crowd.complete(short).await);
+    }
+    let tasks: Vec<_> = (0..16)
+        .map(|index| {
+            let crowd = crowd.clone();
+            tokio::spawn(async move { crowd.chat(body(index)).await })
+        })
+        .collect();
+    for (index, task) in tasks.into_iter().enumerate() {
+        let index = index as u32;
+        let together = texts(&task.await.unwrap());
+        assert_eq!(together, texts(&solo.chat(body(index)).await), "request {index}");
+        for text in together.iter().filter(|_| !index.is_multiple_of(4)) {
+            assert!(is_person(&serde_json::from_str(text.as_str().unwrap()).unwrap()), "{text}");
+        }
+    }
+    assert!(
+        crowd.metric("vllm:num_preemptions_total", &[]).await > 0.0,
+        "the pool was too large to prove anything"
+    );
+    assert!(crowd.metric("folio:grammar_mask_seconds_count", &[]).await > 100.0);
+}
+
+#[tokio::test]
+async fn the_streamed_answer_is_the_whole_one() {
+    let client = client(64);
+    let body = json!({"response_format": schema_format(), "temperature": 1, "seed": 9, "max_tokens": 400});
+    let whole = content(&client.chat(body.clone()).await);
+    let events = client.chat(merged(body, json!({"stream": true}))).await.events();
+    let streamed: String =
+        events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect();
+    assert_eq!(streamed, whole);
+}
+
+#[tokio::test]
+async fn the_grammar_outranks_min_tokens_and_cuts_at_max_tokens() {
+    let client = client(64);
+    let choice = json!({"structured_outputs": {"choice": ["yes"]}, "min_tokens": 20, "max_tokens": 30});
+    assert_eq!(content(&client.complete(choice).await), "yes");
+    let cut =
+        client.complete(json!({"structured_outputs": {"regex": "a{50}"}, "max_tokens": 7})).await.json();
+    assert_eq!(
+        (&cut["choices"][0]["text"], &cut["choices"][0]["finish_reason"]),
+        (&json!("aaaaaaa"), &json!("length"))
+    );
+    let biased =
+        json!({"structured_outputs": {"choice": ["y", "n"]}, "logit_bias": {"110": 100}, "max_tokens": 5});
+    assert_eq!(content(&client.complete(biased).await), "n", "other rules still count among what is allowed");
+}
+
+#[tokio::test]
+async fn what_cannot_be_followed_is_refused_by_name() {
+    let client = client(64);
+    let schema = |schema: Value| json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}});
+    let outputs = |value: Value| json!({"structured_outputs": value});
+    let named = json!({"type": "function", "function": {"name": "f"}});
+    for (body, param, word) in [
+        (
+            schema(json!({"type": "array", "uniqueItems": true})),
+            "response_format.json_schema.schema",
+            "uniqueItems",
+        ),
+        (schema(json!(5)), "response_format.json_schema.schema", "object or a boolean"),
+        (
+            json!({"response_format": {"type": "json_schema"}}),
+            "response_format.json_schema",
+            "response_format.json_schema",
+        ),
+        (
+            json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}),
+            "response_format.json_schema.name",
+            "name",
+        ),
+        (json!({"response_format": {"type": "yaml"}}), "response_format.type", "yaml"),
+        (json!({"response_format": {"type": "structural_tag"}}), "response_format.type", "structural tags"),
+        (json!({"response_format": {"type": "text", "more": 1}}), "response_format.more", "more"),
+        (outputs(json!({})), "structured_outputs", "exactly one"),
+        (outputs(json!({"regex": "a", "choice": ["b"]})), "structured_outputs", "exactly one"),
+        (outputs(json!({"regex": "("})), "structured_outputs.regex", "regex"),
+        (outputs(json!({"grammar": "root ::= nothing"})), "structured_outputs.grammar", "nothing"),
+        (outputs(json!({"choice": []})), "structured_outputs.choice", "0 choices"),
+        (outputs(json!({"json": "{"})), "structured_outputs.json", "not JSON"),
+        (outputs(json!({"structural_tag": "x"})), "structured_outputs.structural_tag", "structural tags"),
+        (outputs(json!({"regex": "a".repeat(300 << 10)})), "structured_outputs", "limit"),
+        (json!({"structured_outputs": {"regex": "a"}, "ignore_eos": true}), "ignore_eos", "ignore_eos"),
+        (
+            json!({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}),
+            "structured_outputs",
+            "one of them",
+        ),
+        (json!({"tools": [named], "response_format": {"type": "json_object"}}), "tools", "tools"),
+    ] {
+        let reply = client.chat(body.clone()).await;
+        assert_eq!(reply.status, 400, "{body}: {}", reply.text);
+        let error = reply.error();
+        assert_eq!(error["param"], param, "{error}");
+        assert!(error["message"].as_str().unwrap().contains(word), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn reasoning_comes_before_the_grammar() {
+    let parsers = Parsers { tools: None, reasoning: ReasoningFormat::named("think") };
+    let make = |names: [&str; 3]| {
+        let app = App { model: facts(), parsers, ..app(Arc::new(engine(64))) };
+        Client::with(
+            ServerConfig::default(),
+            App { tokenizer: Arc::new(tokenizer_with(names)), template: Some(Arc::new(template())), ..app },
+        )
+    };
+    // `<think>` and `</think>` are tokens of their own, and made likely.
+    let client = make(["<|end|>", "<think>", "</think>"]);
+    let body = |seed: u32, bias: Value| json!({"structured_outputs": {"choice": ["yes", "no"]}, "temperature": 1, "seed": seed, "max_tokens": 60, "logit_bias": bias});
+    let reply = client.chat(body(0, json!({"257": 100, "258": 100}))).await;
+    assert!(["yes", "no"].contains(&content(&reply).as_str()), "{}", reply.text);
+    let usage = &reply.json()["usage"]["completion_tokens_details"];
+    assert!(usage["reasoning_tokens"].as_u64().unwrap() > 0, "{usage}");
+    // An answer without reasoning begins with the grammar.
+    let plain = client.chat(body(0, json!({"257": -100}))).await.json()["choices"][0].clone();
+    assert!(["yes", "no"].contains(&plain["message"]["content"].as_str().unwrap()), "{plain}");
+    // An answer that only thinks does not end before it has answered.
+    let endless =
+        client.chat(body(0, json!({"257": 100, "258": -100, "256": 100}))).await.json()["choices"][0].clone();
+    assert_eq!(endless["finish_reason"], "length", "{endless}");
+}
