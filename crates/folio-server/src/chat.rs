@@ -55,10 +55,7 @@ pub(crate) fn prepare(
 
     let rendered = conversation.prompt(state, include_reasoning)?;
     generation.reading = rendered.reading;
-    if let Some(wish) = &generation.structure {
-        let begin = state.readers.begin(wish.param(), &conversation, generation.reading.as_ref())?;
-        generation.sampling.rules = Some(state.structures.rules(wish, begin)?);
-    }
+    generation.follow(state, Some(&conversation))?;
     let special = generation.add_special_tokens.unwrap_or(false);
     let truncated = generation.truncate_prompt.is_some();
     let mut tokens = encode(state, &rendered.text, special, truncated, "messages")?;

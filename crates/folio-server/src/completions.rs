@@ -10,7 +10,6 @@ use crate::chat::{check_model, encode};
 use crate::error::ApiError;
 use crate::fields::{Fields, within};
 use crate::generate::{Job, PromptJob};
-use crate::guides::Begin;
 use crate::params::{Generation, REFUSED, check_token_ids};
 use crate::shape::{Kind, Shape};
 
@@ -46,9 +45,7 @@ pub(crate) fn prepare(
     }
     let prompts: Prompts = fields.require("prompt")?;
     fields.finish(REFUSED)?;
-    if let Some(wish) = &generation.structure {
-        generation.sampling.rules = Some(state.structures.rules(wish, Begin::default())?);
-    }
+    generation.follow(state, None)?;
 
     let echo_logprobs = generation.echo && generation.sampling.logprobs.is_some();
     if echo_logprobs {

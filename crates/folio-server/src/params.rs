@@ -11,10 +11,12 @@ use folio_engine::SamplingParams;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::app::ModelFacts;
+use crate::app::{ModelFacts, State};
+use crate::chat::Conversation;
 use crate::config::Limits;
 use crate::error::ApiError;
 use crate::fields::{Fields, within};
+use crate::guides::Begin;
 use crate::reading::Reading;
 use crate::retain::CacheWish;
 use crate::structured::Wish;
@@ -187,6 +189,21 @@ impl Generation {
             reading: None,
             cache: CacheWish::default(),
         })
+    }
+
+    /// Makes rules of what the answer must be; its beginning depends on how the answer to a `conversation` is read.
+    pub(crate) fn follow(
+        &mut self,
+        state: &State,
+        conversation: Option<&Conversation>,
+    ) -> Result<(), ApiError> {
+        let Some(wish) = &self.structure else { return Ok(()) };
+        let begin = match conversation {
+            Some(conversation) => state.readers.begin(wish.param(), conversation, self.reading.as_ref())?,
+            None => Begin::default(),
+        };
+        self.sampling.rules = Some(state.structures.rules(wish, begin)?);
+        Ok(())
     }
 
     /// Cuts the prompt as asked, then checks it and max_tokens against the context. `param` names the prompt's field.

@@ -41,6 +41,12 @@ impl Wish {
         Self { syntax: Syntax::Json { schema, whitespace: Whitespace::default() }, param }
     }
 
+    /// The same for a schema of the request's.
+    pub fn of_schema(raw: &RawValue, param: String, limits: &Limits) -> Result<Self, ApiError> {
+        bounded(raw.get().len(), &param, limits)?;
+        Ok(Self::json(parse(raw, &param)?, param))
+    }
+
     /// The field that asks for it.
     pub fn param(&self) -> &str {
         &self.param
@@ -61,15 +67,12 @@ fn response_format(fields: &mut Fields, limits: &Limits) -> Result<Option<Wish>,
             // A schema is kept to whether it is called strict or not.
             inner.take::<bool>("strict")?;
             let path = inner.path("schema");
-            let schema = match inner.raw("schema") {
-                Some(raw) => {
-                    bounded(raw.get().len(), &path, limits)?;
-                    parse(raw, &path)?
-                }
-                None => json!({}),
+            let wish = match inner.raw("schema") {
+                Some(raw) => Wish::of_schema(raw, path, limits)?,
+                None => Wish::json(json!({}), path),
             };
             inner.finish(&[])?;
-            Some(Wish::json(schema, path))
+            Some(wish)
         }
         "structural_tag" => {
             return Err(ApiError::unsupported(

@@ -390,7 +390,6 @@ async fn what_is_not_honoured_is_refused_by_name() {
         (json!({"container": "c"}), "container"),
         (json!({"mcp_servers": [{"url": "x"}]}), "mcp_servers"),
         (json!({"context_management": {"edits": [1]}}), "context_management"),
-        (json!({"output_config": {"format": {"type": "json_schema"}}}), "output_config.format"),
         (json!({"output_config": {"effort": "low"}}), "output_config.effort"),
         (json!({"thinking": {"type": "between_tools"}}), "thinking.type"),
         (json!({"thinking": {"type": "sometimes"}}), "thinking.type"),

@@ -271,3 +271,32 @@ async fn reasoning_comes_before_the_grammar() {
         client.chat(body(0, json!({"257": 100, "258": -100, "256": 100}))).await.json()["choices"][0].clone();
     assert_eq!(endless["finish_reason"], "length", "{endless}");
 }
+
+#[tokio::test]
+async fn anthropics_output_format_is_followed_too() {
+    let client = client(64);
+    let format = json!({"type": "json_schema", "schema": person()});
+    let body = |format: Value| {
+        json!({"model": "test-model", "max_tokens": 400, "messages": [{"role": "user", "content": "who?"}],
+            "temperature": 1, "output_config": {"format": format}})
+    };
+    let reply = client.post("/v1/messages", &body(format)).await.json();
+    assert_eq!(reply["stop_reason"], "end_turn", "{reply}");
+    assert!(
+        is_person(&serde_json::from_str(reply["content"][0]["text"].as_str().unwrap()).unwrap()),
+        "{reply}"
+    );
+    for (format, param) in [
+        (json!({"type": "json_schema"}), "output_config.format.schema"),
+        (json!({"type": "regex"}), "output_config.format.type"),
+        (json!({"type": "json_schema", "schema": {"uniqueItems": true}}), "output_config.format.schema"),
+    ] {
+        let reply = client.post("/v1/messages", &body(format)).await;
+        assert_eq!(
+            (reply.status.as_u16(), &reply.error()["details"]["param"]),
+            (400, &json!(param)),
+            "{}",
+            reply.text
+        );
+    }
+}

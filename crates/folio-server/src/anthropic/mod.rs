@@ -70,11 +70,13 @@ pub(crate) fn prepare(
     let mut generation = Generation::read_plain(&mut fields, facts, &state.config.limits, STOP)?;
     let wanted: u32 = fields.require("max_tokens")?;
     request::metadata_only(&mut fields)?;
-    let asked = Asked::read(&mut fields, state, Some(wanted))?;
+    let mut asked = Asked::read(&mut fields, state, Some(wanted))?;
     fields.finish(request::REFUSED)?;
 
+    generation.structure = asked.structure.take();
     let prompt = asked.prompt(state, false)?;
     generation.reading = prompt.reading;
+    generation.follow(state, Some(&asked.conversation))?;
     // What the context cannot hold is left out, and the answer says so.
     let room = (facts.context_length as usize).saturating_sub(prompt.tokens.len()) as u32;
     let cut = wanted > room && room > 0;
@@ -103,7 +105,7 @@ fn counted(state: &State, body: &[u8]) -> Result<usize, ApiError> {
     let mut fields = Fields::of_body(body)?;
     check_model(&mut fields, state)?;
     request::one_speed(&mut fields)?;
-    let asked = Asked::read(&mut fields, state, None)?;
+    let mut asked = Asked::read(&mut fields, state, None)?;
     fields.finish(request::REFUSED)?;
     // Counting is what this is for, so a text longer than the context is no error here.
     Ok(asked.prompt(state, true)?.tokens.len())
@@ -118,7 +120,7 @@ struct Prompt {
 
 impl Asked {
     /// `any_length`: also longer than the context.
-    fn prompt(mut self, state: &State, any_length: bool) -> Result<Prompt, ApiError> {
+    fn prompt(&mut self, state: &State, any_length: bool) -> Result<Prompt, ApiError> {
         // Rendering puts the messages the template's way; the breakpoints' cuts begin with the client's.
         let source = (!self.marks.is_empty()).then(|| self.conversation.clone());
         let rendered = self.conversation.prompt(state, self.include_reasoning)?;

@@ -11,6 +11,7 @@ use crate::app::State;
 use crate::chat::Conversation;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::structured::Wish;
 use crate::tools::ToolChoice;
 
 /// Fields of Anthropic's API that this server refuses, with the reason a client reads.
@@ -33,6 +34,8 @@ pub struct Asked {
     pub conversation: Conversation,
     pub marks: Marks,
     pub include_reasoning: bool,
+    /// What the answer must be.
+    pub structure: Option<Wish>,
 }
 
 impl Asked {
@@ -58,7 +61,7 @@ impl Asked {
         }
         let mut kwargs = Map::new();
         let include_reasoning = thinking(fields, state, max_tokens, &mut kwargs)?;
-        output_config(fields, state, &mut kwargs)?;
+        let structure = output_config(fields, state, &mut kwargs)?;
         let conversation = Conversation {
             messages,
             tools,
@@ -67,7 +70,7 @@ impl Asked {
             add_generation_prompt: !continue_final,
             continue_final,
         };
-        Ok(Self { conversation, marks, include_reasoning })
+        Ok(Self { conversation, marks, include_reasoning, structure })
     }
 }
 
@@ -176,16 +179,28 @@ fn budget(thinking: &mut Fields, max_tokens: Option<u32>) -> Result<(), ApiError
     Ok(())
 }
 
+/// Hands over how much to think; returns what the answer must be.
 fn output_config(
     fields: &mut Fields,
     state: &State,
     kwargs: &mut Map<String, Value>,
-) -> Result<(), ApiError> {
-    let Some(raw) = fields.raw("output_config") else { return Ok(()) };
+) -> Result<Option<Wish>, ApiError> {
+    let Some(raw) = fields.raw("output_config") else { return Ok(None) };
     let mut config = Fields::of_value(raw, "output_config".into())?;
     let effort = config.take::<String>("effort")?;
     state.readers.effort(&config.path("effort"), effort, kwargs)?;
-    config.finish(&[("format", "structured output is not available yet")])
+    let mut wish = None;
+    if let Some(raw) = config.raw("format") {
+        let mut format = Fields::of_value(raw, config.path("format"))?;
+        if format.require::<String>("type")? != "json_schema" {
+            return Err(ApiError::unsupported(format.path("type"), "only json_schema"));
+        }
+        let path = format.path("schema");
+        wish = Some(Wish::of_schema(format.require("schema")?, path, &state.config.limits)?);
+        format.finish(&[])?;
+    }
+    config.finish(&[])?;
+    Ok(wish)
 }
 
 /// Refuses a kind of block, tool or source by name, as something the API has and this server has not.
