@@ -191,14 +191,14 @@ enum Phase {
         until: VecDeque<&'static str>,
         said: Vec<u8>,
     },
-    Bound(Matcher),
+    Bound(Box<Matcher>),
 }
 
 impl Follower {
     fn new(rules: &Structured) -> Self {
         let Begin { after, unless } = &rules.begin;
         let phase = match after.is_empty() {
-            true => Phase::Bound(rules.grammar.matcher()),
+            true => Phase::Bound(Box::new(rules.grammar.matcher())),
             false => Phase::Free { until: after.iter().copied().collect(), said: Vec::new() },
         };
         Self {
@@ -237,7 +237,7 @@ impl Follower {
                     }
                 }
                 if until.is_empty() {
-                    self.phase = Phase::Bound(self.grammar.matcher());
+                    self.phase = Phase::Bound(Box::new(self.grammar.matcher()));
                 }
                 Ok(())
             }
