@@ -3,6 +3,7 @@
 import json
 import os
 import tarfile
+from typing import Literal
 
 import anthropic
 import jsonschema
@@ -16,7 +17,7 @@ QUESTION = [{"role": "user", "content": "Who are you?"}]
 class Person(BaseModel):
     name: str = Field(max_length=20)
     age: int = Field(ge=0, le=150)
-    tags: list[str] = Field(max_length=2)
+    tags: list[Literal["a", "b"]] = Field(max_length=2)
 
 
 SCHEMA = {
