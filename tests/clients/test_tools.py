@@ -1,6 +1,7 @@
 """Tools and reasoning through OpenAI's SDK. The built-in model was not trained to call tools; a call that must be made is begun
 for it in the prompt, and in gpt-oss's format all it then says are the arguments. So everything but the arguments is certain."""
 
+import json
 import os
 
 import openai
@@ -56,10 +57,19 @@ def test_a_named_function_is_called(tool_client):
     assert again.usage.prompt_tokens > 0
 
 
-def test_what_cannot_be_kept_to_is_refused(tool_client, client):
+def test_a_strict_function_gets_what_its_schema_says(tool_client):
+    cities = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"], "additionalProperties": False}
+    strict = {"type": "function", "function": {**WEATHER["function"], "parameters": cities, "strict": True}}
+    for seed in range(3):
+        answer = ask(tool_client, tools=[strict], tool_choice="required", max_tokens=40, temperature=1, seed=seed)
+        (call,) = answer.choices[0].message.tool_calls
+        assert json.loads(call.function.arguments)["city"] in ("Paris", "Rome")
+
+
+def test_what_cannot_be_kept_to_is_refused(serve, client):
     strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
     with pytest.raises(openai.BadRequestError) as error:
-        ask(tool_client, tools=[strict])
+        ask(client_of(serve("--chat-template", TEMPLATE, "--tool-call-parser", "pythonic")), tools=[strict])
     assert error.value.param == "tools[0].function.strict"
     if os.environ.get("FOLIO_CLIENTS_ARGS"):
         return

@@ -14,7 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use folio_engine::{Guide, Rules};
-use folio_text::{Grammar, Matcher, STACK_BYTES, Tokenizer};
+use folio_text::{Grammar, Matcher, Place, STACK_BYTES, Tokenizer};
 
 use crate::metrics::MaskFigures;
 
@@ -88,9 +88,23 @@ fn work(jobs: &Mutex<Receiver<Job>>, figures: &MaskFigures) {
     }
 }
 
+/// What a grammar is a grammar of.
+#[derive(Clone)]
+pub enum Form {
+    /// The whole answer.
+    Answer(Arc<Grammar>),
+    /// Tool calls, of which an answer may have any number.
+    Calls {
+        place: Place,
+        grammar: Arc<Grammar>,
+        /// For the call that the prompt begins, if it does.
+        begun: Option<Arc<Grammar>>,
+    },
+}
+
 /// Rules of one request, for the engine.
 pub struct Structured {
-    pub grammar: Arc<Grammar>,
+    pub form: Form,
     pub begin: Begin,
     pub tokenizer: Arc<Tokenizer>,
     /// Tokens that end an answer; not before the grammar has begun.
@@ -177,7 +191,7 @@ impl Guide for Following {
 /// One answer.
 struct Follower {
     phase: Phase,
-    grammar: Arc<Grammar>,
+    form: Form,
     tokenizer: Arc<Tokenizer>,
     ends: Arc<[u32]>,
     unless: Option<(u32, &'static str)>,
@@ -191,19 +205,27 @@ enum Phase {
         until: VecDeque<&'static str>,
         said: Vec<u8>,
     },
+    /// Anything may come until a call is begun.
+    Watching {
+        said: Vec<u8>,
+        at_start: bool,
+    },
     Bound(Box<Matcher>),
+    /// Anything may come.
+    Done,
 }
 
 impl Follower {
     fn new(rules: &Structured) -> Self {
         let Begin { after, unless } = &rules.begin;
-        let phase = match after.is_empty() {
-            true => Phase::Bound(Box::new(rules.grammar.matcher())),
-            false => Phase::Free { until: after.iter().copied().collect(), said: Vec::new() },
+        let phase = match (&rules.form, after.is_empty()) {
+            (Form::Calls { begun: Some(grammar), .. }, _) => Phase::Bound(Box::new(grammar.matcher())),
+            (_, false) => Phase::Free { until: after.iter().copied().collect(), said: Vec::new() },
+            (form, true) => form.phase(),
         };
         Self {
             phase,
-            grammar: rules.grammar.clone(),
+            form: rules.form.clone(),
             tokenizer: rules.tokenizer.clone(),
             ends: rules.ends.clone(),
             unless: *unless,
@@ -219,29 +241,71 @@ impl Follower {
             return Ok(());
         }
         match &mut self.phase {
-            Phase::Bound(matcher) => matcher.accept(token).map_err(|e| e.to_string()),
-            Phase::Free { until, said } => {
-                said.extend_from_slice(self.tokenizer.token_bytes(token));
-                while let Some(text) = until.front() {
-                    let text = text.as_bytes();
-                    match said.windows(text.len()).position(|window| window == text) {
-                        Some(at) => {
-                            said.drain(..at + text.len());
-                            until.pop_front();
-                        }
-                        None => {
-                            // What could still be the beginning of the text.
-                            said.drain(..(said.len() + 1).saturating_sub(text.len()));
-                            break;
-                        }
-                    }
-                }
-                if until.is_empty() {
-                    self.phase = Phase::Bound(Box::new(self.grammar.matcher()));
+            Phase::Bound(matcher) => {
+                matcher.accept(token).map_err(|e| e.to_string())?;
+                if matches!(self.form, Form::Calls { place, .. } if place.again) && matcher.is_over() {
+                    self.phase = self.form.phase();
                 }
                 Ok(())
             }
+            Phase::Free { until, said } => {
+                said.extend_from_slice(self.tokenizer.token_bytes(token));
+                while let Some(text) = until.front() {
+                    match behind(said, text) {
+                        Some(rest) => {
+                            *said = rest;
+                            until.pop_front();
+                        }
+                        None => return Ok(()),
+                    }
+                }
+                let rest = std::mem::take(said);
+                self.phase = self.form.phase();
+                // Space between the reasoning and the answer is nobody's.
+                match rest.trim_ascii_start() {
+                    [] => Ok(()),
+                    rest => self.said(rest),
+                }
+            }
+            Phase::Watching { .. } => {
+                let tokenizer = self.tokenizer.clone();
+                self.said(tokenizer.token_bytes(token))
+            }
+            Phase::Done => Ok(()),
         }
+    }
+
+    /// `text` was said where the form has its say.
+    fn said(&mut self, text: &[u8]) -> Result<(), String> {
+        let begin = |grammar: &Grammar, text: &[u8]| {
+            let mut matcher = Box::new(grammar.matcher());
+            match matcher.begin(text) {
+                true => Ok(Phase::Bound(matcher)),
+                false => Err("the model wrote on where its answer's form allows something else".to_owned()),
+            }
+        };
+        match (&self.form, &mut self.phase) {
+            (Form::Answer(grammar), Phase::Bound(_)) => self.phase = begin(grammar, text)?,
+            (
+                Form::Calls { place: Place { trigger, .. }, grammar, .. },
+                Phase::Watching { said, at_start },
+            ) => {
+                said.extend_from_slice(text);
+                if *at_start {
+                    let start = said.trim_ascii_start();
+                    let common = start.len().min(trigger.len());
+                    if start[..common] != trigger.as_bytes()[..common] {
+                        self.phase = Phase::Done;
+                    } else if common == trigger.len() {
+                        self.phase = begin(grammar, &start[common..])?;
+                    }
+                } else if let Some(rest) = behind(said, trigger) {
+                    self.phase = begin(grammar, &rest)?;
+                }
+            }
+            _ => {}
+        }
+        Ok(())
     }
 
     /// Computes what may come next.
@@ -253,9 +317,9 @@ impl Follower {
                     self.allowed[opening as usize / 32] |= 1 << (opening % 32);
                 }
             }
+            Phase::Watching { .. } | Phase::Done => self.allow_everything(),
             Phase::Free { .. } => {
-                self.allowed.clear();
-                self.allowed.resize(self.tokenizer.vocab_size().div_ceil(32), u32::MAX);
+                self.allow_everything();
                 for end in self.ends.iter() {
                     if let Some(word) = self.allowed.get_mut(*end as usize / 32) {
                         *word &= !(1 << (end % 32));
@@ -264,6 +328,11 @@ impl Follower {
             }
         }
         Ok(())
+    }
+
+    fn allow_everything(&mut self) {
+        self.allowed.clear();
+        self.allowed.resize(self.tokenizer.vocab_size().div_ceil(32), u32::MAX);
     }
 
     fn restrict(&self, logits: &mut [f32]) {
@@ -284,6 +353,26 @@ impl Follower {
         // A checkpoint's logits may be wider than its vocabulary.
         rows.for_each(|row| row.fill(f32::NEG_INFINITY));
     }
+}
+
+impl Form {
+    /// Where it has its say from here on.
+    fn phase(&self) -> Phase {
+        match self {
+            Self::Answer(grammar) => Phase::Bound(Box::new(grammar.matcher())),
+            Self::Calls { place, .. } => Phase::Watching { said: Vec::new(), at_start: place.at_start },
+        }
+    }
+}
+
+/// What comes behind `text` in `said`. `None`: it was not said yet; what cannot be its beginning is forgotten.
+fn behind(said: &mut Vec<u8>, text: &str) -> Option<Vec<u8>> {
+    let text = text.as_bytes();
+    let found = said.windows(text.len()).position(|window| window == text);
+    if found.is_none() {
+        said.drain(..(said.len() + 1).saturating_sub(text.len()));
+    }
+    found.map(|at| said[at + text.len()..].to_vec())
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -312,7 +401,7 @@ mod tests {
         let grammar = Arc::new(grammars.compile(&Syntax::Regex(pattern.into())).expect("a grammar"));
         let registry = crate::metrics::MaskFigures::default();
         let masks = Arc::new(Masks::start(1, Arc::new(registry)).expect("threads"));
-        Structured { grammar, begin, tokenizer, ends, masks }
+        Structured { form: Form::Answer(grammar), begin, tokenizer, ends, masks }
     }
 
     fn id(c: char) -> u32 {
@@ -377,5 +466,35 @@ mod tests {
         );
         guide.advance(97);
         assert_eq!(allowed(&guide), Ok(vec![id('x')]));
+    }
+
+    #[test]
+    fn calls_are_held_wherever_they_begin_and_text_around_them_is_free() {
+        let mut rules = rules("never used", Begin { after: vec!["</think>"], unless: None });
+        let grammars = Grammars::new(&rules.tokenizer, &rules.ends).expect("a vocabulary");
+        let call = Arc::new(grammars.compile(&Syntax::Regex("[ab]</call>".into())).expect("a grammar"));
+        rules.form = Form::Calls {
+            place: Place { trigger: "<call>", at_start: false, again: true },
+            grammar: call,
+            begun: None,
+        };
+        let guide = rules.guide(&[]);
+        let say = |text: &str| {
+            for c in text.chars() {
+                assert!(allowed(&guide).is_ok_and(|ids| ids.contains(&id(c))), "{c:?} of {text:?}");
+                guide.advance(id(c));
+            }
+        };
+        let may_end = || allowed(&guide).is_ok_and(|ids| ids.contains(&95));
+        say("thinks of <call>zzz");
+        assert!(!may_end());
+        say("</think> and says <cal");
+        assert!(may_end());
+        say("l>");
+        assert_eq!(allowed(&guide), Ok(vec![id('a'), id('b')]));
+        say("b</call>");
+        assert!(may_end());
+        say(" more <call>a");
+        assert_eq!(allowed(&guide), Ok(vec![id('<')]));
     }
 }

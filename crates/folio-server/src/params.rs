@@ -16,7 +16,7 @@ use crate::chat::Conversation;
 use crate::config::Limits;
 use crate::error::ApiError;
 use crate::fields::{Fields, within};
-use crate::guides::Begin;
+use crate::guides::{Begin, Form};
 use crate::reading::Reading;
 use crate::retain::CacheWish;
 use crate::structured::Wish;
@@ -197,12 +197,23 @@ impl Generation {
         state: &State,
         conversation: Option<&Conversation>,
     ) -> Result<(), ApiError> {
-        let Some(wish) = &self.structure else { return Ok(()) };
-        let begin = match conversation {
-            Some(conversation) => state.readers.begin(wish.param(), conversation, self.reading.as_ref())?,
-            None => Begin::default(),
+        let structures = &state.structures;
+        let (form, begin) = match (&self.structure, conversation) {
+            (Some(wish), Some(conversation)) => {
+                let begin = state.readers.begin(wish.param(), conversation, self.reading.as_ref())?;
+                (Form::Answer(structures.compile(wish)?), begin)
+            }
+            (Some(wish), None) => (Form::Answer(structures.compile(wish)?), Begin::default()),
+            (None, Some(conversation)) => {
+                let tokenizer = &state.app.tokenizer;
+                let calls =
+                    state.readers.calls(&conversation.tools, self.reading.as_ref(), tokenizer, structures)?;
+                let Some(calls) = calls else { return Ok(()) };
+                calls
+            }
+            (None, None) => return Ok(()),
         };
-        self.sampling.rules = Some(state.structures.rules(wish, begin)?);
+        self.sampling.rules = Some(structures.rules(form, begin)?);
         Ok(())
     }
 

@@ -9,15 +9,17 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use folio_text::{
-    ChatTemplate, OutputParser, ParserSetup, ReasoningFormat, TemplateTools, Tokenizer, ToolFormat,
+    Begun, Callee, ChatTemplate, OutputParser, ParserSetup, ReasoningFormat, TemplateTools, Tokenizer,
+    ToolFormat,
 };
 
 use serde_json::{Map, Value};
 
 use crate::chat::Conversation;
 use crate::error::ApiError;
-use crate::guides::Begin;
+use crate::guides::{Begin, Form};
 use crate::params::fresh_seed;
+use crate::structured::{Structures, Wish};
 use crate::tools::{ToolChoice, ToolUse};
 
 /// What OpenAI's API and templates call it.
@@ -168,6 +170,47 @@ impl Readers {
                 Begin { after: Vec::new(), unless: self.opening.map(|token| (token, format.close)) }
             }
         })
+    }
+
+    /// What holds the calls of strict functions to their schemas, and where in an answer it begins. `None`: no function is strict.
+    pub fn calls(
+        &self,
+        tools: &ToolUse,
+        reading: Option<&Reading>,
+        tokenizer: &Tokenizer,
+        structures: &Structures,
+    ) -> Result<Option<(Form, Begin)>, ApiError> {
+        let (Some(format), Some(reading), Some((param, callees))) =
+            (self.parsers.tools, reading, tools.strict())
+        else {
+            return Ok(None);
+        };
+        let refused = || {
+            let why = format!(
+                "how this model writes calls ({}) cannot be held to a schema; leave it out or send false",
+                format.name
+            );
+            ApiError::unsupported(param.clone(), &why)
+        };
+        let place = format.place().ok_or_else(refused)?;
+        let compile = |begun, callees: &[Callee]| {
+            let syntax = format.calls(callees, begun, tools.parallel, tokenizer).ok_or_else(refused)?;
+            structures.compile(&Wish::new(syntax, param.clone()))
+        };
+        let grammar = compile(Begun::Trigger, &callees)?;
+        let begun = match &tools.choice {
+            ToolChoice::Named(name) => {
+                let only: Vec<Callee> =
+                    callees.iter().filter(|callee| callee.name == *name).cloned().collect();
+                Some(compile(Begun::Arguments, &only)?)
+            }
+            ToolChoice::Required => Some(compile(Begun::Name, &callees)?),
+            _ => None,
+        };
+        let closing =
+            reading.setup.reasoning.filter(|_| reading.setup.inside_reasoning && !format.ends_reasoning);
+        let after = closing.map(|reasoning| reasoning.close).into_iter().collect();
+        Ok(Some((Form::Calls { place, grammar, begun }, Begin { after, unless: None })))
     }
 
     /// How the answers are read, and the text to append to the prompt. `None`: the text is the answer.

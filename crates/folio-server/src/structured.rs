@@ -7,14 +7,14 @@
 use std::sync::{Arc, OnceLock};
 
 use folio_engine::RulesRef;
-use folio_text::{GrammarError, Grammars, Syntax, Tokenizer, Whitespace};
+use folio_text::{Grammar, GrammarError, Grammars, Syntax, Tokenizer, Whitespace};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use crate::config::Limits;
 use crate::error::ApiError;
 use crate::fields::{Fields, parse};
-use crate::guides::{Begin, Masks, Structured};
+use crate::guides::{Begin, Form, Masks, Structured};
 use crate::metrics::MaskFigures;
 
 /// What an answer must be, and which field says so.
@@ -25,6 +25,11 @@ pub struct Wish {
 }
 
 impl Wish {
+    /// What `syntax` says, because of `param`.
+    pub fn new(syntax: Syntax, param: String) -> Self {
+        Self { syntax, param }
+    }
+
     /// Takes both fields. `None`: any text will do.
     pub fn read(fields: &mut Fields, limits: &Limits) -> Result<Option<Self>, ApiError> {
         let format = response_format(fields, limits)?;
@@ -191,16 +196,26 @@ impl Structures {
     }
 
     /// Compiles what was asked for. Blocks; the first call for longer.
-    pub fn rules(&self, wish: &Wish, begin: Begin) -> Result<RulesRef, ApiError> {
+    pub fn compile(&self, wish: &Wish) -> Result<Arc<Grammar>, ApiError> {
         let refused = |error: &GrammarError| {
             ApiError::invalid(&*wish.param, format!("Invalid '{}': {error}.", wish.param))
         };
-        let (grammars, masks) = self.made.get_or_init(|| self.make()).as_ref().map_err(refused)?;
+        let (grammars, _) = self.made().map_err(refused)?;
         let began = std::time::Instant::now();
         let grammar = grammars.compile(&wish.syntax);
         self.figures.compiled(began.elapsed());
+        grammar.map(Arc::new).map_err(|error| refused(&error))
+    }
+
+    fn made(&self) -> Result<&(Grammars, Arc<Masks>), &GrammarError> {
+        self.made.get_or_init(|| self.make()).as_ref()
+    }
+
+    /// Rules by what was compiled.
+    pub fn rules(&self, form: Form, begin: Begin) -> Result<RulesRef, ApiError> {
+        let (_, masks) = self.made().map_err(|error| ApiError::internal(error.to_string()))?;
         Ok(RulesRef(Arc::new(Structured {
-            grammar: Arc::new(grammar.map_err(|error| refused(&error))?),
+            form,
             begin,
             tokenizer: self.tokenizer.clone(),
             ends: self.ends.clone(),

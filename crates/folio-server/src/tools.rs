@@ -1,9 +1,9 @@
 //! `tools`, `tool_choice` and `parallel_tool_calls`: from the request to values.
 //!
-//! Invariants: the template gets every tool as the client wrote it; what cannot be kept to (a strict schema, a tool that is
-//! no function) is refused by name. A call that must be made is begun for the model in the prompt; see `reading`.
+//! Invariants: the template gets every tool as the client wrote it; what cannot be kept to (a tool that is no function) is
+//! refused by name. A call that must be made is begun for the model in the prompt; see `reading`.
 
-use folio_text::Functions;
+use folio_text::{Callee, Functions};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -29,6 +29,9 @@ pub struct ToolUse {
     pub choice: ToolChoice,
     /// Several calls in one answer.
     pub parallel: bool,
+    /// Functions whose arguments must be what their schema says, and the first field that asks for it.
+    strict: Vec<String>,
+    strict_param: String,
 }
 
 impl ToolUse {
@@ -41,8 +44,12 @@ impl ToolUse {
         }
         let mut tools = Vec::with_capacity(list.len());
         let mut names = Vec::with_capacity(list.len());
+        let mut held = Self::default();
         for (index, raw) in list.iter().enumerate() {
-            let (name, tool) = tool(raw, format!("tools[{index}]"))?;
+            let (name, tool, strict) = tool(raw, format!("tools[{index}]"))?;
+            if strict {
+                held.hold(name.clone(), format!("tools[{index}].function.strict"));
+            }
             if names.contains(&name) {
                 let path = format!("tools[{index}].function.name");
                 return Err(ApiError::invalid(path, format!("The function '{name}' is given twice.")));
@@ -61,7 +68,8 @@ impl ToolUse {
             let message = "'tool_choice' asks for a call, but 'tools' are not given.";
             return if idle { Ok(Self::default()) } else { Err(ApiError::invalid("tool_choice", message)) };
         }
-        let mut tool_use = Self { tools, choice: ToolChoice::Auto, parallel: parallel.unwrap_or(true) };
+        let mut tool_use =
+            Self { tools, choice: ToolChoice::Auto, parallel: parallel.unwrap_or(true), ..held };
         if let Some(raw) = raw_choice {
             tool_use.choose(raw, &names)?;
         }
@@ -70,7 +78,32 @@ impl ToolUse {
 
     /// Checked `tools` in the shape of OpenAI's, with different names.
     pub fn new(tools: Vec<Value>, choice: ToolChoice, parallel: bool) -> Self {
-        Self { tools, choice, parallel }
+        Self { tools, choice, parallel, ..Self::default() }
+    }
+
+    /// The arguments of `function` must be what its schema says; `param` asks for it.
+    pub fn hold(&mut self, function: String, param: String) {
+        if self.strict.is_empty() {
+            self.strict_param = param;
+        }
+        self.strict.push(function);
+    }
+
+    /// All functions that may be called, where at least one is strict, and the field that says so.
+    pub fn strict(&self) -> Option<(String, Vec<Callee>)> {
+        let callees: Vec<(bool, Callee)> = self
+            .shown()?
+            .iter()
+            .filter_map(|tool| {
+                let function = &tool["function"];
+                let name = function["name"].as_str()?.to_owned();
+                let strict = self.strict.contains(&name);
+                let schema = strict.then(|| function.get("parameters").cloned()).flatten();
+                Some((strict, Callee { name, schema }))
+            })
+            .collect();
+        let any = callees.iter().any(|(strict, _)| *strict);
+        any.then(|| (self.strict_param.clone(), callees.into_iter().map(|(_, callee)| callee).collect()))
     }
 
     /// The same with the first `count` tools only.
@@ -179,8 +212,8 @@ pub fn check_name(name: &str, path: &str) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Name and value of one tool.
-fn tool(raw: &RawValue, path: String) -> Result<(String, Value), ApiError> {
+/// Name and value of one tool, and whether it is strict.
+fn tool(raw: &RawValue, path: String) -> Result<(String, Value, bool), ApiError> {
     let mut fields = Fields::of_value(raw, path.clone())?;
     if fields.require::<String>("type")? != "function" {
         return Err(ApiError::unsupported(fields.path("type"), "only functions are available as tools"));
@@ -190,10 +223,7 @@ fn tool(raw: &RawValue, path: String) -> Result<(String, Value), ApiError> {
     check_name(&name, &function.path("name"))?;
     function.take::<String>("description")?;
     function.take::<serde_json::Map<String, Value>>("parameters")?;
-    if function.take::<bool>("strict")?.unwrap_or(false) {
-        let why = "schemas are not enforced until structured output is available; leave it out or send false";
-        return Err(ApiError::unsupported(function.path("strict"), why));
-    }
+    let strict = function.take::<bool>("strict")?.unwrap_or(false);
     function.finish(&[])?;
     fields.finish(&[])?;
     let mut value: Value = parse(raw, &path)?;
@@ -201,5 +231,5 @@ fn tool(raw: &RawValue, path: String) -> Result<(String, Value), ApiError> {
         // It says nothing to the model.
         function.remove("strict");
     }
-    Ok((name, value))
+    Ok((name, value, strict))
 }

@@ -402,7 +402,6 @@ async fn what_is_not_honoured_is_refused_by_name() {
         (json!({"tools": [{"name": "a"}]}), "tools[0].input_schema"),
         (json!({"tools": [{"name": "a", "input_schema": {"type": "array"}}]}), "tools[0].input_schema.type"),
         (json!({"tools": [tools()[0], tools()[0]]}), "tools[1].name"),
-        (tool(json!({"strict": true})), "tools[0].strict"),
         (tool(json!({"defer_loading": true})), "tools[0].defer_loading"),
         (tool(json!({"eager_input_streaming": false})), "tools[0].eager_input_streaming"),
         (tool(json!({"allowed_callers": ["code_execution_20250825"]})), "tools[0].allowed_callers"),

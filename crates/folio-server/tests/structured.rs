@@ -5,17 +5,17 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Client, VOCAB, app, merged, template, tokenizer_with};
+use common::{Client, VOCAB, app, merged, template, tokenizer_with, tool_template};
 use folio_engine::{EngineHandle, EngineParts, ModelExecutor, SchedulerConfig, SystemClock};
 use folio_kv::{CacheConfig, KvCache, LruLeafFirst};
 use folio_server::{App, Parsers, ServerConfig};
 use folio_sim::SimBackend;
-use folio_text::ReasoningFormat;
+use folio_text::{ReasoningFormat, TOOL_FORMATS, ToolFormat};
 use serde_json::{Value, json};
 
 fn engine(blocks: u32) -> EngineHandle {
     let config = SchedulerConfig {
-        max_model_len: 512,
+        max_model_len: 1024,
         max_num_seqs: 16,
         max_num_batched_tokens: 64,
         preemption_target_permille: 500,
@@ -38,7 +38,7 @@ fn client(blocks: u32) -> Client {
 }
 
 fn facts() -> folio_server::ModelFacts {
-    folio_server::ModelFacts { context_length: 512, ..common::facts() }
+    folio_server::ModelFacts { context_length: 1024, ..common::facts() }
 }
 
 fn person() -> Value {
@@ -299,4 +299,76 @@ async fn anthropics_output_format_is_followed_too() {
             reply.text
         );
     }
+}
+
+fn tool_client(format: &'static ToolFormat) -> Client {
+    let parsers = Parsers { tools: Some(format), reasoning: None };
+    let app = App {
+        model: facts(),
+        parsers,
+        template: Some(Arc::new(tool_template())),
+        ..app(Arc::new(engine(64)))
+    };
+    Client::with(ServerConfig::default(), app)
+}
+
+fn pay(strict: bool) -> Value {
+    let schema = json!({"type": "object", "additionalProperties": false, "required": ["to", "cents"], "properties": {
+        "to": {"enum": ["ann", "bob"]}, "cents": {"type": "integer", "minimum": 1, "maximum": 99},
+    }});
+    json!({"type": "function", "function": {"name": "pay", "parameters": schema, "strict": strict}})
+}
+
+fn wait_tool() -> Value {
+    json!({"type": "function", "function": {"name": "wait"}})
+}
+
+fn is_payment(call: &Value) -> bool {
+    let Ok(arguments) = serde_json::from_str::<Value>(call["function"]["arguments"].as_str().unwrap()) else {
+        return false;
+    };
+    call["function"]["name"] == "pay"
+        && arguments.as_object().unwrap().len() == 2
+        && ["ann", "bob"].contains(&arguments["to"].as_str().unwrap())
+        && (1..100).contains(&arguments["cents"].as_u64().unwrap())
+}
+
+#[tokio::test]
+async fn calls_of_a_strict_function_are_what_its_schema_says() {
+    let mut held = 0;
+    for format in TOOL_FORMATS {
+        let client = tool_client(format);
+        let named = json!({"type": "function", "function": {"name": "pay"}});
+        let ask = json!({"tools": [pay(true)], "tool_choice": named, "max_tokens": 120, "temperature": 1});
+        let reply = client.chat(ask.clone()).await;
+        if format.place().is_none() {
+            let error = reply.error();
+            assert_eq!(
+                (reply.status.as_u16(), &error["param"]),
+                (400, &json!("tools[0].function.strict")),
+                "{error}"
+            );
+            assert!(error["message"].as_str().unwrap().contains(format.name), "{error}");
+            continue;
+        }
+        held += 1;
+        let choice = reply.json()["choices"][0].clone();
+        assert_eq!(choice["finish_reason"], "tool_calls", "{}: {choice}", format.name);
+        assert!(is_payment(&choice["message"]["tool_calls"][0]), "{}: {choice}", format.name);
+        let required = merged(ask, json!({"tool_choice": "required", "parallel_tool_calls": false}));
+        let choice = client.chat(required).await.json()["choices"][0].clone();
+        assert!(is_payment(&choice["message"]["tool_calls"][0]), "{}: {choice}", format.name);
+    }
+    assert!(held >= 10, "{held} formats can be held to a schema");
+}
+
+#[tokio::test]
+async fn a_call_the_model_begins_itself_is_held_too_and_text_is_not() {
+    let client = tool_client(ToolFormat::named("llama3_json").unwrap());
+    let ask = |bias: Value| json!({"tools": [pay(true), wait_tool()], "max_tokens": 100, "logit_bias": bias});
+    // `{` begins a call in this format, and is made likely; so are the letters of the strict function's name.
+    let call = client.chat(ask(json!({"123": 100, "112": 50}))).await.json()["choices"][0].clone();
+    assert!(is_payment(&call["message"]["tool_calls"][0]), "{call}");
+    let text = client.chat(ask(json!({"120": 100}))).await.json()["choices"][0].clone();
+    assert!(text["message"]["content"].as_str().is_some_and(|text| text.starts_with("xxx")), "{text}");
 }

@@ -310,7 +310,6 @@ async fn what_cannot_be_honoured_is_refused_by_name() {
     let able = client(&engine, "hermes", "think");
     let tool = |function: Value| json!([{"type": "function", "function": function}]);
     for (extra, param) in [
-        (json!({"tools": tool(json!({"name": "f", "strict": true}))}), "tools[0].function.strict"),
         (json!({"tools": tool(json!({"name": "f g"}))}), "tools[0].function.name"),
         (json!({"tools": tool(json!({}))}), "tools[0].function.name"),
         (json!({"tools": tool(json!({"name": "f", "parameters": 5}))}), "tools[0].function.parameters"),

@@ -29,5 +29,6 @@ pub use stop::StopMatcher;
 pub use template::{ChatInput, ChatTemplate, TemplateSources, TemplateTools, rfc_3339};
 pub use tokenizer::{SpecialToken, SpecialTokens, Tokenizer};
 pub use tools::{
-    Event as OutputEvent, Functions, HELD_MAX, OutputParser, ParserSetup, TOOL_FORMATS, ToolFormat,
+    Begun, Callee, Event as OutputEvent, Functions, HELD_MAX, OutputParser, ParserSetup, Place, TOOL_FORMATS,
+    ToolFormat,
 };

@@ -19,6 +19,7 @@ pub fn read(fields: &mut Fields, limits: &Limits, marks: &mut Marks) -> Result<T
         return Err(ApiError::invalid("tools", message));
     }
     let mut tools: Vec<Value> = Vec::with_capacity(list.len());
+    let mut held = Vec::new();
     for (index, raw) in list.iter().enumerate() {
         let path = format!("tools[{index}]");
         let mut tool = Fields::of_value(raw, path)?;
@@ -27,6 +28,12 @@ pub fn read(fields: &mut Fields, limits: &Limits, marks: &mut Marks) -> Result<T
         if tools.iter().any(|other| other["function"]["name"] == *name) {
             let path = tool.path("name");
             return Err(ApiError::invalid(path, format!("The tool {name} is given twice.")));
+        }
+        if tool.take::<bool>("strict")?.unwrap_or(false) {
+            held.push((
+                value["function"]["name"].as_str().unwrap_or_default().to_owned(),
+                tool.path("strict"),
+            ));
         }
         tools.push(value);
         marks.read(&mut tool, || Place::Tools(index + 1))?;
@@ -39,7 +46,9 @@ pub fn read(fields: &mut Fields, limits: &Limits, marks: &mut Marks) -> Result<T
     if tools.is_empty() {
         return Ok(ToolUse::default());
     }
-    Ok(ToolUse::new(tools, choice, parallel))
+    let mut tools = ToolUse::new(tools, choice, parallel);
+    held.into_iter().for_each(|(function, param)| tools.hold(function, param));
+    Ok(tools)
 }
 
 /// One tool in OpenAI's shape, which is what chat templates take.
@@ -65,11 +74,6 @@ fn function(tool: &mut Fields) -> Result<Value, ApiError> {
     }
     function.insert("parameters".into(), schema.into());
     let flags = [
-        (
-            "strict",
-            false,
-            "schemas are not enforced until structured output is available; leave it out or send false",
-        ),
         ("defer_loading", false, "all tools are shown from the start; leave it out or send false"),
         (
             "eager_input_streaming",

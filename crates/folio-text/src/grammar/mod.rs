@@ -58,6 +58,30 @@ pub enum Whitespace {
 
 impl Whitespace {
     const READABLE: &str = r"\x20|\r?\n[\x20\x09]{0,60}";
+
+    /// The schema with this written where llguidance reads it.
+    pub(crate) fn apply(&self, schema: Value) -> Result<Value, String> {
+        let mut schema = match schema {
+            Value::Object(_) => schema,
+            Value::Bool(true) => json!({}),
+            Value::Bool(false) => return Err("the schema 'false' allows nothing".into()),
+            _ => return Err("a schema is an object or a boolean".into()),
+        };
+        if schema.get("x-guidance").is_some() {
+            return Err("'x-guidance' is not a keyword of JSON Schema".into());
+        }
+        let mut options = JsonCompileOptions::default();
+        match self {
+            Whitespace::Readable => options.whitespace_pattern = Some(Whitespace::READABLE.into()),
+            Whitespace::Compact => options.whitespace_flexible = false,
+            Whitespace::Pattern(pattern) => {
+                flat(pattern)?;
+                options.whitespace_pattern = Some(pattern.clone());
+            }
+        }
+        options.apply_to(&mut schema);
+        Ok(schema)
+    }
 }
 
 /// Why there is no grammar, or why it cannot go on. The text is for the client.
@@ -161,6 +185,18 @@ impl Matcher {
         Ok(())
     }
 
+    /// `text`, which was said before anything was allowed or forbidden, begins the answer. `false`: it cannot.
+    pub fn begin(&mut self, text: &[u8]) -> bool {
+        let Ok(env) = self.inner.tok_env() else { return false };
+        let tokens = env.tok_trie().greedy_tokenize(text);
+        self.inner.try_consume_tokens(&tokens).is_ok_and(|taken| taken == tokens.len())
+    }
+
+    /// Whether nothing but an end may come.
+    pub fn is_over(&self) -> bool {
+        self.inner.is_stopped()
+    }
+
     /// Whether the answer may end here.
     pub fn is_complete(&mut self) -> bool {
         self.inner.is_stopped() || self.inner.is_accepting().unwrap_or(false)
@@ -190,26 +226,7 @@ fn guarded<T: Send>(work: impl FnOnce() -> Result<T, String> + Send) -> Result<T
 fn top_level(syntax: &Syntax) -> Result<TopLevelGrammar, String> {
     Ok(match syntax {
         Syntax::Json { schema, whitespace } => {
-            let mut schema = match schema {
-                Value::Object(_) => schema.clone(),
-                Value::Bool(true) => json!({}),
-                Value::Bool(false) => return Err("the schema 'false' allows nothing".into()),
-                _ => return Err("a schema is an object or a boolean".into()),
-            };
-            if schema.get("x-guidance").is_some() {
-                return Err("'x-guidance' is not a keyword of JSON Schema".into());
-            }
-            let mut options = JsonCompileOptions::default();
-            match whitespace {
-                Whitespace::Readable => options.whitespace_pattern = Some(Whitespace::READABLE.into()),
-                Whitespace::Compact => options.whitespace_flexible = false,
-                Whitespace::Pattern(pattern) => {
-                    flat(pattern)?;
-                    options.whitespace_pattern = Some(pattern.clone());
-                }
-            }
-            options.apply_to(&mut schema);
-            TopLevelGrammar::from_json_schema(schema)
+            TopLevelGrammar::from_json_schema(whitespace.apply(schema.clone())?)
         }
         Syntax::Regex(pattern) => {
             flat(pattern)?;

@@ -93,7 +93,13 @@ pub struct Force {
     pub before_name: &'static str,
     /// From the name to the arguments.
     pub after_name: &'static str,
+    /// From the arguments of the last call to the end of the section. `None`: the arguments are no JSON, and no schema can hold them.
+    pub close: Option<&'static str>,
+    /// From the arguments of one call to the name of the next; empty: the next begins a section of its own.
+    pub next: &'static str,
 }
+
+const FORCE: Force = Force { before_name: "", after_name: "", close: None, next: "" };
 
 /// What the ids of calls look like where the model writes none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,7 +137,7 @@ const FORMAT: ToolFormat = ToolFormat {
     aliases: &[],
     about: "",
     shapes: &[],
-    force: Force { before_name: "", after_name: "" },
+    force: FORCE,
     ids: Ids::OpenAi,
     harmony: false,
     ends_reasoning: false,
@@ -229,6 +235,8 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
         force: Force {
             before_name: "<|channel|>commentary to=functions.",
             after_name: " <|constrain|>json<|message|>",
+            close: Some(""),
+            ..FORCE
         },
         harmony: true,
         signs: &[&["<|channel|>", "<|message|>"]],
@@ -252,6 +260,7 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
         force: Force {
             before_name: "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"",
             after_name: "\">\n",
+            ..FORCE
         },
         ends_reasoning: true,
         signs: &[&["｜DSML｜"]],
@@ -265,6 +274,9 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
         force: Force {
             before_name: "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>",
             after_name: "\n```json\n",
+            close: Some("\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
+            next: "\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+            ..FORCE
         },
         ends_reasoning: true,
         signs: &[&["<｜tool▁call▁begin｜>", "```json"]],
@@ -277,6 +289,9 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
         force: Force {
             before_name: "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
             after_name: "<｜tool▁sep｜>",
+            close: Some("<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
+            next: "<｜tool▁call▁end｜><｜tool▁call▁begin｜>",
+            ..FORCE
         },
         ends_reasoning: true,
         signs: &[&["<｜tool▁call▁begin｜>"]],
@@ -300,6 +315,9 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
         force: Force {
             before_name: "<|tool_calls_section_begin|><|tool_call_begin|>functions.",
             after_name: ":0<|tool_call_argument_begin|>",
+            close: Some("<|tool_call_end|><|tool_calls_section_end|>"),
+            next: "<|tool_call_end|><|tool_call_begin|>functions.",
+            ..FORCE
         },
         ids: Ids::Kimi,
         ends_reasoning: true,
@@ -320,7 +338,7 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
             close: &["</minimax:tool_call>"],
             ..SHAPE
         }],
-        force: Force { before_name: "<minimax:tool_call>\n<invoke name=\"", after_name: "\">\n" },
+        force: Force { before_name: "<minimax:tool_call>\n<invoke name=\"", after_name: "\">\n", ..FORCE },
         signs: &[&["<minimax:tool_call>"], &["minimax:tool_call", "<invoke name="]],
         ..FORMAT
     },
@@ -334,7 +352,7 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
             several: false,
             ..SHAPE
         }],
-        force: Force { before_name: "<tool_call>", after_name: "\n" },
+        force: Force { before_name: "<tool_call>", after_name: "\n", ..FORCE },
         signs: &[&["<arg_key>"]],
         ..FORMAT
     },
@@ -358,7 +376,7 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
                 ..SHAPE
             },
         ],
-        force: Force { before_name: "<tool_call>\n<function=", after_name: ">\n" },
+        force: Force { before_name: "<tool_call>\n<function=", after_name: ">\n", ..FORCE },
         signs: &[&["<function=", "<parameter="]],
         ..FORMAT
     },
@@ -373,7 +391,12 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
             close: &["</tool_call>"],
             ..SHAPE
         }],
-        force: Force { before_name: "<tool_call>\n{\"name\": \"", after_name: "\", \"arguments\":" },
+        force: Force {
+            before_name: "<tool_call>\n{\"name\": \"",
+            after_name: "\", \"arguments\":",
+            close: Some("}\n</tool_call>"),
+            ..FORCE
+        },
         signs: &[&["<tool_call>"]],
         ..FORMAT
     },
@@ -381,7 +404,13 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
         name: "mistral_v11",
         about: "Mistral Small 3.2, Magistral, Devstral: [TOOL_CALLS]NAME[ARGS]{...}",
         shapes: MISTRAL,
-        force: Force { before_name: "[TOOL_CALLS]", after_name: "[ARGS]" },
+        force: Force {
+            before_name: "[TOOL_CALLS]",
+            after_name: "[ARGS]",
+            close: Some(""),
+            next: "[TOOL_CALLS]",
+            ..FORCE
+        },
         ids: Ids::Nine,
         ends_reasoning: true,
         signs: &[&["[TOOL_CALLS]", "[ARGS]"]],
@@ -391,7 +420,13 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
         name: "mistral",
         about: "Mistral before that: [TOOL_CALLS][{\"name\": ..., \"arguments\": {...}}]",
         shapes: MISTRAL,
-        force: Force { before_name: "[TOOL_CALLS][{\"name\": \"", after_name: "\", \"arguments\":" },
+        force: Force {
+            before_name: "[TOOL_CALLS][{\"name\": \"",
+            after_name: "\", \"arguments\":",
+            close: Some("}]"),
+            next: "}, {\"name\": \"",
+            ..FORCE
+        },
         ids: Ids::Nine,
         ends_reasoning: true,
         signs: &[&["[TOOL_CALLS]"]],
@@ -406,7 +441,7 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
             close: &["<tool_call|>"],
             ..SHAPE
         }],
-        force: Force { before_name: "<|tool_call>call:", after_name: "{" },
+        force: Force { before_name: "<|tool_call>call:", after_name: "{", ..FORCE },
         ends_reasoning: true,
         signs: &[&["<|tool_call>"]],
         ..FORMAT
@@ -420,7 +455,7 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
             close: &["<end_function_call>"],
             ..SHAPE
         }],
-        force: Force { before_name: "<start_function_call>call:", after_name: "{" },
+        force: Force { before_name: "<start_function_call>call:", after_name: "{", ..FORCE },
         signs: &[&["<start_function_call>"]],
         ..FORMAT
     },
@@ -440,7 +475,7 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
                 ..SHAPE
             },
         ],
-        force: Force { before_name: "```tool_code\n", after_name: "(" },
+        force: Force { before_name: "```tool_code\n", after_name: "(", ..FORCE },
         signs: &[&["tool_code"]],
         ..FORMAT
     },
@@ -452,7 +487,13 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
             json_list(&["functools"], &["]"]),
             Shape { tail: "<|/tool_call|>", ..json_list(&["<|tool_call|>"], &["]"]) },
         ],
-        force: Force { before_name: "functools[{\"name\": \"", after_name: "\", \"arguments\":" },
+        force: Force {
+            before_name: "functools[{\"name\": \"",
+            after_name: "\", \"arguments\":",
+            close: Some("}]"),
+            next: "}, {\"name\": \"",
+            ..FORCE
+        },
         signs: &[&["functools"], &["<|tool|>", "<|/tool|>"]],
         ..FORMAT
     },
@@ -460,7 +501,13 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
         name: "nemotron_json",
         about: "Nemotron: <TOOLCALL>[{\"name\": ..., \"arguments\": {...}}]</TOOLCALL>",
         shapes: &[Shape { tail: "</TOOLCALL>", ..json_list(&["<TOOLCALL>"], &["]"]) }],
-        force: Force { before_name: "<TOOLCALL>[{\"name\": \"", after_name: "\", \"arguments\":" },
+        force: Force {
+            before_name: "<TOOLCALL>[{\"name\": \"",
+            after_name: "\", \"arguments\":",
+            close: Some("}]</TOOLCALL>"),
+            next: "}, {\"name\": \"",
+            ..FORCE
+        },
         signs: &[&["<TOOLCALL>"]],
         ..FORMAT
     },
@@ -468,7 +515,13 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
         name: "granite",
         about: "Granite 3: <|tool_call|>[{\"name\": ..., \"arguments\": {...}}]",
         shapes: &[json_list(&["<|tool_call|>", "<tool_call>"], &["]"])],
-        force: Force { before_name: "<|tool_call|>[{\"name\": \"", after_name: "\", \"arguments\":" },
+        force: Force {
+            before_name: "<|tool_call|>[{\"name\": \"",
+            after_name: "\", \"arguments\":",
+            close: Some("}]"),
+            next: "}, {\"name\": \"",
+            ..FORCE
+        },
         signs: &[&["<|tool_call|>"]],
         ..FORMAT
     },
@@ -476,7 +529,13 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
         name: "jamba",
         about: "Jamba: <tool_calls>[{\"name\": ..., \"arguments\": {...}}]</tool_calls>",
         shapes: &[Shape { tail: "</tool_calls>", ..json_list(&["<tool_calls>"], &["]"]) }],
-        force: Force { before_name: "<tool_calls>[{\"name\": \"", after_name: "\", \"arguments\":" },
+        force: Force {
+            before_name: "<tool_calls>[{\"name\": \"",
+            after_name: "\", \"arguments\":",
+            close: Some("}]</tool_calls>"),
+            next: "}, {\"name\": \"",
+            ..FORCE
+        },
         signs: &[&["<tool_calls>"]],
         ..FORMAT
     },
@@ -490,7 +549,7 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
             close: &["</function_calls>"],
             ..SHAPE
         }],
-        force: Force { before_name: "<function_calls>", after_name: "(" },
+        force: Force { before_name: "<function_calls>", after_name: "(", ..FORCE },
         signs: &[&["<function_calls>"]],
         ..FORMAT
     },
@@ -519,7 +578,7 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
                 ..SHAPE
             },
         ],
-        force: Force { before_name: "[", after_name: "(" },
+        force: Force { before_name: "[", after_name: "(", ..FORCE },
         signs: &[&["<|python_start|>"], &["func_name1(params_name1"]],
         ..FORMAT
     },
@@ -531,7 +590,12 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
             Shape { open: &["<|python_tag|>"], call: &[Piece::Envelope], separators: &[";", ","], ..SHAPE },
             Shape { open: &["{"], bare: true, call: &[Piece::Envelope], separators: &[";", ","], ..SHAPE },
         ],
-        force: Force { before_name: "{\"name\": \"", after_name: "\", \"parameters\":" },
+        force: Force {
+            before_name: "{\"name\": \"",
+            after_name: "\", \"parameters\":",
+            close: Some("}"),
+            ..FORCE
+        },
         signs: &[&["<|python_tag|>"], &["{\"name\": function name, \"parameters\""]],
         ..FORMAT
     },
