@@ -61,7 +61,7 @@ def test_a_strict_function_gets_what_its_schema_says(tool_client):
     cities = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"], "additionalProperties": False}
     strict = {"type": "function", "function": {**WEATHER["function"], "parameters": cities, "strict": True}}
     for seed in range(3):
-        answer = ask(tool_client, tools=[strict], tool_choice="required", max_tokens=40, temperature=1, seed=seed)
+        answer = ask(tool_client, tools=[strict], tool_choice="required", max_tokens=150, temperature=1, seed=seed)
         (call,) = answer.choices[0].message.tool_calls
         assert json.loads(call.function.arguments)["city"] in ("Paris", "Rome")
 
