@@ -276,7 +276,6 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
             after_name: "\n```json\n",
             close: Some("\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
             next: "\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
-            ..FORCE
         },
         ends_reasoning: true,
         signs: &[&["<｜tool▁call▁begin｜>", "```json"]],
@@ -291,7 +290,6 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
             after_name: "<｜tool▁sep｜>",
             close: Some("<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
             next: "<｜tool▁call▁end｜><｜tool▁call▁begin｜>",
-            ..FORCE
         },
         ends_reasoning: true,
         signs: &[&["<｜tool▁call▁begin｜>"]],
@@ -317,7 +315,6 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
             after_name: ":0<|tool_call_argument_begin|>",
             close: Some("<|tool_call_end|><|tool_calls_section_end|>"),
             next: "<|tool_call_end|><|tool_call_begin|>functions.",
-            ..FORCE
         },
         ids: Ids::Kimi,
         ends_reasoning: true,
@@ -409,7 +406,6 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
             after_name: "[ARGS]",
             close: Some(""),
             next: "[TOOL_CALLS]",
-            ..FORCE
         },
         ids: Ids::Nine,
         ends_reasoning: true,
@@ -425,7 +421,6 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
             after_name: "\", \"arguments\":",
             close: Some("}]"),
             next: "}, {\"name\": \"",
-            ..FORCE
         },
         ids: Ids::Nine,
         ends_reasoning: true,
@@ -492,7 +487,6 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
             after_name: "\", \"arguments\":",
             close: Some("}]"),
             next: "}, {\"name\": \"",
-            ..FORCE
         },
         signs: &[&["functools"], &["<|tool|>", "<|/tool|>"]],
         ..FORMAT
@@ -506,7 +500,6 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
             after_name: "\", \"arguments\":",
             close: Some("}]</TOOLCALL>"),
             next: "}, {\"name\": \"",
-            ..FORCE
         },
         signs: &[&["<TOOLCALL>"]],
         ..FORMAT
@@ -520,7 +513,6 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
             after_name: "\", \"arguments\":",
             close: Some("}]"),
             next: "}, {\"name\": \"",
-            ..FORCE
         },
         signs: &[&["<|tool_call|>"]],
         ..FORMAT
@@ -534,7 +526,6 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
             after_name: "\", \"arguments\":",
             close: Some("}]</tool_calls>"),
             next: "}, {\"name\": \"",
-            ..FORCE
         },
         signs: &[&["<tool_calls>"]],
         ..FORMAT
