@@ -3,7 +3,9 @@
 //! Owns: memory and the order load, program, cache, forward. Must never: look inside a kernel, or allocate in `forward`
 //! after the first steps.
 
-use folio_model::backend::{Backend, BackendError, Batch, KvLayout, TensorView};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use folio_model::backend::{Backend, BackendError, Batch, KvLayout, SwapTimes, TensorView};
 use folio_model::program::{MatrixId, Op, Program, VectorId};
 
 use crate::attend::Window;
@@ -55,6 +57,8 @@ pub struct CpuBackend {
     /// Per group and block, the step that last wrote it.
     written: Vec<Vec<u32>>,
     step: u32,
+    /// What the last step spent on swaps, out and in.
+    swap_nanos: [AtomicU64; 2],
 }
 
 /// A loaded program and its memory.
@@ -89,6 +93,7 @@ impl CpuBackend {
             caches: Vec::new(),
             written: Vec::new(),
             step: 0,
+            swap_nanos: Default::default(),
         })
     }
 
@@ -244,6 +249,23 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn allocate_swap(&mut self, slots: &[usize]) -> Result<(), BackendError> {
+        if slots.len() != self.caches.len() {
+            let (groups, slots) = (self.caches.len(), slots.len());
+            return Err(BackendError::Device(format!(
+                "swap space for {slots} cache groups, there are {groups}"
+            )));
+        }
+        let mut caches = self.caches.iter_mut().zip(slots);
+        caches.try_for_each(|(cache, &slots)| cache.allocate_swap(slots)).map_err(device)
+    }
+
+    fn swap_times(&self) -> SwapTimes {
+        let [out_us, in_us] =
+            [0, 1].map(|direction| self.swap_nanos[direction].load(Ordering::Relaxed) as f64 / 1e3);
+        SwapTimes { out_us, in_us }
+    }
+
     fn forward(&mut self, batch: &Batch) -> Result<&[f32], BackendError> {
         let (Some(model), Some(first)) = (&mut self.model, self.caches.first()) else {
             return Err(BackendError::Device("no program or no cache is loaded".into()));
@@ -270,6 +292,7 @@ impl Backend for CpuBackend {
         for claims in &model.buffers.claims {
             claims.reset();
         }
+        self.swap_nanos.iter_mut().for_each(|nanos| *nanos.get_mut() = 0);
         let step = Step {
             isa: self.isa,
             program: &model.program,
@@ -282,6 +305,7 @@ impl Backend for CpuBackend {
             plans: &model.plans,
             places: &model.places,
             batch,
+            swap_nanos: &self.swap_nanos,
         };
         self.pool.run(&|worker| step.run(worker)).map_err(device)?;
         Ok(model.buffers.logits.as_slice(batch.logit_rows.len() * model.program.head.vocab))

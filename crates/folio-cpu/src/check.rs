@@ -317,6 +317,13 @@ impl BatchCheck<'_> {
                 return Err(format!("{} tokens do not fit a block", copy.tokens));
             }
         }
+        for swap in batch.swap_outs.iter().chain(&batch.swap_ins) {
+            let (blocks, slots) =
+                self.caches.get(swap.group as usize).map_or((0, 0), |cache| (cache.blocks, cache.slots));
+            if swap.block as usize >= blocks || swap.slot as usize >= slots {
+                return Err(format!("block {} and slot {} cannot be swapped", swap.block, swap.slot));
+            }
+        }
         self.spans(batch)
     }
 

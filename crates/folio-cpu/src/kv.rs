@@ -20,7 +20,7 @@
 
 mod encode;
 
-use folio_model::backend::{BlockCopy, KvFormat, KvGroup};
+use folio_model::backend::{BlockCopy, BlockSwap, KvFormat, KvGroup};
 use folio_model::kv_format::{SCALE_BYTES, SCALED_HEAD_DIM_MAX};
 use half::{bf16, f16};
 
@@ -48,6 +48,16 @@ pub(crate) struct KvCache {
     layers: Vec<usize>,
     block_bytes: usize,
     memory: HugeBuffer,
+    /// Blocks of the swap space, laid out as those of the cache.
+    pub(crate) slots: usize,
+    swapped: HugeBuffer,
+}
+
+/// Between a block and a slot of the swap space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Out,
+    In,
 }
 
 impl KvCache {
@@ -61,7 +71,15 @@ impl KvCache {
         });
         let layers = starts.collect();
         let memory = HugeBuffer::zeroed(block_bytes.saturating_mul(blocks))?;
-        Ok(Self { group, block_tokens, blocks, layers, block_bytes, memory })
+        let swapped = HugeBuffer::zeroed(0)?;
+        Ok(Self { group, block_tokens, blocks, layers, block_bytes, memory, slots: 0, swapped })
+    }
+
+    /// Room for `slots` blocks beside the cache. Pages are taken when something is first swapped into them.
+    pub(crate) fn allocate_swap(&mut self, slots: usize) -> Result<(), CpuError> {
+        self.swapped = HugeBuffer::zeroed(self.block_bytes.saturating_mul(slots))?;
+        self.slots = slots;
+        Ok(())
     }
 
     #[inline(always)]
@@ -155,6 +173,25 @@ impl KvCache {
                 }
             }
         }
+    }
+
+    /// Copies what one layer has of a whole block, to or from the swap space.
+    ///
+    /// # Safety
+    /// Block and slot are in range, and nobody else touches this layer of either.
+    pub(crate) unsafe fn swap_layer(&self, swap: BlockSwap, layer: u32, direction: Direction) {
+        let start = self.layers[layer as usize];
+        let end = self.layers.get(layer as usize + 1).copied().unwrap_or(self.block_bytes);
+        let at = |memory: &HugeBuffer, block: u32| {
+            memory.ptr().wrapping_add(block as usize * self.block_bytes + start)
+        };
+        let (block, slot) = (at(&self.memory, swap.block), at(&self.swapped, swap.slot));
+        let (from, to) = match direction {
+            Direction::Out => (block, slot),
+            Direction::In => (slot, block),
+        };
+        // SAFETY: both ranges are inside their buffers, which are different ones; the caller promises the rest.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, end - start) };
     }
 
     /// Copies the first `copy.tokens` positions of every page of one layer, scales too.

@@ -32,7 +32,7 @@ fn logits(backend: &mut CpuBackend, model: &LoadedModel) -> Vec<u32> {
         spans: vec![Span { first_row: 0, rows: 4, first_position: 0, blocks_start: 0, blocks_len: 1 }],
         blocks: vec![1; groups],
         logit_rows: vec![0, 3],
-        copies: Vec::new(),
+        ..Batch::default()
     };
     backend.forward(&batch).expect("logits").iter().map(|x| x.to_bits()).collect()
 }

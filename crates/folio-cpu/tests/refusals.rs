@@ -5,7 +5,7 @@ mod common;
 use common::{Sequence, Spec, assert_same_bits, cpu, run_chunks};
 use folio_cpu::{CpuBackend, CpuError, CpuOptions, Isa, Quantize, Quantized};
 use folio_model::backend::{
-    Backend, BackendError, Batch, BlockCopy, DType, KvFormat, KvLayout, Span, TensorView,
+    Backend, BackendError, Batch, BlockCopy, BlockSwap, DType, KvFormat, KvLayout, Span, TensorView,
 };
 use folio_model::quant::{BlockFormat, Encoding};
 
@@ -18,7 +18,7 @@ fn good() -> Batch {
         ],
         blocks: vec![0, 1],
         logit_rows: vec![1, 2],
-        copies: vec![],
+        ..Batch::default()
     }
 }
 
@@ -46,6 +46,9 @@ fn a_malformed_batch_is_refused_and_changes_nothing() {
     add("written twice", &|b| b.blocks[1] = 0);
     add("impossible", &|b| b.copies.push(BlockCopy { group: 0, from: 2, to: 2, tokens: 1 }));
     add("impossible", &|b| b.copies.push(BlockCopy { group: 0, from: 2, to: 6, tokens: 1 }));
+    add("cannot be swapped", &|b| b.swap_outs.push(BlockSwap { group: 0, block: 6, slot: 0 }));
+    add("cannot be swapped", &|b| b.swap_ins.push(BlockSwap { group: 0, block: 0, slot: 0 }));
+    add("cannot be swapped", &|b| b.swap_ins.push(BlockSwap { group: 1, block: 0, slot: 0 }));
     add("do not fit", &|b| b.copies.push(BlockCopy { group: 0, from: 2, to: 3, tokens: 17 }));
     for (what, batch) in bad {
         match backend.forward(&batch) {
@@ -83,6 +86,7 @@ fn copies_take_the_first_positions_of_a_block_in_order() {
                     BlockCopy { group: 0, from: 1, to: 6, tokens: 16 },
                     BlockCopy { group: 0, from: 6, to: 7, tokens },
                 ],
+                ..Batch::default()
             };
             let logits = backend.forward(&batch).expect("a step");
             assert_same_bits(
@@ -111,7 +115,7 @@ fn a_step_may_be_copies_alone() {
             spans: vec![Span { first_row: 0, rows, first_position: 32, blocks_start: 0, blocks_len: 3 }],
             blocks: vec![0, 7, 5],
             logit_rows: (0..rows).collect(),
-            copies: vec![],
+            ..Batch::default()
         };
         let logits = backend.forward(&batch).expect("a step");
         assert_same_bits(&format!("{quantize:?}"), logits, &whole[32 * spec.vocab..], spec.vocab);

@@ -10,9 +10,9 @@
 //! Cost outside the backend: a copy of the plan's block tables and tokens, and the sampler. Allocates nothing once its
 //! buffers have grown.
 
-use folio_model::backend::{Backend, Batch, BlockCopy, Span};
+use folio_model::backend::{self, Backend, Batch, BlockCopy, Span, SwapTimes};
 
-use crate::plan::{Executor, ExecutorError, SamplePlan, SequencePlan, StepOutput, StepPlan, Want};
+use crate::plan::{self, Executor, ExecutorError, SamplePlan, SequencePlan, StepOutput, StepPlan, Want};
 use crate::sampler::Sampler;
 
 /// Runs plans on a backend. See the module documentation.
@@ -99,6 +99,7 @@ impl ModelExecutor {
     /// Computes the batch and answers what it serves.
     fn flush(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
         let failed = |reason: String| ExecutorError { step: plan.step, reason };
+        let swapped = !self.batch.swap_outs.is_empty() || !self.batch.swap_ins.is_empty();
         let logits = self.backend.forward(&self.batch).map_err(|error| failed(error.to_string()))?;
         if logits.len() != self.batch.logit_rows.len() * self.vocab {
             return Err(failed(format!(
@@ -118,18 +119,28 @@ impl ModelExecutor {
                 });
             }
         }
+        if swapped {
+            self.output.swap_times = self.backend.swap_times();
+        }
         self.batch.clear();
         self.served.clear();
         Ok(())
     }
 }
 
+fn block_swap(swap: &plan::BlockSwap) -> backend::BlockSwap {
+    backend::BlockSwap { group: swap.group, block: swap.block.0, slot: swap.slot }
+}
+
 impl Executor for ModelExecutor {
     fn execute(&mut self, plan: &StepPlan) -> Result<&StepOutput, ExecutorError> {
         self.output.step = plan.step;
         self.output.samples.clear();
+        self.output.swap_times = SwapTimes::default();
         self.batch.clear();
         self.served.clear();
+        self.batch.swap_outs.extend(plan.swap_outs.iter().map(block_swap));
+        self.batch.swap_ins.extend(plan.swap_ins.iter().map(block_swap));
         let copies = plan.copies.iter();
         self.batch.copies.extend(copies.map(|c| BlockCopy {
             group: c.group,

@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+pub use folio_model::backend::SwapTimes;
 use rustc_hash::FxHashMap;
 
 use crate::guide::GuideRef;
@@ -17,6 +18,8 @@ pub struct SequenceId(pub u64);
 
 /// Copy `tokens` positions of block `from` into block `to`, before anything else in the step, in list order.
 pub use folio_kv::BlockCopy;
+/// Copy a whole block to a slot of its group's swap space, or back.
+pub use folio_kv::BlockSwap;
 /// What stands in a window group's block table for a block that no query will read again.
 pub use folio_kv::HOLE;
 
@@ -24,7 +27,12 @@ pub use folio_kv::HOLE;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepPlan {
     pub step: u64,
+    /// What preempted sequences gave up, block to slot: before anything else. A plan without sequences is not executed, and what
+    /// stands here is repeated in the next.
+    pub swap_outs: Vec<BlockSwap>,
     pub copies: Vec<BlockCopy>,
+    /// What returning sequences had, slot to block: after the copies, before anything is computed.
+    pub swap_ins: Vec<BlockSwap>,
     pub sequences: Vec<SequencePlan>,
 }
 
@@ -132,6 +140,8 @@ impl TokenHistory {
 pub struct StepOutput {
     pub step: u64,
     pub samples: Vec<Sampled>,
+    /// What the plan's swaps took.
+    pub swap_times: SwapTimes,
 }
 
 /// The answer to one [`SamplePlan`].

@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 
-use folio_kv::{BlockHash, BlockTable, GroupCounts, KvCache, Lookup, Root, TenantId};
+use folio_kv::{BlockHash, BlockTable, GroupCounts, KvCache, Lookup, Root, Swapped, TenantId};
 
 use crate::guide::GuideRef;
 use crate::plan::{SampleSpec, SequenceId, SequencePlan, TokenHistory};
@@ -77,6 +77,16 @@ pub(crate) struct Sequence {
     /// What the cache held of it at `looked_up_step`.
     pub lookup: Lookup,
     pub looked_up_step: u64,
+    /// Positions that the cache alone had of it then.
+    pub found: u32,
+    /// While it waits after a preemption, and until it has run again: its copy in host memory.
+    pub swapped: Option<Swapped>,
+    /// The step that makes the copy has not run.
+    pub swap_pending: bool,
+    /// `lookup` is of the copy, which is to be used.
+    pub restores: bool,
+    /// Positions that its last preemption put at stake.
+    pub at_stake: (u32, u32),
     /// Tokens to compute in the step being planned.
     pub granted: u32,
     /// The table was attached in the step being planned: nothing was computed with it.

@@ -66,6 +66,11 @@ pub struct Counters {
     pub generation_tokens: u64,
     /// Sequences that lost their blocks.
     pub preemptions: u64,
+    /// Of `preemptions`, those whose sequence kept a copy in host memory.
+    pub preemptions_swapped: u64,
+    /// Bytes of KV copied to host memory and back.
+    pub swapped_out_bytes: u64,
+    pub swapped_in_bytes: u64,
     /// Tokens computed a second time because of preemptions.
     pub recomputed_tokens: u64,
     /// Times a sequence began to wait for a shared prefix, and tokens it did not have to compute thanks to that.

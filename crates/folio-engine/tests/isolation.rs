@@ -55,7 +55,7 @@ fn text(kind: u32, length: u32) -> Vec<u32> {
 }
 
 /// All that a step does, without the contents.
-type Step = (Vec<(u32, usize)>, usize);
+type Step = (Vec<(u32, usize)>, usize, (usize, usize));
 
 #[derive(Debug, PartialEq)]
 struct Observed {
@@ -78,7 +78,7 @@ fn config() -> SchedulerConfig {
 
 /// `secret`: the first request is what the prober repeats.
 fn world(path: &Path, prober: TenantId, secret: bool) -> Observed {
-    let mut machine = Machine::new(config(), path.blocks, 16);
+    let mut machine = Machine::new(config(), path.blocks, 16).with_swap(path.blocks, 0.0);
     let first = |kind| Request { n: path.n, ..request(1, &text(kind, path.prompt), path.answer) };
     machine.submit(first(if secret { 1 } else { 2 }));
     match path.when {
@@ -107,7 +107,7 @@ fn world(path: &Path, prober: TenantId, secret: bool) -> Observed {
     let step = |plan: &folio_engine::StepPlan| {
         let mut work: Vec<_> = plan.sequences.iter().map(|s| (s.first_position, s.tokens.len())).collect();
         work.sort_unstable();
-        (work, plan.copies.len())
+        (work, plan.copies.len(), (plan.swap_outs.len(), plan.swap_ins.len()))
     };
     Observed {
         steps: machine.plans.iter().map(step).collect(),

@@ -34,6 +34,7 @@ use crate::policy::{EvictionPolicy, Retaining};
 use crate::prefixes::{PinLimits, Prefixes};
 use crate::quota::Quotas;
 use crate::stats::{CacheStats, MAX_WINDOWS, TenantStats, WindowStats};
+use crate::swap::SwapSpace;
 use crate::table::{BlockTable, Lists, Query};
 use crate::tree::{Parent, Tree};
 use crate::types::{BlockCopy, BlockHash, BlockId, CacheConfig, OutOfBlocks, Root, TenantId, WindowConfig};
@@ -58,6 +59,7 @@ pub struct KvCache {
     pub(crate) quotas: Quotas,
     /// As last told.
     pub(crate) now_us: u64,
+    pub(crate) swap: SwapSpace,
     spare: Vec<Lists>,
 }
 
@@ -101,6 +103,7 @@ impl KvCache {
             tenants: FxHashMap::default(),
             quotas: Quotas::default(),
             now_us: 0,
+            swap: SwapSpace::default(),
             spare: Vec::new(),
         }
     }
@@ -173,6 +176,7 @@ impl KvCache {
         let full = table.capacity();
         table.computed = full;
         table.confirmed = full;
+        table.published = prefix.blocks;
         self.attach_windows(&mut table);
         table.missed = if prefix.chain > prefix.blocks { prefix.chain } else { 0 };
         let copies = self.attach_tail(&mut table, prefix.parent, &wanted[full as usize..]);
@@ -281,10 +285,14 @@ impl KvCache {
             self.set_filled(block, size.min(computed - index * size));
             self.fill_windows(table, index as usize, size.min(computed - index * size));
         }
-        for index in table.full_blocks()..computed / size {
+        if std::mem::take(&mut table.restored) {
+            self.publish_restored_windows(table);
+        }
+        for index in table.published..computed / size {
             let start = (index * size) as usize;
             self.publish(table, index as usize, &tokens[start..start + size as usize]);
         }
+        table.published = computed / size;
         let before = std::mem::replace(&mut table.computed, computed);
         self.slide(table, before);
     }
@@ -300,7 +308,7 @@ impl KvCache {
             self.stats.dedups += 1;
             if self.publish_windows(table, index) {
                 // It lacked what made it worth less than its own tails.
-                self.supersede(BlockId(twin));
+                self.supersede_if_complete(BlockId(twin));
             }
             return;
         }
@@ -308,7 +316,7 @@ impl KvCache {
         self.stats.published_blocks += 1;
         self.policy.on_insert(own, &self.tree.meta(own.0));
         self.publish_windows(table, index);
-        self.supersede(own);
+        self.supersede_if_complete(own);
     }
 
     fn parent(&self, table: &BlockTable, index: usize) -> (Parent, BlockHash) {
@@ -319,7 +327,7 @@ impl KvCache {
     }
 
     /// Frees cached tails that say nothing `block`, which has all companions, does not say.
-    fn supersede(&mut self, block: BlockId) {
+    pub(crate) fn supersede(&mut self, block: BlockId) {
         while let Some(tail) = self.tree.superseded_by(block.0) {
             self.forget(tail);
             self.free.push(tail);
@@ -336,6 +344,7 @@ impl KvCache {
         fork.blocks.extend_from_slice(&table.blocks[..written]);
         fork.computed = table.computed;
         fork.confirmed = table.confirmed;
+        fork.published = table.published;
         for &block in &fork.blocks {
             self.reference(block);
         }
@@ -449,7 +458,7 @@ impl KvCache {
         counts.hit_tokens -= hit;
         counts.tail_hit_tokens -= tail_hit;
         counts.window_miss_tokens -= window_miss;
-        if queries > 0 {
+        if queries > 0 || table.restored {
             for block in &table.blocks[(table.confirmed / self.config.block_tokens) as usize..] {
                 self.tree.block_mut(block.0).open = false;
             }

@@ -78,6 +78,7 @@ impl KvCache {
             table.confirmed.min(table.computed).into(),
             table.confirmed.into(),
         )?;
+        count("published blocks of a table", table.published.into(), table.full_blocks().into())?;
         let mut parent = Parent::Root(table.root.hash);
         let mut hash = table.root.hash;
         for (index, &id) in table.blocks.iter().enumerate() {

@@ -226,11 +226,14 @@ impl KvCache {
     }
 
     /// Block `index` of the table's group 0 is in the index now: its window blocks become companions, or give way to those
-    /// it has. Whether it lacked one.
+    /// it has. Whether it lacked one. (A table that came from a copy has holes where the copy had none.)
     pub(crate) fn publish_windows(&mut self, table: &mut BlockTable, index: usize) -> bool {
         let owner = table.blocks[index].0;
         let mut lacked = false;
         for (pool, list) in self.windows.iter_mut().zip(&mut table.windows) {
+            if list[index] == HOLE {
+                continue;
+            }
             match pool.companion(owner) {
                 Some(twin) => {
                     pool.reference(twin);

@@ -15,6 +15,7 @@
 //! | `retention`, `prefixes` | what callers say about it: priority, time to live, pins |
 //! | `hash` | roots and chained block hashes, byte for byte |
 //! | `table` | one sequence's blocks |
+//! | `swap` | copies of a preempted sequence's blocks |
 //! | `quota` | guarantees, ceilings, and whose cached block goes |
 //! | `account` | who held how much memory for how long |
 //! | `stats`, `check` | what the cache says about itself, and the proof that it is true |
@@ -37,6 +38,7 @@ mod prefixes;
 mod quota;
 mod retention;
 mod stats;
+mod swap;
 mod table;
 mod tree;
 mod types;
@@ -53,6 +55,7 @@ pub use prefixes::{KeepRefused, PREFIXES_MAX, PinLimits, PrefixId, PrefixInfo};
 pub use quota::{Quota, QuotaError};
 pub use retention::{DEFAULT_PRIORITY, PRIORITY_MAX, Retention, RetentionRange};
 pub use stats::{CacheStats, MAX_WINDOWS, TenantStats, WindowStats};
+pub use swap::{BlockSwap, SwapOffer, Swapped};
 pub use table::BlockTable;
 pub use types::{
     BlockCopy, BlockHash, BlockId, CacheConfig, HOLE, Identity, OutOfBlocks, Root, TenantId, WindowConfig,

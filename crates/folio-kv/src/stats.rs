@@ -53,6 +53,9 @@ pub struct CacheStats {
     /// Prompt tokens that group 0 holds in full blocks and that had to be computed again, because a window group had given
     /// up what a hit there needs (counter).
     pub window_miss_tokens: u64,
+    /// Host memory for copies of preempted sequences' blocks, and what of it holds one.
+    pub swap_bytes: u64,
+    pub swapped_bytes: u64,
     /// Window groups; where `window_tokens` is 0 there is none. See [`CacheStats::windows()`].
     pub windows: [WindowStats; MAX_WINDOWS],
 }

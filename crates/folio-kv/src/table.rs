@@ -28,6 +28,10 @@ pub struct BlockTable {
     pub(crate) computed: u32,
     /// Positions `< confirmed` are known to be in memory: no copy of theirs is still pending.
     pub(crate) confirmed: u32,
+    /// Leading blocks that are in the index: all full ones, unless the table came from a copy and its step has not run.
+    pub(crate) published: u32,
+    /// It came from a copy and its step has not run.
+    pub(crate) restored: bool,
     /// Blocks that a lookup found in group 0 and could not attach: where a hit would have ended, had the windows been there.
     pub(crate) missed: u32,
     /// What `attach` counted for this table, so that `abandon` can take it back.
@@ -68,6 +72,8 @@ impl BlockTable {
             block_tokens,
             computed: 0,
             confirmed: 0,
+            published: 0,
+            restored: false,
             missed: 0,
             query: Query::default(),
         }
@@ -135,7 +141,12 @@ impl BlockTable {
         self.blocks.is_empty()
     }
 
-    /// Blocks that are full and published.
+    /// Leading blocks that are in the index.
+    pub fn published_blocks(&self) -> u32 {
+        self.published
+    }
+
+    /// Blocks that are full, and published between steps.
     pub(crate) fn full_blocks(&self) -> u32 {
         self.computed / self.block_tokens
     }

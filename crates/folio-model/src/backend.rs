@@ -167,6 +167,22 @@ pub struct BlockCopy {
     pub tokens: u32,
 }
 
+/// The bytes of block `block` of a cache group's pool, and of slot `slot` of the group's swap space: whole blocks, whatever of
+/// them is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockSwap {
+    pub group: u32,
+    pub block: u32,
+    pub slot: u32,
+}
+
+/// How long a step spent copying between the pools and their swap space.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SwapTimes {
+    pub out_us: f64,
+    pub in_us: f64,
+}
+
 /// One step's work. Flat vectors, reused between steps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
@@ -178,8 +194,12 @@ pub struct Batch {
     pub blocks: Vec<u32>,
     /// Rows whose logits are wanted, ascending.
     pub logit_rows: Vec<u32>,
-    /// Performed before anything else.
+    /// Block to slot. Performed before anything else: the blocks may have been given to somebody else already.
+    pub swap_outs: Vec<BlockSwap>,
+    /// Performed after `swap_outs`, before anything else, in list order.
     pub copies: Vec<BlockCopy>,
+    /// Slot to block. Performed after `copies`, whose sources may be among the blocks, and before anything is computed.
+    pub swap_ins: Vec<BlockSwap>,
 }
 
 impl Batch {
@@ -189,7 +209,9 @@ impl Batch {
         self.spans.clear();
         self.blocks.clear();
         self.logit_rows.clear();
+        self.swap_outs.clear();
         self.copies.clear();
+        self.swap_ins.clear();
     }
 }
 
@@ -207,7 +229,8 @@ pub enum BackendError {
 
 /// A device that runs the decoder. Implemented by `folio-cpu`.
 ///
-/// Call order: `load_*` any number of times, `load_program` once, `allocate_cache` once, then `forward` for ever.
+/// Call order: `load_*` any number of times, `load_program` once, `allocate_cache` once, `allocate_swap` at most once, then
+/// `forward` for ever.
 pub trait Backend: Send {
     /// Short name for logs and metrics: "cpu/avx2", "cpu/scalar".
     fn name(&self) -> String;
@@ -234,8 +257,15 @@ pub trait Backend: Send {
     /// Allocates zeroed KV blocks: `blocks[g]` of group `g`.
     fn allocate_cache(&mut self, layout: &KvLayout, blocks: &[usize]) -> Result<(), BackendError>;
 
+    /// Sets host memory aside to copy blocks to and from: `slots[g]` blocks of group `g`, after the cache. Its content is
+    /// nobody's until a batch swaps something out.
+    fn allocate_swap(&mut self, slots: &[usize]) -> Result<(), BackendError>;
+
     /// Runs the program. Returns logits `[batch.logit_rows.len(), vocab]`, row-major, in the order of `logit_rows`.
     fn forward(&mut self, batch: &Batch) -> Result<&[f32], BackendError>;
+
+    /// What the last `forward` took for the swaps of its batch, as far as others had to wait for them.
+    fn swap_times(&self) -> SwapTimes;
 
     /// Bytes held for weights, for the accounting printed at start.
     fn weight_bytes(&self) -> u64;

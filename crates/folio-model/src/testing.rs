@@ -256,7 +256,7 @@ impl<B: Backend> Runner<B> {
             }],
             blocks: self.blocks.repeat(self.model.kv_layout.groups.len()),
             logit_rows: rows.to_vec(),
-            copies: Vec::new(),
+            ..Batch::default()
         };
         self.position += tokens.len();
         self.backend.forward(&batch).unwrap_or_else(|error| panic!("{error}"))

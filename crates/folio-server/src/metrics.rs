@@ -124,11 +124,12 @@ const ENGINE: &[Documented] = &[
         "num_gpu_blocks, block_size, bytes_per_block",
         "The cache's geometry; always 1",
     ),
+    doc("vllm:num_preemptions_total", COUNTER, "", "Sequences that lost their blocks"),
     doc(
-        "vllm:num_preemptions_total",
+        "folio:preemptions_total",
         COUNTER,
-        "",
-        "Sequences that lost their blocks and were computed again",
+        "mode",
+        "Those, by what brings them back beside the prefix cache: swap (a copy in host memory) or recompute",
     ),
     doc("vllm:prefix_cache_queries_total", COUNTER, "", "Tokens looked up in the prefix cache"),
     doc("vllm:prefix_cache_hits_total", COUNTER, "", "Tokens found there"),
@@ -159,6 +160,18 @@ const ENGINE: &[Documented] = &[
         "Bytes of cache times seconds since the start, active (held by sequences) or cached; only grows",
     ),
     doc("folio:recomputed_tokens_total", COUNTER, "", "Tokens computed again because of preemptions"),
+    doc(
+        "folio:swapped_bytes_total",
+        COUNTER,
+        "direction",
+        "Bytes of cache copied to host memory (out) and back (in)",
+    ),
+    doc(
+        "folio:swap_space_bytes",
+        GAUGE,
+        "state",
+        "Host memory for copies of preempted sequences, free or used",
+    ),
     doc("folio:queued_prompt_tokens", GAUGE, "", "Prompt tokens of requests not yet scheduled"),
     doc("folio:last_step_seconds", GAUGE, "", "Duration of the last step"),
 ];
@@ -509,6 +522,19 @@ impl Collector for EngineCollector {
                     1.0,
                 )]),
                 "vllm:num_preemptions_total" => Samples::Counter(stats.counters.preemptions),
+                "folio:preemptions_total" => {
+                    let (all, swap) = (stats.counters.preemptions, stats.counters.preemptions_swapped);
+                    labelled("mode", &[("swap", swap), ("recompute", all - swap)])
+                }
+                "folio:swapped_bytes_total" => labelled(
+                    "direction",
+                    &[("out", stats.counters.swapped_out_bytes), ("in", stats.counters.swapped_in_bytes)],
+                ),
+                "folio:swap_space_bytes" => {
+                    let (all, used) = (cache.swap_bytes, cache.swapped_bytes);
+                    let state = |state: &str, bytes: u64| (vec![("state", state.to_owned())], bytes as f64);
+                    Samples::Gauges(vec![state("free", all - used), state("used", used)])
+                }
                 "vllm:prefix_cache_queries_total" => Samples::Counter(cache.query_tokens),
                 "vllm:prefix_cache_hits_total" => Samples::Counter(cache.hit_tokens),
                 "vllm:iteration_tokens_total" => Samples::Total {
@@ -536,6 +562,10 @@ impl Collector for EngineCollector {
         }
         Ok(())
     }
+}
+
+fn labelled(label: &'static str, list: &[(&str, u64)]) -> Samples {
+    Samples::Counters(list.iter().map(|(value, n)| (vec![(label, value.to_string())], *n)).collect())
 }
 
 /// Of all tenants together: names stay out of this page.

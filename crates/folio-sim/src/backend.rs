@@ -8,7 +8,9 @@
 //! A window group has values of its own. A row writes its own and reads those of its window, and what it read enters the
 //! value it writes to group 0: what went wrong in a window is never forgotten. Reading a hole is an error.
 
-use folio_model::backend::{Backend, BackendError, Batch, GroupKind, HOLE, KvLayout, Span, TensorView};
+use folio_model::backend::{
+    Backend, BackendError, Batch, BlockSwap, GroupKind, HOLE, KvLayout, Span, SwapTimes, TensorView,
+};
 use folio_model::program::{MatrixId, Program, VectorId};
 
 use crate::rng::mix;
@@ -43,11 +45,27 @@ struct Group {
     window: u32,
     /// `[blocks * block_tokens]`, 0 where nothing was ever written.
     memory: Vec<u64>,
+    /// `[slots * block_tokens]` of the swap space.
+    swapped: Vec<u64>,
 }
 
 impl Group {
     fn new(blocks: usize, block_tokens: usize, window: u32) -> Self {
-        Self { window, memory: vec![0; blocks * block_tokens] }
+        Self { window, memory: vec![0; blocks * block_tokens], swapped: Vec::new() }
+    }
+
+    /// Where the two ends of a swap lie.
+    fn ends(
+        &self,
+        swap: &BlockSwap,
+        block_tokens: usize,
+    ) -> Result<[std::ops::Range<usize>; 2], BackendError> {
+        let range = |at: u32| at as usize * block_tokens..(at as usize + 1) * block_tokens;
+        let (block, slot) = (range(swap.block), range(swap.slot));
+        if block.end > self.memory.len() || slot.end > self.swapped.len() {
+            return Err(BackendError::Batch(format!("{swap:?} is outside of the pool or its swap space")));
+        }
+        Ok([block, slot])
     }
 }
 
@@ -59,6 +77,9 @@ pub struct SimBackend {
     logits: Vec<f32>,
     max_rows: usize,
     max_logit_rows: usize,
+    /// Microseconds that a block takes, either way.
+    swap_us: f64,
+    swap_times: SwapTimes,
 }
 
 impl SimBackend {
@@ -76,6 +97,21 @@ impl SimBackend {
             logits: Vec::new(),
             max_rows,
             max_logit_rows,
+            swap_us: 0.0,
+            swap_times: SwapTimes::default(),
+        }
+    }
+
+    /// With so many slots of swap space in each group, and copies that take `us` microseconds a block.
+    pub fn with_swap(mut self, slots: &[u32], us: f64) -> Self {
+        self.set_swap(slots);
+        self.swap_us = us;
+        self
+    }
+
+    fn set_swap(&mut self, slots: &[u32]) {
+        for (group, slots) in self.groups.iter_mut().zip(slots) {
+            group.swapped = vec![0; *slots as usize * self.block_tokens];
         }
     }
 
@@ -181,12 +217,34 @@ impl Backend for SimBackend {
         Ok(())
     }
 
+    fn allocate_swap(&mut self, slots: &[usize]) -> Result<(), BackendError> {
+        let slots: Vec<u32> = slots.iter().map(|slots| *slots as u32).collect();
+        self.set_swap(&slots);
+        Ok(())
+    }
+
+    fn swap_times(&self) -> SwapTimes {
+        self.swap_times
+    }
+
     fn forward(&mut self, batch: &Batch) -> Result<&[f32], BackendError> {
         self.check(batch)?;
+        let us = |swaps: &[BlockSwap]| swaps.len() as f64 * self.swap_us;
+        self.swap_times = SwapTimes { out_us: us(&batch.swap_outs), in_us: us(&batch.swap_ins) };
+        for swap in &batch.swap_outs {
+            let group = &mut self.groups[swap.group as usize];
+            let [block, slot] = group.ends(swap, self.block_tokens)?;
+            group.swapped[slot].copy_from_slice(&group.memory[block]);
+        }
         for copy in &batch.copies {
             let (from, to) = (copy.from as usize * self.block_tokens, copy.to as usize * self.block_tokens);
             let memory = &mut self.groups[copy.group as usize].memory;
             memory.copy_within(from..from + copy.tokens as usize, to);
+        }
+        for swap in &batch.swap_ins {
+            let group = &mut self.groups[swap.group as usize];
+            let [block, slot] = group.ends(swap, self.block_tokens)?;
+            group.memory[block].copy_from_slice(&group.swapped[slot]);
         }
         self.logits.clear();
         let mut wanted = batch.logit_rows.iter().copied().peekable();

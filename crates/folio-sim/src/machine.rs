@@ -26,7 +26,9 @@ pub struct Machine {
     /// All plans so far.
     pub plans: Vec<StepPlan>,
     pub max_model_len: u32,
-    windows: Vec<u32>,
+    /// Blocks and tokens.
+    windows: Vec<(u32, u32)>,
+    rows: usize,
     cancellations: Vec<CancelRequest>,
     requests: Vec<Request>,
 }
@@ -63,13 +65,28 @@ impl Machine {
                 Box::new(LruLeafFirst::new()),
             ),
             executor: ModelExecutor::new(Box::new(backend), VOCAB as usize, rows, rows),
-            windows: windows.iter().map(|(_, tokens)| *tokens).collect(),
+            windows: windows.to_vec(),
+            rows,
             now: Micros(0),
             events: BTreeMap::new(),
             plans: Vec::new(),
             cancellations: Vec::new(),
             requests: Vec::new(),
         }
+    }
+
+    /// With so many slots of swap space in every group, and copies that take `us` microseconds a block.
+    pub fn with_swap(mut self, slots: u32, us: f64) -> Self {
+        let groups = self.cache.groups();
+        self.cache.set_swap_space(folio_kv::GroupCounts::each(groups, |_| slots));
+        let rows = self.rows;
+        let config = *self.cache.config();
+        let backend =
+            SimBackend::new(VOCAB as usize, config.blocks as usize, config.block_tokens as usize, rows, rows)
+                .with_windows(self.windows.iter().copied())
+                .with_swap(&vec![slots; groups], us);
+        self.executor = ModelExecutor::new(Box::new(backend), VOCAB as usize, rows, rows);
+        self
     }
 
     /// Arrives before the next step.
@@ -88,7 +105,7 @@ impl Machine {
         let plan = self.scheduler.plan(&mut self.cache, self.now);
         self.plans.push(plan.clone());
         self.now.0 += 1000;
-        let empty = StepOutput { step: plan.step, samples: Vec::new() };
+        let empty = StepOutput { step: plan.step, ..Default::default() };
         let output = if plan.sequences.is_empty() { Ok(&empty) } else { self.executor.execute(plan) };
         for (id, event) in self.scheduler.commit(&mut self.cache, output, self.now).drain(..) {
             self.events.entry(id).or_default().push(event);
@@ -142,7 +159,8 @@ impl Machine {
 
     /// What `request` generates alone.
     pub fn alone(&self, request: &Request) -> Expectation {
-        expect(request, VOCAB as usize, self.max_model_len, &self.windows)
+        let windows: Vec<u32> = self.windows.iter().map(|(_, tokens)| *tokens).collect();
+        expect(request, VOCAB as usize, self.max_model_len, &windows)
     }
 
     /// Panics unless every choice of `request` got exactly what it gets alone.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use folio_engine::RulesRef;
 use folio_engine::SchedulerConfig;
 use folio_engine::request::{Micros, Request, RequestId, SamplingParams};
-use folio_kv::{CacheConfig, Identity, PinLimits, Quota, Root, TenantId, WindowConfig};
+use folio_kv::{CacheConfig, GroupCounts, Identity, PinLimits, Quota, Root, TenantId, WindowConfig};
 
 use crate::keeping;
 use crate::rng::Rng;
@@ -42,6 +42,11 @@ pub struct Scenario {
     pub cache: CacheConfig,
     /// Window groups; none in about half of the worlds.
     pub windows: Vec<WindowConfig>,
+    /// Swap space: slots of each group, none in every third world, and what a block takes to copy.
+    pub swap_slots: GroupCounts,
+    pub swap_us: f64,
+    /// Everybody who may be preempted is, once in so many steps; 0 never.
+    pub preempts_one_in: u64,
     /// Empty: the pool is not divided.
     pub quotas: Vec<(TenantId, Quota)>,
     pub vocab: u32,
@@ -115,9 +120,14 @@ impl Scenario {
         let largest = clients.iter().map(|client| positions(&client.request)).max().unwrap_or(1);
         let blocks = largest.div_ceil(block_tokens) + rng.skewed(0, 120 / u64::from(block_tokens) + 4) as u32;
         let cache = CacheConfig { blocks, block_tokens, bytes_per_block: 1024 };
+        let windows = windows(&mut Rng::new(seed ^ 0x3147), &config, &cache, largest);
+        let (swap_slots, swap_us) = swap(&mut Rng::new(seed ^ 0x50a9), &cache, &windows);
         Self {
+            swap_slots,
+            swap_us,
+            preempts_one_in: if seed % 4 == 1 && !config.guarantee_completion { 4 + seed % 37 } else { 0 },
             pins: keeping::limits(keeping, blocks, largest.div_ceil(block_tokens)),
-            windows: windows(&mut Rng::new(seed ^ 0x3147), &config, &cache, largest),
+            windows,
             quotas: quotas(&mut Rng::new(seed ^ 0x90ab), &cache, largest),
             config,
             cache,
@@ -129,6 +139,20 @@ impl Scenario {
             seed,
         }
     }
+}
+
+/// From a few slots to more than the pools have; copies from free to dearer than anything.
+fn swap(rng: &mut Rng, cache: &CacheConfig, windows: &[WindowConfig]) -> (GroupCounts, f64) {
+    if rng.one_in(3) {
+        return (GroupCounts::default(), 0.0);
+    }
+    let blocks = |group: usize| match group.checked_sub(1) {
+        None => cache.blocks,
+        Some(window) => windows[window].blocks,
+    };
+    let slots =
+        GroupCounts::each(1 + windows.len(), |group| rng.skewed(1, 2 * u64::from(blocks(group))) as u32);
+    (slots, *rng.pick(&[0.0, 0.0, 20.0, 500.0, 20_000.0]))
 }
 
 /// Window groups whose pools hold the largest request, alone, and little more.

@@ -21,6 +21,9 @@ pub struct Report {
     pub requests: u64,
     pub tokens: u64,
     pub preemptions: u64,
+    /// Of those, with a copy in the swap space; bytes that came back from there, and copies that were never used.
+    pub swapped: u64,
+    pub swapped_in_bytes: u64,
     pub recomputed_tokens: u64,
     pub cached_tokens: u64,
     pub shared_prefix_waits: u64,
@@ -47,6 +50,8 @@ impl Report {
         self.requests += other.requests;
         self.tokens += other.tokens;
         self.preemptions += other.preemptions;
+        self.swapped += other.swapped;
+        self.swapped_in_bytes += other.swapped_in_bytes;
         self.recomputed_tokens += other.recomputed_tokens;
         self.cached_tokens += other.cached_tokens;
         self.shared_prefix_waits += other.shared_prefix_waits;
@@ -98,6 +103,7 @@ pub struct Simulator {
     executor: ModelExecutor,
     rng: Rng,
     keeping: Rng,
+    preempting: Rng,
     cost: CostModel,
     now: Micros,
     step_began: Micros,
@@ -106,6 +112,8 @@ pub struct Simulator {
     cancellations: Vec<CancelRequest>,
     /// The tenant that last held a block, and so wrote what is in it: `[group][block]`.
     wrote: Vec<Vec<Option<TenantId>>>,
+    /// The request whose block was last copied to a slot: `[group][slot]`.
+    swapped: Vec<Vec<Option<RequestId>>>,
     empty_steps: u32,
     report: Report,
     pub trace: bool,
@@ -118,6 +126,8 @@ impl Simulator {
         let windows = scenario.windows.iter().map(|window| (window.blocks, window.window_tokens));
         let backend =
             SimBackend::new(vocab, blocks, block_tokens, rows, scenario.max_logit_rows).with_windows(windows);
+        let slots: Vec<u32> = (0..=scenario.windows.len()).map(|group| scenario.swap_slots[group]).collect();
+        let backend = backend.with_swap(&slots, scenario.swap_us);
         let policy: Box<dyn EvictionPolicy> = match scenario.seed % 2 {
             0 => Box::new(LruLeafFirst::new()),
             _ => Box::new(LearnedLifetimes::new(0.01)),
@@ -125,12 +135,14 @@ impl Simulator {
         let mut cache = KvCache::with_windows(scenario.cache, &scenario.windows, policy);
         cache.set_quotas(&scenario.quotas).expect("scenarios have quotas that can be");
         cache.set_pin_limits(scenario.pins);
+        cache.set_swap_space(scenario.swap_slots);
         let pools = cache.pools();
         Self {
             scheduler: Scheduler::new(scenario.config.clone()).expect("scenarios have valid limits"),
             executor: ModelExecutor::new(Box::new(backend), vocab, rows, scenario.max_logit_rows),
             rng: Rng::new(scenario.seed ^ 0xfa01),
             keeping: Rng::new(scenario.seed ^ 0x9e7b),
+            preempting: Rng::new(scenario.seed ^ 0x93ee),
             cost: CostModel { step_us: 1000.0, token_us: 200.0, context_us_per_1k: 100.0 },
             now: Micros(0),
             step_began: Micros(0),
@@ -138,6 +150,7 @@ impl Simulator {
             readers: Vec::new(),
             cancellations: Vec::new(),
             wrote: (0..cache.groups()).map(|group| vec![None; pools[group] as usize]).collect(),
+            swapped: slots.iter().map(|slots| vec![None; *slots as usize]).collect(),
             cache,
             empty_steps: 0,
             report: Report::default(),
@@ -161,6 +174,8 @@ impl Simulator {
         self.report.requests = self.readers.len() as u64;
         self.report.tokens = counters.generation_tokens;
         self.report.preemptions = counters.preemptions;
+        self.report.swapped = counters.preemptions_swapped;
+        self.report.swapped_in_bytes = counters.swapped_in_bytes;
         self.report.recomputed_tokens = counters.recomputed_tokens;
         self.report.cached_tokens = counters.cached_prompt_tokens;
         self.report.shared_prefix_waits = counters.shared_prefix_waits;
@@ -196,6 +211,13 @@ impl Simulator {
         let clients = &self.scenario.clients;
         keeping::command(&mut self.keeping, &mut self.scheduler, &mut self.cache, clients)?;
         self.report.pins += keeping::check(&self.cache, self.scenario.pins)?;
+        if self.scenario.preempts_one_in > 0 && self.preempting.one_in(self.scenario.preempts_one_in) {
+            self.scheduler.preempt_all(&mut self.cache);
+            if self.preempting.one_in(2) {
+                // What was given up does not survive.
+                self.cache.clear(None);
+            }
+        }
         let ready: Vec<_> = self.scheduler.one_token_short().collect();
         self.step_began = self.now;
         let plan = self.scheduler.plan(&mut self.cache, self.now);
@@ -204,7 +226,12 @@ impl Simulator {
         }
         check_plan(plan, &self.scenario)?;
         let plan = plan.clone();
+        let executed = !plan.sequences.is_empty();
+        if executed {
+            self.check_swap_outs(&plan)?;
+        }
         self.check_copies(&plan)?;
+        self.check_swap_ins(&plan)?;
         let left_out =
             |id: &SequenceId| ready.contains(id) && !plan.sequences.iter().any(|planned| planned.id == *id);
         if let Some(id) = self.scheduler.one_token_short().find(left_out) {
@@ -213,6 +240,10 @@ impl Simulator {
         let plan = &plan;
         let empty = plan.sequences.is_empty();
         self.now.0 += self.cost.step(plan);
+        if executed {
+            let swaps = plan.swap_outs.len() + plan.swap_ins.len();
+            self.now.0 += (swaps as f64 * self.scenario.swap_us) as u64;
+        }
         let fails = !empty && self.scenario.fails_one_in > 0 && self.rng.one_in(self.scenario.fails_one_in);
         let result = if empty {
             Ok(folio_engine::StepOutput { step: plan.step, ..Default::default() })
@@ -327,6 +358,39 @@ impl Simulator {
         }
     }
 
+    /// What is copied out was written by the tenant whose copy it becomes.
+    fn check_swap_outs(&mut self, plan: &StepPlan) -> Result<(), String> {
+        for swap in &plan.swap_outs {
+            let group = swap.group as usize;
+            let owner = self.scheduler.copies().find(|(_, copy)| copy.slots(group).contains(&swap.slot));
+            let Some((request, copy)) = owner else {
+                return Err(format!("{swap:?} is part of no copy"));
+            };
+            if self.wrote[group][swap.block.0 as usize] != Some(copy.tenant()) {
+                return Err(format!("{swap:?} copies a block of another tenant than {:?}", copy.tenant()));
+            }
+            self.swapped[group][swap.slot as usize] = Some(request);
+        }
+        Ok(())
+    }
+
+    /// What comes back goes to a block of the request it was copied from, and of no other.
+    fn check_swap_ins(&self, plan: &StepPlan) -> Result<(), String> {
+        for swap in &plan.swap_ins {
+            let group = swap.group as usize;
+            let holders =
+                || self.scheduler.tables().filter(|(_, _, table)| table.group(group).contains(&swap.block));
+            let holder = holders().next().map(|(request, _, _)| request);
+            let runs =
+                plan.sequences.iter().any(|sequence| sequence.block_tables[group].contains(&swap.block.0));
+            let from = self.swapped[group][swap.slot as usize];
+            if !runs || holder.is_none() || holder != from || holders().count() != 1 {
+                return Err(format!("{swap:?} goes to {holder:?} and came from {from:?}"));
+            }
+        }
+        Ok(())
+    }
+
     /// A copy goes to a block of a sequence that runs in this step, and stays within its tenant.
     fn check_copies(&mut self, plan: &StepPlan) -> Result<(), String> {
         for copy in &plan.copies {
@@ -378,6 +442,9 @@ impl Simulator {
         let stats = self.cache.stats();
         if stats.active_blocks != 0 || stats.windows().iter().any(|window| window.active_blocks != 0) {
             return Err(format!("{} blocks are still held at the end", stats.active_blocks));
+        }
+        if stats.swapped_bytes != 0 {
+            return Err(format!("{} bytes are still swapped out at the end", stats.swapped_bytes));
         }
         let delivered: usize = self.readers.iter().flat_map(|reader| &reader.tokens).map(Vec::len).sum();
         if delivered as u64 != self.scheduler.counters().generation_tokens {

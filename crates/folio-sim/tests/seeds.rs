@@ -37,6 +37,8 @@ fn many_seeds() {
     // A simulator that never gets into trouble proves nothing.
     for (what, count) in [
         ("preemptions", total.preemptions),
+        ("preemptions with a copy", total.swapped),
+        ("bytes back from the swap space", total.swapped_in_bytes / 1024),
         ("waits for blocks", total.block_waits),
         ("waits for a shared prefix", total.shared_prefix_waits),
         ("copies", total.copies),

@@ -74,6 +74,11 @@ pub struct EngineArgs {
     #[arg(long, env = "FOLIO_KV_CACHE_SHARE", value_name = "0..1", default_value_t = 0.5, value_parser = share)]
     pub kv_cache_share: f64,
 
+    /// Host memory beside the KV cache for copies of what preempted requests held, made where copying costs less than
+    /// computing again; 0: none [default: a sixteenth of the KV cache]
+    #[arg(long, env = "FOLIO_SWAP_SPACE", value_name = "SIZE", value_parser = parse_bytes)]
+    pub swap_space: Option<u64>,
+
     /// How keys and values are stored; auto: in the type of the weights
     #[arg(long, env = "FOLIO_KV_CACHE_DTYPE", value_enum, default_value_t = KvDtype::Auto)]
     pub kv_cache_dtype: KvDtype,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use folio_engine::engine::EngineParts;
 use folio_engine::{EngineHandle, ModelExecutor, SchedulerConfig, SystemClock};
-use folio_kv::{CacheConfig, KvCache, LearnedLifetimes, QuotaError, WindowConfig};
+use folio_kv::{CacheConfig, GroupCounts, KvCache, LearnedLifetimes, QuotaError, WindowConfig};
 use folio_model::backend::{Backend, GroupKind, KvGroup, KvLayout};
 use folio_model::{Checkpoint, Config, LoadedModel};
 use folio_server::Declared;
@@ -62,7 +62,7 @@ impl Runtime {
         let config = SchedulerConfig { tenant_weights, ..scheduler_config(args, max_model_len) };
         // What is mapped counts as cache that could be dropped, but it will be read at every step.
         let free = memory::free().map(|free| free.without(backend.mapped_bytes()));
-        let pool = memory::pool(&PoolRequest {
+        let request = PoolRequest {
             asked_bytes: args.kv_cache_memory,
             share: args.kv_cache_share,
             free: free.clone(),
@@ -72,7 +72,9 @@ impl Runtime {
             max_model_len,
             max_num_seqs: args.max_num_seqs,
             max_num_batched_tokens: args.max_num_batched_tokens,
-        })?;
+        };
+        let pool = memory::pool(&request)?;
+        let swap = memory::swap_space(&request, &pool, args.swap_space, !args.guarantee_completion)?;
         let mut report = Report {
             lines: Vec::new(),
             backend: backend.name(),
@@ -82,11 +84,14 @@ impl Runtime {
             kv_bytes: pool.bytes,
         };
         report.describe(&source, &checkpoint, &model, &pool, free.as_ref(), template.as_deref());
+        report.describe_swap(&swap);
         report.describe_packed(mapped.as_deref(), unsaved.as_ref());
         report.describe_quantized(quantized, mapped.is_some(), backend.quantized());
         let blocks = std::iter::once(&pool.blocks).chain(&pool.window_blocks);
         let blocks: Vec<usize> = blocks.map(|blocks| *blocks as usize).collect();
         backend.allocate_cache(&model.kv_layout, &blocks)?;
+        let slots: Vec<usize> = swap.slots.iter().map(|slots| *slots as usize).collect();
+        backend.allocate_swap(&slots)?;
 
         let mut cache = KvCache::with_windows(
             CacheConfig {
@@ -98,6 +103,7 @@ impl Runtime {
             Box::new(LearnedLifetimes::new(depth_cost(&model.config, args.block_size))),
         );
         divide(&mut cache, tenants)?;
+        cache.set_swap_space(GroupCounts::each(swap.slots.len(), |group| swap.slots[group]));
         let executor = ModelExecutor::new(
             Box::new(backend),
             model.vocab,

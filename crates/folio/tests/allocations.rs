@@ -119,7 +119,7 @@ fn experts() {
         spans: vec![Span { first_row: 0, rows, first_position: 0, blocks_start: 0, blocks_len: 16 }],
         blocks: (0..16).collect::<Vec<u32>>().repeat(groups),
         logit_rows: vec![rows - 1],
-        copies: Vec::new(),
+        ..Batch::default()
     };
     let batches = [1, 7, 256].map(batch);
     let run = |backend: &mut CpuBackend| {

@@ -72,6 +72,7 @@ impl Scheduler {
         let attachable = sequence.attachable() as usize;
         sequence.lookup = cache.lookup(&sequence.root, &sequence.tokens[..attachable]);
         sequence.looked_up_step = step;
+        self.look_up_copy(cache, slot);
     }
 
     /// Attaches what is cached and makes the sequence running, or notes what it waits for.
@@ -111,7 +112,7 @@ impl Scheduler {
     /// The running sequence that is computing the next block this one lacks, and the last block they have in common.
     fn leader_of(&self, slot: Slot) -> Option<(crate::plan::SequenceId, u32)> {
         let sequence = &self.sequences[slot];
-        if sequence.score_top.is_some() {
+        if sequence.score_top.is_some() || sequence.restores {
             return None;
         }
         if let State::Waiting { reason: WaitingFor::SharedPrefix { .. }, since } = sequence.state
@@ -351,10 +352,17 @@ impl Scheduler {
         let was_shared =
             matches!(sequence.state, State::Waiting { reason: WaitingFor::SharedPrefix { .. }, .. });
         let before = cache.available();
-        let (mut table, copies) = cache.attach(&sequence.root, &sequence.tokens, sequence.attachable());
+        let swapped = sequence.swapped.as_ref().filter(|_| sequence.restores);
+        let restored =
+            swapped.and_then(|copy| cache.attach_swapped(&sequence.tokens, copy, &mut self.plan.swap_ins));
+        self.scratch.swap_in_owners.resize(self.plan.swap_ins.len(), slot);
+        let mut table = restored.unwrap_or_else(|| {
+            let (table, copies) = cache.attach(&sequence.root, &sequence.tokens, sequence.attachable());
+            self.plan.copies.extend(copies);
+            self.scratch.copy_owners.resize(self.plan.copies.len(), slot);
+            table
+        });
         table.reserve(sequence.final_positions());
-        self.plan.copies.extend(copies);
-        self.scratch.copy_owners.resize(self.plan.copies.len(), slot);
         sequence.computed = table.computed();
         sequence.table = Some(table);
         sequence.state = State::Running;
@@ -368,7 +376,9 @@ impl Scheduler {
         if was_shared {
             self.counters.shared_prefix_tokens += u64::from(sequence.computed);
         }
-        self.in_flight.announce(slot, sequence, cache.config().block_tokens);
+        self.in_flight.announce(slot, sequence);
+        self.learn_survival(slot);
+        let sequence = &self.sequences[slot];
         let (tenant, turn) = (sequence.tenant, self.turn_of(slot));
         self.waiting.remove(tenant, rank, slot);
         self.start_running(slot);

@@ -12,6 +12,8 @@ impl Scheduler {
         let tables: Vec<&BlockTable> =
             self.sequences.iter().filter_map(|sequence| sequence.table.as_ref()).collect();
         cache.check(&tables).map_err(|violation| violation.to_string())?;
+        let copies: Vec<_> = self.copies().map(|(_, copy)| copy).collect();
+        cache.check_swapped(&copies).map_err(|violation| violation.to_string())?;
         let total = self.sequences.iter().count();
         if total != self.running.len() + self.waiting.len() {
             return Err(format!(
@@ -31,6 +33,9 @@ impl Scheduler {
             let sequence = &self.sequences[*slot];
             if !sequence.is_running() || sequence.table.is_none() || sequence.granted != 0 {
                 return Err(format!("{:?} is in the running list and not running", sequence.id()));
+            }
+            if sequence.swapped.is_some() {
+                return Err(format!("{:?} runs and still has its copy", sequence.id()));
             }
             if sequence.table.as_ref().is_some_and(|table| table.computed() != sequence.computed) {
                 return Err(format!("{:?} and its table disagree on what is computed", sequence.id()));

@@ -6,7 +6,8 @@
 use folio_kv::{GroupCounts, KeepRefused, KvCache, PrefixInfo, RetentionRange};
 
 use super::Scheduler;
-use crate::plan::{ExecutorError, SamplePlan, Sampled, SequencePlan, StepOutput, Want};
+use super::costs::Computed;
+use crate::plan::{ExecutorError, SamplePlan, Sampled, SequencePlan, StepOutput, SwapTimes, Want};
 use crate::request::{Event, FinishReason, Micros, RequestId, Token, TokenLogprobs};
 use crate::sequence::{Sequence, Slot, State, choice_seed};
 use crate::stats::WaitingFor;
@@ -59,12 +60,32 @@ impl Scheduler {
             );
             return self.fail_step(cache, planned, entries, &ExecutorError { step: self.step, reason });
         }
+        if !planned.is_empty() {
+            self.learn_costs(entries, output.swap_times);
+            self.swaps_ran(cache, output.swap_times);
+        }
         let mut samples = output.samples.as_slice();
         for (slot, entry) in planned.iter().zip(entries) {
             let (mine, rest) = samples.split_at(entry.samples.len());
             samples = rest;
             self.advance(cache, *slot, entry, mine);
         }
+    }
+
+    /// What the step that just ran says about the price of computing.
+    fn learn_costs(&mut self, entries: &[SequencePlan], swaps: SwapTimes) {
+        let mut computed = Computed::default();
+        for entry in entries {
+            let tokens = entry.tokens.len() as f64;
+            if entry.tokens.len() == 1 {
+                computed.decodes += 1;
+            } else {
+                computed.tokens += tokens;
+                computed.positions += tokens * (f64::from(entry.first_position) + tokens / 2.0);
+            }
+        }
+        let us = self.now.0.saturating_sub(self.planned_at.0) as f64;
+        self.costs.stepped(computed, (us - swaps.out_us - swaps.in_us).max(0.0));
     }
 
     fn fail_step(
@@ -75,6 +96,7 @@ impl Scheduler {
         error: &ExecutorError,
     ) {
         self.counters.executor_failures += 1;
+        self.swaps_failed(cache);
         let message: std::sync::Arc<str> = error.to_string().into();
         for (slot, entry) in planned.iter().zip(entries) {
             self.take_back(*slot, entry);
@@ -111,7 +133,9 @@ impl Scheduler {
         }
         let block_tokens = cache.config().block_tokens;
         let sequence = &mut self.sequences[slot];
-        sequence.synced = sequence.computed / block_tokens;
+        // What came from a copy gives way to equal blocks that were published meanwhile.
+        let restored = sequence.fresh && sequence.restores;
+        sequence.synced = if restored { 0 } else { sequence.computed / block_tokens };
         let charged = sequence.computed.max(sequence.high_water);
         let recomputed =
             sequence.high_water.min(sequence.computed + granted).saturating_sub(sequence.computed);
@@ -132,6 +156,7 @@ impl Scheduler {
         self.counters.recomputed_tokens += u64::from(recomputed);
         if std::mem::take(&mut self.sequences[slot].fresh) {
             self.first_run(slot, granted);
+            self.forget_copy(cache, slot);
         }
         let scores = wants.iter().take_while(|sample| matches!(sample.want, Want::Score { .. })).count();
         self.keep_scores(slot, &answers[..scores]);
@@ -368,6 +393,11 @@ impl Sequence {
             awaited_block: 0,
             lookup: Default::default(),
             looked_up_step: 0,
+            found: 0,
+            swapped: None,
+            swap_pending: false,
+            restores: false,
+            at_stake: (0, 0),
             granted: 0,
             fresh: false,
             plan: Sequence::empty_plan(id),

@@ -166,6 +166,7 @@ impl Scheduler {
     /// Gives back everything a sequence holds, and forgets its request with the last one.
     pub(super) fn retire(&mut self, cache: &mut KvCache, slot: Slot) {
         self.give_back(cache, slot);
+        self.forget_copy(cache, slot);
         let Some(sequence) = self.sequences.remove(slot) else { return };
         self.waiting.remove(sequence.tenant, sequence.rank, slot);
         self.waiting.fair.ends(sequence.rank.priority);
@@ -239,6 +240,11 @@ fn first_sequence(request: Request, rank: Rank, now: Micros) -> Sequence {
         awaited_block: 0,
         lookup: Default::default(),
         looked_up_step: 0,
+        found: 0,
+        swapped: None,
+        swap_pending: false,
+        restores: false,
+        at_stake: (0, 0),
         granted: 0,
         fresh: false,
         plan: Sequence::empty_plan(rank.id),

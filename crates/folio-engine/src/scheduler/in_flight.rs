@@ -9,7 +9,7 @@
 //! Cost: O(blocks of the prompt) once per sequence, one lookup per waiting sequence and step. Hashes start at a
 //! tenant's root, so nobody waits for another tenant.
 
-use folio_kv::BlockHash;
+use folio_kv::{BlockHash, BlockTable};
 use rustc_hash::FxHashMap;
 
 use crate::sequence::{Sequence, Slot};
@@ -24,9 +24,9 @@ impl InFlight {
         self.owner.get(hash).copied()
     }
 
-    /// `sequence` is about to compute the full prompt blocks it does not hold yet.
-    pub fn announce(&mut self, slot: Slot, sequence: &mut Sequence, block_tokens: u32) {
-        let from = sequence.computed / block_tokens;
+    /// `sequence` is about to publish the full prompt blocks that are not in the index yet.
+    pub fn announce(&mut self, slot: Slot, sequence: &mut Sequence) {
+        let from = sequence.table.as_ref().map_or(0, BlockTable::published_blocks);
         let to = sequence.hashes.len() as u32;
         sequence.announced = (from.min(to), to);
         for hash in &sequence.hashes[from.min(to) as usize..] {

@@ -13,6 +13,7 @@
 //! | `share` | who gets how much of a step's token budget |
 //! | `in_flight` | prefixes that are being computed right now |
 //! | `preemption` | who loses its blocks |
+//! | `swap`, `costs` | what of them is kept in host memory, because computing it again would cost more |
 //! | `predict`, `outlook` | how long outputs will be, and how much will be held at once |
 //! | `build` | the plan's memory |
 //! | `commit` | what a result changes |
@@ -31,6 +32,7 @@ mod admission;
 mod build;
 mod check;
 mod commit;
+mod costs;
 mod fair;
 mod figures;
 mod group;
@@ -40,6 +42,7 @@ mod predict;
 mod preemption;
 mod queue;
 mod share;
+mod swap;
 
 use std::collections::BTreeSet;
 
@@ -52,6 +55,7 @@ use crate::plan::{SequenceId, StepPlan};
 use crate::request::{Event, Micros, Request, RequestId};
 use crate::sequence::{Rank, Sequences, Slot};
 use crate::stats::{Counters, TenantFigures};
+use costs::Costs;
 use group::Group;
 use in_flight::InFlight;
 use outlook::Doubt;
@@ -72,6 +76,7 @@ pub struct Scheduler {
     in_flight: InFlight,
     lengths: OutputLengths,
     doubt: Doubt,
+    costs: Costs,
     plan: StepPlan,
     /// Whose entries `plan.sequences` holds, in the same order.
     planned: Vec<Slot>,
@@ -84,6 +89,8 @@ pub struct Scheduler {
     /// Number of the step being planned.
     step: u64,
     now: Micros,
+    /// When the step being run was planned.
+    planned_at: Micros,
     scratch: share::Scratch,
     last_decodes: u32,
     last_tokens: u32,
@@ -104,6 +111,7 @@ impl Scheduler {
             deadlines: BTreeSet::new(),
             cancelled: Vec::new(),
             in_flight: InFlight::default(),
+            costs: Costs::default(),
             plan: StepPlan::default(),
             planned: Vec::new(),
             events: Vec::new(),
@@ -114,6 +122,7 @@ impl Scheduler {
             next_arrival: 0,
             step: 0,
             now: Micros(0),
+            planned_at: Micros(0),
             scratch: Default::default(),
             last_decodes: 0,
             last_tokens: 0,
@@ -140,11 +149,14 @@ impl Scheduler {
     /// 2. The rest of the budget goes to prompts (see `share`), those of waiting sequences included (see `admission`).
     pub fn plan(&mut self, cache: &mut KvCache, now: Micros) -> &StepPlan {
         self.now = now;
+        self.planned_at = now;
         self.step += 1;
         cache.advance(now.0);
         self.plan.step = self.step;
         self.plan.copies.clear();
         self.scratch.copy_owners.clear();
+        self.plan.swap_ins.clear();
+        self.scratch.swap_in_owners.clear();
         self.reap(cache);
         let decodes = self.grant_decodes(cache);
         self.grant_prompts(cache, decodes);

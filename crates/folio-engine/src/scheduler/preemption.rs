@@ -1,7 +1,8 @@
 //! Who loses its blocks when somebody needs one and none is left.
 //!
-//! Owns: the choice of the victim and what happens to it. Recompute only: a victim's full blocks stay in the prefix
-//! cache until they are taken, so a resume is mostly a prefix hit.
+//! Owns: the choice of the victim and what happens to it. A victim's full blocks stay in the prefix cache until they are
+//! taken, so a resume is mostly a prefix hit. What may not survive there is copied to host memory, if that is cheaper than to
+//! compute it again (`swap`).
 //!
 //! The victim is the cheapest of those with the worst priority, the requester included and nobody of better priority:
 //! - where the pool is divided (`folio_kv::Quota`) it is of the requester's tenant, or of one that holds more than its
@@ -139,6 +140,9 @@ impl Scheduler {
     pub(super) fn preempt(&mut self, cache: &mut KvCache, victim: Slot) {
         self.counters.preemptions += 1;
         self.sequences[victim].timing.preemptions += 1;
+        if self.swap_out(cache, victim) {
+            self.counters.preemptions_swapped += 1;
+        }
         self.back_to_queue(cache, victim);
         self.scratch.preempted = true;
     }
@@ -172,6 +176,7 @@ impl Scheduler {
         sequence.synced = 0;
         self.stop_running(slot);
         self.drop_copies(slot);
+        self.drop_swap_ins(slot);
     }
 
     /// Forgets the copies into blocks that `slot` just gave up: whoever gets those blocks writes them itself.

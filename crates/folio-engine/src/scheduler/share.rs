@@ -39,6 +39,9 @@ pub(super) struct Scratch {
     pub refused: Vec<Slot>,
     /// Whose table each of the plan's copies serves.
     pub copy_owners: Vec<Slot>,
+    /// The same of its swaps.
+    pub swap_out_owners: Vec<Slot>,
+    pub swap_in_owners: Vec<Slot>,
     /// Tokens granted so far.
     pub granted: u32,
     /// Running sequences with a reservation.

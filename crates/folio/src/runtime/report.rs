@@ -116,6 +116,19 @@ impl Report {
         ));
     }
 
+    /// Host memory for what preempted sequences held, where there is any.
+    pub(super) fn describe_swap(&mut self, swap: &memory::SwapSpace) {
+        if swap.bytes == 0 {
+            return;
+        }
+        let text = format!(
+            "{} beside that for what preempted sequences hold, where copying beats computing again",
+            units::bytes(swap.bytes)
+        );
+        let at = self.lines.iter().rposition(|(what, _)| matches!(*what, "KV cache" | "window"));
+        self.lines.insert(at.map_or(self.lines.len(), |at| at + 1), ("swap", text));
+    }
+
     /// Where the packed weights come from, or go to.
     pub(super) fn describe_packed(&mut self, mapped: Option<&Path>, unsaved: Option<&Unsaved>) {
         let text = match (mapped, unsaved) {

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use folio_cpu::{CpuBackend, CpuOptions, Isa, Quantize};
 use folio_engine::plan::{ExecutorError, Sampled, SequenceId, StepOutput, StepPlan, Want};
 use folio_engine::{Event, Executor, Micros, Request, RequestId, SamplingParams, Scheduler, SchedulerConfig};
-use folio_kv::{CacheConfig, Identity, KvCache, LruLeafFirst, Root, TenantId, WindowConfig};
+use folio_kv::{CacheConfig, GroupCounts, Identity, KvCache, LruLeafFirst, Root, TenantId, WindowConfig};
 use folio_model::backend::{Backend, Batch, GroupKind, KvFormat, KvGroup, KvLayout, Span};
 use folio_model::kv_format::{KvFormats, KvSkip};
 use folio_model::{Checkpoint, LoadOptions, Model};
@@ -125,6 +125,13 @@ impl Executor for Recorder {
             let (group, from, to, tokens) = (copy.group, copy.from.0, copy.to.0, copy.tokens);
             batch.copies.push(folio_model::backend::BlockCopy { group, from, to, tokens });
         }
+        let swap = |swap: &folio_engine::plan::BlockSwap| folio_model::backend::BlockSwap {
+            group: swap.group,
+            block: swap.block.0,
+            slot: swap.slot,
+        };
+        batch.swap_outs.extend(plan.swap_outs.iter().map(swap));
+        batch.swap_ins.extend(plan.swap_ins.iter().map(swap));
         for sequence in &plan.sequences {
             batch.spans.push(Span {
                 first_row: batch.tokens.len() as u32,
@@ -193,6 +200,10 @@ pub struct Run {
     /// Every sequence's computed rows, in no particular order.
     pub rows: Vec<Vec<Row>>,
     pub preemptions: u32,
+    /// Of those, with a copy in the swap space.
+    pub swapped: u64,
+    /// Tokens computed again.
+    pub recomputed: u64,
     pub steps: u64,
 }
 
@@ -208,6 +219,15 @@ impl World {
         let recorder = Recorder::load(fixture, setup, blocks);
         let cache = empty_cache(blocks, &recorder.windows);
         Self { recorder, cache, root: root() }
+    }
+
+    /// With so many slots of swap space in each group. Here copying takes no time and a step does, so whoever is preempted is
+    /// copied wherever there is room.
+    pub fn with_swap(mut self, slots: u32) -> Self {
+        let groups = self.cache.groups();
+        self.cache.set_swap_space(GroupCounts::each(groups, |_| slots));
+        self.recorder.backend.allocate_swap(&vec![slots as usize; groups]).expect("swap space");
+        self
     }
 
     /// Forgets all cached content; the KV bytes stay as stale as they are.
@@ -232,13 +252,13 @@ impl World {
         let mut finished = 0;
         while finished < arrivals.len() {
             assert!(run.steps < 20_000, "no progress");
-            let now = Micros(run.steps * 1000);
+            let (now, done) = (Micros(run.steps * 1000), Micros(run.steps * 1000 + 999));
             disturb(run.steps, &mut scheduler, &mut self.cache);
             let due = arrivals.iter().enumerate().filter(|(_, arrival)| arrival.step == run.steps);
             scheduler.admit(due.map(|(id, arrival)| self.request(id, arrival)), [], now);
             let plan = scheduler.plan(&mut self.cache, now);
             let output = self.recorder.execute(plan);
-            for (id, event) in scheduler.commit(&mut self.cache, output, now).drain(..) {
+            for (id, event) in scheduler.commit(&mut self.cache, output, done).drain(..) {
                 let id = id.0 as usize;
                 match event {
                     Event::Prompt { cached_tokens, .. } => run.cached[id] = cached_tokens,
@@ -254,6 +274,9 @@ impl World {
             run.steps += 1;
         }
         run.rows = self.recorder.take();
+        run.swapped = scheduler.counters().preemptions_swapped;
+        run.recomputed = scheduler.counters().recomputed_tokens;
+        assert_eq!(self.cache.stats().swapped_bytes, 0, "everybody is gone, so is every copy");
         run
     }
 

@@ -6,6 +6,7 @@
 mod exhaustion;
 mod harness;
 mod recast;
+mod swap;
 
 use folio_cpu::{Isa, Quantize};
 use folio_model::backend::{DType, KvFormat};

@@ -1,7 +1,7 @@
 //! Weights in another type than the checkpoint has them, so that each family meets each weight type.
 
 use folio_cpu::CpuBackend;
-use folio_model::backend::{Backend, BackendError, Batch, DType, KvLayout, TensorView};
+use folio_model::backend::{Backend, BackendError, Batch, DType, KvLayout, SwapTimes, TensorView};
 use folio_model::program::{MatrixId, Program, VectorId};
 use folio_model::quant::{BlockFormat, Encoding};
 use folio_model::testing::blocks;
@@ -71,6 +71,14 @@ impl Backend for Recast {
 
     fn allocate_cache(&mut self, layout: &KvLayout, blocks: &[usize]) -> Result<(), BackendError> {
         self.backend.allocate_cache(layout, blocks)
+    }
+
+    fn allocate_swap(&mut self, slots: &[usize]) -> Result<(), BackendError> {
+        self.backend.allocate_swap(slots)
+    }
+
+    fn swap_times(&self) -> SwapTimes {
+        self.backend.swap_times()
     }
 
     fn forward(&mut self, batch: &Batch) -> Result<&[f32], BackendError> {

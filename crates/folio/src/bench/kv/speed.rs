@@ -183,7 +183,7 @@ impl Side {
             spans: vec![span(rows, 0)],
             blocks: (0..blocks as u32).collect(),
             logit_rows: vec![0],
-            copies: Vec::new(),
+            ..Batch::default()
         };
         backend.forward(&batch)?;
         let filled = (rows / BLOCK).max(1);

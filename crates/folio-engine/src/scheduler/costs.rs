@@ -1,0 +1,235 @@
+//! What computing and copying KV cost here, as measured.
+//!
+//! Owns: the estimates. Must never: read a clock (steps and copies bring their times along) or be needed for correctness.
+//!
+//! Computing: a step's time is taken as `a * tokens + b * (sum of their positions)`, because attention over what lies before
+//! makes a token dearer the deeper it lies. `a` and `b` are the least-squares solution over past steps, old ones fading. What
+//! a step's decodes took by themselves is taken off first.
+//!
+//! Copying: microseconds per byte, each way by itself, old copies fading. Until something was copied a copy counts as free,
+//! so the first copy is the measurement; until something came back, copying in counts as copying out.
+//!
+//! Survival: of what preempted sequences gave up, the share that the prefix cache still had when they came back.
+
+use std::ops::Range;
+
+use folio_kv::SwapOffer;
+
+/// What a step keeps of the weight of those before.
+const STEPS: f64 = 0.98;
+/// What a copy, or a return, keeps of those before.
+const COPIES: f64 = 0.9;
+
+/// What one step computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Computed {
+    /// Tokens of prompts (or of what is computed again), and the sum of their positions.
+    pub tokens: f64,
+    pub positions: f64,
+    /// Sequences that computed one token.
+    pub decodes: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Costs {
+    /// Sums over steps with prompts: of products of tokens, positions and time.
+    tokens_tokens: f64,
+    tokens_positions: f64,
+    positions_positions: f64,
+    tokens_us: f64,
+    positions_us: f64,
+    /// A step of decodes alone.
+    decodes_us: Mean,
+    copied_out: Mean,
+    copied_in: Mean,
+    survived: Mean,
+}
+
+/// A ratio of two fading sums.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mean {
+    of: f64,
+    per: f64,
+}
+
+impl Mean {
+    fn add(&mut self, of: f64, per: f64, memory: f64) {
+        self.of = self.of * memory + of;
+        self.per = self.per * memory + per;
+    }
+
+    fn value(self) -> Option<f64> {
+        (self.per > 0.0).then(|| self.of / self.per)
+    }
+}
+
+impl Costs {
+    /// A step that computed this took `us`, its swaps left out.
+    pub fn stepped(&mut self, computed: Computed, us: f64) {
+        let Computed { tokens, positions, decodes } = computed;
+        if tokens == 0.0 {
+            if decodes > 0 {
+                self.decodes_us.add(us, 1.0, STEPS);
+            }
+            return;
+        }
+        let beside = if decodes > 0 { self.decodes_us.value().unwrap_or(0.0) } else { 0.0 };
+        let us = (us - beside).max(0.0);
+        for (sum, product) in [
+            (&mut self.tokens_tokens, tokens * tokens),
+            (&mut self.tokens_positions, tokens * positions),
+            (&mut self.positions_positions, positions * positions),
+            (&mut self.tokens_us, tokens * us),
+            (&mut self.positions_us, positions * us),
+        ] {
+            *sum = *sum * STEPS + product;
+        }
+    }
+
+    pub fn copied_out(&mut self, bytes: u64, us: f64) {
+        self.copied_out.add(us, bytes as f64, COPIES);
+    }
+
+    pub fn copied_in(&mut self, bytes: u64, us: f64) {
+        self.copied_in.add(us, bytes as f64, COPIES);
+    }
+
+    /// Of `held` positions that were given up, `found` were still cached.
+    pub fn survived(&mut self, found: u32, held: u32) {
+        self.survived.add(found.into(), held.into(), COPIES);
+    }
+
+    /// Whether a copy is cheaper than what it would spare, as far as anybody can tell at a preemption.
+    pub fn copying_pays(&self, offer: &SwapOffer) -> bool {
+        let lost = 1.0 - self.survived.value().unwrap_or(0.0).min(1.0);
+        let bytes = offer.bytes as f64;
+        bytes * (self.out_us() + lost * self.in_us()) < lost * self.computing(offer.from..offer.to)
+    }
+
+    /// Whether copying `bytes` in is cheaper than computing these positions.
+    pub fn restoring_pays(&self, bytes: u64, positions: Range<u32>) -> bool {
+        positions.start < positions.end && bytes as f64 * self.in_us() < self.computing(positions)
+    }
+
+    fn out_us(&self) -> f64 {
+        self.copied_out.value().unwrap_or(0.0)
+    }
+
+    fn in_us(&self) -> f64 {
+        self.copied_in.value().unwrap_or_else(|| self.out_us())
+    }
+
+    /// Microseconds to compute these positions of a prompt.
+    pub fn computing(&self, positions: Range<u32>) -> f64 {
+        let (from, to) = (f64::from(positions.start), f64::from(positions.end));
+        let (a, b) = self.line();
+        (to - from) * a + (to - from) * (from + to) / 2.0 * b
+    }
+
+    /// Microseconds per token, and per token and position. Where the two cannot be told apart, depth costs nothing.
+    fn line(&self) -> (f64, f64) {
+        let (tt, tp, pp) = (self.tokens_tokens, self.tokens_positions, self.positions_positions);
+        if tt == 0.0 {
+            return (0.0, 0.0);
+        }
+        let flat = (self.tokens_us / tt, 0.0);
+        let determinant = tt * pp - tp * tp;
+        if determinant <= 1e-6 * tt * pp {
+            return flat;
+        }
+        let a = (self.tokens_us * pp - self.positions_us * tp) / determinant;
+        let b = (self.positions_us * tt - self.tokens_us * tp) / determinant;
+        if b <= 0.0 {
+            flat
+        } else if a < 0.0 {
+            (0.0, self.positions_us / pp)
+        } else {
+            (a, b)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use folio_kv::GroupCounts;
+
+    use super::*;
+
+    fn prompt(from: u32, tokens: u32) -> Computed {
+        let positions = f64::from(tokens) * (f64::from(from) + f64::from(tokens) / 2.0);
+        Computed { tokens: f64::from(tokens), positions, decodes: 0 }
+    }
+
+    fn offer(from: u32, to: u32, bytes: u64) -> SwapOffer {
+        SwapOffer { from, to, slots: GroupCounts::default(), bytes }
+    }
+
+    /// 100 us a token and 0.1 us for every position before it.
+    fn measured() -> Costs {
+        let mut costs = Costs::default();
+        for step in 0..200 {
+            let computed = prompt(step * 37 % 4000, 64 + step % 50);
+            costs.stepped(computed, 100.0 * computed.tokens + 0.1 * computed.positions);
+        }
+        costs
+    }
+
+    #[test]
+    fn computing_costs_what_it_took_and_grows_with_depth() {
+        let costs = measured();
+        let near = |positions: Range<u32>, wanted: f64| {
+            let us = costs.computing(positions.clone());
+            assert!((us - wanted).abs() < 0.01 * wanted, "{positions:?}: {us}, {wanted} was wanted");
+        };
+        near(0..100, 100.0 * 100.0 + 0.1 * 100.0 * 50.0);
+        near(8000..8100, 100.0 * 100.0 + 0.1 * 100.0 * 8050.0);
+        assert_eq!(Costs::default().computing(0..100), 0.0, "nothing is known");
+    }
+
+    #[test]
+    fn one_depth_alone_says_nothing_about_others() {
+        let mut costs = Costs::default();
+        (0..50).for_each(|_| costs.stepped(prompt(100, 64), 6400.0));
+        assert!((costs.computing(0..64) - 6400.0).abs() < 1.0);
+        assert!((costs.computing(9000..9064) - 6400.0).abs() < 1.0);
+    }
+
+    #[test]
+    fn decodes_beside_a_prompt_are_not_on_its_bill() {
+        let mut costs = Costs::default();
+        for _ in 0..50 {
+            costs.stepped(Computed { decodes: 4, ..Computed::default() }, 5000.0);
+            costs.stepped(Computed { decodes: 4, ..prompt(0, 64) }, 5000.0 + 6400.0);
+        }
+        assert!((costs.computing(0..64) - 6400.0).abs() < 1.0, "{}", costs.computing(0..64));
+    }
+
+    #[test]
+    fn a_copy_is_made_when_it_is_cheaper_and_not_otherwise() {
+        let mut costs = measured();
+        let offer = offer(0, 1000, 1 << 20);
+        assert!(costs.copying_pays(&offer), "unmeasured, a copy is free: it is how it is measured");
+        costs.copied_out(1 << 20, 1000.0);
+        costs.copied_in(1 << 20, 1000.0);
+        assert!(costs.copying_pays(&offer), "2 ms against 150 ms");
+        assert!(costs.restoring_pays(1 << 20, 0..1000));
+        assert!(!costs.restoring_pays(1 << 20, 990..1000), "ten tokens are computed sooner");
+        assert!(!costs.restoring_pays(0, 1000..1000), "nothing is missing");
+        for _ in 0..30 {
+            costs.copied_out(1 << 20, 1e6);
+        }
+        assert!(!costs.copying_pays(&offer), "a second for each copy");
+        assert!(!Costs::default().copying_pays(&offer), "nothing was ever computed");
+    }
+
+    #[test]
+    fn what_survives_by_itself_needs_no_copy() {
+        let mut costs = measured();
+        (0..50).for_each(|_| costs.copied_out(1 << 20, 10_000.0));
+        assert!(costs.copying_pays(&offer(0, 1000, 1 << 20)));
+        (0..50).for_each(|_| costs.survived(99, 100));
+        assert!(!costs.copying_pays(&offer(0, 1000, 1 << 20)), "1 % of 150 ms against 10 ms");
+        (0..50).for_each(|_| costs.survived(0, 100));
+        assert!(costs.copying_pays(&offer(0, 1000, 1 << 20)));
+    }
+}
