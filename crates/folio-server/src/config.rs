@@ -52,6 +52,7 @@ pub struct Limits {
     pub stop_string_bytes: usize,
     pub stop_token_ids: usize,
     pub logit_bias: usize,
+    pub bad_words: usize,
     /// Bytes of a schema, regular expression or grammar.
     pub grammar_bytes: usize,
     /// Alternatives per token, for `logprobs`, `top_logprobs` and `prompt_logprobs`.
@@ -87,6 +88,7 @@ impl Default for Limits {
             stop_string_bytes: 1024,
             stop_token_ids: 256,
             logit_bias: 1024,
+            bad_words: 256,
             grammar_bytes: 256 << 10,
             logprobs: 20,
             tokenizing: 2,

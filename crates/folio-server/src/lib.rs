@@ -14,6 +14,7 @@
 
 mod anthropic;
 mod app;
+mod bounds;
 mod cache_keys;
 mod chat;
 mod choice;

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::app::{ModelFacts, State};
+use crate::bounds::{Bounds, all_of};
 use crate::chat::Conversation;
 use crate::config::Limits;
 use crate::error::ApiError;
@@ -23,9 +24,7 @@ use crate::structured::Wish;
 
 /// Parameters of OpenAI's, vLLM's and SGLang's APIs that this server refuses, with the reason a client reads.
 pub const REFUSED: &[(&str, &str)] = &[
-    ("allowed_token_ids", "use logit_bias instead"),
     ("audio", "the model generates text only"),
-    ("bad_words", "use logit_bias instead"),
     ("cache_salt", "cached prefixes are already separate for every API key"),
     ("chat_template", "templates come from the model; pass chat_template_kwargs to the model's own"),
     ("documents", "put documents into the messages"),
@@ -54,7 +53,6 @@ pub const REFUSED: &[(&str, &str)] = &[
     ("return_prompt_text", "use return_token_ids, or echo with completions"),
     ("return_tokens_as_token_ids", "use return_token_ids"),
     ("session_id", "prefixes are found by content; no session is needed"),
-    ("thinking_token_budget", "use max_tokens"),
     ("truncation_side", "truncate_prompt_tokens keeps the end of the prompt"),
     ("verbosity", "say in the messages how long the answer should be"),
     ("vllm_xargs", "no extra arguments are known"),
@@ -86,6 +84,8 @@ pub struct Generation {
     pub reading: Option<Reading>,
     /// What the answer must be; [`SamplingParams::rules`] follow from it once it is known where the answer begins.
     pub structure: Option<Wish>,
+    /// What else must not be in it.
+    pub bounds: Bounds,
     /// How long the prompt should stay cached.
     pub cache: CacheWish,
 }
@@ -147,6 +147,7 @@ impl Generation {
             n,
             max_tokens: None,
             structure,
+            bounds: Bounds::read(fields, facts.vocab_size, limits)?,
             stop: stop_strings(fields, "stop", limits)?,
             include_stop: fields.take("include_stop_str_in_output")?.unwrap_or(false),
             skip_special_tokens: fields.take("skip_special_tokens")?.unwrap_or(true),
@@ -173,6 +174,7 @@ impl Generation {
         Ok(Self {
             sampling: truncation(fields, facts)?,
             structure: None,
+            bounds: Bounds::default(),
             n: 1,
             max_tokens: None,
             stop: stop_strings(fields, stop, limits)?,
@@ -197,23 +199,24 @@ impl Generation {
         state: &State,
         conversation: Option<&Conversation>,
     ) -> Result<(), ApiError> {
-        let structures = &state.structures;
-        let (form, begin) = match (&self.structure, conversation) {
+        let (structures, tokenizer) = (&state.structures, &state.app.tokenizer);
+        let form = match (&self.structure, conversation) {
             (Some(wish), Some(conversation)) => {
                 let begin = state.readers.begin(wish.param(), conversation, self.reading.as_ref())?;
-                (Form::Answer(structures.compile(wish)?), begin)
+                Some((Form::Answer(structures.compile(wish)?), begin))
             }
-            (Some(wish), None) => (Form::Answer(structures.compile(wish)?), Begin::default()),
+            (Some(wish), None) => Some((Form::Answer(structures.compile(wish)?), Begin::default())),
             (None, Some(conversation)) => {
-                let tokenizer = &state.app.tokenizer;
-                let calls =
-                    state.readers.calls(&conversation.tools, self.reading.as_ref(), tokenizer, structures)?;
-                let Some(calls) = calls else { return Ok(()) };
-                calls
+                state.readers.calls(&conversation.tools, self.reading.as_ref(), tokenizer, structures)?
             }
-            (None, None) => return Ok(()),
+            (None, None) => None,
         };
-        self.sampling.rules = Some(structures.rules(form, begin)?);
+        let reasoning = self.reading.as_ref().and_then(Reading::reasoning);
+        let mut rules = self.bounds.rules(tokenizer, &self.sampling.eos_token_ids, reasoning)?;
+        if let Some((form, begin)) = form {
+            rules.push(structures.rules(form, begin)?);
+        }
+        self.sampling.rules = all_of(rules);
         Ok(())
     }
 

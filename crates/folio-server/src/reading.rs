@@ -269,6 +269,11 @@ impl Reading {
         parser
     }
 
+    /// How reasoning is marked, and whether the answer begins inside.
+    pub fn reasoning(&self) -> Option<(&'static ReasoningFormat, bool)> {
+        self.setup.reasoning.map(|format| (format, self.setup.inside_reasoning))
+    }
+
     /// Whether reasoning is told apart.
     pub fn separates_reasoning(&self) -> bool {
         self.setup.reasoning.is_some()

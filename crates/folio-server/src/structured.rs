@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use folio_engine::RulesRef;
+use folio_engine::Rules;
 use folio_text::{Grammar, GrammarError, Grammars, Syntax, Tokenizer, Whitespace};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -212,15 +212,15 @@ impl Structures {
     }
 
     /// Rules by what was compiled.
-    pub fn rules(&self, form: Form, begin: Begin) -> Result<RulesRef, ApiError> {
+    pub fn rules(&self, form: Form, begin: Begin) -> Result<Arc<dyn Rules>, ApiError> {
         let (_, masks) = self.made().map_err(|error| ApiError::internal(error.to_string()))?;
-        Ok(RulesRef(Arc::new(Structured {
+        Ok(Arc::new(Structured {
             form,
             begin,
             tokenizer: self.tokenizer.clone(),
             ends: self.ends.clone(),
             masks: masks.clone(),
-        })))
+        }))
     }
 
     fn make(&self) -> Result<(Grammars, Arc<Masks>), GrammarError> {

@@ -338,7 +338,7 @@ async fn thinking_turns_the_templates_switch() {
     let enabled =
         |budget: u32| json!({"max_tokens": 2000, "thinking": {"type": "enabled", "budget_tokens": budget}});
     assert_eq!(ask(&client, enabled(1999)).await.status, 200);
-    for budget in [1023, 1024, 1998, 2000] {
+    for budget in [1023, 2000] {
         let error = ask(&client, enabled(budget)).await.error();
         assert_eq!(error["details"]["param"], "thinking.budget_tokens", "{budget}: {error}");
     }

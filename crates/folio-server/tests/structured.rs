@@ -372,3 +372,80 @@ async fn a_call_the_model_begins_itself_is_held_too_and_text_is_not() {
     let text = client.chat(ask(json!({"120": 100}))).await.json()["choices"][0].clone();
     assert!(text["message"]["content"].as_str().is_some_and(|text| text.starts_with("xxx")), "{text}");
 }
+
+#[tokio::test]
+async fn allowed_tokens_and_bad_words_are_kept_to() {
+    let client = client(64);
+    let said = async |extra: Value| {
+        let reply =
+            client.complete(merged(json!({"temperature": 1, "max_tokens": 60, "seed": 2}), extra)).await;
+        assert_eq!(reply.status, 200, "{}", reply.text);
+        reply.json()["choices"][0]["text"].as_str().unwrap().to_owned()
+    };
+    let text = said(json!({"allowed_token_ids": [97, 98, 99], "ignore_eos": true})).await;
+    assert!(text.len() == 60 && text.bytes().all(|byte| (97..100).contains(&byte)), "{text}");
+    let text =
+        said(json!({"allowed_token_ids": [97, 98], "bad_words": ["aa", "bb"], "ignore_eos": true})).await;
+    assert!(text == "ab".repeat(30) || text == "ba".repeat(30), "{text}");
+    let text = said(json!({"structured_outputs": {"regex": "[ab]{20}"}, "bad_words": ["a"]})).await;
+    assert_eq!(text, "b".repeat(20), "a form and what is forbidden hold together");
+    let stuck = client
+        .complete(json!({"structured_outputs": {"choice": ["a"]}, "bad_words": ["a"], "max_tokens": 5}))
+        .await;
+    assert!(stuck.status == 500 && stuck.text.contains("every token is forbidden"), "{}", stuck.text);
+    for (extra, param) in [
+        (json!({"allowed_token_ids": []}), "allowed_token_ids"),
+        (json!({"allowed_token_ids": [259]}), "allowed_token_ids"),
+        (json!({"bad_words": [""]}), "bad_words"),
+        (json!({"bad_words": vec!["x"; 257]}), "bad_words"),
+        (json!({"thinking_token_budget": 5}), "thinking_token_budget"),
+    ] {
+        assert_eq!(client.complete(extra).await.error()["param"], param);
+    }
+}
+
+#[tokio::test]
+async fn reasoning_ends_with_its_budget() {
+    let parsers = Parsers { tools: None, reasoning: ReasoningFormat::named("think") };
+    let tokenizer = Arc::new(tokenizer_with(["<|end|>", "<think>", "</think>"]));
+    let app = App {
+        model: facts(),
+        parsers,
+        tokenizer,
+        template: Some(Arc::new(template())),
+        ..app(Arc::new(engine(64)))
+    };
+    let client = Client::with(ServerConfig::default(), app);
+    // The model would think for ever, in words of x.
+    let ask = |extra: Value| {
+        merged(
+            json!({"temperature": 0, "max_tokens": 200, "return_token_ids": true, "logit_bias": {"257": 100, "258": -100, "256": -100}}),
+            extra,
+        )
+    };
+    let ids = async |extra: Value| -> Vec<u64> {
+        let reply = client.chat(ask(extra)).await;
+        assert_eq!(reply.status, 200, "{}", reply.text);
+        reply.json()["choices"][0]["token_ids"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|id| id.as_u64().unwrap())
+            .collect()
+    };
+    assert!(!ids(json!({})).await.contains(&258), "or there is nothing to prove");
+    for budget in [0, 1, 17] {
+        let said = ids(json!({"thinking_token_budget": budget})).await;
+        assert_eq!(said.iter().position(|id| *id == 258), Some(1 + budget), "{said:?}");
+    }
+    let both = json!({"thinking_token_budget": 3, "structured_outputs": {"choice": ["yes"]}, "logit_bias": {"257": 100}});
+    let choice = client.chat(ask(both)).await.json()["choices"][0].clone();
+    assert_eq!(
+        (&choice["message"]["content"], &choice["finish_reason"]),
+        (&json!("yes"), &json!("stop")),
+        "{choice}"
+    );
+    // Who does not think has no budget to keep to.
+    let plain = ids(json!({"thinking_token_budget": 3, "logit_bias": {"120": 100, "257": -100, "258": -100, "256": -100}})).await;
+    assert!(!plain.contains(&258));
+}

@@ -74,6 +74,7 @@ pub(crate) fn prepare(
     fields.finish(request::REFUSED)?;
 
     generation.structure = asked.structure.take();
+    generation.bounds.thinking = asked.budget.map(|budget| (budget, "thinking.budget_tokens"));
     let prompt = asked.prompt(state, false)?;
     generation.reading = prompt.reading;
     generation.follow(state, Some(&asked.conversation))?;

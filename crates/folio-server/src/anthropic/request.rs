@@ -36,6 +36,8 @@ pub struct Asked {
     pub include_reasoning: bool,
     /// What the answer must be.
     pub structure: Option<Wish>,
+    /// Tokens of reasoning.
+    pub budget: Option<u32>,
 }
 
 impl Asked {
@@ -60,7 +62,7 @@ impl Asked {
             return Err(ApiError::invalid("tool_choice", message));
         }
         let mut kwargs = Map::new();
-        let include_reasoning = thinking(fields, state, max_tokens, &mut kwargs)?;
+        let (include_reasoning, budget) = thinking(fields, state, max_tokens, &mut kwargs)?;
         let structure = output_config(fields, state, &mut kwargs)?;
         let conversation = Conversation {
             messages,
@@ -70,7 +72,7 @@ impl Asked {
             add_generation_prompt: !continue_final,
             continue_final,
         };
-        Ok(Self { conversation, marks, include_reasoning, structure })
+        Ok(Self { conversation, marks, include_reasoning, structure, budget })
     }
 }
 
@@ -98,19 +100,21 @@ fn only(fields: &mut Fields, name: &str, accepted: &[&str], why: &str) -> Result
     }
 }
 
-/// Turns the template's switch as `thinking` says. Returns whether what was thought is shown.
+/// Turns the template's switch as `thinking` says. Returns whether what was thought is shown, and how many
+/// tokens it may have.
 fn thinking(
     fields: &mut Fields,
     state: &State,
     max_tokens: Option<u32>,
     kwargs: &mut Map<String, Value>,
-) -> Result<bool, ApiError> {
-    let Some(raw) = fields.raw("thinking") else { return Ok(true) };
+) -> Result<(bool, Option<u32>), ApiError> {
+    let Some(raw) = fields.raw("thinking") else { return Ok((true, None)) };
     let mut thinking = Fields::of_value(raw, "thinking".into())?;
     let kind: String = thinking.require("type")?;
     let path = thinking.path("type");
     let switch = state.readers.template.and_then(|template| template.thinking_switch);
     let reasons = state.readers.reasons();
+    let mut limit = None;
     let on = match kind.as_str() {
         "enabled" => {
             if !reasons {
@@ -118,7 +122,7 @@ fn thinking(
                     "the model is not known to think before it answers; use \"disabled\" or \"adaptive\"";
                 return Err(ApiError::unsupported(path, why));
             }
-            budget(&mut thinking, max_tokens)?;
+            limit = Some(budget(&mut thinking, max_tokens)?);
             true
         }
         // The model thinks where it sees fit; one that never does has decided.
@@ -151,32 +155,23 @@ fn thinking(
         kwargs.insert(name.into(), on.into());
     }
     // Without a known mark there is nothing to leave out.
-    Ok(shown || !reasons)
+    Ok((shown || !reasons, limit))
 }
 
-/// Accepts a budget only where it cannot be exceeded: nothing ends a model's thinking but its answer's length.
-fn budget(thinking: &mut Fields, max_tokens: Option<u32>) -> Result<(), ApiError> {
+/// Tokens of reasoning.
+fn budget(thinking: &mut Fields, max_tokens: Option<u32>) -> Result<u32, ApiError> {
     let budget: u32 = thinking.require("budget_tokens")?;
     let path = thinking.path("budget_tokens");
     if budget < BUDGET_MIN {
         let message = format!("Invalid '{path}': {budget} is less than {BUDGET_MIN}.");
         return Err(ApiError::invalid(path, message));
     }
-    let Some(max_tokens) = max_tokens else { return Ok(()) };
-    if budget >= max_tokens {
+    if let Some(max_tokens) = max_tokens.filter(|max_tokens| budget >= *max_tokens) {
         let message =
             format!("Invalid '{path}': {budget} is not less than max_tokens, which is {max_tokens}.");
         return Err(ApiError::invalid(path, message));
     }
-    if budget < max_tokens - 1 {
-        let why = format!(
-            "thinking is limited by max_tokens alone, so a budget can only be kept to when it is one less than max_tokens \
-             ({}); or use {{\"type\": \"adaptive\"}}",
-            max_tokens - 1
-        );
-        return Err(ApiError::unsupported(path, &why));
-    }
-    Ok(())
+    Ok(budget)
 }
 
 /// Hands over how much to think; returns what the answer must be.
