@@ -33,6 +33,7 @@ pub mod params;
 mod prefixes;
 mod reading;
 mod retain;
+mod routing;
 mod serve;
 mod shape;
 mod stream;

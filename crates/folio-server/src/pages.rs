@@ -135,6 +135,8 @@ fn detokenized(state: &State, body: &[u8]) -> Result<Value, ApiError> {
 const ROUTES: &[(&str, &str)] = &[
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
+    ("POST", "/v1/chat/completions/render"),
+    ("POST", "/v1/completions/render"),
     ("POST", "/v1/messages"),
     ("POST", "/v1/messages/count_tokens"),
     ("GET", "/v1/models"),
@@ -144,6 +146,8 @@ const ROUTES: &[(&str, &str)] = &[
     ("GET", "/ping"),
     ("GET", "/metrics"),
     ("GET", "/version"),
+    ("GET", "/load"),
+    ("GET", "/v1/loads"),
 ];
 
 fn method_of(path: &str) -> Option<&'static str> {

@@ -23,7 +23,7 @@ use crate::app::{App, State};
 use crate::config::ServerConfig;
 use crate::error::ServerError;
 use crate::http::{JsonRequest, around};
-use crate::{anthropic, chat, completions, generate, pages, prefixes, usage};
+use crate::{anthropic, chat, completions, generate, pages, prefixes, routing, usage};
 
 /// Time for responses to leave after the last request finished.
 const CLOSING: Duration = Duration::from_secs(5);
@@ -56,6 +56,10 @@ impl Server {
             .route("/", get(pages::index))
             .route("/v1/chat/completions", post(chat))
             .route("/v1/completions", post(completions))
+            .route("/v1/chat/completions/render", post(routing::render_chat))
+            .route("/v1/completions/render", post(routing::render_completions))
+            .route("/load", get(routing::load))
+            .route("/v1/loads", get(routing::loads))
             .route("/v1/messages", post(messages))
             .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
             .route("/v1/cache/prefixes", get(prefixes::list).post(prefixes::create))

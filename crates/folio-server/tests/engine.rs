@@ -140,6 +140,42 @@ async fn tenants_share_nothing_and_cached_tokens_are_exact() {
 }
 
 #[tokio::test]
+async fn routers_see_tokens_and_load() {
+    let gate = Gate::closed();
+    let engine = engine(gate.clone(), |_| ());
+    let client = client(&engine);
+    let body = json!({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 7});
+    let rendered = client.post("/v1/chat/completions/render", &body).await.json();
+    let tokens =
+        client.post("/tokenize", &json!({"messages": body["messages"]})).await.json()["tokens"].clone();
+    assert_eq!((&rendered["token_ids"], &rendered["max_tokens"]), (&tokens, &json!(7)));
+    let list = client.post("/v1/completions/render", &json!({"prompt": [[5, 6], [1, 2, 3]]})).await.json();
+    assert_eq!(list[0]["token_ids"], json!([5, 6]));
+    assert_eq!(list[1]["token_ids"], json!([1, 2, 3]));
+    let wrong = client.post("/v1/chat/completions/render", &json!({"messages": [], "nonsense": 1})).await;
+    assert_eq!(wrong.status, 400);
+
+    let idle = client.get("/v1/loads").await.json();
+    assert_eq!(
+        (&idle["loads"][0]["num_total_reqs"], &idle["loads"][0]["num_used_tokens"]),
+        (&json!(0), &json!(0))
+    );
+    assert_eq!(client.get("/load").await.json(), json!({"server_load": 0}));
+    let busy = client.clone();
+    let running = tokio::spawn(async move {
+        busy.complete(json!({"prompt": "x".repeat(40), "max_tokens": 9, "ignore_eos": true})).await
+    });
+    gate.allow(2);
+    until(|| engine.stats().running == 1).await;
+    let load = client.get("/v1/loads").await.json()["loads"][0].clone();
+    assert_eq!((&load["num_running_reqs"], &load["max_total_num_tokens"]), (&json!(1), &json!(BLOCKS * 16)));
+    assert!(load["num_used_tokens"].as_u64().unwrap() >= 40, "{load}");
+    assert_eq!(client.get("/load").await.json(), json!({"server_load": 1}));
+    gate.open();
+    assert_eq!(running.await.unwrap().status, 200);
+}
+
+#[tokio::test]
 async fn concurrent_streams_say_what_each_says_alone() {
     let solo = client(&engine(Gate::default(), |_| ()));
     let crowd = client(&engine(Gate::default(), |_| ()));
