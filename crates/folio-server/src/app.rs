@@ -19,6 +19,7 @@ use crate::metrics::Metrics;
 use crate::params::SamplingDefaults;
 use crate::reading::{Parsers, Readers};
 use crate::structured::Structures;
+use crate::tenant_metrics::TenantCollector;
 use crate::tenants::{Tenant, Tenants};
 use crate::usage::Meters;
 
@@ -115,7 +116,7 @@ pub(crate) struct State {
     pub metrics: Metrics,
     pub readers: Readers,
     pub structures: Structures,
-    pub meters: Meters,
+    pub meters: Arc<Meters>,
     /// Unix time, seconds.
     pub started_s: u64,
     pub cache_keys: CacheKeys,
@@ -197,7 +198,10 @@ impl State {
         };
         let roots = tenants.all().map(|tenant| (tenant.id, root(tenant))).collect();
         let tokenizing = Arc::new(Semaphore::new(config.limits.tokenizing.max(1)));
-        let metrics = Metrics::new(&app);
+        let meters = Arc::new(Meters::new(&tenants));
+        let by_tenant =
+            config.tenant_metrics.then(|| TenantCollector::new(app.engine.clone(), meters.clone(), &tenants));
+        let metrics = Metrics::new(&app, by_tenant);
         let readers = Readers::new(app.parsers, app.template.as_deref(), &app.tokenizer);
         let ends = app.model.eos_token_ids.clone();
         let structures = Structures::new(app.tokenizer.clone(), ends, metrics.masks.clone());
@@ -207,7 +211,7 @@ impl State {
             metrics,
             readers,
             structures,
-            meters: Meters::new(&tenants),
+            meters,
             started_s: crate::generate::unix_s(),
             tenants,
             cache_keys: CacheKeys::default(),

@@ -16,6 +16,8 @@ pub struct ServerConfig {
     /// From which tenants' cache secrets are derived. `None`: random at every start, so that nothing cached outside the
     /// process is reachable after a restart.
     pub server_secret: Option<[u8; 32]>,
+    /// Series per tenant on `/metrics`, with their names.
+    pub tenant_metrics: bool,
     pub limits: Limits,
     /// How long a drain waits for running requests before it cancels them.
     pub drain_timeout: Duration,
@@ -28,6 +30,7 @@ impl Default for ServerConfig {
             api_keys: Vec::new(),
             tenants: Declared::default(),
             server_secret: None,
+            tenant_metrics: false,
             limits: Limits::default(),
             drain_timeout: Duration::from_secs(120),
         }

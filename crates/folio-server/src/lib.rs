@@ -38,6 +38,7 @@ mod serve;
 mod shape;
 mod stream;
 mod structured;
+pub mod tenant_metrics;
 mod tenants;
 mod tools;
 mod usage;

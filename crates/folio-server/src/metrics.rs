@@ -23,6 +23,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use crate::app::{App, Engine};
+use crate::tenant_metrics::TenantCollector;
 use crate::usage::seconds as seconds_of;
 
 /// One metric, for the documentation.
@@ -36,12 +37,17 @@ pub struct Documented {
     pub help: &'static str,
 }
 
-const fn doc(name: &'static str, kind: &'static str, labels: &'static str, help: &'static str) -> Documented {
+pub(crate) const fn doc(
+    name: &'static str,
+    kind: &'static str,
+    labels: &'static str,
+    help: &'static str,
+) -> Documented {
     Documented { name, kind, labels, help }
 }
 
-const COUNTER: &str = "counter";
-const GAUGE: &str = "gauge";
+pub(crate) const COUNTER: &str = "counter";
+pub(crate) const GAUGE: &str = "gauge";
 const HISTOGRAM: &str = "histogram";
 
 /// Counted by the server.
@@ -203,7 +209,7 @@ const COUNTS: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0];
 const SHORT_S: &[f64] =
     &[1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0];
 
-type Labels = Vec<(&'static str, String)>;
+pub(crate) type Labels = Vec<(&'static str, String)>;
 
 /// A choice that ended.
 pub struct FinishedChoice {
@@ -280,7 +286,8 @@ fn seconds(edges: &[f64]) -> Histogram {
 }
 
 impl Metrics {
-    pub fn new(app: &App) -> Self {
+    /// `by_tenant`: what the page says of each tenant, where that was asked for.
+    pub(crate) fn new(app: &App, by_tenant: Option<TenantCollector>) -> Self {
         let mut registry =
             Registry::with_labels([("model_name".into(), app.model.name().to_owned().into())].into_iter());
         let mut metrics = Self {
@@ -313,6 +320,9 @@ impl Metrics {
         }
         metrics.register(&mut registry);
         registry.register_collector(Box::new(EngineCollector(app.engine.clone())));
+        if let Some(by_tenant) = by_tenant {
+            registry.register_collector(Box::new(by_tenant));
+        }
         metrics.registry = registry;
         metrics
     }
@@ -475,7 +485,7 @@ impl fmt::Debug for EngineCollector {
 }
 
 /// Samples of one metric, each with its own labels.
-enum Samples {
+pub(crate) enum Samples {
     Counter(u64),
     Gauge(f64),
     Gauges(Vec<(Labels, f64)>),
@@ -568,7 +578,7 @@ fn labelled(label: &'static str, list: &[(&str, u64)]) -> Samples {
     Samples::Counters(list.iter().map(|(value, n)| (vec![(label, value.to_string())], *n)).collect())
 }
 
-/// Of all tenants together: names stay out of this page.
+/// Of all tenants together: names stay out of this page unless they are asked for (`tenant_metrics`).
 fn byte_seconds(stats: &EngineStats, now: Micros) -> (f64, f64) {
     let held = stats.tenants.iter().map(|figures| figures.kv.at(now.0));
     let (active, cached) =
@@ -600,7 +610,7 @@ fn evictions_by_group(cache: &CacheStats) -> Vec<(Labels, u64)> {
     groups.enumerate().map(|(group, count)| (group_labels(cache, group), count)).collect()
 }
 
-fn encode_samples(
+pub(crate) fn encode_samples(
     encoder: &mut DescriptorEncoder,
     name: &str,
     help: &str,

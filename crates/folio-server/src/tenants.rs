@@ -30,6 +30,9 @@ pub struct Tenants {
     keys: Vec<([u8; 32], Tenant)>,
     /// Whose cache a tenant uses, where that is a group's.
     caches: HashMap<TenantId, TenantId>,
+    /// What an operator calls the tenants, and the groups, in the order of keys and file.
+    names: Vec<(TenantId, String)>,
+    groups: Vec<(TenantId, String)>,
     /// The only tenant when no keys are configured.
     open: Tenant,
 }
@@ -50,6 +53,9 @@ impl Tenants {
             keys.push((digest, Tenant { id, secret: tenant_secret(&server_secret, &digest) }));
         }
         let mut caches = HashMap::new();
+        let mut names: Vec<_> = keys.iter().map(|(_, key)| (key.id, format!("key:{}", key.id.0))).collect();
+        names.extend(declared.tenants.iter().map(|tenant| (tenant.id, tenant.name.clone())));
+        let groups = declared.groups.iter().map(|group| (group.id, group.name.clone())).collect();
         for tenant in &declared.tenants {
             let group = tenant.group.map(|group| &declared.groups[group]);
             let whose = match group {
@@ -66,12 +72,27 @@ impl Tenants {
             }
         }
         let open = Tenant { id: TenantId(0), secret: tenant_secret(&server_secret, &[0; 32]) };
-        Ok(Self { keys, caches, open })
+        if names.is_empty() {
+            names.push((open.id, "anonymous".to_owned()));
+        }
+        Ok(Self { keys, caches, names, groups, open })
     }
 
     /// The tenant that a tenant is to the cache: its group, or itself.
     pub fn cache_of(&self, tenant: TenantId) -> TenantId {
         self.caches.get(&tenant).copied().unwrap_or(tenant)
+    }
+
+    /// Every tenant that can authenticate, by the name an operator knows.
+    pub fn names(&self) -> impl Iterator<Item = (TenantId, &str)> {
+        self.names.iter().map(|(id, name)| (*id, name.as_str()))
+    }
+
+    /// Every cache there is: groups (`true`), and tenants that share with nobody.
+    pub fn caches(&self) -> impl Iterator<Item = (bool, &str, TenantId)> {
+        let groups = self.groups.iter().map(|(id, name)| (true, name.as_str(), *id));
+        let alone = self.names().filter(|(id, _)| !self.caches.contains_key(id));
+        groups.chain(alone.map(|(id, name)| (false, name, id)))
     }
 
     pub fn all(&self) -> impl Iterator<Item = &Tenant> {

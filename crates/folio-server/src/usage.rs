@@ -30,6 +30,29 @@ pub(crate) struct Meter {
     completion_tokens: AtomicU64,
 }
 
+/// What a meter showed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Count {
+    pub requests: u64,
+    pub prompt_tokens: u64,
+    pub cached_tokens: u64,
+    pub completion_tokens: u64,
+}
+
+impl Count {
+    /// Prompt tokens that were not found in the cache.
+    pub fn computed_tokens(&self) -> u64 {
+        self.prompt_tokens - self.cached_tokens.min(self.prompt_tokens)
+    }
+
+    pub fn add(&mut self, other: Count) {
+        self.requests += other.requests;
+        self.prompt_tokens += other.prompt_tokens;
+        self.cached_tokens += other.cached_tokens;
+        self.completion_tokens += other.completion_tokens;
+    }
+}
+
 impl Meter {
     /// The engine took a prompt.
     pub fn request(&self) {
@@ -44,6 +67,18 @@ impl Meter {
 
     pub fn generated(&self, tokens: u64) {
         self.completion_tokens.fetch_add(tokens, Ordering::Relaxed);
+    }
+
+    fn count(&self) -> Count {
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        // Cached before prompt: counted together, they are never seen the other way round.
+        let cached_tokens = of(&self.cached_tokens);
+        Count {
+            requests: of(&self.requests),
+            prompt_tokens: of(&self.prompt_tokens),
+            cached_tokens,
+            completion_tokens: of(&self.completion_tokens),
+        }
     }
 }
 
@@ -61,25 +96,27 @@ impl Meters {
     pub fn of(&self, tenant: TenantId) -> Arc<Meter> {
         self.tenants.get(&tenant).cloned().unwrap_or_default()
     }
+
+    /// Zeros for a tenant that is none.
+    pub fn count(&self, tenant: TenantId) -> Count {
+        self.tenants.get(&tenant).map(|meter| meter.count()).unwrap_or_default()
+    }
 }
 
 pub(crate) async fn usage(
     Shared(state): Shared<Arc<State>>,
     Extension(tenant): Extension<Tenant>,
 ) -> Result<Response<Body>, ApiError> {
-    let meter = state.meters.of(tenant.id);
-    let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
-    let (prompt, cached) = (of(&meter.prompt_tokens), of(&meter.cached_tokens));
-    let completion = of(&meter.completion_tokens);
+    let count = state.meters.count(tenant.id);
     let answer = json!({
         "object": "usage",
         "since": state.started_s,
-        "requests": of(&meter.requests),
-        "prompt_tokens": prompt,
-        "cached_tokens": cached,
-        "computed_tokens": prompt - cached.min(prompt),
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
+        "requests": count.requests,
+        "prompt_tokens": count.prompt_tokens,
+        "cached_tokens": count.cached_tokens,
+        "computed_tokens": count.computed_tokens(),
+        "completion_tokens": count.completion_tokens,
+        "total_tokens": count.prompt_tokens + count.completion_tokens,
         "kv": memory(&state, state.root(tenant.id)?.tenant),
     });
     Ok(json_response(answer.to_string()))

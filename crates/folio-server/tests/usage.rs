@@ -169,3 +169,97 @@ async fn what_can_never_fit_its_quota_is_413() {
     assert_eq!(client.key("k1").complete(fits).await.status.as_u16(), 200);
     engine.stop();
 }
+
+const FILE: &str = r#"{"tenants": [{"name": "acme-secret", "keys": ["k1"]}, {"name": "ann", "keys": ["k2"], "group": "lab-secret"},
+    {"name": "bob", "keys": ["k3"], "group": "lab-secret"}], "groups": [{"name": "lab-secret"}]}"#;
+
+/// A server with those tenants and a key beside them, after a request of each.
+async fn asked_by_all(tenant_metrics: bool) -> (Client, EngineHandle) {
+    let engine = engine();
+    let tenants = folio_server::Declared::parse(FILE, &|_| None).unwrap();
+    let api_keys = vec!["k0".into()];
+    let config = ServerConfig { tenants, api_keys, tenant_metrics, ..Default::default() };
+    let client = Client::with(config, app(Arc::new(engine.clone())));
+    for (key, letter) in [("k0", "x"), ("k1", "y"), ("k1", "y"), ("k2", "z"), ("k3", "z")] {
+        let reply = client.key(key).complete(json!({"prompt": letter.repeat(100), "max_tokens": 3})).await;
+        assert_eq!(reply.status.as_u16(), 200);
+    }
+    while engine.stats().busy {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    (client, engine)
+}
+
+#[tokio::test]
+async fn no_tenant_is_named_on_the_metrics_page_unasked() {
+    let (client, engine) = asked_by_all(false).await;
+    let page = client.get("/metrics").await.text;
+    assert!(page.contains("folio:kv_cache_byte_seconds"));
+    for name in ["acme-secret", "ann", "bob", "lab-secret", "key:1", "tenant"] {
+        let named = page.lines().find(|line| !line.starts_with('#') && line.contains(&format!("\"{name}")));
+        assert_eq!(named, None, "{name}");
+    }
+    assert!(!page.contains("folio:tenant_"));
+    engine.stop();
+}
+
+#[tokio::test]
+async fn metrics_by_tenant_are_what_usage_says() {
+    let (client, engine) = asked_by_all(true).await;
+    let page = client.get("/metrics").await.text;
+    for (key, name) in [("k0", "key:1"), ("k1", "acme-secret"), ("k2", "ann"), ("k3", "bob")] {
+        let usage = client.key(key).get("/v1/usage").await.json();
+        let tenant = format!("tenant=\"{name}\"");
+        for (metric, label, field) in [
+            ("folio:tenant_requests_total", "", "requests"),
+            ("folio:tenant_prompt_tokens_total", "source=\"computed\"", "computed_tokens"),
+            ("folio:tenant_prompt_tokens_total", "source=\"cached\"", "cached_tokens"),
+            ("folio:tenant_generation_tokens_total", "", "completion_tokens"),
+        ] {
+            let value = client.metric(metric, &[&tenant, label]).await;
+            assert_eq!(Some(value), usage[field].as_f64(), "{name} {metric} {label}");
+        }
+    }
+    assert!(client.metric("folio:tenant_prompt_tokens_total", &["acme-secret", "\"cached\""]).await >= 96.0);
+    let kv = client.key("k2").get("/v1/usage").await.json()["kv"].clone();
+    let cached = client.metric("folio:tenant_kv_cache_bytes", &["group=\"lab-secret\"", "\"cached\""]).await;
+    assert_eq!(Some(cached), kv["cached_bytes"].as_f64(), "memory is the group's");
+    let of_member = |line: &&str| line.starts_with("folio:tenant_kv") && line.contains("\"ann\"");
+    assert_eq!(page.lines().find(of_member), None, "and stands there once");
+    let sum = |metric: &str| {
+        let samples = page.lines().filter(|line| line.starts_with(metric));
+        samples.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()).sum::<f64>()
+    };
+    let (of_tenants, all) = (sum("folio:tenant_kv_cache_byte_seconds{"), sum("folio:kv_cache_byte_seconds{"));
+    // Rendered one after the other: what is cached costs a little more each time.
+    assert!(of_tenants > 0.0 && (of_tenants - all).abs() < 0.2 * all, "{of_tenants} of {all}");
+    for doc in folio_server::tenant_metrics::documented() {
+        assert!(
+            page.contains(&format!("# HELP {} {}.\n# TYPE {} {}\n", doc.name, doc.help, doc.name, doc.kind))
+        );
+    }
+    engine.stop();
+}
+
+/// A file's names cannot have them, but whoever builds a server from parts may.
+#[tokio::test]
+async fn quotes_and_newlines_in_a_name_are_escaped() {
+    let engine = engine();
+    let mut tenants = folio_server::Declared::parse(FILE, &|_| None).unwrap();
+    tenants.tenants[0].name = "a\"b\\c\nd".into();
+    let config = ServerConfig { tenants, tenant_metrics: true, ..Default::default() };
+    let client = Client::with(config, app(Arc::new(engine.clone())));
+    let page = client.get("/metrics").await.text;
+    assert!(page.contains(r#"tenant="a\"b\\c\nd""#), "{page}");
+    engine.stop();
+}
+
+#[tokio::test]
+async fn a_server_without_keys_has_one_tenant() {
+    let engine = engine();
+    let config = ServerConfig { tenant_metrics: true, ..Default::default() };
+    let client = Client::with(config, app(Arc::new(engine.clone())));
+    client.complete(json!({"prompt": "x".repeat(40), "max_tokens": 1})).await;
+    assert_eq!(client.metric("folio:tenant_requests_total", &["tenant=\"anonymous\""]).await, 1.0);
+    engine.stop();
+}

@@ -192,6 +192,10 @@ pub struct ServeArgs {
     #[arg(long, env = "FOLIO_TENANTS", value_name = "FILE")]
     pub tenants: Option<PathBuf>,
 
+    /// Adds series per tenant to /metrics, with tenants' names: for whoever may read that page
+    #[arg(long, env = "FOLIO_TENANT_METRICS")]
+    pub tenant_metrics: bool,
+
     /// Fail requests that take longer than this (504) [default: never]
     #[arg(long, env = "FOLIO_REQUEST_TIMEOUT", value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub request_timeout: Option<u64>,

@@ -39,11 +39,21 @@ fn metrics() -> String {
     out +=
         "`GET /metrics` speaks Prometheus. Every metric has the label `model_name` besides those listed.\n\n";
     out += "| metric | kind | labels | meaning |\n|---|---|---|---|\n";
-    for metric in folio_server::metrics::documented() {
+    metric_rows(&mut out, folio_server::metrics::documented());
+    out += "\n## By tenant\n\nWith `--tenant-metrics`, and only then. A tenant of the tenants file goes by its name, an API key by its number (`key:1`), \
+            the only tenant of a server without keys is `anonymous`. Beyond ";
+    let _ = write!(out, "{}", folio_server::tenant_metrics::TENANTS_MAX);
+    out += " tenants the rest is one sum, `:others`. The page needs no key: whoever reads it reads the names.\n\n";
+    out += "| metric | kind | labels | meaning |\n|---|---|---|---|\n";
+    metric_rows(&mut out, folio_server::tenant_metrics::documented());
+    out
+}
+
+fn metric_rows(out: &mut String, metrics: impl Iterator<Item = folio_server::metrics::Documented>) {
+    for metric in metrics {
         let _ =
             writeln!(out, "| `{}` | {} | {} | {} |", metric.name, metric.kind, metric.labels, metric.help);
     }
-    out
 }
 
 fn cli() -> String {

@@ -28,6 +28,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         listen: SocketAddr::new(args.host, args.port),
         api_keys,
         tenants: declared,
+        tenant_metrics: args.tenant_metrics,
         limits: Limits {
             body_bytes: usize::try_from(args.max_body).context("--max-body")?,
             request_timeout: args.request_timeout.map(Duration::from_secs),
