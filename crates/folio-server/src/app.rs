@@ -18,6 +18,7 @@ use crate::error::{ApiError, ServerError};
 use crate::metrics::Metrics;
 use crate::params::SamplingDefaults;
 use crate::reading::{Parsers, Readers};
+use crate::responses::store::Store;
 use crate::structured::Structures;
 use crate::tenant_metrics::TenantCollector;
 use crate::tenants::{Tenant, Tenants};
@@ -117,6 +118,7 @@ pub(crate) struct State {
     pub readers: Readers,
     pub structures: Structures,
     pub meters: Arc<Meters>,
+    pub responses: Arc<Store>,
     /// Unix time, seconds.
     pub started_s: u64,
     pub cache_keys: CacheKeys,
@@ -206,6 +208,7 @@ impl State {
         let ends = app.model.eos_token_ids.clone();
         let structures = Structures::new(app.tokenizer.clone(), ends, metrics.masks.clone());
         Ok(Arc::new(Self {
+            responses: Arc::new(Store::new(config.limits.responses, config.limits.responses_bytes)),
             app,
             config,
             metrics,

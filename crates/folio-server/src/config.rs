@@ -56,6 +56,9 @@ pub struct Limits {
     pub stop_token_ids: usize,
     pub logit_bias: usize,
     pub bad_words: usize,
+    /// Responses that can be asked for again or gone on from, of all keys together, and their bytes.
+    pub responses: usize,
+    pub responses_bytes: usize,
     /// Bytes of a schema, regular expression or grammar.
     pub grammar_bytes: usize,
     /// Alternatives per token, for `logprobs`, `top_logprobs` and `prompt_logprobs`.
@@ -93,6 +96,8 @@ impl Default for Limits {
             logit_bias: 1024,
             bad_words: 256,
             grammar_bytes: 256 << 10,
+            responses: 4096,
+            responses_bytes: 64 << 20,
             logprobs: 20,
             tokenizing: 2,
             tokenizing_waiting: 256,

@@ -71,30 +71,50 @@ pub(crate) async fn handle(
 }
 
 /// Runs the job and answers.
-async fn run(
+pub(crate) async fn run(
     state: &Arc<State>,
     tenant: &Tenant,
     job: Job,
     flight: Flight,
 ) -> Result<Response<Body>, ApiError> {
+    if job.generation.stream.is_some() {
+        let (sender, body) = mpsc::unbounded_channel();
+        let idle = job.wire.keep_alive();
+        let abort = spawn(state, tenant, job, flight, Output::Stream(Events(sender)))?;
+        return Ok(stream::response(body, abort.guard(), state.config.limits.keep_alive, idle));
+    }
+    let (abort, answer) = start(state, tenant, job, flight)?;
+    let guard = abort.guard();
+    let json = answer.await.unwrap_or_else(|_| Err(ApiError::internal("the request was lost")))?;
+    drop(guard);
+    Ok(json_response(json))
+}
+
+/// Runs the job whether anybody waits or not: how to cancel it, and where its answer comes.
+pub(crate) fn start(
+    state: &Arc<State>,
+    tenant: &Tenant,
+    job: Job,
+    flight: Flight,
+) -> Result<(Abort, oneshot::Receiver<Result<String, ApiError>>), ApiError> {
+    let (sender, answer) = oneshot::channel();
+    Ok((spawn(state, tenant, job, flight, Output::Whole(Some(sender)))?, answer))
+}
+
+fn spawn(
+    state: &Arc<State>,
+    tenant: &Tenant,
+    job: Job,
+    flight: Flight,
+    output: Output,
+) -> Result<Abort, ApiError> {
     let (events, receiver) = mpsc::unbounded_channel();
     let abort = submit(state, tenant, &job, events)?;
     let meter = state.meters.of(tenant.id);
     job.prompts.iter().for_each(|_| meter.request());
-    let guard = abort.guard();
-    if job.generation.stream.is_some() {
-        let (sender, body) = mpsc::unbounded_channel();
-        let idle = job.wire.keep_alive();
-        let pump = Pump::new(state.clone(), tenant.id, meter, job, abort, Output::Stream(Events(sender)));
-        tokio::spawn(pump.follow(receiver, flight));
-        return Ok(stream::response(body, guard, state.config.limits.keep_alive, idle));
-    }
-    let (sender, answer) = oneshot::channel();
-    let pump = Pump::new(state.clone(), tenant.id, meter, job, abort, Output::Whole(Some(sender)));
+    let pump = Pump::new(state.clone(), tenant.id, meter, job, abort.clone(), output);
     tokio::spawn(pump.follow(receiver, flight));
-    let json = answer.await.unwrap_or_else(|_| Err(ApiError::internal("the request was lost")))?;
-    drop(guard);
-    Ok(json_response(json))
+    Ok(abort)
 }
 
 pub fn json_response(json: String) -> Response<Body> {

@@ -24,7 +24,7 @@ const REQUEST_ID: &str = "x-request-id";
 const OPEN: &[&str] = &["/", "/health", "/ping", "/metrics", "/version"];
 /// Refused while draining.
 const GENERATING: &[&str] =
-    &["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/cache/prefixes"];
+    &["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/cache/prefixes"];
 
 /// The request's id: the client's where it is usable, else a fresh one.
 #[derive(Clone)]
@@ -81,7 +81,7 @@ fn admit(state: &State, request: &Request) -> Result<Tenant, ApiError> {
     Ok(tenant)
 }
 
-fn fresh_id() -> String {
+pub fn fresh_id() -> String {
     let half = || std::hash::RandomState::new().build_hasher().finish();
     format!("{:016x}{:016x}", half(), half())
 }

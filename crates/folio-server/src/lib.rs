@@ -14,6 +14,7 @@
 
 mod anthropic;
 mod app;
+mod blocks;
 mod bounds;
 mod cache_keys;
 mod chat;
@@ -32,6 +33,7 @@ mod pages;
 pub mod params;
 mod prefixes;
 mod reading;
+mod responses;
 mod retain;
 mod routing;
 mod serve;

@@ -23,7 +23,7 @@ use crate::app::{App, State};
 use crate::config::ServerConfig;
 use crate::error::ServerError;
 use crate::http::{JsonRequest, around};
-use crate::{anthropic, chat, completions, generate, pages, prefixes, routing, usage};
+use crate::{anthropic, chat, completions, generate, pages, prefixes, responses, routing, usage};
 
 /// Time for responses to leave after the last request finished.
 const CLOSING: Duration = Duration::from_secs(5);
@@ -56,6 +56,9 @@ impl Server {
             .route("/", get(pages::index))
             .route("/v1/chat/completions", post(chat))
             .route("/v1/completions", post(completions))
+            .route("/v1/responses", post(responses::create))
+            .route("/v1/responses/{id}", get(responses::show).delete(responses::delete))
+            .route("/v1/responses/{id}/cancel", post(responses::cancel))
             .route("/v1/chat/completions/render", post(routing::render_chat))
             .route("/v1/completions/render", post(routing::render_completions))
             .route("/load", get(routing::load))

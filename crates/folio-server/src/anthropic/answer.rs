@@ -1,15 +1,14 @@
 //! Answers: Anthropic's message, whole and as events.
 //!
-//! Owns: content blocks, and their order, which is the model's. Invariants: one block is open at a time; whitespace alone
-//! is no block, unless it is all there is; a stream's blocks are those of the whole.
+//! Owns: content blocks in Anthropic's shape. Invariant: a stream's blocks are those of the whole.
 
-use folio_text::OutputEvent;
 use serde::Serialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::cache::{Breakpoint, Split};
 use super::error;
+use crate::blocks::{Blocks, Kind, Step};
 use crate::choice::{Delta, Finish, StopReason};
 use crate::error::ApiError;
 use crate::stream::Events;
@@ -27,6 +26,8 @@ pub struct Answer {
     /// max_tokens was lowered to what the context holds.
     cut: bool,
     blocks: Blocks,
+    /// Digest of the thinking block that is open.
+    thinking: Option<Sha256>,
     /// Of the block that is open, or comes next.
     index: u32,
     finish: Option<Finish>,
@@ -132,6 +133,7 @@ impl Answer {
             breakpoints,
             cut,
             blocks: Blocks::default(),
+            thinking: None,
             index: 0,
             finish: None,
         }
@@ -184,13 +186,19 @@ impl Answer {
             let delta = |delta| StreamEvent::ContentBlockDelta { index, delta }.send(events);
             match &step {
                 Step::Start(kind) => {
-                    StreamEvent::ContentBlockStart { index, content_block: kind.empty() }.send(events);
+                    self.thinking = (*kind == Kind::Thinking).then(Sha256::new);
+                    StreamEvent::ContentBlockStart { index, content_block: empty(kind) }.send(events);
                 }
                 Step::Text(text) => delta(BlockDelta::Text { text }),
-                Step::Thinking(thinking) => delta(BlockDelta::Thinking { thinking }),
-                Step::Signature(signature) => delta(BlockDelta::Signature { signature }),
+                Step::Thinking(thinking) => {
+                    self.thinking.iter_mut().for_each(|digest| digest.update(thinking));
+                    delta(BlockDelta::Thinking { thinking });
+                }
                 Step::Input(partial_json) => delta(BlockDelta::Input { partial_json }),
                 Step::Stop => {
+                    if let Some(mut digest) = self.thinking.take() {
+                        delta(BlockDelta::Signature { signature: &signature(&mut digest) });
+                    }
                     StreamEvent::ContentBlockStop { index }.send(events);
                     self.index += 1;
                 }
@@ -241,112 +249,20 @@ impl Wire for Answer {
 }
 
 /// What a block begins as.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Kind {
-    Text,
-    Thinking,
-    Tool { id: String, name: String },
-}
-
-impl Kind {
-    fn empty(&self) -> Block {
-        match self.clone() {
-            Self::Text => Block::Text { text: String::new(), citations: None },
-            Self::Thinking => Block::Thinking { thinking: String::new(), signature: String::new() },
-            Self::Tool { id, name } => Block::ToolUse { id, name, input: json!({}) },
+fn empty(kind: &Kind) -> Block {
+    match kind.clone() {
+        Kind::Text => Block::Text { text: String::new(), citations: None },
+        Kind::Thinking => Block::Thinking { thinking: String::new(), signature: String::new() },
+        Kind::Tool { id, name } => {
+            // What other servers' clients know: their ids begin so. Some templates need theirs as they are.
+            let id = id.strip_prefix("call_").map_or_else(|| id.clone(), |rest| format!("toolu_{rest}"));
+            Block::ToolUse { id, name, input: json!({}) }
         }
     }
 }
 
-/// What happens to the blocks.
-#[derive(Debug, PartialEq, Eq)]
-enum Step {
-    Start(Kind),
-    Text(String),
-    Thinking(String),
-    Signature(String),
-    Input(String),
-    Stop,
-}
-
-/// Puts an answer's pieces into blocks.
-#[derive(Default)]
-struct Blocks {
-    open: Option<Kind>,
-    /// Of the thinking block that is open.
-    digest: Sha256,
-    /// Whitespace that a block of this kind may begin with.
-    held: Option<(Kind, String)>,
-    any: bool,
-}
-
-impl Blocks {
-    fn push(&mut self, piece: &OutputEvent, out: &mut Vec<Step>) {
-        match piece {
-            OutputEvent::Content(text) => self.write(Kind::Text, text, out),
-            OutputEvent::Reasoning(text) => self.write(Kind::Thinking, text, out),
-            OutputEvent::CallStarted { id, name, .. } => {
-                // What other servers' clients know: their ids begin so. Some templates need theirs as they are.
-                let id = id.strip_prefix("call_").map_or_else(|| id.clone(), |rest| format!("toolu_{rest}"));
-                self.start(Kind::Tool { id, name: name.clone() }, out);
-            }
-            OutputEvent::Arguments { text, .. } => out.push(Step::Input(text.clone())),
-            OutputEvent::CallEnded { .. } => {}
-        }
-    }
-
-    fn write(&mut self, kind: Kind, text: &str, out: &mut Vec<Step>) {
-        if self.open.as_ref() == Some(&kind) {
-            return self.add(text, out);
-        }
-        let mut lead = match self.held.take() {
-            Some((held, lead)) if held == kind => lead,
-            _ => String::new(),
-        };
-        lead.push_str(text);
-        if lead.trim().is_empty() {
-            self.held = Some((kind, lead));
-            return;
-        }
-        // Between blocks it is a separator.
-        let begins = if self.any { lead.trim_start() } else { &lead };
-        self.start(kind, out);
-        self.add(begins, out);
-    }
-
-    fn add(&mut self, text: &str, out: &mut Vec<Step>) {
-        if self.open == Some(Kind::Thinking) {
-            self.digest.update(text);
-            out.push(Step::Thinking(text.to_owned()));
-        } else {
-            out.push(Step::Text(text.to_owned()));
-        }
-    }
-
-    fn start(&mut self, kind: Kind, out: &mut Vec<Step>) {
-        self.stop(out);
-        self.held = None;
-        self.any = true;
-        out.push(Step::Start(kind.clone()));
-        self.open = Some(kind);
-    }
-
-    fn stop(&mut self, out: &mut Vec<Step>) {
-        let Some(kind) = self.open.take() else { return };
-        if kind == Kind::Thinking {
-            let digest = self.digest.finalize_reset();
-            out.push(Step::Signature(digest.iter().map(|byte| format!("{byte:02x}")).collect()));
-        }
-        out.push(Step::Stop);
-    }
-
-    fn finish(&mut self, out: &mut Vec<Step>) {
-        if let Some((Kind::Text, text)) = self.held.take().filter(|_| !self.any) {
-            self.start(Kind::Text, out);
-            self.add(&text, out);
-        }
-        self.stop(out);
-    }
+fn signature(digest: &mut Sha256) -> String {
+    digest.finalize_reset().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The blocks that a stream's steps amount to.
@@ -355,11 +271,13 @@ fn gathered(steps: Vec<Step>) -> Vec<Block> {
     let mut input = String::new();
     for step in steps {
         match (step, blocks.last_mut()) {
-            (Step::Start(kind), _) => blocks.push(kind.empty()),
+            (Step::Start(kind), _) => blocks.push(empty(&kind)),
             (Step::Text(next), Some(Block::Text { text, .. })) => text.push_str(&next),
             (Step::Thinking(next), Some(Block::Thinking { thinking, .. })) => thinking.push_str(&next),
-            (Step::Signature(next), Some(Block::Thinking { signature, .. })) => *signature = next,
             (Step::Input(next), Some(Block::ToolUse { .. })) => input.push_str(&next),
+            (Step::Stop, Some(Block::Thinking { thinking, signature: signed })) => {
+                *signed = signature(&mut Sha256::new_with_prefix(thinking.as_bytes()));
+            }
             (Step::Stop, Some(Block::ToolUse { input: parsed, .. })) => {
                 *parsed = object(&std::mem::take(&mut input))
             }
@@ -380,31 +298,6 @@ fn object(text: &str) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn steps(pieces: &[OutputEvent]) -> Vec<Step> {
-        let (mut blocks, mut out) = (Blocks::default(), Vec::new());
-        pieces.iter().for_each(|piece| blocks.push(piece, &mut out));
-        blocks.finish(&mut out);
-        out
-    }
-
-    fn text(text: &str) -> OutputEvent {
-        OutputEvent::Content(text.into())
-    }
-
-    #[test]
-    fn whitespace_between_blocks_is_none() {
-        let call = OutputEvent::CallStarted { index: 0, id: "call_1".into(), name: "f".into() };
-        let tool = Kind::Tool { id: "toolu_1".into(), name: "f".into() };
-        let said = Step::Text("hi".into());
-        let got = steps(&[text("\n"), call.clone(), text("\n"), text("\nhi")]);
-        assert_eq!(got, [Step::Start(tool), Step::Stop, Step::Start(Kind::Text), said, Step::Stop]);
-        // All there is, and the beginning of an answer, stay as they are.
-        assert_eq!(steps(&[text(" ")]), [Step::Start(Kind::Text), Step::Text(" ".into()), Step::Stop]);
-        let got = steps(&[text(" "), text("a")]);
-        assert_eq!(got, [Step::Start(Kind::Text), Step::Text(" a".into()), Step::Stop]);
-        assert_eq!(steps(&[]), []);
-    }
 
     #[test]
     fn an_input_that_is_no_object_is_told_as_it_is() {

@@ -1,0 +1,114 @@
+//! `/v1/responses`: OpenAI's newer API, on the same conversation and the same job as a chat.
+//!
+//! Owns: its names, shapes and events, and a bounded store of responses, for `previous_response_id`, retrieval and background. Must
+//! never: generate or read an answer itself. A tenant reaches its own responses; another's id is answered like one that never existed.
+
+mod answer;
+mod request;
+pub mod store;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::{Path, State as Shared};
+use axum::http::{Response, StatusCode};
+use serde_json::json;
+
+use crate::app::State;
+use crate::error::ApiError;
+use crate::generate::{self, json_response};
+use crate::http::JsonRequest;
+use crate::tenants::Tenant;
+use request::{Background, Prepared};
+use store::Record;
+
+type Answer = Result<Response<Body>, ApiError>;
+
+/// `POST /v1/responses`
+pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Answer {
+    let arrived = Instant::now();
+    let flight = state.in_flight.enter();
+    let JsonRequest { tenant, body, .. } = request;
+    let (shared, who) = (state.clone(), tenant.id);
+    let prepared = state.off_thread(move || request::prepare(&shared, who, &body, arrived)).await?;
+    let Prepared { job, background } = prepared;
+    let Some(Background { id, response, messages }) = background else {
+        return generate::run(&state, &tenant, job, flight).await;
+    };
+    let (abort, answer) = generate::start(&state, &tenant, job, flight)?;
+    let record = Record { response: response.clone(), messages: messages.into() };
+    state.responses.put(tenant.id, &id, record.clone(), Some(abort));
+    tokio::spawn(async move {
+        // An answer stores itself; a failure is told here, unless somebody cancelled it before.
+        let failed = match answer.await {
+            Ok(Ok(_)) => return,
+            Ok(Err(error)) => error,
+            Err(_) => ApiError::internal("the request was lost"),
+        };
+        if state.responses.stop(tenant.id, &id).flatten().is_some() {
+            let mut record = record;
+            record.response["status"] = "failed".into();
+            record.response["error"] = answer::failure(&failed);
+            state.responses.put(tenant.id, &id, record, None);
+        }
+    });
+    Ok(json_response(response.to_string()))
+}
+
+/// `GET /v1/responses/{id}`
+pub async fn show(
+    Shared(state): Shared<Arc<State>>,
+    Extension(tenant): Extension<Tenant>,
+    Path(id): Path<String>,
+) -> Answer {
+    let record = state.responses.get(tenant.id, &id).ok_or_else(|| not_found("response_id", &id))?;
+    Ok(json_response(record.response.to_string()))
+}
+
+/// `DELETE /v1/responses/{id}`
+pub async fn delete(
+    Shared(state): Shared<Arc<State>>,
+    Extension(tenant): Extension<Tenant>,
+    Path(id): Path<String>,
+) -> Answer {
+    if !state.responses.delete(tenant.id, &id) {
+        return Err(not_found("response_id", &id));
+    }
+    Ok(json_response(json!({"id": id, "object": "response", "deleted": true}).to_string()))
+}
+
+/// `POST /v1/responses/{id}/cancel`: ends one that runs in the background; one that is over stays as it is.
+pub async fn cancel(
+    Shared(state): Shared<Arc<State>>,
+    Extension(tenant): Extension<Tenant>,
+    Path(id): Path<String>,
+) -> Answer {
+    let running = state.responses.stop(tenant.id, &id).ok_or_else(|| not_found("response_id", &id))?;
+    let mut record = state.responses.get(tenant.id, &id).ok_or_else(|| not_found("response_id", &id))?;
+    if record.response["background"] != true {
+        let message = "Only a response that was created with 'background' can be cancelled; close the connection of another.";
+        return Err(ApiError::invalid("response_id", message));
+    }
+    if let Some(abort) = running {
+        abort.cancel();
+        record.response["status"] = "cancelled".into();
+        state.responses.put(tenant.id, &id, record.clone(), None);
+    }
+    Ok(json_response(record.response.to_string()))
+}
+
+/// The same for an id that never was, that is forgotten, and that is another's.
+fn not_found(param: &str, id: &str) -> ApiError {
+    let id: String = id.chars().take(128).collect();
+    ApiError {
+        param: Some(param.into()),
+        code: Some("response_not_found"),
+        ..ApiError::new(
+            StatusCode::NOT_FOUND,
+            "invalid_request_error",
+            format!("Response with id '{id}' not found."),
+        )
+    }
+}

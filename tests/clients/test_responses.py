@@ -1,0 +1,70 @@
+"""`/v1/responses` through OpenAI's SDK."""
+
+import time
+
+import openai
+import pytest
+from pydantic import BaseModel, Field
+
+
+class Answer(BaseModel):
+    word: str = Field(max_length=10)
+    sure: bool
+
+
+def ask(client, **params):
+    model = client.models.list().data[0].id
+    return client.responses.create(**{"model": model, "input": "Who are you?", "max_output_tokens": 24, "temperature": 0, **params})
+
+
+def test_a_response_and_what_goes_on_from_it(client):
+    first = ask(client)
+    assert first.output_text and first.status in ("completed", "incomplete")
+    assert first.usage.total_tokens == first.usage.input_tokens + first.usage.output_tokens
+    assert client.responses.retrieve(first.id).output_text == first.output_text
+    second = ask(client, input="And what can you do?", previous_response_id=first.id)
+    by_hand = ask(
+        client,
+        input=[
+            {"role": "user", "content": "Who are you?"},
+            {"role": "assistant", "content": first.output_text},
+            {"role": "user", "content": "And what can you do?"},
+        ],
+    )
+    assert second.output_text == by_hand.output_text
+    assert second.usage.input_tokens == by_hand.usage.input_tokens > first.usage.input_tokens
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        ask(client, previous_response_id=first.id)
+
+
+def test_a_stream_ends_with_the_whole_response(client):
+    text, kinds = "", []
+    for event in ask(client, stream=True):
+        kinds.append(event.type)
+        if event.type == "response.output_text.delta":
+            text += event.delta
+    assert kinds[0] == "response.created" and kinds[-1] in ("response.completed", "response.incomplete")
+    assert text == event.response.output_text == ask(client).output_text
+
+
+def test_parse(client):
+    model = client.models.list().data[0].id
+    response = client.responses.parse(model=model, input="Are you sure?", text_format=Answer, max_output_tokens=200)
+    assert isinstance(response.output_parsed, Answer)
+
+
+def test_background(client):
+    begun = ask(client, background=True)
+    for _ in range(600):
+        now = client.responses.retrieve(begun.id)
+        if now.status != "in_progress":
+            break
+        time.sleep(0.1)
+    assert now.status in ("completed", "incomplete") and now.output_text == ask(client).output_text
+
+
+def test_a_wrong_field_is_named(client):
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(client, truncation="auto")
+    assert refused.value.param == "truncation"
