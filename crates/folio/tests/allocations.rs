@@ -95,6 +95,7 @@ fn root() -> Root {
 fn nothing_is_allocated_after_warm_up() {
     steps();
     evictions();
+    swaps();
     experts();
 }
 
@@ -156,6 +157,40 @@ fn evictions() {
     let calls = CALLS.load(Ordering::Relaxed) - before;
     assert!(cache.stats().evictions > 9000, "the pool was under pressure");
     assert_eq!(calls, 0, "calls to the allocator in 300 requests");
+}
+
+/// Sequences that are copied out, evicted, and come back.
+fn swaps() {
+    let config = CacheConfig { blocks: 64, block_tokens: 1, bytes_per_block: 1 };
+    let mut cache = KvCache::new(config, Box::new(LearnedLifetimes::new(0.01)));
+    cache.set_swap_space(folio_kv::GroupCounts::full(64));
+    let (root, mut copies, mut swaps) = (root(), Vec::new(), Vec::with_capacity(64));
+    let mut tokens = [0u32; 40];
+    let mut before = 0;
+    for request in 0..200u32 {
+        if request == 100 {
+            before = CALLS.load(Ordering::Relaxed);
+        }
+        for (i, token) in tokens.iter_mut().enumerate() {
+            *token = request * 100 + i as u32;
+        }
+        let (mut table, _) = cache.attach(&root, &tokens, 39);
+        cache.grow(&mut table, 32, &mut copies).expect("the pool is larger than a request");
+        cache.commit(&mut table, &tokens, 32);
+        let offer = cache.swap_offer(&table).expect("all of it is its own");
+        let copy = cache.swap_out(&table, &offer, &mut swaps);
+        cache.release(table, &tokens);
+        cache.clear(None);
+        swaps.clear();
+        let mut table = cache.attach_swapped(&tokens, &copy, &mut swaps).expect("there is room");
+        assert_eq!((table.computed(), swaps.len()), (32, 32));
+        cache.grow(&mut table, 40, &mut copies).expect("there is room");
+        cache.commit(&mut table, &tokens, 40);
+        cache.release(table, &tokens);
+        cache.drop_swapped(copy);
+        swaps.clear();
+    }
+    assert_eq!(CALLS.load(Ordering::Relaxed) - before, 0, "calls to the allocator in 100 copies");
 }
 
 /// The built-in model decodes eight sequences.
