@@ -70,6 +70,8 @@ pub(crate) struct Sequence {
     pub high_water: u32,
     /// Hashes of the prompt's full blocks.
     pub hashes: Vec<BlockHash>,
+    /// How many of them are of blocks that an operator shares; `None` before they were computed.
+    pub hashes_shared: Option<u32>,
     /// Blocks `announced.0 .. announced.1` are registered as being computed by this sequence.
     pub announced: (u32, u32),
     /// While waiting for a shared prefix: the last block of it.

@@ -104,6 +104,10 @@ fn world(path: &Path, prober: TenantId, secret: bool) -> Observed {
     let first_token = machine.plans.len() - asked;
     machine.run();
     machine.assert_as_alone(&probe);
+    observed(&machine, first_token)
+}
+
+fn observed(machine: &Machine, first_token: usize) -> Observed {
     let step = |plan: &folio_engine::StepPlan| {
         let mut work: Vec<_> = plan.sequences.iter().map(|s| (s.first_position, s.tokens.len())).collect();
         work.sort_unstable();
@@ -171,4 +175,56 @@ fn a_repeat_across_tenants_costs_what_a_cold_request_costs() {
     assert_eq!(repeat.computed - first, alone.computed(), "computed tokens");
     let same = world(&path, SAME, true);
     assert!(same.first_token < repeat.first_token, "the control: a hit is faster");
+}
+
+/// The tenant of what an operator declared to be shared.
+const DECLARED: TenantId = TenantId(50);
+
+/// As [`world`], where both prompts begin with a declared prefix of 48 tokens: what the other appended to it shows as little.
+fn declared_world(path: &Path, prober: TenantId, secret: bool) -> Observed {
+    let declared = text(9, 48);
+    let below = |tenant: TenantId| root(tenant).below(&root(DECLARED), &declared, 16);
+    let mut machine = Machine::new(config(), path.blocks + 3, 16).with_swap(path.blocks, 0.0);
+    machine.submit(Request { tenant: DECLARED, root: root(DECLARED), ..request(9, &declared, 0) });
+    machine.run();
+    let prompt = |kind: u32| [declared.clone(), text(kind, path.prompt)].concat();
+    let first =
+        |kind: u32| Request { n: path.n, root: below(SAME), ..request(1, &prompt(kind), path.answer) };
+    machine.submit(first(if secret { 1 } else { 2 }));
+    match path.when {
+        When::After(steps) | When::Preempted(steps) => (0..steps).for_each(|_| {
+            machine.step();
+        }),
+        When::Finished => machine.run(),
+    }
+    if matches!(path.when, When::Preempted(_)) {
+        assert!(machine.scheduler.preempt_all(&mut machine.cache) > 0, "{}: nobody ran", path.name);
+    }
+    let answer =
+        machine.alone(&first(1)).choices[0].tokens.iter().map(|(token, _)| *token).collect::<Vec<_>>();
+    let mut probed = [prompt(1), answer].concat();
+    probed.truncate(48 + path.repeats as usize);
+    probed.extend(text(5, 12));
+    let probe = Request { tenant: prober, root: below(prober), n: path.n, ..request(2, &probed, 6) };
+    machine.submit(probe.clone());
+    let asked = machine.plans.len();
+    while machine.tokens(2, 0).is_empty() {
+        machine.step();
+    }
+    let first_token = machine.plans.len() - asked;
+    machine.run();
+    machine.assert_as_alone(&probe);
+    observed(&machine, first_token)
+}
+
+#[test]
+fn behind_a_declared_prefix_nothing_of_another_tenant_shows() {
+    for path in paths() {
+        let (secret, unrelated) = (declared_world(&path, OTHER, true), declared_world(&path, OTHER, false));
+        assert_eq!(secret, unrelated, "{}: the other tenant's content shows", path.name);
+        assert_eq!(secret.cached, Some(48), "{}: the declared part, and no more", path.name);
+        let again = declared_world(&path, SAME, true);
+        let found = Some(48 + path.same_tenant_finds);
+        assert_eq!(again.cached, found, "{}: the control", path.name);
+    }
 }

@@ -73,6 +73,8 @@ pub struct Lookup {
     /// Of the blocks that would be attached, those no table references and no pin keeps: attaching them lowers
     /// [`KvCache::available`] by as much.
     pub idle_blocks: GroupCounts,
+    /// Of the full blocks, those that an operator shares: none where the root's shared part was of no use.
+    pub shared_blocks: u32,
 }
 
 impl KvCache {
@@ -133,18 +135,24 @@ impl KvCache {
 
     /// A table without blocks, for a sequence that must not use the prefix cache.
     pub fn empty_table(&mut self, root: &Root) -> BlockTable {
+        self.table_of(root.own())
+    }
+
+    pub(crate) fn table_of(&mut self, root: Root) -> BlockTable {
         let lists = self.spare.pop().unwrap_or_default();
-        BlockTable::new(*root, self.config.block_tokens, self.window_tokens(), lists)
+        BlockTable::new(root, self.config.block_tokens, self.window_tokens(), lists)
     }
 
     /// What `attach` would find for all of `tokens`. Changes nothing, not even recency.
     pub fn lookup(&self, root: &Root, tokens: &[u32]) -> Lookup {
+        let root = &self.resolve(root, tokens);
         let prefix = self.find_prefix(root, tokens, |_| ());
         let rest = &tokens[(prefix.blocks * self.config.block_tokens) as usize..];
         Lookup {
             full_blocks: prefix.blocks,
             tail_tokens: self.tail_source(prefix.parent, rest).map_or(0, |(_, length)| length),
             idle_blocks: self.idle_blocks(&prefix),
+            shared_blocks: root.shared_blocks(),
         }
     }
 
@@ -166,7 +174,8 @@ impl KvCache {
     /// Counts one query of `tokens.len()` tokens; see [`KvCache::abandon`].
     pub fn attach(&mut self, root: &Root, tokens: &[u32], max_tokens: u32) -> (BlockTable, Copies) {
         let wanted = &tokens[..tokens.len().min(max_tokens as usize)];
-        let mut table = self.empty_table(root);
+        let root = &self.resolve(root, wanted);
+        let mut table = self.table_of(*root);
         let prefix = self.find_prefix(root, wanted, |block| table.blocks.push(BlockId(block)));
         table.blocks.truncate(prefix.blocks as usize);
         for &block in &table.blocks {
@@ -299,7 +308,8 @@ impl KvCache {
 
     fn publish(&mut self, table: &mut BlockTable, index: usize, tokens: &[u32]) {
         let (parent, parent_hash) = self.parent(table, index);
-        let hash = table.root.chain(&parent_hash, tokens);
+        debug_assert!(index as u32 >= table.root.shared_blocks(), "what is shared is its owner's to write");
+        let hash = table.root.chain_at(index as u32, &parent_hash, tokens);
         let own = table.blocks[index];
         if let Some(twin) = self.tree.find(&hash) {
             self.reference(BlockId(twin));
@@ -320,9 +330,12 @@ impl KvCache {
     }
 
     fn parent(&self, table: &BlockTable, index: usize) -> (Parent, BlockHash) {
-        match index.checked_sub(1).map(|i| table.blocks[i].0) {
-            None => (Parent::Root(table.root.hash), table.root.hash),
-            Some(parent) => (Parent::Block(parent), self.tree.block(parent).hash),
+        match table.root.base(index as u32) {
+            Some(base) => (Parent::Root(base), base),
+            None => {
+                let parent = table.blocks[index - 1].0;
+                (Parent::Block(parent), self.tree.block(parent).hash)
+            }
         }
     }
 
@@ -339,7 +352,7 @@ impl KvCache {
     /// of the two to grow gets a copy of that); blocks beyond `computed` stay with the original. Fork first, then grow: a
     /// table that was grown before it was forked must be grown again before its step.
     pub fn fork(&mut self, table: &BlockTable) -> BlockTable {
-        let mut fork = self.empty_table(&table.root);
+        let mut fork = self.table_of(table.root);
         let written = table.computed.div_ceil(self.config.block_tokens) as usize;
         fork.blocks.extend_from_slice(&table.blocks[..written]);
         fork.computed = table.computed;
@@ -353,12 +366,13 @@ impl KvCache {
     }
 
     /// Blocks of group 0 that only this table references and no pin keeps. O(log blocks): whoever holds or pins a block holds
-    /// or pins all before it, so they are the last ones.
+    /// or pins all before it, so they are the last ones. (What an operator shares is nobody's own: a pin ends before it.)
     pub fn exclusive_full(&self, table: &BlockTable) -> u32 {
         let exclusive = |block: &BlockId| self.tree.block(block.0).refs == 1 && !self.is_pinned(*block);
-        let shared = table.blocks.partition_point(|block| !exclusive(block));
-        debug_assert!(table.blocks.iter().enumerate().all(|(at, block)| exclusive(block) == (at >= shared)));
-        (table.blocks.len() - shared) as u32
+        let own = &table.blocks[table.root.shared_blocks() as usize..];
+        let shared = own.partition_point(|block| !exclusive(block));
+        debug_assert!(own.iter().enumerate().all(|(at, block)| exclusive(block) == (at >= shared)));
+        (own.len() - shared) as u32
     }
 
     /// Blocks that only this table references and no pin keeps: what releasing it would make available. In window groups
@@ -483,14 +497,7 @@ impl KvCache {
 
     /// Hashes of the full blocks of `tokens`, for whoever wants to recognise a shared prefix before it is cached.
     pub fn block_hashes(&self, root: &Root, tokens: &[u32]) -> Vec<BlockHash> {
-        let mut hash = root.hash;
-        let chunks = tokens.chunks_exact(self.config.block_tokens as usize);
-        chunks
-            .map(|chunk| {
-                hash = root.chain(&hash, chunk);
-                hash
-            })
-            .collect()
+        root.hashes(tokens, self.config.block_tokens).collect()
     }
 
     /// Drops all unreferenced content that is not pinned, of one tenant or of all. O(blocks).

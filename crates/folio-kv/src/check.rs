@@ -81,18 +81,24 @@ impl KvCache {
         count("published blocks of a table", table.published.into(), table.full_blocks().into())?;
         let mut parent = Parent::Root(table.root.hash);
         let mut hash = table.root.hash;
+        let shared = table.root.shared_blocks();
+        count("shared blocks of a table, all published", table.published.min(shared).into(), shared.into())?;
         for (index, &id) in table.blocks.iter().enumerate() {
             let block = self.tree.block(id.0);
             let fail = |what| Err(Violation::Table { index, block: id, what });
-            if block.tenant != table.root.tenant {
-                return Err(Violation::Tenant { block: id, owner: block.tenant, holder: table.root.tenant });
+            let holder = table.root.owner(index as u32);
+            if block.tenant != holder {
+                return Err(Violation::Tenant { block: id, owner: block.tenant, holder });
+            }
+            if let Some(base) = table.root.base(index as u32) {
+                parent = Parent::Root(base);
             }
             let start = index as u32 * size;
             if start + size <= table.computed {
                 if block.content != Content::Full || block.parent != parent {
                     return fail("is computed and not published as the child of the entry before");
                 }
-                hash = table.root.chain(&hash, self.tree.tokens(id.0));
+                hash = table.root.chain_at(index as u32, &hash, self.tree.tokens(id.0));
                 if hash != block.hash {
                     return fail("has a hash that is not the hash of its chain");
                 }

@@ -59,8 +59,9 @@ impl KvCache {
             let Some(block) = pool.blocks.get(id.0 as usize) else {
                 return fail("is within the window and not a block of its pool");
             };
-            if block.tenant != table.root.tenant {
-                return Err(Violation::Tenant { block: id, owner: block.tenant, holder: table.root.tenant });
+            let holder = table.root.owner(index as u32);
+            if block.tenant != holder {
+                return Err(Violation::Tenant { block: id, owner: block.tenant, holder });
             }
             if start + size <= table.computed {
                 if block.owner != table.blocks[index].0 {

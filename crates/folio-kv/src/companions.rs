@@ -69,8 +69,11 @@ impl IntoIterator for Copies {
 /// The longest beginning of a chain that can be attached.
 pub(crate) struct Prefix {
     pub blocks: u32,
-    /// Its last block.
+    /// What the block after it continues.
     pub parent: Parent,
+    /// Its last block, and the last of those that an operator shares.
+    pub last: Option<u32>,
+    pub last_shared: Option<u32>,
     /// Blocks of group 0 in it that no table holds and no pin keeps.
     pub idle: u32,
     /// Blocks that group 0 has, at least `blocks`.
@@ -100,20 +103,40 @@ impl KvCache {
     /// Finds the longest usable beginning of `tokens`; `each` is told every block of group 0 on the way, in order, those
     /// beyond the result included.
     pub(crate) fn find_prefix(&self, root: &Root, tokens: &[u32], mut each: impl FnMut(u32)) -> Prefix {
-        let mut best = Prefix { blocks: 0, parent: Parent::Root(root.hash), idle: 0, chain: 0 };
+        let parent = Parent::Root(root.hash);
+        let mut best = Prefix { blocks: 0, parent, last: None, last_shared: None, idle: 0, chain: 0 };
         let mut runs = [0; MAX_WINDOWS];
-        let (mut hash, mut idle) = (root.hash, 0);
-        for chunk in tokens.chunks_exact(self.config.block_tokens as usize) {
-            hash = root.chain(&hash, chunk);
+        let mut idle = 0;
+        for hash in root.hashes(tokens, self.config.block_tokens) {
             let Some(block) = self.tree.find(&hash) else { break };
             each(block);
             best.chain += 1;
+            if best.chain == root.shared_blocks() {
+                best.last_shared = Some(block);
+            }
             idle += u32::from(self.tree.block(block).refs == 0 && !self.is_pinned(BlockId(block)));
             if self.covered(&mut runs, block, best.chain) {
-                best = Prefix { blocks: best.chain, parent: Parent::Block(block), idle, ..best };
+                best = Prefix { blocks: best.chain, last: Some(block), idle, ..best };
             }
         }
+        best.parent = match (root.base(best.blocks), best.last) {
+            (None, Some(last)) => Parent::Block(last),
+            (base, _) => Parent::Root(base.unwrap_or(root.hash)),
+        };
         best
+    }
+
+    /// The root to look `tokens` up with: without what is shared where that is not there as a whole, since nobody but its
+    /// owner computes it, or where the tenant has more of its own.
+    pub(crate) fn resolve(&self, root: &Root, tokens: &[u32]) -> Root {
+        if root.shared.is_none() {
+            return *root;
+        }
+        let shared = self.find_prefix(root, tokens, |_| ()).blocks;
+        if shared < root.shared_blocks() || self.find_prefix(&root.own(), tokens, |_| ()).blocks > shared {
+            return root.own();
+        }
+        *root
     }
 
     /// Whether every window of a sequence that attaches `blocks` blocks, the last of which is `block`, is there. `runs`:
@@ -134,12 +157,16 @@ impl KvCache {
         let mut idle = GroupCounts::full(prefix.idle);
         for (window, pool) in self.windows.iter().enumerate() {
             let first = pool.config.first_block(prefix.blocks * size, size);
-            let mut parent = prefix.parent;
+            let mut next = prefix.last;
             for _ in first..prefix.blocks {
-                let Parent::Block(block) = parent else { break };
+                let Some(block) = next else { break };
                 let cached = pool.companion(block).is_some_and(|companion| pool.block(companion).refs == 0);
                 idle[window + 1] += u32::from(cached);
-                parent = self.tree.block(block).parent;
+                next = match self.tree.block(block).parent {
+                    Parent::Block(parent) => Some(parent),
+                    // The tenant's own part begins here; before it is what is shared, if anything.
+                    Parent::Root(_) => prefix.last_shared.filter(|last| *last != block),
+                };
             }
         }
         idle

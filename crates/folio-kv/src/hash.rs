@@ -6,10 +6,13 @@
 //! `root  = H(root_key,  tenant id, model digest, layout digest, extra)`, every field prefixed by its length (u64 LE)
 //! `block = H(block_key, parent hash, token ids as u32 LE)`
 //!
+//! `below = H(block_key, hash of the declared prefix's last block)`, the root of a tenant's blocks behind a prefix that an operator
+//! declared to be shared; the declared blocks have the hashes of the tenant that they were computed for.
+//!
 //! `H` is keyed BLAKE3. Both keys are derived from the tenant's secret under different contexts, so a root can never
 //! equal a block hash, and nobody without the secret can compute, guess or probe for another tenant's hashes.
 
-use crate::types::{BlockHash, Identity, Root};
+use crate::types::{BlockHash, Identity, Root, Shared, TenantId};
 
 const ROOT_CONTEXT: &str = "folio-kv 2026 root key v1";
 const BLOCK_CONTEXT: &str = "folio-kv 2026 block key v1";
@@ -29,7 +32,66 @@ impl Root {
             tenant: identity.tenant,
             hash: BlockHash(*hasher.finalize().as_bytes()),
             key: blake3::derive_key(BLOCK_CONTEXT, identity.tenant_secret),
+            shared: None,
         }
+    }
+
+    /// This root for sequences that begin with `tokens`, a prefix an operator declared to be shared, of which `owner` computes
+    /// the whole blocks. Those are found, and only ever read, by whoever has such a root; what stands behind them hangs on a
+    /// root of this tenant's key, so nobody else reaches it. Of less than one block nothing is shared.
+    pub fn below(&self, owner: &Root, tokens: &[u32], block_tokens: u32) -> Root {
+        let chunks = tokens.chunks_exact(block_tokens as usize);
+        let blocks = chunks.len() as u32;
+        let last = chunks.fold(owner.hash, |hash, chunk| owner.chain(&hash, chunk));
+        let boundary = self.chain(&last, &[]);
+        let shared = Shared { tenant: owner.tenant, hash: owner.hash, key: owner.key, blocks, boundary };
+        Root { shared: (blocks > 0).then_some(shared), ..*self }
+    }
+
+    /// The same without anything shared.
+    pub fn own(&self) -> Root {
+        Root { shared: None, ..*self }
+    }
+
+    /// Leading blocks that are shared.
+    pub fn shared_blocks(&self) -> u32 {
+        self.shared.map_or(0, |shared| shared.blocks)
+    }
+
+    /// Where block `index` hangs on a root and not on the block before it.
+    pub(crate) fn base(&self, index: u32) -> Option<BlockHash> {
+        match self.shared {
+            Some(shared) if index == 0 => Some(shared.hash),
+            Some(shared) => (index == shared.blocks).then_some(shared.boundary),
+            None => (index == 0).then_some(self.hash),
+        }
+    }
+
+    /// Whose block `index` is.
+    pub(crate) fn owner(&self, index: u32) -> TenantId {
+        self.shared.filter(|shared| index < shared.blocks).map_or(self.tenant, |shared| shared.tenant)
+    }
+
+    /// Hash of block `index`, which holds `tokens`; `parent`: that of the block before, where there is one.
+    pub(crate) fn chain_at(&self, index: u32, parent: &BlockHash, tokens: &[u32]) -> BlockHash {
+        let parent = self.base(index).unwrap_or(*parent);
+        match self.shared.filter(|shared| index < shared.blocks) {
+            Some(shared) => Root { key: shared.key, shared: None, ..*self }.chain(&parent, tokens),
+            None => self.chain(&parent, tokens),
+        }
+    }
+
+    /// Hashes of the full blocks of `tokens`, in order.
+    pub(crate) fn hashes<'a>(
+        &'a self,
+        tokens: &'a [u32],
+        block_tokens: u32,
+    ) -> impl ExactSizeIterator<Item = BlockHash> + 'a {
+        let mut hash = self.hash;
+        tokens.chunks_exact(block_tokens as usize).enumerate().map(move |(index, chunk)| {
+            hash = self.chain_at(index as u32, &hash, chunk);
+            hash
+        })
     }
 
     /// Hash of the block that holds `tokens` after everything `parent` stands for.
@@ -88,6 +150,31 @@ mod tests {
         let long: Vec<u32> = (0..100).collect();
         let long = root.chain(&root.hash, &long);
         assert_eq!(hex(&long), "3fc340b9cd448d9f5d150c01c28e4b99245d8e9f97911003f764e6ed23a1e47c");
+    }
+
+    #[test]
+    fn behind_what_is_shared_everybody_has_hashes_of_their_own() {
+        let root = |tenant: u8| {
+            let secret = [tenant; 32];
+            Root::derive(&Identity { tenant: TenantId(tenant.into()), ..identity(&secret) })
+        };
+        let (owner, one, two) = (root(9), root(1), root(2));
+        let tokens: Vec<u32> = (0..40).collect();
+        let hashes = |root: Root| root.hashes(&tokens, 4).collect::<Vec<_>>();
+        let (a, b) = (one.below(&owner, &tokens[..18], 4), two.below(&owner, &tokens[..18], 4));
+        assert_eq!((a.shared_blocks(), a.owner(3), a.owner(4)), (4, owner.tenant, one.tenant));
+        assert_eq!(hashes(a)[..4], hashes(owner)[..4], "the declared part is the owner's");
+        assert_eq!(hashes(a)[..4], hashes(b)[..4]);
+        let all: std::collections::BTreeSet<BlockHash> =
+            [hashes(a)[4..].to_vec(), hashes(b)[4..].to_vec(), hashes(owner), hashes(one), hashes(two)]
+                .concat()
+                .into_iter()
+                .collect();
+        assert_eq!(all.len(), 6 + 6 + 30, "and nothing else is anybody's but one's");
+        assert_eq!(one.below(&owner, &tokens[..3], 4), one, "less than a block");
+        assert_eq!(a.own(), one);
+        let other = one.below(&owner, &tokens[..8], 4);
+        assert_ne!(hashes(other)[4..], hashes(a)[4..], "another prefix is another boundary");
     }
 
     #[test]

@@ -144,7 +144,8 @@ impl KvCache {
     /// range lies a block is wanted like any other (it becomes of the default priority if it was of less). Pins are made by [`KvCache::keep`].
     pub fn retain(&mut self, table: &BlockTable, from: u32, ranges: &[RetentionRange]) {
         let size = self.config.block_tokens;
-        for index in from / size..table.full_blocks() {
+        // What an operator shares is kept as the operator says.
+        for index in (from / size).max(table.root.shared_blocks())..table.full_blocks() {
             let block = table.blocks[index as usize];
             let wanted = strongest(ranges, index * size..(index + 1) * size);
             self.policy.retain(block.0, wanted, &self.tree.meta(block.0));
@@ -161,7 +162,9 @@ impl KvCache {
         pin: bool,
     ) -> Result<PrefixInfo, KeepRefused> {
         let count = tokens.min(table.computed) / self.config.block_tokens;
-        let blocks: Vec<u32> = table.blocks[..count as usize].iter().map(|block| block.0).collect();
+        // What an operator shares is not the tenant's to keep: a root that shares is not for sequences that pin.
+        let own = table.root.shared_blocks().min(count) as usize..count as usize;
+        let blocks: Vec<u32> = table.blocks[own].iter().map(|block| block.0).collect();
         self.keep_blocks(table.root.tenant, tokens, &blocks, retention, pin, u32::MAX)
     }
 
@@ -175,7 +178,7 @@ impl KvCache {
         pin: bool,
         spare: u32,
     ) -> Result<PrefixInfo, KeepRefused> {
-        let hashes = self.block_hashes(root, tokens);
+        let hashes = self.block_hashes(&root.own(), tokens);
         let blocks: Vec<u32> = hashes.iter().map_while(|hash| self.tree.find(hash)).collect();
         if blocks.len() < hashes.len() {
             let cached_tokens = blocks.len() as u32 * self.config.block_tokens;

@@ -116,8 +116,11 @@ impl KvCache {
     pub fn swap_offer(&self, table: &BlockTable) -> Option<SwapOffer> {
         let size = self.config.block_tokens;
         let (to, blocks) = (table.confirmed, table.confirmed.div_ceil(size));
+        let shared = table.root.shared_blocks();
         let first = table.blocks.len() as u32 - self.exclusive_full(table);
-        if first >= blocks {
+        // What an operator shares is nobody's own and not copied, so a window must have left it.
+        let inside = (0..self.windows.len()).any(|window| table.first_block(window, to) < shared);
+        if first >= blocks || inside {
             return None;
         }
         let slots = GroupCounts::each(self.groups(), |group| match group.checked_sub(1) {
@@ -177,7 +180,9 @@ impl KvCache {
             Some(window) => found.saturating_sub(self.first_swapped(window, swapped)),
         });
         let tail_tokens = swapped.end - found * size;
-        (found >= swapped.first).then_some(Lookup { full_blocks: found, tail_tokens, idle_blocks })
+        let shared_blocks = swapped.root.shared_blocks();
+        let lookup = Lookup { full_blocks: found, tail_tokens, idle_blocks, shared_blocks };
+        (found >= swapped.first).then_some(lookup)
     }
 
     /// Bytes to copy when `found` blocks are in the pool.
@@ -208,7 +213,7 @@ impl KvCache {
         if !(needed + GroupCounts::full(found.idle_blocks[0])).fits(self.available_to(root.tenant)) {
             return None;
         }
-        let mut table = self.empty_table(&root);
+        let mut table = self.table_of(root);
         self.follow(tokens, swapped, |block| table.blocks.push(BlockId(block)));
         for &block in &table.blocks {
             self.reference(block);
@@ -247,9 +252,8 @@ impl KvCache {
 
     /// Leading full blocks that group 0 still has, whatever their windows lack; `each` is told every one.
     fn follow(&self, tokens: &[u32], swapped: &Swapped, mut each: impl FnMut(u32)) -> u32 {
-        let (root, mut hash, mut found) = (swapped.root, swapped.root.hash, 0);
-        for chunk in tokens[..swapped.end as usize].chunks_exact(self.config.block_tokens as usize) {
-            hash = root.chain(&hash, chunk);
+        let mut found = 0;
+        for hash in swapped.root.hashes(&tokens[..swapped.end as usize], self.config.block_tokens) {
             let Some(block) = self.tree.find(&hash) else { break };
             each(block);
             found += 1;

@@ -33,6 +33,20 @@ pub struct Root {
     pub(crate) hash: BlockHash,
     /// Key of the tenant's keyed hash: makes block hashes unguessable.
     pub(crate) key: [u8; 32],
+    /// What an operator declared to be shared, and chains from here may begin with.
+    pub(crate) shared: Option<Shared>,
+}
+
+/// The blocks of a prefix that an operator declared: computed for `tenant`, which is nobody, and read by others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Shared {
+    pub tenant: TenantId,
+    pub hash: BlockHash,
+    pub key: [u8; 32],
+    /// At least one.
+    pub blocks: u32,
+    /// The root that the reader's own blocks hang on behind it: of the reader's key and the declared content.
+    pub boundary: BlockHash,
 }
 
 /// What a [`Root`] is derived from.

@@ -1,8 +1,8 @@
 //! What a running server is made of, and the state its handlers share.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use folio_engine::handle::{Health, Rejected};
 use folio_engine::{
@@ -19,6 +19,7 @@ use crate::metrics::Metrics;
 use crate::params::SamplingDefaults;
 use crate::reading::{Parsers, Readers};
 use crate::responses::store::Store;
+use crate::shared_prefixes::SharedPrefixes;
 use crate::structured::Structures;
 use crate::tenant_metrics::TenantCollector;
 use crate::tenants::{Tenant, Tenants};
@@ -124,6 +125,8 @@ pub(crate) struct State {
     pub cache_keys: CacheKeys,
     /// Precomputed: one for each tenant, the same for those that share a cache.
     roots: HashMap<TenantId, Root>,
+    /// Set once, before anything is served.
+    shared: OnceLock<SharedPrefixes>,
     tokenizing: Arc<Semaphore>,
     tokenizing_waiting: AtomicUsize,
     /// No new generation is taken.
@@ -187,7 +190,7 @@ impl State {
         let tenants = Tenants::new(&config.api_keys, &config.tenants, config.server_secret)?;
         // The keys themselves are not needed any more.
         config.api_keys.clear();
-        config.tenants = Default::default();
+        let declared = std::mem::take(&mut config.tenants).prefixes;
         config.server_secret = None;
         let root = |tenant: &Tenant| {
             Root::derive(&Identity {
@@ -198,7 +201,7 @@ impl State {
                 extra: &[],
             })
         };
-        let roots = tenants.all().map(|tenant| (tenant.id, root(tenant))).collect();
+        let roots = tenants.all().chain(tenants.prefixes()).map(|tenant| (tenant.id, root(tenant))).collect();
         let tokenizing = Arc::new(Semaphore::new(config.limits.tokenizing.max(1)));
         let meters = Arc::new(Meters::new(&tenants));
         let by_tenant =
@@ -207,7 +210,7 @@ impl State {
         let readers = Readers::new(app.parsers, app.template.as_deref(), &app.tokenizer);
         let ends = app.model.eos_token_ids.clone();
         let structures = Structures::new(app.tokenizer.clone(), ends, metrics.masks.clone());
-        Ok(Arc::new(Self {
+        let state = Arc::new(Self {
             responses: Arc::new(Store::new(config.limits.responses, config.limits.responses_bytes)),
             app,
             config,
@@ -223,7 +226,16 @@ impl State {
             tokenizing_waiting: AtomicUsize::new(0),
             draining: AtomicBool::new(false),
             in_flight: Arc::default(),
-        }))
+            shared: OnceLock::new(),
+        });
+        let shared = SharedPrefixes::read(&state, &declared)?;
+        state.shared.get_or_init(|| shared);
+        Ok(state)
+    }
+
+    /// What the operator declared to be shared.
+    pub fn shared(&self) -> Option<&SharedPrefixes> {
+        self.shared.get()
     }
 
     /// Start of the tenant's block-hash chains.

@@ -10,19 +10,24 @@
 use folio_kv::{Quota, TenantId};
 use serde::Deserialize;
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use crate::error::ServerError;
 
 pub const FIRST_TENANT: u32 = 1 << 16;
 pub const FIRST_GROUP: u32 = 1 << 24;
+pub const FIRST_PREFIX: u32 = 1 << 25;
 /// Tenants, and groups, of one file.
 const DECLARED_MAX: usize = 10_000;
+/// Prefixes of one file: every prompt is compared with each.
+const PREFIXES_MAX: usize = 64;
 
 /// What the file says, checked.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Declared {
     pub tenants: Vec<DeclaredTenant>,
     pub groups: Vec<DeclaredGroup>,
+    pub prefixes: Vec<DeclaredPrefix>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -45,6 +50,15 @@ pub struct DeclaredGroup {
     pub name: String,
     pub guarantee: Share,
     pub ceiling: Share,
+}
+
+/// A prefix that every tenant may read. To the cache it is a tenant, which nobody is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeclaredPrefix {
+    pub id: TenantId,
+    pub name: String,
+    /// Its entry as it stands in the file, a JSON object: read with the tokenizer and chat template, at start.
+    pub body: String,
 }
 
 /// A part of the pool.
@@ -74,6 +88,13 @@ struct File {
     tenants: Vec<TenantEntry>,
     #[serde(default)]
     groups: Vec<GroupEntry>,
+    #[serde(default)]
+    prefixes: Vec<Box<RawValue>>,
+}
+
+#[derive(Deserialize)]
+struct PrefixName {
+    name: String,
 }
 
 #[derive(Deserialize)]
@@ -110,6 +131,9 @@ impl Declared {
         if file.tenants.is_empty() {
             return Err(ServerError::Config("the tenants file: tenants: names nobody".into()));
         }
+        if file.prefixes.len() > PREFIXES_MAX {
+            return Err(ServerError::Config(format!("the tenants file: more than {PREFIXES_MAX} prefixes")));
+        }
         if file.tenants.len().max(file.groups.len()) > DECLARED_MAX {
             let reason = format!("the tenants file: more than {DECLARED_MAX} tenants or groups");
             return Err(ServerError::Config(reason));
@@ -128,6 +152,14 @@ impl Declared {
         for (index, entry) in file.tenants.into_iter().enumerate() {
             let tenant = declared.tenant(index, entry, environment)?;
             declared.tenants.push(tenant);
+        }
+        for (index, body) in file.prefixes.into_iter().enumerate() {
+            let what = format!("prefix {}", index + 1);
+            let PrefixName { name } =
+                serde_json::from_str(body.get()).map_err(|error| wrong(&what, "name", error))?;
+            check_name(&what, &name, declared.prefixes.iter().map(|prefix| &prefix.name))?;
+            let id = TenantId(FIRST_PREFIX + index as u32);
+            declared.prefixes.push(DeclaredPrefix { id, name, body: body.get().to_owned() });
         }
         Ok(declared)
     }
@@ -286,6 +318,14 @@ mod tests {
             ("{", &["line 1"][..]),
             (r#"{"tenants": []}"#, &["tenants"]),
             (r#"{"tenants": [], "teams": []}"#, &["teams", "line 1"]),
+            (
+                r#"{"tenants": [{"name": "x", "keys": ["k"]}], "prefixes": [{"prompt": "p"}]}"#,
+                &["prefix 1", "name"],
+            ),
+            (
+                r#"{"tenants": [{"name": "x", "keys": ["k"]}], "prefixes": [{"name": "p"}, {"name": "p"}]}"#,
+                &["prefix 2", "twice"],
+            ),
             (&tenant(r#""name": "x", "key": "k""#), &["key", "line 1"]),
             (&tenant(r#""name": "x""#), &["tenant 2", "\"x\"", "keys:"]),
             (&tenant(r#""name": "ok", "keys": ["l"]"#), &["tenant 2", "name", "twice"]),

@@ -51,6 +51,14 @@ pub struct PromptJob {
     pub retention: Vec<RetentionRange>,
 }
 
+impl Job {
+    /// Whether a prompt may begin with blocks that an operator shares: not where every row of it is wanted, and not where it
+    /// is pinned, since pins are of a tenant's own blocks.
+    fn reads_shared(&self, prompt: &PromptJob) -> bool {
+        self.generation.prompt_logprobs.is_none() && !prompt.retention.iter().any(|range| range.pin)
+    }
+}
+
 /// Unix time, seconds.
 pub fn unix_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
@@ -133,6 +141,10 @@ fn submit(state: &State, tenant: &Tenant, job: &Job, events: EventSender) -> Res
     let deadline = timeout.map(|limit| Micros(engine.now().0.saturating_add(limit.as_micros() as u64)));
     let mut flags = Vec::with_capacity(job.prompts.len());
     for (index, prompt) in job.prompts.iter().enumerate() {
+        let root = match state.shared().filter(|_| job.reads_shared(prompt)) {
+            Some(shared) => shared.root(root, &prompt.tokens),
+            None => root,
+        };
         let request = Request {
             id: engine.next_request_id(),
             tenant: tenant.id,
@@ -311,6 +323,9 @@ impl Pump {
         self.usage.cached_tokens += u64::from(cached);
         self.state.metrics.prompt(tokens, u64::from(cached));
         self.meter.prompt(tokens, cached.into());
+        if let Some(shared) = self.state.shared().filter(|_| self.job.reads_shared(job)) {
+            shared.served(&self.state, &job.tokens, cached);
+        }
         if let Some(key) = &self.job.generation.cache.key {
             self.state.cache_keys.count(self.tenant, key, tokens, cached.into());
         }

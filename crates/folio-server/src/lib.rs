@@ -38,6 +38,7 @@ mod retain;
 mod routing;
 mod serve;
 mod shape;
+mod shared_prefixes;
 mod stream;
 mod structured;
 pub mod tenant_metrics;

@@ -86,10 +86,17 @@ pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> 
 }
 
 fn read(state: &State, body: &[u8]) -> Result<Wanted, ApiError> {
-    let facts = &state.app.model;
     let mut fields = Fields::of_body(body)?;
     check_model(&mut fields, state)?;
     let wish = Wish::read(&mut fields)?;
+    let (tokens, field) = tokens(state, &mut fields)?;
+    fields.finish(&[("stream", "there is no output to stream"), ("max_tokens", "nothing is generated")])?;
+    Ok(Wanted { tokens: tokens.into(), wish, field })
+}
+
+/// Takes `prompt`, `token_ids` or `messages` and what belongs to them: the tokens, and the field they came from.
+pub(crate) fn tokens(state: &State, fields: &mut Fields<'_>) -> Result<(Vec<u32>, &'static str), ApiError> {
+    let facts = &state.app.model;
     let special = fields.take::<bool>("add_special_tokens")?;
     let text = fields.take::<String>("prompt")?;
     let ids = fields.take::<Vec<u32>>("token_ids")?;
@@ -104,14 +111,13 @@ fn read(state: &State, body: &[u8]) -> Result<Wanted, ApiError> {
         }
         (None, None) => {
             let opened = fields.take::<bool>("add_generation_prompt")?;
-            let mut conversation = Conversation::read(&mut fields, &state.config.limits)?;
+            let mut conversation = Conversation::read(fields, &state.config.limits)?;
             // A prefix ends where the next message begins, unless it is said otherwise.
             conversation.add_generation_prompt = opened.unwrap_or(false);
             let text = conversation.render(state)?;
             (encode(state, &text, special.unwrap_or(false), false, "messages")?, "messages")
         }
     };
-    fields.finish(&[("stream", "there is no output to stream"), ("max_tokens", "nothing is generated")])?;
     if tokens.is_empty() {
         return Err(ApiError::invalid(field, format!("'{field}' has no tokens.")));
     }
@@ -119,7 +125,7 @@ fn read(state: &State, body: &[u8]) -> Result<Wanted, ApiError> {
         let error = ApiError::context_length(facts.context_length, tokens.len(), 0);
         return Err(ApiError { param: Some(field.to_owned()), ..error });
     }
-    Ok(Wanted { tokens: tokens.into(), wish, field })
+    Ok((tokens, field))
 }
 
 /// Runs the prompt through the engine without generating anything. Dropping it cancels.

@@ -86,11 +86,24 @@ impl Server {
             .with_state(state)
     }
 
+    /// Computes the prefixes that the operator declared, as [`Server::listen`] does by itself. Requests need not wait for it.
+    pub async fn compute_shared(&self) {
+        if let Some(shared) = self.state.shared() {
+            shared.compute(&self.state).await;
+        }
+    }
+
     /// Serves until told to end: the first message drains, the second stops at once.
     pub async fn listen(self, listener: TcpListener, mut signals: mpsc::Receiver<()>) {
         let connections = Arc::new(Semaphore::new(self.state.config.limits.connections));
         let graceful = GracefulShutdown::new();
         let router = self.router();
+        let state = self.state.clone();
+        tokio::spawn(async move {
+            if let Some(shared) = state.shared() {
+                shared.compute(&state).await;
+            }
+        });
         let accept = async {
             loop {
                 let Ok(permit) = connections.clone().acquire_owned().await else { break };

@@ -40,13 +40,13 @@ const TENANT: &[Documented] = &[
     doc(
         "folio:tenant_kv_cache_bytes",
         GAUGE,
-        "tenant or group, state",
-        "Bytes of cache, active (held by sequences) or cached; of a group where several tenants share a cache",
+        "tenant, group or prefix; state",
+        "Bytes of cache, active (held by sequences) or cached; of a group where several tenants share a cache, or of a declared prefix",
     ),
     doc(
         "folio:tenant_kv_cache_byte_seconds",
         GAUGE,
-        "tenant or group, state",
+        "tenant, group or prefix; state",
         "Those times seconds since the start; only grows",
     ),
 ];
@@ -86,9 +86,7 @@ pub(crate) struct TenantCollector {
 
 impl TenantCollector {
     pub fn new(engine: Arc<dyn Engine>, meters: Arc<Meters>, tenants: &Tenants) -> Self {
-        let caches = tenants
-            .caches()
-            .map(|(is_group, name, id)| (if is_group { "group" } else { "tenant" }, name.to_owned(), id));
+        let caches = tenants.caches().map(|(what, name, id)| (what, name.to_owned(), id));
         let caches = series(caches.collect());
         let tenants = tenants.names().map(|(id, name)| ("tenant", name.to_owned(), id));
         Self { engine, meters, tenants: series(tenants.collect()), caches }

@@ -33,6 +33,8 @@ pub struct Tenants {
     /// What an operator calls the tenants, and the groups, in the order of keys and file.
     names: Vec<(TenantId, String)>,
     groups: Vec<(TenantId, String)>,
+    /// Declared prefixes: tenants to the cache, whom nobody authenticates as.
+    prefixes: Vec<(Tenant, String)>,
     /// The only tenant when no keys are configured.
     open: Tenant,
 }
@@ -75,7 +77,12 @@ impl Tenants {
         if names.is_empty() {
             names.push((open.id, "anonymous".to_owned()));
         }
-        Ok(Self { keys, caches, names, groups, open })
+        let prefixes = declared.prefixes.iter().map(|prefix| {
+            let whose = sha256(&[b"folio declared prefix", prefix.name.as_bytes()]);
+            (Tenant { id: prefix.id, secret: tenant_secret(&server_secret, &whose) }, prefix.name.clone())
+        });
+        let prefixes = prefixes.collect();
+        Ok(Self { keys, caches, names, groups, prefixes, open })
     }
 
     /// The tenant that a tenant is to the cache: its group, or itself.
@@ -88,11 +95,17 @@ impl Tenants {
         self.names.iter().map(|(id, name)| (*id, name.as_str()))
     }
 
-    /// Every cache there is: groups (`true`), and tenants that share with nobody.
-    pub fn caches(&self) -> impl Iterator<Item = (bool, &str, TenantId)> {
-        let groups = self.groups.iter().map(|(id, name)| (true, name.as_str(), *id));
+    /// Every cache there is: what its owner is, its name, and its id.
+    pub fn caches(&self) -> impl Iterator<Item = (&'static str, &str, TenantId)> {
+        let groups = self.groups.iter().map(|(id, name)| ("group", name.as_str(), *id));
+        let prefixes = self.prefixes.iter().map(|(tenant, name)| ("prefix", name.as_str(), tenant.id));
         let alone = self.names().filter(|(id, _)| !self.caches.contains_key(id));
-        groups.chain(alone.map(|(id, name)| (false, name, id)))
+        prefixes.chain(groups).chain(alone.map(|(id, name)| ("tenant", name, id)))
+    }
+
+    /// Declared prefixes, in the order of the file.
+    pub fn prefixes(&self) -> impl Iterator<Item = &Tenant> {
+        self.prefixes.iter().map(|(tenant, _)| tenant)
     }
 
     pub fn all(&self) -> impl Iterator<Item = &Tenant> {

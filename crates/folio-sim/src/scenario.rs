@@ -120,6 +120,7 @@ impl Scenario {
         let largest = clients.iter().map(|client| positions(&client.request)).max().unwrap_or(1);
         let blocks = largest.div_ceil(block_tokens) + rng.skewed(0, 120 / u64::from(block_tokens) + 4) as u32;
         let cache = CacheConfig { blocks, block_tokens, bytes_per_block: 1024 };
+        declare(&mut Rng::new(seed ^ 0xdec1), &mut clients, block_tokens);
         let windows = windows(&mut Rng::new(seed ^ 0x3147), &config, &cache, largest);
         let (swap_slots, swap_us) = swap(&mut Rng::new(seed ^ 0x50a9), &cache, &windows);
         Self {
@@ -139,6 +140,28 @@ impl Scenario {
             seed,
         }
     }
+}
+
+/// Owner of what is declared to be shared: nobody else is this tenant.
+pub const DECLARED: TenantId = TenantId(99);
+
+/// In every third world an operator shares the beginning of some prompt: it is computed for nobody in particular, at some time,
+/// and everybody whose prompt begins with it may read it.
+fn declare(rng: &mut Rng, clients: &mut Vec<Client>, block_tokens: u32) {
+    if !rng.one_in(3) {
+        return;
+    }
+    let prompt = rng.pick(clients).request.prompt.clone();
+    let prefix = &prompt[..rng.range(1, prompt.len() as u64) as usize];
+    let owner = root(DECLARED);
+    let last = clients.last().map_or(0, |client| client.arrives.0);
+    for client in clients.iter_mut().filter(|client| client.request.prompt.starts_with(prefix)) {
+        client.request.root = client.request.root.below(&owner, prefix, block_tokens);
+    }
+    let arrives = Micros(if rng.one_in(2) { 0 } else { rng.range(0, last) });
+    let request = Request { tenant: DECLARED, root: owner, ..request(1000, prefix, 0) };
+    let at = clients.partition_point(|client| client.arrives < arrives);
+    clients.insert(at, Client { arrives, request, behaviour: Behaviour::Reads });
 }
 
 /// From a few slots to more than the pools have; copies from free to dearer than anything.

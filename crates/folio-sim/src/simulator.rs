@@ -12,7 +12,7 @@ use crate::cost::CostModel;
 use crate::keeping;
 use crate::oracle::{Expectation, expect};
 use crate::rng::Rng;
-use crate::scenario::{Behaviour, Client, Scenario};
+use crate::scenario::{Behaviour, Client, DECLARED, Scenario};
 
 /// What happened in a run, for statistics over many of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,6 +39,8 @@ pub struct Report {
     pub cancelled: u64,
     pub deadline: u64,
     pub errors: u64,
+    /// Blocks that an operator shares in tables of others, summed over steps and groups.
+    pub shared_blocks: u64,
     /// Pinned prefixes, summed over the steps.
     pub pins: u64,
     pub evictions: u64,
@@ -66,6 +68,7 @@ impl Report {
         self.cancelled += other.cancelled;
         self.deadline += other.deadline;
         self.errors += other.errors;
+        self.shared_blocks += other.shared_blocks;
         self.pins += other.pins;
         self.evictions += other.evictions;
     }
@@ -407,7 +410,9 @@ impl Simulator {
         // From here on the step writes.
         for (group, wrote) in self.wrote.iter_mut().enumerate() {
             for (_, tenant, table) in self.scheduler.tables() {
-                let held = table.group(group).iter().filter(|block| **block != HOLE);
+                // What is shared was written by its owner.
+                let shared = table.root().shared_blocks() as usize;
+                let held = table.group(group).iter().skip(shared).filter(|block| **block != HOLE);
                 held.for_each(|block| wrote[block.0 as usize] = Some(tenant));
             }
         }
@@ -415,11 +420,18 @@ impl Simulator {
     }
 
     /// No block is held by two tenants.
-    fn check_tenants(&self) -> Result<(), String> {
+    fn check_tenants(&mut self) -> Result<(), String> {
+        let mut shared_blocks = 0;
         for (group, blocks) in self.wrote.iter().map(Vec::len).enumerate() {
             let mut holder: Vec<Option<TenantId>> = vec![None; blocks];
             for (request, tenant, table) in self.scheduler.tables() {
-                for block in table.group(group).iter().filter(|block| **block != HOLE) {
+                let shared = table.root().shared_blocks() as usize;
+                shared_blocks += shared as u64;
+                for (index, block) in table.group(group).iter().enumerate() {
+                    if *block == HOLE {
+                        continue;
+                    }
+                    let tenant = if index < shared { DECLARED } else { tenant };
                     let holder = &mut holder[block.0 as usize];
                     if holder.is_some_and(|other| other != tenant) {
                         return Err(format!(
@@ -430,6 +442,7 @@ impl Simulator {
                 }
             }
         }
+        self.report.shared_blocks += shared_blocks;
         Ok(())
     }
 

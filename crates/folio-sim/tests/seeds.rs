@@ -52,6 +52,7 @@ fn many_seeds() {
         ("stops", total.stopped),
         ("pinned prefixes", total.pins),
         ("evictions", total.evictions),
+        ("blocks shared by declaration", total.shared_blocks),
     ] {
         assert!(count > seeds / 20, "only {count} {what} in {seeds} seeds");
     }

@@ -188,7 +188,7 @@ pub struct ServeArgs {
     #[arg(long, env = "FOLIO_API_KEY_FILE", value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
 
-    /// JSON file of tenants: names, keys, weights, groups that share a cache (docs/tenants.md)
+    /// JSON file of tenants: names, keys, weights, groups that share a cache, prefixes that all share (docs/tenants.md)
     #[arg(long, env = "FOLIO_TENANTS", value_name = "FILE")]
     pub tenants: Option<PathBuf>,
 

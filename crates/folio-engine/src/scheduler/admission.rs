@@ -59,10 +59,6 @@ impl Scheduler {
         if sequence.looked_up_step != 0 && step - sequence.looked_up_step < LOOKUP_STEPS {
             return;
         }
-        if sequence.looked_up_step == 0 && sequence.hashes.is_empty() {
-            let prompt = &sequence.tokens[..sequence.prompt_len as usize];
-            sequence.hashes = cache.block_hashes(&sequence.root, prompt);
-        }
         self.look_up_now(cache, slot);
     }
 
@@ -73,6 +69,13 @@ impl Scheduler {
         sequence.lookup = cache.lookup(&sequence.root, &sequence.tokens[..attachable]);
         sequence.looked_up_step = step;
         self.look_up_copy(cache, slot);
+        let sequence = &mut self.sequences[slot];
+        let shared = sequence.lookup.shared_blocks;
+        if sequence.hashes_shared != Some(shared) {
+            let root = if shared > 0 { sequence.root } else { sequence.root.own() };
+            sequence.hashes = cache.block_hashes(&root, &sequence.tokens[..sequence.prompt_len as usize]);
+            sequence.hashes_shared = Some(shared);
+        }
     }
 
     /// Attaches what is cached and makes the sequence running, or notes what it waits for.

@@ -389,6 +389,7 @@ impl Sequence {
             bypassed: 0,
             high_water: self.high_water,
             hashes: self.hashes.clone(),
+            hashes_shared: self.hashes_shared,
             announced: (0, 0),
             awaited_block: 0,
             lookup: Default::default(),

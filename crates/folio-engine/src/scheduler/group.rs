@@ -236,6 +236,7 @@ fn first_sequence(request: Request, rank: Rank, now: Micros) -> Sequence {
         bypassed: 0,
         high_water: 0,
         hashes: Vec::new(),
+        hashes_shared: None,
         announced: (0, 0),
         awaited_block: 0,
         lookup: Default::default(),

@@ -27,6 +27,8 @@ impl InFlight {
     /// `sequence` is about to publish the full prompt blocks that are not in the index yet.
     pub fn announce(&mut self, slot: Slot, sequence: &mut Sequence) {
         let from = sequence.table.as_ref().map_or(0, BlockTable::published_blocks);
+        // What an operator shares is computed by its owner alone, whoever waits for it.
+        let from = from.max(sequence.hashes_shared.unwrap_or(0));
         let to = sequence.hashes.len() as u32;
         sequence.announced = (from.min(to), to);
         for hash in &sequence.hashes[from.min(to) as usize..] {

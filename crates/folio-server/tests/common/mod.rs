@@ -340,7 +340,11 @@ impl Client {
     }
 
     pub fn with(config: ServerConfig, app: App) -> Self {
-        Self { router: Server::new(config, app).unwrap().router(), key: None }
+        Self::of(Server::new(config, app).unwrap())
+    }
+
+    pub fn of(server: Server) -> Self {
+        Self { router: server.router(), key: None }
     }
 
     pub fn key(&self, key: &str) -> Self {

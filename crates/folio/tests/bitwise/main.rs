@@ -81,6 +81,27 @@ fn after_a_prefix_hit_at_any_position() {
     }
 }
 
+/// What an operator declared and somebody else computed, continued inside its last block and behind it.
+#[test]
+fn after_hits_of_a_declared_prefix() {
+    for fixture in FIXTURES {
+        let mut world = World::new(fixture, Setup::PLAIN, 64);
+        let vocab = world.recorder.vocab();
+        let declared = prompt(11, 70, vocab);
+        let arrivals: Vec<_> = (0..3)
+            .map(|i| Arrival::new([&declared[..], &prompt(20 + i, 9 + 8 * i as usize, vocab)].concat(), 5))
+            .collect();
+        let oracle = Oracle::new(&mut world, &arrivals);
+        world.declare(&declared);
+        let run = world.run(&batched(3), &arrivals);
+        assert_eq!(run.cached, [64, 64, 64], "{fixture}: whole blocks of it");
+        oracle.check(&run, &format!("{fixture}, behind a declared prefix"));
+        let again = world.run(&batched(3), &arrivals);
+        assert!(again.cached.iter().all(|cached| *cached > 70), "{fixture}: {:?}", again.cached);
+        oracle.check(&again, &format!("{fixture}, behind a declared prefix, again"));
+    }
+}
+
 #[test]
 fn after_preemption_at_any_step() {
     for fixture in FIXTURES {

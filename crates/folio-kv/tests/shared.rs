@@ -1,0 +1,178 @@
+//! Prefixes that an operator declares: everybody reads them, only their owner writes them, and what stands behind them is nobody
+//! else's. Each miss has its hit beside it, or it would prove nothing.
+
+mod common;
+
+use common::{cache, root, windowed};
+use folio_kv::{BlockTable, GroupCounts, KvCache, Retention, Root};
+
+const SIZE: u32 = 4;
+
+/// 3 whole blocks and 2 tokens more.
+fn declared() -> Vec<u32> {
+    (1000..1014).collect()
+}
+
+fn below(tenant: u32) -> Root {
+    root(tenant).below(&root(9), &declared(), SIZE)
+}
+
+fn prompt(own: &[u32]) -> Vec<u32> {
+    [&declared(), own].concat()
+}
+
+/// Serves `tokens`, with everything checked while it runs and after; what was found, in tokens.
+fn serve(cache: &mut KvCache, root: &Root, tokens: &[u32]) -> u32 {
+    let (mut table, _) = cache.attach(root, tokens, tokens.len() as u32 - 1);
+    let found = table.computed();
+    let mut copies = Vec::new();
+    for computed in found + 1..=tokens.len() as u32 {
+        cache.grow(&mut table, computed, &mut copies).expect("room");
+        cache.commit(&mut table, tokens, computed);
+        cache.check(&[&table]).expect("in order");
+    }
+    cache.release(table, tokens);
+    cache.check(&[]).expect("in order");
+    found
+}
+
+fn with_declared(cache: &mut KvCache) {
+    assert_eq!(serve(cache, &root(9), &declared()), 0, "its owner computes it");
+}
+
+#[test]
+fn everybody_finds_what_is_declared_and_only_their_own_behind_it() {
+    for windows in [&[][..], &[(64, 6)], &[(64, 30), (64, 3)]] {
+        let mut cache = windowed(64, SIZE, windows);
+        with_declared(&mut cache);
+        let secret = prompt(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]);
+        assert_eq!(serve(&mut cache, &below(1), &secret), 12, "whole blocks of it");
+        assert_eq!(
+            serve(&mut cache, &below(2), &secret),
+            12,
+            "and nothing of what another appended: {windows:?}"
+        );
+        let again = serve(&mut cache, &below(1), &secret);
+        assert!(again >= secret.len() as u32 - SIZE, "its own it finds: {again}");
+        assert_eq!(serve(&mut cache, &root(3), &secret), 0, "without a declaration nothing is shared");
+        assert_eq!(cache.tenant_stats(root(9).tenant).queries, 1, "the owner asked once");
+    }
+}
+
+/// Reuse inside a block never crosses tenants: not right behind the declared part, where every tenant's blocks continue the
+/// same block.
+#[test]
+fn no_part_of_a_block_is_copied_from_another_tenant() {
+    let mut cache = cache(64, SIZE);
+    with_declared(&mut cache);
+    let secret = prompt(&[1, 2, 3, 4, 5, 6]);
+    serve(&mut cache, &below(1), &secret);
+    // Differs inside the first block behind, and inside a later one.
+    for own in [&[77, 78, 79][..], &[1, 2, 3, 77, 78]] {
+        let probe = prompt(own);
+        assert_eq!(cache.probe(&below(2), &probe), 12, "{own:?}");
+        assert!(
+            cache.probe(&below(1), &probe) > 12,
+            "the control: a part of a block is found by its own tenant"
+        );
+    }
+    let before = cache.stats().copies;
+    assert_eq!(serve(&mut cache, &below(2), &prompt(&[1, 2, 3, 77])), 12);
+    assert_eq!(cache.stats().copies, before);
+}
+
+/// Not even what is given up for whom shows: another's block that begins alike makes no tail useless but its own tenant's.
+#[test]
+fn another_tenants_blocks_supersede_nothing() {
+    let mut cache = cache(64, SIZE);
+    with_declared(&mut cache);
+    serve(&mut cache, &below(1), &prompt(&[1]));
+    let tails = cache.stats().cached_tails;
+    serve(&mut cache, &below(2), &prompt(&[1, 2, 3, 4, 5, 6]));
+    assert_eq!(cache.stats().superseded_tails, 0);
+    assert_eq!(cache.stats().cached_tails, tails);
+    serve(&mut cache, &below(1), &prompt(&[1, 2, 3, 4, 5, 6]));
+    assert_eq!(cache.stats().superseded_tails, 1, "the control");
+}
+
+#[test]
+fn where_it_is_gone_everybody_computes_for_themselves() {
+    let mut cache = cache(64, SIZE);
+    let secret = prompt(&[1, 2, 3, 4, 5, 6, 7]);
+    assert_eq!(serve(&mut cache, &below(1), &secret), 0, "nobody computed it yet");
+    assert_eq!(serve(&mut cache, &below(2), &secret), 0, "and what a tenant computed is its own");
+    assert!(serve(&mut cache, &below(1), &secret) > 12, "which it finds");
+    with_declared(&mut cache);
+    assert_eq!(serve(&mut cache, &below(3), &secret), 12, "from now on it is there");
+    assert!(serve(&mut cache, &below(1), &secret) > 12, "who has more of its own takes that");
+    cache.clear(Some(root(9).tenant));
+    assert_eq!(serve(&mut cache, &below(4), &secret), 0);
+}
+
+#[test]
+fn memory_is_charged_to_whom_it_belongs() {
+    let mut cache = cache(64, SIZE);
+    with_declared(&mut cache);
+    let tokens = prompt(&[1, 2, 3]);
+    let hold = |cache: &mut KvCache, tenant: u32| -> BlockTable {
+        let (mut table, _) = cache.attach(&below(tenant), &tokens, tokens.len() as u32 - 1);
+        cache.grow(&mut table, tokens.len() as u32, &mut Vec::new()).expect("room");
+        cache.commit(&mut table, &tokens, tokens.len() as u32);
+        table
+    };
+    let (one, two) = (hold(&mut cache, 1), hold(&mut cache, 2));
+    cache.check(&[&one, &two]).expect("in order");
+    let active = |cache: &KvCache, tenant: u32| cache.tenant_stats(root(tenant).tenant).active_blocks;
+    assert_eq!([9, 1, 2].map(|tenant| active(&cache, tenant)), [3, 2, 2]);
+    assert_eq!(cache.exclusive_blocks(&one), GroupCounts::full(2), "what is shared would not come free");
+    let fork = cache.fork(&one);
+    assert_eq!(fork.root(), one.root());
+    cache.check(&[&one, &two, &fork]).expect("in order");
+    for table in [one, two, fork] {
+        cache.release(table, &tokens);
+    }
+    cache.check(&[]).expect("in order");
+}
+
+/// A tenant pins and retains what is its own; what is shared stays as its owner says.
+#[test]
+fn a_tenant_keeps_its_own_part_only() {
+    let mut cache = cache(64, SIZE);
+    with_declared(&mut cache);
+    let tokens = prompt(&(0..10).collect::<Vec<u32>>());
+    serve(&mut cache, &below(1), &tokens);
+    let (table, _) = cache.attach(&below(1), &tokens, tokens.len() as u32 - 1);
+    let info = cache.keep(&table, tokens.len() as u32, Retention::default(), true).expect("kept");
+    assert_eq!(info.tokens, 8, "2 whole blocks behind the declared 3");
+    cache.check(&[&table]).expect("in order");
+    cache.release(table, &tokens);
+    cache.clear(None);
+    assert_eq!(cache.tenant_stats(root(9).tenant).cached_blocks, 0, "the shared part was not pinned by it");
+    cache.check(&[]).expect("in order");
+    with_declared(&mut cache);
+    assert_eq!(serve(&mut cache, &below(1), &tokens), 20, "back, it is continued by what was kept");
+}
+
+#[test]
+fn a_copy_leaves_out_what_is_shared() {
+    let mut cache = cache(64, SIZE);
+    cache.set_swap_space(GroupCounts::full(16));
+    with_declared(&mut cache);
+    let tokens = prompt(&[1, 2, 3, 4, 5, 6]);
+    let (mut table, _) = cache.attach(&below(1), &tokens, tokens.len() as u32 - 1);
+    cache.grow(&mut table, 19, &mut Vec::new()).expect("room");
+    cache.commit(&mut table, &tokens, 19);
+    let offer = cache.swap_offer(&table).expect("something is its own");
+    assert_eq!((offer.from, offer.to, offer.slots[0]), (12, 19, 2));
+    let copy = cache.swap_out(&table, &offer, &mut Vec::new());
+    cache.release(table, &tokens);
+    cache.clear(Some(root(1).tenant));
+    let table = cache.attach_swapped(&tokens, &copy, &mut Vec::new()).expect("what it continues is there");
+    assert_eq!(table.computed(), 19);
+    cache.abandon(table, &tokens);
+    cache.clear(None);
+    assert!(cache.attach_swapped(&tokens, &copy, &mut Vec::new()).is_none(), "what it continues is gone");
+    cache.drop_swapped(copy);
+    cache.check_swapped(&[]).expect("in order");
+    cache.check(&[]).expect("in order");
+}
