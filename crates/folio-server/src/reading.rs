@@ -172,7 +172,7 @@ impl Readers {
         })
     }
 
-    /// What holds the calls of strict functions to their schemas, and where in an answer it begins. `None`: no function is strict.
+    /// What holds calls to their functions' schemas, and where in an answer it begins. `None`: nothing is held.
     pub fn calls(
         &self,
         tools: &ToolUse,
@@ -180,37 +180,64 @@ impl Readers {
         tokenizer: &Tokenizer,
         structures: &Structures,
     ) -> Result<Option<(Form, Begin)>, ApiError> {
-        let (Some(format), Some(reading), Some((param, callees))) =
-            (self.parsers.tools, reading, tools.strict())
-        else {
+        let (Some(format), Some(reading), Some(held)) = (self.parsers.tools, reading, tools.held()) else {
             return Ok(None);
         };
+        let callees = |all: bool| {
+            let callees = held.callees.iter().cloned();
+            let relaxed = |(strict, callee): (bool, Callee)| match strict || all {
+                true => callee,
+                false => Callee { schema: None, ..callee },
+            };
+            callees.map(relaxed).collect::<Vec<_>>()
+        };
+        let Some(param) = &held.param else {
+            // Nobody asked for it: what cannot be held to its schema is held to being an object, or else to nothing.
+            let form = self.form(format, tools, &callees(true), "tools", tokenizer, structures);
+            let form =
+                form.or_else(|_| self.form(format, tools, &callees(false), "tools", tokenizer, structures));
+            return Ok(form.ok().map(|form| (form, Begin::default())));
+        };
+        let form = self.form(format, tools, &callees(true), param, tokenizer, structures);
+        let form =
+            form.or_else(|_| self.form(format, tools, &callees(false), param, tokenizer, structures))?;
+        let closing =
+            reading.setup.reasoning.filter(|_| reading.setup.inside_reasoning && !format.ends_reasoning);
+        let after = closing.map(|reasoning| reasoning.close).into_iter().collect();
+        Ok(Some((form, Begin { after, unless: None })))
+    }
+
+    fn form(
+        &self,
+        format: &'static ToolFormat,
+        tools: &ToolUse,
+        callees: &[Callee],
+        param: &str,
+        tokenizer: &Tokenizer,
+        structures: &Structures,
+    ) -> Result<Form, ApiError> {
         let refused = || {
             let why = format!(
                 "how this model writes calls ({}) cannot be held to a schema; leave it out or send false",
                 format.name
             );
-            ApiError::unsupported(param.clone(), &why)
+            ApiError::unsupported(param, &why)
         };
         let place = format.place().ok_or_else(refused)?;
         let compile = |begun, callees: &[Callee]| {
             let syntax = format.calls(callees, begun, tools.parallel, tokenizer).ok_or_else(refused)?;
-            structures.compile(&Wish::new(syntax, param.clone()))
+            structures.compile(&Wish::new(syntax, param.to_owned()))
         };
-        let grammar = compile(Begun::Trigger, &callees)?;
         let begun = match &tools.choice {
             ToolChoice::Named(name) => {
                 let only: Vec<Callee> =
                     callees.iter().filter(|callee| callee.name == *name).cloned().collect();
                 Some(compile(Begun::Arguments, &only)?)
             }
-            ToolChoice::Required => Some(compile(Begun::Name, &callees)?),
+            ToolChoice::Required => Some(compile(Begun::Name, callees)?),
             _ => None,
         };
-        let closing =
-            reading.setup.reasoning.filter(|_| reading.setup.inside_reasoning && !format.ends_reasoning);
-        let after = closing.map(|reasoning| reasoning.close).into_iter().collect();
-        Ok(Some((Form::Calls { place, grammar, begun }, Begin { after, unless: None })))
+        Ok(Form::Calls { place, grammar: compile(Begun::Trigger, callees)?, begun })
     }
 
     /// How the answers are read, and the text to append to the prompt. `None`: the text is the answer.

@@ -22,6 +22,14 @@ pub enum ToolChoice {
     Named(String),
 }
 
+/// Functions whose calls are held to something.
+pub struct Held {
+    /// The first field that asks for it; `None`: no function is strict, and what cannot be held is not.
+    pub param: Option<String>,
+    /// Whether each is strict.
+    pub callees: Vec<(bool, Callee)>,
+}
+
 /// What a request says about tools.
 #[derive(Clone, Debug, Default)]
 pub struct ToolUse {
@@ -89,21 +97,20 @@ impl ToolUse {
         self.strict.push(function);
     }
 
-    /// All functions that may be called, where at least one is strict, and the field that says so.
-    pub fn strict(&self) -> Option<(String, Vec<Callee>)> {
-        let callees: Vec<(bool, Callee)> = self
-            .shown()?
-            .iter()
-            .filter_map(|tool| {
-                let function = &tool["function"];
-                let name = function["name"].as_str()?.to_owned();
-                let strict = self.strict.contains(&name);
-                let schema = strict.then(|| function.get("parameters").cloned()).flatten();
-                Some((strict, Callee { name, schema }))
-            })
-            .collect();
-        let any = callees.iter().any(|(strict, _)| *strict);
-        any.then(|| (self.strict_param.clone(), callees.into_iter().map(|(_, callee)| callee).collect()))
+    /// All functions that may be called, with the schemas their arguments are held to: those of strict functions, and every one where a
+    /// call must be made. `None`: nothing is held.
+    pub fn held(&self) -> Option<Held> {
+        let must = matches!(self.choice, ToolChoice::Required | ToolChoice::Named(_));
+        let callee = |tool: &Value| {
+            let function = &tool["function"];
+            let name = function["name"].as_str()?.to_owned();
+            let strict = self.strict.contains(&name);
+            let schema = (strict || must).then(|| function.get("parameters").cloned()).flatten();
+            Some((strict, Callee { name, schema }))
+        };
+        let callees: Vec<(bool, Callee)> = self.shown()?.iter().filter_map(callee).collect();
+        let strict = callees.iter().any(|(strict, _)| *strict);
+        (strict || must).then(|| Held { param: strict.then(|| self.strict_param.clone()), callees })
     }
 
     /// The same with the first `count` tools only.

@@ -449,3 +449,19 @@ async fn reasoning_ends_with_its_budget() {
     let plain = ids(json!({"thinking_token_budget": 3, "logit_bias": {"120": 100, "257": -100, "258": -100, "256": -100}})).await;
     assert!(!plain.contains(&258));
 }
+
+/// As vLLM does it: where a call must be made, nobody has to ask for its arguments to be what the schema says.
+#[tokio::test]
+async fn calls_that_must_be_made_are_held_where_they_can_be() {
+    let client = tool_client(ToolFormat::named("hermes").unwrap());
+    let ask = |tool: Value| json!({"tools": [tool], "tool_choice": "required", "max_tokens": 120, "temperature": 1});
+    let call = async |tool: Value| {
+        client.chat(ask(tool)).await.json()["choices"][0]["message"]["tool_calls"][0].clone()
+    };
+    assert!(is_payment(&call(pay(false)).await));
+    // A schema that cannot be kept to is no reason to refuse what was not asked to be strict.
+    let odd = json!({"type": "function", "function": {"name": "odd", "parameters": {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": true}}}}});
+    assert_eq!(call(odd).await["function"]["name"], "odd");
+    let loose = tool_client(ToolFormat::named("pythonic").unwrap());
+    assert_eq!(loose.chat(ask(pay(false))).await.status, 200);
+}
