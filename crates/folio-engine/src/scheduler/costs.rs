@@ -213,7 +213,7 @@ mod tests {
         costs.copied_in(1 << 20, 1000.0);
         assert!(costs.copying_pays(&offer), "2 ms against 150 ms");
         assert!(costs.restoring_pays(1 << 20, 0..1000));
-        assert!(!costs.restoring_pays(1 << 20, 990..1000), "ten tokens are computed sooner");
+        assert!(!costs.restoring_pays(1 << 20, 996..1000), "four tokens are computed sooner");
         assert!(!costs.restoring_pays(0, 1000..1000), "nothing is missing");
         for _ in 0..30 {
             costs.copied_out(1 << 20, 1e6);
