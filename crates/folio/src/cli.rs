@@ -79,6 +79,14 @@ pub struct EngineArgs {
     #[arg(long, env = "FOLIO_SWAP_SPACE", value_name = "SIZE", value_parser = parse_bytes)]
     pub swap_space: Option<u64>,
 
+    /// Share of the KV cache that may be pinned, by all tenants together; less where the longest request needs the rest
+    #[arg(long, env = "FOLIO_MAX_PINNED_SHARE", value_name = "0..1", default_value_t = 0.25, value_parser = pinned_share)]
+    pub max_pinned_share: f64,
+
+    /// Share of the KV cache that one tenant may pin [default: --max-pinned-share]
+    #[arg(long, env = "FOLIO_MAX_PINNED_SHARE_PER_TENANT", value_name = "0..1", value_parser = pinned_share)]
+    pub max_pinned_share_per_tenant: Option<f64>,
+
     /// How keys and values are stored; auto: in the type of the weights
     #[arg(long, env = "FOLIO_KV_CACHE_DTYPE", value_enum, default_value_t = KvDtype::Auto)]
     pub kv_cache_dtype: KvDtype,
@@ -722,6 +730,15 @@ fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
 fn share(text: &str) -> Result<f64, String> {
     let share = number::<f64>(text)?;
     if share > 0.0 && share <= 0.95 { Ok(share) } else { Err("must be over 0 and at most 0.95".into()) }
+}
+
+fn pinned_share(text: &str) -> Result<f64, String> {
+    let share = number::<f64>(text)?;
+    if (0.0..=1.0).contains(&share) {
+        Ok(share)
+    } else {
+        Err("must be from 0 (nothing is pinned) to 1".into())
+    }
 }
 
 fn block_size(text: &str) -> Result<u32, String> {

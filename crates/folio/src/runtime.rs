@@ -202,8 +202,15 @@ fn scheduler_config(args: &EngineArgs, max_model_len: u32) -> SchedulerConfig {
         max_queued_requests: args.max_queued_requests,
         max_queued_tokens: args.max_queued_tokens,
         guarantee_completion: args.guarantee_completion,
+        pin_permille: permille(args.max_pinned_share),
+        tenant_pin_permille: permille(args.max_pinned_share_per_tenant.unwrap_or(args.max_pinned_share)),
         ..SchedulerConfig::default()
     }
+}
+
+/// A share is 0 to 1.
+fn permille(share: f64) -> u32 {
+    (share * 1000.0).round() as u32
 }
 
 pub fn load_tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer> {
@@ -273,6 +280,28 @@ mod tests {
     struct Flags {
         #[command(flatten)]
         engine: EngineArgs,
+    }
+
+    #[test]
+    fn the_limit_of_pins_is_the_operators() {
+        let config = |flags: &[&str]| {
+            let flags = Flags::try_parse_from([&["folio"], flags].concat());
+            flags.map(|flags| scheduler_config(&flags.engine, 160)).map_err(|error| error.to_string())
+        };
+        let kv = CacheConfig { blocks: 100, block_tokens: 16, bytes_per_block: 1 };
+        let limits = |flags: &[&str]| {
+            let limits = config(flags).expect("valid").pin_limits(&kv);
+            (limits.pool, limits.tenant)
+        };
+        assert_eq!(limits(&[]), (25, 25));
+        assert_eq!(limits(&["--max-pinned-share", "0.5"]), (50, 50));
+        assert_eq!(limits(&["--max-pinned-share", "0.5", "--max-pinned-share-per-tenant", "0.1"]), (50, 10));
+        assert_eq!(limits(&["--max-pinned-share", "1"]), (90, 90), "the longest request fits beside");
+        assert_eq!(limits(&["--max-pinned-share", "0"]), (0, 0));
+        for wrong in ["1.5", "-0.1", "NaN", "many"] {
+            let error = config(&[&format!("--max-pinned-share={wrong}")]).expect_err(wrong);
+            assert!(error.contains("--max-pinned-share"), "{error}");
+        }
     }
 
     #[test]
