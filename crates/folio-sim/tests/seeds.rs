@@ -69,3 +69,14 @@ fn one_seed() {
         Err(what) => panic!("seed {seed:?}: {what}"),
     }
 }
+
+/// Worlds that show what few others do: a step that fails while it copies somebody out, and a sequence that is given up in the
+/// very step in which it came back from its copy.
+#[test]
+fn rare_seeds() {
+    for seed in [2949, 12969] {
+        if let Err(what) = run_seed(seed) {
+            panic!("{what}");
+        }
+    }
+}
