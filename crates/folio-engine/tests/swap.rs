@@ -1,5 +1,6 @@
 //! Copies of preempted sequences in host memory: made when they pay, used once, by nobody else, and never left behind.
 
+use folio_engine::plan::ExecutorError;
 use folio_engine::request::Request;
 use folio_engine::{Micros, SchedulerConfig};
 use folio_kv::TenantId;
@@ -106,6 +107,25 @@ fn a_copy_ends_with_its_request() {
         }
         assert_eq!(machine.cache.stats().swapped_bytes, 0, "{ends}: its copy stayed");
     }
+}
+
+/// Nobody knows what of a failed step's copying happened, so nothing of it is used.
+#[test]
+fn a_copy_whose_step_failed_is_forgotten() {
+    let one = request(1, &text(1, 100), 40);
+    let mut machine =
+        disturbed(Machine::new(config(), 64, 16).with_swap(64, 0.0), std::slice::from_ref(&one), 8);
+    assert!(machine.cache.stats().swapped_bytes > 0, "a copy is to be made");
+    let other = Request { priority: -1, ..request(2, &text(2, 900), 60) };
+    machine.scheduler.admit([other], [], machine.now);
+    let plan = machine.scheduler.plan(&mut machine.cache, machine.now);
+    assert!(!plan.swap_outs.is_empty() && plan.sequences.len() == 1, "it belongs into the other's step");
+    let error = ExecutorError { step: plan.step, reason: "injected".into() };
+    machine.scheduler.commit(&mut machine.cache, Err(error), machine.now).clear();
+    assert_eq!(machine.cache.stats().swapped_bytes, 0);
+    machine.run();
+    machine.assert_as_alone(&one);
+    assert!(machine.scheduler.counters().recomputed_tokens > 0);
 }
 
 /// A copy is in no index: whoever asks for the same text, of whatever tenant, finds what the cache has and no more.

@@ -70,13 +70,10 @@ fn one_seed() {
     }
 }
 
-/// Worlds that show what few others do: a step that fails while it copies somebody out, and a sequence that is given up in the
-/// very step in which it came back from its copy.
+/// A world that shows what few others do: a sequence gives up its blocks in the very step in which it came back from its copy.
 #[test]
-fn rare_seeds() {
-    for seed in [2949, 12969] {
-        if let Err(what) = run_seed(seed) {
-            panic!("{what}");
-        }
+fn a_rare_seed() {
+    if let Err(what) = run_seed(12969) {
+        panic!("{what}");
     }
 }
