@@ -78,7 +78,7 @@ def test_the_sdks_own_stream_helper(client, model):
         ({"stop": [""]}, "stop"),
         ({"logit_bias": {"999999": 1}}, "logit_bias"),
         ({"top_logprobs": 3}, "top_logprobs"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "yaml"}}, "response_format.type"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"extra_body": {"cache_salt": "x"}}, "cache_salt"),
         ({"extra_body": {"temprature": 1}}, "temprature"),
