@@ -78,8 +78,8 @@ class Results:
                 name, data = os.path.basename(path), json.load(file)
             if not isinstance(data, dict):
                 continue
-            if data.get("kind") == "isolation":
-                continue  # docs/kv-cache.md's
+            if data.get("kind") in ("isolation", "schemas"):
+                continue  # docs/kv-cache.md's, docs/api.md's
             if "kind" in data or "rounds" in data:
                 loaded.append(("kind" in data, name, data))
             elif "first streamed token" in data.get("what", ""):
