@@ -76,20 +76,27 @@ fn config() -> SchedulerConfig {
     }
 }
 
+impl Path {
+    /// Lets the machine run as far as this path asks.
+    fn bring(&self, machine: &mut Machine) {
+        match self.when {
+            When::After(steps) | When::Preempted(steps) => (0..steps).for_each(|_| {
+                machine.step();
+            }),
+            When::Finished => machine.run(),
+        }
+        if matches!(self.when, When::Preempted(_)) {
+            assert!(machine.scheduler.preempt_all(&mut machine.cache) > 0, "{}: nobody ran", self.name);
+        }
+    }
+}
+
 /// `secret`: the first request is what the prober repeats.
 fn world(path: &Path, prober: TenantId, secret: bool) -> Observed {
     let mut machine = Machine::new(config(), path.blocks, 16).with_swap(path.blocks, 0.0);
     let first = |kind| Request { n: path.n, ..request(1, &text(kind, path.prompt), path.answer) };
     machine.submit(first(if secret { 1 } else { 2 }));
-    match path.when {
-        When::After(steps) | When::Preempted(steps) => (0..steps).for_each(|_| {
-            machine.step();
-        }),
-        When::Finished => machine.run(),
-    }
-    if matches!(path.when, When::Preempted(_)) {
-        assert!(machine.scheduler.preempt_all(&mut machine.cache) > 0, "{}: nobody ran", path.name);
-    }
+    path.bring(&mut machine);
     let answer =
         machine.alone(&first(1)).choices[0].tokens.iter().map(|(token, _)| *token).collect::<Vec<_>>();
     let mut prompt = [text(1, path.prompt), answer].concat();
@@ -191,15 +198,7 @@ fn declared_world(path: &Path, prober: TenantId, secret: bool) -> Observed {
     let first =
         |kind: u32| Request { n: path.n, root: below(SAME), ..request(1, &prompt(kind), path.answer) };
     machine.submit(first(if secret { 1 } else { 2 }));
-    match path.when {
-        When::After(steps) | When::Preempted(steps) => (0..steps).for_each(|_| {
-            machine.step();
-        }),
-        When::Finished => machine.run(),
-    }
-    if matches!(path.when, When::Preempted(_)) {
-        assert!(machine.scheduler.preempt_all(&mut machine.cache) > 0, "{}: nobody ran", path.name);
-    }
+    path.bring(&mut machine);
     let answer =
         machine.alone(&first(1)).choices[0].tokens.iter().map(|(token, _)| *token).collect::<Vec<_>>();
     let mut probed = [prompt(1), answer].concat();

@@ -15,7 +15,7 @@ use crate::fields::Fields;
 /// What a request says.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Bounds {
-    /// Nothing else may come, but for what ends an answer.
+    /// Nothing else may come, what ends an answer included.
     pub allowed: Option<Vec<u32>>,
     /// Texts that must not be written.
     pub bad_words: Vec<String>,
@@ -67,13 +67,12 @@ impl Bounds {
     pub fn rules(
         &self,
         tokenizer: &Arc<Tokenizer>,
-        ends: &[u32],
         reasoning: Option<(&'static ReasoningFormat, bool)>,
     ) -> Result<Vec<Arc<dyn Rules>>, ApiError> {
         let mut rules: Vec<Arc<dyn Rules>> = Vec::new();
         if let Some(ids) = &self.allowed {
             let mut words = vec![0u32; tokenizer.vocab_size().div_ceil(32)];
-            for id in ids.iter().chain(ends) {
+            for id in ids {
                 if let Some(word) = words.get_mut(*id as usize / 32) {
                     *word |= 1 << (id % 32);
                 }

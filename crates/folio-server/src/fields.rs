@@ -117,6 +117,16 @@ impl<'a> Fields<'a> {
         self.take(name)?.ok_or_else(|| self.missing(name))
     }
 
+    /// Takes a text that may only be one of `accepted`: nothing else could be done differently.
+    pub fn only(&mut self, name: &str, accepted: &[&str], why: &str) -> Result<(), ApiError> {
+        match self.take::<String>(name)? {
+            Some(value) if !accepted.contains(&value.as_str()) => {
+                Err(ApiError::unsupported(self.path(name), why))
+            }
+            _ => Ok(()),
+        }
+    }
+
     pub fn missing(&self, name: &str) -> ApiError {
         let path = self.path(name);
         let message = format!("Missing required parameter: '{path}'.");

@@ -138,7 +138,7 @@ impl Generation {
             ));
         }
         let structure = Wish::read(fields, limits)?;
-        if structure.is_some() && sampling.eos_token_ids.is_empty() {
+        if structure.is_some() && sampling.eos_token_ids.is_empty() && !facts.eos_token_ids.is_empty() {
             let message = "'ignore_eos' contradicts a structured answer, which ends where its grammar ends.";
             return Err(ApiError::invalid("ignore_eos", message));
         }
@@ -212,7 +212,7 @@ impl Generation {
             (None, None) => None,
         };
         let reasoning = self.reading.as_ref().and_then(Reading::reasoning);
-        let mut rules = self.bounds.rules(tokenizer, &self.sampling.eos_token_ids, reasoning)?;
+        let mut rules = self.bounds.rules(tokenizer, reasoning)?;
         if let Some((form, begin)) = form {
             rules.push(structures.rules(form, begin)?);
         }
@@ -267,7 +267,7 @@ fn metadata_only(fields: &mut Fields) -> Result<(), ApiError> {
     only(fields, "store", &[false], "responses are never stored; leave it out or send false")?;
     only(fields, "use_beam_search", &[false], "beam search is not available")?;
     only(fields, "spaces_between_special_tokens", &[true], "only true, the default")?;
-    only_str(fields, "service_tier", &["auto", "default"], "there is one tier")?;
+    fields.only("service_tier", &["auto", "default"], "there is one tier")?;
     if let Some(modalities) = fields.take::<Vec<String>>("modalities")?
         && modalities.iter().any(|modality| modality != "text")
     {
@@ -280,14 +280,6 @@ fn only(fields: &mut Fields, name: &str, accepted: &[bool], why: &str) -> Result
     match fields.take::<bool>(name)? {
         Some(value) if !accepted.contains(&value) => Err(ApiError::unsupported(name, why)),
         _ => Ok(()),
-    }
-}
-
-fn only_str(fields: &mut Fields, name: &str, accepted: &[&str], why: &str) -> Result<(), ApiError> {
-    let Some(raw) = fields.raw(name) else { return Ok(()) };
-    match serde_json::from_str::<String>(raw.get()) {
-        Ok(value) if accepted.contains(&value.as_str()) => Ok(()),
-        _ => Err(ApiError::unsupported(name, why)),
     }
 }
 

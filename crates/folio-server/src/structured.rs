@@ -52,6 +52,20 @@ impl Wish {
         Ok(Self::json(parse(raw, &param)?, param))
     }
 
+    /// The same for an object that gives a schema its name.
+    pub fn of_named(fields: &mut Fields, limits: &Limits) -> Result<Self, ApiError> {
+        let name: String = fields.require("name")?;
+        crate::tools::check_name(&name, &fields.path("name"))?;
+        fields.take::<String>("description")?;
+        // A schema is kept to whether it is called strict or not.
+        fields.take::<bool>("strict")?;
+        let path = fields.path("schema");
+        match fields.raw("schema") {
+            Some(raw) => Self::of_schema(raw, path, limits),
+            None => Ok(Self::json(json!({}), path)),
+        }
+    }
+
     /// The field that asks for it.
     pub fn param(&self) -> &str {
         &self.param
@@ -66,16 +80,7 @@ fn response_format(fields: &mut Fields, limits: &Limits) -> Result<Option<Wish>,
         "json_object" => Some(Wish::json(json!({"type": "object"}), "response_format".into())),
         "json_schema" => {
             let mut inner = Fields::of_value(format.require("json_schema")?, format.path("json_schema"))?;
-            let name: String = inner.require("name")?;
-            crate::tools::check_name(&name, &inner.path("name"))?;
-            inner.take::<String>("description")?;
-            // A schema is kept to whether it is called strict or not.
-            inner.take::<bool>("strict")?;
-            let path = inner.path("schema");
-            let wish = match inner.raw("schema") {
-                Some(raw) => Wish::of_schema(raw, path, limits)?,
-                None => Wish::json(json!({}), path),
-            };
+            let wish = Wish::of_named(&mut inner, limits)?;
             inner.finish(&[])?;
             Some(wish)
         }

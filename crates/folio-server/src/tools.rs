@@ -181,7 +181,8 @@ impl ToolUse {
     }
 }
 
-fn mode(name: &str, path: &str, none: bool) -> Result<ToolChoice, ApiError> {
+/// A choice that is a word; `none`: that one, too.
+pub fn mode(name: &str, path: &str, none: bool) -> Result<ToolChoice, ApiError> {
     match name {
         "none" if none => Ok(ToolChoice::None),
         "auto" => Ok(ToolChoice::Auto),

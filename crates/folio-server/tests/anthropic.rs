@@ -342,6 +342,14 @@ async fn thinking_turns_the_templates_switch() {
         let error = ask(&client, enabled(budget)).await.error();
         assert_eq!(error["details"]["param"], "thinking.budget_tokens", "{budget}: {error}");
     }
+    // Reasoning without a mark that ends it: a budget is kept to only where it cannot be exceeded.
+    let parsers = Parsers { tools: None, reasoning: ReasoningFormat::named("harmony") };
+    let mut channels = App { template: Some(Arc::new(template())), parsers, ..app(engine.clone()) };
+    channels.model.context_length = 4096;
+    let channels = Client::with(ServerConfig::default(), channels);
+    assert_eq!(ask(&channels, enabled(1999)).await.status, 200);
+    let error = ask(&channels, enabled(1500)).await.error();
+    assert_eq!(error["details"]["param"], "thinking.budget_tokens", "{error}");
     // A model that does not think, with a template that has no switch.
     let plain = Client::new(engine.clone());
     let answer = ask(&plain, json!({"max_tokens": 2, "thinking": {"type": "disabled"}})).await;

@@ -6,15 +6,12 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Client, Reply, VOCAB, app, facts, reply};
-use folio_engine::{EngineHandle, EngineParts, ModelExecutor, SchedulerConfig, SystemClock};
-use folio_kv::{CacheConfig, KvCache, LruLeafFirst};
+use common::{Client, Reply, app, facts, reply};
+use folio_engine::{EngineHandle, SchedulerConfig};
 use folio_server::ServerConfig;
-use folio_sim::SimBackend;
 use serde_json::{Value, json};
 
-const BLOCK: usize = 16;
-/// Of which a quarter may be pinned: 256 tokens.
+/// Of 16 tokens. A quarter may be pinned: 256 tokens.
 const BLOCKS: u32 = 64;
 
 fn engine() -> EngineHandle {
@@ -24,16 +21,7 @@ fn engine() -> EngineHandle {
         max_num_batched_tokens: 256,
         ..Default::default()
     };
-    let backend = SimBackend::new(VOCAB as usize, BLOCKS as usize, BLOCK, 256, 64);
-    let geometry = CacheConfig { blocks: BLOCKS, block_tokens: BLOCK as u32, bytes_per_block: 1 };
-    folio_engine::start(EngineParts {
-        config,
-        cache: KvCache::new(geometry, Box::new(LruLeafFirst::default())),
-        executor: Box::new(ModelExecutor::new(Box::new(backend), VOCAB as usize, 256, 64)),
-        clock: Arc::new(SystemClock::new()),
-        vocab: VOCAB,
-    })
-    .unwrap()
+    common::modelled(config, BLOCKS, 1)
 }
 
 fn client() -> Client {

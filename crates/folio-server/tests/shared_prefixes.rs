@@ -5,25 +5,14 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Client, VOCAB, app};
-use folio_engine::{EngineHandle, EngineParts, ModelExecutor, SchedulerConfig, SystemClock};
-use folio_kv::{CacheConfig, KvCache, LruLeafFirst};
+use common::{Client, app};
+use folio_engine::{EngineHandle, SchedulerConfig};
 use folio_server::{Declared, Server, ServerConfig};
-use folio_sim::SimBackend;
 use serde_json::{Value, json};
 
 fn engine() -> EngineHandle {
     let config = SchedulerConfig { max_model_len: 256, max_num_batched_tokens: 64, ..Default::default() };
-    let backend = SimBackend::new(VOCAB as usize, 64, 16, 64, 64);
-    let geometry = CacheConfig { blocks: 64, block_tokens: 16, bytes_per_block: 1024 };
-    folio_engine::start(EngineParts {
-        config,
-        cache: KvCache::new(geometry, Box::new(LruLeafFirst::default())),
-        executor: Box::new(ModelExecutor::new(Box::new(backend), VOCAB as usize, 64, 64)),
-        clock: Arc::new(SystemClock::new()),
-        vocab: VOCAB,
-    })
-    .unwrap()
+    common::modelled(config, 64, 1024)
 }
 
 fn config(prefixes: Value) -> ServerConfig {

@@ -286,7 +286,7 @@ fn sampling(rng: &mut Rng, room: u64, vocab: u32) -> SamplingParams {
         params.frequency_penalty = *rng.pick(&[0.0, 0.5]);
         params.presence_penalty = *rng.pick(&[0.0, -0.7]);
     }
-    params.rules = rng.one_in(4).then(|| RulesRef(Arc::new(HashRules(rng.word()))));
+    params.rules = rng.one_in(4).then(|| RulesRef(Arc::new(HashRules { seed: rng.word(), ends: true })));
     params.logprobs = rng.one_in(5).then(|| rng.range(0, 3) as u32);
     params
 }

@@ -83,21 +83,12 @@ pub fn metadata_only(fields: &mut Fields) -> Result<(), ApiError> {
         metadata.take::<String>("user_id")?;
         metadata.finish(&[])?;
     }
-    only(fields, "service_tier", &["auto", "standard_only"], "there is one tier")?;
+    fields.only("service_tier", &["auto", "standard_only"], "there is one tier")?;
     one_speed(fields)
 }
 
 pub fn one_speed(fields: &mut Fields) -> Result<(), ApiError> {
-    only(fields, "speed", &["standard"], "there is one speed; leave it out or send \"standard\"")
-}
-
-fn only(fields: &mut Fields, name: &str, accepted: &[&str], why: &str) -> Result<(), ApiError> {
-    match fields.take::<String>(name)? {
-        Some(value) if !accepted.contains(&value.as_str()) => {
-            Err(ApiError::unsupported(fields.path(name), why))
-        }
-        _ => Ok(()),
-    }
+    fields.only("speed", &["standard"], "there is one speed; leave it out or send \"standard\"")
 }
 
 /// Turns the template's switch as `thinking` says. Returns whether what was thought is shown, and how many
@@ -122,7 +113,7 @@ fn thinking(
                     "the model is not known to think before it answers; use \"disabled\" or \"adaptive\"";
                 return Err(ApiError::unsupported(path, why));
             }
-            limit = Some(budget(&mut thinking, max_tokens)?);
+            limit = budget(&mut thinking, max_tokens)?;
             true
         }
         // The model thinks where it sees fit; one that never does has decided.
@@ -158,8 +149,8 @@ fn thinking(
     Ok((shown || !reasons, limit))
 }
 
-/// Tokens of reasoning.
-fn budget(thinking: &mut Fields, max_tokens: Option<u32>) -> Result<u32, ApiError> {
+/// Tokens of reasoning; `None`: as many as the answer may have anyway.
+fn budget(thinking: &mut Fields, max_tokens: Option<u32>) -> Result<Option<u32>, ApiError> {
     let budget: u32 = thinking.require("budget_tokens")?;
     let path = thinking.path("budget_tokens");
     if budget < BUDGET_MIN {
@@ -171,7 +162,7 @@ fn budget(thinking: &mut Fields, max_tokens: Option<u32>) -> Result<u32, ApiErro
             format!("Invalid '{path}': {budget} is not less than max_tokens, which is {max_tokens}.");
         return Err(ApiError::invalid(path, message));
     }
-    Ok(budget)
+    Ok(max_tokens.is_none_or(|max_tokens| budget < max_tokens - 1).then_some(budget))
 }
 
 /// Hands over how much to think; returns what the answer must be.

@@ -21,7 +21,7 @@ use crate::params::Generation;
 use crate::reading::EFFORT;
 use crate::retain::CacheWish;
 use crate::structured::Wish;
-use crate::tools::{ToolChoice, ToolUse, check_name};
+use crate::tools::{ToolChoice, ToolUse, check_name, mode};
 
 /// Fields that this server refuses, with the reason a client reads.
 const REFUSED: &[(&str, &str)] = &[
@@ -153,13 +153,8 @@ impl Frame {
         }
         let metadata = fields.take::<HashMap<String, String>>("metadata")?.unwrap_or_default();
         self.0.insert("metadata".into(), json!(metadata));
-        let only =
-            |fields: &mut Fields, name: &str, known: &[&str], why: &str| match fields.take::<String>(name)? {
-                Some(value) if !known.contains(&value.as_str()) => Err(ApiError::unsupported(name, why)),
-                _ => Ok(()),
-            };
-        only(fields, "service_tier", &["auto", "default"], "there is one tier")?;
-        only(fields, "truncation", &["disabled"], "nothing of a conversation is dropped; send fewer items")?;
+        fields.only("service_tier", &["auto", "default"], "there is one tier")?;
+        fields.only("truncation", &["disabled"], "nothing of a conversation is dropped; send fewer items")?;
         if fields.take::<u32>("top_logprobs")?.is_some_and(|top| top > 0) {
             return Err(ApiError::unsupported("top_logprobs", "use chat completions for log probabilities"));
         }
@@ -196,15 +191,7 @@ impl Frame {
                 wish = match format.require::<String>("type")?.as_str() {
                     "text" => None,
                     "json_object" => Some(Wish::json(json!({"type": "object"}), "text.format".into())),
-                    "json_schema" => {
-                        let name: String = format.require("name")?;
-                        check_name(&name, &format.path("name"))?;
-                        format.take::<String>("description")?;
-                        // A schema is kept to whether it is called strict or not.
-                        format.take::<bool>("strict")?;
-                        let path = format.path("schema");
-                        Some(Wish::of_schema(format.require("schema")?, path, limits)?)
-                    }
+                    "json_schema" => Some(Wish::of_named(&mut format, limits)?),
                     other => {
                         let message = format!(
                             "Invalid value for 'text.format.type': '{other}' is not one of text, json_object, json_schema."
@@ -314,17 +301,8 @@ fn choice(fields: &mut Fields, tools: &mut Vec<Value>) -> Result<(ToolChoice, Va
         true => Ok(()),
         false => Err(ApiError::invalid(path, format!("The function '{name}' is not among 'tools'."))),
     };
-    let mode = |name: &str, path: &str| match name {
-        "auto" => Ok(ToolChoice::Auto),
-        "none" => Ok(ToolChoice::None),
-        "required" => Ok(ToolChoice::Required),
-        other => Err(ApiError::invalid(
-            path,
-            format!("Invalid value for '{path}': '{other}' is not one of auto, none, required."),
-        )),
-    };
     let choice = match &told {
-        Value::String(name) => mode(name, CHOICE)?,
+        Value::String(name) => mode(name, CHOICE, true)?,
         _ => {
             let mut choice = Fields::of_value(raw, CHOICE.into())?;
             let chosen = match choice.require::<String>("type")?.as_str() {
@@ -334,7 +312,7 @@ fn choice(fields: &mut Fields, tools: &mut Vec<Value>) -> Result<(ToolChoice, Va
                     ToolChoice::Named(name)
                 }
                 "allowed_tools" => {
-                    let chosen = mode(&choice.require::<String>("mode")?, &choice.path("mode"))?;
+                    let chosen = mode(&choice.require::<String>("mode")?, &choice.path("mode"), false)?;
                     let list: Vec<&RawValue> = choice.require("tools")?;
                     let mut kept = Vec::new();
                     for (index, raw) in list.iter().enumerate() {
@@ -395,7 +373,11 @@ fn item(raw: &RawValue, path: String, out: &mut Gathered) -> Result<(), ApiError
     match kind.as_deref().unwrap_or("message") {
         "message" => {
             let role: String = item.require("role")?;
-            let text = texts(&mut item, "content", &["input_text", "output_text", "text", "refusal"])?;
+            let text = texts(
+                item.require("content")?,
+                item.path("content"),
+                &["input_text", "output_text", "text", "refusal"],
+            )?;
             item.take::<String>("phase")?;
             match role.as_str() {
                 "assistant" => out.assistant(text),
@@ -419,17 +401,16 @@ fn item(raw: &RawValue, path: String, out: &mut Gathered) -> Result<(), ApiError
         }
         "function_call_output" => {
             let id: String = item.require("call_id")?;
-            let text = texts(&mut item, "output", &["input_text", "output_text", "text"])?;
+            let text =
+                texts(item.require("output")?, item.path("output"), &["input_text", "output_text", "text"])?;
             out.flush();
             out.messages.push(json!({"role": "tool", "tool_call_id": id, "content": text}));
         }
         "reasoning" => {
             item.take::<Vec<Value>>("summary")?;
             item.take::<String>("encrypted_content")?;
-            let content = item.raw("content").is_some_and(|raw| raw.get() != "[]");
-            if content {
-                let mut again = Fields::of_value(raw, item.path(""))?;
-                out.reasoning(texts(&mut again, "content", &["reasoning_text", "text"])?);
+            if let Some(raw) = item.raw("content").filter(|raw| raw.get() != "[]") {
+                out.reasoning(texts(raw, item.path("content"), &["reasoning_text", "text"])?);
             }
         }
         other => {
@@ -443,9 +424,7 @@ fn item(raw: &RawValue, path: String, out: &mut Gathered) -> Result<(), ApiError
 }
 
 /// Text, or parts that are text.
-fn texts(item: &mut Fields, name: &str, kinds: &[&str]) -> Result<String, ApiError> {
-    let path = item.path(name);
-    let raw: &RawValue = item.require(name)?;
+fn texts(raw: &RawValue, path: String, kinds: &[&str]) -> Result<String, ApiError> {
     if !raw.get().starts_with('[') {
         return parse(raw, &path);
     }

@@ -11,10 +11,12 @@ use axum::http::{HeaderMap, Request as HttpRequest, Response, StatusCode};
 use folio_engine::handle::{Health, Rejected};
 use folio_engine::request::{Timing, Token, TokenLogprobs};
 use folio_engine::{
-    CacheCommand, CacheReply, CancelFlag, EngineStats, Event, EventSink, FinishReason, Micros, Request,
-    RequestId,
+    CacheCommand, CacheReply, CancelFlag, EngineHandle, EngineParts, EngineStats, Event, EventSink,
+    FinishReason, Micros, ModelExecutor, Request, RequestId, SchedulerConfig, SystemClock,
 };
+use folio_kv::{CacheConfig, KvCache, LruLeafFirst};
 use folio_server::{App, Engine, ModelFacts, SamplingDefaults, Server, ServerConfig};
+use folio_sim::SimBackend;
 use folio_text::{ChatTemplate, TemplateSources, Tokenizer};
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -288,6 +290,21 @@ impl Engine for FakeEngine {
     fn stop(&self) {
         *self.phase.lock().unwrap() = "stopped";
     }
+}
+
+/// The real engine around a modelled backend with `blocks` blocks of 16 tokens.
+pub fn modelled(config: SchedulerConfig, blocks: u32, bytes_per_block: u64) -> EngineHandle {
+    let rows = config.max_num_batched_tokens as usize;
+    let backend = SimBackend::new(VOCAB as usize, blocks as usize, 16, rows, 64);
+    let geometry = CacheConfig { blocks, block_tokens: 16, bytes_per_block };
+    folio_engine::start(EngineParts {
+        config,
+        cache: KvCache::new(geometry, Box::new(LruLeafFirst::default())),
+        executor: Box::new(ModelExecutor::new(Box::new(backend), VOCAB as usize, rows, 64)),
+        clock: Arc::new(SystemClock::new()),
+        vocab: VOCAB,
+    })
+    .unwrap()
 }
 
 pub fn app(engine: Arc<dyn Engine>) -> App {

@@ -6,14 +6,18 @@
 //! requests run alone.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use folio_cpu::{CpuBackend, CpuOptions, Isa, Quantize};
 use folio_engine::plan::{ExecutorError, Sampled, SequenceId, StepOutput, StepPlan, Want};
-use folio_engine::{Event, Executor, Micros, Request, RequestId, SamplingParams, Scheduler, SchedulerConfig};
+use folio_engine::{
+    Event, Executor, Micros, Request, RequestId, RulesRef, SamplingParams, Scheduler, SchedulerConfig,
+};
 use folio_kv::{CacheConfig, GroupCounts, Identity, KvCache, LruLeafFirst, Root, TenantId, WindowConfig};
 use folio_model::backend::{Backend, Batch, GroupKind, KvFormat, KvGroup, KvLayout, Span};
 use folio_model::kv_format::{KvFormats, KvSkip};
 use folio_model::{Checkpoint, LoadOptions, Model};
+use folio_sim::rules::HashRules;
 
 use crate::recast::{Cast, Recast};
 
@@ -177,11 +181,13 @@ pub struct Arrival {
     pub max_tokens: u32,
     /// Any token ends it.
     pub brief: bool,
+    /// Seed of rules that its answer must follow.
+    pub rules: Option<u64>,
 }
 
 impl Arrival {
     pub fn new(prompt: Vec<u32>, max_tokens: u32) -> Self {
-        Self { step: 0, prompt, max_tokens, brief: false }
+        Self { step: 0, prompt, max_tokens, brief: false, rules: None }
     }
 
     /// Could be long and is not: what admission learns from.
@@ -290,6 +296,7 @@ impl World {
 
     fn request(&self, id: usize, arrival: &Arrival) -> Request {
         let mut sampling = SamplingParams::greedy(arrival.max_tokens);
+        sampling.rules = arrival.rules.map(|seed| RulesRef(Arc::new(HashRules { seed, ends: false })));
         if arrival.brief {
             sampling.stop_token_ids = (0..self.recorder.vocab()).collect::<Vec<u32>>().into();
         }

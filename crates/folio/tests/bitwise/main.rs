@@ -15,12 +15,26 @@ use folio_model::testing::{FIXTURES, QUANTIZED};
 use harness::{Arrival, MAX_LEN, Oracle, Setup, World, batched, prompt, whole};
 use recast::Cast;
 
-/// Requests of mixed lengths: some inside one block, some past the first attention chunk of 256 positions.
+/// Requests of mixed lengths: some inside one block, some past the first attention chunk of 256 positions. The answer of every third
+/// must follow rules.
 fn mixed(count: usize, vocab: u32) -> Vec<Arrival> {
     let lengths = [5, 37, 16, 300, 1, 64, 23, 48, 15, 33, 129, 17];
-    (0..count)
-        .map(|i| Arrival::new(prompt(i as u64 + 1, lengths[i % lengths.len()], vocab), 4 + (i % 5) as u32))
-        .collect()
+    let arrival = |i: usize| {
+        let prompt = prompt(i as u64 + 1, lengths[i % lengths.len()], vocab);
+        Arrival { rules: (i % 3 == 2).then_some(i as u64), ..Arrival::new(prompt, 4 + (i % 5) as u32) }
+    };
+    (0..count).map(arrival).collect()
+}
+
+/// Many short answers first, so that admission expects short ones; then long ones.
+fn crowd() -> Vec<Arrival> {
+    let mut arrivals: Vec<_> = (0..40).map(|i| Arrival::brief(prompt(900 + i, 5, 100))).collect();
+    for (i, long) in mixed(8, 100).into_iter().enumerate() {
+        let mut arrival = Arrival { step: 60 + 3 * i as u64, max_tokens: 60 + 7 * i as u32, ..long };
+        arrival.prompt.truncate(64);
+        arrivals.push(arrival);
+    }
+    arrivals
 }
 
 fn blocks_for(arrivals: &[Arrival]) -> u32 {
@@ -136,13 +150,7 @@ fn after_preemption_at_any_step() {
 #[test]
 fn in_a_pool_too_small_for_all() {
     for fixture in FIXTURES {
-        // Many short answers first, so that admission expects short ones; then long ones.
-        let mut arrivals: Vec<_> = (0..40).map(|i| Arrival::brief(prompt(900 + i, 5, 100))).collect();
-        for (i, long) in mixed(8, 100).into_iter().enumerate() {
-            let mut arrival = Arrival { step: 60 + 3 * i as u64, max_tokens: 60 + 7 * i as u32, ..long };
-            arrival.prompt.truncate(64);
-            arrivals.push(arrival);
-        }
+        let arrivals = crowd();
         let mut world = World::new(fixture, Setup { threads: 1, ..Setup::PLAIN }, blocks_for(&arrivals));
         let oracle = Oracle::new(&mut world, &arrivals);
         let mut preemptions = 0;

@@ -5,7 +5,7 @@ use folio_model::backend::KvFormat;
 use folio_model::testing::FIXTURES;
 
 use crate::harness::{Arrival, Oracle, Run, Setup, World, batched, prompt};
-use crate::{blocks_for, mixed};
+use crate::{blocks_for, crowd};
 
 /// In chunks of 24, so that some of the steps are in the middle of a prompt.
 fn config() -> SchedulerConfig {
@@ -79,13 +79,7 @@ fn with_every_format_of_the_cache() {
 #[test]
 fn in_a_pool_too_small_for_all() {
     for fixture in FIXTURES {
-        // Many short answers first, so that admission expects short ones; then long ones.
-        let mut arrivals: Vec<_> = (0..40).map(|i| Arrival::brief(prompt(900 + i, 5, 100))).collect();
-        for (i, long) in mixed(8, 100).into_iter().enumerate() {
-            let mut arrival = Arrival { step: 60 + 3 * i as u64, max_tokens: 60 + 7 * i as u32, ..long };
-            arrival.prompt.truncate(64);
-            arrivals.push(arrival);
-        }
+        let arrivals = crowd();
         let setup = Setup { threads: 1, ..Setup::PLAIN };
         let oracle = Oracle::new(&mut World::new(fixture, setup, blocks_for(&arrivals)), &arrivals);
         let mut swapped = 0;
