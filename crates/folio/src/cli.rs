@@ -47,6 +47,11 @@ pub enum Command {
         #[command(subcommand)]
         mode: BenchMode,
     },
+    /// Look at configuration files of `folio serve`
+    Config {
+        #[command(subcommand)]
+        action: ConfigAction,
+    },
     /// Download a model into the hub's cache
     Pull(PullArgs),
     /// Quantize a model into a folder of packed weights that starts at once
@@ -195,6 +200,19 @@ pub struct ServeArgs {
     /// File with one key a line; # begins a comment
     #[arg(long, env = "FOLIO_API_KEY_FILE", value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
+
+    /// TOML file with flags of `folio serve` as keys, and tables of tenants (docs/configuration.md); flags and environment
+    /// variables win over it
+    #[arg(long, env = "FOLIO_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// What that file has beyond flags
+    #[arg(skip)]
+    pub tables: crate::config::Tables,
+
+    /// Serve on an address that other machines reach although no key is asked for
+    #[arg(long, env = "FOLIO_ALLOW_UNAUTHENTICATED")]
+    pub allow_unauthenticated: bool,
 
     /// JSON file of tenants: names, keys, weights, groups that share a cache, prefixes that all share (docs/tenants.md)
     #[arg(long, env = "FOLIO_TENANTS", value_name = "FILE")]
@@ -613,6 +631,15 @@ pub struct QuantizeArgs {
     /// Threads [default: as many as the machine and its container allow]
     #[arg(long, env = "FOLIO_THREADS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
     pub threads: Option<u32>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ConfigAction {
+    /// Check a file, and show what it and the environment come to
+    Check {
+        /// TOML, as for `folio serve --config`
+        file: PathBuf,
+    },
 }
 
 #[derive(Args, Debug)]

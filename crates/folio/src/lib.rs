@@ -5,6 +5,7 @@
 pub mod bench;
 mod chat;
 pub mod cli;
+pub mod config;
 mod demo;
 pub mod docs;
 mod doctor;
@@ -22,19 +23,16 @@ mod session;
 mod units;
 
 use anyhow::Result;
-use clap::Parser;
-
-use cli::{BenchMode, Cli, Command, ServeArgs};
+use cli::{BenchMode, Command, ConfigAction};
 
 /// Parses the command line and does what it says.
 pub fn main() -> Result<()> {
-    let cli = Cli::parse();
+    let cli = config::command_line(std::env::args_os())?;
     let filter = tracing_subscriber::EnvFilter::try_from_env("FOLIO_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,folio=info,folio_server=info"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
     match cli.command {
-        // The flags of `serve` have their defaults and environment variables here too.
-        None => serve::run(&*default_serve()?),
+        None => anyhow::bail!("there is always a command: without one, `serve`"),
         Some(Command::Serve(args)) => serve::run(&args),
         Some(Command::Chat(args)) => chat::run(&args),
         Some(Command::Run(args)) => run::run(&args),
@@ -43,6 +41,7 @@ pub fn main() -> Result<()> {
         Some(Command::Bench { mode: BenchMode::Kl(args) }) => bench::kl::run(&args),
         Some(Command::Bench { mode: BenchMode::Kv(args) }) => bench::kv::run(&args),
         Some(Command::Bench { mode: BenchMode::Cache(args) }) => bench::cache::run(&args),
+        Some(Command::Config { action: ConfigAction::Check { file } }) => config::check(&file),
         Some(Command::Pull(args)) => pull::run(&args),
         Some(Command::Quantize(args)) => quantize::run(&args),
         Some(Command::Doctor(args)) => doctor::run(&args),
@@ -50,12 +49,5 @@ pub fn main() -> Result<()> {
             print!("{}", docs::page(page));
             Ok(())
         }
-    }
-}
-
-fn default_serve() -> Result<Box<ServeArgs>> {
-    match Cli::try_parse_from(["folio", "serve"])?.command {
-        Some(Command::Serve(args)) => Ok(args),
-        _ => anyhow::bail!("`folio serve` does not parse as serve"),
     }
 }

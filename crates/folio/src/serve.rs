@@ -14,29 +14,15 @@ use crate::cli::ServeArgs;
 use crate::runtime::{Loaded, Runtime};
 
 pub fn run(args: &ServeArgs) -> Result<()> {
-    let api_keys = api_keys(&args.api_key, args.api_key_file.as_deref())?;
-    let declared = declared(args.tenants.as_deref())?;
+    let config = settings(args)?;
     let loaded = Loaded::open(args.model.as_deref(), &args.engine)?;
-    let runtime = Runtime::serving(loaded, &args.engine, &declared)?;
+    let runtime = Runtime::serving(loaded, &args.engine, &config.tenants)?;
     runtime.report.print();
     let names = match args.served_model_name.as_slice() {
         [] => vec![runtime.name.clone()],
         names => names.to_vec(),
     };
-    let (keys, named) = (api_keys.len(), declared.tenants.len());
-    let config = ServerConfig {
-        listen: SocketAddr::new(args.host, args.port),
-        api_keys,
-        tenants: declared,
-        tenant_metrics: args.tenant_metrics,
-        limits: Limits {
-            body_bytes: usize::try_from(args.max_body).context("--max-body")?,
-            request_timeout: args.request_timeout.map(Duration::from_secs),
-            ..Limits::default()
-        },
-        drain_timeout: Duration::from_secs(args.drain_timeout),
-        ..ServerConfig::default()
-    };
+    let (keys, named) = (config.api_keys.len(), config.tenants.tenants.len());
     let chat = runtime.template.is_some();
     let parsers = parsers(args, runtime.template.as_deref());
     let app = App {
@@ -71,11 +57,45 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     Ok(())
 }
 
-/// The tenants file, if there is one.
-fn declared(file: Option<&Path>) -> Result<Declared> {
-    let Some(path) = file else { return Ok(Declared::default()) };
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    Declared::parse(&text, &|name| std::env::var(name).ok()).with_context(|| path.display().to_string())
+/// Everything but the model, checked.
+pub(crate) fn settings(args: &ServeArgs) -> Result<ServerConfig> {
+    let api_keys = api_keys(&args.api_key, args.api_key_file.as_deref())?;
+    let tenants = declared(args.tenants.as_deref(), args.tables.tenants.as_deref())?;
+    let keys = api_keys.len() + tenants.tenants.len();
+    if keys == 0 && !args.host.is_loopback() && !args.allow_unauthenticated {
+        bail!(
+            "--host {} is an address that other machines reach, and no key is asked for: give --api-key or a tenants \
+             file, or say --allow-unauthenticated",
+            args.host
+        );
+    }
+    Ok(ServerConfig {
+        listen: SocketAddr::new(args.host, args.port),
+        api_keys,
+        tenants,
+        tenant_metrics: args.tenant_metrics,
+        limits: Limits {
+            body_bytes: usize::try_from(args.max_body).context("--max-body")?,
+            request_timeout: args.request_timeout.map(Duration::from_secs),
+            ..Limits::default()
+        },
+        drain_timeout: Duration::from_secs(args.drain_timeout),
+        ..ServerConfig::default()
+    })
+}
+
+/// Tenants, from the file of `--tenants` or, without one, the configuration file's tables.
+fn declared(file: Option<&Path>, tables: Option<&str>) -> Result<Declared> {
+    let environment = |name: &str| std::env::var(name).ok();
+    match (file, tables) {
+        (None, None) => Ok(Declared::default()),
+        (None, Some(tables)) => Ok(Declared::parse(tables, &environment)?),
+        (Some(path), _) => {
+            let text =
+                std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+            Declared::parse(&text, &environment).with_context(|| path.display().to_string())
+        }
+    }
 }
 
 /// How the model's answers are read: as asked, else as its chat template says.
@@ -209,15 +229,15 @@ mod tests {
 
     #[test]
     fn a_tenants_file_is_read_and_its_mistakes_name_it() {
-        assert_eq!(declared(None).expect("none"), Declared::default());
+        assert_eq!(declared(None, None).expect("none"), Declared::default());
         let folder = tempfile::tempdir().expect("folder");
         let file = folder.path().join("tenants.json");
         std::fs::write(&file, r#"{"tenants": [{"name": "a", "keys": ["k"], "weight": 4}]}"#).expect("file");
-        assert_eq!(declared(Some(&file)).expect("valid").weights()[0].1, 4);
+        assert_eq!(declared(Some(&file), None).expect("valid").weights()[0].1, 4);
         std::fs::write(&file, r#"{"tenants": [{"name": "a", "keys": ["k"], "wait": 4}]}"#).expect("file");
-        let error = format!("{:#}", declared(Some(&file)).expect_err("refused"));
+        let error = format!("{:#}", declared(Some(&file), None).expect_err("refused"));
         assert!(error.contains("tenants.json") && error.contains("wait"), "{error}");
-        assert!(declared(Some(&folder.path().join("none"))).is_err());
+        assert!(declared(Some(&folder.path().join("none")), None).is_err());
     }
 
     #[test]

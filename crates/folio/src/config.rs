@@ -1,0 +1,291 @@
+//! `folio serve --config FILE`: everything that `folio serve` can be told, in one TOML file.
+//!
+//! Owns: how the file becomes the command line's. A key of the file is a flag of `folio serve` without its dashes and
+//! becomes that flag's default, so there is one precedence (flag, environment, file, built-in default), one parser of every
+//! value and one list of what there is. Tables are what flags cannot say: tenants, groups, prefixes, safety.
+//! Must never: know a flag by name, except those that make no sense in a file.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches};
+use folio_server::Declared;
+
+use crate::cli::{Cli, Command, ServeArgs};
+
+/// Tables of the file that say who there is: what `--tenants FILE` says otherwise.
+const TENANT_TABLES: [&str; 3] = ["tenants", "groups", "prefixes"];
+const SAFETY_TABLE: &str = "safety";
+/// Flags that a file cannot have.
+const NOT_IN_A_FILE: [&str; 3] = ["config", "help", "version"];
+
+/// What of a configuration file no flag can say, as JSON texts.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Tables {
+    /// For [`Declared::parse`].
+    pub tenants: Option<String>,
+    pub safety: Option<String>,
+}
+
+/// The command line, with the file's values behind it where `--config` or FOLIO_CONFIG names one.
+pub fn command_line(line: impl IntoIterator<Item = OsString>) -> Result<Cli> {
+    let mut line: Vec<OsString> = line.into_iter().collect();
+    let matches = Cli::command().get_matches_from(&line);
+    if matches.subcommand_name().is_none() {
+        // Without a command, `serve` with its environment and defaults.
+        line.push("serve".into());
+    }
+    let matches = Cli::command().get_matches_from(&line);
+    let file = matches.subcommand_matches("serve").and_then(|serve| serve.get_one::<PathBuf>("config"));
+    let Some(path) = file else { return Ok(Cli::from_arg_matches(&matches)?) };
+    let file = File::read(path)?;
+    let matches = file.behind(Cli::command()).get_matches_from(&line);
+    let mut cli = Cli::from_arg_matches(&matches)?;
+    if let Some(Command::Serve(args)) = &mut cli.command {
+        args.tables = file.tables;
+    }
+    Ok(cli)
+}
+
+/// A file's content, each value checked.
+#[derive(Debug)]
+struct File {
+    /// Ids of arguments of `serve`, and what they are given.
+    values: Vec<(String, Vec<String>)>,
+    tables: Tables,
+}
+
+impl File {
+    fn read(path: &Path) -> Result<Self> {
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        Self::parse(&text).with_context(|| format!("{} cannot be used", path.display()))
+    }
+
+    fn parse(text: &str) -> Result<Self> {
+        let table: toml::Table = text.parse()?;
+        let command = Cli::command();
+        let serve = command.find_subcommand("serve").context("there is no `serve`")?;
+        let mut file = Self { values: Vec::new(), tables: Tables::default() };
+        let mut tenants = serde_json::Map::new();
+        for (key, value) in table {
+            if TENANT_TABLES.contains(&key.as_str()) && value.is_array() {
+                tenants.insert(key, serde_json::to_value(value)?);
+                continue;
+            }
+            if key == SAFETY_TABLE && value.is_table() {
+                file.tables.safety = Some(serde_json::to_string(&value)?);
+                continue;
+            }
+            let values = given(&value).with_context(|| key.clone())?;
+            let id = argument(serve, &key, &values).with_context(|| key.clone())?;
+            if file.values.iter().any(|(known, _)| *known == id) {
+                bail!("{key}: is given twice, with '-' and with '_'");
+            }
+            file.values.push((id, values));
+        }
+        if !tenants.is_empty() {
+            file.tables.tenants = Some(serde_json::to_string(&tenants)?);
+        }
+        if file.tables.tenants.is_some() && file.values.iter().any(|(id, _)| id == "tenants") {
+            bail!("tenants: name a file with 'tenants = \"FILE\"', or write [[tenants]] here; not both");
+        }
+        Ok(file)
+    }
+
+    /// The command line's definition with this file's values as the defaults of `serve`.
+    fn behind(&self, command: clap::Command) -> clap::Command {
+        command.mut_subcommand("serve", |serve| {
+            self.values.iter().fold(serve, |serve, (id, values)| {
+                serve.mut_arg(id, |argument| argument.default_values(values.clone()))
+            })
+        })
+    }
+}
+
+/// A value as it would stand on a command line; a list is several.
+fn given(value: &toml::Value) -> Result<Vec<String>> {
+    let one = |value: &toml::Value| match value {
+        toml::Value::String(text) => Ok(text.clone()),
+        toml::Value::Integer(number) => Ok(number.to_string()),
+        toml::Value::Float(number) => Ok(number.to_string()),
+        toml::Value::Boolean(flag) => Ok(flag.to_string()),
+        toml::Value::Datetime(_) => bail!("is a date, which no setting takes"),
+        toml::Value::Array(_) => bail!("is a list in a list"),
+        toml::Value::Table(_) => {
+            bail!("there is no such table; there are [[tenants]], [[groups]], [[prefixes]] and [safety]")
+        }
+    };
+    match value {
+        toml::Value::Array(values) => values.iter().map(one).collect(),
+        value => Ok(vec![one(value)?]),
+    }
+}
+
+/// The argument of `serve` that a key means, if it takes these values.
+fn argument(serve: &clap::Command, key: &str, values: &[String]) -> Result<String> {
+    let long = key.replace('_', "-");
+    let found = serve.get_arguments().find(|argument| name(argument) == long);
+    if let Some(argument) = found.filter(|argument| NOT_IN_A_FILE.contains(&argument.get_id().as_str())) {
+        bail!("'{}' cannot be set in a file", name(argument));
+    }
+    let switch = found.is_some_and(|argument| matches!(argument.get_action(), ArgAction::SetTrue));
+    let list = found.is_some_and(|argument| matches!(argument.get_action(), ArgAction::Append));
+    if switch {
+        let fine = matches!(values, [one] if one == "true" || one == "false");
+        return if fine { Ok(id(found)) } else { bail!("is a switch: true or false") };
+    }
+    if !list && values.len() != 1 {
+        bail!("takes one value, not a list");
+    }
+    // A trial: it knows every value's rules, and what an unknown name was probably meant to be.
+    let positional = found.is_some_and(Arg::is_positional);
+    let trial =
+        values.iter().map(|value| if positional { value.clone() } else { format!("--{long}={value}") });
+    let line = ["folio".to_owned(), "serve".to_owned()].into_iter().chain(trial);
+    if let Err(error) = Cli::command().try_get_matches_from(line) {
+        let text = error.to_string();
+        let advice = |line: &str| line.starts_with("Usage") || line.starts_with("For more");
+        let lines = text.lines().filter(|line| !line.trim().is_empty() && !advice(line));
+        let text = lines.map(|line| line.trim().trim_start_matches("error: ")).collect::<Vec<_>>().join("; ");
+        bail!("{text}");
+    }
+    Ok(id(found))
+}
+
+fn id(argument: Option<&Arg>) -> String {
+    argument.map(|argument| argument.get_id().to_string()).unwrap_or_default()
+}
+
+/// As in a file.
+fn name(argument: &Arg) -> &str {
+    argument.get_long().unwrap_or(argument.get_id().as_str())
+}
+
+/// `folio config check FILE`: everything that can be wrong with a configuration before a model is loaded, and what it comes to.
+pub fn check(path: &Path) -> Result<()> {
+    let file = File::read(path)?;
+    let line = ["folio".into(), "serve".into(), "--config".into(), path.as_os_str().to_owned()];
+    let matches = file.behind(Cli::command()).try_get_matches_from(line)?;
+    let serve = matches.subcommand_matches("serve").context("there is no `serve`")?;
+    let mut args = ServeArgs::from_arg_matches(serve)?;
+    args.tables = file.tables.clone();
+    let declared =
+        crate::serve::settings(&args).with_context(|| format!("{} cannot be used", path.display()))?.tenants;
+    print!("{}", effective(&file, serve));
+    println!("{}", summary(&declared));
+    println!("{} is fine", path.display());
+    Ok(())
+}
+
+/// Every setting that is not a built-in default, with its value and where it comes from.
+fn effective(file: &File, serve: &ArgMatches) -> String {
+    let command = Cli::command();
+    let arguments = command.find_subcommand("serve").into_iter().flat_map(clap::Command::get_arguments);
+    let mut out = String::new();
+    for argument in arguments {
+        let id = argument.get_id().as_str();
+        let from = match serve.value_source(id) {
+            Some(ValueSource::EnvVariable) => "environment",
+            Some(ValueSource::DefaultValue) if file.values.iter().any(|(known, _)| known == id) => "file",
+            _ => continue,
+        };
+        let values = serve.get_raw(id).into_iter().flatten().map(|value| value.to_string_lossy());
+        let values = match argument.is_hide_env_values_set() {
+            true => format!("({} hidden)", values.count()),
+            false => values.collect::<Vec<_>>().join(", "),
+        };
+        out += &format!("  {:<32} {values}  [{from}]\n", name(argument));
+    }
+    out
+}
+
+fn summary(declared: &Declared) -> String {
+    let count = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+    let parts = [
+        count(declared.tenants.len(), "tenant"),
+        count(declared.groups.len(), "group"),
+        count(declared.prefixes.len(), "shared prefix").replace("prefixs", "prefixes"),
+    ];
+    format!("  {}", parts.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn serve(file: &str, flags: &[&str]) -> ServeArgs {
+        let file = File::parse(file).expect("a good file");
+        let line = ["folio", "serve"].iter().chain(flags);
+        let matches = file.behind(Cli::command()).try_get_matches_from(line).expect("a good line");
+        match Cli::from_arg_matches(&matches).expect("parses").command {
+            Some(Command::Serve(args)) => *args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
+        let file = "model = \"demo\"\nport = 9000\nserved-model-name = [\"a\", \"b\"]\nkv_cache_memory = \"1GiB\"\n\
+                    tenant-metrics = true\nkv-cache-share = 0.25\nguarantee-completion = false\n";
+        let args = serve(file, &[]);
+        assert_eq!((args.port, args.model.as_deref()), (9000, Some("demo")));
+        assert_eq!(args.served_model_name, ["a", "b"]);
+        assert_eq!((args.engine.kv_cache_memory, args.engine.kv_cache_share), (Some(1 << 30), 0.25));
+        assert!(args.tenant_metrics && !args.engine.guarantee_completion);
+        assert_eq!(args.drain_timeout, 120, "what the file leaves out has its default");
+        let args = serve(file, &["other", "--port", "9001", "--served-model-name", "c"]);
+        assert_eq!((args.port, args.model.as_deref()), (9001, Some("other")));
+        assert_eq!(args.served_model_name, ["c"]);
+    }
+
+    #[test]
+    fn every_mistake_is_named_with_its_key() {
+        for (file, named) in [
+            ("port = 70000", &["port", "70000"][..]),
+            ("prot = 1", &["prot", "--port"]),
+            ("port = [1, 2]", &["port", "list"]),
+            ("port = {a = 1}", &["port", "table"]),
+            ("tenant-metrics = \"yes\"", &["tenant-metrics", "true or false"]),
+            ("max-body = \"lots\"", &["max-body", "lots"]),
+            ("kv-cache-dtype = \"int3\"", &["kv-cache-dtype", "int3", "int4"]),
+            ("config = \"other.toml\"", &["config", "file"]),
+            ("help = true", &["help"]),
+            ("max-body = \"1MiB\"\nmax_body = \"2MiB\"", &["max", "twice"]),
+            ("tenants = \"t.json\"\n[[groups]]\nname = \"g\"", &["tenants", "not both"]),
+            ("port = ", &["line 1"]),
+            ("[limits]\nx = 1", &["limits", "[[tenants]]"]),
+        ] {
+            let error = format!("{:#}", File::parse(file).map(|_| ()).expect_err(file));
+            for part in named {
+                assert!(error.contains(part), "{part} is not in: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_flag_of_serve_can_stand_in_a_file() {
+        let command = Cli::command();
+        let serve = command.find_subcommand("serve").expect("serve");
+        for argument in serve.get_arguments().filter(|a| !NOT_IN_A_FILE.contains(&a.get_id().as_str())) {
+            let action = argument.get_action();
+            let known = matches!(action, ArgAction::Set | ArgAction::SetTrue | ArgAction::Append);
+            assert!(known, "{}: {action:?}", argument.get_id());
+        }
+    }
+
+    #[test]
+    fn tables_are_kept_as_the_json_that_their_files_would_hold() {
+        let file = File::parse(
+            "port = 1\n[[tenants]]\nname = \"acme\"\nkeys = [\"k\"]\nweight = 3\nceiling = \"50%\"\n\
+             [[prefixes]]\nname = \"p\"\nprompt = \"x\"\n[safety]\nrules = []\n",
+        )
+        .expect("good");
+        let tenants = file.tables.tenants.expect("tenants");
+        let declared = Declared::parse(&tenants, &|_| None).expect("declared");
+        assert_eq!((declared.tenants[0].weight, declared.prefixes[0].name.as_str()), (3, "p"));
+        assert_eq!(file.tables.safety.as_deref(), Some("{\"rules\":[]}"));
+    }
+}
