@@ -21,7 +21,7 @@ class Server:
         assert binary, "set FOLIO_BIN to the folio binary, or use tests/clients/run.sh"
         extra = shlex.split(os.environ.get("FOLIO_CLIENTS_ARGS", ""))
         command = [binary, "serve", *extra, "--port", "0", *args]
-        self.log, self.url = [], None
+        self.log, self.url, self.admin = [], None, None
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         self.listening = threading.Event()
         threading.Thread(target=self._read, daemon=True).start()
@@ -33,7 +33,10 @@ class Server:
     def _read(self):
         for line in self.process.stderr:
             self.log.append(line)
-            found = re.search(r"listening on (http://\S+)", line)
+            operators = re.search(r"operators +(https?://\S+)", line)
+            if operators:
+                self.admin = operators[1]
+            found = re.search(r"listening on (https?://\S+)", line)
             if found:
                 self.url = found[1]
                 self.listening.set()

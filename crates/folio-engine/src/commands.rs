@@ -39,6 +39,10 @@ pub enum CacheCommand {
         tenant: TenantId,
         id: PrefixId,
     },
+    /// Forgets whatever is cached and neither in use nor pinned, of one tenant or, an operator's wish, of all.
+    Clear {
+        tenant: Option<TenantId>,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -47,6 +51,9 @@ pub enum CacheAnswer {
     Prefix(PrefixInfo),
     Dropped {
         tokens: u64,
+    },
+    Cleared {
+        blocks: u32,
     },
     /// The tenant has no such prefix, whoever else may.
     Missing,
@@ -79,6 +86,11 @@ impl Scheduler {
                 Some(tokens) => CacheAnswer::Dropped { tokens },
                 None => CacheAnswer::Missing,
             },
+            CacheCommand::Clear { tenant } => {
+                let before = cache.stats().free_blocks;
+                cache.clear(tenant);
+                CacheAnswer::Cleared { blocks: cache.stats().free_blocks.saturating_sub(before) }
+            }
         }
     }
 }

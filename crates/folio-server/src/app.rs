@@ -1,6 +1,5 @@
 //! What a running server is made of, and the state its handlers share.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -8,10 +7,11 @@ use folio_engine::handle::{Health, Rejected};
 use folio_engine::{
     CacheCommand, CacheReply, CancelFlag, EngineHandle, EngineStats, EventSink, Micros, Request, RequestId,
 };
-use folio_kv::{Identity, Root, TenantId};
+use folio_kv::{Identity, Root};
 use folio_text::{ChatTemplate, Tokenizer};
 use tokio::sync::{Notify, Semaphore};
 
+use crate::audit::Audit;
 use crate::cache_keys::CacheKeys;
 use crate::config::ServerConfig;
 use crate::error::{ApiError, ServerError};
@@ -114,7 +114,8 @@ pub struct App {
 pub(crate) struct State {
     pub app: App,
     pub config: ServerConfig,
-    pub tenants: Tenants,
+    pub tenants: Arc<Tenants>,
+    pub audit: Option<Audit>,
     pub metrics: Metrics,
     pub readers: Readers,
     pub structures: Structures,
@@ -123,8 +124,6 @@ pub(crate) struct State {
     /// Unix time, seconds.
     pub started_s: u64,
     pub cache_keys: CacheKeys,
-    /// Precomputed: one for each tenant, the same for those that share a cache.
-    roots: HashMap<TenantId, Root>,
     /// Set once, before anything is served.
     shared: OnceLock<SharedPrefixes>,
     tokenizing: Arc<Semaphore>,
@@ -142,12 +141,24 @@ pub(crate) struct InFlight {
 }
 
 /// Counts as one while it lives.
-pub(crate) struct Flight(Arc<InFlight>);
+pub(crate) struct Flight {
+    all: Arc<InFlight>,
+    /// Id of the HTTP request.
+    pub request: String,
+}
+
+impl Flight {
+    pub fn of(self, request: &str) -> Self {
+        let mut flight = self;
+        flight.request = request.to_owned();
+        flight
+    }
+}
 
 impl InFlight {
     pub fn enter(self: &Arc<Self>) -> Flight {
         self.count.fetch_add(1, Ordering::AcqRel);
-        Flight(self.clone())
+        Flight { all: self.clone(), request: String::new() }
     }
 
     pub fn count(&self) -> usize {
@@ -169,8 +180,8 @@ impl InFlight {
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        if self.0.count.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.0.changed.notify_waiters();
+        if self.all.count.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.all.changed.notify_waiters();
         }
     }
 }
@@ -187,25 +198,18 @@ impl State {
             return Err(ServerError::Config(problem.into()));
         }
         config.limits.choices = config.limits.choices.min(app.engine.choices_max()).max(1);
-        let tenants = Tenants::new(&config.api_keys, &config.tenants, config.server_secret)?;
+        let tenants = Arc::new(Tenants::of_config(&config)?);
         // The keys themselves are not needed any more.
         config.api_keys.clear();
+        config.admin.iter_mut().for_each(|admin| admin.keys.clear());
         let declared = std::mem::take(&mut config.tenants).prefixes;
         config.server_secret = None;
-        let root = |tenant: &Tenant| {
-            Root::derive(&Identity {
-                tenant: tenants.cache_of(tenant.id),
-                tenant_secret: &tenant.secret,
-                model_digest: &app.model.model_digest,
-                layout_digest: &app.model.layout_digest,
-                extra: &[],
-            })
-        };
-        let roots = tenants.all().chain(tenants.prefixes()).map(|tenant| (tenant.id, root(tenant))).collect();
+        let audit = config.audit_file.as_deref().map(Audit::open).transpose()?;
         let tokenizing = Arc::new(Semaphore::new(config.limits.tokenizing.max(1)));
-        let meters = Arc::new(Meters::new(&tenants));
-        let by_tenant =
-            config.tenant_metrics.then(|| TenantCollector::new(app.engine.clone(), meters.clone(), &tenants));
+        let meters = Arc::new(Meters::new(app.model.name(), config.usage_file.as_deref())?);
+        let by_tenant = config
+            .tenant_metrics
+            .then(|| TenantCollector::new(app.engine.clone(), meters.clone(), tenants.clone()));
         let metrics = Metrics::new(&app, by_tenant);
         let readers = Readers::new(app.parsers, app.template.as_deref(), &app.tokenizer);
         let ends = app.model.eos_token_ids.clone();
@@ -220,8 +224,8 @@ impl State {
             meters,
             started_s: crate::generate::unix_s(),
             tenants,
+            audit,
             cache_keys: CacheKeys::default(),
-            roots,
             tokenizing,
             tokenizing_waiting: AtomicUsize::new(0),
             draining: AtomicBool::new(false),
@@ -239,8 +243,14 @@ impl State {
     }
 
     /// Start of the tenant's block-hash chains.
-    pub fn root(&self, tenant: TenantId) -> Result<Root, ApiError> {
-        self.roots.get(&tenant).copied().ok_or_else(|| ApiError::internal("the tenant has no root"))
+    pub fn root(&self, tenant: &Tenant) -> Root {
+        Root::derive(&Identity {
+            tenant: tenant.cache,
+            tenant_secret: &tenant.secret,
+            model_digest: &self.app.model.model_digest,
+            layout_digest: &self.app.model.layout_digest,
+            extra: &[],
+        })
     }
 
     /// Runs `work` (rendering, tokenizing) off the async thread, a bounded number at a time, a bounded number in line.

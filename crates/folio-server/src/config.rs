@@ -1,6 +1,7 @@
 //! What an operator chooses: addresses, keys and limits. Every limit of the server is a field here.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::declared::Declared;
@@ -13,6 +14,18 @@ pub struct ServerConfig {
     pub api_keys: Vec<String>,
     /// Tenants of the operator's file, beside those keys.
     pub tenants: Declared,
+    /// File of keys ([`crate::keys`]); keys made or revoked in it count at once.
+    pub key_file: Option<PathBuf>,
+    /// File in which records of usage outlive the process. `None`: they are kept in memory.
+    pub usage_file: Option<PathBuf>,
+    /// JSON lines of who asked for what, without any text of a prompt or answer.
+    pub audit_file: Option<PathBuf>,
+    /// The second listener, for operators.
+    pub admin: Option<AdminConfig>,
+    /// `/metrics` is on the second listener only.
+    pub metrics_on_admin: bool,
+    /// HTTPS, on both listeners.
+    pub tls: Option<TlsFiles>,
     /// From which tenants' cache secrets are derived. `None`: random at every start, so that nothing cached outside the
     /// process is reachable after a restart.
     pub server_secret: Option<[u8; 32]>,
@@ -23,12 +36,34 @@ pub struct ServerConfig {
     pub drain_timeout: Duration,
 }
 
+/// Where operators reach what no tenant may.
+#[derive(Clone, Debug)]
+pub struct AdminConfig {
+    pub listen: SocketAddr,
+    /// Keys that open it, beside keys of the file of keys with the scope `admin`. Without either it is open.
+    pub keys: Vec<String>,
+}
+
+/// PEM files; read again when they change.
+#[derive(Clone, Debug)]
+pub struct TlsFiles {
+    /// The certificate and what leads from it to its authority.
+    pub certificate: PathBuf,
+    pub key: PathBuf,
+}
+
 impl Default for ServerConfig {
     fn default() -> Self {
         Self {
             listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8000),
             api_keys: Vec::new(),
             tenants: Declared::default(),
+            key_file: None,
+            usage_file: None,
+            audit_file: None,
+            admin: None,
+            metrics_on_admin: false,
+            tls: None,
             server_secret: None,
             tenant_metrics: false,
             limits: Limits::default(),

@@ -13,6 +13,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::error::ServerError;
+use crate::gate::TenantLimits;
 
 pub const FIRST_TENANT: u32 = 1 << 16;
 pub const FIRST_GROUP: u32 = 1 << 24;
@@ -26,6 +27,8 @@ const PREFIXES_MAX: usize = 64;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Declared {
     pub tenants: Vec<DeclaredTenant>,
+    /// Of every tenant that has no limits of its own.
+    pub default_limits: TenantLimits,
     pub groups: Vec<DeclaredGroup>,
     pub prefixes: Vec<DeclaredPrefix>,
 }
@@ -34,7 +37,9 @@ pub struct Declared {
 pub struct DeclaredTenant {
     pub id: TenantId,
     pub name: String,
+    /// Those of the file; it may have others in the file of keys.
     pub keys: Vec<String>,
+    pub limits: Option<TenantLimits>,
     /// Its share of what several tenants want at once.
     pub weight: u32,
     /// Index of its group.
@@ -85,7 +90,9 @@ impl Share {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
+    #[serde(default)]
     tenants: Vec<TenantEntry>,
+    default_limits: Option<LimitsEntry>,
     #[serde(default)]
     groups: Vec<GroupEntry>,
     #[serde(default)]
@@ -109,6 +116,46 @@ struct TenantEntry {
     group: Option<String>,
     guarantee: Option<Value>,
     ceiling: Option<Value>,
+    limits: Option<LimitsEntry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LimitsEntry {
+    requests_per_minute: Option<u32>,
+    tokens_per_minute: Option<u64>,
+    max_concurrent_requests: Option<u32>,
+    max_queued_requests: Option<u32>,
+    max_context: Option<u32>,
+}
+
+impl LimitsEntry {
+    /// Nothing is limited to nothing: whoever may do nothing has no key.
+    fn read(self, what: &str) -> Result<TenantLimits, ServerError> {
+        let limits = TenantLimits {
+            requests_per_minute: self.requests_per_minute,
+            tokens_per_minute: self.tokens_per_minute,
+            max_concurrent_requests: self.max_concurrent_requests,
+            max_queued_requests: self.max_queued_requests,
+            max_context: self.max_context,
+        };
+        for (name, value) in [
+            ("requests_per_minute", limits.requests_per_minute.map(u64::from)),
+            ("tokens_per_minute", limits.tokens_per_minute),
+            ("max_concurrent_requests", limits.max_concurrent_requests.map(u64::from)),
+            ("max_queued_requests", limits.max_queued_requests.map(u64::from)),
+            ("max_context", limits.max_context.map(u64::from)),
+        ] {
+            if value == Some(0) {
+                return Err(wrong(
+                    what,
+                    &format!("limits.{name}"),
+                    "0 would refuse everything; leave it out for no limit",
+                ));
+            }
+        }
+        Ok(limits)
+    }
 }
 
 #[derive(Deserialize)]
@@ -128,7 +175,8 @@ impl Declared {
     pub fn parse(text: &str, environment: &dyn Fn(&str) -> Option<String>) -> Result<Self, ServerError> {
         let file: File = serde_json::from_str(text)
             .map_err(|error| ServerError::Config(format!("the tenants file: {error}")))?;
-        if file.tenants.is_empty() {
+        let nothing = file.tenants.is_empty() && file.groups.is_empty() && file.prefixes.is_empty();
+        if nothing && file.default_limits.is_none() {
             return Err(ServerError::Config("the tenants file: tenants: names nobody".into()));
         }
         if file.prefixes.len() > PREFIXES_MAX {
@@ -139,6 +187,9 @@ impl Declared {
             return Err(ServerError::Config(reason));
         }
         let mut declared = Self::default();
+        if let Some(limits) = file.default_limits {
+            declared.default_limits = limits.read("every tenant")?;
+        }
         for (index, entry) in file.groups.into_iter().enumerate() {
             let what = format!("group {} ({:?})", index + 1, entry.name);
             check_name(&what, &entry.name, declared.groups.iter().map(|group| &group.name))?;
@@ -179,9 +230,6 @@ impl Declared {
                 .ok_or_else(|| wrong(&what, "keys_env", format!("the environment has no {variable}")))?;
             keys.extend(value.split(',').map(|key| key.trim().to_owned()));
         }
-        if keys.is_empty() {
-            return Err(wrong(&what, "keys", "is empty, so nobody can be this tenant"));
-        }
         let weight = entry.weight.unwrap_or(1);
         if !(1..=folio_engine::config::TENANT_WEIGHT_MAX).contains(&weight) {
             let reason = format!("{weight} is not within 1 to {}", folio_engine::config::TENANT_WEIGHT_MAX);
@@ -204,8 +252,9 @@ impl Declared {
                 Some(group)
             }
         };
+        let limits = entry.limits.map(|limits| limits.read(&what)).transpose()?;
         let id = TenantId(FIRST_TENANT + index as u32);
-        Ok(DeclaredTenant { id, name: entry.name, keys, weight, group, guarantee, ceiling })
+        Ok(DeclaredTenant { id, name: entry.name, keys, limits, weight, group, guarantee, ceiling })
     }
 
     /// For [`folio_engine::SchedulerConfig::tenant_weights`].
@@ -242,14 +291,18 @@ fn check_name<'a>(
     name: &str,
     mut known: impl Iterator<Item = &'a String>,
 ) -> Result<(), ServerError> {
-    let fine = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    if name.is_empty() || name.len() > 64 || !name.bytes().all(fine) {
+    if !good_name(name) {
         return Err(wrong(what, "name", "must be 1 to 64 letters, digits, '-', '_' or '.'"));
     }
     if known.any(|other| other == name) {
         return Err(wrong(what, "name", "is given twice"));
     }
     Ok(())
+}
+
+pub(crate) fn good_name(name: &str) -> bool {
+    let fine = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    (1..=64).contains(&name.len()) && name.bytes().all(fine)
 }
 
 /// `"25%"`, or a number of blocks.
@@ -283,15 +336,18 @@ mod tests {
     fn a_file_says_who_there_is() {
         let declared = parse(
             r#"{"tenants": [
-                {"name": "acme", "keys": ["k1"], "keys_env": ["ACME_KEYS"], "weight": 3, "guarantee": "25%", "ceiling": 60},
+                {"name": "acme", "keys": ["k1"], "keys_env": ["ACME_KEYS"], "weight": 3, "guarantee": "25%", "ceiling": 60,
+                 "limits": {"tokens_per_minute": 9000}},
                 {"name": "a", "keys": ["k2"], "group": "lab"},
                 {"name": "b", "keys": ["k3"], "group": "lab"}],
-              "groups": [{"name": "lab", "guarantee": 10}]}"#,
+              "groups": [{"name": "lab", "guarantee": 10}], "default_limits": {"max_context": 100}}"#,
         )
         .expect("valid");
         let acme = &declared.tenants[0];
         assert_eq!((acme.keys.join(" "), acme.weight, acme.group), ("k1 e1 e2".into(), 3, None));
         assert_eq!(declared.tenants[2].group, Some(0));
+        assert_eq!(declared.tenants[0].limits.and_then(|limits| limits.tokens_per_minute), Some(9000));
+        assert_eq!((declared.default_limits.max_context, declared.tenants[1].limits), (Some(100), None));
         let lab = declared.groups[0].id;
         assert_eq!(
             declared.quotas(100),
@@ -327,7 +383,12 @@ mod tests {
                 &["prefix 2", "twice"],
             ),
             (&tenant(r#""name": "x", "key": "k""#), &["key", "line 1"]),
-            (&tenant(r#""name": "x""#), &["tenant 2", "\"x\"", "keys:"]),
+            (
+                &tenant(r#""name": "x", "limits": {"requests_per_minute": 0}"#),
+                &["tenant 2", "limits.requests_per_minute"],
+            ),
+            (&tenant(r#""name": "x", "limits": {"requests": 1}"#), &["requests", "line 1"]),
+            (r#"{"tenants": [], "default_limits": {"max_context": 0}}"#, &["every tenant", "max_context"]),
             (&tenant(r#""name": "ok", "keys": ["l"]"#), &["tenant 2", "name", "twice"]),
             (&tenant(r#""name": "a b", "keys": ["l"]"#), &["tenant 2", "name"]),
             (&tenant(r#""name": "x", "keys_env": ["NONE"]"#), &["tenant 2", "keys_env", "NONE"]),

@@ -13,13 +13,14 @@ use axum::http::{HeaderValue, Response, StatusCode, header};
 use folio_engine::handle::Rejected;
 use folio_engine::request::{RetentionRange, Token, TokenLogprobs};
 use folio_engine::{Event, FinishReason, Micros, Request, SamplingParams};
-use folio_kv::TenantId;
 use folio_text::{DetokenizeOptions, Detokenizer};
+use serde_json::json;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::app::{Flight, State};
 use crate::choice::{Choice, Delta, Scored};
 use crate::error::ApiError;
+use crate::gate::{Need, TOKENS_EXPECTED, Ticket};
 use crate::http::JsonRequest;
 use crate::metrics::{FinishedChoice, FinishedPrompt};
 use crate::params::Generation;
@@ -71,8 +72,8 @@ pub(crate) async fn handle(
     prepare: fn(&State, &str, &[u8], Instant) -> Result<Job, ApiError>,
 ) -> Result<Response<Body>, ApiError> {
     let arrived = Instant::now();
-    let flight = state.in_flight.enter();
     let JsonRequest { tenant, id, body } = request;
+    let flight = state.in_flight.enter().of(&id);
     let shared = state.clone();
     let job = state.off_thread(move || prepare(&shared, &id, &body, arrived)).await?;
     run(&state, &tenant, job, flight).await
@@ -117,12 +118,40 @@ fn spawn(
     output: Output,
 ) -> Result<Abort, ApiError> {
     let (events, receiver) = mpsc::unbounded_channel();
-    let abort = submit(state, tenant, &job, events)?;
-    let meter = state.meters.of(tenant.id);
+    let mut job = job;
+    let ticket = admit(tenant, &mut job)?;
+    let abort = match submit(state, tenant, &job, events) {
+        Ok(abort) => abort,
+        Err(refused) => {
+            ticket.refused();
+            return Err(refused);
+        }
+    };
+    let meter = state.meters.of(tenant);
     job.prompts.iter().for_each(|_| meter.request());
-    let pump = Pump::new(state.clone(), tenant.id, meter, job, abort.clone(), output);
+    let pump = Pump::new(state.clone(), tenant.clone(), meter, ticket, job, abort.clone(), output);
     tokio::spawn(pump.follow(receiver, flight));
     Ok(abort)
+}
+
+/// Holds the job against what its tenant may have.
+fn admit(tenant: &Tenant, job: &mut Job) -> Result<Ticket, ApiError> {
+    let asked = job.generation.max_tokens;
+    let mut need = Need { prompts: job.prompts.len() as u32, prompt_tokens: 0, output_tokens: 0 };
+    for prompt in &mut job.prompts {
+        let tokens = prompt.tokens.len();
+        if let Some(context) = tenant.gate.limits().max_context {
+            let room = context.saturating_sub(tokens as u32);
+            if room == 0 || asked.is_some_and(|asked| asked > room) {
+                return Err(ApiError::context_length(context, tokens, asked.unwrap_or(1)));
+            }
+            prompt.params.max_tokens = prompt.params.max_tokens.min(room);
+        }
+        let output = asked.unwrap_or(TOKENS_EXPECTED).min(prompt.params.max_tokens);
+        need.prompt_tokens += tokens as u64;
+        need.output_tokens += u64::from(output) * u64::from(job.generation.n);
+    }
+    tenant.gate.admit(need, Instant::now())
 }
 
 pub fn json_response(json: String) -> Response<Body> {
@@ -136,7 +165,7 @@ type EventSender = mpsc::UnboundedSender<(usize, Event)>;
 /// All prompts of the job go to the engine, or none does.
 fn submit(state: &State, tenant: &Tenant, job: &Job, events: EventSender) -> Result<Abort, ApiError> {
     let engine = &state.app.engine;
-    let root = state.root(tenant.id)?;
+    let root = state.root(tenant);
     let timeout = state.config.limits.request_timeout;
     let deadline = timeout.map(|limit| Micros(engine.now().0.saturating_add(limit.as_micros() as u64)));
     let mut flags = Vec::with_capacity(job.prompts.len());
@@ -213,7 +242,9 @@ struct Pump {
     state: Arc<State>,
     /// Of the tenant that asked.
     meter: Arc<Meter>,
-    tenant: TenantId,
+    tenant: Tenant,
+    /// Until the end.
+    ticket: Option<Ticket>,
     job: Job,
     abort: Abort,
     output: Output,
@@ -230,8 +261,9 @@ struct Pump {
 impl Pump {
     fn new(
         state: Arc<State>,
-        tenant: TenantId,
+        tenant: Tenant,
         meter: Arc<Meter>,
+        ticket: Ticket,
         job: Job,
         abort: Abort,
         output: Output,
@@ -257,6 +289,7 @@ impl Pump {
         Self {
             state,
             tenant,
+            ticket: Some(ticket),
             meter,
             job,
             abort,
@@ -299,7 +332,33 @@ impl Pump {
             }
         }
         self.abort.finished();
+        if let Some(ticket) = self.ticket.take() {
+            ticket.settle(self.usage.prompt_tokens + self.usage.completion_tokens);
+        }
+        self.audit(&flight);
         drop(flight);
+    }
+
+    /// What was computed for whom, and how it ended.
+    fn audit(&self, flight: &Flight) {
+        let Some(audit) = &self.state.audit else { return };
+        let ends = self.slots.iter().map(|slot| slot.choice.finish().map_or("error", |finish| finish.reason));
+        audit.write(
+            "generation",
+            json!({
+                "request_id": flight.request,
+                "tenant": &*self.tenant.name,
+                "key": &*self.tenant.key,
+                "model": self.state.app.model.name(),
+                "prompts": self.job.prompts.len(),
+                "prompt_tokens": self.usage.prompt_tokens,
+                "cached_tokens": self.usage.cached_tokens,
+                "completion_tokens": self.usage.completion_tokens,
+                "finish_reasons": ends.collect::<Vec<_>>(),
+                "failed": self.failed,
+                "ms": self.job.arrived.elapsed().as_millis() as u64,
+            }),
+        );
     }
 
     fn index(&self, prompt: usize, choice: u32) -> usize {
@@ -323,11 +382,12 @@ impl Pump {
         self.usage.cached_tokens += u64::from(cached);
         self.state.metrics.prompt(tokens, u64::from(cached));
         self.meter.prompt(tokens, cached.into());
+        self.ticket.iter_mut().for_each(Ticket::started);
         if let Some(shared) = self.state.shared().filter(|_| self.job.reads_shared(job)) {
             shared.served(&self.state, &job.tokens, cached);
         }
         if let Some(key) = &self.job.generation.cache.key {
-            self.state.cache_keys.count(self.tenant, key, tokens, cached.into());
+            self.state.cache_keys.count(self.tenant.id, key, tokens, cached.into());
         }
         let wanted = self.job.generation.prompt_logprobs.is_some() && !job.echo_logprobs;
         let echo = self.echo(prompt, &logprobs);

@@ -1,10 +1,10 @@
 //! What all routes share: request ids, authentication, draining, reading a body within its limits, and counting.
 
 use std::future::poll_fn;
-use std::hash::{BuildHasher, Hasher};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, MatchedPath, Request, State as Shared};
@@ -12,12 +12,14 @@ use axum::http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::IntoResponse;
 use futures_core::Stream;
+use serde_json::json;
 
 use crate::anthropic;
 use crate::app::State;
 use crate::error::ApiError;
+use crate::keys::{Scope, random};
 use crate::params::valid_request_id;
-use crate::tenants::Tenant;
+use crate::tenants::{Tenant, missing_scope};
 
 const REQUEST_ID: &str = "x-request-id";
 /// Open to whoever reaches the port: they tell nothing about anybody's requests.
@@ -30,8 +32,45 @@ const GENERATING: &[&str] =
 #[derive(Clone)]
 pub struct RequestName(pub String);
 
-/// Around every route.
-pub async fn around(Shared(state): Shared<Arc<State>>, mut request: Request, next: Next) -> Response<Body> {
+/// Who connected; known where there is a socket.
+#[derive(Clone, Copy)]
+pub struct Peer(pub std::net::SocketAddr);
+
+/// Where a request came in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Listener {
+    Serving,
+    Admin,
+}
+
+/// Around every route of the serving port.
+pub async fn around(Shared(state): Shared<Arc<State>>, request: Request, next: Next) -> Response<Body> {
+    let anthropic = anthropic::is_meant(&request);
+    let tenant = admit(&state, &request);
+    let gate = tenant.as_ref().ok().and_then(Option::as_ref).map(|tenant| tenant.gate.clone());
+    let generating = GENERATING.contains(&request.uri().path());
+    let mut response =
+        answered(&state, Listener::Serving, request, tenant, async |request| next.run(request).await).await;
+    if let Some(gate) = gate.filter(|_| generating) {
+        gate.tell(response.headers_mut(), Instant::now());
+    }
+    if anthropic {
+        let id =
+            response.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok()).unwrap_or_default().to_owned();
+        anthropic::restate(&mut response, &id);
+    }
+    response
+}
+
+/// Names the request, answers it or says why not, and counts.
+pub async fn answered(
+    state: &State,
+    listener: Listener,
+    mut request: Request,
+    asking: Result<Option<Tenant>, ApiError>,
+    answer: impl AsyncFnOnce(Request) -> Response<Body>,
+) -> Response<Body> {
+    let arrived = Instant::now();
     let id = request
         .headers()
         .get(REQUEST_ID)
@@ -44,33 +83,57 @@ pub async fn around(Shared(state): Shared<Arc<State>>, mut request: Request, nex
     }
     .to_owned();
     let handler = request.extensions().get::<MatchedPath>().map_or("none", MatchedPath::as_str).to_owned();
-    let anthropic = anthropic::is_meant(&request);
-    let mut response = match admit(&state, &request) {
+    let peer = request.extensions().get::<Peer>().copied();
+    let who = asking.as_ref().ok().and_then(|tenant| tenant.as_ref());
+    let who = who.map(|tenant| (tenant.name.clone(), tenant.key.clone()));
+    let mut response = match asking {
         Ok(tenant) => {
-            request.extensions_mut().insert(tenant);
+            if let Some(tenant) = tenant {
+                request.extensions_mut().insert(tenant);
+            }
             request.extensions_mut().insert(RequestName(id.clone()));
-            next.run(request).await
+            answer(request).await
         }
         Err(refused) => refused.into_response(),
     };
-    if anthropic {
-        anthropic::restate(&mut response, &id);
-    }
     if let Ok(value) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, value);
     }
-    state.metrics.http(&method, &handler, response.status().as_u16());
-    tracing::debug!(request = %id, %method, %handler, status = response.status().as_u16(), "answered");
+    let status = response.status().as_u16();
+    state.metrics.http(&method, &handler, status);
+    tracing::debug!(request = %id, %method, %handler, status, "answered");
+    if let Some(audit) = &state.audit {
+        let error = response.extensions().get::<ApiError>();
+        audit.write(
+            "request",
+            json!({
+                "request_id": id,
+                "listener": if listener == Listener::Admin { "admin" } else { "serving" },
+                "client": peer.map(|peer| peer.0.to_string()),
+                "method": method,
+                "route": handler,
+                "tenant": who.as_ref().map(|(tenant, _)| &**tenant),
+                "key": who.as_ref().map(|(_, key)| &**key),
+                "status": status,
+                "error": error.map(|error| error.code.unwrap_or(error.kind)),
+                "ms": arrived.elapsed().as_millis() as u64,
+            }),
+        );
+    }
     response
 }
 
-fn admit(state: &State, request: &Request) -> Result<Tenant, ApiError> {
+/// Who asks, if the route wants to know; or why not.
+fn admit(state: &State, request: &Request) -> Result<Option<Tenant>, ApiError> {
     let path = request.uri().path();
     if OPEN.contains(&path) {
-        // Nothing behind these paths reads the tenant.
-        return Ok(Tenant { id: folio_kv::TenantId(0), secret: [0; 32] });
+        return Ok(None);
     }
-    let tenant = state.tenants.authenticate(request.headers())?.clone();
+    let tenant = state.tenants.authenticate(request.headers())?;
+    let scope = Scope::of(path);
+    if !tenant.scopes.has(scope) {
+        return Err(missing_scope(scope));
+    }
     anthropic::check_version(request.headers())?;
     if GENERATING.contains(&path) && state.draining.load(Ordering::Acquire) {
         return Err(ApiError::unavailable(
@@ -78,12 +141,11 @@ fn admit(state: &State, request: &Request) -> Result<Tenant, ApiError> {
             5,
         ));
     }
-    Ok(tenant)
+    Ok(Some(tenant))
 }
 
 pub fn fresh_id() -> String {
-    let half = || std::hash::RandomState::new().build_hasher().finish();
-    format!("{:016x}{:016x}", half(), half())
+    format!("{:032x}", u128::from_le_bytes(random()))
 }
 
 /// An authenticated request with a JSON body, read within the limits.

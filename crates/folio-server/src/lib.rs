@@ -12,8 +12,10 @@
 //! chunk. Memory per request is bounded by its body and by `max_tokens` times `n`.
 #![forbid(unsafe_code)]
 
+mod admin;
 mod anthropic;
 mod app;
+mod audit;
 mod blocks;
 mod bounds;
 mod cache_keys;
@@ -24,15 +26,18 @@ mod config;
 mod declared;
 mod error;
 mod fields;
+mod gate;
 mod generate;
 mod guides;
 mod http;
+pub mod keys;
 mod messages;
 pub mod metrics;
 mod pages;
 pub mod params;
 mod prefixes;
 mod reading;
+mod records;
 mod responses;
 mod retain;
 mod routing;
@@ -43,14 +48,16 @@ mod stream;
 mod structured;
 pub mod tenant_metrics;
 mod tenants;
+mod tls;
 mod tools;
 mod usage;
 mod wire;
 
 pub use app::{App, Engine, ModelFacts};
-pub use config::{Limits, ServerConfig};
+pub use config::{AdminConfig, Limits, ServerConfig, TlsFiles};
 pub use declared::{Declared, DeclaredGroup, DeclaredTenant, Share};
 pub use error::{ApiError, ServerError};
+pub use gate::TenantLimits;
 pub use params::SamplingDefaults;
 pub use reading::Parsers;
-pub use serve::{Server, run, serve};
+pub use serve::{Addresses, Listeners, Server, check, run, serve};

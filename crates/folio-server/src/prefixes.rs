@@ -5,6 +5,7 @@
 //! posted and its reply comes through a channel.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::Extension;
 use axum::body::Body;
@@ -12,7 +13,7 @@ use axum::extract::{Path, State as Shared};
 use axum::http::{Response, StatusCode};
 use folio_engine::request::{EventSink, RetentionRange};
 use folio_engine::{CacheAnswer, CacheCommand, Event, FinishReason, Micros, Request, SamplingParams};
-use folio_kv::{KeepRefused, PrefixId, PrefixInfo, TenantId};
+use folio_kv::{KeepRefused, PrefixId, PrefixInfo};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
@@ -20,6 +21,7 @@ use crate::app::State;
 use crate::chat::{Conversation, check_model, encode};
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::gate::Need;
 use crate::generate::{json_response, refusal, unix_s};
 use crate::http::JsonRequest;
 use crate::params::check_token_ids;
@@ -53,7 +55,7 @@ pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> 
     let JsonRequest { tenant, body, .. } = request;
     let shared = state.clone();
     let wanted = state.off_thread(move || read(&shared, &body)).await?;
-    let root = state.root(tenant.id)?;
+    let root = state.root(&tenant);
     let mut first = None;
     for _ in 0..ATTEMPTS {
         let computed = compute(&state, &tenant, &wanted).await?;
@@ -131,12 +133,15 @@ pub(crate) fn tokens(state: &State, fields: &mut Fields<'_>) -> Result<(Vec<u32>
 /// Runs the prompt through the engine without generating anything. Dropping it cancels.
 async fn compute(state: &State, tenant: &Tenant, wanted: &Wanted) -> Result<Computed, ApiError> {
     let engine = &state.app.engine;
+    let prompt_tokens = wanted.tokens.len() as u64;
+    let need = Need { prompts: 1, prompt_tokens, output_tokens: 0 };
+    let mut ticket = tenant.gate.admit(need, Instant::now())?;
     let timeout = state.config.limits.request_timeout;
     let retention = wanted.wish.retention();
     let request = Request {
         id: engine.next_request_id(),
         tenant: tenant.id,
-        root: state.root(tenant.id)?,
+        root: state.root(tenant),
         prompt: wanted.tokens.clone(),
         n: 1,
         sampling: SamplingParams::greedy(0),
@@ -152,11 +157,15 @@ async fn compute(state: &State, tenant: &Tenant, wanted: &Wanted) -> Result<Comp
     };
     let (sender, mut events) = mpsc::unbounded_channel();
     let sink: Box<dyn EventSink> = Box::new(move |event: Event| sender.send(event).is_ok());
-    let flag = engine.submit(request, sink).map_err(|rejected| {
-        state.metrics.rejected(&rejected);
-        refusal(rejected)
-    })?;
-    let meter = state.meters.of(tenant.id);
+    let flag = match engine.submit(request, sink) {
+        Ok(flag) => flag,
+        Err(rejected) => {
+            ticket.refused();
+            state.metrics.rejected(&rejected);
+            return Err(refusal(rejected));
+        }
+    };
+    let meter = state.meters.of(tenant);
     meter.request();
     let abort = Abort::new(vec![flag]);
     let guard = abort.guard();
@@ -164,14 +173,18 @@ async fn compute(state: &State, tenant: &Tenant, wanted: &Wanted) -> Result<Comp
     loop {
         match events.recv().await {
             Some(Event::Prompt { cached_tokens, kept, .. }) => {
-                state.metrics.prompt(wanted.tokens.len() as u64, u64::from(cached_tokens));
-                meter.prompt(wanted.tokens.len() as u64, u64::from(cached_tokens));
+                ticket.started();
+                state.metrics.prompt(prompt_tokens, u64::from(cached_tokens));
+                meter.prompt(prompt_tokens, u64::from(cached_tokens));
                 computed = Computed { cached_tokens, kept };
             }
             Some(Event::Token { .. }) => {}
             Some(Event::Finished { reason, error, .. }) => {
                 abort.finished();
                 drop(guard);
+                if reason == FinishReason::Length || reason == FinishReason::Stop {
+                    ticket.settle(prompt_tokens);
+                }
                 return match reason {
                     FinishReason::Stop | FinishReason::Length => Ok(computed),
                     FinishReason::Deadline => Err(ApiError::deadline()),
@@ -187,7 +200,7 @@ async fn compute(state: &State, tenant: &Tenant, wanted: &Wanted) -> Result<Comp
 
 /// `GET /v1/cache/prefixes`
 pub async fn list(Shared(state): Shared<Arc<State>>, Extension(tenant): Extension<Tenant>) -> Answer {
-    let tenant = cache_of(&state, &tenant)?;
+    let tenant = tenant.cache;
     match command(&state, CacheCommand::List { tenant }).await? {
         CacheAnswer::Prefixes(list) => {
             let data: Vec<Value> = list.iter().map(|prefix| describe(&state, prefix)).collect();
@@ -203,7 +216,7 @@ pub async fn show(
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
 ) -> Answer {
-    let (tenant, id) = (cache_of(&state, &tenant)?, parse(&id)?);
+    let (tenant, id) = (tenant.cache, parse(&id)?);
     one(&state, command(&state, CacheCommand::Show { tenant, id }).await?)
 }
 
@@ -213,7 +226,7 @@ pub async fn change(
     Path(id): Path<String>,
     request: JsonRequest,
 ) -> Answer {
-    let (tenant, id) = (cache_of(&state, &request.tenant)?, parse(&id)?);
+    let (tenant, id) = (request.tenant.cache, parse(&id)?);
     let wish = {
         let mut fields = Fields::of_body(&request.body)?;
         let wish = Wish::read(&mut fields)?;
@@ -238,7 +251,7 @@ pub async fn delete(
     Extension(tenant): Extension<Tenant>,
     Path(name): Path<String>,
 ) -> Answer {
-    let (tenant, id) = (cache_of(&state, &tenant)?, parse(&name)?);
+    let (tenant, id) = (tenant.cache, parse(&name)?);
     match command(&state, CacheCommand::Drop { tenant, id }).await? {
         CacheAnswer::Dropped { tokens } => {
             let answer =
@@ -255,12 +268,7 @@ pub async fn keys(Shared(state): Shared<Arc<State>>, Extension(tenant): Extensio
     json_response(state.cache_keys.list(tenant.id).to_string())
 }
 
-/// Whom the cache knows as the tenant: those that an operator put into one group share their prefixes, too.
-fn cache_of(state: &State, tenant: &Tenant) -> Result<TenantId, ApiError> {
-    Ok(state.root(tenant.id)?.tenant)
-}
-
-async fn command(state: &State, command: CacheCommand) -> Result<CacheAnswer, ApiError> {
+pub(crate) async fn command(state: &State, command: CacheCommand) -> Result<CacheAnswer, ApiError> {
     let (sender, answer) = oneshot::channel();
     let reply = Box::new(move |answer| {
         // A client that left needs no answer.

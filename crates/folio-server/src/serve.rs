@@ -10,20 +10,27 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::State as Shared;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tower::ServiceExt;
 
+use crate::admin;
 use crate::app::{App, State};
 use crate::config::ServerConfig;
 use crate::error::ServerError;
-use crate::http::{JsonRequest, around};
-use crate::{anthropic, chat, completions, generate, pages, prefixes, responses, routing, usage};
+use crate::http::{JsonRequest, Peer, around};
+use crate::tenants::Tenants;
+use crate::tls::Tls;
+use crate::usage::SAVED_EVERY;
+use crate::{anthropic, chat, completions, generate, pages, prefixes, records, responses, routing, usage};
 
 /// Time for responses to leave after the last request finished.
 const CLOSING: Duration = Duration::from_secs(5);
@@ -33,11 +40,39 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// A configured server that does not listen yet.
 pub struct Server {
     state: Arc<State>,
+    tls: Option<Arc<Tls>>,
+}
+
+/// The sockets of a server.
+pub struct Listeners {
+    pub serving: TcpListener,
+    /// For operators.
+    pub admin: Option<TcpListener>,
+}
+
+/// Where it listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Addresses {
+    pub serving: SocketAddr,
+    pub admin: Option<SocketAddr>,
+    /// By HTTPS.
+    pub tls: bool,
 }
 
 impl Server {
     pub fn new(config: ServerConfig, app: App) -> Result<Self, ServerError> {
-        Ok(Self { state: State::new(config, app)? })
+        let tls = config.tls.as_ref().map(Tls::open).transpose()?.map(Arc::new);
+        Ok(Self { state: State::new(config, app)?, tls })
+    }
+
+    /// The routes of the second listener.
+    pub fn admin_router(&self) -> Router {
+        admin::router(&self.state)
+    }
+
+    /// Writes what was used to its file, where there is one. A server that listens does so by itself.
+    pub fn save_usage(&self) {
+        self.state.meters.save();
     }
 
     /// All routes. Usable without a socket, as a tower service.
@@ -52,7 +87,11 @@ impl Server {
         let messages = |Shared(state): Shared<Arc<State>>, request: JsonRequest| {
             generate::handle(state, request, anthropic::prepare)
         };
-        Router::new()
+        let mut router = Router::new();
+        if !state.config.metrics_on_admin {
+            router = router.route("/metrics", get(pages::metrics));
+        }
+        router
             .route("/", get(pages::index))
             .route("/v1/chat/completions", post(chat))
             .route("/v1/completions", post(completions))
@@ -77,9 +116,9 @@ impl Server {
             .route("/detokenize", post(pages::detokenize))
             .route("/health", get(pages::health))
             .route("/ping", get(pages::ping).post(pages::ping))
-            .route("/metrics", get(pages::metrics))
             .route("/version", get(pages::version))
             .route("/v1/usage", get(usage::usage))
+            .route("/v1/usage/records", get(records::own))
             .fallback(pages::not_found)
             .method_not_allowed_fallback(pages::method_not_allowed)
             .layer(from_fn_with_state(state.clone(), around))
@@ -94,25 +133,23 @@ impl Server {
     }
 
     /// Serves until told to end: the first message drains, the second stops at once.
-    pub async fn listen(self, listener: TcpListener, mut signals: mpsc::Receiver<()>) {
-        let connections = Arc::new(Semaphore::new(self.state.config.limits.connections));
+    pub async fn listen(self, listeners: Listeners, mut signals: mpsc::Receiver<()>) {
         let graceful = GracefulShutdown::new();
-        let router = self.router();
         let state = self.state.clone();
         tokio::spawn(async move {
             if let Some(shared) = state.shared() {
                 shared.compute(&state).await;
             }
         });
+        tokio::spawn(save_usage(self.state.clone()));
+        let (serving, operators) = (self.router(), self.admin_router());
         let accept = async {
-            loop {
-                let Ok(permit) = connections.clone().acquire_owned().await else { break };
-                match listener.accept().await {
-                    Ok((socket, _)) => self.connection(socket, permit, &router, &graceful),
-                    Err(error) => {
-                        tracing::warn!(%error, "cannot accept a connection");
-                        tokio::time::sleep(ACCEPT_PAUSE).await;
-                    }
+            let serving = self.accept(&listeners.serving, &serving, &graceful);
+            match &listeners.admin {
+                None => serving.await,
+                // Operators have connections of their own: whoever takes all of the others does not lock them out.
+                Some(admin) => {
+                    tokio::join!(serving, self.accept(admin, &operators, &graceful));
                 }
             }
         };
@@ -132,6 +169,21 @@ impl Server {
             }
         }
         self.state.app.engine.stop();
+        self.save_usage();
+    }
+
+    async fn accept(&self, listener: &TcpListener, router: &Router, graceful: &GracefulShutdown) {
+        let connections = Arc::new(Semaphore::new(self.state.config.limits.connections));
+        loop {
+            let Ok(permit) = connections.clone().acquire_owned().await else { break };
+            match listener.accept().await {
+                Ok((socket, peer)) => self.connection(socket, Peer(peer), permit, router, graceful),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
     }
 
     /// Waits until nothing runs, or for the next signal, or as long as patience lasts.
@@ -150,6 +202,7 @@ impl Server {
     fn connection(
         &self,
         socket: TcpStream,
+        peer: Peer,
         permit: OwnedSemaphorePermit,
         router: &Router,
         graceful: &GracefulShutdown,
@@ -158,20 +211,56 @@ impl Server {
         if let Err(error) = socket.set_nodelay(true) {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
-        let connection = hyper::server::conn::http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(self.state.config.limits.header_timeout)
-            .serve_connection(TokioIo::new(socket), TowerToHyperService::new(router.clone()));
-        let connection = graceful.watch(connection);
-        let state = self.state.clone();
+        let (state, router, watcher) = (self.state.clone(), router.clone(), graceful.watcher());
+        let acceptor = self.tls.as_ref().map(|tls| tls.acceptor());
         tokio::spawn(async move {
             state.metrics.connections.inc();
-            if let Err(error) = connection.await {
+            let patience = state.config.limits.header_timeout;
+            let ended = match acceptor {
+                None => speak(TokioIo::new(socket), peer, router, patience, watcher).await,
+                Some(acceptor) => match tokio::time::timeout(patience, acceptor.accept(socket)).await {
+                    Ok(Ok(stream)) => speak(TokioIo::new(stream), peer, router, patience, watcher).await,
+                    Ok(Err(error)) => Err(format!("TLS: {error}")),
+                    Err(_) => Err("TLS: the handshake took too long".to_owned()),
+                },
+            };
+            if let Err(error) = ended {
                 tracing::debug!(%error, "a connection ended early");
             }
             state.metrics.connections.dec();
             drop(permit);
         });
+    }
+}
+
+/// HTTP on one connection, until it ends or, while it is idle, the server does.
+async fn speak<T: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static>(
+    io: T,
+    peer: Peer,
+    router: Router,
+    patience: Duration,
+    watcher: Watcher,
+) -> Result<(), String> {
+    let service = service_fn(move |request: hyper::Request<Incoming>| {
+        let mut request = request.map(Body::new);
+        request.extensions_mut().insert(peer);
+        router.clone().oneshot(request)
+    });
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(patience)
+        .serve_connection(io, service);
+    watcher.watch(connection).await.map_err(|error| error.to_string())
+}
+
+/// Keeps the file of usage up to date, off the threads that serve.
+async fn save_usage(state: Arc<State>) {
+    let mut every = tokio::time::interval(SAVED_EVERY);
+    every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        every.tick().await;
+        let state = state.clone();
+        let _ = tokio::task::spawn_blocking(move || state.meters.save()).await;
     }
 }
 
@@ -182,24 +271,41 @@ enum Ended {
 }
 
 /// Binds, serves, and returns after a SIGTERM or Ctrl-C has drained the server (or a second one stopped it). `ready` is
-/// told the address once connections are accepted.
-pub async fn serve(
-    config: ServerConfig,
-    app: App,
-    ready: impl FnOnce(SocketAddr),
-) -> Result<(), ServerError> {
-    let address = config.listen;
-    let bind = |source| ServerError::Bind { address: address.to_string(), source };
+/// told the addresses once connections are accepted.
+pub async fn serve(config: ServerConfig, app: App, ready: impl FnOnce(Addresses)) -> Result<(), ServerError> {
+    let (address, admin) = (config.listen, config.admin.as_ref().map(|admin| admin.listen));
+    let tls = config.tls.is_some();
     let server = Server::new(config, app)?;
     let signals = signals().map_err(ServerError::Signals)?;
-    let listener = TcpListener::bind(address).await.map_err(bind)?;
-    ready(listener.local_addr().map_err(bind)?);
-    server.listen(listener, signals).await;
+    let serving = bind(address).await?;
+    let admin = match admin {
+        Some(address) => Some(bind(address).await?),
+        None => None,
+    };
+    let local = |listener: &TcpListener| {
+        listener.local_addr().map_err(|source| ServerError::Bind { address: address.to_string(), source })
+    };
+    let addresses =
+        Addresses { serving: local(&serving)?, admin: admin.as_ref().map(local).transpose()?, tls };
+    ready(addresses);
+    server.listen(Listeners { serving, admin }, signals).await;
     Ok(())
 }
 
+/// Whatever of a configuration can be found wrong without a model and without writing anything: keys, their file, certificates.
+pub fn check(config: &ServerConfig) -> Result<(), ServerError> {
+    Tenants::of_config(config)?;
+    config.tls.as_ref().map(Tls::open).transpose()?;
+    Ok(())
+}
+
+async fn bind(address: SocketAddr) -> Result<TcpListener, ServerError> {
+    let listener = TcpListener::bind(address).await;
+    listener.map_err(|source| ServerError::Bind { address: address.to_string(), source })
+}
+
 /// [`serve`] on a runtime of its own: one thread for all connections, a few for tokenizing.
-pub fn run(config: ServerConfig, app: App, ready: impl FnOnce(SocketAddr)) -> Result<(), ServerError> {
+pub fn run(config: ServerConfig, app: App, ready: impl FnOnce(Addresses)) -> Result<(), ServerError> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(ServerError::Runtime)?;
     let result = runtime.block_on(serve(config, app, ready));

@@ -45,7 +45,7 @@ impl SharedPrefixes {
     /// Reads what was declared; a mistake is named with its prefix.
     pub fn read(state: &State, declared: &[DeclaredPrefix]) -> Result<Self, ServerError> {
         let block_tokens = state.app.engine.stats().cache.block_tokens.max(1);
-        let list = declared.iter().map(|prefix| {
+        let list = declared.iter().zip(state.tenants.prefixes()).map(|(prefix, holder)| {
             let wrong = |what: String| {
                 ServerError::Config(format!("the tenants file: prefix {:?}: {what}", prefix.name))
             };
@@ -54,7 +54,7 @@ impl SharedPrefixes {
                 let count = tokens.len();
                 return Err(wrong(format!("it has {count} tokens, less than a block of {block_tokens}")));
             }
-            let root = state.root(prefix.id).map_err(|error| wrong(error.message))?;
+            let root = state.root(holder);
             let (name, tokens) = (prefix.name.clone(), tokens.into());
             Ok(Arc::new(SharedPrefix { name, root, tokens, computing: AtomicBool::new(false) }))
         });

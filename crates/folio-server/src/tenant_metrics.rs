@@ -80,21 +80,18 @@ fn series(all: Vec<(&'static str, String, TenantId)>) -> Vec<Series> {
 pub(crate) struct TenantCollector {
     engine: Arc<dyn Engine>,
     meters: Arc<Meters>,
-    tenants: Vec<Series>,
-    caches: Vec<Series>,
+    tenants: Arc<Tenants>,
 }
 
 impl TenantCollector {
-    pub fn new(engine: Arc<dyn Engine>, meters: Arc<Meters>, tenants: &Tenants) -> Self {
-        let caches = tenants.caches().map(|(what, name, id)| (what, name.to_owned(), id));
-        let caches = series(caches.collect());
-        let tenants = tenants.names().map(|(id, name)| ("tenant", name.to_owned(), id));
-        Self { engine, meters, tenants: series(tenants.collect()), caches }
+    pub fn new(engine: Arc<dyn Engine>, meters: Arc<Meters>, tenants: Arc<Tenants>) -> Self {
+        Self { engine, meters, tenants }
     }
 
     fn tokens(&self, of: impl Fn(crate::usage::Count) -> Vec<(Option<&'static str>, u64)>) -> Samples {
         let mut samples = Vec::new();
-        for Series { labels, ids } in &self.tenants {
+        let tenants = self.tenants.names().into_iter().map(|(id, name)| ("tenant", name, id));
+        for Series { labels, ids } in &series(tenants.collect()) {
             let mut count = crate::usage::Count::default();
             ids.iter().for_each(|id| count.add(self.meters.count(*id)));
             for (source, value) in of(count) {
@@ -113,7 +110,7 @@ impl TenantCollector {
             at.map(|at| stats.tenants[at].kv.at(now.0)).unwrap_or_default()
         };
         let mut samples = Vec::new();
-        for Series { labels, ids } in &self.caches {
+        for Series { labels, ids } in &series(self.tenants.caches()) {
             let held = ids.iter().map(|id| of(holdings(id)));
             let held = held.fold([0.0; 2], |sum, held| [sum[0] + held[0], sum[1] + held[1]]);
             for (state, value) in ["active", "cached"].into_iter().zip(held) {

@@ -1,106 +1,255 @@
-//! Who is asking. A tenant is whoever authenticated with one key; everything the cache may share hangs on that.
+//! Who is asking. A tenant is whoever authenticated with one of its keys; everything the cache may share hangs on that.
 //!
-//! Invariants: tenancy comes from the key in the `Authorization` or `x-api-key` header and from nothing else in a request. Keys are not kept, only
-//! their digests; comparing digests takes the same time wherever they differ, and every key is compared every time. A
-//! tenant's cache secret depends on the server's secret and the key (of a declared tenant or group: its name), so it is
+//! Invariants: tenancy comes from the key in the `Authorization` or `x-api-key` header and from nothing else in a request.
+//! Keys are not kept, only their digests; comparing digests takes the same time wherever they differ, and every key of flags
+//! and tenants file is compared every time (one of the file of keys is found by its id, which is no secret). A
+//! tenant's cache secret depends on the server's secret and the key (of a named tenant or group: its name), so it is
 //! neither guessable nor the client's to choose. Tenants share a cache only where the operator put them into one group.
+//!
+//! A tenant that only the file of keys names comes to be when it is first seen, and is told apart by its name from then on.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, Hasher};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use folio_kv::TenantId;
 use sha2::{Digest, Sha256};
 
+use crate::config::ServerConfig;
 use crate::declared::Declared;
 use crate::error::{ApiError, ServerError};
+use crate::gate::{Gate, TenantLimits};
+use crate::keys::{self, KeyFile, Scope, Scopes, random};
 
-/// One key's holder.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Ids of tenants that only the file of keys names begin here.
+const FIRST_NAMED: u32 = 1 << 26;
+/// Whoever has an admin key: no tenant of anything.
+const OPERATOR: TenantId = TenantId(u32::MAX);
+
+/// The holder of a key, and the key's rights.
+#[derive(Clone, Debug)]
 pub struct Tenant {
     pub id: TenantId,
-    /// Keys the tenant's block hashes.
+    /// The tenant that it is to the cache: its group, or itself.
+    pub cache: TenantId,
+    /// Keys the block hashes of that cache.
     pub secret: [u8; 32],
+    /// What an operator calls it.
+    pub name: Arc<str>,
+    /// What an operator calls the key; never the key.
+    pub key: Arc<str>,
+    pub scopes: Scopes,
+    pub(crate) gate: Arc<Gate>,
 }
 
 /// The key ring.
 pub struct Tenants {
+    server_secret: [u8; 32],
     /// Several keys may be one tenant's.
     keys: Vec<([u8; 32], Tenant)>,
-    /// Whose cache a tenant uses, where that is a group's.
-    caches: HashMap<TenantId, TenantId>,
-    /// What an operator calls the tenants, and the groups, in the order of keys and file.
-    names: Vec<(TenantId, String)>,
+    file: Option<Mutex<File>>,
+    default_limits: TenantLimits,
+    /// All that were given, and those with keys of the file once they were seen, by name.
+    named: Mutex<Named>,
     groups: Vec<(TenantId, String)>,
     /// Declared prefixes: tenants to the cache, whom nobody authenticates as.
     prefixes: Vec<(Tenant, String)>,
     /// The only tenant when no keys are configured.
     open: Tenant,
+    /// Digests of keys that open the admin listener and nothing else, and who has them.
+    admin: Vec<[u8; 32]>,
+    operator: Tenant,
+}
+
+/// The file of keys.
+struct File {
+    keys: KeyFile,
+    /// By key id.
+    holders: HashMap<String, Tenant>,
+}
+
+#[derive(Default)]
+struct Named {
+    /// In the order of keys, tenants file and first sight.
+    tenants: Vec<Tenant>,
+    by_name: HashMap<Arc<str>, usize>,
+}
+
+impl Named {
+    fn add(&mut self, tenant: Tenant) {
+        self.by_name.entry(tenant.name.clone()).or_insert(self.tenants.len());
+        self.tenants.push(tenant);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Tenants {
-    /// `server_secret`: see [`crate::ServerConfig::server_secret`].
+    pub fn of_config(config: &ServerConfig) -> Result<Self, ServerError> {
+        let file = config.key_file.as_deref();
+        let mut tenants = Self::new(&config.api_keys, &config.tenants, file, config.server_secret)?;
+        for key in config.admin.iter().flat_map(|admin| &admin.keys) {
+            let digest = new_key(&tenants.keys, key)
+                .map_err(|reason| ServerError::Config(format!("the admin key: {reason}")))?;
+            tenants.admin.push(digest);
+        }
+        Ok(tenants)
+    }
+
+    /// `server_secret`: see [`crate::ServerConfig::server_secret`]. `file`: of keys ([`crate::keys`]).
     pub fn new(
         api_keys: &[String],
         declared: &Declared,
+        file: Option<&Path>,
         server_secret: Option<[u8; 32]>,
     ) -> Result<Self, ServerError> {
-        let server_secret = server_secret.unwrap_or_else(process_secret);
+        let server_secret = server_secret.unwrap_or_else(random);
+        let now = Instant::now();
+        let tenant = |id, name: &str, secret, limits: TenantLimits| Tenant {
+            id,
+            cache: id,
+            secret,
+            name: name.into(),
+            key: name.into(),
+            scopes: Scopes::new(&Scope::DEFAULT),
+            gate: Arc::new(Gate::new(limits, now)),
+        };
         let mut keys: Vec<([u8; 32], Tenant)> = Vec::new();
+        let mut named = Named::default();
         for key in api_keys {
             let digest = new_key(&keys, key).map_err(|reason| ServerError::Config(reason.into()))?;
             // Tenant 0 is the open tenant.
             let id = TenantId(keys.len() as u32 + 1);
-            keys.push((digest, Tenant { id, secret: tenant_secret(&server_secret, &digest) }));
+            let secret = tenant_secret(&server_secret, &digest);
+            let holder = tenant(id, &format!("key:{}", id.0), secret, declared.default_limits);
+            named.add(holder.clone());
+            keys.push((digest, holder));
         }
-        let mut caches = HashMap::new();
-        let mut names: Vec<_> = keys.iter().map(|(_, key)| (key.id, format!("key:{}", key.id.0))).collect();
-        names.extend(declared.tenants.iter().map(|tenant| (tenant.id, tenant.name.clone())));
         let groups = declared.groups.iter().map(|group| (group.id, group.name.clone())).collect();
-        for tenant in &declared.tenants {
-            let group = tenant.group.map(|group| &declared.groups[group]);
-            let whose = match group {
-                Some(group) => sha256(&[b"folio sharing group", group.name.as_bytes()]),
-                None => sha256(&[b"folio declared tenant", tenant.name.as_bytes()]),
+        for declared_tenant in &declared.tenants {
+            let group = declared_tenant.group.map(|group| &declared.groups[group]);
+            let secret = match group {
+                Some(group) => {
+                    tenant_secret(&server_secret, &sha256(&[b"folio sharing group", group.name.as_bytes()]))
+                }
+                None => named_secret(&server_secret, &declared_tenant.name),
             };
-            caches.extend(group.map(|group| (tenant.id, group.id)));
-            let secret = tenant_secret(&server_secret, &whose);
-            for key in &tenant.keys {
-                let digest = new_key(&keys, key).map_err(|reason| {
-                    ServerError::Config(format!("the tenants file: tenant {:?}: keys: {reason}", tenant.name))
-                })?;
-                keys.push((digest, Tenant { id: tenant.id, secret }));
+            let limits = declared_tenant.limits.unwrap_or(declared.default_limits);
+            let mut holder = tenant(declared_tenant.id, &declared_tenant.name, secret, limits);
+            holder.cache = group.map_or(holder.id, |group| group.id);
+            if declared_tenant.keys.is_empty() && file.is_none() {
+                return Err(ServerError::Config(format!(
+                    "the tenants file: tenant {:?}: keys: is empty, and there is no file of keys, so nobody can be this tenant",
+                    declared_tenant.name
+                )));
             }
+            for (at, key) in declared_tenant.keys.iter().enumerate() {
+                let digest = new_key(&keys, key).map_err(|reason| {
+                    ServerError::Config(format!(
+                        "the tenants file: tenant {:?}: keys: {reason}",
+                        declared_tenant.name
+                    ))
+                })?;
+                let key = format!("{}:{}", declared_tenant.name, at + 1).into();
+                keys.push((digest, Tenant { key, ..holder.clone() }));
+            }
+            named.add(holder);
         }
-        let open = Tenant { id: TenantId(0), secret: tenant_secret(&server_secret, &[0; 32]) };
-        if names.is_empty() {
-            names.push((open.id, "anonymous".to_owned()));
+        let secret = tenant_secret(&server_secret, &[0; 32]);
+        let open = tenant(TenantId(0), "anonymous", secret, declared.default_limits);
+        if keys.is_empty() && file.is_none() {
+            named.add(open.clone());
         }
+        let operator = Tenant {
+            scopes: Scopes::new(&[Scope::Admin]),
+            ..tenant(OPERATOR, "admin", [0; 32], TenantLimits::default())
+        };
         let prefixes = declared.prefixes.iter().map(|prefix| {
             let whose = sha256(&[b"folio declared prefix", prefix.name.as_bytes()]);
-            (Tenant { id: prefix.id, secret: tenant_secret(&server_secret, &whose) }, prefix.name.clone())
+            let secret = tenant_secret(&server_secret, &whose);
+            (tenant(prefix.id, &prefix.name, secret, TenantLimits::default()), prefix.name.clone())
         });
         let prefixes = prefixes.collect();
-        Ok(Self { keys, caches, names, groups, prefixes, open })
+        let tenants = Self {
+            server_secret,
+            keys,
+            file: None,
+            default_limits: declared.default_limits,
+            named: Mutex::new(named),
+            groups,
+            prefixes,
+            open,
+            admin: Vec::new(),
+            operator,
+        };
+        let Some(path) = file else { return Ok(tenants) };
+        let keys = KeyFile::open(path).map_err(|error| {
+            ServerError::Config(format!(
+                "{error} (the first key makes it: folio keys create --keys FILE --tenant NAME)"
+            ))
+        })?;
+        let mut file = File { keys, holders: HashMap::new() };
+        tenants.hold(&mut file);
+        Ok(Self { file: Some(Mutex::new(file)), ..tenants })
     }
 
-    /// The tenant that a tenant is to the cache: its group, or itself.
-    pub fn cache_of(&self, tenant: TenantId) -> TenantId {
-        self.caches.get(&tenant).copied().unwrap_or(tenant)
+    /// Whether anybody may ask.
+    pub fn is_open(&self) -> bool {
+        self.keys.is_empty() && self.file.is_none()
     }
 
-    /// Every tenant that can authenticate, by the name an operator knows.
-    pub fn names(&self) -> impl Iterator<Item = (TenantId, &str)> {
-        self.names.iter().map(|(id, name)| (*id, name.as_str()))
+    /// Who holds the keys of the file, as it was read last.
+    fn hold(&self, file: &mut File) {
+        let File { keys, holders } = file;
+        let records = keys.records();
+        *holders = records
+            .map(|record| {
+                let tenant = self.named(&record.tenant);
+                let scopes = Scopes::new(&record.scopes);
+                (record.id.clone(), Tenant { key: record.id.as_str().into(), scopes, ..tenant })
+            })
+            .collect();
+    }
+
+    /// The tenant of this name, from now on there if it was not.
+    fn named(&self, name: &str) -> Tenant {
+        let mut named = lock(&self.named);
+        if let Some(at) = named.by_name.get(name) {
+            return named.tenants[*at].clone();
+        }
+        let id = TenantId(FIRST_NAMED + named.tenants.len() as u32);
+        let tenant = Tenant {
+            id,
+            cache: id,
+            secret: named_secret(&self.server_secret, name),
+            name: name.into(),
+            key: name.into(),
+            scopes: Scopes::new(&Scope::DEFAULT),
+            gate: Arc::new(Gate::new(self.default_limits, Instant::now())),
+        };
+        named.add(tenant.clone());
+        tenant
+    }
+
+    /// Every tenant that can authenticate, or could before, by the name an operator knows.
+    pub fn names(&self) -> Vec<(TenantId, String)> {
+        lock(&self.named).tenants.iter().map(|tenant| (tenant.id, tenant.name.to_string())).collect()
     }
 
     /// Every cache there is: what its owner is, its name, and its id.
-    pub fn caches(&self) -> impl Iterator<Item = (&'static str, &str, TenantId)> {
-        let groups = self.groups.iter().map(|(id, name)| ("group", name.as_str(), *id));
-        let prefixes = self.prefixes.iter().map(|(tenant, name)| ("prefix", name.as_str(), tenant.id));
-        let alone = self.names().filter(|(id, _)| !self.caches.contains_key(id));
-        prefixes.chain(groups).chain(alone.map(|(id, name)| ("tenant", name, id)))
+    pub fn caches(&self) -> Vec<(&'static str, String, TenantId)> {
+        let prefixes = self.prefixes.iter().map(|(tenant, name)| ("prefix", name.clone(), tenant.id));
+        let groups = self.groups.iter().map(|(id, name)| ("group", name.clone(), *id));
+        let named = lock(&self.named);
+        let alone = named.tenants.iter().filter(|tenant| tenant.cache == tenant.id);
+        prefixes
+            .chain(groups)
+            .chain(alone.map(|tenant| ("tenant", tenant.name.to_string(), tenant.id)))
+            .collect()
     }
 
     /// Declared prefixes, in the order of the file.
@@ -108,42 +257,87 @@ impl Tenants {
         self.prefixes.iter().map(|(tenant, _)| tenant)
     }
 
-    pub fn all(&self) -> impl Iterator<Item = &Tenant> {
-        std::iter::once(&self.open).chain(self.keys.iter().map(|(_, tenant)| tenant))
-    }
-
     /// The tenant of a request, from its `Authorization: Bearer` header or, Anthropic's way, its `x-api-key` header.
-    pub fn authenticate(&self, headers: &HeaderMap) -> Result<&Tenant, ApiError> {
-        if self.keys.is_empty() {
-            return Ok(&self.open);
+    pub fn authenticate(&self, headers: &HeaderMap) -> Result<Tenant, ApiError> {
+        if self.is_open() {
+            return Ok(self.open.clone());
         }
-        let bearer = headers
-            .get(header::AUTHORIZATION)
-            .and_then(|value| value.to_str().ok())
-            .and_then(|value| value.split_once(' '))
-            .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
-            .map(|(_, key)| key.trim());
-        let plain = headers.get("x-api-key").and_then(|value| value.to_str().ok()).map(str::trim);
-        if bearer.is_some() && plain.is_some() && bearer != plain {
-            return Err(ApiError::unauthorized(
-                "The Authorization and x-api-key headers name two different keys; send one of them.",
-            ));
-        }
-        let key = bearer.or(plain).ok_or_else(|| {
-            ApiError::unauthorized(
-                "You didn't provide an API key. Send it in an Authorization header ('Authorization: Bearer YOUR_KEY') or \
-                 an x-api-key header.",
-            )
-        })?;
-        let digest = sha256(&[b"folio api key", key.as_bytes()]);
+        let key = key_of(headers)?;
+        let digest = key_digest(key);
         let mut found = None;
         for (known, tenant) in &self.keys {
             if equal(known, &digest) {
                 found = Some(tenant);
             }
         }
-        found.ok_or_else(|| ApiError::unauthorized("Incorrect API key provided."))
+        match found {
+            Some(tenant) => Ok(tenant.clone()),
+            None => self.of_the_file(key, &digest),
+        }
     }
+
+    /// Who asks on the admin listener: an admin key's holder, or that of a key of the file with this scope. Anybody where
+    /// there is neither a file nor an admin key.
+    pub fn authenticate_operator(&self, headers: &HeaderMap) -> Result<Tenant, ApiError> {
+        if self.admin.is_empty() && self.file.is_none() {
+            return Ok(self.operator.clone());
+        }
+        let key = key_of(headers)?;
+        let digest = key_digest(key);
+        if self.admin.iter().fold(false, |found, known| found | equal(known, &digest)) {
+            return Ok(self.operator.clone());
+        }
+        let tenant = self.of_the_file(key, &digest)?;
+        if tenant.scopes.has(Scope::Admin) { Ok(tenant) } else { Err(missing_scope(Scope::Admin)) }
+    }
+
+    fn of_the_file(&self, key: &str, digest: &[u8; 32]) -> Result<Tenant, ApiError> {
+        let incorrect = || ApiError::unauthorized("Incorrect API key provided.");
+        let mut file = lock(self.file.as_ref().ok_or_else(incorrect)?);
+        if file.keys.changed() {
+            file.keys.refresh();
+            self.hold(&mut file);
+        }
+        let (known, record) = file.keys.find(key).ok_or_else(incorrect)?;
+        if !equal(known, digest) {
+            return Err(incorrect());
+        }
+        match record.state(keys::now_s()) {
+            "valid" => file.holders.get(&record.id).cloned().ok_or_else(incorrect),
+            over => Err(ApiError::unauthorized(format!("This API key is {over}."))),
+        }
+    }
+}
+
+/// 403 for a key that does not open this.
+pub(crate) fn missing_scope(scope: Scope) -> ApiError {
+    let message = format!("This API key does not have the scope '{}' that this route needs.", scope.name());
+    ApiError {
+        code: Some("insufficient_scope"),
+        ..ApiError::new(StatusCode::FORBIDDEN, "invalid_request_error", message)
+    }
+}
+
+/// The key that a request was sent with.
+fn key_of(headers: &HeaderMap) -> Result<&str, ApiError> {
+    let bearer = headers
+        .get(header::AUTHORIZATION)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.split_once(' '))
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
+        .map(|(_, key)| key.trim());
+    let plain = headers.get("x-api-key").and_then(|value| value.to_str().ok()).map(str::trim);
+    if bearer.is_some() && plain.is_some() && bearer != plain {
+        return Err(ApiError::unauthorized(
+            "The Authorization and x-api-key headers name two different keys; send one of them.",
+        ));
+    }
+    bearer.or(plain).ok_or_else(|| {
+        ApiError::unauthorized(
+            "You didn't provide an API key. Send it in an Authorization header ('Authorization: Bearer YOUR_KEY') or \
+             an x-api-key header.",
+        )
+    })
 }
 
 /// Digest of a key that nobody has yet.
@@ -151,11 +345,16 @@ fn new_key(keys: &[([u8; 32], Tenant)], key: &str) -> Result<[u8; 32], &'static 
     if key.trim().is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Err("an API key must be one or more visible ASCII characters without spaces");
     }
-    let digest = sha256(&[b"folio api key", key.as_bytes()]);
+    let digest = key_digest(key);
     match keys.iter().any(|(known, _)| *known == digest) {
         true => Err("the same API key is given twice"),
         false => Ok(digest),
     }
+}
+
+/// What is kept of a key. Keys of `folio keys` have 192 random bits, so nothing is gained by guessing from digests.
+pub(crate) fn key_digest(key: &str) -> [u8; 32] {
+    sha256(&[b"folio api key", key.as_bytes()])
 }
 
 /// Equality in a time that does not depend on the contents.
@@ -174,28 +373,15 @@ fn sha256(parts: &[&[u8]]) -> [u8; 32] {
     hash.finalize().into()
 }
 
+/// Of a tenant that has a name, however many keys.
+fn named_secret(server_secret: &[u8; 32], name: &str) -> [u8; 32] {
+    tenant_secret(server_secret, &sha256(&[b"folio declared tenant", name.as_bytes()]))
+}
+
 fn tenant_secret(server_secret: &[u8; 32], key_digest: &[u8; 32]) -> [u8; 32] {
     // Outer and inner digest, so that nothing about the inner state leaves (HMAC's construction).
     let inner = sha256(&[b"folio tenant", server_secret, key_digest]);
     sha256(&[b"folio tenant secret", server_secret, &inner])
-}
-
-/// 256 bits nobody outside this process knows: std seeds its hashers from the operating system.
-fn process_secret() -> [u8; 32] {
-    let mut parts = Vec::new();
-    for index in 0..8u64 {
-        let mut hasher = std::hash::RandomState::new().build_hasher();
-        hasher.write_u64(index);
-        parts.extend_from_slice(&hasher.finish().to_le_bytes());
-    }
-    if let Ok(mut random) = std::fs::File::open("/dev/urandom") {
-        let mut bytes = [0u8; 32];
-        if std::io::Read::read_exact(&mut random, &mut bytes).is_ok() {
-            parts.extend_from_slice(&bytes);
-        }
-    }
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    sha256(&[b"folio server secret", &parts, &now.as_nanos().to_le_bytes()])
 }
 
 #[cfg(test)]
@@ -209,7 +395,7 @@ mod tests {
     #[test]
     fn each_key_is_its_own_tenant() {
         let keys = ["alpha".to_owned(), "beta".to_owned()];
-        let tenants = Tenants::new(&keys, &Declared::default(), Some([7; 32])).unwrap();
+        let tenants = Tenants::new(&keys, &Declared::default(), None, Some([7; 32])).unwrap();
         let alpha = tenants.authenticate(&headers("Bearer alpha")).unwrap();
         let beta = tenants.authenticate(&headers("bearer  beta")).unwrap();
         assert_ne!(alpha.id, beta.id);
@@ -232,7 +418,7 @@ mod tests {
     fn secrets_survive_a_restart_only_with_a_configured_server_secret() {
         let keys = ["alpha".to_owned()];
         let secret = |server| {
-            let tenants = Tenants::new(&keys, &Declared::default(), server).ok().unwrap();
+            let tenants = Tenants::new(&keys, &Declared::default(), None, server).ok().unwrap();
             tenants.authenticate(&headers("Bearer alpha")).unwrap().secret
         };
         assert_eq!(secret(Some([1; 32])), secret(Some([1; 32])));
@@ -242,7 +428,7 @@ mod tests {
 
     #[test]
     fn keys_that_cannot_work_are_refused_at_start() {
-        let refused = |keys: &[String]| Tenants::new(keys, &Declared::default(), None).is_err();
+        let refused = |keys: &[String]| Tenants::new(keys, &Declared::default(), None, None).is_err();
         assert!(refused(&["".into()]));
         assert!(refused(&["a b".into()]));
         assert!(refused(&["a".into(), "a".into()]));
@@ -253,19 +439,73 @@ mod tests {
         let file = r#"{"tenants": [{"name": "acme", "keys": ["k1", "k2"]}, {"name": "a", "keys": ["k3"], "group": "lab"},
             {"name": "b", "keys": ["k4"], "group": "lab"}], "groups": [{"name": "lab"}]}"#;
         let declared = Declared::parse(file, &|_| None).unwrap();
-        let tenants = Tenants::new(&["plain".into()], &declared, Some([1; 32])).unwrap();
+        let tenants = Tenants::new(&["plain".into()], &declared, None, Some([1; 32])).unwrap();
         let of = |key: &str| tenants.authenticate(&headers(&format!("Bearer {key}"))).unwrap();
-        assert_eq!(of("k1"), of("k2"), "two keys, one tenant");
+        assert_eq!(of("k1").id, of("k2").id, "two keys, one tenant");
+        assert_ne!(of("k1").key, of("k2").key);
         assert_ne!(of("k3").id, of("k4").id);
         assert_eq!(of("k3").secret, of("k4").secret, "one cache");
-        assert_eq!(tenants.cache_of(of("k3").id), tenants.cache_of(of("k4").id));
+        assert_eq!(of("k3").cache, of("k4").cache);
         for (one, other) in [("k1", "k3"), ("k1", "plain"), ("plain", "k4")] {
             assert_ne!(of(one).secret, of(other).secret, "{one} and {other}");
-            assert_ne!(tenants.cache_of(of(one).id), tenants.cache_of(of(other).id));
+            assert_ne!(of(one).cache, of(other).cache);
         }
-        let other = Tenants::new(&[], &declared, Some([2; 32])).unwrap();
+        let other = Tenants::new(&[], &declared, None, Some([2; 32])).unwrap();
         assert_ne!(other.authenticate(&headers("Bearer k3")).unwrap().secret, of("k3").secret);
-        let twice = Tenants::new(&["k4".into()], &declared, None).err().unwrap().to_string();
+        let twice = Tenants::new(&["k4".into()], &declared, None, None).err().unwrap().to_string();
         assert!(twice.contains("\"b\"") && twice.contains("twice"), "{twice}");
+    }
+
+    #[test]
+    fn keys_of_the_file_open_what_they_say_until_they_are_revoked_or_expire() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys.redb");
+        let make = |tenant: &str, scopes: &[Scope], expires_s| {
+            let new =
+                keys::NewKey { tenant: tenant.into(), name: String::new(), scopes: scopes.into(), expires_s };
+            keys::create(&path, new, 1).unwrap()
+        };
+        let (first, acme) = make("acme", &Scope::DEFAULT, None);
+        let (_, late) = make("acme", &Scope::DEFAULT, Some(5));
+        let declared = Declared::parse(
+            r#"{"tenants": [{"name": "acme", "limits": {"requests_per_minute": 7}}]}"#,
+            &|_| None,
+        );
+        let tenants =
+            Tenants::new(&["plain".into()], &declared.unwrap(), Some(&path), Some([1; 32])).unwrap();
+        let of = |key: &str| tenants.authenticate(&headers(&format!("Bearer {key}")));
+        let tenant = of(&acme).unwrap();
+        assert_eq!((&*tenant.name, &*tenant.key), ("acme", first.id.as_str()));
+        assert_eq!(tenant.gate.limits().requests_per_minute, Some(7), "it is the declared tenant");
+        assert!(of(&late).unwrap_err().message.contains("expired"));
+        assert!(of("plain").is_ok());
+
+        // Made while the server runs, for a tenant nobody declared.
+        let (_, usage) = make("search", &[Scope::Usage], None);
+        let search = of(&usage).unwrap();
+        assert!(search.scopes.has(Scope::Usage) && !search.scopes.has(Scope::Generate));
+        assert_ne!((search.id, search.secret), (tenant.id, tenant.secret));
+        let (_, again) = make("search", &[Scope::Generate], None);
+        assert_eq!((of(&again).unwrap().id, of(&again).unwrap().secret), (search.id, search.secret));
+
+        keys::revoke(&path, &first.id, 2).unwrap();
+        assert!(of(&acme).unwrap_err().message.contains("revoked"), "at once");
+        for wrong in [
+            acme.replace('a', "b"),
+            format!("{usage}0"),
+            usage[..usage.len() - 1].to_owned(),
+            "fk-x-y".into(),
+        ] {
+            assert_eq!(of(&wrong).unwrap_err().code, Some("invalid_api_key"), "{wrong}");
+        }
+        let missing = Tenants::new(&[], &Declared::default(), Some(&folder.path().join("none")), None);
+        assert!(missing.err().unwrap().to_string().contains("folio keys create"));
+    }
+
+    #[test]
+    fn a_declared_tenant_needs_a_way_to_have_a_key() {
+        let declared = Declared::parse(r#"{"tenants": [{"name": "acme"}]}"#, &|_| None).unwrap();
+        let error = Tenants::new(&[], &declared, None, None).err().unwrap().to_string();
+        assert!(error.contains("\"acme\"") && error.contains("keys"), "{error}");
     }
 }

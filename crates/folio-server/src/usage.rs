@@ -1,12 +1,16 @@
-//! `GET /v1/usage`: what the asking tenant has used since the server started, and holds now.
+//! What was used: by whom, with which key, of which model, in which minute.
 //!
-//! Owns: token counts per tenant, counted with the responses (so that the sums over a tenant's responses and its usage are
-//! equal at any moment). Memory comes from the engine's snapshot, brought up to date: exact while nothing runs, at most a
-//! few steps behind while something does. Must never: tell a tenant about another.
+//! Owns: token counts, counted with the responses, so that at any moment the sums over a tenant's responses, its usage since
+//! the start, its records and its metrics are equal; and the file in which records outlive the process (redb, at most
+//! [`SAVED_EVERY`] behind, complete after an orderly end). Must never: tell a tenant about another.
+//!
+//! Memory comes from the engine's snapshot, brought up to date: exact while nothing runs, at most a few steps behind while
+//! something does.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use axum::Extension;
 use axum::body::Body;
@@ -14,23 +18,28 @@ use axum::extract::State as Shared;
 use axum::http::Response;
 use folio_engine::stats::TenantFigures;
 use folio_kv::TenantId;
+use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use serde_json::{Value, json};
 
 use crate::app::State;
-use crate::error::ApiError;
-use crate::generate::json_response;
-use crate::tenants::{Tenant, Tenants};
+use crate::error::{ApiError, ServerError};
+use crate::generate::{json_response, unix_s};
+use crate::tenants::Tenant;
 
-/// One tenant's tokens.
-#[derive(Debug, Default)]
-pub(crate) struct Meter {
-    requests: AtomicU64,
-    prompt_tokens: AtomicU64,
-    cached_tokens: AtomicU64,
-    completion_tokens: AtomicU64,
-}
+/// How often new records are written to the file.
+pub(crate) const SAVED_EVERY: Duration = Duration::from_secs(1);
+/// Records kept without a file; the oldest go first.
+const MEMORY_ROWS_MAX: usize = 200_000;
+/// Records of the file older than this are removed at start.
+const KEPT_S: u64 = 400 * 86_400;
 
-/// What a meter showed.
+type StoredKey = (u64, &'static str, &'static str, &'static str);
+type StoredCount = (u64, u64, u64, u64);
+
+/// (start of the minute in Unix seconds, tenant, key, model) -> requests, prompt, cached and generated tokens.
+const ROWS: TableDefinition<StoredKey, StoredCount> = TableDefinition::new("folio usage");
+
+/// Figures that only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Count {
     pub requests: u64,
@@ -51,58 +60,245 @@ impl Count {
         self.cached_tokens += other.cached_tokens;
         self.completion_tokens += other.completion_tokens;
     }
+
+    fn stored(self) -> StoredCount {
+        (self.requests, self.prompt_tokens, self.cached_tokens, self.completion_tokens)
+    }
+
+    fn of_stored((requests, prompt_tokens, cached_tokens, completion_tokens): StoredCount) -> Self {
+        Self { requests, prompt_tokens, cached_tokens, completion_tokens }
+    }
+}
+
+/// Whose a record is.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct RowKey {
+    /// Start of the minute, Unix seconds.
+    pub minute: u64,
+    pub tenant: Arc<str>,
+    pub key: Arc<str>,
+    pub model: Arc<str>,
+}
+
+#[derive(Default)]
+struct Inner {
+    /// Since the start of the process.
+    total: Count,
+    /// By minute, not yet among the rows; in order.
+    unsaved: Vec<(u64, Count)>,
+}
+
+/// What one key of one tenant uses.
+pub(crate) struct Meter {
+    tenant: Arc<str>,
+    key: Arc<str>,
+    inner: Mutex<Inner>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Meter {
     /// The engine took a prompt.
     pub fn request(&self) {
-        self.requests.fetch_add(1, Ordering::Relaxed);
+        self.add(Count { requests: 1, ..Count::default() });
     }
 
     /// A prompt was computed.
     pub fn prompt(&self, tokens: u64, cached: u64) {
-        self.prompt_tokens.fetch_add(tokens, Ordering::Relaxed);
-        self.cached_tokens.fetch_add(cached, Ordering::Relaxed);
+        self.add(Count { prompt_tokens: tokens, cached_tokens: cached, ..Count::default() });
     }
 
     pub fn generated(&self, tokens: u64) {
-        self.completion_tokens.fetch_add(tokens, Ordering::Relaxed);
+        self.add(Count { completion_tokens: tokens, ..Count::default() });
     }
 
-    fn count(&self) -> Count {
-        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        // Cached before prompt: counted together, they are never seen the other way round.
-        let cached_tokens = of(&self.cached_tokens);
-        Count {
-            requests: of(&self.requests),
-            prompt_tokens: of(&self.prompt_tokens),
-            cached_tokens,
-            completion_tokens: of(&self.completion_tokens),
+    fn add(&self, count: Count) {
+        let minute = unix_s() / 60 * 60;
+        let mut inner = lock(&self.inner);
+        inner.total.add(count);
+        match inner.unsaved.last_mut() {
+            // A clock that is set back changes no minute that is over.
+            Some((last, sum)) if *last >= minute => sum.add(count),
+            _ => inner.unsaved.push((minute, count)),
         }
     }
 }
 
-/// A meter for every tenant there is.
+enum Rows {
+    Memory(BTreeMap<RowKey, Count>),
+    File(Database),
+}
+
+/// A meter for every key that was used, and the records.
 pub(crate) struct Meters {
-    tenants: HashMap<TenantId, Arc<Meter>>,
+    model: Arc<str>,
+    meters: Mutex<HashMap<TenantId, Vec<Arc<Meter>>>>,
+    /// Held while meters are emptied into it, and while records are read: no figure is there twice or not at all.
+    rows: Mutex<Rows>,
 }
 
 impl Meters {
-    pub fn new(tenants: &Tenants) -> Self {
-        Self { tenants: tenants.all().map(|tenant| (tenant.id, Arc::default())).collect() }
+    /// `file`: where records outlive the process; made if it is not there.
+    pub fn new(model: &str, file: Option<&Path>) -> Result<Self, ServerError> {
+        let rows = match file {
+            None => Rows::Memory(BTreeMap::new()),
+            Some(path) => Rows::File(open(path).map_err(|reason| {
+                ServerError::Config(format!(
+                    "{}: records of usage cannot be kept here: {reason}",
+                    path.display()
+                ))
+            })?),
+        };
+        Ok(Self { model: model.into(), meters: Mutex::default(), rows: Mutex::new(rows) })
     }
 
-    /// Of a tenant that authenticated, so there is one.
-    pub fn of(&self, tenant: TenantId) -> Arc<Meter> {
-        self.tenants.get(&tenant).cloned().unwrap_or_default()
+    pub fn of(&self, tenant: &Tenant) -> Arc<Meter> {
+        let mut meters = lock(&self.meters);
+        let meters = meters.entry(tenant.id).or_default();
+        if let Some(meter) = meters.iter().find(|meter| meter.key == tenant.key) {
+            return meter.clone();
+        }
+        let (name, key) = (tenant.name.clone(), tenant.key.clone());
+        meters.push(Arc::new(Meter { tenant: name, key, inner: Mutex::default() }));
+        meters[meters.len() - 1].clone()
     }
 
-    /// Zeros for a tenant that is none.
+    /// Since the start; zeros for a tenant that used nothing.
     pub fn count(&self, tenant: TenantId) -> Count {
-        self.tenants.get(&tenant).map(|meter| meter.count()).unwrap_or_default()
+        let meters = lock(&self.meters).get(&tenant).cloned().unwrap_or_default();
+        meters.iter().fold(Count::default(), |mut sum, meter| {
+            sum.add(lock(&meter.inner).total);
+            sum
+        })
+    }
+
+    fn all(&self) -> Vec<Arc<Meter>> {
+        lock(&self.meters).values().flatten().cloned().collect()
+    }
+
+    /// Moves what was counted into the records; what cannot be written stays for the next time. O(used keys), and a disk
+    /// write where there is a file and something was counted.
+    pub fn save(&self) {
+        let mut rows = lock(&self.rows);
+        let take = |meter: Arc<Meter>| {
+            let counts = std::mem::take(&mut lock(&meter.inner).unsaved);
+            (counts, meter)
+        };
+        let taken: Vec<_> = self.all().into_iter().map(take).collect();
+        let new = || {
+            let model = &self.model;
+            taken.iter().flat_map(move |(counts, meter)| {
+                counts.iter().map(move |(minute, count)| {
+                    let (tenant, key) = (meter.tenant.clone(), meter.key.clone());
+                    (RowKey { minute: *minute, tenant, key, model: model.clone() }, *count)
+                })
+            })
+        };
+        if new().next().is_none() {
+            return;
+        }
+        match &mut *rows {
+            Rows::Memory(rows) => {
+                new().for_each(|(key, count)| rows.entry(key).or_default().add(count));
+                while rows.len() > MEMORY_ROWS_MAX {
+                    rows.pop_first();
+                }
+            }
+            Rows::File(database) => {
+                if let Err(error) = append(database, new()) {
+                    tracing::error!(%error, "records of usage are kept in memory until they can be written");
+                    for (counts, meter) in &taken {
+                        let mut inner = lock(&meter.inner);
+                        inner.unsaved.splice(0..0, counts.iter().copied());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Every record of minutes that begin within `from..to`, of one tenant or of all, in order of time.
+    pub fn records(
+        &self,
+        tenant: Option<&str>,
+        from: u64,
+        to: u64,
+    ) -> Result<BTreeMap<RowKey, Count>, ApiError> {
+        let rows = lock(&self.rows);
+        let mut found = BTreeMap::new();
+        let wanted = |key: &RowKey| {
+            (from..to).contains(&key.minute) && tenant.is_none_or(|tenant| tenant == &*key.tenant)
+        };
+        let mut take = |key: RowKey, count: Count| {
+            if wanted(&key) {
+                found.entry(key).or_insert_with(Count::default).add(count);
+            }
+        };
+        match &*rows {
+            Rows::Memory(rows) => rows.iter().for_each(|(key, count)| take(key.clone(), *count)),
+            Rows::File(database) => read(database, from, to, &mut take).map_err(|error| {
+                tracing::error!(%error, "records of usage cannot be read");
+                ApiError::internal("the records of usage cannot be read")
+            })?,
+        }
+        for meter in self.all() {
+            for (minute, count) in &lock(&meter.inner).unsaved {
+                let (tenant, key) = (meter.tenant.clone(), meter.key.clone());
+                take(RowKey { minute: *minute, tenant, key, model: self.model.clone() }, *count);
+            }
+        }
+        Ok(found)
     }
 }
 
+fn open(path: &Path) -> Result<Database, redb::Error> {
+    let database = Database::create(path)?;
+    let mut transaction = database.begin_write()?;
+    transaction.set_quick_repair(true);
+    {
+        let mut table = transaction.open_table(ROWS)?;
+        let oldest = unix_s().saturating_sub(KEPT_S);
+        table.retain_in((0, "", "", "")..(oldest, "", "", ""), |_, _| false)?;
+    }
+    transaction.commit()?;
+    Ok(database)
+}
+
+fn append(database: &Database, new: impl Iterator<Item = (RowKey, Count)>) -> Result<(), redb::Error> {
+    let mut transaction = database.begin_write()?;
+    transaction.set_quick_repair(true);
+    {
+        let mut table = transaction.open_table(ROWS)?;
+        for (RowKey { minute, tenant, key, model }, count) in new {
+            let at = (minute, &*tenant, &*key, &*model);
+            let mut sum = table.get(at)?.map(|known| Count::of_stored(known.value())).unwrap_or_default();
+            sum.add(count);
+            table.insert(at, sum.stored())?;
+        }
+    }
+    transaction.commit()?;
+    Ok(())
+}
+
+fn read(
+    database: &Database,
+    from: u64,
+    to: u64,
+    take: &mut impl FnMut(RowKey, Count),
+) -> Result<(), redb::Error> {
+    let transaction = database.begin_read()?;
+    let table = transaction.open_table(ROWS)?;
+    for row in table.range((from, "", "", "")..(to.max(from), "", "", ""))? {
+        let (key, count) = row?;
+        let (minute, tenant, api_key, model) = key.value();
+        let (tenant, key, model) = (tenant.into(), api_key.into(), model.into());
+        take(RowKey { minute, tenant, key, model }, Count::of_stored(count.value()));
+    }
+    Ok(())
+}
+
+/// `GET /v1/usage`
 pub(crate) async fn usage(
     Shared(state): Shared<Arc<State>>,
     Extension(tenant): Extension<Tenant>,
@@ -117,7 +313,7 @@ pub(crate) async fn usage(
         "computed_tokens": count.computed_tokens(),
         "completion_tokens": count.completion_tokens,
         "total_tokens": count.prompt_tokens + count.completion_tokens,
-        "kv": memory(&state, state.root(tenant.id)?.tenant),
+        "kv": memory(&state, tenant.cache),
     });
     Ok(json_response(answer.to_string()))
 }
@@ -140,4 +336,67 @@ fn memory(state: &State, cache: TenantId) -> Value {
 /// Of an integral over microseconds.
 pub(crate) fn seconds(integral: u128) -> f64 {
     integral as f64 / 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::declared::Declared;
+    use crate::tenants::Tenants;
+
+    fn tenants() -> [Tenant; 2] {
+        let tenants = Tenants::new(&["a".into(), "b".into()], &Declared::default(), None, None).unwrap();
+        ["a", "b"].map(|key| {
+            let header = ("x-api-key".parse().unwrap(), key.parse().unwrap());
+            tenants.authenticate(&axum::http::HeaderMap::from_iter([header])).unwrap()
+        })
+    }
+
+    fn sum(meters: &Meters, tenant: Option<&str>) -> Count {
+        let records = meters.records(tenant, 0, u64::MAX).unwrap();
+        records.values().fold(Count::default(), |mut sum, count| {
+            sum.add(*count);
+            sum
+        })
+    }
+
+    #[test]
+    fn records_are_equal_to_what_was_counted_before_and_after_saving() {
+        for with_file in [false, true] {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("usage.redb");
+            let file = with_file.then_some(path.as_path());
+            let meters = Meters::new("m", file).unwrap();
+            let [a, b] = tenants();
+            for round in 0..5 {
+                meters.of(&a).request();
+                meters.of(&a).prompt(10, 4);
+                meters.of(&b).generated(round);
+                for saved in [false, true] {
+                    assert_eq!(sum(&meters, Some(&a.name)), meters.count(a.id), "saved: {saved}");
+                    assert_eq!(sum(&meters, Some(&b.name)), meters.count(b.id), "saved: {saved}");
+                    meters.save();
+                }
+            }
+            let total = Count { requests: 5, prompt_tokens: 50, cached_tokens: 20, completion_tokens: 0 };
+            assert_eq!((meters.count(a.id), total.computed_tokens()), (total, 30));
+            assert_eq!(sum(&meters, None).completion_tokens, 10);
+            drop(meters);
+            let again = Meters::new("m", file).unwrap();
+            assert_eq!(sum(&again, Some(&a.name)), if with_file { total } else { Count::default() });
+            assert_eq!(again.count(a.id), Count::default(), "since the start of this process");
+            again.of(&a).request();
+            again.save();
+            assert_eq!(sum(&again, Some(&a.name)).requests, if with_file { 6 } else { 1 });
+        }
+    }
+
+    #[test]
+    fn the_file_is_one_servers_and_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("usage.redb");
+        let _first = Meters::new("m", Some(&path)).unwrap();
+        let error = Meters::new("m", Some(&path)).err().unwrap().to_string();
+        assert!(error.contains("usage.redb"), "{error}");
+    }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{FakeEngine, app};
-use folio_server::{Limits, Server, ServerConfig};
+use folio_server::{Limits, Listeners, Server, ServerConfig};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -28,7 +28,7 @@ async fn start(config: ServerConfig) -> Running {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (signals, receiver) = mpsc::channel(4);
-    let server = tokio::spawn(server.listen(listener, receiver));
+    let server = tokio::spawn(server.listen(Listeners { serving: listener, admin: None }, receiver));
     Running { address, signals, server, engine }
 }
 

@@ -1,13 +1,15 @@
 //! The command line: every command, flag and example. Help is written for someone who meets the program for the first
 //! time; `docs/cli.md` is made from here.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use folio_model::backend::KvFormat;
 use folio_model::kv_format::KvSkip;
+use folio_server::keys::Scope;
 
 use crate::bench::kv::Shape;
 use crate::units::parse_bytes;
@@ -51,6 +53,11 @@ pub enum Command {
     Config {
         #[command(subcommand)]
         action: ConfigAction,
+    },
+    /// Make, list and revoke API keys
+    Keys {
+        #[command(subcommand)]
+        action: KeysAction,
     },
     /// Download a model into the hub's cache
     Pull(PullArgs),
@@ -214,6 +221,10 @@ pub struct ServeArgs {
     #[arg(long, env = "FOLIO_ALLOW_UNAUTHENTICATED")]
     pub allow_unauthenticated: bool,
 
+    /// File of API keys that `folio keys` made; keys made and revoked while this server runs count at once
+    #[arg(long, env = "FOLIO_KEYS", value_name = "FILE")]
+    pub keys: Option<PathBuf>,
+
     /// JSON file of tenants: names, keys, weights, groups that share a cache, prefixes that all share (docs/tenants.md)
     #[arg(long, env = "FOLIO_TENANTS", value_name = "FILE")]
     pub tenants: Option<PathBuf>,
@@ -221,6 +232,34 @@ pub struct ServeArgs {
     /// Adds series per tenant to /metrics, with tenants' names: for whoever may read that page
     #[arg(long, env = "FOLIO_TENANT_METRICS")]
     pub tenant_metrics: bool,
+
+    /// File in which records of usage (by tenant, key, model and minute) outlive this process [default: kept in memory]
+    #[arg(long, env = "FOLIO_USAGE", value_name = "FILE")]
+    pub usage: Option<PathBuf>,
+
+    /// File for one JSON line per request and generation: who, what, when, how it ended; never any text
+    #[arg(long, env = "FOLIO_AUDIT_LOG", value_name = "FILE")]
+    pub audit_log: Option<PathBuf>,
+
+    /// Second listener, for operators: /reset_prefix_cache, /v1/usage/records of all tenants, /metrics
+    #[arg(long, env = "FOLIO_ADMIN_LISTEN", value_name = "ADDRESS:PORT")]
+    pub admin_listen: Option<SocketAddr>,
+
+    /// Key that the second listener asks for, beside keys with the scope `admin`; repeatable
+    #[arg(long, env = "FOLIO_ADMIN_KEY", value_name = "KEY", value_delimiter = ',', hide_env_values = true)]
+    pub admin_key: Vec<String>,
+
+    /// Have /metrics on the second listener only
+    #[arg(long, env = "FOLIO_METRICS_ON_ADMIN")]
+    pub metrics_on_admin: bool,
+
+    /// Certificate chain (PEM) to serve HTTPS with, on both listeners; read again when it changes
+    #[arg(long, env = "FOLIO_TLS_CERT", value_name = "FILE")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// Private key (PEM) of --tls-cert
+    #[arg(long, env = "FOLIO_TLS_KEY", value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
 
     /// Fail requests that take longer than this (504) [default: never]
     #[arg(long, env = "FOLIO_REQUEST_TIMEOUT", value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
@@ -631,6 +670,53 @@ pub struct QuantizeArgs {
     /// Threads [default: as many as the machine and its container allow]
     #[arg(long, env = "FOLIO_THREADS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
     pub threads: Option<u32>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum KeysAction {
+    /// Make a key; it is printed once and kept nowhere
+    #[command(after_help = "Examples:\n  \
+        folio keys create --keys keys.redb --tenant acme --name ci --expires 90d\n  \
+        folio keys create --keys keys.redb --tenant ops --scope usage,admin")]
+    Create {
+        /// File of keys; made if it is not there
+        #[arg(long = "keys", env = "FOLIO_KEYS", value_name = "FILE")]
+        file: PathBuf,
+        /// Whose key it is: one of the tenants file, or a new one by this name
+        #[arg(long, value_name = "NAME")]
+        tenant: String,
+        /// What to call it in lists
+        #[arg(long, value_name = "TEXT", default_value = "")]
+        name: String,
+        /// What it opens: generate, cache, batch, usage, admin
+        #[arg(long, value_name = "SCOPE", value_delimiter = ',', value_parser = scope, default_values_t = Scope::DEFAULT)]
+        scope: Vec<Scope>,
+        /// How long it is good, such as 12h or 90d [default: until it is revoked]
+        #[arg(long, value_name = "TIME", value_parser = crate::units::parse_time)]
+        expires: Option<Duration>,
+    },
+    /// Show all keys, without the keys themselves
+    List {
+        /// File of keys
+        #[arg(long = "keys", env = "FOLIO_KEYS", value_name = "FILE")]
+        file: PathBuf,
+        /// Print JSON instead of a table
+        #[arg(long)]
+        json: bool,
+    },
+    /// Revoke a key for good; running servers refuse it from now on
+    Revoke {
+        /// File of keys
+        #[arg(long = "keys", env = "FOLIO_KEYS", value_name = "FILE")]
+        file: PathBuf,
+        /// The key's id, as in the list (or the key)
+        id: String,
+    },
+}
+
+fn scope(text: &str) -> Result<Scope, String> {
+    let named = Scope::ALL.into_iter().find(|scope| scope.name() == text);
+    named.ok_or_else(|| format!("there are {}", Scope::ALL.map(Scope::name).join(", ")))
 }
 
 #[derive(Debug, Subcommand)]

@@ -172,10 +172,11 @@ pub fn check(path: &Path) -> Result<()> {
     let serve = matches.subcommand_matches("serve").context("there is no `serve`")?;
     let mut args = ServeArgs::from_arg_matches(serve)?;
     args.tables = file.tables.clone();
-    let declared =
-        crate::serve::settings(&args).with_context(|| format!("{} cannot be used", path.display()))?.tenants;
+    let settings =
+        crate::serve::settings(&args).with_context(|| format!("{} cannot be used", path.display()))?;
     print!("{}", effective(&file, serve));
-    println!("{}", summary(&declared));
+    folio_server::check(&settings).with_context(|| format!("{} cannot be used", path.display()))?;
+    println!("{}", summary(&settings.tenants));
     println!("{} is fine", path.display());
     Ok(())
 }

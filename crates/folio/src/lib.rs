@@ -10,6 +10,7 @@ mod demo;
 pub mod docs;
 mod doctor;
 mod interrupt;
+mod keys;
 mod memory;
 mod packed_cache;
 mod progress;
@@ -42,6 +43,7 @@ pub fn main() -> Result<()> {
         Some(Command::Bench { mode: BenchMode::Kv(args) }) => bench::kv::run(&args),
         Some(Command::Bench { mode: BenchMode::Cache(args) }) => bench::cache::run(&args),
         Some(Command::Config { action: ConfigAction::Check { file } }) => config::check(&file),
+        Some(Command::Keys { action }) => keys::run(action),
         Some(Command::Pull(args)) => pull::run(&args),
         Some(Command::Quantize(args)) => quantize::run(&args),
         Some(Command::Doctor(args)) => doctor::run(&args),

@@ -7,7 +7,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use folio_model::GenerationConfig;
-use folio_server::{App, Declared, Limits, ModelFacts, Parsers, SamplingDefaults, ServerConfig};
+use folio_server::{
+    AdminConfig, App, Declared, Limits, ModelFacts, Parsers, SamplingDefaults, ServerConfig, TlsFiles,
+};
 use folio_text::{ChatTemplate, ReasoningFormat, ToolFormat};
 
 use crate::cli::ServeArgs;
@@ -33,11 +35,15 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         model: facts(&runtime, names.clone()),
         version: env!("CARGO_PKG_VERSION"),
     };
-    folio_server::run(config, app, |address| {
+    let key_file = config.key_file.is_some();
+    let metrics = if config.metrics_on_admin { "" } else { "metrics at /metrics, " };
+    folio_server::run(config, app, |addresses| {
         eprintln!(
             "  {:<9} {}",
             "tenants",
             match (keys, named) {
+                (0, 0) if key_file => "those of the file of keys".to_owned(),
+                (n, m) if key_file => format!("{}, and those of the file of keys", n + m),
                 (0, 0) => "one, without a key (give --api-key to require keys)".to_owned(),
                 (n, 0) => format!("{n}, one for each API key"),
                 (0, n) => format!("{n}, of the tenants file"),
@@ -50,8 +56,13 @@ pub fn run(args: &ServeArgs) -> Result<()> {
             parsers.tools.map_or("no parser (--tool-call-parser)", |format| format.name),
             parsers.reasoning.map_or("not told apart", |format| format.name)
         );
-        eprintln!("\nlistening on http://{address}  (metrics at /metrics, Ctrl-C to stop)\n");
-        eprintln!("{}", curl(address, &names[0], chat, keys + named > 0));
+        let scheme = if addresses.tls { "https" } else { "http" };
+        if let Some(admin) = addresses.admin {
+            eprintln!("  {:<9} {scheme}://{admin}", "operators");
+        }
+        let address = addresses.serving;
+        eprintln!("\nlistening on {scheme}://{address}  ({metrics}Ctrl-C to stop)\n");
+        eprintln!("{}", curl(scheme, address, &names[0], chat, keys + named > 0 || key_file));
     })?;
     runtime.engine.join();
     Ok(())
@@ -61,15 +72,45 @@ pub fn run(args: &ServeArgs) -> Result<()> {
 pub(crate) fn settings(args: &ServeArgs) -> Result<ServerConfig> {
     let api_keys = api_keys(&args.api_key, args.api_key_file.as_deref())?;
     let tenants = declared(args.tenants.as_deref(), args.tables.tenants.as_deref())?;
-    let keys = api_keys.len() + tenants.tenants.len();
-    if keys == 0 && !args.host.is_loopback() && !args.allow_unauthenticated {
+    let keyless = api_keys.is_empty() && tenants.tenants.is_empty() && args.keys.is_none();
+    if keyless && !args.host.is_loopback() && !args.allow_unauthenticated {
         bail!(
-            "--host {} is an address that other machines reach, and no key is asked for: give --api-key or a tenants \
-             file, or say --allow-unauthenticated",
+            "--host {} is an address that other machines reach, and no key is asked for: give --api-key, --keys or a \
+             tenants file, or say --allow-unauthenticated",
             args.host
         );
     }
+    let admin = args.admin_listen.map(|listen| AdminConfig { listen, keys: args.admin_key.clone() });
+    match &admin {
+        None if !args.admin_key.is_empty() => {
+            bail!("--admin-key opens the second listener: give --admin-listen, too")
+        }
+        None if args.metrics_on_admin => {
+            bail!("--metrics-on-admin needs the second listener: give --admin-listen, too")
+        }
+        Some(admin) if !admin.listen.ip().is_loopback() && admin.keys.is_empty() && args.keys.is_none() => {
+            bail!(
+                "--admin-listen {} is an address that other machines reach: give --admin-key, or --keys with a key of the \
+             scope admin",
+                admin.listen
+            )
+        }
+        _ => {}
+    }
+    let tls = match (&args.tls_cert, &args.tls_key) {
+        (None, None) => None,
+        (Some(certificate), Some(key)) => {
+            Some(TlsFiles { certificate: certificate.clone(), key: key.clone() })
+        }
+        _ => bail!("--tls-cert and --tls-key belong together: give both"),
+    };
     Ok(ServerConfig {
+        key_file: args.keys.clone(),
+        usage_file: args.usage.clone(),
+        audit_file: args.audit_log.clone(),
+        admin,
+        metrics_on_admin: args.metrics_on_admin,
+        tls,
         listen: SocketAddr::new(args.host, args.port),
         api_keys,
         tenants,
@@ -140,7 +181,7 @@ fn defaults(generation: &GenerationConfig) -> SamplingDefaults {
 }
 
 /// The line to try, on one line so that it can be copied.
-fn curl(address: SocketAddr, model: &str, chat: bool, key: bool) -> String {
+fn curl(scheme: &str, address: SocketAddr, model: &str, chat: bool, key: bool) -> String {
     let host = match address.ip() {
         ip if ip.is_unspecified() => format!("127.0.0.1:{}", address.port()),
         _ => address.to_string(),
@@ -156,7 +197,7 @@ fn curl(address: SocketAddr, model: &str, chat: bool, key: bool) -> String {
     } else {
         ("completions", format!(r#"{{"model":"{model}","prompt":"Once upon a time","max_tokens":64}}"#))
     };
-    format!("  curl http://{host}/v1/{path}{header} -H 'content-type: application/json' -d '{body}'\n")
+    format!("  curl {scheme}://{host}/v1/{path}{header} -H 'content-type: application/json' -d '{body}'\n")
 }
 
 /// Keys of the command line, then of the file; a key given twice is refused, an empty one too.
@@ -243,7 +284,7 @@ mod tests {
     #[test]
     fn the_curl_line_can_be_run() {
         let address = SocketAddr::from(([0, 0, 0, 0], 9000));
-        let line = curl(address, "m", true, true);
+        let line = curl("http", address, "m", true, true);
         assert!(line.contains("http://127.0.0.1:9000/v1/chat/completions"));
         assert!(line.contains("Bearer"));
         let body = line.split("-d '").nth(1).and_then(|rest| rest.split('\'').next()).expect("body");

@@ -28,6 +28,22 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     if bytes < u64::MAX as f64 { Ok(bytes as u64) } else { Err(format!("`{text}` is too large")) }
 }
 
+/// `90d`, `12h`, `30m`, `45s`.
+pub fn parse_time(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("`{text}` is not a time; write 90d, 12h, 30m or 45s");
+    let unit = match text.trim().chars().last() {
+        Some('d') => 86_400,
+        Some('h') => 3600,
+        Some('m') => 60,
+        Some('s') => 1,
+        _ => return Err(wrong()),
+    };
+    let text = text.trim();
+    let number: u64 = text[..text.len() - 1].parse().map_err(|_| wrong())?;
+    let seconds = number.checked_mul(unit).filter(|seconds| (1..=100 * 366 * 86_400).contains(seconds));
+    seconds.map(Duration::from_secs).ok_or_else(|| format!("`{text}` is not between 1s and 100 years"))
+}
+
 /// `3.2 MiB`.
 pub fn bytes(count: u64) -> String {
     let (name, size) = UNITS.into_iter().find(|(_, size)| count >= *size).unwrap_or(("B", 1));
@@ -76,6 +92,15 @@ pub fn duration(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_have_a_unit() {
+        let seconds = |text: &str| parse_time(text).map(|time| time.as_secs());
+        assert_eq!([seconds("90d"), seconds("12h"), seconds("45s")], [Ok(7_776_000), Ok(43_200), Ok(45)]);
+        for wrong in ["", "90", "d", "0s", "-1d", "1y", "99999999d", "1é"] {
+            assert!(parse_time(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn sizes_are_read() {

@@ -29,8 +29,8 @@ type Answer = Result<Response<Body>, ApiError>;
 /// `POST /v1/responses`
 pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Answer {
     let arrived = Instant::now();
-    let flight = state.in_flight.enter();
-    let JsonRequest { tenant, body, .. } = request;
+    let JsonRequest { tenant, id, body } = request;
+    let flight = state.in_flight.enter().of(&id);
     let (shared, who) = (state.clone(), tenant.id);
     let prepared = state.off_thread(move || request::prepare(&shared, who, &body, arrived)).await?;
     let Prepared { job, background } = prepared;

@@ -321,6 +321,7 @@ pub fn app(engine: Arc<dyn Engine>) -> App {
 /// Sends requests to a router.
 #[derive(Clone)]
 pub struct Client {
+    server: Arc<Server>,
     router: Router,
     key: Option<String>,
 }
@@ -361,7 +362,11 @@ impl Client {
     }
 
     pub fn of(server: Server) -> Self {
-        Self { router: server.router(), key: None }
+        Self { router: server.router(), server: Arc::new(server), key: None }
+    }
+
+    pub fn save_usage(&self) {
+        self.server.save_usage();
     }
 
     pub fn key(&self, key: &str) -> Self {
