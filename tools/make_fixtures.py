@@ -6,6 +6,7 @@ A seed is searched for whose greedy continuation is varied and never a near tie,
 still has to give the same tokens.
 
     python tools/make_fixtures.py [family ...]
+    python tools/make_fixtures.py --hidden       adds vectors to the fixtures there are
 
 Needs torch, transformers >= 5 and safetensors. Writes crates/folio-model/tests/fixtures/<family>/. Deterministic.
 """
@@ -16,8 +17,9 @@ import sys
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoModelForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3Config,
@@ -310,7 +312,35 @@ def rewrite_config(path, dtype, options):
     path.write_text(json.dumps(config, indent=2) + "\n")
 
 
+def add_hidden(folder):
+    """Adds `hidden.N` [2, hidden] to what is expected: of each prompt's hidden states after the final norm the last, and
+    their mean, both of length one. The weights are those that are stored, computed in float32."""
+    path = folder / "expected.safetensors"
+    expected = json.loads((folder / "expected.json").read_text())
+    tensors = {name: tensor for name, tensor in load_file(path).items() if not name.startswith("hidden.")}
+    config = json.loads((folder / "config.json").read_text())
+    nested, dtype = "text_config" in config, getattr(torch, config.get("dtype") or config["torch_dtype"])
+    kind = Gemma3ForConditionalGeneration if nested else AutoModelForCausalLM
+    model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for module in model.modules():
+            if hasattr(module, "embed_scale"):
+                module.embed_scale.copy_(module.embed_scale.to(dtype).to(torch.float32))
+    for case, entry in enumerate(expected["cases"]):
+        with torch.no_grad():
+            inner = model.model.language_model if nested else model.model
+            rows = inner(torch.tensor([entry["prompt"]]), use_cache=False).last_hidden_state[0].to(torch.float64)
+        pooled = torch.stack([rows[-1], rows.mean(0)])
+        tensors[f"hidden.{case}"] = torch.nn.functional.normalize(pooled, dim=-1).to(torch.float32).contiguous()
+    save_file(tensors, path)
+    print(f"{folder.name}: {[tuple(tensor.shape) for name, tensor in tensors.items() if name.startswith('hidden.')]}")
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    if sys.argv[1:] == ["--hidden"]:
+        for folder in sorted(ROOT.iterdir()):
+            add_hidden(folder)
+        sys.exit()
     for family in sys.argv[1:] or FAMILIES:
         make(family)

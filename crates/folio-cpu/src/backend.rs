@@ -311,6 +311,15 @@ impl Backend for CpuBackend {
         Ok(model.buffers.logits.as_slice(batch.logit_rows.len() * model.program.head.vocab))
     }
 
+    fn hidden(&self, row: u32) -> &[f32] {
+        let has = |model: &&Model| (row as usize) < model.max_rows && !model.stages.is_empty();
+        let Some(model) = self.model.as_ref().filter(has) else { return &[] };
+        let rows = model.buffers.rows[model.program.head.x.0 as usize];
+        // SAFETY: a program with a stage has memory for `max_rows` rows of `width` values of what its head reads, zeroed at
+        // first, and only `forward` writes there.
+        unsafe { std::slice::from_raw_parts(rows.row(row as usize), rows.width) }
+    }
+
     fn weight_bytes(&self) -> u64 {
         let matrices: usize = self.matrices.iter().map(PackedMatrix::bytes).sum();
         let vectors: usize = self.vectors.iter().map(|(_, v)| v.len() * 4).sum();

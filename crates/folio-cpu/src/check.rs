@@ -302,11 +302,13 @@ impl BatchCheck<'_> {
         if batch.logit_rows.len() > self.max_logit_rows {
             return Err(format!("{} rows of logits exceed {}", batch.logit_rows.len(), self.max_logit_rows));
         }
-        if !batch.logit_rows.is_sorted_by(|a, b| a < b) {
-            return Err("rows of logits are not ascending".to_owned());
-        }
-        if batch.logit_rows.last().is_some_and(|&row| row as usize >= rows) {
-            return Err("a row of logits does not exist".to_owned());
+        for (what, wanted) in [("logits", &batch.logit_rows), ("hidden states", &batch.hidden_rows)] {
+            if !wanted.is_sorted_by(|a, b| a < b) {
+                return Err(format!("rows of {what} are not ascending"));
+            }
+            if wanted.last().is_some_and(|&row| row as usize >= rows) {
+                return Err(format!("a row of {what} does not exist"));
+            }
         }
         for copy in &batch.copies {
             let blocks = self.caches.get(copy.group as usize).map_or(0, |cache| cache.blocks);

@@ -94,6 +94,22 @@ impl Step<'_> {
         if !self.batch.logit_rows.is_empty() {
             self.head(worker);
         }
+        if !self.batch.hidden_rows.is_empty() {
+            self.hidden(worker);
+        }
+    }
+
+    /// The final norm, in place, of the rows whose hidden state is wanted. Nothing needs their old values any more.
+    fn hidden(&self, worker: &Worker<'_>) {
+        if !self.batch.logit_rows.is_empty() {
+            worker.barrier();
+        }
+        let head = &self.program.head;
+        let (x, weight) = (self.buf(head.x), self.vector(head.norm).as_ptr());
+        for at in worker.share(self.batch.hidden_rows.len(), 1) {
+            let (row, width, eps) = (x.row(self.batch.hidden_rows[at] as usize), x.width, head.eps);
+            dispatch(self.isa, RmsNorm { x: row, weight, eps, width, out: row });
+        }
     }
 
     pub(crate) fn rows(&self) -> usize {

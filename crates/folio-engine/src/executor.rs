@@ -1,4 +1,4 @@
-//! The real executor: a plan becomes batches for a [`Backend`], logits become tokens.
+//! The real executor: a plan becomes batches for a [`Backend`], logits become tokens, hidden states are pooled.
 //!
 //! Owns: the translation and the sampler. Must never: decide anything; what it computes is a function of the plan and
 //! the cached bits.
@@ -10,9 +10,13 @@
 //! Cost outside the backend: a copy of the plan's block tables and tokens, and the sampler. Allocates nothing once its
 //! buffers have grown.
 
+use std::borrow::Cow;
+
 use folio_model::backend::{self, Backend, Batch, BlockCopy, Span, SwapTimes};
 
-use crate::plan::{self, Executor, ExecutorError, SamplePlan, SequencePlan, StepOutput, StepPlan, Want};
+use crate::plan::{
+    self, Executor, ExecutorError, SamplePlan, Sampled, SequencePlan, StepOutput, StepPlan, Want,
+};
 use crate::sampler::Sampler;
 
 /// Runs plans on a backend. See the module documentation.
@@ -23,8 +27,10 @@ pub struct ModelExecutor {
     max_rows: usize,
     max_logit_rows: usize,
     batch: Batch,
-    /// Which samples each logit row of `batch` serves: (sequence of the plan, range of its samples).
+    /// What the rows of logits, and the hidden rows, of `batch` are for, in the order of the plan.
     served: Vec<Served>,
+    /// Of the hidden states of a sequence's rows so far, where a flush came in between them.
+    sum: Option<Vec<f64>>,
     output: StepOutput,
 }
 
@@ -36,6 +42,8 @@ struct Served {
     sequence: u32,
     first_sample: u32,
     samples: u32,
+    /// So many hidden rows; 0: a row of logits.
+    hidden: u32,
 }
 
 impl ModelExecutor {
@@ -49,6 +57,7 @@ impl ModelExecutor {
             max_logit_rows: max_logit_rows.max(1),
             batch: Batch { blocks: Vec::with_capacity(TABLE_ENTRIES), ..Batch::default() },
             served: Vec::new(),
+            sum: None,
             output: StepOutput::default(),
         }
     }
@@ -61,6 +70,11 @@ impl ModelExecutor {
     fn add(&mut self, index: usize, plan: &SequencePlan, first: usize, samples: &mut usize) -> usize {
         let mut last = plan.tokens.len().min(first + self.max_rows - self.batch.tokens.len());
         let base = self.batch.tokens.len();
+        if let Some(sample) = plan.samples.get(*samples)
+            && self.add_hidden(index, sample, *samples, first..last)
+        {
+            *samples += 1;
+        }
         while let Some(sample) = plan.samples.get(*samples) {
             let row = sample.row as usize;
             if row >= last {
@@ -76,6 +90,7 @@ impl ModelExecutor {
                 sequence: index as u32,
                 first_sample: *samples as u32,
                 samples: same as u32,
+                hidden: 0,
             });
             *samples += same;
         }
@@ -96,6 +111,35 @@ impl ModelExecutor {
         last
     }
 
+    /// Hidden states of the rows in `pass` that sample `at` of a sequence wants. Whether that answers it.
+    fn add_hidden(
+        &mut self,
+        index: usize,
+        sample: &SamplePlan,
+        at: usize,
+        pass: std::ops::Range<usize>,
+    ) -> bool {
+        let row = sample.row as usize;
+        let from = match sample.want {
+            Want::Hidden => row,
+            Want::HiddenSum { first, .. } => first as usize,
+            Want::Token(_) | Want::Score { .. } => return false,
+        };
+        let rows = from.max(pass.start)..(row + 1).min(pass.end);
+        if rows.is_empty() {
+            return false;
+        }
+        let (base, answered) = (self.batch.tokens.len(), pass.contains(&row));
+        self.served.push(Served {
+            sequence: index as u32,
+            first_sample: at as u32,
+            samples: answered.into(),
+            hidden: rows.len() as u32,
+        });
+        self.batch.hidden_rows.extend(rows.map(|row| (base + row - pass.start) as u32));
+        answered
+    }
+
     /// Computes the batch and answers what it serves.
     fn flush(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
         let failed = |reason: String| ExecutorError { step: plan.step, reason };
@@ -109,15 +153,30 @@ impl ModelExecutor {
                 self.vocab
             )));
         }
-        for (row, served) in logits.chunks_exact(self.vocab).zip(&self.served) {
+        let answered = self.output.samples.len();
+        let mut rows = logits.chunks_exact(self.vocab);
+        for served in &self.served {
             let sequence = &plan.sequences[served.sequence as usize];
             let from = served.first_sample as usize;
-            for SamplePlan { want, .. } in &sequence.samples[from..from + served.samples as usize] {
+            let samples = &sequence.samples[from..from + served.samples as usize];
+            if served.hidden > 0 {
+                // Its place; the backend is asked when nobody reads logits any more.
+                self.output.samples.extend(samples.iter().map(|_| Sampled::Hidden(Vec::new())));
+                continue;
+            }
+            let row = rows.next().unwrap_or_default();
+            for SamplePlan { want, .. } in samples {
                 self.output.samples.push(match want {
                     Want::Token(spec) => self.sampler.sample(row, spec),
                     Want::Score { next, top } => self.sampler.score(row, *next, *top),
+                    Want::Hidden | Want::HiddenSum { .. } => {
+                        Sampled::Failed(Cow::Borrowed("no row was asked for"))
+                    }
                 });
             }
+        }
+        if !self.batch.hidden_rows.is_empty() {
+            self.answer_hidden(plan, answered);
         }
         if swapped {
             self.output.swap_times = self.backend.swap_times();
@@ -126,6 +185,55 @@ impl ModelExecutor {
         self.served.clear();
         Ok(())
     }
+
+    /// Puts hidden states in their places among the answers from `at` on.
+    fn answer_hidden(&mut self, plan: &StepPlan, mut at: usize) {
+        let mut wanted = self.batch.hidden_rows.iter();
+        for served in &self.served {
+            let rows = wanted.by_ref().take(served.hidden as usize);
+            let sample = &plan.sequences[served.sequence as usize].samples[served.first_sample as usize];
+            let answer = match &sample.want {
+                Want::Hidden => rows.last().map(|row| {
+                    let row = self.backend.hidden(*row).to_vec();
+                    if row.iter().all(|value| value.is_finite()) {
+                        Sampled::Hidden(row)
+                    } else {
+                        not_numbers()
+                    }
+                }),
+                Want::HiddenSum { before, .. } => {
+                    let mut sum = self
+                        .sum
+                        .take()
+                        .or_else(|| before.as_deref().map(<[f64]>::to_vec))
+                        .unwrap_or_default();
+                    for row in rows {
+                        let row = self.backend.hidden(*row);
+                        sum.resize(row.len(), 0.0);
+                        sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += f64::from(*value));
+                    }
+                    match served.samples {
+                        // The rest of the rows is in the next pass.
+                        0 => {
+                            self.sum = Some(sum);
+                            None
+                        }
+                        _ if sum.iter().all(|value| value.is_finite()) => Some(Sampled::HiddenSum(sum)),
+                        _ => Some(not_numbers()),
+                    }
+                }
+                Want::Token(_) | Want::Score { .. } => None,
+            };
+            if let (Some(answer), Some(place)) = (answer, self.output.samples.get_mut(at)) {
+                *place = answer;
+            }
+            at += served.samples as usize;
+        }
+    }
+}
+
+fn not_numbers() -> Sampled {
+    Sampled::Failed(Cow::Borrowed("its hidden states are not numbers"))
 }
 
 fn block_swap(swap: &plan::BlockSwap) -> backend::BlockSwap {
@@ -139,6 +247,7 @@ impl Executor for ModelExecutor {
         self.output.swap_times = SwapTimes::default();
         self.batch.clear();
         self.served.clear();
+        self.sum = None;
         self.batch.swap_outs.extend(plan.swap_outs.iter().map(block_swap));
         self.batch.swap_ins.extend(plan.swap_ins.iter().map(block_swap));
         let copies = plan.copies.iter();

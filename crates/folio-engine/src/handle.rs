@@ -213,6 +213,10 @@ fn check(shared: &Shared, request: &Request) -> Result<(), Rejected> {
     if request.n > config.max_choices {
         return Err(Rejected::TooManyChoices { n: request.n, max: config.max_choices });
     }
+    let alone = request.n == 1 && request.sampling.max_tokens == 0 && request.prompt_logprobs.is_none();
+    if request.pooling.is_some() && !alone {
+        return invalid("pooling", "has one choice, no tokens and no logprobs".into());
+    }
     let (prompt, max_tokens) = (request.prompt.len() as u64, u64::from(request.sampling.max_tokens));
     if prompt + max_tokens > u64::from(config.max_model_len) {
         return Err(Rejected::TooLong {

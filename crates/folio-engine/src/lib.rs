@@ -33,7 +33,9 @@ pub use guide::{Guide, GuideRef, Rules, RulesRef};
 pub use handle::{EngineHandle, Health, Rejected};
 pub use mailbox::CancelRequest;
 pub use plan::{Executor, StepOutput, StepPlan};
-pub use request::{CancelFlag, Event, EventSink, FinishReason, Micros, Request, RequestId, SamplingParams};
+pub use request::{
+    CancelFlag, Event, EventSink, FinishReason, Micros, Pooling, Request, RequestId, SamplingParams,
+};
 pub use sampler::Sampler;
 pub use scheduler::Scheduler;
 pub use sequence::choice_seed;

@@ -65,6 +65,11 @@ pub enum Want {
     Token(SampleSpec),
     /// Only the log probability of a known next token (prompt_logprobs).
     Score { next: u32, top: u32 },
+    /// The row's hidden state after the final norm.
+    Hidden,
+    /// The sum of those of rows `first ..=` this one, row by row onto `before`: the sum over all positions before them, `None`
+    /// where there are none. One per sequence, and no other want beside it.
+    HiddenSum { first: u32, before: Option<Arc<[f64]>> },
 }
 
 /// All the sampler may depend on: promise 1 forbids it slots, steps and neighbours.
@@ -151,7 +156,11 @@ pub enum Sampled {
     Token { id: u32, logprobs: Option<TokenLogprobs> },
     /// To [`Want::Score`].
     Score(TokenLogprobs),
-    /// No answer exists: the logits are not numbers, everything was forbidden, or a guide failed. Ends this sequence alone.
+    /// To [`Want::Hidden`], `[hidden]`.
+    Hidden(Vec<f32>),
+    /// To [`Want::HiddenSum`], `[hidden]`.
+    HiddenSum(Vec<f64>),
+    /// No answer exists: the logits or hidden states are not numbers, everything was forbidden, or a guide failed. Ends this sequence alone.
     Failed(Cow<'static, str>),
 }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use folio_kv::RetentionRange;
 use folio_kv::{KeepRefused, PrefixInfo, Root, TenantId};
+pub use folio_model::Pooling;
 
 use crate::guide::RulesRef;
 
@@ -36,6 +37,9 @@ pub struct Request {
     /// How long what is computed (and what is found) should stay cached; empty: like everything else. Pinned ranges keep
     /// the prompt up to their end, see [`Event::Prompt`].
     pub retention: Vec<RetentionRange>,
+    /// A vector is wanted instead of tokens, see [`Event::Pooled`]; `n` is 1 and `sampling.max_tokens` 0 then. A mean is summed in
+    /// f64 in the order of the prompt, divided once and rounded once; its rows are computed, not found in the cache.
+    pub pooling: Option<Pooling>,
 }
 
 /// How tokens are chosen and when generation stops. All fields are honoured.
@@ -111,7 +115,8 @@ pub struct TokenLogprobs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FinishReason {
-    /// An eos or stop token was sampled (it is the last token delivered), or the caller found a stop string.
+    /// An eos or stop token was sampled (it is the last token delivered), the caller found a stop string, or the prompt was
+    /// pooled.
     Stop,
     /// max_tokens or the model's context length was reached.
     Length,
@@ -122,7 +127,7 @@ pub enum FinishReason {
     Error,
 }
 
-/// What a request's owner receives, in order: at most one `Prompt`, then `Token`s, then exactly one `Finished` per
+/// What a request's owner receives, in order: at most one `Prompt`, then `Token`s (or one `Pooled`), then exactly one `Finished` per
 /// choice. A request refused at admission gets `Finished` with `Error` for each choice, never silence.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
@@ -138,6 +143,10 @@ pub enum Event {
     Token {
         choice: u32,
         token: Token,
+    },
+    /// What was wanted by [`Request::pooling`], `[hidden]`, not normalized; between `Prompt` and `Finished`.
+    Pooled {
+        vector: Vec<f32>,
     },
     Finished {
         choice: u32,

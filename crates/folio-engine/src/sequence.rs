@@ -14,7 +14,7 @@ use folio_kv::{BlockHash, BlockTable, GroupCounts, KvCache, Lookup, Root, Swappe
 
 use crate::guide::GuideRef;
 use crate::plan::{SampleSpec, SequenceId, SequencePlan, TokenHistory};
-use crate::request::{Micros, RequestId, RetentionRange, SamplingParams, Timing};
+use crate::request::{Micros, Pooling, RequestId, RetentionRange, SamplingParams, Timing};
 use crate::stats::WaitingFor;
 
 /// Index into [`Sequences`]. Reused after a sequence ends.
@@ -58,8 +58,11 @@ pub(crate) struct Sequence {
     pub state: State,
     /// Alternatives per prompt position, when the prompt's own logprobs are wanted.
     pub score_top: Option<u32>,
+    pub pooling: Option<Pooling>,
+    /// Of the hidden states of the first `scored` rows, for their mean.
+    pub hidden_sum: Option<Arc<[f64]>>,
     pub retention: Arc<[RetentionRange]>,
-    /// Prompt rows whose logprobs were obtained. Rows below need no recomputation, rows above must not be skipped.
+    /// Prompt rows whose logprobs, or hidden states for a mean, were obtained. Rows below need no recomputation, rows above must not be skipped.
     pub scored: u32,
     pub timing: Timing,
     /// Every block it may ever need is set aside, and it is no victim any more.
@@ -128,14 +131,19 @@ impl Sequence {
         (self.prompt_len + self.params.max_tokens).saturating_sub(1).max(self.prompt_len)
     }
 
-    /// Known tokens that may come from the cache: the last one is needed for its logits, and rows that must be scored
-    /// are computed.
+    /// Known tokens that may come from the cache: the last one is needed for its logits, and rows of which something is
+    /// wanted are computed.
     pub fn attachable(&self) -> u32 {
         let all_but_last = self.tokens.len() as u32 - 1;
-        match self.score_top {
-            Some(_) => all_but_last.min(self.scored),
-            None => all_but_last,
+        match self.wants_rows() {
+            true => all_but_last.min(self.scored),
+            false => all_but_last,
         }
+    }
+
+    /// Something is wanted of every row of the prompt.
+    pub fn wants_rows(&self) -> bool {
+        self.score_top.is_some() || self.pooling == Some(Pooling::Mean)
     }
 
     pub fn is_running(&self) -> bool {

@@ -194,6 +194,8 @@ pub struct Batch {
     pub blocks: Vec<u32>,
     /// Rows whose logits are wanted, ascending.
     pub logit_rows: Vec<u32>,
+    /// Rows whose hidden state after the final norm is wanted, ascending; see [`Backend::hidden`].
+    pub hidden_rows: Vec<u32>,
     /// Block to slot. Performed before anything else: the blocks may have been given to somebody else already.
     pub swap_outs: Vec<BlockSwap>,
     /// Performed after `swap_outs`, before anything else, in list order.
@@ -209,6 +211,7 @@ impl Batch {
         self.spans.clear();
         self.blocks.clear();
         self.logit_rows.clear();
+        self.hidden_rows.clear();
         self.swap_outs.clear();
         self.copies.clear();
         self.swap_ins.clear();
@@ -263,6 +266,10 @@ pub trait Backend: Send {
 
     /// Runs the program. Returns logits `[batch.logit_rows.len(), vocab]`, row-major, in the order of `logit_rows`.
     fn forward(&mut self, batch: &Batch) -> Result<&[f32], BackendError>;
+
+    /// The hidden state after the final norm, `[hidden]`, of row `row` of the last `forward`'s batch, which was one of its
+    /// `hidden_rows`. Of any other row it is anything.
+    fn hidden(&self, row: u32) -> &[f32];
 
     /// What the last `forward` took for the swaps of its batch, as far as others had to wait for them.
     fn swap_times(&self) -> SwapTimes;

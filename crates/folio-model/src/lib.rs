@@ -22,7 +22,7 @@ pub mod rope;
 #[doc(hidden)]
 pub mod testing;
 
-pub use checkpoint::{Checkpoint, GenerationConfig};
+pub use checkpoint::{Checkpoint, GenerationConfig, POOLING_FILES, Pooling};
 pub use config::Config;
 pub use error::{ModelError, Result};
 pub use family::{supported_families, supported_table};

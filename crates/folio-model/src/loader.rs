@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::backend::{Backend, DType, KvLayout, TensorView};
-use crate::checkpoint::{Checkpoint, Digest, GenerationConfig, Tensor, Values};
+use crate::checkpoint::{Checkpoint, Digest, GenerationConfig, Pooling, Tensor, Values};
 use crate::config::Config;
 use crate::decoder::{Load, WeightSpec, kv_layout, program, weight_specs};
 use crate::error::{ModelError, Result};
@@ -66,6 +66,10 @@ pub struct LoadedModel {
     pub parameters: u64,
     /// Encoding of most of the weights, as stored.
     pub weight_encoding: Encoding,
+    /// There is no output matrix: it makes vectors and no tokens.
+    pub only_embeds: bool,
+    /// How vectors are made of prompts; else why they cannot be.
+    pub pooling: std::result::Result<Pooling, String>,
     /// Of each tensor, from which the digest was made.
     pub tensor_digests: BTreeMap<String, [u8; 32]>,
 }
@@ -158,6 +162,8 @@ impl LoadedModel {
             eos_token_ids: checkpoint.generation().eos_token_ids.clone(),
             generation: checkpoint.generation().clone(),
             kv_layout,
+            only_embeds: checkpoint.only_embeds(),
+            pooling: checkpoint.pooling(),
             tensor_digests: digest.tensors().clone(),
             digest: digest.finish(),
             config: config.clone(),

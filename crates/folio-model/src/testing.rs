@@ -90,6 +90,8 @@ pub struct Parity {
     /// Largest relative logit difference.
     pub worst: f32,
     pub greedy_tokens: usize,
+    /// Pooled prompts whose vectors were compared.
+    pub vectors: usize,
 }
 
 /// Checks a fixture on a fresh backend per case. Panics, with the position, on the first difference.
@@ -103,13 +105,12 @@ pub fn check_fixture<B: Backend>(folder: &Path, new_backend: impl Fn() -> B) -> 
 
     let mut parity = Parity::default();
     for (number, case) in expected["cases"].as_array().expect("cases").iter().enumerate() {
-        let entry = &header[&format!("logits.{number}")];
-        let logits: Vec<f32> = tensors[entry.range.clone()]
-            .as_chunks()
-            .0
-            .iter()
-            .map(|bytes| f32::from_le_bytes(*bytes))
-            .collect();
+        let floats = |name: String| -> Option<Vec<f32>> {
+            let bytes = tensors[header.get(&name)?.range.clone()].as_chunks().0;
+            Some(bytes.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+        };
+        let logits = floats(format!("logits.{number}")).expect("logits of every case");
+        let vectors = floats(format!("hidden.{number}"));
         let case = Case {
             what: format!("{} case {number}", folder.display()),
             prompt: numbers(&case["prompt"]),
@@ -123,6 +124,10 @@ pub fn check_fixture<B: Backend>(folder: &Path, new_backend: impl Fn() -> B) -> 
             new_backend(),
             case.max_model_len,
         )));
+        if let Some(vectors) = vectors {
+            parity.vectors += case
+                .check_vectors(&mut Runner::load(&checkpoint, new_backend(), case.max_model_len), &vectors);
+        }
         parity.greedy_tokens +=
             case.check_greedy(&mut Runner::load(&checkpoint, new_backend(), case.max_model_len));
     }
@@ -164,6 +169,27 @@ impl Case {
             worst = worst.max(difference);
         }
         worst
+    }
+
+    /// The prompt's last hidden state and the mean of all, normalized: `expected` is `[2, hidden]`. Half of the prompt is computed
+    /// with logits beside the hidden states, half without.
+    fn check_vectors<B: Backend>(&self, runner: &mut Runner<B>, expected: &[f32]) -> usize {
+        let mut rows: Vec<Vec<f32>> = Vec::new();
+        let (first, second) = self.prompt.split_at(self.prompt.len() / 2);
+        for (part, logits) in [(first, vec![0, first.len() as u32 - 1]), (second, vec![])] {
+            let wanted: Vec<u32> = (0..part.len() as u32).collect();
+            runner.compute(part, &logits, &wanted);
+            rows.extend(wanted.iter().map(|row| runner.backend.hidden(*row).to_vec()));
+        }
+        let width = expected.len() / 2;
+        let mean: Vec<f32> = (0..width).map(|i| rows.iter().map(|row| row[i]).sum::<f32>()).collect();
+        for (found, expected) in [&rows[rows.len() - 1], &mean].into_iter().zip(expected.chunks(width)) {
+            let length = found.iter().map(|value| value * value).sum::<f32>().sqrt();
+            let found: Vec<f32> = found.iter().map(|value| value / length).collect();
+            let difference = relative_difference(&found, expected);
+            assert!(difference <= LOGIT_TOLERANCE, "{}: vectors differ by {difference:e}", self.what);
+        }
+        2
     }
 
     fn check_greedy<B: Backend>(&self, runner: &mut Runner<B>) -> usize {
@@ -245,6 +271,11 @@ impl<B: Backend> Runner<B> {
 
     /// Appends `tokens` to the sequence and returns the logits of `rows` of them.
     pub fn forward(&mut self, tokens: &[u32], rows: &[u32]) -> &[f32] {
+        self.compute(tokens, rows, &[])
+    }
+
+    /// The same with hidden states of `hidden` rows, which the backend gives out then.
+    pub fn compute(&mut self, tokens: &[u32], rows: &[u32], hidden: &[u32]) -> &[f32] {
         let batch = Batch {
             tokens: tokens.to_vec(),
             spans: vec![Span {
@@ -256,6 +287,7 @@ impl<B: Backend> Runner<B> {
             }],
             blocks: self.blocks.repeat(self.model.kv_layout.groups.len()),
             logit_rows: rows.to_vec(),
+            hidden_rows: hidden.to_vec(),
             ..Batch::default()
         };
         self.position += tokens.len();

@@ -5,7 +5,8 @@ use std::sync::{Arc, OnceLock};
 
 use folio_engine::handle::{Health, Rejected};
 use folio_engine::{
-    CacheCommand, CacheReply, CancelFlag, EngineHandle, EngineStats, EventSink, Micros, Request, RequestId,
+    CacheCommand, CacheReply, CancelFlag, EngineHandle, EngineStats, EventSink, Micros, Pooling, Request,
+    RequestId,
 };
 use folio_kv::{Identity, Root};
 use folio_text::{ChatTemplate, Tokenizer};
@@ -82,6 +83,12 @@ pub struct ModelFacts {
     /// Token ids at or above this are refused.
     pub vocab_size: u32,
     pub eos_token_ids: Arc<[u32]>,
+    /// Values of a vector.
+    pub hidden: u32,
+    /// How vectors are made of prompts, or why they cannot be.
+    pub pooling: Result<Pooling, String>,
+    /// It makes vectors and no tokens.
+    pub only_embeds: bool,
     /// From `generation_config.json`.
     pub defaults: SamplingDefaults,
     /// Digest of the checkpoint's bytes and configuration.

@@ -46,6 +46,8 @@ pub struct Delta {
     pub pieces: Vec<OutputEvent>,
     pub token_ids: Vec<u32>,
     pub scored: Vec<Scored>,
+    /// Of a pooled prompt, as it comes from the engine.
+    pub vector: Vec<f32>,
 }
 
 impl Delta {

@@ -52,7 +52,7 @@ pub(crate) fn prepare(
         // The prompt's part of the answer's logprobs.
         generation.prompt_logprobs = generation.prompt_logprobs.max(generation.sampling.logprobs);
     }
-    let prompts = prompts.into_list(limits.prompts)?;
+    let prompts = prompts.into_list(limits.prompts, "prompt")?;
     if prompts.len() * generation.n as usize > limits.total_choices {
         let (prompts, n, limit) = (prompts.len(), generation.n, limits.total_choices);
         let message =
@@ -106,28 +106,29 @@ fn best_of(fields: &mut Fields, n: u32) -> Result<(), ApiError> {
 }
 
 /// One prompt.
-enum Prompt {
+pub(crate) enum Prompt {
     Text(String),
     Tokens(Vec<u32>),
 }
 
 /// The `prompt` field: text, token ids, or a list of either. Read without an intermediate tree.
-enum Prompts {
+pub(crate) enum Prompts {
     One(Prompt),
     Texts(Vec<String>),
     TokenLists(Vec<Vec<u32>>),
 }
 
 impl Prompts {
-    fn into_list(self, limit: usize) -> Result<Vec<Prompt>, ApiError> {
+    /// At most `limit` of them; `param` names the field.
+    pub fn into_list(self, limit: usize, param: &str) -> Result<Vec<Prompt>, ApiError> {
         let list: Vec<Prompt> = match self {
             Self::One(prompt) => vec![prompt],
             Self::Texts(list) => list.into_iter().map(Prompt::Text).collect(),
             Self::TokenLists(list) => list.into_iter().map(Prompt::Tokens).collect(),
         };
         if list.len() > limit {
-            let message = format!("'prompt' has {} prompts; the limit is {limit}.", list.len());
-            return Err(ApiError::invalid("prompt", message));
+            let message = format!("'{param}' has {} prompts; the limit is {limit}.", list.len());
+            return Err(ApiError::invalid(param, message));
         }
         Ok(list)
     }

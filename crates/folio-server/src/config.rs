@@ -81,6 +81,8 @@ pub struct Limits {
     pub choices: u32,
     /// Prompts in one completions request.
     pub prompts: usize,
+    /// Inputs in one embeddings request; OpenAI's limit.
+    pub embedding_inputs: usize,
     /// Prompts times choices in one request.
     pub total_choices: usize,
     pub messages: usize,
@@ -122,6 +124,7 @@ impl Default for Limits {
             body_bytes: 8 << 20,
             choices: 128,
             prompts: 256,
+            embedding_inputs: 2048,
             total_choices: 512,
             messages: 4096,
             tools: 512,

@@ -117,6 +117,10 @@ fn spawn(
     flight: Flight,
     output: Output,
 ) -> Result<Abort, ApiError> {
+    if state.app.model.only_embeds && job.generation.pooling.is_none() {
+        let message = "This model was published for embeddings and has no output matrix; use /v1/embeddings.";
+        return Err(ApiError { code: Some("only_embeddings"), ..ApiError::bad_request(message) });
+    }
     let (events, receiver) = mpsc::unbounded_channel();
     let mut job = job;
     let ticket = admit(tenant, &mut job)?;
@@ -185,6 +189,7 @@ fn submit(state: &State, tenant: &Tenant, job: &Job, events: EventSender) -> Res
             deadline,
             prompt_logprobs: job.generation.prompt_logprobs,
             retention: prompt.retention.clone(),
+            pooling: job.generation.pooling,
         };
         let events = events.clone();
         let sink = move |event: Event| events.send((index, event)).is_ok();
@@ -320,10 +325,16 @@ impl Pump {
                     let index = self.index(prompt, choice);
                     self.token(index, token);
                 }
+                Event::Pooled { vector } => {
+                    let index = self.index(prompt, 0);
+                    self.slots[index].whole.vector = vector;
+                }
                 Event::Finished { choice, reason, stop_token, error, timing } => {
                     let index = self.index(prompt, choice);
                     self.slots[index].ended = true;
-                    self.state.metrics.timing(&timing, self.slots[index].choice.tokens);
+                    let slot = &self.slots[index];
+                    let produced = slot.choice.tokens > 0 || !slot.whole.vector.is_empty();
+                    self.state.metrics.timing(&timing, produced);
                     self.ended(index, reason, stop_token, error);
                 }
             }

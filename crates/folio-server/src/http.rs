@@ -25,8 +25,14 @@ const REQUEST_ID: &str = "x-request-id";
 /// Open to whoever reaches the port: they tell nothing about anybody's requests.
 const OPEN: &[&str] = &["/", "/health", "/ping", "/metrics", "/version"];
 /// Refused while draining.
-const GENERATING: &[&str] =
-    &["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/cache/prefixes"];
+const GENERATING: &[&str] = &[
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/cache/prefixes",
+];
 
 /// The request's id: the client's where it is usable, else a fresh one.
 #[derive(Clone)]

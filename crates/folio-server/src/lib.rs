@@ -24,6 +24,7 @@ mod choice;
 mod completions;
 mod config;
 mod declared;
+mod embeddings;
 mod error;
 mod fields;
 mod gate;

@@ -403,8 +403,8 @@ impl Metrics {
     }
 
     /// The engine's own times of a choice that produced something.
-    pub fn timing(&self, timing: &Timing, tokens: u32) {
-        if tokens == 0 {
+    pub fn timing(&self, timing: &Timing, produced: bool) {
+        if !produced {
             return;
         }
         let between =

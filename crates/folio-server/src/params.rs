@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use folio_engine::SamplingParams;
+use folio_engine::{Pooling, SamplingParams};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -86,6 +86,8 @@ pub struct Generation {
     pub structure: Option<Wish>,
     /// What else must not be in it.
     pub bounds: Bounds,
+    /// A vector is wanted instead of an answer.
+    pub pooling: Option<Pooling>,
     /// How long the prompt should stay cached.
     pub cache: CacheWish,
 }
@@ -124,13 +126,8 @@ impl Generation {
         let n = within(fields, "n", n, (1, limits.choices))?.unwrap_or(1);
         let prompt_logprobs = fields.take("prompt_logprobs")?;
         let prompt_logprobs = within(fields, "prompt_logprobs", prompt_logprobs, (0, limits.logprobs))?;
-        let truncate_prompt = fields.take("truncate_prompt_tokens")?;
+        let truncate_prompt = truncate_prompt(fields)?;
         let stream = stream_options(fields)?;
-        if truncate_prompt.is_some_and(|keep: i64| keep < -1 || keep == 0) {
-            let message =
-                "Invalid 'truncate_prompt_tokens': use a positive number, or -1 for as many as fit.";
-            return Err(ApiError::invalid("truncate_prompt_tokens", message));
-        }
         if prompt_logprobs.is_some() && stream.is_some() {
             return Err(ApiError::invalid(
                 "prompt_logprobs",
@@ -160,6 +157,7 @@ impl Generation {
             echo: fields.take("echo")?.unwrap_or(false),
             add_special_tokens: fields.take("add_special_tokens")?,
             reading: None,
+            pooling: None,
             cache: CacheWish::read(fields)?,
         })
     }
@@ -189,7 +187,33 @@ impl Generation {
             echo: false,
             add_special_tokens: None,
             reading: None,
+            pooling: None,
             cache: CacheWish::default(),
+        })
+    }
+
+    /// For vectors instead of answers.
+    pub fn pooled(fields: &mut Fields, pooling: Pooling) -> Result<Self, ApiError> {
+        Ok(Self {
+            sampling: SamplingParams::greedy(0),
+            structure: None,
+            bounds: Bounds::default(),
+            n: 1,
+            max_tokens: None,
+            stop: Vec::new(),
+            include_stop: false,
+            skip_special_tokens: true,
+            truncate_prompt: truncate_prompt(fields)?,
+            prompt_logprobs: None,
+            priority: fields.take("priority")?.unwrap_or(0),
+            stream: None,
+            request_id: request_id(fields)?,
+            return_token_ids: false,
+            echo: false,
+            add_special_tokens: fields.take("add_special_tokens")?,
+            reading: None,
+            pooling: Some(pooling),
+            cache: CacheWish::read(fields)?,
         })
     }
 
@@ -256,6 +280,15 @@ impl Generation {
         }
         Ok(SamplingParams { max_tokens, ..self.sampling.clone() })
     }
+}
+
+fn truncate_prompt(fields: &mut Fields) -> Result<Option<i64>, ApiError> {
+    let keep = fields.take("truncate_prompt_tokens")?;
+    if keep.is_some_and(|keep: i64| keep < -1 || keep == 0) {
+        let message = "Invalid 'truncate_prompt_tokens': use a positive number, or -1 for as many as fit.";
+        return Err(ApiError::invalid("truncate_prompt_tokens", message));
+    }
+    Ok(keep)
 }
 
 /// Parameters that ask for nothing this server could do differently. They are checked, and documented as metadata.

@@ -148,6 +148,7 @@ async fn compute(state: &State, tenant: &Tenant, wanted: &Wanted) -> Result<Comp
         priority: 0,
         deadline: timeout.map(|limit| Micros(engine.now().0.saturating_add(limit.as_micros() as u64))),
         prompt_logprobs: None,
+        pooling: None,
         retention: vec![RetentionRange {
             tokens: 0..wanted.tokens.len() as u32,
             priority: retention.priority,
@@ -178,7 +179,7 @@ async fn compute(state: &State, tenant: &Tenant, wanted: &Wanted) -> Result<Comp
                 meter.prompt(prompt_tokens, u64::from(cached_tokens));
                 computed = Computed { cached_tokens, kept };
             }
-            Some(Event::Token { .. }) => {}
+            Some(Event::Token { .. } | Event::Pooled { .. }) => {}
             Some(Event::Finished { reason, error, .. }) => {
                 abort.finished();
                 drop(guard);

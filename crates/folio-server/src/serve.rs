@@ -30,7 +30,9 @@ use crate::http::{JsonRequest, Peer, around};
 use crate::tenants::Tenants;
 use crate::tls::Tls;
 use crate::usage::SAVED_EVERY;
-use crate::{anthropic, chat, completions, generate, pages, prefixes, records, responses, routing, usage};
+use crate::{
+    anthropic, chat, completions, embeddings, generate, pages, prefixes, records, responses, routing, usage,
+};
 
 /// Time for responses to leave after the last request finished.
 const CLOSING: Duration = Duration::from_secs(5);
@@ -95,6 +97,7 @@ impl Server {
             .route("/", get(pages::index))
             .route("/v1/chat/completions", post(chat))
             .route("/v1/completions", post(completions))
+            .route("/v1/embeddings", post(embeddings::create))
             .route("/v1/responses", post(responses::create))
             .route("/v1/responses/{id}", get(responses::show).delete(responses::delete))
             .route("/v1/responses/{id}/cancel", post(responses::cancel))

@@ -118,6 +118,7 @@ impl SharedPrefix {
             priority: 0,
             deadline: None,
             prompt_logprobs: None,
+            pooling: None,
             retention: vec![RetentionRange {
                 tokens: 0..self.tokens.len() as u32,
                 priority: PRIORITY_MAX,

@@ -39,6 +39,11 @@ pub fn logits(context: u64, vocab: usize, out: &mut Vec<f32>) {
     out.extend((0..vocab as u64).map(|token| (mix(context ^ token) >> 56) as f32 / 16.0 - 8.0));
 }
 
+/// The hidden state after a context, `[3]`: sums of these in another order or of other rows differ.
+pub fn hidden(context: u64) -> [f32; 3] {
+    [0u64, 1, 2].map(|at| (mix(context ^ 0x41dd ^ at) >> 32) as f32 * 1e-6)
+}
+
 /// Memory of one cache group.
 struct Group {
     /// Positions a row reads, itself included.
@@ -75,6 +80,7 @@ pub struct SimBackend {
     block_tokens: usize,
     groups: Vec<Group>,
     logits: Vec<f32>,
+    hidden: Vec<[f32; 3]>,
     max_rows: usize,
     max_logit_rows: usize,
     /// Microseconds that a block takes, either way.
@@ -95,6 +101,7 @@ impl SimBackend {
             block_tokens,
             groups: vec![Group::new(blocks, block_tokens, u32::MAX)],
             logits: Vec::new(),
+            hidden: Vec::new(),
             max_rows,
             max_logit_rows,
             swap_us: 0.0,
@@ -172,8 +179,9 @@ impl SimBackend {
                 "{rows} rows and {logit_rows} rows of logits are too many"
             )));
         }
-        if !batch.logit_rows.is_sorted_by(|a, b| a < b) {
-            return Err(BackendError::Batch("logit rows must ascend".into()));
+        let ascend = |rows: &[u32]| rows.is_sorted_by(|a, b| a < b);
+        if !ascend(&batch.logit_rows) || !ascend(&batch.hidden_rows) {
+            return Err(BackendError::Batch("logit rows and hidden rows must ascend".into()));
         }
         Ok(())
     }
@@ -247,7 +255,10 @@ impl Backend for SimBackend {
             group.memory[block].copy_from_slice(&group.swapped[slot]);
         }
         self.logits.clear();
+        self.hidden.clear();
+        self.hidden.resize(batch.tokens.len(), [f32::NAN; 3]);
         let mut wanted = batch.logit_rows.iter().copied().peekable();
+        let mut wanted_hidden = batch.hidden_rows.iter().copied().peekable();
         for span in &batch.spans {
             let mut context = EMPTY;
             for position in 0..span.first_position {
@@ -259,9 +270,16 @@ impl Backend for SimBackend {
                 if wanted.next_if_eq(&row).is_some() {
                     logits(context, self.vocab, &mut self.logits);
                 }
+                if wanted_hidden.next_if_eq(&row).is_some() {
+                    self.hidden[row as usize] = hidden(context);
+                }
             }
         }
         Ok(&self.logits)
+    }
+
+    fn hidden(&self, row: u32) -> &[f32] {
+        self.hidden.get(row as usize).map_or(&[], |row| row)
     }
 
     fn weight_bytes(&self) -> u64 {

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use folio_engine::plan::{SampleSpec, Sampled, TokenHistory};
-use folio_engine::request::{Request, TokenLogprobs};
+use folio_engine::request::{Pooling, Request, TokenLogprobs};
 use folio_engine::{FinishReason, GuideRef, Sampler, choice_seed};
 
-use crate::backend::{EMPTY, extend, logits, value, window_value};
+use crate::backend::{EMPTY, extend, hidden, logits, value, window_value};
 
 /// One choice's whole output.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,6 +19,7 @@ pub struct Answer {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Expectation {
     pub prompt_logprobs: Vec<TokenLogprobs>,
+    pub pooled: Option<Vec<f32>>,
     pub choices: Vec<Answer>,
 }
 
@@ -58,17 +59,27 @@ pub fn expect(request: &Request, vocab: usize, max_model_len: u32, windows: &[u3
     let mut sampler = Sampler::default();
     let mut solo = Solo::new(windows);
     let mut prompt_logprobs = Vec::new();
+    let mut sum = [0.0; 3];
     for (position, token) in request.prompt.iter().enumerate() {
         solo.read(*token, position);
+        sum.iter_mut().zip(hidden(solo.context)).for_each(|(sum, value)| *sum += f64::from(value));
         if let (Some(top), Some(next)) = (request.prompt_logprobs, request.prompt.get(position + 1))
             && let Sampled::Score(score) = sampler.score(&row(solo.context, vocab), *next, top)
         {
             prompt_logprobs.push(score);
         }
     }
+    if let Some(pooling) = request.pooling {
+        let pooled = match pooling {
+            Pooling::Last => hidden(solo.context),
+            Pooling::Mean => sum.map(|sum| (sum / request.prompt.len() as f64) as f32),
+        };
+        let end = Answer { tokens: Vec::new(), reason: FinishReason::Stop };
+        return Expectation { prompt_logprobs, pooled: Some(pooled.to_vec()), choices: vec![end] };
+    }
     let choices = (0..request.n)
         .map(|choice| answer(request, choice, solo.clone(), vocab, max_model_len, &mut sampler));
-    Expectation { choices: choices.collect(), prompt_logprobs }
+    Expectation { choices: choices.collect(), prompt_logprobs, pooled: None }
 }
 
 fn answer(

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use folio_engine::RulesRef;
 use folio_engine::SchedulerConfig;
-use folio_engine::request::{Micros, Request, RequestId, SamplingParams};
+use folio_engine::request::{Micros, Pooling, Request, RequestId, SamplingParams};
 use folio_kv::{CacheConfig, GroupCounts, Identity, PinLimits, Quota, Root, TenantId, WindowConfig};
 
 use crate::keeping;
@@ -88,6 +88,7 @@ pub fn request(id: u64, prompt: &[u32], max_tokens: u32) -> Request {
         deadline: None,
         prompt_logprobs: None,
         retention: Vec::new(),
+        pooling: None,
     }
 }
 
@@ -115,6 +116,9 @@ impl Scenario {
             ..SchedulerConfig::default()
         };
         let mut clients = clients(rng, &config, vocab);
+        if !seed.is_multiple_of(3) {
+            pool(&mut Rng::new(seed ^ 0x9001), &mut clients);
+        }
         let keeping = &mut Rng::new(seed ^ 0x9e7a);
         keeping::wishes(keeping, &mut clients);
         let largest = clients.iter().map(|client| positions(&client.request)).max().unwrap_or(1);
@@ -138,6 +142,22 @@ impl Scenario {
             clients,
             fails_one_in: if rng.one_in(6) { rng.range(5, 60) } else { 0 },
             seed,
+        }
+    }
+}
+
+/// In two of three worlds some want vectors instead of tokens.
+fn pool(rng: &mut Rng, clients: &mut [Client]) {
+    for client in clients {
+        if !rng.one_in(3) {
+            continue;
+        }
+        let request = &mut client.request;
+        request.pooling = Some(*rng.pick(&[Pooling::Last, Pooling::Mean]));
+        (request.n, request.prompt_logprobs) = (1, None);
+        request.sampling = SamplingParams::greedy(0);
+        if let Behaviour::EndsChoiceAfter { choice, .. } = &mut client.behaviour {
+            *choice = 0;
         }
     }
 }
@@ -256,6 +276,7 @@ fn clients(rng: &mut Rng, config: &SchedulerConfig, vocab: u32) -> Vec<Client> {
             deadline: rng.one_in(8).then(|| Micros(now + rng.skewed(1, 2_000_000))),
             prompt_logprobs: rng.one_in(6).then(|| rng.range(0, 3) as u32),
             retention: Vec::new(),
+            pooling: None,
             prompt: prompt.into(),
         };
         let behaviour = behaviour(rng, now, request.n);

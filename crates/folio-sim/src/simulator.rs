@@ -35,6 +35,9 @@ pub struct Report {
     pub window_miss_tokens: u64,
     pub forks: u64,
     pub stopped: u64,
+    /// Vectors delivered, and those of requests that were preempted on the way.
+    pub pooled: u64,
+    pub pooled_preempted: u64,
     pub length: u64,
     pub cancelled: u64,
     pub deadline: u64,
@@ -64,6 +67,8 @@ impl Report {
         self.window_miss_tokens += other.window_miss_tokens;
         self.forks += other.forks;
         self.stopped += other.stopped;
+        self.pooled += other.pooled;
+        self.pooled_preempted += other.pooled_preempted;
         self.length += other.length;
         self.cancelled += other.cancelled;
         self.deadline += other.deadline;
@@ -88,6 +93,7 @@ struct Reader {
     events: u32,
     buffered: u32,
     prompt_seen: bool,
+    pooled: bool,
     tokens: Vec<Vec<(u32, Option<folio_engine::request::TokenLogprobs>)>>,
     finished: Vec<Option<FinishReason>>,
     /// The step in which it asked to be cancelled, or was found gone.
@@ -297,6 +303,7 @@ impl Simulator {
                 events: 0,
                 buffered: 0,
                 prompt_seen: false,
+                pooled: false,
                 tokens: vec![Vec::new(); n],
                 finished: vec![None; n],
                 left: None,
@@ -319,6 +326,12 @@ impl Simulator {
         let expectation =
             reader.expectation.take().unwrap_or_else(|| expect(request, vocab, max_model_len, &windows));
         let taken = reader.take(&event, &expectation, now);
+        if let Event::Finished { reason: FinishReason::Stop, timing, .. } = &event
+            && reader.pooled
+        {
+            self.report.pooled += 1;
+            self.report.pooled_preempted += u64::from(timing.preemptions > 0);
+        }
         reader.expectation = Some(expectation);
         let late = reader.left.is_some_and(|left| left < self.report.steps)
             || reader.client.request.deadline.is_some_and(|deadline| deadline <= self.step_began);
@@ -508,6 +521,14 @@ impl Reader {
                 }
                 self.tokens[choice].push((token.id, token.logprobs.clone()));
             }
+            Event::Pooled { vector } => {
+                if !self.prompt_seen || std::mem::replace(&mut self.pooled, true) {
+                    return Err("a vector twice or before its prompt".into());
+                }
+                if Some(vector) != expected.pooled.as_ref() {
+                    return Err(format!("the vector differs: alone it was {:?}", expected.pooled));
+                }
+            }
             Event::Finished { choice, reason, stop_token, .. } => {
                 let choice = *choice as usize;
                 if self.finished[choice].replace(*reason).is_some() {
@@ -534,6 +555,7 @@ impl Reader {
                 let stop = (reason == FinishReason::Stop).then_some(last).flatten();
                 answer.reason == reason
                     && answer.tokens.len() == self.tokens[choice].len()
+                    && expected.pooled.is_some() == self.pooled
                     && stop == stop_token
             }
             FinishReason::Cancelled => self.left.is_some() || self.ended_choice == Some(choice as u32),

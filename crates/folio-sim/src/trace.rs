@@ -240,6 +240,7 @@ fn build(index: usize, request: &TraceRequest, config: &ReplayConfig) -> Option<
         deadline: None,
         prompt_logprobs: None,
         retention: Vec::new(),
+        pooling: None,
     })
 }
 

@@ -50,6 +50,8 @@ fn many_seeds() {
         ("deadlines", total.deadline),
         ("executor failures", total.errors),
         ("stops", total.stopped),
+        ("vectors", total.pooled),
+        ("vectors in spite of a preemption", total.pooled_preempted),
         ("pinned prefixes", total.pins),
         ("evictions", total.evictions),
         ("blocks shared by declaration", total.shared_blocks),

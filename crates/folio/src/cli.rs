@@ -281,6 +281,10 @@ pub struct ServeArgs {
     #[arg(long, env = "FOLIO_REASONING_PARSER", value_name = "NAME", default_value = "auto", value_parser = reasoning_parser())]
     pub reasoning_parser: String,
 
+    /// How /v1/embeddings makes a vector of a prompt's rows [default: as the checkpoint's pooling file says, else last]
+    #[arg(long, env = "FOLIO_POOLING", value_enum)]
+    pub pooling: Option<Pooling>,
+
     #[command(flatten)]
     pub engine: EngineArgs,
 }
@@ -758,6 +762,24 @@ pub enum DocsPage {
     Cli,
     Models,
     Metrics,
+}
+
+/// What becomes of the hidden states of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Pooling {
+    /// That of the last token
+    Last,
+    /// Their mean
+    Mean,
+}
+
+impl From<Pooling> for folio_model::Pooling {
+    fn from(pooling: Pooling) -> Self {
+        match pooling {
+            Pooling::Last => Self::Last,
+            Pooling::Mean => Self::Mean,
+        }
+    }
 }
 
 /// What weights become while loading.

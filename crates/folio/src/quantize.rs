@@ -96,10 +96,13 @@ fn copy_side_files(checkpoint: &Checkpoint, output: &Path) -> Result<()> {
         let path = output.join(name);
         fs::write(&path, bytes).with_context(|| format!("cannot write {}", path.display()))
     };
-    for name in SIDE_FILES {
+    for name in SIDE_FILES.iter().chain(folio_model::POOLING_FILES) {
         // An older file must not stay where this model has none.
         let _ = fs::remove_file(output.join(name));
         if let Some(bytes) = checkpoint.read(name)? {
+            if let Some(folder) = Path::new(name).parent() {
+                fs::create_dir_all(output.join(folder))?;
+            }
             write(Path::new(name), &bytes)?;
         }
     }

@@ -12,7 +12,7 @@ use folio_server::{
 };
 use folio_text::{ChatTemplate, ReasoningFormat, ToolFormat};
 
-use crate::cli::ServeArgs;
+use crate::cli::{Pooling, ServeArgs};
 use crate::runtime::{Loaded, Runtime};
 
 pub fn run(args: &ServeArgs) -> Result<()> {
@@ -32,7 +32,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         tokenizer: runtime.tokenizer.clone(),
         template: runtime.template.clone(),
         parsers,
-        model: facts(&runtime, names.clone()),
+        model: facts(&runtime, names.clone(), args.pooling),
         version: env!("CARGO_PKG_VERSION"),
     };
     let key_file = config.key_file.is_some();
@@ -154,13 +154,16 @@ fn parsers(args: &ServeArgs, template: Option<&ChatTemplate>) -> Parsers {
     }
 }
 
-fn facts(runtime: &Runtime, names: Vec<String>) -> ModelFacts {
+fn facts(runtime: &Runtime, names: Vec<String>, pooling: Option<Pooling>) -> ModelFacts {
     ModelFacts {
         names,
         created_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
         context_length: runtime.max_model_len(),
         vocab_size: runtime.model.vocab as u32,
         eos_token_ids: runtime.model.eos_token_ids.clone().into(),
+        hidden: runtime.model.config.hidden as u32,
+        pooling: pooling.map_or_else(|| runtime.model.pooling.clone(), |pooling| Ok(pooling.into())),
+        only_embeds: runtime.model.only_embeds,
         defaults: defaults(&runtime.model.generation),
         model_digest: runtime.model.digest,
         layout_digest: runtime.layout_digest,

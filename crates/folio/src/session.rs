@@ -134,6 +134,7 @@ pub fn generate(
             Event::Prompt { cached_tokens, .. } => answer.cached_tokens = cached_tokens,
             // Tokens computed while the cancellation was on its way are not part of the answer.
             Event::Token { .. } if text.ended => {}
+            Event::Pooled { .. } => {}
             Event::Token { token, .. } => {
                 if text.push(runtime, token.id, &mut keep) {
                     cancel.cancel();
@@ -172,6 +173,7 @@ fn request(runtime: &Runtime, prompt: Vec<u32>, args: &SamplingArgs) -> Result<R
         deadline: None,
         prompt_logprobs: None,
         retention: Vec::new(),
+        pooling: None,
     })
 }
 

@@ -217,6 +217,7 @@ fn steps() {
         deadline: None,
         prompt_logprobs: None,
         retention: Vec::new(),
+        pooling: None,
     });
     scheduler.admit(requests, [], Micros(0));
 

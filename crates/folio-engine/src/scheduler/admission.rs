@@ -115,7 +115,7 @@ impl Scheduler {
     /// The running sequence that is computing the next block this one lacks, and the last block they have in common.
     fn leader_of(&self, slot: Slot) -> Option<(crate::plan::SequenceId, u32)> {
         let sequence = &self.sequences[slot];
-        if sequence.score_top.is_some() || sequence.restores {
+        if sequence.wants_rows() || sequence.restores {
             return None;
         }
         if let State::Waiting { reason: WaitingFor::SharedPrefix { .. }, since } = sequence.state

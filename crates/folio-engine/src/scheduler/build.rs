@@ -7,6 +7,7 @@ use super::Scheduler;
 use folio_kv::{BlockId, HOLE};
 
 use crate::plan::{SamplePlan, SequencePlan, Want};
+use crate::request::Pooling;
 use crate::sequence::{Sequence, choice_seed};
 
 impl Scheduler {
@@ -21,7 +22,10 @@ impl Scheduler {
             }
             let mut entry = std::mem::replace(&mut sequence.plan, lent());
             fill(&mut entry, sequence);
-            if sequence.computed + sequence.granted == sequence.tokens.len() as u32 {
+            let ends = sequence.computed + sequence.granted == sequence.tokens.len() as u32;
+            if let Some(pooling) = sequence.pooling {
+                pool(&mut entry, sequence, pooling, ends);
+            } else if ends {
                 match self.groups.get(&sequence.request) {
                     Some(group) if !sequence.born => {
                         sample_choices(&mut entry, sequence, group.seed, &group.unborn)
@@ -84,6 +88,24 @@ fn sync(planned: &mut Vec<u32>, blocks: &[BlockId], synced: usize) {
     planned[..holes].iter_mut().rev().take_while(|entry| **entry != HOLE.0).for_each(|entry| *entry = HOLE.0);
     planned.extend(blocks[planned.len()..].iter().map(|block| block.0));
     debug_assert!(planned.iter().zip(blocks).all(|(planned, block)| *planned == block.0));
+}
+
+/// What is wanted of the rows of this step for the vector that its prompt becomes.
+fn pool(entry: &mut SequencePlan, sequence: &Sequence, pooling: Pooling, ends: bool) {
+    let row = sequence.granted - 1;
+    let want = match pooling {
+        Pooling::Last if ends => Want::Hidden,
+        Pooling::Last => return,
+        Pooling::Mean => {
+            // Computed again after a preemption, some rows are part of the sum already.
+            let first = sequence.scored.saturating_sub(sequence.computed);
+            if first > row {
+                return;
+            }
+            Want::HiddenSum { first, before: sequence.hidden_sum.clone() }
+        }
+    };
+    entry.samples.push(SamplePlan { row, want });
 }
 
 /// Every choice draws its first token from the last row of the prompt.

@@ -8,7 +8,7 @@ use folio_kv::{GroupCounts, KeepRefused, KvCache, PrefixInfo, RetentionRange};
 use super::Scheduler;
 use super::costs::Computed;
 use crate::plan::{ExecutorError, SamplePlan, Sampled, SequencePlan, StepOutput, SwapTimes, Want};
-use crate::request::{Event, FinishReason, Micros, RequestId, Token, TokenLogprobs};
+use crate::request::{Event, FinishReason, Micros, Pooling, RequestId, Timing, Token, TokenLogprobs};
 use crate::sequence::{Sequence, Slot, State, choice_seed};
 use crate::stats::WaitingFor;
 
@@ -129,7 +129,11 @@ impl Scheduler {
         if let Some(reason) = failure {
             wants.clear();
             self.sequences[slot].plan.samples = wants;
-            return self.end_with_error(cache, slot, format!("no token could be chosen: {reason}").into());
+            let what = match self.sequences[slot].pooling {
+                Some(_) => "the prompt cannot be pooled",
+                None => "no token could be chosen",
+            };
+            return self.end_with_error(cache, slot, format!("{what}: {reason}").into());
         }
         let block_tokens = cache.config().block_tokens;
         let sequence = &mut self.sequences[slot];
@@ -160,6 +164,7 @@ impl Scheduler {
         }
         let scores = wants.iter().take_while(|sample| matches!(sample.want, Want::Score { .. })).count();
         self.keep_scores(slot, &answers[..scores]);
+        self.keep_sum(slot, &answers[scores..]);
         wants.clear();
         self.sequences[slot].plan.samples = wants;
         self.take_tokens(cache, slot, &answers[scores..]);
@@ -192,6 +197,15 @@ impl Scheduler {
         }
     }
 
+    /// Of the rows of a prompt whose mean is wanted.
+    fn keep_sum(&mut self, slot: Slot, answers: &[Sampled]) {
+        if let Some(Sampled::HiddenSum(sum)) = answers.first() {
+            let sequence = &mut self.sequences[slot];
+            sequence.hidden_sum = Some(sum.as_slice().into());
+            sequence.scored = sequence.scored.max(sequence.computed);
+        }
+    }
+
     fn take_tokens(&mut self, cache: &mut KvCache, slot: Slot, answers: &[Sampled]) {
         let sequence = &self.sequences[slot];
         if sequence.remaining() > 0 {
@@ -211,6 +225,9 @@ impl Scheduler {
         let id = self.sequences[leader].request;
         let kept = self.keep_prompt(cache, leader);
         let unborn = self.prompt_done(id, kept);
+        if let Some(pooling) = self.sequences[leader].pooling {
+            return self.pooled(cache, leader, pooling, answers);
+        }
         if self.sequences[leader].params.max_tokens == 0 {
             let timing = self.sequences[leader].timing;
             for choice in unborn {
@@ -241,6 +258,29 @@ impl Scheduler {
         if let Some(Sampled::Token { id: token, logprobs }) = answers.first() {
             self.append(cache, leader, Draw { token: *token, logprobs });
         }
+    }
+
+    /// The vector that was wanted instead of tokens, and the end.
+    fn pooled(&mut self, cache: &mut KvCache, slot: Slot, pooling: Pooling, answers: &[Sampled]) {
+        let sequence = &self.sequences[slot];
+        let (id, timing) = (sequence.request, Timing { first_token: self.now, ..sequence.timing });
+        let rows = f64::from(sequence.prompt_len);
+        let vector = match (pooling, answers.first()) {
+            (Pooling::Last, Some(Sampled::Hidden(row))) => Some(row.clone()),
+            (Pooling::Mean, Some(Sampled::HiddenSum(sum))) => {
+                Some(sum.iter().map(|sum| (sum / rows) as f32).collect())
+            }
+            _ => None,
+        };
+        let (reason, error) = match vector {
+            Some(vector) => {
+                self.events.push((id, Event::Pooled { vector }));
+                (FinishReason::Stop, None)
+            }
+            None => (FinishReason::Error, Some("the executor gave no hidden state".into())),
+        };
+        self.emit_finished(id, 0, reason, None, error, timing);
+        self.retire(cache, slot);
     }
 
     /// Emits `Prompt` and takes the choices out of the group.
@@ -382,6 +422,8 @@ impl Sequence {
             table: None,
             state: State::Waiting { reason: WaitingFor::Blocks, since: now },
             score_top: None,
+            pooling: None,
+            hidden_sum: None,
             retention: self.retention.clone(),
             scored: 0,
             timing: crate::request::Timing { preemptions: 0, ..self.timing },

@@ -229,6 +229,8 @@ fn first_sequence(request: Request, rank: Rank, now: Micros) -> Sequence {
         table: None,
         state: State::Waiting { reason: WaitingFor::Turn, since: now },
         score_top: request.prompt_logprobs,
+        pooling: request.pooling,
+        hidden_sum: None,
         retention: request.retention.into(),
         scored: 0,
         timing: Timing { arrived: now, ..Timing::default() },

@@ -10,6 +10,7 @@ mod experts;
 mod generation;
 pub mod gguf;
 pub mod json;
+mod pooling;
 pub mod quantized;
 pub mod safetensors;
 mod shards;
@@ -22,6 +23,7 @@ use std::path::{Path, PathBuf};
 pub use digest::Digest;
 pub use generation::GenerationConfig;
 use gguf::{Metadata, open};
+pub use pooling::{POOLING_FILES, Pooling};
 use sha2::{Digest as _, Sha256};
 pub use shards::parse_index;
 use shards::{Entry, Form, Index, Shard, open_shards};
@@ -36,6 +38,7 @@ use crate::quant::Encoding;
 
 const CONFIG: &str = "config.json";
 const GENERATION: &str = "generation_config.json";
+const HEAD: &str = "lm_head.weight";
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// Weights that a backend packed: what `folio quantize` writes.
@@ -49,6 +52,8 @@ pub struct Checkpoint {
     generation: GenerationConfig,
     shards: Vec<Shard>,
     tensors: Index,
+    /// See [`Checkpoint::only_embeds`].
+    only_embeds: bool,
     /// Of the first shard, in a GGUF model.
     header: Option<gguf::Header>,
     /// See [`Checkpoint::packed`].
@@ -140,6 +145,7 @@ impl Checkpoint {
             generation: opened.described.generation,
             shards: opened.shards,
             tensors: opened.tensors,
+            only_embeds: false,
             header: Some(opened.header),
             packed: None,
         })
@@ -155,7 +161,7 @@ impl Checkpoint {
             return Err(source.not_a_model("it has no config.json"));
         };
         let config_name = source.display(CONFIG);
-        let config = Config::parse(&config_name, &config_text)?;
+        let mut config = Config::parse(&config_name, &config_text)?;
         let map = json::parse_object(&config_name, &config_text)?;
         let own = source.read(GENERATION)?;
         let own_name = source.display(GENERATION);
@@ -165,11 +171,29 @@ impl Checkpoint {
             Some(_) => Default::default(),
             None => open_shards(&source, config.family.nested.is_some())?,
         };
+        let only_embeds = !config.tied && packed.is_none() && shards::is_bare(&shards, HEAD);
+        // Nothing reads logits, so any matrix of that shape does.
+        config.tied |= only_embeds;
         if packed.is_none() {
             experts::apply(&config, &source.location(), &mut shards, &mut tensors)?;
             quantized::apply(&config, &source.location(), &mut shards, &mut tensors)?;
         }
-        Ok(Self { source, config_text, config, generation, shards, tensors, header: None, packed })
+        Ok(Self {
+            source,
+            config_text,
+            config,
+            generation,
+            shards,
+            tensors,
+            only_embeds,
+            header: None,
+            packed,
+        })
+    }
+
+    /// It was published for embeddings and has no output matrix: what it would generate means nothing.
+    pub fn only_embeds(&self) -> bool {
+        self.only_embeds
     }
 
     /// The file that holds the weights, where they are packed already. Such a checkpoint has no tensors: its weights are for

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::experts::Stacked;
 use super::gguf::RowOrder;
 use super::quantized::Matrix;
-use super::safetensors::read_header;
+use super::safetensors::{TensorEntry, read_header};
 use super::source::Source;
 use super::storage::Storage;
 use super::{INDEX, SINGLE, json};
@@ -54,29 +54,70 @@ fn inner_name(stored: &str) -> String {
     inner.unwrap_or_else(|| stored.strip_prefix("language_model.").unwrap_or(stored).to_owned())
 }
 
+/// A checkpoint published for embeddings is the decoder without its output matrix, and without a name for the rest.
+const BARE_EMBEDDING: &str = "embed_tokens.weight";
+
+/// Whether the names of these shards are such a decoder's, and tensor `head` is in none.
+pub fn is_bare(shards: &[Shard], head: &str) -> bool {
+    let stored = |name: &str| {
+        shards.iter().flat_map(|shard| shard.entries.values()).any(|entry| entry.stored_name == name)
+    };
+    stored(BARE_EMBEDDING) && !stored(head)
+}
+
+/// How stored names become the decoder's.
+#[derive(Clone, Copy, PartialEq)]
+enum Naming {
+    Same,
+    /// The decoder is one of several parts.
+    Nested,
+    /// The decoder is all there is, and its names say so.
+    Bare,
+}
+
+impl Naming {
+    fn of<'a>(nested: bool, mut names: impl Iterator<Item = &'a String>) -> Self {
+        match nested {
+            true => Self::Nested,
+            false if names.any(|name| name == BARE_EMBEDDING) => Self::Bare,
+            false => Self::Same,
+        }
+    }
+
+    fn name(self, stored: &str) -> String {
+        match self {
+            Self::Same => stored.to_owned(),
+            Self::Nested => inner_name(stored),
+            Self::Bare if stored == super::HEAD => stored.to_owned(),
+            Self::Bare => format!("model.{stored}"),
+        }
+    }
+}
+
 /// Opens the safetensors files of a folder. In a `nested` checkpoint the decoder is one of several parts.
 pub fn open_shards(source: &Source, nested: bool) -> Result<(Vec<Shard>, Index)> {
     if let Some(storage) = source.storage(SINGLE)? {
-        let shard = open_shard(source, SINGLE, storage, nested)?;
+        let shard = open_shard(source, SINGLE, storage, |names| Naming::of(nested, names))?;
         let tensors = shard.entries.keys().map(|name| (name.clone(), 0)).collect();
         return Ok((vec![shard], tensors));
     }
     let Some(index) = source.read(INDEX)? else { return Err(source.no_weights()) };
     let weight_map = parse_index(&source.display(INDEX), &index)?;
+    let naming = Naming::of(nested, weight_map.keys());
     let files: BTreeSet<&String> = weight_map.values().collect();
     let mut shards = Vec::with_capacity(files.len());
     for file in &files {
         let Some(storage) = source.storage(file)? else {
             return Err(source.not_a_model(format!("{INDEX} names {file}, which is not there")));
         };
-        shards.push(open_shard(source, file, storage, nested)?);
+        shards.push(open_shard(source, file, storage, |_| naming)?);
     }
     let numbers: BTreeMap<&String, usize> =
         files.iter().enumerate().map(|(number, file)| (*file, number)).collect();
     let mut tensors = BTreeMap::new();
     for (tensor, file) in &weight_map {
         let number = numbers[file];
-        let name = if nested { inner_name(tensor) } else { tensor.clone() };
+        let name = naming.name(tensor);
         if !shards[number].entries.contains_key(&name) {
             return Err(ModelError::Damaged {
                 file: source.display(file),
@@ -88,9 +129,16 @@ pub fn open_shards(source: &Source, nested: bool) -> Result<(Vec<Shard>, Index)>
     Ok((shards, tensors))
 }
 
-fn open_shard(source: &Source, file: &str, storage: Storage, nested: bool) -> Result<Shard> {
-    let entries = read_header(storage.bytes())
-        .map_err(|problem| ModelError::Damaged { file: source.display(file), problem })?
+fn open_shard(
+    source: &Source,
+    file: &str,
+    storage: Storage,
+    naming: impl Fn(std::collections::btree_map::Keys<'_, String, TensorEntry>) -> Naming,
+) -> Result<Shard> {
+    let header = read_header(storage.bytes())
+        .map_err(|problem| ModelError::Damaged { file: source.display(file), problem })?;
+    let naming = naming(header.keys());
+    let entries = header
         .into_iter()
         .map(|(name, entry)| {
             let entry = Entry {
@@ -100,7 +148,7 @@ fn open_shard(source: &Source, file: &str, storage: Storage, nested: bool) -> Re
                 range: entry.range,
                 form: Form::Rows(RowOrder::AsStored),
             };
-            (if nested { inner_name(&name) } else { name }, entry)
+            (naming.name(&name), entry)
         })
         .collect();
     Ok(Shard { file: source.display(file), storage, entries })

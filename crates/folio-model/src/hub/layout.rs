@@ -78,11 +78,15 @@ impl Layout {
         fs::create_dir_all(&snapshot).map_err(at(&snapshot))?;
         for file in files {
             let link = snapshot.join(&file.name);
-            let target = Path::new("../../blobs").join(file.etag.hex());
+            let folder = link.parent().unwrap_or(&snapshot);
+            fs::create_dir_all(folder).map_err(at(folder))?;
+            let up = "../".repeat(1 + Path::new(&file.name).components().count());
+            let target = Path::new(&up).join("blobs").join(file.etag.hex());
             if fs::read_link(&link).is_ok_and(|current| current == target) {
                 continue;
             }
-            let fresh = snapshot.join(format!(".{}.{}.new", file.name, std::process::id()));
+            let name = link.file_name().unwrap_or_default().to_string_lossy();
+            let fresh = link.with_file_name(format!(".{name}.{}.new", std::process::id()));
             link_or_copy(&target, &self.blob(file.etag.hex()), &fresh).map_err(at(&fresh))?;
             fs::rename(&fresh, &link).map_err(at(&link))?;
         }

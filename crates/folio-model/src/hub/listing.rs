@@ -55,6 +55,9 @@ const SIDE_FILES: &[&str] = &[
     "chat_template.jinja",
     "chat_template.json",
     "model.safetensors.index.json",
+    // How a checkpoint for embeddings makes vectors.
+    "modules.json",
+    "1_Pooling/config.json",
 ];
 
 impl Listing {

@@ -209,12 +209,11 @@ impl ReferenceBackend {
                 self.program.head.vocab
             ));
         }
-        let ascending = batch.logit_rows.is_sorted_by(|a, b| a < b);
-        if !ascending || batch.logit_rows.last().is_some_and(|row| *row as usize >= rows) {
-            return wrong(format!(
-                "logit rows {:?} are not ascending rows of a batch of {rows}",
-                batch.logit_rows
-            ));
+        for (what, wanted) in [("logit", &batch.logit_rows), ("hidden", &batch.hidden_rows)] {
+            let ascending = wanted.is_sorted_by(|a, b| a < b);
+            if !ascending || wanted.last().is_some_and(|row| *row as usize >= rows) {
+                return wrong(format!("{what} rows {wanted:?} are not ascending rows of a batch of {rows}"));
+            }
         }
         let mut next_row = 0;
         for span in &batch.spans {

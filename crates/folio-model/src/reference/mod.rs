@@ -10,6 +10,8 @@ mod cache;
 mod checks;
 mod experts;
 
+use std::collections::BTreeMap;
+
 use cache::Cache;
 
 use crate::backend::{Backend, BackendError, Batch, DType, KvLayout, Span, SwapTimes, TensorView};
@@ -30,6 +32,8 @@ pub struct ReferenceBackend {
     /// One per [`Program::buffers`], `[rows, width]`.
     buffers: Vec<Vec<f32>>,
     logits: Vec<f32>,
+    /// By row of the batch.
+    hidden: BTreeMap<u32, Vec<f32>>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -200,7 +204,13 @@ impl ReferenceBackend {
             }
             logits
         });
-        self.logits = logits.collect();
+        let logits = logits.collect();
+        let hidden = batch.hidden_rows.iter().map(|row| {
+            let start = *row as usize * norm.len();
+            (*row, rms_norm(&x[start..start + norm.len()], norm, head.eps))
+        });
+        let hidden = hidden.collect();
+        (self.logits, self.hidden) = (logits, hidden);
     }
 }
 
@@ -270,6 +280,10 @@ impl Backend for ReferenceBackend {
         result?;
         self.head(batch);
         Ok(&self.logits)
+    }
+
+    fn hidden(&self, row: u32) -> &[f32] {
+        self.hidden.get(&row).map_or(&[], Vec::as_slice)
     }
 
     fn weight_bytes(&self) -> u64 {

@@ -12,7 +12,7 @@ use folio_engine::handle::{Health, Rejected};
 use folio_engine::request::{Timing, Token, TokenLogprobs};
 use folio_engine::{
     CacheCommand, CacheReply, CancelFlag, EngineHandle, EngineParts, EngineStats, Event, EventSink,
-    FinishReason, Micros, ModelExecutor, Request, RequestId, SchedulerConfig, SystemClock,
+    FinishReason, Micros, ModelExecutor, Pooling, Request, RequestId, SchedulerConfig, SystemClock,
 };
 use folio_kv::{CacheConfig, KvCache, LruLeafFirst};
 use folio_server::{App, Engine, ModelFacts, SamplingDefaults, Server, ServerConfig};
@@ -87,6 +87,9 @@ pub fn facts() -> ModelFacts {
         context_length: 256,
         vocab_size: VOCAB,
         eos_token_ids: Arc::new([EOS]),
+        hidden: 3,
+        pooling: Ok(Pooling::Last),
+        only_embeds: false,
         defaults: SamplingDefaults { temperature: Some(0.7), top_k: Some(11), ..Default::default() },
         model_digest: [1; 32],
         layout_digest: [2; 32],

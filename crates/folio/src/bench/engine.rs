@@ -224,7 +224,7 @@ impl Bench<'_> {
         while running > 0 {
             let (index, at, event) = events.recv_timeout(PATIENCE).context("the engine does not answer")?;
             match event {
-                Event::Prompt { .. } => {}
+                Event::Prompt { .. } | Event::Pooled { .. } => {}
                 Event::Token { .. } => times[index].push(at),
                 Event::Finished { reason: FinishReason::Length, .. } => running -= 1,
                 Event::Finished { reason, error, .. } => {
@@ -247,6 +247,7 @@ impl Bench<'_> {
             deadline: None,
             prompt_logprobs: None,
             retention: Vec::new(),
+            pooling: None,
         }
     }
 }

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use folio_cpu::{CpuBackend, CpuOptions, Isa, Quantize};
 use folio_engine::plan::{ExecutorError, Sampled, SequenceId, StepOutput, StepPlan, Want};
 use folio_engine::{
-    Event, Executor, Micros, Request, RequestId, RulesRef, SamplingParams, Scheduler, SchedulerConfig,
+    Event, Executor, Micros, Pooling, Request, RequestId, RulesRef, SamplingParams, Scheduler,
+    SchedulerConfig,
 };
 use folio_kv::{CacheConfig, GroupCounts, Identity, KvCache, LruLeafFirst, Root, TenantId, WindowConfig};
 use folio_model::backend::{Backend, Batch, GroupKind, KvFormat, KvGroup, KvLayout, Span};
@@ -148,12 +149,14 @@ impl Executor for Recorder {
             sequence.block_tables.iter().for_each(|table| batch.blocks.extend(table));
         }
         batch.logit_rows.extend(0..batch.tokens.len() as u32);
+        // Of every row too, so that each is judged beside all others.
+        batch.hidden_rows.extend(0..batch.tokens.len() as u32);
         self.output.step = plan.step;
         self.output.samples.clear();
         if batch.tokens.is_empty() {
             return Ok(&self.output);
         }
-        let logits = self.backend.forward(batch).expect("forward");
+        let logits = self.backend.forward(batch).expect("forward").to_vec();
         let row_of = |row: usize| &logits[row * self.vocab..][..self.vocab];
         for (span, sequence) in batch.spans.iter().zip(&plan.sequences) {
             let seen = self.rows.entry(sequence.id).or_default();
@@ -164,9 +167,22 @@ impl Executor for Recorder {
                 assert_eq!(*seen.entry(position).or_insert(row), row, "recomputed differently");
             }
             for sample in &sequence.samples {
-                let row = row_of((span.first_row + sample.row) as usize);
-                assert!(matches!(sample.want, Want::Token(_)), "these requests want tokens only");
-                self.output.samples.push(Sampled::Token { id: argmax(row), logprobs: None });
+                let (first, row) = (span.first_row, span.first_row + sample.row);
+                let hidden = |row| self.backend.hidden(row);
+                self.output.samples.push(match &sample.want {
+                    Want::Token(_) => Sampled::Token { id: argmax(row_of(row as usize)), logprobs: None },
+                    Want::Hidden => Sampled::Hidden(hidden(row).to_vec()),
+                    Want::HiddenSum { first: from, before } => {
+                        let mut sum = before.as_deref().map_or(vec![0.0; hidden(row).len()], <[f64]>::to_vec);
+                        for row in first + from..=row {
+                            sum.iter_mut()
+                                .zip(hidden(row))
+                                .for_each(|(sum, value)| *sum += f64::from(*value));
+                        }
+                        Sampled::HiddenSum(sum)
+                    }
+                    Want::Score { .. } => panic!("these requests want no scores"),
+                });
             }
         }
         Ok(&self.output)
@@ -183,11 +199,18 @@ pub struct Arrival {
     pub brief: bool,
     /// Seed of rules that its answer must follow.
     pub rules: Option<u64>,
+    /// A vector is wanted instead of tokens.
+    pub pooling: Option<Pooling>,
 }
 
 impl Arrival {
     pub fn new(prompt: Vec<u32>, max_tokens: u32) -> Self {
-        Self { step: 0, prompt, max_tokens, brief: false, rules: None }
+        Self { step: 0, prompt, max_tokens, brief: false, rules: None, pooling: None }
+    }
+
+    /// What becomes of the rows of a prompt.
+    pub fn pooled(prompt: Vec<u32>, pooling: Pooling) -> Self {
+        Self { pooling: Some(pooling), ..Self::new(prompt, 0) }
     }
 
     /// Could be long and is not: what admission learns from.
@@ -201,6 +224,8 @@ impl Arrival {
 pub struct Run {
     /// Generated tokens of each arrival, in order.
     pub tokens: Vec<Vec<u32>>,
+    /// The bits of its vector, where one was wanted.
+    pub vectors: Vec<Vec<u32>>,
     /// Prompt tokens of each that were found in the cache.
     pub cached: Vec<u32>,
     /// Every sequence's computed rows, in no particular order.
@@ -263,6 +288,7 @@ impl World {
         let mut scheduler = Scheduler::new(config.clone()).expect("a valid configuration");
         let mut run =
             Run { tokens: vec![vec![]; arrivals.len()], cached: vec![0; arrivals.len()], ..Run::default() };
+        run.vectors = run.tokens.clone();
         let mut finished = 0;
         while finished < arrivals.len() {
             assert!(run.steps < 20_000, "no progress");
@@ -277,6 +303,9 @@ impl World {
                 match event {
                     Event::Prompt { cached_tokens, .. } => run.cached[id] = cached_tokens,
                     Event::Token { token, .. } => run.tokens[id].push(token.id),
+                    Event::Pooled { vector } => {
+                        run.vectors[id] = vector.iter().map(|value| value.to_bits()).collect();
+                    }
                     Event::Finished { timing, error, .. } => {
                         assert_eq!(error, None);
                         run.preemptions += timing.preemptions;
@@ -311,6 +340,7 @@ impl World {
             deadline: None,
             prompt_logprobs: None,
             retention: Vec::new(),
+            pooling: arrival.pooling,
         }
     }
 }
@@ -320,17 +350,21 @@ pub struct Oracle {
     /// Per request: token and logits hash of every position but the last.
     rows: Vec<Vec<Row>>,
     tokens: Vec<Vec<u32>>,
+    vectors: Vec<Vec<u32>>,
 }
 
 impl Oracle {
     pub fn new(world: &mut World, arrivals: &[Arrival]) -> Self {
-        let mut oracle = Self { rows: Vec::new(), tokens: Vec::new() };
+        let mut oracle = Self { rows: Vec::new(), tokens: Vec::new(), vectors: Vec::new() };
         for arrival in arrivals {
             world.forget();
             let alone = Arrival { step: 0, ..arrival.clone() };
             let mut run = world.run(&whole(), &[alone]);
             assert_eq!(run.cached, [0], "the oracle runs cold");
             oracle.tokens.push(run.tokens.remove(0));
+            oracle.vectors.push(run.vectors.remove(0));
+            let wanted = arrival.pooling.is_some();
+            assert_eq!(oracle.vectors.last().is_some_and(|vector| !vector.is_empty()), wanted);
             oracle.rows.push(run.rows.remove(0));
         }
         world.forget();
@@ -339,12 +373,18 @@ impl Oracle {
 
     /// The oracle of the first `count` requests.
     pub fn first(&self, count: usize) -> Self {
-        Self { rows: self.rows[..count].to_vec(), tokens: self.tokens[..count].to_vec() }
+        let Self { rows, tokens, vectors } = self;
+        Self {
+            rows: rows[..count].to_vec(),
+            tokens: tokens[..count].to_vec(),
+            vectors: vectors[..count].to_vec(),
+        }
     }
 
     /// Every request got its tokens, and every row that was computed has the bits it has alone.
     pub fn check(&self, run: &Run, what: &str) {
         assert_eq!(run.tokens, self.tokens, "{what}: other tokens");
+        assert_eq!(run.vectors, self.vectors, "{what}: other vectors");
         for rows in &run.rows {
             let same = |oracle: &&Vec<Row>| {
                 rows.iter()
@@ -397,7 +437,7 @@ pub fn prompt(seed: u64, len: usize, vocab: u32) -> Vec<u32> {
 }
 
 /// As many blocks for each window group as for group 0.
-fn empty_cache(blocks: u32, windows: &[u32]) -> KvCache {
+pub fn empty_cache(blocks: u32, windows: &[u32]) -> KvCache {
     let config = CacheConfig { blocks, block_tokens: BLOCK_TOKENS, bytes_per_block: 1 };
     let window =
         |window_tokens: &u32| WindowConfig { blocks, window_tokens: *window_tokens, bytes_per_block: 1 };

@@ -5,6 +5,7 @@
 
 mod exhaustion;
 mod harness;
+mod pooled;
 mod recast;
 mod swap;
 

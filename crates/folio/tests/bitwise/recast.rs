@@ -77,6 +77,10 @@ impl Backend for Recast {
         self.backend.allocate_swap(slots)
     }
 
+    fn hidden(&self, row: u32) -> &[f32] {
+        self.backend.hidden(row)
+    }
+
     fn swap_times(&self) -> SwapTimes {
         self.backend.swap_times()
     }
