@@ -23,7 +23,7 @@ async fn every_error_has_openais_shape() {
     };
     for (request, status, code) in [
         (client.request("GET", "/nowhere", ""), 404, json!("unknown_url")),
-        (client.request("POST", "/v1/embeddings", "{}"), 404, json!("unknown_url")),
+        (client.request("POST", "/v1/images/generations", "{}"), 404, json!("unknown_url")),
         (client.request("GET", chat, ""), 405, json!("method_not_allowed")),
         (client.request("DELETE", "/v1/models", ""), 405, json!("method_not_allowed")),
         (with_type("text/plain"), 415, Value::Null),
