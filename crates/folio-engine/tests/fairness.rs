@@ -84,7 +84,7 @@ impl World {
                 match event {
                     Event::Token { .. } => *self.service.entry(tenant).or_default() += self.generated_weight,
                     Event::Finished { .. } => *self.finished.entry(tenant).or_default() += 1,
-                    Event::Prompt { .. } => {}
+                    Event::Prompt { .. } | Event::Pooled { .. } => {}
                 }
             }
             *seen = events.len();

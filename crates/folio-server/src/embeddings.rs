@@ -70,12 +70,12 @@ pub(crate) async fn answer(
     adjust: impl FnOnce(&mut Generation),
 ) -> Result<String, ApiError> {
     let arrived = Instant::now();
-    let _flight = state.in_flight.enter();
+    let _flight = state.in_flight.enter().of(id);
     let shared = state.clone();
     let mut prepared = state.off_thread(move || prepare(&shared, &body)).await?;
     adjust(&mut prepared.generation);
     let Prepared { generation, inputs, form } = prepared;
-    let id = format!("embd-{}", generation.request_id.as_deref().unwrap_or(id));
+    let name = format!("embd-{}", generation.request_id.as_deref().unwrap_or(id));
     let tokens: usize = inputs.iter().map(Vec::len).sum();
     let mut data = Vec::with_capacity(inputs.len().div_ceil(AT_ONCE));
     for (number, part) in inputs.chunks(AT_ONCE).enumerate() {
@@ -83,14 +83,14 @@ pub(crate) async fn answer(
             part.iter().map(|tokens| prompt_job(tokens, &generation)).collect();
         let wire = Box::new(Vectors { form, first: number * AT_ONCE });
         let job = Job { wire, generation: generation.clone(), prompts: prompts?, arrived };
-        let (abort, vectors) = start(state, tenant, job, state.in_flight.enter())?;
+        let (abort, vectors) = start(state, tenant, job, state.in_flight.enter().of(id))?;
         let guard = abort.guard();
         data.push(vectors.await.unwrap_or_else(|_| Err(ApiError::internal("the request was lost")))?);
         drop(guard);
     }
     let (data, model) = (data.join(","), json!(state.app.model.name()));
     let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
-    Ok(format!(r#"{{"id":"{id}","object":"list","data":[{data}],"model":{model},"usage":{usage}}}"#))
+    Ok(format!(r#"{{"id":"{name}","object":"list","data":[{data}],"model":{model},"usage":{usage}}}"#))
 }
 
 fn prompt_job(tokens: &[u32], generation: &Generation) -> Result<PromptJob, ApiError> {

@@ -146,7 +146,9 @@ fn admit(tenant: &Tenant, job: &mut Job) -> Result<Ticket, ApiError> {
         let tokens = prompt.tokens.len();
         if let Some(context) = tenant.gate.limits().max_context {
             let room = context.saturating_sub(tokens as u32);
-            if room == 0 || asked.is_some_and(|asked| asked > room) {
+            // A vector needs no room behind its prompt.
+            let fits = room > 0 || (job.generation.pooling.is_some() && tokens as u32 == context);
+            if !fits || asked.is_some_and(|asked| asked > room) {
                 return Err(ApiError::context_length(context, tokens, asked.unwrap_or(1)));
             }
             prompt.params.max_tokens = prompt.params.max_tokens.min(room);
