@@ -104,7 +104,12 @@ pub struct Limits {
     pub tokenizing: usize,
     /// Requests waiting for that; 429 above this.
     pub tokenizing_waiting: usize,
+    /// Connections of one listener. Beyond it the one idle for longest is closed.
     pub connections: usize,
+    /// Bytes of a request's line and headers.
+    pub header_bytes: usize,
+    /// A client that reads nothing of what waits for it for this long is cut off.
+    pub write_timeout: Duration,
     /// Time to send a request's head, and time between requests on a kept-alive connection.
     pub header_timeout: Duration,
     /// Time to send a request's body.
@@ -139,7 +144,9 @@ impl Default for Limits {
             logprobs: 20,
             tokenizing: 2,
             tokenizing_waiting: 256,
-            connections: 4096,
+            connections: 16_384,
+            header_bytes: 64 << 10,
+            write_timeout: Duration::from_secs(120),
             header_timeout: Duration::from_secs(75),
             body_timeout: Duration::from_secs(60),
             request_timeout: None,

@@ -3,6 +3,8 @@
 //! Invariant: no response of this server with a status of 400 or more has any other body. A message says what was
 //! wrong, where, and what to do.
 
+use std::borrow::Cow;
+
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use axum::response::IntoResponse;
@@ -127,13 +129,25 @@ impl ApiError {
 
     /// The body: also the payload of an SSE error event.
     pub fn to_json(&self) -> String {
+        let param = self.param.as_deref().map(|param| shortened(param, PARAM_CHARS));
         let detail = Detail {
-            message: &self.message,
+            message: &shortened(&self.message, MESSAGE_CHARS),
             r#type: self.kind,
-            param: self.param.as_deref(),
+            param: param.as_deref(),
             code: self.code,
         };
         serde_json::to_string(&Envelope { error: detail }).expect("strings always serialize")
+    }
+}
+
+/// A message may quote what the client sent, which may be megabytes.
+pub const MESSAGE_CHARS: usize = 1000;
+const PARAM_CHARS: usize = 200;
+
+pub fn shortened(text: &str, chars: usize) -> Cow<'_, str> {
+    match text.char_indices().nth(chars) {
+        None => text.into(),
+        Some((end, _)) => format!("{} ...", &text[..end]).into(),
     }
 }
 

@@ -259,6 +259,8 @@ struct Pump {
     slots: Vec<Slot>,
     reports: Vec<Option<PromptReport>>,
     usage: Usage,
+    /// When the engine took the first prompt and ended the last choice, by its clock.
+    in_engine: Option<(Micros, Micros)>,
     /// An error was sent, or the client left.
     failed: bool,
     /// The response is complete.
@@ -304,6 +306,7 @@ impl Pump {
             slots,
             reports,
             usage,
+            in_engine: None,
             failed: false,
             answered: false,
         }
@@ -337,6 +340,8 @@ impl Pump {
                     let slot = &self.slots[index];
                     let produced = slot.choice.tokens > 0 || !slot.whole.vector.is_empty();
                     self.state.metrics.timing(&timing, produced);
+                    let (from, to) = self.in_engine.unwrap_or((timing.arrived, timing.finished));
+                    self.in_engine = Some((from.min(timing.arrived), to.max(timing.finished)));
                     self.ended(index, reason, stop_token, error);
                 }
             }
@@ -347,6 +352,9 @@ impl Pump {
         self.abort.finished();
         if let Some(ticket) = self.ticket.take() {
             ticket.settle(self.usage.prompt_tokens + self.usage.completion_tokens);
+        }
+        if let Some(span) = self.in_engine.filter(|_| !self.failed) {
+            self.state.metrics.overhead(self.job.arrived.elapsed(), span);
         }
         self.audit(&flight);
         drop(flight);

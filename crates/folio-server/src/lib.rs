@@ -23,6 +23,7 @@ mod chat;
 mod choice;
 mod completions;
 mod config;
+mod connections;
 mod declared;
 mod embeddings;
 mod error;

@@ -100,6 +100,12 @@ const SERVER: &[Documented] = &[
         "Time to compile a schema, regular expression or grammar, also of those refused",
     ),
     doc(
+        "folio:request_overhead_seconds",
+        HISTOGRAM,
+        "",
+        "What a generation took beyond its time in the engine: rendering, tokenizing, text, JSON, waiting for the server's thread",
+    ),
+    doc(
         "folio:grammar_mask_seconds",
         HISTOGRAM,
         "",
@@ -209,6 +215,10 @@ const COUNTS: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0];
 const SHORT_S: &[f64] =
     &[1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0];
 
+/// Fine around what is promised.
+const OVERHEAD_S: &[f64] =
+    &[1e-4, 2e-4, 3e-4, 5e-4, 7.5e-4, 1e-3, 1.5e-3, 2e-3, 3e-3, 5e-3, 0.01, 0.025, 0.1, 0.5, 2.0];
+
 pub(crate) type Labels = Vec<(&'static str, String)>;
 
 /// A choice that ended.
@@ -239,6 +249,7 @@ pub struct Metrics {
     inter_token_latency: Histogram,
     time_per_output_token: Histogram,
     e2e: Histogram,
+    overhead: Histogram,
     queue: Histogram,
     prefill: Histogram,
     decode: Histogram,
@@ -301,6 +312,7 @@ impl Metrics {
             inter_token_latency: seconds(TOKEN_S),
             time_per_output_token: seconds(TOKEN_S),
             e2e: seconds(REQUEST_S),
+            overhead: seconds(OVERHEAD_S),
             queue: seconds(REQUEST_S),
             prefill: seconds(REQUEST_S),
             decode: seconds(REQUEST_S),
@@ -361,6 +373,7 @@ impl Metrics {
             "vllm:request_max_num_generation_tokens" => &self.most_generated,
             "vllm:request_params_n" => &self.params_n,
             "vllm:request_params_max_tokens" => &self.params_max_tokens,
+            "folio:request_overhead_seconds" => &self.overhead,
             "folio:grammar_compile_seconds" => &self.masks.compile,
             "folio:grammar_mask_seconds" => &self.masks.mask,
             "folio:grammar_wait_seconds" => &self.masks.wait,
@@ -376,6 +389,12 @@ impl Metrics {
 
     pub fn generated(&self, tokens: u64) {
         self.generation_tokens.inc_by(tokens);
+    }
+
+    /// A request took this long, and was in the engine from the first of these times to the last.
+    pub fn overhead(&self, took: Duration, (from, to): (Micros, Micros)) {
+        let engine = Duration::from_micros(to.0.saturating_sub(from.0));
+        self.overhead.observe(took.saturating_sub(engine).as_secs_f64());
     }
 
     pub fn first_token(&self, after: Duration) {
@@ -407,8 +426,7 @@ impl Metrics {
         if !produced {
             return;
         }
-        let between =
-            |from: folio_engine::Micros, to: folio_engine::Micros| to.0.saturating_sub(from.0) as f64 / 1e6;
+        let between = |from: Micros, to: Micros| to.0.saturating_sub(from.0) as f64 / 1e6;
         self.queue.observe(between(timing.arrived, timing.scheduled));
         self.prefill.observe(between(timing.scheduled, timing.first_token));
         self.decode.observe(between(timing.first_token, timing.finished));

@@ -19,12 +19,13 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tower::ServiceExt;
 
 use crate::admin;
 use crate::app::{App, State};
-use crate::config::ServerConfig;
+use crate::config::{Limits, ServerConfig};
+use crate::connections::{Connections, Patient, Place};
 use crate::error::ServerError;
 use crate::http::{JsonRequest, Peer, around};
 use crate::tenants::Tenants;
@@ -176,11 +177,11 @@ impl Server {
     }
 
     async fn accept(&self, listener: &TcpListener, router: &Router, graceful: &GracefulShutdown) {
-        let connections = Arc::new(Semaphore::new(self.state.config.limits.connections));
+        let connections = Connections::new(self.state.config.limits.connections);
         loop {
-            let Ok(permit) = connections.clone().acquire_owned().await else { break };
+            let place = connections.enter().await;
             match listener.accept().await {
-                Ok((socket, peer)) => self.connection(socket, Peer(peer), permit, router, graceful),
+                Ok((socket, peer)) => self.connection(socket, Peer(peer), place, router, graceful),
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -206,7 +207,7 @@ impl Server {
         &self,
         socket: TcpStream,
         peer: Peer,
-        permit: OwnedSemaphorePermit,
+        place: Place,
         router: &Router,
         graceful: &GracefulShutdown,
     ) {
@@ -214,44 +215,64 @@ impl Server {
         if let Err(error) = socket.set_nodelay(true) {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
-        let (state, router, watcher) = (self.state.clone(), router.clone(), graceful.watcher());
+        let (state, place) = (self.state.clone(), Arc::new(place));
         let acceptor = self.tls.as_ref().map(|tls| tls.acceptor());
+        let service = Service { peer, place: place.clone(), router: router.clone() };
+        let watcher = graceful.watcher();
         tokio::spawn(async move {
             state.metrics.connections.inc();
-            let patience = state.config.limits.header_timeout;
-            let ended = match acceptor {
-                None => speak(TokioIo::new(socket), peer, router, patience, watcher).await,
-                Some(acceptor) => match tokio::time::timeout(patience, acceptor.accept(socket)).await {
-                    Ok(Ok(stream)) => speak(TokioIo::new(stream), peer, router, patience, watcher).await,
-                    Ok(Err(error)) => Err(format!("TLS: {error}")),
-                    Err(_) => Err("TLS: the handshake took too long".to_owned()),
-                },
+            let limits = &state.config.limits;
+            let socket = Patient::new(socket, limits.write_timeout);
+            let spoken = async {
+                match acceptor {
+                    None => speak(TokioIo::new(socket), service, limits, watcher).await,
+                    Some(acceptor) => {
+                        match tokio::time::timeout(limits.header_timeout, acceptor.accept(socket)).await {
+                            Ok(Ok(stream)) => speak(TokioIo::new(stream), service, limits, watcher).await,
+                            Ok(Err(error)) => Err(format!("TLS: {error}")),
+                            Err(_) => Err("TLS: the handshake took too long".to_owned()),
+                        }
+                    }
+                }
+            };
+            let ended = tokio::select! {
+                ended = spoken => ended,
+                () = place.closing() => Err("idle, and another one wanted its place".to_owned()),
             };
             if let Err(error) = ended {
                 tracing::debug!(%error, "a connection ended early");
             }
             state.metrics.connections.dec();
-            drop(permit);
         });
     }
+}
+
+/// What answers on one connection.
+struct Service {
+    peer: Peer,
+    place: Arc<Place>,
+    router: Router,
 }
 
 /// HTTP on one connection, until it ends or, while it is idle, the server does.
 async fn speak<T: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static>(
     io: T,
-    peer: Peer,
-    router: Router,
-    patience: Duration,
+    service: Service,
+    limits: &Limits,
     watcher: Watcher,
 ) -> Result<(), String> {
+    let Service { peer, place, router } = service;
     let service = service_fn(move |request: hyper::Request<Incoming>| {
+        let busy = place.begin();
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(peer);
-        router.clone().oneshot(request)
+        let answer = router.clone().oneshot(request);
+        async move { answer.await.map(|response| busy.around(response)) }
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(patience)
+        .header_read_timeout(limits.header_timeout)
+        .max_buf_size(limits.header_bytes)
         .serve_connection(io, service);
     watcher.watch(connection).await.map_err(|error| error.to_string())
 }

@@ -50,6 +50,11 @@ impl Running {
         rest(&mut self.open(method, path, body).await).await
     }
 
+    /// Whether an answer of this route began.
+    fn served(&self, metrics: &str, route: &str) -> bool {
+        metrics.lines().any(|line| line.starts_with("http_requests_total") && line.contains(route))
+    }
+
     async fn live(&self, count: usize) {
         until(|| self.engine.live() == count).await;
     }
@@ -147,17 +152,89 @@ async fn a_closed_socket_cancels_streamed_or_not() {
 }
 
 #[tokio::test]
-async fn connections_are_limited_and_slow_heads_are_cut() {
-    let limits = Limits { connections: 1, header_timeout: Duration::from_millis(50), ..Limits::default() };
+async fn slow_heads_are_cut() {
+    let limits = Limits { header_timeout: Duration::from_millis(50), ..Limits::default() };
     let running = start(ServerConfig { limits, ..Default::default() }).await;
     let mut slow = TcpStream::connect(running.address).await.unwrap();
     slow.write_all(b"GET /health HTTP/1.1\r\nhost").await.unwrap();
-    // Waits for the first to be cut off, as only one is served at a time.
-    assert!(running.ask("GET", "/version", "").await.starts_with("HTTP/1.1 200"));
     // What the slow one got, if anything, is no answer to its request.
     let mut text = Vec::new();
     let _ = slow.read_to_end(&mut text).await;
     assert!(!String::from_utf8_lossy(&text).contains("200 OK"));
+}
+
+#[tokio::test]
+async fn idle_connections_lock_nobody_out_and_busy_ones_are_never_closed() {
+    let limits = Limits { connections: 3, ..Limits::default() };
+    let running = start(ServerConfig { limits, ..Default::default() }).await;
+    let mut busy = running.open("POST", "/v1/chat/completions", CHAT).await;
+    running.live(1).await;
+    let mut idle = Vec::new();
+    for _ in 0..20 {
+        let mut socket = TcpStream::connect(running.address).await.unwrap();
+        // Some say half a request, some had an answer and stay.
+        match idle.len() % 3 {
+            0 => socket.write_all(b"GET /hea").await.unwrap(),
+            1 => socket.write_all(b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap(),
+            _ => {}
+        }
+        idle.push(socket);
+        assert!(running.ask("GET", "/version", "").await.starts_with("HTTP/1.1 200"));
+    }
+    assert_eq!(running.engine.live(), 1, "it was not cancelled");
+    while running.engine.live() > 0 {
+        running.engine.step();
+        tokio::task::yield_now().await;
+    }
+    let text = rest(&mut busy).await;
+    assert!(text.contains("[DONE]"), "{text}");
+    let mut first = Vec::new();
+    let _ = idle[0].read_to_end(&mut first).await;
+    assert!(first.is_empty(), "the one idle for longest went");
+}
+
+#[tokio::test]
+async fn a_client_that_never_reads_is_cut_off() {
+    let limits = Limits { write_timeout: Duration::from_millis(100), ..Limits::default() };
+    let running = start(ServerConfig { limits, ..Default::default() }).await;
+    // The answer is far longer than what the system holds of it.
+    let body = format!(r#"{{"prompt": "{}"}}"#, "x".repeat(4 << 20));
+    let mut stuck = running.open("POST", "/tokenize", &body).await;
+    loop {
+        let page = running.ask("GET", "/metrics", "").await;
+        let open = page.lines().find(|line| line.starts_with("folio:connections{"));
+        let open: f64 = open.unwrap_or_else(|| panic!("{page}")).rsplit(' ').next().unwrap().parse().unwrap();
+        // The one that asks.
+        if open == 1.0 && running.served(&page, "/tokenize") {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let mut text = Vec::new();
+    let _ = stuck.read_to_end(&mut text).await;
+    assert!(text.len() < 12 << 20, "{} bytes", text.len());
+}
+
+#[tokio::test]
+async fn floods_of_headers_are_refused() {
+    let running = start(ServerConfig::default()).await;
+    for flood in [
+        format!("GET /version HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(1 << 20)),
+        format!("GET /version HTTP/1.1\r\nhost: x\r\n{}\r\n", "x: y\r\n".repeat(100_000)),
+        format!("GET /{} HTTP/1.1\r\nhost: x\r\n\r\n", "y".repeat(1 << 20)),
+    ] {
+        let mut socket = TcpStream::connect(running.address).await.unwrap();
+        // The server may stop reading before everything is sent.
+        let _ = socket.write_all(flood.as_bytes()).await;
+        let mut text = Vec::new();
+        let _ = socket.read_to_end(&mut text).await;
+        let text = String::from_utf8_lossy(&text);
+        assert!(
+            text.is_empty() || text.starts_with("HTTP/1.1 431") || text.starts_with("HTTP/1.1 414"),
+            "{text}"
+        );
+    }
+    assert!(running.ask("GET", "/version", "").await.starts_with("HTTP/1.1 200"));
 }
 
 #[tokio::test]

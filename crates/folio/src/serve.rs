@@ -15,8 +15,15 @@ use folio_text::{ChatTemplate, ReasoningFormat, ToolFormat};
 use crate::cli::{Pooling, ServeArgs};
 use crate::runtime::{Loaded, Runtime};
 
+/// Open files that are no connections: weights, logs, the runtime's own.
+const OTHER_FILES: u64 = 256;
+
 pub fn run(args: &ServeArgs) -> Result<()> {
-    let config = settings(args)?;
+    let mut config = settings(args)?;
+    let most = &mut config.limits.connections;
+    if let Some(files) = raise_open_files() {
+        *most = (*most).min(files.saturating_sub(OTHER_FILES).max(16) as usize);
+    }
     let loaded = Loaded::open(args.model.as_deref(), &args.engine)?;
     let runtime = Runtime::serving(loaded, &args.engine, &config.tenants)?;
     runtime.report.print();
@@ -66,6 +73,19 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     })?;
     runtime.engine.join();
     Ok(())
+}
+
+/// Lets this process open as many files as it may at all; returns how many, if there is a limit.
+fn raise_open_files() -> Option<u64> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    match setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        Ok(()) => maximum,
+        Err(error) => {
+            tracing::debug!(%error, "the limit of open files stays as it is");
+            current
+        }
+    }
 }
 
 /// Everything but the model, checked.

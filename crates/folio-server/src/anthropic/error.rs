@@ -2,11 +2,13 @@
 //!
 //! The reasons are those of every other API; only their names and, for an overload, the status differ.
 
+use std::borrow::Cow;
+
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode};
 use serde::Serialize;
 
-use crate::error::ApiError;
+use crate::error::{ApiError, MESSAGE_CHARS, shortened};
 
 /// Anthropic's own, which its clients send again later.
 const OVERLOADED: u16 = 529;
@@ -76,10 +78,13 @@ fn kind(status: StatusCode) -> &'static str {
 
 /// This shape has no place for the parameter's name but the message.
 fn message(error: &ApiError) -> String {
-    match &error.param {
-        Some(param) if !error.message.contains(param.as_str()) => format!("{param}: {}", error.message),
-        _ => error.message.clone(),
-    }
+    let message = match &error.param {
+        Some(param) if !error.message.contains(param.as_str()) => {
+            format!("{param}: {}", error.message).into()
+        }
+        _ => Cow::from(error.message.as_str()),
+    };
+    shortened(&message, MESSAGE_CHARS).into_owned()
 }
 
 #[cfg(test)]

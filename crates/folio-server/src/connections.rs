@@ -1,0 +1,330 @@
+//! The connections of one listener: how many there may be, which one makes room, and how long a peer may not read.
+//!
+//! Owns: their number. Invariants: there are never more than the limit; a connection on which a request is being read, answered or
+//! written is never closed to make room; where all are busy, new ones wait in the system's backlog. So ten thousand connections
+//! that say nothing lock nobody out: the one idle for longest goes.
+//!
+//! Cost per request: a few operations on a map behind a lock that is never held across anything else.
+
+use std::collections::{BTreeMap, HashMap};
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::Response;
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::Notify;
+use tokio::time::{Instant, Sleep};
+
+/// See the module documentation.
+pub(crate) struct Connections {
+    most: usize,
+    inner: Mutex<Inner>,
+    /// Somebody left or became idle.
+    changed: Notify,
+}
+
+#[derive(Default)]
+struct Inner {
+    next: u64,
+    live: HashMap<u64, Entry>,
+    /// By when they became idle: order -> connection.
+    idle: BTreeMap<u64, u64>,
+    /// Told to make room, and still there.
+    closing: usize,
+}
+
+struct Entry {
+    close: Arc<Notify>,
+    /// Its place among the idle ones.
+    idle: Option<u64>,
+    /// Requests being answered: two while one answer's last bytes leave and the next request is read.
+    busy: u32,
+    closing: bool,
+}
+
+/// One connection's place.
+pub(crate) struct Place {
+    all: Arc<Connections>,
+    id: u64,
+    close: Arc<Notify>,
+}
+
+/// A request on a connection, until its answer is written.
+pub(crate) struct Busy(Arc<Place>);
+
+impl Connections {
+    pub fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self { most: most.max(1), inner: Mutex::default(), changed: Notify::new() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until there is room for one more, making it where a connection is idle.
+    pub async fn enter(self: &Arc<Self>) -> Place {
+        loop {
+            // Registered before looking, so that no change is missed.
+            let changed = self.changed.notified();
+            {
+                let mut inner = self.lock();
+                if inner.live.len() < self.most {
+                    return self.add(&mut inner);
+                }
+                if inner.live.len() - inner.closing >= self.most {
+                    inner.evict();
+                }
+            }
+            changed.await;
+        }
+    }
+
+    fn add(self: &Arc<Self>, inner: &mut Inner) -> Place {
+        let id = inner.next;
+        inner.next += 1;
+        let close = Arc::new(Notify::new());
+        inner.live.insert(id, Entry { close: close.clone(), idle: Some(id), busy: 0, closing: false });
+        inner.idle.insert(id, id);
+        Place { all: self.clone(), id, close }
+    }
+}
+
+impl Inner {
+    /// Tells the one idle for longest to go.
+    fn evict(&mut self) {
+        if let Some((_, id)) = self.idle.pop_first()
+            && let Some(entry) = self.live.get_mut(&id)
+        {
+            (entry.idle, entry.closing) = (None, true);
+            self.closing += 1;
+            entry.close.notify_one();
+        }
+    }
+}
+
+impl Place {
+    /// Returns when this connection should make room.
+    pub async fn closing(&self) {
+        loop {
+            self.close.notified().await;
+            // A request may have come in between.
+            if self.all.lock().live.get(&self.id).is_none_or(|entry| entry.busy == 0) {
+                return;
+            }
+        }
+    }
+
+    /// A request came.
+    pub fn begin(self: &Arc<Self>) -> Busy {
+        let mut inner = self.all.lock();
+        if let Some(entry) = inner.live.get_mut(&self.id) {
+            entry.busy += 1;
+            let stays = std::mem::take(&mut entry.closing);
+            let place = entry.idle.take();
+            inner.closing -= usize::from(stays);
+            if let Some(place) = place {
+                inner.idle.remove(&place);
+            }
+        }
+        drop(inner);
+        Busy(self.clone())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut inner = self.all.lock();
+        if let Some(entry) = inner.live.remove(&self.id) {
+            inner.closing -= usize::from(entry.closing);
+            entry.idle.map(|place| inner.idle.remove(&place));
+        }
+        drop(inner);
+        self.all.changed.notify_waiters();
+    }
+}
+
+impl Busy {
+    /// The answer, which keeps the connection busy until its last byte was taken.
+    pub fn around(self, response: Response<Body>) -> Response<Body> {
+        response.map(|inner| Body::new(Answer { inner, _busy: self }))
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        let place = &self.0;
+        let mut inner = place.all.lock();
+        let order = inner.next;
+        inner.next += 1;
+        if let Some(entry) = inner.live.get_mut(&place.id) {
+            entry.busy -= 1;
+            if entry.busy == 0 {
+                entry.idle = Some(order);
+                inner.idle.insert(order, place.id);
+            }
+        }
+        drop(inner);
+        place.all.changed.notify_waiters();
+    }
+}
+
+struct Answer {
+    inner: Body,
+    _busy: Busy,
+}
+
+impl HttpBody for Answer {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.inner).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+/// A socket whose peer must go on reading: a write that makes no progress for `patience` is an error.
+pub(crate) struct Patient<S> {
+    socket: S,
+    patience: Duration,
+    waiting: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S> Patient<S> {
+    pub fn new(socket: S, patience: Duration) -> Self {
+        Self { socket, patience, waiting: None }
+    }
+
+    fn progress<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.waiting = None;
+            return written;
+        }
+        let until = Instant::now() + self.patience;
+        let waiting = self.waiting.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until)));
+        ready!(waiting.as_mut().poll(cx));
+        let message = format!("the client has read nothing for {} s", self.patience.as_secs());
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, message)))
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_read(cx, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.socket).poll_write(cx, bytes);
+        self.progress(cx, written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffers: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.socket).poll_write_vectored(cx, buffers);
+        self.progress(cx, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.socket).poll_flush(cx);
+        self.progress(cx, flushed)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let shut = Pin::new(&mut self.socket).poll_shutdown(cx);
+        self.progress(cx, shut)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    async fn soon<T>(future: impl Future<Output = T>) -> Option<T> {
+        tokio::time::timeout(Duration::from_millis(20), future).await.ok()
+    }
+
+    #[tokio::test]
+    async fn whoever_is_idle_for_longest_makes_room_and_the_busy_stay() {
+        let all = Connections::new(3);
+        let places = [all.enter().await, all.enter().await, all.enter().await].map(Arc::new);
+        let [first, second, third] = places;
+        let working = first.begin();
+        drop(second.begin());
+        // Idle: the third since it came, the second since its answer left.
+        let waiting = tokio::spawn({
+            let all = all.clone();
+            async move { all.enter().await }
+        });
+        assert!(soon(first.closing()).await.is_none() && soon(second.closing()).await.is_none());
+        assert!(soon(third.closing()).await.is_some());
+        drop(third);
+        let fourth = Arc::new(soon(waiting).await.expect("there is room").unwrap());
+        let fourth_works = fourth.begin();
+        let waiting = tokio::spawn({
+            let all = all.clone();
+            async move { all.enter().await }
+        });
+        assert!(
+            soon(second.closing()).await.is_some(),
+            "it is told again only where it is the last idle one"
+        );
+        // A request came just then: it stays, and nobody is let in until one leaves or is idle.
+        let second_works = second.begin();
+        assert!(soon(second.closing()).await.is_none());
+        assert!(!waiting.is_finished());
+        drop(working);
+        assert!(soon(first.closing()).await.is_some());
+        drop(first);
+        assert!(soon(waiting).await.is_some());
+        drop((second_works, second, fourth_works, fourth));
+        let inner = all.lock();
+        assert_eq!((inner.live.len(), inner.idle.len(), inner.closing), (0, 0, 0));
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_does_not_read_is_given_up_and_one_that_reads_slowly_is_not() {
+        let (near, mut far) = tokio::io::duplex(16);
+        let mut near = Patient::new(near, Duration::from_secs(2));
+        let writer =
+            tokio::spawn(async move { near.write_all(&[7; 64]).await.map_err(|error| error.kind()) });
+        let mut taken = [0; 16];
+        for _ in 0..3 {
+            tokio::time::sleep(Duration::from_millis(800)).await;
+            far.read_exact(&mut taken).await.unwrap();
+        }
+        assert_eq!(writer.await.unwrap(), Ok(()), "it took longer, and never so long without progress");
+        let (near, _far) = tokio::io::duplex(16);
+        let mut near = Patient::new(near, Duration::from_millis(50));
+        assert_eq!(near.write_all(&[7; 64]).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+}
