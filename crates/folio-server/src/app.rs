@@ -13,6 +13,7 @@ use folio_text::{ChatTemplate, Tokenizer};
 use tokio::sync::{Notify, Semaphore};
 
 use crate::audit::Audit;
+use crate::batch::Batches;
 use crate::cache_keys::CacheKeys;
 use crate::config::ServerConfig;
 use crate::error::{ApiError, ServerError};
@@ -128,6 +129,7 @@ pub(crate) struct State {
     pub structures: Structures,
     pub meters: Arc<Meters>,
     pub responses: Arc<Store>,
+    pub batches: Batches,
     /// Unix time, seconds.
     pub started_s: u64,
     pub cache_keys: CacheKeys,
@@ -222,6 +224,7 @@ impl State {
         let ends = app.model.eos_token_ids.clone();
         let structures = Structures::new(app.tokenizer.clone(), ends, metrics.masks.clone());
         let state = Arc::new(Self {
+            batches: Batches::open(&config.batch)?,
             responses: Arc::new(Store::new(config.limits.responses, config.limits.responses_bytes)),
             app,
             config,

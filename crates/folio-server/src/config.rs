@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::batch::BatchConfig;
 use crate::declared::Declared;
 
 /// How to serve. `Default` is what `folio serve` starts with.
@@ -32,6 +33,7 @@ pub struct ServerConfig {
     /// Series per tenant on `/metrics`, with their names.
     pub tenant_metrics: bool,
     pub limits: Limits,
+    pub batch: BatchConfig,
     /// How long a drain waits for running requests before it cancels them.
     pub drain_timeout: Duration,
 }
@@ -67,6 +69,7 @@ impl Default for ServerConfig {
             server_secret: None,
             tenant_metrics: false,
             limits: Limits::default(),
+            batch: BatchConfig::default(),
             drain_timeout: Duration::from_secs(120),
         }
     }

@@ -195,7 +195,7 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
 /// What is read and thrown away of a body that is too large, so that the client gets to read the answer.
 const DISCARD_BYTES_MAX: usize = 64 << 20;
 
-async fn read_body(headers: &HeaderMap, body: Body, limit: usize) -> Result<Bytes, ApiError> {
+pub async fn read_body(headers: &HeaderMap, body: Body, limit: usize) -> Result<Bytes, ApiError> {
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
     let mut stream = pin!(body.into_data_stream());
     let mut bytes = Vec::with_capacity(announced.unwrap_or(0).min(limit));

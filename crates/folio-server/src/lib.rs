@@ -16,6 +16,7 @@ mod admin;
 mod anthropic;
 mod app;
 mod audit;
+mod batch;
 mod blocks;
 mod bounds;
 mod cache_keys;
@@ -56,6 +57,7 @@ mod usage;
 mod wire;
 
 pub use app::{App, Engine, ModelFacts};
+pub use batch::{BatchConfig, BatchLimits};
 pub use config::{AdminConfig, Limits, ServerConfig, TlsFiles};
 pub use declared::{Declared, DeclaredGroup, DeclaredTenant, Share};
 pub use error::{ApiError, ServerError};

@@ -24,6 +24,7 @@ use tower::ServiceExt;
 
 use crate::admin;
 use crate::app::{App, State};
+use crate::batch::{self, routes as files};
 use crate::config::{Limits, ServerConfig};
 use crate::connections::{Connections, Patient, Place};
 use crate::error::ServerError;
@@ -114,6 +115,12 @@ impl Server {
                 get(prefixes::show).post(prefixes::change).delete(prefixes::delete),
             )
             .route("/v1/cache/keys", get(prefixes::keys))
+            .route("/v1/files", get(files::list_files).post(files::upload))
+            .route("/v1/files/{id}", get(files::show_file).delete(files::delete_file))
+            .route("/v1/files/{id}/content", get(files::content))
+            .route("/v1/batches", get(files::list_batches).post(files::create))
+            .route("/v1/batches/{id}", get(files::show_batch))
+            .route("/v1/batches/{id}/cancel", post(files::cancel))
             .route("/v1/models", get(pages::models))
             .route("/v1/models/{*name}", get(pages::model))
             .route("/tokenize", post(pages::tokenize))
@@ -136,6 +143,11 @@ impl Server {
         }
     }
 
+    /// Goes on with batches that an earlier process left in the batch folder, as [`Server::listen`] does by itself.
+    pub fn resume_batches(&self) {
+        batch::resume(&self.state);
+    }
+
     /// Serves until told to end: the first message drains, the second stops at once.
     pub async fn listen(self, listeners: Listeners, mut signals: mpsc::Receiver<()>) {
         let graceful = GracefulShutdown::new();
@@ -146,6 +158,7 @@ impl Server {
             }
         });
         tokio::spawn(save_usage(self.state.clone()));
+        self.resume_batches();
         let (serving, operators) = (self.router(), self.admin_router());
         let accept = async {
             let serving = self.accept(&listeners.serving, &serving, &graceful);
@@ -194,6 +207,7 @@ impl Server {
     async fn drain(&self, signals: &mut mpsc::Receiver<()>) -> Ended {
         let state = &self.state;
         state.draining.store(true, Ordering::Release);
+        state.batches.stop();
         state.app.engine.drain();
         tracing::info!(running = state.in_flight.count(), "draining; a second signal stops at once");
         tokio::select! {

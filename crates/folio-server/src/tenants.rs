@@ -235,6 +235,30 @@ impl Tenants {
         tenant
     }
 
+    /// What tells a tenant apart in whatever outlives the process: its name, or a digest of the key that is all there is of it.
+    pub fn owner(&self, tenant: &Tenant) -> String {
+        let of_a_key = |(_, holder): &&([u8; 32], Tenant)| {
+            holder.id == tenant.id && *holder.name == *format!("key:{}", holder.id.0)
+        };
+        match self.keys.iter().find(of_a_key) {
+            Some((digest, _)) => {
+                let hex = sha256(&[b"folio owner", digest])
+                    .iter()
+                    .take(16)
+                    .map(|b| format!("{b:02x}"))
+                    .collect::<String>();
+                format!("key {hex}")
+            }
+            None => format!("tenant {}", tenant.name),
+        }
+    }
+
+    /// The tenant with this [`Tenants::owner`], if it still is one.
+    pub fn of_owner(&self, owner: &str) -> Option<Tenant> {
+        let named = lock(&self.named);
+        named.tenants.iter().find(|tenant| self.owner(tenant) == owner).cloned()
+    }
+
     /// Every tenant that can authenticate, or could before, by the name an operator knows.
     pub fn names(&self) -> Vec<(TenantId, String)> {
         lock(&self.named).tenants.iter().map(|tenant| (tenant.id, tenant.name.to_string())).collect()

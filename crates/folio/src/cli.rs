@@ -285,6 +285,23 @@ pub struct ServeArgs {
     #[arg(long, env = "FOLIO_POOLING", value_enum)]
     pub pooling: Option<Pooling>,
 
+    /// Folder for uploaded files and batches, which go on after a restart [default: in memory, gone with the process]
+    #[arg(long, env = "FOLIO_BATCH_DIR", value_name = "DIR")]
+    pub batch_dir: Option<PathBuf>,
+
+    /// Bytes of all such files; one tenant may have half of them [default: 16GiB in a folder, 256MiB in memory]
+    #[arg(long, env = "FOLIO_BATCH_STORAGE", value_name = "SIZE", value_parser = parse_bytes)]
+    pub batch_storage: Option<u64>,
+
+    /// Largest uploaded file
+    #[arg(long, env = "FOLIO_MAX_BATCH_FILE", value_name = "SIZE", default_value = "100MiB", value_parser = parse_bytes)]
+    pub max_batch_file: u64,
+
+    /// Lines of batches that run at once: each makes everybody's next token a little later
+    #[arg(long, env = "FOLIO_BATCH_CONCURRENCY", value_name = "N", default_value_t = 8,
+          value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub batch_concurrency: u32,
+
     #[command(flatten)]
     pub engine: EngineArgs,
 }

@@ -8,7 +8,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail};
 use folio_model::GenerationConfig;
 use folio_server::{
-    AdminConfig, App, Declared, Limits, ModelFacts, Parsers, SamplingDefaults, ServerConfig, TlsFiles,
+    AdminConfig, App, BatchConfig, BatchLimits, Declared, Limits, ModelFacts, Parsers, SamplingDefaults,
+    ServerConfig, TlsFiles,
 };
 use folio_text::{ChatTemplate, ReasoningFormat, ToolFormat};
 
@@ -135,6 +136,15 @@ pub(crate) fn settings(args: &ServeArgs) -> Result<ServerConfig> {
         api_keys,
         tenants,
         tenant_metrics: args.tenant_metrics,
+        batch: BatchConfig {
+            dir: args.batch_dir.clone(),
+            storage_bytes: args.batch_storage,
+            limits: BatchLimits {
+                file_bytes: usize::try_from(args.max_batch_file).context("--max-batch-file")?,
+                in_flight: args.batch_concurrency as usize,
+                ..BatchLimits::default()
+            },
+        },
         limits: Limits {
             body_bytes: usize::try_from(args.max_body).context("--max-body")?,
             request_timeout: args.request_timeout.map(Duration::from_secs),

@@ -14,11 +14,12 @@ use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Path, State as Shared};
 use axum::http::{Response, StatusCode};
+use folio_kv::TenantId;
 use serde_json::json;
 
 use crate::app::State;
 use crate::error::ApiError;
-use crate::generate::{self, json_response};
+use crate::generate::{self, Job, json_response};
 use crate::http::JsonRequest;
 use crate::tenants::Tenant;
 use request::{Background, Prepared};
@@ -55,6 +56,20 @@ pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> 
         }
     });
     Ok(json_response(response.to_string()))
+}
+
+/// The job of a request whose answer is waited for, whole.
+pub fn prepare_whole(
+    state: &State,
+    tenant: TenantId,
+    body: &[u8],
+    arrived: Instant,
+) -> Result<Job, ApiError> {
+    let Prepared { job, background } = request::prepare(state, tenant, body, arrived)?;
+    match background {
+        Some(_) => Err(ApiError::unsupported("background", "a line of a batch is in the background anyway")),
+        None => Ok(job),
+    }
 }
 
 /// `GET /v1/responses/{id}`

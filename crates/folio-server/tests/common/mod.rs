@@ -399,6 +399,10 @@ impl Client {
         reply(self.send(self.request("POST", path, body.to_string())).await).await
     }
 
+    pub async fn request_delete(&self, path: &str) -> Reply {
+        reply(self.send(self.request("DELETE", path, Body::empty())).await).await
+    }
+
     /// A chat with one user message "hi" and these further parameters.
     pub async fn chat(&self, extra: Value) -> Reply {
         self.post(

@@ -1,0 +1,119 @@
+//! `/v1/files` and `/v1/batches`: files of requests, run when there is time.
+//!
+//! Owns: OpenAI's objects and routes, and when a line runs. A line is prepared and run by the code of its own route, for the tenant
+//! that made the batch, behind every interactive request in the engine's queue ([`PRIORITY`]), and only so many of all batches'
+//! lines at once: what decodes beside an answer slows it, so their number bounds what interactive clients can notice. Must never:
+//! let a tenant see what is another's, or lose a line: whatever ends, every line has one result, or the batch goes on.
+//!
+//! | file | noun |
+//! |---|---|
+//! | `lines` | the lines of input and output files |
+//! | `multipart` | the form in which a file is uploaded |
+//! | `store` | files and batches, in memory or in a folder |
+//! | `run` | one batch, from validating to its end |
+//! | `routes` | HTTP |
+
+mod lines;
+mod multipart;
+pub(crate) mod routes;
+mod run;
+mod store;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio::sync::{Notify, Semaphore};
+
+use crate::app::State;
+use crate::error::ServerError;
+use store::Store;
+
+/// Of a batch's lines in the engine, where lower runs first. What a line says itself is added, within [`PRIORITY_SPAN`].
+pub const PRIORITY: i32 = 1 << 20;
+const PRIORITY_SPAN: i32 = 1 << 10;
+/// OpenAI's only window.
+const WINDOW_S: u64 = 24 * 3600;
+/// Files of batches are kept so long where nobody says otherwise.
+const KEPT_S: u64 = 30 * 24 * 3600;
+
+/// How batches are kept and run.
+#[derive(Clone, Debug, Default)]
+pub struct BatchConfig {
+    /// Where files and batches are kept. `None`: in memory, and gone with the process.
+    pub dir: Option<PathBuf>,
+    /// Bytes of all files; one tenant may have half of them. `None`: 16 GiB in a folder, 256 MiB in memory.
+    pub storage_bytes: Option<u64>,
+    pub limits: BatchLimits,
+}
+
+impl BatchConfig {
+    fn bytes_max(&self) -> u64 {
+        let usual = if self.dir.is_some() { 16 << 30 } else { 256 << 20 };
+        self.storage_bytes.unwrap_or(usual)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct BatchLimits {
+    /// Of one uploaded file.
+    pub file_bytes: usize,
+    /// Requests in one file.
+    pub lines: usize,
+    /// Files of one tenant, those that batches wrote not counted against a batch.
+    pub files: usize,
+    /// Batches of one tenant that are not finished.
+    pub running: usize,
+    /// Batches of one tenant that are over and still told of.
+    pub kept: usize,
+    /// Lines that run at once, of all batches together.
+    pub in_flight: usize,
+    /// Uploads that are held in memory at once.
+    pub uploads: usize,
+}
+
+impl Default for BatchLimits {
+    fn default() -> Self {
+        Self {
+            file_bytes: 100 << 20,
+            lines: 50_000,
+            files: 1000,
+            running: 32,
+            kept: 500,
+            in_flight: 8,
+            uploads: 2,
+        }
+    }
+}
+
+/// Everything about batches that requests share.
+pub(crate) struct Batches {
+    store: Store,
+    /// One for each line that may run.
+    turns: Arc<Semaphore>,
+    uploads: Semaphore,
+    /// The server drains: no line is begun any more.
+    stopping: Notify,
+}
+
+impl Batches {
+    pub fn open(config: &BatchConfig) -> Result<Self, ServerError> {
+        Ok(Self {
+            store: Store::open(config)?,
+            turns: Arc::new(Semaphore::new(config.limits.in_flight.max(1))),
+            uploads: Semaphore::new(config.limits.uploads.max(1)),
+            stopping: Notify::new(),
+        })
+    }
+
+    /// After `draining` was set.
+    pub fn stop(&self) {
+        self.stopping.notify_waiters();
+    }
+}
+
+/// Goes on with what an earlier process left.
+pub(crate) fn resume(state: &Arc<State>) {
+    for batch in state.batches.store.unfinished() {
+        tokio::spawn(run::run(state.clone(), batch));
+    }
+}

@@ -1,0 +1,370 @@
+//! One batch, from validating to its end.
+//!
+//! States: *validating* -> *in_progress* -> *finalizing* -> *completed*; a file that cannot be run, or a full disk, leads to *failed*,
+//! the window's end to *expired*, a client's wish to *cancelling* and *cancelled*. Whatever was answered until then is in the output
+//! file. While the server drains no line is begun; those that run are waited for, and the batch stays as it is for the next process.
+//!
+//! Invariant: a line has at most one result, which is written before the turn it ran in is given back.
+
+use std::collections::HashSet;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use axum::body::Bytes;
+use axum::http::StatusCode;
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::JoinSet;
+
+use super::lines::{self, Endpoint, InputLine, LineError, Place};
+use super::store::{Batch, Content, Counts, Record, Results, Status};
+use super::{PRIORITY, PRIORITY_SPAN};
+use crate::app::{Flight, State};
+use crate::error::ApiError;
+use crate::generate::{self, unix_s};
+use crate::http::fresh_id;
+use crate::params::Generation;
+use crate::tenants::Tenant;
+use crate::{chat, completions, embeddings, responses};
+
+/// Longest pause before a line that was told to come again does.
+const AGAIN_S_MAX: u32 = 30;
+
+/// Why a batch takes no more lines.
+#[derive(Clone, Copy, PartialEq)]
+enum End {
+    Done,
+    Cancelled,
+    Expired,
+    /// The server ends; the batch does not.
+    Draining,
+}
+
+/// What became of a line.
+struct Ran {
+    place: usize,
+    custom_id: String,
+    request_id: String,
+    /// `None`: nothing, the server is ending.
+    result: Option<Result<String, ApiError>>,
+    /// Given back when the result is written down: the next line's turn, and what a drain waits for.
+    _held: (OwnedSemaphorePermit, Flight),
+}
+
+/// Runs a batch as far as this process can.
+pub async fn run(state: Arc<State>, batch: Arc<Batch>) {
+    if let Err(errors) = go(&state, &batch).await {
+        batch.change(|record| {
+            record.status = Status::Failed;
+            record.ended_at = Some(unix_s());
+            record.errors = errors;
+        });
+        if let Err(error) = state.batches.store.save(&batch) {
+            tracing::error!(batch = batch.record().id, %error, "a failed batch cannot be written down");
+        }
+    }
+}
+
+fn storage(error: io::Error) -> Vec<LineError> {
+    vec![LineError::of_file("storage", format!("The batch's files cannot be read or written: {error}."))]
+}
+
+/// The error is what makes the batch fail.
+async fn go(state: &Arc<State>, batch: &Arc<Batch>) -> Result<(), Vec<LineError>> {
+    let store = &state.batches.store;
+    let record = batch.record();
+    let gone = |what: &str| vec![LineError::of_file("not_found", what.to_owned())];
+    let tenant = state.tenants.of_owner(&record.owner);
+    let tenant = tenant.ok_or_else(|| gone("Whoever made this batch has no key here any more."))?;
+    let tenant = Tenant { key: record.key.as_str().into(), ..tenant };
+    let input = store.file(&record.owner, &record.input_file_id);
+    let (_, content) = input.ok_or_else(|| gone("The batch's input file does not exist any more."))?;
+
+    let (file, endpoint, most) = (content.clone(), record.endpoint, store.limits.lines);
+    let checked =
+        tokio::task::spawn_blocking(move || lines::check(file.reader().map_err(storage)?, endpoint, most));
+    let places = checked.await.unwrap_or_else(|_| Err(gone("The input file could not be checked.")))?;
+    let mut results = store.results(batch).map_err(storage)?;
+    let done = recall(batch, &results, places.len()).map_err(storage)?;
+    batch.change(|record| {
+        if record.status == Status::Validating {
+            record.status = Status::InProgress;
+            record.in_progress_at = Some(unix_s());
+        }
+    });
+    store.save(batch).map_err(storage)?;
+
+    let job = Job { state: state.clone(), tenant, endpoint, content, places };
+    let mut open: Vec<usize> = (0..job.places.len()).collect();
+    if !done.is_empty() {
+        open.retain(|place| job.line(*place).is_ok_and(|line| !done.contains(&line.custom_id)));
+    }
+    let end = match all(&Arc::new(job), batch, &mut open, &mut results).await {
+        Ok(end) => end,
+        Err(errors) => {
+            // What was answered is not lost with the rest.
+            if let Err(error) = store.publish(results) {
+                tracing::error!(batch = record.id, %error, "results of a failed batch cannot be kept");
+            }
+            return Err(errors);
+        }
+    };
+    if end == End::Draining {
+        return Ok(());
+    }
+    finish(state, batch, end, results).map_err(storage)
+}
+
+/// What an earlier process did: whose results are there, and what they add up to.
+fn recall(batch: &Batch, results: &Results, total: usize) -> io::Result<HashSet<String>> {
+    let mut done = HashSet::new();
+    let mut counts = Counts { total: total as u64, ..Counts::default() };
+    let mut usage = lines::Usage::default();
+    results.each(|answered, line| {
+        if let Some(id) = lines::custom_id(line) {
+            done.insert(id);
+        }
+        match answered {
+            true => counts.completed += 1,
+            false => counts.failed += 1,
+        }
+        #[derive(serde::Deserialize)]
+        struct Line<'a> {
+            #[serde(borrow)]
+            response: Option<Response<'a>>,
+        }
+        #[derive(serde::Deserialize)]
+        struct Response<'a> {
+            #[serde(borrow)]
+            body: &'a RawValue,
+        }
+        if let Ok(Line { response: Some(response) }) = serde_json::from_slice(line) {
+            usage.add(response.body.get());
+        }
+    })?;
+    batch.change(|record| (record.counts, record.usage) = (counts, usage));
+    Ok(done)
+}
+
+/// Begins lines while there is a turn for them, and writes down what comes of them. What never ran gets its result too, unless the
+/// server drains. `open`: lines without a result.
+async fn all(
+    job: &Arc<Job>,
+    batch: &Arc<Batch>,
+    open: &mut Vec<usize>,
+    results: &mut Results,
+) -> Result<End, Vec<LineError>> {
+    let state = &job.state;
+    let (store, turns) = (&state.batches.store, state.batches.store.limits.in_flight.max(1));
+    let left = Duration::from_secs(batch.record().expires_at.saturating_sub(unix_s()));
+    let mut expiry = std::pin::pin!(tokio::time::sleep(left));
+    let mut running: JoinSet<Ran> = JoinSet::new();
+    let mut next = 0;
+    let mut unfinished: HashSet<usize> = open.iter().copied().collect();
+    let end = loop {
+        // Registered before looking, so that nothing is missed.
+        let (wake, stopping) = (batch.wake.notified(), state.batches.stopping.notified());
+        if batch.status() == Status::Cancelling {
+            break End::Cancelled;
+        }
+        if state.draining.load(Ordering::Acquire) {
+            break End::Draining;
+        }
+        // No more than there are turns: batches take theirs one after the other.
+        while running.len() < turns && next < open.len() {
+            running.spawn(job.clone().run(open[next]));
+            next += 1;
+        }
+        if running.is_empty() {
+            break End::Done;
+        }
+        tokio::select! {
+            biased;
+            () = wake => {}
+            () = stopping => {}
+            () = &mut expiry => break End::Expired,
+            Some(ran) = running.join_next() => {
+                record(batch, store, results, &mut unfinished, ran)?;
+            }
+        }
+    };
+    if end == End::Draining {
+        while let Some(ran) = running.join_next().await {
+            record(batch, store, results, &mut unfinished, ran)?;
+        }
+        return Ok(end);
+    }
+    while let Some(ran) = running.try_join_next() {
+        record(batch, store, results, &mut unfinished, ran)?;
+    }
+    // Dropping a line's task cancels what it asked for.
+    running.shutdown().await;
+    let (code, message) = match end {
+        End::Expired => {
+            ("batch_expired", "This request could not be executed before the completion window expired.")
+        }
+        End::Done => ("internal_error", "The server failed while it executed this request."),
+        _ => ("batch_cancelled", "This request was not executed, because the batch was cancelled."),
+    };
+    let mut missed: Vec<usize> = unfinished.into_iter().collect();
+    missed.sort_unstable();
+    for place in missed {
+        let Ok(line) = job.line(place) else { continue };
+        results.append(false, &lines::not_run(&line.custom_id, code, message)).map_err(storage)?;
+    }
+    Ok(end)
+}
+
+/// Writes down a line's result.
+fn record(
+    batch: &Batch,
+    store: &super::Store,
+    results: &mut Results,
+    unfinished: &mut HashSet<usize>,
+    ran: Result<Ran, tokio::task::JoinError>,
+) -> Result<(), Vec<LineError>> {
+    let Ran { place, custom_id, request_id, result, _held } = match ran {
+        Ok(ran) => ran,
+        // It panicked, and which one it was is not known: its line gets its result at the end.
+        Err(_) => return Ok(()),
+    };
+    let Some(result) = result else { return Ok(()) };
+    let line = lines::result(&custom_id, &request_id, result.as_deref());
+    if !store.may_grow(batch, line.len() as u64) {
+        let message = "The results of this batch do not fit beside your other files; delete some and send the rest again.";
+        return Err(vec![LineError::of_file("storage_full", message)]);
+    }
+    results.append(result.is_ok(), &line).map_err(storage)?;
+    unfinished.remove(&place);
+    batch.change(|record| match &result {
+        Ok(body) => {
+            record.counts.completed += 1;
+            record.usage.add(body);
+        }
+        Err(_) => record.counts.failed += 1,
+    });
+    Ok(())
+}
+
+/// Makes files of the results.
+fn finish(state: &State, batch: &Batch, end: End, results: Results) -> io::Result<()> {
+    let store = &state.batches.store;
+    if end == End::Done {
+        batch.change(|record| {
+            record.status = Status::Finalizing;
+            record.finalizing_at = Some(unix_s());
+        });
+        store.save(batch)?;
+    }
+    store.publish(results)?;
+    batch.change(|record| {
+        record.ended_at = Some(unix_s());
+        record.status = match end {
+            End::Expired => Status::Expired,
+            End::Cancelled => Status::Cancelled,
+            End::Done | End::Draining => Status::Completed,
+        };
+    });
+    store.save(batch)?;
+    let Record { id, status, counts, .. } = batch.record();
+    tracing::info!(
+        batch = id,
+        ?status,
+        completed = counts.completed,
+        failed = counts.failed,
+        "a batch ended"
+    );
+    Ok(())
+}
+
+/// What the lines of a batch have in common.
+struct Job {
+    state: Arc<State>,
+    tenant: Tenant,
+    endpoint: Endpoint,
+    content: Content,
+    places: Vec<Place>,
+}
+
+impl Job {
+    fn line(&self, place: usize) -> Result<InputLine, String> {
+        let line = self.content.line(self.places[place]).map_err(|error| error.to_string())?;
+        lines::parse(&line)
+    }
+
+    /// One line, when it is its turn; again as often as it is told to come again.
+    async fn run(self: Arc<Self>, place: usize) -> Ran {
+        let request_id = fresh_id();
+        // Nobody closes the semaphore.
+        let turn = self.state.batches.turns.clone().acquire_owned().await.expect("turns are never closed");
+        let flight = self.state.in_flight.enter().of(&request_id);
+        let mut ran =
+            Ran { place, custom_id: String::new(), request_id, result: None, _held: (turn, flight) };
+        let line = match self.line(place) {
+            Ok(line) => line,
+            Err(error) => {
+                ran.result = Some(Err(ApiError::internal(format!("the line cannot be read: {error}"))));
+                return ran;
+            }
+        };
+        ran.custom_id = line.custom_id;
+        loop {
+            if self.state.draining.load(Ordering::Acquire) {
+                return ran;
+            }
+            let answer = self.answer(&ran.request_id, &line.body).await;
+            let draining = self.state.draining.load(Ordering::Acquire);
+            match answer {
+                Err(error) if error.status == StatusCode::TOO_MANY_REQUESTS && !draining => {
+                    let seconds = error.retry_after_s.unwrap_or(1).clamp(1, AGAIN_S_MAX);
+                    tokio::time::sleep(Duration::from_secs(seconds.into())).await;
+                }
+                Err(error) if draining && error.status.is_server_error() => return ran,
+                answer => {
+                    ran.result = Some(answer);
+                    return ran;
+                }
+            }
+        }
+    }
+
+    /// The response that the line's route would give.
+    async fn answer(&self, request_id: &str, body: &RawValue) -> Result<String, ApiError> {
+        let (state, tenant) = (&self.state, &self.tenant);
+        let behind = |generation: &mut Generation| {
+            generation.priority = PRIORITY + generation.priority.clamp(-PRIORITY_SPAN, PRIORITY_SPAN);
+        };
+        let body = Bytes::copy_from_slice(body.get().as_bytes());
+        if self.endpoint == Endpoint::Embeddings {
+            return embeddings::answer(state, tenant, (request_id, body), behind).await;
+        }
+        let (endpoint, shared, id, who) = (self.endpoint, state.clone(), request_id.to_owned(), tenant.id);
+        let arrived = Instant::now();
+        let prepared = state.off_thread(move || match endpoint {
+            Endpoint::Completions => completions::prepare(&shared, &id, &body, arrived),
+            Endpoint::Responses => responses::prepare_whole(&shared, who, &not_stored(&body)?, arrived),
+            Endpoint::Chat | Endpoint::Embeddings => chat::prepare(&shared, &id, &body, arrived),
+        });
+        let mut job = prepared.await?;
+        if job.generation.stream.is_some() {
+            return Err(ApiError::unsupported("stream", "a batch has nobody to stream to; leave it out"));
+        }
+        behind(&mut job.generation);
+        let (abort, answer) = generate::start(state, tenant, job, state.in_flight.enter().of(request_id))?;
+        let guard = abort.guard();
+        let answer = answer.await.unwrap_or_else(|_| Err(ApiError::internal("the request was lost")));
+        drop(guard);
+        answer
+    }
+}
+
+/// A response that says nothing of being stored is not: a batch would drive out those that clients go on from.
+fn not_stored(body: &[u8]) -> Result<Vec<u8>, ApiError> {
+    let mut fields: Map<String, Value> =
+        serde_json::from_slice(body).map_err(|error| ApiError::bad_request(error.to_string()))?;
+    fields.entry("store").or_insert(Value::Bool(false));
+    Ok(Value::Object(fields).to_string().into_bytes())
+}

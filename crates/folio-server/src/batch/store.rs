@@ -1,0 +1,620 @@
+//! Files and batches, in memory or in a folder.
+//!
+//! Owns: what exists, whose it is, how much there may be, and what outlives the process. Must never: run a request, or show one
+//! owner what is another's.
+//!
+//! With a folder everything is there:
+//!
+//! ```text
+//! lock                    held by the process that uses the folder
+//! files/<id>.data         what a file holds
+//! files/<id>.json         what is said of it; a file without it is no file yet
+//! batches/<id>.json       a batch, replaced as a whole whenever its status changes
+//! ```
+//!
+//! Results are appended to the data of the output files, whose ids a batch has from the beginning; they become files when the
+//! batch ends. So a process that ends at any moment leaves whole lines and at most one that is cut short, which is dropped, and
+//! the batch goes on behind them. JSON is written beside its place, synchronized and moved there.
+
+use std::collections::HashMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Cursor, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
+
+use super::lines::{Endpoint, LineError, Place, Usage};
+use super::{BatchConfig, BatchLimits};
+use crate::error::{ApiError, ServerError};
+use crate::generate::unix_s;
+use crate::http::fresh_id;
+
+/// What is said of a file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FileMeta {
+    pub id: String,
+    pub owner: String,
+    pub bytes: u64,
+    pub created_at: u64,
+    pub expires_at: Option<u64>,
+    pub filename: String,
+    /// "batch" or "batch_output"
+    pub purpose: String,
+}
+
+/// What a file holds.
+#[derive(Clone, Debug)]
+pub enum Content {
+    Memory(Arc<[u8]>),
+    Disk(PathBuf),
+}
+
+impl Content {
+    pub fn reader(&self) -> io::Result<Box<dyn BufRead + Send>> {
+        Ok(match self {
+            Self::Memory(bytes) => Box::new(Cursor::new(bytes.clone())),
+            Self::Disk(path) => Box::new(BufReader::new(File::open(path)?)),
+        })
+    }
+
+    pub fn line(&self, place: Place) -> io::Result<Vec<u8>> {
+        let mut line = vec![0; place.bytes as usize];
+        match self {
+            Self::Memory(bytes) => {
+                let start = place.start as usize;
+                let found = bytes.get(start..start + line.len());
+                line.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
+            }
+            Self::Disk(path) => {
+                let mut file = File::open(path)?;
+                file.seek(SeekFrom::Start(place.start))?;
+                file.read_exact(&mut line)?;
+            }
+        }
+        Ok(line)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    Validating,
+    InProgress,
+    Finalizing,
+    Completed,
+    Failed,
+    Expired,
+    Cancelling,
+    Cancelled,
+}
+
+impl Status {
+    pub fn is_final(self) -> bool {
+        matches!(self, Self::Completed | Self::Failed | Self::Expired | Self::Cancelled)
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Counts {
+    pub total: u64,
+    pub completed: u64,
+    pub failed: u64,
+}
+
+/// A batch as it is kept.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    pub id: String,
+    pub owner: String,
+    /// What an operator calls the key it was made with, for records of usage.
+    pub key: String,
+    pub endpoint: Endpoint,
+    pub input_file_id: String,
+    pub output_file_id: String,
+    pub error_file_id: String,
+    /// Of those, what became a file.
+    pub published: (bool, bool),
+    pub status: Status,
+    pub created_at: u64,
+    pub expires_at: u64,
+    pub in_progress_at: Option<u64>,
+    pub finalizing_at: Option<u64>,
+    pub cancelling_at: Option<u64>,
+    /// When it came to its last status.
+    pub ended_at: Option<u64>,
+    pub errors: Vec<LineError>,
+    pub counts: Counts,
+    pub usage: Usage,
+    pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
+    /// Seconds that its output files are kept.
+    pub output_seconds: u64,
+}
+
+/// A batch that requests can see change.
+pub struct Batch {
+    record: Mutex<Record>,
+    order: u64,
+    /// Somebody wants it to end.
+    pub wake: Notify,
+    /// Bytes of results that are no file yet.
+    growing: AtomicU64,
+}
+
+impl Batch {
+    pub fn record(&self) -> Record {
+        lock(&self.record).clone()
+    }
+
+    pub fn status(&self) -> Status {
+        lock(&self.record).status
+    }
+
+    pub fn change(&self, change: impl FnOnce(&mut Record)) {
+        change(&mut lock(&self.record));
+    }
+}
+
+struct Entry {
+    meta: FileMeta,
+    content: Content,
+    order: u64,
+}
+
+#[derive(Default)]
+struct Inner {
+    files: HashMap<String, Entry>,
+    batches: HashMap<String, Arc<Batch>>,
+    next: u64,
+}
+
+/// See the module documentation.
+pub struct Store {
+    dir: Option<PathBuf>,
+    pub limits: BatchLimits,
+    bytes_max: u64,
+    inner: Mutex<Inner>,
+    _lock: Option<File>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Store {
+    pub fn open(config: &BatchConfig) -> Result<Self, ServerError> {
+        let mut store = Self {
+            dir: config.dir.clone(),
+            limits: config.limits.clone(),
+            bytes_max: config.bytes_max(),
+            inner: Mutex::default(),
+            _lock: None,
+        };
+        if let Some(dir) = &config.dir {
+            let failed =
+                |what: String| ServerError::Config(format!("the batch folder {}: {what}", dir.display()));
+            store._lock = Some(store.open_dir(dir).map_err(|error| failed(error.to_string()))?);
+            store.load(dir).map_err(failed)?;
+        }
+        Ok(store)
+    }
+
+    fn open_dir(&self, dir: &Path) -> io::Result<File> {
+        for folder in ["files", "batches"] {
+            fs::create_dir_all(dir.join(folder))?;
+        }
+        let lock = File::create(dir.join("lock"))?;
+        lock.try_lock().map_err(|_| io::Error::other("another server uses it"))?;
+        Ok(lock)
+    }
+
+    /// What an earlier process left. Data that belongs to nothing is removed.
+    fn load(&self, dir: &Path) -> Result<(), String> {
+        let mut records: Vec<Record> = read_all(&dir.join("batches"))?;
+        let mut metas: Vec<FileMeta> = read_all(&dir.join("files"))?;
+        records.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
+        metas.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
+        let growing = records.iter().filter(|record| !record.status.is_final());
+        let mut known: Vec<String> = growing
+            .flat_map(|record| [record.output_file_id.clone(), record.error_file_id.clone()])
+            .collect();
+        known.extend(metas.iter().map(|meta| meta.id.clone()));
+        for path in listed(&dir.join("files")).map_err(|error| error.to_string())? {
+            let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+            let data = path.extension().is_some_and(|extension| extension == "data");
+            if !data || known.iter().any(|id| id == stem) {
+                continue;
+            }
+            fs::remove_file(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        }
+        for meta in metas {
+            let content = Content::Disk(self.data(&meta.id).unwrap_or_default());
+            self.insert(meta, content);
+        }
+        for record in records {
+            self.add(record);
+        }
+        Ok(())
+    }
+
+    fn data(&self, id: &str) -> Option<PathBuf> {
+        Some(self.dir.as_ref()?.join("files").join(format!("{id}.data")))
+    }
+
+    fn insert(&self, meta: FileMeta, content: Content) {
+        let mut inner = lock(&self.inner);
+        inner.next += 1;
+        let order = inner.next;
+        inner.files.insert(meta.id.clone(), Entry { meta, content, order });
+    }
+
+    fn add(&self, record: Record) -> Arc<Batch> {
+        let mut inner = lock(&self.inner);
+        inner.next += 1;
+        let batch = Arc::new(Batch {
+            order: inner.next,
+            wake: Notify::new(),
+            growing: AtomicU64::new(0),
+            record: Mutex::new(record.clone()),
+        });
+        inner.batches.insert(record.id, batch.clone());
+        batch
+    }
+
+    /// Keeps an uploaded file. Blocks while it is written.
+    pub fn put(
+        &self,
+        owner: &str,
+        filename: &str,
+        bytes: &[u8],
+        expires_at: Option<u64>,
+    ) -> Result<FileMeta, ApiError> {
+        self.forget_expired();
+        let count = lock(&self.inner).files.values().filter(|entry| entry.meta.owner == owner).count();
+        if count >= self.limits.files {
+            let message = format!("You have {count} files, the limit is {}; delete some.", self.limits.files);
+            return Err(full(message));
+        }
+        if !self.has_room(owner, bytes.len() as u64) {
+            return Err(full(
+                "There is no room for this file; delete others, or wait until batches expire.".into(),
+            ));
+        }
+        let meta = FileMeta {
+            id: format!("file-{}", fresh_id()),
+            owner: owner.to_owned(),
+            bytes: bytes.len() as u64,
+            created_at: unix_s(),
+            expires_at,
+            filename: filename.to_owned(),
+            purpose: "batch".to_owned(),
+        };
+        let content = match self.data(&meta.id) {
+            None => Content::Memory(bytes.into()),
+            Some(path) => {
+                let mut file = File::create(&path).map_err(storage)?;
+                file.write_all(bytes).and_then(|()| file.sync_all()).map_err(storage)?;
+                self.save_meta(&meta).map_err(storage)?;
+                Content::Disk(path)
+            }
+        };
+        self.insert(meta.clone(), content);
+        Ok(meta)
+    }
+
+    fn save_meta(&self, meta: &FileMeta) -> io::Result<()> {
+        let Some(dir) = &self.dir else { return Ok(()) };
+        write_json(&dir.join("files").join(format!("{}.json", meta.id)), meta)
+    }
+
+    /// Whether so many bytes more fit: into all there may be, and into half of that for one owner.
+    fn has_room(&self, owner: &str, more: u64) -> bool {
+        let inner = lock(&self.inner);
+        let growing = |batch: &Arc<Batch>| batch.growing.load(Ordering::Relaxed);
+        let (mut all, mut own) = (more, more);
+        for entry in inner.files.values() {
+            all += entry.meta.bytes;
+            own += if entry.meta.owner == owner { entry.meta.bytes } else { 0 };
+        }
+        for batch in inner.batches.values() {
+            all += growing(batch);
+            own += if lock(&batch.record).owner == owner { growing(batch) } else { 0 };
+        }
+        all <= self.bytes_max && own <= self.bytes_max / 2
+    }
+
+    fn forget_expired(&self) {
+        let now = unix_s();
+        let mut inner = lock(&self.inner);
+        let expired = |entry: &&Entry| entry.meta.expires_at.is_some_and(|at| at <= now);
+        let ids: Vec<String> =
+            inner.files.values().filter(expired).map(|entry| entry.meta.id.clone()).collect();
+        for id in ids.into_iter().filter(|id| !in_use(&inner, id)).collect::<Vec<_>>() {
+            self.remove(&mut inner, &id);
+        }
+    }
+
+    fn remove(&self, inner: &mut Inner, id: &str) {
+        inner.files.remove(id);
+        if let (Some(dir), Some(data)) = (&self.dir, self.data(id)) {
+            // First what makes it a file; data alone is removed at the next start.
+            let _ = fs::remove_file(dir.join("files").join(format!("{id}.json")));
+            let _ = fs::remove_file(data);
+        }
+    }
+
+    pub fn file(&self, owner: &str, id: &str) -> Option<(FileMeta, Content)> {
+        self.forget_expired();
+        let inner = lock(&self.inner);
+        let entry = inner.files.get(id).filter(|entry| entry.meta.owner == owner)?;
+        Some((entry.meta.clone(), entry.content.clone()))
+    }
+
+    /// Oldest first.
+    pub fn files(&self, owner: &str) -> Vec<FileMeta> {
+        self.forget_expired();
+        let inner = lock(&self.inner);
+        let mut entries: Vec<&Entry> =
+            inner.files.values().filter(|entry| entry.meta.owner == owner).collect();
+        entries.sort_by_key(|entry| entry.order);
+        entries.into_iter().map(|entry| entry.meta.clone()).collect()
+    }
+
+    /// Whether there was such a file; a batch that runs keeps its input.
+    pub fn delete(&self, owner: &str, id: &str) -> Result<bool, ApiError> {
+        let mut inner = lock(&self.inner);
+        if inner.files.get(id).is_none_or(|entry| entry.meta.owner != owner) {
+            return Ok(false);
+        }
+        if in_use(&inner, id) {
+            let message = format!("File '{id}' is the input of a batch that runs; cancel the batch first.");
+            return Err(ApiError {
+                code: Some("file_in_use"),
+                ..ApiError::new(axum::http::StatusCode::CONFLICT, "invalid_request_error", message)
+            });
+        }
+        self.remove(&mut inner, id);
+        Ok(true)
+    }
+
+    /// Keeps a new batch. The oldest of those that are over give way.
+    pub fn begin(&self, record: Record) -> Result<Arc<Batch>, ApiError> {
+        let mut own = self.batches(&record.owner);
+        let running = own.iter().filter(|batch| !batch.status().is_final()).count();
+        if running >= self.limits.running {
+            let message =
+                format!("{running} of your batches are not finished, and {} may be.", self.limits.running);
+            return Err(ApiError::busy(message, 60));
+        }
+        own.retain(|batch| batch.status().is_final());
+        let over = (own.len() + 1).saturating_sub(self.limits.kept);
+        for old in own.into_iter().take(over) {
+            let id = old.record().id;
+            lock(&self.inner).batches.remove(&id);
+            if let Some(dir) = &self.dir {
+                let _ = fs::remove_file(dir.join("batches").join(format!("{id}.json")));
+            }
+        }
+        let batch = self.add(record);
+        self.save(&batch).map_err(storage)?;
+        Ok(batch)
+    }
+
+    /// Writes down how a batch stands.
+    pub fn save(&self, batch: &Batch) -> io::Result<()> {
+        let Some(dir) = &self.dir else { return Ok(()) };
+        let record = batch.record();
+        write_json(&dir.join("batches").join(format!("{}.json", record.id)), &record)
+    }
+
+    pub fn batch(&self, owner: &str, id: &str) -> Option<Arc<Batch>> {
+        let found = lock(&self.inner).batches.get(id).cloned()?;
+        let own = lock(&found.record).owner == owner;
+        own.then_some(found)
+    }
+
+    /// Oldest first.
+    pub fn batches(&self, owner: &str) -> Vec<Arc<Batch>> {
+        let inner = lock(&self.inner);
+        let own = inner.batches.values().filter(|batch| lock(&batch.record).owner == owner);
+        let mut own: Vec<Arc<Batch>> = own.cloned().collect();
+        own.sort_by_key(|batch| batch.order);
+        own
+    }
+
+    /// Everybody's that go on, oldest first.
+    pub fn unfinished(&self) -> Vec<Arc<Batch>> {
+        let inner = lock(&self.inner);
+        let mut all: Vec<_> =
+            inner.batches.values().filter(|batch| !batch.status().is_final()).cloned().collect();
+        all.sort_by_key(|batch| batch.order);
+        all
+    }
+
+    /// Where a batch's results go, behind those it has.
+    pub fn results(&self, batch: &Arc<Batch>) -> io::Result<Results> {
+        let record = batch.record();
+        let open = |id: &str| match self.data(id) {
+            None => Ok(Sink::Memory(Vec::new())),
+            Some(path) => Sink::open(path),
+        };
+        let sinks = [open(&record.output_file_id)?, open(&record.error_file_id)?];
+        let results = Results { batch: batch.clone(), sinks };
+        results.count();
+        Ok(results)
+    }
+
+    /// Makes files of results; an empty one is none.
+    pub fn publish(&self, results: Results) -> io::Result<()> {
+        let record = results.batch.record();
+        let now = unix_s();
+        let ids = [(&record.output_file_id, "output"), (&record.error_file_id, "error")];
+        let mut published = [false; 2];
+        for (at, (sink, (id, what))) in results.sinks.into_iter().zip(ids).enumerate() {
+            let bytes = sink.bytes();
+            let content = match sink {
+                Sink::Memory(bytes) => Content::Memory(bytes.into()),
+                Sink::Disk { file, path, .. } => {
+                    file.sync_all()?;
+                    Content::Disk(path)
+                }
+            };
+            published[at] = bytes > 0;
+            if bytes == 0 {
+                if let Content::Disk(path) = content {
+                    fs::remove_file(path)?;
+                }
+                continue;
+            }
+            let meta = FileMeta {
+                id: id.clone(),
+                owner: record.owner.clone(),
+                bytes,
+                created_at: now,
+                expires_at: Some(now + record.output_seconds),
+                filename: format!("{}_{what}.jsonl", record.id),
+                purpose: "batch_output".to_owned(),
+            };
+            self.save_meta(&meta)?;
+            self.insert(meta, content);
+        }
+        results.batch.growing.store(0, Ordering::Relaxed);
+        results.batch.change(|record| record.published = published.into());
+        Ok(())
+    }
+
+    /// Whether results may grow by so many bytes.
+    pub fn may_grow(&self, batch: &Batch, more: u64) -> bool {
+        let owner = batch.record().owner;
+        self.has_room(&owner, more)
+    }
+}
+
+fn in_use(inner: &Inner, id: &str) -> bool {
+    inner.batches.values().any(|batch| {
+        let record = lock(&batch.record);
+        record.input_file_id == id && !record.status.is_final()
+    })
+}
+
+/// Results of a batch that runs.
+pub struct Results {
+    batch: Arc<Batch>,
+    /// Of what was answered, and of what was not.
+    sinks: [Sink; 2],
+}
+
+enum Sink {
+    Memory(Vec<u8>),
+    Disk { file: File, path: PathBuf, bytes: u64 },
+}
+
+impl Sink {
+    /// Behind the last whole line.
+    fn open(path: PathBuf) -> io::Result<Self> {
+        let mut file = OpenOptions::new().read(true).append(true).create(true).open(&path)?;
+        let mut whole = 0;
+        let mut reader = BufReader::new(&mut file);
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            match reader.read_until(b'\n', &mut line)? {
+                0 => break,
+                bytes if line.ends_with(b"\n") => whole += bytes as u64,
+                _ => break,
+            }
+        }
+        file.set_len(whole)?;
+        Ok(Self::Disk { file, path, bytes: whole })
+    }
+
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Memory(bytes) => bytes.len() as u64,
+            Self::Disk { bytes, .. } => *bytes,
+        }
+    }
+
+    fn lines(&self) -> io::Result<Box<dyn BufRead + '_>> {
+        Ok(match self {
+            Self::Memory(bytes) => Box::new(bytes.as_slice()),
+            Self::Disk { path, .. } => Box::new(BufReader::new(File::open(path)?)),
+        })
+    }
+}
+
+impl Results {
+    fn count(&self) {
+        let bytes = self.sinks.iter().map(Sink::bytes).sum();
+        self.batch.growing.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Adds a line, to the answers or to the others.
+    pub fn append(&mut self, answered: bool, line: &str) -> io::Result<()> {
+        match &mut self.sinks[usize::from(!answered)] {
+            Sink::Memory(bytes) => bytes.extend_from_slice(line.as_bytes()),
+            Sink::Disk { file, bytes, .. } => {
+                file.write_all(line.as_bytes())?;
+                *bytes += line.len() as u64;
+            }
+        }
+        self.count();
+        Ok(())
+    }
+
+    /// Calls `each` with every line there is, and whether it is an answer.
+    pub fn each(&self, mut each: impl FnMut(bool, &[u8])) -> io::Result<()> {
+        for (sink, answered) in self.sinks.iter().zip([true, false]) {
+            for line in sink.lines()?.split(b'\n') {
+                each(answered, &line?);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn listed(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect()
+}
+
+/// Every JSON file of a folder. What was not moved to its place is removed.
+fn read_all<T: serde::de::DeserializeOwned>(folder: &Path) -> Result<Vec<T>, String> {
+    let mut all = Vec::new();
+    for path in listed(folder).map_err(|error| error.to_string())? {
+        let failed = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("json") => {
+                let bytes = fs::read(&path).map_err(|error| failed(&error))?;
+                all.push(serde_json::from_slice(&bytes).map_err(|error| failed(&error))?);
+            }
+            Some("new") => fs::remove_file(&path).map_err(|error| failed(&error))?,
+            _ => {}
+        }
+    }
+    Ok(all)
+}
+
+fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
+    let fresh = path.with_extension("new");
+    let mut file = File::create(&fresh)?;
+    file.write_all(&serde_json::to_vec(value)?)?;
+    file.sync_all()?;
+    fs::rename(&fresh, path)?;
+    match path.parent() {
+        Some(folder) => File::open(folder)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+fn full(message: String) -> ApiError {
+    ApiError {
+        code: Some("storage_full"),
+        ..ApiError::new(axum::http::StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
+    }
+}
+
+fn storage(error: io::Error) -> ApiError {
+    ApiError { code: Some("storage"), ..ApiError::internal(format!("The batch folder: {error}.")) }
+}

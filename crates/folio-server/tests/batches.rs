@@ -1,0 +1,414 @@
+//! `/v1/files` and `/v1/batches`: lines run by the code of their routes, behind everybody else, for whoever made the batch.
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::{Request, StatusCode};
+use common::{Client, FakeEngine, Reply, app, modelled, reply};
+use folio_engine::{Rejected, SchedulerConfig};
+use folio_server::{BatchConfig, BatchLimits, Engine, Server, ServerConfig};
+use serde_json::{Value, json};
+
+fn config(dir: Option<&Path>) -> ServerConfig {
+    let limits = BatchLimits { in_flight: 3, lines: 50, file_bytes: 64 << 10, ..BatchLimits::default() };
+    ServerConfig {
+        api_keys: vec!["alpha".into(), "beta".into()],
+        batch: BatchConfig { dir: dir.map(Path::to_owned), limits, ..Default::default() },
+        ..Default::default()
+    }
+}
+
+fn real() -> Arc<dyn Engine> {
+    let config = SchedulerConfig { max_model_len: 256, max_num_batched_tokens: 64, ..Default::default() };
+    Arc::new(modelled(config, 256, 1))
+}
+
+fn clients(engine: Arc<dyn Engine>, dir: Option<&Path>) -> (Client, Client) {
+    let server = Server::new(config(dir), app(engine)).unwrap();
+    server.resume_batches();
+    let client = Client::of(server);
+    (client.key("alpha"), client.key("beta"))
+}
+
+async fn upload_form(client: &Client, fields: &[(&str, &str)], file: Option<&str>) -> Reply {
+    let mut body = String::new();
+    for (name, value) in fields {
+        body += &format!("--b\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n");
+    }
+    if let Some(text) = file {
+        body += &format!(
+            "--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"in.jsonl\"\r\n\r\n{text}\r\n"
+        );
+    }
+    let mut request: Request<_> = client.request("POST", "/v1/files", body + "--b--\r\n");
+    request.headers_mut().insert("content-type", "multipart/form-data; boundary=b".parse().unwrap());
+    reply(client.send(request).await).await
+}
+
+async fn upload(client: &Client, text: &str) -> String {
+    let file = upload_form(client, &[("purpose", "batch")], Some(text)).await;
+    assert_eq!(file.status, StatusCode::OK, "{}", file.text);
+    assert_eq!(file.json()["bytes"], text.len());
+    file.json()["id"].as_str().unwrap().to_owned()
+}
+
+fn line(id: impl std::fmt::Display, url: &str, body: Value) -> String {
+    json!({"custom_id": id.to_string(), "method": "POST", "url": url, "body": body}).to_string() + "\n"
+}
+
+async fn begin(client: &Client, file: &str, endpoint: &str) -> Value {
+    let wanted = json!({"input_file_id": file, "endpoint": endpoint, "completion_window": "24h"});
+    let batch = client.post("/v1/batches", &wanted).await;
+    assert_eq!(batch.status, StatusCode::OK, "{}", batch.text);
+    batch.json()
+}
+
+async fn get(client: &Client, path: &str) -> Value {
+    let found = client.get(path).await;
+    assert_eq!(found.status, StatusCode::OK, "{path}: {}", found.text);
+    found.json()
+}
+
+/// The batch once `until` is true of it.
+async fn wait(client: &Client, batch: &Value, until: impl Fn(&Value) -> bool) -> Value {
+    let path = format!("/v1/batches/{}", batch["id"].as_str().unwrap());
+    for _ in 0..2000 {
+        let now = get(client, &path).await;
+        if until(&now) {
+            return now;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("still {}", get(client, &path).await);
+}
+
+fn is_over(batch: &Value) -> bool {
+    ["completed", "failed", "cancelled", "expired"].iter().any(|status| batch["status"] == **status)
+}
+
+async fn results(client: &Client, id: &Value) -> Vec<Value> {
+    let Some(id) = id.as_str() else { return Vec::new() };
+    let text = client.get(&format!("/v1/files/{id}/content")).await.text;
+    assert!(text.ends_with('\n'));
+    let mut lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    lines.sort_by_key(|line| line["custom_id"].to_string());
+    lines
+}
+
+#[tokio::test]
+async fn every_line_gets_what_its_route_gives() {
+    let (client, _) = clients(real(), None);
+    let greedy = |extra: Value| common::merged(json!({"max_tokens": 5, "temperature": 0}), extra);
+    for (url, bodies) in [
+        ("/v1/completions", [greedy(json!({"prompt": "one"})), greedy(json!({"prompt": "two"}))]),
+        ("/v1/embeddings", [json!({"input": "one"}), json!({"input": ["two", "three"]})]),
+        (
+            "/v1/chat/completions",
+            ["one", "two"].map(|text| greedy(json!({"messages": [{"role": "user", "content": text}]}))),
+        ),
+        (
+            "/v1/responses",
+            ["one", "two"].map(|text| json!({"input": text, "max_output_tokens": 5, "temperature": 0})),
+        ),
+    ] {
+        let mut text: String =
+            bodies.iter().enumerate().map(|(id, body)| line(id, url, body.clone())).collect();
+        text += &line("wrong", url, json!({"nonsense": 1}));
+        let batch = begin(&client, &upload(&client, &text).await, url).await;
+        assert_eq!(batch["status"], "validating");
+        let batch = wait(&client, &batch, is_over).await;
+        assert_eq!(batch["status"], "completed", "{batch}");
+        assert_eq!(batch["request_counts"], json!({"total": 3, "completed": 2, "failed": 1}));
+        let done = results(&client, &batch["output_file_id"]).await;
+        let mut tokens = 0;
+        for (id, (line, body)) in done.iter().zip(&bodies).enumerate() {
+            assert_eq!((&line["custom_id"], &line["error"]), (&json!(id.to_string()), &Value::Null));
+            assert_eq!(line["response"]["status_code"], 200);
+            let direct = client.post(url, body).await.json();
+            let found = &line["response"]["body"];
+            for part in ["choices", "data"] {
+                assert_eq!(found[part], direct[part], "{url}");
+            }
+            if url == "/v1/responses" {
+                assert_eq!(found["output"][0]["content"], direct["output"][0]["content"]);
+                // Not among those that a client goes on from.
+                let id = found["id"].as_str().unwrap();
+                assert_eq!(client.get(&format!("/v1/responses/{id}")).await.status, StatusCode::NOT_FOUND);
+            }
+            tokens += found["usage"]["total_tokens"].as_u64().unwrap();
+        }
+        assert_eq!(batch["usage"]["total_tokens"], tokens, "{url}");
+        let failed = results(&client, &batch["error_file_id"]).await;
+        assert_eq!((failed.len(), &failed[0]["custom_id"]), (1, &json!("wrong")));
+        assert_eq!(failed[0]["response"]["status_code"], 400);
+        assert!(failed[0]["response"]["body"]["error"]["message"].is_string());
+    }
+}
+
+#[tokio::test]
+async fn lines_wait_behind_everybody_and_only_some_run_at_once() {
+    let engine = FakeEngine::saying("x");
+    engine.plan(|plan| plan.manual = true);
+    let (client, _) = clients(engine.clone(), None);
+    let body = |priority: i32| json!({"prompt": "hi", "priority": priority});
+    let text: String = (0..9).map(|id| line(id, "/v1/completions", body(id * 100_000))).collect();
+    let batch = begin(&client, &upload(&client, &text).await, "/v1/completions").await;
+    for _ in 0..9 {
+        wait_for(|| engine.live() > 0).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        assert!(engine.live() <= 3, "{} at once", engine.live());
+        while engine.live() > 0 {
+            engine.step();
+        }
+        if engine.requests.lock().unwrap().len() == 9 {
+            break;
+        }
+    }
+    let batch = wait(&client, &batch, is_over).await;
+    assert_eq!(batch["request_counts"]["completed"], 9);
+    let requests = engine.requests.lock().unwrap();
+    assert!(
+        requests.iter().all(|request| request.priority > 1_000_000),
+        "behind whatever clients usually say"
+    );
+    assert!(requests.iter().any(|request| request.priority == (1 << 20)));
+}
+
+async fn wait_for(mut what: impl FnMut() -> bool) {
+    for _ in 0..2000 {
+        if what() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("it never came");
+}
+
+#[tokio::test]
+async fn a_cancelled_batch_keeps_what_was_answered() {
+    let engine = FakeEngine::saying("x");
+    engine.plan(|plan| plan.manual = true);
+    let (client, other) = clients(engine.clone(), None);
+    let text: String = (0..8).map(|id| line(id, "/v1/completions", json!({"prompt": "hi"}))).collect();
+    let file = upload(&client, &text).await;
+    let batch = begin(&client, &file, "/v1/completions").await;
+    wait_for(|| engine.live() == 3).await;
+    while engine.live() > 0 && engine.requests.lock().unwrap().len() == 3 {
+        engine.step();
+    }
+    wait(&client, &batch, |batch| batch["request_counts"]["completed"] == 3).await;
+    wait_for(|| engine.live() == 3).await;
+    let id = batch["id"].as_str().unwrap().to_owned();
+    assert_eq!(client.request_delete(&format!("/v1/files/{file}")).await.status, StatusCode::CONFLICT);
+    let path = format!("/v1/batches/{id}/cancel");
+    assert_eq!(other.post(&path, &json!({})).await.status, StatusCode::NOT_FOUND);
+    assert_eq!(client.post(&path, &json!({})).await.json()["status"], "cancelling");
+    wait_for(|| engine.cancelled()).await;
+    engine.step();
+    let batch = wait(&client, &batch, is_over).await;
+    assert_eq!((&batch["status"], &batch["request_counts"]["completed"]), (&json!("cancelled"), &json!(3)));
+    assert!(batch["cancelled_at"].is_u64() && batch["cancelling_at"].is_u64());
+    assert_eq!(results(&client, &batch["output_file_id"]).await.len(), 3);
+    let missed = results(&client, &batch["error_file_id"]).await;
+    assert_eq!(missed.len(), 5);
+    assert!(missed.iter().all(|line| line["error"]["code"] == "batch_cancelled"));
+    assert_eq!(client.post(&path, &json!({})).await.status, StatusCode::OK, "again changes nothing");
+    assert_eq!(client.request_delete(&format!("/v1/files/{file}")).await.json()["deleted"], true);
+}
+
+#[tokio::test]
+async fn a_damaged_file_fails_with_its_lines() {
+    let (client, _) = clients(real(), None);
+    let good = line("a", "/v1/embeddings", json!({"input": "x"}));
+    let text = format!("{good}{{nope\n{good}");
+    let batch = begin(&client, &upload(&client, &text).await, "/v1/embeddings").await;
+    let batch = wait(&client, &batch, is_over).await;
+    assert_eq!(batch["status"], "failed");
+    let errors = batch["errors"]["data"].as_array().unwrap();
+    let told: Vec<_> = errors.iter().map(|error| (error["line"].as_u64().unwrap(), &error["code"])).collect();
+    assert_eq!(told, [(2, &json!("invalid_json_line")), (3, &json!("duplicate_custom_id"))]);
+    assert!(batch["failed_at"].is_u64() && batch["output_file_id"].is_null());
+    let cancel =
+        client.post(&format!("/v1/batches/{}/cancel", batch["id"].as_str().unwrap()), &json!({})).await;
+    assert_eq!(cancel.error()["code"], "batch_not_cancellable");
+    let many: String = (0..51).map(|id| line(id, "/v1/embeddings", json!({"input": "x"}))).collect();
+    let batch = begin(&client, &upload(&client, &many).await, "/v1/embeddings").await;
+    assert_eq!(wait(&client, &batch, is_over).await["errors"]["data"][0]["code"], "too_many_lines");
+}
+
+#[tokio::test]
+async fn another_tenants_files_and_batches_do_not_exist() {
+    let (alpha, beta) = clients(real(), None);
+    let file = upload(&alpha, &line("a", "/v1/embeddings", json!({"input": "x"}))).await;
+    let batch = begin(&alpha, &file, "/v1/embeddings").await;
+    let batch = wait(&alpha, &batch, is_over).await;
+    let (id, output) = (batch["id"].as_str().unwrap(), batch["output_file_id"].as_str().unwrap());
+    for path in [
+        format!("/v1/files/{file}"),
+        format!("/v1/files/{file}/content"),
+        format!("/v1/files/{output}/content"),
+        format!("/v1/batches/{id}"),
+    ] {
+        let (theirs, none) = (beta.get(&path).await, beta.get(&path.replace(['0', '7'], "1")).await);
+        assert_eq!((theirs.status, none.status), (StatusCode::NOT_FOUND, StatusCode::NOT_FOUND), "{path}");
+        assert_eq!(theirs.error()["code"], none.error()["code"]);
+        assert_eq!(alpha.get(&path).await.status, StatusCode::OK);
+    }
+    assert_eq!(beta.request_delete(&format!("/v1/files/{file}")).await.status, StatusCode::NOT_FOUND);
+    let stolen = json!({"input_file_id": file, "endpoint": "/v1/embeddings", "completion_window": "24h"});
+    assert_eq!(beta.post("/v1/batches", &stolen).await.error()["code"], "file_not_found");
+    for list in ["/v1/files", "/v1/batches"] {
+        assert_eq!(get(&beta, list).await["data"], json!([]));
+    }
+    assert_eq!(get(&alpha, "/v1/files").await["data"].as_array().unwrap().len(), 2);
+    assert_eq!(get(&alpha, "/v1/files?purpose=batch_output").await["data"][0]["id"], output);
+    assert_eq!(get(&alpha, "/v1/batches").await["data"][0]["id"], id);
+}
+
+#[tokio::test]
+async fn lists_have_pages() {
+    let (client, _) = clients(real(), None);
+    let mut ids = Vec::new();
+    for _ in 0..5 {
+        ids.push(upload(&client, "x\n").await);
+    }
+    let page = get(&client, "/v1/files?limit=2&order=asc").await;
+    assert_eq!(
+        (&page["first_id"], &page["last_id"], &page["has_more"]),
+        (&json!(ids[0]), &json!(ids[1]), &json!(true))
+    );
+    let rest = get(&client, &format!("/v1/files?limit=9&order=asc&after={}", ids[1])).await;
+    assert_eq!((rest["data"].as_array().unwrap().len(), &rest["has_more"]), (3, &json!(false)));
+    assert_eq!(get(&client, "/v1/files").await["data"][0]["id"], json!(ids[4]), "newest first");
+    for (path, param) in [
+        ("/v1/files?limit=0", "limit"),
+        ("/v1/files?order=up", "order"),
+        ("/v1/files?after=x", "after"),
+        ("/v1/batches?limit=101", "limit"),
+        ("/v1/batches?status=x", "status"),
+    ] {
+        assert_eq!(client.get(path).await.error()["param"], param, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_wrong_is_refused_by_name() {
+    let (client, _) = clients(real(), None);
+    let batch = [("purpose", "batch")];
+    for (fields, file, param) in [
+        (&batch[..], None, "file"),
+        (&[], Some("x"), "purpose"),
+        (&[("purpose", "fine-tune")], Some("x"), "purpose"),
+        (&batch[..], Some(""), "file"),
+        (&[("purpose", "batch"), ("more", "1")], Some("x"), "more"),
+        (&[("purpose", "batch"), ("expires_after[anchor]", "created_at")], Some("x"), "expires_after"),
+        (
+            &[("purpose", "batch"), ("expires_after[anchor]", "created_at"), ("expires_after[seconds]", "5")],
+            Some("x"),
+            "expires_after[seconds]",
+        ),
+    ] {
+        let refused = upload_form(&client, fields, file).await;
+        assert_eq!((refused.status.as_u16(), &refused.error()["param"]), (400, &json!(param)), "{fields:?}");
+    }
+    let large = upload_form(&client, &batch, Some(&"x".repeat(64 << 10 | 1))).await;
+    assert_eq!(large.status, StatusCode::PAYLOAD_TOO_LARGE);
+    assert_eq!(client.post("/v1/files", &json!({})).await.status, StatusCode::UNSUPPORTED_MEDIA_TYPE);
+    let file = upload(&client, "x").await;
+    let good = json!({"input_file_id": file, "endpoint": "/v1/embeddings", "completion_window": "24h"});
+    for (change, param) in [
+        (json!({"endpoint": "/v1/images/edits"}), "endpoint"),
+        (json!({"completion_window": "1h"}), "completion_window"),
+        (json!({"input_file_id": "file-none"}), "input_file_id"),
+        (json!({"metadata": {"a": 1}}), "metadata"),
+        (
+            json!({"output_expires_after": {"anchor": "created_at", "seconds": 1}}),
+            "output_expires_after.seconds",
+        ),
+        (json!({"more": 1}), "more"),
+    ] {
+        let refused = client.post("/v1/batches", &common::merged(good.clone(), change)).await;
+        assert_eq!((refused.status.as_u16(), &refused.error()["param"]), (400, &json!(param)));
+    }
+}
+
+/// A server that ends in the middle of a batch, and the next one on the same folder.
+#[tokio::test]
+async fn a_batch_goes_on_after_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let text: String = (0..8).map(|id| line(id, "/v1/completions", json!({"prompt": "hi"}))).collect();
+    let (file, batch) = {
+        let engine = FakeEngine::saying("x");
+        engine.plan(|plan| plan.manual = true);
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let path = folder.path().to_owned();
+        let begun = runtime.spawn(async move {
+            let (client, _) = clients(engine.clone(), Some(&path));
+            let file = upload(&client, &text).await;
+            let batch = begin(&client, &file, "/v1/completions").await;
+            wait_for(|| engine.live() == 3).await;
+            while engine.live() > 0 && engine.requests.lock().unwrap().len() == 3 {
+                engine.step();
+            }
+            let batch = wait(&client, &batch, |batch| batch["request_counts"]["completed"] == 3).await;
+            (file, batch)
+        });
+        let begun = begun.await.unwrap();
+        // Everything stops where it is, as by a kill.
+        runtime.shutdown_background();
+        begun
+    };
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    // A line that was cut short, and what belongs to nothing.
+    let results_of = |folder: &Path| -> Vec<_> {
+        let data = std::fs::read_dir(folder.join("files")).unwrap().map(|entry| entry.unwrap().path());
+        data.filter(|path| {
+            path.extension().is_some_and(|e| e == "data") && !path.with_extension("json").exists()
+        })
+        .collect()
+    };
+    let partial = results_of(folder.path());
+    assert_eq!(partial.len(), 2);
+    for path in &partial {
+        let mut bytes = std::fs::read(path).unwrap();
+        bytes.extend(b"{\"custom_id\": \"7\", \"resp");
+        std::fs::write(path, bytes).unwrap();
+    }
+    std::fs::write(folder.path().join("files/file-orphan.data"), "x").unwrap();
+    std::fs::write(folder.path().join("files/file-orphan.new"), "x").unwrap();
+
+    let engine = FakeEngine::saying("x");
+    let (client, other) = clients(engine.clone(), Some(folder.path()));
+    let batch = wait(&client, &batch, is_over).await;
+    assert_eq!(batch["status"], "completed");
+    assert_eq!(batch["request_counts"], json!({"total": 8, "completed": 8, "failed": 0}));
+    assert_eq!(engine.requests.lock().unwrap().len(), 5, "what has a result is not run again");
+    let done = results(&client, &batch["output_file_id"]).await;
+    let ids: Vec<_> = done.iter().map(|line| line["custom_id"].as_str().unwrap()).collect();
+    assert_eq!(ids, ["0", "1", "2", "3", "4", "5", "6", "7"]);
+    assert_eq!(other.get(&format!("/v1/files/{file}")).await.status, StatusCode::NOT_FOUND);
+    assert!(!folder.path().join("files/file-orphan.data").exists());
+    assert_eq!(results_of(folder.path()), Vec::<std::path::PathBuf>::new());
+
+    // The folder is one server's at a time.
+    let second = Server::new(config(Some(folder.path())), app(FakeEngine::saying("x")));
+    assert!(second.err().unwrap().to_string().contains("another server"));
+}
+
+#[tokio::test]
+async fn what_is_told_to_come_again_does() {
+    let engine = FakeEngine::saying("x");
+    engine.plan(|plan| {
+        plan.reject = Some(Rejected::QueueFull { queued_requests: 1, queued_tokens: 1, retry_after_s: 1 });
+        plan.accept = 1;
+    });
+    let (client, _) = clients(engine.clone(), None);
+    let text: String = (0..3).map(|id| line(id, "/v1/completions", json!({"prompt": "hi"}))).collect();
+    let batch = begin(&client, &upload(&client, &text).await, "/v1/completions").await;
+    let batch = wait(&client, &batch, is_over).await;
+    assert_eq!(batch["request_counts"], json!({"total": 3, "completed": 3, "failed": 0}));
+}
