@@ -69,7 +69,7 @@ pub(crate) async fn answer(
     (id, body): (&str, Bytes),
     adjust: impl FnOnce(&mut Generation),
 ) -> Result<String, ApiError> {
-    let arrived = Instant::now();
+    let mut arrived = Instant::now();
     let _flight = state.in_flight.enter().of(id);
     let shared = state.clone();
     let mut prepared = state.off_thread(move || prepare(&shared, &body)).await?;
@@ -87,6 +87,8 @@ pub(crate) async fn answer(
         let guard = abort.guard();
         data.push(vectors.await.unwrap_or_else(|_| Err(ApiError::internal("the request was lost")))?);
         drop(guard);
+        // What comes next was not waiting for the engine until now.
+        arrived = Instant::now();
     }
     let (data, model) = (data.join(","), json!(state.app.model.name()));
     let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});

@@ -335,34 +335,61 @@ async fn what_is_wrong_is_refused_by_name() {
     }
 }
 
-/// A server that ends in the middle of a batch, and the next one on the same folder.
+/// A server that ends like a killed one, with three of a batch's eight lines answered and three running.
+async fn killed(folder: &Path) -> (String, Value) {
+    let text: String = (0..8).map(|id| line(id, "/v1/completions", json!({"prompt": "hi"}))).collect();
+    let engine = FakeEngine::saying("x");
+    engine.plan(|plan| plan.manual = true);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let path = folder.to_owned();
+    let begun = runtime.spawn(async move {
+        let (client, _) = clients(engine.clone(), Some(&path));
+        let file = upload(&client, &text).await;
+        let batch = begin(&client, &file, "/v1/completions").await;
+        wait_for(|| engine.live() == 3).await;
+        while engine.live() > 0 && engine.requests.lock().unwrap().len() == 3 {
+            engine.step();
+        }
+        let batch = wait(&client, &batch, |batch| batch["request_counts"]["completed"] == 3).await;
+        (file, batch)
+    });
+    let begun = begun.await.unwrap();
+    runtime.shutdown_background();
+    // Until its tasks, and with them its lock, are gone.
+    for _ in 0..500 {
+        let lock = std::fs::File::open(folder.join("lock")).unwrap();
+        if lock.try_lock().is_ok() {
+            return begun;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("it did not end");
+}
+
+#[tokio::test]
+async fn a_batch_whose_window_ended_keeps_what_was_answered() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_, batch) = killed(folder.path()).await;
+    let path = folder.path().join("batches").join(format!("{}.json", batch["id"].as_str().unwrap()));
+    let mut record: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    record["expires_at"] = json!(batch["created_at"]);
+    std::fs::write(&path, record.to_string()).unwrap();
+    let engine = FakeEngine::saying("x");
+    engine.plan(|plan| plan.manual = true);
+    let (client, _) = clients(engine, Some(folder.path()));
+    let batch = wait(&client, &batch, is_over).await;
+    assert_eq!((&batch["status"], batch["expired_at"].is_u64()), (&json!("expired"), true));
+    assert_eq!(batch["request_counts"], json!({"total": 8, "completed": 3, "failed": 0}));
+    assert_eq!(results(&client, &batch["output_file_id"]).await.len(), 3);
+    let missed = results(&client, &batch["error_file_id"]).await;
+    assert_eq!(missed.len(), 5);
+    assert!(missed.iter().all(|line| line["error"]["code"] == "batch_expired"));
+}
+
 #[tokio::test]
 async fn a_batch_goes_on_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
-    let text: String = (0..8).map(|id| line(id, "/v1/completions", json!({"prompt": "hi"}))).collect();
-    let (file, batch) = {
-        let engine = FakeEngine::saying("x");
-        engine.plan(|plan| plan.manual = true);
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let path = folder.path().to_owned();
-        let begun = runtime.spawn(async move {
-            let (client, _) = clients(engine.clone(), Some(&path));
-            let file = upload(&client, &text).await;
-            let batch = begin(&client, &file, "/v1/completions").await;
-            wait_for(|| engine.live() == 3).await;
-            while engine.live() > 0 && engine.requests.lock().unwrap().len() == 3 {
-                engine.step();
-            }
-            let batch = wait(&client, &batch, |batch| batch["request_counts"]["completed"] == 3).await;
-            (file, batch)
-        });
-        let begun = begun.await.unwrap();
-        // Everything stops where it is, as by a kill.
-        runtime.shutdown_background();
-        begun
-    };
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    let (file, batch) = killed(folder.path()).await;
     // A line that was cut short, and what belongs to nothing.
     let results_of = |folder: &Path| -> Vec<_> {
         let data = std::fs::read_dir(folder.join("files")).unwrap().map(|entry| entry.unwrap().path());
