@@ -102,7 +102,7 @@ async fn go(state: &Arc<State>, batch: &Arc<Batch>) -> Result<(), Vec<LineError>
     if !done.is_empty() {
         open.retain(|place| job.line(*place).is_ok_and(|line| !done.contains(&line.custom_id)));
     }
-    let end = match all(&Arc::new(job), batch, &mut open, &mut results).await {
+    let end = match all(&Arc::new(job), batch, &open, &mut results).await {
         Ok(end) => end,
         Err(errors) => {
             // What was answered is not lost with the rest.
@@ -154,7 +154,7 @@ fn recall(batch: &Batch, results: &Results, total: usize) -> io::Result<HashSet<
 async fn all(
     job: &Arc<Job>,
     batch: &Arc<Batch>,
-    open: &mut Vec<usize>,
+    open: &[usize],
     results: &mut Results,
 ) -> Result<End, Vec<LineError>> {
     let state = &job.state;
