@@ -225,12 +225,19 @@ impl Generation {
     ) -> Result<(), ApiError> {
         let (structures, tokenizer) = (&state.structures, &state.app.tokenizer);
         let form = match (&self.structure, conversation) {
-            (Some(wish), Some(conversation)) => {
+            (Some(wish), Some(conversation)) if !conversation.tools.must() => {
+                let tools = &conversation.tools;
+                let either = match tools.shown().is_some_and(|tools| !tools.is_empty()) {
+                    true => Some(state.readers.answer_or_calls(wish, tools, tokenizer)?),
+                    false => None,
+                };
+                let wish = either.as_ref().unwrap_or(wish);
                 let begin = state.readers.begin(wish.param(), conversation, self.reading.as_ref())?;
                 Some((Form::Answer(structures.compile(wish)?), begin))
             }
             (Some(wish), None) => Some((Form::Answer(structures.compile(wish)?), Begin::default())),
-            (None, Some(conversation)) => {
+            // Where a call must be made there is no other answer that could have a form.
+            (_, Some(conversation)) => {
                 state.readers.calls(&conversation.tools, self.reading.as_ref(), tokenizer, structures)?
             }
             (None, None) => None,

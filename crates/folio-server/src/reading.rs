@@ -152,10 +152,6 @@ impl Readers {
         conversation: &Conversation,
         reading: Option<&Reading>,
     ) -> Result<Begin, ApiError> {
-        if conversation.tools.shown().is_some() {
-            let why = "it cannot be combined with tools; send tool_choice \"none\" where no call is wanted";
-            return Err(ApiError::unsupported(param, why));
-        }
         if conversation.continue_final {
             return Err(ApiError::unsupported(param, "it cannot be combined with continue_final_message"));
         }
@@ -170,6 +166,24 @@ impl Readers {
                 Begin { after: Vec::new(), unless: self.opening.map(|token| (token, format.close)) }
             }
         })
+    }
+
+    /// An answer that is what was wished for or else a call of one of the tools. Calls are held to the schemas of strict functions.
+    pub fn answer_or_calls(
+        &self,
+        wish: &Wish,
+        tools: &ToolUse,
+        tokenizer: &Tokenizer,
+    ) -> Result<Wish, ApiError> {
+        let why = "with tools that may be called it must ask for JSON, and the model write its calls as JSON, too; send \
+                   tool_choice \"none\" where no call is wanted";
+        let refused = || ApiError::unsupported(wish.param(), why);
+        let format = self.parsers.tools.ok_or_else(refused)?;
+        let schema = wish.schema().ok_or_else(refused)?;
+        let callees = tools.callees().into_iter().map(|(_, callee)| callee).collect::<Vec<_>>();
+        let syntax =
+            format.calls_or_json(&callees, &schema, tools.parallel, tokenizer).ok_or_else(refused)?;
+        Ok(Wish::new(syntax, wish.param().to_owned()))
     }
 
     /// What holds calls to their functions' schemas, and where in an answer it begins. `None`: nothing is held.

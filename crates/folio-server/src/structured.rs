@@ -66,6 +66,14 @@ impl Wish {
         }
     }
 
+    /// The schema of the JSON it asks for, if that is what it asks for.
+    pub fn schema(&self) -> Option<Value> {
+        match &self.syntax {
+            Syntax::Json { schema, whitespace } => whitespace.apply(schema.clone()).ok(),
+            _ => None,
+        }
+    }
+
     /// The field that asks for it.
     pub fn param(&self) -> &str {
         &self.param

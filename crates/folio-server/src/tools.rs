@@ -100,7 +100,19 @@ impl ToolUse {
     /// All functions that may be called, with the schemas their arguments are held to: those of strict functions, and every one where a
     /// call must be made. `None`: nothing is held.
     pub fn held(&self) -> Option<Held> {
-        let must = matches!(self.choice, ToolChoice::Required | ToolChoice::Named(_));
+        let callees = self.callees();
+        let strict = callees.iter().any(|(strict, _)| *strict);
+        (strict || self.must()).then(|| Held { param: strict.then(|| self.strict_param.clone()), callees })
+    }
+
+    /// Whether there is no answer but a call.
+    pub fn must(&self) -> bool {
+        matches!(self.choice, ToolChoice::Required | ToolChoice::Named(_))
+    }
+
+    /// All functions that may be called, whether each is strict, and its schema where it is to be kept to.
+    pub fn callees(&self) -> Vec<(bool, Callee)> {
+        let must = self.must();
         let callee = |tool: &Value| {
             let function = &tool["function"];
             let name = function["name"].as_str()?.to_owned();
@@ -108,9 +120,7 @@ impl ToolUse {
             let schema = (strict || must).then(|| function.get("parameters").cloned()).flatten();
             Some((strict, Callee { name, schema }))
         };
-        let callees: Vec<(bool, Callee)> = self.shown()?.iter().filter_map(callee).collect();
-        let strict = callees.iter().any(|(strict, _)| *strict);
-        (strict || must).then(|| Held { param: strict.then(|| self.strict_param.clone()), callees })
+        self.shown().unwrap_or_default().iter().filter_map(callee).collect()
     }
 
     /// The same with the first `count` tools only.

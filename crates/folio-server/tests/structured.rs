@@ -363,6 +363,50 @@ async fn a_call_the_model_begins_itself_is_held_too_and_text_is_not() {
 }
 
 #[tokio::test]
+async fn with_a_form_and_tools_an_answer_is_one_or_the_other() {
+    let (mut answers, mut calls) = (0, 0);
+    for format in TOOL_FORMATS.iter().filter(|format| !format.harmony) {
+        let client = tool_client(format);
+        let ask = json!({"tools": [pay(true), wait_tool()], "response_format": schema_format(), "max_tokens": 150, "temperature": 1});
+        if format.place().is_none() {
+            let error = client.chat(ask).await.error();
+            assert_eq!(error["param"], "response_format.json_schema.schema", "{}: {error}", format.name);
+            continue;
+        }
+        for seed in 0..6 {
+            let reply = client.chat(merged(ask.clone(), json!({"seed": seed}))).await;
+            assert_eq!(reply.status, 200, "{}: {}", format.name, reply.text);
+            let choice = reply.json()["choices"][0].clone();
+            match choice["finish_reason"].as_str().unwrap() {
+                "tool_calls" => {
+                    calls += 1;
+                    let made = choice["message"]["tool_calls"].as_array().unwrap();
+                    assert!(
+                        made.iter().all(|call| call["function"]["name"] != "pay" || is_payment(call)),
+                        "{choice}"
+                    );
+                    assert_eq!(choice["message"]["content"], Value::Null, "{}: {choice}", format.name);
+                }
+                "stop" => {
+                    answers += 1;
+                    let text = choice["message"]["content"].as_str().unwrap();
+                    assert!(is_person(&serde_json::from_str(text).unwrap()), "{}: {text}", format.name);
+                }
+                _ => {}
+            }
+        }
+        // Where a call must be made, the form has nothing to say.
+        let must = merged(ask, json!({"tool_choice": {"type": "function", "function": {"name": "pay"}}}));
+        let choice = client.chat(must).await.json()["choices"][0].clone();
+        assert!(is_payment(&choice["message"]["tool_calls"][0]), "{}: {choice}", format.name);
+    }
+    assert!(answers >= 3 && calls >= 3, "{answers} answers and {calls} calls");
+    let client = tool_client(ToolFormat::named("hermes").unwrap());
+    let regex = json!({"tools": [wait_tool()], "structured_outputs": {"regex": "[a-z]+"}});
+    assert_eq!(client.chat(regex).await.error()["param"], "structured_outputs.regex");
+}
+
+#[tokio::test]
 async fn allowed_tokens_and_bad_words_are_kept_to() {
     let client = client(64);
     let said = async |extra: Value| {

@@ -60,7 +60,7 @@ impl Whitespace {
     const READABLE: &str = r"\x20|\r?\n[\x20\x09]{0,60}";
 
     /// The schema with this written where llguidance reads it.
-    pub(crate) fn apply(&self, schema: Value) -> Result<Value, String> {
+    pub fn apply(&self, schema: Value) -> Result<Value, String> {
         let mut schema = match schema {
             Value::Object(_) => schema,
             Value::Bool(true) => json!({}),

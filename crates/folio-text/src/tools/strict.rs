@@ -36,6 +36,7 @@ pub struct Place {
 /// How much of the first call the prompt already holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begun {
+    Nothing,
     /// The trigger.
     Trigger,
     /// Everything up to the name.
@@ -74,6 +75,7 @@ impl ToolFormat {
         let text = |text: &str| literal(text, tokenizer);
         let mut lark = String::from("start: ");
         let first = match begun {
+            Begun::Nothing => format!("{} call", text(self.force.before_name)),
             Begun::Trigger => format!("{} call", text(before)),
             Begun::Name => "call".to_owned(),
             Begun::Arguments => "arguments0".to_owned(),
@@ -109,6 +111,27 @@ impl ToolFormat {
                 .ok()?;
         }
         Some(Syntax::Grammar(lark))
+    }
+}
+
+impl ToolFormat {
+    /// An answer that is either JSON as `answer` allows, or calls. `None`: calls of this format cannot be told apart so.
+    pub fn calls_or_json(
+        &self,
+        callees: &[Callee],
+        answer: &Value,
+        several: bool,
+        tokenizer: &Tokenizer,
+    ) -> Option<Syntax> {
+        if self.harmony {
+            // Both are messages there, each with a header of its own.
+            return None;
+        }
+        let Syntax::Grammar(calls) = self.calls(callees, Begun::Nothing, several, tokenizer)? else {
+            return None;
+        };
+        let calls = calls.strip_prefix("start: ")?;
+        Some(Syntax::Grammar(format!("start: calls | answer\nanswer: %json {answer}\ncalls: {calls}")))
     }
 }
 
