@@ -60,7 +60,9 @@ limits = {{ requests_per_minute = 30, tokens_per_minute = 100000 }}
     return tmp_path, file, keys, key
 
 
-def test_a_configuration_file_is_checked_and_served(serve, settings):
+def test_a_configuration_file_is_checked_and_served(serve, settings, monkeypatch):
+    # Whatever can be logged is.
+    monkeypatch.setenv("FOLIO_LOG", "trace")
     folder, file, keys, key = settings
     shown = folio("config", "check", file)
     assert "is fine" in shown and "1 tenant" in shown and "operator-secret" not in shown
@@ -98,6 +100,7 @@ def test_a_configuration_file_is_checked_and_served(serve, settings):
     assert server.stop() == 0
     audit = (folder / "audit.jsonl").read_text()
     secrets = [key, second, key.rsplit("-", 1)[1], "operator-secret", "Once upon"]
+    assert "answered" in "".join(server.log)
     for place in (audit, "".join(server.log)):
         assert not any(secret in place for secret in secrets)
     events = [json.loads(line) for line in audit.splitlines()]
