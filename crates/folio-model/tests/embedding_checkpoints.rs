@@ -9,6 +9,7 @@ use std::path::Path;
 use common::copy_of;
 use common::tensors::File;
 use folio_model::reference::ReferenceBackend;
+use folio_model::testing::gguf::as_gguf;
 use folio_model::testing::{Runner, fixture};
 use folio_model::{Checkpoint, Pooling};
 
@@ -60,6 +61,14 @@ fn pooling_is_what_the_files_say() {
     fs::create_dir(copy.path().join("1_Pooling")).unwrap();
     fs::write(copy.path().join("1_Pooling/config.json"), r#"{"pooling_mode_mean_tokens": true}"#).unwrap();
     assert_eq!(pooling(), Ok(Pooling::Mean));
+    for (kind, expected) in
+        [(0, Some(Pooling::Last)), (1, Some(Pooling::Mean)), (2, None), (3, Some(Pooling::Last))]
+    {
+        let folder = common::gguf::on_disk(&as_gguf("qwen3").u32("qwen3.pooling_type", kind).finish());
+        let found = Checkpoint::open(common::gguf::path_in(&folder)).unwrap().pooling();
+        assert_eq!(found.clone().ok(), expected);
+        assert!(found.err().is_none_or(|why| why.contains("qwen3.pooling_type is 2")));
+    }
     let modules = r#"[{"type": "sentence_transformers.models.Transformer"}, {"type": "sentence_transformers.models.Dense"}]"#;
     fs::write(copy.path().join("modules.json"), modules).unwrap();
     assert!(pooling().unwrap_err().contains("Dense"));

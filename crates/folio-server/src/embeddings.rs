@@ -5,11 +5,11 @@
 //! long list neither fills the queue nor is refused because it would.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
 use axum::extract::State as Shared;
-use axum::http::Response;
+use axum::http::{Response, StatusCode};
 use folio_engine::SamplingParams;
 use serde_json::json;
 use serde_json::value::RawValue;
@@ -29,6 +29,8 @@ use crate::wire::{Finished, PromptReport, Usage, Wire};
 
 /// Inputs that are with the engine at once.
 const AT_ONCE: usize = 256;
+/// Longest pause before the rest of a list, which was told to come again, does.
+const AGAIN_S_MAX: u32 = 30;
 const INPUT: &str = "input";
 
 /// Names that other servers know here, with the reason a client reads.
@@ -79,11 +81,20 @@ pub(crate) async fn answer(
     let tokens: usize = inputs.iter().map(Vec::len).sum();
     let mut data = Vec::with_capacity(inputs.len().div_ceil(AT_ONCE));
     for (number, part) in inputs.chunks(AT_ONCE).enumerate() {
-        let prompts: Result<Vec<PromptJob>, ApiError> =
-            part.iter().map(|tokens| prompt_job(tokens, &generation)).collect();
-        let wire = Box::new(Vectors { form, first: number * AT_ONCE });
-        let job = Job { wire, generation: generation.clone(), prompts: prompts?, arrived };
-        let (abort, vectors) = start(state, tenant, job, state.in_flight.enter().of(id))?;
+        let wire = || Box::new(Vectors { form, first: number * AT_ONCE });
+        let (abort, vectors) = loop {
+            let prompts: Result<Vec<PromptJob>, ApiError> =
+                part.iter().map(|tokens| prompt_job(tokens, &generation)).collect();
+            let job = Job { wire: wire(), generation: generation.clone(), prompts: prompts?, arrived };
+            match start(state, tenant, job, state.in_flight.enter().of(id)) {
+                // What was computed so far is not thrown away because the rest has to wait.
+                Err(busy) if number > 0 && busy.status == StatusCode::TOO_MANY_REQUESTS => {
+                    let seconds = busy.retry_after_s.unwrap_or(1).clamp(1, AGAIN_S_MAX);
+                    tokio::time::sleep(Duration::from_secs(seconds.into())).await;
+                }
+                started => break started?,
+            }
+        };
         let guard = abort.guard();
         data.push(vectors.await.unwrap_or_else(|_| Err(ApiError::internal("the request was lost")))?);
         drop(guard);

@@ -94,6 +94,13 @@ const SERVER: &[Documented] = &[
     doc("http_requests_total", COUNTER, "method, handler, status", "HTTP responses by route and status"),
     doc("folio:connections", GAUGE, "", "Open HTTP connections"),
     doc(
+        "folio:batch_lines_total",
+        COUNTER,
+        "result",
+        "Lines of batches that were run, by completed or failed",
+    ),
+    doc("folio:batch_lines_running", GAUGE, "", "Lines of batches that run"),
+    doc(
         "folio:grammar_compile_seconds",
         HISTOGRAM,
         "",
@@ -262,6 +269,9 @@ pub struct Metrics {
     params_max_tokens: Histogram,
     http: Family<Labels, Counter>,
     pub connections: prometheus_client::metrics::gauge::Gauge,
+    batch_lines: Family<Labels, Counter>,
+    /// Lines of batches that run.
+    pub batch_running: prometheus_client::metrics::gauge::Gauge,
     pub masks: Arc<MaskFigures>,
 }
 
@@ -325,10 +335,15 @@ impl Metrics {
             params_max_tokens: seconds(SIZES),
             http: Family::default(),
             connections: Default::default(),
+            batch_lines: Family::default(),
+            batch_running: Default::default(),
             masks: Arc::default(),
         };
         for reason in ["stop", "length", "abort", "error"] {
             drop(metrics.finished.get_or_create(&vec![("finished_reason", reason.to_owned())]));
+        }
+        for result in ["completed", "failed"] {
+            drop(metrics.batch_lines.get_or_create(&vec![("result", result.to_owned())]));
         }
         metrics.register(&mut registry);
         registry.register_collector(Box::new(EngineCollector(app.engine.clone())));
@@ -352,6 +367,8 @@ impl Metrics {
                 "vllm:admission_rejections" => registry.register(name, *help, self.rejections.clone()),
                 "http_requests" => registry.register(name, *help, self.http.clone()),
                 "folio:connections" => registry.register(name, *help, self.connections.clone()),
+                "folio:batch_lines" => registry.register(name, *help, self.batch_lines.clone()),
+                "folio:batch_lines_running" => registry.register(name, *help, self.batch_running.clone()),
                 _ => registry.register(name, *help, self.histogram(name).clone()),
             }
         }
@@ -432,6 +449,12 @@ impl Metrics {
         self.decode.observe(between(timing.first_token, timing.finished));
         self.inference.observe(between(timing.scheduled, timing.finished));
         self.preemptions.observe(f64::from(timing.preemptions));
+    }
+
+    /// A line of a batch has its result.
+    pub fn batch_line(&self, completed: bool) {
+        let result = if completed { "completed" } else { "failed" };
+        self.batch_lines.get_or_create(&vec![("result", result.to_owned())]).inc();
     }
 
     pub fn rejected(&self, rejected: &Rejected) {

@@ -135,7 +135,10 @@ fn detokenized(state: &State, body: &[u8]) -> Result<Value, ApiError> {
 const ROUTES: &[(&str, &str)] = &[
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
+    ("POST", "/v1/embeddings"),
     ("POST", "/v1/responses"),
+    ("POST", "/v1/files"),
+    ("POST", "/v1/batches"),
     ("POST", "/v1/chat/completions/render"),
     ("POST", "/v1/completions/render"),
     ("POST", "/v1/messages"),

@@ -169,6 +169,8 @@ async fn lines_wait_behind_everybody_and_only_some_run_at_once() {
     }
     let batch = wait(&client, &batch, is_over).await;
     assert_eq!(batch["request_counts"]["completed"], 9);
+    assert_eq!(client.metric("folio:batch_lines_total", &["completed"]).await, 9.0);
+    assert_eq!(client.metric("folio:batch_lines_running", &[]).await, 0.0);
     let requests = engine.requests.lock().unwrap();
     assert!(
         requests.iter().all(|request| request.priority > 1_000_000),

@@ -5,8 +5,9 @@ mod common;
 use std::sync::Arc;
 
 use axum::http::StatusCode;
-use common::{Client, VOCAB, app, facts, modelled};
-use folio_engine::{Pooling, SchedulerConfig};
+use common::{Client, FakeEngine, VOCAB, app, facts, modelled};
+use folio_engine::handle::Rejected;
+use folio_engine::{FinishReason, Pooling, SchedulerConfig};
 use folio_server::{App, ModelFacts, ServerConfig};
 use folio_sim::oracle::expect;
 use folio_sim::scenario::request;
@@ -188,4 +189,44 @@ async fn a_model_that_only_embeds_does_not_answer() {
         assert_eq!(reply.status, StatusCode::BAD_REQUEST);
         assert_eq!(reply.error()["code"], "only_embeddings");
     }
+}
+
+/// The first part of a list is done, the second finds the queue full.
+#[tokio::test]
+async fn a_list_that_is_begun_waits_for_room() {
+    let engine = FakeEngine::saying("");
+    let full = || Some(Rejected::QueueFull { queued_requests: 1, queued_tokens: 1, retry_after_s: 1 });
+    engine.plan(|plan| {
+        plan.end = Some(FinishReason::Stop);
+        (plan.reject, plan.accept) = (full(), 266);
+    });
+    let client = Client::new(engine.clone());
+    let inputs = vec![vec![7u32]; 300];
+    let answer = embed(&client, json!({"input": inputs})).await;
+    assert_eq!(answer["data"].as_array().unwrap().len(), 300);
+    // One that is not begun is refused at once.
+    engine.plan(|plan| (plan.reject, plan.accept) = (full(), 5));
+    let refused = client.post("/v1/embeddings", &json!({"input": inputs})).await;
+    assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(refused.headers["retry-after"], "1");
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_cancels() {
+    let engine = FakeEngine::saying("");
+    engine.plan(|plan| plan.manual = true);
+    let client = Client::new(engine.clone());
+    let asking =
+        tokio::spawn(async move { client.post("/v1/embeddings", &json!({"input": ["a", "b"]})).await });
+    for _ in 0..1000 {
+        if engine.live() == 2 {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+    }
+    assert!(engine.live() == 2 && !engine.cancelled());
+    asking.abort();
+    let _ = asking.await;
+    assert!(engine.cancelled());
+    engine.step();
 }

@@ -45,6 +45,14 @@ pub fn run(args: &QuantizeArgs) -> Result<()> {
     if checkpoint.packed().is_some() {
         bail!("{} holds weights that are packed already", checkpoint.location());
     }
+    if checkpoint.only_embeds() {
+        bail!(
+            "{} was published for embeddings and has no output matrix, which the packed folder could not say: serve it as it is \
+             with --quantize {}; the packed form is kept between starts",
+            checkpoint.location(),
+            args.to.name()
+        );
+    }
     // A wrong tokenizer would be found out only by serving the new folder.
     runtime::load_tokenizer(&checkpoint)?;
     prepare(&args.output, args.force)?;

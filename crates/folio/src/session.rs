@@ -157,6 +157,11 @@ fn request(runtime: &Runtime, prompt: Vec<u32>, args: &SamplingArgs) -> Result<R
     if prompt.is_empty() {
         bail!("the prompt is empty");
     }
+    if runtime.model.only_embeds {
+        bail!(
+            "the model was published for embeddings and has no output matrix: serve it and use /v1/embeddings"
+        );
+    }
     let limit = runtime.max_model_len();
     let room = u32::try_from(prompt.len()).ok().and_then(|tokens| limit.checked_sub(tokens)).unwrap_or(0);
     if room == 0 {

@@ -100,6 +100,26 @@ fn blob(cache: &Path, etag: &str) -> PathBuf {
     cache.join("models--org--tiny/blobs").join(etag)
 }
 
+/// Files in folders of the repository, linked from as deep.
+#[test]
+fn how_vectors_are_made_is_downloaded_too() {
+    let mut repo = Repo::from_fixture("llama3");
+    let pooling = br#"{"pooling_mode_mean_tokens": true}"#.to_vec();
+    repo.files.push(("1_Pooling/config.json".into(), pooling.clone()));
+    repo.files.push(("2_Dense/config.json".into(), b"not needed".to_vec()));
+    repo.files.push(("modules.json".into(), b"[]".to_vec()));
+    let serving = repo.clone();
+    let server = Server::start(move |request| serving.answer(request));
+    let cache = tempfile::tempdir().unwrap();
+    let folder = hub(&server, cache.path()).get(&name(), &silent).unwrap();
+    let link = folder.join("1_Pooling/config.json");
+    assert_eq!(fs::read(&link).unwrap(), pooling);
+    let target = Path::new("../../../blobs").join(repo.etag("1_Pooling/config.json"));
+    assert_eq!(fs::read_link(&link).unwrap(), target);
+    assert!(!folder.join("2_Dense").exists());
+    assert_eq!(Checkpoint::open(&folder).unwrap().pooling(), Ok(folio_model::Pooling::Mean));
+}
+
 #[test]
 fn downloads_into_the_hubs_layout() {
     let repo = Repo::from_fixture("llama3");

@@ -80,7 +80,7 @@ impl Default for BatchLimits {
             running: 32,
             kept: 500,
             in_flight: 8,
-            uploads: 2,
+            uploads: 4,
         }
     }
 }

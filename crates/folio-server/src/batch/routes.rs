@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use axum::Extension;
 use axum::body::{Body, Bytes};
@@ -33,6 +34,8 @@ const FORM_BYTES: usize = 64 << 10;
 const FILENAME_BYTES_MAX: usize = 512;
 const SECONDS: (u64, u64) = (3600, 30 * 24 * 3600);
 const METADATA_MAX: usize = 16;
+/// Of an upload.
+const LEAST_BYTES_A_SECOND: usize = 256 << 10;
 const PIECE_BYTES: usize = 256 << 10;
 
 /// `POST /v1/files`
@@ -46,10 +49,16 @@ pub async fn upload(Shared(state): Shared<Arc<State>>, request: Request) -> Answ
             "A file is uploaded as a form: send 'Content-Type: multipart/form-data' with a boundary.";
         ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message)
     })?;
-    let turn = state.batches.uploads.acquire().await;
     let most = state.batches.store.limits.file_bytes;
+    let announced =
+        head.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
+    let waits = state.config.limits.body_timeout;
+    // Held while the file is in memory. Whoever sends slowly holds it for as long as the file's size explains, and no longer.
+    let turn = tokio::time::timeout(waits, state.batches.uploads.acquire()).await;
+    let turn = turn.map_err(|_| ApiError::busy("Too many files are being uploaded.", 5))?;
+    let patience =
+        waits + Duration::from_secs((announced.unwrap_or(most).min(most) / LEAST_BYTES_A_SECOND) as u64);
     let read = read_body(&head.headers, body, most + FORM_BYTES);
-    let patience = 10 * state.config.limits.body_timeout;
     let body = tokio::time::timeout(patience, read).await.map_err(|_| {
         let message = format!("The file did not arrive within {} s.", patience.as_secs());
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
 use axum::http::StatusCode;
+use prometheus_client::metrics::gauge::Gauge;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use tokio::sync::OwnedSemaphorePermit;
@@ -158,7 +159,7 @@ async fn all(
     results: &mut Results,
 ) -> Result<End, Vec<LineError>> {
     let state = &job.state;
-    let (store, turns) = (&state.batches.store, state.batches.store.limits.in_flight.max(1));
+    let turns = state.batches.store.limits.in_flight.max(1);
     let left = Duration::from_secs(batch.record().expires_at.saturating_sub(unix_s()));
     let mut expiry = std::pin::pin!(tokio::time::sleep(left));
     let mut running: JoinSet<Ran> = JoinSet::new();
@@ -187,18 +188,18 @@ async fn all(
             () = stopping => {}
             () = &mut expiry => break End::Expired,
             Some(ran) = running.join_next() => {
-                record(batch, store, results, &mut unfinished, ran)?;
+                record(state, batch, results, &mut unfinished, ran)?;
             }
         }
     };
     if end == End::Draining {
         while let Some(ran) = running.join_next().await {
-            record(batch, store, results, &mut unfinished, ran)?;
+            record(state, batch, results, &mut unfinished, ran)?;
         }
         return Ok(end);
     }
     while let Some(ran) = running.try_join_next() {
-        record(batch, store, results, &mut unfinished, ran)?;
+        record(state, batch, results, &mut unfinished, ran)?;
     }
     // Dropping a line's task cancels what it asked for.
     running.shutdown().await;
@@ -220,8 +221,8 @@ async fn all(
 
 /// Writes down a line's result.
 fn record(
+    state: &State,
     batch: &Batch,
-    store: &super::Store,
     results: &mut Results,
     unfinished: &mut HashSet<usize>,
     ran: Result<Ran, tokio::task::JoinError>,
@@ -233,12 +234,13 @@ fn record(
     };
     let Some(result) = result else { return Ok(()) };
     let line = lines::result(&custom_id, &request_id, result.as_deref());
-    if !store.may_grow(batch, line.len() as u64) {
+    if !state.batches.store.may_grow(batch, line.len() as u64) {
         let message = "The results of this batch do not fit beside your other files; delete some and send the rest again.";
         return Err(vec![LineError::of_file("storage_full", message)]);
     }
     results.append(result.is_ok(), &line).map_err(storage)?;
     unfinished.remove(&place);
+    state.metrics.batch_line(result.is_ok());
     batch.change(|record| match &result {
         Ok(body) => {
             record.counts.completed += 1;
@@ -280,6 +282,22 @@ fn finish(state: &State, batch: &Batch, end: End, results: Results) -> io::Resul
     Ok(())
 }
 
+/// Counts as one while it lives.
+struct Running(Gauge);
+
+impl Running {
+    fn one(gauge: Gauge) -> Self {
+        gauge.inc();
+        Self(gauge)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
 /// What the lines of a batch have in common.
 struct Job {
     state: Arc<State>,
@@ -301,6 +319,7 @@ impl Job {
         // Nobody closes the semaphore.
         let turn = self.state.batches.turns.clone().acquire_owned().await.expect("turns are never closed");
         let flight = self.state.in_flight.enter().of(&request_id);
+        let _running = Running::one(self.state.metrics.batch_running.clone());
         let mut ran =
             Ran { place, custom_id: String::new(), request_id, result: None, _held: (turn, flight) };
         let line = match self.line(place) {

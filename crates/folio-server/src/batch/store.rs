@@ -456,7 +456,9 @@ impl Store {
             let bytes = sink.bytes();
             let content = match sink {
                 Sink::Memory(bytes) => Content::Memory(bytes.into()),
-                Sink::Disk { file, path, .. } => {
+                Sink::Disk { file, path, bytes } => {
+                    // A line that a full disk cut short is none.
+                    file.set_len(bytes)?;
                     file.sync_all()?;
                     Content::Disk(path)
                 }
