@@ -79,11 +79,11 @@ pub struct Place {
     pub bytes: u32,
 }
 
-/// Checks every line. Gives where the requests are, or what is wrong with the file.
+/// Checks every line; `most` of them, and bytes of one. Gives where the requests are, or what is wrong with the file.
 pub fn check(
     mut file: impl BufRead,
     endpoint: Endpoint,
-    lines_max: usize,
+    (lines_max, bytes_max): (usize, usize),
 ) -> Result<Vec<Place>, Vec<LineError>> {
     let (mut places, mut errors, mut ids) = (Vec::new(), Vec::new(), HashSet::new());
     let (mut start, mut number, mut line) = (0u64, 0u64, Vec::new());
@@ -105,7 +105,15 @@ pub fn check(
         if line.trim_ascii().is_empty() {
             continue;
         }
-        match check_line(&line, endpoint, &mut ids) {
+        let checked = match line.len() > bytes_max {
+            true => Err((
+                "too_large",
+                format!("This line is longer than a request may be, {bytes_max} bytes."),
+                None,
+            )),
+            false => check_line(&line, endpoint, &mut ids),
+        };
+        match checked {
             Ok(()) => places.push(place),
             Err((code, message, param)) => errors.push(LineError {
                 code: code.into(),
@@ -245,7 +253,7 @@ mod tests {
     }
 
     fn checked(text: &str) -> Result<Vec<Place>, Vec<LineError>> {
-        check(text.as_bytes(), Endpoint::Embeddings, 3)
+        check(text.as_bytes(), Endpoint::Embeddings, (3, 1000))
     }
 
     #[test]
@@ -285,7 +293,9 @@ mod tests {
         assert_eq!(checked(" \n").unwrap_err()[0].code, "empty_file");
         let many: String = (0..5).map(|i| line(&i.to_string()) + "\n").collect();
         assert_eq!(checked(&many).unwrap_err()[0].code, "too_many_lines");
-        assert_eq!(check(&b"\xff\n"[..], Endpoint::Chat, 3).unwrap_err()[0].line, Some(1));
+        assert_eq!(check(&b"\xff\n"[..], Endpoint::Chat, (3, 9)).unwrap_err()[0].line, Some(1));
+        let long = line("a").replace('x', &"x".repeat(1000));
+        assert_eq!(checked(&long).unwrap_err()[0].code, "too_large");
         let extra = line("a").replace("\"method\"", "\"extra\":1,\"method\"");
         assert!(checked(&extra).unwrap_err()[0].message.contains("extra"));
     }

@@ -10,6 +10,7 @@
 //! | `lines` | the lines of input and output files |
 //! | `multipart` | the form in which a file is uploaded |
 //! | `store` | files and batches, in memory or in a folder |
+//! | `turns` | how many lines run at once, and whose |
 //! | `run` | one batch, from validating to its end |
 //! | `routes` | HTTP |
 
@@ -18,11 +19,13 @@ mod multipart;
 pub(crate) mod routes;
 mod run;
 mod store;
+mod turns;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::sync::{Notify, Semaphore};
+use turns::Turns;
 
 use crate::app::State;
 use crate::error::ServerError;
@@ -89,7 +92,7 @@ impl Default for BatchLimits {
 pub(crate) struct Batches {
     store: Store,
     /// One for each line that may run.
-    turns: Arc<Semaphore>,
+    turns: Turns,
     uploads: Semaphore,
     /// The server drains: no line is begun any more.
     stopping: Notify,
@@ -99,7 +102,7 @@ impl Batches {
     pub fn open(config: &BatchConfig) -> Result<Self, ServerError> {
         Ok(Self {
             store: Store::open(config)?,
-            turns: Arc::new(Semaphore::new(config.limits.in_flight.max(1))),
+            turns: Turns::new(config.limits.in_flight),
             uploads: Semaphore::new(config.limits.uploads.max(1)),
             stopping: Notify::new(),
         })

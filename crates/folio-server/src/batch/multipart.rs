@@ -145,4 +145,30 @@ mod tests {
             assert!(found.is_err() || found == Ok(vec![]), "{wrong:?}: {found:?}");
         }
     }
+
+    /// Whatever bytes a file has, they come out as they went in; and no bytes at all bring the reader down.
+    #[test]
+    fn any_bytes_are_a_content_and_any_bytes_may_be_sent() {
+        let mut state = 7u64;
+        let mut next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state
+        };
+        // Of these a form is made, so that they come near to being one.
+        let pieces: [&[u8]; 8] =
+            [b"--", b"b", b"\r\n", b"\r\n\r\n", b"\"", b"\r", b"x", b"Content-Disposition: form-data; name="];
+        for _ in 0..3000 {
+            let content: Vec<u8> =
+                (0..next() % 12).flat_map(|_| pieces[next() as usize % 8].to_vec()).collect();
+            let _ = parts(&content, "b");
+            if find(&content, b"\r\n--boundary").is_some() {
+                continue;
+            }
+            let head = b"--boundary\r\nContent-Disposition: form-data; name=\"file\"; filename=\"f\"\r\n\r\n";
+            let form = [head.as_slice(), &content, b"\r\n--boundary--\r\n"].concat();
+            assert_eq!(parts(&form, "boundary").unwrap()[0].content, content);
+        }
+    }
 }

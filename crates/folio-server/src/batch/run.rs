@@ -17,11 +17,11 @@ use axum::http::StatusCode;
 use prometheus_client::metrics::gauge::Gauge;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinSet;
 
 use super::lines::{self, Endpoint, InputLine, LineError, Place};
 use super::store::{Batch, Content, Counts, Record, Results, Status};
+use super::turns::Turn;
 use super::{PRIORITY, PRIORITY_SPAN};
 use crate::app::{Flight, State};
 use crate::error::ApiError;
@@ -52,7 +52,7 @@ struct Ran {
     /// `None`: nothing, the server is ending.
     result: Option<Result<String, ApiError>>,
     /// Given back when the result is written down: the next line's turn, and what a drain waits for.
-    _held: (OwnedSemaphorePermit, Flight),
+    _held: (Turn, Flight),
 }
 
 /// Runs a batch as far as this process can.
@@ -84,7 +84,8 @@ async fn go(state: &Arc<State>, batch: &Arc<Batch>) -> Result<(), Vec<LineError>
     let input = store.file(&record.owner, &record.input_file_id);
     let (_, content) = input.ok_or_else(|| gone("The batch's input file does not exist any more."))?;
 
-    let (file, endpoint, most) = (content.clone(), record.endpoint, store.limits.lines);
+    let (file, endpoint) = (content.clone(), record.endpoint);
+    let most = (store.limits.lines, state.config.limits.body_bytes);
     let checked =
         tokio::task::spawn_blocking(move || lines::check(file.reader().map_err(storage)?, endpoint, most));
     let places = checked.await.unwrap_or_else(|_| Err(gone("The input file could not be checked.")))?;
@@ -98,7 +99,8 @@ async fn go(state: &Arc<State>, batch: &Arc<Batch>) -> Result<(), Vec<LineError>
     });
     store.save(batch).map_err(storage)?;
 
-    let job = Job { state: state.clone(), tenant, endpoint, content, places };
+    let owner = record.owner.as_str().into();
+    let job = Job { state: state.clone(), tenant, owner, endpoint, content, places };
     let mut open: Vec<usize> = (0..job.places.len()).collect();
     if !done.is_empty() {
         open.retain(|place| job.line(*place).is_ok_and(|line| !done.contains(&line.custom_id)));
@@ -302,6 +304,7 @@ impl Drop for Running {
 struct Job {
     state: Arc<State>,
     tenant: Tenant,
+    owner: Arc<str>,
     endpoint: Endpoint,
     content: Content,
     places: Vec<Place>,
@@ -316,8 +319,7 @@ impl Job {
     /// One line, when it is its turn; again as often as it is told to come again.
     async fn run(self: Arc<Self>, place: usize) -> Ran {
         let request_id = fresh_id();
-        // Nobody closes the semaphore.
-        let turn = self.state.batches.turns.clone().acquire_owned().await.expect("turns are never closed");
+        let turn = self.state.batches.turns.take(&self.owner).await;
         let flight = self.state.in_flight.enter().of(&request_id);
         let _running = Running::one(self.state.metrics.batch_running.clone());
         let mut ran =
@@ -337,11 +339,10 @@ impl Job {
             let answer = self.answer(&ran.request_id, &line.body).await;
             let draining = self.state.draining.load(Ordering::Acquire);
             match answer {
-                Err(error) if error.status == StatusCode::TOO_MANY_REQUESTS && !draining => {
-                    let seconds = error.retry_after_s.unwrap_or(1).clamp(1, AGAIN_S_MAX);
-                    tokio::time::sleep(Duration::from_secs(seconds.into())).await;
-                }
                 Err(error) if draining && error.status.is_server_error() => return ran,
+                Err(error) if again(&error).is_some() => {
+                    tokio::time::sleep(again(&error).unwrap_or_default()).await;
+                }
                 answer => {
                     ran.result = Some(answer);
                     return ran;
@@ -380,10 +381,42 @@ impl Job {
     }
 }
 
+/// When a refusal that is no word about the request itself lets it come again: the queue is full, a limit is reached, the engine
+/// cannot go on until it is restarted.
+fn again(error: &ApiError) -> Option<Duration> {
+    let passes = [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE].contains(&error.status);
+    passes.then(|| Duration::from_secs(error.retry_after_s.unwrap_or(1).clamp(1, AGAIN_S_MAX).into()))
+}
+
 /// A response that says nothing of being stored is not: a batch would drive out those that clients go on from.
 fn not_stored(body: &[u8]) -> Result<Vec<u8>, ApiError> {
     let mut fields: Map<String, Value> =
         serde_json::from_slice(body).map_err(|error| ApiError::bad_request(error.to_string()))?;
     fields.entry("store").or_insert(Value::Bool(false));
     Ok(Value::Object(fields).to_string().into_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_passes_is_tried_again() {
+        assert_eq!(again(&ApiError::busy("full", 7)), Some(Duration::from_secs(7)));
+        assert_eq!(again(&ApiError::unavailable("broken", 300)), Some(Duration::from_secs(30)));
+        for last in [ApiError::invalid("n", "too many"), ApiError::internal("lost"), ApiError::deadline()] {
+            assert_eq!(again(&last), None);
+        }
+    }
+
+    #[test]
+    fn a_response_is_stored_only_where_its_line_says_so() {
+        let stored = |body: &[u8]| {
+            let body: Value = serde_json::from_slice(&not_stored(body).unwrap()).unwrap();
+            body["store"].clone()
+        };
+        assert_eq!(stored(br#"{"input": "x"}"#), false);
+        assert_eq!(stored(br#"{"input": "x", "store": true}"#), true);
+        assert!(not_stored(b"[]").is_err());
+    }
 }
