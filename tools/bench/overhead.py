@@ -39,7 +39,7 @@ def run(arguments, endpoint):
     with Server(arguments.folio, arguments.model, ["--threads", "1"]) as server:
         command = [
             arguments.folio, "bench", "serve", "--url", f"http://{server.address}", "--rate", str(arguments.rate), "--endpoint", endpoint,
-            "--requests", str(int(arguments.rate * arguments.seconds)), "--input-len", "64", "--output-len", "8", "--json",
+            "--requests", str(int(arguments.rate * arguments.seconds)), "--input-len", str(arguments.input_len), "--output-len", str(arguments.output_len), "--json",
         ]
         # Warm-up: the same for a fifth of the time.
         warm = command.copy()
@@ -63,10 +63,12 @@ def main():
     parser.add_argument("--model", default="demo")
     parser.add_argument("--rate", type=float, default=200)
     parser.add_argument("--seconds", type=float, default=30)
+    parser.add_argument("--input-len", type=int, default=16)
+    parser.add_argument("--output-len", type=int, default=8)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--out")
     arguments = parser.parse_args()
-    results = {"what": "overhead", "machine": machine(), "folio": folio_version(arguments.folio), "began": now(), "rate": arguments.rate, "runs": []}
+    results = {"what": "overhead", "machine": machine(), "folio": folio_version(arguments.folio), "began": now(), "rate": arguments.rate, "tokens": [arguments.input_len, arguments.output_len], "runs": []}
     for _ in range(arguments.runs):
         for endpoint in ["completions", "chat"]:
             result = run(arguments, endpoint)

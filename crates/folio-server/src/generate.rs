@@ -6,7 +6,7 @@
 //! response that reports them is sent; the task lives until the engine has ended every choice.
 
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Response, StatusCode, header};
@@ -74,9 +74,26 @@ pub(crate) async fn handle(
     let arrived = Instant::now();
     let JsonRequest { tenant, id, body } = request;
     let flight = state.in_flight.enter().of(&id);
-    let shared = state.clone();
-    let job = state.off_thread(move || prepare(&shared, &id, &body, arrived)).await?;
+    let job = match is_quick(&body) {
+        true => prepare(&state, &id, &body, arrived)?,
+        false => {
+            let shared = state.clone();
+            state.off_thread(move || prepare(&shared, &id, &body, arrived)).await?
+        }
+    };
     run(&state, &tenant, job, flight).await
+}
+
+/// Bytes of a body that is read at once.
+const QUICK_BYTES: usize = 1024;
+/// What makes even a short body slow to read: everything that is compiled.
+const SLOW: [&[u8]; 7] = [b"format", b"structured", b"tool", b"grammar", b"schema", b"bad_words", b"\\u"];
+
+/// Whether a request is read in less time than it takes to hand it to another thread and back: some 100 us, more on a busy
+/// machine. An escape could spell any name, so a body with one is not quick.
+fn is_quick(body: &[u8]) -> bool {
+    let has = |name: &[u8]| body.windows(name.len()).any(|window| window == name);
+    body.len() <= QUICK_BYTES && !SLOW.iter().any(|name| has(name))
 }
 
 /// Runs the job and answers.
@@ -124,6 +141,7 @@ fn spawn(
     let (events, receiver) = mpsc::unbounded_channel();
     let mut job = job;
     let ticket = admit(tenant, &mut job)?;
+    let submitted = state.app.engine.now();
     let abort = match submit(state, tenant, &job, events) {
         Ok(abort) => abort,
         Err(refused) => {
@@ -133,7 +151,8 @@ fn spawn(
     };
     let meter = state.meters.of(tenant);
     job.prompts.iter().for_each(|_| meter.request());
-    let pump = Pump::new(state.clone(), tenant.clone(), meter, ticket, job, abort.clone(), output);
+    let pump =
+        Pump::new(state.clone(), tenant.clone(), meter, (ticket, submitted), job, abort.clone(), output);
     tokio::spawn(pump.follow(receiver, flight));
     Ok(abort)
 }
@@ -259,8 +278,9 @@ struct Pump {
     slots: Vec<Slot>,
     reports: Vec<Option<PromptReport>>,
     usage: Usage,
-    /// When the engine took the first prompt and ended the last choice, by its clock.
-    in_engine: Option<(Micros, Micros)>,
+    /// When the prompts were handed to the engine, and when it ended the last choice, by its clock.
+    submitted: Micros,
+    finished: Micros,
     /// An error was sent, or the client left.
     failed: bool,
     /// The response is complete.
@@ -272,7 +292,7 @@ impl Pump {
         state: Arc<State>,
         tenant: Tenant,
         meter: Arc<Meter>,
-        ticket: Ticket,
+        (ticket, submitted): (Ticket, Micros),
         job: Job,
         abort: Abort,
         output: Output,
@@ -306,7 +326,8 @@ impl Pump {
             slots,
             reports,
             usage,
-            in_engine: None,
+            submitted,
+            finished: submitted,
             failed: false,
             answered: false,
         }
@@ -340,8 +361,7 @@ impl Pump {
                     let slot = &self.slots[index];
                     let produced = slot.choice.tokens > 0 || !slot.whole.vector.is_empty();
                     self.state.metrics.timing(&timing, produced);
-                    let (from, to) = self.in_engine.unwrap_or((timing.arrived, timing.finished));
-                    self.in_engine = Some((from.min(timing.arrived), to.max(timing.finished)));
+                    self.finished = self.finished.max(timing.finished);
                     self.ended(index, reason, stop_token, error);
                 }
             }
@@ -353,8 +373,9 @@ impl Pump {
         if let Some(ticket) = self.ticket.take() {
             ticket.settle(self.usage.prompt_tokens + self.usage.completion_tokens);
         }
-        if let Some(span) = self.in_engine.filter(|_| !self.failed) {
-            self.state.metrics.overhead(self.job.arrived.elapsed(), span);
+        if !self.failed {
+            let in_engine = Duration::from_micros(self.finished.0.saturating_sub(self.submitted.0));
+            self.state.metrics.overhead(self.job.arrived.elapsed().saturating_sub(in_engine));
         }
         self.audit(&flight);
         drop(flight);
@@ -628,5 +649,26 @@ impl Pump {
     /// Ends the response; the task itself goes on until the engine is done.
     fn close(&mut self) {
         self.output = Output::Whole(None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_quick;
+
+    #[test]
+    fn whatever_is_compiled_is_not_quick_however_it_is_spelled() {
+        assert!(is_quick(br#"{"prompt": "hi", "max_tokens": 4}"#));
+        for slow in [
+            r#"{"response_format": {"type": "json_object"}}"#,
+            r#"{"response_f\u006frmat": {"type": "json_object"}}"#,
+            r#"{"structured_outputs": {"regex": "a"}}"#,
+            r#"{"text": {"format": {}}}"#,
+            r#"{"tools": []}"#,
+            r#"{"bad_words": ["a"]}"#,
+        ] {
+            assert!(!is_quick(slow.as_bytes()), "{slow}");
+        }
+        assert!(!is_quick(&[b'x'; 2000]));
     }
 }

@@ -408,10 +408,9 @@ impl Metrics {
         self.generation_tokens.inc_by(tokens);
     }
 
-    /// A request took this long, and was in the engine from the first of these times to the last.
-    pub fn overhead(&self, took: Duration, (from, to): (Micros, Micros)) {
-        let engine = Duration::from_micros(to.0.saturating_sub(from.0));
-        self.overhead.observe(took.saturating_sub(engine).as_secs_f64());
+    /// A request took this much longer than it was in the engine.
+    pub fn overhead(&self, time: Duration) {
+        self.overhead.observe(time.as_secs_f64());
     }
 
     pub fn first_token(&self, after: Duration) {
