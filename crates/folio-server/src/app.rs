@@ -157,6 +157,11 @@ pub(crate) struct Flight {
 }
 
 impl Flight {
+    /// Of a generation that is part of what somebody else's flight counts.
+    pub fn within(request: &str) -> Self {
+        Arc::<InFlight>::default().enter().of(request)
+    }
+
     pub fn of(self, request: &str) -> Self {
         let mut flight = self;
         flight.request = request.to_owned();

@@ -14,7 +14,7 @@ use folio_engine::SamplingParams;
 use serde_json::json;
 use serde_json::value::RawValue;
 
-use crate::app::State;
+use crate::app::{Flight, State};
 use crate::chat::{check_model, encode};
 use crate::choice::{Delta, Finish};
 use crate::completions::{Prompt, Prompts};
@@ -61,10 +61,11 @@ pub(crate) async fn create(
     request: JsonRequest,
 ) -> Result<Response<Body>, ApiError> {
     let JsonRequest { tenant, id, body } = request;
+    let _flight = state.in_flight.enter().of(&id);
     Ok(json_response(answer(&state, &tenant, (&id, body), |_| ()).await?))
 }
 
-/// The response to the request of this id and body. `adjust` may change how it runs.
+/// The response to the request of this id and body, which the caller has counted in flight. `adjust` may change how it runs.
 pub(crate) async fn answer(
     state: &Arc<State>,
     tenant: &Tenant,
@@ -72,7 +73,6 @@ pub(crate) async fn answer(
     adjust: impl FnOnce(&mut Generation),
 ) -> Result<String, ApiError> {
     let mut arrived = Instant::now();
-    let _flight = state.in_flight.enter().of(id);
     let shared = state.clone();
     let mut prepared = state.off_thread(move || prepare(&shared, &body)).await?;
     adjust(&mut prepared.generation);
@@ -86,7 +86,7 @@ pub(crate) async fn answer(
             let prompts: Result<Vec<PromptJob>, ApiError> =
                 part.iter().map(|tokens| prompt_job(tokens, &generation)).collect();
             let job = Job { wire: wire(), generation: generation.clone(), prompts: prompts?, arrived };
-            match start(state, tenant, job, state.in_flight.enter().of(id)) {
+            match start(state, tenant, job, Flight::within(id)) {
                 // What was computed so far is not thrown away because the rest has to wait.
                 Err(busy) if number > 0 && busy.status == StatusCode::TOO_MANY_REQUESTS => {
                     let seconds = busy.retry_after_s.unwrap_or(1).clamp(1, AGAIN_S_MAX);

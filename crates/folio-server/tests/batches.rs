@@ -441,3 +441,26 @@ async fn what_is_told_to_come_again_does() {
     let batch = wait(&client, &batch, is_over).await;
     assert_eq!(batch["request_counts"], json!({"total": 3, "completed": 3, "failed": 0}));
 }
+
+/// Routers read from `/load` how much a server has to do.
+#[tokio::test]
+async fn a_line_is_one_generation_in_flight() {
+    let engine = FakeEngine::saying("x");
+    engine.plan(|plan| plan.manual = true);
+    let (client, _) = clients(engine.clone(), None);
+    for (url, body) in
+        [("/v1/completions", json!({"prompt": "hi"})), ("/v1/embeddings", json!({"input": "hi"}))]
+    {
+        let text = line("a", url, body);
+        let batch = begin(&client, &upload(&client, &text).await, url).await;
+        wait_for(|| engine.live() == 1).await;
+        assert_eq!(get(&client, "/load").await["server_load"], 1, "{url}");
+        assert_eq!(client.metric("folio:batch_lines_running", &[]).await, 1.0);
+        client.post(&format!("/v1/batches/{}/cancel", batch["id"].as_str().unwrap()), &json!({})).await;
+        wait_for(|| engine.cancelled()).await;
+        engine.step();
+        wait(&client, &batch, is_over).await;
+        wait_for(|| engine.live() == 0).await;
+    }
+    assert_eq!(get(&client, "/load").await["server_load"], 0);
+}

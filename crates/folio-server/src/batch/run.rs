@@ -373,7 +373,7 @@ impl Job {
             return Err(ApiError::unsupported("stream", "a batch has nobody to stream to; leave it out"));
         }
         behind(&mut job.generation);
-        let (abort, answer) = generate::start(state, tenant, job, state.in_flight.enter().of(request_id))?;
+        let (abort, answer) = generate::start(state, tenant, job, Flight::within(request_id))?;
         let guard = abort.guard();
         let answer = answer.await.unwrap_or_else(|_| Err(ApiError::internal("the request was lost")));
         drop(guard);
