@@ -120,7 +120,8 @@ def test_tenants_are_walls(serve):
     assert list(beta.files.list()) == [] and list(beta.batches.list()) == []
 
 
-def test_a_batch_goes_on_behind_a_restart(serve, tmp_path):
+@pytest.mark.parametrize("end", ["stopped", "killed"])
+def test_a_batch_goes_on_behind_a_restart(serve, tmp_path, end):
     folder = str(tmp_path / "batches")
     server = serve("--batch-dir", folder, "--api-key", "alpha", "--batch-concurrency", "2")
     client = client_of(server, "alpha")
@@ -128,8 +129,12 @@ def test_a_batch_goes_on_behind_a_restart(serve, tmp_path):
     batch = begin(client, "/v1/completions", [story] * 40)
     while client.batches.retrieve(batch.id).request_counts.completed < 3:
         time.sleep(0.05)
-    # Lines that run are finished, no other is begun.
-    assert server.stop() == 0, "".join(server.log)
+    if end == "killed":
+        server.process.kill()
+        server.process.wait()
+    else:
+        # Lines that run are finished, no other is begun.
+        assert server.stop() == 0, "".join(server.log)
     server = serve("--batch-dir", folder, "--api-key", "alpha")
     client = client_of(server, "alpha")
     batch = wait(client, client.batches.retrieve(batch.id))

@@ -392,6 +392,12 @@ async fn a_batch_whose_window_ended_keeps_what_was_answered() {
 async fn a_batch_goes_on_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let (file, batch) = killed(folder.path()).await;
+    #[cfg(unix)]
+    for part in ["files", "batches"] {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = std::fs::metadata(folder.path().join(part)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o077, 0, "{part} is nobody else's to read");
+    }
     // A line that was cut short, and what belongs to nothing.
     let results_of = |folder: &Path| -> Vec<_> {
         let data = std::fs::read_dir(folder.join("files")).unwrap().map(|entry| entry.unwrap().path());
@@ -463,4 +469,13 @@ async fn a_line_is_one_generation_in_flight() {
         wait_for(|| engine.live() == 0).await;
     }
     assert_eq!(get(&client, "/load").await["server_load"], 0);
+}
+
+#[tokio::test]
+async fn a_folder_that_is_damaged_is_refused_by_the_files_name() {
+    let folder = tempfile::tempdir().unwrap();
+    drop(Server::new(config(Some(folder.path())), app(real())).unwrap());
+    std::fs::write(folder.path().join("batches/batch_1.json"), "{").unwrap();
+    let refused = Server::new(config(Some(folder.path())), app(real())).err().unwrap().to_string();
+    assert!(refused.contains("batch_1.json"), "{refused}");
 }

@@ -203,7 +203,7 @@ impl Store {
 
     fn open_dir(&self, dir: &Path) -> io::Result<File> {
         for folder in ["files", "batches"] {
-            fs::create_dir_all(dir.join(folder))?;
+            create_private(&dir.join(folder))?;
         }
         let lock = File::create(dir.join("lock"))?;
         lock.try_lock().map_err(|_| io::Error::other("another server uses it"))?;
@@ -575,6 +575,15 @@ impl Results {
         }
         Ok(())
     }
+}
+
+/// A folder that only its owner may look into: prompts and answers are in it.
+fn create_private(folder: &Path) -> io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(folder)
 }
 
 fn listed(folder: &Path) -> io::Result<Vec<PathBuf>> {
