@@ -1,7 +1,5 @@
 //! `POST /v1/chat/completions`.
 
-use std::time::Instant;
-
 use folio_text::{ChatInput, TextError};
 use serde_json::{Map, Value};
 
@@ -9,9 +7,11 @@ use crate::app::State;
 use crate::error::ApiError;
 use crate::fields::{Fields, within};
 use crate::generate::{Job, PromptJob, unix_s};
+use crate::http::Arrival;
 use crate::messages;
 use crate::params::{Generation, REFUSED};
 use crate::reading::{Asked, EFFORT, Reading};
+use crate::safety::{asker, screen_conversation};
 use crate::shape::{Kind, Shape};
 use crate::tools::ToolUse;
 
@@ -36,15 +36,10 @@ pub struct Rendered {
     pub final_text: Option<String>,
 }
 
-pub(crate) fn prepare(
-    state: &State,
-    request_id: &str,
-    body: &[u8],
-    arrived: Instant,
-) -> Result<Job, ApiError> {
+pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError> {
     let facts = &state.app.model;
     let limits = &state.config.limits;
-    let mut fields = Fields::of_body(body)?;
+    let mut fields = Fields::of_body(&arrival.body)?;
     check_model(&mut fields, state)?;
     let mut generation = Generation::read(&mut fields, facts, limits)?;
     generation.sampling.logprobs = logprobs(&mut fields, limits.logprobs)?;
@@ -53,6 +48,7 @@ pub(crate) fn prepare(
     let mut conversation = Conversation::read(&mut fields, limits)?;
     fields.finish(REFUSED)?;
 
+    let screened = screen_conversation(state, arrival, &mut conversation)?;
     let rendered = conversation.prompt(state, include_reasoning)?;
     generation.reading = rendered.reading;
     generation.follow(state, Some(&conversation))?;
@@ -62,9 +58,10 @@ pub(crate) fn prepare(
     let params = generation.fit(&mut tokens, facts, "messages")?;
     let echo = generation.echo.then_some(rendered.final_text).flatten();
     let retention = generation.cache.ranges(tokens.len() as u32)?;
-    let prompt = PromptJob { tokens: tokens.into(), params, echo, echo_logprobs: false, retention };
-    let shape = Shape::new(state, Kind::Chat, request_id, &generation);
-    Ok(Job { wire: Box::new(shape), generation, prompts: vec![prompt], arrived })
+    let prompt = PromptJob { tokens: tokens.into(), params, echo, echo_logprobs: false, retention, screened };
+    let shape = Shape::new(state, Kind::Chat, &arrival.id, &generation);
+    let asker = asker(state, arrival, "chat.completions");
+    Ok(Job { wire: Box::new(shape), generation, prompts: vec![prompt], arrived: arrival.at, asker })
 }
 
 /// The model is optional, as there is one; another name than its own is a 404.

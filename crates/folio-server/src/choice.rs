@@ -2,7 +2,7 @@
 //! log probabilities.
 //!
 //! Owns: what of the generated tokens is part of the answer. Invariants: text leaves only when no later token can change
-//! it or make it part of a stop string; tokens after the one that ended the choice are not counted; the log probabilities
+//! it or make it part of a stop string or of what a rule forbids (`safety`); tokens after the one that ended the choice are not counted; the log probabilities
 //! handed out are one per counted token, in order. Cost: a copy of each token's bytes, plus the stop matcher's.
 
 use std::sync::Arc;
@@ -13,6 +13,8 @@ use folio_text::{DetokenizeOptions, Detokenizer, OutputEvent, OutputParser, Stop
 
 use crate::params::Generation;
 use crate::reading::Reading;
+use crate::safety::Rules;
+use crate::safety::gate::Gate;
 
 /// Why a choice ended, as vLLM's `stop_reason` tells it: the string or the token id; nothing for end-of-sequence.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
@@ -28,7 +30,23 @@ pub struct Finish {
     /// OpenAI's `finish_reason`.
     pub reason: &'static str,
     pub stop_reason: Option<StopReason>,
+    /// What the safety callout says about it, for the answer's `safety` field.
+    pub safety: Option<serde_json::Value>,
 }
+
+impl Finish {
+    pub fn new(reason: &'static str, stop_reason: Option<StopReason>) -> Self {
+        Self { reason, stop_reason, safety: None }
+    }
+
+    /// An answer that nobody may read on.
+    pub fn denied() -> Self {
+        Self::new(CONTENT_FILTER, None)
+    }
+}
+
+/// OpenAI's `finish_reason` of what was denied.
+pub const CONTENT_FILTER: &str = "content_filter";
 
 /// A counted token with its log probability.
 #[derive(Clone, Debug, PartialEq)]
@@ -66,7 +84,7 @@ impl Delta {
         self.scored.append(&mut next.scored);
     }
 
-    fn push(&mut self, piece: OutputEvent) {
+    pub fn push(&mut self, piece: OutputEvent) {
         match (self.pieces.last_mut(), &piece) {
             (_, OutputEvent::Content(text) | OutputEvent::Reasoning(text)) if text.is_empty() => {}
             (Some(OutputEvent::Content(last)), OutputEvent::Content(next)) => last.push_str(next),
@@ -108,12 +126,19 @@ pub struct Choice {
     /// Those after which the model was still thinking.
     pub reasoning_tokens: u32,
     characters: usize,
+    /// What the rules for answers still hold back; `None`: there are no rules.
+    gate: Option<Gate>,
     pending: Delta,
     finish: Option<Finish>,
 }
 
 impl Choice {
-    pub fn new(tokenizer: Arc<Tokenizer>, generation: &Generation, params: Arc<SamplingParams>) -> Self {
+    pub fn new(
+        tokenizer: Arc<Tokenizer>,
+        generation: &Generation,
+        params: Arc<SamplingParams>,
+        rules: Option<&Arc<Rules>>,
+    ) -> Self {
         // Control tokens are left out here, where it is known which of them are needed.
         let options = DetokenizeOptions { skip_special_tokens: false, continues: true };
         let reader = generation.reading.clone().map(|reading| {
@@ -121,6 +146,8 @@ impl Choice {
             let parser = reading.parser(&mut events);
             Reader { reading, parser, events, complete: 0 }
         });
+        let shows_reasoning = generation.reading.as_ref().is_none_or(|reading| reading.include_reasoning);
+        let gate = rules.map(|rules| Gate::new(rules.clone(), tokenizer.clone(), shows_reasoning));
         let mut choice = Self {
             tokenizer,
             detokenizer: Detokenizer::new(options),
@@ -134,6 +161,7 @@ impl Choice {
             tokens: 0,
             reasoning_tokens: 0,
             characters: 0,
+            gate,
             pending: Delta::default(),
             finish: None,
         };
@@ -145,21 +173,63 @@ impl Choice {
         self.finish.as_ref()
     }
 
-    /// Text of this many characters stands before the generated text.
-    pub fn shown(&mut self, characters: usize) {
-        self.characters += characters;
+    /// The gate of the rules for answers, where there are rules.
+    pub fn gate(&self) -> Option<&Gate> {
+        self.gate.as_ref()
     }
 
-    /// Takes the next token. `Some` when this token ended the choice here (a stop string): the engine does not know yet.
+    /// Nobody may read on.
+    pub fn deny(&mut self) {
+        self.pending = Delta::default();
+        self.finish = Some(Finish::denied());
+    }
+
+    /// Says something about the choice, which is over.
+    pub fn note(&mut self, notes: serde_json::Value) {
+        self.finish.iter_mut().for_each(|finish| finish.safety = Some(notes.clone()));
+    }
+
+    /// Puts text of the prompt before the generated text, of this many characters. `Some`: the choice ends here.
+    pub fn echo(&mut self, echo: &Delta, characters: usize) -> Option<Finish> {
+        self.characters += characters;
+        let Some(gate) = &mut self.gate else {
+            self.pending.append(echo.clone());
+            return None;
+        };
+        let mut scored = echo.scored.iter().cloned().peekable();
+        let mut before = 0;
+        for piece in &echo.pieces {
+            let OutputEvent::Content(text) = piece else { continue };
+            let mut rest = text.as_str();
+            // Each token goes with the text up to the next.
+            while let Some(token) = scored.next() {
+                gate.token(None, Some(token));
+                let upto = scored.peek().map_or(usize::MAX, |next| next.offset) - before;
+                let bytes = rest.char_indices().nth(upto).map_or(rest.len(), |(at, _)| at);
+                gate.push(OutputEvent::Content(rest[..bytes].to_owned()));
+                gate.settled();
+                rest = &rest[bytes..];
+                before += upto.min(characters);
+            }
+            gate.push(OutputEvent::Content(rest.to_owned()));
+        }
+        self.pass()
+    }
+
+    /// Takes the next token. `Some` when this token ended the choice here (a stop string, a rule): the engine does not know yet.
     pub fn push(&mut self, token: Token) -> Option<Finish> {
         if self.finish.is_some() || self.discard {
             return None;
         }
         let Token { id, logprobs } = token;
         self.tokens += 1;
-        self.pending.token_ids.push(id);
-        if let Some(logprobs) = logprobs {
-            self.pending.scored.push(Scored { id, logprobs, offset: self.characters });
+        let scored = logprobs.map(|logprobs| Scored { id, logprobs, offset: self.characters });
+        match &mut self.gate {
+            Some(gate) => gate.token(Some(id), scored),
+            None => {
+                self.pending.token_ids.push(id);
+                self.pending.scored.extend(scored);
+            }
         }
         // The engine keeps these from being sampled before min_tokens, so one that arrives is the end.
         let ends = self.params.eos_token_ids.contains(&id) || self.params.stop_token_ids.contains(&id);
@@ -185,17 +255,44 @@ impl Choice {
         let stop_reason = stop.map(|index| StopReason::Text(self.stops[index].clone()));
         // A reader that has all the calls it may read needs no more text.
         if stop_reason.is_none() && !self.reader.as_ref().is_some_and(|reader| reader.parser.is_over()) {
-            return None;
+            return self.pass();
         }
-        let finish = Finish { reason: self.reason("stop"), stop_reason };
+        Some(self.conclude(Finish::new(self.reason("stop"), stop_reason)))
+    }
+
+    /// Lets through what the rules hold back no longer. `Some`: one of them denied the choice.
+    fn pass(&mut self) -> Option<Finish> {
+        let gate = self.gate.as_mut()?;
+        let reading = self.reader.as_ref().is_some_and(|reader| reader.parser.held_bytes() > 0);
+        if !reading && !self.detokenizer.is_holding() && self.matcher.held_bytes() == 0 {
+            gate.settled();
+        }
+        gate.release(&mut self.pending);
+        gate.denied()?;
+        self.finish = Some(Finish::denied());
+        self.finish.clone()
+    }
+
+    /// The choice is over, unless a rule has another end for it.
+    fn conclude(&mut self, finish: Finish) -> Finish {
+        let denied = self.gate.as_mut().is_some_and(|gate| {
+            gate.finish();
+            gate.release(&mut self.pending);
+            gate.denied().is_some()
+        });
+        let finish = if denied { Finish::denied() } else { finish };
         self.finish = Some(finish.clone());
-        Some(finish)
+        finish
     }
 
     /// Shows text that is certain: as it is, or as what it turns out to be. `last`: nothing follows.
     fn read(&mut self, text: &str, last: bool) {
         let Some(reader) = &mut self.reader else {
-            return self.pending.push(OutputEvent::Content(text.to_owned()));
+            let piece = OutputEvent::Content(text.to_owned());
+            return match &mut self.gate {
+                Some(gate) => gate.push(piece),
+                None => self.pending.push(piece),
+            };
         };
         reader.parser.push(text, &mut reader.events);
         if last {
@@ -208,10 +305,11 @@ impl Choice {
     fn sort(&mut self) {
         let Some(reader) = &mut self.reader else { return };
         for event in reader.events.drain(..) {
-            match event {
-                OutputEvent::Reasoning(_) if !reader.reading.include_reasoning => {}
-                OutputEvent::CallEnded { .. } => reader.complete += 1,
-                shown => self.pending.push(shown),
+            match (event, &mut self.gate) {
+                (OutputEvent::CallEnded { .. }, _) => reader.complete += 1,
+                (event, Some(gate)) => gate.push(event),
+                (OutputEvent::Reasoning(_), None) if !reader.reading.include_reasoning => {}
+                (shown, None) => self.pending.push(shown),
             }
         }
     }
@@ -234,18 +332,16 @@ impl Choice {
         self.read(&certain, true);
         let reason = self.reason(reason);
         let finish = match (self.discard, stopped) {
-            (true, _) => Finish { reason: "length", stop_reason: None },
+            (true, _) => Finish::new("length", None),
             (false, Some(index)) => {
-                let stop_reason = Some(StopReason::Text(self.stops[index].clone()));
-                Finish { reason: self.reason("stop"), stop_reason }
+                Finish::new(self.reason("stop"), Some(StopReason::Text(self.stops[index].clone())))
             }
             (false, None) => {
                 let named = stop_token.filter(|id| !self.params.eos_token_ids.contains(id));
-                Finish { reason, stop_reason: named.map(StopReason::Token) }
+                Finish::new(reason, named.map(StopReason::Token))
             }
         };
-        self.finish = Some(finish.clone());
-        finish
+        self.conclude(finish)
     }
 
     /// What may be shown now. Tokens and log probabilities wait until there is text to go with them or the choice ended.

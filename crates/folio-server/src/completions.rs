@@ -1,7 +1,6 @@
 //! `POST /v1/completions`.
 
 use std::fmt;
-use std::time::Instant;
 
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 
@@ -10,7 +9,9 @@ use crate::chat::{check_model, encode};
 use crate::error::ApiError;
 use crate::fields::{Fields, within};
 use crate::generate::{Job, PromptJob};
+use crate::http::Arrival;
 use crate::params::{Generation, REFUSED, check_token_ids};
+use crate::safety::{Screened, asker, screen_prompt};
 use crate::shape::{Kind, Shape};
 
 /// What only a conversation has.
@@ -20,15 +21,10 @@ const CHAT_ONLY: &[&str] =
 /// OpenAI's default.
 const MAX_TOKENS: u32 = 16;
 
-pub(crate) fn prepare(
-    state: &State,
-    request_id: &str,
-    body: &[u8],
-    arrived: Instant,
-) -> Result<Job, ApiError> {
+pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError> {
     let facts = &state.app.model;
     let limits = &state.config.limits;
-    let mut fields = Fields::of_body(body)?;
+    let mut fields = Fields::of_body(&arrival.body)?;
     check_model(&mut fields, state)?;
     let mut generation = Generation::read(&mut fields, facts, limits)?;
     let logprobs = fields.take("logprobs")?;
@@ -59,10 +55,31 @@ pub(crate) fn prepare(
             format!("'n' is {n} for {prompts} prompts; the limit is {limit} choices in one request.");
         return Err(ApiError::invalid("n", message));
     }
-    let prompts: Result<Vec<PromptJob>, ApiError> =
-        prompts.into_iter().map(|prompt| prompt_job(state, prompt, &generation, echo_logprobs)).collect();
-    let shape = Shape::new(state, Kind::Completion, request_id, &generation);
-    Ok(Job { wire: Box::new(shape), generation, prompts: prompts?, arrived })
+    let job = |(index, prompt)| {
+        let (screened, prompt) = screen(state, arrival, index, prompt)?;
+        Ok(PromptJob { screened, ..prompt_job(state, prompt, &generation, echo_logprobs)? })
+    };
+    let prompts: Result<Vec<PromptJob>, ApiError> = prompts.into_iter().enumerate().map(job).collect();
+    let shape = Shape::new(state, Kind::Completion, &arrival.id, &generation);
+    let asker = asker(state, arrival, "completions");
+    Ok(Job { wire: Box::new(shape), generation, prompts: prompts?, arrived: arrival.at, asker })
+}
+
+/// Judges a prompt; token ids are judged, and replaced, as the text they are.
+fn screen(
+    state: &State,
+    arrival: &Arrival,
+    index: usize,
+    prompt: Prompt,
+) -> Result<(Screened, Prompt), ApiError> {
+    if let Prompt::Tokens(tokens) = &prompt {
+        check_token_ids(tokens, &state.app.model, "prompt")?;
+    }
+    let (screened, replaced) = screen_prompt(state, arrival, index, || match &prompt {
+        Prompt::Text(text) => text.clone(),
+        Prompt::Tokens(tokens) => state.app.tokenizer.decode(tokens, false),
+    })?;
+    Ok((screened, replaced.map_or(prompt, Prompt::Text)))
 }
 
 fn prompt_job(
@@ -79,10 +96,7 @@ fn prompt_job(
             let truncated = generation.truncate_prompt.is_some();
             (encode(state, &text, special, truncated, "prompt")?, Some(text))
         }
-        Prompt::Tokens(tokens) => {
-            check_token_ids(&tokens, facts, "prompt")?;
-            (tokens, None)
-        }
+        Prompt::Tokens(tokens) => (tokens, None),
     };
     let before = tokens.len();
     let mut params = generation.fit(&mut tokens, facts, "prompt")?;
@@ -93,7 +107,8 @@ fn prompt_job(
         .echo
         .then(|| text.unwrap_or_else(|| tokenizer.decode(&tokens, generation.skip_special_tokens)));
     let retention = generation.cache.ranges(tokens.len() as u32)?;
-    Ok(PromptJob { tokens: tokens.into(), params, echo, echo_logprobs, retention })
+    let screened = Screened::default();
+    Ok(PromptJob { tokens: tokens.into(), params, echo, echo_logprobs, retention, screened })
 }
 
 fn best_of(fields: &mut Fields, n: u32) -> Result<(), ApiError> {

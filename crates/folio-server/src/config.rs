@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::batch::BatchConfig;
 use crate::declared::Declared;
+use crate::safety::Safety;
 
 /// How to serve. `Default` is what `folio serve` starts with.
 #[derive(Clone, Debug)]
@@ -32,6 +33,8 @@ pub struct ServerConfig {
     pub server_secret: Option<[u8; 32]>,
     /// Series per tenant on `/metrics`, with their names.
     pub tenant_metrics: bool,
+    /// What is let in and out.
+    pub safety: Safety,
     pub limits: Limits,
     pub batch: BatchConfig,
     /// How long a drain waits for running requests before it cancels them.
@@ -68,6 +71,7 @@ impl Default for ServerConfig {
             tls: None,
             server_secret: None,
             tenant_metrics: false,
+            safety: Safety::default(),
             limits: Limits::default(),
             batch: BatchConfig::default(),
             drain_timeout: Duration::from_secs(120),

@@ -23,6 +23,7 @@ use crate::fields::{Fields, within};
 use crate::generate::{Job, PromptJob, json_response, start};
 use crate::http::JsonRequest;
 use crate::params::{Generation, REFUSED, check_token_ids};
+use crate::safety::{Screened, screen_input};
 use crate::stream::Events;
 use crate::tenants::Tenant;
 use crate::wire::{Finished, PromptReport, Usage, Wire};
@@ -85,7 +86,13 @@ pub(crate) async fn answer(
         let (abort, vectors) = loop {
             let prompts: Result<Vec<PromptJob>, ApiError> =
                 part.iter().map(|tokens| prompt_job(tokens, &generation)).collect();
-            let job = Job { wire: wire(), generation: generation.clone(), prompts: prompts?, arrived };
+            let job = Job {
+                wire: wire(),
+                generation: generation.clone(),
+                prompts: prompts?,
+                arrived,
+                asker: Default::default(),
+            };
             match start(state, tenant, job, Flight::within(id)) {
                 // What was computed so far is not thrown away because the rest has to wait.
                 Err(busy) if number > 0 && busy.status == StatusCode::TOO_MANY_REQUESTS => {
@@ -113,6 +120,7 @@ fn prompt_job(tokens: &[u32], generation: &Generation) -> Result<PromptJob, ApiE
         echo: None,
         echo_logprobs: false,
         retention: generation.cache.ranges(tokens.len() as u32)?,
+        screened: Screened::default(),
     })
 }
 
@@ -147,17 +155,21 @@ fn prepare(state: &State, body: &[u8]) -> Result<Prepared, ApiError> {
 /// One input as the model reads it, cut as asked.
 fn tokens(state: &State, input: Prompt, generation: &Generation) -> Result<Vec<u32>, ApiError> {
     let facts = &state.app.model;
-    let mut tokens = match input {
+    if let Prompt::Tokens(tokens) = &input {
+        check_token_ids(tokens, facts, INPUT)?;
+    }
+    let replaced = screen_input(state, INPUT, || match &input {
+        Prompt::Text(text) => text.clone(),
+        Prompt::Tokens(tokens) => state.app.tokenizer.decode(tokens, false),
+    })?;
+    let mut tokens = match replaced.map_or(input, Prompt::Text) {
         // What a tokenizer adds to it is no text.
         Prompt::Text(text) if text.is_empty() => Vec::new(),
         Prompt::Text(text) => {
             let special = generation.add_special_tokens.unwrap_or(true);
             encode(state, &text, special, generation.truncate_prompt.is_some(), INPUT)?
         }
-        Prompt::Tokens(tokens) => {
-            check_token_ids(&tokens, facts, INPUT)?;
-            tokens
-        }
+        Prompt::Tokens(tokens) => tokens,
     };
     if tokens.is_empty() {
         return Err(ApiError::invalid(

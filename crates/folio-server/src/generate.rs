@@ -5,6 +5,8 @@
 //! wrote; dropping it cancels. Invariants: every choice ends exactly once for the client; figures are counted before the
 //! response that reports them is sent; the task lives until the engine has ended every choice.
 
+mod judge;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -12,20 +14,22 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use folio_engine::handle::Rejected;
 use folio_engine::request::{RetentionRange, Token, TokenLogprobs};
-use folio_engine::{Event, FinishReason, Micros, Request, SamplingParams};
+use folio_engine::{CancelFlag, Event, FinishReason, Micros, Request, SamplingParams};
 use folio_text::{DetokenizeOptions, Detokenizer};
-use serde_json::json;
+use judge::{Judge, Judged, Verdict};
+use serde_json::{Map, Value, json};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::app::{Flight, State};
 use crate::choice::{Choice, Delta, Scored};
 use crate::error::ApiError;
 use crate::gate::{Need, TOKENS_EXPECTED, Ticket};
-use crate::http::JsonRequest;
+use crate::http::{Arrival, JsonRequest};
 use crate::metrics::{FinishedChoice, FinishedPrompt};
 use crate::params::Generation;
 use crate::reading::Reading;
 use crate::retain::refused;
+use crate::safety::{self, Screened};
 use crate::stream::{self, Abort, Events};
 use crate::tenants::Tenant;
 use crate::usage::Meter;
@@ -39,6 +43,14 @@ pub struct Job {
     pub prompts: Vec<PromptJob>,
     /// When the HTTP request arrived.
     pub arrived: Instant,
+    /// Who asks for what, for the safety callout.
+    pub asker: Map<String, Value>,
+}
+
+impl AsMut<Job> for Job {
+    fn as_mut(&mut self) -> &mut Job {
+        self
+    }
 }
 
 pub struct PromptJob {
@@ -50,6 +62,8 @@ pub struct PromptJob {
     pub echo_logprobs: bool,
     /// How long which parts of it should stay cached.
     pub retention: Vec<RetentionRange>,
+    /// The verdict on it.
+    pub screened: Screened,
 }
 
 impl Job {
@@ -69,18 +83,12 @@ pub fn unix_s() -> u64 {
 pub(crate) async fn handle(
     state: Arc<State>,
     request: JsonRequest,
-    prepare: fn(&State, &str, &[u8], Instant) -> Result<Job, ApiError>,
+    prepare: fn(&State, &Arrival) -> Result<Job, ApiError>,
 ) -> Result<Response<Body>, ApiError> {
-    let arrived = Instant::now();
-    let JsonRequest { tenant, id, body } = request;
-    let flight = state.in_flight.enter().of(&id);
-    let job = match is_quick(&body) {
-        true => prepare(&state, &id, &body, arrived)?,
-        false => {
-            let shared = state.clone();
-            state.off_thread(move || prepare(&shared, &id, &body, arrived)).await?
-        }
-    };
+    let arrival = Arrival::new(request);
+    let flight = state.in_flight.enter().of(&arrival.id);
+    let tenant = arrival.tenant.clone();
+    let job = safety::prepared(&state, arrival, prepare).await?;
     run(&state, &tenant, job, flight).await
 }
 
@@ -91,7 +99,7 @@ const SLOW: [&[u8]; 7] = [b"format", b"structured", b"tool", b"grammar", b"schem
 
 /// Whether a request is read in less time than it takes to hand it to another thread and back: some 100 us, more on a busy
 /// machine. An escape could spell any name, so a body with one is not quick.
-fn is_quick(body: &[u8]) -> bool {
+pub(crate) fn is_quick(body: &[u8]) -> bool {
     let has = |name: &[u8]| body.windows(name.len()).any(|window| window == name);
     body.len() <= QUICK_BYTES && !SLOW.iter().any(|name| has(name))
 }
@@ -195,6 +203,10 @@ fn submit(state: &State, tenant: &Tenant, job: &Job, events: EventSender) -> Res
     let deadline = timeout.map(|limit| Micros(engine.now().0.saturating_add(limit.as_micros() as u64)));
     let mut flags = Vec::with_capacity(job.prompts.len());
     for (index, prompt) in job.prompts.iter().enumerate() {
+        if prompt.screened.denied {
+            flags.push(CancelFlag::default());
+            continue;
+        }
         let root = match state.shared().filter(|_| job.reads_shared(prompt)) {
             Some(shared) => shared.root(root, &prompt.tokens),
             None => root,
@@ -261,6 +273,7 @@ struct Slot {
     done: bool,
     /// Over for the engine.
     ended: bool,
+    judged: Judged,
 }
 
 /// Follows one job.
@@ -285,6 +298,9 @@ struct Pump {
     failed: bool,
     /// The response is complete.
     answered: bool,
+    /// Who judges answers, where somebody does.
+    judge: Option<Judge>,
+    verdicts: mpsc::UnboundedReceiver<Verdict>,
 }
 
 impl Pump {
@@ -298,20 +314,25 @@ impl Pump {
         output: Output,
     ) -> Self {
         let mut slots = Vec::new();
+        let rules = state.config.safety.output().cloned();
         for prompt in &job.prompts {
             let params = Arc::new(prompt.params.clone());
             for _ in 0..job.generation.n {
-                let choice = Choice::new(state.app.tokenizer.clone(), &job.generation, params.clone());
+                let tokenizer = state.app.tokenizer.clone();
+                let choice = Choice::new(tokenizer, &job.generation, params.clone(), rules.as_ref());
                 slots.push(Slot {
                     choice,
                     whole: Delta::default(),
                     first_token: None,
                     last_token: None,
                     done: false,
-                    ended: false,
+                    ended: prompt.screened.denied,
+                    judged: Judged::default(),
                 });
             }
         }
+        let judge = state.config.safety.judge().cloned();
+        let (sender, verdicts) = mpsc::unbounded_channel();
         let reports = vec![None; job.prompts.len()];
         let thinks = job.generation.reading.as_ref().is_some_and(Reading::separates_reasoning);
         let usage = Usage { reasoning_tokens: thinks.then_some(0), ..Usage::default() };
@@ -330,43 +351,29 @@ impl Pump {
             finished: submitted,
             failed: false,
             answered: false,
+            judge: judge.map(|callout| Judge { callout, sender }),
+            verdicts,
         }
     }
 
     async fn follow(mut self, mut events: mpsc::UnboundedReceiver<(usize, Event)>, flight: Flight) {
-        while !self.slots.iter().all(|slot| slot.ended) {
-            let Some((prompt, event)) = events.recv().await else {
-                self.fail(ApiError::internal("the engine stopped before the request was finished"));
-                break;
-            };
-            match event {
-                Event::Prompt { cached_tokens, prompt_logprobs, kept } => {
-                    // Before anything of the answer is shown; the figures are counted all the same.
-                    if let Some(Err(reason)) = kept {
-                        self.fail(refused(&reason, "cache.pin", "cache.pin"));
-                    }
-                    self.prompt_done(prompt, cached_tokens, prompt_logprobs);
-                }
-                Event::Token { choice, token } => {
-                    let index = self.index(prompt, choice);
-                    self.token(index, token);
-                }
-                Event::Pooled { vector } => {
-                    let index = self.index(prompt, 0);
-                    self.slots[index].whole.vector = vector;
-                }
-                Event::Finished { choice, reason, stop_token, error, timing } => {
-                    let index = self.index(prompt, choice);
-                    self.slots[index].ended = true;
-                    let slot = &self.slots[index];
-                    let produced = slot.choice.tokens > 0 || !slot.whole.vector.is_empty();
-                    self.state.metrics.timing(&timing, produced);
-                    self.finished = self.finished.max(timing.finished);
-                    self.ended(index, reason, stop_token, error);
-                }
-            }
+        self.refuse_denied();
+        loop {
             if !self.answered && self.slots.iter().all(|slot| slot.done) {
                 self.answer();
+            }
+            let running = self.slots.iter().any(|slot| !slot.ended);
+            let judging = self.slots.iter().any(|slot| slot.judged.asking);
+            tokio::select! {
+                event = events.recv(), if running => match event {
+                    Some((prompt, event)) => self.event(prompt, event),
+                    None => {
+                        self.fail(ApiError::internal("the engine stopped before the request was finished"));
+                        break;
+                    }
+                },
+                Some((index, verdict)) = self.verdicts.recv(), if judging => self.judged(index, verdict),
+                else => break,
             }
         }
         self.abort.finished();
@@ -403,6 +410,35 @@ impl Pump {
         );
     }
 
+    fn event(&mut self, prompt: usize, event: Event) {
+        match event {
+            Event::Prompt { cached_tokens, prompt_logprobs, kept } => {
+                // Before anything of the answer is shown; the figures are counted all the same.
+                if let Some(Err(reason)) = kept {
+                    self.fail(refused(&reason, "cache.pin", "cache.pin"));
+                }
+                self.prompt_done(prompt, cached_tokens, prompt_logprobs);
+            }
+            Event::Token { choice, token } => {
+                let index = self.index(prompt, choice);
+                self.token(index, token);
+            }
+            Event::Pooled { vector } => {
+                let index = self.index(prompt, 0);
+                self.slots[index].whole.vector = vector;
+            }
+            Event::Finished { choice, reason, stop_token, error, timing } => {
+                let index = self.index(prompt, choice);
+                self.slots[index].ended = true;
+                let slot = &self.slots[index];
+                let produced = slot.choice.tokens > 0 || !slot.whole.vector.is_empty();
+                self.state.metrics.timing(&timing, produced);
+                self.finished = self.finished.max(timing.finished);
+                self.ended(index, reason, stop_token, error);
+            }
+        }
+    }
+
     fn index(&self, prompt: usize, choice: u32) -> usize {
         prompt * self.job.generation.n as usize + choice as usize
     }
@@ -436,15 +472,34 @@ impl Pump {
         let report = PromptReport { tokens: job.tokens.clone(), logprobs: wanted.then(|| logprobs.into()) };
         let n = self.job.generation.n as usize;
         for index in prompt * n..(prompt + 1) * n {
-            if let Output::Stream(events) = &self.output {
-                self.job.wire.opening(index as u32, &report, self.usage, events);
-            }
+            self.open(index, &report);
             if let Some((echo, characters)) = &echo {
-                self.slots[index].choice.shown(*characters);
-                self.show(index, echo.clone());
+                match self.slots[index].choice.echo(echo, *characters) {
+                    Some(_) => self.stop(index),
+                    None => self.flush(index),
+                }
             }
         }
         self.reports[prompt] = Some(report);
+    }
+
+    /// A choice begins.
+    fn open(&mut self, index: usize, report: &PromptReport) {
+        if let Output::Stream(events) = &self.output {
+            self.job.wire.opening(index as u32, report, self.usage, events);
+        }
+    }
+
+    /// A choice ended before the engine knows.
+    fn stop(&mut self, index: usize) {
+        self.cancel(index);
+        self.complete(index);
+    }
+
+    fn cancel(&mut self, index: usize) {
+        let prompt = self.prompt_of(index);
+        let choice = index as u32 - (prompt as u32) * self.job.generation.n;
+        self.abort.cancel_choice(prompt, choice);
     }
 
     /// What `echo` puts before the generated text, and its length in characters.
@@ -486,7 +541,7 @@ impl Pump {
     fn token(&mut self, index: usize, token: Token) {
         let now = Instant::now();
         let slot = &mut self.slots[index];
-        if slot.done || self.failed {
+        if slot.done || slot.judged.over || self.failed {
             return;
         }
         match slot.last_token.replace(now) {
@@ -505,13 +560,9 @@ impl Pump {
         self.usage.completion_tokens += counted;
         self.state.metrics.generated(counted);
         self.meter.generated(counted);
-        if stopped.is_some() {
-            let prompt = self.prompt_of(index);
-            let choice = index as u32 - (prompt as u32) * self.job.generation.n;
-            self.abort.cancel_choice(prompt, choice);
-            self.complete(index);
-        } else {
-            self.flush(index);
+        match stopped {
+            Some(_) => self.stop(index),
+            None => self.flush(index),
         }
     }
 
@@ -523,7 +574,7 @@ impl Pump {
         stop_token: Option<u32>,
         error: Option<Arc<str>>,
     ) {
-        if self.slots[index].done {
+        if self.slots[index].done || self.slots[index].judged.over {
             return;
         }
         let reason = match reason {
@@ -544,15 +595,6 @@ impl Pump {
         };
         self.slots[index].choice.end(reason, stop_token);
         self.complete(index);
-    }
-
-    /// A choice is over for the client.
-    fn complete(&mut self, index: usize) {
-        self.slots[index].done = true;
-        let reason = self.slots[index].choice.finish().map_or("stop", |finish| finish.reason);
-        // For the metrics, whose labels are vLLM's, an end by calls is an end by the model.
-        self.count(index, if reason == "tool_calls" { "stop" } else { reason });
-        self.flush(index);
     }
 
     /// Counts a choice, and its prompt when this was the last of it.
@@ -576,14 +618,6 @@ impl Pump {
                 max_tokens: self.job.generation.max_tokens.unwrap_or(job.params.max_tokens),
                 most_generated: siblings.iter().map(|slot| slot.choice.tokens).max().unwrap_or(0),
             });
-        }
-    }
-
-    /// Shows what became certain.
-    fn flush(&mut self, index: usize) {
-        let slot = &mut self.slots[index];
-        if let Some(delta) = slot.choice.take() {
-            self.show(index, delta);
         }
     }
 

@@ -19,6 +19,7 @@ use crate::app::State;
 use crate::error::ApiError;
 use crate::keys::{Scope, random};
 use crate::params::valid_request_id;
+use crate::safety::Replacement;
 use crate::tenants::{Tenant, missing_scope};
 
 const REQUEST_ID: &str = "x-request-id";
@@ -152,6 +153,28 @@ fn admit(state: &State, request: &Request) -> Result<Option<Tenant>, ApiError> {
 
 pub fn fresh_id() -> String {
     format!("{:032x}", u128::from_le_bytes(random()))
+}
+
+/// A request on its way to becoming a job.
+#[derive(Clone)]
+pub struct Arrival {
+    pub tenant: Tenant,
+    pub id: String,
+    pub body: Bytes,
+    pub at: Instant,
+    /// What the safety callout put in the place of its prompts.
+    pub replaced: Vec<Option<Replacement>>,
+}
+
+impl Arrival {
+    pub fn new(request: JsonRequest) -> Self {
+        Self::of_line(request.tenant, request.id, request.body)
+    }
+
+    /// A request that did not come by itself: a line of a batch.
+    pub fn of_line(tenant: Tenant, id: String, body: Bytes) -> Self {
+        Self { tenant, id, body, at: Instant::now(), replaced: Vec::new() }
+    }
 }
 
 /// An authenticated request with a JSON body, read within the limits.

@@ -64,7 +64,7 @@ const SERVER: &[Documented] = &[
         "vllm:request_success_total",
         COUNTER,
         "finished_reason",
-        "Choices that ended, by stop, length, abort or error",
+        "Choices that ended, by stop, length, content_filter, abort or error",
     ),
     doc("vllm:admission_rejections_total", COUNTER, "reason", "Requests the engine did not take"),
     doc(
@@ -100,6 +100,13 @@ const SERVER: &[Documented] = &[
         "Lines of batches that were run, by completed or failed",
     ),
     doc("folio:batch_lines_running", GAUGE, "", "Lines of batches that run"),
+    doc(
+        "folio:safety_verdicts_total",
+        COUNTER,
+        "stage, by, action",
+        "Prompts (input) and answers (output) that a rule, by its name, or the callout judged: deny, redact and, of the callout, \
+         allow, annotate or failed",
+    ),
     doc(
         "folio:grammar_compile_seconds",
         HISTOGRAM,
@@ -252,6 +259,7 @@ pub struct Metrics {
     generation_tokens: Counter,
     finished: Family<Labels, Counter>,
     rejections: Family<Labels, Counter>,
+    safety: Family<Labels, Counter>,
     time_to_first_token: Histogram,
     inter_token_latency: Histogram,
     time_per_output_token: Histogram,
@@ -318,6 +326,7 @@ impl Metrics {
             generation_tokens: Counter::default(),
             finished: Family::default(),
             rejections: Family::default(),
+            safety: Family::default(),
             time_to_first_token: seconds(FIRST_TOKEN_S),
             inter_token_latency: seconds(TOKEN_S),
             time_per_output_token: seconds(TOKEN_S),
@@ -339,11 +348,17 @@ impl Metrics {
             batch_running: Default::default(),
             masks: Arc::default(),
         };
-        for reason in ["stop", "length", "abort", "error"] {
+        for reason in ["stop", "length", "content_filter", "abort", "error"] {
             drop(metrics.finished.get_or_create(&vec![("finished_reason", reason.to_owned())]));
         }
         for result in ["completed", "failed"] {
             drop(metrics.batch_lines.get_or_create(&vec![("result", result.to_owned())]));
+        }
+        // There from the start, so that an alert on them has something to look at.
+        for stage in ["input", "output"] {
+            let labels = [("stage", stage), ("by", "callout"), ("action", "failed")];
+            let labels = labels.map(|(name, value)| (name, value.to_owned())).to_vec();
+            drop(metrics.safety.get_or_create(&labels));
         }
         metrics.register(&mut registry);
         registry.register_collector(Box::new(EngineCollector(app.engine.clone())));
@@ -365,6 +380,7 @@ impl Metrics {
                 "vllm:generation_tokens" => registry.register(name, *help, self.generation_tokens.clone()),
                 "vllm:request_success" => registry.register(name, *help, self.finished.clone()),
                 "vllm:admission_rejections" => registry.register(name, *help, self.rejections.clone()),
+                "folio:safety_verdicts" => registry.register(name, *help, self.safety.clone()),
                 "http_requests" => registry.register(name, *help, self.http.clone()),
                 "folio:connections" => registry.register(name, *help, self.connections.clone()),
                 "folio:batch_lines" => registry.register(name, *help, self.batch_lines.clone()),
@@ -454,6 +470,12 @@ impl Metrics {
     pub fn batch_line(&self, completed: bool) {
         let result = if completed { "completed" } else { "failed" };
         self.batch_lines.get_or_create(&vec![("result", result.to_owned())]).inc();
+    }
+
+    /// A prompt or an answer was judged by a rule or the callout.
+    pub fn safety(&self, stage: &'static str, by: &str, action: &'static str) {
+        let labels = vec![("stage", stage.to_owned()), ("by", by.to_owned()), ("action", action.to_owned())];
+        self.safety.get_or_create(&labels).inc();
     }
 
     pub fn rejected(&self, rejected: &Rejected) {

@@ -5,7 +5,6 @@
 //! now. Invariant: no figure tells one tenant's load from another's.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use axum::body::Body;
 use axum::extract::State as Shared;
@@ -15,11 +14,11 @@ use serde_json::{Value, json};
 use crate::app::State;
 use crate::error::ApiError;
 use crate::generate::{Job, json_response, unix_s};
-use crate::http::JsonRequest;
+use crate::http::{Arrival, JsonRequest};
 use crate::{chat, completions};
 
 type Answer = Result<Response<Body>, ApiError>;
-type Prepare = fn(&State, &str, &[u8], Instant) -> Result<Job, ApiError>;
+type Prepare = fn(&State, &Arrival) -> Result<Job, ApiError>;
 
 /// `POST /v1/chat/completions/render`: one object.
 pub async fn render_chat(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Answer {
@@ -34,13 +33,13 @@ pub async fn render_completions(Shared(state): Shared<Arc<State>>, request: Json
 
 async fn render(state: Arc<State>, request: JsonRequest, prepare: Prepare) -> Result<Vec<Value>, ApiError> {
     let shared = state.clone();
-    let JsonRequest { id, body, .. } = request;
+    let arrival = Arrival::new(request);
     state
         .off_thread(move || {
-            let job = prepare(&shared, &id, &body, Instant::now())?;
+            let job = prepare(&shared, &arrival)?;
             let rendered = job.prompts.iter().map(|prompt| {
                 json!({
-                    "request_id": id, "model": shared.app.model.name(), "token_ids": *prompt.tokens, "features": null,
+                    "request_id": arrival.id, "model": shared.app.model.name(), "token_ids": *prompt.tokens, "features": null,
                     "max_tokens": prompt.params.max_tokens,
                 })
             });

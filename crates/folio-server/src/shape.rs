@@ -121,6 +121,9 @@ struct ChatChoice<'a> {
     stop_reason: Option<&'a StopReason>,
     #[serde(skip_serializing_if = "Option::is_none")]
     token_ids: Option<&'a [u32]>,
+    /// What the safety callout says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    safety: Option<&'a serde_json::Value>,
 }
 
 #[derive(Serialize)]
@@ -239,6 +242,9 @@ struct CompletionChoice<'a> {
     prompt_token_ids: Option<&'a [u32]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_logprobs: Option<Vec<Option<PromptLogprobs>>>,
+    /// What the safety callout says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    safety: Option<&'a serde_json::Value>,
 }
 
 #[derive(Default, Serialize)]
@@ -298,6 +304,7 @@ impl Shape {
                     finish_reason: finish.map(|finish| finish.reason),
                     stop_reason: finish.and_then(|finish| finish.stop_reason.as_ref()),
                     token_ids: self.token_ids(delta),
+                    safety: finish.and_then(|finish| finish.safety.as_ref()),
                 };
                 to_json(&self.envelope("chat.completion.chunk", vec![choice], usage))
             }
@@ -325,6 +332,7 @@ impl Shape {
                     finish_reason: None,
                     stop_reason: None,
                     token_ids: None,
+                    safety: None,
                 };
                 let envelope = self.envelope("chat.completion.chunk", vec![choice], usage);
                 Some(to_json(&Envelope { prompt_token_ids, ..envelope }))
@@ -414,6 +422,7 @@ impl Shape {
             finish_reason: Some(choice.finish.reason),
             stop_reason: choice.finish.stop_reason.as_ref(),
             token_ids: self.token_ids(&choice.delta),
+            safety: choice.finish.safety.as_ref(),
         }
     }
 
@@ -433,6 +442,7 @@ impl Shape {
             token_ids: self.token_ids(delta),
             prompt_token_ids: prompt.and_then(|prompt| self.prompt_token_ids(&prompt.tokens)),
             prompt_logprobs: prompt.and_then(|prompt| self.prompt_logprobs(prompt)),
+            safety: finish.and_then(|finish| finish.safety.as_ref()),
         }
     }
 

@@ -138,6 +138,11 @@ impl ToolUse {
         (self.choice != ToolChoice::None).then_some(self.tools.as_slice())
     }
 
+    /// The same, to put other texts into them; names stay.
+    pub fn shown_mut(&mut self) -> &mut [Value] {
+        if self.choice == ToolChoice::None { &mut [] } else { &mut self.tools }
+    }
+
     pub fn functions(&self) -> Functions {
         Functions::of_tools(self.shown().unwrap_or_default())
     }

@@ -229,6 +229,10 @@ pub struct ServeArgs {
     #[arg(long, env = "FOLIO_TENANTS", value_name = "FILE")]
     pub tenants: Option<PathBuf>,
 
+    /// JSON file of what is not let in or out: rules for prompts and answers, and a service that is asked (docs/safety.md)
+    #[arg(long, env = "FOLIO_SAFETY", value_name = "FILE")]
+    pub safety: Option<PathBuf>,
+
     /// Adds series per tenant to /metrics, with tenants' names: for whoever may read that page
     #[arg(long, env = "FOLIO_TENANT_METRICS")]
     pub tenant_metrics: bool,

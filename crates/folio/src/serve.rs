@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail};
 use folio_model::GenerationConfig;
 use folio_server::{
-    AdminConfig, App, BatchConfig, BatchLimits, Declared, Limits, ModelFacts, Parsers, SamplingDefaults,
-    ServerConfig, TlsFiles,
+    AdminConfig, App, BatchConfig, BatchLimits, Declared, Limits, ModelFacts, Parsers, Safety,
+    SamplingDefaults, ServerConfig, TlsFiles,
 };
 use folio_text::{ChatTemplate, ReasoningFormat, ToolFormat};
 
@@ -32,6 +32,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         [] => vec![runtime.name.clone()],
         names => names.to_vec(),
     };
+    let guarded = config.safety.to_string();
     let (keys, named) = (config.api_keys.len(), config.tenants.tenants.len());
     let chat = runtime.template.is_some();
     let parsers = parsers(args, runtime.template.as_deref());
@@ -65,6 +66,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
             parsers.reasoning.map_or("not told apart", |format| format.name)
         );
         let scheme = if addresses.tls { "https" } else { "http" };
+        eprintln!("  {:<9} {guarded}", "safety");
         if let Some(admin) = addresses.admin {
             eprintln!("  {:<9} {scheme}://{admin}", "operators");
         }
@@ -135,6 +137,7 @@ pub(crate) fn settings(args: &ServeArgs) -> Result<ServerConfig> {
         listen: SocketAddr::new(args.host, args.port),
         api_keys,
         tenants,
+        safety: safety(args.safety.as_deref(), args.tables.safety.as_deref())?,
         tenant_metrics: args.tenant_metrics,
         batch: BatchConfig {
             dir: args.batch_dir.clone(),
@@ -165,6 +168,20 @@ fn declared(file: Option<&Path>, tables: Option<&str>) -> Result<Declared> {
             let text =
                 std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
             Declared::parse(&text, &environment).with_context(|| path.display().to_string())
+        }
+    }
+}
+
+/// What is not let in or out, from the file of `--safety` or, without one, the configuration file's table.
+fn safety(file: Option<&Path>, table: Option<&str>) -> Result<Safety> {
+    let environment = |name: &str| std::env::var(name).ok();
+    match (file, table) {
+        (None, None) => Ok(Safety::default()),
+        (None, Some(table)) => Ok(Safety::parse(table, &environment)?),
+        (Some(path), _) => {
+            let text =
+                std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+            Safety::parse(&text, &environment).with_context(|| path.display().to_string())
         }
     }
 }
@@ -312,6 +329,20 @@ mod tests {
         let error = format!("{:#}", declared(Some(&file), None).expect_err("refused"));
         assert!(error.contains("tenants.json") && error.contains("wait"), "{error}");
         assert!(declared(Some(&folder.path().join("none")), None).is_err());
+    }
+
+    #[test]
+    fn a_safety_file_is_read_and_its_mistakes_name_it() {
+        assert_eq!(safety(None, None).expect("none").to_string(), "no rules, no callout (--safety)");
+        let folder = tempfile::tempdir().expect("folder");
+        let file = folder.path().join("safety.json");
+        let text = r#"{"rules": [{"name": "a", "strings": ["x"], "action": "deny"}]}"#;
+        std::fs::write(&file, text).expect("file");
+        assert_eq!(safety(Some(&file), Some("no JSON")).expect("valid").to_string(), "1 rule, no callout");
+        assert!(safety(None, Some(text)).is_ok());
+        std::fs::write(&file, text.replace("strings", "string")).expect("file");
+        let error = format!("{:#}", safety(Some(&file), None).expect_err("refused"));
+        assert!(error.contains("safety.json") && error.contains("unknown field `string`"), "{error}");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use super::cache::{Breakpoint, Split};
 use super::error;
 use crate::blocks::{Blocks, Kind, Step};
-use crate::choice::{Delta, Finish, StopReason};
+use crate::choice::{CONTENT_FILTER, Delta, Finish, StopReason};
 use crate::error::ApiError;
 use crate::stream::Events;
 use crate::wire::{Finished, PromptReport, Usage, Wire};
@@ -70,6 +70,9 @@ struct Message<'a> {
 struct End<'a> {
     stop_reason: Option<&'static str>,
     stop_sequence: Option<&'a str>,
+    /// What the safety callout says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    safety: Option<&'a Value>,
 }
 
 #[derive(Serialize)]
@@ -175,9 +178,10 @@ impl Answer {
             ("length", _) if self.cut => ("model_context_window_exceeded", None),
             ("length", _) => ("max_tokens", None),
             ("tool_calls", _) => ("tool_use", None),
+            (CONTENT_FILTER, _) => ("refusal", None),
             _ => ("end_turn", None),
         };
-        End { stop_reason: Some(stop_reason), stop_sequence }
+        End { stop_reason: Some(stop_reason), stop_sequence, safety: finish.safety.as_ref() }
     }
 
     fn send(&mut self, steps: Vec<Step>, events: &Events) {

@@ -17,7 +17,6 @@ mod request;
 mod tools;
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use axum::body::Body;
 use axum::extract::{Request, State as Shared};
@@ -31,8 +30,9 @@ use crate::chat::{check_model, encode};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generate::{Job, PromptJob, json_response};
-use crate::http::JsonRequest;
+use crate::http::{Arrival, JsonRequest};
 use crate::params::Generation;
+use crate::safety::{asker, screen_conversation};
 use answer::Answer;
 use request::Asked;
 
@@ -58,14 +58,9 @@ pub fn check_version(headers: &HeaderMap) -> Result<(), ApiError> {
 }
 
 /// `POST /v1/messages`.
-pub(crate) fn prepare(
-    state: &State,
-    request_id: &str,
-    body: &[u8],
-    arrived: Instant,
-) -> Result<Job, ApiError> {
+pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError> {
     let facts = &state.app.model;
-    let mut fields = Fields::of_body(body)?;
+    let mut fields = Fields::of_body(&arrival.body)?;
     check_model(&mut fields, state)?;
     let mut generation = Generation::read_plain(&mut fields, facts, &state.config.limits, STOP)?;
     let wanted: u32 = fields.require("max_tokens")?;
@@ -75,6 +70,7 @@ pub(crate) fn prepare(
 
     generation.structure = asked.structure.take();
     generation.bounds.thinking = asked.budget.map(|budget| (budget, "thinking.budget_tokens"));
+    let screened = screen_conversation(state, arrival, &mut asked.conversation)?;
     let prompt = asked.prompt(state, false)?;
     generation.reading = prompt.reading;
     generation.follow(state, Some(&asked.conversation))?;
@@ -87,9 +83,11 @@ pub(crate) fn prepare(
     // The engine always chooses a token; with 0 nobody sees it.
     params.max_tokens = params.max_tokens.max(1);
     let retention = cache::ranges(&prompt.breakpoints);
-    let wire = Answer::new(request_id, facts.name(), prompt.breakpoints, cut);
-    let prompt = PromptJob { tokens: tokens.into(), params, echo: None, echo_logprobs: false, retention };
-    Ok(Job { wire: Box::new(wire), generation, prompts: vec![prompt], arrived })
+    let wire = Answer::new(&arrival.id, facts.name(), prompt.breakpoints, cut);
+    let prompt =
+        PromptJob { tokens: tokens.into(), params, echo: None, echo_logprobs: false, retention, screened };
+    let asker = asker(state, arrival, "messages");
+    Ok(Job { wire: Box::new(wire), generation, prompts: vec![prompt], arrived: arrival.at, asker })
 }
 
 /// `POST /v1/messages/count_tokens`: what `usage` would add up to.

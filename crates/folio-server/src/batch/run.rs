@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::http::StatusCode;
@@ -26,10 +26,10 @@ use super::{PRIORITY, PRIORITY_SPAN};
 use crate::app::{Flight, State};
 use crate::error::ApiError;
 use crate::generate::{self, unix_s};
-use crate::http::fresh_id;
+use crate::http::{Arrival, fresh_id};
 use crate::params::Generation;
 use crate::tenants::Tenant;
-use crate::{chat, completions, embeddings, responses};
+use crate::{chat, completions, embeddings, responses, safety};
 
 /// Longest pause before a line that was told to come again does.
 const AGAIN_S_MAX: u32 = 30;
@@ -361,14 +361,14 @@ impl Job {
         if self.endpoint == Endpoint::Embeddings {
             return embeddings::answer(state, tenant, (request_id, body), behind).await;
         }
-        let (endpoint, shared, id, who) = (self.endpoint, state.clone(), request_id.to_owned(), tenant.id);
-        let arrived = Instant::now();
-        let prepared = state.off_thread(move || match endpoint {
-            Endpoint::Completions => completions::prepare(&shared, &id, &body, arrived),
-            Endpoint::Responses => responses::prepare_whole(&shared, who, &not_stored(&body)?, arrived),
-            Endpoint::Chat | Endpoint::Embeddings => chat::prepare(&shared, &id, &body, arrived),
-        });
-        let mut job = prepared.await?;
+        let body = if self.endpoint == Endpoint::Responses { not_stored(&body)?.into() } else { body };
+        let arrival = Arrival::of_line(tenant.clone(), request_id.to_owned(), body);
+        let prepare = match self.endpoint {
+            Endpoint::Completions => completions::prepare,
+            Endpoint::Responses => responses::prepare_whole,
+            Endpoint::Chat | Endpoint::Embeddings => chat::prepare,
+        };
+        let mut job = safety::prepared(state, arrival, prepare).await?;
         if job.generation.stream.is_some() {
             return Err(ApiError::unsupported("stream", "a batch has nobody to stream to; leave it out"));
         }

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::store::{Record, Store};
 use crate::blocks::{Blocks, Kind, Step};
-use crate::choice::{Delta, Finish};
+use crate::choice::{CONTENT_FILTER, Delta, Finish};
 use crate::error::ApiError;
 use crate::generate::unix_s;
 use crate::stream::Events;
@@ -62,14 +62,26 @@ impl Answer {
         Value::Object(response)
     }
 
+    /// Why the answer is not complete, if it is not.
+    fn cut(&self) -> Option<&'static str> {
+        match self.finish.as_ref()?.reason {
+            "length" => Some("max_output_tokens"),
+            CONTENT_FILTER => Some(CONTENT_FILTER),
+            _ => None,
+        }
+    }
+
     fn finished(&self, usage: Usage) -> Value {
         let mut response = self.frame.clone();
-        let cut = self.finish.as_ref().is_some_and(|finish| finish.reason == "length");
-        let status = if cut { "incomplete" } else { "completed" };
+        let cut = self.cut();
+        let status = if cut.is_some() { "incomplete" } else { "completed" };
         response.insert("status".into(), status.into());
-        response.insert("completed_at".into(), if cut { Value::Null } else { unix_s().into() });
-        if cut {
-            response.insert("incomplete_details".into(), json!({"reason": "max_output_tokens"}));
+        response.insert("completed_at".into(), if cut.is_some() { Value::Null } else { unix_s().into() });
+        if let Some(reason) = cut {
+            response.insert("incomplete_details".into(), json!({"reason": reason}));
+        }
+        if let Some(notes) = self.finish.as_ref().and_then(|finish| finish.safety.clone()) {
+            response.insert("safety".into(), notes);
         }
         response.insert("output".into(), self.output.clone().into());
         let figures = json!({
@@ -157,7 +169,7 @@ impl Answer {
     fn stop(&mut self, events: Option<&Events>) {
         let text = std::mem::take(&mut self.text);
         let index = self.output.len().saturating_sub(1);
-        let cut = self.finish.as_ref().is_some_and(|finish| finish.reason == "length");
+        let cut = self.cut().is_some();
         let Some(item) = self.output.last_mut().filter(|_| std::mem::take(&mut self.open)) else { return };
         item["status"] = if cut { "incomplete" } else { "completed" }.into();
         let id = item["id"].clone();

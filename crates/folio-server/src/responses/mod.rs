@@ -8,19 +8,18 @@ mod request;
 pub mod store;
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Path, State as Shared};
 use axum::http::{Response, StatusCode};
-use folio_kv::TenantId;
 use serde_json::json;
 
 use crate::app::State;
 use crate::error::ApiError;
 use crate::generate::{self, Job, json_response};
-use crate::http::JsonRequest;
+use crate::http::{Arrival, JsonRequest};
+use crate::safety;
 use crate::tenants::Tenant;
 use request::{Background, Prepared};
 use store::Record;
@@ -29,12 +28,10 @@ type Answer = Result<Response<Body>, ApiError>;
 
 /// `POST /v1/responses`
 pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Answer {
-    let arrived = Instant::now();
-    let JsonRequest { tenant, id, body } = request;
-    let flight = state.in_flight.enter().of(&id);
-    let (shared, who) = (state.clone(), tenant.id);
-    let prepared = state.off_thread(move || request::prepare(&shared, who, &body, arrived)).await?;
-    let Prepared { job, background } = prepared;
+    let arrival = Arrival::new(request);
+    let flight = state.in_flight.enter().of(&arrival.id);
+    let tenant = arrival.tenant.clone();
+    let Prepared { job, background } = safety::prepared(&state, arrival, request::prepare).await?;
     let Some(Background { id, response, messages }) = background else {
         return generate::run(&state, &tenant, job, flight).await;
     };
@@ -59,13 +56,8 @@ pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> 
 }
 
 /// The job of a request whose answer is waited for, whole.
-pub fn prepare_whole(
-    state: &State,
-    tenant: TenantId,
-    body: &[u8],
-    arrived: Instant,
-) -> Result<Job, ApiError> {
-    let Prepared { job, background } = request::prepare(state, tenant, body, arrived)?;
+pub fn prepare_whole(state: &State, arrival: &Arrival) -> Result<Job, ApiError> {
+    let Prepared { job, background } = request::prepare(state, arrival)?;
     match background {
         Some(_) => Err(ApiError::unsupported("background", "a line of a batch is in the background anyway")),
         None => Ok(job),

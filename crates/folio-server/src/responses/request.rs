@@ -4,9 +4,7 @@
 //! Reasoning belongs to the message or call that follows it; calls in a row belong to one message.
 
 use std::collections::HashMap;
-use std::time::Instant;
 
-use folio_kv::TenantId;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
@@ -16,10 +14,11 @@ use crate::chat::{Conversation, check_model, encode};
 use crate::error::ApiError;
 use crate::fields::{Fields, parse};
 use crate::generate::{Job, PromptJob, unix_s};
-use crate::http::fresh_id;
+use crate::http::{Arrival, fresh_id};
 use crate::params::Generation;
 use crate::reading::EFFORT;
 use crate::retain::CacheWish;
+use crate::safety::{asker, screen_conversation};
 use crate::structured::Wish;
 use crate::tools::{ToolChoice, ToolUse, check_name, mode};
 
@@ -46,9 +45,16 @@ pub struct Background {
     pub messages: Vec<Value>,
 }
 
-pub fn prepare(state: &State, tenant: TenantId, body: &[u8], arrived: Instant) -> Result<Prepared, ApiError> {
+impl AsMut<Job> for Prepared {
+    fn as_mut(&mut self) -> &mut Job {
+        &mut self.job
+    }
+}
+
+pub fn prepare(state: &State, arrival: &Arrival) -> Result<Prepared, ApiError> {
+    let tenant = arrival.tenant.id;
     let (facts, limits) = (&state.app.model, &state.config.limits);
-    let mut fields = Fields::of_body(body)?;
+    let mut fields = Fields::of_body(&arrival.body)?;
     check_model(&mut fields, state)?;
     let mut generation = Generation::read_plain(&mut fields, facts, limits, "stop")?;
     generation.cache = CacheWish::read(&mut fields)?;
@@ -108,6 +114,7 @@ pub fn prepare(state: &State, tenant: TenantId, body: &[u8], arrived: Instant) -
         add_generation_prompt: true,
         continue_final: false,
     };
+    let screened = screen_conversation(state, arrival, &mut conversation)?;
     let rendered = conversation.prompt(state, true)?;
     generation.reading = rendered.reading;
     generation.follow(state, Some(&conversation))?;
@@ -128,8 +135,10 @@ pub fn prepare(state: &State, tenant: TenantId, body: &[u8], arrived: Instant) -
     let answer = Answer::new(id.clone(), frame, keeper);
     let background =
         background.then(|| Background { id, response: answer.unfinished("in_progress"), messages: kept });
-    let prompt = PromptJob { tokens: tokens.into(), params, echo: None, echo_logprobs: false, retention };
-    let job = Job { wire: Box::new(answer), generation, prompts: vec![prompt], arrived };
+    let prompt =
+        PromptJob { tokens: tokens.into(), params, echo: None, echo_logprobs: false, retention, screened };
+    let asker = asker(state, arrival, "responses");
+    let job = Job { wire: Box::new(answer), generation, prompts: vec![prompt], arrived: arrival.at, asker };
     Ok(Prepared { job, background })
 }
 
