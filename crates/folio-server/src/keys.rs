@@ -131,8 +131,8 @@ pub struct NewKey {
 pub enum KeyFileError {
     #[error("{path}: another process has held the file of keys open for {}s", PATIENCE.as_secs())]
     Busy { path: PathBuf },
-    #[error("{path}: {source}")]
-    File { path: PathBuf, source: std::io::Error },
+    #[error("{path}: {reason}")]
+    File { path: PathBuf, reason: std::io::Error },
     #[error("{path} is not a usable file of keys: {reason}")]
     Broken { path: PathBuf, reason: String },
     #[error("there is no key '{0}'; `folio keys list` shows all")]
@@ -212,7 +212,7 @@ fn cannot_open(path: &Path, error: DatabaseError) -> KeyFileError {
     match error {
         DatabaseError::DatabaseAlreadyOpen => KeyFileError::Busy { path: path.to_owned() },
         DatabaseError::Storage(redb::StorageError::Io(source)) => {
-            KeyFileError::File { path: path.to_owned(), source }
+            KeyFileError::File { path: path.to_owned(), reason: source }
         }
         other => broken(path, other),
     }
@@ -222,8 +222,8 @@ fn cannot_open(path: &Path, error: DatabaseError) -> KeyFileError {
 fn patiently<T>(path: &Path, attempt: impl Fn() -> Result<T, KeyFileError>) -> Result<T, KeyFileError> {
     let begun = Instant::now();
     if !path.exists() {
-        let source = std::io::Error::from(std::io::ErrorKind::NotFound);
-        return Err(KeyFileError::File { path: path.to_owned(), source });
+        let source = std::io::Error::new(std::io::ErrorKind::NotFound, "there is no such file");
+        return Err(KeyFileError::File { path: path.to_owned(), reason: source });
     }
     loop {
         match attempt() {
@@ -270,7 +270,7 @@ fn write(
     change: impl FnOnce(&mut Records) -> Result<(), KeyFileError>,
 ) -> Result<(), KeyFileError> {
     if make && !path.exists() {
-        private(path).map_err(|source| KeyFileError::File { path: path.to_owned(), source })?;
+        private(path).map_err(|source| KeyFileError::File { path: path.to_owned(), reason: source })?;
     }
     let database = patiently(path, || match make {
         true => Database::create(path).map_err(|error| cannot_open(path, error)),

@@ -1,7 +1,7 @@
 //! HTTP in, HTTP out: OpenAI's and Anthropic's APIs over the engine.
 //!
 //! Owns: JSON, server-sent events, API keys and tenants, limits, `/metrics`. Must never: know about blocks or tensors, or
-//! wait for the engine. A request is parsed and tokenized off the async thread, put into the engine's bounded mailbox, and
+//! wait for the engine. A request is parsed and tokenized off the async thread (a short one on it), put into the engine's bounded mailbox, and
 //! then only listened to; the answer is written by one task per request at the engine's pace.
 //!
 //! Invariants: every parameter is honoured or refused by a 400 that names it ([`params::REFUSED`]); tenancy comes from the

@@ -289,4 +289,21 @@ mod tests {
         assert_eq!((declared.tenants[0].weight, declared.prefixes[0].name.as_str()), (3, "p"));
         assert_eq!(file.tables.safety.as_deref(), Some("{\"rules\":[]}"));
     }
+
+    #[test]
+    fn the_examples_in_the_documents_can_be_read() {
+        let environment = |_: &str| Some("key".to_owned());
+        for page in [include_str!("../../../README.md"), include_str!("../../../docs/configuration.md")] {
+            let examples = page.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next());
+            let mut read = 0;
+            for example in examples {
+                let file = File::parse(example).unwrap_or_else(|error| panic!("{error:#}\n{example}"));
+                if let Some(tenants) = &file.tables.tenants {
+                    Declared::parse(tenants, &environment).expect("tenants");
+                }
+                read += 1;
+            }
+            assert!(read > 0, "there is no example");
+        }
+    }
 }
