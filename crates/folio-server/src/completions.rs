@@ -10,13 +10,21 @@ use crate::error::ApiError;
 use crate::fields::{Fields, within};
 use crate::generate::{Job, PromptJob};
 use crate::http::Arrival;
-use crate::params::{Generation, REFUSED, check_token_ids};
+use crate::params::{Generation, REFUSED as REFUSED_EVERYWHERE, check_token_ids};
 use crate::safety::{Screened, asker, screen_prompt};
 use crate::shape::{Kind, Shape};
 
-/// What only a conversation has.
-const CHAT_ONLY: &[&str] =
-    &["include_reasoning", "parallel_tool_calls", "reasoning_effort", "tool_choice", "tools"];
+const CHAT_ONLY: &str = "it belongs to chat completions";
+
+/// What this endpoint refuses beside [`params::REFUSED`](REFUSED_EVERYWHERE).
+pub const REFUSED: &[(&str, &str)] = &[
+    ("include_reasoning", CHAT_ONLY),
+    ("parallel_tool_calls", CHAT_ONLY),
+    ("reasoning_effort", CHAT_ONLY),
+    ("suffix", "the model only continues text"),
+    ("tool_choice", CHAT_ONLY),
+    ("tools", CHAT_ONLY),
+];
 
 /// OpenAI's default.
 const MAX_TOKENS: u32 = 16;
@@ -34,13 +42,13 @@ pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError>
     if fields.take::<&str>("suffix").map_or(true, |suffix| suffix.is_some_and(|suffix| !suffix.is_empty())) {
         return Err(ApiError::unsupported("suffix", "the model only continues text"));
     }
-    for name in CHAT_ONLY {
+    for (name, why) in REFUSED {
         if fields.raw(name).is_some() {
-            return Err(ApiError::unsupported(*name, "it belongs to chat completions"));
+            return Err(ApiError::unsupported(*name, why));
         }
     }
     let prompts: Prompts = fields.require("prompt")?;
-    fields.finish(REFUSED)?;
+    fields.finish(REFUSED_EVERYWHERE)?;
     generation.follow(state, None)?;
 
     let echo_logprobs = generation.echo && generation.sampling.logprobs.is_some();

@@ -35,7 +35,7 @@ const AGAIN_S_MAX: u32 = 30;
 const INPUT: &str = "input";
 
 /// Names that other servers know here, with the reason a client reads.
-const NOT_HERE: &[(&str, &str)] = &[
+pub const NOT_HERE: &[(&str, &str)] = &[
     ("embed_dtype", "values are 32-bit floats"),
     ("endianness", "values are little-endian"),
     ("messages", "send texts or token ids as input"),

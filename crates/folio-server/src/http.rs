@@ -24,7 +24,7 @@ use crate::tenants::{Tenant, missing_scope};
 
 const REQUEST_ID: &str = "x-request-id";
 /// Open to whoever reaches the port: they tell nothing about anybody's requests.
-const OPEN: &[&str] = &["/", "/health", "/ping", "/metrics", "/version"];
+pub const OPEN: &[&str] = &["/", "/health", "/ping", "/metrics", "/openapi.json", "/version"];
 /// Refused while draining.
 const GENERATING: &[&str] = &[
     "/v1/chat/completions",

@@ -36,6 +36,7 @@ mod http;
 pub mod keys;
 mod messages;
 pub mod metrics;
+pub mod openapi;
 mod pages;
 pub mod params;
 mod prefixes;

@@ -33,7 +33,8 @@ use crate::tenants::Tenants;
 use crate::tls::Tls;
 use crate::usage::SAVED_EVERY;
 use crate::{
-    anthropic, chat, completions, embeddings, generate, pages, prefixes, records, responses, routing, usage,
+    anthropic, chat, completions, embeddings, generate, openapi, pages, prefixes, records, responses,
+    routing, usage,
 };
 
 /// Time for responses to leave after the last request finished.
@@ -128,6 +129,7 @@ impl Server {
             .route("/health", get(pages::health))
             .route("/ping", get(pages::ping).post(pages::ping))
             .route("/version", get(pages::version))
+            .route("/openapi.json", get(openapi::serve))
             .route("/v1/usage", get(usage::usage))
             .route("/v1/usage/records", get(records::own))
             .fallback(pages::not_found)

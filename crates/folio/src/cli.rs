@@ -780,6 +780,7 @@ pub struct DoctorArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DocsPage {
+    Api,
     Cli,
     Models,
     Metrics,

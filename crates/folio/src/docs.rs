@@ -9,6 +9,7 @@ use crate::cli::{Cli, DocsPage};
 
 pub fn page(page: DocsPage) -> String {
     match page {
+        DocsPage::Api => api(),
         DocsPage::Cli => cli(),
         DocsPage::Models => models(),
         DocsPage::Metrics => metrics(),
@@ -16,6 +17,14 @@ pub fn page(page: DocsPage) -> String {
 }
 
 const NOTICE: &str = "<!-- Made by `folio docs`; do not edit. -->\n\n";
+
+/// Prose, with the tables of routes and fields behind it.
+fn api() -> String {
+    let prose = include_str!("api.in.md");
+    format!("{NOTICE}{prose}\n## Routes and fields\n\n{FIELDS}{}", folio_server::openapi::reference())
+}
+
+const FIELDS: &str = "The same as `GET /openapi.json` says for programs. `null` counts as left out. What is in neither table of a request is a 400, too.\n\n";
 
 fn models() -> String {
     let mut out = format!("{NOTICE}# Models\n\n");

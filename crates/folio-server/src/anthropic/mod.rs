@@ -24,6 +24,7 @@ use axum::http::{HeaderMap, Response};
 
 pub use error::restate;
 pub use models::{model, models};
+pub use request::REFUSED;
 
 use crate::app::State;
 use crate::chat::{check_model, encode};

@@ -21,6 +21,7 @@ use crate::generate::{self, Job, json_response};
 use crate::http::{Arrival, JsonRequest};
 use crate::safety;
 use crate::tenants::Tenant;
+pub use request::REFUSED;
 use request::{Background, Prepared};
 use store::Record;
 

@@ -23,7 +23,7 @@ use crate::structured::Wish;
 use crate::tools::{ToolChoice, ToolUse, check_name, mode};
 
 /// Fields that this server refuses, with the reason a client reads.
-const REFUSED: &[(&str, &str)] = &[
+pub const REFUSED: &[(&str, &str)] = &[
     ("context_management", "the conversation is used as it is sent"),
     ("conversation", "use previous_response_id, or send the items"),
     ("max_tool_calls", "it limits built-in tools, and there are none"),

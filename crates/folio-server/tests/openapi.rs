@@ -1,0 +1,93 @@
+//! The served document says what the server does: field by field, asked of the server.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use common::{Client, FakeEngine, app, tool_template};
+use folio_server::{App, Parsers, ServerConfig};
+use folio_text::{ReasoningFormat, ToolFormat};
+use serde_json::{Value, json};
+
+fn client() -> Client {
+    let engine = FakeEngine::saying("ok");
+    let parsers = Parsers { tools: ToolFormat::named("hermes"), reasoning: ReasoningFormat::named("think") };
+    let mut app = App { template: Some(Arc::new(tool_template())), parsers, ..app(engine) };
+    app.model.context_length = 2048;
+    Client::with(ServerConfig { api_keys: vec!["k".into()], ..Default::default() }, app)
+}
+
+fn names(object: &Value) -> Vec<String> {
+    object.as_object().into_iter().flatten().map(|(name, _)| name.clone()).collect()
+}
+
+#[tokio::test]
+async fn every_field_is_honoured_or_refused_as_the_document_says() {
+    let document = client().get("/openapi.json").await;
+    assert_eq!(document.status, 200, "without a key");
+    let document = document.json();
+    let client = client().key("k");
+    let schemas = &document["components"]["schemas"];
+    // Every name that any request knows, tried with every request.
+    let lists = schemas.as_object().unwrap().values();
+    let all: BTreeSet<String> = lists
+        .flat_map(|body| names(&body["properties"]).into_iter().chain(names(&body["x-refused"])))
+        .collect();
+    assert!(all.len() > 100 && all.contains("temperature") && all.contains("guided_json"));
+    let mut asked = 0;
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        let Some(content) = methods["post"]["requestBody"].as_object() else { continue };
+        let media = &content["content"]["application/json"];
+        let schema = media["schema"]["$ref"].as_str().unwrap().rsplit('/').next().unwrap();
+        let schema = &schemas[schema];
+        for name in &all {
+            let mut body = media["example"].clone();
+            body[name] = json!({"zzz": [1]});
+            let reply = client.post(path, &body).await;
+            let (mut code, mut param) = (Value::Null, Value::Null);
+            if reply.status != 200 {
+                let error = reply.error();
+                let details = error.get("details").unwrap_or(&error);
+                code = details.get("error_code").or(details.get("code")).cloned().unwrap_or_default();
+                param = details["param"].clone();
+                assert_eq!(reply.status, 400, "{path} {name}: {}", reply.text);
+            }
+            let about_it = param == **name;
+            let found = match code.as_str() {
+                Some("unrecognized_parameter") if about_it => "unknown",
+                Some("unsupported_parameter") if about_it => "refused",
+                _ => "honoured",
+            };
+            let honoured = !schema["properties"][name].is_null();
+            let refused = !schema["x-refused"][name].is_null();
+            let told = match (honoured, refused) {
+                (true, false) => "honoured",
+                (false, true) => "refused",
+                (false, false) => "unknown",
+                (true, true) => "both",
+            };
+            assert_eq!(told, found, "{path}: {name}: {}", reply.text);
+            asked += 1;
+        }
+        for required in schema["required"].as_array().unwrap() {
+            let mut body = media["example"].clone();
+            body.as_object_mut().unwrap().remove(required.as_str().unwrap());
+            assert_eq!(client.post(path, &body).await.status, 400, "{path} without {required}");
+        }
+    }
+    assert!(asked > 1000, "{asked}");
+}
+
+#[tokio::test]
+async fn what_needs_no_key_is_said_to_need_none() {
+    let client = client();
+    let document = client.get("/openapi.json").await.json();
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        if path.contains('{') || methods["get"].is_null() {
+            continue;
+        }
+        let open = methods["get"]["security"] == json!([]);
+        assert_eq!(client.get(path).await.status != 401, open, "{path}");
+    }
+}
