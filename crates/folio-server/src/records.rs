@@ -98,17 +98,26 @@ impl Query {
         Ok(wanted)
     }
 
-    /// Rows of the buckets, in order.
-    fn group(&self, records: BTreeMap<RowKey, Count>) -> BTreeMap<RowKey, Count> {
-        let mut rows = BTreeMap::<RowKey, Count>::new();
-        let none: Arc<str> = "".into();
-        for (RowKey { minute, tenant, key, model }, count) in records {
-            let minute = minute / self.width_s * self.width_s;
-            let key = if self.by_key { key } else { none.clone() };
-            let model = if self.by_model { model } else { none.clone() };
-            rows.entry(RowKey { minute, tenant, key, model }).or_default().add(count);
+    /// Adds a record to its bucket; too many are refused.
+    fn add(
+        &self,
+        rows: &mut BTreeMap<RowKey, Count>,
+        record: RowKey,
+        count: Count,
+        none: &Arc<str>,
+    ) -> Result<(), ApiError> {
+        let RowKey { minute, tenant, key, model } = record;
+        let minute = minute / self.width_s * self.width_s;
+        let key = if self.by_key { key } else { none.clone() };
+        let model = if self.by_model { model } else { none.clone() };
+        rows.entry(RowKey { minute, tenant, key, model }).or_default().add(count);
+        if rows.len() > ROWS_MAX {
+            let message = format!(
+                "These are more than {ROWS_MAX} rows: choose a shorter time, a wider bucket_width or fewer groups."
+            );
+            return Err(ApiError::invalid("start_time", message));
         }
-        rows
+        Ok(())
     }
 }
 
@@ -139,21 +148,16 @@ async fn answer(
 ) -> Result<Response<Body>, ApiError> {
     let accepts_csv = headers.get(header::ACCEPT).is_some_and(|accept| accept.as_bytes() == b"text/csv");
     let query = Query::read(uri.query().unwrap_or_default(), accepts_csv, unix_s())?;
-    state
-        .clone()
-        .off_thread(move || {
-            let records = state.meters.records(tenant.as_deref(), query.from, query.to)?;
-            let rows = query.group(records);
-            if rows.len() > ROWS_MAX {
-                let message = format!(
-                    "These are {} rows, more than {ROWS_MAX}: choose a shorter time, a wider bucket_width or fewer groups.",
-                    rows.len()
-                );
-                return Err(ApiError::invalid("start_time", message));
-            }
-            Ok(if query.csv { csv(&query, &rows) } else { json_rows(&query, &rows) })
-        })
-        .await
+    // One at a time, on a thread that nobody's prompt waits for.
+    let reading = state.clone();
+    let _turn = reading.meters.reading.lock().await;
+    let answer = tokio::task::spawn_blocking(move || {
+        let (mut rows, none) = (BTreeMap::new(), "".into());
+        let mut add = |record, count| query.add(&mut rows, record, count, &none);
+        state.meters.records(tenant.as_deref(), query.from, query.to, &mut add)?;
+        Ok(if query.csv { csv(&query, &rows) } else { json_rows(&query, &rows) })
+    });
+    answer.await.unwrap_or_else(|_| Err(ApiError::internal("reading the records failed")))
 }
 
 fn json_rows(query: &Query, rows: &BTreeMap<RowKey, Count>) -> Response<Body> {
@@ -242,7 +246,14 @@ mod tests {
     #[test]
     fn buckets_add_up_and_cells_are_quoted() {
         let records: BTreeMap<_, _> = [row(0, "a"), row(60, "a"), row(60, "b"), row(3600, "a")].into();
-        let rows = |query: &str| Query::read(query, false, 10).unwrap().group(records.clone());
+        let rows = |query: &str| {
+            let query = Query::read(query, false, 10).unwrap();
+            let mut rows = BTreeMap::new();
+            for (record, count) in records.clone() {
+                query.add(&mut rows, record, count, &"".into()).unwrap();
+            }
+            rows
+        };
         assert_eq!(rows("bucket_width=1m").len(), 4);
         assert_eq!(rows("bucket_width=1h").len(), 3);
         let one = rows("bucket_width=1d&group_by=");

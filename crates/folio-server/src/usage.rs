@@ -8,6 +8,7 @@
 //! something does.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -33,10 +34,10 @@ const MEMORY_ROWS_MAX: usize = 200_000;
 /// Records of the file older than this are removed at start.
 const KEPT_S: u64 = 400 * 86_400;
 
-type StoredKey = (u64, &'static str, &'static str, &'static str);
+type StoredKey = (&'static str, u64, &'static str, &'static str);
 type StoredCount = (u64, u64, u64, u64);
 
-/// (start of the minute in Unix seconds, tenant, key, model) -> requests, prompt, cached and generated tokens.
+/// (tenant, start of the minute in Unix seconds, key, model) -> requests, prompt, cached and generated tokens.
 const ROWS: TableDefinition<StoredKey, StoredCount> = TableDefinition::new("folio usage");
 
 /// Figures that only grow.
@@ -73,9 +74,9 @@ impl Count {
 /// Whose a record is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RowKey {
+    pub tenant: Arc<str>,
     /// Start of the minute, Unix seconds.
     pub minute: u64,
-    pub tenant: Arc<str>,
     pub key: Arc<str>,
     pub model: Arc<str>,
 }
@@ -137,6 +138,8 @@ pub(crate) struct Meters {
     meters: Mutex<HashMap<TenantId, Vec<Arc<Meter>>>>,
     /// Held while meters are emptied into it, and while records are read: no figure is there twice or not at all.
     rows: Mutex<Rows>,
+    /// Held by whoever reads records: one at a time, so that long readings are nobody else's business.
+    pub reading: tokio::sync::Mutex<()>,
 }
 
 impl Meters {
@@ -151,7 +154,12 @@ impl Meters {
                 ))
             })?),
         };
-        Ok(Self { model: model.into(), meters: Mutex::default(), rows: Mutex::new(rows) })
+        Ok(Self {
+            model: model.into(),
+            meters: Mutex::default(),
+            rows: Mutex::new(rows),
+            reading: tokio::sync::Mutex::default(),
+        })
     }
 
     pub fn of(&self, tenant: &Tenant) -> Arc<Meter> {
@@ -203,7 +211,8 @@ impl Meters {
             Rows::Memory(rows) => {
                 new().for_each(|(key, count)| rows.entry(key).or_default().add(count));
                 while rows.len() > MEMORY_ROWS_MAX {
-                    rows.pop_first();
+                    let oldest = rows.keys().map(|key| key.minute).min();
+                    rows.retain(|key, _| Some(key.minute) != oldest);
                 }
             }
             Rows::File(database) => {
@@ -218,39 +227,44 @@ impl Meters {
         }
     }
 
-    /// Every record of minutes that begin within `from..to`, of one tenant or of all, in order of time.
+    /// Tells every record of minutes that begin within `from..to`, of one tenant or of all, until `take` wants no more. A record
+    /// may come in two parts. O(records of the tenant in that time).
     pub fn records(
         &self,
         tenant: Option<&str>,
         from: u64,
         to: u64,
-    ) -> Result<BTreeMap<RowKey, Count>, ApiError> {
+        take: &mut Take<'_>,
+    ) -> Result<(), ApiError> {
         let rows = lock(&self.rows);
-        let mut found = BTreeMap::new();
         let wanted = |key: &RowKey| {
             (from..to).contains(&key.minute) && tenant.is_none_or(|tenant| tenant == &*key.tenant)
         };
-        let mut take = |key: RowKey, count: Count| {
-            if wanted(&key) {
-                found.entry(key).or_insert_with(Count::default).add(count);
-            }
-        };
         match &*rows {
-            Rows::Memory(rows) => rows.iter().for_each(|(key, count)| take(key.clone(), *count)),
-            Rows::File(database) => read(database, from, to, &mut take).map_err(|error| {
+            Rows::Memory(rows) => {
+                let mut kept = rows.iter().filter(|(key, _)| wanted(key));
+                kept.try_for_each(|(key, count)| take(key.clone(), *count))?;
+            }
+            Rows::File(database) => read(database, tenant, from..to, take).map_err(|error| {
                 tracing::error!(%error, "records of usage cannot be read");
                 ApiError::internal("the records of usage cannot be read")
-            })?,
+            })??,
         }
         for meter in self.all() {
             for (minute, count) in &lock(&meter.inner).unsaved {
                 let (tenant, key) = (meter.tenant.clone(), meter.key.clone());
-                take(RowKey { minute: *minute, tenant, key, model: self.model.clone() }, *count);
+                let key = RowKey { minute: *minute, tenant, key, model: self.model.clone() };
+                if wanted(&key) {
+                    take(key, *count)?;
+                }
             }
         }
-        Ok(found)
+        Ok(())
     }
 }
+
+/// Takes records one after the other, or says why it wants no more.
+pub(crate) type Take<'a> = dyn FnMut(RowKey, Count) -> Result<(), ApiError> + 'a;
 
 fn open(path: &Path) -> Result<Database, redb::Error> {
     let database = Database::create(path)?;
@@ -259,7 +273,7 @@ fn open(path: &Path) -> Result<Database, redb::Error> {
     {
         let mut table = transaction.open_table(ROWS)?;
         let oldest = unix_s().saturating_sub(KEPT_S);
-        table.retain_in((0, "", "", "")..(oldest, "", "", ""), |_, _| false)?;
+        table.retain(|(_, minute, _, _), _| minute >= oldest)?;
     }
     transaction.commit()?;
     Ok(database)
@@ -271,7 +285,7 @@ fn append(database: &Database, new: impl Iterator<Item = (RowKey, Count)>) -> Re
     {
         let mut table = transaction.open_table(ROWS)?;
         for (RowKey { minute, tenant, key, model }, count) in new {
-            let at = (minute, &*tenant, &*key, &*model);
+            let at = (&*tenant, minute, &*key, &*model);
             let mut sum = table.get(at)?.map(|known| Count::of_stored(known.value())).unwrap_or_default();
             sum.add(count);
             table.insert(at, sum.stored())?;
@@ -283,19 +297,32 @@ fn append(database: &Database, new: impl Iterator<Item = (RowKey, Count)>) -> Re
 
 fn read(
     database: &Database,
-    from: u64,
-    to: u64,
-    take: &mut impl FnMut(RowKey, Count),
-) -> Result<(), redb::Error> {
+    tenant: Option<&str>,
+    minutes: Range<u64>,
+    take: &mut Take<'_>,
+) -> Result<Result<(), ApiError>, redb::Error> {
     let transaction = database.begin_read()?;
     let table = transaction.open_table(ROWS)?;
-    for row in table.range((from, "", "", "")..(to.max(from), "", "", ""))? {
+    let rows = match tenant {
+        Some(tenant) => {
+            let end = minutes.end.max(minutes.start);
+            table.range((tenant, minutes.start, "", "")..(tenant, end, "", ""))?
+        }
+        None => table.iter()?,
+    };
+    for row in rows {
         let (key, count) = row?;
-        let (minute, tenant, api_key, model) = key.value();
+        let (tenant, minute, api_key, model) = key.value();
+        if !minutes.contains(&minute) {
+            continue;
+        }
         let (tenant, key, model) = (tenant.into(), api_key.into(), model.into());
-        take(RowKey { minute, tenant, key, model }, Count::of_stored(count.value()));
+        let taken = take(RowKey { minute, tenant, key, model }, Count::of_stored(count.value()));
+        if taken.is_err() {
+            return Ok(taken);
+        }
     }
-    Ok(())
+    Ok(Ok(()))
 }
 
 /// `GET /v1/usage`
@@ -353,11 +380,13 @@ mod tests {
     }
 
     fn sum(meters: &Meters, tenant: Option<&str>) -> Count {
-        let records = meters.records(tenant, 0, u64::MAX).unwrap();
-        records.values().fold(Count::default(), |mut sum, count| {
-            sum.add(*count);
-            sum
-        })
+        let mut sum = Count::default();
+        let mut add = |_, count| {
+            sum.add(count);
+            Ok(())
+        };
+        meters.records(tenant, 0, u64::MAX, &mut add).unwrap();
+        sum
     }
 
     #[test]
