@@ -10,5 +10,5 @@ binary=$(realpath "${1:?the path of the folio binary}")
 soak_seconds=${2:-30}
 cd "$(dirname "$0")"
 export FOLIO_BIN=$binary PYTHONDONTWRITEBYTECODE=1
-timeout 900 python3 -u -m pytest -v -p no:cacheprovider --tb=short -o faulthandler_timeout=150 --ignore=frameworks .
+timeout 900 python3 -u -m pytest -v -p no:cacheprovider --tb=short -o faulthandler_timeout=150 --ignore=frameworks --ignore=schema .
 timeout $((soak_seconds + 300)) python3 -u soak.py --seconds "$soak_seconds"

@@ -57,9 +57,9 @@ def test_a_forbidden_passage_is_never_seen(serve, story, tmp_path):
 
     claude = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
     model = claude.models.list().data[0].id
-    message = claude.messages.create(model=model, messages=ASK, max_tokens=60, temperature=0)
+    message = claude.messages.create(model=model, messages=ASK, max_tokens=60, extra_body={"temperature": 0})
     assert message.stop_reason == "refusal" and message.content[0].text == choice.message.content
-    with claude.messages.stream(model=model, messages=ASK, max_tokens=60, temperature=0) as stream:
+    with claude.messages.stream(model=model, messages=ASK, max_tokens=60, extra_body={"temperature": 0}) as stream:
         assert "".join(stream.text_stream) == choice.message.content
         assert stream.get_final_message().stop_reason == "refusal"
 
@@ -128,8 +128,8 @@ def test_a_callout_judges_both_sides(serve, story, judge, tmp_path, monkeypatch)
     judge.verdict = lambda question: {"action": "deny"} if question["stage"] == "output" else {"action": "allow"}
     assert streamed(client) == ("", "content_filter")
 
-    judge.shutdown()
-    judge.server_close()
+    # A verdict that is none, and the callout fails closed.
+    judge.verdict = lambda _: {"action": "perhaps"}
     with pytest.raises(openai.InternalServerError) as refused:
         create(client)
     assert refused.value.status_code == 503

@@ -361,7 +361,7 @@ pub const ROUTES: &[Route] = &[
     post("/ping", "Whether work goes on", None, STATUS),
     get("/metrics", "Prometheus' page", Reply::Text("text/plain; version=0.0.4; charset=utf-8")),
     get("/version", "The server's version", Reply::Object(&[("version", "string")], false)),
-    get("/", "A page for people", Reply::Text("text/html; charset=utf-8")),
+    get("/", "A page for people", Reply::Text("text/plain; charset=utf-8")),
     get(
         "/openapi.json",
         "This document",
