@@ -42,6 +42,9 @@ struct Wanted {
     field: &'static str,
 }
 
+pub(crate) const REFUSED: &[(&str, &str)] =
+    &[("stream", "there is no output to stream"), ("max_tokens", "nothing is generated")];
+
 /// What computing it took.
 #[derive(Default)]
 struct Computed {
@@ -92,7 +95,7 @@ fn read(state: &State, body: &[u8]) -> Result<Wanted, ApiError> {
     check_model(&mut fields, state)?;
     let wish = Wish::read(&mut fields)?;
     let (tokens, field) = tokens(state, &mut fields)?;
-    fields.finish(&[("stream", "there is no output to stream"), ("max_tokens", "nothing is generated")])?;
+    fields.finish(REFUSED)?;
     Ok(Wanted { tokens: tokens.into(), wish, field })
 }
 

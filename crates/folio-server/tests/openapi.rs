@@ -5,13 +5,17 @@ mod common;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use common::{Client, FakeEngine, app, tool_template};
-use folio_server::{App, Parsers, ServerConfig};
+use common::{Client, FakeEngine, app, modelled, tool_template};
+use folio_engine::SchedulerConfig;
+use folio_server::{App, Engine, Parsers, ServerConfig};
 use folio_text::{ReasoningFormat, ToolFormat};
 use serde_json::{Value, json};
 
 fn client() -> Client {
-    let engine = FakeEngine::saying("ok");
+    client_of(FakeEngine::saying("ok"))
+}
+
+fn client_of(engine: Arc<dyn Engine>) -> Client {
     let parsers = Parsers { tools: ToolFormat::named("hermes"), reasoning: ReasoningFormat::named("think") };
     let mut app = App { template: Some(Arc::new(tool_template())), parsers, ..app(engine) };
     app.model.context_length = 2048;
@@ -28,6 +32,9 @@ async fn every_field_is_honoured_or_refused_as_the_document_says() {
     assert_eq!(document.status, 200, "without a key");
     let document = document.json();
     let client = client().key("k");
+    // What is kept in a cache needs an engine that has one.
+    let config = SchedulerConfig { max_model_len: 256, max_num_batched_tokens: 64, ..Default::default() };
+    let caching = client_of(Arc::new(modelled(config, 64, 1 << 20))).key("k");
     let schemas = &document["components"]["schemas"];
     // Every name that any request knows, tried with every request.
     let lists = schemas.as_object().unwrap().values();
@@ -39,12 +46,17 @@ async fn every_field_is_honoured_or_refused_as_the_document_says() {
     for (path, methods) in document["paths"].as_object().unwrap() {
         let Some(content) = methods["post"]["requestBody"].as_object() else { continue };
         let media = &content["content"]["application/json"];
+        // A form, and what is asked of something that must be there first.
+        if media.is_null() || path.contains('{') {
+            continue;
+        }
         let schema = media["schema"]["$ref"].as_str().unwrap().rsplit('/').next().unwrap();
         let schema = &schemas[schema];
         for name in &all {
             let mut body = media["example"].clone();
             body[name] = json!({"zzz": [1]});
-            let reply = client.post(path, &body).await;
+            let asked_of = if path.starts_with("/v1/cache") { &caching } else { &client };
+            let reply = asked_of.post(path, &body).await;
             let (mut code, mut param) = (Value::Null, Value::Null);
             if reply.status != 200 {
                 let error = reply.error();

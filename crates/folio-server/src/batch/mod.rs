@@ -34,6 +34,7 @@ use store::Store;
 /// Of a batch's lines in the engine, where lower runs first. What a line says itself is added, within [`PRIORITY_SPAN`].
 pub const PRIORITY: i32 = 1 << 20;
 const PRIORITY_SPAN: i32 = 1 << 10;
+pub(crate) const REFUSED: &[(&str, &str)] = &[("model", "each line says its model")];
 /// OpenAI's only window.
 const WINDOW_S: u64 = 24 * 3600;
 /// Files of batches are kept so long where nobody says otherwise.

@@ -306,7 +306,7 @@ fn read(state: &State, tenant: &Tenant, body: &[u8]) -> Result<Record, ApiError>
             seconds.ok_or_else(|| wrong_seconds("output_expires_after.seconds"))?
         }
     };
-    fields.finish(&[("model", "each line says its model")])?;
+    fields.finish(super::REFUSED)?;
     let owner = state.tenants.owner(tenant);
     let Some((file, _)) = state.batches.store.file(&owner, &input_file_id) else {
         return Err(ApiError {

@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 use crate::generate::json_response;
 use crate::http::OPEN;
-use tables::{Body, Field, ROUTES, Reply, Route};
+use tables::{Body, Field, ROUTES, Reply, Route, UPLOAD};
 
 pub async fn serve() -> Response<HttpBody> {
     static TEXT: LazyLock<String> = LazyLock::new(|| document().to_string());
@@ -94,6 +94,13 @@ fn operation(route: &Route) -> Value {
         let media =
             json!({"schema": {"$ref": format!("#/components/schemas/{}", body.name)}, "example": example});
         operation["requestBody"] = json!({"required": true, "content": {"application/json": media}});
+    }
+    if (route.method, route.path) == ("post", "/v1/files") {
+        let mut form = json!({"type": "object", "properties": properties(&[UPLOAD], false), "required": ["file", "purpose"]});
+        form["properties"]["file"]["contentMediaType"] = "application/octet-stream".into();
+        form["properties"]["purpose"]["const"] = "batch".into();
+        operation["requestBody"] =
+            json!({"required": true, "content": {"multipart/form-data": {"schema": form}}});
     }
     if OPEN.contains(&route.path) {
         operation["security"] = json!([]);

@@ -4,7 +4,7 @@
 //! `tests/openapi.rs`), so this cannot be wrong for long.
 
 use crate::params;
-use crate::{anthropic, completions, embeddings, responses};
+use crate::{anthropic, batch, completions, embeddings, prefixes, responses};
 
 /// A field of a request: its name, and what it may be: a type with bounds (`number 0 2`), several joined by `|`, or a schema.
 pub type Field = (&'static str, &'static str);
@@ -237,6 +237,52 @@ pub const DETOKENIZE: Body = Body {
     example: r#"{"tokens": [1]}"#,
 };
 
+const KEEPING: &[Field] = &[("priority", "integer 0 100"), ("ttl", "integer 1 | string"), ("pin", "boolean")];
+
+pub const PREFIX_REQUEST: Body = Body {
+    name: "PrefixRequest",
+    required: &[],
+    fields: &[
+        CONVERSATION,
+        KEEPING,
+        &[
+            ("model", "string"),
+            ("prompt", "string"),
+            ("token_ids", "array"),
+            ("add_special_tokens", "boolean"),
+        ],
+    ],
+    refused: &[prefixes::REFUSED],
+    example: r#"{"messages": [{"role": "user", "content": "Hi"}]}"#,
+};
+pub const PREFIX_CHANGE: Body = Body {
+    name: "PrefixChange",
+    required: &[],
+    fields: &[KEEPING],
+    refused: &[],
+    example: r#"{"pin": false}"#,
+};
+pub const BATCH_REQUEST: Body = Body {
+    name: "BatchRequest",
+    required: &["input_file_id", "endpoint", "completion_window"],
+    fields: &[&[
+        ("input_file_id", "string"),
+        ("endpoint", "string"),
+        ("completion_window", "string"),
+        ("metadata", "object"),
+        ("output_expires_after", "object"),
+    ]],
+    refused: &[batch::REFUSED],
+    example: r#"{"input_file_id": "file-0", "endpoint": "/v1/completions", "completion_window": "24h"}"#,
+};
+/// The parts of an uploaded form; `file` is a file.
+pub const UPLOAD: &[Field] = &[
+    ("file", "string"),
+    ("purpose", "string"),
+    ("expires_after[anchor]", "string"),
+    ("expires_after[seconds]", "integer"),
+];
+
 const CHOICES: &[Field] = &[
     ("id", "string"),
     ("object", "string"),
@@ -329,9 +375,19 @@ pub const ROUTES: &[Route] = &[
     get("/v1/models", "The served model", LISTED),
     get("/v1/models/{name}", "The served model, by a name", Reply::Object(&[("id", "string")], false)),
     get("/v1/cache/prefixes", "Prefixes kept by name", LISTED),
-    post("/v1/cache/prefixes", "Computes and keeps a prefix", None, Reply::Object(PREFIX, false)),
+    post(
+        "/v1/cache/prefixes",
+        "Computes and keeps a prefix",
+        Some(&PREFIX_REQUEST),
+        Reply::Object(PREFIX, false),
+    ),
     get("/v1/cache/prefixes/{id}", "A prefix that is kept", Reply::Object(PREFIX, false)),
-    post("/v1/cache/prefixes/{id}", "Changes how a prefix is kept", None, Reply::Object(PREFIX, false)),
+    post(
+        "/v1/cache/prefixes/{id}",
+        "Changes how a prefix is kept",
+        Some(&PREFIX_CHANGE),
+        Reply::Object(PREFIX, false),
+    ),
     delete("/v1/cache/prefixes/{id}", "Unpins and drops a prefix"),
     get("/v1/cache/keys", "Hits by prompt_cache_key", LISTED),
     get("/v1/files", "Files of batches", LISTED),
@@ -340,7 +396,7 @@ pub const ROUTES: &[Route] = &[
     delete("/v1/files/{id}", "Deletes a file"),
     get("/v1/files/{id}/content", "The content of a file", Reply::Text("application/octet-stream")),
     get("/v1/batches", "Batches", LISTED),
-    post("/v1/batches", "Runs a file of requests", None, BATCH),
+    post("/v1/batches", "Runs a file of requests", Some(&BATCH_REQUEST), BATCH),
     get("/v1/batches/{id}", "A batch", BATCH),
     post("/v1/batches/{id}/cancel", "Ends a batch", None, BATCH),
     get("/load", "Generations in flight", Reply::Object(&[("server_load", "integer")], false)),
