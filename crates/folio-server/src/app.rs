@@ -162,10 +162,9 @@ impl Flight {
         Arc::<InFlight>::default().enter().of(request)
     }
 
-    pub fn of(self, request: &str) -> Self {
-        let mut flight = self;
-        flight.request = request.to_owned();
-        flight
+    pub fn of(mut self, request: &str) -> Self {
+        self.request = request.to_owned();
+        self
     }
 }
 

@@ -15,6 +15,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use folio_text::rfc_3339;
 use serde_json::{Value, json};
 
 use crate::error::ServerError;
@@ -123,18 +124,8 @@ fn moved(path: &Path, file: &File) -> bool {
 /// RFC 3339, UTC, milliseconds.
 fn time(at: SystemTime) -> String {
     let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let (days, second) = ((since.as_secs() / 86_400) as i64, since.as_secs() % 86_400);
-    // Howard Hinnant's civil_from_days: years begin in March, so the day that may be missing is the last one.
-    let days = days + 719_468;
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let shifted = (5 * day + 2) / 153;
-    let day = day - (153 * shifted + 2) / 5 + 1;
-    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
-    let year = year + era * 400 + i64::from(month <= 2);
-    let (hour, minute, second, milli) = (second / 3600, second / 60 % 60, second % 60, since.subsec_millis());
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{milli:03}Z")
+    let second = rfc_3339(since.as_secs() as i64);
+    format!("{}.{:03}Z", second.trim_end_matches('Z'), since.subsec_millis())
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! Owns: these three as rules for the sampler, and rules that hold together. Must never: wait; what they allow is known as soon as a
 //! token is.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use folio_engine::{Guide, Rules, RulesRef};
 use folio_text::{ReasoningFormat, Tokenizer};
@@ -11,6 +11,7 @@ use folio_text::{ReasoningFormat, Tokenizer};
 use crate::config::Limits;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::lock;
 
 /// What a request says.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -300,8 +301,4 @@ impl Guide for Budgeted {
         }
         Ok(())
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

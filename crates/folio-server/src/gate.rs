@@ -8,12 +8,13 @@
 //! at once nor lost to requests that ended early. A request larger than a whole minute's tokens waits for a full minute and
 //! leaves a debt. Both budgets refill steadily (a token bucket of one minute's size), so no boundary of a minute is worth waiting for.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
 use crate::error::ApiError;
+use crate::lock;
 
 /// Tokens reserved for a choice that says no limit.
 pub(crate) const TOKENS_EXPECTED: u32 = 256;
@@ -112,7 +113,7 @@ impl Gate {
     }
 
     fn counts(&self) -> std::sync::MutexGuard<'_, Counts> {
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.counts)
     }
 
     /// Lets a request in, or says what it would exceed and when to come again. All or nothing.

@@ -10,12 +10,13 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use folio_engine::{Guide, Rules};
 use folio_text::{Grammar, Matcher, Place, STACK_BYTES, Tokenizer};
 
+use crate::lock;
 use crate::metrics::MaskFigures;
 
 /// Longest the sampler waits for a mask; a mask is bounded by fuel to some 10 ms, so longer means that the machine is stuck.
@@ -373,10 +374,6 @@ fn behind(said: &mut Vec<u8>, text: &str) -> Option<Vec<u8>> {
         said.drain(..(said.len() + 1).saturating_sub(text.len()));
     }
     found.map(|at| said[at + text.len()..].to_vec())
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -64,7 +64,13 @@ pub use config::{AdminConfig, Limits, ServerConfig, TlsFiles};
 pub use declared::{Declared, DeclaredGroup, DeclaredTenant, Share};
 pub use error::{ApiError, ServerError};
 pub use gate::TenantLimits;
+pub use generate::unix_s;
 pub use params::SamplingDefaults;
 pub use reading::Parsers;
 pub use safety::Safety;
 pub use serve::{Addresses, Listeners, Server, check, run, serve};
+
+/// Goes on after a panic elsewhere: nothing under these locks panics between two statements that belong together.
+fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -10,7 +10,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use axum::http::{HeaderMap, StatusCode, header};
@@ -21,7 +21,9 @@ use crate::config::ServerConfig;
 use crate::declared::Declared;
 use crate::error::{ApiError, ServerError};
 use crate::gate::{Gate, TenantLimits};
-use crate::keys::{self, KeyFile, Scope, Scopes, random};
+use crate::generate::unix_s;
+use crate::keys::{KeyFile, Scope, Scopes, random};
+use crate::lock;
 
 /// Ids of tenants that only the file of keys names begin here.
 const FIRST_NAMED: u32 = 1 << 26;
@@ -82,10 +84,6 @@ impl Named {
         self.by_name.entry(tenant.name.clone()).or_insert(self.tenants.len());
         self.tenants.push(tenant);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Tenants {
@@ -326,7 +324,7 @@ impl Tenants {
         if !equal(known, digest) {
             return Err(incorrect());
         }
-        match record.state(keys::now_s()) {
+        match record.state(unix_s()) {
             "valid" => file.holders.get(&record.id).cloned().ok_or_else(incorrect),
             over => Err(ApiError::unauthorized(format!("This API key is {over}."))),
         }
@@ -411,6 +409,7 @@ fn tenant_secret(server_secret: &[u8; 32], key_digest: &[u8; 32]) -> [u8; 32] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::keys;
 
     fn headers(value: &str) -> HeaderMap {
         HeaderMap::from_iter([(header::AUTHORIZATION, value.parse().unwrap())])

@@ -4,7 +4,7 @@
 //! A pair that cannot be used is refused at start; later, the one before stays and the log says why.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use tokio_rustls::TlsAcceptor;
@@ -15,6 +15,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::config::TlsFiles;
 use crate::error::ServerError;
+use crate::lock;
 
 /// How often the files are looked at, at most.
 const LOOKED_AT_EVERY: Duration = Duration::from_secs(5);
@@ -39,7 +40,7 @@ impl Tls {
 
     /// For the next connection.
     pub fn acceptor(&self) -> TlsAcceptor {
-        let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut now = lock(&self.now);
         if now.looked.elapsed() >= LOOKED_AT_EVERY {
             now.looked = Instant::now();
             let changed = changed(&self.files);

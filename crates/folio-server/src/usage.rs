@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Extension;
@@ -25,6 +25,7 @@ use serde_json::{Value, json};
 use crate::app::State;
 use crate::error::{ApiError, ServerError};
 use crate::generate::{json_response, unix_s};
+use crate::lock;
 use crate::tenants::Tenant;
 
 /// How often new records are written to the file.
@@ -94,10 +95,6 @@ pub(crate) struct Meter {
     tenant: Arc<str>,
     key: Arc<str>,
     inner: Mutex<Inner>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Meter {

@@ -36,7 +36,7 @@ fn engine() -> folio_engine::EngineHandle {
 
 fn make(path: &Path, tenant: &str, scopes: &[Scope]) -> (String, String) {
     let new = NewKey { tenant: tenant.into(), name: String::new(), scopes: scopes.into(), expires_s: None };
-    let (record, key) = keys::create(path, new, keys::now_s()).unwrap();
+    let (record, key) = keys::create(path, new, folio_server::unix_s()).unwrap();
     (record.id, key)
 }
 
@@ -173,7 +173,7 @@ async fn scopes_say_what_a_key_opens_and_revoking_closes_it_at_once() {
         );
     }
     assert_eq!(usage.complete(json!({})).await.status.as_u16(), 403);
-    keys::revoke(&path, &id, keys::now_s()).unwrap();
+    keys::revoke(&path, &id, folio_server::unix_s()).unwrap();
     let reply = all.complete(json!({})).await;
     assert!(reply.status.as_u16() == 401 && reply.text.contains("revoked"), "{}", reply.text);
     assert_eq!(usage.get("/v1/usage").await.status.as_u16(), 200);

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use folio_engine::plan::{ExecutorError, HOLE, SequenceId, SequencePlan, StepPlan, Want};
 use folio_engine::request::{Event, RequestId};
-use folio_engine::{CancelRequest, Executor, FinishReason, Micros, ModelExecutor, Scheduler};
+use folio_engine::{CacheCommand, CancelRequest, Executor, FinishReason, Micros, ModelExecutor, Scheduler};
 use folio_kv::{EvictionPolicy, KvCache, LearnedLifetimes, LruLeafFirst, TenantId};
 
 use crate::backend::SimBackend;
@@ -224,7 +224,7 @@ impl Simulator {
             self.scheduler.preempt_all(&mut self.cache);
             if self.preempting.one_in(2) {
                 // What was given up does not survive.
-                self.cache.clear(None);
+                self.scheduler.command(&mut self.cache, CacheCommand::Clear { tenant: None });
             }
         }
         let ready: Vec<_> = self.scheduler.one_token_short().collect();

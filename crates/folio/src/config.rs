@@ -30,7 +30,7 @@ pub struct Tables {
 }
 
 /// The command line, with the file's values behind it where `--config` or FOLIO_CONFIG names one.
-pub fn command_line(line: impl IntoIterator<Item = OsString>) -> Result<Cli> {
+pub fn command_line(line: impl IntoIterator<Item = OsString>) -> Result<Command> {
     let mut line: Vec<OsString> = line.into_iter().collect();
     let matches = Cli::command().get_matches_from(&line);
     if matches.subcommand_name().is_none() {
@@ -39,14 +39,16 @@ pub fn command_line(line: impl IntoIterator<Item = OsString>) -> Result<Cli> {
     }
     let matches = Cli::command().get_matches_from(&line);
     let file = matches.subcommand_matches("serve").and_then(|serve| serve.get_one::<PathBuf>("config"));
-    let Some(path) = file else { return Ok(Cli::from_arg_matches(&matches)?) };
-    let file = File::read(path)?;
-    let matches = file.behind(Cli::command()).get_matches_from(&line);
-    let mut cli = Cli::from_arg_matches(&matches)?;
-    if let Some(Command::Serve(args)) = &mut cli.command {
+    let file = file.map(|path| File::read(path)).transpose()?;
+    let matches = match &file {
+        Some(file) => file.behind(Cli::command()).get_matches_from(&line),
+        None => matches,
+    };
+    let mut command = Cli::from_arg_matches(&matches)?.command.context("there is no command")?;
+    if let (Command::Serve(args), Some(file)) = (&mut command, file) {
         args.tables = file.tables;
     }
-    Ok(cli)
+    Ok(command)
 }
 
 /// A file's content, each value checked.

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
-use folio_server::keys::{self, KeyRecord, NewKey, Scope, now_s};
+use folio_server::keys::{self, KeyRecord, NewKey, Scope};
+use folio_server::unix_s;
 
 use crate::cli::KeysAction;
 
@@ -15,7 +16,7 @@ pub fn run(action: KeysAction) -> Result<()> {
         }
         KeysAction::List { file, json } => list(&file, json),
         KeysAction::Revoke { file, id } => {
-            let record = keys::revoke(&file, &id, now_s())?;
+            let record = keys::revoke(&file, &id, unix_s())?;
             println!("revoked {} of {}", record.id, record.tenant);
             Ok(())
         }
@@ -29,7 +30,7 @@ fn create(
     scopes: Vec<Scope>,
     expires: Option<Duration>,
 ) -> Result<()> {
-    let now = now_s();
+    let now = unix_s();
     let expires_s = expires.map(|time| now.saturating_add(time.as_secs()));
     let (record, key) = keys::create(file, NewKey { tenant, name, scopes, expires_s }, now)?;
     eprintln!("key {} of {}; it is not shown again:", record.id, record.tenant);
@@ -39,7 +40,7 @@ fn create(
 
 fn list(file: &Path, json: bool) -> Result<()> {
     let records = keys::list(file)?;
-    let now = now_s();
+    let now = unix_s();
     if json {
         let rows: Vec<_> = records
             .iter()

@@ -28,26 +28,25 @@ use cli::{BenchMode, Command, ConfigAction};
 
 /// Parses the command line and does what it says.
 pub fn main() -> Result<()> {
-    let cli = config::command_line(std::env::args_os())?;
+    let command = config::command_line(std::env::args_os())?;
     let filter = tracing_subscriber::EnvFilter::try_from_env("FOLIO_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,folio=info,folio_server=info"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
-    match cli.command {
-        None => anyhow::bail!("there is always a command: without one, `serve`"),
-        Some(Command::Serve(args)) => serve::run(&args),
-        Some(Command::Chat(args)) => chat::run(&args),
-        Some(Command::Run(args)) => run::run(&args),
-        Some(Command::Bench { mode: BenchMode::Engine(args) }) => bench::engine::run(&args),
-        Some(Command::Bench { mode: BenchMode::Serve(args) }) => bench::load::run(&args),
-        Some(Command::Bench { mode: BenchMode::Kl(args) }) => bench::kl::run(&args),
-        Some(Command::Bench { mode: BenchMode::Kv(args) }) => bench::kv::run(&args),
-        Some(Command::Bench { mode: BenchMode::Cache(args) }) => bench::cache::run(&args),
-        Some(Command::Config { action: ConfigAction::Check { file } }) => config::check(&file),
-        Some(Command::Keys { action }) => keys::run(action),
-        Some(Command::Pull(args)) => pull::run(&args),
-        Some(Command::Quantize(args)) => quantize::run(&args),
-        Some(Command::Doctor(args)) => doctor::run(&args),
-        Some(Command::Docs { page }) => {
+    match command {
+        Command::Serve(args) => serve::run(&args),
+        Command::Chat(args) => chat::run(&args),
+        Command::Run(args) => run::run(&args),
+        Command::Bench { mode: BenchMode::Engine(args) } => bench::engine::run(&args),
+        Command::Bench { mode: BenchMode::Serve(args) } => bench::load::run(&args),
+        Command::Bench { mode: BenchMode::Kl(args) } => bench::kl::run(&args),
+        Command::Bench { mode: BenchMode::Kv(args) } => bench::kv::run(&args),
+        Command::Bench { mode: BenchMode::Cache(args) } => bench::cache::run(&args),
+        Command::Config { action: ConfigAction::Check { file } } => config::check(&file),
+        Command::Keys { action } => keys::run(action),
+        Command::Pull(args) => pull::run(&args),
+        Command::Quantize(args) => quantize::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Docs { page } => {
             print!("{}", docs::page(page));
             Ok(())
         }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use folio_model::GenerationConfig;
 use folio_server::{
     AdminConfig, App, BatchConfig, BatchLimits, Declared, Limits, ModelFacts, Parsers, Safety,
-    SamplingDefaults, ServerConfig, TlsFiles,
+    SamplingDefaults, ServerConfig, ServerError, TlsFiles,
 };
 use folio_text::{ChatTemplate, ReasoningFormat, ToolFormat};
 
@@ -160,28 +160,30 @@ pub(crate) fn settings(args: &ServeArgs) -> Result<ServerConfig> {
 
 /// Tenants, from the file of `--tenants` or, without one, the configuration file's tables.
 fn declared(file: Option<&Path>, tables: Option<&str>) -> Result<Declared> {
-    let environment = |name: &str| std::env::var(name).ok();
-    match (file, tables) {
-        (None, None) => Ok(Declared::default()),
-        (None, Some(tables)) => Ok(Declared::parse(tables, &environment)?),
-        (Some(path), _) => {
-            let text =
-                std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-            Declared::parse(&text, &environment).with_context(|| path.display().to_string())
-        }
-    }
+    of_file_or_table(file, tables, |text| Declared::parse(text, &environment))
 }
 
 /// What is not let in or out, from the file of `--safety` or, without one, the configuration file's table.
 fn safety(file: Option<&Path>, table: Option<&str>) -> Result<Safety> {
-    let environment = |name: &str| std::env::var(name).ok();
+    of_file_or_table(file, table, |text| Safety::parse(text, &environment))
+}
+
+fn environment(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+fn of_file_or_table<T: Default>(
+    file: Option<&Path>,
+    table: Option<&str>,
+    parse: impl Fn(&str) -> Result<T, ServerError>,
+) -> Result<T> {
     match (file, table) {
-        (None, None) => Ok(Safety::default()),
-        (None, Some(table)) => Ok(Safety::parse(table, &environment)?),
+        (None, None) => Ok(T::default()),
+        (None, Some(table)) => Ok(parse(table)?),
         (Some(path), _) => {
             let text =
                 std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-            Safety::parse(&text, &environment).with_context(|| path.display().to_string())
+            parse(&text).with_context(|| path.display().to_string())
         }
     }
 }

@@ -21,7 +21,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Cursor, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
@@ -31,6 +31,7 @@ use super::{BatchConfig, BatchLimits};
 use crate::error::{ApiError, ServerError};
 use crate::generate::unix_s;
 use crate::http::fresh_id;
+use crate::lock;
 
 /// What is said of a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -177,10 +178,6 @@ pub struct Store {
     bytes_max: u64,
     inner: Mutex<Inner>,
     _lock: Option<File>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Store {
