@@ -1,0 +1,124 @@
+//! What the backend needs of a device: memory, copies, launches, graphs.
+//!
+//! Owns: the contract between planning and a device. Must never: know a model or a kernel's meaning. Everything is in the order
+//! of one stream: an operation sees what those before it wrote.
+
+/// An address in device memory. Zero is no memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DevicePtr(pub u64);
+
+impl DevicePtr {
+    /// `bytes` further on.
+    pub const fn offset(self, bytes: u64) -> Self {
+        Self(self.0 + bytes)
+    }
+}
+
+/// A kernel's argument, by value.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Arg {
+    Ptr(DevicePtr),
+    U32(u32),
+    F32(f32),
+}
+
+/// One launch. Kernels are found by name in the modules that were loaded.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch<'a> {
+    pub kernel: &'a str,
+    /// Blocks along x, y and z; none may be zero.
+    pub grid: [u32; 3],
+    /// Threads of a block, a multiple of 32 and at most 1,024.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
+    pub args: &'a [Arg],
+}
+
+/// What a device is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    pub name: String,
+    /// Compute capability times ten: 80, 90, 100.
+    pub arch: u32,
+    pub multiprocessors: u32,
+    pub memory_bytes: u64,
+    /// Most bytes of shared memory of a block, where it opts in.
+    pub shared_bytes: u32,
+}
+
+/// A captured sequence of launches that can be run again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GraphId(pub u32);
+
+/// Host memory that the device can copy to and from while the host goes on; named so that it can be freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct HostId(pub u32);
+
+#[derive(Debug, thiserror::Error)]
+pub enum DriverError {
+    #[error("no CUDA device can be used: {0}")]
+    Unavailable(String),
+    #[error("out of device memory: {needed_bytes} bytes are needed, {free_bytes} are free")]
+    OutOfMemory { needed_bytes: u64, free_bytes: u64 },
+    #[error("kernels of {module} cannot be compiled: {log}")]
+    Compile { module: String, log: String },
+    #[error("there is no kernel {0}")]
+    NoKernel(String),
+    #[error("{call} failed: {reason}")]
+    Call { call: &'static str, reason: String },
+}
+
+type Result<T> = std::result::Result<T, DriverError>;
+
+/// A device and one stream of work on it. Errors of earlier work may be reported by any later call.
+pub trait Driver: Send {
+    fn info(&self) -> &DeviceInfo;
+
+    /// Bytes of device memory that are free now.
+    fn free_bytes(&self) -> Result<u64>;
+
+    /// Compiles (or finds compiled) the kernels of a module; see [`crate::kernels`].
+    fn load(&mut self, module: &crate::kernels::Module) -> Result<()>;
+
+    /// At least `bytes` bytes, aligned to 256. Their content is anything.
+    fn allocate(&mut self, bytes: u64) -> Result<DevicePtr>;
+
+    /// Waits for the work before it. `ptr` came from [`Driver::allocate`].
+    fn free(&mut self, ptr: DevicePtr) -> Result<()>;
+
+    fn zero(&mut self, at: DevicePtr, bytes: u64) -> Result<()>;
+
+    /// Copies from the host; `from` may be changed when this returns.
+    fn upload(&mut self, to: DevicePtr, from: &[u8]) -> Result<()>;
+
+    /// Waits for the work before it, then copies to the host.
+    fn download(&mut self, from: DevicePtr, to: &mut [u8]) -> Result<()>;
+
+    /// Device to device. The two do not overlap.
+    fn copy(&mut self, from: DevicePtr, to: DevicePtr, bytes: u64) -> Result<()>;
+
+    fn launch(&mut self, launch: &Launch<'_>) -> Result<()>;
+
+    /// Host memory, pinned, zeroed.
+    fn allocate_host(&mut self, bytes: u64) -> Result<HostId>;
+
+    /// Bytes of host memory. What the device still writes there is waited for by [`Driver::synchronize`] alone.
+    fn host(&mut self, id: HostId) -> &mut [u8];
+
+    /// Copies `bytes` bytes from `offset` of host memory, in stream order: the memory must stay as it is until then.
+    fn upload_async(&mut self, to: DevicePtr, id: HostId, offset: u64, bytes: u64) -> Result<()>;
+
+    /// Copies `bytes` bytes to `offset` of host memory, in stream order.
+    fn download_async(&mut self, from: DevicePtr, id: HostId, offset: u64, bytes: u64) -> Result<()>;
+
+    /// Waits for all work so far.
+    fn synchronize(&mut self) -> Result<()>;
+
+    /// From here to [`Driver::end_capture`] launches and copies are recorded and not run. Nothing may be allocated.
+    fn begin_capture(&mut self) -> Result<()>;
+
+    fn end_capture(&mut self) -> Result<GraphId>;
+
+    fn replay(&mut self, graph: GraphId) -> Result<()>;
+}

@@ -1,0 +1,1 @@
+//! Runs the CUDA kernels of `folio-cuda` on the host: the device of tests.
