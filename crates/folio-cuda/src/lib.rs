@@ -6,8 +6,11 @@
 //! **Architecture Invariant:** the bits of a row depend on (token, absolute position, cached bits, weights), as on the CPU. A
 //! kernel may choose its tile by the batch, never the order in which it sums.
 
+mod cubins;
+pub mod cuda;
 pub mod driver;
 pub mod kernels;
+pub mod nvrtc;
 pub mod planes;
 
 pub use driver::{Arg, DeviceInfo, DevicePtr, Driver, DriverError, Launch};
