@@ -6,11 +6,12 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use folio_model::backend::{Backend, BackendError, Batch, KvLayout, SwapTimes, TensorView};
+use folio_model::check::{self, BatchCheck, Loaded, PoolSize, ProgramCheck, Written};
 use folio_model::program::{MatrixId, Op, Program, VectorId};
+use folio_model::quant::Encoding;
 
 use crate::attend::Window;
 use crate::attention::{AttentionPlan, Shape};
-use crate::check::{self, BatchCheck, ProgramCheck};
 use crate::error::CpuError;
 use crate::experts::{self, ExpertBuffers};
 use crate::groups::Groups;
@@ -19,6 +20,7 @@ use crate::linear::{SCRATCH, rows_of_heads};
 use crate::memory::{Floats, HugeBuffer};
 use crate::packed::{PackedMatrix, QuantizeWith};
 use crate::packed_file::{PackedFile, PackedWeights};
+use crate::plain::Kind;
 use crate::pool::{Claims, Pool};
 use crate::quant::quantize::Quantize;
 use crate::simd::dot::COLUMNS;
@@ -54,9 +56,8 @@ pub struct CpuBackend {
     model: Option<Model>,
     /// One per cache group.
     caches: Vec<KvCache>,
-    /// Per group and block, the step that last wrote it.
-    written: Vec<Vec<u32>>,
-    step: u32,
+    pools: Vec<PoolSize>,
+    written: Written,
     /// What the last step spent on swaps, out and in.
     swap_nanos: [AtomicU64; 2],
 }
@@ -91,8 +92,8 @@ impl CpuBackend {
             vectors: Vec::new(),
             model: None,
             caches: Vec::new(),
-            written: Vec::new(),
-            step: 0,
+            pools: Vec::new(),
+            written: Written::default(),
             swap_nanos: Default::default(),
         })
     }
@@ -150,6 +151,28 @@ impl CpuBackend {
     }
 }
 
+/// Whether rows of both fit one matrix: they take the same activations. Floats of different plain types do not.
+fn stack(a: Encoding, b: Encoding) -> bool {
+    let integers = |encoding| matches!(Kind::of(encoding), Kind::Integers(_));
+    a == b || (a.plain().is_none() && b.plain().is_none() && integers(a) == integers(b))
+}
+
+/// Weights that somebody else quantized are not quantized again.
+fn quantized_already(name: &str, part: &TensorView<'_>) -> BackendError {
+    let reason = format!("it is {} already: --quantize is for weights in F32, F16 or BF16", part.encoding);
+    check::shape_error(name, part.shape, reason)
+}
+
+impl Loaded for CpuBackend {
+    fn matrix(&self, id: MatrixId) -> Option<(usize, usize)> {
+        self.matrices.get(id.0 as usize).map(|matrix| (matrix.rows, matrix.cols))
+    }
+
+    fn vector(&self, id: VectorId) -> Option<usize> {
+        self.vectors.get(id.0 as usize).map(|(values, _)| *values)
+    }
+}
+
 /// What a failure of this crate is to the caller of a backend.
 fn device(error: CpuError) -> BackendError {
     match error {
@@ -168,10 +191,10 @@ impl Backend for CpuBackend {
     }
 
     fn load_matrix(&mut self, name: &str, parts: &[TensorView<'_>]) -> Result<MatrixId, BackendError> {
-        check::parts(name, parts, 2)?;
+        check::parts(name, parts, 2, stack)?;
         let with = self.quantize.map(|to| QuantizeWith { to, isa: self.isa });
         if let (Some(_), Some(part)) = (with, parts.iter().find(|part| part.encoding.plain().is_none())) {
-            return Err(check::quantized_already(name, part));
+            return Err(quantized_already(name, part));
         }
         let whole = parts[0].shape[1].is_multiple_of(COLUMNS);
         if with.is_some() {
@@ -183,7 +206,7 @@ impl Backend for CpuBackend {
     }
 
     fn load_vector(&mut self, name: &str, parts: &[TensorView<'_>]) -> Result<VectorId, BackendError> {
-        check::parts(name, parts, 1)?;
+        check::parts(name, parts, 1, stack)?;
         let mut values = Vec::new();
         for part in parts {
             let dtype = check::plain(name, part)?;
@@ -202,7 +225,7 @@ impl Backend for CpuBackend {
         max_logit_rows: usize,
         max_position: usize,
     ) -> Result<(), BackendError> {
-        ProgramCheck { program: &program, matrices: &self.matrices, vectors: &self.vectors }.all()?;
+        ProgramCheck { program: &program, loaded: &*self }.all()?;
         let workers = self.pool.count();
         let shape = program.attention.first().map(|spec| Shape::of(spec, workers, max_position));
         let shape = shape.unwrap_or(Shape { max_position, ..Shape::default() });
@@ -244,8 +267,8 @@ impl Backend for CpuBackend {
         for (group, &blocks) in layout.groups.iter().zip(blocks) {
             self.caches.push(KvCache::new(group.clone(), layout.block_tokens, blocks).map_err(device)?);
         }
-        self.written = blocks.iter().map(|&blocks| vec![0; blocks]).collect();
-        self.step = 0;
+        self.pools = blocks.iter().map(|&blocks| PoolSize { blocks, slots: 0 }).collect();
+        self.written = Written::new(blocks);
         Ok(())
     }
 
@@ -257,7 +280,9 @@ impl Backend for CpuBackend {
             )));
         }
         let mut caches = self.caches.iter_mut().zip(slots);
-        caches.try_for_each(|(cache, &slots)| cache.allocate_swap(slots)).map_err(device)
+        caches.try_for_each(|(cache, &slots)| cache.allocate_swap(slots)).map_err(device)?;
+        self.pools.iter_mut().zip(slots).for_each(|(pool, &slots)| pool.slots = slots);
+        Ok(())
     }
 
     fn swap_times(&self) -> SwapTimes {
@@ -270,21 +295,15 @@ impl Backend for CpuBackend {
         let (Some(model), Some(first)) = (&mut self.model, self.caches.first()) else {
             return Err(BackendError::Device("no program or no cache is loaded".into()));
         };
-        if self.step == u32::MAX {
-            self.written.iter_mut().for_each(|stamps| stamps.fill(0));
-            self.step = 0;
-        }
-        self.step += 1;
         let block_tokens = first.block_tokens;
         BatchCheck {
             max_rows: model.max_rows,
             max_logit_rows: model.max_logit_rows,
             max_position: model.shape.max_position,
             vocabulary: model.vocabulary,
-            caches: &self.caches,
+            pools: &self.pools,
             block_tokens,
             written: &mut self.written,
-            stamp: self.step,
         }
         .all(batch)?;
         model.place(batch, block_tokens);

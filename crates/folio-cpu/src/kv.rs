@@ -30,7 +30,7 @@ use encode::Codes;
 pub(crate) use encode::{largest_magnitude, nearest, rotate};
 
 /// Tokens of a K group.
-pub(crate) const GROUP: usize = 8;
+pub(crate) const GROUP: usize = folio_model::check::GROUP;
 
 /// What of a position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,13 +7,12 @@
 //! **Architecture Invariant:** the bits of a row depend on (token, absolute position, cached bits, weights). Not on its
 //! neighbours, the number of rows, the worker, the number of workers, or the instruction set.
 //!
-//! **Architecture Invariant:** kernels check nothing. `check` establishes what they assume, once per program and batch.
+//! **Architecture Invariant:** kernels check nothing. `folio_model::check` establishes what they assume, once per program and batch.
 
 mod ahead;
 mod attend;
 mod attention;
 mod backend;
-mod check;
 mod error;
 mod experts;
 mod fp8;

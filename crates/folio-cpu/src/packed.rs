@@ -21,7 +21,6 @@ use folio_model::backend::{DType, TensorView};
 use folio_model::quant::{BlockFormat, Encoding};
 use half::{bf16, f16};
 
-use crate::check;
 use crate::error::CpuError;
 use crate::fp8;
 use crate::memory::HugeBuffer;
@@ -230,7 +229,7 @@ impl Segment {
         for step in 0..self.steps() {
             for (block, source) in blocks.iter_mut().zip(&sources).filter(|(_, source)| !source.is_empty()) {
                 let bytes = COLUMNS * dtype.size();
-                let values = check::block_to_f32(dtype, &source[step * bytes..][..bytes]);
+                let values = block_to_f32(dtype, &source[step * bytes..][..bytes]);
                 let block = &mut block[..format.bytes()];
                 dot::dispatch(with.isa, QuantizeBlock { to: with.to, values: &values, block });
             }
@@ -343,6 +342,11 @@ fn source_row<'a>(parts: &[TensorView<'a>], mut row: usize, row_bytes: usize) ->
         row -= part.shape[0];
     }
     unreachable!("a panel holds rows of the matrix only")
+}
+
+/// Converts 32 checkpoint values to f32.
+fn block_to_f32(dtype: DType, bytes: &[u8]) -> [f32; 32] {
+    std::array::from_fn(|i| folio_model::check::to_f32(dtype, &bytes[i * dtype.size()..]))
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 pub mod backend;
+pub mod check;
 pub mod checkpoint;
 pub mod config;
 pub mod decoder;

@@ -1,22 +1,36 @@
-//! What a program and a batch must satisfy before a kernel sees them.
+//! What weights, a program and a batch must satisfy before a kernel sees them, on whatever device.
 //!
-//! Kernels work on raw pointers and check nothing; everything they assume is established here. Cost: once per program, and
-//! O(rows + blocks) per step.
+//! Kernels work on raw pointers and check nothing; everything they assume is established here. Must never: be used by the
+//! reference backend, which judges those that use it. Cost: once per program, and O(rows + blocks) per step.
 
-use folio_model::backend::{BackendError, Batch, DType, GroupKind, HOLE, KvLayout, TensorView};
-use folio_model::program::{AttentionSpec, Buf, ExpertsSpec, MatrixId, Op, Program, VectorId};
-use folio_model::quant::Encoding;
+use crate::backend::{BackendError, Batch, DType, GroupKind, HOLE, KvLayout, TensorView};
+use crate::program::{AttentionSpec, Buf, ExpertsSpec, MatrixId, Op, Program, VectorId};
+use crate::quant::Encoding;
 
-use crate::kv::{GROUP, KvCache};
-use crate::packed::PackedMatrix;
-use crate::plain::Kind;
+/// Tokens per block are a multiple of this.
+pub const GROUP: usize = 8;
 
-fn shape_error(name: &str, shape: &[usize], reason: impl Into<String>) -> BackendError {
+/// The sizes of what was loaded.
+pub trait Loaded {
+    /// `(rows, columns)`; `None`: it was not loaded.
+    fn matrix(&self, id: MatrixId) -> Option<(usize, usize)>;
+    /// Values.
+    fn vector(&self, id: VectorId) -> Option<usize>;
+}
+
+/// An error about a matrix, a vector or an operation.
+pub fn shape_error(name: &str, shape: &[usize], reason: impl Into<String>) -> BackendError {
     BackendError::Shape { name: name.to_owned(), shape: shape.to_vec(), reason: reason.into() }
 }
 
 /// Parts of a matrix (`dims == 2`) or vector (`dims == 1`): at least one, consistent, as long as they say.
-pub(crate) fn parts(name: &str, parts: &[TensorView<'_>], dims: usize) -> Result<(), BackendError> {
+/// `stack`: whether rows of both encodings fit one matrix.
+pub fn parts(
+    name: &str,
+    parts: &[TensorView<'_>],
+    dims: usize,
+    stack: impl Fn(Encoding, Encoding) -> bool,
+) -> Result<(), BackendError> {
     let Some(first) = parts.first() else { return Err(shape_error(name, &[], "it has no parts")) };
     for part in parts {
         if part.shape.len() != dims {
@@ -43,34 +57,21 @@ pub(crate) fn parts(name: &str, parts: &[TensorView<'_>], dims: usize) -> Result
     Ok(())
 }
 
-/// Whether rows of both fit one matrix: they take the same activations. Floats of different plain types do not.
-fn stack(a: Encoding, b: Encoding) -> bool {
-    let integers = |encoding| matches!(Kind::of(encoding), Kind::Integers(_));
-    a == b || (a.plain().is_none() && b.plain().is_none() && integers(a) == integers(b))
-}
-
 /// The element type of a part that is not quantized.
-pub(crate) fn plain(name: &str, part: &TensorView<'_>) -> Result<DType, BackendError> {
+pub fn plain(name: &str, part: &TensorView<'_>) -> Result<DType, BackendError> {
     part.encoding
         .plain()
         .ok_or_else(|| shape_error(name, part.shape, format!("{} is not served here", part.encoding)))
 }
 
-/// Weights that somebody else quantized are not quantized again.
-pub(crate) fn quantized_already(name: &str, part: &TensorView<'_>) -> BackendError {
-    let reason = format!("it is {} already: --quantize is for weights in F32, F16 or BF16", part.encoding);
-    shape_error(name, part.shape, reason)
-}
-
 /// Checks a program against the loaded weights.
-pub(crate) struct ProgramCheck<'a> {
-    pub(crate) program: &'a Program,
-    pub(crate) matrices: &'a [PackedMatrix],
-    pub(crate) vectors: &'a [(usize, Vec<f32>)],
+pub struct ProgramCheck<'a, L> {
+    pub program: &'a Program,
+    pub loaded: &'a L,
 }
 
-impl ProgramCheck<'_> {
-    pub(crate) fn all(&self) -> Result<(), BackendError> {
+impl<L: Loaded> ProgramCheck<'_, L> {
+    pub fn all(&self) -> Result<(), BackendError> {
         for (i, op) in self.program.body.iter().enumerate() {
             self.op(op).map_err(|reason| shape_error(&format!("operation {i} ({op:?})"), &[], reason))?;
         }
@@ -86,14 +87,13 @@ impl ProgramCheck<'_> {
     }
 
     fn matrix(&self, id: MatrixId) -> Result<(usize, usize), String> {
-        let matrix = self.matrices.get(id.0 as usize).ok_or(format!("matrix {} was not loaded", id.0))?;
-        Ok((matrix.rows, matrix.cols))
+        self.loaded.matrix(id).ok_or(format!("matrix {} was not loaded", id.0))
     }
 
     fn vector(&self, id: VectorId, expected: usize) -> Result<(), String> {
-        match self.vectors.get(id.0 as usize) {
-            Some((len, _)) if *len == expected => Ok(()),
-            Some((len, _)) => Err(format!("vector {} has {len} values, not {expected}", id.0)),
+        match self.loaded.vector(id) {
+            Some(len) if len == expected => Ok(()),
+            Some(len) => Err(format!("vector {} has {len} values, not {expected}", id.0)),
             None => Err(format!("vector {} was not loaded", id.0)),
         }
     }
@@ -224,7 +224,7 @@ fn same(what: &str, is: usize, expected: usize) -> Result<(), String> {
 }
 
 /// A cache layout: possible at all, and what the program's attention needs.
-pub(crate) fn layout(layout: &KvLayout, blocks: &[usize], program: &Program) -> Result<(), BackendError> {
+pub fn layout(layout: &KvLayout, blocks: &[usize], program: &Program) -> Result<(), BackendError> {
     if blocks.len() != layout.groups.len() {
         let shape = [layout.groups.len(), blocks.len()];
         return Err(shape_error("the KV cache", &shape, "groups and numbers of blocks differ in number"));
@@ -235,7 +235,7 @@ pub(crate) fn layout(layout: &KvLayout, blocks: &[usize], program: &Program) -> 
             |reason: String| Err(shape_error(&format!("group {index} of the KV cache"), &shape, reason));
         match group.kind {
             GroupKind::Full | GroupKind::Window { tokens: 1.. } => {}
-            kind => return fail(format!("the CPU backend has no cache of kind {kind:?}")),
+            kind => return fail(format!("there is no cache of kind {kind:?}")),
         }
         if shape[1..].contains(&0) || (index > 0 && shape[0] == 0) {
             return fail("a dimension is zero".to_owned());
@@ -266,23 +266,51 @@ pub(crate) fn layout(layout: &KvLayout, blocks: &[usize], program: &Program) -> 
     Ok(())
 }
 
+/// Blocks of a cache group, and slots of its swap space.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolSize {
+    pub blocks: usize,
+    pub slots: usize,
+}
+
+/// Blocks that a step wrote, to find blocks written twice in one.
+#[derive(Clone, Debug, Default)]
+pub struct Written {
+    /// Per group and block, the step that last wrote it.
+    stamps: Vec<Vec<u32>>,
+    step: u32,
+}
+
+impl Written {
+    /// For pools of these sizes.
+    pub fn new(blocks: &[usize]) -> Self {
+        Self { stamps: blocks.iter().map(|&blocks| vec![0; blocks]).collect(), step: 0 }
+    }
+
+    fn next_step(&mut self) {
+        if self.step == u32::MAX {
+            self.stamps.iter_mut().for_each(|stamps| stamps.fill(0));
+            self.step = 0;
+        }
+        self.step += 1;
+    }
+}
+
 /// Limits of a batch.
-pub(crate) struct BatchCheck<'a> {
-    pub(crate) max_rows: usize,
-    pub(crate) max_logit_rows: usize,
-    pub(crate) max_position: usize,
+pub struct BatchCheck<'a> {
+    pub max_rows: usize,
+    pub max_logit_rows: usize,
+    pub max_position: usize,
     /// Rows of the smallest embedding table.
-    pub(crate) vocabulary: usize,
-    pub(crate) caches: &'a [KvCache],
-    pub(crate) block_tokens: usize,
-    /// One stamp per group and block, to find blocks written twice in a step.
-    pub(crate) written: &'a mut [Vec<u32>],
-    /// Different in every step.
-    pub(crate) stamp: u32,
+    pub vocabulary: usize,
+    pub pools: &'a [PoolSize],
+    pub block_tokens: usize,
+    pub written: &'a mut Written,
 }
 
 impl BatchCheck<'_> {
-    pub(crate) fn all(&mut self, batch: &Batch) -> Result<(), BackendError> {
+    pub fn all(&mut self, batch: &Batch) -> Result<(), BackendError> {
+        self.written.next_step();
         self.batch(batch).map_err(BackendError::Batch)
     }
 
@@ -311,7 +339,7 @@ impl BatchCheck<'_> {
             }
         }
         for copy in &batch.copies {
-            let blocks = self.caches.get(copy.group as usize).map_or(0, |cache| cache.blocks);
+            let blocks = self.pools.get(copy.group as usize).map_or(0, |pool| pool.blocks);
             if copy.from as usize >= blocks || copy.to as usize >= blocks || copy.from == copy.to {
                 return Err(format!("copy of block {} to {} is impossible", copy.from, copy.to));
             }
@@ -320,9 +348,8 @@ impl BatchCheck<'_> {
             }
         }
         for swap in batch.swap_outs.iter().chain(&batch.swap_ins) {
-            let (blocks, slots) =
-                self.caches.get(swap.group as usize).map_or((0, 0), |cache| (cache.blocks, cache.slots));
-            if swap.block as usize >= blocks || swap.slot as usize >= slots {
+            let pool = self.pools.get(swap.group as usize).copied().unwrap_or_default();
+            if swap.block as usize >= pool.blocks || swap.slot as usize >= pool.slots {
                 return Err(format!("block {} and slot {} cannot be swapped", swap.block, swap.slot));
             }
         }
@@ -340,7 +367,7 @@ impl BatchCheck<'_> {
             if end > self.max_position {
                 return Err(format!("span {i} ends at position {end}, the limit is {}", self.max_position));
             }
-            for (group, cache) in self.caches.iter().enumerate() {
+            for (group, pool) in self.pools.iter().enumerate() {
                 let Some(table) = batch.blocks.get(span.table(group)) else {
                     return Err(format!("the block table of span {i} is out of range"));
                 };
@@ -348,18 +375,18 @@ impl BatchCheck<'_> {
                     return Err(format!("the block table of span {i} covers less than {end} positions"));
                 }
                 let hole = |block: u32| group > 0 && block == HOLE;
-                if let Some(block) = table.iter().find(|&&b| b as usize >= cache.blocks && !hole(b)) {
-                    return Err(format!("block {block} does not exist: there are {}", cache.blocks));
+                if let Some(block) = table.iter().find(|&&b| b as usize >= pool.blocks && !hole(b)) {
+                    return Err(format!("block {block} does not exist: there are {}", pool.blocks));
                 }
                 let first = span.first_position as usize / self.block_tokens;
                 for &block in &table[first..end.div_ceil(self.block_tokens)] {
-                    let Some(stamp) = self.written[group].get_mut(block as usize) else {
+                    let Some(stamp) = self.written.stamps[group].get_mut(block as usize) else {
                         return Err(format!("span {i} writes to a hole of the block table of group {group}"));
                     };
-                    if *stamp == self.stamp {
+                    if *stamp == self.written.step {
                         return Err(format!("block {block} is written twice in one step"));
                     }
-                    *stamp = self.stamp;
+                    *stamp = self.written.step;
                 }
             }
         }
@@ -371,15 +398,10 @@ impl BatchCheck<'_> {
 }
 
 /// Converts one checkpoint value to f32.
-pub(crate) fn to_f32(dtype: DType, bytes: &[u8]) -> f32 {
+pub fn to_f32(dtype: DType, bytes: &[u8]) -> f32 {
     match dtype {
         DType::F32 => f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
         DType::F16 => half::f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
         DType::BF16 => half::bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
     }
-}
-
-/// Converts 32 checkpoint values to f32.
-pub(crate) fn block_to_f32(dtype: DType, bytes: &[u8]) -> [f32; 32] {
-    std::array::from_fn(|i| to_f32(dtype, &bytes[i * dtype.size()..]))
 }
