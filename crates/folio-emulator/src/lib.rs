@@ -1,1 +1,263 @@
 //! Runs the CUDA kernels of `folio-cuda` on the host: the device of tests.
+//!
+//! The sources that a device gets are compiled by the host's C++ compiler and run thread by thread, with `host/prelude.hpp` in the
+//! place of the device's prelude. Right is what it is for, and wrong it makes visible: memory begins as NaN and ends at a page that
+//! faults, threads run in an order of choice, barriers that not all reach are errors, and nothing asynchronous happens
+//! before somebody waits for it.
+//!
+//! **Architecture Invariant:** nothing but tests depends on it, and it knows no kernel.
+//!
+//! Cost: about 10 ns to start a thread or to let it wait, 1 us for a matrix instruction of a warp.
+
+mod library;
+mod memory;
+mod stream;
+
+use std::collections::HashMap;
+
+use folio_cuda::driver::{GraphId, HostId};
+use folio_cuda::kernels::Module;
+use folio_cuda::{DeviceInfo, DevicePtr, Driver, DriverError, Launch};
+
+use library::Kernel;
+pub use library::available;
+use memory::Memory;
+use stream::{Operation, OwnedLaunch};
+
+type Result<T> = std::result::Result<T, DriverError>;
+
+/// In which order the threads of a warp, the warps of a block and the blocks of a launch are run. Right kernels give the same bits in
+/// every one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    #[default]
+    Ascending,
+    Descending,
+    Shuffled {
+        seed: u64,
+    },
+}
+
+impl Order {
+    /// One of each kind, for tests that compare.
+    pub const SEVERAL: [Order; 3] = [Order::Ascending, Order::Descending, Order::Shuffled { seed: 7 }];
+
+    fn number(self) -> u64 {
+        match self {
+            Order::Ascending => 0,
+            Order::Descending => 1,
+            Order::Shuffled { seed } => seed.max(2),
+        }
+    }
+}
+
+/// A device made of the host, with a stream that runs when it is waited for.
+pub struct Emulator {
+    info: DeviceInfo,
+    order: Order,
+    kernels: HashMap<&'static str, Kernel>,
+    memory: Memory,
+    host: Vec<Vec<u8>>,
+    /// What was asked for and has not run.
+    queue: Vec<Operation>,
+    /// What a capture has recorded; `None` outside of one.
+    capture: Option<Vec<Operation>>,
+    graphs: Vec<Vec<Operation>>,
+}
+
+impl Default for Emulator {
+    fn default() -> Self {
+        Self::new(Order::default())
+    }
+}
+
+impl Emulator {
+    /// As small as the smallest device that kernels are compiled for, with a gigabyte of memory.
+    pub fn new(order: Order) -> Self {
+        Self {
+            info: DeviceInfo {
+                name: "emulator".to_owned(),
+                arch: 80,
+                multiprocessors: 4,
+                memory_bytes: 1 << 30,
+                shared_bytes: 163 << 10,
+            },
+            order,
+            kernels: HashMap::new(),
+            memory: Memory::default(),
+            host: Vec::new(),
+            queue: Vec::new(),
+            capture: None,
+            graphs: Vec::new(),
+        }
+    }
+
+    /// A device that says it has so much memory.
+    pub fn with_memory(mut self, bytes: u64) -> Self {
+        self.info.memory_bytes = bytes;
+        self
+    }
+
+    /// A device that says it has so many multiprocessors.
+    pub fn with_multiprocessors(mut self, count: u32) -> Self {
+        self.info.multiprocessors = count;
+        self
+    }
+
+    /// The order of threads from the next launch on.
+    pub fn set_order(&mut self, order: Order) {
+        self.order = order;
+    }
+
+    /// Puts work at the end of the stream, or of the capture.
+    fn add(&mut self, operation: Operation) -> Result<()> {
+        self.capture.as_mut().unwrap_or(&mut self.queue).push(operation);
+        Ok(())
+    }
+
+    fn refuse_capture(&self, call: &'static str) -> Result<()> {
+        match self.capture {
+            Some(_) => Err(DriverError::Call { call, reason: "the stream is being captured".to_owned() }),
+            None => Ok(()),
+        }
+    }
+
+    fn check_launch(&self, launch: &Launch<'_>) -> Result<()> {
+        let kernel =
+            self.kernels.get(launch.kernel).ok_or_else(|| DriverError::NoKernel(launch.kernel.to_owned()))?;
+        let wrong = |reason| {
+            let reason = format!("kernel {} of {}: {reason}", launch.kernel, kernel.module);
+            Err(DriverError::Call { call: "launch", reason })
+        };
+        if launch.grid.contains(&0) || launch.grid[1].max(launch.grid[2]) > 65_535 {
+            return wrong(format!(
+                "a grid of {:?}: 1 or more of each, and at most 65535 along y and z",
+                launch.grid
+            ));
+        }
+        if !launch.threads.is_multiple_of(32) || !(32..=1024).contains(&launch.threads) {
+            return wrong(format!("{} threads: a multiple of 32 up to 1024 is needed", launch.threads));
+        }
+        if launch.shared > self.info.shared_bytes {
+            return wrong(format!("{} bytes of shared memory of {}", launch.shared, self.info.shared_bytes));
+        }
+        kernel.accepts(launch.args).or_else(wrong)
+    }
+}
+
+impl Driver for Emulator {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn free_bytes(&self) -> Result<u64> {
+        Ok(self.info.memory_bytes.saturating_sub(self.memory.used))
+    }
+
+    fn load(&mut self, module: &Module) -> Result<()> {
+        let kernels = library::open(module)?;
+        for (name, kernel) in module.kernels.iter().zip(kernels.iter()) {
+            let former = self.kernels.insert(name, kernel.clone());
+            if let Some(former) = former.filter(|former| former.module != module.name) {
+                let reason = format!("kernel {name} is in {} and in {}", former.module, module.name);
+                return Err(DriverError::Call { call: "load", reason });
+            }
+        }
+        Ok(())
+    }
+
+    fn allocate(&mut self, bytes: u64) -> Result<DevicePtr> {
+        self.refuse_capture("allocate")?;
+        let free_bytes = self.free_bytes()?;
+        if bytes > free_bytes {
+            return Err(DriverError::OutOfMemory { needed_bytes: bytes, free_bytes });
+        }
+        self.memory.allocate(bytes)
+    }
+
+    fn free(&mut self, ptr: DevicePtr) -> Result<()> {
+        self.synchronize()?;
+        self.memory.free(ptr)
+    }
+
+    fn zero(&mut self, at: DevicePtr, bytes: u64) -> Result<()> {
+        self.add(Operation::Zero { at, bytes })
+    }
+
+    fn upload(&mut self, to: DevicePtr, from: &[u8]) -> Result<()> {
+        self.refuse_capture("upload")?;
+        self.synchronize()?;
+        self.memory.bytes("upload", to, from.len() as u64)?.copy_from_slice(from);
+        Ok(())
+    }
+
+    fn download(&mut self, from: DevicePtr, to: &mut [u8]) -> Result<()> {
+        self.refuse_capture("download")?;
+        self.synchronize()?;
+        to.copy_from_slice(self.memory.bytes("download", from, to.len() as u64)?);
+        Ok(())
+    }
+
+    fn copy(&mut self, from: DevicePtr, to: DevicePtr, bytes: u64) -> Result<()> {
+        if from.0 < to.0 + bytes && to.0 < from.0 + bytes {
+            let reason = format!("{bytes} bytes at {:#x} and {:#x} overlap", from.0, to.0);
+            return Err(DriverError::Call { call: "copy", reason });
+        }
+        self.add(Operation::Copy { from, to, bytes })
+    }
+
+    fn launch(&mut self, launch: &Launch<'_>) -> Result<()> {
+        self.check_launch(launch)?;
+        self.add(Operation::Launch(OwnedLaunch::new(launch)))
+    }
+
+    fn allocate_host(&mut self, bytes: u64) -> Result<HostId> {
+        self.host.push(vec![0; bytes as usize]);
+        Ok(HostId(self.host.len() as u32 - 1))
+    }
+
+    fn host(&mut self, id: HostId) -> &mut [u8] {
+        &mut self.host[id.0 as usize]
+    }
+
+    fn upload_async(&mut self, to: DevicePtr, id: HostId, offset: u64, bytes: u64) -> Result<()> {
+        self.add(Operation::Upload { to, id, offset, bytes })
+    }
+
+    fn download_async(&mut self, from: DevicePtr, id: HostId, offset: u64, bytes: u64) -> Result<()> {
+        self.add(Operation::Download { from, id, offset, bytes })
+    }
+
+    fn synchronize(&mut self) -> Result<()> {
+        self.refuse_capture("synchronize")?;
+        let mut queue = std::mem::take(&mut self.queue);
+        let result = queue.drain(..).try_for_each(|operation| self.perform(&operation));
+        self.queue = queue;
+        result
+    }
+
+    fn begin_capture(&mut self) -> Result<()> {
+        self.refuse_capture("begin_capture")?;
+        self.capture = Some(Vec::new());
+        Ok(())
+    }
+
+    fn end_capture(&mut self) -> Result<GraphId> {
+        let recorded = self.capture.take().ok_or_else(|| DriverError::Call {
+            call: "end_capture",
+            reason: "no capture was begun".to_owned(),
+        })?;
+        self.graphs.push(recorded);
+        Ok(GraphId(self.graphs.len() as u32 - 1))
+    }
+
+    fn replay(&mut self, graph: GraphId) -> Result<()> {
+        self.refuse_capture("replay")?;
+        let operations = self.graphs.get(graph.0 as usize).ok_or_else(|| DriverError::Call {
+            call: "replay",
+            reason: format!("there is no graph {}", graph.0),
+        })?;
+        self.queue.extend(operations.iter().cloned());
+        Ok(())
+    }
+}
