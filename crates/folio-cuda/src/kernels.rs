@@ -17,4 +17,24 @@ pub struct Module {
 pub const PRELUDE: &str = include_str!("../kernels/prelude.cuh");
 
 /// All of them.
-pub const MODULES: &[Module] = &[];
+pub const MODULES: &[Module] = &[ROWS, KV];
+
+const ROWS: Module = Module {
+    name: "rows",
+    source: include_str!("../kernels/rows.cu"),
+    kernels: &["rms_norm", "add_rms_norm", "scale_rows", "softcap_rows", "gate_rows"],
+};
+
+const KV: Module = Module {
+    name: "kv",
+    source: include_str!("../kernels/kv.cu"),
+    kernels: &[
+        "rope_table",
+        "write_kv_f32",
+        "write_kv_f16",
+        "write_kv_bf16",
+        "write_kv_int8",
+        "write_kv_fp8",
+        "write_kv_int4",
+    ],
+};

@@ -10,8 +10,10 @@ mod cubins;
 pub mod cuda;
 pub mod driver;
 pub mod kernels;
+pub mod kv;
 pub mod nvrtc;
 pub mod planes;
+pub mod rows;
 
 pub use driver::{Arg, DeviceInfo, DevicePtr, Driver, DriverError, Launch};
 pub use planes::{Meta, Planes, RowBound};
