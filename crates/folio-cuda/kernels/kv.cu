@@ -3,8 +3,6 @@
 // A pool's layout is in `kv.rs`, the arithmetic of each format in folio-model's `kv_format.rs`: the same bytes, bit for bit, from
 // the same f32 values. One warp works on one head of one row. A nibble of int4: byte i of a token holds dims 2i (low) and 2i + 1.
 
-enum { F32 = 0, F16 = 1, BF16 = 2, INT8 = 3, FP8 = 4, INT4 = 5 };
-
 // Cosines, then sines, of a row's position: [row][2 * half]. In f64, rounded once.
 extern "C" __global__ void __launch_bounds__(128)
 rope_table(const u32* meta, const float* inv_freq, u32 half, float scale, float* table) {
@@ -17,33 +15,6 @@ rope_table(const u32* meta, const float* inv_freq, u32 half, float scale, float*
         table[i] = (float)(cos(angle) * (double)scale);
         table[half + i] = (float)(sin(angle) * (double)scale);
     }
-}
-
-__device__ __forceinline__ float warp_sum(float value) {
-    for (int mask = 16; mask > 0; mask >>= 1) value += shuffle_xor(value, mask);
-    return value;
-}
-
-__device__ __forceinline__ float warp_max(float value) {
-    for (int mask = 16; mask > 0; mask >>= 1) value = fmaxf(value, shuffle_xor(value, mask));
-    return value;
-}
-
-// The Walsh-Hadamard transform of blocks of the largest power of two that divides `dim`, in place.
-__device__ __forceinline__ void hadamard(float* x, u32 dim, u32 lane) {
-    u32 size = dim & (0u - dim);
-    for (u32 distance = 1; distance < size; distance *= 2) {
-        for (u32 pair = lane; pair < dim / 2; pair += 32) {
-            u32 i = pair / distance * 2 * distance + pair % distance;
-            float a = x[i], b = x[i + distance];
-            x[i] = a + b;
-            x[i + distance] = a - b;
-        }
-        warp_sync();
-    }
-    float factor = 1.0f / sqrtf((float)size);
-    for (u32 i = lane; i < dim; i += 32) x[i] *= factor;
-    warp_sync();
 }
 
 __device__ __forceinline__ void normalize(float* x, const float* weight, u32 dim, float eps, u32 lane) {
@@ -75,13 +46,6 @@ __device__ __forceinline__ u32 to_e4m3(float x) {
         code = ((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - (120u << 3);
     }
     return sign | (code < 0x7e ? code : 0x7e);
-}
-
-// The level of a 4-bit code from 8 on; those below are its mirror.
-__device__ __forceinline__ float level_of(u32 code) {
-    u32 i = code >= 8 ? code - 8 : 7 - code;
-    float level = i == 0 ? 6.0f : i == 1 ? 18.0f : i == 2 ? 31.0f : i == 3 ? 44.0f : i == 4 ? 58.0f : i == 5 ? 75.0f : i == 6 ? 96.0f : 127.0f;
-    return code >= 8 ? level : -level;
 }
 
 __device__ __forceinline__ u32 nearest_level(float x) {

@@ -17,7 +17,8 @@ pub struct Module {
 pub const PRELUDE: &str = include_str!("../kernels/prelude.cuh");
 
 /// All of them.
-pub const MODULES: &[Module] = &[ROWS, KV];
+pub const MODULES: &[Module] =
+    &[ROWS, KV, ATTENTION, ATTENTION_F16, ATTENTION_BF16, ATTENTION_INT8, ATTENTION_FP8, ATTENTION_INT4];
 
 const ROWS: Module = Module {
     name: "rows",
@@ -27,7 +28,7 @@ const ROWS: Module = Module {
 
 const KV: Module = Module {
     name: "kv",
-    source: include_str!("../kernels/kv.cu"),
+    source: concat!(include_str!("../kernels/vector.cuh"), include_str!("../kernels/kv.cu")),
     kernels: &[
         "rope_table",
         "write_kv_f32",
@@ -38,3 +39,37 @@ const KV: Module = Module {
         "write_kv_int4",
     ],
 };
+
+const ATTENTION: Module = Module {
+    name: "attention",
+    source: concat!(
+        include_str!("../kernels/vector.cuh"),
+        include_str!("../kernels/attention.cuh"),
+        include_str!("../kernels/attention.cu")
+    ),
+    kernels: &["attention_f32", "attention_merge", "attention_merge_rotated"],
+};
+
+/// Attention over one format of the cache, for heads of up to 64, 128 and 256 dimensions.
+macro_rules! attention_over {
+    ($name:literal, $format:literal) => {
+        Module {
+            name: $name,
+            source: concat!(
+                include_str!("../kernels/vector.cuh"),
+                include_str!("../kernels/attention.cuh"),
+                include_str!("../kernels/attention_tiles.cu"),
+                concat!("ATTENTION(", $name, "_64, ", $format, ", 4)\n"),
+                concat!("ATTENTION(", $name, "_128, ", $format, ", 8)\n"),
+                concat!("ATTENTION(", $name, "_256, ", $format, ", 16)\n")
+            ),
+            kernels: &[concat!($name, "_64"), concat!($name, "_128"), concat!($name, "_256")],
+        }
+    };
+}
+
+const ATTENTION_F16: Module = attention_over!("attention_f16", "F16");
+const ATTENTION_BF16: Module = attention_over!("attention_bf16", "BF16");
+const ATTENTION_INT8: Module = attention_over!("attention_int8", "INT8");
+const ATTENTION_FP8: Module = attention_over!("attention_fp8", "FP8");
+const ATTENTION_INT4: Module = attention_over!("attention_int4", "INT4");

@@ -6,6 +6,7 @@
 //! **Architecture Invariant:** the bits of a row depend on (token, absolute position, cached bits, weights), as on the CPU. A
 //! kernel may choose its tile by the batch, never the order in which it sums.
 
+pub mod attention;
 mod cubins;
 pub mod cuda;
 pub mod driver;

@@ -1,0 +1,522 @@
+// Attention on tensor cores: tiles of queries over leaves of the cache in f16, bf16, int8, fp8 or int4. See attention.cuh.
+
+// ---- shared memory; `attention.rs` has the same sums
+
+__device__ __forceinline__ u32 odd(u32 x, u32 unit) { return up(x, unit) / unit % 2 ? up(x, unit) : up(x, unit) + unit; }
+
+// Bytes of `dims` codes.
+template <int FORMAT> __device__ __forceinline__ u32 code_bytes(u32 dims) {
+    return FORMAT == F16 || FORMAT == BF16 ? 2 * dims : FORMAT == INT4 ? dims / 2 : dims;
+}
+
+// One leaf of K and V as the cache stores them, padded with zeros to whole 16 dims.
+struct Leaf {
+    u64* at;         // of each position: the layer in its block, or 0 where nothing is read
+    u32* place;      // (kv head, token) in the block
+    float* scales;   // [parity][K, V][position]
+    u8 *k, *v;
+    u32 k_stride, v_stride;
+};
+
+struct Layout {
+    u32 dims, o_stride;
+    u32* pairs;      // of two nibbles: their levels as bf16
+    float* outs;     // [4][16][o_stride]: totals of each warp's rows (wide), or the leaves of a chunk (narrow)
+    float* total;    // [16][o_stride] (narrow)
+    float *m, *l;    // [5][16]: of the leaves, then of the total (narrow)
+    char* leaves;
+};
+
+template <int FORMAT> __device__ __forceinline__ Layout layout_of(char* shared, u32 dim) {
+    Layout s;
+    s.dims = up(dim, 16);
+    s.o_stride = s.dims + 4;
+    s.pairs = (u32*)shared;
+    s.outs = (float*)(s.pairs + 256);
+    s.total = s.outs + 64 * s.o_stride;
+    s.m = s.total + 16 * s.o_stride;
+    s.l = s.m + 80;
+    s.leaves = (char*)(s.l + 80);
+    return s;
+}
+
+template <int FORMAT> __device__ __forceinline__ Leaf leaf_of(const Layout& s, u32 slot) {
+    Leaf leaf;
+    u32 row = code_bytes<FORMAT>(s.dims);
+    leaf.k_stride = odd(row, FORMAT == F16 || FORMAT == BF16 ? 32 : 16);
+    leaf.v_stride = odd(row, 16);
+    char* start = s.leaves + slot * (1792 + 64 * (leaf.k_stride + leaf.v_stride));
+    leaf.at = (u64*)start;
+    leaf.place = (u32*)(start + 512);
+    leaf.scales = (float*)(start + 768);
+    leaf.k = (u8*)(start + 1792);
+    leaf.v = leaf.k + 64 * leaf.k_stride;
+    return leaf;
+}
+
+// Threads that work on a leaf together: a block, or a warp.
+struct Team {
+    u32 thread, threads;
+    __device__ __forceinline__ void sync() const {
+        if (threads > 32) {
+            __syncthreads();
+        } else {
+            warp_sync();
+        }
+    }
+};
+
+template <int FORMAT>
+__device__ __forceinline__ void locate(const Attention& a, const Tile& tile, const Leaf& leaf, u32 kv_head, u32 number, u32 parity, Team team) {
+    for (u32 p = team.thread; p < 64; p += team.threads) {
+        u32 position = 64 * number + p;
+        bool read = position >= tile.low && position <= tile.high;
+        u64 at = 0;
+        u32 place = 0;
+        float k_scale = 0.0f, v_scale = 0.0f;
+        if (read) {
+            at = (u64)(a.layer + (u64)tile.table[position / a.block_tokens] * a.block_bytes);
+            place = kv_head * a.block_tokens + position % a.block_tokens;
+            if (FORMAT >= INT8) {
+                u32 plane = a.kv_heads * a.block_tokens;
+                const u16* scales = (const u16*)(at + (u64)2 * plane * code_bytes<FORMAT>(a.dim));
+                k_scale = bf16_to_f32(scales[place]);
+                v_scale = bf16_to_f32(scales[plane + place]);
+            }
+        }
+        leaf.at[p] = at;
+        leaf.place[p] = place;
+        if (FORMAT >= INT8) {
+            leaf.scales[parity * 128 + p] = k_scale;
+            leaf.scales[parity * 128 + 64 + p] = v_scale;
+        }
+    }
+}
+
+// Begins to copy K or V of a leaf that was located; `plane`: codes of how many tokens lie before.
+template <int FORMAT>
+__device__ __forceinline__ void fetch(const Attention& a, const Leaf& leaf, u8* to, u32 stride, u32 plane, u32 dims, Team team) {
+    u32 bytes = code_bytes<FORMAT>(a.dim), shift = 0;
+    bool whole = bytes % 16 == 0;
+    u32 unit = whole ? 16 : 2, units = code_bytes<FORMAT>(dims) / unit;
+    if (whole && code_bytes<FORMAT>(dims) % 16) units++;
+    while ((1u << shift) < units) shift++;
+    for (u32 i = team.thread; i < 64u << shift; i += team.threads) {
+        u32 p = i >> shift, byte = (i & ((1u << shift) - 1)) * unit;
+        if (byte >= units * unit) continue;
+        const u8* from = (const u8*)leaf.at[p];
+        bool read = from != 0 && byte < bytes;
+        from += (u64)(plane + leaf.place[p]) * bytes + byte;
+        u8* into = to + p * stride + byte;
+        if (whole) {
+            if (read) {
+                cp_async16(into, from);
+            } else {
+                *(u32x4*)into = u32x4{0, 0, 0, 0};
+            }
+        } else {
+            *(u16*)into = read ? *(const u16*)from : 0;
+        }
+    }
+}
+
+// ---- numbers that the tensor cores take
+
+template <int FORMAT> __device__ __forceinline__ void mma(float* d, const u32* a, const u32* b) {
+    if (FORMAT == F16) {
+        mma_f16(d, a, b);
+    } else {
+        mma_bf16(d, a, b);
+    }
+}
+
+template <int FORMAT> __device__ __forceinline__ u32 pack(float low, float high) {
+    return FORMAT == F16 ? pack_f16(low, high) : pack_bf16(low, high);
+}
+
+__device__ __forceinline__ u32 upper_halves(float low, float high) {
+    return __float_as_uint(low) >> 16 | (__float_as_uint(high) & 0xffff0000u);
+}
+
+// Two codes of a byte each as bf16, exactly; the lower in the lower half.
+template <int FORMAT> __device__ __forceinline__ u32 two_bytes(u32 codes) {
+    u32 low = codes & 0xff, high = codes >> 8 & 0xff;
+    if (FORMAT == INT8) {
+        // 2^23 + 128 + x
+        float a = __uint_as_float(0x4b000000u | (low ^ 0x80)) - 8388736.0f;
+        float b = __uint_as_float(0x4b000000u | (high ^ 0x80)) - 8388736.0f;
+        return upper_halves(a, b);
+    }
+    return upper_halves(e4m3_to_f32((u8)low), e4m3_to_f32((u8)high));
+}
+
+// Four dims of a key, from `4 * quarter` of 16: two registers.
+template <int FORMAT> __device__ __forceinline__ void key_dims(const u32* pairs, const u8* row, u32 step, u32 quarter, u32* b) {
+    if (FORMAT == F16 || FORMAT == BF16) {
+        u32x2 both = *(const u32x2*)(row + 32 * step + 8 * quarter);
+        b[0] = both.x;
+        b[1] = both.y;
+    } else if (FORMAT == INT4) {
+        u32 both = *(const u16*)(row + 8 * step + 2 * quarter);
+        b[0] = pairs[both & 0xff];
+        b[1] = pairs[both >> 8];
+    } else {
+        u32 both = *(const u32*)(row + 16 * step + 4 * quarter);
+        b[0] = two_bytes<FORMAT>(both);
+        b[1] = two_bytes<FORMAT>(both >> 16);
+    }
+}
+
+// Two dims of a value.
+template <int FORMAT> __device__ __forceinline__ u32 value_dims(const u32* pairs, const u8* row, u32 dim) {
+    if (FORMAT == F16 || FORMAT == BF16) return *(const u32*)(row + 2 * dim);
+    if (FORMAT == INT4) return pairs[row[dim / 2]];
+    return two_bytes<FORMAT>(*(const u16*)(row + dim));
+}
+
+// ---- a warp's 16 rows. Lane 4 * g + t has rows g and g + 8.
+
+template <int GROUPS> struct Rows {
+    const u8* q[2];         // of the two rows: this lane's first dims
+    u32 position[2];
+    bool valid[2];
+    float m[2], l[2];
+    float o[GROUPS][2][4];  // of 16 dims: [even, odd dims][row g: dims 4t, 4t + 2; row g + 8 likewise]
+};
+
+template <int GROUPS> __device__ __forceinline__ void clear(Rows<GROUPS>& rows) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        rows.m[r] = __uint_as_float(0xff800000u);
+        rows.l[r] = 0.0f;
+    }
+#pragma unroll
+    for (int j = 0; j < GROUPS; j++) {
+#pragma unroll
+        for (int c = 0; c < 8; c++) rows.o[j][c / 4][c % 4] = 0.0f;
+    }
+}
+
+// q.K of 64 positions: s[n][..] of positions 8n + 2t and + 1, of row g and of row g + 8.
+template <int FORMAT, int GROUPS>
+__device__ __forceinline__ void scores(const Layout& s, const Leaf& leaf, const Rows<GROUPS>& rows, u32 lane, float (*out)[4]) {
+    u32 g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int n = 0; n < 8; n++) out[n][0] = out[n][1] = out[n][2] = out[n][3] = 0.0f;
+    for (u32 step = 0; step < s.dims / 16; step++) {
+        u32x2 upper = *(const u32x2*)(rows.q[0] + 32 * step), lower = *(const u32x2*)(rows.q[1] + 32 * step);
+        u32 a[4] = {upper.x, lower.x, upper.y, lower.y};
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            u32 b[2];
+            key_dims<FORMAT>(s.pairs, leaf.k + (8 * n + g) * leaf.k_stride, step, t, b);
+            mma<FORMAT>(out[n], a, b);
+        }
+    }
+}
+
+// From scores to p, as the registers of the product with V; also each row's largest and sum.
+template <int FORMAT, int GROUPS>
+__device__ __forceinline__ void soften(const Attention& a, const Rows<GROUPS>& rows, const float* scales, u32 number, u32 lane, float (*s)[4], u32 (*p)[4],
+                                       float* m, float* l) {
+    u32 t = lane % 4;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        u32 last = rows.position[r], first = first_attended(a, last);
+        m[r] = __uint_as_float(0xff800000u);
+#pragma unroll
+        for (int c = 0; c < 16; c++) {
+            u32 place = c / 2 * 8 + 2 * t + c % 2, position = 64 * number + place;
+            float& x = s[c / 2][2 * r + c % 2];
+            if (FORMAT >= INT8) x *= scales[place];
+            x *= a.scale;
+            if (a.softcap > 0.0f) x = a.softcap * tanhf(x / a.softcap);
+            if (position >= first && position <= last) m[r] = fmaxf(m[r], x);
+        }
+        m[r] = fmaxf(m[r], shuffle_xor(m[r], 1));
+        m[r] = fmaxf(m[r], shuffle_xor(m[r], 2));
+        l[r] = 0.0f;
+#pragma unroll
+        for (int c = 0; c < 16; c++) {
+            u32 place = c / 2 * 8 + 2 * t + c % 2, position = 64 * number + place;
+            float& x = s[c / 2][2 * r + c % 2];
+            if (position >= first && position <= last) {
+                x = expf(x - m[r]);
+                l[r] += x;
+                if (FORMAT >= INT8) x *= scales[64 + place];
+            } else {
+                x = 0.0f;
+            }
+        }
+        l[r] += shuffle_xor(l[r], 1);
+        l[r] += shuffle_xor(l[r], 2);
+    }
+#pragma unroll
+    for (int step = 0; step < 4; step++) {
+        float *low = s[2 * step], *high = s[2 * step + 1];
+        p[step][0] = pack<FORMAT>(low[0], low[1]);
+        p[step][1] = pack<FORMAT>(low[2], low[3]);
+        p[step][2] = pack<FORMAT>(high[0], high[1]);
+        p[step][3] = pack<FORMAT>(high[2], high[3]);
+    }
+}
+
+// p.V of a leaf, folded into the rows.
+template <int FORMAT, int GROUPS>
+__device__ __forceinline__ void add_values(const Attention& a, const Layout& s, const Leaf& leaf, u32 number, u32 lane, Rows<GROUPS>& rows, u32 (*p)[4],
+                                           const float* m, const float* l) {
+    u32 g = lane / 4, t = lane % 4;
+    float kept[2], added[2];
+    bool live[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        live[r] = rows.valid[r] && attends(a, rows.position[r], 64 * number, 64);
+        if (live[r]) {
+            weigh(rows.m[r], m[r], kept[r], added[r]);
+            rows.l[r] = fold(rows.l[r], kept[r], l[r], added[r]);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < GROUPS; j++) {
+        if (16 * j >= s.dims) continue;
+        float sums[2][4] = {{0.0f, 0.0f, 0.0f, 0.0f}, {0.0f, 0.0f, 0.0f, 0.0f}};
+#pragma unroll
+        for (int step = 0; step < 4; step++) {
+            const u8* row = leaf.v + (16 * step + 2 * t) * leaf.v_stride;
+            u32 dim = 16 * j + 2 * g, even[2], odds[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                u32 low = value_dims<FORMAT>(s.pairs, row + 8 * i * leaf.v_stride, dim);
+                u32 high = value_dims<FORMAT>(s.pairs, row + (8 * i + 1) * leaf.v_stride, dim);
+                even[i] = (low & 0xffff) | high << 16;
+                odds[i] = low >> 16 | (high & 0xffff0000u);
+            }
+            mma<FORMAT>(sums[0], p[step], even);
+            mma<FORMAT>(sums[1], p[step], odds);
+        }
+#pragma unroll
+        for (int c = 0; c < 8; c++) {
+            int r = c % 4 / 2;
+            float& o = rows.o[j][c / 4][c % 4];
+            if (live[r]) o = fold(o, kept[r], sums[c / 4][c % 4], added[r]);
+        }
+    }
+}
+
+// Rows as they are, to shared memory: `[row][dim]`.
+template <int GROUPS> __device__ __forceinline__ void put(const Layout& s, const Rows<GROUPS>& rows, float* to, u32 lane) {
+    u32 g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int j = 0; j < GROUPS; j++) {
+        if (16 * j >= s.dims) continue;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float* o = to + (g + 8 * r) * s.o_stride + 16 * j + 4 * t;
+            o[0] = rows.o[j][0][2 * r];
+            o[1] = rows.o[j][1][2 * r];
+            o[2] = rows.o[j][0][2 * r + 1];
+            o[3] = rows.o[j][1][2 * r + 1];
+        }
+    }
+}
+
+// A chunk's rows folded into their totals in shared memory.
+template <int GROUPS>
+__device__ __forceinline__ void add_chunk(const Attention& a, const Layout& s, const Rows<GROUPS>& rows, u32 chunk, float* totals, float* m, float* l, u32 lane) {
+    u32 g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (!rows.valid[r] || !attends(a, rows.position[r], 256 * chunk, 256)) continue;
+        float kept, added;
+        weigh(m[r], rows.m[r], kept, added);
+        l[r] = fold(l[r], kept, rows.l[r], added);
+#pragma unroll
+        for (int j = 0; j < GROUPS; j++) {
+            if (16 * j >= s.dims) continue;
+            float* o = totals + (g + 8 * r) * s.o_stride + 16 * j + 4 * t;
+            o[0] = fold(o[0], kept, rows.o[j][0][2 * r], added);
+            o[1] = fold(o[1], kept, rows.o[j][1][2 * r], added);
+            o[2] = fold(o[2], kept, rows.o[j][0][2 * r + 1], added);
+            o[3] = fold(o[3], kept, rows.o[j][1][2 * r + 1], added);
+        }
+    }
+}
+
+// The leaves of one chunk of a narrow tile, folded row by row: into the total, or to where the merge finds them.
+__device__ __forceinline__ void join_leaves(const Attention& a, const Tile& tile, const Layout& s, u32 kv_head, u32 chunk, u32 warp, u32 lane) {
+    for (u32 row = warp; row < tile.rows; row += 4) {
+        u32 position = tile.position + row / tile.size;
+        if (!attends(a, position, 256 * chunk, 256)) continue;
+        float m = __uint_as_float(0xff800000u), l = 0.0f, kept[4], added[4];
+        bool live[4];
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            live[i] = attends(a, position, 256 * chunk + 64 * i, 64);
+            if (live[i]) {
+                weigh(m, s.m[16 * i + row], kept[i], added[i]);
+                l = fold(l, kept[i], s.l[16 * i + row], added[i]);
+            }
+        }
+        float total_kept = 0.0f, total_added = 0.0f, *out = s.total + row * s.o_stride, *place = 0;
+        if (tile.split) {
+            u64 index = (((u64)blockIdx.x * a.kv_heads + kv_head) * a.split + chunk - tile.first_chunk) * a.tile_rows + row;
+            place = a.partials + index * (s.dims + 2);
+            if (lane == 0) {
+                place[s.dims] = m;
+                place[s.dims + 1] = l;
+            }
+        } else {
+            float total_m = s.m[64 + row], total_l = s.l[64 + row];
+            weigh(total_m, m, total_kept, total_added);
+            total_l = fold(total_l, total_kept, l, total_added);
+            warp_sync();
+            if (lane == 0) {
+                s.m[64 + row] = total_m;
+                s.l[64 + row] = total_l;
+            }
+        }
+        for (u32 d = lane; d < s.dims; d += 32) {
+            float o = 0.0f;
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                if (live[i]) o = fold(o, kept[i], s.outs[(16 * i + row) * s.o_stride + d], added[i]);
+            }
+            if (place) {
+                place[d] = o;
+            } else {
+                out[d] = fold(out[d], total_kept, o, total_added);
+            }
+        }
+    }
+}
+
+// Leaves `number`, `number + step` and so on up to `last`, by a team; `done` is called behind each.
+template <int FORMAT, int GROUPS, class Done>
+__device__ __forceinline__ void walk(const Attention& a, const Tile& tile, const Layout& s, const Leaf& leaf, u32 kv_head, u32 number, u32 last, u32 step,
+                                     Team team, bool active, u32 lane, Rows<GROUPS>& rows, Done done) {
+    u32 plane = a.kv_heads * a.block_tokens, parity = 0;
+    if (number > last) return;
+    locate<FORMAT>(a, tile, leaf, kv_head, number, parity, team);
+    team.sync();
+    fetch<FORMAT>(a, leaf, leaf.k, leaf.k_stride, 0, s.dims, team);
+    cp_async_commit();
+    fetch<FORMAT>(a, leaf, leaf.v, leaf.v_stride, plane, s.dims, team);
+    cp_async_commit();
+    while (true) {
+        bool more = number + step <= last;
+        float sums[8][4], m[2], l[2];
+        u32 p[4][4];
+        cp_async_wait<1>();
+        team.sync();
+        if (active) scores<FORMAT>(s, leaf, rows, lane, sums);
+        team.sync();
+        if (more) {
+            locate<FORMAT>(a, tile, leaf, kv_head, number + step, parity ^ 1, team);
+            team.sync();
+            fetch<FORMAT>(a, leaf, leaf.k, leaf.k_stride, 0, s.dims, team);
+        }
+        cp_async_commit();
+        if (active) soften<FORMAT>(a, rows, leaf.scales + 128 * parity, number, lane, sums, p, m, l);
+        cp_async_wait<1>();
+        team.sync();
+        if (active) add_values<FORMAT>(a, s, leaf, number, lane, rows, p, m, l);
+        team.sync();
+        if (more) fetch<FORMAT>(a, leaf, leaf.v, leaf.v_stride, plane, s.dims, team);
+        cp_async_commit();
+        done(number);
+        if (!more) break;
+        number += step;
+        parity ^= 1;
+    }
+    cp_async_wait<0>();
+    team.sync();
+}
+
+template <int FORMAT, int GROUPS> __device__ __forceinline__ void attend(const Attention& a) {
+    DYNAMIC_SHARED(shared);
+    if (blockIdx.x >= a.meta[5]) return;
+    Tile tile = tile_of(a, blockIdx.x);
+    u32 kv_head = blockIdx.y % a.kv_heads, run = blockIdx.y / a.kv_heads;
+    u32 first_chunk = tile.first_chunk, last_chunk = tile.last_chunk;
+    if (64 * run >= tile.rows || blockIdx.z > (tile.split ? last_chunk - first_chunk : 0)) return;
+    if (tile.split) first_chunk = last_chunk = tile.first_chunk + blockIdx.z;
+
+    Layout s = layout_of<FORMAT>(shared, a.dim);
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    bool narrow = tile.rows <= 16;
+    u32 first_row = narrow ? 0 : 64 * run + 16 * warp;
+    bool active = first_row < tile.rows;
+
+    if (FORMAT == INT4) {
+        for (u32 i = threadIdx.x; i < 256; i += 128) s.pairs[i] = upper_halves(level_of(i & 15), level_of(i >> 4));
+    }
+    for (u32 i = threadIdx.x; i < 80 * s.o_stride; i += 128) s.outs[i] = 0.0f;  // and the total behind
+    if (threadIdx.x < 16) {
+        s.m[64 + threadIdx.x] = __uint_as_float(0xff800000u);
+        s.l[64 + threadIdx.x] = 0.0f;
+    }
+    __syncthreads();
+
+    Rows<GROUPS> rows;
+    clear(rows);
+#pragma unroll
+    for (u32 r = 0; r < 2; r++) {
+        u32 row = first_row + lane / 4 + 8 * r;
+        rows.valid[r] = row < tile.rows;
+        if (!rows.valid[r]) row = 0;  // computed and dropped
+        u32 token = row / tile.size, head = kv_head * tile.size + row % tile.size;
+        rows.position[r] = tile.position + token;
+        rows.q[r] = (const u8*)a.q + (((u64)(tile.first_row + token) * a.heads + head) * s.dims + lane % 4 * 4) * 2;
+    }
+    u32 first_leaf = tile.low / 64, last_leaf = tile.high / 64;
+
+    if (!narrow) {
+        float* totals = s.outs + 16 * warp * s.o_stride;
+        float m[2] = {rows.m[0], rows.m[1]}, l[2] = {0.0f, 0.0f};
+        auto done = [&](u32 number) {
+            if (number % 4 != 3 && number != last_leaf) return;
+            add_chunk(a, s, rows, number / 4, totals, m, l, lane);
+            clear(rows);
+        };
+        walk<FORMAT>(a, tile, s, leaf_of<FORMAT>(s, 0), kv_head, first_leaf, last_leaf, 1, Team{threadIdx.x, 128}, active, lane, rows, done);
+        if (!active) return;
+        for (u32 row = 0; row < 16; row++) {
+            float row_m = shuffle(m[row / 8], row % 8 * 4), row_l = shuffle(l[row / 8], row % 8 * 4);
+            u32 r = first_row + row;
+            if (r >= tile.rows) break;
+            finish(a, FORMAT == INT4, totals + row * s.o_stride, row_m, row_l, tile.first_row + r / tile.size, kv_head * tile.size + r % tile.size, lane);
+        }
+        return;
+    }
+
+    for (u32 chunk = first_chunk; chunk <= last_chunk; chunk++) {
+        if (warp < a.slots) {
+            u32 number = 4 * chunk + warp, last = 4 * chunk + 3 < last_leaf ? 4 * chunk + 3 : last_leaf;
+            while (number < first_leaf) number += a.slots;
+            auto done = [&](u32 number) {
+                put(s, rows, s.outs + number % 4 * 16 * s.o_stride, lane);
+#pragma unroll
+                for (u32 r = 0; r < 2; r++) {
+                    if (lane % 4 == 0) s.m[number % 4 * 16 + lane / 4 + 8 * r] = rows.m[r];
+                    if (lane % 4 == 0) s.l[number % 4 * 16 + lane / 4 + 8 * r] = rows.l[r];
+                }
+                clear(rows);
+            };
+            walk<FORMAT>(a, tile, s, leaf_of<FORMAT>(s, warp), kv_head, number, last, a.slots, Team{lane, 32}, true, lane, rows, done);
+        }
+        __syncthreads();
+        join_leaves(a, tile, s, kv_head, chunk, warp, lane);
+        __syncthreads();
+    }
+    if (tile.split) return;
+    for (u32 row = warp; row < tile.rows; row += 4) {
+        finish(a, FORMAT == INT4, s.total + row * s.o_stride, s.m[64 + row], s.l[64 + row], tile.first_row + row / tile.size,
+               kv_head * tile.size + row % tile.size, lane);
+    }
+}
+
+#define ATTENTION(name, FORMAT, GROUPS)                                              \
+    extern "C" __global__ void __launch_bounds__(128) name(PARAMETERS) {             \
+        Attention a = ARGUMENTS;                                                     \
+        attend<FORMAT, GROUPS>(a);                                                   \
+    }

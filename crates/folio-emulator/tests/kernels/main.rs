@@ -1,0 +1,6 @@
+//! Kernels against their definitions, on the emulated device: what they compute, and that its bits do not depend on company.
+
+mod attention;
+mod kv;
+mod rows;
+mod support;
