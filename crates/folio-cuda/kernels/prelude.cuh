@@ -75,6 +75,13 @@ __device__ __forceinline__ float e4m3_to_f32(u8 x) {
     return f16_to_f32((u16)((x & 0x80) << 8 | (x & 0x7f) << 7)) * 256.0f;
 }
 
+// `a * b + c` of two bf16 each, every one rounded once.
+__device__ __forceinline__ u32 fma_bf16x2(u32 a, u32 b, u32 c) {
+    u32 out;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(c));
+    return out;
+}
+
 // ---- memory
 
 __device__ __forceinline__ u32 shared_address(const void* at) {

@@ -17,8 +17,19 @@ pub struct Module {
 pub const PRELUDE: &str = include_str!("../kernels/prelude.cuh");
 
 /// All of them.
-pub const MODULES: &[Module] =
-    &[ROWS, KV, ATTENTION, ATTENTION_F16, ATTENTION_BF16, ATTENTION_INT8, ATTENTION_FP8, ATTENTION_INT4];
+pub const MODULES: &[Module] = &[
+    ROWS,
+    KV,
+    ATTENTION,
+    ATTENTION_F16,
+    ATTENTION_BF16,
+    ATTENTION_INT8,
+    ATTENTION_FP8,
+    ATTENTION_INT4,
+    LINEAR_PLAIN,
+    LINEAR_EIGHT,
+    LINEAR_FOUR,
+];
 
 const ROWS: Module = Module {
     name: "rows",
@@ -73,3 +84,25 @@ const ATTENTION_BF16: Module = attention_over!("attention_bf16", "BF16");
 const ATTENTION_INT8: Module = attention_over!("attention_int8", "INT8");
 const ATTENTION_FP8: Module = attention_over!("attention_fp8", "FP8");
 const ATTENTION_INT4: Module = attention_over!("attention_int4", "INT4");
+
+/// The kernels that every kind of packed weights has.
+macro_rules! linear {
+    ($name:literal, $last:literal, [$($kind:literal),*], [$($other:literal),*]) => {
+        Module {
+            name: $name,
+            source: concat!(
+                include_str!("../kernels/linear/product.cuh"),
+                include_str!("../kernels/linear/codes.cuh"),
+                include_str!(concat!("../kernels/linear/", $last))
+            ),
+            kernels: &[
+                $(concat!($kind, "_8"), concat!($kind, "_32"), concat!($kind, "_wide"), concat!($kind, "_embed"),)*
+                $($other),*
+            ],
+        }
+    };
+}
+
+const LINEAR_PLAIN: Module = linear!("linear_plain", "plain.cu", ["bf16", "f16"], ["f32_8", "f32_embed"]);
+const LINEAR_EIGHT: Module = linear!("linear_eight", "eight.cu", ["eight_16", "eight", "fp8"], []);
+const LINEAR_FOUR: Module = linear!("linear_four", "four.cu", ["four_16", "four", "mx4", "iq4"], []);

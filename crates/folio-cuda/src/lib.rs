@@ -12,6 +12,7 @@ pub mod cuda;
 pub mod driver;
 pub mod kernels;
 pub mod kv;
+pub mod linear;
 pub mod nvrtc;
 pub mod planes;
 pub mod rows;

@@ -83,6 +83,12 @@ static inline float e4m3_to_f32(u8 x) {
     return f16_to_f32(u16((x & 0x80) << 8 | (x & 0x7f) << 7)) * 256.0f;
 }
 
+static inline u32 fma_bf16x2(u32 a, u32 b, u32 c) {
+    // Products of bf16 are exact in f64.
+    auto one = [&](int shift) { return float(emu::bf16(a >> shift & 0xffff) * emu::bf16(b >> shift & 0xffff) + emu::bf16(c >> shift & 0xffff)); };
+    return pack_bf16(one(0), one(16));
+}
+
 // ---- memory
 
 static inline void cp_async16(void* shared, const void* global, int line = __builtin_LINE()) {
