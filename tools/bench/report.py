@@ -14,6 +14,7 @@ import statistics
 import sys
 
 import plots
+import side_by_side
 from results import FORMATS, HERE, SHAPES, Results, body, cost, head
 
 DOCS = os.path.normpath(os.path.join(HERE, "..", "..", "docs"))
@@ -73,6 +74,29 @@ def pairs(results, shape, format_):
     header = ["", "Folio t/s", "llama.cpp t/s", "ratio", "wanted", "share of the limit", "pairs"]
     files = sorted({results.files[key] for key in results.cells if key[:2] == (shape, format_)})
     return table(header, rows) + "\n\nFrom " + ", ".join(f"`{name}`" for name in files) + "."
+
+
+def peers(results, shape, format_):
+    """Folio and other engines than llama.cpp, cell by cell, and who is ahead of Folio."""
+    name, data = results.of("peers").get((shape, format_), (None, None))
+    if data is None or not data["rounds"]:
+        return "Not measured yet."
+    rounds, others = data["rounds"], data["arguments"]["peers"]
+    cells = {other: list(zip(*(side_by_side.rows(data["arguments"], r["folio"], r[other]) for r in rounds))) for other in others}
+    rows, slower = [], []
+    for i, pairs in enumerate(cells[others[0]]):
+        what = NAMES.get(pairs[0][0], pairs[0][0])
+        row = [what, spread([pair[1] for pair in pairs])]
+        for other in others:
+            theirs, ratios = zip(*((pair[2], pair[1] / pair[2]) for pair in cells[other][i]))
+            ratio = statistics.median(ratios)
+            row += [spread(theirs), f"**{ratio:.2f}** ({min(ratios):.2f}..{max(ratios):.2f})"]
+            slower += [f"{what} than {other} ({ratio:.2f})"] if ratio < 1 else []
+        rows.append(row)
+    header = ["", "Folio t/s", *(text for other in others for text in (f"{other} t/s", "ratio"))]
+    versions = "; ".join(sorted({v for entry in data["versions"] for v in entry.values()}))
+    return (table(header, rows) + f"\n\nFrom `{name}`, {len(rounds)} rounds; {versions}. "
+            + ("Folio is slower: " + ", ".join(slower) + "." if slower else "Folio is slower nowhere."))
 
 
 def small(results):
@@ -222,7 +246,7 @@ def limits(results):
 
 
 def expand(results):
-    makers = {f.__name__: f for f in (pairs, small, load, start, kl_trained, kl_random, machine, limits)}
+    makers = {f.__name__: f for f in (pairs, peers, small, load, start, kl_trained, kl_random, machine, limits)}
     def one(match):
         name, *arguments = match[1].split()
         if arguments[-2:-1] == ["of"]:

@@ -53,13 +53,13 @@ def peers(a):
     return engines or {"llama.cpp": llama}
 
 
-def rows(a, ours, theirs):
+def rows(arguments, ours, theirs):
     """(what, folio t/s, the peer's t/s, share of the limit) of one round."""
-    prefill = ours["prefill"][0]
-    yield f"prefill {a.prompt}", prefill["tokens_per_s"], theirs[f"pp{a.prompt}"], prefill["share_of_limit"]
+    prefill, prompt, depth = ours["prefill"][0], arguments["prompt"], arguments["depth"]
+    yield f"prefill {prompt}", prefill["tokens_per_s"], theirs[f"pp{prompt}"], prefill["share_of_limit"]
     for figure in ours["decode"]:
         peer = theirs[f"B{figure['batch']}"]["decode"]
-        yield f"decode x{figure['batch']} at {a.depth}", figure["tokens_per_s"], peer, figure["share_of_limit"]
+        yield f"decode x{figure['batch']} at {depth}", figure["tokens_per_s"], peer, figure["share_of_limit"]
 
 
 def turned(names, number):
@@ -110,14 +110,14 @@ def main():
         if a.out:
             save(a.out, result)
         for name in names:
-            for what, f, l, share in rows(a, rounds[-1]["folio"], rounds[-1][name]):
+            for what, f, l, share in rows(arguments, rounds[-1]["folio"], rounds[-1][name]):
                 print(f"round {len(rounds)}  {what:22} folio {f:7.1f}  {name} {l:7.1f}  {f / l:5.2f}x  {share:4.0%} of the limit", flush=True)
     middle = lambda name: statistics.median(r["folio"][name] for r in rounds)
     print(f"\nmedians of {len(rounds)}; read {middle('read_bytes_per_s') / 1e9:.1f} GB/s, "
           f"FMA {middle('f32_flop_per_s') / 1e9:.0f} GFLOP/s measured in the same runs\n")
     for name in names:
         print(f"| | Folio t/s | {name} t/s | ratio | share of the limit |\n|---|---|---|---|---|")
-        for cell in zip(*(list(rows(a, r["folio"], r[name])) for r in rounds)):
+        for cell in zip(*(list(rows(arguments, r["folio"], r[name])) for r in rounds)):
             f, l, share = (statistics.median(row[i] for row in cell) for i in (1, 2, 3))
             ratio = statistics.median(row[1] / row[2] for row in cell)
             print(f"| {cell[0][0]} | {f:.1f} | {l:.1f} | {ratio:.2f} | {share:.0%} |")

@@ -6,8 +6,10 @@ import tempfile
 import unittest
 
 import common
+import ik_peer
 import plots
 import report
+import side_by_side
 from results import Results, body, cost, head
 
 
@@ -48,6 +50,30 @@ class Tables(unittest.TestCase):
         slow = Folder(a={"kind": "side_by_side", "shape": "llama-1b", "format": "Q4_0", "rounds": [round_of(10, 10)]}).results
         self.assertIn("1.15x: **missed**", report.pairs(slow, "llama-1b", "Q4_0"))
         self.assertEqual(report.pairs(slow, "llama-1b", "bf16"), "Not measured yet.")
+
+    def test_other_engines_stand_beside_each_other_and_who_is_faster_is_named(self):
+        def round_(ours, ik, openvino):
+            rates = lambda rate: {"pp512": rate, "B1": {"decode": rate}, "B8": {"decode": rate}, "B32": {"decode": rate}}
+            return {"folio": round_of(ours, 1)["folio"], "ik": rates(ik), "openvino": rates(openvino)}
+        data = {"kind": "peers", "shape": "llama-1b", "format": "Q8_0", "versions": [{"folio": "f 1", "ik": "k 2"}],
+                "arguments": {"prompt": 512, "depth": 128, "peers": ["ik", "openvino"]}, "rounds": [round_(10, 5, 20), round_(12, 4, 8), round_(14, 7, 28)]}
+        results = Folder(a=data).results
+        text = report.peers(results, "llama-1b", "Q8_0")
+        self.assertIn("|  | Folio t/s | ik t/s | ratio | openvino t/s | ratio |", text)
+        self.assertIn("| decode alone, depth 128 | 12.0 (10.0..14.0) | 5.0 (4.0..7.0) | **2.00** (2.00..3.00) | 20.0 (8.0..28.0) | **0.50** (0.50..1.50) |", text)
+        self.assertTrue(text.endswith("From `a.json`, 3 rounds; f 1; k 2. Folio is slower: decode alone, depth 128 than openvino (0.50)."))
+        self.assertEqual(report.peers(results, "llama-1b", "Q4_0"), "Not measured yet.")
+        self.assertEqual(results.cells, {})  # none of it is taken for llama.cpp's
+
+    def test_a_table_of_ik_llama_is_read(self):
+        text = "|    PP |     TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |      T s |    S t/s |\n|-------|---|\n" \
+               "|   128 |     16 |    8 |   1152 |    5.000 |   204.80 |    2.000 |    64.00 |    7.000 |   164.57 |\nllama_print_timings: 1 | 2\n"
+        self.assertEqual(ik_peer.table(text), {(128, 8): (204.8, 64.0)})
+
+    def test_everybody_is_first_in_turn(self):
+        orders = [side_by_side.turned({"folio": 0, "b": 0, "c": 0}, number) for number in range(3)]
+        self.assertEqual([order[0] for order in orders], ["b", "c", "folio"])
+        self.assertTrue(all(sorted(order) == ["b", "c", "folio"] for order in orders))
 
     def test_small_shapes_name_every_cell_that_is_slower(self):
         both = {"kind": "side_by_side", "shape": "smol-135m", "format": "Q8_0", "rounds": [round_of(10, 15)]}
