@@ -106,6 +106,9 @@ pub trait Driver: Send {
     /// Bytes of host memory. What the device still writes there is waited for by [`Driver::synchronize`] alone.
     fn host(&mut self, id: HostId) -> &mut [u8];
 
+    /// The same, to read.
+    fn host_bytes(&self, id: HostId) -> &[u8];
+
     /// Copies `bytes` bytes from `offset` of host memory, in stream order: the memory must stay as it is until then.
     fn upload_async(&mut self, to: DevicePtr, id: HostId, offset: u64, bytes: u64) -> Result<()>;
 
@@ -121,4 +124,12 @@ pub trait Driver: Send {
     fn end_capture(&mut self) -> Result<GraphId>;
 
     fn replay(&mut self, graph: GraphId) -> Result<()>;
+}
+
+/// Host memory as the floats that a device wrote there. Panics unless it is aligned to them, as a driver's host memory is.
+pub fn floats(bytes: &[u8]) -> &[f32] {
+    // SAFETY: any four bytes are an f32.
+    let (before, floats, _) = unsafe { bytes.align_to::<f32>() };
+    assert!(before.is_empty(), "host memory is aligned");
+    floats
 }

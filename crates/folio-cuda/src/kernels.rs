@@ -29,6 +29,7 @@ pub const MODULES: &[Module] = &[
     LINEAR_PLAIN,
     LINEAR_EIGHT,
     LINEAR_FOUR,
+    RATES,
 ];
 
 const ROWS: Module = Module {
@@ -106,3 +107,10 @@ macro_rules! linear {
 const LINEAR_PLAIN: Module = linear!("linear_plain", "plain.cu", ["bf16", "f16"], ["f32_8", "f32_embed"]);
 const LINEAR_EIGHT: Module = linear!("linear_eight", "eight.cu", ["eight_16", "eight", "fp8"], []);
 const LINEAR_FOUR: Module = linear!("linear_four", "four.cu", ["four_16", "four", "mx4", "iq4"], []);
+
+/// What the device can do at most.
+const RATES: Module = Module {
+    name: "rates",
+    source: include_str!("../kernels/rates.cu"),
+    kernels: &["fill_noise", "matrix_rate", "read_rate"],
+};

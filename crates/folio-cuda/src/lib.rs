@@ -1,5 +1,9 @@
 //! The CUDA backend: kernels compiled at run time, the driver they are launched through, and the planning in between.
 //!
+//! What goes in and comes out is what `folio-cpu` takes and gives. Look for [`CudaBackend`] (the `Backend` trait), `launches` (a program as
+//! launches), `step` (a batch as the device reads it), `graphs`, `kernels` (the sources), [`cuda`] (the real driver), `nvrtc` and `cubins`
+//! (how kernels are compiled and kept).
+//!
 //! **Architecture Invariant:** everything but `cuda` is ordinary code over the [`Driver`] trait, so that it runs, kernels
 //! included, where no GPU is: `folio-emulator` is the other implementor.
 //!
@@ -7,15 +11,22 @@
 //! kernel may choose its tile by the batch, never the order in which it sums.
 
 pub mod attention;
-mod cubins;
+mod backend;
+pub mod cubins;
 pub mod cuda;
 pub mod driver;
+mod graphs;
 pub mod kernels;
 pub mod kv;
+mod launches;
 pub mod linear;
+pub mod machine;
 pub mod nvrtc;
 pub mod planes;
 pub mod rows;
+mod rows_plan;
+pub mod step;
 
+pub use backend::CudaBackend;
 pub use driver::{Arg, DeviceInfo, DevicePtr, Driver, DriverError, Launch};
 pub use planes::{Meta, Planes, RowBound};

@@ -117,8 +117,8 @@ impl Nvrtc {
     pub fn compile(&self, name: &str, source: &str, arch: u32) -> Result<Vec<u8>, NvrtcError> {
         let nul = |_| NvrtcError::Compile(format!("{name} has a NUL byte"));
         let (source, file) = (CString::new(source).map_err(nul)?, CString::new(name).map_err(nul)?);
-        let arch = format!("--gpu-architecture=sm_{arch}");
-        let options = OPTIONS.into_iter().chain([arch.as_str()]);
+        let target = format!("--gpu-architecture=sm_{arch}");
+        let options = OPTIONS.into_iter().chain([target.as_str()]);
         let options: Vec<CString> = options.map(CString::new).collect::<Result<_, _>>().map_err(nul)?;
         let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         let mut program = std::ptr::null_mut();
@@ -136,7 +136,8 @@ impl Nvrtc {
             _ => {
                 let log = self.read(program, self.log_size, self.log).unwrap_or_default();
                 let text = CStr::from_bytes_until_nul(&log).map(|text| text.to_string_lossy().into_owned());
-                Err(format!("error {status}: {}", text.unwrap_or_default()))
+                let ((major, minor), text) = (self.version, text.unwrap_or_default());
+                Err(format!("NVRTC {major}.{minor}, {name} for sm_{arch}: error {status}: {text}"))
             }
         };
         // SAFETY: made above, destroyed once.

@@ -15,6 +15,7 @@ mod stream;
 
 use std::collections::HashMap;
 
+use folio_cuda::cuda::CudaDriver;
 use folio_cuda::driver::{GraphId, HostId};
 use folio_cuda::kernels::Module;
 use folio_cuda::{DeviceInfo, DevicePtr, Driver, DriverError, Launch};
@@ -49,6 +50,20 @@ impl Order {
             Order::Shuffled { seed } => seed.max(2),
         }
     }
+}
+
+/// What a test of kernels runs on: the GPU of this machine, where there is one that can be used; else an emulator. `FOLIO_TEST_DEVICE`
+/// insists on `cuda` or `emulator`.
+pub fn device(order: Order) -> Box<dyn Driver> {
+    let wanted = std::env::var("FOLIO_TEST_DEVICE").unwrap_or_default();
+    if wanted != "emulator" {
+        match CudaDriver::open(0, None) {
+            Ok(driver) => return Box::new(driver),
+            Err(error) if wanted == "cuda" => panic!("FOLIO_TEST_DEVICE=cuda: {error}"),
+            Err(_) => {}
+        }
+    }
+    Box::new(Emulator::new(order))
 }
 
 /// A device made of the host, with a stream that runs when it is waited for.
@@ -218,6 +233,10 @@ impl Driver for Emulator {
 
     fn host(&mut self, id: HostId) -> &mut [u8] {
         &mut self.host[id.0 as usize]
+    }
+
+    fn host_bytes(&self, id: HostId) -> &[u8] {
+        &self.host[id.0 as usize]
     }
 
     fn upload_async(&mut self, to: DevicePtr, id: HostId, offset: u64, bytes: u64) -> Result<()> {

@@ -10,6 +10,7 @@ pub mod check;
 pub mod checkpoint;
 pub mod config;
 pub mod decoder;
+pub mod dummy;
 mod error;
 pub mod family;
 pub mod hub;

@@ -10,6 +10,7 @@ use crate::backend::{Backend, DType, KvLayout, TensorView};
 use crate::checkpoint::{Checkpoint, Digest, GenerationConfig, Pooling, Tensor, Values};
 use crate::config::Config;
 use crate::decoder::{Load, WeightSpec, kv_layout, program, weight_specs};
+use crate::dummy::Dummy;
 use crate::error::{ModelError, Result};
 use crate::kv_format::KvFormats;
 use crate::packed::Ids;
@@ -107,6 +108,27 @@ impl Model {
         let program = program(config, &weights, max_model_len, census.encoding);
         backend.load_program(program, options.max_rows, options.max_logit_rows, max_model_len)?;
         Ok(LoadedModel::new(checkpoint, max_model_len, layout, digest, (census.parameters, census.encoding)))
+    }
+
+    /// As [`Model::load`] with made-up weights ([`crate::dummy`]) of the shapes that a configuration asks for.
+    pub fn load_dummy(
+        checkpoint: &Checkpoint,
+        backend: &mut dyn Backend,
+        encoding: Encoding,
+        options: LoadOptions<'_>,
+    ) -> Result<LoadedModel> {
+        let config = checkpoint.config();
+        let max_model_len = model_length(config, checkpoint.settings(), options.max_model_len)?;
+        let layout = options.kv_layout(checkpoint, max_model_len)?;
+        let specs = weight_specs(config);
+        let mut dummy = Dummy::new(&mut *backend, encoding, specs.iter());
+        let weights = specs.try_map(&mut dummy)?;
+        let parameters = dummy.parameters;
+        let mut digest = checkpoint.start_digest(max_model_len);
+        digest.known(&BTreeMap::from([(format!("made up in {encoding}"), [0; 32])]));
+        let program = program(config, &weights, max_model_len, encoding);
+        backend.load_program(program, options.max_rows, options.max_logit_rows, max_model_len)?;
+        Ok(LoadedModel::new(checkpoint, max_model_len, layout, digest, (parameters, encoding)))
     }
 
     /// As [`Model::load`] for a backend that has the weights already, in the order in which `load` gives them: `counts`

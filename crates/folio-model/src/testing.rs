@@ -4,6 +4,7 @@
 
 pub mod blocks;
 pub mod gguf;
+pub mod recast;
 
 use std::path::{Path, PathBuf};
 

@@ -12,6 +12,8 @@ use folio_model::kv_format::KvSkip;
 use folio_server::keys::Scope;
 
 use crate::bench::kv::Shape;
+use crate::device::DeviceChoice;
+use crate::load_format::LoadFormat;
 use crate::units::parse_bytes;
 
 #[derive(Debug, Parser)]
@@ -82,9 +84,10 @@ pub struct EngineArgs {
     #[arg(long, env = "FOLIO_KV_CACHE_MEMORY", value_name = "SIZE", value_parser = parse_bytes)]
     pub kv_cache_memory: Option<u64>,
 
-    /// Share of the memory that is free after loading the weights, used when --kv-cache-memory is not given
-    #[arg(long, env = "FOLIO_KV_CACHE_SHARE", value_name = "0..1", default_value_t = 0.5, value_parser = share)]
-    pub kv_cache_share: f64,
+    /// Share of the memory that is free after loading the weights, used when --kv-cache-memory is not given [default: 0.5; 0.9 on a
+    /// GPU]
+    #[arg(long, env = "FOLIO_KV_CACHE_SHARE", value_name = "0..1", value_parser = share)]
+    pub kv_cache_share: Option<f64>,
 
     /// Host memory beside the KV cache for copies of what preempted requests held, made where copying costs less than
     /// computing again; 0: none [default: a sixteenth of the KV cache]
@@ -115,20 +118,32 @@ pub struct EngineArgs {
     #[arg(long, env = "FOLIO_BLOCK_SIZE", value_name = "TOKENS", default_value_t = 16, value_parser = block_size)]
     pub block_size: u32,
 
-    /// Sequences computed at once
-    #[arg(long, env = "FOLIO_MAX_NUM_SEQS", value_name = "N", default_value_t = 64,
-          value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub max_num_seqs: u32,
+    /// Sequences computed at once [default: 64; 256 on a GPU]
+    #[arg(long, env = "FOLIO_MAX_NUM_SEQS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub max_num_seqs: Option<u32>,
 
-    /// Tokens computed in one step; decodes come first, prompts fill the rest
-    #[arg(long, env = "FOLIO_MAX_NUM_BATCHED_TOKENS", value_name = "TOKENS", default_value_t = 512,
-          value_parser = clap::value_parser!(u32).range(1..=65536))]
-    pub max_num_batched_tokens: u32,
+    /// Tokens computed in one step; decodes come first, prompts fill the rest [default: 512; 4096 on a GPU]
+    #[arg(long, env = "FOLIO_MAX_NUM_BATCHED_TOKENS", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub max_num_batched_tokens: Option<u32>,
 
-    /// Prompt tokens in one step while somebody is streaming: bounds the gap between two streamed tokens
-    #[arg(long, env = "FOLIO_MAX_PREFILL_WHILE_DECODING", value_name = "TOKENS", default_value_t = 64,
-          value_parser = clap::value_parser!(u32).range(1..=65536))]
-    pub max_prefill_while_decoding: u32,
+    /// Prompt tokens in one step while somebody is streaming: bounds the gap between two streamed tokens [default: 64; 1024 on
+    /// a GPU]
+    #[arg(long, env = "FOLIO_MAX_PREFILL_WHILE_DECODING", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub max_prefill_while_decoding: Option<u32>,
+
+    /// What computes: `cpu`, `cuda` or `cuda:N` (an NVIDIA GPU by its number), or `auto`: the first GPU that can be used, else
+    /// the processors
+    #[arg(long, env = "FOLIO_DEVICE", value_name = "DEVICE", default_value_t = DeviceChoice::Auto)]
+    pub device: DeviceChoice,
+
+    /// `auto` reads the checkpoint's weights; `dummy` or `dummy:TYPE` makes random ones of the shapes in config.json, bf16 or of that
+    /// type, for measurements
+    #[arg(long, env = "FOLIO_LOAD_FORMAT", value_name = "FORMAT", default_value_t = LoadFormat::Auto)]
+    pub load_format: LoadFormat,
+
+    /// Launch every step on a GPU kernel by kernel instead of replaying CUDA graphs
+    #[arg(long, env = "FOLIO_ENFORCE_EAGER")]
+    pub enforce_eager: bool,
 
     /// Threads [default: as many as the machine and its container allow]
     #[arg(long, env = "FOLIO_THREADS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
@@ -155,6 +170,28 @@ pub struct EngineArgs {
 
     #[command(flatten)]
     pub packed: PackedCacheArgs,
+}
+
+/// What depends on how fast the device is, where it was not asked for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sizes {
+    pub max_num_seqs: u32,
+    pub max_num_batched_tokens: u32,
+    pub max_prefill_while_decoding: u32,
+    pub kv_cache_share: f64,
+}
+
+impl EngineArgs {
+    /// A GPU takes tens of times as many tokens in the time of a step, and nobody else lives in its memory.
+    pub fn sizes(&self, gpu: bool) -> Sizes {
+        let (seqs, tokens, prefill, share) = if gpu { (256, 4096, 1024, 0.9) } else { (64, 512, 64, 0.5) };
+        Sizes {
+            max_num_seqs: self.max_num_seqs.unwrap_or(seqs),
+            max_num_batched_tokens: self.max_num_batched_tokens.unwrap_or(tokens),
+            max_prefill_while_decoding: self.max_prefill_while_decoding.unwrap_or(prefill),
+            kv_cache_share: self.kv_cache_share.unwrap_or(share),
+        }
+    }
 }
 
 /// Packed weights kept on disk.

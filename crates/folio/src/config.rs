@@ -236,7 +236,7 @@ mod tests {
         let args = serve(file, &[]);
         assert_eq!((args.port, args.model.as_deref()), (9000, Some("demo")));
         assert_eq!(args.served_model_name, ["a", "b"]);
-        assert_eq!((args.engine.kv_cache_memory, args.engine.kv_cache_share), (Some(1 << 30), 0.25));
+        assert_eq!((args.engine.kv_cache_memory, args.engine.kv_cache_share), (Some(1 << 30), Some(0.25)));
         assert!(args.tenant_metrics && !args.engine.guarantee_completion);
         assert_eq!(args.drain_timeout, 120, "what the file leaves out has its default");
         let args = serve(file, &["other", "--port", "9001", "--served-model-name", "c"]);

@@ -3,13 +3,14 @@
 use anyhow::Result;
 use folio_cpu::CpuBackend;
 use folio_cpu::machine::Machine;
-use folio_model::backend::Backend;
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::bench::limits::{Costs, Limit};
 use crate::bench::table;
 use crate::cli::{DoctorArgs, KvDtype};
+use crate::device::DeviceChoice;
+use crate::load_format::LoadFormat;
 use crate::runtime::{Source, WeightArgs, Weights};
 use crate::{memory, units};
 
@@ -72,6 +73,9 @@ impl Far {
     fn measure(source: &Source, args: &DoctorArgs, machines: &[Machine]) -> Result<Self> {
         let checkpoint = source.open()?;
         let load = WeightArgs {
+            device: DeviceChoice::Cpu,
+            eager: false,
+            format: LoadFormat::Auto,
             threads: args.threads,
             quantize: args.quantize,
             kv_dtype: KvDtype::Auto,

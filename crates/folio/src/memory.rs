@@ -264,14 +264,15 @@ pub enum SwapError {
 /// sequences wait with a copy at once; and its memory is taken when it is first used.
 const SWAP_PART: u64 = 16;
 
-/// Slots as the pools are divided. `asked`: `--swap-space`; `preempts`: whether anybody ever is.
+/// Slots as the pools are divided. `left`: bytes of host memory beside the pools; `asked`: `--swap-space`; `preempts`: whether
+/// anybody ever is.
 pub fn swap_space(
     request: &PoolRequest,
     pool: &Pool,
+    left: Option<u64>,
     asked: Option<u64>,
     preempts: bool,
 ) -> Result<SwapSpace, SwapError> {
-    let left = request.free.as_ref().map(|free| free.bytes.saturating_sub(pool.bytes));
     let bytes = match asked {
         Some(asked) if asked > 0 && !preempts => return Err(SwapError::Useless),
         Some(asked) if left.is_some_and(|left| asked > left) => {
@@ -365,7 +366,9 @@ mod tests {
         let window = WindowRequest { bytes_per_block: 1 << 18, window_tokens: 128 };
         let request = PoolRequest { windows: vec![window], ..request() };
         let pool = pool(&request).expect("fits");
-        let space = |asked, preempts| swap_space(&request, &pool, asked, preempts);
+        let left =
+            |request: &PoolRequest, pool: &Pool| request.free.as_ref().map(|free| free.bytes - pool.bytes);
+        let space = |asked, preempts| swap_space(&request, &pool, left(&request, &pool), asked, preempts);
         let bytes = |slots: &[u32]| (u64::from(slots[0]) << 20) + (u64::from(slots[1]) << 18);
         let sixteenth = space(None, true).expect("fits");
         assert_eq!(sixteenth.slots, [pool.blocks / 16, pool.window_blocks[0] / 16]);
@@ -380,7 +383,7 @@ mod tests {
         assert!(matches!(space(Some(1 << 30), true), Err(SwapError::NotEnough { .. })));
         let full = PoolRequest { asked_bytes: Some(1 << 30), ..request.clone() };
         let all = super::pool(&full).expect("fits");
-        let rest = swap_space(&full, &all, None, true).expect("what is left");
+        let rest = swap_space(&full, &all, left(&full, &all), None, true).expect("what is left");
         assert!(rest.bytes <= (1 << 30) - all.bytes, "{rest:?}");
     }
 

@@ -73,17 +73,20 @@ pub struct Place {
     key: String,
 }
 
+/// The user's folder for what can be made again.
+pub fn user_cache() -> Option<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let cache = set("XDG_CACHE_HOME").map(PathBuf::from);
+    cache.or_else(|| Some(PathBuf::from(set("HOME")?).join(".cache")))
+}
+
 impl PackedCache {
     /// As the flags say; `None` when it is off, or there is no folder for it.
     pub fn new(args: &PackedCacheArgs) -> Option<Self> {
         let folder = match &args.packed_cache {
             Some(folder) if folder.as_os_str() == "off" => return None,
             Some(folder) => folder.clone(),
-            None => {
-                let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-                let cache = set("XDG_CACHE_HOME").map(PathBuf::from);
-                cache.or_else(|| Some(PathBuf::from(set("HOME")?).join(".cache")))?.join("folio/packed")
-            }
+            None => user_cache()?.join("folio/packed"),
         };
         Some(Self { folder, limit_bytes: args.packed_cache_size, least_bytes: args.packed_cache_min })
     }

@@ -14,13 +14,13 @@ use anyhow::{Context, Result, bail};
 use folio_engine::engine::EngineParts;
 use folio_engine::{EngineHandle, ModelExecutor, SchedulerConfig, SystemClock};
 use folio_kv::{CacheConfig, GroupCounts, KvCache, LearnedLifetimes, QuotaError, WindowConfig};
-use folio_model::backend::{Backend, GroupKind, KvGroup, KvLayout};
+use folio_model::backend::{GroupKind, KvGroup, KvLayout};
 use folio_model::{Checkpoint, Config, LoadedModel};
 use folio_server::Declared;
 use folio_text::{ChatTemplate, TemplateSources, Tokenizer};
 use sha2::{Digest, Sha256};
 
-use crate::cli::{EngineArgs, Quantize};
+use crate::cli::{EngineArgs, Quantize, Sizes};
 use crate::memory::{self, Pool, PoolRequest, WindowRequest};
 use crate::packed_cache::{Saving, Unsaved};
 
@@ -55,43 +55,50 @@ impl Runtime {
     /// Starts the engine for these tenants; `args` are those the model was loaded with.
     pub fn serving(loaded: Loaded, args: &EngineArgs, tenants: &Declared) -> Result<Self> {
         let Loaded { weights, source, checkpoint, tokenizer, template } = loaded;
-        let Weights { mut backend, model, format, quantized, mapped, unsaved } = weights;
-        let threads = backend.threads();
+        let Weights { backend: mut device, model, format, quantized, mapped, unsaved } = weights;
         let max_model_len = u32::try_from(model.max_model_len).context("the model's context length")?;
         let tenant_weights = tenants.weights();
-        let config = SchedulerConfig { tenant_weights, ..scheduler_config(args, max_model_len) };
-        // What is mapped counts as cache that could be dropped, but it will be read at every step.
-        let free = memory::free().map(|free| free.without(backend.mapped_bytes()));
+        let sizes = args.sizes(device.is_gpu());
+        let config = SchedulerConfig { tenant_weights, ..scheduler_config(args, &sizes, max_model_len) };
+        let free = device.free_memory();
         let request = PoolRequest {
             asked_bytes: args.kv_cache_memory,
-            share: args.kv_cache_share,
+            share: sizes.kv_cache_share,
             free: free.clone(),
             bytes_per_block: model.kv_layout.bytes_per_block(0) as u64,
             windows: windows(&model.kv_layout)?,
             block_tokens: args.block_size,
             max_model_len,
-            max_num_seqs: args.max_num_seqs,
-            max_num_batched_tokens: args.max_num_batched_tokens,
+            max_num_seqs: sizes.max_num_seqs,
+            max_num_batched_tokens: sizes.max_num_batched_tokens,
         };
         let pool = memory::pool(&request)?;
-        let swap = memory::swap_space(&request, &pool, args.swap_space, !args.guarantee_completion)?;
+        let left = match device.as_cpu() {
+            Some(_) => free.as_ref().map(|free| free.bytes.saturating_sub(pool.bytes)),
+            // Copies are the host's, the pool is the device's.
+            None => memory::free().map(|free| free.bytes),
+        };
+        let swap = memory::swap_space(&request, &pool, left, args.swap_space, !args.guarantee_completion)?;
         let mut report = Report {
             lines: Vec::new(),
-            backend: backend.name(),
-            threads,
-            weight_bytes: backend.weight_bytes(),
+            backend: device.name(),
+            threads: device.threads(),
+            device: device.described(),
+            weight_bytes: device.weight_bytes(),
             kv_blocks: pool.blocks,
             kv_bytes: pool.bytes,
         };
         report.describe(&source, &checkpoint, &model, &pool, free.as_ref(), template.as_deref());
         report.describe_swap(&swap);
         report.describe_packed(mapped.as_deref(), unsaved.as_ref());
-        report.describe_quantized(quantized, mapped.is_some(), backend.quantized());
+        if let Some(cpu) = device.as_cpu() {
+            report.describe_quantized(quantized, mapped.is_some(), cpu.quantized());
+        }
         let blocks = std::iter::once(&pool.blocks).chain(&pool.window_blocks);
         let blocks: Vec<usize> = blocks.map(|blocks| *blocks as usize).collect();
-        backend.allocate_cache(&model.kv_layout, &blocks)?;
+        device.allocate_cache(&model.kv_layout, &blocks)?;
         let slots: Vec<usize> = swap.slots.iter().map(|slots| *slots as usize).collect();
-        backend.allocate_swap(&slots)?;
+        device.allocate_swap(&slots)?;
 
         let mut cache = KvCache::with_windows(
             CacheConfig {
@@ -105,10 +112,10 @@ impl Runtime {
         divide(&mut cache, tenants)?;
         cache.set_swap_space(GroupCounts::each(swap.slots.len(), |group| swap.slots[group]));
         let executor = ModelExecutor::new(
-            Box::new(backend),
+            device.into_backend(),
             model.vocab,
-            args.max_num_batched_tokens as usize,
-            logit_rows(args),
+            sizes.max_num_batched_tokens as usize,
+            logit_rows(&sizes),
         );
         let engine = folio_engine::start(EngineParts {
             config,
@@ -189,15 +196,15 @@ fn depth_cost(config: &Config, block_tokens: u32) -> f64 {
 
 /// Rows of logits in one forward pass: every sequence samples one, but a large vocabulary times thousands of sequences
 /// would take gigabytes. The executor splits what does not fit.
-fn logit_rows(args: &EngineArgs) -> usize {
-    args.max_num_seqs.min(256) as usize
+fn logit_rows(sizes: &Sizes) -> usize {
+    sizes.max_num_seqs.min(256) as usize
 }
 
-fn scheduler_config(args: &EngineArgs, max_model_len: u32) -> SchedulerConfig {
+fn scheduler_config(args: &EngineArgs, sizes: &Sizes, max_model_len: u32) -> SchedulerConfig {
     SchedulerConfig {
-        max_num_seqs: args.max_num_seqs,
-        max_num_batched_tokens: args.max_num_batched_tokens,
-        max_prefill_tokens_while_decoding: args.max_prefill_while_decoding,
+        max_num_seqs: sizes.max_num_seqs,
+        max_num_batched_tokens: sizes.max_num_batched_tokens,
+        max_prefill_tokens_while_decoding: sizes.max_prefill_while_decoding,
         max_model_len,
         max_queued_requests: args.max_queued_requests,
         max_queued_tokens: args.max_queued_tokens,
@@ -286,7 +293,9 @@ mod tests {
     fn the_limit_of_pins_is_the_operators() {
         let config = |flags: &[&str]| {
             let flags = Flags::try_parse_from([&["folio"], flags].concat());
-            flags.map(|flags| scheduler_config(&flags.engine, 160)).map_err(|error| error.to_string())
+            flags
+                .map(|flags| scheduler_config(&flags.engine, &flags.engine.sizes(false), 160))
+                .map_err(|error| error.to_string())
         };
         let kv = CacheConfig { blocks: 100, block_tokens: 16, bytes_per_block: 1 };
         let limits = |flags: &[&str]| {

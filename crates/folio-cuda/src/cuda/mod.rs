@@ -73,6 +73,11 @@ macro_rules! call {
 }
 
 impl CudaDriver {
+    /// Whether this machine has NVIDIA's driver at all.
+    pub fn is_present() -> bool {
+        probe::is_present()
+    }
+
     /// Device `ordinal` of this machine. Compiled kernels are kept in `cache`.
     pub fn open(ordinal: u32, cache: Option<PathBuf>) -> Result<Self> {
         let count = probe::devices()?;
@@ -267,6 +272,12 @@ impl Driver for CudaDriver {
         // SAFETY: allocated in `allocate_host`, freed with `self`; the borrow of `self` keeps other borrows away. What the device
         // may still write there is the caller's to wait for, as the trait says.
         unsafe { std::slice::from_raw_parts_mut(start, length) }
+    }
+
+    fn host_bytes(&self, id: HostId) -> &[u8] {
+        let (start, length) = self.host[id.0 as usize];
+        // SAFETY: as in `host`, shared.
+        unsafe { std::slice::from_raw_parts(start, length) }
     }
 
     fn upload_async(&mut self, to: DevicePtr, id: HostId, offset: u64, bytes: u64) -> Result<()> {

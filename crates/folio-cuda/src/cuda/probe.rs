@@ -51,11 +51,16 @@ const FUNCTIONS: [&str; 34] = [
 /// Least version of CUDA that the driver must support, as libcuda writes it: 12.0.
 const LEAST_VERSION: c_int = 12_000;
 
+/// Whether libcuda is found.
+pub fn is_present() -> bool {
+    // SAFETY: opening libcuda runs its initializers, which have no conditions.
+    unsafe { sys::is_culib_present() }
+}
+
 /// How many devices the machine has; at least one.
 pub fn devices() -> Result<u32> {
     let unavailable = |reason: String| Err(DriverError::Unavailable(reason));
-    // SAFETY: opening libcuda runs its initializers, which have no conditions.
-    if !unsafe { sys::is_culib_present() } {
+    if !is_present() {
         return unavailable("this machine has no NVIDIA driver (no libcuda.so.1)".to_owned());
     }
     // SAFETY: as above; it was just found.
@@ -123,8 +128,7 @@ mod tests {
 
     #[test]
     fn a_machine_without_a_driver_says_so() {
-        // SAFETY: as in `devices`.
-        if unsafe { sys::is_culib_present() } {
+        if is_present() {
             eprintln!("SKIPPED: this machine has libcuda");
             return;
         }

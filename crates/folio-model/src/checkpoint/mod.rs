@@ -60,6 +60,14 @@ pub struct Checkpoint {
     packed: Option<PathBuf>,
 }
 
+/// Where the weights of a folder are.
+enum Weights {
+    Tensors,
+    Packed(PathBuf),
+    /// Nowhere: they are made up.
+    Dummy,
+}
+
 /// A tensor that has the shape that was asked for; its values are not read yet.
 #[derive(Clone, Copy)]
 pub struct Tensor<'a> {
@@ -125,14 +133,14 @@ impl Checkpoint {
         let has = |file: &str| path.join(file).is_file();
         let own = Source::Folder(path.to_owned());
         if has(SINGLE) || has(INDEX) {
-            return Self::from_source(own, None);
+            return Self::from_source(own, Weights::Tensors);
         }
         if has(PACKED) {
-            return Self::from_source(own, Some(path.join(PACKED)));
+            return Self::from_source(own, Weights::Packed(path.join(PACKED)));
         }
         match open::find_in(path)? {
             Some(file) => Self::open_gguf(&file),
-            None => Self::from_source(own, None),
+            None => Self::from_source(own, Weights::Tensors),
         }
     }
 
@@ -153,10 +161,15 @@ impl Checkpoint {
 
     /// Opens a checkpoint whose files are part of the program: the same names as in a folder.
     pub fn from_bytes(files: &'static [(&'static str, &'static [u8])]) -> Result<Self> {
-        Self::from_source(Source::Embedded(files), None)
+        Self::from_source(Source::Embedded(files), Weights::Tensors)
     }
 
-    fn from_source(source: Source, packed: Option<PathBuf>) -> Result<Self> {
+    /// Opens a folder of which only the configuration is read, for [`crate::Model::load_dummy`]. It has no tensors.
+    pub fn open_without_weights(path: impl AsRef<Path>) -> Result<Self> {
+        Self::from_source(Source::Folder(path.as_ref().to_owned()), Weights::Dummy)
+    }
+
+    fn from_source(source: Source, weights: Weights) -> Result<Self> {
         let Some(config_text) = source.read(CONFIG)?.map(Cow::into_owned) else {
             return Err(source.not_a_model("it has no config.json"));
         };
@@ -167,14 +180,15 @@ impl Checkpoint {
         let own_name = source.display(GENERATION);
         let own = own.as_deref().map(|bytes| (own_name.as_str(), bytes));
         let generation = GenerationConfig::parse(own, json::Fields::new(&config_name, &map))?;
-        let (mut shards, mut tensors) = match packed {
-            Some(_) => Default::default(),
-            None => open_shards(&source, config.family.nested.is_some())?,
+        let stored = matches!(weights, Weights::Tensors);
+        let (mut shards, mut tensors) = match stored {
+            true => open_shards(&source, config.family.nested.is_some())?,
+            false => Default::default(),
         };
-        let only_embeds = !config.tied && packed.is_none() && shards::is_bare(&shards, HEAD);
+        let only_embeds = !config.tied && stored && shards::is_bare(&shards, HEAD);
         // Nothing reads logits, so any matrix of that shape does.
         config.tied |= only_embeds;
-        if packed.is_none() {
+        if stored {
             experts::apply(&config, &source.location(), &mut shards, &mut tensors)?;
             quantized::apply(&config, &source.location(), &mut shards, &mut tensors)?;
         }
@@ -187,7 +201,7 @@ impl Checkpoint {
             tensors,
             only_embeds,
             header: None,
-            packed,
+            packed: if let Weights::Packed(path) = weights { Some(path) } else { None },
         })
     }
 

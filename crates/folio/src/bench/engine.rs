@@ -28,8 +28,10 @@ const PATIENCE: Duration = Duration::from_secs(3600);
 pub fn run(args: &BenchEngineArgs) -> Result<()> {
     let mut engine = args.engine.clone();
     let most = args.batch.iter().copied().max().unwrap_or(1).max(1);
-    engine.max_num_seqs = engine.max_num_seqs.max(most);
-    engine.max_num_batched_tokens = engine.max_num_batched_tokens.max(engine.max_num_seqs);
+    // What is asked for is what the device would have, or what the batches need.
+    let sizes = engine.sizes(engine.device.is_gpu());
+    engine.max_num_seqs = Some(sizes.max_num_seqs.max(most));
+    engine.max_num_batched_tokens = Some(sizes.max_num_batched_tokens.max(most));
     let threads = engine.threads.map(|threads| threads as usize);
     eprintln!("measuring the machine ...");
     let fresh = Machine::measure(threads, None).context("measuring the machine")?;
@@ -55,6 +57,8 @@ pub fn run(args: &BenchEngineArgs) -> Result<()> {
 struct Report {
     model: String,
     backend: String,
+    device: String,
+    /// 0: a GPU.
     threads: usize,
     /// What most of the weights are stored as, and quantized to while loading.
     format: String,
@@ -100,6 +104,7 @@ impl Bench<'_> {
         let mut report = Report {
             model: self.runtime.name.clone(),
             backend: self.runtime.report.backend.clone(),
+            device: self.runtime.report.device.clone(),
             threads: machine.threads,
             format: self.runtime.format.clone(),
             weight_bytes: self.runtime.report.weight_bytes,
@@ -271,16 +276,21 @@ fn figure(batch: u32, tokens: u32, rates: Vec<f64>, limit: Limit) -> Figure {
 impl Report {
     fn table(&self) -> String {
         let mut out = format!(
-            "{} on {}, {} threads: {} of weights ({})\n\
-             measured limits: weights read at {:.1} GB/s, {:.0} GFLOP/s in f32, {:.0} Gop/s in bytes\n\n",
+            "{} on {}, {}: {} of weights ({})\nmeasured limits: weights read at {:.1} GB/s, {}\n\n",
             self.model,
             self.backend,
-            self.threads,
+            self.device,
             units::bytes(self.weight_bytes),
             self.format,
             self.read_bytes_per_s / 1e9,
-            self.f32_flop_per_s / 1e9,
-            self.int8_op_per_s / 1e9
+            match self.threads {
+                0 => format!("{:.0} TFLOP/s of matrix instructions in bf16", self.f32_flop_per_s / 1e12),
+                _ => format!(
+                    "{:.0} GFLOP/s in f32, {:.0} Gop/s in bytes",
+                    self.f32_flop_per_s / 1e9,
+                    self.int8_op_per_s / 1e9
+                ),
+            }
         );
         let row = |name: String, figure: &Figure| {
             vec![

@@ -8,12 +8,14 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use folio_model::backend::{Backend, Batch, Span};
+use folio_model::backend::{Batch, Span};
 use serde::Serialize;
 
 use super::stats::{Summary, median};
 use super::table;
 use crate::cli::BenchKlArgs;
+use crate::device::DeviceChoice;
+use crate::load_format::LoadFormat;
 use crate::progress::Bar;
 use crate::runtime::{self, Source, WeightArgs, Weights};
 
@@ -114,6 +116,9 @@ impl Side {
         args: &BenchKlArgs,
     ) -> Result<Self> {
         let load = WeightArgs {
+            device: DeviceChoice::Cpu,
+            eager: false,
+            format: LoadFormat::Auto,
             threads: args.threads,
             quantize,
             kv_dtype: args.kv_cache_dtype,

@@ -21,6 +21,8 @@ pub struct Report {
     pub lines: Vec<(&'static str, String)>,
     pub backend: String,
     pub threads: usize,
+    /// "2 threads", "NVIDIA H200, 140 GiB".
+    pub device: String,
     pub weight_bytes: u64,
     pub kv_blocks: u32,
     pub kv_bytes: u64,
@@ -62,11 +64,11 @@ impl Report {
         self.lines.push((
             "weights",
             format!(
-                "{} as {} on {}, {} threads",
+                "{} as {} on {}, {}",
                 units::bytes(self.weight_bytes),
                 model.weight_encoding,
                 self.backend,
-                self.threads
+                self.device
             ),
         ));
         let context = units::count(model.max_model_len as u64);

@@ -70,6 +70,14 @@ impl Source {
         }
     }
 
+    /// Opens a folder for its configuration alone.
+    pub fn open_without_weights(&self) -> Result<Checkpoint> {
+        match self {
+            Source::Folder(path) => Ok(Checkpoint::open_without_weights(path)?),
+            other => bail!("--load-format dummy needs a folder with a config.json, {} is none", other.name()),
+        }
+    }
+
     /// Opens the checkpoint, downloading it first if need be.
     pub fn open(&self) -> Result<Checkpoint> {
         match self {

@@ -6,22 +6,29 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail};
+use folio_cpu::CpuBackend;
 use folio_cpu::machine::Machine;
-use folio_cpu::{CpuBackend, CpuOptions};
-use folio_model::backend::DType;
+use folio_cuda::machine::Effort;
+use folio_model::backend::{Backend, DType};
 use folio_model::kv_format::{KvFormats, KvSkip};
 use folio_model::quant::Encoding;
 use folio_model::{Checkpoint, LoadOptions, LoadedModel, Model, PackedAbout, Progress};
 use folio_text::{ChatTemplate, Tokenizer};
 
 use super::{Source, load_template, load_tokenizer, logit_rows, scheduler_config};
-use crate::cli::{EngineArgs, KvDtype, Quantize};
+use crate::cli::{EngineArgs, KvDtype, Quantize, Sizes};
+use crate::device::{Device, DeviceChoice};
+use crate::load_format::LoadFormat;
 use crate::packed_cache::{Packed, PackedCache, Place, Unsaved};
 use crate::progress::Bar;
 
 /// What decides how weights are loaded.
 #[derive(Clone, Debug)]
 pub struct WeightArgs {
+    pub device: DeviceChoice,
+    /// Without CUDA graphs.
+    pub eager: bool,
+    pub format: LoadFormat,
     pub threads: Option<u32>,
     pub quantize: Option<Quantize>,
     pub kv_dtype: KvDtype,
@@ -38,6 +45,9 @@ impl WeightArgs {
     /// For a backend that only packs.
     pub fn for_packing(to: Quantize) -> Self {
         Self {
+            device: DeviceChoice::Cpu,
+            eager: false,
+            format: LoadFormat::Auto,
             threads: None,
             quantize: Some(to),
             kv_dtype: KvDtype::Auto,
@@ -49,8 +59,8 @@ impl WeightArgs {
         }
     }
 
-    fn backend(&self) -> Result<CpuBackend> {
-        Ok(CpuBackend::new(CpuOptions { threads: self.threads.map(|n| n as usize), isa: None })?)
+    fn device(&self) -> Result<Device> {
+        open_device(self.device, self.threads, self.eager)
     }
 
     /// `weights` is the KV cache's type unless another is asked for.
@@ -68,24 +78,35 @@ impl WeightArgs {
     }
 }
 
-impl From<&EngineArgs> for WeightArgs {
-    fn from(args: &EngineArgs) -> Self {
+impl WeightArgs {
+    fn new(args: &EngineArgs, sizes: &Sizes) -> Self {
         Self {
+            device: args.device,
+            eager: args.enforce_eager,
+            format: args.load_format,
             threads: args.threads,
             quantize: args.quantize,
             kv_dtype: args.kv_cache_dtype,
             kv_skip: args.kv_cache_dtype_skip_layers.clone(),
             max_model_len: args.max_model_len,
             block_tokens: args.block_size,
-            max_rows: args.max_num_batched_tokens as usize,
-            max_logit_rows: logit_rows(args),
+            max_rows: sizes.max_num_batched_tokens as usize,
+            max_logit_rows: logit_rows(sizes),
         }
     }
 }
 
+fn open_device(choice: DeviceChoice, threads: Option<u32>, eager: bool) -> Result<Device> {
+    let mut device = Device::open(choice, threads)?;
+    if let (Device::Cuda(backend), true) = (&mut device, eager) {
+        backend.without_graphs();
+    }
+    Ok(device)
+}
+
 /// Weights in a backend that has no cache yet.
 pub struct Weights {
-    pub backend: CpuBackend,
+    pub backend: Device,
     pub model: LoadedModel,
     /// What the weights are: "bf16", "bf16 to Q8_0".
     pub format: String,
@@ -100,47 +121,81 @@ pub struct Weights {
 impl Weights {
     /// Loads with a progress bar on standard error. No packed form is kept.
     pub fn load(checkpoint: &Checkpoint, args: &WeightArgs) -> Result<Self> {
+        let device = args.device()?;
         match find(checkpoint, args, None)? {
-            Some(packed) => Self::map(checkpoint, args, packed),
-            None => Self::pack(checkpoint, args, None, None),
+            Some(packed) => Self::map(checkpoint, args, device, packed),
+            None => Self::pack(checkpoint, args, device, None, None),
         }
     }
 
     fn pack(
         checkpoint: &Checkpoint,
         args: &WeightArgs,
+        mut backend: Device,
         place: Option<Place>,
         cache: Option<&PackedCache>,
     ) -> Result<Self> {
-        let mut backend = args.backend()?;
-        let key = place.as_ref().map_or("", Place::key);
-        let (model, about) = pack(checkpoint, &mut backend, args, key)?;
-        // Once more, because the files may have changed while they were read.
-        let now = cache.and_then(|cache| cache.place(checkpoint, args.quantize));
-        let unsaved = Unsaved::new(place, now, backend.packed_weights(), &about);
+        if let (None, Some(to)) = (backend.as_cpu(), args.quantize) {
+            bail!(
+                "--quantize {} needs --device cpu: on a GPU weights are as the checkpoint has them",
+                to.name()
+            );
+        }
+        let loaded = match backend.as_cpu() {
+            Some(cpu) => {
+                let key = place.as_ref().map_or("", Place::key);
+                let (model, about) = pack(checkpoint, cpu, args, key)?;
+                // Once more, because the files may have changed while they were read.
+                let now = cache.and_then(|cache| cache.place(checkpoint, args.quantize));
+                (model, Unsaved::new(place, now, cpu.packed_weights(), &about))
+            }
+            None => (load(checkpoint, &mut *backend, args)?.0, None),
+        };
+        let (model, unsaved) = loaded;
         let format = format(&model, args.quantize);
         Ok(Self { backend, model, format, quantized: args.quantize, mapped: None, unsaved })
     }
 
     /// Weights that were packed before.
-    fn map(checkpoint: &Checkpoint, args: &WeightArgs, packed: Packed) -> Result<Self> {
+    fn map(checkpoint: &Checkpoint, args: &WeightArgs, mut backend: Device, packed: Packed) -> Result<Self> {
         let Packed { file, about, path } = packed;
-        let mut backend = args.backend()?;
+        let Some(cpu) = backend.as_cpu() else {
+            bail!(
+                "{} holds weights packed for processors: serve its original, or give --device cpu",
+                path.display()
+            );
+        };
         let counts = file.counts();
-        backend.load_packed(file)?;
+        cpu.load_packed(file)?;
         let options = args.options(about.kv_dtype);
-        let model = Model::load_packed(checkpoint, &mut backend, &about, counts, options)?;
+        let model = Model::load_packed(checkpoint, cpu, &about, counts, options)?;
         tracing::debug!(file = %path.display(), "packed weights mapped");
         let quantized = about.quantized.as_deref().and_then(Quantize::named);
         let format = format(&model, quantized);
         Ok(Self { backend, model, format, quantized, mapped: Some(path), unsaved: None })
     }
 
-    /// The limits of this machine for these weights: read where they lie, which may be faster or slower than a fresh buffer.
+    /// The limits of what computes for these weights. Of processors: weights read where they lie, which may be faster or slower than a
+    /// fresh buffer. Of a GPU: its own memory and matrix instructions, whatever `machine` is.
     pub fn limits(&mut self, machine: Machine) -> Result<Machine> {
-        let read = self.backend.weight_read_rate()?;
-        let read_bytes_per_s = if read > 0.0 { read } else { machine.read_bytes_per_s };
-        Ok(Machine { read_bytes_per_s, ..machine })
+        match &mut self.backend {
+            Device::Cpu(cpu) => {
+                let read = cpu.weight_read_rate()?;
+                let read_bytes_per_s = if read > 0.0 { read } else { machine.read_bytes_per_s };
+                Ok(Machine { read_bytes_per_s, ..machine })
+            }
+            Device::Cuda(cuda) => {
+                let rates = cuda.rates(Effort::default())?;
+                Ok(Machine {
+                    threads: 0,
+                    read_bytes_per_s: rates.read_bytes_per_s,
+                    // Products are of bf16 with sums in f32, whatever the weights are stored in.
+                    f32_flop_per_s: rates.matrix_flop_per_s,
+                    int8_op_per_s: rates.matrix_flop_per_s,
+                    ..machine
+                })
+            }
+        }
     }
 }
 
@@ -156,14 +211,26 @@ pub struct Loaded {
 impl Loaded {
     pub fn open(model: Option<&str>, args: &EngineArgs) -> Result<Self> {
         // Contradictions first: loading may take minutes.
-        scheduler_config(args, 1).validate()?;
+        let mut device = open_device(args.device, args.threads, args.enforce_eager)?;
+        let sizes = args.sizes(device.is_gpu());
+        scheduler_config(args, &sizes, 1).validate()?;
         let source = Source::parse(model)?;
-        let checkpoint = source.open()?;
-        let load = WeightArgs::from(args);
-        let cache = PackedCache::new(&args.packed);
+        let checkpoint = match args.load_format {
+            LoadFormat::Auto => source.open()?,
+            LoadFormat::Dummy(_) => source.open_without_weights()?,
+        };
+        let load = WeightArgs::new(args, &sizes);
+        let kept = device.as_cpu().is_some() && args.load_format == LoadFormat::Auto;
+        let cache = PackedCache::new(&args.packed).filter(|_| kept);
         let place = cache.as_ref().and_then(|cache| cache.place(&checkpoint, load.quantize));
         let text = || -> Result<_> {
-            let tokenizer = Arc::new(load_tokenizer(&checkpoint)?);
+            let tokenizer = Arc::new(match args.load_format {
+                // Any words do.
+                LoadFormat::Dummy(_) if checkpoint.read("tokenizer.json")?.is_none() => {
+                    load_tokenizer(&Source::BuiltIn.open()?)?
+                }
+                _ => load_tokenizer(&checkpoint)?,
+            });
             let template =
                 load_template(&checkpoint, &tokenizer, args.chat_template.as_deref())?.map(Arc::new);
             Ok((tokenizer, template))
@@ -173,17 +240,18 @@ impl Loaded {
             Some(packed) => {
                 let (text, weights) = std::thread::scope(|scope| {
                     let text = scope.spawn(text);
-                    let weights = Weights::map(&checkpoint, &load, packed);
+                    let weights = Weights::map(&checkpoint, &load, device, packed);
                     (text.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), weights)
                 });
-                (text?, mapped(weights, place.as_ref())?)
+                (text?, Ok(mapped(weights, place.as_ref())?))
             }
             // Packing may take minutes, which a wrong tokenizer should not cost.
-            None => (text()?, None),
+            None => (text()?, Err(device)),
         };
         let weights = match mapped {
-            Some(weights) => weights,
-            None => Weights::pack(&checkpoint, &load, place, cache.as_ref())?,
+            Ok(Some(weights)) => weights,
+            Ok(None) => Weights::pack(&checkpoint, &load, load.device()?, place, cache.as_ref())?,
+            Err(device) => Weights::pack(&checkpoint, &load, device, place, cache.as_ref())?,
         };
         let (tokenizer, template) = text;
         Ok(Self { weights, source, checkpoint, tokenizer, template })
@@ -235,12 +303,7 @@ pub fn pack(
     if let Some(to) = args.quantize {
         backend.quantize_weights(to.packed());
     }
-    let bar = Bar::bytes("packing weights");
-    let mut progress = |p: Progress<'_>| bar.set(p.done_bytes, p.total_bytes, p.weight);
-    let kv_dtype = kv_dtype(checkpoint)?;
-    let options = args.options(kv_dtype);
-    let model = Model::load(checkpoint, backend, LoadOptions { progress: Some(&mut progress), ..options })?;
-    bar.finish();
+    let (model, kv_dtype) = load(checkpoint, backend, args)?;
     let about = PackedAbout {
         made_from: made_from.to_owned(),
         quantized: args.quantize.map(|to| to.name().to_owned()),
@@ -250,6 +313,26 @@ pub fn pack(
         tensors: model.tensor_digests.clone(),
     };
     Ok((model, about))
+}
+
+/// Loads the weights, with a progress bar; and the type of the KV cache where no other is asked for.
+fn load(
+    checkpoint: &Checkpoint,
+    backend: &mut dyn Backend,
+    args: &WeightArgs,
+) -> Result<(LoadedModel, DType)> {
+    let bar = Bar::bytes("packing weights");
+    let mut progress = |p: Progress<'_>| bar.set(p.done_bytes, p.total_bytes, p.weight);
+    if let LoadFormat::Dummy(encoding) = args.format {
+        let kv_dtype = encoding.plain().unwrap_or(DType::F16);
+        let model = Model::load_dummy(checkpoint, backend, encoding, args.options(kv_dtype))?;
+        return Ok((model, kv_dtype));
+    }
+    let kv_dtype = kv_dtype(checkpoint)?;
+    let options = args.options(kv_dtype);
+    let model = Model::load(checkpoint, backend, LoadOptions { progress: Some(&mut progress), ..options })?;
+    bar.finish();
+    Ok((model, kv_dtype))
 }
 
 /// The KV cache's type where nothing else is asked for: that of the first weight, f16 where weights are quantized.

@@ -9,7 +9,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use folio_cpu::{CpuBackend, CpuOptions, Isa, Quantize};
-use folio_engine::plan::{ExecutorError, Sampled, SequenceId, StepOutput, StepPlan, Want};
+use folio_cuda::CudaBackend;
+use folio_emulator::Order;
+use folio_engine::plan::{ExecutorError, SamplePlan, Sampled, SequenceId, StepOutput, StepPlan, Want};
 use folio_engine::{
     Event, Executor, Micros, Pooling, Request, RequestId, RulesRef, SamplingParams, Scheduler,
     SchedulerConfig,
@@ -17,18 +19,27 @@ use folio_engine::{
 use folio_kv::{CacheConfig, GroupCounts, Identity, KvCache, LruLeafFirst, Root, TenantId, WindowConfig};
 use folio_model::backend::{Backend, Batch, GroupKind, KvFormat, KvGroup, KvLayout, Span};
 use folio_model::kv_format::{KvFormats, KvSkip};
-use folio_model::{Checkpoint, LoadOptions, Model};
+use folio_model::{Checkpoint, LoadOptions, LoadedModel, Model};
 use folio_sim::rules::HashRules;
 
-use crate::recast::{Cast, Recast};
+use folio_model::testing::recast::{Cast, Recast};
 
 pub const BLOCK_TOKENS: u32 = 16;
 pub const MAX_LEN: u32 = 512;
 const MAX_ROWS: usize = 512;
 
+/// What computes.
+#[derive(Clone, Copy, Debug)]
+pub enum On {
+    Cpu,
+    /// A GPU, where there is one; else its kernels on the host, threads in this order.
+    Device(Order),
+}
+
 /// Which arithmetic to run.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
+    pub on: On,
     pub threads: usize,
     pub isa: Option<Isa>,
     pub kv: KvFormat,
@@ -41,8 +52,15 @@ pub struct Setup {
 }
 
 impl Setup {
-    pub const PLAIN: Setup =
-        Setup { threads: 2, isa: None, kv: KvFormat::F16, mixed: false, weights: Cast::Keep, quantize: None };
+    pub const PLAIN: Setup = Setup {
+        on: On::Cpu,
+        threads: 2,
+        isa: None,
+        kv: KvFormat::F16,
+        mixed: false,
+        weights: Cast::Keep,
+        quantize: None,
+    };
 }
 
 /// (position, token, hash of the logits row at that position)
@@ -55,7 +73,10 @@ pub fn runs(isa: Isa) -> bool {
 
 /// The backend, and what it computed since the last [`Recorder::take`].
 pub struct Recorder {
-    backend: CpuBackend,
+    backend: Box<dyn Backend>,
+    /// Whether the hidden state of every row is wanted in every step, or only where a request wants one: steps that want none may be
+    /// run from a graph.
+    all_hidden: bool,
     /// Of the cache groups beside full attention.
     windows: Vec<u32>,
     quantized: usize,
@@ -68,37 +89,42 @@ pub struct Recorder {
 impl Recorder {
     pub fn load(fixture: &str, setup: Setup, blocks: u32) -> Self {
         let checkpoint = longer(fixture);
-        let mut backend =
-            CpuBackend::new(CpuOptions { threads: Some(setup.threads), isa: setup.isa }).expect("a backend");
-        if let Some(to) = setup.quantize {
-            backend.quantize_weights(to);
-        }
-        let mut recast = Recast { backend, recast: 0, cast: setup.weights };
-        let model = Model::load(
-            &checkpoint,
-            &mut recast,
-            LoadOptions {
-                max_rows: MAX_ROWS,
-                max_logit_rows: MAX_ROWS,
-                max_model_len: Some(MAX_LEN as usize),
-                kv_formats: KvFormats {
-                    most: setup.kv,
-                    skipped: KvFormat::F16,
-                    skip: if setup.mixed { vec![KvSkip::Layer(0)] } else { vec![] },
-                },
-                block_tokens: BLOCK_TOKENS as usize,
-                progress: None,
+        let options = LoadOptions {
+            max_rows: MAX_ROWS,
+            max_logit_rows: MAX_ROWS,
+            max_model_len: Some(MAX_LEN as usize),
+            kv_formats: KvFormats {
+                most: setup.kv,
+                skipped: KvFormat::F16,
+                skip: if setup.mixed { vec![KvSkip::Layer(0)] } else { vec![] },
             },
-        )
-        .expect("a fixture loads");
-        let Recast { mut backend, recast, .. } = recast;
+            block_tokens: BLOCK_TOKENS as usize,
+            progress: None,
+        };
+        let (mut backend, model, quantized) = match setup.on {
+            On::Cpu => {
+                let options_of_cpu = CpuOptions { threads: Some(setup.threads), isa: setup.isa };
+                let mut backend = CpuBackend::new(options_of_cpu).expect("a backend");
+                if let Some(to) = setup.quantize {
+                    backend.quantize_weights(to);
+                }
+                let (backend, model, recast) = load(&checkpoint, backend, setup.weights, options);
+                let quantized = backend.quantized().matrices + recast;
+                (Box::new(backend) as Box<dyn Backend>, model, quantized)
+            }
+            On::Device(order) => {
+                let backend = CudaBackend::new(folio_emulator::device(order)).expect("a backend");
+                let (backend, model, recast) = load(&checkpoint, backend, setup.weights, options);
+                (Box::new(backend) as Box<dyn Backend>, model, recast)
+            }
+        };
         backend
             .allocate_cache(&model.kv_layout, &vec![blocks as usize; model.kv_layout.groups.len()])
             .expect("a cache");
         let vocab = model.vocab;
-        let quantized = backend.quantized().matrices + recast;
         Self {
             backend,
+            all_hidden: matches!(setup.on, On::Cpu),
             windows: windows(&model.kv_layout),
             quantized,
             vocab,
@@ -150,7 +176,10 @@ impl Executor for Recorder {
         }
         batch.logit_rows.extend(0..batch.tokens.len() as u32);
         // Of every row too, so that each is judged beside all others.
-        batch.hidden_rows.extend(0..batch.tokens.len() as u32);
+        let wanted = |sample: &SamplePlan| matches!(sample.want, Want::Hidden | Want::HiddenSum { .. });
+        if self.all_hidden || plan.sequences.iter().flat_map(|s| &s.samples).any(wanted) {
+            batch.hidden_rows.extend(0..batch.tokens.len() as u32);
+        }
         self.output.step = plan.step;
         self.output.samples.clear();
         if batch.tokens.is_empty() {
@@ -187,6 +216,18 @@ impl Executor for Recorder {
         }
         Ok(&self.output)
     }
+}
+
+/// Loads a checkpoint whose weights are cast; and how many of its matrices became blocks.
+fn load<B: Backend>(
+    checkpoint: &Checkpoint,
+    backend: B,
+    cast: Cast,
+    options: LoadOptions<'_>,
+) -> (B, LoadedModel, usize) {
+    let mut recast = Recast { backend, recast: 0, cast };
+    let model = Model::load(checkpoint, &mut recast, options).expect("a fixture loads");
+    (recast.backend, model, recast.recast)
 }
 
 /// A request and the step at which it arrives.

@@ -3,18 +3,18 @@
 //! Every family is run through the real scheduler, cache and CPU backend in every way the engine could serve it, and every
 //! computed row's logits are compared, bit for bit, with the same request run alone, cold and in one chunk.
 
+mod device;
 mod exhaustion;
 mod harness;
 mod pooled;
-mod recast;
 mod swap;
 
 use folio_cpu::{Isa, Quantize};
 use folio_model::backend::{DType, KvFormat};
 use folio_model::quant::BlockFormat;
+use folio_model::testing::recast::Cast;
 use folio_model::testing::{FIXTURES, QUANTIZED};
 use harness::{Arrival, MAX_LEN, Oracle, Setup, World, batched, prompt, whole};
-use recast::Cast;
 
 /// Requests of mixed lengths: some inside one block, some past the first attention chunk of 256 positions. The answer of every third
 /// must follow rules.

@@ -8,13 +8,15 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use folio_model::backend::{Backend, Batch, KvFormat, KvLayout, Span};
+use folio_model::backend::{Batch, KvFormat, KvLayout, Span};
 use folio_text::{ChatInput, ChatTemplate, Tokenizer};
 use serde::{Deserialize, Serialize};
 
 use super::{name, render};
 use crate::bench::kl::{LogSoftmax, read_tokens, text_windows, token_windows};
 use crate::cli::{BenchKvArgs, KvDtype};
+use crate::device::DeviceChoice;
+use crate::load_format::LoadFormat;
 use crate::progress::Bar;
 use crate::runtime::{self, Source, WeightArgs, Weights};
 use crate::units;
@@ -48,6 +50,9 @@ pub(super) fn measure(args: &BenchKvArgs) -> Result<Quality> {
     let weights = Weights::load(
         &checkpoint,
         &WeightArgs {
+            device: DeviceChoice::Cpu,
+            eager: false,
+            format: LoadFormat::Auto,
             threads: args.threads,
             quantize: args.quantize,
             kv_dtype: KvDtype::F16,

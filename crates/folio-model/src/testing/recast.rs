@@ -1,14 +1,14 @@
 //! Weights in another type than the checkpoint has them, so that each family meets each weight type.
 
-use folio_cpu::CpuBackend;
-use folio_model::backend::{Backend, BackendError, Batch, DType, KvLayout, SwapTimes, TensorView};
-use folio_model::program::{MatrixId, Program, VectorId};
-use folio_model::quant::{BlockFormat, Encoding};
-use folio_model::testing::blocks;
+use crate::backend::{Backend, BackendError, Batch, DType, KvLayout, SwapTimes, TensorView};
+use crate::program::{MatrixId, Program, VectorId};
+use crate::quant::{BlockFormat, Encoding};
+use crate::testing::blocks;
 use half::{bf16, f16};
 
-pub struct Recast {
-    pub backend: CpuBackend,
+/// A backend whose weights are cast on their way in.
+pub struct Recast<B> {
+    pub backend: B,
     /// Matrices that became blocks.
     pub recast: usize,
     pub cast: Cast,
@@ -28,7 +28,7 @@ pub enum Cast {
     },
 }
 
-impl Backend for Recast {
+impl<B: Backend> Backend for Recast<B> {
     fn name(&self) -> String {
         self.backend.name()
     }
@@ -94,7 +94,7 @@ impl Backend for Recast {
     }
 }
 
-impl Recast {
+impl<B: Backend> Recast<B> {
     fn load_blocks(
         &mut self,
         name: &str,

@@ -1,0 +1,379 @@
+//! [`CudaBackend`]: weights, row buffers and KV blocks on a device, and the `Backend` trait over them.
+//!
+//! Owns: memory and the order load, program, cache, forward. Must never: know a kernel's inside, or allocate in `forward` but where the
+//! metadata outgrows its place.
+//!
+//! A forward pass is: copies of blocks, one upload of the step's words, launches (or one graph of them), one download of logits.
+
+use std::time::Instant;
+
+use folio_model::backend::{Backend, BackendError, Batch, KvLayout, SwapTimes, TensorView};
+use folio_model::check::{self, BatchCheck, Loaded, PoolSize, ProgramCheck, Written};
+use folio_model::program::{MatrixId, Op, Program, VectorId};
+
+use crate::driver::{DevicePtr, Driver, DriverError, HostId, floats};
+use crate::graphs::{Bucket, Graphs};
+use crate::kernels::MODULES;
+use crate::kv::KvPool;
+use crate::launches::{Launches, Model};
+use crate::linear::{self, DeviceMatrix};
+use crate::machine::{self, Effort, Rates};
+use crate::planes::Meta;
+use crate::step::StepWords;
+
+/// Vectors are padded with zeros to this many values.
+const PAD: usize = 32;
+/// Most sequences of a step that is run from a graph.
+const GRAPH_ROWS: u32 = 256;
+/// Words of metadata that there is room for at first.
+const FIRST_WORDS: usize = 1 << 16;
+
+/// The decoder on a device.
+pub struct CudaBackend {
+    driver: Box<dyn Driver>,
+    matrices: Vec<DeviceMatrix>,
+    vectors: Vec<Vector>,
+    model: Option<Model>,
+    /// One per cache group.
+    pools: Vec<KvPool>,
+    sizes: Vec<PoolSize>,
+    /// Swap space of each group.
+    swap: Vec<HostId>,
+    written: Written,
+    block_tokens: usize,
+    step: StepWords,
+    staging: Option<Staging>,
+    /// Logits and hidden rows on the host.
+    answers: Option<Answers>,
+    /// Of the last batch.
+    hidden_rows: Vec<u32>,
+    graphs: Graphs,
+    use_graphs: bool,
+    swap_times: SwapTimes,
+}
+
+/// A vector on the device, f32.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Vector {
+    pub(crate) len: usize,
+    pub(crate) at: DevicePtr,
+}
+
+/// Where a step's words are written, and where the device reads them.
+struct Staging {
+    host: HostId,
+    device: DevicePtr,
+    words: usize,
+}
+
+struct Answers {
+    logits: HostId,
+    hidden: HostId,
+}
+
+impl CudaBackend {
+    /// Takes a device and compiles the kernels for it.
+    pub fn new(mut driver: Box<dyn Driver>) -> Result<Self, DriverError> {
+        for module in MODULES {
+            driver.load(module)?;
+        }
+        Ok(Self {
+            driver,
+            matrices: Vec::new(),
+            vectors: Vec::new(),
+            model: None,
+            pools: Vec::new(),
+            sizes: Vec::new(),
+            swap: Vec::new(),
+            written: Written::default(),
+            block_tokens: 0,
+            step: StepWords::default(),
+            staging: None,
+            answers: None,
+            hidden_rows: Vec::new(),
+            graphs: Graphs::default(),
+            use_graphs: true,
+            swap_times: SwapTimes::default(),
+        })
+    }
+
+    /// Launches every step by itself (`--enforce-eager`).
+    pub fn without_graphs(&mut self) {
+        self.use_graphs = false;
+    }
+
+    /// Graphs captured so far.
+    pub fn graphs(&self) -> usize {
+        self.graphs.count()
+    }
+
+    /// Bytes of device memory that are free: after the program is loaded, what the KV cache can be made of.
+    pub fn free_bytes(&self) -> Result<u64, DriverError> {
+        self.driver.free_bytes()
+    }
+
+    /// Bytes of row buffers, workspaces and metadata.
+    pub fn buffer_bytes(&self) -> u64 {
+        self.model.as_ref().map_or(0, |model| model.bytes)
+    }
+
+    /// "NVIDIA H200, 132 multiprocessors, 140 GiB".
+    pub fn device(&self) -> &crate::driver::DeviceInfo {
+        self.driver.info()
+    }
+
+    /// Measures what the device can do.
+    pub fn rates(&mut self, effort: Effort) -> Result<Rates, DriverError> {
+        machine::measure(&mut *self.driver, effort)
+    }
+
+    /// Copies whole blocks between the pools and their swap space. Both directions are asynchronous; the time is that of all of them.
+    fn swap(&mut self, batch: &Batch, out: bool) -> Result<f64, DriverError> {
+        let swaps = if out { &batch.swap_outs } else { &batch.swap_ins };
+        if swaps.is_empty() {
+            return Ok(0.0);
+        }
+        self.driver.synchronize()?;
+        let start = Instant::now();
+        for swap in swaps {
+            let (pool, host) = (&self.pools[swap.group as usize], self.swap[swap.group as usize]);
+            let (block, offset) = (pool.block(swap.block), u64::from(swap.slot) * pool.block_bytes);
+            match out {
+                true => self.driver.download_async(block, host, offset, pool.block_bytes)?,
+                false => self.driver.upload_async(block, host, offset, pool.block_bytes)?,
+            }
+        }
+        self.driver.synchronize()?;
+        Ok(start.elapsed().as_secs_f64() * 1e6)
+    }
+
+    /// Sends the words of the step. What was captured with another address is forgotten.
+    fn send(&mut self) -> Result<Meta, DriverError> {
+        let words = self.step.words();
+        let room = self.staging.as_ref().map_or(0, |staging| staging.words);
+        if words.len() > room {
+            if let Some(old) = self.staging.take() {
+                self.driver.free(old.device)?;
+            }
+            self.graphs.clear();
+            let words = words.len().next_power_of_two().max(FIRST_WORDS);
+            let host = self.driver.allocate_host(4 * words as u64)?;
+            let device = self.driver.allocate(4 * words as u64)?;
+            self.staging = Some(Staging { host, device, words });
+        }
+        let Some(staging) = &self.staging else {
+            return Err(DriverError::NoKernel("a place for the step's words".to_owned()));
+        };
+        let bytes = self.driver.host(staging.host);
+        for (place, word) in bytes.as_chunks_mut().0.iter_mut().zip(words) {
+            *place = word.to_le_bytes();
+        }
+        self.driver.upload_async(staging.device, staging.host, 0, 4 * words.len() as u64)?;
+        Ok(Meta(staging.device))
+    }
+
+    /// Launches the step, or the graph that covers it.
+    fn launch(&mut self, meta: Meta) -> Result<(), DriverError> {
+        let Some(model) = &self.model else { return Ok(()) };
+        let bounds = self.step.bounds();
+        let most = GRAPH_ROWS.min(model.max_rows as u32).min(model.max_logit_rows as u32);
+        let bucket = Bucket::of(&bounds, most).filter(|_| self.use_graphs);
+        let mut launches = Launches {
+            driver: &mut *self.driver,
+            model,
+            matrices: &self.matrices,
+            vectors: &self.vectors,
+            pools: &self.pools,
+            meta,
+        };
+        let Some(bucket) = bucket else { return launches.all(&bounds) };
+        let graph = match self.graphs.get(&bucket) {
+            Some(graph) => graph,
+            None => {
+                launches.driver.begin_capture()?;
+                let launched = launches.all(&bucket.bounds());
+                // A capture that was begun is ended, whatever happened in it.
+                let graph = launches.driver.end_capture();
+                launched?;
+                let graph = graph?;
+                self.graphs.insert(bucket, graph);
+                graph
+            }
+        };
+        self.driver.replay(graph)
+    }
+
+    fn run(&mut self, batch: &Batch) -> Result<(), DriverError> {
+        let out_us = self.swap(batch, true)?;
+        for copy in &batch.copies {
+            self.pools[copy.group as usize].copy(&mut *self.driver, copy.from, copy.to)?;
+        }
+        let in_us = self.swap(batch, false)?;
+        self.swap_times = SwapTimes { out_us, in_us };
+        self.hidden_rows.clone_from(&batch.hidden_rows);
+        self.step.fill(batch, self.pools.len(), self.block_tokens);
+        if batch.tokens.is_empty() {
+            return self.driver.synchronize();
+        }
+        let meta = self.send()?;
+        self.launch(meta)?;
+        let (Some(model), Some(answers)) = (&self.model, &self.answers) else { return Ok(()) };
+        let (logits, hidden) = (model.logits_bytes(batch), model.hidden_bytes(batch));
+        if logits > 0 {
+            self.driver.download_async(model.logits, answers.logits, 0, logits)?;
+        }
+        if let (true, Some(rows)) = (hidden > 0, model.hidden.f32) {
+            self.driver.download_async(rows, answers.hidden, 0, hidden)?;
+        }
+        self.driver.synchronize()
+    }
+}
+
+/// What a failure of a device is to the caller of a backend.
+pub(crate) fn failed(error: DriverError) -> BackendError {
+    match error {
+        DriverError::OutOfMemory { needed_bytes, free_bytes } => BackendError::OutOfMemory {
+            what: "a buffer of the CUDA backend",
+            needed_bytes,
+            reason: format!("{free_bytes} bytes of device memory are free"),
+        },
+        other => BackendError::Device(other.to_string()),
+    }
+}
+
+impl Loaded for CudaBackend {
+    fn matrix(&self, id: MatrixId) -> Option<(usize, usize)> {
+        self.matrices.get(id.0 as usize).map(|matrix| (matrix.rows, matrix.cols))
+    }
+
+    fn vector(&self, id: VectorId) -> Option<usize> {
+        self.vectors.get(id.0 as usize).map(|vector| vector.len)
+    }
+}
+
+impl Backend for CudaBackend {
+    fn name(&self) -> String {
+        format!("cuda/sm_{}", self.driver.info().arch)
+    }
+
+    fn load_matrix(&mut self, name: &str, parts: &[TensorView<'_>]) -> Result<MatrixId, BackendError> {
+        check::parts(name, parts, 2, linear::stack)?;
+        self.matrices.push(linear::load(&mut *self.driver, name, parts)?);
+        Ok(MatrixId(self.matrices.len() as u32 - 1))
+    }
+
+    fn load_vector(&mut self, name: &str, parts: &[TensorView<'_>]) -> Result<VectorId, BackendError> {
+        check::parts(name, parts, 1, |_, _| true)?;
+        let mut values: Vec<f32> = Vec::new();
+        for part in parts {
+            let dtype = check::plain(name, part)?;
+            values.extend(part.bytes.chunks_exact(dtype.size()).map(|bytes| check::to_f32(dtype, bytes)));
+        }
+        let len = values.len();
+        values.resize(len.next_multiple_of(PAD), 0.0);
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let at = self.driver.allocate(bytes.len() as u64).map_err(failed)?;
+        self.driver.upload(at, &bytes).map_err(failed)?;
+        self.vectors.push(Vector { len, at });
+        Ok(VectorId(self.vectors.len() as u32 - 1))
+    }
+
+    fn load_program(
+        &mut self,
+        program: Program,
+        max_rows: usize,
+        max_logit_rows: usize,
+        max_position: usize,
+    ) -> Result<(), BackendError> {
+        ProgramCheck { program: &program, loaded: &*self }.all()?;
+        let model =
+            Model::new(&mut *self.driver, program, &self.matrices, (max_rows, max_logit_rows, max_position))?;
+        let (vocab, hidden) = (model.program.head.vocab, model.hidden.f32_stride as usize);
+        self.answers = Some(Answers {
+            logits: self.driver.allocate_host(4 * (max_logit_rows * vocab) as u64).map_err(failed)?,
+            hidden: self.driver.allocate_host(4 * (max_rows * hidden) as u64).map_err(failed)?,
+        });
+        self.model = Some(model);
+        self.graphs.clear();
+        Ok(())
+    }
+
+    fn allocate_cache(&mut self, layout: &KvLayout, blocks: &[usize]) -> Result<(), BackendError> {
+        let model = self.model.as_mut().ok_or_else(|| BackendError::Device("no program is loaded".into()))?;
+        check::layout(layout, blocks, &model.program)?;
+        for pool in self.pools.drain(..) {
+            pool.free(&mut *self.driver).map_err(failed)?; // gives the old memory back first
+        }
+        for (group, &blocks) in layout.groups.iter().zip(blocks) {
+            let pool = KvPool::allocate(&mut *self.driver, group, layout.block_tokens, blocks);
+            self.pools.push(pool.map_err(failed)?);
+        }
+        model.prepare_attention(&mut *self.driver, &self.pools).map_err(failed)?;
+        self.sizes = blocks.iter().map(|&blocks| PoolSize { blocks, slots: 0 }).collect();
+        self.written = Written::new(blocks);
+        self.block_tokens = layout.block_tokens;
+        self.graphs.clear();
+        Ok(())
+    }
+
+    fn allocate_swap(&mut self, slots: &[usize]) -> Result<(), BackendError> {
+        if slots.len() != self.pools.len() {
+            let (groups, slots) = (self.pools.len(), slots.len());
+            return Err(BackendError::Device(format!(
+                "swap space for {slots} cache groups, there are {groups}"
+            )));
+        }
+        for ((pool, &slots), size) in self.pools.iter().zip(slots).zip(&mut self.sizes) {
+            let host = self.driver.allocate_host(pool.block_bytes * slots as u64).map_err(failed)?;
+            self.swap.push(host);
+            size.slots = slots;
+        }
+        Ok(())
+    }
+
+    fn forward(&mut self, batch: &Batch) -> Result<&[f32], BackendError> {
+        let Some(model) = self.model.as_ref().filter(|_| !self.pools.is_empty()) else {
+            return Err(BackendError::Device("no program or no cache is loaded".into()));
+        };
+        BatchCheck {
+            max_rows: model.max_rows,
+            max_logit_rows: model.max_logit_rows,
+            max_position: model.max_position,
+            vocabulary: model.vocabulary,
+            pools: &self.sizes,
+            block_tokens: self.block_tokens,
+            written: &mut self.written,
+        }
+        .all(batch)?;
+        self.run(batch).map_err(failed)?;
+        let (Some(model), Some(answers)) = (&self.model, &self.answers) else { return Ok(&[]) };
+        let logits = floats(self.driver.host(answers.logits));
+        Ok(&logits[..batch.logit_rows.len() * model.program.head.vocab])
+    }
+
+    fn hidden(&self, row: u32) -> &[f32] {
+        let (Some(model), Some(answers)) = (&self.model, &self.answers) else { return &[] };
+        let Ok(index) = self.hidden_rows.binary_search(&row) else { return &[] };
+        let (stride, width) = (model.hidden.f32_stride as usize, model.hidden.width as usize);
+        &floats(self.driver.host_bytes(answers.hidden))[index * stride..][..width]
+    }
+
+    fn swap_times(&self) -> SwapTimes {
+        self.swap_times
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        let matrices: u64 = self.matrices.iter().map(|matrix| matrix.bytes).sum();
+        let vectors: usize = self.vectors.iter().map(|v| v.len.next_multiple_of(PAD) * 4).sum();
+        matrices + vectors as u64
+    }
+}
+
+/// Whether a program embeds from, or ends in, a table of fewer rows than its tokens can name.
+pub(crate) fn vocabulary(program: &Program, matrices: &[DeviceMatrix]) -> usize {
+    let tables = program.body.iter().filter_map(|op| match op {
+        Op::Embed { table, .. } => Some(matrices[table.0 as usize].rows),
+        _ => None,
+    });
+    tables.min().unwrap_or(usize::MAX)
+}

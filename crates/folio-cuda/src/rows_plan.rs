@@ -1,0 +1,136 @@
+//! Where row buffers lie: which of the two planes each buffer of a program needs, and their memory.
+//!
+//! Owns: the decision and the sizes. Must never: launch. A plane that nobody reads is not allocated.
+
+use folio_model::program::{Buf, MatrixId, Op, Program};
+
+use crate::driver::{DevicePtr, Driver, DriverError};
+use crate::planes::Planes;
+
+/// Planes are padded to this many values.
+const PAD: usize = 32;
+
+/// Which planes of a buffer somebody reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    pub f32: bool,
+    pub bf16: bool,
+}
+
+/// One entry per buffer of `program`. `floats`: whether a matrix is multiplied by activations as they are, in f32; all others read
+/// bf16.
+pub fn needs(program: &Program, floats: impl Fn(MatrixId) -> bool) -> Vec<Needs> {
+    let mut needs = vec![Needs::default(); program.buffers.len()];
+    let mut read = |buf: Buf, as_floats: bool| {
+        let need = &mut needs[buf.0 as usize];
+        *(if as_floats { &mut need.f32 } else { &mut need.bf16 }) = true;
+    };
+    for op in &program.body {
+        match *op {
+            Op::Embed { out, .. } => read(out, true),
+            Op::RmsNorm { x, .. } | Op::Scale { x, .. } => read(x, true),
+            Op::AddRmsNorm { x, out, .. } => {
+                read(x, true);
+                read(out, true);
+            }
+            // A product writes f32.
+            Op::Linear { x, weight, out, .. } => {
+                read(x, floats(weight));
+                read(out, true);
+            }
+            Op::GatedLinear { x, weight, .. } => read(x, floats(weight)),
+            Op::WriteKv { qkv, .. } | Op::Attention { qkv, .. } => read(qkv, true),
+            Op::Experts { x, logits, spec, out, .. } => {
+                read(x, floats(program.experts[spec].gate_up));
+                read(logits, true);
+                read(out, true);
+            }
+        }
+    }
+    read(program.head.x, true);
+    needs
+}
+
+/// Why a program cannot be run: some operation reads bf16 of a buffer that is not written so.
+pub fn refusal(program: &Program, needs: &[Needs]) -> Option<String> {
+    let only_floats = |op: &&Op| {
+        matches!(
+            op,
+            Op::Embed { .. }
+                | Op::Linear { .. }
+                | Op::Scale { .. }
+                | Op::AddRmsNorm { .. }
+                | Op::Experts { .. }
+        )
+    };
+    let mut writers = program.body.iter().filter(only_floats);
+    let wrong = writers.find(|op| needs[op.writes().0 as usize].bf16)?;
+    Some(format!("what {wrong:?} writes is read by a product directly, which the CUDA backend does not do"))
+}
+
+/// Allocates the planes that `needs` asks for, of `rows` rows.
+pub fn allocate(
+    driver: &mut dyn Driver,
+    width: usize,
+    rows: usize,
+    needs: Needs,
+) -> Result<Planes, DriverError> {
+    let stride = width.next_multiple_of(PAD);
+    let mut plane = |needed: bool, bytes: usize| -> Result<Option<DevicePtr>, DriverError> {
+        if !needed {
+            return Ok(None);
+        }
+        let bytes = (rows.max(1) * stride * bytes) as u64;
+        let at = driver.allocate(bytes)?;
+        driver.zero(at, bytes)?;
+        Ok(Some(at))
+    };
+    Ok(Planes {
+        width: width as u32,
+        f32: plane(needs.f32, 4)?,
+        f32_stride: stride as u32,
+        bf16: plane(needs.bf16, 2)?,
+        bf16_stride: stride as u32,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use folio_model::program::{Activation, Head, VectorId};
+
+    use super::*;
+
+    fn program(body: Vec<Op>) -> Program {
+        Program {
+            buffers: vec![8; 4],
+            body,
+            head: Head { x: Buf(0), ..Head::default() },
+            ..Program::default()
+        }
+    }
+
+    #[test]
+    fn a_plane_that_nobody_reads_does_not_exist() {
+        let (a, b, c) = (Buf(0), Buf(1), Buf(2));
+        let (norm, plain, floats) = (VectorId(0), MatrixId(0), MatrixId(1));
+        let program = program(vec![
+            Op::Embed { table: plain, out: a },
+            Op::RmsNorm { x: a, weight: norm, eps: 1e-5, out: b },
+            Op::GatedLinear { x: b, weight: plain, bias: None, activation: Activation::Silu, out: c },
+            Op::Linear { x: c, weight: floats, bias: None, out: a, add: true },
+        ]);
+        let needs = needs(&program, |id| id == floats);
+        let (f32, bf16) = (Needs { f32: true, bf16: false }, Needs { f32: false, bf16: true });
+        assert_eq!(needs, [f32, bf16, f32, Needs::default()]);
+        assert_eq!(refusal(&program, &needs), None);
+    }
+
+    #[test]
+    fn a_product_of_a_product_is_refused_by_name() {
+        let plain = MatrixId(0);
+        let product = |x, out| Op::Linear { x, weight: plain, bias: None, out, add: false };
+        let program = program(vec![product(Buf(1), Buf(2)), product(Buf(2), Buf(0))]);
+        let reason = refusal(&program, &needs(&program, |_| false)).expect("refused");
+        assert!(reason.contains("Buf(2)"), "{reason}");
+    }
+}
