@@ -98,3 +98,4 @@ __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commi
 template <int N> __device__ __forceinline__ void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 // What was there before. For counts: an order of floats must never come from it.
 __device__ __forceinline__ u32 atomic_add(u32* at, u32 value) { return atomicAdd(at, value); }
+__device__ __forceinline__ u64 atomic_add(u64* at, u64 value) { return atomicAdd(at, value); }

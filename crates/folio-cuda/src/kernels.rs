@@ -26,6 +26,7 @@ pub const MODULES: &[Module] = &[
     ATTENTION_INT8,
     ATTENTION_FP8,
     ATTENTION_INT4,
+    SAMPLE,
     LINEAR_PLAIN,
     LINEAR_EIGHT,
     LINEAR_FOUR,
@@ -37,6 +38,9 @@ const ROWS: Module = Module {
     source: include_str!("../kernels/rows.cu"),
     kernels: &["rms_norm", "add_rms_norm", "scale_rows", "softcap_rows", "gate_rows"],
 };
+
+const SAMPLE: Module =
+    Module { name: "sample", source: include_str!("../kernels/sample.cu"), kernels: &["sample_rows"] };
 
 const KV: Module = Module {
     name: "kv",

@@ -25,6 +25,7 @@ pub mod nvrtc;
 pub mod planes;
 pub mod rows;
 mod rows_plan;
+pub mod sample;
 pub mod step;
 
 pub use backend::CudaBackend;

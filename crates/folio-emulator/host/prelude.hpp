@@ -110,3 +110,4 @@ template <int N> static inline void cp_async_wait() {
     self->copies_len = kept;
 }
 static inline u32 atomic_add(u32* at, u32 value) { u32 old = *at; *at += value; return old; }
+static inline u64 atomic_add(u64* at, u64 value) { u64 old = *at; *at += value; return old; }

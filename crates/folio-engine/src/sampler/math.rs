@@ -78,26 +78,36 @@ pub fn max(x: &[f32]) -> Option<f32> {
     (!bad.contains(&true)).then_some(best)
 }
 
-/// Sum of `e^((x - max) * scale)`: eight lanes within a chunk of 1024, chunks in order, in f64.
-pub fn sum_exp(x: &[f32], max: f32, scale: f32) -> f64 {
+/// What a mass of 1 is: masses are whole numbers of 2^-42, so that their sums are the same in every order. Rows of up to 2^21
+/// tokens cannot overflow.
+pub const MASS_ONE: f64 = 4_398_046_511_104.0;
+
+/// e^x for x <= 0, to the nearest whole number of 2^-42.
+#[inline(always)]
+pub fn mass(x: f32) -> u64 {
+    /// 2^52: adding it rounds to an integer, which is then found in the low bits.
+    const ROUND: f64 = 4_503_599_627_370_496.0;
+    (f64::from(exp(x)) * MASS_ONE + ROUND).to_bits() - ROUND.to_bits()
+}
+
+/// Sum of the masses of `(x - max) * scale`.
+pub fn sum_mass(x: &[f32], max: f32, scale: f32) -> u64 {
     const LANES: usize = 8;
-    let mut total = 0.0;
-    for chunk in x.chunks(1024) {
-        let mut sums = [0.0f32; LANES];
-        let groups = chunk.chunks_exact(LANES);
-        let rest = groups.remainder();
-        for group in groups {
-            for lane in 0..LANES {
-                sums[lane] += exp((group[lane] - max) * scale);
-            }
+    let mut sums = [0u64; LANES];
+    let groups = x.chunks_exact(LANES);
+    let rest = groups.remainder();
+    for group in groups {
+        for lane in 0..LANES {
+            sums[lane] += mass((group[lane] - max) * scale);
         }
-        for (lane, value) in rest.iter().enumerate() {
-            sums[lane] += exp((value - max) * scale);
-        }
-        let [a, b, c, d, e, f, g, h] = sums.map(f64::from);
-        total += ((a + b) + (c + d)) + ((e + f) + (g + h));
     }
-    total
+    let rest: u64 = rest.iter().map(|x| mass((x - max) * scale)).sum();
+    rest + sums.into_iter().sum::<u64>()
+}
+
+/// What `part` of `total` is, at least the least mass there is.
+pub fn share(part: f32, total: u64) -> u64 {
+    ((f64::from(part) * total as f64) as u64).max(1)
 }
 
 #[cfg(test)]
@@ -147,9 +157,16 @@ mod tests {
     }
 
     #[test]
-    fn sum_exp_matches_the_plain_sum() {
-        let row: Vec<f32> = (0..3001).map(|i| ((i * 7919) % 1000) as f32 / 100.0).collect();
+    fn masses_are_those_of_the_plain_sum_in_any_order() {
+        let mut row: Vec<f32> = (0..3001).map(|i| ((i * 7919) % 1000) as f32 / 100.0).collect();
+        row[77] = f32::NEG_INFINITY;
         let want: f64 = row.iter().map(|x| ((f64::from(*x) - 10.0) * 0.5).exp()).sum();
-        assert!((sum_exp(&row, 10.0, 0.5) - want).abs() < 1e-5 * want);
+        let got = sum_mass(&row, 10.0, 0.5);
+        assert!((got as f64 / MASS_ONE - want).abs() < 1e-6 * want);
+        row.reverse();
+        row.rotate_left(100);
+        assert_eq!(sum_mass(&row, 10.0, 0.5), got);
+        assert_eq!((mass(0.0), mass(-100.0)), (MASS_ONE as u64, 0));
+        assert_eq!((share(0.5, 7), share(0.01, 7)), (3, 1));
     }
 }

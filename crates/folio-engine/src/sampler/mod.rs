@@ -8,7 +8,8 @@
 //! top_p look at the distribution after temperature; top_p at what top_k left.
 //!
 //! Gumbel-max: the token with the largest `logit / T + g`, where `g` is a function of (seed, absolute position, token).
-//! Nothing is summed, so nothing can round differently. All ties go to the lowest id.
+//! Nothing is summed, so nothing can round differently. All ties go to the lowest id. What is summed elsewhere, the masses of top_p
+//! and of log probabilities, are whole numbers. So a device that computes in another order chooses the same token.
 //!
 //! Log probabilities are those of the raw row: before temperature, penalties and truncation.
 //!
@@ -40,13 +41,13 @@ const CHUNK: usize = 64;
 pub struct Sampler {
     row: Vec<f32>,
     keys: Vec<u64>,
-    bins: Vec<f64>,
+    bins: Vec<u64>,
     bin_of: Vec<u32>,
 }
 
 impl Default for Sampler {
     fn default() -> Self {
-        Self { row: Vec::new(), keys: Vec::new(), bins: vec![0.0; BINS], bin_of: Vec::new() }
+        Self { row: Vec::new(), keys: Vec::new(), bins: vec![0; BINS], bin_of: Vec::new() }
     }
 }
 
@@ -87,7 +88,7 @@ impl Sampler {
     }
 
     fn logprobs(&mut self, logits: &[f32], max: f32, id: u32, top: u32) -> TokenLogprobs {
-        let normalizer = f64::from(max) + math::ln(math::sum_exp(logits, max, 1.0));
+        let normalizer = f64::from(max) + math::ln(math::sum_mass(logits, max, 1.0) as f64 / math::MASS_ONE);
         let logprob = |logit: f32| (f64::from(logit) - normalizer) as f32;
         let own = logits[id as usize];
         let before = logits[..id as usize].iter().filter(|logit| **logit >= own).count();
@@ -140,9 +141,9 @@ impl Sampler {
         }
         if params.top_p < 1.0 {
             self.keys.sort_unstable_by(|a, b| b.cmp(a));
-            let mass = |key: &u64| f64::from(math::exp((row[select::token(*key) as usize] - max) * scale));
-            let total: f64 = self.keys.iter().map(mass).sum();
-            keep_mass(&mut self.keys, mass, f64::from(params.top_p) * total);
+            let mass = |key: &u64| math::mass((row[select::token(*key) as usize] - max) * scale);
+            let total = self.keys.iter().map(mass).sum();
+            keep_mass(&mut self.keys, mass, math::share(params.top_p, total));
         }
         true
     }
@@ -151,20 +152,20 @@ impl Sampler {
     /// above it is sorted.
     fn nucleus_of_row(&mut self, row: &[f32], max: f32, scale: f32, floor: f32, top_p: f32) {
         let shift = scale * BINS_PER_NAT;
-        self.bins.fill(0.0);
+        self.bins.fill(0);
         self.bin_of.clear();
         self.bin_of.extend(row.iter().map(|logit| bin((max - logit) * shift)));
-        let mut masses = [0.0; CHUNK];
+        let mut masses = [0; CHUNK];
         for (logits, bins) in row.chunks(CHUNK).zip(self.bin_of.chunks(CHUNK)) {
             for (mass, logit) in masses.iter_mut().zip(logits) {
-                *mass = if *logit >= floor { math::exp((logit - max) * scale) } else { 0.0 };
+                *mass = if *logit >= floor { math::mass((logit - max) * scale) } else { 0 };
             }
             for (mass, bin) in masses.iter().zip(bins) {
-                self.bins[*bin as usize] += f64::from(*mass);
+                self.bins[*bin as usize] += mass;
             }
         }
-        let wanted = f64::from(top_p) * self.bins.iter().sum::<f64>();
-        let mut above = 0.0;
+        let wanted = math::share(top_p, self.bins.iter().sum());
+        let mut above = 0;
         let last = self.bins.iter().position(|mass| {
             above += mass;
             above >= wanted
@@ -183,7 +184,7 @@ impl Sampler {
             }
         }
         self.keys.sort_unstable_by(|a, b| b.cmp(a));
-        let mass = |key: &u64| f64::from(math::exp((row[select::token(*key) as usize] - max) * scale));
+        let mass = |key: &u64| math::mass((row[select::token(*key) as usize] - max) * scale);
         keep_mass(&mut self.keys, mass, wanted);
     }
 }
@@ -198,8 +199,8 @@ fn bin(distance: f32) -> u32 {
 }
 
 /// Keeps the shortest beginning of `keys` whose mass reaches `wanted`; at least one.
-fn keep_mass(keys: &mut Vec<u64>, mass: impl Fn(&u64) -> f64, wanted: f64) {
-    let mut sum = 0.0;
+fn keep_mass(keys: &mut Vec<u64>, mass: impl Fn(&u64) -> u64, wanted: u64) {
+    let mut sum = 0;
     let cut = keys.iter().position(|key| {
         sum += mass(key);
         sum >= wanted

@@ -1,0 +1,192 @@
+//! Sampling on the device: what is chosen, as plain data for each row, and what comes back.
+//!
+//! Owns: the layout of both, and the launch. Must never: know a request or a step. For the same logits the choice is that of
+//! `folio-engine`'s sampler, bit for bit; what a guide restricts is not chosen here.
+
+use crate::driver::{Arg, DevicePtr, Driver, DriverError, Launch};
+use crate::planes::Planes;
+
+/// Most alternatives of a row.
+pub const TOP_MAX: u32 = 256;
+
+const HEADER: usize = 8;
+const RECORD: usize = 24;
+const RESULT: usize = 5;
+
+/// What is wanted of a row of logits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SampleRow<'a> {
+    pub choice: Choice<'a>,
+    /// Log probabilities of the raw row: of the chosen token, and of so many best ones, up to [`TOP_MAX`]. A known token always
+    /// has them.
+    pub logprobs: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Choice<'a> {
+    /// None: this token is judged.
+    Known(u32),
+    Draw(Draw<'a>),
+}
+
+/// How a token is drawn; the names are those of `SamplingParams`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Draw<'a> {
+    pub seed: u64,
+    /// Absolute position of the token.
+    pub position: u32,
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// 0 is off.
+    pub top_k: u32,
+    /// 1 is off.
+    pub top_p: f32,
+    /// 0 is off.
+    pub min_p: f32,
+    pub repetition_penalty: f32,
+    pub frequency_penalty: f32,
+    pub presence_penalty: f32,
+    /// Tokens of the sequence, each once, and how often each was generated; empty where no penalty is on.
+    pub seen: &'a [(u32, u32)],
+    /// Added to logits; each token once.
+    pub bias: &'a [(u32, f32)],
+    /// Tokens that must not be chosen.
+    pub forbidden: [&'a [u32]; 2],
+}
+
+impl Draw<'_> {
+    fn changes_logits(&self) -> bool {
+        !self.seen.is_empty() || !self.bias.is_empty() || self.forbidden.iter().any(|list| !list.is_empty())
+    }
+}
+
+/// Whether any row needs the scratch of [`Sampling`].
+pub fn needs_scratch(rows: &[SampleRow<'_>]) -> bool {
+    rows.iter().any(|row| matches!(row.choice, Choice::Draw(draw) if draw.changes_logits()))
+}
+
+/// Replaces `words` by the records of these rows and their lists: what [`Sampling::words`] points to.
+pub fn encode(rows: &[SampleRow<'_>], words: &mut Vec<u32>) {
+    words.clear();
+    words.resize(HEADER + RECORD * rows.len(), 0);
+    words[0] = rows.len() as u32;
+    for (i, row) in rows.iter().enumerate() {
+        let mut record = [0; RECORD];
+        record[18] = row.logprobs.map_or(0, |top| 1 + top.min(TOP_MAX));
+        match &row.choice {
+            Choice::Known(token) => {
+                record[..2].copy_from_slice(&[1, *token]);
+                record[18] = record[18].max(1);
+            }
+            Choice::Draw(draw) => {
+                record[2..5].copy_from_slice(&[draw.seed as u32, (draw.seed >> 32) as u32, draw.position]);
+                record[5..9].copy_from_slice(&[
+                    draw.temperature.to_bits(),
+                    draw.top_k,
+                    draw.top_p.to_bits(),
+                    draw.min_p.to_bits(),
+                ]);
+                let penalties = [draw.repetition_penalty, draw.frequency_penalty, draw.presence_penalty];
+                record[9..12].copy_from_slice(&penalties.map(f32::to_bits));
+                record[12..14].copy_from_slice(&[words.len() as u32, draw.seen.len() as u32]);
+                words.extend(draw.seen.iter().flat_map(|(token, generated)| [*token, *generated]));
+                record[14..16].copy_from_slice(&[words.len() as u32, draw.bias.len() as u32]);
+                words.extend(draw.bias.iter().flat_map(|(token, bias)| [*token, bias.to_bits()]));
+                let start = words.len();
+                draw.forbidden.iter().for_each(|list| words.extend(*list));
+                record[16..18].copy_from_slice(&[start as u32, (words.len() - start) as u32]);
+                record[19] = draw.changes_logits().into();
+            }
+        }
+        words[HEADER + RECORD * i..][..RECORD].copy_from_slice(&record);
+    }
+}
+
+/// Words of the result of one row with up to `top` alternatives.
+pub const fn result_words(top: u32) -> usize {
+    RESULT + 2 * top as usize
+}
+
+/// A launch of [`sample`].
+#[derive(Clone, Copy, Debug)]
+pub struct Sampling<'a> {
+    /// What [`encode`] made.
+    pub words: DevicePtr,
+    /// Most rows that it may have.
+    pub rows: u32,
+    /// Their logits, f32, in the same order; they stay as they are. The width is the vocabulary, below 2^21.
+    pub logits: &'a Planes,
+    /// An f32 plane of the same shape, where [`needs_scratch`]; of no meaning before or after.
+    pub scratch: Option<&'a Planes>,
+    /// Most alternatives of a row; no row asks for more.
+    pub top: u32,
+    /// `[rows, result_words(top)]` words, for [`decode`].
+    pub out: DevicePtr,
+}
+
+/// Chooses a token for every row.
+pub fn sample(driver: &mut dyn Driver, sampling: &Sampling<'_>) -> Result<(), DriverError> {
+    let (logits, scratch) = (sampling.logits, sampling.scratch.copied().unwrap_or_default());
+    let args = [
+        Arg::Ptr(sampling.words),
+        Arg::Ptr(logits.f32.unwrap_or_default()),
+        Arg::U32(logits.f32_stride),
+        Arg::U32(logits.width),
+        Arg::Ptr(scratch.f32.unwrap_or_default()),
+        Arg::U32(scratch.f32_stride),
+        Arg::Ptr(sampling.out),
+        Arg::U32(result_words(sampling.top) as u32),
+    ];
+    // Of no meaning to the result: nothing is summed but whole numbers.
+    let threads = if logits.width < 8192 { 128 } else { 1024 };
+    driver.launch(&Launch {
+        kernel: "sample_rows",
+        grid: [sampling.rows, 1, 1],
+        threads,
+        shared: 0,
+        args: &args,
+    })
+}
+
+/// What became of a row.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    Token {
+        id: u32,
+        logprobs: Option<Logprobs>,
+    },
+    /// To [`Choice::Known`].
+    Score(Logprobs),
+    /// No answer exists.
+    Failed(&'static str),
+}
+
+/// Log probabilities of the raw row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Logprobs {
+    pub logprob: f32,
+    /// 1 is the best.
+    pub rank: u32,
+    /// Best first.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// Reads the result of one row, `result_words` words.
+pub fn decode(row: &SampleRow<'_>, words: &[u32]) -> Outcome {
+    match words[0] {
+        1 => return Outcome::Failed("a logit is not a number"),
+        2 => return Outcome::Failed("no logit is finite, or one is infinite"),
+        3 => return Outcome::Failed("every token is forbidden"),
+        4 => return Outcome::Failed("the token is not in the vocabulary"),
+        _ => {}
+    }
+    let logprobs = || {
+        let top = words[RESULT..].chunks_exact(2).take(words[4] as usize);
+        let top = top.map(|pair| (pair[0], f32::from_bits(pair[1]))).collect();
+        Logprobs { logprob: f32::from_bits(words[2]), rank: words[3], top }
+    };
+    match row.choice {
+        Choice::Known(_) => Outcome::Score(logprobs()),
+        Choice::Draw(_) => Outcome::Token { id: words[1], logprobs: row.logprobs.map(|_| logprobs()) },
+    }
+}
