@@ -9,11 +9,12 @@ use std::time::Instant;
 
 use folio_model::backend::{Backend, BackendError, Batch, KvLayout, SwapTimes, TensorView};
 use folio_model::check::{self, BatchCheck, Loaded, PoolSize, ProgramCheck, Written};
+use folio_model::kv_format::KvFormat;
 use folio_model::program::{MatrixId, Op, Program, VectorId};
 
 use crate::driver::{DevicePtr, Driver, DriverError, HostId, floats};
 use crate::graphs::{Bucket, Graphs};
-use crate::kernels::MODULES;
+use crate::kernels;
 use crate::kv::KvPool;
 use crate::launches::{Launches, Model};
 use crate::linear::{self, DeviceMatrix};
@@ -72,9 +73,9 @@ struct Answers {
 }
 
 impl CudaBackend {
-    /// Takes a device and compiles the kernels for it.
+    /// Takes a device and compiles the kernels for it, but those for a format of the cache, which come with the cache.
     pub fn new(mut driver: Box<dyn Driver>) -> Result<Self, DriverError> {
-        for module in MODULES {
+        for module in kernels::always() {
             driver.load(module)?;
         }
         Ok(Self {
@@ -301,6 +302,10 @@ impl Backend for CudaBackend {
     fn allocate_cache(&mut self, layout: &KvLayout, blocks: &[usize]) -> Result<(), BackendError> {
         let model = self.model.as_mut().ok_or_else(|| BackendError::Device("no program is loaded".into()))?;
         check::layout(layout, blocks, &model.program)?;
+        let held = |format: &KvFormat| layout.groups.iter().any(|group| group.formats.contains(format));
+        for module in KvFormat::ALL.into_iter().filter(held).filter_map(kernels::of_cache) {
+            self.driver.load(module).map_err(failed)?;
+        }
         for pool in self.pools.drain(..) {
             pool.free(&mut *self.driver).map_err(failed)?; // gives the old memory back first
         }

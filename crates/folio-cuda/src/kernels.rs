@@ -3,6 +3,8 @@
 //! Owns: the list. Sources are header-less CUDA C++ over `kernels/prelude.cuh`, which has two forms: one for the device, in inline
 //! PTX, and one for the host (`folio-emulator`).
 
+use folio_model::kv_format::KvFormat;
+
 /// Kernels that are compiled together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Module {
@@ -15,6 +17,24 @@ pub struct Module {
 
 /// What comes before every module's source on a device.
 pub const PRELUDE: &str = include_str!("../kernels/prelude.cuh");
+
+/// The module that attends over a cache of this format, beside those that every model needs. A cache in f32 needs none.
+pub fn of_cache(format: KvFormat) -> Option<&'static Module> {
+    match format {
+        KvFormat::F32 => None,
+        KvFormat::F16 => Some(&ATTENTION_F16),
+        KvFormat::BF16 => Some(&ATTENTION_BF16),
+        KvFormat::Int8 => Some(&ATTENTION_INT8),
+        KvFormat::Fp8 => Some(&ATTENTION_FP8),
+        KvFormat::Int4 => Some(&ATTENTION_INT4),
+    }
+}
+
+/// What every model needs: all but [`of_cache`], which take the compiler longest.
+pub fn always() -> impl Iterator<Item = &'static Module> {
+    let optional = KvFormat::ALL.map(of_cache);
+    MODULES.iter().filter(move |module| !optional.contains(&Some(*module)))
+}
 
 /// All of them.
 pub const MODULES: &[Module] = &[

@@ -82,12 +82,18 @@ pub fn max(x: &[f32]) -> Option<f32> {
 /// tokens cannot overflow.
 pub const MASS_ONE: f64 = 4_398_046_511_104.0;
 
-/// e^x for x <= 0, to the nearest whole number of 2^-42.
+/// e^x for x <= 0, as a mass.
 #[inline(always)]
 pub fn mass(x: f32) -> u64 {
+    whole(exp(x))
+}
+
+/// The nearest whole number of 2^-42, of a number from 0 to 1.
+#[inline(always)]
+pub fn whole(x: f32) -> u64 {
     /// 2^52: adding it rounds to an integer, which is then found in the low bits.
     const ROUND: f64 = 4_503_599_627_370_496.0;
-    (f64::from(exp(x)) * MASS_ONE + ROUND).to_bits() - ROUND.to_bits()
+    (f64::from(x) * MASS_ONE + ROUND).to_bits() - ROUND.to_bits()
 }
 
 /// Sum of the masses of `(x - max) * scale`.

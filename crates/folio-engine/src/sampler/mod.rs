@@ -155,10 +155,14 @@ impl Sampler {
         self.bins.fill(0);
         self.bin_of.clear();
         self.bin_of.extend(row.iter().map(|logit| bin((max - logit) * shift)));
-        let mut masses = [0; CHUNK];
+        // One loop for each, so that each is vectorized.
+        let (mut shares, mut masses) = ([0.0; CHUNK], [0; CHUNK]);
         for (logits, bins) in row.chunks(CHUNK).zip(self.bin_of.chunks(CHUNK)) {
-            for (mass, logit) in masses.iter_mut().zip(logits) {
-                *mass = if *logit >= floor { math::mass((logit - max) * scale) } else { 0 };
+            for (share, logit) in shares.iter_mut().zip(logits) {
+                *share = if *logit >= floor { math::exp((logit - max) * scale) } else { 0.0 };
+            }
+            for (mass, share) in masses.iter_mut().zip(shares) {
+                *mass = math::whole(share);
             }
             for (mass, bin) in masses.iter().zip(bins) {
                 self.bins[*bin as usize] += mass;
