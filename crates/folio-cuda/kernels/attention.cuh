@@ -15,8 +15,7 @@
 // than 16 rows it is *wide*: each of four warps has 16 rows, and all go through the leaves together. Else it is *narrow*: each
 // warp has leaves of its own. Positions outside of what the tile attends to are never read.
 //
-// K's scale meets the score, V's scale p before it is rounded. One caveat: rows of one tile share products with V, so an infinite
-// value in a float format reaches the tile's earlier rows as NaN.
+// K's scale meets the score, V's scale p before it is rounded. What is no number reaches the rows that attend to it, and no others.
 
 struct Attention {
     const u32* meta;

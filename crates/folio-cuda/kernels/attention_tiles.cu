@@ -13,7 +13,7 @@ template <int FORMAT> __device__ __forceinline__ u32 code_bytes(u32 dims) {
 struct Leaf {
     u64* at;         // of each position: the layer in its block, or 0 where nothing is read
     u32* place;      // (kv head, token) in the block
-    float* scales;   // [parity][K, V][position]
+    float* scales;   // [parity][K, V][position]; of floats: [parity], of positions `scrub` found to be no numbers NaN, else 0
     u8 *k, *v;
     u32 k_stride, v_stride;
 };
@@ -120,6 +120,24 @@ __device__ __forceinline__ void fetch(const Attention& a, const Leaf& leaf, u8* 
     }
 }
 
+// Whether a leaf has positions that some rows of the tile attend to and others do not.
+__device__ __forceinline__ bool is_shared(const Attention& a, const Tile& tile, u32 number) {
+    u32 start = 64 * number, end = start + 64;
+    return (end > tile.position + 1 && start <= tile.high && tile.tokens > 1) || (end > tile.low && start < first_attended(a, tile.high));
+}
+
+// Products with V add what rows do not attend to, times zero. Of a float format that may be infinite, which times zero is no number:
+// such values become zero, and those rows that do attend get their NaN with the score.
+__device__ __forceinline__ void scrub(const Leaf& leaf, u32 dims, u32 infinite, u32 parity, Team team) {
+    for (u32 p = team.thread; p < 64; p += team.threads) {
+        u32* row = (u32*)(leaf.v + p * leaf.v_stride);
+        bool found = false;
+        for (u32 i = 0; i < dims / 2; i++) found = found || (row[i] & infinite) == infinite || (row[i] >> 16 & infinite) == infinite;
+        for (u32 i = 0; found && i < dims / 2; i++) row[i] = 0;
+        leaf.scales[parity * 128 + p] = found ? __uint_as_float(0x7fc00000u) : 0.0f;
+    }
+}
+
 // ---- numbers that the tensor cores take
 
 template <int FORMAT> __device__ __forceinline__ void mma(float* d, const u32* a, const u32* b) {
@@ -219,7 +237,7 @@ __device__ __forceinline__ void scores(const Layout& s, const Leaf& leaf, const 
 
 // From scores to p, as the registers of the product with V; also each row's largest and sum.
 template <int FORMAT, int GROUPS>
-__device__ __forceinline__ void soften(const Attention& a, const Rows<GROUPS>& rows, const float* scales, u32 number, u32 lane, float (*s)[4], u32 (*p)[4],
+__device__ __forceinline__ void soften(const Attention& a, const Rows<GROUPS>& rows, const float* scales, bool scrubbed, u32 number, u32 lane, float (*s)[4], u32 (*p)[4],
                                        float* m, float* l) {
     u32 t = lane % 4;
 #pragma unroll
@@ -233,6 +251,7 @@ __device__ __forceinline__ void soften(const Attention& a, const Rows<GROUPS>& r
             if (FORMAT >= INT8) x *= scales[place];
             x *= a.scale;
             if (a.softcap > 0.0f) x = a.softcap * tanhf(x / a.softcap);
+            if (FORMAT < INT8 && scrubbed) x += scales[place];
             if (position >= first && position <= last) m[r] = fmaxf(m[r], x);
         }
         m[r] = fmaxf(m[r], shuffle_xor(m[r], 1));
@@ -418,7 +437,14 @@ __device__ __forceinline__ void walk(const Attention& a, const Tile& tile, const
             fetch<FORMAT>(a, leaf, leaf.k, leaf.k_stride, 0, s.dims, team);
         }
         cp_async_commit();
-        if (active) soften<FORMAT>(a, rows, leaf.scales + 128 * parity, number, lane, sums, p, m, l);
+        bool scrubbed = FORMAT < INT8 && is_shared(a, tile, number);
+        if (scrubbed) {
+            cp_async_wait<1>();
+            team.sync();
+            scrub(leaf, s.dims, FORMAT == F16 ? 0x7c00 : 0x7f80, parity, team);
+            team.sync();
+        }
+        if (active) soften<FORMAT>(a, rows, leaf.scales + 128 * parity, scrubbed, number, lane, sums, p, m, l);
         cp_async_wait<1>();
         team.sync();
         if (active) add_values<FORMAT>(a, s, leaf, number, lane, rows, p, m, l);

@@ -19,6 +19,8 @@ struct Case {
     format: KvFormat,
     block_tokens: usize,
     sinks: Option<Vec<f32>>,
+    /// A position with a value of V (or else of K) that is no number.
+    broken: Option<(usize, bool)>,
 }
 
 /// Rows of one sequence in a step.
@@ -42,7 +44,7 @@ struct How {
 const WALK: How = How { tile_tokens: 16, split: false, seed: 1, order: Order::Ascending };
 
 fn case(format: KvFormat, heads: usize, kv_heads: usize, head_dim: usize) -> Case {
-    Case { spec: spec(heads, kv_heads, head_dim), format, block_tokens: 16, sinks: None }
+    Case { spec: spec(heads, kv_heads, head_dim), format, block_tokens: 16, sinks: None, broken: None }
 }
 
 impl Case {
@@ -55,7 +57,12 @@ impl Case {
     /// K or V of a position, `[kv_heads, head_dim]`.
     fn cached(&self, sequence: usize, position: usize, value: bool) -> Vec<f32> {
         let mut random = self.random(sequence, position, u64::from(value));
-        random.vector(self.spec.kv_heads * self.spec.head_dim, 1.5)
+        let mut x = random.vector(self.spec.kv_heads * self.spec.head_dim, 1.5);
+        if self.broken == Some((position, value)) {
+            // A key that is infinite may have no weight at all.
+            x[3] = if value { f32::NEG_INFINITY } else { f32::NAN };
+        }
+        x
     }
 
     /// Queries as the kernels get them: rounded, of an int4 cache rotated.
@@ -357,6 +364,31 @@ fn a_row_has_the_same_bits_however_a_step_is_cut() {
             let found: Vec<u32> = found[3 * width..4 * width].iter().map(|x| x.to_bits()).collect();
             let at = (position - first) * width;
             assert!(found == want[at..at + width], "{format}: position {position} alone, split: {split}");
+        }
+    }
+}
+
+#[test]
+fn what_is_no_number_reaches_the_rows_that_attend_to_it_and_no_others() {
+    for format in KvFormat::ALL {
+        for value in [false, true] {
+            // Positions 60 to 75 are one tile; one kv head is broken at 66, and those that do not attend to it have their own bits.
+            let mut case = case(format, 8, 2, 16);
+            case.spec.window = Some(5);
+            let Some(want) = case.run(&[part(0, 60, 16)], WALK) else { return };
+            case.broken = Some((66, value));
+            for (rows, how) in [(16, WALK), (1, How { split: true, ..WALK })] {
+                let found = in_parts(&case, 60, 76, rows, how).unwrap();
+                for (i, (found, want)) in found.chunks(16).zip(want.chunks(16)).enumerate() {
+                    let (position, head) = (60 + i / 8, i % 8);
+                    let attends = (66..71).contains(&position) && head < 4;
+                    let what =
+                        || format!("{format}, value {value}, in {rows}: position {position}, head {head}");
+                    let finite = found.iter().all(|x| f32::from_bits(*x).is_finite());
+                    assert_eq!(finite, !attends, "{}", what());
+                    assert!(attends || found.iter().zip(want).all(|(a, b)| *a == b.to_bits()), "{}", what());
+                }
+            }
         }
     }
 }
