@@ -75,7 +75,9 @@ struct Answers {
 impl CudaBackend {
     /// Takes a device and compiles the kernels for it, but those for a format of the cache, which come with the cache.
     pub fn new(mut driver: Box<dyn Driver>) -> Result<Self, DriverError> {
-        for module in kernels::always() {
+        let modules: Vec<_> = kernels::always().copied().collect();
+        driver.prepare(&modules)?;
+        for module in &modules {
             driver.load(module)?;
         }
         Ok(Self {

@@ -3,7 +3,9 @@
 //! Owns: names and checks of the files. Must never: fail a start, or hand out bytes that were not verified. A file is called by the
 //! digest of everything that decides its bytes and holds its own checksum before them.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use sha2::{Digest, Sha256};
 
@@ -20,6 +22,8 @@ pub struct Cubins {
     folder: Option<PathBuf>,
     arch: u32,
     compiler: Option<Nvrtc>,
+    /// Compiled by [`Cubins::prepare`], by name.
+    prepared: HashMap<String, Vec<u8>>,
     /// How many came from the folder, and how many were compiled.
     found: usize,
     compiled: usize,
@@ -27,7 +31,7 @@ pub struct Cubins {
 
 impl Cubins {
     pub fn new(folder: Option<PathBuf>, arch: u32) -> Self {
-        Self { folder, arch, compiler: None, found: 0, compiled: 0 }
+        Self { folder, arch, compiler: None, prepared: HashMap::new(), found: 0, compiled: 0 }
     }
 
     /// (found in the folder, compiled)
@@ -35,10 +39,46 @@ impl Cubins {
         (self.found, self.compiled)
     }
 
+    /// Compiles those that are not in the folder, several at once.
+    pub fn prepare(&mut self, modules: &[Module]) -> Result<(), DriverError> {
+        let Some(first) = modules.first() else { return Ok(()) };
+        let version = self.compiler().map_err(|error| failed(first, error.to_string()))?.version();
+        let arch = self.arch;
+        let sources = modules.iter().map(|module| {
+            let source = source(module);
+            (module, name(&source, arch, version), source)
+        });
+        let absent = |name: &String| self.folder.as_ref().is_none_or(|folder| !folder.join(name).exists());
+        let mut missing: Vec<_> = sources.filter(|(_, name, _)| absent(name)).collect();
+        let Some(compiler) = self.compiler.as_ref().filter(|_| !missing.is_empty()) else { return Ok(()) };
+        tracing::info!("compiling {} modules of kernels for sm_{arch}, once", missing.len());
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(missing.len());
+        let work = Mutex::new(&mut missing);
+        let next = || work.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let compile = || {
+            let mut made = Vec::new();
+            while let Some((module, name, source)) = next() {
+                let cubin = compiler.compile(&format!("{}.cu", module.name), &source, arch);
+                made.push((name, cubin.map_err(|error| failed(module, error.to_string()))));
+            }
+            made
+        };
+        let made = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(compile)).collect();
+            let joined = threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            joined.flatten().collect::<Vec<_>>()
+        });
+        for (name, cubin) in made {
+            self.prepared.insert(name, cubin?);
+        }
+        Ok(())
+    }
+
     pub fn get(&mut self, module: &Module) -> Result<Vec<u8>, DriverError> {
-        let failed = |log: String| DriverError::Compile { module: module.name.to_owned(), log };
-        let source = format!("{PRELUDE}\n{}", module.source);
-        let compiler = self.compiler().map_err(|error| failed(error.to_string()))?;
+        let source = source(module);
+        let compiler = self.compiler().map_err(|error| failed(module, error.to_string()))?;
         let version = compiler.version();
         let name = name(&source, self.arch, version);
         if let Some(path) = self.folder.as_ref().map(|folder| folder.join(&name))
@@ -47,10 +87,15 @@ impl Cubins {
             self.found += 1;
             return Ok(cubin);
         }
-        let arch = self.arch;
-        let compiler = self.compiler().map_err(|error| failed(error.to_string()))?;
-        let cubin = compiler.compile(&format!("{}.cu", module.name), &source, arch);
-        let cubin = cubin.map_err(|error| failed(error.to_string()))?;
+        let cubin = match self.prepared.remove(&name) {
+            Some(cubin) => cubin,
+            None => {
+                let arch = self.arch;
+                let compiler = self.compiler().map_err(|error| failed(module, error.to_string()))?;
+                let cubin = compiler.compile(&format!("{}.cu", module.name), &source, arch);
+                cubin.map_err(|error| failed(module, error.to_string()))?
+            }
+        };
         self.compiled += 1;
         if let Some(folder) = &self.folder
             && let Err(error) = write(folder, &name, &cubin)
@@ -66,6 +111,14 @@ impl Cubins {
         }
         self.compiler.as_ref().ok_or(NvrtcError::Absent { tried: String::new() })
     }
+}
+
+fn failed(module: &Module, log: String) -> DriverError {
+    DriverError::Compile { module: module.name.to_owned(), log }
+}
+
+fn source(module: &Module) -> String {
+    format!("{PRELUDE}\n{}", module.source)
 }
 
 fn name(source: &str, arch: u32, version: (i32, i32)) -> String {

@@ -78,6 +78,11 @@ pub trait Driver: Send {
     /// Bytes of device memory that are free now.
     fn free_bytes(&self) -> Result<u64>;
 
+    /// Compiles what [`Driver::load`] will be asked for, all at once, where that is quicker.
+    fn prepare(&mut self, _modules: &[crate::kernels::Module]) -> Result<()> {
+        Ok(())
+    }
+
     /// Compiles (or finds compiled) the kernels of a module; see [`crate::kernels`].
     fn load(&mut self, module: &crate::kernels::Module) -> Result<()>;
 

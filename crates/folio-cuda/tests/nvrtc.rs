@@ -16,12 +16,17 @@ fn compiler() -> Option<Nvrtc> {
     }
 }
 
+/// Some that compile quickly; `tools/gpu/compile_kernels.py` compiles all, for three architectures.
+const SOME: [&str; 4] = ["rows", "kv", "rates", "linear_plain"];
+
 #[test]
-fn every_module_becomes_a_cubin_of_its_kernels() {
+fn a_module_becomes_a_cubin_of_its_kernels() {
     let Some(nvrtc) = compiler() else { return };
-    assert!(!MODULES.is_empty());
-    for module in MODULES {
-        let mut cubins = Cubins::new(None, 90);
+    let modules: Vec<Module> = MODULES.iter().filter(|module| SOME.contains(&module.name)).copied().collect();
+    assert_eq!(modules.len(), SOME.len());
+    let mut cubins = Cubins::new(None, 90);
+    cubins.prepare(&modules).unwrap_or_else(|error| panic!("{error}"));
+    for module in &modules {
         let cubin = cubins.get(module).unwrap_or_else(|error| panic!("{}: {error}", module.name));
         assert_eq!(&cubin[..4], b"\x7fELF", "{}", module.name);
         for kernel in module.kernels {
@@ -29,6 +34,7 @@ fn every_module_becomes_a_cubin_of_its_kernels() {
             assert!(found, "{kernel} is not in the cubin of {} by {:?}", module.name, nvrtc.version());
         }
     }
+    assert_eq!(cubins.counts(), (0, SOME.len()));
 }
 
 #[test]
@@ -51,6 +57,7 @@ fn the_second_time_nothing_is_compiled() {
     let module = Module { name: "small", source, kernels: &["k"] };
     let get = |arch| {
         let mut cubins = Cubins::new(Some(folder.path().join("kernels")), arch);
+        cubins.prepare(&[module]).unwrap_or_else(|error| panic!("{error}"));
         let cubin = cubins.get(&module).unwrap_or_else(|error| panic!("{error}"));
         (cubin, cubins.counts())
     };

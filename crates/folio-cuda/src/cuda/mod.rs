@@ -147,6 +147,10 @@ impl Driver for CudaDriver {
         Ok(free as u64)
     }
 
+    fn prepare(&mut self, modules: &[Module]) -> Result<()> {
+        self.cubins.prepare(modules)
+    }
+
     fn load(&mut self, module: &Module) -> Result<()> {
         self.enter()?;
         let cubin = self.cubins.get(module)?;
