@@ -1,6 +1,7 @@
 //! The real executor: a plan becomes batches for a [`Backend`], logits become tokens, hidden states are pooled.
 //!
-//! Owns: the translation and the sampler. Must never: decide anything; what it computes is a function of the plan and
+//! Owns: the translation and the sampler. A backend that samples by itself is asked for tokens instead of logits (`on_device`); the
+//! tokens are the same. Must never: decide anything; what it computes is a function of the plan and
 //! the cached bits.
 //!
 //! A step is one forward pass, unless it wants more rows of logits than the backend has room for (prompt logprobs):
@@ -13,7 +14,9 @@
 use std::borrow::Cow;
 
 use folio_model::backend::{self, Backend, Batch, BlockCopy, Span, SwapTimes};
+use folio_model::sampling::Outcome;
 
+use crate::on_device::{OnDevice, sampled};
 use crate::plan::{
     self, Executor, ExecutorError, SamplePlan, Sampled, SequencePlan, StepOutput, StepPlan, Want,
 };
@@ -31,6 +34,7 @@ pub struct ModelExecutor {
     served: Vec<Served>,
     /// Of the hidden states of a sequence's rows so far, where a flush came in between them.
     sum: Option<Vec<f64>>,
+    outcomes: Vec<Outcome>,
     output: StepOutput,
 }
 
@@ -38,12 +42,12 @@ pub struct ModelExecutor {
 const TABLE_ENTRIES: usize = 1 << 16;
 
 #[derive(Clone, Copy, Debug)]
-struct Served {
-    sequence: u32,
-    first_sample: u32,
-    samples: u32,
+pub(crate) struct Served {
+    pub(crate) sequence: u32,
+    pub(crate) first_sample: u32,
+    pub(crate) samples: u32,
     /// So many hidden rows; 0: a row of logits.
-    hidden: u32,
+    pub(crate) hidden: u32,
 }
 
 impl ModelExecutor {
@@ -58,6 +62,7 @@ impl ModelExecutor {
             batch: Batch { blocks: Vec::with_capacity(TABLE_ENTRIES), ..Batch::default() },
             served: Vec::new(),
             sum: None,
+            outcomes: Vec::new(),
             output: StepOutput::default(),
         }
     }
@@ -142,8 +147,52 @@ impl ModelExecutor {
 
     /// Computes the batch and answers what it serves.
     fn flush(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
-        let failed = |reason: String| ExecutorError { step: plan.step, reason };
         let swapped = !self.batch.swap_outs.is_empty() || !self.batch.swap_ins.is_empty();
+        let answered = self.output.samples.len();
+        let on_device = match self.backend.samples() {
+            Some(most) => OnDevice::of(plan, &self.served, most),
+            None => None,
+        };
+        match on_device {
+            Some(wanted) => self.sample_on_device(plan, &wanted)?,
+            None => self.sample_here(plan)?,
+        }
+        if !self.batch.hidden_rows.is_empty() {
+            self.answer_hidden(plan, answered);
+        }
+        if swapped {
+            self.output.swap_times = self.backend.swap_times();
+        }
+        self.batch.clear();
+        self.served.clear();
+        Ok(())
+    }
+
+    /// The backend computes the batch and chooses.
+    fn sample_on_device(&mut self, plan: &StepPlan, wanted: &OnDevice<'_>) -> Result<(), ExecutorError> {
+        let failed = |reason: String| ExecutorError { step: plan.step, reason };
+        let rows = wanted.rows();
+        self.outcomes.clear();
+        let computed = self.backend.forward_and_sample(&self.batch, &rows, &mut self.outcomes);
+        computed.map_err(|error| failed(error.to_string()))?;
+        if self.outcomes.len() != rows.len() {
+            let (found, asked) = (self.outcomes.len(), rows.len());
+            return Err(failed(format!("the backend answered {found} rows of {asked}")));
+        }
+        let mut outcomes = self.outcomes.drain(..);
+        for served in &self.served {
+            match served.hidden {
+                0 => self.output.samples.extend(outcomes.next().map(sampled)),
+                // Its place; the backend is asked for it last.
+                _ => self.output.samples.extend((0..served.samples).map(|_| Sampled::Hidden(Vec::new()))),
+            }
+        }
+        Ok(())
+    }
+
+    /// The backend computes the batch, the sampler chooses.
+    fn sample_here(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
+        let failed = |reason: String| ExecutorError { step: plan.step, reason };
         let logits = self.backend.forward(&self.batch).map_err(|error| failed(error.to_string()))?;
         if logits.len() != self.batch.logit_rows.len() * self.vocab {
             return Err(failed(format!(
@@ -153,7 +202,6 @@ impl ModelExecutor {
                 self.vocab
             )));
         }
-        let answered = self.output.samples.len();
         let mut rows = logits.chunks_exact(self.vocab);
         for served in &self.served {
             let sequence = &plan.sequences[served.sequence as usize];
@@ -175,14 +223,6 @@ impl ModelExecutor {
                 });
             }
         }
-        if !self.batch.hidden_rows.is_empty() {
-            self.answer_hidden(plan, answered);
-        }
-        if swapped {
-            self.output.swap_times = self.backend.swap_times();
-        }
-        self.batch.clear();
-        self.served.clear();
         Ok(())
     }
 

@@ -15,6 +15,7 @@ pub mod executor;
 pub mod guide;
 pub mod handle;
 mod mailbox;
+mod on_device;
 mod outbox;
 pub mod plan;
 mod publish;

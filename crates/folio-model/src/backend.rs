@@ -8,6 +8,7 @@ pub use crate::kv_format::KvFormat;
 use crate::program::Program;
 use crate::program::{MatrixId, VectorId};
 use crate::quant::Encoding;
+use crate::sampling::{Outcome, SampleRow};
 
 /// Element type of a checkpoint tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -266,6 +267,22 @@ pub trait Backend: Send {
 
     /// Runs the program. Returns logits `[batch.logit_rows.len(), vocab]`, row-major, in the order of `logit_rows`.
     fn forward(&mut self, batch: &Batch) -> Result<&[f32], BackendError>;
+
+    /// Most alternatives that [`Backend::forward_and_sample`] gives log probabilities of; `None`: this backend does not sample.
+    fn samples(&self) -> Option<u32> {
+        None
+    }
+
+    /// As `forward`, but of each of the batch's rows of logits comes what `rows` asks, in order, instead of the logits. Asked
+    /// only of a backend that [`Backend::samples`].
+    fn forward_and_sample(
+        &mut self,
+        _batch: &Batch,
+        _rows: &[SampleRow<'_>],
+        _outcomes: &mut Vec<Outcome>,
+    ) -> Result<(), BackendError> {
+        Err(BackendError::Device(format!("{} does not sample", self.name())))
+    }
 
     /// The hidden state after the final norm, `[hidden]`, of row `row` of the last `forward`'s batch, which was one of its
     /// `hidden_rows`. Of any other row it is anything.

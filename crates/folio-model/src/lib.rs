@@ -21,6 +21,7 @@ pub mod program;
 pub mod quant;
 pub mod reference;
 pub mod rope;
+pub mod sampling;
 #[doc(hidden)]
 pub mod testing;
 
