@@ -11,6 +11,7 @@ use folio_model::backend::{Backend, BackendError, Batch, KvLayout, SwapTimes, Te
 use folio_model::check::{self, BatchCheck, Loaded, PoolSize, ProgramCheck, Written};
 use folio_model::kv_format::KvFormat;
 use folio_model::program::{MatrixId, Op, Program, VectorId};
+use folio_model::sampling::{Outcome, SampleRow};
 
 use crate::driver::{DevicePtr, Driver, DriverError, HostId, floats};
 use crate::graphs::{Bucket, Graphs};
@@ -20,13 +21,14 @@ use crate::launches::{Launches, Model};
 use crate::linear::{self, DeviceMatrix};
 use crate::machine::{self, Effort, Rates};
 use crate::planes::Meta;
+use crate::sample::{self, Sampling};
 use crate::step::StepWords;
 
 /// Vectors are padded with zeros to this many values.
 const PAD: usize = 32;
 /// Most sequences of a step that is run from a graph.
 const GRAPH_ROWS: u32 = 256;
-/// Words of metadata that there is room for at first.
+/// Words that there is room for at first.
 const FIRST_WORDS: usize = 1 << 16;
 
 /// The decoder on a device.
@@ -43,9 +45,15 @@ pub struct CudaBackend {
     written: Written,
     block_tokens: usize,
     step: StepWords,
-    staging: Option<Staging>,
+    staging: Words,
     /// Logits and hidden rows on the host.
     answers: Option<Answers>,
+    /// Of the rows to sample from, and what was chosen.
+    sampling: Words,
+    chosen: Words,
+    /// Where rules change logits.
+    changed: Option<DevicePtr>,
+    records: Vec<u32>,
     /// Of the last batch.
     hidden_rows: Vec<u32>,
     graphs: Graphs,
@@ -60,11 +68,43 @@ pub(crate) struct Vector {
     pub(crate) at: DevicePtr,
 }
 
-/// Where a step's words are written, and where the device reads them.
-struct Staging {
-    host: HostId,
-    device: DevicePtr,
-    words: usize,
+/// Words that the host and the device have a place for each.
+#[derive(Clone, Copy, Default)]
+struct Words {
+    at: Option<(HostId, DevicePtr)>,
+    count: usize,
+}
+
+impl Words {
+    /// Makes room for so many. Whether they lie elsewhere now.
+    fn reserve(&mut self, driver: &mut dyn Driver, count: usize) -> Result<bool, DriverError> {
+        if count <= self.count {
+            return Ok(false);
+        }
+        if let Some((host, device)) = self.at.take() {
+            driver.free(device)?;
+            driver.free_host(host)?;
+        }
+        let count = count.next_power_of_two().max(FIRST_WORDS);
+        let host = driver.allocate_host(4 * count as u64)?;
+        let device = driver.allocate(4 * count as u64)?;
+        *self = Self { at: Some((host, device)), count };
+        Ok(true)
+    }
+
+    fn place(&self) -> Result<(HostId, DevicePtr), DriverError> {
+        self.at.ok_or_else(|| DriverError::NoKernel("a place for words".to_owned()))
+    }
+
+    /// Sends words that there is room for.
+    fn send(&self, driver: &mut dyn Driver, words: &[u32]) -> Result<DevicePtr, DriverError> {
+        let (host, device) = self.place()?;
+        for (place, word) in driver.host(host).as_chunks_mut().0.iter_mut().zip(words) {
+            *place = word.to_le_bytes();
+        }
+        driver.upload_async(device, host, 0, 4 * words.len() as u64)?;
+        Ok(device)
+    }
 }
 
 struct Answers {
@@ -91,8 +131,12 @@ impl CudaBackend {
             written: Written::default(),
             block_tokens: 0,
             step: StepWords::default(),
-            staging: None,
+            staging: Words::default(),
             answers: None,
+            sampling: Words::default(),
+            chosen: Words::default(),
+            changed: None,
+            records: Vec::new(),
             hidden_rows: Vec::new(),
             graphs: Graphs::default(),
             use_graphs: true,
@@ -153,26 +197,10 @@ impl CudaBackend {
     /// Sends the words of the step. What was captured with another address is forgotten.
     fn send(&mut self) -> Result<Meta, DriverError> {
         let words = self.step.words();
-        let room = self.staging.as_ref().map_or(0, |staging| staging.words);
-        if words.len() > room {
-            if let Some(old) = self.staging.take() {
-                self.driver.free(old.device)?;
-            }
+        if self.staging.reserve(&mut *self.driver, words.len())? {
             self.graphs.clear();
-            let words = words.len().next_power_of_two().max(FIRST_WORDS);
-            let host = self.driver.allocate_host(4 * words as u64)?;
-            let device = self.driver.allocate(4 * words as u64)?;
-            self.staging = Some(Staging { host, device, words });
         }
-        let Some(staging) = &self.staging else {
-            return Err(DriverError::NoKernel("a place for the step's words".to_owned()));
-        };
-        let bytes = self.driver.host(staging.host);
-        for (place, word) in bytes.as_chunks_mut().0.iter_mut().zip(words) {
-            *place = word.to_le_bytes();
-        }
-        self.driver.upload_async(staging.device, staging.host, 0, 4 * words.len() as u64)?;
-        Ok(Meta(staging.device))
+        Ok(Meta(self.staging.send(&mut *self.driver, words)?))
     }
 
     /// Launches the step, or the graph that covers it.
@@ -206,7 +234,25 @@ impl CudaBackend {
         self.driver.replay(graph)
     }
 
-    fn run(&mut self, batch: &Batch) -> Result<(), DriverError> {
+    /// Checks a batch and starts its step: everything but what comes back.
+    fn start(&mut self, batch: &Batch) -> Result<(), BackendError> {
+        let Some(model) = self.model.as_ref().filter(|_| !self.pools.is_empty()) else {
+            return Err(BackendError::Device("no program or no cache is loaded".into()));
+        };
+        BatchCheck {
+            max_rows: model.max_rows,
+            max_logit_rows: model.max_logit_rows,
+            max_position: model.max_position,
+            vocabulary: model.vocabulary,
+            pools: &self.sizes,
+            block_tokens: self.block_tokens,
+            written: &mut self.written,
+        }
+        .all(batch)?;
+        self.begin(batch).map_err(failed)
+    }
+
+    fn begin(&mut self, batch: &Batch) -> Result<(), DriverError> {
         let out_us = self.swap(batch, true)?;
         for copy in &batch.copies {
             self.pools[copy.group as usize].copy(&mut *self.driver, copy.from, copy.to)?;
@@ -216,19 +262,66 @@ impl CudaBackend {
         self.hidden_rows.clone_from(&batch.hidden_rows);
         self.step.fill(batch, self.pools.len(), self.block_tokens);
         if batch.tokens.is_empty() {
-            return self.driver.synchronize();
+            return Ok(());
         }
         let meta = self.send()?;
         self.launch(meta)?;
         let (Some(model), Some(answers)) = (&self.model, &self.answers) else { return Ok(()) };
-        let (logits, hidden) = (model.logits_bytes(batch), model.hidden_bytes(batch));
-        if logits > 0 {
-            self.driver.download_async(model.logits, answers.logits, 0, logits)?;
-        }
+        let hidden = model.hidden_bytes(batch);
         if let (true, Some(rows)) = (hidden > 0, model.hidden.f32) {
             self.driver.download_async(rows, answers.hidden, 0, hidden)?;
         }
+        Ok(())
+    }
+
+    /// Waits for the logits of the step.
+    fn finish(&mut self, batch: &Batch) -> Result<(), DriverError> {
+        let (Some(model), Some(answers)) = (&self.model, &self.answers) else { return Ok(()) };
+        let bytes = model.logits_bytes(batch);
+        if bytes > 0 {
+            self.driver.download_async(model.logits, answers.logits, 0, bytes)?;
+        }
         self.driver.synchronize()
+    }
+
+    /// Samples from the logits of the step, and waits for what was chosen.
+    fn choose(&mut self, rows: &[SampleRow<'_>], outcomes: &mut Vec<Outcome>) -> Result<(), DriverError> {
+        let Some(model) = self.model.as_ref().filter(|_| !rows.is_empty()) else {
+            return self.driver.synchronize();
+        };
+        let top = rows.iter().filter_map(|row| row.logprobs).max().unwrap_or(0);
+        let words = rows.len() * sample::result_words(top);
+        sample::encode(rows, &mut self.records);
+        self.sampling.reserve(&mut *self.driver, self.records.len())?;
+        self.chosen.reserve(&mut *self.driver, words)?;
+        let logits = model.logits_planes(model.logits);
+        let scratch = match (sample::needs_scratch(rows), self.changed) {
+            (false, _) => None,
+            (true, Some(at)) => Some(model.logits_planes(at)),
+            (true, None) => {
+                // Most servers never need it, and it is as large as the logits.
+                let at = self.driver.allocate(model.all_logits_bytes())?;
+                self.changed = Some(at);
+                Some(model.logits_planes(at))
+            }
+        };
+        let sampling = Sampling {
+            words: self.sampling.send(&mut *self.driver, &self.records)?,
+            rows: rows.len() as u32,
+            logits: &logits,
+            scratch: scratch.as_ref(),
+            top,
+            out: self.chosen.place()?.1,
+        };
+        sample::sample(&mut *self.driver, &sampling)?;
+        let (host, device) = self.chosen.place()?;
+        self.driver.download_async(device, host, 0, 4 * words as u64)?;
+        self.driver.synchronize()?;
+        let chosen = self.driver.host_bytes(host).as_chunks().0;
+        let chosen: Vec<u32> = chosen[..words].iter().map(|word| u32::from_le_bytes(*word)).collect();
+        let each = chosen.chunks_exact(sample::result_words(top));
+        outcomes.extend(rows.iter().zip(each).map(|(row, words)| sample::decode(row, words)));
+        Ok(())
     }
 }
 
@@ -339,23 +432,30 @@ impl Backend for CudaBackend {
     }
 
     fn forward(&mut self, batch: &Batch) -> Result<&[f32], BackendError> {
-        let Some(model) = self.model.as_ref().filter(|_| !self.pools.is_empty()) else {
-            return Err(BackendError::Device("no program or no cache is loaded".into()));
-        };
-        BatchCheck {
-            max_rows: model.max_rows,
-            max_logit_rows: model.max_logit_rows,
-            max_position: model.max_position,
-            vocabulary: model.vocabulary,
-            pools: &self.sizes,
-            block_tokens: self.block_tokens,
-            written: &mut self.written,
-        }
-        .all(batch)?;
-        self.run(batch).map_err(failed)?;
+        self.start(batch)?;
+        self.finish(batch).map_err(failed)?;
         let (Some(model), Some(answers)) = (&self.model, &self.answers) else { return Ok(&[]) };
         let logits = floats(self.driver.host(answers.logits));
         Ok(&logits[..batch.logit_rows.len() * model.program.head.vocab])
+    }
+
+    fn samples(&self) -> Option<u32> {
+        let vocabulary = self.model.as_ref().map_or(0, |model| model.program.head.vocab);
+        (vocabulary < sample::VOCABULARY_MAX).then_some(sample::TOP_MAX)
+    }
+
+    fn forward_and_sample(
+        &mut self,
+        batch: &Batch,
+        rows: &[SampleRow<'_>],
+        outcomes: &mut Vec<Outcome>,
+    ) -> Result<(), BackendError> {
+        if rows.len() != batch.logit_rows.len() {
+            let (asked, wanted) = (rows.len(), batch.logit_rows.len());
+            return Err(BackendError::Batch(format!("{asked} rows to sample of {wanted} rows of logits")));
+        }
+        self.start(batch)?;
+        self.choose(rows, outcomes).map_err(failed)
     }
 
     fn hidden(&self, row: u32) -> &[f32] {

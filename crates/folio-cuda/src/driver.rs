@@ -108,6 +108,9 @@ pub trait Driver: Send {
     /// Host memory, pinned, zeroed.
     fn allocate_host(&mut self, bytes: u64) -> Result<HostId>;
 
+    /// Waits for the work before it. `id` came from [`Driver::allocate_host`] and is of no use any more.
+    fn free_host(&mut self, id: HostId) -> Result<()>;
+
     /// Bytes of host memory. What the device still writes there is waited for by [`Driver::synchronize`] alone.
     fn host(&mut self, id: HostId) -> &mut [u8];
 

@@ -169,6 +169,17 @@ impl Model {
         (4 * batch.logit_rows.len() * self.program.head.vocab) as u64
     }
 
+    /// Bytes of the logits of as many rows as there may be.
+    pub(crate) fn all_logits_bytes(&self) -> u64 {
+        (4 * self.max_logit_rows * self.program.head.vocab) as u64
+    }
+
+    /// Rows of logits that lie at `at`.
+    pub(crate) fn logits_planes(&self, at: DevicePtr) -> Planes {
+        let width = self.program.head.vocab as u32;
+        Planes { width, f32: Some(at), f32_stride: width, ..Planes::default() }
+    }
+
     /// Bytes of the hidden states that a batch asks for, from one row's start to the next one's.
     pub(crate) fn hidden_bytes(&self, batch: &Batch) -> u64 {
         (4 * batch.hidden_rows.len() * self.hidden.f32_stride as usize) as u64
@@ -329,8 +340,6 @@ impl Launches<'_> {
             Output { at: model.logits, stride, add: false },
         )?;
         let Some(cap) = head.softcap else { return Ok(()) };
-        let logits =
-            Planes { width: stride, f32: Some(model.logits), f32_stride: stride, ..Planes::default() };
-        rows::softcap(self.driver, meta, rows, &logits, cap)
+        rows::softcap(self.driver, meta, rows, &model.logits_planes(model.logits), cap)
     }
 }

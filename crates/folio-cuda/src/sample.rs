@@ -3,62 +3,19 @@
 //! Owns: the layout of both, and the launch. Must never: know a request or a step. For the same logits the choice is that of
 //! `folio-engine`'s sampler, bit for bit; what a guide restricts is not chosen here.
 
+use folio_model::sampling::{Choice, Logprobs, Outcome, SampleRow};
+
 use crate::driver::{Arg, DevicePtr, Driver, DriverError, Launch};
 use crate::planes::Planes;
 
 /// Most alternatives of a row.
 pub const TOP_MAX: u32 = 256;
+/// Vocabularies are smaller.
+pub const VOCABULARY_MAX: usize = 1 << 21;
 
 const HEADER: usize = 8;
 const RECORD: usize = 24;
 const RESULT: usize = 5;
-
-/// What is wanted of a row of logits.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SampleRow<'a> {
-    pub choice: Choice<'a>,
-    /// Log probabilities of the raw row: of the chosen token, and of so many best ones, up to [`TOP_MAX`]. A known token always
-    /// has them.
-    pub logprobs: Option<u32>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Choice<'a> {
-    /// None: this token is judged.
-    Known(u32),
-    Draw(Draw<'a>),
-}
-
-/// How a token is drawn; the names are those of `SamplingParams`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Draw<'a> {
-    pub seed: u64,
-    /// Absolute position of the token.
-    pub position: u32,
-    /// 0 is greedy.
-    pub temperature: f32,
-    /// 0 is off.
-    pub top_k: u32,
-    /// 1 is off.
-    pub top_p: f32,
-    /// 0 is off.
-    pub min_p: f32,
-    pub repetition_penalty: f32,
-    pub frequency_penalty: f32,
-    pub presence_penalty: f32,
-    /// Tokens of the sequence, each once, and how often each was generated; empty where no penalty is on.
-    pub seen: &'a [(u32, u32)],
-    /// Added to logits; each token once.
-    pub bias: &'a [(u32, f32)],
-    /// Tokens that must not be chosen.
-    pub forbidden: [&'a [u32]; 2],
-}
-
-impl Draw<'_> {
-    fn changes_logits(&self) -> bool {
-        !self.seen.is_empty() || !self.bias.is_empty() || self.forbidden.iter().any(|list| !list.is_empty())
-    }
-}
 
 /// Whether any row needs the scratch of [`Sampling`].
 pub fn needs_scratch(rows: &[SampleRow<'_>]) -> bool {
@@ -146,29 +103,6 @@ pub fn sample(driver: &mut dyn Driver, sampling: &Sampling<'_>) -> Result<(), Dr
         shared: 0,
         args: &args,
     })
-}
-
-/// What became of a row.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Outcome {
-    Token {
-        id: u32,
-        logprobs: Option<Logprobs>,
-    },
-    /// To [`Choice::Known`].
-    Score(Logprobs),
-    /// No answer exists.
-    Failed(&'static str),
-}
-
-/// Log probabilities of the raw row.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Logprobs {
-    pub logprob: f32,
-    /// 1 is the best.
-    pub rank: u32,
-    /// Best first.
-    pub top: Vec<(u32, f32)>,
 }
 
 /// Reads the result of one row, `result_words` words.

@@ -231,6 +231,12 @@ impl Driver for Emulator {
         Ok(HostId(self.host.len() as u32 - 1))
     }
 
+    fn free_host(&mut self, id: HostId) -> Result<()> {
+        self.synchronize()?;
+        self.host[id.0 as usize] = Vec::new();
+        Ok(())
+    }
+
     fn host(&mut self, id: HostId) -> &mut [u8] {
         &mut self.host[id.0 as usize]
     }

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use folio_cuda::kernels::MODULES;
-use folio_cuda::sample::{Choice, Draw, Logprobs, Outcome, SampleRow, Sampling};
+use folio_cuda::sample::Sampling;
 use folio_cuda::sample::{decode, encode, needs_scratch, result_words, sample};
 use folio_cuda::{Driver, Planes};
 use folio_emulator::{Emulator, Order};
 use folio_engine::plan::{SampleSpec, Sampled, TokenHistory};
 use folio_engine::request::SamplingParams;
 use folio_engine::sampler::{Sampler, rng::philox4x32_10};
+use folio_model::sampling::{Choice, Draw, Logprobs, Outcome, SampleRow};
 
 /// What is asked of one row, as the engine says it; the token of a score.
 struct Wanted {

@@ -11,6 +11,7 @@ mod probe;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::path::PathBuf;
+use std::ptr::NonNull;
 
 use cudarc::driver::sys;
 
@@ -267,8 +268,14 @@ impl Driver for CudaDriver {
         call!(cuMemHostAlloc(&mut at, bytes.max(1) as usize, sys::CU_MEMHOSTALLOC_PORTABLE))?;
         // SAFETY: fresh memory of that length, ours alone.
         unsafe { std::ptr::write_bytes(at.cast::<u8>(), 0, bytes as usize) };
-        self.host.push((at.cast(), bytes as usize));
+        self.host.push((at.cast(), bytes.max(1) as usize));
         Ok(HostId(self.host.len() as u32 - 1))
+    }
+
+    fn free_host(&mut self, id: HostId) -> Result<()> {
+        self.synchronize()?;
+        let (start, _) = std::mem::replace(&mut self.host[id.0 as usize], (NonNull::dangling().as_ptr(), 0));
+        call!(cuMemFreeHost(start.cast()))
     }
 
     fn host(&mut self, id: HostId) -> &mut [u8] {
@@ -334,7 +341,7 @@ impl Drop for CudaDriver {
         for module in self.modules.drain(..) {
             let _ = call!(cuModuleUnload(module));
         }
-        for (start, _) in self.host.drain(..) {
+        for (start, _) in self.host.drain(..).filter(|(_, length)| *length > 0) {
             let _ = call!(cuMemFreeHost(start.cast()));
         }
         let _ = call!(cuStreamDestroy_v2(self.stream));

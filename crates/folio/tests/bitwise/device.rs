@@ -4,11 +4,21 @@
 //! fewer requests here than in the CPU's suite, each chosen to cross what could tell them apart (tiles of 16 tokens, chunks of 256
 //! positions, buckets of graphs, blocks of 16).
 
-use folio_emulator::Order;
-use folio_model::backend::{DType, KvFormat};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
-use crate::harness::{Arrival, On, Oracle, Setup, World, batched, chunked, prompt, whole};
-use folio_model::testing::recast::Cast;
+use folio_cuda::CudaBackend;
+use folio_emulator::Order;
+use folio_engine::engine::EngineParts;
+use folio_engine::request::{Token, TokenLogprobs};
+use folio_engine::{Event, ModelExecutor, Request, SamplingParams, SchedulerConfig, SystemClock};
+use folio_kv::{CacheConfig, KvCache, LruLeafFirst, TenantId};
+use folio_model::backend::{Backend, DType, KvFormat};
+use folio_model::testing::fixture;
+
+use crate::harness::{Arrival, On, Oracle, Setup, World, batched, chunked, prompt, root_of, whole};
+use folio_model::testing::recast::{Cast, Recast};
+use folio_model::{Checkpoint, LoadOptions, Model};
 
 const DEVICE: Setup = Setup { on: On::Device(Order::Ascending), ..Setup::PLAIN };
 /// One with plain attention, one with windows, soft caps and norms behind, one with norms of heads, one with odd sizes.
@@ -97,4 +107,108 @@ fn with_every_type_of_weights_and_cache_and_in_any_order_of_threads() {
             oracle.check(&world.run(&batched(3), &arrivals), &format!("{weights:?}, {kv}, {order:?}"));
         }
     }
+}
+
+/// What the device chooses is what the sampler chooses from the same logits: the engine with either, requests of every kind together.
+#[test]
+fn tokens_chosen_on_the_device_are_those_chosen_from_its_logits() {
+    let cuda = || CudaBackend::new(folio_emulator::device(Order::Ascending)).expect("a backend");
+    let on_device = answers(cuda());
+    // A backend that says nothing of sampling is asked for logits.
+    let on_host = answers(Recast { backend: cuda(), recast: 0, cast: Cast::Keep });
+    assert_eq!(on_device.len(), on_host.len());
+    for (index, (device, host)) in on_device.iter().zip(&on_host).enumerate() {
+        assert_eq!(device, host, "request {index}");
+        assert!(device.0.len() > 3, "request {index} gave {} tokens", device.0.len());
+        assert_eq!(device.1.is_empty(), index % 3 != 0, "request {index}: log probabilities of its prompt");
+    }
+}
+
+/// Tokens and their log probabilities of each of some requests, by an engine over this backend.
+fn answers<B: Backend + 'static>(mut backend: B) -> Vec<(Vec<Token>, Vec<TokenLogprobs>)> {
+    let checkpoint = Checkpoint::open(fixture("qwen3")).expect("opens");
+    let options = LoadOptions {
+        max_rows: 64,
+        max_logit_rows: 16,
+        max_model_len: Some(128),
+        kv_formats: KvFormat::BF16.into(),
+        block_tokens: 16,
+        progress: None,
+    };
+    let model = Model::load(&checkpoint, &mut backend, options).expect("loads");
+    backend.allocate_cache(&model.kv_layout, &[64]).expect("a cache");
+    let kv = CacheConfig { blocks: 64, block_tokens: 16, bytes_per_block: 1 };
+    let engine = folio_engine::start(EngineParts {
+        config: SchedulerConfig {
+            max_model_len: 128,
+            max_num_batched_tokens: 64,
+            ..SchedulerConfig::default()
+        },
+        cache: KvCache::new(kv, Box::new(LruLeafFirst::default())),
+        executor: Box::new(ModelExecutor::new(Box::new(backend), model.vocab, 64, 16)),
+        clock: Arc::new(SystemClock::new()),
+        vocab: model.vocab as u32,
+    })
+    .expect("an engine");
+    let (sender, events) = mpsc::channel();
+    let params = kinds(model.vocab as u32);
+    let count = params.len();
+    for (index, sampling) in params.into_iter().enumerate() {
+        let sender = sender.clone();
+        let request = Request {
+            id: engine.next_request_id(),
+            tenant: TenantId(0),
+            root: root_of(TenantId(0), [1; 32]),
+            prompt: prompt(index as u64 + 1, 5 + 3 * index, model.vocab as u32).into(),
+            n: 1,
+            sampling,
+            priority: 0,
+            deadline: None,
+            prompt_logprobs: (index % 3 == 0).then_some(2),
+            retention: Vec::new(),
+            pooling: None,
+        };
+        let sink = move |event: Event| sender.send((index, event)).is_ok();
+        engine.submit(request, Box::new(sink)).expect("taken");
+    }
+    let mut answers = vec![(Vec::new(), Vec::new()); count];
+    let mut running = count;
+    while running > 0 {
+        match events.recv_timeout(Duration::from_secs(120)).expect("an event") {
+            (index, Event::Token { token, .. }) => answers[index].0.push(token),
+            (index, Event::Prompt { prompt_logprobs, .. }) => answers[index].1 = prompt_logprobs,
+            (_, Event::Finished { error, .. }) => {
+                assert_eq!(error, None);
+                running -= 1;
+            }
+            _ => {}
+        }
+    }
+    answers
+}
+
+fn kinds(vocab: u32) -> Vec<SamplingParams> {
+    let greedy = SamplingParams { logprobs: Some(3), ..SamplingParams::greedy(12) };
+    let warm = SamplingParams { temperature: 1.0, seed: 7, ..greedy.clone() };
+    vec![
+        SamplingParams::greedy(12),
+        greedy.clone(),
+        warm.clone(),
+        SamplingParams { temperature: 0.3, top_k: 5, ..warm.clone() },
+        SamplingParams { top_p: 0.6, seed: 8, ..warm.clone() },
+        SamplingParams { min_p: 0.2, top_p: 0.9, top_k: 20, temperature: 1.7, ..warm.clone() },
+        SamplingParams {
+            repetition_penalty: 1.3,
+            presence_penalty: 0.4,
+            frequency_penalty: 0.2,
+            ..warm.clone()
+        },
+        SamplingParams { logit_bias: Arc::new([(3, 2.5), (vocab - 1, -5.0)]), ..warm.clone() },
+        SamplingParams {
+            min_tokens: 6,
+            eos_token_ids: Arc::new([1, 2]),
+            stop_token_ids: (4..vocab / 2).collect::<Vec<u32>>().into(),
+            ..warm
+        },
+    ]
 }

@@ -499,7 +499,7 @@ fn root() -> Root {
     root_of(TenantId(1), [1; 32])
 }
 
-fn root_of(tenant: TenantId, secret: [u8; 32]) -> Root {
+pub fn root_of(tenant: TenantId, secret: [u8; 32]) -> Root {
     Root::derive(&Identity {
         tenant,
         tenant_secret: &secret,
