@@ -220,6 +220,7 @@ impl CudaBackend {
         let Some(bucket) = bucket else { return launches.all(&bounds) };
         let graph = match self.graphs.get(&bucket) {
             Some(graph) => graph,
+            None if self.graphs.is_first(bucket) => return launches.all(&bucket.bounds()),
             None => {
                 launches.driver.begin_capture()?;
                 let launched = launches.all(&bucket.bounds());

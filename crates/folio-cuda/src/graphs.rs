@@ -3,10 +3,10 @@
 //! Owns: the buckets and what was captured for them. Must never: launch.
 //!
 //! A step of decoding alone is run from a graph whose grids cover a bucket of rows and of chunks; kernels read the true counts on the
-//! device and what lies beyond returns at once. A graph is captured when its bucket first occurs, so a server that never sees 200
-//! sequences never pays for a graph of 256.
+//! device and what lies beyond returns at once. A bucket's first step is launched kernel by kernel, which loads what was not loaded yet and
+//! may not be while a graph is captured; the second captures. So a server that never sees 200 sequences never pays for a graph of 256.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use crate::driver::GraphId;
 use crate::step::Bounds;
@@ -53,11 +53,18 @@ impl Bucket {
 #[derive(Debug, Default)]
 pub struct Graphs {
     by_bucket: HashMap<Bucket, GraphId>,
+    /// Buckets that had a step.
+    seen: HashSet<Bucket>,
 }
 
 impl Graphs {
     pub fn get(&self, bucket: &Bucket) -> Option<GraphId> {
         self.by_bucket.get(bucket).copied()
+    }
+
+    /// Notes a step of this bucket. Whether it is the first.
+    pub fn is_first(&mut self, bucket: Bucket) -> bool {
+        self.seen.insert(bucket)
     }
 
     pub fn insert(&mut self, bucket: Bucket, graph: GraphId) {

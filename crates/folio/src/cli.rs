@@ -810,6 +810,9 @@ pub struct DoctorArgs {
     /// Most threads [default: as many as the machine and its container allow]
     #[arg(long, env = "FOLIO_THREADS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
     pub threads: Option<u32>,
+    /// What loads MODEL, and is measured beside the processors: `cpu`, `cuda`, `cuda:N`, or `auto`: a GPU, if one can be used
+    #[arg(long, env = "FOLIO_DEVICE", value_name = "DEVICE", default_value_t = DeviceChoice::Auto)]
+    pub device: DeviceChoice,
     /// Print JSON instead of a table
     #[arg(long)]
     pub json: bool,

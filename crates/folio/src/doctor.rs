@@ -3,13 +3,14 @@
 use anyhow::Result;
 use folio_cpu::CpuBackend;
 use folio_cpu::machine::Machine;
+use folio_cuda::machine::{Effort, Rates};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::bench::limits::{Costs, Limit};
 use crate::bench::table;
 use crate::cli::{DoctorArgs, KvDtype};
-use crate::device::DeviceChoice;
+use crate::device::Device;
 use crate::load_format::LoadFormat;
 use crate::runtime::{Source, WeightArgs, Weights};
 use crate::{memory, units};
@@ -26,13 +27,56 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
         eprintln!("measuring for about {} s ...", counts.len());
     }
     let machines = Machine::measure_each(&counts, None)?;
+    let gpu = Gpu::measure(args)?;
     let model = source.map(|source| Far::measure(&source, args, &machines)).transpose()?;
     if args.json {
-        println!("{:#}", report(&machines, model.as_ref()));
+        println!("{:#}", report(&machines, gpu.as_ref(), model.as_ref()));
     } else {
-        print!("{}", text(&machines, model.as_ref()));
+        print!("{}", text(&machines, gpu.as_ref(), model.as_ref()));
     }
     Ok(())
+}
+
+/// A GPU and what it can do.
+struct Gpu {
+    name: String,
+    rates: Rates,
+}
+
+impl Gpu {
+    /// `None`: there is none, or none is asked for.
+    fn measure(args: &DoctorArgs) -> Result<Option<Self>> {
+        let mut device = Device::open(args.device, args.threads)?;
+        let name = device.described();
+        let Device::Cuda(cuda) = &mut device else { return Ok(None) };
+        Ok(Some(Self { name, rates: cuda.rates(Effort::default())? }))
+    }
+
+    fn json(&self) -> Value {
+        let rates = &self.rates;
+        json!({
+            "name": self.name,
+            "read_bytes_per_s": rates.read_bytes_per_s,
+            "copy_bytes_per_s": rates.copy_bytes_per_s,
+            "matrix_flop_per_s": rates.matrix_flop_per_s,
+            "upload_bytes_per_s": rates.upload_bytes_per_s,
+            "download_bytes_per_s": rates.download_bytes_per_s,
+        })
+    }
+
+    fn text(&self) -> String {
+        let rates = &self.rates;
+        format!(
+            "\n{}: reads {:.0} GB/s, copies {:.0} GB/s (read and written), {:.0} TFLOP/s of matrix instructions in bf16, \
+             {:.1} GB/s from pinned host memory and {:.1} GB/s to it\n",
+            self.name,
+            rates.read_bytes_per_s / 1e9,
+            rates.copy_bytes_per_s / 1e9,
+            rates.matrix_flop_per_s / 1e12,
+            rates.upload_bytes_per_s / 1e9,
+            rates.download_bytes_per_s / 1e9,
+        )
+    }
 }
 
 /// One to eight, then doubling, and all.
@@ -73,7 +117,7 @@ impl Far {
     fn measure(source: &Source, args: &DoctorArgs, machines: &[Machine]) -> Result<Self> {
         let checkpoint = source.open()?;
         let load = WeightArgs {
-            device: DeviceChoice::Cpu,
+            device: args.device,
             eager: false,
             format: LoadFormat::Auto,
             threads: args.threads,
@@ -118,7 +162,7 @@ fn rows(costs: &Costs, machine: &Machine, max_model_len: usize) -> Vec<Row> {
         .collect()
 }
 
-fn report(machines: &[Machine], model: Option<&Far>) -> Value {
+fn report(machines: &[Machine], gpu: Option<&Gpu>, model: Option<&Far>) -> Value {
     let limits = |machine: &Machine| {
         json!({
             "threads": machine.threads,
@@ -133,11 +177,12 @@ fn report(machines: &[Machine], model: Option<&Far>) -> Value {
     report["isa"] = all.isa.name().into();
     report["free_memory_bytes"] = memory::free().map(|free| free.bytes).into();
     report["by_threads"] = machines.iter().map(limits).collect();
+    report["gpu"] = gpu.map(Gpu::json).into();
     report["model"] = json!(model);
     report
 }
 
-fn text(machines: &[Machine], model: Option<&Far>) -> String {
+fn text(machines: &[Machine], gpu: Option<&Gpu>, model: Option<&Far>) -> String {
     let all = &machines[machines.len() - 1];
     let mut out = format!("instruction set   {}\n", all.isa.name());
     if let Some(free) = memory::free() {
@@ -154,6 +199,7 @@ fn text(machines: &[Machine], model: Option<&Far>) -> String {
     let rows: Vec<_> = machines.iter().map(row).collect();
     out += "\nMeasured limits; a multiply-add counts as two, bytes are what quantized weights are multiplied as:\n";
     out += &table::render(&["threads", "read GB/s", "f32 GFLOP/s", "bytes Gop/s"], &rows);
+    out += &gpu.map(Gpu::text).unwrap_or_default();
     out += "\n";
     match model {
         Some(model) => out += &model.text(),

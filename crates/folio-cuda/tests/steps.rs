@@ -1,0 +1,162 @@
+//! The backend around its kernels: graphs, memory, and what it refuses.
+
+use folio_cuda::{CudaBackend, Driver};
+use folio_emulator::{Emulator, Order, device};
+use folio_model::backend::{Backend, BackendError, Batch, BlockCopy, BlockSwap, DType, Span};
+use folio_model::testing::fixture;
+use folio_model::{Checkpoint, LoadOptions, LoadedModel, Model};
+
+const BLOCK: usize = 16;
+const BLOCKS: usize = 64;
+
+fn backend(driver: Box<dyn Driver>) -> CudaBackend {
+    CudaBackend::new(driver).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn load(backend: &mut CudaBackend, max_rows: usize) -> Result<LoadedModel, String> {
+    let checkpoint = Checkpoint::open(fixture("llama3")).unwrap_or_else(|error| panic!("{error}"));
+    let options = LoadOptions {
+        max_rows,
+        max_logit_rows: 8,
+        max_model_len: Some(128),
+        kv_formats: DType::BF16.into(),
+        block_tokens: BLOCK,
+        progress: None,
+    };
+    Model::load(&checkpoint, backend, options).map_err(|error| error.to_string())
+}
+
+fn loaded() -> (CudaBackend, LoadedModel) {
+    let mut backend = backend(device(Order::default()));
+    let model = load(&mut backend, 32).unwrap_or_else(|error| panic!("{error}"));
+    backend.allocate_cache(&model.kv_layout, &[BLOCKS]).unwrap_or_else(|error| panic!("{error}"));
+    (backend, model)
+}
+
+/// One row of each of `sequences` sequences, at `position`; each sequence has eight blocks of its own.
+fn decode(sequences: u32, position: u32) -> Batch {
+    let span = |row| Span {
+        first_row: row,
+        rows: 1,
+        first_position: position,
+        blocks_start: 8 * row,
+        blocks_len: 8,
+    };
+    Batch {
+        tokens: (0..sequences).map(|row| 3 + (row + 7 * position) % 50).collect(),
+        spans: (0..sequences).map(span).collect(),
+        blocks: (0..8 * sequences).collect(),
+        logit_rows: (0..sequences).collect(),
+        ..Batch::default()
+    }
+}
+
+#[test]
+fn a_graph_gives_what_its_launches_give_and_serves_every_step_of_its_bucket() {
+    let (mut graphs, _) = loaded();
+    let (mut eager, _) = loaded();
+    eager.without_graphs();
+    // 5, 6, 7 and 8 share a graph, 1 has its own; a bucket's first step has none, and 2 come only once.
+    for (position, sequences) in (0..).zip([7, 5, 8, 6, 1, 2, 7, 1]) {
+        let batch = decode(sequences, position);
+        let expected = eager.forward(&batch).unwrap().to_vec();
+        let found = graphs.forward(&batch).unwrap();
+        let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(found), bits(&expected), "{sequences} sequences at {position}");
+    }
+    assert_eq!((graphs.graphs(), eager.graphs()), (2, 0));
+    let mut prompt = decode(1, 0);
+    (prompt.tokens, prompt.spans[0].rows, prompt.logit_rows) = (vec![5, 6, 7], 3, vec![2]);
+    graphs.forward(&prompt).unwrap();
+    assert_eq!(graphs.graphs(), 2, "a prompt is launched kernel by kernel");
+}
+
+/// The first step's words fit what is set aside; a step with very long tables does not, and what was captured before it is made again.
+#[test]
+fn graphs_survive_that_the_words_of_a_step_move() {
+    let (mut backend, model) = loaded();
+    let batch = decode(2, 0);
+    let before = backend.forward(&batch).unwrap().to_vec();
+    assert_eq!(backend.forward(&batch).unwrap(), before);
+    let mut long = batch.clone();
+    long.blocks = (0..8).cycle().take(1 << 17).collect();
+    long.blocks.extend(8..16);
+    long.spans[0].blocks_len = 8;
+    long.spans[1].blocks_start = 1 << 17;
+    assert_eq!(backend.forward(&long).unwrap(), before);
+    assert_eq!(backend.forward(&batch).unwrap(), before);
+    assert_eq!((backend.graphs(), before.len()), (1, 2 * model.vocab));
+}
+
+#[test]
+fn what_is_allocated_is_told_and_what_does_not_fit_is_named() {
+    let mut small = backend(Box::new(Emulator::default().with_memory(64 << 20)));
+    let before = small.free_bytes().unwrap();
+    let model = load(&mut small, 32).unwrap();
+    let taken = before - small.free_bytes().unwrap();
+    assert!(taken >= small.weight_bytes() + small.buffer_bytes(), "{taken} bytes");
+    assert!(small.buffer_bytes() > 0 && small.weight_bytes() > 0);
+    let blocks = (small.free_bytes().unwrap() / model.kv_layout.bytes_per_block(0) as u64) as usize;
+    match small.allocate_cache(&model.kv_layout, &[2 * blocks]) {
+        Err(BackendError::OutOfMemory { needed_bytes, reason, .. }) => {
+            assert!(needed_bytes > 64 << 20 && reason.contains("of device memory are free"), "{reason}");
+        }
+        other => panic!("{other:?}"),
+    }
+    let error =
+        load(&mut backend(Box::new(Emulator::default().with_memory(64 << 10))), 32).expect_err("no room");
+    assert!(error.contains("out of memory"), "{error}");
+}
+
+#[test]
+fn a_malformed_batch_is_refused_before_a_kernel_sees_it() {
+    let (mut backend, _) = loaded();
+    backend.allocate_swap(&[4]).unwrap();
+    type Spoil = fn(&mut Batch);
+    let refused: [(&str, Spoil); 7] = [
+        ("vocabulary", |batch| batch.tokens[0] = 1 << 30),
+        ("does not exist", |batch| batch.blocks[0] = BLOCKS as u32),
+        ("written twice", |batch| batch.spans[1].blocks_start = 0),
+        ("the limit is 128", |batch| batch.spans[0].first_position = 128),
+        ("impossible", |batch| batch.copies = vec![BlockCopy { group: 0, from: 1, to: 1, tokens: 1 }]),
+        ("cannot be swapped", |batch| batch.swap_outs = vec![BlockSwap { group: 0, block: 0, slot: 4 }]),
+        ("exceed", |batch| *batch = decode(33, 0)),
+    ];
+    for (what, spoil) in refused {
+        let mut batch = decode(2, 0);
+        spoil(&mut batch);
+        let error = backend.forward(&batch).expect_err(what).to_string();
+        assert!(error.contains(what), "{what}: {error}");
+    }
+    assert!(backend.forward(&decode(2, 0)).is_ok(), "and the next one is computed");
+}
+
+#[test]
+fn the_same_bytes_come_back_from_host_memory() {
+    let (mut backend, _) = loaded();
+    backend.allocate_swap(&[2]).unwrap();
+    let step = |backend: &mut CudaBackend, change: &dyn Fn(&mut Batch)| {
+        let mut batch = decode(1, 5);
+        change(&mut batch);
+        backend.forward(&batch).unwrap().to_vec()
+    };
+    for position in 0..5 {
+        backend.forward(&decode(1, position)).unwrap();
+    }
+    let expected = step(&mut backend, &|_| {});
+    let swap = |block, slot| BlockSwap { group: 0, block, slot };
+    // Out of block 0, into block 9, which then is the sequence's.
+    let out = |batch: &mut Batch| {
+        batch.swap_outs = vec![swap(0, 1)];
+        batch.swap_ins = vec![swap(9, 1)];
+        batch.blocks[0] = 9;
+    };
+    assert_eq!(step(&mut backend, &out), expected);
+    assert!(backend.swap_times().out_us > 0.0 && backend.swap_times().in_us > 0.0);
+    // And a copy on the device.
+    let copied = |batch: &mut Batch| {
+        batch.copies = vec![BlockCopy { group: 0, from: 9, to: 12, tokens: 6 }];
+        batch.blocks[0] = 12;
+    };
+    assert_eq!(step(&mut backend, &copied), expected);
+}
