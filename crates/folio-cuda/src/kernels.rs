@@ -50,6 +50,10 @@ pub const MODULES: &[Module] = &[
     LINEAR_PLAIN,
     LINEAR_EIGHT,
     LINEAR_FOUR,
+    EXPERTS,
+    EXPERTS_PLAIN,
+    EXPERTS_EIGHT,
+    EXPERTS_FOUR,
     RATES,
 ];
 
@@ -110,29 +114,63 @@ const ATTENTION_INT8: Module = attention_over!("attention_int8", "INT8");
 const ATTENTION_FP8: Module = attention_over!("attention_fp8", "FP8");
 const ATTENTION_INT4: Module = attention_over!("attention_int4", "INT4");
 
-/// The kernels that every kind of packed weights has.
+const EXPERTS: Module = Module {
+    name: "experts",
+    source: include_str!("../kernels/experts.cu"),
+    kernels: &["route", "expert_counts", "expert_lists", "combine_experts"],
+};
+
+/// Kernels over packed weights: so many for each kind, and others.
 macro_rules! linear {
-    ($name:literal, $last:literal, [$($kind:literal),*], [$($other:literal),*]) => {
+    ($name:literal, [$($source:literal),*], [$($kind:literal),*], $suffixes:tt, [$($other:literal),*]) => {
         Module {
             name: $name,
             source: concat!(
                 include_str!("../kernels/linear/product.cuh"),
-                include_str!("../kernels/linear/codes.cuh"),
-                include_str!(concat!("../kernels/linear/", $last))
+                $(include_str!(concat!("../kernels/linear/", $source))),*
             ),
-            kernels: &[
-                $(concat!($kind, "_8"), concat!($kind, "_32"), concat!($kind, "_wide"), concat!($kind, "_embed"),)*
-                $($other),*
-            ],
+            kernels: linear!(@names [$($kind),*] $suffixes [$($other),*]),
         }
+    };
+    (@names [$($kind:literal),*] products [$($other:literal),*]) => {
+        &[
+            $(concat!($kind, "_8"), concat!($kind, "_32"), concat!($kind, "_wide"), concat!($kind, "_embed"),)*
+            $($other),*
+        ]
+    };
+    (@names [$($kind:literal),*] experts [$($other:literal),*]) => {
+        &[$(concat!($kind, "_experts_8"), concat!($kind, "_experts_wide"),)* $($other),*]
     };
 }
 
-const LINEAR_PLAIN: Module = linear!("linear_plain", "plain.cu", ["bf16", "f16"], ["f32_8", "f32_embed"]);
-const LINEAR_EIGHT: Module = linear!("linear_eight", "eight.cu", ["eight_16", "eight", "fp8"], []);
-const LINEAR_FOUR: Module = linear!("linear_four", "four.cu", ["four_16", "four", "mx4", "iq4"], []);
+const LINEAR_PLAIN: Module =
+    linear!("linear_plain", ["plain.cuh", "plain.cu"], ["bf16", "f16"], products, ["f32_8", "f32_embed"]);
+const LINEAR_EIGHT: Module =
+    linear!("linear_eight", ["codes.cuh", "eight.cu"], ["eight_16", "eight", "fp8"], products, []);
+const LINEAR_FOUR: Module =
+    linear!("linear_four", ["codes.cuh", "four.cu"], ["four_16", "four", "mx4", "iq4"], products, []);
+const EXPERTS_PLAIN: Module = linear!(
+    "experts_plain",
+    ["plain.cuh", "experts.cuh", "experts_plain.cu"],
+    ["bf16", "f16"],
+    experts,
+    ["f32_experts_8"]
+);
+const EXPERTS_EIGHT: Module = linear!(
+    "experts_eight",
+    ["codes.cuh", "experts.cuh", "experts_eight.cu"],
+    ["eight_16", "eight", "fp8"],
+    experts,
+    []
+);
+const EXPERTS_FOUR: Module = linear!(
+    "experts_four",
+    ["codes.cuh", "experts.cuh", "experts_four.cu"],
+    ["four_16", "four", "mx4", "iq4"],
+    experts,
+    []
+);
 
-/// What the device can do at most.
 const RATES: Module = Module {
     name: "rates",
     source: include_str!("../kernels/rates.cu"),

@@ -10,6 +10,7 @@ use crate::attention::CHUNK;
 use crate::attention::{self, Attention, AttentionPlan, TileBounds};
 use crate::backend::{Vector, failed, vocabulary};
 use crate::driver::{DevicePtr, Driver, DriverError};
+use crate::experts::{self, Mixture};
 use crate::kv::{self, KvPool, KvWrite, Queries, RopeOnDevice};
 use crate::linear::{self, DeviceMatrix, Output};
 use crate::planes::{Meta, Planes, RowBound, word};
@@ -34,6 +35,8 @@ pub(crate) struct Model {
     buffers: Vec<Planes>,
     /// `[gate | up]` of the widest gated product.
     gate_up: Option<DevicePtr>,
+    /// Workspace of the largest mixture of experts.
+    mixture: DevicePtr,
     ropes: Vec<RopeOnDevice>,
     queries: Queries,
     /// Partial results of attention.
@@ -70,10 +73,8 @@ impl Model {
             );
             return Err(BackendError::Device(format!("the CUDA backend: {reason}")));
         }
-        if !program.experts.is_empty() {
-            return Err(BackendError::Device(
-                "the CUDA backend does not compute mixtures of experts: give --device cpu".to_owned(),
-            ));
+        if let Some(reason) = program.experts.iter().find_map(|spec| experts::refusal(spec, limits.0)) {
+            return Err(BackendError::Device(format!("the CUDA backend: {reason}")));
         }
         let before = driver.free_bytes().map_err(failed)?;
         let made = Self::allocate(driver, program, matrices, limits, &needs);
@@ -98,6 +99,14 @@ impl Model {
         });
         let gate_up =
             gated.max().map(|width| driver.allocate((4 * max_rows * stride(width)) as u64)).transpose()?;
+        let mixtures = program.experts.iter().map(|spec| {
+            let matrix = |id: MatrixId| &matrices[id.0 as usize];
+            experts::workspace_bytes(spec, matrix(spec.gate_up), matrix(spec.down), max_rows)
+        });
+        let mixture = match mixtures.max() {
+            Some(bytes) => driver.allocate(bytes)?,
+            None => DevicePtr::default(),
+        };
         let ropes = program.ropes.iter().map(|rope| {
             let bytes: Vec<u8> = rope.inv_freq.iter().flat_map(|value| value.to_le_bytes()).collect();
             let inv_freq = driver.allocate(bytes.len() as u64)?;
@@ -121,6 +130,7 @@ impl Model {
             vocabulary: vocabulary(&program, matrices),
             buffers,
             gate_up,
+            mixture,
             ropes,
             queries: Queries(DevicePtr::default()),
             partials: DevicePtr::default(),
@@ -270,7 +280,20 @@ impl Launches<'_> {
                 };
                 attention::attend(self.driver, meta, spec, &work)
             }
-            Op::Experts { .. } => Err(DriverError::NoKernel("a mixture of experts".to_owned())),
+            Op::Experts { x, logits, spec, out, add } => {
+                let spec = &model.program.experts[spec];
+                let mixture = Mixture {
+                    spec,
+                    gate_up: &self.matrices[spec.gate_up.0 as usize],
+                    gate_up_bias: spec.gate_up_bias.map(|bias| self.vector(bias)),
+                    down: &self.matrices[spec.down.0 as usize],
+                    down_bias: spec.down_bias.map(|bias| self.vector(bias)),
+                    workspace: model.mixture,
+                };
+                let out = model.planes(out);
+                let out = Output { at: out.f32.unwrap_or_default(), stride: out.f32_stride, add };
+                experts::mix(self.driver, meta, rows, (model.planes(x), model.planes(logits)), &mixture, out)
+            }
         }
     }
 

@@ -15,6 +15,7 @@ mod backend;
 pub mod cubins;
 pub mod cuda;
 pub mod driver;
+pub mod experts;
 mod graphs;
 pub mod kernels;
 pub mod kv;

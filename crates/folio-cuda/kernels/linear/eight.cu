@@ -1,3 +1,4 @@
+// Products and embeddings of bytes with scales.
 
 LINEAR_KERNELS(eight_16, Eight<1>)
 LINEAR_KERNELS(eight, Eight<2>)

@@ -1,3 +1,4 @@
+// Products and embeddings of nibbles with scales.
 
 LINEAR_KERNELS(four_16, Four<1>)
 LINEAR_KERNELS(four, Four<2>)

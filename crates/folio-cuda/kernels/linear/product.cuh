@@ -29,10 +29,11 @@ struct Weights {
 struct Rows {
     const u32* list;        // null: consecutive
     u32 first, count;
-    // The row that instruction column `i` reads; those behind the count repeat the last and are not written.
+    u32 share;              // of the list's entries, so many neighbouring numbers are one row
+    // The row of instruction column `i`; those behind the count repeat the last and are not written.
     __device__ u32 at(u32 i) const {
         u32 index = first + (i < count ? i : count - 1);
-        return list ? list[index] : index;
+        return list ? list[index] / share : index;
     }
 };
 
@@ -131,6 +132,7 @@ __device__ __forceinline__ void narrow(const Weights& w, const Part& part, const
     __shared__ float sums[SLICES][16][8 * NT + 1];
     Kind::prepare(table);
     u32 lane = threadIdx.x % 32, slice = threadIdx.x / 32, tile = part.first / 16 + blockIdx.x;
+    if (tile * 16 >= part.first + part.count) return;
     const u16* rows[NT];
 #pragma unroll
     for (u32 n = 0; n < NT; n++) rows[n] = x + (u64)from.at(n * 8 + lane / 4) * x_stride;
@@ -245,7 +247,7 @@ __device__ __forceinline__ void wide(const Weights& w, const Part& part, const u
         if (first >= rows) return;                                                                                             \
         u32 count = rows - first < rows_of_a_block ? rows - first : rows_of_a_block;                                           \
         Weights w = WEIGHTS_OF;                                                                                                \
-        Rows batch = {nullptr, first, count};                                                                                  \
+        Rows batch = {nullptr, first, count, 1};                                                                                \
         compute(w, {0, weight_rows}, x, x_stride, order, batch, batch, {bias, out, out_stride, add});                          \
     }
 

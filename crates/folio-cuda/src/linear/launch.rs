@@ -126,6 +126,88 @@ fn halves(
     })
 }
 
+/// Which rows of the batch each expert works on, as lists on the device; see `kernels/linear/experts.cuh`.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertRows {
+    /// Pairs, tiles.
+    pub header: DevicePtr,
+    pub tiles: DevicePtr,
+    /// Pairs, expert by expert.
+    pub list: DevicePtr,
+    /// Most rows of a tile: [`ExpertRows::FEW`] or [`ExpertRows::MANY`]; the first where weights are f32.
+    pub tile_rows: u32,
+    /// Most tiles there are.
+    pub tiles_bound: u32,
+}
+
+impl ExpertRows {
+    pub const FEW: u32 = FEW;
+    pub const MANY: u32 = MANY;
+}
+
+/// Which rows of a matrix are an expert's: `range` rows in each of `parts`, expert after expert.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertRange {
+    pub experts: u32,
+    pub parts: u32,
+    pub range: u32,
+    /// Neighbouring pairs that read one row.
+    pub share: u32,
+}
+
+/// Row `pair` of `out`, `[pairs, parts * range]`, becomes the product of its expert's weights and row `pair / share` of `x`, plus bias.
+pub fn experts_product(
+    driver: &mut dyn Driver,
+    rows: &ExpertRows,
+    range: ExpertRange,
+    x: &Planes,
+    matrix: &DeviceMatrix,
+    bias: Option<DevicePtr>,
+    out: Output,
+) -> Result<()> {
+    for segment in &matrix.segments {
+        let floats = segment.kind == Kind::Plain(DType::F32);
+        let (x_at, x_stride) = if floats { (x.f32, x.f32_stride) } else { (x.bf16, x.bf16_stride) };
+        let x_at = x_at.ok_or_else(|| absent(if floats { "f32" } else { "bf16" }))?;
+        let mut args = vec![
+            Arg::Ptr(rows.header),
+            Arg::Ptr(rows.tiles),
+            Arg::Ptr(rows.list),
+            Arg::U32(range.share),
+            Arg::U32(range.experts),
+            Arg::U32(range.range),
+            Arg::U32(segment.first_row as u32),
+            Arg::Ptr(x_at),
+            Arg::U32(x_stride),
+        ];
+        let (suffix, threads, rows_of_a_block) = match rows.tile_rows {
+            FEW => ("experts_8", 128, if floats { 32 } else { 16 }),
+            _ => ("experts_wide", 256, 128),
+        };
+        if floats {
+            args.extend([
+                Arg::Ptr(segment.codes),
+                Arg::U32(segment.rows as u32),
+                Arg::U32(matrix.cols as u32),
+            ]);
+        } else {
+            args.push(Arg::Ptr(matrix.order));
+            args.extend(weights(matrix, segment));
+        }
+        args.extend([Arg::Ptr(bias.unwrap_or_default()), Arg::Ptr(out.at), Arg::U32(out.stride)]);
+        // A range may begin inside of a tile, and then ends in one more.
+        let blocks = range.range.div_ceil(rows_of_a_block) + 1;
+        driver.launch(&Launch {
+            kernel: &format!("{}_{suffix}", prefix(segment.kind)),
+            grid: [blocks, rows.tiles_bound, range.parts],
+            threads,
+            shared: 0,
+            args: &args,
+        })?;
+    }
+    Ok(())
+}
+
 /// `out[r] = table[token[r]]`, in the planes that `out` has.
 pub fn embed(
     driver: &mut dyn Driver,

@@ -14,7 +14,7 @@ use folio_model::quant::Encoding;
 use crate::driver::{DevicePtr, Driver, DriverError};
 use unpack::Layout;
 
-pub use launch::{Output, embed, product};
+pub use launch::{ExpertRange, ExpertRows, Output, embed, experts_product, product};
 
 /// Host memory that one thread packs at a time.
 const CHUNK_BYTES: usize = 16 << 20;
