@@ -6,20 +6,13 @@
 
 use folio_cuda::CudaBackend;
 use folio_emulator::{Order, device};
+use folio_model::Checkpoint;
 use folio_model::backend::DType;
 use folio_model::reference::ReferenceBackend;
 use folio_model::testing::recast::{Cast, Recast};
 use folio_model::testing::{
     FIXTURES, QUANTIZED, Runner, check_fixture, fixture, quantized, relative_difference,
 };
-use folio_model::{Checkpoint, LoadOptions, Model};
-
-/// Mixtures of experts, which the device refuses so far.
-const REFUSED: [&str; 3] = ["gpt_oss", "qwen3_moe", "qwen3_moe_shares"];
-
-fn served() -> impl Iterator<Item = &'static &'static str> {
-    FIXTURES.iter().filter(|name| !REFUSED.contains(name))
-}
 
 fn backend() -> CudaBackend {
     CudaBackend::new(device(Order::default())).unwrap_or_else(|error| panic!("{error}"))
@@ -32,7 +25,7 @@ fn floats() -> Recast<CudaBackend> {
 
 #[test]
 fn every_family_matches_transformers_where_nothing_is_rounded() {
-    for name in served() {
+    for name in FIXTURES {
         let parity = check_fixture(&fixture(name), floats);
         assert!(parity.vectors > 0, "{name} expects no vectors");
         println!("{name}: logits within {:.1e}, {} greedy tokens equal", parity.worst, parity.greedy_tokens);
@@ -42,10 +35,8 @@ fn every_family_matches_transformers_where_nothing_is_rounded() {
 #[test]
 fn every_family_is_near_the_reference_with_its_own_weights() {
     let prompt: Vec<u32> = (0..24).map(|i| (i * 37 + 5) % 97).collect();
-    let dense = |name: &&&str| !name.contains("experts") && !name.contains("gpt_oss");
-    let quantized_dense = QUANTIZED.iter().filter(dense).map(|name| (name, quantized(name)));
-    let folders = served().map(|name| (name, fixture(name)));
-    for (name, folder) in folders.chain(quantized_dense) {
+    let folders = FIXTURES.iter().map(|name| (name, fixture(name)));
+    for (name, folder) in folders.chain(QUANTIZED.iter().map(|name| (name, quantized(name)))) {
         let checkpoint = Checkpoint::open(folder).unwrap_or_else(|error| panic!("{error}"));
         let mut reference = Runner::load(&checkpoint, ReferenceBackend::new(), None);
         let mut cuda = Runner::load(&checkpoint, backend(), None);
@@ -53,22 +44,5 @@ fn every_family_is_near_the_reference_with_its_own_weights() {
         let difference = relative_difference(cuda.forward(&prompt, &[0, 11, 23]), &expected);
         println!("{name}: logits within {difference:.1e} of the reference's");
         assert!(difference < 0.06, "{name}: {difference}");
-    }
-}
-
-#[test]
-fn a_mixture_of_experts_is_refused_by_name() {
-    for name in REFUSED {
-        let checkpoint = Checkpoint::open(fixture(name)).unwrap_or_else(|error| panic!("{error}"));
-        let options = LoadOptions {
-            max_rows: 8,
-            max_logit_rows: 1,
-            max_model_len: Some(64),
-            kv_formats: DType::F32.into(),
-            block_tokens: 16,
-            progress: None,
-        };
-        let error = Model::load(&checkpoint, &mut backend(), options).expect_err("refused").to_string();
-        assert!(error.contains("mixtures of experts: give --device cpu"), "{error}");
     }
 }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Bytes, device, down_f32, up, value};
+use common::{device, down_f32, up, value};
 use folio_cuda::linear::{self, DeviceMatrix, Output};
 use folio_cuda::{Driver, Meta, Planes, RowBound};
 use folio_emulator::{Emulator, Order, available};
@@ -12,6 +12,16 @@ use folio_model::testing::blocks;
 use half::{bf16, f16};
 
 const MODULES: &[&str] = &["linear_plain", "linear_eight", "linear_four"];
+
+/// Bytes that look random.
+struct Bytes(u32);
+
+impl Bytes {
+    fn byte(&mut self) -> u8 {
+        self.0 = self.0.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (self.0 >> 24) as u8
+    }
+}
 
 /// Rows of one encoding: their bytes, and their values as stored.
 struct Stored {

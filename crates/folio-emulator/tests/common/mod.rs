@@ -36,13 +36,3 @@ pub fn down_f32(device: &mut Emulator, at: DevicePtr, count: usize) -> Vec<f32> 
 pub fn value(i: usize) -> f32 {
     ((i * 7919 + 13) % 1009) as f32 / 504.5 - 1.0
 }
-
-/// Bytes that look random, likewise.
-pub struct Bytes(pub u32);
-
-impl Bytes {
-    pub fn byte(&mut self) -> u8 {
-        self.0 = self.0.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (self.0 >> 24) as u8
-    }
-}
