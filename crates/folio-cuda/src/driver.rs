@@ -83,7 +83,7 @@ pub trait Driver: Send {
         Ok(())
     }
 
-    /// Compiles (or finds compiled) the kernels of a module; see [`crate::kernels`].
+    /// Compiles (or finds compiled) the kernels of a module; see [`crate::kernels`]. A module that is loaded stays as it is.
     fn load(&mut self, module: &crate::kernels::Module) -> Result<()>;
 
     /// At least `bytes` bytes, aligned to 256. Their content is anything.

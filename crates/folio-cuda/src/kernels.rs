@@ -30,10 +30,44 @@ pub fn of_cache(format: KvFormat) -> Option<&'static Module> {
     }
 }
 
-/// What every model needs: all but [`of_cache`], which take the compiler longest.
+/// How weights are held, as far as kernels are compiled together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weights {
+    /// f32, f16, bf16.
+    Plain,
+    /// Bytes with scales.
+    Eight,
+    /// Nibbles with scales.
+    Four,
+}
+
+impl Weights {
+    const ALL: [Weights; 3] = [Weights::Plain, Weights::Eight, Weights::Four];
+
+    /// The module of products and embeddings.
+    pub fn products(self) -> &'static Module {
+        match self {
+            Weights::Plain => &LINEAR_PLAIN,
+            Weights::Eight => &LINEAR_EIGHT,
+            Weights::Four => &LINEAR_FOUR,
+        }
+    }
+
+    /// The module of products of experts.
+    pub fn experts(self) -> &'static Module {
+        match self {
+            Weights::Plain => &EXPERTS_PLAIN,
+            Weights::Eight => &EXPERTS_EIGHT,
+            Weights::Four => &EXPERTS_FOUR,
+        }
+    }
+}
+
+/// What every model needs: all but [`of_cache`], [`Weights::products`] and [`Weights::experts`], which take the compiler longest.
 pub fn always() -> impl Iterator<Item = &'static Module> {
-    let optional = KvFormat::ALL.map(of_cache);
-    MODULES.iter().filter(move |module| !optional.contains(&Some(*module)))
+    let weights = Weights::ALL.iter().flat_map(|weights| [weights.products(), weights.experts()]);
+    let optional: Vec<&Module> = KvFormat::ALL.into_iter().filter_map(of_cache).chain(weights).collect();
+    MODULES.iter().filter(move |module| !optional.contains(module))
 }
 
 /// All of them.

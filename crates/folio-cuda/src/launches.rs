@@ -99,6 +99,9 @@ impl Model {
         });
         let gate_up =
             gated.max().map(|width| driver.allocate((4 * max_rows * stride(width)) as u64)).transpose()?;
+        for id in program.experts.iter().flat_map(|spec| [spec.gate_up, spec.down]) {
+            matrices[id.0 as usize].expert_modules().try_for_each(|module| driver.load(module))?;
+        }
         let mixtures = program.experts.iter().map(|spec| {
             let matrix = |id: MatrixId| &matrices[id.0 as usize];
             experts::workspace_bytes(spec, matrix(spec.gate_up), matrix(spec.down), max_rows)

@@ -170,6 +170,10 @@ impl Driver for Emulator {
     }
 
     fn load(&mut self, module: &Module) -> Result<()> {
+        let loaded = |name: &&str| self.kernels.get(name).is_some_and(|kernel| kernel.module == module.name);
+        if !module.kernels.is_empty() && module.kernels.iter().all(loaded) {
+            return Ok(());
+        }
         let kernels = library::open(module)?;
         for (name, kernel) in module.kernels.iter().zip(kernels.iter()) {
             let former = self.kernels.insert(name, kernel.clone());

@@ -153,6 +153,9 @@ impl Driver for CudaDriver {
     }
 
     fn load(&mut self, module: &Module) -> Result<()> {
+        if module.kernels.iter().all(|name| self.kernels.contains_key(*name)) {
+            return Ok(());
+        }
         self.enter()?;
         let cubin = self.cubins.get(module)?;
         let mut handle = std::ptr::null_mut();

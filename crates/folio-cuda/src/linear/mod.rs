@@ -12,7 +12,8 @@ use folio_model::backend::{BackendError, DType, TensorView};
 use folio_model::quant::Encoding;
 
 use crate::driver::{DevicePtr, Driver, DriverError};
-use unpack::Layout;
+use crate::kernels::{Module, Weights};
+use unpack::{Codes, Layout};
 
 pub use launch::{ExpertRange, ExpertRows, Output, embed, experts_product, product};
 
@@ -31,6 +32,17 @@ impl Kind {
         match encoding {
             Encoding::Plain(dtype) => Kind::Plain(dtype),
             Encoding::Block(format) => Kind::Blocks(Layout::of(format)),
+        }
+    }
+
+    /// Whose kernels multiply it.
+    fn weights(self) -> Weights {
+        match self {
+            Kind::Plain(_) => Weights::Plain,
+            Kind::Blocks(layout) => match layout.codes {
+                Codes::Eight | Codes::Fp8 => Weights::Eight,
+                Codes::Four { .. } | Codes::Mx4 | Codes::Iq4 => Weights::Four,
+            },
         }
     }
 }
@@ -64,6 +76,11 @@ impl DeviceMatrix {
     pub fn reads_floats(&self) -> bool {
         self.segments.iter().any(|segment| segment.kind == Kind::Plain(DType::F32))
     }
+
+    /// The modules that [`experts_product`] needs for it.
+    pub fn expert_modules(&self) -> impl Iterator<Item = &'static Module> {
+        self.segments.iter().map(|segment| segment.kind.weights().experts())
+    }
 }
 
 /// Whether rows of both encodings fit one matrix.
@@ -71,7 +88,7 @@ pub fn stack(a: Encoding, b: Encoding) -> bool {
     a == b || matches!((a, b), (Encoding::Block(_), Encoding::Block(_)))
 }
 
-/// Packs the parts, stacked along rows, and copies them to the device. They were checked; see
+/// Packs the parts, stacked along rows, and copies them to the device, with the kernels that they need. They were checked; see
 /// [`check::parts`](folio_model::check::parts).
 pub fn load(
     driver: &mut dyn Driver,
@@ -96,6 +113,7 @@ pub fn load(
     let mut segments = Vec::new();
     let mut first_row = 0;
     for same in parts.chunk_by(|a, b| Kind::of(a.encoding) == Kind::of(b.encoding)) {
+        loader.driver.load(Kind::of(same[0].encoding).weights().products()).map_err(failed)?;
         let segment = loader.segment(same, cols, first_row, moved)?;
         first_row += segment.rows;
         segments.push(segment);
