@@ -18,6 +18,7 @@ mod packed_cache;
 mod progress;
 mod pull;
 mod quantize;
+mod quantizing;
 mod remote;
 mod run;
 pub mod runtime;

@@ -55,7 +55,7 @@ impl Runtime {
     /// Starts the engine for these tenants; `args` are those the model was loaded with.
     pub fn serving(loaded: Loaded, args: &EngineArgs, tenants: &Declared) -> Result<Self> {
         let Loaded { weights, source, checkpoint, tokenizer, template } = loaded;
-        let Weights { backend: mut device, model, format, quantized, mapped, unsaved } = weights;
+        let Weights { backend: mut device, model, format, quantized, here, mapped, unsaved } = weights;
         let max_model_len = u32::try_from(model.max_model_len).context("the model's context length")?;
         let tenant_weights = tenants.weights();
         let sizes = args.sizes(device.is_gpu());
@@ -91,9 +91,7 @@ impl Runtime {
         report.describe(&source, &checkpoint, &model, &pool, free.as_ref(), template.as_deref());
         report.describe_swap(&swap);
         report.describe_packed(mapped.as_deref(), unsaved.as_ref());
-        if let Some(cpu) = device.as_cpu() {
-            report.describe_quantized(quantized, mapped.is_some(), cpu.quantized());
-        }
+        report.describe_quantized(quantized, mapped.is_some(), here);
         let blocks = std::iter::once(&pool.blocks).chain(&pool.window_blocks);
         let blocks: Vec<usize> = blocks.map(|blocks| *blocks as usize).collect();
         device.allocate_cache(&model.kv_layout, &blocks)?;

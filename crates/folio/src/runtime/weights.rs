@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail};
-use folio_cpu::CpuBackend;
 use folio_cpu::machine::Machine;
+use folio_cpu::{CpuBackend, Quantized};
 use folio_cuda::machine::Effort;
 use folio_model::backend::{Backend, DType};
 use folio_model::kv_format::{KvFormats, KvSkip};
@@ -21,6 +21,7 @@ use crate::device::{Device, DeviceChoice};
 use crate::load_format::LoadFormat;
 use crate::packed_cache::{Packed, PackedCache, Place, Unsaved};
 use crate::progress::Bar;
+use crate::quantizing::Quantizing;
 
 /// What decides how weights are loaded.
 #[derive(Clone, Debug)]
@@ -112,6 +113,8 @@ pub struct Weights {
     pub format: String,
     /// What they were quantized to, now or when they were packed.
     pub(super) quantized: Option<Quantize>,
+    /// How many matrices were, just now.
+    pub(super) here: Quantized,
     /// The file they are mapped from.
     pub(super) mapped: Option<PathBuf>,
     /// Packed just now, and to be kept.
@@ -135,25 +138,34 @@ impl Weights {
         place: Option<Place>,
         cache: Option<&PackedCache>,
     ) -> Result<Self> {
-        if let (None, Some(to)) = (backend.as_cpu(), args.quantize) {
-            bail!(
-                "--quantize {} needs --device cpu: on a GPU weights are as the checkpoint has them",
-                to.name()
-            );
-        }
+        let mut here = Quantized::default();
         let loaded = match backend.as_cpu() {
             Some(cpu) => {
                 let key = place.as_ref().map_or("", Place::key);
                 let (model, about) = pack(checkpoint, cpu, args, key)?;
                 // Once more, because the files may have changed while they were read.
                 let now = cache.and_then(|cache| cache.place(checkpoint, args.quantize));
+                here = cpu.quantized();
                 (model, Unsaved::new(place, now, cpu.packed_weights(), &about))
             }
-            None => (load(checkpoint, &mut *backend, args)?.0, None),
+            None => {
+                let inner = &mut *backend;
+                let model = match args.quantize {
+                    None => load(checkpoint, inner, args)?.0,
+                    Some(to) => {
+                        let to = to.packed();
+                        let mut quantizing = Quantizing { inner, to, quantized: Quantized::default() };
+                        let model = load(checkpoint, &mut quantizing, args)?.0;
+                        here = quantizing.quantized;
+                        model
+                    }
+                };
+                (model, None)
+            }
         };
         let (model, unsaved) = loaded;
         let format = format(&model, args.quantize);
-        Ok(Self { backend, model, format, quantized: args.quantize, mapped: None, unsaved })
+        Ok(Self { backend, model, format, quantized: args.quantize, here, mapped: None, unsaved })
     }
 
     /// Weights that were packed before.
@@ -172,7 +184,8 @@ impl Weights {
         tracing::debug!(file = %path.display(), "packed weights mapped");
         let quantized = about.quantized.as_deref().and_then(Quantize::named);
         let format = format(&model, quantized);
-        Ok(Self { backend, model, format, quantized, mapped: Some(path), unsaved: None })
+        let here = Quantized::default();
+        Ok(Self { backend, model, format, quantized, here, mapped: Some(path), unsaved: None })
     }
 
     /// The limits of what computes for these weights. Of processors: weights read where they lie, which may be faster or slower than a
