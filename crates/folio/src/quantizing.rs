@@ -117,7 +117,7 @@ mod tests {
     /// be, and farther from the weights as they were.
     #[test]
     fn weights_become_what_the_cpu_backend_makes_of_them() {
-        let checkpoint = Checkpoint::open(fixture("qwen3")).expect("opens");
+        let checkpoint = Checkpoint::open(fixture("llama3")).expect("opens");
         let prompt: Vec<u32> = (0..24).map(|i| (i * 37 + 5) % 97).collect();
         let rows = [0, 11, 23];
         let mut inner = ReferenceBackend::new();
