@@ -3,8 +3,6 @@
 // Owns: everything of a mixture but its products. A pair is (row of the batch, slot), numbered row by row, slots by falling logit.
 // Must never: let one row's result depend on another's: lists only say where work is done.
 
-constexpr u32 MOST_OF_A_LANE = 32;      // experts, of at most 1,024
-
 // Grid: rows, a warp each. `picks` and `weights` are [rows, chosen]. The first block also says how many pairs there are.
 extern "C" __global__ void __launch_bounds__(32)
 route(const u32* meta, u32 count_word, const float* logits, u32 logits_stride, u32 experts, u32 chosen, u32 among_all, u32* header,
@@ -13,7 +11,7 @@ route(const u32* meta, u32 count_word, const float* logits, u32 logits_stride, u
     if (row == 0 && lane == 0) header[0] = rows * chosen;
     if (row >= rows) return;
     logits += (u64)row * logits_stride;
-    u32 taken = 0;      // of the experts lane, lane + 32, ..
+    u32 taken = 0;      // of the experts lane, lane + 32, .. of which there are at most 1,024
     float largest = 0.0f, sum = 0.0f;
     for (u32 slot = 0; slot < chosen; slot++) {
         // The largest that is left, and of equal ones the first. What is NaN comes last.
