@@ -21,8 +21,9 @@ use folio_model::testing::recast::{Cast, Recast};
 use folio_model::{Checkpoint, LoadOptions, Model};
 
 const DEVICE: Setup = Setup { on: On::Device(Order::Ascending), ..Setup::PLAIN };
-/// One with plain attention, one with windows, soft caps and norms behind, one with norms of heads, one with odd sizes.
-const SOME: [&str; 4] = ["llama3", "gemma2", "qwen3", "phi3"];
+/// One with plain attention, one with windows, soft caps and norms behind, one with norms of heads, one with odd sizes, one of experts,
+/// one of experts with biases, windows and sinks.
+const SOME: [&str; 6] = ["llama3", "gemma2", "qwen3", "phi3", "qwen3_moe", "gpt_oss"];
 
 fn requests(vocab: u32, lengths: &[usize]) -> Vec<Arrival> {
     let arrival = |(i, length): (usize, &usize)| Arrival::new(prompt(i as u64 + 1, *length, vocab), 4);
