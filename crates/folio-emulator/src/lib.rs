@@ -14,6 +14,7 @@ mod memory;
 mod stream;
 
 use std::collections::HashMap;
+use std::sync::LazyLock;
 
 use folio_cuda::cuda::CudaDriver;
 use folio_cuda::driver::{GraphId, HostId};
@@ -21,7 +22,6 @@ use folio_cuda::kernels::Module;
 use folio_cuda::{DeviceInfo, DevicePtr, Driver, DriverError, Launch};
 
 use library::Kernel;
-pub use library::available;
 use memory::Memory;
 use stream::{Operation, OwnedLaunch};
 
@@ -53,17 +53,31 @@ impl Order {
 }
 
 /// What a test of kernels runs on: the GPU of this machine, where there is one that can be used; else an emulator. `FOLIO_TEST_DEVICE`
-/// insists on `cuda` or `emulator`.
+/// insists on `cuda` or `emulator`. What is compiled for a GPU is kept among the temporary files: every test opens the device anew.
 pub fn device(order: Order) -> Box<dyn Driver> {
     let wanted = std::env::var("FOLIO_TEST_DEVICE").unwrap_or_default();
     if wanted != "emulator" {
-        match CudaDriver::open(0, None) {
+        match CudaDriver::open(0, Some(std::env::temp_dir().join("folio-test-kernels"))) {
             Ok(driver) => return Box::new(driver),
             Err(error) if wanted == "cuda" => panic!("FOLIO_TEST_DEVICE=cuda: {error}"),
             Err(_) => {}
         }
     }
     Box::new(Emulator::new(order))
+}
+
+/// Whether [`device`] has something to give; says loudly on stderr, once, where it has not and tests are skipped.
+pub fn available() -> bool {
+    static FOUND: LazyLock<bool> = LazyLock::new(|| {
+        let wanted = std::env::var("FOLIO_TEST_DEVICE").unwrap_or_default();
+        wanted == "cuda"
+            || library::has_compiler()
+            || (wanted != "emulator" && CudaDriver::open(0, None).is_ok())
+    });
+    if !*FOUND {
+        eprintln!("SKIPPED: tests of CUDA kernels need a GPU or a C++ compiler (c++, or what CXX names)");
+    }
+    *FOUND
 }
 
 /// A device made of the host, with a stream that runs when it is waited for.

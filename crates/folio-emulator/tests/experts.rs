@@ -6,7 +6,7 @@ use common::{device, down_f32, up, value};
 use folio_cuda::experts::{self, Mixture};
 use folio_cuda::linear::{self, DeviceMatrix, Output};
 use folio_cuda::{Arg, Driver, Launch, Meta, Planes, RowBound};
-use folio_emulator::{Emulator, Order, available};
+use folio_emulator::{Order, available};
 use folio_model::backend::{DType, TensorView};
 use folio_model::program::{Activation, ExpertsSpec, MatrixId, Routing};
 use folio_model::quant::{BlockFormat, Encoding};
@@ -38,7 +38,7 @@ fn stored(encoding: Encoding, rows: usize, cols: usize, seed: usize) -> (Vec<u8>
 }
 
 struct Case {
-    device: Emulator,
+    device: Box<dyn Driver>,
     spec: ExpertsSpec,
     hidden: usize,
     gate_up: DeviceMatrix,
@@ -49,11 +49,12 @@ struct Case {
 
 impl Case {
     fn new(
+        order: Order,
         encoding: Encoding,
         (count, chosen, hidden, inner): (usize, usize, usize, usize),
         routing: Routing,
     ) -> Self {
-        let mut device = device(Order::Ascending, MODULES);
+        let mut device = device(order, MODULES);
         let spec = ExpertsSpec {
             count,
             chosen,
@@ -69,7 +70,7 @@ impl Case {
         let mut load = |rows: usize, cols: usize, seed| {
             let (bytes, values) = stored(encoding, rows, cols, seed);
             let view = TensorView { encoding, shape: &[rows, cols], bytes: &bytes, order: None };
-            (linear::load(&mut device, "a", &[view]).unwrap(), values)
+            (linear::load(&mut *device, "a", &[view]).unwrap(), values)
         };
         let (gate_up, first) = load(2 * count * inner, hidden, 1);
         let (down, second) = load(count * hidden, inner, 2);
@@ -115,7 +116,7 @@ impl Case {
             stride,
         );
         let logits = plane(&mut rows.iter().map(|row| self.logits(*row)), self.spec.count + 3);
-        let device = &mut self.device;
+        let device = &mut *self.device;
         let meta = Meta(up(device, &[0, rows.len() as u32], u32::to_le_bytes));
         let x = match self.gate_up.reads_floats() {
             true => Planes {
@@ -219,15 +220,17 @@ fn a_mixture_is_the_sum_of_what_the_chosen_say() {
         // Ranges of experts that begin inside of a tile, where columns need not be whole blocks.
         let sizes = if plain { (7, 3, 40, 24) } else { (7, 3, 64, 32) };
         for routing in [Routing::AmongChosen, Routing::AmongAll] {
-            let mut case = Case::new(encoding, sizes, routing);
+            let mut case = Case::new(Order::Ascending, encoding, sizes, routing);
             let what = format!("{encoding} {routing:?}");
             case.check(5, true, true, &what);
             case.check(60, false, false, &what);
         }
     }
-    let mut case = Case::new(Encoding::Plain(DType::F32), (70, 34, 32, 16), Routing::AmongChosen);
+    let mut case =
+        Case::new(Order::Ascending, Encoding::Plain(DType::F32), (70, 34, 32, 16), Routing::AmongChosen);
     case.check(3, true, false, "more experts and slots than lanes");
-    let mut case = Case::new(Encoding::Plain(DType::BF16), (2, 2, 32, 160), Routing::AmongChosen);
+    let mut case =
+        Case::new(Order::Ascending, Encoding::Plain(DType::BF16), (2, 2, 32, 160), Routing::AmongChosen);
     case.check(100, true, true, "many rows of one expert");
 }
 
@@ -237,19 +240,17 @@ fn a_row_is_the_same_alone_and_among_others() {
         return;
     }
     for encoding in encodings() {
-        let mut case = Case::new(encoding, (6, 2, 96, 32), Routing::AmongChosen);
-        let alone: Vec<f32> = (0..130).flat_map(|row| case.mix(&[row], 1, true, true)).collect();
-        for rows in [2, 9, 31, 130] {
-            let list: Vec<usize> = (0..rows).map(|i| i * 7 % 130).collect();
-            for (order, bound) in [(Order::Ascending, rows), (Order::Shuffled { seed: 5 }, 130)] {
-                case.device.set_order(order);
+        let new = |order| Case::new(order, encoding, (6, 2, 96, 32), Routing::AmongChosen);
+        let mut cases = [Order::Ascending, Order::Shuffled { seed: 5 }].map(new);
+        let alone: Vec<f32> = (0..70).flat_map(|row| cases[0].mix(&[row], 1, true, true)).collect();
+        for rows in [2, 9, 31, 70] {
+            let list: Vec<usize> = (0..rows).map(|i| i * 9 % 70).collect();
+            for (case, bound) in cases.iter_mut().zip([rows, 100]) {
                 let found = case.mix(&list, bound, true, true);
                 for (row, found) in list.iter().zip(found.chunks(96)) {
                     let want = &alone[96 * row..][..96];
-                    assert!(
-                        found.iter().zip(want).all(|(a, b)| a.to_bits() == b.to_bits()),
-                        "{encoding} {rows} {row}"
-                    );
+                    let same = found.iter().zip(want).all(|(a, b)| a.to_bits() == b.to_bits());
+                    assert!(same, "{encoding} {rows} {row}");
                 }
             }
         }
@@ -265,7 +266,7 @@ fn a_row_without_numbers_harms_no_other() {
     let mut device = device(Order::Ascending, MODULES);
     let logits: Vec<f32> = (0..20).map(|i| if i / 5 == 1 { f32::NAN } else { i as f32 }).collect();
     let (logits, meta) =
-        (up(&mut device, &logits, f32::to_le_bytes), up(&mut device, &[4], u32::to_le_bytes));
+        (up(&mut *device, &logits, f32::to_le_bytes), up(&mut *device, &[4], u32::to_le_bytes));
     let [header, picks, weights] = [2, 8, 8].map(|words| device.allocate(4 * words).unwrap());
     let args = [
         Arg::Ptr(meta),
@@ -280,8 +281,8 @@ fn a_row_without_numbers_harms_no_other() {
         Arg::Ptr(weights),
     ];
     device.launch(&Launch { kernel: "route", grid: [6, 1, 1], threads: 32, shared: 0, args: &args }).unwrap();
-    let picks: Vec<u32> = down_f32(&mut device, picks, 8).into_iter().map(f32::to_bits).collect();
+    let picks: Vec<u32> = down_f32(&mut *device, picks, 8).into_iter().map(f32::to_bits).collect();
     assert_eq!(picks, [4, 3, 0, 1, 4, 3, 4, 3]);
-    let weights = down_f32(&mut device, weights, 8);
+    let weights = down_f32(&mut *device, weights, 8);
     assert!(weights.iter().enumerate().all(|(i, weight)| weight.is_nan() == (i / 2 == 1)));
 }

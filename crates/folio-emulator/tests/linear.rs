@@ -5,7 +5,7 @@ mod common;
 use common::{device, down_f32, up, value};
 use folio_cuda::linear::{self, DeviceMatrix, Output};
 use folio_cuda::{Driver, Meta, Planes, RowBound};
-use folio_emulator::{Emulator, Order, available};
+use folio_emulator::{Order, available};
 use folio_model::backend::{DType, TensorView};
 use folio_model::quant::{BlockFormat, Encoding};
 use folio_model::testing::blocks;
@@ -110,7 +110,7 @@ fn tame(format: BlockFormat, block: &mut [u8], random: &mut Bytes) {
 
 /// A matrix of stacked parts, its values where the model has them, and a device that holds it.
 struct Case {
-    device: Emulator,
+    device: Box<dyn Driver>,
     matrix: DeviceMatrix,
     values: Vec<f32>,
     rows: usize,
@@ -122,7 +122,7 @@ impl Case {
         let mut device = device(order, MODULES);
         let views: Vec<TensorView<'_>> = parts.iter().map(|part| part.view(columns)).collect();
         folio_model::check::parts("a", &views, 2, linear::stack).unwrap();
-        let matrix = linear::load(&mut device, "a", &views).unwrap();
+        let matrix = linear::load(&mut *device, "a", &views).unwrap();
         let cols = matrix.cols;
         let mut values: Vec<f32> = parts.iter().flat_map(|part| part.values.iter().copied()).collect();
         if let Some(columns) = columns {
@@ -154,10 +154,10 @@ impl Case {
             .map(|(c, t)| at(c, t))
             .collect();
         if self.matrix.reads_floats() {
-            let f32 = Some(up(&mut self.device, &values, f32::to_le_bytes));
+            let f32 = Some(up(&mut *self.device, &values, f32::to_le_bytes));
             return Planes { width, f32, f32_stride: stride as u32, ..Planes::default() };
         }
-        let bf16 = Some(up(&mut self.device, &values, |x: f32| bf16::from_f32(x).to_le_bytes()));
+        let bf16 = Some(up(&mut *self.device, &values, |x: f32| bf16::from_f32(x).to_le_bytes()));
         Planes { width, bf16, bf16_stride: stride as u32, ..Planes::default() }
     }
 
@@ -165,14 +165,14 @@ impl Case {
     fn product(&mut self, tokens: &[usize], bound: usize, bias: bool, add: bool) -> Vec<f32> {
         let x = self.planes(tokens);
         let stride = self.rows + 3;
-        let meta = Meta(up(&mut self.device, &[0, 0, tokens.len() as u32], u32::to_le_bytes));
+        let meta = Meta(up(&mut *self.device, &[0, 0, tokens.len() as u32], u32::to_le_bytes));
         let old: Vec<f32> =
             (0..tokens.len() * stride).map(|i| self.old(tokens[i / stride], i % stride)).collect();
-        let out = up(&mut self.device, &old, f32::to_le_bytes);
+        let out = up(&mut *self.device, &old, f32::to_le_bytes);
         let bias_of: Vec<f32> = (0..self.rows).map(bias_value).collect();
-        let bias_at = up(&mut self.device, &bias_of, f32::to_le_bytes);
+        let bias_at = up(&mut *self.device, &bias_of, f32::to_le_bytes);
         linear::product(
-            &mut self.device,
+            &mut *self.device,
             meta,
             RowBound { bound: bound as u32, count_word: 2 },
             &x,
@@ -181,7 +181,7 @@ impl Case {
             Output { at: out, stride: stride as u32, add },
         )
         .unwrap();
-        let found = down_f32(&mut self.device, out, tokens.len() * stride);
+        let found = down_f32(&mut *self.device, out, tokens.len() * stride);
         for ptr in [meta.0, out, bias_at, x.f32.or(x.bf16).unwrap()] {
             self.device.free(ptr).unwrap();
         }
@@ -211,7 +211,7 @@ impl Case {
             more.iter().filter(|(given, _)| *given).for_each(|(_, more)| want += f64::from(*more));
             let error = (f64::from(*found) - want).abs();
             assert!(
-                error <= 3e-6 * size + 1e-6,
+                error <= 1e-5 * size + 1e-6,
                 "{what}: token {token} row {row}: {found}, not {want} ({size})"
             );
         }
@@ -281,22 +281,17 @@ fn a_row_is_the_same_alone_and_among_others() {
     let encodings = PLAIN.into_iter().map(Encoding::Plain).chain(formats.map(Encoding::Block));
     for encoding in encodings {
         let stored = [Stored::new(encoding, 50, 768)];
-        let mut case = Case::new(Order::Ascending, &stored, None);
-        let alone: Vec<f32> = (0..130).flat_map(|token| case.product(&[token], 1, true, true)).collect();
+        let mut cases = Order::SEVERAL.map(|order| Case::new(order, &stored, None));
+        let alone: Vec<f32> = (0..130).flat_map(|token| cases[0].product(&[token], 1, true, true)).collect();
         for tokens in [2, 3, 7, 8, 9, 31, 64, 65, 130] {
             // Every other one, so that a row stands elsewhere in its tile, and a bound of its own.
             let list: Vec<usize> = (0..tokens).map(|i| i * 7 % 130).collect();
-            for (order, bound) in
-                [(Order::Ascending, tokens), (Order::Shuffled { seed: 5 }, tokens), (Order::Descending, 150)]
-            {
-                case.device.set_order(order);
+            for (case, bound) in cases.iter_mut().zip([tokens, tokens, 150]) {
                 let found = case.product(&list, bound, true, true);
                 for (token, found) in list.iter().zip(found.chunks(50)) {
                     let want = &alone[50 * token..][..50];
-                    assert!(
-                        found.iter().zip(want).all(|(a, b)| a.to_bits() == b.to_bits()),
-                        "{encoding} {tokens} {token}"
-                    );
+                    let same = found.iter().zip(want).all(|(a, b)| a.to_bits() == b.to_bits());
+                    assert!(same, "{encoding} {tokens} {token}");
                 }
             }
         }
@@ -347,7 +342,7 @@ fn embedded(case: &mut Case, tokens: &[u32]) {
     let mut words = vec![0u32; 32];
     (words[0], words[8]) = (tokens.len() as u32, 32);
     words.extend(tokens);
-    let meta = Meta(up(&mut case.device, &words, u32::to_le_bytes));
+    let meta = Meta(up(&mut *case.device, &words, u32::to_le_bytes));
     let rows = RowBound { bound: tokens.len() as u32 + 2, count_word: 0 };
     for (with_f32, with_bf16) in [(true, true), (true, false), (false, true)] {
         let floats = case.device.allocate((4 * tokens.len() * stride) as u64).unwrap();
@@ -359,8 +354,8 @@ fn embedded(case: &mut Case, tokens: &[u32]) {
             bf16: with_bf16.then_some(halves),
             bf16_stride: stride as u32,
         };
-        linear::embed(&mut case.device, meta, rows, &case.matrix, &out).unwrap();
-        let floats = down_f32(&mut case.device, floats, tokens.len() * stride);
+        linear::embed(&mut *case.device, meta, rows, &case.matrix, &out).unwrap();
+        let floats = down_f32(&mut *case.device, floats, tokens.len() * stride);
         let mut bytes = vec![0; 2 * tokens.len() * stride];
         case.device.download(halves, &mut bytes).unwrap();
         let halves: Vec<bf16> = bytes.as_chunks().0.iter().map(|bytes| bf16::from_le_bytes(*bytes)).collect();

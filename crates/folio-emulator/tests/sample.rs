@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use folio_cuda::Planes;
 use folio_cuda::kernels::MODULES;
 use folio_cuda::sample::Sampling;
 use folio_cuda::sample::{decode, encode, needs_scratch, result_words, sample};
-use folio_cuda::{Driver, Planes};
-use folio_emulator::{Emulator, Order};
+use folio_emulator::Order;
 use folio_engine::plan::{SampleSpec, Sampled, TokenHistory};
 use folio_engine::request::SamplingParams;
 use folio_engine::sampler::{Sampler, rng::philox4x32_10};
@@ -69,7 +69,7 @@ impl Wanted {
 
 /// Runs rows `[rows, vocab]` on the device.
 fn on_device(logits: &[f32], vocab: usize, wanted: &[Wanted], order: Order) -> Vec<Outcome> {
-    let mut driver = Emulator::new(order);
+    let mut driver = folio_emulator::device(order);
     driver.load(MODULES.iter().find(|module| module.name == "sample").unwrap()).unwrap();
     let rows: Vec<SampleRow<'_>> = wanted.iter().map(Wanted::row).collect();
     let mut words = Vec::new();
@@ -96,7 +96,7 @@ fn on_device(logits: &[f32], vocab: usize, wanted: &[Wanted], order: Order) -> V
     let out = driver.allocate(bytes as u64).unwrap();
     let scratch = needs_scratch(&rows).then_some(&scratch);
     let work = Sampling { words, rows: rows.len() as u32 + 1, logits: &plane, scratch, top, out };
-    sample(&mut driver, &work).unwrap();
+    sample(&mut *driver, &work).unwrap();
     let mut found = vec![0; bytes];
     driver.download(out, &mut found).unwrap();
     let found: Vec<u32> = found.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect();

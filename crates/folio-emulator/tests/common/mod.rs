@@ -2,11 +2,11 @@
 
 use folio_cuda::kernels::MODULES;
 use folio_cuda::{DevicePtr, Driver};
-use folio_emulator::{Emulator, Order};
+use folio_emulator::Order;
 
 /// A device with the named modules.
-pub fn device(order: Order, modules: &[&str]) -> Emulator {
-    let mut device = Emulator::new(order);
+pub fn device(order: Order, modules: &[&str]) -> Box<dyn Driver> {
+    let mut device = folio_emulator::device(order);
     for name in modules {
         let module = MODULES.iter().find(|module| module.name == *name);
         device.load(module.unwrap_or_else(|| panic!("there is no module {name}"))).unwrap();
@@ -16,7 +16,7 @@ pub fn device(order: Order, modules: &[&str]) -> Emulator {
 
 /// Little-endian bytes of numbers, on the device.
 pub fn up<T: Copy, const N: usize>(
-    device: &mut Emulator,
+    device: &mut dyn Driver,
     values: &[T],
     bytes: fn(T) -> [u8; N],
 ) -> DevicePtr {
@@ -26,7 +26,7 @@ pub fn up<T: Copy, const N: usize>(
     at
 }
 
-pub fn down_f32(device: &mut Emulator, at: DevicePtr, count: usize) -> Vec<f32> {
+pub fn down_f32(device: &mut dyn Driver, at: DevicePtr, count: usize) -> Vec<f32> {
     let mut bytes = vec![0; 4 * count];
     device.download(at, &mut bytes).unwrap();
     bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()

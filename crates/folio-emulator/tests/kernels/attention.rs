@@ -1,8 +1,8 @@
 //! Attention over the paged cache: against f64 over what the cache gives back, and bit for bit the same however a step is cut.
 
+use folio_cuda::Meta;
 use folio_cuda::attention::{Attention, AttentionPlan, TileBounds, attend};
 use folio_cuda::kv::{KvPool, Queries};
-use folio_cuda::{Driver, Meta};
 use folio_emulator::Order;
 use folio_model::backend::{GroupKind, HOLE, KvFormat, KvGroup};
 use folio_model::kv_format::{decode, encode, rotate, stored};
@@ -162,7 +162,7 @@ impl Case {
         };
         let workspace = device.driver.allocate(plan.workspace_bytes.max(1)).unwrap();
         let work = Attention { queries, pool: &pool, sinks, out: &out, bounds, plan, workspace };
-        attend(&mut device.driver, meta, &spec, &work).unwrap();
+        attend(&mut *device.driver, meta, &spec, &work).unwrap();
         let found = device.f32_rows(&out, rows);
         device.check_bf16(&out, rows);
         Some(found)
@@ -181,7 +181,7 @@ impl Case {
             head_dim: spec.head_dim,
             formats: if spec.layer == 0 { vec![self.format] } else { formats },
         };
-        let pool = KvPool::allocate(&mut device.driver, &group, tokens, blocks).unwrap();
+        let pool = KvPool::allocate(&mut *device.driver, &group, tokens, blocks).unwrap();
         let mut bytes = vec![0xff; pool.bytes() as usize];
         let mut free: Vec<u32> = (0..blocks as u32).collect();
         let mut random = Random::new(seed);

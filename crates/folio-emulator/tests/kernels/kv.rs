@@ -2,7 +2,7 @@
 
 use folio_cuda::kv::{KvPool, KvWrite, Queries, RopeOnDevice, rope_table, write_kv};
 use folio_cuda::planes::word;
-use folio_cuda::{Driver, Meta, RowBound};
+use folio_cuda::{Meta, RowBound};
 use folio_emulator::Order;
 use folio_model::backend::{GroupKind, KvFormat, KvGroup};
 use folio_model::kv_format::{encode, rotate, stored};
@@ -36,7 +36,7 @@ pub fn spec(heads: usize, kv_heads: usize, head_dim: usize) -> AttentionSpec {
 fn pool(device: &mut Device, format: KvFormat, kv_heads: usize, head_dim: usize, blocks: usize) -> KvPool {
     let formats = vec![KvFormat::F16, format];
     let group = KvGroup { kind: GroupKind::Full, kv_heads, head_dim, formats };
-    let pool = KvPool::allocate(&mut device.driver, &group, BLOCK_TOKENS, blocks).unwrap();
+    let pool = KvPool::allocate(&mut *device.driver, &group, BLOCK_TOKENS, blocks).unwrap();
     device.driver.upload(pool.base, &vec![0xff; pool.bytes() as usize]).unwrap();
     pool
 }
@@ -130,7 +130,7 @@ fn what_is_written_is_what_the_format_says() {
             let qkv = device.plane_of(width, &x);
             let queries = Queries(device.driver.allocate(Queries::bytes(format, rows, heads, dim)).unwrap());
             let write = KvWrite { qkv: &qkv, rope: None, q_norm: None, k_norm: None, pool: &pool, queries };
-            write_kv(&mut device.driver, meta, BOUND, &spec, &write).unwrap();
+            write_kv(&mut *device.driver, meta, BOUND, &spec, &write).unwrap();
             let bytes = device.read(pool.base, pool.bytes() as usize);
             let mut untouched = bytes.clone();
             for row in 0..rows {
@@ -214,7 +214,7 @@ fn q_and_k_are_normalized_and_rotated() {
             table: device.driver.allocate((rows * 2 * pairs * 4).max(1) as u64).unwrap(),
         };
         if pairs > 0 {
-            rope_table(&mut device.driver, meta, BOUND, &rope).unwrap();
+            rope_table(&mut *device.driver, meta, BOUND, &rope).unwrap();
         }
         let pool = pool(&mut device, KvFormat::F32, kv_heads, dim, 6);
         let qkv = device.plane_of(width, &x);
@@ -228,7 +228,7 @@ fn q_and_k_are_normalized_and_rotated() {
             pool: &pool,
             queries,
         };
-        write_kv(&mut device.driver, meta, BOUND, &spec, &write).unwrap();
+        write_kv(&mut *device.driver, meta, BOUND, &spec, &write).unwrap();
         let q = device.read_floats(queries.0, rows * heads * dim);
         let bytes = device.read(pool.base, pool.bytes() as usize);
         for row in 0..rows {
@@ -288,8 +288,8 @@ fn blocks_are_copied_whole() {
     let pool = pool(&mut device, KvFormat::Int8, 2, 16, 4);
     let one: Vec<u8> = (0..pool.block_bytes).map(|i| i as u8).collect();
     device.driver.upload(pool.block(3), &one).unwrap();
-    pool.copy(&mut device.driver, 3, 1).unwrap();
-    pool.copy(&mut device.driver, 1, 1).unwrap();
+    pool.copy(&mut *device.driver, 3, 1).unwrap();
+    pool.copy(&mut *device.driver, 1, 1).unwrap();
     let found = device.read(pool.base, pool.bytes() as usize);
     let blocks: Vec<&[u8]> = found.chunks(pool.block_bytes as usize).collect();
     assert!(blocks[1] == one && blocks[3] == one);

@@ -38,7 +38,7 @@ fn norms_are_right_and_the_same_in_any_company() {
         let of = Norm { weight: device.floats(&weight), eps: 1e-5 };
         let from = device.plane_of(width, &x);
         let (out, meta) = (device.planes(7, width), rows_only(&mut device, 5, &[]));
-        norm(&mut device.driver, meta, bound(7), &from, of, &out).unwrap();
+        norm(&mut *device.driver, meta, bound(7), &from, of, &out).unwrap();
         let got = device.f32_rows(&out, 7);
         close("norm", &got[..5 * width], &want);
         assert!(got[5 * width..].iter().all(|x| x.is_nan()), "rows beyond the count stay as they are");
@@ -46,7 +46,7 @@ fn norms_are_right_and_the_same_in_any_company() {
 
         for (row, x) in x.chunks(width).enumerate() {
             let (from, meta) = (device.plane_of(width, x), rows_only(&mut device, 1, &[]));
-            norm(&mut device.driver, meta, bound(1), &from, of, &from).unwrap();
+            norm(&mut *device.driver, meta, bound(1), &from, of, &from).unwrap();
             let alone = device.f32_rows(&from, 1);
             assert!(same(&alone, &got[row * width..(row + 1) * width]), "alone and in place, width {width}");
         }
@@ -65,7 +65,7 @@ fn listed_rows_are_normalized_into_a_compact_plane() {
     let (from, weights) = (device.plane_of(width, &x), device.floats(&weight));
     let (out, meta) = (device.planes(4, width), rows_only(&mut device, 6, &[1, 4, 5]));
     let of = Norm { weight: weights, eps: 1e-6 };
-    norm_listed(&mut device.driver, meta, Listed::Logits(4), &from, of, &out).unwrap();
+    norm_listed(&mut *device.driver, meta, Listed::Logits(4), &from, of, &out).unwrap();
     let want: Vec<f64> =
         [1, 4, 5].iter().flat_map(|row| normed(&x[row * width..][..width], &weight, 1e-6)).collect();
     close("listed", &device.f32_rows(&out, 3), &want);
@@ -83,7 +83,7 @@ fn a_norm_is_added_to_the_residual_stream() {
         (out.bf16, out.bf16_stride) = (device.planes(2, width).bf16, out.f32_stride);
         let (from, meta) = (device.plane_of(width, &x), rows_only(&mut device, 2, &[]));
         let of = Norm { weight: device.floats(&weight), eps: 1e-5 };
-        add_norm(&mut device.driver, meta, bound(2), &from, of, &out).unwrap();
+        add_norm(&mut *device.driver, meta, bound(2), &from, of, &out).unwrap();
         let added = x.chunks(width).flat_map(|row| normed(row, &weight, 1e-5));
         let want: Vec<f64> = added.zip(&stream).map(|(added, stream)| added + f64::from(*stream)).collect();
         let got = device.f32_rows(&out, 2);
@@ -98,7 +98,7 @@ fn scaled(device: &mut Device, values: &[f32], by: f32) -> Planes {
     let mut x = device.plane_of(values.len(), values);
     (x.bf16, x.bf16_stride) = (device.planes(1, values.len()).bf16, x.f32_stride);
     let meta = rows_only(device, 1, &[]);
-    scale(&mut device.driver, meta, bound(1), &x, by).unwrap();
+    scale(&mut *device.driver, meta, bound(1), &x, by).unwrap();
     x
 }
 
@@ -113,7 +113,7 @@ fn scales_and_soft_caps() {
 
     let x = device.plane_of(700, &values);
     let meta = rows_only(&mut device, 1, &[]);
-    softcap(&mut device.driver, meta, bound(1), &x, 30.0).unwrap();
+    softcap(&mut *device.driver, meta, bound(1), &x, 30.0).unwrap();
     let want: Vec<f64> = values.iter().map(|x| 30.0 * (f64::from(*x) / 30.0).tanh()).collect();
     close("softcap", &device.f32_rows(&x, 1), &want);
 }
@@ -130,7 +130,7 @@ fn activations_gate() {
         both[width + 2] = f32::NAN;
         let (from, out) = (device.plane_of(2 * width, &both), device.planes(3, width));
         let meta = rows_only(&mut device, 3, &[]);
-        gate(&mut device.driver, meta, bound(3), &from, activation, &out).unwrap();
+        gate(&mut *device.driver, meta, bound(3), &from, activation, &out).unwrap();
         let got = device.f32_rows(&out, 3);
         assert!(got[0].is_nan() && got[2].is_nan(), "what is no number is not hidden");
         let want = both.chunks(2 * width).flat_map(|row| {

@@ -3,19 +3,19 @@
 use folio_cuda::kernels::MODULES;
 use folio_cuda::planes::word;
 use folio_cuda::{DevicePtr, Driver, Meta, Planes};
-use folio_emulator::{Emulator, Order};
+use folio_emulator::Order;
 use half::bf16;
 
 pub struct Device {
-    pub driver: Emulator,
+    pub driver: Box<dyn Driver>,
 }
 
-/// A device with these modules, or none where there is no compiler.
+/// A device with these modules, or none where there is none.
 pub fn device(modules: &[&str], order: Order) -> Option<Device> {
     if !folio_emulator::available() {
         return None;
     }
-    let mut driver = Emulator::new(order);
+    let mut driver = folio_emulator::device(order);
     for name in modules {
         driver.load(MODULES.iter().find(|module| module.name == *name).unwrap()).unwrap();
     }
@@ -56,9 +56,9 @@ impl Device {
         let stride = width.next_multiple_of(32);
         Planes {
             width: width as u32,
-            f32: Some(self.driver.allocate((4 * rows * stride) as u64).unwrap()),
+            f32: Some(self.bytes(&vec![0xff; 4 * rows * stride])),
             f32_stride: stride as u32,
-            bf16: Some(self.driver.allocate((2 * rows * stride) as u64).unwrap()),
+            bf16: Some(self.bytes(&vec![0xff; 2 * rows * stride])),
             bf16_stride: stride as u32,
         }
     }
