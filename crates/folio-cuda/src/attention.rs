@@ -174,6 +174,9 @@ impl Fit {
 }
 
 fn shared_bytes(format: KvFormat, head_dim: u32, slots: u32) -> u32 {
+    if format == KvFormat::F32 {
+        return 0; // Its kernel has none but its own.
+    }
     // Rounded up to an odd number of units, so that rows lie in different banks.
     let odd = |bytes: u32, unit: u32| (bytes.div_ceil(unit) | 1) * unit;
     let dims = Queries::stride(head_dim);

@@ -13,6 +13,7 @@ use folio_model::kv_format::KvFormat;
 use folio_model::program::{MatrixId, Op, Program, VectorId};
 use folio_model::sampling::{Outcome, SampleRow};
 
+use crate::attention;
 use crate::driver::{DevicePtr, Driver, DriverError, HostId, floats};
 use crate::graphs::{Bucket, Graphs};
 use crate::kernels;
@@ -398,6 +399,17 @@ impl Backend for CudaBackend {
     fn allocate_cache(&mut self, layout: &KvLayout, blocks: &[usize]) -> Result<(), BackendError> {
         let model = self.model.as_mut().ok_or_else(|| BackendError::Device("no program is loaded".into()))?;
         check::layout(layout, blocks, &model.program)?;
+        let most = self.driver.info().shared_bytes;
+        for group in &layout.groups {
+            let needs = |format: &KvFormat| attention::least_shared_bytes(*format, group.head_dim);
+            if let Some(format) = group.formats.iter().find(|format| needs(format) > most) {
+                let (dim, needed) = (group.head_dim, needs(format));
+                return Err(BackendError::Device(format!(
+                    "attention over heads of {dim} dimensions in {format} needs {needed} bytes of shared memory, this device \
+                     has {most}: give another --kv-cache-dtype, or --device cpu"
+                )));
+            }
+        }
         let held = |format: &KvFormat| layout.groups.iter().any(|group| group.formats.contains(format));
         for module in KvFormat::ALL.into_iter().filter(held).filter_map(kernels::of_cache) {
             self.driver.load(module).map_err(failed)?;

@@ -117,6 +117,15 @@ fn what_is_allocated_is_told_and_what_does_not_fit_is_named() {
     assert!(error.contains("out of memory"), "{error}");
 }
 
+/// Consumer cards have less shared memory than servers' do.
+#[test]
+fn heads_that_do_not_fit_the_devices_shared_memory_are_refused_by_name() {
+    let mut small = backend(Box::new(Emulator::default().with_shared_memory(8 << 10)));
+    let model = load(&mut small, 32).unwrap();
+    let error = small.allocate_cache(&model.kv_layout, &[BLOCKS]).expect_err("refused").to_string();
+    assert!(error.contains("dimensions in bf16 needs") && error.contains("this device has 8192"), "{error}");
+}
+
 #[test]
 fn a_malformed_batch_is_refused_before_a_kernel_sees_it() {
     if !folio_emulator::available() {

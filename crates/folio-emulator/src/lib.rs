@@ -136,6 +136,12 @@ impl Emulator {
         self
     }
 
+    /// A device that says its blocks have at most so much shared memory.
+    pub fn with_shared_memory(mut self, bytes: u32) -> Self {
+        self.info.shared_bytes = bytes;
+        self
+    }
+
     /// The order of threads from the next launch on.
     pub fn set_order(&mut self, order: Order) {
         self.order = order;
