@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds what tools/gpu/verify.sh runs, for a machine that has a GPU and no cargo: the release binary and the test binaries, stripped, in
-# target/gpu. Needs no GPU.
+# target/gpu and, to be carried, in target/gpu.tar.xz. Needs no GPU.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 out=target/gpu
@@ -23,3 +23,6 @@ for line in sys.stdin:
   done
 pwd >"$out/built-in"
 ls -l "$out"
+# One file to carry: a third of the size.
+tar -C target -cJf target/gpu.tar.xz gpu
+ls -l target/gpu.tar.xz

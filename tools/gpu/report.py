@@ -57,8 +57,8 @@ def load(folder):
             run["peers"] = figures
         else:
             run["figures"][path.stem] = figures
-    if (folder / "device.csv").exists():
-        run["device"] = (folder / "device.csv").read_text().strip().splitlines()[-1]
+    if (folder / "device.csv").exists() and (lines := (folder / "device.csv").read_text().strip().splitlines()):
+        run["device"] = lines[-1]
     if (folder / "tests.txt").exists():
         for line in (folder / "tests.txt").read_text().splitlines():
             if found := re.match(r"(\w+): (\w+) in (\d+) s", line):
@@ -114,7 +114,7 @@ def page(runs):
         "Llama-3.1-8B's shape with random weights (`--load-format dummy`). Limits are measured in the same process: device memory read, and `mma.sync` of bf16 out of registers.",
         "",
         "```sh",
-        "tools/gpu/pack.sh                      # builds the binary and the tests; needs no GPU",
+        "tools/gpu/pack.sh                      # builds the binary and the tests into target/gpu.tar.xz; needs no GPU",
         "tools/gpu/verify.sh RESULTS            # where the GPU is: all of this page, in under nine minutes",
         "python3 tools/gpu/report.py RESULTS    # makes this page",
         "```",
