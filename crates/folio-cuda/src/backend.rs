@@ -165,7 +165,7 @@ impl CudaBackend {
         self.model.as_ref().map_or(0, |model| model.bytes)
     }
 
-    /// "NVIDIA H200, 132 multiprocessors, 140 GiB".
+    /// What the device is.
     pub fn device(&self) -> &crate::driver::DeviceInfo {
         self.driver.info()
     }
@@ -416,6 +416,9 @@ impl Backend for CudaBackend {
         }
         for pool in self.pools.drain(..) {
             pool.free(&mut *self.driver).map_err(failed)?; // gives the old memory back first
+        }
+        for host in self.swap.drain(..) {
+            self.driver.free_host(host).map_err(failed)?;
         }
         for (group, &blocks) in layout.groups.iter().zip(blocks) {
             let pool = KvPool::allocate(&mut *self.driver, group, layout.block_tokens, blocks);

@@ -75,7 +75,7 @@ fn with_memory(driver: &mut dyn Driver, at: DevicePtr, bytes: u64, effort: Effor
     let half = bytes / 2;
     let host_bytes = effort.host_bytes.min(bytes);
     let host = driver.allocate_host(host_bytes)?;
-    Ok(Rates {
+    let rates = Rates {
         read_bytes_per_s: bytes as f64 / fastest(driver, |driver| driver.launch(&read))?,
         copy_bytes_per_s: bytes as f64 / fastest(driver, |driver| driver.copy(at, at.offset(half), half))?,
         matrix_flop_per_s: flop / fastest(driver, |driver| driver.launch(&matrix))?,
@@ -83,7 +83,9 @@ fn with_memory(driver: &mut dyn Driver, at: DevicePtr, bytes: u64, effort: Effor
             / fastest(driver, |driver| driver.upload_async(at, host, 0, host_bytes))?,
         download_bytes_per_s: host_bytes as f64
             / fastest(driver, |driver| driver.download_async(at, host, 0, host_bytes))?,
-    })
+    };
+    driver.free_host(host)?;
+    Ok(rates)
 }
 
 /// Seconds of the fastest of some runs, after one that does not count.

@@ -42,13 +42,6 @@ impl FromStr for DeviceChoice {
     }
 }
 
-impl DeviceChoice {
-    /// Whether a GPU is asked for by name.
-    pub fn is_gpu(self) -> bool {
-        matches!(self, Self::Cuda(_))
-    }
-}
-
 impl fmt::Display for DeviceChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

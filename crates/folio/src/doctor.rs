@@ -28,7 +28,9 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
     }
     let machines = Machine::measure_each(&counts, None)?;
     let gpu = Gpu::measure(args)?;
-    let model = source.map(|source| Far::measure(&source, args, &machines)).transpose()?;
+    // Threads say how far to measure; a GPU computes without them.
+    let threads = args.threads.filter(|_| gpu.is_none());
+    let model = source.map(|source| Far::measure(&source, args, threads, &machines)).transpose()?;
     if args.json {
         println!("{:#}", report(&machines, gpu.as_ref(), model.as_ref()));
     } else {
@@ -114,13 +116,18 @@ struct Row {
 }
 
 impl Far {
-    fn measure(source: &Source, args: &DoctorArgs, machines: &[Machine]) -> Result<Self> {
+    fn measure(
+        source: &Source,
+        args: &DoctorArgs,
+        threads: Option<u32>,
+        machines: &[Machine],
+    ) -> Result<Self> {
         let checkpoint = source.open()?;
         let load = WeightArgs {
             device: args.device,
             eager: false,
             format: LoadFormat::Auto,
-            threads: args.threads,
+            threads,
             quantize: args.quantize,
             kv_dtype: KvDtype::Auto,
             kv_skip: Vec::new(),

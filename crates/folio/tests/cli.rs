@@ -375,3 +375,40 @@ fn keys_are_required_where_given() {
     assert!(without.contains("401"), "{without}");
     served.stop();
 }
+
+/// A folder with nothing but a configuration is a model for measurements, in any type of weights, the same at every start.
+#[test]
+fn weights_are_made_up_where_that_is_asked_for() {
+    let folder = tempfile::tempdir().expect("folder");
+    let shape = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/demo/config.json");
+    std::fs::copy(shape, folder.path().join("config.json")).expect("a configuration");
+    let path = folder.path().to_str().expect("text");
+    let run = [
+        "run",
+        path,
+        "Once",
+        "--raw",
+        "--max-tokens",
+        "8",
+        "--ignore-eos",
+        "--temperature",
+        "0",
+        "--device",
+        "cpu",
+        "--load-format",
+    ];
+    for format in ["dummy", "dummy:Q8_0", "dummy:Int4x32"] {
+        let arguments = [&run[..], &[format]].concat();
+        assert_eq!(stdout(&arguments), stdout(&arguments), "{format}");
+    }
+    let error = refusal(&["run", "demo", "Once", "--load-format", "dummy"]);
+    assert!(error.contains("needs a folder with a config.json"), "{error}");
+    let error = refusal(&[&run[..], &["auto"]].concat());
+    assert!(error.contains("safetensors"), "nothing is made up unasked: {error}");
+}
+
+#[test]
+fn what_only_a_gpu_honours_is_refused_without_one() {
+    let error = refusal(&["run", "demo", "Once", "--device", "cpu", "--enforce-eager"]);
+    assert!(error.contains("--enforce-eager is for a GPU"), "{error}");
+}

@@ -28,10 +28,11 @@ const PATIENCE: Duration = Duration::from_secs(3600);
 pub fn run(args: &BenchEngineArgs) -> Result<()> {
     let mut engine = args.engine.clone();
     let most = args.batch.iter().copied().max().unwrap_or(1).max(1);
-    // What is asked for is what the device would have, or what the batches need.
-    let sizes = engine.sizes(engine.device.is_gpu());
-    engine.max_num_seqs = Some(sizes.max_num_seqs.max(most));
-    engine.max_num_batched_tokens = Some(sizes.max_num_batched_tokens.max(most));
+    // What was not asked for is the device's to say, unless the batches need more than any device has by itself.
+    let least = engine.sizes(false);
+    let reach = |asked: Option<u32>, least: u32| if least < most { Some(most) } else { asked };
+    engine.max_num_seqs = reach(engine.max_num_seqs, least.max_num_seqs);
+    engine.max_num_batched_tokens = reach(engine.max_num_batched_tokens, least.max_num_batched_tokens);
     let threads = engine.threads.map(|threads| threads as usize);
     eprintln!("measuring the machine ...");
     let fresh = Machine::measure(threads, None).context("measuring the machine")?;

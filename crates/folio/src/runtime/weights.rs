@@ -99,8 +99,16 @@ impl WeightArgs {
 
 fn open_device(choice: DeviceChoice, threads: Option<u32>, eager: bool) -> Result<Device> {
     let mut device = Device::open(choice, threads)?;
-    if let (Device::Cuda(backend), true) = (&mut device, eager) {
-        backend.without_graphs();
+    match &mut device {
+        Device::Cuda(_) if threads.is_some() => {
+            bail!("--threads is for processors, and a GPU computes: leave it out, or give --device cpu")
+        }
+        Device::Cuda(backend) if eager => backend.without_graphs(),
+        Device::Cuda(_) => {}
+        Device::Cpu(_) if eager => {
+            bail!("--enforce-eager is for a GPU, and processors compute: leave it out")
+        }
+        Device::Cpu(_) => {}
     }
     Ok(device)
 }
