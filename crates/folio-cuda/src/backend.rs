@@ -11,6 +11,7 @@ use folio_model::backend::{Backend, BackendError, Batch, KvLayout, SwapTimes, Te
 use folio_model::check::{self, BatchCheck, Loaded, PoolSize, ProgramCheck, Written};
 use folio_model::kv_format::KvFormat;
 use folio_model::program::{MatrixId, Op, Program, VectorId};
+use folio_model::quant::Encoding;
 use folio_model::sampling::{Outcome, SampleRow};
 
 use crate::attention;
@@ -358,6 +359,19 @@ impl Backend for CudaBackend {
         check::parts(name, parts, 2, linear::stack)?;
         self.matrices.push(linear::load(&mut *self.driver, name, parts)?);
         Ok(MatrixId(self.matrices.len() as u32 - 1))
+    }
+
+    fn make_up_matrix(
+        &mut self,
+        name: &str,
+        encoding: Encoding,
+        shape: [usize; 2],
+    ) -> Result<Option<MatrixId>, BackendError> {
+        let Some(matrix) = linear::make_up(&mut *self.driver, name, encoding, shape)? else {
+            return Ok(None);
+        };
+        self.matrices.push(matrix);
+        Ok(Some(MatrixId(self.matrices.len() as u32 - 1)))
     }
 
     fn load_vector(&mut self, name: &str, parts: &[TensorView<'_>]) -> Result<VectorId, BackendError> {

@@ -63,10 +63,12 @@ impl Weights {
     }
 }
 
-/// What every model needs: all but [`of_cache`], [`Weights::products`] and [`Weights::experts`], which take the compiler longest.
+/// What every model needs: all but [`of_cache`], [`Weights::products`] and [`Weights::experts`], which take the compiler longest, and
+/// [`MADE_UP`].
 pub fn always() -> impl Iterator<Item = &'static Module> {
     let weights = Weights::ALL.iter().flat_map(|weights| [weights.products(), weights.experts()]);
-    let optional: Vec<&Module> = KvFormat::ALL.into_iter().filter_map(of_cache).chain(weights).collect();
+    let optional = KvFormat::ALL.into_iter().filter_map(of_cache).chain(weights).chain([&MADE_UP]);
+    let optional: Vec<&Module> = optional.collect();
     MODULES.iter().filter(move |module| !optional.contains(module))
 }
 
@@ -88,6 +90,7 @@ pub const MODULES: &[Module] = &[
     EXPERTS_PLAIN,
     EXPERTS_EIGHT,
     EXPERTS_FOUR,
+    MADE_UP,
     RATES,
 ];
 
@@ -204,6 +207,13 @@ const EXPERTS_FOUR: Module = linear!(
     experts,
     []
 );
+
+/// What weights are made up with.
+pub const MADE_UP: Module = Module {
+    name: "made_up",
+    source: include_str!("../kernels/made_up.cu"),
+    kernels: &["make_up_sixteen", "make_up_eight", "make_up_four", "make_up_scales", "make_up_f32"],
+};
 
 const RATES: Module = Module {
     name: "rates",

@@ -3,7 +3,9 @@
 use folio_cuda::{CudaBackend, Driver};
 use folio_emulator::{Emulator, Order, device};
 use folio_model::backend::{Backend, BackendError, Batch, BlockCopy, BlockSwap, DType, Span};
+use folio_model::quant::{BlockFormat, Encoding};
 use folio_model::testing::fixture;
+use folio_model::testing::recast::{Cast, Recast};
 use folio_model::{Checkpoint, LoadOptions, LoadedModel, Model};
 
 const BLOCK: usize = 16;
@@ -15,15 +17,18 @@ fn backend(driver: Box<dyn Driver>) -> CudaBackend {
 
 fn load(backend: &mut CudaBackend, max_rows: usize) -> Result<LoadedModel, String> {
     let checkpoint = Checkpoint::open(fixture("llama3")).unwrap_or_else(|error| panic!("{error}"));
-    let options = LoadOptions {
+    Model::load(&checkpoint, backend, options(max_rows)).map_err(|error| error.to_string())
+}
+
+fn options(max_rows: usize) -> LoadOptions<'static> {
+    LoadOptions {
         max_rows,
         max_logit_rows: 8,
         max_model_len: Some(128),
         kv_formats: DType::BF16.into(),
         block_tokens: BLOCK,
         progress: None,
-    };
-    Model::load(&checkpoint, backend, options).map_err(|error| error.to_string())
+    }
 }
 
 fn loaded() -> (CudaBackend, LoadedModel) {
@@ -183,4 +188,28 @@ fn the_same_bytes_come_back_from_host_memory() {
         batch.blocks[0] = 12;
     };
     assert_eq!(step(&mut backend, &copied), expected);
+}
+
+/// The device makes up its weights itself; what they come to is what the host's would.
+#[test]
+fn a_made_up_model_is_the_same_wherever_it_was_made() {
+    if !folio_emulator::available() {
+        return;
+    }
+    fn logits(mut backend: impl Backend, encoding: Encoding) -> Vec<u32> {
+        let checkpoint = Checkpoint::open_without_weights(fixture("qwen3")).unwrap();
+        let model = Model::load_dummy(&checkpoint, &mut backend, encoding, options(32)).unwrap();
+        backend.allocate_cache(&model.kv_layout, &[BLOCKS]).unwrap();
+        backend.forward(&decode(3, 0)).unwrap().iter().map(|value| value.to_bits()).collect()
+    }
+    let cuda = || backend(device(Order::default()));
+    for encoding in [Encoding::Plain(DType::BF16), Encoding::Block(BlockFormat::Fp8x32)] {
+        // A backend that says nothing of making up weights is given the host's.
+        let on_host = Recast { backend: cuda(), recast: 0, cast: Cast::Keep };
+        let on_device = logits(cuda(), encoding);
+        assert_eq!(on_device, logits(on_host, encoding), "{encoding}");
+        assert!(on_device.iter().all(|bits| f32::from_bits(*bits).is_finite()));
+    }
+    let table = cuda().make_up_matrix("a", Encoding::Plain(DType::BF16), [40, 64]).unwrap();
+    assert!(table.is_some(), "the device makes up bf16 itself");
 }

@@ -7,6 +7,7 @@ use folio_cuda::linear::{self, DeviceMatrix, Output};
 use folio_cuda::{Driver, Meta, Planes, RowBound};
 use folio_emulator::{Order, available};
 use folio_model::backend::{DType, TensorView};
+use folio_model::dummy;
 use folio_model::quant::{BlockFormat, Encoding};
 use folio_model::testing::blocks;
 use half::{bf16, f16};
@@ -405,5 +406,55 @@ fn a_nan_stays_a_nan() {
     let mut case = Case::new(Order::Ascending, &[stored], None);
     for (row, value) in case.product(&[1], 1, false, false).iter().enumerate() {
         assert_eq!(value.is_nan(), row == 5);
+    }
+}
+
+/// What the device makes up where it lies is what the host makes, packs and copies: every value, and every bit of a product.
+#[test]
+fn weights_made_up_on_the_device_are_those_made_up_on_the_host() {
+    if !available() {
+        return;
+    }
+    for encoding in dummy::ENCODINGS {
+        let shapes = match encoding {
+            Encoding::Plain(_) => [[37, 50], [16, 96]],
+            Encoding::Block(format) => [[37, 3 * format.values()], [48, 256]],
+        };
+        for shape in shapes {
+            let [rows, cols] = shape;
+            let bytes = dummy::values(encoding, rows * encoding.bytes(cols).unwrap());
+            let view = TensorView { encoding, shape: &shape, bytes: &bytes, order: None };
+            let of = |on_device: bool| {
+                let mut device = device(Order::Ascending, MODULES);
+                let matrix = match on_device {
+                    true => linear::make_up(&mut *device, "a", encoding, shape).unwrap().expect("it is made"),
+                    false => linear::load(&mut *device, "a", &[view]).unwrap(),
+                };
+                Case { rows, cols, device, matrix, values: decoded(encoding, &bytes) }
+            };
+            let (mut made, mut loaded) = (of(true), of(false));
+            assert_eq!(made.matrix.bytes, loaded.matrix.bytes, "{encoding}");
+            embedded(&mut made, &(0..rows as u32).collect::<Vec<_>>());
+            let bits = |case: &mut Case| -> Vec<u32> {
+                case.product(&[0, 4, 2], 3, false, false).iter().map(|value| value.to_bits()).collect()
+            };
+            assert_eq!(bits(&mut made), bits(&mut loaded), "{encoding} {shape:?}");
+        }
+    }
+    let mut device = device(Order::Ascending, &[]);
+    let q6 = Encoding::Block(BlockFormat::Q6_K);
+    assert!(linear::make_up(&mut *device, "a", q6, [16, 256]).unwrap().is_none(), "nobody makes it up");
+}
+
+fn decoded(encoding: Encoding, bytes: &[u8]) -> Vec<f32> {
+    match encoding {
+        Encoding::Block(format) => {
+            let mut values = vec![0.0; bytes.len() / format.bytes() * format.values()];
+            format.decode(bytes, &mut values);
+            values
+        }
+        Encoding::Plain(dtype) => {
+            bytes.chunks_exact(dtype.size()).map(|bytes| folio_model::check::to_f32(dtype, bytes)).collect()
+        }
     }
 }

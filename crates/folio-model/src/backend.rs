@@ -245,6 +245,17 @@ pub trait Backend: Send {
     /// errors.
     fn load_matrix(&mut self, name: &str, parts: &[TensorView<'_>]) -> Result<MatrixId, BackendError>;
 
+    /// Makes up a matrix `[rows, cols]` as [`dummy::values`](crate::dummy::values) defines it, where the device can do that itself.
+    /// `None`: it cannot, and the caller gives the values to [`Backend::load_matrix`].
+    fn make_up_matrix(
+        &mut self,
+        _name: &str,
+        _encoding: Encoding,
+        _shape: [usize; 2],
+    ) -> Result<Option<MatrixId>, BackendError> {
+        Ok(None)
+    }
+
     /// Concatenates vectors, converted to f32.
     fn load_vector(&mut self, name: &str, parts: &[TensorView<'_>]) -> Result<VectorId, BackendError>;
 

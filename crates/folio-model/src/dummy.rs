@@ -1,8 +1,11 @@
 //! Weights made up instead of read: a model of real shapes for measurements, from its configuration alone.
 //!
-//! Owns: the values, which are the same at every start. Must never: be taken for a model. What it says means nothing.
+//! Owns: the values, which are the same at every start and on every device. Must never: be taken for a model. What it says means
+//! nothing.
 //!
-//! All matrices share one run of random bytes, so that making a model of any size costs as much as making its largest matrix.
+//! A matrix is the beginning of one run of random words ([`word`]), as its encoding stores rows, with what would be no sensible number
+//! put right ([`values`]). A word follows from its place in the run alone: a device can make any part of a matrix where that part
+//! lies ([`Backend::make_up_matrix`]). The host makes the run once, as long as the largest matrix that the device leaves to it.
 
 use crate::backend::{Backend, DType, TensorView};
 use crate::decoder::{Load, WeightSpec};
@@ -30,50 +33,34 @@ pub const ENCODINGS: [Encoding; 12] = [
 pub(crate) struct Dummy<'a> {
     backend: &'a mut dyn Backend,
     encoding: Encoding,
-    /// Of plain bf16, for matrices whose columns are not whole blocks.
+    /// As long as the largest matrix that was made here: in bf16, for columns that are not whole blocks, and in `encoding`.
     plain: Vec<u8>,
     blocks: Vec<u8>,
     pub(crate) parameters: u64,
 }
 
 impl<'a> Dummy<'a> {
-    /// `specs`: all weights that will be asked for.
-    pub(crate) fn new<'s>(
-        backend: &'a mut dyn Backend,
-        encoding: Encoding,
-        specs: impl Iterator<Item = &'s WeightSpec>,
-    ) -> Self {
-        let mut most = [0, 0];
-        for part in specs.flat_map(|spec| &spec.parts) {
-            let [rows, cols] = *part.shape else { continue };
-            let stored = stored(encoding, cols);
-            let bytes = stored.bytes(cols).unwrap_or(0) * rows;
-            let most = &mut most[usize::from(stored == encoding)];
-            *most = bytes.max(*most);
-        }
-        let [plain, blocks] = most;
-        Self {
-            backend,
-            encoding,
-            plain: values(Encoding::Plain(DType::BF16), plain),
-            blocks: values(encoding, blocks),
-            parameters: 0,
-        }
+    pub(crate) fn new(backend: &'a mut dyn Backend, encoding: Encoding) -> Self {
+        Self { backend, encoding, plain: Vec::new(), blocks: Vec::new(), parameters: 0 }
     }
 }
 
 impl Load<ModelError> for Dummy<'_> {
     fn matrix(&mut self, spec: &WeightSpec) -> Result<MatrixId> {
-        let views = spec.parts.iter().map(|part| {
-            let cols = part.shape.last().copied().unwrap_or(0);
-            let encoding = stored(self.encoding, cols);
-            let bytes = if encoding == self.encoding { &self.blocks } else { &self.plain };
-            let length = encoding.bytes(cols).unwrap_or(0) * part.shape[0];
-            TensorView { encoding, shape: &part.shape, bytes: &bytes[..length], order: None }
-        });
-        let views: Vec<_> = views.collect();
-        self.parameters += views.iter().map(|view| view.shape.iter().product::<usize>() as u64).sum::<u64>();
-        Ok(self.backend.load_matrix(&spec.label, &views)?)
+        let cols = spec.parts.first().and_then(|part| part.shape.last()).copied().unwrap_or(0);
+        let rows: usize = spec.parts.iter().map(|part| part.shape[0]).sum();
+        let encoding = stored(self.encoding, cols);
+        self.parameters += (rows * cols) as u64;
+        if let Some(made) = self.backend.make_up_matrix(&spec.label, encoding, [rows, cols])? {
+            return Ok(made);
+        }
+        let bytes = rows * encoding.bytes(cols).unwrap_or(0);
+        let run = if encoding == self.encoding { &mut self.blocks } else { &mut self.plain };
+        if run.len() < bytes {
+            *run = values(encoding, bytes);
+        }
+        let view = TensorView { encoding, shape: &[rows, cols], bytes: &run[..bytes], order: None };
+        Ok(self.backend.load_matrix(&spec.label, &[view])?)
     }
 
     /// Norms change nothing, biases and sinks are zero.
@@ -93,20 +80,21 @@ fn stored(encoding: Encoding, cols: usize) -> Encoding {
     if encoding.bytes(cols).is_some() { encoding } else { Encoding::Plain(DType::BF16) }
 }
 
-/// So many bytes of values of about a fiftieth, either sign.
-fn values(encoding: Encoding, bytes: usize) -> Vec<u8> {
-    let mut state = 0x9e37_79b9_7f4a_7c15u64;
-    let mut random = move || {
-        // xorshift64* (Vigna, 2016)
-        state ^= state >> 12;
-        state ^= state << 25;
-        state ^= state >> 27;
-        state.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    };
-    let mut made = Vec::with_capacity(bytes.next_multiple_of(8));
-    while made.len() < bytes {
-        made.extend(random().to_le_bytes());
-    }
+/// Word `place` of the run: Chris Wellons' `lowbias32`, a bijection of 32 bits.
+pub const fn word(place: u32) -> u32 {
+    let mut x = place;
+    x ^= x >> 16;
+    x = x.wrapping_mul(0x7feb_352d);
+    x ^= x >> 15;
+    x = x.wrapping_mul(0x846c_a68b);
+    x ^ x >> 16
+}
+
+/// The beginning of the run, so many bytes of it, as values of about a fiftieth of either sign. Words are little endian; beyond 16 GiB
+/// they begin again.
+pub fn values(encoding: Encoding, bytes: usize) -> Vec<u8> {
+    let mut made: Vec<u8> =
+        (0..bytes.div_ceil(4)).flat_map(|place| word(place as u32).to_le_bytes()).collect();
     made.truncate(bytes);
     match encoding {
         // 2^-6 to 2^-5: the exponent is set, sign and fraction stay.

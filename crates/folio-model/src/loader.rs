@@ -121,7 +121,7 @@ impl Model {
         let max_model_len = model_length(config, checkpoint.settings(), options.max_model_len)?;
         let layout = options.kv_layout(checkpoint, max_model_len)?;
         let specs = weight_specs(config);
-        let mut dummy = Dummy::new(&mut *backend, encoding, specs.iter());
+        let mut dummy = Dummy::new(&mut *backend, encoding);
         let weights = specs.try_map(&mut dummy)?;
         let parameters = dummy.parameters;
         let mut digest = checkpoint.start_digest(max_model_len);

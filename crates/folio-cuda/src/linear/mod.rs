@@ -5,6 +5,7 @@
 //! are bf16, and f32 where the weights are f32.
 
 mod launch;
+mod made_up;
 mod pack;
 mod unpack;
 
@@ -16,6 +17,7 @@ use crate::kernels::{Module, Weights};
 use unpack::{Codes, Layout};
 
 pub use launch::{ExpertRange, ExpertRows, Output, embed, experts_product, product};
+pub use made_up::make_up;
 
 /// Host memory that one thread packs at a time.
 const CHUNK_BYTES: usize = 16 << 20;
@@ -97,11 +99,7 @@ pub fn load(
 ) -> Result<DeviceMatrix, BackendError> {
     let cols = parts[0].shape[1];
     let rows = parts.iter().map(|part| part.shape[0]).sum();
-    let fits = |value: usize| u32::try_from(value.next_multiple_of(256)).is_ok();
-    if !fits(rows) || !fits(cols) {
-        let reason = "kernels count rows and columns with 32 bits".to_owned();
-        return Err(BackendError::Shape { name: name.to_owned(), shape: vec![rows, cols], reason });
-    }
+    check_size(name, rows, cols)?;
     let mut loader = Loader { driver, bytes: 0 };
     let plain = matches!(parts[0].encoding, Encoding::Plain(_));
     // Plain columns are put where the model has them; those of blocks stay with their scales.
@@ -119,6 +117,15 @@ pub fn load(
         segments.push(segment);
     }
     Ok(DeviceMatrix { rows, cols, bytes: loader.bytes, segments, order })
+}
+
+fn check_size(name: &str, rows: usize, cols: usize) -> Result<(), BackendError> {
+    let fits = |value: usize| u32::try_from(value.next_multiple_of(256)).is_ok();
+    if fits(rows) && fits(cols) {
+        return Ok(());
+    }
+    let reason = "kernels count rows and columns with 32 bits".to_owned();
+    Err(BackendError::Shape { name: name.to_owned(), shape: vec![rows, cols], reason })
 }
 
 struct Loader<'a> {
@@ -143,6 +150,31 @@ impl Loader<'_> {
         Ok(at)
     }
 
+    /// A segment whose bytes are anything.
+    fn room(
+        &mut self,
+        kind: Kind,
+        first_row: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Segment, BackendError> {
+        let none = DevicePtr::default();
+        let mut segment = Segment { kind, first_row, rows, codes: none, scales: none, minimums: none };
+        if kind == Kind::Plain(DType::F32) {
+            segment.codes = self.allocate(4 * cols * rows.next_multiple_of(32))?;
+            return Ok(segment);
+        }
+        let (sizes, tiles) = (Sizes::of(kind, cols), rows.div_ceil(pack::TILE));
+        segment.codes = self.allocate(tiles * sizes.codes)?;
+        if let Kind::Blocks(layout) = kind {
+            segment.scales = self.allocate(tiles * sizes.scales)?;
+            if layout.minimums {
+                segment.minimums = self.allocate(tiles * sizes.scales)?;
+            }
+        }
+        Ok(segment)
+    }
+
     /// Parts of one kind.
     fn segment(
         &mut self,
@@ -156,30 +188,13 @@ impl Loader<'_> {
             .iter()
             .flat_map(|part| pack::rows_of(part).into_iter().map(|row| (part.encoding, row)))
             .collect();
-        let mut segment = Segment {
-            kind,
-            first_row,
-            rows: rows.len(),
-            codes: DevicePtr::default(),
-            scales: DevicePtr::default(),
-            minimums: DevicePtr::default(),
-        };
+        let segment = self.room(kind, first_row, rows.len(), cols)?;
         if kind == Kind::Plain(DType::F32) {
             let rows: Vec<&[u8]> = rows.iter().map(|(_, row)| *row).collect();
-            let packed = pack::f32_columns(&rows, cols, order);
-            segment.codes = self.allocate(packed.len())?;
-            self.upload(segment.codes, &packed)?;
+            self.upload(segment.codes, &pack::f32_columns(&rows, cols, order))?;
             return Ok(segment);
         }
         let sizes = Sizes::of(kind, cols);
-        let tiles = rows.len().div_ceil(pack::TILE);
-        segment.codes = self.allocate(tiles * sizes.codes)?;
-        if let Kind::Blocks(layout) = kind {
-            segment.scales = self.allocate(tiles * sizes.scales)?;
-            if layout.minimums {
-                segment.minimums = self.allocate(tiles * sizes.scales)?;
-            }
-        }
         let chunk = (CHUNK_BYTES / sizes.codes).max(1) * pack::TILE;
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let chunks: Vec<&[(Encoding, &[u8])]> = rows.chunks(chunk).collect();
