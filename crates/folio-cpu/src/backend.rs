@@ -301,6 +301,7 @@ impl Backend for CpuBackend {
             max_logit_rows: model.max_logit_rows,
             max_position: model.shape.max_position,
             vocabulary: model.vocabulary,
+            chosen: 0,
             pools: &self.pools,
             block_tokens,
             written: &mut self.written,

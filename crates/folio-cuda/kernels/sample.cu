@@ -348,3 +348,14 @@ sample_rows(const u32* words, const float* logits, u32 stride, u32 vocab, float*
     }
     if (status == 0 && r[18] > 0) logprobs(raw, token, r[18] - 1, out);
 }
+
+// The tokens of a step that are those the step before chooses: bit 31 and the row of its results. Where it chose none, or none that can
+// be embedded, token 0. One thread for each row of the step.
+extern "C" __global__ void __launch_bounds__(128) follow(u32* meta, const u32* results, u32 result_words, u32 vocabulary) {
+    u32 row = blockIdx.x * blockDim.x + threadIdx.x;
+    if (row >= meta[0]) return;
+    u32* token = meta + meta[8] + row;
+    if (*token >> 31 == 0) return;
+    const u32* result = results + (u64)result_words * (*token & 0x7fffffffu);
+    *token = result[0] == 0 && result[1] < vocabulary ? result[1] : 0;
+}

@@ -3,11 +3,13 @@
 //! Owns: memory and the order load, program, cache, forward. Must never: know a kernel's inside, or allocate in `forward` but where the
 //! metadata outgrows its place.
 //!
-//! A forward pass is: copies of blocks, one upload of the step's words, launches (or one graph of them), one download of logits.
+//! A forward pass is: copies of blocks, one upload of the step's words, launches (or one graph of them), one download of logits, or of what
+//! was chosen from them. Of steps that are sampled here, one may be begun while another runs (`turns`): its tokens may be what that one
+//! chooses, which a kernel puts among its words before anything else reads them.
 
 use std::time::Instant;
 
-use folio_model::backend::{Backend, BackendError, Batch, KvLayout, SwapTimes, TensorView};
+use folio_model::backend::{Backend, BackendError, Batch, CHOSEN, KvLayout, SwapTimes, TensorView};
 use folio_model::check::{self, BatchCheck, Loaded, PoolSize, ProgramCheck, Written};
 use folio_model::kv_format::KvFormat;
 use folio_model::program::{MatrixId, Op, Program, VectorId};
@@ -23,15 +25,14 @@ use crate::launches::{Launches, Model};
 use crate::linear::{self, DeviceMatrix};
 use crate::machine::{self, Effort, Rates};
 use crate::planes::Meta;
-use crate::sample::{self, Sampling};
+use crate::sample::{self, Asked, Sampling};
 use crate::step::StepWords;
+use crate::turns::{Turns, Words};
 
 /// Vectors are padded with zeros to this many values.
 const PAD: usize = 32;
 /// Most sequences of a step that is run from a graph.
 const GRAPH_ROWS: u32 = 256;
-/// Words that there is room for at first.
-const FIRST_WORDS: usize = 1 << 16;
 
 /// The decoder on a device.
 pub struct CudaBackend {
@@ -53,6 +54,9 @@ pub struct CudaBackend {
     /// Of the rows to sample from, and what was chosen.
     sampling: Words,
     chosen: Words,
+    turns: Turns,
+    /// Rows that the step before chooses for; none where that was not sampled here, or failed.
+    last: usize,
     /// Where rules change logits.
     changed: Option<DevicePtr>,
     records: Vec<u32>,
@@ -68,45 +72,6 @@ pub struct CudaBackend {
 pub(crate) struct Vector {
     pub(crate) len: usize,
     pub(crate) at: DevicePtr,
-}
-
-/// Words that the host and the device have a place for each.
-#[derive(Clone, Copy, Default)]
-struct Words {
-    at: Option<(HostId, DevicePtr)>,
-    count: usize,
-}
-
-impl Words {
-    /// Makes room for so many. Whether they lie elsewhere now.
-    fn reserve(&mut self, driver: &mut dyn Driver, count: usize) -> Result<bool, DriverError> {
-        if count <= self.count {
-            return Ok(false);
-        }
-        if let Some((host, device)) = self.at.take() {
-            driver.free(device)?;
-            driver.free_host(host)?;
-        }
-        let count = count.next_power_of_two().max(FIRST_WORDS);
-        let host = driver.allocate_host(4 * count as u64)?;
-        let device = driver.allocate(4 * count as u64)?;
-        *self = Self { at: Some((host, device)), count };
-        Ok(true)
-    }
-
-    fn place(&self) -> Result<(HostId, DevicePtr), DriverError> {
-        self.at.ok_or_else(|| DriverError::NoKernel("a place for words".to_owned()))
-    }
-
-    /// Sends words that there is room for.
-    fn send(&self, driver: &mut dyn Driver, words: &[u32]) -> Result<DevicePtr, DriverError> {
-        let (host, device) = self.place()?;
-        for (place, word) in driver.host(host).as_chunks_mut().0.iter_mut().zip(words) {
-            *place = word.to_le_bytes();
-        }
-        driver.upload_async(device, host, 0, 4 * words.len() as u64)?;
-        Ok(device)
-    }
 }
 
 struct Answers {
@@ -137,6 +102,8 @@ impl CudaBackend {
             answers: None,
             sampling: Words::default(),
             chosen: Words::default(),
+            turns: Turns::default(),
+            last: 0,
             changed: None,
             records: Vec::new(),
             hidden_rows: Vec::new(),
@@ -197,12 +164,24 @@ impl CudaBackend {
     }
 
     /// Sends the words of the step. What was captured with another address is forgotten.
-    fn send(&mut self) -> Result<Meta, DriverError> {
+    fn send(&mut self, turn: usize) -> Result<Meta, DriverError> {
         let words = self.step.words();
-        if self.staging.reserve(&mut *self.driver, words.len())? {
+        if self.staging.reserve(&mut *self.driver, turn, words.len())? {
             self.graphs.clear();
         }
-        Ok(Meta(self.staging.send(&mut *self.driver, words)?))
+        Ok(Meta(self.staging.send(&mut *self.driver, turn, words)?))
+    }
+
+    /// Puts the tokens that the step before chooses among the words of this one.
+    fn follow(&mut self, meta: Meta, batch: &Batch, turn: usize) -> Result<(), DriverError> {
+        let Some(model) =
+            self.model.as_ref().filter(|_| batch.tokens.iter().any(|token| token & CHOSEN != 0))
+        else {
+            return Ok(());
+        };
+        let (rows, vocabulary) = (batch.tokens.len() as u32, model.vocabulary as u32);
+        let top = self.turns.of[1 - turn].top;
+        sample::follow(&mut *self.driver, meta, rows, self.chosen.device()?, top, vocabulary)
     }
 
     /// Launches the step, or the graph that covers it.
@@ -237,8 +216,8 @@ impl CudaBackend {
         self.driver.replay(graph)
     }
 
-    /// Checks a batch and starts its step: everything but what comes back.
-    fn start(&mut self, batch: &Batch) -> Result<(), BackendError> {
+    /// Checks a batch and starts its step: everything but what comes back. It may name `chosen` tokens of the step before.
+    fn start(&mut self, batch: &Batch, turn: usize, chosen: usize) -> Result<(), BackendError> {
         let Some(model) = self.model.as_ref().filter(|_| !self.pools.is_empty()) else {
             return Err(BackendError::Device("no program or no cache is loaded".into()));
         };
@@ -247,15 +226,16 @@ impl CudaBackend {
             max_logit_rows: model.max_logit_rows,
             max_position: model.max_position,
             vocabulary: model.vocabulary,
+            chosen,
             pools: &self.sizes,
             block_tokens: self.block_tokens,
             written: &mut self.written,
         }
         .all(batch)?;
-        self.begin(batch).map_err(failed)
+        self.begin(batch, turn).map_err(failed)
     }
 
-    fn begin(&mut self, batch: &Batch) -> Result<(), DriverError> {
+    fn begin(&mut self, batch: &Batch, turn: usize) -> Result<(), DriverError> {
         let out_us = self.swap(batch, true)?;
         for copy in &batch.copies {
             self.pools[copy.group as usize].copy(&mut *self.driver, copy.from, copy.to)?;
@@ -267,7 +247,8 @@ impl CudaBackend {
         if batch.tokens.is_empty() {
             return Ok(());
         }
-        let meta = self.send()?;
+        let meta = self.send(turn)?;
+        self.follow(meta, batch, turn)?;
         self.launch(meta)?;
         let (Some(model), Some(answers)) = (&self.model, &self.answers) else { return Ok(()) };
         let hidden = model.hidden_bytes(batch);
@@ -287,16 +268,20 @@ impl CudaBackend {
         self.driver.synchronize()
     }
 
-    /// Samples from the logits of the step, and waits for what was chosen.
-    fn choose(&mut self, rows: &[SampleRow<'_>], outcomes: &mut Vec<Outcome>) -> Result<(), DriverError> {
-        let Some(model) = self.model.as_ref().filter(|_| !rows.is_empty()) else {
-            return self.driver.synchronize();
-        };
+    /// Samples from the logits of the step.
+    fn choose(&mut self, rows: &[SampleRow<'_>], turn: usize) -> Result<(), DriverError> {
         let top = rows.iter().filter_map(|row| row.logprobs).max().unwrap_or(0);
+        let step = &mut self.turns.of[turn];
+        step.top = top;
+        step.asked.clear();
+        step.asked.extend(rows.iter().map(Asked::of));
+        let Some(model) = self.model.as_ref().filter(|_| !rows.is_empty()) else {
+            return step.close(&mut *self.driver);
+        };
         let words = rows.len() * sample::result_words(top);
         sample::encode(rows, &mut self.records);
-        self.sampling.reserve(&mut *self.driver, self.records.len())?;
-        self.chosen.reserve(&mut *self.driver, words)?;
+        self.sampling.reserve(&mut *self.driver, turn, self.records.len())?;
+        self.chosen.reserve(&mut *self.driver, turn, words)?;
         let logits = model.logits_planes(model.logits);
         let scratch = match (sample::needs_scratch(rows), self.changed) {
             (false, _) => None,
@@ -309,21 +294,30 @@ impl CudaBackend {
             }
         };
         let sampling = Sampling {
-            words: self.sampling.send(&mut *self.driver, &self.records)?,
+            words: self.sampling.send(&mut *self.driver, turn, &self.records)?,
             rows: rows.len() as u32,
             logits: &logits,
             scratch: scratch.as_ref(),
             top,
-            out: self.chosen.place()?.1,
+            out: self.chosen.device()?,
         };
         sample::sample(&mut *self.driver, &sampling)?;
-        let (host, device) = self.chosen.place()?;
-        self.driver.download_async(device, host, 0, 4 * words as u64)?;
-        self.driver.synchronize()?;
-        let chosen = self.driver.host_bytes(host).as_chunks().0;
-        let chosen: Vec<u32> = chosen[..words].iter().map(|word| u32::from_le_bytes(*word)).collect();
-        let each = chosen.chunks_exact(sample::result_words(top));
-        outcomes.extend(rows.iter().zip(each).map(|(row, words)| sample::decode(row, words)));
+        self.chosen.fetch(&mut *self.driver, turn, words)?;
+        self.turns.of[turn].close(&mut *self.driver)
+    }
+
+    /// Waits for the step and reads what it chose.
+    fn read(&mut self, turn: usize, outcomes: &mut Vec<Outcome>) -> Result<(), DriverError> {
+        let step = &self.turns.of[turn];
+        step.wait(&mut *self.driver)?;
+        if step.asked.is_empty() {
+            return Ok(());
+        }
+        let each = sample::result_words(step.top);
+        let words = self.chosen.fetched(&*self.driver, turn)?;
+        let chosen: Vec<u32> = words.take(each * step.asked.len()).collect();
+        let answers = step.asked.iter().zip(chosen.chunks_exact(each));
+        outcomes.extend(answers.map(|(row, words)| sample::decode(*row, words)));
         Ok(())
     }
 }
@@ -462,7 +456,11 @@ impl Backend for CudaBackend {
     }
 
     fn forward(&mut self, batch: &Batch) -> Result<&[f32], BackendError> {
-        self.start(batch)?;
+        let Some(turn) = self.turns.next().filter(|_| self.turns.none_begun()) else {
+            return Err(BackendError::Device("a step that was begun is not finished".into()));
+        };
+        self.last = 0;
+        self.start(batch, turn, 0)?;
         self.finish(batch).map_err(failed)?;
         let (Some(model), Some(answers)) = (&self.model, &self.answers) else { return Ok(&[]) };
         let logits = floats(self.driver.host(answers.logits));
@@ -474,18 +472,31 @@ impl Backend for CudaBackend {
         (vocabulary < sample::VOCABULARY_MAX).then_some(sample::TOP_MAX)
     }
 
-    fn forward_and_sample(
-        &mut self,
-        batch: &Batch,
-        rows: &[SampleRow<'_>],
-        outcomes: &mut Vec<Outcome>,
-    ) -> Result<(), BackendError> {
+    fn begin_and_sample(&mut self, batch: &Batch, rows: &[SampleRow<'_>]) -> Result<(), BackendError> {
         if rows.len() != batch.logit_rows.len() {
             let (asked, wanted) = (rows.len(), batch.logit_rows.len());
             return Err(BackendError::Batch(format!("{asked} rows to sample of {wanted} rows of logits")));
         }
-        self.start(batch)?;
-        self.choose(rows, outcomes).map_err(failed)
+        let Some(turn) = self.turns.next() else {
+            return Err(BackendError::Device("two steps are under way".into()));
+        };
+        let chosen = std::mem::take(&mut self.last);
+        let started = self.start(batch, turn, chosen);
+        if let Err(error) = started.and_then(|()| self.choose(rows, turn).map_err(failed)) {
+            // What was asked for may still read this turn's memory, which the next step gets.
+            let _ = self.driver.synchronize();
+            return Err(error);
+        }
+        self.last = rows.len();
+        self.turns.begin();
+        Ok(())
+    }
+
+    fn finish_sampled(&mut self, outcomes: &mut Vec<Outcome>) -> Result<(), BackendError> {
+        let Some(turn) = self.turns.finish() else {
+            return Err(BackendError::Device("no step was begun".into()));
+        };
+        self.read(turn, outcomes).map_err(failed)
     }
 
     fn hidden(&self, row: u32) -> &[f32] {

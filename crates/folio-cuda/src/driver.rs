@@ -51,6 +51,10 @@ pub struct DeviceInfo {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GraphId(pub u32);
 
+/// A place in the stream that the host can wait for; named so that it can be moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct EventId(pub u32);
+
 /// Host memory that the device can copy to and from while the host goes on; named so that it can be freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HostId(pub u32);
@@ -111,7 +115,8 @@ pub trait Driver: Send {
     /// Waits for the work before it. `id` came from [`Driver::allocate_host`] and is of no use any more.
     fn free_host(&mut self, id: HostId) -> Result<()>;
 
-    /// Bytes of host memory. What the device still writes there is waited for by [`Driver::synchronize`] alone.
+    /// Bytes of host memory. What the device still writes there is waited for by [`Driver::synchronize`] or
+    /// [`Driver::wait`] alone.
     fn host(&mut self, id: HostId) -> &mut [u8];
 
     /// The same, to read.
@@ -125,6 +130,15 @@ pub trait Driver: Send {
 
     /// Waits for all work so far.
     fn synchronize(&mut self) -> Result<()>;
+
+    /// An event that was not recorded yet: there is nothing to wait for.
+    fn event(&mut self) -> Result<EventId>;
+
+    /// Moves the event to the end of all work so far.
+    fn record(&mut self, event: EventId) -> Result<()>;
+
+    /// Waits for the work before the event, and for none behind it.
+    fn wait(&mut self, event: EventId) -> Result<()>;
 
     /// From here to [`Driver::end_capture`] launches and copies are recorded and not run. Nothing may be allocated.
     fn begin_capture(&mut self) -> Result<()>;

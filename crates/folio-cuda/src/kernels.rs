@@ -100,8 +100,11 @@ const ROWS: Module = Module {
     kernels: &["rms_norm", "add_rms_norm", "scale_rows", "softcap_rows", "gate_rows"],
 };
 
-const SAMPLE: Module =
-    Module { name: "sample", source: include_str!("../kernels/sample.cu"), kernels: &["sample_rows"] };
+const SAMPLE: Module = Module {
+    name: "sample",
+    source: include_str!("../kernels/sample.cu"),
+    kernels: &["sample_rows", "follow"],
+};
 
 const KV: Module = Module {
     name: "kv",

@@ -28,6 +28,7 @@ pub mod rows;
 mod rows_plan;
 pub mod sample;
 pub mod step;
+mod turns;
 
 pub use backend::CudaBackend;
 pub use driver::{Arg, DeviceInfo, DevicePtr, Driver, DriverError, Launch};

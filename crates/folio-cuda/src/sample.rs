@@ -6,7 +6,7 @@
 use folio_model::sampling::{Choice, Logprobs, Outcome, SampleRow};
 
 use crate::driver::{Arg, DevicePtr, Driver, DriverError, Launch};
-use crate::planes::Planes;
+use crate::planes::{Meta, Planes};
 
 /// Most alternatives of a row.
 pub const TOP_MAX: u32 = 256;
@@ -105,8 +105,39 @@ pub fn sample(driver: &mut dyn Driver, sampling: &Sampling<'_>) -> Result<(), Dr
     })
 }
 
+/// Puts tokens in the place of those words of a step that name rows of the step before ([`CHOSEN`]), whose results lie at `results` as
+/// [`sample`] wrote them with `top`. Tokens are below `vocabulary`.
+///
+/// [`CHOSEN`]: folio_model::backend::CHOSEN
+pub fn follow(
+    driver: &mut dyn Driver,
+    meta: Meta,
+    rows: u32,
+    results: DevicePtr,
+    top: u32,
+    vocabulary: u32,
+) -> Result<(), DriverError> {
+    let args =
+        [Arg::Ptr(meta.0), Arg::Ptr(results), Arg::U32(result_words(top) as u32), Arg::U32(vocabulary)];
+    let grid = [rows.div_ceil(128), 1, 1];
+    driver.launch(&Launch { kernel: "follow", grid, threads: 128, shared: 0, args: &args })
+}
+
+/// What of a [`SampleRow`] is needed to read its result.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    known: bool,
+    logprobs: bool,
+}
+
+impl Asked {
+    pub fn of(row: &SampleRow<'_>) -> Self {
+        Self { known: matches!(row.choice, Choice::Known(_)), logprobs: row.logprobs.is_some() }
+    }
+}
+
 /// Reads the result of one row, `result_words` words.
-pub fn decode(row: &SampleRow<'_>, words: &[u32]) -> Outcome {
+pub fn decode(row: Asked, words: &[u32]) -> Outcome {
     match words[0] {
         1 => return Outcome::Failed("a logit is not a number"),
         2 => return Outcome::Failed("no logit is finite, or one is infinite"),
@@ -119,8 +150,8 @@ pub fn decode(row: &SampleRow<'_>, words: &[u32]) -> Outcome {
         let top = top.map(|pair| (pair[0], f32::from_bits(pair[1]))).collect();
         Logprobs { logprob: f32::from_bits(words[2]), rank: words[3], top }
     };
-    match row.choice {
-        Choice::Known(_) => Outcome::Score(logprobs()),
-        Choice::Draw(_) => Outcome::Token { id: words[1], logprobs: row.logprobs.map(|_| logprobs()) },
+    match row.known {
+        true => Outcome::Score(logprobs()),
+        false => Outcome::Token { id: words[1], logprobs: row.logprobs.then(logprobs) },
     }
 }

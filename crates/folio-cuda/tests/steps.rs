@@ -2,8 +2,9 @@
 
 use folio_cuda::{CudaBackend, Driver};
 use folio_emulator::{Emulator, Order, device};
-use folio_model::backend::{Backend, BackendError, Batch, BlockCopy, BlockSwap, DType, Span};
+use folio_model::backend::{Backend, BackendError, Batch, BlockCopy, BlockSwap, CHOSEN, DType, Span};
 use folio_model::quant::{BlockFormat, Encoding};
+use folio_model::sampling::{Choice, Draw, Outcome, SampleRow};
 use folio_model::testing::fixture;
 use folio_model::testing::recast::{Cast, Recast};
 use folio_model::{Checkpoint, LoadOptions, LoadedModel, Model};
@@ -212,4 +213,130 @@ fn a_made_up_model_is_the_same_wherever_it_was_made() {
     }
     let table = cuda().make_up_matrix("a", Encoding::Plain(DType::BF16), [40, 64]).unwrap();
     assert!(table.is_some(), "the device makes up bf16 itself");
+}
+
+/// Greedy, or with noise that is a function of the position.
+fn draw(position: u32, warm: bool) -> SampleRow<'static> {
+    let draw = Draw {
+        seed: 9,
+        position,
+        temperature: if warm { 1.5 } else { 0.0 },
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        frequency_penalty: 0.0,
+        presence_penalty: 0.0,
+        seen: &[],
+        bias: &[],
+        forbidden: [&[], &[]],
+    };
+    SampleRow { choice: Choice::Draw(draw), logprobs: None }
+}
+
+fn token(outcome: &Outcome) -> u32 {
+    match outcome {
+        Outcome::Token { id, .. } => *id,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What each of two sequences says in so many steps, the second with log probabilities in every third step. `ahead`: a step is begun
+/// while the one before it runs, and reads the tokens of that one where they are.
+fn said(backend: &mut CudaBackend, steps: u32, ahead: bool) -> Vec<Vec<u32>> {
+    let mut said: Vec<Vec<u32>> = Vec::new();
+    let mut outcomes = Vec::new();
+    let mut tokens = vec![3, 7];
+    let mut under_way = 0;
+    for position in 0..steps {
+        let mut batch = decode(2, position);
+        batch.tokens = tokens;
+        let mut rows = [draw(position, false), draw(position, true)];
+        // Results of other sizes, and so in other places.
+        rows[1].logprobs = (position % 3 == 1).then_some(4);
+        // The rows change places in every step.
+        batch.spans.iter_mut().for_each(|span| span.blocks_start = 8 * ((span.first_row + position) % 2));
+        backend.begin_and_sample(&batch, &rows).unwrap();
+        under_way += 1;
+        if !ahead || under_way == 2 {
+            outcomes.clear();
+            backend.finish_sampled(&mut outcomes).unwrap();
+            said.push(outcomes.iter().map(token).collect());
+            under_way -= 1;
+        }
+        tokens = match ahead {
+            true => vec![CHOSEN | 1, CHOSEN],
+            false => said.last().iter().flat_map(|said| [said[1], said[0]]).collect(),
+        };
+    }
+    while under_way > 0 {
+        outcomes.clear();
+        backend.finish_sampled(&mut outcomes).unwrap();
+        said.push(outcomes.iter().map(token).collect());
+        under_way -= 1;
+    }
+    said
+}
+
+/// On the emulator nothing runs before somebody waits for it: memory that two steps shared would be seen.
+#[test]
+fn a_step_begun_ahead_reads_the_tokens_of_the_one_before() {
+    if !folio_emulator::available() {
+        return;
+    }
+    for graphs in [true, false] {
+        let (mut backend, _) = loaded();
+        if !graphs {
+            backend.without_graphs();
+        }
+        let one_by_one = said(&mut backend, 40, false);
+        assert_eq!(said(&mut backend, 40, true), one_by_one, "graphs: {graphs}");
+        assert_eq!(backend.graphs() > 0, graphs);
+        let different: std::collections::BTreeSet<_> = one_by_one.iter().flatten().collect();
+        assert!(different.len() > 5, "{different:?}");
+    }
+}
+
+#[test]
+fn only_tokens_of_the_step_before_can_be_followed_and_only_two_steps_be_under_way() {
+    if !folio_emulator::available() {
+        return;
+    }
+    let (mut backend, _) = loaded();
+    let rows = [draw(0, false), draw(0, false)];
+    let refused = |backend: &mut CudaBackend, batch: &Batch, why: &str| {
+        let error =
+            backend.begin_and_sample(batch, &rows[..batch.logit_rows.len()]).expect_err(why).to_string();
+        assert!(error.contains(why), "{error}");
+    };
+    let follows = |row: u32, position| {
+        let mut batch = decode(1, position);
+        batch.tokens[0] = CHOSEN | row;
+        batch
+    };
+    refused(&mut backend, &follows(0, 1), "of the step before, which chooses 0");
+    backend.begin_and_sample(&decode(2, 0), &rows).unwrap();
+    refused(&mut backend, &follows(2, 1), "of the step before, which chooses 2");
+    // After one that was refused nothing can be followed.
+    refused(&mut backend, &follows(1, 1), "of the step before, which chooses 0");
+    backend.begin_and_sample(&decode(2, 1), &rows).unwrap();
+    refused(&mut backend, &decode(2, 2), "two steps are under way");
+    let error = backend.forward(&decode(2, 2)).expect_err("it waits").to_string();
+    assert!(error.contains("is not finished"), "{error}");
+    let mut outcomes = Vec::new();
+    for _ in 0..2 {
+        backend.finish_sampled(&mut outcomes).unwrap();
+    }
+    assert_eq!(outcomes.len(), 4);
+    let error = backend.finish_sampled(&mut outcomes).expect_err("none").to_string();
+    assert!(error.contains("no step was begun"), "{error}");
+    // A prompt that wants no token is a step like any other.
+    let mut prompt = decode(1, 2);
+    prompt.logit_rows.clear();
+    backend.begin_and_sample(&prompt, &[]).unwrap();
+    backend.finish_sampled(&mut outcomes).unwrap();
+    assert_eq!(outcomes.len(), 4);
+    assert!(backend.forward(&decode(2, 3)).is_ok());
+    let error = backend.forward(&follows(0, 4)).expect_err("logits are asked for").to_string();
+    assert!(error.contains("which chooses 0"), "{error}");
 }

@@ -18,7 +18,7 @@ use std::io::Write;
 use std::sync::LazyLock;
 
 use folio_cuda::cuda::CudaDriver;
-use folio_cuda::driver::{GraphId, HostId};
+use folio_cuda::driver::{EventId, GraphId, HostId};
 use folio_cuda::kernels::Module;
 use folio_cuda::{DeviceInfo, DevicePtr, Driver, DriverError, Launch};
 
@@ -95,6 +95,7 @@ pub struct Emulator {
     /// What a capture has recorded; `None` outside of one.
     capture: Option<Vec<Operation>>,
     graphs: Vec<Vec<Operation>>,
+    events: u32,
 }
 
 impl Default for Emulator {
@@ -121,6 +122,7 @@ impl Emulator {
             queue: Vec::new(),
             capture: None,
             graphs: Vec::new(),
+            events: 0,
         }
     }
 
@@ -151,6 +153,16 @@ impl Emulator {
     fn add(&mut self, operation: Operation) -> Result<()> {
         self.capture.as_mut().unwrap_or(&mut self.queue).push(operation);
         Ok(())
+    }
+
+    /// Runs the first `count` operations of the stream, and drops what is behind one that fails.
+    fn perform_until(&mut self, count: usize) -> Result<()> {
+        let mut queue = std::mem::take(&mut self.queue);
+        let result = queue.drain(..count).try_for_each(|operation| self.perform(&operation));
+        if result.is_ok() {
+            self.queue = queue;
+        }
+        result
     }
 
     fn refuse_capture(&self, call: &'static str) -> Result<()> {
@@ -282,10 +294,27 @@ impl Driver for Emulator {
 
     fn synchronize(&mut self) -> Result<()> {
         self.refuse_capture("synchronize")?;
-        let mut queue = std::mem::take(&mut self.queue);
-        let result = queue.drain(..).try_for_each(|operation| self.perform(&operation));
-        self.queue = queue;
-        result
+        self.perform_until(self.queue.len())
+    }
+
+    fn event(&mut self) -> Result<EventId> {
+        self.events += 1;
+        Ok(EventId(self.events - 1))
+    }
+
+    fn record(&mut self, event: EventId) -> Result<()> {
+        self.refuse_capture("record")?;
+        self.queue.retain(|operation| *operation != Operation::Event(event));
+        self.add(Operation::Event(event))
+    }
+
+    fn wait(&mut self, event: EventId) -> Result<()> {
+        self.refuse_capture("wait")?;
+        if event.0 >= self.events {
+            return Err(DriverError::Call { call: "wait", reason: format!("there is no event {}", event.0) });
+        }
+        let at = self.queue.iter().position(|operation| *operation == Operation::Event(event));
+        self.perform_until(at.map_or(0, |at| at + 1))
     }
 
     fn begin_capture(&mut self) -> Result<()> {

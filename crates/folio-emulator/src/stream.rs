@@ -3,14 +3,14 @@
 //! Owns: the late effect of everything asynchronous. Invariant: an operation reads and writes when it is performed, not when it was
 //! asked for; so whoever changes host memory too early or reads it too early sees it.
 
-use folio_cuda::driver::HostId;
+use folio_cuda::driver::{EventId, HostId};
 use folio_cuda::{Arg, DevicePtr, DriverError, Launch};
 
 use super::{Emulator, Result};
 use crate::library::Failure;
 
 /// A launch with arguments of its own.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct OwnedLaunch {
     kernel: String,
     grid: [u32; 3],
@@ -31,18 +31,38 @@ impl OwnedLaunch {
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Operation {
+    /// Only a place in the order.
+    Event(EventId),
     Launch(OwnedLaunch),
-    Copy { from: DevicePtr, to: DevicePtr, bytes: u64 },
-    Zero { at: DevicePtr, bytes: u64 },
-    Upload { to: DevicePtr, id: HostId, offset: u64, bytes: u64 },
-    Download { from: DevicePtr, id: HostId, offset: u64, bytes: u64 },
+    Copy {
+        from: DevicePtr,
+        to: DevicePtr,
+        bytes: u64,
+    },
+    Zero {
+        at: DevicePtr,
+        bytes: u64,
+    },
+    Upload {
+        to: DevicePtr,
+        id: HostId,
+        offset: u64,
+        bytes: u64,
+    },
+    Download {
+        from: DevicePtr,
+        id: HostId,
+        offset: u64,
+        bytes: u64,
+    },
 }
 
 impl Emulator {
     pub(crate) fn perform(&mut self, operation: &Operation) -> Result<()> {
         match operation {
+            Operation::Event(_) => Ok(()),
             Operation::Launch(launch) => self.run(&launch.borrowed()),
             Operation::Copy { from, to, bytes } => self.memory.copy(*from, *to, *bytes),
             Operation::Zero { at, bytes } => {

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use folio_cuda::Planes;
 use folio_cuda::kernels::MODULES;
-use folio_cuda::sample::Sampling;
-use folio_cuda::sample::{decode, encode, needs_scratch, result_words, sample};
+use folio_cuda::sample::{Asked, Sampling, decode, encode, needs_scratch, result_words, sample};
 use folio_emulator::Order;
 use folio_engine::plan::{SampleSpec, Sampled, TokenHistory};
 use folio_engine::request::SamplingParams;
@@ -100,7 +99,7 @@ fn on_device(logits: &[f32], vocab: usize, wanted: &[Wanted], order: Order) -> V
     let mut found = vec![0; bytes];
     driver.download(out, &mut found).unwrap();
     let found: Vec<u32> = found.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
-    found.chunks(result_words(top)).zip(&rows).map(|(words, row)| decode(row, words)).collect()
+    found.chunks(result_words(top)).zip(&rows).map(|(words, row)| decode(Asked::of(row), words)).collect()
 }
 
 fn random(seed: u32, at: u32) -> u32 {

@@ -14,11 +14,15 @@ use folio_sim::scenario::request;
 struct Instantly(StepOutput);
 
 impl Executor for Instantly {
-    fn execute(&mut self, plan: &StepPlan) -> Result<&StepOutput, ExecutorError> {
+    fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
         self.0.step = plan.step;
         self.0.samples.clear();
         let wanted: usize = plan.sequences.iter().map(|sequence| sequence.samples.len()).sum();
         self.0.samples.resize(wanted, Sampled::Token { id: plan.step as u32 % 1000, logprobs: None });
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<&StepOutput, ExecutorError> {
         Ok(&self.0)
     }
 }

@@ -11,6 +11,7 @@
 //! - a sink is gone or panics: its request is cancelled, its blocks are free before the next step is planned.
 
 use std::any::Any;
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
@@ -107,8 +108,15 @@ impl Engine {
             self.obey(now);
             let (requests, cancellations) = self.incoming.drain();
             self.scheduler.admit(requests, cancellations, now);
-            let plan = self.scheduler.plan(&mut self.cache, now);
-            let output = self.executor.execute(plan);
+            if !self.scheduler.under_way() {
+                self.executor.begin(self.scheduler.plan(&mut self.cache, now));
+            }
+            if self.executor.ahead()
+                && let Some(next) = self.scheduler.ahead(&mut self.cache, now)
+            {
+                self.executor.begin(next);
+            }
+            let output = self.executor.finish();
             let events = self.scheduler.commit(&mut self.cache, output, self.clock.now());
             self.outbox.deliver(events, &mut self.incoming.cancellations);
             self.publish(now);
@@ -199,41 +207,79 @@ impl Engine {
 struct Guarded {
     executor: Box<dyn Executor>,
     nothing: StepOutput,
+    /// In order, what is to be finished.
+    begun: VecDeque<Begun>,
     /// The last plan was empty.
     idle: bool,
     /// It panicked; it is never called again.
     broken: Option<Arc<str>>,
 }
 
+/// What became of a plan when it was begun.
+enum Begun {
+    Running { step: u64 },
+    Empty { step: u64 },
+    Failed(ExecutorError),
+}
+
 impl Guarded {
     fn new(executor: Box<dyn Executor>) -> Self {
-        Self { executor, nothing: StepOutput::default(), idle: false, broken: None }
+        let (nothing, begun) = (StepOutput::default(), VecDeque::with_capacity(2));
+        Self { executor, nothing, begun, idle: false, broken: None }
     }
 
-    fn execute(&mut self, plan: &StepPlan) -> Result<&StepOutput, ExecutorError> {
+    /// What goes wrong here is told by the `finish` of this step.
+    fn begin(&mut self, plan: &StepPlan) {
+        let step = plan.step;
         self.idle = plan.sequences.is_empty();
-        if self.idle {
-            self.nothing.step = plan.step;
-            return Ok(&self.nothing);
-        }
-        if let Some(reason) = &self.broken {
-            return Err(ExecutorError { step: plan.step, reason: reason.to_string() });
-        }
-        let call = AssertUnwindSafe((&mut self.executor, plan));
-        let result = catch_unwind(move || {
-            // Destructured whole: a closure that captured the parts would lose the assertion.
-            let AssertUnwindSafe((executor, plan)) = { call };
-            executor.execute(plan)
-        });
-        match result {
-            Ok(result) => result,
-            Err(panic) => {
-                let reason = format!("the executor panicked: {}", message(&*panic));
-                self.broken = Some(reason.as_str().into());
-                Err(ExecutorError { step: plan.step, reason })
+        let begun = if self.idle {
+            Begun::Empty { step }
+        } else {
+            match guard(&mut self.executor, &mut self.broken, step, |executor| executor.begin(plan)) {
+                Ok(()) => Begun::Running { step },
+                Err(error) => Begun::Failed(error),
             }
+        };
+        self.begun.push_back(begun);
+    }
+
+    /// Whether another step may be begun while the last one runs.
+    fn ahead(&self) -> bool {
+        matches!(self.begun.back(), Some(Begun::Running { .. })) && self.executor.ahead()
+    }
+
+    /// Of the oldest step that was begun and not finished.
+    fn finish(&mut self) -> Result<&StepOutput, ExecutorError> {
+        match self.begun.pop_front() {
+            Some(Begun::Running { step }) => {
+                guard(&mut self.executor, &mut self.broken, step, |executor| executor.finish())
+            }
+            Some(Begun::Failed(error)) => Err(error),
+            Some(Begun::Empty { step }) => {
+                self.nothing.step = step;
+                Ok(&self.nothing)
+            }
+            None => Err(ExecutorError { step: 0, reason: "no step was begun".into() }),
         }
     }
+}
+
+/// Calls the executor unless it is broken; it is when this call panics.
+fn guard<'a, T>(
+    executor: &'a mut Box<dyn Executor>,
+    broken: &mut Option<Arc<str>>,
+    step: u64,
+    call: impl FnOnce(&'a mut dyn Executor) -> Result<T, ExecutorError>,
+) -> Result<T, ExecutorError> {
+    if let Some(reason) = broken {
+        return Err(ExecutorError { step, reason: reason.to_string() });
+    }
+    let call = AssertUnwindSafe(|| call(&mut **executor));
+    catch_unwind(call).unwrap_or_else(|panic| {
+        let reason = format!("the executor panicked: {}", message(&*panic));
+        *broken = Some(reason.as_str().into());
+        Err(ExecutorError { step, reason })
+    })
 }
 
 fn message(panic: &(dyn Any + Send)) -> String {

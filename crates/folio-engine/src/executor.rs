@@ -4,6 +4,9 @@
 //! tokens are the same. Must never: decide anything; what it computes is a function of the plan and
 //! the cached bits.
 //!
+//! A step that a sampling backend answers in one pass is begun there and goes on while the next is planned and begun: its wants are
+//! not needed any more, and the tokens it chooses may be named in the next batch. Every other step has its answers when it is begun.
+//!
 //! A step is one forward pass, unless it wants more rows of logits than the backend has room for (prompt logprobs):
 //! then it is split, between sequences where possible and within a sequence where not. Splitting changes no bit, because
 //! rows do not depend on which batch they are in.
@@ -12,6 +15,7 @@
 //! buffers have grown.
 
 use std::borrow::Cow;
+use std::collections::VecDeque;
 
 use folio_model::backend::{self, Backend, Batch, BlockCopy, Span, SwapTimes};
 use folio_model::sampling::Outcome;
@@ -36,6 +40,17 @@ pub struct ModelExecutor {
     sum: Option<Vec<f64>>,
     outcomes: Vec<Outcome>,
     output: StepOutput,
+    /// At most two, the second while the first runs on the device.
+    begun: VecDeque<Begun>,
+}
+
+/// A step that was begun and not finished.
+#[derive(Clone, Copy, Debug)]
+struct Begun {
+    step: u64,
+    /// So many answers come from the backend; `None`: they are in `output`.
+    rows: Option<usize>,
+    swap_times: SwapTimes,
 }
 
 /// Block table entries of a step that memory is set aside for: a million tokens of context at 16 tokens a block.
@@ -64,6 +79,7 @@ impl ModelExecutor {
             sum: None,
             outcomes: Vec::new(),
             output: StepOutput::default(),
+            begun: VecDeque::with_capacity(2),
         }
     }
 
@@ -145,6 +161,18 @@ impl ModelExecutor {
         answered
     }
 
+    /// Begins the batch on a backend that answers all of it and needs the plan no more. `None`: this is no such batch.
+    fn leave_to_backend(&mut self, plan: &StepPlan) -> Result<Option<usize>, ExecutorError> {
+        let Some(most) = self.backend.samples().filter(|_| self.batch.hidden_rows.is_empty()) else {
+            return Ok(None);
+        };
+        let Some(wanted) = OnDevice::of(plan, &self.served, most) else { return Ok(None) };
+        let rows = wanted.rows();
+        let begun = self.backend.begin_and_sample(&self.batch, &rows);
+        begun.map_err(|error| ExecutorError { step: plan.step, reason: error.to_string() })?;
+        Ok(Some(rows.len()))
+    }
+
     /// Computes the batch and answers what it serves.
     fn flush(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
         let swapped = !self.batch.swap_outs.is_empty() || !self.batch.swap_ins.is_empty();
@@ -170,15 +198,10 @@ impl ModelExecutor {
 
     /// The backend computes the batch and chooses.
     fn sample_on_device(&mut self, plan: &StepPlan, wanted: &OnDevice<'_>) -> Result<(), ExecutorError> {
-        let failed = |reason: String| ExecutorError { step: plan.step, reason };
         let rows = wanted.rows();
-        self.outcomes.clear();
-        let computed = self.backend.forward_and_sample(&self.batch, &rows, &mut self.outcomes);
-        computed.map_err(|error| failed(error.to_string()))?;
-        if self.outcomes.len() != rows.len() {
-            let (found, asked) = (self.outcomes.len(), rows.len());
-            return Err(failed(format!("the backend answered {found} rows of {asked}")));
-        }
+        let begun = self.backend.begin_and_sample(&self.batch, &rows);
+        begun.map_err(|error| ExecutorError { step: plan.step, reason: error.to_string() })?;
+        self.await_outcomes(plan.step, rows.len())?;
         let mut outcomes = self.outcomes.drain(..);
         for served in &self.served {
             match served.hidden {
@@ -188,6 +211,20 @@ impl ModelExecutor {
             }
         }
         Ok(())
+    }
+
+    /// Waits for the oldest step of the backend, which chooses for so many rows.
+    fn await_outcomes(&mut self, step: u64, rows: usize) -> Result<(), ExecutorError> {
+        self.outcomes.clear();
+        let finished = self.backend.finish_sampled(&mut self.outcomes);
+        finished.map_err(|error| ExecutorError { step, reason: error.to_string() })?;
+        match self.outcomes.len() {
+            found if found == rows => Ok(()),
+            found => {
+                let reason = format!("the backend answered {found} rows of {rows}");
+                Err(ExecutorError { step, reason })
+            }
+        }
     }
 
     /// The backend computes the batch, the sampler chooses.
@@ -281,10 +318,16 @@ fn block_swap(swap: &plan::BlockSwap) -> backend::BlockSwap {
 }
 
 impl Executor for ModelExecutor {
-    fn execute(&mut self, plan: &StepPlan) -> Result<&StepOutput, ExecutorError> {
-        self.output.step = plan.step;
-        self.output.samples.clear();
-        self.output.swap_times = SwapTimes::default();
+    fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
+        let failed = |reason: &str| Err(ExecutorError { step: plan.step, reason: reason.to_owned() });
+        let alone = self.begun.is_empty();
+        if !alone && !self.ahead() {
+            return failed("the step before it is not finished");
+        }
+        if alone {
+            self.output.samples.clear();
+            self.output.swap_times = SwapTimes::default();
+        }
         self.batch.clear();
         self.served.clear();
         self.sum = None;
@@ -297,6 +340,7 @@ impl Executor for ModelExecutor {
             to: c.to.0,
             tokens: c.tokens,
         }));
+        let mut split = false;
         for (index, sequence) in plan.sequences.iter().enumerate() {
             let (mut row, mut samples) = (0, 0);
             loop {
@@ -304,11 +348,42 @@ impl Executor for ModelExecutor {
                 if row == sequence.tokens.len() {
                     break;
                 }
+                if !alone {
+                    return failed("it is ahead of another and has no room in one pass");
+                }
                 // Full: compute what there is, so that the rest finds these positions in the cache.
                 self.flush(plan)?;
+                split = true;
             }
         }
-        self.flush(plan)?;
+        let rows = if split { None } else { self.leave_to_backend(plan)? };
+        match rows {
+            Some(_) => {}
+            None if alone => self.flush(plan)?,
+            None => return failed("it is ahead of another and the backend cannot answer all of it"),
+        }
+        let swapped = !plan.swap_outs.is_empty() || !plan.swap_ins.is_empty();
+        let swap_times = if swapped { self.backend.swap_times() } else { SwapTimes::default() };
+        self.begun.push_back(Begun { step: plan.step, rows, swap_times });
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<&StepOutput, ExecutorError> {
+        let Some(Begun { step, rows, swap_times }) = self.begun.pop_front() else {
+            return Err(ExecutorError { step: 0, reason: "no step was begun".to_owned() });
+        };
+        self.output.step = step;
+        if let Some(rows) = rows {
+            self.output.samples.clear();
+            self.output.swap_times = swap_times;
+            self.await_outcomes(step, rows)?;
+            self.output.samples.extend(self.outcomes.drain(..).map(sampled));
+        }
         Ok(&self.output)
+    }
+
+    /// The device runs a step of which every answer is chosen there.
+    fn ahead(&self) -> bool {
+        self.begun.len() == 1 && self.begun.iter().all(|begun| begun.rows.is_some())
     }
 }

@@ -6,6 +6,9 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+/// In [`SequencePlan::tokens`], with the index of a sample: the token that the step before chooses for that sample. Only in a plan
+/// that is begun while that step runs.
+pub use folio_model::backend::CHOSEN;
 pub use folio_model::backend::SwapTimes;
 use rustc_hash::FxHashMap;
 
@@ -41,7 +44,7 @@ pub struct SequencePlan {
     pub id: SequenceId,
     /// Absolute position of `tokens[0]`.
     pub first_position: u32,
-    /// Token ids to compute.
+    /// Token ids to compute, or [`CHOSEN`].
     pub tokens: Vec<u32>,
     /// One table per cache group, group 0 first, all of one length. They cover `first_position + tokens.len()` positions; in a
     /// window group `HOLE` stands where a block behind the window was given back.
@@ -164,11 +167,26 @@ pub enum Sampled {
     Failed(Cow<'static, str>),
 }
 
-/// The only seam between bookkeeping and arithmetic.
+/// The only seam between bookkeeping and arithmetic. What is computed is deterministic in the plan and the cached bits.
 pub trait Executor: Send {
-    /// Computes the plan. Deterministic in the plan and the cached bits. The output is the executor's own memory, reused
-    /// by the next call.
-    fn execute(&mut self, plan: &StepPlan) -> Result<&StepOutput, ExecutorError>;
+    /// Begins the step and has taken from the plan what it needs when this returns. After an error nothing was begun.
+    fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError>;
+
+    /// Waits for the oldest step that was begun and not finished; it is finished even where this is an error. The output is the
+    /// executor's own memory, reused by the next call.
+    fn finish(&mut self) -> Result<&StepOutput, ExecutorError>;
+
+    /// Whether the step that was begun last still runs and another may be begun before it is finished, whose plan may name tokens
+    /// that this one chooses ([`CHOSEN`]). Of two that are begun and not finished the first is finished next.
+    fn ahead(&self) -> bool {
+        false
+    }
+
+    /// Both, for callers that have nothing to do in between.
+    fn execute(&mut self, plan: &StepPlan) -> Result<&StepOutput, ExecutorError> {
+        self.begin(plan)?;
+        self.finish()
+    }
 }
 
 #[derive(Clone, Debug, thiserror::Error)]

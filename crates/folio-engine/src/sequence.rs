@@ -98,7 +98,8 @@ pub(crate) struct Sequence {
     pub fresh: bool,
     /// This sequence's entry in the plan, kept between steps for its memory.
     pub plan: SequencePlan,
-    /// Leading entries of the plan's block tables that are known to be right, or to have become holes since.
+    /// Leading entries of the plan's block tables that are known to be right, or to have become holes since. All are when they were just
+    /// written; each commit since then changed some.
     pub synced: u32,
 }
 
@@ -227,6 +228,11 @@ impl Sequences {
             self.free.push(slot);
         }
         sequence
+    }
+
+    /// Whether this sequence is still in that slot.
+    pub fn lives(&self, id: SequenceId, slot: Slot) -> bool {
+        self.slots[slot.0 as usize].as_ref().is_some_and(|sequence| sequence.id() == id)
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Sequence> {

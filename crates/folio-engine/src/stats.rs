@@ -56,6 +56,8 @@ impl WaitingCounts {
 pub struct Counters {
     /// Steps that computed something.
     pub steps: u64,
+    /// Steps that were planned while the one before ran.
+    pub steps_ahead: u64,
     /// Tokens computed in all steps (prompt, generated and recomputed).
     pub iteration_tokens: u64,
     /// Prompt tokens of requests whose prompt is done, cached ones included. Equals the sum of `usage.prompt_tokens`.

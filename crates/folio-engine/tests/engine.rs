@@ -48,13 +48,21 @@ struct Leashed {
 }
 
 impl Executor for Leashed {
-    fn execute(&mut self, plan: &StepPlan) -> Result<&StepOutput, ExecutorError> {
+    fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
         let _ = self.entered.send(());
         match self.leash.as_ref().map_or(Mood::Run, |leash| leash.recv().unwrap_or(Mood::Run)) {
-            Mood::Run => self.inner.execute(plan),
+            Mood::Run => self.inner.begin(plan),
             Mood::Fail => Err(ExecutorError { step: plan.step, reason: "told to".into() }),
             Mood::Panic => panic!("told to"),
         }
+    }
+
+    fn finish(&mut self) -> Result<&StepOutput, ExecutorError> {
+        self.inner.finish()
+    }
+
+    fn ahead(&self) -> bool {
+        self.inner.ahead()
     }
 }
 
@@ -85,10 +93,19 @@ fn bench(leashed: bool) -> Bench {
 }
 
 fn bench_with(config: SchedulerConfig, leashed: bool) -> Bench {
+    bench_on(SimBackend::new(VOCAB as usize, BLOCKS as usize, 8, 64, 64), config, leashed)
+}
+
+/// On a device that chooses tokens by itself.
+fn bench_ahead(leashed: bool) -> Bench {
+    let backend = SimBackend::new(VOCAB as usize, BLOCKS as usize, 8, 64, 64).with_sampling();
+    bench_on(backend, limits(), leashed)
+}
+
+fn bench_on(backend: SimBackend, config: SchedulerConfig, leashed: bool) -> Bench {
     let clock = Arc::new(ManualClock::default());
     let ((moods, leash), (entered_sender, entered)) = (channel(), channel());
     let alive = Arc::new(());
-    let backend = SimBackend::new(VOCAB as usize, BLOCKS as usize, 8, 64, 64);
     let executor = Leashed {
         inner: ModelExecutor::new(Box::new(backend), VOCAB as usize, 64, 64),
         leash: leashed.then_some(leash),
@@ -443,4 +460,46 @@ fn an_id_in_use_is_refused() {
     assert!(matches!(&seen[..], [Event::Finished { reason: FinishReason::Error, .. }]), "{seen:?}");
     assert_ne!(bench.handle.next_request_id(), RequestId(0));
     assert_ne!(bench.handle.next_request_id(), bench.handle.next_request_id());
+}
+
+#[test]
+fn steps_are_begun_while_others_run_where_the_device_chooses() {
+    let bench = bench_ahead(false);
+    let requests: Vec<Request> = (1..4).map(|id| request(id, &[id as u32, 2, 3], 20 + id as u32)).collect();
+    let streams: Vec<_> = requests.iter().map(|request| submit(&bench.handle, request.clone())).collect();
+    for (request, (_, events)) in requests.iter().zip(&streams) {
+        let alone = expect(request, VOCAB as usize, 512, &[]);
+        let want: Vec<u32> = alone.choices[0].tokens.iter().map(|(token, _)| *token).collect();
+        assert_eq!(tokens(&read(events, 1)), want);
+    }
+    wait_until("idle", || !bench.handle.stats().busy);
+    let stats = bench.handle.stats();
+    assert!(stats.counters.steps_ahead > 10, "{:?}", stats.counters);
+    assert_eq!(stats.cache.active_blocks, 0);
+}
+
+/// The prompt's step, the first decode, and the step that is begun while that runs.
+#[test]
+fn a_step_that_fails_or_panics_ahead_ends_whom_it_had_after_the_one_before() {
+    for panics in [false, true] {
+        let bench = bench_ahead(true);
+        let (_, events) = submit(&bench.handle, request(1, &[1, 2], 20));
+        let last = if panics { Mood::Panic } else { Mood::Fail };
+        for mood in [Mood::Run, Mood::Run, last] {
+            bench.entered.recv_timeout(PATIENCE).expect("a step");
+            bench.moods.send(mood).expect("running");
+        }
+        let seen = read(&events, 1);
+        // What an executor that panicked may still say is not listened to.
+        let said = if panics { 1 } else { 2 };
+        assert_eq!((tokens(&seen).len(), reason(&seen)), (said, FinishReason::Error));
+        assert!(
+            matches!(seen.last(), Some(Event::Finished { error: Some(error), .. }) if error.contains("told to"))
+        );
+        if panics {
+            wait_until("unhealthy", || matches!(bench.handle.health(1), Health::Unhealthy { .. }));
+        }
+        bench.handle.stop();
+        bench.handle.join();
+    }
 }

@@ -184,10 +184,14 @@ pub struct SwapTimes {
     pub in_us: f64,
 }
 
+/// In [`Batch::tokens`], with the index of a row of logits: the token that was chosen from that row in the step begun before, which may
+/// still run ([`Backend::begin_and_sample`]). Where none could be chosen, any token.
+pub const CHOSEN: u32 = 1 << 31;
+
 /// One step's work. Flat vectors, reused between steps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
-    /// Token id of each row.
+    /// Token id of each row, or [`CHOSEN`].
     pub tokens: Vec<u32>,
     /// In row order; covers every row exactly once. A sequence may appear once per step.
     pub spans: Vec<Span>,
@@ -279,27 +283,30 @@ pub trait Backend: Send {
     /// Runs the program. Returns logits `[batch.logit_rows.len(), vocab]`, row-major, in the order of `logit_rows`.
     fn forward(&mut self, batch: &Batch) -> Result<&[f32], BackendError>;
 
-    /// Most alternatives that [`Backend::forward_and_sample`] gives log probabilities of; `None`: this backend does not sample.
+    /// Most alternatives that [`Backend::begin_and_sample`] gives log probabilities of; `None`: this backend does not sample.
     fn samples(&self) -> Option<u32> {
         None
     }
 
-    /// As `forward`, but of each of the batch's rows of logits comes what `rows` asks, in order, instead of the logits. Asked
-    /// only of a backend that [`Backend::samples`].
-    fn forward_and_sample(
-        &mut self,
-        _batch: &Batch,
-        _rows: &[SampleRow<'_>],
-        _outcomes: &mut Vec<Outcome>,
-    ) -> Result<(), BackendError> {
+    /// As `forward`, but of each of the batch's rows of logits comes what `rows` asks, in order, instead of the logits, and that from
+    /// [`Backend::finish_sampled`]. Has taken what it needs of its arguments when it returns; after an error nothing was begun. At most
+    /// two steps are begun and not finished, and with one of those nothing else is asked but the second. Asked only of a backend that
+    /// [`Backend::samples`].
+    fn begin_and_sample(&mut self, _batch: &Batch, _rows: &[SampleRow<'_>]) -> Result<(), BackendError> {
         Err(BackendError::Device(format!("{} does not sample", self.name())))
     }
 
-    /// The hidden state after the final norm, `[hidden]`, of row `row` of the last `forward`'s batch, which was one of its
+    /// Waits for the older of the steps that were begun and adds an outcome for each of its rows; it is finished even where this is an
+    /// error.
+    fn finish_sampled(&mut self, _outcomes: &mut Vec<Outcome>) -> Result<(), BackendError> {
+        Err(BackendError::Device(format!("{} does not sample", self.name())))
+    }
+
+    /// The hidden state after the final norm, `[hidden]`, of row `row` of the last batch, whose step is finished, which was one of its
     /// `hidden_rows`. Of any other row it is anything.
     fn hidden(&self, row: u32) -> &[f32];
 
-    /// What the last `forward` took for the swaps of its batch, as far as others had to wait for them.
+    /// What the last batch took for its swaps, as far as others had to wait for them; they are done when its step is begun.
     fn swap_times(&self) -> SwapTimes;
 
     /// Bytes held for weights, for the accounting printed at start.

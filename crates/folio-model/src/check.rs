@@ -3,7 +3,7 @@
 //! Kernels work on raw pointers and check nothing; everything they assume is established here. Must never: be used by the
 //! reference backend, which judges those that use it. Cost: once per program, and O(rows + blocks) per step.
 
-use crate::backend::{BackendError, Batch, DType, GroupKind, HOLE, KvLayout, TensorView};
+use crate::backend::{BackendError, Batch, CHOSEN, DType, GroupKind, HOLE, KvLayout, TensorView};
 use crate::program::{AttentionSpec, Buf, ExpertsSpec, MatrixId, Op, Program, VectorId};
 use crate::quant::Encoding;
 
@@ -303,6 +303,8 @@ pub struct BatchCheck<'a> {
     pub max_position: usize,
     /// Rows of the smallest embedding table.
     pub vocabulary: usize,
+    /// Rows that the step begun before chooses a token for, which this batch may name; 0 on a device that does not sample.
+    pub chosen: usize,
     pub pools: &'a [PoolSize],
     pub block_tokens: usize,
     pub written: &'a mut Written,
@@ -319,9 +321,17 @@ impl BatchCheck<'_> {
         if rows > self.max_rows {
             return Err(format!("{rows} rows exceed the {} it was sized for", self.max_rows));
         }
-        if let Some((row, token)) =
-            batch.tokens.iter().enumerate().find(|&(_, &t)| t as usize >= self.vocabulary)
-        {
+        let known = |token: u32| match token & CHOSEN {
+            0 => (token as usize) < self.vocabulary,
+            _ => ((token & !CHOSEN) as usize) < self.chosen,
+        };
+        if let Some((row, &token)) = batch.tokens.iter().enumerate().find(|&(_, &token)| !known(token)) {
+            if token & CHOSEN != 0 {
+                let (named, chosen) = (token & !CHOSEN, self.chosen);
+                return Err(format!(
+                    "the token of row {row} is that of row {named} of the step before, which chooses {chosen}"
+                ));
+            }
             return Err(format!(
                 "token {token} of row {row} is outside the vocabulary of {}",
                 self.vocabulary

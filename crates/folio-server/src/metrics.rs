@@ -200,6 +200,7 @@ const ENGINE: &[Documented] = &[
     ),
     doc("folio:queued_prompt_tokens", GAUGE, "", "Prompt tokens of requests not yet scheduled"),
     doc("folio:last_step_seconds", GAUGE, "", "Duration of the last step"),
+    doc("folio:steps_ahead_total", COUNTER, "", "Steps begun while the one before ran (on a GPU)"),
 ];
 
 /// Every metric this server exports, for generated documentation.
@@ -628,6 +629,7 @@ impl Collector for EngineCollector {
                 "folio:recomputed_tokens_total" => Samples::Counter(stats.counters.recomputed_tokens),
                 "folio:queued_prompt_tokens" => Samples::Gauge(stats.queued_tokens as f64),
                 "folio:last_step_seconds" => Samples::Gauge(stats.last_step_us as f64 / 1e6),
+                "folio:steps_ahead_total" => Samples::Counter(stats.counters.steps_ahead),
                 other => unreachable!("{other} is in the table above but has no figure"),
             };
             encode_samples(&mut encoder, name, help, samples)?;

@@ -52,9 +52,13 @@ impl Gate {
 struct Gated(Gate, ModelExecutor);
 
 impl Executor for Gated {
-    fn execute(&mut self, plan: &StepPlan) -> Result<&StepOutput, ExecutorError> {
+    fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
         self.0.pass();
-        self.1.execute(plan)
+        self.1.begin(plan)
+    }
+
+    fn finish(&mut self) -> Result<&StepOutput, ExecutorError> {
+        self.1.finish()
     }
 }
 

@@ -12,8 +12,13 @@ use folio_model::backend::{
     Backend, BackendError, Batch, BlockSwap, GroupKind, HOLE, KvLayout, Span, SwapTimes, TensorView,
 };
 use folio_model::program::{MatrixId, Program, VectorId};
+use folio_model::sampling::{Outcome, SampleRow};
 
 use crate::rng::mix;
+use crate::sampling::Chooser;
+
+/// Most alternatives that a device which samples gives log probabilities of: fewer than requests of the simulator ask for.
+const ALTERNATIVES: u32 = 2;
 
 /// The context hash before the first position.
 pub const EMPTY: u64 = 0x00f0_110f_0110_f011;
@@ -86,6 +91,8 @@ pub struct SimBackend {
     /// Microseconds that a block takes, either way.
     swap_us: f64,
     swap_times: SwapTimes,
+    /// It chooses tokens by itself.
+    chooser: Option<Chooser>,
 }
 
 impl SimBackend {
@@ -106,7 +113,14 @@ impl SimBackend {
             max_logit_rows,
             swap_us: 0.0,
             swap_times: SwapTimes::default(),
+            chooser: None,
         }
+    }
+
+    /// Which chooses tokens by itself, and computes a step when somebody waits for it.
+    pub fn with_sampling(mut self) -> Self {
+        self.chooser = Some(Chooser::default());
+        self
     }
 
     /// With so many slots of swap space in each group, and copies that take `us` microseconds a block.
@@ -236,9 +250,57 @@ impl Backend for SimBackend {
     }
 
     fn forward(&mut self, batch: &Batch) -> Result<&[f32], BackendError> {
+        if self.chooser.as_ref().is_some_and(Chooser::busy) {
+            return Err(BackendError::Device("a step that was begun is not finished".into()));
+        }
         self.check(batch)?;
+        self.time(batch);
+        self.compute(batch)?;
+        Ok(&self.logits)
+    }
+
+    fn samples(&self) -> Option<u32> {
+        self.chooser.as_ref().map(|_| ALTERNATIVES)
+    }
+
+    fn begin_and_sample(&mut self, batch: &Batch, rows: &[SampleRow<'_>]) -> Result<(), BackendError> {
+        self.check(batch)?;
+        self.time(batch);
+        self.chooser()?.begin(batch, rows)
+    }
+
+    fn finish_sampled(&mut self, outcomes: &mut Vec<Outcome>) -> Result<(), BackendError> {
+        let batch = self.chooser()?.next()?;
+        let computed = self.compute(&batch);
+        let Some(chooser) = &mut self.chooser else { return computed };
+        match computed {
+            Ok(()) => chooser.choose(&self.logits, self.vocab, outcomes),
+            Err(_) => chooser.give_up(),
+        }
+        computed
+    }
+
+    fn hidden(&self, row: u32) -> &[f32] {
+        self.hidden.get(row as usize).map_or(&[], |row| row)
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        0
+    }
+}
+
+impl SimBackend {
+    fn chooser(&mut self) -> Result<&mut Chooser, BackendError> {
+        self.chooser.as_mut().ok_or_else(|| BackendError::Device("sim does not sample".into()))
+    }
+
+    fn time(&mut self, batch: &Batch) {
         let us = |swaps: &[BlockSwap]| swaps.len() as f64 * self.swap_us;
         self.swap_times = SwapTimes { out_us: us(&batch.swap_outs), in_us: us(&batch.swap_ins) };
+    }
+
+    /// Leaves the logits and hidden states that the batch wants in `self`.
+    fn compute(&mut self, batch: &Batch) -> Result<(), BackendError> {
         for swap in &batch.swap_outs {
             let group = &mut self.groups[swap.group as usize];
             let [block, slot] = group.ends(swap, self.block_tokens)?;
@@ -275,14 +337,6 @@ impl Backend for SimBackend {
                 }
             }
         }
-        Ok(&self.logits)
-    }
-
-    fn hidden(&self, row: u32) -> &[f32] {
-        self.hidden.get(row as usize).map_or(&[], |row| row)
-    }
-
-    fn weight_bytes(&self) -> u64 {
-        0
+        Ok(())
     }
 }

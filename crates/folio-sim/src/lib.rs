@@ -14,6 +14,7 @@ pub mod oracle;
 pub mod retention;
 pub mod rng;
 pub mod rules;
+mod sampling;
 pub mod scenario;
 pub mod simulator;
 pub mod trace;

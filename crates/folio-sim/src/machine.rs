@@ -31,6 +31,7 @@ pub struct Machine {
     rows: usize,
     cancellations: Vec<CancelRequest>,
     requests: Vec<Request>,
+    samples: bool,
 }
 
 impl Machine {
@@ -72,7 +73,14 @@ impl Machine {
             plans: Vec::new(),
             cancellations: Vec::new(),
             requests: Vec::new(),
+            samples: false,
         }
+    }
+
+    /// On a device that chooses tokens by itself, so that steps can be planned ahead. Before anything runs.
+    pub fn with_sampling(mut self) -> Self {
+        self.samples = true;
+        self.with_swap(0, 0.0)
     }
 
     /// With so many slots of swap space in every group, and copies that take `us` microseconds a block.
@@ -85,6 +93,7 @@ impl Machine {
             SimBackend::new(VOCAB as usize, config.blocks as usize, config.block_tokens as usize, rows, rows)
                 .with_windows(self.windows.iter().copied())
                 .with_swap(&vec![slots; groups], us);
+        let backend = if self.samples { backend.with_sampling() } else { backend };
         self.executor = ModelExecutor::new(Box::new(backend), VOCAB as usize, rows, rows);
         self
     }
@@ -99,14 +108,31 @@ impl Machine {
         self.cancellations.push(CancelRequest { request: RequestId(request), choice: None });
     }
 
-    /// One step, a millisecond long, with everything checked before and after.
+    /// One step, a millisecond long, with everything checked before and after. Where the next can be begun while it runs, that is
+    /// the plan that is returned.
     pub fn step(&mut self) -> &StepPlan {
         self.scheduler.admit(self.requests.drain(..), self.cancellations.drain(..), self.now);
-        let plan = self.scheduler.plan(&mut self.cache, self.now);
-        self.plans.push(plan.clone());
+        let (mut empty, mut begun) = (None, Ok(()));
+        if !self.scheduler.under_way() {
+            let plan = self.scheduler.plan(&mut self.cache, self.now);
+            self.plans.push(plan.clone());
+            match plan.sequences.is_empty() {
+                true => empty = Some(StepOutput { step: plan.step, ..Default::default() }),
+                false => begun = self.executor.begin(plan),
+            }
+        }
+        if self.executor.ahead()
+            && let Some(plan) = self.scheduler.ahead(&mut self.cache, self.now)
+        {
+            self.plans.push(plan.clone());
+            self.executor.begin(plan).expect("a step ahead is begun");
+        }
         self.now.0 += 1000;
-        let empty = StepOutput { step: plan.step, ..Default::default() };
-        let output = if plan.sequences.is_empty() { Ok(&empty) } else { self.executor.execute(plan) };
+        let output = match (&empty, begun) {
+            (Some(nothing), _) => Ok(nothing),
+            (None, Ok(())) => self.executor.finish(),
+            (None, Err(error)) => Err(error),
+        };
         for (id, event) in self.scheduler.commit(&mut self.cache, output, self.now).drain(..) {
             self.events.entry(id).or_default().push(event);
         }

@@ -59,6 +59,8 @@ pub struct Scenario {
     pub pins: PinLimits,
     /// The executor fails once in so many steps; 0 never.
     pub fails_one_in: u64,
+    /// The device chooses tokens by itself, and steps are planned ahead.
+    pub overlaps: bool,
     pub seed: u64,
 }
 
@@ -125,6 +127,7 @@ impl Scenario {
         let blocks = largest.div_ceil(block_tokens) + rng.skewed(0, 120 / u64::from(block_tokens) + 4) as u32;
         let cache = CacheConfig { blocks, block_tokens, bytes_per_block: 1024 };
         declare(&mut Rng::new(seed ^ 0xdec1), &mut clients, block_tokens);
+        let overlaps = overlaps(&mut Rng::new(seed ^ 0xa4ea), &mut clients);
         let windows = windows(&mut Rng::new(seed ^ 0x3147), &config, &cache, largest);
         let (swap_slots, swap_us) = swap(&mut Rng::new(seed ^ 0x50a9), &cache, &windows);
         Self {
@@ -140,6 +143,7 @@ impl Scenario {
             max_rows: rng.skewed(1, u64::from(budget)) as usize,
             max_logit_rows: rng.range(1, 12) as usize,
             clients,
+            overlaps,
             fails_one_in: if rng.one_in(6) { rng.range(5, 60) } else { 0 },
             seed,
         }
@@ -160,6 +164,21 @@ fn pool(rng: &mut Rng, clients: &mut [Client]) {
             *choice = 0;
         }
     }
+}
+
+/// Every second world, and half of those without what keeps a step from being planned ahead.
+fn overlaps(rng: &mut Rng, clients: &mut [Client]) -> bool {
+    let overlaps = rng.one_in(2);
+    if overlaps && rng.one_in(2) {
+        for client in clients {
+            let SamplingParams { rules, logprobs, .. } = &mut client.request.sampling;
+            (*rules, *logprobs) = (None, logprobs.filter(|alternatives| *alternatives < 3));
+            client.request.sampling.repetition_penalty = 1.0;
+            client.request.sampling.frequency_penalty = 0.0;
+            client.request.sampling.presence_penalty = 0.0;
+        }
+    }
+    overlaps
 }
 
 /// Owner of what is declared to be shared: nobody else is this tenant.

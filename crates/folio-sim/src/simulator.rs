@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use folio_engine::plan::{ExecutorError, HOLE, SequenceId, SequencePlan, StepPlan, Want};
+use folio_engine::plan::{CHOSEN, ExecutorError, HOLE, SequenceId, SequencePlan, StepPlan, Want};
 use folio_engine::request::{Event, RequestId};
 use folio_engine::{CacheCommand, CancelRequest, Executor, FinishReason, Micros, ModelExecutor, Scheduler};
 use folio_kv::{EvictionPolicy, KvCache, LearnedLifetimes, LruLeafFirst, TenantId};
@@ -47,6 +47,10 @@ pub struct Report {
     /// Pinned prefixes, summed over the steps.
     pub pins: u64,
     pub evictions: u64,
+    /// Steps planned ahead; those in which a sequence had ended meanwhile, and those that were begun behind one that failed.
+    pub ahead: u64,
+    pub orphans: u64,
+    pub behind_failures: u64,
 }
 
 impl Report {
@@ -76,6 +80,9 @@ impl Report {
         self.shared_blocks += other.shared_blocks;
         self.pins += other.pins;
         self.evictions += other.evictions;
+        self.ahead += other.ahead;
+        self.orphans += other.orphans;
+        self.behind_failures += other.behind_failures;
     }
 }
 
@@ -104,6 +111,16 @@ struct Reader {
     struck: bool,
 }
 
+/// A step that was begun and not committed.
+struct Flight {
+    plan: StepPlan,
+    /// The step of the simulation in which it was planned, and when that was.
+    planned: (u64, Micros),
+    /// It fails: `Some(true)` before anything is computed, `Some(false)` when all is.
+    fails: Option<bool>,
+    ahead: bool,
+}
+
 /// See the module documentation.
 pub struct Simulator {
     scenario: Scenario,
@@ -115,7 +132,7 @@ pub struct Simulator {
     preempting: Rng,
     cost: CostModel,
     now: Micros,
-    step_began: Micros,
+    flights: VecDeque<Flight>,
     arriving: VecDeque<Client>,
     readers: Vec<Reader>,
     cancellations: Vec<CancelRequest>,
@@ -137,6 +154,7 @@ impl Simulator {
             SimBackend::new(vocab, blocks, block_tokens, rows, scenario.max_logit_rows).with_windows(windows);
         let slots: Vec<u32> = (0..=scenario.windows.len()).map(|group| scenario.swap_slots[group]).collect();
         let backend = backend.with_swap(&slots, scenario.swap_us);
+        let backend = if scenario.overlaps { backend.with_sampling() } else { backend };
         let policy: Box<dyn EvictionPolicy> = match scenario.seed % 2 {
             0 => Box::new(LruLeafFirst::new()),
             _ => Box::new(LearnedLifetimes::new(0.01)),
@@ -154,7 +172,7 @@ impl Simulator {
             preempting: Rng::new(scenario.seed ^ 0x93ee),
             cost: CostModel { step_us: 1000.0, token_us: 200.0, context_us_per_1k: 100.0 },
             now: Micros(0),
-            step_began: Micros(0),
+            flights: VecDeque::new(),
             arriving: scenario.clients.iter().cloned().collect(),
             readers: Vec::new(),
             cancellations: Vec::new(),
@@ -191,6 +209,7 @@ impl Simulator {
         self.report.block_waits = counters.block_waits;
         self.report.copies = cache.copies;
         self.report.evictions = cache.evictions;
+        self.report.ahead = counters.steps_ahead;
         self.report.windowed = u64::from(!cache.windows().is_empty());
         self.report.window_evictions = cache.windows().iter().map(|window| window.evictions).sum();
         self.report.window_miss_tokens = cache.window_miss_tokens;
@@ -227,42 +246,34 @@ impl Simulator {
                 self.scheduler.command(&mut self.cache, CacheCommand::Clear { tenant: None });
             }
         }
-        let ready: Vec<_> = self.scheduler.one_token_short().collect();
-        self.step_began = self.now;
-        let plan = self.scheduler.plan(&mut self.cache, self.now);
-        if self.trace {
-            println!("{plan:?}");
+        if !self.scheduler.under_way() {
+            self.plan()?;
         }
-        check_plan(plan, &self.scenario)?;
-        let plan = plan.clone();
-        let executed = !plan.sequences.is_empty();
-        if executed {
-            self.check_swap_outs(&plan)?;
-        }
-        self.check_copies(&plan)?;
-        self.check_swap_ins(&plan)?;
-        let left_out =
-            |id: &SequenceId| ready.contains(id) && !plan.sequences.iter().any(|planned| planned.id == *id);
-        if let Some(id) = self.scheduler.one_token_short().find(left_out) {
-            return Err(format!("{id:?} lacks one token, holds blocks, and was left out"));
-        }
-        let plan = &plan;
+        self.plan_ahead()?;
+        let Some(Flight { plan, planned, fails, ahead }) = self.flights.pop_front() else {
+            return Err("no step was begun".into());
+        };
         let empty = plan.sequences.is_empty();
-        self.now.0 += self.cost.step(plan);
-        if executed {
+        self.now.0 += self.cost.step(&plan);
+        if !empty {
             let swaps = plan.swap_outs.len() + plan.swap_ins.len();
             self.now.0 += (swaps as f64 * self.scenario.swap_us) as u64;
         }
-        let fails = !empty && self.scenario.fails_one_in > 0 && self.rng.one_in(self.scenario.fails_one_in);
-        let result = if empty {
-            Ok(folio_engine::StepOutput { step: plan.step, ..Default::default() })
-        } else if fails && self.rng.one_in(2) {
-            // Before anything was computed.
-            Err(ExecutorError { step: plan.step, reason: "injected".into() })
-        } else {
-            let output = self.executor.execute(plan).cloned().map_err(|error| error.to_string())?;
-            if fails { Err(ExecutorError { step: plan.step, reason: "injected".into() }) } else { Ok(output) }
+        let living = self.scheduler.tables().count();
+        if ahead && living < plan.sequences.len() {
+            self.report.orphans += 1;
+        }
+        let failed = || Err(ExecutorError { step: plan.step, reason: "injected".into() });
+        let result = match fails {
+            None if empty => Ok(folio_engine::StepOutput { step: plan.step, ..Default::default() }),
+            Some(true) => failed(),
+            _ => {
+                let output = self.executor.finish().cloned().map_err(|error| error.to_string())?;
+                if fails.is_some() { failed() } else { Ok(output) }
+            }
         };
+        let fails = fails.is_some();
+        self.report.behind_failures += u64::from(fails && !self.flights.is_empty());
         let events = match &result {
             Ok(output) => self.scheduler.commit(&mut self.cache, Ok(output), self.now),
             Err(error) => self.scheduler.commit(&mut self.cache, Err(error.clone()), self.now),
@@ -274,7 +285,7 @@ impl Simulator {
         }
         let progress = !empty || !events.is_empty();
         for (id, event) in events {
-            self.deliver(id, event, fails)?;
+            self.deliver(id, event, fails, planned)?;
         }
         self.empty_steps = if progress { 0 } else { self.empty_steps + 1 };
         if self.empty_steps > 2 {
@@ -284,6 +295,57 @@ impl Simulator {
         self.clients_act();
         self.scheduler.check(&self.cache)?;
         self.check_tenants()
+    }
+
+    fn plan(&mut self) -> Result<(), String> {
+        let ready: Vec<_> = self.scheduler.one_token_short().collect();
+        let plan = self.scheduler.plan(&mut self.cache, self.now);
+        if self.trace {
+            println!("{plan:?}");
+        }
+        check_plan(plan, &self.scenario, false)?;
+        let plan = plan.clone();
+        let empty = plan.sequences.is_empty();
+        if !empty {
+            self.check_swap_outs(&plan)?;
+        }
+        self.check_copies(&plan)?;
+        self.check_swap_ins(&plan)?;
+        let left_out =
+            |id: &SequenceId| ready.contains(id) && !plan.sequences.iter().any(|planned| planned.id == *id);
+        if let Some(id) = self.scheduler.one_token_short().find(left_out) {
+            return Err(format!("{id:?} lacks one token, holds blocks, and was left out"));
+        }
+        let fails = !empty && self.scenario.fails_one_in > 0 && self.rng.one_in(self.scenario.fails_one_in);
+        let fails = fails.then(|| self.rng.one_in(2));
+        if !empty && fails != Some(true) {
+            self.executor.begin(&plan).map_err(|error| error.to_string())?;
+        }
+        let planned = (self.report.steps, self.now);
+        self.flights.push_back(Flight { plan, planned, fails, ahead: false });
+        Ok(())
+    }
+
+    /// Plans and begins the step after the one that runs, where that is possible.
+    fn plan_ahead(&mut self) -> Result<(), String> {
+        if !self.executor.ahead() {
+            return Ok(());
+        }
+        let Some(plan) = self.scheduler.ahead(&mut self.cache, self.now) else { return Ok(()) };
+        if self.trace {
+            println!("ahead: {plan:?}");
+        }
+        let before = self.flights.back().map(|flight| &flight.plan);
+        check_ahead(before.ok_or("ahead of nothing")?, plan)?;
+        check_plan(plan, &self.scenario, true)?;
+        let plan = plan.clone();
+        self.check_copies(&plan)?;
+        self.scheduler.check(&self.cache)?;
+        self.executor.begin(&plan).map_err(|error| error.to_string())?;
+        let fails = self.scenario.fails_one_in > 0 && self.rng.one_in(self.scenario.fails_one_in);
+        let planned = (self.report.steps, self.now);
+        self.flights.push_back(Flight { plan, planned, fails: fails.then_some(false), ahead: true });
+        Ok(())
     }
 
     fn arrive(&mut self) -> Vec<folio_engine::Request> {
@@ -315,7 +377,14 @@ impl Simulator {
         requests
     }
 
-    fn deliver(&mut self, id: RequestId, event: Event, failed: bool) -> Result<(), String> {
+    /// `planned`: the step whose event it is, and when.
+    fn deliver(
+        &mut self,
+        id: RequestId,
+        event: Event,
+        failed: bool,
+        planned: (u64, Micros),
+    ) -> Result<(), String> {
         let now = self.now;
         let (vocab, max_model_len) = (self.scenario.vocab as usize, self.scenario.config.max_model_len);
         let reader = self.readers.iter_mut().find(|reader| reader.client.request.id == id);
@@ -333,8 +402,8 @@ impl Simulator {
             self.report.pooled_preempted += u64::from(timing.preemptions > 0);
         }
         reader.expectation = Some(expectation);
-        let late = reader.left.is_some_and(|left| left < self.report.steps)
-            || reader.client.request.deadline.is_some_and(|deadline| deadline <= self.step_began);
+        let late = reader.left.is_some_and(|left| left < planned.0)
+            || reader.client.request.deadline.is_some_and(|deadline| deadline <= planned.1);
         if late && !matches!(event, Event::Finished { .. }) {
             return Err(format!("{id:?} was cancelled or overdue before the step and got {event:?}"));
         }
@@ -571,7 +640,8 @@ impl Reader {
 }
 
 /// One table per group, all of one length; holes exactly where no row of the step reads.
-fn check_tables(sequence: &SequencePlan, scenario: &Scenario) -> Result<(), String> {
+/// (Where the step was planned ahead: of the step before.)
+fn check_tables(sequence: &SequencePlan, scenario: &Scenario, ahead: bool) -> Result<(), String> {
     let tables = &sequence.block_tables;
     let length = tables.first().map_or(0, Vec::len);
     if tables.len() != 1 + scenario.windows.len() || tables.iter().any(|table| table.len() != length) {
@@ -582,7 +652,7 @@ fn check_tables(sequence: &SequencePlan, scenario: &Scenario) -> Result<(), Stri
     for (group, (window, blocks)) in groups.enumerate() {
         for (index, block) in tables[group].iter().enumerate() {
             let end = (index as u32 + 1) * scenario.cache.block_tokens;
-            let behind = end <= (sequence.first_position + 1).saturating_sub(window);
+            let behind = end + u32::from(ahead) <= (sequence.first_position + 1).saturating_sub(window);
             if behind != (*block == HOLE.0) || (!behind && *block >= blocks) {
                 return Err(format!("{:?}: group {group}, entry {index} is {block}", sequence.id));
             }
@@ -591,7 +661,26 @@ fn check_tables(sequence: &SequencePlan, scenario: &Scenario) -> Result<(), Stri
     Ok(())
 }
 
-fn check_plan(plan: &StepPlan, scenario: &Scenario) -> Result<(), String> {
+/// One row of some of the sequences of the step before, each behind its own row there.
+fn check_ahead(before: &StepPlan, plan: &StepPlan) -> Result<(), String> {
+    let moves = plan.copies.len() + plan.swap_ins.len() + plan.swap_outs.len();
+    if plan.step != before.step + 1 || moves > 0 || plan.sequences.is_empty() {
+        return Err(format!("step {} is planned behind step {}: {plan:?}", plan.step, before.step));
+    }
+    for sequence in &plan.sequences {
+        let row = before.sequences.iter().position(|other| other.id == sequence.id);
+        let follows = row.is_some_and(|row| {
+            sequence.tokens == [CHOSEN | row as u32]
+                && sequence.first_position == before.sequences[row].first_position + 1
+        });
+        if !follows {
+            return Err(format!("{sequence:?} does not follow its row of {before:?}"));
+        }
+    }
+    Ok(())
+}
+
+fn check_plan(plan: &StepPlan, scenario: &Scenario, ahead: bool) -> Result<(), String> {
     let config = &scenario.config;
     let tokens: usize = plan.sequences.iter().map(|sequence| sequence.tokens.len()).sum();
     if tokens > config.max_num_batched_tokens as usize {
@@ -600,7 +689,7 @@ fn check_plan(plan: &StepPlan, scenario: &Scenario) -> Result<(), String> {
     for sequence in &plan.sequences {
         let end = sequence.first_position as usize + sequence.tokens.len();
         let table = sequence.block_tables.first().map_or(0, Vec::len);
-        check_tables(sequence, scenario)?;
+        check_tables(sequence, scenario, ahead)?;
         if sequence.tokens.is_empty() || table * (scenario.cache.block_tokens as usize) < end {
             return Err(format!("{:?} computes nothing or beyond its blocks", sequence.id));
         }

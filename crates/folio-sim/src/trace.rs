@@ -140,7 +140,7 @@ struct TraceDevice<'a> {
 }
 
 impl Executor for TraceDevice<'_> {
-    fn execute(&mut self, plan: &StepPlan) -> Result<&StepOutput, ExecutorError> {
+    fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
         self.output.step = plan.step;
         self.output.samples.clear();
         for sample in plan.sequences.iter().flat_map(|sequence| &sequence.samples) {
@@ -154,6 +154,10 @@ impl Executor for TraceDevice<'_> {
             };
             self.output.samples.push(Sampled::Token { id, logprobs: None });
         }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<&StepOutput, ExecutorError> {
         Ok(&self.output)
     }
 }

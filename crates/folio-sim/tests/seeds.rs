@@ -55,6 +55,9 @@ fn many_seeds() {
         ("pinned prefixes", total.pins),
         ("evictions", total.evictions),
         ("blocks shared by declaration", total.shared_blocks),
+        ("steps planned ahead", total.ahead),
+        ("of those with rows of sequences that had ended", 10 * total.orphans),
+        ("steps behind one that failed", 100 * total.behind_failures),
     ] {
         assert!(count > seeds / 20, "only {count} {what} in {seeds} seeds");
     }

@@ -16,7 +16,7 @@ use std::ptr::NonNull;
 use cudarc::driver::sys;
 
 use crate::cubins::Cubins;
-use crate::driver::{Arg, DeviceInfo, DevicePtr, Driver, DriverError, GraphId, HostId, Launch};
+use crate::driver::{Arg, DeviceInfo, DevicePtr, Driver, DriverError, EventId, GraphId, HostId, Launch};
 use crate::kernels::Module;
 
 type Result<T> = std::result::Result<T, DriverError>;
@@ -37,6 +37,7 @@ pub struct CudaDriver {
     kernels: HashMap<String, Kernel>,
     host: Vec<(*mut u8, usize)>,
     graphs: Vec<sys::CUgraphExec>,
+    events: Vec<sys::CUevent>,
 }
 
 struct Kernel {
@@ -113,6 +114,7 @@ impl CudaDriver {
             kernels: HashMap::new(),
             host: Vec::new(),
             graphs: Vec::new(),
+            events: Vec::new(),
         })
     }
 
@@ -311,6 +313,24 @@ impl Driver for CudaDriver {
         call!(cuStreamSynchronize(self.stream))
     }
 
+    fn event(&mut self) -> Result<EventId> {
+        self.enter()?;
+        let mut event = std::ptr::null_mut();
+        call!(cuEventCreate(&mut event, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32))?;
+        self.events.push(event);
+        Ok(EventId(self.events.len() as u32 - 1))
+    }
+
+    fn record(&mut self, event: EventId) -> Result<()> {
+        self.enter()?;
+        call!(cuEventRecord(self.events[event.0 as usize], self.stream))
+    }
+
+    fn wait(&mut self, event: EventId) -> Result<()> {
+        self.enter()?;
+        call!(cuEventSynchronize(self.events[event.0 as usize]))
+    }
+
     fn begin_capture(&mut self) -> Result<()> {
         self.enter()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
@@ -340,6 +360,9 @@ impl Drop for CudaDriver {
         let _ = self.synchronize();
         for graph in self.graphs.drain(..) {
             let _ = call!(cuGraphExecDestroy(graph));
+        }
+        for event in self.events.drain(..) {
+            let _ = call!(cuEventDestroy_v2(event));
         }
         for module in self.modules.drain(..) {
             let _ = call!(cuModuleUnload(module));

@@ -11,7 +11,7 @@ use super::{Result, check};
 use crate::driver::{DeviceInfo, DriverError};
 
 /// Every function of libcuda that this crate calls.
-const FUNCTIONS: [&str; 34] = [
+const FUNCTIONS: [&str; 38] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuGetErrorString",
@@ -35,6 +35,10 @@ const FUNCTIONS: [&str; 34] = [
     "cuStreamCreate",
     "cuStreamSynchronize",
     "cuStreamDestroy_v2",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuEventSynchronize",
+    "cuEventDestroy_v2",
     "cuModuleLoadData",
     "cuModuleGetFunction",
     "cuModuleUnload",

@@ -14,7 +14,6 @@ impl Scheduler {
     /// Fills the plan from what was granted.
     pub(super) fn build(&mut self) {
         debug_assert!(self.plan.sequences.is_empty(), "commit takes the entries back");
-        self.planned.clear();
         for (_, slot) in &self.running {
             let sequence = &mut self.sequences[*slot];
             if sequence.granted == 0 {
@@ -37,7 +36,7 @@ impl Scheduler {
                 }
             }
             self.plan.sequences.push(entry);
-            self.planned.push(*slot);
+            self.planned.push((sequence.id(), *slot));
         }
         self.last_tokens = self.scratch.granted;
     }
@@ -61,23 +60,28 @@ fn fill(entry: &mut SequencePlan, sequence: &mut Sequence) {
     entry.tokens.clear();
     entry.tokens.extend_from_slice(&sequence.tokens[from as usize..to as usize]);
     entry.samples.clear();
-    if let Some(table) = &sequence.table {
-        entry.block_tables.resize_with(table.groups(), Vec::new);
-        for (group, blocks) in entry.block_tables.iter_mut().enumerate() {
-            if blocks.capacity() == 0 {
-                // For the longest possible output, so that a decode never allocates here.
-                let block_tokens = table.capacity() / table.blocks().len().max(1) as u32;
-                blocks.reserve(sequence.final_positions().div_ceil(block_tokens.max(1)) as usize);
-            }
-            sync(blocks, table.group(group), sequence.synced as usize);
-        }
-    }
+    fill_tables(entry, sequence);
     if let Some(top) = sequence.score_top {
         for position in from.max(sequence.scored)..to.min(sequence.prompt_len - 1) {
             let next = sequence.tokens[position as usize + 1];
             entry.samples.push(SamplePlan { row: position - from, want: Want::Score { next, top } });
         }
     }
+}
+
+/// Brings the block tables up to date.
+pub(super) fn fill_tables(entry: &mut SequencePlan, sequence: &mut Sequence) {
+    let Some(table) = &sequence.table else { return };
+    entry.block_tables.resize_with(table.groups(), Vec::new);
+    for (group, blocks) in entry.block_tables.iter_mut().enumerate() {
+        if blocks.capacity() == 0 {
+            // For the longest possible output, so that a decode never allocates here.
+            let block_tokens = table.capacity() / table.blocks().len().max(1) as u32;
+            blocks.reserve(sequence.final_positions().div_ceil(block_tokens.max(1)) as usize);
+        }
+        sync(blocks, table.group(group), sequence.synced as usize);
+    }
+    sequence.synced = u32::MAX;
 }
 
 /// Brings a block table of the plan up to date: what lies behind the window now, and everything from entry `synced` on.

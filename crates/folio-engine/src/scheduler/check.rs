@@ -7,7 +7,8 @@ use crate::plan::SequenceId;
 use crate::request::RequestId;
 
 impl Scheduler {
-    /// What does not hold, in words, or nothing. Valid between steps. O(everything).
+    /// What does not hold, in words, or nothing. Valid between steps, and while one that was planned ahead is under way.
+    /// O(everything).
     pub fn check(&self, cache: &KvCache) -> Result<(), String> {
         let tables: Vec<&BlockTable> =
             self.sequences.iter().filter_map(|sequence| sequence.table.as_ref()).collect();
@@ -31,7 +32,9 @@ impl Scheduler {
         }
         for (_, slot) in &self.running {
             let sequence = &self.sequences[*slot];
-            if !sequence.is_running() || sequence.table.is_none() || sequence.granted != 0 {
+            // A step that was planned ahead is under way: one row of each of its sequences.
+            let planned = self.planned.contains(&(sequence.id(), *slot));
+            if !sequence.is_running() || sequence.table.is_none() || sequence.granted != u32::from(planned) {
                 return Err(format!("{:?} is in the running list and not running", sequence.id()));
             }
             if sequence.swapped.is_some() {

@@ -7,7 +7,7 @@ use folio_kv::{GroupCounts, KeepRefused, KvCache, PrefixInfo, RetentionRange};
 
 use super::Scheduler;
 use super::costs::Computed;
-use crate::plan::{ExecutorError, SamplePlan, Sampled, SequencePlan, StepOutput, SwapTimes, Want};
+use crate::plan::{ExecutorError, Sampled, SequenceId, SequencePlan, StepOutput, SwapTimes, Want};
 use crate::request::{Event, FinishReason, Micros, Pooling, RequestId, Timing, Token, TokenLogprobs};
 use crate::sequence::{Sequence, Slot, State, choice_seed};
 use crate::stats::WaitingFor;
@@ -19,7 +19,7 @@ struct Draw<'a> {
 }
 
 impl Scheduler {
-    /// Applies the result of the planned step. Events are in order, per request; the caller drains them.
+    /// Applies the result of the oldest step that was planned and is not committed. Events are in order, per request; the caller drains them.
     pub fn commit(
         &mut self,
         cache: &mut KvCache,
@@ -28,17 +28,23 @@ impl Scheduler {
     ) -> &mut Vec<(RequestId, Event)> {
         self.now = now;
         cache.advance(now.0);
+        let Err(result) = self.commit_behind(cache, result) else { return &mut self.events };
         let mut entries = std::mem::take(&mut self.plan.sequences);
-        let planned = std::mem::take(&mut self.planned);
+        let mut planned = std::mem::take(&mut self.planned);
         if !planned.is_empty() {
             self.counters.steps += 1;
         }
-        match result {
+        let wanted = entries.iter().map(|entry| entry.samples.len()).sum();
+        match result.and_then(|output| answers(output, self.step, wanted)) {
             Ok(output) => self.apply(cache, &planned, &mut entries, output),
-            Err(error) => self.fail_step(cache, &planned, &mut entries, &error),
+            Err(error) => {
+                self.swaps_failed(cache);
+                self.fail_sequences(cache, &planned, &error);
+            }
         }
         entries.clear();
         self.plan.sequences = entries;
+        planned.clear();
         self.planned = planned;
         &mut self.events
     }
@@ -46,61 +52,44 @@ impl Scheduler {
     fn apply(
         &mut self,
         cache: &mut KvCache,
-        planned: &[Slot],
+        planned: &[(SequenceId, Slot)],
         entries: &mut [SequencePlan],
         output: &StepOutput,
     ) {
-        let wanted: usize = entries.iter().map(|entry| entry.samples.len()).sum();
-        if wanted != output.samples.len() || output.step != self.step {
-            let reason = format!(
-                "the executor answered {} samples for step {}, {wanted} were planned for step {}",
-                output.samples.len(),
-                output.step,
-                self.step
-            );
-            return self.fail_step(cache, planned, entries, &ExecutorError { step: self.step, reason });
-        }
         if !planned.is_empty() {
-            self.learn_costs(entries, output.swap_times);
+            self.learn_costs(computed(entries), output.swap_times);
             self.swaps_ran(cache, output.swap_times);
         }
         let mut samples = output.samples.as_slice();
-        for (slot, entry) in planned.iter().zip(entries) {
+        for ((id, slot), entry) in planned.iter().zip(entries) {
             let (mine, rest) = samples.split_at(entry.samples.len());
             samples = rest;
-            self.advance(cache, *slot, entry, mine);
+            if self.sequences.lives(*id, *slot) {
+                let (granted, scores) = take_back(&mut self.sequences[*slot], entry);
+                self.advance(cache, *slot, granted, scores, mine);
+            }
         }
     }
 
     /// What the step that just ran says about the price of computing.
-    fn learn_costs(&mut self, entries: &[SequencePlan], swaps: SwapTimes) {
-        let mut computed = Computed::default();
-        for entry in entries {
-            let tokens = entry.tokens.len() as f64;
-            if entry.tokens.len() == 1 {
-                computed.decodes += 1;
-            } else {
-                computed.tokens += tokens;
-                computed.positions += tokens * (f64::from(entry.first_position) + tokens / 2.0);
-            }
-        }
+    pub(super) fn learn_costs(&mut self, computed: Computed, swaps: SwapTimes) {
         let us = self.now.0.saturating_sub(self.planned_at.0) as f64;
         self.costs.stepped(computed, (us - swaps.out_us - swaps.in_us).max(0.0));
     }
 
-    fn fail_step(
+    /// Ends everybody whom a failed step contained and who has not ended since it was planned.
+    pub(super) fn fail_sequences(
         &mut self,
         cache: &mut KvCache,
-        planned: &[Slot],
-        entries: &mut [SequencePlan],
+        planned: &[(SequenceId, Slot)],
         error: &ExecutorError,
     ) {
         self.counters.executor_failures += 1;
-        self.swaps_failed(cache);
         let message: std::sync::Arc<str> = error.to_string().into();
-        for (slot, entry) in planned.iter().zip(entries) {
-            self.take_back(*slot, entry);
-            self.end_with_error(cache, *slot, message.clone());
+        for (id, slot) in planned {
+            if self.sequences.lives(*id, *slot) {
+                self.end_with_error(cache, *slot, message.clone());
+            }
         }
     }
 
@@ -112,23 +101,20 @@ impl Scheduler {
         }
     }
 
-    /// Returns the plan's memory to its sequence; drops what the plan shares with it, so that it is changed in place.
-    fn take_back(&mut self, slot: Slot, entry: &mut SequencePlan) -> (u32, Vec<SamplePlan>) {
-        let sequence = &mut self.sequences[slot];
-        std::mem::swap(&mut sequence.plan, entry);
-        let granted = std::mem::take(&mut sequence.granted);
-        (granted, std::mem::take(&mut sequence.plan.samples))
-    }
-
-    fn advance(&mut self, cache: &mut KvCache, slot: Slot, entry: &mut SequencePlan, answers: &[Sampled]) {
-        let (granted, mut wants) = self.take_back(slot, entry);
+    /// `granted` positions of a sequence were computed; `answers` are those to its samples, the first `scores` of them scores.
+    pub(super) fn advance(
+        &mut self,
+        cache: &mut KvCache,
+        slot: Slot,
+        granted: u32,
+        scores: usize,
+        answers: &[Sampled],
+    ) {
         let failure = answers.iter().find_map(|answer| match answer {
             Sampled::Failed(reason) => Some(reason),
             _ => None,
         });
         if let Some(reason) = failure {
-            wants.clear();
-            self.sequences[slot].plan.samples = wants;
             let what = match self.sequences[slot].pooling {
                 Some(_) => "the prompt cannot be pooled",
                 None => "no token could be chosen",
@@ -139,7 +125,8 @@ impl Scheduler {
         let sequence = &mut self.sequences[slot];
         // What came from a copy gives way to equal blocks that were published meanwhile.
         let restored = sequence.fresh && sequence.restores;
-        sequence.synced = if restored { 0 } else { sequence.computed / block_tokens };
+        let unchanged = if restored { 0 } else { sequence.computed / block_tokens };
+        sequence.synced = sequence.synced.min(unchanged);
         let charged = sequence.computed.max(sequence.high_water);
         let recomputed =
             sequence.high_water.min(sequence.computed + granted).saturating_sub(sequence.computed);
@@ -162,11 +149,8 @@ impl Scheduler {
             self.first_run(slot, granted);
             self.forget_copy(cache, slot);
         }
-        let scores = wants.iter().take_while(|sample| matches!(sample.want, Want::Score { .. })).count();
         self.keep_scores(slot, &answers[..scores]);
         self.keep_sum(slot, &answers[scores..]);
-        wants.clear();
-        self.sequences[slot].plan.samples = wants;
         self.take_tokens(cache, slot, &answers[scores..]);
     }
 
@@ -373,8 +357,13 @@ impl Scheduler {
         if params.eos_token_ids.contains(&token) || params.stop_token_ids.contains(&token) {
             return Some(FinishReason::Stop);
         }
-        let full = sequence.prompt_len + generated >= self.config.max_model_len;
-        (generated >= params.max_tokens || full).then_some(FinishReason::Length)
+        self.is_full(sequence, generated).then_some(FinishReason::Length)
+    }
+
+    /// Whether it may have no more than `generated` tokens.
+    pub(super) fn is_full(&self, sequence: &Sequence, generated: u32) -> bool {
+        generated >= sequence.params.max_tokens
+            || sequence.prompt_len + generated >= self.config.max_model_len
     }
 
     fn append(&mut self, cache: &mut KvCache, slot: Slot, draw: Draw<'_>) {
@@ -397,6 +386,44 @@ impl Scheduler {
         }
         self.sequences[slot].follow();
     }
+}
+
+/// The output, if it is that of this step.
+pub(super) fn answers(output: &StepOutput, step: u64, wanted: usize) -> Result<&StepOutput, ExecutorError> {
+    let (found, of) = (output.samples.len(), output.step);
+    match (found, of) == (wanted, step) {
+        true => Ok(output),
+        false => {
+            let reason = format!(
+                "the executor answered {found} samples for step {of}, {wanted} were planned for step {step}"
+            );
+            Err(ExecutorError { step, reason })
+        }
+    }
+}
+
+/// Returns the plan's memory to its sequence and drops what the plan shares with it, so that it is changed in place. What it was
+/// granted, and how many of its samples were scores.
+pub(super) fn take_back(sequence: &mut Sequence, entry: &mut SequencePlan) -> (u32, usize) {
+    std::mem::swap(&mut sequence.plan, entry);
+    let samples = &mut sequence.plan.samples;
+    let scores = samples.iter().take_while(|sample| matches!(sample.want, Want::Score { .. })).count();
+    samples.clear();
+    (std::mem::take(&mut sequence.granted), scores)
+}
+
+fn computed(entries: &[SequencePlan]) -> Computed {
+    let mut computed = Computed::default();
+    for entry in entries {
+        let tokens = entry.tokens.len() as f64;
+        if entry.tokens.len() == 1 {
+            computed.decodes += 1;
+        } else {
+            computed.tokens += tokens;
+            computed.positions += tokens * (f64::from(entry.first_position) + tokens / 2.0);
+        }
+    }
+    computed
 }
 
 impl Sequence {

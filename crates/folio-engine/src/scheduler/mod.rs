@@ -4,7 +4,8 @@
 //! tensor. Time, requests and results are passed in; plans and events come out.
 //!
 //! A step is [`Scheduler::plan`], then the executor, then [`Scheduler::commit`]. Between two steps a sequence either
-//! holds blocks (`running`) or holds none (`waiting`); nothing else exists, in particular no prefill or decode phase.
+//! holds blocks (`running`) or holds none (`waiting`); nothing else exists, in particular no prefill or decode phase. While
+//! everybody decodes, [`Scheduler::ahead`] plans the next step before this one is committed.
 //!
 //! | file | noun |
 //! |---|---|
@@ -16,6 +17,7 @@
 //! | `swap`, `costs` | what of them is kept in host memory, because computing it again would cost more |
 //! | `predict`, `outlook` | how long outputs will be, and how much will be held at once |
 //! | `build` | the plan's memory |
+//! | `ahead` | the next plan, while a step runs |
 //! | `commit` | what a result changes |
 //! | `group` | the choices of one request |
 //! | `figures` | what is reported |
@@ -29,6 +31,7 @@
 //! request arrives, forks or ends.
 
 mod admission;
+mod ahead;
 mod build;
 mod check;
 mod commit;
@@ -55,6 +58,7 @@ use crate::plan::{SequenceId, StepPlan};
 use crate::request::{Event, Micros, Request, RequestId};
 use crate::sequence::{Rank, Sequences, Slot};
 use crate::stats::{Counters, TenantFigures};
+use ahead::Behind;
 use costs::Costs;
 use group::Group;
 use in_flight::InFlight;
@@ -78,8 +82,10 @@ pub struct Scheduler {
     doubt: Doubt,
     costs: Costs,
     plan: StepPlan,
-    /// Whose entries `plan.sequences` holds, in the same order.
-    planned: Vec<Slot>,
+    /// Whose entries `plan.sequences` holds, in the same order, until it is committed. A sequence that ended meanwhile may have left
+    /// its slot to another.
+    planned: Vec<(SequenceId, Slot)>,
+    behind: Behind,
     events: Vec<(RequestId, Event)>,
     counters: Counters,
     tenants: FxHashMap<folio_kv::TenantId, TenantFigures>,
@@ -89,7 +95,7 @@ pub struct Scheduler {
     /// Number of the step being planned.
     step: u64,
     now: Micros,
-    /// When the step being run was planned.
+    /// When the step being run was planned, or the step before it ended.
     planned_at: Micros,
     scratch: share::Scratch,
     last_decodes: u32,
@@ -114,6 +120,7 @@ impl Scheduler {
             costs: Costs::default(),
             plan: StepPlan::default(),
             planned: Vec::new(),
+            behind: Behind::default(),
             events: Vec::new(),
             counters: Counters::default(),
             tenants: FxHashMap::default(),
@@ -147,7 +154,10 @@ impl Scheduler {
     ///
     /// 1. Every running sequence that lacks one token gets it: decodes never wait for prompts.
     /// 2. The rest of the budget goes to prompts (see `share`), those of waiting sequences included (see `admission`).
+    ///
+    /// Every step planned before was committed.
     pub fn plan(&mut self, cache: &mut KvCache, now: Micros) -> &StepPlan {
+        debug_assert!(!self.under_way(), "a step is under way");
         self.now = now;
         self.planned_at = now;
         self.step += 1;
@@ -164,9 +174,9 @@ impl Scheduler {
         &self.plan
     }
 
-    /// Something holds or wants blocks, or an event is owed.
+    /// Something holds or wants blocks, an event is owed, or a step is not committed.
     pub fn has_work(&self) -> bool {
-        !self.groups.is_empty() || !self.cancelled.is_empty() || !self.events.is_empty()
+        self.under_way() || !self.groups.is_empty() || !self.cancelled.is_empty() || !self.events.is_empty()
     }
 
     /// Ends every request, as when the engine stops.

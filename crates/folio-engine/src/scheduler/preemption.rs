@@ -91,8 +91,11 @@ impl Scheduler {
     }
 
     /// Preempts everybody who may be preempted, between two steps: what the pool running dry does to one, for all at once.
-    /// Returns how many. They resume in rank order, from whatever of theirs is still cached.
+    /// Returns how many: none while a step is under way. They resume in rank order, from whatever of theirs is still cached.
     pub fn preempt_all(&mut self, cache: &mut KvCache) -> usize {
+        if self.under_way() {
+            return 0;
+        }
         let victims: Vec<Slot> = self.running.iter().map(|(_, slot)| *slot).collect();
         let victims = victims.into_iter().filter(|slot| !self.sequences[*slot].reserved).collect::<Vec<_>>();
         for victim in &victims {

@@ -129,10 +129,10 @@ fn tokens_chosen_on_the_device_are_those_chosen_from_its_logits() {
         return;
     }
     let cuda = || CudaBackend::new(folio_emulator::device(Order::Ascending)).expect("a backend");
-    let on_device = answers(cuda());
+    let (on_device, _) = answers(cuda(), kinds);
     // A backend that says nothing of sampling is asked for logits.
-    let on_host = answers(Recast { backend: cuda(), recast: 0, cast: Cast::Keep });
-    assert_eq!(on_device.len(), on_host.len());
+    let (on_host, ahead) = answers(Recast { backend: cuda(), recast: 0, cast: Cast::Keep }, kinds);
+    assert_eq!((on_device.len(), ahead), (on_host.len(), 0));
     for (index, (device, host)) in on_device.iter().zip(&on_host).enumerate() {
         assert_eq!(device, host, "request {index}");
         assert!(device.0.len() > 3, "request {index} gave {} tokens", device.0.len());
@@ -140,8 +140,43 @@ fn tokens_chosen_on_the_device_are_those_chosen_from_its_logits() {
     }
 }
 
-/// Tokens and their log probabilities of each of some requests, by an engine over this backend.
-fn answers<B: Backend + 'static>(mut backend: B) -> Vec<(Vec<Token>, Vec<TokenLogprobs>)> {
+/// Steps that are begun while others run give the same tokens, also where sequences end by a token that nobody knew when the next step
+/// was begun.
+#[test]
+fn steps_begun_ahead_give_the_same_tokens() {
+    if !folio_emulator::available() {
+        return;
+    }
+    let cuda = || CudaBackend::new(folio_emulator::device(Order::Ascending)).expect("a backend");
+    let (on_device, ahead) = answers(cuda(), plain);
+    let (on_host, _) = answers(Recast { backend: cuda(), recast: 0, cast: Cast::Keep }, plain);
+    for (index, (device, host)) in on_device.iter().zip(&on_host).enumerate() {
+        assert_eq!(device.0, host.0, "request {index}");
+    }
+    let lengths: Vec<usize> = on_device.iter().map(|(tokens, _)| tokens.len()).collect();
+    assert!(ahead > 20, "{ahead} steps ahead, {lengths:?}");
+    assert!(lengths.iter().filter(|length| **length < 40).count() > 1, "nobody stopped: {lengths:?}");
+}
+
+/// Requests whose steps are planned ahead; some stop by a token.
+fn plain(vocab: u32) -> Vec<SamplingParams> {
+    let stops = |part: u32| (0..vocab).filter(|token| token % 12 == part).collect::<Vec<u32>>();
+    let params = |index: u32| SamplingParams {
+        temperature: if index.is_multiple_of(2) { 0.0 } else { 1.2 },
+        seed: index.into(),
+        min_tokens: index,
+        logprobs: (index == 3).then_some(2),
+        stop_token_ids: if index < 2 { Arc::new([]) } else { stops(index).into() },
+        ..SamplingParams::greedy(40)
+    };
+    (0..6).map(params).collect()
+}
+
+/// Tokens and their log probabilities of each of some requests.
+type Answers = Vec<(Vec<Token>, Vec<TokenLogprobs>)>;
+
+/// By an engine over this backend, and how many of its steps were begun ahead.
+fn answers<B: Backend + 'static>(mut backend: B, requests: fn(u32) -> Vec<SamplingParams>) -> (Answers, u64) {
     let checkpoint = Checkpoint::open(fixture("qwen3")).expect("opens");
     let options = LoadOptions {
         max_rows: 64,
@@ -167,7 +202,7 @@ fn answers<B: Backend + 'static>(mut backend: B) -> Vec<(Vec<Token>, Vec<TokenLo
     })
     .expect("an engine");
     let (sender, events) = mpsc::channel();
-    let params = kinds(model.vocab as u32);
+    let params = requests(model.vocab as u32);
     let count = params.len();
     for (index, sampling) in params.into_iter().enumerate() {
         let sender = sender.clone();
@@ -200,7 +235,8 @@ fn answers<B: Backend + 'static>(mut backend: B) -> Vec<(Vec<Token>, Vec<TokenLo
             _ => {}
         }
     }
-    answers
+    let ahead = engine.stats().counters.steps_ahead;
+    (answers, ahead)
 }
 
 fn kinds(vocab: u32) -> Vec<SamplingParams> {

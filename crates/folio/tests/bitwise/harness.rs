@@ -149,7 +149,7 @@ impl Recorder {
 }
 
 impl Executor for Recorder {
-    fn execute(&mut self, plan: &StepPlan) -> Result<&StepOutput, ExecutorError> {
+    fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
         let batch = &mut self.batch;
         batch.clear();
         for copy in &plan.copies {
@@ -183,7 +183,7 @@ impl Executor for Recorder {
         self.output.step = plan.step;
         self.output.samples.clear();
         if batch.tokens.is_empty() {
-            return Ok(&self.output);
+            return Ok(());
         }
         let logits = self.backend.forward(batch).expect("forward").to_vec();
         let row_of = |row: usize| &logits[row * self.vocab..][..self.vocab];
@@ -214,6 +214,10 @@ impl Executor for Recorder {
                 });
             }
         }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<&StepOutput, ExecutorError> {
         Ok(&self.output)
     }
 }

@@ -1,0 +1,337 @@
+//! Planning step n + 1 while step n runs: when it is done, when it must not be, and what becomes of those who end meanwhile.
+
+use std::sync::Arc;
+
+use folio_engine::plan::{CHOSEN, ExecutorError, Sampled, StepOutput, StepPlan, Want};
+use folio_engine::request::{Event, Request, RequestId};
+use folio_engine::{FinishReason, Micros, RulesRef, Scheduler, SchedulerConfig};
+use folio_kv::{CacheConfig, KvCache, LruLeafFirst};
+use folio_sim::Machine;
+use folio_sim::rules::HashRules;
+use folio_sim::scenario::request;
+
+fn config() -> SchedulerConfig {
+    SchedulerConfig {
+        max_num_seqs: 4,
+        max_num_batched_tokens: 64,
+        max_prefill_tokens_while_decoding: 16,
+        max_model_len: 256,
+        watermark_permille: 0,
+        ..SchedulerConfig::default()
+    }
+}
+
+fn text(kind: u32, length: u32) -> Vec<u32> {
+    (0..length).map(|i| (i * 7 + kind * 11 + i * i * (kind + 1)) % 29).collect()
+}
+
+fn plain(id: u64, max_tokens: u32) -> Request {
+    request(id, &text(id as u32, 5), max_tokens)
+}
+
+fn ahead(machine: &Machine) -> u64 {
+    machine.scheduler.counters().steps_ahead
+}
+
+/// Whether a step was begun while the one of this call ran.
+fn goes_ahead(machine: &mut Machine) -> bool {
+    let before = ahead(machine);
+    machine.step();
+    ahead(machine) > before
+}
+
+/// Steps until some request decodes and the machine is ahead.
+fn decoding(machine: &mut Machine) {
+    for _ in 0..10 {
+        if goes_ahead(machine) {
+            return;
+        }
+    }
+    panic!("it never goes ahead:\n{:?}", machine.scheduler);
+}
+
+#[test]
+fn whoever_decodes_is_planned_ahead_and_says_what_it_says_alone() {
+    let requests: Vec<Request> = (1..=3).map(|id| plain(id, 10 + 7 * id as u32)).collect();
+    let mut steps = Vec::new();
+    for samples in [false, true] {
+        let mut machine = Machine::new(config(), 100, 4);
+        if samples {
+            machine = machine.with_sampling();
+        }
+        requests.iter().for_each(|request| machine.submit(request.clone()));
+        machine.run();
+        requests.iter().for_each(|request| machine.assert_as_alone(request));
+        let counters = machine.scheduler.counters();
+        assert_eq!(counters.steps_ahead > counters.steps - 4, samples, "{counters:?}");
+        steps.push((counters.steps, counters.iteration_tokens, counters.generation_tokens));
+    }
+    assert_eq!(steps[0], steps[1], "a known end costs no row");
+}
+
+#[test]
+fn a_stop_token_leaves_an_orphan_behind_and_nothing_else() {
+    let mut other = plain(1, 40);
+    let mut stopped = plain(2, 40);
+    let alone = Machine::new(config(), 100, 4).alone(&stopped);
+    let (at, token) = (9, alone.choices[0].tokens[9].0);
+    // The first time that it is said.
+    let at = alone.choices[0].tokens[..at].iter().position(|(other, _)| *other == token).unwrap_or(at);
+    stopped.sampling.eos_token_ids = Arc::new([token]);
+    other.sampling.seed = 5;
+    let mut machine = Machine::new(config(), 100, 4).with_sampling();
+    machine.submit(other.clone());
+    machine.submit(stopped.clone());
+    while machine.finished(2).is_empty() {
+        machine.step();
+    }
+    assert_eq!(machine.tokens(2, 0).len(), at + 1);
+    assert_eq!(machine.finished(2), [(0, FinishReason::Stop)]);
+    assert!(machine.scheduler.under_way(), "its row of the next step is being computed");
+    let planned = machine.plans.last().expect("a plan").sequences.len();
+    assert_eq!((planned, machine.scheduler.tables().count()), (2, 1), "and holds nothing any more");
+    // Whoever comes now gets its slot and perhaps its blocks.
+    let third = plain(3, 20);
+    machine.submit(third.clone());
+    machine.run();
+    [&other, &stopped, &third].into_iter().for_each(|request| machine.assert_as_alone(request));
+    assert_eq!(machine.cache.stats().active_blocks, 0);
+    // What it said is found again, as far as it was said.
+    let mut longer = plain(4, 4);
+    let said = machine.tokens(2, 0);
+    longer.prompt = stopped.prompt.iter().copied().chain(said.iter().copied()).chain([1, 2]).collect();
+    machine.submit(longer.clone());
+    machine.run();
+    machine.assert_as_alone(&longer);
+    assert_eq!(machine.cached_tokens(4), Some(5 + said.len() as u32 - 1));
+}
+
+#[test]
+fn the_last_sequence_ends_and_the_orphan_is_still_waited_for() {
+    let mut machine = Machine::new(config(), 100, 4).with_sampling();
+    let mut stopped = plain(1, 40);
+    let alone = machine.alone(&stopped);
+    stopped.sampling.eos_token_ids = Arc::new([alone.choices[0].tokens[6].0]);
+    machine.submit(stopped.clone());
+    while machine.finished(1).is_empty() {
+        machine.step();
+    }
+    assert!(machine.scheduler.under_way() && machine.scheduler.has_work());
+    machine.step();
+    assert!(!machine.scheduler.under_way() && !machine.scheduler.has_work());
+    machine.assert_as_alone(&stopped);
+}
+
+type Change = fn(&mut Machine);
+
+/// Each of these needs a decision that only an ordinary plan makes.
+#[test]
+fn what_needs_a_decision_is_not_planned_ahead() {
+    let changes: [(&str, Change); 3] = [
+        ("a cancellation", |machine| machine.cancel(1)),
+        ("a request that can be admitted", |machine| machine.submit(plain(3, 5))),
+        ("a deadline", |machine| machine.now = Micros(1_000_000)),
+    ];
+    for (what, change) in changes {
+        let mut machine = Machine::new(config(), 100, 4).with_sampling();
+        let mut overdue = plain(2, 60);
+        overdue.deadline = Some(Micros(1_000_000));
+        machine.submit(plain(1, 60));
+        machine.submit(overdue);
+        decoding(&mut machine);
+        assert!(goes_ahead(&mut machine), "{what}: before");
+        change(&mut machine);
+        assert!(!goes_ahead(&mut machine), "{what} is overlooked");
+        machine.run();
+        assert_eq!(machine.cache.stats().active_blocks, 0, "{what}");
+    }
+}
+
+#[test]
+fn who_depends_on_its_tokens_is_not_planned_ahead() {
+    let changes: [(&str, fn(&mut Request)); 3] = [
+        ("a penalty", |request| request.sampling.repetition_penalty = 1.2),
+        ("rules", |request| {
+            request.sampling.rules = Some(RulesRef(Arc::new(HashRules { seed: 3, ends: false })));
+        }),
+        ("more log probabilities than the device gives", |request| request.sampling.logprobs = Some(3)),
+    ];
+    for (what, change) in changes {
+        let mut machine = Machine::new(config(), 100, 4).with_sampling();
+        let mut other = plain(2, 30);
+        change(&mut other);
+        machine.submit(plain(1, 30));
+        machine.submit(other.clone());
+        machine.run();
+        machine.assert_as_alone(&other);
+        assert_eq!(ahead(&machine), 0, "{what}");
+    }
+}
+
+#[test]
+fn prompts_and_their_choices_come_first() {
+    let mut machine = Machine::new(config(), 100, 4).with_sampling();
+    machine.submit(plain(1, 60));
+    decoding(&mut machine);
+    let mut long = request(2, &text(2, 60), 8);
+    long.n = 3;
+    machine.submit(long.clone());
+    // One step is under way; four of 16 tokens, of which the last draws three first tokens.
+    for step in 0..5 {
+        assert!(!goes_ahead(&mut machine), "in step {step} of the prompt");
+    }
+    assert!(goes_ahead(&mut machine), "all of them decode");
+    machine.run();
+    machine.assert_as_alone(&long);
+}
+
+#[test]
+fn nobody_is_preempted_for_a_step_ahead() {
+    let mut machine = Machine::new(config(), 24, 4).with_sampling();
+    // Who ends by itself after a token teaches that outputs are short; so all are admitted, and all do not fit.
+    for id in 100..140 {
+        let mut brief = plain(id, 50);
+        brief.sampling.stop_token_ids = (0..29).collect::<Vec<u32>>().into();
+        machine.submit(brief);
+    }
+    machine.run();
+    let requests: Vec<Request> = (1..=3).map(|id| request(id, &text(id as u32, 20), 60)).collect();
+    requests.iter().for_each(|request| machine.submit(request.clone()));
+    machine.run();
+    requests.iter().for_each(|request| machine.assert_as_alone(request));
+    assert!(machine.scheduler.counters().preemptions > 0, "the pool is too large for this test");
+    assert!(ahead(&machine) > 0);
+}
+
+#[test]
+fn a_full_machine_goes_ahead_though_somebody_waits_until_a_place_is_known_to_come() {
+    let mut machine = Machine::new(SchedulerConfig { max_num_seqs: 2, ..config() }, 100, 4).with_sampling();
+    (1..=3).for_each(|id| machine.submit(plain(id, if id == 1 { 12 } else { 30 })));
+    decoding(&mut machine);
+    while machine.tokens(1, 0).len() < 11 {
+        assert!(goes_ahead(&mut machine), "with {} tokens", machine.tokens(1, 0).len());
+    }
+    // The twelfth is being chosen, and somebody waits for its place.
+    assert!(!goes_ahead(&mut machine));
+    assert_eq!(machine.finished(1), [(0, FinishReason::Length)]);
+    machine.run();
+    (1..=3).for_each(|id| machine.assert_as_alone(&plain(id, if id == 1 { 12 } else { 30 })));
+}
+
+/// A scheduler by hand: what a device would choose is said by the test.
+struct ByHand {
+    scheduler: Scheduler,
+    cache: KvCache,
+}
+
+impl ByHand {
+    /// Two requests whose prompts are computed.
+    fn new() -> Self {
+        let cache = CacheConfig { blocks: 50, block_tokens: 4, bytes_per_block: 1 };
+        let cache = KvCache::new(cache, Box::new(LruLeafFirst::new()));
+        let mut scheduler = Scheduler::new(config()).expect("limits");
+        let mut second = plain(2, 3);
+        second.sampling.min_tokens = 3;
+        second.sampling.temperature = 1.0;
+        scheduler.admit([plain(1, 20), second], [], Micros(0));
+        let mut this = Self { scheduler, cache };
+        let plan = this.plan();
+        this.commit(plan.step, 2);
+        this
+    }
+
+    fn plan(&mut self) -> StepPlan {
+        self.scheduler.plan(&mut self.cache, Micros(10)).clone()
+    }
+
+    fn ahead(&mut self) -> Option<StepPlan> {
+        self.scheduler.ahead(&mut self.cache, Micros(10)).cloned()
+    }
+
+    fn commit(&mut self, step: u64, tokens: usize) -> Vec<(RequestId, Event)> {
+        let samples = vec![Sampled::Token { id: 3, logprobs: None }; tokens];
+        let output = StepOutput { step, samples, ..StepOutput::default() };
+        let events = std::mem::take(self.scheduler.commit(&mut self.cache, Ok(&output), Micros(20)));
+        self.scheduler.check(&self.cache).expect("the books balance");
+        events
+    }
+
+    fn fail(&mut self, step: u64) -> Vec<(RequestId, Event)> {
+        let error = ExecutorError { step, reason: "told to".into() };
+        let events = std::mem::take(self.scheduler.commit(&mut self.cache, Err(error), Micros(20)));
+        self.scheduler.check(&self.cache).expect("the books balance");
+        events
+    }
+}
+
+#[test]
+fn an_entry_moves_on_by_one_row_that_follows_its_sample() {
+    let mut hand = ByHand::new();
+    let plan = hand.plan();
+    let next = hand.ahead().expect("both decode");
+    hand.scheduler.check(&hand.cache).expect("the books balance");
+    assert!(hand.ahead().is_none(), "two are under way");
+    assert_eq!((next.step, next.sequences.len()), (plan.step + 1, 2));
+    for (row, (before, after)) in plan.sequences.iter().zip(&next.sequences).enumerate() {
+        assert_eq!((after.id, &after.tokens[..]), (before.id, &[CHOSEN | row as u32][..]));
+        assert_eq!(after.first_position, before.first_position + 1);
+        let spec = |sequence: &folio_engine::plan::SequencePlan| match &sequence.samples[..] {
+            [sample] => match &sample.want {
+                Want::Token(spec) => spec.clone(),
+                other => panic!("{other:?}"),
+            },
+            other => panic!("{other:?}"),
+        };
+        let (before, after) = (spec(before), spec(after));
+        assert_eq!((after.seed, after.position), (before.seed, before.position + 1));
+        // The second may not stop before its third token; plan n is of its second.
+        assert_eq!((before.forbid_stop, after.forbid_stop), (row == 1, row == 1));
+    }
+    assert_eq!(hand.commit(plan.step, 2).len(), 2);
+    let third = hand.ahead().expect("both decode");
+    assert_eq!(third.sequences.len(), 1, "the second gets its last token in the step that runs");
+    let [sample] = &third.sequences[0].samples[..] else { panic!("one sample") };
+    assert!(matches!(&sample.want, Want::Token(spec) if !spec.forbid_stop));
+    let ended = hand.commit(next.step, 2);
+    assert!(ended.iter().any(
+        |(id, event)| id.0 == 2 && matches!(event, Event::Finished { reason: FinishReason::Length, .. })
+    ));
+    assert_eq!(hand.commit(third.step, 1).len(), 1);
+    assert_eq!(hand.scheduler.counters().steps, 4);
+    assert_eq!(hand.plan().sequences[0].first_position, third.sequences[0].first_position + 1);
+}
+
+#[test]
+fn a_step_behind_one_that_failed_finds_nobody() {
+    let mut hand = ByHand::new();
+    let plan = hand.plan();
+    let next = hand.ahead().expect("both decode");
+    let events = hand.fail(plan.step);
+    assert_eq!(events.len(), 2);
+    assert!(
+        events.iter().all(|(_, event)| matches!(event, Event::Finished { reason: FinishReason::Error, .. }))
+    );
+    assert_eq!((hand.cache.stats().active_blocks, hand.scheduler.under_way()), (0, true));
+    // Others get the slots of those who ended; the step that is still under way is not theirs.
+    hand.scheduler.admit([plain(3, 5), plain(4, 5)], [], Micros(20));
+    assert_eq!(hand.scheduler.preempt_all(&mut hand.cache), 0);
+    assert_eq!(hand.commit(next.step, 2), []);
+    let plan = hand.plan();
+    assert_eq!(plan.sequences.iter().map(|entry| entry.tokens.len()).collect::<Vec<_>>(), [5, 5]);
+    hand.commit(plan.step, 2);
+    assert_eq!(hand.scheduler.counters().executor_failures, 1);
+    assert_eq!(hand.scheduler.counters().generation_tokens, 4);
+}
+
+#[test]
+fn an_answer_of_another_length_or_step_fails_the_step_it_was_for() {
+    for (step, count) in [(1, 2), (0, 1)] {
+        let mut hand = ByHand::new();
+        let plan = hand.plan();
+        let next = hand.ahead().expect("both decode");
+        let events = hand.commit(plan.step + step, count);
+        assert!(events.iter().all(|(_, event)| matches!(event, Event::Finished { error: Some(_), .. })));
+        hand.fail(next.step);
+        assert!(!hand.scheduler.has_work());
+    }
+}
