@@ -122,11 +122,10 @@ fn the_last_sequence_ends_and_the_orphan_is_still_waited_for() {
     machine.assert_as_alone(&stopped);
 }
 
-type Change = fn(&mut Machine);
-
 /// Each of these needs a decision that only an ordinary plan makes.
 #[test]
 fn what_needs_a_decision_is_not_planned_ahead() {
+    type Change = fn(&mut Machine);
     let changes: [(&str, Change); 3] = [
         ("a cancellation", |machine| machine.cancel(1)),
         ("a request that can be admitted", |machine| machine.submit(plain(3, 5))),
@@ -149,7 +148,8 @@ fn what_needs_a_decision_is_not_planned_ahead() {
 
 #[test]
 fn who_depends_on_its_tokens_is_not_planned_ahead() {
-    let changes: [(&str, fn(&mut Request)); 3] = [
+    type Change = fn(&mut Request);
+    let changes: [(&str, Change); 3] = [
         ("a penalty", |request| request.sampling.repetition_penalty = 1.2),
         ("rules", |request| {
             request.sampling.rules = Some(RulesRef(Arc::new(HashRules { seed: 3, ends: false })));
