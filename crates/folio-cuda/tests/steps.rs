@@ -297,6 +297,34 @@ fn a_step_begun_ahead_reads_the_tokens_of_the_one_before() {
     }
 }
 
+/// The words of the second step need a larger place than those of the first, which is still to run.
+#[test]
+fn a_step_ahead_may_need_more_memory_than_the_one_before() {
+    if !folio_emulator::available() {
+        return;
+    }
+    let (mut backend, _) = loaded();
+    let rows = |position| [draw(position, false), draw(position, true)];
+    let one_by_one = said(&mut backend, 2, false);
+    let (mut backend, _) = loaded();
+    let mut first = decode(2, 0);
+    first.tokens = vec![3, 7];
+    first.spans.iter_mut().for_each(|span| span.blocks_start = 8 * span.first_row);
+    let mut second = decode(2, 1);
+    second.tokens = vec![CHOSEN | 1, CHOSEN];
+    second.blocks = (8..16).chain((0..8).cycle().take(1 << 17)).collect();
+    second.spans[1].blocks_start = 8;
+    backend.begin_and_sample(&first, &rows(0)).unwrap();
+    let mut asked = rows(1);
+    asked[1].logprobs = Some(4);
+    backend.begin_and_sample(&second, &asked).unwrap();
+    for step in one_by_one {
+        let mut outcomes = Vec::new();
+        backend.finish_sampled(&mut outcomes).unwrap();
+        assert_eq!(outcomes.iter().map(token).collect::<Vec<_>>(), step);
+    }
+}
+
 #[test]
 fn only_tokens_of_the_step_before_can_be_followed_and_only_two_steps_be_under_way() {
     if !folio_emulator::available() {

@@ -286,6 +286,31 @@ fn graphs_run_what_was_recorded_again() {
 }
 
 #[test]
+fn waiting_for_an_event_runs_what_is_before_it_and_no_more() {
+    let mut device = Emulator::new(Order::Ascending);
+    let at = up(&mut device, &[1u32, 2]);
+    let host = device.allocate_host(8).unwrap();
+    let read = |device: &Emulator| device.host_bytes(host).to_vec();
+    let (early, late) = (device.event().unwrap(), device.event().unwrap());
+    device.wait(late).unwrap();
+    device.download_async(at, host, 0, 4).unwrap();
+    device.record(early).unwrap();
+    device.download_async(at.offset(4), host, 4, 4).unwrap();
+    device.record(late).unwrap();
+    assert_eq!(read(&device), [0; 8], "nothing ran");
+    device.wait(early).unwrap();
+    assert_eq!(read(&device), [1, 0, 0, 0, 0, 0, 0, 0]);
+    device.wait(early).unwrap();
+    assert_eq!(read(&device), [1, 0, 0, 0, 0, 0, 0, 0]);
+    // Recorded again, it is where the work ends now.
+    device.record(early).unwrap();
+    device.wait(early).unwrap();
+    assert_eq!(read(&device), [1, 0, 0, 0, 2, 0, 0, 0]);
+    device.begin_capture().unwrap();
+    assert!(device.record(early).is_err() && device.wait(early).is_err(), "not while a graph is captured");
+}
+
+#[test]
 fn wrong_launches_are_refused_by_name() {
     if !available() {
         return;

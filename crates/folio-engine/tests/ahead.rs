@@ -218,6 +218,28 @@ fn a_full_machine_goes_ahead_though_somebody_waits_until_a_place_is_known_to_com
     (1..=3).for_each(|id| machine.assert_as_alone(&plain(id, if id == 1 { 12 } else { 30 })));
 }
 
+#[test]
+fn who_waits_for_blocks_is_looked_at_after_every_end_and_now_and_then() {
+    let config = SchedulerConfig { guarantee_completion: true, ..config() };
+    let mut machine = Machine::new(config, 24, 4).with_sampling();
+    // 64 and 32 positions of 96 are set aside; the third has room when the second is done.
+    let requests = [plain(1, 60), plain(2, 28), plain(3, 28)];
+    requests.iter().for_each(|request| machine.submit(request.clone()));
+    let (mut longest, mut row) = (0, 0);
+    while machine.finished(2).is_empty() {
+        row = if goes_ahead(&mut machine) { row + 1 } else { 0 };
+        longest = longest.max(row);
+    }
+    assert_eq!((longest, machine.tokens(3, 0).len()), (16, 0), "in a row, beside one who waits");
+    // The next plan admits it.
+    while machine.scheduler.under_way() {
+        machine.step();
+    }
+    assert!(machine.step().sequences.iter().any(|sequence| sequence.tokens.len() == 5));
+    machine.run();
+    requests.iter().for_each(|request| machine.assert_as_alone(request));
+}
+
 /// A scheduler by hand: what a device would choose is said by the test.
 struct ByHand {
     scheduler: Scheduler,

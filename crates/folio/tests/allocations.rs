@@ -7,6 +7,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use folio_cpu::{CpuBackend, CpuOptions};
+use folio_engine::plan::{Sampled, StepOutput};
 use folio_engine::{
     Event, Executor, Micros, ModelExecutor, Request, RequestId, SamplingParams, Scheduler, SchedulerConfig,
 };
@@ -94,9 +95,56 @@ fn root() -> Root {
 #[test]
 fn nothing_is_allocated_after_warm_up() {
     steps();
+    ahead();
     evictions();
     swaps();
     experts();
+}
+
+/// Steps that are planned while others run, on a device that says nothing but the same token.
+fn ahead() {
+    let config = CacheConfig { blocks: 512, block_tokens: 16, bytes_per_block: 1 };
+    let mut cache = KvCache::new(config, Box::new(LearnedLifetimes::new(0.01)));
+    let mut scheduler = Scheduler::new(SchedulerConfig::default()).expect("valid limits");
+    let root = root();
+    let requests = (0..SEQUENCES).map(|id| Request {
+        id: RequestId(id),
+        tenant: TenantId(1),
+        root,
+        prompt: (0..PROMPT).map(|i| i * 37 + id as u32 * 101).collect::<Vec<_>>().into(),
+        n: 1,
+        sampling: SamplingParams::greedy(STEPS),
+        priority: 0,
+        deadline: None,
+        prompt_logprobs: None,
+        retention: Vec::new(),
+        pooling: None,
+    });
+    scheduler.admit(requests, [], Micros(0));
+    let mut output = StepOutput::default();
+    let mut oldest = 0;
+    let mut counted: Vec<(u32, u64)> = Vec::with_capacity(STEPS as usize);
+    for step in 1..STEPS {
+        let now = Micros(u64::from(step) * 1000);
+        let before = CALLS.load(Ordering::Relaxed);
+        if !scheduler.under_way() {
+            let plan = scheduler.plan(&mut cache, now);
+            (oldest, output.step) = (plan.step, plan.step);
+            output.samples.clear();
+            let wanted = plan.sequences.iter().map(|sequence| sequence.samples.len()).sum();
+            output.samples.resize(wanted, Sampled::Token { id: 3, logprobs: None });
+        }
+        scheduler.ahead(&mut cache, now);
+        output.step = oldest;
+        oldest += 1;
+        scheduler.commit(&mut cache, Ok(&output), now).clear();
+        let calls = CALLS.load(Ordering::Relaxed) - before;
+        if step > WARM_UP && calls > 0 {
+            counted.push((step, calls));
+        }
+    }
+    assert!(scheduler.counters().steps_ahead > 280, "{:?}", scheduler.counters());
+    assert!(counted.is_empty(), "(step, calls to the allocator): {counted:?}");
 }
 
 /// A backend alone, on a mixture of experts: steps of one row, of several, and of more than workers pack for themselves.

@@ -18,6 +18,9 @@
 //!   later step writes, so that step reads the same. So do blocks that left a window at that commit.
 //! - A block that an orphan writes was the sequence's own since it grew: it is shared with nobody (`KvCache::grow`).
 //!
+//! Who waits is looked at in ordinary plans alone. While nobody arrives and nobody ends, what kept it out goes on to: so steps are planned
+//! ahead beside a queue, but only so many in a row ([`IN_A_ROW`]), because what is predicted of those who run changes as they go on.
+//!
 //! The entries of plan n become those of plan n + 1 in place: the executor has taken from a begun plan what it needs.
 //!
 //! Cost: O(running) for one look and one pass; allocates nothing.
@@ -31,6 +34,18 @@ use super::costs::Computed;
 use crate::plan::{CHOSEN, ExecutorError, SampleSpec, SequenceId, SequencePlan, StepOutput, StepPlan, Want};
 use crate::request::Micros;
 use crate::sequence::{Sequence, Slot};
+
+/// Most steps that are planned ahead before somebody who could have a place is looked at again.
+const IN_A_ROW: u32 = 16;
+
+/// What came to pass since the last ordinary plan.
+#[derive(Default)]
+pub(super) struct Since {
+    /// Somebody arrived or ended, or the cache was told something.
+    pub changed: bool,
+    /// Steps were planned ahead.
+    pub ahead: u32,
+}
 
 /// A step that another was planned behind: what is left to know of it. Every sequence in it computes one row and wants one token.
 #[derive(Default)]
@@ -56,6 +71,7 @@ impl Scheduler {
         self.now = now;
         cache.advance(now.0);
         self.counters.steps_ahead += 1;
+        self.since.ahead += 1;
         self.behind.waits = true;
         self.behind.step = self.step;
         std::mem::swap(&mut self.behind.planned, &mut self.planned);
@@ -82,6 +98,11 @@ impl Scheduler {
         Some(&self.plan)
     }
 
+    /// Blocks may be there for somebody who waits, though nobody ended.
+    pub(crate) fn cache_changes(&mut self) {
+        self.since.changed = true;
+    }
+
     /// Nothing but tokens is to come of the step that runs, and nothing else is to be done before the next.
     fn is_steady(&self, now: Micros) -> bool {
         let plan = &self.plan;
@@ -103,7 +124,8 @@ impl Scheduler {
             last += usize::from(self.is_last(sequence));
         }
         // Who ends leaves a place, and perhaps blocks, to somebody who waits.
-        let admits = self.waiting.len() > 0 && (last > 0 || self.admission_possible());
+        let looks = || self.since.changed || self.since.ahead >= IN_A_ROW;
+        let admits = self.waiting.len() > 0 && (last > 0 || (self.admission_possible() && looks()));
         alive == self.running.len() && last < alive && !admits
     }
 

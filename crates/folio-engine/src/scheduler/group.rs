@@ -36,6 +36,7 @@ pub(crate) struct Group {
 impl Scheduler {
     pub(super) fn accept(&mut self, request: Request, now: Micros) {
         self.counters.requests_received += 1;
+        self.since.changed = true;
         self.queued.requests += 1;
         self.queued.tokens += request.prompt.len() as u64;
         self.next_arrival += 1;
@@ -168,6 +169,7 @@ impl Scheduler {
         self.give_back(cache, slot);
         self.forget_copy(cache, slot);
         let Some(sequence) = self.sequences.remove(slot) else { return };
+        self.since.changed = true;
         self.waiting.remove(sequence.tenant, sequence.rank, slot);
         self.waiting.fair.ends(sequence.rank.priority);
         let Some(group) = self.groups.get_mut(&sequence.request) else { return };

@@ -58,7 +58,7 @@ use crate::plan::{SequenceId, StepPlan};
 use crate::request::{Event, Micros, Request, RequestId};
 use crate::sequence::{Rank, Sequences, Slot};
 use crate::stats::{Counters, TenantFigures};
-use ahead::Behind;
+use ahead::{Behind, Since};
 use costs::Costs;
 use group::Group;
 use in_flight::InFlight;
@@ -86,6 +86,7 @@ pub struct Scheduler {
     /// its slot to another.
     planned: Vec<(SequenceId, Slot)>,
     behind: Behind,
+    since: Since,
     events: Vec<(RequestId, Event)>,
     counters: Counters,
     tenants: FxHashMap<folio_kv::TenantId, TenantFigures>,
@@ -121,6 +122,7 @@ impl Scheduler {
             plan: StepPlan::default(),
             planned: Vec::new(),
             behind: Behind::default(),
+            since: Since::default(),
             events: Vec::new(),
             counters: Counters::default(),
             tenants: FxHashMap::default(),
@@ -160,6 +162,7 @@ impl Scheduler {
         debug_assert!(!self.under_way(), "a step is under way");
         self.now = now;
         self.planned_at = now;
+        self.since = Since::default();
         self.step += 1;
         cache.advance(now.0);
         self.plan.step = self.step;
