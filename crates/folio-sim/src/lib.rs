@@ -11,6 +11,7 @@ pub mod cost;
 pub mod keeping;
 pub mod machine;
 pub mod oracle;
+mod plan_checks;
 pub mod retention;
 pub mod rng;
 pub mod rules;

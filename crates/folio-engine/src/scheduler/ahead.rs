@@ -18,6 +18,9 @@
 //!   later step writes, so that step reads the same. So do blocks that left a window at that commit.
 //! - A block that an orphan writes was the sequence's own since it grew: it is shared with nobody (`KvCache::grow`).
 //!
+//! Commands to the cache ([`Scheduler::command`]) are carried out between two commits also while a step is under way. They touch what is
+//! published or idle; what the step under way reads is held by its sequences, or was an orphan's, of which the above is true.
+//!
 //! Who waits is looked at in ordinary plans alone. While nobody arrives and nobody ends, what kept it out goes on to: so steps are planned
 //! ahead beside a queue, but only so many in a row ([`IN_A_ROW`]), because what is predicted of those who run changes as they go on.
 //!
