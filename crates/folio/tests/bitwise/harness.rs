@@ -491,7 +491,7 @@ pub fn empty_cache(blocks: u32, windows: &[u32]) -> KvCache {
 }
 
 /// The windows of all groups but the first.
-fn windows(layout: &KvLayout) -> Vec<u32> {
+pub fn windows(layout: &KvLayout) -> Vec<u32> {
     let window = |group: &KvGroup| match group.kind {
         GroupKind::Window { tokens } => tokens,
         kind => panic!("a second group without a window: {kind:?}"),
