@@ -7,7 +7,7 @@ out=target/gpu
 rm -rf "$out" && mkdir -p "$out"
 cargo build --release --locked
 strip -o "$out/folio" target/release/folio
-tests=(families machine nvrtc kernels linear experts sample bitwise)
+tests=(families machine nvrtc kernels linear experts sample library bitwise)
 cargo test --workspace --locked --no-run --message-format=json $(printf -- '--test %s ' "${tests[@]}") |
   python3 -c '
 import json, sys

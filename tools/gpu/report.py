@@ -32,12 +32,20 @@ WANTED = [
     ("prefill 4,096, 4-bit weights", "engine-Int4x128", "prefill", 1, 4096, None),
     ("decode alone, depth 1,024, 4-bit weights", "engine-Int4x128", "decode", 1, 1024, None),
     ("decode x64, depth 1,024, 4-bit weights", "engine-Int4x128", "decode", 64, 1024, None),
+    ("prefill 512, bf16, cuBLASLt", "cublaslt-BF16", "prefill", 1, 512, None),
+    ("prefill 4,096, bf16, cuBLASLt", "cublaslt-BF16", "prefill", 1, 4096, None),
+    ("decode alone, depth 1,024, bf16, cuBLASLt", "cublaslt-BF16", "decode", 1, 1024, None),
+    ("decode x64, depth 1,024, bf16, cuBLASLt", "cublaslt-BF16", "decode", 64, 1024, None),
+    ("prefill 4,096, FP8 weights and activations, cuBLASLt", "cublaslt-Fp8x128", "prefill", 1, 4096, None),
+    ("decode alone, depth 1,024, FP8 weights and activations, cuBLASLt", "cublaslt-Fp8x128", "decode", 1, 1024, None),
+    ("decode x64, depth 1,024, FP8 weights and activations, cuBLASLt", "cublaslt-Fp8x128", "decode", 64, 1024, None),
     ("decode x256, 1,000 in and 100 out, bf16", "throughput-BF16", "decode", 256, 1000, None),
 ]
 LINK = "copies to and from host memory at 80 % of the link"
 TESTS = {
     "families": "every family against transformers and the reference",
     "kernels": "rows, KV writes, attention and sampling against their scalar definitions",
+    "library": "cuBLASLt's algorithms tried, and products by the one that is pinned",
     "linear": "products of every weight format against the decoded weights",
     "bitwise": "the bitwise suite: batches, chunks, hits, preemption, copies to the host",
     "nvrtc": "the compiler of the machine",
@@ -105,6 +113,11 @@ def table(run):
     return (lines if len(missing) < len(WANTED) else []), missing
 
 
+def command(row):
+    """What measures a row, where it is not the first call of verify.sh."""
+    return " (`tools/gpu/verify.sh RESULTS cublaslt`)" if row[1].startswith("cublaslt-") else ""
+
+
 def page(runs):
     out = [
         "<!-- Made by tools/gpu/report.py from tools/gpu/results; do not edit. -->",
@@ -115,7 +128,8 @@ def page(runs):
         "",
         "```sh",
         "tools/gpu/pack.sh                      # builds the binary and the tests into target/gpu.tar.xz; needs no GPU",
-        "tools/gpu/verify.sh RESULTS            # where the GPU is: all of this page, in under nine minutes",
+        "tools/gpu/verify.sh RESULTS            # where the GPU is: all of this page but for cuBLASLt, in under nine minutes",
+        "tools/gpu/verify.sh RESULTS cublaslt   # the rows with --gemm-backend cublaslt",
         "python3 tools/gpu/report.py RESULTS    # makes this page",
         "```",
         "",
@@ -140,7 +154,7 @@ def page(runs):
     out += ["## Not measured", ""]
     if not runs:
         out += ["No GPU was at hand yet: nothing on this page has run on one. Each of these is measured by `tools/gpu/verify.sh`:", ""]
-    out += [f"- {row[0]}" + (f" (wanted: {row[5]:.0%} of the limit)" if row[5] else "") for row in missing]
+    out += [f"- {row[0]}" + (f" (wanted: {row[5]:.0%} of the limit)" if row[5] else "") + command(row) for row in missing]
     out += [f"- on a device: {TESTS[test]}" for test in untested]
     if not any(run["peers"] for run in measured):
         out.append("- PyTorch with SDPA, and transformers' continuous batching, beside it (`python3 tools/gpu/peers.py tools/gpu/shapes/llama-3.1-8b`)")

@@ -37,17 +37,6 @@ __device__ __forceinline__ void rotate(float* x, const float* table, u32 half, u
 // The next bf16 that is not smaller.
 __device__ __forceinline__ u16 round_up(float x) { return (u16)((__float_as_uint(x) + 0xffff) >> 16); }
 
-// The nearest e4m3 code, ties to even, at most 448.
-__device__ __forceinline__ u32 to_e4m3(float x) {
-    u32 sign = __float_as_uint(x) >> 24 & 0x80, bits = __float_as_uint(fabsf(x)), code;
-    if (fabsf(x) < 0.015625f) {
-        code = (u32)rintf(fabsf(x) * 512.0f);
-    } else {
-        code = ((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - (120u << 3);
-    }
-    return sign | (code < 0x7e ? code : 0x7e);
-}
-
 __device__ __forceinline__ u32 nearest_level(float x) {
     float size = fabsf(x);
     u32 steps = (size > 12.0f) + (size > 24.5f) + (size > 37.5f) + (size > 51.0f) + (size > 66.5f) + (size > 85.5f) + (size > 111.5f);

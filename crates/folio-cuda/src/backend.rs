@@ -133,6 +133,11 @@ impl CudaBackend {
         self.model.as_ref().map_or(0, |model| model.bytes)
     }
 
+    /// Matrices that a library multiplies.
+    pub fn given_to_a_library(&self) -> usize {
+        self.matrices.iter().filter(|matrix| matrix.is_given_to_a_library()).count()
+    }
+
     /// What the device is.
     pub fn device(&self) -> &crate::driver::DeviceInfo {
         self.driver.info()
@@ -392,6 +397,8 @@ impl Backend for CudaBackend {
         max_position: usize,
     ) -> Result<(), BackendError> {
         ProgramCheck { program: &program, loaded: &*self }.all()?;
+        let most = max_rows.max(max_logit_rows);
+        linear::adopt(&mut *self.driver, &program, &mut self.matrices, most)?;
         let model =
             Model::new(&mut *self.driver, program, &self.matrices, (max_rows, max_logit_rows, max_position))?;
         let (vocab, hidden) = (model.program.head.vocab, model.hidden.f32_stride as usize);

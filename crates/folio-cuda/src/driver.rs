@@ -3,6 +3,8 @@
 //! Owns: the contract between planning and a device. Must never: know a model or a kernel's meaning. Everything is in the order
 //! of one stream: an operation sees what those before it wrote.
 
+use crate::gemm::Gemm;
+
 /// An address in device memory. Zero is no memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DevicePtr(pub u64);
@@ -67,6 +69,9 @@ pub enum DriverError {
     OutOfMemory { needed_bytes: u64, free_bytes: u64 },
     #[error("kernels of {module} cannot be compiled: {log}")]
     Compile { module: String, log: String },
+    /// Of a library beside the driver.
+    #[error("{0}")]
+    Library(String),
     #[error("there is no kernel {0}")]
     NoKernel(String),
     #[error("{call} failed: {reason}")]
@@ -108,6 +113,11 @@ pub trait Driver: Send {
     fn copy(&mut self, from: DevicePtr, to: DevicePtr, bytes: u64) -> Result<()>;
 
     fn launch(&mut self, launch: &Launch<'_>) -> Result<()>;
+
+    /// The library that multiplies matrices on this stream, where one was opened.
+    fn gemm(&mut self) -> Option<&mut dyn Gemm> {
+        None
+    }
 
     /// Host memory, pinned, zeroed.
     fn allocate_host(&mut self, bytes: u64) -> Result<HostId>;

@@ -63,11 +63,11 @@ impl Weights {
     }
 }
 
-/// What every model needs: all but [`of_cache`], [`Weights::products`] and [`Weights::experts`], which take the compiler longest, and
-/// [`MADE_UP`].
+/// What every model needs: all but [`of_cache`], [`Weights::products`] and [`Weights::experts`], which take the compiler longest,
+/// [`MADE_UP`] and [`LIBRARY`].
 pub fn always() -> impl Iterator<Item = &'static Module> {
     let weights = Weights::ALL.iter().flat_map(|weights| [weights.products(), weights.experts()]);
-    let optional = KvFormat::ALL.into_iter().filter_map(of_cache).chain(weights).chain([&MADE_UP]);
+    let optional = KvFormat::ALL.into_iter().filter_map(of_cache).chain(weights).chain([&MADE_UP, &LIBRARY]);
     let optional: Vec<&Module> = optional.collect();
     MODULES.iter().filter(move |module| !optional.contains(module))
 }
@@ -91,6 +91,7 @@ pub const MODULES: &[Module] = &[
     EXPERTS_EIGHT,
     EXPERTS_FOUR,
     MADE_UP,
+    LIBRARY,
     RATES,
 ];
 
@@ -108,7 +109,11 @@ const SAMPLE: Module = Module {
 
 const KV: Module = Module {
     name: "kv",
-    source: concat!(include_str!("../kernels/vector.cuh"), include_str!("../kernels/kv.cu")),
+    source: concat!(
+        include_str!("../kernels/vector.cuh"),
+        include_str!("../kernels/e4m3.cuh"),
+        include_str!("../kernels/kv.cu")
+    ),
     kernels: &[
         "rope_table",
         "write_kv_f32",
@@ -216,6 +221,27 @@ pub const MADE_UP: Module = Module {
     name: "made_up",
     source: include_str!("../kernels/made_up.cu"),
     kernels: &["make_up_sixteen", "make_up_eight", "make_up_four", "make_up_scales", "make_up_f32"],
+};
+
+/// What stands around products of a library.
+pub const LIBRARY: Module = Module {
+    name: "library",
+    source: concat!(
+        include_str!("../kernels/vector.cuh"),
+        include_str!("../kernels/e4m3.cuh"),
+        include_str!("../kernels/library.cu")
+    ),
+    kernels: &[
+        "try_fill_bf16",
+        "try_fill_fp8",
+        "try_exact_bf16",
+        "try_exact_fp8",
+        "try_same",
+        "rows_of_sixteen",
+        "rows_of_eight",
+        "quantize_rows",
+        "finish_rows",
+    ],
 };
 
 const RATES: Module = Module {

@@ -12,7 +12,7 @@ use crate::backend::{Vector, failed, vocabulary};
 use crate::driver::{DevicePtr, Driver, DriverError};
 use crate::experts::{self, Mixture};
 use crate::kv::{self, KvPool, KvWrite, Queries, RopeOnDevice};
-use crate::linear::{self, DeviceMatrix, Output};
+use crate::linear::{self, DeviceMatrix, Output, Scratch};
 use crate::planes::{Meta, Planes, RowBound, word};
 use crate::rows::{self, Listed, Norm};
 use crate::rows_plan::{self, Needs};
@@ -37,6 +37,8 @@ pub(crate) struct Model {
     gate_up: Option<DevicePtr>,
     /// Workspace of the largest mixture of experts.
     mixture: DevicePtr,
+    /// Of products by a library.
+    scratch: Scratch,
     ropes: Vec<RopeOnDevice>,
     queries: Queries,
     /// Partial results of attention.
@@ -110,6 +112,7 @@ impl Model {
             Some(bytes) => driver.allocate(bytes)?,
             None => DevicePtr::default(),
         };
+        let scratch = Scratch::allocate(driver, &program, matrices, max_rows.max(max_logit_rows))?;
         let ropes = program.ropes.iter().map(|rope| {
             let bytes: Vec<u8> = rope.inv_freq.iter().flat_map(|value| value.to_le_bytes()).collect();
             let inv_freq = driver.allocate(bytes.len() as u64)?;
@@ -134,6 +137,7 @@ impl Model {
             buffers,
             gate_up,
             mixture,
+            scratch,
             ropes,
             queries: Queries(DevicePtr::default()),
             partials: DevicePtr::default(),
@@ -309,7 +313,8 @@ impl Launches<'_> {
         out: Output,
     ) -> Result<()> {
         let bias = bias.map(|bias| self.vector(bias));
-        linear::product(self.driver, self.meta, rows, x, &self.matrices[weight.0 as usize], bias, out)
+        let (matrix, scratch) = (&self.matrices[weight.0 as usize], &self.model.scratch);
+        linear::product(self.driver, self.meta, rows, x, matrix, bias, out, scratch)
     }
 
     fn gated(

@@ -2,7 +2,7 @@
 //!
 //! What goes in and comes out is what `folio-cpu` takes and gives. Look for [`CudaBackend`] (the `Backend` trait), `launches` (a program as
 //! launches), `step` (a batch as the device reads it), `graphs`, `kernels` (the sources), [`cuda`] (the real driver), `nvrtc` and `cubins`
-//! (how kernels are compiled and kept).
+//! (how kernels are compiled and kept), `gemm` (what a library of products is asked for, if one is used).
 //!
 //! **Architecture Invariant:** everything but `cuda` is ordinary code over the [`Driver`] trait, so that it runs, kernels
 //! included, where no GPU is: `folio-emulator` is the other implementor.
@@ -16,10 +16,12 @@ pub mod cubins;
 pub mod cuda;
 pub mod driver;
 pub mod experts;
+pub mod gemm;
 mod graphs;
 pub mod kernels;
 pub mod kv;
 mod launches;
+pub mod libraries;
 pub mod linear;
 pub mod machine;
 pub mod nvrtc;

@@ -1,6 +1,6 @@
 //! NVIDIA's run-time compiler, bound by hand: CUDA C++ in, a cubin for one architecture out.
 //!
-//! Owns: where the library is looked for, and its eight functions. Must never: need a GPU, a driver or a header. Works with NVRTC
+//! Owns: its eight functions. Must never: need a GPU, a driver or a header. Works with NVRTC
 //! 12.x and 13.x; a missing library or function is an error with a sentence, never a panic.
 //!
 //! Source: NVRTC documentation, "Basic Usage"; the signatures of `nvrtc.h`.
@@ -10,8 +10,12 @@ use std::path::{Path, PathBuf};
 
 use libloading::Library;
 
+use crate::libraries;
+
 /// Names the library file, before anything is searched.
 pub const LIBRARY_VARIABLE: &str = "FOLIO_NVRTC";
+
+const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
 
 /// Floats are contracted where kernels say so and nowhere else; see the prelude.
 const OPTIONS: [&str; 3] = ["--std=c++17", "--fmad=false", "--device-as-default-execution-space"];
@@ -55,22 +59,12 @@ pub struct Nvrtc {
 }
 
 impl Nvrtc {
-    /// The file that [`LIBRARY_VARIABLE`] names, else what the loader finds, else a toolkit, else the Python environment that
-    /// is active.
+    /// The file that [`LIBRARY_VARIABLE`] names, else what [`libraries`] finds.
     pub fn find() -> Result<Self, NvrtcError> {
         if let Some(path) = std::env::var_os(LIBRARY_VARIABLE) {
             return Self::open(Path::new(&path));
         }
-        let candidates = candidates();
-        for path in &candidates {
-            match Self::open(path) {
-                Ok(found) => return Ok(found),
-                Err(NvrtcError::Unusable { .. }) if path.components().count() == 1 || !path.exists() => {}
-                Err(error) => return Err(error),
-            }
-        }
-        let tried: Vec<String> = candidates.iter().map(|path| path.display().to_string()).collect();
-        Err(NvrtcError::Absent { tried: tried.join(", ") })
+        libraries::find(&NAMES, Self::open).unwrap_or_else(|tried| Err(NvrtcError::Absent { tried }))
     }
 
     pub fn open(path: &Path) -> Result<Self, NvrtcError> {
@@ -163,49 +157,9 @@ impl Nvrtc {
     }
 }
 
-/// File names for the loader to search, then files.
-fn candidates() -> Vec<PathBuf> {
-    let names = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
-    let mut found: Vec<PathBuf> = names.iter().map(PathBuf::from).collect();
-    found.extend(names.iter().map(|name| Path::new("/usr/local/cuda/lib64").join(name)));
-    if let Some(environment) = std::env::var_os("VIRTUAL_ENV").or_else(|| std::env::var_os("CONDA_PREFIX")) {
-        found.extend(in_environment(Path::new(&environment)));
-    }
-    found
-}
-
-/// `lib/python3.*/site-packages/nvidia/*/lib/libnvrtc.so.*`: where NVIDIA's wheels put it.
-fn in_environment(environment: &Path) -> Vec<PathBuf> {
-    let entries = |folder: PathBuf| {
-        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-        let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
-        paths.sort();
-        paths
-    };
-    let is_library = |path: &PathBuf| {
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        name.starts_with("libnvrtc.so.")
-    };
-    let pythons = entries(environment.join("lib")).into_iter();
-    let packages = pythons.flat_map(|python| entries(python.join("site-packages/nvidia")));
-    packages.flat_map(|package| entries(package.join("lib"))).filter(is_library).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn wheels_are_found_in_an_environment() {
-        let folder = tempfile::tempdir().unwrap();
-        let lib = folder.path().join("lib/python3.12/site-packages/nvidia/cuda_nvrtc/lib");
-        std::fs::create_dir_all(&lib).unwrap();
-        for name in ["libnvrtc.so.12", "libnvrtc-builtins.so.12.8", "libnvrtc.alt.so.12"] {
-            std::fs::write(lib.join(name), b"x").unwrap();
-        }
-        assert_eq!(in_environment(folder.path()), [lib.join("libnvrtc.so.12")]);
-        assert!(in_environment(&folder.path().join("nowhere")).is_empty());
-    }
 
     #[test]
     fn a_file_that_is_no_library_is_named() {

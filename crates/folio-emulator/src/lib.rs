@@ -9,6 +9,7 @@
 //!
 //! Cost: about 10 ns to start a thread or to let it wait, 1 us for a matrix instruction of a warp.
 
+mod gemm;
 mod library;
 mod memory;
 mod stream;
@@ -19,9 +20,11 @@ use std::sync::LazyLock;
 
 use folio_cuda::cuda::CudaDriver;
 use folio_cuda::driver::{EventId, GraphId, HostId};
+use folio_cuda::gemm::Gemm;
 use folio_cuda::kernels::Module;
 use folio_cuda::{DeviceInfo, DevicePtr, Driver, DriverError, Launch};
 
+pub use gemm::Conduct;
 use library::Kernel;
 use memory::Memory;
 use stream::{Operation, OwnedLaunch};
@@ -67,6 +70,20 @@ pub fn device(order: Order) -> Box<dyn Driver> {
     Box::new(Emulator::new(order))
 }
 
+/// As [`device`], with a library of products: cuBLASLt on a GPU.
+pub fn device_with_library(order: Order) -> Box<dyn Driver> {
+    let wanted = std::env::var("FOLIO_TEST_DEVICE").unwrap_or_default();
+    if wanted != "emulator" {
+        let cubins = Some(std::env::temp_dir().join("folio-test-kernels"));
+        match CudaDriver::open(0, cubins).and_then(CudaDriver::with_cublaslt) {
+            Ok(driver) => return Box::new(driver),
+            Err(error) if wanted == "cuda" => panic!("FOLIO_TEST_DEVICE=cuda: {error}"),
+            Err(_) => {}
+        }
+    }
+    Box::new(Emulator::new(order).with_library(&[Conduct::Right]))
+}
+
 /// Whether [`device`] has something to give; says loudly, once and past the capture of tests, where it has not and they are skipped.
 pub fn available() -> bool {
     static FOUND: LazyLock<bool> = LazyLock::new(|| {
@@ -96,6 +113,8 @@ pub struct Emulator {
     capture: Option<Vec<Operation>>,
     graphs: Vec<Vec<Operation>>,
     events: u32,
+    /// How the library's algorithms conduct themselves; `None`: no library was opened.
+    library: Option<Vec<Conduct>>,
 }
 
 impl Default for Emulator {
@@ -123,6 +142,7 @@ impl Emulator {
             capture: None,
             graphs: Vec::new(),
             events: 0,
+            library: None,
         }
     }
 
@@ -263,6 +283,10 @@ impl Driver for Emulator {
     fn launch(&mut self, launch: &Launch<'_>) -> Result<()> {
         self.check_launch(launch)?;
         self.add(Operation::Launch(OwnedLaunch::new(launch)))
+    }
+
+    fn gemm(&mut self) -> Option<&mut dyn Gemm> {
+        self.library.is_some().then_some(self as &mut dyn Gemm)
     }
 
     fn allocate_host(&mut self, bytes: u64) -> Result<HostId> {

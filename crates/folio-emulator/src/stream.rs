@@ -4,9 +4,11 @@
 //! asked for; so whoever changes host memory too early or reads it too early sees it.
 
 use folio_cuda::driver::{EventId, HostId};
+use folio_cuda::gemm::Multiply;
 use folio_cuda::{Arg, DevicePtr, DriverError, Launch};
 
 use super::{Emulator, Result};
+use crate::gemm::{self, Conduct};
 use crate::library::Failure;
 
 /// A launch with arguments of its own.
@@ -36,6 +38,7 @@ pub enum Operation {
     /// Only a place in the order.
     Event(EventId),
     Launch(OwnedLaunch),
+    Multiply(Multiply, Conduct),
     Copy {
         from: DevicePtr,
         to: DevicePtr,
@@ -64,6 +67,7 @@ impl Emulator {
         match operation {
             Operation::Event(_) => Ok(()),
             Operation::Launch(launch) => self.run(&launch.borrowed()),
+            Operation::Multiply(work, conduct) => gemm::multiply(&mut self.memory, work, *conduct),
             Operation::Copy { from, to, bytes } => self.memory.copy(*from, *to, *bytes),
             Operation::Zero { at, bytes } => {
                 self.memory.bytes("zero", *at, *bytes)?.fill(0);

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{device, down_f32, up, value};
-use folio_cuda::linear::{self, DeviceMatrix, Output};
+use folio_cuda::linear::{self, DeviceMatrix, Output, Scratch};
 use folio_cuda::{Driver, Meta, Planes, RowBound};
 use folio_emulator::{Order, available};
 use folio_model::backend::{DType, TensorView};
@@ -180,6 +180,7 @@ impl Case {
             &self.matrix,
             bias.then_some(bias_at),
             Output { at: out, stride: stride as u32, add },
+            &Scratch::default(),
         )
         .unwrap();
         let found = down_f32(&mut *self.device, out, tokens.len() * stride);

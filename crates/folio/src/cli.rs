@@ -12,7 +12,7 @@ use folio_model::kv_format::KvSkip;
 use folio_server::keys::Scope;
 
 use crate::bench::kv::Shape;
-use crate::device::DeviceChoice;
+use crate::device::{DeviceChoice, GemmBackend};
 use crate::load_format::LoadFormat;
 use crate::units::parse_bytes;
 
@@ -144,6 +144,11 @@ pub struct EngineArgs {
     /// Launch every step on a GPU kernel by kernel instead of replaying CUDA graphs
     #[arg(long, env = "FOLIO_ENFORCE_EAGER")]
     pub enforce_eager: bool,
+
+    /// Who multiplies matrices on a GPU: `own` kernels, or `cublaslt`, NVIDIA's library, for bf16 and FP8 weights. With it, FP8 weights are
+    /// multiplied by activations rounded to FP8
+    #[arg(long, env = "FOLIO_GEMM_BACKEND", value_enum, value_name = "BACKEND", default_value_t = GemmBackend::Own)]
+    pub gemm_backend: GemmBackend,
 
     /// Threads [default: as many as the machine and its container allow]
     #[arg(long, env = "FOLIO_THREADS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]

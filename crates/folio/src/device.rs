@@ -8,8 +8,10 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::{Result, bail};
+use clap::ValueEnum;
 use folio_cpu::{CpuBackend, CpuOptions};
 use folio_cuda::CudaBackend;
+use folio_cuda::DriverError;
 use folio_cuda::cuda::CudaDriver;
 use folio_model::backend::Backend;
 
@@ -52,6 +54,16 @@ impl fmt::Display for DeviceChoice {
     }
 }
 
+/// `--gemm-backend`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum GemmBackend {
+    /// Folio's own kernels
+    #[default]
+    Own,
+    /// NVIDIA's cuBLASLt, where it gives a row the same bits in every batch
+    Cublaslt,
+}
+
 /// A backend on the device that was chosen.
 pub enum Device {
     Cpu(Box<CpuBackend>),
@@ -59,8 +71,9 @@ pub enum Device {
 }
 
 impl Device {
-    /// Opens the device. With `auto`, a GPU that cannot be used is a line in the log, and the processors compute.
-    pub fn open(choice: DeviceChoice, threads: Option<u32>) -> Result<Self> {
+    /// Opens the device. With `auto`, a GPU that cannot be used is a line in the log, and the processors compute. A library that was
+    /// asked for and is not there is an error.
+    pub fn open(choice: DeviceChoice, threads: Option<u32>, gemm: GemmBackend) -> Result<Self> {
         let number = match choice {
             DeviceChoice::Cpu => return Self::cpu(threads),
             // Most machines have no GPU; that is nothing to speak of.
@@ -68,10 +81,13 @@ impl Device {
             DeviceChoice::Auto => 0,
             DeviceChoice::Cuda(number) => number,
         };
-        let opened =
-            CudaDriver::open(number, cubin_folder()).and_then(|driver| CudaBackend::new(Box::new(driver)));
-        match (opened, choice) {
+        let opened = CudaDriver::open(number, cubin_folder()).and_then(|driver| match gemm {
+            GemmBackend::Own => Ok(driver),
+            GemmBackend::Cublaslt => driver.with_cublaslt(),
+        });
+        match (opened.and_then(|driver| CudaBackend::new(Box::new(driver))), choice) {
             (Ok(backend), _) => Ok(Self::Cuda(Box::new(backend))),
+            (Err(DriverError::Library(error)), _) => bail!("--gemm-backend cublaslt: {error}"),
             (Err(error), DeviceChoice::Auto) => {
                 tracing::warn!("computing on the processors: {error}");
                 Self::cpu(threads)
@@ -191,8 +207,13 @@ mod tests {
             eprintln!("SKIPPED: this machine has a GPU");
             return;
         }
-        assert!(Device::open(DeviceChoice::Auto, Some(1)).expect("a device").as_cpu().is_some());
-        let error = Device::open(DeviceChoice::Cuda(0), None).err().expect("refused").to_string();
+        assert!(
+            Device::open(DeviceChoice::Auto, Some(1), GemmBackend::Own).expect("a device").as_cpu().is_some()
+        );
+        let error = Device::open(DeviceChoice::Cuda(0), None, GemmBackend::Cublaslt)
+            .err()
+            .expect("refused")
+            .to_string();
         assert!(error.starts_with("--device cuda:0: no CUDA device can be used: "), "{error}");
     }
 }

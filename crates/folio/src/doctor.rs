@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::bench::limits::{Costs, Limit};
 use crate::bench::table;
 use crate::cli::{DoctorArgs, KvDtype};
-use crate::device::Device;
+use crate::device::{Device, GemmBackend};
 use crate::load_format::LoadFormat;
 use crate::runtime::{Source, WeightArgs, Weights};
 use crate::{memory, units};
@@ -48,7 +48,7 @@ struct Gpu {
 impl Gpu {
     /// `None`: there is none, or none is asked for.
     fn measure(args: &DoctorArgs) -> Result<Option<Self>> {
-        let mut device = Device::open(args.device, args.threads)?;
+        let mut device = Device::open(args.device, args.threads, GemmBackend::Own)?;
         let name = device.described();
         let Device::Cuda(cuda) = &mut device else { return Ok(None) };
         Ok(Some(Self { name, rates: cuda.rates(Effort::default())? }))
@@ -126,6 +126,7 @@ impl Far {
         let load = WeightArgs {
             device: args.device,
             eager: false,
+            gemm: GemmBackend::Own,
             format: LoadFormat::Auto,
             threads,
             quantize: args.quantize,

@@ -411,4 +411,6 @@ fn weights_are_made_up_where_that_is_asked_for() {
 fn what_only_a_gpu_honours_is_refused_without_one() {
     let error = refusal(&["run", "demo", "Once", "--device", "cpu", "--enforce-eager"]);
     assert!(error.contains("--enforce-eager is for a GPU"), "{error}");
+    let error = refusal(&["run", "demo", "Once", "--device", "cpu", "--gemm-backend", "cublaslt"]);
+    assert!(error.contains("--gemm-backend cublaslt is for a GPU"), "{error}");
 }

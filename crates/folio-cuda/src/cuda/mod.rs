@@ -6,6 +6,7 @@
 //! One context (the device's primary one), one stream. Every call first makes the context current, because the thread that loads a model
 //! is not the one that runs it.
 
+pub mod lt;
 mod probe;
 
 use std::collections::HashMap;
@@ -17,6 +18,7 @@ use cudarc::driver::sys;
 
 use crate::cubins::Cubins;
 use crate::driver::{Arg, DeviceInfo, DevicePtr, Driver, DriverError, EventId, GraphId, HostId, Launch};
+use crate::gemm::Gemm;
 use crate::kernels::Module;
 
 type Result<T> = std::result::Result<T, DriverError>;
@@ -38,6 +40,7 @@ pub struct CudaDriver {
     host: Vec<(*mut u8, usize)>,
     graphs: Vec<sys::CUgraphExec>,
     events: Vec<sys::CUevent>,
+    library: Option<lt::Lt>,
 }
 
 struct Kernel {
@@ -115,7 +118,15 @@ impl CudaDriver {
             host: Vec::new(),
             graphs: Vec::new(),
             events: Vec::new(),
+            library: None,
         })
+    }
+
+    /// With cuBLASLt for products. Says where it was looked for if it is not found.
+    pub fn with_cublaslt(mut self) -> Result<Self> {
+        self.enter()?;
+        self.library = Some(lt::Lt::open(self.context, self.stream)?);
+        Ok(self)
     }
 
     /// (kernels' modules found compiled, compiled now)
@@ -267,6 +278,10 @@ impl Driver for CudaDriver {
         })
     }
 
+    fn gemm(&mut self) -> Option<&mut dyn Gemm> {
+        self.library.as_mut().map(|library| library as &mut dyn Gemm)
+    }
+
     fn allocate_host(&mut self, bytes: u64) -> Result<HostId> {
         self.enter()?;
         let mut at = std::ptr::null_mut();
@@ -358,6 +373,7 @@ impl Drop for CudaDriver {
     fn drop(&mut self) {
         // What cannot be given back now goes with the process.
         let _ = self.synchronize();
+        self.library = None;
         for graph in self.graphs.drain(..) {
             let _ = call!(cuGraphExecDestroy(graph));
         }

@@ -5,7 +5,7 @@
 use folio_model::backend::DType;
 
 use super::unpack::Codes;
-use super::{DeviceMatrix, Kind, Segment, pack};
+use super::{DeviceMatrix, Kind, Scratch, Segment, library, pack};
 use crate::driver::{Arg, DevicePtr, Driver, DriverError, Launch};
 use crate::planes::{Meta, Planes, RowBound};
 
@@ -27,7 +27,8 @@ const SOME: u32 = 32;
 const SOME_AT_MOST: u32 = 64;
 const MANY: u32 = 64;
 
-/// `out = W . x + bias` for every row, or `out += `.
+/// `out = W . x + bias` for every row, or `out += `. `scratch` is for matrices that a library has.
+#[expect(clippy::too_many_arguments, reason = "what a product is of")]
 pub fn product(
     driver: &mut dyn Driver,
     meta: Meta,
@@ -36,7 +37,11 @@ pub fn product(
     matrix: &DeviceMatrix,
     bias: Option<DevicePtr>,
     out: Output,
+    scratch: &Scratch,
 ) -> Result<()> {
+    if let Some(pinned) = &matrix.pinned {
+        return library::product(driver, (meta, rows), x, pinned, bias, out, scratch);
+    }
     for segment in &matrix.segments {
         let place = Place {
             bias: bias.map_or(DevicePtr::default(), |bias| bias.offset(4 * segment.first_row as u64)),
@@ -284,6 +289,6 @@ fn prefix(kind: Kind) -> &'static str {
     }
 }
 
-fn absent(plane: &str) -> DriverError {
+pub(super) fn absent(plane: &str) -> DriverError {
     DriverError::Call { call: "product", reason: format!("the rows have no {plane} plane") }
 }

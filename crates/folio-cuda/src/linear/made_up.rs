@@ -45,6 +45,7 @@ pub fn make_up(
         cols,
         bytes: loader.bytes,
         segments: vec![segment],
+        pinned: None,
         order: DevicePtr::default(),
     }))
 }

@@ -4,9 +4,12 @@
 //! an element is summed (see `kernels/linear/product.cuh`). Weights are the checkpoint's, exactly; the rows they are multiplied with
 //! are bf16, and f32 where the weights are f32.
 
+pub mod choose;
 mod launch;
+mod library;
 mod made_up;
 mod pack;
+mod trial;
 mod unpack;
 
 use folio_model::backend::{BackendError, DType, TensorView};
@@ -17,6 +20,8 @@ use crate::kernels::{Module, Weights};
 use unpack::{Codes, Layout};
 
 pub use launch::{ExpertRange, ExpertRows, Output, embed, experts_product, product};
+pub use library::Scratch;
+pub(crate) use library::adopt;
 pub use made_up::make_up;
 
 /// Host memory that one thread packs at a time.
@@ -68,7 +73,9 @@ pub struct DeviceMatrix {
     pub cols: usize,
     /// On the device.
     pub bytes: u64,
+    /// In the order of rows; none where a library has the matrix.
     segments: Vec<Segment>,
+    pinned: Option<library::Pinned>,
     /// The model's column of each stored one, u32 each; address zero where they are the same.
     order: DevicePtr,
 }
@@ -77,6 +84,11 @@ impl DeviceMatrix {
     /// Whether products read the f32 plane of their rows, and not the bf16 plane.
     pub fn reads_floats(&self) -> bool {
         self.segments.iter().any(|segment| segment.kind == Kind::Plain(DType::F32))
+    }
+
+    /// Whether a library multiplies it.
+    pub fn is_given_to_a_library(&self) -> bool {
+        self.pinned.is_some()
     }
 
     /// The modules that [`experts_product`] needs for it.
@@ -116,7 +128,7 @@ pub fn load(
         first_row += segment.rows;
         segments.push(segment);
     }
-    Ok(DeviceMatrix { rows, cols, bytes: loader.bytes, segments, order })
+    Ok(DeviceMatrix { rows, cols, bytes: loader.bytes, segments, pinned: None, order })
 }
 
 fn check_size(name: &str, rows: usize, cols: usize) -> Result<(), BackendError> {

@@ -2,5 +2,6 @@
 
 mod attention;
 mod kv;
+mod library;
 mod rows;
 mod support;

@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::stats::{Summary, median};
 use super::table;
 use crate::cli::BenchKlArgs;
-use crate::device::DeviceChoice;
+use crate::device::{DeviceChoice, GemmBackend};
 use crate::load_format::LoadFormat;
 use crate::progress::Bar;
 use crate::runtime::{self, Source, WeightArgs, Weights};
@@ -118,6 +118,7 @@ impl Side {
         let load = WeightArgs {
             device: DeviceChoice::Cpu,
             eager: false,
+            gemm: GemmBackend::Own,
             format: LoadFormat::Auto,
             threads: args.threads,
             quantize,

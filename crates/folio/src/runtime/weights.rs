@@ -17,7 +17,7 @@ use folio_text::{ChatTemplate, Tokenizer};
 
 use super::{Source, load_template, load_tokenizer, logit_rows, scheduler_config};
 use crate::cli::{EngineArgs, KvDtype, Quantize, Sizes};
-use crate::device::{Device, DeviceChoice};
+use crate::device::{Device, DeviceChoice, GemmBackend};
 use crate::load_format::LoadFormat;
 use crate::packed_cache::{Packed, PackedCache, Place, Unsaved};
 use crate::progress::Bar;
@@ -29,6 +29,8 @@ pub struct WeightArgs {
     pub device: DeviceChoice,
     /// Without CUDA graphs.
     pub eager: bool,
+    /// Who multiplies on a GPU.
+    pub gemm: GemmBackend,
     pub format: LoadFormat,
     pub threads: Option<u32>,
     pub quantize: Option<Quantize>,
@@ -48,6 +50,7 @@ impl WeightArgs {
         Self {
             device: DeviceChoice::Cpu,
             eager: false,
+            gemm: GemmBackend::Own,
             format: LoadFormat::Auto,
             threads: None,
             quantize: Some(to),
@@ -61,7 +64,7 @@ impl WeightArgs {
     }
 
     fn device(&self) -> Result<Device> {
-        open_device(self.device, self.threads, self.eager)
+        open_device(self.device, self.threads, self.eager, self.gemm)
     }
 
     /// `weights` is the KV cache's type unless another is asked for.
@@ -84,6 +87,7 @@ impl WeightArgs {
         Self {
             device: args.device,
             eager: args.enforce_eager,
+            gemm: args.gemm_backend,
             format: args.load_format,
             threads: args.threads,
             quantize: args.quantize,
@@ -97,8 +101,8 @@ impl WeightArgs {
     }
 }
 
-fn open_device(choice: DeviceChoice, threads: Option<u32>, eager: bool) -> Result<Device> {
-    let mut device = Device::open(choice, threads)?;
+fn open_device(choice: DeviceChoice, threads: Option<u32>, eager: bool, gemm: GemmBackend) -> Result<Device> {
+    let mut device = Device::open(choice, threads, gemm)?;
     match &mut device {
         Device::Cuda(_) if threads.is_some() => {
             bail!("--threads is for processors, and a GPU computes: leave it out, or give --device cpu")
@@ -107,6 +111,9 @@ fn open_device(choice: DeviceChoice, threads: Option<u32>, eager: bool) -> Resul
         Device::Cuda(_) => {}
         Device::Cpu(_) if eager => {
             bail!("--enforce-eager is for a GPU, and processors compute: leave it out")
+        }
+        Device::Cpu(_) if gemm == GemmBackend::Cublaslt => {
+            bail!("--gemm-backend cublaslt is for a GPU, and processors compute: leave it out")
         }
         Device::Cpu(_) => {}
     }
@@ -232,7 +239,7 @@ pub struct Loaded {
 impl Loaded {
     pub fn open(model: Option<&str>, args: &EngineArgs) -> Result<Self> {
         // Contradictions first: loading may take minutes.
-        let mut device = open_device(args.device, args.threads, args.enforce_eager)?;
+        let mut device = open_device(args.device, args.threads, args.enforce_eager, args.gemm_backend)?;
         let sizes = args.sizes(device.is_gpu());
         scheduler_config(args, &sizes, 1).validate()?;
         let source = Source::parse(model)?;

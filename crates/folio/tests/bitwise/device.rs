@@ -79,6 +79,37 @@ fn in_chunks_behind_hits_and_after_preemption() {
     }
 }
 
+/// Products of bf16 and of FP8 by a library, whose algorithms were tried when the model was loaded.
+#[test]
+fn by_a_library_of_products() {
+    if !folio_emulator::available() {
+        return;
+    }
+    let bf16 = Cast::Plain(DType::BF16);
+    for (fixture, weights) in [("llama3", bf16), ("ct_fp8", Cast::Keep)] {
+        let setup = Setup { on: On::Library(Order::Ascending), weights, ..DEVICE };
+        let mut world = World::new(fixture, setup, 128);
+        let arrivals = requests(world.recorder.vocab(), &[70, 37, 5, 16, 23]);
+        let oracle = Oracle::new(&mut world, &arrivals);
+        for count in [2, 5] {
+            world.forget();
+            let run = world.run(&batched(count as u32), &arrivals[..count]);
+            oracle.first(count).check(&run, &format!("{fixture}, {count} together"));
+        }
+        for chunk in [1, 33] {
+            world.forget();
+            let run = world.run(&chunked(chunk), &arrivals[..2]);
+            oracle.first(2).check(&run, &format!("{fixture}, chunks of {chunk}"));
+        }
+        let again = world.run(&whole(), &arrivals[..2]);
+        assert!(again.cached.iter().all(|cached| *cached > 30), "{fixture}: {:?}", again.cached);
+        oracle.first(2).check(&again, &format!("{fixture}, from the cache"));
+        let order = Order::Shuffled { seed: 5 };
+        let mut other = World::new(fixture, Setup { on: On::Library(order), ..setup }, 128);
+        oracle.first(2).check(&other.run(&batched(2), &arrivals[..2]), &format!("{fixture}, loaded again"));
+    }
+}
+
 #[test]
 fn after_copies_to_host_memory_and_back() {
     if !folio_emulator::available() {

@@ -34,6 +34,8 @@ pub enum On {
     Cpu,
     /// A GPU, where there is one; else its kernels on the host, threads in this order.
     Device(Order),
+    /// The same, where a library multiplies what it may.
+    Library(Order),
 }
 
 /// Which arithmetic to run.
@@ -112,9 +114,17 @@ impl Recorder {
                 let quantized = backend.quantized().matrices + recast;
                 (Box::new(backend) as Box<dyn Backend>, model, quantized)
             }
-            On::Device(order) => {
-                let backend = CudaBackend::new(folio_emulator::device(order)).expect("a backend");
+            On::Device(order) | On::Library(order) => {
+                let library = matches!(setup.on, On::Library(_));
+                let driver = match library {
+                    true => folio_emulator::device_with_library(order),
+                    false => folio_emulator::device(order),
+                };
+                let backend = CudaBackend::new(driver).expect("a backend");
                 let (backend, model, recast) = load(&checkpoint, backend, setup.weights, options);
+                // On a GPU the library may be too old for a type of weights.
+                let given = backend.given_to_a_library() > 0;
+                assert!(given == library || backend.device().name != "emulator", "{fixture}");
                 (Box::new(backend) as Box<dyn Backend>, model, recast)
             }
         };

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::{name, render};
 use crate::bench::kl::{LogSoftmax, read_tokens, text_windows, token_windows};
 use crate::cli::{BenchKvArgs, KvDtype};
-use crate::device::DeviceChoice;
+use crate::device::{DeviceChoice, GemmBackend};
 use crate::load_format::LoadFormat;
 use crate::progress::Bar;
 use crate::runtime::{self, Source, WeightArgs, Weights};
@@ -52,6 +52,7 @@ pub(super) fn measure(args: &BenchKvArgs) -> Result<Quality> {
         &WeightArgs {
             device: DeviceChoice::Cpu,
             eager: false,
+            gemm: GemmBackend::Own,
             format: LoadFormat::Auto,
             threads: args.threads,
             quantize: args.quantize,
