@@ -39,7 +39,11 @@ WANTED = [
     ("prefill 4,096, FP8 weights and activations, cuBLASLt", "cublaslt-Fp8x128", "prefill", 1, 4096, None),
     ("decode alone, depth 1,024, FP8 weights and activations, cuBLASLt", "cublaslt-Fp8x128", "decode", 1, 1024, None),
     ("decode x64, depth 1,024, FP8 weights and activations, cuBLASLt", "cublaslt-Fp8x128", "decode", 64, 1024, None),
-    ("decode x256, 1,000 in and 100 out, bf16", "throughput-BF16", "decode", 256, 1000, None),
+]
+# Through the server: (name, file).
+SERVED = [
+    ("256 clients at once, 1,000 tokens in and 100 out, bf16", "serve-100"),
+    ("256 clients at once, 1,000 tokens in and 1,000 out, bf16", "serve-1000"),
 ]
 LINK = "copies to and from host memory at 80 % of the link"
 TESTS = {
@@ -113,9 +117,40 @@ def table(run):
     return (lines if len(missing) < len(WANTED) else []), missing
 
 
-def command(row):
-    """What measures a row, where it is not the first call of verify.sh."""
-    return " (`tools/gpu/verify.sh RESULTS cublaslt`)" if row[1].startswith("cublaslt-") else ""
+# GB/s of a lane, by generation of PCI Express.
+LANE = {"3": 0.985, "4": 1.969, "5": 3.938, "6": 7.877}
+
+
+def link(run):
+    """What copies to and from pinned host memory reach of the link."""
+    gpu = run["figures"].get("link", {}).get("gpu")
+    if not gpu:
+        return []
+    up, down = gpu["upload_bytes_per_s"] / 1e9, gpu["download_bytes_per_s"] / 1e9
+    line = f"- copies from pinned host memory {up:.1f} GB/s, to it {down:.1f} GB/s"
+    generation, width = [field.strip() for field in (run["device"] or ",").split(",")][-2:]
+    if generation in LANE and width.isdigit():
+        most = LANE[generation] * int(width)
+        share = min(up, down) / most
+        line += f", of {most:.1f} that the link has (PCIe {generation} x{width}): {share:.0%}, wanted 80%: " + ("reached" if share >= 0.8 else "**missed**")
+    return [line + f"; device memory is read at {gpu['read_bytes_per_s'] / 1e9:,.0f} GB/s, matrices multiply at {gpu['matrix_flop_per_s'] / 1e12:,.0f} TFLOP/s"]
+
+
+def part(file):
+    """The part of verify.sh that measures a file."""
+    return file.split("-")[0]
+
+
+def served(run):
+    """A line for each load through the server."""
+    for name, file in SERVED:
+        if load := run["figures"].get(file):
+            ttft, gaps = load["ttft_ms"], load["itl_ms"]
+            yield (
+                f"- {name}: **{load['output_tokens_per_s']:,.0f}** output tokens per s; {load['completed']} of {load['requests']} answered in "
+                f"{load['elapsed_s']:.1f} s; time to first token p50 {ttft['p50'] / 1e3:.2f} s, p99 {ttft['p99'] / 1e3:.2f} s; between tokens p50 "
+                f"{gaps['p50']:.0f} ms, p99 {gaps['p99']:.0f} ms"
+            )
 
 
 def page(runs):
@@ -128,8 +163,8 @@ def page(runs):
         "",
         "```sh",
         "tools/gpu/pack.sh                      # builds the binary and the tests into target/gpu.tar.xz; needs no GPU",
-        "tools/gpu/verify.sh RESULTS            # where the GPU is: all of this page but for cuBLASLt, in under nine minutes",
-        "tools/gpu/verify.sh RESULTS cublaslt   # the rows with --gemm-backend cublaslt",
+        "tools/gpu/verify.sh RESULTS            # where the GPU is: all of this page, in under nine minutes",
+        "tools/gpu/verify.sh RESULTS PART       # one part: tests, engine, serve, peers or cublaslt",
         "python3 tools/gpu/report.py RESULTS    # makes this page",
         "```",
         "",
@@ -140,6 +175,8 @@ def page(runs):
             out.append(f"- {TESTS.get(test, test)}: {'passed' if passed else '**failed**'}")
         lines, _ = table(run)
         out += ["", *lines, ""]
+        if through := [*served(run), *link(run)]:
+            out += ["Through the server, and limits:", "", *through, ""]
         peers = run["peers"] or {}
         if peers.get("continuous"):
             row = peers["continuous"]
@@ -153,13 +190,15 @@ def page(runs):
     untested = [test for test in TESTS if not any(test in run["tests"] for run in measured)]
     out += ["## Not measured", ""]
     if not runs:
-        out += ["No GPU was at hand yet: nothing on this page has run on one. Each of these is measured by `tools/gpu/verify.sh`:", ""]
-    out += [f"- {row[0]}" + (f" (wanted: {row[5]:.0%} of the limit)" if row[5] else "") + command(row) for row in missing]
-    out += [f"- on a device: {TESTS[test]}" for test in untested]
+        out += ["No GPU was at hand yet: nothing on this page has run on one. All of it is measured by `tools/gpu/verify.sh RESULTS`, or part by part:", ""]
+    rows = [(row[0] + (f" (wanted: {row[5]:.0%} of the limit)" if row[5] else ""), row[1]) for row in missing]
+    rows += [(name, file) for name, file in SERVED if not any(file in run["figures"] for run in measured)]
+    out += [f"- {name} (`tools/gpu/verify.sh RESULTS {part(file)}`)" for name, file in rows]
+    out += [f"- on a device: {TESTS[test]} (`tools/gpu/verify.sh RESULTS tests`)" for test in untested]
     if not any(run["peers"] for run in measured):
-        out.append("- PyTorch with SDPA, and transformers' continuous batching, beside it (`python3 tools/gpu/peers.py tools/gpu/shapes/llama-3.1-8b`)")
+        out.append("- PyTorch with SDPA, and transformers' continuous batching, beside it (`tools/gpu/verify.sh RESULTS peers`)")
     if not any("link" in run["figures"] for run in measured):
-        out.append(f"- {LINK} (`folio doctor --device cuda`)")
+        out.append(f"- {LINK} (`tools/gpu/verify.sh RESULTS engine`)")
     out += [
         "",
         "What is known without a GPU is in [gpu-kernels.md](gpu-kernels.md): registers, shared memory and spills of every kernel. All of the tests above run in CI with the kernels on the host.",
@@ -182,7 +221,7 @@ def main():
     if args.results and args.print:
         run = load(args.results)
         lines, missing = table(run)
-        print("\n".join(lines + [f"not measured: {name}" for name in missing]))
+        print("\n".join([*lines, *served(run), *link(run)] + [f"not measured: {name}" for name in missing]))
         return 0
     if args.results:
         RESULTS.mkdir(exist_ok=True)

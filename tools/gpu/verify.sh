@@ -2,16 +2,17 @@
 # Everything about the CUDA backend that only a GPU can tell, in under nine minutes: oracle tests of every kernel, the parity fixtures of
 # every family, the bitwise suite, then rates as shares of what the same device was measured to do, beside PyTorch and transformers.
 #
-#   tools/gpu/pack.sh                       here or anywhere: builds target/gpu.tar.xz
-#   tools/gpu/verify.sh [RESULTS]           where the GPU is: writes RESULTS (default target/gpu-results), prints a summary
-#   tools/gpu/verify.sh RESULTS cublaslt    then, in under four minutes more: the same rates with products by NVIDIA's library
-#   python3 tools/gpu/report.py RESULTS     docs/performance-gpu.md
+#   tools/gpu/pack.sh                      here or anywhere: builds target/gpu.tar.xz
+#   tools/gpu/verify.sh [RESULTS]          where the GPU is: writes RESULTS (default target/gpu-results), prints a summary
+#   tools/gpu/verify.sh RESULTS PART...    only these parts: tests engine serve peers cublaslt
+#   python3 tools/gpu/report.py RESULTS    docs/performance-gpu.md
 #
-# Exits with 1 if a test failed; measurements are made all the same.
+# Without a PART, one that would begin after seven and a half minutes is left out and named. Exits with 1 if anything failed or was left
+# out; everything else is done all the same.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 results=${1:-target/gpu-results}
-part=${2:-own}
+parts=("${@:2}")
 bin=target/gpu
 mkdir -p "$results"
 [ -e "$bin/folio" ] || [ ! -e target/gpu.tar.xz ] || tar -C target -xJf target/gpu.tar.xz
@@ -28,7 +29,7 @@ library() { # stem
 [ -n "${FOLIO_CUBLASLT:-}" ] || { found=$(library libcublasLt); [ -z "$found" ] || export FOLIO_CUBLASLT=$found; }
 export FOLIO_TEST_DEVICE=${FOLIO_TEST_DEVICE:-cuda}
 device=${FOLIO_VERIFY_DEVICE:-cuda}
-nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm,clocks.mem --format=csv >"$results/device.csv" 2>/dev/null
+nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm,clocks.mem,pcie.link.gen.max,pcie.link.width.max --format=csv >"$results/device.csv" 2>/dev/null
 
 shape=tools/gpu/shapes/llama-3.1-8b
 failed=0
@@ -37,27 +38,65 @@ measure() { # name, flags
   timeout 100 "$bin/folio" bench engine "$shape" --device "$device" --max-model-len 8192 --json "$@" >"$results/$name.json" 2>"$results/$name.log" ||
     { echo "$name: no figures, see $results/$name.log"; failed=1; }
 }
-if [ "$part" = cublaslt ]; then
-  # Which shapes the library was given is in the logs.
+
+tests() {
+  local test name filter start verdict
+  for test in "$bin"/test-*; do
+    name=$(basename "$test" | sed 's/^test-//')
+    # Of the bitwise suite, what runs on a device.
+    filter=; [ "$name" = bitwise ] && filter=device::
+    start=$SECONDS
+    if timeout 60 "$test" $filter >"$results/test-$name.log" 2>&1; then verdict=passed; else verdict=FAILED; failed=1; fi
+    echo "$name: $verdict in $((SECONDS - start)) s: $(grep '^test result' "$results/test-$name.log" | tail -1)" | tee -a "$results/tests.txt"
+  done
+}
+engine() {
+  local type
+  timeout 60 "$bin/folio" doctor --device "$device" --json >"$results/link.json" 2>"$results/link.log" || { echo "link: no figures, see $results/link.log"; failed=1; }
+  for type in BF16 Fp8x128 Int4x128; do
+    measure "engine-$type" --load-format "dummy:$type" --prefill 512,4096 --batch 1,8,64 --depth 1024 --decode 64 --repeat 3
+  done
+}
+# 256 clients at once through the server, so that queue, scheduler and streams are part of it: 1,000 tokens in, and 100 out (as transformers'
+# continuous batching beside it) or 1,000.
+serve() {
+  local server url out
+  "$bin/folio" serve "$shape" --device "$device" --load-format dummy:BF16 --max-model-len 4096 --port 0 >"$results/serve.log" 2>&1 &
+  server=$!
+  for _ in $(seq 600); do
+    url=$(grep -oE 'http://[0-9.]+:[0-9]+' "$results/serve.log" | head -1)
+    if ! kill -0 $server 2>/dev/null || { [ -n "$url" ] && python3 -c 'import sys, urllib.request as u; u.urlopen(sys.argv[1] + "/health")' "$url" 2>/dev/null; }; then break; fi
+    sleep 0.2
+  done
+  for out in 100 1000; do
+    timeout 120 "$bin/folio" bench serve --url "$url" --json --warmup 0 --requests 256 --concurrency 256 --input-len 1000 --output-len "$out" \
+      --token-ids 1000..100000 --timeout 110 >"$results/serve-$out.json" 2>>"$results/serve.log" || { echo "serve-$out: no figures, see $results/serve.log"; failed=1; }
+  done
+  kill $server 2>/dev/null; wait $server 2>/dev/null
+}
+peers() {
+  timeout 120 python3 tools/gpu/peers.py "$shape" >"$results/peers.json" 2>"$results/peers.log" || { echo "peers: no figures, see $results/peers.log"; failed=1; }
+}
+# Which shapes the library was given is in the logs.
+cublaslt() {
+  local type
   for type in BF16 Fp8x128; do
     measure "cublaslt-$type" --gemm-backend cublaslt --load-format "dummy:$type" --prefill 512,4096 --batch 1,64 --depth 1024 --decode 64 --repeat 3
   done
-  python3 tools/gpu/report.py "$results" --print
-  exit $failed
-fi
-for test in "$bin"/test-*; do
-  name=$(basename "$test" | sed 's/^test-//')
-  # Of the bitwise suite, what runs on a device.
-  filter=; [ "$name" = bitwise ] && filter=device::
-  start=$SECONDS
-  if timeout 60 "$test" $filter >"$results/test-$name.log" 2>&1; then verdict=passed; else verdict=FAILED; failed=1; fi
-  echo "$name: $verdict in $((SECONDS - start)) s: $(grep '^test result' "$results/test-$name.log" | tail -1)" | tee -a "$results/tests.txt"
-done
+}
 
-for type in BF16 Fp8x128 Int4x128; do
-  measure "engine-$type" --load-format "dummy:$type" --prefill 512,4096 --batch 1,8,64 --depth 1024 --decode 64 --repeat 3
+begun=$SECONDS
+for part in "${parts[@]:-all}"; do
+  case $part in
+    all)
+      for each in tests engine serve peers cublaslt; do
+        if [ $((SECONDS - begun)) -lt 450 ]; then $each; else
+          echo "$each: left out for time: tools/gpu/verify.sh $results $each"; failed=1
+        fi
+      done ;;
+    tests | engine | serve | peers | cublaslt) $part ;;
+    *) echo "$part is no part: tests engine serve peers cublaslt"; exit 2 ;;
+  esac
 done
-measure throughput-BF16 --load-format dummy:BF16 --prefill 1000 --batch 256 --depth 1000 --decode 100 --repeat 1
-timeout 120 python3 tools/gpu/peers.py "$shape" >"$results/peers.json" 2>"$results/peers.log" || echo "peers: no figures, see $results/peers.log"
 python3 tools/gpu/report.py "$results" --print
 exit $failed
