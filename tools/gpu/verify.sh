@@ -31,7 +31,7 @@ export FOLIO_TEST_DEVICE=${FOLIO_TEST_DEVICE:-cuda}
 device=${FOLIO_VERIFY_DEVICE:-cuda}
 nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm,clocks.mem,pcie.link.gen.max,pcie.link.width.max --format=csv >"$results/device.csv" 2>/dev/null
 
-shape=tools/gpu/shapes/llama-3.1-8b
+shape=${FOLIO_VERIFY_SHAPE:-tools/gpu/shapes/llama-3.1-8b}
 failed=0
 measure() { # name, flags
   local name=$1; shift
@@ -60,8 +60,16 @@ engine() {
 # 256 clients at once through the server, so that queue, scheduler and streams are part of it: 1,000 tokens in, and 100 out (as transformers'
 # continuous batching beside it) or 1,000.
 serve() {
-  local server url out
-  "$bin/folio" serve "$shape" --device "$device" --load-format dummy:BF16 --max-model-len 4096 --port 0 >"$results/serve.log" 2>&1 &
+  local server url out folder
+  # With a word for every token: a model without a tokenizer has no text to stream, so no gaps between tokens could be seen.
+  folder=$(mktemp -d) && cp "$shape/config.json" "$folder/"
+  python3 - "$folder" <<'PYTHON'
+import json, sys
+words = {f"w{i}": i for i in range(json.load(open(sys.argv[1] + "/config.json"))["vocab_size"])}
+json.dump({"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None, "pre_tokenizer": {"type": "WhitespaceSplit"},
+           "post_processor": None, "decoder": None, "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"}}, open(sys.argv[1] + "/tokenizer.json", "w"))
+PYTHON
+  "$bin/folio" serve "$folder" --device "$device" --load-format dummy:BF16 --max-model-len 4096 --port 0 >"$results/serve.log" 2>&1 &
   server=$!
   for _ in $(seq 600); do
     url=$(grep -oE 'http://[0-9.]+:[0-9]+' "$results/serve.log" | head -1)
@@ -69,10 +77,11 @@ serve() {
     sleep 0.2
   done
   for out in 100 1000; do
-    timeout 120 "$bin/folio" bench serve --url "$url" --json --warmup 0 --requests 256 --concurrency 256 --input-len 1000 --output-len "$out" \
-      --token-ids 1000..100000 --timeout 110 >"$results/serve-$out.json" 2>>"$results/serve.log" || { echo "serve-$out: no figures, see $results/serve.log"; failed=1; }
+    timeout 120 "$bin/folio" bench serve --url "$url" --json --warmup 0 --seed "$out" --requests "${FOLIO_VERIFY_REQUESTS:-256}" --concurrency 256 --input-len 1000 --output-len "$out" \
+      --token-ids 1000..40000 --timeout 110 >"$results/serve-$out.json" 2>>"$results/serve.log" || { echo "serve-$out: no figures, see $results/serve.log"; failed=1; }
   done
   kill $server 2>/dev/null; wait $server 2>/dev/null
+  rm -r "$folder"
 }
 peers() {
   timeout 120 python3 tools/gpu/peers.py "$shape" >"$results/peers.json" 2>"$results/peers.log" || { echo "peers: no figures, see $results/peers.log"; failed=1; }
