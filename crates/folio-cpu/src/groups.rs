@@ -91,7 +91,7 @@ impl<'a> Groups<'a> {
         let count = tokens.div_ceil(limit);
         let layout = needs.map(|needs| {
             let slots = needs.slots(tokens.div_ceil(count.max(1)));
-            Layout { slots, words: needs.words, halves: needs.halves }
+            Layout { slots, halves: needs.halves }
         });
         Self { tokens, count, cols: weight.cols, layout, order: weight.order.as_deref() }
     }

@@ -11,7 +11,7 @@
 use std::ops::Range;
 
 use crate::groups::{MOST_TOKENS, Source};
-use crate::simd::dot::{Block, COLUMNS, Dot, DotTask, Field, VECTORS};
+use crate::simd::dot::{Block, COLUMNS, Dot, DotTask, Field};
 
 /// Smaller blocks have no finite `127 / amax` that is worth having.
 const LEAST: f32 = 1e-30;
@@ -22,8 +22,6 @@ const _: () = assert!(127.0 / LEAST < f32::MAX);
 pub(crate) struct Layout {
     /// Tokens of a group, with those that pad it.
     pub(crate) slots: usize,
-    /// Whether codes are there as i16 too.
-    pub(crate) words: bool,
     /// Whether the fields of half blocks are there.
     pub(crate) halves: bool,
 }
@@ -31,8 +29,7 @@ pub(crate) struct Layout {
 impl Layout {
     /// Bytes of a block of columns.
     pub(crate) fn block_bytes(&self) -> usize {
-        let words = if self.words { 2 * COLUMNS } else { 0 };
-        self.slots * (COLUMNS + words + self.fields() * 4)
+        self.slots * (COLUMNS + self.fields() * 4)
     }
 
     fn fields(&self) -> usize {
@@ -42,9 +39,7 @@ impl Layout {
     /// The block at `start`.
     #[inline(always)]
     pub(crate) fn block(&self, start: *const u8) -> Block {
-        let words = start.wrapping_add(self.slots * COLUMNS);
-        let meta = if self.words { words.wrapping_add(self.slots * 2 * COLUMNS) } else { words };
-        Block { bytes: start, words, meta: meta.cast() }
+        Block { bytes: start, meta: start.wrapping_add(self.slots * COLUMNS).cast() }
     }
 }
 
@@ -183,17 +178,6 @@ impl Quantize<'_> {
             put(Field::HighSum, sum(high));
             put(Field::LowMinus8, (-8 * low) as u32);
             put(Field::HighMinus8, (-8 * high) as u32);
-        }
-        if self.layout.words {
-            let mut words = [0i16; COLUMNS];
-            for j in 0..VECTORS {
-                for (to, from) in [0, 2, 1, 3].into_iter().enumerate() {
-                    words[4 * j + to] = i16::from(codes[4 * j + from]);
-                }
-            }
-            let at = block.words.cast_mut().wrapping_add(slot * 2 * COLUMNS).cast::<[i16; COLUMNS]>();
-            // SAFETY: the contract of this function.
-            unsafe { at.write_unaligned(words) };
         }
     }
 }

@@ -24,8 +24,6 @@ pub(crate) const MOST_SLOTS: usize = 8;
 pub(crate) struct Needs {
     /// Most tokens of a group.
     pub(crate) tokens: usize,
-    /// Whether codes are needed as i16 too.
-    pub(crate) words: bool,
     /// Whether fields of half blocks are needed.
     pub(crate) halves: bool,
     /// Whether a group may have any of [`SLOTS`].
@@ -40,7 +38,6 @@ impl Needs {
     pub(crate) fn and(self, other: Self) -> Self {
         Self {
             tokens: self.tokens.min(other.tokens),
-            words: self.words || other.words,
             halves: self.halves || other.halves,
             common: self.common && other.common,
         }
@@ -63,18 +60,16 @@ impl FormTask for FindNeeds {
             type Output = Needs;
             #[inline(always)]
             fn run<D: Dot>(self) -> Needs {
-                let words = D::WORDS && F::C::WIDE;
-                Needs { tokens: limit::<F, D>(), words, halves: F::HALVES, common: F::COMMON }
+                Needs { tokens: limit::<D>(), halves: F::HALVES, common: F::COMMON }
             }
         }
         dispatch(compiled::<F>(self.0), Set::<F>(std::marker::PhantomData))
     }
 }
 
-const fn limit<F: Form, D: Dot>() -> usize {
-    let tokens = D::TOKENS[F::C::WIDE as usize];
-    assert!(tokens <= MOST_SLOTS);
-    tokens
+const fn limit<D: Dot>() -> usize {
+    assert!(D::TOKENS <= MOST_SLOTS);
+    D::TOKENS
 }
 
 /// The set whose tiles are compiled for a form: few machines have AVX-512 without VNNI, and few weights other formats.
@@ -162,7 +157,7 @@ impl<F: Form, const P: usize, const M: usize> DotTask for Tile<'_, F, P, M> {
 
     #[inline(always)]
     fn run<D: Dot>(self) {
-        if const { M > limit::<F, D>() || (!F::COMMON && !D::EVERY_FORM) } {
+        if const { M > limit::<D>() || (!F::COMMON && !D::EVERY_FORM) } {
             unreachable!("this tile is not compiled");
         }
         let part = self.part;

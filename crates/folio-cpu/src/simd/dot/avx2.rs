@@ -1,4 +1,4 @@
-//! Codes as two registers of 8 rows: bytes with 16-bit sums, or 16-bit codes.
+//! Codes as two registers of 8 rows: pairs of byte products in 16 bit.
 //!
 //! Every function needs AVX2. They are reached through `dispatch` only, which checked the machine.
 #![allow(clippy::needless_range_loop, reason = "a register tile reads best by its indices")]
@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 
 use super::{Block, CHAINS, Codes, Dot, Sink, VECTORS};
 use crate::simd::avx2::{Avx2 as Floats, Pair};
-use crate::simd::{filled, unrolled};
+use crate::simd::unrolled;
 
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2;
@@ -17,8 +17,7 @@ const ROWS: usize = 8;
 
 impl Dot for Avx2 {
     type F = Floats;
-    const WORDS: bool = true;
-    const TOKENS: [usize; 2] = [8, 4];
+    const TOKENS: usize = 8;
     const PRODUCTS: usize = 32;
 
     #[inline(always)]
@@ -46,11 +45,18 @@ impl Dot for Avx2 {
     ) {
         // SAFETY: the contract of this function, passed on.
         unsafe {
-            if C::WIDE {
-                wide::<C, M, HALVES>(codes, x, sink);
-            } else {
-                narrow::<C, M, HALVES>(codes, x, sink);
-            }
+            // More would leave their sums no registers.
+            let side_by_side = if C::WIDE { 4 } else { 2 };
+            unrolled!(M, first, {
+                if first.is_multiple_of(side_by_side) {
+                    match side_by_side.min(M - first) {
+                        1 => tokens::<C, M, 1, HALVES>(codes, x, first, sink),
+                        2 => tokens::<C, M, 2, HALVES>(codes, x, first, sink),
+                        3 => tokens::<C, M, 3, HALVES>(codes, x, first, sink),
+                        _ => tokens::<C, M, 4, HALVES>(codes, x, first, sink),
+                    }
+                }
+            });
         }
     }
 }
@@ -90,120 +96,63 @@ unsafe fn lifted<C: Codes>(codes: *const u8, j: usize, first: usize) -> __m256i 
     }
 }
 
-/// Pairs of byte products, several added in 16 bit.
+/// `G` tokens of `M` side by side: one load of an activation serves both halves of the rows.
 ///
 /// # Safety
-/// That of [`Dot::block`].
+/// That of [`Dot::block`]; there are `G` tokens from `first`.
 #[inline(always)]
-unsafe fn narrow<C: Codes, const M: usize, const HALVES: bool>(
+unsafe fn tokens<C: Codes, const M: usize, const G: usize, const HALVES: bool>(
     codes: *const u8,
     x: &Block,
+    first: usize,
     sink: &mut impl Sink<Pair>,
 ) {
-    // SAFETY: the contract of this function; see the module comment for the features.
-    unsafe {
-        let mut upper = [[_mm256_setzero_si256(); 2]; M];
-        let parts = if HALVES { 2 } else { 1 };
-        let w: [__m256i; VECTORS] = filled!([_mm256_setzero_si256(); VECTORS], j => lifted::<C>(codes, j, 0));
-        unrolled!(M, t, {
-            for part in 0..parts {
-                upper[t][part] = sum::<C, M, HALVES>(&w, x, t, part);
-            }
-        });
-        let w: [__m256i; VECTORS] =
-            filled!([_mm256_setzero_si256(); VECTORS], j => lifted::<C>(codes, j, ROWS));
-        unrolled!(M, t, {
-            for part in 0..parts {
-                let lower = sum::<C, M, HALVES>(&w, x, t, part);
-                sink.take(t, part, Pair(_mm256_cvtepi32_ps(upper[t][part]), _mm256_cvtepi32_ps(lower)));
-            }
-        });
-    }
-}
-
-/// # Safety
-/// That of [`Dot::block`].
-#[inline(always)]
-unsafe fn sum<C: Codes, const M: usize, const HALVES: bool>(
-    w: &[__m256i; VECTORS],
-    x: &Block,
-    token: usize,
-    part: usize,
-) -> __m256i {
-    // SAFETY: the contract of this function; see the module comment for the features.
-    unsafe {
-        let ones = _mm256_set1_epi16(1);
-        let x_at = x.bytes.add(32 * token).cast::<i32>();
-        let (first, last) = if HALVES { (4 * part, 4 * part + 4) } else { (0, VECTORS) };
-        let run = if C::RUN == 0 { 1 } else { C::RUN };
-        let mut sum = _mm256_set1_epi32(x.start::<C, M, HALVES>(token, part));
-        let mut pairs = _mm256_setzero_si256();
-        for j in first..last {
-            let product = _mm256_maddubs_epi16(w[j], _mm256_set1_epi32(x_at.add(j).read_unaligned()));
-            pairs = if (j - first) % run == 0 { product } else { _mm256_add_epi16(pairs, product) };
-            if (j - first) % run == run - 1 || j == last - 1 {
-                sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
-            }
-        }
-        sum
-    }
-}
-
-/// Products of 16-bit codes: three shifts make two vectors of them, for all tokens.
-///
-/// # Safety
-/// That of [`Dot::block`].
-#[inline(always)]
-unsafe fn wide<C: Codes, const M: usize, const HALVES: bool>(
-    codes: *const u8,
-    x: &Block,
-    sink: &mut impl Sink<Pair>,
-) {
-    // SAFETY: the contract of this function; see the module comment for the features.
-    unsafe {
-        let mut sums = [[_mm256_setzero_si256(); 2]; M];
-        for j in 0..VECTORS {
-            let a = split(signed::<C>(codes, j, 0));
-            let b = split(signed::<C>(codes, j, ROWS));
-            unrolled!(M, t, {
-                let x_at = x.words.add(64 * t + 8 * j).cast::<i32>();
-                let even = _mm256_set1_epi32(x_at.read_unaligned());
-                let odd = _mm256_set1_epi32(x_at.add(1).read_unaligned());
-                let [sum_a, sum_b] = &mut sums[t];
-                *sum_a = _mm256_add_epi32(*sum_a, _mm256_madd_epi16(a.0, even));
-                *sum_b = _mm256_add_epi32(*sum_b, _mm256_madd_epi16(b.0, even));
-                *sum_a = _mm256_add_epi32(*sum_a, _mm256_madd_epi16(a.1, odd));
-                *sum_b = _mm256_add_epi32(*sum_b, _mm256_madd_epi16(b.1, odd));
-            });
-            if j == VECTORS - 1 || (HALVES && j == 3) {
-                unrolled!(M, t, {
-                    let [sum_a, sum_b] = sums[t];
-                    sink.take(
-                        t,
-                        j / 4 * usize::from(HALVES),
-                        Pair(_mm256_cvtepi32_ps(sum_a), _mm256_cvtepi32_ps(sum_b)),
-                    );
-                    sums[t] = [_mm256_setzero_si256(); 2];
-                });
-            }
-        }
-    }
-}
-
-/// Vector `j` of 8 rows from `first`, as values.
-///
-/// # Safety
-/// `codes` is readable for `C::BYTES`.
-#[inline(always)]
-unsafe fn signed<C: Codes>(codes: *const u8, j: usize, first: usize) -> __m256i {
     const { assert!(!C::WIDE || C::LIFT == 128) };
     // SAFETY: the contract of this function; see the module comment for the features.
-    unsafe { _mm256_xor_si256(lifted::<C>(codes, j, first), _mm256_set1_epi8(-128)) }
+    unsafe {
+        let (zero, ones) = (_mm256_setzero_si256(), _mm256_set1_epi16(1));
+        let parts = if HALVES { 2 } else { 1 };
+        // A half ends a run.
+        let run = C::RUN.clamp(1, VECTORS / parts);
+        for part in 0..parts {
+            let (mut sums, mut pairs) = ([[zero; 2]; G], [[zero; 2]; G]);
+            if !C::WIDE {
+                unrolled!(G, t, {
+                    sums[t] = [_mm256_set1_epi32(x.start::<C, M, HALVES>(first + t, part)); 2];
+                });
+            }
+            for j in VECTORS / parts * part..VECTORS / parts * (part + 1) {
+                let w = [lifted::<C>(codes, j, 0), lifted::<C>(codes, j, ROWS)];
+                unrolled!(G, t, {
+                    let x_at = x.bytes.add(32 * (first + t)).cast::<i32>().add(j);
+                    let x = _mm256_set1_epi32(x_at.read_unaligned());
+                    for half in 0..2 {
+                        let product = products::<C>(w[half], x);
+                        let pairs = &mut pairs[t][half];
+                        *pairs = if j % run == 0 { product } else { _mm256_add_epi16(*pairs, product) };
+                        if j % run == run - 1 {
+                            sums[t][half] = _mm256_add_epi32(sums[t][half], _mm256_madd_epi16(*pairs, ones));
+                        }
+                    }
+                });
+            }
+            unrolled!(G, t, {
+                let [upper, lower] = sums[t];
+                sink.take(first + t, part, Pair(_mm256_cvtepi32_ps(upper), _mm256_cvtepi32_ps(lower)));
+            });
+        }
+    }
 }
 
-/// Columns 0 and 2, and columns 1 and 3, of a vector as 16-bit numbers.
+/// Products of pairs of lifted codes; of values, as sizes times activations with their signs, where codes are wide.
 #[inline(always)]
-fn split(v: __m256i) -> (__m256i, __m256i) {
+unsafe fn products<C: Codes>(lifted: __m256i, x: __m256i) -> __m256i {
     // SAFETY: see the module comment.
-    unsafe { (_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(v)), _mm256_srai_epi16::<8>(v)) }
+    unsafe {
+        if !C::WIDE {
+            return _mm256_maddubs_epi16(lifted, x);
+        }
+        let w = _mm256_xor_si256(lifted, _mm256_set1_epi8(-128));
+        _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))
+    }
 }

@@ -19,8 +19,7 @@ pub(crate) struct Vnni;
 
 impl Dot for Vnni {
     type F = Floats;
-    const WORDS: bool = false;
-    const TOKENS: [usize; 2] = [8, 8];
+    const TOKENS: usize = 8;
     const PRODUCTS: usize = 64;
 
     #[inline(always)]
@@ -73,9 +72,8 @@ impl Dot for Vnni {
 
 impl Dot for Avx512 {
     type F = Floats;
-    const WORDS: bool = true;
     const EVERY_FORM: bool = false;
-    const TOKENS: [usize; 2] = [8, 8];
+    const TOKENS: usize = 8;
     const PRODUCTS: usize = 64;
 
     #[inline(always)]
@@ -182,7 +180,7 @@ unsafe fn narrow<C: Codes, const M: usize, const HALVES: bool>(
     }
 }
 
-/// Products of 16-bit codes: three shifts make two vectors of them, for all tokens.
+/// Pairs of products of sizes and activations that have the codes' signs.
 ///
 /// # Safety
 /// That of [`Dot::block`].
@@ -195,22 +193,21 @@ unsafe fn wide<C: Codes, const M: usize, const HALVES: bool>(
     const { assert!(!C::WIDE || C::LIFT == 128) };
     // SAFETY: the contract of this function; see the module comment for the features.
     unsafe {
-        let mut sums = [_mm512_setzero_si512(); M];
+        let (zero, ones) = (_mm512_setzero_si512(), _mm512_set1_epi16(1));
+        let mut sums = [zero; M];
         for j in 0..VECTORS {
             let w = _mm512_xor_si512(lifted::<C>(codes, j), _mm512_set1_epi8(-128));
-            let w_even = _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(w));
-            let w_odd = _mm512_srai_epi16::<8>(w);
+            let (size, below_zero) = (_mm512_abs_epi8(w), _mm512_movepi8_mask(w));
             unrolled!(M, t, {
-                let x_at = x.words.add(64 * t + 8 * j).cast::<i32>();
-                let even = _mm512_set1_epi32(x_at.read_unaligned());
-                let odd = _mm512_set1_epi32(x_at.add(1).read_unaligned());
-                sums[t] = _mm512_add_epi32(sums[t], _mm512_madd_epi16(w_even, even));
-                sums[t] = _mm512_add_epi32(sums[t], _mm512_madd_epi16(w_odd, odd));
+                let x_at = x.bytes.add(32 * t).cast::<i32>().add(j);
+                let x = _mm512_set1_epi32(x_at.read_unaligned());
+                let pairs = _mm512_maddubs_epi16(size, _mm512_mask_sub_epi8(x, below_zero, zero, x));
+                sums[t] = _mm512_add_epi32(sums[t], _mm512_madd_epi16(pairs, ones));
             });
             if j == VECTORS - 1 || (HALVES && j == 3) {
                 unrolled!(M, t, {
                     sink.take(t, j / 4 * usize::from(HALVES), _mm512_cvtepi32_ps(sums[t]));
-                    sums[t] = _mm512_setzero_si512();
+                    sums[t] = zero;
                 });
             }
         }

@@ -14,8 +14,8 @@
 //! # Why nothing overflows
 //!
 //! Activations are in `-127..=127`. 16-bit sums of pairs take at most `2 * TOP * 127`, and [`Codes::RUN`] of them are added
-//! before they are widened. Codes whose pairs do not fit 16 bit ([`Codes::WIDE`]) are widened to 16 bit first, unless the set
-//! multiplies bytes into 32 bit. 32-bit sums of a block are below `32 * 255 * 127 < 2^20`.
+//! before they are widened. Pairs of codes that do not fit 16 bit so ([`Codes::WIDE`]) do as sizes times signed activations, `2 *
+//! 128 * 127` at most; a set that multiplies bytes into 32 bit has no need of that. 32-bit sums of a block are below `32 * 255 * 127 < 2^20`.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -59,8 +59,6 @@ pub(crate) trait Codes: Copy + 'static {
 pub(crate) struct Block {
     /// `[token][32]` i8
     pub(crate) bytes: *const u8,
-    /// The same as i16, `[token][vector][columns 0, 2, 1, 3]`; present where [`Dot::WORDS`] and the codes are wide.
-    pub(crate) words: *const u8,
     /// `[Field][token]`, 4 bytes each.
     pub(crate) meta: *const f32,
 }
@@ -124,13 +122,10 @@ pub(crate) const CHAINS: usize = 10;
 pub(crate) trait Dot: Copy + 'static {
     /// The floats that go with it.
     type F: Simd;
-    /// Whether activations are needed as i16 for codes that are [`Codes::WIDE`].
-    const WORDS: bool;
-
     /// Whether every form is compiled for it, not the common ones alone.
     const EVERY_FORM: bool = true;
-    /// Most tokens of a register tile: codes that are not [`Codes::WIDE`], and those that are.
-    const TOKENS: [usize; 2];
+    /// Most tokens of a register tile.
+    const TOKENS: usize;
 
     /// Products of bytes in one register.
     const PRODUCTS: usize;

@@ -8,8 +8,7 @@ pub(crate) struct Scalar;
 
 impl Dot for Scalar {
     type F = Floats;
-    const WORDS: bool = false;
-    const TOKENS: [usize; 2] = [4, 4];
+    const TOKENS: usize = 4;
     const PRODUCTS: usize = 1;
 
     #[inline(always)]
