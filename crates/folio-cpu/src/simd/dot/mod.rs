@@ -14,8 +14,9 @@
 //! # Why nothing overflows
 //!
 //! Activations are in `-127..=127`. 16-bit sums of pairs take at most `2 * TOP * 127`, and [`Codes::RUN`] of them are added
-//! before they are widened. Pairs of codes that do not fit 16 bit so ([`Codes::WIDE`]) do as sizes times signed activations, `2 *
-//! 128 * 127` at most; a set that multiplies bytes into 32 bit has no need of that. 32-bit sums of a block are below `32 * 255 * 127 < 2^20`.
+//! before they are widened. Pairs of codes that do not fit 16 bit so ([`Codes::WIDE`]) do as sizes times signed activations, at most
+//! `2 * 128 * 127`; a set that multiplies bytes into 32 bit has no need of that. 32-bit sums of a block are below
+//! `32 * 255 * 127 < 2^20`.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -113,8 +114,9 @@ pub(crate) trait Sink<V> {
     fn take(&mut self, token: usize, part: usize, sum: V);
 }
 
-/// Chains that hide the latency of a product and fit the registers of every set.
-pub(crate) const CHAINS: usize = 10;
+/// Chains that hide the latency of a product (11 cycles with AVX2 on Intel, whose three ports take one of them a cycle) and fit
+/// the registers of every set.
+pub(crate) const CHAINS: usize = 13;
 
 /// An instruction set's way to multiply codes.
 ///
@@ -227,5 +229,57 @@ pub(crate) fn put<C: Codes>(codes: &mut [u8], j: usize, i: usize, code: u8) {
         5 => codes[256 + i] |= (code >> 4 & 1) << j,
         6 => codes[256 + 64 * (j / 4) + i] |= (code >> 4 & 3) << (2 * (j % 4)),
         _ => (),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::Signed8;
+    use crate::simd::LANES;
+
+    const TOKENS: usize = 4;
+
+    /// One block of Q8_0 of the same code everywhere and activations of the same size; what each set sums.
+    struct Same(i8, [i8; TOKENS]);
+
+    struct Sums<S> {
+        all: [[f32; LANES]; TOKENS],
+        set: std::marker::PhantomData<S>,
+    }
+
+    impl<S: Simd> Sink<S::V> for Sums<S> {
+        fn take(&mut self, token: usize, _: usize, sum: S::V) {
+            // SAFETY: a row holds a vector.
+            unsafe { S::store(self.all[token].as_mut_ptr(), sum) };
+        }
+    }
+
+    impl DotTask for &Same {
+        type Output = [[f32; LANES]; TOKENS];
+
+        #[inline(always)]
+        fn run<D: Dot>(self) -> Self::Output {
+            let codes = [self.0 as u8; Signed8::BYTES];
+            let bytes = self.1.map(|x| [x; COLUMNS]);
+            let mut meta = [[0i32; TOKENS]; 4];
+            meta[Field::Minus128 as usize] = self.1.map(|x| -128 * COLUMNS as i32 * i32::from(x));
+            let x = Block { bytes: bytes.as_ptr().cast(), meta: meta.as_ptr().cast() };
+            let mut sums = Sums::<D::F> { all: [[0.0; LANES]; TOKENS], set: std::marker::PhantomData };
+            // SAFETY: whole codes, and as many tokens with their fields.
+            unsafe { D::block::<Signed8, TOKENS, false>(codes.as_ptr(), &x, &mut sums) };
+            sums.all
+        }
+    }
+
+    #[test]
+    fn the_largest_codes_and_activations_overflow_in_no_set() {
+        for code in [-128, -127, 127] {
+            let case = Same(code, [127, -127, 1, -1]);
+            let want = case.1.map(|x| [32.0 * f32::from(code) * f32::from(x); LANES]);
+            for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+                assert_eq!(dispatch(isa, &case), want, "{isa:?} {code}");
+            }
+        }
     }
 }
