@@ -3,6 +3,7 @@
 //! Every function needs AVX2. They are reached through `dispatch` only, which checked the machine.
 #![allow(clippy::needless_range_loop, reason = "a register tile reads best by its indices")]
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::{Block, CHAINS, Codes, Dot, Sink, VECTORS};
@@ -45,18 +46,12 @@ impl Dot for Avx2 {
     ) {
         // SAFETY: the contract of this function, passed on.
         unsafe {
-            // More would leave their sums no registers.
-            let side_by_side = if C::WIDE { 4 } else { 2 };
-            unrolled!(M, first, {
-                if first.is_multiple_of(side_by_side) {
-                    match side_by_side.min(M - first) {
-                        1 => tokens::<C, M, 1, HALVES>(codes, x, first, sink),
-                        2 => tokens::<C, M, 2, HALVES>(codes, x, first, sink),
-                        3 => tokens::<C, M, 3, HALVES>(codes, x, first, sink),
-                        _ => tokens::<C, M, 4, HALVES>(codes, x, first, sink),
-                    }
-                }
-            });
+            match M {
+                1 => tokens::<C, M, 1, HALVES>(codes, x, sink),
+                2 => tokens::<C, M, 2, HALVES>(codes, x, sink),
+                3 | 6 => tokens::<C, M, 3, HALVES>(codes, x, sink),
+                _ => tokens::<C, M, 4, HALVES>(codes, x, sink),
+            }
         }
     }
 }
@@ -96,15 +91,16 @@ unsafe fn lifted<C: Codes>(codes: *const u8, j: usize, first: usize) -> __m256i 
     }
 }
 
-/// `G` tokens of `M` side by side: one load of an activation serves both halves of the rows.
+/// `G` tokens side by side, again and again; one load of an activation serves both halves of the rows.
+///
+/// Codes that are more than a load are lifted once for all tokens, to memory: registers hold the sums.
 ///
 /// # Safety
-/// That of [`Dot::block`]; there are `G` tokens from `first`.
+/// That of [`Dot::block`]; `G` divides `M`.
 #[inline(always)]
 unsafe fn tokens<C: Codes, const M: usize, const G: usize, const HALVES: bool>(
     codes: *const u8,
     x: &Block,
-    first: usize,
     sink: &mut impl Sink<Pair>,
 ) {
     const { assert!(!C::WIDE || C::LIFT == 128) };
@@ -114,32 +110,44 @@ unsafe fn tokens<C: Codes, const M: usize, const G: usize, const HALVES: bool>(
         let parts = if HALVES { 2 } else { 1 };
         // A half ends a run.
         let run = C::RUN.clamp(1, VECTORS / parts);
-        for part in 0..parts {
-            let (mut sums, mut pairs) = ([[zero; 2]; G], [[zero; 2]; G]);
-            if !C::WIDE {
-                unrolled!(G, t, {
-                    sums[t] = [_mm256_set1_epi32(x.start::<C, M, HALVES>(first + t, part)); 2];
-                });
+        let mut all = [[zero; 2]; VECTORS];
+        if !C::WIDE {
+            for (j, w) in all.iter_mut().enumerate() {
+                *w = [lifted::<C>(codes, j, 0), lifted::<C>(codes, j, ROWS)];
             }
-            for j in VECTORS / parts * part..VECTORS / parts * (part + 1) {
-                let w = [lifted::<C>(codes, j, 0), lifted::<C>(codes, j, ROWS)];
-                unrolled!(G, t, {
-                    let x_at = x.bytes.add(32 * (first + t)).cast::<i32>().add(j);
-                    let x = _mm256_set1_epi32(x_at.read_unaligned());
-                    for half in 0..2 {
-                        let product = products::<C>(w[half], x);
-                        let pairs = &mut pairs[t][half];
-                        *pairs = if j % run == 0 { product } else { _mm256_add_epi16(*pairs, product) };
-                        if j % run == run - 1 {
-                            sums[t][half] = _mm256_add_epi32(sums[t][half], _mm256_madd_epi16(*pairs, ones));
+        }
+        for first in (0..opaque(M)).step_by(G) {
+            for part in 0..parts {
+                let (mut sums, mut pairs) = ([[zero; 2]; G], [[zero; 2]; G]);
+                for j in VECTORS / parts * part..VECTORS / parts * (part + 1) {
+                    let w = match C::WIDE {
+                        true => [lifted::<C>(codes, j, 0), lifted::<C>(codes, j, ROWS)],
+                        false => all[j],
+                    };
+                    unrolled!(G, t, {
+                        let x = activations(x, first + t, j);
+                        for half in 0..2 {
+                            let product = products::<C>(w[half], x);
+                            let (pairs, sum) = (&mut pairs[t][half], &mut sums[t][half]);
+                            *pairs = if j % run == 0 { product } else { _mm256_add_epi16(*pairs, product) };
+                            if run > 1 {
+                                *pairs = in_order(*pairs);
+                            }
+                            if j % run == run - 1 {
+                                *sum = in_order(_mm256_add_epi32(*sum, _mm256_madd_epi16(*pairs, ones)));
+                            }
                         }
+                    });
+                }
+                unrolled!(G, t, {
+                    let [mut upper, mut lower] = sums[t];
+                    if !C::WIDE {
+                        let start = _mm256_set1_epi32(x.start::<C, M, HALVES>(first + t, part));
+                        (upper, lower) = (_mm256_add_epi32(upper, start), _mm256_add_epi32(lower, start));
                     }
+                    sink.take(first + t, part, Pair(_mm256_cvtepi32_ps(upper), _mm256_cvtepi32_ps(lower)));
                 });
             }
-            unrolled!(G, t, {
-                let [upper, lower] = sums[t];
-                sink.take(first + t, part, Pair(_mm256_cvtepi32_ps(upper), _mm256_cvtepi32_ps(lower)));
-            });
         }
     }
 }
@@ -155,4 +163,27 @@ unsafe fn products<C: Codes>(lifted: __m256i, x: __m256i) -> __m256i {
         let w = _mm256_xor_si256(lifted, _mm256_set1_epi8(-128));
         _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))
     }
+}
+
+/// Columns `4 * j..` of a token, for every row.
+#[inline(always)]
+unsafe fn activations(x: &Block, token: usize, j: usize) -> __m256i {
+    // SAFETY: the contract of `Dot::block`; see the module comment for the features.
+    unsafe { _mm256_set1_epi32(x.bytes.add(32 * token).cast::<i32>().add(j).read_unaligned()) }
+}
+
+/// A count that the compiler does not know, so that a loop stays one.
+#[inline(always)]
+fn opaque(count: usize) -> usize {
+    std::hint::black_box(count)
+}
+
+/// `sum`, by no instruction. What was added to it is added here, column after column: the compiler would finish one token after
+/// another and load all codes for each. By value and with its feature as intrinsics are, so that it is inlined as they are.
+#[inline]
+#[target_feature(enable = "avx")]
+unsafe fn in_order(mut sum: __m256i) -> __m256i {
+    // SAFETY: it does nothing.
+    unsafe { asm!("/* {0} */", inout(ymm_reg) sum, options(nomem, nostack, preserves_flags)) };
+    sum
 }
