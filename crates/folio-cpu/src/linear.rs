@@ -424,8 +424,19 @@ impl Linear<'_> {
         match (Kind::of(segment.encoding), self.groups.layout()) {
             (Kind::Integers(format), Some(layout)) => {
                 let x = x.wrapping_add(first_step * segment.step_cols() / COLUMNS * layout.block_bytes());
-                let part =
-                    tile::Part { isa, weight, next, panel_bytes, panels, records: steps, x, layout, output };
+                let (records, streamed) = (steps, self.groups.count == 1);
+                let part = tile::Part {
+                    isa,
+                    weight,
+                    next,
+                    panel_bytes,
+                    panels,
+                    streamed,
+                    records,
+                    x,
+                    layout,
+                    output,
+                };
                 with_form(format, &part);
             }
             (Kind::Floats(float), _) => {

@@ -9,8 +9,8 @@ use super::{Form, FormTask, with_form};
 use crate::linear::Output;
 use crate::packed::PANEL_MULTIPLE;
 use crate::simd::dot::{Block, Codes, Dot, DotTask, Field, Sink, dispatch};
-use crate::simd::unrolled;
 use crate::simd::{Isa, LANES, Simd};
+use crate::simd::{filled, unrolled};
 
 /// Sizes of groups; others are padded to the next. Every size is compiled for every form and set, so that formats that few
 /// use have few.
@@ -86,6 +86,8 @@ pub(crate) struct Part<'a> {
     pub(crate) next: *const u8,
     pub(crate) panel_bytes: usize,
     pub(crate) panels: usize,
+    /// Whether the weights come from memory, once: then one stream at a time, where tokens are many.
+    pub(crate) streamed: bool,
     pub(crate) records: usize,
     /// The group's activations at the first of these columns.
     pub(crate) x: *const u8,
@@ -117,6 +119,7 @@ impl FormTask for &Part<'_> {
             1 if const { !F::C::WIDE } => return self.panels::<F, 1, 1>(),
             1 => return self.panels::<F, 4, 1>(),
             4 => return self.panels::<F, 2, 4>(),
+            8 if !self.streamed && self.isa == Isa::Avx512Vnni => return self.panels::<F, 2, 8>(),
             8 => return self.panels::<F, 1, 8>(),
             _ => (),
         }
@@ -157,7 +160,7 @@ impl<F: Form, const P: usize, const M: usize> DotTask for Tile<'_, F, P, M> {
 
     #[inline(always)]
     fn run<D: Dot>(self) {
-        if const { M > limit::<D>() || (!F::COMMON && !D::EVERY_FORM) } {
+        if const { M > limit::<D>() || (M == D::TOKENS && P > D::PANELS) || (!F::COMMON && !D::EVERY_FORM) } {
             unreachable!("this tile is not compiled");
         }
         let part = self.part;
@@ -177,11 +180,11 @@ impl<F: Form, const P: usize, const M: usize> DotTask for Tile<'_, F, P, M> {
             for _ in 0..part.records {
                 for block in 0..F::BLOCKS {
                     let x_block = part.layout.block(x);
-                    for (p, acc) in acc.iter_mut().enumerate() {
-                        let record = w.wrapping_add(p * part.panel_bytes);
-                        block_of::<F, D, M>(record, block, &x_block, acc);
+                    let records = filled!([w; P], p => w.wrapping_add(p * part.panel_bytes));
+                    block_of::<F, D, P, M>(records, block, &x_block, &mut acc);
+                    let lines = if P * M > 1 || asks { (F::BYTES / F::BLOCKS).div_ceil(64) } else { 0 };
+                    for p in 0..P {
                         let ahead = next.wrapping_add(p * part.panel_bytes + F::BYTES / F::BLOCKS * block);
-                        let lines = if P * M > 1 || asks { (F::BYTES / F::BLOCKS).div_ceil(64) } else { 0 };
                         for line in 0..lines {
                             D::F::prefetch(ahead.wrapping_add(64 * line));
                         }
@@ -198,55 +201,60 @@ impl<F: Form, const P: usize, const M: usize> DotTask for Tile<'_, F, P, M> {
     }
 }
 
-/// One block of one panel.
+/// One block of each panel.
 ///
 /// # Safety
-/// `record` is whole, `x` holds `M` tokens.
+/// All `records` are whole, `x` holds `M` tokens.
 #[inline(always)]
-unsafe fn block_of<F: Form, D: Dot, const M: usize>(
-    record: *const u8,
+unsafe fn block_of<F: Form, D: Dot, const P: usize, const M: usize>(
+    records: [*const u8; P],
     block: usize,
     x: &Block,
-    acc: &mut [<D::F as Simd>::V; M],
+    acc: &mut [[<D::F as Simd>::V; M]; P],
 ) {
     // SAFETY: the contract of this function.
     unsafe {
-        let scales = F::scales::<D::F>(record, block);
-        let mut sink = Scaled::<D::F, M> { acc, scales, x_scales: x.field::<M>(Field::Scale) };
-        let codes = record.add(F::codes_at(block));
+        let zero = [D::F::splat(0.0); 2];
+        let scales = filled!([zero; P], p => F::scales::<D::F>(records[p], block));
+        let mut sink = Scaled::<D::F, P, M> { acc, scales, x_scales: x.field::<M>(Field::Scale) };
+        let codes = filled!([records[0]; P], p => records[p].wrapping_add(F::codes_at(block)));
         if F::HALVES {
-            D::block::<F::C, M, true>(codes, x, &mut sink);
+            D::block::<F::C, P, M, true>(codes, x, &mut sink);
         } else {
-            D::block::<F::C, M, false>(codes, x, &mut sink);
+            D::block::<F::C, P, M, false>(codes, x, &mut sink);
         }
         if !F::MINIMA {
             return;
         }
-        let [low, high] = F::offsets::<D::F>(record, block);
-        unrolled!(M, t, {
-            let sum = |field| D::F::splat(*x.field::<M>(field).add(t));
-            if F::HALVES {
-                acc[t] = D::F::fma(low, sum(Field::LowSum), acc[t]);
-                acc[t] = D::F::fma(high, sum(Field::HighSum), acc[t]);
-            } else {
-                acc[t] = D::F::fma(low, sum(Field::Sum), acc[t]);
-            }
+        unrolled!(P, p, {
+            let [low, high] = F::offsets::<D::F>(records[p], block);
+            let acc = &mut acc[p];
+            unrolled!(M, t, {
+                let sum = |field| D::F::splat(*x.field::<M>(field).add(t));
+                if F::HALVES {
+                    acc[t] = D::F::fma(low, sum(Field::LowSum), acc[t]);
+                    acc[t] = D::F::fma(high, sum(Field::HighSum), acc[t]);
+                } else {
+                    acc[t] = D::F::fma(low, sum(Field::Sum), acc[t]);
+                }
+            });
         });
     }
 }
 
 /// Step 2 of the chain.
-struct Scaled<'a, S: Simd, const M: usize> {
-    acc: &'a mut [S::V; M],
-    scales: [S::V; 2],
+struct Scaled<'a, S: Simd, const P: usize, const M: usize> {
+    acc: &'a mut [[S::V; M]; P],
+    scales: [[S::V; 2]; P],
     x_scales: *const f32,
 }
 
-impl<S: Simd, const M: usize> Sink<S::V> for Scaled<'_, S, M> {
+impl<S: Simd, const P: usize, const M: usize> Sink<S::V> for Scaled<'_, S, P, M> {
     #[inline(always)]
-    fn take(&mut self, token: usize, part: usize, sum: S::V) {
+    fn take(&mut self, panel: usize, token: usize, part: usize, sum: S::V) {
         // SAFETY: `block_of` passes the scales of `M` tokens.
         let x_scale = S::splat(unsafe { *self.x_scales.add(token) });
-        self.acc[token] = S::fma(sum, S::mul(self.scales[part], x_scale), self.acc[token]);
+        let acc = &mut self.acc[panel][token];
+        *acc = S::fma(sum, S::mul(self.scales[panel][part], x_scale), *acc);
     }
 }

@@ -39,20 +39,23 @@ impl Dot for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn block<C: Codes, const M: usize, const HALVES: bool>(
-        codes: *const u8,
+    unsafe fn block<C: Codes, const P: usize, const M: usize, const HALVES: bool>(
+        codes: [*const u8; P],
         x: &Block,
         sink: &mut impl Sink<Pair>,
     ) {
-        // SAFETY: the contract of this function, passed on.
-        unsafe {
-            match M {
-                1 => tokens::<C, M, 1, HALVES>(codes, x, sink),
-                2 => tokens::<C, M, 2, HALVES>(codes, x, sink),
-                3 | 6 => tokens::<C, M, 3, HALVES>(codes, x, sink),
-                _ => tokens::<C, M, 4, HALVES>(codes, x, sink),
+        unrolled!(P, panel, {
+            let codes = codes[panel];
+            // SAFETY: the contract of this function, passed on.
+            unsafe {
+                match M {
+                    1 => tokens::<C, M, 1, HALVES>(codes, panel, x, sink),
+                    2 => tokens::<C, M, 2, HALVES>(codes, panel, x, sink),
+                    3 | 6 => tokens::<C, M, 3, HALVES>(codes, panel, x, sink),
+                    _ => tokens::<C, M, 4, HALVES>(codes, panel, x, sink),
+                }
             }
-        }
+        });
     }
 }
 
@@ -100,13 +103,14 @@ unsafe fn lifted<C: Codes>(codes: *const u8, j: usize, first: usize) -> __m256i 
 #[inline(always)]
 unsafe fn tokens<C: Codes, const M: usize, const G: usize, const HALVES: bool>(
     codes: *const u8,
+    panel: usize,
     x: &Block,
     sink: &mut impl Sink<Pair>,
 ) {
     const { assert!(!C::WIDE || C::LIFT == 128) };
     // SAFETY: the contract of this function; see the module comment for the features.
     unsafe {
-        let (zero, ones) = (_mm256_setzero_si256(), _mm256_set1_epi16(1));
+        let zero = _mm256_setzero_si256();
         let parts = if HALVES { 2 } else { 1 };
         // A half ends a run.
         let run = C::RUN.clamp(1, VECTORS / parts);
@@ -116,39 +120,62 @@ unsafe fn tokens<C: Codes, const M: usize, const G: usize, const HALVES: bool>(
                 *w = [lifted::<C>(codes, j, 0), lifted::<C>(codes, j, ROWS)];
             }
         }
-        for first in (0..opaque(M)).step_by(G) {
+        for first in (0..if G == M { M } else { opaque(M) }).step_by(G) {
             for part in 0..parts {
-                let (mut sums, mut pairs) = ([[zero; 2]; G], [[zero; 2]; G]);
-                for j in VECTORS / parts * part..VECTORS / parts * (part + 1) {
-                    let w = match C::WIDE {
-                        true => [lifted::<C>(codes, j, 0), lifted::<C>(codes, j, ROWS)],
-                        false => all[j],
-                    };
-                    unrolled!(G, t, {
-                        let x = activations(x, first + t, j);
-                        for half in 0..2 {
-                            let product = products::<C>(w[half], x);
-                            let (pairs, sum) = (&mut pairs[t][half], &mut sums[t][half]);
-                            *pairs = if j % run == 0 { product } else { _mm256_add_epi16(*pairs, product) };
-                            if run > 1 {
-                                *pairs = in_order(*pairs);
-                            }
-                            if j % run == run - 1 {
-                                *sum = in_order(_mm256_add_epi32(*sum, _mm256_madd_epi16(*pairs, ones)));
-                            }
-                        }
-                    });
-                }
+                let mut sums = [[[zero; 2]; G]; 2];
+                unrolled!(VECTORS, j, {
+                    if j * parts / VECTORS == part {
+                        let w = match C::WIDE {
+                            true => [lifted::<C>(codes, j, 0), lifted::<C>(codes, j, ROWS)],
+                            false => all[j],
+                        };
+                        columns::<C, G>(w, x.bytes.add(32 * first), j, run, &mut sums);
+                    }
+                });
                 unrolled!(G, t, {
-                    let [mut upper, mut lower] = sums[t];
+                    let [mut upper, mut lower] = sums[0][t];
                     if !C::WIDE {
                         let start = _mm256_set1_epi32(x.start::<C, M, HALVES>(first + t, part));
                         (upper, lower) = (_mm256_add_epi32(upper, start), _mm256_add_epi32(lower, start));
                     }
-                    sink.take(first + t, part, Pair(_mm256_cvtepi32_ps(upper), _mm256_cvtepi32_ps(lower)));
+                    sink.take(
+                        panel,
+                        first + t,
+                        part,
+                        Pair(_mm256_cvtepi32_ps(upper), _mm256_cvtepi32_ps(lower)),
+                    );
                 });
             }
         }
+    }
+}
+
+/// Columns `4 * j..` of `G` tokens from `x`: added to the second of `sums` in 16 bit, and at the end of a run to the first in 32.
+#[inline(always)]
+unsafe fn columns<C: Codes, const G: usize>(
+    w: [__m256i; 2],
+    x: *const u8,
+    j: usize,
+    run: usize,
+    [sums, pairs]: &mut [[[__m256i; 2]; G]; 2],
+) {
+    // SAFETY: the contract of `Dot::block`; see the module comment for the features.
+    unsafe {
+        unrolled!(G, t, {
+            let x = _mm256_set1_epi32(x.add(32 * t).cast::<i32>().add(j).read_unaligned());
+            for half in 0..2 {
+                let product = products::<C>(w[half], x);
+                let (pairs, sum) = (&mut pairs[t][half], &mut sums[t][half]);
+                *pairs = if j % run == 0 { product } else { _mm256_add_epi16(*pairs, product) };
+                if run > 1 {
+                    *pairs = in_order(*pairs);
+                }
+                if j % run == run - 1 {
+                    let wide = _mm256_madd_epi16(*pairs, _mm256_set1_epi16(1));
+                    *sum = in_order(_mm256_add_epi32(*sum, wide));
+                }
+            }
+        });
     }
 }
 
@@ -163,13 +190,6 @@ unsafe fn products<C: Codes>(lifted: __m256i, x: __m256i) -> __m256i {
         let w = _mm256_xor_si256(lifted, _mm256_set1_epi8(-128));
         _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))
     }
-}
-
-/// Columns `4 * j..` of a token, for every row.
-#[inline(always)]
-unsafe fn activations(x: &Block, token: usize, j: usize) -> __m256i {
-    // SAFETY: the contract of `Dot::block`; see the module comment for the features.
-    unsafe { _mm256_set1_epi32(x.bytes.add(32 * token).cast::<i32>().add(j).read_unaligned()) }
 }
 
 /// A count that the compiler does not know, so that a loop stays one.

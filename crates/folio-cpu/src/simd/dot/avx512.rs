@@ -20,6 +20,7 @@ pub(crate) struct Vnni;
 impl Dot for Vnni {
     type F = Floats;
     const TOKENS: usize = 8;
+    const PANELS: usize = 2;
     const PRODUCTS: usize = 64;
 
     #[inline(always)]
@@ -38,34 +39,67 @@ impl Dot for Vnni {
     }
 
     #[inline(always)]
-    unsafe fn block<C: Codes, const M: usize, const HALVES: bool>(
-        codes: *const u8,
+    unsafe fn block<C: Codes, const P: usize, const M: usize, const HALVES: bool>(
+        codes: [*const u8; P],
         x: &Block,
         sink: &mut impl Sink<__m512>,
     ) {
-        // SAFETY: the contract of this function; see the module comment for the features.
+        // SAFETY: the contract of this function, passed on.
         unsafe {
-            let w: [__m512i; VECTORS] =
-                filled!([_mm512_setzero_si512(); VECTORS], j => lifted::<C>(codes, j));
-            let parts = if HALVES { 2 } else { 1 };
-            for part in 0..parts {
-                let mut sums = [_mm512_setzero_si512(); M];
+            if M > 1 {
+                return panels::<C, P, M, HALVES>(codes, 0, x, sink);
+            }
+            // One token reads memory: one stream after the other.
+            unrolled!(P, panel, { panels::<C, 1, M, HALVES>([codes[panel]], panel, x, sink) });
+        }
+    }
+}
+
+/// Panels from `first`, which share each activation.
+///
+/// # Safety
+/// That of [`Dot::block`]; the machine has VNNI.
+#[inline(always)]
+unsafe fn panels<C: Codes, const P: usize, const M: usize, const HALVES: bool>(
+    codes: [*const u8; P],
+    first: usize,
+    x: &Block,
+    sink: &mut impl Sink<__m512>,
+) {
+    // SAFETY: the contract of this function; see the module comment for the features.
+    unsafe {
+        let zero = _mm512_setzero_si512();
+        // Of one panel there are registers for all.
+        let mut all = [zero; VECTORS];
+        if P == 1 {
+            all = filled!([zero; VECTORS], j => lifted::<C>(codes[0], j));
+        }
+        let parts = if HALVES { 2 } else { 1 };
+        for part in 0..parts {
+            let mut sums = [[zero; M]; P];
+            for t in 0..M {
+                let start = _mm512_set1_epi32(x.start::<C, M, HALVES>(t, part));
+                for p in 0..P {
+                    sums[p][t] = start;
+                }
+            }
+            for j in VECTORS / parts * part..VECTORS / parts * (part + 1) {
+                let w: [__m512i; P] =
+                    filled!([zero; P], p => if P == 1 { all[j] } else { lifted::<C>(codes[p], j) });
                 for t in 0..M {
-                    sums[t] = _mm512_set1_epi32(x.start::<C, M, HALVES>(t, part));
-                }
-                for j in VECTORS / parts * part..VECTORS / parts * (part + 1) {
-                    for t in 0..M {
-                        let x_at = x.bytes.add(32 * t).cast::<i32>().add(j);
-                        sums[t] =
-                            _mm512_dpbusd_epi32(sums[t], w[j], _mm512_set1_epi32(x_at.read_unaligned()));
+                    let x = _mm512_set1_epi32(x.bytes.add(32 * t).cast::<i32>().add(j).read_unaligned());
+                    for p in 0..P {
+                        sums[p][t] = _mm512_dpbusd_epi32(sums[p][t], w[p], x);
                     }
-                    // No instruction. It keeps the chains of all tokens side by side, column after column, which hides the
-                    // latency of a product; the compiler would finish one token after another.
-                    compiler_fence(Ordering::SeqCst);
                 }
-                unrolled!(M, t, { sink.take(t, part, _mm512_cvtepi32_ps(sums[t])) });
+                // No instruction. It keeps the chains of all tokens side by side, column after column, which hides the
+                // latency of a product; the compiler would finish one token after another.
                 compiler_fence(Ordering::SeqCst);
             }
+            unrolled!(P, p, {
+                unrolled!(M, t, { sink.take(first + p, t, part, _mm512_cvtepi32_ps(sums[p][t])) });
+            });
+            compiler_fence(Ordering::SeqCst);
         }
     }
 }
@@ -94,19 +128,21 @@ impl Dot for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn block<C: Codes, const M: usize, const HALVES: bool>(
-        codes: *const u8,
+    unsafe fn block<C: Codes, const P: usize, const M: usize, const HALVES: bool>(
+        codes: [*const u8; P],
         x: &Block,
         sink: &mut impl Sink<__m512>,
     ) {
-        // SAFETY: the contract of this function, passed on.
-        unsafe {
-            if C::WIDE {
-                wide::<C, M, HALVES>(codes, x, sink);
-            } else {
-                narrow::<C, M, HALVES>(codes, x, sink);
+        unrolled!(P, panel, {
+            // SAFETY: the contract of this function, passed on.
+            unsafe {
+                if C::WIDE {
+                    wide::<C, M, HALVES>(codes[panel], panel, x, sink);
+                } else {
+                    narrow::<C, M, HALVES>(codes[panel], panel, x, sink);
+                }
             }
-        }
+        });
     }
 }
 
@@ -150,6 +186,7 @@ unsafe fn lifted<C: Codes>(codes: *const u8, j: usize) -> __m512i {
 #[inline(always)]
 unsafe fn narrow<C: Codes, const M: usize, const HALVES: bool>(
     codes: *const u8,
+    panel: usize,
     x: &Block,
     sink: &mut impl Sink<__m512>,
 ) {
@@ -164,7 +201,7 @@ unsafe fn narrow<C: Codes, const M: usize, const HALVES: bool>(
             let mut pairs = _mm512_setzero_si512();
             for j in 0..VECTORS {
                 if HALVES && j == 4 {
-                    sink.take(t, 0, _mm512_cvtepi32_ps(sum));
+                    sink.take(panel, t, 0, _mm512_cvtepi32_ps(sum));
                     sum = _mm512_set1_epi32(x.start::<C, M, HALVES>(t, 1));
                 }
                 // Runs are 1, 2, 4 or 8 long; a half ends one.
@@ -175,7 +212,7 @@ unsafe fn narrow<C: Codes, const M: usize, const HALVES: bool>(
                     sum = _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, ones));
                 }
             }
-            sink.take(t, usize::from(HALVES), _mm512_cvtepi32_ps(sum));
+            sink.take(panel, t, usize::from(HALVES), _mm512_cvtepi32_ps(sum));
         });
     }
 }
@@ -187,6 +224,7 @@ unsafe fn narrow<C: Codes, const M: usize, const HALVES: bool>(
 #[inline(always)]
 unsafe fn wide<C: Codes, const M: usize, const HALVES: bool>(
     codes: *const u8,
+    panel: usize,
     x: &Block,
     sink: &mut impl Sink<__m512>,
 ) {
@@ -206,7 +244,7 @@ unsafe fn wide<C: Codes, const M: usize, const HALVES: bool>(
             });
             if j == VECTORS - 1 || (HALVES && j == 3) {
                 unrolled!(M, t, {
-                    sink.take(t, j / 4 * usize::from(HALVES), _mm512_cvtepi32_ps(sums[t]));
+                    sink.take(panel, t, j / 4 * usize::from(HALVES), _mm512_cvtepi32_ps(sums[t]));
                     sums[t] = zero;
                 });
             }

@@ -110,8 +110,8 @@ impl Block {
 
 /// Takes sums as they come.
 pub(crate) trait Sink<V> {
-    /// The sums of 16 rows and one token over part `part` of the block. Parts of a token come in order.
-    fn take(&mut self, token: usize, part: usize, sum: V);
+    /// The sums of the 16 rows of a panel and one token over part `part` of the block. Parts of a token come in order.
+    fn take(&mut self, panel: usize, token: usize, part: usize, sum: V);
 }
 
 /// Chains that hide the latency of a product (11 cycles with AVX2 on Intel, whose three ports take one of them a cycle) and fit
@@ -128,6 +128,8 @@ pub(crate) trait Dot: Copy + 'static {
     const EVERY_FORM: bool = true;
     /// Most tokens of a register tile.
     const TOKENS: usize;
+    /// Panels of a tile of so many tokens.
+    const PANELS: usize = 1;
 
     /// Products of bytes in one register.
     const PRODUCTS: usize;
@@ -139,12 +141,13 @@ pub(crate) trait Dot: Copy + 'static {
     /// The machine has the set.
     unsafe fn chains(rounds: usize) -> i32;
 
-    /// Multiplies a block with the activations of `M` tokens. With `HALVES`, columns 0 to 15 and 16 to 31 are parts 0 and 1.
+    /// Multiplies a block of each of `P` panels with the activations of `M` tokens. With `HALVES`, columns 0 to 15 and 16 to 31
+    /// are parts 0 and 1.
     ///
     /// # Safety
-    /// `codes` is readable for `C::BYTES`, `x` holds `M` tokens with what [`Block`] says.
-    unsafe fn block<C: Codes, const M: usize, const HALVES: bool>(
-        codes: *const u8,
+    /// All `codes` are readable for `C::BYTES`, `x` holds `M` tokens with what [`Block`] says.
+    unsafe fn block<C: Codes, const P: usize, const M: usize, const HALVES: bool>(
+        codes: [*const u8; P],
         x: &Block,
         sink: &mut impl Sink<<Self::F as Simd>::V>,
     );
@@ -249,7 +252,7 @@ mod tests {
     }
 
     impl<S: Simd> Sink<S::V> for Sums<S> {
-        fn take(&mut self, token: usize, _: usize, sum: S::V) {
+        fn take(&mut self, _: usize, token: usize, _: usize, sum: S::V) {
             // SAFETY: a row holds a vector.
             unsafe { S::store(self.all[token].as_mut_ptr(), sum) };
         }
@@ -267,7 +270,7 @@ mod tests {
             let x = Block { bytes: bytes.as_ptr().cast(), meta: meta.as_ptr().cast() };
             let mut sums = Sums::<D::F> { all: [[0.0; LANES]; TOKENS], set: std::marker::PhantomData };
             // SAFETY: whole codes, and as many tokens with their fields.
-            unsafe { D::block::<Signed8, TOKENS, false>(codes.as_ptr(), &x, &mut sums) };
+            unsafe { D::block::<Signed8, 1, TOKENS, false>([codes.as_ptr()], &x, &mut sums) };
             sums.all
         }
     }

@@ -24,34 +24,36 @@ impl Dot for Scalar {
     }
 
     #[inline(always)]
-    unsafe fn block<C: Codes, const M: usize, const HALVES: bool>(
-        codes: *const u8,
+    unsafe fn block<C: Codes, const P: usize, const M: usize, const HALVES: bool>(
+        codes: [*const u8; P],
         x: &Block,
         sink: &mut impl Sink<[f32; LANES]>,
     ) {
-        let mut values = [[0i32; COLUMNS]; LANES];
-        for j in 0..VECTORS {
-            for (row, values) in values.iter_mut().enumerate() {
-                for i in 0..4 {
-                    // SAFETY: the caller promises the block.
-                    let lifted = unsafe { lifted::<C>(codes, j, 4 * row + i) };
-                    values[4 * j + i] = i32::from(lifted) - i32::from(C::LIFT);
+        for (panel, codes) in codes.into_iter().enumerate() {
+            let mut values = [[0i32; COLUMNS]; LANES];
+            for j in 0..VECTORS {
+                for (row, values) in values.iter_mut().enumerate() {
+                    for i in 0..4 {
+                        // SAFETY: the caller promises the block.
+                        let lifted = unsafe { lifted::<C>(codes, j, 4 * row + i) };
+                        values[4 * j + i] = i32::from(lifted) - i32::from(C::LIFT);
+                    }
                 }
             }
-        }
-        let parts = if HALVES { 2 } else { 1 };
-        for token in 0..M {
-            for part in 0..parts {
-                let columns = part * COLUMNS / parts..(part + 1) * COLUMNS / parts;
-                let sum = values.each_ref().map(|row| {
-                    let product = |column: usize| {
-                        // SAFETY: the caller promises 32 values of each token.
-                        let x = unsafe { *x.bytes.add(token * COLUMNS + column) } as i8;
-                        row[column] * i32::from(x)
-                    };
-                    columns.clone().map(product).sum::<i32>() as f32
-                });
-                sink.take(token, part, sum);
+            let parts = if HALVES { 2 } else { 1 };
+            for token in 0..M {
+                for part in 0..parts {
+                    let columns = part * COLUMNS / parts..(part + 1) * COLUMNS / parts;
+                    let sum = values.each_ref().map(|row| {
+                        let product = |column: usize| {
+                            // SAFETY: the caller promises 32 values of each token.
+                            let x = unsafe { *x.bytes.add(token * COLUMNS + column) } as i8;
+                            row[column] * i32::from(x)
+                        };
+                        columns.clone().map(product).sum::<i32>() as f32
+                    });
+                    sink.take(panel, token, part, sum);
+                }
             }
         }
     }
