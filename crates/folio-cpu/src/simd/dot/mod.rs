@@ -128,7 +128,7 @@ pub(crate) trait Dot: Copy + 'static {
     const EVERY_FORM: bool = true;
     /// Most tokens of a register tile.
     const TOKENS: usize;
-    /// Panels of a tile of so many tokens.
+    /// Most panels of a tile of eight tokens.
     const PANELS: usize = 1;
 
     /// Products of bytes in one register.
