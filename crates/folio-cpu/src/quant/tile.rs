@@ -160,7 +160,8 @@ impl<F: Form, const P: usize, const M: usize> DotTask for Tile<'_, F, P, M> {
 
     #[inline(always)]
     fn run<D: Dot>(self) {
-        if const { M > limit::<D>() || (M == MOST_SLOTS && P > D::PANELS) || (!F::COMMON && !D::EVERY_FORM) } {
+        if const { M > limit::<D>() || (M == MOST_SLOTS && P > D::PANELS) || (!F::COMMON && !D::EVERY_FORM) }
+        {
             unreachable!("this tile is not compiled");
         }
         let part = self.part;

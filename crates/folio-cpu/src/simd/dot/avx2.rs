@@ -166,7 +166,7 @@ unsafe fn columns<C: Codes, const G: usize>(
             for half in 0..2 {
                 let product = products::<C>(w[half], x);
                 let (pairs, sum) = (&mut pairs[t][half], &mut sums[t][half]);
-                *pairs = if j % run == 0 { product } else { _mm256_add_epi16(*pairs, product) };
+                *pairs = if j.is_multiple_of(run) { product } else { _mm256_add_epi16(*pairs, product) };
                 if run > 1 {
                     *pairs = in_order(*pairs);
                 }
