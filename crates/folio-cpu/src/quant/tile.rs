@@ -9,8 +9,7 @@ use super::{Form, FormTask, with_form};
 use crate::linear::Output;
 use crate::packed::PANEL_MULTIPLE;
 use crate::simd::dot::{Block, Codes, Dot, DotTask, Field, Sink, dispatch};
-use crate::simd::{Isa, LANES, Simd};
-use crate::simd::{filled, unrolled};
+use crate::simd::{Isa, LANES, Simd, filled, unrolled};
 
 /// Sizes of groups; others are padded to the next. Every size is compiled for every form and set, so that formats that few
 /// use have few.
@@ -72,6 +71,19 @@ const fn limit<D: Dot>() -> usize {
     D::TOKENS
 }
 
+/// Panels of a tile of [`MOST_SLOTS`] tokens whose weights lie in the cache.
+fn most_panels(isa: Isa) -> usize {
+    struct Ask;
+    impl DotTask for Ask {
+        type Output = usize;
+        #[inline(always)]
+        fn run<D: Dot>(self) -> usize {
+            D::PANELS
+        }
+    }
+    dispatch(isa, Ask)
+}
+
 /// The set whose tiles are compiled for a form: few machines have AVX-512 without VNNI, and few weights other formats.
 fn compiled<F: Form>(isa: Isa) -> Isa {
     if !F::COMMON && isa == Isa::Avx512 { Isa::Avx2 } else { isa }
@@ -119,7 +131,7 @@ impl FormTask for &Part<'_> {
             1 if const { !F::C::WIDE } => return self.panels::<F, 1, 1>(),
             1 => return self.panels::<F, 4, 1>(),
             4 => return self.panels::<F, 2, 4>(),
-            8 if !self.streamed && self.isa == Isa::Avx512Vnni => return self.panels::<F, 2, 8>(),
+            8 if !self.streamed && most_panels(self.isa) > 1 => return self.panels::<F, 2, 8>(),
             8 => return self.panels::<F, 1, 8>(),
             _ => (),
         }

@@ -120,7 +120,9 @@ unsafe fn tokens<C: Codes, const M: usize, const G: usize, const HALVES: bool>(
                 *w = [lifted::<C>(codes, j, 0), lifted::<C>(codes, j, ROWS)];
             }
         }
-        for first in (0..if G == M { M } else { opaque(M) }).step_by(G) {
+        // The compiler must not know how often: it would write the rounds out, with one order for all of them.
+        let count = if G == M { M } else { std::hint::black_box(M) };
+        for first in (0..count).step_by(G) {
             for part in 0..parts {
                 let mut sums = [[[zero; 2]; G]; 2];
                 unrolled!(VECTORS, j, {
@@ -190,12 +192,6 @@ unsafe fn products<C: Codes>(lifted: __m256i, x: __m256i) -> __m256i {
         let w = _mm256_xor_si256(lifted, _mm256_set1_epi8(-128));
         _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))
     }
-}
-
-/// A count that the compiler does not know, so that a loop stays one.
-#[inline(always)]
-fn opaque(count: usize) -> usize {
-    std::hint::black_box(count)
 }
 
 /// `sum`, by no instruction. What was added to it is added here, column after column: the compiler would finish one token after

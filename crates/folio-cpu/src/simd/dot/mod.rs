@@ -128,7 +128,7 @@ pub(crate) trait Dot: Copy + 'static {
     const EVERY_FORM: bool = true;
     /// Most tokens of a register tile.
     const TOKENS: usize;
-    /// Most panels of a tile of eight tokens.
+    /// Panels of a tile of eight tokens, 1 or 2: more than one share each activation.
     const PANELS: usize = 1;
 
     /// Products of bytes in one register.
