@@ -6,6 +6,7 @@ use folio_model::quant::BlockFormat;
 
 use super::activations::Layout;
 use super::{Form, FormTask, with_form};
+use crate::ahead::Ahead;
 use crate::linear::Output;
 use crate::packed::PANEL_MULTIPLE;
 use crate::simd::dot::{Block, Codes, Dot, DotTask, Field, Sink, dispatch};
@@ -108,13 +109,13 @@ pub(crate) struct Part<'a> {
     pub(crate) output: Output<'a>,
 }
 
-/// Whether one token reads the panels of a format one by one: short records. Several long ones are read side by side.
+/// Whether one token reads the panels of a format one by one: short records. Long ones are read side by side on some machines.
 pub(crate) fn reads_one_stream(format: BlockFormat) -> bool {
     struct Ask;
     impl FormTask for Ask {
         type Output = bool;
         fn run<F: Form>(self) -> bool {
-            !F::C::WIDE
+            !F::C::WIDE || Ahead::here().bytes_in_one
         }
     }
     with_form(format, Ask)
@@ -128,7 +129,7 @@ impl FormTask for &Part<'_> {
         let slots = self.layout.slots;
         match slots {
             // See `reads_one_stream`.
-            1 if const { !F::C::WIDE } => return self.panels::<F, 1, 1>(),
+            1 if const { !F::C::WIDE } || Ahead::here().bytes_in_one => return self.panels::<F, 1, 1>(),
             1 => return self.panels::<F, 4, 1>(),
             4 => return self.panels::<F, 2, 4>(),
             8 if !self.streamed && most_panels(self.isa) > 1 => return self.panels::<F, 2, 8>(),
