@@ -25,7 +25,7 @@ use crate::plain::{self, Kind};
 use crate::pool::Claims;
 use crate::quant::{tile, with_form};
 use crate::rows::gated;
-use crate::simd::dot::COLUMNS;
+use crate::simd::dot::{COLUMNS, LIFTED_BYTES};
 use crate::simd::unrolled;
 use crate::simd::{Isa, LANES, Simd, Task, dispatch};
 
@@ -41,8 +41,15 @@ pub(crate) const TILE_ROWS: usize = PANEL_MULTIPLE * LANES;
 /// Rows of one claim in a product of several token groups.
 pub(crate) const BLOCK_ROWS: usize = 16 * LANES;
 
-/// f32 values of a worker's scratch: claimed rows may begin inside a tile and end inside a panel.
-pub(crate) const SCRATCH: usize = TOKEN_BLOCK * (BLOCK_ROWS + TILE_ROWS + LANES);
+/// f32 values of accumulators between slabs: claimed rows may begin inside a tile and end inside a panel.
+const ACCUMULATORS: usize = TOKEN_BLOCK * (BLOCK_ROWS + TILE_ROWS + LANES);
+/// Panels of weights that every group of tokens passes before the next ones: those of integers.
+const PANELS: usize = 4;
+/// f32 values that a slab of lifted codes takes.
+const LIFTED: usize = PANELS * SLAB_COLS[1] / COLUMNS * LIFTED_BYTES / size_of::<f32>();
+
+/// f32 values of a worker's scratch.
+pub(crate) const SCRATCH: usize = ACCUMULATORS + LIFTED;
 
 /// What becomes of an accumulator with its bias.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -236,6 +243,8 @@ struct Part<'a> {
     first_step: usize,
     steps: usize,
     group: usize,
+    /// Its codes as [`tile::Lift`] left them; null for nothing.
+    lifted: *const u8,
     /// What is needed next, laid out like the first panel's steps.
     next: *const u8,
     /// Token 0 and panel 0 of this scratch.
@@ -327,6 +336,7 @@ impl Linear<'_> {
             first_step: 0,
             steps: segment.steps(),
             group: 0,
+            lifted: std::ptr::null(),
             next,
             scratch,
             scratch_stride: 0,
@@ -368,14 +378,21 @@ impl Linear<'_> {
         let panels = panels(&rows);
         let steps = segment.steps();
         let stride = panels.len() * LANES;
-        let integers = matches!(Kind::of(segment.encoding), Kind::Integers(_));
-        let wide = match integers {
-            true => 4,
-            false if self.isa.is_wide() => 2,
-            false => 1,
+        let integers = match Kind::of(segment.encoding) {
+            Kind::Integers(format) => Some(format),
+            Kind::Floats(_) => None,
         };
+        let wide = match integers {
+            Some(_) => PANELS,
+            None if self.isa.is_wide() => 2,
+            None => 1,
+        };
+        // What several groups of the largest tile read is lifted once.
+        let full = self.groups.layout().is_some_and(|layout| layout.slots == tile::MOST_SLOTS);
+        let lifts = integers.filter(|&f| full && token_groups.len() > 1 && tile::is_lifted(self.isa, f));
+        let lifted: *mut u8 = scratch.wrapping_add(ACCUMULATORS).cast();
         let start = self.groups.start(token_groups.start);
-        let slab = (SLAB_COLS[usize::from(integers)] / segment.step_cols()).max(1);
+        let slab = (SLAB_COLS[usize::from(integers.is_some())] / segment.step_cols()).max(1);
         for first_step in (0..steps).step_by(slab) {
             let slab = slab.min(steps - first_step);
             for panel in panels.clone().step_by(wide) {
@@ -386,6 +403,13 @@ impl Linear<'_> {
                 } else {
                     segment.panel(panels.start).wrapping_add((first_step + slab) * segment.step_bytes())
                 };
+                if let Some(format) = lifts {
+                    let (isa, panel_bytes, records) = (self.isa, segment.panel_bytes(), slab);
+                    with_form(
+                        format,
+                        &tile::Lift { isa, weight: from, panel_bytes, panels: count, records, to: lifted },
+                    );
+                }
                 for group in token_groups.clone() {
                     let part = Part {
                         segment,
@@ -396,6 +420,7 @@ impl Linear<'_> {
                         first_step,
                         steps: slab,
                         group,
+                        lifted: if lifts.is_some() { lifted } else { std::ptr::null() },
                         next: if group == token_groups.start { next } else { from },
                         scratch: scratch.wrapping_add(
                             (self.groups.start(group) - start) * stride + (panel - panels.start) * LANES,
@@ -415,7 +440,7 @@ impl Linear<'_> {
     /// # Safety
     /// The contract of [`Linear::run`].
     unsafe fn part(&self, part: &Part<'_>) {
-        let &Part { segment, panel, panels, first_step, steps, group, next, .. } = part;
+        let &Part { segment, panel, panels, first_step, steps, group, lifted, next, .. } = part;
         let isa = self.isa;
         let weight = segment.panel(panel).wrapping_add(first_step * segment.step_bytes());
         let panel_bytes = segment.panel_bytes();
@@ -428,6 +453,7 @@ impl Linear<'_> {
                 let part = tile::Part {
                     isa,
                     weight,
+                    lifted,
                     next,
                     panel_bytes,
                     panels,

@@ -363,13 +363,14 @@ fn every_block_format_and_number_of_tokens_is_one_chain_on_every_set() {
 fn quantized_chains_interrupted_by_slabs_and_token_blocks_are_exact() {
     let mut pool = Pool::new(2).expect("pool");
     for format in [BlockFormat::Q8_0, BlockFormat::Q4_0] {
-        check_quantized(&[(format, 300)], &Case { rows: 300, cols: 1120, tokens: 19, add: true }, &mut pool);
+        let case = Case { rows: 300, cols: SLAB_COLS[1] + 96, tokens: 19, add: true };
+        check_quantized(&[(format, 300)], &case, &mut pool);
         let tokens = 2 * TOKEN_BLOCK + 5;
         check_quantized(&[(format, 35)], &Case { rows: 35, cols: 544, tokens, add: false }, &mut pool);
     }
     check_quantized(
         &[(BlockFormat::Q4_K, 20), (BlockFormat::Q6_K, 20)],
-        &Case { rows: 40, cols: 1280, tokens: TOKEN_BLOCK + 7, add: true },
+        &Case { rows: 40, cols: SLAB_COLS[1] + 256, tokens: TOKEN_BLOCK + 7, add: true },
         &mut pool,
     );
 }

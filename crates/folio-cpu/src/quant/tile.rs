@@ -9,7 +9,7 @@ use super::{Form, FormTask, with_form};
 use crate::ahead::Ahead;
 use crate::linear::Output;
 use crate::packed::PANEL_MULTIPLE;
-use crate::simd::dot::{Block, Codes, Dot, DotTask, Field, Sink, dispatch};
+use crate::simd::dot::{Block, Codes, Dot, DotTask, Field, LIFTED_BYTES, Lifted, Sink, dispatch};
 use crate::simd::{Isa, LANES, Simd, filled, unrolled};
 
 /// Sizes of groups; others are padded to the next. Every size is compiled for every form and set, so that formats that few
@@ -72,6 +72,11 @@ const fn limit<D: Dot>() -> usize {
     D::TOKENS
 }
 
+/// Whether [`Lift`] is compiled.
+const fn lifts<F: Form, D: Dot>() -> bool {
+    D::LIFTS && F::C::BITS < 8
+}
+
 /// Panels of a tile of [`MOST_SLOTS`] tokens whose weights lie in the cache.
 fn most_panels(isa: Isa) -> usize {
     struct Ask;
@@ -95,6 +100,8 @@ pub(crate) struct Part<'a> {
     pub(crate) isa: Isa,
     /// First record of the first panel.
     pub(crate) weight: *const u8,
+    /// What [`Lift`] made of all codes; null for nothing.
+    pub(crate) lifted: *const u8,
     /// What to ask for meanwhile, laid out like the weights; null for nothing, where one token reads one stream.
     pub(crate) next: *const u8,
     pub(crate) panel_bytes: usize,
@@ -132,6 +139,7 @@ impl FormTask for &Part<'_> {
             1 if const { !F::C::WIDE } || Ahead::here().bytes_in_one => return self.panels::<F, 1, 1>(),
             1 => return self.panels::<F, 4, 1>(),
             4 => return self.panels::<F, 2, 4>(),
+            8 if const { F::C::BITS < 8 } && !self.lifted.is_null() => return self.tiles::<F, 1, 8, true>(),
             8 if !self.streamed && most_panels(self.isa) > 1 => return self.panels::<F, 2, 8>(),
             8 => return self.panels::<F, 1, 8>(),
             _ => (),
@@ -149,37 +157,109 @@ impl FormTask for &Part<'_> {
 }
 
 impl<'a> Part<'a> {
-    /// Tiles of `P` panels; the last may reach past the end, where there is memory but no rows.
     fn panels<F: Form, const P: usize, const M: usize>(&self) {
+        self.tiles::<F, P, M, false>();
+    }
+
+    /// Tiles of `P` panels; the last may reach past the end, where there is memory but no rows.
+    fn tiles<F: Form, const P: usize, const M: usize, const LIFTED: bool>(&self) {
         const { assert!(PANEL_MULTIPLE.is_multiple_of(P)) };
         for done in (0..self.panels).step_by(P) {
             dispatch(
                 compiled::<F>(self.isa),
-                Tile::<F, P, M> { part: self, done, form: std::marker::PhantomData },
+                Tile::<F, P, M, LIFTED> { part: self, done, form: std::marker::PhantomData },
             );
         }
     }
 }
 
-struct Tile<'a, F, const P: usize, const M: usize> {
+/// Codes of some records of panels, lifted once for several groups of [`MOST_SLOTS`] tokens.
+pub(crate) struct Lift {
+    pub(crate) isa: Isa,
+    pub(crate) weight: *const u8,
+    pub(crate) panel_bytes: usize,
+    pub(crate) panels: usize,
+    pub(crate) records: usize,
+    /// Room for [`LIFTED_BYTES`] per block of each panel.
+    pub(crate) to: *mut u8,
+}
+
+/// Whether [`Lift`] is worth its time where several groups of [`MOST_SLOTS`] tokens are multiplied.
+pub(crate) fn is_lifted(isa: Isa, format: BlockFormat) -> bool {
+    struct Ask(Isa);
+    struct OfSet<F>(std::marker::PhantomData<F>);
+    impl FormTask for Ask {
+        type Output = bool;
+        fn run<F: Form>(self) -> bool {
+            dispatch(compiled::<F>(self.0), OfSet::<F>(std::marker::PhantomData))
+        }
+    }
+    impl<F: Form> DotTask for OfSet<F> {
+        type Output = bool;
+        #[inline(always)]
+        fn run<D: Dot>(self) -> bool {
+            const { lifts::<F, D>() }
+        }
+    }
+    with_form(format, Ask(isa))
+}
+
+impl FormTask for &Lift {
+    type Output = ();
+
+    /// The caller promises records and room as the fields say.
+    fn run<F: Form>(self) {
+        struct OfSet<'a, F>(&'a Lift, std::marker::PhantomData<F>);
+        impl<F: Form> DotTask for OfSet<'_, F> {
+            type Output = ();
+            #[inline(always)]
+            fn run<D: Dot>(self) {
+                let lift = self.0;
+                if const { !lifts::<F, D>() } {
+                    unreachable!("nothing to lift");
+                }
+                let mut to = lift.to;
+                for panel in 0..lift.panels {
+                    for record in 0..lift.records {
+                        let record = lift.weight.wrapping_add(panel * lift.panel_bytes + record * F::BYTES);
+                        for block in 0..F::BLOCKS {
+                            // SAFETY: who lifts promises the records and the room.
+                            unsafe { D::lift::<F::C>(record.wrapping_add(F::codes_at(block)), to) };
+                            to = to.wrapping_add(LIFTED_BYTES);
+                        }
+                    }
+                }
+            }
+        }
+        dispatch(compiled::<F>(self.isa), OfSet::<F>(self, std::marker::PhantomData));
+    }
+}
+
+struct Tile<'a, F, const P: usize, const M: usize, const LIFTED: bool> {
     part: &'a Part<'a>,
     /// Panels before the tile.
     done: usize,
     form: std::marker::PhantomData<F>,
 }
 
-impl<F: Form, const P: usize, const M: usize> DotTask for Tile<'_, F, P, M> {
+impl<F: Form, const P: usize, const M: usize, const LIFTED: bool> DotTask for Tile<'_, F, P, M, LIFTED> {
     type Output = ();
 
     #[inline(always)]
     fn run<D: Dot>(self) {
-        if const { M > limit::<D>() || (M == MOST_SLOTS && P > D::PANELS) || (!F::COMMON && !D::EVERY_FORM) }
-        {
+        if const {
+            M > limit::<D>()
+                || (M == MOST_SLOTS && P > D::PANELS)
+                || (!F::COMMON && !D::EVERY_FORM)
+                || (LIFTED && !lifts::<F, D>())
+        } {
             unreachable!("this tile is not compiled");
         }
         let part = self.part;
         let output = part.output.skip(self.done * LANES);
         let mut w = part.weight.wrapping_add(self.done * part.panel_bytes);
+        let lifted_panel = part.records * F::BLOCKS * LIFTED_BYTES;
+        let mut lifted = part.lifted.wrapping_add(self.done * lifted_panel);
         let mut next = part.next.wrapping_add(self.done * part.panel_bytes);
         let mut x = part.x;
         let x_bytes = part.layout.block_bytes();
@@ -195,7 +275,12 @@ impl<F: Form, const P: usize, const M: usize> DotTask for Tile<'_, F, P, M> {
                 for block in 0..F::BLOCKS {
                     let x_block = part.layout.block(x);
                     let records = filled!([w; P], p => w.wrapping_add(p * part.panel_bytes));
-                    block_of::<F, D, P, M>(records, block, &x_block, &mut acc);
+                    let codes = filled!([lifted; P], p => match LIFTED {
+                        true => lifted.wrapping_add(p * lifted_panel),
+                        false => records[p].wrapping_add(F::codes_at(block)),
+                    });
+                    block_of::<F, D, P, M, LIFTED>(records, codes, block, &x_block, &mut acc);
+                    lifted = lifted.wrapping_add(LIFTED_BYTES);
                     let lines = if P * M > 1 || asks { (F::BYTES / F::BLOCKS).div_ceil(64) } else { 0 };
                     for p in 0..P {
                         let ahead = next.wrapping_add(p * part.panel_bytes + F::BYTES / F::BLOCKS * block);
@@ -218,10 +303,11 @@ impl<F: Form, const P: usize, const M: usize> DotTask for Tile<'_, F, P, M> {
 /// One block of each panel.
 ///
 /// # Safety
-/// All `records` are whole, `x` holds `M` tokens.
+/// All `records` are whole, their `codes` as `LIFTED` says, `x` holds `M` tokens.
 #[inline(always)]
-unsafe fn block_of<F: Form, D: Dot, const P: usize, const M: usize>(
+unsafe fn block_of<F: Form, D: Dot, const P: usize, const M: usize, const LIFTED: bool>(
     records: [*const u8; P],
+    codes: [*const u8; P],
     block: usize,
     x: &Block,
     acc: &mut [[<D::F as Simd>::V; M]; P],
@@ -231,11 +317,11 @@ unsafe fn block_of<F: Form, D: Dot, const P: usize, const M: usize>(
         let zero = [D::F::splat(0.0); 2];
         let scales = filled!([zero; P], p => F::scales::<D::F>(records[p], block));
         let mut sink = Scaled::<D::F, P, M> { acc, scales, x_scales: x.field::<M>(Field::Scale) };
-        let codes = filled!([records[0]; P], p => records[p].wrapping_add(F::codes_at(block)));
-        if F::HALVES {
-            D::block::<F::C, P, M, true>(codes, x, &mut sink);
-        } else {
-            D::block::<F::C, P, M, false>(codes, x, &mut sink);
+        match (F::HALVES, LIFTED) {
+            (true, true) => D::block::<Lifted<F::C>, P, M, true>(codes, x, &mut sink),
+            (true, false) => D::block::<F::C, P, M, true>(codes, x, &mut sink),
+            (false, true) => D::block::<Lifted<F::C>, P, M, false>(codes, x, &mut sink),
+            (false, false) => D::block::<F::C, P, M, false>(codes, x, &mut sink),
         }
         if !F::MINIMA {
             return;

@@ -20,6 +20,7 @@ impl Dot for Avx2 {
     type F = Floats;
     const TOKENS: usize = 8;
     const PRODUCTS: usize = 32;
+    const LIFTS: bool = true;
 
     #[inline(always)]
     unsafe fn chains(rounds: usize) -> i32 {
@@ -36,6 +37,19 @@ impl Dot for Avx2 {
             }
             _mm256_extract_epi32::<0>(sums.into_iter().fold(x, |a, b| _mm256_add_epi32(a, b)))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn lift<C: Codes>(codes: *const u8, to: *mut u8) {
+        unrolled!(VECTORS, j, {
+            // SAFETY: the contract of this function; see the module comment for the features.
+            unsafe {
+                for first in [0, ROWS] {
+                    let to = to.add(64 * j + 4 * first);
+                    _mm256_storeu_si256(to.cast(), lifted::<C>(codes, j, first));
+                }
+            }
+        });
     }
 
     #[inline(always)]
@@ -68,6 +82,9 @@ unsafe fn lifted<C: Codes>(codes: *const u8, j: usize, first: usize) -> __m256i 
     let at = 4 * first;
     // SAFETY: the contract of this function; see the module comment for the features.
     unsafe {
+        if C::LIFTED {
+            return _mm256_loadu_si256(codes.add(64 * j + at).cast());
+        }
         if C::BITS == 8 {
             let codes = _mm256_loadu_si256(codes.add(64 * j + at).cast());
             return _mm256_xor_si256(codes, _mm256_set1_epi8(-128));
@@ -114,8 +131,9 @@ unsafe fn tokens<C: Codes, const M: usize, const G: usize, const HALVES: bool>(
         let parts = if HALVES { 2 } else { 1 };
         // A half ends a run.
         let run = C::RUN.clamp(1, VECTORS / parts);
+        let loaded = C::WIDE || C::LIFTED;
         let mut all = [[zero; 2]; VECTORS];
-        if !C::WIDE {
+        if !loaded {
             for (j, w) in all.iter_mut().enumerate() {
                 *w = [lifted::<C>(codes, j, 0), lifted::<C>(codes, j, ROWS)];
             }
@@ -127,9 +145,9 @@ unsafe fn tokens<C: Codes, const M: usize, const G: usize, const HALVES: bool>(
                 let mut sums = [[[zero; 2]; G]; 2];
                 unrolled!(VECTORS, j, {
                     if j * parts / VECTORS == part {
-                        let w = match C::WIDE {
+                        let w = match loaded {
                             true => [lifted::<C>(codes, j, 0), lifted::<C>(codes, j, ROWS)],
-                            false => all[j],
+                            false => all[j % VECTORS],
                         };
                         columns::<C, G>(w, x.bytes.add(32 * first), j, run, &mut sums);
                     }

@@ -53,6 +53,23 @@ pub(crate) trait Codes: Copy + 'static {
         _ => 8,
     };
     const WIDE: bool = Self::RUN == 0;
+    /// Whether they lie as [`Dot::lift`] leaves them.
+    const LIFTED: bool = false;
+}
+
+/// Bytes of a block of lifted codes.
+pub(crate) const LIFTED_BYTES: usize = 64 * VECTORS;
+
+/// Codes as [`Dot::lift`] leaves them: lifted, vector after vector.
+#[derive(Clone, Copy)]
+pub(crate) struct Lifted<C>(std::marker::PhantomData<C>);
+
+impl<C: Codes> Codes for Lifted<C> {
+    const BITS: usize = C::BITS;
+    const LIFT: u8 = C::LIFT;
+    const TOP: u8 = C::TOP;
+    const BYTES: usize = LIFTED_BYTES;
+    const LIFTED: bool = true;
 }
 
 /// The activations of one block of columns for `M` tokens, as `activations::Layout` has them.
@@ -131,6 +148,9 @@ pub(crate) trait Dot: Copy + 'static {
     /// Panels of a tile of eight tokens, 1 or 2: more than one share each activation.
     const PANELS: usize = 1;
 
+    /// Whether codes of less than a byte are lifted once for all groups of tokens, where there are several.
+    const LIFTS: bool = false;
+
     /// Products of bytes in one register.
     const PRODUCTS: usize;
 
@@ -140,6 +160,14 @@ pub(crate) trait Dot: Copy + 'static {
     /// # Safety
     /// The machine has the set.
     unsafe fn chains(rounds: usize) -> i32;
+
+    /// Writes a block of codes as `block` takes it with [`Lifted`]: of a set that has [`Self::LIFTS`].
+    ///
+    /// # Safety
+    /// `codes` is readable for `C::BYTES`, `to` writable for [`LIFTED_BYTES`].
+    unsafe fn lift<C: Codes>(_codes: *const u8, _to: *mut u8) {
+        unreachable!("this set lifts codes as it multiplies them")
+    }
 
     /// Multiplies a block of each of `P` panels with the activations of `M` tokens. With `HALVES`, columns 0 to 15 and 16 to 31
     /// are parts 0 and 1.
