@@ -202,18 +202,7 @@ impl Bench<'_> {
             }
         }
         let times = self.generate(prompts, self.args.decode)?;
-        let first = |times: &Vec<Instant>| times.first().copied();
-        let last = |times: &Vec<Instant>| times.last().copied();
-        let (Some(from), Some(to)) =
-            (times.iter().filter_map(first).max(), times.iter().filter_map(last).min())
-        else {
-            bail!("a sequence produced no token");
-        };
-        let tokens = times.iter().flatten().filter(|at| **at > from && **at <= to).count();
-        if tokens == 0 {
-            bail!("the sequences never decoded together: give a larger --decode");
-        }
-        Ok(tokens as f64 / to.duration_since(from).as_secs_f64())
+        together(&times).context("the sequences never decoded together: give a larger --decode")
     }
 
     /// When each token of each prompt arrived.
@@ -256,6 +245,21 @@ impl Bench<'_> {
             pooling: None,
         }
     }
+}
+
+/// Tokens per second of all sequences, while all of them decode: the sum of what each makes between its first and its last token of
+/// that time. (The tokens of a step arrive one after the other, so what arrives between two moments may be a step less than was
+/// made.) `None` where that is less than two tokens of each.
+fn together(times: &[Vec<Instant>]) -> Option<f64> {
+    let from = *times.iter().filter_map(|times| times.first()).max()?;
+    let to = *times.iter().filter_map(|times| times.last()).min()?;
+    let rate = |times: &Vec<Instant>| {
+        let mut seen = times.iter().filter(|at| (from..=to).contains(at));
+        let first = seen.next()?;
+        let (more, last) = seen.fold((0, first), |(more, _), at| (more + 1, at));
+        (more > 0).then(|| f64::from(more) / last.duration_since(*first).as_secs_f64())
+    };
+    times.iter().map(rate).sum()
 }
 
 fn figure(batch: u32, tokens: u32, rates: Vec<f64>, limit: Limit) -> Figure {
@@ -312,5 +316,35 @@ impl Report {
             out += &format!("skipped {skipped}\n");
         }
         out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Tokens of sequences that begin at these steps and make as many tokens, a step every 10 ms; those of a step arrive 0.1 ms apart.
+    fn steps(begins: &[u64], tokens: u64) -> Vec<Vec<Instant>> {
+        let start = Instant::now();
+        let at = |i: usize, step: u64| start + Duration::from_micros(10_000 * step + 100 * i as u64);
+        begins.iter().enumerate().map(|(i, &b)| (b..b + tokens).map(|step| at(i, step)).collect()).collect()
+    }
+
+    #[test]
+    fn the_rate_of_sequences_together_is_that_of_their_steps() {
+        for (begins, tokens) in [(&[0; 32][..], 16), (&[0; 8], 4), (&[0], 2), (&[0, 3, 1], 12)] {
+            let rate = together(&steps(begins, tokens)).expect("a rate");
+            let want = 100.0 * begins.len() as f64;
+            assert!((rate / want - 1.0).abs() < 1e-6, "{begins:?}: {rate}, not {want}");
+        }
+    }
+
+    #[test]
+    fn sequences_that_never_decode_together_have_no_rate() {
+        assert_eq!(together(&steps(&[0, 4], 4)), None);
+        assert_eq!(together(&steps(&[0], 1)), None);
+        assert_eq!(together(&[vec![], vec![]]), None);
     }
 }
