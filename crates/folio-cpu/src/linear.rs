@@ -389,7 +389,8 @@ impl Linear<'_> {
         };
         // What several groups of the largest tile read is lifted once.
         let full = self.groups.layout().is_some_and(|layout| layout.slots == tile::MOST_SLOTS);
-        let lifts = integers.filter(|&f| full && token_groups.len() > 1 && tile::is_lifted(self.isa, f));
+        let lifts =
+            integers.filter(|&f| full && token_groups.len() > 1 && tile::Needs::of(self.isa, f).lifts);
         let lifted: *mut u8 = scratch.wrapping_add(ACCUMULATORS).cast();
         let start = self.groups.start(token_groups.start);
         let slab = (SLAB_COLS[usize::from(integers.is_some())] / segment.step_cols()).max(1);

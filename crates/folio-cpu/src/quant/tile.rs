@@ -28,6 +28,8 @@ pub(crate) struct Needs {
     pub(crate) halves: bool,
     /// Whether a group may have any of [`SLOTS`].
     common: bool,
+    /// Whether [`Lift`] is worth its time where several groups of [`MOST_SLOTS`] tokens are multiplied.
+    pub(crate) lifts: bool,
 }
 
 impl Needs {
@@ -40,6 +42,7 @@ impl Needs {
             tokens: self.tokens.min(other.tokens),
             halves: self.halves || other.halves,
             common: self.common && other.common,
+            lifts: self.lifts && other.lifts,
         }
     }
 
@@ -60,7 +63,8 @@ impl FormTask for FindNeeds {
             type Output = Needs;
             #[inline(always)]
             fn run<D: Dot>(self) -> Needs {
-                Needs { tokens: limit::<D>(), halves: F::HALVES, common: F::COMMON }
+                let lifts = const { lifts::<F, D>() };
+                Needs { tokens: limit::<D>(), halves: F::HALVES, common: F::COMMON, lifts }
             }
         }
         dispatch(compiled::<F>(self.0), Set::<F>(std::marker::PhantomData))
@@ -116,13 +120,17 @@ pub(crate) struct Part<'a> {
     pub(crate) output: Output<'a>,
 }
 
+fn one_stream<F: Form>() -> bool {
+    !F::C::WIDE || Ahead::here().bytes_in_one
+}
+
 /// Whether one token reads the panels of a format one by one: short records. Long ones are read side by side on some machines.
 pub(crate) fn reads_one_stream(format: BlockFormat) -> bool {
     struct Ask;
     impl FormTask for Ask {
         type Output = bool;
         fn run<F: Form>(self) -> bool {
-            !F::C::WIDE || Ahead::here().bytes_in_one
+            one_stream::<F>()
         }
     }
     with_form(format, Ask)
@@ -135,8 +143,7 @@ impl FormTask for &Part<'_> {
     fn run<F: Form>(self) {
         let slots = self.layout.slots;
         match slots {
-            // See `reads_one_stream`.
-            1 if const { !F::C::WIDE } || Ahead::here().bytes_in_one => return self.panels::<F, 1, 1>(),
+            1 if one_stream::<F>() => return self.panels::<F, 1, 1>(),
             1 => return self.panels::<F, 4, 1>(),
             4 => return self.panels::<F, 2, 4>(),
             8 if const { F::C::BITS < 8 } && !self.lifted.is_null() => return self.tiles::<F, 1, 8, true>(),
@@ -182,26 +189,6 @@ pub(crate) struct Lift {
     pub(crate) records: usize,
     /// Room for [`LIFTED_BYTES`] per block of each panel.
     pub(crate) to: *mut u8,
-}
-
-/// Whether [`Lift`] is worth its time where several groups of [`MOST_SLOTS`] tokens are multiplied.
-pub(crate) fn is_lifted(isa: Isa, format: BlockFormat) -> bool {
-    struct Ask(Isa);
-    struct OfSet<F>(std::marker::PhantomData<F>);
-    impl FormTask for Ask {
-        type Output = bool;
-        fn run<F: Form>(self) -> bool {
-            dispatch(compiled::<F>(self.0), OfSet::<F>(std::marker::PhantomData))
-        }
-    }
-    impl<F: Form> DotTask for OfSet<F> {
-        type Output = bool;
-        #[inline(always)]
-        fn run<D: Dot>(self) -> bool {
-            const { lifts::<F, D>() }
-        }
-    }
-    with_form(format, Ask(isa))
 }
 
 impl FormTask for &Lift {
