@@ -91,12 +91,6 @@ impl PackedMatrix {
         Ok(matrix)
     }
 
-    /// Rows whose weights take about `bytes`, in whole tiles.
-    pub(crate) fn rows_of(&self, bytes: usize) -> usize {
-        let largest = self.segments.iter().map(Segment::panel_bytes).max().unwrap_or(0);
-        (bytes / largest.max(1)).clamp(4, 64).next_multiple_of(4) * LANES
-    }
-
     /// The rows of a range, segment by segment, counted from the segment's own first row.
     pub(crate) fn pieces(&self, range: Range<usize>) -> impl Iterator<Item = (&Segment, Range<usize>)> {
         self.segments.iter().filter_map(move |segment| {
