@@ -312,13 +312,82 @@ impl Place {
     };
 }
 
-/// Where the keys and values of one step lie.
+/// One step: where its keys and values lie.
 struct Step {
     /// Absolute position of the first key.
     base: usize,
+    /// Whether every row of the tile attends to every key.
+    whole: bool,
     at: [Place; GROUPS],
     /// Of the step [`AHEAD`] of it, for prefetching; any address.
     next: [Place; GROUPS],
+}
+
+/// The groups of positions of one KV head of one sequence, in ascending order.
+struct Walk<'a> {
+    /// Blocks of the sequence.
+    table: &'a [u32],
+    /// What is read instead of a hole, at positions that every row masks: the block of the tile's first position.
+    instead: u32,
+    /// Page of block 0, and how far those of two blocks are apart.
+    page: *const u8,
+    block_bytes: usize,
+    /// Of a block.
+    tokens: usize,
+    code_bytes: usize,
+    plane_bytes: usize,
+    /// Which block of the table is next, and which token of it.
+    block: usize,
+    token: usize,
+}
+
+impl<'a> Walk<'a> {
+    /// From `position` on, which is a multiple of [`GROUP`].
+    fn new(attend: &Attend<'a>, tile: &Tile, position: usize) -> Self {
+        let (cache, layer) = (attend.cache, attend.layer);
+        let tokens = cache.block_tokens;
+        let start = tile.blocks_start + attend.group * tile.blocks_len;
+        let table = &attend.blocks[start..start + tile.blocks_len];
+        Self {
+            table,
+            instead: table[tile.first_position / tokens],
+            page: cache.page(0, layer, tile.kv_head).cast_const(),
+            block_bytes: cache.block_bytes,
+            tokens,
+            code_bytes: cache.code_bytes(layer),
+            plane_bytes: cache.plane_bytes(layer),
+            block: position / tokens,
+            token: position % tokens,
+        }
+    }
+
+    /// The next group. Past the end of the table, the last block again.
+    #[inline(always)]
+    fn group(&mut self) -> Place {
+        let block = match self.table[self.block.min(self.table.len() - 1)] {
+            HOLE => self.instead,
+            block => block,
+        };
+        let page = self.page.wrapping_add(block as usize * self.block_bytes);
+        let keys = page.wrapping_add(self.token * self.code_bytes);
+        let scales = page.wrapping_add(2 * self.plane_bytes).cast::<u16>().wrapping_add(self.token);
+        let place = Place {
+            keys,
+            values: keys.wrapping_add(self.plane_bytes),
+            key_scales: scales,
+            value_scales: scales.wrapping_add(self.tokens),
+        };
+        self.token += GROUP;
+        if self.token == self.tokens {
+            (self.block, self.token) = (self.block + 1, 0);
+        }
+        place
+    }
+
+    #[inline(always)]
+    fn step(&mut self) -> [Place; GROUPS] {
+        filled!([Place::NOWHERE; GROUPS], _j => self.group())
+    }
 }
 
 /// What one step gave the rows of a pass.
@@ -375,39 +444,6 @@ struct Chunk<'a> {
 }
 
 impl Chunk<'_> {
-    /// Keys and values of the group at `position`. Past the end of the table and in a hole, at positions that every row
-    /// masks, another block is read instead.
-    #[inline(always)]
-    fn group(&self, position: usize) -> Place {
-        let (cache, tile) = (self.attend.cache, self.tile);
-        let tokens = cache.block_tokens;
-        let start = tile.blocks_start + self.attend.group * tile.blocks_len;
-        let table = &self.attend.blocks[start..start + tile.blocks_len];
-        let block = match table[(position / tokens).min(table.len() - 1)] {
-            HOLE => table[tile.first_position / tokens],
-            block => block,
-        };
-        let page = cache.page(block, self.attend.layer, tile.kv_head).cast_const();
-        let (layer, token) = (self.attend.layer, position % tokens);
-        let keys = page.wrapping_add(token * cache.code_bytes(layer));
-        let scales = page.wrapping_add(2 * cache.plane_bytes(layer)).cast::<u16>().wrapping_add(token);
-        Place {
-            keys,
-            values: keys.wrapping_add(cache.plane_bytes(layer)),
-            key_scales: scales,
-            value_scales: scales.wrapping_add(tokens),
-        }
-    }
-
-    #[inline(always)]
-    fn step(&self, base: usize) -> Step {
-        Step {
-            base,
-            at: filled!([Place::NOWHERE; GROUPS], j => self.group(base + j * GROUP)),
-            next: filled!([Place::NOWHERE; GROUPS], j => self.group(base + AHEAD * STEP + j * GROUP)),
-        }
-    }
-
     /// Keys of the step that row `row` attends to.
     #[inline(always)]
     fn valid(&self, row: usize, base: usize) -> Keys {
@@ -424,11 +460,11 @@ impl Chunk<'_> {
     /// The contract of [`Attend::chunk`].
     #[inline(always)]
     unsafe fn rows<K: Reader, const R: usize>(&self, step: &Step, first: usize) {
-        let mut weights = Weights {
-            p: [[0f32; STEP]; R],
-            factor: [1f32; R],
-            valid: filled!([Keys { from: 0, to: 0 }; R], r => self.valid(first + r, step.base)),
-        };
+        let mut weights =
+            Weights { p: [[0f32; STEP]; R], factor: [1f32; R], valid: [Keys { from: 0, to: STEP }; R] };
+        if !step.whole {
+            weights.valid = filled!([Keys { from: 0, to: 0 }; R], r => self.valid(first + r, step.base));
+        }
         // The last row is before the step, or its window of the first row behind it.
         if weights.valid[R - 1].to == 0 || weights.valid[0].from == STEP {
             return;
@@ -463,10 +499,12 @@ impl Chunk<'_> {
                 low = S::mul(cap, tanh::<S>(S::div(low, cap)));
                 high = S::mul(cap, tanh::<S>(S::div(high, cap)));
             }
-            let low = S::select_first(to, low, masked);
-            let high = S::select_first(to.saturating_sub(LANES), high, masked);
-            let low = S::select_first(from, masked, low);
-            let high = S::select_first(from.saturating_sub(LANES), masked, high);
+            if from > 0 || to < STEP {
+                low = S::select_first(to, low, masked);
+                high = S::select_first(to.saturating_sub(LANES), high, masked);
+                low = S::select_first(from, masked, low);
+                high = S::select_first(from.saturating_sub(LANES), masked, high);
+            }
             let (max, sum) = (self.result.max.add(row), self.result.sum.add(row));
             let old = *max;
             let step_max = S::max_lane(S::max(low, high));
@@ -493,7 +531,11 @@ impl Chunk<'_> {
         let start = self.chunk * CHUNK;
         let end = (start + CHUNK).min(self.tile.first_position + self.tile.tokens);
         // Steps before the window of the first row are before those of all.
-        let first = start.max(self.attend.window.first(self.tile.first_position) / STEP * STEP);
+        let window = self.attend.window;
+        let first = start.max(window.first(self.tile.first_position) / STEP * STEP);
+        let last_begins = window.first(self.tile.first_position + self.tile.tokens - 1);
+        let mut walk = Walk::new(self.attend, self.tile, first);
+        let mut coming = filled!([[Place::NOWHERE; GROUPS]; AHEAD], _i => walk.step());
         // SAFETY: the contract of this function.
         unsafe {
             for r in self.attend.rows_of(self.tile, self.chunk) {
@@ -504,7 +546,10 @@ impl Chunk<'_> {
                 }
             }
             for base in (first..end).step_by(STEP) {
-                let step = self.step(base);
+                let whole = last_begins <= base && base + STEP <= self.tile.first_position + 1;
+                let step = Step { base, whole, at: coming[0], next: walk.step() };
+                coming.rotate_left(1);
+                coming[AHEAD - 1] = step.next;
                 for (first, count) in Attend::passes(rows) {
                     match count {
                         1 => self.rows::<K, 1>(&step, first),

@@ -46,7 +46,7 @@ pub(crate) struct KvCache {
     pub(crate) blocks: usize,
     /// Where the pages of each layer begin inside a block, in bytes.
     layers: Vec<usize>,
-    block_bytes: usize,
+    pub(crate) block_bytes: usize,
     memory: HugeBuffer,
     /// Blocks of the swap space, laid out as those of the cache.
     pub(crate) slots: usize,

@@ -279,19 +279,25 @@ impl<S: Simd, K: Kv> Floats<S, K> {
                     }
                 }
             }
-            for t in from..to {
-                let offset = (t % GROUP * dim + d) * K::SIZE;
-                let from = step.at[t / GROUP].values.add(offset);
+            for group in from / GROUP..to.div_ceil(GROUP) {
+                let (mut at, row_bytes) = (step.at[group].values, dim * K::SIZE);
+                let tokens = from.max(group * GROUP)..to.min((group + 1) * GROUP);
+                at = at.wrapping_add(tokens.start % GROUP * row_bytes + d * K::SIZE);
                 if first == 0 {
-                    for line in (0..D * LANES * K::SIZE).step_by(64) {
-                        S::prefetch(step.next[t / GROUP].values.wrapping_add(offset + line));
+                    // The same share of the group's bytes as of its dims.
+                    let ahead = step.next[group].values.wrapping_add(GROUP * d * K::SIZE);
+                    for line in (0..GROUP * D * LANES * K::SIZE).step_by(64) {
+                        S::prefetch(ahead.wrapping_add(line));
                     }
                 }
-                for i in 0..D {
-                    let v = K::values::<S>(from.add(i * LANES * K::SIZE));
-                    for r in 0..R {
-                        acc[r][i] = S::fma(v, S::splat(p[r][t]), acc[r][i]);
+                for t in tokens {
+                    for i in 0..D {
+                        let v = K::values::<S>(at.wrapping_add(i * LANES * K::SIZE));
+                        for r in 0..R {
+                            acc[r][i] = S::fma(v, S::splat(p[r][t]), acc[r][i]);
+                        }
                     }
+                    at = at.wrapping_add(row_bytes);
                 }
             }
             for r in 0..R {

@@ -324,21 +324,28 @@ impl<I: Ints, C: Codes> Integers<I, C> {
         // last dim reads the next tokens, page, or the slack behind the cache, into lanes that nobody uses.
         unsafe {
             // A weight of zero adds nothing, so that all rows may begin where the first does.
-            for t in (weights.valid[0].from / 2 * 2..weights.valid[R - 1].to).step_by(2) {
-                let offset = t % GROUP / 2 * row_bytes + from;
+            let (low, high) = (weights.valid[0].from / 2 * 2, weights.valid[R - 1].to);
+            for group in low / GROUP..high.div_ceil(GROUP) {
+                let tokens = low.max(group * GROUP)..high.min((group + 1) * GROUP);
+                let mut at = step.at[group].values.wrapping_add(tokens.start % GROUP / 2 * row_bytes + from);
                 if first == 0 {
-                    for line in (0..D * 32).step_by(64) {
-                        I::F::prefetch(step.next[t / GROUP].values.wrapping_add(offset + line));
+                    // The same share of the group's bytes as of its dims.
+                    let ahead = step.next[group].values.wrapping_add(GROUP / 2 * from);
+                    for line in (0..GROUP / 2 * D * 32).step_by(64) {
+                        I::F::prefetch(ahead.wrapping_add(line));
                     }
                 }
-                for i in 0..D {
-                    let values = C::values::<I>(step.at[t / GROUP].values.wrapping_add(offset + 32 * i));
-                    for r in 0..R {
-                        let weight = I::splat_pair(rounded.weights[r].as_ptr().add(t));
-                        for v in 0..C::VECTORS {
-                            sums[r][i][v] = I::dot(sums[r][i][v], values[v], weight);
+                for t in tokens.step_by(2) {
+                    for i in 0..D {
+                        let values = C::values::<I>(at.wrapping_add(32 * i));
+                        for r in 0..R {
+                            let weight = I::splat_pair(rounded.weights[r].as_ptr().add(t));
+                            for v in 0..C::VECTORS {
+                                sums[r][i][v] = I::dot(sums[r][i][v], values[v], weight);
+                            }
                         }
                     }
+                    at = at.wrapping_add(row_bytes);
                 }
             }
             for r in 0..R {
