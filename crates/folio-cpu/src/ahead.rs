@@ -29,6 +29,10 @@ const ZEN5: Ahead = Ahead { one_stream: Some(4608), bytes_in_one: true, streams:
 const OTHERS: Ahead = Ahead { one_stream: None, bytes_in_one: false, streams: 256, several_tokens: 4608 };
 
 impl Ahead {
+    /// Of every machine.
+    #[cfg(test)]
+    pub(crate) const ALL: [Self; 3] = [INTEL, ZEN5, OTHERS];
+
     /// Of this machine.
     pub(crate) fn here() -> Self {
         // Asked once: on a virtual machine the question goes to the host.

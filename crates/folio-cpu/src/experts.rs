@@ -17,6 +17,7 @@ use std::sync::{Mutex, PoisonError};
 
 use folio_model::program::{ExpertsSpec, Op, Program, Routing};
 
+use crate::ahead::Ahead;
 use crate::error::CpuError;
 use crate::groups::{Groups, Source};
 use crate::linear::{BLOCK_ROWS, Linear, TILE_ROWS, Then};
@@ -199,7 +200,7 @@ impl Step<'_> {
                 unsafe { groups.pack(self.isa, Split::WHOLE, &source, to) };
                 to.cast_const()
             };
-            Linear { isa: self.isa, weight, bias, x, groups, out: out.from(starts[expert]), then }
+            Linear { isa: self.isa, ahead: Ahead::here(), weight, bias, x, groups, out: out.from(starts[expert]), then }
         };
         // Whole tiles of each expert, so that claims are cut where tiles are.
         let padded = outputs.next_multiple_of(TILE_ROWS);

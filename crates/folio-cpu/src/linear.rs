@@ -64,6 +64,7 @@ pub(crate) enum Then {
 #[derive(Clone, Copy)]
 pub(crate) struct Linear<'a> {
     pub(crate) isa: Isa,
+    pub(crate) ahead: Ahead,
     pub(crate) weight: &'a PackedMatrix,
     /// At least `rows` values.
     pub(crate) bias: Option<&'a [f32]>,
@@ -314,9 +315,9 @@ impl Linear<'_> {
     unsafe fn stream(&self, segment: &Segment, rows: Range<usize>, target: Target, scratch: *mut f32) {
         let panels = panels(&rows);
         let from = segment.panel(panels.start);
-        let ahead = Ahead::here();
+        let ahead = self.ahead;
         let next = match (self.groups.start(1), Kind::of(segment.encoding)) {
-            (1, Kind::Integers(format)) if tile::reads_one_stream(format) => match ahead.one_stream {
+            (1, Kind::Integers(format)) if tile::reads_one_stream(format, ahead) => match ahead.one_stream {
                 Some(bytes) => from.wrapping_add(bytes),
                 None => std::ptr::null(),
             },
@@ -449,6 +450,7 @@ impl Linear<'_> {
                 let (records, streamed) = (steps, self.groups.count == 1);
                 let part = tile::Part {
                     isa,
+                    ahead: self.ahead,
                     weight,
                     lifted,
                     next,

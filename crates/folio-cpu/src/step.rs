@@ -12,6 +12,7 @@ use std::time::Instant;
 use folio_model::backend::{Batch, BlockSwap};
 use folio_model::program::{AttentionSpec, Buf, MatrixId, Op, Program, VectorId};
 
+use crate::ahead::Ahead;
 use crate::attend::{Attend, Window};
 use crate::attention::{AttentionPlan, Shape};
 use crate::experts::{ExpertBuffers, Mixture};
@@ -266,7 +267,7 @@ impl Step<'_> {
             worker.barrier();
             to.cast_const()
         };
-        let linear = Linear { isa: self.isa, weight, bias, x, groups, out, then };
+        let linear = Linear { isa: self.isa, ahead: Ahead::here(), weight, bias, x, groups, out, then };
         // SAFETY: packed with the same `isa`; widths were checked with the program; the scratch is this worker's.
         unsafe { linear.run(share, scratch.row(0), done) };
     }

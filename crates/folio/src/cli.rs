@@ -614,7 +614,7 @@ pub struct BenchEngineArgs {
     /// Context lengths at which decoding is measured
     #[arg(long, value_delimiter = ',', value_name = "TOKENS", default_value = "0")]
     pub depth: Vec<u32>,
-    /// Tokens each sequence decodes
+    /// Tokens each sequence decodes; several sequences together want at least 4
     #[arg(long, value_name = "TOKENS", default_value_t = 32, value_parser = clap::value_parser!(u32).range(2..))]
     pub decode: u32,
     /// Times each figure is measured

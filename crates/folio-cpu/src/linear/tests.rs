@@ -78,10 +78,30 @@ fn compute_from(
     product(case, isa, weight, (bias, then), x_of, pool)
 }
 
-/// Outputs of `case`, which has as many rows as they are wide.
+/// Outputs of `case`, which has as many rows as they are wide: the same however a machine likes one token to be read.
 fn product(
     case: &Case,
     isa: Isa,
+    weight: &PackedMatrix,
+    what: (&[f32], Then),
+    x_of: &dyn Fn(usize, usize) -> f32,
+    pool: &mut Pool,
+) -> Vec<f32> {
+    let got = product_read(case, isa, Ahead::here(), weight, what, x_of, pool);
+    if case.tokens == 1 {
+        for ahead in Ahead::ALL {
+            let other = product_read(case, isa, ahead, weight, what, x_of, pool);
+            assert_bits(&format!("{ahead:?}"), case, &other, &got);
+        }
+    }
+    got
+}
+
+#[allow(clippy::too_many_arguments, reason = "what a product is of")]
+fn product_read(
+    case: &Case,
+    isa: Isa,
+    ahead: Ahead,
     weight: &PackedMatrix,
     (bias, then): (&[f32], Then),
     x_of: &dyn Fn(usize, usize) -> f32,
@@ -111,8 +131,8 @@ fn product(
         // SAFETY: sized just above; every worker is here.
         unsafe { groups.pack(isa, w.split(), &source, to) };
         w.barrier();
-        let linear =
-            Linear { isa, weight, bias: Some(bias), x: to.cast_const(), groups, out: out_rows, then };
+        let (x, bias) = (to.cast_const(), Some(bias));
+        let linear = Linear { isa, ahead, weight, bias, x, groups, out: out_rows, then };
         let share = Share { claims: &claims, workers: w.count(), unit: TILE_ROWS };
         // SAFETY: packed with this `isa`; every worker has its own scratch.
         unsafe { linear.run(share, scratch[w.index()].view().row(0), |_| ()) };

@@ -102,6 +102,7 @@ fn compiled<F: Form>(isa: Isa) -> Isa {
 /// Panels side by side over some records and one group of tokens.
 pub(crate) struct Part<'a> {
     pub(crate) isa: Isa,
+    pub(crate) ahead: Ahead,
     /// First record of the first panel.
     pub(crate) weight: *const u8,
     /// What [`Lift`] made of all codes; null for nothing.
@@ -120,20 +121,20 @@ pub(crate) struct Part<'a> {
     pub(crate) output: Output<'a>,
 }
 
-fn one_stream<F: Form>() -> bool {
-    !F::C::WIDE || Ahead::here().bytes_in_one
+fn one_stream<F: Form>(ahead: Ahead) -> bool {
+    !F::C::WIDE || ahead.bytes_in_one
 }
 
 /// Whether one token reads the panels of a format one by one: short records. Long ones are read side by side on some machines.
-pub(crate) fn reads_one_stream(format: BlockFormat) -> bool {
-    struct Ask;
+pub(crate) fn reads_one_stream(format: BlockFormat, ahead: Ahead) -> bool {
+    struct Ask(Ahead);
     impl FormTask for Ask {
         type Output = bool;
         fn run<F: Form>(self) -> bool {
-            one_stream::<F>()
+            one_stream::<F>(self.0)
         }
     }
-    with_form(format, Ask)
+    with_form(format, Ask(ahead))
 }
 
 impl FormTask for &Part<'_> {
@@ -143,7 +144,7 @@ impl FormTask for &Part<'_> {
     fn run<F: Form>(self) {
         let slots = self.layout.slots;
         match slots {
-            1 if one_stream::<F>() => return self.panels::<F, 1, 1>(),
+            1 if one_stream::<F>(self.ahead) => return self.panels::<F, 1, 1>(),
             1 => return self.panels::<F, 4, 1>(),
             4 => return self.panels::<F, 2, 4>(),
             8 if const { F::C::BITS < 8 } && !self.lifted.is_null() => return self.tiles::<F, 1, 8, true>(),
