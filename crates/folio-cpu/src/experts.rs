@@ -200,7 +200,16 @@ impl Step<'_> {
                 unsafe { groups.pack(self.isa, Split::WHOLE, &source, to) };
                 to.cast_const()
             };
-            Linear { isa: self.isa, ahead: Ahead::here(), weight, bias, x, groups, out: out.from(starts[expert]), then }
+            Linear {
+                isa: self.isa,
+                ahead: Ahead::here(),
+                weight,
+                bias,
+                x,
+                groups,
+                out: out.from(starts[expert]),
+                then,
+            }
         };
         // Whole tiles of each expert, so that claims are cut where tiles are.
         let padded = outputs.next_multiple_of(TILE_ROWS);
