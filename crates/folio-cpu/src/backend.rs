@@ -328,7 +328,9 @@ impl Backend for CpuBackend {
             swap_nanos: &self.swap_nanos,
         };
         self.pool.run(&|worker| step.run(worker)).map_err(device)?;
-        Ok(model.buffers.logits.as_slice(batch.logit_rows.len() * model.program.head.vocab))
+        // SAFETY: there is room for the rows of any batch that was checked; only `forward` writes there, which this borrow
+        // excludes.
+        Ok(unsafe { model.buffers.logits.dense(batch.logit_rows.len()) })
     }
 
     fn hidden(&self, row: u32) -> &[f32] {
@@ -358,7 +360,8 @@ impl CpuBackend {
     ) -> Result<Buffers, CpuError> {
         let stride = |width: &usize| width.next_multiple_of(LANES);
         let sizes: Vec<usize> = program.buffers.iter().map(|width| max_rows * stride(width)).collect();
-        let layout = stages::layout(program, stages, &sizes);
+        let logits = (max_logit_rows * program.head.vocab).next_multiple_of(LANES);
+        let layout = stages::layout(program, stages, &sizes, logits);
         let memory = Floats::dense(1, layout.values)?;
         let row = |(start, width): (&usize, &usize)| memory.part(*start, *width, stride(width));
         let products = stages.iter().filter_map(|stage| match stage {
@@ -383,7 +386,7 @@ impl CpuBackend {
                 .map(|rope| Floats::zeroed(max_rows, 2 * rope.inv_freq.len()))
                 .collect::<Result<_, _>>()?,
             packed: HugeBuffer::zeroed(packed.flatten().chain(of_experts).max().unwrap_or(0))?,
-            logits: Floats::dense(max_logit_rows, program.head.vocab)?,
+            logits: memory.part(layout.logits, program.head.vocab, program.head.vocab),
             partials: Floats::dense(1, shape.partial_limit_or_zero())?,
             scratch: (0..self.pool.count()).map(|_| Floats::dense(1, scratch)).collect::<Result<_, _>>()?,
             experts: ExpertBuffers::new(program, max_rows, self.pool.count())?,

@@ -141,12 +141,6 @@ impl Floats {
     pub(crate) fn part(&self, start: usize, width: usize, stride: usize) -> Rows {
         Rows { start: self.view().start.wrapping_add(start), width, stride }
     }
-
-    pub(crate) fn as_slice(&self, values: usize) -> &[f32] {
-        assert!(values * 4 <= self.memory.len());
-        // SAFETY: the mapping is initialized (zeroed), aligned, at least this long, and borrowed with `self`.
-        unsafe { std::slice::from_raw_parts(self.memory.ptr().cast(), values) }
-    }
 }
 
 /// A pointer to row buffers, copied into kernels.
@@ -169,6 +163,16 @@ impl Rows {
     #[inline(always)]
     pub(crate) fn row(&self, row: usize) -> *mut f32 {
         self.start.wrapping_add(row * self.stride)
+    }
+
+    /// The first `rows` rows as one slice.
+    ///
+    /// # Safety
+    /// They touch each other, and nobody writes there or frees them as long as the slice is used.
+    pub(crate) unsafe fn dense<'a>(self, rows: usize) -> &'a [f32] {
+        debug_assert_eq!(self.stride, self.width);
+        // SAFETY: the contract of this function.
+        unsafe { std::slice::from_raw_parts(self.start, rows * self.width) }
     }
 
     /// The rows from `row` on.

@@ -125,14 +125,18 @@ impl Stage {
 pub(crate) struct Layout {
     /// First value of each buffer; of those that no stage touches it is 0 and means nothing.
     pub(crate) starts: Vec<usize>,
+    /// First value of the logits, which lie over what only the body needs.
+    pub(crate) logits: usize,
     /// Values in all.
     pub(crate) values: usize,
 }
 
-/// Places buffers of `sizes` values, each at the lowest place where no buffer lies that is needed at the same time; of a
-/// few orders the one that takes the least.
-pub(crate) fn layout(program: &Program, stages: &[Stage], sizes: &[usize]) -> Layout {
+/// Places buffers of `sizes` values and the logits, each at the lowest place where nothing lies that is needed at the same
+/// time; of a few orders the one that takes the least.
+pub(crate) fn layout(program: &Program, stages: &[Stage], sizes: &[usize], logits: usize) -> Layout {
     let together = together(program, stages, sizes.len());
+    // The logits are one more buffer, the last.
+    let sizes = &[sizes, &[logits]].concat()[..];
     let neighbours = |buf: usize| together[buf].iter().filter(|&&b| b).count();
     let mut order: Vec<usize> = (0..sizes.len()).filter(|&buf| together[buf][buf]).collect();
     let mut best: Option<Layout> = None;
@@ -148,11 +152,13 @@ pub(crate) fn layout(program: &Program, stages: &[Stage], sizes: &[usize]) -> La
             }
         }
     }
-    best.unwrap_or_default()
+    let mut best = best.unwrap_or_default();
+    best.logits = best.starts.pop().unwrap_or_default();
+    best
 }
 
 fn placed(order: &[usize], sizes: &[usize], together: &[Vec<bool>]) -> Layout {
-    let mut layout = Layout { starts: vec![0; sizes.len()], values: 0 };
+    let mut layout = Layout { starts: vec![0; sizes.len()], ..Layout::default() };
     for (done, &buf) in order.iter().enumerate() {
         let others = order[..done].iter().filter(|&&other| together[buf][other]);
         let mut taken: Vec<_> =
@@ -170,24 +176,29 @@ fn placed(order: &[usize], sizes: &[usize], together: &[Vec<bool>]) -> Layout {
     layout
 }
 
-/// Which buffers are needed at the same time as which; one that is needed at all, as itself.
+/// Which buffers are needed at the same time as which; one that is needed at all, as itself. The logits are the last, and
+/// needed together with what the head reads, which may be asked for after them.
 fn together(program: &Program, stages: &[Stage], buffers: usize) -> Vec<Vec<bool>> {
-    let mut together = vec![vec![false; buffers]; buffers];
-    let mut live = vec![false; buffers];
-    if buffers > 0 {
-        live[program.head.x.0 as usize] = true;
-    }
+    let mut together = vec![vec![false; buffers + 1]; buffers + 1];
+    let mut live = vec![false; buffers + 1];
+    let mut mark = |live: &[bool]| {
+        for a in (0..live.len()).filter(|&a| live[a]) {
+            for b in (0..live.len()).filter(|&b| live[b]) {
+                together[a][b] = true;
+            }
+        }
+    };
+    live[program.head.x.0 as usize] = true;
+    live[buffers] = true;
+    mark(&live);
+    live[buffers] = false;
     for stage in stages.iter().rev() {
         let written = stage.writes();
         live[written.0 as usize] = true;
         for read in stage.reads().into_iter().flatten() {
             live[read.0 as usize] = true;
         }
-        for a in (0..buffers).filter(|&a| live[a]) {
-            for b in (0..buffers).filter(|&b| live[b]) {
-                together[a][b] = true;
-            }
-        }
+        mark(&live);
         if !stage.reads().contains(&Some(written)) {
             live[written.0 as usize] = false;
         }
@@ -207,6 +218,7 @@ mod tests {
     const QKV: Buf = Buf(2);
     const ATTENDED: Buf = Buf(3);
     const INNER: Buf = Buf(4);
+    const LOGITS: usize = 7;
 
     fn norm() -> Op {
         Op::RmsNorm { x: X, weight: VectorId(7), eps: 0.5, out: NORMED }
@@ -299,6 +311,7 @@ mod tests {
             }
             memory[place(written)].fill(Some(written));
         }
+        memory[layout.logits..layout.logits + LOGITS].fill(None);
         assert!(memory[place(program.head.x)].iter().all(|held| *held == Some(program.head.x)));
     }
 
@@ -308,15 +321,15 @@ mod tests {
             let program = decoder(layers);
             for join in [true, false] {
                 let stages = stages(&program, |_| join);
-                let layout = layout(&program, &stages, &program.buffers);
+                let layout = layout(&program, &stages, &program.buffers, LOGITS);
                 run(&program, &stages, &layout);
                 assert_eq!(layout.values, 4 + 6 + 4, "x, and qkv with attended; the rest lies over those");
             }
             let alone: Vec<Stage> = program.body.iter().cloned().map(Stage::Op).collect();
-            let layout = layout(&program, &alone, &program.buffers);
+            let layout = layout(&program, &alone, &program.buffers, LOGITS);
             run(&program, &alone, &layout);
             assert_eq!(layout.values, 4 + 4 + 9, "normed and inner are needed together");
         }
-        assert_eq!(layout(&Program::default(), &[], &[]), Layout::default());
+        assert_eq!(layout(&Program::default(), &[], &[], 0), Layout::default());
     }
 }

@@ -42,13 +42,14 @@ pub(crate) struct RowPlace {
 pub(crate) struct Buffers {
     /// In `memory`, one over the other where they are not needed at the same time.
     pub(crate) rows: Vec<Rows>,
+    /// There too. Rows touch each other.
+    pub(crate) logits: Rows,
     #[allow(dead_code, reason = "what `rows` point into")]
     pub(crate) memory: Floats,
     /// Cosines and sines of each row, one buffer per rotary table.
     pub(crate) rotary: Vec<Floats>,
     /// Activations as [`Groups::pack`] leaves them.
     pub(crate) packed: HugeBuffer,
-    pub(crate) logits: Floats,
     pub(crate) partials: Floats,
     /// One row per worker.
     pub(crate) scratch: Vec<Floats>,
@@ -353,7 +354,7 @@ impl Step<'_> {
         let picked = &self.batch.logit_rows;
         let norm = Some((self.vector(head.norm), head.eps));
         let source = Source { rows: self.buf(head.x), picked: Some(picked), norm };
-        let out = self.buffers.logits.view();
+        let out = self.buffers.logits;
         let linear = LinearOp { source, weight: head.matrix, bias: None, out, then: Then::Store };
         let claims = &self.buffers.claims[2 * self.stages.len()];
         let share = Share { claims, workers: worker.count(), unit: TILE_ROWS };
