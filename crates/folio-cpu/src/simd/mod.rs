@@ -238,7 +238,7 @@ pub(crate) trait Simd: Copy + 'static {
 
 /// `e^x`, at most 2 ulp wrong; exactly 1 at 0, exactly 0 below -87, saturated above 88; NaN stays NaN.
 ///
-/// Arm optimized-routines' expf polynomial, see `reference/kernels-algorithms.md` 1.6.
+/// The polynomial of expf in Arm's optimized-routines.
 #[inline(always)]
 pub(crate) fn exp<S: Simd>(x: S::V) -> S::V {
     let low = S::splat(-87.0);
