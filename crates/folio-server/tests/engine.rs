@@ -352,15 +352,16 @@ async fn prompt_log_probabilities_and_echo() {
 async fn a_deadline_ends_a_request_with_504() {
     let gate = Gate::closed();
     let engine = engine(gate.clone(), |_| ());
-    let limits =
-        folio_server::Limits { request_timeout: Some(Duration::from_millis(5)), ..Default::default() };
+    // Long enough for the engine to begin.
+    let timeout = Duration::from_millis(500);
+    let limits = folio_server::Limits { request_timeout: Some(timeout), ..Default::default() };
     let client = Client::with(ServerConfig { limits, ..Default::default() }, app(Arc::new(engine.clone())));
     let asking = tokio::spawn({
         let client = client.clone();
         async move { client.complete(json!({"max_tokens": 50, "ignore_eos": true})).await }
     });
     until(|| engine.stats().busy).await;
-    tokio::time::sleep(Duration::from_millis(10)).await;
+    tokio::time::sleep(timeout + Duration::from_millis(10)).await;
     gate.open();
     let reply = asking.await.unwrap();
     assert_eq!((reply.status.as_u16(), &reply.error()["code"]), (504, &json!("deadline_exceeded")));
