@@ -27,6 +27,8 @@ WANTED = {
     ("llama-1b", "Q8_0"): [(1.8, None), (1.15, 0.92), (2.2, None), (2.1, None), (2.5, None)],
     ("llama-1b", "Q4_0"): [(2.0, None), (1.15, 0.88), (2.8, None), (2.5, None), (2.5, None)],
 }
+# Columns of `targets`, and where their results lie.
+MACHINES = [("Zen 5, AVX2", "zen5-avx2"), ("Intel, AVX2", "avx2"), ("Zen 5", "zen5"), ("Zen 4", None), ("Intel", "intel")]
 # (what, how to read it from a run in seconds or t/s, wanted at most, what llama-server did on the issue's machine)
 LOAD = [
     ("all 64 requests", lambda r: r["load"]["elapsed_s"], 67, "268 s", "s"),
@@ -74,6 +76,25 @@ def pairs(results, shape, format_):
     header = ["", "Folio t/s", "llama.cpp t/s", "ratio", "wanted", "share of the limit", "pairs"]
     files = sorted({results.files[key] for key in results.cells if key[:2] == (shape, format_)})
     return table(header, rows) + "\n\nFrom " + ", ".join(f"`{name}`" for name in files) + "."
+
+
+def targets(results):
+    """Every target of the llama-1b shape on every machine: `results` and the folders beside it."""
+    machines = [(name, results if folder is None else Results(os.path.join(HERE, "results", folder))) for name, folder in MACHINES]
+    rows = []
+    for format_ in ("Q8_0", "Q4_0"):
+        for what, (ratio, share) in zip(ORDER, WANTED["llama-1b", format_]):
+            row = [f"{format_}, {NAMES.get(what, what)}", f"{ratio:g}" + (f" and {share:.0%}" if share else "")]
+            for _, of in machines:
+                cell = of.cells.get(("llama-1b", format_, what))
+                mark = lambda text, reached: text if reached else f"**{text}**"
+                texts = [] if cell is None else [mark(f"{cell.ratio():.2f}", cell.ratio() >= ratio)]
+                if share and texts and cell.shares:
+                    reached = statistics.median(cell.shares)
+                    texts.append(mark(f"{100 * reached:.1f} %", reached >= share))
+                row.append(", ".join(texts))
+            rows.append(row)
+    return table(["", "wanted", *(name for name, _ in machines)], rows)
 
 
 def peers(results, shape, format_):
@@ -246,7 +267,7 @@ def limits(results):
 
 
 def expand(results):
-    makers = {f.__name__: f for f in (pairs, peers, small, load, start, kl_trained, kl_random, machine, limits)}
+    makers = {f.__name__: f for f in (pairs, targets, peers, small, load, start, kl_trained, kl_random, machine, limits)}
     def one(match):
         name, *arguments = match[1].split()
         if arguments[-2:-1] == ["of"]:

@@ -51,6 +51,18 @@ class Tables(unittest.TestCase):
         self.assertIn("1.15x: **missed**", report.pairs(slow, "llama-1b", "Q4_0"))
         self.assertEqual(report.pairs(slow, "llama-1b", "bf16"), "Not measured yet.")
 
+    def test_every_target_is_a_row_and_what_is_missed_is_bold(self):
+        rounds = [round_of(20, 10), round_of(18, 10)]
+        text = report.targets(Folder(a={"kind": "side_by_side", "shape": "llama-1b", "format": "Q8_0", "rounds": rounds}).results)
+        line = next(line for line in text.splitlines() if line.startswith("| Q8_0, decode alone, depth 128 | 1.15 and 92% |"))
+        column = [name for name, _ in report.MACHINES].index("Zen 4")
+        self.assertEqual(line.split(" | ")[2 + column], "1.90, 95.0 %")
+        self.assertIn("**", text)  # of the machines whose results are committed
+        slow = report.targets(Folder(a={"kind": "side_by_side", "shape": "llama-1b", "format": "Q8_0", "rounds": [round_of(11, 10)]}).results)
+        line = next(line for line in slow.splitlines() if line.startswith("| Q8_0, decode alone, depth 128 |"))
+        self.assertEqual(line.split(" | ")[2 + column], "**1.10**, **55.0 %**")
+        self.assertEqual(len(text.splitlines()), 2 + 2 * len(report.ORDER))
+
     def test_other_engines_stand_beside_each_other_and_who_is_faster_is_named(self):
         def round_(ours, ik, openvino):
             rates = lambda rate: {"pp512": rate, "B1": {"decode": rate}, "B8": {"decode": rate}, "B32": {"decode": rate}}
