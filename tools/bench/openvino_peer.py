@@ -43,7 +43,8 @@ class Peer:
         config = G.SchedulerConfig()
         config.max_num_batched_tokens, config.max_num_seqs, config.enable_prefix_caching = rows, 256, False
         config.num_kv_blocks = 2 * rows // 16
-        properties = {"INFERENCE_NUM_THREADS": a.threads, **({"CACHE_DIR": a.cache} if a.cache else {})}
+        properties = {"INFERENCE_NUM_THREADS": a.threads, **({"CACHE_DIR": a.cache} if a.cache else {}),
+                      **({"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0} if a.f32 else {})}
         self.pipeline = G.ContinuousBatchingPipeline(a.model, G.Tokenizer(a.model), config, "CPU", **properties)
         self.random, self.requests, self.handles = random.Random(0), 0, []
 
@@ -118,6 +119,7 @@ def main():
     ap.add_argument("--batch", default="1,8,32")
     ap.add_argument("--depth", type=int, default=128)
     ap.add_argument("--cache", help="folder for what OpenVINO compiles, so that a later start is quicker")
+    ap.add_argument("--f32", action="store_true", help="what OpenVINO does on a processor without VNNI: for ONEDNN_MAX_CPU_ISA=AVX2, which its own choice does not look at")
     ap.add_argument("--convert", nargs=2, metavar=("KIND", "FOLDER"))
     a = ap.parse_args()
     convert(a) if a.convert else rates(a)

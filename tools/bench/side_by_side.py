@@ -20,6 +20,7 @@ import os
 import shlex
 import statistics
 import subprocess
+import sys
 
 from common import folio_version, machine, now, resume, save
 
@@ -28,7 +29,10 @@ ARGUMENTS = ("rounds", "depth", "prompt", "gen", "threads", "batch")
 
 
 def output(command):
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout)
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{shlex.join(command)}\nexit code {done.returncode}:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout)
 
 
 def folio(a):
