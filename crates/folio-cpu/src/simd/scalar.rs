@@ -192,4 +192,7 @@ impl Simd for Scalar {
     }
     #[inline(always)]
     fn prefetch(_: *const u8) {}
+
+    #[inline(always)]
+    fn prefetch_near(_: *const u8) {}
 }
