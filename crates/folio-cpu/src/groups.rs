@@ -16,7 +16,7 @@ use crate::packed::PackedMatrix;
 use crate::plain::{self, Kind};
 use crate::pool::Split;
 use crate::quant::activations::{Layout, Quantize};
-use crate::quant::tile::{MOST_SLOTS, Needs};
+use crate::quant::tile::Needs;
 use crate::rows::InverseRms;
 use crate::simd::dot::COLUMNS;
 use crate::simd::{Isa, dispatch, dot};
@@ -31,9 +31,6 @@ const TRANSPOSED: usize = 16;
 
 /// No set has larger groups.
 pub(crate) const MOST_TOKENS: usize = 12;
-
-/// Groups of tokens that pay for codes in pairs: to make those costs a third of a group's products, of which they save a tenth.
-pub(crate) const LEAST_IN_PAIRS: usize = 8;
 
 /// Values that a worker packs for itself sooner than it waits for the others to pack their shares: a microsecond, with
 /// weights that are integers and others.
@@ -94,8 +91,7 @@ impl<'a> Groups<'a> {
         let count = tokens.div_ceil(limit);
         let layout = needs.map(|needs| {
             let slots = needs.slots(tokens.div_ceil(count.max(1)));
-            let pairs = needs.pairs && slots == MOST_SLOTS && count >= LEAST_IN_PAIRS;
-            Layout { slots, halves: needs.halves, pairs }
+            Layout { slots, halves: needs.halves }
         });
         Self { tokens, count, cols: weight.cols, layout, order: weight.order.as_deref() }
     }

@@ -385,11 +385,9 @@ impl Linear<'_> {
             None => 1,
         };
         // What several groups of the largest tile read is lifted once.
-        let lifts = integers.zip(self.groups.layout()).filter(|&(format, layout)| {
-            let needs = tile::Needs::of(self.isa, format);
-            let several = layout.slots == tile::MOST_SLOTS && token_groups.len() > 1;
-            if needs.pairs { layout.pairs } else { several && needs.lifts }
-        });
+        let full = self.groups.layout().is_some_and(|layout| layout.slots == tile::MOST_SLOTS);
+        let lifts =
+            integers.filter(|&f| full && token_groups.len() > 1 && tile::Needs::of(self.isa, f).lifts);
         let lifted: *mut u8 = scratch.wrapping_add(ACCUMULATORS).cast();
         let start = self.groups.start(token_groups.start);
         let slab = (SLAB_COLS[usize::from(integers.is_some())] / segment.step_cols()).max(1);
@@ -403,7 +401,7 @@ impl Linear<'_> {
                 } else {
                     segment.panel(panels.start).wrapping_add((first_step + slab) * segment.step_bytes())
                 };
-                if let Some((format, _)) = lifts {
+                if let Some(format) = lifts {
                     let (isa, panel_bytes, records) = (self.isa, segment.panel_bytes(), slab);
                     with_form(
                         format,
@@ -421,11 +419,7 @@ impl Linear<'_> {
                         steps: slab,
                         group,
                         lifted: if lifts.is_some() { lifted } else { std::ptr::null() },
-                        next: match lifts {
-                            _ if group == token_groups.start => next,
-                            Some((_, layout)) if layout.pairs => std::ptr::null(),
-                            _ => from,
-                        },
+                        next: if group == token_groups.start { next } else { from },
                         scratch: scratch.wrapping_add(
                             (self.groups.start(group) - start) * stride + (panel - panels.start) * LANES,
                         ),

@@ -24,19 +24,12 @@ pub(crate) struct Layout {
     pub(crate) slots: usize,
     /// Whether the fields of half blocks are there.
     pub(crate) halves: bool,
-    /// Whether codes lie in pairs, as 16 bit.
-    pub(crate) pairs: bool,
 }
 
 impl Layout {
     /// Bytes of a block of columns.
     pub(crate) fn block_bytes(&self) -> usize {
-        self.slots * (self.code_bytes() + self.fields() * 4)
-    }
-
-    /// Bytes of a token's codes.
-    fn code_bytes(&self) -> usize {
-        if self.pairs { 2 * COLUMNS } else { COLUMNS }
+        self.slots * (COLUMNS + self.fields() * 4)
     }
 
     fn fields(&self) -> usize {
@@ -46,7 +39,7 @@ impl Layout {
     /// The block at `start`.
     #[inline(always)]
     pub(crate) fn block(&self, start: *const u8) -> Block {
-        Block { bytes: start, meta: start.wrapping_add(self.slots * self.code_bytes()).cast() }
+        Block { bytes: start, meta: start.wrapping_add(self.slots * COLUMNS).cast() }
     }
 }
 
@@ -174,22 +167,12 @@ impl Quantize<'_> {
             unsafe { at.cast_mut().cast::<u32>().write_unaligned(bits) };
         };
         let sum = |sum: i32| (scale * sum as f32).to_bits();
-        let to = block.bytes.wrapping_add(slot * self.layout.code_bytes()).cast_mut();
-        let mut wide = -128 * (low + high);
         // SAFETY: the contract of this function.
-        unsafe {
-            if self.layout.pairs {
-                let (pairs, products) = in_pairs(&codes);
-                to.cast::<[i16; COLUMNS]>().write_unaligned(pairs);
-                wide = -products;
-            } else {
-                to.cast::<[i8; COLUMNS]>().write(codes);
-            }
-        }
+        unsafe { block.bytes.cast_mut().add(slot * COLUMNS).cast::<[i8; COLUMNS]>().write(codes) };
         put(Field::Scale, scale.to_bits());
         put(Field::Sum, sum(low + high));
         put(Field::Minus8, (-8 * (low + high)) as u32);
-        put(Field::Wide, wide as u32);
+        put(Field::Minus128, (-128 * (low + high)) as u32);
         if self.layout.halves {
             put(Field::LowSum, sum(low));
             put(Field::HighSum, sum(high));
@@ -197,19 +180,4 @@ impl Quantize<'_> {
             put(Field::HighMinus8, (-8 * high) as u32);
         }
     }
-}
-
-/// Codes as `[4 columns][even, odd][2]`, and what the products of neighbours add up to.
-#[inline(always)]
-fn in_pairs(codes: &[i8; COLUMNS]) -> ([i16; COLUMNS], i32) {
-    let (mut pairs, mut products) = ([0; COLUMNS], 0);
-    for first in (0..COLUMNS).step_by(4) {
-        for i in 0..4 {
-            pairs[first + 2 * (i % 2) + i / 2] = i16::from(codes[first + i]);
-        }
-        for i in [first, first + 2] {
-            products += i32::from(codes[i]) * i32::from(codes[i + 1]);
-        }
-    }
-    (pairs, products)
 }

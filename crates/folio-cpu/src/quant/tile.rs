@@ -9,7 +9,7 @@ use super::{Form, FormTask, with_form};
 use crate::ahead::Ahead;
 use crate::linear::Output;
 use crate::packed::PANEL_MULTIPLE;
-use crate::simd::dot::{Block, Codes, Dot, DotTask, Field, Lifted, Sink, dispatch};
+use crate::simd::dot::{Block, Codes, Dot, DotTask, Field, LIFTED_BYTES, Lifted, Sink, dispatch};
 use crate::simd::{Isa, LANES, Simd, filled, unrolled};
 
 /// Sizes of groups; others are padded to the next. Every size is compiled for every form and set, so that formats that few
@@ -30,8 +30,6 @@ pub(crate) struct Needs {
     common: bool,
     /// Whether [`Lift`] is worth its time where several groups of [`MOST_SLOTS`] tokens are multiplied.
     pub(crate) lifts: bool,
-    /// Whether it leaves codes in pairs, so that activations lie so too.
-    pub(crate) pairs: bool,
 }
 
 impl Needs {
@@ -45,7 +43,6 @@ impl Needs {
             halves: self.halves || other.halves,
             common: self.common && other.common,
             lifts: self.lifts && other.lifts,
-            pairs: self.pairs && other.pairs,
         }
     }
 
@@ -66,13 +63,8 @@ impl FormTask for FindNeeds {
             type Output = Needs;
             #[inline(always)]
             fn run<D: Dot>(self) -> Needs {
-                Needs {
-                    tokens: limit::<D>(),
-                    halves: F::HALVES,
-                    common: F::COMMON,
-                    lifts: D::LIFTS,
-                    pairs: D::LIFTS && F::C::WIDE,
-                }
+                let lifts = const { lifts::<F, D>() };
+                Needs { tokens: limit::<D>(), halves: F::HALVES, common: F::COMMON, lifts }
             }
         }
         dispatch(compiled::<F>(self.0), Set::<F>(std::marker::PhantomData))
@@ -82,6 +74,11 @@ impl FormTask for FindNeeds {
 const fn limit<D: Dot>() -> usize {
     assert!(D::TOKENS <= MOST_SLOTS);
     D::TOKENS
+}
+
+/// Whether [`Lift`] is compiled.
+const fn lifts<F: Form, D: Dot>() -> bool {
+    D::LIFTS && F::C::BITS < 8
 }
 
 /// Panels of a tile of [`MOST_SLOTS`] tokens whose weights lie in the cache.
@@ -110,7 +107,7 @@ pub(crate) struct Part<'a> {
     pub(crate) weight: *const u8,
     /// What [`Lift`] made of all codes; null for nothing.
     pub(crate) lifted: *const u8,
-    /// What to ask for meanwhile, laid out like the weights; null for nothing, where one token reads one stream or codes lie in pairs.
+    /// What to ask for meanwhile, laid out like the weights; null for nothing, where one token reads one stream.
     pub(crate) next: *const u8,
     pub(crate) panel_bytes: usize,
     pub(crate) panels: usize,
@@ -150,7 +147,7 @@ impl FormTask for &Part<'_> {
             1 if one_stream::<F>(self.ahead) => return self.panels::<F, 1, 1>(),
             1 => return self.panels::<F, 4, 1>(),
             4 => return self.panels::<F, 2, 4>(),
-            8 if !self.lifted.is_null() => return self.tiles::<F, 1, 8, true>(),
+            8 if const { F::C::BITS < 8 } && !self.lifted.is_null() => return self.tiles::<F, 1, 8, true>(),
             8 if !self.streamed && most_panels(self.isa) > 1 => return self.panels::<F, 2, 8>(),
             8 => return self.panels::<F, 1, 8>(),
             _ => (),
@@ -191,7 +188,7 @@ pub(crate) struct Lift {
     pub(crate) panel_bytes: usize,
     pub(crate) panels: usize,
     pub(crate) records: usize,
-    /// Room for at most [`LIFTED_BYTES`](crate::simd::dot::LIFTED_BYTES) per block of each panel.
+    /// Room for [`LIFTED_BYTES`] per block of each panel.
     pub(crate) to: *mut u8,
 }
 
@@ -206,7 +203,7 @@ impl FormTask for &Lift {
             #[inline(always)]
             fn run<D: Dot>(self) {
                 let lift = self.0;
-                if const { !D::LIFTS } {
+                if const { !lifts::<F, D>() } {
                     unreachable!("nothing to lift");
                 }
                 let mut to = lift.to;
@@ -216,7 +213,7 @@ impl FormTask for &Lift {
                         for block in 0..F::BLOCKS {
                             // SAFETY: who lifts promises the records and the room.
                             unsafe { D::lift::<F::C>(record.wrapping_add(F::codes_at(block)), to) };
-                            to = to.wrapping_add(Lifted::<F::C>::BYTES);
+                            to = to.wrapping_add(LIFTED_BYTES);
                         }
                     }
                 }
@@ -242,21 +239,20 @@ impl<F: Form, const P: usize, const M: usize, const LIFTED: bool> DotTask for Ti
             M > limit::<D>()
                 || (M == MOST_SLOTS && P > D::PANELS)
                 || (!F::COMMON && !D::EVERY_FORM)
-                || (LIFTED && !D::LIFTS)
+                || (LIFTED && !lifts::<F, D>())
         } {
             unreachable!("this tile is not compiled");
         }
         let part = self.part;
         let output = part.output.skip(self.done * LANES);
         let mut w = part.weight.wrapping_add(self.done * part.panel_bytes);
-        let lifted_panel = part.records * F::BLOCKS * Lifted::<F::C>::BYTES;
+        let lifted_panel = part.records * F::BLOCKS * LIFTED_BYTES;
         let mut lifted = part.lifted.wrapping_add(self.done * lifted_panel);
         let mut next = part.next.wrapping_add(self.done * part.panel_bytes);
         let mut x = part.x;
         let x_bytes = part.layout.block_bytes();
-        // One stream may be left to the machine, and codes in pairs are asked for once: no other tile has to look.
-        let pairs = const { LIFTED && F::C::WIDE };
-        let asks = !part.next.is_null() || (P * M > 1 && !pairs);
+        // Only one stream may leave it to the machine, so that no other tile has to ask.
+        let asks = !part.next.is_null();
         // SAFETY: who makes a part promises its records, activations and rows.
         unsafe {
             let mut acc = [[D::F::splat(0.0); M]; P];
@@ -271,13 +267,9 @@ impl<F: Form, const P: usize, const M: usize, const LIFTED: bool> DotTask for Ti
                         true => lifted.wrapping_add(p * lifted_panel),
                         false => records[p].wrapping_add(F::codes_at(block)),
                     });
-                    // Activations as 16 bit do not stay in the first cache while a panel passes.
-                    for line in 0..if pairs { x_bytes / 64 } else { 0 } {
-                        D::F::prefetch_near(x.wrapping_add(x_bytes + 64 * line));
-                    }
                     block_of::<F, D, P, M, LIFTED>(records, codes, block, &x_block, &mut acc);
-                    lifted = lifted.wrapping_add(Lifted::<F::C>::BYTES);
-                    let lines = if asks { (F::BYTES / F::BLOCKS).div_ceil(64) } else { 0 };
+                    lifted = lifted.wrapping_add(LIFTED_BYTES);
+                    let lines = if P * M > 1 || asks { (F::BYTES / F::BLOCKS).div_ceil(64) } else { 0 };
                     for p in 0..P {
                         let ahead = next.wrapping_add(p * part.panel_bytes + F::BYTES / F::BLOCKS * block);
                         for line in 0..lines {

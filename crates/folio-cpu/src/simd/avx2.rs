@@ -310,10 +310,4 @@ impl Simd for Avx2 {
         // SAFETY: a prefetch never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
-
-    #[inline(always)]
-    fn prefetch_near(p: *const u8) {
-        // SAFETY: a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
-    }
 }

@@ -228,10 +228,4 @@ impl Simd for Avx512 {
         // SAFETY: a prefetch never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
-
-    #[inline(always)]
-    fn prefetch_near(p: *const u8) {
-        // SAFETY: a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
-    }
 }

@@ -234,8 +234,6 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn e4m3(p: *const u8) -> Self::V;
     /// Asks for the cache line at `p`, which may be any address, into the second-level cache.
     fn prefetch(p: *const u8);
-    /// Asks for it into the first.
-    fn prefetch_near(p: *const u8);
 }
 
 /// `e^x`, at most 2 ulp wrong; exactly 1 at 0, exactly 0 below -87, saturated above 88; NaN stays NaN.

@@ -192,7 +192,4 @@ impl Simd for Scalar {
     }
     #[inline(always)]
     fn prefetch(_: *const u8) {}
-
-    #[inline(always)]
-    fn prefetch_near(_: *const u8) {}
 }

@@ -41,28 +41,15 @@ impl Dot for Avx2 {
 
     #[inline(always)]
     unsafe fn lift<C: Codes>(codes: *const u8, to: *mut u8) {
-        // SAFETY: the contract of this function; see the module comment for the features.
-        unsafe {
-            let mut products = [_mm256_setzero_si256(); 2];
-            unrolled!(VECTORS, j, {
-                for half in 0..2 {
-                    let codes = lifted::<C>(codes, j, ROWS * half);
-                    let part = 2 * j + half;
-                    if C::WIDE {
-                        let [even, odd] = columns_of(_mm256_xor_si256(codes, _mm256_set1_epi8(-128)));
-                        products[half] = _mm256_sub_epi32(products[half], _mm256_madd_epi16(even, odd));
-                        _mm256_storeu_si256(to.add(64 + 64 * part).cast(), even);
-                        _mm256_storeu_si256(to.add(96 + 64 * part).cast(), odd);
-                    } else {
-                        _mm256_storeu_si256(to.add(32 * part).cast(), codes);
-                    }
+        unrolled!(VECTORS, j, {
+            // SAFETY: the contract of this function; see the module comment for the features.
+            unsafe {
+                for first in [0, ROWS] {
+                    let to = to.add(64 * j + 4 * first);
+                    _mm256_storeu_si256(to.cast(), lifted::<C>(codes, j, first));
                 }
-            });
-            if C::WIDE {
-                _mm256_storeu_si256(to.cast(), products[0]);
-                _mm256_storeu_si256(to.add(32).cast(), products[1]);
             }
-        }
+        });
     }
 
     #[inline(always)]
@@ -76,7 +63,6 @@ impl Dot for Avx2 {
             // SAFETY: the contract of this function, passed on.
             unsafe {
                 match M {
-                    _ if C::LIFTED && C::WIDE => pairs::<C, M, 4, HALVES>(codes, panel, x, sink),
                     1 => tokens::<C, M, 1, HALVES>(codes, panel, x, sink),
                     2 => tokens::<C, M, 2, HALVES>(codes, panel, x, sink),
                     3 | 6 => tokens::<C, M, 3, HALVES>(codes, panel, x, sink),
@@ -122,60 +108,6 @@ unsafe fn lifted<C: Codes>(codes: *const u8, j: usize, first: usize) -> __m256i 
             _mm256_srl_epi16(high, _mm_cvtsi32_si128(-left))
         };
         _mm256_or_si256(low, _mm256_and_si256(high, _mm256_set1_epi8(mask)))
-    }
-}
-
-/// The even and the odd of signed bytes, as 16 bit.
-#[inline(always)]
-fn columns_of(bytes: __m256i) -> [__m256i; 2] {
-    // SAFETY: see the module comment.
-    unsafe { [_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(bytes)), _mm256_srai_epi16::<8>(bytes)] }
-}
-
-/// Codes in pairs, `G` tokens side by side, again and again.
-///
-/// # Safety
-/// That of [`Dot::block`]; `G` divides `M`, and codes and activations lie in pairs.
-#[inline(always)]
-unsafe fn pairs<C: Codes, const M: usize, const G: usize, const HALVES: bool>(
-    codes: *const u8,
-    panel: usize,
-    x: &Block,
-    sink: &mut impl Sink<Pair>,
-) {
-    assert!(!HALVES && M.is_multiple_of(G) && C::LIFT == 128, "no form has it");
-    // SAFETY: the contract of this function; see the module comment for the features.
-    unsafe {
-        // As in `tokens`.
-        for first in (0..std::hint::black_box(M)).step_by(G) {
-            // Nor may it keep codes from one round to the next: it has no registers for them.
-            let codes = std::hint::black_box(codes);
-            let load = |at: usize| _mm256_loadu_si256(codes.add(at).cast());
-            let mut sums = [[_mm256_setzero_si256(); 2]; G];
-            unrolled!(G, t, {
-                let start = _mm256_set1_epi32(x.start::<C, M, HALVES>(first + t, 0));
-                sums[t] = [_mm256_add_epi32(start, load(0)), _mm256_add_epi32(start, load(32))];
-            });
-            unrolled!(VECTORS, j, {
-                let [upper, lower] = [64 + 128 * j, 128 + 128 * j];
-                let w = [[load(upper), load(upper + 32)], [load(lower), load(lower + 32)]];
-                unrolled!(G, t, {
-                    let pair = x.bytes.add(64 * (first + t) + 8 * j).cast::<i32>();
-                    let even = _mm256_set1_epi32(pair.read_unaligned());
-                    let odd = _mm256_set1_epi32(pair.add(1).read_unaligned());
-                    for half in 0..2 {
-                        let [w_even, w_odd] = w[half];
-                        let products =
-                            _mm256_madd_epi16(_mm256_add_epi16(even, w_odd), _mm256_add_epi16(odd, w_even));
-                        sums[t][half] = in_order(_mm256_add_epi32(sums[t][half], products));
-                    }
-                });
-            });
-            unrolled!(G, t, {
-                let [upper, lower] = sums[t];
-                sink.take(panel, first + t, 0, Pair(_mm256_cvtepi32_ps(upper), _mm256_cvtepi32_ps(lower)));
-            });
-        }
     }
 }
 

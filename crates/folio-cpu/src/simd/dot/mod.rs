@@ -17,13 +17,6 @@
 //! before they are widened. Pairs of codes that do not fit 16 bit so ([`Codes::WIDE`]) do as sizes times signed activations, at most
 //! `2 * 128 * 127`; a set that multiplies bytes into 32 bit has no need of that. 32-bit sums of a block are below
 //! `32 * 255 * 127 < 2^20`.
-//!
-//! # Codes in pairs
-//!
-//! Many tokens of wide codes are summed as Winograd sums inner products: `(x0 + w1) * (x1 + w0)` is `x0 * w0 + x1 * w1` and two
-//! products, of weights alone and of activations alone, that are taken out where a sum starts. One multiplication of 16 bit makes two
-//! products so, where sizes and signs take three instructions for them. Both operands lie as 16 bit, even columns apart from
-//! odd ones. A sum of two codes is in `-255..=254`, so that of a block's 16 products of such sums is below `16 * 255^2 < 2^20`.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -64,11 +57,10 @@ pub(crate) trait Codes: Copy + 'static {
     const LIFTED: bool = false;
 }
 
-/// Most bytes of a block as [`Dot::lift`] leaves it.
-pub(crate) const LIFTED_BYTES: usize = 64 + 128 * VECTORS;
+/// Bytes of a block of lifted codes.
+pub(crate) const LIFTED_BYTES: usize = 64 * VECTORS;
 
-/// Codes as [`Dot::lift`] leaves them: lifted, vector after vector; wide ones in pairs. Those are 16 i32, minus what the products of
-/// each row's pairs add up to, and then of every vector, 8 rows at a time, the even columns as i16 and the odd ones.
+/// Codes as [`Dot::lift`] leaves them: lifted, vector after vector.
 #[derive(Clone, Copy)]
 pub(crate) struct Lifted<C>(std::marker::PhantomData<C>);
 
@@ -76,14 +68,14 @@ impl<C: Codes> Codes for Lifted<C> {
     const BITS: usize = C::BITS;
     const LIFT: u8 = C::LIFT;
     const TOP: u8 = C::TOP;
-    const BYTES: usize = if C::WIDE { LIFTED_BYTES } else { 64 * VECTORS };
+    const BYTES: usize = LIFTED_BYTES;
     const LIFTED: bool = true;
 }
 
 /// The activations of one block of columns for `M` tokens, as `activations::Layout` has them.
 #[derive(Clone, Copy)]
 pub(crate) struct Block {
-    /// `[token][32]` i8; for codes in pairs `[token][8][even, odd][2]` i16
+    /// `[token][32]` i8
     pub(crate) bytes: *const u8,
     /// `[Field][token]`, 4 bytes each.
     pub(crate) meta: *const f32,
@@ -99,8 +91,8 @@ pub(crate) enum Field {
     Sum,
     /// i32: -8 times the sum of the codes.
     Minus8,
-    /// i32: -128 times it; for codes in pairs, minus what the products of pairs add up to.
-    Wide,
+    /// i32: -128 times it.
+    Minus128,
     /// The same of columns 0 to 15 and 16 to 31.
     LowSum,
     HighSum,
@@ -125,7 +117,7 @@ impl Block {
         let eights = i32::from(C::LIFT) / 8;
         match (C::LIFT, HALVES, part) {
             (0, ..) => 0,
-            (128, false, _) => read(Field::Wide),
+            (128, false, _) => read(Field::Minus128),
             (_, false, _) => read(Field::Minus8) * eights,
             (_, true, 0) => read(Field::LowMinus8) * eights,
             (_, true, _) => read(Field::HighMinus8) * eights,
@@ -156,7 +148,7 @@ pub(crate) trait Dot: Copy + 'static {
     /// Panels of a tile of eight tokens, 1 or 2: more than one share each activation.
     const PANELS: usize = 1;
 
-    /// Whether codes are lifted once for all groups of tokens, where there are several.
+    /// Whether codes of less than a byte are lifted once for all groups of tokens, where there are several.
     const LIFTS: bool = false;
 
     /// Products of bytes in one register.
@@ -172,7 +164,7 @@ pub(crate) trait Dot: Copy + 'static {
     /// Writes a block of codes as `block` takes it with [`Lifted`]: of a set that has [`Self::LIFTS`].
     ///
     /// # Safety
-    /// `codes` is readable for `C::BYTES`, `to` writable for the `BYTES` of [`Lifted`].
+    /// `codes` is readable for `C::BYTES`, `to` writable for [`LIFTED_BYTES`].
     unsafe fn lift<C: Codes>(_codes: *const u8, _to: *mut u8) {
         unreachable!("this set lifts codes as it multiplies them")
     }
@@ -294,24 +286,6 @@ mod tests {
         }
     }
 
-    impl Same {
-        #[inline(always)]
-        fn in_pairs<D: Dot>(&self) -> [[f32; LANES]; TOKENS] {
-            let (codes, mut lifted) = ([self.0 as u8; Signed8::BYTES], [0; LIFTED_BYTES]);
-            let pairs = self.1.map(|x| [i16::from(x); COLUMNS]);
-            let mut meta = [[0i32; TOKENS]; 4];
-            meta[Field::Wide as usize] = self.1.map(|x| -(COLUMNS as i32) / 2 * i32::from(x).pow(2));
-            let x = Block { bytes: pairs.as_ptr().cast(), meta: meta.as_ptr().cast() };
-            let mut sums = Sums::<D::F> { all: [[0.0; LANES]; TOKENS], set: std::marker::PhantomData };
-            // SAFETY: whole codes and room for what they are lifted to, and as many tokens with their fields.
-            unsafe {
-                D::lift::<Signed8>(codes.as_ptr(), lifted.as_mut_ptr());
-                D::block::<Lifted<Signed8>, 1, TOKENS, false>([lifted.as_ptr()], &x, &mut sums);
-            }
-            sums.all
-        }
-    }
-
     impl DotTask for &Same {
         type Output = [[f32; LANES]; TOKENS];
 
@@ -320,14 +294,11 @@ mod tests {
             let codes = [self.0 as u8; Signed8::BYTES];
             let bytes = self.1.map(|x| [x; COLUMNS]);
             let mut meta = [[0i32; TOKENS]; 4];
-            meta[Field::Wide as usize] = self.1.map(|x| -128 * COLUMNS as i32 * i32::from(x));
+            meta[Field::Minus128 as usize] = self.1.map(|x| -128 * COLUMNS as i32 * i32::from(x));
             let x = Block { bytes: bytes.as_ptr().cast(), meta: meta.as_ptr().cast() };
             let mut sums = Sums::<D::F> { all: [[0.0; LANES]; TOKENS], set: std::marker::PhantomData };
             // SAFETY: whole codes, and as many tokens with their fields.
             unsafe { D::block::<Signed8, 1, TOKENS, false>([codes.as_ptr()], &x, &mut sums) };
-            if const { D::LIFTS } {
-                assert_eq!(self.in_pairs::<D>(), sums.all, "in pairs");
-            }
             sums.all
         }
     }
