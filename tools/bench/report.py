@@ -65,10 +65,10 @@ def pairs(results, shape, format_):
         cell = results.cells.get((shape, format_, what))
         if cell is None:
             continue
-        limit = "" if not cell.shares else f"{statistics.median(cell.shares):.0%} of {'bandwidth' if cell.by[0] == 'bytes' else 'arithmetic'}"
+        limit = "" if not cell.shares else f"{cell.share():.0%} of {'bandwidth' if cell.by[0] == 'bytes' else 'arithmetic'}"
         target = f"{ratio:g}x: {verdict(cell.ratio(), ratio)}"
         if share and cell.shares:
-            target += f"; {share:.0%}: {verdict(statistics.median(cell.shares), share)}"
+            target += f"; {share:.0%}: {verdict(cell.share(), share)}"
         rows.append([NAMES.get(what, what), spread(cell.ours), spread(cell.theirs), f"**{spread(cell.ratios(), 2)}**" if len(cell.ours) == 1
                      else f"**{cell.ratio():.2f}** ({min(cell.ratios()):.2f}..{max(cell.ratios()):.2f})", target, limit, str(len(cell.ours))])
     if not rows:
@@ -78,23 +78,28 @@ def pairs(results, shape, format_):
     return table(header, rows) + "\n\nFrom " + ", ".join(f"`{name}`" for name in files) + "."
 
 
+def of_machine(folder):
+    return Results(os.path.join(HERE, "results", folder))
+
+
 def targets(results):
     """Every target of the llama-1b shape on every machine: `results` and the folders beside it."""
-    machines = [(name, results if folder is None else Results(os.path.join(HERE, "results", folder))) for name, folder in MACHINES]
+    machines = [of_machine(folder) if folder else results for _, folder in MACHINES]
+    mark = lambda text, reached: text if reached else f"**{text}**"
     rows = []
     for format_ in ("Q8_0", "Q4_0"):
         for what, (ratio, share) in zip(ORDER, WANTED["llama-1b", format_]):
             row = [f"{format_}, {NAMES.get(what, what)}", f"{ratio:g}" + (f" and {share:.0%}" if share else "")]
-            for _, of in machines:
-                cell = of.cells.get(("llama-1b", format_, what))
-                mark = lambda text, reached: text if reached else f"**{text}**"
-                texts = [] if cell is None else [mark(f"{cell.ratio():.2f}", cell.ratio() >= ratio)]
-                if share and texts and cell.shares:
-                    reached = statistics.median(cell.shares)
-                    texts.append(mark(f"{100 * reached:.1f} %", reached >= share))
+            for machine_ in machines:
+                cell = machine_.cells.get(("llama-1b", format_, what))
+                texts = []
+                if cell:
+                    texts.append(mark(f"{cell.ratio():.2f}", cell.ratio() >= ratio))
+                if cell and share and cell.shares:
+                    texts.append(mark(f"{100 * cell.share():.1f} %", cell.share() >= share))
                 row.append(", ".join(texts))
             rows.append(row)
-    return table(["", "wanted", *(name for name, _ in machines)], rows)
+    return table(["", "wanted", *(name for name, _ in MACHINES)], rows)
 
 
 def peers(results, shape, format_):
@@ -271,7 +276,7 @@ def expand(results):
     def one(match):
         name, *arguments = match[1].split()
         if arguments[-2:-1] == ["of"]:
-            return makers[name](Results(os.path.join(HERE, "results", arguments[-1])), *arguments[:-2])
+            return makers[name](of_machine(arguments[-1]), *arguments[:-2])
         return makers[name](results, *arguments)
     return "<!-- Made by tools/bench/report.py from tools/bench/performance.in.md and tools/bench/results; do not edit. -->\n\n" + re.sub(
         r"^\{\{(.*)\}\}$", one, read(os.path.join(HERE, "performance.in.md")), flags=re.M)

@@ -62,6 +62,10 @@ class Cell:
     def ratio(self):
         return statistics.median(self.ratios())
 
+    def share(self):
+        """Of the limit; nothing where that was not measured."""
+        return statistics.median(self.shares) if self.shares else None
+
 
 def normal(name):
     return {"q8_0": "Q8_0", "q4_0": "Q4_0"}.get(name.lower(), "bf16" if name.lower() in ("bf16", "f16") else name)
