@@ -66,7 +66,6 @@ pub type CacheReply = Box<dyn FnOnce(CacheAnswer) + Send>;
 impl Scheduler {
     /// Carries out one command. Blocks that running sequences were promised are not pinned away from them.
     pub fn command(&mut self, cache: &mut KvCache, command: CacheCommand) -> CacheAnswer {
-        self.cache_changes();
         let kept = |kept| match kept {
             None => CacheAnswer::Missing,
             Some(Ok(prefix)) => CacheAnswer::Prefix(prefix),

@@ -27,8 +27,10 @@ use crate::mailbox::{Incoming, Mailbox, Patience, Phase, Queued};
 use crate::outbox::Outbox;
 use crate::plan::{Executor, ExecutorError, StepOutput, StepPlan};
 use crate::publish::Publisher;
+use crate::request::Micros;
 use crate::scheduler::Scheduler;
 use crate::stats::EngineStats;
+use crate::turn::{Driver, turn};
 
 /// Nothing can be computed although something waits: look again after this long.
 const STALL: Duration = Duration::from_millis(1);
@@ -55,6 +57,7 @@ pub enum StartError {
 pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
     let config = parts.config;
     let scheduler = Scheduler::new(config.clone())?;
+    let scheduler = scheduler.with_overlap(parts.executor.depth(), parts.executor.lag());
     let limit = Queued { requests: config.max_queued_requests, tokens: config.max_queued_tokens };
     let kv = *parts.cache.config();
     let mut cache = parts.cache;
@@ -71,10 +74,9 @@ pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
     });
     let mut engine = Engine {
         mailbox: shared.mailbox.clone(),
-        clock: parts.clock,
         scheduler,
         cache,
-        executor: Guarded::new(parts.executor),
+        executor: Guarded::new(parts.executor, parts.clock),
         incoming: Incoming::default(),
         outbox: Outbox::default(),
         publisher: Publisher::new(shared.clone()),
@@ -92,7 +94,6 @@ fn quota_tokens(cache: &KvCache) -> (FxHashMap<TenantId, u64>, u64) {
 
 struct Engine {
     mailbox: Arc<Mailbox>,
-    clock: Arc<dyn Clock>,
     scheduler: Scheduler,
     cache: KvCache,
     executor: Guarded,
@@ -104,27 +105,18 @@ struct Engine {
 impl Engine {
     fn run(&mut self) {
         while self.receive() {
-            let now = self.clock.now();
-            self.obey(now);
+            let now = self.executor.clock.now();
+            self.answer_commands(now);
             let (requests, cancellations) = self.incoming.drain();
             self.scheduler.admit(requests, cancellations, now);
-            if !self.scheduler.under_way() {
-                self.executor.begin(self.scheduler.plan(&mut self.cache, now));
-            }
-            if self.executor.ahead()
-                && let Some(next) = self.scheduler.ahead(&mut self.cache, now)
-            {
-                self.executor.begin(next);
-            }
-            let output = self.executor.finish();
-            let events = self.scheduler.commit(&mut self.cache, output, self.clock.now());
+            let events = turn(&mut self.scheduler, &mut self.cache, &mut self.executor);
             self.outbox.deliver(events, &mut self.incoming.cancellations);
             self.publish(now);
         }
     }
 
     /// Answers what was asked of the cache.
-    fn obey(&mut self, now: crate::request::Micros) {
+    fn answer_commands(&mut self, now: Micros) {
         if self.incoming.commands.is_empty() {
             return;
         }
@@ -136,7 +128,8 @@ impl Engine {
 
     /// Takes what arrived, parking while there is nothing to do. `false`: the engine's life is over.
     fn receive(&mut self) -> bool {
-        let patience = match (self.scheduler.has_work(), self.executor.idle) {
+        let idle = !self.scheduler.under_way() && !std::mem::take(&mut self.executor.computed);
+        let patience = match (self.scheduler.has_work(), idle) {
             (false, _) => Patience::Forever,
             (true, false) => Patience::None,
             (true, true) => Patience::Short(STALL),
@@ -145,7 +138,7 @@ impl Engine {
         self.outbox.open(&mut self.incoming);
         let more = self.scheduler.has_work() || !self.incoming.requests.is_empty();
         if more {
-            self.publisher.busy(self.clock.now());
+            self.publisher.busy(self.executor.clock.now());
         }
         match phase {
             Phase::Open => true,
@@ -157,14 +150,14 @@ impl Engine {
         }
     }
 
-    fn publish(&mut self, step_began: crate::request::Micros) {
+    fn publish(&mut self, step_began: Micros) {
         if let Some(reason) = self.executor.broken.clone()
             && !self.publisher.is_unhealthy()
         {
             self.declare_unhealthy(reason);
         }
         self.mailbox.report(self.scheduler.queued());
-        self.publisher.step(&self.scheduler, &self.cache, step_began, self.clock.now());
+        self.publisher.step(&self.scheduler, &self.cache, step_began, self.executor.clock.now());
     }
 
     fn declare_unhealthy(&mut self, reason: Arc<str>) {
@@ -177,7 +170,7 @@ impl Engine {
     }
 
     fn end_all(&mut self, reason: &str) {
-        let now = self.clock.now();
+        let now = self.executor.clock.now();
         let (requests, cancellations) = self.incoming.drain();
         self.scheduler.admit(requests, cancellations, now);
         let events = self.scheduler.fail_all(&mut self.cache, reason, now);
@@ -194,7 +187,7 @@ impl Engine {
             self.publisher.unhealthy(reason.clone());
             self.mailbox.receive(&mut self.incoming, Patience::None);
             self.outbox.open(&mut self.incoming);
-            self.outbox.fail_all(&reason, self.clock.now());
+            self.outbox.fail_all(&reason, self.executor.clock.now());
         }
         self.mailbox.report(Queued::default());
         self.incoming.commands.clear();
@@ -203,64 +196,45 @@ impl Engine {
     }
 }
 
-/// The executor, with its panics caught and empty steps spared.
+/// The executor, with its panics caught.
 struct Guarded {
     executor: Box<dyn Executor>,
-    nothing: StepOutput,
-    /// In order, what is to be finished.
-    begun: VecDeque<Begun>,
-    /// The last plan was empty.
-    idle: bool,
+    clock: Arc<dyn Clock>,
+    /// In order, what is to be finished: its step, and why it could not be begun.
+    begun: VecDeque<(u64, Option<ExecutorError>)>,
+    /// A step was finished since this was asked.
+    computed: bool,
     /// It panicked; it is never called again.
     broken: Option<Arc<str>>,
 }
 
-/// What became of a plan when it was begun.
-enum Begun {
-    Running { step: u64 },
-    Empty { step: u64 },
-    Failed(ExecutorError),
+impl Guarded {
+    fn new(executor: Box<dyn Executor>, clock: Arc<dyn Clock>) -> Self {
+        let begun = VecDeque::with_capacity(executor.depth());
+        Self { executor, clock, begun, computed: false, broken: None }
+    }
 }
 
-impl Guarded {
-    fn new(executor: Box<dyn Executor>) -> Self {
-        let (nothing, begun) = (StepOutput::default(), VecDeque::with_capacity(2));
-        Self { executor, nothing, begun, idle: false, broken: None }
+impl Driver for Guarded {
+    fn now(&mut self) -> Micros {
+        self.clock.now()
     }
 
-    /// What goes wrong here is told by the `finish` of this step.
-    fn begin(&mut self, plan: &StepPlan) {
-        let step = plan.step;
-        self.idle = plan.sequences.is_empty();
-        let begun = if self.idle {
-            Begun::Empty { step }
-        } else {
-            match guard(&mut self.executor, &mut self.broken, step, |executor| executor.begin(plan)) {
-                Ok(()) => Begun::Running { step },
-                Err(error) => Begun::Failed(error),
-            }
-        };
-        self.begun.push_back(begun);
+    fn begin(&mut self, plan: &StepPlan, _: &Scheduler, _: &KvCache) {
+        let begun = guard(&mut self.executor, &mut self.broken, plan.step, |executor| executor.begin(plan));
+        self.begun.push_back((plan.step, begun.err()));
     }
 
-    /// Whether another step may be begun while the last one runs.
-    fn ahead(&self) -> bool {
-        matches!(self.begun.back(), Some(Begun::Running { .. })) && self.executor.ahead()
-    }
-
-    /// Of the oldest step that was begun and not finished.
-    fn finish(&mut self) -> Result<&StepOutput, ExecutorError> {
-        match self.begun.pop_front() {
-            Some(Begun::Running { step }) => {
+    fn finish(&mut self) -> (Micros, Result<&StepOutput, ExecutorError>) {
+        self.computed = true;
+        let output = match self.begun.pop_front() {
+            Some((step, None)) => {
                 guard(&mut self.executor, &mut self.broken, step, |executor| executor.finish())
             }
-            Some(Begun::Failed(error)) => Err(error),
-            Some(Begun::Empty { step }) => {
-                self.nothing.step = step;
-                Ok(&self.nothing)
-            }
+            Some((_, Some(error))) => Err(error),
             None => Err(ExecutorError { step: 0, reason: "no step was begun".into() }),
-        }
+        };
+        (self.clock.now(), output)
     }
 }
 

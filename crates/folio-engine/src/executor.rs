@@ -5,7 +5,8 @@
 //! the cached bits.
 //!
 //! A step that a sampling backend answers in one pass is begun there and goes on while the next is planned and begun: its wants are
-//! not needed any more, and the tokens it chooses may be named in the next batch. Every other step has its answers when it is begun.
+//! not needed any more, and the tokens it chooses may be named in the next batch. Every other step waits for those before it and
+//! has its answers when it is begun.
 //!
 //! A step is one forward pass, unless it wants more rows of logits than the backend has room for (prompt logprobs):
 //! then it is split, between sequences where possible and within a sequence where not. Splitting changes no bit, because
@@ -17,7 +18,7 @@
 use std::borrow::Cow;
 use std::collections::VecDeque;
 
-use folio_model::backend::{self, Backend, Batch, BlockCopy, Span, SwapTimes};
+use folio_model::backend::{self, Backend, Batch, BlockCopy, CHOSEN, Span, SwapTimes};
 use folio_model::sampling::Outcome;
 
 use crate::on_device::{OnDevice, sampled};
@@ -39,18 +40,20 @@ pub struct ModelExecutor {
     /// Of the hidden states of a sequence's rows so far, where a flush came in between them.
     sum: Option<Vec<f64>>,
     outcomes: Vec<Outcome>,
+    /// Of the step being computed, or the one that was finished last.
     output: StepOutput,
-    /// At most two, the second while the first runs on the device.
+    /// In order, at most `depth`.
     begun: VecDeque<Begun>,
+    spare: Vec<StepOutput>,
 }
 
 /// A step that was begun and not finished.
-#[derive(Clone, Copy, Debug)]
 struct Begun {
     step: u64,
-    /// So many answers come from the backend; `None`: they are in `output`.
+    /// So many answers are still to come from the backend; `None`: all are in `output`.
     rows: Option<usize>,
-    swap_times: SwapTimes,
+    output: StepOutput,
+    failed: Option<ExecutorError>,
 }
 
 /// Block table entries of a step that memory is set aside for: a million tokens of context at 16 tokens a block.
@@ -80,6 +83,7 @@ impl ModelExecutor {
             outcomes: Vec::new(),
             output: StepOutput::default(),
             begun: VecDeque::with_capacity(2),
+            spare: Vec::with_capacity(2),
         }
     }
 
@@ -127,7 +131,10 @@ impl ModelExecutor {
                 blocks_start,
                 blocks_len: plan.block_tables.first().map_or(0, Vec::len) as u32,
             });
-            self.batch.tokens.extend_from_slice(&plan.tokens[first..last]);
+            for token in &plan.tokens[first..last] {
+                let token = self.token(plan, *token);
+                self.batch.tokens.push(token);
+            }
         }
         last
     }
@@ -173,9 +180,95 @@ impl ModelExecutor {
         Ok(Some(rows.len()))
     }
 
+    /// Gets the answers of all steps under way, so that another can be computed here and now.
+    fn drain(&mut self) {
+        for at in 0..self.begun.len() {
+            if let Some(rows) = self.begun[at].rows.take() {
+                self.begun[at].failed = self.await_outcomes(self.begun[at].step, rows).err();
+                let outcomes = self.outcomes.drain(..);
+                self.begun[at].output.samples.extend(outcomes.map(sampled));
+            }
+        }
+    }
+
+    /// A token of a plan; one that a step with its answers chose is put in its place, that of a step that runs stays named.
+    fn token(&self, sequence: &SequencePlan, token: u32) -> u32 {
+        let before = sequence.follows.and_then(|step| self.begun.iter().find(|begun| begun.step == step));
+        match before.filter(|before| before.rows.is_none()) {
+            None => token,
+            Some(before) => match before.output.samples.get((token & !CHOSEN) as usize) {
+                Some(Sampled::Token { id, .. }) => *id,
+                // Its sequence ends with the step it follows, and nobody reads the answer.
+                _ => 0,
+            },
+        }
+    }
+
+    /// An empty batch with what is to be copied.
+    fn prepare(&mut self, plan: &StepPlan) {
+        self.batch.clear();
+        self.served.clear();
+        self.sum = None;
+        self.batch.swap_outs.extend(plan.swap_outs.iter().map(block_swap));
+        self.batch.swap_ins.extend(plan.swap_ins.iter().map(block_swap));
+        let copies = plan.copies.iter();
+        self.batch.copies.extend(copies.map(|c| BlockCopy {
+            group: c.group,
+            from: c.from.0,
+            to: c.to.0,
+            tokens: c.tokens,
+        }));
+    }
+
+    /// Begins the step on a device that chooses all its tokens in one pass. `None`: it is no such step, or this is no such device.
+    fn begin_on_device(&mut self, plan: &StepPlan) -> Result<Option<Begun>, ExecutorError> {
+        if self.backend.samples().is_none() {
+            return Ok(None);
+        }
+        self.prepare(plan);
+        for (index, sequence) in plan.sequences.iter().enumerate() {
+            if self.add(index, sequence, 0, &mut 0) < sequence.tokens.len() {
+                return Ok(None);
+            }
+        }
+        let Some(rows) = self.leave_to_backend(plan)? else { return Ok(None) };
+        let mut output = self.spare.pop().unwrap_or_default();
+        output.samples.clear();
+        output.swap_times = self.swap_times(plan);
+        Ok(Some(Begun { step: plan.step, rows: Some(rows), output, failed: None }))
+    }
+
+    /// Computes the step, in as many passes as it takes, when those before it have their answers.
+    fn compute(&mut self, plan: &StepPlan) -> Result<Begun, ExecutorError> {
+        self.drain();
+        self.prepare(plan);
+        self.output.samples.clear();
+        for (index, sequence) in plan.sequences.iter().enumerate() {
+            let (mut row, mut samples) = (0, 0);
+            loop {
+                row = self.add(index, sequence, row, &mut samples);
+                if row == sequence.tokens.len() {
+                    break;
+                }
+                // Full: compute what there is, so that the rest finds these positions in the cache.
+                self.flush(plan)?;
+            }
+        }
+        self.flush(plan)?;
+        self.output.swap_times = self.swap_times(plan);
+        let output = std::mem::replace(&mut self.output, self.spare.pop().unwrap_or_default());
+        Ok(Begun { step: plan.step, rows: None, output, failed: None })
+    }
+
+    fn swap_times(&self, plan: &StepPlan) -> SwapTimes {
+        match plan.swap_outs.is_empty() && plan.swap_ins.is_empty() {
+            true => SwapTimes::default(),
+            false => self.backend.swap_times(),
+        }
+    }
+
     /// Computes the batch and answers what it serves.
     fn flush(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
-        let swapped = !self.batch.swap_outs.is_empty() || !self.batch.swap_ins.is_empty();
         let answered = self.output.samples.len();
         let on_device = match self.backend.samples() {
             Some(most) => OnDevice::of(plan, &self.served, most),
@@ -187,9 +280,6 @@ impl ModelExecutor {
         }
         if !self.batch.hidden_rows.is_empty() {
             self.answer_hidden(plan, answered);
-        }
-        if swapped {
-            self.output.swap_times = self.backend.swap_times();
         }
         self.batch.clear();
         self.served.clear();
@@ -318,72 +408,41 @@ fn block_swap(swap: &plan::BlockSwap) -> backend::BlockSwap {
 }
 
 impl Executor for ModelExecutor {
+    fn depth(&self) -> usize {
+        if self.backend.samples().is_some() { 2 } else { 1 }
+    }
+
     fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
-        let failed = |reason: &str| Err(ExecutorError { step: plan.step, reason: reason.to_owned() });
-        let alone = self.begun.is_empty();
-        if !alone && !self.ahead() {
-            return failed("the step before it is not finished");
+        if self.begun.len() == self.depth() {
+            let reason = "as many steps are under way as may be".to_owned();
+            return Err(ExecutorError { step: plan.step, reason });
         }
-        if alone {
-            self.output.samples.clear();
-            self.output.swap_times = SwapTimes::default();
+        let lost = |step: &u64| self.begun.iter().all(|begun| begun.step != *step);
+        if let Some(step) = plan.sequences.iter().filter_map(|sequence| sequence.follows).find(lost) {
+            let reason = format!("it follows step {step}, which was not begun");
+            return Err(ExecutorError { step: plan.step, reason });
         }
-        self.batch.clear();
-        self.served.clear();
-        self.sum = None;
-        self.batch.swap_outs.extend(plan.swap_outs.iter().map(block_swap));
-        self.batch.swap_ins.extend(plan.swap_ins.iter().map(block_swap));
-        let copies = plan.copies.iter();
-        self.batch.copies.extend(copies.map(|c| BlockCopy {
-            group: c.group,
-            from: c.from.0,
-            to: c.to.0,
-            tokens: c.tokens,
-        }));
-        let mut split = false;
-        for (index, sequence) in plan.sequences.iter().enumerate() {
-            let (mut row, mut samples) = (0, 0);
-            loop {
-                row = self.add(index, sequence, row, &mut samples);
-                if row == sequence.tokens.len() {
-                    break;
-                }
-                if !alone {
-                    return failed("it is ahead of another and has no room in one pass");
-                }
-                // Full: compute what there is, so that the rest finds these positions in the cache.
-                self.flush(plan)?;
-                split = true;
-            }
-        }
-        let rows = if split { None } else { self.leave_to_backend(plan)? };
-        match rows {
-            Some(_) => {}
-            None if alone => self.flush(plan)?,
-            None => return failed("it is ahead of another and the backend cannot answer all of it"),
-        }
-        let swapped = !plan.swap_outs.is_empty() || !plan.swap_ins.is_empty();
-        let swap_times = if swapped { self.backend.swap_times() } else { SwapTimes::default() };
-        self.begun.push_back(Begun { step: plan.step, rows, swap_times });
+        let begun = match self.begin_on_device(plan)? {
+            Some(begun) => begun,
+            None => self.compute(plan)?,
+        };
+        self.begun.push_back(begun);
         Ok(())
     }
 
     fn finish(&mut self) -> Result<&StepOutput, ExecutorError> {
-        let Some(Begun { step, rows, swap_times }) = self.begun.pop_front() else {
+        let Some(begun) = self.begun.pop_front() else {
             return Err(ExecutorError { step: 0, reason: "no step was begun".to_owned() });
         };
-        self.output.step = step;
-        if let Some(rows) = rows {
-            self.output.samples.clear();
-            self.output.swap_times = swap_times;
-            self.await_outcomes(step, rows)?;
+        self.spare.push(std::mem::replace(&mut self.output, begun.output));
+        self.output.step = begun.step;
+        if let Some(error) = begun.failed {
+            return Err(error);
+        }
+        if let Some(rows) = begun.rows {
+            self.await_outcomes(begun.step, rows)?;
             self.output.samples.extend(self.outcomes.drain(..).map(sampled));
         }
         Ok(&self.output)
-    }
-
-    /// The device runs a step of which every answer is chosen there.
-    fn ahead(&self) -> bool {
-        self.begun.len() == 1 && self.begun.iter().all(|begun| begun.rows.is_some())
     }
 }

@@ -24,6 +24,7 @@ pub mod sampler;
 pub mod scheduler;
 mod sequence;
 pub mod stats;
+pub mod turn;
 
 pub use clock::{Clock, SystemClock};
 pub use commands::{CacheAnswer, CacheCommand, CacheReply};
@@ -41,3 +42,4 @@ pub use sampler::Sampler;
 pub use scheduler::Scheduler;
 pub use sequence::choice_seed;
 pub use stats::{EngineStats, WaitingFor};
+pub use turn::{Driver, turn};

@@ -6,8 +6,8 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// In [`SequencePlan::tokens`], with the index of a sample: the token that the step before chooses for that sample. Only in a plan
-/// that is begun while that step runs.
+/// In [`SequencePlan::tokens`], with the index of a sample: the token that the step [`SequencePlan::follows`] chooses for that
+/// sample. Only in a plan that is begun while that step is under way.
 pub use folio_model::backend::CHOSEN;
 pub use folio_model::backend::SwapTimes;
 use rustc_hash::FxHashMap;
@@ -26,12 +26,13 @@ pub use folio_kv::BlockSwap;
 /// What stands in a window group's block table for a block that no query will read again.
 pub use folio_kv::HOLE;
 
-/// Everything one step computes. There are no phases: each entry is "compute the next n tokens of this sequence".
+/// Everything one step computes. There are no phases: each entry is "compute the next n tokens of this sequence". Without
+/// sequences there is nothing to begin, and nothing is under way.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepPlan {
     pub step: u64,
-    /// What preempted sequences gave up, block to slot: before anything else. A plan without sequences is not executed, and what
-    /// stands here is repeated in the next.
+    /// What preempted sequences gave up, block to slot: before anything else. What stands here in a plan without sequences is
+    /// repeated in the next.
     pub swap_outs: Vec<BlockSwap>,
     pub copies: Vec<BlockCopy>,
     /// What returning sequences had, slot to block: after the copies, before anything is computed.
@@ -44,8 +45,12 @@ pub struct SequencePlan {
     pub id: SequenceId,
     /// Absolute position of `tokens[0]`.
     pub first_position: u32,
-    /// Token ids to compute, or [`CHOSEN`].
+    /// Token ids to compute. Behind an unfinished step that is one token, [`CHOSEN`] and its place there.
     pub tokens: Vec<u32>,
+    /// The unfinished step that chooses the token; `None`: it is known.
+    pub follows: Option<u64>,
+    /// The last so many tokens are drafts: of their rows those are confirmed that follow what was chosen.
+    pub drafts: u32,
     /// One table per cache group, group 0 first, all of one length. They cover `first_position + tokens.len()` positions; in a
     /// window group `HOLE` stands where a block behind the window was given back.
     pub block_tables: Vec<Vec<u32>>,
@@ -167,20 +172,26 @@ pub enum Sampled {
     Failed(Cow<'static, str>),
 }
 
-/// The only seam between bookkeeping and arithmetic. What is computed is deterministic in the plan and the cached bits.
+/// The only seam between bookkeeping and arithmetic. What is computed is deterministic in the plan and the cached bits. Steps are
+/// computed in the order in which they were begun.
 pub trait Executor: Send {
+    /// Steps that may be begun and not finished, at least 1.
+    fn depth(&self) -> usize {
+        1
+    }
+
+    /// Steps between a choice and its use, at least 1: a plan may name the choices of unfinished steps that were begun so many steps
+    /// before it or earlier. 1 on a device, the number of stages in a pipeline.
+    fn lag(&self) -> usize {
+        1
+    }
+
     /// Begins the step and has taken from the plan what it needs when this returns. After an error nothing was begun.
     fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError>;
 
     /// Waits for the oldest step that was begun and not finished; it is finished even where this is an error. The output is the
     /// executor's own memory, reused by the next call.
     fn finish(&mut self) -> Result<&StepOutput, ExecutorError>;
-
-    /// Whether the step that was begun last still runs and another may be begun before it is finished, whose plan may name tokens
-    /// that this one chooses ([`CHOSEN`]). Of two that are begun and not finished the first is finished next.
-    fn ahead(&self) -> bool {
-        false
-    }
 
     /// Both, for callers that have nothing to do in between.
     fn execute(&mut self, plan: &StepPlan) -> Result<&StepOutput, ExecutorError> {

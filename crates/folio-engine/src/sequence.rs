@@ -1,106 +1,183 @@
-//! One choice of one request: known tokens, and `computed` of them chasing the rest.
+//! One choice of one request: known tokens, those that are scheduled, and those that are computed.
 //!
-//! Owns: the tokens and the block table of a choice. Must never: know the queue it stands in or the step it is part of.
+//! Owns: the tokens of a choice, and what its state allows. Must never: know the queue it stands in or the step it is part of.
 //!
-//! Invariants: `computed < tokens.len()` between steps (the last known token is always still to compute);
-//! `table.is_some()` exactly while `state` is `Running`; `computed == 0` without a table.
+//! Progress: `computed <= known` and `computed <= scheduled <= known + pending`. Planning moves `scheduled`, committing moves
+//! `computed`. `pending` counts the tokens that unfinished steps will choose; each is named by its [`Place`]. Between steps
+//! the last known token is always still to compute.
 //!
-//! There are no phases. A prompt, a prefix hit, a decode and a resume after preemption differ only in how far `computed`
-//! lags behind.
+//! There are no phases. A prompt, a prefix hit, a decode, a resume after preemption and the verification of a draft differ only
+//! in how far `scheduled` lags behind `known + pending`.
+//!
+//! | state | holds | leaves it by |
+//! |---|---|---|
+//! | [`Waiting`] | what was found of it, its copy in host memory | admission, its end |
+//! | [`Running`] | a block table, a reservation, rows under way | its end, preemption (with no rows under way) |
 
 use std::sync::Arc;
 
-use folio_kv::{BlockHash, BlockTable, GroupCounts, KvCache, Lookup, Root, Swapped, TenantId};
+use folio_kv::{BlockHash, BlockTable, GroupCounts, Lookup, Swapped, TenantId};
 
 use crate::guide::GuideRef;
 use crate::plan::{SampleSpec, SequenceId, SequencePlan, TokenHistory};
-use crate::request::{Micros, Pooling, RequestId, RetentionRange, SamplingParams, Timing};
+use crate::request::{Micros, Pooling, Request, SamplingParams, Timing};
 use crate::stats::WaitingFor;
 
 /// Index into [`Sequences`]. Reused after a sequence ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Slot(pub u32);
 
-/// Who comes first: lower priority value, then earlier arrival. Unique per sequence.
+/// Who comes first: the operator's class, then the caller's priority, then arrival; the lower is the better. Unique per sequence.
+/// Between tenants priorities say nothing: see [`Sequence::outranks`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rank {
+    pub class: i32,
     pub priority: i32,
     pub arrival: u64,
     pub id: SequenceId,
 }
 
+/// A token that an unfinished step chooses: the `sample`-th of `step`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub step: u64,
+    pub sample: u32,
+}
+
+/// Which choice of its request a sequence is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
-    /// Holds no blocks.
-    Waiting { reason: WaitingFor, since: Micros },
-    /// Holds blocks and is considered in every step.
-    Running,
+pub(crate) struct Choice {
+    pub index: u32,
+    pub seed: u64,
 }
 
 pub(crate) struct Sequence {
     pub rank: Rank,
-    pub request: RequestId,
-    pub tenant: TenantId,
-    pub root: Root,
-    /// Which choice this is. Before the prompt is computed it stands for all of them (`born` is false).
-    pub choice: u32,
-    pub born: bool,
+    /// What all choices have in common.
+    pub request: Arc<Request>,
     pub params: Arc<SamplingParams>,
-    pub seed: u64,
+    /// `None`: the prompt is not computed, and it stands for all choices.
+    pub choice: Option<Choice>,
+    /// Prompt, then generated tokens.
+    pub tokens: Vec<u32>,
+    /// Most tokens that it may generate, by `max_tokens` and by the model's context.
+    pub generated_max: u32,
     pub history: Option<Arc<TokenHistory>>,
     /// What it may say next, where `params.rules` restrict it.
     pub guide: Option<GuideRef>,
-    /// Prompt, then generated tokens.
-    pub tokens: Vec<u32>,
-    pub prompt_len: u32,
-    pub computed: u32,
-    pub table: Option<BlockTable>,
-    pub state: State,
-    /// Alternatives per prompt position, when the prompt's own logprobs are wanted.
-    pub score_top: Option<u32>,
-    pub pooling: Option<Pooling>,
-    /// Of the hidden states of the first `scored` rows, for their mean.
-    pub hidden_sum: Option<Arc<[f64]>>,
-    pub retention: Arc<[RetentionRange]>,
-    /// Prompt rows whose logprobs, or hidden states for a mean, were obtained. Rows below need no recomputation, rows above must not be skipped.
+    /// Prompt rows whose logprobs, or hidden states for a mean, were obtained, and the sum of the latter. Rows below need no
+    /// recomputation, rows above must not be skipped.
     pub scored: u32,
-    pub timing: Timing,
-    /// Every block it may ever need is set aside, and it is no victim any more.
-    pub reserved: bool,
-    /// Others that were admitted while this one waited for blocks.
-    pub bypassed: u32,
+    pub hidden_sum: Option<Arc<[f64]>>,
+    /// Hashes of the prompt's full blocks, and how many of those are of blocks that an operator shares; `None` before they were
+    /// computed.
+    pub hashes: Vec<BlockHash>,
+    pub hashes_shared: Option<u32>,
     /// Most positions ever computed: computing below it again is the price of preemption.
     pub high_water: u32,
-    /// Hashes of the prompt's full blocks.
-    pub hashes: Vec<BlockHash>,
-    /// How many of them are of blocks that an operator shares; `None` before they were computed.
-    pub hashes_shared: Option<u32>,
-    /// Blocks `announced.0 .. announced.1` are registered as being computed by this sequence.
-    pub announced: (u32, u32),
-    /// While waiting for a shared prefix: the last block of it.
+    pub timing: Timing,
+    /// Its entry in a plan, kept for its memory and its block tables.
+    pub entry: SequencePlan,
+    /// What it may be verified to say next, for the next plan.
+    pub drafts: Vec<u32>,
+    pub state: State,
+}
+
+pub(crate) enum State {
+    Waiting(Waiting),
+    Running(Running),
+}
+
+/// Holds no blocks.
+pub(crate) struct Waiting {
+    pub reason: WaitingFor,
+    pub since: Micros,
+    /// While it waits for a shared prefix: the last block of it.
     pub awaited_block: u32,
-    /// What the cache held of it at `looked_up_step`.
-    pub lookup: Lookup,
-    pub looked_up_step: u64,
-    /// Positions that the cache alone had of it then.
-    pub found: u32,
-    /// While it waits after a preemption, and until it has run again: its copy in host memory.
-    pub swapped: Option<Swapped>,
-    /// The step that makes the copy has not run.
-    pub swap_pending: bool,
-    /// `lookup` is of the copy, which is to be used.
-    pub restores: bool,
-    /// Positions that its last preemption put at stake.
+    /// What the cache held of it when that was looked up.
+    pub found: Option<Found>,
+    /// After a preemption: its copy in host memory, and the positions that were put at stake.
+    pub copy: Option<Swapped>,
     pub at_stake: (u32, u32),
+    /// Others that were admitted while this one waited for blocks.
+    pub bypassed: u32,
+}
+
+/// What a lookup told.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Found {
+    /// The plan it was looked up for.
+    pub plan: u64,
+    pub lookup: Lookup,
+    /// Positions that the cache alone had of it.
+    pub cached: u32,
+    /// `lookup` is of the copy in host memory, which is to be used.
+    pub restores: bool,
+}
+
+/// Holds blocks and is considered in every plan.
+pub(crate) struct Running {
+    pub table: BlockTable,
+    pub scheduled: u32,
+    pub pending: u32,
+    /// Of the last pending token.
+    pub chosen: Place,
+    /// Unfinished steps with rows of it.
+    pub steps: u32,
     /// Tokens to compute in the step being planned.
     pub granted: u32,
-    /// The table was attached in the step being planned: nothing was computed with it.
-    pub fresh: bool,
-    /// This sequence's entry in the plan, kept between steps for its memory.
-    pub plan: SequencePlan,
-    /// Leading entries of the plan's block tables that are known to be right, or to have become holes since. All are when they were just
-    /// written; each commit since then changed some.
+    /// Blocks that it may still take, set aside for it; with a reservation it is no victim.
+    pub reserved: Option<GroupCounts>,
+    /// Blocks `announced.0 .. announced.1` are registered as being computed by this sequence.
+    pub announced: (u32, u32),
+    /// No step with it was committed since it was attached.
+    pub fresh: Option<Fresh>,
+    /// It is preempted when its last unfinished step is committed, and gets no rows until then.
+    pub preempted: bool,
+    /// Leading entries of the block tables in `entry` that are known to be right, or to have become holes since. All are when they
+    /// were just written; each commit since then changed some.
     pub synced: u32,
+}
+
+/// What is left to do at the first commit after an attach.
+#[derive(Default)]
+pub(crate) struct Fresh {
+    /// The copy the table came from; kept until its blocks were filled.
+    pub copy: Option<Swapped>,
+    pub restored: bool,
+}
+
+impl Waiting {
+    pub fn new(reason: WaitingFor, since: Micros) -> Self {
+        let (found, copy) = (None, None);
+        Self { reason, since, awaited_block: 0, found, copy, at_stake: (0, 0), bypassed: 0 }
+    }
+
+    pub fn lookup(&self) -> Lookup {
+        self.found.map(|found| found.lookup).unwrap_or_default()
+    }
+
+    pub fn restores(&self) -> bool {
+        self.found.is_some_and(|found| found.restores)
+    }
+}
+
+impl Running {
+    pub fn new(table: BlockTable, fresh: Option<Fresh>) -> Self {
+        Self {
+            scheduled: table.computed(),
+            table,
+            pending: 0,
+            chosen: Place::default(),
+            steps: 0,
+            granted: 0,
+            reserved: None,
+            announced: (0, 0),
+            fresh,
+            preempted: false,
+            synced: 0,
+        }
+    }
 }
 
 impl Sequence {
@@ -109,7 +186,9 @@ impl Sequence {
             id,
             first_position: 0,
             tokens: Vec::new(),
-            block_tables: vec![Vec::new()],
+            follows: None,
+            drafts: 0,
+            block_tables: Vec::new(),
             samples: Vec::new(),
         }
     }
@@ -118,24 +197,112 @@ impl Sequence {
         self.rank.id
     }
 
+    pub fn tenant(&self) -> TenantId {
+        self.request.tenant
+    }
+
+    /// Whose memory its blocks are.
+    pub fn owner(&self) -> TenantId {
+        self.request.root.tenant
+    }
+
+    pub fn prompt_len(&self) -> u32 {
+        self.request.prompt.len() as u32
+    }
+
+    pub fn known(&self) -> u32 {
+        self.tokens.len() as u32
+    }
+
+    pub fn computed(&self) -> u32 {
+        self.running().map_or(0, |running| running.table.computed())
+    }
+
     /// Known tokens that are not computed.
     pub fn remaining(&self) -> u32 {
-        self.tokens.len() as u32 - self.computed
+        self.known() - self.computed()
     }
 
     pub fn generated(&self) -> u32 {
-        self.tokens.len() as u32 - self.prompt_len
+        self.known() - self.prompt_len()
+    }
+
+    pub fn running(&self) -> Option<&Running> {
+        match &self.state {
+            State::Running(running) => Some(running),
+            State::Waiting(_) => None,
+        }
+    }
+
+    pub fn running_mut(&mut self) -> Option<&mut Running> {
+        match &mut self.state {
+            State::Running(running) => Some(running),
+            State::Waiting(_) => None,
+        }
+    }
+
+    pub fn waiting(&self) -> Option<&Waiting> {
+        match &self.state {
+            State::Waiting(waiting) => Some(waiting),
+            State::Running(_) => None,
+        }
+    }
+
+    pub fn waiting_mut(&mut self) -> Option<&mut Waiting> {
+        match &mut self.state {
+            State::Waiting(waiting) => Some(waiting),
+            State::Running(_) => None,
+        }
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.running().is_some()
+    }
+
+    /// Whether unfinished steps have rows of it.
+    pub fn is_under_way(&self) -> bool {
+        self.running().is_some_and(|running| running.steps > 0)
+    }
+
+    pub fn has_reservation(&self) -> bool {
+        self.running().is_some_and(|running| running.reserved.is_some())
+    }
+
+    /// Whether it goes before `other` however much it already got: by the operator's word, or by that of the tenant of both.
+    pub fn outranks(&self, other: &Sequence) -> bool {
+        let (mine, theirs) = (self.rank, other.rank);
+        let same = mine.class == theirs.class && self.tenant() == other.tenant();
+        mine.class < theirs.class || (same && mine.priority < theirs.priority)
+    }
+
+    /// Rows that `step` can compute of it; what depends on an unfinished step in another way than by naming a token waits for its
+    /// commit. See [`crate::Executor::lag`] for `lag`.
+    pub fn ready(&self, step: u64, lag: u64) -> u32 {
+        let Some(running) = self.running().filter(|running| !running.preempted) else { return 0 };
+        if running.scheduled < self.known() {
+            let sums = running.steps > 0 && self.request.pooling == Some(Pooling::Mean);
+            return if sums { 0 } else { self.known() - running.scheduled };
+        }
+        // With drafts to verify it waits until it is known where they begin.
+        let names = running.pending > 0 && step >= running.chosen.step + lag && self.drafts.is_empty();
+        u32::from(names && self.generated() + running.pending < self.generated_max)
+    }
+
+    /// Whether the token after what it knows depends on nothing but its logits and its position, so that a later step can go on
+    /// from it before it is known.
+    pub fn can_be_followed(&self) -> bool {
+        self.history.is_none() && self.guide.is_none() && self.params.rules.is_none()
     }
 
     /// Positions whose KV is needed when it ends at max_tokens: the last token is never computed.
     pub fn final_positions(&self) -> u32 {
-        (self.prompt_len + self.params.max_tokens).saturating_sub(1).max(self.prompt_len)
+        (self.prompt_len() + self.params.max_tokens).saturating_sub(1).max(self.prompt_len())
     }
 
     /// Known tokens that may come from the cache: the last one is needed for its logits, and rows of which something is
     /// wanted are computed.
     pub fn attachable(&self) -> u32 {
-        let all_but_last = self.tokens.len() as u32 - 1;
+        let all_but_last = self.known() - 1;
         match self.wants_rows() {
             true => all_but_last.min(self.scored),
             false => all_but_last,
@@ -144,40 +311,38 @@ impl Sequence {
 
     /// Something is wanted of every row of the prompt.
     pub fn wants_rows(&self) -> bool {
-        self.score_top.is_some() || self.pooling == Some(Pooling::Mean)
+        self.request.prompt_logprobs.is_some() || self.request.pooling == Some(Pooling::Mean)
     }
 
-    pub fn is_running(&self) -> bool {
-        self.state == State::Running
-    }
-
-    /// Most of its tokens that one step can still compute, of `budget`.
+    /// Most of its tokens that one step can still compute, of `budget`, behind those that are under way.
     pub fn chunk_max(&self, budget: u32) -> u32 {
-        budget.min(self.remaining().max(1))
+        let scheduled = self.running().map_or(0, |running| running.scheduled);
+        budget.min(self.known().saturating_sub(scheduled).max(1))
     }
 
-    /// Blocks it will still take until `positions`; none without a table.
-    pub fn blocks_missing(&self, cache: &KvCache, positions: u32, budget: u32) -> GroupCounts {
-        let table = self.table.as_ref();
-        table.map_or_else(GroupCounts::default, |table| {
-            cache.missing(table, positions, self.chunk_max(budget))
-        })
+    /// Whether `token`, as the `generated`-th, is the last by one of the stop tokens.
+    pub fn stops_at(&self, token: u32) -> bool {
+        self.params.eos_token_ids.contains(&token) || self.params.stop_token_ids.contains(&token)
     }
 
-    /// How to choose the token at the end of what is known, for `choice` with `seed`.
-    pub fn sample_spec(&self, seed: u64) -> SampleSpec {
+    /// How to choose the token `ahead` positions behind what is known, for a choice with `seed`.
+    pub fn sample_spec(&self, seed: u64, ahead: u32) -> SampleSpec {
         SampleSpec {
             params: self.params.clone(),
             seed,
-            position: self.tokens.len() as u32,
+            position: self.known() + ahead,
             history: self.history.clone(),
-            forbid_stop: self.generated() < self.params.min_tokens,
+            forbid_stop: self.generated() + ahead < self.params.min_tokens,
             guide: self.guide.clone(),
         }
     }
 
     pub fn push_token(&mut self, token: u32) {
         self.tokens.push(token);
+        match self.drafts.first() {
+            Some(draft) if *draft == token => drop(self.drafts.remove(0)),
+            _ => self.drafts.clear(),
+        }
         if let Some(history) = &mut self.history {
             Arc::make_mut(history).push(token);
         }
@@ -188,7 +353,7 @@ impl Sequence {
         let Some(rules) = &self.params.rules else { return };
         match (&self.guide, self.tokens.last()) {
             (Some(guide), Some(token)) => guide.0.advance(*token),
-            _ => self.guide = Some(GuideRef(rules.0.guide(&self.tokens[self.prompt_len as usize..]))),
+            _ => self.guide = Some(GuideRef(rules.0.guide(&self.tokens[self.request.prompt.len()..]))),
         }
     }
 }

@@ -15,7 +15,7 @@ pub enum WaitingFor {
     Blocks,
     /// Another sequence is computing a prefix of it.
     SharedPrefix { leader: crate::plan::SequenceId },
-    /// Blocks are on their way from another tier. Nothing produces this yet.
+    /// Blocks are on their way to or from another tier.
     TierLoad,
     /// Its grammar is being compiled. Nothing produces this yet.
     Grammar,
@@ -35,15 +35,16 @@ pub struct WaitingCounts {
 }
 
 impl WaitingCounts {
-    pub(crate) fn add(&mut self, reason: WaitingFor) {
-        *match reason {
+    /// The count of those that wait for `reason`.
+    pub(crate) fn of(&mut self, reason: WaitingFor) -> &mut u32 {
+        match reason {
             WaitingFor::Turn => &mut self.turn,
             WaitingFor::Blocks => &mut self.blocks,
             WaitingFor::SharedPrefix { .. } => &mut self.shared_prefix,
             WaitingFor::TierLoad => &mut self.tier_load,
             WaitingFor::Grammar => &mut self.grammar,
             WaitingFor::RemotePrefill => &mut self.remote_prefill,
-        } += 1;
+        }
     }
 
     pub fn total(&self) -> u32 {
@@ -58,6 +59,11 @@ pub struct Counters {
     pub steps: u64,
     /// Steps that were planned while the one before ran.
     pub steps_ahead: u64,
+    /// Rows of steps under way whose sequence had ended when they were committed.
+    pub orphan_rows: u64,
+    /// Drafts that were verified, and those of them that were what was chosen.
+    pub draft_tokens: u64,
+    pub accepted_draft_tokens: u64,
     /// Tokens computed in all steps (prompt, generated and recomputed).
     pub iteration_tokens: u64,
     /// Prompt tokens of requests whose prompt is done, cached ones included. Equals the sum of `usage.prompt_tokens`.

@@ -50,7 +50,7 @@ fn distinct(tables: &[Vec<BlockId>]) -> usize {
 
 /// All copies of all plans since `from`, by group.
 fn copies(machine: &Machine, from: usize, group: u32) -> Vec<BlockCopy> {
-    let copies = machine.plans[from..].iter().flat_map(|plan| &plan.copies);
+    let copies = machine.plans()[from..].iter().flat_map(|plan| &plan.copies);
     copies.filter(|copy| copy.group == group).copied().collect()
 }
 
@@ -134,7 +134,7 @@ fn branches_of_a_conversation_share_every_full_block_and_copy_at_most_one() {
     for windows in [&[][..], &[(60, 40)]] {
         let mut machine = machine(windows);
         let history = conversation(&mut machine);
-        let from = machine.plans.len();
+        let from = machine.plans().len();
         // Two branch off in the middle of the seventh block, one goes on at the end.
         let branches = [branch(2, &history, 110), branch(3, &history, 110), branch(4, &history, 120)];
         branches.iter().for_each(|branch| machine.submit(branch.clone()));
@@ -161,7 +161,7 @@ fn branches_of_a_conversation_share_every_full_block_and_copy_at_most_one() {
 fn branches_of_another_tenant_share_among_themselves_only() {
     let mut machine = machine(&[]);
     let history = conversation(&mut machine);
-    let (from, before) = (machine.plans.len(), machine.computed());
+    let (from, before) = (machine.plans().len(), machine.computed());
     let tenant = TenantId(9);
     let branches = [2, 3].map(|id| Request { tenant, root: root(tenant), ..branch(id, &history, 110) });
     branches.iter().for_each(|branch| machine.submit(branch.clone()));

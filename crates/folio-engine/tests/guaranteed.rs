@@ -115,9 +115,9 @@ fn what_ends_early_makes_room_early() {
             request
         })
         .collect();
-    let steps = machine.plans.len();
+    let steps = machine.plans().len();
     let (preemptions, ..) = run(&mut machine, &brief);
     assert_eq!(preemptions, 0);
-    let taken = machine.plans.len() - steps;
+    let taken = machine.plans().len() - steps;
     assert!(taken < 3 * 26, "{taken} steps: nothing was gained by ending early");
 }

@@ -104,11 +104,11 @@ fn world(path: &Path, prober: TenantId, secret: bool) -> Observed {
     prompt.extend(text(5, 12));
     let probe = Request { tenant: prober, root: root(prober), n: path.n, ..request(2, &prompt, 6) };
     machine.submit(probe.clone());
-    let asked = machine.plans.len();
+    let asked = machine.plans().len();
     while machine.tokens(2, 0).is_empty() {
         machine.step();
     }
-    let first_token = machine.plans.len() - asked;
+    let first_token = machine.plans().len() - asked;
     machine.run();
     machine.assert_as_alone(&probe);
     observed(&machine, first_token)
@@ -121,7 +121,7 @@ fn observed(machine: &Machine, first_token: usize) -> Observed {
         (work, plan.copies.len(), (plan.swap_outs.len(), plan.swap_ins.len()))
     };
     Observed {
-        steps: machine.plans.iter().map(step).collect(),
+        steps: machine.plans().iter().map(step).collect(),
         cached: machine.cached_tokens(2),
         first_token,
         computed: machine.computed(),
@@ -176,7 +176,7 @@ fn a_repeat_across_tenants_costs_what_a_cold_request_costs() {
     while alone.tokens(2, 0).is_empty() {
         alone.step();
     }
-    assert_eq!(repeat.first_token, alone.plans.len(), "steps to the first token");
+    assert_eq!(repeat.first_token, alone.plans().len(), "steps to the first token");
     alone.run();
     let first = u64::from(path.prompt + path.answer - 1);
     assert_eq!(repeat.computed - first, alone.computed(), "computed tokens");
@@ -206,11 +206,11 @@ fn declared_world(path: &Path, prober: TenantId, secret: bool) -> Observed {
     probed.extend(text(5, 12));
     let probe = Request { tenant: prober, root: below(prober), n: path.n, ..request(2, &probed, 6) };
     machine.submit(probe.clone());
-    let asked = machine.plans.len();
+    let asked = machine.plans().len();
     while machine.tokens(2, 0).is_empty() {
         machine.step();
     }
-    let first_token = machine.plans.len() - asked;
+    let first_token = machine.plans().len() - asked;
     machine.run();
     machine.assert_as_alone(&probe);
     observed(&machine, first_token)

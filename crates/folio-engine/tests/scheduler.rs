@@ -35,7 +35,7 @@ fn step_of_first_token(machine: &mut Machine, id: u64) -> usize {
     while machine.tokens(id, 0).is_empty() {
         machine.step();
     }
-    machine.plans.len()
+    machine.plans().len()
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn a_huge_prompt_is_not_starved_by_short_ones() {
         }
         machine.step();
         if !machine.tokens(1, 0).is_empty() {
-            assert!(machine.plans.len() <= 600 / 32 + 2, "took {} steps", machine.plans.len());
+            assert!(machine.plans().len() <= 600 / 32 + 2, "took {} steps", machine.plans().len());
             return;
         }
     }

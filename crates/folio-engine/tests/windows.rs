@@ -34,7 +34,7 @@ fn a_long_output_holds_its_window_and_the_plan_shows_holes_at_once() {
     let long = request(1, &text(1, 100), 400);
     machine.submit(long.clone());
     let mut most = 0;
-    while machine.scheduler.has_work() || machine.plans.is_empty() {
+    while machine.scheduler.has_work() || machine.plans().is_empty() {
         let plan = machine.step().clone();
         for sequence in &plan.sequences {
             let [full, window] = &sequence.block_tables[..] else { panic!("one table per group") };
@@ -111,7 +111,7 @@ fn choices_share_the_window_and_part() {
     machine.run();
     machine.assert_as_alone(&several);
     let copies: Vec<u32> =
-        machine.plans.iter().flat_map(|plan| &plan.copies).map(|copy| copy.group).collect();
+        machine.plans().iter().flat_map(|plan| &plan.copies).map(|copy| copy.group).collect();
     for group in 0..3 {
         assert_eq!(
             copies.iter().filter(|of| **of == group).count(),

@@ -63,7 +63,7 @@ impl KvCache {
             if block.tenant != holder {
                 return Err(Violation::Tenant { block: id, owner: block.tenant, holder });
             }
-            if start + size <= table.computed {
+            if start + size <= table.computed && !table.restored {
                 if block.owner != table.blocks[index].0 {
                     return fail("is computed and not the companion of the block of group 0");
                 }
@@ -71,7 +71,7 @@ impl KvCache {
                 return fail("is not computed in full and yet a companion");
             } else if start >= table.computed && block.refs > 1 {
                 return fail("is beyond the computed positions and shared");
-            } else if block.filled < table.computed.saturating_sub(start) {
+            } else if block.filled < table.computed.saturating_sub(start).min(size) {
                 return fail("counts fewer written positions than the table has computed");
             }
         }

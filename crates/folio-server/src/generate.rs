@@ -218,6 +218,7 @@ fn submit(state: &State, tenant: &Tenant, job: &Job, events: EventSender) -> Res
             prompt: prompt.tokens.clone(),
             n: job.generation.n,
             sampling: prompt.params.clone(),
+            class: 0,
             priority: job.generation.priority,
             deadline,
             prompt_logprobs: job.generation.prompt_logprobs,

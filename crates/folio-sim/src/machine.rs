@@ -1,16 +1,18 @@
 //! One engine without threads or clock, stepped by hand: for tests of single behaviours.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
-use folio_engine::plan::{StepOutput, StepPlan};
+use folio_engine::plan::{ExecutorError, StepOutput, StepPlan};
 use folio_engine::request::{Event, RequestId, Token};
 use folio_engine::{
-    CancelRequest, Executor, FinishReason, Micros, ModelExecutor, Request, Scheduler, SchedulerConfig,
+    CancelRequest, Driver, Executor, FinishReason, Micros, ModelExecutor, Request, Scheduler,
+    SchedulerConfig, turn,
 };
 use folio_kv::{CacheConfig, KvCache, LruLeafFirst, WindowConfig};
 
 use crate::backend::SimBackend;
 use crate::oracle::{Expectation, expect};
+use crate::pipeline::Pipeline;
 
 /// Vocabulary of the modelled backend in a [`Machine`].
 pub const VOCAB: u32 = 29;
@@ -19,19 +21,50 @@ pub const VOCAB: u32 = 29;
 pub struct Machine {
     pub scheduler: Scheduler,
     pub cache: KvCache,
-    pub executor: ModelExecutor,
+    driver: Steps,
     pub now: Micros,
     /// All events so far.
     pub events: BTreeMap<RequestId, Vec<Event>>,
-    /// All plans so far.
-    pub plans: Vec<StepPlan>,
     pub max_model_len: u32,
     /// Blocks and tokens.
     windows: Vec<(u32, u32)>,
     rows: usize,
+    config: SchedulerConfig,
     cancellations: Vec<CancelRequest>,
     requests: Vec<Request>,
     samples: bool,
+    overlap: (usize, usize),
+}
+
+/// Steps of a millisecond.
+struct Steps {
+    executor: Box<dyn Executor>,
+    now: Micros,
+    plans: Vec<StepPlan>,
+    /// Why a step could not be begun.
+    begun: VecDeque<Option<ExecutorError>>,
+}
+
+impl Driver for Steps {
+    fn now(&mut self) -> Micros {
+        self.now
+    }
+
+    fn begin(&mut self, plan: &StepPlan, scheduler: &Scheduler, cache: &KvCache) {
+        if let Err(what) = scheduler.check(cache) {
+            panic!("before step {}: {what}\n{plan:?}", plan.step);
+        }
+        self.plans.push(plan.clone());
+        self.begun.push_back(self.executor.begin(plan).err());
+    }
+
+    fn finish(&mut self) -> (Micros, Result<&StepOutput, ExecutorError>) {
+        let output = match self.begun.pop_front().flatten() {
+            Some(error) => Err(error),
+            None => self.executor.finish(),
+        };
+        (Micros(self.now.0 + 1000), output)
+    }
 }
 
 impl Machine {
@@ -59,27 +92,39 @@ impl Machine {
             .with_windows(windows.iter().copied());
         Self {
             max_model_len: config.max_model_len,
+            config: config.clone(),
             scheduler: Scheduler::new(config).expect("the test's limits are valid"),
             cache: KvCache::with_windows(
                 CacheConfig { blocks, block_tokens, bytes_per_block: 1 },
                 &groups,
                 Box::new(LruLeafFirst::new()),
             ),
-            executor: ModelExecutor::new(Box::new(backend), VOCAB as usize, rows, rows),
+            driver: Steps {
+                executor: Box::new(ModelExecutor::new(Box::new(backend), VOCAB as usize, rows, rows)),
+                now: Micros(0),
+                plans: Vec::new(),
+                begun: VecDeque::new(),
+            },
+            overlap: (1, 1),
             windows: windows.to_vec(),
             rows,
             now: Micros(0),
             events: BTreeMap::new(),
-            plans: Vec::new(),
             cancellations: Vec::new(),
             requests: Vec::new(),
             samples: false,
         }
     }
 
-    /// On a device that chooses tokens by itself, so that steps can be planned ahead. Before anything runs.
+    /// On a device that chooses tokens by itself, so that two steps can be under way. Before anything runs.
     pub fn with_sampling(mut self) -> Self {
         self.samples = true;
+        self.with_swap(0, 0.0)
+    }
+
+    /// In a pipeline. Before anything runs.
+    pub fn with_pipeline(mut self, depth: usize, lag: usize) -> Self {
+        self.overlap = (depth, lag);
         self.with_swap(0, 0.0)
     }
 
@@ -94,7 +139,12 @@ impl Machine {
                 .with_windows(self.windows.iter().copied())
                 .with_swap(&vec![slots; groups], us);
         let backend = if self.samples { backend.with_sampling() } else { backend };
-        self.executor = ModelExecutor::new(Box::new(backend), VOCAB as usize, rows, rows);
+        let executor = ModelExecutor::new(Box::new(backend), VOCAB as usize, rows, rows);
+        let (depth, lag) = self.overlap;
+        self.driver.executor =
+            if depth > 1 { Box::new(Pipeline::new(executor, depth, lag)) } else { Box::new(executor) };
+        let scheduler = Scheduler::new(self.config.clone()).expect("the test's limits are valid");
+        self.scheduler = scheduler.with_overlap(self.driver.executor.depth(), self.driver.executor.lag());
         self
     }
 
@@ -108,38 +158,27 @@ impl Machine {
         self.cancellations.push(CancelRequest { request: RequestId(request), choice: None });
     }
 
-    /// One step, a millisecond long, with everything checked before and after. Where the next can be begun while it runs, that is
-    /// the plan that is returned.
+    /// One turn of the loop, a millisecond long, with everything checked behind it. Returns the plan that was made last.
     pub fn step(&mut self) -> &StepPlan {
         self.scheduler.admit(self.requests.drain(..), self.cancellations.drain(..), self.now);
-        let (mut empty, mut begun) = (None, Ok(()));
-        if !self.scheduler.under_way() {
-            let plan = self.scheduler.plan(&mut self.cache, self.now);
-            self.plans.push(plan.clone());
-            match plan.sequences.is_empty() {
-                true => empty = Some(StepOutput { step: plan.step, ..Default::default() }),
-                false => begun = self.executor.begin(plan),
-            }
-        }
-        if self.executor.ahead()
-            && let Some(plan) = self.scheduler.ahead(&mut self.cache, self.now)
-        {
-            self.plans.push(plan.clone());
-            self.executor.begin(plan).expect("a step ahead is begun");
-        }
-        self.now.0 += 1000;
-        let output = match (&empty, begun) {
-            (Some(nothing), _) => Ok(nothing),
-            (None, Ok(())) => self.executor.finish(),
-            (None, Err(error)) => Err(error),
-        };
-        for (id, event) in self.scheduler.commit(&mut self.cache, output, self.now).drain(..) {
+        let before = self.driver.plans.len();
+        self.driver.now = self.now;
+        for (id, event) in turn(&mut self.scheduler, &mut self.cache, &mut self.driver).drain(..) {
             self.events.entry(id).or_default().push(event);
         }
+        self.now.0 += 1000;
         if let Err(what) = self.scheduler.check(&self.cache) {
-            panic!("after step {}: {what}", self.plans.len());
+            panic!("after step {}: {what}", self.driver.plans.len());
         }
-        self.plans.last().expect("just pushed")
+        if self.driver.plans.len() == before {
+            self.driver.plans.push(StepPlan::default());
+        }
+        self.driver.plans.last().expect("just pushed")
+    }
+
+    /// All plans so far; an empty one for a turn without any.
+    pub fn plans(&self) -> &[StepPlan] {
+        &self.driver.plans
     }
 
     /// Until nothing is left to do.

@@ -6,9 +6,9 @@ use folio_engine::plan::{CHOSEN, HOLE, SequencePlan, StepPlan, Want};
 
 use crate::scenario::Scenario;
 
-/// One table per group, all of one length; holes exactly where no row of the step reads.
-/// (Where the step was planned ahead: of the step before.)
-fn check_tables(sequence: &SequencePlan, scenario: &Scenario, ahead: bool) -> Result<(), String> {
+/// One table per group, all of one length; holes only where no row of the step reads, and everywhere that the last commit left
+/// behind. `computed`: positions that are committed.
+fn check_tables(sequence: &SequencePlan, scenario: &Scenario, computed: u32) -> Result<(), String> {
     let tables = &sequence.block_tables;
     let length = tables.first().map_or(0, Vec::len);
     if tables.len() != 1 + scenario.windows.len() || tables.iter().any(|table| table.len() != length) {
@@ -19,7 +19,7 @@ fn check_tables(sequence: &SequencePlan, scenario: &Scenario, ahead: bool) -> Re
     for (group, (window, blocks)) in groups.enumerate() {
         for (index, block) in tables[group].iter().enumerate() {
             let end = (index as u32 + 1) * scenario.cache.block_tokens;
-            let behind = end + u32::from(ahead) <= (sequence.first_position + 1).saturating_sub(window);
+            let behind = end <= (computed + 1).saturating_sub(window);
             if behind != (*block == HOLE.0) || (!behind && *block >= blocks) {
                 return Err(format!("{:?}: group {group}, entry {index} is {block}", sequence.id));
             }
@@ -28,35 +28,56 @@ fn check_tables(sequence: &SequencePlan, scenario: &Scenario, ahead: bool) -> Re
     Ok(())
 }
 
-/// One row of some of the sequences of the step before, each behind its own row there.
-pub(crate) fn check_ahead(before: &StepPlan, plan: &StepPlan) -> Result<(), String> {
-    let moves = plan.copies.len() + plan.swap_ins.len() + plan.swap_outs.len();
-    if plan.step != before.step + 1 || moves > 0 || plan.sequences.is_empty() {
-        return Err(format!("step {} is planned behind step {}: {plan:?}", plan.step, before.step));
-    }
-    for sequence in &plan.sequences {
-        let row = before.sequences.iter().position(|other| other.id == sequence.id);
-        let follows = row.is_some_and(|row| {
-            sequence.tokens == [CHOSEN | row as u32]
-                && sequence.first_position == before.sequences[row].first_position + 1
-        });
-        if !follows {
-            return Err(format!("{sequence:?} does not follow its row of {before:?}"));
+/// Rows behind those of unfinished steps: of known tokens, or the one that such a step chooses.
+fn check_overlap<'a>(
+    sequence: &SequencePlan,
+    under_way: impl Iterator<Item = &'a StepPlan>,
+    scenario: &Scenario,
+    step: u64,
+) -> Result<u32, String> {
+    let mut computed = None;
+    let mut next = None;
+    for before in under_way {
+        let Some(own) = before.sequences.iter().find(|other| other.id == sequence.id) else { continue };
+        computed.get_or_insert(own.first_position);
+        if own.drafts > 0 || next.is_some_and(|next| next != own.first_position) {
+            return Err(format!("{sequence:?} is planned behind drafts, or its rows have gaps"));
+        }
+        next = Some(own.first_position + own.tokens.len() as u32);
+        if sequence.follows == Some(before.step) {
+            let earlier = before.sequences.iter().take_while(|other| other.id != own.id);
+            let samples = earlier.map(|other| other.samples.len()).sum::<usize>() + own.samples.len();
+            let token = CHOSEN | (samples as u32 - 1);
+            let lag = step - before.step;
+            if sequence.tokens != [token]
+                || lag < scenario.lag as u64
+                || next != Some(sequence.first_position)
+            {
+                return Err(format!("{sequence:?} does not follow its row of {before:?}"));
+            }
         }
     }
-    Ok(())
+    if next.is_some_and(|next| next != sequence.first_position) {
+        return Err(format!("{sequence:?} does not go on where it is under way"));
+    }
+    Ok(computed.unwrap_or(sequence.first_position))
 }
 
-pub(crate) fn check_plan(plan: &StepPlan, scenario: &Scenario, ahead: bool) -> Result<(), String> {
+pub(crate) fn check_plan<'a>(
+    plan: &StepPlan,
+    under_way: impl Iterator<Item = &'a StepPlan> + Clone,
+    scenario: &Scenario,
+) -> Result<(), String> {
     let config = &scenario.config;
     let tokens: usize = plan.sequences.iter().map(|sequence| sequence.tokens.len()).sum();
     if tokens > config.max_num_batched_tokens as usize {
         return Err(format!("{tokens} tokens exceed the budget of {}", config.max_num_batched_tokens));
     }
     for sequence in &plan.sequences {
+        let computed = check_overlap(sequence, under_way.clone(), scenario, plan.step)?;
         let end = sequence.first_position as usize + sequence.tokens.len();
         let table = sequence.block_tables.first().map_or(0, Vec::len);
-        check_tables(sequence, scenario, ahead)?;
+        check_tables(sequence, scenario, computed)?;
         if sequence.tokens.is_empty() || table * (scenario.cache.block_tokens as usize) < end {
             return Err(format!("{:?} computes nothing or beyond its blocks", sequence.id));
         }
@@ -65,7 +86,8 @@ pub(crate) fn check_plan(plan: &StepPlan, scenario: &Scenario, ahead: bool) -> R
         }
         for sample in &sequence.samples {
             if let Want::Token(spec) = &sample.want
-                && (sample.row as usize + 1 != sequence.tokens.len() || spec.position as usize != end)
+                && (((sample.row + 1 + sequence.drafts) as usize) < sequence.tokens.len()
+                    || spec.position != sequence.first_position + sample.row + 1)
             {
                 return Err(format!("{:?} samples a token at the wrong place", sequence.id));
             }

@@ -59,8 +59,13 @@ pub struct Scenario {
     pub pins: PinLimits,
     /// The executor fails once in so many steps; 0 never.
     pub fails_one_in: u64,
-    /// The device chooses tokens by itself, and steps are planned ahead.
-    pub overlaps: bool,
+    /// The device chooses tokens by itself.
+    pub samples: bool,
+    /// Steps that may be under way, and steps between a choice and its use.
+    pub depth: usize,
+    pub lag: usize,
+    /// Some sequences come with drafts, of which so many in a hundred are right; 0: none.
+    pub drafts: u64,
     pub seed: u64,
 }
 
@@ -86,6 +91,7 @@ pub fn request(id: u64, prompt: &[u32], max_tokens: u32) -> Request {
         prompt: prompt.into(),
         n: 1,
         sampling: SamplingParams::greedy(max_tokens),
+        class: 0,
         priority: 0,
         deadline: None,
         prompt_logprobs: None,
@@ -127,7 +133,7 @@ impl Scenario {
         let blocks = largest.div_ceil(block_tokens) + rng.skewed(0, 120 / u64::from(block_tokens) + 4) as u32;
         let cache = CacheConfig { blocks, block_tokens, bytes_per_block: 1024 };
         declare(&mut Rng::new(seed ^ 0xdec1), &mut clients, block_tokens);
-        let overlaps = overlaps(&mut Rng::new(seed ^ 0xa4ea), &mut clients);
+        let (samples, depth, lag) = overlap(&mut Rng::new(seed ^ 0xa4ea), &mut clients);
         let windows = windows(&mut Rng::new(seed ^ 0x3147), &config, &cache, largest);
         let (swap_slots, swap_us) = swap(&mut Rng::new(seed ^ 0x50a9), &cache, &windows);
         Self {
@@ -143,7 +149,10 @@ impl Scenario {
             max_rows: rng.skewed(1, u64::from(budget)) as usize,
             max_logit_rows: rng.range(1, 12) as usize,
             clients,
-            overlaps,
+            samples,
+            depth,
+            lag,
+            drafts: if seed % 5 < 2 { 25 * (seed % 4 + 1) } else { 0 },
             fails_one_in: if rng.one_in(6) { rng.range(5, 60) } else { 0 },
             seed,
         }
@@ -166,10 +175,12 @@ fn pool(rng: &mut Rng, clients: &mut [Client]) {
     }
 }
 
-/// Every second world, and half of those without what keeps a step from being planned ahead.
-fn overlaps(rng: &mut Rng, clients: &mut [Client]) -> bool {
-    let overlaps = rng.one_in(2);
-    if overlaps && rng.one_in(2) {
+/// In two of three worlds several steps are under way: on a device that chooses by itself, or in a pipeline. In half of those nobody
+/// asks for what keeps a sequence from overlapping.
+fn overlap(rng: &mut Rng, clients: &mut [Client]) -> (bool, usize, usize) {
+    let (samples, depth, lag) =
+        *rng.pick(&[(false, 1, 1), (false, 1, 1), (true, 2, 1), (true, 2, 1), (false, 4, 1), (false, 4, 3)]);
+    if depth > 1 && rng.one_in(2) {
         for client in clients {
             let SamplingParams { rules, logprobs, .. } = &mut client.request.sampling;
             (*rules, *logprobs) = (None, logprobs.filter(|alternatives| *alternatives < 3));
@@ -178,7 +189,7 @@ fn overlaps(rng: &mut Rng, clients: &mut [Client]) -> bool {
             client.request.sampling.presence_penalty = 0.0;
         }
     }
-    overlaps
+    (samples, depth, lag)
 }
 
 /// Owner of what is declared to be shared: nobody else is this tenant.
@@ -291,6 +302,7 @@ fn clients(rng: &mut Rng, config: &SchedulerConfig, vocab: u32) -> Vec<Client> {
             root: root(tenant),
             n: if rng.one_in(4) { rng.range(2, 4) as u32 } else { 1 },
             sampling: sampling(rng, room, vocab),
+            class: 0,
             priority: if rng.one_in(4) { rng.range(0, 4) as i32 - 2 } else { 0 },
             deadline: rng.one_in(8).then(|| Micros(now + rng.skewed(1, 2_000_000))),
             prompt_logprobs: rng.one_in(6).then(|| rng.range(0, 3) as u32),

@@ -2,16 +2,19 @@
 
 use std::collections::VecDeque;
 
-use folio_engine::plan::{ExecutorError, HOLE, SequenceId, StepPlan};
+use folio_engine::plan::{ExecutorError, HOLE, StepOutput, StepPlan};
 use folio_engine::request::{Event, RequestId};
-use folio_engine::{CacheCommand, CancelRequest, Executor, FinishReason, Micros, ModelExecutor, Scheduler};
+use folio_engine::{
+    CacheCommand, CancelRequest, Driver, Executor, FinishReason, Micros, ModelExecutor, Scheduler, turn,
+};
 use folio_kv::{EvictionPolicy, KvCache, LearnedLifetimes, LruLeafFirst, TenantId};
 
 use crate::backend::SimBackend;
 use crate::cost::CostModel;
 use crate::keeping;
 use crate::oracle::{Expectation, expect};
-use crate::plan_checks::{check_ahead, check_plan};
+use crate::pipeline::Pipeline;
+use crate::plan_checks::check_plan;
 use crate::rng::Rng;
 use crate::scenario::{Behaviour, Client, DECLARED, Scenario};
 
@@ -48,7 +51,10 @@ pub struct Report {
     /// Pinned prefixes, summed over the steps.
     pub pins: u64,
     pub evictions: u64,
-    /// Steps planned ahead; those in which a sequence had ended meanwhile, and those that were begun behind one that failed.
+    /// Drafts verified, and those that were right.
+    pub drafts: u64,
+    pub accepted_drafts: u64,
+    /// Steps planned behind others; rows whose sequence had ended meanwhile, and steps that failed with others behind them.
     pub ahead: u64,
     pub orphans: u64,
     pub behind_failures: u64,
@@ -84,6 +90,8 @@ impl Report {
         self.ahead += other.ahead;
         self.orphans += other.orphans;
         self.behind_failures += other.behind_failures;
+        self.drafts += other.drafts;
+        self.accepted_drafts += other.accepted_drafts;
     }
 }
 
@@ -119,31 +127,161 @@ struct Flight {
     planned: (u64, Micros),
     /// It fails: `Some(true)` before anything is computed, `Some(false)` when all is.
     fails: Option<bool>,
-    ahead: bool,
 }
 
-/// See the module documentation.
-pub struct Simulator {
+/// The device, and what is known of its memory.
+struct World {
     scenario: Scenario,
-    scheduler: Scheduler,
-    cache: KvCache,
-    executor: ModelExecutor,
+    executor: Box<dyn Executor>,
     rng: Rng,
-    keeping: Rng,
-    preempting: Rng,
     cost: CostModel,
     now: Micros,
+    steps: u64,
     flights: VecDeque<Flight>,
-    arriving: VecDeque<Client>,
-    readers: Vec<Reader>,
-    cancellations: Vec<CancelRequest>,
     /// The tenant that last held a block, and so wrote what is in it: `[group][block]`.
     wrote: Vec<Vec<Option<TenantId>>>,
     /// The request whose block was last copied to a slot: `[group][slot]`.
     swapped: Vec<Vec<Option<RequestId>>>,
-    empty_steps: u32,
+    /// The step that was finished last: when it was planned, and whether it failed.
+    finished: Option<((u64, Micros), bool)>,
+    behind_failures: u64,
+    /// The first thing that was wrong.
+    wrong: Result<(), String>,
+    trace: bool,
+}
+
+impl Driver for World {
+    fn now(&mut self) -> Micros {
+        self.now
+    }
+
+    fn begin(&mut self, plan: &StepPlan, scheduler: &Scheduler, cache: &KvCache) {
+        if self.wrong.is_ok() {
+            self.wrong = self.check(plan, scheduler, cache);
+        }
+        let fails = self.scenario.fails_one_in > 0 && self.rng.one_in(self.scenario.fails_one_in);
+        // What follows a step needs its tokens, so one that others may follow is computed.
+        let fails = fails.then(|| self.rng.one_in(2) && self.scenario.depth == 1);
+        if fails != Some(true)
+            && let Err(error) = self.executor.begin(plan)
+            && self.wrong.is_ok()
+        {
+            self.wrong = Err(error.to_string());
+        }
+        self.flights.push_back(Flight { plan: plan.clone(), planned: (self.steps, self.now), fails });
+    }
+
+    fn finish(&mut self) -> (Micros, Result<&StepOutput, ExecutorError>) {
+        let Flight { plan, planned, fails } = self.flights.pop_front().expect("a step is under way");
+        self.now.0 += self.cost.step(&plan);
+        let swaps = plan.swap_outs.len() + plan.swap_ins.len();
+        self.now.0 += (swaps as f64 * self.scenario.swap_us) as u64;
+        self.finished = Some((planned, fails.is_some()));
+        self.behind_failures += u64::from(fails.is_some() && !self.flights.is_empty());
+        let failed = || Err(ExecutorError { step: plan.step, reason: "injected".into() });
+        if fails == Some(true) {
+            return (self.now, failed());
+        }
+        match self.executor.finish() {
+            _ if fails.is_some() => (self.now, failed()),
+            Ok(output) => (self.now, Ok(output)),
+            Err(error) => {
+                self.wrong = Err(error.to_string());
+                (self.now, Err(error))
+            }
+        }
+    }
+}
+
+impl World {
+    fn check(&mut self, plan: &StepPlan, scheduler: &Scheduler, cache: &KvCache) -> Result<(), String> {
+        if self.trace {
+            println!("{plan:?}");
+        }
+        check_plan(plan, self.flights.iter().map(|flight| &flight.plan), &self.scenario)?;
+        self.check_swap_outs(plan, scheduler)?;
+        self.check_copies(plan, scheduler)?;
+        self.check_swap_ins(plan, scheduler)?;
+        scheduler.check(cache)?;
+        let spread = self.scenario.lag > 1 || scheduler.is_preempting();
+        match scheduler.one_token_short().next().filter(|_| !spread) {
+            Some(id) => Err(format!("{id:?} lacks one token, holds blocks, and was left out")),
+            None => Ok(()),
+        }
+    }
+
+    /// What is copied out was written by the tenant whose copy it becomes.
+    fn check_swap_outs(&mut self, plan: &StepPlan, scheduler: &Scheduler) -> Result<(), String> {
+        for swap in &plan.swap_outs {
+            let group = swap.group as usize;
+            let owner = scheduler.copies().find(|(_, copy)| copy.slots(group).contains(&swap.slot));
+            let Some((request, copy)) = owner else {
+                return Err(format!("{swap:?} is part of no copy"));
+            };
+            if self.wrote[group][swap.block.0 as usize] != Some(copy.tenant()) {
+                return Err(format!("{swap:?} copies a block of another tenant than {:?}", copy.tenant()));
+            }
+            self.swapped[group][swap.slot as usize] = Some(request);
+        }
+        Ok(())
+    }
+
+    /// What comes back goes to a block of the request it was copied from, and of no other.
+    fn check_swap_ins(&self, plan: &StepPlan, scheduler: &Scheduler) -> Result<(), String> {
+        for swap in &plan.swap_ins {
+            let group = swap.group as usize;
+            let holders =
+                || scheduler.tables().filter(|(_, _, table)| table.group(group).contains(&swap.block));
+            let holder = holders().next().map(|(request, _, _)| request);
+            let runs =
+                plan.sequences.iter().any(|sequence| sequence.block_tables[group].contains(&swap.block.0));
+            let from = self.swapped[group][swap.slot as usize];
+            if !runs || holder.is_none() || holder != from || holders().count() != 1 {
+                return Err(format!("{swap:?} goes to {holder:?} and came from {from:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// A copy goes to a block of a sequence that runs in this step, and stays within its tenant.
+    fn check_copies(&mut self, plan: &StepPlan, scheduler: &Scheduler) -> Result<(), String> {
+        for copy in &plan.copies {
+            let group = copy.group as usize;
+            let runs =
+                plan.sequences.iter().any(|sequence| sequence.block_tables[group].contains(&copy.to.0));
+            let owner = scheduler.tables().find(|(_, _, table)| table.group(group).contains(&copy.to));
+            let to = owner.map(|(_, tenant, _)| tenant);
+            let from = self.wrote[group][copy.from.0 as usize];
+            if copy.from == copy.to || copy.tokens == 0 || !runs || from != to {
+                return Err(format!("{copy:?} serves nobody, or crosses tenants"));
+            }
+        }
+        // From here on the step writes.
+        for (group, wrote) in self.wrote.iter_mut().enumerate() {
+            for (_, tenant, table) in scheduler.tables() {
+                // What is shared was written by its owner.
+                let shared = table.root().shared_blocks() as usize;
+                let held = table.group(group).iter().skip(shared).filter(|block| **block != HOLE);
+                held.for_each(|block| wrote[block.0 as usize] = Some(tenant));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// See the module documentation.
+pub struct Simulator {
+    scheduler: Scheduler,
+    cache: KvCache,
+    world: World,
+    keeping: Rng,
+    preempting: Rng,
+    drafting: Rng,
+    arriving: VecDeque<Client>,
+    readers: Vec<Reader>,
+    cancellations: Vec<CancelRequest>,
+    idle_turns: u32,
     report: Report,
-    pub trace: bool,
 }
 
 impl Simulator {
@@ -155,7 +293,7 @@ impl Simulator {
             SimBackend::new(vocab, blocks, block_tokens, rows, scenario.max_logit_rows).with_windows(windows);
         let slots: Vec<u32> = (0..=scenario.windows.len()).map(|group| scenario.swap_slots[group]).collect();
         let backend = backend.with_swap(&slots, scenario.swap_us);
-        let backend = if scenario.overlaps { backend.with_sampling() } else { backend };
+        let backend = if scenario.samples { backend.with_sampling() } else { backend };
         let policy: Box<dyn EvictionPolicy> = match scenario.seed % 2 {
             0 => Box::new(LruLeafFirst::new()),
             _ => Box::new(LearnedLifetimes::new(0.01)),
@@ -165,26 +303,45 @@ impl Simulator {
         cache.set_pin_limits(scenario.pins);
         cache.set_swap_space(scenario.swap_slots);
         let pools = cache.pools();
+        let executor = ModelExecutor::new(Box::new(backend), vocab, rows, scenario.max_logit_rows);
+        let executor: Box<dyn Executor> = match scenario.samples {
+            true => Box::new(executor),
+            false => Box::new(Pipeline::new(executor, scenario.depth, scenario.lag)),
+        };
+        let scheduler = Scheduler::new(scenario.config.clone()).expect("scenarios have valid limits");
         Self {
-            scheduler: Scheduler::new(scenario.config.clone()).expect("scenarios have valid limits"),
-            executor: ModelExecutor::new(Box::new(backend), vocab, rows, scenario.max_logit_rows),
-            rng: Rng::new(scenario.seed ^ 0xfa01),
+            scheduler: scheduler.with_overlap(executor.depth(), executor.lag()),
             keeping: Rng::new(scenario.seed ^ 0x9e7b),
             preempting: Rng::new(scenario.seed ^ 0x93ee),
-            cost: CostModel { step_us: 1000.0, token_us: 200.0, context_us_per_1k: 100.0 },
-            now: Micros(0),
-            flights: VecDeque::new(),
+            drafting: Rng::new(scenario.seed ^ 0xd4af),
             arriving: scenario.clients.iter().cloned().collect(),
             readers: Vec::new(),
             cancellations: Vec::new(),
-            wrote: (0..cache.groups()).map(|group| vec![None; pools[group] as usize]).collect(),
-            swapped: slots.iter().map(|slots| vec![None; *slots as usize]).collect(),
+            world: World {
+                rng: Rng::new(scenario.seed ^ 0xfa01),
+                executor,
+                cost: CostModel { step_us: 1000.0, token_us: 200.0, context_us_per_1k: 100.0 },
+                now: Micros(0),
+                steps: 0,
+                flights: VecDeque::new(),
+                wrote: (0..cache.groups()).map(|group| vec![None; pools[group] as usize]).collect(),
+                swapped: slots.iter().map(|slots| vec![None; *slots as usize]).collect(),
+                finished: None,
+                behind_failures: 0,
+                wrong: Ok(()),
+                trace: false,
+                scenario,
+            },
             cache,
-            empty_steps: 0,
+            idle_turns: 0,
             report: Report::default(),
-            trace: false,
-            scenario,
         }
+    }
+
+    /// Prints every plan.
+    pub fn traced(mut self) -> Self {
+        self.world.trace = true;
+        self
     }
 
     /// To the end of the last request.
@@ -211,6 +368,10 @@ impl Simulator {
         self.report.copies = cache.copies;
         self.report.evictions = cache.evictions;
         self.report.ahead = counters.steps_ahead;
+        self.report.orphans = counters.orphan_rows;
+        self.report.behind_failures = self.world.behind_failures;
+        self.report.drafts = counters.draft_tokens;
+        self.report.accepted_drafts = counters.accepted_draft_tokens;
         self.report.windowed = u64::from(!cache.windows().is_empty());
         self.report.window_evictions = cache.windows().iter().map(|window| window.evictions).sum();
         self.report.window_miss_tokens = cache.window_miss_tokens;
@@ -224,139 +385,91 @@ impl Simulator {
 
     /// Every token could be computed alone, in a step of its own, as often as its sequence may be preempted.
     fn step_limit(&self) -> u64 {
-        let tokens = self.scenario.clients.iter().map(|client| {
+        let tokens = self.world.scenario.clients.iter().map(|client| {
             let request = &client.request;
             (request.prompt.len() as u64 + u64::from(request.sampling.max_tokens)) * u64::from(request.n)
         });
-        tokens.sum::<u64>() * u64::from(self.scenario.config.max_preemptions + 2) + 100
+        tokens.sum::<u64>() * u64::from(self.world.scenario.config.max_preemptions + 2) + 100
     }
 
     fn step(&mut self) -> Result<(), String> {
         self.report.steps += 1;
+        self.world.steps = self.report.steps;
         let arrived = self.arrive();
+        let now = self.world.now;
         let cancellations = std::mem::take(&mut self.cancellations);
-        self.scheduler.admit(arrived, cancellations, self.now);
-        self.cache.advance(self.now.0);
-        let clients = &self.scenario.clients;
-        keeping::command(&mut self.keeping, &mut self.scheduler, &mut self.cache, clients)?;
-        self.report.pins += keeping::check(&self.cache, self.scenario.pins)?;
-        if self.scenario.preempts_one_in > 0 && self.preempting.one_in(self.scenario.preempts_one_in) {
+        self.scheduler.admit(arrived, cancellations, now);
+        self.cache.advance(now.0);
+        let scenario = &self.world.scenario;
+        keeping::command(&mut self.keeping, &mut self.scheduler, &mut self.cache, &scenario.clients)?;
+        self.report.pins += keeping::check(&self.cache, scenario.pins)?;
+        if scenario.preempts_one_in > 0 && self.preempting.one_in(scenario.preempts_one_in) {
             self.scheduler.preempt_all(&mut self.cache);
             if self.preempting.one_in(2) {
                 // What was given up does not survive.
                 self.scheduler.command(&mut self.cache, CacheCommand::Clear { tenant: None });
             }
         }
-        if !self.scheduler.under_way() {
-            self.plan()?;
-        }
-        self.plan_ahead()?;
-        let Some(Flight { plan, planned, fails, ahead }) = self.flights.pop_front() else {
-            return Err("no step was begun".into());
-        };
-        let empty = plan.sequences.is_empty();
-        self.now.0 += self.cost.step(&plan);
-        if !empty {
-            let swaps = plan.swap_outs.len() + plan.swap_ins.len();
-            self.now.0 += (swaps as f64 * self.scenario.swap_us) as u64;
-        }
-        let living = self.scheduler.tables().count();
-        if ahead && living < plan.sequences.len() {
-            self.report.orphans += 1;
-        }
-        let failed = || Err(ExecutorError { step: plan.step, reason: "injected".into() });
-        let result = match fails {
-            None if empty => Ok(folio_engine::StepOutput { step: plan.step, ..Default::default() }),
-            Some(true) => failed(),
-            _ => {
-                let output = self.executor.finish().cloned().map_err(|error| error.to_string())?;
-                if fails.is_some() { failed() } else { Ok(output) }
-            }
-        };
-        let fails = fails.is_some();
-        self.report.behind_failures += u64::from(fails && !self.flights.is_empty());
-        let events = match &result {
-            Ok(output) => self.scheduler.commit(&mut self.cache, Ok(output), self.now),
-            Err(error) => self.scheduler.commit(&mut self.cache, Err(error.clone()), self.now),
-        };
-        let events: Vec<_> = std::mem::take(events);
+        self.draft();
+        let events = std::mem::take(turn(&mut self.scheduler, &mut self.cache, &mut self.world));
+        std::mem::replace(&mut self.world.wrong, Ok(()))?;
         let (tokens, decodes) = self.scheduler.last_step();
-        if decodes > 0 && tokens - decodes > self.scenario.config.max_prefill_tokens_while_decoding {
+        let config = &self.world.scenario.config;
+        if decodes > 0 && tokens - decodes > config.max_prefill_tokens_while_decoding {
             return Err(format!("{} prompt tokens beside {decodes} decodes", tokens - decodes));
         }
-        let progress = !empty || !events.is_empty();
-        for (id, event) in events {
-            self.deliver(id, event, fails, planned)?;
-        }
-        self.empty_steps = if progress { 0 } else { self.empty_steps + 1 };
-        if self.empty_steps > 2 {
+        let finished = self.world.finished.take();
+        // Time passes while somebody waits for it.
+        self.world.now.0 += if finished.is_none() { 1000 } else { 0 };
+        self.idle_turns = if finished.is_some() || !events.is_empty() { 0 } else { self.idle_turns + 1 };
+        if self.idle_turns > 2 {
             let (scheduler, cache) = (&self.scheduler, self.cache.stats());
             return Err(format!("nothing is computed although something waits\n{scheduler:?}{cache:?}"));
+        }
+        let (planned, failed) = finished.unwrap_or(((self.report.steps, now), false));
+        for (id, event) in events {
+            self.deliver(id, event, failed, planned)?;
         }
         self.clients_act();
         self.scheduler.check(&self.cache)?;
         self.check_tenants()
     }
 
-    fn plan(&mut self) -> Result<(), String> {
-        let ready: Vec<_> = self.scheduler.one_token_short().collect();
-        let plan = self.scheduler.plan(&mut self.cache, self.now);
-        if self.trace {
-            println!("{plan:?}");
+    /// Says what some choices may say next, more or less rightly.
+    fn draft(&mut self) {
+        let percent = self.world.scenario.drafts;
+        if percent == 0 {
+            return;
         }
-        check_plan(plan, &self.scenario, false)?;
-        let plan = plan.clone();
-        let empty = plan.sequences.is_empty();
-        if !empty {
-            self.check_swap_outs(&plan)?;
+        let vocab = u64::from(self.world.scenario.vocab);
+        for reader in &self.readers {
+            let Some(expected) = &reader.expectation else { continue };
+            for (choice, answer) in expected.choices.iter().enumerate() {
+                if reader.finished[choice].is_some() || self.drafting.one_in(3) {
+                    continue;
+                }
+                let rest = answer.tokens.iter().skip(reader.tokens[choice].len());
+                let count = self.drafting.range(1, 5) as usize;
+                let drafts: Vec<u32> = rest
+                    .take(count)
+                    .map(|(token, _)| match self.drafting.range(1, 100) <= percent {
+                        true => *token,
+                        false => self.drafting.range(0, vocab - 1) as u32,
+                    })
+                    .collect();
+                self.scheduler.propose(reader.client.request.id, choice as u32, &drafts);
+            }
         }
-        self.check_copies(&plan)?;
-        self.check_swap_ins(&plan)?;
-        let left_out =
-            |id: &SequenceId| ready.contains(id) && !plan.sequences.iter().any(|planned| planned.id == *id);
-        if let Some(id) = self.scheduler.one_token_short().find(left_out) {
-            return Err(format!("{id:?} lacks one token, holds blocks, and was left out"));
-        }
-        let fails = !empty && self.scenario.fails_one_in > 0 && self.rng.one_in(self.scenario.fails_one_in);
-        let fails = fails.then(|| self.rng.one_in(2));
-        if !empty && fails != Some(true) {
-            self.executor.begin(&plan).map_err(|error| error.to_string())?;
-        }
-        let planned = (self.report.steps, self.now);
-        self.flights.push_back(Flight { plan, planned, fails, ahead: false });
-        Ok(())
-    }
-
-    /// Plans and begins the step after the one that runs, where that is possible.
-    fn plan_ahead(&mut self) -> Result<(), String> {
-        if !self.executor.ahead() {
-            return Ok(());
-        }
-        let Some(plan) = self.scheduler.ahead(&mut self.cache, self.now) else { return Ok(()) };
-        if self.trace {
-            println!("ahead: {plan:?}");
-        }
-        let before = self.flights.back().map(|flight| &flight.plan);
-        check_ahead(before.ok_or("ahead of nothing")?, plan)?;
-        check_plan(plan, &self.scenario, true)?;
-        let plan = plan.clone();
-        self.check_copies(&plan)?;
-        self.scheduler.check(&self.cache)?;
-        self.executor.begin(&plan).map_err(|error| error.to_string())?;
-        let fails = self.scenario.fails_one_in > 0 && self.rng.one_in(self.scenario.fails_one_in);
-        let planned = (self.report.steps, self.now);
-        self.flights.push_back(Flight { plan, planned, fails: fails.then_some(false), ahead: true });
-        Ok(())
     }
 
     fn arrive(&mut self) -> Vec<folio_engine::Request> {
         if !self.scheduler.has_work()
             && let Some(next) = self.arriving.front()
         {
-            self.now = self.now.max(next.arrives);
+            self.world.now = self.world.now.max(next.arrives);
         }
         let mut requests = Vec::new();
-        while let Some(client) = self.arriving.pop_front_if(|client| client.arrives <= self.now) {
+        while let Some(client) = self.arriving.pop_front_if(|client| client.arrives <= self.world.now) {
             requests.push(client.request.clone());
             let n = client.request.n as usize;
             self.report.forks += n as u64 - 1;
@@ -386,13 +499,15 @@ impl Simulator {
         failed: bool,
         planned: (u64, Micros),
     ) -> Result<(), String> {
-        let now = self.now;
-        let (vocab, max_model_len) = (self.scenario.vocab as usize, self.scenario.config.max_model_len);
+        let now = self.world.now;
+        let (vocab, max_model_len) =
+            (self.world.scenario.vocab as usize, self.world.scenario.config.max_model_len);
         let reader = self.readers.iter_mut().find(|reader| reader.client.request.id == id);
         let reader = reader.ok_or_else(|| format!("an event for {id:?}, which never arrived"))?;
         reader.struck |= failed;
         let request = &reader.client.request;
-        let windows: Vec<u32> = self.scenario.windows.iter().map(|window| window.window_tokens).collect();
+        let windows: Vec<u32> =
+            self.world.scenario.windows.iter().map(|window| window.window_tokens).collect();
         let expectation =
             reader.expectation.take().unwrap_or_else(|| expect(request, vocab, max_model_len, &windows));
         let taken = reader.take(&event, &expectation, now);
@@ -422,11 +537,12 @@ impl Simulator {
 
     /// Cancellations that are due, and slow readers reading.
     fn clients_act(&mut self) {
+        let now = self.world.now;
         for reader in &mut self.readers {
             reader.buffered = reader.buffered.saturating_sub(1);
             let id = reader.client.request.id;
             let cancels = match reader.client.behaviour {
-                Behaviour::CancelsAt(at) => at <= self.now,
+                Behaviour::CancelsAt(at) => at <= now,
                 Behaviour::CancelsAfter(events) => reader.events >= events,
                 _ => false,
             };
@@ -444,68 +560,10 @@ impl Simulator {
         }
     }
 
-    /// What is copied out was written by the tenant whose copy it becomes.
-    fn check_swap_outs(&mut self, plan: &StepPlan) -> Result<(), String> {
-        for swap in &plan.swap_outs {
-            let group = swap.group as usize;
-            let owner = self.scheduler.copies().find(|(_, copy)| copy.slots(group).contains(&swap.slot));
-            let Some((request, copy)) = owner else {
-                return Err(format!("{swap:?} is part of no copy"));
-            };
-            if self.wrote[group][swap.block.0 as usize] != Some(copy.tenant()) {
-                return Err(format!("{swap:?} copies a block of another tenant than {:?}", copy.tenant()));
-            }
-            self.swapped[group][swap.slot as usize] = Some(request);
-        }
-        Ok(())
-    }
-
-    /// What comes back goes to a block of the request it was copied from, and of no other.
-    fn check_swap_ins(&self, plan: &StepPlan) -> Result<(), String> {
-        for swap in &plan.swap_ins {
-            let group = swap.group as usize;
-            let holders =
-                || self.scheduler.tables().filter(|(_, _, table)| table.group(group).contains(&swap.block));
-            let holder = holders().next().map(|(request, _, _)| request);
-            let runs =
-                plan.sequences.iter().any(|sequence| sequence.block_tables[group].contains(&swap.block.0));
-            let from = self.swapped[group][swap.slot as usize];
-            if !runs || holder.is_none() || holder != from || holders().count() != 1 {
-                return Err(format!("{swap:?} goes to {holder:?} and came from {from:?}"));
-            }
-        }
-        Ok(())
-    }
-
-    /// A copy goes to a block of a sequence that runs in this step, and stays within its tenant.
-    fn check_copies(&mut self, plan: &StepPlan) -> Result<(), String> {
-        for copy in &plan.copies {
-            let group = copy.group as usize;
-            let runs =
-                plan.sequences.iter().any(|sequence| sequence.block_tables[group].contains(&copy.to.0));
-            let owner = self.scheduler.tables().find(|(_, _, table)| table.group(group).contains(&copy.to));
-            let to = owner.map(|(_, tenant, _)| tenant);
-            let from = self.wrote[group][copy.from.0 as usize];
-            if copy.from == copy.to || copy.tokens == 0 || !runs || from != to {
-                return Err(format!("{copy:?} serves nobody, or crosses tenants"));
-            }
-        }
-        // From here on the step writes.
-        for (group, wrote) in self.wrote.iter_mut().enumerate() {
-            for (_, tenant, table) in self.scheduler.tables() {
-                // What is shared was written by its owner.
-                let shared = table.root().shared_blocks() as usize;
-                let held = table.group(group).iter().skip(shared).filter(|block| **block != HOLE);
-                held.for_each(|block| wrote[block.0 as usize] = Some(tenant));
-            }
-        }
-        Ok(())
-    }
-
     /// No block is held by two tenants.
     fn check_tenants(&mut self) -> Result<(), String> {
         let mut shared_blocks = 0;
-        for (group, blocks) in self.wrote.iter().map(Vec::len).enumerate() {
+        for (group, blocks) in self.world.wrote.iter().map(Vec::len).enumerate() {
             let mut holder: Vec<Option<TenantId>> = vec![None; blocks];
             for (request, tenant, table) in self.scheduler.tables() {
                 let shared = table.root().shared_blocks() as usize;

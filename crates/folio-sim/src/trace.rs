@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use folio_engine::plan::{ExecutorError, Sampled, StepOutput, StepPlan, Want};
 use folio_engine::request::{Event, Request, RequestId, SamplingParams};
-use folio_engine::{Executor, Micros, Scheduler, SchedulerConfig};
+use folio_engine::{Driver, Micros, Scheduler, SchedulerConfig, turn};
 use folio_kv::{CacheConfig, KvCache, LruLeafFirst, TenantId};
 use serde::Deserialize;
 
@@ -136,11 +136,18 @@ pub struct TraceReport {
 
 struct TraceDevice<'a> {
     requests: &'a [TraceRequest],
+    cost: CostModel,
+    now: Micros,
     output: StepOutput,
 }
 
-impl Executor for TraceDevice<'_> {
-    fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
+impl Driver for TraceDevice<'_> {
+    fn now(&mut self) -> Micros {
+        self.now
+    }
+
+    fn begin(&mut self, plan: &StepPlan, _: &Scheduler, _: &KvCache) {
+        self.now.0 += self.cost.step(plan).max(1);
         self.output.step = plan.step;
         self.output.samples.clear();
         for sample in plan.sequences.iter().flat_map(|sequence| &sequence.samples) {
@@ -154,11 +161,10 @@ impl Executor for TraceDevice<'_> {
             };
             self.output.samples.push(Sampled::Token { id, logprobs: None });
         }
-        Ok(())
     }
 
-    fn finish(&mut self) -> Result<&StepOutput, ExecutorError> {
-        Ok(&self.output)
+    fn finish(&mut self) -> (Micros, Result<&StepOutput, ExecutorError>) {
+        (self.now, Ok(&self.output))
     }
 }
 
@@ -169,7 +175,8 @@ pub fn replay(
 ) -> Result<TraceReport, folio_engine::ConfigError> {
     let mut scheduler = Scheduler::new(config.scheduler.clone())?;
     let mut cache = KvCache::new(config.cache, Box::new(LruLeafFirst::new()));
-    let mut device = TraceDevice { requests, output: StepOutput::default() };
+    let mut device =
+        TraceDevice { requests, cost: config.cost, now: Micros(0), output: StepOutput::default() };
     let mut report = TraceReport::default();
     let mut first_tokens: Vec<f64> = Vec::new();
     let mut occupancy = 0.0;
@@ -188,14 +195,13 @@ pub fn replay(
                 None => report.refused += 1,
             }
         }
-        let plan = scheduler.plan(&mut cache, now);
-        now.0 += config.cost.step(plan).max(1);
-        let output = device.execute(plan);
-        for (_, event) in scheduler.commit(&mut cache, output, now).drain(..) {
+        device.now = now;
+        for (_, event) in turn(&mut scheduler, &mut cache, &mut device).drain(..) {
             if let Event::Finished { timing, .. } = event {
                 first_tokens.push((timing.first_token.0 - timing.arrived.0) as f64 / 1e6);
             }
         }
+        now = device.now.max(Micros(now.0 + 1));
         let held = f64::from(cache.stats().active_blocks) / f64::from(config.cache.blocks.max(1));
         occupancy += held;
         if scheduler.contended() {
@@ -240,6 +246,7 @@ fn build(index: usize, request: &TraceRequest, config: &ReplayConfig) -> Option<
         prompt: request.prompt.clone(),
         n: 1,
         sampling,
+        class: 0,
         priority: 0,
         deadline: None,
         prompt_logprobs: None,

@@ -4,6 +4,7 @@
 //! Alone in its file, because the counter sees every thread of the process.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use folio_cpu::{CpuBackend, CpuOptions};
@@ -95,17 +96,17 @@ fn root() -> Root {
 #[test]
 fn nothing_is_allocated_after_warm_up() {
     steps();
-    ahead();
+    overlap();
     evictions();
     swaps();
     experts();
 }
 
-/// Steps that are planned while others run, on a device that says nothing but the same token.
-fn ahead() {
+/// Two steps under way, on a device that says nothing but the same token.
+fn overlap() {
     let config = CacheConfig { blocks: 512, block_tokens: 16, bytes_per_block: 1 };
     let mut cache = KvCache::new(config, Box::new(LearnedLifetimes::new(0.01)));
-    let mut scheduler = Scheduler::new(SchedulerConfig::default()).expect("valid limits");
+    let mut scheduler = Scheduler::new(SchedulerConfig::default()).expect("valid limits").with_overlap(2, 1);
     let root = root();
     let requests = (0..SEQUENCES).map(|id| Request {
         id: RequestId(id),
@@ -114,6 +115,7 @@ fn ahead() {
         prompt: (0..PROMPT).map(|i| i * 37 + id as u32 * 101).collect::<Vec<_>>().into(),
         n: 1,
         sampling: SamplingParams::greedy(STEPS),
+        class: 0,
         priority: 0,
         deadline: None,
         prompt_logprobs: None,
@@ -122,21 +124,20 @@ fn ahead() {
     });
     scheduler.admit(requests, [], Micros(0));
     let mut output = StepOutput::default();
-    let mut oldest = 0;
+    let mut wanted = VecDeque::with_capacity(2);
     let mut counted: Vec<(u32, u64)> = Vec::with_capacity(STEPS as usize);
     for step in 1..STEPS {
         let now = Micros(u64::from(step) * 1000);
         let before = CALLS.load(Ordering::Relaxed);
-        if !scheduler.under_way() {
-            let plan = scheduler.plan(&mut cache, now);
-            (oldest, output.step) = (plan.step, plan.step);
-            output.samples.clear();
-            let wanted = plan.sequences.iter().map(|sequence| sequence.samples.len()).sum();
-            output.samples.resize(wanted, Sampled::Token { id: 3, logprobs: None });
+        while scheduler.has_room() && !scheduler.plan(&mut cache, now).sequences.is_empty() {
+            let plan = scheduler.planned();
+            let samples: usize = plan.sequences.iter().map(|sequence| sequence.samples.len()).sum();
+            wanted.push_back((plan.step, samples));
         }
-        scheduler.ahead(&mut cache, now);
+        let (oldest, samples) = wanted.pop_front().expect("somebody decodes");
         output.step = oldest;
-        oldest += 1;
+        output.samples.clear();
+        output.samples.resize(samples, Sampled::Token { id: 3, logprobs: None });
         scheduler.commit(&mut cache, Ok(&output), now).clear();
         let calls = CALLS.load(Ordering::Relaxed) - before;
         if step > WARM_UP && calls > 0 {
@@ -261,6 +262,7 @@ fn steps() {
         prompt: (0..PROMPT).map(|i| (i * 37 + id as u32 * 101) % vocab as u32).collect::<Vec<_>>().into(),
         n: 1,
         sampling: sampling(id),
+        class: 0,
         priority: 0,
         deadline: None,
         prompt_logprobs: None,

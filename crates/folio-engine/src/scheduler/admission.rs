@@ -13,11 +13,11 @@
 //! In a divided pool (`folio_kv::Quota`) a sequence must fit its tenant's ceiling too, and a tenant that would hold more
 //! than its guarantee leaves room for the unused guarantees of tenants that wait.
 //!
-//! Better priority may displace worse: the blocks and the place of the cheapest running sequences of strictly worse
-//! priority.
+//! A better class may displace a worse one, and a tenant's better priority its own worse one: the blocks and the place of the
+//! cheapest of those that run.
 //!
 //! With `guarantee_completion` every sequence has such a reservation from the start, choices of one request included. So
-//! nobody is ever preempted, and better priority comes first among those that wait but displaces nobody.
+//! nobody is ever preempted, and who comes first does so among those that wait but displaces nobody.
 
 use std::cmp::Reverse;
 
@@ -25,11 +25,12 @@ use folio_kv::{GroupCounts, KvCache, TenantId};
 
 use super::Scheduler;
 use super::outlook::{Holding, Outlook};
-use crate::sequence::{Sequence, Slot, State};
+use super::room::Verdict;
+use crate::sequence::{Found, Fresh, Running, Sequence, Slot, State};
 use crate::stats::WaitingFor;
 
-/// A lookup costs a hash of the whole prompt; one that led to nothing is not repeated for this many steps.
-const LOOKUP_STEPS: u64 = 64;
+/// A lookup costs a hash of the whole prompt; one that led to nothing is not repeated for this many plans.
+const LOOKUP_PLANS: u64 = 64;
 
 /// Blocks an admission would take, per cache group.
 #[derive(Clone, Copy, Debug)]
@@ -45,48 +46,60 @@ struct Demand {
 impl Scheduler {
     /// Whether looking at the waiting queue can lead to anything in this step.
     pub(super) fn admission_possible(&self) -> bool {
-        let Some(best) = self.waiting.best_priority() else { return false };
+        if self.step.preempted || self.preempting > 0 || self.waiting.len() == 0 {
+            return false;
+        }
         let room = (self.running.len() as u32) < self.config.max_num_seqs;
-        let displaces = !self.config.guarantee_completion
-            && self.running.last().is_some_and(|(worst, _)| worst.priority > best);
-        !self.scratch.preempted && (room || displaces)
+        room || (!self.config.guarantee_completion && self.displacement_possible())
+    }
+
+    /// Whether somebody who waits may have a better class than somebody who runs, or a better priority in the same class.
+    fn displacement_possible(&self) -> bool {
+        let (Some(best), Some((worst, _))) = (self.waiting.best_class(), self.running.last()) else {
+            return false;
+        };
+        worst.class > best || self.waiting.best_priority(best).is_some_and(|own| own < worst.priority)
     }
 
     /// Learns what the cache holds of a waiting sequence, if that is not known or old.
     pub(super) fn look_up(&mut self, cache: &KvCache, slot: Slot) {
-        let step = self.step;
-        let sequence = &mut self.sequences[slot];
-        if sequence.looked_up_step != 0 && step - sequence.looked_up_step < LOOKUP_STEPS {
-            return;
+        let plans = self.step.plans;
+        let found = self.sequences[slot].waiting().and_then(|waiting| waiting.found);
+        if found.is_none_or(|found| plans - found.plan >= LOOKUP_PLANS) {
+            self.look_up_now(cache, slot);
         }
-        self.look_up_now(cache, slot);
     }
 
     fn look_up_now(&mut self, cache: &KvCache, slot: Slot) {
-        let step = self.step;
-        let sequence = &mut self.sequences[slot];
+        let sequence = &self.sequences[slot];
         let attachable = sequence.attachable() as usize;
-        sequence.lookup = cache.lookup(&sequence.root, &sequence.tokens[..attachable]);
-        sequence.looked_up_step = step;
-        self.look_up_copy(cache, slot);
+        let lookup = cache.lookup(&sequence.request.root, &sequence.tokens[..attachable]);
+        let cached = lookup.full_blocks * cache.config().block_tokens + lookup.tail_tokens;
+        let mut found = Found { plan: self.step.plans, lookup, cached, restores: false };
+        self.look_up_copy(cache, sequence, &mut found);
         let sequence = &mut self.sequences[slot];
-        let shared = sequence.lookup.shared_blocks;
+        let shared = found.lookup.shared_blocks;
         if sequence.hashes_shared != Some(shared) {
-            let root = if shared > 0 { sequence.root } else { sequence.root.own() };
-            sequence.hashes = cache.block_hashes(&root, &sequence.tokens[..sequence.prompt_len as usize]);
+            let root = sequence.request.root;
+            let root = if shared > 0 { root } else { root.own() };
+            sequence.hashes = cache.block_hashes(&root, &sequence.request.prompt);
             sequence.hashes_shared = Some(shared);
+        }
+        if let Some(waiting) = sequence.waiting_mut() {
+            waiting.found = Some(found);
         }
     }
 
     /// Attaches what is cached and makes the sequence running, or notes what it waits for.
     pub(super) fn try_admit(&mut self, cache: &mut KvCache, slot: Slot) -> bool {
-        if self.scratch.preempted {
+        if self.step.preempted || self.preempting > 0 || self.waits_for_copy(slot) {
             return false;
         }
         if self.waits_for_leader(slot) || (!self.admits(cache, slot) && !self.outranks_somebody(slot)) {
             return false;
         }
-        if self.sequences[slot].looked_up_step != self.step {
+        let found = self.sequences[slot].waiting().and_then(|waiting| waiting.found);
+        if found.is_none_or(|found| found.plan != self.step.plans) {
             // What is decided now must be true now: blocks found earlier may be gone.
             self.look_up_now(cache, slot);
             if self.waits_for_leader(slot) {
@@ -100,14 +113,25 @@ impl Scheduler {
         true
     }
 
+    /// Its copy in host memory is being made. (One that this step makes can be used in it: a step copies out first.)
+    fn waits_for_copy(&mut self, slot: Slot) -> bool {
+        let waits = self.is_copied(slot);
+        if waits {
+            self.wait_for(slot, WaitingFor::TierLoad);
+        }
+        waits
+    }
+
     fn outranks_somebody(&self, slot: Slot) -> bool {
-        let priority = self.sequences[slot].rank.priority;
-        self.running.last().is_some_and(|(worst, _)| worst.priority > priority)
+        let sequence = &self.sequences[slot];
+        self.running.iter().rev().any(|(_, other)| sequence.outranks(&self.sequences[*other]))
     }
 
     fn waits_for_leader(&mut self, slot: Slot) -> bool {
         let Some((leader, block)) = self.leader_of(slot) else { return false };
-        self.sequences[slot].awaited_block = block;
+        if let Some(waiting) = self.sequences[slot].waiting_mut() {
+            waiting.awaited_block = block;
+        }
         self.wait_for(slot, WaitingFor::SharedPrefix { leader });
         true
     }
@@ -115,23 +139,25 @@ impl Scheduler {
     /// The running sequence that is computing the next block this one lacks, and the last block they have in common.
     fn leader_of(&self, slot: Slot) -> Option<(crate::plan::SequenceId, u32)> {
         let sequence = &self.sequences[slot];
-        if sequence.wants_rows() || sequence.restores {
+        let waiting = sequence.waiting()?;
+        if sequence.wants_rows() || waiting.restores() {
             return None;
         }
-        if let State::Waiting { reason: WaitingFor::SharedPrefix { .. }, since } = sequence.state
-            && self.now.0.saturating_sub(since.0) > self.config.shared_prefix_wait_us_max
+        if matches!(waiting.reason, WaitingFor::SharedPrefix { .. })
+            && self.now.0.saturating_sub(waiting.since.0) > self.config.shared_prefix_wait_us_max
         {
             return None;
         }
-        let missing = sequence.hashes.get(sequence.lookup.full_blocks as usize..)?;
+        let full_blocks = waiting.lookup().full_blocks;
+        let missing = sequence.hashes.get(full_blocks as usize..)?;
         let owner = self.in_flight.owner(missing.first()?)?;
         let leader = &self.sequences[owner];
-        if leader.rank.priority > sequence.rank.priority {
+        if sequence.outranks(leader) {
             return None;
         }
         let common =
             missing.iter().take_while(|hash| self.in_flight.owner(hash) == Some(owner)).count() as u32;
-        Some((leader.id(), sequence.lookup.full_blocks + common - 1))
+        Some((leader.id(), full_blocks + common - 1))
     }
 
     /// It may only run when it can no longer be preempted: because it was so often, or because nobody ever is.
@@ -142,16 +168,17 @@ impl Scheduler {
 
     fn demand(&mut self, cache: &KvCache, slot: Slot) -> Demand {
         let sequence = &self.sequences[slot];
-        let known = sequence.tokens.len() as u32;
+        let known = sequence.known();
+        let lookup = sequence.waiting().map(|waiting| waiting.lookup()).unwrap_or_default();
         let chunk = sequence.chunk_max(self.config.max_num_batched_tokens);
         let reserve = self.must_reserve(slot);
         let limit = sequence.final_positions().saturating_sub(known);
         let growth = if reserve { limit } else { self.lengths.remaining(sequence.generated(), limit) };
-        let now = cache.demand(&sequence.lookup, known, chunk);
-        let later = cache.demand(&sequence.lookup, known + growth, chunk).saturating_sub(now);
+        let now = cache.demand(&lookup, known, chunk);
+        let later = cache.demand(&lookup, known + growth, chunk).saturating_sub(now);
         // Who shares window blocks with a sequence that has a reservation may cost it that many.
-        let reserved = !self.scratch.reserved.is_empty();
-        let shared = if reserved { cache.shared(&sequence.lookup) } else { GroupCounts::default() };
+        let reserved = !self.reservations.is_empty();
+        let shared = if reserved { cache.shared(&lookup) } else { GroupCounts::default() };
         Demand { now: now + shared, later, reserve }
     }
 
@@ -162,14 +189,14 @@ impl Scheduler {
             return false;
         }
         let demand = self.demand(cache, slot);
-        let tenant = self.sequences[slot].root.tenant;
+        let tenant = self.sequences[slot].owner();
         let mut within = cache.available();
         within[0] = cache.room(tenant).0;
         let spare = self.unreserved(cache, within, None);
         if !self.within_ceiling(cache, slot, demand) {
             // Its tenant's own affair: nobody passes it by going first.
             let sequence = &self.sequences[slot];
-            self.waiting.fair.caps(sequence.rank.priority, sequence.tenant);
+            self.waiting.fair.caps(sequence.rank.class, sequence.tenant());
             self.wait_for(slot, WaitingFor::Blocks);
             return false;
         }
@@ -185,8 +212,8 @@ impl Scheduler {
         };
         if !fits {
             self.wait_for(slot, WaitingFor::Blocks);
-            if !self.scratch.refused.contains(&slot) {
-                self.scratch.refused.push(slot);
+            if !self.step.refused.contains(&slot) {
+                self.step.refused.push(slot);
             }
         }
         fits
@@ -198,12 +225,12 @@ impl Scheduler {
         if !cache.has_quotas() {
             return true;
         }
-        let tenant = self.sequences[slot].root.tenant;
+        let tenant = self.sequences[slot].owner();
         let room = self.unreserved(cache, cache.available_to(tenant), None)[0];
         let mut needed = demand.now[0];
         for at in 0..self.running.len() {
             let running = self.running[at].1;
-            if self.sequences[running].root.tenant == tenant {
+            if self.sequences[running].owner() == tenant {
                 // Counted once, whoever runs.
                 let later = if needed == demand.now[0] { demand.later[0] } else { 0 };
                 needed += later + self.predicted_growth(cache, running)[0];
@@ -222,9 +249,9 @@ impl Scheduler {
             return 0;
         }
         let mut owners: Vec<TenantId> = Vec::new();
-        for head in &self.scratch.heads {
-            let first = self.waiting.of(head.priority, head.tenant).next();
-            let owner = first.map(|slot| self.sequences[slot].root.tenant);
+        for head in &self.step.heads {
+            let first = self.waiting.of(head.class, head.tenant).next();
+            let owner = first.map(|slot| self.sequences[slot].owner());
             owners.extend(owner.filter(|owner| *owner != tenant && !owners.contains(owner)));
         }
         owners.iter().map(|owner| cache.quota(*owner).guarantee.saturating_sub(active(*owner))).sum()
@@ -239,11 +266,11 @@ impl Scheduler {
         margin: GroupCounts,
         spare: GroupCounts,
     ) -> bool {
-        let outlook = self.scratch.outlook.take().unwrap_or_else(|| self.look_ahead(cache));
+        let outlook = self.step.outlook.take().unwrap_or_else(|| self.look_ahead(cache));
         let mut all = demand.now + demand.later;
         let mut promised = outlook.promised;
         if cache.has_quotas() {
-            self.scratch.outlook = Some(outlook);
+            self.step.outlook = Some(outlook);
             return (all + promised + margin).fits(spare);
         }
         promised[0] = 0;
@@ -256,7 +283,7 @@ impl Scheduler {
         };
         let divided = spare[0].saturating_add(outlook.own);
         let fits = (all + promised + margin).fits(spare) && most.saturating_add(margin[0]) <= divided;
-        self.scratch.outlook = Some(outlook);
+        self.step.outlook = Some(outlook);
         fits
     }
 
@@ -272,7 +299,8 @@ impl Scheduler {
     /// Adds a running sequence to the forecast. One with a reservation is not part of what is divided.
     fn foresee(&mut self, cache: &KvCache, slot: Slot, outlook: &mut Outlook) {
         let sequence = &self.sequences[slot];
-        let Some(table) = sequence.table.as_ref().filter(|_| !sequence.reserved) else { return };
+        let Some(running) = sequence.running().filter(|running| running.reserved.is_none()) else { return };
+        let table = &running.table;
         let shared_tail = cache.needed(table, table.capacity())[0];
         let holding = Holding {
             own: cache.exclusive_full(table),
@@ -287,7 +315,7 @@ impl Scheduler {
     /// What a waiting sequence would come to hold.
     fn candidate_holding(&self, cache: &KvCache, slot: Slot) -> Holding {
         let sequence = &self.sequences[slot];
-        let found = &sequence.lookup;
+        let found = sequence.waiting().map(|waiting| waiting.lookup()).unwrap_or_default();
         let capacity = found.full_blocks * cache.config().block_tokens;
         Holding { own: found.idle_blocks[0], capacity, ..holding(sequence, cache) }
     }
@@ -303,89 +331,94 @@ impl Scheduler {
 
     fn predicted_growth(&mut self, cache: &KvCache, slot: Slot) -> GroupCounts {
         let sequence = &self.sequences[slot];
-        if sequence.reserved {
+        if sequence.has_reservation() {
             return GroupCounts::default();
         }
-        let known = sequence.tokens.len() as u32;
+        let known = sequence.known();
         let limit = sequence.final_positions().saturating_sub(known);
         let growth = self.lengths.remaining(sequence.generated(), limit);
-        sequence.blocks_missing(cache, known + growth, self.config.max_num_batched_tokens)
+        self.missing(cache, slot, known + growth)
     }
 
-    /// Takes place and blocks of running sequences of strictly worse priority, if that is enough to admit `slot`.
+    /// Takes place and blocks of running sequences that `slot` outranks, if that is enough to admit it. Of victims that are under way
+    /// it gets them later.
     fn displace(&mut self, cache: &mut KvCache, slot: Slot) -> bool {
-        let priority = self.sequences[slot].rank.priority;
         let demand = self.demand(cache, slot);
         let needed = if demand.reserve { demand.now + demand.later } else { demand.now };
-        let mut gain = GroupCounts::default();
-        let mut victims = Vec::new();
-        for (rank, victim) in self.running.iter().rev().take_while(|(rank, _)| rank.priority > priority) {
-            let sequence = &self.sequences[*victim];
-            // In a divided pool priority is a matter between a tenant's own sequences.
-            let may = !cache.has_quotas() || sequence.root.tenant == self.sequences[slot].root.tenant;
-            if let Some(table) = sequence.table.as_ref().filter(|_| !sequence.reserved && may) {
-                gain += cache.exclusive_blocks(table);
-                victims.push((Reverse(rank.priority), self.price(cache, *victim).1, *victim));
+        let (mut gain, mut victims) = (GroupCounts::default(), Vec::new());
+        let sequence = &self.sequences[slot];
+        let owner = sequence.owner();
+        for (rank, victim) in self.running.iter().rev() {
+            let other = &self.sequences[*victim];
+            // In a divided pool this is a matter between a tenant's own sequences.
+            let may = !cache.has_quotas() || other.owner() == owner;
+            let Some(running) = other.running().filter(|running| running.reserved.is_none() && may) else {
+                continue;
+            };
+            if sequence.outranks(other) {
+                gain += cache.exclusive_blocks(&running.table);
+                let price = self.price(cache, *victim).1;
+                victims.push((Reverse((rank.class, rank.priority)), price, *victim));
             }
         }
         victims.sort_unstable();
-        let tenant = self.sequences[slot].root.tenant;
-        if victims.is_empty() || !needed.fits(self.unreserved(cache, cache.available_to(tenant), None) + gain)
-        {
+        let spare = self.unreserved(cache, cache.available_to(owner), None);
+        if victims.is_empty() || !needed.fits(spare + gain) {
             return false;
         }
-        let mut victims = victims.into_iter();
-        loop {
-            let place = (self.running.len() as u32) < self.config.max_num_seqs;
-            if place && needed.fits(self.unreserved(cache, cache.available_to(tenant), None)) {
-                return true;
+        for (_, _, victim) in victims {
+            let place = ((self.running.len() as u32) - self.preempting) < self.config.max_num_seqs;
+            let lacking = match self.fits(cache, owner, needed, None) {
+                Verdict::Fits => GroupCounts::default(),
+                Verdict::Lacks(lacking) => lacking.saturating_sub(self.coming(cache)),
+            };
+            if place && lacking.is_zero() {
+                break;
             }
-            match victims.next() {
-                Some((_, _, victim)) => self.preempt(cache, victim),
-                None => return false,
-            }
+            self.preempt(cache, victim);
         }
+        let place = (self.running.len() as u32) < self.config.max_num_seqs;
+        place && self.fits(cache, owner, needed, None).fits()
     }
 
     fn attach(&mut self, cache: &mut KvCache, slot: Slot) {
         let demand = self.demand(cache, slot);
-        let step = self.step;
-        let sequence = &mut self.sequences[slot];
-        let rank = sequence.rank;
-        let was_shared =
-            matches!(sequence.state, State::Waiting { reason: WaitingFor::SharedPrefix { .. }, .. });
+        let turn = self.turn_of(slot);
         let before = cache.available();
-        let swapped = sequence.swapped.as_ref().filter(|_| sequence.restores);
-        let restored =
-            swapped.and_then(|copy| cache.attach_swapped(&sequence.tokens, copy, &mut self.plan.swap_ins));
-        self.scratch.swap_in_owners.resize(self.plan.swap_ins.len(), slot);
+        let sequence = &mut self.sequences[slot];
+        let positions = sequence.final_positions();
+        let attachable = sequence.attachable();
+        let Some(waiting) = sequence.waiting_mut() else { return };
+        let (reason, at_stake, copy) = (waiting.reason, waiting.at_stake, waiting.copy.take());
+        let found = waiting.found;
+        let swapped = copy.as_ref().filter(|_| waiting.restores());
+        let swap_ins = &mut self.step.plan.swap_ins;
+        let restored = swapped.and_then(|copy| cache.attach_swapped(&sequence.tokens, copy, swap_ins));
+        self.step.swap_in_owners.resize(self.step.plan.swap_ins.len(), slot);
+        let fresh = Fresh { restored: restored.is_some(), copy };
         let mut table = restored.unwrap_or_else(|| {
-            let (table, copies) = cache.attach(&sequence.root, &sequence.tokens, sequence.attachable());
-            self.plan.copies.extend(copies);
-            self.scratch.copy_owners.resize(self.plan.copies.len(), slot);
+            let (table, copies) = cache.attach(&sequence.request.root, &sequence.tokens, attachable);
+            self.step.plan.copies.extend(copies);
+            self.step.copy_owners.resize(self.step.plan.copies.len(), slot);
             table
         });
-        table.reserve(sequence.final_positions());
-        sequence.computed = table.computed();
-        sequence.table = Some(table);
-        sequence.state = State::Running;
-        sequence.fresh = true;
-        sequence.reserved = demand.reserve;
-        sequence.synced = 0;
-        sequence.looked_up_step = step;
-        if demand.reserve {
-            self.scratch.reserved.push(slot);
+        table.reserve(positions);
+        if matches!(reason, WaitingFor::SharedPrefix { .. }) {
+            self.counters.shared_prefix_tokens += u64::from(table.computed());
         }
-        if was_shared {
-            self.counters.shared_prefix_tokens += u64::from(sequence.computed);
-        }
-        self.in_flight.announce(slot, sequence);
-        self.learn_survival(slot);
-        let sequence = &self.sequences[slot];
-        let (tenant, turn) = (sequence.tenant, self.turn_of(slot));
-        self.waiting.remove(tenant, rank, slot);
+        // What an operator shares is computed by its owner alone, whoever waits for it.
+        let from = table.published_blocks().max(sequence.hashes_shared.unwrap_or(0));
+        let announced = self.in_flight.announce(slot, &sequence.hashes, from);
+        sequence.state = State::Running(Running { announced, ..Running::new(table, Some(fresh)) });
+        let (tenant, rank) = (sequence.tenant(), sequence.rank);
+        self.learn_survival(found.map_or(0, |found| found.cached), at_stake);
+        self.waiting.remove(tenant, rank, slot, reason);
         self.start_running(slot);
-        if let Some(mut outlook) = self.scratch.outlook.take() {
+        if demand.reserve {
+            self.reserve(cache, slot);
+        }
+        self.update_reservations(cache);
+        if let Some(mut outlook) = self.step.outlook.take() {
             // Its own is what attaching took of what was available; somebody else's, shared now, stays on their account
             // until the next step looks again.
             let own = outlook.own;
@@ -393,20 +426,22 @@ impl Scheduler {
             if !demand.reserve {
                 outlook.own = own + before.saturating_sub(cache.available())[0];
             }
-            self.scratch.outlook = Some(outlook);
+            self.step.outlook = Some(outlook);
         }
-        for at in 0..self.scratch.refused.len() {
-            let refused = self.scratch.refused[at];
-            if self.turn_of(refused) < turn {
-                self.sequences[refused].bypassed += 1;
+        for at in 0..self.step.refused.len() {
+            let refused = self.step.refused[at];
+            if self.turn_of(refused) < turn
+                && let Some(waiting) = self.sequences[refused].waiting_mut()
+            {
+                waiting.bypassed += 1;
             }
         }
     }
 
     /// Blocks were taken for `slot` in the step being planned: they were available, now they are its own.
     pub(super) fn foreseen_taken(&mut self, slot: Slot, taken: GroupCounts) {
-        let reserved = self.sequences[slot].reserved;
-        if let Some(outlook) = self.scratch.outlook.as_mut().filter(|_| !reserved) {
+        let reserved = self.sequences[slot].has_reservation();
+        if let Some(outlook) = self.step.outlook.as_mut().filter(|_| !reserved) {
             outlook.own += taken[0];
             outlook.promised = outlook.promised.saturating_sub(taken);
         }
@@ -414,23 +449,23 @@ impl Scheduler {
 
     pub(super) fn wait_for(&mut self, slot: Slot, reason: WaitingFor) {
         let now = self.now;
-        let sequence = &mut self.sequences[slot];
-        let State::Waiting { reason: before, since } = &mut sequence.state else { return };
-        if std::mem::discriminant(before) != std::mem::discriminant(&reason) {
-            *since = now;
+        let Some(waiting) = self.sequences[slot].waiting_mut() else { return };
+        let before = std::mem::replace(&mut waiting.reason, reason);
+        if std::mem::discriminant(&before) != std::mem::discriminant(&reason) {
+            waiting.since = now;
+            self.waiting.changes(before, reason);
             match reason {
                 WaitingFor::Blocks => self.counters.block_waits += 1,
                 WaitingFor::SharedPrefix { .. } => self.counters.shared_prefix_waits += 1,
                 _ => {}
             }
         }
-        *before = reason;
     }
 }
 
 /// What is known of it without a table.
 fn holding(sequence: &Sequence, cache: &KvCache) -> Holding {
-    let known = sequence.tokens.len() as u32;
+    let known = sequence.known();
     Holding {
         own: 0,
         capacity: 0,

@@ -1,87 +1,212 @@
-//! The plan's memory: each sequence keeps its own entry and lends it to the plan for one step.
+//! The plan's entries, and what is remembered of a step until its commit.
 //!
-//! A block table in the plan is brought up to date from the first block the last step wrote to; everything before is
-//! immutable, but for what a window left behind since. So a decode costs a few words per step, whatever its context.
+//! Each sequence keeps its entry for its memory and lends it to the plan until the next is made. A block table in an entry is
+//! brought up to date from the first block the last commit changed; everything before is immutable, but for what a window left
+//! behind since. So a decode costs a few words per step, whatever its context.
 
 use super::Scheduler;
-use folio_kv::{BlockId, HOLE};
+use super::costs::Computed;
+use super::swap::bytes_of;
+use folio_kv::{BlockId, HOLE, KvCache};
 
-use crate::plan::{SamplePlan, SequencePlan, Want};
-use crate::request::Pooling;
-use crate::sequence::{Sequence, choice_seed};
+use crate::plan::{CHOSEN, SamplePlan, SequenceId, SequencePlan, Want};
+use crate::request::{Micros, Pooling};
+use crate::sequence::{Place, Sequence, Slot, choice_seed};
+
+/// What a step has of one sequence.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Planned {
+    pub id: SequenceId,
+    pub slot: Slot,
+    pub rows: u32,
+    /// Its samples, the first `scores` of them of prompt tokens.
+    pub samples: u32,
+    pub scores: u32,
+    pub drafts: u32,
+    /// A later step may name the token that it chooses.
+    pub names: bool,
+}
+
+/// A step that was begun and is not committed.
+#[derive(Default)]
+pub(super) struct Flight {
+    pub step: u64,
+    pub planned: Vec<Planned>,
+    /// Whose copies in host memory it makes, and the bytes it copies each way.
+    pub swapped_out: Vec<(SequenceId, Slot)>,
+    pub out_bytes: u64,
+    pub in_bytes: u64,
+    pub computed: Computed,
+    pub decodes: u32,
+    pub tokens: u32,
+    pub planned_at: Micros,
+}
 
 impl Scheduler {
-    /// Fills the plan from what was granted.
-    pub(super) fn build(&mut self) {
-        debug_assert!(self.plan.sequences.is_empty(), "commit takes the entries back");
-        for (_, slot) in &self.running {
-            let sequence = &mut self.sequences[*slot];
-            if sequence.granted == 0 {
-                continue;
-            }
-            let mut entry = std::mem::replace(&mut sequence.plan, lent());
-            fill(&mut entry, sequence);
-            let ends = sequence.computed + sequence.granted == sequence.tokens.len() as u32;
-            if let Some(pooling) = sequence.pooling {
-                pool(&mut entry, sequence, pooling, ends);
-            } else if ends {
-                match self.groups.get(&sequence.request) {
-                    Some(group) if !sequence.born => {
-                        sample_choices(&mut entry, sequence, group.seed, &group.unborn)
-                    }
-                    _ => {
-                        let spec = sequence.sample_spec(sequence.seed);
-                        entry.samples.push(SamplePlan { row: sequence.granted - 1, want: Want::Token(spec) });
-                    }
+    /// Takes the memory of the last plan back. What it was to copy out is repeated if it was never begun.
+    pub(super) fn recycle(&mut self) {
+        let step = &mut self.step;
+        if !step.plan.sequences.is_empty() {
+            for (entry, (id, slot)) in step.plan.sequences.iter_mut().zip(&step.lenders) {
+                if self.sequences.lives(*id, *slot) {
+                    std::mem::swap(entry, &mut self.sequences[*slot].entry);
+                    // What the plan shares with it is dropped, so that it is changed in place.
+                    self.sequences[*slot].entry.samples.clear();
                 }
             }
-            self.plan.sequences.push(entry);
-            self.planned.push((sequence.id(), *slot));
+            step.plan.sequences.clear();
+            step.lenders.clear();
+            step.plan.swap_outs.clear();
+            step.swap_out_owners.clear();
         }
-        self.last_tokens = self.scratch.granted;
+        step.plan.copies.clear();
+        step.copy_owners.clear();
+        step.plan.swap_ins.clear();
+        step.swap_in_owners.clear();
+    }
+
+    /// Fills the plan from what was granted, and remembers it as under way.
+    pub(super) fn build(&mut self, cache: &KvCache) {
+        let step = self.next_step();
+        self.step.plan.step = step;
+        if self.step.granted == 0 {
+            return;
+        }
+        let mut flight = self.spare.pop().unwrap_or_default();
+        flight.step = step;
+        flight.planned_at = self.now;
+        let mut samples = 0;
+        for (_, slot) in &self.running {
+            let sequence = &mut self.sequences[*slot];
+            let Some(granted) = sequence.running().map(|running| running.granted).filter(|rows| *rows > 0)
+            else {
+                continue;
+            };
+            let group = self.groups.get_mut(&sequence.request.id);
+            if let Some(group) = group.filter(|group| !group.scheduled) {
+                group.scheduled = true;
+                sequence.timing.scheduled = self.now;
+                self.queued.requests -= 1;
+                self.queued.tokens -= u64::from(group.prompt_len);
+            }
+            let mut entry = std::mem::replace(&mut sequence.entry, lent());
+            let mut planned = fill(&mut entry, sequence, granted);
+            planned.slot = *slot;
+            let ends = entry.first_position + granted >= sequence.known();
+            let mut single = sequence.choice;
+            if let Some(pooling) = sequence.request.pooling {
+                pool(&mut entry, sequence, pooling, ends);
+            } else if ends && sequence.params.max_tokens > 0 {
+                match self.groups.get_mut(&sequence.request.id) {
+                    Some(group) if single.is_none() => {
+                        single = group.single();
+                        sample_choices(&mut entry, sequence, group);
+                    }
+                    _ => sample_token(&mut entry, sequence),
+                }
+                planned.names = single.is_some() && planned.drafts == 0 && sequence.can_be_followed();
+            }
+            planned.samples = entry.samples.len() as u32;
+            schedule(sequence, &planned, Place { step, sample: samples + planned.samples.saturating_sub(1) });
+            samples += planned.samples;
+            flight.count(&entry);
+            self.step.plan.sequences.push(entry);
+            self.step.lenders.push((planned.id, *slot));
+            flight.planned.push(planned);
+        }
+        flight.decodes = self.step.decodes;
+        flight.tokens = self.step.granted;
+        let owners = self.step.swap_out_owners.iter();
+        flight.swapped_out.extend(owners.map(|slot| (self.sequences[*slot].id(), *slot)));
+        flight.swapped_out.dedup();
+        flight.out_bytes = bytes_of(cache, &self.step.plan.swap_outs);
+        flight.in_bytes = bytes_of(cache, &self.step.plan.swap_ins);
+        self.counters.steps_ahead += u64::from(!self.flights.is_empty());
+        self.flights.push_back(flight);
+    }
+}
+
+impl Flight {
+    fn count(&mut self, entry: &SequencePlan) {
+        let tokens = entry.tokens.len() as f64;
+        if entry.tokens.len() == 1 {
+            self.computed.decodes += 1;
+        } else {
+            self.computed.tokens += tokens;
+            self.computed.positions += tokens * (f64::from(entry.first_position) + tokens / 2.0);
+        }
+    }
+
+    /// Keeps the memory and nothing else.
+    pub fn clear(mut self) -> Self {
+        self.planned.clear();
+        self.swapped_out.clear();
+        Self { planned: self.planned, swapped_out: self.swapped_out, ..Self::default() }
+    }
+}
+
+/// The rows are under way.
+fn schedule(sequence: &mut Sequence, planned: &Planned, place: Place) {
+    let Some(running) = sequence.running_mut() else { return };
+    running.scheduled += planned.rows;
+    running.steps += 1;
+    running.granted = 0;
+    if planned.names {
+        running.pending += 1;
+        running.chosen = place;
     }
 }
 
 /// What is left in the sequence while the plan holds its entry; allocates nothing.
 fn lent() -> SequencePlan {
-    SequencePlan {
-        id: crate::plan::SequenceId(0),
-        first_position: 0,
-        tokens: Vec::new(),
-        block_tables: Vec::new(),
-        samples: Vec::new(),
-    }
+    Sequence::empty_plan(SequenceId(0))
 }
 
-fn fill(entry: &mut SequencePlan, sequence: &mut Sequence) {
-    let (from, to) = (sequence.computed, sequence.computed + sequence.granted);
-    entry.id = sequence.id();
+fn fill(entry: &mut SequencePlan, sequence: &mut Sequence, granted: u32) -> Planned {
+    let (known, id) = (sequence.known(), sequence.id());
+    let (from, chosen) =
+        sequence.running().map_or((0, Place::default()), |running| (running.scheduled, running.chosen));
+    let to = from + granted;
+    entry.id = id;
     entry.first_position = from;
     entry.tokens.clear();
-    entry.tokens.extend_from_slice(&sequence.tokens[from as usize..to as usize]);
     entry.samples.clear();
+    entry.follows = None;
+    entry.drafts = 0;
+    if from < known {
+        entry.tokens.extend_from_slice(&sequence.tokens[from as usize..to.min(known) as usize]);
+        entry.drafts = to.saturating_sub(known);
+        entry.tokens.extend(sequence.drafts.drain(..).take(entry.drafts as usize));
+    } else {
+        entry.tokens.push(CHOSEN | chosen.sample);
+        entry.follows = Some(chosen.step);
+    }
     fill_tables(entry, sequence);
-    if let Some(top) = sequence.score_top {
-        for position in from.max(sequence.scored)..to.min(sequence.prompt_len - 1) {
+    if let Some(top) = sequence.request.prompt_logprobs {
+        for position in from.max(sequence.scored)..to.min(sequence.prompt_len() - 1) {
             let next = sequence.tokens[position as usize + 1];
             entry.samples.push(SamplePlan { row: position - from, want: Want::Score { next, top } });
         }
     }
+    let (scores, drafts) = (entry.samples.len() as u32, entry.drafts);
+    Planned { id, slot: Slot(0), rows: granted, samples: scores, scores, drafts, names: false }
 }
 
 /// Brings the block tables up to date.
-pub(super) fn fill_tables(entry: &mut SequencePlan, sequence: &mut Sequence) {
-    let Some(table) = &sequence.table else { return };
+fn fill_tables(entry: &mut SequencePlan, sequence: &mut Sequence) {
+    let positions = sequence.final_positions();
+    let Some(running) = sequence.running_mut() else { return };
+    let table = &running.table;
     entry.block_tables.resize_with(table.groups(), Vec::new);
     for (group, blocks) in entry.block_tables.iter_mut().enumerate() {
         if blocks.capacity() == 0 {
             // For the longest possible output, so that a decode never allocates here.
             let block_tokens = table.capacity() / table.blocks().len().max(1) as u32;
-            blocks.reserve(sequence.final_positions().div_ceil(block_tokens.max(1)) as usize);
+            blocks.reserve(positions.div_ceil(block_tokens.max(1)) as usize);
         }
-        sync(blocks, table.group(group), sequence.synced as usize);
+        sync(blocks, table.group(group), running.synced as usize);
     }
-    sequence.synced = u32::MAX;
+    running.synced = u32::MAX;
 }
 
 /// Brings a block table of the plan up to date: what lies behind the window now, and everything from entry `synced` on.
@@ -96,13 +221,13 @@ fn sync(planned: &mut Vec<u32>, blocks: &[BlockId], synced: usize) {
 
 /// What is wanted of the rows of this step for the vector that its prompt becomes.
 fn pool(entry: &mut SequencePlan, sequence: &Sequence, pooling: Pooling, ends: bool) {
-    let row = sequence.granted - 1;
+    let row = entry.tokens.len() as u32 - 1;
     let want = match pooling {
         Pooling::Last if ends => Want::Hidden,
         Pooling::Last => return,
         Pooling::Mean => {
             // Computed again after a preemption, some rows are part of the sum already.
-            let first = sequence.scored.saturating_sub(sequence.computed);
+            let first = sequence.scored.saturating_sub(entry.first_position);
             if first > row {
                 return;
             }
@@ -113,12 +238,23 @@ fn pool(entry: &mut SequencePlan, sequence: &Sequence, pooling: Pooling, ends: b
 }
 
 /// Every choice draws its first token from the last row of the prompt.
-fn sample_choices(entry: &mut SequencePlan, sequence: &Sequence, seed: u64, unborn: &[u32]) {
-    if sequence.params.max_tokens == 0 {
-        return;
+fn sample_choices(entry: &mut SequencePlan, sequence: &Sequence, group: &mut super::Group) {
+    group.sampled.clear();
+    group.sampled.extend_from_slice(&group.unborn);
+    let row = entry.tokens.len() as u32 - 1;
+    let ahead = sequence.running().map_or(0, |running| running.pending);
+    for choice in &group.unborn {
+        let spec = sequence.sample_spec(choice_seed(group.seed, *choice), ahead);
+        entry.samples.push(SamplePlan { row, want: Want::Token(spec) });
     }
-    for choice in unborn {
-        let spec = sequence.sample_spec(choice_seed(seed, *choice));
-        entry.samples.push(SamplePlan { row: sequence.granted - 1, want: Want::Token(spec) });
+}
+
+/// The token behind the last row; behind a draft one for each row from the last known token on.
+fn sample_token(entry: &mut SequencePlan, sequence: &Sequence) {
+    let (Some(choice), Some(running)) = (sequence.choice, sequence.running()) else { return };
+    let last = entry.tokens.len() as u32 - 1;
+    for at in 0..=entry.drafts {
+        let spec = sequence.sample_spec(choice.seed, running.pending + at);
+        entry.samples.push(SamplePlan { row: last - entry.drafts + at, want: Want::Token(spec) });
     }
 }

@@ -5,13 +5,13 @@ use folio_kv::{BlockTable, KvCache, TenantId};
 use super::Scheduler;
 use crate::plan::SequenceId;
 use crate::request::RequestId;
+use crate::sequence::{Running, Sequence, Slot};
 
 impl Scheduler {
-    /// What does not hold, in words, or nothing. Valid between steps, and while one that was planned ahead is under way.
+    /// What does not hold, in words, or nothing. Valid whenever nothing is being planned or committed.
     /// O(everything).
     pub fn check(&self, cache: &KvCache) -> Result<(), String> {
-        let tables: Vec<&BlockTable> =
-            self.sequences.iter().filter_map(|sequence| sequence.table.as_ref()).collect();
+        let tables: Vec<&BlockTable> = self.tables().map(|(_, _, table)| table).collect();
         cache.check(&tables).map_err(|violation| violation.to_string())?;
         let copies: Vec<_> = self.copies().map(|(_, copy)| copy).collect();
         cache.check_swapped(&copies).map_err(|violation| violation.to_string())?;
@@ -31,26 +31,24 @@ impl Scheduler {
             return Err("the running list is out of order".into());
         }
         for (_, slot) in &self.running {
-            let sequence = &self.sequences[*slot];
-            // A step that was planned ahead is under way: one row of each of its sequences.
-            let planned = self.planned.contains(&(sequence.id(), *slot));
-            if !sequence.is_running() || sequence.table.is_none() || sequence.granted != u32::from(planned) {
-                return Err(format!("{:?} is in the running list and not running", sequence.id()));
-            }
-            if sequence.swapped.is_some() {
-                return Err(format!("{:?} runs and still has its copy", sequence.id()));
-            }
-            if sequence.table.as_ref().is_some_and(|table| table.computed() != sequence.computed) {
-                return Err(format!("{:?} and its table disagree on what is computed", sequence.id()));
-            }
+            self.check_running(cache, *slot)?;
         }
+        let mut counts = self.waiting.counts();
         for slot in self.waiting.iter() {
-            let sequence = &self.sequences[slot];
-            if sequence.is_running() || sequence.table.is_some() || sequence.computed != 0 {
-                return Err(format!("{:?} waits and holds something", sequence.id()));
+            let Some(waiting) = self.sequences[slot].waiting() else {
+                return Err(format!("{:?} is in the queue and runs", self.sequences[slot].id()));
+            };
+            match counts.of(waiting.reason).checked_sub(1) {
+                Some(rest) => *counts.of(waiting.reason) = rest,
+                None => return Err(format!("more wait for {:?} than are counted", waiting.reason)),
             }
         }
-        let reserved = self.running.iter().filter(|(_, slot)| self.sequences[*slot].reserved).count();
+        let victims = self.running.iter().filter_map(|(_, slot)| self.sequences[*slot].running());
+        if victims.filter(|running| running.preempted).count() as u32 != self.preempting {
+            return Err(format!("{} victims wait for their last commit, others are marked", self.preempting));
+        }
+        let reserved =
+            self.running.iter().filter(|(_, slot)| self.sequences[*slot].has_reservation()).count();
         if self.config.guarantee_completion
             && (reserved < self.running.len() || self.counters.preemptions > 0)
         {
@@ -59,8 +57,15 @@ impl Scheduler {
                 "completion is guaranteed, but {reserved} of {running} have a reservation and {preemptions} were preempted"
             ));
         }
-        if reserved != self.scratch.reserved.len() {
-            return Err(format!("{reserved} reservations, {} counted", self.scratch.reserved.len()));
+        let reservations =
+            self.running.iter().filter_map(|(_, slot)| self.sequences[*slot].running()?.reserved);
+        let mut sum = folio_kv::GroupCounts::default();
+        reservations.for_each(|blocks| sum += blocks);
+        if (sum, reserved as u32) != self.reservations.blocks() {
+            return Err(format!(
+                "{reserved} reservations of {sum} blocks, {:?} counted",
+                self.reservations.blocks()
+            ));
         }
         if self.running.len() as u32 > self.config.max_num_seqs {
             return Err(format!(
@@ -72,25 +77,63 @@ impl Scheduler {
         self.check_requests()
     }
 
+    /// Its progress is that of the steps under way, and it has what was set aside for it.
+    fn check_running(&self, cache: &KvCache, slot: Slot) -> Result<(), String> {
+        let sequence = &self.sequences[slot];
+        let fail = |what: &str| Err(format!("{:?} {what}", sequence.id()));
+        let Some(running) = sequence.running() else { return fail("is in the running list and waits") };
+        let (mut steps, mut rows, mut pending) = (0, 0, 0);
+        for planned in self.flights.iter().flat_map(|flight| &flight.planned) {
+            if planned.id == sequence.id() {
+                steps += 1;
+                rows += planned.rows;
+                pending += u32::from(planned.names);
+            }
+        }
+        if (running.steps, running.pending, running.granted) != (steps, pending, 0) {
+            return fail("counts other steps under way than there are");
+        }
+        if running.scheduled != running.table.computed() + rows
+            || running.scheduled > running.table.capacity()
+        {
+            return fail("is scheduled further than its rows or its blocks reach");
+        }
+        let drafts = self.flights.iter().flat_map(|flight| &flight.planned);
+        let drafts: u32 =
+            drafts.filter(|planned| planned.id == sequence.id()).map(|planned| planned.drafts).sum();
+        if running.scheduled > sequence.known() + running.pending + drafts {
+            return fail("is scheduled beyond what is known and pending");
+        }
+        if running.fresh.is_some() && steps == 0 {
+            return fail("was attached and never ran");
+        }
+        let missing = self.missing(cache, slot, sequence.final_positions());
+        if running.reserved.is_some_and(|reserved| !missing.fits(reserved)) {
+            return fail(&format!("needs {missing}, {:?} is set aside for it", running.reserved));
+        }
+        Ok(())
+    }
+
     /// Every block table there is, and whose it is.
     pub fn tables(&self) -> impl Iterator<Item = (RequestId, TenantId, &BlockTable)> {
         self.sequences.iter().filter_map(|sequence| {
-            sequence.table.as_ref().map(|table| (sequence.request, sequence.tenant, table))
+            sequence.running().map(|running| (sequence.request.id, sequence.tenant(), &running.table))
         })
     }
 
-    /// Running sequences that lack one token: each belongs into the next plan, unless it is cancelled or preempted. (With
-    /// a reservation a stall of a step is possible.)
+    /// Running sequences that lack one token and are part of no unfinished step: each belongs into the next plan, unless it is
+    /// cancelled or preempted. (With a reservation a stall of a step is possible.)
     pub fn one_token_short(&self) -> impl Iterator<Item = SequenceId> {
         let running = self.running.iter().map(|(_, slot)| &self.sequences[*slot]);
-        running
-            .filter(|sequence| sequence.remaining() == 1 && !sequence.reserved)
-            .map(|sequence| sequence.id())
+        let short = |sequence: &&Sequence| {
+            sequence.remaining() == 1 && !sequence.has_reservation() && !sequence.is_under_way()
+        };
+        running.filter(short).map(|sequence| sequence.id())
     }
 
     fn check_requests(&self) -> Result<(), String> {
         for sequence in self.sequences.iter() {
-            if sequence.computed as usize >= sequence.tokens.len() {
+            if sequence.computed() >= sequence.known() {
                 return Err(format!("{:?} has nothing left to compute", sequence.id()));
             }
             if sequence.timing.preemptions > self.config.max_preemptions {
@@ -117,25 +160,26 @@ impl Scheduler {
 impl std::fmt::Debug for Scheduler {
     /// One line per sequence: what a person needs to see why nothing moves.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        writeln!(f, "step {}, {} running, {} waiting", self.step, self.running.len(), self.waiting.len())?;
+        let (running, waiting) = (self.running.len(), self.waiting.len());
+        writeln!(f, "step {}, {running} running, {waiting} waiting", self.next_step())?;
         let order = self.running.iter().map(|(_, slot)| *slot).chain(self.waiting.iter());
         for slot in order {
             let s = &self.sequences[slot];
-            writeln!(
-                f,
-                "  {:?} of {:?} priority {}: {} of {} known computed, {} blocks, up to {} positions, {:?}{}, preempted {}, passed {}",
-                s.id(),
-                s.request,
-                s.rank.priority,
-                s.computed,
-                s.tokens.len(),
-                s.table.as_ref().map_or(0, |table| table.blocks().len()),
-                s.final_positions(),
-                s.state,
-                if s.reserved { " (reserved)" } else { "" },
-                s.timing.preemptions,
-                s.bypassed,
-            )?;
+            let (id, request, rank, known, last) =
+                (s.id(), s.request.id, s.rank, s.known(), s.final_positions());
+            write!(f, "  {id:?} of {request:?} class {} priority {}: ", rank.class, rank.priority)?;
+            write!(f, "{} of {known} known computed, up to {last}, ", s.computed())?;
+            match (s.running(), s.waiting()) {
+                (Some(r), _) => {
+                    let Running { scheduled, steps, reserved, preempted, .. } = r;
+                    let blocks = r.table.blocks().len();
+                    write!(f, "{blocks} blocks, {scheduled} scheduled in {steps} steps, ")?;
+                    write!(f, "reserved {reserved:?}, victim {preempted}")?;
+                }
+                (_, Some(w)) => write!(f, "{:?} since {:?}, passed {}", w.reason, w.since, w.bypassed)?,
+                _ => {}
+            }
+            writeln!(f, ", preempted {}", s.timing.preemptions)?;
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Which tenant's turn is it, inside a priority class: virtual token counters (VTC; Sheng et al., "Fairness in Serving
+//! Which tenant's turn is it, inside a class: virtual token counters (VTC; Sheng et al., "Fairness in Serving
 //! Large Language Models", OSDI 2024).
 //!
 //! Owns: the counters. Must never: look at a sequence or decide anything but the order of tenants.
@@ -62,7 +62,7 @@ struct Class {
 /// A tenant with something in the waiting queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Head {
-    pub priority: i32,
+    pub class: i32,
     pub time: u64,
     pub tenant: TenantId,
 }
@@ -91,22 +91,22 @@ impl Fairness {
     }
 
     /// A sequence exists from now on.
-    pub fn begins(&mut self, priority: i32) {
-        self.classes.entry(priority).or_default().living += 1;
+    pub fn begins(&mut self, class: i32) {
+        self.classes.entry(class).or_default().living += 1;
     }
 
     /// It exists no more, neither waiting nor running.
-    pub fn ends(&mut self, priority: i32) {
-        let Some(class) = self.classes.get_mut(&priority) else { return };
-        class.living -= 1;
-        if class.living == 0 {
-            self.classes.remove(&priority);
+    pub fn ends(&mut self, class: i32) {
+        let Some(counts) = self.classes.get_mut(&class) else { return };
+        counts.living -= 1;
+        if counts.living == 0 {
+            self.classes.remove(&class);
         }
     }
 
-    fn account(&mut self, priority: i32, tenant: TenantId) -> &mut Account {
+    fn account(&mut self, class: i32, tenant: TenantId) -> &mut Account {
         let weight = self.weights.get(&tenant).copied().unwrap_or(1);
-        let class = self.classes.entry(priority).or_default();
+        let class = self.classes.entry(class).or_default();
         class.accounts.entry(tenant).or_insert_with(|| Account {
             time: 0,
             token: UNIT / u64::from(weight.max(1)),
@@ -116,74 +116,80 @@ impl Fairness {
     }
 
     /// A sequence enters the waiting queue.
-    pub fn waits(&mut self, priority: i32, tenant: TenantId) {
-        if self.account(priority, tenant).waiting == 0 {
-            let least = self.least(priority);
-            let account = self.account(priority, tenant);
+    pub fn waits(&mut self, class: i32, tenant: TenantId) {
+        if self.account(class, tenant).waiting == 0 {
+            let least = self.least(class);
+            let account = self.account(class, tenant);
             account.time = account.time.max(least);
         }
-        self.account(priority, tenant).waiting += 1;
+        self.account(class, tenant).waiting += 1;
     }
 
     /// The least time of those that wait, else of who waited last.
-    fn least(&self, priority: i32) -> u64 {
-        let Some(class) = self.classes.get(&priority) else { return 0 };
+    fn least(&self, class: i32) -> u64 {
+        let Some(class) = self.classes.get(&class) else { return 0 };
         let waiting = class.accounts.values().filter(|account| account.waiting > 0);
         waiting.map(|account| account.time).min().unwrap_or(class.floor)
     }
 
     /// A sequence leaves the waiting queue, to run or for good.
-    pub fn leaves(&mut self, priority: i32, tenant: TenantId) {
-        let account = self.account(priority, tenant);
+    pub fn leaves(&mut self, class: i32, tenant: TenantId) {
+        let account = self.account(class, tenant);
         account.waiting -= 1;
         account.capped = false;
         let time = account.time;
-        if let Some(class) = self.classes.get_mut(&priority) {
+        if let Some(class) = self.classes.get_mut(&class) {
             class.floor = class.floor.max(time);
         }
     }
 
     /// Its own quota refuses a tenant. Until one of its sequences leaves the queue the others need not wait for it.
-    pub fn caps(&mut self, priority: i32, tenant: TenantId) {
-        self.account(priority, tenant).capped = true;
+    pub fn caps(&mut self, class: i32, tenant: TenantId) {
+        self.account(class, tenant).capped = true;
     }
 
     pub fn is_capped(&self, head: Head) -> bool {
-        let account = self.classes.get(&head.priority).and_then(|class| class.accounts.get(&head.tenant));
+        let account = self.classes.get(&head.class).and_then(|class| class.accounts.get(&head.tenant));
         account.is_some_and(|account| account.capped)
     }
 
     /// `prompt` prompt tokens were computed for the first time, `generated` ones were generated.
-    pub fn charge(&mut self, priority: i32, tenant: TenantId, prompt: u32, generated: u32) {
+    pub fn charge(&mut self, class: i32, tenant: TenantId, prompt: u32, generated: u32) {
         let service = u64::from(prompt) + u64::from(generated) * self.generated_weight;
-        let account = self.account(priority, tenant);
+        let account = self.account(class, tenant);
         account.time = account.time.saturating_add(service * account.token);
     }
 
     /// Virtual time of a tenant.
-    pub fn time(&self, priority: i32, tenant: TenantId) -> u64 {
-        let account = self.classes.get(&priority).and_then(|class| class.accounts.get(&tenant));
+    pub fn time(&self, class: i32, tenant: TenantId) -> u64 {
+        let account = self.classes.get(&class).and_then(|class| class.accounts.get(&tenant));
         account.map_or(0, |account| account.time)
     }
 
     /// What `tokens` prompt tokens would add to a tenant's time.
-    pub fn cost(&self, priority: i32, tenant: TenantId, tokens: u32) -> u64 {
-        let account = self.classes.get(&priority).and_then(|class| class.accounts.get(&tenant));
+    pub fn cost(&self, class: i32, tenant: TenantId, tokens: u32) -> u64 {
+        let account = self.classes.get(&class).and_then(|class| class.accounts.get(&tenant));
         u64::from(tokens) * account.map_or(UNIT, |account| account.token)
     }
 
     /// Everybody who waits, whose turn it is first.
     pub fn heads(&self, into: &mut Vec<Head>) {
         into.clear();
-        for (priority, class) in &self.classes {
-            let waiting = class.accounts.iter().filter(|(_, account)| account.waiting > 0);
+        for (class, accounts) in &self.classes {
+            let waiting = accounts.accounts.iter().filter(|(_, account)| account.waiting > 0);
             into.extend(waiting.map(|(tenant, account)| Head {
-                priority: *priority,
+                class: *class,
                 time: account.time,
                 tenant: *tenant,
             }));
         }
         into.sort_unstable();
+    }
+
+    /// Tenants with something in a class of the waiting queue, in no particular order.
+    pub fn waiting_tenants(&self, class: i32) -> impl Iterator<Item = TenantId> + '_ {
+        let accounts = self.classes.get(&class).into_iter().flat_map(|class| &class.accounts);
+        accounts.filter(|(_, account)| account.waiting > 0).map(|(tenant, _)| *tenant)
     }
 
     /// Sequences in the waiting queue and alive, as counted here.
@@ -257,7 +263,7 @@ mod tests {
         fairness.waits(0, TenantId(1));
         fairness.waits(-1, TenantId(2));
         fairness.charge(0, TenantId(1), 10, 0);
-        assert_eq!(order(&fairness), [2, 1], "better priority first");
+        assert_eq!(order(&fairness), [2, 1], "better class first");
         assert_eq!(fairness.time(-1, TenantId(1)), 0);
         fairness.leaves(0, TenantId(1));
         fairness.ends(0);

@@ -3,7 +3,6 @@
 use folio_kv::KvCache;
 
 use super::Scheduler;
-use crate::sequence::State;
 use crate::stats::{Counters, EngineStats, TenantFigures};
 
 impl Scheduler {
@@ -11,9 +10,9 @@ impl Scheduler {
         &self.counters
     }
 
-    /// Tokens of the last planned step, and how many of them were decodes.
+    /// Tokens of the last committed step, and how many of them were decodes.
     pub fn last_step(&self) -> (u32, u32) {
-        (self.last_tokens, self.last_decodes)
+        self.last_step
     }
 
     /// Writes everything the scheduler knows into `stats`. `tenants`: refresh those figures too, O(sequences + tenants).
@@ -21,16 +20,10 @@ impl Scheduler {
         stats.queued_requests = self.queued.requests;
         stats.queued_tokens = self.queued.tokens;
         stats.running = self.running.len() as u32;
-        stats.waiting = Default::default();
-        for slot in self.waiting.iter() {
-            if let State::Waiting { reason, .. } = self.sequences[slot].state {
-                stats.waiting.add(reason);
-            }
-        }
+        stats.waiting = self.waiting.counts();
         stats.counters = self.counters;
         stats.cache = cache.stats();
-        stats.last_step_tokens = self.last_tokens;
-        stats.last_step_decodes = self.last_decodes;
+        (stats.last_step_tokens, stats.last_step_decodes) = self.last_step;
         stats.busy = self.has_work();
         if tenants {
             self.report_tenants(cache, stats);
@@ -45,7 +38,7 @@ impl Scheduler {
             figures.kv = cache.holdings(figures.tenant);
         }
         for sequence in self.sequences.iter() {
-            let at = tenants.binary_search_by_key(&sequence.tenant, |figures| figures.tenant);
+            let at = tenants.binary_search_by_key(&sequence.tenant(), |figures| figures.tenant);
             if let Ok(at) = at {
                 let figures = &mut tenants[at];
                 let count = if sequence.is_running() { &mut figures.running } else { &mut figures.waiting };

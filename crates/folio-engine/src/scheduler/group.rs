@@ -16,7 +16,7 @@ use crate::plan::TokenHistory;
 use crate::request::{
     Event, FinishReason, Micros, Request, RequestId, SamplingParams, Timing, TokenLogprobs,
 };
-use crate::sequence::{Rank, Sequence, Slot, State, choice_seed};
+use crate::sequence::{Choice, Rank, Sequence, Slot, State, Waiting, choice_seed};
 use crate::stats::WaitingFor;
 
 pub(crate) struct Group {
@@ -27,44 +27,64 @@ pub(crate) struct Group {
     pub members: Vec<Slot>,
     /// Choices that have not got their first token, ascending. Empty once the prompt is done.
     pub unborn: Vec<u32>,
-    /// Set when it is first scheduled.
+    /// Those that the step with the prompt's last row samples.
+    pub sampled: Vec<u32>,
+    /// It was part of a plan.
+    pub scheduled: bool,
+    /// Set when its first step is committed.
     pub cached_tokens: Option<u32>,
     pub scores: Vec<TokenLogprobs>,
     pub seed: u64,
 }
 
+impl Group {
+    /// The choice, if there is but one and its prompt is not computed.
+    pub fn single(&self) -> Option<Choice> {
+        match self.unborn[..] {
+            [index] => Some(Choice { index, seed: choice_seed(self.seed, index) }),
+            _ => None,
+        }
+    }
+}
+
 impl Scheduler {
     pub(super) fn accept(&mut self, request: Request, now: Micros) {
         self.counters.requests_received += 1;
-        self.since.changed = true;
         self.queued.requests += 1;
         self.queued.tokens += request.prompt.len() as u64;
         self.next_arrival += 1;
-        let rank =
-            Rank { priority: request.priority, arrival: self.next_arrival, id: self.new_sequence_id() };
-        let group = Group {
+        let rank = Rank {
+            class: request.class,
+            priority: request.priority,
+            arrival: self.next_arrival,
+            id: self.new_sequence_id(),
+        };
+        let mut group = Group {
             tenant: request.tenant,
             deadline: request.deadline,
             prompt_len: request.prompt.len() as u32,
             members: Vec::with_capacity(request.n as usize),
             unborn: (0..request.n).collect(),
+            sampled: Vec::with_capacity(request.n as usize),
+            scheduled: false,
             cached_tokens: None,
             scores: Vec::new(),
             seed: request.sampling.seed,
         };
-        let (id, request_root) = (request.id, request.root.tenant);
-        let slot = self.sequences.insert(Box::new(first_sequence(request, rank, now)));
-        self.waiting.fair.begins(rank.priority);
-        self.waiting.insert(group.tenant, rank, slot);
+        let (id, owner) = (request.id, request.root.tenant);
+        let sequence = first_sequence(request, rank, now, self.config.max_model_len);
+        let slot = self.sequences.insert(Box::new(sequence));
+        group.members.push(slot);
+        self.waiting.fair.begins(rank.class);
+        self.waiting.insert(group.tenant, rank, slot, WaitingFor::Turn);
         // Whose memory it is may be a group of tenants that share a cache.
-        for tenant in [group.tenant, request_root] {
+        for tenant in [group.tenant, owner] {
             self.tenants.entry(tenant).or_default().tenant = tenant;
         }
         if let Some(deadline) = group.deadline {
             self.deadlines.insert((deadline, id));
         }
         self.groups.insert(id, group);
-        self.groups.entry(id).and_modify(|group| group.members.push(slot));
     }
 
     /// Acts on cancellations and passed deadlines.
@@ -95,12 +115,11 @@ impl Scheduler {
     ) {
         let Some(group) = self.groups.get(&id) else { return };
         let mut members = group.members.clone();
-        members.sort_unstable_by_key(|slot| self.sequences[*slot].choice);
+        members.sort_unstable_by_key(|slot| self.sequences[*slot].choice.map_or(0, |choice| choice.index));
         for slot in members {
-            if self.sequences[slot].born {
-                self.finish(cache, slot, reason, None, error.clone());
-            } else {
-                self.finish_unborn(cache, slot, reason, error.clone());
+            match self.sequences[slot].choice {
+                Some(_) => self.finish(cache, slot, reason, None, error.clone()),
+                None => self.finish_unborn(cache, slot, reason, error.clone()),
             }
         }
     }
@@ -118,10 +137,11 @@ impl Scheduler {
             self.emit_finished(id, choice, reason, None, None, timing);
             return;
         }
-        let member = group.members.iter().copied().find(|slot| {
-            let sequence = &self.sequences[*slot];
-            sequence.born && sequence.choice == choice
-        });
+        let member = group
+            .members
+            .iter()
+            .copied()
+            .find(|slot| self.sequences[*slot].choice.is_some_and(|own| own.index == choice));
         if let Some(slot) = member {
             self.finish(cache, slot, reason, None, None);
         }
@@ -135,7 +155,7 @@ impl Scheduler {
         reason: FinishReason,
         error: Option<Arc<str>>,
     ) {
-        let id = self.sequences[leader].request;
+        let id = self.sequences[leader].request.id;
         let timing = self.sequences[leader].timing;
         let unborn =
             self.groups.get_mut(&id).map(|group| std::mem::take(&mut group.unborn)).unwrap_or_default();
@@ -155,7 +175,8 @@ impl Scheduler {
         error: Option<Arc<str>>,
     ) {
         let sequence = &self.sequences[slot];
-        let (id, choice, timing) = (sequence.request, sequence.choice, sequence.timing);
+        let (id, timing) = (sequence.request.id, sequence.timing);
+        let choice = sequence.choice.map_or(0, |choice| choice.index);
         if self.contended() {
             self.doubt.learn(false);
         }
@@ -166,23 +187,28 @@ impl Scheduler {
 
     /// Gives back everything a sequence holds, and forgets its request with the last one.
     pub(super) fn retire(&mut self, cache: &mut KvCache, slot: Slot) {
-        self.give_back(cache, slot);
-        self.forget_copy(cache, slot);
-        let Some(sequence) = self.sequences.remove(slot) else { return };
-        self.since.changed = true;
-        self.waiting.remove(sequence.tenant, sequence.rank, slot);
-        self.waiting.fair.ends(sequence.rank.priority);
-        let Some(group) = self.groups.get_mut(&sequence.request) else { return };
+        let fresh = self.release(cache, slot);
+        let Some(mut sequence) = self.sequences.remove(slot) else { return };
+        let mut copy = fresh.and_then(|fresh| fresh.copy);
+        if let Some(waiting) = sequence.waiting_mut() {
+            copy = copy.or(waiting.copy.take());
+            let reason = waiting.reason;
+            self.waiting.remove(sequence.tenant(), sequence.rank, slot, reason);
+        }
+        self.forget_copy(cache, slot, copy);
+        self.waiting.fair.ends(sequence.rank.class);
+        let id = sequence.request.id;
+        let Some(group) = self.groups.get_mut(&id) else { return };
         group.members.retain(|member| *member != slot);
         if group.members.is_empty() {
             if let Some(deadline) = group.deadline {
-                self.deadlines.remove(&(deadline, sequence.request));
+                self.deadlines.remove(&(deadline, id));
             }
-            if group.cached_tokens.is_none() {
+            if !group.scheduled {
                 self.queued.requests -= 1;
                 self.queued.tokens -= u64::from(group.prompt_len);
             }
-            self.groups.remove(&sequence.request);
+            self.groups.remove(&id);
         }
     }
 
@@ -208,52 +234,31 @@ impl Scheduler {
 }
 
 /// The sequence that computes the prompt for all choices.
-fn first_sequence(request: Request, rank: Rank, now: Micros) -> Sequence {
+fn first_sequence(request: Request, rank: Rank, now: Micros, max_model_len: u32) -> Sequence {
     let prompt_len = request.prompt.len() as u32;
     // Reserved in full: untouched pages cost nothing, and appending a token never allocates.
     let mut tokens = Vec::with_capacity((prompt_len + request.sampling.max_tokens) as usize);
     tokens.extend_from_slice(&request.prompt);
+    let params = &request.sampling;
     Sequence {
         rank,
-        request: request.id,
-        tenant: request.tenant,
-        root: request.root,
-        choice: 0,
-        born: false,
-        seed: choice_seed(request.sampling.seed, 0),
-        history: penalized(&request.sampling)
-            .then(|| Arc::new(TokenHistory::of_prompt(&request.prompt, request.sampling.max_tokens))),
-        guide: request.sampling.rules.as_ref().map(|rules| GuideRef(rules.0.guide(&[]))),
-        params: Arc::new(request.sampling),
+        choice: None,
+        history: penalized(params)
+            .then(|| Arc::new(TokenHistory::of_prompt(&request.prompt, params.max_tokens))),
+        guide: params.rules.as_ref().map(|rules| GuideRef(rules.0.guide(&[]))),
+        generated_max: params.max_tokens.min(max_model_len.saturating_sub(prompt_len)),
+        params: Arc::new(params.clone()),
         tokens,
-        prompt_len,
-        computed: 0,
-        table: None,
-        state: State::Waiting { reason: WaitingFor::Turn, since: now },
-        score_top: request.prompt_logprobs,
-        pooling: request.pooling,
-        hidden_sum: None,
-        retention: request.retention.into(),
         scored: 0,
-        timing: Timing { arrived: now, ..Timing::default() },
-        reserved: false,
-        bypassed: 0,
-        high_water: 0,
+        hidden_sum: None,
         hashes: Vec::new(),
         hashes_shared: None,
-        announced: (0, 0),
-        awaited_block: 0,
-        lookup: Default::default(),
-        looked_up_step: 0,
-        found: 0,
-        swapped: None,
-        swap_pending: false,
-        restores: false,
-        at_stake: (0, 0),
-        granted: 0,
-        fresh: false,
-        plan: Sequence::empty_plan(rank.id),
-        synced: 0,
+        high_water: 0,
+        timing: Timing { arrived: now, ..Timing::default() },
+        entry: Sequence::empty_plan(rank.id),
+        drafts: Vec::new(),
+        state: State::Waiting(Waiting::new(WaitingFor::Turn, now)),
+        request: Arc::new(request),
     }
 }
 

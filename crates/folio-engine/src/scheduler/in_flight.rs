@@ -9,10 +9,10 @@
 //! Cost: O(blocks of the prompt) once per sequence, one lookup per waiting sequence and step. Hashes start at a
 //! tenant's root, so nobody waits for another tenant.
 
-use folio_kv::{BlockHash, BlockTable};
+use folio_kv::BlockHash;
 use rustc_hash::FxHashMap;
 
-use crate::sequence::{Sequence, Slot};
+use crate::sequence::Slot;
 
 #[derive(Default)]
 pub(crate) struct InFlight {
@@ -24,37 +24,29 @@ impl InFlight {
         self.owner.get(hash).copied()
     }
 
-    /// `sequence` is about to publish the full prompt blocks that are not in the index yet.
-    pub fn announce(&mut self, slot: Slot, sequence: &mut Sequence) {
-        let from = sequence.table.as_ref().map_or(0, BlockTable::published_blocks);
-        // What an operator shares is computed by its owner alone, whoever waits for it.
-        let from = from.max(sequence.hashes_shared.unwrap_or(0));
-        let to = sequence.hashes.len() as u32;
-        sequence.announced = (from.min(to), to);
-        for hash in &sequence.hashes[from.min(to) as usize..] {
+    /// `slot` is about to publish the full prompt blocks from `from` on.
+    pub fn announce(&mut self, slot: Slot, hashes: &[BlockHash], from: u32) -> (u32, u32) {
+        let to = hashes.len() as u32;
+        for hash in &hashes[from.min(to) as usize..] {
             self.owner.entry(*hash).or_insert(slot);
         }
+        (from.min(to), to)
     }
 
-    /// Blocks before `sequence.computed` were published.
-    pub fn published(&mut self, slot: Slot, sequence: &mut Sequence, block_tokens: u32) {
-        let upto = (sequence.computed / block_tokens).min(sequence.announced.1);
-        self.withdraw_until(slot, sequence, upto);
-    }
-
-    /// `sequence` will compute nothing more.
-    pub fn withdraw(&mut self, slot: Slot, sequence: &mut Sequence) {
-        self.withdraw_until(slot, sequence, sequence.announced.1);
-    }
-
-    fn withdraw_until(&mut self, slot: Slot, sequence: &mut Sequence, upto: u32) {
-        while sequence.announced.0 < upto {
-            let hash = &sequence.hashes[sequence.announced.0 as usize];
+    /// Blocks before `upto` were published.
+    pub fn published(&mut self, slot: Slot, hashes: &[BlockHash], announced: &mut (u32, u32), upto: u32) {
+        while announced.0 < upto.min(announced.1) {
+            let hash = &hashes[announced.0 as usize];
             if self.owner.get(hash) == Some(&slot) {
                 self.owner.remove(hash);
             }
-            sequence.announced.0 += 1;
+            announced.0 += 1;
         }
+    }
+
+    /// Nothing more of it will be computed.
+    pub fn withdraw(&mut self, slot: Slot, hashes: &[BlockHash], announced: &mut (u32, u32)) {
+        self.published(slot, hashes, announced, announced.1);
     }
 
     pub fn len(&self) -> usize {

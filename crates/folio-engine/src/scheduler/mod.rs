@@ -3,9 +3,9 @@
 //! Owns: every sequence from admission to its last event. Must never: read a clock, do I/O, use randomness, or see a
 //! tensor. Time, requests and results are passed in; plans and events come out.
 //!
-//! A step is [`Scheduler::plan`], then the executor, then [`Scheduler::commit`]. Between two steps a sequence either
-//! holds blocks (`running`) or holds none (`waiting`); nothing else exists, in particular no prefill or decode phase. While
-//! everybody decodes, [`Scheduler::ahead`] plans the next step before this one is committed.
+//! A step is [`Scheduler::plan`], then the executor, then [`Scheduler::commit`]; as many may be under way as the executor allows
+//! ([`Scheduler::with_overlap`]), and they are committed in order. Between plans a sequence either holds blocks (`running`) or
+//! holds none (`waiting`); nothing else exists, in particular no prefill or decode phase.
 //!
 //! | file | noun |
 //! |---|---|
@@ -13,25 +13,46 @@
 //! | `queue`, `fair` | who waits, and which tenant's turn it is |
 //! | `share` | who gets how much of a step's token budget |
 //! | `in_flight` | prefixes that are being computed right now |
+//! | `room` | the ledger of reservations: what is left for whom |
 //! | `preemption` | who loses its blocks |
 //! | `swap`, `costs` | what of them is kept in host memory, because computing it again would cost more |
 //! | `predict`, `outlook` | how long outputs will be, and how much will be held at once |
-//! | `build` | the plan's memory |
-//! | `ahead` | the next plan, while a step runs |
+//! | `build` | the plan's entries; what is remembered of a step until its commit |
 //! | `commit` | what a result changes |
 //! | `group` | the choices of one request |
 //! | `figures` | what is reported |
 //!
-//! Invariants, checked by [`Scheduler::check`]: `running` and `waiting` are disjoint and hold every sequence; a running
-//! sequence has a table and a waiting one has none; granted tokens never exceed the budget; every request in `groups`
-//! still owes at least one `Finished`.
+//! # Steps under way
+//!
+//! No step is planned on a guess that can change a token. Behind an unfinished step a sequence goes on with tokens that are known,
+//! or with the one token that it chooses, named by its place ([`crate::plan::CHOSEN`]). Whatever depends on that token otherwise
+//! (a guide, a history of penalties, the choices of one request, a running sum, a draft) sits out until its commit; everybody
+//! else overlaps. Rows behind an unfinished step of their sequence take blocks that are free for anybody, and preempt nobody.
+//!
+//! A sequence may end while later steps with rows of it are under way: a stop token, a cancellation, a failed step. Those rows are
+//! orphans, computed for nothing, their answers dropped. What the sequence held is given back at once, while the rows are still to
+//! be written, and nobody can see it, however many steps there are:
+//! - Whoever is given those blocks gets them in a later plan, and steps run in order: the orphan's row is written before.
+//! - A block that is in the index, or was kept as a tail to be copied from, counts positions before the orphan's, which lies
+//!   behind all that were committed; the rest of a block is nobody's content. Nothing is published for an orphan, because
+//!   what is published is what `commit` finds alive.
+//! - A block that gave way at a commit to one of equal content was in the tables of later steps; it keeps its bytes until a step
+//!   behind those writes. So do blocks that left a window at that commit, and sources of copies that are under way.
+//! - A block that an orphan writes was the sequence's own since it grew: it is shared with nobody (`KvCache::grow`).
+//! - Readers outside (a copy to host memory) read what was committed, in a step of its own order; what they write is used by
+//!   nobody in a later step before that one is committed (`swap`).
+//!
+//! A victim that is under way gets no further rows and is preempted at its last commit; who wanted its blocks waits for that, and
+//! nobody else does.
+//!
+//! Invariants, checked by [`Scheduler::check`]: `running` and `waiting` are disjoint and hold every sequence; granted tokens never
+//! exceed the budget; every request in `groups` still owes at least one `Finished`.
 //!
 //! Cost: O(running) per step plus a bounded look at the waiting queue; nothing is proportional to context length except
 //! what grows with it once (hashing a prompt, releasing a table). After warm-up a step allocates nothing unless a
 //! request arrives, forks or ends.
 
 mod admission;
-mod ahead;
 mod build;
 mod check;
 mod commit;
@@ -44,10 +65,11 @@ mod outlook;
 mod predict;
 mod preemption;
 mod queue;
+mod room;
 mod share;
 mod swap;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 
 use folio_kv::KvCache;
 use rustc_hash::FxHashMap;
@@ -58,17 +80,22 @@ use crate::plan::{SequenceId, StepPlan};
 use crate::request::{Event, Micros, Request, RequestId};
 use crate::sequence::{Rank, Sequences, Slot};
 use crate::stats::{Counters, TenantFigures};
-use ahead::{Behind, Since};
+use build::Flight;
 use costs::Costs;
 use group::Group;
 use in_flight::InFlight;
 use outlook::Doubt;
 use predict::OutputLengths;
 use queue::Queue;
+use room::Reservations;
+use share::Step;
 
 /// See the module documentation.
 pub struct Scheduler {
     config: SchedulerConfig,
+    /// Steps that may be under way, and steps between a choice and its use.
+    depth: usize,
+    lag: u64,
     sequences: Sequences,
     groups: FxHashMap<RequestId, Group>,
     /// Sequences that hold blocks, best rank first.
@@ -78,32 +105,31 @@ pub struct Scheduler {
     deadlines: BTreeSet<(Micros, RequestId)>,
     cancelled: Vec<CancelRequest>,
     in_flight: InFlight,
+    reservations: Reservations,
+    /// Victims that wait for their last commit.
+    preempting: u32,
     lengths: OutputLengths,
     doubt: Doubt,
     costs: Costs,
-    plan: StepPlan,
-    /// Whose entries `plan.sequences` holds, in the same order, until it is committed. A sequence that ended meanwhile may have left
-    /// its slot to another.
-    planned: Vec<(SequenceId, Slot)>,
-    behind: Behind,
-    since: Since,
+    /// The step being planned.
+    step: Step,
+    /// Steps that were begun and are not committed, oldest first; and the memory of others.
+    flights: VecDeque<Flight>,
+    spare: Vec<Flight>,
     events: Vec<(RequestId, Event)>,
     counters: Counters,
     tenants: FxHashMap<folio_kv::TenantId, TenantFigures>,
     queued: crate::mailbox::Queued,
     next_sequence: u64,
     next_arrival: u64,
-    /// Number of the step being planned.
-    step: u64,
     now: Micros,
-    /// When the step being run was planned, or the step before it ended.
-    planned_at: Micros,
-    scratch: share::Scratch,
-    last_decodes: u32,
-    last_tokens: u32,
+    /// Of the last commit: when, and its tokens and decodes.
+    committed_at: Micros,
+    last_step: (u32, u32),
 }
 
 impl Scheduler {
+    /// For an executor with one step under way.
     pub fn new(config: SchedulerConfig) -> Result<Self, ConfigError> {
         config.validate()?;
         let waiting = Queue::new(&config);
@@ -111,6 +137,8 @@ impl Scheduler {
             lengths: OutputLengths::default(),
             doubt: Doubt::new(config.preemption_target_permille),
             config,
+            depth: 1,
+            lag: 1,
             sequences: Sequences::default(),
             groups: FxHashMap::default(),
             running: Vec::new(),
@@ -118,24 +146,28 @@ impl Scheduler {
             deadlines: BTreeSet::new(),
             cancelled: Vec::new(),
             in_flight: InFlight::default(),
+            reservations: Reservations::default(),
+            preempting: 0,
             costs: Costs::default(),
-            plan: StepPlan::default(),
-            planned: Vec::new(),
-            behind: Behind::default(),
-            since: Since::default(),
+            step: Step::default(),
+            flights: VecDeque::new(),
+            spare: Vec::new(),
             events: Vec::new(),
             counters: Counters::default(),
             tenants: FxHashMap::default(),
             queued: Default::default(),
             next_sequence: 0,
             next_arrival: 0,
-            step: 0,
             now: Micros(0),
-            planned_at: Micros(0),
-            scratch: Default::default(),
-            last_decodes: 0,
-            last_tokens: 0,
+            committed_at: Micros(0),
+            last_step: (0, 0),
         })
+    }
+
+    /// What the executor declares ([`crate::Executor::depth`], [`crate::Executor::lag`]). Before the first plan.
+    pub fn with_overlap(mut self, depth: usize, lag: usize) -> Self {
+        (self.depth, self.lag) = (depth.max(1), lag.max(1) as u64);
+        self
     }
 
     /// Takes in what arrived since the last step. Requests were already checked against the limits
@@ -152,29 +184,51 @@ impl Scheduler {
         self.cancelled.extend(cancellations);
     }
 
-    /// Decides the next step. Blocks of whatever was cancelled or is overdue are free before anything is decided.
+    /// Whether another step may be begun before the oldest is committed.
+    pub fn has_room(&self) -> bool {
+        self.flights.len() < self.depth
+    }
+
+    /// Whether a step is begun and not committed.
+    pub fn under_way(&self) -> bool {
+        !self.flights.is_empty()
+    }
+
+    /// Decides the next step, which is under way from then on if it has sequences. Blocks of whatever was cancelled or is overdue
+    /// are free before anything is decided.
     ///
     /// 1. Every running sequence that lacks one token gets it: decodes never wait for prompts.
     /// 2. The rest of the budget goes to prompts (see `share`), those of waiting sequences included (see `admission`).
-    ///
-    /// Every step planned before was committed.
     pub fn plan(&mut self, cache: &mut KvCache, now: Micros) -> &StepPlan {
-        debug_assert!(!self.under_way(), "a step is under way");
+        debug_assert!(self.has_room(), "no more steps may be under way");
         self.now = now;
-        self.planned_at = now;
-        self.since = Since::default();
-        self.step += 1;
         cache.advance(now.0);
-        self.plan.step = self.step;
-        self.plan.copies.clear();
-        self.scratch.copy_owners.clear();
-        self.plan.swap_ins.clear();
-        self.scratch.swap_in_owners.clear();
+        self.recycle();
         self.reap(cache);
         let decodes = self.grant_decodes(cache);
         self.grant_prompts(cache, decodes);
-        self.build();
-        &self.plan
+        self.build(cache);
+        &self.step.plan
+    }
+
+    /// Whether a victim still waits for its last commit.
+    pub fn is_preempting(&self) -> bool {
+        self.preempting > 0
+    }
+
+    /// Number of the step being planned.
+    fn next_step(&self) -> u64 {
+        self.counters.steps + self.flights.len() as u64 + 1
+    }
+
+    /// The plan that was made last.
+    pub fn planned(&self) -> &StepPlan {
+        &self.step.plan
+    }
+
+    /// What is to be told, in order per request; whoever tells it drains it.
+    pub fn events(&mut self) -> &mut Vec<(RequestId, Event)> {
+        &mut self.events
     }
 
     /// Something holds or wants blocks, an event is owed, or a step is not committed.
@@ -191,6 +245,7 @@ impl Scheduler {
     ) -> &mut Vec<(RequestId, Event)> {
         self.now = now;
         cache.advance(now.0);
+        self.recycle();
         let mut ids: Vec<RequestId> = self.groups.keys().copied().collect();
         ids.sort_unstable();
         for id in ids {
@@ -201,7 +256,7 @@ impl Scheduler {
 
     /// Whether somebody was refused blocks in the last planned step.
     pub fn contended(&self) -> bool {
-        !self.scratch.refused.is_empty()
+        !self.step.refused.is_empty()
     }
 
     /// Requests that were never scheduled, for the queue limits.

@@ -4,49 +4,65 @@
 //! taken, so a resume is mostly a prefix hit. What may not survive there is copied to host memory, if that is cheaper than to
 //! compute it again (`swap`).
 //!
-//! The victim is the cheapest of those with the worst priority, the requester included and nobody of better priority:
+//! The victim is the cheapest of those that the requester may displace, itself included:
+//! - nobody of a better class, and of its own tenant nobody of better priority; what a caller says of its priority counts among its
+//!   tenant's sequences alone;
 //! - where the pool is divided (`folio_kv::Quota`) it is of the requester's tenant, or of one that holds more than its
 //!   guarantee; quotas alone never preempt, only the pool running dry does;
+//! - the worst class first, then who is of the requester's tenant and of worse priority;
 //! - it must free something in a cache group that lacks blocks, if anybody does;
 //! - price: tokens of blocks nobody else references (what others hold survives and costs nothing to find again), times
 //!   1 to 2 by progress (who is nearly done gives its blocks back soon by itself);
 //! - among equals the one that arrived last.
 //!
+//! A victim with rows under way gets no more of them and is preempted when the last is committed. Until then its blocks count as
+//! coming: nobody else is preempted for the same need, and nobody is admitted.
+//!
 //! Livelock freedom: a sequence is preempted at most `max_preemptions` times; after that it is admitted only with every
-//! block it may ever need set aside (`reserved`), nobody may dip into that reserve, and it is no victim. So there are
+//! block it may ever need set aside (`room`), nobody may dip into that reserve, and it is no victim. So there are
 //! finitely many preemptions, and between two of them every step computes at least one token.
 
 use std::cmp::Reverse;
 
-use folio_kv::{GroupCounts, KvCache, TenantId};
+use folio_kv::{GroupCounts, KvCache, Swapped, TenantId};
 
 use super::Scheduler;
-use crate::sequence::{Slot, State};
+use super::room::Verdict;
+use crate::sequence::{Fresh, Running, Slot, State, Waiting};
 use crate::stats::WaitingFor;
 
 /// What came of asking for room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Room {
     Made,
+    /// After a commit: its own, or that of a victim.
+    Later,
     /// Nobody can give way, or the requester itself was the cheapest victim.
     None,
 }
 
 impl Scheduler {
-    /// Makes sure `slot` has blocks of its own for `positions` positions, preempting others if it must.
+    /// Makes sure `slot` has blocks of its own for `positions` positions, preempting others if it must and may.
     pub(super) fn make_room(&mut self, cache: &mut KvCache, slot: Slot, positions: u32) -> Room {
         loop {
             let sequence = &self.sequences[slot];
-            let Some(table) = sequence.table.as_ref() else { return Room::None };
-            let needed = cache.needed(table, positions);
+            let Some(running) = sequence.running() else { return Room::None };
+            let needed = cache.needed(&running.table, positions);
             if needed.is_zero() {
                 return Room::Made;
             }
-            let spare = self.unreserved(cache, cache.available_to(table.root().tenant), Some(slot));
-            if needed.fits(spare) {
-                return if self.grow(cache, slot, positions) { Room::Made } else { Room::None };
+            // Rows behind its own unfinished ones take only what nobody was promised, itself included.
+            let own = (running.steps == 0).then_some(slot);
+            let lacking = match self.fits(cache, sequence.owner(), needed, own) {
+                Verdict::Fits if self.grow(cache, slot, positions) => return Room::Made,
+                Verdict::Fits => return Room::None,
+                Verdict::Lacks(_) if own.is_none() => return Room::Later,
+                Verdict::Lacks(lacking) => lacking.saturating_sub(self.coming(cache)),
+            };
+            if lacking.is_zero() {
+                return Room::Later;
             }
-            match self.victim(cache, slot, needed.saturating_sub(spare)) {
+            match self.victim(cache, slot, lacking) {
                 Some(victim) if victim != slot => {
                     self.doubt.learn(true);
                     self.preempt(cache, victim);
@@ -56,73 +72,62 @@ impl Scheduler {
         }
     }
 
+    /// What victims give back at their last commit.
+    pub(super) fn coming(&self, cache: &KvCache) -> GroupCounts {
+        let mut coming = GroupCounts::default();
+        if self.preempting > 0 {
+            let victims = self.running.iter().filter_map(|(_, slot)| self.sequences[*slot].running());
+            victims
+                .filter(|running| running.preempted)
+                .for_each(|running| coming += cache.exclusive_blocks(&running.table));
+        }
+        coming
+    }
+
     pub(super) fn grow(&mut self, cache: &mut KvCache, slot: Slot, positions: u32) -> bool {
-        let Some(table) = self.sequences[slot].table.as_mut() else { return false };
-        let grown = cache.grow(table, positions, &mut self.plan.copies).is_ok();
-        self.scratch.copy_owners.resize(self.plan.copies.len(), slot);
+        let Some(running) = self.sequences[slot].running_mut() else { return false };
+        let grown = cache.grow(&mut running.table, positions, &mut self.step.plan.copies).is_ok();
+        self.step.copy_owners.resize(self.step.plan.copies.len(), slot);
+        self.update_reservation(cache, slot);
         grown
     }
 
-    /// Blocks that may be taken without breaking a reservation; `for_slot`'s own does not count against it.
-    /// `available`: to whoever asks.
-    pub(super) fn unreserved(
-        &self,
-        cache: &KvCache,
-        available: GroupCounts,
-        for_slot: Option<Slot>,
-    ) -> GroupCounts {
-        let mut spare = available;
-        if cache.has_quotas() {
-            // Whatever anybody takes may be what a reservation of another tenant counts on.
-            for slot in self.scratch.reserved.iter().filter(|slot| Some(**slot) != for_slot) {
-                let theirs = cache.available_to(self.sequences[*slot].root.tenant);
-                spare[0] = spare[0].min(theirs[0]);
-            }
-        }
-        let budget = self.config.max_num_batched_tokens;
-        for slot in &self.scratch.reserved {
-            let sequence = &self.sequences[*slot];
-            if Some(*slot) != for_slot {
-                let missing = sequence.blocks_missing(cache, sequence.final_positions(), budget);
-                spare = spare.saturating_sub(missing);
-            }
-        }
-        spare
+    /// Preempts everybody who may be preempted: what the pool running dry does to one, for all at once. Returns how many. They
+    /// resume in rank order, from whatever of theirs is still cached.
+    pub fn preempt_all(&mut self, cache: &mut KvCache) -> usize {
+        self.recycle();
+        let running = self.running.iter().map(|(_, slot)| *slot);
+        let victims: Vec<Slot> = running.filter(|slot| self.is_victim(*slot)).collect();
+        victims.iter().for_each(|victim| self.preempt(cache, *victim));
+        victims.len()
     }
 
-    /// Preempts everybody who may be preempted, between two steps: what the pool running dry does to one, for all at once.
-    /// Returns how many: none while a step is under way. They resume in rank order, from whatever of theirs is still cached.
-    pub fn preempt_all(&mut self, cache: &mut KvCache) -> usize {
-        if self.under_way() {
-            return 0;
-        }
-        let victims: Vec<Slot> = self.running.iter().map(|(_, slot)| *slot).collect();
-        let victims = victims.into_iter().filter(|slot| !self.sequences[*slot].reserved).collect::<Vec<_>>();
-        for victim in &victims {
-            self.preempt(cache, *victim);
-        }
-        victims.len()
+    fn is_victim(&self, slot: Slot) -> bool {
+        let running = self.sequences[slot].running();
+        running.is_some_and(|running| running.reserved.is_none() && !running.preempted)
     }
 
     /// `lacking`: what the requester is short of, per cache group.
     fn victim(&self, cache: &KvCache, requester: Slot, lacking: GroupCounts) -> Option<Slot> {
-        let priority = self.sequences[requester].rank.priority;
-        let mine = self.sequences[requester].root.tenant;
+        let requester = &self.sequences[requester];
+        let mine = requester.owner();
         let (pool, ceiling) = cache.room(mine);
         // A tenant at its ceiling gives way to itself; nobody within its guarantee gives way to another.
         let yields = |owner: TenantId| {
             let borrows = || cache.tenant_stats(owner).active_blocks > cache.quota(owner).guarantee;
             owner == mine || !cache.has_quotas() || (pool <= ceiling && borrows())
         };
-        let candidates = self.running.iter().filter(|(rank, slot)| {
+        let candidates = self.running.iter().filter(|(_, slot)| {
             let sequence = &self.sequences[*slot];
-            rank.priority >= priority && !sequence.reserved && yields(sequence.root.tenant)
+            self.is_victim(*slot) && !sequence.outranks(requester) && yields(sequence.owner())
         });
         candidates
             .map(|(rank, slot)| {
                 let (exclusive, price) = self.price(cache, *slot);
                 let frees = lacking.saturating_sub(exclusive) != lacking;
-                ((Reverse(rank.priority), !frees, price, Reverse(rank.arrival), Reverse(rank.id)), *slot)
+                let below = requester.outranks(&self.sequences[*slot]).then_some(rank.priority);
+                let order = (Reverse(rank.class), Reverse(below), !frees, price, Reverse(rank.arrival));
+                ((order, Reverse(rank.id)), *slot)
             })
             .min()
             .map(|(_, slot)| slot)
@@ -131,64 +136,70 @@ impl Scheduler {
     /// What preempting it frees, and what computing it again would cost, in token units.
     pub(super) fn price(&self, cache: &KvCache, slot: Slot) -> (GroupCounts, u64) {
         let sequence = &self.sequences[slot];
-        let Some(table) = &sequence.table else { return (GroupCounts::default(), 0) };
-        let exclusive = cache.exclusive_blocks(table);
-        let tokens = u64::from(exclusive[0] * cache.config().block_tokens).min(u64::from(sequence.computed));
+        let Some(running) = sequence.running() else { return (GroupCounts::default(), 0) };
+        let exclusive = cache.exclusive_blocks(&running.table);
+        let tokens =
+            u64::from(exclusive[0] * cache.config().block_tokens).min(u64::from(running.table.computed()));
         let progress =
             256 + 256 * u64::from(sequence.generated()) / u64::from(sequence.params.max_tokens.max(1));
         (exclusive, tokens * progress)
     }
 
-    /// Takes all blocks of `victim` and puts it back in the queue.
+    /// Takes all blocks of `victim` and puts it back in the queue, now or at its last commit.
     pub(super) fn preempt(&mut self, cache: &mut KvCache, victim: Slot) {
+        if self.sequences[victim].is_under_way() {
+            let Some(running) = self.sequences[victim].running_mut() else { return };
+            self.step.granted -= std::mem::take(&mut running.granted);
+            running.preempted = true;
+            self.preempting += 1;
+            return;
+        }
         self.counters.preemptions += 1;
         self.sequences[victim].timing.preemptions += 1;
-        if self.swap_out(cache, victim) {
-            self.counters.preemptions_swapped += 1;
-        }
-        self.back_to_queue(cache, victim);
-        self.scratch.preempted = true;
+        let (copy, at_stake) = self.swap_out(cache, victim);
+        self.back_to_queue(cache, victim, copy, at_stake);
+        let copied = self.sequences[victim].waiting().is_some_and(|waiting| waiting.copy.is_some());
+        self.counters.preemptions_swapped += u64::from(copied);
+        self.step.preempted = true;
     }
 
-    pub(super) fn back_to_queue(&mut self, cache: &mut KvCache, slot: Slot) {
-        self.give_back(cache, slot);
-        let now = self.now;
+    /// `copy`, `at_stake`: what it keeps in host memory, and the positions it loses.
+    pub(super) fn back_to_queue(
+        &mut self,
+        cache: &mut KvCache,
+        slot: Slot,
+        copy: Option<Swapped>,
+        at_stake: (u32, u32),
+    ) {
+        let fresh = self.release(cache, slot);
         let sequence = &mut self.sequences[slot];
-        sequence.looked_up_step = 0;
-        sequence.state = State::Waiting { reason: WaitingFor::Blocks, since: now };
-        let (tenant, rank) = (sequence.tenant, sequence.rank);
-        self.waiting.insert(tenant, rank, slot);
+        let copy = copy.or(fresh.and_then(|fresh| fresh.copy));
+        sequence.state =
+            State::Waiting(Waiting { copy, at_stake, ..Waiting::new(WaitingFor::Blocks, self.now) });
+        let (tenant, rank) = (sequence.tenant(), sequence.rank);
+        self.waiting.insert(tenant, rank, slot, WaitingFor::Blocks);
     }
 
-    /// Releases what `slot` holds. Its state is the caller's business.
-    pub(super) fn give_back(&mut self, cache: &mut KvCache, slot: Slot) {
+    /// Gives back what `slot` holds. What it is afterwards is the caller's business; until then it waits in no queue.
+    pub(super) fn release(&mut self, cache: &mut KvCache, slot: Slot) -> Option<Fresh> {
         let sequence = &mut self.sequences[slot];
-        let Some(table) = sequence.table.take() else { return };
-        if sequence.fresh {
-            cache.abandon(table, &sequence.tokens);
-        } else {
-            cache.release(table, &sequence.tokens);
+        if !sequence.is_running() {
+            return None;
         }
-        self.in_flight.withdraw(slot, sequence);
-        if std::mem::take(&mut sequence.reserved) {
-            self.scratch.reserved.retain(|reserved| *reserved != slot);
+        let state = State::Waiting(Waiting::new(WaitingFor::Blocks, self.now));
+        let State::Running(running) = std::mem::replace(&mut sequence.state, state) else { return None };
+        let Running { table, fresh, granted, reserved, mut announced, preempted, .. } = running;
+        match fresh {
+            Some(_) => cache.abandon(table, &sequence.tokens),
+            None => cache.release(table, &sequence.tokens),
         }
-        self.scratch.granted -= std::mem::take(&mut sequence.granted);
-        sequence.computed = 0;
-        sequence.fresh = false;
-        sequence.synced = 0;
+        self.in_flight.withdraw(slot, &sequence.hashes, &mut announced);
+        let owner = sequence.owner();
+        self.unreserve(owner, reserved);
+        self.preempting -= u32::from(preempted);
+        self.step.granted -= granted;
         self.stop_running(slot);
-        self.drop_copies(slot);
-        self.drop_swap_ins(slot);
-    }
-
-    /// Forgets the copies into blocks that `slot` just gave up: whoever gets those blocks writes them itself.
-    fn drop_copies(&mut self, slot: Slot) {
-        let owners = &mut self.scratch.copy_owners;
-        if owners.contains(&slot) {
-            let mut owner = owners.iter();
-            self.plan.copies.retain(|_| owner.next() != Some(&slot));
-            owners.retain(|owner| *owner != slot);
-        }
+        self.step.forget(slot);
+        fresh
     }
 }

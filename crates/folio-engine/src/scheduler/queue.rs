@@ -1,6 +1,6 @@
-//! Sequences that hold no blocks: a queue per priority and tenant, in order of arrival.
+//! Sequences that hold no blocks: a queue per class and tenant, by the caller's priority and then arrival.
 //!
-//! Owns: who waits, and that the virtual times ([`super::fair`]) hear of it. Must never: decide who leaves.
+//! Owns: who waits, how many for what, and that the virtual times ([`super::fair`]) hear of it. Must never: decide who leaves.
 //!
 //! Cost: `insert` and `remove` O(log waiting) plus what `fair` takes, iteration O(log waiting) to begin.
 
@@ -12,50 +12,74 @@ use super::fair::Fairness;
 use crate::config::SchedulerConfig;
 use crate::plan::SequenceId;
 use crate::sequence::{Rank, Slot};
+use crate::stats::{WaitingCounts, WaitingFor};
 
 pub(super) struct Queue {
     /// A tenant's part of a class is one range.
     set: BTreeSet<(i32, TenantId, Rank, Slot)>,
     pub fair: Fairness,
+    counts: WaitingCounts,
 }
 
 impl Queue {
     pub fn new(config: &SchedulerConfig) -> Self {
-        Self { set: BTreeSet::new(), fair: Fairness::new(config) }
+        Self { set: BTreeSet::new(), fair: Fairness::new(config), counts: WaitingCounts::default() }
     }
 
-    pub fn insert(&mut self, tenant: TenantId, rank: Rank, slot: Slot) {
-        if self.set.insert((rank.priority, tenant, rank, slot)) {
-            self.fair.waits(rank.priority, tenant);
+    pub fn insert(&mut self, tenant: TenantId, rank: Rank, slot: Slot, reason: WaitingFor) {
+        if self.set.insert((rank.class, tenant, rank, slot)) {
+            self.fair.waits(rank.class, tenant);
+            *self.counts.of(reason) += 1;
         }
     }
 
     /// Nothing happens if it does not wait.
-    pub fn remove(&mut self, tenant: TenantId, rank: Rank, slot: Slot) {
-        if self.set.remove(&(rank.priority, tenant, rank, slot)) {
-            self.fair.leaves(rank.priority, tenant);
+    pub fn remove(&mut self, tenant: TenantId, rank: Rank, slot: Slot, reason: WaitingFor) {
+        if self.set.remove(&(rank.class, tenant, rank, slot)) {
+            self.fair.leaves(rank.class, tenant);
+            *self.counts.of(reason) -= 1;
         }
+    }
+
+    /// Somebody waits for something else now.
+    pub fn changes(&mut self, before: WaitingFor, after: WaitingFor) {
+        *self.counts.of(before) -= 1;
+        *self.counts.of(after) += 1;
+    }
+
+    pub fn counts(&self) -> WaitingCounts {
+        self.counts
     }
 
     pub fn len(&self) -> usize {
         self.set.len()
     }
 
-    /// The best priority that waits.
-    pub fn best_priority(&self) -> Option<i32> {
-        self.set.first().map(|(priority, ..)| *priority)
+    /// The best class that waits.
+    pub fn best_class(&self) -> Option<i32> {
+        self.set.first().map(|(class, ..)| *class)
     }
 
-    /// Everybody, by priority and tenant.
+    /// The best priority that somebody waits with in a class. O(tenants of the class * log waiting).
+    pub fn best_priority(&self, class: i32) -> Option<i32> {
+        let tenants = self.fair.waiting_tenants(class);
+        tenants.filter_map(|tenant| self.ranks_of(class, tenant).next()).map(|(rank, _)| rank.priority).min()
+    }
+
+    /// Everybody, by class and tenant.
     pub fn iter(&self) -> impl Iterator<Item = Slot> + '_ {
         self.set.iter().map(|(.., slot)| *slot)
     }
 
-    /// A tenant's part of a class, oldest first.
-    pub fn of(&self, priority: i32, tenant: TenantId) -> impl Iterator<Item = Slot> + '_ {
-        let first = Rank { priority, arrival: 0, id: SequenceId(0) };
-        let last = Rank { priority, arrival: u64::MAX, id: SequenceId(u64::MAX) };
-        let range = (priority, tenant, first, Slot(0))..=(priority, tenant, last, Slot(u32::MAX));
-        self.set.range(range).map(|(.., slot)| *slot)
+    /// A tenant's part of a class, best first.
+    pub fn of(&self, class: i32, tenant: TenantId) -> impl Iterator<Item = Slot> + '_ {
+        self.ranks_of(class, tenant).map(|(_, slot)| slot)
+    }
+
+    fn ranks_of(&self, class: i32, tenant: TenantId) -> impl Iterator<Item = (Rank, Slot)> + '_ {
+        let first = Rank { class, priority: i32::MIN, arrival: 0, id: SequenceId(0) };
+        let last = Rank { class, priority: i32::MAX, arrival: u64::MAX, id: SequenceId(u64::MAX) };
+        let range = (class, tenant, first, Slot(0))..=(class, tenant, last, Slot(u32::MAX));
+        self.set.range(range).map(|(_, _, rank, slot)| (*rank, *slot))
     }
 }

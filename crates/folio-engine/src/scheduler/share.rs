@@ -3,13 +3,14 @@
 //! Owns: the division of one budget. Must never: look past the bounded head of the waiting queue.
 //!
 //! 1. Every running sequence that lacks one token gets it (decodes, and prompts found in the cache but for the last
-//!    token).
+//!    token), and its drafts where nobody is short of blocks. Where a choice can be used only some steps later (`lag`), decodes
+//!    are spread over that many steps.
 //! 2. Prompts get the rest; while somebody decodes, at most `max_prefill_tokens_while_decoding`, because everybody who
 //!    streams waits for the end of the step.
-//!    - Half goes to the oldest, of the best priority, of the tenant that is behind the others there (`fair`), so
+//!    - Half goes to the oldest, of the best class, of the tenant that is behind the others there (`fair`), so
 //!      everybody's turn comes.
-//!    - Half goes to the shortest remaining, tenants taking turns, so nobody sits behind a huge prompt. What is left over
-//!      goes to the oldest.
+//!    - Half goes to the shortest remaining of each tenant's best priority, tenants taking turns, so nobody sits behind a huge
+//!      prompt. What is left over goes to the oldest.
 //!
 //! Starvation freedom: the oldest advances in every step until it is done or its tenant is no longer behind; whoever is
 //! passed gets nothing until then and its tenant falls behind. If the oldest waits for a prefix, its leader takes its
@@ -21,7 +22,10 @@ use super::Scheduler;
 use super::fair::Head;
 use super::outlook::Outlook;
 use super::preemption::Room;
-use crate::sequence::{Rank, Sequence, Slot, State};
+use super::swap::drop_of;
+use crate::plan::{SequenceId, StepPlan};
+use crate::request::RequestId;
+use crate::sequence::{Rank, Slot};
 use crate::stats::WaitingFor;
 
 /// Waiting sequences that are looked at in one step, and those among them that may be skipped because they wait for a
@@ -29,83 +33,152 @@ use crate::stats::WaitingFor;
 const SCAN_MAX: usize = 64;
 const SCAN_SHARED_MAX: usize = 256;
 
-/// Memory and figures of the step being planned.
+/// The step being planned: the plan, and memory and figures for making it.
 #[derive(Default)]
-pub(super) struct Scratch {
+pub(super) struct Step {
+    pub plan: StepPlan,
+    /// Plans made so far, those without sequences included.
+    pub plans: u64,
+    /// Whose entries the plan holds.
+    pub lenders: Vec<(SequenceId, Slot)>,
+    /// Whose table each of the plan's copies serves, and the same of its swaps.
+    pub copy_owners: Vec<Slot>,
+    pub swap_out_owners: Vec<Slot>,
+    pub swap_in_owners: Vec<Slot>,
     order: Vec<Slot>,
     pub heads: Vec<Head>,
     candidates: Vec<Candidate>,
     /// Waited for blocks in this step; known until the next is planned.
     pub refused: Vec<Slot>,
-    /// Whose table each of the plan's copies serves.
-    pub copy_owners: Vec<Slot>,
-    /// The same of its swaps.
-    pub swap_out_owners: Vec<Slot>,
-    pub swap_in_owners: Vec<Slot>,
-    /// Tokens granted so far.
+    /// Tokens granted so far, and how many of them to decodes.
     pub granted: u32,
-    /// Running sequences with a reservation.
-    pub reserved: Vec<Slot>,
+    pub decodes: u32,
     /// Somebody lost its blocks in this step: nobody is admitted any more.
     pub preempted: bool,
     /// What running sequences will hold, once somebody asked.
     pub outlook: Option<Outlook>,
 }
 
-/// Who comes first: priority, virtual time of the tenant, rank.
-pub(super) type Turn = (i32, u64, Rank);
+impl Step {
+    /// `slot` gave its blocks up: whoever gets them writes them itself.
+    pub fn forget(&mut self, slot: Slot) {
+        drop_of(slot, &mut self.plan.copies, &mut self.copy_owners);
+        drop_of(slot, &mut self.plan.swap_ins, &mut self.swap_in_owners);
+    }
+}
+
+/// Who comes first: class, virtual time of the tenant, and of those rank.
+pub(super) type Turn = (i32, u64, TenantId, Rank);
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
-    priority: i32,
+    class: i32,
     /// Virtual time of its tenant when those before it have got what they want.
     turn: u64,
     tenant: TenantId,
+    priority: i32,
     remaining: u32,
     rank: Rank,
     slot: Slot,
 }
 
 impl Scheduler {
+    /// What a choice may say next, from the last token on that was told of it: verified in the next plan that has room for it.
+    pub fn propose(&mut self, request: RequestId, choice: u32, drafts: &[u32]) {
+        let Some(group) = self.groups.get(&request) else { return };
+        for slot in &group.members {
+            let sequence = &mut self.sequences[*slot];
+            if sequence.choice.is_some_and(|own| own.index == choice) && sequence.can_be_followed() {
+                sequence.drafts.clear();
+                sequence.drafts.extend_from_slice(drafts);
+            }
+        }
+    }
+
     pub(super) fn grant_decodes(&mut self, cache: &mut KvCache) -> u32 {
-        self.scratch.granted = 0;
-        self.scratch.preempted = false;
-        self.scratch.outlook = None;
-        let mut order = std::mem::take(&mut self.scratch.order);
+        self.step.granted = 0;
+        self.step.preempted = false;
+        self.step.outlook = None;
+        self.step.plans += 1;
+        let step = self.next_step();
+        let mut order = std::mem::take(&mut self.step.order);
         order.clear();
-        order.extend(self.running.iter().map(|(_, slot)| *slot));
+        let ready = |slot: &Slot| self.sequences[*slot].ready(step, self.lag) == 1;
+        order.extend(self.running.iter().map(|(_, slot)| *slot).filter(ready));
+        order.truncate(self.cohort());
         for slot in &order {
             let sequence = &self.sequences[*slot];
-            if !sequence.is_running() || sequence.remaining() != 1 {
+            if sequence.ready(step, self.lag) != 1 {
+                // It gave its blocks to one before it.
                 continue;
             }
-            let (positions, reserved) = (sequence.tokens.len() as u32, sequence.reserved);
-            match self.make_room(cache, *slot, positions) {
+            let from = sequence.running().map_or(0, |running| running.scheduled);
+            match self.make_room(cache, *slot, from + 1) {
                 Room::Made => self.grant(*slot, 1),
                 // A reservation is never broken, so this is a stall of one step at most.
-                Room::None if reserved => {}
+                Room::None if self.sequences[*slot].has_reservation() => {}
                 Room::None => {
                     self.doubt.learn(true);
                     self.preempt(cache, *slot);
                 }
+                Room::Later => {}
             }
         }
-        self.scratch.order = order;
-        self.scratch.granted
+        order.retain(|slot| !self.sequences[*slot].drafts.is_empty());
+        order.iter().for_each(|slot| self.grant_drafts(cache, *slot));
+        self.step.order = order;
+        self.step.decodes = self.step.granted;
+        self.step.granted
+    }
+
+    /// Decodes of one step, where a choice can be used only some steps later.
+    fn cohort(&self) -> usize {
+        if self.lag == 1 {
+            return usize::MAX;
+        }
+        let decodes = |slot: Slot| {
+            let sequence = &self.sequences[slot];
+            sequence.running().is_some_and(|running| sequence.known() <= running.scheduled + 1)
+        };
+        let decodes = self.running.iter().filter(|(_, slot)| decodes(*slot)).count();
+        decodes.div_ceil(self.lag as usize)
+    }
+
+    /// Rows for what it may go on with, as far as budget and free blocks go.
+    fn grant_drafts(&mut self, cache: &mut KvCache, slot: Slot) {
+        let sequence = &self.sequences[slot];
+        let Some(running) = sequence.running().filter(|running| running.granted == 1) else { return };
+        let followed = sequence.choice.is_some() && sequence.can_be_followed();
+        // The last token that it may say needs no row.
+        let more = sequence.generated_max.saturating_sub(sequence.generated() + 1);
+        let budget = self.config.max_num_batched_tokens.saturating_sub(self.step.granted);
+        let drafts = (sequence.drafts.len() as u32).min(more).min(budget);
+        let to = running.scheduled + 1 + drafts;
+        let needed = cache.needed(&running.table, to);
+        let free = self.fits(cache, sequence.owner(), needed, None).fits();
+        if followed
+            && running.scheduled + 1 == sequence.known()
+            && drafts > 0
+            && free
+            && self.grow(cache, slot, to)
+        {
+            self.counters.draft_tokens += u64::from(drafts);
+            self.grant(slot, drafts);
+        }
     }
 
     pub(super) fn grant_prompts(&mut self, cache: &mut KvCache, decodes: u32) {
-        let mut budget = self.config.max_num_batched_tokens.saturating_sub(self.scratch.granted);
+        let mut budget = self.config.max_num_batched_tokens.saturating_sub(self.step.granted);
         if decodes > 0 {
             budget = budget.min(self.config.max_prefill_tokens_while_decoding);
         }
-        let mut candidates = std::mem::take(&mut self.scratch.candidates);
+        let mut candidates = std::mem::take(&mut self.step.candidates);
         candidates.clear();
-        self.scratch.refused.clear();
+        self.step.refused.clear();
         let oldest = self.collect(cache, &mut candidates);
         if let Some(oldest) = oldest {
             let rivals =
-                candidates.iter().filter(|c| c.slot != oldest.slot && c.priority == oldest.priority).count();
+                candidates.iter().filter(|c| c.slot != oldest.slot && c.class == oldest.class).count();
             let share = if rivals > 0 { budget.div_ceil(2) } else { budget };
             budget -= self.grant_prompt(cache, oldest.slot, share);
             for candidate in &candidates {
@@ -120,8 +193,8 @@ impl Scheduler {
                 self.grant_prompt(cache, oldest.slot, budget);
             }
         }
-        self.scratch.candidates = candidates;
-        self.last_decodes = decodes.min(self.scratch.granted);
+        self.step.candidates = candidates;
+        self.step.decodes = decodes.min(self.step.granted);
     }
 
     /// Everybody with a prompt to compute: running ones and the heads of the queue. Returns whose turn it is.
@@ -129,19 +202,20 @@ impl Scheduler {
         for at in 0..self.running.len() {
             let slot = self.running[at].1;
             let sequence = &self.sequences[slot];
-            if sequence.granted == 0 && sequence.remaining() > 1 {
-                candidates.push(self.candidate(slot, sequence.remaining()));
+            let rows = sequence.ready(0, 0);
+            if rows > 1 && sequence.running().is_some_and(|running| running.granted == 0) {
+                candidates.push(self.candidate(slot, rows));
             }
         }
         let mut oldest = candidates.iter().map(|c| (self.turn_of(c.slot), *c)).min();
         if self.admission_possible() {
             let running = self.running.iter().map(|(_, slot)| self.sequences[*slot].generated());
             self.lengths.refresh(running);
-            let mut heads = std::mem::take(&mut self.scratch.heads);
+            let mut heads = std::mem::take(&mut self.step.heads);
             self.waiting.fair.heads(&mut heads);
             heads.truncate(SCAN_MAX);
             self.collect_waiting(cache, &heads, candidates, &mut oldest);
-            self.scratch.heads = heads;
+            self.step.heads = heads;
         }
         self.order(candidates);
         oldest.map(|(_, c)| c)
@@ -157,17 +231,17 @@ impl Scheduler {
     ) {
         let (scan, scan_shared) = (SCAN_MAX / heads.len().max(1), SCAN_SHARED_MAX / heads.len().max(1));
         let mut behind: Option<Head> = None;
-        let mut order = std::mem::take(&mut self.scratch.order);
+        let mut order = std::mem::take(&mut self.step.order);
         'heads: for head in heads {
             let ahead = |behind: Head| {
-                behind.priority == head.priority
+                behind.class == head.class
                     && head.time > behind.time.saturating_add(self.waiting.fair.slack())
             };
             if behind.is_some_and(ahead) {
                 continue;
             }
             order.clear();
-            order.extend(self.waiting.of(head.priority, head.tenant).take(scan + scan_shared));
+            order.extend(self.waiting.of(head.class, head.tenant).take(scan + scan_shared));
             let mut looked_at = 0;
             for slot in &order {
                 if let Some(leader) = self.still_shared(*slot) {
@@ -180,12 +254,13 @@ impl Scheduler {
                 let new = self.waiting_candidate(cache, *slot);
                 candidates.push(new);
                 *oldest = (*oldest).into_iter().chain([(self.turn_of(*slot), new)]).min();
-                let first = behind.is_none_or(|behind| behind.priority != head.priority);
+                let first = behind.is_none_or(|behind| behind.class != head.class);
                 if first && !self.waiting.fair.is_capped(*head) {
                     behind = Some(*head);
                 }
                 looked_at += 1;
-                if self.sequences[*slot].bypassed >= self.config.max_bypasses {
+                let bypassed = self.sequences[*slot].waiting().map_or(0, |waiting| waiting.bypassed);
+                if bypassed >= self.config.max_bypasses {
                     break 'heads;
                 }
                 if looked_at == scan {
@@ -193,52 +268,54 @@ impl Scheduler {
                 }
             }
         }
-        self.scratch.order = order;
+        self.step.order = order;
     }
 
     fn waiting_candidate(&mut self, cache: &KvCache, slot: Slot) -> Candidate {
-        if matches!(
-            self.sequences[slot].state,
-            State::Waiting { reason: WaitingFor::SharedPrefix { .. }, .. }
-        ) {
+        if let Some(waiting) = self.sequences[slot].waiting_mut()
+            && matches!(waiting.reason, WaitingFor::SharedPrefix { .. })
+        {
             // What it waited for is there now, or never will be.
-            self.sequences[slot].looked_up_step = 0;
+            waiting.found = None;
         }
         self.look_up(cache, slot);
         let sequence = &self.sequences[slot];
-        let found = sequence.lookup.full_blocks * cache.config().block_tokens + sequence.lookup.tail_tokens;
-        let remaining = (sequence.tokens.len() as u32).saturating_sub(found.min(sequence.attachable()));
+        let lookup = sequence.waiting().map(|waiting| waiting.lookup()).unwrap_or_default();
+        let found = lookup.full_blocks * cache.config().block_tokens + lookup.tail_tokens;
+        let remaining = sequence.known().saturating_sub(found.min(sequence.attachable()));
         self.candidate(slot, remaining)
     }
 
     fn candidate(&self, slot: Slot, remaining: u32) -> Candidate {
-        let &Sequence { rank, tenant, .. } = &self.sequences[slot];
-        let turn = self.waiting.fair.time(rank.priority, tenant);
-        Candidate { priority: rank.priority, turn, tenant, remaining, rank, slot }
+        let sequence = &self.sequences[slot];
+        let (rank, tenant) = (sequence.rank, sequence.tenant());
+        let turn = self.waiting.fair.time(rank.class, tenant);
+        Candidate { class: rank.class, turn, tenant, priority: rank.priority, remaining, rank, slot }
     }
 
-    /// Priority, then the tenant that is behind, then arrival.
+    /// Class, then the tenant that is behind, then the tenant's own order.
     pub(super) fn turn_of(&self, slot: Slot) -> Turn {
-        let &Sequence { rank, tenant, .. } = &self.sequences[slot];
-        (rank.priority, self.waiting.fair.time(rank.priority, tenant), rank)
+        let sequence = &self.sequences[slot];
+        let (rank, tenant) = (sequence.rank, sequence.tenant());
+        (rank.class, self.waiting.fair.time(rank.class, tenant), tenant, rank)
     }
 
-    /// Shortest first, tenants taking turns: each moves ahead by what it is about to get.
+    /// A tenant's best priority first, of those the shortest, tenants taking turns: each moves ahead by what it is about to get.
     fn order(&self, candidates: &mut [Candidate]) {
-        candidates.sort_unstable_by_key(|c| (c.priority, c.tenant, c.remaining, c.rank));
+        candidates.sort_unstable_by_key(|c| (c.class, c.tenant, c.priority, c.remaining, c.rank));
         let mut ahead = 0;
         for at in 0..candidates.len() {
             let same = |other: &Candidate| {
-                (other.priority, other.tenant) == (candidates[at].priority, candidates[at].tenant)
+                (other.class, other.tenant) == (candidates[at].class, candidates[at].tenant)
             };
             if at > 0 && !same(&candidates[at - 1]) {
                 ahead = 0;
             }
-            let Candidate { priority, tenant, remaining, .. } = candidates[at];
+            let Candidate { class, tenant, remaining, .. } = candidates[at];
             candidates[at].turn += ahead;
-            ahead += self.waiting.fair.cost(priority, tenant, remaining);
+            ahead += self.waiting.fair.cost(class, tenant, remaining);
         }
-        candidates.sort_unstable_by_key(|c| (c.priority, c.turn, c.remaining, c.rank));
+        candidates.sort_unstable();
     }
 
     /// Gives `slot` up to `tokens` more, admitting it first if it waits. Returns what it got.
@@ -247,27 +324,32 @@ impl Scheduler {
             return 0;
         }
         let sequence = &self.sequences[slot];
-        let from = sequence.computed + sequence.granted;
-        let to = (from + tokens).min(sequence.tokens.len() as u32);
+        let Some(running) = sequence.running() else { return 0 };
+        let from = running.scheduled + running.granted;
+        let to = (from + tokens).min(sequence.known());
         let before = cache.available();
         let to = match self.make_room(cache, slot, to) {
             Room::Made => to,
-            Room::None => self.make_some_room(cache, slot, to),
+            Room::Later | Room::None => self.make_some_room(cache, slot, to),
         };
         self.foreseen_taken(slot, before.saturating_sub(cache.available()));
         let got = to.saturating_sub(from);
         self.grant(slot, got);
-        if self.sequences[slot].granted == 0 && self.sequences[slot].fresh {
+        let unused = |running: &crate::sequence::Running| running.granted + running.steps == 0;
+        if self.sequences[slot].running().is_some_and(|running| running.fresh.is_some() && unused(running)) {
             // A table that is not run in the step it was attached in would miss its copy.
-            self.back_to_queue(cache, slot);
+            self.back_to_queue(cache, slot, None, (0, 0));
         }
         got
     }
 
     /// As many positions as fit without preempting anybody.
     fn make_some_room(&mut self, cache: &mut KvCache, slot: Slot, wanted: u32) -> u32 {
-        let spare = self.unreserved(cache, cache.available_to(self.sequences[slot].root.tenant), Some(slot));
-        let Some(table) = self.sequences[slot].table.as_mut() else { return 0 };
+        let sequence = &self.sequences[slot];
+        let Some(running) = sequence.running().filter(|running| !running.preempted) else { return 0 };
+        let own = (running.steps == 0).then_some(slot);
+        let spare = self.unreserved(cache, cache.available_to(sequence.owner()), own);
+        let table = &running.table;
         let blocks = spare.least(cache.groups());
         let mut to = wanted.min(table.capacity() + blocks * cache.config().block_tokens);
         // A shared tail costs one block more.
@@ -279,20 +361,21 @@ impl Scheduler {
     }
 
     fn grant(&mut self, slot: Slot, tokens: u32) {
-        self.sequences[slot].granted += tokens;
-        self.scratch.granted += tokens;
+        if let Some(running) = self.sequences[slot].running_mut() {
+            running.granted += tokens;
+            self.step.granted += tokens;
+        }
     }
 
     /// The leader `slot` waits for, if it still must.
     fn still_shared(&mut self, slot: Slot) -> Option<Slot> {
         let sequence = &self.sequences[slot];
-        let State::Waiting { reason: WaitingFor::SharedPrefix { .. }, since } = sequence.state else {
-            return None;
-        };
-        let waited = self.now.0.saturating_sub(since.0);
-        if waited > self.config.shared_prefix_wait_us_max {
+        let waiting = sequence.waiting()?;
+        let waited = self.now.0.saturating_sub(waiting.since.0);
+        let shared = matches!(waiting.reason, WaitingFor::SharedPrefix { .. });
+        if !shared || waited > self.config.shared_prefix_wait_us_max {
             return None;
         }
-        self.in_flight.owner(&sequence.hashes[sequence.awaited_block as usize])
+        self.in_flight.owner(&sequence.hashes[waiting.awaited_block as usize])
     }
 }

@@ -5,122 +5,114 @@
 //!
 //! At a preemption two prices are compared: to copy what only the victim holds out and, as far as it will not survive in the
 //! prefix cache, in again; and to compute again what will not survive. At its return, when it is known what survived, the
-//! same is asked once more. A copy lives until its sequence has run again or ends, whatever comes first, and until its
-//! copying out has run it is worth nothing: if that step fails, it is forgotten.
+//! same is asked once more. A copy lives until its sequence has run again or ends, whatever comes first. Until the step that
+//! makes it is committed its sequence waits ([`WaitingFor::TierLoad`]); if that step fails, it is forgotten.
 
-use folio_kv::KvCache;
+use folio_kv::{KvCache, Swapped};
 
 use super::Scheduler;
-use crate::plan::SwapTimes;
+use super::build::Flight;
+use crate::plan::{BlockSwap, SwapTimes};
 use crate::request::RequestId;
-use crate::sequence::{Sequence, Slot};
+use crate::sequence::{Found, Sequence, Slot};
 
 impl Scheduler {
-    /// Copies what `victim` is about to lose, if that is cheaper than computing it again. Whether a copy exists now.
-    pub(super) fn swap_out(&mut self, cache: &mut KvCache, victim: Slot) -> bool {
-        let sequence = &mut self.sequences[victim];
-        if sequence.fresh {
-            // Nothing was computed since it came: what it has is what it had.
-            return sequence.swapped.is_some();
-        }
-        sequence.at_stake = (0, sequence.computed);
-        let Some((table, offer)) =
-            sequence.table.as_ref().and_then(|table| Some((table, cache.swap_offer(table)?)))
-        else {
-            return false;
-        };
-        sequence.at_stake = (offer.from, offer.to);
+    /// Copies what `victim` is about to lose, if that is cheaper than computing it again; and the positions at stake.
+    pub(super) fn swap_out(&mut self, cache: &mut KvCache, victim: Slot) -> (Option<Swapped>, (u32, u32)) {
+        let running = self.sequences[victim].running();
+        // Nothing was computed since it came: what it has is what it had.
+        let Some(running) = running.filter(|running| running.fresh.is_none()) else { return (None, (0, 0)) };
+        let table = &running.table;
+        let Some(offer) = cache.swap_offer(table) else { return (None, (0, table.computed())) };
+        let at_stake = (offer.from, offer.to);
         if !self.costs.copying_pays(&offer) {
-            return false;
+            return (None, at_stake);
         }
-        sequence.swapped = Some(cache.swap_out(table, &offer, &mut self.plan.swap_outs));
-        sequence.swap_pending = true;
-        self.scratch.swap_out_owners.resize(self.plan.swap_outs.len(), victim);
-        true
+        let blocks = cache.swap_out(table, &offer, &mut self.step.plan.swap_outs);
+        self.step.swap_out_owners.resize(self.step.plan.swap_outs.len(), victim);
+        (Some(blocks), at_stake)
     }
 
-    /// Looks for a waiting sequence's copy, and whether using it beats what the cache alone has of it. Changes its lookup
-    /// if so.
-    pub(super) fn look_up_copy(&mut self, cache: &KvCache, slot: Slot) {
-        let sequence = &mut self.sequences[slot];
-        sequence.found =
-            sequence.lookup.full_blocks * cache.config().block_tokens + sequence.lookup.tail_tokens;
-        sequence.restores = false;
-        let Some(swapped) = &sequence.swapped else { return };
-        let Some(found) = cache.lookup_swapped(&sequence.tokens, swapped) else { return };
-        let bytes = cache.restored_bytes(swapped, &found);
-        if self.costs.restoring_pays(bytes, sequence.found..swapped.positions()) {
-            sequence.lookup = found;
-            sequence.restores = true;
+    /// Looks for a waiting sequence's copy, and whether using it beats what the cache alone has of it. Changes what was found if so.
+    pub(super) fn look_up_copy(&self, cache: &KvCache, sequence: &Sequence, found: &mut Found) {
+        let Some(copy) = sequence.waiting().and_then(|waiting| waiting.copy.as_ref()) else { return };
+        let Some(lookup) = cache.lookup_swapped(&sequence.tokens, copy) else { return };
+        let bytes = cache.restored_bytes(copy, &lookup);
+        if self.costs.restoring_pays(bytes, found.cached..copy.positions()) {
+            *found = Found { lookup, restores: true, ..*found };
         }
     }
 
     /// The sequence comes back: remembers how much of what it gave up was still cached.
-    pub(super) fn learn_survival(&mut self, slot: Slot) {
-        let Sequence { found, at_stake: (from, to), .. } = self.sequences[slot];
+    pub(super) fn learn_survival(&mut self, found: u32, (from, to): (u32, u32)) {
         if from < to {
             self.costs.survived(found.clamp(from, to) - from, to - from);
         }
-        self.sequences[slot].at_stake = (0, 0);
     }
 
-    /// Forgets the sequence's copy, if it has one.
-    pub(super) fn forget_copy(&mut self, cache: &mut KvCache, slot: Slot) {
-        let Some(swapped) = self.sequences[slot].swapped.take() else { return };
-        if std::mem::take(&mut self.sequences[slot].swap_pending) {
-            drop_of(slot, &mut self.plan.swap_outs, &mut self.scratch.swap_out_owners);
-        }
-        cache.drop_swapped(swapped);
+    /// Whether an unfinished step makes the sequence's copy.
+    pub(super) fn is_copied(&self, slot: Slot) -> bool {
+        let owner = (self.sequences[slot].id(), slot);
+        self.flights.iter().any(|flight| flight.swapped_out.contains(&owner))
     }
 
-    /// Forgets what `slot` was to get from its copy in the step being planned: it gave its blocks up.
-    pub(super) fn drop_swap_ins(&mut self, slot: Slot) {
-        drop_of(slot, &mut self.plan.swap_ins, &mut self.scratch.swap_in_owners);
+    /// Forgets a copy of `slot`, if there is one.
+    pub(super) fn forget_copy(&mut self, cache: &mut KvCache, slot: Slot, copy: Option<Swapped>) {
+        let Some(copy) = copy else { return };
+        drop_of(slot, &mut self.step.plan.swap_outs, &mut self.step.swap_out_owners);
+        cache.drop_swapped(copy);
     }
 
     /// The step ran: what it was to copy is copied.
-    pub(super) fn swaps_ran(&mut self, cache: &KvCache, times: SwapTimes) {
-        let bytes_of = |group: u32| match (group as usize).checked_sub(1) {
-            None => cache.config().bytes_per_block,
-            Some(window) => cache.stats().windows[window].bytes_per_block,
-        };
-        if !self.plan.swap_outs.is_empty() {
-            let bytes = self.plan.swap_outs.iter().map(|swap| bytes_of(swap.group)).sum::<u64>();
-            self.counters.swapped_out_bytes += bytes;
-            self.costs.copied_out(bytes, times.out_us);
+    pub(super) fn swaps_ran(&mut self, flight: &Flight, times: SwapTimes) {
+        if flight.out_bytes > 0 {
+            self.counters.swapped_out_bytes += flight.out_bytes;
+            self.costs.copied_out(flight.out_bytes, times.out_us);
         }
-        if !self.plan.swap_ins.is_empty() {
-            let bytes = self.plan.swap_ins.iter().map(|swap| bytes_of(swap.group)).sum::<u64>();
-            self.counters.swapped_in_bytes += bytes;
-            self.costs.copied_in(bytes, times.in_us);
-        }
-        self.plan.swap_outs.clear();
-        for slot in self.scratch.swap_out_owners.drain(..) {
-            self.sequences[slot].swap_pending = false;
+        if flight.in_bytes > 0 {
+            self.counters.swapped_in_bytes += flight.in_bytes;
+            self.costs.copied_in(flight.in_bytes, times.in_us);
         }
     }
 
     /// The step failed: nobody knows what of its copying happened.
-    pub(super) fn swaps_failed(&mut self, cache: &mut KvCache) {
-        self.plan.swap_outs.clear();
-        for slot in self.scratch.swap_out_owners.drain(..) {
-            self.sequences[slot].swap_pending = false;
-            if let Some(swapped) = self.sequences[slot].swapped.take() {
-                cache.drop_swapped(swapped);
+    pub(super) fn swaps_failed(&mut self, cache: &mut KvCache, flight: &Flight) {
+        for (id, slot) in &flight.swapped_out {
+            if self.sequences.lives(*id, *slot)
+                && let Some(waiting) = self.sequences[*slot].waiting_mut()
+            {
+                waiting.found = None;
+                let copy = waiting.copy.take();
+                self.forget_copy(cache, *slot, copy);
             }
         }
     }
 
     /// Every copy there is, and whose it is.
     pub fn copies(&self) -> impl Iterator<Item = (RequestId, &folio_kv::Swapped)> {
-        self.sequences
-            .iter()
-            .filter_map(|sequence| sequence.swapped.as_ref().map(|copy| (sequence.request, copy)))
+        self.sequences.iter().filter_map(|sequence| {
+            let kept = sequence.waiting().and_then(|waiting| waiting.copy.as_ref());
+            let used = || sequence.running()?.fresh.as_ref()?.copy.as_ref();
+            kept.or_else(used).map(|copy| (sequence.request.id, copy))
+        })
     }
 }
 
+/// Bytes of the blocks of all `swaps`.
+pub(super) fn bytes_of(cache: &KvCache, swaps: &[BlockSwap]) -> u64 {
+    if swaps.is_empty() {
+        return 0;
+    }
+    let stats = cache.stats();
+    let bytes = |swap: &BlockSwap| match (swap.group as usize).checked_sub(1) {
+        None => stats.bytes_per_block,
+        Some(window) => stats.windows[window].bytes_per_block,
+    };
+    swaps.iter().map(bytes).sum()
+}
+
 /// Takes the entries of `slot` out of two lists in step.
-fn drop_of<T>(slot: Slot, swaps: &mut Vec<T>, owners: &mut Vec<Slot>) {
+pub(super) fn drop_of<T>(slot: Slot, swaps: &mut Vec<T>, owners: &mut Vec<Slot>) {
     if owners.contains(&slot) {
         let mut owner = owners.iter();
         swaps.retain(|_| owner.next() != Some(&slot));

@@ -1,4 +1,4 @@
-//! Planning step n + 1 while step n runs: when it is done, when it must not be, and what becomes of those who end meanwhile.
+//! Several steps under way: who overlaps, who sits out, and what becomes of those who end or give way meanwhile.
 
 use std::sync::Arc;
 
@@ -33,25 +33,19 @@ fn ahead(machine: &Machine) -> u64 {
     machine.scheduler.counters().steps_ahead
 }
 
-/// Whether a step was begun while the one of this call ran.
-fn goes_ahead(machine: &mut Machine) -> bool {
-    let before = ahead(machine);
-    machine.step();
-    ahead(machine) > before
-}
-
-/// Steps until some request decodes and the machine is ahead.
-fn decoding(machine: &mut Machine) {
+/// Until two steps are under way.
+fn overlapping(machine: &mut Machine) {
     for _ in 0..10 {
-        if goes_ahead(machine) {
+        machine.step();
+        if machine.scheduler.under_way() {
             return;
         }
     }
-    panic!("it never goes ahead:\n{:?}", machine.scheduler);
+    panic!("nothing overlaps:\n{:?}", machine.scheduler);
 }
 
 #[test]
-fn whoever_decodes_is_planned_ahead_and_says_what_it_says_alone() {
+fn whoever_decodes_overlaps_and_says_what_it_says_alone() {
     let requests: Vec<Request> = (1..=3).map(|id| plain(id, 10 + 7 * id as u32)).collect();
     let mut steps = Vec::new();
     for samples in [false, true] {
@@ -63,10 +57,11 @@ fn whoever_decodes_is_planned_ahead_and_says_what_it_says_alone() {
         machine.run();
         requests.iter().for_each(|request| machine.assert_as_alone(request));
         let counters = machine.scheduler.counters();
-        assert_eq!(counters.steps_ahead > counters.steps - 4, samples, "{counters:?}");
-        steps.push((counters.steps, counters.iteration_tokens, counters.generation_tokens));
+        assert_eq!(counters.steps_ahead > counters.steps - 2, samples, "{counters:?}");
+        assert_eq!(counters.orphan_rows, 0, "a known end costs no row");
+        steps.push((counters.iteration_tokens, counters.generation_tokens));
     }
-    assert_eq!(steps[0], steps[1], "a known end costs no row");
+    assert_eq!(steps[0], steps[1]);
 }
 
 #[test]
@@ -88,7 +83,7 @@ fn a_stop_token_leaves_an_orphan_behind_and_nothing_else() {
     assert_eq!(machine.tokens(2, 0).len(), at + 1);
     assert_eq!(machine.finished(2), [(0, FinishReason::Stop)]);
     assert!(machine.scheduler.under_way(), "its row of the next step is being computed");
-    let planned = machine.plans.last().expect("a plan").sequences.len();
+    let planned = machine.plans().last().expect("a plan").sequences.len();
     assert_eq!((planned, machine.scheduler.tables().count()), (2, 1), "and holds nothing any more");
     // Whoever comes now gets its slot and perhaps its blocks.
     let third = plain(3, 20);
@@ -122,122 +117,139 @@ fn the_last_sequence_ends_and_the_orphan_is_still_waited_for() {
     machine.assert_as_alone(&stopped);
 }
 
-/// Each of these needs a decision that only an ordinary plan makes.
 #[test]
-fn what_needs_a_decision_is_not_planned_ahead() {
-    type Change = fn(&mut Machine);
-    let changes: [(&str, Change); 3] = [
-        ("a cancellation", |machine| machine.cancel(1)),
-        ("a request that can be admitted", |machine| machine.submit(plain(3, 5))),
-        ("a deadline", |machine| machine.now = Micros(1_000_000)),
-    ];
-    for (what, change) in changes {
-        let mut machine = Machine::new(config(), 100, 4).with_sampling();
-        let mut overdue = plain(2, 60);
-        overdue.deadline = Some(Micros(1_000_000));
-        machine.submit(plain(1, 60));
-        machine.submit(overdue);
-        decoding(&mut machine);
-        assert!(goes_ahead(&mut machine), "{what}: before");
-        change(&mut machine);
-        assert!(!goes_ahead(&mut machine), "{what} is overlooked");
-        machine.run();
-        assert_eq!(machine.cache.stats().active_blocks, 0, "{what}");
+fn arrivals_prompts_and_cancellations_overlap_too() {
+    let mut machine = Machine::new(config(), 100, 4).with_sampling();
+    let first = plain(1, 60);
+    machine.submit(first.clone());
+    overlapping(&mut machine);
+    let before = ahead(&machine);
+    let mut long = request(2, &text(2, 60), 8);
+    long.n = 3;
+    machine.submit(long.clone());
+    machine.submit(plain(3, 50));
+    for _ in 0..6 {
+        machine.step();
+        assert!(machine.scheduler.under_way(), "a step runs while the next is decided");
     }
+    machine.cancel(3);
+    machine.step();
+    assert_eq!(machine.finished(3), [(0, FinishReason::Cancelled)], "at once, with its row under way");
+    assert!(machine.scheduler.under_way());
+    machine.run();
+    [&first, &long].into_iter().for_each(|request| machine.assert_as_alone(request));
+    let counters = machine.scheduler.counters();
+    assert!(ahead(&machine) - before > 50 && counters.orphan_rows > 0, "{counters:?}");
+    assert_eq!(machine.cache.stats().active_blocks, 0);
 }
 
+/// Whoever needs the last token for more than its place waits for it; the others do not wait for that one.
 #[test]
-fn who_depends_on_its_tokens_is_not_planned_ahead() {
+fn who_depends_on_its_tokens_sits_out_alone() {
     type Change = fn(&mut Request);
-    let changes: [(&str, Change); 3] = [
+    let changes: [(&str, Change); 2] = [
         ("a penalty", |request| request.sampling.repetition_penalty = 1.2),
         ("rules", |request| {
             request.sampling.rules = Some(RulesRef(Arc::new(HashRules { seed: 3, ends: false })));
         }),
-        ("more log probabilities than the device gives", |request| request.sampling.logprobs = Some(3)),
     ];
     for (what, change) in changes {
-        let mut machine = Machine::new(config(), 100, 4).with_sampling();
-        let mut other = plain(2, 30);
-        change(&mut other);
-        machine.submit(plain(1, 30));
-        machine.submit(other.clone());
-        machine.run();
-        machine.assert_as_alone(&other);
-        assert_eq!(ahead(&machine), 0, "{what}");
+        for (depth, lag) in [(2, 1), (4, 1), (4, 3)] {
+            let mut machine = Machine::new(config(), 100, 4).with_pipeline(depth, lag);
+            let (one, mut other) = (plain(1, 30), plain(2, 30));
+            change(&mut other);
+            machine.submit(one.clone());
+            machine.submit(other.clone());
+            machine.run();
+            machine.assert_as_alone(&one);
+            machine.assert_as_alone(&other);
+            let follows = |id: u64| {
+                let entries = machine.plans().iter().flat_map(|plan| &plan.sequences);
+                entries.filter(|entry| entry.id.0 == id && entry.follows.is_some()).count()
+            };
+            assert_eq!(follows(2), 0, "{what}");
+            assert!(lag > 1 || follows(1) >= 28, "{what}: {} rows of the other", follows(1));
+        }
     }
 }
 
+/// What a device cannot choose is computed when the steps before it have their answers, and changes nothing.
 #[test]
-fn prompts_and_their_choices_come_first() {
+fn a_step_that_the_device_cannot_answer_waits_for_those_before_it() {
     let mut machine = Machine::new(config(), 100, 4).with_sampling();
-    machine.submit(plain(1, 60));
-    decoding(&mut machine);
-    let mut long = request(2, &text(2, 60), 8);
-    long.n = 3;
-    machine.submit(long.clone());
-    // One step is under way; four of 16 tokens, of which the last draws three first tokens.
-    for step in 0..5 {
-        assert!(!goes_ahead(&mut machine), "in step {step} of the prompt");
-    }
-    assert!(goes_ahead(&mut machine), "all of them decode");
+    let mut other = plain(2, 30);
+    other.sampling.logprobs = Some(3);
+    machine.submit(plain(1, 30));
+    machine.submit(other.clone());
     machine.run();
-    machine.assert_as_alone(&long);
+    machine.assert_as_alone(&plain(1, 30));
+    machine.assert_as_alone(&other);
 }
 
 #[test]
-fn nobody_is_preempted_for_a_step_ahead() {
-    let mut machine = Machine::new(config(), 24, 4).with_sampling();
-    // Who ends by itself after a token teaches that outputs are short; so all are admitted, and all do not fit.
-    for id in 100..140 {
-        let mut brief = plain(id, 50);
-        brief.sampling.stop_token_ids = (0..29).collect::<Vec<u32>>().into();
-        machine.submit(brief);
+fn a_victim_under_way_gives_way_at_its_last_commit() {
+    for (depth, lag) in [(2, 1), (4, 1), (4, 3)] {
+        let mut machine = Machine::new(config(), 24, 4).with_pipeline(depth, lag);
+        // Who ends by itself after a token teaches that outputs are short; so all are admitted, and all do not fit.
+        for id in 100..140 {
+            let mut brief = plain(id, 50);
+            brief.sampling.stop_token_ids = (0..29).collect::<Vec<u32>>().into();
+            machine.submit(brief);
+        }
+        machine.run();
+        let requests: Vec<Request> = (1..=3).map(|id| request(id, &text(id as u32, 20), 60)).collect();
+        requests.iter().for_each(|request| machine.submit(request.clone()));
+        machine.run();
+        requests.iter().for_each(|request| machine.assert_as_alone(request));
+        assert!(machine.scheduler.counters().preemptions > 0, "the pool is too large for this test");
+        assert!(ahead(&machine) > 0);
     }
-    machine.run();
-    let requests: Vec<Request> = (1..=3).map(|id| request(id, &text(id as u32, 20), 60)).collect();
+}
+
+/// In a pipeline of three stages a choice is used three steps later: decodes are spread over as many steps.
+#[test]
+fn decodes_form_as_many_cohorts_as_a_choice_takes_steps() {
+    let mut machine =
+        Machine::new(SchedulerConfig { max_num_seqs: 6, ..config() }, 200, 4).with_pipeline(4, 3);
+    let requests: Vec<Request> = (1..=6).map(|id| plain(id, 40)).collect();
     requests.iter().for_each(|request| machine.submit(request.clone()));
     machine.run();
     requests.iter().for_each(|request| machine.assert_as_alone(request));
-    assert!(machine.scheduler.counters().preemptions > 0, "the pool is too large for this test");
-    assert!(ahead(&machine) > 0);
+    let sizes: Vec<usize> = machine.plans().iter().map(|plan| plan.sequences.len()).collect();
+    let steady = &sizes[20..80];
+    assert!(steady.iter().all(|size| *size == 2), "six sequences in steps of two: {sizes:?}");
 }
 
 #[test]
-fn a_full_machine_goes_ahead_though_somebody_waits_until_a_place_is_known_to_come() {
-    let mut machine = Machine::new(SchedulerConfig { max_num_seqs: 2, ..config() }, 100, 4).with_sampling();
-    (1..=3).for_each(|id| machine.submit(plain(id, if id == 1 { 12 } else { 30 })));
-    decoding(&mut machine);
-    while machine.tokens(1, 0).len() < 11 {
-        assert!(goes_ahead(&mut machine), "with {} tokens", machine.tokens(1, 0).len());
+fn drafts_are_confirmed_as_far_as_they_are_what_is_chosen() {
+    for (depth, lag) in [(1, 1), (2, 1), (4, 1), (4, 3)] {
+        for right in 0..=4 {
+            let mut machine = Machine::new(config(), 100, 4).with_pipeline(depth, lag);
+            let (drafted, other) = (plain(1, 40), plain(2, 40));
+            machine.submit(drafted.clone());
+            machine.submit(other.clone());
+            let alone: Vec<u32> =
+                machine.alone(&drafted).choices[0].tokens.iter().map(|(token, _)| *token).collect();
+            while machine.finished(1).is_empty() {
+                let said = machine.tokens(1, 0).len();
+                let mut drafts: Vec<u32> = alone[said..].iter().copied().take(4).collect();
+                drafts.iter_mut().skip(right).for_each(|draft| *draft = (*draft + 1) % 29);
+                machine.scheduler.propose(drafted.id, 0, &drafts);
+                machine.step();
+            }
+            machine.run();
+            machine.assert_as_alone(&drafted);
+            machine.assert_as_alone(&other);
+            let counters = machine.scheduler.counters();
+            let (drafts, accepted) = (counters.draft_tokens, counters.accepted_draft_tokens);
+            assert!(
+                drafts > 0 && (accepted == 0) == (right == 0),
+                "{depth} {lag} {right}: {accepted} of {drafts}"
+            );
+            assert!(right < 4 || accepted == drafts, "all were right");
+            assert_eq!(machine.cache.stats().active_blocks, 0);
+        }
     }
-    // The twelfth is being chosen, and somebody waits for its place.
-    assert!(!goes_ahead(&mut machine));
-    assert_eq!(machine.finished(1), [(0, FinishReason::Length)]);
-    machine.run();
-    (1..=3).for_each(|id| machine.assert_as_alone(&plain(id, if id == 1 { 12 } else { 30 })));
-}
-
-#[test]
-fn who_waits_for_blocks_is_looked_at_after_every_end_and_now_and_then() {
-    let config = SchedulerConfig { guarantee_completion: true, ..config() };
-    let mut machine = Machine::new(config, 24, 4).with_sampling();
-    // 64 and 32 positions of 96 are set aside; the third has room when the second is done.
-    let requests = [plain(1, 60), plain(2, 28), plain(3, 28)];
-    requests.iter().for_each(|request| machine.submit(request.clone()));
-    let (mut longest, mut row) = (0, 0);
-    while machine.finished(2).is_empty() {
-        row = if goes_ahead(&mut machine) { row + 1 } else { 0 };
-        longest = longest.max(row);
-    }
-    assert_eq!((longest, machine.tokens(3, 0).len()), (16, 0), "in a row, beside one who waits");
-    // The next plan admits it.
-    while machine.scheduler.under_way() {
-        machine.step();
-    }
-    assert!(machine.step().sequences.iter().any(|sequence| sequence.tokens.len() == 5));
-    machine.run();
-    requests.iter().for_each(|request| machine.assert_as_alone(request));
 }
 
 /// A scheduler by hand: what a device would choose is said by the test.
@@ -251,7 +263,7 @@ impl ByHand {
     fn new() -> Self {
         let cache = CacheConfig { blocks: 50, block_tokens: 4, bytes_per_block: 1 };
         let cache = KvCache::new(cache, Box::new(LruLeafFirst::new()));
-        let mut scheduler = Scheduler::new(config()).expect("limits");
+        let mut scheduler = Scheduler::new(config()).expect("limits").with_overlap(2, 1);
         let mut second = plain(2, 3);
         second.sampling.min_tokens = 3;
         second.sampling.temperature = 1.0;
@@ -267,7 +279,8 @@ impl ByHand {
     }
 
     fn ahead(&mut self) -> Option<StepPlan> {
-        self.scheduler.ahead(&mut self.cache, Micros(10)).cloned()
+        let room = self.scheduler.has_room();
+        room.then(|| self.plan()).filter(|plan| !plan.sequences.is_empty())
     }
 
     fn commit(&mut self, step: u64, tokens: usize) -> Vec<(RequestId, Event)> {
@@ -336,7 +349,6 @@ fn a_step_behind_one_that_failed_finds_nobody() {
     assert_eq!((hand.cache.stats().active_blocks, hand.scheduler.under_way()), (0, true));
     // Others get the slots of those who ended; the step that is still under way is not theirs.
     hand.scheduler.admit([plain(3, 5), plain(4, 5)], [], Micros(20));
-    assert_eq!(hand.scheduler.preempt_all(&mut hand.cache), 0);
     assert_eq!(hand.commit(next.step, 2), []);
     let plan = hand.plan();
     assert_eq!(plan.sequences.iter().map(|entry| entry.tokens.len()).collect::<Vec<_>>(), [5, 5]);

@@ -1,0 +1,144 @@
+//! The ledger of reservations: what is set aside for whom, and what is left for anybody else.
+//!
+//! Owns: the sum of all reservations, by cache group. Must never: look at a sequence that is not asked about.
+//!
+//! A running sequence with a reservation may still take [`Running::reserved`](crate::sequence::Running) blocks, however others
+//! grow. The sum of those is kept as they change: when it grows, when its step is committed, and, in a cache with windows, of all
+//! when somebody comes to share blocks and behind each commit. So asking costs O(1), not a look at everybody (in a divided pool O(tenants with one)).
+
+use folio_kv::{GroupCounts, KvCache, TenantId};
+
+use super::Scheduler;
+use crate::sequence::Slot;
+
+#[derive(Default)]
+pub(super) struct Reservations {
+    blocks: GroupCounts,
+    /// Whose, and how many.
+    owners: Vec<(TenantId, u32)>,
+}
+
+/// Whether blocks can be had now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Fits,
+    /// So many are lacking, per cache group.
+    Lacks(GroupCounts),
+}
+
+impl Verdict {
+    pub fn fits(self) -> bool {
+        self == Verdict::Fits
+    }
+}
+
+impl Reservations {
+    pub fn is_empty(&self) -> bool {
+        self.owners.is_empty()
+    }
+
+    /// All reservations, for `check`.
+    pub fn blocks(&self) -> (GroupCounts, u32) {
+        (self.blocks, self.owners.iter().map(|(_, count)| count).sum())
+    }
+
+    /// Replaces what one sequence of `owner` had set aside.
+    fn change(&mut self, owner: TenantId, before: Option<GroupCounts>, after: Option<GroupCounts>) {
+        let zero = GroupCounts::default();
+        self.blocks = (self.blocks + after.unwrap_or(zero)).saturating_sub(before.unwrap_or(zero));
+        if before.is_some() == after.is_some() {
+            return;
+        }
+        let at = self.owners.iter().position(|(tenant, _)| *tenant == owner);
+        match (at, after.is_some()) {
+            (Some(at), true) => self.owners[at].1 += 1,
+            (None, true) => self.owners.push((owner, 1)),
+            (Some(at), false) => {
+                self.owners[at].1 -= 1;
+                if self.owners[at].1 == 0 {
+                    self.owners.swap_remove(at);
+                }
+            }
+            (None, false) => {}
+        }
+    }
+}
+
+impl Scheduler {
+    /// Whether `owner` can take `blocks` without breaking a reservation; `own`'s does not count against it.
+    pub(super) fn fits(
+        &self,
+        cache: &KvCache,
+        owner: TenantId,
+        blocks: GroupCounts,
+        own: Option<Slot>,
+    ) -> Verdict {
+        let lacking = blocks.saturating_sub(self.unreserved(cache, cache.available_to(owner), own));
+        if lacking.is_zero() { Verdict::Fits } else { Verdict::Lacks(lacking) }
+    }
+
+    /// Of what is `available` to whoever asks, what may be taken without breaking a reservation.
+    pub(super) fn unreserved(
+        &self,
+        cache: &KvCache,
+        available: GroupCounts,
+        own: Option<Slot>,
+    ) -> GroupCounts {
+        let mut spare = available;
+        let own = own.map(|slot| &self.sequences[slot]);
+        let mine = own.and_then(|sequence| sequence.running()?.reserved);
+        if cache.has_quotas() {
+            // Whatever anybody takes may be what a reservation of another tenant counts on.
+            for (tenant, count) in &self.reservations.owners {
+                let also_mine = mine.is_some() && own.is_some_and(|sequence| sequence.owner() == *tenant);
+                if *count > u32::from(also_mine) {
+                    spare[0] = spare[0].min(cache.available_to(*tenant)[0]);
+                }
+            }
+        }
+        spare.saturating_sub(self.reservations.blocks.saturating_sub(mine.unwrap_or_default()))
+    }
+
+    /// Sets aside, for a running sequence, all that it may ever need.
+    pub(super) fn reserve(&mut self, cache: &KvCache, slot: Slot) {
+        if let Some(running) = self.sequences[slot].running_mut() {
+            running.reserved = Some(GroupCounts::default());
+            self.reservations.change(self.sequences[slot].owner(), None, Some(GroupCounts::default()));
+        }
+        self.update_reservation(cache, slot);
+    }
+
+    /// What it may still need has changed.
+    pub(super) fn update_reservation(&mut self, cache: &KvCache, slot: Slot) {
+        let sequence = &self.sequences[slot];
+        let (positions, owner) = (sequence.final_positions(), sequence.owner());
+        let Some(before) = sequence.running().and_then(|running| running.reserved) else { return };
+        let after = self.missing(cache, slot, positions);
+        if let Some(running) = self.sequences[slot].running_mut() {
+            running.reserved = Some(after);
+        }
+        self.reservations.change(owner, Some(before), Some(after));
+    }
+
+    /// Somebody came to share blocks, or blocks gave way to equal ones: in a window group their holders lose by that.
+    pub(super) fn update_reservations(&mut self, cache: &KvCache) {
+        if cache.groups() > 1 && !self.reservations.is_empty() {
+            for at in 0..self.running.len() {
+                self.update_reservation(cache, self.running[at].1);
+            }
+        }
+    }
+
+    /// Its reservation, if it has one, ends.
+    pub(super) fn unreserve(&mut self, owner: TenantId, reserved: Option<GroupCounts>) {
+        self.reservations.change(owner, reserved, None);
+    }
+
+    /// Blocks a sequence will still take until `positions`; none without a table.
+    pub(super) fn missing(&self, cache: &KvCache, slot: Slot, positions: u32) -> GroupCounts {
+        let sequence = &self.sequences[slot];
+        sequence.running().map_or_else(GroupCounts::default, |running| {
+            cache.missing(&running.table, positions, sequence.chunk_max(self.config.max_num_batched_tokens))
+        })
+    }
+}
