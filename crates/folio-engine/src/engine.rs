@@ -5,6 +5,8 @@
 //!
 //! What can go wrong, and what happens then:
 //! - the executor returns an error: every request of that step gets `Finished { Error }`, the rest goes on;
+//! - it returns nothing else ([`FAILURES_MAX`] steps in a row): every request ends with an error, nothing new is accepted, and the engine
+//!   reports itself unhealthy;
 //! - the executor panics: its memory can no longer be trusted; every request ends with an error, nothing new is
 //!   accepted, and the engine reports itself unhealthy;
 //! - the loop itself panics: the same, from a handler outside the loop;
@@ -26,6 +28,7 @@ use crate::handle::{EngineHandle, Shared};
 use crate::mailbox::{Incoming, Mailbox, Patience, Phase, Queued};
 use crate::outbox::Outbox;
 use crate::plan::{Executor, ExecutorError, StepOutput, StepPlan};
+use crate::progress::FAILURES_MAX;
 use crate::publish::Publisher;
 use crate::scheduler::Scheduler;
 use crate::stats::EngineStats;
@@ -158,7 +161,9 @@ impl Engine {
     }
 
     fn publish(&mut self, step_began: crate::request::Micros) {
-        if let Some(reason) = self.executor.broken.clone()
+        let failures = self.publisher.committed(self.scheduler.counters(), self.clock.now());
+        let hopeless = || (failures >= FAILURES_MAX).then(|| self.executor.failing(failures));
+        if let Some(reason) = self.executor.broken.clone().or_else(hopeless)
             && !self.publisher.is_unhealthy()
         {
             self.declare_unhealthy(reason);
@@ -213,6 +218,7 @@ struct Guarded {
     idle: bool,
     /// It panicked; it is never called again.
     broken: Option<Arc<str>>,
+    last_error: Option<ExecutorError>,
 }
 
 /// What became of a plan when it was begun.
@@ -225,7 +231,7 @@ enum Begun {
 impl Guarded {
     fn new(executor: Box<dyn Executor>) -> Self {
         let (nothing, begun) = (StepOutput::default(), VecDeque::with_capacity(2));
-        Self { executor, nothing, begun, idle: false, broken: None }
+        Self { executor, nothing, begun, idle: false, broken: None, last_error: None }
     }
 
     /// What goes wrong here is told by the `finish` of this step.
@@ -250,7 +256,7 @@ impl Guarded {
 
     /// Of the oldest step that was begun and not finished.
     fn finish(&mut self) -> Result<&StepOutput, ExecutorError> {
-        match self.begun.pop_front() {
+        let finished = match self.begun.pop_front() {
             Some(Begun::Running { step }) => {
                 guard(&mut self.executor, &mut self.broken, step, |executor| executor.finish())
             }
@@ -260,7 +266,14 @@ impl Guarded {
                 Ok(&self.nothing)
             }
             None => Err(ExecutorError { step: 0, reason: "no step was begun".into() }),
-        }
+        };
+        finished.inspect_err(|error| self.last_error = Some(error.clone()))
+    }
+
+    /// Why `failures` steps in a row are too many.
+    fn failing(&self, failures: u32) -> Arc<str> {
+        let last = self.last_error.as_ref().map_or_else(String::new, |error| format!(", the last: {error}"));
+        format!("{failures} steps in a row failed{last}").into()
     }
 }
 

@@ -22,9 +22,15 @@ impl Scheduler {
         stats.queued_tokens = self.queued.tokens;
         stats.running = self.running.len() as u32;
         stats.waiting = Default::default();
+        stats.waits_until = None;
+        let nothing = !self.under_way() && self.last_tokens == 0;
         for slot in self.waiting.iter() {
-            if let State::Waiting { reason, .. } = self.sequences[slot].state {
+            if let State::Waiting { reason, since } = self.sequences[slot].state {
                 stats.waiting.add(reason);
+                let until = reason.until(since, &self.config).unwrap_or(since);
+                if nothing && stats.waits_until.is_none_or(|first| until < first) {
+                    stats.waits_until = Some(until);
+                }
             }
         }
         stats.counters = self.counters;
