@@ -12,7 +12,7 @@ use folio_engine::{
     Clock, EngineHandle, EngineParts, Executor, FinishReason, Health, Micros, ModelExecutor, Rejected,
     SchedulerConfig, StepOutput, StepPlan, start,
 };
-use folio_kv::{CacheConfig, KvCache, LruLeafFirst};
+use folio_kv::{CacheConfig, KvCache, default_policy};
 use folio_sim::SimBackend;
 use folio_sim::oracle::expect;
 use folio_sim::scenario::request;
@@ -115,7 +115,7 @@ fn bench_on(backend: SimBackend, config: SchedulerConfig, leashed: bool) -> Benc
     };
     let cache = KvCache::new(
         CacheConfig { blocks: BLOCKS, block_tokens: 8, bytes_per_block: 1 },
-        Box::new(LruLeafFirst::new()),
+        default_policy(0.01),
     );
     let parts =
         EngineParts { config, cache, executor: Box::new(executor), clock: clock.clone(), vocab: VOCAB };

@@ -7,7 +7,7 @@ use folio_engine::request::{Event, RequestId, Token};
 use folio_engine::{
     CancelRequest, Executor, FinishReason, Micros, ModelExecutor, Request, Scheduler, SchedulerConfig,
 };
-use folio_kv::{CacheConfig, KvCache, LruLeafFirst, WindowConfig};
+use folio_kv::{CacheConfig, KvCache, WindowConfig, default_policy};
 
 use crate::backend::SimBackend;
 use crate::oracle::{Expectation, expect};
@@ -63,7 +63,7 @@ impl Machine {
             cache: KvCache::with_windows(
                 CacheConfig { blocks, block_tokens, bytes_per_block: 1 },
                 &groups,
-                Box::new(LruLeafFirst::new()),
+                default_policy(0.01),
             ),
             executor: ModelExecutor::new(Box::new(backend), VOCAB as usize, rows, rows),
             windows: windows.to_vec(),

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use folio_engine::plan::{ExecutorError, HOLE, SequenceId, StepPlan};
 use folio_engine::request::{Event, RequestId};
 use folio_engine::{CacheCommand, CancelRequest, Executor, FinishReason, Micros, ModelExecutor, Scheduler};
-use folio_kv::{EvictionPolicy, KvCache, LearnedLifetimes, LruLeafFirst, TenantId};
+use folio_kv::{EvictionPolicy, KvCache, LruLeafFirst, TenantId, default_policy};
 
 use crate::backend::SimBackend;
 use crate::cost::CostModel;
@@ -158,7 +158,7 @@ impl Simulator {
         let backend = if scenario.overlaps { backend.with_sampling() } else { backend };
         let policy: Box<dyn EvictionPolicy> = match scenario.seed % 2 {
             0 => Box::new(LruLeafFirst::new()),
-            _ => Box::new(LearnedLifetimes::new(0.01)),
+            _ => default_policy(0.01),
         };
         let mut cache = KvCache::with_windows(scenario.cache, &scenario.windows, policy);
         cache.set_quotas(&scenario.quotas).expect("scenarios have quotas that can be");
