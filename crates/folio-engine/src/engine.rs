@@ -5,6 +5,8 @@
 //!
 //! What can go wrong, and what happens then:
 //! - the executor returns an error: every request of that step gets `Finished { Error }`, the rest goes on;
+//! - it returns nothing else ([`FAILURES_MAX`] steps in a row): every request ends with an error, nothing new is accepted, and the engine
+//!   reports itself unhealthy;
 //! - the executor panics: its memory can no longer be trusted; every request ends with an error, nothing new is
 //!   accepted, and the engine reports itself unhealthy;
 //! - the loop itself panics: the same, from a handler outside the loop;
@@ -26,6 +28,7 @@ use crate::handle::{EngineHandle, Shared};
 use crate::mailbox::{Incoming, Mailbox, Patience, Phase, Queued};
 use crate::outbox::Outbox;
 use crate::plan::{Executor, ExecutorError, StepOutput, StepPlan};
+use crate::progress::FAILURES_MAX;
 use crate::publish::Publisher;
 use crate::request::Micros;
 use crate::scheduler::Scheduler;
@@ -151,7 +154,9 @@ impl Engine {
     }
 
     fn publish(&mut self, step_began: Micros) {
-        if let Some(reason) = self.executor.broken.clone()
+        let failures = self.publisher.committed(self.scheduler.counters(), self.executor.clock.now());
+        let hopeless = || (failures >= FAILURES_MAX).then(|| self.executor.failing(failures));
+        if let Some(reason) = self.executor.broken.clone().or_else(hopeless)
             && !self.publisher.is_unhealthy()
         {
             self.declare_unhealthy(reason);
@@ -206,13 +211,7 @@ struct Guarded {
     computed: bool,
     /// It panicked; it is never called again.
     broken: Option<Arc<str>>,
-}
-
-impl Guarded {
-    fn new(executor: Box<dyn Executor>, clock: Arc<dyn Clock>) -> Self {
-        let begun = VecDeque::with_capacity(executor.depth());
-        Self { executor, clock, begun, computed: false, broken: None }
-    }
+    last_error: Option<ExecutorError>,
 }
 
 impl Driver for Guarded {
@@ -227,14 +226,28 @@ impl Driver for Guarded {
 
     fn finish(&mut self) -> (Micros, Result<&StepOutput, ExecutorError>) {
         self.computed = true;
-        let output = match self.begun.pop_front() {
+        let finished = match self.begun.pop_front() {
             Some((step, None)) => {
                 guard(&mut self.executor, &mut self.broken, step, |executor| executor.finish())
             }
             Some((_, Some(error))) => Err(error),
             None => Err(ExecutorError { step: 0, reason: "no step was begun".into() }),
         };
+        let output = finished.inspect_err(|error| self.last_error = Some(error.clone()));
         (self.clock.now(), output)
+    }
+}
+
+impl Guarded {
+    fn new(executor: Box<dyn Executor>, clock: Arc<dyn Clock>) -> Self {
+        let begun = VecDeque::with_capacity(executor.depth());
+        Self { executor, clock, begun, computed: false, broken: None, last_error: None }
+    }
+
+    /// Why `failures` steps in a row are too many.
+    fn failing(&self, failures: u32) -> Arc<str> {
+        let last = self.last_error.as_ref().map_or_else(String::new, |error| format!(", the last: {error}"));
+        format!("{failures} steps in a row failed{last}").into()
     }
 }
 

@@ -53,13 +53,31 @@ pub enum Rejected {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
     Ok,
-    /// Work is waiting and no step has finished for this long.
+    /// Work is waiting, and for this long no token was computed and nothing ended otherwise than by the executor's failure.
     Stalled {
         for_us: u64,
     },
     Unhealthy {
         reason: Arc<str>,
     },
+}
+
+impl Health {
+    /// `oldest`: when the oldest submission was posted that the engine has not taken.
+    fn of(stats: &EngineStats, oldest: Option<Micros>, now: Micros, stall_us: u64) -> Self {
+        if let Some(reason) = &stats.unhealthy {
+            return Self::Unhealthy { reason: reason.clone() };
+        }
+        let (since, until) = match stats.busy {
+            true => (Some(stats.last_progress.max(stats.busy_since)), stats.waits_until),
+            false => (oldest, None),
+        };
+        let waits = until.is_some_and(|until| now <= until);
+        match since.map(|since| now.0.saturating_sub(since.0)) {
+            Some(for_us) if for_us > stall_us && !waits => Self::Stalled { for_us },
+            _ => Self::Ok,
+        }
+    }
 }
 
 pub(crate) struct Shared {
@@ -146,20 +164,9 @@ impl EngineHandle {
         self.0.shared.stats.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Fails when work is waiting and no step has finished for `stall_us`.
+    /// Fails when work is waiting and there has been no progress for `stall_us`, unless all of it may wait longer.
     pub fn health(&self, stall_us: u64) -> Health {
-        let stats = self.stats();
-        if let Some(reason) = &stats.unhealthy {
-            return Health::Unhealthy { reason: reason.clone() };
-        }
-        let since = match stats.busy {
-            true => Some(stats.last_step_finished.max(stats.busy_since)),
-            false => self.0.shared.mailbox.oldest(),
-        };
-        match since.map(|since| self.now().0.saturating_sub(since.0)) {
-            Some(for_us) if for_us > stall_us => Health::Stalled { for_us },
-            _ => Health::Ok,
-        }
+        Health::of(&self.stats(), self.0.shared.mailbox.oldest(), self.now(), stall_us)
     }
 
     /// The engine's time, for deadlines.
@@ -271,4 +278,30 @@ fn check_sampling(params: &SamplingParams, vocab: u32) -> Result<(), Rejected> {
         number("logit_bias", *bias, -1e4..=1e4)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_within_a_limit_is_healthy_until_it() {
+        let waiting = EngineStats {
+            busy: true,
+            busy_since: Micros(10),
+            last_progress: Micros(20),
+            waits_until: Some(Micros(500)),
+            ..EngineStats::default()
+        };
+        let health = |stats: &EngineStats, now| Health::of(stats, None, Micros(now), 100);
+        assert_eq!(health(&waiting, 120), Health::Ok);
+        assert_eq!(health(&waiting, 500), Health::Ok);
+        assert_eq!(health(&waiting, 501), Health::Stalled { for_us: 481 });
+        let computing = EngineStats { waits_until: None, ..waiting };
+        assert_eq!(health(&computing, 121), Health::Stalled { for_us: 101 });
+        let idle = EngineStats { busy: false, ..computing };
+        assert_eq!(health(&idle, 1_000_000), Health::Ok);
+        let deaf = Health::of(&idle, Some(Micros(300)), Micros(401), 100);
+        assert_eq!(deaf, Health::Stalled { for_us: 101 }, "nobody takes what is posted");
+    }
 }

@@ -18,6 +18,7 @@ mod mailbox;
 mod on_device;
 mod outbox;
 pub mod plan;
+pub mod progress;
 mod publish;
 pub mod request;
 pub mod sampler;

@@ -8,9 +8,10 @@ use std::sync::{Arc, PoisonError};
 use folio_kv::KvCache;
 
 use crate::handle::Shared;
+use crate::progress::Progress;
 use crate::request::Micros;
 use crate::scheduler::Scheduler;
-use crate::stats::EngineStats;
+use crate::stats::{Counters, EngineStats};
 
 /// Figures per tenant cost O(tenants), so they are refreshed once in so many steps, and whenever the engine falls idle.
 const TENANT_STEPS: u64 = 32;
@@ -22,6 +23,7 @@ pub(crate) struct Publisher {
     /// The figures as last published; `spare` is the memory they will be written to next.
     latest: EngineStats,
     spare: Arc<EngineStats>,
+    progress: Progress,
     steps: u64,
     rate_tokens: f64,
     rate_us: f64,
@@ -30,7 +32,8 @@ pub(crate) struct Publisher {
 impl Publisher {
     pub fn new(shared: Arc<Shared>) -> Self {
         let latest = (**shared.stats.lock().unwrap_or_else(PoisonError::into_inner)).clone();
-        Self { shared, spare: Arc::new(latest.clone()), latest, steps: 0, rate_tokens: 0.0, rate_us: 0.0 }
+        let (spare, progress) = (Arc::new(latest.clone()), Progress::default());
+        Self { shared, spare, latest, progress, steps: 0, rate_tokens: 0.0, rate_us: 0.0 }
     }
 
     /// Work arrived at an engine that had none.
@@ -60,11 +63,18 @@ impl Publisher {
         self.latest.unhealthy.is_some()
     }
 
+    /// A step was committed. How many have failed since anything was computed.
+    pub fn committed(&mut self, counters: &Counters, now: Micros) -> u32 {
+        if self.progress.committed(counters) {
+            self.latest.last_progress = now;
+        }
+        self.progress.failures()
+    }
+
     pub fn step(&mut self, scheduler: &Scheduler, cache: &KvCache, began: Micros, now: Micros) {
         self.steps += 1;
         let tenants = self.steps.is_multiple_of(TENANT_STEPS) || !scheduler.has_work();
         scheduler.report(cache, &mut self.latest, tenants);
-        self.latest.last_step_finished = now;
         self.latest.last_step_us = now.0.saturating_sub(began.0);
         let prompt_tokens = self.latest.last_step_tokens - self.latest.last_step_decodes;
         if prompt_tokens > 0 {

@@ -4,6 +4,7 @@
 
 use folio_kv::{CacheStats, Holdings, TenantId, TenantStats};
 
+use crate::config::SchedulerConfig;
 use crate::request::Micros;
 
 /// Why a sequence is not computed. Each reason is counted.
@@ -21,6 +22,17 @@ pub enum WaitingFor {
     Grammar,
     /// Another machine computes its prompt. Nothing produces this yet.
     RemotePrefill,
+}
+
+impl WaitingFor {
+    /// How long who began to wait at `since` may go without being computed; then it is computed without what it waited for, or ends.
+    /// `None`: its turn comes with the progress of others.
+    pub fn until(self, since: Micros, config: &SchedulerConfig) -> Option<Micros> {
+        match self {
+            Self::SharedPrefix { .. } => Some(Micros(since.0 + config.shared_prefix_wait_us_max)),
+            Self::Turn | Self::Blocks | Self::TierLoad | Self::Grammar | Self::RemotePrefill => None,
+        }
+    }
 }
 
 /// Sequences by what they wait for.
@@ -93,7 +105,15 @@ pub struct Counters {
     pub finished_cancelled: u64,
     pub finished_deadline: u64,
     pub finished_error: u64,
+    /// Steps that the executor could not compute.
     pub executor_failures: u64,
+}
+
+impl Counters {
+    /// Choices that ended without an error.
+    pub fn finished_otherwise(&self) -> u64 {
+        self.finished_stop + self.finished_length + self.finished_cancelled + self.finished_deadline
+    }
 }
 
 /// Figures of one tenant.
@@ -127,9 +147,12 @@ pub struct EngineStats {
     /// Tokens computed in the last step, and how many of them were decodes.
     pub last_step_tokens: u32,
     pub last_step_decodes: u32,
-    /// When the last step finished, and how long it took.
-    pub last_step_finished: Micros,
+    /// How long the last step took.
     pub last_step_us: u64,
+    /// When a token was last computed, or a choice ended otherwise than by the executor's failure.
+    pub last_progress: Micros,
+    /// There was nothing to compute, and until then there need not be: the first limit of those who wait.
+    pub waits_until: Option<Micros>,
     /// Measured rate of prompt computation, tokens per second, smoothed; 0 before the first.
     pub prefill_tokens_per_s: f64,
     /// Something is running or waiting, and since when without interruption.

@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use folio_engine::plan::ExecutorError;
+use folio_engine::progress::FAILURES_MAX;
 use folio_engine::request::{Event, Request, RequestId};
 use folio_engine::{
     Clock, EngineHandle, EngineParts, Executor, FinishReason, Health, Micros, ModelExecutor, Rejected,
     SchedulerConfig, StepOutput, StepPlan, start,
 };
-use folio_kv::{CacheConfig, KvCache, LruLeafFirst};
+use folio_kv::{CacheConfig, KvCache, default_policy};
 use folio_sim::SimBackend;
 use folio_sim::oracle::expect;
 use folio_sim::scenario::request;
@@ -114,7 +115,7 @@ fn bench_on(backend: SimBackend, config: SchedulerConfig, leashed: bool) -> Benc
     };
     let cache = KvCache::new(
         CacheConfig { blocks: BLOCKS, block_tokens: 8, bytes_per_block: 1 },
-        Box::new(LruLeafFirst::new()),
+        default_policy(0.01),
     );
     let parts =
         EngineParts { config, cache, executor: Box::new(executor), clock: clock.clone(), vocab: VOCAB };
@@ -398,6 +399,71 @@ fn an_executor_panic_ends_everything_and_shows() {
     assert!(matches!(refused, Rejected::Unhealthy { reason } if reason.contains("told to")));
     bench.handle.stop();
     bench.handle.join();
+}
+
+fn one_at_a_time() -> SchedulerConfig {
+    SchedulerConfig { max_num_seqs: 1, max_queued_requests: 100, max_queued_tokens: 10_000, ..limits() }
+}
+
+#[test]
+fn an_executor_that_fails_for_ever_makes_the_engine_unhealthy_and_nobody_hangs() {
+    let bench = bench_with(one_at_a_time(), true);
+    let count = u64::from(FAILURES_MAX) + 4;
+    let readers: Vec<_> = (1..=count).map(|id| submit(&bench.handle, request(id, &[1, 2], 5)).1).collect();
+    // No step is told more than that: none is begun afterwards.
+    for failures in 0..FAILURES_MAX {
+        assert_eq!(bench.handle.health(1_000_000), Health::Ok, "after {failures}");
+        bench.entered.recv_timeout(PATIENCE).expect("another step");
+        bench.moods.send(Mood::Fail).expect("running");
+    }
+    for reader in &readers {
+        let seen = read(reader, 1);
+        assert!(
+            matches!(seen.last(), Some(Event::Finished { error: Some(error), .. }) if error.contains("told to"))
+        );
+    }
+    wait_until("unhealthy", || bench.handle.health(1_000_000) != Health::Ok);
+    let Health::Unhealthy { reason } = bench.handle.health(1_000_000) else { panic!("stalled") };
+    assert!(reason.contains("8 steps in a row failed") && reason.contains("told to"), "{reason}");
+    let refused = bench.handle.submit(request(99, &[1], 1), Box::new(|_| true)).expect_err("refused");
+    assert!(matches!(refused, Rejected::Unhealthy { .. }), "{refused}");
+    assert!(bench.entered.try_recv().is_err(), "the executor was called again");
+    let failures = || bench.handle.stats().counters.executor_failures;
+    wait_until("counted", || failures() == u64::from(FAILURES_MAX));
+}
+
+#[test]
+fn one_step_that_is_computed_makes_up_for_those_that_failed() {
+    let bench = bench_with(one_at_a_time(), true);
+    for round in 0..3 {
+        for failure in 1..FAILURES_MAX {
+            let (_, events) = submit(&bench.handle, request(u64::from(100 * round + failure), &[1, 2], 1));
+            bench.moods.send(Mood::Fail).expect("running");
+            assert_eq!(reason(&read(&events, 1)), FinishReason::Error);
+        }
+        let (_, events) = submit(&bench.handle, request(u64::from(100 * round), &[1, 2], 1));
+        bench.moods.send(Mood::Run).expect("running");
+        assert_eq!(reason(&read(&events, 1)), FinishReason::Length);
+        assert_eq!(bench.handle.health(1_000_000), Health::Ok);
+    }
+}
+
+/// Turns of the loop, and requests that a failing executor ends, are not progress.
+#[test]
+fn an_executor_that_fails_slowly_is_a_stall() {
+    let bench = bench_with(one_at_a_time(), true);
+    let readers: Vec<_> = (1..5).map(|id| submit(&bench.handle, request(id, &[1, 2], 5)).1).collect();
+    for reader in &readers[..3] {
+        bench.entered.recv_timeout(PATIENCE).expect("another step");
+        bench.clock.now.fetch_add(400_000, Ordering::SeqCst);
+        bench.moods.send(Mood::Fail).expect("running");
+        assert_eq!(reason(&read(reader, 1)), FinishReason::Error);
+    }
+    bench.entered.recv_timeout(PATIENCE).expect("another step");
+    assert_eq!(bench.handle.health(1_000_000), Health::Stalled { for_us: 1_200_000 });
+    (0..5).for_each(|_| bench.moods.send(Mood::Run).expect("running"));
+    assert_eq!(reason(&read(&readers[3], 1)), FinishReason::Length);
+    wait_until("healthy", || bench.handle.health(1_000_000) == Health::Ok);
 }
 
 #[test]

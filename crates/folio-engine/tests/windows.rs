@@ -7,7 +7,7 @@ use folio_engine::handle::Rejected;
 use folio_engine::plan::HOLE;
 use folio_engine::request::{Event, Request, SamplingParams};
 use folio_engine::{ModelExecutor, SchedulerConfig, SystemClock};
-use folio_kv::{CacheConfig, KvCache, LruLeafFirst, WindowConfig};
+use folio_kv::{CacheConfig, KvCache, WindowConfig, default_policy};
 use folio_sim::scenario::request;
 use folio_sim::{Machine, SimBackend};
 
@@ -131,7 +131,7 @@ fn what_a_windows_pool_can_never_hold_is_refused_at_once() {
             cache: KvCache::with_windows(
                 CacheConfig { blocks: 100, block_tokens: 8, bytes_per_block: 1 },
                 &windows,
-                Box::new(LruLeafFirst::new()),
+                default_policy(0.01),
             ),
             executor: Box::new(ModelExecutor::new(Box::new(backend), 29, 32, 32)),
             clock: Arc::new(SystemClock::new()),

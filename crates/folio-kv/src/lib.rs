@@ -50,7 +50,7 @@ pub use cache::{KvCache, Lookup};
 pub use check::Violation;
 pub use companions::Copies;
 pub use counts::{GroupCounts, MAX_GROUPS};
-pub use policy::{BlockMeta, EvictionPolicy, LearnedLifetimes, LruLeafFirst};
+pub use policy::{BlockMeta, EvictionPolicy, LearnedLifetimes, LruLeafFirst, default_policy};
 pub use prefixes::{KeepRefused, PREFIXES_MAX, PinLimits, PrefixId, PrefixInfo};
 pub use quota::{Quota, QuotaError};
 pub use retention::{DEFAULT_PRIORITY, PRIORITY_MAX, Retention, RetentionRange};

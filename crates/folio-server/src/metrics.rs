@@ -200,6 +200,12 @@ const ENGINE: &[Documented] = &[
     ),
     doc("folio:queued_prompt_tokens", GAUGE, "", "Prompt tokens of requests not yet scheduled"),
     doc("folio:last_step_seconds", GAUGE, "", "Duration of the last step"),
+    doc(
+        "folio:executor_failures_total",
+        COUNTER,
+        "",
+        "Steps that could not be computed; their requests ended with an error",
+    ),
     doc("folio:steps_ahead_total", COUNTER, "", "Steps begun while the one before ran (on a GPU)"),
 ];
 
@@ -629,6 +635,7 @@ impl Collector for EngineCollector {
                 "folio:recomputed_tokens_total" => Samples::Counter(stats.counters.recomputed_tokens),
                 "folio:queued_prompt_tokens" => Samples::Gauge(stats.queued_tokens as f64),
                 "folio:last_step_seconds" => Samples::Gauge(stats.last_step_us as f64 / 1e6),
+                "folio:executor_failures_total" => Samples::Counter(stats.counters.executor_failures),
                 "folio:steps_ahead_total" => Samples::Counter(stats.counters.steps_ahead),
                 other => unreachable!("{other} is in the table above but has no figure"),
             };

@@ -51,7 +51,7 @@ fn describe(state: &State, name: &str) -> Value {
     })
 }
 
-/// Forward progress, not existence: fails when work waits and no step finishes, and while draining.
+/// Forward progress, not existence: fails when work waits and nothing is computed, when the engine cannot go on, and while draining.
 pub async fn health(Shared(state): Shared<Arc<State>>) -> Answer {
     if state.draining.load(Ordering::Acquire) {
         return Err(ApiError::unavailable("This server is shutting down.", 5));
@@ -59,7 +59,10 @@ pub async fn health(Shared(state): Shared<Arc<State>>) -> Answer {
     match state.app.engine.health(state.config.limits.stall.as_micros() as u64) {
         Health::Ok => Ok(json_response(json!({"status": "ok"}).to_string())),
         Health::Stalled { for_us } => Err(ApiError::unavailable(
-            format!("Work is waiting and no step has finished for {} s.", for_us / 1_000_000),
+            format!(
+                "Work is waiting; for {} s no token was computed and no request ended.",
+                for_us / 1_000_000
+            ),
             30,
         )),
         Health::Unhealthy { reason } => {

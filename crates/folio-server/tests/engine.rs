@@ -11,7 +11,7 @@ use folio_engine::plan::ExecutorError;
 use folio_engine::{
     EngineHandle, EngineParts, Executor, ModelExecutor, SchedulerConfig, StepOutput, StepPlan, SystemClock,
 };
-use folio_kv::{CacheConfig, KvCache, LruLeafFirst, WindowConfig};
+use folio_kv::{CacheConfig, KvCache, WindowConfig, default_policy};
 use folio_server::ServerConfig;
 use folio_sim::SimBackend;
 use serde_json::{Value, json};
@@ -88,7 +88,7 @@ fn engine_with(
     };
     let windows: Vec<WindowConfig> = windows.iter().map(window).collect();
     let geometry = CacheConfig { blocks: BLOCKS, block_tokens: 16, bytes_per_block: 1 };
-    let cache = KvCache::with_windows(geometry, &windows, Box::new(LruLeafFirst::default()));
+    let cache = KvCache::with_windows(geometry, &windows, default_policy(0.01));
     folio_engine::start(EngineParts {
         config,
         cache,

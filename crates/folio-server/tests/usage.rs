@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use common::{Client, VOCAB, app};
 use folio_engine::{EngineHandle, EngineParts, ModelExecutor, SchedulerConfig, SystemClock};
-use folio_kv::{CacheConfig, KvCache, LruLeafFirst};
+use folio_kv::{CacheConfig, KvCache, default_policy};
 use folio_server::ServerConfig;
 use folio_sim::SimBackend;
 use serde_json::{Value, json};
@@ -22,7 +22,7 @@ fn engine_for(tenants: &folio_server::Declared) -> EngineHandle {
     let config = SchedulerConfig { max_model_len: 256, max_num_batched_tokens: 64, ..Default::default() };
     let backend = SimBackend::new(VOCAB as usize, 64, 16, 64, 64);
     let geometry = CacheConfig { blocks: 64, block_tokens: 16, bytes_per_block: BYTES };
-    let mut cache = KvCache::new(geometry, Box::new(LruLeafFirst::default()));
+    let mut cache = KvCache::new(geometry, default_policy(0.01));
     cache.set_quotas(&tenants.quotas(64)).unwrap();
     folio_engine::start(EngineParts {
         config,

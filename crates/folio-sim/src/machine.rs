@@ -8,7 +8,7 @@ use folio_engine::{
     CancelRequest, Driver, Executor, FinishReason, Micros, ModelExecutor, Request, Scheduler,
     SchedulerConfig, turn,
 };
-use folio_kv::{CacheConfig, KvCache, LruLeafFirst, WindowConfig};
+use folio_kv::{CacheConfig, KvCache, WindowConfig, default_policy};
 
 use crate::backend::SimBackend;
 use crate::oracle::{Expectation, expect};
@@ -97,7 +97,7 @@ impl Machine {
             cache: KvCache::with_windows(
                 CacheConfig { blocks, block_tokens, bytes_per_block: 1 },
                 &groups,
-                Box::new(LruLeafFirst::new()),
+                default_policy(0.01),
             ),
             driver: Steps {
                 executor: Box::new(ModelExecutor::new(Box::new(backend), VOCAB as usize, rows, rows)),

@@ -7,7 +7,7 @@ use folio_engine::request::{Event, RequestId};
 use folio_engine::{
     CacheCommand, CancelRequest, Driver, Executor, FinishReason, Micros, ModelExecutor, Scheduler, turn,
 };
-use folio_kv::{EvictionPolicy, KvCache, LearnedLifetimes, LruLeafFirst, TenantId};
+use folio_kv::{EvictionPolicy, KvCache, LruLeafFirst, TenantId, default_policy};
 
 use crate::backend::SimBackend;
 use crate::cost::CostModel;
@@ -296,7 +296,7 @@ impl Simulator {
         let backend = if scenario.samples { backend.with_sampling() } else { backend };
         let policy: Box<dyn EvictionPolicy> = match scenario.seed % 2 {
             0 => Box::new(LruLeafFirst::new()),
-            _ => Box::new(LearnedLifetimes::new(0.01)),
+            _ => default_policy(0.01),
         };
         let mut cache = KvCache::with_windows(scenario.cache, &scenario.windows, policy);
         cache.set_quotas(&scenario.quotas).expect("scenarios have quotas that can be");

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use folio_engine::engine::EngineParts;
 use folio_engine::{EngineHandle, ModelExecutor, SchedulerConfig, SystemClock};
-use folio_kv::{CacheConfig, GroupCounts, KvCache, LearnedLifetimes, QuotaError, WindowConfig};
+use folio_kv::{CacheConfig, GroupCounts, KvCache, QuotaError, WindowConfig, default_policy};
 use folio_model::backend::{GroupKind, KvGroup, KvLayout};
 use folio_model::{Checkpoint, Config, LoadedModel};
 use folio_server::Declared;
@@ -105,7 +105,7 @@ impl Runtime {
                 bytes_per_block: model.kv_layout.bytes_per_block(0) as u64,
             },
             &window_pools(&model.kv_layout, &pool)?,
-            Box::new(LearnedLifetimes::new(depth_cost(&model.config, args.block_size))),
+            default_policy(depth_cost(&model.config, args.block_size)),
         );
         divide(&mut cache, tenants)?;
         cache.set_swap_space(GroupCounts::each(swap.slots.len(), |group| swap.slots[group]));

@@ -12,7 +12,7 @@ use folio_engine::plan::{Sampled, StepOutput};
 use folio_engine::{
     Event, Executor, Micros, ModelExecutor, Request, RequestId, SamplingParams, Scheduler, SchedulerConfig,
 };
-use folio_kv::{CacheConfig, Identity, KvCache, LearnedLifetimes, Root, TenantId};
+use folio_kv::{CacheConfig, Identity, KvCache, Root, TenantId, default_policy};
 use folio_model::backend::{Backend, Batch, DType, Span};
 use folio_model::{Checkpoint, LoadOptions, Model};
 
@@ -105,7 +105,7 @@ fn nothing_is_allocated_after_warm_up() {
 /// Two steps under way, on a device that says nothing but the same token.
 fn overlap() {
     let config = CacheConfig { blocks: 512, block_tokens: 16, bytes_per_block: 1 };
-    let mut cache = KvCache::new(config, Box::new(LearnedLifetimes::new(0.01)));
+    let mut cache = KvCache::new(config, default_policy(0.01));
     let mut scheduler = Scheduler::new(SchedulerConfig::default()).expect("valid limits").with_overlap(2, 1);
     let root = root();
     let requests = (0..SEQUENCES).map(|id| Request {
@@ -187,7 +187,7 @@ fn experts() {
 fn evictions() {
     const BLOCKS: u32 = 256;
     let config = CacheConfig { blocks: BLOCKS, block_tokens: 1, bytes_per_block: 1 };
-    let mut cache = KvCache::new(config, Box::new(LearnedLifetimes::new(0.01)));
+    let mut cache = KvCache::new(config, default_policy(0.01));
     let (root, mut copies) = (root(), Vec::new());
     let mut tokens = [0u32; 32];
     let mut before = 0;
@@ -211,7 +211,7 @@ fn evictions() {
 /// Sequences that are copied out, evicted, and come back.
 fn swaps() {
     let config = CacheConfig { blocks: 64, block_tokens: 1, bytes_per_block: 1 };
-    let mut cache = KvCache::new(config, Box::new(LearnedLifetimes::new(0.01)));
+    let mut cache = KvCache::new(config, default_policy(0.01));
     cache.set_swap_space(folio_kv::GroupCounts::full(64));
     let (root, mut copies, mut swaps) = (root(), Vec::new(), Vec::with_capacity(64));
     let mut tokens = [0u32; 40];
@@ -246,7 +246,7 @@ fn swaps() {
 fn steps() {
     let (mut executor, vocab) = executor(512);
     let config = CacheConfig { blocks: 512, block_tokens: 16, bytes_per_block: 1 };
-    let mut cache = KvCache::new(config, Box::new(LearnedLifetimes::new(0.01)));
+    let mut cache = KvCache::new(config, default_policy(0.01));
     let mut scheduler = Scheduler::new(SchedulerConfig {
         max_num_seqs: 64,
         max_num_batched_tokens: ROWS as u32,

@@ -3,6 +3,7 @@
 use folio_kv::KvCache;
 
 use super::Scheduler;
+use crate::request::Micros;
 use crate::stats::{Counters, EngineStats, TenantFigures};
 
 impl Scheduler {
@@ -21,6 +22,7 @@ impl Scheduler {
         stats.queued_tokens = self.queued.tokens;
         stats.running = self.running.len() as u32;
         stats.waiting = self.waiting.counts();
+        stats.waits_until = if self.is_idle() { self.waits_until() } else { None };
         stats.counters = self.counters;
         stats.cache = cache.stats();
         (stats.last_step_tokens, stats.last_step_decodes) = self.last_step;
@@ -28,6 +30,17 @@ impl Scheduler {
         if tenants {
             self.report_tenants(cache, stats);
         }
+    }
+
+    /// Nothing is under way, and the last plan had nothing to compute.
+    fn is_idle(&self) -> bool {
+        !self.under_way() && self.step.granted == 0
+    }
+
+    /// The first moment at which somebody has waited for as long as that is legitimate. O(waiting), while nothing is computed.
+    fn waits_until(&self) -> Option<Micros> {
+        let waiting = self.waiting.iter().filter_map(|slot| self.sequences[slot].waiting());
+        waiting.map(|waiting| waiting.reason.until(waiting.since, &self.config).unwrap_or(waiting.since)).min()
     }
 
     fn report_tenants(&self, cache: &KvCache, stats: &mut EngineStats) {

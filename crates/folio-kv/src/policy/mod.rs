@@ -30,6 +30,11 @@ pub(crate) use retaining::Retaining;
 
 use crate::types::{BlockHash, BlockId, TenantId};
 
+/// What a server evicts by, and with it every test that is not of another policy. `depth_cost`: see [`LearnedLifetimes::new`].
+pub fn default_policy(depth_cost: f64) -> Box<dyn EvictionPolicy> {
+    Box::new(LearnedLifetimes::new(depth_cost))
+}
+
 /// What a policy may know about a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockMeta {

@@ -14,7 +14,7 @@ use folio_engine::{
     CacheCommand, CacheReply, CancelFlag, EngineHandle, EngineParts, EngineStats, Event, EventSink,
     FinishReason, Micros, ModelExecutor, Pooling, Request, RequestId, SchedulerConfig, SystemClock,
 };
-use folio_kv::{CacheConfig, KvCache, LruLeafFirst};
+use folio_kv::{CacheConfig, KvCache, default_policy};
 use folio_server::{App, Engine, ModelFacts, SamplingDefaults, Server, ServerConfig};
 use folio_sim::SimBackend;
 use folio_text::{ChatTemplate, TemplateSources, Tokenizer};
@@ -302,7 +302,7 @@ pub fn modelled(config: SchedulerConfig, blocks: u32, bytes_per_block: u64) -> E
     let geometry = CacheConfig { blocks, block_tokens: 16, bytes_per_block };
     folio_engine::start(EngineParts {
         config,
-        cache: KvCache::new(geometry, Box::new(LruLeafFirst::default())),
+        cache: KvCache::new(geometry, default_policy(0.01)),
         executor: Box::new(ModelExecutor::new(Box::new(backend), VOCAB as usize, rows, 64)),
         clock: Arc::new(SystemClock::new()),
         vocab: VOCAB,

@@ -16,7 +16,7 @@ use folio_engine::{
     Event, Executor, Micros, Pooling, Request, RequestId, RulesRef, SamplingParams, Scheduler,
     SchedulerConfig,
 };
-use folio_kv::{CacheConfig, GroupCounts, Identity, KvCache, LruLeafFirst, Root, TenantId, WindowConfig};
+use folio_kv::{CacheConfig, GroupCounts, Identity, KvCache, Root, TenantId, WindowConfig, default_policy};
 use folio_model::backend::{Backend, Batch, GroupKind, KvFormat, KvGroup, KvLayout, Span};
 use folio_model::kv_format::{KvFormats, KvSkip};
 use folio_model::{Checkpoint, LoadOptions, LoadedModel, Model};
@@ -498,7 +498,7 @@ pub fn empty_cache(blocks: u32, windows: &[u32]) -> KvCache {
     let window =
         |window_tokens: &u32| WindowConfig { blocks, window_tokens: *window_tokens, bytes_per_block: 1 };
     let windows: Vec<WindowConfig> = windows.iter().map(window).collect();
-    KvCache::with_windows(config, &windows, Box::new(LruLeafFirst::default()))
+    KvCache::with_windows(config, &windows, default_policy(0.01))
 }
 
 /// The windows of all groups but the first.
