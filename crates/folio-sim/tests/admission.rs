@@ -31,6 +31,7 @@ fn run(outputs: Outputs, guarantee_completion: bool) -> TraceReport {
                 arrives: Micros(index as u64 * 60_000),
                 prompt,
                 output: outputs(rng, index) as u32,
+                max_tokens: None,
             }
         })
         .collect();
@@ -47,6 +48,8 @@ fn run(outputs: Outputs, guarantee_completion: bool) -> TraceReport {
         cache: CacheConfig { blocks: 1536, block_tokens: 16, bytes_per_block: 1 },
         cost: CostModel { step_us: 12_000.0, token_us: 60.0, context_us_per_1k: 2.0 },
         max_tokens: 1000,
+        swap_blocks: 0,
+        swap_us: 0.0,
     };
     replay(&requests, &config).expect("valid limits")
 }
