@@ -1,12 +1,12 @@
 //! May this sequence get blocks now?
 //!
-//! Owns: the gate between waiting and running. Must never: admit what would make a preemption likely, or keep anybody
-//! out for ever.
+//! Owns: the gate between waiting and running. Must never: keep anybody out for ever.
 //!
-//! The gate: blocks for all known tokens (not just a first chunk) must be available, and with it the most that it and the
-//! running sequences will hold at once (`outlook`), plus a watermark, must fit. An empty machine admits anything that fits
-//! at all. A sequence that was preempted `max_preemptions` times needs all blocks of its longest possible output,
-//! and keeps them reserved.
+//! The gate: blocks must be available for all tokens that it and the running sequences know (not just a first chunk) and the
+//! next `headroom_tokens` of each, as far as they may generate so many, and a watermark must stay free. How long outputs will be
+//! nobody guesses: preemption does the rest (`docs/kv-cache.md` compares). An empty machine admits anything that fits at all.
+//! A sequence that was preempted `max_preemptions` times needs all blocks of its longest possible output, and keeps them
+//! reserved.
 //!
 //! Who does not fit is passed by others at most `max_bypasses` times; then nobody behind it is admitted until it is. Other
 //! tenants may pass it only as far as fairness allows (`fair`).
@@ -24,8 +24,7 @@ use std::cmp::Reverse;
 use folio_kv::{GroupCounts, KvCache, TenantId};
 
 use super::Scheduler;
-use super::outlook::{Holding, Outlook};
-use crate::sequence::{Sequence, Slot, State};
+use crate::sequence::{Slot, State};
 use crate::stats::WaitingFor;
 
 /// A lookup costs a hash of the whole prompt; one that led to nothing is not repeated for this many steps.
@@ -36,7 +35,7 @@ const LOOKUP_STEPS: u64 = 64;
 struct Demand {
     /// For everything known, idle cached blocks included; in a window group, what is held of it at once.
     now: GroupCounts,
-    /// Until its predicted (or, with a reservation, longest possible) end.
+    /// For its next tokens, or with a reservation all that it may generate.
     later: GroupCounts,
     /// Must be set aside in full.
     reserve: bool,
@@ -146,7 +145,7 @@ impl Scheduler {
         let chunk = sequence.chunk_max(self.config.max_num_batched_tokens);
         let reserve = self.must_reserve(slot);
         let limit = sequence.final_positions().saturating_sub(known);
-        let growth = if reserve { limit } else { self.lengths.remaining(sequence.generated(), limit) };
+        let growth = if reserve { limit } else { limit.min(self.config.headroom_tokens) };
         let now = cache.demand(&sequence.lookup, known, chunk);
         let later = cache.demand(&sequence.lookup, known + growth, chunk).saturating_sub(now);
         // Who shares window blocks with a sequence that has a reservation may cost it that many.
@@ -181,7 +180,9 @@ impl Scheduler {
                 u32::try_from(u64::from(pools[group]) * permille / 1000).unwrap_or(u32::MAX)
             });
             let margin = watermark + GroupCounts::full(self.claims(cache, tenant, demand.now[0]));
-            self.fits_beside_the_others(cache, slot, demand, margin, spare)
+            let growth = self.scratch.growth.unwrap_or_else(|| self.sum_of_growth(cache));
+            self.scratch.growth = Some(growth);
+            (demand.now + demand.later + growth + margin).fits(spare)
         };
         if !fits {
             self.wait_for(slot, WaitingFor::Blocks);
@@ -192,8 +193,7 @@ impl Scheduler {
         fits
     }
 
-    /// Its tenant's quota has room for it, and for what its tenant's running sequences are predicted to take; alone, for
-    /// what it needs now.
+    /// Its tenant's quota has room for it, and for the growth of its tenant's running sequences; alone, for what it needs now.
     fn within_ceiling(&mut self, cache: &KvCache, slot: Slot, demand: Demand) -> bool {
         if !cache.has_quotas() {
             return true;
@@ -206,7 +206,7 @@ impl Scheduler {
             if self.sequences[running].root.tenant == tenant {
                 // Counted once, whoever runs.
                 let later = if needed == demand.now[0] { demand.later[0] } else { 0 };
-                needed += later + self.predicted_growth(cache, running)[0];
+                needed += later + self.growth(cache, running)[0];
             }
         }
         if demand.reserve {
@@ -230,86 +230,25 @@ impl Scheduler {
         owners.iter().map(|owner| cache.quota(*owner).guarantee.saturating_sub(active(*owner))).sum()
     }
 
-    /// Whether the pools hold it and those that run, now and later. `spare`: what it could take now.
-    fn fits_beside_the_others(
-        &mut self,
-        cache: &KvCache,
-        slot: Slot,
-        demand: Demand,
-        margin: GroupCounts,
-        spare: GroupCounts,
-    ) -> bool {
-        let outlook = self.scratch.outlook.take().unwrap_or_else(|| self.look_ahead(cache));
-        let mut all = demand.now + demand.later;
-        let mut promised = outlook.promised;
-        if cache.has_quotas() {
-            self.scratch.outlook = Some(outlook);
-            return (all + promised + margin).fits(spare);
-        }
-        promised[0] = 0;
-        let most = if demand.reserve {
-            // It is set aside, now and for good.
-            outlook.most(self.doubt.z()).saturating_add(all[0])
-        } else {
-            all[0] = demand.now[0];
-            outlook.most_with(self.candidate_holding(cache, slot), &self.lengths, self.doubt.z())
-        };
-        let divided = spare[0].saturating_add(outlook.own);
-        let fits = (all + promised + margin).fits(spare) && most.saturating_add(margin[0]) <= divided;
-        self.scratch.outlook = Some(outlook);
-        fits
+    /// Blocks of group 0 that nobody who runs was promised or is about to need.
+    pub(crate) fn unpromised(&self, cache: &KvCache) -> u32 {
+        self.unreserved(cache, cache.available(), None).saturating_sub(self.sum_of_growth(cache))[0]
     }
 
-    /// The forecast for those that run now.
-    fn look_ahead(&mut self, cache: &KvCache) -> Outlook {
-        let mut outlook = Outlook::default();
-        for at in 0..self.running.len() {
-            self.foresee(cache, self.running[at].1, &mut outlook);
-        }
-        outlook
+    fn sum_of_growth(&self, cache: &KvCache) -> GroupCounts {
+        let growth = self.running.iter().map(|(_, slot)| self.growth(cache, *slot));
+        growth.fold(GroupCounts::default(), |sum, own| sum + own)
     }
 
-    /// Adds a running sequence to the forecast. One with a reservation is not part of what is divided.
-    fn foresee(&mut self, cache: &KvCache, slot: Slot, outlook: &mut Outlook) {
-        let sequence = &self.sequences[slot];
-        let Some(table) = sequence.table.as_ref().filter(|_| !sequence.reserved) else { return };
-        let shared_tail = cache.needed(table, table.capacity())[0];
-        let holding = Holding {
-            own: cache.exclusive_full(table),
-            // A shared tail will be replaced by a block of its own.
-            capacity: table.capacity() - shared_tail * cache.config().block_tokens,
-            ..holding(sequence, cache)
-        };
-        outlook.add(holding, &self.lengths);
-        outlook.promised += self.predicted_growth(cache, slot);
-    }
-
-    /// What a waiting sequence would come to hold.
-    fn candidate_holding(&self, cache: &KvCache, slot: Slot) -> Holding {
-        let sequence = &self.sequences[slot];
-        let found = &sequence.lookup;
-        let capacity = found.full_blocks * cache.config().block_tokens;
-        Holding { own: found.idle_blocks[0], capacity, ..holding(sequence, cache) }
-    }
-
-    /// Blocks of group 0 that nobody who runs was promised or is predicted to need.
-    pub(crate) fn unpromised(&mut self, cache: &KvCache) -> u32 {
-        let mut promised = GroupCounts::default();
-        for at in 0..self.running.len() {
-            promised += self.predicted_growth(cache, self.running[at].1);
-        }
-        self.unreserved(cache, cache.available(), None).saturating_sub(promised)[0]
-    }
-
-    fn predicted_growth(&mut self, cache: &KvCache, slot: Slot) -> GroupCounts {
+    /// What it lacks for the tokens it knows and the next ones. A reservation counts by itself (`unreserved`).
+    fn growth(&self, cache: &KvCache, slot: Slot) -> GroupCounts {
         let sequence = &self.sequences[slot];
         if sequence.reserved {
             return GroupCounts::default();
         }
-        let known = sequence.tokens.len() as u32;
-        let limit = sequence.final_positions().saturating_sub(known);
-        let growth = self.lengths.remaining(sequence.generated(), limit);
-        sequence.blocks_missing(cache, known + growth, self.config.max_num_batched_tokens)
+        let next = (sequence.tokens.len() as u32).saturating_add(self.config.headroom_tokens);
+        let positions = next.min(sequence.final_positions());
+        sequence.blocks_missing(cache, positions, self.config.max_num_batched_tokens)
     }
 
     /// Takes place and blocks of running sequences of strictly worse priority, if that is enough to admit `slot`.
@@ -354,7 +293,6 @@ impl Scheduler {
         let rank = sequence.rank;
         let was_shared =
             matches!(sequence.state, State::Waiting { reason: WaitingFor::SharedPrefix { .. }, .. });
-        let before = cache.available();
         let swapped = sequence.swapped.as_ref().filter(|_| sequence.restores);
         let restored =
             swapped.and_then(|copy| cache.attach_swapped(&sequence.tokens, copy, &mut self.plan.swap_ins));
@@ -385,15 +323,9 @@ impl Scheduler {
         let (tenant, turn) = (sequence.tenant, self.turn_of(slot));
         self.waiting.remove(tenant, rank, slot);
         self.start_running(slot);
-        if let Some(mut outlook) = self.scratch.outlook.take() {
-            // Its own is what attaching took of what was available; somebody else's, shared now, stays on their account
-            // until the next step looks again.
-            let own = outlook.own;
-            self.foresee(cache, slot, &mut outlook);
-            if !demand.reserve {
-                outlook.own = own + before.saturating_sub(cache.available())[0];
-            }
-            self.scratch.outlook = Some(outlook);
+        let growth = self.growth(cache, slot);
+        if let Some(all) = &mut self.scratch.growth {
+            *all += growth;
         }
         for at in 0..self.scratch.refused.len() {
             let refused = self.scratch.refused[at];
@@ -403,12 +335,11 @@ impl Scheduler {
         }
     }
 
-    /// Blocks were taken for `slot` in the step being planned: they were available, now they are its own.
-    pub(super) fn foreseen_taken(&mut self, slot: Slot, taken: GroupCounts) {
+    /// Blocks were taken for `slot` in the step being planned: they are no longer available, and it no longer lacks them.
+    pub(super) fn took(&mut self, slot: Slot, blocks: GroupCounts) {
         let reserved = self.sequences[slot].reserved;
-        if let Some(outlook) = self.scratch.outlook.as_mut().filter(|_| !reserved) {
-            outlook.own += taken[0];
-            outlook.promised = outlook.promised.saturating_sub(taken);
+        if let Some(all) = self.scratch.growth.as_mut().filter(|_| !reserved) {
+            *all = all.saturating_sub(blocks);
         }
     }
 
@@ -425,18 +356,5 @@ impl Scheduler {
             }
         }
         *before = reason;
-    }
-}
-
-/// What is known of it without a table.
-fn holding(sequence: &Sequence, cache: &KvCache) -> Holding {
-    let known = sequence.tokens.len() as u32;
-    Holding {
-        own: 0,
-        capacity: 0,
-        known,
-        generated: sequence.generated(),
-        limit: sequence.final_positions().saturating_sub(known),
-        block_tokens: cache.config().block_tokens,
     }
 }

@@ -156,10 +156,6 @@ impl Scheduler {
     ) {
         let sequence = &self.sequences[slot];
         let (id, choice, timing) = (sequence.request, sequence.choice, sequence.timing);
-        if self.contended() {
-            self.doubt.learn(false);
-        }
-        self.lengths.observe(sequence.generated(), reason == FinishReason::Length);
         self.emit_finished(id, choice, reason, stop_token, error, timing);
         self.retire(cache, slot);
     }

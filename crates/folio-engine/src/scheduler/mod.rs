@@ -15,7 +15,6 @@
 //! | `in_flight` | prefixes that are being computed right now |
 //! | `preemption` | who loses its blocks |
 //! | `swap`, `costs` | what of them is kept in host memory, because computing it again would cost more |
-//! | `predict`, `outlook` | how long outputs will be, and how much will be held at once |
 //! | `build` | the plan's memory |
 //! | `ahead` | the next plan, while a step runs |
 //! | `commit` | what a result changes |
@@ -40,8 +39,6 @@ mod fair;
 mod figures;
 mod group;
 mod in_flight;
-mod outlook;
-mod predict;
 mod preemption;
 mod queue;
 mod share;
@@ -62,8 +59,6 @@ use ahead::{Behind, Since};
 use costs::Costs;
 use group::Group;
 use in_flight::InFlight;
-use outlook::Doubt;
-use predict::OutputLengths;
 use queue::Queue;
 
 /// See the module documentation.
@@ -78,8 +73,6 @@ pub struct Scheduler {
     deadlines: BTreeSet<(Micros, RequestId)>,
     cancelled: Vec<CancelRequest>,
     in_flight: InFlight,
-    lengths: OutputLengths,
-    doubt: Doubt,
     costs: Costs,
     plan: StepPlan,
     /// Whose entries `plan.sequences` holds, in the same order, until it is committed. A sequence that ended meanwhile may have left
@@ -108,8 +101,6 @@ impl Scheduler {
         config.validate()?;
         let waiting = Queue::new(&config);
         Ok(Self {
-            lengths: OutputLengths::default(),
-            doubt: Doubt::new(config.preemption_target_permille),
             config,
             sequences: Sequences::default(),
             groups: FxHashMap::default(),

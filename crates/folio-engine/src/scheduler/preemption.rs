@@ -47,10 +47,7 @@ impl Scheduler {
                 return if self.grow(cache, slot, positions) { Room::Made } else { Room::None };
             }
             match self.victim(cache, slot, needed.saturating_sub(spare)) {
-                Some(victim) if victim != slot => {
-                    self.doubt.learn(true);
-                    self.preempt(cache, victim);
-                }
+                Some(victim) if victim != slot => self.preempt(cache, victim),
                 _ => return Room::None,
             }
         }

@@ -15,11 +15,10 @@
 //! passed gets nothing until then and its tenant falls behind. If the oldest waits for a prefix, its leader takes its
 //! place. If it waits for blocks, see `admission` (bypasses are counted).
 
-use folio_kv::{KvCache, TenantId};
+use folio_kv::{GroupCounts, KvCache, TenantId};
 
 use super::Scheduler;
 use super::fair::Head;
-use super::outlook::Outlook;
 use super::preemption::Room;
 use crate::sequence::{Rank, Sequence, Slot, State};
 use crate::stats::WaitingFor;
@@ -48,8 +47,8 @@ pub(super) struct Scratch {
     pub reserved: Vec<Slot>,
     /// Somebody lost its blocks in this step: nobody is admitted any more.
     pub preempted: bool,
-    /// What running sequences will hold, once somebody asked.
-    pub outlook: Option<Outlook>,
+    /// Blocks that running sequences lack for what they know and their next tokens, once somebody asked.
+    pub growth: Option<GroupCounts>,
 }
 
 /// Who comes first: priority, virtual time of the tenant, rank.
@@ -70,7 +69,7 @@ impl Scheduler {
     pub(super) fn grant_decodes(&mut self, cache: &mut KvCache) -> u32 {
         self.scratch.granted = 0;
         self.scratch.preempted = false;
-        self.scratch.outlook = None;
+        self.scratch.growth = None;
         let mut order = std::mem::take(&mut self.scratch.order);
         order.clear();
         order.extend(self.running.iter().map(|(_, slot)| *slot));
@@ -84,10 +83,7 @@ impl Scheduler {
                 Room::Made => self.grant(*slot, 1),
                 // A reservation is never broken, so this is a stall of one step at most.
                 Room::None if reserved => {}
-                Room::None => {
-                    self.doubt.learn(true);
-                    self.preempt(cache, *slot);
-                }
+                Room::None => self.preempt(cache, *slot),
             }
         }
         self.scratch.order = order;
@@ -135,8 +131,6 @@ impl Scheduler {
         }
         let mut oldest = candidates.iter().map(|c| (self.turn_of(c.slot), *c)).min();
         if self.admission_possible() {
-            let running = self.running.iter().map(|(_, slot)| self.sequences[*slot].generated());
-            self.lengths.refresh(running);
             let mut heads = std::mem::take(&mut self.scratch.heads);
             self.waiting.fair.heads(&mut heads);
             heads.truncate(SCAN_MAX);
@@ -254,7 +248,7 @@ impl Scheduler {
             Room::Made => to,
             Room::None => self.make_some_room(cache, slot, to),
         };
-        self.foreseen_taken(slot, before.saturating_sub(cache.available()));
+        self.took(slot, before.saturating_sub(cache.available()));
         let got = to.saturating_sub(from);
         self.grant(slot, got);
         if self.sequences[slot].granted == 0 && self.sequences[slot].fresh {
