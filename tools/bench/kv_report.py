@@ -8,15 +8,18 @@ A measured part stands between `<!-- measured: NAME -->` and `<!-- end -->`; NAM
 
     folio bench cache --trace conversation_trace.jsonl.gz --blocks 1k,2k,5k,10k,20k,50k,100k --kv-formats f16,int8,int4 --json --plot docs/cache-hits.svg
     cargo run --release -p folio-kv --example block_cost
+    cargo run --release -p folio-sim --example admission_study -- FOLDER 2 (and the other rules by the patch beside the results)
     python3 tools/bench/isolation.py --folio target/release/folio --out tools/bench/results/DATE-isolation.json
 
 Standard library only.
 """
 
+import csv
 import glob
 import json
 import os
 import re
+import statistics
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -88,7 +91,68 @@ def isolation():
     return table(["against a cold request", "TTFT differs by", "p", "pairs", "found with 90 % power"], rows) + f"\n\nFrom `{name}`."
 
 
-PARTS = {"policies": policies, "formats": formats, "block_cost": block_cost, "isolation": isolation}
+RULES = [
+    "forecast", "forecast z=1", "sum of mean remaining", "vLLM watermark 10",
+    "watermark 0", "watermark 10", "watermark 20", "watermark 50", "watermark 100", "headroom 16", "headroom 32", "headroom 64",
+    "learned headroom 5", "learned headroom 20", "learned headroom 100", "learned share 5", "learned share 20", "learned share 100",
+]
+TAKEN = "headroom 64"
+
+
+def admission_cells():
+    """Results by cell (mix, holds, arrivals, device, swap) and rule, one per seed; and the file's name."""
+    name, text = newest("*-admission.csv")
+    cells = {}
+    for row in csv.DictReader((text or "").splitlines()):
+        cell = cells.setdefault(tuple(row[key] for key in ("mix", "holds", "arrivals", "device", "swap")), {})
+        cell.setdefault(row["rule"], {})[row["seed"]] = row
+    return name, cells
+
+
+def against_forecast(cell, rule, what):
+    """The median over seeds of the ratio to the forecast in the same world."""
+    ratios = [float(row[what]) / float(cell["forecast"][seed][what]) for seed, row in cell[rule].items() if float(cell["forecast"][seed][what]) > 0]
+    return statistics.median(ratios) if ratios else None
+
+
+def median_of(cell, rule, what):
+    return statistics.median(float(row[what]) for row in cell[rule].values())
+
+
+def admission():
+    """Every rule over all cells: geometric mean of ratios to the forecast, the worst cell in brackets."""
+    name, cells = admission_cells()
+    rows = []
+    for rule in RULES:
+        with_rule = [cell for cell in cells.values() if rule in cell]
+        row = [rule, str(len(with_rule))]
+        for what in ("tokens_per_s", "ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "e2e_p50", "e2e_p99"):
+            ratios = [ratio for ratio in (against_forecast(cell, rule, what) for cell in with_rule) if ratio]
+            worst = min(ratios) if what == "tokens_per_s" else max(ratios)
+            row.append(f"{statistics.geometric_mean(ratios):.2f} ({worst:.2f})")
+        for what in ("preempted", "recomputed", "fill"):
+            row.append(f"{100 * statistics.mean(median_of(cell, rule, what) for cell in with_rule):.1f} %")
+        rows.append(row)
+    header = ["rule", "cells", "tokens/s", "TTFT p50", "p99", "TPOT p50", "p99", "end to end p50", "p99", "preempted", "computed again", "fill"]
+    return table(header, rows) + f"\n\nFrom `{name}`."
+
+
+def admission_cells_taken():
+    """The forecast and the rule that was taken, cell by cell."""
+    _, cells = admission_cells()
+    rows = []
+    for (mix, holds, arrivals, device, swap), cell in sorted(cells.items()):
+        row = [f"{mix}, {arrivals}, {holds}, {device}" + (", swap" if swap == "1" else "")]
+        for what in ("tokens_per_s", "ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "e2e_p50", "e2e_p99", "makespan"):
+            row.append(" / ".join(f"{median_of(cell, rule, what):.3g}" for rule in ("forecast", TAKEN)))
+        for what in ("preempted", "recomputed", "fill"):
+            row.append(" / ".join(f"{100 * median_of(cell, rule, what):.1f}" for rule in ("forecast", TAKEN)))
+        rows.append(row)
+    header = ["traffic, arrivals, pool, device", "tokens/s", "TTFT p50", "p99", "TPOT p50", "p99", "end to end p50", "p99", "makespan", "preempted %", "again %", "fill %"]
+    return table(header, rows)
+
+
+PARTS = {"admission": admission, "admission_cells": admission_cells_taken, "policies": policies, "formats": formats, "block_cost": block_cost, "isolation": isolation}
 
 
 def fill(page):

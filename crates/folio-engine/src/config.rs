@@ -23,11 +23,10 @@ pub struct SchedulerConfig {
     pub max_queued_tokens: u64,
     /// Most choices of one request.
     pub max_choices: u32,
-    /// Share of the pool (in thousandths) that admission leaves free on top of what it predicts to be needed.
+    /// Share of the pool (in thousandths) that admission leaves free on top of what is needed.
     pub watermark_permille: u32,
-    /// Of a thousand sequences that end while others wait for blocks, so many may have been preempted because outputs were longer
-    /// than predicted: admission fills the pool as far as that allows. 0 to 500.
-    pub preemption_target_permille: u32,
+    /// Next tokens of every running sequence that admission leaves room for. More means fewer preemptions and a pool less used.
+    pub headroom_tokens: u32,
     /// After this many preemptions a sequence is admitted only when all blocks it may ever need can be reserved for it,
     /// and it is never preempted again. So every sequence is preempted a bounded number of times.
     pub max_preemptions: u32,
@@ -59,7 +58,7 @@ impl Default for SchedulerConfig {
             max_queued_tokens: 4 << 20,
             max_choices: 16,
             watermark_permille: 10,
-            preemption_target_permille: 5,
+            headroom_tokens: 64,
             max_preemptions: 3,
             max_bypasses: 32,
             guarantee_completion: false,
@@ -81,8 +80,6 @@ pub enum ConfigError {
         "max_num_batched_tokens ({tokens}) must be at least max_num_seqs ({seqs}): every decode gets its token in every step"
     )]
     BudgetBelowSequences { tokens: u32, seqs: u32 },
-    #[error("preemption_target_permille is {permille}, it must be 0 to 500")]
-    PreemptionTarget { permille: u32 },
     #[error("the weight of tenant {tenant} is {weight}, it must be 1 to {TENANT_WEIGHT_MAX}")]
     Weight { tenant: u32, weight: u32 },
 }
@@ -116,9 +113,6 @@ impl SchedulerConfig {
         if self.max_num_batched_tokens < self.max_num_seqs {
             let (tokens, seqs) = (self.max_num_batched_tokens, self.max_num_seqs);
             return Err(ConfigError::BudgetBelowSequences { tokens, seqs });
-        }
-        if self.preemption_target_permille > 500 {
-            return Err(ConfigError::PreemptionTarget { permille: self.preemption_target_permille });
         }
         let wrong = |weight: u32| !(1..=TENANT_WEIGHT_MAX).contains(&weight);
         if let Some((tenant, weight)) = self.tenant_weights.iter().find(|(_, weight)| wrong(*weight)) {

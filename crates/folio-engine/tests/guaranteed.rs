@@ -14,18 +14,11 @@ fn machine(guarantee_completion: bool, windows: &[(u32, u32)]) -> Machine {
         max_prefill_tokens_while_decoding: 16,
         max_model_len: 128,
         watermark_permille: 0,
+        headroom_tokens: 0,
         guarantee_completion,
         ..SchedulerConfig::default()
     };
-    let mut machine = Machine::with_windows(config, 24, 4, windows);
-    // Answers of one token, so that answers are predicted to be short.
-    for id in 1000..1040 {
-        let mut short = request(id, &text(id as u32, 4), 50);
-        short.sampling.stop_token_ids = (0..29).collect::<Vec<u32>>().into();
-        machine.submit(short);
-    }
-    machine.run();
-    machine
+    Machine::with_windows(config, 24, 4, windows)
 }
 
 /// Distinct text per `kind`.

@@ -15,6 +15,7 @@ fn config() -> SchedulerConfig {
         max_prefill_tokens_while_decoding: 16,
         max_model_len: 1024,
         watermark_permille: 0,
+        headroom_tokens: 0,
         ..SchedulerConfig::default()
     }
 }
@@ -22,13 +23,6 @@ fn config() -> SchedulerConfig {
 /// Distinct text per `kind`.
 fn text(kind: u32, length: u32) -> Vec<u32> {
     (0..length).map(|i| (i * 7 + kind * 11 + i * i * (kind + 1)) % 29).collect()
-}
-
-/// Ends by itself after one token, so that others are predicted to.
-fn brief(id: u64) -> Request {
-    let mut brief = request(id, &text(id as u32, 4), 50);
-    brief.sampling.stop_token_ids = (0..29).collect::<Vec<u32>>().into();
-    brief
 }
 
 fn step_of_first_token(machine: &mut Machine, id: u64) -> usize {
@@ -170,12 +164,8 @@ fn choices_beyond_the_places_wait_and_are_right() {
 
 #[test]
 fn a_preempted_sequence_resumes_with_the_same_tokens() {
-    // Three grow at once in a pool for little more than one, predicted to be short.
+    // Three grow at once in a pool for little more than one.
     let mut machine = Machine::new(config(), 24, 4);
-    for id in 100..140 {
-        machine.submit(brief(id));
-    }
-    machine.run();
     let requests: Vec<Request> = (1..=3).map(|id| request(id, &text(id as u32, 20), 60)).collect();
     requests.iter().for_each(|request| machine.submit(request.clone()));
     machine.run();
@@ -185,13 +175,28 @@ fn a_preempted_sequence_resumes_with_the_same_tokens() {
 }
 
 #[test]
+fn room_is_left_for_the_next_tokens_of_each_and_no_more_than_it_may_generate() {
+    // Each takes 5 blocks of 24 for its prompt and 20 for all it may become.
+    let most_at_once = |headroom_tokens, max_tokens| {
+        let mut machine = Machine::new(SchedulerConfig { headroom_tokens, ..config() }, 24, 4);
+        (1..=4).for_each(|id| machine.submit(request(id, &text(id as u32, 20), max_tokens)));
+        let mut most = 0;
+        while {
+            machine.step();
+            machine.scheduler.has_work()
+        } {
+            most = most.max(machine.scheduler.tables().count());
+        }
+        most
+    };
+    assert_eq!([0, 4, 12, 30].map(|headroom| most_at_once(headroom, 60)), [4, 4, 3, 1]);
+    assert_eq!(most_at_once(u32::MAX, 5), 4, "headroom beyond max_tokens");
+}
+
+#[test]
 fn preemptions_of_one_request_are_capped() {
     for max_preemptions in 0..4 {
         let mut machine = Machine::new(SchedulerConfig { max_preemptions, ..config() }, 24, 4);
-        for id in 100..140 {
-            machine.submit(brief(id));
-        }
-        machine.run();
         let requests: Vec<Request> = (1..=8).map(|id| request(id, &text(id as u32, 20), 60)).collect();
         requests.iter().for_each(|request| machine.submit(request.clone()));
         // `check` after each step fails on a sequence preempted too often.

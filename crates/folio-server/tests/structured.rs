@@ -16,7 +16,7 @@ fn engine(blocks: u32) -> EngineHandle {
         max_model_len: 1024,
         max_num_seqs: 16,
         max_num_batched_tokens: 64,
-        preemption_target_permille: 500,
+        headroom_tokens: 0,
         ..Default::default()
     };
     common::modelled(config, blocks, 1)

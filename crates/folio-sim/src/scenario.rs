@@ -116,6 +116,7 @@ impl Scenario {
             max_model_len,
             max_choices: 4,
             watermark_permille: *rng.pick(&[0, 10, 100]),
+            headroom_tokens: [0, 4, 64][(seed / 5 % 3) as usize],
             max_preemptions: rng.range(0, 4) as u32,
             max_bypasses: rng.range(0, 6) as u32,
             guarantee_completion: rng.one_in(8),

@@ -9,10 +9,10 @@
 use std::io::BufRead;
 use std::sync::Arc;
 
-use folio_engine::plan::{ExecutorError, Sampled, StepOutput, StepPlan, Want};
+use folio_engine::plan::{ExecutorError, Sampled, StepOutput, StepPlan, SwapTimes, Want};
 use folio_engine::request::{Event, Request, RequestId, SamplingParams};
 use folio_engine::{Driver, Micros, Scheduler, SchedulerConfig, turn};
-use folio_kv::{CacheConfig, KvCache, LruLeafFirst, TenantId};
+use folio_kv::{CacheConfig, GroupCounts, KvCache, LruLeafFirst, TenantId};
 use serde::Deserialize;
 
 use crate::cost::CostModel;
@@ -31,6 +31,8 @@ pub struct TraceRequest {
     pub prompt: Arc<[u32]>,
     /// Tokens generated, at least 1.
     pub output: u32,
+    /// What it asks for, where that is not the same for all.
+    pub max_tokens: Option<u32>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -62,6 +64,7 @@ pub fn azure(reader: impl BufRead, limit: usize) -> Result<Vec<TraceRequest>, Tr
             arrives: Micros((since.max(0.0) * 1e6) as u64),
             prompt: (0..context.max(1)).map(|at| token(line as u64, at)).collect(),
             output: output.max(1),
+            max_tokens: None,
         });
     }
     Ok(requests)
@@ -93,6 +96,7 @@ pub fn mooncake(reader: impl BufRead, limit: usize) -> Result<Vec<TraceRequest>,
             arrives: Micros(parsed.timestamp * 1000),
             prompt: tokens.take(parsed.input_length.max(1)).collect(),
             output: parsed.output_length.max(1),
+            max_tokens: None,
         });
     }
     Ok(requests)
@@ -106,6 +110,9 @@ pub struct ReplayConfig {
     pub cost: CostModel,
     /// What every request asks for; outputs longer than this are cut.
     pub max_tokens: u32,
+    /// Blocks of swap space, and what one takes to copy either way.
+    pub swap_blocks: u32,
+    pub swap_us: f64,
 }
 
 /// What a replay cost.
@@ -119,6 +126,8 @@ pub struct TraceReport {
     pub cached_tokens: u64,
     pub generated_tokens: u64,
     pub preemptions: u64,
+    /// Share of the requests that were preempted at least once.
+    pub preempted: f64,
     /// Sequences preempted per request, and tokens computed again per token computed.
     pub preemption_rate: f64,
     pub recompute_rate: f64,
@@ -132,12 +141,18 @@ pub struct TraceReport {
     pub seconds: f64,
     pub ttft_s_p50: f64,
     pub ttft_s_p99: f64,
+    /// Time per token after the first, and from arrival to the end.
+    pub tpot_s_p50: f64,
+    pub tpot_s_p99: f64,
+    pub e2e_s_p50: f64,
+    pub e2e_s_p99: f64,
 }
 
 struct TraceDevice<'a> {
     requests: &'a [TraceRequest],
     cost: CostModel,
     now: Micros,
+    swap_us: f64,
     output: StepOutput,
 }
 
@@ -150,6 +165,10 @@ impl Driver for TraceDevice<'_> {
         self.now.0 += self.cost.step(plan).max(1);
         self.output.step = plan.step;
         self.output.samples.clear();
+        let us = |swaps: usize| swaps as f64 * self.swap_us;
+        self.output.swap_times =
+            SwapTimes { out_us: us(plan.swap_outs.len()), in_us: us(plan.swap_ins.len()) };
+        self.now.0 += (self.output.swap_times.out_us + self.output.swap_times.in_us) as u64;
         for sample in plan.sequences.iter().flat_map(|sequence| &sequence.samples) {
             let Want::Token(spec) = &sample.want else { continue };
             // A request's seed is its number in the trace.
@@ -175,10 +194,12 @@ pub fn replay(
 ) -> Result<TraceReport, folio_engine::ConfigError> {
     let mut scheduler = Scheduler::new(config.scheduler.clone())?;
     let mut cache = KvCache::new(config.cache, Box::new(LruLeafFirst::new()));
+    cache.set_swap_space(GroupCounts::full(config.swap_blocks));
+    let output = StepOutput::default();
     let mut device =
-        TraceDevice { requests, cost: config.cost, now: Micros(0), output: StepOutput::default() };
+        TraceDevice { requests, cost: config.cost, swap_us: config.swap_us, now: Micros(0), output };
     let mut report = TraceReport::default();
-    let mut first_tokens: Vec<f64> = Vec::new();
+    let (mut first_tokens, mut per_token, mut ends) = (Vec::new(), Vec::new(), Vec::new());
     let mut occupancy = 0.0;
     let mut waiting = requests.iter().enumerate().peekable();
     let mut now = Micros(0);
@@ -196,9 +217,16 @@ pub fn replay(
             }
         }
         device.now = now;
-        for (_, event) in turn(&mut scheduler, &mut cache, &mut device).drain(..) {
+        for (id, event) in turn(&mut scheduler, &mut cache, &mut device).drain(..) {
             if let Event::Finished { timing, .. } = event {
-                first_tokens.push((timing.first_token.0 - timing.arrived.0) as f64 / 1e6);
+                let seconds = |from: Micros, to: Micros| (to.0 - from.0) as f64 / 1e6;
+                first_tokens.push(seconds(timing.arrived, timing.first_token));
+                let after = requests[id.0 as usize - 1].output.saturating_sub(1);
+                if after > 0 {
+                    per_token.push(seconds(timing.first_token, timing.finished) / f64::from(after));
+                }
+                ends.push(seconds(timing.arrived, timing.finished));
+                report.preempted += f64::from(u8::from(timing.preemptions > 0));
             }
         }
         now = device.now.max(Micros(now.0 + 1));
@@ -209,9 +237,6 @@ pub fn replay(
             report.full_steps += 1;
         }
     }
-    first_tokens.sort_by(f64::total_cmp);
-    let quantile =
-        |q: f64| first_tokens.get(((first_tokens.len() as f64 - 1.0) * q).max(0.0) as usize).copied();
     let counters = *scheduler.counters();
     report.requests = counters.requests_received;
     report.steps = counters.steps;
@@ -219,15 +244,24 @@ pub fn replay(
     report.cached_tokens = counters.cached_prompt_tokens;
     report.generated_tokens = counters.generation_tokens;
     report.preemptions = counters.preemptions;
+    report.preempted /= counters.requests_received.max(1) as f64;
     report.preemption_rate = counters.preemptions as f64 / counters.requests_received.max(1) as f64;
     report.recompute_rate = counters.recomputed_tokens as f64 / counters.iteration_tokens.max(1) as f64;
     report.waste = cache.stats().lifetime_waste();
     report.occupancy = occupancy / counters.steps.max(1) as f64;
     report.occupancy_full /= report.full_steps.max(1) as f64;
     report.seconds = now.0 as f64 / 1e6;
-    report.ttft_s_p50 = quantile(0.5).unwrap_or(0.0);
-    report.ttft_s_p99 = quantile(0.99).unwrap_or(0.0);
+    [report.ttft_s_p50, report.ttft_s_p99] = quantiles(first_tokens);
+    [report.tpot_s_p50, report.tpot_s_p99] = quantiles(per_token);
+    [report.e2e_s_p50, report.e2e_s_p99] = quantiles(ends);
     Ok(report)
+}
+
+/// The median and the 99th percentile.
+fn quantiles(mut values: Vec<f64>) -> [f64; 2] {
+    values.sort_by(f64::total_cmp);
+    [0.5, 0.99]
+        .map(|q| values.get((values.len().saturating_sub(1) as f64 * q) as usize).copied().unwrap_or(0.0))
 }
 
 /// The request as the engine would accept it, or nothing if it could never run.
@@ -236,7 +270,8 @@ fn build(index: usize, request: &TraceRequest, config: &ReplayConfig) -> Option<
     let pool = u64::from(config.cache.blocks) * u64::from(config.cache.block_tokens);
     let room =
         u64::from(config.scheduler.max_model_len).min(pool).checked_sub(prompt).filter(|room| *room > 0)?;
-    let mut sampling = SamplingParams::greedy(u64::from(config.max_tokens).min(room) as u32);
+    let max_tokens = request.max_tokens.unwrap_or(config.max_tokens);
+    let mut sampling = SamplingParams::greedy(u64::from(max_tokens).min(room) as u32);
     sampling.seed = index as u64;
     sampling.stop_token_ids = Arc::new([STOP]);
     Some(Request {
@@ -295,6 +330,8 @@ mod tests {
             cache: CacheConfig { blocks: 400, block_tokens: 16, bytes_per_block: 1 },
             cost: CostModel::CPU_1B,
             max_tokens: 200,
+            swap_blocks: 0,
+            swap_us: 0.0,
         };
         let report = replay(&requests, &config).expect("valid limits");
         assert_eq!(report.requests, 40);

@@ -1,12 +1,12 @@
 //! May this sequence get blocks now?
 //!
-//! Owns: the gate between waiting and running. Must never: admit what would make a preemption likely, or keep anybody
-//! out for ever.
+//! Owns: the gate between waiting and running. Must never: keep anybody out for ever.
 //!
-//! The gate: blocks for all known tokens (not just a first chunk) must be available, and with it the most that it and the
-//! running sequences will hold at once (`outlook`), plus a watermark, must fit. An empty machine admits anything that fits
-//! at all. A sequence that was preempted `max_preemptions` times needs all blocks of its longest possible output,
-//! and keeps them reserved.
+//! The gate: blocks must be available for all tokens that it and the running sequences know (not just a first chunk) and the
+//! next `headroom_tokens` of each, as far as they may generate so many, and a watermark must stay free. How long outputs will be
+//! nobody guesses: preemption does the rest (`docs/kv-cache.md` compares). An empty machine admits anything that fits at all.
+//! A sequence that was preempted `max_preemptions` times needs all blocks of its longest possible output, and keeps them
+//! reserved.
 //!
 //! Who does not fit is passed by others at most `max_bypasses` times; then nobody behind it is admitted until it is. Other
 //! tenants may pass it only as far as fairness allows (`fair`).
@@ -24,9 +24,8 @@ use std::cmp::Reverse;
 use folio_kv::{GroupCounts, KvCache, TenantId};
 
 use super::Scheduler;
-use super::outlook::{Holding, Outlook};
 use super::room::Verdict;
-use crate::sequence::{Found, Fresh, Running, Sequence, Slot, State};
+use crate::sequence::{Found, Fresh, Running, Slot, State};
 use crate::stats::WaitingFor;
 
 /// A lookup costs a hash of the whole prompt; one that led to nothing is not repeated for this many plans.
@@ -37,7 +36,7 @@ const LOOKUP_PLANS: u64 = 64;
 struct Demand {
     /// For everything known, idle cached blocks included; in a window group, what is held of it at once.
     now: GroupCounts,
-    /// Until its predicted (or, with a reservation, longest possible) end.
+    /// For its next tokens, or with a reservation all that it may generate.
     later: GroupCounts,
     /// Must be set aside in full.
     reserve: bool,
@@ -173,7 +172,7 @@ impl Scheduler {
         let chunk = sequence.chunk_max(self.config.max_num_batched_tokens);
         let reserve = self.must_reserve(slot);
         let limit = sequence.final_positions().saturating_sub(known);
-        let growth = if reserve { limit } else { self.lengths.remaining(sequence.generated(), limit) };
+        let growth = if reserve { limit } else { limit.min(self.config.headroom_tokens) };
         let now = cache.demand(&lookup, known, chunk);
         let later = cache.demand(&lookup, known + growth, chunk).saturating_sub(now);
         // Who shares window blocks with a sequence that has a reservation may cost it that many.
@@ -208,7 +207,9 @@ impl Scheduler {
                 u32::try_from(u64::from(pools[group]) * permille / 1000).unwrap_or(u32::MAX)
             });
             let margin = watermark + GroupCounts::full(self.claims(cache, tenant, demand.now[0]));
-            self.fits_beside_the_others(cache, slot, demand, margin, spare)
+            let growth = self.step.growth.unwrap_or_else(|| self.sum_of_growth(cache));
+            self.step.growth = Some(growth);
+            (demand.now + demand.later + growth + margin).fits(spare)
         };
         if !fits {
             self.wait_for(slot, WaitingFor::Blocks);
@@ -219,8 +220,7 @@ impl Scheduler {
         fits
     }
 
-    /// Its tenant's quota has room for it, and for what its tenant's running sequences are predicted to take; alone, for
-    /// what it needs now.
+    /// Its tenant's quota has room for it, and for the growth of its tenant's running sequences; alone, for what it needs now.
     fn within_ceiling(&mut self, cache: &KvCache, slot: Slot, demand: Demand) -> bool {
         if !cache.has_quotas() {
             return true;
@@ -233,7 +233,7 @@ impl Scheduler {
             if self.sequences[running].owner() == tenant {
                 // Counted once, whoever runs.
                 let later = if needed == demand.now[0] { demand.later[0] } else { 0 };
-                needed += later + self.predicted_growth(cache, running)[0];
+                needed += later + self.growth(cache, running)[0];
             }
         }
         if demand.reserve {
@@ -257,87 +257,24 @@ impl Scheduler {
         owners.iter().map(|owner| cache.quota(*owner).guarantee.saturating_sub(active(*owner))).sum()
     }
 
-    /// Whether the pools hold it and those that run, now and later. `spare`: what it could take now.
-    fn fits_beside_the_others(
-        &mut self,
-        cache: &KvCache,
-        slot: Slot,
-        demand: Demand,
-        margin: GroupCounts,
-        spare: GroupCounts,
-    ) -> bool {
-        let outlook = self.step.outlook.take().unwrap_or_else(|| self.look_ahead(cache));
-        let mut all = demand.now + demand.later;
-        let mut promised = outlook.promised;
-        if cache.has_quotas() {
-            self.step.outlook = Some(outlook);
-            return (all + promised + margin).fits(spare);
-        }
-        promised[0] = 0;
-        let most = if demand.reserve {
-            // It is set aside, now and for good.
-            outlook.most(self.doubt.z()).saturating_add(all[0])
-        } else {
-            all[0] = demand.now[0];
-            outlook.most_with(self.candidate_holding(cache, slot), &self.lengths, self.doubt.z())
-        };
-        let divided = spare[0].saturating_add(outlook.own);
-        let fits = (all + promised + margin).fits(spare) && most.saturating_add(margin[0]) <= divided;
-        self.step.outlook = Some(outlook);
-        fits
+    /// Blocks of group 0 that nobody who runs was promised or is about to need.
+    pub(crate) fn unpromised(&self, cache: &KvCache) -> u32 {
+        self.unreserved(cache, cache.available(), None).saturating_sub(self.sum_of_growth(cache))[0]
     }
 
-    /// The forecast for those that run now.
-    fn look_ahead(&mut self, cache: &KvCache) -> Outlook {
-        let mut outlook = Outlook::default();
-        for at in 0..self.running.len() {
-            self.foresee(cache, self.running[at].1, &mut outlook);
-        }
-        outlook
+    fn sum_of_growth(&self, cache: &KvCache) -> GroupCounts {
+        let growth = self.running.iter().map(|(_, slot)| self.growth(cache, *slot));
+        growth.fold(GroupCounts::default(), |sum, own| sum + own)
     }
 
-    /// Adds a running sequence to the forecast. One with a reservation is not part of what is divided.
-    fn foresee(&mut self, cache: &KvCache, slot: Slot, outlook: &mut Outlook) {
-        let sequence = &self.sequences[slot];
-        let Some(running) = sequence.running().filter(|running| running.reserved.is_none()) else { return };
-        let table = &running.table;
-        let shared_tail = cache.needed(table, table.capacity())[0];
-        let holding = Holding {
-            own: cache.exclusive_full(table),
-            // A shared tail will be replaced by a block of its own.
-            capacity: table.capacity() - shared_tail * cache.config().block_tokens,
-            ..holding(sequence, cache)
-        };
-        outlook.add(holding, &self.lengths);
-        outlook.promised += self.predicted_growth(cache, slot);
-    }
-
-    /// What a waiting sequence would come to hold.
-    fn candidate_holding(&self, cache: &KvCache, slot: Slot) -> Holding {
-        let sequence = &self.sequences[slot];
-        let found = sequence.waiting().map(|waiting| waiting.lookup()).unwrap_or_default();
-        let capacity = found.full_blocks * cache.config().block_tokens;
-        Holding { own: found.idle_blocks[0], capacity, ..holding(sequence, cache) }
-    }
-
-    /// Blocks of group 0 that nobody who runs was promised or is predicted to need.
-    pub(crate) fn unpromised(&mut self, cache: &KvCache) -> u32 {
-        let mut promised = GroupCounts::default();
-        for at in 0..self.running.len() {
-            promised += self.predicted_growth(cache, self.running[at].1);
-        }
-        self.unreserved(cache, cache.available(), None).saturating_sub(promised)[0]
-    }
-
-    fn predicted_growth(&mut self, cache: &KvCache, slot: Slot) -> GroupCounts {
+    /// What it lacks for the tokens it knows and the next ones. A reservation counts by itself (`room`).
+    fn growth(&self, cache: &KvCache, slot: Slot) -> GroupCounts {
         let sequence = &self.sequences[slot];
         if sequence.has_reservation() {
             return GroupCounts::default();
         }
-        let known = sequence.known();
-        let limit = sequence.final_positions().saturating_sub(known);
-        let growth = self.lengths.remaining(sequence.generated(), limit);
-        self.missing(cache, slot, known + growth)
+        let next = sequence.known().saturating_add(self.config.headroom_tokens);
+        self.missing(cache, slot, next.min(sequence.final_positions()))
     }
 
     /// Takes place and blocks of running sequences that `slot` outranks, if that is enough to admit it. Of victims that are under way
@@ -384,7 +321,6 @@ impl Scheduler {
     fn attach(&mut self, cache: &mut KvCache, slot: Slot) {
         let demand = self.demand(cache, slot);
         let turn = self.turn_of(slot);
-        let before = cache.available();
         let sequence = &mut self.sequences[slot];
         let positions = sequence.final_positions();
         let attachable = sequence.attachable();
@@ -418,15 +354,9 @@ impl Scheduler {
             self.reserve(cache, slot);
         }
         self.update_reservations(cache);
-        if let Some(mut outlook) = self.step.outlook.take() {
-            // Its own is what attaching took of what was available; somebody else's, shared now, stays on their account
-            // until the next step looks again.
-            let own = outlook.own;
-            self.foresee(cache, slot, &mut outlook);
-            if !demand.reserve {
-                outlook.own = own + before.saturating_sub(cache.available())[0];
-            }
-            self.step.outlook = Some(outlook);
+        let growth = self.growth(cache, slot);
+        if let Some(all) = &mut self.step.growth {
+            *all += growth;
         }
         for at in 0..self.step.refused.len() {
             let refused = self.step.refused[at];
@@ -438,12 +368,11 @@ impl Scheduler {
         }
     }
 
-    /// Blocks were taken for `slot` in the step being planned: they were available, now they are its own.
-    pub(super) fn foreseen_taken(&mut self, slot: Slot, taken: GroupCounts) {
+    /// Blocks were taken for `slot` in the step being planned: they are no longer available, and it no longer lacks them.
+    pub(super) fn took(&mut self, slot: Slot, blocks: GroupCounts) {
         let reserved = self.sequences[slot].has_reservation();
-        if let Some(outlook) = self.step.outlook.as_mut().filter(|_| !reserved) {
-            outlook.own += taken[0];
-            outlook.promised = outlook.promised.saturating_sub(taken);
+        if let Some(all) = self.step.growth.as_mut().filter(|_| !reserved) {
+            *all = all.saturating_sub(blocks);
         }
     }
 
@@ -460,18 +389,5 @@ impl Scheduler {
                 _ => {}
             }
         }
-    }
-}
-
-/// What is known of it without a table.
-fn holding(sequence: &Sequence, cache: &KvCache) -> Holding {
-    let known = sequence.known();
-    Holding {
-        own: 0,
-        capacity: 0,
-        known,
-        generated: sequence.generated(),
-        limit: sequence.final_positions().saturating_sub(known),
-        block_tokens: cache.config().block_tokens,
     }
 }

@@ -177,10 +177,6 @@ impl Scheduler {
         let sequence = &self.sequences[slot];
         let (id, timing) = (sequence.request.id, sequence.timing);
         let choice = sequence.choice.map_or(0, |choice| choice.index);
-        if self.contended() {
-            self.doubt.learn(false);
-        }
-        self.lengths.observe(sequence.generated(), reason == FinishReason::Length);
         self.emit_finished(id, choice, reason, stop_token, error, timing);
         self.retire(cache, slot);
     }

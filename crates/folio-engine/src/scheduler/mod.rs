@@ -16,7 +16,6 @@
 //! | `room` | the ledger of reservations: what is left for whom |
 //! | `preemption` | who loses its blocks |
 //! | `swap`, `costs` | what of them is kept in host memory, because computing it again would cost more |
-//! | `predict`, `outlook` | how long outputs will be, and how much will be held at once |
 //! | `build` | the plan's entries; what is remembered of a step until its commit |
 //! | `commit` | what a result changes |
 //! | `group` | the choices of one request |
@@ -61,8 +60,6 @@ mod fair;
 mod figures;
 mod group;
 mod in_flight;
-mod outlook;
-mod predict;
 mod preemption;
 mod queue;
 mod room;
@@ -84,8 +81,6 @@ use build::Flight;
 use costs::Costs;
 use group::Group;
 use in_flight::InFlight;
-use outlook::Doubt;
-use predict::OutputLengths;
 use queue::Queue;
 use room::Reservations;
 use share::Step;
@@ -108,8 +103,6 @@ pub struct Scheduler {
     reservations: Reservations,
     /// Victims that wait for their last commit.
     preempting: u32,
-    lengths: OutputLengths,
-    doubt: Doubt,
     costs: Costs,
     /// The step being planned.
     step: Step,
@@ -134,8 +127,6 @@ impl Scheduler {
         config.validate()?;
         let waiting = Queue::new(&config);
         Ok(Self {
-            lengths: OutputLengths::default(),
-            doubt: Doubt::new(config.preemption_target_permille),
             config,
             depth: 1,
             lag: 1,

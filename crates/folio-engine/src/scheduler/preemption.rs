@@ -63,10 +63,7 @@ impl Scheduler {
                 return Room::Later;
             }
             match self.victim(cache, slot, lacking) {
-                Some(victim) if victim != slot => {
-                    self.doubt.learn(true);
-                    self.preempt(cache, victim);
-                }
+                Some(victim) if victim != slot => self.preempt(cache, victim),
                 _ => return Room::None,
             }
         }

@@ -16,11 +16,10 @@
 //! passed gets nothing until then and its tenant falls behind. If the oldest waits for a prefix, its leader takes its
 //! place. If it waits for blocks, see `admission` (bypasses are counted).
 
-use folio_kv::{KvCache, TenantId};
+use folio_kv::{GroupCounts, KvCache, TenantId};
 
 use super::Scheduler;
 use super::fair::Head;
-use super::outlook::Outlook;
 use super::preemption::Room;
 use super::swap::drop_of;
 use crate::plan::{SequenceId, StepPlan};
@@ -55,8 +54,8 @@ pub(super) struct Step {
     pub decodes: u32,
     /// Somebody lost its blocks in this step: nobody is admitted any more.
     pub preempted: bool,
-    /// What running sequences will hold, once somebody asked.
-    pub outlook: Option<Outlook>,
+    /// Blocks that running sequences lack for what they know and their next tokens, once somebody asked.
+    pub growth: Option<GroupCounts>,
 }
 
 impl Step {
@@ -98,7 +97,7 @@ impl Scheduler {
     pub(super) fn grant_decodes(&mut self, cache: &mut KvCache) -> u32 {
         self.step.granted = 0;
         self.step.preempted = false;
-        self.step.outlook = None;
+        self.step.growth = None;
         self.step.plans += 1;
         let step = self.next_step();
         let mut order = std::mem::take(&mut self.step.order);
@@ -117,10 +116,7 @@ impl Scheduler {
                 Room::Made => self.grant(*slot, 1),
                 // A reservation is never broken, so this is a stall of one step at most.
                 Room::None if self.sequences[*slot].has_reservation() => {}
-                Room::None => {
-                    self.doubt.learn(true);
-                    self.preempt(cache, *slot);
-                }
+                Room::None => self.preempt(cache, *slot),
                 Room::Later => {}
             }
         }
@@ -209,8 +205,6 @@ impl Scheduler {
         }
         let mut oldest = candidates.iter().map(|c| (self.turn_of(c.slot), *c)).min();
         if self.admission_possible() {
-            let running = self.running.iter().map(|(_, slot)| self.sequences[*slot].generated());
-            self.lengths.refresh(running);
             let mut heads = std::mem::take(&mut self.step.heads);
             self.waiting.fair.heads(&mut heads);
             heads.truncate(SCAN_MAX);
@@ -332,7 +326,7 @@ impl Scheduler {
             Room::Made => to,
             Room::Later | Room::None => self.make_some_room(cache, slot, to),
         };
-        self.foreseen_taken(slot, before.saturating_sub(cache.available()));
+        self.took(slot, before.saturating_sub(cache.available()));
         let got = to.saturating_sub(from);
         self.grant(slot, got);
         let unused = |running: &crate::sequence::Running| running.granted + running.steps == 0;
