@@ -115,6 +115,7 @@ impl SharedPrefix {
             prompt: self.tokens.clone(),
             n: 1,
             sampling: SamplingParams::greedy(0),
+            class: 0,
             priority: 0,
             deadline: None,
             prompt_logprobs: None,

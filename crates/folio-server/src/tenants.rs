@@ -18,7 +18,7 @@ use folio_kv::TenantId;
 use sha2::{Digest, Sha256};
 
 use crate::config::ServerConfig;
-use crate::declared::Declared;
+use crate::declared::{Declared, PriorityRange};
 use crate::error::{ApiError, ServerError};
 use crate::gate::{Gate, TenantLimits};
 use crate::generate::unix_s;
@@ -43,7 +43,23 @@ pub struct Tenant {
     /// What an operator calls the key; never the key.
     pub key: Arc<str>,
     pub scopes: Scopes,
+    /// Lower runs before other tenants.
+    pub class: i32,
+    pub priority: PriorityRange,
     pub(crate) gate: Arc<Gate>,
+}
+
+impl Tenant {
+    /// Whether its requests may give this number as theirs.
+    pub(crate) fn check_priority(&self, priority: i32) -> Result<(), ApiError> {
+        let PriorityRange { min, max } = self.priority;
+        if (min..=max).contains(&priority) {
+            return Ok(());
+        }
+        let message =
+            format!("'priority' must be between {min} and {max} with this API key, but is {priority}.");
+        Err(ApiError::invalid("priority", message))
+    }
 }
 
 /// The key ring.
@@ -114,6 +130,8 @@ impl Tenants {
             name: name.into(),
             key: name.into(),
             scopes: Scopes::new(&Scope::DEFAULT),
+            class: 0,
+            priority: PriorityRange::default(),
             gate: Arc::new(Gate::new(limits, now)),
         };
         let mut keys: Vec<([u8; 32], Tenant)> = Vec::new();
@@ -139,6 +157,7 @@ impl Tenants {
             let limits = declared_tenant.limits.unwrap_or(declared.default_limits);
             let mut holder = tenant(declared_tenant.id, &declared_tenant.name, secret, limits);
             holder.cache = group.map_or(holder.id, |group| group.id);
+            (holder.class, holder.priority) = (declared_tenant.class, declared_tenant.priority);
             if declared_tenant.keys.is_empty() && file.is_none() {
                 return Err(ServerError::Config(format!(
                     "the tenants file: tenant {:?}: keys: is empty, and there is no file of keys, so nobody can be this tenant",
@@ -227,6 +246,8 @@ impl Tenants {
             name: name.into(),
             key: name.into(),
             scopes: Scopes::new(&Scope::DEFAULT),
+            class: 0,
+            priority: PriorityRange::default(),
             gate: Arc::new(Gate::new(self.default_limits, Instant::now())),
         };
         named.add(tenant.clone());

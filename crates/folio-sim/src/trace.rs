@@ -240,6 +240,7 @@ fn build(index: usize, request: &TraceRequest, config: &ReplayConfig) -> Option<
         prompt: request.prompt.clone(),
         n: 1,
         sampling,
+        class: 0,
         priority: 0,
         deadline: None,
         prompt_logprobs: None,

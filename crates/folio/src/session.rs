@@ -174,6 +174,7 @@ fn request(runtime: &Runtime, prompt: Vec<u32>, args: &SamplingArgs) -> Result<R
         prompt: prompt.into(),
         n: 1,
         sampling: sampling(args, &runtime.model.generation, room),
+        class: 0,
         priority: 0,
         deadline: None,
         prompt_logprobs: None,

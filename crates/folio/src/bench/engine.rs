@@ -238,6 +238,7 @@ impl Bench<'_> {
             prompt,
             n: 1,
             sampling: SamplingParams::greedy(max_tokens),
+            class: 0,
             priority: 0,
             deadline: None,
             prompt_logprobs: None,

@@ -255,6 +255,7 @@ fn answers<B: Backend + 'static>(
             prompt: prompt(index as u64 + 1, 5 + 3 * index, model.vocab as u32).into(),
             n: 1,
             sampling,
+            class: 0,
             priority: 0,
             deadline: None,
             prompt_logprobs: (index % 3 == 0).then_some(2),

@@ -391,6 +391,7 @@ impl World {
             prompt: arrival.prompt.clone().into(),
             n: 1,
             sampling,
+            class: 0,
             priority: 0,
             deadline: None,
             prompt_logprobs: None,
