@@ -255,6 +255,15 @@ impl State {
         Ok(state)
     }
 
+    /// Lets go of tenants that have no valid key and are at rest, and of what is counted for them.
+    pub fn forget_tenants(&self) {
+        let gone = self.tenants.leave();
+        if !gone.is_empty() {
+            self.meters.forget(&gone);
+            self.cache_keys.forget(&gone);
+        }
+    }
+
     /// What the operator declared to be shared.
     pub fn shared(&self) -> Option<&SharedPrefixes> {
         self.shared.get()
