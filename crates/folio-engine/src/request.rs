@@ -28,9 +28,9 @@ pub struct Request {
     /// Number of choices, >= 1.
     pub n: u32,
     pub sampling: SamplingParams,
-    /// The operator's word: lower runs first, whoever the tenant is. 0 is normal.
+    /// The operator's word: lower runs first across tenants; 0 is normal.
     pub class: i32,
-    /// The caller's own: lower runs first (vLLM's convention) among its tenant's requests; 0 is normal.
+    /// The request's own, which orders its tenant's requests of one class: lower runs first (vLLM's convention); 0 is normal.
     pub priority: i32,
     /// The request fails with [`FinishReason::Deadline`] when not finished by then.
     pub deadline: Option<Micros>,

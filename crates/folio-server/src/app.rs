@@ -25,6 +25,7 @@ use crate::shared_prefixes::SharedPrefixes;
 use crate::structured::Structures;
 use crate::tenant_metrics::TenantCollector;
 use crate::tenants::{Tenant, Tenants};
+use crate::unread::Budget;
 use crate::usage::Meters;
 
 /// The engine as the server sees it: every method returns at once. [`EngineHandle`] is the engine; tests have others.
@@ -140,6 +141,8 @@ pub(crate) struct State {
     /// No new generation is taken.
     pub draining: AtomicBool,
     pub in_flight: Arc<InFlight>,
+    /// Bytes of answers that wait to be read.
+    pub unread: Arc<Budget>,
 }
 
 /// Generations between their request's arrival and the engine's last word about them.
@@ -229,6 +232,7 @@ impl State {
         let structures = Structures::new(app.tokenizer.clone(), ends, metrics.masks.clone());
         let state = Arc::new(Self {
             batches: Batches::open(&config.batch)?,
+            unread: Budget::new(&config.limits),
             responses: Arc::new(Store::new(config.limits.responses, config.limits.responses_bytes)),
             app,
             config,
@@ -249,6 +253,15 @@ impl State {
         let shared = SharedPrefixes::read(&state, &declared)?;
         state.shared.get_or_init(|| shared);
         Ok(state)
+    }
+
+    /// Lets go of tenants that have no valid key and are at rest, and of what is counted for them.
+    pub fn forget_tenants(&self) {
+        let gone = self.tenants.leave();
+        if !gone.is_empty() {
+            self.meters.forget(&gone);
+            self.cache_keys.forget(&gone);
+        }
     }
 
     /// What the operator declared to be shared.

@@ -4,7 +4,7 @@
 //! Owns: the figures of every tenant's keys. Must never: have an effect on what is cached or found: prefixes are found by
 //! content. Bounded: the key used longest ago makes room.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 
 use folio_kv::TenantId;
@@ -55,6 +55,12 @@ impl CacheKeys {
         }
     }
 
+    /// Tenants that are no more.
+    pub fn forget(&self, gone: &HashSet<TenantId>) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|tenant, _| !gone.contains(tenant));
+    }
+
     /// The tenant's keys, the one used last first.
     pub fn list(&self, tenant: TenantId) -> Value {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -87,5 +93,8 @@ mod tests {
         let often = json!({"key": "often", "requests": KEYS_MAX + 5, "prompt_tokens": KEYS_MAX + 5, "cached_tokens": 0});
         assert_eq!(list["data"][0], often);
         assert_eq!(keys.list(TenantId(2))["data"], json!([]));
+        (0..100_000).for_each(|tenant| keys.count(TenantId(tenant), "k", 1, 0));
+        keys.forget(&(2..100_000).map(TenantId).collect());
+        assert_eq!(keys.0.lock().unwrap().len(), 2);
     }
 }

@@ -115,8 +115,12 @@ pub struct Limits {
     pub connections: usize,
     /// Bytes of a request's line and headers.
     pub header_bytes: usize,
-    /// A client that reads nothing of what waits for it for this long is cut off.
+    /// A client that accepts nothing of what waits for it for this long is cut off.
     pub write_timeout: Duration,
+    /// Bytes of one answer that are held for a client that has not accepted them; beyond it the answer ends.
+    pub unread_bytes: usize,
+    /// Of all answers together.
+    pub unread_total_bytes: usize,
     /// Time to send a request's head, and time between requests on a kept-alive connection.
     pub header_timeout: Duration,
     /// Time to send a request's body.
@@ -154,6 +158,8 @@ impl Default for Limits {
             connections: 16_384,
             header_bytes: 64 << 10,
             write_timeout: Duration::from_secs(120),
+            unread_bytes: 256 << 20,
+            unread_total_bytes: 1 << 30,
             header_timeout: Duration::from_secs(75),
             body_timeout: Duration::from_secs(60),
             request_timeout: None,

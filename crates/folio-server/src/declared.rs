@@ -20,6 +20,8 @@ pub const FIRST_GROUP: u32 = 1 << 24;
 pub const FIRST_PREFIX: u32 = 1 << 25;
 /// Tenants, and groups, of one file.
 const DECLARED_MAX: usize = 10_000;
+/// Classes are within this of 0: farther off are those of batches.
+const CLASS_MAX: i32 = 1000;
 /// Prefixes of one file: every prompt is compared with each.
 const PREFIXES_MAX: usize = 64;
 
@@ -42,6 +44,10 @@ pub struct DeclaredTenant {
     pub limits: Option<TenantLimits>,
     /// Its share of what several tenants want at once.
     pub weight: u32,
+    /// Lower runs before other tenants.
+    pub class: i32,
+    /// What its requests may give as theirs.
+    pub priority: PriorityRange,
     /// Index of its group.
     pub group: Option<usize>,
     pub guarantee: Share,
@@ -64,6 +70,19 @@ pub struct DeclaredPrefix {
     pub name: String,
     /// Its entry as it stands in the file, a JSON object: read with the tokenizer and chat template, at start.
     pub body: String,
+}
+
+/// The numbers that a tenant's requests may order themselves with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PriorityRange {
+    pub min: i32,
+    pub max: i32,
+}
+
+impl Default for PriorityRange {
+    fn default() -> Self {
+        Self { min: i32::MIN, max: i32::MAX }
+    }
 }
 
 /// A part of the pool.
@@ -113,10 +132,34 @@ struct TenantEntry {
     #[serde(default)]
     keys_env: Vec<String>,
     weight: Option<u32>,
+    class: Option<i32>,
+    priority: Option<PriorityEntry>,
     group: Option<String>,
     guarantee: Option<Value>,
     ceiling: Option<Value>,
     limits: Option<LimitsEntry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PriorityEntry {
+    min: Option<i32>,
+    max: Option<i32>,
+}
+
+impl PriorityEntry {
+    fn read(self, what: &str) -> Result<PriorityRange, ServerError> {
+        let all = PriorityRange::default();
+        let range = PriorityRange { min: self.min.unwrap_or(all.min), max: self.max.unwrap_or(all.max) };
+        if range.min > 0 || range.max < 0 {
+            let reason = format!(
+                "{} to {} does not include 0, which a request has that gives none",
+                range.min, range.max
+            );
+            return Err(wrong(what, "priority", reason));
+        }
+        Ok(range)
+    }
 }
 
 #[derive(Deserialize)]
@@ -235,6 +278,11 @@ impl Declared {
             let reason = format!("{weight} is not within 1 to {}", folio_engine::config::TENANT_WEIGHT_MAX);
             return Err(wrong(&what, "weight", reason));
         }
+        let class = entry.class.unwrap_or(0);
+        if !(-CLASS_MAX..=CLASS_MAX).contains(&class) {
+            return Err(wrong(&what, "class", format!("{class} is not within -{CLASS_MAX} to {CLASS_MAX}")));
+        }
+        let priority = entry.priority.map(|entry| entry.read(&what)).transpose()?.unwrap_or_default();
         let guarantee = share(&what, "guarantee", entry.guarantee)?;
         let ceiling = share(&what, "ceiling", entry.ceiling)?;
         let group = match entry.group {
@@ -254,7 +302,8 @@ impl Declared {
         };
         let limits = entry.limits.map(|limits| limits.read(&what)).transpose()?;
         let id = TenantId(FIRST_TENANT + index as u32);
-        Ok(DeclaredTenant { id, name: entry.name, keys, limits, weight, group, guarantee, ceiling })
+        let name = entry.name;
+        Ok(DeclaredTenant { id, name, keys, limits, weight, class, priority, group, guarantee, ceiling })
     }
 
     /// For [`folio_engine::SchedulerConfig::tenant_weights`].
@@ -337,6 +386,7 @@ mod tests {
         let declared = parse(
             r#"{"tenants": [
                 {"name": "acme", "keys": ["k1"], "keys_env": ["ACME_KEYS"], "weight": 3, "guarantee": "25%", "ceiling": 60,
+                 "class": -2, "priority": {"min": -5},
                  "limits": {"tokens_per_minute": 9000}},
                 {"name": "a", "keys": ["k2"], "group": "lab"},
                 {"name": "b", "keys": ["k3"], "group": "lab"}],
@@ -346,6 +396,8 @@ mod tests {
         let acme = &declared.tenants[0];
         assert_eq!((acme.keys.join(" "), acme.weight, acme.group), ("k1 e1 e2".into(), 3, None));
         assert_eq!(declared.tenants[2].group, Some(0));
+        assert_eq!((acme.class, acme.priority), (-2, PriorityRange { min: -5, max: i32::MAX }));
+        assert_eq!((declared.tenants[1].class, declared.tenants[1].priority), (0, PriorityRange::default()));
         assert_eq!(declared.tenants[0].limits.and_then(|limits| limits.tokens_per_minute), Some(9000));
         assert_eq!((declared.default_limits.max_context, declared.tenants[1].limits), (Some(100), None));
         let lab = declared.groups[0].id;
@@ -394,6 +446,13 @@ mod tests {
             (&tenant(r#""name": "x", "keys_env": ["NONE"]"#), &["tenant 2", "keys_env", "NONE"]),
             (&tenant(r#""name": "x", "keys": ["l"], "weight": 0"#), &["tenant 2", "weight", "0"]),
             (&tenant(r#""name": "x", "keys": ["l"], "weight": 1001"#), &["weight", "1001"]),
+            (&tenant(r#""name": "x", "keys": ["l"], "class": 1001"#), &["tenant 2", "class", "1001"]),
+            (&tenant(r#""name": "x", "keys": ["l"], "class": "first""#), &["first", "line 1"]),
+            (
+                &tenant(r#""name": "x", "keys": ["l"], "priority": {"min": 1}"#),
+                &["tenant 2", "priority", "include 0"],
+            ),
+            (&tenant(r#""name": "x", "keys": ["l"], "priority": {"least": 1}"#), &["least", "line 1"]),
             (
                 &tenant(r#""name": "x", "keys": ["l"], "guarantee": "120%""#),
                 &["tenant 2", "guarantee", "120%"],

@@ -76,6 +76,7 @@ pub(crate) async fn answer(
     let mut arrived = Instant::now();
     let shared = state.clone();
     let mut prepared = state.off_thread(move || prepare(&shared, &body)).await?;
+    tenant.check_priority(prepared.generation.priority)?;
     adjust(&mut prepared.generation);
     let Prepared { generation, inputs, form } = prepared;
     let name = format!("embd-{}", generation.request_id.as_deref().unwrap_or(id));

@@ -8,6 +8,7 @@
 //! at once nor lost to requests that ended early. A request larger than a whole minute's tokens waits for a full minute and
 //! leaves a debt. Both budgets refill steadily (a token bucket of one minute's size), so no boundary of a minute is worth waiting for.
 
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -76,6 +77,8 @@ struct Counts {
 pub(crate) struct Gate {
     limits: TenantLimits,
     counts: Mutex<Counts>,
+    /// Bytes that its requests hold (`unread`).
+    pub unread: AtomicUsize,
 }
 
 /// What a request is going to need.
@@ -105,7 +108,7 @@ impl Gate {
             running: 0,
             waiting: 0,
         };
-        Self { limits, counts: Mutex::new(counts) }
+        Self { limits, counts: Mutex::new(counts), unread: AtomicUsize::new(0) }
     }
 
     pub fn limits(&self) -> &TenantLimits {

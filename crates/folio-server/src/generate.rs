@@ -32,6 +32,7 @@ use crate::retain::refused;
 use crate::safety::{self, Screened};
 use crate::stream::{self, Abort, Events};
 use crate::tenants::Tenant;
+use crate::unread::{Unread, event_bytes, gathered_bytes};
 use crate::usage::Meter;
 use crate::wire::{Finished, PromptReport, Usage, Wire};
 
@@ -112,17 +113,34 @@ pub(crate) async fn run(
     flight: Flight,
 ) -> Result<Response<Body>, ApiError> {
     if job.generation.stream.is_some() {
-        let (sender, body) = mpsc::unbounded_channel();
+        let unread = Unread::new(state.unread.clone(), tenant.gate.clone());
+        let (events, body) = Events::new(unread.clone());
         let idle = job.wire.keep_alive();
-        let abort = spawn(state, tenant, job, flight, Output::Stream(Events(sender)))?;
+        let abort = spawn(state, tenant, job, flight, (unread, Output::Stream(events)))?;
         return Ok(stream::response(body, abort.guard(), state.config.limits.keep_alive, idle));
     }
-    let (abort, answer) = start(state, tenant, job, flight)?;
+    let unread = Unread::new(state.unread.clone(), tenant.gate.clone());
+    let (abort, answer) = start_counted(state, tenant, job, flight, unread.clone())?;
     let guard = abort.guard();
     let json = answer.await.unwrap_or_else(|_| Err(ApiError::internal("the request was lost")))?;
     drop(guard);
-    Ok(json_response(json))
+    Ok(json_bytes(Bytes::from_owner(Whole { json, _unread: unread })))
 }
+
+/// An answer that counts as unread until its last byte is on its way.
+struct Whole {
+    json: String,
+    _unread: Arc<Unread>,
+}
+
+impl AsRef<[u8]> for Whole {
+    fn as_ref(&self) -> &[u8] {
+        self.json.as_bytes()
+    }
+}
+
+/// Where an answer that is not streamed comes.
+type Answer = oneshot::Receiver<Result<String, ApiError>>;
 
 /// Runs the job whether anybody waits or not: how to cancel it, and where its answer comes.
 pub(crate) fn start(
@@ -130,9 +148,20 @@ pub(crate) fn start(
     tenant: &Tenant,
     job: Job,
     flight: Flight,
-) -> Result<(Abort, oneshot::Receiver<Result<String, ApiError>>), ApiError> {
+) -> Result<(Abort, Answer), ApiError> {
+    let unread = Unread::new(state.unread.clone(), tenant.gate.clone());
+    start_counted(state, tenant, job, flight, unread)
+}
+
+fn start_counted(
+    state: &Arc<State>,
+    tenant: &Tenant,
+    job: Job,
+    flight: Flight,
+    unread: Arc<Unread>,
+) -> Result<(Abort, Answer), ApiError> {
     let (sender, answer) = oneshot::channel();
-    Ok((spawn(state, tenant, job, flight, Output::Whole(Some(sender)))?, answer))
+    Ok((spawn(state, tenant, job, flight, (unread, Output::Whole(Some(sender))))?, answer))
 }
 
 fn spawn(
@@ -140,17 +169,18 @@ fn spawn(
     tenant: &Tenant,
     job: Job,
     flight: Flight,
-    output: Output,
+    (unread, output): (Arc<Unread>, Output),
 ) -> Result<Abort, ApiError> {
     if state.app.model.only_embeds && job.generation.pooling.is_none() {
         let message = "This model was published for embeddings and has no output matrix; use /v1/embeddings.";
         return Err(ApiError { code: Some("only_embeddings"), ..ApiError::bad_request(message) });
     }
+    // Bounded by bytes: `unread` counts what is in it.
     let (events, receiver) = mpsc::unbounded_channel();
     let mut job = job;
     let ticket = admit(tenant, &mut job)?;
     let submitted = state.app.engine.now();
-    let abort = match submit(state, tenant, &job, events) {
+    let abort = match submit(state, tenant, &job, (&unread, events)) {
         Ok(abort) => abort,
         Err(refused) => {
             ticket.refused();
@@ -160,7 +190,7 @@ fn spawn(
     let meter = state.meters.of(tenant);
     job.prompts.iter().for_each(|_| meter.request());
     let pump =
-        Pump::new(state.clone(), tenant.clone(), meter, (ticket, submitted), job, abort.clone(), output);
+        Pump::new(state.clone(), tenant.clone(), (ticket, submitted), job, abort.clone(), (unread, output));
     tokio::spawn(pump.follow(receiver, flight));
     Ok(abort)
 }
@@ -188,7 +218,11 @@ fn admit(tenant: &Tenant, job: &mut Job) -> Result<Ticket, ApiError> {
 }
 
 pub fn json_response(json: String) -> Response<Body> {
-    let mut response = Response::new(Body::from(Bytes::from(json)));
+    json_bytes(json.into())
+}
+
+fn json_bytes(json: Bytes) -> Response<Body> {
+    let mut response = Response::new(Body::from(json));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
@@ -196,7 +230,12 @@ pub fn json_response(json: String) -> Response<Body> {
 type EventSender = mpsc::UnboundedSender<(usize, Event)>;
 
 /// All prompts of the job go to the engine, or none does.
-fn submit(state: &State, tenant: &Tenant, job: &Job, events: EventSender) -> Result<Abort, ApiError> {
+fn submit(
+    state: &State,
+    tenant: &Tenant,
+    job: &Job,
+    (unread, events): (&Arc<Unread>, EventSender),
+) -> Result<Abort, ApiError> {
     let engine = &state.app.engine;
     let root = state.root(tenant);
     let timeout = state.config.limits.request_timeout;
@@ -218,15 +257,18 @@ fn submit(state: &State, tenant: &Tenant, job: &Job, events: EventSender) -> Res
             prompt: prompt.tokens.clone(),
             n: job.generation.n,
             sampling: prompt.params.clone(),
-            class: 0,
+            class: tenant.class.saturating_add(job.generation.behind),
             priority: job.generation.priority,
             deadline,
             prompt_logprobs: job.generation.prompt_logprobs,
             retention: prompt.retention.clone(),
             pooling: job.generation.pooling,
         };
-        let events = events.clone();
-        let sink = move |event: Event| events.send((index, event)).is_ok();
+        let (unread, events) = (unread.clone(), events.clone());
+        // The event that is too much is the last that is sent: it tells the pump.
+        let sink = move |event: Event| {
+            !unread.is_over() && unread.delivered(&event) & events.send((index, event)).is_ok()
+        };
         match engine.submit(request, Box::new(sink)) {
             Ok(flag) => flags.push(flag),
             Err(rejected) => {
@@ -270,6 +312,8 @@ struct Slot {
     whole: Delta,
     first_token: Option<Instant>,
     last_token: Option<Instant>,
+    /// Bytes gathered of what was not shown yet.
+    hidden: usize,
     /// Over for the client.
     done: bool,
     /// Over for the engine.
@@ -288,6 +332,10 @@ struct Pump {
     job: Job,
     abort: Abort,
     output: Output,
+    unread: Arc<Unread>,
+    /// Bytes that are gathered here, of which `unread` knows so far.
+    gathered: usize,
+    counted: usize,
     /// Prompt-major: choice `c` of prompt `p` is `p * n + c`.
     slots: Vec<Slot>,
     reports: Vec<Option<PromptReport>>,
@@ -308,11 +356,10 @@ impl Pump {
     fn new(
         state: Arc<State>,
         tenant: Tenant,
-        meter: Arc<Meter>,
         (ticket, submitted): (Ticket, Micros),
         job: Job,
         abort: Abort,
-        output: Output,
+        (unread, output): (Arc<Unread>, Output),
     ) -> Self {
         let mut slots = Vec::new();
         let rules = state.config.safety.output().cloned();
@@ -326,6 +373,7 @@ impl Pump {
                     whole: Delta::default(),
                     first_token: None,
                     last_token: None,
+                    hidden: 0,
                     done: false,
                     ended: prompt.screened.denied,
                     judged: Judged::default(),
@@ -333,6 +381,7 @@ impl Pump {
             }
         }
         let judge = state.config.safety.judge().cloned();
+        let meter = state.meters.of(&tenant);
         let (sender, verdicts) = mpsc::unbounded_channel();
         let reports = vec![None; job.prompts.len()];
         let thinks = job.generation.reading.as_ref().is_some_and(Reading::separates_reasoning);
@@ -345,6 +394,9 @@ impl Pump {
             job,
             abort,
             output,
+            unread,
+            gathered: 0,
+            counted: 0,
             slots,
             reports,
             usage,
@@ -367,7 +419,10 @@ impl Pump {
             let judging = self.slots.iter().any(|slot| slot.judged.asking);
             tokio::select! {
                 event = events.recv(), if running => match event {
-                    Some((prompt, event)) => self.event(prompt, event),
+                    Some((prompt, event)) => {
+                        self.unread.release(event_bytes(&event));
+                        self.event(prompt, event);
+                    }
                     None => {
                         self.fail(ApiError::internal("the engine stopped before the request was finished"));
                         break;
@@ -376,6 +431,7 @@ impl Pump {
                 Some((index, verdict)) = self.verdicts.recv(), if judging => self.judged(index, verdict),
                 else => break,
             }
+            self.count_gathered();
         }
         self.abort.finished();
         if let Some(ticket) = self.ticket.take() {
@@ -387,6 +443,32 @@ impl Pump {
         }
         self.audit(&flight);
         drop(flight);
+    }
+
+    /// Tells `unread` what is gathered, and ends the answer where that, or what the client did not accept, is too much.
+    fn count_gathered(&mut self) {
+        let (before, now) = (std::mem::replace(&mut self.counted, self.gathered), self.gathered);
+        if now > before {
+            self.unread.hold(now - before);
+        } else {
+            self.unread.release(before - now);
+        }
+        if !self.unread.is_over() || self.failed || self.answered {
+            return;
+        }
+        for index in 0..self.slots.len() {
+            let slot = &mut self.slots[index];
+            (slot.whole, slot.judged) = (Delta::default(), Judged::default());
+            if !std::mem::replace(&mut slot.done, true) {
+                self.count(index, "abort");
+            }
+        }
+        if let Output::Stream(events) = &self.output {
+            events.cut();
+        }
+        self.unread.release(std::mem::take(&mut self.counted));
+        self.gathered = 0;
+        self.fail(self.unread.refusal());
     }
 
     /// What was computed for whom, and how it ended.
@@ -469,12 +551,21 @@ impl Pump {
             self.state.cache_keys.count(self.tenant.id, key, tokens, cached.into());
         }
         let wanted = self.job.generation.prompt_logprobs.is_some() && !job.echo_logprobs;
+        // Every choice shows them.
+        let shown: usize = logprobs.iter().map(|entry| gathered_bytes(Some(entry))).sum();
+        self.gathered += shown.saturating_mul(self.job.generation.n as usize);
+        self.count_gathered();
+        if self.failed {
+            return;
+        }
+        let job = &self.job.prompts[prompt];
         let echo = self.echo(prompt, &logprobs);
         let report = PromptReport { tokens: job.tokens.clone(), logprobs: wanted.then(|| logprobs.into()) };
         let n = self.job.generation.n as usize;
         for index in prompt * n..(prompt + 1) * n {
             self.open(index, &report);
             if let Some((echo, characters)) = &echo {
+                self.slots[index].hidden += shown;
                 match self.slots[index].choice.echo(echo, *characters) {
                     Some(_) => self.stop(index),
                     None => self.flush(index),
@@ -552,6 +643,9 @@ impl Pump {
                 self.state.metrics.first_token(now - self.job.arrived);
             }
         }
+        let bytes = gathered_bytes(token.logprobs.as_ref());
+        slot.hidden += bytes;
+        self.gathered += bytes;
         let (before, thought) = (slot.choice.tokens, slot.choice.reasoning_tokens);
         let stopped = slot.choice.push(token);
         let counted = u64::from(slot.choice.tokens - before);
@@ -627,8 +721,13 @@ impl Pump {
             return;
         }
         let slot = &mut self.slots[index];
+        let mut shown = std::mem::take(&mut slot.judged.asked_bytes);
+        if self.judge.is_none() || slot.done {
+            shown += std::mem::take(&mut slot.hidden);
+        }
         match &self.output {
             Output::Stream(events) => {
+                self.gathered -= shown;
                 let finish = slot.done.then(|| slot.choice.finish()).flatten();
                 self.job.wire.delta(index as u32, &delta, finish, self.usage, events);
             }
@@ -656,6 +755,7 @@ impl Pump {
                     })
                 });
                 let json = self.job.wire.whole(&choices.collect::<Vec<_>>(), self.usage);
+                self.gathered = json.len();
                 if let Some(sender) = sender.take() {
                     let _ = sender.send(Ok(json));
                 }

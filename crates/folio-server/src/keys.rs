@@ -22,7 +22,7 @@ const PREFIX: &str = "fk";
 /// How long another writer is waited for.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// File times are this coarse: a file that changed so recently may change again unseen.
-const RACY: Duration = Duration::from_millis(50);
+pub(crate) const RACY: Duration = Duration::from_millis(50);
 const NAME_BYTES_MAX: usize = 64;
 
 /// What a key opens.
@@ -402,6 +402,44 @@ fn unhex(text: &str) -> Option<[u8; 32]> {
         *byte = u8::from_str_radix(&text[at..at + 2], 16).ok()?;
     }
     Some(bytes)
+}
+
+/// One key for each of many tenants, in one go.
+#[cfg(test)]
+pub(crate) fn create_many(path: &Path, count: usize, tenant: impl Fn(usize) -> String) -> Vec<String> {
+    let mut made = Vec::new();
+    write(path, true, |keys| {
+        for at in 0..count {
+            let id = hex(&random::<6>());
+            let key = format!("{PREFIX}-{id}-{at}");
+            keys.insert(
+                id.clone(),
+                KeyRecord {
+                    id,
+                    tenant: tenant(at),
+                    name: String::new(),
+                    digest: hex(&key_digest(&key)),
+                    scopes: Scope::DEFAULT.into(),
+                    created_s: 1,
+                    expires_s: None,
+                    revoked_s: None,
+                },
+            );
+            made.push(key);
+        }
+        Ok(())
+    })
+    .unwrap();
+    made
+}
+
+#[cfg(test)]
+pub(crate) fn revoke_all_but(path: &Path, id: &str) {
+    write(path, false, |keys| {
+        keys.values_mut().filter(|record| record.id != id).for_each(|record| record.revoked_s = Some(1));
+        Ok(())
+    })
+    .unwrap();
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@
 //! spoken; counters equal the sums over responses.
 //!
 //! Cost per request: one scan of the body, one tokenization; per token one copy of its bytes and, when streamed, one JSON
-//! chunk. Memory per request is bounded by its body and by `max_tokens` times `n`.
+//! chunk. Memory per request is bounded by its body and by bytes that its client has not accepted (`unread`).
 #![forbid(unsafe_code)]
 
 mod admin;
@@ -55,13 +55,14 @@ pub mod tenant_metrics;
 mod tenants;
 mod tls;
 mod tools;
+mod unread;
 mod usage;
 mod wire;
 
 pub use app::{App, Engine, ModelFacts};
 pub use batch::{BatchConfig, BatchLimits};
 pub use config::{AdminConfig, Limits, ServerConfig, TlsFiles};
-pub use declared::{Declared, DeclaredGroup, DeclaredTenant, Share};
+pub use declared::{Declared, DeclaredGroup, DeclaredTenant, PriorityRange, Share};
 pub use error::{ApiError, ServerError};
 pub use gate::TenantLimits;
 pub use generate::unix_s;

@@ -93,6 +93,7 @@ const SERVER: &[Documented] = &[
     doc("vllm:request_params_max_tokens", HISTOGRAM, "", "max_tokens as asked for, or what the context left"),
     doc("http_requests_total", COUNTER, "method, handler, status", "HTTP responses by route and status"),
     doc("folio:connections", GAUGE, "", "Open HTTP connections"),
+    doc("folio:unread_bytes", GAUGE, "", "Bytes of answers that clients have not accepted yet"),
     doc(
         "folio:batch_lines_total",
         COUNTER,
@@ -284,6 +285,8 @@ pub struct Metrics {
     params_max_tokens: Histogram,
     http: Family<Labels, Counter>,
     pub connections: prometheus_client::metrics::gauge::Gauge,
+    /// Set before a page is written.
+    pub unread: prometheus_client::metrics::gauge::Gauge,
     batch_lines: Family<Labels, Counter>,
     /// Lines of batches that run.
     pub batch_running: prometheus_client::metrics::gauge::Gauge,
@@ -351,6 +354,7 @@ impl Metrics {
             params_max_tokens: seconds(SIZES),
             http: Family::default(),
             connections: Default::default(),
+            unread: Default::default(),
             batch_lines: Family::default(),
             batch_running: Default::default(),
             masks: Arc::default(),
@@ -390,6 +394,7 @@ impl Metrics {
                 "folio:safety_verdicts" => registry.register(name, *help, self.safety.clone()),
                 "http_requests" => registry.register(name, *help, self.http.clone()),
                 "folio:connections" => registry.register(name, *help, self.connections.clone()),
+                "folio:unread_bytes" => registry.register(name, *help, self.unread.clone()),
                 "folio:batch_lines" => registry.register(name, *help, self.batch_lines.clone()),
                 "folio:batch_lines_running" => registry.register(name, *help, self.batch_running.clone()),
                 _ => registry.register(name, *help, self.histogram(name).clone()),

@@ -73,6 +73,7 @@ pub async fn health(Shared(state): Shared<Arc<State>>) -> Answer {
 
 pub async fn metrics(Shared(state): Shared<Arc<State>>, headers: HeaderMap) -> Answer {
     let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("");
+    state.metrics.unread.set(state.unread.held() as i64);
     let page = state.metrics.render(accept.contains("application/openmetrics-text"));
     let (text, content_type) = page.map_err(|_| ApiError::internal("the metrics could not be written"))?;
     Ok(([(header::CONTENT_TYPE, HeaderValue::from_static(content_type))], text).into_response())

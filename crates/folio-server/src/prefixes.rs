@@ -148,7 +148,7 @@ async fn compute(state: &State, tenant: &Tenant, wanted: &Wanted) -> Result<Comp
         prompt: wanted.tokens.clone(),
         n: 1,
         sampling: SamplingParams::greedy(0),
-        class: 0,
+        class: tenant.class,
         priority: 0,
         deadline: timeout.map(|limit| Micros(engine.now().0.saturating_add(limit.as_micros() as u64))),
         prompt_logprobs: None,

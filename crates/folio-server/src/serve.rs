@@ -293,14 +293,23 @@ async fn speak<T: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static>(
     watcher.watch(connection).await.map_err(|error| error.to_string())
 }
 
-/// Keeps the file of usage up to date, off the threads that serve.
+/// Seconds after which tenants without a valid key leave.
+const LEAVE_EVERY: u64 = 60;
+
+/// Keeps the file of usage up to date, and lets go of tenants that are no more, off the threads that serve.
 async fn save_usage(state: Arc<State>) {
     let mut every = tokio::time::interval(SAVED_EVERY);
     every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
+    for tick in 1u64.. {
         every.tick().await;
         let state = state.clone();
-        let _ = tokio::task::spawn_blocking(move || state.meters.save()).await;
+        let save = move || {
+            state.meters.save();
+            if tick.is_multiple_of(LEAVE_EVERY) {
+                state.forget_tenants();
+            }
+        };
+        let _ = tokio::task::spawn_blocking(save).await;
     }
 }
 

@@ -1,21 +1,24 @@
 //! Server-sent events: a response body fed by a task, with keep-alive comments, that reports when nobody reads it.
 //!
-//! Invariants: the task that fills it never waits for the reader. What a slow reader has not taken is held in memory; it
-//! is bounded by the request's own `max_tokens` times `n`, since nothing else is ever sent. Dropping the body (the client
-//! vanished) drops the [`Abort`] guard, which cancels the request in the engine.
+//! Invariants: the task that fills it never waits for the reader. What a slow reader has not accepted is held in memory and
+//! counted in bytes (`unread`), frame by frame until its last byte is accepted. Dropping the body (the client vanished) drops the
+//! [`Abort`] guard, which cancels the request in the engine.
 
+use std::collections::VecDeque;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, ready};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Response, header};
 use folio_engine::CancelFlag;
 use futures_core::Stream;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::time::{Instant, Interval, MissedTickBehavior};
+
+use crate::lock;
+use crate::unread::Unread;
 
 /// Cancels requests unless they were finished first.
 #[derive(Clone)]
@@ -64,23 +67,136 @@ impl Drop for AbortGuard {
 /// A comment, which readers skip.
 pub const KEEP_ALIVE: &str = ": keep-alive\n\n";
 
+/// Bytes of a frame that are handed on at once; what is longer leaves in parts.
+const PART: usize = 64 << 10;
+/// What a frame takes beside its bytes.
+const FRAME: usize = 64;
+
 /// The writing end. Sending to a reader that left does nothing.
-pub struct Events(pub UnboundedSender<Bytes>);
+pub struct Events(Arc<Frames>);
+
+/// Frames on their way to the reader.
+struct Frames {
+    unread: Arc<Unread>,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    waiting: VecDeque<Bytes>,
+    /// Bytes of the first that left already.
+    begun: usize,
+    /// Nothing more will come.
+    closed: bool,
+    /// Nobody reads.
+    left: bool,
+    reader: Option<Waker>,
+}
 
 impl Events {
+    /// An event stream of a request, and its reading end.
+    pub fn new(unread: Arc<Unread>) -> (Self, Reader) {
+        let frames = Arc::new(Frames { unread, inner: Mutex::default() });
+        (Self(frames.clone()), Reader(frames))
+    }
+
     pub fn send(&self, json: &str) {
-        // A reader that left was already noticed by its guard.
-        let _ = self.0.send(Bytes::from(format!("data: {json}\n\n")));
+        self.0.push(format!("data: {json}\n\n"));
     }
 
     /// An event with a name.
     pub fn named(&self, name: &str, json: &str) {
-        let _ = self.0.send(Bytes::from(format!("event: {name}\ndata: {json}\n\n")));
+        self.0.push(format!("event: {name}\ndata: {json}\n\n"));
+    }
+
+    /// Drops what was not accepted. What follows is an event of its own.
+    pub fn cut(&self) {
+        let partly = self.0.clear();
+        if partly {
+            self.0.push("\n\n".to_owned());
+        }
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        let reader = {
+            let mut inner = lock(&self.0.inner);
+            inner.closed = true;
+            inner.reader.take()
+        };
+        reader.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Frames {
+    fn push(&self, frame: String) {
+        let reader = {
+            let mut inner = lock(&self.inner);
+            if inner.left {
+                return;
+            }
+            let frame = Bytes::from(frame.into_bytes().into_boxed_slice());
+            // Whoever fills the stream looks whether it is over.
+            self.unread.hold(frame.len() + FRAME);
+            if inner.waiting.is_empty() {
+                self.unread.accepted(true);
+            }
+            inner.waiting.push_back(frame);
+            inner.reader.take()
+        };
+        reader.into_iter().for_each(Waker::wake);
+    }
+
+    /// The next part of what waits.
+    fn accept(&self, cx: &Context<'_>) -> Poll<Option<Bytes>> {
+        let mut inner = lock(&self.inner);
+        let begun = inner.begun;
+        let Some(first) = inner.waiting.front() else {
+            if inner.closed {
+                return Poll::Ready(None);
+            }
+            inner.reader = Some(cx.waker().clone());
+            return Poll::Pending;
+        };
+        let part = if first.len() - begun > PART {
+            inner.begun += PART;
+            // A copy: a frame is held as long as a part of it is not accepted, and no longer.
+            Bytes::copy_from_slice(&inner.waiting[0][begun..begun + PART])
+        } else {
+            let last = if begun > 0 { Bytes::copy_from_slice(&first[begun..]) } else { first.clone() };
+            let held = first.len() + FRAME;
+            inner.waiting.pop_front();
+            inner.begun = 0;
+            self.unread.release(held);
+            last
+        };
+        self.unread.accepted(!inner.waiting.is_empty());
+        Poll::Ready(Some(part))
+    }
+
+    /// Whether the first frame had left in part.
+    fn clear(&self) -> bool {
+        let mut inner = lock(&self.inner);
+        let frames = std::mem::take(&mut inner.waiting);
+        self.unread.release(frames.iter().map(|frame| frame.len() + FRAME).sum());
+        self.unread.accepted(false);
+        std::mem::take(&mut inner.begun) > 0
+    }
+}
+
+/// The reading end.
+pub struct Reader(Arc<Frames>);
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        lock(&self.0.inner).left = true;
+        self.0.clear();
     }
 }
 
 struct EventBody {
-    events: UnboundedReceiver<Bytes>,
+    events: Reader,
     keep_alive: Interval,
     idle: &'static str,
     _guard: AbortGuard,
@@ -90,7 +206,7 @@ impl Stream for EventBody {
     type Item = Result<Bytes, std::convert::Infallible>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        match self.events.poll_recv(cx) {
+        match self.events.0.accept(cx) {
             Poll::Ready(Some(event)) => {
                 self.keep_alive.reset();
                 Poll::Ready(Some(Ok(event)))
@@ -106,7 +222,7 @@ impl Stream for EventBody {
 
 /// The response around the reading end; `idle` is sent whenever nothing else was for `keep_alive`.
 pub fn response(
-    events: UnboundedReceiver<Bytes>,
+    events: Reader,
     guard: AbortGuard,
     keep_alive: Duration,
     idle: &'static str,

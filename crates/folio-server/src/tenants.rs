@@ -6,9 +6,11 @@
 //! tenant's cache secret depends on the server's secret and the key (of a named tenant or group: its name), so it is
 //! neither guessable nor the client's to choose. Tenants share a cache only where the operator put them into one group.
 //!
-//! A tenant that only the file of keys names comes to be when it is first seen, and is told apart by its name from then on.
+//! A tenant that only the file of keys names comes to be when it is first seen, and is told apart by its name from then on, until
+//! its last key is revoked or expired and its last request over: then it leaves ([`Tenants::leave`]), with everything that is counted by its
+//! id. So there are never more than there are valid keys, and tenants at work.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -18,7 +20,7 @@ use folio_kv::TenantId;
 use sha2::{Digest, Sha256};
 
 use crate::config::ServerConfig;
-use crate::declared::Declared;
+use crate::declared::{Declared, PriorityRange};
 use crate::error::{ApiError, ServerError};
 use crate::gate::{Gate, TenantLimits};
 use crate::generate::unix_s;
@@ -43,7 +45,23 @@ pub struct Tenant {
     /// What an operator calls the key; never the key.
     pub key: Arc<str>,
     pub scopes: Scopes,
+    /// Lower runs before other tenants.
+    pub class: i32,
+    pub priority: PriorityRange,
     pub(crate) gate: Arc<Gate>,
+}
+
+impl Tenant {
+    /// Whether its requests may give this number as theirs.
+    pub(crate) fn check_priority(&self, priority: i32) -> Result<(), ApiError> {
+        let PriorityRange { min, max } = self.priority;
+        if (min..=max).contains(&priority) {
+            return Ok(());
+        }
+        let message =
+            format!("'priority' must be between {min} and {max} with this API key, but is {priority}.");
+        Err(ApiError::invalid("priority", message))
+    }
 }
 
 /// The key ring.
@@ -53,7 +71,7 @@ pub struct Tenants {
     keys: Vec<([u8; 32], Tenant)>,
     file: Option<Mutex<File>>,
     default_limits: TenantLimits,
-    /// All that were given, and those with keys of the file once they were seen, by name.
+    /// All that were given, and those with valid keys of the file.
     named: Mutex<Named>,
     groups: Vec<(TenantId, String)>,
     /// Declared prefixes: tenants to the cache, whom nobody authenticates as.
@@ -68,21 +86,23 @@ pub struct Tenants {
 /// The file of keys.
 struct File {
     keys: KeyFile,
-    /// By key id.
+    /// Of the valid ones, by key id.
     holders: HashMap<String, Tenant>,
 }
 
 #[derive(Default)]
 struct Named {
-    /// In the order of keys, tenants file and first sight.
-    tenants: Vec<Tenant>,
-    by_name: HashMap<Arc<str>, usize>,
+    /// By id, which is the order of keys, tenants file and first sight. No id is used again.
+    tenants: BTreeMap<TenantId, Tenant>,
+    by_name: HashMap<Arc<str>, TenantId>,
+    /// Tenants that only the file of keys named.
+    came: u32,
 }
 
 impl Named {
     fn add(&mut self, tenant: Tenant) {
-        self.by_name.entry(tenant.name.clone()).or_insert(self.tenants.len());
-        self.tenants.push(tenant);
+        self.by_name.entry(tenant.name.clone()).or_insert(tenant.id);
+        self.tenants.insert(tenant.id, tenant);
     }
 }
 
@@ -114,6 +134,8 @@ impl Tenants {
             name: name.into(),
             key: name.into(),
             scopes: Scopes::new(&Scope::DEFAULT),
+            class: 0,
+            priority: PriorityRange::default(),
             gate: Arc::new(Gate::new(limits, now)),
         };
         let mut keys: Vec<([u8; 32], Tenant)> = Vec::new();
@@ -139,6 +161,7 @@ impl Tenants {
             let limits = declared_tenant.limits.unwrap_or(declared.default_limits);
             let mut holder = tenant(declared_tenant.id, &declared_tenant.name, secret, limits);
             holder.cache = group.map_or(holder.id, |group| group.id);
+            (holder.class, holder.priority) = (declared_tenant.class, declared_tenant.priority);
             if declared_tenant.keys.is_empty() && file.is_none() {
                 return Err(ServerError::Config(format!(
                     "the tenants file: tenant {:?}: keys: is empty, and there is no file of keys, so nobody can be this tenant",
@@ -203,7 +226,8 @@ impl Tenants {
     /// Who holds the keys of the file, as it was read last.
     fn hold(&self, file: &mut File) {
         let File { keys, holders } = file;
-        let records = keys.records();
+        let now_s = unix_s();
+        let records = keys.records().filter(|record| record.state(now_s) == "valid");
         *holders = records
             .map(|record| {
                 let tenant = self.named(&record.tenant);
@@ -213,13 +237,36 @@ impl Tenants {
             .collect();
     }
 
+    /// Tenants that are at rest and have no valid key any more leave; who they were. O(keys of the file and tenants).
+    pub fn leave(&self) -> HashSet<TenantId> {
+        let Some(file) = &self.file else { return HashSet::new() };
+        let mut file = lock(file);
+        if file.keys.changed() {
+            file.keys.refresh();
+        }
+        self.hold(&mut file);
+        let stays: HashSet<TenantId> = file.holders.values().map(|holder| holder.id).collect();
+        let mut named = lock(&self.named);
+        let Named { tenants, by_name, .. } = &mut *named;
+        let file_only = tenants.range(TenantId(FIRST_NAMED)..);
+        // Whoever is at work has a hand on the gate.
+        let idle =
+            file_only.filter(|(id, tenant)| !stays.contains(id) && Arc::strong_count(&tenant.gate) == 1);
+        let left: HashSet<TenantId> = idle.map(|(id, _)| *id).collect();
+        tenants.retain(|id, _| !left.contains(id));
+        by_name.retain(|_, id| !left.contains(id));
+        by_name.shrink_to_fit();
+        left
+    }
+
     /// The tenant of this name, from now on there if it was not.
     fn named(&self, name: &str) -> Tenant {
         let mut named = lock(&self.named);
-        if let Some(at) = named.by_name.get(name) {
-            return named.tenants[*at].clone();
+        if let Some(tenant) = named.by_name.get(name).and_then(|id| named.tenants.get(id)) {
+            return tenant.clone();
         }
-        let id = TenantId(FIRST_NAMED + named.tenants.len() as u32);
+        let id = TenantId(FIRST_NAMED + named.came);
+        named.came += 1;
         let tenant = Tenant {
             id,
             cache: id,
@@ -227,6 +274,8 @@ impl Tenants {
             name: name.into(),
             key: name.into(),
             scopes: Scopes::new(&Scope::DEFAULT),
+            class: 0,
+            priority: PriorityRange::default(),
             gate: Arc::new(Gate::new(self.default_limits, Instant::now())),
         };
         named.add(tenant.clone());
@@ -254,12 +303,12 @@ impl Tenants {
     /// The tenant with this [`Tenants::owner`], if it still is one.
     pub fn of_owner(&self, owner: &str) -> Option<Tenant> {
         let named = lock(&self.named);
-        named.tenants.iter().find(|tenant| self.owner(tenant) == owner).cloned()
+        named.tenants.values().find(|tenant| self.owner(tenant) == owner).cloned()
     }
 
-    /// Every tenant that can authenticate, or could before, by the name an operator knows.
+    /// Every tenant that can authenticate or is at work, by the name an operator knows.
     pub fn names(&self) -> Vec<(TenantId, String)> {
-        lock(&self.named).tenants.iter().map(|tenant| (tenant.id, tenant.name.to_string())).collect()
+        lock(&self.named).tenants.values().map(|tenant| (tenant.id, tenant.name.to_string())).collect()
     }
 
     /// Every cache there is: what its owner is, its name, and its id.
@@ -267,7 +316,7 @@ impl Tenants {
         let prefixes = self.prefixes.iter().map(|(tenant, name)| ("prefix", name.clone(), tenant.id));
         let groups = self.groups.iter().map(|(id, name)| ("group", name.clone(), *id));
         let named = lock(&self.named);
-        let alone = named.tenants.iter().filter(|tenant| tenant.cache == tenant.id);
+        let alone = named.tenants.values().filter(|tenant| tenant.cache == tenant.id);
         prefixes
             .chain(groups)
             .chain(alone.map(|tenant| ("tenant", tenant.name.to_string(), tenant.id)))
@@ -408,6 +457,8 @@ fn tenant_secret(server_secret: &[u8; 32], key_digest: &[u8; 32]) -> [u8; 32] {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::keys;
 
@@ -477,6 +528,32 @@ mod tests {
         assert_ne!(other.authenticate(&headers("Bearer k3")).unwrap().secret, of("k3").secret);
         let twice = Tenants::new(&["k4".into()], &declared, None, None).err().unwrap().to_string();
         assert!(twice.contains("\"b\"") && twice.contains("twice"), "{twice}");
+    }
+
+    #[test]
+    fn tenants_of_a_hundred_thousand_one_off_keys_leave_when_they_are_at_rest() {
+        const MANY: usize = 100_000;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys.redb");
+        let made = keys::create_many(&path, MANY, |at| format!("t{at}"));
+        // Reading it is slow here: a file that has not changed for a while is read once.
+        std::thread::sleep(keys::RACY + Duration::from_millis(100));
+        let tenants = Tenants::new(&["plain".into()], &Declared::default(), Some(&path), None).unwrap();
+        let of = |key: &str| tenants.authenticate(&headers(&format!("Bearer {key}")));
+        assert_eq!(tenants.names().len(), MANY + 1);
+        let working = of(&made[7]).unwrap();
+        let id = working.id;
+        assert!(tenants.leave().is_empty(), "every key is valid");
+        let id_of_key = made[99].split('-').nth(1).unwrap();
+        keys::revoke_all_but(&path, id_of_key);
+        let left = tenants.leave();
+        assert_eq!((left.len(), left.contains(&id)), (MANY - 2, false));
+        let mut names: Vec<String> = tenants.names().into_iter().map(|(_, name)| name).collect();
+        names.sort();
+        assert_eq!(names, ["key:1", "t7", "t99"], "given by a flag, at work, valid");
+        drop(working);
+        assert_eq!(tenants.leave(), [id].into());
+        assert!(of(&made[7]).unwrap_err().message.contains("revoked"), "they are still told why");
     }
 
     #[test]

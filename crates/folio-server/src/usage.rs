@@ -7,7 +7,7 @@
 //! Memory comes from the engine's snapshot, brought up to date: exact while nothing runs, at most a few steps behind while
 //! something does.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -124,15 +124,25 @@ impl Meter {
     }
 }
 
+/// What a tenant used since the start.
+#[derive(Default)]
+struct Used {
+    /// With keys that are not in use.
+    past: Count,
+    keys: HashMap<Arc<str>, Arc<Meter>>,
+    /// Kept until it is saved.
+    left: bool,
+}
+
 enum Rows {
     Memory(BTreeMap<RowKey, Count>),
     File(Database),
 }
 
-/// A meter for every key that was used, and the records.
+/// A meter for every key that is in use, and the records.
 pub(crate) struct Meters {
     model: Arc<str>,
-    meters: Mutex<HashMap<TenantId, Vec<Arc<Meter>>>>,
+    meters: Mutex<HashMap<TenantId, Used>>,
     /// Held while meters are emptied into it, and while records are read: no figure is there twice or not at all.
     rows: Mutex<Rows>,
     /// Held by whoever reads records: one at a time, so that long readings are nobody else's business.
@@ -161,31 +171,59 @@ impl Meters {
 
     pub fn of(&self, tenant: &Tenant) -> Arc<Meter> {
         let mut meters = lock(&self.meters);
-        let meters = meters.entry(tenant.id).or_default();
-        if let Some(meter) = meters.iter().find(|meter| meter.key == tenant.key) {
-            return meter.clone();
-        }
-        let (name, key) = (tenant.name.clone(), tenant.key.clone());
-        meters.push(Arc::new(Meter { tenant: name, key, inner: Mutex::default() }));
-        meters[meters.len() - 1].clone()
+        let used = meters.entry(tenant.id).or_default();
+        let new = || {
+            let (tenant, key) = (tenant.name.clone(), tenant.key.clone());
+            Arc::new(Meter { tenant, key, inner: Mutex::default() })
+        };
+        used.keys.entry(tenant.key.clone()).or_insert_with(new).clone()
     }
 
     /// Since the start; zeros for a tenant that used nothing.
     pub fn count(&self, tenant: TenantId) -> Count {
-        let meters = lock(&self.meters).get(&tenant).cloned().unwrap_or_default();
-        meters.iter().fold(Count::default(), |mut sum, meter| {
+        let meters = lock(&self.meters);
+        let Some(used) = meters.get(&tenant) else { return Count::default() };
+        used.keys.values().fold(used.past, |mut sum, meter| {
             sum.add(lock(&meter.inner).total);
             sum
         })
     }
 
+    /// Tenants that are no more, once what they used is saved.
+    pub fn forget(&self, gone: &HashSet<TenantId>) {
+        lock(&self.meters).iter_mut().for_each(|(id, used)| used.left |= gone.contains(id));
+        self.settle();
+    }
+
+    /// Meters that nobody uses and that have nothing to save become part of their tenant's past.
+    fn settle(&self) {
+        lock(&self.meters).retain(|_, used| {
+            let Used { past, keys, left } = used;
+            keys.retain(|_, meter| {
+                let inner = lock(&meter.inner);
+                let stays = Arc::strong_count(meter) > 1 || !inner.unsaved.is_empty();
+                if !stays {
+                    past.add(inner.total);
+                }
+                stays
+            });
+            keys.shrink_to(64);
+            !*left || !keys.is_empty()
+        });
+    }
+
     fn all(&self) -> Vec<Arc<Meter>> {
-        lock(&self.meters).values().flatten().cloned().collect()
+        lock(&self.meters).values().flat_map(|used| used.keys.values().cloned()).collect()
     }
 
     /// Moves what was counted into the records; what cannot be written stays for the next time. O(used keys), and a disk
     /// write where there is a file and something was counted.
     pub fn save(&self) {
+        self.write();
+        self.settle();
+    }
+
+    fn write(&self) {
         let mut rows = lock(&self.rows);
         let take = |meter: Arc<Meter>| {
             let counts = std::mem::take(&mut lock(&meter.inner).unsaved);
@@ -415,6 +453,30 @@ mod tests {
             again.save();
             assert_eq!(sum(&again, Some(&a.name)).requests, if with_file { 6 } else { 1 });
         }
+    }
+
+    #[test]
+    fn keys_used_once_become_a_sum_and_tenants_that_left_nothing() {
+        let meters = Meters::new("m", None).unwrap();
+        let [tenant, other] = tenants();
+        let once = |number: usize| Tenant { key: format!("k{number}").as_str().into(), ..tenant.clone() };
+        let held = meters.of(&once(0));
+        for number in 0..100_000 {
+            meters.of(&once(number)).request();
+        }
+        meters.save();
+        let keys = |id| lock(&meters.meters).get(&id).map(|used| used.keys.len());
+        assert_eq!(keys(tenant.id), Some(1), "the one that is in use");
+        held.request();
+        assert_eq!(meters.count(tenant.id).requests, 100_001);
+        assert_eq!(sum(&meters, Some(&tenant.name)).requests, 100_001);
+        meters.of(&other).request();
+        meters.forget(&[tenant.id].into());
+        assert_eq!(meters.count(tenant.id).requests, 100_001, "not while somebody counts");
+        drop(held);
+        meters.save();
+        assert_eq!((keys(tenant.id), keys(other.id)), (None, Some(0)));
+        assert_eq!((meters.count(tenant.id), meters.count(other.id).requests), (Count::default(), 1));
     }
 
     #[test]

@@ -142,6 +142,39 @@ async fn a_tenants_context_may_be_shorter_than_the_models() {
 }
 
 #[tokio::test]
+async fn a_request_orders_its_tenants_within_the_range_and_the_class_is_the_operators() {
+    let file = json!({"tenants": [
+        {"name": "acme", "keys": ["k"], "class": -3, "priority": {"min": -5, "max": 7}},
+        {"name": "free", "keys": ["f"]}]});
+    let tenants = Declared::parse(&file.to_string(), &|_| None).unwrap();
+    let engine = FakeEngine::saying("ok");
+    let client = Client::with(ServerConfig { tenants, ..Default::default() }, app(engine.clone()));
+    let (acme, free) = (client.key("k"), client.key("f"));
+    let sent = |engine: &FakeEngine| (engine.last().class, engine.last().priority);
+    for priority in [-5, 0, 7] {
+        assert_eq!(acme.complete(json!({"priority": priority})).await.status, 200);
+        assert_eq!(sent(&engine), (-3, priority));
+    }
+    let embed = json!({"input": "hi", "priority": 8});
+    let refused = [
+        acme.complete(json!({"priority": -6})).await,
+        acme.chat(json!({"priority": 8})).await,
+        acme.post("/v1/embeddings", &embed).await,
+    ];
+    for reply in refused {
+        assert_eq!((reply.status.as_u16(), reply.error()["param"].as_str()), (400, Some("priority")));
+        assert!(reply.text.contains("between -5 and 7"), "{}", reply.text);
+    }
+    assert_eq!(free.complete(json!({"priority": -1_000_000})).await.status, 200);
+    assert_eq!(sent(&engine), (0, -1_000_000));
+    assert_eq!(
+        free.complete(json!({"class": -9})).await.error()["param"],
+        "class",
+        "it is not the client's to choose"
+    );
+}
+
+#[tokio::test]
 async fn what_the_engine_refuses_costs_nothing() {
     let engine = FakeEngine::saying("ok");
     let client =

@@ -319,6 +319,18 @@ pub struct ServeArgs {
     #[arg(long, env = "FOLIO_MAX_BODY", value_name = "SIZE", default_value = "8MiB", value_parser = parse_bytes)]
     pub max_body: u64,
 
+    /// Cut off a client that accepts nothing of what waits for it for this long
+    #[arg(long, env = "FOLIO_WRITE_TIMEOUT", value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
+    pub write_timeout: u64,
+
+    /// Most bytes of one answer that are held for a client that has not accepted them
+    #[arg(long, env = "FOLIO_MAX_UNREAD", value_name = "SIZE", default_value = "256MiB", value_parser = parse_bytes)]
+    pub max_unread: u64,
+
+    /// Most such bytes of all answers; one tenant may have half of them
+    #[arg(long, env = "FOLIO_MAX_UNREAD_TOTAL", value_name = "SIZE", default_value = "1GiB", value_parser = parse_bytes)]
+    pub max_unread_total: u64,
+
     /// How the model writes tool calls; auto: as its chat template says
     #[arg(long, env = "FOLIO_TOOL_CALL_PARSER", value_name = "NAME", default_value = "auto", value_parser = tool_call_parser())]
     pub tool_call_parser: String,

@@ -151,6 +151,9 @@ pub(crate) fn settings(args: &ServeArgs) -> Result<ServerConfig> {
         limits: Limits {
             body_bytes: usize::try_from(args.max_body).context("--max-body")?,
             request_timeout: args.request_timeout.map(Duration::from_secs),
+            write_timeout: Duration::from_secs(args.write_timeout),
+            unread_bytes: usize::try_from(args.max_unread).context("--max-unread")?,
+            unread_total_bytes: usize::try_from(args.max_unread_total).context("--max-unread-total")?,
             ..Limits::default()
         },
         drain_timeout: Duration::from_secs(args.drain_timeout),

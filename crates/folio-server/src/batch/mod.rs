@@ -1,7 +1,7 @@
 //! `/v1/files` and `/v1/batches`: files of requests, run when there is time.
 //!
 //! Owns: OpenAI's objects and routes, and when a line runs. A line is prepared and run by the code of its own route, for the tenant
-//! that made the batch, behind every interactive request in the engine's queue ([`PRIORITY`]), and only so many of all batches'
+//! that made the batch, behind every interactive request in the engine's queue ([`CLASS`], [`PRIORITY`]), and only so many of all batches'
 //! lines at once: what decodes beside an answer slows it, so their number bounds what interactive clients can notice. Must never:
 //! let a tenant see what is another's, or lose a line: whatever ends, every line has one result, or the batch goes on.
 //!
@@ -31,6 +31,8 @@ use crate::app::State;
 use crate::error::ServerError;
 use store::Store;
 
+/// Added to the class of a batch's tenant for its lines: behind every tenant's interactive requests.
+pub const CLASS: i32 = 1 << 20;
 /// Of a batch's lines in the engine, where lower runs first. What a line says itself is added, within [`PRIORITY_SPAN`].
 pub const PRIORITY: i32 = 1 << 20;
 const PRIORITY_SPAN: i32 = 1 << 10;

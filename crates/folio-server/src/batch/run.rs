@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 use super::lines::{self, Endpoint, InputLine, LineError, Place};
 use super::store::{Batch, Content, Counts, Record, Results, Status};
 use super::turns::Turn;
-use super::{PRIORITY, PRIORITY_SPAN};
+use super::{CLASS, PRIORITY, PRIORITY_SPAN};
 use crate::app::{Flight, State};
 use crate::error::ApiError;
 use crate::generate::{self, unix_s};
@@ -355,6 +355,7 @@ impl Job {
     async fn answer(&self, request_id: &str, body: &RawValue) -> Result<String, ApiError> {
         let (state, tenant) = (&self.state, &self.tenant);
         let behind = |generation: &mut Generation| {
+            generation.behind = CLASS;
             generation.priority = PRIORITY + generation.priority.clamp(-PRIORITY_SPAN, PRIORITY_SPAN);
         };
         let body = Bytes::copy_from_slice(body.get().as_bytes());

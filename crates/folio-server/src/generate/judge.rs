@@ -28,6 +28,8 @@ pub(super) type Verdict = (usize, Result<Answer, &'static str>);
 pub(super) struct Judged {
     held: Delta,
     asked: Delta,
+    /// What that takes.
+    pub asked_bytes: usize,
     pub asking: bool,
     /// Nothing follows what is held.
     pub over: bool,
@@ -97,6 +99,7 @@ impl Pump {
         }
         judged.asked = std::mem::take(&mut judged.held);
         judged.asking = true;
+        judged.asked_bytes += std::mem::take(&mut slot.hidden);
         let reason = slot.choice.finish().map(|finish| finish.reason);
         let mut subject = subject((index % n) as u32, &judged.asked.pieces, reason);
         if window != usize::MAX {

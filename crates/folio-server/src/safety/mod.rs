@@ -194,7 +194,8 @@ pub(crate) async fn prepared<T: AsMut<Job> + Send + 'static>(
     mut arrival: Arrival,
     prepare: fn(&State, &Arrival) -> Result<T, ApiError>,
 ) -> Result<T, ApiError> {
-    let first = run(state, &arrival, prepare).await?;
+    let mut first = run(state, &arrival, prepare).await?;
+    arrival.tenant.check_priority(first.as_mut().generation.priority)?;
     let Some(callout) = state.config.safety.asks_first() else { return Ok(first) };
     let mut prepared = first;
     let job = prepared.as_mut();
