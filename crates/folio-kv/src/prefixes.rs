@@ -6,9 +6,8 @@
 //! A record is a chain of full blocks, known by its tenant and the beginning of its last block's hash: keyed by the
 //! tenant's secret, so it can neither be guessed nor mean the same for two tenants. The same content has one record.
 //!
-//! A pin covers a whole chain, so a pinned block's parent is pinned, and whatever is not pinned can be evicted leaf first.
-//! Pins of several records on one block are counted. The limits are checked when a pin is made, in blocks not pinned yet:
-//! pinning is refused, never computing.
+//! A pin is a reference on every block of its record's chain, as a table has one: what is pinned is in use. A block that
+//! several records pin counts once, and the limits are checked when a pin is made: pinning is refused, never computing.
 //!
 //! Cost: nothing looks at another tenant's records, of which each has at most [`PREFIXES_MAX`]. `retain` O(blocks it is asked
 //! for); keeping, pinning and unpinning O(blocks of the prefix); `drop_prefix` O(blocks that continue it). To describe a
@@ -22,7 +21,7 @@ use rustc_hash::FxHashMap;
 use crate::cache::KvCache;
 use crate::retention::{Retention, RetentionRange, strongest};
 use crate::table::BlockTable;
-use crate::tree::{Content, Parent};
+use crate::tree::Parent;
 use crate::types::{BlockHash, BlockId, Root, TenantId};
 
 /// Records one tenant may have.
@@ -30,6 +29,9 @@ pub const PREFIXES_MAX: usize = 256;
 
 /// Where windows lack what the end of a record needs, blocks before it that are tried.
 const WINDOW_LOOK: u32 = 256;
+
+/// Blocks whose time to live is looked at by one call of [`KvCache::advance`]; the rest by the next.
+const EXPIRED_MAX: u32 = 4096;
 
 /// Names a prefix among its tenant's: the first half of its last block's hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -103,8 +105,6 @@ pub(crate) struct Prefixes {
     /// Pins that end, by when at the earliest: a use since then is seen when it is due.
     ends: BTreeSet<(u64, TenantId, PrefixId)>,
     limits: PinLimits,
-    /// Pinned blocks that no table references.
-    pub pinned_idle: u32,
     /// Blocks looked up to describe records.
     #[cfg(test)]
     looked_up: std::cell::Cell<u64>,
@@ -116,7 +116,6 @@ impl Prefixes {
             records: FxHashMap::default(),
             ends: BTreeSet::new(),
             limits,
-            pinned_idle: 0,
             #[cfg(test)]
             looked_up: Default::default(),
         }
@@ -161,6 +160,22 @@ impl Prefixes {
         pinned.flat_map(|(tenant, record)| record.hashes.iter().map(move |hash| (tenant, hash)))
     }
 
+    /// Leading blocks of a chain that a pinned record of its tenant, other than `id`, has, too. O(records * log blocks).
+    fn pinned_of(&self, tenant: TenantId, id: PrefixId, chain: &[BlockHash]) -> u32 {
+        let others = self.of(tenant).filter(|(other, record)| record.pinned && **other != id);
+        // Equal hashes have equal beginnings.
+        let common = others.map(|(_, record)| {
+            let both = chain.len().min(record.hashes.len());
+            let (mut from, mut to) = (0, both);
+            while from < to {
+                let middle = from + (to - from) / 2;
+                if chain[middle] == record.hashes[middle] { from = middle + 1 } else { to = middle }
+            }
+            from
+        });
+        common.max().unwrap_or(0) as u32
+    }
+
     fn ends_with(&self, tenant: TenantId, hash: &BlockHash) -> bool {
         self.get(tenant, PrefixId::of(hash)).is_some()
     }
@@ -183,7 +198,8 @@ impl KvCache {
         self.now_us = self.now_us.max(now_us);
         self.windows.iter_mut().for_each(|window| window.now_us = self.now_us);
         self.policy.advance(now_us);
-        while let Some(block) = self.policy.next_due() {
+        let mut looks = EXPIRED_MAX;
+        while let Some(block) = self.policy.next_due(&mut looks) {
             self.policy.expire(block, &self.tree.meta(block));
         }
         self.end_pins(now_us);
@@ -258,10 +274,11 @@ impl KvCache {
                 return Err(KeepRefused::TooMany);
             }
         }
+        let hashes: Box<[_]> = blocks.iter().map(|block| self.tree.block(*block).hash).collect();
         if pin && !was_pinned {
-            self.pin_blocks(tenant, blocks, spare)?;
+            self.pin_blocks(tenant, id, &hashes, blocks, spare)?;
         } else if was_pinned && !pin {
-            self.unpin_blocks(tenant, blocks);
+            self.unpin_blocks(tenant, id, &hashes, blocks);
         }
         for &block in blocks {
             self.policy.retain(block, Some(retention), &self.tree.meta(block));
@@ -269,7 +286,6 @@ impl KvCache {
         let now = self.policy.now();
         let created = known.map_or(now, |(_, created)| created);
         let pinned_until = retention.ttl_us.filter(|_| pin).map(|ttl| now.saturating_add(ttl));
-        let hashes = blocks.iter().map(|block| self.tree.block(*block).hash).collect();
         let record = Record { hashes, retention, pinned: pin, pinned_until, created };
         let info = self.describe(id, &record);
         self.prefixes.insert(tenant, id, record);
@@ -369,7 +385,7 @@ impl KvCache {
         let record = self.prefixes.remove(tenant, id)?;
         let blocks: Vec<u32> = record.hashes.iter().map_while(|hash| self.tree.find(hash)).collect();
         if record.pinned {
-            self.unpin_blocks(tenant, &blocks);
+            self.unpin_blocks(tenant, id, &record.hashes, &blocks);
         }
         if blocks.len() < record.hashes.len() {
             return Some(0);
@@ -399,7 +415,7 @@ impl KvCache {
     /// Frees a block nobody holds; returns the tokens it held, 0 if it stays.
     fn drop_block(&mut self, block: u32) -> u64 {
         let b = self.tree.block(block);
-        if !b.is_cached() || b.children.count > 0 || self.policy.is_pinned(block) {
+        if !b.is_cached() || b.children.count > 0 {
             return 0;
         }
         let tokens = u64::from(b.filled);
@@ -417,16 +433,23 @@ impl KvCache {
         }
     }
 
-    fn pin_blocks(&mut self, tenant: TenantId, blocks: &[u32], spare: u32) -> Result<(), KeepRefused> {
+    /// `blocks` are those of the chain `hashes`, all of them.
+    fn pin_blocks(
+        &mut self,
+        tenant: TenantId,
+        id: PrefixId,
+        hashes: &[BlockHash],
+        blocks: &[u32],
+        spare: u32,
+    ) -> Result<(), KeepRefused> {
         if !self.windows.is_empty() {
             return Err(KeepRefused::Windows);
         }
         if self.has_quotas() {
             return Err(KeepRefused::Divided);
         }
-        let fresh = blocks.iter().filter(|block| !self.policy.is_pinned(**block));
-        let idle = fresh.clone().filter(|block| self.tree.block(**block).refs == 0).count() as u32;
-        let fresh = fresh.count() as u32;
+        let fresh = blocks.len() as u32 - self.prefixes.pinned_of(tenant, id, hashes);
+        let idle = blocks.iter().filter(|block| self.tree.block(**block).refs == 0).count() as u32;
         let size = u64::from(self.config.block_tokens);
         let (limits, mine) = (self.prefixes.limits, self.tenant_stats(tenant).pinned_blocks);
         let tokens = u64::from(fresh) * size;
@@ -441,32 +464,18 @@ impl KvCache {
         if idle > spare {
             return Err(KeepRefused::Busy);
         }
-        for &block in blocks {
-            debug_assert_eq!(self.tree.block(block).content, Content::Full);
-            self.policy.pin(block, &self.tree.meta(block));
-        }
-        self.prefixes.pinned_idle += idle;
+        blocks.iter().for_each(|block| self.reference(BlockId(*block)));
         self.stats.pinned_blocks += fresh;
-        let counts = self.tenant(tenant);
-        counts.pinned_blocks += fresh;
-        counts.pinned_idle += idle;
+        self.tenant(tenant).pinned_blocks += fresh;
         Ok(())
     }
 
-    fn unpin_blocks(&mut self, tenant: TenantId, blocks: &[u32]) {
-        let (mut loose, mut idle) = (0, 0);
-        for &block in blocks {
-            self.policy.unpin(block, &self.tree.meta(block));
-            if !self.policy.is_pinned(block) {
-                loose += 1;
-                idle += u32::from(self.tree.block(block).refs == 0);
-            }
-        }
+    fn unpin_blocks(&mut self, tenant: TenantId, id: PrefixId, hashes: &[BlockHash], blocks: &[u32]) {
+        let loose = blocks.len() as u32 - self.prefixes.pinned_of(tenant, id, hashes);
+        // The tail first, as a table gives its blocks back.
+        blocks.iter().rev().for_each(|block| self.unreference(BlockId(*block)));
         self.stats.pinned_blocks -= loose;
-        self.prefixes.pinned_idle -= idle;
-        let counts = self.tenant(tenant);
-        counts.pinned_blocks -= loose;
-        counts.pinned_idle -= idle;
+        self.tenant(tenant).pinned_blocks -= loose;
     }
 
     /// Ends the pins whose time has passed without a use.
@@ -484,14 +493,10 @@ impl KvCache {
                 continue;
             }
             (record.pinned, record.pinned_until) = (false, None);
-            let blocks: Vec<u32> = record.hashes.iter().filter_map(|hash| self.tree.find(hash)).collect();
-            self.unpin_blocks(tenant, &blocks);
+            let hashes = record.hashes.clone();
+            let blocks: Vec<u32> = hashes.iter().filter_map(|hash| self.tree.find(hash)).collect();
+            self.unpin_blocks(tenant, id, &hashes, &blocks);
         }
-    }
-
-    /// Whether the block may be evicted once it is cached and has no children.
-    pub(crate) fn is_pinned(&self, block: BlockId) -> bool {
-        self.policy.is_pinned(block.0)
     }
 }
 
