@@ -13,9 +13,9 @@ use crate::types::TenantId;
 /// What a tenant holds now, and has held: integers, so that nothing is lost however long it runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holdings {
-    /// Blocks that sequences hold.
+    /// Blocks that sequences and pins hold.
     pub active_bytes: u64,
-    /// Reusable content that no sequence holds.
+    /// Reusable content that nobody holds.
     pub cached_bytes: u64,
     /// Bytes times microseconds until `at_us` (counters).
     pub active_byte_us: u128,

@@ -70,7 +70,7 @@ pub struct Lookup {
     pub full_blocks: u32,
     /// Positions of the following block that can be copied.
     pub tail_tokens: u32,
-    /// Of the blocks that would be attached, those no table references and no pin keeps: attaching them lowers
+    /// Of the blocks that would be attached, those no table and no pin holds: attaching them lowers
     /// [`KvCache::available`] by as much.
     pub idle_blocks: GroupCounts,
     /// Of the full blocks, those that an operator shares: none where the root's shared part was of no use.
@@ -92,11 +92,9 @@ impl KvCache {
         assert!(windows.len() <= MAX_WINDOWS, "a model has at most {MAX_WINDOWS} window groups");
         assert!(config.block_tokens > 0, "a block holds at least one token");
         assert!(config.blocks < crate::policy::NONE - 1, "block ids are 32 bit with two values reserved");
-        let mut policy = Retaining::new(policy);
-        policy.resize(config.blocks);
         Self {
             config,
-            policy,
+            policy: Retaining::new(policy, config.blocks),
             prefixes: Prefixes::new(PinLimits { pool: config.blocks / 4, tenant: config.blocks / 4 }),
             tree: Tree::new(config.blocks, config.block_tokens),
             windows: windows.iter().map(|window| WindowPool::new(*window, config.blocks)).collect(),
@@ -116,7 +114,7 @@ impl KvCache {
 
     /// Blocks that `grow` can get: free ones and those that would be given up for it. Pinned blocks are not among them.
     pub fn available(&self) -> GroupCounts {
-        let evictable = self.policy.evictable().min(self.stats.cached_blocks - self.prefixes.pinned_idle);
+        let evictable = self.policy.evictable().min(self.stats.cached_blocks);
         GroupCounts::each(self.groups(), |group| match group.checked_sub(1) {
             None => self.free.len() as u32 + evictable,
             Some(window) => self.windows[window].available(),
@@ -365,17 +363,17 @@ impl KvCache {
         fork
     }
 
-    /// Blocks of group 0 that only this table references and no pin keeps. O(log blocks): whoever holds or pins a block holds
+    /// Blocks of group 0 that only this table holds, and no pin. O(log blocks): whoever holds or pins a block holds
     /// or pins all before it, so they are the last ones. (What an operator shares is nobody's own: a pin ends before it.)
     pub fn exclusive_full(&self, table: &BlockTable) -> u32 {
-        let exclusive = |block: &BlockId| self.tree.block(block.0).refs == 1 && !self.is_pinned(*block);
+        let exclusive = |block: &BlockId| self.tree.block(block.0).refs == 1;
         let own = &table.blocks[table.root.shared_blocks() as usize..];
         let shared = own.partition_point(|block| !exclusive(block));
         debug_assert!(own.iter().enumerate().all(|(at, block)| exclusive(block) == (at >= shared)));
         (own.len() - shared) as u32
     }
 
-    /// Blocks that only this table references and no pin keeps: what releasing it would make available. In window groups
+    /// Blocks that only this table holds, and no pin: what releasing it would make available. In window groups
     /// O(blocks held).
     pub fn exclusive_blocks(&self, table: &BlockTable) -> GroupCounts {
         GroupCounts::each(self.groups(), |group| match group.checked_sub(1) {
@@ -514,13 +512,12 @@ impl KvCache {
             }
         }
         // Companions of blocks that are in use, which lie behind every window.
-        let policy = &self.policy;
-        self.windows.iter_mut().for_each(|window| window.clear(tenant, |owner| policy.is_pinned(owner)));
+        self.windows.iter_mut().for_each(|window| window.clear(tenant));
     }
 
     fn clearable(&self, block: u32, tenant: Option<TenantId>) -> bool {
         let b = self.tree.block(block);
-        let loose = b.is_cached() && b.children.count == 0 && !self.is_pinned(BlockId(block));
+        let loose = b.is_cached() && b.children.count == 0;
         loose && tenant.is_none_or(|tenant| tenant == b.tenant)
     }
 

@@ -1,9 +1,8 @@
 //! The whole truth about a cache, verified in O(blocks + references). For tests and simulators; changes nothing.
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::cache::KvCache;
-use crate::policy::EvictionPolicy;
 use crate::stats::TenantStats;
 use crate::table::BlockTable;
 use crate::tree::{Content, Parent};
@@ -12,7 +11,7 @@ use crate::types::{BlockId, TenantId};
 /// An invariant that does not hold.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    #[error("block {block:?} counts {counted} references, tables hold {held}")]
+    #[error("block {block:?} counts {counted} references, tables and pins hold {held}")]
     References { block: BlockId, counted: u32, held: u32 },
     #[error("block {block:?} of tenant {owner:?} is in a table of tenant {holder:?}")]
     Tenant { block: BlockId, owner: TenantId, holder: TenantId },
@@ -56,6 +55,13 @@ impl KvCache {
                         return Err(Violation::Table { index, block, what: "is not a block of this pool" });
                     }
                 }
+            }
+        }
+        for (tenant, hash) in self.prefixes.pinned() {
+            let block = self.tree.find(hash).filter(|block| self.tree.block(*block).tenant == tenant);
+            match block {
+                Some(block) => held[block as usize] += 1,
+                None => count("pinned blocks that are not in the index of their tenant", 0, 1)?,
             }
         }
         for (id, (block, &held)) in self.tree.blocks.iter().zip(&held).enumerate() {
@@ -180,40 +186,18 @@ impl KvCache {
         count("children listed by all parents", children, indexed as u64)
     }
 
-    /// Every block is where the order of eviction says, pins are those of the records, and a pinned block's parent is pinned.
+    /// Every block is where the order of eviction says, and pinned blocks are counted once.
     fn check_retention(&self) -> Result<(), Violation> {
-        let mut pins = vec![0u32; self.config.blocks as usize];
-        let mut lost = 0;
-        for (tenant, hash) in self.prefixes.pinned() {
-            match self.tree.find(hash).filter(|block| self.tree.block(*block).tenant == tenant) {
-                Some(block) => pins[block as usize] += 1,
-                None => lost += 1,
-            }
-        }
-        count("pinned blocks that are not in the index of their tenant", 0, lost)?;
-        let (mut idle, mut loose) = (0u64, 0u64);
         for (id, block) in self.tree.blocks.iter().enumerate() {
-            let fail = |what| Err(Violation::Index { block: BlockId(id as u32), what });
-            let pinned = self.policy.is_pinned(id as u32);
-            if self.policy.pins(id as u32) != pins[id] {
-                return fail("counts other pins than the records have");
-            }
             if let Err(what) = self.policy.check(id as u32, block.is_cached(), block.children.count) {
-                return fail(what);
+                return Err(Violation::Index { block: BlockId(id as u32), what });
             }
-            match block.parent {
-                Parent::Block(parent) if pinned && !self.policy.is_pinned(parent) => {
-                    return fail("is pinned and continues a block that is not");
-                }
-                _ => {}
-            }
-            idle += u64::from(pinned && block.refs == 0);
-            loose += u64::from(!pinned && block.is_cached());
         }
-        count("pinned blocks that are idle", self.prefixes.pinned_idle.into(), idle)?;
-        count("evictable blocks", self.policy.evictable().into(), loose)?;
-        let pinned = pins.iter().filter(|pins| **pins > 0).count();
-        count("pinned blocks", self.stats.pinned_blocks.into(), pinned as u64)
+        let misplaced = self.policy.misplaced(|block| self.tree.block(block).tenant);
+        count("blocks in the wrong list of the eviction order", 0, misplaced)?;
+        count("evictable blocks", self.policy.evictable().into(), self.stats.cached_blocks.into())?;
+        let pinned: FxHashSet<_> = self.prefixes.pinned().map(|(_, hash)| *hash).collect();
+        count("pinned blocks", self.stats.pinned_blocks.into(), pinned.len() as u64)
     }
 
     /// Every listed child names this parent and the list is as long as counted; returns that length.
@@ -254,11 +238,6 @@ impl KvCache {
         count("cached tails", stats.cached_tails.into(), tails)?;
         count("written slots", stats.active_written_slots, written)?;
         count("blocks", stats.blocks.into(), active + cached + u64::from(stats.free_blocks))?;
-        count(
-            "evictable blocks, at most cached,",
-            self.policy.evictable().into(),
-            cached.min(self.policy.evictable().into()),
-        )?;
         for (&tenant, reported) in &self.tenants {
             let actual = tenants.get(&tenant).copied().unwrap_or_default();
             count("active blocks of a tenant", reported.active_blocks.into(), actual.active_blocks.into())?;
@@ -267,11 +246,6 @@ impl KvCache {
         let sum = |field: fn(&TenantStats) -> u64| self.tenants.values().map(field).sum::<u64>();
         count("active blocks of all tenants", sum(|t| t.active_blocks.into()), active)?;
         count("cached blocks of all tenants", sum(|t| t.cached_blocks.into()), cached)?;
-        count(
-            "idle pinned blocks of all tenants",
-            sum(|t| t.pinned_idle.into()),
-            self.prefixes.pinned_idle.into(),
-        )?;
         count("pinned blocks of all tenants", sum(|t| t.pinned_blocks.into()), stats.pinned_blocks.into())?;
         count("queries", stats.queries, sum(|t| t.queries))?;
         count("query tokens", stats.query_tokens, sum(|t| t.query_tokens))?;

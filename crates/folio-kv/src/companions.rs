@@ -114,7 +114,7 @@ impl KvCache {
             if best.chain == root.shared_blocks() {
                 best.last_shared = Some(block);
             }
-            idle += u32::from(self.tree.block(block).refs == 0 && !self.is_pinned(BlockId(block)));
+            idle += u32::from(self.tree.block(block).refs == 0);
             if self.covered(&mut runs, block, best.chain) {
                 best = Prefix { blocks: best.chain, last: Some(block), idle, ..best };
             }

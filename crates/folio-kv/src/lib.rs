@@ -53,7 +53,7 @@ pub use counts::{GroupCounts, MAX_GROUPS};
 pub use policy::{BlockMeta, EvictionPolicy, LearnedLifetimes, LruLeafFirst, default_policy};
 pub use prefixes::{KeepRefused, PREFIXES_MAX, PinLimits, PrefixId, PrefixInfo};
 pub use quota::{Quota, QuotaError};
-pub use retention::{DEFAULT_PRIORITY, PRIORITY_MAX, Retention, RetentionRange};
+pub use retention::{DEFAULT_PRIORITY, OPERATOR_PRIORITY, PRIORITY_MAX, Retention, RetentionRange};
 pub use stats::{CacheStats, MAX_WINDOWS, TenantStats, WindowStats};
 pub use swap::{BlockSwap, SwapOffer, Swapped};
 pub use table::BlockTable;

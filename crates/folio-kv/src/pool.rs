@@ -14,7 +14,6 @@
 //! Cost: every function here is O(1); `evict` falls back to a scan only for a faulty policy.
 
 use crate::cache::KvCache;
-use crate::policy::EvictionPolicy;
 use crate::stats::TenantStats;
 use crate::tree::Content;
 use crate::types::{BlockId, TenantId};
@@ -63,16 +62,12 @@ impl KvCache {
         }
         debug_assert_eq!(b.content, Content::Full, "only full blocks come back from the cache");
         let (tenant, filled) = (b.tenant, b.filled);
-        let pinned = u32::from(self.policy.is_pinned(block.0));
-        self.prefixes.pinned_idle -= pinned;
         self.stats.cached_blocks -= 1;
         self.stats.active_blocks += 1;
         self.stats.active_written_slots += u64::from(filled);
         let counts = self.tenant(tenant);
         counts.cached_blocks -= 1;
         counts.active_blocks += 1;
-        counts.pinned_idle -= pinned;
-        self.quotas.taken(block.0, tenant);
         self.policy.on_use(block, &self.tree.meta(block.0));
     }
 
@@ -94,14 +89,9 @@ impl KvCache {
             self.free.push(block.0);
             return;
         }
-        let pinned = u32::from(self.policy.is_pinned(block.0));
-        self.prefixes.pinned_idle += pinned;
         self.stats.cached_blocks += 1;
         self.stats.cached_tails += u32::from(content == Content::Tail);
-        let counts = self.tenant(tenant);
-        counts.cached_blocks += 1;
-        counts.pinned_idle += pinned;
-        self.quotas.freed(block.0, tenant);
+        self.tenant(tenant).cached_blocks += 1;
         self.policy.on_free(block, &self.tree.meta(block.0));
     }
 
@@ -119,7 +109,6 @@ impl KvCache {
         self.stats.cached_blocks -= 1;
         self.stats.cached_tails -= u32::from(b.content == Content::Tail);
         self.tenant(meta.tenant).cached_blocks -= 1;
-        self.quotas.taken(block, meta.tenant);
         self.windows.iter_mut().for_each(|window| window.forget(block));
         let bare_parent = self.tree.remove(block);
         self.policy.on_remove(BlockId(block), &meta);
@@ -129,10 +118,12 @@ impl KvCache {
     }
 
     fn evict(&mut self, taker: TenantId) -> Option<u32> {
-        let chosen = self.policy.victim(taker).map(|b| b.0);
+        let tree = &self.tree;
+        let owner = |id: BlockId| tree.blocks.get(id.0 as usize).map(|block| block.tenant);
+        let chosen = self.policy.victim(taker, owner).map(|b| b.0);
         let evictable = |id: u32| {
             let block = self.tree.blocks.get(id as usize);
-            block.is_some_and(|b| b.is_cached() && b.children.count == 0) && !self.policy.is_pinned(id)
+            block.is_some_and(|b| b.is_cached() && b.children.count == 0)
         };
         let allowed = |&b: &u32| evictable(b) && self.may_evict(taker, self.tree.block(b).tenant);
         let chosen = match chosen.filter(allowed) {

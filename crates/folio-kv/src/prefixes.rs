@@ -6,23 +6,32 @@
 //! A record is a chain of full blocks, known by its tenant and the beginning of its last block's hash: keyed by the
 //! tenant's secret, so it can neither be guessed nor mean the same for two tenants. The same content has one record.
 //!
-//! A pin covers a whole chain, so a pinned block's parent is pinned, and whatever is not pinned can be evicted leaf first.
-//! Pins of several records on one block are counted. The limits are checked when a pin is made, in blocks not pinned yet:
-//! pinning is refused, never computing.
+//! A pin is a reference on every block of its record's chain, as a table has one: what is pinned is in use. A block that
+//! several records pin counts once, and the limits are checked when a pin is made: pinning is refused, never computing.
 //!
-//! Cost: `retain` O(blocks it is asked for), the rest O(blocks of the prefix); `drop_prefix` O(blocks that continue it).
-//! `advance` O(1) amortized, and O(records) when a pin ends. Records are bounded per tenant.
+//! Cost: nothing looks at another tenant's records, of which each has at most [`PREFIXES_MAX`]. `retain` O(blocks it is asked
+//! for); keeping, pinning and unpinning O(blocks of the prefix); `drop_prefix` O(blocks that continue it). To describe a
+//! record is O(log blocks of the prefix), with sliding windows at most [`WINDOW_LOOK`] more. `advance` O(log pins) for each
+//! that is due.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use rustc_hash::FxHashMap;
 
 use crate::cache::KvCache;
 use crate::retention::{Retention, RetentionRange, strongest};
 use crate::table::BlockTable;
-use crate::tree::{Content, Parent};
+use crate::tree::Parent;
 use crate::types::{BlockHash, BlockId, Root, TenantId};
 
 /// Records one tenant may have.
 pub const PREFIXES_MAX: usize = 256;
+
+/// Where windows lack what the end of a record needs, blocks before it that are tried.
+const WINDOW_LOOK: u32 = 256;
+
+/// Blocks whose time to live is looked at by one call of [`KvCache::advance`]; the rest by the next.
+const EXPIRED_MAX: u32 = 4096;
 
 /// Names a prefix among its tenant's: the first half of its last block's hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -60,10 +69,18 @@ pub enum KeepRefused {
     NotCached { tokens: u32, cached_tokens: u32 },
     #[error("{PREFIXES_MAX} prefixes are kept already; drop some first")]
     TooMany,
+    /// All of it the tenant's own.
     #[error(
-        "pinning {tokens} tokens more would exceed what {whose} may pin: {pinned_tokens} of {limit_tokens} tokens are pinned"
+        "pinning {tokens} tokens more would exceed what you may pin: {pinned_tokens} of {limit_tokens} tokens are pinned"
     )]
-    PinLimit { tokens: u64, pinned_tokens: u64, limit_tokens: u64, whose: &'static str },
+    PinLimit { tokens: u64, pinned_tokens: u64, limit_tokens: u64 },
+    /// Says nothing of what others pinned.
+    #[error(
+        "pinning {tokens} tokens more would exceed what may be pinned in all; unpin some, or ask for a high priority instead"
+    )]
+    PinsFull { tokens: u64 },
+    #[error("nothing can be pinned in a cache divided by quotas; ask for a high priority instead")]
+    Divided,
     #[error(
         "this model has layers with a sliding window, whose blocks cannot be pinned; ask for a high priority instead"
     )]
@@ -83,34 +100,84 @@ struct Record {
 
 /// All records, and the account of pinned blocks.
 pub(crate) struct Prefixes {
-    records: FxHashMap<(TenantId, PrefixId), Record>,
-    counts: FxHashMap<TenantId, usize>,
+    /// A tenant has an entry while it has records.
+    records: FxHashMap<TenantId, BTreeMap<PrefixId, Record>>,
+    /// Pins that end, by when at the earliest: a use since then is seen when it is due.
+    ends: BTreeSet<(u64, TenantId, PrefixId)>,
     limits: PinLimits,
-    /// Pinned blocks that no table references.
-    pub pinned_idle: u32,
-    /// No pin ends before.
-    next_end: u64,
+    /// Blocks looked up to describe records.
+    #[cfg(test)]
+    looked_up: std::cell::Cell<u64>,
 }
 
 impl Prefixes {
     pub fn new(limits: PinLimits) -> Self {
         Self {
             records: FxHashMap::default(),
-            counts: FxHashMap::default(),
+            ends: BTreeSet::new(),
             limits,
-            pinned_idle: 0,
-            next_end: u64::MAX,
+            #[cfg(test)]
+            looked_up: Default::default(),
         }
+    }
+
+    fn of(&self, tenant: TenantId) -> impl Iterator<Item = (&PrefixId, &Record)> {
+        self.records.get(&tenant).into_iter().flatten()
+    }
+
+    fn get(&self, tenant: TenantId, id: PrefixId) -> Option<&Record> {
+        self.records.get(&tenant)?.get(&id)
+    }
+
+    /// Whether the tenant has as many records as it may.
+    fn is_full(&self, tenant: TenantId) -> bool {
+        self.records.get(&tenant).is_some_and(|records| records.len() >= PREFIXES_MAX)
+    }
+
+    fn insert(&mut self, tenant: TenantId, id: PrefixId, record: Record) {
+        let end = record.pinned_until;
+        if let Some(old) = self.records.entry(tenant).or_default().insert(id, record) {
+            self.ends.remove(&(old.pinned_until.unwrap_or(0), tenant, id));
+        }
+        self.ends.extend(end.map(|end| (end, tenant, id)));
+    }
+
+    fn remove(&mut self, tenant: TenantId, id: PrefixId) -> Option<Record> {
+        let records = self.records.get_mut(&tenant)?;
+        let record = records.remove(&id)?;
+        if records.is_empty() {
+            self.records.remove(&tenant);
+        }
+        self.ends.remove(&(record.pinned_until.unwrap_or(0), tenant, id));
+        Some(record)
     }
 
     /// Blocks and pins of all records, for `check`.
     pub fn pinned(&self) -> impl Iterator<Item = (TenantId, &BlockHash)> {
-        let pinned = self.records.iter().filter(|(_, record)| record.pinned);
-        pinned.flat_map(|((tenant, _), record)| record.hashes.iter().map(|hash| (*tenant, hash)))
+        let all =
+            self.records.iter().flat_map(|(tenant, of)| of.values().map(move |record| (*tenant, record)));
+        let pinned = all.filter(|(_, record)| record.pinned);
+        pinned.flat_map(|(tenant, record)| record.hashes.iter().map(move |hash| (tenant, hash)))
+    }
+
+    /// Leading blocks of a chain that a pinned record of its tenant, other than `id`, has, too. O(records * log blocks).
+    fn pinned_of(&self, tenant: TenantId, id: PrefixId, chain: &[BlockHash]) -> u32 {
+        let others = self.of(tenant).filter(|(other, record)| record.pinned && **other != id);
+        // Equal hashes have equal beginnings.
+        let common = others.map(|(_, record)| {
+            let both = chain.len().min(record.hashes.len());
+            let (mut from, mut to) = (0, both);
+            while from < to {
+                let middle = from + (to - from) / 2;
+                if chain[middle] == record.hashes[middle] { from = middle + 1 } else { to = middle }
+            }
+            from
+        });
+        common.max().unwrap_or(0) as u32
     }
 
     fn ends_with(&self, tenant: TenantId, hash: &BlockHash) -> bool {
-        self.records.contains_key(&(tenant, PrefixId::of(hash)))
+        self.get(tenant, PrefixId::of(hash)).is_some()
     }
 }
 
@@ -131,12 +198,11 @@ impl KvCache {
         self.now_us = self.now_us.max(now_us);
         self.windows.iter_mut().for_each(|window| window.now_us = self.now_us);
         self.policy.advance(now_us);
-        while let Some(block) = self.policy.next_due() {
+        let mut looks = EXPIRED_MAX;
+        while let Some(block) = self.policy.next_due(&mut looks) {
             self.policy.expire(block, &self.tree.meta(block));
         }
-        if self.prefixes.next_end <= now_us {
-            self.end_pins(now_us);
-        }
+        self.end_pins(now_us);
     }
 
     /// Applies what a request wants to the published blocks of its table that end after position `from`: what it found
@@ -200,45 +266,74 @@ impl KvCache {
             return Err(KeepRefused::TooShort { tokens, block_tokens: self.config.block_tokens });
         };
         let id = PrefixId::of(&self.tree.block(*last).hash);
-        let known = self.prefixes.records.get(&(tenant, id));
-        let was_pinned = known.is_some_and(|record| record.pinned);
-        if known.is_none() && self.prefixes.counts.get(&tenant).is_some_and(|count| *count >= PREFIXES_MAX) {
+        let known = self.prefixes.get(tenant, id).map(|record| (record.pinned, record.created));
+        let was_pinned = known.is_some_and(|(pinned, _)| pinned);
+        if known.is_none() && self.prefixes.is_full(tenant) {
             self.forget_lapsed(tenant);
-            if self.prefixes.counts.get(&tenant).is_some_and(|count| *count >= PREFIXES_MAX) {
+            if self.prefixes.is_full(tenant) {
                 return Err(KeepRefused::TooMany);
             }
         }
+        let hashes: Box<[_]> = blocks.iter().map(|block| self.tree.block(*block).hash).collect();
         if pin && !was_pinned {
-            self.pin_blocks(tenant, blocks, spare)?;
+            self.pin_blocks(tenant, id, &hashes, blocks, spare)?;
         } else if was_pinned && !pin {
-            self.unpin_blocks(tenant, blocks);
+            self.unpin_blocks(tenant, id, &hashes, blocks);
         }
         for &block in blocks {
             self.policy.retain(block, Some(retention), &self.tree.meta(block));
         }
         let now = self.policy.now();
-        let created = self.prefixes.records.get(&(tenant, id)).map_or(now, |record| record.created);
+        let created = known.map_or(now, |(_, created)| created);
         let pinned_until = retention.ttl_us.filter(|_| pin).map(|ttl| now.saturating_add(ttl));
-        self.prefixes.next_end = self.prefixes.next_end.min(pinned_until.unwrap_or(u64::MAX));
-        let hashes = blocks.iter().map(|block| self.tree.block(*block).hash).collect();
         let record = Record { hashes, retention, pinned: pin, pinned_until, created };
         let info = self.describe(id, &record);
-        if self.prefixes.records.insert((tenant, id), record).is_none() {
-            *self.prefixes.counts.entry(tenant).or_default() += 1;
-        }
+        self.prefixes.insert(tenant, id, record);
         Ok(info)
+    }
+
+    /// The block of a record at `index`, if it is cached.
+    fn block_of(&self, record: &Record, index: u32) -> Option<u32> {
+        #[cfg(test)]
+        self.prefixes.looked_up.set(self.prefixes.looked_up.get() + 1);
+        self.tree.find(record.hashes.get(index as usize)?)
+    }
+
+    /// Leading blocks of a record that a request would find. A cached block's parent is cached: they are a beginning of the
+    /// record. Where windows lack what a hit there needs, it is shorter.
+    fn cached_blocks_of(&self, record: &Record) -> u32 {
+        let (mut from, mut to) = (0, record.hashes.len() as u32);
+        while from < to {
+            // Most are cached as a whole: the end first.
+            let middle = if to as usize == record.hashes.len() { to - 1 } else { from + (to - from) / 2 };
+            match self.block_of(record, middle) {
+                Some(_) => from = middle + 1,
+                None => to = middle,
+            }
+        }
+        let least = from.saturating_sub(WINDOW_LOOK);
+        while from > least {
+            let Some(hole) = self.hole_in_windows(record, from) else { return from };
+            // Whatever ends between the hole and here needs it, too.
+            from = hole;
+        }
+        if from == 0 || self.windows.is_empty() { from } else { 0 }
+    }
+
+    /// The last block that some window of a sequence with `blocks` blocks needs and lacks.
+    fn hole_in_windows(&self, record: &Record, blocks: u32) -> Option<u32> {
+        let size = self.config.block_tokens;
+        let first = |pool: &crate::window::WindowPool| pool.config.first_block(blocks * size, size);
+        let first_of_all = self.windows.iter().map(first).min()?;
+        (first_of_all..blocks).rev().find(|at| {
+            let Some(block) = self.block_of(record, *at) else { return true };
+            self.windows.iter().any(|pool| *at >= first(pool) && pool.companion(block).is_none())
+        })
     }
 
     fn describe(&self, id: PrefixId, record: &Record) -> PrefixInfo {
         let size = self.config.block_tokens;
-        let (mut runs, mut found, mut cached) = (Default::default(), 0, 0);
-        for block in record.hashes.iter().map_while(|hash| self.tree.find(hash)) {
-            found += 1;
-            // As a request would find it: what windows lack is not of use.
-            if self.covered(&mut runs, block, found) {
-                cached = found;
-            }
-        }
+        let cached = self.cached_blocks_of(record);
         let last = record.hashes.last().and_then(|hash| self.tree.find(hash));
         let expires = last.and_then(|block| self.policy.expires(block));
         PrefixInfo {
@@ -254,14 +349,14 @@ impl KvCache {
 
     /// The tenant's prefixes, oldest first.
     pub fn prefixes(&self, tenant: TenantId) -> Vec<PrefixInfo> {
-        let own = self.prefixes.records.iter().filter(|((owner, _), _)| *owner == tenant);
-        let mut list: Vec<PrefixInfo> = own.map(|((_, id), record)| self.describe(*id, record)).collect();
+        let own = self.prefixes.of(tenant);
+        let mut list: Vec<PrefixInfo> = own.map(|(id, record)| self.describe(*id, record)).collect();
         list.sort_unstable_by_key(|prefix| (prefix.created_us, prefix.id));
         list
     }
 
     pub fn prefix(&self, tenant: TenantId, id: PrefixId) -> Option<PrefixInfo> {
-        self.prefixes.records.get(&(tenant, id)).map(|record| self.describe(id, record))
+        self.prefixes.get(tenant, id).map(|record| self.describe(id, record))
     }
 
     /// Pins or unpins a recorded prefix and says anew how its blocks are to be kept. `None`: the tenant has no such
@@ -274,7 +369,7 @@ impl KvCache {
         pin: bool,
         spare: u32,
     ) -> Option<Result<PrefixInfo, KeepRefused>> {
-        let record = self.prefixes.records.get(&(tenant, id))?;
+        let record = self.prefixes.get(tenant, id)?;
         let blocks: Vec<u32> = record.hashes.iter().map_while(|hash| self.tree.find(hash)).collect();
         let tokens = record.hashes.len() as u32 * self.config.block_tokens;
         if blocks.len() < record.hashes.len() {
@@ -287,11 +382,10 @@ impl KvCache {
     /// Forgets a record, its pin, and its content: what continues it and what only it contained, as far as no table and
     /// no pin holds it. Returns the tokens dropped; `None`: the tenant has no such prefix.
     pub fn drop_prefix(&mut self, tenant: TenantId, id: PrefixId) -> Option<u64> {
-        let record = self.prefixes.records.remove(&(tenant, id))?;
-        self.count_record_gone(tenant);
+        let record = self.prefixes.remove(tenant, id)?;
         let blocks: Vec<u32> = record.hashes.iter().map_while(|hash| self.tree.find(hash)).collect();
         if record.pinned {
-            self.unpin_blocks(tenant, &blocks);
+            self.unpin_blocks(tenant, id, &record.hashes, &blocks);
         }
         if blocks.len() < record.hashes.len() {
             return Some(0);
@@ -321,7 +415,7 @@ impl KvCache {
     /// Frees a block nobody holds; returns the tokens it held, 0 if it stays.
     fn drop_block(&mut self, block: u32) -> u64 {
         let b = self.tree.block(block);
-        if !b.is_cached() || b.children.count > 0 || self.policy.is_pinned(block) {
+        if !b.is_cached() || b.children.count > 0 {
             return 0;
         }
         let tokens = u64::from(b.filled);
@@ -330,105 +424,171 @@ impl KvCache {
         tokens
     }
 
-    fn count_record_gone(&mut self, tenant: TenantId) {
-        if let Some(count) = self.prefixes.counts.get_mut(&tenant) {
-            *count -= 1;
-        }
-    }
-
     /// Makes room for records: those of which nothing is cached.
     fn forget_lapsed(&mut self, tenant: TenantId) {
-        let tree = &self.tree;
-        let before = self.prefixes.records.len();
-        self.prefixes.records.retain(|(owner, _), record| {
-            *owner != tenant || record.pinned || tree.find(&record.hashes[0]).is_some()
-        });
-        if let Some(count) = self.prefixes.counts.get_mut(&tenant) {
-            *count -= before - self.prefixes.records.len();
+        let lapsed = |record: &Record| !record.pinned && self.tree.find(&record.hashes[0]).is_none();
+        let own = self.prefixes.of(tenant).filter(|(_, record)| lapsed(record));
+        for id in own.map(|(id, _)| *id).collect::<Vec<_>>() {
+            self.prefixes.remove(tenant, id);
         }
     }
 
-    fn pin_blocks(&mut self, tenant: TenantId, blocks: &[u32], spare: u32) -> Result<(), KeepRefused> {
+    /// `blocks` are those of the chain `hashes`, all of them.
+    fn pin_blocks(
+        &mut self,
+        tenant: TenantId,
+        id: PrefixId,
+        hashes: &[BlockHash],
+        blocks: &[u32],
+        spare: u32,
+    ) -> Result<(), KeepRefused> {
         if !self.windows.is_empty() {
             return Err(KeepRefused::Windows);
         }
-        let fresh = blocks.iter().filter(|block| !self.policy.is_pinned(**block));
-        let idle = fresh.clone().filter(|block| self.tree.block(**block).refs == 0).count() as u32;
-        let fresh = fresh.count() as u32;
+        if self.has_quotas() {
+            return Err(KeepRefused::Divided);
+        }
+        let fresh = blocks.len() as u32 - self.prefixes.pinned_of(tenant, id, hashes);
+        let idle = blocks.iter().filter(|block| self.tree.block(**block).refs == 0).count() as u32;
         let size = u64::from(self.config.block_tokens);
         let (limits, mine) = (self.prefixes.limits, self.tenant_stats(tenant).pinned_blocks);
-        let checks = [
-            ("one tenant, of a cache divided by quotas", mine, if self.has_quotas() { 0 } else { u32::MAX }),
-            ("one tenant", mine, limits.tenant.min(limits.pool)),
-            ("all tenants together", self.stats.pinned_blocks, limits.pool),
-        ];
-        for (whose, pinned, limit) in checks {
-            if fresh + pinned > limit {
-                return Err(KeepRefused::PinLimit {
-                    tokens: u64::from(fresh) * size,
-                    pinned_tokens: u64::from(pinned) * size,
-                    limit_tokens: u64::from(limit) * size,
-                    whose,
-                });
-            }
+        let tokens = u64::from(fresh) * size;
+        let limit = limits.tenant.min(limits.pool);
+        if fresh + mine > limit {
+            let (pinned_tokens, limit_tokens) = (u64::from(mine) * size, u64::from(limit) * size);
+            return Err(KeepRefused::PinLimit { tokens, pinned_tokens, limit_tokens });
+        }
+        if fresh + self.stats.pinned_blocks > limits.pool {
+            return Err(KeepRefused::PinsFull { tokens });
         }
         if idle > spare {
             return Err(KeepRefused::Busy);
         }
-        for &block in blocks {
-            debug_assert_eq!(self.tree.block(block).content, Content::Full);
-            self.policy.pin(block, &self.tree.meta(block));
-        }
-        self.prefixes.pinned_idle += idle;
+        blocks.iter().for_each(|block| self.reference(BlockId(*block)));
         self.stats.pinned_blocks += fresh;
-        let counts = self.tenant(tenant);
-        counts.pinned_blocks += fresh;
-        counts.pinned_idle += idle;
+        self.tenant(tenant).pinned_blocks += fresh;
         Ok(())
     }
 
-    fn unpin_blocks(&mut self, tenant: TenantId, blocks: &[u32]) {
-        let (mut loose, mut idle) = (0, 0);
-        for &block in blocks {
-            self.policy.unpin(block, &self.tree.meta(block));
-            if !self.policy.is_pinned(block) {
-                loose += 1;
-                idle += u32::from(self.tree.block(block).refs == 0);
-            }
-        }
+    fn unpin_blocks(&mut self, tenant: TenantId, id: PrefixId, hashes: &[BlockHash], blocks: &[u32]) {
+        let loose = blocks.len() as u32 - self.prefixes.pinned_of(tenant, id, hashes);
+        // The tail first, as a table gives its blocks back.
+        blocks.iter().rev().for_each(|block| self.unreference(BlockId(*block)));
         self.stats.pinned_blocks -= loose;
-        self.prefixes.pinned_idle -= idle;
-        let counts = self.tenant(tenant);
-        counts.pinned_blocks -= loose;
-        counts.pinned_idle -= idle;
+        self.tenant(tenant).pinned_blocks -= loose;
     }
 
     /// Ends the pins whose time has passed without a use.
     fn end_pins(&mut self, now: u64) {
-        let mut over = Vec::new();
-        let mut next = u64::MAX;
-        for (key, record) in &mut self.prefixes.records {
-            let Some(until) = record.pinned_until.filter(|_| record.pinned) else { continue };
+        while let Some(&(end, tenant, id)) = self.prefixes.ends.first().filter(|(end, ..)| *end <= now) {
+            self.prefixes.ends.remove(&(end, tenant, id));
+            let records = self.prefixes.records.get_mut(&tenant);
+            let Some(record) = records.and_then(|records| records.get_mut(&id)) else { continue };
             // A use began the time of its last block anew.
             let last = record.hashes.last().and_then(|hash| self.tree.find(hash));
-            let until = until.max(last.and_then(|block| self.policy.expires(block)).unwrap_or(0));
-            record.pinned_until = Some(until);
-            match until <= now {
-                true => over.push(*key),
-                false => next = next.min(until),
+            let until = last.and_then(|block| self.policy.expires(block)).unwrap_or(0);
+            if until > now {
+                record.pinned_until = Some(until);
+                self.prefixes.ends.insert((until, tenant, id));
+                continue;
             }
-        }
-        self.prefixes.next_end = next;
-        for key in over {
-            let Some(record) = self.prefixes.records.get_mut(&key) else { continue };
             (record.pinned, record.pinned_until) = (false, None);
-            let blocks: Vec<u32> = record.hashes.iter().filter_map(|hash| self.tree.find(hash)).collect();
-            self.unpin_blocks(key.0, &blocks);
+            let hashes = record.hashes.clone();
+            let blocks: Vec<u32> = hashes.iter().filter_map(|hash| self.tree.find(hash)).collect();
+            self.unpin_blocks(tenant, id, &hashes, &blocks);
         }
     }
+}
 
-    /// Whether the block may be evicted once it is cached and has no children.
-    pub(crate) fn is_pinned(&self, block: BlockId) -> bool {
-        self.policy.is_pinned(block.0)
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::LruLeafFirst;
+    use crate::types::{CacheConfig, Identity};
+
+    const BLOCK: u32 = 4;
+    const CHAIN: u32 = 64;
+
+    fn root(tenant: u32) -> Root {
+        let secret = [tenant as u8; 32];
+        let (tenant, tenant_secret) = (TenantId(tenant), &secret);
+        let (model_digest, layout_digest) = (&[2; 32], &[3; 32]);
+        Root::derive(&Identity { tenant, tenant_secret, model_digest, layout_digest, extra: &[] })
+    }
+
+    fn text(which: u32) -> Vec<u32> {
+        (0..CHAIN * BLOCK).map(|at| which * 1000 + at).collect()
+    }
+
+    /// Listing costs what the tenant itself has recorded, whatever others have, and a pin that ends looks at no other record.
+    #[test]
+    fn no_command_and_no_end_of_a_pin_looks_at_another_tenant_s_records() {
+        let config = CacheConfig { blocks: 4000, block_tokens: BLOCK, bytes_per_block: 1 };
+        let mut cache = KvCache::new(config, Box::new(LruLeafFirst::new()));
+        let mut keep = |tenant: u32, which: u32, ttl_us: Option<u64>| {
+            let text = text(which);
+            let (mut table, _) = cache.attach(&root(tenant), &text, 0);
+            cache.grow(&mut table, text.len() as u32, &mut Vec::new()).expect("room");
+            cache.commit(&mut table, &text, text.len() as u32);
+            cache.release(table, &text);
+            let retention = Retention { ttl_us, ..Retention::default() };
+            for blocks in 1..=CHAIN / 2 {
+                let part = &text[..(blocks * BLOCK) as usize];
+                let kept = cache.keep_cached(&root(tenant), part, retention, ttl_us.is_some(), u32::MAX);
+                kept.expect("within the limits");
+            }
+        };
+        (0..50).for_each(|other| keep(2 + other, other, None));
+        keep(1, 100, Some(1000));
+        let looked_up = |cache: &mut KvCache, work: &mut dyn FnMut(&mut KvCache)| {
+            cache.prefixes.looked_up.set(0);
+            work(cache);
+            cache.prefixes.looked_up.get()
+        };
+        let listed = looked_up(&mut cache, &mut |cache| assert_eq!(cache.prefixes(TenantId(1)).len(), 32));
+        assert!(listed <= 32 * 6, "{listed} blocks looked up for 32 records");
+        assert_eq!(looked_up(&mut cache, &mut |cache| assert!(cache.prefixes(TenantId(999)).is_empty())), 0);
+        assert_eq!(cache.prefixes.ends.len(), 32, "only pins that end are in order of their end");
+        cache.advance(1000);
+        assert_eq!((cache.prefixes.ends.len(), cache.stats().pinned_blocks), (0, 0));
+        cache.check(&[]).expect("invariants");
+        for prefix in cache.prefixes(TenantId(1)) {
+            cache.drop_prefix(TenantId(1), prefix.id);
+        }
+        assert_eq!(cache.prefixes.records.len(), 50, "who has no records has no entry");
+    }
+
+    /// The count of cached blocks, whatever is gone, with and without windows.
+    #[test]
+    fn what_is_cached_of_a_record_is_what_a_request_would_find() {
+        for case in 0..200u32 {
+            let windows: &[u32] = [&[][..], &[9], &[30, 5]][case as usize % 3];
+            let windows: Vec<_> = windows
+                .iter()
+                .map(|tokens| crate::WindowConfig { blocks: 24, window_tokens: *tokens, bytes_per_block: 1 })
+                .collect();
+            let config = CacheConfig { blocks: 24, block_tokens: BLOCK, bytes_per_block: 1 };
+            let mut cache = KvCache::with_windows(config, &windows, Box::new(LruLeafFirst::new()));
+            let text: Vec<u32> = (0..16 * BLOCK).collect();
+            let (mut table, _) = cache.attach(&root(1), &text, 0);
+            cache.grow(&mut table, 64, &mut Vec::new()).expect("room");
+            cache.commit(&mut table, &text, 64);
+            let owners: Vec<BlockId> = table.blocks.clone();
+            cache.release(table, &text);
+            let id = cache.keep_cached(&root(1), &text, Retention::default(), false, 0).expect("cached").id;
+            let word = case.wrapping_mul(0x9e37_79b9);
+            for (window, pool) in cache.windows.iter_mut().enumerate() {
+                for (at, owner) in owners.iter().enumerate() {
+                    if word.rotate_right(7 * window as u32 + at as u32) % 5 == 0 {
+                        pool.forget(owner.0);
+                    }
+                }
+            }
+            let (mut other, _) = cache.attach(&root(2), &[], 0);
+            cache.grow(&mut other, (word >> 27) % 24 * BLOCK, &mut Vec::new()).expect("room");
+            let found = cache.lookup(&root(1), &text).full_blocks * BLOCK;
+            let info = cache.prefix(TenantId(1), id).expect("recorded");
+            assert_eq!(info.cached_tokens, found, "case {case}");
+        }
     }
 }

@@ -1,31 +1,27 @@
 //! How tenants divide the pool of group 0: a guaranteed share, a ceiling, and what is idle lent to whoever needs it.
 //!
-//! Owns: the quotas, and for each tenant the order in which its own cached blocks were freed. Must never: touch a block that
-//! a sequence holds: what was lent comes back by eviction of cached blocks, and by waiting (the scheduler's part).
+//! Owns: the quotas. Must never: touch a block that a sequence holds: what was lent comes back by eviction of cached blocks, and by waiting (the scheduler's part).
 //!
 //! A tenant *holds* its active and its cached blocks. Without a quota its guarantee is nothing and its ceiling the pool.
 //!
 //! 1. Nobody holds more than its ceiling: at it, a tenant's own cached blocks are evicted for it, and with none left it waits.
 //! 2. A cached block is never evicted for another tenant while its owner holds no more than its guarantee.
 //! 3. A tenant that holds less than its guarantee takes from those above theirs before it takes from itself.
-//! 4. Otherwise the policy's order decides. Where its choice may not go, the block freed longest ago of the tenant that is
-//!    furthest above its guarantee goes.
+//! 4. Otherwise the policy's order decides. Where its choice may not go, the weakest block of the tenant that is furthest above
+//!    its guarantee goes (see `policy::retaining`).
 //!
 //! Guarantees add up to no more than the pool, so a tenant below its own always finds a free block, or one that is cached or
 //! active beyond a guarantee. A single request can need at most [`KvCache::quota_limit`]: its tenant's ceiling, or what the
 //! others' guarantees leave of the pool. Nothing can be pinned in a divided pool. Window groups are not divided; their blocks are charged in bytes (`account`).
 //!
-//! Cost: the hooks are O(1) and do nothing without quotas. With quotas a victim and [`KvCache::room`] are O(tenants), whatever
-//! the number of blocks; pinned blocks at the old end of a list are passed over.
+//! Cost: with quotas a victim and [`KvCache::room`] are O(tenants), whatever the number of blocks.
 
 use rustc_hash::FxHashMap;
 
 use crate::cache::KvCache;
 use crate::check::Violation;
-use crate::policy::NONE;
 use crate::stats::TenantStats;
-use crate::tree::Parent;
-use crate::types::{BlockId, TenantId};
+use crate::types::TenantId;
 
 /// Blocks of group 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,27 +41,11 @@ pub enum QuotaError {
     Guarantees { sum: u64, blocks: u32 },
 }
 
-/// In `prev`: the block is in no list.
-const ABSENT: u32 = NONE - 1;
-
-#[derive(Clone, Copy, Debug)]
-struct Ends {
-    oldest: u32,
-    newest: u32,
-}
-
-const EMPTY: Ends = Ends { oldest: NONE, newest: NONE };
-
-/// Quotas, and cached blocks by tenant in the order they were freed: children before parents, because references are
-/// dropped tail first.
 #[derive(Debug, Default)]
 pub(crate) struct Quotas {
-    /// Empty: nothing is divided and nothing is listed.
+    /// Empty: nothing is divided.
     quotas: FxHashMap<TenantId, Quota>,
     guaranteed: u32,
-    lists: FxHashMap<TenantId, Ends>,
-    prev: Vec<u32>,
-    next: Vec<u32>,
 }
 
 impl Quotas {
@@ -75,46 +55,6 @@ impl Quotas {
 
     fn guarantee(&self, tenant: TenantId) -> u32 {
         self.quotas.get(&tenant).map_or(0, |quota| quota.guarantee)
-    }
-
-    /// A block became cached.
-    pub fn freed(&mut self, block: u32, tenant: TenantId) {
-        if !self.on() {
-            return;
-        }
-        let ends = self.lists.entry(tenant).or_insert(EMPTY);
-        self.prev[block as usize] = ends.newest;
-        self.next[block as usize] = NONE;
-        match ends.newest {
-            NONE => ends.oldest = block,
-            newest => self.next[newest as usize] = block,
-        }
-        ends.newest = block;
-    }
-
-    /// A cached block is used again, or its content dropped.
-    pub fn taken(&mut self, block: u32, tenant: TenantId) {
-        if !self.on() {
-            return;
-        }
-        let (prev, next) = (self.prev[block as usize], self.next[block as usize]);
-        let ends = self.lists.entry(tenant).or_insert(EMPTY);
-        match prev {
-            NONE => ends.oldest = next,
-            prev => self.next[prev as usize] = next,
-        }
-        match next {
-            NONE => ends.newest = prev,
-            next => self.prev[next as usize] = prev,
-        }
-        self.prev[block as usize] = ABSENT;
-    }
-
-    /// A tenant's cached blocks, freed longest ago first.
-    fn cached(&self, tenant: TenantId) -> impl Iterator<Item = u32> + '_ {
-        let first = self.lists.get(&tenant).map_or(NONE, |ends| ends.oldest);
-        let link = |block: u32| (block != NONE).then_some(block);
-        std::iter::successors(link(first), move |block| link(self.next[*block as usize]))
     }
 }
 
@@ -135,13 +75,7 @@ impl KvCache {
         if sum > u64::from(blocks) {
             return Err(QuotaError::Guarantees { sum, blocks });
         }
-        self.quotas = Quotas {
-            quotas: quotas.iter().copied().collect(),
-            guaranteed: sum as u32,
-            lists: FxHashMap::default(),
-            prev: vec![ABSENT; blocks as usize],
-            next: vec![NONE; blocks as usize],
-        };
+        self.quotas = Quotas { quotas: quotas.iter().copied().collect(), guaranteed: sum as u32 };
         Ok(())
     }
 
@@ -179,15 +113,10 @@ impl KvCache {
         self.tenants.get(&tenant).copied().unwrap_or_default()
     }
 
-    /// Cached blocks of a tenant that may be evicted at all.
-    fn loose(&self, tenant: TenantId) -> u32 {
-        self.counts_of(tenant).cached_blocks - self.counts_of(tenant).pinned_idle
-    }
-
     /// Cached blocks of `owner` that may go to another tenant.
     fn yields(&self, owner: TenantId) -> u32 {
         let above = self.held_blocks(owner).saturating_sub(self.quotas.guarantee(owner));
-        above.min(self.loose(owner))
+        above.min(self.counts_of(owner).cached_blocks)
     }
 
     /// Blocks of group 0 that `tenant` can take: what the pool has for it, and what its ceiling leaves. It gets the smaller.
@@ -196,7 +125,7 @@ impl KvCache {
             let all = self.available()[0];
             return (all, all);
         }
-        let own = self.loose(tenant);
+        let own = self.counts_of(tenant).cached_blocks;
         let others = self.tenants.keys().filter(|other| **other != tenant);
         let pool = self.free.len() as u32 + others.map(|other| self.yields(*other)).sum::<u32>() + own;
         (pool, self.quota(tenant).ceiling - self.held_blocks(tenant) + own)
@@ -235,61 +164,23 @@ impl KvCache {
         let full = self.held_blocks(taker) >= self.quota(taker).ceiling;
         let other = if full { None } else { self.furthest_above(taker) };
         let owners = [other, Some(taker)];
-        owners.into_iter().flatten().find_map(|owner| {
-            self.quotas
-                .cached(owner)
-                .find(|block| self.tree.block(*block).children.count == 0 && !self.is_pinned(BlockId(*block)))
-        })
+        owners.into_iter().flatten().find_map(|owner| self.policy.weakest(owner))
     }
 
-    /// The lists hold exactly the cached blocks, each under its tenant, no parent before its child; nobody is above its
-    /// ceiling, and what [`KvCache::room`] says is what a count over all blocks says.
+    /// Nobody is above its ceiling, and what [`KvCache::room`] says is what a count over all blocks says.
     pub(crate) fn check_quotas(&self) -> Result<(), Violation> {
         if !self.quotas.on() {
             return Ok(());
         }
-        let mut listed = vec![0u32; self.config.blocks as usize];
-        for tenant in self.quotas.lists.keys() {
-            let mut at = 0;
-            for block in self.quotas.cached(*tenant) {
-                at += 1;
-                let of = self.tree.block(block);
-                let fail = |what| Err(Violation::Index { block: BlockId(block), what });
-                if !of.is_cached() || of.tenant != *tenant || listed[block as usize] != 0 {
-                    return fail("is listed as a cached block of a tenant, and is none or is listed twice");
-                }
-                listed[block as usize] = at;
-            }
-        }
-        for (id, block) in self.tree.blocks.iter().enumerate() {
-            let fail = |what| Err(Violation::Index { block: BlockId(id as u32), what });
-            if block.is_cached() && listed[id] == 0 {
-                return fail("is cached and not in the list of its tenant");
-            }
-            if let Parent::Block(parent) = block.parent
-                && block.is_cached()
-                && self.tree.block(parent).is_cached()
-                && listed[parent as usize] < listed[id]
-            {
-                return fail("is listed after its parent");
-            }
-        }
-        for tenant in self.tenants.keys() {
-            self.check_room(*tenant)?;
-        }
-        Ok(())
+        self.tenants.keys().try_for_each(|tenant| self.check_room(*tenant))
     }
 
     fn check_room(&self, tenant: TenantId) -> Result<(), Violation> {
         let count_of = |owner: TenantId, cached: bool| {
-            let mine = self.tree.blocks.iter().enumerate().filter(|(id, block)| {
-                let counts = if cached {
-                    block.is_cached() && !self.is_pinned(BlockId(*id as u32))
-                } else {
-                    block.refs > 0 || block.is_cached()
-                };
-                counts && block.tenant == owner
-            });
+            let mine =
+                self.tree.blocks.iter().filter(|block| {
+                    (block.is_cached() || (!cached && block.refs > 0)) && block.tenant == owner
+                });
             mine.count() as u32
         };
         let Quota { ceiling, .. } = self.quota(tenant);

@@ -7,12 +7,15 @@ use std::ops::Range;
 
 /// Of content nobody said anything about.
 pub const DEFAULT_PRIORITY: u8 = 50;
+/// The highest that a client may ask for. It orders the blocks of its own tenant.
 pub const PRIORITY_MAX: u8 = 100;
+/// Of what an operator declared: behind everything else, whosever that is. No client can ask for it.
+pub const OPERATOR_PRIORITY: u8 = PRIORITY_MAX + 1;
 
 /// Place of a block in the order of eviction. The greater is the stronger: a higher priority, then a longer time to live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retention {
-    /// 0 ..= [`PRIORITY_MAX`]; below [`DEFAULT_PRIORITY`] goes before, above it after everything else.
+    /// 0 ..= [`PRIORITY_MAX`]; below [`DEFAULT_PRIORITY`] goes before everything else, above it after its tenant's other blocks.
     pub priority: u8,
     /// Unused for so long, microseconds, the block is given up before all others. `None`: never for this reason.
     pub ttl_us: Option<u64>,
@@ -50,7 +53,7 @@ pub struct RetentionRange {
 
 impl RetentionRange {
     pub fn retention(&self) -> Retention {
-        Retention { priority: self.priority.min(PRIORITY_MAX), ttl_us: self.ttl_us }
+        Retention { priority: self.priority.min(OPERATOR_PRIORITY), ttl_us: self.ttl_us }
     }
 }
 

@@ -20,9 +20,9 @@ pub struct CacheStats {
     pub cached_blocks: u32,
     /// Of `cached_blocks`, those that hold a sub-block tail.
     pub cached_tails: u32,
-    /// Referenced by at least one table.
+    /// Held by at least one table or pin.
     pub active_blocks: u32,
-    /// Cached or active, and never evicted.
+    /// Of the active blocks, those that a pin holds.
     pub pinned_blocks: u32,
     /// Token slots of active blocks that hold a written position.
     pub active_written_slots: u64,
@@ -174,6 +174,4 @@ pub struct TenantStats {
     pub cached_windows: [u32; MAX_WINDOWS],
     /// As of its last change; [`crate::KvCache::holdings`] is up to date.
     pub(crate) ledger: Ledger,
-    /// Of the pinned blocks, those no table references.
-    pub(crate) pinned_idle: u32,
 }

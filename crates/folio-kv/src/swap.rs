@@ -173,7 +173,7 @@ impl KvCache {
         let size = self.config.block_tokens;
         let mut idle = 0;
         let found = self.follow(tokens, swapped, |block| {
-            idle += u32::from(self.tree.block(block).refs == 0 && !self.is_pinned(BlockId(block)));
+            idle += u32::from(self.tree.block(block).refs == 0);
         });
         let idle_blocks = GroupCounts::each(self.groups(), |group| match group.checked_sub(1) {
             None => idle,

@@ -27,7 +27,7 @@ impl std::fmt::Debug for BlockHash {
 }
 
 /// Start of a hash chain. Two roots differ unless tenant secret, model digest, layout digest and extras are all equal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Root {
     pub tenant: TenantId,
     pub(crate) hash: BlockHash,
@@ -38,7 +38,7 @@ pub struct Root {
 }
 
 /// The blocks of a prefix that an operator declared: computed for `tenant`, which is nobody, and read by others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Shared {
     pub tenant: TenantId,
     pub hash: BlockHash,
@@ -50,7 +50,7 @@ pub(crate) struct Shared {
 }
 
 /// What a [`Root`] is derived from.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Identity<'a> {
     pub tenant: TenantId,
     /// Secret of the tenant, derived on the server from its key; never from a request body.
@@ -61,6 +61,31 @@ pub struct Identity<'a> {
     pub layout_digest: &'a [u8; 32],
     /// Adapter, multimodal content and so on; empty today.
     pub extra: &'a [u8],
+}
+
+// By hand, so that no key and no secret is ever in a log.
+
+impl std::fmt::Debug for Root {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { tenant, hash, key: _, shared } = self;
+        let mut out = f.debug_struct("Root");
+        out.field("tenant", tenant).field("hash", hash).field("shared", shared).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { tenant, hash, key: _, blocks, boundary } = self;
+        let mut out = f.debug_struct("Shared");
+        out.field("tenant", tenant).field("hash", hash).field("blocks", blocks);
+        out.field("boundary", boundary).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Identity<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Identity").field("tenant", &self.tenant).finish_non_exhaustive()
+    }
 }
 
 /// Copy `tokens` positions of block `from` into block `to`, both of `group`'s pool. Executed in list order, before anything
@@ -120,4 +145,34 @@ pub(crate) fn first_block(window_tokens: u32, computed: u32, block_tokens: u32) 
 pub struct OutOfBlocks {
     pub needed: GroupCounts,
     pub available: GroupCounts,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_key_is_ever_in_what_is_printed() {
+        let secret: [u8; 32] = std::array::from_fn(|at| 201 + at as u8);
+        let identity = |tenant, tenant_secret| Identity {
+            tenant: TenantId(tenant),
+            tenant_secret,
+            model_digest: &[2; 32],
+            layout_digest: &[3; 32],
+            extra: &[],
+        };
+        let (owner, reader) = (identity(7, &secret), identity(8, &[5; 32]));
+        let tokens: Vec<u32> = (0..8).collect();
+        let root = Root::derive(&reader).below(&Root::derive(&owner), &tokens, 4);
+        let shared = root.shared.expect("two blocks are shared");
+        let printed = format!("{owner:?} {reader:?} {root:?} {root:#?}");
+        for key in [secret, root.key, shared.key, Root::derive(&owner).key] {
+            let bytes = key.map(|byte| byte.to_string()).join(", ");
+            let hex = key.map(|byte| format!("{byte:02x}")).join("");
+            for form in [&bytes[..16], &hex[..8]] {
+                assert!(!printed.contains(form), "{printed}");
+            }
+        }
+        assert!(printed.contains("TenantId(8)"), "{printed}");
+    }
 }

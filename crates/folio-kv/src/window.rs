@@ -230,15 +230,15 @@ impl WindowPool {
         }
     }
 
-    /// Drops all cached blocks, of one tenant or of all, but those whose owner is `kept`.
-    pub fn clear(&mut self, tenant: Option<TenantId>, kept: impl Fn(u32) -> bool) {
+    /// Drops all cached blocks, of one tenant or of all.
+    pub fn clear(&mut self, tenant: Option<TenantId>) {
         for list in self.lists {
             let mut next = list.oldest;
             while next != NONE {
                 let block = BlockId(next);
                 let b = self.block(block);
                 next = b.next;
-                if tenant.is_none_or(|tenant| tenant == b.tenant) && !kept(b.owner) {
+                if tenant.is_none_or(|tenant| tenant == b.tenant) {
                     self.drop_content(block);
                     self.free.push(block.0);
                 }

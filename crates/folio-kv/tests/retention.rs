@@ -4,8 +4,8 @@ mod common;
 
 use common::{cache, root, serve};
 use folio_kv::{
-    KeepRefused, KvCache, LruLeafFirst, PinLimits, PrefixId, Retention, RetentionRange, Root, TenantId,
-    WindowConfig,
+    EvictionPolicy, KeepRefused, KvCache, LearnedLifetimes, LruLeafFirst, OPERATOR_PRIORITY, PinLimits,
+    PrefixId, Retention, RetentionRange, Root, TenantId, WindowConfig,
 };
 
 const BLOCK: u32 = 4;
@@ -142,6 +142,71 @@ fn the_tail_of_a_disposable_prompt_is_not_in_its_way() {
     assert_eq!((cached(&cache, 1, 3), cached(&cache, 2, 4)), (0, 4));
 }
 
+/// Tokens that tenant 2, who says nothing, finds beside a flood of tenant 1's, who says `loud` about the requests of each kind.
+fn found_beside(policy: Box<dyn EvictionPolicy>, loud: impl Fn(u32) -> Option<u8>) -> u64 {
+    let mut cache = KvCache::new(common::config(48, BLOCK), policy);
+    let mut word = 7u32;
+    for round in 0..3000u32 {
+        word = word.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let (kind, draw) = (round % 4, word >> 16);
+        if kind == 0 {
+            serve(&mut cache, &root(2), &text(draw % 9, 3));
+            continue;
+        }
+        // Some of it again and again, most of it once.
+        let which = if kind == 1 { 100 + draw % 5 } else { 200 + round };
+        let said = loud(kind).map(|priority| range(0..u32::MAX, priority, None));
+        let (mut table, _) = cache.attach(&root(1), &text(which, 3), 3 * BLOCK);
+        cache.grow(&mut table, 3 * BLOCK, &mut Vec::new()).expect("room");
+        cache.commit(&mut table, &text(which, 3), 3 * BLOCK);
+        cache.retain(&table, 0, said.as_slice());
+        cache.release(table, &text(which, 3));
+    }
+    cache.check(&[]).expect("invariants");
+    cache.tenant_stats(TenantId(2)).hit_tokens
+}
+
+#[test]
+fn a_flood_of_the_highest_priority_takes_nothing_from_another_tenant() {
+    let policies: [fn() -> Box<dyn EvictionPolicy>; 2] =
+        [|| Box::new(LruLeafFirst::new()), || Box::new(LearnedLifetimes::new(0.1))];
+    for policy in policies {
+        let silent = found_beside(policy(), |_| None);
+        assert!(silent > 500, "the other finds something at all: {silent}");
+        assert_eq!(found_beside(policy(), |_| Some(100)), silent, "everything is raised");
+        let raised = found_beside(policy(), |kind| (kind == 1).then_some(100));
+        assert!(raised * 100 >= silent * 97, "what is wanted again is raised: {raised}, not {silent}");
+        let offered = found_beside(policy(), |kind| (kind > 1).then_some(0));
+        assert!(offered >= silent, "what is wanted once is offered: {offered}, not {silent}");
+    }
+}
+
+#[test]
+fn a_raised_priority_is_paid_for_by_its_own_tenant() {
+    let mut cache = cache(10, BLOCK);
+    serve_with(&mut cache, &root(1), &text(1, 3), &[range(0..12, 100, None)]);
+    serve(&mut cache, &root(2), &text(1, 3));
+    serve(&mut cache, &root(1), &text(2, 4));
+    // The oldest is the raised one of tenant 1, who has four of less.
+    press(&mut cache, 4);
+    let other = cache.lookup(&root(2), &text(1, 3)).full_blocks;
+    assert_eq!((cached(&cache, 1, 3), other, cached(&cache, 2, 4)), (3, 3, 0));
+    press_with(&mut cache, 91, 3);
+    let other = cache.lookup(&root(2), &text(1, 3)).full_blocks;
+    assert_eq!((cached(&cache, 1, 3), other), (0, 3), "with nothing of less, it goes when its time has come");
+}
+
+#[test]
+fn what_an_operator_declares_goes_last_whoever_asks() {
+    let mut cache = cache(10, BLOCK);
+    serve_with(&mut cache, &root(3), &text(1, 3), &[range(0..12, OPERATOR_PRIORITY, None)]);
+    serve_with(&mut cache, &root(1), &text(2, 7), &[range(0..28, 100, None)]);
+    press(&mut cache, 7);
+    assert_eq!(cache.lookup(&root(3), &text(1, 3)).full_blocks, 3, "before it everything of everybody else");
+    press_with(&mut cache, 91, 10);
+    assert_eq!(cache.lookup(&root(3), &text(1, 3)).full_blocks, 0, "it is no pin");
+}
+
 fn keep(
     cache: &mut KvCache,
     tenant: u32,
@@ -199,7 +264,7 @@ fn pins_are_bounded_for_each_tenant_and_for_all() {
     }
     assert!(matches!(
         keep(&mut cache, 1, &text(1, 5), None),
-        Err(KeepRefused::PinLimit { tokens: 20, pinned_tokens: 0, limit_tokens: 16, .. })
+        Err(KeepRefused::PinLimit { tokens: 20, pinned_tokens: 0, limit_tokens: 16 })
     ));
     keep(&mut cache, 1, &text(1, 3), None).unwrap();
     keep(&mut cache, 1, &text(1, 4), None).expect("three of the four are pinned already");
@@ -207,8 +272,8 @@ fn pins_are_bounded_for_each_tenant_and_for_all() {
     keep(&mut cache, 2, &text(3, 2), None).unwrap();
     let full = keep(&mut cache, 2, &text(3, 3), None);
     assert!(
-        matches!(full, Err(KeepRefused::PinLimit { pinned_tokens: 24, limit_tokens: 24, .. })),
-        "{full:?}"
+        matches!(full, Err(KeepRefused::PinsFull { tokens: 4 })),
+        "not its own limit, and nothing about what the other pinned: {full:?}"
     );
     assert_eq!(cache.tenant_stats(TenantId(1)).pinned_blocks, 4);
 }

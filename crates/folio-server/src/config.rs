@@ -9,7 +9,9 @@ use crate::declared::Declared;
 use crate::safety::Safety;
 
 /// How to serve. `Default` is what `folio serve` starts with.
-#[derive(Clone, Debug)]
+///
+/// Cannot be printed: it holds keys.
+#[derive(Clone)]
 pub struct ServerConfig {
     pub listen: SocketAddr,
     /// Each key is a tenant of its own. Empty: no authentication, one tenant.
@@ -42,7 +44,7 @@ pub struct ServerConfig {
 }
 
 /// Where operators reach what no tenant may.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct AdminConfig {
     pub listen: SocketAddr,
     /// Keys that open it, beside keys of the file of keys with the scope `admin`. Without either it is open.

@@ -176,7 +176,7 @@ pub fn refused(refused: &KeepRefused, pin: &str, prompt: &str) -> ApiError {
     let message = format!("The prefix cannot be kept: {refused}.");
     match refused {
         KeepRefused::TooShort { .. } => ApiError::invalid(prompt, message),
-        KeepRefused::PinLimit { .. } => {
+        KeepRefused::PinLimit { .. } | KeepRefused::PinsFull { .. } | KeepRefused::Divided => {
             ApiError { code: Some("pin_limit_exceeded"), ..ApiError::invalid(pin, message) }
         }
         KeepRefused::Windows => ApiError::unsupported(pin, &refused.to_string()),

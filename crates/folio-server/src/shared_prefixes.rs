@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use folio_engine::request::{EventSink, RetentionRange};
 use folio_engine::{Event, Request, SamplingParams};
-use folio_kv::{PRIORITY_MAX, Root};
+use folio_kv::{OPERATOR_PRIORITY, Root};
 use tokio::sync::mpsc;
 
 use crate::app::State;
@@ -122,7 +122,7 @@ impl SharedPrefix {
             pooling: None,
             retention: vec![RetentionRange {
                 tokens: 0..self.tokens.len() as u32,
-                priority: PRIORITY_MAX,
+                priority: OPERATOR_PRIORITY,
                 ttl_us: None,
                 pin: true,
             }],

@@ -33,7 +33,7 @@ const FIRST_NAMED: u32 = 1 << 26;
 const OPERATOR: TenantId = TenantId(u32::MAX);
 
 /// The holder of a key, and the key's rights.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Tenant {
     pub id: TenantId,
     /// The tenant that it is to the cache: its group, or itself.
@@ -61,6 +61,15 @@ impl Tenant {
         let message =
             format!("'priority' must be between {min} and {max} with this API key, but is {priority}.");
         Err(ApiError::invalid("priority", message))
+    }
+}
+
+/// Without the secret.
+impl std::fmt::Debug for Tenant {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut out = f.debug_struct("Tenant");
+        out.field("id", &self.id).field("cache", &self.cache).field("name", &self.name);
+        out.field("key", &self.key).field("scopes", &self.scopes).finish_non_exhaustive()
     }
 }
 
@@ -474,6 +483,9 @@ mod tests {
         let beta = tenants.authenticate(&headers("bearer  beta")).unwrap();
         assert_ne!(alpha.id, beta.id);
         assert_ne!(alpha.secret, beta.secret);
+        let printed = format!("{alpha:?}");
+        let secret = format!("{:?}", &alpha.secret[..4]);
+        assert!(!printed.contains(secret.trim_matches(['[', ']'])), "{printed}");
         for wrong in ["Bearer alph", "Bearer alphaa", "Basic alpha", "alpha", "Bearer "] {
             let error = tenants.authenticate(&headers(wrong)).unwrap_err();
             assert_eq!((error.status.as_u16(), error.code), (401, Some("invalid_api_key")), "{wrong}");

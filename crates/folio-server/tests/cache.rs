@@ -172,6 +172,21 @@ async fn pins_are_limited_and_the_refusal_says_so() {
     make(&client, json!({"prompt": text('c', 32), "pin": true})).await;
 }
 
+/// The room that another's pins leave is small; how much they are is nobody else's business.
+#[tokio::test]
+async fn a_refused_pin_says_nothing_about_another_tenant_s_pins() {
+    let (one, two) = two();
+    let refusal = async |pinned: usize| {
+        make(&one, json!({"prompt": text('a', pinned), "pin": true})).await;
+        let refused = two.post("/v1/cache/prefixes", &json!({"prompt": text('b', 128), "pin": true})).await;
+        assert_eq!((refused.status.as_u16(), &refused.error()["code"]), (400, &json!("pin_limit_exceeded")));
+        refused.text
+    };
+    let less = refusal(144).await;
+    assert_eq!(less, refusal(224).await, "byte for byte");
+    assert!(less.contains("pinning 128 tokens more"), "{less}");
+}
+
 #[tokio::test]
 async fn a_request_can_pin_its_own_prompt() {
     let client = client();

@@ -594,7 +594,9 @@ impl Simulator {
             }
         }
         let stats = self.cache.stats();
-        if stats.active_blocks != 0 || stats.windows().iter().any(|window| window.active_blocks != 0) {
+        if stats.active_blocks != stats.pinned_blocks
+            || stats.windows().iter().any(|window| window.active_blocks != 0)
+        {
             return Err(format!("{} blocks are still held at the end", stats.active_blocks));
         }
         if stats.swapped_bytes != 0 {

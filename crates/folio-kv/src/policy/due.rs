@@ -1,76 +1,79 @@
-//! Which blocks' time to live has passed.
+//! Times to live: of the blocks that have one, when it passes.
 //!
-//! Owns: an order by expiry, to the microsecond. Must never: read a clock. A radix heap (Ahuja, Mehlhorn, Orlin, Tarjan
-//! 1990): a block is in the bucket of the highest bit in which its expiry differs from the present. As time advances a
-//! block only ever moves to a lower bucket, so it is moved at most 64 times: amortized O(1), and nothing is allocated.
+//! Owns: an order by expiry, to the microsecond. Must never: read a clock. A use moves a block's expiry and not its place in
+//! the order; that is seen when its place comes up. So a use costs O(1), and a block is moved at most once for each time it
+//! outlived. Memory only for blocks that have a time to live.
 
-use super::lists::Lists;
+use std::collections::BTreeSet;
 
-const BUCKETS: usize = 65;
+use rustc_hash::FxHashMap;
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
+struct Life {
+    ttl_us: u64,
+    expires: u64,
+    /// Its place in the order, never after `expires`.
+    place: u64,
+}
+
+#[derive(Debug, Default)]
 pub(super) struct Due {
     now: u64,
-    expires: Vec<u64>,
-    buckets: Lists,
+    lives: FxHashMap<u32, Life>,
+    order: BTreeSet<(u64, u32)>,
 }
 
 impl Due {
-    pub fn new(blocks: u32) -> Self {
-        Self { now: 0, expires: vec![0; blocks as usize], buckets: Lists::new(blocks, BUCKETS) }
-    }
-
     pub fn now(&self) -> u64 {
         self.now
     }
 
-    /// When the block expires, if it ever does and has not been handed out by [`Due::next`].
-    pub fn expires(&self, block: u32) -> Option<u64> {
-        self.buckets.list_of(block).map(|_| self.expires[block as usize])
+    /// Time never goes back: an earlier `now` changes nothing.
+    pub fn advance(&mut self, now: u64) {
+        self.now = self.now.max(now);
     }
 
-    /// Replaces what was set before.
-    pub fn set(&mut self, block: u32, expires: u64) {
-        self.buckets.remove(block);
-        self.expires[block as usize] = expires;
-        self.buckets.push_youngest(self.bucket(expires), block);
+    /// When the block expires, if it ever does and has not been handed out by [`Due::next`].
+    pub fn expires(&self, block: u32) -> Option<u64> {
+        self.lives.get(&block).map(|life| life.expires)
+    }
+
+    pub fn ttl(&self, block: u32) -> Option<u64> {
+        self.lives.get(&block).map(|life| life.ttl_us)
+    }
+
+    /// A time to live begins now, and replaces what was set before.
+    pub fn set(&mut self, block: u32, ttl_us: u64) {
+        let expires = self.now.saturating_add(ttl_us.max(1));
+        let life = self.lives.entry(block).or_insert(Life { ttl_us, expires, place: u64::MAX });
+        (life.ttl_us, life.expires) = (ttl_us, expires);
+        if expires < life.place {
+            self.order.remove(&(life.place, block));
+            life.place = expires;
+            self.order.insert((expires, block));
+        }
     }
 
     pub fn clear(&mut self, block: u32) {
-        self.buckets.remove(block);
-    }
-
-    /// 0: due.
-    fn bucket(&self, expires: u64) -> usize {
-        if expires <= self.now { 0 } else { 64 - (expires ^ self.now).leading_zeros() as usize }
-    }
-
-    /// Time never goes back: an earlier `now` changes nothing.
-    pub fn advance(&mut self, now: u64) {
-        let highest = 64 - (now ^ self.now).leading_zeros() as usize;
-        if now <= self.now {
-            return;
-        }
-        self.now = now;
-        // What lies in lower buckets has passed, what lies in this one may have; above nothing changes.
-        while let Some(bucket) = self.buckets.first_occupied(1, highest + 1) {
-            while let Some(block) = self.buckets.oldest(bucket) {
-                self.buckets.remove(block);
-                let to = self.bucket(self.expires[block as usize]);
-                debug_assert!(to < bucket, "a block moves down or has expired");
-                self.buckets.push_youngest(to, block);
-            }
-            if bucket == highest {
-                break;
-            }
+        if let Some(life) = self.lives.remove(&block) {
+            self.order.remove(&(life.place, block));
         }
     }
 
-    /// Takes out one block whose time has passed.
-    pub fn next(&mut self) -> Option<u32> {
-        let block = self.buckets.oldest(0)?;
-        self.buckets.remove(block);
-        Some(block)
+    /// Takes out one block whose time has passed. `looks` bounds the places that are looked at, and is counted down.
+    pub fn next(&mut self, looks: &mut u32) -> Option<u32> {
+        while let Some(&(place, block)) = self.order.first().filter(|(place, _)| *place <= self.now) {
+            *looks = looks.checked_sub(1)?;
+            self.order.pop_first();
+            let life = self.lives.get_mut(&block).filter(|life| life.expires > place.max(self.now));
+            let Some(life) = life else {
+                self.lives.remove(&block);
+                return Some(block);
+            };
+            life.place = life.expires;
+            self.order.insert((life.expires, block));
+        }
+        None
     }
 }
 
@@ -85,16 +88,16 @@ mod tests {
             word = word.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             (word >> 33) % most
         };
-        let mut due = Due::new(50);
+        let mut due = Due::default();
         let mut expires = [None; 50];
         let mut now = 0;
         for _ in 0..3000 {
             match random(3) {
                 0 => {
                     let bits = random(30);
-                    let (block, at) = (random(50) as u32, now + 1 + random(1 << bits));
-                    due.set(block, at);
-                    expires[block as usize] = Some(at);
+                    let (block, ttl) = (random(50) as u32, 1 + random(1 << bits));
+                    due.set(block, ttl);
+                    expires[block as usize] = Some(now + ttl);
                 }
                 1 => {
                     let block = random(50) as u32;
@@ -105,7 +108,7 @@ mod tests {
                     let bits = random(30);
                     now += random(1 << bits);
                     due.advance(now);
-                    let mut passed: Vec<u32> = std::iter::from_fn(|| due.next()).collect();
+                    let mut passed: Vec<u32> = std::iter::from_fn(|| due.next(&mut 1000)).collect();
                     passed.sort_unstable();
                     let expected: Vec<u32> =
                         (0..50).filter(|b| expires[*b as usize].is_some_and(|at| at <= now)).collect();
@@ -116,6 +119,17 @@ mod tests {
             for block in 0..50 {
                 assert_eq!(due.expires(block), expires[block as usize]);
             }
+            assert_eq!(due.order.len(), due.lives.len(), "one place each");
         }
+    }
+
+    #[test]
+    fn one_call_looks_at_no_more_than_it_may() {
+        let mut due = Due::default();
+        (0..10).for_each(|block| due.set(block, 5));
+        due.advance(5);
+        let mut looks = 4;
+        assert_eq!(std::iter::from_fn(|| due.next(&mut looks)).count(), 4);
+        assert_eq!(std::iter::from_fn(|| due.next(&mut 100)).count(), 6, "the rest the next time");
     }
 }

@@ -10,8 +10,8 @@
 //! The policy guarantees: a victim is a block that was freed and not used since, and that has no children. The pool
 //! checks both and falls back to any such block, so a faulty policy costs hits and never correctness.
 //!
-//! What callers said about their content (priority, time to live, pins) comes before any policy's order: [`Retaining`] is
-//! around every policy and shows it only the blocks nobody said anything about.
+//! What callers said about their content (priority, time to live) is not a policy's business: [`Retaining`] is around every
+//! policy, which never hears of it.
 //!
 //! Cost: the hooks of both policies here are O(1) (amortized, for [`LearnedLifetimes`]) and allocate nothing after `resize`.
 
@@ -19,8 +19,8 @@ mod due;
 mod ghosts;
 mod gittins;
 mod groups;
+mod leaves;
 mod lifetimes;
-mod lists;
 mod lru;
 mod retaining;
 

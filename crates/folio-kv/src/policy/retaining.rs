@@ -1,102 +1,67 @@
-//! What callers said about how long blocks are to be kept, before the policy's own order.
+//! What callers said about how long their blocks are to be kept, beside the policy's own order.
 //!
-//! Owns: priority, time to live and pins of every indexed block, and the order of those that have any. Must never: rank
-//! blocks nobody said anything about (the policy inside does), look at a tenant, or read a clock.
+//! Owns: the retention of every indexed block, as one sort key, and per tenant the order of what may go. Must never: let what
+//! one tenant says cost another tenant a block, or read a clock.
+//!
+//! # The key
+//!
+//! A block's *level*: expired is 0, then every priority, and above all of a client's what an operator declared.
 //!
 //! # Order of eviction
 //!
-//! 1. expired blocks, then those of less than the default priority, lowest first;
-//! 2. blocks of the default priority, in the order of the policy inside;
-//! 3. blocks of more than the default priority, lowest first;
-//! 4. pinned blocks: never.
+//! 1. What its owner offers to whomever: expired blocks, then those of less than the default priority, lowest first. Tenants
+//!    that offer the same take turns.
+//! 2. The policy inside says *whose* block goes. It ranks all other blocks as if nobody had said anything; of the tenant
+//!    whose block it names the weakest goes: the named one, unless that has a raised priority and the tenant something of
+//!    less, of which it is the one freed longest ago. So a raised priority is paid for with the tenant's own blocks, and
+//!    another tenant loses exactly the blocks that it would lose if nothing had been said.
+//! 3. What an operator declared.
 //!
-//! Inside one priority the block freed longest ago goes first. A block is a candidate once it has no children, so a parent
-//! outlives its children whatever either was given.
+//! A block is a candidate once it has no children, so a parent outlives its children whatever either was given. What a pin
+//! holds is in use, and no candidate.
 //!
 //! # What the policy inside sees
 //!
-//! A freed block that is not of the default priority is not its business: it is told that the block was removed, and that
-//! it was inserted again when it is used or becomes ordinary. So its guarantees hold as written, and what it learns from
-//! removed content goes on.
+//! A freed block of 1 or 3 is not its business: it is told that the block was removed, and that it was inserted again when
+//! it is used or becomes ordinary. So its guarantees hold as written, and what it learns from removed content goes on.
 //!
-//! Cost: every hook is O(1) on top of the policy's own (expiry amortized, see `due`), and nothing is allocated after
-//! `resize`.
+//! Cost: 9 bytes a block, some 50 more for each with a time to live. Hooks are O(1) on top of the policy's own where nobody
+//! said anything, else O(log lists).
 
 use super::due::Due;
-use super::lists::Lists;
+use super::leaves::Leaves;
 use super::{BlockMeta, EvictionPolicy};
-use crate::retention::{DEFAULT_PRIORITY, PRIORITY_MAX, Retention};
+use crate::retention::{DEFAULT_PRIORITY, OPERATOR_PRIORITY, Retention};
 use crate::types::{BlockId, TenantId};
 
-/// List 0 is of expired blocks, then one for each priority.
-const LISTS: usize = PRIORITY_MAX as usize + 2;
-const DEFAULT_LIST: usize = DEFAULT_PRIORITY as usize + 1;
-
-/// Whose business a block is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Place {
-    /// In use, or not indexed.
-    #[default]
-    Used,
-    /// Freed and ordinary: the policy inside has it.
-    Inner,
-    /// Freed and of another list than the default one.
-    Listed,
-    /// Freed and pinned.
-    Pinned,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Kept {
-    place: Place,
-    /// Freed and without children.
-    leaf: bool,
-    /// Somebody said how to keep it. Until then it takes whatever is said first.
-    told: bool,
-    expired: bool,
-    retention: Retention,
-    pins: u32,
-    /// Hits before the policy inside last saw it inserted.
-    hits_before: u32,
-}
-
-impl Kept {
-    fn list(&self) -> usize {
-        if self.expired { 0 } else { usize::from(self.retention.priority) + 1 }
-    }
-
-    fn home(&self) -> Place {
-        match self.list() {
-            _ if self.pins > 0 => Place::Pinned,
-            DEFAULT_LIST => Place::Inner,
-            _ => Place::Listed,
-        }
-    }
-}
+const EXPIRED: u8 = 0;
+const DEFAULT: u8 = DEFAULT_PRIORITY + 1;
+const OPERATOR: u8 = OPERATOR_PRIORITY + 1;
+/// Ordinary, and takes whatever is said first.
+const UNTOLD: u8 = 0x7f;
+/// Added to the level of a freed block.
+const FREED: u8 = 0x80;
 
 /// See the module documentation.
 pub(crate) struct Retaining {
     inner: Box<dyn EvictionPolicy>,
-    kept: Vec<Kept>,
-    /// Freed blocks without children, by [`Kept::list`].
-    lists: Lists,
+    levels: Vec<u8>,
+    leaves: Leaves,
     due: Due,
-    /// Blocks in [`Place::Listed`].
-    listed: u32,
-    /// Of the blocks in [`Place::Inner`], those without children.
-    inner_leaves: u32,
+    /// Freed blocks that the policy inside does not see.
+    outside: u32,
+}
+
+/// Whether freed blocks of this level are the business of the policy inside.
+fn is_inside(level: u8) -> bool {
+    (DEFAULT..OPERATOR).contains(&level)
 }
 
 impl Retaining {
-    pub fn new(inner: Box<dyn EvictionPolicy>) -> Self {
-        Self {
-            inner,
-            kept: Vec::new(),
-            lists: Lists::new(0, LISTS),
-            due: Due::new(0),
-            listed: 0,
-            inner_leaves: 0,
-        }
+    pub fn new(mut inner: Box<dyn EvictionPolicy>, blocks: u32) -> Self {
+        inner.resize(blocks);
+        let levels = vec![UNTOLD; blocks as usize];
+        Self { inner, levels, leaves: Leaves::new(blocks, DEFAULT), due: Due::default(), outside: 0 }
     }
 
     pub fn now(&self) -> u64 {
@@ -107,28 +72,30 @@ impl Retaining {
         self.due.advance(now_us);
     }
 
-    /// A block whose time to live has passed; the caller answers with [`Retaining::expire`].
-    pub fn next_due(&mut self) -> Option<u32> {
-        self.due.next()
+    /// A block whose time to live has passed; the caller answers with [`Retaining::expire`]. See [`Due::next`].
+    pub fn next_due(&mut self, looks: &mut u32) -> Option<u32> {
+        self.due.next(looks)
     }
 
     pub fn expire(&mut self, block: u32, meta: &BlockMeta) {
-        self.kept[block as usize].expired = true;
-        self.settle(block, meta);
+        self.set_level(block, EXPIRED, meta);
     }
 
-    pub fn is_pinned(&self, block: u32) -> bool {
-        self.kept[block as usize].pins > 0
+    fn level(&self, block: u32) -> u8 {
+        match self.levels[block as usize] & !FREED {
+            UNTOLD => DEFAULT,
+            level => level,
+        }
     }
 
-    pub fn pins(&self, block: u32) -> u32 {
-        self.kept[block as usize].pins
+    fn is_freed(&self, block: u32) -> bool {
+        self.levels[block as usize] & FREED != 0
     }
 
     /// What holds for the block now; `None` once its time to live has passed.
     pub fn retention(&self, block: u32) -> Option<Retention> {
-        let kept = &self.kept[block as usize];
-        (!kept.expired).then_some(kept.retention)
+        let priority = self.level(block).checked_sub(1)?;
+        Some(Retention { priority, ttl_us: self.due.ttl(block) })
     }
 
     pub fn expires(&self, block: u32) -> Option<u64> {
@@ -138,204 +105,157 @@ impl Retaining {
     /// The stronger of what holds for the block and `wanted`; a time to live begins anew. Who wants nothing in particular
     /// wants the default priority, and leaves a time to live as it is.
     pub fn retain(&mut self, block: u32, wanted: Option<Retention>, meta: &BlockMeta) {
-        let kept = &mut self.kept[block as usize];
-        let moved = kept.list();
-        let stronger = match wanted {
-            Some(wanted) => wanted > kept.retention,
-            None => kept.retention.priority < DEFAULT_PRIORITY,
+        let told = self.levels[block as usize] & !FREED != UNTOLD;
+        let known = if told { self.retention(block) } else { None };
+        let retention = match (known, wanted) {
+            (Some(known), Some(wanted)) => known.max(wanted),
+            (Some(known), None) if known.priority >= DEFAULT_PRIORITY => known,
+            (_, wanted) => wanted.unwrap_or_default(),
         };
-        if !kept.told || kept.expired || stronger {
-            kept.retention = wanted.unwrap_or_default();
-        }
-        kept.told = true;
-        kept.expired = false;
-        let moved = moved != kept.list();
-        match kept.retention.ttl_us {
-            Some(ttl) => self.due.set(block, self.due.now().saturating_add(ttl.max(1))),
+        match retention.ttl_us {
+            Some(ttl) => self.due.set(block, ttl),
             None => self.due.clear(block),
         }
-        if moved {
-            self.settle(block, meta);
-        }
+        self.set_level(block, retention.priority + 1, meta);
     }
 
-    pub fn pin(&mut self, block: u32, meta: &BlockMeta) {
-        self.kept[block as usize].pins += 1;
-        self.settle(block, meta);
-    }
-
-    pub fn unpin(&mut self, block: u32, meta: &BlockMeta) {
-        self.kept[block as usize].pins -= 1;
-        self.settle(block, meta);
-    }
-
-    /// The meta of a block as the policy inside knows it.
-    fn inner_meta(&self, block: u32, meta: &BlockMeta) -> BlockMeta {
-        BlockMeta { hits: meta.hits - self.kept[block as usize].hits_before, ..*meta }
-    }
-
-    fn insert_inside(&mut self, block: u32, meta: &BlockMeta) {
-        self.kept[block as usize].hits_before = meta.hits;
-        self.inner.on_insert(BlockId(block), &self.inner_meta(block, meta));
-    }
-
-    /// Puts a freed block where it belongs now.
-    fn settle(&mut self, block: u32, meta: &BlockMeta) {
-        let kept = self.kept[block as usize];
-        let home = kept.home();
-        let stays = kept.place == home && home != Place::Listed;
-        if kept.place == Place::Used || stays {
-            return;
-        }
-        if kept.place == Place::Inner {
-            let meta = self.inner_meta(block, meta);
-            self.leave(block);
-            self.inner.on_remove(BlockId(block), &meta);
-        } else {
-            self.leave(block);
-            if home == Place::Inner {
-                self.insert_inside(block, meta);
-                self.inner.on_free(BlockId(block), &self.inner_meta(block, meta));
-            }
-        }
-        self.enter(block, home);
-    }
-
-    /// Takes a freed block out of its place. The policy inside is the caller's business.
-    fn leave(&mut self, block: u32) {
-        let kept = &mut self.kept[block as usize];
-        match std::mem::replace(&mut kept.place, Place::Used) {
-            Place::Inner => self.inner_leaves -= u32::from(kept.leaf),
-            Place::Listed => {
-                self.listed -= 1;
-                self.lists.remove(block);
-            }
-            Place::Pinned | Place::Used => {}
-        }
-    }
-
-    fn enter(&mut self, block: u32, place: Place) {
-        let kept = &mut self.kept[block as usize];
-        kept.place = place;
-        match place {
-            Place::Inner => self.inner_leaves += u32::from(kept.leaf),
-            Place::Listed => {
-                self.listed += 1;
-                if kept.leaf {
-                    self.lists.push_youngest(kept.list(), block);
+    fn set_level(&mut self, block: u32, level: u8, meta: &BlockMeta) {
+        let (was, freed) = (self.level(block), self.is_freed(block));
+        if freed && was != level {
+            let leaf = self.leaves.remove(meta.tenant, was, block);
+            match (is_inside(was), is_inside(level)) {
+                (true, false) => self.send_out(block, meta),
+                (false, true) => {
+                    self.take_in(block, meta);
+                    self.inner.on_free(BlockId(block), meta);
                 }
+                _ => {}
             }
-            Place::Pinned | Place::Used => {}
+            if leaf {
+                self.leaves.push_youngest(meta.tenant, level, block);
+            }
         }
+        self.levels[block as usize] = level | if freed { FREED } else { 0 };
+    }
+
+    fn send_out(&mut self, block: u32, meta: &BlockMeta) {
+        self.outside += 1;
+        self.inner.on_remove(BlockId(block), meta);
+    }
+
+    fn take_in(&mut self, block: u32, meta: &BlockMeta) {
+        self.outside -= 1;
+        self.inner.on_insert(BlockId(block), &BlockMeta { hits: 0, ..*meta });
+    }
+
+    /// Content of a block entered the index.
+    pub fn on_insert(&mut self, block: BlockId, meta: &BlockMeta) {
+        self.levels[block.0 as usize] = UNTOLD;
+        self.inner.on_insert(block, meta);
+    }
+
+    pub fn on_hit(&mut self, block: BlockId, meta: &BlockMeta) {
+        let level = self.level(block.0);
+        if !self.is_freed(block.0) || is_inside(level) {
+            self.inner.on_hit(block, meta);
+        }
+        if self.leaves.remove(meta.tenant, level, block.0) {
+            self.leaves.push_youngest(meta.tenant, level, block.0);
+        }
+    }
+
+    pub fn on_free(&mut self, block: BlockId, meta: &BlockMeta) {
+        let level = self.level(block.0);
+        self.levels[block.0 as usize] |= FREED;
+        self.inner.on_free(block, meta);
+        if !is_inside(level) {
+            self.send_out(block.0, meta);
+        }
+        if meta.children == 0 {
+            self.leaves.push_youngest(meta.tenant, level, block.0);
+        }
+    }
+
+    pub fn on_use(&mut self, block: BlockId, meta: &BlockMeta) {
+        let level = self.level(block.0);
+        self.levels[block.0 as usize] &= !FREED;
+        self.leaves.remove(meta.tenant, level, block.0);
+        match is_inside(level) {
+            true => self.inner.on_use(block, meta),
+            false => self.take_in(block.0, meta),
+        }
+    }
+
+    pub fn on_leaf(&mut self, block: BlockId, meta: &BlockMeta) {
+        let (level, freed) = (self.level(block.0), self.is_freed(block.0));
+        if !freed || is_inside(level) {
+            self.inner.on_leaf(block, meta);
+        }
+        if freed {
+            // Its child was the oldest: the rest of the chain goes before younger chains do.
+            self.leaves.push_oldest(meta.tenant, level, block.0);
+        }
+    }
+
+    pub fn on_remove(&mut self, block: BlockId, meta: &BlockMeta) {
+        let level = self.level(block.0);
+        self.leaves.remove(meta.tenant, level, block.0);
+        match is_inside(level) {
+            true => self.inner.on_remove(block, meta),
+            false => self.outside -= 1,
+        }
+        self.due.clear(block.0);
+        self.levels[block.0 as usize] = UNTOLD;
+    }
+
+    /// The block to give up; `owner` says whose a block is. See the module documentation.
+    pub fn victim(
+        &mut self,
+        taker: TenantId,
+        owner: impl Fn(BlockId) -> Option<TenantId>,
+    ) -> Option<BlockId> {
+        if let Some(offered) = self.leaves.take_turn(0..DEFAULT) {
+            return Some(BlockId(offered));
+        }
+        let named = if self.inner.evictable() > 0 { self.inner.victim(taker) } else { None };
+        let Some(named) = named else { return self.leaves.take_turn(OPERATOR..u8::MAX).map(BlockId) };
+        let leaf = self.leaves.contains(named.0);
+        if leaf && self.level(named.0) == DEFAULT {
+            return Some(named);
+        }
+        let weakest = owner(named).and_then(|owner| self.leaves.weakest(owner));
+        let weakest = weakest.filter(|weakest| !leaf || self.level(*weakest) < self.level(named.0));
+        Some(weakest.map_or(named, BlockId))
+    }
+
+    /// The tenant's block that goes first.
+    pub fn weakest(&self, tenant: TenantId) -> Option<u32> {
+        self.leaves.weakest(tenant)
+    }
+
+    /// Blocks that repeated calls of `victim` would give up.
+    pub fn evictable(&self) -> u32 {
+        self.inner.evictable() + self.outside
     }
 
     /// What does not hold for a block, in words. `freed`: it is indexed and in no table.
     pub fn check(&self, block: u32, freed: bool, children: u32) -> Result<(), &'static str> {
-        let kept = &self.kept[block as usize];
-        if (kept.place != Place::Used) != freed {
+        if self.is_freed(block) != freed {
             return Err("is freed and in use at once, for the eviction order");
         }
-        if freed && (kept.place != kept.home() || kept.leaf != (children == 0)) {
-            return Err("is in the wrong place of the eviction order");
+        if self.leaves.contains(block) != (freed && children == 0) {
+            return Err("is a candidate for eviction and has children, or none and is not one");
         }
-        let listed = kept.place == Place::Listed && kept.leaf;
-        if self.lists.list_of(block) != listed.then(|| kept.list()) {
-            return Err("is in the wrong list of the eviction order");
-        }
-        if self.due.expires(block).is_some() != (!kept.expired && kept.retention.ttl_us.is_some()) {
-            return Err("has a time to live that does not run");
+        if self.due.expires(block).is_some() && self.level(block) == EXPIRED {
+            return Err("has expired and will expire");
         }
         Ok(())
     }
-}
 
-impl EvictionPolicy for Retaining {
-    fn resize(&mut self, blocks: u32) {
-        self.inner.resize(blocks);
-        self.kept = vec![Kept::default(); blocks as usize];
-        self.lists = Lists::new(blocks, LISTS);
-        self.due = Due::new(blocks);
-    }
-
-    fn on_insert(&mut self, block: BlockId, meta: &BlockMeta) {
-        self.kept[block.0 as usize] = Kept::default();
-        self.insert_inside(block.0, meta);
-    }
-
-    fn on_hit(&mut self, block: BlockId, meta: &BlockMeta) {
-        let kept = &self.kept[block.0 as usize];
-        match kept.place {
-            Place::Used | Place::Inner => self.inner.on_hit(block, &self.inner_meta(block.0, meta)),
-            Place::Listed if kept.leaf => {
-                self.lists.remove(block.0);
-                self.lists.push_youngest(kept.list(), block.0);
-            }
-            Place::Listed | Place::Pinned => {}
-        }
-    }
-
-    fn on_free(&mut self, block: BlockId, meta: &BlockMeta) {
-        let inner_meta = self.inner_meta(block.0, meta);
-        self.inner.on_free(block, &inner_meta);
-        let kept = &mut self.kept[block.0 as usize];
-        kept.leaf = meta.children == 0;
-        let home = kept.home();
-        if home != Place::Inner {
-            self.inner.on_remove(block, &inner_meta);
-        }
-        self.enter(block.0, home);
-    }
-
-    fn on_use(&mut self, block: BlockId, meta: &BlockMeta) {
-        let place = self.kept[block.0 as usize].place;
-        self.leave(block.0);
-        match place {
-            Place::Inner | Place::Used => self.inner.on_use(block, &self.inner_meta(block.0, meta)),
-            Place::Listed | Place::Pinned => self.insert_inside(block.0, meta),
-        }
-    }
-
-    fn on_leaf(&mut self, block: BlockId, meta: &BlockMeta) {
-        let inner_meta = self.inner_meta(block.0, meta);
-        let kept = &mut self.kept[block.0 as usize];
-        let freed = kept.place != Place::Used;
-        kept.leaf = freed;
-        match kept.place {
-            Place::Inner => {
-                self.inner_leaves += 1;
-                self.inner.on_leaf(block, &inner_meta);
-            }
-            Place::Used => self.inner.on_leaf(block, &inner_meta),
-            // Its child was the oldest: the rest of the chain goes before younger chains do.
-            Place::Listed => self.lists.push_oldest(kept.list(), block.0),
-            Place::Pinned => {}
-        }
-    }
-
-    fn on_remove(&mut self, block: BlockId, meta: &BlockMeta) {
-        debug_assert_eq!(self.kept[block.0 as usize].pins, 0, "a pinned block stays");
-        let inside = self.kept[block.0 as usize].place == Place::Inner;
-        let inner_meta = self.inner_meta(block.0, meta);
-        self.leave(block.0);
-        self.due.clear(block.0);
-        self.kept[block.0 as usize] = Kept::default();
-        if inside {
-            self.inner.on_remove(block, &inner_meta);
-        }
-    }
-
-    fn victim(&mut self, taker: TenantId) -> Option<BlockId> {
-        let oldest = |lists: &Lists, from, to| {
-            lists.first_occupied(from, to).and_then(|list| lists.oldest(list)).map(BlockId)
-        };
-        if let Some(weak) = oldest(&self.lists, 0, DEFAULT_LIST) {
-            return Some(weak);
-        }
-        let ordinary = (self.inner_leaves > 0).then(|| self.inner.victim(taker)).flatten();
-        ordinary.or_else(|| oldest(&self.lists, DEFAULT_LIST + 1, LISTS))
-    }
-
-    fn evictable(&self) -> u32 {
-        self.inner.evictable() + self.listed
+    /// Candidates for eviction that stand under another tenant or level than their own.
+    pub fn misplaced(&self, owner: impl Fn(u32) -> TenantId) -> u64 {
+        let all = self.leaves.all();
+        all.filter(|(tenant, level, block)| *tenant != owner(*block) || *level != self.level(*block)).count()
+            as u64
     }
 }
