@@ -40,7 +40,9 @@ impl Scheduler {
     /// The first moment at which somebody has waited for as long as that is legitimate. O(waiting), while nothing is computed.
     fn waits_until(&self) -> Option<Micros> {
         let waiting = self.waiting.iter().filter_map(|slot| self.sequences[slot].waiting());
-        waiting.map(|waiting| waiting.reason.until(waiting.since, &self.config).unwrap_or(waiting.since)).min()
+        waiting
+            .map(|waiting| waiting.reason.until(waiting.since, &self.config).unwrap_or(waiting.since))
+            .min()
     }
 
     fn report_tenants(&self, cache: &KvCache, stats: &mut EngineStats) {
