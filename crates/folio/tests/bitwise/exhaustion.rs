@@ -7,7 +7,7 @@ use folio_model::backend::KvFormat;
 
 use crate::harness::{Arrival, Oracle, Setup, World, batched, prompt};
 
-/// Many short answers first, so that admission expects short ones; then eight that together need more than any pool here.
+/// Many short answers first; then eight that together need more than any pool here.
 fn crowd(vocab: u32) -> Vec<Arrival> {
     let short = (0..40).map(|i| Arrival::brief(prompt(900 + i, 3, vocab)));
     let long = (0..8u64).map(|i| {
@@ -29,7 +29,9 @@ fn at_a_full_pool_with_every_format() {
         let (mut preemptions, mut full) = (0, 0);
         for blocks in [11, 13, 17] {
             let mut world = World::new(fixture, setup, blocks);
-            let run = world.run_disturbed(&batched(8), &arrivals, &mut |_, _, cache| {
+            // As many as hold what they know: their next tokens fill the pool.
+            let config = SchedulerConfig { headroom_tokens: 0, ..batched(8) };
+            let run = world.run_disturbed(&config, &arrivals, &mut |_, _, cache| {
                 let stats = cache.stats();
                 full += u32::from(stats.active_blocks == stats.blocks);
             });
