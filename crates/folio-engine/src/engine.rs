@@ -162,6 +162,7 @@ impl Engine {
             self.declare_unhealthy(reason);
         }
         self.mailbox.report(self.scheduler.queued());
+        self.scheduler.retire_tenants(&mut self.cache);
         self.publisher.step(&self.scheduler, &self.cache, step_began, self.executor.clock.now());
     }
 

@@ -6,9 +6,17 @@
 //! Every change of a tenant's block counts goes through `KvCache::tenant`, or `WindowPool::held` in a window group, which
 //! first add what the old counts held since they were last changed. So the integrals are exact whenever they are looked at, and a change costs two multiplications.
 //! A block that several sequences of a tenant share counts once.
+//!
+//! Tenants come and go: who holds nothing any more is forgotten, and what it was counted is handed to whoever keeps totals
+//! ([`KvCache::retire_tenants`]).
 
 use crate::cache::KvCache;
-use crate::types::TenantId;
+use crate::stats::TenantStats;
+use crate::types::{CacheConfig, TenantId};
+use crate::window::WindowPool;
+
+/// Tenants there may be before anybody is forgotten.
+pub(crate) const TENANTS_LEAST: usize = 64;
 
 /// What a tenant holds now, and has held: integers, so that nothing is lost however long it runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,6 +41,12 @@ impl Holdings {
             at_us: self.at_us.max(now_us),
             ..self
         }
+    }
+
+    /// Adds the integrals of a time before; what is held is of now.
+    pub fn carry(&mut self, before: &Self) {
+        self.active_byte_us += before.active_byte_us;
+        self.cached_byte_us += before.cached_byte_us;
     }
 }
 
@@ -63,17 +77,50 @@ impl Ledger {
     }
 }
 
+fn holdings(
+    config: &CacheConfig,
+    windows: &[WindowPool],
+    tenant: TenantId,
+    full: &TenantStats,
+    at_us: u64,
+) -> Holdings {
+    let mut holdings = Holdings { at_us, ..Holdings::default() };
+    full.ledger.add_to(&mut holdings, config.bytes_per_block, full.active_blocks, full.cached_blocks);
+    for pool in windows {
+        let held = pool.tenants.get(&tenant).copied().unwrap_or_default();
+        held.ledger.add_to(&mut holdings, pool.config.bytes_per_block, held.active, held.cached);
+    }
+    holdings
+}
+
 impl KvCache {
-    /// What `tenant` holds and has held in all groups, at the time last told. Zeros for a tenant never seen.
+    /// What `tenant` holds and has held in all groups, at the time last told. Zeros for a tenant never seen, or forgotten.
     pub fn holdings(&self, tenant: TenantId) -> Holdings {
-        let mut holdings = Holdings { at_us: self.now_us, ..Holdings::default() };
         let full = self.tenants.get(&tenant).copied().unwrap_or_default();
-        let bytes = self.config.bytes_per_block;
-        full.ledger.add_to(&mut holdings, bytes, full.active_blocks, full.cached_blocks);
-        for pool in &self.windows {
-            let held = pool.tenants.get(&tenant).copied().unwrap_or_default();
-            held.ledger.add_to(&mut holdings, pool.config.bytes_per_block, held.active, held.cached);
+        holdings(&self.config, &self.windows, tenant, &full, self.now_us)
+    }
+
+    /// Forgets tenants that hold nothing, and hands over what each was counted since it was last forgotten. Not while a
+    /// table that was attached is neither grown nor given up. O(1) amortized: it waits until there are twice as many as it
+    /// left the last time.
+    pub fn retire_tenants(&mut self, mut hand_over: impl FnMut(TenantId, &TenantStats, &Holdings)) {
+        if self.tenants.len() < self.retire_at {
+            return;
         }
-        holdings
+        let (config, now, windows, retired) =
+            (&self.config, self.now_us, &mut self.windows, &mut self.retired);
+        self.tenants.retain(|tenant, counts| {
+            let held =
+                |pool: &WindowPool| pool.tenants.get(tenant).map_or(0, |held| held.active + held.cached);
+            let blocks = counts.active_blocks + counts.cached_blocks;
+            if blocks + windows.iter().map(held).sum::<u32>() > 0 {
+                return true;
+            }
+            hand_over(*tenant, counts, &holdings(config, windows, *tenant, counts, now));
+            retired.carry(counts);
+            windows.iter_mut().for_each(|pool| _ = pool.tenants.remove(tenant));
+            false
+        });
+        self.retire_at = TENANTS_LEAST.max(2 * self.tenants.len());
     }
 }

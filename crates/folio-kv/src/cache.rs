@@ -28,6 +28,7 @@
 
 use rustc_hash::FxHashMap;
 
+use crate::account::TENANTS_LEAST;
 use crate::companions::Copies;
 use crate::counts::GroupCounts;
 use crate::policy::{EvictionPolicy, Retaining};
@@ -56,6 +57,10 @@ pub struct KvCache {
     pub(crate) free: Vec<u32>,
     pub(crate) stats: CacheStats,
     pub(crate) tenants: FxHashMap<TenantId, TenantStats>,
+    /// Counters of tenants that were forgotten, summed.
+    pub(crate) retired: TenantStats,
+    /// Tenants from which on some are forgotten.
+    pub(crate) retire_at: usize,
     pub(crate) quotas: Quotas,
     /// As last told.
     pub(crate) now_us: u64,
@@ -101,6 +106,8 @@ impl KvCache {
             free: (0..config.blocks).rev().collect(),
             stats: CacheStats::new(&config),
             tenants: FxHashMap::default(),
+            retired: TenantStats::default(),
+            retire_at: TENANTS_LEAST,
             quotas: Quotas::default(),
             now_us: 0,
             swap: SwapSpace::default(),
@@ -539,7 +546,7 @@ impl KvCache {
         stats
     }
 
-    /// Every tenant ever seen, in no particular order.
+    /// Every tenant that holds something or was not forgotten yet, in no particular order.
     pub fn tenants(&self) -> impl Iterator<Item = (TenantId, TenantStats)> + '_ {
         self.tenants.keys().map(|tenant| (*tenant, self.tenant_stats(*tenant)))
     }

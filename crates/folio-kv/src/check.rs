@@ -247,6 +247,7 @@ impl KvCache {
         count("active blocks of all tenants", sum(|t| t.active_blocks.into()), active)?;
         count("cached blocks of all tenants", sum(|t| t.cached_blocks.into()), cached)?;
         count("pinned blocks of all tenants", sum(|t| t.pinned_blocks.into()), stats.pinned_blocks.into())?;
+        let sum = |field: fn(&TenantStats) -> u64| sum(field) + field(&self.retired);
         count("queries", stats.queries, sum(|t| t.queries))?;
         count("query tokens", stats.query_tokens, sum(|t| t.query_tokens))?;
         count("hit tokens", stats.hit_tokens, sum(|t| t.hit_tokens))?;

@@ -175,3 +175,15 @@ pub struct TenantStats {
     /// As of its last change; [`crate::KvCache::holdings`] is up to date.
     pub(crate) ledger: Ledger,
 }
+
+impl TenantStats {
+    /// Adds the counters of a time before; what is held is of now.
+    pub fn carry(&mut self, before: &Self) {
+        self.queries += before.queries;
+        self.query_tokens += before.query_tokens;
+        self.hit_tokens += before.hit_tokens;
+        self.tail_hit_tokens += before.tail_hit_tokens;
+        self.evictions += before.evictions;
+        self.window_miss_tokens += before.window_miss_tokens;
+    }
+}

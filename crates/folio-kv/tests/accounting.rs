@@ -5,7 +5,7 @@ mod common;
 use std::collections::HashMap;
 
 use common::{config, root};
-use folio_kv::{BlockTable, KvCache, LruLeafFirst, TenantId, WindowConfig};
+use folio_kv::{BlockTable, Identity, KvCache, LruLeafFirst, Root, TenantId, WindowConfig};
 use proptest::prelude::*;
 
 const BYTES: u128 = 1024;
@@ -135,4 +135,39 @@ proptest! {
         prop_assert_eq!(later, cache.holdings(TenantId(0)), "whoever has a snapshot can go on by itself");
         running.drain(..).for_each(|one| cache.release(one.table, &one.tokens));
     }
+}
+
+/// A tenant that comes once leaves nothing but its totals.
+#[test]
+fn tenants_that_hold_nothing_are_forgotten_and_their_totals_are_not() {
+    let mut cache = common::windowed(64, 1, &[(32, 4)]);
+    let (mut queries, mut byte_us, mut most) = (0, 0, 0);
+    for visit in 0..100_000u32 {
+        // Everybody once, and one who comes back again and again.
+        let tenant = if visit % 50 == 0 { 0 } else { visit };
+        let root = Root::derive(&Identity {
+            tenant: TenantId(tenant),
+            tenant_secret: &[tenant as u8; 32],
+            model_digest: &[7; 32],
+            layout_digest: &[9; 32],
+            extra: &[],
+        });
+        common::serve(&mut cache, &root, &[1, visit]);
+        cache.advance(u64::from(visit) * 10);
+        cache.retire_tenants(|tenant, stats, holdings| {
+            if tenant == TenantId(0) {
+                queries += stats.queries;
+                byte_us += holdings.cached_byte_us;
+            }
+        });
+        most = most.max(cache.tenants().count());
+    }
+    cache.check(&[]).expect("the sums over tenants are those of the cache");
+    assert!(most <= 200, "{most} tenants");
+    let (stats, holdings) = (cache.tenant_stats(TenantId(0)), cache.holdings(TenantId(0)));
+    assert_eq!(queries + stats.queries, 2000, "handed over and since");
+    assert!(byte_us + holdings.cached_byte_us > 0);
+    cache.clear(None);
+    cache.retire_tenants(|_, _, _| ());
+    assert_eq!(cache.stats().queries, 100_000);
 }

@@ -1,4 +1,4 @@
-//! What the scheduler reports. Reads only.
+//! What the scheduler reports, and the totals of tenants that the cache forgot.
 
 use folio_kv::KvCache;
 
@@ -7,6 +7,16 @@ use crate::request::Micros;
 use crate::stats::{Counters, EngineStats, TenantFigures};
 
 impl Scheduler {
+    /// Forgets tenants that hold no memory; what they were counted until now goes on in their figures. Between two steps.
+    pub(crate) fn retire_tenants(&mut self, cache: &mut KvCache) {
+        cache.retire_tenants(|tenant, stats, holdings| {
+            let figures = self.tenants.entry(tenant).or_default();
+            figures.tenant = tenant;
+            figures.cache.carry(stats);
+            figures.kv.carry(holdings);
+        });
+    }
+
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
@@ -49,8 +59,12 @@ impl Scheduler {
         let mut tenants: Vec<TenantFigures> = self.tenants.values().copied().collect();
         tenants.sort_unstable_by_key(|figures| figures.tenant);
         for figures in &mut tenants {
-            figures.cache = cache.tenant_stats(figures.tenant);
-            figures.kv = cache.holdings(figures.tenant);
+            // What was counted before the cache forgot the tenant, and since.
+            let (mut stats, mut holdings) =
+                (cache.tenant_stats(figures.tenant), cache.holdings(figures.tenant));
+            stats.carry(&figures.cache);
+            holdings.carry(&figures.kv);
+            (figures.cache, figures.kv) = (stats, holdings);
         }
         for sequence in self.sequences.iter() {
             let at = tenants.binary_search_by_key(&sequence.tenant(), |figures| figures.tenant);

@@ -1,6 +1,11 @@
 //! What was evicted, remembered by its hash.
 //!
-//! Owns: a ring of evicted contents and the map that finds one. Must never: grow after it was made. Every operation is O(1).
+//! Owns: a ring of evicted contents and the map that finds one. Must never: grow after it was made, or be relied on: it knows
+//! a content by 8 bytes of a keyed hash. Every operation is O(1).
+//!
+//! A ring and no set-associative table, though that is a fifth of the size: it forgets the blocks of a chain together. Where
+//! some of a chain are remembered and others not, requests are classed at random, and on Mooncake's trace at 1,000 blocks a
+//! third of what learning gains is lost.
 
 use rustc_hash::FxHashMap;
 
@@ -8,26 +13,32 @@ use crate::types::BlockHash;
 
 /// Evicted contents remembered per block of the pool.
 const PER_BLOCK: usize = 8;
-/// But never more than this: about 150 bytes each.
+/// But never more than this: about 90 bytes each, places in the map included.
 const MOST: usize = 1 << 20;
 
 /// What is known of an evicted content.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ghost {
-    pub hash: BlockHash,
-    /// When its block was last freed.
-    pub since: u64,
-    /// Uses of the content so far.
-    pub uses: u32,
+    name: u64,
+    /// When its block was last freed: the low half of the clock.
+    pub since: u32,
+    /// Uses of the content so far, 255 for more.
+    pub uses: u8,
     pub class: u8,
     /// Not wanted again since.
     waiting: bool,
 }
 
 impl Ghost {
-    pub fn new(hash: BlockHash, since: u64, uses: u32, class: u8) -> Self {
-        Self { hash, since, uses, class, waiting: true }
+    pub fn new(hash: &BlockHash, since: u32, uses: u8, class: u8) -> Self {
+        Self { name: name(hash), since, uses, class, waiting: true }
     }
+}
+
+const _: () = assert!(size_of::<Ghost>() == 16);
+
+fn name(hash: &BlockHash) -> u64 {
+    u64::from_le_bytes(std::array::from_fn(|at| hash.0[at]))
 }
 
 #[derive(Debug, Default)]
@@ -37,7 +48,7 @@ pub(super) struct Ghosts {
     next: usize,
     limit: usize,
     /// Those that wait.
-    places: FxHashMap<BlockHash, u32>,
+    places: FxHashMap<u64, u32>,
 }
 
 impl Ghosts {
@@ -64,9 +75,9 @@ impl Ghosts {
             }
         };
         if let Some(old) = &old {
-            self.places.remove(&old.hash);
+            self.places.remove(&old.name);
         }
-        if let Some(twin) = self.places.insert(ghost.hash, at as u32) {
+        if let Some(twin) = self.places.insert(ghost.name, at as u32) {
             self.ring[twin as usize].waiting = false;
         }
         old
@@ -74,7 +85,7 @@ impl Ghosts {
 
     /// The content is wanted again, and cached from now on.
     pub fn recall(&mut self, hash: &BlockHash) -> Option<Ghost> {
-        let ghost = &mut self.ring[self.places.remove(hash)? as usize];
+        let ghost = &mut self.ring[self.places.remove(&name(hash))? as usize];
         ghost.waiting = false;
         Some(*ghost)
     }
@@ -93,8 +104,8 @@ impl Ghosts {
 mod tests {
     use super::*;
 
-    fn ghost(name: u8, since: u64) -> Ghost {
-        Ghost::new(BlockHash([name; 32]), since, 0, 0)
+    fn ghost(name: u8, since: u32) -> Ghost {
+        Ghost::new(&BlockHash([name; 32]), since, 0, 0)
     }
 
     #[test]

@@ -35,7 +35,8 @@ struct Ends {
 pub(super) struct Groups {
     links: Vec<Link>,
     groups: Vec<Group>,
-    spare: Vec<u32>,
+    /// First of the empty groups, linked by `older`.
+    spare: u32,
     ends: Vec<Ends>,
     len: u32,
 }
@@ -45,7 +46,7 @@ impl Groups {
         Self {
             links: vec![Link { prev: NONE, next: NONE, group: NONE }; blocks as usize],
             groups: Vec::with_capacity(blocks as usize),
-            spare: Vec::with_capacity(blocks as usize),
+            spare: NONE,
             ends: vec![Ends { oldest: NONE, youngest: NONE }; lists],
             len: 0,
         }
@@ -75,14 +76,14 @@ impl Groups {
     fn open(&mut self, list: usize) -> u32 {
         let older = self.ends[list].youngest;
         let group = Group { first: NONE, last: NONE, older, younger: NONE, list: list as u8 };
-        let id = match self.spare.pop() {
-            Some(id) => {
-                self.groups[id as usize] = group;
-                id
-            }
-            None => {
+        let id = match self.spare {
+            NONE => {
                 self.groups.push(group);
                 self.groups.len() as u32 - 1
+            }
+            id => {
+                self.spare = std::mem::replace(&mut self.groups[id as usize], group).older;
+                id
             }
         };
         match older {
@@ -120,7 +121,7 @@ impl Groups {
             NONE => self.ends[list as usize].youngest = older,
             younger => self.groups[younger as usize].older = older,
         }
-        self.spare.push(id);
+        self.groups[id as usize].older = std::mem::replace(&mut self.spare, id);
     }
 
     /// First block of each group, from the old end.

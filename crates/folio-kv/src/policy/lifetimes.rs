@@ -55,21 +55,25 @@ const UPDATE_LEAST: u64 = 2048;
 /// Blocks, and ghosts, looked at by one update.
 const SAMPLE: usize = 16_384;
 
+/// 12 bytes a block. What does not fit is counted as the most that does; nothing is decided by such differences.
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
-    /// When it was last freed.
-    since: u64,
-    /// Uses of its content before this insertion.
-    before: u32,
-    depth: u32,
+    /// When it was last freed: the low half of the clock. An age is a difference modulo 2^32 blocks freed, hundreds of times
+    /// what any block of the largest pool stays unused.
+    since: u32,
+    depth: u16,
     /// Blocks up to this one, in its chain, that were new in the request that inserted it; 0 if it was known.
-    new: u32,
+    new: u16,
+    /// Uses of its content before this insertion.
+    before: u8,
     class: u8,
     /// No indexed block continues it.
     leaf: bool,
     /// It outlived the request that inserted it, or was evicted and is back.
     known: bool,
 }
+
+const _: () = assert!(size_of::<State>() == 12);
 
 /// What one release, tail first, has told so far.
 #[derive(Clone, Copy, Debug, Default)]
@@ -96,7 +100,7 @@ pub struct LearnedLifetimes {
 }
 
 /// Class of requests by their number of new blocks.
-fn step(new: u32) -> u8 {
+fn step(new: u16) -> u8 {
     new.checked_ilog2().map_or(0, |octave| 1 + octave / 2).min(STEPS as u32 - 1) as u8
 }
 
@@ -115,10 +119,15 @@ impl LearnedLifetimes {
         }
     }
 
+    /// Blocks freed since then.
+    fn age(&self, since: u32) -> u64 {
+        (self.now as u32).wrapping_sub(since).into()
+    }
+
     /// The block's time unused ends with a use.
     fn wanted(&mut self, block: BlockId) {
         let State { since, class, .. } = self.states[block.0 as usize];
-        self.lives.used(class.into(), self.now - since);
+        self.lives.used(class.into(), self.age(since));
         self.groups.remove(block.0);
         self.release.next = None;
     }
@@ -129,17 +138,18 @@ impl LearnedLifetimes {
         }
         self.updated = self.now;
         let (now, groups) = (self.now, &self.groups);
+        let age = |since| u64::from((now as u32).wrapping_sub(since));
         // Every step-th, a different residue each time, stands for `step` lives.
         let every = |len: usize| len.div_ceil(SAMPLE).max(1);
         let (blocks, ghosts) = (every(self.states.len()), every(self.ghosts.len()));
         let states = self.states.iter().enumerate().skip(now as usize % blocks).step_by(blocks);
         let cached = states
             .filter(|(block, _)| groups.contains(*block as u32))
-            .map(|(_, state)| (usize::from(state.class), now - state.since, blocks as f64));
+            .map(|(_, state)| (usize::from(state.class), age(state.since), blocks as f64));
         let evicted = self
             .ghosts
             .sample(now as usize % ghosts, ghosts)
-            .map(|ghost| (usize::from(ghost.class), now - ghost.since, ghosts as f64));
+            .map(|ghost| (usize::from(ghost.class), age(ghost.since), ghosts as f64));
         self.lives.update(cached.chain(evicted));
     }
 
@@ -147,7 +157,7 @@ impl LearnedLifetimes {
     fn value(&self, block: u32) -> f64 {
         let state = &self.states[block as usize];
         let cost = 1.0 + self.depth_cost * f64::from(state.depth);
-        cost * self.lives.index(state.class.into(), self.now - state.since)
+        cost * self.lives.index(state.class.into(), self.age(state.since))
     }
 
     fn leaf<I: Iterator<Item = u32>>(&self, groups: I, look: usize) -> Option<u32> {
@@ -176,16 +186,16 @@ impl EvictionPolicy for LearnedLifetimes {
     fn on_insert(&mut self, block: BlockId, meta: &BlockMeta) {
         let ghost = meta.hash.and_then(|hash| self.ghosts.recall(&hash));
         if let Some(ghost) = ghost {
-            self.lives.used(ghost.class.into(), self.now - ghost.since);
+            self.lives.used(ghost.class.into(), self.age(ghost.since));
         }
         let new = match (ghost, meta.parent.map(|parent| self.states[parent.0 as usize])) {
             (Some(_), _) => 0,
-            (None, Some(parent)) if !parent.known => parent.new + 1,
+            (None, Some(parent)) if !parent.known => parent.new.saturating_add(1),
             (None, _) => 1,
         };
         self.states[block.0 as usize] = State {
-            before: ghost.map_or(0, |ghost| ghost.uses + 1),
-            depth: meta.depth,
+            before: ghost.map_or(0, |ghost| ghost.uses.saturating_add(1)),
+            depth: u16::try_from(meta.depth).unwrap_or(u16::MAX),
             new,
             known: ghost.is_some(),
             ..State::default()
@@ -207,12 +217,12 @@ impl EvictionPolicy for LearnedLifetimes {
         // Freed right after its child, it is of the same release; else it is the deepest block of another.
         let follows = self.release.next == Some(block);
         let step = if follows { self.release.step } else { step(if known { 0 } else { new }) };
-        let kind = (before + meta.hits).min(KINDS as u32 - 1) as u8;
+        let kind = meta.hits.saturating_add(before.into()).min(KINDS as u32 - 1) as u8;
         let class = kind * STEPS as u8 + step;
         // In the same class too, it belongs to the child's group, the youngest there.
         let joins = follows && self.release.class == class;
         let state = &mut self.states[block.0 as usize];
-        *state = State { since: self.now, class, leaf: meta.children == 0, known: true, ..*state };
+        *state = State { since: self.now as u32, class, leaf: meta.children == 0, known: true, ..*state };
         self.groups.push(class.into(), block.0, joins);
         self.release = Release { next: meta.parent, class, step };
     }
@@ -230,8 +240,9 @@ impl EvictionPolicy for LearnedLifetimes {
         self.release.next = None;
         let Some(hash) = meta.hash else { return };
         let State { since, before, class, .. } = self.states[block.0 as usize];
-        if let Some(lost) = self.ghosts.remember(Ghost::new(hash, since, before + meta.hits, class)) {
-            self.lives.lost(lost.class.into(), self.now - lost.since);
+        let uses = u8::try_from(meta.hits.saturating_add(before.into())).unwrap_or(u8::MAX);
+        if let Some(lost) = self.ghosts.remember(Ghost::new(&hash, since, uses, class)) {
+            self.lives.lost(lost.class.into(), self.age(lost.since));
         }
     }
 
@@ -239,12 +250,12 @@ impl EvictionPolicy for LearnedLifetimes {
         let mut least: Option<(f64, u32)> = None;
         let mut oldest: Option<(u64, f64, u32)> = None;
         for block in self.candidates() {
-            let (value, since) = (self.value(block), self.states[block as usize].since);
+            let (value, age) = (self.value(block), self.age(self.states[block as usize].since));
             if least.is_none_or(|(worth, _)| value < worth) {
                 least = Some((value, block));
             }
-            if oldest.is_none_or(|(before, ..)| since < before) {
-                oldest = Some((since, value, block));
+            if oldest.is_none_or(|(most, ..)| age > most) {
+                oldest = Some((age, value, block));
             }
         }
         let chosen = match (least, oldest) {
@@ -264,10 +275,77 @@ impl EvictionPolicy for LearnedLifetimes {
 mod tests {
     use super::*;
 
+    fn meta(parent: Option<u32>, depth: u32, children: u32, hash: u32) -> BlockMeta {
+        let (mut bytes, parent) = ([0; 32], parent.map(BlockId));
+        bytes[..4].copy_from_slice(&hash.wrapping_mul(0x9e37_79b9).to_be_bytes());
+        let hash = Some(crate::types::BlockHash(bytes));
+        BlockMeta { tenant: TenantId(0), parent, children, depth, tokens: 1, hits: 0, hash }
+    }
+
+    /// Chains of one block come and go. Returns the order in which they went.
+    fn churn(policy: &mut LearnedLifetimes, rounds: u32) -> Vec<u32> {
+        let mut gone = Vec::new();
+        policy.resize(8);
+        let mut held = [u32::MAX; 8];
+        for round in 0..rounds {
+            let block = if round < 8 {
+                BlockId(round)
+            } else {
+                let block = policy.victim(TenantId(0)).expect("all are freed");
+                policy.on_remove(block, &meta(None, 0, 0, held[block.0 as usize]));
+                gone.push(held[block.0 as usize]);
+                block
+            };
+            held[block.0 as usize] = round % 11;
+            policy.on_insert(block, &meta(None, 0, 0, round % 11));
+            policy.on_free(block, &meta(None, 0, 0, round % 11));
+        }
+        gone
+    }
+
+    #[test]
+    fn the_clock_may_run_over() {
+        let mut early = LearnedLifetimes::new(0.1);
+        let mut late = LearnedLifetimes {
+            now: u64::from(u32::MAX) - 2500,
+            updated: u64::from(u32::MAX) - 2500,
+            ..LearnedLifetimes::new(0.1)
+        };
+        assert_eq!(churn(&mut early, 5000), churn(&mut late, 5000));
+        assert!(late.now > u64::from(u32::MAX));
+    }
+
+    #[test]
+    fn what_is_never_wanted_again_goes_before_an_older_block_of_a_kind_that_is() {
+        let mut policy = LearnedLifetimes::new(0.0);
+        policy.resize(64);
+        // Slot 0: wanted once in 200 blocks. The others: new contents, never again.
+        policy.on_insert(BlockId(0), &meta(None, 0, 0, 0));
+        let mut hits = 0;
+        for round in 1..40_150u32 {
+            let favourite = |hits| BlockMeta { hits, ..meta(None, 0, 0, 0) };
+            if round % 200 == 1 {
+                if round > 1 {
+                    policy.on_use(BlockId(0), &favourite(hits));
+                    hits += 1;
+                }
+                policy.on_free(BlockId(0), &favourite(hits));
+            }
+            let block = BlockId(1 + round % 63);
+            if round > 63 {
+                policy.on_remove(block, &meta(None, 0, 0, round - 63));
+            }
+            policy.on_insert(block, &meta(None, 0, 0, round));
+            policy.on_free(block, &meta(None, 0, 0, round));
+        }
+        // The favourite is the oldest of all by now, and its pause nearly over.
+        assert_ne!(policy.victim(TenantId(0)), Some(BlockId(0)));
+    }
+
     #[test]
     fn steps_are_powers_of_four() {
         assert_eq!(
-            [0, 1, 3, 4, 15, 16, 63, 64, 255, 256, u32::MAX].map(step),
+            [0, 1, 3, 4, 15, 16, 63, 64, 255, 256, u16::MAX].map(step),
             [0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
         );
     }
