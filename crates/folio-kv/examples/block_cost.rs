@@ -3,15 +3,15 @@
 //! `cargo run --release -p folio-kv --example block_cost [-- BLOCKS ...]`, by default 1,000, 100,000 and 10,000,000.
 //!
 //! Chains of 64 blocks of 16 tokens. *take*: a block that was never used. *publish*: hash it and enter it into the index.
-//! *release*: give a chain's references back. *hit*: hash, find and reference a cached block, chains in random order.
+//! *release*: give a chain's references back. *hit*: find and reference a cached block, chains in random order.
 //! *evict*: take a block from a full pool, which drops the content of another. All per block, of the median chain. *worst*:
 //! the slowest release of a chain, in which retention may relearn (once per half pool of freed blocks).
 
 use std::time::{Duration, Instant};
 
 use folio_kv::{
-    BlockTable, CacheConfig, EvictionPolicy, Identity, KvCache, LearnedLifetimes, LruLeafFirst, OutOfBlocks,
-    Root, TenantId,
+    BlockHashes, BlockTable, CacheConfig, EvictionPolicy, Identity, KvCache, LearnedLifetimes, LruLeafFirst,
+    OutOfBlocks, Root, TenantId,
 };
 
 const BLOCK_TOKENS: u32 = 16;
@@ -85,12 +85,16 @@ impl Bench {
     fn compute(&mut self, number: u32, evicts: bool) -> Result<(), OutOfBlocks> {
         self.chain(number);
         let length = CHAIN * BLOCK_TOKENS;
-        let mut table = self.cache.empty_table(&self.root);
+        let mut table = self.cache.empty_table(self.hashes());
         let cost = if evicts { &mut self.costs.evict } else { &mut self.costs.take };
         cost.of(|| self.cache.grow(&mut table, length, &mut Vec::new()))?;
-        self.costs.publish.of(|| self.cache.commit(&mut table, &self.tokens, length));
+        self.costs.publish.of(|| self.cache.commit(&mut table, &self.tokens, length)).expect("in order");
         self.release(table);
         Ok(())
+    }
+
+    fn hashes(&self) -> BlockHashes {
+        BlockHashes::new(&self.root, &self.tokens, BLOCK_TOKENS)
     }
 
     fn release(&mut self, table: BlockTable) {
@@ -101,7 +105,8 @@ impl Bench {
     fn find(&mut self, number: u32) {
         self.chain(number);
         let length = CHAIN * BLOCK_TOKENS;
-        let (table, _) = self.costs.hit.of(|| self.cache.attach(&self.root, &self.tokens, length));
+        let hashes = self.hashes();
+        let (table, _) = self.costs.hit.of(|| self.cache.attach(hashes, &self.tokens, length));
         assert_eq!(table.computed(), length, "chain {number} is cached");
         self.release(table);
     }

@@ -3,17 +3,18 @@
 //! Owns: the integrals. Must never: read a clock: time comes with [`KvCache::advance`], and whatever happens until the next
 //! call happens at that moment.
 //!
-//! Every change of a tenant's block counts goes through `KvCache::tenant`, or `WindowPool::held` in a window group, which
-//! first add what the old counts held since they were last changed. So the integrals are exact whenever they are looked at, and a change costs two multiplications.
+//! Every change of a tenant's block counts goes through `KvCache::held`, which first adds what the old counts held since they
+//! were last changed. So the integrals are exact whenever they are looked at, and a change costs two multiplications.
 //! A block that several sequences of a tenant share counts once.
 //!
 //! Tenants come and go: who holds nothing any more is forgotten, and what it was counted is handed to whoever keeps totals
 //! ([`KvCache::retire_tenants`]).
 
+use crate::blocks::Tenant;
 use crate::cache::KvCache;
+use crate::group::Group;
 use crate::stats::TenantStats;
-use crate::types::{CacheConfig, TenantId};
-use crate::window::WindowPool;
+use crate::types::TenantId;
 
 /// Tenants there may be before anybody is forgotten.
 pub(crate) const TENANTS_LEAST: usize = 64;
@@ -77,18 +78,10 @@ impl Ledger {
     }
 }
 
-fn holdings(
-    config: &CacheConfig,
-    windows: &[WindowPool],
-    tenant: TenantId,
-    full: &TenantStats,
-    at_us: u64,
-) -> Holdings {
+fn holdings(groups: &[Group], tenant: &Tenant, at_us: u64) -> Holdings {
     let mut holdings = Holdings { at_us, ..Holdings::default() };
-    full.ledger.add_to(&mut holdings, config.bytes_per_block, full.active_blocks, full.cached_blocks);
-    for pool in windows {
-        let held = pool.tenants.get(&tenant).copied().unwrap_or_default();
-        held.ledger.add_to(&mut holdings, pool.config.bytes_per_block, held.active, held.cached);
+    for (group, held) in groups.iter().zip(&tenant.held) {
+        held.ledger.add_to(&mut holdings, group.config.bytes_per_block, held.active, held.cached);
     }
     holdings
 }
@@ -96,8 +89,7 @@ fn holdings(
 impl KvCache {
     /// What `tenant` holds and has held in all groups, at the time last told. Zeros for a tenant never seen, or forgotten.
     pub fn holdings(&self, tenant: TenantId) -> Holdings {
-        let full = self.tenants.get(&tenant).copied().unwrap_or_default();
-        holdings(&self.config, &self.windows, tenant, &full, self.now_us)
+        holdings(&self.groups, &self.tenants.get(&tenant).copied().unwrap_or_default(), self.now_us)
     }
 
     /// Forgets tenants that hold nothing, and hands over what each was counted since it was last forgotten. Not while a
@@ -107,18 +99,13 @@ impl KvCache {
         if self.tenants.len() < self.retire_at {
             return;
         }
-        let (config, now, windows, retired) =
-            (&self.config, self.now_us, &mut self.windows, &mut self.retired);
-        self.tenants.retain(|tenant, counts| {
-            let held =
-                |pool: &WindowPool| pool.tenants.get(tenant).map_or(0, |held| held.active + held.cached);
-            let blocks = counts.active_blocks + counts.cached_blocks;
-            if blocks + windows.iter().map(held).sum::<u32>() > 0 {
+        let (now, groups, retired) = (self.now_us, &self.groups, &mut self.retired);
+        self.tenants.retain(|id, tenant| {
+            if tenant.held.iter().any(|held| held.active + held.cached > 0) {
                 return true;
             }
-            hand_over(*tenant, counts, &holdings(config, windows, *tenant, counts, now));
-            retired.carry(counts);
-            windows.iter_mut().for_each(|pool| _ = pool.tenants.remove(tenant));
+            hand_over(*id, &tenant.stats, &holdings(groups, tenant, now));
+            retired.carry(&tenant.stats);
             false
         });
         self.retire_at = TENANTS_LEAST.max(2 * self.tenants.len());

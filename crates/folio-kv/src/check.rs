@@ -2,25 +2,29 @@
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::blocks::Tenant;
 use crate::cache::KvCache;
+use crate::nodes::Parent;
+use crate::policy::NONE;
 use crate::stats::TenantStats;
 use crate::table::BlockTable;
-use crate::tree::{Content, Parent};
-use crate::types::{BlockId, TenantId};
+use crate::types::{BlockId, HOLE, TenantId};
 
 /// An invariant that does not hold.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    #[error("block {block:?} counts {counted} references, tables and pins hold {held}")]
-    References { block: BlockId, counted: u32, held: u32 },
+    #[error("block {block:?} of group {group} counts {counted} references and is held by {held}")]
+    References { group: usize, block: BlockId, counted: u32, held: u32 },
     #[error("block {block:?} of tenant {owner:?} is in a table of tenant {holder:?}")]
     Tenant { block: BlockId, owner: TenantId, holder: TenantId },
-    #[error("block {block:?} is in {states} of the states free, cached and active, not in one")]
-    Partition { block: BlockId, states: u32 },
+    #[error(
+        "block {block:?} of group {group} is in {states} of the states free, cached and active, not in one"
+    )]
+    Partition { group: usize, block: BlockId, states: u32 },
     #[error("block {block:?}: {what}")]
     Index { block: BlockId, what: &'static str },
-    #[error("table entry {index}, block {block:?}: {what}")]
-    Table { index: usize, block: BlockId, what: &'static str },
+    #[error("table entry {index}, block {block:?} of group {group}: {what}")]
+    Table { group: usize, index: usize, block: BlockId, what: &'static str },
     #[error("{what} is reported as {reported} and is {actual}")]
     Count { what: &'static str, reported: u64, actual: u64 },
 }
@@ -33,226 +37,315 @@ impl KvCache {
     /// Verifies every invariant of the crate. `tables` must be all tables that exist: reference counts are compared with
     /// them, so a leaked table is found too.
     pub fn check(&self, tables: &[&BlockTable]) -> Result<(), Violation> {
-        self.check_references(tables)?;
-        for table in tables {
-            self.check_table(table)?;
+        for group in 0..self.groups.len() {
+            self.check_references(group, tables)?;
+            tables.iter().try_for_each(|table| self.check_table(group, table))?;
+            self.check_partition(group)?;
+            self.check_places(group)?;
         }
-        self.check_partition()?;
         self.check_index()?;
         self.check_retention()?;
         self.check_quotas()?;
-        self.check_windows(tables)?;
         self.check_counts()
     }
 
-    fn check_references(&self, tables: &[&BlockTable]) -> Result<(), Violation> {
-        let mut held = vec![0u32; self.config.blocks as usize];
+    fn check_references(&self, group: usize, tables: &[&BlockTable]) -> Result<(), Violation> {
+        let pool = &self.groups[group].pool;
+        let mut held = vec![0u32; pool.len() as usize];
         for table in tables {
-            for (index, &block) in table.blocks.iter().enumerate() {
+            for (index, &block) in table.lists[group].iter().enumerate().filter(|(_, block)| **block != HOLE)
+            {
                 match held.get_mut(block.0 as usize) {
                     Some(held) => *held += 1,
                     None => {
-                        return Err(Violation::Table { index, block, what: "is not a block of this pool" });
+                        let what = "is not a block of this pool";
+                        return Err(Violation::Table { group, index, block, what });
                     }
                 }
             }
         }
-        for (tenant, hash) in self.prefixes.pinned() {
-            let block = self.tree.find(hash).filter(|block| self.tree.block(*block).tenant == tenant);
-            match block {
-                Some(block) => held[block as usize] += 1,
+        let left = self.leases.blocks().filter(|(of, _)| *of == group);
+        left.for_each(|(_, block)| held[block.0 as usize] += 1);
+        for (tenant, hash) in self.prefixes.pinned().filter(|_| group == 0) {
+            match self.find_block(hash).filter(|block| self.slot(0, *block).tenant == tenant) {
+                Some(block) => held[block.0 as usize] += 1,
                 None => count("pinned blocks that are not in the index of their tenant", 0, 1)?,
             }
         }
-        for (id, (block, &held)) in self.tree.blocks.iter().zip(&held).enumerate() {
-            if block.refs != held {
-                return Err(Violation::References { block: BlockId(id as u32), counted: block.refs, held });
+        for (slot, held) in (0..).zip(held) {
+            let counted = if pool.is_free(slot) { 0 } else { pool.slot(slot).refs };
+            if counted != held {
+                return Err(Violation::References { group, block: BlockId(slot), counted, held });
             }
         }
         Ok(())
     }
 
-    fn check_table(&self, table: &BlockTable) -> Result<(), Violation> {
-        let size = self.config.block_tokens;
+    fn check_table(&self, group: usize, table: &BlockTable) -> Result<(), Violation> {
+        let config = self.groups[group].config;
+        let (size, ratio) = (config.block_tokens, config.block_tokens / self.config.block_tokens);
+        let list = &table.lists[group];
+        if group == 0 {
+            let (computed, capacity) = (table.computed, table.capacity());
+            count(
+                "positions of a table that fit its blocks",
+                computed.min(capacity).into(),
+                computed.into(),
+            )?;
+            let confirmed = table.confirmed;
+            count("positions confirmed, at most computed", computed.min(confirmed).into(), confirmed.into())?;
+            let shared = table.shared_blocks();
+            count(
+                "shared blocks of a table, all published",
+                table.published[0].min(shared).into(),
+                shared.into(),
+            )?;
+            let hashes = table.hashes.len().min(table.full_blocks(0));
+            count("hashes of a table's full blocks", hashes.into(), table.full_blocks(0).into())?;
+        } else {
+            let blocks = self.groups[group].blocks_of(table.capacity()).into();
+            count("blocks of a table in a group, as many as its positions need,", list.len() as u64, blocks)?;
+        }
+        // What is loaded is published by the commit of the step that fills it.
+        let published =
+            if table.loads.is_empty() { table.full_blocks(group) } else { table.published[group] };
         count(
-            "positions of a table that fit its blocks",
-            table.computed.min(table.capacity()).into(),
-            table.computed.into(),
+            "published blocks of a table",
+            table.published[group].min(table.full_blocks(group)).into(),
+            published.min(table.full_blocks(group)).into(),
         )?;
-        count(
-            "positions confirmed, at most computed",
-            table.confirmed.min(table.computed).into(),
-            table.confirmed.into(),
-        )?;
-        // What came from a copy is published by the commit of the step that fills it.
-        let published = if table.restored { table.published } else { table.full_blocks() };
-        count("published blocks of a table", table.published.into(), published.into())?;
-        let mut parent = Parent::Root(table.root.hash);
-        let mut hash = table.root.hash;
-        let shared = table.root.shared_blocks();
-        count("shared blocks of a table, all published", table.published.min(shared).into(), shared.into())?;
-        for (index, &id) in table.blocks.iter().enumerate() {
-            let block = self.tree.block(id.0);
-            let fail = |what| Err(Violation::Table { index, block: id, what });
-            let holder = table.root.owner(index as u32);
-            if block.tenant != holder {
-                return Err(Violation::Tenant { block: id, owner: block.tenant, holder });
-            }
-            if let Some(base) = table.root.base(index as u32) {
-                parent = Parent::Root(base);
-            }
-            let start = index as u32 * size;
-            if index < published as usize {
-                if block.content != Content::Full || block.parent != parent {
-                    return fail("is computed and not published as the child of the entry before");
+        for (index, &id) in list.iter().enumerate() {
+            let fail = |what| Err(Violation::Table { group, index, block: id, what });
+            let (start, number) = (index as u32 * size, index as u32);
+            if number < config.first_block(table.computed) {
+                if id != HOLE {
+                    return fail("is read no more and was not given back");
                 }
-                hash = table.root.chain_at(index as u32, &hash, self.tree.tokens(id.0));
-                if hash != block.hash {
-                    return fail("has a hash that is not the hash of its chain");
+                continue;
+            }
+            if id == HOLE && config.optional {
+                continue;
+            }
+            let Some(slot) = self.groups[group].pool.get(id.0) else {
+                return fail("is read and not a block of its pool");
+            };
+            let last = (number + 1) * ratio - 1;
+            let holder = table.root().owner(last.min(start.div_ceil(self.config.block_tokens).max(last)));
+            if slot.tenant != holder {
+                return Err(Violation::Tenant { block: id, owner: slot.tenant, holder });
+            }
+            if number < published {
+                self.check_published(group, table, index, id, last)?;
+            } else if slot.node().is_some() {
+                // A table from a copy holds blocks of other groups that were there before it is published itself.
+                if table.loads.is_empty() {
+                    return fail("is not computed in full and yet published");
                 }
-                parent = Parent::Block(id.0);
-            } else if block.content != Content::Private {
-                return fail("is not computed in full and yet in the index");
-            } else if start >= table.computed && block.refs > 1 {
+            } else if start >= table.computed && slot.refs > 1 {
                 return fail("is beyond the computed positions and shared");
-            } else if block.filled < table.computed.saturating_sub(start).min(size) {
+            } else if u32::from(slot.filled) < table.computed.saturating_sub(start).min(size) {
                 return fail("counts fewer written positions than the table has computed");
             }
         }
         Ok(())
     }
 
-    fn check_partition(&self) -> Result<(), Violation> {
-        let mut states = vec![0u32; self.config.blocks as usize];
-        for &block in &self.free {
-            states[block as usize] += 1;
+    fn check_published(
+        &self,
+        group: usize,
+        table: &BlockTable,
+        index: usize,
+        block: BlockId,
+        last: u32,
+    ) -> Result<(), Violation> {
+        let fail = |what| Err(Violation::Table { group, index, block, what });
+        let Some(node) = self.slot(group, block).node() else { return fail("is computed and not published") };
+        if self.nodes.find(table.hashes.get(table.shares, last).unwrap_or(&crate::BlockHash([0; 32])))
+            != Some(node)
+        {
+            return fail("does not hold the content that its place in the table has");
         }
-        for (id, block) in self.tree.blocks.iter().enumerate() {
-            let states = states[id] + u32::from(block.refs > 0) + u32::from(block.is_cached());
-            if states != 1 {
-                return Err(Violation::Partition { block: BlockId(id as u32), states });
-            }
+        if group > 0 || index as u32 >= table.hashes.len() {
+            return Ok(());
+        }
+        if self.nodes.parent(node) != self.parent(table, index) {
+            return fail("is not published as the child of the entry before");
+        }
+        let parent = index.checked_sub(1).and_then(|before| table.hashes.get(table.shares, before as u32));
+        let root = table.root();
+        let hash = root.chain_at(index as u32, parent.unwrap_or(&root.hash), self.tokens_of(block));
+        if hash != self.nodes.node(node).hash {
+            return fail("has a hash that is not the hash of its chain");
         }
         Ok(())
     }
 
+    /// Every block is free, cached or active, and where that is listed.
+    fn check_partition(&self, group: usize) -> Result<(), Violation> {
+        let of = &self.groups[group];
+        let mut listed = vec![0; of.pool.len() as usize];
+        of.cached().for_each(|block| listed[block as usize] += 1);
+        let mut free = 0;
+        for slot in 0..of.pool.len() {
+            let is_free = of.pool.is_free(slot);
+            free += u64::from(is_free);
+            let it = of.pool.slot(slot);
+            let cached = !is_free && it.is_cached();
+            let is_listed = if group == 0 { u32::from(cached) } else { listed[slot as usize] };
+            let states = u32::from(is_free) + u32::from(it.refs > 0) + is_listed;
+            if states != 1 || (is_listed == 1) != cached {
+                return Err(Violation::Partition { group, block: BlockId(slot), states });
+            }
+        }
+        count("free blocks", of.pool.free().into(), free)
+    }
+
+    /// A node and the block in which it resides name each other, and hold as much; nobody holds a block of groups 1 and up more
+    /// often than its node.
+    fn check_places(&self, group: usize) -> Result<(), Violation> {
+        let of = &self.groups[group];
+        for (slot, it) in of.pool.used() {
+            let fail = |what| Err(Violation::Index { block: BlockId(slot), what });
+            let Some(node) = it.node() else { continue };
+            if self.place(group, node) != Some(BlockId(slot)) {
+                return fail("has a node that does not reside there");
+            }
+            let Some(first) = self.place(0, node).map(|block| *self.slot(0, block)) else {
+                return fail("holds a node that group 0 does not");
+            };
+            if it.tenant != first.tenant || it.refs > first.refs {
+                return fail("is another tenant's than its node, or held more often");
+            }
+        }
+        let places = of.places.iter().filter(|place| **place != NONE).count() as u64;
+        let nodes = of.pool.used().filter(|(_, slot)| slot.node().is_some()).count() as u64;
+        if group > 0 { count("nodes that reside in a group", places, nodes) } else { Ok(()) }
+    }
+
     fn check_index(&self) -> Result<(), Violation> {
-        let mut full = 0;
-        let mut children = 0;
-        for (id, block) in self.tree.blocks.iter().enumerate() {
-            let id = id as u32;
-            let fail = |what| Err(Violation::Index { block: BlockId(id), what });
-            if block.content == Content::Private {
-                continue;
+        let (mut listed, mut nodes) = (0, 0);
+        for (id, node) in self.nodes.all() {
+            nodes += 1;
+            let block = self.place(0, id);
+            let fail = |what| Err(Violation::Index { block: block.unwrap_or(HOLE), what });
+            if block.is_none() && self.host_place(0, id).is_none() {
+                return fail("is a node that resides nowhere");
             }
-            if let Parent::Block(parent) = block.parent {
-                let parent = self.tree.block(parent);
-                if parent.content != Content::Full {
-                    return fail("continues a block that is not a full one of the index");
+            if let Some(parent) = self.nodes.parent_node(id) {
+                let before = self.nodes.node(parent);
+                if before.is_tail
+                    || before.tenant != node.tenant
+                    || before.depth.saturating_add(1) != node.depth
+                {
+                    return fail("continues a tail, another tenant's block, or is at a wrong depth");
                 }
-                if parent.tenant != block.tenant {
-                    return fail("continues a block of another tenant");
-                }
-                if parent.refs < block.refs || parent.depth + 1 != block.depth {
-                    return fail("has more references than its parent, or a wrong depth");
+                let refs = |node: u32| self.place(0, node).map(|block| self.slot(0, block).refs);
+                if block.is_some() && refs(parent) < refs(id) {
+                    return fail("is on the device without its parent, or held more often");
                 }
             }
-            match block.content {
-                Content::Full if self.tree.find(&block.hash) != Some(id) => {
-                    return fail("is not found by its hash");
+            if !node.is_tail && self.nodes.find(&node.hash) != Some(id) {
+                return fail("is not found by its hash");
+            }
+            if let Some(slot) = block.map(|block| self.slot(0, block)) {
+                let filled = u32::from(slot.filled);
+                if node.is_tail && (slot.refs > 0 || filled == 0 || filled >= self.config.block_tokens) {
+                    return fail("is a tail and held, or of impossible length");
                 }
-                Content::Full if block.filled != self.config.block_tokens => {
+                if !node.is_tail && filled != self.config.block_tokens {
                     return fail("is published and not full");
                 }
-                Content::Tail if block.refs > 0 => return fail("is a tail and referenced"),
-                Content::Tail if block.filled == 0 || block.filled >= self.config.block_tokens => {
-                    return fail("is a tail of impossible length");
-                }
-                _ => {}
             }
-            full += u64::from(block.content == Content::Full);
-            children += self.check_children(Parent::Block(id), block.children.count)?;
+            listed += self.check_children(Parent::Node(id))?;
+            let device =
+                self.nodes.children(Parent::Node(id)).filter(|child| self.place(0, *child).is_some());
+            count("children on the device", node.children.into(), device.count() as u64)?;
         }
-        for (&root, listed) in &self.tree.roots {
-            count(
-                "children of an entry for a root, at least one,",
-                listed.count.max(1).into(),
-                listed.count.into(),
-            )?;
-            children += self.check_children(Parent::Root(root), listed.count)?;
+        for root in self.nodes.roots() {
+            let children = self.check_children(Parent::Root(root))?;
+            count("children of an entry for a root, at least one,", children.max(1), children)?;
+            listed += children;
         }
-        count("entries of the hash index", self.tree.map.len() as u64, full)?;
-        let indexed = self.tree.blocks.iter().filter(|b| b.content != Content::Private).count();
-        count("children listed by all parents", children, indexed as u64)
+        count("nodes", self.nodes.len().into(), nodes)?;
+        count("children listed by all parents", listed, nodes)
+    }
+
+    /// Every listed child names this parent; returns how many there are.
+    fn check_children(&self, parent: Parent) -> Result<u64, Violation> {
+        let mut length = 0;
+        for child in self.nodes.children(parent).take(self.nodes.capacity() as usize + 1) {
+            if self.nodes.parent(child) != parent {
+                let block = self.place(0, child).unwrap_or(HOLE);
+                return Err(Violation::Index { block, what: "is listed by a parent it does not have" });
+            }
+            length += 1;
+        }
+        Ok(length)
     }
 
     /// Every block is where the order of eviction says, and pinned blocks are counted once.
     fn check_retention(&self) -> Result<(), Violation> {
-        for (id, block) in self.tree.blocks.iter().enumerate() {
-            if let Err(what) = self.policy.check(id as u32, block.is_cached(), block.children.count) {
-                return Err(Violation::Index { block: BlockId(id as u32), what });
+        let pool = &self.groups[0].pool;
+        for slot in 0..pool.len() {
+            let it = pool.slot(slot);
+            let cached = !pool.is_free(slot) && it.is_cached();
+            let node = if pool.is_free(slot) { None } else { it.node() };
+            let children = node.map_or(0, |node| self.nodes.node(node).children);
+            if let Err(what) = self.policy.check(slot, cached, children) {
+                return Err(Violation::Index { block: BlockId(slot), what });
             }
         }
-        let misplaced = self.policy.misplaced(|block| self.tree.block(block).tenant);
+        let misplaced = self.policy.misplaced(|block| pool.slot(block).tenant);
         count("blocks in the wrong list of the eviction order", 0, misplaced)?;
-        count("evictable blocks", self.policy.evictable().into(), self.stats.cached_blocks.into())?;
+        let cached = self.groups[0].stats.cached_blocks;
+        count("evictable blocks", self.policy.evictable().into(), cached.into())?;
         let pinned: FxHashSet<_> = self.prefixes.pinned().map(|(_, hash)| *hash).collect();
-        count("pinned blocks", self.stats.pinned_blocks.into(), pinned.len() as u64)
-    }
-
-    /// Every listed child names this parent and the list is as long as counted; returns that length.
-    fn check_children(&self, parent: Parent, counted: u32) -> Result<u64, Violation> {
-        let mut length = 0;
-        for child in self.tree.children(parent).take(self.config.blocks as usize + 1) {
-            let block = self.tree.block(child);
-            if block.parent != parent || block.content == Content::Private {
-                return Err(Violation::Index {
-                    block: BlockId(child),
-                    what: "is listed by a parent it does not have",
-                });
-            }
-            length += 1;
-        }
-        count("children of a parent", counted.into(), length)?;
-        Ok(length)
+        count("pinned blocks", self.totals.pinned_blocks.into(), pinned.len() as u64)
     }
 
     fn check_counts(&self) -> Result<(), Violation> {
-        let stats = self.stats();
-        let mut tenants: FxHashMap<TenantId, TenantStats> = FxHashMap::default();
-        let (mut active, mut cached, mut tails, mut written) = (0u64, 0u64, 0u64, 0u64);
-        for block in &self.tree.blocks {
-            let tenant = tenants.entry(block.tenant).or_default();
-            if block.refs > 0 {
-                active += 1;
-                written += u64::from(block.filled);
-                tenant.active_blocks += 1;
-            } else if block.is_cached() {
-                cached += 1;
-                tails += u64::from(block.content == Content::Tail);
-                tenant.cached_blocks += 1;
+        let mut tenants: FxHashMap<TenantId, Tenant> = FxHashMap::default();
+        for (at, group) in self.groups.iter().enumerate() {
+            let (mut active, mut cached, mut written, mut tails) = (0u64, 0u64, 0u64, 0u64);
+            for (_, slot) in group.pool.used() {
+                let held = &mut tenants.entry(slot.tenant).or_default().held[at];
+                if slot.refs > 0 {
+                    active += 1;
+                    written += u64::from(slot.filled);
+                    held.active += 1;
+                } else {
+                    cached += 1;
+                    tails += u64::from(slot.node().is_some_and(|node| self.nodes.node(node).is_tail));
+                    held.cached += 1;
+                }
+            }
+            count("active blocks", group.stats.active_blocks.into(), active)?;
+            count("cached blocks", group.stats.cached_blocks.into(), cached)?;
+            count("written slots", group.stats.active_written_slots, written)?;
+            count("blocks", group.pool.len().into(), active + cached + u64::from(group.pool.free()))?;
+            if at == 0 {
+                count("cached tails", self.stats.cached_tails.into(), tails)?;
             }
         }
-        count("active blocks", stats.active_blocks.into(), active)?;
-        count("cached blocks", stats.cached_blocks.into(), cached)?;
-        count("cached tails", stats.cached_tails.into(), tails)?;
-        count("written slots", stats.active_written_slots, written)?;
-        count("blocks", stats.blocks.into(), active + cached + u64::from(stats.free_blocks))?;
-        for (&tenant, reported) in &self.tenants {
-            let actual = tenants.get(&tenant).copied().unwrap_or_default();
-            count("active blocks of a tenant", reported.active_blocks.into(), actual.active_blocks.into())?;
-            count("cached blocks of a tenant", reported.cached_blocks.into(), actual.cached_blocks.into())?;
+        for (id, tenant) in &self.tenants {
+            let actual = tenants.remove(id).unwrap_or_default();
+            for (held, actual) in tenant.held.iter().zip(&actual.held) {
+                count("active blocks of a tenant", held.active.into(), actual.active.into())?;
+                count("cached blocks of a tenant", held.cached.into(), actual.cached.into())?;
+            }
         }
-        let sum = |field: fn(&TenantStats) -> u64| self.tenants.values().map(field).sum::<u64>();
-        count("active blocks of all tenants", sum(|t| t.active_blocks.into()), active)?;
-        count("cached blocks of all tenants", sum(|t| t.cached_blocks.into()), cached)?;
-        count("pinned blocks of all tenants", sum(|t| t.pinned_blocks.into()), stats.pinned_blocks.into())?;
-        let sum = |field: fn(&TenantStats) -> u64| sum(field) + field(&self.retired);
-        count("queries", stats.queries, sum(|t| t.queries))?;
-        count("query tokens", stats.query_tokens, sum(|t| t.query_tokens))?;
-        count("hit tokens", stats.hit_tokens, sum(|t| t.hit_tokens))?;
-        count("tail hit tokens", stats.tail_hit_tokens, sum(|t| t.tail_hit_tokens))?;
-        count("window miss tokens", stats.window_miss_tokens, sum(|t| t.window_miss_tokens))?;
-        count("evictions", stats.evictions, sum(|t| t.evictions))
+        count("tenants that hold blocks and are not listed", 0, tenants.len() as u64)?;
+        let sum = |field: fn(&TenantStats) -> u64| {
+            let tenants: u64 = self.tenants.values().map(|tenant| field(&tenant.stats)).sum();
+            tenants + field(&self.retired)
+        };
+        let totals = &self.totals;
+        count("pinned blocks of all tenants", totals.pinned_blocks.into(), sum(|t| t.pinned_blocks.into()))?;
+        count("queries", totals.queries, sum(|t| t.queries))?;
+        count("query tokens", totals.query_tokens, sum(|t| t.query_tokens))?;
+        count("hit tokens", totals.hit_tokens, sum(|t| t.hit_tokens))?;
+        count("tail hit tokens", totals.tail_hit_tokens, sum(|t| t.tail_hit_tokens))?;
+        count("window miss tokens", totals.window_miss_tokens, sum(|t| t.window_miss_tokens))?;
+        count("evictions", self.groups[0].stats.evictions, sum(|t| t.evictions))
     }
 }

@@ -2,13 +2,14 @@
 //!
 //! Owns: the arithmetic of room, per cache group. Changes nothing.
 //!
-//! Group 0 is simple: a block that is taken is kept to the end. A window group gives back as it goes, so a sequence needs
+//! A group that is read as a whole is simple: a block that is taken is kept to the end. A window group gives back as it goes, so a sequence needs
 //! the smaller of (what it still has to take) and (what fits the window and the largest chunk). Two things make the second
 //! term safe to promise to somebody ([`KvCache::missing`]): only blocks that no other table holds count as already had,
 //! because a shared block that leaves the window makes nothing available; and whoever comes to share blocks of a holder of
 //! such a promise must find room for what the holder loses by it ([`KvCache::shared`], [`KvCache::fork_demand`]).
 
-use crate::cache::{KvCache, Lookup};
+use crate::attach::Lookup;
+use crate::cache::KvCache;
 use crate::counts::GroupCounts;
 use crate::table::BlockTable;
 
@@ -16,64 +17,67 @@ impl KvCache {
     /// What a sequence of `positions` positions that attaches `found` takes of what is available, at most at any one time,
     /// when no step computes more than `chunk` of its positions.
     pub fn demand(&self, found: &Lookup, positions: u32, chunk: u32) -> GroupCounts {
-        let blocks = positions.div_ceil(self.config.block_tokens).saturating_sub(found.full_blocks);
-        self.within_windows(chunk, |group| blocks + found.idle_blocks[group])
+        let computed = found.full_blocks * self.config.block_tokens;
+        self.required(|group| {
+            let of = &self.groups[group];
+            let whole = computed / of.config.block_tokens;
+            let blocks = of.blocks_of(positions).saturating_sub(whole);
+            (blocks + found.idle_blocks[group]).min(of.config.blocks_max(chunk))
+        })
     }
 
-    /// Window blocks that attaching `found` would share with tables that hold them already.
+    /// Blocks that attaching `found` would share with tables that hold them already, in groups that are not read as a whole.
     pub fn shared(&self, found: &Lookup) -> GroupCounts {
-        let (size, computed) = (self.config.block_tokens, found.full_blocks * self.config.block_tokens);
-        GroupCounts::each(self.groups(), |group| match group.checked_sub(1) {
-            None => 0,
-            Some(window) => {
-                let first = self.windows[window].config.first_block(computed, size);
-                (found.full_blocks - first).saturating_sub(found.idle_blocks[group])
+        let computed = found.full_blocks * self.config.block_tokens;
+        self.required(|group| {
+            let config = self.groups[group].config;
+            match config.first_block(computed) {
+                _ if config.blocks_max(1) == u32::MAX => 0,
+                first => (computed / config.block_tokens - first.min(computed / config.block_tokens))
+                    .saturating_sub(found.idle_blocks[group]),
             }
         })
     }
 
     /// What a table that is to grow to `positions`, at most `chunk` in a step, will still take of what is available.
     pub fn missing(&self, table: &BlockTable, positions: u32, chunk: u32) -> GroupCounts {
-        let mut missing = self.needed(table, positions);
-        for (window, pool) in self.windows.iter().enumerate() {
-            let most = pool.config.blocks_max(chunk, self.config.block_tokens);
-            let missing = &mut missing[window + 1];
+        self.required(|group| {
+            let missing = self.needed_in(table, group, positions);
+            let most = self.groups[group].config.blocks_max(chunk);
             // Counting is spared where it cannot matter.
-            if *missing > most.saturating_sub(table.held(window).len() as u32) {
-                *missing = (*missing).min(most.saturating_sub(self.exclusive_in_window(table, window)));
+            match missing > most.saturating_sub(table.held(group).len() as u32) {
+                true => missing.min(most.saturating_sub(self.exclusive_in(table, group))),
+                false => missing,
             }
-        }
-        missing
+        })
     }
 
     /// What a fork of `table` that is to grow to `positions` will take, and what the table it is forked from loses in
     /// [`KvCache::missing`] by sharing its blocks.
     pub fn fork_demand(&self, table: &BlockTable, positions: u32, chunk: u32) -> (GroupCounts, GroupCounts) {
-        let needed = self.needed(table, positions);
-        let fork = self.within_windows(chunk, |group| needed[group] + u32::from(group > 0));
-        let loss = GroupCounts::each(self.groups(), |group| match group.checked_sub(1) {
-            None => 0,
-            Some(window) => (needed[group] + 1).min(table.held(window).len() as u32),
+        let is_window = |group: usize| self.groups[group].config.blocks_max(1) < u32::MAX;
+        let needed = |group| self.needed_in(table, group, positions) + u32::from(is_window(group));
+        let fork = self.required(|group| needed(group).min(self.groups[group].config.blocks_max(chunk)));
+        let loss = self.required(|group| match is_window(group) {
+            true => needed(group).min(table.held(group).len() as u32),
+            false => 0,
         });
         (fork, loss)
     }
 
     /// Longest sequence that can run at all, alone, when a step computes at most `chunk` positions.
     pub fn positions_max(&self, chunk: u32) -> u64 {
-        let size = self.config.block_tokens;
-        let full = u64::from(self.config.blocks) * u64::from(size);
-        let short =
-            self.windows.iter().filter(|pool| pool.config.blocks_max(chunk, size) > pool.config.blocks);
-        short.map(|pool| u64::from(pool.config.blocks) * u64::from(size)).fold(full, u64::min)
+        let short = |group: &&crate::group::Group| {
+            !group.config.optional && group.config.blocks_max(chunk) > group.config.blocks
+        };
+        let positions = |group: &crate::group::Group| {
+            u64::from(group.config.blocks) * u64::from(group.config.block_tokens)
+        };
+        self.groups.iter().filter(short).map(positions).min().unwrap_or(u64::MAX)
     }
 
-    /// `blocks(group)`, in a window group no more than the window and a chunk take.
-    fn within_windows(&self, chunk: u32, blocks: impl Fn(usize) -> u32) -> GroupCounts {
-        GroupCounts::each(self.groups(), |group| match group.checked_sub(1) {
-            None => blocks(group),
-            Some(window) => {
-                blocks(group).min(self.windows[window].config.blocks_max(chunk, self.config.block_tokens))
-            }
-        })
+    /// `blocks(group)`, of optional groups none.
+    fn required(&self, blocks: impl Fn(usize) -> u32) -> GroupCounts {
+        self.each_group(|group| if self.groups[group].config.optional { 0 } else { blocks(group) })
     }
 }

@@ -12,6 +12,8 @@
 //! `H` is keyed BLAKE3. Both keys are derived from the tenant's secret under different contexts, so a root can never
 //! equal a block hash, and nobody without the secret can compute, guess or probe for another tenant's hashes.
 
+use std::sync::Arc;
+
 use crate::types::{BlockHash, Identity, Root, Shared, TenantId};
 
 const ROOT_CONTEXT: &str = "folio-kv 2026 root key v1";
@@ -81,19 +83,6 @@ impl Root {
         }
     }
 
-    /// Hashes of the full blocks of `tokens`, in order.
-    pub(crate) fn hashes<'a>(
-        &'a self,
-        tokens: &'a [u32],
-        block_tokens: u32,
-    ) -> impl ExactSizeIterator<Item = BlockHash> + 'a {
-        let mut hash = self.hash;
-        tokens.chunks_exact(block_tokens as usize).enumerate().map(move |(index, chunk)| {
-            hash = self.chain_at(index as u32, &hash, chunk);
-            hash
-        })
-    }
-
     /// Hash of the block that holds `tokens` after everything `parent` stands for.
     pub(crate) fn chain(&self, parent: &BlockHash, tokens: &[u32]) -> BlockHash {
         if tokens.len() > STACK_TOKENS {
@@ -110,6 +99,119 @@ impl Root {
             slot.copy_from_slice(&token.to_le_bytes());
         }
         BlockHash(*blake3::keyed_hash(&self.key, &bytes[..32 + 4 * tokens.len()]).as_bytes())
+    }
+}
+
+/// What identifies the full blocks of one sequence: their hashes under its root, and where an operator shares the beginning,
+/// also under that root without. Made where a prompt is read, never on the engine's thread; what is generated is hashed when it
+/// is committed. A clone shares the prompt's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockHashes {
+    root: Root,
+    block_tokens: u32,
+    own: Chain,
+    /// Empty where nothing is shared.
+    shared: Chain,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Chain {
+    prompt: Arc<[BlockHash]>,
+    generated: Vec<BlockHash>,
+}
+
+impl Chain {
+    fn len(&self) -> usize {
+        self.prompt.len() + self.generated.len()
+    }
+
+    fn get(&self, index: usize) -> Option<&BlockHash> {
+        match index.checked_sub(self.prompt.len()) {
+            None => self.prompt.get(index),
+            Some(index) => self.generated.get(index),
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &BlockHash> {
+        self.prompt.iter().chain(&self.generated)
+    }
+
+    /// Hashes the full blocks of `tokens` that come after those it has.
+    fn extend(&mut self, root: &Root, tokens: &[u32], block_tokens: u32) {
+        for (index, chunk) in tokens.chunks_exact(block_tokens as usize).enumerate().skip(self.len()) {
+            let parent = index.checked_sub(1).and_then(|last| self.get(last)).unwrap_or(&root.hash);
+            let hash = root.chain_at(index as u32, parent, chunk);
+            self.generated.push(hash);
+        }
+    }
+
+    fn of_prompt(root: &Root, tokens: &[u32], block_tokens: u32) -> Self {
+        let mut chain = Self::default();
+        chain.extend(root, tokens, block_tokens);
+        Self { prompt: chain.generated.into(), generated: Vec::new() }
+    }
+}
+
+impl BlockHashes {
+    /// Of the full blocks of `tokens`. O(tokens), once for a root that shares nothing, else twice.
+    pub fn new(root: &Root, tokens: &[u32], block_tokens: u32) -> Self {
+        let of = |root: &Root| Chain::of_prompt(root, tokens, block_tokens);
+        let shared = if root.shared.is_some() { of(root) } else { Chain::default() };
+        Self { root: *root, block_tokens, own: of(&root.own()), shared }
+    }
+
+    /// What they begin with.
+    pub fn root(&self) -> &Root {
+        &self.root
+    }
+
+    pub fn block_tokens(&self) -> u32 {
+        self.block_tokens
+    }
+
+    /// Blocks that are hashed.
+    pub fn len(&self) -> u32 {
+        self.own.len() as u32
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The hashes, with the blocks that an operator shares or as if nothing were shared.
+    pub fn iter(&self, shared: bool) -> impl Iterator<Item = &BlockHash> {
+        self.chain(shared).iter()
+    }
+
+    pub fn get(&self, shared: bool, index: u32) -> Option<&BlockHash> {
+        self.chain(shared).get(index as usize)
+    }
+
+    fn chain(&self, shared: bool) -> &Chain {
+        if shared && self.root.shared.is_some() { &self.shared } else { &self.own }
+    }
+
+    /// Sets memory aside, so that hashing so many positions in all allocates nothing.
+    pub(crate) fn reserve(&mut self, positions: u32) {
+        let blocks = (positions / self.block_tokens) as usize;
+        for chain in [&mut self.own, &mut self.shared] {
+            let more = blocks.saturating_sub(chain.len());
+            if chain.len() > 0 || self.root.shared.is_none() {
+                chain.generated.reserve_exact(more);
+            }
+        }
+    }
+
+    /// Hashes what became full. `tokens`: all there are, of which the first are those that are hashed.
+    pub(crate) fn extend(&mut self, tokens: &[u32]) {
+        let (root, size) = (self.root, self.block_tokens);
+        if self.own.len() == tokens.len() / size as usize {
+            return;
+        }
+        self.own.extend(&root.own(), tokens, size);
+        if root.shared.is_some() {
+            self.shared.extend(&root, tokens, size);
+        }
     }
 }
 
@@ -160,7 +262,7 @@ mod tests {
         };
         let (owner, one, two) = (root(9), root(1), root(2));
         let tokens: Vec<u32> = (0..40).collect();
-        let hashes = |root: Root| root.hashes(&tokens, 4).collect::<Vec<_>>();
+        let hashes = |root: Root| BlockHashes::new(&root, &tokens, 4).iter(true).copied().collect::<Vec<_>>();
         let (a, b) = (one.below(&owner, &tokens[..18], 4), two.below(&owner, &tokens[..18], 4));
         assert_eq!((a.shared_blocks(), a.owner(3), a.owner(4)), (4, owner.tenant, one.tenant));
         assert_eq!(hashes(a)[..4], hashes(owner)[..4], "the declared part is the owner's");
@@ -173,6 +275,12 @@ mod tests {
         assert_eq!(all.len(), 6 + 6 + 30, "and nothing else is anybody's but one's");
         assert_eq!(one.below(&owner, &tokens[..3], 4), one, "less than a block");
         assert_eq!(a.own(), one);
+        let mut grown = BlockHashes::new(&a, &tokens[..9], 4);
+        (10..=40).for_each(|known| grown.extend(&tokens[..known]));
+        let whole = BlockHashes::new(&a, &tokens, 4);
+        for shared in [false, true] {
+            assert!(grown.iter(shared).eq(whole.iter(shared)), "hashed at once or as it is generated");
+        }
         let other = one.below(&owner, &tokens[..8], 4);
         assert_ne!(hashes(other)[4..], hashes(a)[4..], "another prefix is another boundary");
     }

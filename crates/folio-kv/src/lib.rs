@@ -1,4 +1,4 @@
-//! KV *identity*: which block holds what, for whom, and what may be taken next.
+//! KV *identity*: what content is cached, where it resides, for whom, and what may be taken next.
 //!
 //! Owns: the block pool, the block tables, the prefix index, eviction, and the account of all of it. Must never: touch KV
 //! bytes, do I/O, read a clock, or let two tenants reach one block.
@@ -8,14 +8,18 @@
 //!
 //! | module | one noun |
 //! |---|---|
-//! | `cache` | the operations and what they promise; why copies are safe |
-//! | `pool` | the states of a block, reference counts, the free list |
-//! | `tree` | the index: hash to block, parents and children |
-//! | `policy` | the order of eviction, a trait object |
-//! | `retention`, `prefixes` | what callers say about it: priority, time to live, pins |
+//! | `cache`, `attach` | the operations and what they promise; why copies are safe; what a hit needs |
 //! | `hash` | roots and chained block hashes, byte for byte |
+//! | `nodes` | content: hash to node, parents and children |
+//! | `pool` | storage: slots, reference counts, the free list |
+//! | `group` | where nodes reside in one cache group; the order of eviction where the policy has no say |
+//! | `blocks` | the life of a block on the device |
+//! | `swap` | host memory |
+//! | `lease` | what is read and written beside the steps |
+//! | `events` | what became cached and what is gone, recorded |
+//! | `policy` | the order of eviction in group 0, a trait object |
+//! | `retention`, `prefixes` | what callers say about it: priority, time to live, pins |
 //! | `table` | one sequence's blocks |
-//! | `swap` | copies of a preempted sequence's blocks |
 //! | `quota` | guarantees, ceilings, and whose cached block goes |
 //! | `account` | who held how much memory for how long |
 //! | `stats`, `check` | what the cache says about itself, and the proof that it is true |
@@ -25,13 +29,17 @@
 #![forbid(unsafe_code)]
 
 mod account;
+mod attach;
+mod blocks;
 mod cache;
 mod check;
-mod check_windows;
-mod companions;
 mod counts;
 mod demand;
+mod events;
+mod group;
 mod hash;
+mod lease;
+mod nodes;
 mod policy;
 mod pool;
 mod prefixes;
@@ -40,24 +48,26 @@ mod retention;
 mod stats;
 mod swap;
 mod table;
-mod tree;
 mod types;
-mod window;
 mod workload;
 
 pub use account::Holdings;
-pub use cache::{KvCache, Lookup};
+pub use attach::{Copies, Lookup};
+pub use cache::{CommitRefused, KvCache};
 pub use check::Violation;
-pub use companions::Copies;
 pub use counts::{GroupCounts, MAX_GROUPS};
+pub use events::{CacheEvent, Medium};
+pub use hash::BlockHashes;
+pub use lease::{Lease, Ticket};
 pub use policy::{BlockMeta, EvictionPolicy, LearnedLifetimes, LruLeafFirst, default_policy};
 pub use prefixes::{KeepRefused, PREFIXES_MAX, PinLimits, PrefixId, PrefixInfo};
 pub use quota::{Quota, QuotaError};
 pub use retention::{DEFAULT_PRIORITY, OPERATOR_PRIORITY, PRIORITY_MAX, Retention, RetentionRange};
-pub use stats::{CacheStats, MAX_WINDOWS, TenantStats, WindowStats};
-pub use swap::{BlockSwap, SwapOffer, Swapped};
+pub use stats::{CacheStats, GroupStats, MAX_WINDOWS, TenantStats};
+pub use swap::{BlockSwap, Loadable, SwapOffer, Swapped};
 pub use table::BlockTable;
 pub use types::{
-    BlockCopy, BlockHash, BlockId, CacheConfig, HOLE, Identity, OutOfBlocks, Root, TenantId, WindowConfig,
+    BlockCopy, BlockHash, BlockId, CacheConfig, GroupConfig, HOLE, Identity, Layout, OutOfBlocks, Root,
+    TenantId,
 };
 pub use workload::DecodeWorkload;

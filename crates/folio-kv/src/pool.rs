@@ -1,140 +1,150 @@
-//! The life of a block of group 0: free -> active -> cached -> active or free again. The private half of [`KvCache`].
+//! The slots of one cache group in one tier: what each holds, and who holds it.
 //!
-//! Owns: reference counts, the free list, eviction, and every counter that belongs to a block's state. Must never: look
-//! at hashes or tables. (Blocks of window groups live in `window`; a block that leaves the index here takes its companions
-//! there along.)
+//! Owns: reference counts and the free list. Must never: know what content is worth, or who gives way.
 //!
-//! | state | references | in the index | counted by the policy |
-//! |---|---|---|---|
-//! | free | 0 | no | no |
-//! | active, being written | > 0 | no | no |
-//! | active, published | > 0 | yes, full | known, in use |
-//! | cached | 0 | yes, full or tail | known, freed |
-//!
-//! Cost: every function here is O(1); `evict` falls back to a scan only for a faulty policy.
+//! | state | references | content |
+//! |---|---|---|
+//! | free | 0 | none |
+//! | private: being written by who holds it | > 0 | none |
+//! | active | > 0 | a node |
+//! | cached | 0 | a node |
 
-use crate::cache::KvCache;
-use crate::stats::TenantStats;
-use crate::tree::Content;
-use crate::types::{BlockId, TenantId};
+use crate::policy::NONE;
+use crate::types::TenantId;
 
-impl KvCache {
-    /// To change a tenant's counts: what it held until now is on its account first.
-    pub(crate) fn tenant(&mut self, tenant: TenantId) -> &mut TenantStats {
-        let counts = self.tenants.entry(tenant).or_default();
-        counts.ledger.settle(self.now_us, counts.active_blocks, counts.cached_blocks);
-        counts
+/// 16 bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slot {
+    /// Tables, pins, leases and transfers that hold it.
+    pub refs: u32,
+    /// The node whose content it holds, or [`NONE`]; of a free slot the next free one.
+    node: u32,
+    pub tenant: TenantId,
+    /// Positions written.
+    pub filled: u16,
+    /// On the device: allocated and referenced without pause since, so that its waste is not settled yet. In another tier: a
+    /// transfer writes it.
+    pub open: bool,
+    /// Cached, it goes after those that are not.
+    pub kept: bool,
+}
+
+const _: () = assert!(size_of::<Slot>() == 16);
+
+impl Slot {
+    pub fn is_cached(&self) -> bool {
+        self.refs == 0 && self.node != NONE
     }
 
-    /// A block to write in, referenced once: never-published blocks first, then what the policy gives up.
-    pub(crate) fn take(&mut self, tenant: TenantId) -> Option<BlockId> {
-        let free = if self.may_take_free(tenant) { self.free.pop() } else { None };
-        let block = match free {
-            Some(block) => block,
-            None => self.evict(tenant)?,
+    /// The node whose content it holds. Not to be asked of a free slot.
+    pub fn node(&self) -> Option<u32> {
+        (self.node != NONE).then_some(self.node)
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Pool {
+    slots: Vec<Slot>,
+    /// The free slot that is taken next, and how many there are.
+    next: u32,
+    free: u32,
+    /// Bit `i`: slot `i` is free.
+    is_free: Vec<u64>,
+}
+
+impl Pool {
+    pub fn new(slots: u32) -> Self {
+        let slot = |at: u32| Slot {
+            refs: 0,
+            node: if at + 1 < slots { at + 1 } else { NONE },
+            tenant: TenantId(0),
+            filled: 0,
+            open: false,
+            kept: false,
         };
-        let b = self.tree.block_mut(block);
-        debug_assert!(b.refs == 0 && b.content == Content::Private, "a block in use was taken");
-        b.tenant = tenant;
-        b.refs = 1;
-        b.filled = 0;
-        b.open = true;
-        self.stats.allocations += 1;
-        self.stats.active_blocks += 1;
-        self.tenant(tenant).active_blocks += 1;
-        Some(BlockId(block))
-    }
-
-    /// Sets how many positions of an active block are written.
-    pub(crate) fn set_filled(&mut self, block: BlockId, filled: u32) {
-        let b = self.tree.block_mut(block.0);
-        debug_assert!(b.refs > 0 && b.content == Content::Private);
-        let written = self.stats.active_written_slots + u64::from(filled) - u64::from(b.filled);
-        b.filled = filled;
-        self.stats.active_written_slots = written;
-    }
-
-    pub(crate) fn reference(&mut self, block: BlockId) {
-        let b = self.tree.block_mut(block.0);
-        b.refs += 1;
-        if b.refs > 1 {
-            return;
+        let mut is_free = vec![u64::MAX; slots.div_ceil(64) as usize];
+        if let Some(last) = is_free.last_mut().filter(|_| slots % 64 > 0) {
+            *last = (1 << (slots % 64)) - 1;
         }
-        debug_assert_eq!(b.content, Content::Full, "only full blocks come back from the cache");
-        let (tenant, filled) = (b.tenant, b.filled);
-        self.stats.cached_blocks -= 1;
-        self.stats.active_blocks += 1;
-        self.stats.active_written_slots += u64::from(filled);
-        let counts = self.tenant(tenant);
-        counts.cached_blocks -= 1;
-        counts.active_blocks += 1;
-        self.policy.on_use(block, &self.tree.meta(block.0));
+        let next = if slots > 0 { 0 } else { NONE };
+        Self { slots: (0..slots).map(slot).collect(), next, free: slots, is_free }
     }
 
-    pub(crate) fn unreference(&mut self, block: BlockId) {
-        let b = self.tree.block_mut(block.0);
-        b.refs -= 1;
-        if b.refs > 0 {
-            return;
-        }
-        let (tenant, filled, content) = (b.tenant, u64::from(b.filled), b.content);
-        if std::mem::take(&mut b.open) {
-            self.stats.closed_slots += u64::from(self.config.block_tokens);
-            self.stats.closed_written_slots += filled;
-        }
-        self.stats.active_blocks -= 1;
-        self.stats.active_written_slots -= filled;
-        self.tenant(tenant).active_blocks -= 1;
-        if content == Content::Private {
-            self.free.push(block.0);
-            return;
-        }
-        self.stats.cached_blocks += 1;
-        self.stats.cached_tails += u32::from(content == Content::Tail);
-        self.tenant(tenant).cached_blocks += 1;
-        self.policy.on_free(block, &self.tree.meta(block.0));
+    pub fn len(&self) -> u32 {
+        self.slots.len() as u32
     }
 
-    pub(crate) fn hit(&mut self, block: BlockId) {
-        self.tree.block_mut(block.0).hits += 1;
-        self.tree.touch(block.0);
-        self.policy.on_hit(block, &self.tree.meta(block.0));
+    pub fn free(&self) -> u32 {
+        self.free
     }
 
-    /// Drops the content of a cached, childless block. The block is in no state until the caller puts it somewhere.
-    pub(crate) fn forget(&mut self, block: u32) {
-        let meta = self.tree.meta(block);
-        let b = self.tree.block(block);
-        debug_assert!(b.is_cached() && b.children.count == 0);
-        self.stats.cached_blocks -= 1;
-        self.stats.cached_tails -= u32::from(b.content == Content::Tail);
-        self.tenant(meta.tenant).cached_blocks -= 1;
-        self.windows.iter_mut().for_each(|window| window.forget(block));
-        let bare_parent = self.tree.remove(block);
-        self.policy.on_remove(BlockId(block), &meta);
-        if let Some(parent) = bare_parent {
-            self.policy.on_leaf(BlockId(parent), &self.tree.meta(parent));
+    pub fn is_free(&self, slot: u32) -> bool {
+        self.is_free[slot as usize / 64] >> (slot % 64) & 1 == 1
+    }
+
+    pub fn slot(&self, slot: u32) -> &Slot {
+        &self.slots[slot as usize]
+    }
+
+    pub fn get(&self, slot: u32) -> Option<&Slot> {
+        self.slots.get(slot as usize)
+    }
+
+    pub fn slot_mut(&mut self, slot: u32) -> &mut Slot {
+        &mut self.slots[slot as usize]
+    }
+
+    /// A free slot, the one that became free last.
+    pub fn pop(&mut self) -> Option<u32> {
+        let slot = self.next;
+        if slot == NONE {
+            return None;
         }
+        self.next = std::mem::replace(&mut self.slots[slot as usize].node, NONE);
+        self.free -= 1;
+        self.is_free[slot as usize / 64] &= !(1 << (slot % 64));
+        Some(slot)
     }
 
-    fn evict(&mut self, taker: TenantId) -> Option<u32> {
-        let tree = &self.tree;
-        let owner = |id: BlockId| tree.blocks.get(id.0 as usize).map(|block| block.tenant);
-        let chosen = self.policy.victim(taker, owner).map(|b| b.0);
-        let evictable = |id: u32| {
-            let block = self.tree.blocks.get(id as usize);
-            block.is_some_and(|b| b.is_cached() && b.children.count == 0)
-        };
-        let allowed = |&b: &u32| evictable(b) && self.may_evict(taker, self.tree.block(b).tenant);
-        let chosen = match chosen.filter(allowed) {
-            None if self.has_quotas() => self.quota_victim(taker),
-            chosen => chosen,
-        };
-        let block = chosen.or_else(|| (0..self.config.blocks).find(allowed))?;
-        self.stats.evictions += 1;
-        let tenant = self.tree.block(block).tenant;
-        self.tenant(tenant).evictions += 1;
-        self.forget(block);
-        Some(block)
+    /// The slot, which nobody holds, is free and holds nothing.
+    pub fn push(&mut self, slot: u32) {
+        let (next, it) = (self.next, &mut self.slots[slot as usize]);
+        debug_assert!(it.refs == 0 && it.node == NONE, "a slot in use was freed");
+        it.node = next;
+        self.next = slot;
+        self.free += 1;
+        self.is_free[slot as usize / 64] |= 1 << (slot % 64);
+    }
+
+    /// The private slot holds a node's content from now on, or an active or cached one does so no more.
+    pub fn set_node(&mut self, slot: u32, node: Option<u32>) {
+        debug_assert!(!self.is_free(slot));
+        self.slots[slot as usize].node = node.unwrap_or(NONE);
+    }
+
+    /// Everything but what is free.
+    pub fn used(&self) -> impl Iterator<Item = (u32, &Slot)> {
+        (0..self.len()).zip(&self.slots).filter(|(at, _)| !self.is_free(*at))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_come_in_order_and_the_last_that_was_freed_first() {
+        for slots in [0, 1, 63, 64, 130] {
+            let mut pool = Pool::new(slots);
+            assert_eq!(pool.used().count(), 0);
+            let all: Vec<u32> = std::iter::from_fn(|| pool.pop()).collect();
+            assert_eq!((all, pool.free()), ((0..slots).collect(), 0));
+            assert_eq!(pool.used().count(), slots as usize);
+            (0..slots).step_by(3).for_each(|slot| pool.push(slot));
+            assert_eq!(pool.free(), slots.div_ceil(3));
+            assert_eq!(pool.used().filter(|(at, _)| at % 3 == 0).count(), 0);
+            let last = slots.checked_sub(1).map(|last| last - last % 3);
+            assert_eq!(pool.pop(), last);
+        }
     }
 }

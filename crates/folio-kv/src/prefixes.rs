@@ -19,10 +19,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use rustc_hash::FxHashMap;
 
 use crate::cache::KvCache;
+use crate::hash::BlockHashes;
+use crate::nodes::Parent;
 use crate::retention::{Retention, RetentionRange, strongest};
 use crate::table::BlockTable;
-use crate::tree::Parent;
-use crate::types::{BlockHash, BlockId, Root, TenantId};
+use crate::types::{BlockHash, BlockId, TenantId};
 
 /// Records one tenant may have.
 pub const PREFIXES_MAX: usize = 256;
@@ -196,13 +197,13 @@ impl KvCache {
     /// The time for everything that expires, microseconds. Once per step; it never goes back.
     pub fn advance(&mut self, now_us: u64) {
         self.now_us = self.now_us.max(now_us);
-        self.windows.iter_mut().for_each(|window| window.now_us = self.now_us);
         self.policy.advance(now_us);
         let mut looks = EXPIRED_MAX;
         while let Some(block) = self.policy.next_due(&mut looks) {
-            self.policy.expire(block, &self.tree.meta(block));
+            self.policy.expire(block, &self.meta(BlockId(block)));
         }
         self.end_pins(now_us);
+        self.end_leases(now_us);
     }
 
     /// Applies what a request wants to the published blocks of its table that end after position `from`: what it found
@@ -211,10 +212,10 @@ impl KvCache {
     pub fn retain(&mut self, table: &BlockTable, from: u32, ranges: &[RetentionRange]) {
         let size = self.config.block_tokens;
         // What an operator shares is kept as the operator says.
-        for index in (from / size).max(table.root.shared_blocks())..table.full_blocks() {
-            let block = table.blocks[index as usize];
+        for index in (from / size).max(table.shared_blocks())..table.published[0] {
+            let block = table.lists[0][index as usize];
             let wanted = strongest(ranges, index * size..(index + 1) * size);
-            self.policy.retain(block.0, wanted, &self.tree.meta(block.0));
+            self.policy.retain(block.0, wanted, &self.meta(block));
         }
     }
 
@@ -227,37 +228,36 @@ impl KvCache {
         retention: Retention,
         pin: bool,
     ) -> Result<PrefixInfo, KeepRefused> {
-        let count = tokens.min(table.computed) / self.config.block_tokens;
+        let count = (tokens / self.config.block_tokens).min(table.published[0]);
         // What an operator shares is not the tenant's to keep: a root that shares is not for sequences that pin.
-        let own = table.root.shared_blocks().min(count) as usize..count as usize;
-        let blocks: Vec<u32> = table.blocks[own].iter().map(|block| block.0).collect();
-        self.keep_blocks(table.root.tenant, tokens, &blocks, retention, pin, u32::MAX)
+        let own = table.shared_blocks().min(count) as usize..count as usize;
+        let tenant = table.hashes.root().tenant;
+        self.keep_blocks(tenant, tokens, &table.lists[0][own], retention, pin, u32::MAX)
     }
 
-    /// [`KvCache::keep`] for content that is cached, whoever is using it. At most `spare` blocks that could have been
-    /// evicted may become pinned.
+    /// [`KvCache::keep`] for `tokens` tokens of content that is cached, whoever is using it. At most `spare` blocks that could
+    /// have been evicted may become pinned.
     pub fn keep_cached(
         &mut self,
-        root: &Root,
-        tokens: &[u32],
+        hashes: &BlockHashes,
+        tokens: u32,
         retention: Retention,
         pin: bool,
         spare: u32,
     ) -> Result<PrefixInfo, KeepRefused> {
-        let hashes = self.block_hashes(&root.own(), tokens);
-        let blocks: Vec<u32> = hashes.iter().map_while(|hash| self.tree.find(hash)).collect();
-        if blocks.len() < hashes.len() {
+        let blocks = self.cached_run(hashes.iter(false));
+        if (blocks.len() as u32) < hashes.len() {
             let cached_tokens = blocks.len() as u32 * self.config.block_tokens;
-            return Err(KeepRefused::NotCached { tokens: tokens.len() as u32, cached_tokens });
+            return Err(KeepRefused::NotCached { tokens, cached_tokens });
         }
-        self.keep_blocks(root.tenant, tokens.len() as u32, &blocks, retention, pin, spare)
+        self.keep_blocks(hashes.root().tenant, tokens, &blocks, retention, pin, spare)
     }
 
     fn keep_blocks(
         &mut self,
         tenant: TenantId,
         tokens: u32,
-        blocks: &[u32],
+        blocks: &[BlockId],
         retention: Retention,
         pin: bool,
         spare: u32,
@@ -265,7 +265,7 @@ impl KvCache {
         let Some(last) = blocks.last() else {
             return Err(KeepRefused::TooShort { tokens, block_tokens: self.config.block_tokens });
         };
-        let id = PrefixId::of(&self.tree.block(*last).hash);
+        let id = PrefixId::of(&self.hash_of(*last));
         let known = self.prefixes.get(tenant, id).map(|record| (record.pinned, record.created));
         let was_pinned = known.is_some_and(|(pinned, _)| pinned);
         if known.is_none() && self.prefixes.is_full(tenant) {
@@ -274,14 +274,14 @@ impl KvCache {
                 return Err(KeepRefused::TooMany);
             }
         }
-        let hashes: Box<[_]> = blocks.iter().map(|block| self.tree.block(*block).hash).collect();
+        let hashes: Box<[_]> = blocks.iter().map(|block| self.hash_of(*block)).collect();
         if pin && !was_pinned {
             self.pin_blocks(tenant, id, &hashes, blocks, spare)?;
         } else if was_pinned && !pin {
             self.unpin_blocks(tenant, id, &hashes, blocks);
         }
         for &block in blocks {
-            self.policy.retain(block, Some(retention), &self.tree.meta(block));
+            self.policy.retain(block.0, Some(retention), &self.meta(block));
         }
         let now = self.policy.now();
         let created = known.map_or(now, |(_, created)| created);
@@ -293,10 +293,15 @@ impl KvCache {
     }
 
     /// The block of a record at `index`, if it is cached.
-    fn block_of(&self, record: &Record, index: u32) -> Option<u32> {
+    fn block_of(&self, record: &Record, index: u32) -> Option<BlockId> {
         #[cfg(test)]
         self.prefixes.looked_up.set(self.prefixes.looked_up.get() + 1);
-        self.tree.find(record.hashes.get(index as usize)?)
+        self.find_block(record.hashes.get(index as usize)?)
+    }
+
+    /// Of a published, full block.
+    fn hash_of(&self, block: BlockId) -> BlockHash {
+        self.nodes.node(self.node_of(block)).hash
     }
 
     /// Leading blocks of a record that a request would find. A cached block's parent is cached: they are a beginning of the
@@ -313,29 +318,37 @@ impl KvCache {
         }
         let least = from.saturating_sub(WINDOW_LOOK);
         while from > least {
-            let Some(hole) = self.hole_in_windows(record, from) else { return from };
+            let Some(hole) = self.hole_in_groups(record, from) else { return from };
             // Whatever ends between the hole and here needs it, too.
             from = hole;
         }
-        if from == 0 || self.windows.is_empty() { from } else { 0 }
+        if from == 0 || self.groups.len() == 1 { from } else { 0 }
     }
 
-    /// The last block that some window of a sequence with `blocks` blocks needs and lacks.
-    fn hole_in_windows(&self, record: &Record, blocks: u32) -> Option<u32> {
-        let size = self.config.block_tokens;
-        let first = |pool: &crate::window::WindowPool| pool.config.first_block(blocks * size, size);
-        let first_of_all = self.windows.iter().map(first).min()?;
+    /// The last block of group 0 with which a block ends that the query behind `blocks` blocks reads and some group lacks.
+    fn hole_in_groups(&self, record: &Record, blocks: u32) -> Option<u32> {
+        let computed = blocks * self.config.block_tokens;
+        let needed = |group: usize| {
+            let config = self.groups[group].config;
+            let ratio = config.block_tokens / self.config.block_tokens;
+            (!config.optional).then_some((group, config.first_block(computed) * ratio, ratio))
+        };
+        let groups: Vec<(usize, u32, u32)> = self.others().filter_map(needed).collect();
+        let first_of_all = groups.iter().map(|(_, first, _)| *first).min()?;
         (first_of_all..blocks).rev().find(|at| {
-            let Some(block) = self.block_of(record, *at) else { return true };
-            self.windows.iter().any(|pool| *at >= first(pool) && pool.companion(block).is_none())
+            let node = self.block_of(record, *at).map(|block| self.node_of(block));
+            groups.iter().any(|(group, first, ratio)| {
+                let ends = (at + 1) % ratio == 0 || at + 1 == blocks;
+                at >= first && ends && node.and_then(|node| self.place(*group, node)).is_none()
+            })
         })
     }
 
     fn describe(&self, id: PrefixId, record: &Record) -> PrefixInfo {
         let size = self.config.block_tokens;
         let cached = self.cached_blocks_of(record);
-        let last = record.hashes.last().and_then(|hash| self.tree.find(hash));
-        let expires = last.and_then(|block| self.policy.expires(block));
+        let last = record.hashes.last().and_then(|hash| self.find_block(hash));
+        let expires = last.and_then(|block| self.policy.expires(block.0));
         PrefixInfo {
             id,
             tokens: record.hashes.len() as u32 * size,
@@ -370,7 +383,7 @@ impl KvCache {
         spare: u32,
     ) -> Option<Result<PrefixInfo, KeepRefused>> {
         let record = self.prefixes.get(tenant, id)?;
-        let blocks: Vec<u32> = record.hashes.iter().map_while(|hash| self.tree.find(hash)).collect();
+        let blocks = self.cached_run(record.hashes.iter());
         let tokens = record.hashes.len() as u32 * self.config.block_tokens;
         if blocks.len() < record.hashes.len() {
             let cached_tokens = blocks.len() as u32 * self.config.block_tokens;
@@ -383,7 +396,7 @@ impl KvCache {
     /// no pin holds it. Returns the tokens dropped; `None`: the tenant has no such prefix.
     pub fn drop_prefix(&mut self, tenant: TenantId, id: PrefixId) -> Option<u64> {
         let record = self.prefixes.remove(tenant, id)?;
-        let blocks: Vec<u32> = record.hashes.iter().map_while(|hash| self.tree.find(hash)).collect();
+        let blocks = self.cached_run(record.hashes.iter());
         if record.pinned {
             self.unpin_blocks(tenant, id, &record.hashes, &blocks);
         }
@@ -391,18 +404,18 @@ impl KvCache {
             return Some(0);
         }
         let last = *blocks.last()?;
-        let mut below = vec![last];
+        let mut below = vec![self.node_of(last)];
         let mut at = 0;
-        while let Some(&block) = below.get(at) {
-            below.extend(self.tree.children(Parent::Block(block)));
+        while let Some(&node) = below.get(at) {
+            below.extend(self.nodes.children(Parent::Node(node)));
             at += 1;
         }
         let mut dropped = 0;
-        for &block in below.iter().skip(1).rev() {
-            dropped += self.drop_block(block);
+        for &node in below.iter().skip(1).rev() {
+            dropped += self.place(0, node).map_or(0, |block| self.drop_block(block));
         }
         for &block in blocks.iter().rev() {
-            let kept = block != last && self.prefixes.ends_with(tenant, &self.tree.block(block).hash);
+            let kept = block != last && self.prefixes.ends_with(tenant, &self.hash_of(block));
             let tokens = if kept { 0 } else { self.drop_block(block) };
             if tokens == 0 {
                 break;
@@ -413,20 +426,18 @@ impl KvCache {
     }
 
     /// Frees a block nobody holds; returns the tokens it held, 0 if it stays.
-    fn drop_block(&mut self, block: u32) -> u64 {
-        let b = self.tree.block(block);
-        if !b.is_cached() || b.children.count > 0 {
+    fn drop_block(&mut self, block: BlockId) -> u64 {
+        let slot = *self.slot(0, block);
+        if !slot.is_cached() || self.nodes.node(self.node_of(block)).children > 0 {
             return 0;
         }
-        let tokens = u64::from(b.filled);
-        self.forget(block);
-        self.free.push(block);
-        tokens
+        self.free_block(block);
+        slot.filled.into()
     }
 
     /// Makes room for records: those of which nothing is cached.
     fn forget_lapsed(&mut self, tenant: TenantId) {
-        let lapsed = |record: &Record| !record.pinned && self.tree.find(&record.hashes[0]).is_none();
+        let lapsed = |record: &Record| !record.pinned && self.find_block(&record.hashes[0]).is_none();
         let own = self.prefixes.of(tenant).filter(|(_, record)| lapsed(record));
         for id in own.map(|(id, _)| *id).collect::<Vec<_>>() {
             self.prefixes.remove(tenant, id);
@@ -439,17 +450,17 @@ impl KvCache {
         tenant: TenantId,
         id: PrefixId,
         hashes: &[BlockHash],
-        blocks: &[u32],
+        blocks: &[BlockId],
         spare: u32,
     ) -> Result<(), KeepRefused> {
-        if !self.windows.is_empty() {
+        if self.groups.len() > 1 {
             return Err(KeepRefused::Windows);
         }
         if self.has_quotas() {
             return Err(KeepRefused::Divided);
         }
         let fresh = blocks.len() as u32 - self.prefixes.pinned_of(tenant, id, hashes);
-        let idle = blocks.iter().filter(|block| self.tree.block(**block).refs == 0).count() as u32;
+        let idle = blocks.iter().filter(|block| self.slot(0, **block).refs == 0).count() as u32;
         let size = u64::from(self.config.block_tokens);
         let (limits, mine) = (self.prefixes.limits, self.tenant_stats(tenant).pinned_blocks);
         let tokens = u64::from(fresh) * size;
@@ -458,35 +469,36 @@ impl KvCache {
             let (pinned_tokens, limit_tokens) = (u64::from(mine) * size, u64::from(limit) * size);
             return Err(KeepRefused::PinLimit { tokens, pinned_tokens, limit_tokens });
         }
-        if fresh + self.stats.pinned_blocks > limits.pool {
+        if fresh + self.totals.pinned_blocks > limits.pool {
             return Err(KeepRefused::PinsFull { tokens });
         }
         if idle > spare {
             return Err(KeepRefused::Busy);
         }
-        blocks.iter().for_each(|block| self.reference(BlockId(*block)));
-        self.stats.pinned_blocks += fresh;
-        self.tenant(tenant).pinned_blocks += fresh;
+        blocks.iter().for_each(|block| self.reference(0, *block));
+        self.totals.pinned_blocks += fresh;
+        self.tenants.entry(tenant).or_default().stats.pinned_blocks += fresh;
         Ok(())
     }
 
-    fn unpin_blocks(&mut self, tenant: TenantId, id: PrefixId, hashes: &[BlockHash], blocks: &[u32]) {
+    fn unpin_blocks(&mut self, tenant: TenantId, id: PrefixId, hashes: &[BlockHash], blocks: &[BlockId]) {
         let loose = blocks.len() as u32 - self.prefixes.pinned_of(tenant, id, hashes);
         // The tail first, as a table gives its blocks back.
-        blocks.iter().rev().for_each(|block| self.unreference(BlockId(*block)));
-        self.stats.pinned_blocks -= loose;
-        self.tenant(tenant).pinned_blocks -= loose;
+        blocks.iter().rev().for_each(|block| self.unreference(0, *block));
+        self.totals.pinned_blocks -= loose;
+        self.tenants.entry(tenant).or_default().stats.pinned_blocks -= loose;
     }
 
     /// Ends the pins whose time has passed without a use.
     fn end_pins(&mut self, now: u64) {
         while let Some(&(end, tenant, id)) = self.prefixes.ends.first().filter(|(end, ..)| *end <= now) {
             self.prefixes.ends.remove(&(end, tenant, id));
+            // A use began the time of its last block anew.
+            let last =
+                self.prefixes.get(tenant, id).and_then(|record| self.find_block(record.hashes.last()?));
+            let until = last.and_then(|block| self.policy.expires(block.0)).unwrap_or(0);
             let records = self.prefixes.records.get_mut(&tenant);
             let Some(record) = records.and_then(|records| records.get_mut(&id)) else { continue };
-            // A use began the time of its last block anew.
-            let last = record.hashes.last().and_then(|hash| self.tree.find(hash));
-            let until = last.and_then(|block| self.policy.expires(block)).unwrap_or(0);
             if until > now {
                 record.pinned_until = Some(until);
                 self.prefixes.ends.insert((until, tenant, id));
@@ -494,7 +506,7 @@ impl KvCache {
             }
             (record.pinned, record.pinned_until) = (false, None);
             let hashes = record.hashes.clone();
-            let blocks: Vec<u32> = hashes.iter().filter_map(|hash| self.tree.find(hash)).collect();
+            let blocks = self.cached_run(hashes.iter());
             self.unpin_blocks(tenant, id, &hashes, &blocks);
         }
     }
@@ -504,7 +516,7 @@ impl KvCache {
 mod tests {
     use super::*;
     use crate::policy::LruLeafFirst;
-    use crate::types::{CacheConfig, Identity};
+    use crate::types::{CacheConfig, GroupConfig, Identity, Layout, Root};
 
     const BLOCK: u32 = 4;
     const CHAIN: u32 = 64;
@@ -527,14 +539,16 @@ mod tests {
         let mut cache = KvCache::new(config, Box::new(LruLeafFirst::new()));
         let mut keep = |tenant: u32, which: u32, ttl_us: Option<u64>| {
             let text = text(which);
-            let (mut table, _) = cache.attach(&root(tenant), &text, 0);
+            let (mut table, _) = cache.attach(BlockHashes::new(&root(tenant), &text, BLOCK), &text, 0);
             cache.grow(&mut table, text.len() as u32, &mut Vec::new()).expect("room");
-            cache.commit(&mut table, &text, text.len() as u32);
+            cache.commit(&mut table, &text, text.len() as u32).expect("in order");
             cache.release(table, &text);
             let retention = Retention { ttl_us, ..Retention::default() };
             for blocks in 1..=CHAIN / 2 {
                 let part = &text[..(blocks * BLOCK) as usize];
-                let kept = cache.keep_cached(&root(tenant), part, retention, ttl_us.is_some(), u32::MAX);
+                let hashes = BlockHashes::new(&root(tenant), part, BLOCK);
+                let tokens = part.len() as u32;
+                let kept = cache.keep_cached(&hashes, tokens, retention, ttl_us.is_some(), u32::MAX);
                 kept.expect("within the limits");
             }
         };
@@ -563,30 +577,35 @@ mod tests {
     fn what_is_cached_of_a_record_is_what_a_request_would_find() {
         for case in 0..200u32 {
             let windows: &[u32] = [&[][..], &[9], &[30, 5]][case as usize % 3];
-            let windows: Vec<_> = windows
-                .iter()
-                .map(|tokens| crate::WindowConfig { blocks: 24, window_tokens: *tokens, bytes_per_block: 1 })
-                .collect();
+            let window = |tokens: &u32| GroupConfig {
+                layout: Layout::Window { tokens: *tokens },
+                blocks: 24,
+                block_tokens: BLOCK << (case / 100),
+                bytes_per_block: 1,
+                optional: false,
+            };
+            let windows: Vec<_> = windows.iter().map(window).collect();
             let config = CacheConfig { blocks: 24, block_tokens: BLOCK, bytes_per_block: 1 };
-            let mut cache = KvCache::with_windows(config, &windows, Box::new(LruLeafFirst::new()));
+            let mut cache = KvCache::with_groups(config, &windows, Box::new(LruLeafFirst::new()));
             let text: Vec<u32> = (0..16 * BLOCK).collect();
-            let (mut table, _) = cache.attach(&root(1), &text, 0);
+            let hashes = BlockHashes::new(&root(1), &text, BLOCK);
+            let (mut table, _) = cache.attach(hashes.clone(), &text, 0);
             cache.grow(&mut table, 64, &mut Vec::new()).expect("room");
-            cache.commit(&mut table, &text, 64);
-            let owners: Vec<BlockId> = table.blocks.clone();
+            cache.commit(&mut table, &text, 64).expect("in order");
+            let nodes: Vec<u32> = table.blocks().iter().map(|block| cache.node_of(*block)).collect();
             cache.release(table, &text);
-            let id = cache.keep_cached(&root(1), &text, Retention::default(), false, 0).expect("cached").id;
+            let id = cache.keep_cached(&hashes, 64, Retention::default(), false, 0).expect("cached").id;
             let word = case.wrapping_mul(0x9e37_79b9);
-            for (window, pool) in cache.windows.iter_mut().enumerate() {
-                for (at, owner) in owners.iter().enumerate() {
-                    if word.rotate_right(7 * window as u32 + at as u32) % 5 == 0 {
-                        pool.forget(owner.0);
+            for group in cache.others() {
+                for (at, node) in nodes.iter().enumerate() {
+                    if word.rotate_right(7 * group as u32 + at as u32) % 5 == 0 {
+                        cache.free_place(group, *node);
                     }
                 }
             }
-            let (mut other, _) = cache.attach(&root(2), &[], 0);
+            let (mut other, _) = cache.attach(BlockHashes::new(&root(2), &[], BLOCK), &[], 0);
             cache.grow(&mut other, (word >> 27) % 24 * BLOCK, &mut Vec::new()).expect("room");
-            let found = cache.lookup(&root(1), &text).full_blocks * BLOCK;
+            let found = cache.lookup(&hashes, &text).full_blocks * BLOCK;
             let info = cache.prefix(TenantId(1), id).expect("recorded");
             assert_eq!(info.cached_tokens, found, "case {case}");
         }

@@ -18,9 +18,9 @@
 
 use rustc_hash::FxHashMap;
 
+use crate::blocks::Held;
 use crate::cache::KvCache;
 use crate::check::Violation;
-use crate::stats::TenantStats;
 use crate::types::TenantId;
 
 /// Blocks of group 0.
@@ -105,18 +105,18 @@ impl KvCache {
 
     /// Active and cached blocks of group 0.
     pub fn held_blocks(&self, tenant: TenantId) -> u32 {
-        let counts = self.counts_of(tenant);
-        counts.active_blocks + counts.cached_blocks
+        let held = self.counts_of(tenant);
+        held.active + held.cached
     }
 
-    fn counts_of(&self, tenant: TenantId) -> TenantStats {
-        self.tenants.get(&tenant).copied().unwrap_or_default()
+    fn counts_of(&self, tenant: TenantId) -> Held {
+        self.tenants.get(&tenant).map(|tenant| tenant.held[0]).unwrap_or_default()
     }
 
     /// Cached blocks of `owner` that may go to another tenant.
     fn yields(&self, owner: TenantId) -> u32 {
         let above = self.held_blocks(owner).saturating_sub(self.quotas.guarantee(owner));
-        above.min(self.counts_of(owner).cached_blocks)
+        above.min(self.counts_of(owner).cached)
     }
 
     /// Blocks of group 0 that `tenant` can take: what the pool has for it, and what its ceiling leaves. It gets the smaller.
@@ -125,9 +125,9 @@ impl KvCache {
             let all = self.available()[0];
             return (all, all);
         }
-        let own = self.counts_of(tenant).cached_blocks;
+        let own = self.counts_of(tenant).cached;
         let others = self.tenants.keys().filter(|other| **other != tenant);
-        let pool = self.free.len() as u32 + others.map(|other| self.yields(*other)).sum::<u32>() + own;
+        let pool = self.groups[0].pool.free() + others.map(|other| self.yields(*other)).sum::<u32>() + own;
         (pool, self.quota(tenant).ceiling - self.held_blocks(tenant) + own)
     }
 
@@ -177,11 +177,8 @@ impl KvCache {
 
     fn check_room(&self, tenant: TenantId) -> Result<(), Violation> {
         let count_of = |owner: TenantId, cached: bool| {
-            let mine =
-                self.tree.blocks.iter().filter(|block| {
-                    (block.is_cached() || (!cached && block.refs > 0)) && block.tenant == owner
-                });
-            mine.count() as u32
+            let used = self.groups[0].pool.used();
+            used.filter(|(_, slot)| (!cached || slot.is_cached()) && slot.tenant == owner).count() as u32
         };
         let Quota { ceiling, .. } = self.quota(tenant);
         let (held, own) = (count_of(tenant, false), count_of(tenant, true));
@@ -196,7 +193,7 @@ impl KvCache {
             let above = count_of(*other, false).saturating_sub(self.quota(*other).guarantee);
             above.min(count_of(*other, true))
         });
-        let pool = self.free.len() as u32 + others.sum::<u32>() + own;
+        let pool = self.groups[0].pool.free() + others.sum::<u32>() + own;
         let (reported, actual) = (self.room(tenant), (pool, ceiling - held + own));
         if reported != actual {
             let (reported, actual) = (reported.0.min(reported.1).into(), actual.0.min(actual.1).into());

@@ -1,11 +1,12 @@
 //! Figures the cache reports about itself. Plain data; gauges are exact at the call, counters only grow (except that
 //! `KvCache::abandon` takes back what its `attach` counted).
 
-use crate::account::Ledger;
+use crate::cache::KvCache;
 use crate::counts::MAX_GROUPS;
-use crate::types::{CacheConfig, WindowConfig};
+use crate::table::Query;
+use crate::types::{GroupConfig, TenantId};
 
-/// Most window groups.
+/// Most cache groups beside group 0.
 pub const MAX_WINDOWS: usize = MAX_GROUPS - 1;
 
 /// The whole cache. What is not said to be of all groups is of group 0. `free + cached + active == blocks` always.
@@ -56,15 +57,15 @@ pub struct CacheStats {
     /// Host memory for copies of preempted sequences' blocks, and what of it holds one.
     pub swap_bytes: u64,
     pub swapped_bytes: u64,
-    /// Window groups; where `window_tokens` is 0 there is none. See [`CacheStats::windows()`].
-    pub windows: [WindowStats; MAX_WINDOWS],
+    /// Groups 1 and up; where `block_tokens` is 0 there is none. See [`CacheStats::windows()`].
+    pub windows: [GroupStats; MAX_WINDOWS],
 }
 
-/// The pool of one window group. `free + cached + active == blocks` always.
+/// The pool of one cache group on the device. `free + cached + active == blocks` always.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WindowStats {
+pub struct GroupStats {
     pub blocks: u32,
-    pub window_tokens: u32,
+    pub block_tokens: u32,
     pub bytes_per_block: u64,
     pub free_blocks: u32,
     pub cached_blocks: u32,
@@ -77,11 +78,11 @@ pub struct WindowStats {
     pub evictions: u64,
 }
 
-impl WindowStats {
-    pub(crate) fn new(config: &WindowConfig) -> Self {
+impl GroupStats {
+    pub(crate) fn new(config: &GroupConfig) -> Self {
         Self {
             blocks: config.blocks,
-            window_tokens: config.window_tokens,
+            block_tokens: config.block_tokens,
             bytes_per_block: config.bytes_per_block,
             free_blocks: config.blocks,
             ..Self::default()
@@ -95,16 +96,6 @@ impl WindowStats {
 }
 
 impl CacheStats {
-    pub(crate) fn new(config: &CacheConfig) -> Self {
-        Self {
-            blocks: config.blocks,
-            block_tokens: config.block_tokens,
-            bytes_per_block: config.bytes_per_block,
-            free_blocks: config.blocks,
-            ..Self::default()
-        }
-    }
-
     /// Token slots of active blocks.
     pub fn active_slots(&self) -> u64 {
         u64::from(self.active_blocks) * u64::from(self.block_tokens)
@@ -121,16 +112,16 @@ impl CacheStats {
         unwritten_share(self.closed_written_slots, self.closed_slots)
     }
 
-    /// The window groups there are, in the order they were given.
-    pub fn windows(&self) -> &[WindowStats] {
-        let count = self.windows.iter().take_while(|window| window.window_tokens > 0).count();
+    /// The groups from 1 on, in the order they were given.
+    pub fn windows(&self) -> &[GroupStats] {
+        let count = self.windows.iter().take_while(|group| group.block_tokens > 0).count();
         &self.windows[..count]
     }
 
     /// Share of the pool that tables hold, of the group that is fullest, 0..=1: whoever sends requests must see pressure
     /// wherever it is.
     pub fn usage(&self) -> f64 {
-        let windows = self.windows().iter().map(WindowStats::usage);
+        let windows = self.windows().iter().map(GroupStats::usage);
         windows.fold(usage(self.active_blocks, self.blocks), f64::max)
     }
 
@@ -155,7 +146,7 @@ fn unwritten_share(written: u64, slots: u64) -> f64 {
     if slots == 0 { 0.0 } else { (slots - written) as f64 / slots as f64 }
 }
 
-/// One tenant's part. Summed over all tenants, each public field equals its namesake in [`CacheStats`] or [`WindowStats`].
+/// One tenant's part. Summed over all tenants, each field equals its namesake in [`CacheStats`] or [`GroupStats`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TenantStats {
     pub active_blocks: u32,
@@ -169,11 +160,9 @@ pub struct TenantStats {
     pub evictions: u64,
     /// See [`CacheStats::window_miss_tokens`].
     pub window_miss_tokens: u64,
-    /// Blocks of each window group.
+    /// Blocks of each group from 1 on.
     pub active_windows: [u32; MAX_WINDOWS],
     pub cached_windows: [u32; MAX_WINDOWS],
-    /// As of its last change; [`crate::KvCache::holdings`] is up to date.
-    pub(crate) ledger: Ledger,
 }
 
 impl TenantStats {
@@ -185,5 +174,71 @@ impl TenantStats {
         self.tail_hit_tokens += before.tail_hit_tokens;
         self.evictions += before.evictions;
         self.window_miss_tokens += before.window_miss_tokens;
+    }
+
+    pub(crate) fn add(&mut self, query: &Query) {
+        self.queries += query.queries;
+        self.query_tokens += query.tokens;
+        self.hit_tokens += query.hit;
+        self.tail_hit_tokens += query.tail_hit;
+        self.window_miss_tokens += query.window_miss;
+    }
+
+    pub(crate) fn take_back(&mut self, query: &Query) {
+        self.queries -= query.queries;
+        self.query_tokens -= query.tokens;
+        self.hit_tokens -= query.hit;
+        self.tail_hit_tokens -= query.tail_hit;
+        self.window_miss_tokens -= query.window_miss;
+    }
+}
+
+impl KvCache {
+    pub fn stats(&self) -> CacheStats {
+        let group = |at: usize| {
+            let group = self.groups.get(at)?;
+            Some(GroupStats { free_blocks: group.pool.free(), ..group.stats })
+        };
+        let first = group(0).unwrap_or_default();
+        let totals = self.totals;
+        CacheStats {
+            blocks: first.blocks,
+            block_tokens: first.block_tokens,
+            bytes_per_block: first.bytes_per_block,
+            free_blocks: first.free_blocks,
+            cached_blocks: first.cached_blocks,
+            active_blocks: first.active_blocks,
+            active_written_slots: first.active_written_slots,
+            allocations: first.allocations,
+            evictions: first.evictions,
+            pinned_blocks: totals.pinned_blocks,
+            queries: totals.queries,
+            query_tokens: totals.query_tokens,
+            hit_tokens: totals.hit_tokens,
+            tail_hit_tokens: totals.tail_hit_tokens,
+            window_miss_tokens: totals.window_miss_tokens,
+            swap_bytes: self.host_bytes(|tier| tier.pool.len()),
+            swapped_bytes: self.host_bytes(|tier| tier.pool.len() - tier.pool.free()),
+            windows: std::array::from_fn(|at| group(at + 1).unwrap_or_default()),
+            ..self.stats
+        }
+    }
+
+    /// Zeros for a tenant never seen.
+    pub fn tenant_stats(&self, tenant: TenantId) -> TenantStats {
+        let Some(tenant) = self.tenants.get(&tenant) else { return TenantStats::default() };
+        let held = tenant.held;
+        TenantStats {
+            active_blocks: held[0].active,
+            cached_blocks: held[0].cached,
+            active_windows: std::array::from_fn(|at| held[at + 1].active),
+            cached_windows: std::array::from_fn(|at| held[at + 1].cached),
+            ..tenant.stats
+        }
+    }
+
+    /// Every tenant that holds something or was not forgotten yet, in no particular order.
+    pub fn tenants(&self) -> impl Iterator<Item = (TenantId, TenantStats)> + '_ {
+        self.tenants.keys().map(|tenant| (*tenant, self.tenant_stats(*tenant)))
     }
 }

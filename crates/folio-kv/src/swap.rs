@@ -1,37 +1,43 @@
-//! Copies of a preempted sequence's blocks in the swap space: which slot holds which block of whom.
+//! Host memory: copies of a preempted sequence's blocks.
 //!
-//! Owns: the slots of each cache group, and [`Swapped`], what one sequence has there. Must never: be searched. A copy is
-//! reached through its [`Swapped`] alone, which its sequence holds; it is in no index, nobody else finds it, and what drops it
-//! forgets it.
+//! Owns: the slots of each cache group off the device, and [`Swapped`], what one sequence holds there.
 //!
 //! # What a copy holds
 //!
 //! A table that is given up leaves full blocks in the index, where they may or may not survive. A copy holds what only this
-//! table referenced, to the last position known to be in memory, the partly written block included; of a window group the
+//! table referenced, to the last position known to be in memory, blocks written in part included; of a window group the
 //! blocks of the next query's window, whoever else holds them. What others share is theirs to keep: if it is gone when the
 //! sequence comes back, the copy has no beginning and is of no use.
 //!
+//! Whole blocks of it are residency of their nodes: once they are written, whoever asks for the same content finds them, as a
+//! hit that must be loaded.
+//!
 //! # Coming back
 //!
-//! [`KvCache::attach_swapped`] attaches what group 0 still has of the beginning, whatever its windows lack, and takes blocks
-//! for the rest, to be filled from their slots before the step computes. They are private until the step's `commit`, which
-//! publishes them as if the step had computed them: a step that never runs leaves nothing wrong behind.
+//! [`KvCache::attach_loading`] attaches what the device still has of the beginning and takes blocks for the rest, to be filled
+//! before the step computes. They are private until the step's `commit`, which publishes them as if the step had computed them:
+//! a step that never runs leaves nothing wrong behind. The slots are held until then.
 //!
 //! A step's order is: swaps out, copies, swaps in, then writes (see `cache` for the middle). What is swapped out may be given
 //! to anybody at once; what is swapped in may be a block that a copy of the same step still has to read.
 //!
-//! Invariants: a slot is free or in one copy; copies of one step never share slots with those dropped in it, because slots are
-//! given back between steps or when a copy never ran.
+//! Invariants: a slot is free or held; what a step reads is not let again before it is committed.
 //!
 //! Cost: O(blocks copied). Lists are reused, so that a steady state allocates nothing.
 
-use crate::cache::{KvCache, Lookup};
+use crate::attach::Lookup;
+use crate::cache::KvCache;
 use crate::check::{Violation, count};
 use crate::counts::{GroupCounts, MAX_GROUPS};
+use crate::group::Tier;
+use crate::hash::BlockHashes;
+use crate::nodes::Nodes;
+use crate::policy::NONE;
+use crate::pool::Pool;
 use crate::table::BlockTable;
-use crate::types::{BlockId, HOLE, Root, TenantId, first_block};
+use crate::types::{BlockId, HOLE, TenantId};
 
-/// Copy block `block` of `group` to slot `slot` of the group's swap space, or back.
+/// Copy block `block` of `group` to slot `slot` of the group's host memory, or back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockSwap {
     pub group: u32,
@@ -54,22 +60,26 @@ pub struct SwapOffer {
 #[derive(Debug)]
 #[must_use = "a dropped copy leaks its slots: give it to KvCache::drop_swapped"]
 pub struct Swapped {
-    root: Root,
-    /// First block of group 0, and positions in all.
-    first: u32,
+    tenant: TenantId,
+    /// Positions in all.
     end: u32,
-    /// Of blocks `first ..` of group 0, and of each window group from the window of position `end` on.
+    /// It continues blocks that an operator shares.
+    shares: bool,
+    /// Of each group the last blocks up to position `end`.
     slots: SlotLists,
 }
 
-type SlotLists = [Vec<u32>; MAX_GROUPS];
+pub(crate) type SlotLists = [Vec<u32>; MAX_GROUPS];
 
-/// The slots there are.
-#[derive(Debug, Default)]
-pub(crate) struct SwapSpace {
-    total: GroupCounts,
-    free: SlotLists,
-    spare: Vec<SlotLists>,
+/// What can be attached when blocks are loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loadable {
+    /// What the device has: `full_blocks`, and as `tail_tokens` what is loaded behind it.
+    pub lookup: Lookup,
+    /// Positions in all.
+    pub positions: u32,
+    /// To be copied to the device.
+    pub bytes: u64,
 }
 
 /// Emptied lists kept for the next copies.
@@ -77,7 +87,7 @@ const SPARE_LISTS: usize = 256;
 
 impl Swapped {
     pub fn tenant(&self) -> TenantId {
-        self.root.tenant
+        self.tenant
     }
 
     /// Positions that need not be computed once it is back.
@@ -89,222 +99,376 @@ impl Swapped {
     pub fn slots(&self, group: usize) -> &[u32] {
         &self.slots[group]
     }
+
+    /// The slot of block `index` of a group, of `blocks` up to its end.
+    fn slot(&self, group: usize, index: u32, blocks: u32) -> Option<u32> {
+        let slots = &self.slots[group];
+        slots.get((index + slots.len() as u32).checked_sub(blocks)? as usize).copied()
+    }
 }
 
 impl KvCache {
-    /// So many slots in each group, all free; before anything is swapped out.
+    /// So many slots of host memory in each group, all free; before the cache is used.
     pub fn set_swap_space(&mut self, slots: GroupCounts) {
-        let free = std::array::from_fn(|group| (0..slots[group]).rev().collect());
-        self.swap = SwapSpace { total: slots, free, spare: Vec::new() };
-        self.stats.swap_bytes = self.swap_bytes(slots);
+        debug_assert_eq!(self.nodes.len(), 0, "host memory comes before the first block is cached");
+        let most = self.config.blocks + slots[0];
+        self.nodes = Nodes::new(most);
+        for (at, group) in self.groups.iter_mut().enumerate() {
+            let places = if at > 0 { vec![NONE; most as usize] } else { Vec::new() };
+            group.places = places;
+            let host = if slots[at] > 0 { most as usize } else { 0 };
+            group.host = Tier { pool: Pool::new(slots[at]), places: vec![NONE; host] };
+        }
     }
 
     /// Slots of each group.
     pub fn swap_slots(&self) -> GroupCounts {
-        self.swap.total
+        self.each_group(|group| self.groups[group].host.pool.len())
+    }
+
+    pub(crate) fn host_bytes(&self, slots: impl Fn(&Tier) -> u32) -> u64 {
+        let bytes =
+            self.groups.iter().map(|group| u64::from(slots(&group.host)) * group.config.bytes_per_block);
+        bytes.sum()
     }
 
     /// Bytes of so many blocks of each group.
-    fn swap_bytes(&self, blocks: GroupCounts) -> u64 {
-        let windows = self.windows.iter().enumerate();
-        let windows =
-            windows.map(|(window, pool)| u64::from(blocks[window + 1]) * pool.config.bytes_per_block);
-        u64::from(blocks[0]) * self.config.bytes_per_block + windows.sum::<u64>()
+    fn bytes_of(&self, blocks: GroupCounts) -> u64 {
+        let groups = self.groups.iter().enumerate();
+        groups.map(|(at, group)| u64::from(blocks[at]) * group.config.bytes_per_block).sum()
+    }
+
+    pub(crate) fn host_place(&self, group: usize, node: u32) -> Option<u32> {
+        let places = &self.groups[group].host.places;
+        places.get(node as usize).copied().filter(|place| *place != NONE)
     }
 
     /// What a copy of `table` would hold. `None`: nothing is its own, there is no room, or what a window needs is gone.
     pub fn swap_offer(&self, table: &BlockTable) -> Option<SwapOffer> {
-        let size = self.config.block_tokens;
-        let (to, blocks) = (table.confirmed, table.confirmed.div_ceil(size));
-        let shared = table.root.shared_blocks();
-        let first = table.blocks.len() as u32 - self.exclusive_full(table);
+        let to = table.confirmed;
+        let (size, shared) = (self.config.block_tokens, table.shared_blocks());
+        let first = table.lists[0].len() as u32 - self.exclusive_full(table);
+        let from = |group: usize| match group {
+            0 => first,
+            _ => table.first_block(group, to).min(self.groups[group].blocks_of(to)),
+        };
         // What an operator shares is nobody's own and not copied, so a window must have left it.
-        let inside = (0..self.windows.len()).any(|window| table.first_block(window, to) < shared);
-        if first >= blocks || inside {
+        let inside = |group: usize| from(group) * self.groups[group].config.block_tokens < shared * size;
+        let needed = |group: usize| !self.groups[group].config.optional;
+        if first >= self.groups[0].blocks_of(to) || self.others().any(|group| needed(group) && inside(group))
+        {
             return None;
         }
-        let slots = GroupCounts::each(self.groups(), |group| match group.checked_sub(1) {
-            None => blocks - first,
-            Some(window) => blocks - table.first_block(window, to).min(blocks),
-        });
-        let held = |window: usize| {
-            let needed = table.first_block(window, to) as usize..blocks as usize;
-            table.windows[window][needed].iter().all(|block| *block != HOLE)
+        let blocks = |group: usize| self.groups[group].blocks_of(to) - from(group);
+        let slots = self.each_group(|group| if needed(group) { blocks(group) } else { 0 });
+        let fits = |group: usize| slots[group] <= self.groups[group].host.pool.free();
+        let whole = |group: usize| {
+            let end = self.groups[group].blocks_of(to);
+            let held = &table.lists[group][(end - slots[group]) as usize..end as usize];
+            held.iter().all(|block| *block != HOLE)
         };
-        let room = (0..self.groups()).all(|group| slots[group] as usize <= self.swap.free[group].len());
-        let whole = (0..self.windows.len()).all(held);
-        (room && whole).then(|| SwapOffer { from: first * size, to, slots, bytes: self.swap_bytes(slots) })
+        let all = (0..self.groups.len()).all(|group| fits(group) && whole(group));
+        all.then(|| SwapOffer { from: first * size, to, slots, bytes: self.bytes_of(slots) })
     }
 
     /// Takes slots for a copy of `table`, which is given up next. The copying is asked for in `swaps` and belongs into the
-    /// next step that runs.
+    /// next step that runs; [`KvCache::swapped_out`] when it did.
     pub fn swap_out(&mut self, table: &BlockTable, offer: &SwapOffer, swaps: &mut Vec<BlockSwap>) -> Swapped {
-        let size = self.config.block_tokens;
-        let end = offer.to.div_ceil(size);
-        let mut slots = self.swap.spare.pop().unwrap_or_default();
-        for (group, slots) in slots.iter_mut().enumerate().take(self.groups()) {
-            let from = (end - offer.slots[group]) as usize;
-            for block in &table.group(group)[from..end as usize] {
-                let slot = self.swap.free[group].pop().expect("the offer counted the free slots");
+        let tenant = table.hashes.root().tenant;
+        let mut slots = self.spare_slots.pop().unwrap_or_default();
+        for (group, slots) in slots.iter_mut().enumerate().take(self.groups.len()) {
+            let config = self.groups[group].config;
+            let (end, ratio) =
+                (self.groups[group].blocks_of(offer.to), config.block_tokens / self.config.block_tokens);
+            for index in end - offer.slots[group]..end {
+                let block = table.lists[group][index as usize];
+                let whole = (index + 1) * config.block_tokens <= offer.to
+                    && (index + 1) * ratio <= table.published[0];
+                let node = whole.then(|| self.node_of(table.lists[0][((index + 1) * ratio - 1) as usize]));
+                let slot = self.take_host(group, tenant, node).expect("the offer counted the free slots");
                 slots.push(slot);
-                swaps.push(BlockSwap { group: group as u32, block: *block, slot });
+                swaps.push(BlockSwap { group: group as u32, block, slot });
             }
         }
-        self.stats.swapped_bytes += offer.bytes;
-        Swapped { root: table.root, first: offer.from / size, end: offer.to, slots }
+        Swapped { tenant, end: offer.to, shares: table.shares, slots }
+    }
+
+    /// A slot that a transfer writes, for a node or for nobody else.
+    fn take_host(&mut self, group: usize, tenant: TenantId, node: Option<u32>) -> Option<u32> {
+        let node = node.filter(|node| self.host_place(group, *node).is_none());
+        let host = &mut self.groups[group].host;
+        let slot = host.pool.pop()?;
+        let it = host.pool.slot_mut(slot);
+        (it.refs, it.tenant, it.open) = (1, tenant, true);
+        if let Some(node) = node {
+            host.pool.set_node(slot, Some(node));
+            host.places[node as usize] = slot;
+        }
+        Some(slot)
+    }
+
+    /// The step that makes the copy was committed: it is there, for everybody who asks for the content.
+    pub fn swapped_out(&mut self, swapped: &Swapped) {
+        for group in 0..self.groups.len() {
+            for slot in &swapped.slots[group] {
+                let slot = self.groups[group].host.pool.slot_mut(*slot);
+                slot.open = false;
+                let node = slot.node().filter(|_| group == 0);
+                node.into_iter().for_each(|node| self.record_host(node, true));
+            }
+        }
     }
 
     /// Forgets a copy.
     pub fn drop_swapped(&mut self, swapped: Swapped) {
         let Swapped { mut slots, .. } = swapped;
-        let counts = GroupCounts::each(self.groups(), |group| slots[group].len() as u32);
-        self.stats.swapped_bytes -= self.swap_bytes(counts);
-        for (free, slots) in self.swap.free.iter_mut().zip(&mut slots) {
-            free.append(slots);
+        for (group, slots) in slots.iter_mut().enumerate() {
+            slots.drain(..).rev().for_each(|slot| self.unreference_host(group, slot));
         }
-        if self.swap.spare.len() < SPARE_LISTS {
-            self.swap.spare.push(slots);
+        if self.spare_slots.len() < SPARE_LISTS {
+            self.spare_slots.push(slots);
         }
     }
 
-    /// What [`KvCache::attach_swapped`] would find: `full_blocks` in the pool, and as `tail_tokens` the rest, from the copy.
-    /// `None`: what it continues is gone. `tokens`: all that the sequence knows.
-    pub fn lookup_swapped(&self, tokens: &[u32], swapped: &Swapped) -> Option<Lookup> {
+    pub(crate) fn reference_host(&mut self, group: usize, slot: u32) {
+        self.groups[group].host.pool.slot_mut(slot).refs += 1;
+    }
+
+    pub(crate) fn unreference_host(&mut self, group: usize, slot: u32) {
+        let host = &mut self.groups[group].host;
+        let it = host.pool.slot_mut(slot);
+        it.refs -= 1;
+        if it.refs > 0 {
+            return;
+        }
+        let node = it.node();
+        if let Some(node) = node {
+            host.pool.set_node(slot, None);
+            host.places[node as usize] = NONE;
+        }
+        host.pool.push(slot);
+        if let Some(node) = node.filter(|_| group == 0) {
+            self.record_host(node, false);
+            if self.place(0, node).is_none() {
+                self.remove_node(node);
+            }
+        }
+    }
+
+    /// The node is forgotten: what holds it here holds nothing that is found.
+    pub(crate) fn leave_host(&mut self, node: u32) {
+        for group in 0..self.groups.len() {
+            if let Some(slot) = self.host_place(group, node) {
+                let host = &mut self.groups[group].host;
+                host.pool.set_node(slot, None);
+                host.places[node as usize] = NONE;
+            }
+        }
+    }
+
+    /// Where what block `index` of a group holds before position `end` can be loaded from: the sequence's own copy, or what is
+    /// found of its node.
+    fn load_source(
+        &self,
+        group: usize,
+        index: u32,
+        end: u32,
+        node: Option<u32>,
+        copy: Option<&Swapped>,
+    ) -> Option<u32> {
+        let config = self.groups[group].config;
+        let own = copy.and_then(|copy| {
+            let slot = copy.slot(group, index, self.groups[group].blocks_of(copy.end))?;
+            let start = index * config.block_tokens;
+            let upto = |end: u32| config.block_tokens.min(end - start);
+            let (wanted, filled) = (upto(end), upto(copy.end));
+            (wanted <= filled && config.is_divisible(wanted, filled)).then_some(slot)
+        });
+        let found = || {
+            let slot = self.host_place(group, node?)?;
+            (!self.groups[group].host.pool.slot(slot).open).then_some(slot)
+        };
+        own.or_else(found)
+    }
+
+    /// What [`KvCache::attach_loading`] would attach of the first `max_tokens`. `None`: nothing is to be loaded, or something that
+    /// is read is nowhere. `copy`: the sequence's own.
+    pub fn lookup_loading(
+        &self,
+        hashes: &BlockHashes,
+        max_tokens: u32,
+        copy: Option<&Swapped>,
+    ) -> Option<Loadable> {
         let size = self.config.block_tokens;
-        let mut idle = 0;
-        let found = self.follow(tokens, swapped, |block| {
-            idle += u32::from(self.tree.block(block).refs == 0);
-        });
-        let idle_blocks = GroupCounts::each(self.groups(), |group| match group.checked_sub(1) {
-            None => idle,
-            Some(window) => found.saturating_sub(self.first_swapped(window, swapped)),
-        });
-        let tail_tokens = swapped.end - found * size;
-        let shared_blocks = swapped.root.shared_blocks();
-        let lookup = Lookup { full_blocks: found, tail_tokens, idle_blocks, shared_blocks };
-        (found >= swapped.first).then_some(lookup)
-    }
-
-    /// Bytes to copy when `found` blocks are in the pool.
-    pub fn restored_bytes(&self, swapped: &Swapped, found: &Lookup) -> u64 {
-        let mut blocks = GroupCounts::each(self.groups(), |group| swapped.slots[group].len() as u32);
-        blocks[0] -= found.full_blocks.saturating_sub(swapped.first).min(blocks[0]);
-        self.swap_bytes(blocks)
-    }
-
-    /// A table with all that was copied: what is in the pool is referenced, for the rest blocks are taken and their filling
-    /// is asked for in `swaps`, which belongs into the step being planned. `None`, and nothing changed: what the copy
-    /// continues is gone, or there is no room. Counts no query: the sequence was counted when it was first attached.
-    ///
-    /// The copy stays until the step has run: the caller may have to give the table up before.
-    pub fn attach_swapped(
-        &mut self,
-        tokens: &[u32],
-        swapped: &Swapped,
-        swaps: &mut Vec<BlockSwap>,
-    ) -> Option<BlockTable> {
-        let (size, root) = (self.config.block_tokens, swapped.root);
-        let blocks = swapped.end.div_ceil(size);
-        let found = self.lookup_swapped(tokens, swapped)?;
-        let needed = GroupCounts::each(self.groups(), |group| match group.checked_sub(1) {
-            None => blocks - found.full_blocks,
-            Some(window) => blocks - self.first_swapped(window, swapped),
-        });
-        if !(needed + GroupCounts::full(found.idle_blocks[0])).fits(self.available_to(root.tenant)) {
+        let shares = copy.map_or(hashes.root().shared_blocks() > 0, |copy| copy.shares);
+        let (mut device, mut blocks, mut idle) = (0, 0, 0);
+        for hash in hashes.iter(shares).take((max_tokens / size) as usize) {
+            let node = self.nodes.find(hash);
+            match node.and_then(|node| self.place(0, node)) {
+                Some(block) if device == blocks => {
+                    device += 1;
+                    idle += u32::from(self.slot(0, block).refs == 0);
+                }
+                _ if self.load_source(0, blocks, (blocks + 1) * size, node, copy).is_none() => break,
+                _ => {}
+            }
+            blocks += 1;
+        }
+        if device < hashes.root().shared_blocks() && shares {
             return None;
         }
-        let mut table = self.table_of(root);
-        self.follow(tokens, swapped, |block| table.blocks.push(BlockId(block)));
-        for &block in &table.blocks {
-            self.reference(block);
-            self.hit(block);
+        // The block that only its own copy has, written in part.
+        let tail =
+            copy.filter(|copy| copy.end <= max_tokens && copy.end / size == blocks && copy.end % size > 0);
+        let positions = tail.map_or(blocks * size, |copy| copy.end);
+        if positions == device * size {
+            return None;
         }
-        table.published = found.full_blocks;
-        table.restored = true;
-        table.computed = swapped.end;
-        let filled = |index: u32| size.min(swapped.end - index * size);
-        for index in found.full_blocks..blocks {
-            let block = self.take(root.tenant).expect("counted as available");
-            self.set_filled(block, filled(index));
-            table.blocks.push(block);
-            let slot = swapped.slots[0][(index - swapped.first) as usize];
-            swaps.push(BlockSwap { group: 0, block, slot });
-        }
-        for (window, pool) in self.windows.iter_mut().enumerate() {
-            let first = table.first_block(window, swapped.end).min(blocks);
-            table.windows[window].resize(first as usize, HOLE);
-            for (index, slot) in (first..blocks).zip(&swapped.slots[window + 1]) {
-                let block = pool.take(root.tenant).expect("counted as available");
-                pool.set_filled(block, filled(index));
-                table.windows[window].push(block);
-                swaps.push(BlockSwap { group: window as u32 + 1, block, slot: *slot });
+        let mut loads = GroupCounts::full(positions.div_ceil(size) - device);
+        let mut idle = GroupCounts::full(idle);
+        for group in self.others() {
+            let config = self.groups[group].config;
+            let ratio = config.block_tokens / size;
+            let (first, end) = (config.first_block(positions), self.groups[group].blocks_of(positions));
+            let read = if config.optional { end..end } else { first.min(end)..end };
+            for index in read {
+                let whole = (index + 1) * config.block_tokens <= positions;
+                let hash = hashes.get(shares, (index + 1) * ratio - 1).filter(|_| whole);
+                let node = hash.and_then(|hash| self.nodes.find(hash));
+                if node.and_then(|node| self.place(group, node)).is_none() || !whole {
+                    self.load_source(group, index, positions, node, copy)?;
+                    loads[group] += 1;
+                }
             }
+            // All of them are taken, or no longer available.
+            idle[group] = (device / ratio).saturating_sub(first);
         }
-        Some(table)
+        let lookup = Lookup {
+            full_blocks: device,
+            tail_tokens: positions - device * size,
+            idle_blocks: idle,
+            shared_blocks: if shares { hashes.root().shared_blocks() } else { 0 },
+        };
+        Some(Loadable { lookup, positions, bytes: self.bytes_of(loads) })
     }
 
-    /// First block of a window group that the copy holds.
-    fn first_swapped(&self, window: usize, swapped: &Swapped) -> u32 {
+    /// A table with all that [`KvCache::lookup_loading`] found: what is on the device is referenced, for the rest blocks are taken
+    /// and their filling is asked for in `swaps`, which belongs into the step being planned. There is no room: the hashes come
+    /// back, and nothing changed. Counts no query of a sequence that was counted when it was first attached.
+    ///
+    /// Its own copy stays until the step has run: the caller may have to give the table up before.
+    pub fn attach_loading(
+        &mut self,
+        hashes: BlockHashes,
+        max_tokens: u32,
+        copy: Option<&Swapped>,
+        swaps: &mut Vec<BlockSwap>,
+    ) -> Result<BlockTable, BlockHashes> {
         let size = self.config.block_tokens;
-        let first = first_block(self.windows[window].config.window_tokens, swapped.end, size);
-        first.min(swapped.end.div_ceil(size))
-    }
-
-    /// Leading full blocks that group 0 still has, whatever their windows lack; `each` is told every one.
-    fn follow(&self, tokens: &[u32], swapped: &Swapped, mut each: impl FnMut(u32)) -> u32 {
-        let mut found = 0;
-        for hash in swapped.root.hashes(&tokens[..swapped.end as usize], self.config.block_tokens) {
-            let Some(block) = self.tree.find(&hash) else { break };
-            each(block);
-            found += 1;
+        let Some(found) = self.lookup_loading(&hashes, max_tokens, copy) else { return Err(hashes) };
+        let (positions, device) = (found.positions, found.lookup.full_blocks);
+        let tenant = hashes.root().tenant;
+        let needed = self.demand(&found.lookup, positions, positions);
+        if !needed.fits(self.available_to(tenant)) {
+            return Err(hashes);
         }
-        found
-    }
-
-    /// The window blocks of a table that came from a copy become companions of what group 0 had all along.
-    pub(crate) fn publish_restored_windows(&mut self, table: &mut BlockTable) {
-        let first = (0..self.windows.len()).map(|window| table.first_block(window, table.computed)).min();
-        for index in first.unwrap_or(table.published)..table.published {
-            if self.publish_windows(table, index as usize) {
-                self.supersede_if_complete(table.blocks[index as usize]);
+        let shares = copy.map_or(hashes.root().shared_blocks() > 0, |copy| copy.shares);
+        let mut table = self.table_of(hashes, shares);
+        let nodes: Vec<Option<u32>> = table
+            .hashes
+            .iter(shares)
+            .take((positions / size) as usize)
+            .map(|hash| self.nodes.find(hash))
+            .collect();
+        // What is there is held first: nothing that is taken may cost it.
+        let whole = |group: usize, index: u32, of: &Self| {
+            let config = of.groups[group].config;
+            let last = (index + 1) * (config.block_tokens / size);
+            nodes.get(last as usize - 1).copied().flatten()
+        };
+        for group in 0..self.groups.len() {
+            let config = self.groups[group].config;
+            let end = self.groups[group].blocks_of(positions);
+            let first = if config.optional { end } else { config.first_block(positions).min(end) };
+            table.lists[group].resize(first as usize, HOLE);
+            for index in first..end {
+                let held = whole(group, index, self).and_then(|node| self.place(group, node));
+                let held = held.filter(|_| group > 0 || index < device);
+                if let Some(block) = held {
+                    self.reference(group, block);
+                    match group {
+                        0 => self.hit(block),
+                        _ => self.keep_block(group, block),
+                    }
+                }
+                table.lists[group].push(held.unwrap_or(HOLE));
+            }
+            for index in first..end {
+                let node = whole(group, index, self);
+                let there = table.lists[group][index as usize] != HOLE;
+                if !there && let Some(slot) = self.load_source(group, index, positions, node, copy) {
+                    self.reference_host(group, slot);
+                    table.loads.push(BlockSwap { group: group as u32, block: HOLE, slot });
+                }
             }
         }
+        let mut at = 0;
+        for group in 0..self.groups.len() {
+            let config = self.groups[group].config;
+            let end = table.lists[group].len();
+            table.published[group] = end as u32;
+            for index in 0..end {
+                let load = table.loads.get(at).filter(|load| load.group as usize == group);
+                let behind = (index as u32) < config.first_block(positions);
+                if behind || config.optional || table.lists[group][index] != HOLE || load.is_none() {
+                    continue;
+                }
+                let block = self.take(group, tenant).expect("counted as available");
+                let start = index as u32 * config.block_tokens;
+                self.set_filled(group, block, config.block_tokens.min(positions - start));
+                table.lists[group][index] = block;
+                table.loads[at].block = block;
+                table.published[group] = table.published[group].min(index as u32);
+                at += 1;
+            }
+        }
+        table.computed = positions;
+        swaps.extend_from_slice(&table.loads);
+        Ok(table)
     }
 
-    /// As [`KvCache::supersede`], unless a companion is lacking, as where a copy had none.
-    pub(crate) fn supersede_if_complete(&mut self, block: BlockId) {
-        if self.windows.iter().all(|window| window.companion(block.0).is_some()) {
-            self.supersede(block);
+    /// What the table was to load is loaded, or never will be.
+    pub(crate) fn finish_loads(&mut self, table: &mut BlockTable) {
+        for load in table.loads.drain(..) {
+            self.unreference_host(load.group as usize, load.slot);
         }
     }
 
-    /// Verifies that every slot is free or in one of `copies`, which must be all there are, and that bytes are counted.
-    pub fn check_swapped(&self, copies: &[&Swapped]) -> Result<(), Violation> {
-        let mut used = GroupCounts::default();
-        for group in 0..self.groups() {
-            let mut states = vec![0u64; self.swap.total[group] as usize];
-            for slot in copies.iter().flat_map(|copy| &copy.slots[group]) {
-                states[*slot as usize] += 1;
-                used[group] += 1;
-            }
-            self.swap.free[group].iter().for_each(|slot| states[*slot as usize] += 1);
-            for state in states {
-                count("places of a slot of the swap space, free or one copy,", state, 1)?;
-            }
-        }
-        count("bytes in the swap space", self.stats.swapped_bytes, self.swap_bytes(used))?;
-        let size = self.config.block_tokens;
-        for copy in copies {
-            let full = copy.end.div_ceil(size) - copy.first;
-            count("slots of a copy in group 0", copy.slots[0].len() as u64, full.into())?;
-            for window in 0..self.windows.len() {
-                let needed = copy.end.div_ceil(size) - self.first_swapped(window, copy);
+    /// Verifies that every slot off the device is free, or held by exactly `copies`, which must be all there are, and what `tables`
+    /// load; and that what it holds is found.
+    pub fn check_swapped(&self, copies: &[&Swapped], tables: &[&BlockTable]) -> Result<(), Violation> {
+        for group in 0..self.groups.len() {
+            let host = &self.groups[group].host;
+            let mut held = vec![0u32; host.pool.len() as usize];
+            copies.iter().flat_map(|copy| &copy.slots[group]).for_each(|slot| held[*slot as usize] += 1);
+            let loads = tables.iter().flat_map(|table| &table.loads);
+            loads.filter(|load| load.group as usize == group).for_each(|load| held[load.slot as usize] += 1);
+            for (slot, held) in (0..).zip(held) {
+                let free = host.pool.is_free(slot);
+                let refs = if free { 0 } else { host.pool.slot(slot).refs };
+                count("holders of a slot of host memory", refs.into(), held.into())?;
+                count("free slots of host memory that nobody holds", free.into(), (held == 0).into())?;
+                let node = if free { None } else { host.pool.slot(slot).node() };
+                let place = node.and_then(|node| self.host_place(group, node));
                 count(
-                    "slots of a copy in a window group",
-                    copy.slots[window + 1].len() as u64,
-                    needed.into(),
+                    "place of a node in host memory",
+                    place.map_or(0, |place| u64::from(place) + 1),
+                    node.map_or(0, |_| u64::from(slot) + 1),
                 )?;
             }
+            let places = host.places.iter().filter(|place| **place != NONE).count() as u64;
+            let nodes = host.pool.used().filter(|(_, slot)| slot.node().is_some()).count() as u64;
+            count("nodes in host memory", places, nodes)?;
         }
         Ok(())
     }

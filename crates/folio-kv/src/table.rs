@@ -1,37 +1,39 @@
-//! The block table of one sequence: which block holds which positions, and how far they are written.
+//! The block table of one sequence: which block of each group holds which positions, and how far they are written.
 //!
-//! Owns: the list. Must never: change by itself; only [`crate::KvCache`] adds, swaps or drops blocks, because every
-//! entry is a counted reference.
+//! Owns: the lists, and what identifies their content. Must never: change by itself; only [`crate::KvCache`] adds, swaps or
+//! drops blocks, because every entry is a counted reference.
 //!
 //! Invariants: `confirmed <= computed <= capacity`; every block whose positions are all `< computed` is published (its
-//! index entry is the very block the table holds); blocks beyond `computed` belong to this table alone. A window group's
-//! list is as long as that of group 0; it holds exactly the blocks from the window of the next query on, and before them
-//! holes.
+//! node resides in the very block the table holds); blocks beyond `computed` belong to this table alone. A group's list holds
+//! exactly the blocks from those that the next query reads on, and before them holes.
 
-use crate::stats::MAX_WINDOWS;
-use crate::types::{BlockId, Root, first_block};
+use crate::counts::MAX_GROUPS;
+use crate::hash::BlockHashes;
+use crate::lease::Ticket;
+use crate::swap::BlockSwap;
+use crate::types::{BlockId, GroupConfig, Root};
 
 /// Blocks of one sequence, in position order. Hand it back with [`crate::KvCache::release`]: a table that is merely
 /// dropped leaks its references (`KvCache::check` reports that).
 #[derive(Debug)]
 #[must_use = "a dropped table leaks its blocks: give it to KvCache::release"]
 pub struct BlockTable {
-    pub(crate) root: Root,
-    /// Of group 0.
-    pub(crate) blocks: Vec<BlockId>,
-    /// Of each window group, `HOLE` behind the window; empty where there is no such group.
-    pub(crate) windows: [Vec<BlockId>; MAX_WINDOWS],
-    /// Length of each window; 0 where there is no such group.
-    pub(crate) window_tokens: [u32; MAX_WINDOWS],
-    pub(crate) block_tokens: u32,
+    pub(crate) hashes: BlockHashes,
+    /// It begins with blocks that an operator shares.
+    pub(crate) shares: bool,
+    /// Of each group, `HOLE` where it holds none.
+    pub(crate) lists: [Vec<BlockId>; MAX_GROUPS],
+    pub(crate) groups: [Option<GroupConfig>; MAX_GROUPS],
     /// Positions `< computed` are (or, after this step's copies, will be) in the cache.
     pub(crate) computed: u32,
     /// Positions `< confirmed` are known to be in memory: no copy of theirs is still pending.
     pub(crate) confirmed: u32,
-    /// Leading blocks that are in the index: all full ones, unless the table came from a copy and its step has not run.
-    pub(crate) published: u32,
-    /// It came from a copy and its step has not run.
-    pub(crate) restored: bool,
+    /// Leading blocks of each group that are published, or never will be: all full ones, unless some are being loaded.
+    pub(crate) published: [u32; MAX_GROUPS],
+    /// What the step that computes next loads first. The slots are held until it is committed.
+    pub(crate) loads: Vec<BlockSwap>,
+    /// Transfers that write blocks behind `computed`, in order, each with how many blocks of group 0.
+    pub(crate) tickets: Vec<(Ticket, u32)>,
     /// Blocks that a lookup found in group 0 and could not attach: where a hit would have ended, had the windows been there.
     pub(crate) missed: u32,
     /// What `attach` counted for this table, so that `abandon` can take it back.
@@ -52,28 +54,28 @@ pub(crate) struct Query {
 /// The emptied vectors of a table, kept for the next one.
 #[derive(Debug, Default)]
 pub(crate) struct Lists {
-    pub blocks: Vec<BlockId>,
-    pub windows: [Vec<BlockId>; MAX_WINDOWS],
+    pub lists: [Vec<BlockId>; MAX_GROUPS],
+    pub loads: Vec<BlockSwap>,
 }
 
 impl BlockTable {
     pub(crate) fn new(
-        root: Root,
-        block_tokens: u32,
-        window_tokens: [u32; MAX_WINDOWS],
+        hashes: BlockHashes,
+        shares: bool,
+        groups: [Option<GroupConfig>; MAX_GROUPS],
         lists: Lists,
     ) -> Self {
-        let Lists { blocks, windows } = lists;
+        let Lists { lists, loads } = lists;
         Self {
-            root,
-            blocks,
-            windows,
-            window_tokens,
-            block_tokens,
+            hashes,
+            shares,
+            lists,
+            groups,
             computed: 0,
             confirmed: 0,
-            published: 0,
-            restored: false,
+            published: [0; MAX_GROUPS],
+            loads,
+            tickets: Vec::new(),
             missed: 0,
             query: Query::default(),
         }
@@ -81,36 +83,37 @@ impl BlockTable {
 
     /// Blocks of group 0 in position order; block `i` holds positions `i * block_tokens ..`.
     pub fn blocks(&self) -> &[BlockId] {
-        &self.blocks
+        &self.lists[0]
     }
 
     /// Cache groups, at least 1.
     pub fn groups(&self) -> usize {
-        1 + self.window_count()
+        self.groups.iter().flatten().count()
     }
 
-    /// Blocks of a group in position order, as many in each. In a window group [`crate::HOLE`] stands for a block behind
-    /// the window.
+    /// Blocks of a group in position order. [`crate::HOLE`] stands for a block that it does not hold.
     pub fn group(&self, group: usize) -> &[BlockId] {
-        match group.checked_sub(1) {
-            None => &self.blocks,
-            Some(window) => &self.windows[window],
-        }
+        &self.lists[group]
     }
 
-    pub(crate) fn window_count(&self) -> usize {
-        self.window_tokens.iter().take_while(|tokens| **tokens > 0).count()
+    pub(crate) fn config(&self, group: usize) -> GroupConfig {
+        self.groups[group].expect("a group of the cache")
     }
 
-    /// First block of a window group that is not behind the window of the query at `computed`.
-    pub(crate) fn first_block(&self, window: usize, computed: u32) -> u32 {
-        first_block(self.window_tokens[window], computed, self.block_tokens)
+    /// Tokens per block of a group.
+    pub fn block_tokens(&self, group: usize) -> u32 {
+        self.config(group).block_tokens
     }
 
-    /// Blocks of a window group that the table holds.
-    pub(crate) fn held(&self, window: usize) -> &[BlockId] {
-        let blocks = &self.windows[window];
-        &blocks[(self.first_block(window, self.computed) as usize).min(blocks.len())..]
+    /// First block of a group that the query at `computed` reads or writes.
+    pub(crate) fn first_block(&self, group: usize, computed: u32) -> u32 {
+        self.config(group).first_block(computed)
+    }
+
+    /// Entries of a group from the first that the next query reads on.
+    pub(crate) fn held(&self, group: usize) -> &[BlockId] {
+        let blocks = &self.lists[group];
+        &blocks[(self.first_block(group, self.computed) as usize).min(blocks.len())..]
     }
 
     /// Positions `0 .. computed` need not be computed.
@@ -120,39 +123,58 @@ impl BlockTable {
 
     /// Positions the blocks have room for.
     pub fn capacity(&self) -> u32 {
-        self.blocks.len() as u32 * self.block_tokens
+        self.lists[0].len() as u32 * self.block_tokens(0)
     }
 
-    /// Sets memory aside for the block numbers of `positions`, so that growing so far allocates nothing.
+    /// Sets memory aside for `positions`, so that growing so far and committing it allocates nothing.
     pub fn reserve(&mut self, positions: u32) {
-        let blocks = positions.div_ceil(self.block_tokens) as usize;
-        self.blocks.reserve_exact(blocks.saturating_sub(self.blocks.len()));
-        for window in 0..self.window_count() {
-            let list = &mut self.windows[window];
+        self.hashes.reserve(positions);
+        for (list, config) in self.lists.iter_mut().zip(self.groups.iter().flatten()) {
+            let blocks = positions.div_ceil(config.block_tokens) as usize;
             list.reserve_exact(blocks.saturating_sub(list.len()));
         }
     }
 
-    pub fn root(&self) -> &Root {
-        &self.root
+    /// What identifies its content.
+    pub fn hashes(&self) -> &BlockHashes {
+        &self.hashes
+    }
+
+    /// The root that it was attached with: without what is shared where that was of no use.
+    pub fn root(&self) -> Root {
+        if self.shares { *self.hashes.root() } else { self.hashes.root().own() }
+    }
+
+    pub(crate) fn shared_blocks(&self) -> u32 {
+        if self.shares { self.hashes.root().shared_blocks() } else { 0 }
+    }
+
+    /// Whether nothing of it is still to be loaded by the step that computes next.
+    pub fn is_loaded(&self) -> bool {
+        self.loads.is_empty()
+    }
+
+    /// Transfers that still write blocks of it.
+    pub fn transfers(&self) -> usize {
+        self.tickets.len()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.blocks.is_empty()
+        self.lists[0].is_empty()
     }
 
-    /// Leading blocks that are in the index.
+    /// Leading blocks of group 0 that are in the index.
     pub fn published_blocks(&self) -> u32 {
-        self.published
+        self.published[0]
     }
 
     /// Blocks that are full, and published between steps.
-    pub(crate) fn full_blocks(&self) -> u32 {
-        self.computed / self.block_tokens
+    pub(crate) fn full_blocks(&self, group: usize) -> u32 {
+        self.computed / self.block_tokens(group)
     }
 
-    /// Index of the block that is written in part, if there is one.
-    pub(crate) fn partial_block(&self) -> Option<usize> {
-        (!self.computed.is_multiple_of(self.block_tokens)).then(|| self.full_blocks() as usize)
+    /// Index of the block of a group that is written in part, if there is one.
+    pub(crate) fn partial_block(&self, group: usize) -> Option<usize> {
+        (!self.computed.is_multiple_of(self.block_tokens(group))).then(|| self.full_blocks(group) as usize)
     }
 }

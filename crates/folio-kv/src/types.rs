@@ -6,7 +6,8 @@ use crate::counts::GroupCounts;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId(pub u32);
 
-/// In a window group's block table: a block that lies behind the window and was given back.
+/// In a block table: a block that no query reads any more and that was given back, or one of an optional group that was not
+/// to be had.
 pub const HOLE: BlockId = BlockId(u32::MAX);
 
 /// A tenant: whoever authenticated with one key. Assigned by the server.
@@ -99,44 +100,82 @@ pub struct BlockCopy {
     pub tokens: u32,
 }
 
-/// The full-attention group, and what all groups have in common.
+/// Group 0, which holds every position and is the index of all; and what all groups have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheConfig {
     pub blocks: u32,
-    /// Tokens per block.
+    /// Tokens per block, and between two hashes.
     pub block_tokens: u32,
     /// For accounting only; this crate never touches KV bytes.
     pub bytes_per_block: u64,
 }
 
-/// A window group: a query at position `p` reads positions `p - window_tokens + 1 ..= p`. Its blocks hold as many tokens as
-/// those of the full-attention group.
+impl CacheConfig {
+    pub(crate) fn group(&self) -> GroupConfig {
+        let Self { blocks, block_tokens, bytes_per_block } = *self;
+        GroupConfig { layout: Layout::Paged, blocks, block_tokens, bytes_per_block, optional: false }
+    }
+}
+
+/// What the blocks of a cache group hold, and so which of them the next query reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WindowConfig {
+pub enum Layout {
+    /// Something of every position, all of which is read: K and V, or the latent vector they are made of.
+    Paged,
+    /// K and V of layers that look back: a query at position `p` reads positions `p - tokens + 1 ..= p`.
+    Window { tokens: u32 },
+    /// The state of recurrent layers behind the last position that the block has. A step reads the last one and writes the
+    /// next; it is of use only as a whole.
+    State,
+}
+
+impl Layout {
+    /// Positions that a query reads, its own included; `None`: all.
+    fn reach(self) -> Option<u32> {
+        match self {
+            Self::Paged => None,
+            Self::Window { tokens } => Some(tokens),
+            Self::State => Some(2),
+        }
+    }
+}
+
+/// A cache group: layers whose KV has one layout, and their pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupConfig {
+    pub layout: Layout,
     pub blocks: u32,
-    pub window_tokens: u32,
+    /// Tokens per block, a multiple of group 0's.
+    pub block_tokens: u32,
     /// For accounting only.
     pub bytes_per_block: u64,
+    /// Nothing depends on it (a drafter's KV): no hit needs it, and who gets no block of it goes on without.
+    pub optional: bool,
 }
 
-impl WindowConfig {
-    /// Of a sequence with `computed` positions, the first block that its next query reads or writes: everything before is
-    /// behind the window.
-    pub fn first_block(&self, computed: u32, block_tokens: u32) -> u32 {
-        first_block(self.window_tokens, computed, block_tokens)
+impl GroupConfig {
+    /// Of a sequence with `computed` positions, the first block that its next query reads or writes: everything before it is
+    /// given back.
+    pub fn first_block(&self, computed: u32) -> u32 {
+        match self.layout.reach() {
+            None => 0,
+            Some(tokens) => (computed + 1).saturating_sub(tokens) / self.block_tokens,
+        }
     }
 
-    /// Most blocks a sequence holds at once when at most `chunk` positions are computed in a step, however the window lies
+    /// Most blocks a sequence holds at once when at most `chunk` positions are computed in a step, however what it reads lies
     /// on the blocks.
-    pub fn blocks_max(&self, chunk: u32, block_tokens: u32) -> u32 {
-        // `window - 1` positions before the chunk and the chunk itself, starting anywhere in a block.
-        let positions = u64::from(self.window_tokens - 1) + u64::from(chunk) + u64::from(block_tokens - 1);
-        u32::try_from(positions.div_ceil(block_tokens.into())).unwrap_or(u32::MAX)
+    pub fn blocks_max(&self, chunk: u32) -> u32 {
+        let Some(tokens) = self.layout.reach() else { return u32::MAX };
+        // `tokens - 1` positions before the chunk and the chunk itself, starting anywhere in a block.
+        let positions = u64::from(tokens - 1) + u64::from(chunk) + u64::from(self.block_tokens - 1);
+        u32::try_from(positions.div_ceil(self.block_tokens.into())).unwrap_or(u32::MAX)
     }
-}
 
-pub(crate) fn first_block(window_tokens: u32, computed: u32, block_tokens: u32) -> u32 {
-    (computed + 1).saturating_sub(window_tokens) / block_tokens
+    /// Whether the first `tokens` positions of a block that has `filled` can be copied.
+    pub(crate) fn is_divisible(&self, tokens: u32, filled: u32) -> bool {
+        self.layout != Layout::State || tokens == filled
+    }
 }
 
 /// A pool cannot give what was asked for; nothing was changed.

@@ -4,6 +4,7 @@
 //! figures; see `examples/step_cost.rs`).
 
 use crate::cache::KvCache;
+use crate::hash::BlockHashes;
 use crate::policy::LruLeafFirst;
 use crate::table::BlockTable;
 use crate::types::{BlockCopy, CacheConfig, Identity, OutOfBlocks, Root, TenantId};
@@ -32,9 +33,13 @@ impl DecodeWorkload {
             let first = workload.next_token;
             workload.next_token = first.wrapping_add(prompt_tokens);
             let tokens: Vec<u32> = (0..prompt_tokens).map(|i| first.wrapping_add(i)).collect();
-            let (mut table, _) = workload.cache.attach(&root, &tokens, prompt_tokens);
+            let hashes = BlockHashes::new(&root, &tokens, config.block_tokens);
+            let (mut table, _) = workload.cache.attach(hashes, &tokens, prompt_tokens);
             workload.cache.grow(&mut table, prompt_tokens, &mut workload.copies)?;
-            workload.cache.commit(&mut table, &tokens, prompt_tokens);
+            workload
+                .cache
+                .commit(&mut table, &tokens, prompt_tokens)
+                .expect("what was grown can be committed");
             workload.sequences.push((table, tokens));
         }
         Ok(workload)
@@ -49,7 +54,8 @@ impl DecodeWorkload {
             self.cache.grow(table, tokens.len() as u32, &mut self.copies)?;
         }
         for (table, tokens) in &mut self.sequences {
-            self.cache.commit(table, tokens, tokens.len() as u32);
+            let committed = self.cache.commit(table, tokens, tokens.len() as u32);
+            committed.expect("what was grown can be committed");
         }
         Ok(())
     }
@@ -57,8 +63,7 @@ impl DecodeWorkload {
     /// Looks up, attaches and gives back the whole context of one sequence: what admitting it again would cost.
     pub fn reattach(&mut self, sequence: usize) -> u32 {
         let (table, tokens) = &self.sequences[sequence];
-        let root = *table.root();
-        let (again, _) = self.cache.attach(&root, tokens, tokens.len() as u32 - 1);
+        let (again, _) = self.cache.attach(table.hashes().clone(), tokens, tokens.len() as u32 - 1);
         let found = again.computed();
         self.cache.abandon(again, tokens);
         found

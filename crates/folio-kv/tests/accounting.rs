@@ -4,12 +4,18 @@ mod common;
 
 use std::collections::HashMap;
 
-use common::{config, root};
-use folio_kv::{BlockTable, Identity, KvCache, LruLeafFirst, Root, TenantId, WindowConfig};
+use common::{ByRoot, config, root};
+use folio_kv::{BlockTable, GroupConfig, Identity, KvCache, LruLeafFirst, Root, TenantId};
 use proptest::prelude::*;
 
 const BYTES: u128 = 1024;
-const WINDOW: WindowConfig = WindowConfig { blocks: 12, window_tokens: 7, bytes_per_block: 100 };
+const WINDOW: GroupConfig = GroupConfig {
+    layout: folio_kv::Layout::Window { tokens: 7 },
+    blocks: 12,
+    block_tokens: 4,
+    bytes_per_block: 100,
+    optional: false,
+};
 const TENANTS: u32 = 3;
 
 #[derive(Clone, Debug)]
@@ -64,7 +70,7 @@ fn grow(cache: &mut KvCache, running: &mut Running, tokens: u32) {
         running.tokens.push(running.tokens.len() as u32 * 3);
     }
     if cache.grow(&mut running.table, length, &mut Vec::new()).is_ok() {
-        cache.commit(&mut running.table, &running.tokens, length);
+        cache.committed(&mut running.table, &running.tokens, length);
     }
 }
 
@@ -73,7 +79,7 @@ proptest! {
 
     #[test]
     fn integrals_are_exact(ops in prop::collection::vec(op(), 1..80)) {
-        let mut cache = KvCache::with_windows(config(12, 4), &[WINDOW], Box::new(LruLeafFirst::new()));
+        let mut cache = KvCache::with_groups(config(12, 4), &[WINDOW], Box::new(LruLeafFirst::new()));
         let mut running: Vec<Running> = Vec::new();
         let mut now = 0;
         let mut held: HashMap<u32, (u128, u128)> = HashMap::new();
@@ -81,7 +87,7 @@ proptest! {
             match op {
                 Op::Start { tenant, text: kind, tokens } => {
                     let tokens = text(kind, tokens);
-                    let (table, _) = cache.attach(&root(tenant), &tokens, tokens.len() as u32 - 1);
+                    let (table, _) = cache.attach_at(&root(tenant), &tokens, tokens.len() as u32 - 1);
                     let mut started = Running { table, tokens };
                     let missing = started.tokens.len() as u32 - started.table.computed();
                     grow(&mut cache, &mut started, missing);
@@ -133,7 +139,7 @@ proptest! {
         let later = cache.holdings(TenantId(0)).at(now + 10);
         cache.advance(now + 10);
         prop_assert_eq!(later, cache.holdings(TenantId(0)), "whoever has a snapshot can go on by itself");
-        running.drain(..).for_each(|one| cache.release(one.table, &one.tokens));
+        running.drain(..).for_each(|one| drop(cache.release(one.table, &one.tokens)));
     }
 }
 

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{cache, data, root};
+use common::{ByRoot, cache, data, root};
 use folio_kv::{BlockTable, KvCache};
 
 const BLOCK_TOKENS: u32 = 16;
@@ -35,7 +35,7 @@ fn advance(cache: &mut KvCache, sequence: &mut Sequence) -> bool {
     }
     let target = if computed == 0 { sequence.prompt } else { computed + 1 };
     cache.grow(&mut sequence.table, target, &mut Vec::new()).expect("room");
-    cache.commit(&mut sequence.table, &sequence.tokens, target);
+    cache.committed(&mut sequence.table, &sequence.tokens, target);
     true
 }
 
@@ -55,7 +55,11 @@ fn waste_stays_under_four_percent() {
             // Token ids that occur once: nothing is shared, which is the worst case for waste.
             let tokens: Vec<u32> = (unique..unique + prompt + generated).collect();
             unique += prompt + generated;
-            running.push(Sequence { table: cache.empty_table(&root), tokens, prompt: prompt.max(1) });
+            running.push(Sequence {
+                table: cache.empty_table(cache.hashes_at(&root, &[])),
+                tokens,
+                prompt: prompt.max(1),
+            });
         }
         if running.is_empty() {
             break;

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Fifo, cache, config, root, serve};
+use common::{ByRoot, Fifo, cache, config, root, serve};
 use folio_kv::{
     BlockCopy, BlockId, BlockMeta, BlockTable, EvictionPolicy, GroupCounts, KvCache, LruLeafFirst,
     OutOfBlocks, Root, TenantId, Violation,
@@ -11,12 +11,12 @@ use folio_kv::{
 fn run(cache: &mut KvCache, table: &mut BlockTable, tokens: &[u32]) -> Vec<BlockCopy> {
     let mut copies = Vec::new();
     cache.grow(table, tokens.len() as u32, &mut copies).expect("room");
-    cache.commit(table, tokens, tokens.len() as u32);
+    cache.committed(table, tokens, tokens.len() as u32);
     copies
 }
 
 fn started(cache: &mut KvCache, root: &Root, tokens: &[u32]) -> BlockTable {
-    let (mut table, _) = cache.attach(root, tokens, tokens.len() as u32);
+    let (mut table, _) = cache.attach_at(root, tokens, tokens.len() as u32);
     run(cache, &mut table, tokens);
     table
 }
@@ -34,7 +34,7 @@ fn a_prefix_is_found_to_the_token_and_counted() {
     assert_eq!(cache.stats().cached_tails, 1);
 
     // Two full blocks, and one of the two tail tokens: position 9 must be left to compute.
-    let (table, copy) = cache.attach(&root, &first, 9);
+    let (table, copy) = cache.attach_at(&root, &first, 9);
     assert_eq!(table.computed(), 9);
     assert_eq!(copy.full().map(|c| c.tokens), Some(1));
     assert_eq!(cache.stats().hit_tokens, 9);
@@ -56,7 +56,7 @@ fn part_of_a_full_block_is_copied_when_the_last_token_must_be_computed() {
     let (mut cache, root) = (cache(16, 4), root(0));
     let tokens = range(0..8);
     serve(&mut cache, &root, &tokens);
-    let (table, copy) = cache.attach(&root, &tokens, 7);
+    let (table, copy) = cache.attach_at(&root, &tokens, 7);
     assert_eq!(table.computed(), 7);
     let copy = copy.full().expect("three tokens of the second block");
     assert_eq!(copy.tokens, 3);
@@ -73,15 +73,15 @@ fn probe_and_lookup_agree_with_attach_and_change_nothing() {
     serve(&mut cache, &root, &old);
     serve(&mut cache, &root, &new);
     let before = cache.stats();
-    assert_eq!(cache.probe(&root, &range(0..9)), 4);
-    assert_eq!(cache.probe(&root, &[0, 1, 77]), 2);
-    let lookup = cache.lookup(&root, &range(0..4));
+    assert_eq!(cache.probe_at(&root, &range(0..9)), 4);
+    assert_eq!(cache.probe_at(&root, &[0, 1, 77]), 2);
+    let lookup = cache.lookup_at(&root, &range(0..4));
     assert_eq!((lookup.full_blocks, lookup.idle_blocks[0], lookup.tail_tokens), (1, 1, 0));
     assert_eq!(cache.stats(), before);
     // `old` is still the older one.
     let table = started(&mut cache, &root, &range(200..212));
-    assert_eq!(cache.probe(&root, &old), 0);
-    assert_eq!(cache.probe(&root, &new), 4);
+    assert_eq!(cache.probe_at(&root, &old), 0);
+    assert_eq!(cache.probe_at(&root, &new), 4);
     cache.release(table, &range(200..212));
 }
 
@@ -89,8 +89,8 @@ fn probe_and_lookup_agree_with_attach_and_change_nothing() {
 fn equal_content_computed_twice_is_kept_once() {
     let (mut cache, root) = (cache(8, 4), root(0));
     let tokens = range(0..8);
-    let (mut a, _) = cache.attach(&root, &tokens, 8);
-    let (mut b, _) = cache.attach(&root, &tokens, 8);
+    let (mut a, _) = cache.attach_at(&root, &tokens, 8);
+    let (mut b, _) = cache.attach_at(&root, &tokens, 8);
     run(&mut cache, &mut a, &tokens);
     assert_eq!(cache.stats().active_blocks, 2);
     run(&mut cache, &mut b, &tokens);
@@ -110,11 +110,11 @@ fn equal_content_computed_twice_is_kept_once() {
 fn a_tail_that_says_nothing_new_is_not_kept_and_a_longer_one_replaces_it() {
     let (mut cache, root) = (cache(8, 4), root(0));
     serve(&mut cache, &root, &[1, 2, 3]);
-    let (mut table, _) = cache.attach(&root, &[1, 2], 0);
+    let (mut table, _) = cache.attach_at(&root, &[1, 2], 0);
     run(&mut cache, &mut table, &[1, 2]);
     cache.release(table, &[1, 2]);
     assert_eq!((cache.stats().cached_tails, cache.stats().dedups), (1, 1));
-    assert_eq!(cache.probe(&root, &[1, 2, 3]), 3);
+    assert_eq!(cache.probe_at(&root, &[1, 2, 3]), 3);
     // A full block makes the tail useless.
     serve(&mut cache, &root, &[1, 2, 3, 4]);
     let stats = cache.stats();
@@ -131,8 +131,8 @@ fn leaves_go_before_their_parents_and_the_oldest_leaf_first() {
     assert_eq!(cache.available()[0], 6);
     for (taken, left_of_a, left_of_b) in [(1, 4, 6), (2, 2, 6), (3, 0, 6), (4, 0, 4)] {
         let table = started(&mut cache, &root, &range(1000..1000 + 2 * taken));
-        assert_eq!(cache.probe(&root, &a), left_of_a);
-        assert_eq!(cache.probe(&root, &b), left_of_b);
+        assert_eq!(cache.probe_at(&root, &a), left_of_a);
+        assert_eq!(cache.probe_at(&root, &b), left_of_b);
         cache.check(&[&table]).unwrap();
         cache.release(table, &range(1000..1000 + 2 * taken));
     }
@@ -146,8 +146,8 @@ fn a_use_makes_a_chain_young() {
     serve(&mut cache, &root, &range(100..104));
     serve(&mut cache, &root, &range(0..4));
     let table = started(&mut cache, &root, &range(1000..1004));
-    assert_eq!(cache.probe(&root, &range(0..4)), 4);
-    assert_eq!(cache.probe(&root, &range(100..104)), 0);
+    assert_eq!(cache.probe_at(&root, &range(0..4)), 4);
+    assert_eq!(cache.probe_at(&root, &range(100..104)), 0);
     cache.release(table, &range(1000..1004));
 }
 
@@ -156,11 +156,11 @@ fn a_copied_tail_becomes_young_too() {
     let (mut cache, root) = (cache(4, 4), root(0));
     serve(&mut cache, &root, &[1, 2]);
     serve(&mut cache, &root, &[7, 8]);
-    let (table, copy) = cache.attach(&root, &[1, 2, 9], 2);
+    let (table, copy) = cache.attach_at(&root, &[1, 2, 9], 2);
     assert!(!copy.is_empty());
     cache.release(table, &[1, 2, 9]);
     let table = started(&mut cache, &root, &range(1000..1012));
-    assert_eq!((cache.probe(&root, &[1, 2]), cache.probe(&root, &[7, 8])), (2, 0));
+    assert_eq!((cache.probe_at(&root, &[1, 2]), cache.probe_at(&root, &[7, 8])), (2, 0));
     cache.release(table, &range(1000..1012));
 }
 
@@ -170,7 +170,7 @@ fn unused_blocks_are_taken_before_cached_ones() {
     serve(&mut cache, &root, &range(0..4));
     let table = started(&mut cache, &root, &range(100..104));
     assert_eq!((cache.stats().evictions, cache.stats().free_blocks), (0, 0));
-    assert_eq!(cache.probe(&root, &range(0..4)), 4);
+    assert_eq!(cache.probe_at(&root, &range(0..4)), 4);
     cache.release(table, &range(100..104));
 }
 
@@ -178,7 +178,7 @@ fn unused_blocks_are_taken_before_cached_ones() {
 fn blocks_in_use_are_never_taken_and_grow_is_all_or_nothing() {
     let (mut cache, root) = (cache(4, 2), root(0));
     let a = started(&mut cache, &root, &range(0..6));
-    let (mut b, _) = cache.attach(&root, &range(100..104), 3);
+    let (mut b, _) = cache.attach_at(&root, &range(100..104), 3);
     let before = cache.stats();
     let mut copies = Vec::new();
     let refused = cache.grow(&mut b, 4, &mut copies);
@@ -196,10 +196,10 @@ fn blocks_in_use_are_never_taken_and_grow_is_all_or_nothing() {
 fn a_source_evicted_in_the_same_step_is_still_named_by_the_copy() {
     let (mut cache, root) = (cache(3, 4), root(0));
     serve(&mut cache, &root, &[1, 2, 3]);
-    let (table, copy) = cache.attach(&root, &[1, 2, 9], 2);
+    let (table, copy) = cache.attach_at(&root, &[1, 2, 9], 2);
     let copy = copy.full().unwrap();
     // Somebody else takes every block that is left, the source among them.
-    let (mut other, _) = cache.attach(&root, &range(100..108), 7);
+    let (mut other, _) = cache.attach_at(&root, &range(100..108), 7);
     cache.grow(&mut other, 8, &mut Vec::new()).unwrap();
     assert!(other.blocks().contains(&copy.from));
     assert!(!other.blocks().contains(&copy.to));
@@ -212,14 +212,14 @@ fn a_source_evicted_in_the_same_step_is_still_named_by_the_copy() {
 fn a_source_that_is_the_only_block_left_is_taken_over_without_a_copy() {
     let (mut cache, root) = (cache(1, 4), root(0));
     serve(&mut cache, &root, &[1, 2, 3]);
-    let (mut table, copy) = cache.attach(&root, &[1, 2, 9, 9], 3);
+    let (mut table, copy) = cache.attach_at(&root, &[1, 2, 9, 9], 3);
     assert_eq!((table.computed(), copy.full()), (2, None));
     assert_eq!(cache.stats().copies, 0);
     assert_eq!(cache.stats().evictions, 1);
     run(&mut cache, &mut table, &[1, 2, 9, 9]);
     cache.check(&[&table]).unwrap();
     cache.release(table, &[1, 2, 9, 9]);
-    assert_eq!(cache.probe(&root, &[1, 2, 9, 9]), 4);
+    assert_eq!(cache.probe_at(&root, &[1, 2, 9, 9]), 4);
 }
 
 #[test]
@@ -229,9 +229,9 @@ fn without_a_block_for_the_tail_only_full_blocks_are_attached() {
     serve(&mut cache, &root, &tokens[..4]);
     let other = started(&mut cache, &root, &range(100..104));
     // The one full block is attached; part of it would be a hit for a shorter prompt but there is no room to copy.
-    let (full, copy) = cache.attach(&root, &tokens, 5);
+    let (full, copy) = cache.attach_at(&root, &tokens, 5);
     assert_eq!((full.computed(), copy.full()), (4, None));
-    let (none, copy) = cache.attach(&root, &tokens, 3);
+    let (none, copy) = cache.attach_at(&root, &tokens, 3);
     assert_eq!((none.computed(), copy.full(), none.is_empty()), (0, None, true));
     assert_eq!(cache.stats().hit_tokens, 4);
     cache.check(&[&full, &none, &other]).unwrap();
@@ -267,15 +267,15 @@ fn a_fork_shares_all_and_the_first_writer_copies() {
     }
     assert_eq!(cache.stats().copies, 2);
     assert_eq!(cache.stats().cached_tails, 3);
-    assert_eq!(cache.probe(&root, &tokens(51)), 7);
+    assert_eq!(cache.probe_at(&root, &tokens(51)), 7);
     cache.check(&[]).unwrap();
 }
 
 /// A table with a copy pending from a source that is gone since; the second table is the one that took it.
 fn pending_copy(cache: &mut KvCache, root: &Root) -> (BlockTable, BlockTable) {
     serve(cache, root, &[1, 2, 3]);
-    let (table, copy) = cache.attach(root, &[1, 2, 9], 2);
-    let mut other = cache.empty_table(root);
+    let (table, copy) = cache.attach_at(root, &[1, 2, 9], 2);
+    let mut other = cache.empty_table(cache.hashes_at(root, &[]));
     cache.grow(&mut other, 4, &mut Vec::new()).unwrap();
     assert_eq!(other.blocks(), [copy.full().expect("two tokens are copied").from]);
     (table, other)
@@ -297,7 +297,7 @@ fn an_abandoned_attach_leaves_no_trace_in_the_statistics() {
     serve(&mut cache, &root, &range(0..10));
     let before = cache.stats();
     let tenant = cache.tenant_stats(TenantId(0));
-    let (mut table, copy) = cache.attach(&root, &range(0..12), 11);
+    let (mut table, copy) = cache.attach_at(&root, &range(0..12), 11);
     assert!(!copy.is_empty());
     cache.grow(&mut table, 12, &mut Vec::new()).unwrap();
     cache.abandon(table, &range(0..12));
@@ -313,13 +313,16 @@ fn tenants_are_walls() {
     let (alice, bob) = (root(1), root(2));
     let tokens = range(0..10);
     assert_eq!(serve(&mut cache, &alice, &tokens), 0);
-    assert_eq!(cache.probe(&bob, &tokens), 0);
+    assert_eq!(cache.probe_at(&bob, &tokens), 0);
     let a = started(&mut cache, &alice, &tokens);
     let b = started(&mut cache, &bob, &tokens);
     assert!(a.blocks().iter().all(|block| !b.blocks().contains(block)));
     assert_eq!(cache.tenant_stats(TenantId(2)).hit_tokens, 0);
     assert_eq!(cache.tenant_stats(TenantId(1)).hit_tokens, 10);
-    let (ours, theirs) = (cache.block_hashes(&alice, &tokens), cache.block_hashes(&bob, &tokens));
+    let (ours, theirs) = (
+        cache.hashes_at(&alice, &tokens).iter(true).copied().collect::<Vec<_>>(),
+        cache.hashes_at(&bob, &tokens).iter(true).copied().collect::<Vec<_>>(),
+    );
     assert_eq!((ours.len(), theirs.len()), (2, 2));
     assert!(ours.iter().all(|hash| !theirs.contains(hash)));
     cache.check(&[&a, &b]).unwrap();
@@ -328,8 +331,8 @@ fn tenants_are_walls() {
     cache.release(a, &tokens);
     cache.release(b, &tokens);
     cache.clear(Some(TenantId(1)));
-    assert_eq!(cache.probe(&alice, &tokens), 0);
-    assert_eq!(cache.probe(&bob, &tokens), 10);
+    assert_eq!(cache.probe_at(&alice, &tokens), 0);
+    assert_eq!(cache.probe_at(&bob, &tokens), 10);
     assert_eq!(cache.tenant_stats(TenantId(1)).cached_blocks, 0);
     cache.check(&[]).unwrap();
 }
@@ -342,7 +345,7 @@ fn clear_spares_what_is_in_use() {
     cache.clear(None);
     let stats = cache.stats();
     assert_eq!((stats.cached_blocks, stats.active_blocks, stats.free_blocks), (0, 2, 14));
-    assert_eq!(cache.probe(&root, &range(0..9)), 4);
+    assert_eq!(cache.probe_at(&root, &range(0..9)), 4);
     cache.check(&[&held]).unwrap();
     cache.release(held, &range(0..4));
 }
@@ -350,9 +353,9 @@ fn clear_spares_what_is_in_use() {
 #[test]
 fn waste_counts_slots_nobody_wrote() {
     let (mut cache, root) = (cache(16, 4), root(0));
-    let (mut table, _) = cache.attach(&root, &range(0..6), 5);
+    let (mut table, _) = cache.attach_at(&root, &range(0..6), 5);
     cache.grow(&mut table, 12, &mut Vec::new()).unwrap();
-    cache.commit(&mut table, &range(0..6), 6);
+    cache.committed(&mut table, &range(0..6), 6);
     let stats = cache.stats();
     assert_eq!((stats.active_slots(), stats.active_written_slots, stats.waste()), (12, 6, 0.5));
     assert_eq!(stats.lifetime_waste(), 0.0);
@@ -383,7 +386,7 @@ fn the_policy_decides_who_goes() {
         serve(&mut cache, &root, &[1, 1]);
         serve(&mut cache, &root, &[3, 3]);
         cache.check(&[]).unwrap();
-        (cache.probe(&root, &[1, 1]), cache.probe(&root, &[2, 2]))
+        (cache.probe_at(&root, &[1, 1]), cache.probe_at(&root, &[2, 2]))
     };
     assert_eq!(survivor(Box::new(LruLeafFirst::new())), (2, 0));
     assert_eq!(survivor(Box::<Fifo>::default()), (0, 2));
@@ -425,7 +428,7 @@ fn a_faulty_policy_costs_hits_and_never_correctness() {
         serve(&mut cache, &root, &range(start..start + 7));
         cache.check(&[&held]).unwrap();
     }
-    assert_eq!(cache.probe(&root, &range(0..2)), 2);
+    assert_eq!(cache.probe_at(&root, &range(0..2)), 2);
     assert!(cache.stats().evictions > 20);
     cache.release(held, &range(0..2));
 }
@@ -498,7 +501,7 @@ fn a_policy_is_told_everything_in_order() {
         ]
     );
     // The full block is used; the tail is the only block left, so it is hit, removed, and taken over in place.
-    let (table, _) = cache.attach(&root, &[1, 2, 3, 4], 3);
+    let (table, _) = cache.attach_at(&root, &[1, 2, 3, 4], 3);
     assert_eq!(
         told(),
         [
@@ -535,11 +538,11 @@ fn a_tail_that_is_computed_again_becomes_young() {
     let (mut cache, root) = (cache(3, 4), root(0));
     serve(&mut cache, &root, &[1, 2]);
     serve(&mut cache, &root, &[7, 8]);
-    let (mut table, _) = cache.attach(&root, &[1, 2], 0);
+    let (mut table, _) = cache.attach_at(&root, &[1, 2], 0);
     run(&mut cache, &mut table, &[1, 2]);
     cache.release(table, &[1, 2]);
     let table = started(&mut cache, &root, &range(1000..1008));
-    assert_eq!((cache.probe(&root, &[1, 2]), cache.probe(&root, &[7, 8])), (2, 0));
+    assert_eq!((cache.probe_at(&root, &[1, 2]), cache.probe_at(&root, &[7, 8])), (2, 0));
     cache.release(table, &range(1000..1008));
 }
 
@@ -571,7 +574,7 @@ fn what_is_found_and_cannot_be_copied_is_no_hit() {
     let recorder = Recorder { lru: LruLeafFirst::new(), log: log.clone() };
     let (mut cache, root) = (KvCache::new(config(1, 2), Box::new(recorder)), root(0));
     let held = started(&mut cache, &root, &[1, 2]);
-    let (table, copy) = cache.attach(&root, &[1, 9], 1);
+    let (table, copy) = cache.attach_at(&root, &[1, 9], 1);
     assert_eq!((table.computed(), copy.full()), (0, None));
     assert_eq!(*log.lock().unwrap(), ["insert 0 depth 0 children 0 hits 0"]);
     cache.release(table, &[1, 9]);
@@ -594,10 +597,10 @@ fn the_search_for_a_tail_sees_the_children_used_last() {
     for child in 0..20 {
         serve(&mut cache, &root, &[child, 1]);
         // Child 0 is used again and again, child 1 never.
-        assert_eq!(cache.probe(&root, &[0, 1]), 2);
-        let (table, _) = cache.attach(&root, &[0, 1], 2);
+        assert_eq!(cache.probe_at(&root, &[0, 1]), 2);
+        let (table, _) = cache.attach_at(&root, &[0, 1], 2);
         cache.release(table, &[0, 1]);
     }
-    assert_eq!(cache.probe(&root, &[1, 1]), 0, "beyond the bound of the search");
-    assert_eq!(cache.probe(&root, &[19, 1]), 2);
+    assert_eq!(cache.probe_at(&root, &[1, 1]), 0, "beyond the bound of the search");
+    assert_eq!(cache.probe_at(&root, &[19, 1]), 2);
 }

@@ -10,10 +10,11 @@ mod common;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use common::{Fifo, config, root, window, windowed};
+use common::{ByRoot, Fifo, config, root, windowed};
 use folio_kv::{
-    BlockCopy, BlockTable, EvictionPolicy, GroupCounts, HOLE, KeepRefused, KvCache, LearnedLifetimes,
-    LruLeafFirst, PinLimits, PrefixId, PrefixInfo, Retention, RetentionRange, TenantId, WindowConfig,
+    BlockCopy, BlockHashes, BlockId, BlockSwap, BlockTable, EvictionPolicy, GroupConfig, GroupCounts, HOLE,
+    KeepRefused, KvCache, Layout, LearnedLifetimes, Lease, LruLeafFirst, PinLimits, PrefixId, PrefixInfo,
+    Retention, RetentionRange, Swapped, TenantId, Ticket,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -78,6 +79,33 @@ enum Op {
     Wait {
         us: u64,
     },
+    /// A preemption whose blocks are copied to host memory, if they can be.
+    SwapOut {
+        who: usize,
+    },
+    /// Back from its copy, or from what anybody's copies hold of it.
+    Resume {
+        which: usize,
+        own: bool,
+    },
+    /// Somebody reads the first blocks of a sequence for a while.
+    Lease {
+        who: usize,
+        blocks: u32,
+        us: u64,
+    },
+    EndLease {
+        which: usize,
+    },
+    /// A transfer writes the next blocks of a sequence, which waits for it.
+    BeginLoad {
+        who: usize,
+        blocks: u32,
+    },
+    EndLoad {
+        which: usize,
+        verified: bool,
+    },
     /// Runs what was planned; a sequence computes all or part of what it was grown for.
     Step {
         part: u32,
@@ -106,6 +134,12 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         2 => (any::<usize>(), 0..TENANTS, retention(), prop::option::of(any::<bool>()))
             .prop_map(|(which, tenant, retention, pin)| Op::Change { which, tenant, retention, pin }),
         2 => (0u64..30).prop_map(|us| Op::Wait { us }),
+        2 => any::<usize>().prop_map(|who| Op::SwapOut { who }),
+        2 => (any::<usize>(), any::<bool>()).prop_map(|(which, own)| Op::Resume { which, own }),
+        1 => (any::<usize>(), 0u32..5, 0u64..40).prop_map(|(who, blocks, us)| Op::Lease { who, blocks, us }),
+        1 => any::<usize>().prop_map(|which| Op::EndLease { which }),
+        1 => (any::<usize>(), 1u32..4).prop_map(|(who, blocks)| Op::BeginLoad { who, blocks }),
+        2 => (any::<usize>(), prop::bool::weighted(0.7)).prop_map(|(which, verified)| Op::EndLoad { which, verified }),
         6 => (0..TENANTS, tokens, 0u32..3).prop_map(|(tenant, tokens, spare)| Op::Attach { tenant, tokens, spare }),
         8 => (any::<usize>(), 1u32..9, 0u32..2).prop_map(|(who, by, token)| Op::Grow { who, by, token }),
         2 => any::<usize>().prop_map(|who| Op::Fork { who }),
@@ -124,24 +158,60 @@ fn fingerprint(group: usize, tenant: TenantId, tokens: &[u32]) -> u64 {
 }
 
 struct Sequence {
+    id: u64,
     tokens: Vec<u32>,
     table: BlockTable,
     /// Positions this step has room for; nothing to run if not beyond `computed`.
     target: u32,
+    /// Transfers that write blocks of it: it computes nothing meanwhile.
+    loading: u32,
+    /// The copy it came from.
+    copy: Option<Swapped>,
+}
+
+/// Was preempted.
+struct Preempted {
+    tokens: Vec<u32>,
+    hashes: BlockHashes,
+    copy: Option<Swapped>,
+}
+
+/// A reader outside, and what it read when it began.
+struct Reader {
+    lease: Lease,
+    until: u64,
+    cells: Vec<(usize, BlockId, Vec<u64>)>,
+}
+
+/// A transfer that writes the blocks it was given, whatever became of its table, until it ends.
+struct Writer {
+    ticket: Ticket,
+    sequence: u64,
+    blocks: Vec<(usize, BlockId, Vec<u64>)>,
+    /// Steps that had run.
+    after: u64,
 }
 
 impl Sequence {
     fn tenant(&self) -> TenantId {
-        self.table.root().tenant
+        self.table.hashes().root().tenant
     }
 }
 
 struct World {
     cache: KvCache,
-    windows: Vec<WindowConfig>,
+    windows: Vec<GroupConfig>,
     /// `[group][block][slot]`
     memory: Vec<Vec<Vec<u64>>>,
+    host: Vec<Vec<Vec<u64>>>,
     copies: Vec<BlockCopy>,
+    swap_outs: Vec<BlockSwap>,
+    swap_ins: Vec<BlockSwap>,
+    preempted: Vec<Preempted>,
+    readers: Vec<Reader>,
+    writers: Vec<Writer>,
+    next: u64,
+    steps: u64,
     sequences: Vec<Sequence>,
     limits: PinLimits,
     now: u64,
@@ -149,14 +219,53 @@ struct World {
 
 impl World {
     fn new(pool: &Pool, policy: Box<dyn EvictionPolicy>) -> Self {
-        let windows: Vec<WindowConfig> = pool.windows.iter().map(|(b, tokens)| window(*b, *tokens)).collect();
-        let mut cache = KvCache::with_windows(config(pool.blocks, pool.block_tokens), &windows, policy);
+        let windows: Vec<GroupConfig> = pool.windows.iter().map(|window| window.config(pool)).collect();
+        let mut cache = KvCache::with_groups(config(pool.blocks, pool.block_tokens), &windows, policy);
         let limits = PinLimits { pool: pool.blocks / 2, tenant: pool.blocks / 3 };
         cache.set_pin_limits(limits);
-        let memory = (0..cache.groups())
-            .map(|group| vec![vec![0; pool.block_tokens as usize]; cache.pools()[group] as usize]);
-        let memory = memory.collect();
-        Self { memory, windows, cache, copies: Vec::new(), sequences: Vec::new(), limits, now: 0 }
+        cache.set_swap_space(GroupCounts::each(cache.groups(), |_| pool.host));
+        let memory = |blocks: GroupCounts| {
+            let group = |group: usize| {
+                let size = cache.group_config(group).block_tokens as usize;
+                vec![vec![0; size]; blocks[group] as usize]
+            };
+            (0..cache.groups()).map(group).collect()
+        };
+        Self {
+            memory: memory(cache.pools()),
+            host: memory(cache.swap_slots()),
+            windows,
+            copies: Vec::new(),
+            swap_outs: Vec::new(),
+            swap_ins: Vec::new(),
+            sequences: Vec::new(),
+            preempted: Vec::new(),
+            readers: Vec::new(),
+            writers: Vec::new(),
+            next: 0,
+            steps: 0,
+            limits,
+            now: 0,
+            cache,
+        }
+    }
+
+    fn sequence(&mut self, tokens: Vec<u32>, table: BlockTable, copy: Option<Swapped>) {
+        self.next += 1;
+        self.sequences.push(Sequence { id: self.next, tokens, table, target: 0, loading: 0, copy });
+    }
+
+    /// Of a group: its layout, and its block's tokens.
+    fn layout(&self, group: usize) -> (Layout, u32) {
+        let config = self.cache.group_config(group);
+        (config.layout, config.block_tokens)
+    }
+
+    /// What lies in a block of a sequence's table for position `position`: of a state only the last that was written.
+    fn cell(&self, group: usize, position: u32) -> (usize, usize) {
+        let (layout, size) = self.layout(group);
+        let within = if layout == Layout::State { 0 } else { position % size };
+        ((position / size) as usize, within as usize)
     }
 
     fn apply(&mut self, op: Op) {
@@ -166,13 +275,8 @@ impl World {
             Op::Step { part } => self.step(part),
             Op::KeepCached { tenant, tokens, retention, pin } => {
                 let (before, available) = (self.cache.stats(), self.cache.available()[0]);
-                let kept = self.cache.keep_cached(
-                    &root(tenant),
-                    &tokens,
-                    retention,
-                    pin,
-                    available.saturating_sub(1),
-                );
+                let kept =
+                    self.cache.keep_at(&root(tenant), &tokens, retention, pin, available.saturating_sub(1));
                 self.kept(TenantId(tenant), before, retention, pin, kept);
             }
             Op::Change { which, tenant, retention, pin } => self.change(which, tenant, retention, pin),
@@ -180,11 +284,17 @@ impl World {
                 self.now += us;
                 self.cache.advance(self.now);
             }
+            Op::Resume { which, own } => self.resume(which, own),
+            Op::EndLease { which } => self.end_lease(which),
+            Op::EndLoad { which, verified } => self.end_load(which, verified),
             Op::Retain { who, .. }
             | Op::Keep { who, .. }
             | Op::Grow { who, .. }
             | Op::Fork { who }
             | Op::Release { who, .. }
+            | Op::SwapOut { who }
+            | Op::Lease { who, .. }
+            | Op::BeginLoad { who, .. }
             | Op::Abandon { who, .. } => {
                 if self.sequences.is_empty() {
                     return;
@@ -193,6 +303,9 @@ impl World {
                 match op {
                     Op::Grow { by, token, .. } => self.grow(who, by, token),
                     Op::Fork { .. } => self.fork(who),
+                    Op::SwapOut { .. } => self.swap_out(who),
+                    Op::Lease { blocks, us, .. } => self.lease(who, blocks, us),
+                    Op::BeginLoad { blocks, .. } => self.begin_load(who, blocks),
                     Op::Retain { range, .. } => {
                         let from = range.tokens.start / 2;
                         self.cache.retain(&self.sequences[who].table, from, &[range]);
@@ -294,33 +407,165 @@ impl World {
         }
         let max_tokens = (tokens.len() as u32).saturating_sub(spare);
         let wanted = &tokens[..max_tokens as usize];
-        let found = self.cache.lookup(&root(tenant), wanted);
-        let probe = self.cache.probe(&root(tenant), wanted);
+        let found = self.cache.lookup_at(&root(tenant), wanted);
+        let probe = self.cache.probe_at(&root(tenant), wanted);
         let before = self.cache.stats();
-        let one_each = GroupCounts::each(self.cache.groups(), |_| 1);
-        let available = self.cache.available();
-        let room_for_tail = (found.idle_blocks + one_each).fits(available);
-        let (table, copies) = self.cache.attach(&root(tenant), &tokens, max_tokens);
-
         let full = found.full_blocks * self.cache.config().block_tokens;
-        assert_eq!(probe, full + found.tail_tokens);
-        assert_eq!(table.computed(), if room_for_tail { probe } else { full });
-        let taken = if room_for_tail && found.tail_tokens > 0 { one_each } else { GroupCounts::default() };
+        // Blocks that are copied in part: of a tail one in each group, else larger ones that the hit ends within.
+        let sizes: Vec<u32> = (0..self.cache.groups()).map(|group| self.layout(group).1).collect();
+        let part = |upto: u32| GroupCounts::each(sizes.len(), |group| u32::from(upto % sizes[group] > 0));
+        let (with_tail, without) = (part(probe), part(full));
+        let available = self.cache.available();
+        let fits = |part: GroupCounts| (found.idle_blocks + part).fits(available);
+        let expected = match () {
+            () if fits(with_tail) => probe,
+            () if fits(without) => full,
+            () => 0,
+        };
+        let (table, copies) = self.cache.attach_at(&root(tenant), &tokens, max_tokens);
+        assert_eq!(table.computed(), expected);
+        let taken = if expected > 0 { part(expected) } else { GroupCounts::default() };
         assert!(available.saturating_sub(found.idle_blocks + taken).fits(self.cache.available()));
         let after = self.cache.stats();
         assert_eq!(after.hit_tokens - before.hit_tokens, u64::from(table.computed()));
         assert_eq!(after.query_tokens - before.query_tokens, tokens.len() as u64);
-        assert_eq!(after.tail_hit_tokens - before.tail_hit_tokens, u64::from(table.computed() - full));
+        let tail = expected.saturating_sub(full);
+        assert_eq!(after.tail_hit_tokens - before.tail_hit_tokens, u64::from(tail));
         for copy in copies {
-            let list = table.group(copy.group as usize);
-            assert_eq!((copy.tokens, Some(&copy.to)), (found.tail_tokens, list.last()));
+            let (group, size) = (copy.group as usize, self.layout(copy.group as usize).1);
+            assert_eq!((copy.tokens, Some(&copy.to)), (expected % size, table.group(group).last()));
             self.copies.push(copy);
         }
-        self.sequences.push(Sequence { tokens, table, target: 0 });
+        self.sequence(tokens, table, None);
+    }
+
+    fn resume(&mut self, which: usize, own: bool) {
+        if self.preempted.is_empty() || self.sequences.len() >= SEQUENCES {
+            return;
+        }
+        let Preempted { tokens, hashes, copy } = self.preempted.swap_remove(which % self.preempted.len());
+        let used = copy.as_ref().filter(|_| own);
+        let most = tokens.len() as u32 - 1;
+        let found = self.cache.lookup_loading(&hashes, most, used);
+        match self.cache.attach_loading(hashes, most, used, &mut self.swap_ins) {
+            Ok(table) => {
+                let found = found.expect("what was attached was found");
+                assert_eq!(table.computed(), found.positions);
+                self.sequence(tokens, table, copy);
+            }
+            Err(hashes) => self.preempted.push(Preempted { tokens, hashes, copy }),
+        }
+    }
+
+    fn swap_out(&mut self, who: usize) {
+        // What came from a copy and was not computed with has it still.
+        if self.sequences[who].copy.is_some() || self.sequences[who].loading > 0 {
+            return;
+        }
+        let Sequence { tokens, table, .. } = self.sequences.swap_remove(who);
+        let offer = self.cache.swap_offer(&table);
+        let copy = offer.map(|offer| self.cache.swap_out(&table, &offer, &mut self.swap_outs));
+        let hashes = self.cache.release(table, &tokens);
+        self.preempted.push(Preempted { tokens, hashes, copy });
+    }
+
+    fn lease(&mut self, who: usize, blocks: u32, us: u64) {
+        let table = &self.sequences[who].table;
+        let confirmed = table.published_blocks();
+        let until = self.now + us + 1;
+        let lease = self.cache.lease(table, blocks, until);
+        // Published blocks of full attention are immutable and written, unless the step that loads them has not run.
+        let cells = table.blocks().iter().take(blocks.min(confirmed) as usize);
+        let cells = cells.map(|block| (0, *block, self.memory[0][block.0 as usize].clone())).collect();
+        self.readers.push(Reader { lease, until, cells });
+    }
+
+    fn end_lease(&mut self, which: usize) {
+        if self.readers.is_empty() {
+            return;
+        }
+        let reader = self.readers.swap_remove(which % self.readers.len());
+        let unchanged =
+            reader.cells.iter().all(|(group, block, cells)| self.memory[*group][block.0 as usize] == *cells);
+        let held = self.cache.end_lease(reader.lease);
+        assert_eq!(held, reader.until > self.now, "a lease holds until its time");
+        assert!(!held || unchanged, "what was leased was written");
+    }
+
+    fn begin_load(&mut self, who: usize, blocks: u32) {
+        let sequence = &mut self.sequences[who];
+        let size = self.cache.config().block_tokens;
+        let from = sequence.table.blocks().len();
+        let end = (from as u32 + blocks) * size;
+        if sequence.target > sequence.table.computed()
+            || sequence.copy.is_some()
+            || end as usize >= sequence.tokens.len()
+        {
+            return;
+        }
+        let tables: Vec<Vec<BlockId>> =
+            (0..self.cache.groups()).map(|group| sequence.table.group(group).to_vec()).collect();
+        let Some(ticket) = self.cache.begin_load(&mut sequence.table, blocks) else { return };
+        sequence.loading += 1;
+        let (id, tenant, tokens) = (sequence.id, sequence.tenant(), sequence.tokens.clone());
+        let mut written = Vec::new();
+        for (group, before) in tables.iter().enumerate() {
+            let (layout, size) = self.layout(group);
+            let table = &self.sequences[who].table;
+            for (index, block) in table.group(group).iter().enumerate().skip(before.len()) {
+                let mut cells = vec![0; size as usize];
+                for position in index as u32 * size..((index as u32 + 1) * size).min(end) {
+                    let within = if layout == Layout::State { 0 } else { position % size };
+                    cells[within as usize] = fingerprint(group, tenant, &tokens[..=position as usize]);
+                }
+                written.push((group, *block, cells));
+            }
+        }
+        self.writers.push(Writer { ticket, sequence: id, blocks: written, after: self.steps });
+    }
+
+    /// The transfer writes when it ends: whatever it was given must still be its own then.
+    fn end_load(&mut self, which: usize, verified: bool) {
+        if self.writers.is_empty() {
+            return;
+        }
+        // Steps that were planned before it may still copy to its blocks: it writes after them.
+        let which = which % self.writers.len();
+        if self.writers[which].after == self.steps {
+            return;
+        }
+        let Writer { ticket, sequence, blocks, .. } = self.writers.swap_remove(which);
+        let at = self.sequences.iter().position(|other| other.id == sequence);
+        for (group, block, cells) in blocks {
+            let holders = self.sequences.iter().filter(|other| other.table.group(group).contains(&block));
+            assert!(
+                holders.count() <= 1 && !self.is_let(group, block, at),
+                "a block that a transfer writes was let"
+            );
+            let garbage = || vec![u64::MAX; cells.len()];
+            self.memory[group][block.0 as usize] = if verified { cells } else { garbage() };
+        }
+        match at {
+            Some(at) => {
+                let one = &mut self.sequences[at];
+                let ended = self.cache.end_load(ticket, Some(&mut one.table), &one.tokens, verified);
+                ended.expect("what arrived can be committed");
+                one.loading = one.table.transfers() as u32;
+            }
+            None => self.cache.end_load(ticket, None, &[], verified).expect("nothing is committed"),
+        }
+    }
+
+    fn is_let(&self, group: usize, block: BlockId, to: Option<usize>) -> bool {
+        let others = self.sequences.iter().enumerate().filter(|(at, _)| Some(*at) != to);
+        others.into_iter().any(|(_, other)| other.table.group(group).contains(&block))
     }
 
     fn grow(&mut self, who: usize, by: u32, token: u32) {
         let sequence = &mut self.sequences[who];
+        if sequence.loading > 0 {
+            return;
+        }
         if sequence.table.computed() as usize == sequence.tokens.len() {
             sequence.tokens.push(token);
         }
@@ -350,15 +595,23 @@ impl World {
             return;
         }
         let sequence = &mut self.sequences[who];
+        if sequence.loading > 0 || sequence.copy.is_some() || !sequence.table.is_loaded() {
+            return;
+        }
         sequence.target = 0;
         let (table, tokens) = (self.cache.fork(&sequence.table), sequence.tokens.clone());
         assert_eq!(table.computed(), sequence.table.computed());
-        self.sequences.push(Sequence { tokens, table, target: 0 });
+        self.sequence(tokens, table, None);
     }
 
     /// A pending copy is dropped only if nothing else depends on its target.
-    fn give_up(&mut self, who: usize, drop_copies: bool, how: fn(&mut KvCache, BlockTable, &[u32])) {
-        let Sequence { tokens, table, .. } = self.sequences.swap_remove(who);
+    fn give_up(
+        &mut self,
+        who: usize,
+        drop_copies: bool,
+        how: fn(&mut KvCache, BlockTable, &[u32]) -> BlockHashes,
+    ) {
+        let Sequence { tokens, table, copy, .. } = self.sequences.swap_remove(who);
         if drop_copies {
             let others = &self.sequences;
             let all = self.copies.clone();
@@ -369,16 +622,39 @@ impl World {
                     || all.iter().any(|later| (later.group, later.from) == (copy.group, copy.to))
             });
         }
-        how(&mut self.cache, table, &tokens);
+        for group in 0..table.groups() {
+            let own =
+                |swap: &BlockSwap| swap.group as usize == group && table.group(group).contains(&swap.block);
+            self.swap_ins.retain(|swap| !own(swap));
+        }
+        // Given up before its step ran, it has its copy still.
+        let hashes = how(&mut self.cache, table, &tokens);
+        if copy.is_some() {
+            self.preempted.push(Preempted { tokens, hashes, copy });
+        }
     }
 
     fn step(&mut self, part: u32) {
+        self.steps += 1;
+        for swap in self.swap_outs.drain(..) {
+            let group = swap.group as usize;
+            self.host[group][swap.slot as usize] = self.memory[group][swap.block.0 as usize].clone();
+        }
+        for one in &self.preempted {
+            one.copy.iter().for_each(|copy| self.cache.swapped_out(copy));
+        }
+        for one in &self.sequences {
+            one.copy.iter().for_each(|copy| self.cache.swapped_out(copy));
+        }
         for copy in self.copies.drain(..) {
             let memory = &mut self.memory[copy.group as usize];
             let copied = memory[copy.from.0 as usize][..copy.tokens as usize].to_vec();
             memory[copy.to.0 as usize][..copied.len()].copy_from_slice(&copied);
         }
-        let size = self.cache.config().block_tokens;
+        for swap in self.swap_ins.drain(..) {
+            let group = swap.group as usize;
+            self.memory[group][swap.block.0 as usize] = self.host[group][swap.slot as usize].clone();
+        }
         for index in 0..self.sequences.len() {
             let sequence = &self.sequences[index];
             let start = sequence.table.computed();
@@ -386,38 +662,47 @@ impl World {
             for (group, position) in
                 (start..end).flat_map(|p| (0..sequence.table.groups()).map(move |g| (g, p)))
             {
-                let block = sequence.table.group(group)[(position / size) as usize];
+                let (index, within) = self.cell(group, position);
+                let block = sequence.table.group(group)[index];
                 let holds = |s: &&Sequence| s.table.group(group).contains(&block);
                 assert_eq!(
                     self.sequences.iter().filter(holds).count(),
                     1,
                     "a block is written by its only holder"
                 );
-                self.memory[group][block.0 as usize][(position % size) as usize] =
+                self.memory[group][block.0 as usize][within] =
                     fingerprint(group, sequence.tenant(), &sequence.tokens[..=position as usize]);
             }
             self.sequences[index].target = end;
         }
         for sequence in &mut self.sequences {
             if sequence.target > sequence.table.computed() {
-                self.cache.commit(&mut sequence.table, &sequence.tokens, sequence.target);
+                self.cache.committed(&mut sequence.table, &sequence.tokens, sequence.target);
                 assert_eq!(sequence.table.computed(), sequence.target);
+                if let Some(copy) = sequence.copy.take() {
+                    self.cache.drop_swapped(copy);
+                }
             }
             sequence.target = 0;
         }
         self.read_everything();
     }
 
-    /// Everything the next query of each sequence reads: all of group 0, the last window of the others.
+    /// Everything the next query of each sequence reads: all of group 0, the last window or the state of the others.
     fn read_everything(&self) {
-        let size = self.cache.config().block_tokens;
         for sequence in &self.sequences {
             let (table, computed) = (&sequence.table, sequence.table.computed());
             for group in 0..table.groups() {
-                let window = group.checked_sub(1).map_or(u32::MAX, |w| self.windows[w].window_tokens);
-                for position in (computed + 1).saturating_sub(window)..computed {
-                    let block = table.group(group)[(position / size) as usize];
-                    let cell = self.memory[group][block.0 as usize][(position % size) as usize];
+                let (layout, size) = self.layout(group);
+                let reach = match layout {
+                    Layout::Paged => u32::MAX,
+                    Layout::Window { tokens } => tokens,
+                    Layout::State => 2,
+                };
+                for position in (computed + 1).saturating_sub(reach)..computed {
+                    let (index, within) = self.cell(group, position);
+                    let block = table.group(group)[index];
+                    let cell = self.memory[group][block.0 as usize][within];
                     let expected =
                         fingerprint(group, sequence.tenant(), &sequence.tokens[..=position as usize]);
                     assert_eq!(
@@ -428,7 +713,7 @@ impl World {
                 }
                 // Exactly: whatever no later query reads was given back.
                 for (index, block) in table.group(group).iter().enumerate() {
-                    let behind = (index as u32 + 1) * size <= (computed + 1).saturating_sub(window);
+                    let behind = (index as u32 + 1) * size <= (computed + 1).saturating_sub(reach);
                     assert_eq!(*block == HOLE, behind, "group {group}, block {index}, {computed} computed");
                 }
             }
@@ -438,6 +723,10 @@ impl World {
     fn check(&self) {
         let tables: Vec<&BlockTable> = self.sequences.iter().map(|s| &s.table).collect();
         self.cache.check(&tables).expect("invariants");
+        let preempted = self.preempted.iter().filter_map(|one| one.copy.as_ref());
+        let copies: Vec<&Swapped> =
+            self.sequences.iter().filter_map(|s| s.copy.as_ref()).chain(preempted).collect();
+        self.cache.check_swapped(&copies, &tables).expect("host memory");
         self.pins_hold();
     }
 }
@@ -447,21 +736,42 @@ fn cases(usual: u32) -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(usual)
 }
 
-/// Pools of a cache: group 0, then (blocks, window) of each window group.
+/// Pools of a cache: group 0, then the others, and slots of host memory in each.
 #[derive(Clone, Debug)]
 struct Pool {
     blocks: u32,
     block_tokens: u32,
-    windows: Vec<(u32, u32)>,
+    windows: Vec<Window>,
+    host: u32,
 }
 
-/// One group as often as several.
+#[derive(Clone, Debug)]
+struct Window {
+    blocks: u32,
+    /// 0: a state.
+    tokens: u32,
+    /// Its block's tokens, of those of group 0.
+    times: u32,
+}
+
+impl Window {
+    fn config(&self, pool: &Pool) -> GroupConfig {
+        let layout = if self.tokens == 0 { Layout::State } else { Layout::Window { tokens: self.tokens } };
+        GroupConfig { layout, ..common::sized_window(self.blocks, 1, pool.block_tokens * self.times) }
+    }
+}
+
+/// One group as often as several; blocks of one size more often than of several.
 fn pools() -> impl Strategy<Value = Pool> {
-    let windows = prop_oneof![Just(Vec::new()), vec((1u32..12, 1u32..12), 1..4)];
-    (1u32..14, 1u32..6, windows).prop_map(|(blocks, block_tokens, windows)| Pool {
+    let times = prop::sample::select(vec![1u32, 1, 1, 2, 3]);
+    let window =
+        (1u32..12, 0u32..12, times).prop_map(|(blocks, tokens, times)| Window { blocks, tokens, times });
+    let windows = prop_oneof![Just(Vec::new()), vec(window, 1..4)];
+    (1u32..14, 1u32..6, windows, 0u32..8).prop_map(|(blocks, block_tokens, windows, host)| Pool {
         blocks,
         block_tokens,
         windows,
+        host,
     })
 }
 
@@ -477,6 +787,14 @@ fn run(ops: Vec<Op>, pool: &Pool, policy: Box<dyn EvictionPolicy>) {
         world.give_up(0, false, KvCache::release);
         world.check();
     }
+    world.step(0);
+    (0..world.readers.len()).for_each(|_| world.end_lease(0));
+    (0..world.writers.len()).for_each(|_| world.end_load(0, true));
+    for one in world.preempted.drain(..) {
+        one.copy.into_iter().for_each(|copy| world.cache.drop_swapped(copy));
+    }
+    world.check();
+    assert_eq!(world.cache.stats().swapped_bytes, 0);
     let stats = world.cache.stats();
     assert_eq!(stats.active_blocks, stats.pinned_blocks, "what is held now, pins hold");
     assert!(stats.closed_written_slots <= stats.closed_slots);
@@ -551,12 +869,12 @@ proptest! {
                     });
                     let known = ended.iter().map(|(owner, tokens)| (*owner, &tokens[..])).chain(live);
                     let best = known.filter(|(owner, _)| *owner == tenant).map(|(_, known)| shared(known, wanted)).max();
-                    let (mut table, _) = cache.attach(&root(tenant), &tokens, wanted.len() as u32);
+                    let (mut table, _) = cache.attach_at(&root(tenant), &tokens, wanted.len() as u32);
                     prop_assert_eq!(table.computed() as usize, best.unwrap_or(0));
                     let rest = tokens.len() - table.computed() as usize;
                     let target = table.computed() + 1 + (computed % rest) as u32;
                     cache.grow(&mut table, target, &mut Vec::new()).expect("memory to spare");
-                    cache.commit(&mut table, &tokens, target);
+                    cache.committed(&mut table, &tokens, target);
                     running.push((tenant, tokens, table));
                 }
                 Serve::Finish { who } if !running.is_empty() => {

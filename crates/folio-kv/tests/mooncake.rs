@@ -8,7 +8,7 @@ mod common;
 
 use std::io::Read;
 
-use common::{config, data, root};
+use common::{ByRoot, config, data, root};
 use folio_kv::{EvictionPolicy, KvCache, LearnedLifetimes, LruLeafFirst};
 
 struct Request {
@@ -51,10 +51,10 @@ fn replay<'a>(
     let root = root(0);
     let mut copies = Vec::new();
     for ids in requests {
-        let (mut table, copy) = cache.attach(&root, ids, ids.len() as u32);
+        let (mut table, copy) = cache.attach_at(&root, ids, ids.len() as u32);
         assert!(copy.is_empty(), "blocks of one token have no tails");
         cache.grow(&mut table, ids.len() as u32, &mut copies).expect("no request is larger than the pool");
-        cache.commit(&mut table, ids, ids.len() as u32);
+        cache.committed(&mut table, ids, ids.len() as u32);
         cache.release(table, ids);
     }
     cache.check(&[]).expect("invariants");

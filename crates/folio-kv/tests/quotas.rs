@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{config, root, serve};
+use common::{ByRoot, config, root, serve};
 use folio_kv::{BlockTable, KvCache, LearnedLifetimes, LruLeafFirst, Quota, QuotaError, TenantId};
 use proptest::prelude::*;
 
@@ -29,9 +29,9 @@ fn held(cache: &KvCache, tenant: u32) -> u32 {
 }
 
 fn running(cache: &mut KvCache, tenant: u32, kind: u32, blocks: u32) -> BlockTable {
-    let mut table = cache.empty_table(&root(tenant));
+    let mut table = cache.empty_table(cache.hashes_at(&root(tenant), &[]));
     cache.grow(&mut table, blocks * SIZE, &mut Vec::new()).expect("room");
-    cache.commit(&mut table, &text(kind, blocks), blocks * SIZE);
+    cache.committed(&mut table, &text(kind, blocks), blocks * SIZE);
     table
 }
 
@@ -44,7 +44,7 @@ fn what_is_idle_is_lent_and_comes_back_by_eviction() {
     assert_eq!((held(&cache, 1), held(&cache, 2)), (5, 5));
     serve(&mut cache, &root(2), &text(3, 5));
     assert_eq!((held(&cache, 1), held(&cache, 2)), (5, 5), "a guarantee is never evicted for another");
-    assert_eq!(cache.probe(&root(1), &text(2, 5)), 5 * SIZE);
+    assert_eq!(cache.probe_at(&root(1), &text(2, 5)), 5 * SIZE);
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn at_its_ceiling_a_tenant_evicts_its_own() {
     assert_eq!((held(&cache, 1), held(&cache, 2)), (4, 3), "although three blocks are free");
     let table = running(&mut cache, 1, 4, 4);
     assert_eq!(cache.room(TenantId(1)), (3 + 3, 0), "nothing of its own is left to evict");
-    let mut more = cache.empty_table(&root(1));
+    let mut more = cache.empty_table(cache.hashes_at(&root(1), &[]));
     assert!(cache.grow(&mut more, 1, &mut Vec::new()).is_err());
     cache.release(more, &[]);
     cache.release(table, &text(4, 4));
@@ -70,7 +70,7 @@ fn below_its_guarantee_a_tenant_takes_from_others_before_itself() {
     // Its own two are the oldest.
     serve(&mut cache, &root(1), &text(3, 2));
     assert_eq!((held(&cache, 1), held(&cache, 2)), (4, 4));
-    assert_eq!(cache.probe(&root(1), &text(1, 2)), 2 * SIZE, "its own stayed");
+    assert_eq!(cache.probe_at(&root(1), &text(1, 2)), 2 * SIZE, "its own stayed");
 }
 
 #[test]
@@ -146,7 +146,7 @@ proptest! {
             match op {
                 Op::Start { tenant, kind, tokens } => {
                     let tokens: Vec<u32> = text(kind, 8)[..tokens as usize].to_vec();
-                    let (table, _) = cache.attach(&root(tenant), &tokens, tokens.len() as u32 - 1);
+                    let (table, _) = cache.attach_at(&root(tenant), &tokens, tokens.len() as u32 - 1);
                     tables.push((table, tokens));
                     taker = Some(tenant);
                 }
@@ -161,7 +161,7 @@ proptest! {
                         let grown = cache.grow(table, to, &mut Vec::new()).is_ok();
                         prop_assert_eq!(grown, fits, "room is what can be taken, exactly");
                         if grown {
-                            cache.commit(table, known, to);
+                            cache.committed(table, known, to);
                         }
                         taker = Some(tenant.0);
                     }
@@ -189,6 +189,6 @@ proptest! {
                 }
             }
         }
-        tables.drain(..).for_each(|(table, known)| cache.release(table, &known));
+        tables.drain(..).for_each(|(table, known)| drop(cache.release(table, &known)));
     }
 }

@@ -2,10 +2,10 @@
 
 mod common;
 
-use common::{cache, root, serve};
+use common::{ByRoot, cache, root, serve};
 use folio_kv::{
-    EvictionPolicy, KeepRefused, KvCache, LearnedLifetimes, LruLeafFirst, OPERATOR_PRIORITY, PinLimits,
-    PrefixId, Retention, RetentionRange, Root, TenantId, WindowConfig,
+    EvictionPolicy, GroupConfig, KeepRefused, KvCache, LearnedLifetimes, LruLeafFirst, OPERATOR_PRIORITY,
+    PinLimits, PrefixId, Retention, RetentionRange, Root, TenantId,
 };
 
 const BLOCK: u32 = 4;
@@ -20,16 +20,16 @@ fn range(tokens: std::ops::Range<u32>, priority: u8, ttl_us: Option<u64>) -> Ret
 
 /// Computes a sequence as a request with `ranges` does, and gives it back.
 fn serve_with(cache: &mut KvCache, root: &Root, tokens: &[u32], ranges: &[RetentionRange]) {
-    let (mut table, _) = cache.attach(root, tokens, tokens.len() as u32);
+    let (mut table, _) = cache.attach_at(root, tokens, tokens.len() as u32);
     cache.grow(&mut table, tokens.len() as u32, &mut Vec::new()).expect("the pool is large enough");
-    cache.commit(&mut table, tokens, tokens.len() as u32);
+    cache.committed(&mut table, tokens, tokens.len() as u32);
     cache.retain(&table, 0, ranges);
     cache.release(table, tokens);
     cache.check(&[]).expect("invariants");
 }
 
 fn cached(cache: &KvCache, which: u32, blocks: u32) -> u32 {
-    cache.lookup(&root(1), &text(which, blocks)).full_blocks
+    cache.lookup_at(&root(1), &text(which, blocks)).full_blocks
 }
 
 /// Takes `blocks` blocks for content of another tenant.
@@ -156,9 +156,9 @@ fn found_beside(policy: Box<dyn EvictionPolicy>, loud: impl Fn(u32) -> Option<u8
         // Some of it again and again, most of it once.
         let which = if kind == 1 { 100 + draw % 5 } else { 200 + round };
         let said = loud(kind).map(|priority| range(0..u32::MAX, priority, None));
-        let (mut table, _) = cache.attach(&root(1), &text(which, 3), 3 * BLOCK);
+        let (mut table, _) = cache.attach_at(&root(1), &text(which, 3), 3 * BLOCK);
         cache.grow(&mut table, 3 * BLOCK, &mut Vec::new()).expect("room");
-        cache.commit(&mut table, &text(which, 3), 3 * BLOCK);
+        cache.committed(&mut table, &text(which, 3), 3 * BLOCK);
         cache.retain(&table, 0, said.as_slice());
         cache.release(table, &text(which, 3));
     }
@@ -189,10 +189,10 @@ fn a_raised_priority_is_paid_for_by_its_own_tenant() {
     serve(&mut cache, &root(1), &text(2, 4));
     // The oldest is the raised one of tenant 1, who has four of less.
     press(&mut cache, 4);
-    let other = cache.lookup(&root(2), &text(1, 3)).full_blocks;
+    let other = cache.lookup_at(&root(2), &text(1, 3)).full_blocks;
     assert_eq!((cached(&cache, 1, 3), other, cached(&cache, 2, 4)), (3, 3, 0));
     press_with(&mut cache, 91, 3);
-    let other = cache.lookup(&root(2), &text(1, 3)).full_blocks;
+    let other = cache.lookup_at(&root(2), &text(1, 3)).full_blocks;
     assert_eq!((cached(&cache, 1, 3), other), (0, 3), "with nothing of less, it goes when its time has come");
 }
 
@@ -202,9 +202,13 @@ fn what_an_operator_declares_goes_last_whoever_asks() {
     serve_with(&mut cache, &root(3), &text(1, 3), &[range(0..12, OPERATOR_PRIORITY, None)]);
     serve_with(&mut cache, &root(1), &text(2, 7), &[range(0..28, 100, None)]);
     press(&mut cache, 7);
-    assert_eq!(cache.lookup(&root(3), &text(1, 3)).full_blocks, 3, "before it everything of everybody else");
+    assert_eq!(
+        cache.lookup_at(&root(3), &text(1, 3)).full_blocks,
+        3,
+        "before it everything of everybody else"
+    );
     press_with(&mut cache, 91, 10);
-    assert_eq!(cache.lookup(&root(3), &text(1, 3)).full_blocks, 0, "it is no pin");
+    assert_eq!(cache.lookup_at(&root(3), &text(1, 3)).full_blocks, 0, "it is no pin");
 }
 
 fn keep(
@@ -214,7 +218,7 @@ fn keep(
     ttl_us: Option<u64>,
 ) -> Result<PrefixId, KeepRefused> {
     let retention = Retention { priority: 50, ttl_us };
-    let kept = cache.keep_cached(&root(tenant), tokens, retention, true, u32::MAX);
+    let kept = cache.keep_at(&root(tenant), tokens, retention, true, u32::MAX);
     cache.check(&[]).expect("invariants");
     kept.map(|prefix| prefix.id)
 }
@@ -225,11 +229,11 @@ fn a_pinned_prefix_stays_and_is_not_counted_as_available() {
     serve(&mut cache, &root(1), &text(1, 5));
     keep(&mut cache, 1, &text(1, 3), None).unwrap();
     assert_eq!((cache.available()[0], cache.stats().pinned_blocks), (9, 3));
-    let found = cache.lookup(&root(1), &text(1, 5));
+    let found = cache.lookup_at(&root(1), &text(1, 5));
     assert_eq!((found.full_blocks, found.idle_blocks[0]), (5, 2), "attaching pinned blocks takes nothing");
     press(&mut cache, 9);
     assert_eq!(cached(&cache, 1, 5), 3);
-    let (mut table, _) = cache.attach(&root(9), &[1], 1);
+    let (mut table, _) = cache.attach_at(&root(9), &[1], 1);
     let refused = cache.grow(&mut table, 40, &mut Vec::new()).unwrap_err();
     assert_eq!(
         (refused.needed[0], refused.available[0]),
@@ -243,13 +247,13 @@ fn a_pinned_prefix_stays_and_is_not_counted_as_available() {
 
 #[test]
 fn what_windows_need_cannot_be_pinned() {
-    let window = WindowConfig { blocks: 6, window_tokens: 6, bytes_per_block: 1 };
+    let window = common::sized_window(6, 6, BLOCK);
     let policy = Box::new(LruLeafFirst::new());
-    let mut cache = KvCache::with_windows(common::config(20, BLOCK), &[window], policy);
+    let mut cache = KvCache::with_groups(common::config(20, BLOCK), &[window], policy);
     serve(&mut cache, &root(1), &text(1, 4));
     assert_eq!(keep(&mut cache, 1, &text(1, 3), None), Err(KeepRefused::Windows));
     let kept = |cache: &mut KvCache| {
-        let kept = cache.keep_cached(&root(1), &text(1, 4), Retention::default(), false, 0).unwrap();
+        let kept = cache.keep_at(&root(1), &text(1, 4), Retention::default(), false, 0).unwrap();
         (kept.tokens, kept.cached_tokens)
     };
     assert_eq!(kept(&mut cache), (16, 16));
@@ -290,7 +294,7 @@ fn only_what_is_cached_in_whole_blocks_can_be_kept() {
         keep(&mut cache, 1, &[1, 2, 3], None),
         Err(KeepRefused::TooShort { tokens: 3, block_tokens: 4 })
     );
-    let busy = cache.keep_cached(&root(1), &text(1, 2), Retention::default(), true, 1);
+    let busy = cache.keep_at(&root(1), &text(1, 2), Retention::default(), true, 1);
     assert_eq!(busy, Err(KeepRefused::Busy), "two idle blocks, and one to spare");
 }
 
@@ -341,7 +345,7 @@ fn dropping_takes_what_continues_the_prefix_and_spares_what_others_keep() {
     assert_eq!(cache.drop_prefix(TenantId(1), pinned), Some(16), "down to what the base keeps");
     cache.check(&[]).unwrap();
     assert_eq!(cached(&cache, 1, 4), 2);
-    let (table, _) = cache.attach(&root(1), &text(1, 2), 8);
+    let (table, _) = cache.attach_at(&root(1), &text(1, 2), 8);
     assert_eq!(cache.drop_prefix(TenantId(1), base), Some(0), "somebody is using it");
     cache.check(&[&table]).unwrap();
     cache.release(table, &text(1, 2));
@@ -353,12 +357,12 @@ fn records_are_bounded_and_those_of_nothing_make_room() {
     let mut cache = cache(600, BLOCK);
     for which in 0..folio_kv::PREFIXES_MAX as u32 {
         serve(&mut cache, &root(1), &text(which, 1));
-        let kept = cache.keep_cached(&root(1), &text(which, 1), Retention::default(), false, 0);
+        let kept = cache.keep_at(&root(1), &text(which, 1), Retention::default(), false, 0);
         kept.expect("below the limit");
     }
     serve(&mut cache, &root(1), &text(700, 1));
     let one_more = |cache: &mut KvCache| {
-        cache.keep_cached(&root(1), &text(700, 1), Retention::default(), false, 0).map(|prefix| prefix.tokens)
+        cache.keep_at(&root(1), &text(700, 1), Retention::default(), false, 0).map(|prefix| prefix.tokens)
     };
     assert_eq!(one_more(&mut cache), Err(KeepRefused::TooMany));
     press(&mut cache, 599);

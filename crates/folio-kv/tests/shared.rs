@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{cache, root, windowed};
+use common::{ByRoot, cache, root, windowed};
 use folio_kv::{BlockTable, GroupCounts, KvCache, Retention, Root};
 
 const SIZE: u32 = 4;
@@ -23,12 +23,12 @@ fn prompt(own: &[u32]) -> Vec<u32> {
 
 /// Serves `tokens`, with everything checked while it runs and after; what was found, in tokens.
 fn serve(cache: &mut KvCache, root: &Root, tokens: &[u32]) -> u32 {
-    let (mut table, _) = cache.attach(root, tokens, tokens.len() as u32 - 1);
+    let (mut table, _) = cache.attach_at(root, tokens, tokens.len() as u32 - 1);
     let found = table.computed();
     let mut copies = Vec::new();
     for computed in found + 1..=tokens.len() as u32 {
         cache.grow(&mut table, computed, &mut copies).expect("room");
-        cache.commit(&mut table, tokens, computed);
+        cache.committed(&mut table, tokens, computed);
         cache.check(&[&table]).expect("in order");
     }
     cache.release(table, tokens);
@@ -70,9 +70,9 @@ fn no_part_of_a_block_is_copied_from_another_tenant() {
     // Differs inside the first block behind, and inside a later one.
     for own in [&[77, 78, 79][..], &[1, 2, 3, 77, 78]] {
         let probe = prompt(own);
-        assert_eq!(cache.probe(&below(2), &probe), 12, "{own:?}");
+        assert_eq!(cache.probe_at(&below(2), &probe), 12, "{own:?}");
         assert!(
-            cache.probe(&below(1), &probe) > 12,
+            cache.probe_at(&below(1), &probe) > 12,
             "the control: a part of a block is found by its own tenant"
         );
     }
@@ -115,9 +115,9 @@ fn memory_is_charged_to_whom_it_belongs() {
     with_declared(&mut cache);
     let tokens = prompt(&[1, 2, 3]);
     let hold = |cache: &mut KvCache, tenant: u32| -> BlockTable {
-        let (mut table, _) = cache.attach(&below(tenant), &tokens, tokens.len() as u32 - 1);
+        let (mut table, _) = cache.attach_at(&below(tenant), &tokens, tokens.len() as u32 - 1);
         cache.grow(&mut table, tokens.len() as u32, &mut Vec::new()).expect("room");
-        cache.commit(&mut table, &tokens, tokens.len() as u32);
+        cache.committed(&mut table, &tokens, tokens.len() as u32);
         table
     };
     let (one, two) = (hold(&mut cache, 1), hold(&mut cache, 2));
@@ -141,7 +141,7 @@ fn a_tenant_keeps_its_own_part_only() {
     with_declared(&mut cache);
     let tokens = prompt(&(0..10).collect::<Vec<u32>>());
     serve(&mut cache, &below(1), &tokens);
-    let (table, _) = cache.attach(&below(1), &tokens, tokens.len() as u32 - 1);
+    let (table, _) = cache.attach_at(&below(1), &tokens, tokens.len() as u32 - 1);
     let info = cache.keep(&table, tokens.len() as u32, Retention::default(), true).expect("kept");
     assert_eq!(info.tokens, 8, "2 whole blocks behind the declared 3");
     cache.check(&[&table]).expect("in order");
@@ -159,20 +159,24 @@ fn a_copy_leaves_out_what_is_shared() {
     cache.set_swap_space(GroupCounts::full(16));
     with_declared(&mut cache);
     let tokens = prompt(&[1, 2, 3, 4, 5, 6]);
-    let (mut table, _) = cache.attach(&below(1), &tokens, tokens.len() as u32 - 1);
+    let (mut table, _) = cache.attach_at(&below(1), &tokens, tokens.len() as u32 - 1);
     cache.grow(&mut table, 19, &mut Vec::new()).expect("room");
-    cache.commit(&mut table, &tokens, 19);
+    cache.committed(&mut table, &tokens, 19);
     let offer = cache.swap_offer(&table).expect("something is its own");
     assert_eq!((offer.from, offer.to, offer.slots[0]), (12, 19, 2));
     let copy = cache.swap_out(&table, &offer, &mut Vec::new());
-    cache.release(table, &tokens);
+    let hashes = cache.release(table, &tokens);
+    cache.swapped_out(&copy);
     cache.clear(Some(root(1).tenant));
-    let table = cache.attach_swapped(&tokens, &copy, &mut Vec::new()).expect("what it continues is there");
+    let table =
+        cache.attach_loading(hashes, 19, Some(&copy), &mut Vec::new()).expect("what it continues is there");
     assert_eq!(table.computed(), 19);
-    cache.abandon(table, &tokens);
+    cache.check_swapped(&[&copy], &[&table]).expect("in order");
+    let hashes = cache.abandon(table, &tokens);
     cache.clear(None);
-    assert!(cache.attach_swapped(&tokens, &copy, &mut Vec::new()).is_none(), "what it continues is gone");
+    let again = cache.attach_loading(hashes, 19, Some(&copy), &mut Vec::new());
+    assert!(again.is_err(), "what it continues is gone");
     cache.drop_swapped(copy);
-    cache.check_swapped(&[]).expect("in order");
+    cache.check_swapped(&[], &[]).expect("in order");
     cache.check(&[]).expect("in order");
 }

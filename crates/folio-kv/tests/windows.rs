@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{root, serve, windowed};
+use common::{ByRoot, root, serve, windowed};
 use folio_kv::{BlockCopy, BlockTable, GroupCounts, HOLE, KvCache, OutOfBlocks, Root, TenantId};
 
 fn range(tokens: std::ops::Range<u32>) -> Vec<u32> {
@@ -12,12 +12,12 @@ fn range(tokens: std::ops::Range<u32>) -> Vec<u32> {
 fn compute(cache: &mut KvCache, table: &mut BlockTable, tokens: &[u32], upto: u32) -> Vec<BlockCopy> {
     let mut copies = Vec::new();
     cache.grow(table, upto, &mut copies).expect("room");
-    cache.commit(table, tokens, upto);
+    cache.committed(table, tokens, upto);
     copies
 }
 
 fn started(cache: &mut KvCache, root: &Root, tokens: &[u32]) -> BlockTable {
-    let (mut table, _) = cache.attach(root, tokens, 0);
+    let (mut table, _) = cache.attach_at(root, tokens, 0);
     compute(cache, &mut table, tokens, tokens.len() as u32);
     table
 }
@@ -34,7 +34,7 @@ fn held(table: &BlockTable, group: usize) -> (usize, usize) {
 fn what_leaves_the_window_is_given_back_in_the_same_commit() {
     let (mut cache, root) = (windowed(16, 4, &[(8, 6)]), root(0));
     let tokens = range(0..40);
-    let (mut table, _) = cache.attach(&root, &tokens, 0);
+    let (mut table, _) = cache.attach_at(&root, &tokens, 0);
     // The query at `computed` reads positions computed - 5 ..= computed.
     for (computed, holes, blocks) in [(4, 0, 1), (8, 0, 2), (9, 1, 2), (12, 1, 2), (13, 2, 2), (16, 2, 2)] {
         compute(&mut cache, &mut table, &tokens, computed);
@@ -73,14 +73,14 @@ fn a_hit_needs_only_the_last_window() {
     let (mut cache, root) = (windowed(16, 4, &[(4, 6)]), root(0));
     let tokens = range(0..32);
     // In chunks of a block: two blocks are held, the two behind them are cached, everything earlier is gone.
-    let (mut table, _) = cache.attach(&root, &tokens, 0);
+    let (mut table, _) = cache.attach_at(&root, &tokens, 0);
     (1..=8).for_each(|blocks| drop(compute(&mut cache, &mut table, &tokens, 4 * blocks)));
     assert_eq!(cache.stats().windows()[0].evictions, 4);
     cache.release(table, &tokens);
 
-    let found = cache.lookup(&root, &tokens);
+    let found = cache.lookup_at(&root, &tokens);
     assert_eq!((found.full_blocks, found.idle_blocks), (8, GroupCounts::each(2, |group| [8, 2][group])));
-    let (table, _) = cache.attach(&root, &tokens, 32);
+    let (table, _) = cache.attach_at(&root, &tokens, 32);
     assert_eq!(table.computed(), 32);
     assert_eq!(held(&table, 1), (6, 2));
     assert_eq!(cache.available(), GroupCounts::each(2, |group| [8, 2][group]));
@@ -88,9 +88,9 @@ fn a_hit_needs_only_the_last_window() {
     cache.release(table, &tokens);
 
     // Seven blocks have their window too; of five, the window is gone, and with it every shorter hit.
-    assert_eq!(cache.probe(&root, &tokens[..28]), 28);
-    assert_eq!(cache.probe(&root, &tokens[..20]), 0);
-    let (table, _) = cache.attach(&root, &tokens[..20], 20);
+    assert_eq!(cache.probe_at(&root, &tokens[..28]), 28);
+    assert_eq!(cache.probe_at(&root, &tokens[..20]), 0);
+    let (table, _) = cache.attach_at(&root, &tokens[..20], 20);
     assert_eq!((table.computed(), cache.stats().window_miss_tokens), (0, 20));
     cache.abandon(table, &[]);
     assert_eq!(cache.stats().window_miss_tokens, 0);
@@ -103,13 +103,13 @@ fn a_long_prompt_recycles_what_it_slid_over_and_leaves_the_ends_of_others() {
     serve(&mut cache, &root, &ended);
     // 40 blocks go through a pool of 12.
     let long = range(1000..1160);
-    let (mut table, _) = cache.attach(&root, &long, 0);
+    let (mut table, _) = cache.attach_at(&root, &long, 0);
     (1..=20).for_each(|chunk| drop(compute(&mut cache, &mut table, &long, 8 * chunk)));
     assert!(cache.stats().windows()[0].evictions > 20);
-    assert_eq!(cache.probe(&root, &ended), 20, "the end of a conversation outlives what nobody asked for");
+    assert_eq!(cache.probe_at(&root, &ended), 20, "the end of a conversation outlives what nobody asked for");
     cache.check(&[&table]).unwrap();
     cache.release(table, &long);
-    assert_eq!(cache.probe(&root, &long), 160);
+    assert_eq!(cache.probe_at(&root, &long), 160);
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn a_beginning_that_was_missed_once_is_kept_when_it_is_computed_again() {
     let with = |own: u32| [shared.clone(), range(own..own + 60)].concat();
     let (first, second) = (with(1000), with(2000));
     let answer = |cache: &mut KvCache, tokens: &[u32]| {
-        let (mut table, _) = cache.attach(&root, tokens, tokens.len() as u32 - 1);
+        let (mut table, _) = cache.attach_at(&root, tokens, tokens.len() as u32 - 1);
         let found = table.computed();
         while table.computed() < tokens.len() as u32 {
             let upto = (table.computed() + 8).min(tokens.len() as u32);
@@ -143,16 +143,16 @@ fn a_missing_companion_costs_the_hits_whose_window_it_is_in() {
     let tokens = range(0..32);
     let table = started(&mut cache, &root, &tokens);
     cache.release(table, &tokens);
-    assert_eq!(cache.probe(&root, &tokens), 32);
+    assert_eq!(cache.probe_at(&root, &tokens), 32);
     // Blocks 0 to 6 left the window in that order, block 7 was released last: three new blocks evict 0, 1 and 2.
     let other = started(&mut cache, &root, &range(100..112));
     assert_eq!(cache.stats().windows()[0].evictions, 3);
     assert_eq!(cache.stats().windows()[1].evictions, 0);
-    assert_eq!(cache.probe(&root, &tokens[..12]), 0);
-    assert_eq!(cache.probe(&root, &tokens[..16]), 16, "its window is block 3");
-    assert_eq!(cache.probe(&root, &tokens), 32);
+    assert_eq!(cache.probe_at(&root, &tokens[..12]), 0);
+    assert_eq!(cache.probe_at(&root, &tokens[..16]), 16, "its window is block 3");
+    assert_eq!(cache.probe_at(&root, &tokens), 32);
     // What is computed again brings its companions back, where they were missing.
-    let (mut again, _) = cache.attach(&root, &tokens, 12);
+    let (mut again, _) = cache.attach_at(&root, &tokens, 12);
     assert_eq!(again.computed(), 0);
     cache.release(other, &range(100..112));
     compute(&mut cache, &mut again, &tokens, 12);
@@ -160,7 +160,7 @@ fn a_missing_companion_costs_the_hits_whose_window_it_is_in() {
     assert_eq!(cache.stats().dedups, 3, "group 0 had the blocks");
     cache.check(&[&again]).unwrap();
     cache.release(again, &tokens);
-    assert_eq!(cache.probe(&root, &tokens[..12]), 12);
+    assert_eq!(cache.probe_at(&root, &tokens[..12]), 12);
     cache.check(&[]).unwrap();
 }
 
@@ -169,7 +169,7 @@ fn a_tail_is_copied_in_every_group_and_only_from_a_block_that_has_all_companions
     let (mut cache, root) = (windowed(8, 4, &[(4, 8)]), root(0));
     let tokens = range(0..7);
     serve(&mut cache, &root, &tokens);
-    let (table, copies) = cache.attach(&root, &[0, 1, 2, 3, 4, 5, 99], 6);
+    let (table, copies) = cache.attach_at(&root, &[0, 1, 2, 3, 4, 5, 99], 6);
     assert_eq!(table.computed(), 6);
     let groups: Vec<(u32, u32)> = copies.into_iter().map(|copy| (copy.group, copy.tokens)).collect();
     assert_eq!(groups, [(0, 2), (1, 2)]);
@@ -178,7 +178,7 @@ fn a_tail_is_copied_in_every_group_and_only_from_a_block_that_has_all_companions
 
     // All of the window's pool goes to others: the tail is there in group 0 and of no use.
     let other = started(&mut cache, &root, &range(100..116));
-    assert_eq!(cache.probe(&root, &tokens), 0);
+    assert_eq!(cache.probe_at(&root, &tokens), 0);
     cache.release(other, &range(100..116));
     cache.check(&[]).unwrap();
 }
@@ -216,7 +216,7 @@ fn a_fork_shares_the_window_and_each_group_copies_its_part_of_a_shared_block() {
 #[test]
 fn grow_is_all_or_nothing_over_all_groups() {
     let (mut cache, root) = (windowed(16, 4, &[(2, 8)]), root(0));
-    let (mut table, _) = cache.attach(&root, &range(0..12), 0);
+    let (mut table, _) = cache.attach_at(&root, &range(0..12), 0);
     let before = cache.stats();
     let refused = cache.grow(&mut table, 12, &mut Vec::new());
     let available = GroupCounts::each(2, |group| [16, 2][group]);

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use folio_kv::{
-    BlockId, BlockMeta, CacheConfig, EvictionPolicy, Identity, KvCache, LruLeafFirst, Root, TenantId,
-    WindowConfig,
+    BlockHashes, BlockId, BlockMeta, BlockTable, CacheConfig, Copies, EvictionPolicy, GroupConfig, Identity,
+    KeepRefused, KvCache, Layout, Lookup, LruLeafFirst, PrefixInfo, Retention, Root, TenantId,
 };
 
 pub fn root(tenant: u32) -> Root {
@@ -30,21 +30,79 @@ pub fn cache(blocks: u32, block_tokens: u32) -> KvCache {
 
 /// With a window group for each (blocks, window).
 pub fn windowed(blocks: u32, block_tokens: u32, windows: &[(u32, u32)]) -> KvCache {
-    let windows: Vec<WindowConfig> =
-        windows.iter().map(|(blocks, tokens)| window(*blocks, *tokens)).collect();
-    KvCache::with_windows(config(blocks, block_tokens), &windows, Box::new(LruLeafFirst::new()))
+    let windows: Vec<GroupConfig> =
+        windows.iter().map(|(blocks, tokens)| sized_window(*blocks, *tokens, block_tokens)).collect();
+    KvCache::with_groups(config(blocks, block_tokens), &windows, Box::new(LruLeafFirst::new()))
 }
 
-pub fn window(blocks: u32, window_tokens: u32) -> WindowConfig {
-    WindowConfig { blocks, window_tokens, bytes_per_block: 256 }
+/// Of blocks of four tokens.
+pub fn window(blocks: u32, window_tokens: u32) -> GroupConfig {
+    sized_window(blocks, window_tokens, 4)
+}
+
+pub fn sized_window(blocks: u32, tokens: u32, block_tokens: u32) -> GroupConfig {
+    let layout = Layout::Window { tokens };
+    GroupConfig { layout, blocks, block_tokens, bytes_per_block: 256, optional: false }
+}
+
+/// The operations as a test wants them: with a root, hashed here and now, and where nothing is refused.
+pub trait ByRoot {
+    fn hashes_at(&self, root: &Root, tokens: &[u32]) -> BlockHashes;
+    fn attach_at(&mut self, root: &Root, tokens: &[u32], max_tokens: u32) -> (BlockTable, Copies);
+    fn lookup_at(&self, root: &Root, tokens: &[u32]) -> Lookup;
+    /// Cached tokens that `attach` would find, given one available block for the tail.
+    fn probe_at(&self, root: &Root, tokens: &[u32]) -> u32;
+    fn keep_at(
+        &mut self,
+        root: &Root,
+        tokens: &[u32],
+        retention: Retention,
+        pin: bool,
+        spare: u32,
+    ) -> Result<PrefixInfo, KeepRefused>;
+    fn committed(&mut self, table: &mut BlockTable, tokens: &[u32], computed: u32);
+}
+
+impl ByRoot for KvCache {
+    fn hashes_at(&self, root: &Root, tokens: &[u32]) -> BlockHashes {
+        BlockHashes::new(root, tokens, self.config().block_tokens)
+    }
+
+    fn attach_at(&mut self, root: &Root, tokens: &[u32], max_tokens: u32) -> (BlockTable, Copies) {
+        self.attach(self.hashes_at(root, tokens), tokens, max_tokens)
+    }
+
+    fn lookup_at(&self, root: &Root, tokens: &[u32]) -> Lookup {
+        self.lookup(&self.hashes_at(root, tokens), tokens)
+    }
+
+    fn probe_at(&self, root: &Root, tokens: &[u32]) -> u32 {
+        let found = self.lookup_at(root, tokens);
+        found.full_blocks * self.config().block_tokens + found.tail_tokens
+    }
+
+    fn keep_at(
+        &mut self,
+        root: &Root,
+        tokens: &[u32],
+        retention: Retention,
+        pin: bool,
+        spare: u32,
+    ) -> Result<PrefixInfo, KeepRefused> {
+        self.keep_cached(&self.hashes_at(root, tokens), tokens.len() as u32, retention, pin, spare)
+    }
+
+    fn committed(&mut self, table: &mut BlockTable, tokens: &[u32], computed: u32) {
+        self.commit(table, tokens, computed).expect("what was grown can be committed");
+    }
 }
 
 /// Computes a whole sequence at once and gives it back; returns the cached tokens.
 pub fn serve(cache: &mut KvCache, root: &Root, tokens: &[u32]) -> u32 {
-    let (mut table, _) = cache.attach(root, tokens, tokens.len() as u32);
+    let (mut table, _) = cache.attach_at(root, tokens, tokens.len() as u32);
     let cached = table.computed();
     cache.grow(&mut table, tokens.len() as u32, &mut Vec::new()).expect("the pool is large enough");
-    cache.commit(&mut table, tokens, tokens.len() as u32);
+    cache.committed(&mut table, tokens, tokens.len() as u32);
     cache.release(table, tokens);
     cached
 }

@@ -1,0 +1,123 @@
+//! One cache group: its pool on the device, its pool off it, and which slot holds which node there.
+//!
+//! Owns: where nodes reside in this group, and the order in which cached blocks of groups 1 and up are given up. Must never: be
+//! searched. Nothing is found here but through a node.
+//!
+//! # Residency
+//!
+//! A block that holds `k` times the positions of group 0's resides under the node with which it ends, whole blocks under
+//! every `k`-th node of a chain; a partly written one under the node that was the last when its table was given up.
+//! On the device no group holds a node that group 0 does not, and nobody holds the former without the latter. A block may leave
+//! by itself; the node stays findable and merely lacks it.
+//!
+//! # The order of giving up in groups 1 and up
+//!
+//! A window's blocks are worth something together, and only where somebody goes on: at the end of a conversation, at the
+//! end of a shared beginning. What a window merely slid over is worth next to nothing, and a long prompt slides over more
+//! blocks than the pool has. So cached blocks stand in two lists, each in order of last use, and *passed* ones go first.
+//! *Kept* is what a table held at its end, what was ever part of a hit, and what a lookup missed when it was computed again.
+
+use crate::policy::NONE;
+use crate::pool::Pool;
+use crate::stats::GroupStats;
+use crate::types::GroupConfig;
+
+/// Slots off the device, and which node each holds.
+#[derive(Debug)]
+pub(crate) struct Tier {
+    pub pool: Pool,
+    /// Per node its slot, or [`NONE`].
+    pub places: Vec<u32>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Group {
+    pub config: GroupConfig,
+    pub pool: Pool,
+    /// Per node its block on the device, or [`NONE`]. Empty in group 0, whose nodes say it themselves.
+    pub places: Vec<u32>,
+    pub host: Tier,
+    pub stats: GroupStats,
+    /// Neighbours of cached blocks. Empty in group 0, where the policy decides.
+    links: Vec<Link>,
+    /// Cached blocks that were passed, and that are kept.
+    lists: [List; 2],
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    older: u32,
+    younger: u32,
+}
+
+/// Blocks in order of last use.
+#[derive(Clone, Copy, Debug)]
+struct List {
+    oldest: u32,
+    newest: u32,
+}
+
+impl Group {
+    pub fn new(config: GroupConfig, is_first: bool) -> Self {
+        assert!(config.blocks < NONE - 1, "block ids are 32 bit with two values reserved");
+        assert!((1..=u32::from(u16::MAX)).contains(&config.block_tokens), "a block holds 1 to 65,535 tokens");
+        let links = if is_first { 0 } else { config.blocks as usize };
+        Self {
+            config,
+            pool: Pool::new(config.blocks),
+            places: Vec::new(),
+            host: Tier { pool: Pool::new(0), places: Vec::new() },
+            stats: GroupStats::new(&config),
+            links: vec![Link { older: NONE, younger: NONE }; links],
+            lists: [List { oldest: NONE, newest: NONE }; 2],
+        }
+    }
+
+    /// Blocks that hold `positions`, the last perhaps in part.
+    pub fn blocks_of(&self, positions: u32) -> u32 {
+        positions.div_ceil(self.config.block_tokens)
+    }
+
+    /// A block of group 1 or up became cached: it is the youngest.
+    pub fn cache(&mut self, block: u32) {
+        let list = &mut self.lists[usize::from(self.pool.slot(block).kept)];
+        let newest = std::mem::replace(&mut list.newest, block);
+        match newest {
+            NONE => list.oldest = block,
+            newest => self.links[newest as usize].younger = block,
+        }
+        self.links[block as usize] = Link { older: newest, younger: NONE };
+    }
+
+    /// It is not cached any more, or not where it stood.
+    pub fn uncache(&mut self, block: u32) {
+        let Link { older, younger } = self.links[block as usize];
+        let list = &mut self.lists[usize::from(self.pool.slot(block).kept)];
+        match older {
+            NONE => list.oldest = younger,
+            older => self.links[older as usize].younger = younger,
+        }
+        match younger {
+            NONE => list.newest = older,
+            younger => self.links[younger as usize].older = older,
+        }
+    }
+
+    /// The cached block that goes first.
+    pub fn oldest(&self) -> Option<u32> {
+        self.lists.iter().map(|list| list.oldest).find(|oldest| *oldest != NONE)
+    }
+
+    /// Cached blocks of groups 1 and up in the order they will be given up. For `check`: at most one more per list than there
+    /// are blocks.
+    pub fn cached(&self) -> impl Iterator<Item = u32> + '_ {
+        let link = |block: u32| (block != NONE).then_some(block);
+        let follow = move |list: &List| {
+            let blocks = std::iter::successors(link(list.oldest), move |block| {
+                link(self.links[*block as usize].younger)
+            });
+            blocks.take(self.links.len() + 1)
+        };
+        self.lists.iter().flat_map(follow)
+    }
+}
