@@ -150,7 +150,7 @@ fn who_depends_on_its_tokens_sits_out_alone() {
     let changes: [(&str, Change); 2] = [
         ("a penalty", |request| request.sampling.repetition_penalty = 1.2),
         ("rules", |request| {
-            request.sampling.rules = Some(RulesRef(Arc::new(HashRules { seed: 3, ends: false })));
+            request.sampling.rules = Some(RulesRef(Arc::new(HashRules { seed: 3, ..HashRules::default() })));
         }),
     ];
     for (what, change) in changes {
