@@ -27,8 +27,8 @@ pub trait Guide: Send + Sync {
     /// `token` was chosen and is confirmed. What follows from it is computed elsewhere.
     fn advance(&self, token: u32);
 
-    /// What is allowed behind each of `drafts`, which may come next, will be asked for.
-    fn expect(&self, drafts: &[u32]);
+    /// What is allowed behind each of these drafts, which may come next, will be asked for.
+    fn expect(&self, _drafts: &[u32]) {}
 
     /// Sets the logits of what must not come behind the confirmed tokens and `drafts` to minus infinity, `[vocab]`, if that is known.
     /// Where a draft may not come itself, what is allowed behind it is of no account. An error ends this choice alone; its text is
@@ -36,14 +36,16 @@ pub trait Guide: Send + Sync {
     fn restrict(&self, drafts: &[u32], logits: &mut [f32]) -> Result<Restricted, String>;
 
     /// Whether what is allowed behind the confirmed tokens is known, or never will be.
-    fn is_ready(&self) -> bool;
+    fn is_ready(&self) -> bool {
+        true
+    }
 }
 
 /// What came of asking for a mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Restricted {
     Applied,
-    /// It is still being computed. Nothing was changed.
+    /// It is still being computed; the logits are of no use any more.
     Late,
 }
 

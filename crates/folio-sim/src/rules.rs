@@ -81,8 +81,6 @@ impl Guide for HashGuide {
         *state = (mix(state.0 ^ u64::from(token)), self.rules.now());
     }
 
-    fn expect(&self, _: &[u32]) {}
-
     fn restrict(&self, drafts: &[u32], logits: &mut [f32]) -> Result<Restricted, String> {
         let (confirmed, said) = self.state();
         let state = drafts.iter().fold(confirmed, |state, token| mix(state ^ u64::from(*token)));
