@@ -37,6 +37,13 @@ pub struct SchedulerConfig {
     pub guarantee_completion: bool,
     /// Longest wait for a prefix that another sequence is computing; then it is computed twice.
     pub shared_prefix_wait_us_max: u64,
+    /// Longest wait for KV from another tier, and for a prompt that another engine computes; then it is computed here.
+    pub tier_load_wait_us_max: u64,
+    pub remote_prefill_wait_us_max: u64,
+    /// Longest wait for what a grammar allows next, and for the weights of an adapter; then the request ends with an error. A mask is
+    /// bounded by fuel to some 10 ms, so longer means that the machine is stuck.
+    pub grammar_wait_us_max: u64,
+    pub adapter_wait_us_max: u64,
     /// Share of the pool (in thousandths) that may be pinned by all tenants, and by one. Less where the longest request
     /// needs the rest: whatever is pinned, every request that is accepted can run.
     pub pin_permille: u32,
@@ -63,6 +70,10 @@ impl Default for SchedulerConfig {
             max_bypasses: 32,
             guarantee_completion: false,
             shared_prefix_wait_us_max: 60_000_000,
+            tier_load_wait_us_max: 5_000_000,
+            remote_prefill_wait_us_max: 60_000_000,
+            grammar_wait_us_max: 5_000_000,
+            adapter_wait_us_max: 60_000_000,
             pin_permille: 250,
             tenant_pin_permille: 250,
             tenant_weights: Vec::new(),

@@ -35,8 +35,9 @@ use crate::scheduler::Scheduler;
 use crate::stats::EngineStats;
 use crate::turn::{Driver, turn};
 
-/// Nothing can be computed although something waits: look again after this long.
-const STALL: Duration = Duration::from_millis(1);
+/// Nothing can be computed although something waits: look again after this long, twice as long each time up to the second. Soon at
+/// first, because a mask that was late is there soon.
+const STALL: (Duration, Duration) = (Duration::from_micros(64), Duration::from_millis(1));
 
 /// What an engine is made of.
 pub struct EngineParts {
@@ -83,6 +84,7 @@ pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
         incoming: Incoming::default(),
         outbox: Outbox::default(),
         publisher: Publisher::new(shared.clone()),
+        stall: STALL.0,
     };
     let thread = std::thread::Builder::new().name("folio-engine".into()).spawn(move || engine.live())?;
     Ok(EngineHandle::new(shared, thread))
@@ -103,6 +105,8 @@ struct Engine {
     incoming: Incoming,
     outbox: Outbox,
     publisher: Publisher,
+    /// How long it sleeps where something waits and nothing can be computed.
+    stall: Duration,
 }
 
 impl Engine {
@@ -132,10 +136,11 @@ impl Engine {
     /// Takes what arrived, parking while there is nothing to do. `false`: the engine's life is over.
     fn receive(&mut self) -> bool {
         let idle = !self.scheduler.under_way() && !std::mem::take(&mut self.executor.computed);
+        self.stall = if idle { (2 * self.stall).min(STALL.1) } else { STALL.0 / 2 };
         let patience = match (self.scheduler.has_work(), idle) {
             (false, _) => Patience::Forever,
             (true, false) => Patience::None,
-            (true, true) => Patience::Short(STALL),
+            (true, true) => Patience::Short(self.stall),
         };
         let phase = self.mailbox.receive(&mut self.incoming, patience);
         self.outbox.open(&mut self.incoming);

@@ -340,9 +340,11 @@ impl ModelExecutor {
                 continue;
             }
             let row = rows.next().unwrap_or_default();
-            for SamplePlan { want, .. } in samples {
-                self.output.samples.push(match want {
-                    Want::Token(spec) => self.sampler.sample(row, spec),
+            for sample in samples {
+                self.output.samples.push(match &sample.want {
+                    Want::Token(spec) => {
+                        self.sampler.sample_behind(sequence.drafts_before(sample), row, spec)
+                    }
                     Want::Score { next, top } => self.sampler.score(row, *next, *top),
                     Want::Hidden | Want::HiddenSum { .. } => {
                         Sampled::Failed(Cow::Borrowed("no row was asked for"))

@@ -4,8 +4,11 @@
 //! threads of its own beside the forward pass, from the moment a token is known until the next is drawn.
 //!
 //! A guide belongs to one choice, from its first token to its last; a preempted sequence keeps it. The choices of one request
-//! share the guide of the empty answer until each has its first token. What a guide allows is a function of the rules and of
-//! the tokens chosen, so promise 1 holds with them: neither neighbours nor time change it.
+//! share the guide of the empty answer until each has its first token. What a guide allows is a function of the rules, of the tokens
+//! confirmed and of the drafts behind them, so promise 1 holds with them: neither neighbours nor time change it.
+//!
+//! A mask binds where a token is drawn. If it is not there then, that row is late: it alone is computed again once the guide is ready
+//! ([`crate::WaitingFor::Grammar`]), to the same bits, and everybody else goes on.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,16 +17,36 @@ use std::sync::Arc;
 pub trait Rules: Send + Sync {
     /// A guide for an answer that begins with `chosen`. Must not block.
     fn guide(&self, chosen: &[u32]) -> Arc<dyn Guide>;
+
+    /// The field of the request that asked for them, for error messages.
+    fn name(&self) -> &str;
 }
 
-/// Follows one answer.
+/// Follows one answer. Nothing of it may block.
 pub trait Guide: Send + Sync {
-    /// `token` was chosen. Must not block: what follows from it is computed elsewhere.
+    /// `token` was chosen and is confirmed. What follows from it is computed elsewhere.
     fn advance(&self, token: u32);
 
-    /// Sets the logits of what must not come next to minus infinity, `[vocab]`; waits for what is still being computed. An
-    /// error ends this choice alone; its text is for the client.
-    fn restrict(&self, logits: &mut [f32]) -> Result<(), String>;
+    /// What is allowed behind each of these drafts, which may come next, will be asked for.
+    fn expect(&self, _drafts: &[u32]) {}
+
+    /// Sets the logits of what must not come behind the confirmed tokens and `drafts` to minus infinity, `[vocab]`, if that is known.
+    /// Where a draft may not come itself, what is allowed behind it is of no account. An error ends this choice alone; its text is
+    /// for the client.
+    fn restrict(&self, drafts: &[u32], logits: &mut [f32]) -> Result<Restricted, String>;
+
+    /// Whether what is allowed behind the confirmed tokens is known, or never will be.
+    fn is_ready(&self) -> bool {
+        true
+    }
+}
+
+/// What came of asking for a mask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Restricted {
+    Applied,
+    /// It is still being computed; the logits are of no use any more.
+    Late,
 }
 
 /// Rules as a parameter of sampling: equal if they are the same object.

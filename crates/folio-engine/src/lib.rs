@@ -32,7 +32,7 @@ pub use commands::{CacheAnswer, CacheCommand, CacheReply};
 pub use config::{ConfigError, SchedulerConfig};
 pub use engine::{EngineParts, StartError, start};
 pub use executor::ModelExecutor;
-pub use guide::{Guide, GuideRef, Rules, RulesRef};
+pub use guide::{Guide, GuideRef, Restricted, Rules, RulesRef};
 pub use handle::{EngineHandle, Health, Rejected};
 pub use mailbox::CancelRequest;
 pub use plan::{Executor, StepOutput, StepPlan};
@@ -42,5 +42,5 @@ pub use request::{
 pub use sampler::Sampler;
 pub use scheduler::Scheduler;
 pub use sequence::choice_seed;
-pub use stats::{EngineStats, WaitingFor};
+pub use stats::{EngineStats, PerReason, WaitingFor};
 pub use turn::{Driver, turn};

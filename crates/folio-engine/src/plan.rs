@@ -80,7 +80,15 @@ pub enum Want {
     HiddenSum { first: u32, before: Option<Arc<[f64]>> },
 }
 
-/// All the sampler may depend on: promise 1 forbids it slots, steps and neighbours.
+impl SequencePlan {
+    /// The drafts up to the row of `sample`, whose token comes behind them.
+    pub fn drafts_before(&self, sample: &SamplePlan) -> &[u32] {
+        let first = self.tokens.len() - self.drafts as usize;
+        &self.tokens[first..(sample.row as usize + 1).max(first)]
+    }
+}
+
+/// All the sampler may depend on, beside the drafts: promise 1 forbids it slots, steps and neighbours.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SampleSpec {
     pub params: Arc<SamplingParams>,
@@ -92,7 +100,7 @@ pub struct SampleSpec {
     pub history: Option<Arc<TokenHistory>>,
     /// Stop tokens must not be chosen now (before `min_tokens`).
     pub forbid_stop: bool,
-    /// What may be chosen at all, where something restricts it.
+    /// What may be chosen at all behind the drafts of its row, where something restricts it.
     pub guide: Option<GuideRef>,
 }
 
@@ -168,6 +176,8 @@ pub enum Sampled {
     Hidden(Vec<f32>),
     /// To [`Want::HiddenSum`], `[hidden]`.
     HiddenSum(Vec<f64>),
+    /// To [`Want::Token`]: what its guide allows is not known yet. The row is to be computed again.
+    Late,
     /// No answer exists: the logits or hidden states are not numbers, everything was forbidden, or a guide failed. Ends this sequence alone.
     Failed(Cow<'static, str>),
 }

@@ -13,11 +13,14 @@
 //! |---|---|---|
 //! | [`Waiting`] | what was found of it, its copy in host memory | admission, its end |
 //! | [`Running`] | a block table, a reservation, rows under way | its end, preemption (with no rows under way) |
+//!
+//! In either it may be suspended ([`Sequence::suspension`]): it waits for something outside, and gets no rows until that ends.
 
 use std::sync::Arc;
 
 use folio_kv::{BlockHash, BlockTable, GroupCounts, Lookup, Swapped, TenantId};
 
+use crate::config::SchedulerConfig;
 use crate::guide::GuideRef;
 use crate::plan::{SampleSpec, SequenceId, SequencePlan, TokenHistory};
 use crate::request::{Micros, Pooling, Request, SamplingParams, Timing};
@@ -92,10 +95,27 @@ pub(crate) enum State {
     Running(Running),
 }
 
-/// Holds no blocks.
-pub(crate) struct Waiting {
+/// Why somebody gets no rows, and since when.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wait {
     pub reason: WaitingFor,
     pub since: Micros,
+}
+
+impl Wait {
+    /// The last moment of it.
+    pub fn until(&self, config: &SchedulerConfig) -> Micros {
+        self.reason.until(self.since, config).unwrap_or(Micros(u64::MAX))
+    }
+
+    pub fn is_over(&self, now: Micros, config: &SchedulerConfig) -> bool {
+        self.until(config) < now
+    }
+}
+
+/// Holds no blocks.
+pub(crate) struct Waiting {
+    pub wait: Wait,
     /// While it waits for a shared prefix: the last block of it.
     pub awaited_block: u32,
     /// What the cache held of it when that was looked up.
@@ -136,6 +156,8 @@ pub(crate) struct Running {
     pub announced: (u32, u32),
     /// No step with it was committed since it was attached.
     pub fresh: Option<Fresh>,
+    /// It waits for something outside, with its blocks.
+    pub suspended: Option<Wait>,
     /// It is preempted when its last unfinished step is committed, and gets no rows until then.
     pub preempted: bool,
     /// Leading entries of the block tables in `entry` that are known to be right, or to have become holes since. All are when they
@@ -149,12 +171,15 @@ pub(crate) struct Fresh {
     /// The copy the table came from; kept until its blocks were filled.
     pub copy: Option<Swapped>,
     pub restored: bool,
+    /// A step with it ran, and nothing of that could be confirmed.
+    pub ran: bool,
 }
 
 impl Waiting {
     pub fn new(reason: WaitingFor, since: Micros) -> Self {
         let (found, copy) = (None, None);
-        Self { reason, since, awaited_block: 0, found, copy, at_stake: (0, 0), bypassed: 0 }
+        let wait = Wait { reason, since };
+        Self { wait, awaited_block: 0, found, copy, at_stake: (0, 0), bypassed: 0 }
     }
 
     pub fn lookup(&self) -> Lookup {
@@ -178,9 +203,17 @@ impl Running {
             reserved: None,
             announced: (0, 0),
             fresh,
+            suspended: None,
             preempted: false,
             synced: 0,
         }
+    }
+}
+
+impl Running {
+    /// It was attached, and no step with it is over.
+    pub fn never_ran(&self) -> bool {
+        self.fresh.as_ref().is_some_and(|fresh| !fresh.ran)
     }
 }
 
@@ -263,6 +296,14 @@ impl Sequence {
         self.running().is_some()
     }
 
+    /// What it waits for outside, if anything.
+    pub fn suspension(&self) -> Option<Wait> {
+        match &self.state {
+            State::Running(running) => running.suspended,
+            State::Waiting(waiting) => Some(waiting.wait).filter(|wait| wait.reason.is_outside()),
+        }
+    }
+
     /// Whether unfinished steps have rows of it.
     pub fn is_under_way(&self) -> bool {
         self.running().is_some_and(|running| running.steps > 0)
@@ -282,7 +323,8 @@ impl Sequence {
     /// Rows that `step` can compute of it; what depends on an unfinished step in another way than by naming a token waits for its
     /// commit. See [`crate::Executor::lag`] for `lag`.
     pub fn ready(&self, step: u64, lag: u64) -> u32 {
-        let Some(running) = self.running().filter(|running| !running.preempted) else { return 0 };
+        let ready = |running: &&Running| !running.preempted && running.suspended.is_none();
+        let Some(running) = self.running().filter(ready) else { return 0 };
         if running.scheduled < self.known() {
             let sums = running.steps > 0 && self.request.pooling == Some(Pooling::Mean);
             return if sums { 0 } else { self.known() - running.scheduled };
@@ -389,6 +431,10 @@ impl Sequences {
                 Slot(self.slots.len() as u32 - 1)
             }
         }
+    }
+
+    pub fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
     }
 
     pub fn remove(&mut self, slot: Slot) -> Option<Box<Sequence>> {

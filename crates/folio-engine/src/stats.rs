@@ -2,12 +2,14 @@
 //!
 //! Counters only grow; gauges are exact at the end of the last step. The server turns them into metrics.
 
+use std::ops::{Index, IndexMut};
+
 use folio_kv::{CacheStats, Holdings, TenantId, TenantStats};
 
 use crate::config::SchedulerConfig;
 use crate::request::Micros;
 
-/// Why a sequence is not computed. Each reason is counted.
+/// Why a sequence is not computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WaitingFor {
     /// Its turn: nobody refused it yet, the budget or the slots went to others.
@@ -15,52 +17,92 @@ pub enum WaitingFor {
     /// KV blocks: the pool cannot hold it and what is already promised.
     Blocks,
     /// Another sequence is computing a prefix of it.
-    SharedPrefix { leader: crate::plan::SequenceId },
-    /// Blocks are on their way to or from another tier.
+    SharedPrefix,
+    /// A step under way copies what it had to host memory.
+    SwapOut,
+    /// Its KV is on its way from another tier. Nothing produces this yet but the simulator.
     TierLoad,
-    /// Its grammar is being compiled. Nothing produces this yet.
+    /// Which tokens its grammar allows next is being computed.
     Grammar,
-    /// Another machine computes its prompt. Nothing produces this yet.
+    /// Another engine computes its prompt. Nothing produces this yet but the simulator.
     RemotePrefill,
+    /// The weights of its adapter are being loaded. Nothing produces this yet but the simulator.
+    Adapter,
 }
 
 impl WaitingFor {
-    /// How long who began to wait at `since` may go without being computed; then it is computed without what it waited for, or ends.
-    /// `None`: its turn comes with the progress of others.
-    pub fn until(self, since: Micros, config: &SchedulerConfig) -> Option<Micros> {
+    /// In the order of a [`PerReason`].
+    pub const ALL: [Self; 8] = [
+        Self::Turn,
+        Self::Blocks,
+        Self::SharedPrefix,
+        Self::SwapOut,
+        Self::TierLoad,
+        Self::Grammar,
+        Self::RemotePrefill,
+        Self::Adapter,
+    ];
+
+    /// As metrics call it; `capacity` is vLLM's.
+    pub fn name(self) -> &'static str {
         match self {
-            Self::SharedPrefix { .. } => Some(Micros(since.0 + config.shared_prefix_wait_us_max)),
-            Self::Turn | Self::Blocks | Self::TierLoad | Self::Grammar | Self::RemotePrefill => None,
+            Self::Turn => "turn",
+            Self::Blocks => "capacity",
+            Self::SharedPrefix => "shared_prefix",
+            Self::SwapOut => "swap_out",
+            Self::TierLoad => "tier_load",
+            Self::Grammar => "grammar",
+            Self::RemotePrefill => "remote_prefill",
+            Self::Adapter => "adapter",
         }
+    }
+
+    /// Something outside the engine's steps, which ends with a report or at a deadline: until then nothing is planned for it.
+    pub fn is_outside(self) -> bool {
+        matches!(self, Self::TierLoad | Self::Grammar | Self::RemotePrefill | Self::Adapter)
+    }
+
+    /// How long who began to wait at `since` may go without being computed; then it is computed without what it waited for, or ends
+    /// with an error where it cannot be. `None`: its turn comes with the progress of others, or with the end of a step under way.
+    pub fn until(self, since: Micros, config: &SchedulerConfig) -> Option<Micros> {
+        let wait_us = match self {
+            Self::Turn | Self::Blocks | Self::SwapOut => return None,
+            Self::SharedPrefix => config.shared_prefix_wait_us_max,
+            Self::TierLoad => config.tier_load_wait_us_max,
+            Self::Grammar => config.grammar_wait_us_max,
+            Self::RemotePrefill => config.remote_prefill_wait_us_max,
+            Self::Adapter => config.adapter_wait_us_max,
+        };
+        Some(Micros(since.0.saturating_add(wait_us)))
     }
 }
 
-/// Sequences by what they wait for.
+/// A figure for each reason to wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WaitingCounts {
-    pub turn: u32,
-    pub blocks: u32,
-    pub shared_prefix: u32,
-    pub tier_load: u32,
-    pub grammar: u32,
-    pub remote_prefill: u32,
+pub struct PerReason<T>([T; WaitingFor::ALL.len()]);
+
+impl<T: Copy> PerReason<T> {
+    pub fn iter(&self) -> impl Iterator<Item = (WaitingFor, T)> {
+        WaitingFor::ALL.into_iter().zip(self.0)
+    }
 }
 
-impl WaitingCounts {
-    /// The count of those that wait for `reason`.
-    pub(crate) fn of(&mut self, reason: WaitingFor) -> &mut u32 {
-        match reason {
-            WaitingFor::Turn => &mut self.turn,
-            WaitingFor::Blocks => &mut self.blocks,
-            WaitingFor::SharedPrefix { .. } => &mut self.shared_prefix,
-            WaitingFor::TierLoad => &mut self.tier_load,
-            WaitingFor::Grammar => &mut self.grammar,
-            WaitingFor::RemotePrefill => &mut self.remote_prefill,
-        }
-    }
-
+impl PerReason<u32> {
     pub fn total(&self) -> u32 {
-        self.turn + self.blocks + self.shared_prefix + self.tier_load + self.grammar + self.remote_prefill
+        self.0.iter().sum()
+    }
+}
+
+impl<T> Index<WaitingFor> for PerReason<T> {
+    type Output = T;
+    fn index(&self, reason: WaitingFor) -> &T {
+        &self.0[reason as usize]
+    }
+}
+
+impl<T> IndexMut<WaitingFor> for PerReason<T> {
+    fn index_mut(&mut self, reason: WaitingFor) -> &mut T {
+        &mut self.0[reason as usize]
     }
 }
 
@@ -93,11 +135,13 @@ pub struct Counters {
     pub swapped_in_bytes: u64,
     /// Tokens computed a second time because of preemptions.
     pub recomputed_tokens: u64,
-    /// Times a sequence began to wait for a shared prefix, and tokens it did not have to compute thanks to that.
-    pub shared_prefix_waits: u64,
+    /// Times a sequence began to wait for something else than its turn, and how many of those waits ended at their deadline.
+    pub waits: PerReason<u64>,
+    pub waits_expired: PerReason<u64>,
+    /// Tokens that need not be computed thanks to waits for a shared prefix.
     pub shared_prefix_tokens: u64,
-    /// Times a sequence began to wait for blocks.
-    pub block_waits: u64,
+    /// Rows whose mask was not there when their token was to be chosen: computed again.
+    pub late_rows: u64,
     pub requests_received: u64,
     /// Choices finished, by reason.
     pub finished_stop: u64,
@@ -138,10 +182,10 @@ pub struct EngineStats {
     /// Requests accepted and not yet scheduled for the first time, those in the mailbox included.
     pub queued_requests: u32,
     pub queued_tokens: u64,
-    /// Sequences that hold blocks.
+    /// Sequences that are computed.
     pub running: u32,
-    /// Sequences that hold none, by reason.
-    pub waiting: WaitingCounts,
+    /// Those that are not, by what they wait for.
+    pub waiting: PerReason<u32>,
     pub counters: Counters,
     pub cache: CacheStats,
     /// Tokens computed in the last step, and how many of them were decodes.

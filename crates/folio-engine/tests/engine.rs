@@ -9,8 +9,8 @@ use folio_engine::plan::ExecutorError;
 use folio_engine::progress::FAILURES_MAX;
 use folio_engine::request::{Event, Request, RequestId};
 use folio_engine::{
-    Clock, EngineHandle, EngineParts, Executor, FinishReason, Health, Micros, ModelExecutor, Rejected,
-    SchedulerConfig, StepOutput, StepPlan, start,
+    Clock, EngineHandle, EngineParts, Executor, FinishReason, Guide, Health, Micros, ModelExecutor, Rejected,
+    Restricted, Rules, RulesRef, SchedulerConfig, StepOutput, StepPlan, WaitingFor, start,
 };
 use folio_kv::{CacheConfig, KvCache, default_policy};
 use folio_sim::SimBackend;
@@ -206,6 +206,49 @@ fn an_idle_engine_sleeps() {
     let asked = bench.clock.asked.load(Ordering::SeqCst);
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!(bench.clock.asked.load(Ordering::SeqCst), asked);
+}
+
+/// Rules whose masks never come.
+struct Silent;
+
+impl Rules for Silent {
+    fn guide(&self, _: &[u32]) -> Arc<dyn Guide> {
+        Arc::new(Silent)
+    }
+
+    fn name(&self) -> &str {
+        "silent"
+    }
+}
+
+impl Guide for Silent {
+    fn advance(&self, _: u32) {}
+
+    fn restrict(&self, _: &[u32], _: &mut [f32]) -> Result<Restricted, String> {
+        Ok(Restricted::Late)
+    }
+
+    fn is_ready(&self) -> bool {
+        false
+    }
+}
+
+/// Where nobody is left but who waits for a mask, the engine looks again about once in a millisecond.
+#[test]
+fn an_engine_that_waits_for_a_mask_does_not_spin() {
+    let bench = bench(false);
+    let mut silent = request(1, &[1, 2], 2);
+    silent.sampling.rules = Some(RulesRef(Arc::new(Silent)));
+    let (_, events) = submit(&bench.handle, silent);
+    wait_until("it waits", || bench.handle.stats().waiting[WaitingFor::Grammar] == 1);
+    assert_eq!((bench.handle.stats().running, bench.handle.stats().waiting.total()), (0, 1));
+    std::thread::sleep(Duration::from_millis(20));
+    let asked = bench.clock.asked.load(Ordering::SeqCst);
+    std::thread::sleep(Duration::from_millis(100));
+    let turns = bench.clock.asked.load(Ordering::SeqCst) - asked;
+    assert!(turns < 2000, "it asked the clock {turns} times in a tenth of a second");
+    bench.clock.now.store(6_000_000, Ordering::SeqCst);
+    assert_eq!(reason(&read(&events, 1)), FinishReason::Error);
 }
 
 #[test]

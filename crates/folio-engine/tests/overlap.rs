@@ -150,7 +150,7 @@ fn who_depends_on_its_tokens_sits_out_alone() {
     let changes: [(&str, Change); 2] = [
         ("a penalty", |request| request.sampling.repetition_penalty = 1.2),
         ("rules", |request| {
-            request.sampling.rules = Some(RulesRef(Arc::new(HashRules { seed: 3, ends: false })));
+            request.sampling.rules = Some(RulesRef(Arc::new(HashRules { seed: 3, ..HashRules::default() })));
         }),
     ];
     for (what, change) in changes {
@@ -217,10 +217,13 @@ fn decodes_form_as_many_cohorts_as_a_choice_takes_steps() {
 
 #[test]
 fn drafts_are_confirmed_as_far_as_they_are_what_is_chosen() {
-    for (depth, lag) in [(1, 1), (2, 1), (4, 1), (4, 3)] {
+    let settings = [(1, 1), (2, 1), (4, 1), (4, 3)].into_iter();
+    for ((depth, lag), ruled) in settings.flat_map(|setting| [(setting, false), (setting, true)]) {
         for right in 0..=4 {
             let mut machine = Machine::new(config(), 100, 4).with_pipeline(depth, lag);
-            let (drafted, other) = (plain(1, 40), plain(2, 40));
+            let (mut drafted, other) = (plain(1, 40), plain(2, 40));
+            let rules = HashRules { seed: 3, ..HashRules::default() };
+            drafted.sampling.rules = ruled.then(|| RulesRef(Arc::new(rules)));
             machine.submit(drafted.clone());
             machine.submit(other.clone());
             let alone: Vec<u32> =

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use folio_engine::request::{Event, Request, RequestId};
-use folio_engine::{FinishReason, Micros, SchedulerConfig};
+use folio_engine::{FinishReason, Micros, SchedulerConfig, WaitingFor};
 use folio_kv::TenantId;
 use folio_sim::Machine;
 use folio_sim::scenario::{request, root};
@@ -101,7 +101,7 @@ fn a_shared_prefix_is_computed_once() {
     for id in 2..=4 {
         assert_eq!(machine.cached_tokens(id), Some(320));
     }
-    assert_eq!(machine.scheduler.counters().shared_prefix_waits, 3);
+    assert_eq!(machine.scheduler.counters().waits[WaitingFor::SharedPrefix], 3);
 }
 
 #[test]
@@ -112,7 +112,11 @@ fn tenants_do_not_share_a_prefix() {
     machine.submit(Request { tenant: TenantId(1), root: root(TenantId(1)), ..request(2, &prompt, 2) });
     machine.run();
     assert_eq!(machine.cached_tokens(2), Some(0));
-    assert_eq!(machine.scheduler.counters().shared_prefix_waits, 0, "waiting for a tenant tells about it");
+    assert_eq!(
+        machine.scheduler.counters().waits[WaitingFor::SharedPrefix],
+        0,
+        "waiting for a tenant tells about it"
+    );
     assert_eq!(machine.computed(), 2 * 161);
 }
 

@@ -6,7 +6,7 @@ use folio_engine::engine::EngineParts;
 use folio_engine::handle::Rejected;
 use folio_engine::plan::HOLE;
 use folio_engine::request::{Event, Request, SamplingParams};
-use folio_engine::{ModelExecutor, SchedulerConfig, SystemClock};
+use folio_engine::{ModelExecutor, SchedulerConfig, SystemClock, WaitingFor};
 use folio_kv::{CacheConfig, KvCache, WindowConfig, default_policy};
 use folio_sim::scenario::request;
 use folio_sim::{Machine, SimBackend};
@@ -58,7 +58,7 @@ fn who_does_not_fit_the_windows_pool_waits_although_full_attention_has_room() {
     machine.run();
     requests.iter().for_each(|request| machine.assert_as_alone(request));
     let counters = machine.scheduler.counters();
-    assert!(counters.block_waits > 0 && counters.preemptions == 0, "{counters:?}");
+    assert!(counters.waits[WaitingFor::Blocks] > 0 && counters.preemptions == 0, "{counters:?}");
 }
 
 #[test]

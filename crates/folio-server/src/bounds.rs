@@ -3,9 +3,10 @@
 //! Owns: these three as rules for the sampler, and rules that hold together. Must never: wait; what they allow is known as soon as a
 //! token is.
 
+use std::borrow::Cow;
 use std::sync::{Arc, Mutex};
 
-use folio_engine::{Guide, Rules, RulesRef};
+use folio_engine::{Guide, Restricted, Rules, RulesRef};
 use folio_text::{ReasoningFormat, Tokenizer};
 
 use crate::config::Limits;
@@ -129,6 +130,11 @@ impl Rules for AllOf {
     fn guide(&self, chosen: &[u32]) -> Arc<dyn Guide> {
         Arc::new(Together(self.0.iter().map(|rules| rules.guide(chosen)).collect()))
     }
+
+    /// Of the last: a grammar comes last, and others are never late.
+    fn name(&self) -> &str {
+        self.0.last().map_or("", |rules| rules.name())
+    }
 }
 
 impl Guide for Together {
@@ -136,8 +142,21 @@ impl Guide for Together {
         self.0.iter().for_each(|guide| guide.advance(token));
     }
 
-    fn restrict(&self, logits: &mut [f32]) -> Result<(), String> {
-        self.0.iter().try_for_each(|guide| guide.restrict(logits))
+    fn expect(&self, drafts: &[u32]) {
+        self.0.iter().for_each(|guide| guide.expect(drafts));
+    }
+
+    fn restrict(&self, drafts: &[u32], logits: &mut [f32]) -> Result<Restricted, String> {
+        for guide in &self.0 {
+            if guide.restrict(drafts, logits)? == Restricted::Late {
+                return Ok(Restricted::Late);
+            }
+        }
+        Ok(Restricted::Applied)
+    }
+
+    fn is_ready(&self) -> bool {
+        self.0.iter().all(|guide| guide.is_ready())
     }
 }
 
@@ -149,18 +168,22 @@ impl Rules for Allowed {
     fn guide(&self, _: &[u32]) -> Arc<dyn Guide> {
         Arc::new(self.clone())
     }
+
+    fn name(&self) -> &str {
+        "allowed_token_ids"
+    }
 }
 
 impl Guide for Allowed {
     fn advance(&self, _: u32) {}
 
-    fn restrict(&self, logits: &mut [f32]) -> Result<(), String> {
+    fn restrict(&self, _: &[u32], logits: &mut [f32]) -> Result<Restricted, String> {
         for (id, logit) in logits.iter_mut().enumerate() {
             if self.0.get(id / 32).is_none_or(|word| word >> (id % 32) & 1 == 0) {
                 *logit = f32::NEG_INFINITY;
             }
         }
-        Ok(())
+        Ok(Restricted::Applied)
     }
 }
 
@@ -179,6 +202,10 @@ impl Rules for BadWords {
         chosen.iter().for_each(|token| guide.advance(*token));
         Arc::new(guide)
     }
+
+    fn name(&self) -> &str {
+        "bad_words"
+    }
 }
 
 impl Guide for Avoiding {
@@ -190,8 +217,12 @@ impl Guide for Avoiding {
         last.drain(..over);
     }
 
-    fn restrict(&self, logits: &mut [f32]) -> Result<(), String> {
+    fn restrict(&self, drafts: &[u32], logits: &mut [f32]) -> Result<Restricted, String> {
         let last = lock(&self.last);
+        let last: Cow<'_, [u32]> = match drafts {
+            [] => Cow::Borrowed(&last),
+            _ => Cow::Owned([&last, drafts].concat()),
+        };
         for word in self.words.iter() {
             if let Some((end, beginning)) = word.split_last()
                 && last.ends_with(beginning)
@@ -200,7 +231,7 @@ impl Guide for Avoiding {
                 *logit = f32::NEG_INFINITY;
             }
         }
-        Ok(())
+        Ok(Restricted::Applied)
     }
 }
 
@@ -215,6 +246,7 @@ struct ThinkingBudget {
     tokenizer: Arc<Tokenizer>,
 }
 
+#[derive(Clone)]
 enum Thinking {
     /// What was said may still become the opening mark.
     Opening(Vec<u8>),
@@ -251,6 +283,10 @@ impl Rules for ThinkingBudget {
         chosen.iter().for_each(|token| guide.advance(*token));
         Arc::new(guide)
     }
+
+    fn name(&self) -> &str {
+        "thinking_token_budget"
+    }
 }
 
 fn inside(left: u32, said: Vec<u8>) -> Thinking {
@@ -260,11 +296,11 @@ fn inside(left: u32, said: Vec<u8>) -> Thinking {
     }
 }
 
-impl Guide for Budgeted {
-    fn advance(&self, token: u32) {
-        let mut state = lock(&self.state);
+impl Budgeted {
+    /// Where `token` leads.
+    fn next(&self, state: Thinking, token: u32) -> Thinking {
         let bytes = self.tokenizer.token_bytes(token);
-        *state = match std::mem::replace(&mut *state, Thinking::Over) {
+        match state {
             Thinking::Opening(mut said) => {
                 said.extend_from_slice(bytes);
                 let (start, open) = (said.trim_ascii_start(), self.format.open.as_bytes());
@@ -286,11 +322,29 @@ impl Guide for Budgeted {
             }
             Thinking::Closing(written) if written + 1 < self.close.len() => Thinking::Closing(written + 1),
             Thinking::Closing(_) | Thinking::Over => Thinking::Over,
-        };
+        }
+    }
+}
+
+impl Guide for Budgeted {
+    fn advance(&self, token: u32) {
+        let mut state = lock(&self.state);
+        *state = self.next(std::mem::replace(&mut *state, Thinking::Over), token);
     }
 
-    fn restrict(&self, logits: &mut [f32]) -> Result<(), String> {
-        if let Thinking::Closing(written) = *lock(&self.state)
+    fn restrict(&self, drafts: &[u32], logits: &mut [f32]) -> Result<Restricted, String> {
+        let state = lock(&self.state);
+        let written = match (drafts, &*state) {
+            ([], Thinking::Closing(written)) => Some(*written),
+            ([], _) => None,
+            (drafts, state) => {
+                match drafts.iter().fold(state.clone(), |state, token| self.next(state, *token)) {
+                    Thinking::Closing(written) => Some(written),
+                    _ => None,
+                }
+            }
+        };
+        if let Some(written) = written
             && let Some(next) = self.close.get(written)
         {
             let keep = logits.get(*next as usize).copied().filter(|logit| logit.is_finite());
@@ -299,6 +353,6 @@ impl Guide for Budgeted {
                 *logit = keep;
             }
         }
-        Ok(())
+        Ok(Restricted::Applied)
     }
 }

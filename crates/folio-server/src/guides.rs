@@ -1,26 +1,24 @@
-//! Answers that follow a grammar: from a compiled grammar to the masks the engine's sampler waits for.
+//! Answers that follow a grammar: from a compiled grammar to the masks the engine's sampler asks for.
 //!
 //! Owns: the threads that compute masks, and where in an answer its grammar begins (behind reasoning). Must never: make the engine
-//! wait for longer than [`PATIENCE`], or let one answer's failure reach another.
+//! wait, or let one answer's failure reach another.
 //!
-//! A [`Follower`] is one answer's state. It is either with a thread, which tells it the last token and computes the next mask
-//! while the forward pass runs, or in its [`Cell`], ready for the sampler. A panic or an error of the grammar library puts the
-//! reason there instead, and ends that answer alone.
+//! A [`Follower`] is one answer's state. It is either with a thread, which tells it what was chosen and computes the next mask while
+//! the forward pass runs, or in its [`Answer`] with nothing left to do. Where drafts may come next, the thread goes on with a copy of
+//! it and computes a mask behind each. Masks are kept beside it for the sampler, which finds one or is told that it is late. A panic
+//! or an error of the grammar library puts the reason there instead, and ends that answer alone.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
-use folio_engine::{Guide, Rules};
+use folio_engine::{Guide, Restricted, Rules};
 use folio_text::{Grammar, Matcher, Place, STACK_BYTES, Tokenizer};
 
 use crate::lock;
 use crate::metrics::MaskFigures;
-
-/// Longest the sampler waits for a mask; a mask is bounded by fuel to some 10 ms, so longer means that the machine is stuck.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Where in an answer its grammar begins.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -33,20 +31,9 @@ pub struct Begin {
 
 /// Threads that compute masks.
 pub struct Masks {
-    jobs: Mutex<Sender<Job>>,
+    /// Answers with something to do.
+    jobs: Mutex<Sender<Arc<Answer>>>,
     figures: Arc<MaskFigures>,
-}
-
-struct Job {
-    cell: Arc<Cell>,
-    follower: Box<Follower>,
-    tokens: Tokens,
-}
-
-/// What to tell a follower before its next mask.
-enum Tokens {
-    One(u32),
-    Many(Vec<u32>),
 }
 
 impl Masks {
@@ -55,37 +42,27 @@ impl Masks {
         let (jobs, receiver) = channel();
         let receiver = Arc::new(Mutex::new(receiver));
         for index in 0..threads.max(1) {
-            let (receiver, figures) = (receiver.clone(), figures.clone());
+            let receiver = receiver.clone();
             let thread =
                 std::thread::Builder::new().name(format!("folio-masks-{index}")).stack_size(STACK_BYTES);
-            thread.spawn(move || work(&receiver, &figures))?;
+            thread.spawn(move || work(&receiver))?;
         }
         Ok(Self { jobs: Mutex::new(jobs), figures })
     }
 
-    fn send(&self, job: Job) {
+    fn send(&self, answer: Arc<Answer>) {
         let jobs = lock(&self.jobs);
-        if let Err(lost) = jobs.send(job) {
-            lost.0.cell.put(Err("the threads that follow grammars have ended".into()));
+        if let Err(lost) = jobs.send(answer) {
+            lock(&lost.0.state).failed = Some("the threads that follow grammars have ended".into());
         }
     }
 }
 
-fn work(jobs: &Mutex<Receiver<Job>>, figures: &MaskFigures) {
+fn work(jobs: &Mutex<Receiver<Arc<Answer>>>) {
     loop {
         let job = lock(jobs).recv();
-        let Ok(Job { cell, mut follower, tokens }) = job else { return };
-        let began = Instant::now();
-        let result = catch_unwind(AssertUnwindSafe(|| {
-            match &tokens {
-                Tokens::One(token) => follower.accept(*token)?,
-                Tokens::Many(tokens) => tokens.iter().try_for_each(|token| follower.accept(*token))?,
-            }
-            follower.look()?;
-            Ok::<_, String>(follower)
-        }));
-        figures.computed(began.elapsed());
-        cell.put(result.unwrap_or_else(|_| Err("the grammar library failed".into())));
+        let Ok(answer) = job else { return };
+        answer.work();
     }
 }
 
@@ -111,95 +88,214 @@ pub struct Structured {
     /// Tokens that end an answer; not before the grammar has begun.
     pub ends: Arc<[u32]>,
     pub masks: Arc<Masks>,
+    /// The field that asks for them.
+    pub param: Arc<str>,
 }
 
 impl Rules for Structured {
     fn guide(&self, chosen: &[u32]) -> Arc<dyn Guide> {
-        let cell = Arc::new(Cell { slot: Mutex::new(Slot::Busy), changed: Condvar::new() });
-        let follower = Box::new(Follower::new(self));
-        self.masks.send(Job { cell: cell.clone(), follower, tokens: Tokens::Many(chosen.to_vec()) });
-        Arc::new(Following { cell, masks: self.masks.clone() })
+        let follower = Some(Box::new(Follower::new(self)));
+        let state = State { follower, chosen: chosen.to_vec(), ..State::default() };
+        let answer = Arc::new(Answer { state: Mutex::new(state), masks: self.masks.clone() });
+        self.masks.send(answer.clone());
+        Arc::new(Following(answer))
+    }
+
+    fn name(&self) -> &str {
+        &self.param
     }
 }
 
-struct Following {
-    cell: Arc<Cell>,
+/// An answer as the engine sees it.
+struct Following(Arc<Answer>);
+
+/// An answer as its thread sees it. Whoever finds its follower there may take it; whoever gives it something to do while it is there
+/// sends it to a thread.
+struct Answer {
+    state: Mutex<State>,
     masks: Arc<Masks>,
 }
 
-/// Where a follower and its mask wait for the sampler.
-struct Cell {
-    slot: Mutex<Slot>,
-    changed: Condvar,
+#[derive(Default)]
+struct State {
+    /// `None`: a thread has it.
+    follower: Option<Box<Follower>>,
+    /// Tokens that it has not been told.
+    chosen: Vec<u32>,
+    drafts: Vec<u32>,
+    /// What may come next, one bit per token: behind what was chosen, and behind each draft, as far as that is known. And memory for
+    /// another.
+    masks: Vec<Vec<u32>>,
+    spare: Vec<u32>,
+    failed: Option<String>,
+    /// When the sampler asked for what was not known.
+    late: Option<Instant>,
 }
 
-enum Slot {
-    /// A thread has it.
-    Busy,
-    Ready(Box<Follower>),
-    Failed(String),
-}
-
-impl Cell {
-    fn put(&self, result: Result<Box<Follower>, String>) {
-        let mut slot = lock(&self.slot);
-        // Nobody waits any more for what comes too late.
-        if matches!(*slot, Slot::Busy) {
-            *slot = match result {
-                Ok(follower) => Slot::Ready(follower),
-                Err(reason) => Slot::Failed(reason),
-            };
-            self.changed.notify_all();
-        }
+impl State {
+    /// Whether a thread has something to do.
+    fn wants(&self) -> bool {
+        self.failed.is_none() && (!self.chosen.is_empty() || self.masks.len() <= self.drafts.len())
     }
 }
 
-impl Guide for Following {
-    fn advance(&self, token: u32) {
-        let mut slot = lock(&self.cell.slot);
-        match std::mem::replace(&mut *slot, Slot::Busy) {
-            Slot::Ready(follower) => {
-                drop(slot);
-                self.masks.send(Job { cell: self.cell.clone(), follower, tokens: Tokens::One(token) });
+impl Answer {
+    /// Computes masks until none is wanted.
+    fn work(&self) {
+        let Some(mut follower) = lock(&self.state).follower.take() else { return };
+        loop {
+            let mut state = lock(&self.state);
+            if !state.wants() {
+                state.follower = Some(follower);
+                return;
             }
-            Slot::Busy => *slot = Slot::Failed("a token was chosen before its grammar was asked".into()),
-            failed => *slot = failed,
+            let began = Instant::now();
+            let drafts = match state.chosen.is_empty() && !state.masks.is_empty() {
+                true => state.drafts.clone(),
+                false => Vec::new(),
+            };
+            let first = state.masks.len();
+            std::mem::swap(&mut state.chosen, &mut follower.told);
+            let mask = std::mem::take(&mut state.spare);
+            drop(state);
+            let done = catch_unwind(AssertUnwindSafe(|| match drafts.is_empty() {
+                true => self.keep_up(&mut follower, mask),
+                false => self.walk(&follower, &drafts, first),
+            }));
+            self.masks.figures.computed(began.elapsed());
+            if let Err(reason) = done.unwrap_or_else(|_| Err("the grammar library failed".into())) {
+                lock(&self.state).failed = Some(reason);
+            }
         }
     }
 
-    fn restrict(&self, logits: &mut [f32]) -> Result<(), String> {
-        let mut slot = lock(&self.cell.slot);
-        if matches!(*slot, Slot::Busy) {
-            let began = Instant::now();
-            let busy = |slot: &mut Slot| matches!(slot, Slot::Busy);
-            let waited = self.cell.changed.wait_timeout_while(slot, PATIENCE, busy);
-            slot = waited.unwrap_or_else(PoisonError::into_inner).0;
-            self.masks.figures.waited(began.elapsed());
+    /// Tells the follower what was chosen, and computes what may come behind it.
+    fn keep_up(&self, follower: &mut Follower, mut mask: Vec<u32>) -> Result<(), String> {
+        let told = std::mem::take(&mut follower.told);
+        told.iter().try_for_each(|token| follower.accept(*token))?;
+        follower.told = told;
+        follower.told.clear();
+        follower.look(&mut mask)?;
+        let mut state = lock(&self.state);
+        // Otherwise it is known from a draft, or more was chosen meanwhile.
+        if state.chosen.is_empty() && state.masks.is_empty() {
+            state.masks.push(mask);
         }
-        match &mut *slot {
-            Slot::Ready(follower) => follower.restrict(logits),
-            Slot::Failed(reason) => return Err(reason.clone()),
-            slot => {
-                let reason = format!("what the grammar allows was not known within {} s", PATIENCE.as_secs());
-                *slot = Slot::Failed(reason.clone());
-                return Err(reason);
+        Ok(())
+    }
+
+    /// Computes what may come behind each of `drafts`, from the `first`-th mask on, on a copy of the follower. Where a draft may not come,
+    /// nobody asks what may come behind it.
+    fn walk(&self, follower: &Follower, drafts: &[u32], first: usize) -> Result<(), String> {
+        let mut follower = follower.clone();
+        for (at, draft) in drafts.iter().enumerate() {
+            let mut mask = Vec::new();
+            let known = follower.accept(*draft).and_then(|()| follower.look(&mut mask));
+            let mut state = lock(&self.state);
+            if !state.chosen.is_empty() || state.drafts != drafts {
+                return Ok(());
+            }
+            match known {
+                Ok(()) if at + 1 < first => {}
+                Ok(()) => state.masks.push(mask),
+                Err(_) => {
+                    state.drafts.truncate(at);
+                    return Ok(());
+                }
             }
         }
         Ok(())
     }
 }
 
-/// One answer.
+impl Following {
+    /// Changes what is wanted, and sees to it that a thread knows.
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        let mut state = lock(&self.0.state);
+        change(&mut state);
+        if state.follower.is_some() && state.wants() {
+            drop(state);
+            self.0.masks.send(self.0.clone());
+        }
+    }
+}
+
+impl Guide for Following {
+    fn advance(&self, token: u32) {
+        self.change(|state| {
+            state.chosen.push(token);
+            let was_draft = state.drafts.first() == Some(&token) && state.masks.len() > 1;
+            let over = if was_draft { 1 } else { state.masks.len() };
+            state.spare = state.masks.drain(..over).next().unwrap_or_default();
+            state.drafts.drain(..if was_draft { 1 } else { state.drafts.len() });
+        });
+    }
+
+    fn expect(&self, drafts: &[u32]) {
+        self.change(|state| {
+            let same = state.drafts.iter().zip(drafts).take_while(|(old, new)| old == new).count();
+            state.masks.truncate(same + 1);
+            state.drafts.clear();
+            state.drafts.extend_from_slice(drafts);
+        });
+    }
+
+    fn restrict(&self, drafts: &[u32], logits: &mut [f32]) -> Result<Restricted, String> {
+        let mut state = lock(&self.0.state);
+        if let Some(reason) = &state.failed {
+            return Err(reason.clone());
+        }
+        let known = state.drafts.starts_with(drafts);
+        let Some(mask) = state.masks.get(drafts.len()).filter(|_| known) else {
+            state.late.get_or_insert_with(Instant::now);
+            return Ok(Restricted::Late);
+        };
+        apply(mask, logits);
+        if let Some(late) = state.late.take() {
+            self.0.masks.figures.waited(late.elapsed());
+        }
+        Ok(Restricted::Applied)
+    }
+
+    fn is_ready(&self) -> bool {
+        let state = lock(&self.0.state);
+        state.failed.is_some() || !state.masks.is_empty()
+    }
+}
+
+/// Forbids what `mask` does not allow.
+fn apply(mask: &[u32], logits: &mut [f32]) {
+    let mut rows = logits.chunks_mut(32);
+    for (word, row) in mask.iter().zip(&mut rows) {
+        match *word {
+            u32::MAX => {}
+            0 => row.fill(f32::NEG_INFINITY),
+            word => {
+                for (bit, logit) in row.iter_mut().enumerate() {
+                    if word >> bit & 1 == 0 {
+                        *logit = f32::NEG_INFINITY;
+                    }
+                }
+            }
+        }
+    }
+    // A checkpoint's logits may be wider than its vocabulary.
+    rows.for_each(|row| row.fill(f32::NEG_INFINITY));
+}
+
+/// Where an answer is in its grammar.
+#[derive(Clone)]
 struct Follower {
     phase: Phase,
     form: Form,
     tokenizer: Arc<Tokenizer>,
     ends: Arc<[u32]>,
     unless: Option<(u32, &'static str)>,
-    /// What may come next: one bit per token.
-    allowed: Vec<u32>,
+    /// Tokens that were chosen and are being told.
+    told: Vec<u32>,
 }
 
+#[derive(Clone)]
 enum Phase {
     /// Anything but an end may come until these texts have been said, one after the other.
     Free {
@@ -230,7 +326,7 @@ impl Follower {
             tokenizer: rules.tokenizer.clone(),
             ends: rules.ends.clone(),
             unless: *unless,
-            allowed: Vec::new(),
+            told: Vec::new(),
         }
     }
 
@@ -309,50 +405,25 @@ impl Follower {
         Ok(())
     }
 
-    /// Computes what may come next.
-    fn look(&mut self) -> Result<(), String> {
-        match &mut self.phase {
-            Phase::Bound(matcher) => {
-                matcher.allowed(&mut self.allowed).map_err(|e| e.to_string())?;
-                if let Some((opening, _)) = self.unless {
-                    self.allowed[opening as usize / 32] |= 1 << (opening % 32);
-                }
+    /// Computes what may come next, one bit per token.
+    fn look(&mut self, allowed: &mut Vec<u32>) -> Result<(), String> {
+        if let Phase::Bound(matcher) = &mut self.phase {
+            matcher.allowed(allowed).map_err(|e| e.to_string())?;
+            if let Some((opening, _)) = self.unless {
+                allowed[opening as usize / 32] |= 1 << (opening % 32);
             }
-            Phase::Watching { .. } | Phase::Done => self.allow_everything(),
-            Phase::Free { .. } => {
-                self.allow_everything();
-                for end in self.ends.iter() {
-                    if let Some(word) = self.allowed.get_mut(*end as usize / 32) {
-                        *word &= !(1 << (end % 32));
-                    }
+            return Ok(());
+        }
+        allowed.clear();
+        allowed.resize(self.tokenizer.vocab_size().div_ceil(32), u32::MAX);
+        if let Phase::Free { .. } = self.phase {
+            for end in self.ends.iter() {
+                if let Some(word) = allowed.get_mut(*end as usize / 32) {
+                    *word &= !(1 << (end % 32));
                 }
             }
         }
         Ok(())
-    }
-
-    fn allow_everything(&mut self) {
-        self.allowed.clear();
-        self.allowed.resize(self.tokenizer.vocab_size().div_ceil(32), u32::MAX);
-    }
-
-    fn restrict(&self, logits: &mut [f32]) {
-        let mut rows = logits.chunks_mut(32);
-        for (word, row) in self.allowed.iter().zip(&mut rows) {
-            match *word {
-                u32::MAX => {}
-                0 => row.fill(f32::NEG_INFINITY),
-                word => {
-                    for (bit, logit) in row.iter_mut().enumerate() {
-                        if word >> bit & 1 == 0 {
-                            *logit = f32::NEG_INFINITY;
-                        }
-                    }
-                }
-            }
-        }
-        // A checkpoint's logits may be wider than its vocabulary.
-        rows.for_each(|row| row.fill(f32::NEG_INFINITY));
     }
 }
 
@@ -379,6 +450,10 @@ fn behind(said: &mut Vec<u8>, text: &str) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use folio_engine::{
+        EngineHandle, EngineParts, Event, ModelExecutor, RulesRef, SchedulerConfig, SystemClock, WaitingFor,
+    };
+    use folio_kv::{CacheConfig, KvCache, default_policy};
     use folio_text::{Grammars, Syntax};
 
     fn rules(pattern: &str, begin: Begin) -> Structured {
@@ -396,20 +471,32 @@ mod tests {
         let ends: Arc<[u32]> = Arc::new([95]);
         let grammars = Grammars::new(&tokenizer, &ends).expect("a vocabulary");
         let grammar = Arc::new(grammars.compile(&Syntax::Regex(pattern.into())).expect("a grammar"));
-        let registry = crate::metrics::MaskFigures::default();
-        let masks = Arc::new(Masks::start(1, Arc::new(registry)).expect("threads"));
-        Structured { form: Form::Answer(grammar), begin, tokenizer, ends, masks }
+        let masks = Arc::new(Masks::start(1, Arc::default()).expect("threads"));
+        Structured { form: Form::Answer(grammar), begin, tokenizer, ends, masks, param: "a field".into() }
+    }
+
+    /// The same for threads that nobody starts, and what those would do.
+    fn stuck(pattern: &str) -> (Structured, Receiver<Arc<Answer>>) {
+        let (sender, jobs) = channel();
+        let masks = Arc::new(Masks { jobs: Mutex::new(sender), figures: Arc::default() });
+        (Structured { masks, ..rules(pattern, Begin::default()) }, jobs)
     }
 
     fn id(c: char) -> u32 {
         c as u32 - 32
     }
 
-    /// What may come next.
-    fn allowed(guide: &Arc<dyn Guide>) -> Result<Vec<u32>, String> {
+    /// What may come behind `drafts`, once that is known.
+    fn allowed_behind(guide: &Arc<dyn Guide>, drafts: &[u32]) -> Result<Vec<u32>, String> {
         let mut logits = [0.0; 130];
-        guide.restrict(&mut logits)?;
+        while guide.restrict(drafts, &mut logits)? == Restricted::Late {
+            std::thread::yield_now();
+        }
         Ok((0..130).filter(|id| logits[*id as usize] == 0.0).collect())
+    }
+
+    fn allowed(guide: &Arc<dyn Guide>) -> Result<Vec<u32>, String> {
+        allowed_behind(guide, &[])
     }
 
     #[test]
@@ -438,6 +525,107 @@ mod tests {
         assert!(allowed(&broken).is_err(), "what failed stays failed");
         whole.advance(id('a'));
         assert_eq!(allowed(&whole), Ok(vec![id('a'), 95]));
+    }
+
+    #[test]
+    fn what_may_come_behind_drafts_is_what_comes_when_they_are_chosen() {
+        let rules = rules("a[bc]d", Begin::default());
+        let guide = rules.guide(&[]);
+        let (a, b, c, d) = (id('a'), id('b'), id('c'), id('d'));
+        guide.expect(&[a, b, a, d]);
+        assert_eq!(allowed(&guide), Ok(vec![a]));
+        assert_eq!(allowed_behind(&guide, &[a]), Ok(vec![b, c]));
+        assert_eq!(allowed_behind(&guide, &[a, b]), Ok(vec![d]));
+        guide.expect(&[a, c]);
+        assert_eq!(allowed_behind(&guide, &[a, c]), Ok(vec![d]));
+        guide.advance(a);
+        guide.advance(b);
+        assert_eq!(allowed(&guide), Ok(vec![d]), "c was a draft and nothing more");
+        guide.expect(&[d]);
+        guide.advance(d);
+        assert_eq!(allowed(&guide), Ok(vec![95]));
+    }
+
+    #[test]
+    fn nothing_waits_for_a_mask() {
+        let (rules, jobs) = stuck("ab");
+        let guide = rules.guide(&[]);
+        let mut logits = [0.0; 130];
+        assert_eq!(guide.restrict(&[], &mut logits), Ok(Restricted::Late));
+        assert!(!guide.is_ready());
+        jobs.recv().expect("a job").work();
+        assert!(guide.is_ready());
+        assert_eq!(allowed(&guide), Ok(vec![id('a')]));
+        guide.expect(&[id('a'), id('a')]);
+        guide.advance(id('a'));
+        assert!(!guide.is_ready(), "behind a token that was just chosen");
+        jobs.iter().take(1).for_each(|answer| answer.work());
+        assert_eq!(allowed(&guide), Ok(vec![id('b')]));
+        assert_eq!(
+            guide.restrict(&[id('a')], &mut logits),
+            Ok(Restricted::Late),
+            "a draft that may not come"
+        );
+        drop(jobs);
+        guide.advance(id('b'));
+        assert!(guide.is_ready() && guide.restrict(&[], &mut logits).is_err());
+    }
+
+    /// A grammar that is not followed in time holds up nobody else; its own answer is what it is otherwise, or ends with its name.
+    #[test]
+    fn a_slow_grammar_holds_up_no_neighbour() {
+        let (rules, jobs) = stuck("ab");
+        let ask = |engine: &EngineHandle, id: u64, rules: Option<Arc<dyn Rules>>| {
+            let (sender, events) = channel();
+            let mut request = folio_sim::scenario::request(id, &[1, 2, 3], 20);
+            request.sampling.rules = rules.map(RulesRef);
+            request.sampling.eos_token_ids = Arc::new([95]);
+            engine.submit(request, Box::new(move |event| sender.send(event).is_ok())).expect("accepted");
+            events
+        };
+        let rules: Arc<dyn Rules> = Arc::new(rules);
+        let patient = engine(SchedulerConfig { grammar_wait_us_max: 60_000_000, ..Default::default() });
+        let (slow, neighbour) = (ask(&patient, 1, Some(rules.clone())), ask(&patient, 2, None));
+        let (tokens, error) = read(&neighbour);
+        assert!(tokens.len() == 20 && error.is_none(), "{error:?}");
+        assert!(slow.try_iter().all(|event| !matches!(event, Event::Token { .. })));
+        let working = std::thread::spawn(move || jobs.iter().for_each(|answer| answer.work()));
+        assert_eq!(read(&slow), (vec![id('a'), id('b'), 95], None));
+        let stats = patient.stats();
+        assert!(stats.counters.late_rows > 0 && stats.counters.waits[WaitingFor::Grammar] > 0);
+        drop(rules);
+        working.join().expect("the jobs end with the last rules");
+        let (rules, _jobs) = stuck("ab");
+        let hasty = engine(SchedulerConfig { grammar_wait_us_max: 20_000, ..Default::default() });
+        let (tokens, error) = read(&ask(&hasty, 1, Some(Arc::new(rules))));
+        let error = error.expect("its mask never comes");
+        assert!(tokens.is_empty() && error.contains("'a field'") && error.contains("0.02 s"), "{error}");
+    }
+
+    fn engine(config: SchedulerConfig) -> EngineHandle {
+        let backend = folio_sim::SimBackend::new(130, 64, 16, config.max_num_batched_tokens as usize, 64);
+        let geometry = CacheConfig { blocks: 64, block_tokens: 16, bytes_per_block: 1 };
+        let rows = config.max_num_batched_tokens as usize;
+        folio_engine::start(EngineParts {
+            config,
+            cache: KvCache::new(geometry, default_policy(0.01)),
+            executor: Box::new(ModelExecutor::new(Box::new(backend), 130, rows, 64)),
+            clock: Arc::new(SystemClock::new()),
+            vocab: 130,
+        })
+        .expect("an engine")
+    }
+
+    /// Tokens of a request, and the error it ended with.
+    fn read(events: &Receiver<Event>) -> (Vec<u32>, Option<Arc<str>>) {
+        let mut tokens = Vec::new();
+        loop {
+            match events.recv_timeout(std::time::Duration::from_secs(30)).expect("the engine went silent") {
+                Event::Token { token, .. } => tokens.push(token.id),
+                Event::Finished { error, .. } => return (tokens, error),
+                _ => {}
+            }
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use folio_engine::handle::Rejected;
 use folio_engine::request::Timing;
-use folio_engine::{EngineStats, Micros};
+use folio_engine::{EngineStats, Micros, PerReason, WaitingFor};
 use folio_kv::CacheStats;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
@@ -130,15 +130,27 @@ const SERVER: &[Documented] = &[
         "folio:grammar_wait_seconds",
         HISTOGRAM,
         "",
-        "What of that the step had to wait for, where it had to",
+        "From when a token was to be chosen and its mask was not there until it was applied; only its own sequence waits for that",
     ),
 ];
 
 /// Read from the engine's snapshot.
 const ENGINE: &[Documented] = &[
-    doc("vllm:num_requests_running", GAUGE, "", "Sequences that hold cache blocks"),
+    doc("vllm:num_requests_running", GAUGE, "", "Sequences that are computed"),
     doc("vllm:num_requests_waiting", GAUGE, "", "Sequences and requests that wait to be computed"),
     doc("vllm:num_requests_waiting_by_reason", GAUGE, "reason", "Those, by what they wait for"),
+    doc(
+        "folio:waits_total",
+        COUNTER,
+        "reason",
+        "Times a sequence began to wait for something, by what that was",
+    ),
+    doc(
+        "folio:waits_expired_total",
+        COUNTER,
+        "reason",
+        "Waits that ended at their deadline: of grammar and adapter with an error, of others without what they were for",
+    ),
     doc(
         "vllm:kv_cache_usage_perc",
         GAUGE,
@@ -575,27 +587,16 @@ impl Collector for EngineCollector {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
         let stats = self.0.stats();
         let cache = &stats.cache;
-        let by = |label: &'static str, list: &[(&str, u32)]| {
-            Samples::Gauges(
-                list.iter().map(|(value, n)| (vec![(label, value.to_string())], f64::from(*n))).collect(),
-            )
-        };
         let waiting = stats.waiting;
         for Documented { name, help, .. } in ENGINE {
             let samples = match *name {
                 "vllm:num_requests_running" => Samples::Gauge(f64::from(stats.running)),
                 "vllm:num_requests_waiting" => Samples::Gauge(f64::from(waiting.total())),
-                "vllm:num_requests_waiting_by_reason" => by(
-                    "reason",
-                    &[
-                        ("turn", waiting.turn),
-                        ("capacity", waiting.blocks),
-                        ("shared_prefix", waiting.shared_prefix),
-                        ("tier_load", waiting.tier_load),
-                        ("grammar", waiting.grammar),
-                        ("remote_prefill", waiting.remote_prefill),
-                    ],
+                "vllm:num_requests_waiting_by_reason" => Samples::Gauges(
+                    waiting.iter().map(|(reason, n)| (by_reason(reason), f64::from(n))).collect(),
                 ),
+                "folio:waits_total" => waits(stats.counters.waits),
+                "folio:waits_expired_total" => waits(stats.counters.waits_expired),
                 "vllm:kv_cache_usage_perc" => Samples::Gauge(stats.kv_usage()),
                 "vllm:cache_config_info" => Samples::Gauges(vec![(
                     vec![
@@ -648,6 +649,14 @@ impl Collector for EngineCollector {
         }
         Ok(())
     }
+}
+
+fn by_reason(reason: WaitingFor) -> Labels {
+    vec![("reason", reason.name().to_owned())]
+}
+
+fn waits(counts: PerReason<u64>) -> Samples {
+    Samples::Counters(counts.iter().map(|(reason, n)| (by_reason(reason), n)).collect())
 }
 
 fn labelled(label: &'static str, list: &[(&str, u64)]) -> Samples {

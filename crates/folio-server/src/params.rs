@@ -250,7 +250,8 @@ impl Generation {
         let reasoning = self.reading.as_ref().and_then(Reading::reasoning);
         let mut rules = self.bounds.rules(tokenizer, reasoning)?;
         if let Some((form, begin)) = form {
-            rules.push(structures.rules(form, begin)?);
+            let wish = self.structure.as_ref().filter(|_| matches!(form, Form::Answer(_)));
+            rules.push(structures.rules(form, begin, wish.map_or("tools", Wish::param))?);
         }
         self.sampling.rules = all_of(rules);
         Ok(())

@@ -224,8 +224,8 @@ impl Structures {
         self.made.get_or_init(|| self.make()).as_ref()
     }
 
-    /// Rules by what was compiled.
-    pub fn rules(&self, form: Form, begin: Begin) -> Result<Arc<dyn Rules>, ApiError> {
+    /// Rules by what was compiled, because of `param`.
+    pub fn rules(&self, form: Form, begin: Begin, param: &str) -> Result<Arc<dyn Rules>, ApiError> {
         let (_, masks) = self.made().map_err(|error| ApiError::internal(error.to_string()))?;
         Ok(Arc::new(Structured {
             form,
@@ -233,6 +233,7 @@ impl Structures {
             tokenizer: self.tokenizer.clone(),
             ends: self.ends.clone(),
             masks: masks.clone(),
+            param: param.into(),
         }))
     }
 

@@ -1,6 +1,7 @@
 //! A world made from a seed: limits, pool, tenants, clients and faults.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use folio_engine::RulesRef;
 use folio_engine::SchedulerConfig;
@@ -9,7 +10,7 @@ use folio_kv::{CacheConfig, GroupCounts, Identity, PinLimits, Quota, Root, Tenan
 
 use crate::keeping;
 use crate::rng::Rng;
-use crate::rules::HashRules;
+use crate::rules::{HashRules, Late};
 
 /// How a client treats what it is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +33,18 @@ pub enum Behaviour {
 pub struct Client {
     pub arrives: Micros,
     pub request: Request,
+    /// What its answers must follow; the scheduler sees it as an object in the request.
+    pub rules: Option<HashRules>,
     pub behaviour: Behaviour,
+}
+
+impl Client {
+    /// What it asks for where masks are never late.
+    pub fn alone(&self) -> Request {
+        let mut request = self.request.clone();
+        request.sampling.rules = self.rules.as_ref().map(|rules| RulesRef(Arc::new(rules.punctual())));
+        request
+    }
 }
 
 /// Everything a run depends on.
@@ -64,6 +76,10 @@ pub struct Scenario {
     /// Steps that may be under way, and steps between a choice and its use.
     pub depth: usize,
     pub lag: usize,
+    /// Some request waits for something outside, once in so many steps; 0 never.
+    pub waits_one_in: u64,
+    /// Virtual time, for masks that are late.
+    pub clock: Arc<AtomicU64>,
     /// Some sequences come with drafts, of which so many in a hundred are right; 0: none.
     pub drafts: u64,
     pub seed: u64,
@@ -121,6 +137,10 @@ impl Scenario {
             max_bypasses: rng.range(0, 6) as u32,
             guarantee_completion: rng.one_in(8),
             shared_prefix_wait_us_max: *rng.pick(&[0, 50_000, 60_000_000]),
+            tier_load_wait_us_max: 50_000,
+            remote_prefill_wait_us_max: 100_000,
+            grammar_wait_us_max: 2 * LATE_US_MAX,
+            adapter_wait_us_max: 150_000,
             tenant_weights: vec![(TenantId(1), 1 + (seed % 4) as u32)],
             ..SchedulerConfig::default()
         };
@@ -135,6 +155,8 @@ impl Scenario {
         let cache = CacheConfig { blocks, block_tokens, bytes_per_block: 1024 };
         declare(&mut Rng::new(seed ^ 0xdec1), &mut clients, block_tokens);
         let (samples, depth, lag) = overlap(&mut Rng::new(seed ^ 0xa4ea), &mut clients);
+        let clock = Arc::default();
+        restrict(&mut Rng::new(seed ^ 0x1a7e), &mut clients, !seed.is_multiple_of(3), &clock);
         let windows = windows(&mut Rng::new(seed ^ 0x3147), &config, &cache, largest);
         let (swap_slots, swap_us) = swap(&mut Rng::new(seed ^ 0x50a9), &cache, &windows);
         Self {
@@ -153,6 +175,8 @@ impl Scenario {
             samples,
             depth,
             lag,
+            waits_one_in: if seed % 3 == 1 { 2 + seed % 41 } else { 0 },
+            clock,
             drafts: if seed % 5 < 2 { 25 * (seed % 4 + 1) } else { 0 },
             fails_one_in: if rng.one_in(6) { rng.range(5, 60) } else { 0 },
             seed,
@@ -170,6 +194,7 @@ fn pool(rng: &mut Rng, clients: &mut [Client]) {
         request.pooling = Some(*rng.pick(&[Pooling::Last, Pooling::Mean]));
         (request.n, request.prompt_logprobs) = (1, None);
         request.sampling = SamplingParams::greedy(0);
+        client.rules = None;
         if let Behaviour::EndsChoiceAfter { choice, .. } = &mut client.behaviour {
             *choice = 0;
         }
@@ -183,14 +208,32 @@ fn overlap(rng: &mut Rng, clients: &mut [Client]) -> (bool, usize, usize) {
         *rng.pick(&[(false, 1, 1), (false, 1, 1), (true, 2, 1), (true, 2, 1), (false, 4, 1), (false, 4, 3)]);
     if depth > 1 && rng.one_in(2) {
         for client in clients {
-            let SamplingParams { rules, logprobs, .. } = &mut client.request.sampling;
-            (*rules, *logprobs) = (None, logprobs.filter(|alternatives| *alternatives < 3));
+            let logprobs = &mut client.request.sampling.logprobs;
+            (client.rules, *logprobs) = (None, logprobs.filter(|alternatives| *alternatives < 3));
             client.request.sampling.repetition_penalty = 1.0;
             client.request.sampling.frequency_penalty = 0.0;
             client.request.sampling.presence_penalty = 0.0;
         }
     }
     (samples, depth, lag)
+}
+
+/// Longest time to a mask that comes at all.
+const LATE_US_MAX: u64 = 100_000;
+
+/// Makes objects of the rules; in `late` worlds some masks come late, or never.
+fn restrict(rng: &mut Rng, clients: &mut [Client], late: bool, clock: &Arc<AtomicU64>) {
+    let late = late.then(|| Late {
+        clock: Some(clock.clone()),
+        longest_us: rng.skewed(1, LATE_US_MAX),
+        never_one_in: *rng.pick(&[0, 0, 400, 50]),
+    });
+    for client in clients {
+        if let Some(rules) = &mut client.rules {
+            rules.late = late.clone();
+            client.request.sampling.rules = Some(RulesRef(Arc::new(rules.clone())));
+        }
+    }
 }
 
 /// Owner of what is declared to be shared: nobody else is this tenant.
@@ -212,7 +255,7 @@ fn declare(rng: &mut Rng, clients: &mut Vec<Client>, block_tokens: u32) {
     let arrives = Micros(if rng.one_in(2) { 0 } else { rng.range(0, last) });
     let request = Request { tenant: DECLARED, root: owner, ..request(1000, prefix, 0) };
     let at = clients.partition_point(|client| client.arrives < arrives);
-    clients.insert(at, Client { arrives, request, behaviour: Behaviour::Reads });
+    clients.insert(at, Client { arrives, request, rules: None, behaviour: Behaviour::Reads });
 }
 
 /// From a few slots to more than the pools have; copies from free to dearer than anything.
@@ -297,12 +340,14 @@ fn clients(rng: &mut Rng, config: &SchedulerConfig, vocab: u32) -> Vec<Client> {
         let room = u64::from(config.max_model_len) - prompt.len() as u64;
         let tenant = TenantId(rng.range(1, tenants) as u32);
         now += rng.skewed(0, pace);
+        let n = if rng.one_in(4) { rng.range(2, 4) as u32 } else { 1 };
+        let (sampling, rules) = sampling(rng, room, vocab);
         let request = Request {
             id: RequestId(id),
             tenant,
             root: root(tenant),
-            n: if rng.one_in(4) { rng.range(2, 4) as u32 } else { 1 },
-            sampling: sampling(rng, room, vocab),
+            n,
+            sampling,
             class: 0,
             priority: if rng.one_in(4) { rng.range(0, 4) as i32 - 2 } else { 0 },
             deadline: rng.one_in(8).then(|| Micros(now + rng.skewed(1, 2_000_000))),
@@ -312,12 +357,12 @@ fn clients(rng: &mut Rng, config: &SchedulerConfig, vocab: u32) -> Vec<Client> {
             prompt: prompt.into(),
         };
         let behaviour = behaviour(rng, now, request.n);
-        clients.push(Client { arrives: Micros(now), request, behaviour });
+        clients.push(Client { arrives: Micros(now), request, rules, behaviour });
     }
     clients
 }
 
-fn sampling(rng: &mut Rng, room: u64, vocab: u32) -> SamplingParams {
+fn sampling(rng: &mut Rng, room: u64, vocab: u32) -> (SamplingParams, Option<HashRules>) {
     let max_tokens = if rng.one_in(12) { 0 } else { rng.skewed(1, room.min(60)) as u32 };
     let mut params = SamplingParams::greedy(max_tokens);
     params.seed = rng.word();
@@ -339,9 +384,9 @@ fn sampling(rng: &mut Rng, room: u64, vocab: u32) -> SamplingParams {
         params.frequency_penalty = *rng.pick(&[0.0, 0.5]);
         params.presence_penalty = *rng.pick(&[0.0, -0.7]);
     }
-    params.rules = rng.one_in(4).then(|| RulesRef(Arc::new(HashRules { seed: rng.word(), ends: true })));
+    let rules = rng.one_in(4).then(|| HashRules { seed: rng.word(), ends: true, late: None });
     params.logprobs = rng.one_in(5).then(|| rng.range(0, 3) as u32);
-    params
+    (params, rules)
 }
 
 fn behaviour(rng: &mut Rng, arrived: u64, n: u32) -> Behaviour {

@@ -1,5 +1,6 @@
 //! Thousands of small worlds, one per seed. See `folio_sim` for what is checked in each.
 
+use folio_engine::WaitingFor;
 use folio_sim::{Report, Scenario, run_seed, simulator::Simulator};
 
 fn seeds() -> u64 {
@@ -39,8 +40,18 @@ fn many_seeds() {
         ("preemptions", total.preemptions),
         ("preemptions with a copy", total.swapped),
         ("bytes back from the swap space", total.swapped_in_bytes / 1024),
-        ("waits for blocks", total.block_waits),
-        ("waits for a shared prefix", total.shared_prefix_waits),
+        ("waits for blocks", total.waits[WaitingFor::Blocks]),
+        ("waits for a shared prefix", total.waits[WaitingFor::SharedPrefix]),
+        ("waits for a copy being made", 10 * total.waits[WaitingFor::SwapOut]),
+        ("waits for a tier", total.waits[WaitingFor::TierLoad]),
+        ("waits for a tier that lasted too long", total.waits_expired[WaitingFor::TierLoad]),
+        ("waits for another engine", total.waits[WaitingFor::RemotePrefill]),
+        ("waits for another engine that lasted too long", total.waits_expired[WaitingFor::RemotePrefill]),
+        ("waits for an adapter", total.waits[WaitingFor::Adapter]),
+        ("waits for an adapter that lasted too long", 10 * total.waits_expired[WaitingFor::Adapter]),
+        ("reports after the end", 10 * total.late_reports),
+        ("rows with a late mask", total.late_rows),
+        ("masks that never came", 10 * total.waits_expired[WaitingFor::Grammar]),
         ("copies", total.copies),
         ("worlds with windows", total.windowed),
         ("evictions from windows", total.window_evictions),

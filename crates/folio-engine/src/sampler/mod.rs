@@ -1,7 +1,7 @@
 //! From a row of logits to a token.
 //!
 //! Owns: every rule that turns logits into a choice, and its scratch memory. Must never: depend on the batch, the step
-//! or the slot; a choice is a function of (logits, [`SampleSpec`]) bit for bit (promise 1).
+//! or the slot; a choice is a function of (logits, [`SampleSpec`], drafts) bit for bit (promise 1).
 //!
 //! Order of the rules (vLLM's): stop tokens forbidden before min_tokens, logit_bias, repetition penalty (prompt and
 //! generated), frequency and presence penalties (generated), what a guide forbids, temperature, min_p, top_k, top_p, Gumbel-max. min_p and
@@ -23,8 +23,7 @@ mod select;
 #[cfg(test)]
 mod tests;
 
-use std::borrow::Cow;
-
+use crate::guide::Restricted;
 use crate::plan::{SampleSpec, Sampled, TokenHistory};
 use crate::request::{SamplingParams, TokenLogprobs};
 use rng::{PositionRng, Purpose};
@@ -54,6 +53,11 @@ impl Default for Sampler {
 impl Sampler {
     /// Chooses the next token from `logits`, `[vocab]`.
     pub fn sample(&mut self, logits: &[f32], spec: &SampleSpec) -> Sampled {
+        self.sample_behind(&[], logits, spec)
+    }
+
+    /// The same where `drafts` come before it.
+    pub fn sample_behind(&mut self, drafts: &[u32], logits: &[f32], spec: &SampleSpec) -> Sampled {
         let Some(raw_max) = math::max(logits) else { return failed("a logit is not a number") };
         if !raw_max.is_finite() {
             return failed("no logit is finite, or one is infinite");
@@ -64,12 +68,12 @@ impl Sampler {
                 let mut row = std::mem::take(&mut self.row);
                 row.clear();
                 row.extend_from_slice(logits);
-                let max = changed(&mut row, logits, spec);
+                let max = changed(&mut row, logits, spec, drafts);
                 let id = max.map(|max| self.choose(&row, max, spec));
                 self.row = row;
                 match id {
                     Ok(id) => id,
-                    Err(reason) => return Sampled::Failed(reason),
+                    Err(none) => return none,
                 }
             }
         };
@@ -227,22 +231,22 @@ fn failed(reason: &'static str) -> Sampled {
     Sampled::Failed(reason.into())
 }
 
-/// Applies every rule that changes logits to `row`, a copy of `raw`, and returns the largest that is left.
-fn changed(row: &mut [f32], raw: &[f32], spec: &SampleSpec) -> Result<f32, Cow<'static, str>> {
+/// Applies every rule that changes logits to `row`, a copy of `raw`, and returns the largest that is left, or why there is no token.
+fn changed(row: &mut [f32], raw: &[f32], spec: &SampleSpec, drafts: &[u32]) -> Result<f32, Sampled> {
+    let restrict = |row: &mut [f32]| match spec.guide.as_ref().map(|guide| guide.0.restrict(drafts, row)) {
+        None | Some(Ok(Restricted::Applied)) => Ok(math::max(row)),
+        Some(Ok(Restricted::Late)) => Err(Sampled::Late),
+        Some(Err(reason)) => Err(Sampled::Failed(reason.into())),
+    };
     apply(row, spec, spec.forbid_stop);
-    let mut max = math::max(row);
-    if let Some(guide) = &spec.guide {
-        guide.0.restrict(row)?;
-        max = math::max(row);
-        if spec.forbid_stop && max == Some(f32::NEG_INFINITY) {
-            // What must be said is said: the answer ends before min_tokens.
-            row.copy_from_slice(raw);
-            apply(row, spec, false);
-            guide.0.restrict(row)?;
-            max = math::max(row);
-        }
+    let mut max = restrict(row)?;
+    if spec.guide.is_some() && spec.forbid_stop && max == Some(f32::NEG_INFINITY) {
+        // What must be said is said: the answer ends before min_tokens.
+        row.copy_from_slice(raw);
+        apply(row, spec, false);
+        max = restrict(row)?;
     }
-    max.filter(|max| max.is_finite()).ok_or("every token is forbidden".into())
+    max.filter(|max| max.is_finite()).ok_or_else(|| failed("every token is forbidden"))
 }
 
 fn apply(row: &mut [f32], spec: &SampleSpec, forbid_stop: bool) {

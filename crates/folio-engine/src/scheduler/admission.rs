@@ -25,7 +25,7 @@ use folio_kv::{GroupCounts, KvCache, TenantId};
 
 use super::Scheduler;
 use super::room::Verdict;
-use crate::sequence::{Found, Fresh, Running, Slot, State};
+use crate::sequence::{Found, Fresh, Running, Slot, State, Wait};
 use crate::stats::WaitingFor;
 
 /// A lookup costs a hash of the whole prompt; one that led to nothing is not repeated for this many plans.
@@ -116,7 +116,7 @@ impl Scheduler {
     fn waits_for_copy(&mut self, slot: Slot) -> bool {
         let waits = self.is_copied(slot);
         if waits {
-            self.wait_for(slot, WaitingFor::TierLoad);
+            self.wait_for(slot, WaitingFor::SwapOut);
         }
         waits
     }
@@ -127,36 +127,33 @@ impl Scheduler {
     }
 
     fn waits_for_leader(&mut self, slot: Slot) -> bool {
-        let Some((leader, block)) = self.leader_of(slot) else { return false };
+        let Some(block) = self.leads_to(slot) else { return false };
         if let Some(waiting) = self.sequences[slot].waiting_mut() {
             waiting.awaited_block = block;
         }
-        self.wait_for(slot, WaitingFor::SharedPrefix { leader });
+        self.wait_for(slot, WaitingFor::SharedPrefix);
         true
     }
 
-    /// The running sequence that is computing the next block this one lacks, and the last block they have in common.
-    fn leader_of(&self, slot: Slot) -> Option<(crate::plan::SequenceId, u32)> {
+    /// The last block that this one has in common with a running sequence that is computing the next one it lacks.
+    fn leads_to(&self, slot: Slot) -> Option<u32> {
         let sequence = &self.sequences[slot];
         let waiting = sequence.waiting()?;
         if sequence.wants_rows() || waiting.restores() {
             return None;
         }
-        if matches!(waiting.reason, WaitingFor::SharedPrefix { .. })
-            && self.now.0.saturating_sub(waiting.since.0) > self.config.shared_prefix_wait_us_max
-        {
+        if waiting.wait.is_over(self.now, &self.config) {
             return None;
         }
         let full_blocks = waiting.lookup().full_blocks;
         let missing = sequence.hashes.get(full_blocks as usize..)?;
         let owner = self.in_flight.owner(missing.first()?)?;
-        let leader = &self.sequences[owner];
-        if sequence.outranks(leader) {
+        if sequence.outranks(&self.sequences[owner]) {
             return None;
         }
         let common =
             missing.iter().take_while(|hash| self.in_flight.owner(hash) == Some(owner)).count() as u32;
-        Some((leader.id(), full_blocks + common - 1))
+        Some(full_blocks + common - 1)
     }
 
     /// It may only run when it can no longer be preempted: because it was so often, or because nobody ever is.
@@ -325,13 +322,13 @@ impl Scheduler {
         let positions = sequence.final_positions();
         let attachable = sequence.attachable();
         let Some(waiting) = sequence.waiting_mut() else { return };
-        let (reason, at_stake, copy) = (waiting.reason, waiting.at_stake, waiting.copy.take());
+        let (wait, at_stake, copy) = (waiting.wait, waiting.at_stake, waiting.copy.take());
         let found = waiting.found;
         let swapped = copy.as_ref().filter(|_| waiting.restores());
         let swap_ins = &mut self.step.plan.swap_ins;
         let restored = swapped.and_then(|copy| cache.attach_swapped(&sequence.tokens, copy, swap_ins));
         self.step.swap_in_owners.resize(self.step.plan.swap_ins.len(), slot);
-        let fresh = Fresh { restored: restored.is_some(), copy };
+        let fresh = Fresh { restored: restored.is_some(), copy, ran: false };
         let mut table = restored.unwrap_or_else(|| {
             let (table, copies) = cache.attach(&sequence.request.root, &sequence.tokens, attachable);
             self.step.plan.copies.extend(copies);
@@ -339,7 +336,7 @@ impl Scheduler {
             table
         });
         table.reserve(positions);
-        if matches!(reason, WaitingFor::SharedPrefix { .. }) {
+        if wait.reason == WaitingFor::SharedPrefix {
             self.counters.shared_prefix_tokens += u64::from(table.computed());
         }
         // What an operator shares is computed by its owner alone, whoever waits for it.
@@ -348,7 +345,8 @@ impl Scheduler {
         sequence.state = State::Running(Running { announced, ..Running::new(table, Some(fresh)) });
         let (tenant, rank) = (sequence.tenant(), sequence.rank);
         self.learn_survival(found.map_or(0, |found| found.cached), at_stake);
-        self.waiting.remove(tenant, rank, slot, reason);
+        self.waiting.remove(tenant, rank, slot, wait.reason);
+        self.waited(wait);
         self.start_running(slot);
         if demand.reserve {
             self.reserve(cache, slot);
@@ -378,16 +376,19 @@ impl Scheduler {
 
     pub(super) fn wait_for(&mut self, slot: Slot, reason: WaitingFor) {
         let now = self.now;
-        let Some(waiting) = self.sequences[slot].waiting_mut() else { return };
-        let before = std::mem::replace(&mut waiting.reason, reason);
-        if std::mem::discriminant(&before) != std::mem::discriminant(&reason) {
-            waiting.since = now;
-            self.waiting.changes(before, reason);
-            match reason {
-                WaitingFor::Blocks => self.counters.block_waits += 1,
-                WaitingFor::SharedPrefix { .. } => self.counters.shared_prefix_waits += 1,
-                _ => {}
-            }
+        let sequence = &mut self.sequences[slot];
+        let (tenant, rank) = (sequence.tenant(), sequence.rank);
+        let Some(waiting) = sequence.waiting_mut().filter(|waiting| waiting.wait.reason != reason) else {
+            return;
+        };
+        let before = std::mem::replace(&mut waiting.wait, Wait { reason, since: now });
+        if before.reason.is_outside() == reason.is_outside() {
+            self.waiting.changes(Some(before.reason), Some(reason));
+        } else {
+            self.waiting.remove(tenant, rank, slot, before.reason);
+            self.waiting.insert(tenant, rank, slot, reason);
         }
+        self.waited(before);
+        self.counters.waits[reason] += 1;
     }
 }

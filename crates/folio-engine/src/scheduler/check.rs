@@ -4,8 +4,9 @@ use folio_kv::{BlockTable, KvCache, TenantId};
 
 use super::Scheduler;
 use crate::plan::SequenceId;
-use crate::request::RequestId;
+use crate::request::{Micros, RequestId};
 use crate::sequence::{Running, Sequence, Slot};
+use crate::stats::PerReason;
 
 impl Scheduler {
     /// What does not hold, in words, or nothing. Valid whenever nothing is being planned or committed.
@@ -15,12 +16,12 @@ impl Scheduler {
         cache.check(&tables).map_err(|violation| violation.to_string())?;
         let copies: Vec<_> = self.copies().map(|(_, copy)| copy).collect();
         cache.check_swapped(&copies).map_err(|violation| violation.to_string())?;
-        let total = self.sequences.iter().count();
-        if total != self.running.len() + self.waiting.len() {
+        let total = self.sequences.len();
+        let outside = self.sequences.iter().filter(|s| !s.is_running() && s.suspension().is_some()).count();
+        if total != self.running.len() + self.waiting.len() + outside {
+            let (running, waiting) = (self.running.len(), self.waiting.len());
             return Err(format!(
-                "{total} sequences, {} run and {} wait",
-                self.running.len(),
-                self.waiting.len()
+                "{total} sequences, {running} run, {waiting} wait and {outside} are suspended"
             ));
         }
         let counted = self.waiting.fair.counted();
@@ -33,16 +34,7 @@ impl Scheduler {
         for (_, slot) in &self.running {
             self.check_running(cache, *slot)?;
         }
-        let mut counts = self.waiting.counts();
-        for slot in self.waiting.iter() {
-            let Some(waiting) = self.sequences[slot].waiting() else {
-                return Err(format!("{:?} is in the queue and runs", self.sequences[slot].id()));
-            };
-            match counts.of(waiting.reason).checked_sub(1) {
-                Some(rest) => *counts.of(waiting.reason) = rest,
-                None => return Err(format!("more wait for {:?} than are counted", waiting.reason)),
-            }
-        }
+        self.check_waits()?;
         let victims = self.running.iter().filter_map(|(_, slot)| self.sequences[*slot].running());
         if victims.filter(|running| running.preempted).count() as u32 != self.preempting {
             return Err(format!("{} victims wait for their last commit, others are marked", self.preempting));
@@ -77,6 +69,30 @@ impl Scheduler {
         self.check_requests()
     }
 
+    /// Who waits is counted by what it waits for, and has its deadline if that is outside.
+    fn check_waits(&self) -> Result<(), String> {
+        let mut counts = PerReason::default();
+        for sequence in self.sequences.iter() {
+            let waits = sequence.waiting().map(|waiting| waiting.wait).or(sequence.suspension());
+            waits.into_iter().for_each(|wait| counts[wait.reason] += 1);
+        }
+        if counts != self.waiting.counts() {
+            return Err(format!("{counts:?} wait, {:?} are counted", self.waiting.counts()));
+        }
+        if let Some(slot) = self.waiting.iter().find(|slot| self.sequences[*slot].is_running()) {
+            return Err(format!("{:?} is in the queue and runs", self.sequences[slot].id()));
+        }
+        let outside = self.sequences.iter().filter(|sequence| sequence.suspension().is_some()).count();
+        let has_deadline = |(until, id, slot): &(Micros, SequenceId, Slot)| {
+            let wait = self.sequences.lives(*id, *slot).then(|| self.sequences[*slot].suspension()).flatten();
+            wait.is_some_and(|wait| wait.until(&self.config) == *until)
+        };
+        match outside == self.suspended.len() && self.suspended.iter().all(has_deadline) {
+            true => Ok(()),
+            false => Err(format!("{outside} are suspended, their deadlines are {:?}", self.suspended)),
+        }
+    }
+
     /// Its progress is that of the steps under way, and it has what was set aside for it.
     fn check_running(&self, cache: &KvCache, slot: Slot) -> Result<(), String> {
         let sequence = &self.sequences[slot];
@@ -104,7 +120,7 @@ impl Scheduler {
         if running.scheduled > sequence.known() + running.pending + drafts {
             return fail("is scheduled beyond what is known and pending");
         }
-        if running.fresh.is_some() && steps == 0 {
+        if running.never_ran() && steps == 0 {
             return fail("was attached and never ran");
         }
         let missing = self.missing(cache, slot, sequence.final_positions());
@@ -126,7 +142,8 @@ impl Scheduler {
     pub fn one_token_short(&self) -> impl Iterator<Item = SequenceId> {
         let running = self.running.iter().map(|(_, slot)| &self.sequences[*slot]);
         let short = |sequence: &&Sequence| {
-            sequence.remaining() == 1 && !sequence.has_reservation() && !sequence.is_under_way()
+            let held = sequence.has_reservation() || sequence.suspension().is_some();
+            sequence.remaining() == 1 && !held && !sequence.is_under_way()
         };
         running.filter(short).map(|sequence| sequence.id())
     }
@@ -162,9 +179,7 @@ impl std::fmt::Debug for Scheduler {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (running, waiting) = (self.running.len(), self.waiting.len());
         writeln!(f, "step {}, {running} running, {waiting} waiting", self.next_step())?;
-        let order = self.running.iter().map(|(_, slot)| *slot).chain(self.waiting.iter());
-        for slot in order {
-            let s = &self.sequences[slot];
+        for s in self.sequences.iter() {
             let (id, request, rank, known, last) =
                 (s.id(), s.request.id, s.rank, s.known(), s.final_positions());
             write!(f, "  {id:?} of {request:?} class {} priority {}: ", rank.class, rank.priority)?;
@@ -174,9 +189,9 @@ impl std::fmt::Debug for Scheduler {
                     let Running { scheduled, steps, reserved, preempted, .. } = r;
                     let blocks = r.table.blocks().len();
                     write!(f, "{blocks} blocks, {scheduled} scheduled in {steps} steps, ")?;
-                    write!(f, "reserved {reserved:?}, victim {preempted}")?;
+                    write!(f, "reserved {reserved:?}, victim {preempted}, suspended {:?}", r.suspended)?;
                 }
-                (_, Some(w)) => write!(f, "{:?} since {:?}, passed {}", w.reason, w.since, w.bypassed)?,
+                (_, Some(w)) => write!(f, "{:?}, passed {}", w.wait, w.bypassed)?,
                 _ => {}
             }
             writeln!(f, ", preempted {}", s.timing.preemptions)?;

@@ -3,8 +3,8 @@
 //! A step that failed changes nothing but ends every sequence it contained; what the executor may have written is in
 //! blocks that were never published.
 //!
-//! Of `n` rows the first `k` are confirmed: all of them, unless the last were drafts and something else was chosen. What is not
-//! confirmed is scheduled again.
+//! Of `n` rows the first `k` are confirmed: all of them, unless the last were drafts and something else was chosen, or the mask of one
+//! was late. What is not confirmed is scheduled again.
 
 use folio_kv::{GroupCounts, KeepRefused, KvCache, PrefixInfo, RetentionRange};
 
@@ -99,7 +99,7 @@ impl Scheduler {
         }
     }
 
-    fn end_with_error(&mut self, cache: &mut KvCache, slot: Slot, message: std::sync::Arc<str>) {
+    pub(super) fn end_with_error(&mut self, cache: &mut KvCache, slot: Slot, message: std::sync::Arc<str>) {
         match self.sequences[slot].choice {
             Some(_) => self.finish(cache, slot, FinishReason::Error, None, Some(message)),
             None => self.finish_unborn(cache, slot, FinishReason::Error, Some(message)),
@@ -107,25 +107,21 @@ impl Scheduler {
     }
 
     fn advance(&mut self, cache: &mut KvCache, planned: &Planned, answers: &[Sampled]) {
-        let slot = planned.slot;
-        let failure = answers.iter().find_map(|answer| match answer {
-            Sampled::Failed(reason) => Some(reason),
-            _ => None,
-        });
-        if let Some(reason) = failure {
-            let what = match self.sequences[slot].request.pooling {
-                Some(_) => "the prompt cannot be pooled",
-                None => "no token could be chosen",
-            };
-            return self.end_with_error(cache, slot, format!("{what}: {reason}").into());
+        let (slot, drafts) = (planned.slot, planned.drafts as usize);
+        let (first, behind_drafts) = answers.split_at(answers.len() - drafts);
+        if let Some(Sampled::Failed(reason)) = first.iter().find(|a| matches!(a, Sampled::Failed(_))) {
+            return self.end_without_answer(cache, slot, reason);
         }
+        let late = first.contains(&Sampled::Late);
         let (scores, answers) = answers.split_at(planned.scores as usize);
         // Draft by draft from the last known token on, as long as each is what was chosen.
-        self.confirm(cache, slot, planned.rows - planned.drafts);
+        self.confirm(cache, slot, planned.rows - planned.drafts - u32::from(late));
         self.keep_scores(slot, scores);
+        if late {
+            return self.defer(slot);
+        }
         self.keep_sum(slot, answers);
-        for at in 0..planned.drafts as usize {
-            let drafts = planned.drafts as usize;
+        for (at, next) in behind_drafts.iter().enumerate() {
             let entry = &self.sequences[slot].entry.tokens;
             let draft = entry[entry.len() - drafts + at];
             self.take_tokens(cache, slot, &answers[at..=at]);
@@ -133,23 +129,50 @@ impl Scheduler {
                 return;
             }
             if self.sequences[slot].tokens.last() != Some(&draft) {
-                if let Some(running) = self.sequences[slot].running_mut() {
-                    running.scheduled = running.table.computed();
-                }
-                return;
+                return self.take_back(slot);
             }
             self.counters.accepted_draft_tokens += 1;
-            self.confirm(cache, slot, 1);
+            match next {
+                Sampled::Late => return self.defer(slot),
+                Sampled::Failed(reason) => return self.end_without_answer(cache, slot, reason),
+                _ => self.confirm(cache, slot, 1),
+            }
         }
-        self.take_tokens(cache, slot, &answers[planned.drafts as usize..]);
+        self.take_tokens(cache, slot, &answers[drafts..]);
     }
 
-    /// So many positions more were computed.
+    fn end_without_answer(&mut self, cache: &mut KvCache, slot: Slot, reason: &str) {
+        let what = match self.sequences[slot].request.pooling {
+            Some(_) => "the prompt cannot be pooled",
+            None => "no token could be chosen",
+        };
+        self.end_with_error(cache, slot, format!("{what}: {reason}").into());
+    }
+
+    /// Rows that were not confirmed are scheduled again.
+    fn take_back(&mut self, slot: Slot) {
+        if let Some(running) = self.sequences[slot].running_mut() {
+            running.scheduled = running.table.computed();
+        }
+    }
+
+    /// The mask of the row behind those that were confirmed was not there: it is computed again when it is, and nobody waits for that.
+    fn defer(&mut self, slot: Slot) {
+        self.counters.late_rows += 1;
+        self.take_back(slot);
+        self.suspend_sequence(slot, WaitingFor::Grammar);
+    }
+
+    /// So many positions more were computed. Without any, it stays as it was attached.
     fn confirm(&mut self, cache: &mut KvCache, slot: Slot, rows: u32) {
         let block_tokens = cache.config().block_tokens;
         let sequence = &mut self.sequences[slot];
         let prompt_len = sequence.prompt_len();
         let State::Running(running) = &mut sequence.state else { return };
+        if rows == 0 {
+            running.fresh.iter_mut().for_each(|fresh| fresh.ran = true);
+            return;
+        }
         let before = running.table.computed();
         let computed = before + rows;
         // What came from a copy gives way to equal blocks that were published meanwhile.
@@ -351,7 +374,7 @@ impl Scheduler {
         let mut table = cache.fork(table);
         let sequence = &mut self.sequences[sibling];
         table.reserve(sequence.final_positions());
-        let reason = sequence.waiting().map_or(WaitingFor::Blocks, |waiting| waiting.reason);
+        let reason = sequence.waiting().map_or(WaitingFor::Blocks, |waiting| waiting.wait.reason);
         sequence.state = State::Running(Running::new(table, None));
         let (tenant, rank) = (sequence.tenant(), sequence.rank);
         self.waiting.remove(tenant, rank, sibling, reason);

@@ -4,6 +4,7 @@ use folio_kv::KvCache;
 
 use super::Scheduler;
 use crate::request::Micros;
+use crate::sequence::Wait;
 use crate::stats::{Counters, EngineStats, TenantFigures};
 
 impl Scheduler {
@@ -30,8 +31,8 @@ impl Scheduler {
     pub(crate) fn report(&self, cache: &KvCache, stats: &mut EngineStats, tenants: bool) {
         stats.queued_requests = self.queued.requests;
         stats.queued_tokens = self.queued.tokens;
-        stats.running = self.running.len() as u32;
         stats.waiting = self.waiting.counts();
+        stats.running = self.sequences.len() as u32 - stats.waiting.total();
         stats.waits_until = if self.is_idle() { self.waits_until() } else { None };
         stats.counters = self.counters;
         stats.cache = cache.stats();
@@ -50,9 +51,9 @@ impl Scheduler {
     /// The first moment at which somebody has waited for as long as that is legitimate. O(waiting), while nothing is computed.
     fn waits_until(&self) -> Option<Micros> {
         let waiting = self.waiting.iter().filter_map(|slot| self.sequences[slot].waiting());
-        waiting
-            .map(|waiting| waiting.reason.until(waiting.since, &self.config).unwrap_or(waiting.since))
-            .min()
+        let until = |wait: Wait| wait.reason.until(wait.since, &self.config).unwrap_or(wait.since);
+        let queued = waiting.map(|waiting| until(waiting.wait)).min();
+        queued.into_iter().chain(self.suspended.first().map(|(until, ..)| *until)).min()
     }
 
     fn report_tenants(&self, cache: &KvCache, stats: &mut EngineStats) {
@@ -70,7 +71,8 @@ impl Scheduler {
             let at = tenants.binary_search_by_key(&sequence.tenant(), |figures| figures.tenant);
             if let Ok(at) = at {
                 let figures = &mut tenants[at];
-                let count = if sequence.is_running() { &mut figures.running } else { &mut figures.waiting };
+                let computed = sequence.is_running() && sequence.suspension().is_none();
+                let count = if computed { &mut figures.running } else { &mut figures.waiting };
                 *count += 1;
             }
         }

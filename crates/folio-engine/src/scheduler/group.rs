@@ -87,7 +87,7 @@ impl Scheduler {
         self.groups.insert(id, group);
     }
 
-    /// Acts on cancellations and passed deadlines.
+    /// Acts on cancellations, waits that are over and passed deadlines.
     pub(super) fn reap(&mut self, cache: &mut KvCache) {
         let mut cancelled = std::mem::take(&mut self.cancelled);
         for cancel in cancelled.drain(..) {
@@ -97,6 +97,7 @@ impl Scheduler {
             }
         }
         self.cancelled = cancelled;
+        self.wake(cache);
         while let Some((deadline, id)) = self.deadlines.first().copied()
             && deadline <= self.now
         {
@@ -183,12 +184,13 @@ impl Scheduler {
 
     /// Gives back everything a sequence holds, and forgets its request with the last one.
     pub(super) fn retire(&mut self, cache: &mut KvCache, slot: Slot) {
+        self.forget_suspension(slot);
         let fresh = self.release(cache, slot);
         let Some(mut sequence) = self.sequences.remove(slot) else { return };
         let mut copy = fresh.and_then(|fresh| fresh.copy);
         if let Some(waiting) = sequence.waiting_mut() {
             copy = copy.or(waiting.copy.take());
-            let reason = waiting.reason;
+            let reason = waiting.wait.reason;
             self.waiting.remove(sequence.tenant(), sequence.rank, slot, reason);
         }
         self.forget_copy(cache, slot, copy);

@@ -5,7 +5,7 @@
 //!
 //! A step is [`Scheduler::plan`], then the executor, then [`Scheduler::commit`]; as many may be under way as the executor allows
 //! ([`Scheduler::with_overlap`]), and they are committed in order. Between plans a sequence either holds blocks (`running`) or
-//! holds none (`waiting`); nothing else exists, in particular no prefill or decode phase.
+//! holds none (`waiting`), and in either it may be suspended; nothing else exists, in particular no prefill or decode phase.
 //!
 //! | file | noun |
 //! |---|---|
@@ -15,6 +15,7 @@
 //! | `in_flight` | prefixes that are being computed right now |
 //! | `room` | the ledger of reservations: what is left for whom |
 //! | `preemption` | who loses its blocks |
+//! | `suspend` | who waits for something outside the steps |
 //! | `swap`, `costs` | what of them is kept in host memory, because computing it again would cost more |
 //! | `build` | the plan's entries; what is remembered of a step until its commit |
 //! | `commit` | what a result changes |
@@ -64,6 +65,7 @@ mod preemption;
 mod queue;
 mod room;
 mod share;
+mod suspend;
 mod swap;
 
 use std::collections::{BTreeSet, VecDeque};
@@ -98,6 +100,8 @@ pub struct Scheduler {
     /// Sequences that hold none.
     waiting: Queue,
     deadlines: BTreeSet<(Micros, RequestId)>,
+    /// Sequences that wait for something outside, by when that ends at the latest.
+    suspended: BTreeSet<(Micros, SequenceId, Slot)>,
     cancelled: Vec<CancelRequest>,
     in_flight: InFlight,
     reservations: Reservations,
@@ -135,6 +139,7 @@ impl Scheduler {
             running: Vec::new(),
             waiting,
             deadlines: BTreeSet::new(),
+            suspended: BTreeSet::new(),
             cancelled: Vec::new(),
             in_flight: InFlight::default(),
             reservations: Reservations::default(),

@@ -28,7 +28,7 @@ use folio_kv::{GroupCounts, KvCache, Swapped, TenantId};
 
 use super::Scheduler;
 use super::room::Verdict;
-use crate::sequence::{Fresh, Running, Slot, State, Waiting};
+use crate::sequence::{Fresh, Running, Slot, State, Wait, Waiting};
 use crate::stats::WaitingFor;
 
 /// What came of asking for room.
@@ -168,13 +168,15 @@ impl Scheduler {
         copy: Option<Swapped>,
         at_stake: (u32, u32),
     ) {
+        // What it waits for outside it goes on waiting for.
+        let blocks = Wait { reason: WaitingFor::Blocks, since: self.now };
+        let wait = self.sequences[slot].suspension().unwrap_or(blocks);
         let fresh = self.release(cache, slot);
         let sequence = &mut self.sequences[slot];
         let copy = copy.or(fresh.and_then(|fresh| fresh.copy));
-        sequence.state =
-            State::Waiting(Waiting { copy, at_stake, ..Waiting::new(WaitingFor::Blocks, self.now) });
+        sequence.state = State::Waiting(Waiting { copy, at_stake, ..Waiting::new(wait.reason, wait.since) });
         let (tenant, rank) = (sequence.tenant(), sequence.rank);
-        self.waiting.insert(tenant, rank, slot, WaitingFor::Blocks);
+        self.waiting.insert(tenant, rank, slot, wait.reason);
     }
 
     /// Gives back what `slot` holds. What it is afterwards is the caller's business; until then it waits in no queue.
@@ -185,7 +187,7 @@ impl Scheduler {
         }
         let state = State::Waiting(Waiting::new(WaitingFor::Blocks, self.now));
         let State::Running(running) = std::mem::replace(&mut sequence.state, state) else { return None };
-        let Running { table, fresh, granted, reserved, mut announced, preempted, .. } = running;
+        let Running { table, fresh, granted, reserved, mut announced, suspended, preempted, .. } = running;
         match fresh {
             Some(_) => cache.abandon(table, &sequence.tokens),
             None => cache.release(table, &sequence.tokens),
@@ -193,6 +195,7 @@ impl Scheduler {
         self.in_flight.withdraw(slot, &sequence.hashes, &mut announced);
         let owner = sequence.owner();
         self.unreserve(owner, reserved);
+        self.waiting.changes(suspended.map(|wait| wait.reason), None);
         self.preempting -= u32::from(preempted);
         self.step.granted -= granted;
         self.stop_running(slot);

@@ -1,4 +1,5 @@
-//! Sequences that hold no blocks: a queue per class and tenant, by the caller's priority and then arrival.
+//! Sequences that hold no blocks: a queue per class and tenant, by the caller's priority and then arrival. Who waits for something
+//! outside is counted, and stands in no queue.
 //!
 //! Owns: who waits, how many for what, and that the virtual times ([`super::fair`]) hear of it. Must never: decide who leaves.
 //!
@@ -12,42 +13,46 @@ use super::fair::Fairness;
 use crate::config::SchedulerConfig;
 use crate::plan::SequenceId;
 use crate::sequence::{Rank, Slot};
-use crate::stats::{WaitingCounts, WaitingFor};
+use crate::stats::{PerReason, WaitingFor};
 
 pub(super) struct Queue {
     /// A tenant's part of a class is one range.
     set: BTreeSet<(i32, TenantId, Rank, Slot)>,
     pub fair: Fairness,
-    counts: WaitingCounts,
+    counts: PerReason<u32>,
 }
 
 impl Queue {
     pub fn new(config: &SchedulerConfig) -> Self {
-        Self { set: BTreeSet::new(), fair: Fairness::new(config), counts: WaitingCounts::default() }
+        Self { set: BTreeSet::new(), fair: Fairness::new(config), counts: PerReason::default() }
     }
 
     pub fn insert(&mut self, tenant: TenantId, rank: Rank, slot: Slot, reason: WaitingFor) {
-        if self.set.insert((rank.class, tenant, rank, slot)) {
+        if reason.is_outside() {
+            self.counts[reason] += 1;
+        } else if self.set.insert((rank.class, tenant, rank, slot)) {
             self.fair.waits(rank.class, tenant);
-            *self.counts.of(reason) += 1;
+            self.counts[reason] += 1;
         }
     }
 
     /// Nothing happens if it does not wait.
     pub fn remove(&mut self, tenant: TenantId, rank: Rank, slot: Slot, reason: WaitingFor) {
-        if self.set.remove(&(rank.class, tenant, rank, slot)) {
+        if reason.is_outside() {
+            self.counts[reason] -= 1;
+        } else if self.set.remove(&(rank.class, tenant, rank, slot)) {
             self.fair.leaves(rank.class, tenant);
-            *self.counts.of(reason) -= 1;
+            self.counts[reason] -= 1;
         }
     }
 
-    /// Somebody waits for something else now.
-    pub fn changes(&mut self, before: WaitingFor, after: WaitingFor) {
-        *self.counts.of(before) -= 1;
-        *self.counts.of(after) += 1;
+    /// Somebody waits for something else now, or while it runs.
+    pub fn changes(&mut self, before: Option<WaitingFor>, after: Option<WaitingFor>) {
+        before.into_iter().for_each(|before| self.counts[before] -= 1);
+        after.into_iter().for_each(|after| self.counts[after] += 1);
     }
 
-    pub fn counts(&self) -> WaitingCounts {
+    pub fn counts(&self) -> PerReason<u32> {
         self.counts
     }
 

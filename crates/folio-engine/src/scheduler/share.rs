@@ -24,7 +24,7 @@ use super::preemption::Room;
 use super::swap::drop_of;
 use crate::plan::{SequenceId, StepPlan};
 use crate::request::RequestId;
-use crate::sequence::{Rank, Slot};
+use crate::sequence::{Rank, Running, Slot};
 use crate::stats::WaitingFor;
 
 /// Waiting sequences that are looked at in one step, and those among them that may be skipped because they wait for a
@@ -44,7 +44,8 @@ pub(super) struct Step {
     pub copy_owners: Vec<Slot>,
     pub swap_out_owners: Vec<Slot>,
     pub swap_in_owners: Vec<Slot>,
-    order: Vec<Slot>,
+    /// Slots in some order, for whoever needs a list.
+    pub order: Vec<Slot>,
     pub heads: Vec<Head>,
     candidates: Vec<Candidate>,
     /// Waited for blocks in this step; known until the next is planned.
@@ -87,7 +88,7 @@ impl Scheduler {
         let Some(group) = self.groups.get(&request) else { return };
         for slot in &group.members {
             let sequence = &mut self.sequences[*slot];
-            if sequence.choice.is_some_and(|own| own.index == choice) && sequence.can_be_followed() {
+            if sequence.choice.is_some_and(|own| own.index == choice) && sequence.history.is_none() {
                 sequence.drafts.clear();
                 sequence.drafts.extend_from_slice(drafts);
             }
@@ -144,7 +145,6 @@ impl Scheduler {
     fn grant_drafts(&mut self, cache: &mut KvCache, slot: Slot) {
         let sequence = &self.sequences[slot];
         let Some(running) = sequence.running().filter(|running| running.granted == 1) else { return };
-        let followed = sequence.choice.is_some() && sequence.can_be_followed();
         // The last token that it may say needs no row.
         let more = sequence.generated_max.saturating_sub(sequence.generated() + 1);
         let budget = self.config.max_num_batched_tokens.saturating_sub(self.step.granted);
@@ -152,14 +152,11 @@ impl Scheduler {
         let to = running.scheduled + 1 + drafts;
         let needed = cache.needed(&running.table, to);
         let free = self.fits(cache, sequence.owner(), needed, None).fits();
-        if followed
-            && running.scheduled + 1 == sequence.known()
-            && drafts > 0
-            && free
-            && self.grow(cache, slot, to)
-        {
+        if running.scheduled + 1 == sequence.known() && drafts > 0 && free && self.grow(cache, slot, to) {
             self.counters.draft_tokens += u64::from(drafts);
             self.grant(slot, drafts);
+            let sequence = &self.sequences[slot];
+            sequence.guide.iter().for_each(|guide| guide.0.expect(&sequence.drafts[..drafts as usize]));
         }
     }
 
@@ -267,7 +264,7 @@ impl Scheduler {
 
     fn waiting_candidate(&mut self, cache: &KvCache, slot: Slot) -> Candidate {
         if let Some(waiting) = self.sequences[slot].waiting_mut()
-            && matches!(waiting.reason, WaitingFor::SharedPrefix { .. })
+            && waiting.wait.reason == WaitingFor::SharedPrefix
         {
             // What it waited for is there now, or never will be.
             waiting.found = None;
@@ -329,8 +326,8 @@ impl Scheduler {
         self.took(slot, before.saturating_sub(cache.available()));
         let got = to.saturating_sub(from);
         self.grant(slot, got);
-        let unused = |running: &crate::sequence::Running| running.granted + running.steps == 0;
-        if self.sequences[slot].running().is_some_and(|running| running.fresh.is_some() && unused(running)) {
+        let unused = |running: &Running| running.never_ran() && running.granted + running.steps == 0;
+        if self.sequences[slot].running().is_some_and(unused) {
             // A table that is not run in the step it was attached in would miss its copy.
             self.back_to_queue(cache, slot, None, (0, 0));
         }
@@ -365,9 +362,8 @@ impl Scheduler {
     fn still_shared(&mut self, slot: Slot) -> Option<Slot> {
         let sequence = &self.sequences[slot];
         let waiting = sequence.waiting()?;
-        let waited = self.now.0.saturating_sub(waiting.since.0);
-        let shared = matches!(waiting.reason, WaitingFor::SharedPrefix { .. });
-        if !shared || waited > self.config.shared_prefix_wait_us_max {
+        let wait = waiting.wait;
+        if wait.reason != WaitingFor::SharedPrefix || wait.is_over(self.now, &self.config) {
             return None;
         }
         self.in_flight.owner(&sequence.hashes[waiting.awaited_block as usize])

@@ -6,7 +6,7 @@
 //! At a preemption two prices are compared: to copy what only the victim holds out and, as far as it will not survive in the
 //! prefix cache, in again; and to compute again what will not survive. At its return, when it is known what survived, the
 //! same is asked once more. A copy lives until its sequence has run again or ends, whatever comes first. Until the step that
-//! makes it is committed its sequence waits ([`WaitingFor::TierLoad`]); if that step fails, it is forgotten.
+//! makes it is committed its sequence waits ([`WaitingFor::SwapOut`]); if that step fails, it is forgotten.
 
 use folio_kv::{KvCache, Swapped};
 

@@ -166,6 +166,13 @@ impl Grammar {
     }
 }
 
+impl Clone for Matcher {
+    /// Neither knows of what the other is told.
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.deep_clone() }
+    }
+}
+
 impl Matcher {
     /// `token`, which was allowed, was chosen.
     pub fn accept(&mut self, token: u32) -> Result<(), GrammarError> {

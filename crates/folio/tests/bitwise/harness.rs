@@ -380,7 +380,8 @@ impl World {
 
     fn request(&self, id: usize, arrival: &Arrival) -> Request {
         let mut sampling = SamplingParams::greedy(arrival.max_tokens);
-        sampling.rules = arrival.rules.map(|seed| RulesRef(Arc::new(HashRules { seed, ends: false })));
+        sampling.rules =
+            arrival.rules.map(|seed| RulesRef(Arc::new(HashRules { seed, ..HashRules::default() })));
         if arrival.brief {
             sampling.stop_token_ids = (0..self.recorder.vocab()).collect::<Vec<u32>>().into();
         }
