@@ -72,6 +72,7 @@ pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
         config,
         vocab: parts.vocab,
         mailbox: Arc::new(Mailbox::new(limit)),
+        past: Mutex::default(),
         stats: Mutex::new(Arc::new(EngineStats { cache: cache.stats(), ..EngineStats::default() })),
         clock: parts.clock.clone(),
         next_id: AtomicU64::new(1),
@@ -167,8 +168,7 @@ impl Engine {
             self.declare_unhealthy(reason);
         }
         self.mailbox.report(self.scheduler.queued());
-        self.scheduler.retire_tenants(&mut self.cache);
-        self.publisher.step(&self.scheduler, &self.cache, step_began, self.executor.clock.now());
+        self.publisher.step(&self.scheduler, &mut self.cache, step_began, self.executor.clock.now());
     }
 
     fn declare_unhealthy(&mut self, reason: Arc<str>) {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use folio_kv::TenantId;
+use folio_kv::{Holdings, TenantId};
 use rustc_hash::FxHashMap;
 
 use crate::clock::Clock;
@@ -89,6 +89,8 @@ pub(crate) struct Shared {
     pub vocab: u32,
     pub mailbox: Arc<Mailbox>,
     pub stats: Mutex<Arc<EngineStats>>,
+    /// What each tenant held until the cache forgot it. Locked before `stats`; the engine never waits for it.
+    pub past: Mutex<FxHashMap<TenantId, Holdings>>,
     pub clock: Arc<dyn Clock>,
     pub next_id: AtomicU64,
 }
@@ -162,6 +164,21 @@ impl EngineHandle {
     /// Figures at the end of the last step. Cheap: clones an `Arc`.
     pub fn stats(&self) -> Arc<EngineStats> {
         self.0.shared.stats.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Memory that a tenant holds and has held since the start; its integrals only grow.
+    pub fn holdings(&self, tenant: TenantId) -> Holdings {
+        let past = self.0.shared.past.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut holdings = self.stats().holdings(tenant);
+        holdings.carry(&past.get(&tenant).copied().unwrap_or_default());
+        holdings
+    }
+
+    /// Forgets the past of tenants that are no more. O(tenants that the cache forgot).
+    pub fn retain_tenants(&self, stays: &dyn Fn(TenantId) -> bool) {
+        let mut past = self.0.shared.past.lock().unwrap_or_else(PoisonError::into_inner);
+        past.retain(|tenant, _| stays(*tenant));
+        past.shrink_to_fit();
     }
 
     /// Fails when work is waiting and there has been no progress for `stall_us`, unless all of it may wait longer.

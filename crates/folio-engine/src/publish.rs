@@ -71,10 +71,9 @@ impl Publisher {
         self.progress.failures()
     }
 
-    pub fn step(&mut self, scheduler: &Scheduler, cache: &KvCache, began: Micros, now: Micros) {
+    pub fn step(&mut self, scheduler: &Scheduler, cache: &mut KvCache, began: Micros, now: Micros) {
         self.steps += 1;
-        let tenants = self.steps.is_multiple_of(TENANT_STEPS) || !scheduler.has_work();
-        scheduler.report(cache, &mut self.latest, tenants);
+        scheduler.report(cache, &mut self.latest);
         self.latest.last_step_us = now.0.saturating_sub(began.0);
         let prompt_tokens = self.latest.last_step_tokens - self.latest.last_step_decodes;
         if prompt_tokens > 0 {
@@ -82,7 +81,30 @@ impl Publisher {
             self.rate_us = self.rate_us * RATE_MEMORY + self.latest.last_step_us as f64;
             self.latest.prefill_tokens_per_s = self.rate_tokens / self.rate_us.max(1.0) * 1e6;
         }
+        match self.steps.is_multiple_of(TENANT_STEPS) || !scheduler.has_work() {
+            true => self.swap_in_tenants(cache),
+            false => self.swap_in(),
+        }
+    }
+
+    /// The snapshot with the figures of tenants. What the cache forgets in the same moment becomes their past, unless that is being
+    /// read: then it is forgotten another time. So whoever reads both finds everything once.
+    fn swap_in_tenants(&mut self, cache: &mut KvCache) {
+        let shared = self.shared.clone();
+        let past = shared.past.try_lock().ok();
+        let past = past.map(|mut past| {
+            cache.retire_tenants(|tenant, _, held| {
+                past.entry(tenant).or_default().carry(held);
+                self.latest.retired.carry(held);
+            });
+            past
+        });
+        let mut tenants: Vec<_> =
+            cache.tenants().map(|(tenant, _)| (tenant, cache.holdings(tenant))).collect();
+        tenants.sort_unstable_by_key(|(tenant, _)| *tenant);
+        self.latest.tenants = tenants.into();
         self.swap_in();
+        drop(past);
     }
 
     fn swap_in(&mut self) {

@@ -4,7 +4,7 @@
 
 use std::ops::{Index, IndexMut};
 
-use folio_kv::{CacheStats, Holdings, TenantId, TenantStats};
+use folio_kv::{CacheStats, Holdings, TenantId};
 
 use crate::config::SchedulerConfig;
 use crate::request::Micros;
@@ -160,22 +160,6 @@ impl Counters {
     }
 }
 
-/// Figures of one tenant.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TenantFigures {
-    pub tenant: TenantId,
-    pub running: u32,
-    pub waiting: u32,
-    pub prompt_tokens: u64,
-    pub cached_prompt_tokens: u64,
-    /// Prompt tokens computed for the first time: what fairness charges.
-    pub computed_prompt_tokens: u64,
-    pub generation_tokens: u64,
-    pub cache: TenantStats,
-    /// Memory held, and for how long. Until something changes, [`Holdings::at`] brings it up to any later time.
-    pub kv: Holdings,
-}
-
 /// Everything at the end of the last step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EngineStats {
@@ -204,13 +188,22 @@ pub struct EngineStats {
     pub busy_since: Micros,
     /// Set when the executor can no longer be trusted; nothing is accepted any more.
     pub unhealthy: Option<std::sync::Arc<str>>,
-    /// Ascending by tenant. Refreshed less often than the rest while the engine is busy.
-    pub tenants: std::sync::Arc<Vec<TenantFigures>>,
+    /// Memory held, and for how long, by tenants that the cache has not forgotten, ascending. Until something changes,
+    /// [`Holdings::at`] brings it up to any later time. Refreshed less often than the rest while the engine is busy.
+    pub tenants: std::sync::Arc<Vec<(TenantId, Holdings)>>,
+    /// What tenants held until the cache forgot them, together; one by one, see [`crate::EngineHandle::holdings`].
+    pub retired: Holdings,
 }
 
 impl EngineStats {
     /// Share of the fullest pool held by sequences, 0..=1.
     pub fn kv_usage(&self) -> f64 {
         self.cache.usage()
+    }
+
+    /// Of one tenant, since the cache forgot it last.
+    pub(crate) fn holdings(&self, tenant: TenantId) -> Holdings {
+        let at = self.tenants.binary_search_by_key(&tenant, |(tenant, _)| *tenant);
+        at.map(|at| self.tenants[at].1).unwrap_or_default()
     }
 }

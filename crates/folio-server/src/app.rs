@@ -8,7 +8,7 @@ use folio_engine::{
     CacheCommand, CacheReply, CancelFlag, EngineHandle, EngineStats, EventSink, Micros, Pooling, Request,
     RequestId,
 };
-use folio_kv::{Identity, Root};
+use folio_kv::{Holdings, Identity, Root, TenantId};
 use folio_text::{ChatTemplate, Tokenizer};
 use tokio::sync::{Notify, Semaphore};
 
@@ -35,6 +35,10 @@ pub trait Engine: Send + Sync + 'static {
     /// Asks something of the cache; the answer goes to `reply`, which is dropped if there will be none.
     fn command(&self, command: CacheCommand, reply: CacheReply) -> Result<(), Rejected>;
     fn stats(&self) -> Arc<EngineStats>;
+    /// Memory that a tenant holds and has held since the start.
+    fn holdings(&self, tenant: TenantId) -> Holdings;
+    /// Forgets what tenants held that are no more.
+    fn retain_tenants(&self, stays: &dyn Fn(TenantId) -> bool);
     fn health(&self, stall_us: u64) -> Health;
     fn now(&self) -> Micros;
     /// Most choices of one request.
@@ -55,6 +59,12 @@ impl Engine for EngineHandle {
     }
     fn stats(&self) -> Arc<EngineStats> {
         self.stats()
+    }
+    fn holdings(&self, tenant: TenantId) -> Holdings {
+        self.holdings(tenant)
+    }
+    fn retain_tenants(&self, stays: &dyn Fn(TenantId) -> bool) {
+        self.retain_tenants(stays);
     }
     fn health(&self, stall_us: u64) -> Health {
         self.health(stall_us)
@@ -262,6 +272,8 @@ impl State {
             self.meters.forget(&gone);
             self.cache_keys.forget(&gone);
         }
+        // Also of tenants that left before: what they had cached was evicted since.
+        self.app.engine.retain_tenants(&|tenant| self.tenants.is_known(tenant));
     }
 
     /// What the operator declared to be shared.

@@ -665,10 +665,9 @@ fn labelled(label: &'static str, list: &[(&str, u64)]) -> Samples {
 
 /// Of all tenants together: names stay out of this page unless they are asked for (`tenant_metrics`).
 fn byte_seconds(stats: &EngineStats, now: Micros) -> (f64, f64) {
-    let held = stats.tenants.iter().map(|figures| figures.kv.at(now.0));
-    let (active, cached) =
-        held.fold((0, 0), |(a, c), held| (a + held.active_byte_us, c + held.cached_byte_us));
-    (seconds_of(active), seconds_of(cached))
+    let mut held = stats.retired;
+    stats.tenants.iter().for_each(|(_, holdings)| held.carry(&holdings.at(now.0)));
+    (seconds_of(held.active_byte_us), seconds_of(held.cached_byte_us))
 }
 
 /// Labels of a cache group: none where there is only one, so that nobody's queries change.

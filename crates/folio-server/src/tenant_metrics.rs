@@ -104,14 +104,10 @@ impl TenantCollector {
 
     /// `of`: active and cached.
     fn memory(&self, of: impl Fn(folio_kv::Holdings) -> [f64; 2]) -> Samples {
-        let (stats, now) = (self.engine.stats(), self.engine.now());
-        let holdings = |id: &TenantId| {
-            let at = stats.tenants.binary_search_by_key(id, |figures| figures.tenant);
-            at.map(|at| stats.tenants[at].kv.at(now.0)).unwrap_or_default()
-        };
+        let now = self.engine.now();
         let mut samples = Vec::new();
         for Series { labels, ids } in &series(self.tenants.caches()) {
-            let held = ids.iter().map(|id| of(holdings(id)));
+            let held = ids.iter().map(|id| of(self.engine.holdings(*id).at(now.0)));
             let held = held.fold([0.0; 2], |sum, held| [sum[0] + held[0], sum[1] + held[1]]);
             for (state, value) in ["active", "cached"].into_iter().zip(held) {
                 let state = [("state", state.to_owned())];

@@ -320,6 +320,11 @@ impl Tenants {
         lock(&self.named).tenants.values().map(|tenant| (tenant.id, tenant.name.to_string())).collect()
     }
 
+    /// Whether a cache is anybody's: a tenant's that has not left, a group's or a prefix's.
+    pub fn is_known(&self, id: TenantId) -> bool {
+        id.0 < FIRST_NAMED || lock(&self.named).tenants.contains_key(&id)
+    }
+
     /// Every cache there is: what its owner is, its name, and its id.
     pub fn caches(&self) -> Vec<(&'static str, String, TenantId)> {
         let prefixes = self.prefixes.iter().map(|(tenant, name)| ("prefix", name.clone(), tenant.id));
@@ -560,6 +565,7 @@ mod tests {
         keys::revoke_all_but(&path, id_of_key);
         let left = tenants.leave();
         assert_eq!((left.len(), left.contains(&id)), (MANY - 2, false));
+        assert!(left.iter().all(|left| !tenants.is_known(*left)) && tenants.is_known(id));
         let mut names: Vec<String> = tenants.names().into_iter().map(|(_, name)| name).collect();
         names.sort();
         assert_eq!(names, ["key:1", "t7", "t99"], "given by a flag, at work, valid");

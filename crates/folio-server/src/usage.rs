@@ -17,7 +17,6 @@ use axum::Extension;
 use axum::body::Body;
 use axum::extract::State as Shared;
 use axum::http::Response;
-use folio_engine::stats::TenantFigures;
 use folio_kv::TenantId;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use serde_json::{Value, json};
@@ -382,11 +381,7 @@ pub(crate) async fn usage(
 
 /// Bytes now, and bytes times seconds since the start, of the cache that the tenant uses.
 fn memory(state: &State, cache: TenantId) -> Value {
-    let stats = state.app.engine.stats();
-    let at = stats.tenants.binary_search_by_key(&cache, |figures| figures.tenant);
-    let figures = at.map(|at| stats.tenants[at]).unwrap_or_default();
-    let TenantFigures { kv, .. } = figures;
-    let kv = kv.at(state.app.engine.now().0);
+    let kv = state.app.engine.holdings(cache).at(state.app.engine.now().0);
     json!({
         "active_bytes": kv.active_bytes,
         "cached_bytes": kv.cached_bytes,

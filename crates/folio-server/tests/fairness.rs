@@ -11,7 +11,7 @@ use folio_engine::{
     CacheCommand, CacheReply, CancelFlag, EngineHandle, EngineStats, Event, EventSink, Micros, Request,
     RequestId, SchedulerConfig,
 };
-use folio_kv::TenantId;
+use folio_kv::{Holdings, TenantId};
 use folio_server::{Declared, Engine, ServerConfig};
 use serde_json::{Value, json};
 
@@ -53,6 +53,12 @@ impl Engine for Watched {
     }
     fn stats(&self) -> Arc<EngineStats> {
         self.0.stats()
+    }
+    fn holdings(&self, tenant: TenantId) -> Holdings {
+        self.0.holdings(tenant)
+    }
+    fn retain_tenants(&self, stays: &dyn Fn(TenantId) -> bool) {
+        self.0.retain_tenants(stays);
     }
     fn health(&self, stall_us: u64) -> Health {
         self.0.health(stall_us)

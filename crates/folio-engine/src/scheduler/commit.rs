@@ -190,7 +190,6 @@ impl Scheduler {
         let (class, tenant, request) = (sequence.rank.class, sequence.tenant(), sequence.request.id);
         let prompt = computed.min(prompt_len).saturating_sub(charged);
         self.waiting.fair.charge(class, tenant, prompt, 0);
-        self.tenants.entry(tenant).or_default().computed_prompt_tokens += u64::from(prompt);
         self.counters.iteration_tokens += u64::from(rows);
         self.counters.recomputed_tokens += u64::from(recomputed);
         if let Some(Fresh { copy, .. }) = fresh {
@@ -315,12 +314,8 @@ impl Scheduler {
         let prompt_logprobs = std::mem::take(&mut group.scores);
         let prompt_len = group.prompt_len;
         let choices = (std::mem::take(&mut group.sampled), std::mem::take(&mut group.unborn));
-        let tenant = group.tenant;
         self.counters.prompt_tokens += u64::from(prompt_len);
         self.counters.cached_prompt_tokens += u64::from(cached_tokens);
-        let figures = self.tenants.entry(tenant).or_default();
-        figures.prompt_tokens += u64::from(prompt_len);
-        figures.cached_prompt_tokens += u64::from(cached_tokens);
         self.events.push((id, Event::Prompt { cached_tokens, prompt_logprobs, kept }));
         Some(choices)
     }
@@ -343,7 +338,7 @@ impl Scheduler {
         let sibling = self.sequences[leader].sibling(id, self.now);
         let (tenant, rank, request) = (sibling.tenant(), sibling.rank, sibling.request.id);
         let slot = self.sequences.insert(Box::new(sibling));
-        self.waiting.fair.begins(rank.class);
+        self.waiting.fair.begins(rank.class, tenant);
         self.waiting.insert(tenant, rank, slot, WaitingFor::Blocks);
         if let Some(group) = self.groups.get_mut(&request) {
             group.members.push(slot);
@@ -411,7 +406,6 @@ impl Scheduler {
         let token = Token { id: draw.token, logprobs: draw.logprobs.clone() };
         self.events.push((request, Event::Token { choice, token }));
         self.counters.generation_tokens += 1;
-        self.tenants.entry(tenant).or_default().generation_tokens += 1;
         let sequence = &self.sequences[slot];
         if let Some(reason) = self.end_of(sequence, draw.token, sequence.generated()) {
             let stop_token = (reason == FinishReason::Stop).then_some(draw.token);

@@ -38,6 +38,8 @@ use crate::config::SchedulerConfig;
 
 /// Virtual time of one prompt token at weight 1.
 const UNIT: u64 = 1 << 20;
+/// Tenants of a class there may be before anybody is forgotten.
+const ACCOUNTS_LEAST: usize = 64;
 
 #[derive(Clone, Copy, Debug)]
 struct Account {
@@ -46,6 +48,8 @@ struct Account {
     token: u64,
     /// Sequences in the waiting queue.
     waiting: u32,
+    /// Sequences waiting or running.
+    living: u32,
     /// Its own quota refused it last: it holds nobody back.
     capped: bool,
 }
@@ -53,10 +57,37 @@ struct Account {
 #[derive(Debug, Default)]
 struct Class {
     accounts: FxHashMap<TenantId, Account>,
+    /// Accounts at which those without a sequence are looked for again.
+    sweep_at: usize,
     /// Time of the tenant that waited last, for whoever comes when nobody waits.
     floor: u64,
     /// Sequences waiting or running; a class without any is forgotten, debts and all.
     living: u32,
+}
+
+impl Class {
+    /// The least time of those that wait, else of who waited last: where whoever begins to wait is lifted to. It never falls.
+    fn least(&self) -> u64 {
+        let waiting = self.accounts.values().filter(|account| account.waiting > 0);
+        waiting.map(|account| account.time).min().unwrap_or(self.floor)
+    }
+
+    /// Forgets tenants that have no sequence here, if they would be lifted when they came back. While nobody waits everybody is
+    /// lifted to the furthest of them, so that they can be. O(1) amortized: there must be twice as many accounts as were left.
+    fn sweep(&mut self) {
+        if self.accounts.len() < self.sweep_at.max(ACCOUNTS_LEAST) {
+            return;
+        }
+        let idle = |account: &Account| account.living == 0;
+        if self.accounts.values().all(|account| account.waiting == 0) {
+            let times = self.accounts.values().filter(|account| idle(account)).map(|account| account.time);
+            self.floor = times.max().unwrap_or(0).max(self.floor);
+        }
+        let least = self.least();
+        self.accounts.retain(|_, account| !idle(account) || account.time > least);
+        self.sweep_at = 2 * self.accounts.len();
+        self.accounts.shrink_to(self.sweep_at);
+    }
 }
 
 /// A tenant with something in the waiting queue.
@@ -91,16 +122,19 @@ impl Fairness {
     }
 
     /// A sequence exists from now on.
-    pub fn begins(&mut self, class: i32) {
+    pub fn begins(&mut self, class: i32, tenant: TenantId) {
+        self.account(class, tenant).living += 1;
         self.classes.entry(class).or_default().living += 1;
     }
 
     /// It exists no more, neither waiting nor running.
-    pub fn ends(&mut self, class: i32) {
+    pub fn ends(&mut self, class: i32, tenant: TenantId) {
+        self.account(class, tenant).living -= 1;
         let Some(counts) = self.classes.get_mut(&class) else { return };
         counts.living -= 1;
-        if counts.living == 0 {
-            self.classes.remove(&class);
+        match counts.living {
+            0 => drop(self.classes.remove(&class)),
+            _ => counts.sweep(),
         }
     }
 
@@ -111,6 +145,7 @@ impl Fairness {
             time: 0,
             token: UNIT / u64::from(weight.max(1)),
             waiting: 0,
+            living: 0,
             capped: false,
         })
     }
@@ -118,18 +153,11 @@ impl Fairness {
     /// A sequence enters the waiting queue.
     pub fn waits(&mut self, class: i32, tenant: TenantId) {
         if self.account(class, tenant).waiting == 0 {
-            let least = self.least(class);
+            let least = self.classes.get(&class).map_or(0, Class::least);
             let account = self.account(class, tenant);
             account.time = account.time.max(least);
         }
         self.account(class, tenant).waiting += 1;
-    }
-
-    /// The least time of those that wait, else of who waited last.
-    fn least(&self, class: i32) -> u64 {
-        let Some(class) = self.classes.get(&class) else { return 0 };
-        let waiting = class.accounts.values().filter(|account| account.waiting > 0);
-        waiting.map(|account| account.time).min().unwrap_or(class.floor)
     }
 
     /// A sequence leaves the waiting queue, to run or for good.
@@ -225,7 +253,7 @@ mod tests {
     fn service_counts_by_weight_and_the_one_behind_comes_first() {
         let mut fairness = fairness();
         for tenant in [1, 2] {
-            fairness.begins(0);
+            fairness.begins(0, TenantId(tenant));
             fairness.waits(0, TenantId(tenant));
         }
         fairness.charge(0, TenantId(1), 10, 5);
@@ -240,8 +268,7 @@ mod tests {
     #[test]
     fn idle_time_is_not_saved_up() {
         let mut fairness = fairness();
-        fairness.begins(0);
-        fairness.begins(0);
+        fairness.begins(0, TenantId(1));
         fairness.waits(0, TenantId(1));
         fairness.charge(0, TenantId(1), 500, 0);
         fairness.waits(0, TenantId(3));
@@ -258,16 +285,95 @@ mod tests {
     #[test]
     fn classes_are_apart_and_end_with_their_last_sequence() {
         let mut fairness = fairness();
-        fairness.begins(0);
-        fairness.begins(-1);
+        fairness.begins(0, TenantId(1));
+        fairness.begins(-1, TenantId(2));
         fairness.waits(0, TenantId(1));
         fairness.waits(-1, TenantId(2));
         fairness.charge(0, TenantId(1), 10, 0);
         assert_eq!(order(&fairness), [2, 1], "better class first");
         assert_eq!(fairness.time(-1, TenantId(1)), 0);
         fairness.leaves(0, TenantId(1));
-        fairness.ends(0);
+        fairness.ends(0, TenantId(1));
         assert_eq!(fairness.time(0, TenantId(1)), 0, "a class without sequences is forgotten");
         assert_eq!(fairness.counted(), (1, 1));
+    }
+
+    /// Serves one sequence from its turn to its end. The time it ends with.
+    fn serve(fairness: &mut Fairness, tenant: TenantId, tokens: u32) -> u64 {
+        fairness.leaves(0, tenant);
+        fairness.charge(0, tenant, tokens, 0);
+        let time = fairness.time(0, tenant);
+        fairness.ends(0, tenant);
+        time
+    }
+
+    fn comes(fairness: &mut Fairness, tenant: TenantId) {
+        fairness.begins(0, tenant);
+        fairness.waits(0, tenant);
+    }
+
+    #[test]
+    fn a_hundred_thousand_tenants_that_come_once_are_forgotten() {
+        const STAYS: TenantId = TenantId(0);
+        for backlogged in [false, true] {
+            let mut fairness = fairness();
+            comes(&mut fairness, STAYS);
+            if !backlogged {
+                fairness.leaves(0, STAYS);
+            }
+            let (mut heads, mut most, mut served) = (Vec::new(), 0, 0);
+            for visit in 1..=100_000u32 {
+                comes(&mut fairness, TenantId(visit));
+                let mut first = STAYS;
+                while first != TenantId(visit) {
+                    fairness.heads(&mut heads);
+                    first = heads[0].tenant;
+                    if first == STAYS {
+                        comes(&mut fairness, STAYS);
+                        served += 1;
+                    }
+                    serve(&mut fairness, first, 1 + visit % 7);
+                }
+                most = most.max(fairness.classes[&0].accounts.capacity());
+            }
+            assert!(most <= 8 * ACCOUNTS_LEAST, "{most} accounts, {backlogged}");
+            assert_eq!(served > 0, backlogged);
+        }
+    }
+
+    /// Whoever leaves and comes back, forgotten or not, goes on where it was or further on.
+    #[test]
+    fn coming_back_brings_no_advantage() {
+        let mut fairness = fairness();
+        let (mut left_at, mut heads) = (FxHashMap::default(), Vec::new());
+        let (mut running, mut forgotten, mut state) = (Vec::new(), 0, 1u64);
+        for _ in 0..50_000 {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let draw = (state >> 33) as u32;
+            let tenant = TenantId(draw % 2000);
+            fairness.heads(&mut heads);
+            let lives = running.contains(&tenant) || heads.iter().any(|head| head.tenant == tenant);
+            match draw >> 16 & 3 {
+                0 if running.len() > 1 => {
+                    let tenant = running.swap_remove(draw as usize % running.len());
+                    fairness.charge(0, tenant, draw % 100, 0);
+                    left_at.insert(tenant, fairness.time(0, tenant));
+                    fairness.ends(0, tenant);
+                }
+                1 | 2 if !lives && heads.len() + running.len() < 20 => {
+                    let before = left_at.remove(&tenant).unwrap_or(0);
+                    forgotten += u32::from(fairness.time(0, tenant) < before);
+                    comes(&mut fairness, tenant);
+                    assert!(fairness.time(0, tenant) >= before, "{tenant:?} saved {before}");
+                }
+                _ => {
+                    for head in heads.iter().take(draw as usize % 3) {
+                        fairness.leaves(0, head.tenant);
+                        running.push(head.tenant);
+                    }
+                }
+            }
+        }
+        assert!(forgotten > 1000, "{forgotten} came back after they were forgotten");
     }
 }

@@ -71,16 +71,12 @@ impl Scheduler {
             scores: Vec::new(),
             seed: request.sampling.seed,
         };
-        let (id, owner) = (request.id, request.root.tenant);
+        let id = request.id;
         let sequence = first_sequence(request, rank, now, self.config.max_model_len);
         let slot = self.sequences.insert(Box::new(sequence));
         group.members.push(slot);
-        self.waiting.fair.begins(rank.class);
+        self.waiting.fair.begins(rank.class, group.tenant);
         self.waiting.insert(group.tenant, rank, slot, WaitingFor::Turn);
-        // Whose memory it is may be a group of tenants that share a cache.
-        for tenant in [group.tenant, owner] {
-            self.tenants.entry(tenant).or_default().tenant = tenant;
-        }
         if let Some(deadline) = group.deadline {
             self.deadlines.insert((deadline, id));
         }
@@ -194,7 +190,7 @@ impl Scheduler {
             self.waiting.remove(sequence.tenant(), sequence.rank, slot, reason);
         }
         self.forget_copy(cache, slot, copy);
-        self.waiting.fair.ends(sequence.rank.class);
+        self.waiting.fair.ends(sequence.rank.class, sequence.tenant());
         let id = sequence.request.id;
         let Some(group) = self.groups.get_mut(&id) else { return };
         group.members.retain(|member| *member != slot);

@@ -78,7 +78,7 @@ use crate::mailbox::CancelRequest;
 use crate::plan::{SequenceId, StepPlan};
 use crate::request::{Event, Micros, Request, RequestId};
 use crate::sequence::{Rank, Sequences, Slot};
-use crate::stats::{Counters, TenantFigures};
+use crate::stats::Counters;
 use build::Flight;
 use costs::Costs;
 use group::Group;
@@ -115,7 +115,6 @@ pub struct Scheduler {
     spare: Vec<Flight>,
     events: Vec<(RequestId, Event)>,
     counters: Counters,
-    tenants: FxHashMap<folio_kv::TenantId, TenantFigures>,
     queued: crate::mailbox::Queued,
     next_sequence: u64,
     next_arrival: u64,
@@ -150,7 +149,6 @@ impl Scheduler {
             spare: Vec::new(),
             events: Vec::new(),
             counters: Counters::default(),
-            tenants: FxHashMap::default(),
             queued: Default::default(),
             next_sequence: 0,
             next_arrival: 0,

@@ -14,7 +14,7 @@ use folio_engine::{
     CacheCommand, CacheReply, CancelFlag, EngineHandle, EngineParts, EngineStats, Event, EventSink,
     FinishReason, Micros, ModelExecutor, Pooling, Request, RequestId, SchedulerConfig, SystemClock,
 };
-use folio_kv::{CacheConfig, KvCache, default_policy};
+use folio_kv::{CacheConfig, Holdings, KvCache, TenantId, default_policy};
 use folio_server::{App, Engine, ModelFacts, SamplingDefaults, Server, ServerConfig};
 use folio_sim::SimBackend;
 use folio_text::{ChatTemplate, TemplateSources, Tokenizer};
@@ -273,6 +273,12 @@ impl Engine for FakeEngine {
     fn stats(&self) -> Arc<EngineStats> {
         Arc::new(EngineStats { running: self.live() as u32, ..Default::default() })
     }
+
+    fn holdings(&self, _tenant: TenantId) -> Holdings {
+        Holdings::default()
+    }
+
+    fn retain_tenants(&self, _stays: &dyn Fn(TenantId) -> bool) {}
 
     fn health(&self, _stall_us: u64) -> Health {
         self.plan.lock().unwrap().health.clone().unwrap_or(Health::Ok)
