@@ -168,6 +168,35 @@ fn who_waits_for_a_mask_may_lose_its_blocks_and_goes_on_waiting() {
     assert_eq!(machine.scheduler.suspended(), 0);
 }
 
+/// Back from its copy in host memory, its only row late, and preempted again: nothing was computed, so nothing is published.
+#[test]
+fn a_late_row_right_after_a_return_leaves_everything_as_it_came() {
+    for windows in [vec![], vec![(40, 20), (64, 100)]] {
+        let mut machine = Machine::with_windows(config(), 64, 16, &windows).with_swap(64, 0.0);
+        let (slow, open) = gated(1, &text(1, 100), 40, true);
+        let other = request(2, &text(2, 50), 100);
+        [&slow, &other].into_iter().for_each(|request| machine.submit(request.clone()));
+        (0..12).for_each(|_| drop(machine.step().clone()));
+        machine.scheduler.preempt_all(&mut machine.cache);
+        machine.cache.clear(None);
+        open.store(false, Ordering::SeqCst);
+        while machine.scheduler.counters().late_rows == 0 {
+            machine.step();
+        }
+        assert_eq!(rows(&machine, 1).expect("its row").1, 1);
+        machine.scheduler.preempt_all(&mut machine.cache);
+        machine.scheduler.check(&machine.cache).expect("nothing is half published");
+        machine.step();
+        open.store(true, Ordering::SeqCst);
+        machine.run();
+        machine.assert_as_alone(&slow);
+        machine.assert_as_alone(&other);
+        let counters = machine.scheduler.counters();
+        assert!(counters.preemptions_swapped >= 2 && counters.swapped_in_bytes > 0, "{counters:?}");
+        assert_eq!(machine.cache.stats().swapped_bytes, 0);
+    }
+}
+
 #[test]
 fn a_mask_that_never_comes_ends_its_request_by_name() {
     let mut machine = Machine::new(config(), 100, 4);
