@@ -10,6 +10,7 @@ use folio_model::check::{self, BatchCheck, Loaded, PoolSize, ProgramCheck, Writt
 use folio_model::program::{MatrixId, Op, Program, VectorId};
 use folio_model::quant::Encoding;
 
+use crate::NUMERICS;
 use crate::attend::Window;
 use crate::attention::{AttentionPlan, Shape};
 use crate::error::CpuError;
@@ -188,6 +189,10 @@ fn device(error: CpuError) -> BackendError {
 impl Backend for CpuBackend {
     fn name(&self) -> String {
         format!("cpu/{}", self.isa.name())
+    }
+
+    fn numerics(&self) -> String {
+        format!("cpu kernels {NUMERICS}")
     }
 
     fn load_matrix(&mut self, name: &str, parts: &[TensorView<'_>]) -> Result<MatrixId, BackendError> {

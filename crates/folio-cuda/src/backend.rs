@@ -16,6 +16,7 @@ use folio_model::program::{MatrixId, Op, Program, VectorId};
 use folio_model::quant::Encoding;
 use folio_model::sampling::{Outcome, SampleRow};
 
+use crate::NUMERICS;
 use crate::attention;
 use crate::driver::{DevicePtr, Driver, DriverError, HostId, floats};
 use crate::graphs::{Bucket, Graphs};
@@ -37,6 +38,8 @@ const GRAPH_ROWS: u32 = 256;
 /// The decoder on a device.
 pub struct CudaBackend {
     driver: Box<dyn Driver>,
+    /// The name of the library of products, if one was opened.
+    library: String,
     matrices: Vec<DeviceMatrix>,
     vectors: Vec<Vector>,
     model: Option<Model>,
@@ -87,8 +90,10 @@ impl CudaBackend {
         for module in &modules {
             driver.load(module)?;
         }
+        let library = driver.gemm().map_or(String::new(), |gemm| gemm.name());
         Ok(Self {
             driver,
+            library,
             matrices: Vec::new(),
             vectors: Vec::new(),
             model: None,
@@ -135,7 +140,7 @@ impl CudaBackend {
 
     /// Matrices that a library multiplies.
     pub fn given_to_a_library(&self) -> usize {
-        self.matrices.iter().filter(|matrix| matrix.is_given_to_a_library()).count()
+        self.matrices.iter().filter(|matrix| matrix.algorithm_of_a_library().is_some()).count()
     }
 
     /// What the device is.
@@ -352,6 +357,18 @@ impl Loaded for CudaBackend {
 impl Backend for CudaBackend {
     fn name(&self) -> String {
         format!("cuda/sm_{}", self.driver.info().arch)
+    }
+
+    /// With the architecture, whose matrix instructions round in ways of their own, and for each matrix that a library multiplies the
+    /// library's version and algorithm.
+    fn numerics(&self) -> String {
+        let mut text = format!("cuda kernels {NUMERICS} on sm_{}", self.driver.info().arch);
+        for (index, matrix) in self.matrices.iter().enumerate() {
+            if let Some(algorithm) = matrix.algorithm_of_a_library() {
+                text += &format!(", matrix {index} by {} {:x?}", self.library, algorithm.0);
+            }
+        }
+        text
     }
 
     fn load_matrix(&mut self, name: &str, parts: &[TensorView<'_>]) -> Result<MatrixId, BackendError> {

@@ -243,6 +243,11 @@ pub trait Backend: Send {
     /// Short name for logs and metrics: "cpu/avx2", "cpu/scalar".
     fn name(&self) -> String;
 
+    /// What decides the bits of cached K and V here, given the program and the weights: the backend, the version of its kernels'
+    /// arithmetic, and every choice that was made between products that differ in bits. Never what changes none: an instruction set,
+    /// threads, the size of a pool, graphs. Asked after [`Backend::load_program`].
+    fn numerics(&self) -> String;
+
     /// Packs a matrix `[sum of part rows, cols]`: the parts are stacked along rows (fused qkv, fused gate-up). All parts have
     /// the same number of columns and, where one of them is plain, the same encoding: only block formats mix, as they do in
     /// GGUF files (a backend may refuse to mix floats and integers). All have the same [`TensorView::order`]. `name` is for

@@ -11,6 +11,10 @@ use crate::kv_format::KvFormats;
 use crate::program::{AttentionSpec, Buf, ExpertsSpec, Head, MatrixId, Op, Program, RopeId, VectorId};
 use crate::quant::Encoding;
 
+/// Of what this crate decides of the bits of K and V: rotary frequencies, decoded weights, the order of operations. Raised whenever
+/// the same checkpoint would give others.
+pub const NUMERICS: u32 = 1;
+
 /// One tensor of the checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {

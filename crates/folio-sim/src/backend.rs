@@ -206,6 +206,10 @@ impl Backend for SimBackend {
         "sim".into()
     }
 
+    fn numerics(&self) -> String {
+        self.name()
+    }
+
     fn load_matrix(&mut self, _name: &str, _parts: &[TensorView<'_>]) -> Result<MatrixId, BackendError> {
         Ok(MatrixId(0))
     }

@@ -219,6 +219,11 @@ impl Backend for ReferenceBackend {
         "reference".to_owned()
     }
 
+    /// Of no use beyond this process: its sums may change at any time.
+    fn numerics(&self) -> String {
+        self.name()
+    }
+
     fn load_matrix(&mut self, name: &str, parts: &[TensorView<'_>]) -> Result<MatrixId> {
         let (rows, cols) = checks::matrix_shape(name, parts)?;
         let data = parts.iter().flat_map(|part| in_order(part, decode(part))).collect();
