@@ -21,7 +21,7 @@ use std::collections::VecDeque;
 use folio_model::backend::{self, Backend, Batch, BlockCopy, CHOSEN, Span, SwapTimes};
 use folio_model::sampling::Outcome;
 
-use crate::on_device::{OnDevice, sampled};
+use crate::on_device::{ask, rows, sampled};
 use crate::plan::{
     self, Executor, ExecutorError, SamplePlan, Sampled, SequencePlan, StepOutput, StepPlan, Want,
 };
@@ -37,6 +37,8 @@ pub struct ModelExecutor {
     batch: Batch,
     /// What the rows of logits, and the hidden rows, of `batch` are for, in the order of the plan.
     served: Vec<Served>,
+    /// What a backend that samples is asked, as [`ask`] finds it.
+    asked: Vec<[u32; 2]>,
     /// Of the hidden states of a sequence's rows so far, where a flush came in between them.
     sum: Option<Vec<f64>>,
     outcomes: Vec<Outcome>,
@@ -79,6 +81,7 @@ impl ModelExecutor {
             max_logit_rows: max_logit_rows.max(1),
             batch: Batch { blocks: Vec::with_capacity(TABLE_ENTRIES), ..Batch::default() },
             served: Vec::new(),
+            asked: Vec::new(),
             sum: None,
             outcomes: Vec::new(),
             output: StepOutput::default(),
@@ -173,11 +176,17 @@ impl ModelExecutor {
         let Some(most) = self.backend.samples().filter(|_| self.batch.hidden_rows.is_empty()) else {
             return Ok(None);
         };
-        let Some(wanted) = OnDevice::of(plan, &self.served, most) else { return Ok(None) };
-        let rows = wanted.rows();
-        let begun = self.backend.begin_and_sample(&self.batch, &rows);
-        begun.map_err(|error| ExecutorError { step: plan.step, reason: error.to_string() })?;
-        Ok(Some(rows.len()))
+        if !ask(plan, &self.served, most, &mut self.asked) {
+            return Ok(None);
+        }
+        self.begin_asked(plan)?;
+        Ok(Some(self.asked.len()))
+    }
+
+    /// Begins the batch on a backend that samples.
+    fn begin_asked(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
+        let begun = self.backend.begin_and_sample(&self.batch, &mut rows(plan, &self.asked));
+        begun.map_err(|error| ExecutorError { step: plan.step, reason: error.to_string() })
     }
 
     /// Gets the answers of all steps under way, so that another can be computed here and now.
@@ -270,13 +279,9 @@ impl ModelExecutor {
     /// Computes the batch and answers what it serves.
     fn flush(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
         let answered = self.output.samples.len();
-        let on_device = match self.backend.samples() {
-            Some(most) => OnDevice::of(plan, &self.served, most),
-            None => None,
-        };
-        match on_device {
-            Some(wanted) => self.sample_on_device(plan, &wanted)?,
-            None => self.sample_here(plan)?,
+        match self.backend.samples() {
+            Some(most) if ask(plan, &self.served, most, &mut self.asked) => self.sample_on_device(plan)?,
+            _ => self.sample_here(plan)?,
         }
         if !self.batch.hidden_rows.is_empty() {
             self.answer_hidden(plan, answered);
@@ -287,11 +292,9 @@ impl ModelExecutor {
     }
 
     /// The backend computes the batch and chooses.
-    fn sample_on_device(&mut self, plan: &StepPlan, wanted: &OnDevice<'_>) -> Result<(), ExecutorError> {
-        let rows = wanted.rows();
-        let begun = self.backend.begin_and_sample(&self.batch, &rows);
-        begun.map_err(|error| ExecutorError { step: plan.step, reason: error.to_string() })?;
-        self.await_outcomes(plan.step, rows.len())?;
+    fn sample_on_device(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
+        self.begin_asked(plan)?;
+        self.await_outcomes(plan.step, self.asked.len())?;
         let mut outcomes = self.outcomes.drain(..);
         for served in &self.served {
             match served.hidden {

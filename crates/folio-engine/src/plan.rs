@@ -102,17 +102,10 @@ const HISTORY_RESERVE: u32 = 2048;
 /// What the penalties need to know of a sequence: which tokens occurred and how often, in order of first appearance.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenHistory {
-    entries: Vec<TokenCount>,
+    /// Tokens, and how often each was generated.
+    entries: Vec<(u32, u32)>,
     /// Where a token's entry is.
     index: FxHashMap<u32, u32>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TokenCount {
-    pub token: u32,
-    /// Occurrences among the generated tokens.
-    pub generated: u32,
-    pub in_prompt: bool,
 }
 
 impl TokenHistory {
@@ -120,7 +113,7 @@ impl TokenHistory {
     pub fn of_prompt(prompt: &[u32], more: u32) -> Self {
         let mut history = Self::default();
         for token in prompt {
-            history.entry(*token).in_prompt = true;
+            history.entry(*token);
         }
         let more = more.min(HISTORY_RESERVE) as usize;
         history.entries.reserve(more);
@@ -130,20 +123,20 @@ impl TokenHistory {
 
     /// Counts one generated token. O(1).
     pub fn push(&mut self, token: u32) {
-        self.entry(token).generated += 1;
+        *self.entry(token) += 1;
     }
 
-    fn entry(&mut self, token: u32) -> &mut TokenCount {
+    fn entry(&mut self, token: u32) -> &mut u32 {
         let next = self.entries.len() as u32;
         let at = *self.index.entry(token).or_insert(next);
         if at == next {
-            self.entries.push(TokenCount { token, generated: 0, in_prompt: false });
+            self.entries.push((token, 0));
         }
-        &mut self.entries[at as usize]
+        &mut self.entries[at as usize].1
     }
 
-    /// One per distinct token.
-    pub fn entries(&self) -> &[TokenCount] {
+    /// Every distinct token and how often it was generated.
+    pub fn entries(&self) -> &[(u32, u32)] {
         &self.entries
     }
 }

@@ -297,7 +297,11 @@ pub trait Backend: Send {
     /// [`Backend::finish_sampled`]. Has taken what it needs of its arguments when it returns; after an error nothing was begun. At most
     /// two steps are begun and not finished, and with one of those nothing else is asked but the second. Asked only of a backend that
     /// [`Backend::samples`].
-    fn begin_and_sample(&mut self, _batch: &Batch, _rows: &[SampleRow<'_>]) -> Result<(), BackendError> {
+    fn begin_and_sample(
+        &mut self,
+        _batch: &Batch,
+        _rows: &mut dyn ExactSizeIterator<Item = SampleRow<'_>>,
+    ) -> Result<(), BackendError> {
         Err(BackendError::Device(format!("{} does not sample", self.name())))
     }
 

@@ -267,7 +267,11 @@ impl Backend for SimBackend {
         self.chooser.as_ref().map(|_| ALTERNATIVES)
     }
 
-    fn begin_and_sample(&mut self, batch: &Batch, rows: &[SampleRow<'_>]) -> Result<(), BackendError> {
+    fn begin_and_sample(
+        &mut self,
+        batch: &Batch,
+        rows: &mut dyn ExactSizeIterator<Item = SampleRow<'_>>,
+    ) -> Result<(), BackendError> {
         self.check(batch)?;
         self.time(batch);
         self.chooser()?.begin(batch, rows)
