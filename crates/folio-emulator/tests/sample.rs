@@ -158,7 +158,7 @@ fn wanted(seed: u32, vocab: usize) -> Wanted {
         logprobs: [None, None, Some(0), Some(1), Some(20), Some(256)][pick(15, 6)],
         ..SamplingParams::greedy(1)
     };
-    let seen = history.entries().iter().map(|entry| (entry.token, entry.generated));
+    let seen = history.entries().iter().copied();
     Wanted {
         seen: if penalized { seen.collect() } else { Vec::new() },
         known: (pick(16, 8) == 0).then(|| token(17)),

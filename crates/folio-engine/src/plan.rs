@@ -54,9 +54,24 @@ pub struct SequencePlan {
     /// One table per cache group, group 0 first, all of one length. They cover `first_position + tokens.len()` positions; in a
     /// window group `HOLE` stands where a block behind the window was given back.
     pub block_tables: Vec<Vec<u32>>,
+    /// Where its tables are kept by whoever keeps tables: sequences that run at the same time differ in it, and it is below the most
+    /// that ever did.
+    pub table_slot: u32,
+    /// The step that was planned with it before this one, 0 for none, and how its tables differ from those: one entry per group.
+    pub since: u64,
+    pub changes: Vec<TableChange>,
     /// Which rows want something from their logits, ascending by row. A row may occur several times: the choices of one
     /// request are all drawn from the last row of its prompt.
     pub samples: Vec<SamplePlan>,
+}
+
+/// Entries of a block table that are not those of an earlier plan: all from `from` on, and before it `holes` new holes from
+/// `first_hole` on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TableChange {
+    pub from: u32,
+    pub first_hole: u32,
+    pub holes: u32,
 }
 
 /// What is wanted of the logits of one row.

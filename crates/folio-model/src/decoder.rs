@@ -285,11 +285,12 @@ pub fn kv_layout(
     let formats = formats.of_layers(config.head_dim, &windowed)?;
     let group = |(index, kind): (usize, GroupKind)| KvGroup {
         kind,
+        block_tokens,
         kv_heads: config.kv_heads,
         head_dim: config.head_dim,
         formats: (0..config.layers).filter(|layer| group_of[*layer] == index).map(|l| formats[l]).collect(),
     };
-    Ok(KvLayout { groups: kinds.into_iter().enumerate().map(group).collect(), block_tokens })
+    Ok(KvLayout { groups: kinds.into_iter().enumerate().map(group).collect() })
 }
 
 /// A number of the type that most weights have, as which a model keeps it. Quantized models keep it as f32.

@@ -33,6 +33,13 @@ impl Scheduler {
         for (_, slot) in &self.running {
             self.check_running(cache, *slot)?;
         }
+        let used = self.running.iter().filter_map(|(_, slot)| self.sequences[*slot].running());
+        let mut slots: Vec<u32> =
+            used.map(|running| running.table_slot).chain(self.table_slots.iter().copied()).collect();
+        slots.sort_unstable();
+        if !slots.iter().copied().eq(0..slots.len() as u32) {
+            return Err(format!("slots of block tables are shared or lost: {slots:?}"));
+        }
         let mut counts = self.waiting.counts();
         for slot in self.waiting.iter() {
             let Some(waiting) = self.sequences[slot].waiting() else {

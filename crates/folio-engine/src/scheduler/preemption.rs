@@ -185,7 +185,7 @@ impl Scheduler {
         }
         let state = State::Waiting(Waiting::new(WaitingFor::Blocks, self.now));
         let State::Running(running) = std::mem::replace(&mut sequence.state, state) else { return None };
-        let Running { table, fresh, granted, reserved, mut announced, preempted, .. } = running;
+        let Running { table, fresh, granted, reserved, mut announced, preempted, table_slot, .. } = running;
         match fresh {
             Some(_) => cache.abandon(table, &sequence.tokens),
             None => cache.release(table, &sequence.tokens),
@@ -196,6 +196,7 @@ impl Scheduler {
         self.preempting -= u32::from(preempted);
         self.step.granted -= granted;
         self.stop_running(slot);
+        self.table_slots.push(table_slot);
         self.step.forget(slot);
         fresh
     }
