@@ -184,14 +184,13 @@ impl Bench {
                 first_row: batch.tokens.len() as u32,
                 rows: rows as u32,
                 first_position: position as u32,
-                blocks_start: batch.blocks.len() as u32,
-                blocks_len: length as u32,
+                slot: s as u32,
             });
             for _ in 0..rows {
                 let token = self.next() as u32 % VOCAB as u32;
                 batch.tokens.push(token);
             }
-            batch.blocks.extend((0..length).map(|i| (s * per_sequence + i) as u32));
+            batch.edit_table(s as u32, 0, 0, (0..length).map(|i| (s * per_sequence + i) as u32));
             batch.logit_rows.push(batch.tokens.len() as u32 - 1);
         }
         let start = Instant::now();

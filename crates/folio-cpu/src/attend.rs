@@ -21,6 +21,7 @@ mod integers;
 use std::ops::Range;
 
 use folio_model::backend::{HOLE, KvFormat};
+use folio_model::tables::BlockTables;
 
 use crate::attention::Shape;
 use crate::kv::{GROUP, KvCache, rotate};
@@ -64,8 +65,8 @@ pub(crate) struct Tile {
     pub(crate) first_row: usize,
     pub(crate) tokens: usize,
     pub(crate) first_position: usize,
-    pub(crate) blocks_start: usize,
-    pub(crate) blocks_len: usize,
+    /// Of the sequence's block tables.
+    pub(crate) slot: u32,
     pub(crate) kv_head: usize,
 }
 
@@ -79,7 +80,7 @@ pub(crate) struct Partial {
 
 /// One attention operation, as every worker sees it.
 ///
-/// Contract: `qkv` and `out` have a row for every row of the plan's tiles; `blocks` hold the tables that tiles name, with
+/// Contract: `qkv` and `out` have a row for every row of the plan's tiles; `tables` hold those that tiles name, with
 /// every block in range and every position of a tile covered; K and V of those positions are written and nobody writes
 /// them, or `qkv`, now.
 #[derive(Clone, Copy)]
@@ -95,7 +96,7 @@ pub(crate) struct Attend<'a> {
     /// The cache group: which of a sequence's block tables is meant.
     pub(crate) group: usize,
     pub(crate) layer: u32,
-    pub(crate) blocks: &'a [u32],
+    pub(crate) tables: &'a BlockTables,
     /// Queries first.
     pub(crate) qkv: Rows,
     pub(crate) out: Rows,
@@ -345,9 +346,8 @@ impl<'a> Walk<'a> {
     /// From `position` on, which is a multiple of [`GROUP`].
     fn new(attend: &Attend<'a>, tile: &Tile, position: usize) -> Self {
         let (cache, layer) = (attend.cache, attend.layer);
-        let tokens = cache.block_tokens;
-        let start = tile.blocks_start + attend.group * tile.blocks_len;
-        let table = &attend.blocks[start..start + tile.blocks_len];
+        let tokens = cache.group.block_tokens;
+        let table = attend.tables.table(tile.slot, attend.group);
         Self {
             table,
             instead: table[tile.first_position / tokens],

@@ -145,8 +145,7 @@ impl AttentionPlan {
                     first_row: span.first_row as usize + first,
                     tokens,
                     first_position: span.first_position as usize + first,
-                    blocks_start: span.blocks_start as usize,
-                    blocks_len: span.blocks_len as usize,
+                    slot: span.slot,
                     kv_head,
                 };
                 self.plan_tile(tile, shape, pieces);

@@ -9,7 +9,9 @@ use folio_model::backend::{Backend, BackendError, Batch, KvLayout, SwapTimes, Te
 use folio_model::check::{self, BatchCheck, Loaded, PoolSize, ProgramCheck, Written};
 use folio_model::program::{MatrixId, Op, Program, VectorId};
 use folio_model::quant::Encoding;
+use folio_model::tables::BlockTables;
 
+use crate::NUMERICS;
 use crate::attend::Window;
 use crate::attention::{AttentionPlan, Shape};
 use crate::error::CpuError;
@@ -57,6 +59,7 @@ pub struct CpuBackend {
     /// One per cache group.
     caches: Vec<KvCache>,
     pools: Vec<PoolSize>,
+    tables: BlockTables,
     written: Written,
     /// What the last step spent on swaps, out and in.
     swap_nanos: [AtomicU64; 2],
@@ -93,6 +96,7 @@ impl CpuBackend {
             model: None,
             caches: Vec::new(),
             pools: Vec::new(),
+            tables: BlockTables::default(),
             written: Written::default(),
             swap_nanos: Default::default(),
         })
@@ -190,6 +194,10 @@ impl Backend for CpuBackend {
         format!("cpu/{}", self.isa.name())
     }
 
+    fn numerics(&self) -> String {
+        format!("cpu kernels {NUMERICS}")
+    }
+
     fn load_matrix(&mut self, name: &str, parts: &[TensorView<'_>]) -> Result<MatrixId, BackendError> {
         check::parts(name, parts, 2, stack)?;
         let with = self.quantize.map(|to| QuantizeWith { to, isa: self.isa });
@@ -265,9 +273,10 @@ impl Backend for CpuBackend {
         check::layout(layout, blocks, &model.program)?;
         self.caches.clear(); // gives the old memory back first
         for (group, &blocks) in layout.groups.iter().zip(blocks) {
-            self.caches.push(KvCache::new(group.clone(), layout.block_tokens, blocks).map_err(device)?);
+            self.caches.push(KvCache::new(group.clone(), blocks).map_err(device)?);
         }
-        self.pools = blocks.iter().map(|&blocks| PoolSize { blocks, slots: 0 }).collect();
+        self.pools = PoolSize::of(layout, blocks);
+        self.tables = BlockTables::new(&self.pools, model.shape.max_position);
         self.written = Written::new(blocks);
         Ok(())
     }
@@ -292,10 +301,9 @@ impl Backend for CpuBackend {
     }
 
     fn forward(&mut self, batch: &Batch) -> Result<&[f32], BackendError> {
-        let (Some(model), Some(first)) = (&mut self.model, self.caches.first()) else {
+        let Some(model) = self.model.as_mut().filter(|_| !self.caches.is_empty()) else {
             return Err(BackendError::Device("no program or no cache is loaded".into()));
         };
-        let block_tokens = first.block_tokens;
         BatchCheck {
             max_rows: model.max_rows,
             max_logit_rows: model.max_logit_rows,
@@ -303,11 +311,11 @@ impl Backend for CpuBackend {
             vocabulary: model.vocabulary,
             chosen: 0,
             pools: &self.pools,
-            block_tokens,
+            tables: &mut self.tables,
             written: &mut self.written,
         }
         .all(batch)?;
-        model.place(batch, block_tokens);
+        model.place(batch);
         model.plans.iter_mut().for_each(|plan| plan.plan(batch, &model.shape));
         for claims in &model.buffers.claims {
             claims.reset();
@@ -322,6 +330,7 @@ impl Backend for CpuBackend {
             buffers: &model.buffers,
             shape: model.shape,
             caches: &self.caches,
+            tables: &self.tables,
             plans: &model.plans,
             places: &model.places,
             batch,
@@ -397,20 +406,12 @@ impl CpuBackend {
 }
 
 impl Model {
-    /// Position of every row, and where its K and V are written.
-    fn place(&mut self, batch: &Batch, block_tokens: usize) {
+    /// Position of every row, and whose it is.
+    fn place(&mut self, batch: &Batch) {
         self.places.clear();
         for span in &batch.spans {
-            for i in 0..span.rows {
-                let position = span.first_position + i;
-                let index = position as usize / block_tokens;
-                self.places.push(RowPlace {
-                    position,
-                    entry: span.blocks_start + index as u32,
-                    stride: span.blocks_len,
-                    slot: position % block_tokens as u32,
-                });
-            }
+            let positions = span.first_position..span.first_position + span.rows;
+            self.places.extend(positions.map(|position| RowPlace { position, slot: span.slot }));
         }
     }
 }

@@ -42,7 +42,6 @@ pub(crate) enum Half {
 #[derive(Debug)]
 pub(crate) struct KvCache {
     pub(crate) group: KvGroup,
-    pub(crate) block_tokens: usize,
     pub(crate) blocks: usize,
     /// Where the pages of each layer begin inside a block, in bytes.
     layers: Vec<usize>,
@@ -62,17 +61,17 @@ pub(crate) enum Direction {
 
 impl KvCache {
     /// `blocks` zeroed blocks. The caller checked the layout: even `head_dim`, `block_tokens` a multiple of [`GROUP`].
-    pub(crate) fn new(group: KvGroup, block_tokens: usize, blocks: usize) -> Result<Self, CpuError> {
+    pub(crate) fn new(group: KvGroup, blocks: usize) -> Result<Self, CpuError> {
         let mut block_bytes = 0;
         let starts = group.formats.iter().map(|format| {
             let start = block_bytes;
-            block_bytes += 2 * group.kv_heads * block_tokens * format.bytes_per_head(group.head_dim);
+            block_bytes += 2 * group.kv_heads * group.block_tokens * format.bytes_per_head(group.head_dim);
             start
         });
         let layers = starts.collect();
         let memory = HugeBuffer::zeroed(block_bytes.saturating_mul(blocks))?;
         let swapped = HugeBuffer::zeroed(0)?;
-        Ok(Self { group, block_tokens, blocks, layers, block_bytes, memory, slots: 0, swapped })
+        Ok(Self { group, blocks, layers, block_bytes, memory, slots: 0, swapped })
     }
 
     /// Room for `slots` blocks beside the cache. Pages are taken when something is first swapped into them.
@@ -96,7 +95,7 @@ impl KvCache {
     /// Bytes of the K plane, and of the V plane, of a page of this layer.
     #[inline(always)]
     pub(crate) fn plane_bytes(&self, layer: u32) -> usize {
-        self.block_tokens * self.code_bytes(layer)
+        self.group.block_tokens * self.code_bytes(layer)
     }
 
     /// Start of the page: K, V [`Self::plane_bytes`] further, and as much further the scales.
@@ -105,7 +104,7 @@ impl KvCache {
         debug_assert!((block as usize) < self.blocks && head < self.group.kv_heads);
         let pages = block as usize * self.block_bytes + self.layers[layer as usize];
         let head_bytes = self.format(layer).bytes_per_head(self.group.head_dim);
-        self.memory.ptr().wrapping_add(pages + head * 2 * self.block_tokens * head_bytes)
+        self.memory.ptr().wrapping_add(pages + head * 2 * self.group.block_tokens * head_bytes)
     }
 
     /// Where the first unit of a token lies in a K plane, in bytes; the next one is [`GROUP`] units further.
@@ -128,7 +127,7 @@ impl KvCache {
         values: &[f32],
     ) {
         let (dim, format) = (self.group.head_dim, self.format(layer));
-        debug_assert!(values.len() == dim && token < self.block_tokens);
+        debug_assert!(values.len() == dim && token < self.group.block_tokens);
         let (page, plane) = (self.page(block, layer, head), self.plane_bytes(layer));
         // Where the token begins, and units from one to the next.
         let (to, stride) = match half {
@@ -164,7 +163,7 @@ impl KvCache {
                             write_keys(format, codes, to);
                         }
                         Half::Value => {
-                            scales.add(self.block_tokens).write_unaligned(scale);
+                            scales.add(self.group.block_tokens).write_unaligned(scale);
                             let pair =
                                 page.add(plane + token / 2 * 2 * self.code_bytes(layer)).add(token % 2);
                             write_values(format, codes, to, pair);
@@ -223,7 +222,7 @@ impl KvCache {
             }
             if format.is_scaled() {
                 copy(2 * plane, tokens * SCALE_BYTES);
-                copy(2 * plane + self.block_tokens * SCALE_BYTES, tokens * SCALE_BYTES);
+                copy(2 * plane + self.group.block_tokens * SCALE_BYTES, tokens * SCALE_BYTES);
             }
         }
     }

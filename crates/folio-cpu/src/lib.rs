@@ -38,3 +38,6 @@ pub use memory::give_back_freed;
 pub use pool::{Claims, MAX_THREADS, Pool, Worker};
 pub use quant::quantize::Quantize;
 pub use simd::Isa;
+
+/// Of the kernels' arithmetic: raised whenever they would give other bits of K and V for the same weights.
+pub const NUMERICS: u32 = 1;

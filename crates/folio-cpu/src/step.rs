@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use folio_model::backend::{Batch, BlockSwap};
 use folio_model::program::{AttentionSpec, Buf, MatrixId, Op, Program, VectorId};
+use folio_model::tables::BlockTables;
 
 use crate::ahead::Ahead;
 use crate::attend::{Attend, Window};
@@ -30,11 +31,7 @@ use crate::stages::{Product, Stage};
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RowPlace {
     pub(crate) position: u32,
-    /// Where [`Batch::blocks`] names the block of the first cache group that its K and V are written to; further groups'
-    /// are `stride` entries apart.
-    pub(crate) entry: u32,
-    pub(crate) stride: u32,
-    /// Token inside the block.
+    /// Of its sequence's block tables.
     pub(crate) slot: u32,
 }
 
@@ -69,6 +66,7 @@ pub(crate) struct Step<'a> {
     pub(crate) buffers: &'a Buffers,
     pub(crate) shape: Shape,
     pub(crate) caches: &'a [KvCache],
+    pub(crate) tables: &'a BlockTables,
     /// One for each window.
     pub(crate) plans: &'a [AttentionPlan],
     pub(crate) places: &'a [RowPlace],
@@ -302,14 +300,15 @@ impl Step<'_> {
         if head < spec.heads {
             return;
         }
-        let RowPlace { entry, stride, slot, .. } = self.places[row];
-        let block = self.batch.blocks[(entry + spec.group * stride) as usize];
+        let RowPlace { position, slot } = self.places[row];
         let half = if is_value { Half::Value } else { Half::Key };
         let cache = &self.caches[spec.group as usize];
+        let tokens = cache.group.block_tokens as u32;
+        let block = self.tables.table(slot, spec.group as usize)[(position / tokens) as usize];
         let at = (head - spec.heads) % spec.kv_heads;
         // SAFETY: `check` found every written block to belong to one row range of one sequence, so this head of this position is
         // the caller's.
-        unsafe { cache.write(half, block, spec.layer, at, slot as usize, values) };
+        unsafe { cache.write(half, block, spec.layer, at, (position % tokens) as usize, values) };
     }
 
     fn attention(&self, worker: &Worker<'_>, qkv: Rows, spec: &AttentionSpec, out: Rows, claims: &[Claims]) {
@@ -327,7 +326,7 @@ impl Step<'_> {
             cache: &self.caches[spec.group as usize],
             group: spec.group as usize,
             layer: spec.layer,
-            blocks: &self.batch.blocks,
+            tables: self.tables,
             qkv,
             out,
             partials: self.buffers.partials.view().row(0),

@@ -4,7 +4,7 @@ mod common;
 
 use common::{Sequence, Spec, assert_same_bits, cpu, isas, load, run_chunks, step};
 use folio_cpu::{Isa, Quantize};
-use folio_model::backend::{DType, KvFormat};
+use folio_model::backend::{Backend, Batch, DType, HOLE, KvFormat, Span, TableEdit};
 use folio_model::program::Routing;
 use folio_model::quant::BlockFormat;
 use folio_model::reference::ReferenceBackend;
@@ -396,11 +396,65 @@ fn every_kv_format_has_windows() {
                 let logits = run_chunks(&mut cpu(&spec, 21, 2, isa), &sequence, chunk, spec.vocab);
                 assert_same_bits(&format!("{kv:?} {isa:?}, chunks of {chunk}"), &logits, &oracle, spec.vocab);
             }
+            // Blocks of 32 and 64 tokens behind the window, of 16 before the others.
+            for window_blocks in [2, 4] {
+                let spec = Spec { window_blocks, ..spec.clone() };
+                let sequence = Sequence::new(&spec, 17, 300, 2);
+                let logits = run_chunks(&mut cpu(&spec, 21, 2, isa), &sequence, 23, spec.vocab);
+                let what = format!("{kv:?} {isa:?}, window blocks {window_blocks} times as large");
+                assert_same_bits(&what, &logits, &oracle, spec.vocab);
+                let mut reference = ReferenceBackend::new();
+                load(&mut reference, &spec, 21);
+                let expected = run_chunks(&mut reference, &sequence, 60, spec.vocab);
+                close(&what, &oracle, &expected, tolerance(kv));
+            }
         }
         let mut reference = ReferenceBackend::new();
         load(&mut reference, &spec, 21);
         let expected = run_chunks(&mut reference, &sequence, 60, spec.vocab);
         close(&format!("{kv:?}"), &oracle, &expected, tolerance(kv));
+    }
+}
+
+#[test]
+fn what_a_batch_does_not_change_of_a_block_table_stays() {
+    let spec = Spec { windows: &[Some(19), None], layers: 2, window_blocks: 2, ..Spec::default() };
+    let sequence = Sequence::new(&spec, 17, 70, 0);
+    let whole = run_chunks(&mut cpu(&spec, 8, 2, Isa::best()), &sequence, 70, spec.vocab);
+    let mut reference = ReferenceBackend::new();
+    load(&mut reference, &spec, 8);
+    let expected = run_chunks(&mut reference, &sequence, 70, spec.vocab);
+    let mut backends: [(Box<dyn Backend>, _); 2] =
+        [(Box::new(cpu(&spec, 8, 2, Isa::best())), whole), (Box::new(reference), expected)];
+    for (backend, whole) in &mut backends {
+        for position in 0..70u32 {
+            let mut batch = Batch {
+                tokens: vec![sequence.tokens[position as usize]],
+                spans: vec![Span { first_row: 0, rows: 1, first_position: position, slot: 3 }],
+                logit_rows: vec![0],
+                ..Batch::default()
+            };
+            // Each block is named once, when it is first needed.
+            for (group, tokens) in [(0, 16), (1, 32)] {
+                if position % tokens == 0 {
+                    let entry = position / tokens;
+                    batch.edit_table(3, group, entry, [7 - entry]);
+                }
+            }
+            // A hole is put where the first block was, and the rest of the table stays.
+            if position == 60 {
+                batch.edits.push(TableEdit { len: 2, ..TableEdit::whole(3, 1, 0, 1) });
+                batch.blocks.push(HOLE);
+            }
+            let logits = backend.forward(&batch).expect("a step");
+            let at = position as usize * spec.vocab;
+            assert_same_bits(
+                &format!("position {position}"),
+                logits,
+                &whole[at..at + spec.vocab],
+                spec.vocab,
+            );
+        }
     }
 }
 

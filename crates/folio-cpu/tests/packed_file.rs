@@ -4,7 +4,7 @@ use std::path::Path;
 
 use folio_cpu::packed_file::PackedFile;
 use folio_cpu::{CpuBackend, CpuOptions, Isa, Quantize};
-use folio_model::backend::{Backend, Batch, DType, Span};
+use folio_model::backend::{Backend, Batch, DType, Span, TableEdit};
 use folio_model::checkpoint::PACKED;
 use folio_model::testing::{FIXTURES, fixture};
 use folio_model::{Checkpoint, LoadOptions, LoadedModel, Model, PackedAbout};
@@ -29,8 +29,9 @@ fn logits(backend: &mut CpuBackend, model: &LoadedModel) -> Vec<u32> {
     backend.allocate_cache(&model.kv_layout, &vec![2; groups]).expect("a cache");
     let batch = Batch {
         tokens: vec![1, 5, 3, 7],
-        spans: vec![Span { first_row: 0, rows: 4, first_position: 0, blocks_start: 0, blocks_len: 1 }],
-        blocks: vec![1; groups],
+        spans: vec![Span { first_row: 0, rows: 4, first_position: 0, slot: 0 }],
+        edits: (0..groups as u32).map(|group| TableEdit::whole(0, group, 0, 1)).collect(),
+        blocks: vec![1],
         logit_rows: vec![0, 3],
         ..Batch::default()
     };

@@ -5,7 +5,8 @@ mod common;
 use common::{Sequence, Spec, assert_same_bits, cpu, run_chunks};
 use folio_cpu::{CpuBackend, CpuError, CpuOptions, Isa, Quantize, Quantized};
 use folio_model::backend::{
-    Backend, BackendError, Batch, BlockCopy, BlockSwap, DType, KvFormat, KvLayout, Span, TensorView,
+    Backend, BackendError, Batch, BlockCopy, BlockSwap, DType, KvFormat, KvLayout, Span, TableEdit,
+    TensorView,
 };
 use folio_model::quant::{BlockFormat, Encoding};
 
@@ -13,9 +14,10 @@ fn good() -> Batch {
     Batch {
         tokens: vec![1, 2, 3],
         spans: vec![
-            Span { first_row: 0, rows: 2, first_position: 0, blocks_start: 0, blocks_len: 1 },
-            Span { first_row: 2, rows: 1, first_position: 0, blocks_start: 1, blocks_len: 1 },
+            Span { first_row: 0, rows: 2, first_position: 0, slot: 0 },
+            Span { first_row: 2, rows: 1, first_position: 0, slot: 1 },
         ],
+        edits: vec![TableEdit::whole(0, 0, 0, 1), TableEdit::whole(1, 0, 1, 1)],
         blocks: vec![0, 1],
         logit_rows: vec![1, 2],
         ..Batch::default()
@@ -42,7 +44,9 @@ fn a_malformed_batch_is_refused_and_changes_nothing() {
     add("does not start", &|b| b.spans[0].rows = 0);
     add("limit is", &|b| b.spans[1].first_position = 64);
     add("covers less", &|b| b.spans[1].first_position = 16);
-    add("out of range", &|b| b.spans[1].blocks_len = 2);
+    add("covers less", &|b| b.spans[1].slot = 2);
+    add("the batch has 2 entries", &|b| b.edits[1].blocks_len = 2);
+    add("no such group", &|b| b.edits[1].group = 1);
     add("written twice", &|b| b.blocks[1] = 0);
     add("impossible", &|b| b.copies.push(BlockCopy { group: 0, from: 2, to: 2, tokens: 1 }));
     add("impossible", &|b| b.copies.push(BlockCopy { group: 0, from: 2, to: 6, tokens: 1 }));
@@ -73,13 +77,8 @@ fn copies_take_the_first_positions_of_a_block_in_order() {
             let rows = 40 - first;
             let batch = Batch {
                 tokens: sequence.tokens[first as usize..].to_vec(),
-                spans: vec![Span {
-                    first_row: 0,
-                    rows,
-                    first_position: first,
-                    blocks_start: 0,
-                    blocks_len: 3,
-                }],
+                spans: vec![Span { first_row: 0, rows, first_position: first, slot: 0 }],
+                edits: vec![TableEdit::whole(0, 0, 0, 3)],
                 blocks: vec![0, 7, 5],
                 logit_rows: (0..rows).collect(),
                 copies: vec![
@@ -112,7 +111,8 @@ fn a_step_may_be_copies_alone() {
         let rows = 8;
         let batch = Batch {
             tokens: sequence.tokens[32..].to_vec(),
-            spans: vec![Span { first_row: 0, rows, first_position: 32, blocks_start: 0, blocks_len: 3 }],
+            spans: vec![Span { first_row: 0, rows, first_position: 32, slot: 0 }],
+            edits: vec![TableEdit::whole(0, 0, 0, 3)],
             blocks: vec![0, 7, 5],
             logit_rows: (0..rows).collect(),
             ..Batch::default()

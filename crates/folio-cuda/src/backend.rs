@@ -16,6 +16,7 @@ use folio_model::program::{MatrixId, Op, Program, VectorId};
 use folio_model::quant::Encoding;
 use folio_model::sampling::{Outcome, SampleRow};
 
+use crate::NUMERICS;
 use crate::attention;
 use crate::driver::{DevicePtr, Driver, DriverError, HostId, floats};
 use crate::graphs::{Bucket, Graphs};
@@ -25,7 +26,7 @@ use crate::launches::{Launches, Model};
 use crate::linear::{self, DeviceMatrix};
 use crate::machine::{self, Effort, Rates};
 use crate::planes::Meta;
-use crate::sample::{self, Asked, Sampling};
+use crate::sample::{self, Needs, Sampling};
 use crate::step::StepWords;
 use crate::turns::{Turns, Words};
 
@@ -37,6 +38,8 @@ const GRAPH_ROWS: u32 = 256;
 /// The decoder on a device.
 pub struct CudaBackend {
     driver: Box<dyn Driver>,
+    /// The name of the library of products, if one was opened.
+    library: String,
     matrices: Vec<DeviceMatrix>,
     vectors: Vec<Vector>,
     model: Option<Model>,
@@ -59,6 +62,7 @@ pub struct CudaBackend {
     last: usize,
     /// Where rules change logits.
     changed: Option<DevicePtr>,
+    /// Of the rows of a step on their way to the device, or of what it chose.
     records: Vec<u32>,
     /// Of the last batch.
     hidden_rows: Vec<u32>,
@@ -87,8 +91,10 @@ impl CudaBackend {
         for module in &modules {
             driver.load(module)?;
         }
+        let library = driver.gemm().map_or(String::new(), |gemm| gemm.name());
         Ok(Self {
             driver,
+            library,
             matrices: Vec::new(),
             vectors: Vec::new(),
             model: None,
@@ -135,7 +141,7 @@ impl CudaBackend {
 
     /// Matrices that a library multiplies.
     pub fn given_to_a_library(&self) -> usize {
-        self.matrices.iter().filter(|matrix| matrix.is_given_to_a_library()).count()
+        self.matrices.iter().filter(|matrix| matrix.algorithm_of_a_library().is_some()).count()
     }
 
     /// What the device is.
@@ -274,21 +280,23 @@ impl CudaBackend {
     }
 
     /// Samples from the logits of the step.
-    fn choose(&mut self, rows: &[SampleRow<'_>], turn: usize) -> Result<(), DriverError> {
-        let top = rows.iter().filter_map(|row| row.logprobs).max().unwrap_or(0);
+    fn choose(
+        &mut self,
+        rows: &mut dyn ExactSizeIterator<Item = SampleRow<'_>>,
+        turn: usize,
+    ) -> Result<(), DriverError> {
         let step = &mut self.turns.of[turn];
+        let Needs { top, scratch } = sample::encode(rows, &mut self.records, &mut step.asked);
         step.top = top;
-        step.asked.clear();
-        step.asked.extend(rows.iter().map(Asked::of));
-        let Some(model) = self.model.as_ref().filter(|_| !rows.is_empty()) else {
+        let rows = step.asked.len();
+        let Some(model) = self.model.as_ref().filter(|_| rows > 0) else {
             return step.close(&mut *self.driver);
         };
-        let words = rows.len() * sample::result_words(top);
-        sample::encode(rows, &mut self.records);
+        let words = rows * sample::result_words(top);
         self.sampling.reserve(&mut *self.driver, turn, self.records.len())?;
         self.chosen.reserve(&mut *self.driver, turn, words)?;
         let logits = model.logits_planes(model.logits);
-        let scratch = match (sample::needs_scratch(rows), self.changed) {
+        let scratch = match (scratch, self.changed) {
             (false, _) => None,
             (true, Some(at)) => Some(model.logits_planes(at)),
             (true, None) => {
@@ -300,7 +308,7 @@ impl CudaBackend {
         };
         let sampling = Sampling {
             words: self.sampling.send(&mut *self.driver, turn, &self.records)?,
-            rows: rows.len() as u32,
+            rows: rows as u32,
             logits: &logits,
             scratch: scratch.as_ref(),
             top,
@@ -319,9 +327,9 @@ impl CudaBackend {
             return Ok(());
         }
         let each = sample::result_words(step.top);
-        let words = self.chosen.fetched(&*self.driver, turn)?;
-        let chosen: Vec<u32> = words.take(each * step.asked.len()).collect();
-        let answers = step.asked.iter().zip(chosen.chunks_exact(each));
+        self.records.clear();
+        self.records.extend(self.chosen.fetched(&*self.driver, turn)?.take(each * step.asked.len()));
+        let answers = step.asked.iter().zip(self.records.chunks_exact(each));
         outcomes.extend(answers.map(|(row, words)| sample::decode(*row, words)));
         Ok(())
     }
@@ -352,6 +360,18 @@ impl Loaded for CudaBackend {
 impl Backend for CudaBackend {
     fn name(&self) -> String {
         format!("cuda/sm_{}", self.driver.info().arch)
+    }
+
+    /// With the architecture, whose matrix instructions round in ways of their own, and for each matrix that a library multiplies the
+    /// library's version and algorithm.
+    fn numerics(&self) -> String {
+        let mut text = format!("cuda kernels {NUMERICS} on sm_{}", self.driver.info().arch);
+        for (index, matrix) in self.matrices.iter().enumerate() {
+            if let Some(algorithm) = matrix.algorithm_of_a_library() {
+                text += &format!(", matrix {index} by {} {:x?}", self.library, algorithm.0);
+            }
+        }
+        text
     }
 
     fn load_matrix(&mut self, name: &str, parts: &[TensorView<'_>]) -> Result<MatrixId, BackendError> {
@@ -479,7 +499,11 @@ impl Backend for CudaBackend {
         (vocabulary < sample::VOCABULARY_MAX).then_some(sample::TOP_MAX)
     }
 
-    fn begin_and_sample(&mut self, batch: &Batch, rows: &[SampleRow<'_>]) -> Result<(), BackendError> {
+    fn begin_and_sample(
+        &mut self,
+        batch: &Batch,
+        rows: &mut dyn ExactSizeIterator<Item = SampleRow<'_>>,
+    ) -> Result<(), BackendError> {
         if rows.len() != batch.logit_rows.len() {
             let (asked, wanted) = (rows.len(), batch.logit_rows.len());
             return Err(BackendError::Batch(format!("{asked} rows to sample of {wanted} rows of logits")));
@@ -494,7 +518,7 @@ impl Backend for CudaBackend {
             let _ = self.driver.synchronize();
             return Err(error);
         }
-        self.last = rows.len();
+        self.last = batch.logit_rows.len();
         self.turns.begin();
         Ok(())
     }

@@ -35,3 +35,6 @@ mod turns;
 pub use backend::CudaBackend;
 pub use driver::{Arg, DeviceInfo, DevicePtr, Driver, DriverError, Launch};
 pub use planes::{Meta, Planes, RowBound};
+
+/// Of the kernels' arithmetic: raised whenever they would give other bits of K and V for the same weights on the same architecture.
+pub const NUMERICS: u32 = 1;

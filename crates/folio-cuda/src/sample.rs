@@ -17,17 +17,30 @@ const HEADER: usize = 8;
 const RECORD: usize = 24;
 const RESULT: usize = 5;
 
-/// Whether any row needs the scratch of [`Sampling`].
-pub fn needs_scratch(rows: &[SampleRow<'_>]) -> bool {
-    rows.iter().any(|row| matches!(row.choice, Choice::Draw(draw) if draw.changes_logits()))
+/// What rows need together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// Alternatives of a row, at most.
+    pub top: u32,
+    /// The scratch of [`Sampling`].
+    pub scratch: bool,
 }
 
-/// Replaces `words` by the records of these rows and their lists: what [`Sampling::words`] points to.
-pub fn encode(rows: &[SampleRow<'_>], words: &mut Vec<u32>) {
+/// Replaces `words` by the records of these rows and their lists, which is what [`Sampling::words`] points to, and `asked` by what reads
+/// their results.
+pub fn encode(
+    rows: &mut dyn ExactSizeIterator<Item = SampleRow<'_>>,
+    words: &mut Vec<u32>,
+    asked: &mut Vec<Asked>,
+) -> Needs {
+    let mut needs = Needs::default();
+    asked.clear();
     words.clear();
     words.resize(HEADER + RECORD * rows.len(), 0);
     words[0] = rows.len() as u32;
-    for (i, row) in rows.iter().enumerate() {
+    for (i, row) in rows.enumerate() {
+        needs.top = needs.top.max(row.logprobs.unwrap_or(0));
+        asked.push(Asked::of(&row));
         let mut record = [0; RECORD];
         record[18] = row.logprobs.map_or(0, |top| 1 + top.min(TOP_MAX));
         match &row.choice {
@@ -53,10 +66,12 @@ pub fn encode(rows: &[SampleRow<'_>], words: &mut Vec<u32>) {
                 draw.forbidden.iter().for_each(|list| words.extend(*list));
                 record[16..18].copy_from_slice(&[start as u32, (words.len() - start) as u32]);
                 record[19] = draw.changes_logits().into();
+                needs.scratch |= draw.changes_logits();
             }
         }
         words[HEADER + RECORD * i..][..RECORD].copy_from_slice(&record);
     }
+    needs
 }
 
 /// Words of the result of one row with up to `top` alternatives.
@@ -73,7 +88,7 @@ pub struct Sampling<'a> {
     pub rows: u32,
     /// Their logits, f32, in the same order; they stay as they are. The width is the vocabulary, below 2^21.
     pub logits: &'a Planes,
-    /// An f32 plane of the same shape, where [`needs_scratch`]; of no meaning before or after.
+    /// An f32 plane of the same shape, where [`Needs::scratch`]; of no meaning before or after.
     pub scratch: Option<&'a Planes>,
     /// Most alternatives of a row; no row asks for more.
     pub top: u32,
@@ -131,7 +146,7 @@ pub struct Asked {
 }
 
 impl Asked {
-    pub fn of(row: &SampleRow<'_>) -> Self {
+    fn of(row: &SampleRow<'_>) -> Self {
         Self { known: matches!(row.choice, Choice::Known(_)), logprobs: row.logprobs.is_some() }
     }
 }

@@ -1,7 +1,7 @@
 //! Products by a library: cuBLASLt on this machine's GPU, or one on the host.
 
 use folio_cuda::CudaBackend;
-use folio_emulator::{Order, device_with_library};
+use folio_emulator::{Conduct, Emulator, Order, device_with_library};
 use folio_model::backend::{Backend, Batch, DType, Span};
 use folio_model::reference::ReferenceBackend;
 use folio_model::testing::recast::{Cast, Recast};
@@ -12,6 +12,34 @@ const BLOCK: usize = 16;
 
 fn backend() -> CudaBackend {
     CudaBackend::new(device_with_library(Order::default())).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The host's, whatever this machine has.
+fn numerics(driver: Emulator) -> String {
+    let backend = CudaBackend::new(Box::new(driver)).unwrap_or_else(|error| panic!("{error}"));
+    load(backend, "llama3").numerics()
+}
+
+#[test]
+fn whose_products_they_are_is_part_of_the_identity_of_cached_bits() {
+    if !folio_emulator::available() {
+        return;
+    }
+    let device = || Emulator::new(Order::default());
+    let own = numerics(device());
+    assert_eq!(own, format!("cuda kernels {} on sm_80", folio_cuda::NUMERICS));
+    // Of two algorithms the second, because the first may not be used.
+    let [first, second] =
+        [&[Conduct::Right][..], &[Conduct::LastRowDiffers, Conduct::Right]].map(|conducts| {
+            let all = numerics(device().with_library(conducts));
+            assert!(all.starts_with(&own) && all.contains("the emulator's library"), "{all}");
+            all
+        });
+    assert_ne!(first, second);
+    assert_eq!(numerics(device().with_library(&[Conduct::Doubles])), own, "no algorithm may be used");
+    assert_eq!(numerics(device().with_multiprocessors(7).with_memory(2 << 30)), own);
+    let other = device().with_library(&[Conduct::Right]).with_multiprocessors(7);
+    assert_eq!(numerics(other), first);
 }
 
 /// On the host the library multiplies what it may; on a GPU it may be too old for a type, which is said.

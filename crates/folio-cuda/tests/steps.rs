@@ -256,7 +256,7 @@ fn said(backend: &mut CudaBackend, steps: u32, ahead: bool) -> Vec<Vec<u32>> {
         rows[1].logprobs = (position % 3 == 1).then_some(4);
         // The rows change places in every step.
         batch.spans.iter_mut().for_each(|span| span.blocks_start = 8 * ((span.first_row + position) % 2));
-        backend.begin_and_sample(&batch, &rows).unwrap();
+        backend.begin_and_sample(&batch, &mut rows.into_iter()).unwrap();
         under_way += 1;
         if !ahead || under_way == 2 {
             outcomes.clear();
@@ -314,10 +314,10 @@ fn a_step_ahead_may_need_more_memory_than_the_one_before() {
     second.tokens = vec![CHOSEN | 1, CHOSEN];
     second.blocks = (8..16).chain((0..8).cycle().take(1 << 17)).collect();
     second.spans[1].blocks_start = 8;
-    backend.begin_and_sample(&first, &rows(0)).unwrap();
+    backend.begin_and_sample(&first, &mut rows(0).into_iter()).unwrap();
     let mut asked = rows(1);
     asked[1].logprobs = Some(4);
-    backend.begin_and_sample(&second, &asked).unwrap();
+    backend.begin_and_sample(&second, &mut asked.into_iter()).unwrap();
     for step in one_by_one {
         let mut outcomes = Vec::new();
         backend.finish_sampled(&mut outcomes).unwrap();
@@ -333,8 +333,8 @@ fn only_tokens_of_the_step_before_can_be_followed_and_only_two_steps_be_under_wa
     let (mut backend, _) = loaded();
     let rows = [draw(0, false), draw(0, false)];
     let refused = |backend: &mut CudaBackend, batch: &Batch, why: &str| {
-        let error =
-            backend.begin_and_sample(batch, &rows[..batch.logit_rows.len()]).expect_err(why).to_string();
+        let begun = backend.begin_and_sample(batch, &mut rows.into_iter().take(batch.logit_rows.len()));
+        let error = begun.expect_err(why).to_string();
         assert!(error.contains(why), "{error}");
     };
     let follows = |row: u32, position| {
@@ -343,11 +343,11 @@ fn only_tokens_of_the_step_before_can_be_followed_and_only_two_steps_be_under_wa
         batch
     };
     refused(&mut backend, &follows(0, 1), "of the step before, which chooses 0");
-    backend.begin_and_sample(&decode(2, 0), &rows).unwrap();
+    backend.begin_and_sample(&decode(2, 0), &mut rows.into_iter()).unwrap();
     refused(&mut backend, &follows(2, 1), "of the step before, which chooses 2");
     // After one that was refused nothing can be followed.
     refused(&mut backend, &follows(1, 1), "of the step before, which chooses 0");
-    backend.begin_and_sample(&decode(2, 1), &rows).unwrap();
+    backend.begin_and_sample(&decode(2, 1), &mut rows.into_iter()).unwrap();
     refused(&mut backend, &decode(2, 2), "two steps are under way");
     let error = backend.forward(&decode(2, 2)).expect_err("it waits").to_string();
     assert!(error.contains("is not finished"), "{error}");
@@ -361,7 +361,7 @@ fn only_tokens_of_the_step_before_can_be_followed_and_only_two_steps_be_under_wa
     // A prompt that wants no token is a step like any other.
     let mut prompt = decode(1, 2);
     prompt.logit_rows.clear();
-    backend.begin_and_sample(&prompt, &[]).unwrap();
+    backend.begin_and_sample(&prompt, &mut std::iter::empty()).unwrap();
     backend.finish_sampled(&mut outcomes).unwrap();
     assert_eq!(outcomes.len(), 4);
     assert!(backend.forward(&decode(2, 3)).is_ok());

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use folio_cuda::Planes;
 use folio_cuda::kernels::MODULES;
-use folio_cuda::sample::{Asked, Sampling, decode, encode, needs_scratch, result_words, sample};
+use folio_cuda::sample::{Sampling, decode, encode, result_words, sample};
 use folio_emulator::Order;
 use folio_engine::plan::{SampleSpec, Sampled, TokenHistory};
 use folio_engine::request::SamplingParams;
@@ -71,8 +71,8 @@ fn on_device(logits: &[f32], vocab: usize, wanted: &[Wanted], order: Order) -> V
     let mut driver = folio_emulator::device(order);
     driver.load(MODULES.iter().find(|module| module.name == "sample").unwrap()).unwrap();
     let rows: Vec<SampleRow<'_>> = wanted.iter().map(Wanted::row).collect();
-    let mut words = Vec::new();
-    encode(&rows, &mut words);
+    let (mut words, mut asked) = (Vec::new(), Vec::new());
+    let needs = encode(&mut rows.iter().copied(), &mut words, &mut asked);
     let mut up = |words: &[u32]| {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let at = driver.allocate(bytes.len() as u64).unwrap();
@@ -93,13 +93,13 @@ fn on_device(logits: &[f32], vocab: usize, wanted: &[Wanted], order: Order) -> V
     let top = 300;
     let bytes = 4 * result_words(top) * rows.len();
     let out = driver.allocate(bytes as u64).unwrap();
-    let scratch = needs_scratch(&rows).then_some(&scratch);
+    let scratch = needs.scratch.then_some(&scratch);
     let work = Sampling { words, rows: rows.len() as u32 + 1, logits: &plane, scratch, top, out };
     sample(&mut *driver, &work).unwrap();
     let mut found = vec![0; bytes];
     driver.download(out, &mut found).unwrap();
     let found: Vec<u32> = found.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
-    found.chunks(result_words(top)).zip(&rows).map(|(words, row)| decode(Asked::of(row), words)).collect()
+    found.chunks(result_words(top)).zip(asked).map(|(words, row)| decode(row, words)).collect()
 }
 
 fn random(seed: u32, at: u32) -> u32 {
@@ -158,7 +158,7 @@ fn wanted(seed: u32, vocab: usize) -> Wanted {
         logprobs: [None, None, Some(0), Some(1), Some(20), Some(256)][pick(15, 6)],
         ..SamplingParams::greedy(1)
     };
-    let seen = history.entries().iter().map(|entry| (entry.token, entry.generated));
+    let seen = history.entries().iter().copied();
     Wanted {
         seen: if penalized { seen.collect() } else { Vec::new() },
         known: (pick(16, 8) == 0).then(|| token(17)),

@@ -12,8 +12,11 @@
 //! then it is split, between sequences where possible and within a sequence where not. Splitting changes no bit, because
 //! rows do not depend on which batch they are in.
 //!
-//! Cost outside the backend: a copy of the plan's block tables and tokens, and the sampler. Allocates nothing once its
-//! buffers have grown.
+//! The backend keeps block tables from step to step, and is told what of them changed. A plan has them whole and says what changed
+//! since which step; where that is not what the backend has (a step failed, or was never begun) it is told everything.
+//!
+//! Cost outside the backend: a copy of the plan's tokens and of what changed in block tables, and the sampler. Allocates nothing once
+//! its buffers have grown.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -21,9 +24,10 @@ use std::collections::VecDeque;
 use folio_model::backend::{self, Backend, Batch, BlockCopy, CHOSEN, Span, SwapTimes};
 use folio_model::sampling::Outcome;
 
-use crate::on_device::{OnDevice, sampled};
+use crate::on_device::{ask, rows, sampled};
 use crate::plan::{
-    self, Executor, ExecutorError, SamplePlan, Sampled, SequencePlan, StepOutput, StepPlan, Want,
+    self, Executor, ExecutorError, SamplePlan, Sampled, SequenceId, SequencePlan, StepOutput, StepPlan,
+    TableChange, Want,
 };
 use crate::sampler::Sampler;
 
@@ -35,8 +39,14 @@ pub struct ModelExecutor {
     max_rows: usize,
     max_logit_rows: usize,
     batch: Batch,
+    /// Of each slot, whose block tables the backend has, and of which step; those of this one are in the batch or were.
+    tables: Vec<(SequenceId, u64)>,
+    /// The step being computed.
+    step: u64,
     /// What the rows of logits, and the hidden rows, of `batch` are for, in the order of the plan.
     served: Vec<Served>,
+    /// What a backend that samples is asked, as [`ask`] finds it.
+    asked: Vec<[u32; 2]>,
     /// Of the hidden states of a sequence's rows so far, where a flush came in between them.
     sum: Option<Vec<f64>>,
     outcomes: Vec<Outcome>,
@@ -56,8 +66,13 @@ struct Begun {
     failed: Option<ExecutorError>,
 }
 
-/// Block table entries of a step that memory is set aside for: a million tokens of context at 16 tokens a block.
+/// New block table entries of a step that memory is set aside for: a million tokens of context at 16 tokens a block.
 const TABLE_ENTRIES: usize = 1 << 16;
+/// Block tables that change in one step, likewise.
+const TABLE_EDITS: usize = 1 << 10;
+
+/// Has no block tables.
+const NOBODY: (SequenceId, u64) = (SequenceId(0), 0);
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Served {
@@ -77,8 +92,15 @@ impl ModelExecutor {
             vocab,
             max_rows: max_rows.max(1),
             max_logit_rows: max_logit_rows.max(1),
-            batch: Batch { blocks: Vec::with_capacity(TABLE_ENTRIES), ..Batch::default() },
+            batch: Batch {
+                blocks: Vec::with_capacity(TABLE_ENTRIES),
+                edits: Vec::with_capacity(TABLE_EDITS),
+                ..Batch::default()
+            },
+            tables: Vec::new(),
+            step: 0,
             served: Vec::new(),
+            asked: Vec::new(),
             sum: None,
             outcomes: Vec::new(),
             output: StepOutput::default(),
@@ -120,16 +142,12 @@ impl ModelExecutor {
             *samples += same;
         }
         if last > first {
-            let blocks_start = self.batch.blocks.len() as u32;
-            for table in &plan.block_tables {
-                self.batch.blocks.extend_from_slice(table);
-            }
+            self.edit_tables(plan);
             self.batch.spans.push(Span {
                 first_row: base as u32,
                 rows: (last - first) as u32,
                 first_position: plan.first_position + first as u32,
-                blocks_start,
-                blocks_len: plan.block_tables.first().map_or(0, Vec::len) as u32,
+                slot: plan.table_slot,
             });
             for token in &plan.tokens[first..last] {
                 let token = self.token(plan, *token);
@@ -137,6 +155,38 @@ impl ModelExecutor {
             }
         }
         last
+    }
+
+    /// Has the backend's block tables of a sequence be those of the plan: what changed where it has those of the plan before, else all.
+    fn edit_tables(&mut self, plan: &SequencePlan) {
+        let slot = plan.table_slot as usize;
+        if slot >= self.tables.len() {
+            self.tables.resize(slot + 1, NOBODY);
+        }
+        let had = std::mem::replace(&mut self.tables[slot], (plan.id, self.step));
+        if had == (plan.id, self.step) {
+            return;
+        }
+        let tables = (0..).zip(plan.block_tables.iter().zip(&plan.changes));
+        for (group, (table, change)) in tables {
+            let change = if had == (plan.id, plan.since) { *change } else { TableChange::default() };
+            if (change.from as usize) < table.len() {
+                let new = &table[change.from as usize..];
+                self.batch.edit_table(plan.table_slot, group, change.from, new.iter().copied());
+            }
+            if change.holes > 0 {
+                let holes = change.first_hole as usize..(change.first_hole + change.holes) as usize;
+                let new = table[holes].iter().copied();
+                self.batch.edit_table(plan.table_slot, group, change.first_hole, new);
+                self.batch.edits.last_mut().expect("it was just put there").len = table.len() as u32;
+            }
+        }
+    }
+
+    /// The backend's block tables may be anything.
+    fn lose_tables(&mut self) {
+        self.tables.clear();
+        self.batch.clear();
     }
 
     /// Hidden states of the rows in `pass` that sample `at` of a sequence wants. Whether that answers it.
@@ -173,11 +223,20 @@ impl ModelExecutor {
         let Some(most) = self.backend.samples().filter(|_| self.batch.hidden_rows.is_empty()) else {
             return Ok(None);
         };
-        let Some(wanted) = OnDevice::of(plan, &self.served, most) else { return Ok(None) };
-        let rows = wanted.rows();
-        let begun = self.backend.begin_and_sample(&self.batch, &rows);
-        begun.map_err(|error| ExecutorError { step: plan.step, reason: error.to_string() })?;
-        Ok(Some(rows.len()))
+        if !ask(plan, &self.served, most, &mut self.asked) {
+            return Ok(None);
+        }
+        self.begin_asked(plan)?;
+        Ok(Some(self.asked.len()))
+    }
+
+    /// Begins the batch on a backend that samples.
+    fn begin_asked(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
+        let begun = self.backend.begin_and_sample(&self.batch, &mut rows(plan, &self.asked));
+        begun.map_err(|error| {
+            self.lose_tables();
+            ExecutorError { step: plan.step, reason: error.to_string() }
+        })
     }
 
     /// Gets the answers of all steps under way, so that another can be computed here and now.
@@ -206,9 +265,10 @@ impl ModelExecutor {
 
     /// An empty batch with what is to be copied.
     fn prepare(&mut self, plan: &StepPlan) {
-        self.batch.clear();
+        self.batch.clear_rows();
         self.served.clear();
         self.sum = None;
+        self.step = plan.step;
         self.batch.swap_outs.extend(plan.swap_outs.iter().map(block_swap));
         self.batch.swap_ins.extend(plan.swap_ins.iter().map(block_swap));
         let copies = plan.copies.iter();
@@ -232,6 +292,7 @@ impl ModelExecutor {
             }
         }
         let Some(rows) = self.leave_to_backend(plan)? else { return Ok(None) };
+        self.batch.clear();
         let mut output = self.spare.pop().unwrap_or_default();
         output.samples.clear();
         output.swap_times = self.swap_times(plan);
@@ -270,13 +331,9 @@ impl ModelExecutor {
     /// Computes the batch and answers what it serves.
     fn flush(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
         let answered = self.output.samples.len();
-        let on_device = match self.backend.samples() {
-            Some(most) => OnDevice::of(plan, &self.served, most),
-            None => None,
-        };
-        match on_device {
-            Some(wanted) => self.sample_on_device(plan, &wanted)?,
-            None => self.sample_here(plan)?,
+        match self.backend.samples() {
+            Some(most) if ask(plan, &self.served, most, &mut self.asked) => self.sample_on_device(plan)?,
+            _ => self.sample_here(plan)?,
         }
         if !self.batch.hidden_rows.is_empty() {
             self.answer_hidden(plan, answered);
@@ -287,11 +344,9 @@ impl ModelExecutor {
     }
 
     /// The backend computes the batch and chooses.
-    fn sample_on_device(&mut self, plan: &StepPlan, wanted: &OnDevice<'_>) -> Result<(), ExecutorError> {
-        let rows = wanted.rows();
-        let begun = self.backend.begin_and_sample(&self.batch, &rows);
-        begun.map_err(|error| ExecutorError { step: plan.step, reason: error.to_string() })?;
-        self.await_outcomes(plan.step, rows.len())?;
+    fn sample_on_device(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
+        self.begin_asked(plan)?;
+        self.await_outcomes(plan.step, self.asked.len())?;
         let mut outcomes = self.outcomes.drain(..);
         for served in &self.served {
             match served.hidden {
@@ -306,8 +361,10 @@ impl ModelExecutor {
     /// Waits for the oldest step of the backend, which chooses for so many rows.
     fn await_outcomes(&mut self, step: u64, rows: usize) -> Result<(), ExecutorError> {
         self.outcomes.clear();
-        let finished = self.backend.finish_sampled(&mut self.outcomes);
-        finished.map_err(|error| ExecutorError { step, reason: error.to_string() })?;
+        if let Err(error) = self.backend.finish_sampled(&mut self.outcomes) {
+            self.lose_tables();
+            return Err(ExecutorError { step, reason: error.to_string() });
+        }
         match self.outcomes.len() {
             found if found == rows => Ok(()),
             found => {
@@ -320,7 +377,13 @@ impl ModelExecutor {
     /// The backend computes the batch, the sampler chooses.
     fn sample_here(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
         let failed = |reason: String| ExecutorError { step: plan.step, reason };
-        let logits = self.backend.forward(&self.batch).map_err(|error| failed(error.to_string()))?;
+        let logits = match self.backend.forward(&self.batch) {
+            Ok(logits) => logits,
+            Err(error) => {
+                self.lose_tables();
+                return Err(failed(error.to_string()));
+            }
+        };
         if logits.len() != self.batch.logit_rows.len() * self.vocab {
             return Err(failed(format!(
                 "the backend returned {} logits for {} rows of {}",

@@ -9,56 +9,37 @@ use crate::executor::Served;
 use crate::plan::{SampleSpec, Sampled, StepPlan, Want};
 use crate::request::TokenLogprobs;
 
-/// The wants of a batch's rows of logits.
-pub(crate) struct OnDevice<'a> {
-    wants: Vec<&'a Want>,
-    /// `(token, times generated)` of the histories of all rows, one after the other.
-    seen: Vec<(u32, u32)>,
+/// Finds what is wanted of each of a batch's rows of logits: sequence and sample of the plan. Whether a device that gives log
+/// probabilities of `most` alternatives can answer all of it.
+pub(crate) fn ask(plan: &StepPlan, served: &[Served], most: u32, asked: &mut Vec<[u32; 2]>) -> bool {
+    asked.clear();
+    asked.extend(served.iter().filter(|row| row.hidden == 0).map(|row| [row.sequence, row.first_sample]));
+    let alone = served.iter().all(|row| row.hidden > 0 || row.samples == 1);
+    alone
+        && asked.iter().all(|place| match want(plan, place) {
+            Want::Token(spec) => spec.guide.is_none() && spec.params.logprobs.is_none_or(|top| top <= most),
+            Want::Score { top, .. } => *top <= most,
+            Want::Hidden | Want::HiddenSum { .. } => false,
+        })
 }
 
-impl<'a> OnDevice<'a> {
-    /// `None`: a row wants what a device that gives log probabilities of `most` alternatives cannot answer.
-    pub(crate) fn of(plan: &'a StepPlan, served: &[Served], most: u32) -> Option<Self> {
-        let mut this = Self { wants: Vec::with_capacity(served.len()), seen: Vec::new() };
-        for served in served.iter().filter(|served| served.hidden == 0) {
-            let samples = &plan.sequences[served.sequence as usize].samples;
-            let want = &samples.get(served.first_sample as usize)?.want;
-            let answered = match want {
-                Want::Token(spec) => {
-                    spec.guide.is_none() && spec.params.logprobs.is_none_or(|top| top <= most)
-                }
-                Want::Score { top, .. } => *top <= most,
-                Want::Hidden | Want::HiddenSum { .. } => false,
-            };
-            if served.samples != 1 || !answered {
-                return None;
-            }
-            if let Want::Token(SampleSpec { history: Some(history), .. }) = want {
-                this.seen.extend(history.entries().iter().map(|entry| (entry.token, entry.generated)));
-            }
-            this.wants.push(want);
-        }
-        Some(this)
-    }
-
-    /// In the order of the rows of logits.
-    pub(crate) fn rows(&self) -> Vec<SampleRow<'_>> {
-        let mut seen = &self.seen[..];
-        let row = |want: &&'a Want| match want {
-            Want::Token(spec) => {
-                let length = spec.history.as_ref().map_or(0, |history| history.entries().len());
-                let (own, rest) = seen.split_at(length);
-                seen = rest;
-                SampleRow { choice: Choice::Draw(draw(spec, own)), logprobs: spec.params.logprobs }
-            }
-            Want::Score { next, top } => SampleRow { choice: Choice::Known(*next), logprobs: Some(*top) },
-            Want::Hidden | Want::HiddenSum { .. } => unreachable!("no row of logits"),
-        };
-        self.wants.iter().map(row).collect()
-    }
+/// What [`ask`] found, in the order of the rows of logits.
+pub(crate) fn rows<'a>(
+    plan: &'a StepPlan,
+    asked: &'a [[u32; 2]],
+) -> impl ExactSizeIterator<Item = SampleRow<'a>> {
+    asked.iter().map(|place| match want(plan, place) {
+        Want::Token(spec) => SampleRow { choice: Choice::Draw(draw(spec)), logprobs: spec.params.logprobs },
+        Want::Score { next, top } => SampleRow { choice: Choice::Known(*next), logprobs: Some(*top) },
+        Want::Hidden | Want::HiddenSum { .. } => unreachable!("no row of logits"),
+    })
 }
 
-fn draw<'a>(spec: &'a SampleSpec, seen: &'a [(u32, u32)]) -> Draw<'a> {
+fn want<'a>(plan: &'a StepPlan, [sequence, sample]: &[u32; 2]) -> &'a Want {
+    &plan.sequences[*sequence as usize].samples[*sample as usize].want
+}
+
+fn draw(spec: &SampleSpec) -> Draw<'_> {
     let params = &*spec.params;
     let forbidden: [&[u32]; 2] = match spec.forbid_stop {
         true => [&params.eos_token_ids, &params.stop_token_ids],
@@ -74,7 +55,7 @@ fn draw<'a>(spec: &'a SampleSpec, seen: &'a [(u32, u32)]) -> Draw<'a> {
         repetition_penalty: params.repetition_penalty,
         frequency_penalty: params.frequency_penalty,
         presence_penalty: params.presence_penalty,
-        seen,
+        seen: spec.history.as_ref().map_or(&[], |history| history.entries()),
         bias: &params.logit_bias,
         forbidden,
     }

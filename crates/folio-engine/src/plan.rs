@@ -54,9 +54,24 @@ pub struct SequencePlan {
     /// One table per cache group, group 0 first, all of one length. They cover `first_position + tokens.len()` positions; in a
     /// window group `HOLE` stands where a block behind the window was given back.
     pub block_tables: Vec<Vec<u32>>,
+    /// Where its tables are kept by whoever keeps tables: sequences that run at the same time differ in it, and it is below the most
+    /// that ever did.
+    pub table_slot: u32,
+    /// The step that was planned with it before this one, 0 for none, and how its tables differ from those: one entry per group.
+    pub since: u64,
+    pub changes: Vec<TableChange>,
     /// Which rows want something from their logits, ascending by row. A row may occur several times: the choices of one
     /// request are all drawn from the last row of its prompt.
     pub samples: Vec<SamplePlan>,
+}
+
+/// Entries of a block table that are not those of an earlier plan: all from `from` on, and before it `holes` new holes from
+/// `first_hole` on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TableChange {
+    pub from: u32,
+    pub first_hole: u32,
+    pub holes: u32,
 }
 
 /// What is wanted of the logits of one row.
@@ -110,17 +125,10 @@ const HISTORY_RESERVE: u32 = 2048;
 /// What the penalties need to know of a sequence: which tokens occurred and how often, in order of first appearance.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenHistory {
-    entries: Vec<TokenCount>,
+    /// Tokens, and how often each was generated.
+    entries: Vec<(u32, u32)>,
     /// Where a token's entry is.
     index: FxHashMap<u32, u32>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TokenCount {
-    pub token: u32,
-    /// Occurrences among the generated tokens.
-    pub generated: u32,
-    pub in_prompt: bool,
 }
 
 impl TokenHistory {
@@ -128,7 +136,7 @@ impl TokenHistory {
     pub fn of_prompt(prompt: &[u32], more: u32) -> Self {
         let mut history = Self::default();
         for token in prompt {
-            history.entry(*token).in_prompt = true;
+            history.entry(*token);
         }
         let more = more.min(HISTORY_RESERVE) as usize;
         history.entries.reserve(more);
@@ -138,20 +146,20 @@ impl TokenHistory {
 
     /// Counts one generated token. O(1).
     pub fn push(&mut self, token: u32) {
-        self.entry(token).generated += 1;
+        *self.entry(token) += 1;
     }
 
-    fn entry(&mut self, token: u32) -> &mut TokenCount {
+    fn entry(&mut self, token: u32) -> &mut u32 {
         let next = self.entries.len() as u32;
         let at = *self.index.entry(token).or_insert(next);
         if at == next {
-            self.entries.push(TokenCount { token, generated: 0, in_prompt: false });
+            self.entries.push((token, 0));
         }
-        &mut self.entries[at as usize]
+        &mut self.entries[at as usize].1
     }
 
-    /// One per distinct token.
-    pub fn entries(&self) -> &[TokenCount] {
+    /// Every distinct token and how often it was generated.
+    pub fn entries(&self) -> &[(u32, u32)] {
         &self.entries
     }
 }

@@ -163,6 +163,9 @@ pub(crate) struct Running {
     /// Leading entries of the block tables in `entry` that are known to be right, or to have become holes since. All are when they
     /// were just written; each commit since then changed some.
     pub synced: u32,
+    /// See [`SequencePlan::table_slot`]; and the step that it was last planned for.
+    pub table_slot: u32,
+    pub planned: u64,
 }
 
 /// What is left to do at the first commit after an attach.
@@ -206,6 +209,8 @@ impl Running {
             suspended: None,
             preempted: false,
             synced: 0,
+            table_slot: 0,
+            planned: 0,
         }
     }
 }
@@ -226,6 +231,9 @@ impl Sequence {
             follows: None,
             drafts: 0,
             block_tables: Vec::new(),
+            table_slot: 0,
+            since: 0,
+            changes: Vec::new(),
             samples: Vec::new(),
         }
     }

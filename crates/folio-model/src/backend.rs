@@ -81,6 +81,8 @@ impl GroupKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvGroup {
     pub kind: GroupKind,
+    /// Tokens of a block: a multiple of 8, and of those of group 0.
+    pub block_tokens: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
     /// One per layer of the group.
@@ -97,6 +99,10 @@ impl KvGroup {
         let head = |format: &KvFormat| format.bytes_per_head(self.head_dim);
         2 * self.kv_heads * self.formats.iter().map(head).sum::<usize>()
     }
+
+    pub fn bytes_per_block(&self) -> usize {
+        self.bytes_per_token() * self.block_tokens
+    }
 }
 
 /// What the KV cache of a model is made of.
@@ -106,8 +112,6 @@ impl KvGroup {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvLayout {
     pub groups: Vec<KvGroup>,
-    /// Tokens per block, in every group; a multiple of 8.
-    pub block_tokens: usize,
 }
 
 /// In a block table: a block behind the window, given back. Nothing reads it.
@@ -123,18 +127,18 @@ impl KvLayout {
         block_tokens: usize,
     ) -> Self {
         let formats = vec![format; layers];
-        let group = KvGroup { kind: GroupKind::Full, kv_heads, head_dim, formats };
-        Self { groups: vec![group], block_tokens }
+        let group = KvGroup { kind: GroupKind::Full, block_tokens, kv_heads, head_dim, formats };
+        Self { groups: vec![group] }
+    }
+
+    /// Tokens of a block of the first group.
+    pub fn block_tokens(&self) -> usize {
+        self.groups.first().map_or(0, |group| group.block_tokens)
     }
 
     /// Bytes of K and V of one token over all layers of all groups.
     pub fn bytes_per_token(&self) -> usize {
         self.groups.iter().map(KvGroup::bytes_per_token).sum()
-    }
-
-    /// Bytes of one block of a group.
-    pub fn bytes_per_block(&self, group: usize) -> usize {
-        self.groups[group].bytes_per_token() * self.block_tokens
     }
 }
 
@@ -145,16 +149,31 @@ pub struct Span {
     pub rows: u32,
     /// Absolute position of the first row; the KV of all positions before it is already in the cache.
     pub first_position: u32,
-    /// Where the block tables of this sequence lie in [`Batch::blocks`]: one per cache group, each of `blocks_len` entries and
-    /// covering at least `first_position + rows` tokens, the first from `blocks_start`, one after the other.
-    pub blocks_start: u32,
-    pub blocks_len: u32,
+    /// Of its block tables, one per cache group, which the backend keeps; each covers at least `first_position + rows` tokens.
+    pub slot: u32,
 }
 
-impl Span {
-    /// The block table of a cache group, as a range of [`Batch::blocks`].
-    pub fn table(&self, group: usize) -> std::ops::Range<usize> {
-        let start = self.blocks_start as usize + group * self.blocks_len as usize;
+/// What changed in the block table of a slot and cache group: `blocks_len` entries from entry `start` on are those of
+/// [`Batch::blocks`] from `blocks_start` on, and the table has `len` entries afterwards. Other entries stay as they were.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableEdit {
+    pub slot: u32,
+    pub group: u32,
+    pub start: u32,
+    pub blocks_start: u32,
+    pub blocks_len: u32,
+    pub len: u32,
+}
+
+impl TableEdit {
+    /// Replaces the table.
+    pub const fn whole(slot: u32, group: u32, blocks_start: u32, blocks_len: u32) -> Self {
+        Self { slot, group, start: 0, blocks_start, blocks_len, len: blocks_len }
+    }
+
+    /// The new entries in [`Batch::blocks`].
+    pub fn range(&self) -> std::ops::Range<usize> {
+        let start = self.blocks_start as usize;
         start..start + self.blocks_len as usize
     }
 }
@@ -195,7 +214,9 @@ pub struct Batch {
     pub tokens: Vec<u32>,
     /// In row order; covers every row exactly once. A sequence may appear once per step.
     pub spans: Vec<Span>,
-    /// Concatenated block tables.
+    /// What changed in block tables since the batch before, in order. After an error a backend may have taken over some of it.
+    pub edits: Vec<TableEdit>,
+    /// New entries of block tables.
     pub blocks: Vec<u32>,
     /// Rows whose logits are wanted, ascending.
     pub logit_rows: Vec<u32>,
@@ -210,11 +231,25 @@ pub struct Batch {
 }
 
 impl Batch {
+    /// Entries `start ..` of the block table of a slot and cache group are `blocks`.
+    pub fn edit_table(&mut self, slot: u32, group: u32, start: u32, blocks: impl IntoIterator<Item = u32>) {
+        let blocks_start = self.blocks.len() as u32;
+        self.blocks.extend(blocks);
+        let blocks_len = self.blocks.len() as u32 - blocks_start;
+        self.edits.push(TableEdit { slot, group, start, blocks_start, blocks_len, len: start + blocks_len });
+    }
+
     /// Empties the batch and keeps its memory.
     pub fn clear(&mut self) {
+        self.clear_rows();
+        self.edits.clear();
+        self.blocks.clear();
+    }
+
+    /// The same but for the edits of block tables: no backend has taken them over.
+    pub fn clear_rows(&mut self) {
         self.tokens.clear();
         self.spans.clear();
-        self.blocks.clear();
         self.logit_rows.clear();
         self.hidden_rows.clear();
         self.swap_outs.clear();
@@ -242,6 +277,11 @@ pub enum BackendError {
 pub trait Backend: Send {
     /// Short name for logs and metrics: "cpu/avx2", "cpu/scalar".
     fn name(&self) -> String;
+
+    /// What decides the bits of cached K and V here, given the program and the weights: the backend, the version of its kernels'
+    /// arithmetic, and every choice that was made between products that differ in bits. Never what changes none: an instruction set,
+    /// threads, the size of a pool, graphs. Asked after [`Backend::load_program`].
+    fn numerics(&self) -> String;
 
     /// Packs a matrix `[sum of part rows, cols]`: the parts are stacked along rows (fused qkv, fused gate-up). All parts have
     /// the same number of columns and, where one of them is plain, the same encoding: only block formats mix, as they do in
@@ -292,7 +332,11 @@ pub trait Backend: Send {
     /// [`Backend::finish_sampled`]. Has taken what it needs of its arguments when it returns; after an error nothing was begun. At most
     /// two steps are begun and not finished, and with one of those nothing else is asked but the second. Asked only of a backend that
     /// [`Backend::samples`].
-    fn begin_and_sample(&mut self, _batch: &Batch, _rows: &[SampleRow<'_>]) -> Result<(), BackendError> {
+    fn begin_and_sample(
+        &mut self,
+        _batch: &Batch,
+        _rows: &mut dyn ExactSizeIterator<Item = SampleRow<'_>>,
+    ) -> Result<(), BackendError> {
         Err(BackendError::Device(format!("{} does not sample", self.name())))
     }
 

@@ -1,11 +1,12 @@
 //! What weights, a program and a batch must satisfy before a kernel sees them, on whatever device.
 //!
 //! Kernels work on raw pointers and check nothing; everything they assume is established here. Must never: be used by the
-//! reference backend, which judges those that use it. Cost: once per program, and O(rows + blocks) per step.
+//! reference backend, which judges those that use it. Cost: once per program, and O(rows + changed entries) per step.
 
-use crate::backend::{BackendError, Batch, CHOSEN, DType, GroupKind, HOLE, KvLayout, TensorView};
+use crate::backend::{BackendError, Batch, CHOSEN, DType, GroupKind, KvLayout, TensorView};
 use crate::program::{AttentionSpec, Buf, ExpertsSpec, MatrixId, Op, Program, VectorId};
 use crate::quant::Encoding;
+use crate::tables::BlockTables;
 
 /// Tokens per block are a multiple of this.
 pub const GROUP: usize = 8;
@@ -230,7 +231,7 @@ pub fn layout(layout: &KvLayout, blocks: &[usize], program: &Program) -> Result<
         return Err(shape_error("the KV cache", &shape, "groups and numbers of blocks differ in number"));
     }
     for (index, group) in layout.groups.iter().enumerate() {
-        let shape = [group.layers(), group.kv_heads, group.head_dim, layout.block_tokens];
+        let shape = [group.layers(), group.kv_heads, group.head_dim, group.block_tokens];
         let fail =
             |reason: String| Err(shape_error(&format!("group {index} of the KV cache"), &shape, reason));
         match group.kind {
@@ -243,8 +244,11 @@ pub fn layout(layout: &KvLayout, blocks: &[usize], program: &Program) -> Result<
         if let Some(reason) = group.formats.iter().find_map(|format| format.refusal(group.head_dim)) {
             return fail(reason);
         }
-        if !layout.block_tokens.is_multiple_of(GROUP) {
+        if !group.block_tokens.is_multiple_of(GROUP) {
             return fail("tokens per block must be a multiple of 8".to_owned());
+        }
+        if !group.block_tokens.is_multiple_of(layout.block_tokens()) {
+            return fail("tokens per block must be a multiple of those of the first group".to_owned());
         }
     }
     for spec in &program.attention {
@@ -266,11 +270,20 @@ pub fn layout(layout: &KvLayout, blocks: &[usize], program: &Program) -> Result<
     Ok(())
 }
 
-/// Blocks of a cache group, and slots of its swap space.
+/// Blocks of a cache group, slots of its swap space, and tokens of a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolSize {
     pub blocks: usize,
     pub slots: usize,
+    pub block_tokens: usize,
+}
+
+impl PoolSize {
+    /// Pools of so many blocks, without swap space.
+    pub fn of(layout: &KvLayout, blocks: &[usize]) -> Vec<Self> {
+        let pools = layout.groups.iter().zip(blocks);
+        pools.map(|(group, &blocks)| Self { blocks, slots: 0, block_tokens: group.block_tokens }).collect()
+    }
 }
 
 /// Blocks that a step wrote, to find blocks written twice in one.
@@ -306,7 +319,8 @@ pub struct BatchCheck<'a> {
     /// Rows that the step begun before chooses a token for, which this batch may name; 0 on a device that does not sample.
     pub chosen: usize,
     pub pools: &'a [PoolSize],
-    pub block_tokens: usize,
+    /// Takes over what the batch changes.
+    pub tables: &'a mut BlockTables,
     pub written: &'a mut Written,
 }
 
@@ -349,11 +363,11 @@ impl BatchCheck<'_> {
             }
         }
         for copy in &batch.copies {
-            let blocks = self.pools.get(copy.group as usize).map_or(0, |pool| pool.blocks);
-            if copy.from as usize >= blocks || copy.to as usize >= blocks || copy.from == copy.to {
+            let pool = self.pools.get(copy.group as usize).copied().unwrap_or_default();
+            if copy.from.max(copy.to) as usize >= pool.blocks || copy.from == copy.to {
                 return Err(format!("copy of block {} to {} is impossible", copy.from, copy.to));
             }
-            if copy.tokens as usize > self.block_tokens {
+            if copy.tokens as usize > pool.block_tokens {
                 return Err(format!("{} tokens do not fit a block", copy.tokens));
             }
         }
@@ -363,6 +377,7 @@ impl BatchCheck<'_> {
                 return Err(format!("block {} and slot {} cannot be swapped", swap.block, swap.slot));
             }
         }
+        self.tables.apply(batch, self.pools)?;
         self.spans(batch)
     }
 
@@ -378,18 +393,12 @@ impl BatchCheck<'_> {
                 return Err(format!("span {i} ends at position {end}, the limit is {}", self.max_position));
             }
             for (group, pool) in self.pools.iter().enumerate() {
-                let Some(table) = batch.blocks.get(span.table(group)) else {
-                    return Err(format!("the block table of span {i} is out of range"));
-                };
-                if table.len() * self.block_tokens < end {
+                let (table, tokens) = (self.tables.table(span.slot, group), pool.block_tokens);
+                if table.len() * tokens < end {
                     return Err(format!("the block table of span {i} covers less than {end} positions"));
                 }
-                let hole = |block: u32| group > 0 && block == HOLE;
-                if let Some(block) = table.iter().find(|&&b| b as usize >= pool.blocks && !hole(b)) {
-                    return Err(format!("block {block} does not exist: there are {}", pool.blocks));
-                }
-                let first = span.first_position as usize / self.block_tokens;
-                for &block in &table[first..end.div_ceil(self.block_tokens)] {
+                let first = span.first_position as usize / tokens;
+                for &block in &table[first..end.div_ceil(tokens)] {
                     let Some(stamp) = self.written.stamps[group].get_mut(block as usize) else {
                         return Err(format!("span {i} writes to a hole of the block table of group {group}"));
                     };

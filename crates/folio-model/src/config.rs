@@ -20,6 +20,9 @@ const WIDTH_MAX: usize = 1 << 20;
 const LAYERS_MAX: usize = 1 << 12;
 const VOCAB_MAX: usize = 1 << 24;
 const EXPERTS_MAX: usize = 1 << 12;
+/// Of all layers together: where each is stored by itself, its three matrices are three names, made before a weight is looked for.
+/// DeepSeek-V3 would have 15,616, Kimi K2 23,424.
+const EXPERTS_OF_ALL_LAYERS_MAX: usize = 1 << 17;
 /// Of the matrices of all experts.
 const ROWS_MAX: usize = 1 << 26;
 const POSITION_MAX: usize = 1 << 28;
@@ -127,7 +130,7 @@ impl Config {
             hidden,
             intermediate: fields
                 .size(family.mixture.map_or("intermediate_size", |mixture| mixture.inner), WIDTH_MAX)?,
-            experts: family.mixture.map(|mixture| experts(fields, &mixture, hidden)).transpose()?,
+            experts: family.mixture.map(|mixture| experts(fields, &mixture, hidden, layers)).transpose()?,
             layers,
             heads,
             kv_heads,
@@ -221,7 +224,7 @@ fn refuse_unsupported(fields: Fields<'_>) -> Result<()> {
     }
 }
 
-fn experts(fields: Fields<'_>, mixture: &Mixture, hidden: usize) -> Result<Experts> {
+fn experts(fields: Fields<'_>, mixture: &Mixture, hidden: usize, layers: usize) -> Result<Experts> {
     // Today's name, and that of transformers 4 for some families.
     let (name, before) = ("num_local_experts", "num_experts");
     let (stated, other) = (fields.size_opt(name, EXPERTS_MAX)?, fields.size_opt(before, EXPERTS_MAX)?);
@@ -230,6 +233,11 @@ fn experts(fields: Fields<'_>, mixture: &Mixture, hidden: usize) -> Result<Exper
         return Err(fields.problem(name, format!("is {stated}, but {before} is {other}")));
     }
     let count = stated.or(other).unwrap_or(mixture.count);
+    if count * layers > EXPERTS_OF_ALL_LAYERS_MAX {
+        let problem =
+            format!("is {count} in each of {layers} layers: together more than {EXPERTS_OF_ALL_LAYERS_MAX}");
+        return Err(fields.problem(name, problem));
+    }
     let inner = fields.size(mixture.inner, WIDTH_MAX)?;
     if count.saturating_mul(2 * inner.max(hidden)) > ROWS_MAX {
         return Err(fields.problem(name, format!("is {count}: together they have more than {ROWS_MAX} rows")));

@@ -11,6 +11,10 @@ use crate::kv_format::KvFormats;
 use crate::program::{AttentionSpec, Buf, ExpertsSpec, Head, MatrixId, Op, Program, RopeId, VectorId};
 use crate::quant::Encoding;
 
+/// Of what this crate decides of the bits of K and V: rotary frequencies, decoded weights, the order of operations. Raised whenever
+/// the same checkpoint would give others.
+pub const NUMERICS: u32 = 1;
+
 /// One tensor of the checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
@@ -281,11 +285,12 @@ pub fn kv_layout(
     let formats = formats.of_layers(config.head_dim, &windowed)?;
     let group = |(index, kind): (usize, GroupKind)| KvGroup {
         kind,
+        block_tokens,
         kv_heads: config.kv_heads,
         head_dim: config.head_dim,
         formats: (0..config.layers).filter(|layer| group_of[*layer] == index).map(|l| formats[l]).collect(),
     };
-    Ok(KvLayout { groups: kinds.into_iter().enumerate().map(group).collect(), block_tokens })
+    Ok(KvLayout { groups: kinds.into_iter().enumerate().map(group).collect() })
 }
 
 /// A number of the type that most weights have, as which a model keeps it. Quantized models keep it as f32.

@@ -22,6 +22,7 @@ pub mod quant;
 pub mod reference;
 pub mod rope;
 pub mod sampling;
+pub mod tables;
 #[doc(hidden)]
 pub mod testing;
 

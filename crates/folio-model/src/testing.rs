@@ -277,20 +277,18 @@ impl<B: Backend> Runner<B> {
 
     /// The same with hidden states of `hidden` rows, which the backend gives out then.
     pub fn compute(&mut self, tokens: &[u32], rows: &[u32], hidden: &[u32]) -> &[f32] {
-        let batch = Batch {
+        let span =
+            Span { first_row: 0, rows: tokens.len() as u32, first_position: self.position as u32, slot: 0 };
+        let mut batch = Batch {
             tokens: tokens.to_vec(),
-            spans: vec![Span {
-                first_row: 0,
-                rows: tokens.len() as u32,
-                first_position: self.position as u32,
-                blocks_start: 0,
-                blocks_len: self.blocks.len() as u32,
-            }],
-            blocks: self.blocks.repeat(self.model.kv_layout.groups.len()),
+            spans: vec![span],
             logit_rows: rows.to_vec(),
             hidden_rows: hidden.to_vec(),
             ..Batch::default()
         };
+        for group in 0..self.model.kv_layout.groups.len() as u32 {
+            batch.edit_table(0, group, 0, self.blocks.iter().copied());
+        }
         self.position += tokens.len();
         self.backend.forward(&batch).unwrap_or_else(|error| panic!("{error}"))
     }

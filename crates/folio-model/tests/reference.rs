@@ -34,16 +34,15 @@ fn load(kv_dtype: DType) -> (ReferenceBackend, LoadedModel) {
 /// Spans of `(first position, tokens, block table)`; logits of every row.
 fn batch(parts: &[(u32, &[u32], &[u32])]) -> Batch {
     let mut batch = Batch::default();
-    for (first_position, tokens, blocks) in parts {
+    for (slot, (first_position, tokens, blocks)) in (0..).zip(parts) {
         batch.spans.push(Span {
             first_row: batch.tokens.len() as u32,
             rows: tokens.len() as u32,
             first_position: *first_position,
-            blocks_start: batch.blocks.len() as u32,
-            blocks_len: blocks.len() as u32,
+            slot,
         });
         batch.tokens.extend_from_slice(tokens);
-        batch.blocks.extend_from_slice(blocks);
+        batch.edit_table(slot, 0, 0, blocks.iter().copied());
     }
     batch.logit_rows = (0..batch.tokens.len() as u32).collect();
     batch
@@ -101,8 +100,13 @@ fn malformed_batches_are_refused() {
     let damages: &[(&str, Damage)] = &[
         ("token 199 is outside", |b| b.tokens[0] = 199),
         ("block outside of the cache", |b| b.blocks[2] = 12),
-        ("block table is too short", |b| b.spans[0].blocks_len = 1),
-        ("block table lies outside", |b| b.spans[1].blocks_start = 3),
+        ("block table is too short", |b| (b.edits[0].blocks_len, b.edits[0].len) = (1, 1)),
+        ("it is outside of the batch", |b| b.edits[1].blocks_start = 3),
+        ("it is outside of the batch or of the cache", |b| b.edits[1].group = 1),
+        ("it leaves a gap", |b| b.edits[1].start = 2),
+        ("another number of entries", |b| b.edits[0].len = 1),
+        ("another number of entries", |b| b.edits[0].len = 3),
+        ("it has no block table", |b| b.spans[1].slot = 2),
         ("past the longest sequence", |b| b.spans[0].first_position = 60),
         ("cover the rows in order", |b| b.spans[1].first_row = 8),
         ("cover the rows in order", |b| b.spans[0].rows = 0),

@@ -8,6 +8,7 @@ use std::path::Path;
 use common::{copy_of, load, options};
 use folio_model::backend::{Backend, DType, GroupKind};
 use folio_model::config::Config;
+use folio_model::decoder::weight_specs;
 use folio_model::kv_format::{KvFormat, KvFormats};
 use folio_model::quant::Encoding;
 use folio_model::reference::ReferenceBackend;
@@ -179,16 +180,38 @@ fn what_is_wrong_with_a_mixture_of_experts_is_named() {
     }
 }
 
+/// The configuration of a fixture, with changes.
+fn changed(name: &str, changes: Value) -> Result<Config, String> {
+    let bytes = fs::read(fixture(name).join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_slice(&bytes).unwrap();
+    for (field, value) in changes.as_object().unwrap() {
+        config[field] = value.clone();
+    }
+    Config::parse("config.json", config.to_string().as_bytes()).map_err(|error| error.to_string())
+}
+
+#[test]
+fn more_experts_than_any_model_has_are_refused_before_they_are_listed() {
+    let listed = |layers: usize, experts: usize| {
+        let changes = json!({"num_hidden_layers": layers, "num_local_experts": experts});
+        let config = changed("qwen3_moe", changes)?;
+        Ok(weight_specs(&config).iter().map(|spec| spec.parts.len()).sum())
+    };
+    // Llama 4 Maverick, DeepSeek-V3, Qwen3-235B, Kimi K2, Qwen3-Next.
+    for (layers, experts) in [(48, 128), (61, 256), (94, 128), (61, 384), (48, 512)] {
+        let tensors: Result<usize, String> = listed(layers, experts);
+        assert!(tensors.is_ok_and(|tensors| tensors > 3 * layers * experts), "{layers} x {experts}");
+    }
+    for (layers, experts) in [(33, 4096), (4096, 33), (4096, 4096)] {
+        let sentence = listed(layers, experts).expect_err("refused");
+        let each = format!("`num_local_experts` is {experts} in each of {layers} layers");
+        assert_names(&sentence, &["config.json", &each, "131072"]);
+    }
+}
+
 #[test]
 fn a_window_of_a_mixture_is_on_all_layers() {
-    let windows = |changes: Value| {
-        let mut config: Value =
-            serde_json::from_slice(&fs::read(fixture("qwen3_moe").join("config.json")).unwrap()).unwrap();
-        for (field, value) in changes.as_object().unwrap() {
-            config[field] = value.clone();
-        }
-        Config::parse("config.json", config.to_string().as_bytes()).unwrap().windows
-    };
+    let windows = |changes: Value| changed("qwen3_moe", changes).unwrap().windows;
     assert_eq!(windows(json!({"sliding_window": 9})), [None; 2]);
     let on = json!({"sliding_window": 9, "use_sliding_window": true, "max_window_layers": 1});
     assert_eq!(windows(on), [Some(9); 2]);
@@ -208,14 +231,7 @@ fn gpt_oss_takes_its_defaults() {
 
 #[test]
 fn gemma_takes_its_defaults_and_leaves_out_what_is_null() {
-    let config = |name: &str, changes: Value| {
-        let mut config: Value =
-            serde_json::from_slice(&fs::read(fixture(name).join("config.json")).unwrap()).unwrap();
-        for (field, value) in changes.as_object().unwrap() {
-            config[field] = value.clone();
-        }
-        Config::parse("config.json", config.to_string().as_bytes()).unwrap()
-    };
+    let config = |name: &str, changes: Value| changed(name, changes).unwrap();
     let gemma2 = config("gemma2", json!({}));
     assert_eq!((gemma2.attention_softcap, gemma2.logit_softcap), (Some(4.0), Some(2.5)));
     assert_eq!(gemma2.windows, [Some(12), None, Some(12), None]);

@@ -11,8 +11,10 @@
 use folio_model::backend::{
     Backend, BackendError, Batch, BlockSwap, GroupKind, HOLE, KvLayout, Span, SwapTimes, TensorView,
 };
+use folio_model::check::PoolSize;
 use folio_model::program::{MatrixId, Program, VectorId};
 use folio_model::sampling::{Outcome, SampleRow};
+use folio_model::tables::BlockTables;
 
 use crate::rng::mix;
 use crate::sampling::Chooser;
@@ -51,6 +53,7 @@ pub fn hidden(context: u64) -> [f32; 3] {
 
 /// Memory of one cache group.
 struct Group {
+    block_tokens: usize,
     /// Positions a row reads, itself included.
     window: u32,
     /// `[blocks * block_tokens]`, 0 where nothing was ever written.
@@ -61,16 +64,17 @@ struct Group {
 
 impl Group {
     fn new(blocks: usize, block_tokens: usize, window: u32) -> Self {
-        Self { window, memory: vec![0; blocks * block_tokens], swapped: Vec::new() }
+        Self { block_tokens, window, memory: vec![0; blocks * block_tokens], swapped: Vec::new() }
+    }
+
+    fn size(&self) -> PoolSize {
+        let (blocks, slots) = (self.memory.len() / self.block_tokens, self.swapped.len() / self.block_tokens);
+        PoolSize { blocks, slots, block_tokens: self.block_tokens }
     }
 
     /// Where the two ends of a swap lie.
-    fn ends(
-        &self,
-        swap: &BlockSwap,
-        block_tokens: usize,
-    ) -> Result<[std::ops::Range<usize>; 2], BackendError> {
-        let range = |at: u32| at as usize * block_tokens..(at as usize + 1) * block_tokens;
+    fn ends(&self, swap: &BlockSwap) -> Result<[std::ops::Range<usize>; 2], BackendError> {
+        let range = |at: u32| at as usize * self.block_tokens..(at as usize + 1) * self.block_tokens;
         let (block, slot) = (range(swap.block), range(swap.slot));
         if block.end > self.memory.len() || slot.end > self.swapped.len() {
             return Err(BackendError::Batch(format!("{swap:?} is outside of the pool or its swap space")));
@@ -82,8 +86,8 @@ impl Group {
 /// See the module documentation.
 pub struct SimBackend {
     vocab: usize,
-    block_tokens: usize,
     groups: Vec<Group>,
+    tables: BlockTables,
     logits: Vec<f32>,
     hidden: Vec<[f32; 3]>,
     max_rows: usize,
@@ -103,10 +107,10 @@ impl SimBackend {
         max_rows: usize,
         max_logit_rows: usize,
     ) -> Self {
-        Self {
+        let mut this = Self {
             vocab,
-            block_tokens,
             groups: vec![Group::new(blocks, block_tokens, u32::MAX)],
+            tables: BlockTables::default(),
             logits: Vec::new(),
             hidden: Vec::new(),
             max_rows,
@@ -114,7 +118,18 @@ impl SimBackend {
             swap_us: 0.0,
             swap_times: SwapTimes::default(),
             chooser: None,
-        }
+        };
+        this.clear_tables();
+        this
+    }
+
+    /// Empty block tables, for sequences as long as the pool.
+    fn clear_tables(&mut self) {
+        self.tables = BlockTables::new(&self.sizes(), self.groups[0].memory.len());
+    }
+
+    fn sizes(&self) -> Vec<PoolSize> {
+        self.groups.iter().map(Group::size).collect()
     }
 
     /// Which chooses tokens by itself, and computes a step when somebody waits for it.
@@ -132,58 +147,53 @@ impl SimBackend {
 
     fn set_swap(&mut self, slots: &[u32]) {
         for (group, slots) in self.groups.iter_mut().zip(slots) {
-            group.swapped = vec![0; *slots as usize * self.block_tokens];
+            group.swapped = vec![0; *slots as usize * group.block_tokens];
         }
     }
 
     /// With a window group for each (blocks, window).
     pub fn with_windows(mut self, windows: impl IntoIterator<Item = (u32, u32)>) -> Self {
-        let group = |(blocks, window)| Group::new(blocks as usize, self.block_tokens, window);
+        let tokens = self.groups[0].block_tokens;
+        let group = |(blocks, window)| Group::new(blocks as usize, tokens, window);
         self.groups.extend(windows.into_iter().map(group));
+        self.clear_tables();
         self
     }
 
     /// Where a position of a group lies in its memory.
-    fn slot(&self, batch: &Batch, span: &Span, group: usize, position: u32) -> Result<usize, BackendError> {
+    fn slot(&self, span: &Span, group: usize, position: u32) -> Result<usize, BackendError> {
         let bad = |what| Err(BackendError::Batch(format!("group {group}: position {position} {what}")));
-        let table = batch.blocks.get(span.table(group)).unwrap_or_default();
-        let Some(block) = table.get(position as usize / self.block_tokens) else {
+        let (table, tokens) = (self.tables.table(span.slot, group), self.groups[group].block_tokens);
+        let Some(block) = table.get(position as usize / tokens) else {
             return bad("is outside of the block table");
         };
         if *block == HOLE {
             return bad("is behind the window and was given back");
         }
-        let slot = *block as usize * self.block_tokens + position as usize % self.block_tokens;
+        let slot = *block as usize * tokens + position as usize % tokens;
         if slot < self.groups[group].memory.len() { Ok(slot) } else { bad("is outside of the pool") }
     }
 
-    fn read(&self, batch: &Batch, span: &Span, group: usize, position: u32) -> Result<u64, BackendError> {
-        match self.groups[group].memory[self.slot(batch, span, group, position)?] {
+    fn read(&self, span: &Span, group: usize, position: u32) -> Result<u64, BackendError> {
+        match self.groups[group].memory[self.slot(span, group, position)?] {
             0 => Err(BackendError::Device(format!("position {position} was read and never written"))),
             value => Ok(value),
         }
     }
 
     /// One row: writes its values, reads its windows; the context after it.
-    fn row(
-        &mut self,
-        batch: &Batch,
-        span: &Span,
-        context: u64,
-        token: u32,
-        position: u32,
-    ) -> Result<u64, BackendError> {
+    fn row(&mut self, span: &Span, context: u64, token: u32, position: u32) -> Result<u64, BackendError> {
         let mut seen = 0;
         for group in 1..self.groups.len() {
-            let slot = self.slot(batch, span, group, position)?;
+            let slot = self.slot(span, group, position)?;
             self.groups[group].memory[slot] = window_value(context, token, position, group);
             for position in (position + 1).saturating_sub(self.groups[group].window)..=position {
-                seen = extend(seen, self.read(batch, span, group, position)?);
+                seen = extend(seen, self.read(span, group, position)?);
             }
         }
-        let slot = self.slot(batch, span, 0, position)?;
+        let slot = self.slot(span, 0, position)?;
         self.groups[0].memory[slot] = value(context ^ seen, token, position);
-        Ok(extend(context, self.read(batch, span, 0, position)?))
+        Ok(extend(context, self.read(span, 0, position)?))
     }
 
     fn check(&self, batch: &Batch) -> Result<(), BackendError> {
@@ -206,6 +216,10 @@ impl Backend for SimBackend {
         "sim".into()
     }
 
+    fn numerics(&self) -> String {
+        self.name()
+    }
+
     fn load_matrix(&mut self, _name: &str, _parts: &[TensorView<'_>]) -> Result<MatrixId, BackendError> {
         Ok(MatrixId(0))
     }
@@ -226,7 +240,6 @@ impl Backend for SimBackend {
     }
 
     fn allocate_cache(&mut self, layout: &KvLayout, blocks: &[usize]) -> Result<(), BackendError> {
-        self.block_tokens = layout.block_tokens;
         self.groups.clear();
         for (group, blocks) in layout.groups.iter().zip(blocks) {
             let window = match group.kind {
@@ -234,8 +247,9 @@ impl Backend for SimBackend {
                 GroupKind::Window { tokens } => tokens,
                 kind => return Err(BackendError::Device(format!("{kind:?} is not modelled"))),
             };
-            self.groups.push(Group::new(*blocks, layout.block_tokens, window));
+            self.groups.push(Group::new(*blocks, group.block_tokens, window));
         }
+        self.clear_tables();
         Ok(())
     }
 
@@ -263,7 +277,11 @@ impl Backend for SimBackend {
         self.chooser.as_ref().map(|_| ALTERNATIVES)
     }
 
-    fn begin_and_sample(&mut self, batch: &Batch, rows: &[SampleRow<'_>]) -> Result<(), BackendError> {
+    fn begin_and_sample(
+        &mut self,
+        batch: &Batch,
+        rows: &mut dyn ExactSizeIterator<Item = SampleRow<'_>>,
+    ) -> Result<(), BackendError> {
         self.check(batch)?;
         self.time(batch);
         self.chooser()?.begin(batch, rows)
@@ -301,19 +319,21 @@ impl SimBackend {
 
     /// Leaves the logits and hidden states that the batch wants in `self`.
     fn compute(&mut self, batch: &Batch) -> Result<(), BackendError> {
+        let sizes = self.sizes();
+        self.tables.apply(batch, &sizes).map_err(BackendError::Batch)?;
         for swap in &batch.swap_outs {
             let group = &mut self.groups[swap.group as usize];
-            let [block, slot] = group.ends(swap, self.block_tokens)?;
+            let [block, slot] = group.ends(swap)?;
             group.swapped[slot].copy_from_slice(&group.memory[block]);
         }
         for copy in &batch.copies {
-            let (from, to) = (copy.from as usize * self.block_tokens, copy.to as usize * self.block_tokens);
-            let memory = &mut self.groups[copy.group as usize].memory;
-            memory.copy_within(from..from + copy.tokens as usize, to);
+            let group = &mut self.groups[copy.group as usize];
+            let (from, to) = (copy.from as usize * group.block_tokens, copy.to as usize * group.block_tokens);
+            group.memory.copy_within(from..from + copy.tokens as usize, to);
         }
         for swap in &batch.swap_ins {
             let group = &mut self.groups[swap.group as usize];
-            let [block, slot] = group.ends(swap, self.block_tokens)?;
+            let [block, slot] = group.ends(swap)?;
             group.memory[block].copy_from_slice(&group.swapped[slot]);
         }
         self.logits.clear();
@@ -324,11 +344,11 @@ impl SimBackend {
         for span in &batch.spans {
             let mut context = EMPTY;
             for position in 0..span.first_position {
-                context = extend(context, self.read(batch, span, 0, position)?);
+                context = extend(context, self.read(span, 0, position)?);
             }
             for row in span.first_row..span.first_row + span.rows {
                 let position = span.first_position + row - span.first_row;
-                context = self.row(batch, span, context, batch.tokens[row as usize], position)?;
+                context = self.row(span, context, batch.tokens[row as usize], position)?;
                 if wanted.next_if_eq(&row).is_some() {
                     logits(context, self.vocab, &mut self.logits);
                 }

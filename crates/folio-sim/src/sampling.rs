@@ -36,7 +36,11 @@ impl Chooser {
     }
 
     /// Takes a step that is to be computed later.
-    pub fn begin(&mut self, batch: &Batch, rows: &[SampleRow<'_>]) -> Result<(), BackendError> {
+    pub fn begin(
+        &mut self,
+        batch: &Batch,
+        rows: &mut dyn ExactSizeIterator<Item = SampleRow<'_>>,
+    ) -> Result<(), BackendError> {
         let before = self.begun.back().map_or(self.chosen.len(), |(_, wanted)| wanted.len());
         let unknown = |token: &&u32| **token & CHOSEN != 0 && (**token & !CHOSEN) as usize >= before;
         if let Some(token) = batch.tokens.iter().find(unknown) {
@@ -46,7 +50,7 @@ impl Chooser {
         if self.begun.len() == 2 {
             return Err(BackendError::Device("two steps are under way".into()));
         }
-        self.begun.push_back((batch.clone(), rows.iter().map(wanted).collect()));
+        self.begun.push_back((batch.clone(), rows.map(wanted).collect()));
         Ok(())
     }
 
@@ -82,10 +86,10 @@ impl Chooser {
     }
 }
 
-fn wanted(row: &SampleRow<'_>) -> Wanted {
-    match &row.choice {
-        Choice::Known(token) => Wanted::Score { token: *token, top: row.logprobs.unwrap_or(0) },
-        Choice::Draw(draw) => Wanted::Token(spec(draw, row.logprobs)),
+fn wanted(row: SampleRow<'_>) -> Wanted {
+    match row.choice {
+        Choice::Known(token) => Wanted::Score { token, top: row.logprobs.unwrap_or(0) },
+        Choice::Draw(draw) => Wanted::Token(spec(&draw, row.logprobs)),
     }
 }
 

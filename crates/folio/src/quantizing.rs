@@ -51,6 +51,10 @@ impl Backend for Quantizing<'_> {
         self.inner.name()
     }
 
+    fn numerics(&self) -> String {
+        self.inner.numerics()
+    }
+
     fn load_matrix(&mut self, name: &str, parts: &[TensorView<'_>]) -> Result<MatrixId, BackendError> {
         check::parts(name, parts, 2, |a, b| a == b)?;
         if !parts[0].shape[1].is_multiple_of(self.to.format().values()) {

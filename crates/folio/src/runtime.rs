@@ -29,9 +29,6 @@ pub(crate) use report::formats;
 pub use source::Source;
 pub use weights::{Loaded, WeightArgs, Weights, pack};
 
-/// Changes whenever the same inputs would give other KV bits, so that no cached byte outlives the arithmetic that made it.
-const NUMERICS_VERSION: u32 = 1;
-
 /// A model in memory with its engine running.
 pub struct Runtime {
     pub engine: EngineHandle,
@@ -109,6 +106,7 @@ impl Runtime {
         );
         divide(&mut cache, tenants)?;
         cache.set_swap_space(GroupCounts::each(swap.slots.len(), |group| swap.slots[group]));
+        let layout_digest = layout_digest(&model.kv_layout, &device.numerics(), quantized);
         let executor = ModelExecutor::new(
             device.into_backend(),
             model.vocab,
@@ -122,7 +120,6 @@ impl Runtime {
             clock: Arc::new(SystemClock::new()),
             vocab: u32::try_from(model.vocab).context("the model's vocabulary")?,
         })?;
-        let layout_digest = layout_digest(&model, quantized);
         let saving = unsaved.map(Unsaved::save_behind);
         let name = source.name();
         drop(checkpoint);
@@ -260,10 +257,11 @@ pub fn load_template(
     Ok(ChatTemplate::compile(sources, tokenizer.special_tokens())?)
 }
 
-/// Identity of KV bytes besides the model's: geometry, element type and the arithmetic that makes them.
-fn layout_digest(model: &LoadedModel, quantize: Option<Quantize>) -> [u8; 32] {
-    let layout = &model.kv_layout;
-    let mut text = format!("folio kv layout: numerics {NUMERICS_VERSION}, {} tokens", layout.block_tokens);
+/// Identity of KV bytes besides the model's: geometry, element type and the arithmetic that makes them
+/// ([`Backend::numerics`](folio_model::backend::Backend::numerics)), so that no cached byte outlives it.
+fn layout_digest(layout: &KvLayout, numerics: &str, quantize: Option<Quantize>) -> [u8; 32] {
+    let decoder = folio_model::decoder::NUMERICS;
+    let mut text = format!("folio kv layout: decoder {decoder}, {numerics}, {} tokens", layout.block_tokens);
     for KvGroup { kind, kv_heads, head_dim, formats } in &layout.groups {
         text += &format!(", {kind:?} of {kv_heads} heads, {head_dim} dims, {formats:?}");
     }
@@ -276,7 +274,10 @@ fn layout_digest(model: &LoadedModel, quantize: Option<Quantize>) -> [u8; 32] {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use folio_model::backend::DType;
+    use folio_cpu::{CpuBackend, CpuOptions, Isa};
+    use folio_model::backend::{Backend, DType};
+    use folio_model::kv_format::KvFormat;
+    use folio_model::{LoadOptions, Model};
 
     use super::weights::kv_dtype;
     use super::*;
@@ -348,6 +349,66 @@ mod tests {
         let template = load_template(&checkpoint, &tokenizer, None).expect("loads");
         let origin = template.expect("there is one").origin().to_owned();
         assert!(origin.contains("tokenizer.chat_template") && origin.contains("smollm2.gguf"), "{origin}");
+    }
+
+    fn layout() -> KvLayout {
+        let mut layout = KvLayout::full(2, 4, 64, KvFormat::F16, 16);
+        layout.groups.push(KvGroup { kind: GroupKind::Window { tokens: 128 }, ..layout.groups[0].clone() });
+        layout
+    }
+
+    #[test]
+    fn whatever_changes_bits_of_the_cache_changes_its_digest() {
+        let digest = |change: fn(&mut KvLayout), numerics: &str, quantize| {
+            let mut layout = layout();
+            change(&mut layout);
+            layout_digest(&layout, numerics, quantize)
+        };
+        let layouts: [fn(&mut KvLayout); 7] = [
+            |_| (),
+            |layout| layout.block_tokens = 32,
+            |layout| layout.groups[1].kind = GroupKind::Window { tokens: 64 },
+            |layout| layout.groups[0].formats[1] = KvFormat::Int8,
+            |layout| layout.groups[0].kv_heads = 8,
+            |layout| layout.groups[1].head_dim = 128,
+            |layout| layout.groups.truncate(1),
+        ];
+        let mut seen: Vec<_> = layouts.iter().map(|change| digest(*change, "cpu kernels 1", None)).collect();
+        for numerics in ["cpu kernels 2", "cuda kernels 1 on sm_90", "cuda kernels 1 on sm_100"] {
+            seen.push(digest(|_| (), numerics, None));
+        }
+        seen.push(digest(|_| (), "cpu kernels 1", Some(Quantize::Q4)));
+        seen.push(digest(|_| (), "cpu kernels 1", Some(Quantize::Q8)));
+        for (index, digest) in seen.iter().enumerate() {
+            assert!(!seen[..index].contains(digest), "change {index}");
+        }
+        assert_eq!(digest(|_| (), "cpu kernels 1", None), seen[0]);
+    }
+
+    #[test]
+    fn instruction_sets_threads_and_the_size_of_the_pool_are_not_in_the_digest() {
+        let digest = |isa, threads, blocks| {
+            let options = CpuOptions { threads: Some(threads), isa: Some(isa) };
+            let mut backend = CpuBackend::new(options).expect("a backend");
+            let model = LoadOptions {
+                max_rows: 32 * threads,
+                max_logit_rows: 8,
+                max_model_len: None,
+                kv_formats: DType::F16.into(),
+                block_tokens: 16,
+                progress: None,
+            };
+            let checkpoint = Checkpoint::open(folio_model::testing::fixture("llama3")).expect("opens");
+            let model = Model::load(&checkpoint, &mut backend, model).expect("loads");
+            backend.allocate_cache(&model.kv_layout, &[blocks]).expect("a cache");
+            let version = format!("cpu kernels {}", folio_cpu::NUMERICS);
+            assert_eq!(backend.numerics(), version, "{}", backend.name());
+            layout_digest(&model.kv_layout, &backend.numerics(), None)
+        };
+        let expected = digest(Isa::Scalar, 1, 16);
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            assert_eq!(digest(isa, 2, 64), expected, "{}", isa.name());
+        }
     }
 
     #[test]

@@ -8,12 +8,13 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use folio_cpu::{CpuBackend, CpuOptions};
-use folio_engine::plan::{Sampled, StepOutput};
 use folio_engine::{
     Event, Executor, Micros, ModelExecutor, Request, RequestId, SamplingParams, Scheduler, SchedulerConfig,
 };
 use folio_kv::{CacheConfig, Identity, KvCache, Root, TenantId, default_policy};
-use folio_model::backend::{Backend, Batch, DType, Span};
+use folio_model::backend::{Backend, BackendError, Batch, DType, KvLayout, Span, SwapTimes, TensorView};
+use folio_model::program::{MatrixId, Program, VectorId};
+use folio_model::sampling::{Outcome, SampleRow};
 use folio_model::{Checkpoint, LoadOptions, Model};
 
 static CALLS: AtomicU64 = AtomicU64::new(0);
@@ -102,11 +103,88 @@ fn nothing_is_allocated_after_warm_up() {
     experts();
 }
 
-/// Two steps under way, on a device that says nothing but the same token.
+/// A device that samples, and says nothing but the same token.
+#[derive(Default)]
+struct Same {
+    /// Rows of the steps that were begun.
+    begun: VecDeque<usize>,
+}
+
+impl Backend for Same {
+    fn name(&self) -> String {
+        "same".to_owned()
+    }
+
+    fn numerics(&self) -> String {
+        self.name()
+    }
+
+    fn load_matrix(&mut self, _: &str, _: &[TensorView<'_>]) -> Result<MatrixId, BackendError> {
+        Ok(MatrixId(0))
+    }
+
+    fn load_vector(&mut self, _: &str, _: &[TensorView<'_>]) -> Result<VectorId, BackendError> {
+        Ok(VectorId(0))
+    }
+
+    fn load_program(&mut self, _: Program, _: usize, _: usize, _: usize) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn allocate_cache(&mut self, _: &KvLayout, _: &[usize]) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn allocate_swap(&mut self, _: &[usize]) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn forward(&mut self, _: &Batch) -> Result<&[f32], BackendError> {
+        Err(BackendError::Device("it samples".to_owned()))
+    }
+
+    fn samples(&self) -> Option<u32> {
+        Some(0)
+    }
+
+    fn begin_and_sample(
+        &mut self,
+        batch: &Batch,
+        rows: &mut dyn ExactSizeIterator<Item = SampleRow<'_>>,
+    ) -> Result<(), BackendError> {
+        assert_eq!(rows.len(), batch.logit_rows.len());
+        self.begun.push_back(rows.len());
+        rows.for_each(|row| {
+            std::hint::black_box(row);
+        });
+        Ok(())
+    }
+
+    fn finish_sampled(&mut self, outcomes: &mut Vec<Outcome>) -> Result<(), BackendError> {
+        let rows = self.begun.pop_front().unwrap_or(0);
+        outcomes.extend((0..rows).map(|_| Outcome::Token { id: 3, logprobs: None }));
+        Ok(())
+    }
+
+    fn hidden(&self, _: u32) -> &[f32] {
+        &[]
+    }
+
+    fn swap_times(&self) -> SwapTimes {
+        SwapTimes::default()
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        0
+    }
+}
+
+/// Two steps under way, on a device that samples.
 fn overlap() {
     let config = CacheConfig { blocks: 512, block_tokens: 16, bytes_per_block: 1 };
     let mut cache = KvCache::new(config, default_policy(0.01));
     let mut scheduler = Scheduler::new(SchedulerConfig::default()).expect("valid limits").with_overlap(2, 1);
+    let mut executor = ModelExecutor::new(Box::new(Same::default()), 1000, ROWS, 64);
     let root = root();
     let requests = (0..SEQUENCES).map(|id| Request {
         id: RequestId(id),
@@ -114,7 +192,7 @@ fn overlap() {
         root,
         prompt: (0..PROMPT).map(|i| i * 37 + id as u32 * 101).collect::<Vec<_>>().into(),
         n: 1,
-        sampling: SamplingParams::greedy(STEPS),
+        sampling: sampling(id),
         class: 0,
         priority: 0,
         deadline: None,
@@ -123,22 +201,14 @@ fn overlap() {
         pooling: None,
     });
     scheduler.admit(requests, [], Micros(0));
-    let mut output = StepOutput::default();
-    let mut wanted = VecDeque::with_capacity(2);
     let mut counted: Vec<(u32, u64)> = Vec::with_capacity(STEPS as usize);
     for step in 1..STEPS {
         let now = Micros(u64::from(step) * 1000);
         let before = CALLS.load(Ordering::Relaxed);
         while scheduler.has_room() && !scheduler.plan(&mut cache, now).sequences.is_empty() {
-            let plan = scheduler.planned();
-            let samples: usize = plan.sequences.iter().map(|sequence| sequence.samples.len()).sum();
-            wanted.push_back((plan.step, samples));
+            executor.begin(scheduler.planned()).expect("it begins");
         }
-        let (oldest, samples) = wanted.pop_front().expect("somebody decodes");
-        output.step = oldest;
-        output.samples.clear();
-        output.samples.resize(samples, Sampled::Token { id: 3, logprobs: None });
-        scheduler.commit(&mut cache, Ok(&output), now).clear();
+        scheduler.commit(&mut cache, executor.finish(), now).clear();
         let calls = CALLS.load(Ordering::Relaxed) - before;
         if step > WARM_UP && calls > 0 {
             counted.push((step, calls));

@@ -8,8 +8,9 @@ use super::*;
 const BLOCK: usize = 16;
 
 fn cache(head_dim: usize, formats: &[KvFormat]) -> KvCache {
-    let group = KvGroup { kind: GroupKind::Full, kv_heads: 2, head_dim, formats: formats.to_vec() };
-    KvCache::new(group, BLOCK, 3).expect("memory")
+    let formats = formats.to_vec();
+    let group = KvGroup { kind: GroupKind::Full, block_tokens: BLOCK, kv_heads: 2, head_dim, formats };
+    KvCache::new(group, 3).expect("memory")
 }
 
 fn vector(head_dim: usize, seed: usize) -> Vec<f32> {

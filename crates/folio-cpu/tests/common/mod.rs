@@ -31,6 +31,8 @@ pub struct Spec {
     pub ordered: bool,
     pub kv: KvFormat,
     pub block_tokens: usize,
+    /// Blocks of window groups have so many times the tokens.
+    pub window_blocks: usize,
     pub bias: bool,
     pub qk_norm: bool,
     /// Window of each layer, over and over; each size has a cache group.
@@ -50,6 +52,11 @@ pub struct Spec {
 impl Spec {
     fn window(&self, layer: usize) -> Option<u32> {
         self.windows[layer % self.windows.len()]
+    }
+
+    /// Tokens of a block of a group.
+    fn tokens_of(&self, window: Option<u32>) -> usize {
+        self.block_tokens * if window.is_some() { self.window_blocks } else { 1 }
     }
 
     /// Windows of the cache groups; the first has none.
@@ -80,6 +87,7 @@ impl Default for Spec {
             ordered: false,
             kv: KvFormat::BF16,
             block_tokens: 16,
+            window_blocks: 1,
             bias: true,
             qk_norm: true,
             windows: &[None],
@@ -235,13 +243,14 @@ pub fn load<B: Backend>(backend: &mut B, spec: &Spec, blocks: usize) {
     backend.load_program(program, spec.max_rows, spec.max_rows, spec.max_position).expect("a program");
     let group = |window: &Option<u32>| KvGroup {
         kind: window.map_or(GroupKind::Full, |tokens| GroupKind::Window { tokens }),
+        block_tokens: spec.tokens_of(*window),
         kv_heads: spec.kv_heads,
         head_dim: spec.head_dim,
         formats: vec![spec.kv; (0..spec.layers).filter(|layer| spec.window(*layer) == *window).count()],
     };
     let groups: Vec<KvGroup> = spec.groups().iter().map(group).collect();
     let blocks = vec![blocks; groups.len()];
-    backend.allocate_cache(&KvLayout { groups, block_tokens: spec.block_tokens }, &blocks).expect("a cache");
+    backend.allocate_cache(&KvLayout { groups }, &blocks).expect("a cache");
 }
 
 pub fn cpu(spec: &Spec, blocks: usize, threads: usize, isa: Isa) -> CpuBackend {
@@ -259,7 +268,8 @@ pub struct Sequence {
     pub computed: usize,
     /// As [`Spec::groups`].
     pub groups: Vec<Option<u32>>,
-    pub block_tokens: usize,
+    /// Of each of them.
+    pub block_tokens: Vec<usize>,
 }
 
 impl Sequence {
@@ -269,7 +279,9 @@ impl Sequence {
         let count = len.div_ceil(spec.block_tokens) as u32;
         // Scattered and backwards: nothing may depend on neighbouring blocks.
         let blocks = (0..count).rev().map(|i| first_block + i).collect();
-        Self { tokens, blocks, computed: 0, groups: spec.groups(), block_tokens: spec.block_tokens }
+        let groups = spec.groups();
+        let block_tokens = groups.iter().map(|window| spec.tokens_of(*window)).collect();
+        Self { tokens, blocks, computed: 0, groups, block_tokens }
     }
 
     /// The table of a cache group before the next token is computed: what lies behind the window was given back.
@@ -278,7 +290,8 @@ impl Sequence {
         if let Some(window) = self.groups[group] {
             // Other blocks than those of the first group.
             table.rotate_left(group);
-            let behind = (self.computed + 1).saturating_sub(window as usize) / self.block_tokens;
+            table.truncate(self.tokens.len().div_ceil(self.block_tokens[group]));
+            let behind = (self.computed + 1).saturating_sub(window as usize) / self.block_tokens[group];
             table[..behind].fill(HOLE);
         }
         table
@@ -292,18 +305,17 @@ pub fn step<B: Backend>(
     vocab: usize,
 ) -> Vec<Vec<f32>> {
     let mut batch = Batch::default();
-    for (sequence, rows) in parts.iter_mut() {
+    for (slot, (sequence, rows)) in (0..).zip(parts.iter_mut()) {
         let first = sequence.computed;
         batch.spans.push(Span {
             first_row: batch.tokens.len() as u32,
             rows: *rows as u32,
             first_position: first as u32,
-            blocks_start: batch.blocks.len() as u32,
-            blocks_len: sequence.blocks.len() as u32,
+            slot,
         });
         batch.tokens.extend(&sequence.tokens[first..first + *rows]);
         for group in 0..sequence.groups.len() {
-            batch.blocks.extend(sequence.table(group));
+            batch.edit_table(slot, group as u32, 0, sequence.table(group));
         }
         sequence.computed += *rows;
     }

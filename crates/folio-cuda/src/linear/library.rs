@@ -25,7 +25,7 @@ const THREADS: u32 = 256;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pinned {
     shape: Shape,
-    algorithm: Algorithm,
+    pub(super) algorithm: Algorithm,
     /// `[rows, cols]`
     weights: DevicePtr,
     /// One a row, f32; of FP8 alone.

@@ -16,6 +16,7 @@ use folio_model::backend::{BackendError, DType, TensorView};
 use folio_model::quant::Encoding;
 
 use crate::driver::{DevicePtr, Driver, DriverError};
+use crate::gemm::Algorithm;
 use crate::kernels::{Module, Weights};
 use unpack::{Codes, Layout};
 
@@ -86,9 +87,9 @@ impl DeviceMatrix {
         self.segments.iter().any(|segment| segment.kind == Kind::Plain(DType::F32))
     }
 
-    /// Whether a library multiplies it.
-    pub fn is_given_to_a_library(&self) -> bool {
-        self.pinned.is_some()
+    /// How a library multiplies it, if one does.
+    pub fn algorithm_of_a_library(&self) -> Option<Algorithm> {
+        self.pinned.map(|pinned| pinned.algorithm)
     }
 
     /// The modules that [`experts_product`] needs for it.

@@ -269,15 +269,15 @@ fn apply(row: &mut [f32], spec: &SampleSpec, forbid_stop: bool) {
 }
 
 fn penalize(row: &mut [f32], history: &TokenHistory, params: &SamplingParams) {
-    for entry in history.entries() {
-        let Some(logit) = row.get_mut(entry.token as usize) else { continue };
+    for (token, generated) in history.entries() {
+        let Some(logit) = row.get_mut(*token as usize) else { continue };
         *logit = if *logit > 0.0 {
             *logit / params.repetition_penalty
         } else {
             *logit * params.repetition_penalty
         };
-        if entry.generated > 0 {
-            *logit -= params.frequency_penalty * entry.generated as f32;
+        if *generated > 0 {
+            *logit -= params.frequency_penalty * *generated as f32;
             *logit -= params.presence_penalty;
         }
     }

@@ -9,7 +9,7 @@ use super::costs::Computed;
 use super::swap::bytes_of;
 use folio_kv::{BlockId, HOLE, KvCache};
 
-use crate::plan::{CHOSEN, SamplePlan, SequenceId, SequencePlan, Want};
+use crate::plan::{CHOSEN, SamplePlan, SequenceId, SequencePlan, TableChange, Want};
 use crate::request::{Micros, Pooling};
 use crate::sequence::{Place, Sequence, Slot, choice_seed};
 
@@ -90,7 +90,7 @@ impl Scheduler {
                 self.queued.tokens -= u64::from(group.prompt_len);
             }
             let mut entry = std::mem::replace(&mut sequence.entry, lent());
-            let mut planned = fill(&mut entry, sequence, granted);
+            let mut planned = fill(&mut entry, sequence, granted, step);
             planned.slot = *slot;
             let ends = entry.first_position + granted >= sequence.known();
             let mut single = sequence.choice;
@@ -162,7 +162,7 @@ fn lent() -> SequencePlan {
     Sequence::empty_plan(SequenceId(0))
 }
 
-fn fill(entry: &mut SequencePlan, sequence: &mut Sequence, granted: u32) -> Planned {
+fn fill(entry: &mut SequencePlan, sequence: &mut Sequence, granted: u32, step: u64) -> Planned {
     let (known, id) = (sequence.known(), sequence.id());
     let (from, chosen) =
         sequence.running().map_or((0, Place::default()), |running| (running.scheduled, running.chosen));
@@ -181,7 +181,7 @@ fn fill(entry: &mut SequencePlan, sequence: &mut Sequence, granted: u32) -> Plan
         entry.tokens.push(CHOSEN | chosen.sample);
         entry.follows = Some(chosen.step);
     }
-    fill_tables(entry, sequence);
+    fill_tables(entry, sequence, step);
     if let Some(top) = sequence.request.prompt_logprobs {
         for position in from.max(sequence.scored)..to.min(sequence.prompt_len() - 1) {
             let next = sequence.tokens[position as usize + 1];
@@ -192,10 +192,13 @@ fn fill(entry: &mut SequencePlan, sequence: &mut Sequence, granted: u32) -> Plan
     Planned { id, slot: Slot(0), rows: granted, samples: scores, scores, drafts, names: false }
 }
 
-/// Brings the block tables up to date.
-fn fill_tables(entry: &mut SequencePlan, sequence: &mut Sequence) {
+/// Brings the block tables up to date, and says what that changed.
+fn fill_tables(entry: &mut SequencePlan, sequence: &mut Sequence, step: u64) {
     let positions = sequence.final_positions();
     let Some(running) = sequence.running_mut() else { return };
+    entry.table_slot = running.table_slot;
+    entry.since = std::mem::replace(&mut running.planned, step);
+    entry.changes.clear();
     let table = &running.table;
     entry.block_tables.resize_with(table.groups(), Vec::new);
     for (group, blocks) in entry.block_tables.iter_mut().enumerate() {
@@ -204,19 +207,25 @@ fn fill_tables(entry: &mut SequencePlan, sequence: &mut Sequence) {
             let block_tokens = table.capacity() / table.blocks().len().max(1) as u32;
             blocks.reserve(positions.div_ceil(block_tokens.max(1)) as usize);
         }
-        sync(blocks, table.group(group), running.synced as usize);
+        entry.changes.push(sync(blocks, table.group(group), running.synced as usize));
     }
     running.synced = u32::MAX;
 }
 
 /// Brings a block table of the plan up to date: what lies behind the window now, and everything from entry `synced` on.
-fn sync(planned: &mut Vec<u32>, blocks: &[BlockId], synced: usize) {
-    planned.truncate(synced);
+fn sync(planned: &mut Vec<u32>, blocks: &[BlockId], synced: usize) -> TableChange {
+    let synced = synced.min(planned.len());
+    let same =
+        planned[synced..].iter().zip(&blocks[synced..]).take_while(|(planned, block)| **planned == block.0);
+    planned.truncate(synced + same.count());
+    let from = planned.len();
     // Holes only ever grow, from the front: new ones lie between the old ones and the first block that is held.
-    let holes = blocks[..planned.len()].partition_point(|block| *block == HOLE);
-    planned[..holes].iter_mut().rev().take_while(|entry| **entry != HOLE.0).for_each(|entry| *entry = HOLE.0);
-    planned.extend(blocks[planned.len()..].iter().map(|block| block.0));
+    let end = blocks[..from].partition_point(|block| *block == HOLE);
+    let new = planned[..end].iter_mut().rev().take_while(|entry| **entry != HOLE.0);
+    let holes = new.map(|entry| *entry = HOLE.0).count();
+    planned.extend(blocks[from..].iter().map(|block| block.0));
     debug_assert!(planned.iter().zip(blocks).all(|(planned, block)| *planned == block.0));
+    TableChange { from: from as u32, first_hole: (end - holes) as u32, holes: holes as u32 }
 }
 
 /// What is wanted of the rows of this step for the vector that its prompt becomes.

@@ -35,6 +35,13 @@ impl Scheduler {
             self.check_running(cache, *slot)?;
         }
         self.check_waits()?;
+        let used = self.running.iter().filter_map(|(_, slot)| self.sequences[*slot].running());
+        let mut slots: Vec<u32> =
+            used.map(|running| running.table_slot).chain(self.table_slots.iter().copied()).collect();
+        slots.sort_unstable();
+        if !slots.iter().copied().eq(0..slots.len() as u32) {
+            return Err(format!("slots of block tables are shared or lost: {slots:?}"));
+        }
         let victims = self.running.iter().filter_map(|(_, slot)| self.sequences[*slot].running());
         if victims.filter(|running| running.preempted).count() as u32 != self.preempting {
             return Err(format!("{} victims wait for their last commit, others are marked", self.preempting));

@@ -97,6 +97,8 @@ pub struct Scheduler {
     groups: FxHashMap<RequestId, Group>,
     /// Sequences that hold blocks, best rank first.
     running: Vec<(Rank, Slot)>,
+    /// Free ones, see [`crate::plan::SequencePlan::table_slot`].
+    table_slots: Vec<u32>,
     /// Sequences that hold none.
     waiting: Queue,
     deadlines: BTreeSet<(Micros, RequestId)>,
@@ -136,6 +138,7 @@ impl Scheduler {
             sequences: Sequences::default(),
             groups: FxHashMap::default(),
             running: Vec::new(),
+            table_slots: Vec::new(),
             waiting,
             deadlines: BTreeSet::new(),
             suspended: BTreeSet::new(),
@@ -264,6 +267,11 @@ impl Scheduler {
     }
 
     fn start_running(&mut self, slot: Slot) {
+        // Where none is free, those below the number of sequences that run are all in use.
+        let table_slot = self.table_slots.pop().unwrap_or(self.running.len() as u32);
+        if let Some(running) = self.sequences[slot].running_mut() {
+            running.table_slot = table_slot;
+        }
         let rank = self.sequences[slot].rank;
         let at = self.running.partition_point(|(other, _)| *other < rank);
         self.running.insert(at, (rank, slot));

@@ -187,7 +187,8 @@ impl Scheduler {
         }
         let state = State::Waiting(Waiting::new(WaitingFor::Blocks, self.now));
         let State::Running(running) = std::mem::replace(&mut sequence.state, state) else { return None };
-        let Running { table, fresh, granted, reserved, mut announced, suspended, preempted, .. } = running;
+        let Running { table, fresh, granted, reserved, mut announced, suspended, preempted, table_slot, .. } =
+            running;
         match fresh {
             Some(_) => cache.abandon(table, &sequence.tokens),
             None => cache.release(table, &sequence.tokens),
@@ -199,6 +200,7 @@ impl Scheduler {
         self.preempting -= u32::from(preempted);
         self.step.granted -= granted;
         self.stop_running(slot);
+        self.table_slots.push(table_slot);
         self.step.forget(slot);
         fresh
     }

@@ -18,7 +18,8 @@ pub struct Cache {
 }
 
 impl Cache {
-    pub fn new(group: KvGroup, block_tokens: usize, blocks: usize) -> Self {
+    pub fn new(group: KvGroup, blocks: usize) -> Self {
+        let block_tokens = group.block_tokens;
         let size = blocks * block_tokens * group.layers() * group.kv_heads * group.head_dim;
         Self {
             group,

@@ -217,7 +217,7 @@ impl ReferenceBackend {
         }
         let mut next_row = 0;
         for span in &batch.spans {
-            self.check_span(span, next_row, batch)?;
+            self.check_span(span, next_row)?;
             next_row += span.rows;
         }
         if next_row as usize != rows {
@@ -245,7 +245,32 @@ impl ReferenceBackend {
         Ok(())
     }
 
-    fn check_span(&self, span: &Span, next_row: u32, batch: &Batch) -> Result<()> {
+    /// Takes over what changed in block tables.
+    pub(super) fn edit_tables(&mut self, batch: &Batch) -> Result<()> {
+        for edit in &batch.edits {
+            let wrong = |reason: &str| Err(BackendError::Batch(format!("{edit:?}: {reason}")));
+            let (Some(new), true) =
+                (batch.blocks.get(edit.range()), (edit.group as usize) < self.caches.len())
+            else {
+                return wrong("it is outside of the batch or of the cache");
+            };
+            let table = self.tables.entry((edit.slot, edit.group as usize)).or_default();
+            let mut edited: Vec<u32> = table.iter().copied().take(edit.start as usize).collect();
+            if edited.len() < edit.start as usize {
+                return wrong("it leaves a gap in its block table");
+            }
+            edited.extend(new);
+            edited.extend(table.iter().skip(edited.len()).copied().collect::<Vec<_>>());
+            if edited.len() < edit.len as usize || (edit.len as usize) < edit.start as usize + new.len() {
+                return wrong("it has another number of entries");
+            }
+            edited.truncate(edit.len as usize);
+            *table = edited;
+        }
+        Ok(())
+    }
+
+    fn check_span(&self, span: &Span, next_row: u32) -> Result<()> {
         let wrong = |reason: &str| Err(BackendError::Batch(format!("{span:?}: {reason}")));
         if span.first_row != next_row || span.rows == 0 {
             return wrong("spans must cover the rows in order");
@@ -255,8 +280,8 @@ impl ReferenceBackend {
             return wrong("it reaches past the longest sequence");
         }
         for (group, cache) in self.caches.iter().enumerate() {
-            let Some(table) = batch.blocks.get(span.table(group)) else {
-                return wrong("its block table lies outside of the batch's");
+            let Some(table) = self.tables.get(&(span.slot, group)) else {
+                return wrong("it has no block table");
             };
             if table.len() * cache.block_tokens < end {
                 return wrong("its block table is too short");

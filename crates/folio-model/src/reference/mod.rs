@@ -29,6 +29,8 @@ pub struct ReferenceBackend {
     limits: Limits,
     /// One per cache group.
     caches: Vec<Cache>,
+    /// Block tables by slot and group.
+    tables: BTreeMap<(u32, usize), Vec<u32>>,
     /// One per [`Program::buffers`], `[rows, width]`.
     buffers: Vec<Vec<f32>>,
     logits: Vec<f32>,
@@ -158,7 +160,7 @@ impl ReferenceBackend {
                         }
                     }
                 }
-                let block = block_of(batch, span, group, position, cache.block_tokens);
+                let block = self.tables[&(span.slot, group)][position / cache.block_tokens] as usize;
                 cache.write(spec.layer as usize, block, position % cache.block_tokens, k, v);
             }
         }
@@ -177,9 +179,9 @@ impl ReferenceBackend {
                 let q = &self.buffers[qkv][row * width..row * width + spec.heads * spec.head_dim];
                 for (head, q) in q.chunks(spec.head_dim).enumerate() {
                     let sink = spec.sinks.map(|sinks| self.vector(sinks)[head]);
-                    let result = attend(cache, spec, head, q, position, sink, |position| {
-                        block_of(batch, span, group, position, cache.block_tokens)
-                    });
+                    let table = &self.tables[&(span.slot, group)];
+                    let block_of = |position: usize| table[position / cache.block_tokens] as usize;
+                    let result = attend(cache, spec, head, q, position, sink, block_of);
                     // Rows and heads come in the order of `attended`: spans cover the rows in order.
                     if let Some(slot) = heads.next() {
                         slot.copy_from_slice(&result);
@@ -219,6 +221,11 @@ impl Backend for ReferenceBackend {
         "reference".to_owned()
     }
 
+    /// Of no use beyond this process: its sums may change at any time.
+    fn numerics(&self) -> String {
+        self.name()
+    }
+
     fn load_matrix(&mut self, name: &str, parts: &[TensorView<'_>]) -> Result<MatrixId> {
         let (rows, cols) = checks::matrix_shape(name, parts)?;
         let data = parts.iter().flat_map(|part| in_order(part, decode(part))).collect();
@@ -248,8 +255,8 @@ impl Backend for ReferenceBackend {
     fn allocate_cache(&mut self, layout: &KvLayout, blocks: &[usize]) -> Result<()> {
         checks::layout(layout, blocks, &self.program)?;
         let groups = layout.groups.iter().zip(blocks);
-        self.caches =
-            groups.map(|(group, blocks)| Cache::new(group.clone(), layout.block_tokens, *blocks)).collect();
+        self.caches = groups.map(|(group, blocks)| Cache::new(group.clone(), *blocks)).collect();
+        self.tables.clear();
         Ok(())
     }
 
@@ -264,6 +271,7 @@ impl Backend for ReferenceBackend {
     }
 
     fn forward(&mut self, batch: &Batch) -> Result<&[f32]> {
+        self.edit_tables(batch)?;
         self.check_batch(batch)?;
         for swap in &batch.swap_outs {
             self.caches[swap.group as usize].swap_out(swap);
@@ -297,10 +305,6 @@ impl Backend for ReferenceBackend {
 fn rows_of(span: &Span) -> impl Iterator<Item = (usize, usize)> {
     let (row, position) = (span.first_row as usize, span.first_position as usize);
     (0..span.rows as usize).map(move |i| (row + i, position + i))
-}
-
-fn block_of(batch: &Batch, span: &Span, group: usize, position: usize, block_tokens: usize) -> usize {
-    batch.blocks[span.table(group).start + position / block_tokens] as usize
 }
 
 fn decode(part: &TensorView<'_>) -> Vec<f32> {

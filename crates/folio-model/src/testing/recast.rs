@@ -33,6 +33,10 @@ impl<B: Backend> Backend for Recast<B> {
         self.backend.name()
     }
 
+    fn numerics(&self) -> String {
+        self.backend.numerics()
+    }
+
     fn load_matrix(&mut self, name: &str, parts: &[TensorView<'_>]) -> Result<MatrixId, BackendError> {
         let dtype = match self.cast {
             Cast::Blocks { format, ordered } if parts[0].shape[1].is_multiple_of(format.values()) => {

@@ -173,16 +173,17 @@ impl Executor for Recorder {
         };
         batch.swap_outs.extend(plan.swap_outs.iter().map(swap));
         batch.swap_ins.extend(plan.swap_ins.iter().map(swap));
-        for sequence in &plan.sequences {
+        for (slot, sequence) in (0..).zip(&plan.sequences) {
             batch.spans.push(Span {
                 first_row: batch.tokens.len() as u32,
                 rows: sequence.tokens.len() as u32,
                 first_position: sequence.first_position,
-                blocks_start: batch.blocks.len() as u32,
-                blocks_len: sequence.block_tables[0].len() as u32,
+                slot,
             });
             batch.tokens.extend(&sequence.tokens);
-            sequence.block_tables.iter().for_each(|table| batch.blocks.extend(table));
+            for (group, table) in (0..).zip(&sequence.block_tables) {
+                batch.edit_table(slot, group, 0, table.iter().copied());
+            }
         }
         batch.logit_rows.extend(0..batch.tokens.len() as u32);
         // Of every row too, so that each is judged beside all others.
