@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use folio_engine::handle::Rejected;
-use folio_engine::request::{RetentionRange, Token, TokenLogprobs};
+use folio_engine::request::{RetentionRange, Timing, Token, TokenLogprobs};
 use folio_engine::{CancelFlag, Event, FinishReason, Micros, Request, SamplingParams};
 use folio_text::{DetokenizeOptions, Detokenizer};
 use judge::{Judge, Judged, Verdict};
@@ -515,6 +515,8 @@ impl Pump {
                 self.slots[index].ended = true;
                 let slot = &self.slots[index];
                 let produced = slot.choice.tokens > 0 || !slot.whole.vector.is_empty();
+                // It also queues until the step under way ends and the engine takes it up.
+                let timing = Timing { arrived: self.submitted, ..timing };
                 self.state.metrics.timing(&timing, produced);
                 self.finished = self.finished.max(timing.finished);
                 self.ended(index, reason, stop_token, error);
