@@ -4,9 +4,7 @@
 //! requests and is answered by a call of its reply, on the engine's thread; a reply that is dropped uncalled means that the
 //! engine has ended.
 
-use std::sync::Arc;
-
-use folio_kv::{KeepRefused, KvCache, PrefixId, PrefixInfo, Retention, Root, TenantId};
+use folio_kv::{BlockHashes, KeepRefused, KvCache, PrefixId, PrefixInfo, Retention, TenantId};
 
 use crate::scheduler::Scheduler;
 
@@ -20,10 +18,10 @@ pub enum CacheCommand {
         tenant: TenantId,
         id: PrefixId,
     },
-    /// Records, and pins if `pin`, what is cached of `tokens`.
+    /// Records, and pins if `pin`, what is cached of `tokens` tokens.
     Keep {
-        root: Root,
-        tokens: Arc<[u32]>,
+        hashes: BlockHashes,
+        tokens: u32,
         retention: Retention,
         pin: bool,
     },
@@ -74,9 +72,9 @@ impl Scheduler {
         match command {
             CacheCommand::List { tenant } => CacheAnswer::Prefixes(cache.prefixes(tenant)),
             CacheCommand::Show { tenant, id } => kept(cache.prefix(tenant, id).map(Ok)),
-            CacheCommand::Keep { root, tokens, retention, pin } => {
+            CacheCommand::Keep { hashes, tokens, retention, pin } => {
                 let spare = self.unpromised(cache);
-                kept(Some(cache.keep_cached(&root, &tokens, retention, pin, spare)))
+                kept(Some(cache.keep_cached(&hashes, tokens, retention, pin, spare)))
             }
             CacheCommand::Change { tenant, id, retention, pin } => {
                 let spare = self.unpromised(cache);

@@ -71,6 +71,7 @@ pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
         cache_tokens: cache.positions_max(config.max_num_batched_tokens),
         config,
         vocab: parts.vocab,
+        block_tokens: kv.block_tokens,
         mailbox: Arc::new(Mailbox::new(limit)),
         past: Mutex::default(),
         stats: Mutex::new(Arc::new(EngineStats { cache: cache.stats(), ..EngineStats::default() })),

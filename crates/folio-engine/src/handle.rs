@@ -87,6 +87,7 @@ pub(crate) struct Shared {
     /// Tokens of one request of each tenant with a quota, and of any other.
     pub quota_tokens: (FxHashMap<TenantId, u64>, u64),
     pub vocab: u32,
+    pub block_tokens: u32,
     pub mailbox: Arc<Mailbox>,
     pub stats: Mutex<Arc<EngineStats>>,
     /// What each tenant held until the cache forgot it. Locked before `stats`; the engine never waits for it.
@@ -126,7 +127,9 @@ impl EngineHandle {
         let shared = &self.0.shared;
         check(shared, &request)?;
         let id = request.id;
-        let posted = shared.mailbox.post(Submission { request, sink }, shared.clock.now());
+        shared.mailbox.admits(request.prompt.len() as u64).map_err(|refusal| self.rejected(refusal))?;
+        let (request, hashes) = request.hashed(shared.block_tokens);
+        let posted = shared.mailbox.post(Submission { request, hashes, sink }, shared.clock.now());
         posted.map_err(|refusal| self.rejected(refusal))?;
         let mailbox = shared.mailbox.clone();
         Ok(CancelFlag::with_route(Box::new(move |choice| {

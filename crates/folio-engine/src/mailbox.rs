@@ -11,12 +11,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use std::vec::Drain;
 
+use folio_kv::BlockHashes;
+
 use crate::commands::{CacheCommand, CacheReply};
 use crate::request::{EventSink, Micros, Request, RequestId};
 
 /// A request and where its events go.
 pub(crate) struct Submission {
     pub request: Request,
+    pub hashes: BlockHashes,
     pub sink: Box<dyn EventSink>,
 }
 
@@ -36,13 +39,13 @@ pub(crate) const COMMANDS_MAX: usize = 64;
 pub(crate) struct Incoming {
     pub submissions: Vec<Submission>,
     /// What the outbox made of the submissions: it keeps the sinks.
-    pub requests: Vec<Request>,
+    pub requests: Vec<(Request, BlockHashes)>,
     pub cancellations: Vec<CancelRequest>,
     pub commands: Vec<(CacheCommand, CacheReply)>,
 }
 
 impl Incoming {
-    pub fn drain(&mut self) -> (Drain<'_, Request>, Drain<'_, CancelRequest>) {
+    pub fn drain(&mut self) -> (Drain<'_, (Request, BlockHashes)>, Drain<'_, CancelRequest>) {
         (self.requests.drain(..), self.cancellations.drain(..))
     }
 }
@@ -104,24 +107,33 @@ impl Mailbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn post(&self, submission: Submission, now: Micros) -> Result<(), Refusal> {
-        let mut state = self.lock();
+    /// Whether a request of so many tokens would be refused now: before anything is done for it.
+    pub fn admits(&self, tokens: u64) -> Result<(), Refusal> {
+        self.refusal(&self.lock(), tokens).map_or(Ok(()), Err)
+    }
+
+    fn refusal(&self, state: &State, tokens: u64) -> Option<Refusal> {
         if let Some(reason) = &state.unhealthy {
-            return Err(Refusal::Unhealthy(reason.clone()));
+            return Some(Refusal::Unhealthy(reason.clone()));
         }
         if state.phase != Phase::Open {
-            return Err(Refusal::Closed);
+            return Some(Refusal::Closed);
         }
-        let tokens = submission.request.prompt.len() as u64;
         let queued = Queued {
             requests: state.in_mailbox.requests + state.in_engine.requests,
             tokens: state.in_mailbox.tokens + state.in_engine.tokens,
         };
         // One request is always taken into an empty queue, however long: it was already checked against the pool.
-        if queued.requests >= self.limit.requests
-            || (queued.requests > 0 && queued.tokens + tokens > self.limit.tokens)
-        {
-            return Err(Refusal::Full(queued));
+        let full = queued.requests >= self.limit.requests
+            || (queued.requests > 0 && queued.tokens + tokens > self.limit.tokens);
+        full.then_some(Refusal::Full(queued))
+    }
+
+    pub fn post(&self, submission: Submission, now: Micros) -> Result<(), Refusal> {
+        let mut state = self.lock();
+        let tokens = submission.request.prompt.len() as u64;
+        if let Some(refusal) = self.refusal(&state, tokens) {
+            return Err(refusal);
         }
         state.in_mailbox.requests += 1;
         state.in_mailbox.tokens += tokens;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use crate::mailbox::{CancelRequest, Incoming};
+use crate::mailbox::{Submission, CancelRequest, Incoming};
 use crate::request::{Event, EventSink, FinishReason, Micros, RequestId, Timing};
 
 struct Reader {
@@ -26,7 +26,7 @@ impl Outbox {
     /// told apart.
     pub fn open(&mut self, incoming: &mut Incoming) {
         for submission in incoming.submissions.drain(..) {
-            let (request, sink) = (submission.request, submission.sink);
+            let Submission { request, hashes, sink } = submission;
             let mut reader = Reader { sink, finished: vec![false; request.n as usize] };
             if self.readers.contains_key(&request.id) {
                 let error = format!("request id {} is in use", request.id.0);
@@ -34,7 +34,7 @@ impl Outbox {
                 continue;
             }
             self.readers.insert(request.id, reader);
-            incoming.requests.push(request);
+            incoming.requests.push((request, hashes));
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use folio_kv::RetentionRange;
-use folio_kv::{KeepRefused, PrefixInfo, Root, TenantId};
+use folio_kv::{BlockHashes, KeepRefused, PrefixInfo, Root, TenantId};
 pub use folio_model::Pooling;
 
 use crate::guide::RulesRef;
@@ -42,6 +42,14 @@ pub struct Request {
     /// A vector is wanted instead of tokens, see [`Event::Pooled`]; `n` is 1 and `sampling.max_tokens` 0 then. A mean is summed in
     /// f64 in the order of the prompt, divided once and rounded once; its rows are computed, not found in the cache.
     pub pooling: Option<Pooling>,
+}
+
+impl Request {
+    /// With what identifies its prompt's blocks. O(prompt): where the request is made, not on the engine's thread.
+    pub fn hashed(self, block_tokens: u32) -> (Self, BlockHashes) {
+        let hashes = BlockHashes::new(&self.root, &self.prompt, block_tokens);
+        (self, hashes)
+    }
 }
 
 /// How tokens are chosen and when generation stops. All fields are honoured.

@@ -18,7 +18,7 @@
 
 use std::sync::Arc;
 
-use folio_kv::{BlockHash, BlockTable, GroupCounts, Lookup, Swapped, TenantId};
+use folio_kv::{BlockHashes, BlockTable, GroupCounts, Lookup, Swapped, TenantId};
 
 use crate::config::SchedulerConfig;
 use crate::guide::GuideRef;
@@ -72,10 +72,10 @@ pub(crate) struct Sequence {
     /// recomputation, rows above must not be skipped.
     pub scored: u32,
     pub hidden_sum: Option<Arc<[f64]>>,
-    /// Hashes of the prompt's full blocks, and how many of those are of blocks that an operator shares; `None` before they were
-    /// computed.
-    pub hashes: Vec<BlockHash>,
-    pub hashes_shared: Option<u32>,
+    /// What identifies its content: of the prompt, and while it holds no blocks, of all that it knows.
+    pub hashes: BlockHashes,
+    /// Whether it begins with blocks that an operator shares, by the last look at the cache.
+    pub shares: bool,
     /// Most positions ever computed: computing below it again is the price of preemption.
     pub high_water: u32,
     pub timing: Timing,
@@ -160,8 +160,8 @@ pub(crate) struct Running {
     pub suspended: Option<Wait>,
     /// It is preempted when its last unfinished step is committed, and gets no rows until then.
     pub preempted: bool,
-    /// Leading entries of the block tables in `entry` that are known to be right, or to have become holes since. All are when they
-    /// were just written; each commit since then changed some.
+    /// Positions whose entries in the block tables of `entry` are known to be right, or to have become holes since. All are when
+    /// they were just written; each commit since then changed some.
     pub synced: u32,
     /// See [`SequencePlan::table_slot`]; and the step that it was last planned for.
     pub table_slot: u32,
@@ -248,7 +248,12 @@ impl Sequence {
 
     /// Whose memory its blocks are.
     pub fn owner(&self) -> TenantId {
-        self.request.root.tenant
+        self.hashes.root().tenant
+    }
+
+    /// Full blocks of its prompt.
+    pub fn prompt_blocks(&self) -> u32 {
+        self.prompt_len() / self.hashes.block_tokens()
     }
 
     pub fn prompt_len(&self) -> u32 {

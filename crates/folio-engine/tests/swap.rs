@@ -117,7 +117,7 @@ fn a_copy_whose_step_failed_is_forgotten() {
         disturbed(Machine::new(config(), 64, 16).with_swap(64, 0.0), std::slice::from_ref(&one), 8);
     assert!(machine.cache.stats().swapped_bytes > 0, "a copy is to be made");
     let other = Request { priority: -1, ..request(2, &text(2, 900), 60) };
-    machine.scheduler.admit([other], [], machine.now);
+    machine.scheduler.admit([other.hashed(16)], [], machine.now);
     let plan = machine.scheduler.plan(&mut machine.cache, machine.now);
     assert!(!plan.swap_outs.is_empty() && plan.sequences.len() == 1, "it belongs into the other's step");
     let error = ExecutorError { step: plan.step, reason: "injected".into() };

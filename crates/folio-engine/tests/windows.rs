@@ -7,7 +7,7 @@ use folio_engine::handle::Rejected;
 use folio_engine::plan::HOLE;
 use folio_engine::request::{Event, Request, SamplingParams};
 use folio_engine::{ModelExecutor, SchedulerConfig, SystemClock, WaitingFor};
-use folio_kv::{CacheConfig, KvCache, WindowConfig, default_policy};
+use folio_kv::{CacheConfig, GroupConfig, KvCache, default_policy};
 use folio_sim::scenario::request;
 use folio_sim::{Machine, SimBackend};
 
@@ -119,11 +119,11 @@ fn choices_share_the_window_and_part() {
 #[test]
 fn what_a_windows_pool_can_never_hold_is_refused_at_once() {
     let engine = |window_blocks: u32| {
-        let windows = [WindowConfig { blocks: window_blocks, window_tokens: 64, bytes_per_block: 1 }];
-        let backend = SimBackend::new(29, 100, 8, 32, 32).with_windows([(window_blocks, 64)]);
+        let windows = [GroupConfig::window(64, window_blocks, 8, 1)];
+        let backend = SimBackend::new(29, 100, 8, 32, 32).with_groups(&windows);
         folio_engine::start(EngineParts {
             config: config(),
-            cache: KvCache::with_windows(
+            cache: KvCache::with_groups(
                 CacheConfig { blocks: 100, block_tokens: 8, bytes_per_block: 1 },
                 &windows,
                 default_policy(0.01),

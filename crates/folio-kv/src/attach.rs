@@ -19,9 +19,8 @@ use crate::counts::{GroupCounts, MAX_GROUPS};
 use crate::hash::BlockHashes;
 use crate::nodes::Parent;
 use crate::policy::NONE;
-use crate::stats::TenantStats;
 use crate::table::{BlockTable, Lists, Query};
-use crate::types::{BlockCopy, BlockHash, BlockId, HOLE};
+use crate::types::{BlockCopy, BlockHash, BlockId, HOLE, TenantId};
 
 /// Children looked at when searching for a shared beginning, newest first.
 const CHILDREN_SCANNED: usize = 16;
@@ -281,8 +280,7 @@ impl KvCache {
             copies: copies.len() as u64,
             window_miss: u64::from(missed),
         };
-        let query = table.query;
-        self.count(table.hashes.root().tenant, |stats| stats.add(&query), query.copies);
+        self.count(table.hashes.root().tenant, table.query);
         (table, copies)
     }
 
@@ -567,7 +565,10 @@ impl KvCache {
     /// it never used out of the statistics again, so that they reconcile with the requests that were served.
     pub fn abandon(&mut self, table: BlockTable, tokens: &[u32]) -> BlockHashes {
         let query = table.query;
-        self.count(table.hashes.root().tenant, |stats| stats.take_back(&query), query.copies.wrapping_neg());
+        let counted = self.tenants.entry(table.hashes.root().tenant).or_default();
+        counted.stats.take_back(&query);
+        self.totals.take_back(&query);
+        self.stats.copies -= query.copies;
         if query.queries > 0 || !table.loads.is_empty() {
             for block in &table.lists[0][(table.confirmed / self.config.block_tokens) as usize..] {
                 self.groups[0].pool.slot_mut(block.0).open = false;
@@ -577,14 +578,14 @@ impl KvCache {
     }
 
     /// Counts for the cache and for a tenant.
-    fn count(&mut self, tenant: crate::TenantId, count: impl Fn(&mut TenantStats), copies: u64) {
-        count(&mut self.totals);
-        count(&mut self.tenants.entry(tenant).or_default().stats);
-        self.stats.copies = self.stats.copies.wrapping_add(copies);
+    pub(crate) fn count(&mut self, tenant: TenantId, query: Query) {
+        self.tenants.entry(tenant).or_default().stats.add(&query);
+        self.totals.add(&query);
+        self.stats.copies += query.copies;
     }
 
     /// Drops all unreferenced content that is not pinned, of one tenant or of all. O(blocks).
-    pub fn clear(&mut self, tenant: Option<crate::TenantId>) {
+    pub fn clear(&mut self, tenant: Option<TenantId>) {
         for block in 0..self.config.blocks {
             let mut next = Some(BlockId(block));
             while let Some(block) = next.filter(|block| self.is_clearable(*block, tenant)) {
@@ -605,7 +606,7 @@ impl KvCache {
         self.record_cleared(tenant);
     }
 
-    fn is_clearable(&self, block: BlockId, tenant: Option<crate::TenantId>) -> bool {
+    fn is_clearable(&self, block: BlockId, tenant: Option<TenantId>) -> bool {
         let slot = self.slot(0, block);
         let loose = !self.groups[0].pool.is_free(block.0)
             && slot.is_cached()

@@ -34,7 +34,7 @@ use crate::hash::BlockHashes;
 use crate::nodes::Nodes;
 use crate::policy::NONE;
 use crate::pool::Pool;
-use crate::table::BlockTable;
+use crate::table::{BlockTable, Query};
 use crate::types::{BlockId, HOLE, TenantId};
 
 /// Copy block `block` of `group` to slot `slot` of the group's host memory, or back.
@@ -124,6 +124,12 @@ impl KvCache {
     /// Slots of each group.
     pub fn swap_slots(&self) -> GroupCounts {
         self.each_group(|group| self.groups[group].host.pool.len())
+    }
+
+    /// Whether host memory holds anything.
+    pub fn has_swapped(&self) -> bool {
+        let host = &self.groups[0].host.pool;
+        host.free() < host.len()
     }
 
     pub(crate) fn host_bytes(&self, slots: impl Fn(&Tier) -> u32) -> u64 {
@@ -434,6 +440,10 @@ impl KvCache {
         }
         table.computed = positions;
         swaps.extend_from_slice(&table.loads);
+        if copy.is_none() {
+            table.query = Query { queries: 1, tokens: max_tokens.into(), hit: positions.into(), ..Query::default() };
+            self.count(tenant, table.query);
+        }
         Ok(table)
     }
 

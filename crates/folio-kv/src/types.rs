@@ -131,7 +131,7 @@ pub enum Layout {
 
 impl Layout {
     /// Positions that a query reads, its own included; `None`: all.
-    fn reach(self) -> Option<u32> {
+    pub fn reach(self) -> Option<u32> {
         match self {
             Self::Paged => None,
             Self::Window { tokens } => Some(tokens),
@@ -154,6 +154,11 @@ pub struct GroupConfig {
 }
 
 impl GroupConfig {
+    /// Layers that look back `tokens` positions.
+    pub fn window(tokens: u32, blocks: u32, block_tokens: u32, bytes_per_block: u64) -> Self {
+        Self { layout: Layout::Window { tokens }, blocks, block_tokens, bytes_per_block, optional: false }
+    }
+
     /// Of a sequence with `computed` positions, the first block that its next query reads or writes: everything before it is
     /// given back.
     pub fn first_block(&self, computed: u32) -> u32 {

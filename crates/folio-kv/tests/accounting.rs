@@ -9,13 +9,9 @@ use folio_kv::{BlockTable, GroupConfig, Identity, KvCache, LruLeafFirst, Root, T
 use proptest::prelude::*;
 
 const BYTES: u128 = 1024;
-const WINDOW: GroupConfig = GroupConfig {
-    layout: folio_kv::Layout::Window { tokens: 7 },
-    blocks: 12,
-    block_tokens: 4,
-    bytes_per_block: 100,
-    optional: false,
-};
+fn window() -> GroupConfig {
+    GroupConfig::window(7, 12, 4, 100)
+}
 const TENANTS: u32 = 3;
 
 #[derive(Clone, Debug)]
@@ -79,7 +75,7 @@ proptest! {
 
     #[test]
     fn integrals_are_exact(ops in prop::collection::vec(op(), 1..80)) {
-        let mut cache = KvCache::with_groups(config(12, 4), &[WINDOW], Box::new(LruLeafFirst::new()));
+        let mut cache = KvCache::with_groups(config(12, 4), &[window()], Box::new(LruLeafFirst::new()));
         let mut running: Vec<Running> = Vec::new();
         let mut now = 0;
         let mut held: HashMap<u32, (u128, u128)> = HashMap::new();

@@ -8,6 +8,7 @@
 //! A window group has values of its own. A row writes its own and reads those of its window, and what it read enters the
 //! value it writes to group 0: what went wrong in a window is never forgotten. Reading a hole is an error.
 
+use folio_kv::GroupConfig;
 use folio_model::backend::{
     Backend, BackendError, Batch, BlockSwap, GroupKind, HOLE, KvLayout, Span, SwapTimes, TensorView,
 };
@@ -151,11 +152,12 @@ impl SimBackend {
         }
     }
 
-    /// With a window group for each (blocks, window).
-    pub fn with_windows(mut self, windows: impl IntoIterator<Item = (u32, u32)>) -> Self {
-        let tokens = self.groups[0].block_tokens;
-        let group = |(blocks, window)| Group::new(blocks as usize, tokens, window);
-        self.groups.extend(windows.into_iter().map(group));
+    /// With more cache groups, windows all of them.
+    pub fn with_groups(mut self, groups: &[GroupConfig]) -> Self {
+        let group = |of: &GroupConfig| {
+            Group::new(of.blocks as usize, of.block_tokens as usize, of.layout.reach().unwrap_or(u32::MAX))
+        };
+        self.groups.extend(groups.iter().map(group));
         self.clear_tables();
         self
     }

@@ -5,7 +5,7 @@
 //! is the same with and without this.
 
 use folio_engine::{CacheAnswer, CacheCommand, Scheduler};
-use folio_kv::{KvCache, PinLimits, PrefixId, Retention, RetentionRange, TenantId};
+use folio_kv::{BlockHashes, KvCache, PinLimits, PrefixId, Retention, RetentionRange, TenantId};
 
 use crate::rng::Rng;
 use crate::scenario::{Client, root};
@@ -59,9 +59,10 @@ pub fn command(
         .collect();
     if rng.one_in(3) || all.is_empty() {
         let request = &rng.pick(clients).request;
-        let tokens = request.prompt[..rng.range(1, request.prompt.len() as u64) as usize].into();
-        let (root, retention, pin) = (root(request.tenant), retention(rng), rng.one_in(2));
-        scheduler.command(cache, CacheCommand::Keep { root, tokens, retention, pin });
+        let tokens = &request.prompt[..rng.range(1, request.prompt.len() as u64) as usize];
+        let hashes = BlockHashes::new(&root(request.tenant), tokens, cache.config().block_tokens);
+        let (tokens, retention, pin) = (tokens.len() as u32, retention(rng), rng.one_in(2));
+        scheduler.command(cache, CacheCommand::Keep { hashes, tokens, retention, pin });
         return Ok(());
     }
     let (owner, id) = *rng.pick(&all);

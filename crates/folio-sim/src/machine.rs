@@ -8,7 +8,7 @@ use folio_engine::{
     CancelRequest, Driver, Executor, FinishReason, Micros, ModelExecutor, Request, Scheduler,
     SchedulerConfig, turn,
 };
-use folio_kv::{CacheConfig, KvCache, WindowConfig, default_policy};
+use folio_kv::{CacheConfig, GroupConfig, KvCache, default_policy};
 
 use crate::backend::SimBackend;
 use crate::oracle::{Expectation, expect};
@@ -27,7 +27,7 @@ pub struct Machine {
     pub events: BTreeMap<RequestId, Vec<Event>>,
     pub max_model_len: u32,
     /// Blocks and tokens.
-    windows: Vec<(u32, u32)>,
+    groups: Vec<GroupConfig>,
     rows: usize,
     config: SchedulerConfig,
     cancellations: Vec<CancelRequest>,
@@ -79,24 +79,26 @@ impl Machine {
         block_tokens: u32,
         windows: &[(u32, u32)],
     ) -> Self {
-        let groups: Vec<WindowConfig> = windows
-            .iter()
-            .map(|(blocks, tokens)| WindowConfig {
-                blocks: *blocks,
-                window_tokens: *tokens,
-                bytes_per_block: 1,
-            })
-            .collect();
+        let group = |(blocks, tokens): &(u32, u32)| GroupConfig::window(*tokens, *blocks, block_tokens, 1);
+        Self::with_groups(config, blocks, block_tokens, &windows.iter().map(group).collect::<Vec<_>>())
+    }
+
+    pub fn with_groups(
+        config: SchedulerConfig,
+        blocks: u32,
+        block_tokens: u32,
+        groups: &[GroupConfig],
+    ) -> Self {
         let rows = config.max_num_batched_tokens as usize;
         let backend = SimBackend::new(VOCAB as usize, blocks as usize, block_tokens as usize, rows, rows)
-            .with_windows(windows.iter().copied());
+            .with_groups(groups);
         Self {
             max_model_len: config.max_model_len,
             config: config.clone(),
             scheduler: Scheduler::new(config).expect("the test's limits are valid"),
-            cache: KvCache::with_windows(
+            cache: KvCache::with_groups(
                 CacheConfig { blocks, block_tokens, bytes_per_block: 1 },
-                &groups,
+                groups,
                 default_policy(0.01),
             ),
             driver: Steps {
@@ -106,7 +108,7 @@ impl Machine {
                 begun: VecDeque::new(),
             },
             overlap: (1, 1),
-            windows: windows.to_vec(),
+            groups: groups.to_vec(),
             rows,
             now: Micros(0),
             events: BTreeMap::new(),
@@ -136,7 +138,7 @@ impl Machine {
         let config = *self.cache.config();
         let backend =
             SimBackend::new(VOCAB as usize, config.blocks as usize, config.block_tokens as usize, rows, rows)
-                .with_windows(self.windows.iter().copied())
+                .with_groups(&self.groups)
                 .with_swap(&vec![slots; groups], us);
         let backend = if self.samples { backend.with_sampling() } else { backend };
         let executor = ModelExecutor::new(Box::new(backend), VOCAB as usize, rows, rows);
@@ -160,7 +162,9 @@ impl Machine {
 
     /// One turn of the loop, a millisecond long, with everything checked behind it. Returns the plan that was made last.
     pub fn step(&mut self) -> &StepPlan {
-        self.scheduler.admit(self.requests.drain(..), self.cancellations.drain(..), self.now);
+        let block_tokens = self.cache.config().block_tokens;
+        let requests = self.requests.drain(..).map(|request| request.hashed(block_tokens));
+        self.scheduler.admit(requests, self.cancellations.drain(..), self.now);
         let before = self.driver.plans.len();
         self.driver.now = self.now;
         for (id, event) in turn(&mut self.scheduler, &mut self.cache, &mut self.driver).drain(..) {
@@ -224,7 +228,7 @@ impl Machine {
 
     /// What `request` generates alone.
     pub fn alone(&self, request: &Request) -> Expectation {
-        let windows: Vec<u32> = self.windows.iter().map(|(_, tokens)| *tokens).collect();
+        let windows: Vec<u32> = self.groups.iter().filter_map(|group| group.layout.reach()).collect();
         expect(request, VOCAB as usize, self.max_model_len, &windows)
     }
 

@@ -6,20 +6,20 @@ use folio_engine::plan::{CHOSEN, HOLE, SequencePlan, StepPlan, Want};
 
 use crate::scenario::Scenario;
 
-/// One table per group, all of one length; holes only where no row of the step reads, and everywhere that the last commit left
+/// One table per group, all for as many positions; holes only where no row of the step reads, and everywhere that the last commit left
 /// behind. `computed`: positions that are committed.
 fn check_tables(sequence: &SequencePlan, scenario: &Scenario, computed: u32) -> Result<(), String> {
     let tables = &sequence.block_tables;
-    let length = tables.first().map_or(0, Vec::len);
-    if tables.len() != 1 + scenario.windows.len() || tables.iter().any(|table| table.len() != length) {
-        return Err(format!("{:?} has tables of different lengths, or not one per group", sequence.id));
+    let positions = tables.first().map_or(0, Vec::len) as u32 * scenario.cache.block_tokens;
+    let windows = scenario.windows.iter().map(|group| (group.first_block(computed), group.blocks, group.block_tokens));
+    let groups = std::iter::once((0, scenario.cache.blocks, scenario.cache.block_tokens)).chain(windows);
+    let lengths = groups.clone().map(|(.., size)| positions.div_ceil(size) as usize);
+    if !lengths.eq(tables.iter().map(Vec::len)) {
+        return Err(format!("{:?} has tables for different positions, or not one per group", sequence.id));
     }
-    let windows = scenario.windows.iter().map(|window| (window.window_tokens, window.blocks));
-    let groups = std::iter::once((u32::MAX, scenario.cache.blocks)).chain(windows);
-    for (group, (window, blocks)) in groups.enumerate() {
+    for (group, (first, blocks, _)) in groups.enumerate() {
         for (index, block) in tables[group].iter().enumerate() {
-            let end = (index as u32 + 1) * scenario.cache.block_tokens;
-            let behind = end <= (computed + 1).saturating_sub(window);
+            let behind = (index as u32) < first;
             if behind != (*block == HOLE.0) || (!behind && *block >= blocks) {
                 return Err(format!("{:?}: group {group}, entry {index} is {block}", sequence.id));
             }

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use folio_engine::RulesRef;
 use folio_engine::SchedulerConfig;
 use folio_engine::request::{Micros, Pooling, Request, RequestId, SamplingParams};
-use folio_kv::{CacheConfig, GroupCounts, Identity, PinLimits, Quota, Root, TenantId, WindowConfig};
+use folio_kv::{CacheConfig, GroupConfig, GroupCounts, Identity, PinLimits, Quota, Root, TenantId};
 
 use crate::keeping;
 use crate::rng::Rng;
@@ -53,7 +53,7 @@ pub struct Scenario {
     pub config: SchedulerConfig,
     pub cache: CacheConfig,
     /// Window groups; none in about half of the worlds.
-    pub windows: Vec<WindowConfig>,
+    pub windows: Vec<GroupConfig>,
     /// Swap space: slots of each group, none in every third world, and what a block takes to copy.
     pub swap_slots: GroupCounts,
     pub swap_us: f64,
@@ -259,7 +259,7 @@ fn declare(rng: &mut Rng, clients: &mut Vec<Client>, block_tokens: u32) {
 }
 
 /// From a few slots to more than the pools have; copies from free to dearer than anything.
-fn swap(rng: &mut Rng, cache: &CacheConfig, windows: &[WindowConfig]) -> (GroupCounts, f64) {
+fn swap(rng: &mut Rng, cache: &CacheConfig, windows: &[GroupConfig]) -> (GroupCounts, f64) {
     if rng.one_in(3) {
         return (GroupCounts::default(), 0.0);
     }
@@ -291,15 +291,14 @@ fn quotas(rng: &mut Rng, cache: &CacheConfig, largest: u32) -> Vec<(TenantId, Qu
         .collect()
 }
 
-fn windows(rng: &mut Rng, config: &SchedulerConfig, cache: &CacheConfig, largest: u32) -> Vec<WindowConfig> {
+fn windows(rng: &mut Rng, config: &SchedulerConfig, cache: &CacheConfig, largest: u32) -> Vec<GroupConfig> {
     let window = |rng: &mut Rng| {
         let window_tokens = rng.skewed(1, u64::from(config.max_model_len)) as u32;
-        let window = WindowConfig { blocks: 0, window_tokens, bytes_per_block: 256 };
-        let least = largest
-            .div_ceil(cache.block_tokens)
-            .min(window.blocks_max(config.max_num_batched_tokens, cache.block_tokens));
-        let more = rng.skewed(0, 100 / u64::from(cache.block_tokens) + 4) as u32;
-        WindowConfig { blocks: least + more, ..window }
+        let block_tokens = cache.block_tokens * *rng.pick(&[1, 1, 1, 2, 3, 4]);
+        let window = GroupConfig::window(window_tokens, 0, block_tokens, 256);
+        let least = largest.div_ceil(block_tokens).min(window.blocks_max(config.max_num_batched_tokens));
+        let more = rng.skewed(0, 100 / u64::from(block_tokens) + 4) as u32;
+        GroupConfig { blocks: least + more, ..window }
     };
     let count = if rng.one_in(2) { rng.range(1, folio_kv::MAX_WINDOWS as u64) } else { 0 };
     (0..count).map(|_| window(rng)).collect()

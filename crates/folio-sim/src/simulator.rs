@@ -271,7 +271,9 @@ impl World {
             let owner = scheduler.tables().find(|(_, _, table)| table.group(group).contains(&copy.to));
             let to = owner.map(|(_, tenant, _)| tenant);
             let from = self.wrote[group][copy.from.0 as usize];
-            if copy.from == copy.to || copy.tokens == 0 || !runs || from != to {
+            // The beginning of a larger block may be what is declared, and its end the reader's own.
+            let shared = from == Some(DECLARED) && group > 0;
+            if copy.from == copy.to || copy.tokens == 0 || !runs || (from != to && !shared) {
                 return Err(format!("{copy:?} serves nobody, or crosses tenants"));
             }
         }
@@ -279,13 +281,18 @@ impl World {
         for (group, wrote) in self.wrote.iter_mut().enumerate() {
             for (_, tenant, table) in scheduler.tables() {
                 // What is shared was written by its owner.
-                let shared = table.root().shared_blocks() as usize;
+                let shared = shared_blocks_of(table, group);
                 let held = table.group(group).iter().skip(shared).filter(|block| **block != HOLE);
                 held.for_each(|block| wrote[block.0 as usize] = Some(tenant));
             }
         }
         Ok(())
     }
+}
+
+/// Leading blocks of a group that hold nothing but what is declared.
+fn shared_blocks_of(table: &folio_kv::BlockTable, group: usize) -> usize {
+    (table.root().shared_blocks() * table.block_tokens(0) / table.block_tokens(group)) as usize
 }
 
 /// See the module documentation.
@@ -310,9 +317,8 @@ impl Simulator {
     pub fn new(scenario: Scenario) -> Self {
         let (blocks, block_tokens) = (scenario.cache.blocks as usize, scenario.cache.block_tokens as usize);
         let (vocab, rows) = (scenario.vocab as usize, scenario.max_rows);
-        let windows = scenario.windows.iter().map(|window| (window.blocks, window.window_tokens));
-        let backend =
-            SimBackend::new(vocab, blocks, block_tokens, rows, scenario.max_logit_rows).with_windows(windows);
+        let backend = SimBackend::new(vocab, blocks, block_tokens, rows, scenario.max_logit_rows)
+            .with_groups(&scenario.windows);
         let slots: Vec<u32> = (0..=scenario.windows.len()).map(|group| scenario.swap_slots[group]).collect();
         let backend = backend.with_swap(&slots, scenario.swap_us);
         let backend = if scenario.samples { backend.with_sampling() } else { backend };
@@ -320,7 +326,7 @@ impl Simulator {
             0 => Box::new(LruLeafFirst::new()),
             _ => default_policy(0.01),
         };
-        let mut cache = KvCache::with_windows(scenario.cache, &scenario.windows, policy);
+        let mut cache = KvCache::with_groups(scenario.cache, &scenario.windows, policy);
         cache.set_quotas(&scenario.quotas).expect("scenarios have quotas that can be");
         cache.set_pin_limits(scenario.pins);
         cache.set_swap_space(scenario.swap_slots);
@@ -424,6 +430,8 @@ impl Simulator {
         let arrived = self.arrive();
         let now = self.world.now;
         let cancellations = std::mem::take(&mut self.cancellations);
+        let block_tokens = self.cache.config().block_tokens;
+        let arrived = arrived.into_iter().map(|request| request.hashed(block_tokens));
         self.scheduler.admit(arrived, cancellations, now);
         self.cache.advance(now.0);
         let scenario = &self.world.scenario;
@@ -569,7 +577,7 @@ impl Simulator {
         let adapter_us = self.world.scenario.config.adapter_wait_us_max;
         let unloaded = reader.adapter.is_some_and(|since| since.0 + adapter_us < now.0);
         let windows: Vec<u32> =
-            self.world.scenario.windows.iter().map(|window| window.window_tokens).collect();
+            self.world.scenario.windows.iter().filter_map(|group| group.layout.reach()).collect();
         let expectation = reader.expectation.take();
         let expectation =
             expectation.unwrap_or_else(|| expect(&reader.client.alone(), vocab, max_model_len, &windows));
@@ -629,7 +637,7 @@ impl Simulator {
         for (group, blocks) in self.world.wrote.iter().map(Vec::len).enumerate() {
             let mut holder: Vec<Option<TenantId>> = vec![None; blocks];
             for (request, tenant, table) in self.scheduler.tables() {
-                let shared = table.root().shared_blocks() as usize;
+                let shared = shared_blocks_of(table, group);
                 shared_blocks += shared as u64;
                 for (index, block) in table.group(group).iter().enumerate() {
                     if *block == HOLE {

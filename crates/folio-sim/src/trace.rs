@@ -203,6 +203,7 @@ pub fn replay(
     let mut occupancy = 0.0;
     let mut waiting = requests.iter().enumerate().peekable();
     let mut now = Micros(0);
+    let block_tokens = config.cache.block_tokens;
     loop {
         if !scheduler.has_work() {
             match waiting.peek() {
@@ -212,7 +213,7 @@ pub fn replay(
         }
         while let Some((index, request)) = waiting.next_if(|(_, request)| request.arrives <= now) {
             match build(index, request, config) {
-                Some(request) => scheduler.admit([request], [], now),
+                Some(request) => scheduler.admit([request.hashed(block_tokens)], [], now),
                 None => report.refused += 1,
             }
         }

@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use folio_kv::WindowConfig;
+use folio_kv::GroupConfig;
 
 use crate::units;
 
@@ -153,8 +153,8 @@ impl PoolRequest {
     /// blocks, and one for a copy-on-write in flight.
     fn window_sequence_blocks(&self, window: &WindowRequest) -> u32 {
         let chunk = self.max_num_batched_tokens.min(self.max_model_len);
-        let config = WindowConfig { blocks: 0, window_tokens: window.window_tokens, bytes_per_block: 0 };
-        config.blocks_max(chunk, self.block_tokens).min(self.blocks(self.max_model_len)) + 1
+        let config = GroupConfig::window(window.window_tokens, 0, self.block_tokens, 0);
+        config.blocks_max(chunk).min(self.blocks(self.max_model_len)) + 1
     }
 
     /// Blocks of a window group beside `blocks` of group 0:

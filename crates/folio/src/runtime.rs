@@ -13,7 +13,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use folio_engine::engine::EngineParts;
 use folio_engine::{EngineHandle, ModelExecutor, SchedulerConfig, SystemClock};
-use folio_kv::{CacheConfig, GroupCounts, KvCache, QuotaError, WindowConfig, default_policy};
+use folio_kv::{CacheConfig, GroupConfig, GroupCounts, KvCache, QuotaError, default_policy};
 use folio_model::backend::{GroupKind, KvGroup, KvLayout};
 use folio_model::{Checkpoint, Config, LoadedModel};
 use folio_server::Declared;
@@ -95,7 +95,7 @@ impl Runtime {
         let slots: Vec<usize> = swap.slots.iter().map(|slots| *slots as usize).collect();
         device.allocate_swap(&slots)?;
 
-        let mut cache = KvCache::with_windows(
+        let mut cache = KvCache::with_groups(
             CacheConfig {
                 blocks: pool.blocks,
                 block_tokens: args.block_size,
@@ -156,11 +156,11 @@ fn windows(layout: &KvLayout) -> Result<Vec<WindowRequest>> {
     layout.groups.iter().enumerate().skip(1).map(window).collect()
 }
 
-fn window_pools(layout: &KvLayout, pool: &Pool) -> Result<Vec<WindowConfig>> {
-    let windows = windows(layout)?.into_iter().zip(&pool.window_blocks);
-    let config = |(window, blocks): (WindowRequest, &u32)| {
+fn window_pools(layout: &KvLayout, pool: &Pool) -> Result<Vec<GroupConfig>> {
+    let windows = windows(layout)?.into_iter().zip(&pool.window_blocks).zip(&layout.groups[1..]);
+    let config = |((window, blocks), group): ((WindowRequest, &u32), &KvGroup)| {
         let WindowRequest { bytes_per_block, window_tokens } = window;
-        WindowConfig { blocks: *blocks, window_tokens, bytes_per_block }
+        GroupConfig::window(window_tokens, *blocks, group.block_tokens as u32, bytes_per_block)
     };
     Ok(windows.map(config).collect())
 }

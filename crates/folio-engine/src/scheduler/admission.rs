@@ -28,7 +28,7 @@ use super::room::Verdict;
 use crate::sequence::{Found, Fresh, Running, Slot, State, Wait};
 use crate::stats::WaitingFor;
 
-/// A lookup costs a hash of the whole prompt; one that led to nothing is not repeated for this many plans.
+/// A lookup walks over the whole prompt; one that led to nothing is not repeated for this many plans.
 const LOOKUP_PLANS: u64 = 64;
 
 /// Blocks an admission would take, per cache group.
@@ -72,18 +72,12 @@ impl Scheduler {
     fn look_up_now(&mut self, cache: &KvCache, slot: Slot) {
         let sequence = &self.sequences[slot];
         let attachable = sequence.attachable() as usize;
-        let lookup = cache.lookup(&sequence.request.root, &sequence.tokens[..attachable]);
+        let lookup = cache.lookup(&sequence.hashes, &sequence.tokens[..attachable]);
         let cached = lookup.full_blocks * cache.config().block_tokens + lookup.tail_tokens;
         let mut found = Found { plan: self.step.plans, lookup, cached, restores: false };
-        self.look_up_copy(cache, sequence, &mut found);
+        self.look_up_host(cache, sequence, &mut found);
         let sequence = &mut self.sequences[slot];
-        let shared = found.lookup.shared_blocks;
-        if sequence.hashes_shared != Some(shared) {
-            let root = sequence.request.root;
-            let root = if shared > 0 { root } else { root.own() };
-            sequence.hashes = cache.block_hashes(&root, &sequence.request.prompt);
-            sequence.hashes_shared = Some(shared);
-        }
+        sequence.shares = found.lookup.shared_blocks > 0;
         if let Some(waiting) = sequence.waiting_mut() {
             waiting.found = Some(found);
         }
@@ -146,13 +140,12 @@ impl Scheduler {
             return None;
         }
         let full_blocks = waiting.lookup().full_blocks;
-        let missing = sequence.hashes.get(full_blocks as usize..)?;
-        let owner = self.in_flight.owner(missing.first()?)?;
+        let missing = || (full_blocks..sequence.prompt_blocks()).filter_map(|at| sequence.hashes.get(sequence.shares, at));
+        let owner = self.in_flight.owner(missing().next()?)?;
         if sequence.outranks(&self.sequences[owner]) {
             return None;
         }
-        let common =
-            missing.iter().take_while(|hash| self.in_flight.owner(hash) == Some(owner)).count() as u32;
+        let common = missing().take_while(|hash| self.in_flight.owner(hash) == Some(owner)).count() as u32;
         Some(full_blocks + common - 1)
     }
 
@@ -324,13 +317,17 @@ impl Scheduler {
         let Some(waiting) = sequence.waiting_mut() else { return };
         let (wait, at_stake, copy) = (waiting.wait, waiting.at_stake, waiting.copy.take());
         let found = waiting.found;
-        let swapped = copy.as_ref().filter(|_| waiting.restores());
+        let waiting_restores = waiting.restores();
         let swap_ins = &mut self.step.plan.swap_ins;
-        let restored = swapped.and_then(|copy| cache.attach_swapped(&sequence.tokens, copy, swap_ins));
+        let hashes = sequence.hashes.clone();
+        let restored = match waiting_restores {
+            true => cache.attach_loading(hashes, attachable, copy.as_ref(), swap_ins),
+            false => Err(hashes),
+        };
         self.step.swap_in_owners.resize(self.step.plan.swap_ins.len(), slot);
-        let fresh = Fresh { restored: restored.is_some(), copy, ran: false };
-        let mut table = restored.unwrap_or_else(|| {
-            let (table, copies) = cache.attach(&sequence.request.root, &sequence.tokens, attachable);
+        let fresh = Fresh { restored: restored.is_ok(), copy, ran: false };
+        let mut table = restored.unwrap_or_else(|hashes| {
+            let (table, copies) = cache.attach(hashes, &sequence.tokens, attachable);
             self.step.plan.copies.extend(copies);
             self.step.copy_owners.resize(self.step.plan.copies.len(), slot);
             table
@@ -340,8 +337,9 @@ impl Scheduler {
             self.counters.shared_prefix_tokens += u64::from(table.computed());
         }
         // What an operator shares is computed by its owner alone, whoever waits for it.
-        let from = table.published_blocks().max(sequence.hashes_shared.unwrap_or(0));
-        let announced = self.in_flight.announce(slot, &sequence.hashes, from);
+        let from = table.published_blocks().max(table.root().shared_blocks());
+        sequence.shares = table.root().shared_blocks() > 0;
+        let announced = self.in_flight.announce(slot, sequence, from);
         sequence.state = State::Running(Running { announced, ..Running::new(table, Some(fresh)) });
         let (tenant, rank) = (sequence.tenant(), sequence.rank);
         self.learn_survival(found.map_or(0, |found| found.cached), at_stake);

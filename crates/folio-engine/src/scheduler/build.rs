@@ -204,10 +204,10 @@ fn fill_tables(entry: &mut SequencePlan, sequence: &mut Sequence, step: u64) {
     for (group, blocks) in entry.block_tables.iter_mut().enumerate() {
         if blocks.capacity() == 0 {
             // For the longest possible output, so that a decode never allocates here.
-            let block_tokens = table.capacity() / table.blocks().len().max(1) as u32;
-            blocks.reserve(positions.div_ceil(block_tokens.max(1)) as usize);
+            blocks.reserve(positions.div_ceil(table.block_tokens(group)) as usize);
         }
-        entry.changes.push(sync(blocks, table.group(group), running.synced as usize));
+        let synced = running.synced / table.block_tokens(group);
+        entry.changes.push(sync(blocks, table.group(group), synced as usize));
     }
     running.synced = u32::MAX;
 }

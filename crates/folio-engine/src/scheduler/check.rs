@@ -15,7 +15,7 @@ impl Scheduler {
         let tables: Vec<&BlockTable> = self.tables().map(|(_, _, table)| table).collect();
         cache.check(&tables).map_err(|violation| violation.to_string())?;
         let copies: Vec<_> = self.copies().map(|(_, copy)| copy).collect();
-        cache.check_swapped(&copies).map_err(|violation| violation.to_string())?;
+        cache.check_swapped(&copies, &tables).map_err(|violation| violation.to_string())?;
         let total = self.sequences.len();
         let outside = self.sequences.iter().filter(|s| !s.is_running() && s.suspension().is_some()).count();
         if total != self.running.len() + self.waiting.len() + outside {

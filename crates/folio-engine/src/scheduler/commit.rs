@@ -53,7 +53,7 @@ impl Scheduler {
         let us = self.now.0.saturating_sub(began.0) as f64;
         let swaps = output.swap_times;
         self.costs.stepped(flight.computed, (us - swaps.out_us - swaps.in_us).max(0.0));
-        self.swaps_ran(flight, swaps);
+        self.swaps_ran(cache, flight, swaps);
         let mut samples = output.samples.as_slice();
         for planned in &flight.planned {
             let (answers, rest) = samples.split_at(planned.samples as usize);
@@ -115,7 +115,9 @@ impl Scheduler {
         let late = first.contains(&Sampled::Late);
         let (scores, answers) = answers.split_at(planned.scores as usize);
         // Draft by draft from the last known token on, as long as each is what was chosen.
-        self.confirm(cache, slot, planned.rows - planned.drafts - u32::from(late));
+        if !self.confirm(cache, slot, planned.rows - planned.drafts - u32::from(late)) {
+            return;
+        }
         self.keep_scores(slot, scores);
         if late {
             return self.defer(slot);
@@ -135,7 +137,8 @@ impl Scheduler {
             match next {
                 Sampled::Late => return self.defer(slot),
                 Sampled::Failed(reason) => return self.end_without_answer(cache, slot, reason),
-                _ => self.confirm(cache, slot, 1),
+                _ if !self.confirm(cache, slot, 1) => return,
+                _ => {}
             }
         }
         self.take_tokens(cache, slot, &answers[drafts..]);
@@ -163,26 +166,29 @@ impl Scheduler {
         self.suspend_sequence(slot, WaitingFor::Grammar);
     }
 
-    /// So many positions more were computed. Without any, it stays as it was attached.
-    fn confirm(&mut self, cache: &mut KvCache, slot: Slot, rows: u32) {
+    /// So many positions more were computed. Without any, it stays as it was attached. `false`: that cannot be, and it ended.
+    fn confirm(&mut self, cache: &mut KvCache, slot: Slot, rows: u32) -> bool {
         let block_tokens = cache.config().block_tokens;
         let sequence = &mut self.sequences[slot];
         let prompt_len = sequence.prompt_len();
-        let State::Running(running) = &mut sequence.state else { return };
+        let State::Running(running) = &mut sequence.state else { return false };
         if rows == 0 {
             running.fresh.iter_mut().for_each(|fresh| fresh.ran = true);
-            return;
+            return true;
         }
         let before = running.table.computed();
         let computed = before + rows;
         // What came from a copy gives way to equal blocks that were published meanwhile.
         let restored = running.fresh.as_ref().is_some_and(|fresh| fresh.restored);
-        running.synced = running.synced.min(if restored { 0 } else { before / block_tokens });
+        running.synced = running.synced.min(if restored { 0 } else { before });
         // What was found is wanted as much as what was computed.
         let from = if running.fresh.is_some() { 0 } else { before };
-        cache.commit(&mut running.table, &sequence.tokens, computed);
+        if let Err(refused) = cache.commit(&mut running.table, &sequence.tokens, computed) {
+            self.end_with_error(cache, slot, refused.to_string().into());
+            return false;
+        }
         cache.retain(&running.table, from, &sequence.request.retention);
-        self.in_flight.published(slot, &sequence.hashes, &mut running.announced, computed / block_tokens);
+        self.in_flight.published(slot, (&sequence.hashes, sequence.shares), &mut running.announced, computed / block_tokens);
         let fresh = running.fresh.take();
         let charged = before.max(sequence.high_water);
         let recomputed = sequence.high_water.min(computed).saturating_sub(before);
@@ -200,6 +206,7 @@ impl Scheduler {
             self.forget_copy(cache, slot, copy);
         }
         self.update_reservation(cache, slot);
+        true
     }
 
     fn keep_scores(&mut self, slot: Slot, answers: &[Sampled]) {
@@ -447,7 +454,7 @@ impl Sequence {
             scored: self.scored,
             hidden_sum: None,
             hashes: self.hashes.clone(),
-            hashes_shared: self.hashes_shared,
+            shares: self.shares,
             high_water: self.high_water,
             timing: Timing { preemptions: 0, ..self.timing },
             entry: Sequence::empty_plan(id),

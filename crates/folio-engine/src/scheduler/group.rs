@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use folio_kv::KvCache;
+use folio_kv::{BlockHashes, KvCache};
 
 use super::Scheduler;
 use crate::guide::GuideRef;
@@ -48,7 +48,7 @@ impl Group {
 }
 
 impl Scheduler {
-    pub(super) fn accept(&mut self, request: Request, now: Micros) {
+    pub(super) fn accept(&mut self, request: Request, hashes: BlockHashes, now: Micros) {
         self.counters.requests_received += 1;
         self.queued.requests += 1;
         self.queued.tokens += request.prompt.len() as u64;
@@ -72,7 +72,7 @@ impl Scheduler {
             seed: request.sampling.seed,
         };
         let id = request.id;
-        let sequence = first_sequence(request, rank, now, self.config.max_model_len);
+        let sequence = first_sequence(request, hashes, rank, now, self.config.max_model_len);
         let slot = self.sequences.insert(Box::new(sequence));
         group.members.push(slot);
         self.waiting.fair.begins(rank.class, group.tenant);
@@ -228,7 +228,7 @@ impl Scheduler {
 }
 
 /// The sequence that computes the prompt for all choices.
-fn first_sequence(request: Request, rank: Rank, now: Micros, max_model_len: u32) -> Sequence {
+fn first_sequence(request: Request, hashes: BlockHashes, rank: Rank, now: Micros, max_model_len: u32) -> Sequence {
     let prompt_len = request.prompt.len() as u32;
     // Reserved in full: untouched pages cost nothing, and appending a token never allocates.
     let mut tokens = Vec::with_capacity((prompt_len + request.sampling.max_tokens) as usize);
@@ -245,8 +245,8 @@ fn first_sequence(request: Request, rank: Rank, now: Micros, max_model_len: u32)
         tokens,
         scored: 0,
         hidden_sum: None,
-        hashes: Vec::new(),
-        hashes_shared: None,
+        hashes,
+        shares: false,
         high_water: 0,
         timing: Timing { arrived: now, ..Timing::default() },
         entry: Sequence::empty_plan(rank.id),

@@ -9,10 +9,10 @@
 //! Cost: O(blocks of the prompt) once per sequence, one lookup per waiting sequence and step. Hashes start at a
 //! tenant's root, so nobody waits for another tenant.
 
-use folio_kv::BlockHash;
+use folio_kv::{BlockHash, BlockHashes};
 use rustc_hash::FxHashMap;
 
-use crate::sequence::Slot;
+use crate::sequence::{Sequence, Slot};
 
 #[derive(Default)]
 pub(crate) struct InFlight {
@@ -25,19 +25,24 @@ impl InFlight {
     }
 
     /// `slot` is about to publish the full prompt blocks from `from` on.
-    pub fn announce(&mut self, slot: Slot, hashes: &[BlockHash], from: u32) -> (u32, u32) {
-        let to = hashes.len() as u32;
-        for hash in &hashes[from.min(to) as usize..] {
+    pub fn announce(&mut self, slot: Slot, of: &Sequence, from: u32) -> (u32, u32) {
+        let to = of.prompt_blocks();
+        for hash in (from..to).filter_map(|at| of.hashes.get(of.shares, at)) {
             self.owner.entry(*hash).or_insert(slot);
         }
         (from.min(to), to)
     }
 
     /// Blocks before `upto` were published.
-    pub fn published(&mut self, slot: Slot, hashes: &[BlockHash], announced: &mut (u32, u32), upto: u32) {
+    pub fn published(
+        &mut self,
+        slot: Slot,
+        (hashes, shares): (&BlockHashes, bool),
+        announced: &mut (u32, u32),
+        upto: u32,
+    ) {
         while announced.0 < upto.min(announced.1) {
-            let hash = &hashes[announced.0 as usize];
-            if self.owner.get(hash) == Some(&slot) {
+            if let Some(hash) = hashes.get(shares, announced.0).filter(|hash| self.owner(hash) == Some(slot)) {
                 self.owner.remove(hash);
             }
             announced.0 += 1;
@@ -45,8 +50,8 @@ impl InFlight {
     }
 
     /// Nothing more of it will be computed.
-    pub fn withdraw(&mut self, slot: Slot, hashes: &[BlockHash], announced: &mut (u32, u32)) {
-        self.published(slot, hashes, announced, announced.1);
+    pub fn withdraw(&mut self, slot: Slot, of: (&BlockHashes, bool), announced: &mut (u32, u32)) {
+        self.published(slot, of, announced, announced.1);
     }
 
     pub fn len(&self) -> usize {

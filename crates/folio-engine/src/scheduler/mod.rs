@@ -70,7 +70,7 @@ mod swap;
 
 use std::collections::{BTreeSet, VecDeque};
 
-use folio_kv::KvCache;
+use folio_kv::{BlockHashes, KvCache};
 use rustc_hash::FxHashMap;
 
 use crate::config::{ConfigError, SchedulerConfig};
@@ -168,15 +168,16 @@ impl Scheduler {
     }
 
     /// Takes in what arrived since the last step. Requests were already checked against the limits
-    /// ([`crate::EngineHandle::submit`]). A cancellation of something that has already ended is ignored.
+    /// ([`crate::EngineHandle::submit`]), and hashed ([`Request::hashed`]). A cancellation of something that has already ended is
+    /// ignored.
     pub fn admit(
         &mut self,
-        requests: impl IntoIterator<Item = Request>,
+        requests: impl IntoIterator<Item = (Request, BlockHashes)>,
         cancellations: impl IntoIterator<Item = CancelRequest>,
         now: Micros,
     ) {
-        for request in requests {
-            self.accept(request, now);
+        for (request, hashes) in requests {
+            self.accept(request, hashes, now);
         }
         self.cancelled.extend(cancellations);
     }

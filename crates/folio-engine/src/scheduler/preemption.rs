@@ -189,11 +189,11 @@ impl Scheduler {
         let State::Running(running) = std::mem::replace(&mut sequence.state, state) else { return None };
         let Running { table, fresh, granted, reserved, mut announced, suspended, preempted, table_slot, .. } =
             running;
-        match fresh {
+        sequence.hashes = match fresh {
             Some(_) => cache.abandon(table, &sequence.tokens),
             None => cache.release(table, &sequence.tokens),
-        }
-        self.in_flight.withdraw(slot, &sequence.hashes, &mut announced);
+        };
+        self.in_flight.withdraw(slot, (&sequence.hashes, sequence.shares), &mut announced);
         let owner = sequence.owner();
         self.unreserve(owner, reserved);
         self.waiting.changes(suspended.map(|wait| wait.reason), None);

@@ -366,6 +366,6 @@ impl Scheduler {
         if wait.reason != WaitingFor::SharedPrefix || wait.is_over(self.now, &self.config) {
             return None;
         }
-        self.in_flight.owner(&sequence.hashes[waiting.awaited_block as usize])
+        self.in_flight.owner(sequence.hashes.get(sequence.shares, waiting.awaited_block)?)
     }
 }

@@ -52,7 +52,7 @@ impl Scheduler {
             State::Running(running) => {
                 running.suspended = Some(wait);
                 // Nobody waits for a prefix that may not come.
-                self.in_flight.withdraw(slot, &sequence.hashes, &mut running.announced);
+                self.in_flight.withdraw(slot, (&sequence.hashes, sequence.shares), &mut running.announced);
                 self.waiting.changes(None, Some(reason));
                 self.counters.waits[reason] += 1;
             }

@@ -33,13 +33,16 @@ impl Scheduler {
         (Some(blocks), at_stake)
     }
 
-    /// Looks for a waiting sequence's copy, and whether using it beats what the cache alone has of it. Changes what was found if so.
-    pub(super) fn look_up_copy(&self, cache: &KvCache, sequence: &Sequence, found: &mut Found) {
-        let Some(copy) = sequence.waiting().and_then(|waiting| waiting.copy.as_ref()) else { return };
-        let Some(lookup) = cache.lookup_swapped(&sequence.tokens, copy) else { return };
-        let bytes = cache.restored_bytes(copy, &lookup);
-        if self.costs.restoring_pays(bytes, found.cached..copy.positions()) {
-            *found = Found { lookup, restores: true, ..*found };
+    /// Looks for what host memory has of a waiting sequence, in its own copy or in others' of the same content, and whether using it
+    /// beats what the device alone has. Changes what was found if so.
+    pub(super) fn look_up_host(&self, cache: &KvCache, sequence: &Sequence, found: &mut Found) {
+        let copy = sequence.waiting().and_then(|waiting| waiting.copy.as_ref());
+        if copy.is_none() && !cache.has_swapped() {
+            return;
+        }
+        let Some(loadable) = cache.lookup_loading(&sequence.hashes, sequence.attachable(), copy) else { return };
+        if self.costs.restoring_pays(loadable.bytes, found.cached..loadable.positions) {
+            *found = Found { lookup: loadable.lookup, restores: true, ..*found };
         }
     }
 
@@ -64,7 +67,12 @@ impl Scheduler {
     }
 
     /// The step ran: what it was to copy is copied.
-    pub(super) fn swaps_ran(&mut self, flight: &Flight, times: SwapTimes) {
+    pub(super) fn swaps_ran(&mut self, cache: &mut KvCache, flight: &Flight, times: SwapTimes) {
+        for (id, slot) in &flight.swapped_out {
+            let lives = self.sequences.lives(*id, *slot);
+            let waiting = lives.then(|| self.sequences[*slot].waiting()).flatten();
+            waiting.and_then(|waiting| waiting.copy.as_ref()).into_iter().for_each(|copy| cache.swapped_out(copy));
+        }
         if flight.out_bytes > 0 {
             self.counters.swapped_out_bytes += flight.out_bytes;
             self.costs.copied_out(flight.out_bytes, times.out_us);
@@ -103,12 +111,7 @@ pub(super) fn bytes_of(cache: &KvCache, swaps: &[BlockSwap]) -> u64 {
     if swaps.is_empty() {
         return 0;
     }
-    let stats = cache.stats();
-    let bytes = |swap: &BlockSwap| match (swap.group as usize).checked_sub(1) {
-        None => stats.bytes_per_block,
-        Some(window) => stats.windows[window].bytes_per_block,
-    };
-    swaps.iter().map(bytes).sum()
+    swaps.iter().map(|swap| cache.group_config(swap.group as usize).bytes_per_block).sum()
 }
 
 /// Takes the entries of `slot` out of two lists in step.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use folio_kv::{
     BlockHashes, BlockId, BlockMeta, BlockTable, CacheConfig, Copies, EvictionPolicy, GroupConfig, Identity,
-    KeepRefused, KvCache, Layout, Lookup, LruLeafFirst, PrefixInfo, Retention, Root, TenantId,
+    KeepRefused, KvCache, Lookup, LruLeafFirst, PrefixInfo, Retention, Root, TenantId,
 };
 
 pub fn root(tenant: u32) -> Root {
@@ -41,8 +41,7 @@ pub fn window(blocks: u32, window_tokens: u32) -> GroupConfig {
 }
 
 pub fn sized_window(blocks: u32, tokens: u32, block_tokens: u32) -> GroupConfig {
-    let layout = Layout::Window { tokens };
-    GroupConfig { layout, blocks, block_tokens, bytes_per_block: 256, optional: false }
+    GroupConfig::window(tokens, blocks, block_tokens, 256)
 }
 
 /// The operations as a test wants them: with a root, hashed here and now, and where nothing is refused.

@@ -13,7 +13,7 @@ mod rivals;
 use std::collections::HashMap;
 use std::io::BufRead;
 
-use folio_kv::{CacheConfig, EvictionPolicy, KvCache, LearnedLifetimes, LruLeafFirst, TenantId};
+use folio_kv::{BlockHashes, CacheConfig, EvictionPolicy, KvCache, LearnedLifetimes, LruLeafFirst, TenantId};
 use serde::Deserialize;
 
 use crate::scenario::root;
@@ -114,9 +114,9 @@ pub fn hits(trace: &BlockTrace, blocks: u32, policy: Policy) -> u64 {
     for ids in &trace.requests {
         let length = ids.len() as u32;
         // A block of one token has no part that could be copied.
-        let (mut table, _) = cache.attach(&root, ids, length);
+        let (mut table, _) = cache.attach(BlockHashes::new(&root, ids, 1), ids, length);
         if cache.grow(&mut table, length, &mut copies).is_ok() {
-            cache.commit(&mut table, ids, length);
+            cache.commit(&mut table, ids, length).expect("what was grown can be committed");
         }
         cache.release(table, ids);
     }
