@@ -246,6 +246,8 @@ fn an_engine_that_waits_for_a_mask_does_not_spin() {
     std::thread::sleep(Duration::from_millis(100));
     let turns = bench.clock.asked.load(Ordering::SeqCst) - asked;
     assert!(turns < 2000, "it asked the clock {turns} times in a tenth of a second");
+    bench.clock.now.store(4_000_000, Ordering::SeqCst);
+    assert_eq!(bench.handle.health(1_000_000), Health::Ok, "it waits within its limit");
     bench.clock.now.store(6_000_000, Ordering::SeqCst);
     assert_eq!(reason(&read(&events, 1)), FinishReason::Error);
 }

@@ -356,3 +356,48 @@ impl Guide for Budgeted {
         Ok(Restricted::Applied)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use folio_text::REASONING_FORMATS;
+
+    fn allowed(guide: &dyn Guide, drafts: &[u32]) -> Vec<usize> {
+        let mut logits = [0.0; 98];
+        assert_eq!(guide.restrict(drafts, &mut logits), Ok(Restricted::Applied));
+        (0..logits.len()).filter(|id| logits[*id] == 0.0).collect()
+    }
+
+    #[test]
+    fn what_may_come_behind_drafts_is_what_comes_when_they_are_chosen() {
+        let tokenizer = crate::guides::tests::tokenizer();
+        let thinks = REASONING_FORMATS.iter().find(|format| !format.harmony).expect("a format with marks");
+        let text = format!("{}said once and said twice{}said", thinks.open, thinks.close);
+        let tokens = tokenizer.encode(&text, false, usize::MAX).expect("a text");
+        for budget in [0, 3, 20] {
+            let bounds = Bounds {
+                allowed: Some(tokens.clone()),
+                bad_words: vec!["said".into(), "twice".into()],
+                thinking: Some((budget, "a field")),
+            };
+            for rules in bounds.rules(&tokenizer, Some((thinks, false))).expect("rules") {
+                for (end, begin) in
+                    (0..=tokens.len()).flat_map(|end| (0..=end).map(move |begin| (end, begin)))
+                {
+                    let guide = rules.guide(&tokens[..begin]);
+                    let behind = allowed(&*guide, &tokens[begin..end]);
+                    assert_eq!(
+                        behind,
+                        allowed(&*rules.guide(&tokens[..end]), &[]),
+                        "{} {begin} {end}",
+                        rules.name()
+                    );
+                    assert!(
+                        begin == end
+                            || allowed(&*guide, &[]) == allowed(&*rules.guide(&tokens[..begin]), &[])
+                    );
+                }
+            }
+        }
+    }
+}

@@ -448,7 +448,7 @@ fn behind(said: &mut Vec<u8>, text: &str) -> Option<Vec<u8>> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use folio_engine::{
         EngineHandle, EngineParts, Event, ModelExecutor, RulesRef, SchedulerConfig, SystemClock, WaitingFor,
@@ -456,8 +456,8 @@ mod tests {
     use folio_kv::{CacheConfig, KvCache, default_policy};
     use folio_text::{Grammars, Syntax};
 
-    fn rules(pattern: &str, begin: Begin) -> Structured {
-        // One token per byte, and an end.
+    /// One token per printable character, and three more.
+    pub(crate) fn tokenizer() -> Arc<Tokenizer> {
         let vocab: serde_json::Map<String, serde_json::Value> =
             (0..95u8).map(|id| (char::from(id + 32).to_string().replace(' ', "Ġ"), id.into())).collect();
         let special = |id: u32, text: &str| serde_json::json!({"id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true});
@@ -466,8 +466,11 @@ mod tests {
             "model": {"type": "BPE", "vocab": vocab, "merges": []}, "decoder": byte_level, "pre_tokenizer": byte_level,
             "added_tokens": [special(95, "<end>"), special(96, "<|channel|>"), special(97, "<|message|>")],
         });
-        let tokenizer =
-            Arc::new(Tokenizer::from_bytes(file.to_string().as_bytes(), None).expect("a tokenizer"));
+        Arc::new(Tokenizer::from_bytes(file.to_string().as_bytes(), None).expect("a tokenizer"))
+    }
+
+    fn rules(pattern: &str, begin: Begin) -> Structured {
+        let tokenizer = tokenizer();
         let ends: Arc<[u32]> = Arc::new([95]);
         let grammars = Grammars::new(&tokenizer, &ends).expect("a vocabulary");
         let grammar = Arc::new(grammars.compile(&Syntax::Regex(pattern.into())).expect("a grammar"));
