@@ -137,6 +137,11 @@ impl EngineHandle {
         })))
     }
 
+    /// Tokens of a block, and between two hashes.
+    pub fn block_tokens(&self) -> u32 {
+        self.0.shared.block_tokens
+    }
+
     /// Asks something of the cache. Answered at the end of the step in progress.
     pub fn command(&self, command: CacheCommand, reply: CacheReply) -> Result<(), Rejected> {
         self.0.shared.mailbox.command(command, reply).map_err(|refusal| self.rejected(refusal))

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use crate::mailbox::{Submission, CancelRequest, Incoming};
+use crate::mailbox::{CancelRequest, Incoming, Submission};
 use crate::request::{Event, EventSink, FinishReason, Micros, RequestId, Timing};
 
 struct Reader {

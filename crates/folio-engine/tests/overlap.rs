@@ -265,7 +265,7 @@ impl ByHand {
         let mut second = plain(2, 3);
         second.sampling.min_tokens = 3;
         second.sampling.temperature = 1.0;
-        scheduler.admit([plain(1, 20), second], [], Micros(0));
+        scheduler.admit([plain(1, 20), second].map(|request| request.hashed(4)), [], Micros(0));
         let mut this = Self { scheduler, cache };
         let plan = this.plan();
         this.commit(plan.step, 2);
@@ -346,7 +346,8 @@ fn a_step_behind_one_that_failed_finds_nobody() {
     );
     assert_eq!((hand.cache.stats().active_blocks, hand.scheduler.under_way()), (0, true));
     // Others get the slots of those who ended; the step that is still under way is not theirs.
-    hand.scheduler.admit([plain(3, 5), plain(4, 5)], [], Micros(20));
+    let more = [plain(3, 5), plain(4, 5)].map(|request| request.hashed(hand.cache.config().block_tokens));
+    hand.scheduler.admit(more, [], Micros(20));
     assert_eq!(hand.commit(next.step, 2), []);
     let plan = hand.plan();
     assert_eq!(plan.sequences.iter().map(|entry| entry.tokens.len()).collect::<Vec<_>>(), [5, 5]);

@@ -398,7 +398,8 @@ impl KvCache {
             let first = if config.optional { end } else { config.first_block(positions).min(end) };
             table.lists[group].resize(first as usize, HOLE);
             for index in first..end {
-                let held = whole(group, index, self).and_then(|node| self.place(group, node));
+                let held =
+                    self.node_at(&table, group, index, positions).and_then(|node| self.place(group, node));
                 let held = held.filter(|_| group > 0 || index < device);
                 if let Some(block) = held {
                     self.reference(group, block);
@@ -410,7 +411,7 @@ impl KvCache {
                 table.lists[group].push(held.unwrap_or(HOLE));
             }
             for index in first..end {
-                let node = whole(group, index, self);
+                let node = self.node_at(&table, group, index, positions);
                 let there = table.lists[group][index as usize] != HOLE;
                 if !there && let Some(slot) = self.load_source(group, index, positions, node, copy) {
                     self.reference_host(group, slot);
@@ -441,10 +442,19 @@ impl KvCache {
         table.computed = positions;
         swaps.extend_from_slice(&table.loads);
         if copy.is_none() {
-            table.query = Query { queries: 1, tokens: max_tokens.into(), hit: positions.into(), ..Query::default() };
+            table.query =
+                Query { queries: 1, tokens: max_tokens.into(), hit: positions.into(), ..Query::default() };
             self.count(tenant, table.query);
         }
         Ok(table)
+    }
+
+    /// The node with which whole block `index` of a group, before position `end`, ends; `None`: it is not known, or not whole.
+    fn node_at(&self, table: &BlockTable, group: usize, index: u32, end: u32) -> Option<u32> {
+        let config = self.groups[group].config;
+        let last = (index + 1) * config.block_tokens / self.config.block_tokens - 1;
+        let whole = (index + 1) * config.block_tokens <= end;
+        whole.then(|| self.nodes.find(table.hashes.get(table.shares, last)?)).flatten()
     }
 
     /// What the table was to load is loaded, or never will be.

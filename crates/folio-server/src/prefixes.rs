@@ -13,7 +13,7 @@ use axum::extract::{Path, State as Shared};
 use axum::http::{Response, StatusCode};
 use folio_engine::request::{EventSink, RetentionRange};
 use folio_engine::{CacheAnswer, CacheCommand, Event, FinishReason, Micros, Request, SamplingParams};
-use folio_kv::{KeepRefused, PrefixId, PrefixInfo};
+use folio_kv::{BlockHashes, KeepRefused, PrefixId, PrefixInfo};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
@@ -66,8 +66,9 @@ pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> 
         let kept = match computed.kept {
             Some(kept) => kept,
             None => {
-                let (tokens, retention) = (wanted.tokens.clone(), wanted.wish.retention());
-                match command(&state, CacheCommand::Keep { root, tokens, retention, pin: false }).await? {
+                let hashes = BlockHashes::new(&root, &wanted.tokens, state.app.engine.block_tokens());
+                let (tokens, retention) = (wanted.tokens.len() as u32, wanted.wish.retention());
+                match command(&state, CacheCommand::Keep { hashes, tokens, retention, pin: false }).await? {
                     CacheAnswer::Prefix(prefix) => Ok(prefix),
                     CacheAnswer::Refused(refused) => Err(refused),
                     _ => return Err(unexpected()),

@@ -11,7 +11,7 @@ use folio_engine::plan::ExecutorError;
 use folio_engine::{
     EngineHandle, EngineParts, Executor, ModelExecutor, SchedulerConfig, StepOutput, StepPlan, SystemClock,
 };
-use folio_kv::{CacheConfig, KvCache, WindowConfig, default_policy};
+use folio_kv::{CacheConfig, GroupConfig, KvCache, default_policy};
 use folio_server::ServerConfig;
 use folio_sim::SimBackend;
 use serde_json::{Value, json};
@@ -79,16 +79,11 @@ fn engine_with(
         ..Default::default()
     };
     change(&mut config);
-    let backend =
-        SimBackend::new(VOCAB as usize, BLOCKS as usize, 16, 64, 64).with_windows(windows.iter().copied());
-    let window = |(blocks, window_tokens): &(u32, u32)| WindowConfig {
-        blocks: *blocks,
-        window_tokens: *window_tokens,
-        bytes_per_block: 1,
-    };
-    let windows: Vec<WindowConfig> = windows.iter().map(window).collect();
+    let window = |(blocks, tokens): &(u32, u32)| GroupConfig::window(*tokens, *blocks, 16, 1);
+    let windows: Vec<GroupConfig> = windows.iter().map(window).collect();
+    let backend = SimBackend::new(VOCAB as usize, BLOCKS as usize, 16, 64, 64).with_groups(&windows);
     let geometry = CacheConfig { blocks: BLOCKS, block_tokens: 16, bytes_per_block: 1 };
-    let cache = KvCache::with_windows(geometry, &windows, default_policy(0.01));
+    let cache = KvCache::with_groups(geometry, &windows, default_policy(0.01));
     folio_engine::start(EngineParts {
         config,
         cache,

@@ -11,7 +11,8 @@ use crate::scenario::Scenario;
 fn check_tables(sequence: &SequencePlan, scenario: &Scenario, computed: u32) -> Result<(), String> {
     let tables = &sequence.block_tables;
     let positions = tables.first().map_or(0, Vec::len) as u32 * scenario.cache.block_tokens;
-    let windows = scenario.windows.iter().map(|group| (group.first_block(computed), group.blocks, group.block_tokens));
+    let windows =
+        scenario.windows.iter().map(|group| (group.first_block(computed), group.blocks, group.block_tokens));
     let groups = std::iter::once((0, scenario.cache.blocks, scenario.cache.block_tokens)).chain(windows);
     let lengths = groups.clone().map(|(.., size)| positions.div_ceil(size) as usize);
     if !lengths.eq(tables.iter().map(Vec::len)) {

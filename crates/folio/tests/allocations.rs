@@ -11,7 +11,7 @@ use folio_cpu::{CpuBackend, CpuOptions};
 use folio_engine::{
     Event, Executor, Micros, ModelExecutor, Request, RequestId, SamplingParams, Scheduler, SchedulerConfig,
 };
-use folio_kv::{CacheConfig, Identity, KvCache, Root, TenantId, default_policy};
+use folio_kv::{BlockHashes, CacheConfig, Identity, KvCache, Root, TenantId, default_policy};
 use folio_model::backend::{Backend, BackendError, Batch, DType, KvLayout, Span, SwapTimes, TensorView};
 use folio_model::program::{MatrixId, Program, VectorId};
 use folio_model::sampling::{Outcome, SampleRow};
@@ -200,6 +200,7 @@ fn overlap() {
         retention: Vec::new(),
         pooling: None,
     });
+    let requests = requests.into_iter().map(|request| request.hashed(16));
     scheduler.admit(requests, [], Micros(0));
     let mut counted: Vec<(u32, u64)> = Vec::with_capacity(STEPS as usize);
     for step in 1..STEPS {
@@ -260,20 +261,21 @@ fn evictions() {
     let mut cache = KvCache::new(config, default_policy(0.01));
     let (root, mut copies) = (root(), Vec::new());
     let mut tokens = [0u32; 32];
-    let mut before = 0;
+    let mut calls = 0;
     for request in 0..600u32 {
-        if request == 300 {
-            before = CALLS.load(Ordering::Relaxed);
-        }
         for (i, token) in tokens.iter_mut().enumerate() {
             *token = request * 100 + i as u32;
         }
-        let (mut table, _) = cache.attach(&root, &tokens, 31);
+        let hashes = BlockHashes::new(&root, &tokens, 1);
+        let before = CALLS.load(Ordering::Relaxed);
+        let (mut table, _) = cache.attach(hashes.clone(), &tokens, 31);
         cache.grow(&mut table, 32, &mut copies).expect("the pool is larger than a request");
-        cache.commit(&mut table, &tokens, 32);
+        cache.commit(&mut table, &tokens, 32).expect("in order");
         cache.release(table, &tokens);
+        if request >= 300 {
+            calls += CALLS.load(Ordering::Relaxed) - before;
+        }
     }
-    let calls = CALLS.load(Ordering::Relaxed) - before;
     assert!(cache.stats().evictions > 9000, "the pool was under pressure");
     assert_eq!(calls, 0, "calls to the allocator in 300 requests");
 }
@@ -285,31 +287,35 @@ fn swaps() {
     cache.set_swap_space(folio_kv::GroupCounts::full(64));
     let (root, mut copies, mut swaps) = (root(), Vec::new(), Vec::with_capacity(64));
     let mut tokens = [0u32; 40];
-    let mut before = 0;
+    let mut calls = 0;
     for request in 0..200u32 {
-        if request == 100 {
-            before = CALLS.load(Ordering::Relaxed);
-        }
         for (i, token) in tokens.iter_mut().enumerate() {
             *token = request * 100 + i as u32;
         }
-        let (mut table, _) = cache.attach(&root, &tokens, 39);
+        let hashes = BlockHashes::new(&root, &tokens, 1);
+        let before = CALLS.load(Ordering::Relaxed);
+        let (mut table, _) = cache.attach(hashes, &tokens, 39);
         cache.grow(&mut table, 32, &mut copies).expect("the pool is larger than a request");
-        cache.commit(&mut table, &tokens, 32);
+        cache.commit(&mut table, &tokens, 32).expect("in order");
         let offer = cache.swap_offer(&table).expect("all of it is its own");
         let copy = cache.swap_out(&table, &offer, &mut swaps);
-        cache.release(table, &tokens);
+        let hashes = cache.release(table, &tokens);
+        cache.swapped_out(&copy);
         cache.clear(None);
         swaps.clear();
-        let mut table = cache.attach_swapped(&tokens, &copy, &mut swaps).expect("there is room");
+        let loaded = cache.attach_loading(hashes, 39, Some(&copy), &mut swaps);
+        let mut table = loaded.expect("there is room");
         assert_eq!((table.computed(), swaps.len()), (32, 32));
         cache.grow(&mut table, 40, &mut copies).expect("there is room");
-        cache.commit(&mut table, &tokens, 40);
+        cache.commit(&mut table, &tokens, 40).expect("in order");
         cache.release(table, &tokens);
         cache.drop_swapped(copy);
         swaps.clear();
+        if request >= 100 {
+            calls += CALLS.load(Ordering::Relaxed) - before;
+        }
     }
-    assert_eq!(CALLS.load(Ordering::Relaxed) - before, 0, "calls to the allocator in 100 copies");
+    assert_eq!(calls, 0, "calls to the allocator in 100 copies");
 }
 
 /// The built-in model decodes eight sequences.
@@ -339,6 +345,7 @@ fn steps() {
         retention: Vec::new(),
         pooling: None,
     });
+    let requests = requests.into_iter().map(|request| request.hashed(16));
     scheduler.admit(requests, [], Micros(0));
 
     let mut tokens = 0;

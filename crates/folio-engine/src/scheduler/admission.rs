@@ -140,7 +140,9 @@ impl Scheduler {
             return None;
         }
         let full_blocks = waiting.lookup().full_blocks;
-        let missing = || (full_blocks..sequence.prompt_blocks()).filter_map(|at| sequence.hashes.get(sequence.shares, at));
+        let missing = || {
+            (full_blocks..sequence.prompt_blocks()).filter_map(|at| sequence.hashes.get(sequence.shares, at))
+        };
         let owner = self.in_flight.owner(missing().next()?)?;
         if sequence.outranks(&self.sequences[owner]) {
             return None;

@@ -188,7 +188,12 @@ impl Scheduler {
             return false;
         }
         cache.retain(&running.table, from, &sequence.request.retention);
-        self.in_flight.published(slot, (&sequence.hashes, sequence.shares), &mut running.announced, computed / block_tokens);
+        self.in_flight.published(
+            slot,
+            (&sequence.hashes, sequence.shares),
+            &mut running.announced,
+            computed / block_tokens,
+        );
         let fresh = running.fresh.take();
         let charged = before.max(sequence.high_water);
         let recomputed = sequence.high_water.min(computed).saturating_sub(before);

@@ -228,7 +228,13 @@ impl Scheduler {
 }
 
 /// The sequence that computes the prompt for all choices.
-fn first_sequence(request: Request, hashes: BlockHashes, rank: Rank, now: Micros, max_model_len: u32) -> Sequence {
+fn first_sequence(
+    request: Request,
+    hashes: BlockHashes,
+    rank: Rank,
+    now: Micros,
+    max_model_len: u32,
+) -> Sequence {
     let prompt_len = request.prompt.len() as u32;
     // Reserved in full: untouched pages cost nothing, and appending a token never allocates.
     let mut tokens = Vec::with_capacity((prompt_len + request.sampling.max_tokens) as usize);

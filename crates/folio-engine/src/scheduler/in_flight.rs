@@ -42,7 +42,8 @@ impl InFlight {
         upto: u32,
     ) {
         while announced.0 < upto.min(announced.1) {
-            if let Some(hash) = hashes.get(shares, announced.0).filter(|hash| self.owner(hash) == Some(slot)) {
+            if let Some(hash) = hashes.get(shares, announced.0).filter(|hash| self.owner(hash) == Some(slot))
+            {
                 self.owner.remove(hash);
             }
             announced.0 += 1;

@@ -187,8 +187,9 @@ impl Scheduler {
         }
         let state = State::Waiting(Waiting::new(WaitingFor::Blocks, self.now));
         let State::Running(running) = std::mem::replace(&mut sequence.state, state) else { return None };
-        let Running { table, fresh, granted, reserved, mut announced, suspended, preempted, table_slot, .. } =
-            running;
+        let Running {
+            table, fresh, granted, reserved, mut announced, suspended, preempted, table_slot, ..
+        } = running;
         sequence.hashes = match fresh {
             Some(_) => cache.abandon(table, &sequence.tokens),
             None => cache.release(table, &sequence.tokens),

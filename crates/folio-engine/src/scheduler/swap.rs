@@ -40,7 +40,9 @@ impl Scheduler {
         if copy.is_none() && !cache.has_swapped() {
             return;
         }
-        let Some(loadable) = cache.lookup_loading(&sequence.hashes, sequence.attachable(), copy) else { return };
+        let Some(loadable) = cache.lookup_loading(&sequence.hashes, sequence.attachable(), copy) else {
+            return;
+        };
         if self.costs.restoring_pays(loadable.bytes, found.cached..loadable.positions) {
             *found = Found { lookup: loadable.lookup, restores: true, ..*found };
         }
@@ -71,7 +73,10 @@ impl Scheduler {
         for (id, slot) in &flight.swapped_out {
             let lives = self.sequences.lives(*id, *slot);
             let waiting = lives.then(|| self.sequences[*slot].waiting()).flatten();
-            waiting.and_then(|waiting| waiting.copy.as_ref()).into_iter().for_each(|copy| cache.swapped_out(copy));
+            waiting
+                .and_then(|waiting| waiting.copy.as_ref())
+                .into_iter()
+                .for_each(|copy| cache.swapped_out(copy));
         }
         if flight.out_bytes > 0 {
             self.counters.swapped_out_bytes += flight.out_bytes;

@@ -16,7 +16,7 @@ use folio_engine::{
     Event, Executor, Micros, Pooling, Request, RequestId, RulesRef, SamplingParams, Scheduler,
     SchedulerConfig,
 };
-use folio_kv::{CacheConfig, GroupCounts, Identity, KvCache, Root, TenantId, WindowConfig, default_policy};
+use folio_kv::{CacheConfig, GroupConfig, GroupCounts, Identity, KvCache, Root, TenantId, default_policy};
 use folio_model::backend::{Backend, Batch, GroupKind, KvFormat, KvGroup, KvLayout, Span};
 use folio_model::kv_format::{KvFormats, KvSkip};
 use folio_model::{Checkpoint, LoadOptions, LoadedModel, Model};
@@ -351,7 +351,8 @@ impl World {
             let (now, done) = (Micros(run.steps * 1000), Micros(run.steps * 1000 + 999));
             disturb(run.steps, &mut scheduler, &mut self.cache);
             let due = arrivals.iter().enumerate().filter(|(_, arrival)| arrival.step == run.steps);
-            scheduler.admit(due.map(|(id, arrival)| self.request(id, arrival)), [], now);
+            let requests = due.map(|(id, arrival)| self.request(id, arrival).hashed(BLOCK_TOKENS));
+            scheduler.admit(requests, [], now);
             let plan = scheduler.plan(&mut self.cache, now);
             let output = self.recorder.execute(plan);
             for (id, event) in scheduler.commit(&mut self.cache, output, done).drain(..) {
@@ -497,10 +498,9 @@ pub fn prompt(seed: u64, len: usize, vocab: u32) -> Vec<u32> {
 /// As many blocks for each window group as for group 0.
 pub fn empty_cache(blocks: u32, windows: &[u32]) -> KvCache {
     let config = CacheConfig { blocks, block_tokens: BLOCK_TOKENS, bytes_per_block: 1 };
-    let window =
-        |window_tokens: &u32| WindowConfig { blocks, window_tokens: *window_tokens, bytes_per_block: 1 };
-    let windows: Vec<WindowConfig> = windows.iter().map(window).collect();
-    KvCache::with_windows(config, &windows, default_policy(0.01))
+    let window = |tokens: &u32| GroupConfig::window(*tokens, blocks, BLOCK_TOKENS, 1);
+    let windows: Vec<GroupConfig> = windows.iter().map(window).collect();
+    KvCache::with_groups(config, &windows, default_policy(0.01))
 }
 
 /// The windows of all groups but the first.

@@ -119,7 +119,7 @@ fn served(fixture: &std::path::Path, rows: usize, budget: u32, tokens: &[u32], p
         prompt: tokens.into(),
         ..folio_sim::scenario::request(1, tokens, 0)
     };
-    scheduler.admit([request], [], Micros(0));
+    scheduler.admit([request.hashed(cache.config().block_tokens)], [], Micros(0));
     for _ in 0..1000 {
         let plan = scheduler.plan(&mut cache, Micros(0));
         let output: Result<&StepOutput, _> = executor.execute(plan);
