@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(128) attention_f32(PARAMETERS) {
     u32 row = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = 4 * blockIdx.y + warp;
     if (row >= a.meta[0] || head >= a.heads) return;
     const u32* span = a.meta + a.meta[11] + 8 * a.meta[a.meta[10] + row];
-    const u32* table = a.meta + span[3] + a.group * span[4];
+    const u32* table = table_of(a, span);
     u32 last = span[2] + row - span[0], first = first_attended(a, last), kv_head = head / (a.heads / a.kv_heads);
     const float* query = (const float*)a.q + ((u64)row * a.heads + head) * up(a.dim, 16);
     float m = __uint_as_float(0xff800000u), l = 0.0f, o[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};

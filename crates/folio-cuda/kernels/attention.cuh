@@ -19,7 +19,7 @@
 
 struct Attention {
     const u32* meta;
-    u32 group;
+    u32 table_start;   // of the cache group, in the words of a slot
     const u8* layer;
     u32 block_bytes, block_tokens, heads, kv_heads, dim;
     const void* q;
@@ -48,11 +48,16 @@ __device__ __forceinline__ u32 first_attended(const Attention& a, u32 position) 
     return a.window == 0 || position + 1 < a.window ? 0 : position + 1 - a.window;
 }
 
+// The block table of a span's sequence.
+__device__ __forceinline__ const u32* table_of(const Attention& a, const u32* span) {
+    return (const u32*)((u64)span[4] << 32 | span[3]) + a.table_start;
+}
+
 __device__ __forceinline__ Tile tile_of(const Attention& a, u32 index) {
     Tile tile;
     const u32* words = a.meta + a.meta[15] + 4 * index;
     const u32* span = a.meta + a.meta[11] + 8 * words[0];
-    tile.table = a.meta + span[3] + a.group * span[4];
+    tile.table = table_of(a, span);
     tile.first_row = span[0] + words[1];
     tile.position = span[2] + words[1];
     tile.tokens = words[2];
@@ -106,10 +111,10 @@ __device__ __forceinline__ void finish(const Attention& a, bool rotated, float* 
     }
 }
 
-#define PARAMETERS                                                                                                                  \
-    const u32 *meta, u32 group, const u8 *layer, u32 block_bytes, u32 block_tokens, u32 heads, u32 kv_heads, u32 dim, const void *q, \
-        float scale, float softcap, u32 window, const float *sinks, u32 split, u32 slots, u32 tile_rows, float *partials,           \
-        float *full, u32 full_stride, u16 *half, u32 half_stride
-#define ARGUMENTS                                                                                                                   \
-    {meta,   group,  layer, block_bytes, block_tokens, heads,     kv_heads, dim,  q,           scale, softcap,                      \
-     window, sinks,  split, slots,       tile_rows,    partials,  full,     full_stride, half, half_stride}
+#define PARAMETERS                                                                                                              \
+    const u32 *meta, u32 table_start, const u8 *layer, u32 block_bytes, u32 block_tokens, u32 heads, u32 kv_heads, u32 dim,     \
+        const void *q, float scale, float softcap, u32 window, const float *sinks, u32 split, u32 slots, u32 tile_rows,         \
+        float *partials, float *full, u32 full_stride, u16 *half, u32 half_stride
+#define ARGUMENTS                                                                                                               \
+    {meta,  table_start, layer, block_bytes, block_tokens, heads,    kv_heads, dim,         q,    scale,      softcap,          \
+     window, sinks,       split, slots,       tile_rows,    partials, full,     full_stride, half, half_stride}

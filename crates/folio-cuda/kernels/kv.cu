@@ -17,6 +17,14 @@ rope_table(const u32* meta, const float* inv_freq, u32 half, float scale, float*
     }
 }
 
+// New entries of block tables, put where they are kept. A block for each edit: where it goes (low, high word), where it lies among the
+// words of the step, entries.
+extern "C" __global__ void __launch_bounds__(128) set_tables(const u32* meta) {
+    const u32* edit = meta + meta[16] + 4 * blockIdx.x;
+    u32* table = (u32*)((u64)edit[1] << 32 | edit[0]);
+    for (u32 i = threadIdx.x; i < edit[3]; i += blockDim.x) table[i] = meta[edit[2] + i];
+}
+
 __device__ __forceinline__ void normalize(float* x, const float* weight, u32 dim, float eps, u32 lane) {
     float square = 0.0f;
     for (u32 i = lane; i < dim; i += 32) square = fmaf(x[i], x[i], square);

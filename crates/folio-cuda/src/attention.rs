@@ -102,7 +102,7 @@ pub fn attend(
     let fit = Fit::new(format, spec.head_dim as u32, driver.info().shared_bytes);
     let mut args = vec![
         Arg::Ptr(meta.0),
-        Arg::U32(spec.group),
+        Arg::U32(pool.table_start),
         Arg::Ptr(pool.layer(spec.layer)),
         Arg::U32(pool.block_bytes as u32),
         Arg::U32(pool.block_tokens),

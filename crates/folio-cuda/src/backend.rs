@@ -15,6 +15,7 @@ use folio_model::kv_format::KvFormat;
 use folio_model::program::{MatrixId, Op, Program, VectorId};
 use folio_model::quant::Encoding;
 use folio_model::sampling::{Outcome, SampleRow};
+use folio_model::tables::BlockTables;
 
 use crate::NUMERICS;
 use crate::attention;
@@ -27,7 +28,8 @@ use crate::linear::{self, DeviceMatrix};
 use crate::machine::{self, Effort, Rates};
 use crate::planes::Meta;
 use crate::sample::{self, Needs, Sampling};
-use crate::step::StepWords;
+use crate::step::{KeptTables, StepWords};
+use crate::tables::{DeviceTables, set_tables};
 use crate::turns::{Turns, Words};
 
 /// Vectors are padded with zeros to this many values.
@@ -49,7 +51,13 @@ pub struct CudaBackend {
     /// Swap space of each group.
     swap: Vec<HostId>,
     written: Written,
-    block_tokens: usize,
+    /// Block tables on the host, and the same on the device.
+    tables: BlockTables,
+    on_device: DeviceTables,
+    /// Those on the device are not known to be the same.
+    resend: bool,
+    /// Of each group.
+    block_tokens: Vec<u32>,
     step: StepWords,
     staging: Words,
     /// Logits and hidden rows on the host.
@@ -102,7 +110,10 @@ impl CudaBackend {
             sizes: Vec::new(),
             swap: Vec::new(),
             written: Written::default(),
-            block_tokens: 0,
+            tables: BlockTables::default(),
+            on_device: DeviceTables::default(),
+            resend: true,
+            block_tokens: Vec::new(),
             step: StepWords::default(),
             staging: Words::default(),
             answers: None,
@@ -232,6 +243,8 @@ impl CudaBackend {
         let Some(model) = self.model.as_ref().filter(|_| !self.pools.is_empty()) else {
             return Err(BackendError::Device("no program or no cache is loaded".into()));
         };
+        // Until the device has what a batch changes.
+        let all = std::mem::replace(&mut self.resend, true);
         BatchCheck {
             max_rows: model.max_rows,
             max_logit_rows: model.max_logit_rows,
@@ -239,14 +252,14 @@ impl CudaBackend {
             vocabulary: model.vocabulary,
             chosen,
             pools: &self.sizes,
-            block_tokens: self.block_tokens,
+            tables: &mut self.tables,
             written: &mut self.written,
         }
         .all(batch)?;
-        self.begin(batch, turn).map_err(failed)
+        self.begin(batch, turn, all).map_err(failed)
     }
 
-    fn begin(&mut self, batch: &Batch, turn: usize) -> Result<(), DriverError> {
+    fn begin(&mut self, batch: &Batch, turn: usize, all: bool) -> Result<(), DriverError> {
         let out_us = self.swap(batch, true)?;
         for copy in &batch.copies {
             self.pools[copy.group as usize].copy(&mut *self.driver, copy.from, copy.to)?;
@@ -254,11 +267,23 @@ impl CudaBackend {
         let in_us = self.swap(batch, false)?;
         self.swap_times = SwapTimes { out_us, in_us };
         self.hidden_rows.clone_from(&batch.hidden_rows);
-        self.step.fill(batch, self.pools.len(), self.block_tokens);
-        if batch.tokens.is_empty() {
+        let moved = self.on_device.reserve(&mut *self.driver, self.tables.slots())?;
+        let (host, device, block_tokens) = (&self.tables, &self.on_device, &self.block_tokens);
+        let all = all || moved;
+        self.step.fill(batch, &KeptTables { host, device, all, block_tokens });
+        let edits = self.step.edits();
+        if batch.tokens.is_empty() && edits == 0 {
+            self.resend = false;
             return Ok(());
         }
         let meta = self.send(turn)?;
+        if edits > 0 {
+            set_tables(&mut *self.driver, meta, edits)?;
+        }
+        self.resend = false;
+        if batch.tokens.is_empty() {
+            return Ok(());
+        }
         self.follow(meta, batch, turn)?;
         self.launch(meta)?;
         let (Some(model), Some(answers)) = (&self.model, &self.answers) else { return Ok(()) };
@@ -455,14 +480,18 @@ impl Backend for CudaBackend {
         for host in self.swap.drain(..) {
             self.driver.free_host(host).map_err(failed)?;
         }
-        for (group, &blocks) in layout.groups.iter().zip(blocks) {
-            let pool = KvPool::allocate(&mut *self.driver, group, layout.block_tokens, blocks);
+        self.on_device.free(&mut *self.driver).map_err(failed)?;
+        self.sizes = PoolSize::of(layout, blocks);
+        self.tables = BlockTables::new(&self.sizes, model.max_position);
+        self.on_device = DeviceTables::new(self.tables.longest());
+        for (index, (group, &blocks)) in layout.groups.iter().zip(blocks).enumerate() {
+            let start = self.on_device.start(index);
+            let pool = KvPool::allocate(&mut *self.driver, group, start, blocks);
             self.pools.push(pool.map_err(failed)?);
         }
         model.prepare_attention(&mut *self.driver, &self.pools).map_err(failed)?;
-        self.sizes = blocks.iter().map(|&blocks| PoolSize { blocks, slots: 0 }).collect();
         self.written = Written::new(blocks);
-        self.block_tokens = layout.block_tokens;
+        self.block_tokens = self.pools.iter().map(|pool| pool.block_tokens).collect();
         self.graphs.clear();
         Ok(())
     }

@@ -116,6 +116,7 @@ const KV: Module = Module {
     ),
     kernels: &[
         "rope_table",
+        "set_tables",
         "write_kv_f32",
         "write_kv_f16",
         "write_kv_bf16",

@@ -40,6 +40,8 @@ pub struct KvPool {
     /// Bytes of one block; a multiple of 16.
     pub block_bytes: u64,
     pub block_tokens: u32,
+    /// Where the group's block table begins among the words of a slot.
+    pub table_start: u32,
     pub kv_heads: u32,
     pub head_dim: u32,
     pub layers: Vec<LayerPlace>,
@@ -50,14 +52,14 @@ impl KvPool {
     pub fn allocate(
         driver: &mut dyn Driver,
         group: &KvGroup,
-        block_tokens: usize,
+        table_start: u32,
         blocks: usize,
     ) -> Result<Self> {
         let mut block_bytes = 0;
         let places = group.formats.iter().map(|format| {
             let place = LayerPlace { format: *format, offset: block_bytes };
             let head = format.bytes_per_head(group.head_dim);
-            block_bytes += (2 * group.kv_heads * block_tokens * head) as u64;
+            block_bytes += (2 * group.kv_heads * group.block_tokens * head) as u64;
             place
         });
         let layers = places.collect();
@@ -71,7 +73,8 @@ impl KvPool {
             base,
             blocks: blocks as u32,
             block_bytes,
-            block_tokens: block_tokens as u32,
+            block_tokens: group.block_tokens as u32,
+            table_start,
             kv_heads: group.kv_heads as u32,
             head_dim: group.head_dim as u32,
             layers,

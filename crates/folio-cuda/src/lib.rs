@@ -30,6 +30,7 @@ pub mod rows;
 mod rows_plan;
 pub mod sample;
 pub mod step;
+pub mod tables;
 mod turns;
 
 pub use backend::CudaBackend;

@@ -38,6 +38,8 @@ pub mod word {
     pub const HIDDEN_ROWS: u32 = 3;
     pub const GROUPS: u32 = 4;
     pub const TILES: u32 = 5;
+    /// Changes of block tables.
+    pub const EDITS: u32 = 6;
     pub const AT_TOKENS: u32 = 8;
     pub const AT_POSITIONS: u32 = 9;
     pub const AT_ROW_SPAN: u32 = 10;
@@ -46,10 +48,13 @@ pub mod word {
     pub const AT_LOGIT_ROWS: u32 = 13;
     pub const AT_HIDDEN_ROWS: u32 = 14;
     pub const AT_TILES: u32 = 15;
+    pub const AT_EDITS: u32 = 16;
     /// Words of the header.
     pub const HEADER: usize = 32;
-    /// Words of a span: first row, rows, first position, at the blocks of group 0, blocks of a table, three of nothing.
+    /// Words of a span: first row, rows, first position, address of its slot of block tables (low, high), three of nothing.
     pub const SPAN: usize = 8;
+    /// Words of an edit: address (low, high), where its entries are, entries.
+    pub const EDIT: usize = 4;
     /// Words of a tile: span, first token in it, tokens, nothing.
     pub const TILE: usize = 4;
     /// Most tokens of a tile.

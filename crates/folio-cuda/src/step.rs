@@ -1,20 +1,25 @@
 //! A batch as the device reads it: one run of words, sent in one copy.
 //!
-//! Owns: the layout that [`word`] names. Must never: reach a device, or depend on anything but the batch.
+//! Owns: the layout that [`word`] names. Must never: reach a device, or depend on anything but the batch and
+//! the block tables that it changed.
 //!
 //! Counts and offsets are in the header, so that a kernel that was captured in a graph serves every batch its grid is large enough for.
 //! Offsets are in words from the start.
 
 use folio_model::backend::Batch;
+use folio_model::tables::BlockTables;
 
 use crate::attention::CHUNK;
+use crate::driver::DevicePtr;
 use crate::planes::word;
+use crate::tables::DeviceTables;
 
 /// Words of a step, and what its launches need to know to size their grids. Reused between steps.
 #[derive(Debug, Default)]
 pub struct StepWords {
     words: Vec<u32>,
     bounds: Bounds,
+    edits: u32,
 }
 
 /// What grids must cover.
@@ -33,9 +38,52 @@ pub struct Bounds {
     pub decode: bool,
 }
 
+/// Block tables of which a step says what changed.
+pub struct KeptTables<'a> {
+    pub host: &'a BlockTables,
+    pub device: &'a DeviceTables,
+    /// The device has nothing of them.
+    pub all: bool,
+    /// Tokens of a block of each group.
+    pub block_tokens: &'a [u32],
+}
+
+impl KeptTables<'_> {
+    /// Records of the edits of a batch, and their entries.
+    fn put_edits(&self, words: &mut Vec<u32>, batch: &Batch) -> usize {
+        let blocks = (words.len() + word::EDIT * batch.edits.len()) as u32;
+        for edit in &batch.edits {
+            let [low, high] = halves(self.device.entry(edit.slot, edit.group, edit.start));
+            words.extend([low, high, blocks + edit.blocks_start, edit.blocks_len]);
+        }
+        words.extend_from_slice(&batch.blocks);
+        batch.edits.len()
+    }
+
+    /// The same of every table.
+    fn put_all(&self, words: &mut Vec<u32>) -> usize {
+        let groups = self.block_tokens.len() as u32;
+        let places = (0..self.host.slots()).flat_map(|slot| (0..groups).map(move |group| (slot, group)));
+        let tables = places.map(|(slot, group)| (slot, group, self.host.table(slot, group as usize)));
+        let edits = tables.clone().count();
+        let mut from = (words.len() + word::EDIT * edits) as u32;
+        for (slot, group, table) in tables.clone() {
+            let [low, high] = halves(self.device.entry(slot, group, 0));
+            words.extend([low, high, from, table.len() as u32]);
+            from += table.len() as u32;
+        }
+        tables.for_each(|(_, _, table)| words.extend_from_slice(table));
+        edits
+    }
+}
+
+fn halves(at: DevicePtr) -> [u32; 2] {
+    [at.0 as u32, (at.0 >> 32) as u32]
+}
+
 impl StepWords {
-    /// Puts a batch that was checked into words. `groups` cache groups of blocks of `block_tokens` tokens.
-    pub fn fill(&mut self, batch: &Batch, groups: usize, block_tokens: usize) {
+    /// Puts a batch that was checked into words, with what it changed of `tables`; or with all that they hold.
+    pub fn fill(&mut self, batch: &Batch, tables: &KeptTables<'_>) {
         let (rows, spans) = (batch.tokens.len(), batch.spans.len());
         let words = &mut self.words;
         words.clear();
@@ -46,7 +94,7 @@ impl StepWords {
         put(word::SPANS, spans);
         put(word::LOGIT_ROWS, batch.logit_rows.len());
         put(word::HIDDEN_ROWS, batch.hidden_rows.len());
-        put(word::GROUPS, groups);
+        put(word::GROUPS, tables.block_tokens.len());
 
         put(word::AT_TOKENS, words.len());
         words.extend_from_slice(&batch.tokens);
@@ -63,12 +111,12 @@ impl StepWords {
         put(word::AT_HIDDEN_ROWS, words.len());
         words.extend_from_slice(&batch.hidden_rows);
         put(word::AT_SLOTS, words.len());
-        for group in 0..groups {
+        for (group, &block_tokens) in tables.block_tokens.iter().enumerate() {
             for span in &batch.spans {
-                let table = &batch.blocks[span.table(group)];
+                let table = tables.host.table(span.slot, group);
                 words.extend((span.first_position..span.first_position + span.rows).map(|position| {
-                    let (block, slot) = (position as usize / block_tokens, position as usize % block_tokens);
-                    table[block].wrapping_mul(block_tokens as u32).wrapping_add(slot as u32)
+                    let block = table[(position / block_tokens) as usize];
+                    block.wrapping_mul(block_tokens).wrapping_add(position % block_tokens)
                 }));
             }
         }
@@ -85,12 +133,14 @@ impl StepWords {
         let tiles = (words.len() - before) / word::TILE;
         put(word::TILES, tiles);
         put(word::AT_SPANS, words.len());
-        let blocks = words.len() + spans * word::SPAN;
         for span in &batch.spans {
-            let at = blocks as u32 + span.blocks_start;
-            words.extend([span.first_row, span.rows, span.first_position, at, span.blocks_len, 0, 0, 0]);
+            let [low, high] = halves(tables.device.slot(span.slot));
+            words.extend([span.first_row, span.rows, span.first_position, low, high, 0, 0, 0]);
         }
-        words.extend_from_slice(&batch.blocks);
+        put(word::AT_EDITS, words.len());
+        let edits = if tables.all { tables.put_all(words) } else { tables.put_edits(words, batch) };
+        put(word::EDITS, edits);
+        self.edits = edits as u32;
         words[..word::HEADER].copy_from_slice(&header);
 
         let ends = batch.spans.iter().map(|span| span.first_position + span.rows);
@@ -109,6 +159,11 @@ impl StepWords {
         &self.words
     }
 
+    /// Changes of block tables, which are made before anything else.
+    pub fn edits(&self) -> u32 {
+        self.edits
+    }
+
     pub fn bounds(&self) -> Bounds {
         self.bounds
     }
@@ -117,26 +172,67 @@ impl StepWords {
 #[cfg(test)]
 mod tests {
     use folio_model::backend::{HOLE, Span};
+    use folio_model::check::PoolSize;
 
     use super::*;
 
-    fn span(first_row: u32, rows: u32, first_position: u32, blocks_start: u32, blocks_len: u32) -> Span {
-        Span { first_row, rows, first_position, blocks_start, blocks_len }
+    fn span(first_row: u32, rows: u32, first_position: u32, slot: u32) -> Span {
+        Span { first_row, rows, first_position, slot }
     }
 
-    /// Two groups of blocks of 8: a prompt's part of 20 rows from position 4, and a row at position 300 whose second group has a hole.
+    /// Two groups, of blocks of 8 and of 16 tokens, and a device whose tables begin at an address of more than 32 bits.
+    struct Kept {
+        host: BlockTables,
+        device: DeviceTables,
+    }
+
+    const POOLS: [PoolSize; 2] = [
+        PoolSize { blocks: 100, slots: 0, block_tokens: 8 },
+        PoolSize { blocks: 100, slots: 0, block_tokens: 16 },
+    ];
+
+    impl Kept {
+        fn of(batch: &Batch) -> Self {
+            let mut host = BlockTables::new(&POOLS, 400);
+            host.apply(batch, &POOLS).unwrap();
+            let device = DeviceTables::at(DevicePtr(0x7_0000_0100), host.longest());
+            Self { host, device }
+        }
+
+        fn fill(&self, batch: &Batch, all: bool) -> StepWords {
+            let mut step = StepWords::default();
+            step.fill(
+                batch,
+                &KeptTables { host: &self.host, device: &self.device, all, block_tokens: &[8, 16] },
+            );
+            step
+        }
+    }
+
+    /// Records of edits: address, entries.
+    fn edits(words: &[u32]) -> Vec<(u64, Vec<u32>)> {
+        let records =
+            &words[at(words, word::AT_EDITS)..][..words[word::EDITS as usize] as usize * word::EDIT];
+        let entries = |from: u32, count: u32| words[from as usize..][..count as usize].to_vec();
+        let record =
+            |edit: &[u32]| (u64::from(edit[1]) << 32 | u64::from(edit[0]), entries(edit[2], edit[3]));
+        records.chunks(word::EDIT).map(record).collect()
+    }
+
+    /// A prompt's part of 20 rows from position 4, and a row at position 300 whose second group has holes.
     fn batch() -> Batch {
-        let mut blocks = vec![5, 6, 7, 15, 16, 17];
-        blocks.extend(0..38);
-        blocks.extend([HOLE; 37].into_iter().chain([99]));
-        Batch {
+        let mut batch = Batch {
             tokens: (100..121).collect(),
-            spans: vec![span(0, 20, 4, 0, 3), span(20, 1, 300, 6, 38)],
-            blocks,
+            spans: vec![span(0, 20, 4, 0), span(20, 1, 300, 2)],
             logit_rows: vec![19, 20],
             hidden_rows: vec![3],
             ..Batch::default()
-        }
+        };
+        batch.edit_table(0, 0, 0, [5, 6, 7]);
+        batch.edit_table(0, 1, 0, [15, 16]);
+        batch.edit_table(2, 0, 0, 0..38);
+        batch.edit_table(2, 1, 0, [HOLE; 18].into_iter().chain([99]));
+        batch
     }
 
     fn at(words: &[u32], what: u32) -> usize {
@@ -145,8 +241,9 @@ mod tests {
 
     #[test]
     fn every_row_finds_its_token_its_position_and_its_slots() {
-        let (mut step, batch) = (StepWords::default(), batch());
-        step.fill(&batch, 2, 8);
+        let batch = batch();
+        let kept = Kept::of(&batch);
+        let step = kept.fill(&batch, false);
         let words = step.words();
         let rows = words[word::ROWS as usize] as usize;
         assert_eq!((rows, words[word::SPANS as usize]), (21, 2));
@@ -156,12 +253,12 @@ mod tests {
             let position = words[at(words, word::AT_POSITIONS) + row];
             assert_eq!(words[at(words, word::AT_TOKENS) + row], batch.tokens[row]);
             assert_eq!(position, record[2] + row as u32 - record[0]);
-            for group in 0..2 {
-                let slot = words[at(words, word::AT_SLOTS) + group * rows + row];
-                let table = record[3] as usize + group * record[4] as usize;
-                let block = words[table + position as usize / 8];
-                assert_eq!(block, batch.blocks[batch.spans[span].table(group)][position as usize / 8]);
-                assert_eq!(slot, block * 8 + position % 8, "row {row}, group {group}");
+            let slot = batch.spans[span].slot;
+            assert_eq!(u64::from(record[4]) << 32 | u64::from(record[3]), kept.device.slot(slot).0);
+            for (group, tokens) in [(0, 8), (1, 16)] {
+                let block = kept.host.table(slot, group)[(position / tokens) as usize];
+                let place = words[at(words, word::AT_SLOTS) + group * rows + row];
+                assert_eq!(place, block * tokens + position % tokens, "row {row}, group {group}");
             }
         }
         assert_eq!(words[at(words, word::AT_LOGIT_ROWS)..][..2], [19, 20]);
@@ -169,9 +266,29 @@ mod tests {
     }
 
     #[test]
+    fn a_step_says_what_changed_in_block_tables_or_all_of_them() {
+        let batch = batch();
+        let kept = Kept::of(&batch);
+        let place = |slot, group, entry| kept.device.entry(slot, group, entry).0;
+        // 50 entries of blocks of 8, 25 of blocks of 16.
+        assert_eq!(place(2, 1, 3), 0x7_0000_0100 + 4 * (2 * 75 + 50 + 3));
+        let mut change = Batch::default();
+        change.edit_table(2, 0, 37, [1]);
+        change.edit_table(0, 1, 1, [17, 18]);
+        let step = kept.fill(&change, false);
+        assert_eq!(edits(step.words()), [(place(2, 0, 37), vec![1]), (place(0, 1, 1), vec![17, 18])]);
+        assert_eq!(step.edits(), 2);
+        let step = kept.fill(&change, true);
+        let tables = (0..3).flat_map(|slot| [0, 1].map(|group| (slot, group)));
+        let all = tables
+            .map(|(slot, group)| (place(slot, group, 0), kept.host.table(slot, group as usize).to_vec()));
+        assert_eq!(edits(step.words()), all.collect::<Vec<_>>());
+        assert_eq!(kept.fill(&Batch::default(), false).edits(), 0);
+    }
+
+    #[test]
     fn tiles_cover_the_tokens_of_each_span_once() {
-        let mut step = StepWords::default();
-        step.fill(&batch(), 2, 8);
+        let step = Kept::of(&batch()).fill(&batch(), false);
         let words = step.words();
         let tiles = words[word::TILES as usize] as usize;
         let tiles: Vec<&[u32]> =
@@ -181,8 +298,7 @@ mod tests {
 
     #[test]
     fn bounds_say_how_far_grids_reach() {
-        let mut step = StepWords::default();
-        step.fill(&batch(), 2, 8);
+        let step = Kept::of(&batch()).fill(&batch(), false);
         let want = Bounds {
             rows: 21,
             logit_rows: 2,
@@ -193,14 +309,18 @@ mod tests {
             decode: false,
         };
         assert_eq!(step.bounds(), want);
-        let decode = Batch {
+        let mut decode = Batch {
             tokens: vec![1, 2],
-            spans: vec![span(0, 1, 255, 0, 32), span(1, 1, 0, 32, 1)],
-            blocks: (0..33).collect(),
+            spans: vec![span(0, 1, 255, 0), span(1, 1, 0, 1)],
             logit_rows: vec![0, 1],
             ..Batch::default()
         };
-        step.fill(&decode, 1, 8);
+        for group in [0, 1] {
+            decode.edit_table(0, group, 0, 0..19);
+            decode.edit_table(1, group, 0, [40]);
+        }
+        decode.edit_table(0, 0, 19, 0..13);
+        let step = Kept::of(&decode).fill(&decode, false);
         let want = Bounds {
             rows: 2,
             logit_rows: 2,
@@ -211,7 +331,7 @@ mod tests {
             decode: true,
         };
         assert_eq!(step.bounds(), want);
-        step.fill(&Batch::default(), 1, 8);
+        let step = Kept::of(&decode).fill(&Batch::default(), false);
         assert_eq!(step.bounds(), Bounds { single: true, decode: true, ..Bounds::default() });
     }
 }

@@ -2,7 +2,7 @@
 
 use folio_cuda::CudaBackend;
 use folio_emulator::{Conduct, Emulator, Order, device_with_library};
-use folio_model::backend::{Backend, Batch, DType, Span};
+use folio_model::backend::{Backend, Batch, DType, Span, TableEdit};
 use folio_model::reference::ReferenceBackend;
 use folio_model::testing::recast::{Cast, Recast};
 use folio_model::testing::{Runner, fixture, quantized, relative_difference};
@@ -83,16 +83,11 @@ fn graphs_of_a_librarys_products_give_what_its_calls_give() {
         eager.without_graphs();
         check_given(&eager, name);
         for (position, sequences) in (0..).zip([7u32, 5, 8, 6, 1, 2, 7, 1]) {
-            let span = |row| Span {
-                first_row: row,
-                rows: 1,
-                first_position: position,
-                blocks_start: 8 * row,
-                blocks_len: 8,
-            };
+            let span = |row| Span { first_row: row, rows: 1, first_position: position, slot: row };
             let batch = Batch {
                 tokens: (0..sequences).map(|row| 3 + (row + 7 * position) % 50).collect(),
                 spans: (0..sequences).map(span).collect(),
+                edits: (0..sequences).map(|row| TableEdit::whole(row, 0, 8 * row, 8)).collect(),
                 blocks: (0..8 * sequences).collect(),
                 logit_rows: (0..sequences).collect(),
                 ..Batch::default()

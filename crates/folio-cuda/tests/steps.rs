@@ -2,7 +2,9 @@
 
 use folio_cuda::{CudaBackend, Driver};
 use folio_emulator::{Emulator, Order, device};
-use folio_model::backend::{Backend, BackendError, Batch, BlockCopy, BlockSwap, CHOSEN, DType, Span};
+use folio_model::backend::{
+    Backend, BackendError, Batch, BlockCopy, BlockSwap, CHOSEN, DType, Span, TableEdit,
+};
 use folio_model::quant::{BlockFormat, Encoding};
 use folio_model::sampling::{Choice, Draw, Outcome, SampleRow};
 use folio_model::testing::fixture;
@@ -41,16 +43,11 @@ fn loaded() -> (CudaBackend, LoadedModel) {
 
 /// One row of each of `sequences` sequences, at `position`; each sequence has eight blocks of its own.
 fn decode(sequences: u32, position: u32) -> Batch {
-    let span = |row| Span {
-        first_row: row,
-        rows: 1,
-        first_position: position,
-        blocks_start: 8 * row,
-        blocks_len: 8,
-    };
+    let span = |row| Span { first_row: row, rows: 1, first_position: position, slot: row };
     Batch {
         tokens: (0..sequences).map(|row| 3 + (row + 7 * position) % 50).collect(),
         spans: (0..sequences).map(span).collect(),
+        edits: (0..sequences).map(|row| TableEdit::whole(row, 0, 8 * row, 8)).collect(),
         blocks: (0..8 * sequences).collect(),
         logit_rows: (0..sequences).collect(),
         ..Batch::default()
@@ -93,11 +90,46 @@ fn graphs_survive_that_the_words_of_a_step_move() {
     let mut long = batch.clone();
     long.blocks = (0..8).cycle().take(1 << 17).collect();
     long.blocks.extend(8..16);
-    long.spans[0].blocks_len = 8;
-    long.spans[1].blocks_start = 1 << 17;
+    long.edits[1].blocks_start = 1 << 17;
     assert_eq!(backend.forward(&long).unwrap(), before);
     assert_eq!(backend.forward(&batch).unwrap(), before);
     assert_eq!((backend.graphs(), before.len()), (1, 2 * model.vocab));
+}
+
+/// A step brings what changed of block tables and nothing else; what one that was refused may have changed is sent again, and all of it
+/// where there are more tables than before.
+#[test]
+fn block_tables_stay_on_the_device() {
+    if !folio_emulator::available() {
+        return;
+    }
+    let (mut kept, _) = loaded();
+    let (mut whole, _) = loaded();
+    for position in 0..40 {
+        let mut batch = decode(2, position);
+        // From here on the second sequence has its tables elsewhere, where there was no room for any.
+        let moved = position == 36;
+        batch.spans[1].slot = if position < 36 { 1 } else { 70 };
+        batch.edits[1].slot = batch.spans[1].slot;
+        let expected = whole.forward(&batch).unwrap().to_vec();
+        let mut refused = batch.clone();
+        refused.spans[0].first_position = 128;
+        batch.edits.retain(|edit| moved && edit.slot == 70);
+        for row in 0..2 {
+            // Each block when it is first needed.
+            if position % BLOCK as u32 == 0 {
+                let entry = position / BLOCK as u32;
+                batch.edit_table(row, 0, entry, [8 * row + entry]);
+            }
+        }
+        if position == 20 {
+            refused.edits.retain(|edit| edit.slot == 0);
+            refused.edits[0].blocks_len = 2;
+            refused.edits[0].len = 2;
+            kept.forward(&refused).expect_err("refused");
+        }
+        assert_eq!(kept.forward(&batch).unwrap(), expected, "position {position}");
+    }
 }
 
 #[test]
@@ -111,7 +143,7 @@ fn what_is_allocated_is_told_and_what_does_not_fit_is_named() {
     let taken = before - small.free_bytes().unwrap();
     assert!(taken >= small.weight_bytes() + small.buffer_bytes(), "{taken} bytes");
     assert!(small.buffer_bytes() > 0 && small.weight_bytes() > 0);
-    let blocks = (small.free_bytes().unwrap() / model.kv_layout.bytes_per_block(0) as u64) as usize;
+    let blocks = (small.free_bytes().unwrap() / model.kv_layout.groups[0].bytes_per_block() as u64) as usize;
     match small.allocate_cache(&model.kv_layout, &[2 * blocks]) {
         Err(BackendError::OutOfMemory { needed_bytes, reason, .. }) => {
             assert!(needed_bytes > 64 << 20 && reason.contains("of device memory are free"), "{reason}");
@@ -143,7 +175,7 @@ fn a_malformed_batch_is_refused_before_a_kernel_sees_it() {
     let refused: [(&str, Spoil); 7] = [
         ("vocabulary", |batch| batch.tokens[0] = 1 << 30),
         ("does not exist", |batch| batch.blocks[0] = BLOCKS as u32),
-        ("written twice", |batch| batch.spans[1].blocks_start = 0),
+        ("written twice", |batch| batch.spans[1].slot = 0),
         ("the limit is 128", |batch| batch.spans[0].first_position = 128),
         ("impossible", |batch| batch.copies = vec![BlockCopy { group: 0, from: 1, to: 1, tokens: 1 }]),
         ("cannot be swapped", |batch| batch.swap_outs = vec![BlockSwap { group: 0, block: 0, slot: 4 }]),
@@ -255,7 +287,7 @@ fn said(backend: &mut CudaBackend, steps: u32, ahead: bool) -> Vec<Vec<u32>> {
         // Results of other sizes, and so in other places.
         rows[1].logprobs = (position % 3 == 1).then_some(4);
         // The rows change places in every step.
-        batch.spans.iter_mut().for_each(|span| span.blocks_start = 8 * ((span.first_row + position) % 2));
+        batch.spans.iter_mut().for_each(|span| span.slot = (span.first_row + position) % 2);
         backend.begin_and_sample(&batch, &mut rows.into_iter()).unwrap();
         under_way += 1;
         if !ahead || under_way == 2 {
@@ -309,11 +341,10 @@ fn a_step_ahead_may_need_more_memory_than_the_one_before() {
     let (mut backend, _) = loaded();
     let mut first = decode(2, 0);
     first.tokens = vec![3, 7];
-    first.spans.iter_mut().for_each(|span| span.blocks_start = 8 * span.first_row);
     let mut second = decode(2, 1);
     second.tokens = vec![CHOSEN | 1, CHOSEN];
-    second.blocks = (8..16).chain((0..8).cycle().take(1 << 17)).collect();
-    second.spans[1].blocks_start = 8;
+    second.spans.iter_mut().for_each(|span| span.slot = 1 - span.slot);
+    second.blocks.extend((0..8).cycle().take(1 << 17));
     backend.begin_and_sample(&first, &mut rows(0).into_iter()).unwrap();
     let mut asked = rows(1);
     asked[1].logprobs = Some(4);

@@ -4,7 +4,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use folio_cuda::{CudaBackend, Driver};
 use folio_emulator::{Conduct, Emulator};
-use folio_model::backend::{Backend, Batch, DType, Span};
+use folio_model::backend::{Backend, Batch, DType, Span, TableEdit};
 use folio_model::quant::{BlockFormat, Encoding};
 use folio_model::testing::recast::{Cast, Recast};
 use folio_model::testing::{fixture, quantized, relative_difference};
@@ -55,7 +55,8 @@ fn bits(backend: &mut CudaBackend, rows: u32) -> u64 {
 fn logits(backend: &mut CudaBackend, rows: u32) -> Vec<f32> {
     let batch = Batch {
         tokens: (0..rows).map(|row| 3 + (row * 7) % 50).collect(),
-        spans: vec![Span { first_row: 0, rows, first_position: 0, blocks_start: 0, blocks_len: 8 }],
+        spans: vec![Span { first_row: 0, rows, first_position: 0, slot: 0 }],
+        edits: vec![TableEdit::whole(0, 0, 0, 8)],
         blocks: (0..8).collect(),
         logit_rows: (0..rows).collect(),
         ..Batch::default()

@@ -141,7 +141,8 @@ impl Case {
         };
         let mut device = device(&["attention", module], how.order)?;
         let (pool, spans) = self.fill(&mut device, parts, how.seed);
-        let meta = Meta(device.words(&metadata(&spans, self.block_tokens, how.tile_tokens)));
+        let words = metadata(&mut device, &spans, self.block_tokens, how.tile_tokens);
+        let meta = Meta(device.words(&words));
         let queries = self.upload_queries(&mut device, parts);
         let mut spec = self.spec.clone();
         let sinks = self.sinks.as_ref().map(|sinks| device.floats(sinks));
@@ -177,11 +178,13 @@ impl Case {
         let formats = vec![KvFormat::Int8, self.format];
         let group = KvGroup {
             kind: GroupKind::Full,
+            block_tokens: tokens,
             kv_heads: spec.kv_heads,
             head_dim: spec.head_dim,
             formats: if spec.layer == 0 { vec![self.format] } else { formats },
         };
-        let pool = KvPool::allocate(&mut *device.driver, &group, tokens, blocks).unwrap();
+        let start = (spec.group as usize * blocks_len) as u32;
+        let pool = KvPool::allocate(&mut *device.driver, &group, start, blocks).unwrap();
         let mut bytes = vec![0xff; pool.bytes() as usize];
         let mut free: Vec<u32> = (0..blocks as u32).collect();
         let mut random = Random::new(seed);
@@ -304,6 +307,25 @@ fn groups_of_any_size() {
             let case = case(format, heads, kv_heads, 16);
             case.check(&[part(0, 9, 1), part(1, 60, 18)], WALK);
             case.check(&[part(0, 300, 1), part(1, 255, 2)], How { split: true, tile_tokens: 2, ..WALK });
+        }
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_the_size_of_blocks() {
+    let parts = [part(0, 0, 5), part(1, 90, 20), part(2, 520, 1)];
+    for format in KvFormat::ALL {
+        for window in [None, Some(70)] {
+            let bits = |block_tokens| {
+                let mut case = case(format, 4, 2, 32);
+                (case.spec.group, case.spec.window, case.block_tokens) = (1, window, block_tokens);
+                let [walked, split] = [WALK, How { split: true, ..WALK }].map(|how| case.run(&parts, how));
+                [walked, split].into_iter().flatten().flatten().map(f32::to_bits).collect::<Vec<_>>()
+            };
+            let expected = bits(16);
+            for block_tokens in [8, 32, 64] {
+                assert_eq!(bits(block_tokens), expected, "{format}, {window:?}: blocks of {block_tokens}");
+            }
         }
     }
 }

@@ -35,8 +35,8 @@ pub fn spec(heads: usize, kv_heads: usize, head_dim: usize) -> AttentionSpec {
 /// A pool of one group with two layers, the second in `format`; its bytes are NaN.
 fn pool(device: &mut Device, format: KvFormat, kv_heads: usize, head_dim: usize, blocks: usize) -> KvPool {
     let formats = vec![KvFormat::F16, format];
-    let group = KvGroup { kind: GroupKind::Full, kv_heads, head_dim, formats };
-    let pool = KvPool::allocate(&mut *device.driver, &group, BLOCK_TOKENS, blocks).unwrap();
+    let group = KvGroup { kind: GroupKind::Full, block_tokens: BLOCK_TOKENS, kv_heads, head_dim, formats };
+    let pool = KvPool::allocate(&mut *device.driver, &group, 0, blocks).unwrap();
     device.driver.upload(pool.base, &vec![0xff; pool.bytes() as usize]).unwrap();
     pool
 }
@@ -97,8 +97,8 @@ fn vectors(random: &mut Random, heads: usize, dim: usize) -> Vec<f32> {
 /// Rows at positions [`FIRST`] and on, whose blocks are in no order.
 fn step(device: &mut Device, rows: usize) -> (Meta, Vec<u32>) {
     let table = vec![5, 2, 4, 1, 3];
-    let words =
-        metadata(&[Rows { first_position: FIRST, rows, tables: vec![table.clone()] }], BLOCK_TOKENS, 16);
+    let spans = [Rows { first_position: FIRST, rows, tables: vec![table.clone()] }];
+    let words = metadata(device, &spans, BLOCK_TOKENS, 16);
     (Meta(device.words(&words)), table)
 }
 

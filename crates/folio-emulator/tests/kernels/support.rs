@@ -127,8 +127,8 @@ pub struct Rows {
     pub tables: Vec<Vec<u32>>,
 }
 
-/// The metadata of a step: `block_tokens` tokens of a block, at most `tile_tokens` of a tile.
-pub fn metadata(spans: &[Rows], block_tokens: usize, tile_tokens: usize) -> Vec<u32> {
+/// The metadata of a step, whose block tables are put on the device: `block_tokens` tokens of a block, at most `tile_tokens` of a tile.
+pub fn metadata(device: &mut Device, spans: &[Rows], block_tokens: usize, tile_tokens: usize) -> Vec<u32> {
     let rows: usize = spans.iter().map(|span| span.rows).sum();
     let groups = spans.iter().map(|span| span.tables.len()).max().unwrap_or(0);
     let mut words = vec![0; word::HEADER];
@@ -144,10 +144,9 @@ pub fn metadata(spans: &[Rows], block_tokens: usize, tile_tokens: usize) -> Vec<
     let (mut places, mut first_row) = (Vec::new(), 0);
     let mut tiles = Vec::new();
     for (i, span) in spans.iter().enumerate() {
-        let blocks = words.len() as u32;
-        span.tables.iter().for_each(|table| words.extend(table));
-        let len = span.tables.first().map_or(0, Vec::len) as u32;
-        places.extend([first_row, span.rows as u32, span.first_position as u32, blocks, len, 0, 0, 0]);
+        let at = device.words(&span.tables.concat()).0;
+        let [low, high] = [at as u32, (at >> 32) as u32];
+        places.extend([first_row, span.rows as u32, span.first_position as u32, low, high, 0, 0, 0]);
         first_row += span.rows as u32;
         for token in (0..span.rows).step_by(tile_tokens) {
             tiles.extend([i as u32, token as u32, tile_tokens.min(span.rows - token) as u32, 0]);
