@@ -61,7 +61,7 @@ fn measure(name: &str, repetition_penalty: f32, waiting: u64) {
             .collect();
         let mut request = request(id, &prompt, 1100);
         request.sampling.repetition_penalty = repetition_penalty;
-        scheduler.admit([request.hashed(cache.config().block_tokens)], [], Micros(0));
+        scheduler.admit([request.hashed(16)], [], Micros(0));
     };
     (0..u64::from(SEQUENCES)).for_each(|id| submit(&mut scheduler, id));
     let (mut plan_time, mut commit_time) = (Vec::new(), Vec::new());

@@ -370,7 +370,6 @@ impl KvCache {
         copy: Option<&Swapped>,
         swaps: &mut Vec<BlockSwap>,
     ) -> Result<BlockTable, BlockHashes> {
-        let size = self.config.block_tokens;
         let Some(found) = self.lookup_loading(&hashes, max_tokens, copy) else { return Err(hashes) };
         let (positions, device) = (found.positions, found.lookup.full_blocks);
         let tenant = hashes.root().tenant;
@@ -380,18 +379,7 @@ impl KvCache {
         }
         let shares = copy.map_or(hashes.root().shared_blocks() > 0, |copy| copy.shares);
         let mut table = self.table_of(hashes, shares);
-        let nodes: Vec<Option<u32>> = table
-            .hashes
-            .iter(shares)
-            .take((positions / size) as usize)
-            .map(|hash| self.nodes.find(hash))
-            .collect();
         // What is there is held first: nothing that is taken may cost it.
-        let whole = |group: usize, index: u32, of: &Self| {
-            let config = of.groups[group].config;
-            let last = (index + 1) * (config.block_tokens / size);
-            nodes.get(last as usize - 1).copied().flatten()
-        };
         for group in 0..self.groups.len() {
             let config = self.groups[group].config;
             let end = self.groups[group].blocks_of(positions);
