@@ -33,6 +33,8 @@ pub struct Report {
     /// Of those, with a copy in the swap space; bytes that came back from there, and copies that were never used.
     pub swapped: u64,
     pub swapped_in_bytes: u64,
+    /// Blocks loaded from a copy of another sequence, by its content.
+    pub found_in_host: u64,
     pub recomputed_tokens: u64,
     pub cached_tokens: u64,
     /// Times sequences began to wait, by reason, and waits that ended at their deadline.
@@ -77,6 +79,7 @@ impl Report {
         self.preemptions += other.preemptions;
         self.swapped += other.swapped;
         self.swapped_in_bytes += other.swapped_in_bytes;
+        self.found_in_host += other.found_in_host;
         self.recomputed_tokens += other.recomputed_tokens;
         self.cached_tokens += other.cached_tokens;
         for reason in WaitingFor::ALL {
@@ -156,7 +159,8 @@ struct World {
     /// The tenant that last held a block, and so wrote what is in it: `[group][block]`.
     wrote: Vec<Vec<Option<TenantId>>>,
     /// The request whose block was last copied to a slot: `[group][slot]`.
-    swapped: Vec<Vec<Option<RequestId>>>,
+    swapped: Vec<Vec<Option<(RequestId, TenantId)>>>,
+    found_in_host: u64,
     /// The step that was finished last: when it was planned, and whether it failed.
     finished: Option<((u64, Micros), bool)>,
     behind_failures: u64,
@@ -240,24 +244,26 @@ impl World {
             if self.wrote[group][swap.block.0 as usize] != Some(copy.tenant()) {
                 return Err(format!("{swap:?} copies a block of another tenant than {:?}", copy.tenant()));
             }
-            self.swapped[group][swap.slot as usize] = Some(request);
+            self.swapped[group][swap.slot as usize] = Some((request, copy.tenant()));
         }
         Ok(())
     }
 
-    /// What comes back goes to a block of the request it was copied from, and of no other.
-    fn check_swap_ins(&self, plan: &StepPlan, scheduler: &Scheduler) -> Result<(), String> {
+    /// What comes back goes to a block of one sequence, of the tenant it was copied from.
+    fn check_swap_ins(&mut self, plan: &StepPlan, scheduler: &Scheduler) -> Result<(), String> {
         for swap in &plan.swap_ins {
             let group = swap.group as usize;
             let holders =
                 || scheduler.tables().filter(|(_, _, table)| table.group(group).contains(&swap.block));
-            let holder = holders().next().map(|(request, _, _)| request);
+            let holder = holders().next().map(|(request, tenant, _)| (request, tenant));
             let runs =
                 plan.sequences.iter().any(|sequence| sequence.block_tables[group].contains(&swap.block.0));
             let from = self.swapped[group][swap.slot as usize];
-            if !runs || holder.is_none() || holder != from || holders().count() != 1 {
+            let tenant = |of: Option<(RequestId, TenantId)>| of.map(|(_, tenant)| tenant);
+            if !runs || holder.is_none() || tenant(holder) != tenant(from) || holders().count() != 1 {
                 return Err(format!("{swap:?} goes to {holder:?} and came from {from:?}"));
             }
+            self.found_in_host += u64::from(holder != from);
         }
         Ok(())
     }
@@ -358,6 +364,7 @@ impl Simulator {
                 swapped: slots.iter().map(|slots| vec![None; *slots as usize]).collect(),
                 finished: None,
                 behind_failures: 0,
+                found_in_host: 0,
                 wrong: Ok(()),
                 trace: false,
                 scenario,
@@ -402,6 +409,7 @@ impl Simulator {
         self.report.ahead = counters.steps_ahead;
         self.report.orphans = counters.orphan_rows;
         self.report.behind_failures = self.world.behind_failures;
+        self.report.found_in_host = self.world.found_in_host;
         self.report.drafts = counters.draft_tokens;
         self.report.accepted_drafts = counters.accepted_draft_tokens;
         self.report.windowed = u64::from(!cache.windows().is_empty());
