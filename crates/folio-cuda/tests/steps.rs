@@ -132,6 +132,44 @@ fn block_tables_stay_on_the_device() {
     }
 }
 
+/// Windows keep their K and V in a cache group of their own, whose blocks may be larger than those of the first.
+#[test]
+fn a_cache_group_with_larger_blocks_gives_the_same_bits() {
+    if !folio_emulator::available() {
+        return;
+    }
+    let checkpoint = Checkpoint::open(fixture("gemma2")).unwrap_or_else(|error| panic!("{error}"));
+    let bits = |times: usize, chunk: usize| {
+        let mut backend = backend(device(Order::default()));
+        let model = Model::load(&checkpoint, &mut backend, options(32)).unwrap();
+        let mut layout = model.kv_layout;
+        assert_eq!(layout.groups.len(), 2);
+        layout.groups[1].block_tokens *= times;
+        backend.allocate_cache(&layout, &[8, 8]).unwrap();
+        let mut bits = Vec::new();
+        let tokens: Vec<u32> = (0..70).map(|i| 3 + i * 37 % 90).collect();
+        for (i, tokens) in tokens.chunks(chunk).enumerate() {
+            let first_position = (i * chunk) as u32;
+            let rows = tokens.len() as u32;
+            let mut batch = Batch {
+                tokens: tokens.to_vec(),
+                spans: vec![Span { first_row: 0, rows, first_position, slot: 0 }],
+                logit_rows: vec![rows - 1],
+                ..Batch::default()
+            };
+            batch.edit_table(0, 0, 0, [3, 1, 4, 0, 5]);
+            batch.edit_table(0, 1, 0, [7, 2, 6, 5, 1].into_iter().take(70usize.div_ceil(BLOCK * times)));
+            let logits = backend.forward(&batch).unwrap();
+            bits.push(logits.iter().map(|value| value.to_bits()).collect::<Vec<_>>());
+        }
+        bits
+    };
+    for chunk in [1, 30] {
+        let expected = bits(1, chunk);
+        assert!(bits(2, chunk) == expected && bits(4, chunk) == expected, "chunks of {chunk}");
+    }
+}
+
 #[test]
 fn what_is_allocated_is_told_and_what_does_not_fit_is_named() {
     if !folio_emulator::available() {

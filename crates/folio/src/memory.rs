@@ -398,7 +398,7 @@ mod tests {
     fn smaller_formats_hold_more_tokens_in_the_same_memory() {
         let blocks = |format| {
             let layout = KvLayout::full(28, 8, 128, format, 16);
-            let bytes_per_block = layout.bytes_per_block(0) as u64;
+            let bytes_per_block = layout.groups[0].bytes_per_block() as u64;
             let request =
                 PoolRequest { asked_bytes: Some(1 << 30), bytes_per_block, max_num_seqs: 4096, ..request() };
             f64::from(pool(&request).expect("fits").blocks)

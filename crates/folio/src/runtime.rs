@@ -62,7 +62,7 @@ impl Runtime {
             asked_bytes: args.kv_cache_memory,
             share: sizes.kv_cache_share,
             free: free.clone(),
-            bytes_per_block: model.kv_layout.bytes_per_block(0) as u64,
+            bytes_per_block: model.kv_layout.groups[0].bytes_per_block() as u64,
             windows: windows(&model.kv_layout)?,
             block_tokens: args.block_size,
             max_model_len,
@@ -99,7 +99,7 @@ impl Runtime {
             CacheConfig {
                 blocks: pool.blocks,
                 block_tokens: args.block_size,
-                bytes_per_block: model.kv_layout.bytes_per_block(0) as u64,
+                bytes_per_block: model.kv_layout.groups[0].bytes_per_block() as u64,
             },
             &window_pools(&model.kv_layout, &pool)?,
             default_policy(depth_cost(&model.config, args.block_size)),
@@ -144,7 +144,7 @@ impl Runtime {
 fn windows(layout: &KvLayout) -> Result<Vec<WindowRequest>> {
     let window = |(group, kv): (usize, &KvGroup)| match kv.kind {
         GroupKind::Window { tokens } => {
-            let bytes_per_block = layout.bytes_per_block(group) as u64;
+            let bytes_per_block = kv.bytes_per_block() as u64;
             Ok(WindowRequest { bytes_per_block, window_tokens: tokens })
         }
         kind => bail!("cache group {group} is {kind:?}: only the first may have no window"),
@@ -261,9 +261,11 @@ pub fn load_template(
 /// ([`Backend::numerics`](folio_model::backend::Backend::numerics)), so that no cached byte outlives it.
 fn layout_digest(layout: &KvLayout, numerics: &str, quantize: Option<Quantize>) -> [u8; 32] {
     let decoder = folio_model::decoder::NUMERICS;
-    let mut text = format!("folio kv layout: decoder {decoder}, {numerics}, {} tokens", layout.block_tokens);
-    for KvGroup { kind, kv_heads, head_dim, formats } in &layout.groups {
-        text += &format!(", {kind:?} of {kv_heads} heads, {head_dim} dims, {formats:?}");
+    let mut text = format!("folio kv layout: decoder {decoder}, {numerics}");
+    for KvGroup { kind, block_tokens, kv_heads, head_dim, formats } in &layout.groups {
+        text += &format!(
+            ", {kind:?} in blocks of {block_tokens}, {kv_heads} heads, {head_dim} dims, {formats:?}"
+        );
     }
     if let Some(to) = quantize {
         text += &format!(", weights quantized to {to:?} while loading");
@@ -366,7 +368,7 @@ mod tests {
         };
         let layouts: [fn(&mut KvLayout); 7] = [
             |_| (),
-            |layout| layout.block_tokens = 32,
+            |layout| layout.groups[1].block_tokens = 32,
             |layout| layout.groups[1].kind = GroupKind::Window { tokens: 64 },
             |layout| layout.groups[0].formats[1] = KvFormat::Int8,
             |layout| layout.groups[0].kv_heads = 8,

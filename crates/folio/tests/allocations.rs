@@ -12,7 +12,9 @@ use folio_engine::{
     Event, Executor, Micros, ModelExecutor, Request, RequestId, SamplingParams, Scheduler, SchedulerConfig,
 };
 use folio_kv::{BlockHashes, CacheConfig, Identity, KvCache, Root, TenantId, default_policy};
-use folio_model::backend::{Backend, BackendError, Batch, DType, KvLayout, Span, SwapTimes, TensorView};
+use folio_model::backend::{
+    Backend, BackendError, Batch, DType, KvLayout, Span, SwapTimes, TableEdit, TensorView,
+};
 use folio_model::program::{MatrixId, Program, VectorId};
 use folio_model::sampling::{Outcome, SampleRow};
 use folio_model::{Checkpoint, LoadOptions, Model};
@@ -237,8 +239,9 @@ fn experts() {
     backend.allocate_cache(&model.kv_layout, &vec![16; groups]).expect("a cache");
     let batch = |rows: u32| Batch {
         tokens: (0..rows).map(|i| i * 37 % model.vocab as u32).collect(),
-        spans: vec![Span { first_row: 0, rows, first_position: 0, blocks_start: 0, blocks_len: 16 }],
-        blocks: (0..16).collect::<Vec<u32>>().repeat(groups),
+        spans: vec![Span { first_row: 0, rows, first_position: 0, slot: 0 }],
+        edits: (0..groups as u32).map(|group| TableEdit::whole(0, group, 0, 16)).collect(),
+        blocks: (0..16).collect(),
         logit_rows: vec![rows - 1],
         ..Batch::default()
     };

@@ -141,14 +141,13 @@ impl Side {
         let blocks = (position + tokens.len()).div_ceil(BLOCK) as u32;
         self.batch.clear();
         self.batch.tokens.extend_from_slice(tokens);
-        self.batch.blocks.extend(0..blocks);
+        self.batch.edit_table(0, 0, 0, 0..blocks);
         self.batch.logit_rows.extend(scored as u32..tokens.len() as u32);
         self.batch.spans.push(Span {
             first_row: 0,
             rows: tokens.len() as u32,
             first_position: position as u32,
-            blocks_start: 0,
-            blocks_len: blocks,
+            slot: 0,
         });
         Ok(self.weights.backend.forward(&self.batch)?)
     }

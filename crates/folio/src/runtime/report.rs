@@ -74,7 +74,7 @@ impl Report {
         let context = units::count(model.max_model_len as u64);
         self.lines.push(("context", format!("{context} tokens")));
         let layout = &model.kv_layout;
-        let tokens = u64::from(pool.blocks) * layout.block_tokens as u64;
+        let tokens = u64::from(pool.blocks) * layout.block_tokens() as u64;
         self.lines.push((
             "KV cache",
             format!(
@@ -82,7 +82,7 @@ impl Report {
                 units::bytes(pool.bytes),
                 units::count(tokens),
                 units::count(pool.blocks.into()),
-                layout.block_tokens,
+                layout.block_tokens(),
                 formats(layout),
                 units::bytes(layout.bytes_per_token() as u64),
                 pool.why
@@ -90,7 +90,7 @@ impl Report {
         ));
         for (group, blocks) in layout.groups.iter().skip(1).zip(&pool.window_blocks) {
             let GroupKind::Window { tokens } = group.kind else { continue };
-            let bytes = u64::from(*blocks) * (group.bytes_per_token() * layout.block_tokens) as u64;
+            let bytes = u64::from(*blocks) * group.bytes_per_block() as u64;
             self.lines.push((
                 "window",
                 format!(
@@ -184,6 +184,6 @@ mod tests {
         assert_eq!(formats(&layout), "int8");
         layout.groups[0].formats[1] = KvFormat::BF16;
         assert_eq!(formats(&layout), "int8 (1 of 3 layers bf16)");
-        assert_eq!(formats(&KvLayout { groups: vec![], block_tokens: 16 }), "no layers");
+        assert_eq!(formats(&KvLayout { groups: vec![] }), "no layers");
     }
 }

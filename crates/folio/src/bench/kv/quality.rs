@@ -229,14 +229,13 @@ impl Reading {
         let groups = self.weights.model.kv_layout.groups.len();
         self.batch.clear();
         self.batch.tokens.extend_from_slice(tokens);
-        (0..groups).for_each(|_| self.batch.blocks.extend(0..blocks));
+        (0..groups as u32).for_each(|group| self.batch.edit_table(0, group, 0, 0..blocks));
         self.batch.logit_rows.extend(wanted as u32..tokens.len() as u32);
         self.batch.spans.push(Span {
             first_row: 0,
             rows: tokens.len() as u32,
             first_position: position as u32,
-            blocks_start: 0,
-            blocks_len: blocks,
+            slot: 0,
         });
         Ok(self.weights.backend.forward(&self.batch)?)
     }

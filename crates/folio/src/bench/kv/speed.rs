@@ -174,18 +174,18 @@ impl Side {
             first_row: 0,
             rows: rows as u32,
             first_position: first_position as u32,
-            blocks_start: 0,
-            blocks_len: blocks as u32,
+            slot: 0,
         };
         let rows = FILLED.min(depth);
         let mut batch = Batch {
             tokens: (0..rows as u32).collect(),
             spans: vec![span(rows, 0)],
-            blocks: (0..blocks as u32).collect(),
             logit_rows: vec![0],
             ..Batch::default()
         };
+        batch.edit_table(0, 0, 0, 0..depth.div_ceil(BLOCK) as u32);
         backend.forward(&batch)?;
+        batch.edits.clear();
         let filled = (rows / BLOCK).max(1);
         batch.copies = (filled..blocks).map(|to| copy(to % filled, to)).collect();
         batch.tokens = vec![0];
