@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use folio_engine::plan::{HOLE, SamplePlan, SequenceId, SequencePlan, StepPlan, TableChange, Want};
 use folio_engine::{Executor, Micros, ModelExecutor, Scheduler, SchedulerConfig};
-use folio_kv::{CacheConfig, KvCache, LruLeafFirst, WindowConfig};
+use folio_kv::{CacheConfig, GroupConfig, KvCache, LruLeafFirst};
 use folio_model::backend::{Backend, BackendError, Batch, KvLayout, SwapTimes, TensorView};
 use folio_model::check::PoolSize;
 use folio_model::program::{MatrixId, Program, VectorId};
@@ -183,12 +183,12 @@ fn plans_say_what_is_new_in_block_tables() {
         ..SchedulerConfig::default()
     };
     let cache = CacheConfig { blocks: 1000, block_tokens: BLOCK as u32, bytes_per_block: 1 };
-    let window = WindowConfig { blocks: 1000, window_tokens: 30, bytes_per_block: 1 };
-    let mut cache = KvCache::with_windows(cache, &[window], Box::new(LruLeafFirst::default()));
+    let window = GroupConfig::window(30, 1000, BLOCK as u32, 1);
+    let mut cache = KvCache::with_groups(cache, &[window], Box::new(LruLeafFirst::default()));
     let mut scheduler = Scheduler::new(config).expect("valid limits");
     let (mut executor, seen) = executor(1000, 64);
     // All of one length, so that their blocks become full together.
-    let requests = (1..=3).map(|id| request(id, &vec![id as u32; 400], 80));
+    let requests = (1..=3).map(|id| request(id, &vec![id as u32; 400], 80).hashed(BLOCK as u32));
     scheduler.admit(requests, [], Micros(0));
     let (mut decodes, mut sent, mut decoded) = (0, 0, false);
     for step in 1..200 {

@@ -4,8 +4,8 @@ mod common;
 
 use common::{ByRoot, cache, root, serve};
 use folio_kv::{
-    EvictionPolicy, GroupConfig, KeepRefused, KvCache, LearnedLifetimes, LruLeafFirst, OPERATOR_PRIORITY,
-    PinLimits, PrefixId, Retention, RetentionRange, Root, TenantId,
+    EvictionPolicy, KeepRefused, KvCache, LearnedLifetimes, LruLeafFirst, OPERATOR_PRIORITY, PinLimits,
+    PrefixId, Retention, RetentionRange, Root, TenantId,
 };
 
 const BLOCK: u32 = 4;

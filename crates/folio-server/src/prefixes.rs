@@ -66,7 +66,8 @@ pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> 
         let kept = match computed.kept {
             Some(kept) => kept,
             None => {
-                let hashes = BlockHashes::new(&root, &wanted.tokens, state.app.engine.stats().cache.block_tokens);
+                let hashes =
+                    BlockHashes::new(&root, &wanted.tokens, state.app.engine.stats().cache.block_tokens);
                 let (tokens, retention) = (wanted.tokens.len() as u32, wanted.wish.retention());
                 match command(&state, CacheCommand::Keep { hashes, tokens, retention, pin: false }).await? {
                     CacheAnswer::Prefix(prefix) => Ok(prefix),

@@ -13,13 +13,14 @@ use folio_cuda::CudaBackend;
 use folio_emulator::Order;
 use folio_engine::plan::{ExecutorError, SamplePlan, Sampled, SequenceId, StepOutput, StepPlan, Want};
 use folio_engine::{
-    Event, Executor, Micros, Pooling, Request, RequestId, RulesRef, SamplingParams, Scheduler,
-    SchedulerConfig,
+    Driver, Event, Executor, Micros, Pooling, Request, RequestId, RulesRef, SamplingParams, Scheduler,
+    SchedulerConfig, turn,
 };
 use folio_kv::{CacheConfig, GroupConfig, GroupCounts, Identity, KvCache, Root, TenantId, default_policy};
 use folio_model::backend::{Backend, Batch, GroupKind, KvFormat, KvGroup, KvLayout, Span};
 use folio_model::kv_format::{KvFormats, KvSkip};
 use folio_model::{Checkpoint, LoadOptions, LoadedModel, Model};
+use folio_sim::Pipeline;
 use folio_sim::rules::HashRules;
 
 use folio_model::testing::recast::{Cast, Recast};
@@ -200,7 +201,12 @@ impl Executor for Recorder {
         let row_of = |row: usize| &logits[row * self.vocab..][..self.vocab];
         for (span, sequence) in batch.spans.iter().zip(&plan.sequences) {
             let seen = self.rows.entry(sequence.id).or_default();
-            for (i, token) in sequence.tokens.iter().enumerate() {
+            // Rows of drafts count as far as each is what the row before it chooses.
+            let known = sequence.tokens.len() - sequence.drafts as usize;
+            let chosen = |row: usize| argmax(row_of(span.first_row as usize + row));
+            let right = (known..sequence.tokens.len()).take_while(|i| sequence.tokens[*i] == chosen(i - 1));
+            let confirmed = known + right.count();
+            for (i, token) in sequence.tokens[..confirmed].iter().enumerate() {
                 let position = sequence.first_position + i as u32;
                 let row = (position, *token, hash(row_of(span.first_row as usize + i)));
                 // A position computed again (after preemption) must give what it gave before.
@@ -230,6 +236,57 @@ impl Executor for Recorder {
 
     fn finish(&mut self) -> Result<&StepOutput, ExecutorError> {
         Ok(&self.output)
+    }
+}
+
+/// For a [`Pipeline`] that lasts for one run.
+impl Executor for &mut Recorder {
+    fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
+        (**self).begin(plan)
+    }
+
+    fn finish(&mut self) -> Result<&StepOutput, ExecutorError> {
+        (**self).finish()
+    }
+}
+
+/// The loop's surroundings: steps of a thousand microseconds.
+struct Device<'a> {
+    pipeline: Pipeline<&'a mut Recorder>,
+    now: u64,
+}
+
+impl Driver for Device<'_> {
+    fn now(&mut self) -> Micros {
+        Micros(self.now)
+    }
+
+    fn begin(&mut self, plan: &StepPlan, _: &Scheduler, _: &KvCache) {
+        self.pipeline.begin(plan).expect("a plan that can be begun");
+    }
+
+    fn finish(&mut self) -> (Micros, Result<&StepOutput, ExecutorError>) {
+        (Micros(self.now + 999), self.pipeline.finish())
+    }
+}
+
+/// Says before each step what each answer goes on with: of `most` drafts, none to all are right, in turn.
+#[derive(Clone)]
+pub struct Drafter {
+    pub most: usize,
+    /// What each arrival says.
+    pub answers: Vec<Vec<u32>>,
+}
+
+impl Drafter {
+    fn propose(&self, step: u64, vocab: u32, run: &Run, scheduler: &mut Scheduler) {
+        for (id, (answer, said)) in self.answers.iter().zip(&run.tokens).enumerate() {
+            let right = (step as usize + id) % (self.most + 1);
+            let wrong = |at: usize| u32::from(at >= right);
+            let rest = answer.iter().skip(said.len()).take(self.most).enumerate();
+            let drafts: Vec<u32> = rest.map(|(at, token)| (token + wrong(at)) % vocab).collect();
+            scheduler.propose(RequestId(id as u64), 0, &drafts);
+        }
     }
 }
 
@@ -292,6 +349,12 @@ pub struct Run {
     /// Tokens computed again.
     pub recomputed: u64,
     pub steps: u64,
+    /// Of those, begun while others were under way.
+    pub ahead: u64,
+    /// Rows that were under way when their sequence ended.
+    pub orphans: u64,
+    /// Drafts that were verified, and those that were right.
+    pub drafts: (u64, u64),
 }
 
 /// One engine's bookkeeping around a [`Recorder`].
@@ -299,13 +362,21 @@ pub struct World {
     pub recorder: Recorder,
     cache: KvCache,
     root: Root,
+    depth: usize,
+    lag: usize,
+    drafter: Option<Drafter>,
 }
 
 impl World {
     pub fn new(fixture: &str, setup: Setup, blocks: u32) -> Self {
         let recorder = Recorder::load(fixture, setup, blocks);
         let cache = empty_cache(blocks, &recorder.windows);
-        Self { recorder, cache, root: root() }
+        Self { recorder, cache, root: root(), depth: 1, lag: 1, drafter: None }
+    }
+
+    /// From now on so many steps may be under way, choices are used `lag` steps later, and drafts are verified.
+    pub fn overlap(&mut self, depth: usize, lag: usize, drafter: Option<Drafter>) {
+        (self.depth, self.lag, self.drafter) = (depth, lag, drafter);
     }
 
     /// With so many slots of swap space in each group. Here copying takes no time and a step does, so whoever is preempted is
@@ -341,21 +412,28 @@ impl World {
         arrivals: &[Arrival],
         disturb: &mut dyn FnMut(u64, &mut Scheduler, &mut KvCache),
     ) -> Run {
-        let mut scheduler = Scheduler::new(config.clone()).expect("a valid configuration");
+        let scheduler = Scheduler::new(config.clone()).expect("a valid configuration");
+        let mut scheduler = scheduler.with_overlap(self.depth, self.lag);
         let mut run =
             Run { tokens: vec![vec![]; arrivals.len()], cached: vec![0; arrivals.len()], ..Run::default() };
         run.vectors = run.tokens.clone();
+        let vocab = self.recorder.vocab();
+        let requests: Vec<Request> =
+            arrivals.iter().enumerate().map(|(id, arrival)| self.request(id, arrival)).collect();
+        let pipeline = Pipeline::new(&mut self.recorder, self.depth, self.lag);
+        let mut device = Device { pipeline, now: 0 };
         let mut finished = 0;
-        while finished < arrivals.len() {
+        while finished < arrivals.len() || scheduler.under_way() {
             assert!(run.steps < 20_000, "no progress");
-            let (now, done) = (Micros(run.steps * 1000), Micros(run.steps * 1000 + 999));
+            device.now = run.steps * 1000;
             disturb(run.steps, &mut scheduler, &mut self.cache);
-            let due = arrivals.iter().enumerate().filter(|(_, arrival)| arrival.step == run.steps);
-            let requests = due.map(|(id, arrival)| self.request(id, arrival).hashed(BLOCK_TOKENS));
-            scheduler.admit(requests, [], now);
-            let plan = scheduler.plan(&mut self.cache, now);
-            let output = self.recorder.execute(plan);
-            for (id, event) in scheduler.commit(&mut self.cache, output, done).drain(..) {
+            let due = requests.iter().zip(arrivals).filter(|(_, arrival)| arrival.step == run.steps);
+            let due = due.map(|(request, _)| request.clone().hashed(BLOCK_TOKENS));
+            scheduler.admit(due, [], Micros(device.now));
+            if let Some(drafter) = &self.drafter {
+                drafter.propose(run.steps, vocab, &run, &mut scheduler);
+            }
+            for (id, event) in turn(&mut scheduler, &mut self.cache, &mut device).drain(..) {
                 let id = id.0 as usize;
                 match event {
                     Event::Prompt { cached_tokens, .. } => run.cached[id] = cached_tokens,
@@ -375,7 +453,10 @@ impl World {
         }
         run.rows = self.recorder.take();
         run.swapped = scheduler.counters().preemptions_swapped;
-        run.recomputed = scheduler.counters().recomputed_tokens;
+        let counters = scheduler.counters();
+        (run.recomputed, run.ahead, run.orphans) =
+            (counters.recomputed_tokens, counters.steps_ahead, counters.orphan_rows);
+        run.drafts = (counters.draft_tokens, counters.accepted_draft_tokens);
         assert_eq!(self.cache.stats().swapped_bytes, 0, "everybody is gone, so is every copy");
         run
     }
@@ -440,24 +521,39 @@ impl Oracle {
         }
     }
 
+    /// Who knows what they will say.
+    pub fn drafter(&self, most: usize) -> Drafter {
+        Drafter { most, answers: self.tokens.clone() }
+    }
+
     /// Every request got its tokens, and every row that was computed has the bits it has alone.
     pub fn check(&self, run: &Run, what: &str) {
         assert_eq!(run.tokens, self.tokens, "{what}: other tokens");
         assert_eq!(run.vectors, self.vectors, "{what}: other vectors");
+        // Rows behind an answer's end: of steps that were under way when it ended.
+        let mut orphans = 0;
         for rows in &run.rows {
             let same = |oracle: &&Vec<Row>| {
-                rows.iter()
-                    .all(|(position, token, _)| oracle.get(*position as usize).is_some_and(|o| o.1 == *token))
+                rows.iter().all(|(position, token, _)| {
+                    oracle.get(*position as usize).is_none_or(|row| row.1 == *token)
+                })
+            };
+            let behind = |oracle: &Vec<Row>| {
+                rows.iter().filter(|(position, ..)| *position as usize >= oracle.len()).count() as u64
             };
             // Requests may share a prefix, so several oracles can apply to a short piece: any of them will do.
-            let mut candidates = self.rows.iter().filter(same).peekable();
-            assert!(candidates.peek().is_some(), "{what}: a sequence computed tokens nobody asked for");
-            let differing =
-                candidates.map(|oracle| rows.iter().find(|row| oracle[row.0 as usize].2 != row.2));
+            let candidates = || self.rows.iter().filter(same);
+            let least = candidates().map(behind).min();
+            orphans += least.unwrap_or_else(|| panic!("{what}: a sequence computed tokens nobody asked for"));
+            let candidates = candidates().filter(|oracle| Some(behind(oracle)) == least);
+            let differs =
+                |oracle: &Vec<Row>, row: &Row| oracle.get(row.0 as usize).is_some_and(|own| own.2 != row.2);
+            let differing = candidates.map(|oracle| rows.iter().find(|row| differs(oracle, row)));
             if let Some(row) = differing.min_by_key(Option::is_some).flatten() {
                 panic!("{what}: the logits at position {} differ from the request alone", row.0);
             }
         }
+        assert!(orphans <= run.orphans, "{what}: {orphans} rows behind the ends of answers");
     }
 }
 
