@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// In [`SequencePlan::tokens`], with the index of a sample: the token that the step [`SequencePlan::follows`] chooses for that
 /// sample. Only in a plan that is begun while that step is under way.
-pub use folio_model::backend::CHOSEN;
+pub use folio_model::backend::PLACEHOLDER;
 pub use folio_model::backend::SwapTimes;
 use rustc_hash::FxHashMap;
 
@@ -45,7 +45,7 @@ pub struct SequencePlan {
     pub id: SequenceId,
     /// Absolute position of `tokens[0]`.
     pub first_position: u32,
-    /// Token ids to compute. Behind an unfinished step that is one token, [`CHOSEN`] and its place there.
+    /// Token ids to compute. Behind an unfinished step that is one token, [`PLACEHOLDER`] and its place there.
     pub tokens: Vec<u32>,
     /// The unfinished step that chooses the token; `None`: it is known.
     pub follows: Option<u64>,
