@@ -310,7 +310,7 @@ impl KvCache {
             let place = place.filter(|_| index == first || table.lists[group].last() != Some(&HOLE));
             if let Some(block) = place {
                 self.reference(group, block);
-                self.keep_block(group, block);
+                self.protect(group, block);
             }
             table.lists[group].push(place.unwrap_or(HOLE));
         }
@@ -362,7 +362,7 @@ impl KvCache {
         copies
     }
 
-    /// Gives back what is not read any more since `before` positions were computed. What a lookup missed is kept from now on:
+    /// Gives back what is not read any more since `before` positions were computed. What a lookup missed is protected from now on:
     /// it was wanted once.
     pub(crate) fn slide(&mut self, table: &mut BlockTable, before: u32) {
         for group in self.others() {
@@ -376,7 +376,7 @@ impl KvCache {
                     continue;
                 }
                 if missed.contains(&index) {
-                    self.keep_block(group, block);
+                    self.protect(group, block);
                 }
                 self.unreference(group, block);
             }
@@ -406,7 +406,7 @@ impl KvCache {
 
     /// Drops a cached block of group 0 without children.
     pub(crate) fn free_block(&mut self, block: BlockId) {
-        self.forget(block);
+        self.drop_content(block);
         self.groups[0].pool.push(block.0);
     }
 
@@ -463,12 +463,12 @@ impl KvCache {
         while table.lists[0].len() > written {
             self.drop_last(&mut table, 0);
         }
-        self.keep_end(&mut table, tokens);
+        self.publish_tail(&mut table, tokens);
         for group in self.others().rev() {
             for at in 0..table.held(group).len() {
                 let block = table.held(group)[at];
                 if block != HOLE {
-                    self.keep_block(group, block);
+                    self.protect(group, block);
                 }
             }
             // Before group 0: they must never be held without their nodes.
@@ -492,7 +492,7 @@ impl KvCache {
     }
 
     /// Indexes the partly written blocks of a table that is about to lose them, if nobody else writes them.
-    fn keep_end(&mut self, table: &mut BlockTable, tokens: &[u32]) {
+    fn publish_tail(&mut self, table: &mut BlockTable, tokens: &[u32]) {
         let end = table.computed as usize;
         debug_assert!(tokens.len() >= end, "release needs the computed tokens");
         if end == 0
@@ -504,7 +504,7 @@ impl KvCache {
         }
         let Some(index) = table.partial_block(0) else {
             let last = table.lists[0].len() - 1;
-            return self.keep_partial_places(table, last);
+            return self.publish_partial_places(table, last);
         };
         let block = table.lists[0][index];
         if self.slot(0, block).refs > 1 {
@@ -525,12 +525,12 @@ impl KvCache {
         let tail = self.nodes.insert(parent, table.hashes.root().tenant, None);
         self.publish_block(block, tail, tokens);
         self.inherit(block, parent);
-        self.keep_partial_places(table, index);
+        self.publish_partial_places(table, index);
         self.supersede(block);
     }
 
     /// What the other groups have of the table's last block, written in part, is found under it.
-    fn keep_partial_places(&mut self, table: &mut BlockTable, last: usize) {
+    fn publish_partial_places(&mut self, table: &mut BlockTable, last: usize) {
         for group in self.others() {
             if let Some(index) = table.partial_block(group)
                 && table.lists[group]

@@ -302,10 +302,10 @@ impl KvCache {
             None => self.nodes.insert(self.parent(table, index), table.hashes.root().tenant, Some(hash)),
             Some(node) => match self.place(0, node) {
                 None => node,
-                Some(twin) => {
-                    self.reference(0, twin);
+                Some(duplicate) => {
+                    self.reference(0, duplicate);
                     self.unreference(0, own);
-                    table.lists[0][index] = twin;
+                    table.lists[0][index] = duplicate;
                     self.stats.dedups += 1;
                     return;
                 }
@@ -340,11 +340,11 @@ impl KvCache {
         }
         let node = self.node_of(table.lists[0][last as usize]);
         match self.place(group, node) {
-            None => self.adopt(group, own, node),
-            Some(twin) if twin != own => {
-                self.reference(group, twin);
+            None => self.publish_in(group, own, node),
+            Some(duplicate) if duplicate != own => {
+                self.reference(group, duplicate);
                 self.unreference(group, own);
-                table.lists[group][index] = twin;
+                table.lists[group][index] = duplicate;
             }
             Some(_) => {}
         }

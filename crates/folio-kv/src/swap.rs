@@ -262,7 +262,7 @@ impl KvCache {
     }
 
     /// The node is forgotten: what holds it here holds nothing that is found.
-    pub(crate) fn leave_host(&mut self, node: u32) {
+    pub(crate) fn unplace_host(&mut self, node: u32) {
         for group in 0..self.groups.len() {
             if let Some(slot) = self.host_place(group, node) {
                 let host = &mut self.groups[group].host;
@@ -393,7 +393,7 @@ impl KvCache {
                     self.reference(group, block);
                     match group {
                         0 => self.hit(block),
-                        _ => self.keep_block(group, block),
+                        _ => self.protect(group, block),
                     }
                 }
                 table.lists[group].push(held.unwrap_or(HOLE));

@@ -258,12 +258,12 @@ impl EvictionPolicy for LearnedLifetimes {
                 oldest = Some((age, value, block));
             }
         }
-        let chosen = match (least, oldest) {
+        let victim = match (least, oldest) {
             (Some((worth, least)), Some((_, value, _))) if worth < value * (1.0 - DOUBT) => Some(least),
             (_, oldest) => oldest.map(|(.., block)| block),
         };
         let any = || (0..CLASSES).find_map(|class| self.leaf(self.groups.oldest_first(class), usize::MAX));
-        chosen.or_else(any).map(BlockId)
+        victim.or_else(any).map(BlockId)
     }
 
     fn evictable(&self) -> u32 {
