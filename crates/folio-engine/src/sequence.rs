@@ -74,8 +74,8 @@ pub(crate) struct Sequence {
     pub hidden_sum: Option<Arc<[f64]>>,
     /// What identifies its content: of the prompt, and while it holds no blocks, of all that it knows.
     pub hashes: BlockHashes,
-    /// Whether it begins with blocks that an operator shares, by the last look at the cache.
-    pub shares: bool,
+    /// Whether it begins with blocks that an operator declared, by the last look at the cache.
+    pub declared: bool,
     /// Most positions ever computed: computing below it again is the cost of preemption.
     pub high_water: u32,
     pub timing: Timing,

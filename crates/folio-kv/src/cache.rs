@@ -158,11 +158,11 @@ impl KvCache {
         self.table_of(hashes, false)
     }
 
-    pub(crate) fn table_of(&mut self, hashes: BlockHashes, shares: bool) -> BlockTable {
+    pub(crate) fn table_of(&mut self, hashes: BlockHashes, declared: bool) -> BlockTable {
         debug_assert_eq!(hashes.block_tokens(), self.config.block_tokens);
         let mut groups = [None; MAX_GROUPS];
         groups.iter_mut().zip(&self.groups).for_each(|(config, group)| *config = Some(group.config));
-        BlockTable::new(hashes, shares, groups, self.spare.pop().unwrap_or_default())
+        BlockTable::new(hashes, declared, groups, self.spare.pop().unwrap_or_default())
     }
 
     /// Blocks that `grow` to `tokens` positions would take, of optional groups none.
@@ -295,9 +295,9 @@ impl KvCache {
     }
 
     fn publish(&mut self, table: &mut BlockTable, index: usize, tokens: &[u32]) {
-        debug_assert!(index as u32 >= table.shared_blocks(), "what is shared is its owner's to write");
+        debug_assert!(index as u32 >= table.declared_blocks(), "what is shared is its owner's to write");
         let own = table.lists[0][index];
-        let hash = *table.hashes.get(table.shares, index as u32).expect("what is computed is hashed");
+        let hash = *table.hashes.get(table.declared, index as u32).expect("what is computed is hashed");
         let node = match self.nodes.find(&hash) {
             None => self.nodes.insert(self.parent(table, index), table.hashes.root().tenant, Some(hash)),
             Some(node) => match self.place(0, node) {

@@ -1,4 +1,4 @@
-//! How tenants divide the pool of group 0: a guarantee and a ceiling, and and what is idle is borrowed by whoever needs it.
+//! How tenants divide the pool of group 0: a guarantee and a ceiling, and what is idle is borrowed by whoever needs it.
 //!
 //! Owns: the quotas. Must never: touch a block that a sequence holds: what was borrowed comes back by eviction of cached blocks, and by waiting (the scheduler's part).
 //!

@@ -63,8 +63,8 @@ pub struct Swapped {
     tenant: TenantId,
     /// Positions in all.
     end: u32,
-    /// It continues blocks that an operator shares.
-    shares: bool,
+    /// It continues blocks that an operator declared.
+    declared: bool,
     /// Of each group the last blocks up to position `end`.
     slots: SlotLists,
 }
@@ -152,13 +152,13 @@ impl KvCache {
     /// What a copy of `table` would hold. `None`: nothing is its own, there is no room, or what a window needs is gone.
     pub fn swap_offer(&self, table: &BlockTable) -> Option<SwapOffer> {
         let to = table.confirmed;
-        let (size, shared) = (self.config.block_tokens, table.shared_blocks());
+        let (size, shared) = (self.config.block_tokens, table.declared_blocks());
         let first = table.lists[0].len() as u32 - self.exclusive_full(table);
         let from = |group: usize| match group {
             0 => first,
             _ => table.first_block(group, to).min(self.groups[group].blocks_of(to)),
         };
-        // What an operator shares is nobody's own and not copied, so a window must have left it.
+        // What an operator declared is nobody's own and not copied, so a window must have left it.
         let inside = |group: usize| from(group) * self.groups[group].config.block_tokens < shared * size;
         let needed = |group: usize| !self.groups[group].config.optional;
         if first >= self.groups[0].blocks_of(to) || self.others().any(|group| needed(group) && inside(group))
@@ -196,7 +196,7 @@ impl KvCache {
                 swaps.push(BlockSwap { group: group as u32, block, slot });
             }
         }
-        Swapped { tenant, end: offer.to, shares: table.shares, slots }
+        Swapped { tenant, end: offer.to, declared: table.declared, slots }
     }
 
     /// A slot that a transfer writes, for a node or for nobody else.
@@ -306,9 +306,9 @@ impl KvCache {
         copy: Option<&Swapped>,
     ) -> Option<Loadable> {
         let size = self.config.block_tokens;
-        let shares = copy.map_or(hashes.root().shared_blocks() > 0, |copy| copy.shares);
+        let declared = copy.map_or(hashes.root().declared_blocks() > 0, |copy| copy.declared);
         let (mut device, mut blocks, mut idle) = (0, 0, 0);
-        for hash in hashes.iter(shares).take((max_tokens / size) as usize) {
+        for hash in hashes.iter(declared).take((max_tokens / size) as usize) {
             let node = self.nodes.find(hash);
             match node.and_then(|node| self.place(0, node)) {
                 Some(block) if device == blocks => {
@@ -320,7 +320,7 @@ impl KvCache {
             }
             blocks += 1;
         }
-        if device < hashes.root().shared_blocks() && shares {
+        if device < hashes.root().declared_blocks() && declared {
             return None;
         }
         // The block that only its own copy has, written in part.
@@ -339,7 +339,7 @@ impl KvCache {
             let read = if config.optional { end..end } else { first.min(end)..end };
             for index in read {
                 let whole = (index + 1) * config.block_tokens <= positions;
-                let hash = hashes.get(shares, (index + 1) * ratio - 1).filter(|_| whole);
+                let hash = hashes.get(declared, (index + 1) * ratio - 1).filter(|_| whole);
                 let node = hash.and_then(|hash| self.nodes.find(hash));
                 if node.and_then(|node| self.place(group, node)).is_none() || !whole {
                     self.load_source(group, index, positions, node, copy)?;
@@ -353,7 +353,7 @@ impl KvCache {
             full_blocks: device,
             tail_tokens: positions - device * size,
             idle_blocks: idle,
-            shared_blocks: if shares { hashes.root().shared_blocks() } else { 0 },
+            declared_blocks: if declared { hashes.root().declared_blocks() } else { 0 },
         };
         Some(Loadable { lookup, positions, bytes: self.bytes_of(loads) })
     }
@@ -377,8 +377,8 @@ impl KvCache {
         if !needed.fits(self.available_to(tenant)) {
             return Err(hashes);
         }
-        let shares = copy.map_or(hashes.root().shared_blocks() > 0, |copy| copy.shares);
-        let mut table = self.table_of(hashes, shares);
+        let declared = copy.map_or(hashes.root().declared_blocks() > 0, |copy| copy.declared);
+        let mut table = self.table_of(hashes, declared);
         // What is there is held first: nothing that is taken may cost it.
         for group in 0..self.groups.len() {
             let config = self.groups[group].config;
@@ -442,7 +442,7 @@ impl KvCache {
         let config = self.groups[group].config;
         let last = (index + 1) * config.block_tokens / self.config.block_tokens - 1;
         let whole = (index + 1) * config.block_tokens <= end;
-        whole.then(|| self.nodes.find(table.hashes.get(table.shares, last)?)).flatten()
+        whole.then(|| self.nodes.find(table.hashes.get(table.declared, last)?)).flatten()
     }
 
     /// What the table was to load is loaded, or never will be.

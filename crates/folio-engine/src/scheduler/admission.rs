@@ -77,7 +77,7 @@ impl Scheduler {
         let mut found = Found { plan: self.step.plans, lookup, cached, swaps_in: false };
         self.look_up_swapped(cache, sequence, &mut found);
         let sequence = &mut self.sequences[slot];
-        sequence.shares = found.lookup.shared_blocks > 0;
+        sequence.declared = found.lookup.declared_blocks > 0;
         if let Some(waiting) = sequence.waiting_mut() {
             waiting.found = Some(found);
         }
@@ -141,7 +141,8 @@ impl Scheduler {
         }
         let full_blocks = waiting.lookup().full_blocks;
         let missing = || {
-            (full_blocks..sequence.prompt_blocks()).filter_map(|at| sequence.hashes.get(sequence.shares, at))
+            (full_blocks..sequence.prompt_blocks())
+                .filter_map(|at| sequence.hashes.get(sequence.declared, at))
         };
         let producer = self.shared_prefixes.producer(missing().next()?)?;
         if sequence.outranks(&self.sequences[producer]) {
@@ -339,9 +340,9 @@ impl Scheduler {
         if wait.reason == WaitingFor::SharedPrefix {
             self.counters.shared_prefix_tokens += u64::from(table.computed());
         }
-        // What an operator shares is computed by its owner alone, whoever waits for it.
-        let from = table.published_blocks().max(table.root().shared_blocks());
-        sequence.shares = table.root().shared_blocks() > 0;
+        // What an operator declared is computed by its owner alone, whoever waits for it.
+        let from = table.published_blocks().max(table.root().declared_blocks());
+        sequence.declared = table.root().declared_blocks() > 0;
         let announced = self.shared_prefixes.announce(slot, sequence, from);
         sequence.state = State::Running(Running { announced, ..Running::new(table, Some(fresh)) });
         let (tenant, rank) = (sequence.tenant(), sequence.rank);

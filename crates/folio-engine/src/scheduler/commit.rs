@@ -190,7 +190,7 @@ impl Scheduler {
         cache.retain(&running.table, from, &sequence.request.retention);
         self.shared_prefixes.published(
             slot,
-            (&sequence.hashes, sequence.shares),
+            (&sequence.hashes, sequence.declared),
             &mut running.announced,
             computed / block_tokens,
         );
@@ -461,7 +461,7 @@ impl Sequence {
             scored: self.scored,
             hidden_sum: None,
             hashes: self.hashes.clone(),
-            shares: self.shares,
+            declared: self.declared,
             high_water: self.high_water,
             timing: Timing { preemptions: 0, ..self.timing },
             entry: Sequence::empty_plan(id),

@@ -195,7 +195,7 @@ impl Scheduler {
             Some(_) => cache.abandon(table, &sequence.tokens),
             None => cache.release(table, &sequence.tokens),
         };
-        self.shared_prefixes.withdraw(slot, (&sequence.hashes, sequence.shares), &mut announced);
+        self.shared_prefixes.withdraw(slot, (&sequence.hashes, sequence.declared), &mut announced);
         let owner = sequence.owner();
         self.unreserve(owner, reserved);
         self.waiting.changes(suspended.map(|wait| wait.reason), None);

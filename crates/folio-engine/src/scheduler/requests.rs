@@ -252,7 +252,7 @@ fn first_sequence(
         scored: 0,
         hidden_sum: None,
         hashes,
-        shares: false,
+        declared: false,
         high_water: 0,
         timing: Timing { arrived: now, ..Timing::default() },
         entry: Sequence::empty_plan(rank.id),

@@ -27,7 +27,7 @@ impl SharedPrefixes {
     /// `slot` is about to publish the full prompt blocks from `from` on.
     pub fn announce(&mut self, slot: Slot, of: &Sequence, from: u32) -> (u32, u32) {
         let to = of.prompt_blocks();
-        for hash in (from..to).filter_map(|at| of.hashes.get(of.shares, at)) {
+        for hash in (from..to).filter_map(|at| of.hashes.get(of.declared, at)) {
             self.producer.entry(*hash).or_insert(slot);
         }
         (from.min(to), to)
@@ -37,13 +37,13 @@ impl SharedPrefixes {
     pub fn published(
         &mut self,
         slot: Slot,
-        (hashes, shares): (&BlockHashes, bool),
+        (hashes, declared): (&BlockHashes, bool),
         announced: &mut (u32, u32),
         upto: u32,
     ) {
         while announced.0 < upto.min(announced.1) {
             if let Some(hash) =
-                hashes.get(shares, announced.0).filter(|hash| self.producer(hash) == Some(slot))
+                hashes.get(declared, announced.0).filter(|hash| self.producer(hash) == Some(slot))
             {
                 self.producer.remove(hash);
             }

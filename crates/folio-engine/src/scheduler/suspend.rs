@@ -54,7 +54,7 @@ impl Scheduler {
                 // Nobody waits for a prefix that may not come.
                 self.shared_prefixes.withdraw(
                     slot,
-                    (&sequence.hashes, sequence.shares),
+                    (&sequence.hashes, sequence.declared),
                     &mut running.announced,
                 );
                 self.waiting.changes(None, Some(reason));
