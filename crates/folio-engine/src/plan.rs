@@ -52,7 +52,7 @@ pub struct SequencePlan {
     /// The last so many tokens are drafts: of their rows those are confirmed that follow what was chosen.
     pub drafts: u32,
     /// One table per cache group, group 0 first, all of one length. They cover `first_position + tokens.len()` positions; in a
-    /// window group `HOLE` stands where a block behind the window was given back.
+    /// window group `HOLE` stands where a block behind the window was released.
     pub block_tables: Vec<Vec<u32>>,
     /// Where its tables are kept by whoever keeps tables: sequences that run at the same time differ in it, and it is below the most
     /// that ever did.

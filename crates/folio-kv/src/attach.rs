@@ -362,7 +362,7 @@ impl KvCache {
         copies
     }
 
-    /// Gives back what is not read any more since `before` positions were computed. What a lookup missed is protected from now on:
+    /// Releases what is not read any more since `before` positions were computed. What a lookup missed is protected from now on:
     /// it was wanted once.
     pub(crate) fn slide(&mut self, table: &mut BlockTable, before: u32) {
         for group in self.others() {

@@ -244,7 +244,7 @@ impl KvCache {
         Some(())
     }
 
-    /// Says that positions `< computed` are written, publishes every block that became full, and gives back what no query
+    /// Says that positions `< computed` are written, publishes every block that became full, and releases what no query
     /// reads any more. If equal content is already there, the table switches to that block and drops its own. `tokens`
     /// are all known tokens of the sequence, at least `computed` of them.
     pub fn commit(

@@ -119,7 +119,7 @@ impl KvCache {
             let (start, number) = (index as u32 * size, index as u32);
             if number < config.first_block(table.computed) {
                 if id != HOLE {
-                    return fail("is read no more and was not given back");
+                    return fail("is read no more and was not released");
                 }
                 continue;
             }

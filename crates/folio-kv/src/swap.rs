@@ -280,14 +280,14 @@ impl KvCache {
         index: u32,
         end: u32,
         node: Option<u32>,
-        copy: Option<&Swapped>,
+        swapped: Option<&Swapped>,
     ) -> Option<u32> {
         let config = self.groups[group].config;
-        let own = copy.and_then(|copy| {
-            let slot = copy.slot(group, index, self.groups[group].blocks_of(copy.end))?;
+        let own = swapped.and_then(|swapped| {
+            let slot = swapped.slot(group, index, self.groups[group].blocks_of(swapped.end))?;
             let start = index * config.block_tokens;
             let upto = |end: u32| config.block_tokens.min(end - start);
-            let (wanted, filled) = (upto(end), upto(copy.end));
+            let (wanted, filled) = (upto(end), upto(swapped.end));
             (wanted <= filled && config.is_divisible(wanted, filled)).then_some(slot)
         });
         let found = || {
@@ -303,10 +303,10 @@ impl KvCache {
         &self,
         hashes: &BlockHashes,
         max_tokens: u32,
-        copy: Option<&Swapped>,
+        swapped: Option<&Swapped>,
     ) -> Option<Loadable> {
         let size = self.config.block_tokens;
-        let declared = copy.map_or(hashes.root().declared_blocks() > 0, |copy| copy.declared);
+        let declared = swapped.map_or(hashes.root().declared_blocks() > 0, |swapped| swapped.declared);
         let (mut device, mut blocks, mut idle) = (0, 0, 0);
         for hash in hashes.iter(declared).take((max_tokens / size) as usize) {
             let node = self.nodes.find(hash);
@@ -315,7 +315,7 @@ impl KvCache {
                     device += 1;
                     idle += u32::from(self.slot(0, block).refs == 0);
                 }
-                _ if self.load_source(0, blocks, (blocks + 1) * size, node, copy).is_none() => break,
+                _ if self.load_source(0, blocks, (blocks + 1) * size, node, swapped).is_none() => break,
                 _ => {}
             }
             blocks += 1;
@@ -324,9 +324,10 @@ impl KvCache {
             return None;
         }
         // The block that only its own copy has, written in part.
-        let tail =
-            copy.filter(|copy| copy.end <= max_tokens && copy.end / size == blocks && copy.end % size > 0);
-        let positions = tail.map_or(blocks * size, |copy| copy.end);
+        let tail = swapped.filter(|swapped| {
+            swapped.end <= max_tokens && swapped.end / size == blocks && swapped.end % size > 0
+        });
+        let positions = tail.map_or(blocks * size, |swapped| swapped.end);
         if positions == device * size {
             return None;
         }
@@ -342,7 +343,7 @@ impl KvCache {
                 let hash = hashes.get(declared, (index + 1) * ratio - 1).filter(|_| whole);
                 let node = hash.and_then(|hash| self.nodes.find(hash));
                 if node.and_then(|node| self.place(group, node)).is_none() || !whole {
-                    self.load_source(group, index, positions, node, copy)?;
+                    self.load_source(group, index, positions, node, swapped)?;
                     loads[group] += 1;
                 }
             }
@@ -367,17 +368,17 @@ impl KvCache {
         &mut self,
         hashes: BlockHashes,
         max_tokens: u32,
-        copy: Option<&Swapped>,
+        swapped: Option<&Swapped>,
         swaps: &mut Vec<BlockSwap>,
     ) -> Result<BlockTable, BlockHashes> {
-        let Some(found) = self.lookup_loading(&hashes, max_tokens, copy) else { return Err(hashes) };
+        let Some(found) = self.lookup_loading(&hashes, max_tokens, swapped) else { return Err(hashes) };
         let (positions, device) = (found.positions, found.lookup.full_blocks);
         let tenant = hashes.root().tenant;
         let needed = self.demand(&found.lookup, positions, positions);
         if !needed.fits(self.available_to(tenant)) {
             return Err(hashes);
         }
-        let declared = copy.map_or(hashes.root().declared_blocks() > 0, |copy| copy.declared);
+        let declared = swapped.map_or(hashes.root().declared_blocks() > 0, |swapped| swapped.declared);
         let mut table = self.table_of(hashes, declared);
         // What is there is held first: nothing that is taken may cost it.
         for group in 0..self.groups.len() {
@@ -401,7 +402,7 @@ impl KvCache {
             for index in first..end {
                 let node = self.node_at(&table, group, index, positions);
                 let there = table.lists[group][index as usize] != HOLE;
-                if !there && let Some(slot) = self.load_source(group, index, positions, node, copy) {
+                if !there && let Some(slot) = self.load_source(group, index, positions, node, swapped) {
                     self.reference_host(group, slot);
                     table.loads.push(BlockSwap { group: group as u32, block: HOLE, slot });
                 }
@@ -429,7 +430,7 @@ impl KvCache {
         }
         table.computed = positions;
         swaps.extend_from_slice(&table.loads);
-        if copy.is_none() {
+        if swapped.is_none() {
             table.query =
                 Query { queries: 1, tokens: max_tokens.into(), hit: positions.into(), ..Query::default() };
             self.count(tenant, table.query);
@@ -454,11 +455,14 @@ impl KvCache {
 
     /// Verifies that every slot off the device is free, or held by exactly `copies`, which must be all there are, and what `tables`
     /// load; and that what it holds is found.
-    pub fn check_swapped(&self, copies: &[&Swapped], tables: &[&BlockTable]) -> Result<(), Violation> {
+    pub fn check_swapped(&self, swapped: &[&Swapped], tables: &[&BlockTable]) -> Result<(), Violation> {
         for group in 0..self.groups.len() {
             let host = &self.groups[group].host;
             let mut held = vec![0u32; host.pool.len() as usize];
-            copies.iter().flat_map(|copy| &copy.slots[group]).for_each(|slot| held[*slot as usize] += 1);
+            swapped
+                .iter()
+                .flat_map(|swapped| &swapped.slots[group])
+                .for_each(|slot| held[*slot as usize] += 1);
             let loads = tables.iter().flat_map(|table| &table.loads);
             loads.filter(|load| load.group as usize == group).for_each(|load| held[load.slot as usize] += 1);
             for (slot, held) in (0..).zip(held) {

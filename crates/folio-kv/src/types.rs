@@ -6,7 +6,7 @@ use crate::counts::GroupCounts;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId(pub u32);
 
-/// In a block table: a block that no query reads any more and that was given back, or one of an optional group that was not
+/// In a block table: a block that no query reads any more and that was released, or one of an optional group that was not
 /// to be had.
 pub const HOLE: BlockId = BlockId(u32::MAX);
 
@@ -160,7 +160,7 @@ impl GroupConfig {
     }
 
     /// Of a sequence with `computed` positions, the first block that its next query reads or writes: everything before it is
-    /// given back.
+    /// released.
     pub fn first_block(&self, computed: u32) -> u32 {
         match self.layout.reach() {
             None => 0,

@@ -30,7 +30,7 @@
 //! else overlaps. Rows behind an unfinished step of their sequence take blocks that are free for anybody, and preempt nobody.
 //!
 //! A sequence may end while later steps with rows of it are under way: a stop token, a cancellation, a failed step. Those rows are
-//! orphans, computed for nothing, their answers dropped. What the sequence held is given back at once, while the rows are still to
+//! orphans, computed for nothing, their answers dropped. What the sequence held is released at once, while the rows are still to
 //! be written, and nobody can see it, however many steps there are:
 //! - Whoever is given those blocks gets them in a later plan, and steps run in order: the orphan's row is written before.
 //! - A block that is in the index, or was kept as a tail to be copied from, counts positions before the orphan's, which lies

@@ -69,7 +69,7 @@ impl Scheduler {
         }
     }
 
-    /// What victims give back at their last commit.
+    /// What victims release at their last commit.
     pub(super) fn coming(&self, cache: &KvCache) -> GroupCounts {
         let mut coming = GroupCounts::default();
         if self.preempting > 0 {
@@ -180,7 +180,7 @@ impl Scheduler {
         self.waiting.insert(tenant, rank, slot, wait.reason);
     }
 
-    /// Gives back what `slot` holds. What it is afterwards is the caller's business; until then it waits in no queue.
+    /// Releases what `slot` holds. What it is afterwards is the caller's business; until then it waits in no queue.
     pub(super) fn release(&mut self, cache: &mut KvCache, slot: Slot) -> Option<Fresh> {
         let sequence = &mut self.sequences[slot];
         if !sequence.is_running() {

@@ -178,7 +178,7 @@ impl Scheduler {
         self.retire(cache, slot);
     }
 
-    /// Gives back everything a sequence holds, and forgets its request with the last one.
+    /// Releases everything a sequence holds, and forgets its request with the last one.
     pub(super) fn retire(&mut self, cache: &mut KvCache, slot: Slot) {
         self.forget_suspension(slot);
         let fresh = self.release(cache, slot);
