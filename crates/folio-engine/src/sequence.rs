@@ -147,7 +147,7 @@ pub(crate) struct Running {
     /// Of the last pending token.
     pub placeholder: Placeholder,
     /// Unfinished steps with rows of it.
-    pub steps: u32,
+    pub begun_steps: u32,
     /// Tokens to compute in the step being planned.
     pub granted: u32,
     /// Blocks that it may still take, set aside for it; with a reservation it is no victim.
@@ -201,7 +201,7 @@ impl Running {
             table,
             pending: 0,
             placeholder: Placeholder::default(),
-            steps: 0,
+            begun_steps: 0,
             granted: 0,
             reserved: None,
             announced: (0, 0),
@@ -319,7 +319,7 @@ impl Sequence {
 
     /// Whether unfinished steps have rows of it.
     pub fn is_under_way(&self) -> bool {
-        self.running().is_some_and(|running| running.steps > 0)
+        self.running().is_some_and(|running| running.begun_steps > 0)
     }
 
     pub fn has_reservation(&self) -> bool {
@@ -339,7 +339,7 @@ impl Sequence {
         let ready = |running: &&Running| !running.preempted && running.suspended.is_none();
         let Some(running) = self.running().filter(ready) else { return 0 };
         if running.scheduled < self.known() {
-            let sums = running.steps > 0 && self.request.pooling == Some(Pooling::Mean);
+            let sums = running.begun_steps > 0 && self.request.pooling == Some(Pooling::Mean);
             return if sums { 0 } else { self.known() - running.scheduled };
         }
         // With drafts to verify it waits until it is known where they begin.

@@ -326,7 +326,7 @@ impl Scheduler {
         self.took(slot, before.saturating_sub(cache.available()));
         let got = to.saturating_sub(from);
         self.grant(slot, got);
-        let unused = |running: &Running| running.never_ran() && running.granted + running.steps == 0;
+        let unused = |running: &Running| running.never_ran() && running.granted + running.begun_steps == 0;
         if self.sequences[slot].running().is_some_and(unused) {
             // A table that is not run in the step it was attached in would miss its copy.
             self.back_to_queue(cache, slot, None, (0, 0));
@@ -338,7 +338,7 @@ impl Scheduler {
     fn allocate_some(&mut self, cache: &mut KvCache, slot: Slot, wanted: u32) -> u32 {
         let sequence = &self.sequences[slot];
         let Some(running) = sequence.running().filter(|running| !running.preempted) else { return 0 };
-        let own = (running.steps == 0).then_some(slot);
+        let own = (running.begun_steps == 0).then_some(slot);
         let spare = self.unreserved(cache, cache.available_to(sequence.owner()), own);
         let table = &running.table;
         let blocks = spare.least(cache.groups());

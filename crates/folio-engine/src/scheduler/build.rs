@@ -153,7 +153,7 @@ impl BegunStep {
 fn schedule(sequence: &mut Sequence, planned: &Planned, place: Placeholder) {
     let Some(running) = sequence.running_mut() else { return };
     running.scheduled += planned.rows;
-    running.steps += 1;
+    running.begun_steps += 1;
     running.granted = 0;
     if planned.names {
         running.pending += 1;

@@ -113,7 +113,7 @@ impl Scheduler {
                 pending += u32::from(planned.names);
             }
         }
-        if (running.steps, running.pending, running.granted) != (steps, pending, 0) {
+        if (running.begun_steps, running.pending, running.granted) != (steps, pending, 0) {
             return fail("counts other steps under way than there are");
         }
         if running.scheduled != running.table.computed() + rows
@@ -193,9 +193,9 @@ impl std::fmt::Debug for Scheduler {
             write!(f, "{} of {known} known computed, up to {last}, ", s.computed())?;
             match (s.running(), s.waiting()) {
                 (Some(r), _) => {
-                    let Running { scheduled, steps, reserved, preempted, .. } = r;
+                    let Running { scheduled, begun_steps, reserved, preempted, .. } = r;
                     let blocks = r.table.blocks().len();
-                    write!(f, "{blocks} blocks, {scheduled} scheduled in {steps} steps, ")?;
+                    write!(f, "{blocks} blocks, {scheduled} scheduled in {begun_steps} steps, ")?;
                     write!(f, "reserved {reserved:?}, victim {preempted}, suspended {:?}", r.suspended)?;
                 }
                 (_, Some(w)) => write!(f, "{:?}, passed {}", w.wait, w.bypassed)?,

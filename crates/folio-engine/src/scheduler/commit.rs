@@ -85,7 +85,7 @@ impl Scheduler {
             self.counters.orphan_rows += u64::from(planned.rows);
             return false;
         };
-        running.steps -= 1;
+        running.begun_steps -= 1;
         running.pending -= u32::from(planned.names);
         true
     }
@@ -94,7 +94,7 @@ impl Scheduler {
     fn preempt_victim(&mut self, cache: &mut KvCache, planned: &Planned) {
         let lives = self.sequences.lives(planned.id, planned.slot);
         let running = lives.then(|| self.sequences[planned.slot].running()).flatten();
-        if running.is_some_and(|running| running.preempted && running.steps == 0) {
+        if running.is_some_and(|running| running.preempted && running.begun_steps == 0) {
             self.preempt(cache, planned.slot);
         }
     }
@@ -266,7 +266,7 @@ impl Scheduler {
             for choice in unforked {
                 self.emit_finished(id, choice, FinishReason::Length, None, None, timing);
             }
-            return self.retire(cache, leader);
+            return self.free_sequence(cache, leader);
         }
         let seed = self.sequences[leader].params.seed;
         // A choice that was ended while the step ran has an answer and no reader.
@@ -314,7 +314,7 @@ impl Scheduler {
             None => (FinishReason::Error, Some("the executor gave no hidden state".into())),
         };
         self.emit_finished(id, 0, reason, None, error, timing);
-        self.retire(cache, slot);
+        self.free_sequence(cache, slot);
     }
 
     /// Emits `Prompt` and takes the choices out of its state: those that were sampled, and those that are still wanted.

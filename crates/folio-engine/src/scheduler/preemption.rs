@@ -52,7 +52,7 @@ impl Scheduler {
                 return Allocation::Made;
             }
             // Rows behind its own unfinished ones take only what nobody was promised, itself included.
-            let own = (running.steps == 0).then_some(slot);
+            let own = (running.begun_steps == 0).then_some(slot);
             let lacking = match self.fits(cache, sequence.owner(), needed, own) {
                 Verdict::Fits if self.grow(cache, slot, positions) => return Allocation::Made,
                 Verdict::Fits => return Allocation::Refused,

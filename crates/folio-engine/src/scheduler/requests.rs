@@ -159,7 +159,7 @@ impl Scheduler {
         for choice in unforked {
             self.emit_finished(id, choice, reason, None, error.clone(), timing);
         }
-        self.retire(cache, leader);
+        self.free_sequence(cache, leader);
     }
 
     /// Ends one forked choice.
@@ -175,11 +175,11 @@ impl Scheduler {
         let (id, timing) = (sequence.request.id, sequence.timing);
         let choice = sequence.choice.map_or(0, |choice| choice.index);
         self.emit_finished(id, choice, reason, stop_token, error, timing);
-        self.retire(cache, slot);
+        self.free_sequence(cache, slot);
     }
 
     /// Releases everything a sequence holds, and forgets its request with the last one.
-    pub(super) fn retire(&mut self, cache: &mut KvCache, slot: Slot) {
+    pub(super) fn free_sequence(&mut self, cache: &mut KvCache, slot: Slot) {
         self.forget_suspension(slot);
         let fresh = self.release(cache, slot);
         let Some(mut sequence) = self.sequences.remove(slot) else { return };
