@@ -250,7 +250,7 @@ impl KvCache {
         if source.is_some() && !self.has_room_for_tail(&table, &prefix, size) {
             source = None;
         }
-        let within = self.others().any(|group| start % self.groups[group].config.block_tokens > 0);
+        let within = self.others().any(|group| !start.is_multiple_of(self.groups[group].config.block_tokens));
         if source.is_none() && within {
             // The hit ends within a larger block, which must be copied.
             source = prefix.last.map(|last| (last, 0));
@@ -332,14 +332,14 @@ impl KvCache {
         self.touch(source);
         table.computed += tokens;
         let mut confirmed = table.computed;
-        for group in 0..self.groups.len() {
+        for (group, source) in sources.into_iter().enumerate().take(self.groups.len()) {
             let config = self.groups[group].config;
             let part = table.computed % config.block_tokens;
             if part == 0 {
                 continue;
             }
             let behind_hole = config.optional && table.lists[group].last() == Some(&HOLE);
-            let source = sources[group].filter(|_| !behind_hole);
+            let source = source.filter(|_| !behind_hole);
             let taken = source.and_then(|source| Some((source, self.take(group, tenant)?)));
             let Some((source, to)) = taken else {
                 if !config.optional {

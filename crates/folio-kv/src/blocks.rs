@@ -114,7 +114,7 @@ impl KvCache {
             Some(block) => block,
             None => self.evict(group, tenant)?,
         };
-        let Some(pool) = self.groups.get_mut(group) else { return None };
+        let pool = self.groups.get_mut(group)?;
         let slot = pool.pool.slot_mut(block);
         debug_assert!(slot.refs == 0 && slot.node().is_none(), "a block in use was taken");
         (slot.tenant, slot.refs, slot.filled, slot.open, slot.protected) = (tenant, 1, 0, true, false);

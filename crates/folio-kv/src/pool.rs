@@ -63,7 +63,7 @@ impl Pool {
             protected: false,
         };
         let mut is_free = vec![u64::MAX; slots.div_ceil(64) as usize];
-        if let Some(last) = is_free.last_mut().filter(|_| slots % 64 > 0) {
+        if let Some(last) = is_free.last_mut().filter(|_| !slots.is_multiple_of(64)) {
             *last = (1 << (slots % 64)) - 1;
         }
         let next = if slots > 0 { 0 } else { NONE };
