@@ -430,7 +430,7 @@ trait Reader {
     ///
     /// # Safety
     /// The contract of [`Attend::chunk`].
-    unsafe fn weigh<const R: usize>(chunk: &Chunk<'_>, step: &Step, first: usize, weights: &Weights<R>);
+    unsafe fn add_values<const R: usize>(chunk: &Chunk<'_>, step: &Step, first: usize, weights: &Weights<R>);
 }
 
 /// One chunk for one tile.
@@ -478,7 +478,7 @@ impl Chunk<'_> {
                     weights.factor[r] = self.softmax::<K::S>(&mut weights.p[r], valid, first + r);
                 }
             }
-            K::weigh(self, step, first, &weights);
+            K::add_values(self, step, first, &weights);
         }
     }
 

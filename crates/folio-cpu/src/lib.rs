@@ -34,7 +34,7 @@ mod threads;
 
 pub use backend::{CpuBackend, CpuOptions, Quantized};
 pub use error::CpuError;
-pub use memory::give_back_freed;
+pub use memory::trim_heap;
 pub use pool::{Claims, MAX_THREADS, Pool, Worker};
 pub use quant::quantize::Quantize;
 pub use simd::Isa;

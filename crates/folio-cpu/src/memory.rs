@@ -97,7 +97,7 @@ impl Drop for HugeBuffer {
 
 /// Gives memory that was freed back to the system, where the C library keeps it for later. Loading a model frees much that
 /// serving it never needs again.
-pub fn give_back_freed() {
+pub fn trim_heap() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
         // SAFETY: the signature is that of glibc's <malloc.h>.

@@ -9,7 +9,7 @@
 
 use std::time::Instant;
 
-use folio_model::backend::{Backend, BackendError, Batch, CHOSEN, KvLayout, SwapTimes, TensorView};
+use folio_model::backend::{Backend, BackendError, Batch, KvLayout, PLACEHOLDER, SwapTimes, TensorView};
 use folio_model::check::{self, BatchCheck, Loaded, PoolSize, ProgramCheck, Written};
 use folio_model::kv_format::KvFormat;
 use folio_model::program::{MatrixId, Op, Program, VectorId};
@@ -197,7 +197,7 @@ impl CudaBackend {
     /// Puts the tokens that the step before chooses among the words of this one.
     fn follow(&mut self, meta: Meta, batch: &Batch, turn: usize) -> Result<(), DriverError> {
         let Some(model) =
-            self.model.as_ref().filter(|_| batch.tokens.iter().any(|token| token & CHOSEN != 0))
+            self.model.as_ref().filter(|_| batch.tokens.iter().any(|token| token & PLACEHOLDER != 0))
         else {
             return Ok(());
         };

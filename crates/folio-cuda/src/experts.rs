@@ -152,7 +152,7 @@ pub fn mix(
     driver.launch(&Launch { kernel: "combine_experts", grid, threads: 256, shared: 0, args: &args })
 }
 
-/// Who speaks for each row, how loudly, and the lists of each expert's rows.
+/// The experts of each row, their weights, and the lists of each expert's rows.
 fn route(
     driver: &mut dyn Driver,
     meta: Meta,

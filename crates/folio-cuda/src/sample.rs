@@ -120,10 +120,10 @@ pub fn sample(driver: &mut dyn Driver, sampling: &Sampling<'_>) -> Result<(), Dr
     })
 }
 
-/// Puts tokens in the place of those words of a step that name rows of the step before ([`CHOSEN`]), whose results lie at `results` as
+/// Puts tokens in the place of those words of a step that name rows of the step before ([`PLACEHOLDER`]), whose results lie at `results` as
 /// [`sample`] wrote them with `top`. Tokens are below `vocabulary`.
 ///
-/// [`CHOSEN`]: folio_model::backend::CHOSEN
+/// [`PLACEHOLDER`]: folio_model::backend::PLACEHOLDER
 pub fn follow(
     driver: &mut dyn Driver,
     meta: Meta,

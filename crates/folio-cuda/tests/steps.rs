@@ -3,7 +3,7 @@
 use folio_cuda::{CudaBackend, Driver};
 use folio_emulator::{Emulator, Order, device};
 use folio_model::backend::{
-    Backend, BackendError, Batch, BlockCopy, BlockSwap, CHOSEN, DType, Span, TableEdit,
+    Backend, BackendError, Batch, BlockCopy, BlockSwap, DType, PLACEHOLDER, Span, TableEdit,
 };
 use folio_model::quant::{BlockFormat, Encoding};
 use folio_model::sampling::{Choice, Draw, Outcome, SampleRow};
@@ -335,7 +335,7 @@ fn said(backend: &mut CudaBackend, steps: u32, ahead: bool) -> Vec<Vec<u32>> {
             under_way -= 1;
         }
         tokens = match ahead {
-            true => vec![CHOSEN | 1, CHOSEN],
+            true => vec![PLACEHOLDER | 1, PLACEHOLDER],
             false => said.last().iter().flat_map(|said| [said[1], said[0]]).collect(),
         };
     }
@@ -380,7 +380,7 @@ fn a_step_ahead_may_need_more_memory_than_the_one_before() {
     let mut first = decode(2, 0);
     first.tokens = vec![3, 7];
     let mut second = decode(2, 1);
-    second.tokens = vec![CHOSEN | 1, CHOSEN];
+    second.tokens = vec![PLACEHOLDER | 1, PLACEHOLDER];
     second.spans.iter_mut().for_each(|span| span.slot = 1 - span.slot);
     second.blocks.extend((0..8).cycle().take(1 << 17));
     backend.begin_and_sample(&first, &mut rows(0).into_iter()).unwrap();
@@ -408,7 +408,7 @@ fn only_tokens_of_the_step_before_can_be_followed_and_only_two_steps_be_under_wa
     };
     let follows = |row: u32, position| {
         let mut batch = decode(1, position);
-        batch.tokens[0] = CHOSEN | row;
+        batch.tokens[0] = PLACEHOLDER | row;
         batch
     };
     refused(&mut backend, &follows(0, 1), "of the step before, which chooses 0");

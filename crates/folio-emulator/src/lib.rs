@@ -84,7 +84,7 @@ pub fn device_with_library(order: Order) -> Box<dyn Driver> {
     Box::new(Emulator::new(order).with_library(&[Conduct::Right]))
 }
 
-/// Whether [`device`] has something to give; says loudly, once and past the capture of tests, where it has not and they are skipped.
+/// Whether [`device`] has something to give; prints a warning, once and past the capture of tests, where it has not and they are skipped.
 pub fn available() -> bool {
     static FOUND: LazyLock<bool> = LazyLock::new(|| {
         let wanted = std::env::var("FOLIO_TEST_DEVICE").unwrap_or_default();

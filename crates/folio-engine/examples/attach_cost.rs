@@ -83,7 +83,11 @@ fn measure(blocks: u32) {
         let began = Instant::now();
         let made = scheduler.plan(&mut cache, now);
         plan.push(began.elapsed());
-        assert_eq!(made.sequences[0].first_position, PROMPT - 1 - (PROMPT - 1) % BLOCK + BLOCK - 1, "it was cached");
+        assert_eq!(
+            made.sequences[0].first_position,
+            PROMPT - 1 - (PROMPT - 1) % BLOCK + BLOCK - 1,
+            "it was cached"
+        );
         let step = made.step;
         let cancel = CancelRequest { request: RequestId(1 + round), choice: None };
         let failed = folio_engine::plan::ExecutorError { step, reason: "enough".into() };

@@ -135,7 +135,7 @@ fn measure(sequences: u32, context: u32) {
     let mut scheduler = Scheduler::new(config).expect("valid limits");
     // Not whole blocks: who computes the same last block waits for whoever does already.
     let prompt: Vec<u32> = (0..context - 3).map(|i| i.wrapping_mul(2_654_435_761) % 32_000).collect();
-    let requests = (0..u64::from(sequences)).map(|id| request(id, &prompt, 400));
+    let requests = (0..u64::from(sequences)).map(|id| request(id, &prompt, 400).hashed(16));
     scheduler.admit(requests, [], Micros(0));
     let (mut times, mut before) = (Vec::new(), 0);
     for step in 0.. {

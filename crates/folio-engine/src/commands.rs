@@ -44,7 +44,7 @@ pub enum CacheCommand {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum CacheAnswer {
+pub enum CacheResponse {
     Prefixes(Vec<PrefixInfo>),
     Prefix(PrefixInfo),
     Dropped {
@@ -59,18 +59,18 @@ pub enum CacheAnswer {
 }
 
 /// Takes the answer. Must not block and must not call the engine.
-pub type CacheReply = Box<dyn FnOnce(CacheAnswer) + Send>;
+pub type CacheReply = Box<dyn FnOnce(CacheResponse) + Send>;
 
 impl Scheduler {
     /// Carries out one command. Blocks that running sequences were promised are not pinned away from them.
-    pub fn command(&mut self, cache: &mut KvCache, command: CacheCommand) -> CacheAnswer {
+    pub fn command(&mut self, cache: &mut KvCache, command: CacheCommand) -> CacheResponse {
         let kept = |kept| match kept {
-            None => CacheAnswer::Missing,
-            Some(Ok(prefix)) => CacheAnswer::Prefix(prefix),
-            Some(Err(refused)) => CacheAnswer::Refused(refused),
+            None => CacheResponse::Missing,
+            Some(Ok(prefix)) => CacheResponse::Prefix(prefix),
+            Some(Err(refused)) => CacheResponse::Refused(refused),
         };
         match command {
-            CacheCommand::List { tenant } => CacheAnswer::Prefixes(cache.prefixes(tenant)),
+            CacheCommand::List { tenant } => CacheResponse::Prefixes(cache.prefixes(tenant)),
             CacheCommand::Show { tenant, id } => kept(cache.prefix(tenant, id).map(Ok)),
             CacheCommand::Keep { hashes, tokens, retention, pin } => {
                 let spare = self.unpromised(cache);
@@ -81,13 +81,13 @@ impl Scheduler {
                 kept(cache.change_prefix(tenant, id, retention, pin, spare))
             }
             CacheCommand::Drop { tenant, id } => match cache.drop_prefix(tenant, id) {
-                Some(tokens) => CacheAnswer::Dropped { tokens },
-                None => CacheAnswer::Missing,
+                Some(tokens) => CacheResponse::Dropped { tokens },
+                None => CacheResponse::Missing,
             },
             CacheCommand::Clear { tenant } => {
                 let before = cache.stats().free_blocks;
                 cache.clear(tenant);
-                CacheAnswer::Cleared { blocks: cache.stats().free_blocks.saturating_sub(before) }
+                CacheResponse::Cleared { blocks: cache.stats().free_blocks.saturating_sub(before) }
             }
         }
     }

@@ -21,7 +21,7 @@
 use std::borrow::Cow;
 use std::collections::VecDeque;
 
-use folio_model::backend::{self, Backend, Batch, BlockCopy, CHOSEN, Span, SwapTimes};
+use folio_model::backend::{self, Backend, Batch, BlockCopy, PLACEHOLDER, Span, SwapTimes};
 use folio_model::sampling::Outcome;
 
 use crate::on_device::{ask, rows, sampled};
@@ -255,7 +255,7 @@ impl ModelExecutor {
         let before = sequence.follows.and_then(|step| self.begun.iter().find(|begun| begun.step == step));
         match before.filter(|before| before.rows.is_none()) {
             None => token,
-            Some(before) => match before.output.samples.get((token & !CHOSEN) as usize) {
+            Some(before) => match before.output.samples.get((token & !PLACEHOLDER) as usize) {
                 Some(Sampled::Token { id, .. }) => *id,
                 // Its sequence ends with the step it follows, and nobody reads the answer.
                 _ => 0,

@@ -28,7 +28,7 @@ pub mod stats;
 pub mod turn;
 
 pub use clock::{Clock, SystemClock};
-pub use commands::{CacheAnswer, CacheCommand, CacheReply};
+pub use commands::{CacheCommand, CacheReply, CacheResponse};
 pub use config::{ConfigError, SchedulerConfig};
 pub use engine::{EngineParts, StartError, start};
 pub use executor::ModelExecutor;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// In [`SequencePlan::tokens`], with the index of a sample: the token that the step [`SequencePlan::follows`] chooses for that
 /// sample. Only in a plan that is begun while that step is under way.
-pub use folio_model::backend::CHOSEN;
+pub use folio_model::backend::PLACEHOLDER;
 pub use folio_model::backend::SwapTimes;
 use rustc_hash::FxHashMap;
 
@@ -45,14 +45,14 @@ pub struct SequencePlan {
     pub id: SequenceId,
     /// Absolute position of `tokens[0]`.
     pub first_position: u32,
-    /// Token ids to compute. Behind an unfinished step that is one token, [`CHOSEN`] and its place there.
+    /// Token ids to compute. Behind an unfinished step that is one token, [`PLACEHOLDER`] and its place there.
     pub tokens: Vec<u32>,
     /// The unfinished step that chooses the token; `None`: it is known.
     pub follows: Option<u64>,
     /// The last so many tokens are drafts: of their rows those are confirmed that follow what was chosen.
     pub drafts: u32,
     /// One table per cache group, group 0 first, all of one length. They cover `first_position + tokens.len()` positions; in a
-    /// window group `HOLE` stands where a block behind the window was given back.
+    /// window group `HOLE` stands where a block behind the window was released.
     pub block_tables: Vec<Vec<u32>>,
     /// Where its tables are kept by whoever keeps tables: sequences that run at the same time differ in it, and it is below the most
     /// that ever did.

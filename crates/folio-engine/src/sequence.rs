@@ -3,7 +3,7 @@
 //! Owns: the tokens of a choice, and what its state allows. Must never: know the queue it stands in or the step it is part of.
 //!
 //! Progress: `computed <= known` and `computed <= scheduled <= known + pending`. Planning moves `scheduled`, committing moves
-//! `computed`. `pending` counts the tokens that unfinished steps will choose; each is named by its [`Place`]. Between steps
+//! `computed`. `pending` counts the tokens that unfinished steps will choose; each is named by its [`Placeholder`]. Between steps
 //! the last known token is always still to compute.
 //!
 //! There are no phases. A prompt, a prefix hit, a decode, a resume after preemption and the verification of a draft differ only
@@ -42,7 +42,7 @@ pub(crate) struct Rank {
 
 /// A token that an unfinished step chooses: the `sample`-th of `step`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct Placeholder {
     pub step: u64,
     pub sample: u32,
 }
@@ -74,9 +74,9 @@ pub(crate) struct Sequence {
     pub hidden_sum: Option<Arc<[f64]>>,
     /// What identifies its content: of the prompt, and while it holds no blocks, of all that it knows.
     pub hashes: BlockHashes,
-    /// Whether it begins with blocks that an operator shares, by the last look at the cache.
-    pub shares: bool,
-    /// Most positions ever computed: computing below it again is the price of preemption.
+    /// Whether it begins with blocks that an operator declared, by the last look at the cache.
+    pub declared: bool,
+    /// Most positions ever computed: computing below it again is the cost of preemption.
     pub high_water: u32,
     pub timing: Timing,
     /// Its entry in a plan, kept for its memory and its block tables.
@@ -121,7 +121,7 @@ pub(crate) struct Waiting {
     /// What the cache held of it when that was looked up.
     pub found: Option<Found>,
     /// After a preemption: its copy in host memory, and the positions that were put at stake.
-    pub copy: Option<Swapped>,
+    pub swapped: Option<Swapped>,
     pub at_stake: (u32, u32),
     /// Others that were admitted while this one waited for blocks.
     pub bypassed: u32,
@@ -136,7 +136,7 @@ pub(crate) struct Found {
     /// Positions that the cache alone had of it.
     pub cached: u32,
     /// `lookup` is of the copy in host memory, which is to be used.
-    pub restores: bool,
+    pub swaps_in: bool,
 }
 
 /// Holds blocks and is considered in every plan.
@@ -145,9 +145,9 @@ pub(crate) struct Running {
     pub scheduled: u32,
     pub pending: u32,
     /// Of the last pending token.
-    pub chosen: Place,
+    pub placeholder: Placeholder,
     /// Unfinished steps with rows of it.
-    pub steps: u32,
+    pub begun_steps: u32,
     /// Tokens to compute in the step being planned.
     pub granted: u32,
     /// Blocks that it may still take, set aside for it; with a reservation it is no victim.
@@ -172,25 +172,25 @@ pub(crate) struct Running {
 #[derive(Default)]
 pub(crate) struct Fresh {
     /// The copy the table came from; kept until its blocks were filled.
-    pub copy: Option<Swapped>,
-    pub restored: bool,
+    pub swapped: Option<Swapped>,
+    pub swapped_in: bool,
     /// A step with it ran, and nothing of that could be confirmed.
     pub ran: bool,
 }
 
 impl Waiting {
     pub fn new(reason: WaitingFor, since: Micros) -> Self {
-        let (found, copy) = (None, None);
+        let (found, swapped) = (None, None);
         let wait = Wait { reason, since };
-        Self { wait, awaited_block: 0, found, copy, at_stake: (0, 0), bypassed: 0 }
+        Self { wait, awaited_block: 0, found, swapped, at_stake: (0, 0), bypassed: 0 }
     }
 
     pub fn lookup(&self) -> Lookup {
         self.found.map(|found| found.lookup).unwrap_or_default()
     }
 
-    pub fn restores(&self) -> bool {
-        self.found.is_some_and(|found| found.restores)
+    pub fn swaps_in(&self) -> bool {
+        self.found.is_some_and(|found| found.swaps_in)
     }
 }
 
@@ -200,8 +200,8 @@ impl Running {
             scheduled: table.computed(),
             table,
             pending: 0,
-            chosen: Place::default(),
-            steps: 0,
+            placeholder: Placeholder::default(),
+            begun_steps: 0,
             granted: 0,
             reserved: None,
             announced: (0, 0),
@@ -319,7 +319,7 @@ impl Sequence {
 
     /// Whether unfinished steps have rows of it.
     pub fn is_under_way(&self) -> bool {
-        self.running().is_some_and(|running| running.steps > 0)
+        self.running().is_some_and(|running| running.begun_steps > 0)
     }
 
     pub fn has_reservation(&self) -> bool {
@@ -339,11 +339,11 @@ impl Sequence {
         let ready = |running: &&Running| !running.preempted && running.suspended.is_none();
         let Some(running) = self.running().filter(ready) else { return 0 };
         if running.scheduled < self.known() {
-            let sums = running.steps > 0 && self.request.pooling == Some(Pooling::Mean);
+            let sums = running.begun_steps > 0 && self.request.pooling == Some(Pooling::Mean);
             return if sums { 0 } else { self.known() - running.scheduled };
         }
         // With drafts to verify it waits until it is known where they begin.
-        let names = running.pending > 0 && step >= running.chosen.step + lag && self.drafts.is_empty();
+        let names = running.pending > 0 && step >= running.placeholder.step + lag && self.drafts.is_empty();
         u32::from(names && self.generated() + running.pending < self.generated_max)
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use folio_engine::plan::{CHOSEN, ExecutorError, Sampled, StepOutput, StepPlan, Want};
+use folio_engine::plan::{ExecutorError, PLACEHOLDER, Sampled, StepOutput, StepPlan, Want};
 use folio_engine::request::{Event, Request, RequestId};
 use folio_engine::{FinishReason, Micros, RulesRef, Scheduler, SchedulerConfig};
 use folio_kv::{CacheConfig, KvCache, LruLeafFirst};
@@ -306,7 +306,7 @@ fn an_entry_moves_on_by_one_row_that_follows_its_sample() {
     assert!(hand.ahead().is_none(), "two are under way");
     assert_eq!((next.step, next.sequences.len()), (plan.step + 1, 2));
     for (row, (before, after)) in plan.sequences.iter().zip(&next.sequences).enumerate() {
-        assert_eq!((after.id, &after.tokens[..]), (before.id, &[CHOSEN | row as u32][..]));
+        assert_eq!((after.id, &after.tokens[..]), (before.id, &[PLACEHOLDER | row as u32][..]));
         assert_eq!(after.first_position, before.first_position + 1);
         let spec = |sequence: &folio_engine::plan::SequencePlan| match &sequence.samples[..] {
             [sample] => match &sample.want {

@@ -53,13 +53,13 @@ impl Holdings {
 
 /// Blocks of one pool times microseconds, up to a moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Ledger {
+pub(crate) struct BlockTime {
     active_block_us: u128,
     cached_block_us: u128,
     until_us: u64,
 }
 
-impl Ledger {
+impl BlockTime {
     /// Adds what was held until `now_us`. To be called before the counts change.
     pub fn settle(&mut self, now_us: u64, active: u32, cached: u32) {
         let passed = u128::from(now_us.saturating_sub(self.until_us));
@@ -81,7 +81,7 @@ impl Ledger {
 fn holdings(groups: &[Group], tenant: &Tenant, at_us: u64) -> Holdings {
     let mut holdings = Holdings { at_us, ..Holdings::default() };
     for (group, held) in groups.iter().zip(&tenant.held) {
-        held.ledger.add_to(&mut holdings, group.config.bytes_per_block, held.active, held.cached);
+        held.time.add_to(&mut holdings, group.config.bytes_per_block, held.active, held.cached);
     }
     holdings
 }

@@ -38,8 +38,8 @@ pub struct Lookup {
     /// Of the blocks that would be attached, those no table and no pin holds: attaching them lowers
     /// [`KvCache::available`] by as much.
     pub idle_blocks: GroupCounts,
-    /// Of the full blocks, those that an operator shares: none where the root's shared part was of no use.
-    pub shared_blocks: u32,
+    /// Of the full blocks, those that an operator declared: none where the root's shared part was of no use.
+    pub declared_blocks: u32,
 }
 
 /// The copies one [`KvCache::attach`] asks for: at most one per cache group.
@@ -84,14 +84,14 @@ pub(crate) struct Prefix {
     pub blocks: u32,
     /// Its last node.
     pub last: Option<u32>,
-    /// The last node of those that an operator shares.
-    last_shared: Option<u32>,
+    /// The last node of those that an operator declared.
+    last_declared: Option<u32>,
     /// Blocks of group 0 in it that nobody holds.
     idle: u32,
     /// Blocks that group 0 has, at least `blocks`.
     pub chain: u32,
-    /// Whether it begins with what an operator shares.
-    pub shares: bool,
+    /// Whether it begins with what an operator declared.
+    pub declared: bool,
 }
 
 impl KvCache {
@@ -100,20 +100,20 @@ impl KvCache {
     fn find_prefix(
         &self,
         hashes: &BlockHashes,
-        shares: bool,
+        declared: bool,
         blocks: u32,
         mut each: impl FnMut(BlockId),
     ) -> Prefix {
-        let mut best = Prefix { blocks: 0, last: None, last_shared: None, idle: 0, chain: 0, shares };
-        let shared = hashes.root().shared_blocks();
+        let mut best = Prefix { blocks: 0, last: None, last_declared: None, idle: 0, chain: 0, declared };
+        let shared = hashes.root().declared_blocks();
         let (mut runs, mut idle) = ([0; MAX_GROUPS], 0);
-        for hash in hashes.iter(shares).take(blocks as usize) {
+        for hash in hashes.iter(declared).take(blocks as usize) {
             let Some(node) = self.nodes.find(hash) else { break };
             let Some(block) = self.place(0, node) else { break };
             each(block);
             best.chain += 1;
-            if shares && best.chain == shared {
-                best.last_shared = Some(node);
+            if declared && best.chain == shared {
+                best.last_declared = Some(node);
             }
             idle += u32::from(self.slot(0, block).refs == 0);
             if self.covered(&mut runs, node, best.chain) {
@@ -126,7 +126,7 @@ impl KvCache {
     /// The longest beginning: with what is shared where that is there as a whole, since nobody but its owner computes it,
     /// unless the tenant has more of its own.
     fn longest_prefix(&self, hashes: &BlockHashes, blocks: u32) -> Prefix {
-        let shared = hashes.root().shared_blocks();
+        let shared = hashes.root().declared_blocks();
         if shared == 0 {
             return self.find_prefix(hashes, false, blocks, |_| ());
         }
@@ -169,7 +169,7 @@ impl KvCache {
                     idle[group] += u32::from(cached);
                 }
                 // Where the tenant's own part begins, what is shared is before it, if anything.
-                let before = || prefix.last_shared.filter(|last| *last != node);
+                let before = || prefix.last_declared.filter(|last| *last != node);
                 next = self.nodes.parent_node(node).or_else(before);
             }
         }
@@ -178,7 +178,7 @@ impl KvCache {
 
     /// What the block after the prefix continues.
     fn continued(&self, hashes: &BlockHashes, prefix: &Prefix) -> Parent {
-        let root = if prefix.shares { *hashes.root() } else { hashes.root().own() };
+        let root = if prefix.declared { *hashes.root() } else { hashes.root().own() };
         match (root.base(prefix.blocks), prefix.last) {
             (None, Some(last)) => Parent::Node(last),
             (base, _) => Parent::Root(base.unwrap_or(root.hash)),
@@ -223,7 +223,7 @@ impl KvCache {
             full_blocks: prefix.blocks,
             tail_tokens: tail.map_or(0, |(_, length)| length),
             idle_blocks: self.idle_blocks(&prefix),
-            shared_blocks: if prefix.shares { hashes.root().shared_blocks() } else { 0 },
+            declared_blocks: if prefix.declared { hashes.root().declared_blocks() } else { 0 },
         }
     }
 
@@ -240,17 +240,17 @@ impl KvCache {
         let size = self.config.block_tokens;
         let wanted = &tokens[..tokens.len().min(max_tokens as usize)];
         let blocks = wanted.len() as u32 / size;
-        let shares = hashes.root().shared_blocks() > 0 && self.longest_prefix(&hashes, blocks).shares;
-        let mut table = self.table_of(hashes, shares);
+        let declared = hashes.root().declared_blocks() > 0 && self.longest_prefix(&hashes, blocks).declared;
+        let mut table = self.table_of(hashes, declared);
         let list = &mut std::mem::take(&mut table.lists[0]);
-        let mut prefix = self.find_prefix(&table.hashes, shares, blocks, |block| list.push(block));
+        let mut prefix = self.find_prefix(&table.hashes, declared, blocks, |block| list.push(block));
         let start = prefix.blocks * size;
         let parent = self.continued(&table.hashes, &prefix);
         let mut source = self.tail_source(parent, &wanted[start as usize..], start);
         if source.is_some() && !self.has_room_for_tail(&table, &prefix, size) {
             source = None;
         }
-        let within = self.others().any(|group| start % self.groups[group].config.block_tokens > 0);
+        let within = self.others().any(|group| !start.is_multiple_of(self.groups[group].config.block_tokens));
         if source.is_none() && within {
             // The hit ends within a larger block, which must be copied.
             source = prefix.last.map(|last| (last, 0));
@@ -310,7 +310,7 @@ impl KvCache {
             let place = place.filter(|_| index == first || table.lists[group].last() != Some(&HOLE));
             if let Some(block) = place {
                 self.reference(group, block);
-                self.keep_block(group, block);
+                self.protect(group, block);
             }
             table.lists[group].push(place.unwrap_or(HOLE));
         }
@@ -332,14 +332,14 @@ impl KvCache {
         self.touch(source);
         table.computed += tokens;
         let mut confirmed = table.computed;
-        for group in 0..self.groups.len() {
+        for (group, source) in sources.into_iter().enumerate().take(self.groups.len()) {
             let config = self.groups[group].config;
             let part = table.computed % config.block_tokens;
             if part == 0 {
                 continue;
             }
             let behind_hole = config.optional && table.lists[group].last() == Some(&HOLE);
-            let source = sources[group].filter(|_| !behind_hole);
+            let source = source.filter(|_| !behind_hole);
             let taken = source.and_then(|source| Some((source, self.take(group, tenant)?)));
             let Some((source, to)) = taken else {
                 if !config.optional {
@@ -362,7 +362,7 @@ impl KvCache {
         copies
     }
 
-    /// Gives back what is not read any more since `before` positions were computed. What a lookup missed is kept from now on:
+    /// Releases what is not read any more since `before` positions were computed. What a lookup missed is protected from now on:
     /// it was wanted once.
     pub(crate) fn slide(&mut self, table: &mut BlockTable, before: u32) {
         for group in self.others() {
@@ -376,7 +376,7 @@ impl KvCache {
                     continue;
                 }
                 if missed.contains(&index) {
-                    self.keep_block(group, block);
+                    self.protect(group, block);
                 }
                 self.unreference(group, block);
             }
@@ -406,7 +406,7 @@ impl KvCache {
 
     /// Drops a cached block of group 0 without children.
     pub(crate) fn free_block(&mut self, block: BlockId) {
-        self.forget(block);
+        self.drop_content(block);
         self.groups[0].pool.push(block.0);
     }
 
@@ -414,7 +414,7 @@ impl KvCache {
     /// of the two to grow gets copies of these); blocks beyond `computed` stay with the original. Fork first, then grow: a
     /// table that was grown before it was forked must be grown again before its step.
     pub fn fork(&mut self, table: &BlockTable) -> BlockTable {
-        let mut fork = self.table_of(table.hashes.clone(), table.shares);
+        let mut fork = self.table_of(table.hashes.clone(), table.declared);
         fork.computed = table.computed;
         fork.confirmed = table.confirmed;
         fork.published = table.published;
@@ -433,9 +433,9 @@ impl KvCache {
     }
 
     /// Blocks of group 0 that only this table holds, and no pin. O(log blocks): whoever holds or pins a block holds
-    /// or pins all before it, so they are the last ones. (What an operator shares is nobody's own: a pin ends before it.)
+    /// or pins all before it, so they are the last ones. (What an operator declared is nobody's own: a pin ends before it.)
     pub fn exclusive_full(&self, table: &BlockTable) -> u32 {
-        let own = &table.lists[0][table.shared_blocks() as usize..];
+        let own = &table.lists[0][table.declared_blocks() as usize..];
         let shared = own.partition_point(|block| self.slot(0, *block).refs > 1);
         (own.len() - shared) as u32
     }
@@ -463,12 +463,12 @@ impl KvCache {
         while table.lists[0].len() > written {
             self.drop_last(&mut table, 0);
         }
-        self.keep_end(&mut table, tokens);
+        self.publish_tail(&mut table, tokens);
         for group in self.others().rev() {
             for at in 0..table.held(group).len() {
                 let block = table.held(group)[at];
                 if block != HOLE {
-                    self.keep_block(group, block);
+                    self.protect(group, block);
                 }
             }
             // Before group 0: they must never be held without their nodes.
@@ -492,7 +492,7 @@ impl KvCache {
     }
 
     /// Indexes the partly written blocks of a table that is about to lose them, if nobody else writes them.
-    fn keep_end(&mut self, table: &mut BlockTable, tokens: &[u32]) {
+    fn publish_tail(&mut self, table: &mut BlockTable, tokens: &[u32]) {
         let end = table.computed as usize;
         debug_assert!(tokens.len() >= end, "release needs the computed tokens");
         if end == 0
@@ -504,7 +504,7 @@ impl KvCache {
         }
         let Some(index) = table.partial_block(0) else {
             let last = table.lists[0].len() - 1;
-            return self.keep_partial_places(table, last);
+            return self.publish_partial_places(table, last);
         };
         let block = table.lists[0][index];
         if self.slot(0, block).refs > 1 {
@@ -525,12 +525,12 @@ impl KvCache {
         let tail = self.nodes.insert(parent, table.hashes.root().tenant, None);
         self.publish_block(block, tail, tokens);
         self.inherit(block, parent);
-        self.keep_partial_places(table, index);
+        self.publish_partial_places(table, index);
         self.supersede(block);
     }
 
     /// What the other groups have of the table's last block, written in part, is found under it.
-    fn keep_partial_places(&mut self, table: &mut BlockTable, last: usize) {
+    fn publish_partial_places(&mut self, table: &mut BlockTable, last: usize) {
         for group in self.others() {
             if let Some(index) = table.partial_block(group)
                 && table.lists[group]

@@ -5,7 +5,7 @@
 //!
 //! Cost: every function here is O(groups); `evict` falls back to a scan only for a faulty policy.
 
-use crate::account::Ledger;
+use crate::account::BlockTime;
 use crate::cache::KvCache;
 use crate::counts::{GroupCounts, MAX_GROUPS};
 use crate::events::{CacheEvent, Medium};
@@ -20,7 +20,7 @@ use crate::types::{BlockHash, BlockId, TenantId};
 pub(crate) struct Held {
     pub active: u32,
     pub cached: u32,
-    pub ledger: Ledger,
+    pub time: BlockTime,
 }
 
 /// What is known of a tenant; of its `stats` only the counters.
@@ -94,7 +94,7 @@ impl KvCache {
     /// To change what a tenant holds: what it held until now is on its account first.
     pub(crate) fn held(&mut self, tenant: TenantId, group: usize) -> &mut Held {
         let held = &mut self.tenants.entry(tenant).or_default().held[group];
-        held.ledger.settle(self.now_us, held.active, held.cached);
+        held.time.settle(self.now_us, held.active, held.cached);
         held
     }
 
@@ -114,10 +114,10 @@ impl KvCache {
             Some(block) => block,
             None => self.evict(group, tenant)?,
         };
-        let Some(pool) = self.groups.get_mut(group) else { return None };
+        let pool = self.groups.get_mut(group)?;
         let slot = pool.pool.slot_mut(block);
         debug_assert!(slot.refs == 0 && slot.node().is_none(), "a block in use was taken");
-        (slot.tenant, slot.refs, slot.filled, slot.open, slot.kept) = (tenant, 1, 0, true, false);
+        (slot.tenant, slot.refs, slot.filled, slot.open, slot.protected) = (tenant, 1, 0, true, false);
         pool.stats.allocations += 1;
         pool.stats.active_blocks += 1;
         self.held(tenant, group).active += 1;
@@ -189,11 +189,11 @@ impl KvCache {
     }
 
     /// A table ends with the block of group 1 or up, attached it, or computed again what was missed: cached, it goes after
-    /// those that were only passed.
-    pub(crate) fn keep_block(&mut self, group: usize, block: BlockId) {
+    /// those that a window merely slid over.
+    pub(crate) fn protect(&mut self, group: usize, block: BlockId) {
         let slot = self.groups[group].pool.slot_mut(block.0);
         debug_assert!(slot.refs > 0, "a cached block stays in its list");
-        slot.kept = true;
+        slot.protected = true;
     }
 
     /// A lookup found the block of group 0.
@@ -228,7 +228,7 @@ impl KvCache {
     }
 
     /// A private block of group 1 or up becomes the place of a node, which has none there.
-    pub(crate) fn adopt(&mut self, group: usize, block: BlockId, node: u32) {
+    pub(crate) fn publish_in(&mut self, group: usize, block: BlockId, node: u32) {
         let group = &mut self.groups[group];
         debug_assert_eq!(group.places[node as usize], NONE);
         group.places[node as usize] = block.0;
@@ -257,12 +257,12 @@ impl KvCache {
 
     /// A cached block of group 0 none of whose children is on the device loses its content, and with it what other groups have
     /// of it there. The node stays if another tier holds it. The block is in no state until the caller puts it somewhere.
-    pub(crate) fn forget(&mut self, block: BlockId) {
+    pub(crate) fn drop_content(&mut self, block: BlockId) {
         let (node, meta) = (self.node_of(block), self.meta(block));
         debug_assert!(self.slot(0, block).is_cached() && meta.children == 0);
         (1..self.groups.len()).for_each(|group| self.free_place(group, node));
         self.record(node, Medium::Device, false);
-        let bare = self.nodes.displace(node);
+        let bare = self.nodes.unplace(node);
         self.groups[0].pool.set_node(block.0, None);
         self.groups[0].stats.cached_blocks -= 1;
         self.stats.cached_tails -= u32::from(meta.hash.is_none());
@@ -286,11 +286,11 @@ impl KvCache {
                 at += 1;
             }
             for child in below.into_iter().rev() {
-                self.leave_host(child);
+                self.unplace_host(child);
                 self.nodes.remove(child);
             }
         }
-        self.leave_host(node);
+        self.unplace_host(node);
         self.nodes.remove(node);
     }
 
@@ -303,21 +303,21 @@ impl KvCache {
         }
         let pool = &self.groups[0].pool;
         let owner = |block: BlockId| pool.get(block.0).map(|slot| slot.tenant);
-        let chosen = self.policy.victim(taker, owner).map(|block| block.0);
+        let victim = self.policy.victim(taker, owner).map(|block| block.0);
         let allowed = |block: &u32| {
             let slot = pool.get(*block).filter(|slot| !pool.is_free(*block) && slot.is_cached());
             let leaf = slot.and_then(Slot::node).is_some_and(|node| self.nodes.node(node).children == 0);
             leaf && slot.is_some_and(|slot| self.may_evict(taker, slot.tenant))
         };
-        let chosen = match chosen.filter(allowed) {
+        let victim = match victim.filter(allowed) {
             None if self.has_quotas() => self.quota_victim(taker),
-            chosen => chosen,
+            victim => victim,
         };
-        let block = BlockId(chosen.or_else(|| (0..pool.len()).find(allowed))?);
+        let block = BlockId(victim.or_else(|| (0..pool.len()).find(allowed))?);
         self.groups[0].stats.evictions += 1;
         let tenant = self.slot(0, block).tenant;
         self.tenants.entry(tenant).or_default().stats.evictions += 1;
-        self.forget(block);
+        self.drop_content(block);
         Some(block.0)
     }
 

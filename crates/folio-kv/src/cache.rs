@@ -158,11 +158,11 @@ impl KvCache {
         self.table_of(hashes, false)
     }
 
-    pub(crate) fn table_of(&mut self, hashes: BlockHashes, shares: bool) -> BlockTable {
+    pub(crate) fn table_of(&mut self, hashes: BlockHashes, declared: bool) -> BlockTable {
         debug_assert_eq!(hashes.block_tokens(), self.config.block_tokens);
         let mut groups = [None; MAX_GROUPS];
         groups.iter_mut().zip(&self.groups).for_each(|(config, group)| *config = Some(group.config));
-        BlockTable::new(hashes, shares, groups, self.spare.pop().unwrap_or_default())
+        BlockTable::new(hashes, declared, groups, self.spare.pop().unwrap_or_default())
     }
 
     /// Blocks that `grow` to `tokens` positions would take, of optional groups none.
@@ -244,7 +244,7 @@ impl KvCache {
         Some(())
     }
 
-    /// Says that positions `< computed` are written, publishes every block that became full, and gives back what no query
+    /// Says that positions `< computed` are written, publishes every block that became full, and releases what no query
     /// reads any more. If equal content is already there, the table switches to that block and drops its own. `tokens`
     /// are all known tokens of the sequence, at least `computed` of them.
     pub fn commit(
@@ -295,17 +295,17 @@ impl KvCache {
     }
 
     fn publish(&mut self, table: &mut BlockTable, index: usize, tokens: &[u32]) {
-        debug_assert!(index as u32 >= table.shared_blocks(), "what is shared is its owner's to write");
+        debug_assert!(index as u32 >= table.declared_blocks(), "what is shared is its owner's to write");
         let own = table.lists[0][index];
-        let hash = *table.hashes.get(table.shares, index as u32).expect("what is computed is hashed");
+        let hash = *table.hashes.get(table.declared, index as u32).expect("what is computed is hashed");
         let node = match self.nodes.find(&hash) {
             None => self.nodes.insert(self.parent(table, index), table.hashes.root().tenant, Some(hash)),
             Some(node) => match self.place(0, node) {
                 None => node,
-                Some(twin) => {
-                    self.reference(0, twin);
+                Some(duplicate) => {
+                    self.reference(0, duplicate);
                     self.unreference(0, own);
-                    table.lists[0][index] = twin;
+                    table.lists[0][index] = duplicate;
                     self.stats.dedups += 1;
                     return;
                 }
@@ -340,11 +340,11 @@ impl KvCache {
         }
         let node = self.node_of(table.lists[0][last as usize]);
         match self.place(group, node) {
-            None => self.adopt(group, own, node),
-            Some(twin) if twin != own => {
-                self.reference(group, twin);
+            None => self.publish_in(group, own, node),
+            Some(duplicate) if duplicate != own => {
+                self.reference(group, duplicate);
                 self.unreference(group, own);
-                table.lists[group][index] = twin;
+                table.lists[group][index] = duplicate;
             }
             Some(_) => {}
         }

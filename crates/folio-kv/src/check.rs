@@ -94,7 +94,7 @@ impl KvCache {
             )?;
             let confirmed = table.confirmed;
             count("positions confirmed, at most computed", computed.min(confirmed).into(), confirmed.into())?;
-            let shared = table.shared_blocks();
+            let shared = table.declared_blocks();
             count(
                 "shared blocks of a table, all published",
                 table.published[0].min(shared).into(),
@@ -119,7 +119,7 @@ impl KvCache {
             let (start, number) = (index as u32 * size, index as u32);
             if number < config.first_block(table.computed) {
                 if id != HOLE {
-                    return fail("is read no more and was not given back");
+                    return fail("is read no more and was not released");
                 }
                 continue;
             }
@@ -160,7 +160,7 @@ impl KvCache {
     ) -> Result<(), Violation> {
         let fail = |what| Err(Violation::Table { group, index, block, what });
         let Some(node) = self.slot(group, block).node() else { return fail("is computed and not published") };
-        if self.nodes.find(table.hashes.get(table.shares, last).unwrap_or(&crate::BlockHash([0; 32])))
+        if self.nodes.find(table.hashes.get(table.declared, last).unwrap_or(&crate::BlockHash([0; 32])))
             != Some(node)
         {
             return fail("does not hold the content that its place in the table has");
@@ -171,7 +171,7 @@ impl KvCache {
         if self.nodes.parent(node) != self.parent(table, index) {
             return fail("is not published as the child of the entry before");
         }
-        let parent = index.checked_sub(1).and_then(|before| table.hashes.get(table.shares, before as u32));
+        let parent = index.checked_sub(1).and_then(|before| table.hashes.get(table.declared, before as u32));
         let root = table.root();
         let hash = root.chain_at(index as u32, parent.unwrap_or(&root.hash), self.tokens_of(block));
         if hash != self.nodes.node(node).hash {

@@ -2,7 +2,7 @@
 //!
 //! Owns: the arithmetic of room, per cache group. Changes nothing.
 //!
-//! A group that is read as a whole is simple: a block that is taken is kept to the end. A window group gives back as it goes, so a sequence needs
+//! A group that is read as a whole is simple: a block that is taken is kept to the end. A window group releases as it goes, so a sequence needs
 //! the smaller of (what it still has to take) and (what fits the window and the largest chunk). Two things make the second
 //! term safe to promise to somebody ([`KvCache::missing`]): only blocks that no other table holds count as already had,
 //! because a shared block that leaves the window makes nothing available; and whoever comes to share blocks of a holder of

@@ -14,8 +14,8 @@
 //!
 //! A window's blocks are worth something together, and only where somebody goes on: at the end of a conversation, at the
 //! end of a shared beginning. What a window merely slid over is worth next to nothing, and a long prompt slides over more
-//! blocks than the pool has. So cached blocks stand in two lists, each in order of last use, and *passed* ones go first.
-//! *Kept* is what a table held at its end, what was ever part of a hit, and what a lookup missed when it was computed again.
+//! blocks than the pool has. So cached blocks stand in two lists, each in order of last use (a segmented LRU), and those on *probation* go first.
+//! *Protected* is what a table held at its end, what was ever part of a hit, and what a lookup missed when it was computed again.
 
 use crate::policy::NONE;
 use crate::pool::Pool;
@@ -40,7 +40,7 @@ pub(crate) struct Group {
     pub stats: GroupStats,
     /// Neighbours of cached blocks. Empty in group 0, where the policy decides.
     links: Vec<Link>,
-    /// Cached blocks that were passed, and that are kept.
+    /// Cached blocks on probation, and protected ones.
     lists: [List; 2],
 }
 
@@ -80,7 +80,7 @@ impl Group {
 
     /// A block of group 1 or up became cached: it is the youngest.
     pub fn cache(&mut self, block: u32) {
-        let list = &mut self.lists[usize::from(self.pool.slot(block).kept)];
+        let list = &mut self.lists[usize::from(self.pool.slot(block).protected)];
         let newest = std::mem::replace(&mut list.newest, block);
         match newest {
             NONE => list.oldest = block,
@@ -92,7 +92,7 @@ impl Group {
     /// It is not cached any more, or not where it stood.
     pub fn uncache(&mut self, block: u32) {
         let Link { older, younger } = self.links[block as usize];
-        let list = &mut self.lists[usize::from(self.pool.slot(block).kept)];
+        let list = &mut self.lists[usize::from(self.pool.slot(block).protected)];
         match older {
             NONE => list.oldest = younger,
             older => self.links[older as usize].younger = younger,

@@ -14,7 +14,7 @@
 
 use std::sync::Arc;
 
-use crate::types::{BlockHash, Identity, Root, Shared, TenantId};
+use crate::types::{BlockHash, Declared, Identity, Root, TenantId};
 
 const ROOT_CONTEXT: &str = "folio-kv 2026 root key v1";
 const BLOCK_CONTEXT: &str = "folio-kv 2026 block key v1";
@@ -34,7 +34,7 @@ impl Root {
             tenant: identity.tenant,
             hash: BlockHash(*hasher.finalize().as_bytes()),
             key: blake3::derive_key(BLOCK_CONTEXT, identity.tenant_secret),
-            shared: None,
+            declared: None,
         }
     }
 
@@ -46,39 +46,41 @@ impl Root {
         let blocks = chunks.len() as u32;
         let last = chunks.fold(owner.hash, |hash, chunk| owner.chain(&hash, chunk));
         let boundary = self.chain(&last, &[]);
-        let shared = Shared { tenant: owner.tenant, hash: owner.hash, key: owner.key, blocks, boundary };
-        Root { shared: (blocks > 0).then_some(shared), ..*self }
+        let declared = Declared { tenant: owner.tenant, hash: owner.hash, key: owner.key, blocks, boundary };
+        Root { declared: (blocks > 0).then_some(declared), ..*self }
     }
 
     /// The same without anything shared.
     pub fn own(&self) -> Root {
-        Root { shared: None, ..*self }
+        Root { declared: None, ..*self }
     }
 
     /// Leading blocks that are shared.
-    pub fn shared_blocks(&self) -> u32 {
-        self.shared.map_or(0, |shared| shared.blocks)
+    pub fn declared_blocks(&self) -> u32 {
+        self.declared.map_or(0, |declared| declared.blocks)
     }
 
     /// Where block `index` hangs on a root and not on the block before it.
     pub(crate) fn base(&self, index: u32) -> Option<BlockHash> {
-        match self.shared {
-            Some(shared) if index == 0 => Some(shared.hash),
-            Some(shared) => (index == shared.blocks).then_some(shared.boundary),
+        match self.declared {
+            Some(declared) if index == 0 => Some(declared.hash),
+            Some(declared) => (index == declared.blocks).then_some(declared.boundary),
             None => (index == 0).then_some(self.hash),
         }
     }
 
     /// Whose block `index` is.
     pub(crate) fn owner(&self, index: u32) -> TenantId {
-        self.shared.filter(|shared| index < shared.blocks).map_or(self.tenant, |shared| shared.tenant)
+        self.declared
+            .filter(|declared| index < declared.blocks)
+            .map_or(self.tenant, |declared| declared.tenant)
     }
 
     /// Hash of block `index`, which holds `tokens`; `parent`: that of the block before, where there is one.
     pub(crate) fn chain_at(&self, index: u32, parent: &BlockHash, tokens: &[u32]) -> BlockHash {
         let parent = self.base(index).unwrap_or(*parent);
-        match self.shared.filter(|shared| index < shared.blocks) {
-            Some(shared) => Root { key: shared.key, shared: None, ..*self }.chain(&parent, tokens),
+        match self.declared.filter(|declared| index < declared.blocks) {
+            Some(declared) => Root { key: declared.key, declared: None, ..*self }.chain(&parent, tokens),
             None => self.chain(&parent, tokens),
         }
     }
@@ -111,7 +113,7 @@ pub struct BlockHashes {
     block_tokens: u32,
     own: Chain,
     /// Empty where nothing is shared.
-    shared: Chain,
+    declared: Chain,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -156,8 +158,8 @@ impl BlockHashes {
     /// Of the full blocks of `tokens`. O(tokens), once for a root that shares nothing, else twice.
     pub fn new(root: &Root, tokens: &[u32], block_tokens: u32) -> Self {
         let of = |root: &Root| Chain::of_prompt(root, tokens, block_tokens);
-        let shared = if root.shared.is_some() { of(root) } else { Chain::default() };
-        Self { root: *root, block_tokens, own: of(&root.own()), shared }
+        let declared = if root.declared.is_some() { of(root) } else { Chain::default() };
+        Self { root: *root, block_tokens, own: of(&root.own()), declared }
     }
 
     /// What they begin with.
@@ -178,25 +180,25 @@ impl BlockHashes {
         self.len() == 0
     }
 
-    /// The hashes, with the blocks that an operator shares or as if nothing were shared.
-    pub fn iter(&self, shared: bool) -> impl Iterator<Item = &BlockHash> {
-        self.chain(shared).iter()
+    /// The hashes, with the blocks that an operator declared or as if nothing were shared.
+    pub fn iter(&self, declared: bool) -> impl Iterator<Item = &BlockHash> {
+        self.chain(declared).iter()
     }
 
-    pub fn get(&self, shared: bool, index: u32) -> Option<&BlockHash> {
-        self.chain(shared).get(index as usize)
+    pub fn get(&self, declared: bool, index: u32) -> Option<&BlockHash> {
+        self.chain(declared).get(index as usize)
     }
 
-    fn chain(&self, shared: bool) -> &Chain {
-        if shared && self.root.shared.is_some() { &self.shared } else { &self.own }
+    fn chain(&self, declared: bool) -> &Chain {
+        if declared && self.root.declared.is_some() { &self.declared } else { &self.own }
     }
 
     /// Sets memory aside, so that hashing so many positions in all allocates nothing.
     pub(crate) fn reserve(&mut self, positions: u32) {
         let blocks = (positions / self.block_tokens) as usize;
-        for chain in [&mut self.own, &mut self.shared] {
+        for chain in [&mut self.own, &mut self.declared] {
             let more = blocks.saturating_sub(chain.len());
-            if chain.len() > 0 || self.root.shared.is_none() {
+            if chain.len() > 0 || self.root.declared.is_none() {
                 chain.generated.reserve_exact(more);
             }
         }
@@ -209,8 +211,8 @@ impl BlockHashes {
             return;
         }
         self.own.extend(&root.own(), tokens, size);
-        if root.shared.is_some() {
-            self.shared.extend(&root, tokens, size);
+        if root.declared.is_some() {
+            self.declared.extend(&root, tokens, size);
         }
     }
 }
@@ -264,7 +266,7 @@ mod tests {
         let tokens: Vec<u32> = (0..40).collect();
         let hashes = |root: Root| BlockHashes::new(&root, &tokens, 4).iter(true).copied().collect::<Vec<_>>();
         let (a, b) = (one.below(&owner, &tokens[..18], 4), two.below(&owner, &tokens[..18], 4));
-        assert_eq!((a.shared_blocks(), a.owner(3), a.owner(4)), (4, owner.tenant, one.tenant));
+        assert_eq!((a.declared_blocks(), a.owner(3), a.owner(4)), (4, owner.tenant, one.tenant));
         assert_eq!(hashes(a)[..4], hashes(owner)[..4], "the declared part is the owner's");
         assert_eq!(hashes(a)[..4], hashes(b)[..4]);
         let all: std::collections::BTreeSet<BlockHash> =
@@ -278,8 +280,8 @@ mod tests {
         let mut grown = BlockHashes::new(&a, &tokens[..9], 4);
         (10..=40).for_each(|known| grown.extend(&tokens[..known]));
         let whole = BlockHashes::new(&a, &tokens, 4);
-        for shared in [false, true] {
-            assert!(grown.iter(shared).eq(whole.iter(shared)), "hashed at once or as it is generated");
+        for declared in [false, true] {
+            assert!(grown.iter(declared).eq(whole.iter(declared)), "hashed at once or as it is generated");
         }
         let other = one.below(&owner, &tokens[..8], 4);
         assert_ne!(hashes(other)[4..], hashes(a)[4..], "another prefix is another boundary");

@@ -233,7 +233,7 @@ impl Nodes {
     }
 
     /// It is not on the device any more; returns the parent if none of its children is there now.
-    pub fn displace(&mut self, node: u32) -> Option<u32> {
+    pub fn unplace(&mut self, node: u32) -> Option<u32> {
         let it = self.node_mut(node);
         debug_assert!(it.slot != NONE && it.children == 0);
         it.slot = NONE;
@@ -413,11 +413,11 @@ mod tests {
         nodes.place(a, 7);
         nodes.place(tail, 8);
         assert_eq!(
-            (nodes.node(a).children, nodes.parent(tail), nodes.displace(tail)),
+            (nodes.node(a).children, nodes.parent(tail), nodes.unplace(tail)),
             (1, Parent::Node(a), Some(a))
         );
         nodes.remove(tail);
-        assert_eq!(nodes.displace(a), None);
+        assert_eq!(nodes.unplace(a), None);
         [b, a, c].into_iter().for_each(|node| nodes.remove(node));
         assert_eq!((nodes.roots().count(), nodes.len()), (0, 0));
     }

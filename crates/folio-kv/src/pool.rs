@@ -25,8 +25,8 @@ pub(crate) struct Slot {
     /// On the device: allocated and referenced without pause since, so that its waste is not settled yet. In another tier: a
     /// transfer writes it.
     pub open: bool,
-    /// Cached, it goes after those that are not.
-    pub kept: bool,
+    /// Cached, it goes after those that are not: the protected segment of a segmented LRU.
+    pub protected: bool,
 }
 
 const _: () = assert!(size_of::<Slot>() == 16);
@@ -60,10 +60,10 @@ impl Pool {
             tenant: TenantId(0),
             filled: 0,
             open: false,
-            kept: false,
+            protected: false,
         };
         let mut is_free = vec![u64::MAX; slots.div_ceil(64) as usize];
-        if let Some(last) = is_free.last_mut().filter(|_| slots % 64 > 0) {
+        if let Some(last) = is_free.last_mut().filter(|_| !slots.is_multiple_of(64)) {
             *last = (1 << (slots % 64)) - 1;
         }
         let next = if slots > 0 { 0 } else { NONE };

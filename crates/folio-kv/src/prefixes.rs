@@ -211,8 +211,8 @@ impl KvCache {
     /// range lies a block is wanted like any other (it becomes of the default priority if it was of less). Pins are made by [`KvCache::keep`].
     pub fn retain(&mut self, table: &BlockTable, from: u32, ranges: &[RetentionRange]) {
         let size = self.config.block_tokens;
-        // What an operator shares is kept as the operator says.
-        for index in (from / size).max(table.shared_blocks())..table.published[0] {
+        // What an operator declared is kept as the operator says.
+        for index in (from / size).max(table.declared_blocks())..table.published[0] {
             let block = table.lists[0][index as usize];
             let wanted = strongest(ranges, index * size..(index + 1) * size);
             self.policy.retain(block.0, wanted, &self.meta(block));
@@ -229,8 +229,8 @@ impl KvCache {
         pin: bool,
     ) -> Result<PrefixInfo, KeepRefused> {
         let count = (tokens / self.config.block_tokens).min(table.published[0]);
-        // What an operator shares is not the tenant's to keep: a root that shares is not for sequences that pin.
-        let own = table.shared_blocks().min(count) as usize..count as usize;
+        // What an operator declared is not the tenant's to keep: a root that shares is not for sequences that pin.
+        let own = table.declared_blocks().min(count) as usize..count as usize;
         let tenant = table.hashes.root().tenant;
         self.keep_blocks(tenant, tokens, &table.lists[0][own], retention, pin, u32::MAX)
     }

@@ -1,6 +1,6 @@
-//! How tenants divide the pool of group 0: a guaranteed share, a ceiling, and what is idle lent to whoever needs it.
+//! How tenants divide the pool of group 0: a guarantee and a ceiling, and what is idle is borrowed by whoever needs it.
 //!
-//! Owns: the quotas. Must never: touch a block that a sequence holds: what was lent comes back by eviction of cached blocks, and by waiting (the scheduler's part).
+//! Owns: the quotas. Must never: touch a block that a sequence holds: what was borrowed comes back by eviction of cached blocks, and by waiting (the scheduler's part).
 //!
 //! A tenant *holds* its active and its cached blocks. Without a quota its guarantee is nothing and its ceiling the pool.
 //!

@@ -45,7 +45,7 @@ pub struct CacheStats {
     pub evictions: u64,
     /// Copies handed out, for all groups (counter).
     pub copies: u64,
-    /// Blocks given back because equal content was already cached (counter).
+    /// Blocks released because equal content was already cached (counter).
     pub dedups: u64,
     /// Cached tails dropped because a longer block with the same beginning was indexed (counter).
     pub superseded_tails: u64,

@@ -63,8 +63,8 @@ pub struct Swapped {
     tenant: TenantId,
     /// Positions in all.
     end: u32,
-    /// It continues blocks that an operator shares.
-    shares: bool,
+    /// It continues blocks that an operator declared.
+    declared: bool,
     /// Of each group the last blocks up to position `end`.
     slots: SlotLists,
 }
@@ -152,13 +152,13 @@ impl KvCache {
     /// What a copy of `table` would hold. `None`: nothing is its own, there is no room, or what a window needs is gone.
     pub fn swap_offer(&self, table: &BlockTable) -> Option<SwapOffer> {
         let to = table.confirmed;
-        let (size, shared) = (self.config.block_tokens, table.shared_blocks());
+        let (size, shared) = (self.config.block_tokens, table.declared_blocks());
         let first = table.lists[0].len() as u32 - self.exclusive_full(table);
         let from = |group: usize| match group {
             0 => first,
             _ => table.first_block(group, to).min(self.groups[group].blocks_of(to)),
         };
-        // What an operator shares is nobody's own and not copied, so a window must have left it.
+        // What an operator declared is nobody's own and not copied, so a window must have left it.
         let inside = |group: usize| from(group) * self.groups[group].config.block_tokens < shared * size;
         let needed = |group: usize| !self.groups[group].config.optional;
         if first >= self.groups[0].blocks_of(to) || self.others().any(|group| needed(group) && inside(group))
@@ -196,7 +196,7 @@ impl KvCache {
                 swaps.push(BlockSwap { group: group as u32, block, slot });
             }
         }
-        Swapped { tenant, end: offer.to, shares: table.shares, slots }
+        Swapped { tenant, end: offer.to, declared: table.declared, slots }
     }
 
     /// A slot that a transfer writes, for a node or for nobody else.
@@ -258,7 +258,7 @@ impl KvCache {
     }
 
     /// The node is forgotten: what holds it here holds nothing that is found.
-    pub(crate) fn leave_host(&mut self, node: u32) {
+    pub(crate) fn unplace_host(&mut self, node: u32) {
         for group in 0..self.groups.len() {
             if let Some(slot) = self.host_place(group, node) {
                 let host = &mut self.groups[group].host;
@@ -276,14 +276,14 @@ impl KvCache {
         index: u32,
         end: u32,
         node: Option<u32>,
-        copy: Option<&Swapped>,
+        swapped: Option<&Swapped>,
     ) -> Option<u32> {
         let config = self.groups[group].config;
-        let own = copy.and_then(|copy| {
-            let slot = copy.slot(group, index, self.groups[group].blocks_of(copy.end))?;
+        let own = swapped.and_then(|swapped| {
+            let slot = swapped.slot(group, index, self.groups[group].blocks_of(swapped.end))?;
             let start = index * config.block_tokens;
             let upto = |end: u32| config.block_tokens.min(end - start);
-            let (wanted, filled) = (upto(end), upto(copy.end));
+            let (wanted, filled) = (upto(end), upto(swapped.end));
             (wanted <= filled && config.is_divisible(wanted, filled)).then_some(slot)
         });
         let found = || {
@@ -299,30 +299,31 @@ impl KvCache {
         &self,
         hashes: &BlockHashes,
         max_tokens: u32,
-        copy: Option<&Swapped>,
+        swapped: Option<&Swapped>,
     ) -> Option<Loadable> {
         let size = self.config.block_tokens;
-        let shares = copy.map_or(hashes.root().shared_blocks() > 0, |copy| copy.shares);
+        let declared = swapped.map_or(hashes.root().declared_blocks() > 0, |swapped| swapped.declared);
         let (mut device, mut blocks, mut idle) = (0, 0, 0);
-        for hash in hashes.iter(shares).take((max_tokens / size) as usize) {
+        for hash in hashes.iter(declared).take((max_tokens / size) as usize) {
             let node = self.nodes.find(hash);
             match node.and_then(|node| self.place(0, node)) {
                 Some(block) if device == blocks => {
                     device += 1;
                     idle += u32::from(self.slot(0, block).refs == 0);
                 }
-                _ if self.load_source(0, blocks, (blocks + 1) * size, node, copy).is_none() => break,
+                _ if self.load_source(0, blocks, (blocks + 1) * size, node, swapped).is_none() => break,
                 _ => {}
             }
             blocks += 1;
         }
-        if device < hashes.root().shared_blocks() && shares {
+        if device < hashes.root().declared_blocks() && declared {
             return None;
         }
         // The block that only its own copy has, written in part.
-        let tail =
-            copy.filter(|copy| copy.end <= max_tokens && copy.end / size == blocks && copy.end % size > 0);
-        let positions = tail.map_or(blocks * size, |copy| copy.end);
+        let tail = swapped.filter(|swapped| {
+            swapped.end <= max_tokens && swapped.end / size == blocks && swapped.end % size > 0
+        });
+        let positions = tail.map_or(blocks * size, |swapped| swapped.end);
         if positions == device * size {
             return None;
         }
@@ -335,10 +336,10 @@ impl KvCache {
             let read = if config.optional { end..end } else { first.min(end)..end };
             for index in read {
                 let whole = (index + 1) * config.block_tokens <= positions;
-                let hash = hashes.get(shares, (index + 1) * ratio - 1).filter(|_| whole);
+                let hash = hashes.get(declared, (index + 1) * ratio - 1).filter(|_| whole);
                 let node = hash.and_then(|hash| self.nodes.find(hash));
                 if node.and_then(|node| self.place(group, node)).is_none() || !whole {
-                    self.load_source(group, index, positions, node, copy)?;
+                    self.load_source(group, index, positions, node, swapped)?;
                     loads[group] += 1;
                 }
             }
@@ -349,7 +350,7 @@ impl KvCache {
             full_blocks: device,
             tail_tokens: positions - device * size,
             idle_blocks: idle,
-            shared_blocks: if shares { hashes.root().shared_blocks() } else { 0 },
+            declared_blocks: if declared { hashes.root().declared_blocks() } else { 0 },
         };
         Some(Loadable { lookup, positions, bytes: self.bytes_of(loads) })
     }
@@ -363,21 +364,21 @@ impl KvCache {
         &mut self,
         hashes: BlockHashes,
         max_tokens: u32,
-        copy: Option<&Swapped>,
+        swapped: Option<&Swapped>,
         swaps: &mut Vec<BlockSwap>,
     ) -> Result<BlockTable, BlockHashes> {
-        let Some(found) = self.lookup_loading(&hashes, max_tokens, copy) else { return Err(hashes) };
+        let Some(found) = self.lookup_loading(&hashes, max_tokens, swapped) else { return Err(hashes) };
         let positions = found.positions;
         let tenant = hashes.root().tenant;
         let needed = self.demand(&found.lookup, positions, positions);
         if !needed.fits(self.available_to(tenant)) {
             return Err(hashes);
         }
-        let shares = copy.map_or(hashes.root().shared_blocks() > 0, |copy| copy.shares);
-        let mut table = self.table_of(hashes, shares);
+        let declared = swapped.map_or(hashes.root().declared_blocks() > 0, |swapped| swapped.declared);
+        let mut table = self.table_of(hashes, declared);
         // What is there is held first: nothing that is taken may cost it.
         for group in 0..self.groups.len() {
-            self.hold_resident(&mut table, group, found, copy);
+            self.hold_resident(&mut table, group, found, swapped);
         }
         for at in 0..table.loads.len() {
             let BlockSwap { group, block: BlockId(index), .. } = table.loads[at];
@@ -391,7 +392,7 @@ impl KvCache {
         }
         table.computed = positions;
         swaps.extend_from_slice(&table.loads);
-        if copy.is_none() {
+        if swapped.is_none() {
             table.query =
                 Query { queries: 1, tokens: max_tokens.into(), hit: positions.into(), ..Query::default() };
             self.count(tenant, table.query);
@@ -401,7 +402,13 @@ impl KvCache {
 
     /// References what the device has of the blocks of a group that are read, and holds the slots that the rest is loaded from: a
     /// load names the index of its block.
-    fn hold_resident(&mut self, table: &mut BlockTable, group: usize, found: Loadable, copy: Option<&Swapped>) {
+    fn hold_resident(
+        &mut self,
+        table: &mut BlockTable,
+        group: usize,
+        found: Loadable,
+        swapped: Option<&Swapped>,
+    ) {
         let (config, positions) = (self.groups[group].config, found.positions);
         let end = self.groups[group].blocks_of(positions);
         let first = if config.optional { end } else { config.first_block(positions).min(end) };
@@ -416,11 +423,11 @@ impl KvCache {
                     table.lists[group][index as usize] = block;
                     match group {
                         0 => self.hit(block),
-                        _ => self.keep_block(group, block),
+                        _ => self.protect(group, block),
                     }
                 }
                 None => {
-                    let slot = self.load_source(group, index, positions, node, copy);
+                    let slot = self.load_source(group, index, positions, node, swapped);
                     let slot = slot.expect("a lookup found where everything is loaded from");
                     self.groups[group].host.pool.slot_mut(slot).refs += 1;
                     table.loads.push(BlockSwap { group: group as u32, block: BlockId(index), slot });
@@ -434,7 +441,7 @@ impl KvCache {
         let config = self.groups[group].config;
         let last = (index + 1) * config.block_tokens / self.config.block_tokens - 1;
         let whole = (index + 1) * config.block_tokens <= end;
-        whole.then(|| self.nodes.find(table.hashes.get(table.shares, last)?)).flatten()
+        whole.then(|| self.nodes.find(table.hashes.get(table.declared, last)?)).flatten()
     }
 
     /// What the table was to load is loaded, or never will be.
@@ -446,11 +453,14 @@ impl KvCache {
 
     /// Verifies that every slot off the device is free, or held by exactly `copies`, which must be all there are, and what `tables`
     /// load; and that what it holds is found.
-    pub fn check_swapped(&self, copies: &[&Swapped], tables: &[&BlockTable]) -> Result<(), Violation> {
+    pub fn check_swapped(&self, swapped: &[&Swapped], tables: &[&BlockTable]) -> Result<(), Violation> {
         for group in 0..self.groups.len() {
             let host = &self.groups[group].host;
             let mut held = vec![0u32; host.pool.len() as usize];
-            copies.iter().flat_map(|copy| &copy.slots[group]).for_each(|slot| held[*slot as usize] += 1);
+            swapped
+                .iter()
+                .flat_map(|swapped| &swapped.slots[group])
+                .for_each(|slot| held[*slot as usize] += 1);
             let loads = tables.iter().flat_map(|table| &table.loads);
             loads.filter(|load| load.group as usize == group).for_each(|load| held[load.slot as usize] += 1);
             for (slot, held) in (0..).zip(held) {

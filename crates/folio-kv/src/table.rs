@@ -19,8 +19,8 @@ use crate::types::{BlockId, GroupConfig, Root};
 #[must_use = "a dropped table leaks its blocks: give it to KvCache::release"]
 pub struct BlockTable {
     pub(crate) hashes: BlockHashes,
-    /// It begins with blocks that an operator shares.
-    pub(crate) shares: bool,
+    /// It begins with blocks that an operator declared.
+    pub(crate) declared: bool,
     /// Of each group, `HOLE` where it holds none.
     pub(crate) lists: [Vec<BlockId>; MAX_GROUPS],
     pub(crate) groups: [Option<GroupConfig>; MAX_GROUPS],
@@ -61,14 +61,14 @@ pub(crate) struct Lists {
 impl BlockTable {
     pub(crate) fn new(
         hashes: BlockHashes,
-        shares: bool,
+        declared: bool,
         groups: [Option<GroupConfig>; MAX_GROUPS],
         lists: Lists,
     ) -> Self {
         let Lists { lists, loads } = lists;
         Self {
             hashes,
-            shares,
+            declared,
             lists,
             groups,
             computed: 0,
@@ -142,11 +142,11 @@ impl BlockTable {
 
     /// The root that it was attached with: without what is shared where that was of no use.
     pub fn root(&self) -> Root {
-        if self.shares { *self.hashes.root() } else { self.hashes.root().own() }
+        if self.declared { *self.hashes.root() } else { self.hashes.root().own() }
     }
 
-    pub(crate) fn shared_blocks(&self) -> u32 {
-        if self.shares { self.hashes.root().shared_blocks() } else { 0 }
+    pub(crate) fn declared_blocks(&self) -> u32 {
+        if self.declared { self.hashes.root().declared_blocks() } else { 0 }
     }
 
     /// Whether nothing of it is still to be loaded by the step that computes next.

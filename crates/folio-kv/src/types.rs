@@ -6,7 +6,7 @@ use crate::counts::GroupCounts;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId(pub u32);
 
-/// In a block table: a block that no query reads any more and that was given back, or one of an optional group that was not
+/// In a block table: a block that no query reads any more and that was released, or one of an optional group that was not
 /// to be had.
 pub const HOLE: BlockId = BlockId(u32::MAX);
 
@@ -35,12 +35,12 @@ pub struct Root {
     /// Key of the tenant's keyed hash: makes block hashes unguessable.
     pub(crate) key: [u8; 32],
     /// What an operator declared to be shared, and chains from here may begin with.
-    pub(crate) shared: Option<Shared>,
+    pub(crate) declared: Option<Declared>,
 }
 
 /// The blocks of a prefix that an operator declared: computed for `tenant`, which is nobody, and read by others.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Shared {
+pub(crate) struct Declared {
     pub tenant: TenantId,
     pub hash: BlockHash,
     pub key: [u8; 32],
@@ -68,16 +68,16 @@ pub struct Identity<'a> {
 
 impl std::fmt::Debug for Root {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { tenant, hash, key: _, shared } = self;
+        let Self { tenant, hash, key: _, declared } = self;
         let mut out = f.debug_struct("Root");
-        out.field("tenant", tenant).field("hash", hash).field("shared", shared).finish_non_exhaustive()
+        out.field("tenant", tenant).field("hash", hash).field("declared", declared).finish_non_exhaustive()
     }
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for Declared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { tenant, hash, key: _, blocks, boundary } = self;
-        let mut out = f.debug_struct("Shared");
+        let mut out = f.debug_struct("Declared");
         out.field("tenant", tenant).field("hash", hash).field("blocks", blocks);
         out.field("boundary", boundary).finish_non_exhaustive()
     }
@@ -160,7 +160,7 @@ impl GroupConfig {
     }
 
     /// Of a sequence with `computed` positions, the first block that its next query reads or writes: everything before it is
-    /// given back.
+    /// released.
     pub fn first_block(&self, computed: u32) -> u32 {
         match self.layout.reach() {
             None => 0,
@@ -208,9 +208,9 @@ mod tests {
         let (owner, reader) = (identity(7, &secret), identity(8, &[5; 32]));
         let tokens: Vec<u32> = (0..8).collect();
         let root = Root::derive(&reader).below(&Root::derive(&owner), &tokens, 4);
-        let shared = root.shared.expect("two blocks are shared");
+        let declared = root.declared.expect("two blocks are shared");
         let printed = format!("{owner:?} {reader:?} {root:?} {root:#?}");
-        for key in [secret, root.key, shared.key, Root::derive(&owner).key] {
+        for key in [secret, root.key, declared.key, Root::derive(&owner).key] {
             let bytes = key.map(|byte| byte.to_string()).join(", ");
             let hex = key.map(|byte| format!("{byte:02x}")).join("");
             for form in [&bytes[..16], &hex[..8]] {

@@ -60,7 +60,7 @@ impl DecodeWorkload {
         Ok(())
     }
 
-    /// Looks up, attaches and gives back the whole context of one sequence: what admitting it again would cost.
+    /// Looks up, attaches and releases the whole context of one sequence: what admitting it again would cost.
     pub fn reattach(&mut self, sequence: usize) -> u32 {
         let (table, tokens) = &self.sequences[sequence];
         let (again, _) = self.cache.attach(table.hashes().clone(), tokens, tokens.len() as u32 - 1);

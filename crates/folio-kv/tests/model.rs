@@ -711,7 +711,7 @@ impl World {
                         sequence.tokens
                     );
                 }
-                // Exactly: whatever no later query reads was given back.
+                // Exactly: whatever no later query reads was released.
                 for (index, block) in table.group(group).iter().enumerate() {
                     let behind = (index as u32 + 1) * size <= (computed + 1).saturating_sub(reach);
                     assert_eq!(*block == HOLE, behind, "group {group}, block {index}, {computed} computed");

@@ -205,12 +205,12 @@ pub struct SwapTimes {
 
 /// In [`Batch::tokens`], with the index of a row of logits: the token that was chosen from that row in the step begun before, which may
 /// still run ([`Backend::begin_and_sample`]). Where none could be chosen, any token.
-pub const CHOSEN: u32 = 1 << 31;
+pub const PLACEHOLDER: u32 = 1 << 31;
 
 /// One step's work. Flat vectors, reused between steps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
-    /// Token id of each row, or [`CHOSEN`].
+    /// Token id of each row, or [`PLACEHOLDER`].
     pub tokens: Vec<u32>,
     /// In row order; covers every row exactly once. A sequence may appear once per step.
     pub spans: Vec<Span>,

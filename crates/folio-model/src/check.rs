@@ -3,7 +3,7 @@
 //! Kernels work on raw pointers and check nothing; everything they assume is established here. Must never: be used by the
 //! reference backend, which judges those that use it. Cost: once per program, and O(rows + changed entries) per step.
 
-use crate::backend::{BackendError, Batch, CHOSEN, DType, GroupKind, KvLayout, TensorView};
+use crate::backend::{BackendError, Batch, DType, GroupKind, KvLayout, PLACEHOLDER, TensorView};
 use crate::program::{AttentionSpec, Buf, ExpertsSpec, MatrixId, Op, Program, VectorId};
 use crate::quant::Encoding;
 use crate::tables::BlockTables;
@@ -335,13 +335,13 @@ impl BatchCheck<'_> {
         if rows > self.max_rows {
             return Err(format!("{rows} rows exceed the {} it was sized for", self.max_rows));
         }
-        let known = |token: u32| match token & CHOSEN {
+        let known = |token: u32| match token & PLACEHOLDER {
             0 => (token as usize) < self.vocabulary,
-            _ => ((token & !CHOSEN) as usize) < self.chosen,
+            _ => ((token & !PLACEHOLDER) as usize) < self.chosen,
         };
         if let Some((row, &token)) = batch.tokens.iter().enumerate().find(|&(_, &token)| !known(token)) {
-            if token & CHOSEN != 0 {
-                let (named, chosen) = (token & !CHOSEN, self.chosen);
+            if token & PLACEHOLDER != 0 {
+                let (named, chosen) = (token & !PLACEHOLDER, self.chosen);
                 return Err(format!(
                     "the token of row {row} is that of row {named} of the step before, which chooses {chosen}"
                 ));

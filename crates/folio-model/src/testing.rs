@@ -71,7 +71,7 @@ pub fn quantized(name: &str) -> PathBuf {
 }
 
 /// Test data that is not in the repository: `FOLIO_TEST_DATA`, by default `../shared/data` next to the workspace.
-/// `None`, after saying so loudly, when it is not there.
+/// `None`, after a warning, when it is not there.
 pub fn test_data(relative: &str) -> Option<PathBuf> {
     let root = match std::env::var_os("FOLIO_TEST_DATA") {
         Some(root) => PathBuf::from(root),

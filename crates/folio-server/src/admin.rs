@@ -12,7 +12,7 @@ use axum::http::{Response, Uri};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::IntoResponse;
 use axum::routing::{get, post};
-use folio_engine::{CacheAnswer, CacheCommand};
+use folio_engine::{CacheCommand, CacheResponse};
 use serde_json::json;
 
 use crate::app::State;
@@ -62,7 +62,7 @@ async fn reset_prefix_cache(Shared(state): Shared<Arc<State>>, uri: Uri) -> Resp
         }
     };
     match command(&state, CacheCommand::Clear { tenant }).await {
-        Ok(CacheAnswer::Cleared { blocks }) => {
+        Ok(CacheResponse::Cleared { blocks }) => {
             json_response(json!({"object": "cache.reset", "freed_blocks": blocks}).to_string())
         }
         Ok(_) => ApiError::internal("the cache answered something else").into_response(),

@@ -12,7 +12,7 @@ use axum::body::Body;
 use axum::extract::{Path, State as Shared};
 use axum::http::{Response, StatusCode};
 use folio_engine::request::{EventSink, RetentionRange};
-use folio_engine::{CacheAnswer, CacheCommand, Event, FinishReason, Micros, Request, SamplingParams};
+use folio_engine::{CacheCommand, CacheResponse, Event, FinishReason, Micros, Request, SamplingParams};
 use folio_kv::{BlockHashes, KeepRefused, PrefixId, PrefixInfo};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
@@ -70,8 +70,8 @@ pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> 
                     BlockHashes::new(&root, &wanted.tokens, state.app.engine.stats().cache.block_tokens);
                 let (tokens, retention) = (wanted.tokens.len() as u32, wanted.wish.retention());
                 match command(&state, CacheCommand::Keep { hashes, tokens, retention, pin: false }).await? {
-                    CacheAnswer::Prefix(prefix) => Ok(prefix),
-                    CacheAnswer::Refused(refused) => Err(refused),
+                    CacheResponse::Prefix(prefix) => Ok(prefix),
+                    CacheResponse::Refused(refused) => Err(refused),
                     _ => return Err(unexpected()),
                 }
             }
@@ -209,7 +209,7 @@ async fn compute(state: &State, tenant: &Tenant, wanted: &Wanted) -> Result<Comp
 pub async fn list(Shared(state): Shared<Arc<State>>, Extension(tenant): Extension<Tenant>) -> Answer {
     let tenant = tenant.cache;
     match command(&state, CacheCommand::List { tenant }).await? {
-        CacheAnswer::Prefixes(list) => {
+        CacheResponse::Prefixes(list) => {
             let data: Vec<Value> = list.iter().map(|prefix| describe(&state, prefix)).collect();
             Ok(json_response(json!({"object": "list", "data": data}).to_string()))
         }
@@ -240,7 +240,7 @@ pub async fn change(
         fields.finish(&[])?;
         wish
     };
-    let CacheAnswer::Prefix(now) = command(&state, CacheCommand::Show { tenant, id }).await? else {
+    let CacheResponse::Prefix(now) = command(&state, CacheCommand::Show { tenant, id }).await? else {
         return Err(missing());
     };
     let wish = Wish {
@@ -260,12 +260,12 @@ pub async fn delete(
 ) -> Answer {
     let (tenant, id) = (tenant.cache, parse(&name)?);
     match command(&state, CacheCommand::Drop { tenant, id }).await? {
-        CacheAnswer::Dropped { tokens } => {
+        CacheResponse::Dropped { tokens } => {
             let answer =
                 json!({"id": name, "object": "cache.prefix", "deleted": true, "dropped_tokens": tokens});
             Ok(json_response(answer.to_string()))
         }
-        CacheAnswer::Missing => Err(missing()),
+        CacheResponse::Missing => Err(missing()),
         _ => Err(unexpected()),
     }
 }
@@ -275,7 +275,7 @@ pub async fn keys(Shared(state): Shared<Arc<State>>, Extension(tenant): Extensio
     json_response(state.cache_keys.list(tenant.id).to_string())
 }
 
-pub(crate) async fn command(state: &State, command: CacheCommand) -> Result<CacheAnswer, ApiError> {
+pub(crate) async fn command(state: &State, command: CacheCommand) -> Result<CacheResponse, ApiError> {
     let (sender, answer) = oneshot::channel();
     let reply = Box::new(move |answer| {
         // A client that left needs no answer.
@@ -285,11 +285,11 @@ pub(crate) async fn command(state: &State, command: CacheCommand) -> Result<Cach
     answer.await.map_err(|_| ApiError::unavailable("the engine has ended", 30))
 }
 
-fn one(state: &State, answer: CacheAnswer) -> Answer {
+fn one(state: &State, answer: CacheResponse) -> Answer {
     match answer {
-        CacheAnswer::Prefix(prefix) => Ok(json_response(describe(state, &prefix).to_string())),
-        CacheAnswer::Refused(reason) => Err(refused(&reason, "pin", "id")),
-        CacheAnswer::Missing => Err(missing()),
+        CacheResponse::Prefix(prefix) => Ok(json_response(describe(state, &prefix).to_string())),
+        CacheResponse::Refused(reason) => Err(refused(&reason, "pin", "id")),
+        CacheResponse::Missing => Err(missing()),
         _ => Err(unexpected()),
     }
 }

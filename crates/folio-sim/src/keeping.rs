@@ -4,7 +4,7 @@
 //! Owns: these choices and the check that pins hold. Must never: draw from the world's own randomness, so that a world
 //! is the same with and without this.
 
-use folio_engine::{CacheAnswer, CacheCommand, Scheduler};
+use folio_engine::{CacheCommand, CacheResponse, Scheduler};
 use folio_kv::{BlockHashes, KvCache, PinLimits, PrefixId, Retention, RetentionRange, TenantId};
 
 use crate::rng::Rng;
@@ -72,7 +72,7 @@ pub fn command(
         _ => CacheCommand::Drop { tenant, id },
     };
     let answer = scheduler.command(cache, asked);
-    if (answer == CacheAnswer::Missing) == (owner == tenant) {
+    if (answer == CacheResponse::Missing) == (owner == tenant) {
         return Err(format!("a prefix of {owner:?}, asked for by {tenant:?}: {answer:?}"));
     }
     Ok(())

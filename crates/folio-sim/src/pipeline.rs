@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use folio_engine::Executor;
-use folio_engine::plan::{CHOSEN, ExecutorError, Sampled, StepOutput, StepPlan};
+use folio_engine::plan::{ExecutorError, PLACEHOLDER, Sampled, StepOutput, StepPlan};
 
 /// Up to `depth` steps of `inner` under way, whose choices may be named by steps from the `lag`-th behind them on.
 pub struct Pipeline<E> {
@@ -44,7 +44,7 @@ impl<E: Executor> Executor for Pipeline<E> {
             return failed(format!("{} steps are under way", self.depth));
         }
         for sequence in &plan.sequences {
-            let names = sequence.tokens.iter().any(|token| token & CHOSEN != 0);
+            let names = sequence.tokens.iter().any(|token| token & PLACEHOLDER != 0);
             let known = |step: u64| self.begun.iter().any(|begun| begun.step == step);
             match sequence.follows {
                 Some(step) if !names || !known(step) || step + self.lag as u64 > plan.step => {
@@ -65,7 +65,7 @@ impl<E: Executor> Executor for Pipeline<E> {
         for sequence in &mut plan.sequences {
             let Some(step) = sequence.follows.take() else { continue };
             // Where none was chosen its sequence has ended.
-            let token = self.named(step, (sequence.tokens[0] & !CHOSEN) as usize);
+            let token = self.named(step, (sequence.tokens[0] & !PLACEHOLDER) as usize);
             sequence.tokens[0] = token.unwrap_or(0);
         }
         let output = self.inner.execute(&plan)?;

@@ -2,7 +2,7 @@
 //!
 //! Owns: these checks, each a sentence about what is wrong. Must never: know what the scheduler had in mind.
 
-use folio_engine::plan::{CHOSEN, HOLE, SequencePlan, StepPlan, Want};
+use folio_engine::plan::{HOLE, PLACEHOLDER, SequencePlan, StepPlan, Want};
 
 use crate::scenario::Scenario;
 
@@ -48,7 +48,7 @@ fn check_overlap<'a>(
         if sequence.follows == Some(before.step) {
             let earlier = before.sequences.iter().take_while(|other| other.id != own.id);
             let samples = earlier.map(|other| other.samples.len()).sum::<usize>() + own.samples.len();
-            let token = CHOSEN | (samples as u32 - 1);
+            let token = PLACEHOLDER | (samples as u32 - 1);
             let lag = step - before.step;
             if sequence.tokens != [token]
                 || lag < scenario.lag as u64

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use folio_engine::plan::{SampleSpec, Sampled, TokenHistory};
 use folio_engine::request::TokenLogprobs;
 use folio_engine::{Sampler, SamplingParams};
-use folio_model::backend::{BackendError, Batch, CHOSEN};
+use folio_model::backend::{BackendError, Batch, PLACEHOLDER};
 use folio_model::sampling::{Choice, Draw, Logprobs, Outcome, SampleRow};
 
 /// What is wanted of a row.
@@ -42,9 +42,10 @@ impl Chooser {
         rows: &mut dyn ExactSizeIterator<Item = SampleRow<'_>>,
     ) -> Result<(), BackendError> {
         let before = self.begun.back().map_or(self.chosen.len(), |(_, wanted)| wanted.len());
-        let unknown = |token: &&u32| **token & CHOSEN != 0 && (**token & !CHOSEN) as usize >= before;
+        let unknown =
+            |token: &&u32| **token & PLACEHOLDER != 0 && (**token & !PLACEHOLDER) as usize >= before;
         if let Some(token) = batch.tokens.iter().find(unknown) {
-            let row = token & !CHOSEN;
+            let row = token & !PLACEHOLDER;
             return Err(BackendError::Batch(format!("row {row} of the step before, which has {before}")));
         }
         if self.begun.len() == 2 {
@@ -59,8 +60,8 @@ impl Chooser {
         let Some((batch, _)) = self.begun.front_mut() else {
             return Err(BackendError::Device("no step was begun".into()));
         };
-        for token in batch.tokens.iter_mut().filter(|token| **token & CHOSEN != 0) {
-            *token = self.chosen[(*token & !CHOSEN) as usize];
+        for token in batch.tokens.iter_mut().filter(|token| **token & PLACEHOLDER != 0) {
+            *token = self.chosen[(*token & !PLACEHOLDER) as usize];
         }
         Ok(batch.clone())
     }

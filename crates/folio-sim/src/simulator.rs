@@ -58,7 +58,7 @@ pub struct Report {
     pub deadline: u64,
     pub errors: u64,
     /// Blocks that an operator shares in tables of others, summed over steps and groups.
-    pub shared_blocks: u64,
+    pub declared_blocks: u64,
     /// Pinned prefixes, summed over the steps.
     pub pins: u64,
     pub evictions: u64,
@@ -100,7 +100,7 @@ impl Report {
         self.cancelled += other.cancelled;
         self.deadline += other.deadline;
         self.errors += other.errors;
-        self.shared_blocks += other.shared_blocks;
+        self.declared_blocks += other.declared_blocks;
         self.pins += other.pins;
         self.evictions += other.evictions;
         self.ahead += other.ahead;
@@ -237,7 +237,7 @@ impl World {
     fn check_swap_outs(&mut self, plan: &StepPlan, scheduler: &Scheduler) -> Result<(), String> {
         for swap in &plan.swap_outs {
             let group = swap.group as usize;
-            let owner = scheduler.copies().find(|(_, copy)| copy.slots(group).contains(&swap.slot));
+            let owner = scheduler.swapped().find(|(_, swapped)| swapped.slots(group).contains(&swap.slot));
             let Some((request, copy)) = owner else {
                 return Err(format!("{swap:?} is part of no copy"));
             };
@@ -298,7 +298,7 @@ impl World {
 
 /// Leading blocks of a group that hold nothing but what is declared.
 fn shared_blocks_of(table: &folio_kv::BlockTable, group: usize) -> usize {
-    (table.root().shared_blocks() * table.block_tokens(0) / table.block_tokens(group)) as usize
+    (table.root().declared_blocks() * table.block_tokens(0) / table.block_tokens(group)) as usize
 }
 
 /// See the module documentation.
@@ -641,12 +641,12 @@ impl Simulator {
 
     /// No block is held by two tenants.
     fn check_tenants(&mut self) -> Result<(), String> {
-        let mut shared_blocks = 0;
+        let mut declared_blocks = 0;
         for (group, blocks) in self.world.wrote.iter().map(Vec::len).enumerate() {
             let mut holder: Vec<Option<TenantId>> = vec![None; blocks];
             for (request, tenant, table) in self.scheduler.tables() {
                 let shared = shared_blocks_of(table, group);
-                shared_blocks += shared as u64;
+                declared_blocks += shared as u64;
                 for (index, block) in table.group(group).iter().enumerate() {
                     if *block == HOLE {
                         continue;
@@ -662,7 +662,7 @@ impl Simulator {
                 }
             }
         }
-        self.report.shared_blocks += shared_blocks;
+        self.report.declared_blocks += declared_blocks;
         Ok(())
     }
 

@@ -66,7 +66,7 @@ fn many_seeds() {
         ("vectors in spite of a preemption", total.pooled_preempted),
         ("pinned prefixes", total.pins),
         ("evictions", total.evictions),
-        ("blocks shared by declaration", total.shared_blocks),
+        ("blocks shared by declaration", total.declared_blocks),
         ("steps planned behind others", total.ahead),
         ("rows of sequences that had ended", 10 * total.orphans),
         ("steps that failed with others behind them", 100 * total.behind_failures),

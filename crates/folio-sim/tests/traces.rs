@@ -1,4 +1,4 @@
-//! Recorded traffic. Needs the trace data; says so loudly when it is absent.
+//! Recorded traffic. Needs the trace data; prints a warning where it is absent.
 
 use std::fs::File;
 use std::io::BufReader;

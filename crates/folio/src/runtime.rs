@@ -123,7 +123,7 @@ impl Runtime {
         let saving = unsaved.map(Unsaved::save_behind);
         let name = source.name();
         drop(checkpoint);
-        folio_cpu::give_back_freed();
+        folio_cpu::trim_heap();
         Ok(Self { engine, tokenizer, template, name, format, layout_digest, report, model, saving })
     }
 

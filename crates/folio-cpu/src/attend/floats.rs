@@ -139,7 +139,7 @@ impl<S: Simd, K: Kv> Reader for Floats<S, K> {
     }
 
     #[inline(always)]
-    unsafe fn weigh<const R: usize>(chunk: &Chunk<'_>, step: &Step, first: usize, weights: &Weights<R>) {
+    unsafe fn add_values<const R: usize>(chunk: &Chunk<'_>, step: &Step, first: usize, weights: &Weights<R>) {
         let mut p = weights.p;
         let dim = chunk.attend.shape.head_dim;
         let mut d = 0;
@@ -245,7 +245,7 @@ impl<S: Simd, K: Kv> Floats<S, K> {
     /// Adds `D` vectors of dims from `d`: one chain over the row's own positions each.
     ///
     /// # Safety
-    /// The contract of [`Reader::weigh`]; `p` are weights times scales.
+    /// The contract of [`Reader::add_values`]; `p` are weights times scales.
     #[inline(always)]
     unsafe fn add<const R: usize, const D: usize>(
         chunk: &Chunk<'_>,

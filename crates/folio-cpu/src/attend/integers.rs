@@ -173,7 +173,7 @@ impl<I: Ints, C: Codes> Reader for Integers<I, C> {
     }
 
     #[inline(always)]
-    unsafe fn weigh<const R: usize>(chunk: &Chunk<'_>, step: &Step, first: usize, weights: &Weights<R>) {
+    unsafe fn add_values<const R: usize>(chunk: &Chunk<'_>, step: &Step, first: usize, weights: &Weights<R>) {
         let mut rounded = Rounded { weights: [[0; STEP]; R], scale: [0.0; R] };
         let dim = chunk.attend.shape.head_dim;
         let (unit, mut d) = (C::VECTORS * LANES, 0);
@@ -312,7 +312,7 @@ impl<I: Ints, C: Codes> Integers<I, C> {
     /// Adds `D` units of dims from `d`. `lanes` lanes of each vector are dims; a unit is alone where those are not all.
     ///
     /// # Safety
-    /// The contract of [`Reader::weigh`].
+    /// The contract of [`Reader::add_values`].
     #[inline(always)]
     unsafe fn add<const R: usize, const D: usize>(rows: &Rows<'_, R>, d: usize, lanes: usize) {
         let Rows { chunk, step, first, weights, rounded } = *rows;

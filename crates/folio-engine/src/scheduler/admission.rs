@@ -74,10 +74,10 @@ impl Scheduler {
         let attachable = sequence.attachable() as usize;
         let lookup = cache.lookup(&sequence.hashes, &sequence.tokens[..attachable]);
         let cached = lookup.full_blocks * cache.config().block_tokens + lookup.tail_tokens;
-        let mut found = Found { plan: self.step.plans, lookup, cached, restores: false };
-        self.look_up_host(cache, sequence, &mut found);
+        let mut found = Found { plan: self.step.plans, lookup, cached, swaps_in: false };
+        self.look_up_swapped(cache, sequence, &mut found);
         let sequence = &mut self.sequences[slot];
-        sequence.shares = found.lookup.shared_blocks > 0;
+        sequence.declared = found.lookup.declared_blocks > 0;
         if let Some(waiting) = sequence.waiting_mut() {
             waiting.found = Some(found);
         }
@@ -85,17 +85,17 @@ impl Scheduler {
 
     /// Attaches what is cached and makes the sequence running, or notes what it waits for.
     pub(super) fn try_admit(&mut self, cache: &mut KvCache, slot: Slot) -> bool {
-        if self.step.preempted || self.preempting > 0 || self.waits_for_copy(slot) {
+        if self.step.preempted || self.preempting > 0 || self.waits_for_swap_out(slot) {
             return false;
         }
-        if self.waits_for_leader(slot) || (!self.admits(cache, slot) && !self.outranks_somebody(slot)) {
+        if self.waits_for_prefix(slot) || (!self.admits(cache, slot) && !self.outranks_somebody(slot)) {
             return false;
         }
         let found = self.sequences[slot].waiting().and_then(|waiting| waiting.found);
         if found.is_none_or(|found| found.plan != self.step.plans) {
             // What is decided now must be true now: blocks found earlier may be gone.
             self.look_up_now(cache, slot);
-            if self.waits_for_leader(slot) {
+            if self.waits_for_prefix(slot) {
                 return false;
             }
         }
@@ -107,8 +107,8 @@ impl Scheduler {
     }
 
     /// Its copy in host memory is being made. (One that this step makes can be used in it: a step copies out first.)
-    fn waits_for_copy(&mut self, slot: Slot) -> bool {
-        let waits = self.is_copied(slot);
+    fn waits_for_swap_out(&mut self, slot: Slot) -> bool {
+        let waits = self.is_swapping_out(slot);
         if waits {
             self.wait_for(slot, WaitingFor::SwapOut);
         }
@@ -120,8 +120,8 @@ impl Scheduler {
         self.running.iter().rev().any(|(_, other)| sequence.outranks(&self.sequences[*other]))
     }
 
-    fn waits_for_leader(&mut self, slot: Slot) -> bool {
-        let Some(block) = self.leads_to(slot) else { return false };
+    fn waits_for_prefix(&mut self, slot: Slot) -> bool {
+        let Some(block) = self.awaited_prefix(slot) else { return false };
         if let Some(waiting) = self.sequences[slot].waiting_mut() {
             waiting.awaited_block = block;
         }
@@ -130,10 +130,10 @@ impl Scheduler {
     }
 
     /// The last block that this one has in common with a running sequence that is computing the next one it lacks.
-    fn leads_to(&self, slot: Slot) -> Option<u32> {
+    fn awaited_prefix(&self, slot: Slot) -> Option<u32> {
         let sequence = &self.sequences[slot];
         let waiting = sequence.waiting()?;
-        if sequence.wants_rows() || waiting.restores() {
+        if sequence.wants_rows() || waiting.swaps_in() {
             return None;
         }
         if waiting.wait.is_over(self.now, &self.config) {
@@ -141,13 +141,15 @@ impl Scheduler {
         }
         let full_blocks = waiting.lookup().full_blocks;
         let missing = || {
-            (full_blocks..sequence.prompt_blocks()).filter_map(|at| sequence.hashes.get(sequence.shares, at))
+            (full_blocks..sequence.prompt_blocks())
+                .filter_map(|at| sequence.hashes.get(sequence.declared, at))
         };
-        let owner = self.in_flight.owner(missing().next()?)?;
-        if sequence.outranks(&self.sequences[owner]) {
+        let producer = self.shared_prefixes.producer(missing().next()?)?;
+        if sequence.outranks(&self.sequences[producer]) {
             return None;
         }
-        let common = missing().take_while(|hash| self.in_flight.owner(hash) == Some(owner)).count() as u32;
+        let common =
+            missing().take_while(|hash| self.shared_prefixes.producer(hash) == Some(producer)).count() as u32;
         Some(full_blocks + common - 1)
     }
 
@@ -187,7 +189,7 @@ impl Scheduler {
         if !self.within_ceiling(cache, slot, demand) {
             // Its tenant's own affair: nobody passes it by going first.
             let sequence = &self.sequences[slot];
-            self.waiting.fair.caps(sequence.rank.class, sequence.tenant());
+            self.waiting.fair.limit_by_quota(sequence.rank.class, sequence.tenant());
             self.wait_for(slot, WaitingFor::Blocks);
             return false;
         }
@@ -286,8 +288,8 @@ impl Scheduler {
             };
             if sequence.outranks(other) {
                 gain += cache.exclusive_blocks(&running.table);
-                let price = self.price(cache, *victim).1;
-                victims.push((Reverse((rank.class, rank.priority)), price, *victim));
+                let cost = self.recompute_cost(cache, *victim).1;
+                victims.push((Reverse((rank.class, rank.priority)), cost, *victim));
             }
         }
         victims.sort_unstable();
@@ -312,23 +314,23 @@ impl Scheduler {
 
     fn attach(&mut self, cache: &mut KvCache, slot: Slot) {
         let demand = self.demand(cache, slot);
-        let turn = self.turn_of(slot);
+        let order = self.queue_order(slot);
         let sequence = &mut self.sequences[slot];
         let positions = sequence.final_positions();
         let attachable = sequence.attachable();
         let Some(waiting) = sequence.waiting_mut() else { return };
-        let (wait, at_stake, copy) = (waiting.wait, waiting.at_stake, waiting.copy.take());
+        let (wait, at_stake, swapped) = (waiting.wait, waiting.at_stake, waiting.swapped.take());
         let found = waiting.found;
-        let waiting_restores = waiting.restores();
+        let swaps_in = waiting.swaps_in();
         let swap_ins = &mut self.step.plan.swap_ins;
         let hashes = sequence.hashes.clone();
-        let restored = match waiting_restores {
-            true => cache.attach_loading(hashes, attachable, copy.as_ref(), swap_ins),
+        let swapped_in = match swaps_in {
+            true => cache.attach_loading(hashes, attachable, swapped.as_ref(), swap_ins),
             false => Err(hashes),
         };
         self.step.swap_in_owners.resize(self.step.plan.swap_ins.len(), slot);
-        let fresh = Fresh { restored: restored.is_ok(), copy, ran: false };
-        let mut table = restored.unwrap_or_else(|hashes| {
+        let fresh = Fresh { swapped_in: swapped_in.is_ok(), swapped, ran: false };
+        let mut table = swapped_in.unwrap_or_else(|hashes| {
             let (table, copies) = cache.attach(hashes, &sequence.tokens, attachable);
             self.step.plan.copies.extend(copies);
             self.step.copy_owners.resize(self.step.plan.copies.len(), slot);
@@ -338,10 +340,10 @@ impl Scheduler {
         if wait.reason == WaitingFor::SharedPrefix {
             self.counters.shared_prefix_tokens += u64::from(table.computed());
         }
-        // What an operator shares is computed by its owner alone, whoever waits for it.
-        let from = table.published_blocks().max(table.root().shared_blocks());
-        sequence.shares = table.root().shared_blocks() > 0;
-        let announced = self.in_flight.announce(slot, sequence, from);
+        // What an operator declared is computed by its owner alone, whoever waits for it.
+        let from = table.published_blocks().max(table.root().declared_blocks());
+        sequence.declared = table.root().declared_blocks() > 0;
+        let announced = self.shared_prefixes.announce(slot, sequence, from);
         sequence.state = State::Running(Running { announced, ..Running::new(table, Some(fresh)) });
         let (tenant, rank) = (sequence.tenant(), sequence.rank);
         self.learn_survival(found.map_or(0, |found| found.cached), at_stake);
@@ -358,7 +360,7 @@ impl Scheduler {
         }
         for at in 0..self.step.refused.len() {
             let refused = self.step.refused[at];
-            if self.turn_of(refused) < turn
+            if self.queue_order(refused) < order
                 && let Some(waiting) = self.sequences[refused].waiting_mut()
             {
                 waiting.bypassed += 1;

@@ -1,6 +1,6 @@
 //! The plan's entries, and what is remembered of a step until its commit.
 //!
-//! Each sequence keeps its entry for its memory and lends it to the plan until the next is made. A block table in an entry is
+//! Each sequence keeps its entry for its memory and the plan has it until the next is made. A block table in an entry is
 //! brought up to date from the first block the last commit changed; everything before is immutable, but for what a window left
 //! behind since. So a decode costs a few words per step, whatever its context.
 
@@ -9,9 +9,9 @@ use super::costs::Computed;
 use super::swap::bytes_of;
 use folio_kv::{BlockId, HOLE, KvCache};
 
-use crate::plan::{CHOSEN, SamplePlan, SequenceId, SequencePlan, TableChange, Want};
+use crate::plan::{PLACEHOLDER, SamplePlan, SequenceId, SequencePlan, TableChange, Want};
 use crate::request::{Micros, Pooling};
-use crate::sequence::{Place, Sequence, Slot, choice_seed};
+use crate::sequence::{Placeholder, Sequence, Slot, choice_seed};
 
 /// What a step has of one sequence.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +29,7 @@ pub(super) struct Planned {
 
 /// A step that was begun and is not committed.
 #[derive(Default)]
-pub(super) struct Flight {
+pub(super) struct BegunStep {
     pub step: u64,
     pub planned: Vec<Planned>,
     /// Whose copies in host memory it makes, and the bytes it copies each way.
@@ -47,7 +47,7 @@ impl Scheduler {
     pub(super) fn recycle(&mut self) {
         let step = &mut self.step;
         if !step.plan.sequences.is_empty() {
-            for (entry, (id, slot)) in step.plan.sequences.iter_mut().zip(&step.lenders) {
+            for (entry, (id, slot)) in step.plan.sequences.iter_mut().zip(&step.entry_slots) {
                 if self.sequences.lives(*id, *slot) {
                     std::mem::swap(entry, &mut self.sequences[*slot].entry);
                     // What the plan shares with it is dropped, so that it is changed in place.
@@ -55,7 +55,7 @@ impl Scheduler {
                 }
             }
             step.plan.sequences.clear();
-            step.lenders.clear();
+            step.entry_slots.clear();
             step.plan.swap_outs.clear();
             step.swap_out_owners.clear();
         }
@@ -72,9 +72,9 @@ impl Scheduler {
         if self.step.granted == 0 {
             return;
         }
-        let mut flight = self.spare.pop().unwrap_or_default();
-        flight.step = step;
-        flight.planned_at = self.now;
+        let mut begun = self.spare.pop().unwrap_or_default();
+        begun.step = step;
+        begun.planned_at = self.now;
         let mut samples = 0;
         for (_, slot) in &self.running {
             let sequence = &mut self.sequences[*slot];
@@ -82,14 +82,14 @@ impl Scheduler {
             else {
                 continue;
             };
-            let group = self.groups.get_mut(&sequence.request.id);
-            if let Some(group) = group.filter(|group| !group.scheduled) {
-                group.scheduled = true;
+            let state = self.requests.get_mut(&sequence.request.id);
+            if let Some(state) = state.filter(|state| !state.scheduled) {
+                state.scheduled = true;
                 sequence.timing.scheduled = self.now;
                 self.queued.requests -= 1;
-                self.queued.tokens -= u64::from(group.prompt_len);
+                self.queued.tokens -= u64::from(state.prompt_len);
             }
-            let mut entry = std::mem::replace(&mut sequence.entry, lent());
+            let mut entry = std::mem::replace(&mut sequence.entry, empty_entry());
             let mut planned = fill(&mut entry, sequence, granted, step);
             planned.slot = *slot;
             let ends = entry.first_position + granted >= sequence.known();
@@ -97,36 +97,40 @@ impl Scheduler {
             if let Some(pooling) = sequence.request.pooling {
                 pool(&mut entry, sequence, pooling, ends);
             } else if ends && sequence.params.max_tokens > 0 {
-                match self.groups.get_mut(&sequence.request.id) {
-                    Some(group) if single.is_none() => {
-                        single = group.single();
-                        sample_choices(&mut entry, sequence, group);
+                match self.requests.get_mut(&sequence.request.id) {
+                    Some(state) if single.is_none() => {
+                        single = state.single();
+                        sample_choices(&mut entry, sequence, state);
                     }
                     _ => sample_token(&mut entry, sequence),
                 }
                 planned.names = single.is_some() && planned.drafts == 0 && sequence.can_be_followed();
             }
             planned.samples = entry.samples.len() as u32;
-            schedule(sequence, &planned, Place { step, sample: samples + planned.samples.saturating_sub(1) });
+            schedule(
+                sequence,
+                &planned,
+                Placeholder { step, sample: samples + planned.samples.saturating_sub(1) },
+            );
             samples += planned.samples;
-            flight.count(&entry);
+            begun.count(&entry);
             self.step.plan.sequences.push(entry);
-            self.step.lenders.push((planned.id, *slot));
-            flight.planned.push(planned);
+            self.step.entry_slots.push((planned.id, *slot));
+            begun.planned.push(planned);
         }
-        flight.decodes = self.step.decodes;
-        flight.tokens = self.step.granted;
+        begun.decodes = self.step.decodes;
+        begun.tokens = self.step.granted;
         let owners = self.step.swap_out_owners.iter();
-        flight.swapped_out.extend(owners.map(|slot| (self.sequences[*slot].id(), *slot)));
-        flight.swapped_out.dedup();
-        flight.out_bytes = bytes_of(cache, &self.step.plan.swap_outs);
-        flight.in_bytes = bytes_of(cache, &self.step.plan.swap_ins);
-        self.counters.steps_ahead += u64::from(!self.flights.is_empty());
-        self.flights.push_back(flight);
+        begun.swapped_out.extend(owners.map(|slot| (self.sequences[*slot].id(), *slot)));
+        begun.swapped_out.dedup();
+        begun.out_bytes = bytes_of(cache, &self.step.plan.swap_outs);
+        begun.in_bytes = bytes_of(cache, &self.step.plan.swap_ins);
+        self.counters.steps_ahead += u64::from(!self.begun.is_empty());
+        self.begun.push_back(begun);
     }
 }
 
-impl Flight {
+impl BegunStep {
     fn count(&mut self, entry: &SequencePlan) {
         let tokens = entry.tokens.len() as f64;
         if entry.tokens.len() == 1 {
@@ -146,26 +150,27 @@ impl Flight {
 }
 
 /// The rows are under way.
-fn schedule(sequence: &mut Sequence, planned: &Planned, place: Place) {
+fn schedule(sequence: &mut Sequence, planned: &Planned, place: Placeholder) {
     let Some(running) = sequence.running_mut() else { return };
     running.scheduled += planned.rows;
-    running.steps += 1;
+    running.begun_steps += 1;
     running.granted = 0;
     if planned.names {
         running.pending += 1;
-        running.chosen = place;
+        running.placeholder = place;
     }
 }
 
 /// What is left in the sequence while the plan holds its entry; allocates nothing.
-fn lent() -> SequencePlan {
+fn empty_entry() -> SequencePlan {
     Sequence::empty_plan(SequenceId(0))
 }
 
 fn fill(entry: &mut SequencePlan, sequence: &mut Sequence, granted: u32, step: u64) -> Planned {
     let (known, id) = (sequence.known(), sequence.id());
-    let (from, chosen) =
-        sequence.running().map_or((0, Place::default()), |running| (running.scheduled, running.chosen));
+    let (from, placeholder) = sequence
+        .running()
+        .map_or((0, Placeholder::default()), |running| (running.scheduled, running.placeholder));
     let to = from + granted;
     entry.id = id;
     entry.first_position = from;
@@ -178,8 +183,8 @@ fn fill(entry: &mut SequencePlan, sequence: &mut Sequence, granted: u32, step: u
         entry.drafts = to.saturating_sub(known);
         entry.tokens.extend(sequence.drafts.drain(..).take(entry.drafts as usize));
     } else {
-        entry.tokens.push(CHOSEN | chosen.sample);
-        entry.follows = Some(chosen.step);
+        entry.tokens.push(PLACEHOLDER | placeholder.sample);
+        entry.follows = Some(placeholder.step);
     }
     fill_tables(entry, sequence, step);
     if let Some(top) = sequence.request.prompt_logprobs {
@@ -247,13 +252,13 @@ fn pool(entry: &mut SequencePlan, sequence: &Sequence, pooling: Pooling, ends: b
 }
 
 /// Every choice draws its first token from the last row of the prompt.
-fn sample_choices(entry: &mut SequencePlan, sequence: &Sequence, group: &mut super::Group) {
-    group.sampled.clear();
-    group.sampled.extend_from_slice(&group.unborn);
+fn sample_choices(entry: &mut SequencePlan, sequence: &Sequence, state: &mut super::RequestState) {
+    state.sampled.clear();
+    state.sampled.extend_from_slice(&state.unforked);
     let row = entry.tokens.len() as u32 - 1;
     let ahead = sequence.running().map_or(0, |running| running.pending);
-    for choice in &group.unborn {
-        let spec = sequence.sample_spec(choice_seed(group.seed, *choice), ahead);
+    for choice in &state.unforked {
+        let spec = sequence.sample_spec(choice_seed(state.seed, *choice), ahead);
         entry.samples.push(SamplePlan { row, want: Want::Token(spec) });
     }
 }

@@ -14,8 +14,8 @@ impl Scheduler {
     pub fn check(&self, cache: &KvCache) -> Result<(), String> {
         let tables: Vec<&BlockTable> = self.tables().map(|(_, _, table)| table).collect();
         cache.check(&tables).map_err(|violation| violation.to_string())?;
-        let copies: Vec<_> = self.copies().map(|(_, copy)| copy).collect();
-        cache.check_swapped(&copies, &tables).map_err(|violation| violation.to_string())?;
+        let swapped: Vec<_> = self.swapped().map(|(_, swapped)| swapped).collect();
+        cache.check_swapped(&swapped, &tables).map_err(|violation| violation.to_string())?;
         let total = self.sequences.len();
         let outside = self.sequences.iter().filter(|s| !s.is_running() && s.suspension().is_some()).count();
         if total != self.running.len() + self.waiting.len() + outside {
@@ -106,14 +106,14 @@ impl Scheduler {
         let fail = |what: &str| Err(format!("{:?} {what}", sequence.id()));
         let Some(running) = sequence.running() else { return fail("is in the running list and waits") };
         let (mut steps, mut rows, mut pending) = (0, 0, 0);
-        for planned in self.flights.iter().flat_map(|flight| &flight.planned) {
+        for planned in self.begun.iter().flat_map(|begun| &begun.planned) {
             if planned.id == sequence.id() {
                 steps += 1;
                 rows += planned.rows;
                 pending += u32::from(planned.names);
             }
         }
-        if (running.steps, running.pending, running.granted) != (steps, pending, 0) {
+        if (running.begun_steps, running.pending, running.granted) != (steps, pending, 0) {
             return fail("counts other steps under way than there are");
         }
         if running.scheduled != running.table.computed() + rows
@@ -121,7 +121,7 @@ impl Scheduler {
         {
             return fail("is scheduled further than its rows or its blocks reach");
         }
-        let drafts = self.flights.iter().flat_map(|flight| &flight.planned);
+        let drafts = self.begun.iter().flat_map(|begun| &begun.planned);
         let drafts: u32 =
             drafts.filter(|planned| planned.id == sequence.id()).map(|planned| planned.drafts).sum();
         if running.scheduled > sequence.known() + running.pending + drafts {
@@ -168,12 +168,12 @@ impl Scheduler {
                 ));
             }
         }
-        let members: usize = self.groups.values().map(|group| group.members.len()).sum();
+        let members: usize = self.requests.values().map(|state| state.members.len()).sum();
         if members != self.sequences.iter().count() {
             return Err(format!("{members} members for {} sequences", self.sequences.iter().count()));
         }
-        if self.groups.is_empty()
-            && (self.in_flight.len() != 0 || !self.deadlines.is_empty() || self.queued.requests != 0)
+        if self.requests.is_empty()
+            && (self.shared_prefixes.len() != 0 || !self.deadlines.is_empty() || self.queued.requests != 0)
         {
             return Err("something is left of requests that ended".into());
         }
@@ -193,9 +193,9 @@ impl std::fmt::Debug for Scheduler {
             write!(f, "{} of {known} known computed, up to {last}, ", s.computed())?;
             match (s.running(), s.waiting()) {
                 (Some(r), _) => {
-                    let Running { scheduled, steps, reserved, preempted, .. } = r;
+                    let Running { scheduled, begun_steps, reserved, preempted, .. } = r;
                     let blocks = r.table.blocks().len();
-                    write!(f, "{blocks} blocks, {scheduled} scheduled in {steps} steps, ")?;
+                    write!(f, "{blocks} blocks, {scheduled} scheduled in {begun_steps} steps, ")?;
                     write!(f, "reserved {reserved:?}, victim {preempted}, suspended {:?}", r.suspended)?;
                 }
                 (_, Some(w)) => write!(f, "{:?}, passed {}", w.wait, w.bypassed)?,

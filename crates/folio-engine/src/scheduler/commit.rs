@@ -9,14 +9,14 @@
 use folio_kv::{GroupCounts, KeepRefused, KvCache, PrefixInfo, RetentionRange};
 
 use super::Scheduler;
-use super::build::{Flight, Planned};
+use super::build::{BegunStep, Planned};
 use crate::plan::{ExecutorError, Sampled, StepOutput};
 use crate::request::{Event, FinishReason, Micros, Pooling, RequestId, Timing, Token, TokenLogprobs};
 use crate::sequence::{Choice, Fresh, Running, Sequence, Slot, State, Waiting, choice_seed};
 use crate::stats::WaitingFor;
 
 /// One choice's token, as sampled.
-struct Draw<'a> {
+struct SampledToken<'a> {
     token: u32,
     logprobs: &'a Option<TokenLogprobs>,
 }
@@ -33,29 +33,29 @@ impl Scheduler {
         self.now = now;
         cache.advance(now.0);
         self.recycle();
-        let Some(flight) = self.flights.pop_front() else { return &mut self.events };
+        let Some(begun) = self.begun.pop_front() else { return &mut self.events };
         self.counters.steps += 1;
-        let wanted = flight.planned.iter().map(|planned| planned.samples as usize).sum();
-        match result.and_then(|output| answers(output, flight.step, wanted)) {
-            Ok(output) => self.apply(cache, &flight, output),
-            Err(error) => self.fail(cache, &flight, &error),
+        let wanted = begun.planned.iter().map(|planned| planned.samples as usize).sum();
+        match result.and_then(|output| samples_of(output, begun.step, wanted)) {
+            Ok(output) => self.apply(cache, &begun, output),
+            Err(error) => self.fail(cache, &begun, &error),
         }
         self.update_reservations(cache);
-        self.last_step = (flight.tokens, flight.decodes);
+        self.last_step = (begun.tokens, begun.decodes);
         self.committed_at = now;
-        self.spare.push(flight.clear());
+        self.spare.push(begun.clear());
         &mut self.events
     }
 
-    fn apply(&mut self, cache: &mut KvCache, flight: &Flight, output: &StepOutput) {
+    fn apply(&mut self, cache: &mut KvCache, begun: &BegunStep, output: &StepOutput) {
         // A step begins when the one before it ends.
-        let began = flight.planned_at.max(self.committed_at);
+        let began = begun.planned_at.max(self.committed_at);
         let us = self.now.0.saturating_sub(began.0) as f64;
         let swaps = output.swap_times;
-        self.costs.stepped(flight.computed, (us - swaps.out_us - swaps.in_us).max(0.0));
-        self.swaps_ran(cache, flight, swaps);
+        self.costs.stepped(begun.computed, (us - swaps.out_us - swaps.in_us).max(0.0));
+        self.swaps_ran(cache, begun, swaps);
         let mut samples = output.samples.as_slice();
-        for planned in &flight.planned {
+        for planned in &begun.planned {
             let (answers, rest) = samples.split_at(planned.samples as usize);
             samples = rest;
             if self.lands(planned) {
@@ -66,11 +66,11 @@ impl Scheduler {
     }
 
     /// Ends everybody whom a failed step contained and who has not ended since it was planned.
-    fn fail(&mut self, cache: &mut KvCache, flight: &Flight, error: &ExecutorError) {
+    fn fail(&mut self, cache: &mut KvCache, begun: &BegunStep, error: &ExecutorError) {
         self.counters.executor_failures += 1;
-        self.swaps_failed(cache, flight);
+        self.swaps_failed(cache, begun);
         let message: std::sync::Arc<str> = error.to_string().into();
-        for planned in &flight.planned {
+        for planned in &begun.planned {
             if self.lands(planned) {
                 self.end_with_error(cache, planned.slot, message.clone());
             }
@@ -85,7 +85,7 @@ impl Scheduler {
             self.counters.orphan_rows += u64::from(planned.rows);
             return false;
         };
-        running.steps -= 1;
+        running.begun_steps -= 1;
         running.pending -= u32::from(planned.names);
         true
     }
@@ -94,7 +94,7 @@ impl Scheduler {
     fn preempt_victim(&mut self, cache: &mut KvCache, planned: &Planned) {
         let lives = self.sequences.lives(planned.id, planned.slot);
         let running = lives.then(|| self.sequences[planned.slot].running()).flatten();
-        if running.is_some_and(|running| running.preempted && running.steps == 0) {
+        if running.is_some_and(|running| running.preempted && running.begun_steps == 0) {
             self.preempt(cache, planned.slot);
         }
     }
@@ -102,7 +102,7 @@ impl Scheduler {
     pub(super) fn end_with_error(&mut self, cache: &mut KvCache, slot: Slot, message: std::sync::Arc<str>) {
         match self.sequences[slot].choice {
             Some(_) => self.finish(cache, slot, FinishReason::Error, None, Some(message)),
-            None => self.finish_unborn(cache, slot, FinishReason::Error, Some(message)),
+            None => self.finish_unforked(cache, slot, FinishReason::Error, Some(message)),
         }
     }
 
@@ -118,11 +118,11 @@ impl Scheduler {
         if !self.confirm(cache, slot, planned.rows - planned.drafts - u32::from(late)) {
             return;
         }
-        self.keep_scores(slot, scores);
+        self.record_scores(slot, scores);
         if late {
             return self.defer(slot);
         }
-        self.keep_sum(slot, answers);
+        self.record_sum(slot, answers);
         for (at, next) in behind_drafts.iter().enumerate() {
             let entry = &self.sequences[slot].entry.tokens;
             let draft = entry[entry.len() - drafts + at];
@@ -179,8 +179,8 @@ impl Scheduler {
         let before = running.table.computed();
         let computed = before + rows;
         // What came from a copy gives way to equal blocks that were published meanwhile.
-        let restored = running.fresh.as_ref().is_some_and(|fresh| fresh.restored);
-        running.synced = running.synced.min(if restored { 0 } else { before });
+        let swapped_in = running.fresh.as_ref().is_some_and(|fresh| fresh.swapped_in);
+        running.synced = running.synced.min(if swapped_in { 0 } else { before });
         // What was found is wanted as much as what was computed.
         let from = if running.fresh.is_some() { 0 } else { before };
         if let Err(refused) = cache.commit(&mut running.table, &sequence.tokens, computed) {
@@ -188,9 +188,9 @@ impl Scheduler {
             return false;
         }
         cache.retain(&running.table, from, &sequence.request.retention);
-        self.in_flight.published(
+        self.shared_prefixes.published(
             slot,
-            (&sequence.hashes, sequence.shares),
+            (&sequence.hashes, sequence.declared),
             &mut running.announced,
             computed / block_tokens,
         );
@@ -203,25 +203,25 @@ impl Scheduler {
         self.waiting.fair.charge(class, tenant, prompt, 0);
         self.counters.iteration_tokens += u64::from(rows);
         self.counters.recomputed_tokens += u64::from(recomputed);
-        if let Some(Fresh { copy, .. }) = fresh {
+        if let Some(Fresh { swapped, .. }) = fresh {
             // The first step of a request that was really computed fixes what it took from the cache.
-            let group = self.groups.get_mut(&request);
-            let group = group.filter(|group| group.cached_tokens.is_none());
-            group.into_iter().for_each(|group| group.cached_tokens = Some(before.min(prompt_len)));
-            self.forget_copy(cache, slot, copy);
+            let state = self.requests.get_mut(&request);
+            let state = state.filter(|state| state.cached_tokens.is_none());
+            state.into_iter().for_each(|state| state.cached_tokens = Some(before.min(prompt_len)));
+            self.drop_swapped(cache, slot, swapped);
         }
         self.update_reservation(cache, slot);
         true
     }
 
-    fn keep_scores(&mut self, slot: Slot, answers: &[Sampled]) {
+    fn record_scores(&mut self, slot: Slot, answers: &[Sampled]) {
         let sequence = &mut self.sequences[slot];
         if sequence.request.prompt_logprobs.is_none() {
             return;
         }
         sequence.scored = sequence.scored.max(sequence.computed().min(sequence.prompt_len() - 1));
-        if let Some(group) = self.groups.get_mut(&sequence.request.id) {
-            group.scores.extend(answers.iter().filter_map(|answer| match answer {
+        if let Some(state) = self.requests.get_mut(&sequence.request.id) {
+            state.scores.extend(answers.iter().filter_map(|answer| match answer {
                 Sampled::Score(score) => Some(score.clone()),
                 _ => None,
             }));
@@ -229,7 +229,7 @@ impl Scheduler {
     }
 
     /// Of the rows of a prompt whose mean is wanted.
-    fn keep_sum(&mut self, slot: Slot, answers: &[Sampled]) {
+    fn record_sum(&mut self, slot: Slot, answers: &[Sampled]) {
         if let Some(Sampled::HiddenSum(sum)) = answers.first() {
             let sequence = &mut self.sequences[slot];
             sequence.hidden_sum = Some(sum.as_slice().into());
@@ -243,32 +243,34 @@ impl Scheduler {
             return;
         }
         if sequence.choice.is_none() {
-            return self.part(cache, slot, answers);
+            return self.fork_choices(cache, slot, answers);
         }
         match answers.first() {
-            Some(Sampled::Token { id, logprobs }) => self.append(cache, slot, Draw { token: *id, logprobs }),
+            Some(Sampled::Token { id, logprobs }) => {
+                self.append(cache, slot, SampledToken { token: *id, logprobs })
+            }
             _ => self.end_with_error(cache, slot, "the executor gave no token".into()),
         }
     }
 
     /// The prompt is computed: every choice gets its first token and goes its own way.
-    fn part(&mut self, cache: &mut KvCache, leader: Slot, answers: &[Sampled]) {
+    fn fork_choices(&mut self, cache: &mut KvCache, leader: Slot, answers: &[Sampled]) {
         let id = self.sequences[leader].request.id;
-        let kept = self.keep_prompt(cache, leader);
-        let Some((sampled, unborn)) = self.prompt_done(id, kept) else { return };
+        let kept = self.pin_prompt(cache, leader);
+        let Some((sampled, unforked)) = self.prompt_done(id, kept) else { return };
         if let Some(pooling) = self.sequences[leader].request.pooling {
             return self.pooled(cache, leader, pooling, answers);
         }
         if self.sequences[leader].params.max_tokens == 0 {
             let timing = self.sequences[leader].timing;
-            for choice in unborn {
+            for choice in unforked {
                 self.emit_finished(id, choice, FinishReason::Length, None, None, timing);
             }
-            return self.retire(cache, leader);
+            return self.free_sequence(cache, leader);
         }
         let seed = self.sequences[leader].params.seed;
         // A choice that was ended while the step ran has an answer and no reader.
-        let answers = sampled.iter().zip(answers).filter(|(choice, _)| unborn.contains(choice));
+        let answers = sampled.iter().zip(answers).filter(|(choice, _)| unforked.contains(choice));
         let answers: Vec<(u32, &Sampled)> = answers.map(|(choice, answer)| (*choice, answer)).collect();
         let mut members = vec![leader];
         for _ in 1..answers.len() {
@@ -285,10 +287,10 @@ impl Scheduler {
             if self.goes_on(*slot, *token) {
                 self.fork(cache, leader, *slot);
             }
-            self.append(cache, *slot, Draw { token: *token, logprobs });
+            self.append(cache, *slot, SampledToken { token: *token, logprobs });
         }
         if let Some((_, Sampled::Token { id: token, logprobs })) = answers.first() {
-            self.append(cache, leader, Draw { token: *token, logprobs });
+            self.append(cache, leader, SampledToken { token: *token, logprobs });
         }
     }
 
@@ -312,20 +314,20 @@ impl Scheduler {
             None => (FinishReason::Error, Some("the executor gave no hidden state".into())),
         };
         self.emit_finished(id, 0, reason, None, error, timing);
-        self.retire(cache, slot);
+        self.free_sequence(cache, slot);
     }
 
-    /// Emits `Prompt` and takes the choices out of the group: those that were sampled, and those that are still wanted.
+    /// Emits `Prompt` and takes the choices out of its state: those that were sampled, and those that are still wanted.
     fn prompt_done(
         &mut self,
         id: RequestId,
         kept: Option<Result<PrefixInfo, KeepRefused>>,
     ) -> Option<(Vec<u32>, Vec<u32>)> {
-        let group = self.groups.get_mut(&id)?;
-        let cached_tokens = group.cached_tokens.unwrap_or(0);
-        let prompt_logprobs = std::mem::take(&mut group.scores);
-        let prompt_len = group.prompt_len;
-        let choices = (std::mem::take(&mut group.sampled), std::mem::take(&mut group.unborn));
+        let state = self.requests.get_mut(&id)?;
+        let cached_tokens = state.cached_tokens.unwrap_or(0);
+        let prompt_logprobs = std::mem::take(&mut state.scores);
+        let prompt_len = state.prompt_len;
+        let choices = (std::mem::take(&mut state.sampled), std::mem::take(&mut state.unforked));
         self.counters.prompt_tokens += u64::from(prompt_len);
         self.counters.cached_prompt_tokens += u64::from(cached_tokens);
         self.events.push((id, Event::Prompt { cached_tokens, prompt_logprobs, kept }));
@@ -333,7 +335,7 @@ impl Scheduler {
     }
 
     /// Pins the prompt as far as its pinned ranges reach, if there are any.
-    fn keep_prompt(&self, cache: &mut KvCache, leader: Slot) -> Option<Result<PrefixInfo, KeepRefused>> {
+    fn pin_prompt(&self, cache: &mut KvCache, leader: Slot) -> Option<Result<PrefixInfo, KeepRefused>> {
         let sequence = &self.sequences[leader];
         let pinned = || sequence.request.retention.iter().filter(|range| range.pin);
         let retention = pinned().map(RetentionRange::retention).max()?;
@@ -352,8 +354,8 @@ impl Scheduler {
         let slot = self.sequences.insert(Box::new(sibling));
         self.waiting.fair.begins(rank.class, tenant);
         self.waiting.insert(tenant, rank, slot, WaitingFor::Blocks);
-        if let Some(group) = self.groups.get_mut(&request) {
-            group.members.push(slot);
+        if let Some(state) = self.requests.get_mut(&request) {
+            state.members.push(slot);
         }
         slot
     }
@@ -361,12 +363,12 @@ impl Scheduler {
     /// Shares the leader's blocks with a sibling, if there is a place for it; otherwise it stays in the queue.
     fn fork(&mut self, cache: &mut KvCache, leader: Slot, sibling: Slot) {
         let reserve = self.must_reserve(sibling);
-        let (leads, wants) = (&self.sequences[leader], &self.sequences[sibling]);
-        let Some(Running { table, reserved, .. }) = leads.running() else { return };
+        let (parent, child) = (&self.sequences[leader], &self.sequences[sibling]);
+        let Some(Running { table, reserved, .. }) = parent.running() else { return };
         // One block to write in must be left for it and one for the leader, or the fork only leads to preemption; with
         // a reservation, all that it may ever need, and what the leader may need because it shares.
-        let chunk = wants.chunk_max(self.config.max_num_batched_tokens);
-        let (fork, loss) = cache.fork_demand(table, wants.final_positions(), chunk);
+        let chunk = child.chunk_max(self.config.max_num_batched_tokens);
+        let (fork, loss) = cache.fork_demand(table, child.final_positions(), chunk);
         let mut room = GroupCounts::each(cache.groups(), |_| 2);
         if reserve {
             room += fork;
@@ -375,7 +377,7 @@ impl Scheduler {
             room += loss;
         }
         let place = (self.running.len() as u32) < self.config.max_num_seqs;
-        if !place || !self.fits(cache, wants.owner(), room, None).fits() {
+        if !place || !self.fits(cache, child.owner(), room, None).fits() {
             return;
         }
         let mut table = cache.fork(table);
@@ -405,7 +407,7 @@ impl Scheduler {
         }
     }
 
-    fn append(&mut self, cache: &mut KvCache, slot: Slot, draw: Draw<'_>) {
+    fn append(&mut self, cache: &mut KvCache, slot: Slot, draw: SampledToken<'_>) {
         let now = self.now;
         let sequence = &mut self.sequences[slot];
         sequence.push_token(draw.token);
@@ -428,7 +430,7 @@ impl Scheduler {
 }
 
 /// The output, if it is that of this step.
-fn answers(output: &StepOutput, step: u64, wanted: usize) -> Result<&StepOutput, ExecutorError> {
+fn samples_of(output: &StepOutput, step: u64, wanted: usize) -> Result<&StepOutput, ExecutorError> {
     let (found, of) = (output.samples.len(), output.step);
     match (found, of) == (wanted, step) {
         true => Ok(output),
@@ -459,7 +461,7 @@ impl Sequence {
             scored: self.scored,
             hidden_sum: None,
             hashes: self.hashes.clone(),
-            shares: self.shares,
+            declared: self.declared,
             high_water: self.high_water,
             timing: Timing { preemptions: 0, ..self.timing },
             entry: Sequence::empty_plan(id),

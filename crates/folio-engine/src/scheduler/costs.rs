@@ -6,8 +6,8 @@
 //! makes a token dearer the deeper it lies. `a` and `b` are the least-squares solution over past steps, old ones fading. What
 //! a step's decodes took by themselves is taken off first.
 //!
-//! Copying: microseconds per byte, each way by itself, old copies fading. Until something was copied a copy counts as free,
-//! so the first copy is the measurement; until something came back, copying in counts as copying out.
+//! Swapping: microseconds per byte, each way by itself, old copies fading. Until something was copied a copy counts as free,
+//! so the first copy is the measurement; until something came back, swapping in counts as swapping out.
 //!
 //! Survival: of what preempted sequences gave up, the share that the prefix cache still had when they came back.
 
@@ -18,7 +18,7 @@ use folio_kv::SwapOffer;
 /// What a step keeps of the weight of those before.
 const STEPS: f64 = 0.98;
 /// What a copy, or a return, keeps of those before.
-const COPIES: f64 = 0.9;
+const SWAPS: f64 = 0.9;
 
 /// What one step computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -40,8 +40,8 @@ pub(super) struct Costs {
     positions_us: f64,
     /// A step of decodes alone.
     decodes_us: Mean,
-    copied_out: Mean,
-    copied_in: Mean,
+    swapped_out: Mean,
+    swapped_in: Mean,
     survived: Mean,
 }
 
@@ -86,37 +86,37 @@ impl Costs {
         }
     }
 
-    pub fn copied_out(&mut self, bytes: u64, us: f64) {
-        self.copied_out.add(us, bytes as f64, COPIES);
+    pub fn swapped_out(&mut self, bytes: u64, us: f64) {
+        self.swapped_out.add(us, bytes as f64, SWAPS);
     }
 
-    pub fn copied_in(&mut self, bytes: u64, us: f64) {
-        self.copied_in.add(us, bytes as f64, COPIES);
+    pub fn swapped_in(&mut self, bytes: u64, us: f64) {
+        self.swapped_in.add(us, bytes as f64, SWAPS);
     }
 
     /// Of `held` positions that were given up, `found` were still cached.
     pub fn survived(&mut self, found: u32, held: u32) {
-        self.survived.add(found.into(), held.into(), COPIES);
+        self.survived.add(found.into(), held.into(), SWAPS);
     }
 
     /// Whether a copy is cheaper than what it would spare, as far as anybody can tell at a preemption.
-    pub fn copying_pays(&self, offer: &SwapOffer) -> bool {
+    pub fn swap_out_pays(&self, offer: &SwapOffer) -> bool {
         let lost = 1.0 - self.survived.value().unwrap_or(0.0).min(1.0);
         let bytes = offer.bytes as f64;
         bytes * (self.out_us() + lost * self.in_us()) < lost * self.computing(offer.from..offer.to)
     }
 
     /// Whether copying `bytes` in is cheaper than computing these positions.
-    pub fn restoring_pays(&self, bytes: u64, positions: Range<u32>) -> bool {
+    pub fn swap_in_pays(&self, bytes: u64, positions: Range<u32>) -> bool {
         positions.start < positions.end && bytes as f64 * self.in_us() < self.computing(positions)
     }
 
     fn out_us(&self) -> f64 {
-        self.copied_out.value().unwrap_or(0.0)
+        self.swapped_out.value().unwrap_or(0.0)
     }
 
     fn in_us(&self) -> f64 {
-        self.copied_in.value().unwrap_or_else(|| self.out_us())
+        self.swapped_in.value().unwrap_or_else(|| self.out_us())
     }
 
     /// Microseconds to compute these positions of a prompt.
@@ -208,28 +208,28 @@ mod tests {
     fn a_copy_is_made_when_it_is_cheaper_and_not_otherwise() {
         let mut costs = measured();
         let offer = offer(0, 1000, 1 << 20);
-        assert!(costs.copying_pays(&offer), "unmeasured, a copy is free: it is how it is measured");
-        costs.copied_out(1 << 20, 1000.0);
-        costs.copied_in(1 << 20, 1000.0);
-        assert!(costs.copying_pays(&offer), "2 ms against 150 ms");
-        assert!(costs.restoring_pays(1 << 20, 0..1000));
-        assert!(!costs.restoring_pays(1 << 20, 996..1000), "four tokens are computed sooner");
-        assert!(!costs.restoring_pays(0, 1000..1000), "nothing is missing");
+        assert!(costs.swap_out_pays(&offer), "unmeasured, a copy is free: it is how it is measured");
+        costs.swapped_out(1 << 20, 1000.0);
+        costs.swapped_in(1 << 20, 1000.0);
+        assert!(costs.swap_out_pays(&offer), "2 ms against 150 ms");
+        assert!(costs.swap_in_pays(1 << 20, 0..1000));
+        assert!(!costs.swap_in_pays(1 << 20, 996..1000), "four tokens are computed sooner");
+        assert!(!costs.swap_in_pays(0, 1000..1000), "nothing is missing");
         for _ in 0..30 {
-            costs.copied_out(1 << 20, 1e6);
+            costs.swapped_out(1 << 20, 1e6);
         }
-        assert!(!costs.copying_pays(&offer), "a second for each copy");
-        assert!(!Costs::default().copying_pays(&offer), "nothing was ever computed");
+        assert!(!costs.swap_out_pays(&offer), "a second for each copy");
+        assert!(!Costs::default().swap_out_pays(&offer), "nothing was ever computed");
     }
 
     #[test]
     fn what_survives_by_itself_needs_no_copy() {
         let mut costs = measured();
-        (0..50).for_each(|_| costs.copied_out(1 << 20, 10_000.0));
-        assert!(costs.copying_pays(&offer(0, 1000, 1 << 20)));
+        (0..50).for_each(|_| costs.swapped_out(1 << 20, 10_000.0));
+        assert!(costs.swap_out_pays(&offer(0, 1000, 1 << 20)));
         (0..50).for_each(|_| costs.survived(99, 100));
-        assert!(!costs.copying_pays(&offer(0, 1000, 1 << 20)), "1 % of 150 ms against 10 ms");
+        assert!(!costs.swap_out_pays(&offer(0, 1000, 1 << 20)), "1 % of 150 ms against 10 ms");
         (0..50).for_each(|_| costs.survived(0, 100));
-        assert!(costs.copying_pays(&offer(0, 1000, 1 << 20)));
+        assert!(costs.swap_out_pays(&offer(0, 1000, 1 << 20)));
     }
 }

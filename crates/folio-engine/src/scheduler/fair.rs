@@ -51,7 +51,7 @@ struct Account {
     /// Sequences waiting or running.
     living: u32,
     /// Its own quota refused it last: it holds nobody back.
-    capped: bool,
+    quota_limited: bool,
 }
 
 #[derive(Debug, Default)]
@@ -146,7 +146,7 @@ impl Fairness {
             token: UNIT / u64::from(weight.max(1)),
             waiting: 0,
             living: 0,
-            capped: false,
+            quota_limited: false,
         })
     }
 
@@ -164,7 +164,7 @@ impl Fairness {
     pub fn leaves(&mut self, class: i32, tenant: TenantId) {
         let account = self.account(class, tenant);
         account.waiting -= 1;
-        account.capped = false;
+        account.quota_limited = false;
         let time = account.time;
         if let Some(class) = self.classes.get_mut(&class) {
             class.floor = class.floor.max(time);
@@ -172,13 +172,13 @@ impl Fairness {
     }
 
     /// Its own quota refuses a tenant. Until one of its sequences leaves the queue the others need not wait for it.
-    pub fn caps(&mut self, class: i32, tenant: TenantId) {
-        self.account(class, tenant).capped = true;
+    pub fn limit_by_quota(&mut self, class: i32, tenant: TenantId) {
+        self.account(class, tenant).quota_limited = true;
     }
 
-    pub fn is_capped(&self, head: Head) -> bool {
+    pub fn is_limited_by_quota(&self, head: Head) -> bool {
         let account = self.classes.get(&head.class).and_then(|class| class.accounts.get(&head.tenant));
-        account.is_some_and(|account| account.capped)
+        account.is_some_and(|account| account.quota_limited)
     }
 
     /// `prompt` prompt tokens were computed for the first time, `generated` ones were generated.

@@ -11,26 +11,26 @@
 //! |---|---|
 //! | `admission` | may this sequence get blocks now? |
 //! | `queue`, `fair` | who waits, and which tenant's turn it is |
-//! | `share` | who gets how much of a step's token budget |
-//! | `in_flight` | prefixes that are being computed right now |
+//! | `budget` | who gets how much of a step's token budget |
+//! | `shared_prefixes` | prefixes that are being computed right now |
 //! | `room` | the ledger of reservations: what is left for whom |
 //! | `preemption` | who loses its blocks |
 //! | `suspend` | who waits for something outside the steps |
 //! | `swap`, `costs` | what of them is kept in host memory, because computing it again would cost more |
 //! | `build` | the plan's entries; what is remembered of a step until its commit |
 //! | `commit` | what a result changes |
-//! | `group` | the choices of one request |
+//! | `requests` | the choices of one request |
 //! | `figures` | what is reported |
 //!
 //! # Steps under way
 //!
 //! No step is planned on a guess that can change a token. Behind an unfinished step a sequence goes on with tokens that are known,
-//! or with the one token that it chooses, named by its place ([`crate::plan::CHOSEN`]). Whatever depends on that token otherwise
+//! or with the one token that it chooses, named by its place ([`crate::plan::PLACEHOLDER`]). Whatever depends on that token otherwise
 //! (a guide, a history of penalties, the choices of one request, a running sum, a draft) sits out until its commit; everybody
 //! else overlaps. Rows behind an unfinished step of their sequence take blocks that are free for anybody, and preempt nobody.
 //!
 //! A sequence may end while later steps with rows of it are under way: a stop token, a cancellation, a failed step. Those rows are
-//! orphans, computed for nothing, their answers dropped. What the sequence held is given back at once, while the rows are still to
+//! orphans, computed for nothing, their answers dropped. What the sequence held is released at once, while the rows are still to
 //! be written, and nobody can see it, however many steps there are:
 //! - Whoever is given those blocks gets them in a later plan, and steps run in order: the orphan's row is written before.
 //! - A block that is in the index, or was kept as a tail to be copied from, counts positions before the orphan's, which lies
@@ -46,25 +46,25 @@
 //! nobody else does.
 //!
 //! Invariants, checked by [`Scheduler::check`]: `running` and `waiting` are disjoint and hold every sequence; granted tokens never
-//! exceed the budget; every request in `groups` still owes at least one `Finished`.
+//! exceed the budget; every request in `requests` still owes at least one `Finished`.
 //!
 //! Cost: O(running) per step plus a bounded look at the waiting queue; nothing is proportional to context length except
 //! what grows with it once (hashing a prompt, releasing a table). After warm-up a step allocates nothing unless a
 //! request arrives, forks or ends.
 
 mod admission;
+mod budget;
 mod build;
 mod check;
 mod commit;
 mod costs;
 mod fair;
 mod figures;
-mod group;
-mod in_flight;
 mod preemption;
 mod queue;
+mod requests;
 mod room;
-mod share;
+mod shared_prefixes;
 mod suspend;
 mod swap;
 
@@ -79,13 +79,13 @@ use crate::plan::{SequenceId, StepPlan};
 use crate::request::{Event, Micros, Request, RequestId};
 use crate::sequence::{Rank, Sequences, Slot};
 use crate::stats::Counters;
-use build::Flight;
+use budget::Step;
+use build::BegunStep;
 use costs::Costs;
-use group::Group;
-use in_flight::InFlight;
 use queue::Queue;
+use requests::RequestState;
 use room::Reservations;
-use share::Step;
+use shared_prefixes::SharedPrefixes;
 
 /// See the module documentation.
 pub struct Scheduler {
@@ -94,7 +94,7 @@ pub struct Scheduler {
     depth: usize,
     lag: u64,
     sequences: Sequences,
-    groups: FxHashMap<RequestId, Group>,
+    requests: FxHashMap<RequestId, RequestState>,
     /// Sequences that hold blocks, best rank first.
     running: Vec<(Rank, Slot)>,
     /// Free ones, see [`crate::plan::SequencePlan::table_slot`].
@@ -105,7 +105,7 @@ pub struct Scheduler {
     /// Sequences that wait for something outside, by when that ends at the latest.
     suspended: BTreeSet<(Micros, SequenceId, Slot)>,
     cancelled: Vec<CancelRequest>,
-    in_flight: InFlight,
+    shared_prefixes: SharedPrefixes,
     reservations: Reservations,
     /// Victims that wait for their last commit.
     preempting: u32,
@@ -113,8 +113,8 @@ pub struct Scheduler {
     /// The step being planned.
     step: Step,
     /// Steps that were begun and are not committed, oldest first; and the memory of others.
-    flights: VecDeque<Flight>,
-    spare: Vec<Flight>,
+    begun: VecDeque<BegunStep>,
+    spare: Vec<BegunStep>,
     events: Vec<(RequestId, Event)>,
     counters: Counters,
     queued: crate::mailbox::Queued,
@@ -136,19 +136,19 @@ impl Scheduler {
             depth: 1,
             lag: 1,
             sequences: Sequences::default(),
-            groups: FxHashMap::default(),
+            requests: FxHashMap::default(),
             running: Vec::new(),
             table_slots: Vec::new(),
             waiting,
             deadlines: BTreeSet::new(),
             suspended: BTreeSet::new(),
             cancelled: Vec::new(),
-            in_flight: InFlight::default(),
+            shared_prefixes: SharedPrefixes::default(),
             reservations: Reservations::default(),
             preempting: 0,
             costs: Costs::default(),
             step: Step::default(),
-            flights: VecDeque::new(),
+            begun: VecDeque::new(),
             spare: Vec::new(),
             events: Vec::new(),
             counters: Counters::default(),
@@ -184,19 +184,19 @@ impl Scheduler {
 
     /// Whether another step may be begun before the oldest is committed.
     pub fn has_room(&self) -> bool {
-        self.flights.len() < self.depth
+        self.begun.len() < self.depth
     }
 
     /// Whether a step is begun and not committed.
     pub fn under_way(&self) -> bool {
-        !self.flights.is_empty()
+        !self.begun.is_empty()
     }
 
     /// Decides the next step, which is under way from then on if it has sequences. Blocks of whatever was cancelled or is overdue
     /// are free before anything is decided.
     ///
     /// 1. Every running sequence that lacks one token gets it: decodes never wait for prompts.
-    /// 2. The rest of the budget goes to prompts (see `share`), those of waiting sequences included (see `admission`).
+    /// 2. The rest of the budget goes to prompts (see `budget`), those of waiting sequences included (see `admission`).
     pub fn plan(&mut self, cache: &mut KvCache, now: Micros) -> &StepPlan {
         debug_assert!(self.has_room(), "no more steps may be under way");
         self.now = now;
@@ -216,7 +216,7 @@ impl Scheduler {
 
     /// Number of the step being planned.
     fn next_step(&self) -> u64 {
-        self.counters.steps + self.flights.len() as u64 + 1
+        self.counters.steps + self.begun.len() as u64 + 1
     }
 
     /// The plan that was made last.
@@ -231,7 +231,7 @@ impl Scheduler {
 
     /// Something holds or wants blocks, an event is owed, or a step is not committed.
     pub fn has_work(&self) -> bool {
-        self.under_way() || !self.groups.is_empty() || !self.cancelled.is_empty() || !self.events.is_empty()
+        self.under_way() || !self.requests.is_empty() || !self.cancelled.is_empty() || !self.events.is_empty()
     }
 
     /// Ends every request, as when the engine stops.
@@ -244,7 +244,7 @@ impl Scheduler {
         self.now = now;
         cache.advance(now.0);
         self.recycle();
-        let mut ids: Vec<RequestId> = self.groups.keys().copied().collect();
+        let mut ids: Vec<RequestId> = self.requests.keys().copied().collect();
         ids.sort_unstable();
         for id in ids {
             self.end_request(cache, id, crate::request::FinishReason::Error, Some(error.into()));

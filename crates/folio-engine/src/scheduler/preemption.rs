@@ -11,7 +11,7 @@
 //!   guarantee; quotas alone never preempt, only the pool running dry does;
 //! - the worst class first, then who is of the requester's tenant and of worse priority;
 //! - it must free something in a cache group that lacks blocks, if anybody does;
-//! - price: tokens of blocks nobody else references (what others hold survives and costs nothing to find again), times
+//! - cost: tokens of blocks nobody else references (what others hold survives and costs nothing to find again), times
 //!   1 to 2 by progress (who is nearly done gives its blocks back soon by itself);
 //! - among equals the one that arrived last.
 //!
@@ -31,45 +31,45 @@ use super::room::Verdict;
 use crate::sequence::{Fresh, Running, Slot, State, Wait, Waiting};
 use crate::stats::WaitingFor;
 
-/// What came of asking for room.
+/// What came of asking for blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Room {
+pub(super) enum Allocation {
     Made,
     /// After a commit: its own, or that of a victim.
     Later,
     /// Nobody can give way, or the requester itself was the cheapest victim.
-    None,
+    Refused,
 }
 
 impl Scheduler {
     /// Makes sure `slot` has blocks of its own for `positions` positions, preempting others if it must and may.
-    pub(super) fn make_room(&mut self, cache: &mut KvCache, slot: Slot, positions: u32) -> Room {
+    pub(super) fn allocate(&mut self, cache: &mut KvCache, slot: Slot, positions: u32) -> Allocation {
         loop {
             let sequence = &self.sequences[slot];
-            let Some(running) = sequence.running() else { return Room::None };
+            let Some(running) = sequence.running() else { return Allocation::Refused };
             let needed = cache.needed(&running.table, positions);
             if needed.is_zero() {
-                return Room::Made;
+                return Allocation::Made;
             }
             // Rows behind its own unfinished ones take only what nobody was promised, itself included.
-            let own = (running.steps == 0).then_some(slot);
+            let own = (running.begun_steps == 0).then_some(slot);
             let lacking = match self.fits(cache, sequence.owner(), needed, own) {
-                Verdict::Fits if self.grow(cache, slot, positions) => return Room::Made,
-                Verdict::Fits => return Room::None,
-                Verdict::Lacks(_) if own.is_none() => return Room::Later,
+                Verdict::Fits if self.grow(cache, slot, positions) => return Allocation::Made,
+                Verdict::Fits => return Allocation::Refused,
+                Verdict::Lacks(_) if own.is_none() => return Allocation::Later,
                 Verdict::Lacks(lacking) => lacking.saturating_sub(self.coming(cache)),
             };
             if lacking.is_zero() {
-                return Room::Later;
+                return Allocation::Later;
             }
             match self.victim(cache, slot, lacking) {
                 Some(victim) if victim != slot => self.preempt(cache, victim),
-                _ => return Room::None,
+                _ => return Allocation::Refused,
             }
         }
     }
 
-    /// What victims give back at their last commit.
+    /// What victims release at their last commit.
     pub(super) fn coming(&self, cache: &KvCache) -> GroupCounts {
         let mut coming = GroupCounts::default();
         if self.preempting > 0 {
@@ -120,10 +120,10 @@ impl Scheduler {
         });
         candidates
             .map(|(rank, slot)| {
-                let (exclusive, price) = self.price(cache, *slot);
+                let (exclusive, cost) = self.recompute_cost(cache, *slot);
                 let frees = lacking.saturating_sub(exclusive) != lacking;
                 let below = requester.outranks(&self.sequences[*slot]).then_some(rank.priority);
-                let order = (Reverse(rank.class), Reverse(below), !frees, price, Reverse(rank.arrival));
+                let order = (Reverse(rank.class), Reverse(below), !frees, cost, Reverse(rank.arrival));
                 ((order, Reverse(rank.id)), *slot)
             })
             .min()
@@ -131,7 +131,7 @@ impl Scheduler {
     }
 
     /// What preempting it frees, and what computing it again would cost, in token units.
-    pub(super) fn price(&self, cache: &KvCache, slot: Slot) -> (GroupCounts, u64) {
+    pub(super) fn recompute_cost(&self, cache: &KvCache, slot: Slot) -> (GroupCounts, u64) {
         let sequence = &self.sequences[slot];
         let Some(running) = sequence.running() else { return (GroupCounts::default(), 0) };
         let exclusive = cache.exclusive_blocks(&running.table);
@@ -153,9 +153,9 @@ impl Scheduler {
         }
         self.counters.preemptions += 1;
         self.sequences[victim].timing.preemptions += 1;
-        let (copy, at_stake) = self.swap_out(cache, victim);
-        self.back_to_queue(cache, victim, copy, at_stake);
-        let copied = self.sequences[victim].waiting().is_some_and(|waiting| waiting.copy.is_some());
+        let (swapped, at_stake) = self.swap_out(cache, victim);
+        self.back_to_queue(cache, victim, swapped, at_stake);
+        let copied = self.sequences[victim].waiting().is_some_and(|waiting| waiting.swapped.is_some());
         self.counters.preemptions_swapped += u64::from(copied);
         self.step.preempted = true;
     }
@@ -165,7 +165,7 @@ impl Scheduler {
         &mut self,
         cache: &mut KvCache,
         slot: Slot,
-        copy: Option<Swapped>,
+        swapped: Option<Swapped>,
         at_stake: (u32, u32),
     ) {
         // What it waits for outside it goes on waiting for.
@@ -173,13 +173,14 @@ impl Scheduler {
         let wait = self.sequences[slot].suspension().unwrap_or(blocks);
         let fresh = self.release(cache, slot);
         let sequence = &mut self.sequences[slot];
-        let copy = copy.or(fresh.and_then(|fresh| fresh.copy));
-        sequence.state = State::Waiting(Waiting { copy, at_stake, ..Waiting::new(wait.reason, wait.since) });
+        let swapped = swapped.or(fresh.and_then(|fresh| fresh.swapped));
+        sequence.state =
+            State::Waiting(Waiting { swapped, at_stake, ..Waiting::new(wait.reason, wait.since) });
         let (tenant, rank) = (sequence.tenant(), sequence.rank);
         self.waiting.insert(tenant, rank, slot, wait.reason);
     }
 
-    /// Gives back what `slot` holds. What it is afterwards is the caller's business; until then it waits in no queue.
+    /// Releases what `slot` holds. What it is afterwards is the caller's business; until then it waits in no queue.
     pub(super) fn release(&mut self, cache: &mut KvCache, slot: Slot) -> Option<Fresh> {
         let sequence = &mut self.sequences[slot];
         if !sequence.is_running() {
@@ -194,7 +195,7 @@ impl Scheduler {
             Some(_) => cache.abandon(table, &sequence.tokens),
             None => cache.release(table, &sequence.tokens),
         };
-        self.in_flight.withdraw(slot, (&sequence.hashes, sequence.shares), &mut announced);
+        self.shared_prefixes.withdraw(slot, (&sequence.hashes, sequence.declared), &mut announced);
         let owner = sequence.owner();
         self.unreserve(owner, reserved);
         self.waiting.changes(suspended.map(|wait| wait.reason), None);

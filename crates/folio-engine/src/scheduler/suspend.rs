@@ -20,14 +20,14 @@ impl Scheduler {
     pub fn suspend(&mut self, request: RequestId, reason: WaitingFor, now: Micros) {
         debug_assert!(reason.is_outside(), "{reason:?} ends with the progress of others");
         self.now = now;
-        let members = self.groups.get(&request).map(|group| group.members.clone());
+        let members = self.requests.get(&request).map(|state| state.members.clone());
         members.into_iter().flatten().for_each(|slot| self.suspend_sequence(slot, reason));
     }
 
     /// What `request` waited for is there, or will never be. Nothing happens if it does not wait for that any more.
     pub fn resume(&mut self, request: RequestId, reason: WaitingFor, now: Micros) {
         self.now = now;
-        let members = self.groups.get(&request).map(|group| group.members.clone());
+        let members = self.requests.get(&request).map(|state| state.members.clone());
         for slot in members.into_iter().flatten() {
             if self.sequences[slot].suspension().is_some_and(|wait| wait.reason == reason) {
                 self.resume_sequence(slot);
@@ -52,7 +52,11 @@ impl Scheduler {
             State::Running(running) => {
                 running.suspended = Some(wait);
                 // Nobody waits for a prefix that may not come.
-                self.in_flight.withdraw(slot, (&sequence.hashes, sequence.shares), &mut running.announced);
+                self.shared_prefixes.withdraw(
+                    slot,
+                    (&sequence.hashes, sequence.declared),
+                    &mut running.announced,
+                );
                 self.waiting.changes(None, Some(reason));
                 self.counters.waits[reason] += 1;
             }

@@ -3,7 +3,7 @@
 //! Owns: the choice between copying and computing again, by measured cost (`costs`). Must never: matter for what is
 //! generated, or for who runs: without any copy everything is computed again, and the same bits come out.
 //!
-//! At a preemption two prices are compared: to copy what only the victim holds out and, as far as it will not survive in the
+//! At a preemption two costs are compared: to copy what only the victim holds out and, as far as it will not survive in the
 //! prefix cache, in again; and to compute again what will not survive. At its return, when it is known what survived, the
 //! same is asked once more. A copy lives until its sequence has run again or ends, whatever comes first. Until the step that
 //! makes it is committed its sequence waits ([`WaitingFor::SwapOut`]); if that step fails, it is forgotten.
@@ -11,7 +11,7 @@
 use folio_kv::{KvCache, Swapped};
 
 use super::Scheduler;
-use super::build::Flight;
+use super::build::BegunStep;
 use crate::plan::{BlockSwap, SwapTimes};
 use crate::request::RequestId;
 use crate::sequence::{Found, Sequence, Slot};
@@ -25,7 +25,7 @@ impl Scheduler {
         let table = &running.table;
         let Some(offer) = cache.swap_offer(table) else { return (None, (0, table.computed())) };
         let at_stake = (offer.from, offer.to);
-        if !self.costs.copying_pays(&offer) {
+        if !self.costs.swap_out_pays(&offer) {
             return (None, at_stake);
         }
         let blocks = cache.swap_out(table, &offer, &mut self.step.plan.swap_outs);
@@ -35,16 +35,16 @@ impl Scheduler {
 
     /// Looks for what host memory has of a waiting sequence, in its own copy or in others' of the same content, and whether using it
     /// beats what the device alone has. Changes what was found if so.
-    pub(super) fn look_up_host(&self, cache: &KvCache, sequence: &Sequence, found: &mut Found) {
-        let copy = sequence.waiting().and_then(|waiting| waiting.copy.as_ref());
-        if copy.is_none() && !cache.has_swapped() {
+    pub(super) fn look_up_swapped(&self, cache: &KvCache, sequence: &Sequence, found: &mut Found) {
+        let swapped = sequence.waiting().and_then(|waiting| waiting.swapped.as_ref());
+        if swapped.is_none() && !cache.has_swapped() {
             return;
         }
-        let Some(loadable) = cache.lookup_loading(&sequence.hashes, sequence.attachable(), copy) else {
+        let Some(loadable) = cache.lookup_loading(&sequence.hashes, sequence.attachable(), swapped) else {
             return;
         };
-        if self.costs.restoring_pays(loadable.bytes, found.cached..loadable.positions) {
-            *found = Found { lookup: loadable.lookup, restores: true, ..*found };
+        if self.costs.swap_in_pays(loadable.bytes, found.cached..loadable.positions) {
+            *found = Found { lookup: loadable.lookup, swaps_in: true, ..*found };
         }
     }
 
@@ -55,58 +55,58 @@ impl Scheduler {
         }
     }
 
-    /// Whether an unfinished step makes the sequence's copy.
-    pub(super) fn is_copied(&self, slot: Slot) -> bool {
+    /// Whether an unfinished step copies the sequence's blocks out.
+    pub(super) fn is_swapping_out(&self, slot: Slot) -> bool {
         let owner = (self.sequences[slot].id(), slot);
-        self.flights.iter().any(|flight| flight.swapped_out.contains(&owner))
+        self.begun.iter().any(|begun| begun.swapped_out.contains(&owner))
     }
 
     /// Forgets a copy of `slot`, if there is one.
-    pub(super) fn forget_copy(&mut self, cache: &mut KvCache, slot: Slot, copy: Option<Swapped>) {
-        let Some(copy) = copy else { return };
+    pub(super) fn drop_swapped(&mut self, cache: &mut KvCache, slot: Slot, swapped: Option<Swapped>) {
+        let Some(swapped) = swapped else { return };
         drop_of(slot, &mut self.step.plan.swap_outs, &mut self.step.swap_out_owners);
-        cache.drop_swapped(copy);
+        cache.drop_swapped(swapped);
     }
 
     /// The step ran: what it was to copy is copied.
-    pub(super) fn swaps_ran(&mut self, cache: &mut KvCache, flight: &Flight, times: SwapTimes) {
-        for (id, slot) in &flight.swapped_out {
+    pub(super) fn swaps_ran(&mut self, cache: &mut KvCache, begun: &BegunStep, times: SwapTimes) {
+        for (id, slot) in &begun.swapped_out {
             let lives = self.sequences.lives(*id, *slot);
             let waiting = lives.then(|| self.sequences[*slot].waiting()).flatten();
             waiting
-                .and_then(|waiting| waiting.copy.as_ref())
+                .and_then(|waiting| waiting.swapped.as_ref())
                 .into_iter()
-                .for_each(|copy| cache.swapped_out(copy));
+                .for_each(|swapped| cache.swapped_out(swapped));
         }
-        if flight.out_bytes > 0 {
-            self.counters.swapped_out_bytes += flight.out_bytes;
-            self.costs.copied_out(flight.out_bytes, times.out_us);
+        if begun.out_bytes > 0 {
+            self.counters.swapped_out_bytes += begun.out_bytes;
+            self.costs.swapped_out(begun.out_bytes, times.out_us);
         }
-        if flight.in_bytes > 0 {
-            self.counters.swapped_in_bytes += flight.in_bytes;
-            self.costs.copied_in(flight.in_bytes, times.in_us);
+        if begun.in_bytes > 0 {
+            self.counters.swapped_in_bytes += begun.in_bytes;
+            self.costs.swapped_in(begun.in_bytes, times.in_us);
         }
     }
 
     /// The step failed: nobody knows what of its copying happened.
-    pub(super) fn swaps_failed(&mut self, cache: &mut KvCache, flight: &Flight) {
-        for (id, slot) in &flight.swapped_out {
+    pub(super) fn swaps_failed(&mut self, cache: &mut KvCache, begun: &BegunStep) {
+        for (id, slot) in &begun.swapped_out {
             if self.sequences.lives(*id, *slot)
                 && let Some(waiting) = self.sequences[*slot].waiting_mut()
             {
                 waiting.found = None;
-                let copy = waiting.copy.take();
-                self.forget_copy(cache, *slot, copy);
+                let swapped = waiting.swapped.take();
+                self.drop_swapped(cache, *slot, swapped);
             }
         }
     }
 
     /// Every copy there is, and whose it is.
-    pub fn copies(&self) -> impl Iterator<Item = (RequestId, &folio_kv::Swapped)> {
+    pub fn swapped(&self) -> impl Iterator<Item = (RequestId, &folio_kv::Swapped)> {
         self.sequences.iter().filter_map(|sequence| {
-            let kept = sequence.waiting().and_then(|waiting| waiting.copy.as_ref());
-            let used = || sequence.running()?.fresh.as_ref()?.copy.as_ref();
-            kept.or_else(used).map(|copy| (sequence.request.id, copy))
+            let kept = sequence.waiting().and_then(|waiting| waiting.swapped.as_ref());
+            let used = || sequence.running()?.fresh.as_ref()?.swapped.as_ref();
+            kept.or_else(used).map(|swapped| (sequence.request.id, swapped))
         })
     }
 }

@@ -24,7 +24,7 @@
 //!
 //! # Who is looked at
 //!
-//! Per class the deepest block of the group freed longest ago and of the group freed last: a class's value rises with age up
+//! Per class the deepest block of the run freed longest ago and of the run freed last: a class's value rises with age up
 //! to its usual pause and falls after it, so the least is at an end. A block with children is passed over. Of those, the
 //! least recently used goes unless another is worth less by more than `DOUBT`: where classes do not differ in truth, the
 //! differences between their counts are noise, and following noise costs more than it can bring.
@@ -36,7 +36,7 @@
 
 use super::ghosts::{Ghost, Ghosts};
 use super::gittins::Lives;
-use super::groups::Groups;
+use super::runs::Runs;
 use super::{BlockMeta, EvictionPolicy};
 use crate::types::{BlockId, TenantId};
 
@@ -45,7 +45,7 @@ const KINDS: usize = 4;
 /// Requests with 0, 1..4, 4..16, 16..64, 64..256 new blocks, or more.
 const STEPS: usize = 6;
 const CLASSES: usize = KINDS * STEPS;
-/// Groups looked at from an end before the class is passed over.
+/// Runs looked at from an end before the class is passed over.
 const LOOK: usize = 8;
 /// The least recently used block goes unless another's value is lower by this share of it.
 const DOUBT: f64 = 0.15;
@@ -89,7 +89,7 @@ struct Release {
 #[derive(Debug)]
 pub struct LearnedLifetimes {
     depth_cost: f64,
-    groups: Groups,
+    runs: Runs,
     states: Vec<State>,
     lives: Lives,
     ghosts: Ghosts,
@@ -109,7 +109,7 @@ impl LearnedLifetimes {
     pub fn new(depth_cost: f64) -> Self {
         Self {
             depth_cost,
-            groups: Groups::new(0, CLASSES),
+            runs: Runs::new(0, CLASSES),
             states: Vec::new(),
             lives: Lives::new(KINDS, STEPS),
             ghosts: Ghosts::default(),
@@ -128,7 +128,7 @@ impl LearnedLifetimes {
     fn wanted(&mut self, block: BlockId) {
         let State { since, class, .. } = self.states[block.0 as usize];
         self.lives.used(class.into(), self.age(since));
-        self.groups.remove(block.0);
+        self.runs.remove(block.0);
         self.release.next = None;
     }
 
@@ -137,14 +137,14 @@ impl LearnedLifetimes {
             return;
         }
         self.updated = self.now;
-        let (now, groups) = (self.now, &self.groups);
+        let (now, runs) = (self.now, &self.runs);
         let age = |since| u64::from((now as u32).wrapping_sub(since));
         // Every step-th, a different residue each time, stands for `step` lives.
         let every = |len: usize| len.div_ceil(SAMPLE).max(1);
         let (blocks, ghosts) = (every(self.states.len()), every(self.ghosts.len()));
         let states = self.states.iter().enumerate().skip(now as usize % blocks).step_by(blocks);
         let cached = states
-            .filter(|(block, _)| groups.contains(*block as u32))
+            .filter(|(block, _)| runs.contains(*block as u32))
             .map(|(_, state)| (usize::from(state.class), age(state.since), blocks as f64));
         let evicted = self
             .ghosts
@@ -160,17 +160,14 @@ impl LearnedLifetimes {
         cost * self.lives.index(state.class.into(), self.age(state.since))
     }
 
-    fn leaf<I: Iterator<Item = u32>>(&self, groups: I, look: usize) -> Option<u32> {
-        groups.take(look).find(|block| self.states[*block as usize].leaf)
+    fn leaf<I: Iterator<Item = u32>>(&self, runs: I, look: usize) -> Option<u32> {
+        runs.take(look).find(|block| self.states[*block as usize].leaf)
     }
 
     /// The leaves at both ends of every class.
     fn candidates(&self) -> impl Iterator<Item = u32> + '_ {
         let ends = |class| {
-            [
-                self.leaf(self.groups.oldest_first(class), LOOK),
-                self.leaf(self.groups.youngest_first(class), 1),
-            ]
+            [self.leaf(self.runs.oldest_first(class), LOOK), self.leaf(self.runs.youngest_first(class), 1)]
         };
         (0..CLASSES).flat_map(ends).flatten()
     }
@@ -178,7 +175,7 @@ impl LearnedLifetimes {
 
 impl EvictionPolicy for LearnedLifetimes {
     fn resize(&mut self, blocks: u32) {
-        self.groups = Groups::new(blocks, CLASSES);
+        self.runs = Runs::new(blocks, CLASSES);
         self.states = vec![State::default(); blocks as usize];
         self.ghosts = Ghosts::new(blocks as usize);
     }
@@ -204,7 +201,7 @@ impl EvictionPolicy for LearnedLifetimes {
 
     fn on_hit(&mut self, block: BlockId, meta: &BlockMeta) {
         // In use, it is counted when it is freed; a freed tail stays freed and is copied from.
-        if self.groups.contains(block.0) {
+        if self.runs.contains(block.0) {
             self.wanted(block);
             self.on_free(block, meta);
         }
@@ -219,11 +216,11 @@ impl EvictionPolicy for LearnedLifetimes {
         let step = if follows { self.release.step } else { step(if known { 0 } else { new }) };
         let kind = meta.hits.saturating_add(before.into()).min(KINDS as u32 - 1) as u8;
         let class = kind * STEPS as u8 + step;
-        // In the same class too, it belongs to the child's group, the youngest there.
+        // In the same class too, it belongs to the child's run, the youngest there.
         let joins = follows && self.release.class == class;
         let state = &mut self.states[block.0 as usize];
         *state = State { since: self.now as u32, class, leaf: meta.children == 0, known: true, ..*state };
-        self.groups.push(class.into(), block.0, joins);
+        self.runs.push(class.into(), block.0, joins);
         self.release = Release { next: meta.parent, class, step };
     }
 
@@ -236,7 +233,7 @@ impl EvictionPolicy for LearnedLifetimes {
     }
 
     fn on_remove(&mut self, block: BlockId, meta: &BlockMeta) {
-        self.groups.remove(block.0);
+        self.runs.remove(block.0);
         self.release.next = None;
         let Some(hash) = meta.hash else { return };
         let State { since, before, class, .. } = self.states[block.0 as usize];
@@ -258,16 +255,16 @@ impl EvictionPolicy for LearnedLifetimes {
                 oldest = Some((age, value, block));
             }
         }
-        let chosen = match (least, oldest) {
+        let victim = match (least, oldest) {
             (Some((worth, least)), Some((_, value, _))) if worth < value * (1.0 - DOUBT) => Some(least),
             (_, oldest) => oldest.map(|(.., block)| block),
         };
-        let any = || (0..CLASSES).find_map(|class| self.leaf(self.groups.oldest_first(class), usize::MAX));
-        chosen.or_else(any).map(BlockId)
+        let any = || (0..CLASSES).find_map(|class| self.leaf(self.runs.oldest_first(class), usize::MAX));
+        victim.or_else(any).map(BlockId)
     }
 
     fn evictable(&self) -> u32 {
-        self.groups.len()
+        self.runs.len()
     }
 }
 

@@ -13,7 +13,7 @@
 //! What callers said about their content (priority, time to live) is not a policy's business: [`Retaining`] is around every
 //! policy, which never hears of it.
 //!
-//! Bytes for each block of the pool: 9 of [`Retaining`]; of [`LearnedLifetimes`] 12 of state, 12 of links, 20 for each group
+//! Bytes for each block of the pool: 9 of [`Retaining`]; of [`LearnedLifetimes`] 12 of state, 12 of links, 20 for each run
 //! of blocks that were freed together (a whole chain, mostly) and 90 for each evicted content that is remembered (8 for each
 //! block, at most 2^20 in all); of [`LruLeafFirst`] 8. So at 10 million blocks 42 where chains have 64 blocks, and 62 where
 //! each was freed alone. `examples/block_cost.rs` measures it.
@@ -23,11 +23,11 @@
 mod due;
 mod ghosts;
 mod gittins;
-mod groups;
 mod leaves;
 mod lifetimes;
 mod lru;
 mod retaining;
+mod runs;
 
 pub use lifetimes::LearnedLifetimes;
 pub use lru::LruLeafFirst;

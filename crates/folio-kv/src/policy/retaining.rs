@@ -44,7 +44,7 @@ const FREED: u8 = 0x80;
 
 /// See the module documentation.
 pub(crate) struct Retaining {
-    inner: Box<dyn EvictionPolicy>,
+    policy: Box<dyn EvictionPolicy>,
     levels: Vec<u8>,
     leaves: Leaves,
     due: Due,
@@ -58,10 +58,10 @@ fn is_inside(level: u8) -> bool {
 }
 
 impl Retaining {
-    pub fn new(mut inner: Box<dyn EvictionPolicy>, blocks: u32) -> Self {
-        inner.resize(blocks);
+    pub fn new(mut policy: Box<dyn EvictionPolicy>, blocks: u32) -> Self {
+        policy.resize(blocks);
         let levels = vec![UNTOLD; blocks as usize];
-        Self { inner, levels, leaves: Leaves::new(blocks, DEFAULT), due: Due::default(), outside: 0 }
+        Self { policy, levels, leaves: Leaves::new(blocks, DEFAULT), due: Due::default(), outside: 0 }
     }
 
     pub fn now(&self) -> u64 {
@@ -127,7 +127,7 @@ impl Retaining {
                 (true, false) => self.send_out(block, meta),
                 (false, true) => {
                     self.take_in(block, meta);
-                    self.inner.on_free(BlockId(block), meta);
+                    self.policy.on_free(BlockId(block), meta);
                 }
                 _ => {}
             }
@@ -140,24 +140,24 @@ impl Retaining {
 
     fn send_out(&mut self, block: u32, meta: &BlockMeta) {
         self.outside += 1;
-        self.inner.on_remove(BlockId(block), meta);
+        self.policy.on_remove(BlockId(block), meta);
     }
 
     fn take_in(&mut self, block: u32, meta: &BlockMeta) {
         self.outside -= 1;
-        self.inner.on_insert(BlockId(block), &BlockMeta { hits: 0, ..*meta });
+        self.policy.on_insert(BlockId(block), &BlockMeta { hits: 0, ..*meta });
     }
 
     /// Content of a block entered the index.
     pub fn on_insert(&mut self, block: BlockId, meta: &BlockMeta) {
         self.levels[block.0 as usize] = UNTOLD;
-        self.inner.on_insert(block, meta);
+        self.policy.on_insert(block, meta);
     }
 
     pub fn on_hit(&mut self, block: BlockId, meta: &BlockMeta) {
         let level = self.level(block.0);
         if !self.is_freed(block.0) || is_inside(level) {
-            self.inner.on_hit(block, meta);
+            self.policy.on_hit(block, meta);
         }
         if self.leaves.remove(meta.tenant, level, block.0) {
             self.leaves.push_youngest(meta.tenant, level, block.0);
@@ -167,7 +167,7 @@ impl Retaining {
     pub fn on_free(&mut self, block: BlockId, meta: &BlockMeta) {
         let level = self.level(block.0);
         self.levels[block.0 as usize] |= FREED;
-        self.inner.on_free(block, meta);
+        self.policy.on_free(block, meta);
         if !is_inside(level) {
             self.send_out(block.0, meta);
         }
@@ -181,7 +181,7 @@ impl Retaining {
         self.levels[block.0 as usize] &= !FREED;
         self.leaves.remove(meta.tenant, level, block.0);
         match is_inside(level) {
-            true => self.inner.on_use(block, meta),
+            true => self.policy.on_use(block, meta),
             false => self.take_in(block.0, meta),
         }
     }
@@ -189,7 +189,7 @@ impl Retaining {
     pub fn on_leaf(&mut self, block: BlockId, meta: &BlockMeta) {
         let (level, freed) = (self.level(block.0), self.is_freed(block.0));
         if !freed || is_inside(level) {
-            self.inner.on_leaf(block, meta);
+            self.policy.on_leaf(block, meta);
         }
         if freed {
             // Its child was the oldest: the rest of the chain goes before younger chains do.
@@ -201,7 +201,7 @@ impl Retaining {
         let level = self.level(block.0);
         self.leaves.remove(meta.tenant, level, block.0);
         match is_inside(level) {
-            true => self.inner.on_remove(block, meta),
+            true => self.policy.on_remove(block, meta),
             false => self.outside -= 1,
         }
         self.due.clear(block.0);
@@ -217,7 +217,7 @@ impl Retaining {
         if let Some(offered) = self.leaves.take_turn(0..DEFAULT) {
             return Some(BlockId(offered));
         }
-        let named = if self.inner.evictable() > 0 { self.inner.victim(taker) } else { None };
+        let named = if self.policy.evictable() > 0 { self.policy.victim(taker) } else { None };
         let Some(named) = named else { return self.leaves.take_turn(OPERATOR..u8::MAX).map(BlockId) };
         let leaf = self.leaves.contains(named.0);
         if leaf && self.level(named.0) == DEFAULT {
@@ -235,7 +235,7 @@ impl Retaining {
 
     /// Blocks that repeated calls of `victim` would give up.
     pub fn evictable(&self) -> u32 {
-        self.inner.evictable() + self.outside
+        self.policy.evictable() + self.outside
     }
 
     /// What does not hold for a block, in words. `freed`: it is indexed and in no table.

@@ -1,4 +1,4 @@
-//! Test data that is not ours: found by `FOLIO_TEST_DATA`, skipped loudly without it.
+//! Test data that is not ours: found by `FOLIO_TEST_DATA`, skipped with a warning without it.
 #![allow(dead_code)] // Each test file uses a part of this.
 
 use std::io::Read;

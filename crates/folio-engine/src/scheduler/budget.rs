@@ -13,14 +13,14 @@
 //!      prompt. What is left over goes to the oldest.
 //!
 //! Starvation freedom: the oldest advances in every step until it is done or its tenant is no longer behind; whoever is
-//! passed gets nothing until then and its tenant falls behind. If the oldest waits for a prefix, its leader takes its
+//! passed gets nothing until then and its tenant falls behind. If the oldest waits for a prefix, its producer takes its
 //! place. If it waits for blocks, see `admission` (bypasses are counted).
 
 use folio_kv::{GroupCounts, KvCache, TenantId};
 
 use super::Scheduler;
 use super::fair::Head;
-use super::preemption::Room;
+use super::preemption::Allocation;
 use super::swap::drop_of;
 use crate::plan::{SequenceId, StepPlan};
 use crate::request::RequestId;
@@ -39,7 +39,7 @@ pub(super) struct Step {
     /// Plans made so far, those without sequences included.
     pub plans: u64,
     /// Whose entries the plan holds.
-    pub lenders: Vec<(SequenceId, Slot)>,
+    pub entry_slots: Vec<(SequenceId, Slot)>,
     /// Whose table each of the plan's copies serves, and the same of its swaps.
     pub copy_owners: Vec<Slot>,
     pub swap_out_owners: Vec<Slot>,
@@ -68,13 +68,13 @@ impl Step {
 }
 
 /// Who comes first: class, virtual time of the tenant, and of those rank.
-pub(super) type Turn = (i32, u64, TenantId, Rank);
+pub(super) type QueueOrder = (i32, u64, TenantId, Rank);
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
     class: i32,
     /// Virtual time of its tenant when those before it have got what they want.
-    turn: u64,
+    virtual_time: u64,
     tenant: TenantId,
     priority: i32,
     remaining: u32,
@@ -85,8 +85,8 @@ struct Candidate {
 impl Scheduler {
     /// What a choice may say next, from the last token on that was told of it: verified in the next plan that has room for it.
     pub fn propose(&mut self, request: RequestId, choice: u32, drafts: &[u32]) {
-        let Some(group) = self.groups.get(&request) else { return };
-        for slot in &group.members {
+        let Some(state) = self.requests.get(&request) else { return };
+        for slot in &state.members {
             let sequence = &mut self.sequences[*slot];
             if sequence.choice.is_some_and(|own| own.index == choice) && sequence.history.is_none() {
                 sequence.drafts.clear();
@@ -113,12 +113,12 @@ impl Scheduler {
                 continue;
             }
             let from = sequence.running().map_or(0, |running| running.scheduled);
-            match self.make_room(cache, *slot, from + 1) {
-                Room::Made => self.grant(*slot, 1),
+            match self.allocate(cache, *slot, from + 1) {
+                Allocation::Made => self.grant(*slot, 1),
                 // A reservation is never broken, so this is a stall of one step at most.
-                Room::None if self.sequences[*slot].has_reservation() => {}
-                Room::None => self.preempt(cache, *slot),
-                Room::Later => {}
+                Allocation::Refused if self.sequences[*slot].has_reservation() => {}
+                Allocation::Refused => self.preempt(cache, *slot),
+                Allocation::Later => {}
             }
         }
         order.retain(|slot| !self.sequences[*slot].drafts.is_empty());
@@ -200,7 +200,7 @@ impl Scheduler {
                 candidates.push(self.candidate(slot, rows));
             }
         }
-        let mut oldest = candidates.iter().map(|c| (self.turn_of(c.slot), *c)).min();
+        let mut oldest = candidates.iter().map(|c| (self.queue_order(c.slot), *c)).min();
         if self.admission_possible() {
             let mut heads = std::mem::take(&mut self.step.heads);
             self.waiting.fair.heads(&mut heads);
@@ -218,7 +218,7 @@ impl Scheduler {
         cache: &KvCache,
         heads: &[Head],
         candidates: &mut Vec<Candidate>,
-        oldest: &mut Option<(Turn, Candidate)>,
+        oldest: &mut Option<(QueueOrder, Candidate)>,
     ) {
         let (scan, scan_shared) = (SCAN_MAX / heads.len().max(1), SCAN_SHARED_MAX / heads.len().max(1));
         let mut behind: Option<Head> = None;
@@ -235,18 +235,18 @@ impl Scheduler {
             order.extend(self.waiting.of(head.class, head.tenant).take(scan + scan_shared));
             let mut looked_at = 0;
             for slot in &order {
-                if let Some(leader) = self.still_shared(*slot) {
-                    // Its leader works for it, with its rank.
-                    let turn = self.turn_of(*slot);
-                    let leader = candidates.iter().find(|c| c.slot == leader).copied();
-                    *oldest = (*oldest).into_iter().chain(leader.map(|leader| (turn, leader))).min();
+                if let Some(producer) = self.still_shared(*slot) {
+                    // Its producer works for it, with its rank.
+                    let order = self.queue_order(*slot);
+                    let producer = candidates.iter().find(|c| c.slot == producer).copied();
+                    *oldest = (*oldest).into_iter().chain(producer.map(|producer| (order, producer))).min();
                     continue;
                 }
                 let new = self.waiting_candidate(cache, *slot);
                 candidates.push(new);
-                *oldest = (*oldest).into_iter().chain([(self.turn_of(*slot), new)]).min();
+                *oldest = (*oldest).into_iter().chain([(self.queue_order(*slot), new)]).min();
                 let first = behind.is_none_or(|behind| behind.class != head.class);
-                if first && !self.waiting.fair.is_capped(*head) {
+                if first && !self.waiting.fair.is_limited_by_quota(*head) {
                     behind = Some(*head);
                 }
                 looked_at += 1;
@@ -280,12 +280,12 @@ impl Scheduler {
     fn candidate(&self, slot: Slot, remaining: u32) -> Candidate {
         let sequence = &self.sequences[slot];
         let (rank, tenant) = (sequence.rank, sequence.tenant());
-        let turn = self.waiting.fair.time(rank.class, tenant);
-        Candidate { class: rank.class, turn, tenant, priority: rank.priority, remaining, rank, slot }
+        let virtual_time = self.waiting.fair.time(rank.class, tenant);
+        Candidate { class: rank.class, virtual_time, tenant, priority: rank.priority, remaining, rank, slot }
     }
 
     /// Class, then the tenant that is behind, then the tenant's own order.
-    pub(super) fn turn_of(&self, slot: Slot) -> Turn {
+    pub(super) fn queue_order(&self, slot: Slot) -> QueueOrder {
         let sequence = &self.sequences[slot];
         let (rank, tenant) = (sequence.rank, sequence.tenant());
         (rank.class, self.waiting.fair.time(rank.class, tenant), tenant, rank)
@@ -303,7 +303,7 @@ impl Scheduler {
                 ahead = 0;
             }
             let Candidate { class, tenant, remaining, .. } = candidates[at];
-            candidates[at].turn += ahead;
+            candidates[at].virtual_time += ahead;
             ahead += self.waiting.fair.cost(class, tenant, remaining);
         }
         candidates.sort_unstable();
@@ -319,14 +319,14 @@ impl Scheduler {
         let from = running.scheduled + running.granted;
         let to = (from + tokens).min(sequence.known());
         let before = cache.available();
-        let to = match self.make_room(cache, slot, to) {
-            Room::Made => to,
-            Room::Later | Room::None => self.make_some_room(cache, slot, to),
+        let to = match self.allocate(cache, slot, to) {
+            Allocation::Made => to,
+            Allocation::Later | Allocation::Refused => self.allocate_some(cache, slot, to),
         };
         self.took(slot, before.saturating_sub(cache.available()));
         let got = to.saturating_sub(from);
         self.grant(slot, got);
-        let unused = |running: &Running| running.never_ran() && running.granted + running.steps == 0;
+        let unused = |running: &Running| running.never_ran() && running.granted + running.begun_steps == 0;
         if self.sequences[slot].running().is_some_and(unused) {
             // A table that is not run in the step it was attached in would miss its copy.
             self.back_to_queue(cache, slot, None, (0, 0));
@@ -335,10 +335,10 @@ impl Scheduler {
     }
 
     /// As many positions as fit without preempting anybody.
-    fn make_some_room(&mut self, cache: &mut KvCache, slot: Slot, wanted: u32) -> u32 {
+    fn allocate_some(&mut self, cache: &mut KvCache, slot: Slot, wanted: u32) -> u32 {
         let sequence = &self.sequences[slot];
         let Some(running) = sequence.running().filter(|running| !running.preempted) else { return 0 };
-        let own = (running.steps == 0).then_some(slot);
+        let own = (running.begun_steps == 0).then_some(slot);
         let spare = self.unreserved(cache, cache.available_to(sequence.owner()), own);
         let table = &running.table;
         let blocks = spare.least(cache.groups());
@@ -358,7 +358,7 @@ impl Scheduler {
         }
     }
 
-    /// The leader `slot` waits for, if it still must.
+    /// The producer of the prefix that `slot` waits for, if it still must.
     fn still_shared(&mut self, slot: Slot) -> Option<Slot> {
         let sequence = &self.sequences[slot];
         let waiting = sequence.waiting()?;
@@ -366,6 +366,6 @@ impl Scheduler {
         if wait.reason != WaitingFor::SharedPrefix || wait.is_over(self.now, &self.config) {
             return None;
         }
-        self.in_flight.owner(sequence.hashes.get(sequence.shares, waiting.awaited_block)?)
+        self.shared_prefixes.producer(sequence.hashes.get(sequence.declared, waiting.awaited_block)?)
     }
 }

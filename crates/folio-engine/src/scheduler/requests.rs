@@ -19,14 +19,14 @@ use crate::request::{
 use crate::sequence::{Choice, Rank, Sequence, Slot, State, Waiting, choice_seed};
 use crate::stats::WaitingFor;
 
-pub(crate) struct Group {
+pub(crate) struct RequestState {
     pub tenant: folio_kv::TenantId,
     pub deadline: Option<Micros>,
     pub prompt_len: u32,
     /// Its sequences, one until the prompt is computed.
     pub members: Vec<Slot>,
     /// Choices that have not got their first token, ascending. Empty once the prompt is done.
-    pub unborn: Vec<u32>,
+    pub unforked: Vec<u32>,
     /// Those that the step with the prompt's last row samples.
     pub sampled: Vec<u32>,
     /// It was part of a plan.
@@ -37,10 +37,10 @@ pub(crate) struct Group {
     pub seed: u64,
 }
 
-impl Group {
+impl RequestState {
     /// The choice, if there is but one and its prompt is not computed.
     pub fn single(&self) -> Option<Choice> {
-        match self.unborn[..] {
+        match self.unforked[..] {
             [index] => Some(Choice { index, seed: choice_seed(self.seed, index) }),
             _ => None,
         }
@@ -59,12 +59,12 @@ impl Scheduler {
             arrival: self.next_arrival,
             id: self.new_sequence_id(),
         };
-        let mut group = Group {
+        let mut state = RequestState {
             tenant: request.tenant,
             deadline: request.deadline,
             prompt_len: request.prompt.len() as u32,
             members: Vec::with_capacity(request.n as usize),
-            unborn: (0..request.n).collect(),
+            unforked: (0..request.n).collect(),
             sampled: Vec::with_capacity(request.n as usize),
             scheduled: false,
             cached_tokens: None,
@@ -74,13 +74,13 @@ impl Scheduler {
         let id = request.id;
         let sequence = first_sequence(request, hashes, rank, now, self.config.max_model_len);
         let slot = self.sequences.insert(Box::new(sequence));
-        group.members.push(slot);
-        self.waiting.fair.begins(rank.class, group.tenant);
-        self.waiting.insert(group.tenant, rank, slot, WaitingFor::Turn);
-        if let Some(deadline) = group.deadline {
+        state.members.push(slot);
+        self.waiting.fair.begins(rank.class, state.tenant);
+        self.waiting.insert(state.tenant, rank, slot, WaitingFor::Turn);
+        if let Some(deadline) = state.deadline {
             self.deadlines.insert((deadline, id));
         }
-        self.groups.insert(id, group);
+        self.requests.insert(id, state);
     }
 
     /// Acts on cancellations, waits that are over and passed deadlines.
@@ -110,31 +110,31 @@ impl Scheduler {
         reason: FinishReason,
         error: Option<Arc<str>>,
     ) {
-        let Some(group) = self.groups.get(&id) else { return };
-        let mut members = group.members.clone();
+        let Some(state) = self.requests.get(&id) else { return };
+        let mut members = state.members.clone();
         members.sort_unstable_by_key(|slot| self.sequences[*slot].choice.map_or(0, |choice| choice.index));
         for slot in members {
             match self.sequences[slot].choice {
                 Some(_) => self.finish(cache, slot, reason, None, error.clone()),
-                None => self.finish_unborn(cache, slot, reason, error.clone()),
+                None => self.finish_unforked(cache, slot, reason, error.clone()),
             }
         }
     }
 
-    /// Ends a single choice, born or not. Unknown choices are ignored.
+    /// Ends a single choice, forked or not. Unknown choices are ignored.
     fn end_choice(&mut self, cache: &mut KvCache, id: RequestId, choice: u32, reason: FinishReason) {
-        let Some(group) = self.groups.get_mut(&id) else { return };
-        if let Some(at) = group.unborn.iter().position(|unborn| *unborn == choice) {
-            if group.unborn.len() == 1 {
+        let Some(state) = self.requests.get_mut(&id) else { return };
+        if let Some(at) = state.unforked.iter().position(|unforked| *unforked == choice) {
+            if state.unforked.len() == 1 {
                 return self.end_request(cache, id, reason, None);
             }
-            group.unborn.remove(at);
-            let leader = group.members[0];
+            state.unforked.remove(at);
+            let leader = state.members[0];
             let timing = self.sequences[leader].timing;
             self.emit_finished(id, choice, reason, None, None, timing);
             return;
         }
-        let member = group
+        let member = state
             .members
             .iter()
             .copied()
@@ -145,7 +145,7 @@ impl Scheduler {
     }
 
     /// Ends all choices of a request whose prompt is not computed.
-    pub(super) fn finish_unborn(
+    pub(super) fn finish_unforked(
         &mut self,
         cache: &mut KvCache,
         leader: Slot,
@@ -154,15 +154,15 @@ impl Scheduler {
     ) {
         let id = self.sequences[leader].request.id;
         let timing = self.sequences[leader].timing;
-        let unborn =
-            self.groups.get_mut(&id).map(|group| std::mem::take(&mut group.unborn)).unwrap_or_default();
-        for choice in unborn {
+        let unforked =
+            self.requests.get_mut(&id).map(|state| std::mem::take(&mut state.unforked)).unwrap_or_default();
+        for choice in unforked {
             self.emit_finished(id, choice, reason, None, error.clone(), timing);
         }
-        self.retire(cache, leader);
+        self.free_sequence(cache, leader);
     }
 
-    /// Ends one born choice.
+    /// Ends one forked choice.
     pub(super) fn finish(
         &mut self,
         cache: &mut KvCache,
@@ -175,34 +175,34 @@ impl Scheduler {
         let (id, timing) = (sequence.request.id, sequence.timing);
         let choice = sequence.choice.map_or(0, |choice| choice.index);
         self.emit_finished(id, choice, reason, stop_token, error, timing);
-        self.retire(cache, slot);
+        self.free_sequence(cache, slot);
     }
 
-    /// Gives back everything a sequence holds, and forgets its request with the last one.
-    pub(super) fn retire(&mut self, cache: &mut KvCache, slot: Slot) {
+    /// Releases everything a sequence holds, and forgets its request with the last one.
+    pub(super) fn free_sequence(&mut self, cache: &mut KvCache, slot: Slot) {
         self.forget_suspension(slot);
         let fresh = self.release(cache, slot);
         let Some(mut sequence) = self.sequences.remove(slot) else { return };
-        let mut copy = fresh.and_then(|fresh| fresh.copy);
+        let mut swapped = fresh.and_then(|fresh| fresh.swapped);
         if let Some(waiting) = sequence.waiting_mut() {
-            copy = copy.or(waiting.copy.take());
+            swapped = swapped.or(waiting.swapped.take());
             let reason = waiting.wait.reason;
             self.waiting.remove(sequence.tenant(), sequence.rank, slot, reason);
         }
-        self.forget_copy(cache, slot, copy);
+        self.drop_swapped(cache, slot, swapped);
         self.waiting.fair.ends(sequence.rank.class, sequence.tenant());
         let id = sequence.request.id;
-        let Some(group) = self.groups.get_mut(&id) else { return };
-        group.members.retain(|member| *member != slot);
-        if group.members.is_empty() {
-            if let Some(deadline) = group.deadline {
+        let Some(state) = self.requests.get_mut(&id) else { return };
+        state.members.retain(|member| *member != slot);
+        if state.members.is_empty() {
+            if let Some(deadline) = state.deadline {
                 self.deadlines.remove(&(deadline, id));
             }
-            if !group.scheduled {
+            if !state.scheduled {
                 self.queued.requests -= 1;
-                self.queued.tokens -= u64::from(group.prompt_len);
+                self.queued.tokens -= u64::from(state.prompt_len);
             }
-            self.groups.remove(&id);
+            self.requests.remove(&id);
         }
     }
 
@@ -252,7 +252,7 @@ fn first_sequence(
         scored: 0,
         hidden_sum: None,
         hashes,
-        shares: false,
+        declared: false,
         high_water: 0,
         timing: Timing { arrived: now, ..Timing::default() },
         entry: Sequence::empty_plan(rank.id),

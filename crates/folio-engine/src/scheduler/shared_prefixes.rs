@@ -2,8 +2,8 @@
 //!
 //! Owns: block hash -> the running sequence that will publish that block. Must never: decide who waits.
 //!
-//! Invariants: every entry's owner is running and has not computed that block yet; a block has one owner. A sequence
-//! that waits for an entry is woken by its absence: published, or the owner ended or was preempted. An owner never
+//! Invariants: every entry's producer is running and has not computed that block yet; a block has one producer. A sequence
+//! that waits for an entry is woken by its absence: published, or the producer ended or was preempted. A producer never
 //! waits for an entry itself (only waiting sequences do), so there are no cycles.
 //!
 //! Cost: O(blocks of the prompt) once per sequence, one lookup per waiting sequence and step. Hashes start at a
@@ -15,20 +15,20 @@ use rustc_hash::FxHashMap;
 use crate::sequence::{Sequence, Slot};
 
 #[derive(Default)]
-pub(crate) struct InFlight {
-    owner: FxHashMap<BlockHash, Slot>,
+pub(crate) struct SharedPrefixes {
+    producer: FxHashMap<BlockHash, Slot>,
 }
 
-impl InFlight {
-    pub fn owner(&self, hash: &BlockHash) -> Option<Slot> {
-        self.owner.get(hash).copied()
+impl SharedPrefixes {
+    pub fn producer(&self, hash: &BlockHash) -> Option<Slot> {
+        self.producer.get(hash).copied()
     }
 
     /// `slot` is about to publish the full prompt blocks from `from` on.
     pub fn announce(&mut self, slot: Slot, of: &Sequence, from: u32) -> (u32, u32) {
         let to = of.prompt_blocks();
-        for hash in (from..to).filter_map(|at| of.hashes.get(of.shares, at)) {
-            self.owner.entry(*hash).or_insert(slot);
+        for hash in (from..to).filter_map(|at| of.hashes.get(of.declared, at)) {
+            self.producer.entry(*hash).or_insert(slot);
         }
         (from.min(to), to)
     }
@@ -37,14 +37,15 @@ impl InFlight {
     pub fn published(
         &mut self,
         slot: Slot,
-        (hashes, shares): (&BlockHashes, bool),
+        (hashes, declared): (&BlockHashes, bool),
         announced: &mut (u32, u32),
         upto: u32,
     ) {
         while announced.0 < upto.min(announced.1) {
-            if let Some(hash) = hashes.get(shares, announced.0).filter(|hash| self.owner(hash) == Some(slot))
+            if let Some(hash) =
+                hashes.get(declared, announced.0).filter(|hash| self.producer(hash) == Some(slot))
             {
-                self.owner.remove(hash);
+                self.producer.remove(hash);
             }
             announced.0 += 1;
         }
@@ -56,6 +57,6 @@ impl InFlight {
     }
 
     pub fn len(&self) -> usize {
-        self.owner.len()
+        self.producer.len()
     }
 }
