@@ -1,9 +1,10 @@
 //! What it takes from the mailbox to the plan when all of a long prompt is cached:
 //! `cargo run --release -p folio-engine --example attach_cost [-- BLOCKS ...]`, by default pools of 100,000 and 10,000,000 blocks.
 //!
-//! Prompts of 100,000 tokens, in blocks of 16, fill the pool; their blocks lie scattered over it, because they were computed side by
-//! side in random order. *admit*: the scheduler takes the request in. *plan*: it looks the prompt up, attaches it and makes the
-//! plan. *attach*, *release*: of these the cache's part, measured by itself. All with the hashes given, as a server gives them.
+//! Prompts of 100,000 tokens, in blocks of 16, fill the pool; their blocks lie scattered over it, because 64 of them were computed
+//! side by side, in chunks of 512 tokens and random order (`--scatter`: block by block, which no cache of a processor likes).
+//! *admit*: the scheduler takes the request in. *plan*: it looks the prompt up, attaches it and makes the plan. *attach*,
+//! *release*: of these the cache's part, measured by itself. All with the hashes given, as a server gives them.
 
 use std::time::{Duration, Instant};
 
@@ -29,8 +30,8 @@ fn prompt(of: u32) -> Vec<u32> {
     (0..PROMPT).map(|at| (at ^ of.wrapping_mul(0x9e37_79b9)) % 200_000).collect()
 }
 
-/// Fills the pool with prompts, many at a time, a block of one after a block of another.
-fn fill(cache: &mut KvCache, prompts: u32) {
+/// Fills the pool with prompts, many at a time, a chunk of one after a chunk of another.
+fn fill(cache: &mut KvCache, prompts: u32, chunk: u32) {
     let mut random = Random(7);
     let mut next = 0;
     while next < prompts {
@@ -46,7 +47,7 @@ fn fill(cache: &mut KvCache, prompts: u32) {
         while !open.is_empty() {
             let at = random.below(open.len());
             let (table, tokens) = &mut open[at];
-            let to = table.computed() + BLOCK;
+            let to = (table.computed() + chunk).min(PROMPT);
             cache.grow(table, to, &mut Vec::new()).expect("the pool holds all prompts");
             cache.commit(table, tokens, to).expect("what was grown can be committed");
             if to == PROMPT {
@@ -63,12 +64,12 @@ fn show(mut times: Vec<Duration>) -> String {
     format!("median {:8.1} us, worst {:8.1} us", us(times.len() / 2), us(times.len() - 1))
 }
 
-fn measure(blocks: u32) {
+fn measure(blocks: u32, chunk: u32) {
     let config = CacheConfig { blocks, block_tokens: BLOCK, bytes_per_block: 1 };
     let mut cache = KvCache::new(config, default_policy(0.001));
     // Some blocks are left free for what is computed behind the prompts.
     let prompts = (blocks - 200) / PER_PROMPT;
-    fill(&mut cache, prompts);
+    fill(&mut cache, prompts, chunk);
     let limits = SchedulerConfig { max_model_len: 2 * PROMPT, ..SchedulerConfig::default() };
     let mut scheduler = Scheduler::new(limits).expect("valid limits");
     let (mut admit, mut plan, mut attach, mut release) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -112,12 +113,17 @@ fn measure(blocks: u32) {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut sizes = Vec::new();
+    let mut chunk = 512;
     for argument in std::env::args().skip(1) {
+        if argument == "--scatter" {
+            chunk = BLOCK;
+            continue;
+        }
         sizes.push(argument.parse().map_err(|_| format!("`{argument}` is not a number of blocks"))?);
     }
     if sizes.is_empty() {
         sizes = vec![100_000, 10_000_000];
     }
-    sizes.into_iter().for_each(measure);
+    sizes.into_iter().for_each(|blocks| measure(blocks, chunk));
     Ok(())
 }

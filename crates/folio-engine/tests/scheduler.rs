@@ -104,6 +104,19 @@ fn a_shared_prefix_is_computed_once() {
     assert_eq!(machine.scheduler.counters().waits[WaitingFor::SharedPrefix], 3);
 }
 
+/// The block with a prompt's last token is computed by each of them: nobody waits for another's.
+#[test]
+fn equal_prompts_of_whole_blocks_are_admitted_together() {
+    let mut machine = Machine::new(config(), 200, 16);
+    let prompt = text(1, 64);
+    machine.submit(request(1, &prompt, 1));
+    machine.run();
+    (2..=5).for_each(|id| machine.submit(request(id, &prompt, 3)));
+    assert_eq!(machine.step().sequences.len(), 4, "all of it but the last block is there");
+    machine.run();
+    assert_eq!(machine.scheduler.counters().waits[WaitingFor::SharedPrefix], 0);
+}
+
 #[test]
 fn tenants_do_not_share_a_prefix() {
     let mut machine = Machine::new(config(), 200, 16);

@@ -17,7 +17,7 @@
 use crate::cache::KvCache;
 use crate::counts::{GroupCounts, MAX_GROUPS};
 use crate::hash::BlockHashes;
-use crate::nodes::Parent;
+use crate::nodes::{Parent, RUN};
 use crate::policy::NONE;
 use crate::table::{BlockTable, Lists, Query};
 use crate::types::{BlockCopy, BlockHash, BlockId, HOLE, TenantId};
@@ -107,17 +107,21 @@ impl KvCache {
         let mut best = Prefix { blocks: 0, last: None, last_declared: None, idle: 0, chain: 0, declared };
         let shared = hashes.root().declared_blocks();
         let (mut runs, mut idle) = ([0; MAX_GROUPS], 0);
-        for hash in hashes.iter(declared).take(blocks as usize) {
-            let Some(node) = self.nodes.find(hash) else { break };
-            let Some(block) = self.place(0, node) else { break };
-            each(block);
-            best.chain += 1;
-            if declared && best.chain == shared {
-                best.last_declared = Some(node);
-            }
-            idle += u32::from(self.slot(0, block).refs == 0);
-            if self.covered(&mut runs, node, best.chain) {
-                best = Prefix { blocks: best.chain, last: Some(node), idle, ..best };
+        let mut hashes = hashes.iter(declared).take(blocks as usize);
+        let (mut run, mut found) = ([0; RUN], RUN);
+        while found == RUN {
+            found = self.nodes.find_run(&mut hashes, &mut run);
+            for &node in &run[..found] {
+                let Some(block) = self.place(0, node) else { return best };
+                each(block);
+                best.chain += 1;
+                if declared && best.chain == shared {
+                    best.last_declared = Some(node);
+                }
+                idle += u32::from(self.slot(0, block).refs == 0);
+                if self.covered(&mut runs, node, best.chain) {
+                    best = Prefix { blocks: best.chain, last: Some(node), idle, ..best };
+                }
             }
         }
         best
@@ -260,12 +264,7 @@ impl KvCache {
         }
         list.truncate(prefix.blocks as usize);
         table.lists[0] = std::mem::take(list);
-        for at in 0..table.lists[0].len() {
-            self.reference(0, table.lists[0][at]);
-        }
-        for at in 0..table.lists[0].len() {
-            self.hit(table.lists[0][at]);
-        }
+        self.hit_all(&table.lists[0]);
         let full = table.capacity();
         (table.computed, table.confirmed, table.published[0]) = (full, full, prefix.blocks);
         self.others().for_each(|group| self.attach_group(&mut table, group));

@@ -9,7 +9,7 @@ use crate::account::BlockTime;
 use crate::cache::KvCache;
 use crate::counts::{GroupCounts, MAX_GROUPS};
 use crate::events::{CacheEvent, Medium};
-use crate::nodes::Parent;
+use crate::nodes::{Parent, RUN};
 use crate::policy::{BlockMeta, NONE};
 use crate::pool::Slot;
 use crate::stats::TenantStats;
@@ -152,6 +152,48 @@ impl KvCache {
         let held = self.held(tenant, group);
         held.cached -= 1;
         held.active += 1;
+    }
+
+    /// References published blocks of group 0, a chain, that a lookup found. What is counted for a tenant is counted once for each
+    /// run of blocks of the same.
+    pub(crate) fn hit_all(&mut self, chain: &[BlockId]) {
+        for run in chain.chunks(RUN) {
+            self.policy.prefetch(run);
+            let touched = run.iter().map(|block| self.slot(0, *block).refs);
+            std::hint::black_box(touched.fold(0, |all, refs| all ^ refs));
+            let (mut used, mut of) = (0, self.slot(0, run[0]).tenant);
+            for &block in run {
+                let group = &mut self.groups[0];
+                let slot = group.pool.slot_mut(block.0);
+                slot.refs += 1;
+                let (is_first, tenant, filled) = (slot.refs == 1, slot.tenant, slot.filled);
+                let mut meta = self.meta(block);
+                if is_first {
+                    self.groups[0].stats.active_written_slots += u64::from(filled);
+                    self.policy.on_use(block, &meta);
+                    if tenant != of {
+                        self.use_cached(std::mem::replace(&mut of, tenant), std::mem::take(&mut used));
+                    }
+                    used += 1;
+                }
+                let node = self.node_of(block);
+                let it = self.nodes.node_mut(node);
+                it.hits = it.hits.saturating_add(1);
+                meta.hits = it.hits.into();
+                self.nodes.touch(node);
+                self.policy.on_hit(block, &meta);
+            }
+            self.use_cached(of, used);
+        }
+    }
+
+    /// So many cached blocks of group 0 became active.
+    fn use_cached(&mut self, tenant: TenantId, blocks: u32) {
+        self.groups[0].stats.cached_blocks -= blocks;
+        self.groups[0].stats.active_blocks += blocks;
+        let held = self.held(tenant, 0);
+        held.cached -= blocks;
+        held.active += blocks;
     }
 
     /// A private block becomes free with its last reference, another cached.

@@ -53,6 +53,9 @@ const _: () = assert!(size_of::<Node>() == 64);
 
 const ROOT: u32 = 1 << 31;
 
+/// Nodes that are looked up side by side.
+pub(crate) const RUN: usize = 64;
+
 impl Node {
     /// Its block of group 0 on the device.
     pub fn slot(&self) -> Option<u32> {
@@ -126,6 +129,32 @@ impl Nodes {
     /// The full node with this hash, wherever it resides.
     pub fn find(&self, hash: &BlockHash) -> Option<u32> {
         self.index.find(hash, &self.nodes)
+    }
+
+    /// The nodes of the next hashes, as long as there are some and at most [`RUN`]; returns how many. Places in the index and records
+    /// are touched side by side before they are looked at, so that a long chain does not wait for memory once for each.
+    pub fn find_run<'a>(
+        &self,
+        hashes: &mut impl Iterator<Item = &'a BlockHash>,
+        run: &mut [u32; RUN],
+    ) -> usize {
+        let mut wanted = [None; RUN];
+        let mut count = 0;
+        for (hash, (wanted, likely)) in hashes.zip(wanted.iter_mut().zip(run.iter_mut())).take(RUN) {
+            *wanted = Some(hash);
+            *likely = self.index.likely(hash);
+            count += 1;
+        }
+        let touched =
+            run[..count].iter().map(|node| self.nodes.get(*node as usize).map_or(0, |node| node.slot));
+        std::hint::black_box(touched.fold(0, |all, slot| all ^ slot));
+        for (at, hash) in wanted[..count].iter().flatten().enumerate() {
+            match self.find(hash) {
+                Some(node) => run[at] = node,
+                None => return at,
+            }
+        }
+        count
     }
 
     pub fn parent(&self, node: u32) -> Parent {
@@ -315,6 +344,11 @@ impl Index {
 
     fn node_in(&self, word: u32) -> u32 {
         if self.bits < 32 { word & ((1 << self.bits) - 1) } else { word }
+    }
+
+    /// The node that the first word for a hash names.
+    fn likely(&self, hash: &BlockHash) -> u32 {
+        self.node_in(self.words[self.home(hash).0])
     }
 
     fn find(&self, hash: &BlockHash, nodes: &[Node]) -> Option<u32> {

@@ -140,10 +140,9 @@ impl Scheduler {
             return None;
         }
         let full_blocks = waiting.lookup().full_blocks;
-        let missing = || {
-            (full_blocks..sequence.prompt_blocks())
-                .filter_map(|at| sequence.hashes.get(sequence.declared, at))
-        };
+        // Of the block with its last token nothing is of use: that row must be computed.
+        let usable = sequence.prompt_blocks().min(sequence.attachable() / sequence.hashes.block_tokens());
+        let missing = || (full_blocks..usable).filter_map(|at| sequence.hashes.get(sequence.declared, at));
         let producer = self.shared_prefixes.producer(missing().next()?)?;
         if sequence.outranks(&self.sequences[producer]) {
             return None;

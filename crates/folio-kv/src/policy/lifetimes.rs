@@ -224,6 +224,12 @@ impl EvictionPolicy for LearnedLifetimes {
         self.release = Release { next: meta.parent, class, step };
     }
 
+    fn prefetch(&self, blocks: &[BlockId]) {
+        let touched =
+            blocks.iter().map(|block| self.states[block.0 as usize].since ^ self.runs.touch(block.0));
+        std::hint::black_box(touched.fold(0, |all, one| all ^ one));
+    }
+
     fn on_use(&mut self, block: BlockId, _meta: &BlockMeta) {
         self.wanted(block);
     }

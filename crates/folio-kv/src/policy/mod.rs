@@ -68,6 +68,8 @@ pub trait EvictionPolicy: Send {
     fn on_hit(&mut self, _block: BlockId, _meta: &BlockMeta) {}
     /// The last reference to an indexed block is gone: it may be evicted from now on (once it has no children).
     fn on_free(&mut self, block: BlockId, meta: &BlockMeta);
+    /// These blocks will be used in this order: what is kept of them may be brought near.
+    fn prefetch(&self, _blocks: &[BlockId]) {}
     /// A freed block is referenced again.
     fn on_use(&mut self, block: BlockId, meta: &BlockMeta);
     /// The last child of an indexed block is gone.

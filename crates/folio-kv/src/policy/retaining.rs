@@ -176,6 +176,14 @@ impl Retaining {
         }
     }
 
+    /// See [`EvictionPolicy::prefetch`].
+    pub fn prefetch(&self, blocks: &[BlockId]) {
+        let touched =
+            blocks.iter().map(|block| u32::from(self.levels[block.0 as usize]) ^ self.leaves.touch(block.0));
+        std::hint::black_box(touched.fold(0, |all, one| all ^ one));
+        self.policy.prefetch(blocks);
+    }
+
     pub fn on_use(&mut self, block: BlockId, meta: &BlockMeta) {
         let level = self.level(block.0);
         self.levels[block.0 as usize] &= !FREED;

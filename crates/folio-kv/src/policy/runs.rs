@@ -56,6 +56,11 @@ impl Runs {
         self.len
     }
 
+    /// Reads what is kept of the block, for nothing but to have it near.
+    pub fn touch(&self, block: u32) -> u32 {
+        self.links[block as usize].run
+    }
+
     pub fn contains(&self, block: u32) -> bool {
         self.links[block as usize].run != NONE
     }
