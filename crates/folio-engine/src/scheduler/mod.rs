@@ -77,6 +77,7 @@ use crate::plan::{SequenceId, StepPlan};
 use crate::request::{Event, Micros, Request, RequestId};
 use crate::sequence::{Rank, Sequences, Slot};
 use crate::stats::Counters;
+use admission::Headroom;
 use build::Flight;
 use costs::Costs;
 use group::Group;
@@ -103,6 +104,7 @@ pub struct Scheduler {
     reservations: Reservations,
     /// Victims that wait for their last commit.
     preempting: u32,
+    headroom: Headroom,
     costs: Costs,
     /// The step being planned.
     step: Step,
@@ -138,6 +140,7 @@ impl Scheduler {
             in_flight: InFlight::default(),
             reservations: Reservations::default(),
             preempting: 0,
+            headroom: Headroom::new(),
             costs: Costs::default(),
             step: Step::default(),
             flights: VecDeque::new(),

@@ -153,6 +153,7 @@ impl Scheduler {
         }
         self.counters.preemptions += 1;
         self.sequences[victim].timing.preemptions += 1;
+        self.headroom.preempted();
         let (copy, at_stake) = self.swap_out(cache, victim);
         self.back_to_queue(cache, victim, copy, at_stake);
         let copied = self.sequences[victim].waiting().is_some_and(|waiting| waiting.copy.is_some());
@@ -170,6 +171,10 @@ impl Scheduler {
     ) {
         let fresh = self.release(cache, slot);
         let sequence = &mut self.sequences[slot];
+        if sequence.timing.preemptions > 0 {
+            // Older than whoever was not: its stream pauses until it runs again.
+            sequence.rank.arrival = 0;
+        }
         let copy = copy.or(fresh.and_then(|fresh| fresh.copy));
         sequence.state =
             State::Waiting(Waiting { copy, at_stake, ..Waiting::new(WaitingFor::Blocks, self.now) });
