@@ -99,9 +99,9 @@ RULES = [
 TAKEN = "headroom 64"
 
 
-def admission_cells():
+def admission_cells(pattern="*-admission.csv"):
     """Results by cell (mix, holds, arrivals, device, swap) and rule, one per seed; and the file's name."""
-    name, text = newest("*-admission.csv")
+    name, text = newest(pattern)
     cells = {}
     for row in csv.DictReader((text or "").splitlines()):
         cell = cells.setdefault(tuple(row[key] for key in ("mix", "holds", "arrivals", "device", "swap")), {})
@@ -109,9 +109,10 @@ def admission_cells():
     return name, cells
 
 
-def against_forecast(cell, rule, what):
-    """The median over seeds of the ratio to the forecast in the same world."""
-    ratios = [float(row[what]) / float(cell["forecast"][seed][what]) for seed, row in cell[rule].items() if float(cell["forecast"][seed][what]) > 0]
+def against(base, cell, rule, what):
+    """The median over seeds of the ratio to the rule `base` in the same world."""
+    pairs = [(row, cell[base][seed]) for seed, row in cell[rule].items() if seed in cell.get(base, {})]
+    ratios = [float(row[what]) / float(other[what]) for row, other in pairs if float(other[what]) > 0]
     return statistics.median(ratios) if ratios else None
 
 
@@ -127,7 +128,7 @@ def admission():
         with_rule = [cell for cell in cells.values() if rule in cell]
         row = [rule, str(len(with_rule))]
         for what in ("tokens_per_s", "ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "e2e_p50", "e2e_p99"):
-            ratios = [ratio for ratio in (against_forecast(cell, rule, what) for cell in with_rule) if ratio]
+            ratios = [ratio for ratio in (against("forecast", cell, rule, what) for cell in with_rule) if ratio]
             worst = min(ratios) if what == "tokens_per_s" else max(ratios)
             row.append(f"{statistics.geometric_mean(ratios):.2f} ({worst:.2f})")
         for what in ("preempted", "recomputed", "fill"):
@@ -152,7 +153,27 @@ def admission_cells_taken():
     return table(header, rows)
 
 
-PARTS = {"admission": admission, "admission_cells": admission_cells_taken, "policies": policies, "formats": formats, "block_cost": block_cost, "isolation": isolation}
+SHARE_RULES = [TAKEN, "headroom 64, preempted first", "share, fading", "share, returning", "share, returning, faster", "share, half at first", "share, learned from ends"]
+
+
+def admission_share():
+    """Rules around the one that was taken: ratios to it, and of the slowest streams in bursts to the forecast."""
+    name, cells = admission_cells("*-admission-share.csv")
+    rows = []
+    for rule in SHARE_RULES:
+        with_rule = [cell for cell in cells.values() if rule in cell]
+        row = [rule, str(len(with_rule))]
+        for base, what in [(TAKEN, what) for what in ("tokens_per_s", "ttft_p50", "ttft_p99", "tpot_p99", "e2e_p50", "e2e_p99")] + [("forecast", "tpot_p99")]:
+            ratios = [ratio for ratio in (against(base, cell, rule, what) for cell in with_rule) if ratio]
+            worst = min(ratios) if what == "tokens_per_s" else max(ratios)
+            row.append(f"{statistics.geometric_mean(ratios):.2f} ({worst:.2f})")
+        row.append(f"{100 * statistics.mean(median_of(cell, rule, 'preempted') for cell in with_rule):.1f} %")
+        rows.append(row)
+    header = ["rule", "cells", "tokens/s", "TTFT p50", "p99", "TPOT p99", "end to end p50", "p99", "TPOT p99 / forecast, bursts", "preempted"]
+    return table(header, rows) + f"\n\nFrom `{name}`."
+
+
+PARTS = {"admission": admission, "admission_share": admission_share, "admission_cells": admission_cells_taken, "policies": policies, "formats": formats, "block_cost": block_cost, "isolation": isolation}
 
 
 def fill(page):

@@ -25,7 +25,7 @@ pub struct SchedulerConfig {
     pub max_choices: u32,
     /// Share of the pool (in thousandths) that admission leaves free on top of what is needed.
     pub watermark_permille: u32,
-    /// Next tokens of every running sequence that admission leaves room for. More means fewer preemptions and a pool less used.
+    /// Next tokens of every running sequence that admission leaves room for at least. More means fewer preemptions and a pool less used.
     pub headroom_tokens: u32,
     /// After this many preemptions a sequence is admitted only when all blocks it may ever need can be reserved for it,
     /// and it is never preempted again. So every sequence is preempted a bounded number of times.

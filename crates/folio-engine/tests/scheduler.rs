@@ -206,8 +206,35 @@ fn room_is_left_for_the_next_tokens_of_each_and_no_more_than_it_may_generate() {
         }
         most
     };
-    assert_eq!([0, 4, 12, 30].map(|headroom| most_at_once(headroom, 60)), [4, 4, 3, 1]);
+    // At first a fifth of what each may generate.
+    assert_eq!([0, 12, 18, 30].map(|headroom| most_at_once(headroom, 60)), [3, 3, 2, 1]);
+    assert_eq!([0, 4].map(|headroom| most_at_once(headroom, 15)), [4, 4]);
     assert_eq!(most_at_once(u32::MAX, 5), 4, "headroom beyond max_tokens");
+}
+
+#[test]
+fn none_of_its_tenant_goes_before_who_was_preempted() {
+    let mut machine = Machine::new(SchedulerConfig { max_num_seqs: 3, ..config() }, 24, 4);
+    let long: Vec<Request> = (1..=3).map(|id| request(id, &text(id as u32, 20), 60)).collect();
+    long.iter().for_each(|request| machine.submit(request.clone()));
+    while machine.scheduler.counters().preemptions == 0 {
+        machine.step();
+    }
+    // Two places are free, one at most for who was preempted; these would fit into what is left.
+    let short: Vec<Request> = (4..=9).map(|id| request(id, &text(id as u32, 3), 2)).collect();
+    short.iter().for_each(|request| machine.submit(request.clone()));
+    let holding =
+        |machine: &Machine| -> Vec<u64> { machine.scheduler.tables().map(|(id, ..)| id.0).collect() };
+    while machine.scheduler.has_work() {
+        let before = holding(&machine);
+        let waits = (1..=3).any(|id| machine.finished(id).is_empty() && !before.contains(&id));
+        machine.step();
+        let after = holding(&machine);
+        let still = (1..=3).any(|id| machine.finished(id).is_empty() && !after.contains(&id));
+        let comes = after.iter().any(|id| *id > 3 && !before.contains(id));
+        assert!(!(waits && still && comes), "{before:?} {after:?}\n{:?}", machine.scheduler);
+    }
+    long.iter().chain(&short).for_each(|request| machine.assert_as_alone(request));
 }
 
 #[test]

@@ -71,3 +71,40 @@ fn a_contended_pool_is_kept_full_and_little_is_computed_again() {
         assert!(guaranteed.occupancy_full < admitted.occupancy_full, "{name}: nothing is gained");
     }
 }
+
+/// Requests that start together and generate much, in a pool for eight of them, and many more when those are nearly done: streams pause
+/// where too many were admitted.
+#[test]
+fn long_outputs_that_start_together_do_not_pause_for_long() {
+    let requests: Vec<TraceRequest> = (0..160u32)
+        .map(|index| TraceRequest {
+            arrives: Micros(if index < 40 { 0 } else { 30_000_000 }),
+            prompt: (0..40).map(|at| (index * 31 + at * 7) % 997 + 1).collect(),
+            output: 1000,
+            max_tokens: None,
+        })
+        .collect();
+    let run = |guarantee_completion| {
+        let config = ReplayConfig {
+            scheduler: SchedulerConfig {
+                max_num_seqs: 128,
+                max_num_batched_tokens: 2048,
+                max_prefill_tokens_while_decoding: 512,
+                max_model_len: 1100,
+                guarantee_completion,
+                ..SchedulerConfig::default()
+            },
+            cache: CacheConfig { blocks: 520, block_tokens: 16, bytes_per_block: 1 },
+            cost: CostModel { step_us: 12_000.0, token_us: 60.0, context_us_per_1k: 2.0 },
+            max_tokens: 1024,
+            swap_blocks: 0,
+            swap_us: 0.0,
+        };
+        replay(&requests, &config).expect("valid limits")
+    };
+    let (admitted, guaranteed) = (run(false), run(true));
+    let (pauses, speed) =
+        (admitted.tpot_s_p99 / guaranteed.tpot_s_p99, guaranteed.seconds / admitted.seconds);
+    println!("{pauses:.2} times the time per token at the 99th percentile, {speed:.2} times as fast");
+    assert!(pauses < 4.0 && speed > 1.1, "{pauses} {speed}");
+}

@@ -3,8 +3,10 @@
 //! Owns: the gate between waiting and running. Must never: keep anybody out for ever.
 //!
 //! The gate: blocks must be available for all tokens that it and the running sequences know (not just a first chunk) and the
-//! next `headroom_tokens` of each, as far as they may generate so many, and a watermark must stay free. How long outputs will be
-//! nobody guesses: preemption does the rest (`docs/kv-cache.md` compares). An empty machine admits anything that fits at all.
+//! next tokens of each, and a watermark must stay free. How long outputs will be nobody guesses: room is left for `headroom_tokens` or
+//! a share of what each may still generate, if that is more; the share fades while somebody waits for blocks and rises with every
+//! preemption ([`Headroom`]; `docs/kv-cache.md` compares). An empty machine admits anything that fits at all.
+//! Whoever was preempted is older than its tenant's others of its priority, and none of them goes before it.
 //! A sequence that was preempted `max_preemptions` times needs all blocks of its longest possible output, and keeps them
 //! reserved.
 //!
@@ -40,6 +42,41 @@ struct Demand {
     later: GroupCounts,
     /// Must be set aside in full.
     reserve: bool,
+}
+
+/// The part of what a sequence may still generate that admission leaves room for. Many that start together grow together: what is
+/// admitted at once must fit later too, and only preemptions tell that it does not.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Headroom(f64);
+
+impl Headroom {
+    const FIRST: f64 = 0.2;
+    const LEAST: f64 = 0.02;
+    const PREEMPTION: f64 = 0.03;
+    /// What a step leaves of it: half in 230.
+    const STEP: f64 = 0.997;
+
+    pub fn new() -> Self {
+        Self(Self::FIRST)
+    }
+
+    /// A step is planned. `contended`: somebody was refused blocks in the last; else it returns to where it began, for the next
+    /// who start together.
+    pub fn step(&mut self, contended: bool) {
+        self.0 = match contended || self.0 > Self::FIRST {
+            true => (self.0 * Self::STEP).max(Self::LEAST),
+            false => (self.0 / Self::STEP).min(Self::FIRST),
+        };
+    }
+
+    pub fn preempted(&mut self) {
+        self.0 = (self.0 + Self::PREEMPTION).min(1.0);
+    }
+
+    /// Tokens to leave room for, of `limit` that may come.
+    fn of(self, limit: u32, headroom_tokens: u32) -> u32 {
+        limit.min(headroom_tokens.max((f64::from(limit) * self.0) as u32))
+    }
 }
 
 impl Scheduler {
@@ -165,7 +202,7 @@ impl Scheduler {
         let chunk = sequence.chunk_max(self.config.max_num_batched_tokens);
         let reserve = self.must_reserve(slot);
         let limit = sequence.final_positions().saturating_sub(known);
-        let growth = if reserve { limit } else { limit.min(self.config.headroom_tokens) };
+        let growth = if reserve { limit } else { self.headroom.of(limit, self.config.headroom_tokens) };
         let now = cache.demand(&lookup, known, chunk);
         let later = cache.demand(&lookup, known + growth, chunk).saturating_sub(now);
         // Who shares window blocks with a sequence that has a reservation may cost it that many.
@@ -266,8 +303,9 @@ impl Scheduler {
         if sequence.has_reservation() {
             return GroupCounts::default();
         }
-        let next = sequence.known().saturating_add(self.config.headroom_tokens);
-        self.missing(cache, slot, next.min(sequence.final_positions()))
+        let known = sequence.known();
+        let limit = sequence.final_positions().saturating_sub(known);
+        self.missing(cache, slot, known + self.headroom.of(limit, self.config.headroom_tokens))
     }
 
     /// Takes place and blocks of running sequences that `slot` outranks, if that is enough to admit it. Of victims that are under way
@@ -391,5 +429,31 @@ impl Scheduler {
         }
         self.waited(before);
         self.counters.waits[reason] += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_share_rises_with_preemptions_and_fades_with_steps() {
+        let mut headroom = Headroom::new();
+        assert_eq!(
+            [(1000, 64), (1000, 300), (100, 64), (30, 64)].map(|(l, h)| headroom.of(l, h)),
+            [200, 300, 64, 30]
+        );
+        (0..230).for_each(|_| headroom.step(true));
+        assert_eq!(headroom.of(1000, 0) / 5, 20, "half of it");
+        (0..5).for_each(|_| headroom.preempted());
+        assert_eq!(headroom.of(1000, 0) / 5, 50);
+        (0..1000).for_each(|_| headroom.preempted());
+        assert_eq!(headroom.of(1000, 0), 1000);
+        (0..2000).for_each(|_| headroom.step(true));
+        assert_eq!(headroom.of(1000, 0), 20, "the least");
+        (0..230).for_each(|_| headroom.step(false));
+        assert_eq!(headroom.of(1000, 0) / 5, 7, "twice as much");
+        (0..2000).for_each(|_| headroom.step(false));
+        assert_eq!(headroom.of(1000, 0), 200, "as at first");
     }
 }

@@ -19,6 +19,7 @@
 use folio_kv::{GroupCounts, KvCache, TenantId};
 
 use super::Scheduler;
+use super::admission::Headroom;
 use super::fair::Head;
 use super::preemption::Allocation;
 use super::swap::drop_of;
@@ -100,6 +101,10 @@ impl Scheduler {
         self.step.preempted = false;
         self.step.growth = None;
         self.step.plans += 1;
+        match self.running.is_empty() {
+            true => self.headroom = Headroom::new(),
+            false => self.headroom.step(self.contended()),
+        }
         let step = self.next_step();
         let mut order = std::mem::take(&mut self.step.order);
         order.clear();
@@ -254,7 +259,8 @@ impl Scheduler {
                 if bypassed >= self.config.max_bypasses {
                     break 'heads;
                 }
-                if looked_at == scan {
+                // None of its tenant goes before who was preempted.
+                if looked_at == scan || self.sequences[*slot].timing.preemptions > 0 {
                     break;
                 }
             }

@@ -79,6 +79,7 @@ use crate::plan::{SequenceId, StepPlan};
 use crate::request::{Event, Micros, Request, RequestId};
 use crate::sequence::{Rank, Sequences, Slot};
 use crate::stats::Counters;
+use admission::Headroom;
 use budget::Step;
 use build::BegunStep;
 use costs::Costs;
@@ -109,6 +110,7 @@ pub struct Scheduler {
     reservations: Reservations,
     /// Victims that wait for their last commit.
     preempting: u32,
+    headroom: Headroom,
     costs: Costs,
     /// The step being planned.
     step: Step,
@@ -146,6 +148,7 @@ impl Scheduler {
             shared_prefixes: SharedPrefixes::default(),
             reservations: Reservations::default(),
             preempting: 0,
+            headroom: Headroom::new(),
             costs: Costs::default(),
             step: Step::default(),
             begun: VecDeque::new(),

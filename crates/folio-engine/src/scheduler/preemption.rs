@@ -153,6 +153,7 @@ impl Scheduler {
         }
         self.counters.preemptions += 1;
         self.sequences[victim].timing.preemptions += 1;
+        self.headroom.preempted();
         let (swapped, at_stake) = self.swap_out(cache, victim);
         self.back_to_queue(cache, victim, swapped, at_stake);
         let copied = self.sequences[victim].waiting().is_some_and(|waiting| waiting.swapped.is_some());
@@ -173,6 +174,10 @@ impl Scheduler {
         let wait = self.sequences[slot].suspension().unwrap_or(blocks);
         let fresh = self.release(cache, slot);
         let sequence = &mut self.sequences[slot];
+        if sequence.timing.preemptions > 0 {
+            // Older than whoever was not: its stream pauses until it runs again.
+            sequence.rank.arrival = 0;
+        }
         let swapped = swapped.or(fresh.and_then(|fresh| fresh.swapped));
         sequence.state =
             State::Waiting(Waiting { swapped, at_stake, ..Waiting::new(wait.reason, wait.since) });
