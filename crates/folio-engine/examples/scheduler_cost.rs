@@ -1,6 +1,7 @@
 //! What the bookkeeping of a step costs, without any model: `cargo run --release -p folio-engine --example scheduler_cost`.
 //!
-//! 256 sequences decode at a context of 2,048 tokens; the executor answers at once. Prints the time of plan and commit.
+//! 256 sequences decode at a context of 2,048 tokens, then 1,024 and 4,096 of them; the executor answers at once. Prints the time of
+//! plan and commit.
 
 use std::time::{Duration, Instant};
 
@@ -27,28 +28,31 @@ impl Executor for Instantly {
     }
 }
 
-const SEQUENCES: u32 = 256;
 const CONTEXT: u32 = 2048;
 const STEPS: usize = 1000;
 
 fn main() {
-    for (name, penalty, waiting) in
-        [("plain", 1.0, 0), ("repetition penalty", 1.1, 0), ("512 waiting", 1.0, 512)]
-    {
-        measure(name, penalty, waiting);
+    for (name, sequences, penalty, waiting) in [
+        ("plain", 256, 1.0, 0),
+        ("repetition penalty", 256, 1.1, 0),
+        ("512 waiting", 256, 1.0, 512),
+        ("plain", 1024, 1.0, 0),
+        ("plain", 4096, 1.0, 0),
+    ] {
+        measure(name, sequences, penalty, waiting);
     }
 }
 
-fn measure(name: &str, repetition_penalty: f32, waiting: u64) {
+fn measure(name: &str, sequences: u32, repetition_penalty: f32, waiting: u64) {
     let config = SchedulerConfig {
-        max_num_seqs: SEQUENCES,
+        max_num_seqs: sequences,
         max_num_batched_tokens: 8192,
         max_prefill_tokens_while_decoding: 8192,
         max_model_len: 1 << 20,
         ..SchedulerConfig::default()
     };
     // Room for what runs and a little more, so that whoever waits cannot be admitted.
-    let blocks = SEQUENCES * (CONTEXT + 1200).div_ceil(16) + 64;
+    let blocks = sequences * (CONTEXT + 1200).div_ceil(16) + 64;
     let mut cache = KvCache::new(
         CacheConfig { blocks, block_tokens: 16, bytes_per_block: 1 },
         Box::new(LruLeafFirst::new()),
@@ -63,7 +67,7 @@ fn measure(name: &str, repetition_penalty: f32, waiting: u64) {
         request.sampling.repetition_penalty = repetition_penalty;
         scheduler.admit([request.hashed(16)], [], Micros(0));
     };
-    (0..u64::from(SEQUENCES)).for_each(|id| submit(&mut scheduler, id));
+    (0..u64::from(sequences)).for_each(|id| submit(&mut scheduler, id));
     let (mut plan_time, mut commit_time) = (Vec::new(), Vec::new());
     let mut now = 0;
     while plan_time.len() < STEPS {
@@ -71,7 +75,7 @@ fn measure(name: &str, repetition_penalty: f32, waiting: u64) {
         let began = Instant::now();
         let plan = scheduler.plan(&mut cache, Micros(now));
         let planned = began.elapsed();
-        let decoding = plan.sequences.len() == SEQUENCES as usize
+        let decoding = plan.sequences.len() == sequences as usize
             && plan.sequences.iter().all(|sequence| sequence.tokens.len() == 1);
         let output = executor.execute(plan);
         let began = Instant::now();
@@ -91,7 +95,7 @@ fn measure(name: &str, repetition_penalty: f32, waiting: u64) {
         let us = |at: usize| times[at].as_nanos() as f64 / 1000.0;
         format!("median {:6.1} us, p99 {:6.1} us", us(STEPS / 2), us(STEPS * 99 / 100))
     };
-    println!("{SEQUENCES} sequences decoding at {CONTEXT} tokens, {name}:");
+    println!("{sequences} sequences decoding at {CONTEXT} tokens, {name}:");
     println!("  plan   {}", show(plan_time));
     println!("  commit {}", show(commit_time));
     println!("  both   {}", show(both));

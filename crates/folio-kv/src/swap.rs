@@ -236,10 +236,6 @@ impl KvCache {
         }
     }
 
-    pub(crate) fn reference_host(&mut self, group: usize, slot: u32) {
-        self.groups[group].host.pool.slot_mut(slot).refs += 1;
-    }
-
     pub(crate) fn unreference_host(&mut self, group: usize, slot: u32) {
         let host = &mut self.groups[group].host;
         let it = host.pool.slot_mut(slot);
@@ -360,73 +356,39 @@ impl KvCache {
     }
 
     /// A table with all that [`KvCache::lookup_loading`] found: what is on the device is referenced, for the rest blocks are taken
-    /// and their filling is asked for in `swaps`, which belongs into the step being planned. There is no room: the hashes come
-    /// back, and nothing changed. Counts no query of a sequence that was counted when it was first attached.
+    /// and their filling is asked for in `swaps`, which belongs into the step being planned. `None`: there is no room, and nothing
+    /// changed. Counts no query of a sequence that was counted when it was first attached.
     ///
     /// Its own copy stays until the step has run: the caller may have to give the table up before.
     pub fn attach_loading(
         &mut self,
-        hashes: BlockHashes,
+        hashes: &BlockHashes,
         max_tokens: u32,
         swapped: Option<&Swapped>,
         swaps: &mut Vec<BlockSwap>,
-    ) -> Result<BlockTable, BlockHashes> {
-        let Some(found) = self.lookup_loading(&hashes, max_tokens, swapped) else { return Err(hashes) };
-        let (positions, device) = (found.positions, found.lookup.full_blocks);
+    ) -> Option<BlockTable> {
+        let found = self.lookup_loading(hashes, max_tokens, swapped)?;
+        let positions = found.positions;
         let tenant = hashes.root().tenant;
         let needed = self.demand(&found.lookup, positions, positions);
         if !needed.fits(self.available_to(tenant)) {
-            return Err(hashes);
+            return None;
         }
         let declared = swapped.map_or(hashes.root().declared_blocks() > 0, |swapped| swapped.declared);
-        let mut table = self.table_of(hashes, declared);
+        let mut table = self.table_of(hashes.clone(), declared);
         // What is there is held first: nothing that is taken may cost it.
         for group in 0..self.groups.len() {
-            let config = self.groups[group].config;
-            let end = self.groups[group].blocks_of(positions);
-            let first = if config.optional { end } else { config.first_block(positions).min(end) };
-            table.lists[group].resize(first as usize, HOLE);
-            for index in first..end {
-                let held =
-                    self.node_at(&table, group, index, positions).and_then(|node| self.place(group, node));
-                let held = held.filter(|_| group > 0 || index < device);
-                if let Some(block) = held {
-                    self.reference(group, block);
-                    match group {
-                        0 => self.hit(block),
-                        _ => self.protect(group, block),
-                    }
-                }
-                table.lists[group].push(held.unwrap_or(HOLE));
-            }
-            for index in first..end {
-                let node = self.node_at(&table, group, index, positions);
-                let there = table.lists[group][index as usize] != HOLE;
-                if !there && let Some(slot) = self.load_source(group, index, positions, node, swapped) {
-                    self.reference_host(group, slot);
-                    table.loads.push(BlockSwap { group: group as u32, block: HOLE, slot });
-                }
-            }
+            self.hold_resident(&mut table, group, found, swapped);
         }
-        let mut at = 0;
-        for group in 0..self.groups.len() {
-            let config = self.groups[group].config;
-            let end = table.lists[group].len();
-            table.published[group] = end as u32;
-            for index in 0..end {
-                let load = table.loads.get(at).filter(|load| load.group as usize == group);
-                let behind = (index as u32) < config.first_block(positions);
-                if behind || config.optional || table.lists[group][index] != HOLE || load.is_none() {
-                    continue;
-                }
-                let block = self.take(group, tenant).expect("counted as available");
-                let start = index as u32 * config.block_tokens;
-                self.set_filled(group, block, config.block_tokens.min(positions - start));
-                table.lists[group][index] = block;
-                table.loads[at].block = block;
-                table.published[group] = table.published[group].min(index as u32);
-                at += 1;
-            }
+        for at in 0..table.loads.len() {
+            let BlockSwap { group, block: BlockId(index), .. } = table.loads[at];
+            let group = group as usize;
+            let size = self.groups[group].config.block_tokens;
+            let block = self.take(group, tenant).expect("counted as available");
+            self.set_filled(group, block, size.min(positions - index * size));
+            table.lists[group][index as usize] = block;
+            table.loads[at].block = block;
+            table.published[group] = table.published[group].min(index);
         }
         table.computed = positions;
         swaps.extend_from_slice(&table.loads);
@@ -435,7 +397,43 @@ impl KvCache {
                 Query { queries: 1, tokens: max_tokens.into(), hit: positions.into(), ..Query::default() };
             self.count(tenant, table.query);
         }
-        Ok(table)
+        Some(table)
+    }
+
+    /// References what the device has of the blocks of a group that are read, and holds the slots that the rest is loaded from: a
+    /// load names the index of its block.
+    fn hold_resident(
+        &mut self,
+        table: &mut BlockTable,
+        group: usize,
+        found: Loadable,
+        swapped: Option<&Swapped>,
+    ) {
+        let (config, positions) = (self.groups[group].config, found.positions);
+        let end = self.groups[group].blocks_of(positions);
+        let first = if config.optional { end } else { config.first_block(positions).min(end) };
+        table.published[group] = end;
+        table.lists[group].resize(end as usize, HOLE);
+        for index in first..end {
+            let node = self.node_at(table, group, index, positions);
+            let resident = node.and_then(|node| self.place(group, node));
+            match resident.filter(|_| group > 0 || index < found.lookup.full_blocks) {
+                Some(block) => {
+                    self.reference(group, block);
+                    table.lists[group][index as usize] = block;
+                    match group {
+                        0 => self.hit(block),
+                        _ => self.protect(group, block),
+                    }
+                }
+                None => {
+                    let slot = self.load_source(group, index, positions, node, swapped);
+                    let slot = slot.expect("a lookup found where everything is loaded from");
+                    self.groups[group].host.pool.slot_mut(slot).refs += 1;
+                    table.loads.push(BlockSwap { group: group as u32, block: BlockId(index), slot });
+                }
+            }
+        }
     }
 
     /// The node with which whole block `index` of a group, before position `end`, ends; `None`: it is not known, or not whole.
