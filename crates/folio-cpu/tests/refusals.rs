@@ -99,6 +99,35 @@ fn copies_take_the_first_positions_of_a_block_in_order() {
 }
 
 #[test]
+fn copies_in_a_group_of_larger_blocks_go_up_to_their_size() {
+    let windows: &[Option<u32>] = &[Some(19), None];
+    let spec = Spec { windows, layers: 2, window_blocks: 2, ..Spec::default() };
+    let mut backend = cpu(&spec, 8, 2, Isa::best());
+    for (group, tokens, fits) in [(0, 16, true), (0, 17, false), (1, 32, true), (1, 33, false)] {
+        let copies = vec![BlockCopy { group, from: 3, to: 4, tokens }];
+        let copied = backend.forward(&Batch { copies, ..Batch::default() });
+        assert_eq!(copied.is_ok(), fits, "{tokens} tokens in group {group}");
+    }
+    let sequence = Sequence { blocks: vec![0, 1, 2], ..Sequence::new(&spec, 9, 40, 0) };
+    let whole = run_chunks(&mut backend, &sequence, 40, spec.vocab);
+    // A fork behind 24 positions: half of a block of the first group, three quarters of one of the second.
+    let mut fork = Batch {
+        tokens: sequence.tokens[24..].to_vec(),
+        spans: vec![Span { first_row: 0, rows: 16, first_position: 24, slot: 5 }],
+        logit_rows: (0..16).collect(),
+        copies: vec![
+            BlockCopy { group: 0, from: 1, to: 7, tokens: 8 },
+            BlockCopy { group: 1, from: 1, to: 6, tokens: 24 },
+        ],
+        ..Batch::default()
+    };
+    fork.edit_table(5, 0, 0, [0, 7, 5]);
+    fork.edit_table(5, 1, 0, [6, 5]);
+    let logits = backend.forward(&fork).expect("a step");
+    assert_same_bits("a fork", logits, &whole[24 * spec.vocab..], spec.vocab);
+}
+
+#[test]
 fn a_step_may_be_copies_alone() {
     for quantize in [None, Some(Quantize::Q8)] {
         let spec = Spec { hidden: 64, ffn: 96, quantize, ..Spec::default() };

@@ -7,7 +7,7 @@ use crate::backend::{Batch, HOLE, TableEdit};
 use crate::check::PoolSize;
 
 /// Slots are below this.
-pub const SLOTS_MAX: u32 = 1 << 16;
+pub const SLOTS_MAX: u32 = 1 << 20;
 
 /// One table per slot and cache group.
 #[derive(Clone, Debug, Default)]
@@ -19,9 +19,10 @@ pub struct BlockTables {
 }
 
 impl BlockTables {
-    /// Empty tables for sequences of at most `max_position` tokens.
+    /// Empty tables for sequences of at most `max_position` tokens, or of as many as the first group's pool holds.
     pub fn new(pools: &[PoolSize], max_position: usize) -> Self {
-        let longest = pools.iter().map(|pool| max_position.div_ceil(pool.block_tokens)).collect();
+        let positions = pools.first().map_or(0, |pool| max_position.min(pool.blocks * pool.block_tokens));
+        let longest = pools.iter().map(|pool| positions.div_ceil(pool.block_tokens)).collect();
         Self { longest, tables: Vec::new() }
     }
 
@@ -151,5 +152,6 @@ mod tests {
             (&[][..], &[1][..]),
             "nothing of it was taken over"
         );
+        assert_eq!(BlockTables::new(&POOLS, 1 << 28).longest(), [8, 4], "no sequence has more than the pool");
     }
 }

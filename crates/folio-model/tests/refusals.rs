@@ -6,10 +6,12 @@ use std::fs;
 use std::path::Path;
 
 use common::{copy_of, load, options};
-use folio_model::backend::{Backend, DType, GroupKind};
+use folio_model::backend::{Backend, DType, GroupKind, KvGroup, KvLayout};
+use folio_model::check;
 use folio_model::config::Config;
 use folio_model::decoder::weight_specs;
 use folio_model::kv_format::{KvFormat, KvFormats};
+use folio_model::program::Program;
 use folio_model::quant::Encoding;
 use folio_model::reference::ReferenceBackend;
 use folio_model::testing::fixture;
@@ -50,6 +52,23 @@ fn a_cache_that_the_model_cannot_have_is_refused_before_its_weights_are_read() {
     assert_names(&refusal(KvFormat::Int8, &["2"]).unwrap_err(), &["layer 2", "2 layers"]);
     assert_names(&refusal(KvFormat::Int8, &["sliding_window"]).unwrap_err(), &["sliding_window"]);
     assert_eq!(refusal(KvFormat::Int8, &["0"]), Ok(vec![KvFormat::F16, KvFormat::Int8]));
+}
+
+#[test]
+fn blocks_of_a_group_are_a_multiple_of_those_of_the_first() {
+    let refusal = |block_tokens| {
+        let mut layout = KvLayout::full(1, 2, 16, KvFormat::F16, 16);
+        let kind = GroupKind::Window { tokens: 20 };
+        layout.groups.push(KvGroup { kind, block_tokens, ..layout.groups[0].clone() });
+        check::layout(&layout, &[4, 4], &Program::default()).map_err(|error| error.to_string())
+    };
+    for block_tokens in [16, 32, 64] {
+        assert_eq!(refusal(block_tokens), Ok(()));
+    }
+    for block_tokens in [8, 24] {
+        assert_names(&refusal(block_tokens).unwrap_err(), &["group 1", "a multiple of those of the first"]);
+    }
+    assert_names(&refusal(0).unwrap_err(), &["group 1", "zero"]);
 }
 
 #[test]
