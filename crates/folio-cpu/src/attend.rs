@@ -8,7 +8,7 @@
 //! positions per dimension). A masked key is replaced by minus infinity *by position* before anything is derived from it,
 //! and its value is never multiplied: the chain of a row begins with its window and ends at its own position. A step with no
 //! key for a row is skipped for that row, and so is a chunk. So stale bytes, even NaN, are read at most into lanes that are
-//! thrown away, and blocks that were given back (holes) not at all.
+//! thrown away, and blocks that were released (holes) not at all.
 //!
 //! Prefill and decode run this same code; a tile only decides how many rows share one pass over K and V.
 //!

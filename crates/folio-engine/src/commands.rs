@@ -20,7 +20,7 @@ pub enum CacheCommand {
     },
     /// Records, and pins if `pin`, what is cached of `tokens` tokens.
     Keep {
-        hashes: BlockHashes,
+        hashes: Box<BlockHashes>,
         tokens: u32,
         retention: Retention,
         pin: bool,

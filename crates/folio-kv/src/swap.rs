@@ -356,26 +356,26 @@ impl KvCache {
     }
 
     /// A table with all that [`KvCache::lookup_loading`] found: what is on the device is referenced, for the rest blocks are taken
-    /// and their filling is asked for in `swaps`, which belongs into the step being planned. There is no room: the hashes come
-    /// back, and nothing changed. Counts no query of a sequence that was counted when it was first attached.
+    /// and their filling is asked for in `swaps`, which belongs into the step being planned. `None`: there is no room, and nothing
+    /// changed. Counts no query of a sequence that was counted when it was first attached.
     ///
     /// Its own copy stays until the step has run: the caller may have to give the table up before.
     pub fn attach_loading(
         &mut self,
-        hashes: BlockHashes,
+        hashes: &BlockHashes,
         max_tokens: u32,
         swapped: Option<&Swapped>,
         swaps: &mut Vec<BlockSwap>,
-    ) -> Result<BlockTable, BlockHashes> {
-        let Some(found) = self.lookup_loading(&hashes, max_tokens, swapped) else { return Err(hashes) };
+    ) -> Option<BlockTable> {
+        let found = self.lookup_loading(hashes, max_tokens, swapped)?;
         let positions = found.positions;
         let tenant = hashes.root().tenant;
         let needed = self.demand(&found.lookup, positions, positions);
         if !needed.fits(self.available_to(tenant)) {
-            return Err(hashes);
+            return None;
         }
         let declared = swapped.map_or(hashes.root().declared_blocks() > 0, |swapped| swapped.declared);
-        let mut table = self.table_of(hashes, declared);
+        let mut table = self.table_of(hashes.clone(), declared);
         // What is there is held first: nothing that is taken may cost it.
         for group in 0..self.groups.len() {
             self.hold_resident(&mut table, group, found, swapped);
@@ -397,7 +397,7 @@ impl KvCache {
                 Query { queries: 1, tokens: max_tokens.into(), hit: positions.into(), ..Query::default() };
             self.count(tenant, table.query);
         }
-        Ok(table)
+        Some(table)
     }
 
     /// References what the device has of the blocks of a group that are read, and holds the slots that the rest is loaded from: a

@@ -413,7 +413,8 @@ impl World {
         let full = found.full_blocks * self.cache.config().block_tokens;
         // Blocks that are copied in part: of a tail one in each group, else larger ones that the hit ends within.
         let sizes: Vec<u32> = (0..self.cache.groups()).map(|group| self.layout(group).1).collect();
-        let part = |upto: u32| GroupCounts::each(sizes.len(), |group| u32::from(upto % sizes[group] > 0));
+        let part =
+            |upto: u32| GroupCounts::each(sizes.len(), |group| u32::from(!upto.is_multiple_of(sizes[group])));
         let (with_tail, without) = (part(probe), part(full));
         let available = self.cache.available();
         let fits = |part: GroupCounts| (found.idle_blocks + part).fits(available);
@@ -447,13 +448,13 @@ impl World {
         let used = copy.as_ref().filter(|_| own);
         let most = tokens.len() as u32 - 1;
         let found = self.cache.lookup_loading(&hashes, most, used);
-        match self.cache.attach_loading(hashes, most, used, &mut self.swap_ins) {
-            Ok(table) => {
+        match self.cache.attach_loading(&hashes, most, used, &mut self.swap_ins) {
+            Some(table) => {
                 let found = found.expect("what was attached was found");
                 assert_eq!(table.computed(), found.positions);
                 self.sequence(tokens, table, copy);
             }
-            Err(hashes) => self.preempted.push(Preempted { tokens, hashes, copy }),
+            None => self.preempted.push(Preempted { tokens, hashes, copy }),
         }
     }
 

@@ -57,7 +57,7 @@ impl TensorView<'_> {
 pub enum GroupKind {
     /// Every position, as long as the sequence lives.
     Full,
-    /// A query at position `p` reads positions `p - tokens + 1 ..= p`; what lies behind is given back.
+    /// A query at position `p` reads positions `p - tokens + 1 ..= p`; what lies behind is released.
     Window { tokens: u32 },
     /// One compressed vector per token instead of K and V per head (MLA). Named so that it fits; no backend holds it yet.
     Latent { rank: u32, rope_dim: u32 },
@@ -114,7 +114,7 @@ pub struct KvLayout {
     pub groups: Vec<KvGroup>,
 }
 
-/// In a block table: a block behind the window, given back. Nothing reads it.
+/// In a block table: a block behind the window, released. Nothing reads it.
 pub const HOLE: u32 = u32::MAX;
 
 impl KvLayout {

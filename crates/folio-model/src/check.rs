@@ -264,7 +264,7 @@ pub fn layout(layout: &KvLayout, blocks: &[usize], program: &Program) -> Result<
             return fail("the model has more layers");
         }
         if !group.kind.holds(spec.window) {
-            return fail("the group gives back what the layer still reads");
+            return fail("the group releases what the layer still reads");
         }
     }
     Ok(())

@@ -69,7 +69,12 @@ pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> 
                 let hashes =
                     BlockHashes::new(&root, &wanted.tokens, state.app.engine.stats().cache.block_tokens);
                 let (tokens, retention) = (wanted.tokens.len() as u32, wanted.wish.retention());
-                match command(&state, CacheCommand::Keep { hashes, tokens, retention, pin: false }).await? {
+                match command(
+                    &state,
+                    CacheCommand::Keep { hashes: Box::new(hashes), tokens, retention, pin: false },
+                )
+                .await?
+                {
                     CacheResponse::Prefix(prefix) => Ok(prefix),
                     CacheResponse::Refused(refused) => Err(refused),
                     _ => return Err(unexpected()),

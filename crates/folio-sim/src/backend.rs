@@ -170,7 +170,7 @@ impl SimBackend {
             return bad("is outside of the block table");
         };
         if *block == HOLE {
-            return bad("is behind the window and was given back");
+            return bad("is behind the window and was released");
         }
         let slot = *block as usize * tokens + position as usize % tokens;
         if slot < self.groups[group].memory.len() { Ok(slot) } else { bad("is outside of the pool") }

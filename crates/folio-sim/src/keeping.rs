@@ -62,7 +62,7 @@ pub fn command(
         let tokens = &request.prompt[..rng.range(1, request.prompt.len() as u64) as usize];
         let hashes = BlockHashes::new(&root(request.tenant), tokens, cache.config().block_tokens);
         let (tokens, retention, pin) = (tokens.len() as u32, retention(rng), rng.one_in(2));
-        scheduler.command(cache, CacheCommand::Keep { hashes, tokens, retention, pin });
+        scheduler.command(cache, CacheCommand::Keep { hashes: Box::new(hashes), tokens, retention, pin });
         return Ok(());
     }
     let (owner, id) = *rng.pick(&all);

@@ -29,7 +29,7 @@ fn row(context: u64, vocab: usize) -> Vec<f32> {
     row
 }
 
-/// Everything computed so far, with nothing ever given back.
+/// Everything computed so far, with nothing ever released.
 #[derive(Clone)]
 struct Solo<'a> {
     context: u64,

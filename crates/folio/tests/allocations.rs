@@ -306,7 +306,7 @@ fn swaps() {
         cache.swapped_out(&copy);
         cache.clear(None);
         swaps.clear();
-        let loaded = cache.attach_loading(hashes, 39, Some(&copy), &mut swaps);
+        let loaded = cache.attach_loading(&hashes, 39, Some(&copy), &mut swaps);
         let mut table = loaded.expect("there is room");
         assert_eq!((table.computed(), swaps.len()), (32, 32));
         cache.grow(&mut table, 40, &mut copies).expect("there is room");

@@ -284,7 +284,7 @@ impl Sequence {
         Self { tokens, blocks, computed: 0, groups, block_tokens }
     }
 
-    /// The table of a cache group before the next token is computed: what lies behind the window was given back.
+    /// The table of a cache group before the next token is computed: what lies behind the window was released back.
     fn table(&self, group: usize) -> Vec<u32> {
         let mut table = self.blocks.clone();
         if let Some(window) = self.groups[group] {

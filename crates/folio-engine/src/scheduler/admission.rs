@@ -360,15 +360,14 @@ impl Scheduler {
         let found = waiting.found;
         let swaps_in = waiting.swaps_in();
         let swap_ins = &mut self.step.plan.swap_ins;
-        let hashes = sequence.hashes.clone();
         let swapped_in = match swaps_in {
-            true => cache.attach_loading(hashes, attachable, swapped.as_ref(), swap_ins),
-            false => Err(hashes),
+            true => cache.attach_loading(&sequence.hashes, attachable, swapped.as_ref(), swap_ins),
+            false => None,
         };
         self.step.swap_in_owners.resize(self.step.plan.swap_ins.len(), slot);
-        let fresh = Fresh { swapped_in: swapped_in.is_ok(), swapped, ran: false };
-        let mut table = swapped_in.unwrap_or_else(|hashes| {
-            let (table, copies) = cache.attach(hashes, &sequence.tokens, attachable);
+        let fresh = Fresh { swapped_in: swapped_in.is_some(), swapped, ran: false };
+        let mut table = swapped_in.unwrap_or_else(|| {
+            let (table, copies) = cache.attach(sequence.hashes.clone(), &sequence.tokens, attachable);
             self.step.plan.copies.extend(copies);
             self.step.copy_owners.resize(self.step.plan.copies.len(), slot);
             table
