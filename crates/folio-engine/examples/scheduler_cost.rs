@@ -30,8 +30,10 @@ impl Executor for Instantly {
 
 const CONTEXT: u32 = 2048;
 const STEPS: usize = 1000;
-/// More than the steps, and those in which the prompts of 4,096 are computed.
-const OUTPUT: u32 = 2200;
+/// More than the steps, and those in which all prompts are computed.
+fn output(sequences: u32) -> u32 {
+    STEPS as u32 + 100 + sequences / 4
+}
 
 fn main() {
     for (name, sequences, penalty, waiting) in [
@@ -54,7 +56,7 @@ fn measure(name: &str, sequences: u32, repetition_penalty: f32, waiting: u64) {
         ..SchedulerConfig::default()
     };
     // Room for what runs and a little more, so that whoever waits cannot be admitted.
-    let blocks = sequences * (CONTEXT + OUTPUT + 100).div_ceil(16) + 64;
+    let blocks = sequences * (CONTEXT + output(sequences) + 100).div_ceil(16) + 64;
     let mut cache = KvCache::new(
         CacheConfig { blocks, block_tokens: 16, bytes_per_block: 1 },
         Box::new(LruLeafFirst::new()),
@@ -65,7 +67,7 @@ fn measure(name: &str, sequences: u32, repetition_penalty: f32, waiting: u64) {
         let prompt: Vec<u32> = (0..CONTEXT)
             .map(|i| i.wrapping_mul(2_654_435_761).wrapping_add(id as u32 * 7919) % 32_000)
             .collect();
-        let mut request = request(id, &prompt, OUTPUT);
+        let mut request = request(id, &prompt, output(sequences));
         request.sampling.repetition_penalty = repetition_penalty;
         scheduler.admit([request.hashed(16)], [], Micros(0));
     };

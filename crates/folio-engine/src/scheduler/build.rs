@@ -225,7 +225,10 @@ fn sync(planned: &mut Vec<u32>, blocks: &[BlockId], synced: usize) -> TableChang
     planned.truncate(synced + same.count());
     let from = planned.len();
     // Holes only ever grow, from the front: new ones lie between the old ones and the first block that is held.
-    let end = blocks[..from].partition_point(|block| *block == HOLE);
+    let end = match blocks.first() {
+        Some(&HOLE) => blocks[..from].partition_point(|block| *block == HOLE),
+        _ => 0,
+    };
     let new = planned[..end].iter_mut().rev().take_while(|entry| **entry != HOLE.0);
     let holes = new.map(|entry| *entry = HOLE.0).count();
     planned.extend(blocks[from..].iter().map(|block| block.0));
