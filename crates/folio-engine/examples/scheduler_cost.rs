@@ -32,7 +32,7 @@ const CONTEXT: u32 = 2048;
 const STEPS: usize = 1000;
 /// More than the steps, and those in which all prompts are computed.
 fn output(sequences: u32) -> u32 {
-    STEPS as u32 + 100 + sequences / 4
+    STEPS as u32 + 100 + sequences / 2
 }
 
 fn main() {
