@@ -26,6 +26,8 @@
 //! So every copy must be executed in the step in which it was handed out, unless every table that depends on it is
 //! released in that step.
 
+use std::sync::Arc;
+
 use rustc_hash::FxHashMap;
 
 use crate::account::TENANTS_LEAST;
@@ -51,6 +53,8 @@ pub struct KvCache {
     pub(crate) nodes: Nodes,
     /// Group 0 first.
     pub(crate) groups: Vec<Group>,
+    /// Of the groups, for tables.
+    configs: Arc<[GroupConfig]>,
     /// Token ids of every indexed block of group 0 on the device, `[blocks, block_tokens]`.
     pub(crate) tokens: Vec<u32>,
     pub(crate) policy: Retaining,
@@ -106,6 +110,7 @@ impl KvCache {
         Self {
             config,
             nodes: Nodes::new(config.blocks),
+            configs: groups.iter().map(|group| group.config).collect(),
             groups,
             tokens: vec![0; config.blocks as usize * config.block_tokens as usize],
             policy: Retaining::new(policy, config.blocks),
@@ -160,9 +165,7 @@ impl KvCache {
 
     pub(crate) fn table_of(&mut self, hashes: BlockHashes, declared: bool) -> BlockTable {
         debug_assert_eq!(hashes.block_tokens(), self.config.block_tokens);
-        let mut groups = [None; MAX_GROUPS];
-        groups.iter_mut().zip(&self.groups).for_each(|(config, group)| *config = Some(group.config));
-        BlockTable::new(hashes, declared, groups, self.spare.pop().unwrap_or_default())
+        BlockTable::new(hashes, declared, self.configs.clone(), self.spare.pop().unwrap_or_default())
     }
 
     /// Blocks that `grow` to `tokens` positions would take, of optional groups none.

@@ -70,3 +70,59 @@ impl KvCache {
         self.events.push(CacheEvent::Cleared { tenant });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::LruLeafFirst;
+    use crate::{BlockHashes, CacheConfig, GroupCounts, Identity, Root};
+
+    fn event(event: &CacheEvent) -> (bool, Medium, BlockHash, Option<BlockHash>) {
+        match *event {
+            CacheEvent::Stored { hash, parent, medium, .. } => (true, medium, hash, parent),
+            CacheEvent::Removed { hash, medium, .. } => (false, medium, hash, None),
+            CacheEvent::Cleared { .. } => panic!("nothing was cleared"),
+        }
+    }
+
+    #[test]
+    fn what_is_stored_and_removed_is_told_in_order_and_what_does_not_fit_is_counted() {
+        let config = CacheConfig { blocks: 4, block_tokens: 2, bytes_per_block: 1 };
+        let mut cache = KvCache::new(config, Box::new(LruLeafFirst::new()));
+        cache.set_swap_space(GroupCounts::full(4));
+        cache.record_events(6);
+        let root = Root::derive(&Identity {
+            tenant: TenantId(3),
+            tenant_secret: &[1; 32],
+            model_digest: &[2; 32],
+            layout_digest: &[3; 32],
+            extra: &[],
+        });
+        let tokens: Vec<u32> = (0..4).collect();
+        let hashes = BlockHashes::new(&root, &tokens, 2);
+        let [first, second] = [0, 1].map(|at| *hashes.get(false, at).expect("two blocks"));
+        let mut table = cache.empty_table(hashes);
+        cache.grow(&mut table, 4, &mut Vec::new()).expect("room");
+        cache.commit(&mut table, &tokens, 4).expect("in order");
+        let offer = cache.swap_offer(&table).expect("all of it is its own");
+        let swapped = cache.swap_out(&table, &offer, &mut Vec::new());
+        cache.swapped_out(&swapped);
+        cache.release(table, &tokens);
+        let mut events = Vec::new();
+        assert_eq!(cache.take_events(&mut events), 0);
+        use Medium::{Device, Host};
+        let device = [(true, Device, first, None), (true, Device, second, Some(first))];
+        let host = [(true, Host, first, None), (true, Host, second, Some(first))];
+        assert_eq!(events.iter().map(event).collect::<Vec<_>>(), [device, host].concat());
+        events.clear();
+        cache.clear(Some(TenantId(3)));
+        cache.drop_swapped(swapped);
+        assert_eq!(cache.take_events(&mut events), 0);
+        assert_eq!(events.remove(2), CacheEvent::Cleared { tenant: Some(TenantId(3)) });
+        let gone = [(false, Device, second, None), (false, Device, first, None)];
+        let from_host = [(false, Host, second, None), (false, Host, first, None)];
+        assert_eq!(events.iter().map(event).collect::<Vec<_>>(), [gone, from_host].concat());
+        (0..8).for_each(|_| cache.clear(None));
+        assert_eq!(cache.take_events(&mut events), 2, "two did not fit");
+    }
+}

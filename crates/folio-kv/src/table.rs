@@ -7,6 +7,8 @@
 //! node resides in the very block the table holds); blocks beyond `computed` belong to this table alone. A group's list holds
 //! exactly the blocks from those that the next query reads on, and before them holes.
 
+use std::sync::Arc;
+
 use crate::counts::MAX_GROUPS;
 use crate::hash::BlockHashes;
 use crate::lease::Ticket;
@@ -23,7 +25,7 @@ pub struct BlockTable {
     pub(crate) declared: bool,
     /// Of each group, `HOLE` where it holds none.
     pub(crate) lists: [Vec<BlockId>; MAX_GROUPS],
-    pub(crate) groups: [Option<GroupConfig>; MAX_GROUPS],
+    pub(crate) groups: Arc<[GroupConfig]>,
     /// Positions `< computed` are (or, after this step's copies, will be) in the cache.
     pub(crate) computed: u32,
     /// Positions `< confirmed` are known to be in memory: no copy of theirs is still pending.
@@ -59,12 +61,7 @@ pub(crate) struct Lists {
 }
 
 impl BlockTable {
-    pub(crate) fn new(
-        hashes: BlockHashes,
-        declared: bool,
-        groups: [Option<GroupConfig>; MAX_GROUPS],
-        lists: Lists,
-    ) -> Self {
+    pub(crate) fn new(hashes: BlockHashes, declared: bool, groups: Arc<[GroupConfig]>, lists: Lists) -> Self {
         let Lists { lists, loads } = lists;
         Self {
             hashes,
@@ -88,7 +85,7 @@ impl BlockTable {
 
     /// Cache groups, at least 1.
     pub fn groups(&self) -> usize {
-        self.groups.iter().flatten().count()
+        self.groups.len()
     }
 
     /// Blocks of a group in position order. [`crate::HOLE`] stands for a block that it does not hold.
@@ -97,7 +94,7 @@ impl BlockTable {
     }
 
     pub(crate) fn config(&self, group: usize) -> GroupConfig {
-        self.groups[group].expect("a group of the cache")
+        self.groups[group]
     }
 
     /// Tokens per block of a group.
@@ -129,7 +126,7 @@ impl BlockTable {
     /// Sets memory aside for `positions`, so that growing so far and committing it allocates nothing.
     pub fn reserve(&mut self, positions: u32) {
         self.hashes.reserve(positions);
-        for (list, config) in self.lists.iter_mut().zip(self.groups.iter().flatten()) {
+        for (list, config) in self.lists.iter_mut().zip(self.groups.iter()) {
             let blocks = positions.div_ceil(config.block_tokens) as usize;
             list.reserve_exact(blocks.saturating_sub(list.len()));
         }
