@@ -1,7 +1,7 @@
 //! What the bookkeeping of a step costs, without any model: `cargo run --release -p folio-engine --example scheduler_cost`.
 //!
 //! 256 sequences decode at a context of 2,048 tokens, then 1,024 and 4,096 of them; the executor answers at once. Prints the time of
-//! plan and commit.
+//! plan and commit. With a number of sequences as the argument, of so many alone.
 
 use std::time::{Duration, Instant};
 
@@ -36,6 +36,9 @@ fn output(sequences: u32) -> u32 {
 }
 
 fn main() {
+    if let Some(sequences) = std::env::args().nth(1) {
+        return measure("plain", sequences.parse().expect("a number of sequences"), 1.0, 0);
+    }
     for (name, sequences, penalty, waiting) in [
         ("plain", 256, 1.0, 0),
         ("repetition penalty", 256, 1.1, 0),

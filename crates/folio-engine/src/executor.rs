@@ -27,7 +27,7 @@ use folio_model::sampling::Outcome;
 use crate::on_device::{ask, rows, sampled};
 use crate::plan::{
     self, Executor, ExecutorError, SamplePlan, Sampled, SequenceId, SequencePlan, StepOutput, StepPlan,
-    TableChange, Want,
+    Want,
 };
 use crate::sampler::Sampler;
 
@@ -167,9 +167,12 @@ impl ModelExecutor {
         if had == (plan.id, self.step) {
             return;
         }
-        let tables = (0..).zip(plan.block_tables.iter().zip(&plan.changes));
-        for (group, (table, change)) in tables {
-            let change = if had == (plan.id, plan.since) { *change } else { TableChange::default() };
+        let follows = had == (plan.id, plan.since);
+        if follows && plan.changes.is_empty() {
+            return;
+        }
+        for (group, table) in (0..).zip(&plan.block_tables) {
+            let change = plan.changes.get(group as usize).filter(|_| follows).copied().unwrap_or_default();
             if (change.from as usize) < table.len() {
                 let new = &table[change.from as usize..];
                 self.batch.edit_table(plan.table_slot, group, change.from, new.iter().copied());

@@ -37,7 +37,7 @@ pub struct StepPlan {
     pub copies: Vec<BlockCopy>,
     /// What returning sequences had, slot to block: after the copies, before anything is computed.
     pub swap_ins: Vec<BlockSwap>,
-    pub sequences: Vec<SequencePlan>,
+    pub sequences: Vec<Box<SequencePlan>>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -57,7 +57,8 @@ pub struct SequencePlan {
     /// Where its tables are kept by whoever keeps tables: sequences that run at the same time differ in it, and it is below the most
     /// that ever did.
     pub table_slot: u32,
-    /// The step that was planned with it before this one, 0 for none, and how its tables differ from those: one entry per group.
+    /// The step that was planned with it before this one, 0 for none, and how its tables differ from those: one entry per group, or
+    /// none where nothing changed.
     pub since: u64,
     pub changes: Vec<TableChange>,
     /// Which rows want something from their logits, ascending by row. A row may occur several times: the choices of one
@@ -96,6 +97,22 @@ pub enum Want {
 }
 
 impl SequencePlan {
+    /// Of nothing. Allocates nothing.
+    pub fn empty(id: SequenceId) -> Self {
+        Self {
+            id,
+            first_position: 0,
+            tokens: Vec::new(),
+            follows: None,
+            drafts: 0,
+            block_tables: Vec::new(),
+            table_slot: 0,
+            since: 0,
+            changes: Vec::new(),
+            samples: Vec::new(),
+        }
+    }
+
     /// The drafts up to the row of `sample`, whose token comes behind them.
     pub fn drafts_before(&self, sample: &SamplePlan) -> &[u32] {
         let first = self.tokens.len() - self.drafts as usize;

@@ -64,6 +64,7 @@ pub(crate) struct Sequence {
     pub choice: Option<Choice>,
     /// Prompt, then generated tokens.
     pub tokens: Vec<u32>,
+    pub prompt_len: u32,
     /// Most tokens that it may generate, by `max_tokens` and by the model's context.
     pub generated_max: u32,
     pub history: Option<Arc<TokenHistory>>,
@@ -80,8 +81,8 @@ pub(crate) struct Sequence {
     /// Most positions ever computed: computing below it again is the cost of preemption.
     pub high_water: u32,
     pub timing: Timing,
-    /// Its entry in a plan, kept for its memory and its block tables.
-    pub entry: SequencePlan,
+    /// Its entry in a plan, kept for its memory and its block tables. `None` while a plan has it.
+    pub entry: Option<Box<SequencePlan>>,
     /// What it may be verified to say next, for the next plan.
     pub drafts: Vec<u32>,
     pub state: State,
@@ -161,9 +162,6 @@ pub(crate) struct Running {
     pub suspended: Option<Wait>,
     /// It is preempted when its last unfinished step is committed, and gets no rows until then.
     pub preempted: bool,
-    /// Positions whose entries in the block tables of `entry` are known to be right, or to have become holes since. All are when
-    /// they were just written; each commit since then changed some.
-    pub synced: u32,
     /// See [`SequencePlan::table_slot`]; and the step that it was last planned for.
     pub table_slot: u32,
     pub planned: u64,
@@ -174,7 +172,6 @@ pub(crate) struct Running {
 pub(crate) struct Fresh {
     /// The copy the table came from; kept until its blocks were filled.
     pub swapped: Option<Swapped>,
-    pub swapped_in: bool,
     /// A step with it ran, and nothing of that could be confirmed.
     pub ran: bool,
 }
@@ -209,7 +206,6 @@ impl Running {
             fresh,
             suspended: None,
             preempted: false,
-            synced: 0,
             table_slot: 0,
             planned: 0,
         }
@@ -224,21 +220,6 @@ impl Running {
 }
 
 impl Sequence {
-    pub fn empty_plan(id: SequenceId) -> SequencePlan {
-        SequencePlan {
-            id,
-            first_position: 0,
-            tokens: Vec::new(),
-            follows: None,
-            drafts: 0,
-            block_tables: Vec::new(),
-            table_slot: 0,
-            since: 0,
-            changes: Vec::new(),
-            samples: Vec::new(),
-        }
-    }
-
     pub fn id(&self) -> SequenceId {
         self.rank.id
     }
@@ -254,11 +235,7 @@ impl Sequence {
 
     /// Full blocks of its prompt.
     pub fn prompt_blocks(&self) -> u32 {
-        self.prompt_len() / self.hashes.block_tokens()
-    }
-
-    pub fn prompt_len(&self) -> u32 {
-        self.request.prompt.len() as u32
+        self.prompt_len / self.hashes.block_tokens()
     }
 
     pub fn known(&self) -> u32 {
@@ -275,7 +252,7 @@ impl Sequence {
     }
 
     pub fn generated(&self) -> u32 {
-        self.known() - self.prompt_len()
+        self.known() - self.prompt_len
     }
 
     pub fn running(&self) -> Option<&Running> {
@@ -351,12 +328,12 @@ impl Sequence {
     /// Whether the token after what it knows depends on nothing but its logits and its position, so that a later step can go on
     /// from it before it is known.
     pub fn can_be_followed(&self) -> bool {
-        self.history.is_none() && self.guide.is_none() && self.params.rules.is_none()
+        self.history.is_none() && self.guide.is_none()
     }
 
     /// Positions whose KV is needed when it ends at max_tokens: the last token is never computed.
     pub fn final_positions(&self) -> u32 {
-        (self.prompt_len() + self.params.max_tokens).saturating_sub(1).max(self.prompt_len())
+        (self.prompt_len + self.params.max_tokens).saturating_sub(1).max(self.prompt_len)
     }
 
     /// Known tokens that may come from the cache: the last one is needed for its logits, and rows of which something is
@@ -480,5 +457,14 @@ impl std::ops::Index<Slot> for Sequences {
 impl std::ops::IndexMut<Slot> for Sequences {
     fn index_mut(&mut self, slot: Slot) -> &mut Sequence {
         self.slots[slot.0 as usize].as_deref_mut().expect("a slot outlived its sequence")
+    }
+}
+#[cfg(test)]
+mod sizes {
+    use super::*;
+    #[test]
+    fn sizes() {
+        use std::mem::size_of;
+        eprintln!("Sequence {} Running {} Waiting {} BlockTable {} Hashes {} Plan {} Sample {} Event {} Request {} Params {} Timing {}", size_of::<Sequence>(), size_of::<Running>(), size_of::<Waiting>(), size_of::<BlockTable>(), size_of::<BlockHashes>(), size_of::<SequencePlan>(), size_of::<crate::plan::SamplePlan>(), size_of::<crate::request::Event>(), size_of::<Request>(), size_of::<SamplingParams>(), size_of::<Timing>());
     }
 }

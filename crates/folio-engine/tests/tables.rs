@@ -115,7 +115,7 @@ fn plan(step: u64, id: u64, since: u64, tables: [&[u32]; 2], changes: [TableChan
         changes: changes.to_vec(),
         samples: Vec::new(),
     };
-    StepPlan { step, sequences: vec![sequence], ..StepPlan::default() }
+    StepPlan { step, sequences: vec![Box::new(sequence)], ..StepPlan::default() }
 }
 
 #[test]

@@ -374,6 +374,7 @@ impl KvCache {
                 if block == HOLE {
                     continue;
                 }
+                table.change(u32::MAX);
                 if missed.contains(&index) {
                     self.protect(group, block);
                 }
@@ -412,8 +413,9 @@ impl KvCache {
     /// A second table with the same content. It shares every written block, those partly written included (the first
     /// of the two to grow gets copies of these); blocks beyond `computed` stay with the original. Fork first, then grow: a
     /// table that was grown before it was forked must be grown again before its step.
-    pub fn fork(&mut self, table: &BlockTable) -> BlockTable {
+    pub fn fork(&mut self, table: &mut BlockTable) -> BlockTable {
         let mut fork = self.table_of(table.hashes.clone(), table.declared);
+        (fork.may_share, table.may_share) = (true, true);
         fork.computed = table.computed;
         fork.confirmed = table.confirmed;
         fork.published = table.published;

@@ -170,6 +170,10 @@ impl KvCache {
 
     /// Blocks that `grow` to `tokens` positions would take, of optional groups none.
     pub fn needed(&self, table: &BlockTable, tokens: u32) -> GroupCounts {
+        // No group's blocks end before those of group 0.
+        if tokens <= table.capacity() && !table.may_share {
+            return GroupCounts::default();
+        }
         self.each_group(|group| self.needed_in(table, group, tokens))
     }
 
@@ -184,7 +188,7 @@ impl KvCache {
 
     /// The partly written block of a group, if it is shared and would be written.
     pub(crate) fn shared_tail(&self, table: &BlockTable, group: usize, tokens: u32) -> Option<usize> {
-        let tail = table.partial_block(group).filter(|_| tokens > table.computed)?;
+        let tail = table.partial_block(group).filter(|_| table.may_share && tokens > table.computed)?;
         let block = table.lists[group][tail];
         (block != HOLE && self.slot(group, block).refs > 1).then_some(tail)
     }
@@ -218,13 +222,11 @@ impl KvCache {
                 // Behind a hole nothing of an optional group is of use.
                 let goes_on = !optional || table.lists[group].last() != Some(&HOLE);
                 let block = if goes_on { self.take(group, tenant) } else { None };
-                table.lists[group].push(if optional {
-                    block.unwrap_or(HOLE)
-                } else {
-                    block.ok_or(refused)?
-                });
+                let block = if optional { block.unwrap_or(HOLE) } else { block.ok_or(refused)? };
+                table.set(group, table.lists[group].len(), block);
             }
         }
+        table.may_share &= tokens <= table.computed;
         Ok(())
     }
 
@@ -240,7 +242,7 @@ impl KvCache {
         let copied = table.computed % self.groups[group].config.block_tokens;
         self.set_filled(group, to, copied);
         self.unreference(group, from);
-        table.lists[group][tail] = to;
+        table.set(group, tail, to);
         table.confirmed = table.confirmed.min(table.computed - copied);
         copies.push(BlockCopy { group: group as u32, from, to, tokens: copied });
         self.stats.copies += 1;
@@ -308,7 +310,7 @@ impl KvCache {
                 Some(duplicate) => {
                     self.reference(0, duplicate);
                     self.unreference(0, own);
-                    table.lists[0][index] = duplicate;
+                    table.set(0, index, duplicate);
                     self.stats.dedups += 1;
                     return;
                 }
@@ -347,7 +349,7 @@ impl KvCache {
             Some(duplicate) if duplicate != own => {
                 self.reference(group, duplicate);
                 self.unreference(group, own);
-                table.lists[group][index] = duplicate;
+                table.set(group, index, duplicate);
             }
             Some(_) => {}
         }

@@ -109,7 +109,7 @@ impl Root {
 /// is committed. A clone shares the prompt's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockHashes {
-    root: Root,
+    root: Arc<Root>,
     block_tokens: u32,
     own: Chain,
     /// Empty where nothing is shared.
@@ -159,7 +159,7 @@ impl BlockHashes {
     pub fn new(root: &Root, tokens: &[u32], block_tokens: u32) -> Self {
         let of = |root: &Root| Chain::of_prompt(root, tokens, block_tokens);
         let declared = if root.declared.is_some() { of(root) } else { Chain::default() };
-        Self { root: *root, block_tokens, own: of(&root.own()), declared }
+        Self { root: Arc::new(*root), block_tokens, own: of(&root.own()), declared }
     }
 
     /// What they begin with.
@@ -206,13 +206,13 @@ impl BlockHashes {
 
     /// Hashes what became full. `tokens`: all there are, of which the first are those that are hashed.
     pub(crate) fn extend(&mut self, tokens: &[u32]) {
-        let (root, size) = (self.root, self.block_tokens);
+        let (root, size) = (&*self.root, self.block_tokens);
         if self.own.len() == tokens.len() / size as usize {
             return;
         }
         self.own.extend(&root.own(), tokens, size);
         if root.declared.is_some() {
-            self.declared.extend(&root, tokens, size);
+            self.declared.extend(root, tokens, size);
         }
     }
 }

@@ -180,6 +180,7 @@ impl KvCache {
 
     /// Drops everything from block `from` of group 0 on.
     fn cut(&mut self, table: &mut BlockTable, from: u32) {
+        table.change(from * self.config.block_tokens);
         for group in (0..self.groups.len()).rev() {
             let blocks = self.groups[group].blocks_of(from * self.config.block_tokens) as usize;
             while table.lists[group].len() > blocks {

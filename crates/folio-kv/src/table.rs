@@ -28,6 +28,10 @@ pub struct BlockTable {
     pub(crate) groups: Arc<[GroupConfig]>,
     /// Positions `< computed` are (or, after this step's copies, will be) in the cache.
     pub(crate) computed: u32,
+    /// Some entries are not what they were when that was asked last: any behind so many positions, before them only new holes.
+    pub(crate) changed: Option<u32>,
+    /// It was forked, or is a fork, and has not been seen alone in a block since.
+    pub(crate) may_share: bool,
     /// Positions `< confirmed` are known to be in memory: no copy of theirs is still pending.
     pub(crate) confirmed: u32,
     /// Leading blocks of each group that are published, or never will be: all full ones, unless some are being loaded.
@@ -69,6 +73,8 @@ impl BlockTable {
             lists,
             groups,
             computed: 0,
+            changed: Some(0),
+            may_share: false,
             confirmed: 0,
             published: [0; MAX_GROUPS],
             loads,
@@ -91,6 +97,26 @@ impl BlockTable {
     /// Blocks of a group in position order. [`crate::HOLE`] stands for a block that it does not hold.
     pub fn group(&self, group: usize) -> &[BlockId] {
         &self.lists[group]
+    }
+
+    /// Entry `index` of a group, or one behind its last, is another block now.
+    pub(crate) fn set(&mut self, group: usize, index: usize, block: BlockId) {
+        self.change(index as u32 * self.block_tokens(group));
+        match self.lists[group].get_mut(index) {
+            Some(entry) => *entry = block,
+            None => self.lists[group].push(block),
+        }
+    }
+
+    /// Entries from position `from` on are others now.
+    pub(crate) fn change(&mut self, from: u32) {
+        self.changed = Some(self.changed.map_or(from, |before| before.min(from)));
+    }
+
+    /// What changed in the entries of all groups since this was asked last: any of them behind so many positions, and before
+    /// those only that some have become holes. `None`: nothing.
+    pub fn take_changed(&mut self) -> Option<u32> {
+        self.changed.take()
     }
 
     pub(crate) fn config(&self, group: usize) -> GroupConfig {

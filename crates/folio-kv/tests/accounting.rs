@@ -96,7 +96,7 @@ proptest! {
                 }
                 Op::Fork { which } => {
                     if let Some(one) = running.get(which) {
-                        let (table, tokens) = (cache.fork(&one.table), one.tokens.clone());
+                        let (table, tokens) = (cache.fork(&mut one.table), one.tokens.clone());
                         running.push(Running { table, tokens });
                     }
                 }

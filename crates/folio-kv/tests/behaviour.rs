@@ -245,8 +245,8 @@ fn a_fork_shares_all_and_the_first_writer_copies() {
     let (mut cache, root) = (cache(8, 4), root(0));
     let mut a = started(&mut cache, &root, &range(0..6));
     cache.grow(&mut a, 16, &mut Vec::new()).unwrap();
-    let mut b = cache.fork(&a);
-    let mut c = cache.fork(&b);
+    let mut b = cache.fork(&mut a);
+    let mut c = cache.fork(&mut b);
     assert_eq!(b.blocks(), &a.blocks()[..2], "unwritten blocks stay with the original");
     assert_eq!((b.computed(), b.capacity()), (6, 8));
     assert_eq!(cache.stats().active_blocks, 4);
@@ -560,7 +560,7 @@ fn a_longer_tail_replaces_a_shorter_one() {
 fn a_fork_of_a_copy_that_was_never_run_is_not_indexed_either() {
     let (mut cache, root) = (cache(2, 4), root(0));
     let (table, other) = pending_copy(&mut cache, &root);
-    let fork = cache.fork(&table);
+    let fork = cache.fork(&mut table);
     cache.release(table, &[1, 2, 9]);
     cache.release(fork, &[1, 2, 9]);
     assert_eq!(cache.stats().cached_blocks, 0);

@@ -600,7 +600,7 @@ impl World {
             return;
         }
         sequence.target = 0;
-        let (table, tokens) = (self.cache.fork(&sequence.table), sequence.tokens.clone());
+        let (table, tokens) = (self.cache.fork(&mut sequence.table), sequence.tokens.clone());
         assert_eq!(table.computed(), sequence.table.computed());
         self.sequence(tokens, table, None);
     }

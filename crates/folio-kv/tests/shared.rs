@@ -125,7 +125,7 @@ fn memory_is_charged_to_whom_it_belongs() {
     let active = |cache: &KvCache, tenant: u32| cache.tenant_stats(root(tenant).tenant).active_blocks;
     assert_eq!([9, 1, 2].map(|tenant| active(&cache, tenant)), [3, 2, 2]);
     assert_eq!(cache.exclusive_blocks(&one), GroupCounts::full(2), "what is shared would not come free");
-    let fork = cache.fork(&one);
+    let fork = cache.fork(&mut one);
     assert_eq!(fork.root(), one.root());
     cache.check(&[&one, &two, &fork]).expect("in order");
     for table in [one, two, fork] {

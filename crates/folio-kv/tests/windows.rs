@@ -188,7 +188,7 @@ fn a_fork_shares_the_window_and_each_group_copies_its_part_of_a_shared_block() {
     let (mut cache, root) = (windowed(16, 4, &[(8, 6)]), root(0));
     let tokens = range(0..14);
     let mut a = started(&mut cache, &root, &tokens);
-    let mut b = cache.fork(&a);
+    let mut b = cache.fork(&mut a);
     assert_eq!(held(&b, 1), (2, 2));
     assert_eq!(cache.stats().windows()[0].active_blocks, 2);
     assert_eq!(cache.exclusive_blocks(&a), GroupCounts::default());

@@ -365,7 +365,7 @@ impl Scheduler {
             false => None,
         };
         self.step.swap_in_owners.resize(self.step.plan.swap_ins.len(), slot);
-        let fresh = Fresh { swapped_in: swapped_in.is_some(), swapped, ran: false };
+        let fresh = Fresh { swapped, ran: false };
         let mut table = swapped_in.unwrap_or_else(|| {
             let (table, copies) = cache.attach(sequence.hashes.clone(), &sequence.tokens, attachable);
             self.step.plan.copies.extend(copies);

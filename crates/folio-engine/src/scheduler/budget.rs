@@ -23,7 +23,7 @@ use super::admission::Headroom;
 use super::fair::Head;
 use super::preemption::Allocation;
 use super::swap::drop_of;
-use crate::plan::{SequenceId, StepPlan};
+use crate::plan::StepPlan;
 use crate::request::RequestId;
 use crate::sequence::{Rank, Running, Slot};
 use crate::stats::WaitingFor;
@@ -40,7 +40,7 @@ pub(super) struct Step {
     /// Plans made so far, those without sequences included.
     pub plans: u64,
     /// Whose entries the plan holds.
-    pub entry_slots: Vec<(SequenceId, Slot)>,
+    pub entry_slots: Vec<Slot>,
     /// Whose table each of the plan's copies serves, and the same of its swaps.
     pub copy_owners: Vec<Slot>,
     pub swap_out_owners: Vec<Slot>,
@@ -96,6 +96,7 @@ impl Scheduler {
         }
     }
 
+    /// To every running sequence that lacks one token; notes those that lack more.
     pub(super) fn grant_decodes(&mut self, cache: &mut KvCache) -> u32 {
         self.step.granted = 0;
         self.step.preempted = false;
@@ -105,30 +106,41 @@ impl Scheduler {
             true => self.headroom = Headroom::new(),
             false => self.headroom.step(self.contended()),
         }
-        let step = self.next_step();
-        let mut order = std::mem::take(&mut self.step.order);
-        order.clear();
-        let ready = |slot: &Slot| self.sequences[*slot].ready(step, self.lag) == 1;
-        order.extend(self.running.iter().map(|(_, slot)| *slot).filter(ready));
-        order.truncate(self.cohort());
-        for slot in &order {
-            let sequence = &self.sequences[*slot];
-            if sequence.ready(step, self.lag) != 1 {
-                // It gave its blocks to one before it.
-                continue;
+        let (step, mut cohort) = (self.next_step(), self.cohort());
+        let mut drafters = std::mem::take(&mut self.step.order);
+        drafters.clear();
+        self.step.candidates.clear();
+        let mut at = 0;
+        while let Some((rank, slot)) = self.running.get(at).copied() {
+            at += 1;
+            let sequence = &self.sequences[slot];
+            match sequence.ready(step, self.lag) {
+                0 => continue,
+                1 if cohort == 0 => continue,
+                1 => cohort -= 1,
+                rows => {
+                    let candidate = self.candidate(slot, rows);
+                    self.step.candidates.push(candidate);
+                    continue;
+                }
             }
             let from = sequence.running().map_or(0, |running| running.scheduled);
-            match self.allocate(cache, *slot, from + 1) {
-                Allocation::Made => self.grant(*slot, 1),
+            if !sequence.drafts.is_empty() {
+                drafters.push(slot);
+            }
+            match self.allocate(cache, slot, from + 1) {
+                Allocation::Made => self.grant(slot, 1),
                 // A reservation is never broken, so this is a stall of one step at most.
-                Allocation::Refused if self.sequences[*slot].has_reservation() => {}
-                Allocation::Refused => self.preempt(cache, *slot),
+                Allocation::Refused if self.sequences[slot].has_reservation() => {}
+                Allocation::Refused => self.preempt(cache, slot),
                 Allocation::Later => {}
             }
+            if self.step.preempted {
+                at = self.running.partition_point(|(other, _)| *other <= rank);
+            }
         }
-        order.retain(|slot| !self.sequences[*slot].drafts.is_empty());
-        order.iter().for_each(|slot| self.grant_drafts(cache, *slot));
-        self.step.order = order;
+        drafters.iter().for_each(|slot| self.grant_drafts(cache, *slot));
+        self.step.order = drafters;
         self.step.decodes = self.step.granted;
         self.step.granted
     }
@@ -171,7 +183,8 @@ impl Scheduler {
             budget = budget.min(self.config.max_prefill_tokens_while_decoding);
         }
         let mut candidates = std::mem::take(&mut self.step.candidates);
-        candidates.clear();
+        // Some may have given their blocks to a decode.
+        candidates.retain(|candidate| self.sequences[candidate.slot].ready(0, 0) > 1);
         self.step.refused.clear();
         let oldest = self.collect(cache, &mut candidates);
         if let Some(oldest) = oldest {
@@ -195,16 +208,8 @@ impl Scheduler {
         self.step.decodes = decodes.min(self.step.granted);
     }
 
-    /// Everybody with a prompt to compute: running ones and the heads of the queue. Returns whose turn it is.
+    /// Adds the heads of the queue to the running ones with a prompt to compute. Returns whose turn it is.
     fn collect(&mut self, cache: &KvCache, candidates: &mut Vec<Candidate>) -> Option<Candidate> {
-        for at in 0..self.running.len() {
-            let slot = self.running[at].1;
-            let sequence = &self.sequences[slot];
-            let rows = sequence.ready(0, 0);
-            if rows > 1 && sequence.running().is_some_and(|running| running.granted == 0) {
-                candidates.push(self.candidate(slot, rows));
-            }
-        }
         let mut oldest = candidates.iter().map(|c| (self.queue_order(c.slot), *c)).min();
         if self.admission_possible() {
             let mut heads = std::mem::take(&mut self.step.heads);

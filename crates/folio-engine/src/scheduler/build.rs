@@ -1,7 +1,7 @@
 //! The plan's entries, and what is remembered of a step until its commit.
 //!
 //! Each sequence keeps its entry for its memory and the plan has it until the next is made. A block table in an entry is
-//! brought up to date from the first block the last commit changed; everything before is immutable, but for what a window left
+//! brought up to date from the first block that changed since; everything before is immutable, but for what a window left
 //! behind since. So a decode costs a few words per step, whatever its context.
 
 use super::Scheduler;
@@ -11,7 +11,7 @@ use folio_kv::{BlockId, HOLE, KvCache};
 
 use crate::plan::{PLACEHOLDER, SamplePlan, SequenceId, SequencePlan, TableChange, Want};
 use crate::request::{Micros, Pooling};
-use crate::sequence::{Placeholder, Sequence, Slot, choice_seed};
+use crate::sequence::{Choice, Placeholder, Running, Sequence, Slot, choice_seed};
 
 /// What a step has of one sequence.
 #[derive(Clone, Copy, Debug)]
@@ -47,15 +47,13 @@ impl Scheduler {
     pub(super) fn recycle(&mut self) {
         let step = &mut self.step;
         if !step.plan.sequences.is_empty() {
-            for (entry, (id, slot)) in step.plan.sequences.iter_mut().zip(&step.entry_slots) {
-                if self.sequences.lives(*id, *slot) {
-                    std::mem::swap(entry, &mut self.sequences[*slot].entry);
+            for (mut entry, slot) in step.plan.sequences.drain(..).zip(step.entry_slots.drain(..)) {
+                if self.sequences.lives(entry.id, slot) {
                     // What the plan shares with it is dropped, so that it is changed in place.
-                    self.sequences[*slot].entry.samples.clear();
+                    entry.samples.clear();
+                    self.sequences[slot].entry = Some(entry);
                 }
             }
-            step.plan.sequences.clear();
-            step.entry_slots.clear();
             step.plan.swap_outs.clear();
             step.swap_out_owners.clear();
         }
@@ -82,30 +80,26 @@ impl Scheduler {
             else {
                 continue;
             };
-            let state = self.requests.get_mut(&sequence.request.id);
-            if let Some(state) = state.filter(|state| !state.scheduled) {
+            let mut prompt = match sequence.choice {
+                Some(_) => None,
+                None => self.requests.get_mut(&sequence.request.id),
+            };
+            if let Some(state) = prompt.as_mut().filter(|state| !state.scheduled) {
                 state.scheduled = true;
                 sequence.timing.scheduled = self.now;
                 self.queued.requests -= 1;
                 self.queued.tokens -= u64::from(state.prompt_len);
             }
-            let mut entry = std::mem::replace(&mut sequence.entry, empty_entry());
+            let entry = sequence.entry.take();
+            let mut entry = entry.unwrap_or_else(|| Box::new(SequencePlan::empty(sequence.id())));
             let mut planned = fill(&mut entry, sequence, granted, step);
             planned.slot = *slot;
             let ends = entry.first_position + granted >= sequence.known();
-            let mut single = sequence.choice;
-            if let Some(pooling) = sequence.request.pooling {
-                pool(&mut entry, sequence, pooling, ends);
-            } else if ends && sequence.params.max_tokens > 0 {
-                match self.requests.get_mut(&sequence.request.id) {
-                    Some(state) if single.is_none() => {
-                        single = state.single();
-                        sample_choices(&mut entry, sequence, state);
-                    }
-                    _ => sample_token(&mut entry, sequence),
-                }
-                planned.names = single.is_some() && planned.drafts == 0 && sequence.can_be_followed();
-            }
+            let single = match prompt {
+                None => sequence.choice.filter(|choice| ends && sample_token(&mut entry, sequence, *choice)),
+                Some(state) => sample_prompt(&mut entry, sequence, state, ends),
+            };
+            planned.names = single.is_some() && planned.drafts == 0 && sequence.can_be_followed();
             planned.samples = entry.samples.len() as u32;
             schedule(
                 sequence,
@@ -115,7 +109,7 @@ impl Scheduler {
             samples += planned.samples;
             begun.count(&entry);
             self.step.plan.sequences.push(entry);
-            self.step.entry_slots.push((planned.id, *slot));
+            self.step.entry_slots.push(*slot);
             begun.planned.push(planned);
         }
         begun.decodes = self.step.decodes;
@@ -161,11 +155,6 @@ fn schedule(sequence: &mut Sequence, planned: &Planned, place: Placeholder) {
     }
 }
 
-/// What is left in the sequence while the plan holds its entry; allocates nothing.
-fn empty_entry() -> SequencePlan {
-    Sequence::empty_plan(SequenceId(0))
-}
-
 fn fill(entry: &mut SequencePlan, sequence: &mut Sequence, granted: u32, step: u64) -> Planned {
     let (known, id) = (sequence.known(), sequence.id());
     let (from, placeholder) = sequence
@@ -187,8 +176,10 @@ fn fill(entry: &mut SequencePlan, sequence: &mut Sequence, granted: u32, step: u
         entry.follows = Some(placeholder.step);
     }
     fill_tables(entry, sequence, step);
-    if let Some(top) = sequence.request.prompt_logprobs {
-        for position in from.max(sequence.scored)..to.min(sequence.prompt_len() - 1) {
+    if sequence.choice.is_none()
+        && let Some(top) = sequence.request.prompt_logprobs
+    {
+        for position in from.max(sequence.scored)..to.min(sequence.prompt_len - 1) {
             let next = sequence.tokens[position as usize + 1];
             entry.samples.push(SamplePlan { row: position - from, want: Want::Score { next, top } });
         }
@@ -199,27 +190,27 @@ fn fill(entry: &mut SequencePlan, sequence: &mut Sequence, granted: u32, step: u
 
 /// Brings the block tables up to date, and says what that changed.
 fn fill_tables(entry: &mut SequencePlan, sequence: &mut Sequence, step: u64) {
-    let positions = sequence.final_positions();
     let Some(running) = sequence.running_mut() else { return };
     entry.table_slot = running.table_slot;
     entry.since = std::mem::replace(&mut running.planned, step);
     entry.changes.clear();
-    let table = &running.table;
+    let Some(changed) = running.table.take_changed() else { return };
+    let positions = sequence.final_positions();
+    let Some(Running { table, .. }) = sequence.running() else { return };
     entry.block_tables.resize_with(table.groups(), Vec::new);
     for (group, blocks) in entry.block_tables.iter_mut().enumerate() {
         if blocks.capacity() == 0 {
             // For the longest possible output, so that a decode never allocates here.
             blocks.reserve(positions.div_ceil(table.block_tokens(group)) as usize);
         }
-        let synced = running.synced / table.block_tokens(group);
-        entry.changes.push(sync(blocks, table.group(group), synced as usize));
+        let from = changed / table.block_tokens(group);
+        entry.changes.push(sync(blocks, table.group(group), from as usize));
     }
-    running.synced = u32::MAX;
 }
 
-/// Brings a block table of the plan up to date: what lies behind the window now, and everything from entry `synced` on.
-fn sync(planned: &mut Vec<u32>, blocks: &[BlockId], synced: usize) -> TableChange {
-    let synced = synced.min(planned.len());
+/// Brings a block table of the plan up to date: what lies behind the window now, and everything from entry `changed` on.
+fn sync(planned: &mut Vec<u32>, blocks: &[BlockId], changed: usize) -> TableChange {
+    let synced = changed.min(planned.len()).min(blocks.len());
     let same =
         planned[synced..].iter().zip(&blocks[synced..]).take_while(|(planned, block)| **planned == block.0);
     planned.truncate(synced + same.count());
@@ -254,8 +245,20 @@ fn pool(entry: &mut SequencePlan, sequence: &Sequence, pooling: Pooling, ends: b
     entry.samples.push(SamplePlan { row, want });
 }
 
-/// Every choice draws its first token from the last row of the prompt.
-fn sample_choices(entry: &mut SequencePlan, sequence: &Sequence, state: &mut super::RequestState) {
+/// What is wanted of the rows of a prompt; of the last one every choice draws its first token. Returns the choice if there is but one.
+fn sample_prompt(
+    entry: &mut SequencePlan,
+    sequence: &Sequence,
+    state: &mut super::RequestState,
+    ends: bool,
+) -> Option<Choice> {
+    if let Some(pooling) = sequence.request.pooling {
+        pool(entry, sequence, pooling, ends);
+        return None;
+    }
+    if !ends || sequence.params.max_tokens == 0 {
+        return None;
+    }
     state.sampled.clear();
     state.sampled.extend_from_slice(&state.unforked);
     let row = entry.tokens.len() as u32 - 1;
@@ -264,14 +267,16 @@ fn sample_choices(entry: &mut SequencePlan, sequence: &Sequence, state: &mut sup
         let spec = sequence.sample_spec(choice_seed(state.seed, *choice), ahead);
         entry.samples.push(SamplePlan { row, want: Want::Token(spec) });
     }
+    state.single()
 }
 
 /// The token behind the last row; behind a draft one for each row from the last known token on.
-fn sample_token(entry: &mut SequencePlan, sequence: &Sequence) {
-    let (Some(choice), Some(running)) = (sequence.choice, sequence.running()) else { return };
+fn sample_token(entry: &mut SequencePlan, sequence: &Sequence, choice: Choice) -> bool {
+    let Some(running) = sequence.running() else { return false };
     let last = entry.tokens.len() as u32 - 1;
     for at in 0..=entry.drafts {
         let spec = sequence.sample_spec(choice.seed, running.pending + at);
         entry.samples.push(SamplePlan { row: last - entry.drafts + at, want: Want::Token(spec) });
     }
+    true
 }

@@ -124,8 +124,8 @@ impl Scheduler {
         }
         self.record_sum(slot, answers);
         for (at, next) in behind_drafts.iter().enumerate() {
-            let entry = &self.sequences[slot].entry.tokens;
-            let draft = entry[entry.len() - drafts + at];
+            let Some(entry) = &self.sequences[slot].entry else { return };
+            let draft = entry.tokens[entry.tokens.len() - drafts + at];
             self.take_tokens(cache, slot, &answers[at..=at]);
             if !self.sequences.lives(planned.id, slot) {
                 return;
@@ -170,7 +170,7 @@ impl Scheduler {
     fn confirm(&mut self, cache: &mut KvCache, slot: Slot, rows: u32) -> bool {
         let block_tokens = cache.config().block_tokens;
         let sequence = &mut self.sequences[slot];
-        let prompt_len = sequence.prompt_len();
+        let prompt_len = sequence.prompt_len;
         let State::Running(running) = &mut sequence.state else { return false };
         if rows == 0 {
             running.fresh.iter_mut().for_each(|fresh| fresh.ran = true);
@@ -178,34 +178,30 @@ impl Scheduler {
         }
         let before = running.table.computed();
         let computed = before + rows;
-        // What came from a copy gives way to equal blocks that were published meanwhile.
-        let swapped_in = running.fresh.as_ref().is_some_and(|fresh| fresh.swapped_in);
-        running.synced = running.synced.min(if swapped_in { 0 } else { before });
         // What was found is wanted as much as what was computed.
         let from = if running.fresh.is_some() { 0 } else { before };
         if let Err(refused) = cache.commit(&mut running.table, &sequence.tokens, computed) {
             self.end_with_error(cache, slot, refused.to_string().into());
             return false;
         }
-        cache.retain(&running.table, from, &sequence.request.retention);
-        self.shared_prefixes.published(
-            slot,
-            (&sequence.hashes, sequence.declared),
-            &mut running.announced,
-            computed / block_tokens,
-        );
+        if computed / block_tokens > from / block_tokens {
+            cache.retain(&running.table, from, &sequence.request.retention);
+            let hashes = (&sequence.hashes, sequence.declared);
+            self.shared_prefixes.published(slot, hashes, &mut running.announced, computed / block_tokens);
+        }
         let fresh = running.fresh.take();
         let charged = before.max(sequence.high_water);
         let recomputed = sequence.high_water.min(computed).saturating_sub(before);
         sequence.high_water = sequence.high_water.max(computed);
-        let (class, tenant, request) = (sequence.rank.class, sequence.tenant(), sequence.request.id);
         let prompt = computed.min(prompt_len).saturating_sub(charged);
-        self.waiting.fair.charge(class, tenant, prompt, 0);
+        if prompt > 0 {
+            self.waiting.fair.charge(sequence.rank.class, sequence.tenant(), prompt, 0);
+        }
         self.counters.iteration_tokens += u64::from(rows);
         self.counters.recomputed_tokens += u64::from(recomputed);
         if let Some(Fresh { swapped, .. }) = fresh {
             // The first step of a request that was really computed fixes what it took from the cache.
-            let state = self.requests.get_mut(&request);
+            let state = self.requests.get_mut(&sequence.request.id);
             let state = state.filter(|state| state.cached_tokens.is_none());
             state.into_iter().for_each(|state| state.cached_tokens = Some(before.min(prompt_len)));
             self.drop_swapped(cache, slot, swapped);
@@ -219,7 +215,7 @@ impl Scheduler {
         if sequence.request.prompt_logprobs.is_none() {
             return;
         }
-        sequence.scored = sequence.scored.max(sequence.computed().min(sequence.prompt_len() - 1));
+        sequence.scored = sequence.scored.max(sequence.computed().min(sequence.prompt_len - 1));
         if let Some(state) = self.requests.get_mut(&sequence.request.id) {
             state.scores.extend(answers.iter().filter_map(|answer| match answer {
                 Sampled::Score(score) => Some(score.clone()),
@@ -298,7 +294,7 @@ impl Scheduler {
     fn pooled(&mut self, cache: &mut KvCache, slot: Slot, pooling: Pooling, answers: &[Sampled]) {
         let sequence = &self.sequences[slot];
         let (id, timing) = (sequence.request.id, Timing { first_token: self.now, ..sequence.timing });
-        let rows = f64::from(sequence.prompt_len());
+        let rows = f64::from(sequence.prompt_len);
         let vector = match (pooling, answers.first()) {
             (Pooling::Last, Some(Sampled::Hidden(row))) => Some(row.clone()),
             (Pooling::Mean, Some(Sampled::HiddenSum(sum))) => {
@@ -343,7 +339,7 @@ impl Scheduler {
         // A block that holds a pinned position is pinned as a whole, as long as it is the prompt's alone.
         let end = end.checked_next_multiple_of(cache.config().block_tokens).unwrap_or(end);
         let table = &sequence.running()?.table;
-        Some(cache.keep(table, end.min(sequence.prompt_len()), retention, true))
+        Some(cache.keep(table, end.min(sequence.prompt_len), retention, true))
     }
 
     /// Another choice of the leader's request: same prompt, no blocks yet, in the queue.
@@ -380,7 +376,8 @@ impl Scheduler {
         if !place || !self.fits(cache, child.owner(), room, None).fits() {
             return;
         }
-        let mut table = cache.fork(table);
+        let Some(parent) = self.sequences[leader].running_mut() else { return };
+        let mut table = cache.fork(&mut parent.table);
         let sequence = &mut self.sequences[sibling];
         table.reserve(sequence.final_positions());
         let reason = sequence.waiting().map_or(WaitingFor::Blocks, |waiting| waiting.wait.reason);
@@ -454,6 +451,7 @@ impl Sequence {
             params: self.params.clone(),
             choice: None,
             tokens,
+            prompt_len: self.prompt_len,
             generated_max: self.generated_max,
             history: self.history.clone(),
             // The leader's goes with the leader.
@@ -464,7 +462,7 @@ impl Sequence {
             declared: self.declared,
             high_water: self.high_water,
             timing: Timing { preemptions: 0, ..self.timing },
-            entry: Sequence::empty_plan(id),
+            entry: Some(Box::new(crate::plan::SequencePlan::empty(id))),
             drafts: Vec::new(),
             state: State::Waiting(Waiting::new(WaitingFor::Blocks, now)),
         }

@@ -111,8 +111,8 @@ impl Scheduler {
     /// What it may still need has changed.
     pub(super) fn update_reservation(&mut self, cache: &KvCache, slot: Slot) {
         let sequence = &self.sequences[slot];
-        let (positions, owner) = (sequence.final_positions(), sequence.owner());
         let Some(before) = sequence.running().and_then(|running| running.reserved) else { return };
+        let (positions, owner) = (sequence.final_positions(), sequence.owner());
         let after = self.missing(cache, slot, positions);
         if let Some(running) = self.sequences[slot].running_mut() {
             running.reserved = Some(after);
