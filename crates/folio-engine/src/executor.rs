@@ -26,8 +26,7 @@ use folio_model::sampling::Outcome;
 
 use crate::on_device::{ask, rows, sampled};
 use crate::plan::{
-    self, Executor, ExecutorError, SamplePlan, Sampled, SequenceId, SequencePlan, StepOutput, StepPlan,
-    Want,
+    self, Executor, ExecutorError, SamplePlan, Sampled, SequenceId, SequencePlan, StepOutput, StepPlan, Want,
 };
 use crate::sampler::Sampler;
 

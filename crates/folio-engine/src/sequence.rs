@@ -22,7 +22,7 @@ use folio_kv::{BlockHashes, BlockTable, GroupCounts, Lookup, Swapped, TenantId};
 
 use crate::config::SchedulerConfig;
 use crate::guide::GuideRef;
-use crate::plan::{SampleSpec, SequenceId, SequencePlan, TokenHistory};
+use crate::plan::{SampleSpec, SequenceId, TokenHistory};
 use crate::request::{Micros, Pooling, Request, SamplingParams, Timing};
 use crate::stats::WaitingFor;
 
@@ -81,8 +81,6 @@ pub(crate) struct Sequence {
     /// Most positions ever computed: computing below it again is the cost of preemption.
     pub high_water: u32,
     pub timing: Timing,
-    /// Its entry in a plan, kept for its memory and its block tables. `None` while a plan has it.
-    pub entry: Option<Box<SequencePlan>>,
     /// What it may be verified to say next, for the next plan.
     pub drafts: Vec<u32>,
     pub state: State,
@@ -162,7 +160,7 @@ pub(crate) struct Running {
     pub suspended: Option<Wait>,
     /// It is preempted when its last unfinished step is committed, and gets no rows until then.
     pub preempted: bool,
-    /// See [`SequencePlan::table_slot`]; and the step that it was last planned for.
+    /// See [`crate::plan::SequencePlan::table_slot`]; and the step that it was last planned for.
     pub table_slot: u32,
     pub planned: u64,
 }
@@ -457,14 +455,5 @@ impl std::ops::Index<Slot> for Sequences {
 impl std::ops::IndexMut<Slot> for Sequences {
     fn index_mut(&mut self, slot: Slot) -> &mut Sequence {
         self.slots[slot.0 as usize].as_deref_mut().expect("a slot outlived its sequence")
-    }
-}
-#[cfg(test)]
-mod sizes {
-    use super::*;
-    #[test]
-    fn sizes() {
-        use std::mem::size_of;
-        eprintln!("Sequence {} Running {} Waiting {} BlockTable {} Hashes {} Plan {} Sample {} Event {} Request {} Params {} Timing {}", size_of::<Sequence>(), size_of::<Running>(), size_of::<Waiting>(), size_of::<BlockTable>(), size_of::<BlockHashes>(), size_of::<SequencePlan>(), size_of::<crate::plan::SamplePlan>(), size_of::<crate::request::Event>(), size_of::<Request>(), size_of::<SamplingParams>(), size_of::<Timing>());
     }
 }

@@ -95,7 +95,7 @@ proptest! {
                     }
                 }
                 Op::Fork { which } => {
-                    if let Some(one) = running.get(which) {
+                    if let Some(one) = running.get_mut(which) {
                         let (table, tokens) = (cache.fork(&mut one.table), one.tokens.clone());
                         running.push(Running { table, tokens });
                     }

@@ -559,7 +559,7 @@ fn a_longer_tail_replaces_a_shorter_one() {
 #[test]
 fn a_fork_of_a_copy_that_was_never_run_is_not_indexed_either() {
     let (mut cache, root) = (cache(2, 4), root(0));
-    let (table, other) = pending_copy(&mut cache, &root);
+    let (mut table, other) = pending_copy(&mut cache, &root);
     let fork = cache.fork(&mut table);
     cache.release(table, &[1, 2, 9]);
     cache.release(fork, &[1, 2, 9]);

@@ -167,7 +167,7 @@ proptest! {
                     }
                 }
                 Op::Fork { which } => {
-                    if let Some((table, known)) = tables.get(which) {
+                    if let Some((table, known)) = tables.get_mut(which) {
                         let (table, known) = (cache.fork(table), known.clone());
                         tables.push((table, known));
                     }

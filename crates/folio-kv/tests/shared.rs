@@ -120,7 +120,7 @@ fn memory_is_charged_to_whom_it_belongs() {
         cache.committed(&mut table, &tokens, tokens.len() as u32);
         table
     };
-    let (one, two) = (hold(&mut cache, 1), hold(&mut cache, 2));
+    let (mut one, two) = (hold(&mut cache, 1), hold(&mut cache, 2));
     cache.check(&[&one, &two]).expect("in order");
     let active = |cache: &KvCache, tenant: u32| cache.tenant_stats(root(tenant).tenant).active_blocks;
     assert_eq!([9, 1, 2].map(|tenant| active(&cache, tenant)), [3, 2, 2]);

@@ -23,7 +23,7 @@ use super::admission::Headroom;
 use super::fair::Head;
 use super::preemption::Allocation;
 use super::swap::drop_of;
-use crate::plan::StepPlan;
+use crate::plan::{SequencePlan, StepPlan};
 use crate::request::RequestId;
 use crate::sequence::{Rank, Running, Slot};
 use crate::stats::WaitingFor;
@@ -39,8 +39,12 @@ pub(super) struct Step {
     pub plan: StepPlan,
     /// Plans made so far, those without sequences included.
     pub plans: u64,
-    /// Whose entries the plan holds.
-    pub entry_slots: Vec<Slot>,
+    /// Entries of plans by table slot, kept for their memory and their block tables; `None` while the plan has it.
+    pub entries: Vec<Option<Box<SequencePlan>>>,
+    /// The table slots of the plan's entries.
+    pub table_slots: Vec<u32>,
+    /// Some of them share a history with their sequence.
+    pub shares_history: bool,
     /// Whose table each of the plan's copies serves, and the same of its swaps.
     pub copy_owners: Vec<Slot>,
     pub swap_out_owners: Vec<Slot>,

@@ -1,10 +1,11 @@
 //! The plan's entries, and what is remembered of a step until its commit.
 //!
-//! Each sequence keeps its entry for its memory and the plan has it until the next is made. A block table in an entry is
+//! The entry of a table slot is kept for its memory, and the plan has it until the next is made. A block table in an entry is
 //! brought up to date from the first block that changed since; everything before is immutable, but for what a window left
 //! behind since. So a decode costs a few words per step, whatever its context.
 
 use super::Scheduler;
+use super::budget::Step;
 use super::costs::Computed;
 use super::swap::bytes_of;
 use folio_kv::{BlockId, HOLE, KvCache};
@@ -47,12 +48,13 @@ impl Scheduler {
     pub(super) fn recycle(&mut self) {
         let step = &mut self.step;
         if !step.plan.sequences.is_empty() {
-            for (mut entry, slot) in step.plan.sequences.drain(..).zip(step.entry_slots.drain(..)) {
-                if self.sequences.lives(entry.id, slot) {
-                    // What the plan shares with it is dropped, so that it is changed in place.
+            let shares = std::mem::take(&mut step.shares_history);
+            for (mut entry, slot) in step.plan.sequences.drain(..).zip(step.table_slots.drain(..)) {
+                if shares {
+                    // So that what is shared is changed in place.
                     entry.samples.clear();
-                    self.sequences[slot].entry = Some(entry);
                 }
+                step.entries[slot as usize] = Some(entry);
             }
             step.plan.swap_outs.clear();
             step.swap_out_owners.clear();
@@ -90,8 +92,7 @@ impl Scheduler {
                 self.queued.requests -= 1;
                 self.queued.tokens -= u64::from(state.prompt_len);
             }
-            let entry = sequence.entry.take();
-            let mut entry = entry.unwrap_or_else(|| Box::new(SequencePlan::empty(sequence.id())));
+            let mut entry = self.step.take_entry(sequence);
             let mut planned = fill(&mut entry, sequence, granted, step);
             planned.slot = *slot;
             let ends = entry.first_position + granted >= sequence.known();
@@ -108,8 +109,9 @@ impl Scheduler {
             );
             samples += planned.samples;
             begun.count(&entry);
+            self.step.table_slots.push(entry.table_slot);
+            self.step.shares_history |= sequence.history.is_some();
             self.step.plan.sequences.push(entry);
-            self.step.entry_slots.push(*slot);
             begun.planned.push(planned);
         }
         begun.decodes = self.step.decodes;
@@ -121,6 +123,16 @@ impl Scheduler {
         begun.in_bytes = bytes_of(cache, &self.step.plan.swap_ins);
         self.counters.steps_ahead += u64::from(!self.begun.is_empty());
         self.begun.push_back(begun);
+    }
+}
+
+impl Step {
+    fn take_entry(&mut self, sequence: &Sequence) -> Box<SequencePlan> {
+        let slot = sequence.running().map_or(0, |running| running.table_slot as usize);
+        if slot >= self.entries.len() {
+            self.entries.resize_with(slot + 1, || None);
+        }
+        self.entries[slot].take().unwrap_or_else(|| Box::new(SequencePlan::empty(sequence.id())))
     }
 }
 
@@ -199,10 +211,9 @@ fn fill_tables(entry: &mut SequencePlan, sequence: &mut Sequence, step: u64) {
     let Some(Running { table, .. }) = sequence.running() else { return };
     entry.block_tables.resize_with(table.groups(), Vec::new);
     for (group, blocks) in entry.block_tables.iter_mut().enumerate() {
-        if blocks.capacity() == 0 {
-            // For the longest possible output, so that a decode never allocates here.
-            blocks.reserve(positions.div_ceil(table.block_tokens(group)) as usize);
-        }
+        // For the longest possible output, so that a decode never allocates here.
+        let longest = positions.div_ceil(table.block_tokens(group)) as usize;
+        blocks.reserve(longest.saturating_sub(blocks.len()));
         let from = changed / table.block_tokens(group);
         entry.changes.push(sync(blocks, table.group(group), from as usize));
     }

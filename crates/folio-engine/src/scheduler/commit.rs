@@ -124,8 +124,7 @@ impl Scheduler {
         }
         self.record_sum(slot, answers);
         for (at, next) in behind_drafts.iter().enumerate() {
-            let Some(entry) = &self.sequences[slot].entry else { return };
-            let draft = entry.tokens[entry.tokens.len() - drafts + at];
+            let Some(draft) = self.draft(slot, drafts - at) else { return };
             self.take_tokens(cache, slot, &answers[at..=at]);
             if !self.sequences.lives(planned.id, slot) {
                 return;
@@ -142,6 +141,14 @@ impl Scheduler {
             }
         }
         self.take_tokens(cache, slot, &answers[drafts..]);
+    }
+
+    /// The draft that was planned as the `behind`-th token from the end. A sequence with drafts is planned again only behind their
+    /// commit, so its entry is still that of the step.
+    fn draft(&self, slot: Slot, behind: usize) -> Option<u32> {
+        let tokens =
+            &self.step.entries.get(self.sequences[slot].running()?.table_slot as usize)?.as_ref()?.tokens;
+        tokens.get(tokens.len().checked_sub(behind)?).copied()
     }
 
     fn end_without_answer(&mut self, cache: &mut KvCache, slot: Slot, reason: &str) {
@@ -462,7 +469,6 @@ impl Sequence {
             declared: self.declared,
             high_water: self.high_water,
             timing: Timing { preemptions: 0, ..self.timing },
-            entry: Some(Box::new(crate::plan::SequencePlan::empty(id))),
             drafts: Vec::new(),
             state: State::Waiting(Waiting::new(WaitingFor::Blocks, now)),
         }

@@ -256,7 +256,6 @@ fn first_sequence(
         declared: false,
         high_water: 0,
         timing: Timing { arrived: now, ..Timing::default() },
-        entry: Some(Box::new(crate::plan::SequencePlan::empty(rank.id))),
         drafts: Vec::new(),
         state: State::Waiting(Waiting::new(WaitingFor::Turn, now)),
         request: Arc::new(request),
