@@ -98,7 +98,7 @@ fn measure(blocks: u32, chunk: u32) {
         let tokens = prompt(random.below(prompts as usize) as u32);
         let hashes = BlockHashes::new(&root(folio_kv::TenantId(0)), &tokens, BLOCK);
         let began = Instant::now();
-        let (table, _) = cache.attach(hashes, &tokens, PROMPT - 1);
+        let table = cache.attach(hashes, &tokens, PROMPT - 1, &mut Vec::new());
         attach.push(began.elapsed());
         let began = Instant::now();
         cache.release(table, &tokens);

@@ -106,7 +106,8 @@ impl Bench {
         self.chain(number);
         let length = CHAIN * BLOCK_TOKENS;
         let hashes = self.hashes();
-        let (table, _) = self.costs.hit.of(|| self.cache.attach(hashes, &self.tokens, length));
+        let copies = &mut Vec::new();
+        let table = self.costs.hit.of(|| self.cache.attach(hashes, &self.tokens, length, copies));
         assert_eq!(table.computed(), length, "chain {number} is cached");
         self.release(table);
     }

@@ -42,42 +42,6 @@ pub struct Lookup {
     pub declared_blocks: u32,
 }
 
-/// The copies one [`KvCache::attach`] asks for: at most one per cache group.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Copies {
-    copies: [Option<BlockCopy>; MAX_GROUPS],
-}
-
-impl Copies {
-    /// Leaves out a copy of a block into itself.
-    pub(crate) fn push(&mut self, copy: BlockCopy) {
-        self.copies[copy.group as usize] = (copy.from != copy.to).then_some(copy);
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    pub fn len(&self) -> usize {
-        self.copies.iter().flatten().count()
-    }
-
-    /// The copy in group 0.
-    pub fn full(&self) -> Option<BlockCopy> {
-        self.copies[0]
-    }
-}
-
-impl IntoIterator for Copies {
-    type Item = BlockCopy;
-    type IntoIter = std::iter::Flatten<std::array::IntoIter<Option<BlockCopy>, MAX_GROUPS>>;
-
-    /// In the order in which they must run.
-    fn into_iter(self) -> Self::IntoIter {
-        self.copies.into_iter().flatten()
-    }
-}
-
 /// The longest beginning of a chain that can be attached.
 #[derive(Clone, Copy)]
 pub(crate) struct Prefix {
@@ -235,12 +199,18 @@ impl KvCache {
     /// less one: one row must be left to compute. `hashes`: of all full blocks of `tokens`.
     ///
     /// Full blocks are shared; of each group only those that the next query reads are needed, and referenced. Part of a
-    /// following block is reused by copy: one fresh block is taken in each group and a [`BlockCopy`] for each returned (none
+    /// following block is reused by copy: one fresh block is taken in each group and a copy for each pushed to `copies` (none
     /// where the fresh block is the very block to copy from). Never fails: with no block available for the tail in some
     /// group, only the full blocks are attached. `table.computed()` says what was attached, exactly.
     ///
     /// Counts one query of `tokens.len()` tokens; see [`KvCache::abandon`].
-    pub fn attach(&mut self, hashes: BlockHashes, tokens: &[u32], max_tokens: u32) -> (BlockTable, Copies) {
+    pub fn attach(
+        &mut self,
+        hashes: BlockHashes,
+        tokens: &[u32],
+        max_tokens: u32,
+        copies: &mut Vec<BlockCopy>,
+    ) -> BlockTable {
         let size = self.config.block_tokens;
         let wanted = &tokens[..tokens.len().min(max_tokens as usize)];
         let blocks = wanted.len() as u32 / size;
@@ -269,18 +239,19 @@ impl KvCache {
         (table.computed, table.confirmed, table.published[0]) = (full, full, prefix.blocks);
         self.others().for_each(|group| self.attach_group(&mut table, group));
         table.missed = if prefix.chain > prefix.blocks { prefix.chain } else { 0 };
-        let copies = source.map(|source| self.attach_tail(&mut table, source)).unwrap_or_default();
+        let before = copies.len();
+        source.into_iter().for_each(|source| self.attach_tail(&mut table, source, copies));
         let missed = (prefix.chain * size).saturating_sub(table.computed);
         table.query = Query {
             queries: 1,
             tokens: tokens.len() as u64,
             hit: u64::from(table.computed),
             tail_hit: u64::from(table.computed - full),
-            copies: copies.len() as u64,
+            copies: (copies.len() - before) as u64,
             window_miss: u64::from(missed),
         };
         self.count(table.hashes.root().tenant, table.query);
-        (table, copies)
+        table
     }
 
     /// Whether there is a block for the copied part in each group that has one, beside what is attached.
@@ -317,8 +288,12 @@ impl KvCache {
     }
 
     /// Copies `tokens` positions of the node `source`, or where there are none, the larger blocks that it ends within.
-    fn attach_tail(&mut self, table: &mut BlockTable, (source, tokens): (u32, u32)) -> Copies {
-        let mut copies = Copies::default();
+    fn attach_tail(
+        &mut self,
+        table: &mut BlockTable,
+        (source, tokens): (u32, u32),
+        copies: &mut Vec<BlockCopy>,
+    ) {
         let (tenant, from) = (table.hashes.root().tenant, table.computed);
         // Taking a target may evict the source; where it lies must be known before.
         let sources: [Option<BlockId>; MAX_GROUPS] =
@@ -344,7 +319,7 @@ impl KvCache {
                 if !config.optional {
                     // A quota that was not foreseen: nothing was taken yet.
                     table.computed = from;
-                    return copies;
+                    return;
                 }
                 table.lists[group].push(HOLE);
                 continue;
@@ -353,12 +328,11 @@ impl KvCache {
             table.lists[group].push(to);
             if source != to {
                 confirmed = confirmed.min(table.computed - part);
+                copies.push(BlockCopy { group: group as u32, from: source, to, tokens: part });
             }
-            copies.push(BlockCopy { group: group as u32, from: source, to, tokens: part });
         }
         table.confirmed = confirmed;
         self.slide(table, from);
-        copies
     }
 
     /// Releases what is not read any more since `before` positions were computed. What a lookup missed is protected from now on:

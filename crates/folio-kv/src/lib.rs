@@ -49,10 +49,9 @@ mod stats;
 mod swap;
 mod table;
 mod types;
-mod workload;
 
 pub use account::Holdings;
-pub use attach::{Copies, Lookup};
+pub use attach::Lookup;
 pub use cache::{CommitRefused, KvCache};
 pub use check::Violation;
 pub use counts::{GroupCounts, MAX_GROUPS};
@@ -70,4 +69,3 @@ pub use types::{
     BlockCopy, BlockHash, BlockId, CacheConfig, GroupConfig, HOLE, Identity, Layout, OutOfBlocks, Root,
     TenantId,
 };
-pub use workload::DecodeWorkload;

@@ -36,7 +36,7 @@ fn a_prefix_is_found_to_the_token_and_counted() {
     // Two full blocks, and one of the two tail tokens: position 9 must be left to compute.
     let (table, copy) = cache.attach_at(&root, &first, 9);
     assert_eq!(table.computed(), 9);
-    assert_eq!(copy.full().map(|c| c.tokens), Some(1));
+    assert_eq!(copy.first().copied().map(|c| c.tokens), Some(1));
     assert_eq!(cache.stats().hit_tokens, 9);
     assert_eq!(cache.stats().tail_hit_tokens, 1);
     assert_eq!(cache.stats().query_tokens, 20);
@@ -58,7 +58,7 @@ fn part_of_a_full_block_is_copied_when_the_last_token_must_be_computed() {
     serve(&mut cache, &root, &tokens);
     let (table, copy) = cache.attach_at(&root, &tokens, 7);
     assert_eq!(table.computed(), 7);
-    let copy = copy.full().expect("three tokens of the second block");
+    let copy = copy.first().copied().expect("three tokens of the second block");
     assert_eq!(copy.tokens, 3);
     assert_eq!(table.blocks()[1], copy.to);
     assert_ne!(copy.from, copy.to);
@@ -197,7 +197,7 @@ fn a_source_evicted_in_the_same_step_is_still_named_by_the_copy() {
     let (mut cache, root) = (cache(3, 4), root(0));
     serve(&mut cache, &root, &[1, 2, 3]);
     let (table, copy) = cache.attach_at(&root, &[1, 2, 9], 2);
-    let copy = copy.full().unwrap();
+    let copy = copy.first().copied().unwrap();
     // Somebody else takes every block that is left, the source among them.
     let (mut other, _) = cache.attach_at(&root, &range(100..108), 7);
     cache.grow(&mut other, 8, &mut Vec::new()).unwrap();
@@ -213,7 +213,7 @@ fn a_source_that_is_the_only_block_left_is_taken_over_without_a_copy() {
     let (mut cache, root) = (cache(1, 4), root(0));
     serve(&mut cache, &root, &[1, 2, 3]);
     let (mut table, copy) = cache.attach_at(&root, &[1, 2, 9, 9], 3);
-    assert_eq!((table.computed(), copy.full()), (2, None));
+    assert_eq!((table.computed(), copy.first().copied()), (2, None));
     assert_eq!(cache.stats().copies, 0);
     assert_eq!(cache.stats().evictions, 1);
     run(&mut cache, &mut table, &[1, 2, 9, 9]);
@@ -230,9 +230,9 @@ fn without_a_block_for_the_tail_only_full_blocks_are_attached() {
     let other = started(&mut cache, &root, &range(100..104));
     // The one full block is attached; part of it would be a hit for a shorter prompt but there is no room to copy.
     let (full, copy) = cache.attach_at(&root, &tokens, 5);
-    assert_eq!((full.computed(), copy.full()), (4, None));
+    assert_eq!((full.computed(), copy.first().copied()), (4, None));
     let (none, copy) = cache.attach_at(&root, &tokens, 3);
-    assert_eq!((none.computed(), copy.full(), none.is_empty()), (0, None, true));
+    assert_eq!((none.computed(), copy.first().copied(), none.is_empty()), (0, None, true));
     assert_eq!(cache.stats().hit_tokens, 4);
     cache.check(&[&full, &none, &other]).unwrap();
     for (table, tokens) in [(full, &tokens[..]), (none, &[]), (other, &range(100..104))] {
@@ -277,7 +277,7 @@ fn pending_copy(cache: &mut KvCache, root: &Root) -> (BlockTable, BlockTable) {
     let (table, copy) = cache.attach_at(root, &[1, 2, 9], 2);
     let mut other = cache.empty_table(cache.hashes_at(root, &[]));
     cache.grow(&mut other, 4, &mut Vec::new()).unwrap();
-    assert_eq!(other.blocks(), [copy.full().expect("two tokens are copied").from]);
+    assert_eq!(other.blocks(), [copy.first().copied().expect("two tokens are copied").from]);
     (table, other)
 }
 
@@ -575,7 +575,7 @@ fn what_is_found_and_cannot_be_copied_is_no_hit() {
     let (mut cache, root) = (KvCache::new(config(1, 2), Box::new(recorder)), root(0));
     let held = started(&mut cache, &root, &[1, 2]);
     let (table, copy) = cache.attach_at(&root, &[1, 9], 1);
-    assert_eq!((table.computed(), copy.full()), (0, None));
+    assert_eq!((table.computed(), copy.first().copied()), (0, None));
     assert_eq!(*log.lock().unwrap(), ["insert 0 depth 0 children 0 hits 0"]);
     cache.release(table, &[1, 9]);
     cache.release(held, &[1, 2]);

@@ -271,7 +271,7 @@ fn evictions() {
         }
         let hashes = BlockHashes::new(&root, &tokens, 1);
         let before = CALLS.load(Ordering::Relaxed);
-        let (mut table, _) = cache.attach(hashes.clone(), &tokens, 31);
+        let mut table = cache.attach(hashes.clone(), &tokens, 31, &mut Vec::new());
         cache.grow(&mut table, 32, &mut copies).expect("the pool is larger than a request");
         cache.commit(&mut table, &tokens, 32).expect("in order");
         cache.release(table, &tokens);
@@ -297,7 +297,7 @@ fn swaps() {
         }
         let hashes = BlockHashes::new(&root, &tokens, 1);
         let before = CALLS.load(Ordering::Relaxed);
-        let (mut table, _) = cache.attach(hashes, &tokens, 39);
+        let mut table = cache.attach(hashes, &tokens, 39, &mut Vec::new());
         cache.grow(&mut table, 32, &mut copies).expect("the pool is larger than a request");
         cache.commit(&mut table, &tokens, 32).expect("in order");
         let offer = cache.swap_offer(&table).expect("all of it is its own");

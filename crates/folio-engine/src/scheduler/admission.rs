@@ -367,8 +367,8 @@ impl Scheduler {
         self.step.swap_in_owners.resize(self.step.plan.swap_ins.len(), slot);
         let fresh = Fresh { swapped, ran: false };
         let mut table = swapped_in.unwrap_or_else(|| {
-            let (table, copies) = cache.attach(sequence.hashes.clone(), &sequence.tokens, attachable);
-            self.step.plan.copies.extend(copies);
+            let (hashes, copies) = (sequence.hashes.clone(), &mut self.step.plan.copies);
+            let table = cache.attach(hashes, &sequence.tokens, attachable, copies);
             self.step.copy_owners.resize(self.step.plan.copies.len(), slot);
             table
         });

@@ -118,7 +118,7 @@ impl Scheduler {
         while let Some((rank, slot)) = self.running.get(at).copied() {
             at += 1;
             let sequence = &self.sequences[slot];
-            match sequence.ready(step, self.lag) {
+            match sequence.ready(step, self.ring.lag) {
                 0 => continue,
                 1 if cohort == 0 => continue,
                 1 => cohort -= 1,
@@ -151,7 +151,7 @@ impl Scheduler {
 
     /// Decodes of one step, where a choice can be used only some steps later.
     fn cohort(&self) -> usize {
-        if self.lag == 1 {
+        if self.ring.lag == 1 {
             return usize::MAX;
         }
         let decodes = |slot: Slot| {
@@ -159,7 +159,7 @@ impl Scheduler {
             sequence.running().is_some_and(|running| sequence.known() <= running.scheduled + 1)
         };
         let decodes = self.running.iter().filter(|(_, slot)| decodes(*slot)).count();
-        decodes.div_ceil(self.lag as usize)
+        decodes.div_ceil(self.ring.lag as usize)
     }
 
     /// Rows for what it may go on with, as far as budget and free blocks go.

@@ -4,6 +4,8 @@
 //! brought up to date from the first block that changed since; everything before is immutable, but for what a window left
 //! behind since. So a decode costs a few words per step, whatever its context.
 
+use std::collections::VecDeque;
+
 use super::Scheduler;
 use super::budget::Step;
 use super::costs::Computed;
@@ -26,6 +28,15 @@ pub(super) struct Planned {
     pub drafts: u32,
     /// A later step may name the token that it chooses.
     pub names: bool,
+}
+
+/// Steps under way, oldest first, and the memory of others.
+pub(super) struct Ring {
+    /// Steps that may be under way, and steps between a choice and its use.
+    pub depth: usize,
+    pub lag: u64,
+    pub begun: VecDeque<BegunStep>,
+    pub spare: Vec<BegunStep>,
 }
 
 /// A step that was begun and is not committed.
@@ -72,7 +83,7 @@ impl Scheduler {
         if self.step.granted == 0 {
             return;
         }
-        let mut begun = self.spare.pop().unwrap_or_default();
+        let mut begun = self.ring.spare.pop().unwrap_or_default();
         begun.step = step;
         begun.planned_at = self.now;
         let mut samples = 0;
@@ -121,8 +132,8 @@ impl Scheduler {
         begun.swapped_out.dedup();
         begun.out_bytes = bytes_of(cache, &self.step.plan.swap_outs);
         begun.in_bytes = bytes_of(cache, &self.step.plan.swap_ins);
-        self.counters.steps_ahead += u64::from(!self.begun.is_empty());
-        self.begun.push_back(begun);
+        self.counters.steps_ahead += u64::from(!self.ring.begun.is_empty());
+        self.ring.begun.push_back(begun);
     }
 }
 

@@ -106,7 +106,7 @@ impl Scheduler {
         let fail = |what: &str| Err(format!("{:?} {what}", sequence.id()));
         let Some(running) = sequence.running() else { return fail("is in the running list and waits") };
         let (mut steps, mut rows, mut pending) = (0, 0, 0);
-        for planned in self.begun.iter().flat_map(|begun| &begun.planned) {
+        for planned in self.ring.begun.iter().flat_map(|begun| &begun.planned) {
             if planned.id == sequence.id() {
                 steps += 1;
                 rows += planned.rows;
@@ -121,7 +121,7 @@ impl Scheduler {
         {
             return fail("is scheduled further than its rows or its blocks reach");
         }
-        let drafts = self.begun.iter().flat_map(|begun| &begun.planned);
+        let drafts = self.ring.begun.iter().flat_map(|begun| &begun.planned);
         let drafts: u32 =
             drafts.filter(|planned| planned.id == sequence.id()).map(|planned| planned.drafts).sum();
         if running.scheduled > sequence.known() + running.pending + drafts {

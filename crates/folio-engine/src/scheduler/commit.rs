@@ -33,7 +33,7 @@ impl Scheduler {
         self.now = now;
         cache.advance(now.0);
         self.recycle();
-        let Some(begun) = self.begun.pop_front() else { return &mut self.events };
+        let Some(begun) = self.ring.begun.pop_front() else { return &mut self.events };
         self.counters.steps += 1;
         let wanted = begun.planned.iter().map(|planned| planned.samples as usize).sum();
         match result.and_then(|output| samples_of(output, begun.step, wanted)) {
@@ -41,15 +41,14 @@ impl Scheduler {
             Err(error) => self.fail(cache, &begun, &error),
         }
         self.update_reservations(cache);
-        self.last_step = (begun.tokens, begun.decodes);
-        self.committed_at = now;
-        self.spare.push(begun.clear());
+        self.last_step = (now, begun.tokens, begun.decodes);
+        self.ring.spare.push(begun.clear());
         &mut self.events
     }
 
     fn apply(&mut self, cache: &mut KvCache, begun: &BegunStep, output: &StepOutput) {
         // A step begins when the one before it ends.
-        let began = begun.planned_at.max(self.committed_at);
+        let began = begun.planned_at.max(self.last_step.0);
         let us = self.now.0.saturating_sub(began.0) as f64;
         let swaps = output.swap_times;
         self.costs.stepped(begun.computed, (us - swaps.out_us - swaps.in_us).max(0.0));

@@ -14,7 +14,7 @@ impl Scheduler {
 
     /// Tokens of the last committed step, and how many of them were decodes.
     pub fn last_step(&self) -> (u32, u32) {
-        self.last_step
+        (self.last_step.1, self.last_step.2)
     }
 
     /// Writes everything the scheduler knows into `stats`.
@@ -26,7 +26,7 @@ impl Scheduler {
         stats.waits_until = if self.is_idle() { self.waits_until() } else { None };
         stats.counters = self.counters;
         stats.cache = cache.stats();
-        (stats.last_step_tokens, stats.last_step_decodes) = self.last_step;
+        (stats.last_step_tokens, stats.last_step_decodes) = self.last_step();
         stats.busy = self.has_work();
     }
 

@@ -81,7 +81,7 @@ use crate::sequence::{Rank, Sequences, Slot};
 use crate::stats::Counters;
 use admission::Headroom;
 use budget::Step;
-use build::BegunStep;
+use build::Ring;
 use costs::Costs;
 use queue::Queue;
 use requests::RequestState;
@@ -91,9 +91,6 @@ use shared_prefixes::SharedPrefixes;
 /// See the module documentation.
 pub struct Scheduler {
     config: SchedulerConfig,
-    /// Steps that may be under way, and steps between a choice and its use.
-    depth: usize,
-    lag: u64,
     sequences: Sequences,
     requests: FxHashMap<RequestId, RequestState>,
     /// Sequences that hold blocks, best rank first.
@@ -114,18 +111,17 @@ pub struct Scheduler {
     costs: Costs,
     /// The step being planned.
     step: Step,
-    /// Steps that were begun and are not committed, oldest first; and the memory of others.
-    begun: VecDeque<BegunStep>,
-    spare: Vec<BegunStep>,
+    /// Steps that were begun and are not committed.
+    ring: Ring,
     events: Vec<(RequestId, Event)>,
     counters: Counters,
     queued: crate::mailbox::Queued,
-    next_sequence: u64,
-    next_arrival: u64,
+    /// Of the last one.
+    sequence_id: u64,
+    arrival: u64,
     now: Micros,
     /// Of the last commit: when, and its tokens and decodes.
-    committed_at: Micros,
-    last_step: (u32, u32),
+    last_step: (Micros, u32, u32),
 }
 
 impl Scheduler {
@@ -135,8 +131,6 @@ impl Scheduler {
         let waiting = Queue::new(&config);
         Ok(Self {
             config,
-            depth: 1,
-            lag: 1,
             sequences: Sequences::default(),
             requests: FxHashMap::default(),
             running: Vec::new(),
@@ -151,22 +145,20 @@ impl Scheduler {
             headroom: Headroom::new(),
             costs: Costs::default(),
             step: Step::default(),
-            begun: VecDeque::new(),
-            spare: Vec::new(),
+            ring: Ring { depth: 1, lag: 1, begun: VecDeque::new(), spare: Vec::new() },
             events: Vec::new(),
             counters: Counters::default(),
             queued: Default::default(),
-            next_sequence: 0,
-            next_arrival: 0,
+            sequence_id: 0,
+            arrival: 0,
             now: Micros(0),
-            committed_at: Micros(0),
-            last_step: (0, 0),
+            last_step: (Micros(0), 0, 0),
         })
     }
 
     /// What the executor declares ([`crate::Executor::depth`], [`crate::Executor::lag`]). Before the first plan.
     pub fn with_overlap(mut self, depth: usize, lag: usize) -> Self {
-        (self.depth, self.lag) = (depth.max(1), lag.max(1) as u64);
+        (self.ring.depth, self.ring.lag) = (depth.max(1), lag.max(1) as u64);
         self
     }
 
@@ -187,12 +179,12 @@ impl Scheduler {
 
     /// Whether another step may be begun before the oldest is committed.
     pub fn has_room(&self) -> bool {
-        self.begun.len() < self.depth
+        self.ring.begun.len() < self.ring.depth
     }
 
     /// Whether a step is begun and not committed.
     pub fn under_way(&self) -> bool {
-        !self.begun.is_empty()
+        !self.ring.begun.is_empty()
     }
 
     /// Decides the next step, which is under way from then on if it has sequences. Blocks of whatever was cancelled or is overdue
@@ -219,7 +211,7 @@ impl Scheduler {
 
     /// Number of the step being planned.
     fn next_step(&self) -> u64 {
-        self.counters.steps + self.begun.len() as u64 + 1
+        self.counters.steps + self.ring.begun.len() as u64 + 1
     }
 
     /// The plan that was made last.
@@ -266,8 +258,8 @@ impl Scheduler {
     }
 
     fn new_sequence_id(&mut self) -> SequenceId {
-        self.next_sequence += 1;
-        SequenceId(self.next_sequence)
+        self.sequence_id += 1;
+        SequenceId(self.sequence_id)
     }
 
     fn start_running(&mut self, slot: Slot) {

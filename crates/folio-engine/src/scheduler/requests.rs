@@ -52,11 +52,11 @@ impl Scheduler {
         self.counters.requests_received += 1;
         self.queued.requests += 1;
         self.queued.tokens += request.prompt.len() as u64;
-        self.next_arrival += 1;
+        self.arrival += 1;
         let rank = Rank {
             class: request.class,
             priority: request.priority,
-            arrival: self.next_arrival,
+            arrival: self.arrival,
             id: self.new_sequence_id(),
         };
         let mut state = RequestState {

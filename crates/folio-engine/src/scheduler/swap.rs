@@ -58,7 +58,7 @@ impl Scheduler {
     /// Whether an unfinished step copies the sequence's blocks out.
     pub(super) fn is_swapping_out(&self, slot: Slot) -> bool {
         let owner = (self.sequences[slot].id(), slot);
-        self.begun.iter().any(|begun| begun.swapped_out.contains(&owner))
+        self.ring.begun.iter().any(|begun| begun.swapped_out.contains(&owner))
     }
 
     /// Forgets a copy of `slot`, if there is one.

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use folio_kv::{
-    BlockHashes, BlockId, BlockMeta, BlockTable, CacheConfig, Copies, EvictionPolicy, GroupConfig, Identity,
-    KeepRefused, KvCache, Lookup, LruLeafFirst, PrefixInfo, Retention, Root, TenantId,
+    BlockCopy, BlockHashes, BlockId, BlockMeta, BlockTable, CacheConfig, EvictionPolicy, GroupConfig,
+    Identity, KeepRefused, KvCache, Lookup, LruLeafFirst, PrefixInfo, Retention, Root, TenantId,
 };
 
 pub fn root(tenant: u32) -> Root {
@@ -47,7 +47,7 @@ pub fn sized_window(blocks: u32, tokens: u32, block_tokens: u32) -> GroupConfig 
 /// The operations as a test wants them: with a root, hashed here and now, and where nothing is refused.
 pub trait ByRoot {
     fn hashes_at(&self, root: &Root, tokens: &[u32]) -> BlockHashes;
-    fn attach_at(&mut self, root: &Root, tokens: &[u32], max_tokens: u32) -> (BlockTable, Copies);
+    fn attach_at(&mut self, root: &Root, tokens: &[u32], max_tokens: u32) -> (BlockTable, Vec<BlockCopy>);
     fn lookup_at(&self, root: &Root, tokens: &[u32]) -> Lookup;
     /// Cached tokens that `attach` would find, given one available block for the tail.
     fn probe_at(&self, root: &Root, tokens: &[u32]) -> u32;
@@ -67,8 +67,10 @@ impl ByRoot for KvCache {
         BlockHashes::new(root, tokens, self.config().block_tokens)
     }
 
-    fn attach_at(&mut self, root: &Root, tokens: &[u32], max_tokens: u32) -> (BlockTable, Copies) {
-        self.attach(self.hashes_at(root, tokens), tokens, max_tokens)
+    fn attach_at(&mut self, root: &Root, tokens: &[u32], max_tokens: u32) -> (BlockTable, Vec<BlockCopy>) {
+        let mut copies = Vec::new();
+        let table = self.attach(self.hashes_at(root, tokens), tokens, max_tokens, &mut copies);
+        (table, copies)
     }
 
     fn lookup_at(&self, root: &Root, tokens: &[u32]) -> Lookup {

@@ -114,7 +114,8 @@ pub fn hits(trace: &BlockTrace, blocks: u32, policy: Policy) -> u64 {
     for ids in &trace.requests {
         let length = ids.len() as u32;
         // A block of one token has no part that could be copied.
-        let (mut table, _) = cache.attach(BlockHashes::new(&root, ids, 1), ids, length);
+        let hashes = BlockHashes::new(&root, ids, 1);
+        let mut table = cache.attach(hashes, ids, length, &mut Vec::new());
         if cache.grow(&mut table, length, &mut copies).is_ok() {
             cache.commit(&mut table, ids, length).expect("what was grown can be committed");
         }
