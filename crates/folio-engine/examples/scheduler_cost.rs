@@ -1,7 +1,8 @@
 //! What the bookkeeping of a step costs, without any model: `cargo run --release -p folio-engine --example scheduler_cost`.
 //!
 //! 256 sequences decode at a context of 2,048 tokens, then 1,024 and 4,096 of them; the executor answers at once. Prints the time of
-//! plan and commit. With a number of sequences as the argument, of so many alone.
+//! plan and commit. With a number of sequences, and perhaps a repetition penalty, as
+//! arguments: of those alone.
 
 use std::time::{Duration, Instant};
 
@@ -36,8 +37,10 @@ fn output(sequences: u32) -> u32 {
 }
 
 fn main() {
-    if let Some(sequences) = std::env::args().nth(1) {
-        return measure("plain", sequences.parse().expect("a number of sequences"), 1.0, 0);
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [sequences, rest @ ..] = &arguments[..] {
+        let penalty = rest.first().map_or(1.0, |penalty| penalty.parse().expect("a repetition penalty"));
+        return measure("alone", sequences.parse().expect("a number of sequences"), penalty, 0);
     }
     for (name, sequences, penalty, waiting) in [
         ("plain", 256, 1.0, 0),

@@ -146,6 +146,8 @@ pub struct TokenHistory {
     entries: Vec<(u32, u32)>,
     /// Where a token's entry is.
     index: FxHashMap<u32, u32>,
+    /// Tokens in all.
+    len: usize,
 }
 
 impl TokenHistory {
@@ -155,6 +157,7 @@ impl TokenHistory {
         for token in prompt {
             history.entry(*token);
         }
+        history.len = prompt.len();
         let more = more.min(HISTORY_RESERVE) as usize;
         history.entries.reserve(more);
         history.index.reserve(more);
@@ -164,6 +167,16 @@ impl TokenHistory {
     /// Counts one generated token. O(1).
     pub fn push(&mut self, token: u32) {
         *self.entry(token) += 1;
+        self.len += 1;
+    }
+
+    /// Tokens of the prompt and generated ones.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
     }
 
     fn entry(&mut self, token: u32) -> &mut u32 {

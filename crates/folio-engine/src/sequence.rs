@@ -378,8 +378,15 @@ impl Sequence {
             Some(draft) if *draft == token => drop(self.drafts.remove(0)),
             _ => self.drafts.clear(),
         }
-        if let Some(history) = &mut self.history {
-            Arc::make_mut(history).push(token);
+    }
+
+    /// Its history has all tokens that it knows. Where a plan is made, when no other has a share of it: then it is changed in place.
+    pub fn update_history(&mut self) {
+        if let Some(history) = &mut self.history
+            && history.len() < self.tokens.len()
+        {
+            let history = Arc::make_mut(history);
+            self.tokens[history.len()..].iter().for_each(|token| history.push(*token));
         }
     }
 

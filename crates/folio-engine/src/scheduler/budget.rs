@@ -41,10 +41,10 @@ pub(super) struct Step {
     pub plans: u64,
     /// Entries of plans by table slot, kept for their memory and their block tables; `None` while the plan has it.
     pub entries: Vec<Option<Box<SequencePlan>>>,
+    /// Somebody who runs may have a history.
+    pub has_histories: bool,
     /// The table slots of the plan's entries.
     pub table_slots: Vec<u32>,
-    /// Some of them share a history with their sequence.
-    pub shares_history: bool,
     /// Whose table each of the plan's copies serves, and the same of its swaps.
     pub copy_owners: Vec<Slot>,
     pub swap_out_owners: Vec<Slot>,

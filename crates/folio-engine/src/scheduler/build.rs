@@ -59,12 +59,7 @@ impl Scheduler {
     pub(super) fn recycle(&mut self) {
         let step = &mut self.step;
         if !step.plan.sequences.is_empty() {
-            let shares = std::mem::take(&mut step.shares_history);
-            for (mut entry, slot) in step.plan.sequences.drain(..).zip(step.table_slots.drain(..)) {
-                if shares {
-                    // So that what is shared is changed in place.
-                    entry.samples.clear();
-                }
+            for (entry, slot) in step.plan.sequences.drain(..).zip(step.table_slots.drain(..)) {
                 step.entries[slot as usize] = Some(entry);
             }
             step.plan.swap_outs.clear();
@@ -86,6 +81,7 @@ impl Scheduler {
         let mut begun = self.ring.spare.pop().unwrap_or_default();
         begun.step = step;
         begun.planned_at = self.now;
+        self.update_histories();
         let mut samples = 0;
         for (_, slot) in &self.running {
             let sequence = &mut self.sequences[*slot];
@@ -121,7 +117,6 @@ impl Scheduler {
             samples += planned.samples;
             begun.count(&entry);
             self.step.table_slots.push(entry.table_slot);
-            self.step.shares_history |= sequence.history.is_some();
             self.step.plan.sequences.push(entry);
             begun.planned.push(planned);
         }
@@ -134,6 +129,26 @@ impl Scheduler {
         begun.in_bytes = bytes_of(cache, &self.step.plan.swap_ins);
         self.counters.steps_ahead += u64::from(!self.ring.begun.is_empty());
         self.ring.begun.push_back(begun);
+    }
+}
+
+impl Scheduler {
+    /// Histories by themselves: each is far away in memory, and here nothing else waits for it.
+    fn update_histories(&mut self) {
+        if !std::mem::take(&mut self.step.has_histories) {
+            return;
+        }
+        for (_, slot) in &self.running {
+            let sequence = &mut self.sequences[*slot];
+            if sequence.history.is_some() {
+                self.step.has_histories = true;
+                // What the last plan shares with it is dropped, so that it is changed in place.
+                let table_slot = sequence.running().map_or(usize::MAX, |running| running.table_slot as usize);
+                let entry = self.step.entries.get_mut(table_slot).and_then(Option::as_mut);
+                entry.into_iter().for_each(|entry| entry.samples.clear());
+                sequence.update_history();
+            }
+        }
     }
 }
 

@@ -413,15 +413,15 @@ impl Scheduler {
     fn append(&mut self, cache: &mut KvCache, slot: Slot, draw: SampledToken<'_>) {
         let now = self.now;
         let sequence = &mut self.sequences[slot];
+        let (request, tenant) = (sequence.request.id, sequence.tenant());
+        let choice = sequence.choice.map_or(0, |choice| choice.index);
+        let token = Token { id: draw.token, logprobs: draw.logprobs.clone() };
+        self.events.push((request, Event::Token { choice, token }));
         sequence.push_token(draw.token);
         if sequence.generated() == 1 {
             sequence.timing.first_token = now;
         }
-        let (request, tenant) = (sequence.request.id, sequence.tenant());
-        let choice = sequence.choice.map_or(0, |choice| choice.index);
         self.waiting.fair.charge(sequence.rank.class, tenant, 0, 1);
-        let token = Token { id: draw.token, logprobs: draw.logprobs.clone() };
-        self.events.push((request, Event::Token { choice, token }));
         self.counters.generation_tokens += 1;
         let sequence = &self.sequences[slot];
         if let Some(reason) = self.end_of(sequence, draw.token, sequence.generated()) {

@@ -265,7 +265,9 @@ impl Scheduler {
     fn start_running(&mut self, slot: Slot) {
         // Where none is free, those below the number of sequences that run are all in use.
         let table_slot = self.table_slots.pop().unwrap_or(self.running.len() as u32);
-        if let Some(running) = self.sequences[slot].running_mut() {
+        let sequence = &mut self.sequences[slot];
+        self.step.has_histories |= sequence.history.is_some();
+        if let Some(running) = sequence.running_mut() {
             running.table_slot = table_slot;
         }
         let rank = self.sequences[slot].rank;
