@@ -1,7 +1,7 @@
 //! What became cached where, and what is gone: for routers and indexes outside.
 //!
 //! Owns: a bounded list of events. Must never: be waited for. Who does not collect in time loses events, is told how many, and
-//! has to begin anew from what it asks for.
+//! has to begin anew from [`KvCache::resident`].
 
 use crate::cache::KvCache;
 use crate::types::{BlockHash, TenantId};
