@@ -40,7 +40,7 @@ fn many_seeds() {
         ("preemptions", total.preemptions),
         ("preemptions with a copy", total.swapped),
         ("bytes back from the swap space", total.swapped_in_bytes / 1024),
-        ("blocks found in copies of others", 10 * total.found_in_host),
+        ("blocks found in copies of others", 20 * total.found_in_host),
         ("waits for blocks", total.waits[WaitingFor::Blocks]),
         ("waits for a shared prefix", total.waits[WaitingFor::SharedPrefix]),
         ("waits for a copy being made", 10 * total.waits[WaitingFor::SwapOut]),
