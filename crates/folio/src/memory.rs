@@ -162,7 +162,7 @@ impl PoolRequest {
         let half = self.max_model_len.div_ceil(2);
         let (full, windowed) = (self.blocks(half).max(1), half.div_ceil(window.block_tokens).max(1));
         let least = self.window_sequence_blocks(window);
-        let share = u64::from(blocks) * u64::from(least.min(windowed));
+        let share = u64::from(blocks) * u64::from((least - 1).min(windowed));
         u32::try_from(share.div_ceil(full.into())).unwrap_or(u32::MAX).max(least).min(blocks.max(least))
     }
 
@@ -501,7 +501,7 @@ mod tests {
         let positions: Vec<u32> =
             pool.windows.iter().map(|window| window.blocks * window.block_tokens).collect();
         assert!(
-            positions.iter().all(|of| (positions[0]..positions[0] * 13 / 10).contains(of)),
+            positions.iter().all(|of| (positions[0]..positions[0] * 14 / 10).contains(of)),
             "{positions:?}"
         );
         let bytes = pool.windows.iter().map(|window| u64::from(window.blocks) * window.bytes_per_block);
