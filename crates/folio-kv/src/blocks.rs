@@ -364,16 +364,19 @@ impl KvCache {
     }
 
     fn record(&mut self, node: u32, medium: Medium, stored: bool) {
-        if !self.events.is_on() || self.nodes.node(node).is_tail {
-            return;
+        if self.events.is_on() && !self.nodes.node(node).is_tail {
+            let event = self.event(node, medium, stored);
+            self.events.push(event);
         }
-        let it = self.nodes.node(node);
+    }
+
+    pub(crate) fn event(&self, node: u32, medium: Medium, stored: bool) -> CacheEvent {
         let parent = self.nodes.parent_node(node).map(|parent| self.nodes.node(parent).hash);
-        let (tenant, hash) = (it.tenant, it.hash);
-        self.events.push(match stored {
+        let (tenant, hash) = (self.nodes.node(node).tenant, self.nodes.node(node).hash);
+        match stored {
             true => CacheEvent::Stored { tenant, hash, parent, medium },
             false => CacheEvent::Removed { tenant, hash, medium },
-        });
+        }
     }
 
     pub(crate) fn record_host(&mut self, node: u32, stored: bool) {

@@ -4,6 +4,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::blocks::Tenant;
 use crate::cache::KvCache;
+use crate::events::{CacheEvent, Medium};
 use crate::nodes::Parent;
 use crate::policy::NONE;
 use crate::stats::TenantStats;
@@ -47,6 +48,27 @@ impl KvCache {
         self.check_retention()?;
         self.check_quotas()?;
         self.check_counts()
+    }
+
+    /// Where every full block's content resides, as if it were stored now, each after what it continues: what a recorder of events
+    /// holds if it missed none, and begins anew from if it did. O(nodes).
+    pub fn resident(&self) -> Vec<CacheEvent> {
+        let below = |parent| self.nodes.children(parent);
+        let mut nodes: Vec<u32> = self.nodes.roots().flat_map(|root| below(Parent::Root(root))).collect();
+        let mut at = 0;
+        while let Some(node) = nodes.get(at) {
+            nodes.extend(below(Parent::Node(*node)));
+            at += 1;
+        }
+        nodes.retain(|node| !self.nodes.node(*node).is_tail);
+        let host = &self.groups[0].host.pool;
+        let media = |node: u32| {
+            let copied = self.host_place(0, node).is_some_and(|slot| !host.slot(slot).open);
+            let device = self.place(0, node).map(|_| Medium::Device);
+            device.into_iter().chain(copied.then_some(Medium::Host))
+        };
+        let stored = |node: u32| media(node).map(move |medium| self.event(node, medium, true));
+        nodes.into_iter().flat_map(stored).collect()
     }
 
     fn check_references(&self, group: usize, tables: &[&BlockTable]) -> Result<(), Violation> {

@@ -1,7 +1,7 @@
 //! What became cached where, and what is gone: for routers and indexes outside.
 //!
 //! Owns: a bounded list of events. Must never: be waited for. Who does not collect in time loses events, is told how many, and
-//! has to begin anew from what it asks for.
+//! has to begin anew from [`KvCache::resident`].
 
 use crate::cache::KvCache;
 use crate::types::{BlockHash, TenantId};
@@ -124,5 +124,38 @@ mod tests {
         assert_eq!(events.iter().map(event).collect::<Vec<_>>(), [gone, from_host].concat());
         (0..8).for_each(|_| cache.clear(None));
         assert_eq!(cache.take_events(&mut events), 2, "two did not fit");
+    }
+
+    /// A sequence that is preempted, and ends before the step that would have copied it.
+    #[test]
+    fn of_a_copy_that_was_never_made_nobody_is_told() {
+        let config = CacheConfig { blocks: 4, block_tokens: 2, bytes_per_block: 1 };
+        let mut cache = KvCache::new(config, Box::new(LruLeafFirst::new()));
+        cache.set_swap_space(GroupCounts::full(4));
+        let root = Root::derive(&Identity {
+            tenant: TenantId(3),
+            tenant_secret: &[1; 32],
+            model_digest: &[2; 32],
+            layout_digest: &[3; 32],
+            extra: &[],
+        });
+        let tokens: Vec<u32> = (0..4).collect();
+        let mut table = cache.empty_table(BlockHashes::new(&root, &tokens, 2));
+        cache.grow(&mut table, 4, &mut Vec::new()).expect("room");
+        cache.commit(&mut table, &tokens, 4).expect("in order");
+        cache.record_events(6);
+        let offer = cache.swap_offer(&table).expect("all of it is its own");
+        let swapped = cache.swap_out(&table, &offer, &mut Vec::new());
+        cache.release(table, &tokens);
+        let resident = cache.resident();
+        assert!(
+            resident.len() == 2 && resident.iter().all(|of| event(of).1 == Medium::Device),
+            "{resident:?}"
+        );
+        cache.drop_swapped(swapped);
+        let mut events = Vec::new();
+        cache.take_events(&mut events);
+        assert_eq!(events, []);
+        assert_eq!(cache.resident(), resident);
     }
 }

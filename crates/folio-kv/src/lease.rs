@@ -14,6 +14,9 @@
 //! Neither is ordered with the steps by itself. What is published was written by a step that was committed, so a reader may begin
 //! at once. A block that a transfer is given may have been another's until a moment ago, and steps that are under way may still
 //! copy or write there for nobody: a transfer begins to write when the last step that was planned before its ticket has ended.
+//! What a preemption asked to be copied out is read only by the next step that is begun, from blocks that are free already. So no ticket is
+//! begun while a plan waits with such copies: its transfer would spoil them, or wait for a step that waits for its blocks.
+//! Nor may loads begin without end while a sequence is refused blocks: it would never get them.
 //!
 //! Cost: O(blocks) to begin and to end, O(log leases) for each that is over time.
 

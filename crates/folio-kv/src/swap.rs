@@ -243,14 +243,17 @@ impl KvCache {
         if it.refs > 0 {
             return;
         }
-        let node = it.node();
+        let (node, copied) = (it.node(), !it.open);
         if let Some(node) = node {
             host.pool.set_node(slot, None);
             host.places[node as usize] = NONE;
         }
         host.pool.push(slot);
         if let Some(node) = node.filter(|_| group == 0) {
-            self.record_host(node, false);
+            // Of a copy that was never made nobody was told.
+            if copied {
+                self.record_host(node, false);
+            }
             if self.place(0, node).is_none() {
                 self.remove_node(node);
             }
@@ -261,6 +264,9 @@ impl KvCache {
     pub(crate) fn unplace_host(&mut self, node: u32) {
         for group in 0..self.groups.len() {
             if let Some(slot) = self.host_place(group, node) {
+                if group == 0 && !self.groups[0].host.pool.slot(slot).open {
+                    self.record_host(node, false);
+                }
                 let host = &mut self.groups[group].host;
                 host.pool.set_node(slot, None);
                 host.places[node as usize] = NONE;

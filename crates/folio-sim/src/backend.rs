@@ -10,13 +10,14 @@
 
 use folio_kv::GroupConfig;
 use folio_model::backend::{
-    Backend, BackendError, Batch, BlockSwap, GroupKind, HOLE, KvLayout, Span, SwapTimes, TensorView,
+    Backend, BackendError, Batch, BlockSwap, GroupKind, HOLE, KvGroup, KvLayout, Span, SwapTimes, TensorView,
 };
 use folio_model::check::PoolSize;
 use folio_model::program::{MatrixId, Program, VectorId};
 use folio_model::sampling::{Outcome, SampleRow};
 use folio_model::tables::BlockTables;
 
+use crate::memory::{GroupMemory, Memory, move_blocks};
 use crate::rng::mix;
 use crate::sampling::Chooser;
 
@@ -52,42 +53,10 @@ pub fn hidden(context: u64) -> [f32; 3] {
     [0u64, 1, 2].map(|at| (mix(context ^ 0x41dd ^ at) >> 32) as f32 * 1e-6)
 }
 
-/// Memory of one cache group.
-struct Group {
-    block_tokens: usize,
-    /// Positions a row reads, itself included.
-    window: u32,
-    /// `[blocks * block_tokens]`, 0 where nothing was ever written.
-    memory: Vec<u64>,
-    /// `[slots * block_tokens]` of the swap space.
-    swapped: Vec<u64>,
-}
-
-impl Group {
-    fn new(blocks: usize, block_tokens: usize, window: u32) -> Self {
-        Self { block_tokens, window, memory: vec![0; blocks * block_tokens], swapped: Vec::new() }
-    }
-
-    fn size(&self) -> PoolSize {
-        let (blocks, slots) = (self.memory.len() / self.block_tokens, self.swapped.len() / self.block_tokens);
-        PoolSize { blocks, slots, block_tokens: self.block_tokens }
-    }
-
-    /// Where the two ends of a swap lie.
-    fn ends(&self, swap: &BlockSwap) -> Result<[std::ops::Range<usize>; 2], BackendError> {
-        let range = |at: u32| at as usize * self.block_tokens..(at as usize + 1) * self.block_tokens;
-        let (block, slot) = (range(swap.block), range(swap.slot));
-        if block.end > self.memory.len() || slot.end > self.swapped.len() {
-            return Err(BackendError::Batch(format!("{swap:?} is outside of the pool or its swap space")));
-        }
-        Ok([block, slot])
-    }
-}
-
 /// See the module documentation.
 pub struct SimBackend {
     vocab: usize,
-    groups: Vec<Group>,
+    memory: Memory,
     tables: BlockTables,
     logits: Vec<f32>,
     hidden: Vec<[f32; 3]>,
@@ -110,7 +79,7 @@ impl SimBackend {
     ) -> Self {
         let mut this = Self {
             vocab,
-            groups: vec![Group::new(blocks, block_tokens, u32::MAX)],
+            memory: Memory::default(),
             tables: BlockTables::default(),
             logits: Vec::new(),
             hidden: Vec::new(),
@@ -120,17 +89,20 @@ impl SimBackend {
             swap_times: SwapTimes::default(),
             chooser: None,
         };
-        this.clear_tables();
+        this.add_groups([GroupMemory::new(blocks, block_tokens, u32::MAX)]);
         this
     }
 
-    /// Empty block tables, for sequences as long as the pool.
-    fn clear_tables(&mut self) {
-        self.tables = BlockTables::new(&self.sizes(), self.groups[0].memory.len());
+    /// More cache groups, and empty block tables for sequences as long as the pool.
+    fn add_groups(&mut self, more: impl IntoIterator<Item = GroupMemory>) {
+        let mut groups = self.memory.groups();
+        groups.extend(more);
+        self.tables = BlockTables::new(&sizes(&groups), groups[0].cells.len());
     }
 
-    fn sizes(&self) -> Vec<PoolSize> {
-        self.groups.iter().map(Group::size).collect()
+    /// What it holds, to be read and written beside the steps.
+    pub fn memory(&self) -> Memory {
+        self.memory.clone()
     }
 
     /// Which chooses tokens by itself, and computes a step when somebody waits for it.
@@ -141,61 +113,19 @@ impl SimBackend {
 
     /// With so many slots of swap space in each group, and copies that take `us` microseconds a block.
     pub fn with_swap(mut self, slots: &[u32], us: f64) -> Self {
-        self.set_swap(slots);
+        self.set_swap(slots.iter().map(|slots| *slots as usize));
         self.swap_us = us;
         self
     }
 
-    fn set_swap(&mut self, slots: &[u32]) {
-        for (group, slots) in self.groups.iter_mut().zip(slots) {
-            group.swapped = vec![0; *slots as usize * group.block_tokens];
-        }
+    fn set_swap(&mut self, slots: impl Iterator<Item = usize>) {
+        self.memory.groups().iter_mut().zip(slots).for_each(|(group, slots)| group.set_swap(slots));
     }
 
     /// With more cache groups, windows all of them.
     pub fn with_groups(mut self, groups: &[GroupConfig]) -> Self {
-        let group = |of: &GroupConfig| {
-            Group::new(of.blocks as usize, of.block_tokens as usize, of.layout.reach().unwrap_or(u32::MAX))
-        };
-        self.groups.extend(groups.iter().map(group));
-        self.clear_tables();
+        self.add_groups(groups.iter().map(GroupMemory::of));
         self
-    }
-
-    /// Where a position of a group lies in its memory.
-    fn slot(&self, span: &Span, group: usize, position: u32) -> Result<usize, BackendError> {
-        let bad = |what| Err(BackendError::Batch(format!("group {group}: position {position} {what}")));
-        let (table, tokens) = (self.tables.table(span.slot, group), self.groups[group].block_tokens);
-        let Some(block) = table.get(position as usize / tokens) else {
-            return bad("is outside of the block table");
-        };
-        if *block == HOLE {
-            return bad("is behind the window and was released");
-        }
-        let slot = *block as usize * tokens + position as usize % tokens;
-        if slot < self.groups[group].memory.len() { Ok(slot) } else { bad("is outside of the pool") }
-    }
-
-    fn read(&self, span: &Span, group: usize, position: u32) -> Result<u64, BackendError> {
-        match self.groups[group].memory[self.slot(span, group, position)?] {
-            0 => Err(BackendError::Device(format!("position {position} was read and never written"))),
-            value => Ok(value),
-        }
-    }
-
-    /// One row: writes its values, reads its windows; the context after it.
-    fn row(&mut self, span: &Span, context: u64, token: u32, position: u32) -> Result<u64, BackendError> {
-        let mut seen = 0;
-        for group in 1..self.groups.len() {
-            let slot = self.slot(span, group, position)?;
-            self.groups[group].memory[slot] = window_value(context, token, position, group);
-            for position in (position + 1).saturating_sub(self.groups[group].window)..=position {
-                seen = extend(seen, self.read(span, group, position)?);
-            }
-        }
-        let slot = self.slot(span, 0, position)?;
-        self.groups[0].memory[slot] = value(context ^ seen, token, position);
-        Ok(extend(context, self.read(span, 0, position)?))
     }
 
     fn check(&self, batch: &Batch) -> Result<(), BackendError> {
@@ -242,22 +172,22 @@ impl Backend for SimBackend {
     }
 
     fn allocate_cache(&mut self, layout: &KvLayout, blocks: &[usize]) -> Result<(), BackendError> {
-        self.groups.clear();
-        for (group, blocks) in layout.groups.iter().zip(blocks) {
+        let group = |(group, blocks): (&KvGroup, &usize)| {
             let window = match group.kind {
                 GroupKind::Full => u32::MAX,
                 GroupKind::Window { tokens } => tokens,
                 kind => return Err(BackendError::Device(format!("{kind:?} is not modelled"))),
             };
-            self.groups.push(Group::new(*blocks, group.block_tokens, window));
-        }
-        self.clear_tables();
+            Ok(GroupMemory::new(*blocks, group.block_tokens, window))
+        };
+        let groups = layout.groups.iter().zip(blocks).map(group).collect::<Result<Vec<_>, _>>()?;
+        self.memory.groups().clear();
+        self.add_groups(groups);
         Ok(())
     }
 
     fn allocate_swap(&mut self, slots: &[usize]) -> Result<(), BackendError> {
-        let slots: Vec<u32> = slots.iter().map(|slots| *slots as u32).collect();
-        self.set_swap(&slots);
+        self.set_swap(slots.iter().copied());
         Ok(())
     }
 
@@ -321,23 +251,10 @@ impl SimBackend {
 
     /// Leaves the logits and hidden states that the batch wants in `self`.
     fn compute(&mut self, batch: &Batch) -> Result<(), BackendError> {
-        let sizes = self.sizes();
-        self.tables.apply(batch, &sizes).map_err(BackendError::Batch)?;
-        for swap in &batch.swap_outs {
-            let group = &mut self.groups[swap.group as usize];
-            let [block, slot] = group.ends(swap)?;
-            group.swapped[slot].copy_from_slice(&group.memory[block]);
-        }
-        for copy in &batch.copies {
-            let group = &mut self.groups[copy.group as usize];
-            let (from, to) = (copy.from as usize * group.block_tokens, copy.to as usize * group.block_tokens);
-            group.memory.copy_within(from..from + copy.tokens as usize, to);
-        }
-        for swap in &batch.swap_ins {
-            let group = &mut self.groups[swap.group as usize];
-            let [block, slot] = group.ends(swap)?;
-            group.memory[block].copy_from_slice(&group.swapped[slot]);
-        }
+        let mut groups = self.memory.groups();
+        self.tables.apply(batch, &sizes(&groups)).map_err(BackendError::Batch)?;
+        move_blocks(&mut groups, batch)?;
+        let mut step = Step { tables: &self.tables, groups: &mut groups };
         self.logits.clear();
         self.hidden.clear();
         self.hidden.resize(batch.tokens.len(), [f32::NAN; 3]);
@@ -346,11 +263,11 @@ impl SimBackend {
         for span in &batch.spans {
             let mut context = EMPTY;
             for position in 0..span.first_position {
-                context = extend(context, self.read(span, 0, position)?);
+                context = extend(context, step.read(span, 0, position)?);
             }
             for row in span.first_row..span.first_row + span.rows {
                 let position = span.first_position + row - span.first_row;
-                context = self.row(span, context, batch.tokens[row as usize], position)?;
+                context = step.row(span, context, batch.tokens[row as usize], position)?;
                 if wanted.next_if_eq(&row).is_some() {
                     logits(context, self.vocab, &mut self.logits);
                 }
@@ -360,5 +277,53 @@ impl SimBackend {
             }
         }
         Ok(())
+    }
+}
+
+fn sizes(groups: &[GroupMemory]) -> Vec<PoolSize> {
+    groups.iter().map(GroupMemory::size).collect()
+}
+
+/// What the rows of a step read and write.
+struct Step<'a> {
+    tables: &'a BlockTables,
+    groups: &'a mut [GroupMemory],
+}
+
+impl Step<'_> {
+    /// Where a position of a group lies in its memory.
+    fn cell(&self, span: &Span, group: usize, position: u32) -> Result<usize, BackendError> {
+        let bad = |what| Err(BackendError::Batch(format!("group {group}: position {position} {what}")));
+        let (table, tokens) = (self.tables.table(span.slot, group), self.groups[group].block_tokens);
+        let Some(block) = table.get(position as usize / tokens) else {
+            return bad("is outside of the block table");
+        };
+        if *block == HOLE {
+            return bad("is behind the window and was released");
+        }
+        let cell = *block as usize * tokens + position as usize % tokens;
+        if cell < self.groups[group].cells.len() { Ok(cell) } else { bad("is outside of the pool") }
+    }
+
+    fn read(&self, span: &Span, group: usize, position: u32) -> Result<u64, BackendError> {
+        match self.groups[group].cells[self.cell(span, group, position)?] {
+            0 => Err(BackendError::Device(format!("position {position} was read and never written"))),
+            value => Ok(value),
+        }
+    }
+
+    /// One row: writes its values, reads its windows; the context after it.
+    fn row(&mut self, span: &Span, context: u64, token: u32, position: u32) -> Result<u64, BackendError> {
+        let mut seen = 0;
+        for group in 1..self.groups.len() {
+            let cell = self.cell(span, group, position)?;
+            self.groups[group].cells[cell] = window_value(context, token, position, group);
+            for position in (position + 1).saturating_sub(self.groups[group].window)..=position {
+                seen = extend(seen, self.read(span, group, position)?);
+            }
+        }
+        let cell = self.cell(span, 0, position)?;
+        self.groups[0].cells[cell] = value(context ^ seen, token, position);
+        Ok(extend(context, self.read(span, 0, position)?))
     }
 }

@@ -34,24 +34,33 @@ fn row(context: u64, vocab: usize) -> Vec<f32> {
 struct Solo<'a> {
     context: u64,
     windows: &'a [u32],
-    /// Values of each window group, by position.
+    /// Values of each group, by position; group 0 first.
     written: Vec<Vec<u64>>,
 }
 
 impl<'a> Solo<'a> {
     fn new(windows: &'a [u32]) -> Self {
-        Self { context: EMPTY, windows, written: vec![Vec::new(); windows.len()] }
+        Self { context: EMPTY, windows, written: vec![Vec::new(); 1 + windows.len()] }
     }
 
     fn read(&mut self, token: u32, position: usize) {
         let mut seen = 0;
-        for (index, (window, written)) in self.windows.iter().zip(&mut self.written).enumerate() {
-            written.push(window_value(self.context, token, position as u32, index + 1));
+        for (group, (window, written)) in (1..).zip(self.windows.iter().zip(&mut self.written[1..])) {
+            written.push(window_value(self.context, token, position as u32, group));
             let first = written.len().saturating_sub(*window as usize);
             seen = written[first..].iter().fold(seen, |seen, value| extend(seen, *value));
         }
-        self.context = extend(self.context, value(self.context ^ seen, token, position as u32));
+        let value = value(self.context ^ seen, token, position as u32);
+        self.written[0].push(value);
+        self.context = extend(self.context, value);
     }
+}
+
+/// What lies at every position of `tokens` in each cache group: `[group][position]`.
+pub fn contents(tokens: &[u32], windows: &[u32]) -> Vec<Vec<u64>> {
+    let mut solo = Solo::new(windows);
+    tokens.iter().enumerate().for_each(|(position, token)| solo.read(*token, position));
+    solo.written
 }
 
 /// Runs `request` by itself. `windows`: the window of each cache group beside full attention.

@@ -78,6 +78,11 @@ pub struct Scenario {
     pub lag: usize,
     /// Some request waits for something outside, once in so many steps; 0 never.
     pub waits_one_in: u64,
+    /// Somebody beside the steps begins to read, and to load, once in so many steps; 0 never.
+    pub leases_one_in: u64,
+    pub loads_one_in: u64,
+    /// Events of the cache that may wait for their recorder.
+    pub events_most: usize,
     /// Virtual time, for masks that are late.
     pub clock: Arc<AtomicU64>,
     /// Some sequences come with drafts, of which so many in a hundred are right; 0: none.
@@ -158,6 +163,7 @@ impl Scenario {
         let clock = Arc::default();
         restrict(&mut Rng::new(seed ^ 0x1a7e), &mut clients, !seed.is_multiple_of(3), &clock);
         let windows = windows(&mut Rng::new(seed ^ 0x3147), &config, &cache, largest);
+        let beside = &mut Rng::new(seed ^ 0x1ea5);
         let (swap_slots, swap_us) = swap(&mut Rng::new(seed ^ 0x50a9), &cache, &windows);
         Self {
             swap_slots,
@@ -176,11 +182,19 @@ impl Scenario {
             depth,
             lag,
             waits_one_in: if seed % 3 == 1 { 2 + seed % 41 } else { 0 },
+            leases_one_in: *beside.pick(&[0, 2, 8, 30]),
+            loads_one_in: *beside.pick(&[0, 0, 3, 10, 40]),
+            events_most: *beside.pick(&[100_000, 100_000, 100_000, 12]),
             clock,
             drafts: if seed % 5 < 2 { 25 * (seed % 4 + 1) } else { 0 },
             fails_one_in: if rng.one_in(6) { rng.range(5, 60) } else { 0 },
             seed,
         }
+    }
+
+    /// Positions that a query reads in each group but the first.
+    pub fn reaches(&self) -> Vec<u32> {
+        self.windows.iter().filter_map(|group| group.layout.reach()).collect()
     }
 }
 
@@ -272,7 +286,6 @@ fn swap(rng: &mut Rng, cache: &CacheConfig, windows: &[GroupConfig]) -> (GroupCo
     (slots, *rng.pick(&[0.0, 0.0, 20.0, 500.0, 20_000.0]))
 }
 
-/// Window groups whose pools hold the largest request, alone, and little more.
 /// In every third world the pool is divided, so that the largest request fits whoever sends it: tenants 1 to 3 share what it
 /// leaves.
 fn quotas(rng: &mut Rng, cache: &CacheConfig, largest: u32) -> Vec<(TenantId, Quota)> {
@@ -291,6 +304,7 @@ fn quotas(rng: &mut Rng, cache: &CacheConfig, largest: u32) -> Vec<(TenantId, Qu
         .collect()
 }
 
+/// Window groups whose pools hold the largest request, alone, and little more.
 fn windows(rng: &mut Rng, config: &SchedulerConfig, cache: &CacheConfig, largest: u32) -> Vec<GroupConfig> {
     let window = |rng: &mut Rng| {
         let window_tokens = rng.skewed(1, u64::from(config.max_model_len)) as u32;

@@ -4,9 +4,11 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::PathBuf;
 
+use flate2::read::GzDecoder;
 use folio_engine::SchedulerConfig;
 use folio_kv::CacheConfig;
 use folio_sim::CostModel;
+use folio_sim::retention::{BlockTrace, Policy, hits};
 use folio_sim::trace::{ReplayConfig, azure, replay};
 
 fn data(path: &str) -> Option<PathBuf> {
@@ -50,4 +52,24 @@ fn azure_conversations_waste_under_four_percent_and_rarely_preempt() {
         "the pool was {} full: admission is too shy",
         report.occupancy_full
     );
+}
+
+/// Whoever knows the future finds exactly what was published of the offline optimum, through the cache and the interface of policies.
+#[test]
+fn the_optimum_equals_the_published_counts() {
+    let Some(path) = data("trace-mooncake-fast25/conversation_trace.jsonl.gz") else { return };
+    let file = GzDecoder::new(File::open(path).expect("the trace opens"));
+    let trace = BlockTrace::mooncake(BufReader::new(file)).expect("the trace parses");
+    let path = data("trace-stats/prefix_cache_conversation_full.json").expect("it comes with the trace");
+    let published: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(path).expect("readable")).expect("JSON");
+    assert_eq!(Some(trace.blocks()), published["blocks"].as_u64());
+    let mut compared = 0;
+    for (name, figures) in published["policies"].as_object().expect("policies") {
+        let Some(blocks) = name.strip_prefix("min@") else { continue };
+        let found = hits(&trace, blocks.parse().expect("a number of blocks"), Policy::Min);
+        assert_eq!(Some(found), figures["hit_blocks"].as_u64(), "{name}");
+        compared += 1;
+    }
+    assert_eq!(compared, 5, "1k, 5k, 10k, 50k and 100k blocks");
 }

@@ -96,19 +96,14 @@ pub struct PoolRequest {
     pub free: Option<FreeMemory>,
     /// Of the full-attention group; 0 where every layer has a window.
     pub bytes_per_block: u64,
-    pub windows: Vec<WindowRequest>,
+    /// Tokens per block of the full-attention group.
     pub block_tokens: u32,
+    /// The other groups, whose pools have no blocks yet.
+    pub windows: Vec<GroupConfig>,
     pub max_model_len: u32,
     pub max_num_seqs: u32,
     /// Tokens one step may compute.
     pub max_num_batched_tokens: u32,
-}
-
-/// A cache group whose layers look back `window_tokens` positions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WindowRequest {
-    pub bytes_per_block: u64,
-    pub window_tokens: u32,
 }
 
 /// The pools, and the sentence that explains their size.
@@ -116,8 +111,8 @@ pub struct WindowRequest {
 pub struct Pool {
     /// Of the full-attention group.
     pub blocks: u32,
-    /// Of each window group.
-    pub window_blocks: Vec<u32>,
+    /// The other groups, as they were asked for, with their pools.
+    pub windows: Vec<GroupConfig>,
     /// Of all groups.
     pub bytes: u64,
     pub why: String,
@@ -151,24 +146,24 @@ impl PoolRequest {
 
     /// What one sequence at full length needs of a window group: the window, the longest chunk, wherever they lie on the
     /// blocks, and one for a copy-on-write in flight.
-    fn window_sequence_blocks(&self, window: &WindowRequest) -> u32 {
+    fn window_sequence_blocks(&self, window: &GroupConfig) -> u32 {
         let chunk = self.max_num_batched_tokens.min(self.max_model_len);
-        let config = GroupConfig::window(window.window_tokens, 0, self.block_tokens, 0);
-        config.blocks_max(chunk).min(self.blocks(self.max_model_len)) + 1
+        window.blocks_max(chunk).min(self.max_model_len.div_ceil(window.block_tokens)) + 1
     }
 
-    /// Blocks of a window group beside `blocks` of group 0:
+    /// Blocks of a window group beside `blocks` of group 0, each group in blocks of its own size:
     ///
-    /// `blocks * min(1, (window + chunk) / (max_model_len / 2))`, and at least what one sequence needs.
+    /// `blocks * min(window + chunk, max_model_len / 2) / (max_model_len / 2)`, and at least what one sequence needs.
     ///
     /// Sequences of half the longest length then fill both pools at once. Longer ones find the full-attention pool full
-    /// first, shorter ones the window's, down to those that fit a window and need as many blocks of either. More than
-    /// `blocks` are never of use: each is the companion of a block of group 0.
-    fn window_blocks(&self, window: &WindowRequest, blocks: u32) -> u32 {
-        let expected = u64::from(self.blocks(self.max_model_len.div_ceil(2)).max(1));
+    /// first, shorter ones the window's, down to those that fit a window and need as many positions of either. More than
+    /// `blocks` are never of use: each ends with another block of group 0.
+    fn window_blocks(&self, window: &GroupConfig, blocks: u32) -> u32 {
+        let half = self.max_model_len.div_ceil(2);
+        let (full, windowed) = (self.blocks(half).max(1), half.div_ceil(window.block_tokens).max(1));
         let least = self.window_sequence_blocks(window);
-        let share = u64::from(blocks) * u64::from(least).min(expected);
-        u32::try_from(share.div_ceil(expected)).unwrap_or(u32::MAX).max(least).min(blocks.max(least))
+        let share = u64::from(blocks) * u64::from((least - 1).min(windowed));
+        u32::try_from(share.div_ceil(full.into())).unwrap_or(u32::MAX).max(least).min(blocks.max(least))
     }
 
     /// Bytes of all pools when group 0 has `blocks`.
@@ -231,13 +226,16 @@ pub fn pool(request: &PoolRequest) -> Result<Pool, PoolError> {
             needed: format!("{}MiB", request.bytes(full_blocks).div_ceil(1 << 20)),
         });
     }
-    let windows = request.windows.iter().map(|window| request.window_blocks(window, blocks));
-    let (window_blocks, bytes) = (windows.collect(), request.bytes(blocks));
+    let windows = request.windows.iter().map(|window| {
+        let blocks = request.window_blocks(window, blocks);
+        GroupConfig { blocks, ..*window }
+    });
+    let (windows, bytes) = (windows.collect(), request.bytes(blocks));
     // Where group 0 is only the index, it must not be what runs out: a prefix keeps all of its blocks there and only its
     // last window in the other pools.
     let free = blocks.saturating_mul(4).max(useful).min(FREE_BLOCKS_MAX.max(blocks));
     let blocks = if request.bytes_per_block == 0 { free } else { blocks };
-    Ok(Pool { blocks, window_blocks, bytes, why })
+    Ok(Pool { blocks, windows, bytes, why })
 }
 
 /// Host memory for copies of what preempted sequences held.
@@ -287,8 +285,10 @@ pub fn swap_space(
         let slots = u128::from(blocks) * u128::from(bytes) / u128::from(pool.bytes.max(1));
         u32::try_from(slots).unwrap_or(u32::MAX >> 1)
     };
-    let slots: Vec<u32> =
-        std::iter::once(pool.blocks).chain(pool.window_blocks.iter().copied()).map(share).collect();
+    let slots: Vec<u32> = std::iter::once(pool.blocks)
+        .chain(pool.windows.iter().map(|window| window.blocks))
+        .map(share)
+        .collect();
     if asked.is_some_and(|asked| asked > 0) && slots.contains(&0) {
         return Err(SwapError::TooSmall { asked: units::bytes(bytes) });
     }
@@ -363,18 +363,17 @@ mod tests {
 
     #[test]
     fn swap_space_is_divided_as_the_pools_are_and_fits_beside_them() {
-        let window = WindowRequest { bytes_per_block: 1 << 18, window_tokens: 128 };
-        let request = PoolRequest { windows: vec![window], ..request() };
+        let request = PoolRequest { windows: vec![window(1 << 18, 128)], ..request() };
         let pool = pool(&request).expect("fits");
         let left =
             |request: &PoolRequest, pool: &Pool| request.free.as_ref().map(|free| free.bytes - pool.bytes);
         let space = |asked, preempts| swap_space(&request, &pool, left(&request, &pool), asked, preempts);
         let bytes = |slots: &[u32]| (u64::from(slots[0]) << 20) + (u64::from(slots[1]) << 18);
         let sixteenth = space(None, true).expect("fits");
-        assert_eq!(sixteenth.slots, [pool.blocks / 16, pool.window_blocks[0] / 16]);
+        assert_eq!(sixteenth.slots, [pool.blocks / 16, pool.windows[0].blocks / 16]);
         assert_eq!(sixteenth.bytes, bytes(&sixteenth.slots));
         let asked = space(Some(pool.bytes / 2), true).expect("fits");
-        assert_eq!(asked.slots, [pool.blocks / 2, pool.window_blocks[0] / 2]);
+        assert_eq!(asked.slots, [pool.blocks / 2, pool.windows[0].blocks / 2]);
         let none = SwapSpace { slots: vec![0, 0], bytes: 0 };
         assert_eq!(space(Some(0), true).as_ref(), Ok(&none));
         assert_eq!(space(None, false), Ok(none), "nobody is ever preempted");
@@ -436,14 +435,19 @@ mod tests {
         assert_eq!(pool(&PoolRequest { free: None, ..request() }), Err(PoolError::Unknown));
     }
 
-    fn window(bytes_per_block: u64, window_tokens: u32) -> WindowRequest {
-        WindowRequest { bytes_per_block, window_tokens }
+    fn window(bytes_per_block: u64, window_tokens: u32) -> GroupConfig {
+        GroupConfig::window(window_tokens, 0, 16, bytes_per_block)
     }
 
-    /// Sequences of `tokens` positions that fit a pool of a window group.
-    fn sequences(request: &PoolRequest, pool: &Pool, tokens: u32) -> u32 {
-        let each = request.blocks(tokens).min(request.window_sequence_blocks(&request.windows[0]) - 1);
-        pool.window_blocks[0] / each
+    /// The same in blocks of `block_tokens`.
+    fn window_in(bytes_per_token: u64, window_tokens: u32, block_tokens: u32) -> GroupConfig {
+        GroupConfig::window(window_tokens, 0, block_tokens, bytes_per_token * u64::from(block_tokens))
+    }
+
+    /// Sequences of `tokens` positions that fit the pool of a window group.
+    fn sequences(request: &PoolRequest, window: &GroupConfig, tokens: u32) -> u32 {
+        let each = tokens.div_ceil(window.block_tokens).min(request.window_sequence_blocks(window) - 1);
+        window.blocks / each
     }
 
     #[test]
@@ -457,7 +461,8 @@ mod tests {
         let pool = pool(&request).expect("fits");
         assert!(pool.bytes <= 512 << 20 && request.bytes(pool.blocks + 1) > 512 << 20, "{pool:?}");
         assert_eq!(pool.bytes, request.bytes(pool.blocks));
-        let (full, windowed) = (pool.blocks / request.blocks(2048), sequences(&request, &pool, 2048));
+        let (full, windowed) =
+            (pool.blocks / request.blocks(2048), sequences(&request, &pool.windows[0], 2048));
         assert!(full.abs_diff(windowed) <= 1, "{full} and {windowed}: {pool:?}");
         // Without the window, every block would have cost six.
         assert!(pool.blocks > 2 * 512 / 6, "{pool:?}");
@@ -467,17 +472,50 @@ mod tests {
     fn a_window_as_long_as_the_context_has_as_many_blocks() {
         let request = PoolRequest { windows: vec![window(1 << 20, 4096)], ..request() };
         let pool = pool(&request).expect("fits");
-        assert_eq!((pool.blocks, pool.window_blocks), (256, vec![256]));
+        assert_eq!((pool.blocks, pool.windows[0].blocks), (256, 256));
+        // As many positions, in blocks of four times the size.
+        let request = PoolRequest { windows: vec![window_in(1 << 16, 4096, 64)], ..request };
+        let pool = super::pool(&request).expect("fits");
+        assert_eq!((pool.blocks, pool.windows[0].blocks), (256, 64));
+    }
+
+    #[test]
+    fn groups_with_blocks_of_other_sizes_are_full_at_once_too() {
+        let sizes = [16, 32, 48, 128];
+        let request = PoolRequest {
+            asked_bytes: Some(2 << 30),
+            free: None,
+            max_model_len: 4096,
+            windows: sizes.map(|size| window_in(64 << 10, 512, size)).to_vec(),
+            ..request()
+        };
+        let pool = pool(&request).expect("fits");
+        assert!(pool.bytes <= 2 << 30 && request.bytes(pool.blocks + 1) > 2 << 30, "{pool:?}");
+        let full = pool.blocks / request.blocks(2048);
+        for (window, asked) in pool.windows.iter().zip(&request.windows) {
+            assert_eq!(GroupConfig { blocks: 0, ..*window }, *asked);
+            let windowed = sequences(&request, window, 2048);
+            assert!(full.abs_diff(windowed) <= 1, "{full} and {windowed} in {window:?}");
+        }
+        // As many positions in each, up to what a sequence has in blocks that are not full.
+        let positions: Vec<u32> =
+            pool.windows.iter().map(|window| window.blocks * window.block_tokens).collect();
+        assert!(
+            positions.iter().all(|of| (positions[0]..positions[0] * 14 / 10).contains(of)),
+            "{positions:?}"
+        );
+        let bytes = pool.windows.iter().map(|window| u64::from(window.blocks) * window.bytes_per_block);
+        assert_eq!(pool.bytes, (u64::from(pool.blocks) << 20) + bytes.sum::<u64>());
     }
 
     #[test]
     fn one_sequence_fits_every_pool_or_it_is_said_what_is_missing() {
-        let windows = vec![window(1 << 20, 512), window(1 << 20, 16)];
+        let windows = vec![window(1 << 20, 512), window_in(1 << 16, 16, 64), window(1 << 20, 16)];
         let least = PoolRequest { max_num_seqs: 1, windows, ..request() };
         let pool = super::pool(&least).expect("fits");
         assert_eq!(pool.blocks, 65);
-        for (window, blocks) in least.windows.iter().zip(&pool.window_blocks) {
-            assert!(*blocks >= least.window_sequence_blocks(window), "{pool:?}");
+        for window in &pool.windows {
+            assert!(window.blocks >= least.window_sequence_blocks(window), "{pool:?}");
         }
         let needed = least.bytes(65);
         let error = super::pool(&PoolRequest { asked_bytes: Some(needed - 1), ..least.clone() });
@@ -493,7 +531,7 @@ mod tests {
     fn where_every_layer_has_a_window_the_index_is_not_what_runs_out() {
         let request = PoolRequest { bytes_per_block: 0, windows: vec![window(1 << 20, 128)], ..request() };
         let pool = pool(&request).expect("fits");
-        assert!(pool.bytes <= 512 << 20 && pool.bytes == u64::from(pool.window_blocks[0]) << 20, "{pool:?}");
+        assert!(pool.bytes <= 512 << 20 && pool.bytes == u64::from(pool.windows[0].blocks) << 20, "{pool:?}");
         assert!(pool.blocks >= 64 * 65, "every sequence at full length: {pool:?}");
         assert!(pool.blocks <= FREE_BLOCKS_MAX);
     }

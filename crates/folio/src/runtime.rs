@@ -21,7 +21,7 @@ use folio_text::{ChatTemplate, TemplateSources, Tokenizer};
 use sha2::{Digest, Sha256};
 
 use crate::cli::{EngineArgs, Quantize, Sizes};
-use crate::memory::{self, Pool, PoolRequest, WindowRequest};
+use crate::memory::{self, PoolRequest};
 use crate::packed_cache::{Saving, Unsaved};
 
 pub use report::Report;
@@ -89,8 +89,8 @@ impl Runtime {
         report.describe_swap(&swap);
         report.describe_packed(mapped.as_deref(), unsaved.as_ref());
         report.describe_quantized(quantized, mapped.is_some(), here);
-        let blocks = std::iter::once(&pool.blocks).chain(&pool.window_blocks);
-        let blocks: Vec<usize> = blocks.map(|blocks| *blocks as usize).collect();
+        let windows = pool.windows.iter().map(|window| window.blocks);
+        let blocks: Vec<usize> = std::iter::once(pool.blocks).chain(windows).map(|n| n as usize).collect();
         device.allocate_cache(&model.kv_layout, &blocks)?;
         let slots: Vec<usize> = swap.slots.iter().map(|slots| *slots as usize).collect();
         device.allocate_swap(&slots)?;
@@ -101,7 +101,7 @@ impl Runtime {
                 block_tokens: args.block_size,
                 bytes_per_block: model.kv_layout.groups[0].bytes_per_block() as u64,
             },
-            &window_pools(&model.kv_layout, &pool)?,
+            &pool.windows,
             default_policy(depth_cost(&model.config, args.block_size)),
         );
         divide(&mut cache, tenants)?;
@@ -140,12 +140,12 @@ impl Runtime {
     }
 }
 
-/// The window groups of a layout, which are all groups but the first.
-fn windows(layout: &KvLayout) -> Result<Vec<WindowRequest>> {
+/// The window groups of a layout, which are all groups but the first, without their pools.
+fn windows(layout: &KvLayout) -> Result<Vec<GroupConfig>> {
     let window = |(group, kv): (usize, &KvGroup)| match kv.kind {
         GroupKind::Window { tokens } => {
-            let bytes_per_block = kv.bytes_per_block() as u64;
-            Ok(WindowRequest { bytes_per_block, window_tokens: tokens })
+            let (size, bytes) = (kv.block_tokens as u32, kv.bytes_per_block() as u64);
+            Ok(GroupConfig::window(tokens, 0, size, bytes))
         }
         kind => bail!("cache group {group} is {kind:?}: only the first may have no window"),
     };
@@ -154,15 +154,6 @@ fn windows(layout: &KvLayout) -> Result<Vec<WindowRequest>> {
         bail!("the model has {groups} kinds of layers, at most {} are possible", folio_kv::MAX_GROUPS);
     }
     layout.groups.iter().enumerate().skip(1).map(window).collect()
-}
-
-fn window_pools(layout: &KvLayout, pool: &Pool) -> Result<Vec<GroupConfig>> {
-    let windows = windows(layout)?.into_iter().zip(&pool.window_blocks).zip(&layout.groups[1..]);
-    let config = |((window, blocks), group): ((WindowRequest, &u32), &KvGroup)| {
-        let WindowRequest { bytes_per_block, window_tokens } = window;
-        GroupConfig::window(window_tokens, *blocks, group.block_tokens as u32, bytes_per_block)
-    };
-    Ok(windows.map(config).collect())
 }
 
 /// Guarantees and ceilings of the tenants file; a wrong one is named as the file names its owner.
@@ -357,6 +348,14 @@ mod tests {
         let mut layout = KvLayout::full(2, 4, 64, KvFormat::F16, 16);
         layout.groups.push(KvGroup { kind: GroupKind::Window { tokens: 128 }, ..layout.groups[0].clone() });
         layout
+    }
+
+    #[test]
+    fn a_window_group_has_blocks_of_its_own_size() {
+        let mut layout = layout();
+        layout.groups[1].block_tokens = 32;
+        let bytes = 2 * 4 * 64 * 2 * 2 * 32;
+        assert_eq!(windows(&layout).expect("valid"), [GroupConfig::window(128, 0, 32, bytes)]);
     }
 
     #[test]

@@ -12,7 +12,16 @@ impl Scheduler {
     /// What does not hold, in words, or nothing. Valid whenever nothing is being planned or committed.
     /// O(everything).
     pub fn check(&self, cache: &KvCache) -> Result<(), String> {
-        let tables: Vec<&BlockTable> = self.tables().map(|(_, _, table)| table).collect();
+        self.check_beside(cache, [])
+    }
+
+    /// The same where others have tables, too.
+    pub fn check_beside<'a>(
+        &'a self,
+        cache: &KvCache,
+        others: impl IntoIterator<Item = &'a BlockTable>,
+    ) -> Result<(), String> {
+        let tables: Vec<&BlockTable> = self.tables().map(|(_, _, table)| table).chain(others).collect();
         cache.check(&tables).map_err(|violation| violation.to_string())?;
         let swapped: Vec<_> = self.swapped().map(|(_, swapped)| swapped).collect();
         cache.check_swapped(&swapped, &tables).map_err(|violation| violation.to_string())?;

@@ -120,8 +120,9 @@ impl Scheduler {
         self.reservations.change(owner, Some(before), Some(after));
     }
 
-    /// Somebody came to share blocks, or blocks gave way to equal ones: in a window group their holders lose by that.
-    pub(super) fn update_reservations(&mut self, cache: &KvCache) {
+    /// Somebody came to share blocks, or blocks gave way to equal ones: in a window group their holders lose by that. Who shares
+    /// blocks from outside (a lease, a table of its own) says so before the next plan.
+    pub fn update_reservations(&mut self, cache: &KvCache) {
         if cache.groups() > 1 && !self.reservations.is_empty() {
             for at in 0..self.running.len() {
                 self.update_reservation(cache, self.running[at].1);

@@ -1,11 +1,14 @@
 //! How many blocks of recorded traffic each retention policy finds again.
 //!
-//! Owns: the traffic as block ids, the race of policies over it. Must never: re-implement the cache: every policy but the
-//! offline optimum runs inside the real [`KvCache`].
+//! Owns: the traffic as block ids, the race of policies over it. Must never: re-implement the cache: every policy runs inside the
+//! real [`KvCache`], the offline optimum, too.
 //!
 //! The model, the same for every policy: requests one after another; a request finds its leading cached blocks, all of its
 //! blocks are present after it, and it ends before the next comes. Only full blocks count, and one token of a prompt is
 //! always left to compute, as in a real engine. No output blocks.
+//!
+//! The optimum is of what is kept *between* requests: what a request has beyond that it computes in room of its own, so that nothing
+//! is given up for a block that is not worth keeping. The others make room for a request first, as an engine must.
 
 mod optimum;
 mod rivals;
@@ -13,7 +16,9 @@ mod rivals;
 use std::collections::HashMap;
 use std::io::BufRead;
 
-use folio_kv::{BlockHashes, CacheConfig, EvictionPolicy, KvCache, LearnedLifetimes, LruLeafFirst, TenantId};
+use folio_kv::{
+    BlockHashes, CacheConfig, EvictionPolicy, KvCache, LearnedLifetimes, LruLeafFirst, Root, TenantId,
+};
 use serde::Deserialize;
 
 use crate::scenario::root;
@@ -93,23 +98,30 @@ impl Policy {
         }
     }
 
-    fn online(self) -> Option<Box<dyn EvictionPolicy>> {
-        Some(match self {
+    /// As it is before `trace`, which only the optimum may look at.
+    fn begin(self, trace: &BlockTrace, root: &Root) -> Box<dyn EvictionPolicy> {
+        match self {
             Policy::Folio => Box::new(LearnedLifetimes::new(0.0)),
             Policy::Lru => Box::new(LruLeafFirst::new()),
             Policy::Fifo => Box::new(rivals::Ranked::new(rivals::fifo)),
             Policy::Lfu => Box::new(rivals::Ranked::new(rivals::lfu)),
             Policy::S3Fifo => Box::new(rivals::S3Fifo::default()),
-            Policy::Min => return None,
-        })
+            Policy::Min => Box::new(optimum::Min::new(trace.requests.iter().map(|ids| {
+                let hashes = BlockHashes::new(root, ids, 1);
+                hashes.iter(false).copied().collect::<Vec<_>>()
+            }))),
+        }
     }
 }
 
-/// Blocks found in a cache of `blocks` blocks. A request that is larger than the cache finds what it finds and keeps nothing new.
+/// Blocks found in a cache of `blocks` blocks. A request that is larger than the cache finds what it finds and keeps nothing new,
+/// under every policy but the optimum.
 pub fn hits(trace: &BlockTrace, blocks: u32, policy: Policy) -> u64 {
-    let Some(policy) = policy.online() else { return optimum::hits(trace, blocks as usize) };
-    let mut cache = KvCache::new(CacheConfig { blocks, block_tokens: 1, bytes_per_block: 1 }, policy);
     let root = root(TenantId(0));
+    let longest = trace.requests.iter().map(Vec::len).max().unwrap_or(0) as u32;
+    let room = if policy == Policy::Min { longest } else { 0 };
+    let config = CacheConfig { blocks: blocks + room, block_tokens: 1, bytes_per_block: 1 };
+    let mut cache = KvCache::new(config, policy.begin(trace, &root));
     let mut copies = Vec::new();
     for ids in &trace.requests {
         let length = ids.len() as u32;
@@ -120,6 +132,12 @@ pub fn hits(trace: &BlockTrace, blocks: u32, policy: Policy) -> u64 {
             cache.commit(&mut table, ids, length).expect("what was grown can be committed");
         }
         cache.release(table, ids);
+        if cache.stats().cached_blocks > blocks {
+            // The room is free again for the next: what is not worth keeping goes.
+            let mut all = cache.empty_table(BlockHashes::new(&root, &[], 1));
+            cache.grow(&mut all, room, &mut copies).expect("nothing is in use");
+            cache.release(all, &[]);
+        }
     }
     cache.stats().hit_tokens
 }

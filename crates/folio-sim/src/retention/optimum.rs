@@ -1,48 +1,79 @@
-//! Belady's MIN: evict what is wanted again latest. Needs the whole trace in advance.
+//! Belady's MIN: gives up what is wanted again latest. It is an [`EvictionPolicy`] like any other, but for being told the future.
 //!
-//! Ties go to the deepest block, and a block never wanted again is dropped at once. Since chains share the next use of
-//! their deepest common request, no parent goes before its child.
+//! Owns: when each content is wanted again. Must never: look at a clock; it counts the uses that it is told of, one for each request
+//! that has the content, whether it is found or computed.
+//!
+//! Ties go to the deepest block. Chains share the next use of their deepest common request, so no parent goes before its child. A block
+//! that is never wanted again is the first to go. Each operation is O(log blocks).
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 
-use super::BlockTrace;
+use folio_kv::{BlockHash, BlockId, BlockMeta, EvictionPolicy, TenantId};
 
-const NEVER: usize = usize::MAX;
+/// (request that wants it next, blocks before it in its chain)
+type Rank = (u32, u32);
 
-pub(super) fn hits(trace: &BlockTrace, blocks: usize) -> u64 {
-    let next = next_uses(trace);
-    // Cached blocks by (next use, depth, id), and the same by id.
-    let mut order: BTreeSet<(usize, usize, u32)> = BTreeSet::new();
-    let mut cached: HashMap<u32, (usize, usize)> = HashMap::new();
-    let mut found = 0;
-    for (ids, next) in trace.requests.iter().zip(&next) {
-        found += ids.iter().take_while(|id| cached.contains_key(id)).count() as u64;
-        for (depth, (id, next)) in ids.iter().zip(next).enumerate() {
-            if let Some((next, depth)) = cached.remove(id) {
-                order.remove(&(next, depth, *id));
-            }
-            if *next != NEVER {
-                cached.insert(*id, (*next, depth));
-                order.insert((*next, depth, *id));
-            }
-        }
-        while order.len() > blocks {
-            if let Some((_, _, id)) = order.pop_last() {
-                cached.remove(&id);
-            }
-        }
-    }
-    found
+const NEVER: u32 = u32::MAX;
+
+/// See the module documentation.
+#[derive(Default)]
+pub(super) struct Min {
+    /// Requests that have a content and have not come yet, in order.
+    uses: HashMap<BlockHash, VecDeque<u32>>,
+    /// Of each block, while it is freed.
+    ranks: Vec<Rank>,
+    freed: BTreeSet<(Rank, u32)>,
 }
 
-/// For each block of each request, the next request that has it.
-fn next_uses(trace: &BlockTrace) -> Vec<Vec<usize>> {
-    let mut seen: HashMap<u32, usize> = HashMap::new();
-    let mut next: Vec<Vec<usize>> = Vec::with_capacity(trace.requests.len());
-    for (request, ids) in trace.requests.iter().enumerate().rev() {
-        next.push(ids.iter().map(|id| seen.get(id).copied().unwrap_or(NEVER)).collect());
-        seen.extend(ids.iter().map(|id| (*id, request)));
+impl Min {
+    /// `requests`: the contents that each has, in the order in which they come.
+    pub fn new(requests: impl IntoIterator<Item = impl IntoIterator<Item = BlockHash>>) -> Self {
+        let mut uses: HashMap<BlockHash, VecDeque<u32>> = HashMap::new();
+        for (request, contents) in (0..).zip(requests) {
+            contents.into_iter().for_each(|hash| uses.entry(hash).or_default().push_back(request));
+        }
+        Self { uses, ..Self::default() }
     }
-    next.reverse();
-    next
+
+    /// The next request that has it has come.
+    fn used(&mut self, hash: Option<BlockHash>) {
+        hash.and_then(|hash| self.uses.get_mut(&hash)?.pop_front());
+    }
+}
+
+impl EvictionPolicy for Min {
+    fn resize(&mut self, blocks: u32) {
+        self.ranks = vec![(NEVER, 0); blocks as usize];
+    }
+
+    fn on_insert(&mut self, _block: BlockId, meta: &BlockMeta) {
+        self.used(meta.hash);
+    }
+
+    fn on_hit(&mut self, _block: BlockId, meta: &BlockMeta) {
+        self.used(meta.hash);
+    }
+
+    fn on_free(&mut self, block: BlockId, meta: &BlockMeta) {
+        let next = meta.hash.and_then(|hash| self.uses.get(&hash)?.front().copied());
+        let rank = (next.unwrap_or(NEVER), meta.depth);
+        self.ranks[block.0 as usize] = rank;
+        self.freed.insert((rank, block.0));
+    }
+
+    fn on_use(&mut self, block: BlockId, meta: &BlockMeta) {
+        self.on_remove(block, meta);
+    }
+
+    fn on_remove(&mut self, block: BlockId, _meta: &BlockMeta) {
+        self.freed.remove(&(self.ranks[block.0 as usize], block.0));
+    }
+
+    fn victim(&mut self, _taker: TenantId) -> Option<BlockId> {
+        self.freed.last().map(|(_, block)| BlockId(*block))
+    }
+
+    fn evictable(&self) -> u32 {
+        self.freed.len() as u32
+    }
 }

@@ -88,17 +88,18 @@ impl Report {
                 pool.why
             ),
         ));
-        for (group, blocks) in layout.groups.iter().skip(1).zip(&pool.window_blocks) {
+        for (group, window) in layout.groups.iter().skip(1).zip(&pool.windows) {
             let GroupKind::Window { tokens } = group.kind else { continue };
-            let bytes = u64::from(*blocks) * group.bytes_per_block() as u64;
+            let bytes = u64::from(window.blocks) * window.bytes_per_block;
             self.lines.push((
                 "window",
                 format!(
-                    "{} of that for {} layers that see {} tokens: {} blocks, in step with the rest at half the context",
+                    "{} of that for {} layers that see {} tokens: {} blocks of {}, in step with the rest at half the context",
                     units::bytes(bytes),
                     group.layers(),
                     units::count(tokens.into()),
-                    units::count((*blocks).into()),
+                    units::count(window.blocks.into()),
+                    window.block_tokens,
                 ),
             ));
         }

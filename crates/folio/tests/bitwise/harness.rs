@@ -7,21 +7,22 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use folio_cpu::{CpuBackend, CpuOptions, Isa, Quantize};
 use folio_cuda::CudaBackend;
 use folio_emulator::Order;
 use folio_engine::plan::{ExecutorError, SamplePlan, Sampled, SequenceId, StepOutput, StepPlan, Want};
 use folio_engine::{
-    Driver, Event, Executor, Micros, Pooling, Request, RequestId, RulesRef, SamplingParams, Scheduler,
-    SchedulerConfig, turn,
+    Driver, Event, Executor, Micros, Pooling, Request, RequestId, RulesRef, Sampler, SamplingParams,
+    Scheduler, SchedulerConfig, turn,
 };
 use folio_kv::{CacheConfig, GroupConfig, GroupCounts, Identity, KvCache, Root, TenantId, default_policy};
 use folio_model::backend::{Backend, Batch, GroupKind, KvFormat, KvGroup, KvLayout, Span};
 use folio_model::kv_format::{KvFormats, KvSkip};
 use folio_model::{Checkpoint, LoadOptions, LoadedModel, Model};
 use folio_sim::Pipeline;
-use folio_sim::rules::HashRules;
+use folio_sim::rules::{HashRules, Late};
 
 use folio_model::testing::recast::{Cast, Recast};
 
@@ -52,6 +53,8 @@ pub struct Setup {
     pub weights: Cast,
     /// Quantizes them while loading, where the columns are whole blocks.
     pub quantize: Option<Quantize>,
+    /// Blocks of window groups have so many times the tokens.
+    pub window_blocks: u32,
 }
 
 impl Setup {
@@ -63,6 +66,7 @@ impl Setup {
         mixed: false,
         weights: Cast::Keep,
         quantize: None,
+        window_blocks: 1,
     };
 }
 
@@ -80,12 +84,13 @@ pub struct Recorder {
     /// Whether the hidden state of every row is wanted in every step, or only where a request wants one: steps that want none may be
     /// run from a graph.
     all_hidden: bool,
-    /// Of the cache groups beside full attention.
-    windows: Vec<u32>,
+    /// The cache groups beside full attention.
+    windows: Vec<GroupConfig>,
     quantized: usize,
     vocab: usize,
     batch: Batch,
     output: StepOutput,
+    sampler: Sampler,
     rows: HashMap<SequenceId, BTreeMap<u32, Row>>,
 }
 
@@ -104,7 +109,7 @@ impl Recorder {
             block_tokens: BLOCK_TOKENS as usize,
             progress: None,
         };
-        let (mut backend, model, quantized) = match setup.on {
+        let (mut backend, mut model, quantized) = match setup.on {
             On::Cpu => {
                 let options_of_cpu = CpuOptions { threads: Some(setup.threads), isa: setup.isa };
                 let mut backend = CpuBackend::new(options_of_cpu).expect("a backend");
@@ -129,6 +134,8 @@ impl Recorder {
                 (Box::new(backend) as Box<dyn Backend>, model, recast)
             }
         };
+        let windows_of_model = model.kv_layout.groups.iter_mut().skip(1);
+        windows_of_model.for_each(|group| group.block_tokens *= setup.window_blocks as usize);
         backend
             .allocate_cache(&model.kv_layout, &vec![blocks as usize; model.kv_layout.groups.len()])
             .expect("a cache");
@@ -141,6 +148,7 @@ impl Recorder {
             vocab,
             batch: Batch::default(),
             output: StepOutput::default(),
+            sampler: Sampler::default(),
             rows: HashMap::new(),
         }
     }
@@ -152,6 +160,11 @@ impl Recorder {
 
     pub fn vocab(&self) -> u32 {
         self.vocab as u32
+    }
+
+    /// Whether some layers look back only so far.
+    pub fn has_windows(&self) -> bool {
+        !self.windows.is_empty()
     }
 
     fn take(&mut self) -> Vec<Vec<Row>> {
@@ -201,22 +214,14 @@ impl Executor for Recorder {
         let row_of = |row: usize| &logits[row * self.vocab..][..self.vocab];
         for (span, sequence) in batch.spans.iter().zip(&plan.sequences) {
             let seen = self.rows.entry(sequence.id).or_default();
-            // Rows of drafts count as far as each is what the row before it chooses.
-            let known = sequence.tokens.len() - sequence.drafts as usize;
-            let chosen = |row: usize| argmax(row_of(span.first_row as usize + row));
-            let right = (known..sequence.tokens.len()).take_while(|i| sequence.tokens[*i] == chosen(i - 1));
-            let confirmed = known + right.count();
-            for (i, token) in sequence.tokens[..confirmed].iter().enumerate() {
-                let position = sequence.first_position + i as u32;
-                let row = (position, *token, hash(row_of(span.first_row as usize + i)));
-                // A position computed again (after preemption) must give what it gave before.
-                assert_eq!(*seen.entry(position).or_insert(row), row, "recomputed differently");
-            }
+            let first = self.output.samples.len();
             for sample in &sequence.samples {
                 let (first, row) = (span.first_row, span.first_row + sample.row);
                 let hidden = |row| self.backend.hidden(row);
                 self.output.samples.push(match &sample.want {
-                    Want::Token(_) => Sampled::Token { id: argmax(row_of(row as usize)), logprobs: None },
+                    Want::Token(spec) => {
+                        self.sampler.sample_behind(sequence.drafts_before(sample), row_of(row as usize), spec)
+                    }
                     Want::Hidden => Sampled::Hidden(hidden(row).to_vec()),
                     Want::HiddenSum { first: from, before } => {
                         let mut sum = before.as_deref().map_or(vec![0.0; hidden(row).len()], <[f64]>::to_vec);
@@ -229,6 +234,18 @@ impl Executor for Recorder {
                     }
                     Want::Score { .. } => panic!("these requests want no scores"),
                 });
+            }
+            // Rows of drafts count as far as each is what the row before it chooses.
+            let known = sequence.tokens.len() - sequence.drafts as usize;
+            let sampled = &self.output.samples[first..];
+            let chosen = |at: usize| matches!(sampled[at], Sampled::Token { id, .. } if id == sequence.tokens[known + at]);
+            let right = (0..sequence.drafts as usize).take_while(|at| chosen(*at));
+            let confirmed = known + right.count();
+            for (i, token) in sequence.tokens[..confirmed].iter().enumerate() {
+                let position = sequence.first_position + i as u32;
+                let row = (position, *token, hash(row_of(span.first_row as usize + i)));
+                // A position computed again (after preemption) must give what it gave before.
+                assert_eq!(*seen.entry(position).or_insert(row), row, "recomputed differently");
             }
         }
         Ok(())
@@ -355,6 +372,8 @@ pub struct Run {
     pub orphans: u64,
     /// Drafts that were verified, and those that were right.
     pub drafts: (u64, u64),
+    /// Rows whose mask was late.
+    pub late: u64,
 }
 
 /// One engine's bookkeeping around a [`Recorder`].
@@ -365,18 +384,25 @@ pub struct World {
     depth: usize,
     lag: usize,
     drafter: Option<Drafter>,
+    /// Time of the steps, where masks may be late.
+    late: Option<Arc<AtomicU64>>,
 }
 
 impl World {
     pub fn new(fixture: &str, setup: Setup, blocks: u32) -> Self {
         let recorder = Recorder::load(fixture, setup, blocks);
         let cache = empty_cache(blocks, &recorder.windows);
-        Self { recorder, cache, root: root(), depth: 1, lag: 1, drafter: None }
+        Self { recorder, cache, root: root(), depth: 1, lag: 1, drafter: None, late: None }
     }
 
     /// From now on so many steps may be under way, choices are used `lag` steps later, and drafts are verified.
     pub fn overlap(&mut self, depth: usize, lag: usize, drafter: Option<Drafter>) {
         (self.depth, self.lag, self.drafter) = (depth, lag, drafter);
+    }
+
+    /// From now on masks are late behind one token in three, by up to six steps.
+    pub fn late_masks(&mut self) {
+        self.late = Some(Arc::default());
     }
 
     /// With so many slots of swap space in each group. Here copying takes no time and a step does, so whoever is preempted is
@@ -426,6 +452,7 @@ impl World {
         while finished < arrivals.len() || scheduler.under_way() {
             assert!(run.steps < 20_000, "no progress");
             device.now = run.steps * 1000;
+            self.late.iter().for_each(|clock| clock.store(device.now, Ordering::Relaxed));
             disturb(run.steps, &mut scheduler, &mut self.cache);
             let due = requests.iter().zip(arrivals).filter(|(_, arrival)| arrival.step == run.steps);
             let due = due.map(|(request, _)| request.clone().hashed(BLOCK_TOKENS));
@@ -456,6 +483,7 @@ impl World {
         let counters = scheduler.counters();
         (run.recomputed, run.ahead, run.orphans) =
             (counters.recomputed_tokens, counters.steps_ahead, counters.orphan_rows);
+        run.late = counters.late_rows;
         run.drafts = (counters.draft_tokens, counters.accepted_draft_tokens);
         assert_eq!(self.cache.stats().swapped_bytes, 0, "everybody is gone, so is every copy");
         run
@@ -463,8 +491,10 @@ impl World {
 
     fn request(&self, id: usize, arrival: &Arrival) -> Request {
         let mut sampling = SamplingParams::greedy(arrival.max_tokens);
-        sampling.rules =
-            arrival.rules.map(|seed| RulesRef(Arc::new(HashRules { seed, ..HashRules::default() })));
+        let late = || Late { clock: self.late.clone(), longest_us: 6000, never_one_in: 0 };
+        let late = self.late.is_some().then(late);
+        let rules = |seed| HashRules { seed, ends: false, late: late.clone() };
+        sampling.rules = arrival.rules.map(|seed| RulesRef(Arc::new(rules(seed))));
         if arrival.brief {
             sampling.stop_token_ids = (0..self.recorder.vocab()).collect::<Vec<u32>>().into();
         }
@@ -592,17 +622,16 @@ pub fn prompt(seed: u64, len: usize, vocab: u32) -> Vec<u32> {
 }
 
 /// As many blocks for each window group as for group 0.
-pub fn empty_cache(blocks: u32, windows: &[u32]) -> KvCache {
+pub fn empty_cache(blocks: u32, windows: &[GroupConfig]) -> KvCache {
     let config = CacheConfig { blocks, block_tokens: BLOCK_TOKENS, bytes_per_block: 1 };
-    let window = |tokens: &u32| GroupConfig::window(*tokens, blocks, BLOCK_TOKENS, 1);
-    let windows: Vec<GroupConfig> = windows.iter().map(window).collect();
+    let windows: Vec<GroupConfig> = windows.iter().map(|window| GroupConfig { blocks, ..*window }).collect();
     KvCache::with_groups(config, &windows, default_policy(0.01))
 }
 
-/// The windows of all groups but the first.
-pub fn windows(layout: &KvLayout) -> Vec<u32> {
+/// All groups but the first, without pools.
+pub fn windows(layout: &KvLayout) -> Vec<GroupConfig> {
     let window = |group: &KvGroup| match group.kind {
-        GroupKind::Window { tokens } => tokens,
+        GroupKind::Window { tokens } => GroupConfig::window(tokens, 0, group.block_tokens as u32, 1),
         kind => panic!("a second group without a window: {kind:?}"),
     };
     layout.groups.iter().skip(1).map(window).collect()
@@ -627,11 +656,6 @@ fn hash(logits: &[f32]) -> u64 {
     logits.iter().fold(0xcbf2_9ce4_8422_2325, |hash, value| {
         (hash ^ u64::from(value.to_bits())).wrapping_mul(0x0000_0100_0000_01b3)
     })
-}
-
-fn argmax(logits: &[f32]) -> u32 {
-    let best = logits.iter().enumerate().reduce(|a, b| if b.1 > a.1 { b } else { a });
-    best.expect("a vocabulary").0 as u32
 }
 
 /// The fixture with room for [`MAX_LEN`] positions: parity needs few, attention chunks need more. Its windows stay as they are.

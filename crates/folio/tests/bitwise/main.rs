@@ -6,6 +6,7 @@
 mod device;
 mod exhaustion;
 mod harness;
+mod overlap;
 mod pooled;
 mod swap;
 
@@ -305,52 +306,6 @@ fn with_quantized_checkpoints() {
     for fixture in QUANTIZED {
         in_short(fixture, Setup::PLAIN, fixture);
     }
-}
-
-/// Steps under way, choices that are used later, and drafts of which none to all are right: with chunks of prompts among them, answers
-/// that end while rows of them are under way, rules that nothing overlaps, prefix hits and preemption.
-#[test]
-fn with_steps_under_way_and_drafts() {
-    let kv = |kv| Setup { kv, ..Setup::PLAIN };
-    let formats = [
-        ("qwen3", kv(KvFormat::Int8)),
-        ("llama3", kv(KvFormat::Fp8)),
-        ("smollm2", kv(KvFormat::Int4)),
-        ("phi3", Setup { quantize: Some(Quantize::Q4), ..Setup::PLAIN }),
-    ];
-    let plain = FIXTURES.iter().map(|fixture| (*fixture, Setup::PLAIN));
-    let (mut ahead, mut orphans, mut preemptions) = (0, 0, 0);
-    for (at, (fixture, setup)) in plain.chain(formats).enumerate() {
-        let mut arrivals = mixed(7, 97);
-        arrivals.iter_mut().for_each(|arrival| arrival.max_tokens += 6);
-        // Of two that say the same, the second finds what the first left; two end with their first token.
-        arrivals.push(Arrival { step: 9, ..arrivals[1].clone() });
-        arrivals.extend((0..2).map(|i| Arrival { step: 3 + 4 * i, ..Arrival::brief(prompt(50 + i, 9, 97)) }));
-        let mut world = World::new(fixture, setup, blocks_for(&arrivals));
-        let oracle = Oracle::new(&mut world, &arrivals);
-        let config = folio_engine::SchedulerConfig { max_num_batched_tokens: 48, ..batched(6) };
-        for (depth, lag) in [(1, 1), (2, 1), (4, 1), (1, 3), (2, 3), (4, 3)] {
-            for most in [0, 1, 3] {
-                let what = format!("{fixture}, {setup:?}, depth {depth}, lag {lag}, {most} drafts");
-                world.forget();
-                world.overlap(depth, lag, (most > 0).then(|| oracle.drafter(most)));
-                let disturbed = 5 + (at + most) as u64;
-                let run = world.run_disturbed(&config, &arrivals, &mut |now, scheduler, cache| {
-                    if now == disturbed {
-                        scheduler.preempt_all(cache);
-                    }
-                });
-                oracle.check(&run, &what);
-                let (drafts, right) = run.drafts;
-                assert!((drafts > 0, right > 0, right < drafts) == (most > 0, most > 0, most > 0), "{what}");
-                assert!(depth > 1 || (run.ahead, run.orphans) == (0, 0), "{what}");
-                ahead += run.ahead;
-                orphans += run.orphans;
-                preemptions += run.preemptions;
-            }
-        }
-    }
-    assert!(ahead > 100 && orphans > 10 && preemptions > 10, "{ahead} {orphans} {preemptions}");
 }
 
 /// A few of each: requests together, sizes of chunks, numbers of threads, instruction sets. Gives the number of matrices that

@@ -1,0 +1,148 @@
+//! What happened in a run.
+//!
+//! Owns: counts, so that a test can say that there was trouble enough. Must never: be read by what is simulated.
+
+use folio_engine::{PerReason, Scheduler, WaitingFor};
+use folio_kv::CacheStats;
+
+/// What happened in a run, for statistics over many of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    pub steps: u64,
+    pub requests: u64,
+    pub tokens: u64,
+    pub preemptions: u64,
+    /// Of those, with a copy in the swap space; bytes that came back from there, and copies that were never used.
+    pub swapped: u64,
+    pub swapped_in_bytes: u64,
+    /// Blocks loaded from a copy of another sequence, by its content.
+    pub found_in_host: u64,
+    pub recomputed_tokens: u64,
+    pub cached_tokens: u64,
+    /// Times sequences began to wait, by reason, and waits that ended at their deadline.
+    pub waits: PerReason<u64>,
+    pub waits_expired: PerReason<u64>,
+    /// Rows whose mask was late, and reports of requests that had ended.
+    pub late_rows: u64,
+    pub late_reports: u64,
+    /// Readers with a lease, leases that were lost, and of those the readers who saw other content.
+    pub leases: u64,
+    pub lost_leases: u64,
+    pub torn_reads: u64,
+    /// Transfers into tables; those whose content was taken, that arrived damaged, and that reported after their table was gone; turns
+    /// in which somebody was refused blocks while such a one was under way.
+    pub transfers: u64,
+    pub loaded_transfers: u64,
+    pub damaged_transfers: u64,
+    pub late_transfers: u64,
+    pub wanted_late_slots: u64,
+    /// Events of the cache, times that everything was cleared, and times that a recorder was too slow.
+    pub events: u64,
+    pub cleared: u64,
+    pub resyncs: u64,
+    pub copies: u64,
+    /// Worlds with window groups; blocks evicted from those, and prompt tokens lost because of that.
+    pub windowed: u64,
+    pub window_evictions: u64,
+    pub window_miss_tokens: u64,
+    pub forks: u64,
+    pub stopped: u64,
+    /// Vectors delivered, and those of requests that were preempted on the way.
+    pub pooled: u64,
+    pub pooled_preempted: u64,
+    pub length: u64,
+    pub cancelled: u64,
+    pub deadline: u64,
+    pub errors: u64,
+    /// Blocks that an operator shares in tables of others, summed over steps and groups.
+    pub declared_blocks: u64,
+    /// Pinned prefixes, summed over the steps.
+    pub pins: u64,
+    pub evictions: u64,
+    /// Drafts verified, and those that were right.
+    pub drafts: u64,
+    pub accepted_drafts: u64,
+    /// Steps planned behind others; rows whose sequence had ended meanwhile, and steps that failed with others behind them.
+    pub ahead: u64,
+    pub orphans: u64,
+    pub behind_failures: u64,
+}
+
+impl Report {
+    /// Takes in what scheduler and cache counted.
+    pub(crate) fn collect(&mut self, scheduler: &Scheduler, cache: &CacheStats) {
+        let counters = scheduler.counters();
+        self.tokens = counters.generation_tokens;
+        self.preemptions = counters.preemptions;
+        self.swapped = counters.preemptions_swapped;
+        self.swapped_in_bytes = counters.swapped_in_bytes;
+        self.recomputed_tokens = counters.recomputed_tokens;
+        self.cached_tokens = counters.cached_prompt_tokens;
+        self.waits = counters.waits;
+        self.waits_expired = counters.waits_expired;
+        self.late_rows = counters.late_rows;
+        self.copies = cache.copies;
+        self.evictions = cache.evictions;
+        self.ahead = counters.steps_ahead;
+        self.orphans = counters.orphan_rows;
+        self.drafts = counters.draft_tokens;
+        self.accepted_drafts = counters.accepted_draft_tokens;
+        self.windowed = u64::from(!cache.windows().is_empty());
+        self.window_evictions = cache.windows().iter().map(|window| window.evictions).sum();
+        self.window_miss_tokens = cache.window_miss_tokens;
+        self.stopped = counters.finished_stop;
+        self.length = counters.finished_length;
+        self.cancelled = counters.finished_cancelled;
+        self.deadline = counters.finished_deadline;
+        self.errors = counters.finished_error;
+    }
+
+    pub fn add(&mut self, other: &Report) {
+        self.steps += other.steps;
+        self.requests += other.requests;
+        self.tokens += other.tokens;
+        self.preemptions += other.preemptions;
+        self.swapped += other.swapped;
+        self.swapped_in_bytes += other.swapped_in_bytes;
+        self.found_in_host += other.found_in_host;
+        self.recomputed_tokens += other.recomputed_tokens;
+        self.cached_tokens += other.cached_tokens;
+        for reason in WaitingFor::ALL {
+            self.waits[reason] += other.waits[reason];
+            self.waits_expired[reason] += other.waits_expired[reason];
+        }
+        self.late_rows += other.late_rows;
+        self.late_reports += other.late_reports;
+        self.leases += other.leases;
+        self.lost_leases += other.lost_leases;
+        self.torn_reads += other.torn_reads;
+        self.transfers += other.transfers;
+        self.loaded_transfers += other.loaded_transfers;
+        self.damaged_transfers += other.damaged_transfers;
+        self.late_transfers += other.late_transfers;
+        self.wanted_late_slots += other.wanted_late_slots;
+        self.events += other.events;
+        self.cleared += other.cleared;
+        self.resyncs += other.resyncs;
+        self.copies += other.copies;
+        self.windowed += other.windowed;
+        self.window_evictions += other.window_evictions;
+        self.window_miss_tokens += other.window_miss_tokens;
+        self.forks += other.forks;
+        self.stopped += other.stopped;
+        self.pooled += other.pooled;
+        self.pooled_preempted += other.pooled_preempted;
+        self.length += other.length;
+        self.cancelled += other.cancelled;
+        self.deadline += other.deadline;
+        self.errors += other.errors;
+        self.declared_blocks += other.declared_blocks;
+        self.pins += other.pins;
+        self.evictions += other.evictions;
+        self.ahead += other.ahead;
+        self.orphans += other.orphans;
+        self.behind_failures += other.behind_failures;
+        self.drafts += other.drafts;
+        self.accepted_drafts += other.accepted_drafts;
+    }
+}

@@ -1,0 +1,428 @@
+//! Those who read and write KV beside the steps: tiers and peers, modelled.
+//!
+//! Owns: leases and what was read under them; tickets, what is written under them, and the tables that are loaded. Must never: touch a
+//! block without one of both, or be waited for by a step.
+//!
+//! A *reader* copies block by block while steps run. What it copied without a lease to the end it throws away; with one, all of it must
+//! be what it asked for.
+//!
+//! A *load* takes blocks behind what is cached of some prompt, for up to three transfers. They end in any order, some with damaged
+//! bytes. A transfer leaves anything in its slots before it leaves the content there, so whoever else reads or writes them is found out
+//! by other bytes. Some loads are given up early: their transfers go on and report late, and until then nobody is given their slots.
+
+use folio_engine::plan::StepPlan;
+use folio_engine::request::RequestId;
+use folio_engine::{Micros, Scheduler, WaitingFor};
+use folio_kv::{BlockHashes, BlockId, BlockTable, HOLE, KvCache, Lease, TenantId, Ticket};
+
+use crate::memory::{GroupMemory, Memory};
+use crate::oracle::contents;
+use crate::report::Report;
+use crate::rng::{Rng, mix};
+use crate::scenario::Scenario;
+use crate::stream::ClientStream;
+
+const READERS_MOST: usize = 4;
+/// But for those of the last load.
+const TRANSFERS_MOST: usize = 4;
+/// Of a world, so that nobody waits for ever because of them.
+const LOADS_MOST: u64 = 60;
+/// Longest that a lease holds, and that anything beside the steps takes.
+const LONGEST_US: u64 = 300_000;
+
+/// A block and what it must hold, or will.
+struct Block {
+    group: usize,
+    block: BlockId,
+    content: Vec<u64>,
+}
+
+impl Block {
+    fn holds(&self, groups: &[GroupMemory]) -> bool {
+        groups[self.group].block(self.block.0) == self.content
+    }
+}
+
+struct Reader {
+    lease: Lease,
+    until: Micros,
+    done: Micros,
+    /// Still to be copied.
+    blocks: Vec<Block>,
+    /// Something that was copied is not what was asked for.
+    torn: bool,
+}
+
+impl Reader {
+    fn copy(&mut self, groups: &[GroupMemory], blocks: usize) {
+        let rest = self.blocks.len().saturating_sub(blocks);
+        self.torn |= self.blocks.drain(rest..).any(|block| !block.holds(groups));
+    }
+}
+
+/// A prefix that is being loaded.
+struct Load {
+    id: u64,
+    tenant: TenantId,
+    tokens: Vec<u32>,
+    /// Until it is given up.
+    table: Option<BlockTable>,
+    gives_up: Micros,
+    waiter: Option<(RequestId, WaitingFor)>,
+}
+
+struct Transfer {
+    ticket: Ticket,
+    load: u64,
+    tenant: TenantId,
+    blocks: Vec<Block>,
+    /// Whether its slots hold something else than before, and how many of them the content.
+    begun: bool,
+    written: usize,
+    /// The last step that was planned before it, which must have ended before it writes.
+    after: u64,
+    done: Micros,
+    verified: bool,
+}
+
+impl Transfer {
+    fn write(&mut self, groups: &mut [GroupMemory], blocks: usize) {
+        if !std::mem::replace(&mut self.begun, true) {
+            for Block { group, block, .. } in &self.blocks {
+                groups[*group].block_mut(block.0).fill(mix(self.ticket.0) | 1);
+            }
+        }
+        for Block { group, block, content } in self.blocks.iter().skip(self.written).take(blocks) {
+            groups[*group].block_mut(block.0).copy_from_slice(content);
+        }
+        self.written = self.written.saturating_add(blocks).min(self.blocks.len());
+    }
+}
+
+/// What of a world those beside the steps may see and change.
+pub(crate) struct Around<'a> {
+    pub scheduler: &'a mut Scheduler,
+    pub cache: &'a mut KvCache,
+    pub streams: &'a [ClientStream],
+    pub scenario: &'a Scenario,
+    /// See `World`.
+    pub wrote: &'a mut [Vec<Option<TenantId>>],
+    pub report: &'a mut Report,
+    pub now: Micros,
+}
+
+/// See the module documentation.
+pub(crate) struct Transfers {
+    memory: Memory,
+    rng: Rng,
+    windows: Vec<u32>,
+    readers: Vec<Reader>,
+    loads: Vec<Load>,
+    transfers: Vec<Transfer>,
+    next: u64,
+    /// The last steps that were begun, and that ended.
+    begun: u64,
+    ended: u64,
+}
+
+impl Transfers {
+    pub fn new(memory: Memory, scenario: &Scenario) -> Self {
+        Self {
+            memory,
+            rng: Rng::new(scenario.seed ^ 0x71c3),
+            windows: scenario.reaches(),
+            readers: Vec::new(),
+            loads: Vec::new(),
+            transfers: Vec::new(),
+            next: 0,
+            begun: 0,
+            ended: 0,
+        }
+    }
+
+    /// Something is held or owed.
+    pub fn under_way(&self) -> bool {
+        !(self.readers.is_empty() && self.loads.is_empty() && self.transfers.is_empty())
+    }
+
+    pub fn tables(&self) -> impl Iterator<Item = &BlockTable> {
+        self.loads.iter().filter_map(|load| load.table.as_ref())
+    }
+
+    pub fn tables_of_tenants(&self) -> impl Iterator<Item = (TenantId, &BlockTable)> {
+        self.loads.iter().filter_map(|load| Some((load.tenant, load.table.as_ref()?)))
+    }
+
+    /// A step was begun, with nothing in its plan that a transfer writes; but what was to be copied out before may be.
+    pub fn step_begun(&mut self, plan: &StepPlan) -> Result<(), String> {
+        self.begun = plan.step;
+        for Block { group, block, .. } in self.transfers.iter().flat_map(|transfer| &transfer.blocks) {
+            let group = *group as u32;
+            let tables = plan.sequences.iter().map(|sequence| &sequence.block_tables[group as usize]);
+            let copies = plan.copies.iter().filter(|copy| copy.group == group);
+            let loads = plan.swap_ins.iter().filter(|swap| swap.group == group);
+            if tables.flatten().any(|entry| *entry == block.0)
+                || copies.flat_map(|copy| [copy.from, copy.to]).any(|of| of == *block)
+                || loads.map(|swap| swap.block).any(|of| of == *block)
+            {
+                return Err(format!("group {group}, {block:?}: a transfer writes it, and so does {plan:?}"));
+            }
+        }
+        self.go_on();
+        Ok(())
+    }
+
+    /// Everybody copies a little before the step ends.
+    pub fn step_ends(&mut self, step: u64) {
+        self.go_on();
+        self.ended = step;
+    }
+
+    fn go_on(&mut self) {
+        let mut groups = self.memory.groups();
+        self.readers.iter_mut().for_each(|reader| reader.copy(&groups, 1));
+        for transfer in self.transfers.iter_mut().filter(|transfer| transfer.after <= self.ended) {
+            transfer.write(&mut groups, 1);
+        }
+    }
+
+    /// Between steps: what is done ends, what is given up is released, and something new begins.
+    pub fn act(&mut self, around: &mut Around<'_>) -> Result<(), String> {
+        self.go_on();
+        self.end_readers(around)?;
+        self.end_transfers(around)?;
+        self.release(around);
+        let living = around.streams.iter().any(|stream| stream.finished.contains(&None));
+        let begins = |one_in: u64, rng: &mut Rng| living && one_in > 0 && rng.one_in(one_in);
+        if begins(around.scenario.leases_one_in, &mut self.rng) && self.readers.len() < READERS_MOST {
+            self.lease(around);
+        }
+        // Loads give way: to what waits to be copied out of blocks that they may be given, and to who was refused blocks.
+        let room = self.next < LOADS_MOST
+            && around.scheduler.planned().swap_outs.is_empty()
+            && !around.scheduler.contended();
+        if begins(around.scenario.loads_one_in, &mut self.rng)
+            && room
+            && self.transfers.len() < TRANSFERS_MOST
+        {
+            self.load(around);
+        }
+        // Whoever shares blocks of a window keeps them from being free when they are left behind.
+        around.scheduler.update_reservations(around.cache);
+        let late = self.transfers.iter().any(|transfer| self.is_late(transfer));
+        around.report.wanted_late_slots += u64::from(late && around.scheduler.contended());
+        self.check(around.scheduler)
+    }
+
+    fn is_late(&self, transfer: &Transfer) -> bool {
+        self.loads.iter().all(|load| load.id != transfer.load || load.table.is_none())
+    }
+
+    /// What a transfer writes is in no other table and no other transfer.
+    fn check(&self, scheduler: &Scheduler) -> Result<(), String> {
+        let all: Vec<_> = self.transfers.iter().flat_map(|transfer| &transfer.blocks).collect();
+        for (at, Block { group, block, .. }) in all.iter().enumerate() {
+            let again = all[..at].iter().any(|other| (other.group, other.block) == (*group, *block));
+            let held = scheduler.tables().any(|(_, _, table)| table.group(*group).contains(block));
+            if again || held {
+                return Err(format!("group {group}, {block:?}: a transfer writes it, and it was let again"));
+            }
+        }
+        Ok(())
+    }
+
+    fn lease(&mut self, around: &mut Around<'_>) {
+        let tables = around.scheduler.tables();
+        let ready = tables.filter(|(_, _, table)| table.published_blocks() > 0 && table.is_loaded());
+        let ready: Vec<_> = ready.collect();
+        if ready.is_empty() {
+            return;
+        }
+        let (request, _, table) = ready[self.rng.range(0, ready.len() as u64 - 1) as usize];
+        let stream = around.streams.iter().find(|stream| stream.client.request.id == request);
+        let blocks = self.rng.range(1, table.published_blocks().into()) as u32;
+        let Some(tokens) = stream.and_then(|stream| tokens_of(stream, table, blocks)) else { return };
+        let contents = contents(&tokens, &self.windows);
+        let mut leased = Vec::new();
+        for (group, contents) in contents.iter().enumerate() {
+            let config = around.cache.group_config(group);
+            let (computed, size) = (blocks * table.block_tokens(0), config.block_tokens);
+            let read = config.first_block(computed)..computed / size;
+            for (index, block) in (0..).zip(table.group(group)).filter(|(index, _)| read.contains(index)) {
+                if *block != HOLE {
+                    let content = contents[(index * size) as usize..][..size as usize].to_vec();
+                    leased.push(Block { group, block: *block, content });
+                }
+            }
+        }
+        let mut later = || Micros(around.now.0 + self.rng.skewed(1, LONGEST_US));
+        let (until, done) = (later(), later());
+        let lease = around.cache.lease(table, blocks, until.0);
+        around.report.leases += 1;
+        self.readers.push(Reader { lease, until, done, blocks: leased, torn: false });
+    }
+
+    fn end_readers(&mut self, around: &mut Around<'_>) -> Result<(), String> {
+        let now = around.now;
+        for mut reader in self.readers.extract_if(.., |reader| reader.done <= now) {
+            reader.copy(&self.memory.groups(), usize::MAX);
+            match around.cache.end_lease(reader.lease) {
+                true if reader.torn => {
+                    return Err(format!("{:?} held, and other content was read", reader.lease));
+                }
+                false if now < reader.until => {
+                    return Err(format!("{:?} was lost before {:?}", reader.lease, reader.until));
+                }
+                held => {
+                    around.report.lost_leases += u64::from(!held);
+                    around.report.torn_reads += u64::from(reader.torn);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins to load more of what some client asks for or was told.
+    fn load(&mut self, around: &mut Around<'_>) {
+        let streams = around.streams;
+        let stream = &streams[self.rng.range(0, streams.len() as u64 - 1) as usize];
+        let request = &stream.client.request;
+        let mut tokens = request.prompt.to_vec();
+        tokens.extend(stream.tokens[0].iter().map(|(token, _)| *token));
+        let cache = &mut *around.cache;
+        // It begins and ends where blocks of all groups do.
+        let sizes = || (0..cache.groups()).map(|group| cache.group_config(group).block_tokens);
+        let whole =
+            sizes().fold(1, |all, size| (all..).step_by(all as usize).find(|n| n % size == 0).unwrap_or(all));
+        let hashes = BlockHashes::new(&request.root.own(), &tokens, cache.config().block_tokens);
+        let cached = cache.lookup(&hashes, &tokens).full_blocks * cache.config().block_tokens;
+        let (mut table, copies) = cache.attach(hashes, &tokens, cached / whole * whole);
+        if !copies.is_empty() {
+            let hashes = cache.abandon(table, &tokens);
+            table = cache.empty_table(hashes);
+        }
+        let tenant = request.root.tenant;
+        self.next += 1;
+        let contents = contents(&tokens, &self.windows);
+        for _ in 0..self.rng.range(1, 3) {
+            let left = (tokens.len() as u32 - table.capacity().min(tokens.len() as u32)) / whole;
+            if left == 0 {
+                break;
+            }
+            let blocks = self.rng.skewed(1, left.into()) as u32 * whole / table.block_tokens(0);
+            let Some(transfer) = self.begin(cache, &mut table, blocks, &contents) else { break };
+            let done = Micros(around.now.0 + self.rng.skewed(1, LONGEST_US));
+            self.transfers.push(Transfer { done, ..transfer });
+            around.report.transfers += 1;
+        }
+        if table.transfers() == 0 {
+            cache.release(table, &tokens);
+            return;
+        }
+        let id = request.id;
+        let waiter = self
+            .rng
+            .one_in(2)
+            .then(|| (id, *self.rng.pick(&[WaitingFor::TierLoad, WaitingFor::RemotePrefill])));
+        if let Some((id, reason)) = waiter {
+            around.scheduler.suspend(id, reason, around.now);
+        }
+        let gives_up = Micros(around.now.0 + self.rng.skewed(1, LONGEST_US));
+        self.loads.push(Load { id: self.next, tenant, tokens, table: Some(table), gives_up, waiter });
+    }
+
+    /// A transfer of the next blocks of a table, if there is room.
+    fn begin(
+        &mut self,
+        cache: &mut KvCache,
+        table: &mut BlockTable,
+        blocks: u32,
+        contents: &[Vec<u64>],
+    ) -> Option<Transfer> {
+        let before: Vec<usize> = (0..table.groups()).map(|group| table.group(group).len()).collect();
+        let ticket = cache.begin_load(table, blocks)?;
+        let verified = !self.rng.one_in(5);
+        let mut written = Vec::new();
+        for (group, before) in before.into_iter().enumerate() {
+            let size = table.block_tokens(group) as usize;
+            for (index, block) in table.group(group).iter().enumerate().skip(before) {
+                let mut content = contents[group][index * size..][..size].to_vec();
+                if !verified {
+                    content[size - 1] ^= 2;
+                }
+                written.push(Block { group, block: *block, content });
+            }
+        }
+        Some(Transfer {
+            ticket,
+            load: self.next,
+            tenant: table.hashes().root().tenant,
+            blocks: written,
+            begun: false,
+            written: 0,
+            after: self.begun,
+            done: Micros(0),
+            verified,
+        })
+    }
+
+    fn end_transfers(&mut self, around: &mut Around<'_>) -> Result<(), String> {
+        for at in (0..self.transfers.len()).rev() {
+            let transfer = &self.transfers[at];
+            if transfer.done > around.now || transfer.after > self.ended {
+                continue;
+            }
+            let mut transfer = self.transfers.swap_remove(at);
+            for Block { group, block, .. } in &transfer.blocks {
+                around.wrote[*group][block.0 as usize] = Some(transfer.tenant);
+            }
+            let mut groups = self.memory.groups();
+            transfer.write(&mut groups, usize::MAX);
+            if !transfer.blocks.iter().all(|block| block.holds(&groups)) {
+                return Err(format!("{:?}: somebody else wrote what it writes", transfer.ticket));
+            }
+            drop(groups);
+            let load = self.loads.iter_mut().find(|load| load.id == transfer.load);
+            let (table, tokens) = match load {
+                Some(load) => (load.table.as_mut(), &load.tokens[..]),
+                None => (None, &[][..]),
+            };
+            around.report.late_transfers += u64::from(table.is_none());
+            around.report.damaged_transfers += u64::from(!transfer.verified);
+            around.report.loaded_transfers += u64::from(table.is_some() && transfer.verified);
+            let ended = around.cache.end_load(transfer.ticket, table, tokens, transfer.verified);
+            ended.map_err(|refused| format!("{:?}: {refused}", transfer.ticket))?;
+        }
+        Ok(())
+    }
+
+    /// Tables that are loaded as far as they will be, and those that nobody waits for any more.
+    fn release(&mut self, around: &mut Around<'_>) {
+        for load in &mut self.loads {
+            let over = |table: &mut BlockTable| table.transfers() == 0 || load.gives_up <= around.now;
+            if let Some(table) = load.table.take_if(over) {
+                around.cache.release(table, &load.tokens);
+                if let Some((request, reason)) = load.waiter {
+                    around.scheduler.resume(request, reason, around.now);
+                }
+            }
+        }
+        self.loads.retain(|load| load.table.is_some());
+    }
+}
+
+/// The tokens of a table's first blocks, known by their hash: of the prompt, and of what one of the choices will say.
+fn tokens_of(stream: &ClientStream, table: &BlockTable, blocks: u32) -> Option<Vec<u32>> {
+    let (root, size) = (table.root(), table.block_tokens(0));
+    let declared = root.declared_blocks() > 0;
+    let answers = stream.expectation.iter().flat_map(|expected| &expected.choices);
+    let answers = answers.map(|answer| answer.tokens.iter().map(|(token, _)| *token).collect());
+    let prompt = &stream.client.request.prompt;
+    std::iter::once(Vec::new()).chain(answers).find_map(|answer: Vec<u32>| {
+        let mut tokens = [&prompt[..], &answer].concat();
+        tokens.truncate((blocks * size) as usize);
+        let hashes = BlockHashes::new(&root, &tokens, size);
+        let own = hashes.get(declared, blocks - 1)?;
+        (table.hashes().get(declared, blocks - 1) == Some(own)).then_some(tokens)
+    })
+}

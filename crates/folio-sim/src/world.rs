@@ -1,0 +1,224 @@
+//! The device of a simulated world, and what is known of its memory.
+//!
+//! Owns: time, the steps under way, who wrote which block last, and the checks of every plan. Must never: change what is planned.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+
+use folio_engine::plan::{ExecutorError, HOLE, StepOutput, StepPlan};
+use folio_engine::request::RequestId;
+use folio_engine::{Driver, Executor, Micros, ModelExecutor, Scheduler};
+use folio_kv::{CacheConfig, KvCache, TenantId};
+
+use crate::backend::SimBackend;
+use crate::cost::CostModel;
+use crate::pipeline::Pipeline;
+use crate::plan_checks::check_plan;
+use crate::rng::Rng;
+use crate::scenario::{DECLARED, Scenario};
+use crate::transfers::Transfers;
+
+/// A step that was begun and not committed.
+pub(crate) struct Flight {
+    plan: StepPlan,
+    /// The step of the simulation in which it was planned, and when that was.
+    planned: (u64, Micros),
+    /// It fails: `Some(true)` before anything is computed, `Some(false)` when all is.
+    fails: Option<bool>,
+}
+
+/// The device, and what is known of its memory.
+pub(crate) struct World {
+    pub scenario: Scenario,
+    pub executor: Box<dyn Executor>,
+    pub rng: Rng,
+    pub cost: CostModel,
+    pub now: Micros,
+    pub steps: u64,
+    pub flights: VecDeque<Flight>,
+    /// The tenant that last held a block, and so wrote what is in it: `[group][block]`.
+    pub wrote: Vec<Vec<Option<TenantId>>>,
+    /// The request whose block was last copied to a slot: `[group][slot]`.
+    swapped: Vec<Vec<Option<(RequestId, TenantId)>>>,
+    pub found_in_host: u64,
+    /// The step that was finished last: when it was planned, and whether it failed.
+    pub finished: Option<((u64, Micros), bool)>,
+    pub behind_failures: u64,
+    /// The first thing that was wrong.
+    pub wrong: Result<(), String>,
+    pub trace: bool,
+    pub transfers: Transfers,
+}
+
+impl World {
+    pub fn new(scenario: Scenario, cache: &KvCache) -> Self {
+        let Scenario {
+            cache: CacheConfig { blocks, block_tokens, .. }, vocab, max_rows, max_logit_rows, ..
+        } = scenario;
+        let rows = max_rows;
+        let slots: Vec<u32> = (0..=scenario.windows.len()).map(|group| scenario.swap_slots[group]).collect();
+        let backend =
+            SimBackend::new(vocab as usize, blocks as usize, block_tokens as usize, rows, max_logit_rows)
+                .with_groups(&scenario.windows)
+                .with_swap(&slots, scenario.swap_us);
+        let backend = if scenario.samples { backend.with_sampling() } else { backend };
+        let transfers = Transfers::new(backend.memory(), &scenario);
+        let executor = ModelExecutor::new(Box::new(backend), vocab as usize, rows, max_logit_rows);
+        let executor: Box<dyn Executor> = match scenario.samples {
+            true => Box::new(executor),
+            false => Box::new(Pipeline::new(executor, scenario.depth, scenario.lag)),
+        };
+        let pools = cache.pools();
+        Self {
+            rng: Rng::new(scenario.seed ^ 0xfa01),
+            executor,
+            cost: CostModel { step_us: 1000.0, token_us: 200.0, context_us_per_1k: 100.0 },
+            now: Micros(0),
+            steps: 0,
+            flights: VecDeque::new(),
+            wrote: (0..cache.groups()).map(|group| vec![None; pools[group] as usize]).collect(),
+            swapped: slots.iter().map(|slots| vec![None; *slots as usize]).collect(),
+            finished: None,
+            behind_failures: 0,
+            found_in_host: 0,
+            wrong: Ok(()),
+            trace: false,
+            transfers,
+            scenario,
+        }
+    }
+}
+
+impl Driver for World {
+    fn now(&mut self) -> Micros {
+        self.now
+    }
+
+    fn begin(&mut self, plan: &StepPlan, scheduler: &Scheduler, cache: &KvCache) {
+        if self.wrong.is_ok() {
+            self.wrong = self.check(plan, scheduler, cache);
+        }
+        let fails = self.scenario.fails_one_in > 0 && self.rng.one_in(self.scenario.fails_one_in);
+        // What follows a step needs its tokens, so one that others may follow is computed.
+        let fails = fails.then(|| self.rng.one_in(2) && self.scenario.depth == 1);
+        if fails != Some(true)
+            && let Err(error) = self.executor.begin(plan)
+            && self.wrong.is_ok()
+        {
+            self.wrong = Err(error.to_string());
+        }
+        self.flights.push_back(Flight { plan: plan.clone(), planned: (self.steps, self.now), fails });
+    }
+
+    fn finish(&mut self) -> (Micros, Result<&StepOutput, ExecutorError>) {
+        let Flight { plan, planned, fails } = self.flights.pop_front().expect("a step is under way");
+        self.transfers.step_ends(plan.step);
+        let swaps = plan.swap_outs.len() + plan.swap_ins.len();
+        self.pass(self.cost.step(&plan) + (swaps as f64 * self.scenario.swap_us) as u64);
+        self.finished = Some((planned, fails.is_some()));
+        self.behind_failures += u64::from(fails.is_some() && !self.flights.is_empty());
+        let failed = || Err(ExecutorError { step: plan.step, reason: "injected".into() });
+        if fails == Some(true) {
+            return (self.now, failed());
+        }
+        match self.executor.finish() {
+            _ if fails.is_some() => (self.now, failed()),
+            Ok(output) => (self.now, Ok(output)),
+            Err(error) => {
+                self.wrong = Err(error.to_string());
+                (self.now, Err(error))
+            }
+        }
+    }
+}
+
+impl World {
+    pub fn pass(&mut self, us: u64) {
+        self.now.0 += us;
+        self.scenario.clock.store(self.now.0, Ordering::Relaxed);
+    }
+
+    fn check(&mut self, plan: &StepPlan, scheduler: &Scheduler, cache: &KvCache) -> Result<(), String> {
+        if self.trace {
+            println!("{plan:?}");
+        }
+        check_plan(plan, self.flights.iter().map(|flight| &flight.plan), &self.scenario)?;
+        self.check_swap_outs(plan, scheduler)?;
+        self.check_copies(plan, scheduler)?;
+        self.check_swap_ins(plan, scheduler)?;
+        self.transfers.step_begun(plan)?;
+        scheduler.check_beside(cache, self.transfers.tables())?;
+        let spread = self.scenario.lag > 1 || scheduler.is_preempting();
+        match scheduler.one_token_short().next().filter(|_| !spread) {
+            Some(id) => Err(format!("{id:?} lacks one token, holds blocks, and was left out")),
+            None => Ok(()),
+        }
+    }
+
+    /// What is copied out was written by the tenant whose copy it becomes.
+    fn check_swap_outs(&mut self, plan: &StepPlan, scheduler: &Scheduler) -> Result<(), String> {
+        for swap in &plan.swap_outs {
+            let group = swap.group as usize;
+            let owner = scheduler.swapped().find(|(_, swapped)| swapped.slots(group).contains(&swap.slot));
+            let Some((request, copy)) = owner else {
+                return Err(format!("{swap:?} is part of no copy"));
+            };
+            if self.wrote[group][swap.block.0 as usize] != Some(copy.tenant()) {
+                return Err(format!("{swap:?} copies a block of another tenant than {:?}", copy.tenant()));
+            }
+            self.swapped[group][swap.slot as usize] = Some((request, copy.tenant()));
+        }
+        Ok(())
+    }
+
+    /// What comes back goes to a block of one sequence, of the tenant it was copied from.
+    fn check_swap_ins(&mut self, plan: &StepPlan, scheduler: &Scheduler) -> Result<(), String> {
+        for swap in &plan.swap_ins {
+            let group = swap.group as usize;
+            let holders =
+                || scheduler.tables().filter(|(_, _, table)| table.group(group).contains(&swap.block));
+            let holder = holders().next().map(|(request, tenant, _)| (request, tenant));
+            let runs =
+                plan.sequences.iter().any(|sequence| sequence.block_tables[group].contains(&swap.block.0));
+            let from = self.swapped[group][swap.slot as usize];
+            let tenant = |of: Option<(RequestId, TenantId)>| of.map(|(_, tenant)| tenant);
+            if !runs || holder.is_none() || tenant(holder) != tenant(from) || holders().count() != 1 {
+                return Err(format!("{swap:?} goes to {holder:?} and came from {from:?}"));
+            }
+            self.found_in_host += u64::from(holder != from);
+        }
+        Ok(())
+    }
+
+    /// A copy goes to a block of a sequence that runs in this step, and stays within its tenant.
+    fn check_copies(&mut self, plan: &StepPlan, scheduler: &Scheduler) -> Result<(), String> {
+        for copy in &plan.copies {
+            let group = copy.group as usize;
+            let runs =
+                plan.sequences.iter().any(|sequence| sequence.block_tables[group].contains(&copy.to.0));
+            let owner = scheduler.tables().find(|(_, _, table)| table.group(group).contains(&copy.to));
+            let to = owner.map(|(_, tenant, _)| tenant);
+            let from = self.wrote[group][copy.from.0 as usize];
+            // The beginning of a larger block may be what is declared, and its end the reader's own.
+            let shared = from == Some(DECLARED) && group > 0;
+            if copy.from == copy.to || copy.tokens == 0 || !runs || (from != to && !shared) {
+                return Err(format!("{copy:?} serves nobody, or crosses tenants"));
+            }
+        }
+        // From here on the step writes.
+        for (group, wrote) in self.wrote.iter_mut().enumerate() {
+            for (_, tenant, table) in scheduler.tables() {
+                // What is shared was written by its owner.
+                let shared = shared_blocks_of(table, group);
+                let held = table.group(group).iter().skip(shared).filter(|block| **block != HOLE);
+                held.for_each(|block| wrote[block.0 as usize] = Some(tenant));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Leading blocks of a group that hold nothing but what is declared.
+pub(crate) fn shared_blocks_of(table: &folio_kv::BlockTable, group: usize) -> usize {
+    (table.root().declared_blocks() * table.block_tokens(0) / table.block_tokens(group)) as usize
+}
