@@ -296,7 +296,8 @@ impl Transfers {
             sizes().fold(1, |all, size| (all..).step_by(all as usize).find(|n| n % size == 0).unwrap_or(all));
         let hashes = BlockHashes::new(&request.root.own(), &tokens, cache.config().block_tokens);
         let cached = cache.lookup(&hashes, &tokens).full_blocks * cache.config().block_tokens;
-        let (mut table, copies) = cache.attach(hashes, &tokens, cached / whole * whole);
+        let mut copies = Vec::new();
+        let mut table = cache.attach(hashes, &tokens, cached / whole * whole, &mut copies);
         if !copies.is_empty() {
             let hashes = cache.abandon(table, &tokens);
             table = cache.empty_table(hashes);
