@@ -6,7 +6,8 @@
 
 use serde_json::{Value as Json, json};
 
-use super::{ChatInput, ChatTemplate};
+use super::{AnswerFormats, ChatInput, ChatTemplate};
+use crate::prompt::Prompt;
 use crate::tokenizer::Object;
 
 /// How messages have to be put to a template.
@@ -109,7 +110,8 @@ impl ChatTemplate {
             add_generation_prompt: true,
             kwargs,
             now_unix_s: 0,
+            formats: AnswerFormats::default(),
         };
-        self.render(&input).ok()
+        self.render(&input).ok().map(Prompt::into_text)
     }
 }
