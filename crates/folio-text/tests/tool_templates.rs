@@ -3,7 +3,7 @@
 mod common;
 
 use folio_text::{
-    AnswerFormats, ChatInput, ChatTemplate, Functions, OutputEvent, OutputParser, ParserSetup,
+    AnswerFormats, ChatInput, ChatTemplate, Functions, OutputEvent, OutputParser, ParserSetup, Prompt,
     ReasoningFormat, SpecialTokens, TemplateSources, ToolFormat,
 };
 use serde_json::{Value, json};

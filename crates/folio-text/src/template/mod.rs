@@ -2,15 +2,19 @@
 //!
 //! Owns: finding a checkpoint's templates, compiling them, and rendering them as transformers' Jinja does. Must never:
 //! read a clock (the date is an input), touch the network or the disk while rendering, or run without a bound (templates
-//! come from strangers: fuel and recursion are limited).
+//! come from strangers: instructions, recursion, bytes made and work inside instructions are limited; see `machine`).
 //!
 //! Cost: compiled once; rendering is linear in the conversation.
 
 mod breaking;
 mod functions;
+mod guards;
 mod json;
+mod machine;
+mod meter;
 mod strftime;
 mod tools;
+mod wrapped;
 
 pub use strftime::rfc_3339;
 pub use tools::TemplateTools;
@@ -28,6 +32,7 @@ use crate::reasoning::ReasoningFormat;
 use crate::tokenizer::{Object, SpecialTokens, parse_object, read_optional};
 use crate::tools::ToolFormat;
 use breaking::{Breaking, Markers, Taken};
+use machine::Machine;
 
 /// Where templates were found: name -> (source, origin for messages).
 #[derive(Clone, Debug, Default)]
@@ -61,6 +66,7 @@ pub struct AnswerFormats {
 
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    templates: BTreeMap<String, Machine>,
     origins: BTreeMap<String, String>,
     special: BTreeMap<String, String>,
     markers: Option<Markers>,
@@ -181,21 +187,21 @@ impl ChatTemplate {
         }
         let mut environment = functions::environment();
         environment.set_fuel(Some(FUEL));
-        let mut origins = BTreeMap::new();
+        let (mut origins, mut templates) = (BTreeMap::new(), BTreeMap::new());
         let mut taken = Taken::default();
         let texts: Vec<&str> = sources.templates.values().map(|(source, _)| source.as_str()).collect();
         texts.iter().for_each(|source| taken.see_text(source));
         let markers = Markers::new(&special.added, &texts);
         for (name, (source, origin)) in sources.templates {
             let source = functions::strip_generation_tags(&source);
-            environment
-                .add_template_owned(name.clone(), source)
+            let machine = Machine::compile(&name, source, functions::syntax())
                 .map_err(|e| TextError::BadTemplate { origin: origin.clone(), reason: describe(&e) })?;
+            templates.insert(name.clone(), machine);
             origins.insert(name, origin);
         }
         let special =
             special.named.iter().map(|(name, text)| (format!("{name}_token"), text.clone())).collect();
-        Ok(Some(Self { environment, origins, special, markers, taken }))
+        Ok(Some(Self { environment, templates, origins, special, markers, taken }))
     }
 
     /// Where the default template came from, for the line printed at start.
@@ -211,9 +217,10 @@ impl ChatTemplate {
             _ => DEFAULT,
         };
         let known = || self.origins.keys().cloned().collect::<Vec<_>>().join(", ");
-        let origin = self
+        let (origin, template) = self
             .origins
             .get(name)
+            .zip(self.templates.get(name))
             .ok_or_else(|| TextError::UnknownTemplate { name: name.into(), known: known() })?;
         if let Some(name) = RESERVED.iter().find(|name| input.kwargs.contains_key(**name)) {
             return Err(TextError::ReservedKwarg(name.to_string()));
@@ -222,9 +229,8 @@ impl ChatTemplate {
             Some(message) => TextError::Refused(message),
             None => TextError::Render { origin: origin.clone(), reason: describe(&error) },
         };
-        let template = self.environment.get_template(name).map_err(fail)?;
         let breaking = Breaking::new(self.markers.as_ref(), &self.taken, input)?;
-        let text = template.render(self.variables(input, &breaking)).map_err(fail)?;
+        let text = template.render(&self.environment, self.variables(input, &breaking)).map_err(fail)?;
         Ok(Prompt::new(text, breaking.seam))
     }
 
@@ -245,11 +251,27 @@ impl ChatTemplate {
         let messages = input.messages.iter().map(|message| message_value(message, input, breaking));
         variables.push(("messages".into(), Value::from(messages.collect::<Vec<_>>())));
         variables.push(("tools".into(), optional(input.tools)));
+        variables.push((meter::INPUT_BYTES.into(), Value::from(input_bytes(input))));
         variables.push(("documents".into(), optional(input.documents)));
         variables.push(("add_generation_prompt".into(), Value::from(input.add_generation_prompt)));
         variables.push(("strftime_now".into(), functions::strftime_now(input.now_unix_s)));
         Value::from_pairs(variables)
     }
+}
+
+/// Roughly what the conversation takes.
+fn input_bytes(input: &ChatInput<'_>) -> usize {
+    fn of(value: &Json) -> usize {
+        16 + match value {
+            Json::String(text) => text.len(),
+            Json::Array(items) => items.iter().map(of).sum(),
+            Json::Object(map) => map.iter().map(|(key, value)| key.len() + of(value)).sum(),
+            _ => 0,
+        }
+    }
+    let lists = [Some(input.messages), input.tools, input.documents];
+    let kwargs = input.kwargs.values().map(of).sum::<usize>();
+    lists.into_iter().flatten().flatten().map(of).sum::<usize>() + kwargs
 }
 
 fn message_value(message: &Json, input: &ChatInput<'_>, breaking: &Breaking<'_>) -> Value {

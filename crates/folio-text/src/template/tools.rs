@@ -42,11 +42,8 @@ impl ChatTemplate {
 
     /// The templates' own texts, the one for tools first.
     pub fn sources(&self) -> impl Iterator<Item = String> {
-        let names =
-            [super::TOOL_USE, super::DEFAULT].into_iter().filter(|name| self.origins.contains_key(*name));
-        names
-            .filter_map(|name| self.environment.get_template(name).ok())
-            .map(|template| template.source().to_owned())
+        let names = [super::TOOL_USE, super::DEFAULT].into_iter();
+        names.filter_map(|name| self.templates.get(name)).map(|template| template.source().to_owned())
     }
 
     pub fn tools(&self) -> TemplateTools {
