@@ -191,6 +191,9 @@ impl Taken {
     }
 }
 
+/// Bytes of an earlier answer that are parsed at once.
+const PIECE: usize = 64;
+
 /// The markers that an earlier answer may have in its content: those of its reasoning and calls, if it has such.
 pub(super) fn own_markers(input: &ChatInput<'_>, content: &str) -> Vec<&'static str> {
     let formats = input.formats;
@@ -211,7 +214,14 @@ pub(super) fn own_markers(input: &ChatInput<'_>, content: &str) -> Vec<&'static 
     });
     let setup = ParserSetup { tools, reasoning, inside_reasoning, ..ParserSetup::default() };
     let (mut parser, mut events) = (OutputParser::new(setup), Vec::new());
-    parser.push(content, &mut events);
+    // Piece by piece, as it was written: the parser searches all that it holds.
+    let mut rest = content;
+    while !rest.is_empty() {
+        let (piece, behind) = rest.split_at(rest.floor_char_boundary(PIECE));
+        parser.push(piece, &mut events);
+        events.retain(|event| !matches!(event, OutputEvent::Content(_)));
+        rest = behind;
+    }
     parser.finish(&mut events);
     match events.iter().all(|event| matches!(event, OutputEvent::Content(_))) {
         true => Vec::new(),

@@ -52,8 +52,16 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
         let meter = meter(state);
         match value.as_str() {
             Some(text) => meter.work(text.len() / 16)?,
-            None => meter.make(elements(&value).saturating_mul(ELEMENT / 4))?,
+            // Their keys are listed first.
+            None if value.kind() == ValueKind::Map => {
+                meter.make(elements(&value).saturating_mul(ELEMENT / 2))?
+            }
+            None => {}
         }
+        Ok::<_, Error>(value)
+    });
+    environment.add_filter("!unpack", |state: &mut State<'_, '_>, value: Value| {
+        meter(state).make(elements(&value).saturating_mul(ELEMENT / 2))?;
         Ok::<_, Error>(value)
     });
     environment.add_filter("!built", |state: &mut State<'_, '_>, value: Value| built(meter(state), value));

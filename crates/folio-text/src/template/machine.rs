@@ -213,7 +213,8 @@ fn guarded(
         }
         I::BuildList(_) | I::BuildTuple(_) | I::BuildMap(_) => vec![same(), guard("!built", 1)],
         I::MergeKwargs(count) | I::UnpackLists(count) => all(*count),
-        I::UnpackList(_) | I::PushLoop(_) => vec![guard("!walk", 1), same()],
+        I::UnpackList(_) => vec![guard("!unpack", 1), same()],
+        I::PushLoop(_) => vec![guard("!walk", 1), same()],
         _ => vec![same()],
     }
 }
