@@ -39,7 +39,13 @@ enum Makes {
     Sum,
 }
 
-const FILTERS: &[(&str, Makes, fn() -> Value)] = &[
+/// Makes one of the engine's functions a value.
+type Make = fn() -> Value;
+type Filter = (&'static str, Makes, Make);
+/// With its names.
+type Test = (&'static [&'static str], Make);
+
+const FILTERS: &[Filter] = &[
     ("safe", Makes::Text, || Value::from_function(filters::safe)),
     ("escape", Makes::Text, || Value::from_function(filters::escape)),
     ("e", Makes::Text, || Value::from_function(filters::escape)),
@@ -89,7 +95,7 @@ const FILTERS: &[(&str, Makes, fn() -> Value)] = &[
     ("tojson", Makes::Text, || Value::from_function(super::functions::tojson)),
 ];
 
-const TESTS: &[(&[&str], fn() -> Value)] = &[
+const TESTS: &[Test] = &[
     (&["undefined"], || Value::from_function(tests::is_undefined)),
     (&["defined"], || Value::from_function(tests::is_defined)),
     (&["none"], || Value::from_function(tests::is_none)),
@@ -123,7 +129,7 @@ const TESTS: &[(&[&str], fn() -> Value)] = &[
     (&["test"], || Value::from_function(tests::is_test)),
 ];
 
-const FUNCTIONS: &[(&str, fn() -> Value)] = &[
+const FUNCTIONS: &[(&str, Make)] = &[
     ("range", || Value::from_function(functions::range)),
     ("dict", || Value::from_function(functions::dict)),
     ("namespace", || Value::from_function(functions::namespace)),
