@@ -183,6 +183,8 @@ fn single_steps_that_ask_for_much_end() {
             "{{ [1] | slice(999999999, 'x') | list }}",
             "{{ [[[1]]] | tojson(indent='x' * 99999999) }}",
             "{{ [1, 2] | tojson(separators=('x' * 9999999 * 9, 'y' * 99999999)) * 9 }}",
+            "{% set s = 'x' * 999999 %}{{ range(9999) | list | tojson(separators=(s, s)) }}",
+            "{% set s = 'x' * 999999 %}{{ range(9999) | list | tojson(indent=s) }}",
             "{% set n = 99999 %}{% set a, b = [1] * n * n %}",
             "{% set n = 99999 %}{{ namespace(*([1] * n * n)) }}",
             "{{ range(99999) | map('string') | map('replace', '', 'x' * 9999) | join }}",

@@ -8,7 +8,7 @@ use minijinja::{Environment, Error, ErrorKind, State, filters, functions, tests}
 use minijinja_contrib::pycompat;
 
 use super::guards::{built, listed, printed};
-use super::meter::{ELEMENT, Meter, Spent, elements, is_namespace, meter};
+use super::meter::{ELEMENT, Meter, Size, Spent, elements, is_namespace, meter};
 
 /// What a function makes of its arguments, at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -255,13 +255,8 @@ fn charge(meter: &mut Meter, makes: Makes, joiner_first: bool, args: &[Value]) -
             elements(first).saturating_mul(ELEMENT * 2)
         }
         Makes::Text => {
-            let mut bytes = 0usize;
-            for arg in args {
-                let size = meter.measure(arg)?;
-                bytes =
-                    bytes.saturating_add(size.bytes.saturating_mul(6)).saturating_add(layout(&size, args));
-            }
-            bytes
+            let size = meter.measure(first)?;
+            size.bytes.saturating_mul(6).saturating_add(layout(meter, &size, &args[1..])?)
         }
         Makes::Parts => {
             let text = first.as_str().unwrap_or_default();
@@ -307,30 +302,13 @@ fn charge(meter: &mut Meter, makes: Makes, joiner_first: bool, args: &[Value]) -
     Ok(meter.make(bytes)?)
 }
 
-/// Spaces and line breaks of JSON that is written with an indent.
-fn layout(size: &super::meter::Size, args: &[Value]) -> usize {
-    let given = args.iter().skip(1).map(longest_option).max().unwrap_or(0);
-    size.nodes.saturating_mul(given.saturating_mul(size.depth + 2))
-}
-
-/// Of a keyword's value or an argument: the length of its text, or the number itself as far as it is used.
-fn longest_option(arg: &Value) -> usize {
-    if let Some(text) = arg.as_str() {
-        return text.len();
+/// Of JSON: what is put around each value, once for each level. A number says at most 64 spaces.
+fn layout(meter: &mut Meter, size: &Size, options: &[Value]) -> Result<usize, Spent> {
+    let mut given = 0usize;
+    for option in options {
+        given = given.saturating_add(meter.measure(option)?.bytes.max(64));
     }
-    match arg.as_object().and_then(|object| object.try_iter_pairs()) {
-        Some(pairs) => pairs
-            .map(|(_, value)| {
-                value.as_str().map_or(64, str::len).max(if value.as_object().is_some() {
-                    elements(&value) * 64
-                } else {
-                    0
-                })
-            })
-            .max()
-            .unwrap_or(0),
-        None => 64,
-    }
+    Ok(size.nodes.saturating_mul(given).saturating_mul(size.depth + 2))
 }
 
 /// Also of keywords.
