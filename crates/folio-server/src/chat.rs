@@ -1,6 +1,6 @@
 //! `POST /v1/chat/completions`.
 
-use folio_text::{ChatInput, TextError};
+use folio_text::{AnswerFormats, ChatInput, Prompt, TextError};
 use serde_json::{Map, Value};
 
 use crate::app::State;
@@ -30,7 +30,7 @@ pub struct Conversation {
 
 /// A conversation as the model reads it, and how its answer is read.
 pub struct Rendered {
-    pub text: String,
+    pub prompt: Prompt,
     pub reading: Option<Reading>,
     /// Text of the last message where it is the assistant's.
     pub final_text: Option<String>,
@@ -54,7 +54,7 @@ pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError>
     generation.follow(state, Some(&conversation))?;
     let special = generation.add_special_tokens.unwrap_or(false);
     let truncated = generation.truncate_prompt.is_some();
-    let mut tokens = encode(state, &rendered.text, special, truncated, "messages")?;
+    let mut tokens = encode_prompt(state, &rendered.prompt, special, truncated, "messages")?;
     let params = generation.fit(&mut tokens, facts, "messages")?;
     let echo = generation.echo.then_some(rendered.final_text).flatten();
     let retention = generation.cache.ranges(tokens.len() as u32)?;
@@ -131,28 +131,28 @@ impl Conversation {
 
     /// The prompt with whatever of the answer is decided already.
     pub fn prompt(&mut self, state: &State, include_reasoning: bool) -> Result<Rendered, ApiError> {
-        let mut text = self.render(state)?;
+        let mut prompt = self.render(state)?;
         let final_text = final_assistant_text(&self.messages);
         let (reading, begun) = state.readers.plan(&Asked {
             tools: &self.tools,
-            prompt: &text,
+            prompt: prompt.text(),
             continued: final_text.as_deref().filter(|_| self.continue_final),
             generation_prompt: self.add_generation_prompt,
             include_reasoning,
         })?;
-        text.push_str(&begun);
-        Ok(Rendered { text, reading, final_text })
+        prompt.push_str(&begun);
+        Ok(Rendered { prompt, reading, final_text })
     }
 
     /// The prompt, by the model's template.
-    pub fn render(&mut self, state: &State) -> Result<String, ApiError> {
+    pub fn render(&mut self, state: &State) -> Result<Prompt, ApiError> {
         let template = state.app.template.as_ref().ok_or_else(|| text_error(TextError::NoTemplate))?;
         state.readers.check(&self.tools)?;
         state.readers.effort(EFFORT, self.effort.take(), &mut self.kwargs)?;
         if let Some(manners) = &state.readers.template {
             messages::for_template(&mut self.messages, manners)?;
         }
-        let mut text = template
+        let mut prompt = template
             .render(&ChatInput {
                 messages: &self.messages,
                 tools: self.tools.shown(),
@@ -160,20 +160,24 @@ impl Conversation {
                 add_generation_prompt: self.add_generation_prompt,
                 kwargs: &self.kwargs,
                 now_unix_s: unix_s() as i64,
+                formats: AnswerFormats {
+                    tools: state.app.parsers.tools,
+                    reasoning: state.app.parsers.reasoning,
+                },
             })
             .map_err(text_error)?;
         if self.continue_final {
             // Everything after the last message's own text closes the turn; the model is to go on inside it.
             let last = final_assistant_text(&self.messages).unwrap_or_default();
             let last = last.trim();
-            let at = text.rfind(last).ok_or_else(|| {
+            let at = prompt.text().rfind(last).ok_or_else(|| {
                 let message =
                     "The model's chat template changes the last message, so it cannot be continued.";
                 ApiError::invalid("continue_final_message", message)
             })?;
-            text.truncate(at + last.len());
+            prompt.truncate(at + last.len());
         }
-        Ok(text)
+        Ok(prompt)
     }
 }
 
@@ -186,7 +190,8 @@ fn final_assistant_text(messages: &[Value]) -> Option<String> {
 /// Bytes per token that no tokenizer reaches over a whole prompt.
 const BYTES_PER_TOKEN_MAX: usize = 64;
 
-/// Tokenizes. A text that cannot fit into the context is refused before the work, unless it is to be truncated.
+/// Tokenizes a text, in which markers count wherever they are. What cannot fit into the context is refused before the work,
+/// unless it is to be truncated.
 pub fn encode(
     state: &State,
     text: &str,
@@ -194,12 +199,37 @@ pub fn encode(
     truncated: bool,
     param: &str,
 ) -> Result<Vec<u32>, ApiError> {
-    let context = state.app.model.context_length;
-    let most = match truncated {
+    let most = bytes_max(state, truncated);
+    state.app.tokenizer.encode(text, special, most).map_err(|error| encode_error(state, error, param))
+}
+
+/// The same of a rendered conversation, in which no marker counts that a client wrote.
+pub fn encode_prompt(
+    state: &State,
+    prompt: &Prompt,
+    special: bool,
+    truncated: bool,
+    param: &str,
+) -> Result<Vec<u32>, ApiError> {
+    let most = bytes_max(state, truncated);
+    state
+        .app
+        .tokenizer
+        .encode_prompt(prompt, special, most)
+        .map_err(|error| encode_error(state, error, param))
+}
+
+fn bytes_max(state: &State, truncated: bool) -> usize {
+    let context = state.app.model.context_length as usize;
+    match truncated {
         true => state.config.limits.body_bytes,
-        false => state.config.limits.body_bytes.min(context as usize * BYTES_PER_TOKEN_MAX),
-    };
-    state.app.tokenizer.encode(text, special, most).map_err(|error| match error {
+        false => state.config.limits.body_bytes.min(context * BYTES_PER_TOKEN_MAX),
+    }
+}
+
+fn encode_error(state: &State, error: TextError, param: &str) -> ApiError {
+    let context = state.app.model.context_length;
+    match error {
         TextError::TooLong { bytes, limit } => {
             let message = format!(
                 "This model's maximum context length is {context} tokens, but the prompt has {bytes} bytes of text, more \
@@ -209,7 +239,7 @@ pub fn encode(
             ApiError { code: Some("context_length_exceeded"), ..error }
         }
         other => text_error(other),
-    })
+    }
 }
 
 /// What went wrong with a text, as the client sees it.
@@ -220,7 +250,9 @@ pub fn text_error(error: TextError) -> ApiError {
             ApiError { code: Some("no_chat_template"), ..ApiError::bad_request(message) }
         }
         TextError::ReservedKwarg(_) => ApiError::invalid("chat_template_kwargs", message),
-        TextError::Refused(_) | TextError::Render { .. } => ApiError::invalid("messages", message),
+        TextError::Refused(_) | TextError::Render { .. } | TextError::NoSeam => {
+            ApiError::invalid("messages", message)
+        }
         TextError::TooLong { .. } | TextError::Encode(_) => ApiError::bad_request(message),
         _ => ApiError::internal(message),
     }

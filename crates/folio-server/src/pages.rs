@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::anthropic;
 use crate::app::State;
-use crate::chat::{Conversation, check_model, encode};
+use crate::chat::{Conversation, check_model, encode, encode_prompt};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generate::json_response;
@@ -100,16 +100,18 @@ fn tokenized(state: &State, body: &[u8]) -> Result<Value, ApiError> {
     let special = fields.take::<bool>("add_special_tokens")?;
     let strings = fields.take("return_token_strs")?.unwrap_or(false);
     let prompt = fields.take::<String>("prompt")?;
-    let (text, special) = match prompt {
-        Some(prompt) => (prompt, special.unwrap_or(true)),
+    // Counting is what this is for, so a text longer than the context is no error here.
+    let tokens = match prompt {
+        Some(prompt) => {
+            fields.finish(&[])?;
+            encode(state, &prompt, special.unwrap_or(true), true, "prompt")?
+        }
         None => {
             let mut conversation = Conversation::read(&mut fields, &state.config.limits)?;
-            (conversation.render(state)?, special.unwrap_or(false))
+            fields.finish(&[])?;
+            encode_prompt(state, &conversation.render(state)?, special.unwrap_or(false), true, "messages")?
         }
     };
-    fields.finish(&[])?;
-    // Counting is what this is for, so a text longer than the context is no error here.
-    let tokens = encode(state, &text, special, true, "prompt")?;
     let mut answer = json!({
         "count": tokens.len(), "max_model_len": state.app.model.context_length, "tokens": tokens,
     });

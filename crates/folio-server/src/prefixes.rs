@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::app::State;
-use crate::chat::{Conversation, check_model, encode};
+use crate::chat::{Conversation, check_model, encode, encode_prompt};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::gate::Need;
@@ -126,8 +126,8 @@ pub(crate) fn tokens(state: &State, fields: &mut Fields<'_>) -> Result<(Vec<u32>
             let mut conversation = Conversation::read(fields, &state.config.limits)?;
             // A prefix ends where the next message begins, unless it is said otherwise.
             conversation.add_generation_prompt = opened.unwrap_or(false);
-            let text = conversation.render(state)?;
-            (encode(state, &text, special.unwrap_or(false), false, "messages")?, "messages")
+            let prompt = conversation.render(state)?;
+            (encode_prompt(state, &prompt, special.unwrap_or(false), false, "messages")?, "messages")
         }
     };
     if tokens.is_empty() {

@@ -29,6 +29,11 @@ pub enum TextError {
     Refused(String),
     #[error("the chat template in {origin} failed: {reason}")]
     Render { origin: String, reason: String },
+    #[error(
+        "the conversation has every one of the {} signs from U+14400 on that markers in it could be kept apart with; leave one of them out",
+        0x14646 - 0x14400 + 1
+    )]
+    NoSeam,
     #[error("chat_template_kwargs may not set {0:?}, which the server itself sets")]
     ReservedKwarg(String),
 }

@@ -10,11 +10,14 @@
 //! Cost: loading builds one table of bytes per token id; after that detokenizing a token is a copy of its bytes.
 #![forbid(unsafe_code)]
 
+mod added;
 mod decoder;
 mod detokenizer;
 mod error;
 mod gguf;
 mod grammar;
+mod library;
+mod prompt;
 mod reasoning;
 mod stop;
 mod template;
@@ -24,9 +27,10 @@ mod tools;
 pub use detokenizer::{DetokenizeOptions, Detokenizer};
 pub use error::TextError;
 pub use grammar::{CHOICES_MAX, Grammar, GrammarError, Grammars, Matcher, STACK_BYTES, Syntax, Whitespace};
+pub use prompt::Prompt;
 pub use reasoning::{REASONING_FORMATS, ReasoningFormat};
 pub use stop::StopMatcher;
-pub use template::{ChatInput, ChatTemplate, TemplateSources, TemplateTools, rfc_3339};
+pub use template::{AnswerFormats, ChatInput, ChatTemplate, TemplateSources, TemplateTools, rfc_3339};
 pub use tokenizer::{SpecialToken, SpecialTokens, Tokenizer};
 pub use tools::{
     Begun, Callee, Event as OutputEvent, Functions, HELD_MAX, OutputParser, ParserSetup, Place, TOOL_FORMATS,

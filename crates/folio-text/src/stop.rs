@@ -6,43 +6,92 @@
 //! Invariant: what is released and where it stops depend on the text alone, not on how it was cut into pieces. The match
 //! that *ends* first wins; among those ending together, the longest.
 //!
-//! Cost: each piece is searched once together with at most the longest stop string's length of older text.
+//! Cost: linear in the text, for each stop string (Knuth, Morris and Pratt's search), whatever the strings look like.
 
 #[derive(Clone, Debug, Default)]
 pub struct StopMatcher {
-    /// Non-empty strings.
-    stops: Vec<String>,
+    stops: Vec<Stop>,
     include: bool,
+    /// Text that begins a stop string.
     held: String,
-    longest: usize,
+    /// Bytes compared, for tests.
+    #[cfg(test)]
+    compared: usize,
+}
+
+/// One stop string, which is not empty, and how far the text that ends here agrees with it.
+#[derive(Clone, Debug)]
+struct Stop {
+    text: String,
+    /// Behind so many bytes, the longest beginning that is their end as well.
+    shorter: Vec<usize>,
+    matched: usize,
+}
+
+impl Stop {
+    fn new(text: String) -> Self {
+        let mut stop = Self { shorter: vec![0], matched: 0, text };
+        for at in 1..stop.text.len() {
+            stop.step(stop.text.as_bytes()[at]);
+            stop.shorter.push(stop.matched);
+        }
+        stop.matched = 0;
+        stop
+    }
+
+    /// Takes one byte of text; how many comparisons that took.
+    fn step(&mut self, byte: u8) -> usize {
+        let mut compared = 1;
+        while self.matched > 0 && self.text.as_bytes().get(self.matched) != Some(&byte) {
+            self.matched = self.shorter[self.matched - 1];
+            compared += 1;
+        }
+        self.matched += usize::from(self.text.as_bytes()[self.matched] == byte);
+        compared
+    }
 }
 
 impl StopMatcher {
     /// `include`: a matched stop string is part of the output. Empty strings are ignored.
     pub fn new(stops: impl IntoIterator<Item = String>, include: bool) -> Self {
-        let stops: Vec<String> = stops.into_iter().filter(|stop| !stop.is_empty()).collect();
-        let longest = stops.iter().map(String::len).max().unwrap_or(0);
-        Self { stops, include, held: String::new(), longest }
+        let stops = stops.into_iter().filter(|stop| !stop.is_empty()).map(Stop::new).collect();
+        Self { stops, include, ..Self::default() }
     }
 
     /// Takes text as it is generated; appends to `out` what is safe to show. Returns the index of the stop string
     /// (among the non-empty ones) that ended the text; nothing may be pushed after that.
     pub fn push(&mut self, text: &str, out: &mut String) -> Option<usize> {
-        if self.stops.is_empty() {
-            out.push_str(text);
-            return None;
-        }
+        let before = self.held.len();
         self.held.push_str(text);
-        if let Some((start, end, index)) = self.first_match() {
-            out.push_str(&self.held[..if self.include { end } else { start }]);
-            self.held.clear();
-            return Some(index);
+        for (end, byte) in (before + 1..).zip(text.bytes()) {
+            if let Some((index, length)) = self.step(byte) {
+                out.push_str(&self.held[..if self.include { end } else { end - length }]);
+                self.held.clear();
+                return Some(index);
+            }
         }
-        let keep = self.prefix_suffix();
-        let release = self.held.len() - keep;
-        out.push_str(&self.held[..release]);
-        self.held.drain(..release);
+        let keep = self.stops.iter().map(|stop| stop.matched).max().unwrap_or(0);
+        out.extend(self.held.drain(..self.held.len() - keep));
         None
+    }
+
+    /// Of the stop strings that end with this byte, the longest: its index and length.
+    fn step(&mut self, byte: u8) -> Option<(usize, usize)> {
+        let mut ended: Option<(usize, usize)> = None;
+        for (index, stop) in self.stops.iter_mut().enumerate() {
+            let compared = stop.step(byte);
+            #[cfg(test)]
+            {
+                self.compared += compared;
+            }
+            #[cfg(not(test))]
+            let _ = compared;
+            let length = stop.text.len();
+            if stop.matched == length && ended.is_none_or(|(_, longest)| length > longest) {
+                ended = Some((index, length));
+            }
+        }
+        ended
     }
 
     /// Lets text through that may not be matched (generated before `min_tokens`): nothing in it begins a stop string.
@@ -55,33 +104,12 @@ impl StopMatcher {
     pub fn finish(&mut self, out: &mut String) {
         out.push_str(&self.held);
         self.held.clear();
+        self.stops.iter_mut().for_each(|stop| stop.matched = 0);
     }
 
     /// Bytes held back now.
     pub fn held_bytes(&self) -> usize {
         self.held.len()
-    }
-
-    /// (start, end, index) of the match that ends first.
-    fn first_match(&self) -> Option<(usize, usize, usize)> {
-        let matches = self.stops.iter().enumerate().filter_map(|(index, stop)| {
-            let start = self.held.find(stop.as_str())?;
-            Some((start, start + stop.len(), index))
-        });
-        matches.min_by_key(|&(start, end, index)| (end, start, index))
-    }
-
-    /// Length of the longest suffix of the held text that begins some stop string.
-    fn prefix_suffix(&self) -> usize {
-        let held = self.held.as_bytes();
-        let most = held.len().min(self.longest - 1);
-        (1..=most)
-            .rev()
-            .find(|&len| {
-                let suffix = &held[held.len() - len..];
-                self.stops.iter().any(|stop| stop.len() > len && stop.as_bytes().starts_with(suffix))
-            })
-            .unwrap_or(0)
     }
 }
 
@@ -145,6 +173,24 @@ mod tests {
     #[test]
     fn empty_stops_never_match() {
         assert_eq!(stream(&[""], false, &["ab", "c"]), ("abc".into(), None));
+    }
+
+    /// Twice the text, or twice the stop string, is at most twice the work.
+    #[test]
+    fn work_is_linear() {
+        let work = |stop: &str, text: &str| {
+            let mut matcher = StopMatcher::new([stop.to_owned(), format!("{stop}c")], false);
+            let mut out = String::new();
+            text.chars().for_each(|c| assert_eq!(matcher.push(c.encode_utf8(&mut [0; 4]), &mut out), None));
+            matcher.compared
+        };
+        let stop = |n| "a".repeat(n) + "b";
+        for n in [500, 1000, 2000] {
+            let (once, twice) = (work(&stop(n), &"a".repeat(4 * n)), work(&stop(2 * n), &"a".repeat(8 * n)));
+            assert!(twice * 10 <= once * 23, "{once} {twice}");
+            let mixed = |n: usize| work(&stop(50), &("a".repeat(49) + "x").repeat(n));
+            assert!(mixed(2 * n) * 10 <= mixed(n) * 23);
+        }
     }
 
     #[test]

@@ -15,6 +15,8 @@ use crate::decoder::{DecodeKind, Plan, TokenBytes, verbatim_table};
 use crate::detokenizer::{DetokenizeOptions, Detokenizer};
 use crate::error::TextError;
 use crate::gguf::{self, Pieces};
+use crate::library::Library;
+use crate::prompt::Prompt;
 
 /// A token with a role, as tokenizer_config.json names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +34,9 @@ pub struct SpecialTokens {
     pub pad: Option<SpecialToken>,
     pub unk: Option<SpecialToken>,
     pub named: BTreeMap<String, String>,
+    /// Texts that are tokens of their own wherever they occur, and whether they are special: what a conversation must not
+    /// forge.
+    pub added: Vec<(String, bool)>,
 }
 
 pub struct Tokenizer {
@@ -50,7 +55,7 @@ pub struct Tokenizer {
 
 /// Who turns text into ids.
 pub(crate) enum Encoder {
-    Library(Box<tokenizers::Tokenizer>),
+    Library(Box<Library>),
     Pieces(Box<Pieces>),
 }
 
@@ -127,7 +132,7 @@ impl Tokenizer {
         let add_bos = config.get("add_bos_token").and_then(Value::as_bool).unwrap_or(false);
         let forced_bos =
             special.bos.as_ref().filter(|_| add_bos && spec.post_processor.is_null()).map(|bos| bos.id);
-        let encoder = Encoder::Library(Box::new(inner));
+        let encoder = Encoder::Library(Box::new(Library::new(inner).map_err(bad)?));
         let decoder = &spec.decoder;
         Self::from_parts(Parts {
             encoder,
@@ -169,6 +174,27 @@ impl Tokenizer {
         add_special_tokens: bool,
         max_bytes: usize,
     ) -> Result<Vec<u32>, TextError> {
+        self.encode_all(text, None, add_special_tokens, max_bytes)
+    }
+
+    /// The same of a rendered conversation, in which markers count only where no break is in them and where they stand as
+    /// they are written (not where normalizing makes them).
+    pub fn encode_prompt(
+        &self,
+        prompt: &Prompt,
+        add_special_tokens: bool,
+        max_bytes: usize,
+    ) -> Result<Vec<u32>, TextError> {
+        self.encode_all(prompt.text(), Some(prompt.breaks()), add_special_tokens, max_bytes)
+    }
+
+    fn encode_all(
+        &self,
+        text: &str,
+        breaks: Option<&[usize]>,
+        add_special_tokens: bool,
+        max_bytes: usize,
+    ) -> Result<Vec<u32>, TextError> {
         if text.len() > max_bytes {
             return Err(TextError::TooLong { bytes: text.len(), limit: max_bytes });
         }
@@ -176,10 +202,10 @@ impl Tokenizer {
         out.extend(self.forced_bos.filter(|_| add_special_tokens));
         match &self.encoder {
             Encoder::Library(library) => {
-                let encoding = library.encode_fast(text, add_special_tokens);
+                let encoding = library.encode(text, breaks, add_special_tokens);
                 out.extend_from_slice(encoding.map_err(|e| TextError::Encode(e.to_string()))?.get_ids());
             }
-            Encoder::Pieces(pieces) => out.extend(pieces.encode(text)),
+            Encoder::Pieces(pieces) => out.extend(pieces.encode(text, breaks.unwrap_or_default())),
         }
         out.extend(self.forced_eos.filter(|_| add_special_tokens));
         Ok(out)
@@ -206,7 +232,7 @@ impl Tokenizer {
     /// The token as the vocabulary writes it (`Ġthe`, `▁the`).
     pub fn token_text(&self, id: u32) -> Option<String> {
         match &self.encoder {
-            Encoder::Library(library) => library.id_to_token(id),
+            Encoder::Library(library) => library.tokenizer.id_to_token(id),
             Encoder::Pieces(pieces) => pieces.token(id).map(str::to_owned),
         }
     }
@@ -214,7 +240,7 @@ impl Tokenizer {
     /// The id of a token written as the vocabulary writes it.
     pub fn token_id(&self, token: &str) -> Option<u32> {
         match &self.encoder {
-            Encoder::Library(library) => library.token_to_id(token),
+            Encoder::Library(library) => library.tokenizer.token_to_id(token),
             Encoder::Pieces(pieces) => pieces.id(token),
         }
     }
@@ -245,7 +271,7 @@ impl Tokenizer {
     /// The library's own decoding, for decoders that work on runs of tokens.
     pub(crate) fn library_decode(&self, ids: &[u32], skip_special_tokens: bool) -> String {
         let text = match &self.encoder {
-            Encoder::Library(library) => library.decode(ids, skip_special_tokens).ok(),
+            Encoder::Library(library) => library.tokenizer.decode(ids, skip_special_tokens).ok(),
             // Always decoded by the table.
             Encoder::Pieces(_) => None,
         };
@@ -301,7 +327,11 @@ fn special_tokens(inner: &tokenizers::Tokenizer, config: &Object, map: &Object) 
         Some(SpecialToken { id: inner.token_to_id(text)?, text: text.clone() })
     };
     let (bos, eos, pad, unk) = (find("bos"), find("eos"), find("pad"), find("unk"));
-    SpecialTokens { bos, eos, pad, unk, named }
+    let added = inner.get_added_tokens_decoder();
+    let mut added: Vec<(String, bool)> =
+        added.into_values().map(|token| (token.content, token.special)).collect();
+    added.sort();
+    SpecialTokens { bos, eos, pad, unk, named, added }
 }
 
 /// `"</s>"` or `{"content": "</s>", ...}`.

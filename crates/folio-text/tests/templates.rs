@@ -4,7 +4,7 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use folio_text::{ChatInput, ChatTemplate, SpecialTokens, TemplateSources, TextError};
+use folio_text::{AnswerFormats, ChatInput, ChatTemplate, SpecialTokens, TemplateSources, TextError};
 use serde_json::{Value, json};
 
 /// 2024-07-26 00:00:00 UTC, the date of the goldens.
@@ -73,14 +73,16 @@ fn render(
     context: &Value,
     add_generation_prompt: bool,
 ) -> Result<String, TextError> {
-    template.render(&ChatInput {
+    let prompt = template.render(&ChatInput {
         messages: context["messages"].as_array().expect("messages"),
         tools: context["tools"].as_array().map(Vec::as_slice),
         documents: None,
         add_generation_prompt,
         kwargs: &serde_json::Map::new(),
         now_unix_s: NOW,
-    })
+        formats: AnswerFormats::default(),
+    })?;
+    Ok(prompt.into_text())
 }
 
 fn difference(expected: &str, text: &str) -> String {
@@ -102,14 +104,16 @@ fn from_folder(files: &[(&str, &str)], tools: bool, kwargs: Value) -> Result<Str
     special.named.insert("eos".into(), "</s>".into());
     let template = ChatTemplate::from_folder(folder.path(), &special)?.ok_or(TextError::NoTemplate)?;
     let tools: Option<Vec<Value>> = tools.then(|| vec![json!({"type": "function"})]);
-    template.render(&ChatInput {
+    let prompt = template.render(&ChatInput {
         messages: &[json!({"role": "user", "content": "hi"})],
         tools: tools.as_deref(),
         documents: None,
         add_generation_prompt: true,
         kwargs: kwargs.as_object().expect("object"),
         now_unix_s: NOW,
-    })
+        formats: AnswerFormats::default(),
+    })?;
+    Ok(prompt.into_text())
 }
 
 #[test]

@@ -3,8 +3,8 @@
 mod common;
 
 use folio_text::{
-    ChatInput, ChatTemplate, Functions, OutputEvent, OutputParser, ParserSetup, ReasoningFormat,
-    SpecialTokens, TemplateSources, ToolFormat,
+    AnswerFormats, ChatInput, ChatTemplate, Functions, OutputEvent, OutputParser, ParserSetup, Prompt,
+    ReasoningFormat, SpecialTokens, TemplateSources, ToolFormat,
 };
 use serde_json::{Value, json};
 
@@ -117,6 +117,7 @@ fn render(template: &ChatTemplate, messages: &[Value], add_generation_prompt: bo
         add_generation_prompt,
         kwargs: &kwargs,
         now_unix_s: 0,
+        formats: AnswerFormats::default(),
     };
-    template.render(&input).ok()
+    template.render(&input).ok().map(Prompt::into_text)
 }

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use folio_engine::{Event, FinishReason, Request, SamplingParams};
 use folio_kv::{Identity, Root, TenantId};
 use folio_model::GenerationConfig;
-use folio_text::{ChatInput, DetokenizeOptions, Detokenizer, StopMatcher, TextError};
+use folio_text::{AnswerFormats, ChatInput, DetokenizeOptions, Detokenizer, StopMatcher, TextError};
 use serde_json::Value;
 
 use crate::cli::SamplingArgs;
@@ -91,16 +91,17 @@ pub fn raw_prompt(runtime: &Runtime, text: &str) -> Result<Vec<u32>> {
 pub fn chat_prompt(runtime: &Runtime, messages: &[Value]) -> Result<Vec<u32>> {
     let template = runtime.template.as_ref().ok_or(TextError::NoTemplate)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs() as i64);
-    let text = template.render(&ChatInput {
+    let prompt = template.render(&ChatInput {
         messages,
         tools: None,
         documents: None,
         add_generation_prompt: true,
         kwargs: &serde_json::Map::new(),
         now_unix_s: now,
+        formats: AnswerFormats::default(),
     })?;
     // The template writes the special tokens itself.
-    Ok(runtime.tokenizer.encode(&text, false, PROMPT_BYTES_MAX)?)
+    Ok(runtime.tokenizer.encode_prompt(&prompt, false, PROMPT_BYTES_MAX)?)
 }
 
 /// Generates, calling `show` with each piece of text. `interrupt` ends the answer early.

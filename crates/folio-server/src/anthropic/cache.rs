@@ -6,11 +6,12 @@
 
 use folio_engine::request::RetentionRange;
 use folio_kv::DEFAULT_PRIORITY;
+use folio_text::Prompt;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use crate::app::State;
-use crate::chat::{Conversation, encode};
+use crate::chat::{Conversation, encode_prompt};
 use crate::error::ApiError;
 use crate::fields::Fields;
 
@@ -145,20 +146,20 @@ pub struct Breakpoint {
     pub ttl: Ttl,
 }
 
-/// Finds the places. `source` is the conversation before it was rendered to `text` and tokenized to `tokens`. A template that
+/// Finds the places. `source` is the conversation before it was rendered to `prompt` and tokenized to `tokens`. A template that
 /// cannot render a conversation cut short leaves the breakpoint where the one before it is.
 pub fn place(
     state: &State,
     source: &Conversation,
     marks: &Marks,
-    text: &str,
+    prompt: &Prompt,
     tokens: &[u32],
 ) -> Vec<Breakpoint> {
     let mut reached = 0;
     let mut out = Vec::with_capacity(marks.list.len());
     for mark in &marks.list {
-        let shared = shared_text(state, source, &mark.place, text);
-        let cut = encode(state, shared, false, true, "messages").unwrap_or_default();
+        let shared = shared_prompt(state, source, &mark.place, prompt);
+        let cut = encode_prompt(state, &shared, false, true, "messages").unwrap_or_default();
         let agreed = cut.iter().zip(tokens).take_while(|(a, b)| a == b).count() as u32;
         reached = reached.max(agreed);
         out.push(Breakpoint { tokens: reached, ttl: mark.control.ttl });
@@ -166,8 +167,8 @@ pub fn place(
     out
 }
 
-/// The beginning of `text` that the conversation up to `place` decides.
-fn shared_text<'a>(state: &State, source: &Conversation, place: &Place, text: &'a str) -> &'a str {
+/// The beginning of `prompt` that the conversation up to `place` decides.
+fn shared_prompt(state: &State, source: &Conversation, place: &Place, prompt: &Prompt) -> Prompt {
     let shared = |messages: Vec<Value>, tools: Option<usize>| {
         let tools = tools.map_or_else(|| source.tools.clone(), |count| source.tools.first(count));
         let mut cut = Conversation {
@@ -178,9 +179,7 @@ fn shared_text<'a>(state: &State, source: &Conversation, place: &Place, text: &'
             add_generation_prompt: false,
             continue_final: false,
         };
-        let other = cut.render(state).unwrap_or_default();
-        let same = text.bytes().zip(other.bytes()).take_while(|(a, b)| a == b).count();
-        &text[..text.floor_char_boundary(same)]
+        prompt.shared(&cut.render(state).unwrap_or_default())
     };
     match place {
         Place::End => shared(source.messages.clone(), None),
@@ -199,8 +198,8 @@ fn shared_text<'a>(state: &State, source: &Conversation, place: &Place, text: &'
             let Some(system) = system else { return alone };
             let after = shared(vec![system.clone(), another_user(source)], Some(*count));
             let tools = source.tools.first(*count);
-            let shown = |text: &str| tools.last_name().is_some_and(|name| text.contains(name));
-            if shown(after) && !shown(alone) { after } else { alone }
+            let shown = |prompt: &Prompt| tools.last_name().is_some_and(|name| prompt.text().contains(name));
+            if shown(&after) && !shown(&alone) { after } else { alone }
         }
     }
 }

@@ -27,7 +27,7 @@ pub use models::{model, models};
 pub use request::REFUSED;
 
 use crate::app::State;
-use crate::chat::{check_model, encode};
+use crate::chat::{check_model, encode_prompt};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generate::{Job, PromptJob, json_response};
@@ -124,9 +124,9 @@ impl Asked {
         // Rendering puts the messages the template's way; the breakpoints' cuts begin with the client's.
         let source = (!self.marks.is_empty()).then(|| self.conversation.clone());
         let rendered = self.conversation.prompt(state, self.include_reasoning)?;
-        let tokens = encode(state, &rendered.text, false, any_length, "messages")?;
+        let tokens = encode_prompt(state, &rendered.prompt, false, any_length, "messages")?;
         let breakpoints = match source.filter(|_| !any_length) {
-            Some(source) => cache::place(state, &source, &self.marks, &rendered.text, &tokens),
+            Some(source) => cache::place(state, &source, &self.marks, &rendered.prompt, &tokens),
             None => Vec::new(),
         };
         Ok(Prompt { tokens, reading: rendered.reading, breakpoints })

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::answer::{Answer, Keeper};
 use crate::app::State;
-use crate::chat::{Conversation, check_model, encode};
+use crate::chat::{Conversation, check_model, encode_prompt};
 use crate::error::ApiError;
 use crate::fields::{Fields, parse};
 use crate::generate::{Job, PromptJob, unix_s};
@@ -118,7 +118,7 @@ pub fn prepare(state: &State, arrival: &Arrival) -> Result<Prepared, ApiError> {
     let rendered = conversation.prompt(state, true)?;
     generation.reading = rendered.reading;
     generation.follow(state, Some(&conversation))?;
-    let mut tokens = encode(state, &rendered.text, false, false, "input")?;
+    let mut tokens = encode_prompt(state, &rendered.prompt, false, false, "input")?;
     let params = generation.fit(&mut tokens, facts, "input")?;
     let retention = generation.cache.ranges(tokens.len() as u32)?;
 

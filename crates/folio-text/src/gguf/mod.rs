@@ -37,6 +37,7 @@ pub(crate) fn tokenizer(file: &str, vocabulary: &Vocabulary<'_>) -> Result<Token
                 return Err(bad(format!("its pre-tokenizer `{name}` is not supported; supported: {known}")));
             };
             let library = byte_level(vocabulary, pre).map_err(bad)?;
+            let library = crate::library::Library::new(library).map_err(bad)?;
             (Encoder::Library(Box::new(library)), json!({"type": "ByteLevel"}), pre.add_bos)
         }
         "llama" => {
@@ -158,6 +159,7 @@ fn special_tokens(vocabulary: &Vocabulary<'_>) -> SpecialTokens {
         eos: token(ids.eos),
         pad: token(ids.pad),
         unk: token(ids.unk),
+        added: added(vocabulary).map(|(_, text, special)| (text.to_owned(), special)).collect(),
         ..SpecialTokens::default()
     };
     for (name, token) in

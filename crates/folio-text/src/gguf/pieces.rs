@@ -12,6 +12,7 @@ use std::collections::{BinaryHeap, HashMap};
 use folio_model::checkpoint::gguf::{TokenKind, Vocabulary};
 
 use super::{added, strips_right, texts};
+use crate::added::{Added, AddedTokens, parts};
 
 /// What stands for a space.
 const SPACE: &str = "▁";
@@ -24,7 +25,7 @@ pub(crate) struct Pieces {
     is_text: Vec<bool>,
     bytes: [Option<u32>; 256],
     unk: Option<u32>,
-    added: Added,
+    added: AddedTokens,
     space_prefix: bool,
 }
 
@@ -55,7 +56,7 @@ impl Pieces {
             is_text: vocabulary.kinds.iter().map(text).collect(),
             bytes,
             unk: vocabulary.ids.unk,
-            added: Added::new(vocabulary),
+            added: added_tokens(vocabulary)?,
             space_prefix: vocabulary.add_space_prefix.unwrap_or(true),
             ids,
             tokens,
@@ -75,23 +76,13 @@ impl Pieces {
         self.tokens.get(id as usize).map(String::as_str)
     }
 
-    pub(crate) fn encode(&self, text: &str) -> Vec<u32> {
+    /// No token is found across one of `breaks`.
+    pub(crate) fn encode(&self, text: &str, breaks: &[usize]) -> Vec<u32> {
         let mut out = Vec::with_capacity(text.len() / 3 + 1);
-        let mut rest = text;
-        while !rest.is_empty() {
-            let found = self.added.find(rest);
-            let (plain, after) = match found {
-                Some((start, token)) => (&rest[..start], Some((token, start))),
-                None => (rest, None),
-            };
-            if !plain.is_empty() {
-                self.encode_plain(plain, &mut out);
-            }
-            let Some((token, start)) = after else { break };
-            out.push(token.id);
-            rest = &rest[start + token.text.len()..];
-            if token.strips_right {
-                rest = rest.trim_start();
+        for (range, token) in parts(&self.added.find(text, breaks), text.len()) {
+            match token {
+                Some(id) => out.push(id),
+                None => self.encode_plain(&text[range], &mut out),
             }
         }
         out
@@ -131,40 +122,11 @@ impl Pieces {
 }
 
 /// Tokens that are looked for in the text as it stands; the leftmost wins, then the longest.
-struct Added {
-    /// By first byte, longest first.
-    by_first: HashMap<u8, Vec<AddedPiece>>,
-}
-
-struct AddedPiece {
-    id: u32,
-    text: String,
-    strips_right: bool,
-}
-
-impl Added {
-    fn new(vocabulary: &Vocabulary<'_>) -> Self {
-        let mut by_first: HashMap<u8, Vec<AddedPiece>> = HashMap::new();
-        for (id, text, special) in added(vocabulary) {
-            let Some(first) = text.as_bytes().first() else { continue };
-            let strips_right = special && strips_right(vocabulary, text);
-            by_first.entry(*first).or_default().push(AddedPiece { id, text: text.to_owned(), strips_right });
-        }
-        for pieces in by_first.values_mut() {
-            pieces.sort_by_key(|piece| std::cmp::Reverse(piece.text.len()));
-        }
-        Self { by_first }
-    }
-
-    /// The first token in `text` and where it starts.
-    fn find(&self, text: &str) -> Option<(usize, &AddedPiece)> {
-        text.bytes().enumerate().find_map(|(at, byte)| {
-            let pieces = self.by_first.get(&byte)?;
-            let piece =
-                pieces.iter().find(|piece| text.as_bytes()[at..].starts_with(piece.text.as_bytes()))?;
-            Some((at, piece))
-        })
-    }
+fn added_tokens(vocabulary: &Vocabulary<'_>) -> Result<AddedTokens, String> {
+    AddedTokens::new(added(vocabulary).map(|(id, text, special)| {
+        let strips_right = special && strips_right(vocabulary, text);
+        (text.to_owned(), Added { id, strips_right, ..Added::default() })
+    }))
 }
 
 /// A run of the text that is, or may become, a token; empty once merged into its left neighbour.

@@ -5,7 +5,9 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Value};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 
-use super::{json, strftime};
+use super::guards::printed;
+use super::meter::meter;
+use super::{guards, json, strftime, wrapped};
 
 /// The template called `raise_exception` with this message.
 #[derive(Debug, thiserror::Error)]
@@ -24,19 +26,29 @@ pub(super) fn refusal(error: &Error) -> Option<String> {
     None
 }
 
+/// Without templates: those are compiled by `machine`.
 pub(super) fn environment() -> Environment<'static> {
-    let mut environment = Environment::new();
+    let mut environment = Environment::empty();
     environment.set_auto_escape_callback(|_| AutoEscape::None);
-    let mut syntax = SyntaxConfig::builder();
-    syntax.trim_blocks(true).lstrip_blocks(true);
-    if let Ok(syntax) = syntax.build() {
-        environment.set_syntax(syntax);
-    }
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    environment.add_filter("tojson", tojson);
-    environment.add_test("iterable", is_iterable);
+    environment.set_formatter(|out, state, value| {
+        // Escaping makes six characters of one.
+        let escaped = !matches!(state.auto_escape(), AutoEscape::None) && !value.is_safe();
+        let meter = meter(state);
+        let bytes = printed(meter, value)?;
+        meter.make(bytes.saturating_mul(if escaped { 6 } else { 1 }))?;
+        minijinja::escape_formatter(out, state, value)
+    });
+    guards::add_to(&mut environment);
+    wrapped::add_to(&mut environment);
     environment.add_function("raise_exception", raise_exception);
     environment
+}
+
+/// As transformers has it.
+pub(super) fn syntax() -> SyntaxConfig {
+    let mut syntax = SyntaxConfig::builder();
+    syntax.trim_blocks(true).lstrip_blocks(true);
+    syntax.build().unwrap_or_default()
 }
 
 fn raise_exception(message: String) -> Result<Value, Error> {
@@ -44,12 +56,12 @@ fn raise_exception(message: String) -> Result<Value, Error> {
 }
 
 /// As in Python: an undefined variable iterates as nothing, `None` does not iterate at all.
-fn is_iterable(value: &Value) -> bool {
+pub(super) fn is_iterable(value: &Value) -> bool {
     !value.is_none() && value.try_iter().is_ok()
 }
 
 /// `json.dumps(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
-fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
+pub(super) fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
     let style = json::Style {
         ensure_ascii: kwargs.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
         indent: indent(kwargs.get::<Option<Value>>("indent")?)?,
@@ -132,11 +144,12 @@ pub(super) fn strip_generation_tags(source: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::machine::Machine;
     use super::*;
 
     fn render(source: &str) -> Result<String, Error> {
-        environment()
-            .render_str(&strip_generation_tags(source), Value::from_pairs([("x", Value::from("<é>"))]))
+        let machine = Machine::compile("test", strip_generation_tags(source), syntax())?;
+        machine.render(&environment(), Value::from_pairs([("x", Value::from("<é>"))]))
     }
 
     #[test]

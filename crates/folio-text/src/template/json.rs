@@ -6,8 +6,10 @@ use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 use serde_json::Value as Json;
 
-/// Keeps the order of keys.
-pub(super) fn to_value(json: &Json) -> Value {
+use super::breaking::SEAMS;
+
+/// Keeps the order of keys. Every text in it, keys too, goes through `text`.
+pub(super) fn to_value(json: &Json, text: &dyn Fn(&str) -> Value) -> Value {
     match json {
         Json::Null => Value::from(()),
         Json::Bool(b) => Value::from(*b),
@@ -16,10 +18,10 @@ pub(super) fn to_value(json: &Json) -> Value {
             (None, Some(u)) => Value::from(u),
             (None, None) => Value::from(n.as_f64().unwrap_or(f64::NAN)),
         },
-        Json::String(s) => Value::from(s.as_str()),
-        Json::Array(items) => Value::from(items.iter().map(to_value).collect::<Vec<_>>()),
+        Json::String(s) => text(s),
+        Json::Array(items) => Value::from(items.iter().map(|item| to_value(item, text)).collect::<Vec<_>>()),
         Json::Object(map) => {
-            Value::from_pairs(map.iter().map(|(key, value)| (key.as_str(), to_value(value))))
+            Value::from_pairs(map.iter().map(|(key, value)| (text(key), to_value(value, text))))
         }
     }
 }
@@ -163,6 +165,8 @@ impl Writer<'_> {
                 '\t' => self.out.push_str("\\t"),
                 '\u{8}' => self.out.push_str("\\b"),
                 '\u{c}' => self.out.push_str("\\f"),
+                // Taken out again once everything is rendered.
+                c if SEAMS.contains(&c) => self.out.push(c),
                 c if c < ' ' || (self.style.ensure_ascii && !(' '..='~').contains(&c)) => {
                     for unit in c.encode_utf16(&mut [0; 2]) {
                         let _ = write!(self.out, "\\u{unit:04x}");
@@ -199,6 +203,10 @@ fn python_float(number: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn to_value(json: &Json) -> Value {
+        super::to_value(json, &|text| text.into())
+    }
     use serde_json::json;
 
     #[test]

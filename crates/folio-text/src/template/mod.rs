@@ -2,14 +2,19 @@
 //!
 //! Owns: finding a checkpoint's templates, compiling them, and rendering them as transformers' Jinja does. Must never:
 //! read a clock (the date is an input), touch the network or the disk while rendering, or run without a bound (templates
-//! come from strangers: fuel and recursion are limited).
+//! come from strangers: instructions, recursion, bytes made and work inside instructions are limited; see `machine`).
 //!
 //! Cost: compiled once; rendering is linear in the conversation.
 
+mod breaking;
 mod functions;
+mod guards;
 mod json;
+mod machine;
+mod meter;
 mod strftime;
 mod tools;
+mod wrapped;
 
 pub use strftime::rfc_3339;
 pub use tools::TemplateTools;
@@ -22,7 +27,12 @@ use minijinja::{Environment, ErrorKind, Value};
 use serde_json::Value as Json;
 
 use crate::error::TextError;
+use crate::prompt::Prompt;
+use crate::reasoning::ReasoningFormat;
 use crate::tokenizer::{Object, SpecialTokens, parse_object, read_optional};
+use crate::tools::ToolFormat;
+use breaking::{Breaking, Markers, Taken};
+use machine::Machine;
 
 /// Where templates were found: name -> (source, origin for messages).
 #[derive(Clone, Debug, Default)]
@@ -43,12 +53,25 @@ pub struct ChatInput<'a> {
     pub kwargs: &'a Object,
     /// Seconds since 1970 UTC, for templates that print the date.
     pub now_unix_s: i64,
+    /// How the model marks reasoning and calls: where an earlier answer has them in its content, the marks stay marks.
+    pub formats: AnswerFormats,
+}
+
+/// How answers are told apart into text, reasoning and calls.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AnswerFormats {
+    pub tools: Option<&'static ToolFormat>,
+    pub reasoning: Option<&'static ReasoningFormat>,
 }
 
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    templates: BTreeMap<String, Machine>,
     origins: BTreeMap<String, String>,
     special: BTreeMap<String, String>,
+    markers: Option<Markers>,
+    /// What the templates have of [`breaking::SEAMS`].
+    taken: Taken,
 }
 
 impl std::fmt::Debug for ChatTemplate {
@@ -164,17 +187,21 @@ impl ChatTemplate {
         }
         let mut environment = functions::environment();
         environment.set_fuel(Some(FUEL));
-        let mut origins = BTreeMap::new();
+        let (mut origins, mut templates) = (BTreeMap::new(), BTreeMap::new());
+        let mut taken = Taken::default();
+        let texts: Vec<&str> = sources.templates.values().map(|(source, _)| source.as_str()).collect();
+        texts.iter().for_each(|source| taken.see_text(source));
+        let markers = Markers::new(&special.added, &texts);
         for (name, (source, origin)) in sources.templates {
             let source = functions::strip_generation_tags(&source);
-            environment
-                .add_template_owned(name.clone(), source)
+            let machine = Machine::compile(&name, source, functions::syntax())
                 .map_err(|e| TextError::BadTemplate { origin: origin.clone(), reason: describe(&e) })?;
+            templates.insert(name.clone(), machine);
             origins.insert(name, origin);
         }
         let special =
             special.named.iter().map(|(name, text)| (format!("{name}_token"), text.clone())).collect();
-        Ok(Some(Self { environment, origins, special }))
+        Ok(Some(Self { environment, templates, origins, special, markers, taken }))
     }
 
     /// Where the default template came from, for the line printed at start.
@@ -182,16 +209,18 @@ impl ChatTemplate {
         self.origins.get(DEFAULT).or_else(|| self.origins.values().next()).map_or("", String::as_str)
     }
 
-    /// Renders with `tool_use` when tools are given and such a template exists, else with `default`.
-    pub fn render(&self, input: &ChatInput<'_>) -> Result<String, TextError> {
+    /// Renders with `tool_use` when tools are given and such a template exists, else with `default`. Markers in the
+    /// conversation are broken; see [`Prompt`].
+    pub fn render(&self, input: &ChatInput<'_>) -> Result<Prompt, TextError> {
         let name = match input.tools {
             Some(_) if self.origins.contains_key(TOOL_USE) => TOOL_USE,
             _ => DEFAULT,
         };
         let known = || self.origins.keys().cloned().collect::<Vec<_>>().join(", ");
-        let origin = self
+        let (origin, template) = self
             .origins
             .get(name)
+            .zip(self.templates.get(name))
             .ok_or_else(|| TextError::UnknownTemplate { name: name.into(), known: known() })?;
         if let Some(name) = RESERVED.iter().find(|name| input.kwargs.contains_key(**name)) {
             return Err(TextError::ReservedKwarg(name.to_string()));
@@ -200,27 +229,63 @@ impl ChatTemplate {
             Some(message) => TextError::Refused(message),
             None => TextError::Render { origin: origin.clone(), reason: describe(&error) },
         };
-        let template = self.environment.get_template(name).map_err(fail)?;
-        template.render(self.variables(input)).map_err(fail)
+        let breaking = Breaking::new(self.markers.as_ref(), &self.taken, input)?;
+        let text = template.render(&self.environment, self.variables(input, &breaking)).map_err(fail)?;
+        Ok(Prompt::new(text, breaking.seam))
     }
 
-    fn variables(&self, input: &ChatInput<'_>) -> Value {
+    fn variables(&self, input: &ChatInput<'_>, breaking: &Breaking<'_>) -> Value {
+        let text = |text: &str| Value::from(breaking.text(text, &[]));
         let mut variables: Vec<(String, Value)> = Vec::new();
         for (name, text) in &self.special {
             variables.push((name.clone(), Value::from(text.clone())));
         }
         for (name, value) in input.kwargs {
-            variables.push((name.clone(), json::to_value(value)));
+            variables.push((name.clone(), json::to_value(value, &text)));
         }
-        let list = |items: &[Json]| Value::from(items.iter().map(json::to_value).collect::<Vec<_>>());
-        let optional = |items: Option<&[Json]>| items.map_or(Value::from(()), list);
-        variables.push(("messages".into(), list(input.messages)));
+        let optional = |items: Option<&[Json]>| {
+            let list =
+                |items: &[Json]| items.iter().map(|item| json::to_value(item, &text)).collect::<Vec<_>>();
+            items.map_or(Value::from(()), |items| Value::from(list(items)))
+        };
+        let messages = input.messages.iter().map(|message| message_value(message, input, breaking));
+        variables.push(("messages".into(), Value::from(messages.collect::<Vec<_>>())));
         variables.push(("tools".into(), optional(input.tools)));
+        variables.push((meter::INPUT_BYTES.into(), Value::from(input_bytes(input))));
         variables.push(("documents".into(), optional(input.documents)));
         variables.push(("add_generation_prompt".into(), Value::from(input.add_generation_prompt)));
         variables.push(("strftime_now".into(), functions::strftime_now(input.now_unix_s)));
         Value::from_pairs(variables)
     }
+}
+
+/// Roughly what the conversation takes.
+fn input_bytes(input: &ChatInput<'_>) -> usize {
+    fn of(value: &Json) -> usize {
+        16 + match value {
+            Json::String(text) => text.len(),
+            Json::Array(items) => items.iter().map(of).sum(),
+            Json::Object(map) => map.iter().map(|(key, value)| key.len() + of(value)).sum(),
+            _ => 0,
+        }
+    }
+    let lists = [Some(input.messages), input.tools, input.documents];
+    let kwargs = input.kwargs.values().map(of).sum::<usize>();
+    lists.into_iter().flatten().flatten().map(of).sum::<usize>() + kwargs
+}
+
+fn message_value(message: &Json, input: &ChatInput<'_>, breaking: &Breaking<'_>) -> Value {
+    let text = |text: &str| Value::from(breaking.text(text, &[]));
+    let Some(fields) = message.as_object().filter(|_| message["role"] == "assistant") else {
+        return json::to_value(message, &text);
+    };
+    Value::from_pairs(fields.iter().map(|(key, value)| match value {
+        Json::String(content) if key == "content" => {
+            let own = breaking::own_markers(input, content);
+            (text(key), Value::from(breaking.text(content, &own)))
+        }
+        value => (text(key), json::to_value(value, &text)),
+    }))
 }
 
 /// The whole chain of causes on one line.

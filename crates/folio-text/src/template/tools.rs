@@ -6,7 +6,8 @@
 
 use serde_json::{Value as Json, json};
 
-use super::{ChatInput, ChatTemplate};
+use super::{AnswerFormats, ChatInput, ChatTemplate};
+use crate::prompt::Prompt;
 use crate::tokenizer::Object;
 
 /// How messages have to be put to a template.
@@ -41,11 +42,8 @@ impl ChatTemplate {
 
     /// The templates' own texts, the one for tools first.
     pub fn sources(&self) -> impl Iterator<Item = String> {
-        let names =
-            [super::TOOL_USE, super::DEFAULT].into_iter().filter(|name| self.origins.contains_key(*name));
-        names
-            .filter_map(|name| self.environment.get_template(name).ok())
-            .map(|template| template.source().to_owned())
+        let names = [super::TOOL_USE, super::DEFAULT].into_iter();
+        names.filter_map(|name| self.templates.get(name)).map(|template| template.source().to_owned())
     }
 
     pub fn tools(&self) -> TemplateTools {
@@ -109,7 +107,8 @@ impl ChatTemplate {
             add_generation_prompt: true,
             kwargs,
             now_unix_s: 0,
+            formats: AnswerFormats::default(),
         };
-        self.render(&input).ok()
+        self.render(&input).ok().map(Prompt::into_text)
     }
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use folio_model::backend::{Batch, KvFormat, KvLayout, Span};
-use folio_text::{ChatInput, ChatTemplate, Tokenizer};
+use folio_text::{AnswerFormats, ChatInput, ChatTemplate, Tokenizer};
 use serde::{Deserialize, Serialize};
 
 use super::{name, render};
@@ -376,16 +376,17 @@ fn read_questions(path: &Path) -> Result<Vec<Question>> {
 fn prompts(questions: &[Question], template: &ChatTemplate, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>> {
     let kwargs = serde_json::Map::new();
     let prompt = |question: &Question| -> Result<Vec<u32>> {
-        let text = template.render(&ChatInput {
+        let prompt = template.render(&ChatInput {
             messages: &question.messages,
             tools: None,
             documents: None,
             add_generation_prompt: true,
             kwargs: &kwargs,
             now_unix_s: 0,
+            formats: AnswerFormats::default(),
         })?;
         // The template writes the special tokens itself.
-        Ok(tokenizer.encode(&text, false, PROMPT_BYTES_MAX)?)
+        Ok(tokenizer.encode_prompt(&prompt, false, PROMPT_BYTES_MAX)?)
     };
     questions.iter().map(prompt).collect()
 }
