@@ -39,6 +39,9 @@ struct Window {
     read: usize,
 }
 
+/// Tokens without certain text that are decoded again with every further one.
+const WAITING_MAX: usize = 8;
+
 impl Detokenizer {
     pub fn new(options: DetokenizeOptions) -> Self {
         Self {
@@ -109,6 +112,7 @@ impl Detokenizer {
     /// Moves all complete characters from `pending` to `out`, broken bytes as U+FFFD (the maximal-subpart rule of
     /// `String::from_utf8_lossy`), and keeps a beginning that may still be completed.
     fn drain(&mut self, out: &mut String) {
+        crate::work::add(self.pending.len());
         let mut done = 0;
         loop {
             let rest = &self.pending[done..];
@@ -138,16 +142,17 @@ impl Detokenizer {
     fn push_window(&mut self, tokenizer: &Tokenizer, id: u32, out: &mut String) {
         self.window.ids.push(id);
         let (before, after) = self.window_texts(tokenizer);
-        // An unfinished character shows as U+FFFD at the end; wait, but not for ever.
-        let waiting =
-            after.ends_with(char::REPLACEMENT_CHARACTER) && self.window.ids.len() - self.window.read < 8;
-        if after.len() > before.len() && !waiting {
-            if let Some(new) = after.get(before.len()..) {
-                out.push_str(new);
-            }
-            self.window.ids.drain(..self.window.read);
-            self.window.read = self.window.ids.len();
+        // An unfinished character shows as U+FFFD at the end; wait for it, and for tokens that add no text, but not for ever.
+        let waits = self.window.ids.len() - self.window.read < WAITING_MAX;
+        let unfinished = after.len() <= before.len() || after.ends_with(char::REPLACEMENT_CHARACTER);
+        if unfinished && waits {
+            return;
         }
+        if let Some(new) = after.get(before.len()..) {
+            out.push_str(new);
+        }
+        self.window.ids.drain(..self.window.read);
+        self.window.read = self.window.ids.len();
     }
 
     fn flush_window(&mut self, tokenizer: &Tokenizer, out: &mut String) {
@@ -157,6 +162,7 @@ impl Detokenizer {
     }
 
     fn window_texts(&self, tokenizer: &Tokenizer) -> (String, String) {
+        crate::work::add(self.window.read + self.window.ids.len());
         let skip = self.options.skip_special_tokens;
         let before = tokenizer.library_decode(&self.window.ids[..self.window.read], skip);
         (before, tokenizer.library_decode(&self.window.ids, skip))

@@ -6,23 +6,60 @@
 //! Invariant: what is released and where it stops depend on the text alone, not on how it was cut into pieces. The match
 //! that *ends* first wins; among those ending together, the longest.
 //!
-//! Cost: each piece is searched once together with at most the longest stop string's length of older text.
+//! Cost: each byte of text moves every stop string's automaton by amortized constant work (Knuth, Morris and Pratt, *Fast pattern
+//! matching in strings*, 1977), whatever the strings and the text are. Making them is linear in their bytes.
+
+use crate::work;
 
 #[derive(Clone, Debug, Default)]
 pub struct StopMatcher {
-    /// Non-empty strings.
-    stops: Vec<String>,
+    /// Of non-empty strings.
+    stops: Vec<Stop>,
     include: bool,
+    /// What was held back, behind some that was released already.
     held: String,
-    longest: usize,
+    released: usize,
+}
+
+/// A stop string, and how much of it the text ends with.
+#[derive(Clone, Debug)]
+struct Stop {
+    text: Box<[u8]>,
+    /// Of the first `n` bytes: the longest end that is also a beginning, and shorter than `n`.
+    borders: Box<[u32]>,
+    matched: usize,
+}
+
+impl Stop {
+    fn new(text: String) -> Self {
+        let text = text.into_bytes().into_boxed_slice();
+        work::add(text.len());
+        let mut borders = vec![0u32; text.len() + 1];
+        for end in 1..text.len() {
+            let mut border = borders[end] as usize;
+            while border > 0 && text[border] != text[end] {
+                border = borders[border] as usize;
+            }
+            borders[end + 1] = (border + usize::from(text[border] == text[end])) as u32;
+        }
+        Self { text, borders: borders.into(), matched: 0 }
+    }
+
+    /// The text goes on with `byte`. True: it ends with the stop string.
+    fn push(&mut self, byte: u8) -> bool {
+        while self.matched > 0 && self.text[self.matched] != byte {
+            self.matched = self.borders[self.matched] as usize;
+        }
+        self.matched += usize::from(self.text[self.matched] == byte);
+        self.matched == self.text.len()
+    }
 }
 
 impl StopMatcher {
     /// `include`: a matched stop string is part of the output. Empty strings are ignored.
     pub fn new(stops: impl IntoIterator<Item = String>, include: bool) -> Self {
-        let stops: Vec<String> = stops.into_iter().filter(|stop| !stop.is_empty()).collect();
-        let longest = stops.iter().map(String::len).max().unwrap_or(0);
-        Self { stops, include, held: String::new(), longest }
+        let stops = stops.into_iter().filter(|stop| !stop.is_empty()).map(Stop::new).collect();
+        Self { stops, include, held: String::new(), released: 0 }
     }
 
     /// Takes text as it is generated; appends to `out` what is safe to show. Returns the index of the stop string
@@ -32,16 +69,25 @@ impl StopMatcher {
             out.push_str(text);
             return None;
         }
+        let before = self.held.len();
         self.held.push_str(text);
-        if let Some((start, end, index)) = self.first_match() {
-            out.push_str(&self.held[..if self.include { end } else { start }]);
-            self.held.clear();
+        work::add(text.len() * self.stops.len());
+        if let Some((end, index)) = self.first_match(text) {
+            let end = before + end;
+            let start = end - self.stops[index].text.len();
+            out.push_str(&self.held[self.released..if self.include { end } else { start }]);
+            self.restart();
             return Some(index);
         }
-        let keep = self.prefix_suffix();
+        let keep = self.stops.iter().map(|stop| stop.matched).max().unwrap_or(0);
         let release = self.held.len() - keep;
-        out.push_str(&self.held[..release]);
-        self.held.drain(..release);
+        out.push_str(&self.held[self.released..release]);
+        self.released = release;
+        if keep <= release {
+            // Moved at most once for each byte that was released.
+            work::add(keep);
+            self.held.drain(..std::mem::take(&mut self.released));
+        }
         None
     }
 
@@ -53,35 +99,37 @@ impl StopMatcher {
 
     /// The stream ended without a match: what was held back is ordinary text.
     pub fn finish(&mut self, out: &mut String) {
-        out.push_str(&self.held);
+        out.push_str(&self.held[self.released..]);
+        self.restart();
+    }
+
+    fn restart(&mut self) {
         self.held.clear();
+        self.released = 0;
+        self.stops.iter_mut().for_each(|stop| stop.matched = 0);
     }
 
     /// Bytes held back now.
     pub fn held_bytes(&self) -> usize {
-        self.held.len()
+        self.held.len() - self.released
     }
 
-    /// (start, end, index) of the match that ends first.
-    fn first_match(&self) -> Option<(usize, usize, usize)> {
-        let matches = self.stops.iter().enumerate().filter_map(|(index, stop)| {
-            let start = self.held.find(stop.as_str())?;
-            Some((start, start + stop.len(), index))
-        });
-        matches.min_by_key(|&(start, end, index)| (end, start, index))
-    }
-
-    /// Length of the longest suffix of the held text that begins some stop string.
-    fn prefix_suffix(&self) -> usize {
-        let held = self.held.as_bytes();
-        let most = held.len().min(self.longest - 1);
-        (1..=most)
-            .rev()
-            .find(|&len| {
-                let suffix = &held[held.len() - len..];
-                self.stops.iter().any(|stop| stop.len() > len && stop.as_bytes().starts_with(suffix))
-            })
-            .unwrap_or(0)
+    /// The match that ends first in `text`, by its end there, and of those the longest.
+    fn first_match(&mut self, text: &str) -> Option<(usize, usize)> {
+        for (at, byte) in text.bytes().enumerate() {
+            let mut found: Option<usize> = None;
+            for index in 0..self.stops.len() {
+                let longer = |found: usize| self.stops[index].text.len() > self.stops[found].text.len();
+                let better = found.is_none_or(longer);
+                if self.stops[index].push(byte) && better {
+                    found = Some(index);
+                }
+            }
+            if let Some(index) = found {
+                return Some((at + 1, index));
+            }
+        }
+        None
     }
 }
 
@@ -157,6 +205,31 @@ mod tests {
                     let pieces = [&text[..cut], &text[cut..second], &text[second..]];
                     assert_eq!(stream(stops, false, &pieces), whole, "{stops:?} {pieces:?}");
                 }
+            }
+        }
+    }
+
+    /// Against the definition: for every end of the text, whether some stop string ends there.
+    #[test]
+    fn the_automaton_agrees_with_looking_at_every_end() {
+        let stops = ["aab", "aabaa", "b", "abab", "ba|"];
+        let mut seed = 7u64;
+        for _ in 0..500 {
+            let mut text = String::new();
+            for _ in 0..24 {
+                seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                text.push(['a', 'a', 'b', '|'][(seed >> 60) as usize % 4]);
+            }
+            for used in [&stops[..2], &stops[3..], &stops[1..2]] {
+                let first = (1..=text.len()).find_map(|end| {
+                    let ending = used.iter().enumerate().filter(|(_, stop)| text[..end].ends_with(**stop));
+                    ending.max_by_key(|(_, stop)| stop.len()).map(|(at, stop)| (end - stop.len(), at))
+                });
+                let expected = match first {
+                    Some((start, at)) => (text[..start].to_owned(), Some(at)),
+                    None => (text.clone(), None),
+                };
+                assert_eq!(stream(used, false, &[&text]), expected, "{text} {used:?}");
             }
         }
     }

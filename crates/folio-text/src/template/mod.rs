@@ -201,7 +201,9 @@ impl ChatTemplate {
             None => TextError::Render { origin: origin.clone(), reason: describe(&error) },
         };
         let template = self.environment.get_template(name).map_err(fail)?;
-        template.render(self.variables(input)).map_err(fail)
+        let rendered = template.render(self.variables(input)).map_err(fail)?;
+        crate::work::add(rendered.len());
+        Ok(rendered)
     }
 
     fn variables(&self, input: &ChatInput<'_>) -> Value {
