@@ -10,7 +10,6 @@
 //! | `lines` | the lines of input and output files |
 //! | `multipart` | the form in which a file is uploaded |
 //! | `store` | files and batches, in memory or in a folder |
-//! | `turns` | how many lines run at once, and whose |
 //! | `run` | one batch, from validating to its end |
 //! | `routes` | HTTP |
 
@@ -19,16 +18,15 @@ mod multipart;
 pub(crate) mod routes;
 mod run;
 mod store;
-mod turns;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::sync::{Notify, Semaphore};
-use turns::Turns;
 
 use crate::app::State;
 use crate::error::ServerError;
+use crate::fair_queue::FairQueue;
 use store::Store;
 
 /// Added to the class of a batch's tenant for its lines: behind every tenant's interactive requests.
@@ -95,7 +93,7 @@ impl Default for BatchLimits {
 pub(crate) struct Batches {
     store: Store,
     /// One for each line that may run.
-    turns: Turns,
+    turns: FairQueue<Arc<str>>,
     uploads: Semaphore,
     /// The server drains: no line is begun any more.
     stopping: Notify,
@@ -105,7 +103,8 @@ impl Batches {
     pub fn open(config: &BatchConfig) -> Result<Self, ServerError> {
         Ok(Self {
             store: Store::open(config)?,
-            turns: Turns::new(config.limits.in_flight),
+            // Lines wait in their batches, of which there are so many.
+            turns: FairQueue::new(config.limits.in_flight, usize::MAX),
             uploads: Semaphore::new(config.limits.uploads.max(1)),
             stopping: Notify::new(),
         })

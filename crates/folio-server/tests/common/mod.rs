@@ -123,6 +123,8 @@ pub struct Plan {
     /// Submissions wait for [`FakeEngine::step`]; else they are answered at once.
     pub manual: bool,
     pub health: Option<Health>,
+    /// Submitting panics.
+    pub panics: bool,
 }
 
 #[derive(Default)]
@@ -230,6 +232,8 @@ impl Engine for FakeEngine {
     }
 
     fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<CancelFlag, Rejected> {
+        let panics = self.plan.lock().unwrap().panics;
+        assert!(!panics, "as the test wants it");
         let mut plan = self.plan.lock().unwrap();
         if plan.reject.is_some() && plan.accept == 0 {
             return Err(plan.reject.take().unwrap());
@@ -298,6 +302,8 @@ impl Engine for FakeEngine {
 
     fn stop(&self) {
         *self.phase.lock().unwrap() = "stopped";
+        self.live.lock().unwrap().iter().for_each(|live| live.flag.cancel());
+        self.step();
     }
 }
 
