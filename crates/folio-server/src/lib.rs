@@ -48,6 +48,7 @@ mod responses;
 mod retain;
 mod routing;
 mod safety;
+mod secret;
 mod serve;
 mod shape;
 mod shared_prefixes;
@@ -72,6 +73,7 @@ pub use generate::unix_s;
 pub use params::SamplingDefaults;
 pub use reading::Parsers;
 pub use safety::Safety;
+pub use secret::Secret;
 pub use serve::{Addresses, Listeners, Server, check, run, serve};
 
 /// Goes on after a panic elsewhere: nothing under these locks panics between two statements that belong together.

@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 
 use super::lines::{Endpoint, Usage};
 use super::multipart::{Part, boundary, parts};
-use super::store::{Batch, Counts, FileMeta, Record, Status, Store};
+use super::store::{Batch, Counts, FileMeta, Record, Status, Store, VERSION};
 use super::{KEPT_S, WINDOW_S, run};
 use crate::app::State;
 use crate::error::ApiError;
@@ -342,6 +342,7 @@ fn read(state: &State, tenant: &Tenant, body: &[u8]) -> Result<Record, ApiError>
     }
     let now = unix_s();
     Ok(Record {
+        version: VERSION,
         id: format!("batch_{}", fresh_id()),
         owner,
         key: tenant.key.to_string(),

@@ -196,6 +196,13 @@ impl Live {
             self.sink.deliver(Event::Prompt { cached_tokens: cached, prompt_logprobs: scores, kept: None });
         }
         let params = &self.request.sampling;
+        if params.max_tokens == 0 {
+            // A prefix that is only computed.
+            (0..self.choices.len()).for_each(|choice| {
+                self.sink.deliver(finished(choice as u32, FinishReason::Length, None));
+            });
+            return false;
+        }
         for index in 0..self.choices.len() {
             let Some(tokens) = &mut self.choices[index] else { continue };
             let choice = index as u32;
@@ -275,7 +282,9 @@ impl Engine for FakeEngine {
     }
 
     fn stats(&self) -> Arc<EngineStats> {
-        Arc::new(EngineStats { running: self.live() as u32, ..Default::default() })
+        let mut stats = EngineStats { running: self.live() as u32, ..Default::default() };
+        stats.cache.block_tokens = 16;
+        Arc::new(stats)
     }
 
     fn holdings(&self, _tenant: TenantId) -> Holdings {
