@@ -46,7 +46,7 @@ static ALLOCATOR: Counting = Counting;
 const CONNECTIONS: usize = 10_000;
 const STREAMS: usize = 1_000;
 /// Of an idle connection: its socket, its buffers, hyper's and ours.
-const BYTES_PER_CONNECTION: i64 = 16 << 10;
+const BYTES_PER_CONNECTION: i64 = 24 << 10;
 
 const ADDRESS: &str = "FOLIO_LOAD_ADDRESS";
 const KIND: &str = "FOLIO_LOAD_KIND";

@@ -22,7 +22,7 @@ mod store;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 
 use crate::app::State;
 use crate::error::ServerError;
@@ -71,21 +71,11 @@ pub struct BatchLimits {
     pub kept: usize,
     /// Lines that run at once, of all batches together.
     pub in_flight: usize,
-    /// Uploads that are held in memory at once.
-    pub uploads: usize,
 }
 
 impl Default for BatchLimits {
     fn default() -> Self {
-        Self {
-            file_bytes: 100 << 20,
-            lines: 50_000,
-            files: 1000,
-            running: 32,
-            kept: 500,
-            in_flight: 8,
-            uploads: 4,
-        }
+        Self { file_bytes: 100 << 20, lines: 50_000, files: 1000, running: 32, kept: 500, in_flight: 8 }
     }
 }
 
@@ -94,7 +84,6 @@ pub(crate) struct Batches {
     store: Store,
     /// One for each line that may run.
     turns: FairQueue<Arc<str>>,
-    uploads: Semaphore,
     /// The server drains: no line is begun any more.
     stopping: Notify,
 }
@@ -105,7 +94,6 @@ impl Batches {
             store: Store::open(config)?,
             // Lines wait in their batches, of which there are so many.
             turns: FairQueue::new(config.limits.in_flight, usize::MAX),
-            uploads: Semaphore::new(config.limits.uploads.max(1)),
             stopping: Notify::new(),
         })
     }

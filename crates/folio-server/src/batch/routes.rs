@@ -54,9 +54,7 @@ pub async fn upload(Shared(state): Shared<Arc<State>>, request: Request) -> Answ
     let announced =
         head.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
     let waits = state.config.limits.body_timeout;
-    // Held while the file is in memory. Whoever sends slowly holds it for as long as the file's size explains, and no longer.
-    let turn = tokio::time::timeout(waits, state.batches.uploads.acquire()).await;
-    let turn = turn.map_err(|_| ApiError::busy("Too many files are being uploaded.", 5))?;
+    // Whoever sends slowly is waited for as long as the file's size explains, and no longer.
     let patience =
         waits + Duration::from_secs((announced.unwrap_or(most).min(most) / LEAST_BYTES_A_SECOND) as u64);
     let mut held = state.unread.hold(&tenant.gate);
@@ -65,15 +63,16 @@ pub async fn upload(Shared(state): Shared<Arc<State>>, request: Request) -> Answ
         let message = format!("The file did not arrive within {} s.", patience.as_secs());
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
     })??;
-    let (shared, owner) = (state.clone(), state.tenants.owner(&tenant));
-    let kept = tokio::task::spawn_blocking(move || {
+    let (shared, owner, bytes) = (state.clone(), state.tenants.owner(&tenant), body.len());
+    let kept = state.off_thread(tenant.id, bytes, move || {
+        // What the file takes in memory is counted until it is kept.
+        let _held = held;
         let form = parts(&body, &boundary)
             .map_err(|why| ApiError::bad_request(format!("The upload is damaged: {why}.")))?;
         let form = Form::read(&form, most)?;
         shared.batches.store.put(&owner, &form.filename, form.content, Some(unix_s() + form.seconds))
     });
-    let kept = kept.await.unwrap_or_else(|_| Err(ApiError::internal("the file could not be kept")))?;
-    drop((turn, held));
+    let kept = kept.await?;
     Ok(json_response(file_json(&kept).to_string()))
 }
 

@@ -373,7 +373,7 @@ impl Job {
         loop {
             let Ok(turn) = self.state.batches.turns.turn(&self.owner, 1).await else { return ran };
             let counted = self.state.in_flight.enter();
-            let _running = Running::one(self.state.metrics.batch_running.clone());
+            let running = Running::one(self.state.metrics.batch_running.clone());
             if self.state.draining.load(Ordering::Acquire) {
                 return ran;
             }
@@ -392,7 +392,7 @@ impl Job {
                 Err(error) if draining && error.status.is_server_error() => return ran,
                 Err(error) if again(&error).is_some() => {
                     // Others have their turn meanwhile.
-                    drop((turn, counted));
+                    drop((turn, counted, running));
                     let stopping = self.state.batches.stopping.notified();
                     if self.state.draining.load(Ordering::Acquire) {
                         return ran;
