@@ -232,8 +232,7 @@ mod tests {
         for task in tasks {
             task.await.unwrap();
         }
-        let ran = lock(&ran).clone();
-        ran
+        Arc::into_inner(ran).unwrap().into_inner().unwrap()
     }
 
     #[tokio::test]
