@@ -24,7 +24,7 @@ use crate::app::{Flight, State};
 use crate::choice::{Choice, Delta, Scored};
 use crate::error::ApiError;
 use crate::gate::{Entry, Need, TOKENS_EXPECTED, Ticket};
-use crate::http::{Arrival, JsonRequest};
+use crate::http::{Arrival, JsonRequest, caught};
 use crate::metrics::{FinishedChoice, FinishedPrompt};
 use crate::params::Generation;
 use crate::reading::Reading;
@@ -207,8 +207,12 @@ fn spawn(
     job.prompts.iter().for_each(|_| meter.request());
     let pump =
         Pump::new(state.clone(), tenant.clone(), (ticket, submitted), job, abort.clone(), (unread, output));
+    let (shared, running) = (state.clone(), abort.clone());
     tokio::spawn(async move {
-        pump.follow(receiver, flight).await;
+        if caught(pump.follow(receiver, flight)).await.is_none() {
+            shared.metrics.panicked();
+            running.cancel();
+        }
         drop(held);
     });
     Ok(abort)

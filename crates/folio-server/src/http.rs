@@ -153,7 +153,7 @@ pub async fn answered(
 }
 
 /// What comes of `future`, unless it panics: one request's failure ends no connection, and is counted.
-async fn caught<T>(future: impl Future<Output = T>) -> Option<T> {
+pub(crate) async fn caught<T>(future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(future);
     poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
         Ok(polled) => polled.map(Some),
