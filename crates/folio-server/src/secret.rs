@@ -33,3 +33,18 @@ impl fmt::Debug for Secret {
         f.write_str("***")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::declared::Declared;
+
+    #[test]
+    fn keys_are_in_nothing_that_is_printed() {
+        let file = r#"{"tenants": [{"name": "acme", "keys": ["fk-hidden"], "keys_env": ["MORE"]}]}"#;
+        let declared = Declared::parse(file, &|_| Some("from-outside".into())).unwrap();
+        assert_eq!(&*declared.tenants[0].keys[0], "fk-hidden");
+        let printed = format!("{declared:?}");
+        assert!(printed.contains("***") && printed.contains("acme"), "{printed}");
+        assert!(!printed.contains("hidden") && !printed.contains("outside"), "{printed}");
+    }
+}
