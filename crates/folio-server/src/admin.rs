@@ -22,13 +22,15 @@ use crate::http::{Listener, answered};
 use crate::prefixes::command;
 use crate::{pages, records};
 
-const OPEN: &[&str] = &["/health", "/ping"];
+const OPEN: &[&str] = &["/health", "/livez", "/readyz", "/ping"];
 
 pub(crate) fn router(state: &Arc<State>) -> Router {
     Router::new()
         .route("/health", get(pages::health))
+        .route("/livez", get(pages::live))
+        .route("/readyz", get(pages::ready))
         .route("/ping", get(pages::ping))
-        .route("/metrics", get(pages::metrics))
+        .route("/metrics", get(pages::all_metrics))
         .route("/reset_prefix_cache", post(reset_prefix_cache))
         .route("/v1/usage/records", get(records::all))
         .fallback(pages::not_found)

@@ -10,13 +10,15 @@ use folio_engine::{
 };
 use folio_kv::{Holdings, Identity, Root, TenantId};
 use folio_text::{ChatTemplate, Tokenizer};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 
 use crate::audit::Audit;
 use crate::batch::Batches;
 use crate::cache_keys::CacheKeys;
 use crate::config::ServerConfig;
 use crate::error::{ApiError, ServerError};
+use crate::fair_queue::FairQueue;
+use crate::gate::Entry;
 use crate::metrics::Metrics;
 use crate::params::SamplingDefaults;
 use crate::reading::{Parsers, Readers};
@@ -146,12 +148,12 @@ pub(crate) struct State {
     pub cache_keys: CacheKeys,
     /// Set once, before anything is served.
     shared: OnceLock<SharedPrefixes>,
-    tokenizing: Arc<Semaphore>,
-    tokenizing_waiting: AtomicUsize,
+    /// Whose text is worked on next.
+    pub text: FairQueue<TenantId>,
     /// No new generation is taken.
     pub draining: AtomicBool,
     pub in_flight: Arc<InFlight>,
-    /// Bytes of answers that wait to be read.
+    /// Bytes that are held for requests.
     pub unread: Arc<Budget>,
 }
 
@@ -163,28 +165,32 @@ pub(crate) struct InFlight {
 }
 
 /// Counts as one while it lives.
+pub(crate) struct Counted(Arc<InFlight>);
+
+/// A generation, from its request's arrival until the engine is done with it.
 pub(crate) struct Flight {
-    all: Arc<InFlight>,
+    _counted: Option<Counted>,
     /// Id of the HTTP request.
     pub request: String,
+    /// Among its tenant's.
+    pub entry: Arc<Entry>,
 }
 
 impl Flight {
-    /// Of a generation that is part of what somebody else's flight counts.
-    pub fn within(request: &str) -> Self {
-        Arc::<InFlight>::default().enter().of(request)
+    pub fn new(counted: Counted, request: &str, entry: Arc<Entry>) -> Self {
+        Self { _counted: Some(counted), request: request.to_owned(), entry }
     }
 
-    pub fn of(mut self, request: &str) -> Self {
-        self.request = request.to_owned();
-        self
+    /// Of a generation that is part of what somebody else counts.
+    pub fn within(request: &str, entry: Arc<Entry>) -> Self {
+        Self { _counted: None, request: request.to_owned(), entry }
     }
 }
 
 impl InFlight {
-    pub fn enter(self: &Arc<Self>) -> Flight {
+    pub fn enter(self: &Arc<Self>) -> Counted {
         self.count.fetch_add(1, Ordering::AcqRel);
-        Flight { all: self.clone(), request: String::new() }
+        Counted(self.clone())
     }
 
     pub fn count(&self) -> usize {
@@ -204,10 +210,10 @@ impl InFlight {
     }
 }
 
-impl Drop for Flight {
+impl Drop for Counted {
     fn drop(&mut self) {
-        if self.all.count.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.all.changed.notify_waiters();
+        if self.0.count.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.changed.notify_waiters();
         }
     }
 }
@@ -231,7 +237,7 @@ impl State {
         let declared = std::mem::take(&mut config.tenants).prefixes;
         config.server_secret = None;
         let audit = config.audit_file.as_deref().map(Audit::open).transpose()?;
-        let tokenizing = Arc::new(Semaphore::new(config.limits.tokenizing.max(1)));
+        let text = FairQueue::new(config.limits.text_threads, config.limits.text_waiting);
         let meters = Arc::new(Meters::new(app.model.name(), config.usage_file.as_deref())?);
         let by_tenant = config
             .tenant_metrics
@@ -254,8 +260,7 @@ impl State {
             tenants,
             audit,
             cache_keys: CacheKeys::default(),
-            tokenizing,
-            tokenizing_waiting: AtomicUsize::new(0),
+            text,
             draining: AtomicBool::new(false),
             in_flight: Arc::default(),
             shared: OnceLock::new(),
@@ -292,30 +297,24 @@ impl State {
         })
     }
 
-    /// Runs `work` (rendering, tokenizing) off the async thread, a bounded number at a time, a bounded number in line.
+    /// Runs `work` (parsing, rendering, tokenizing) on a text thread, off the event loop, when it is the tenant's turn. `bytes`:
+    /// about how many are worked on.
     pub async fn off_thread<T: Send + 'static>(
         &self,
+        tenant: TenantId,
+        bytes: usize,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        struct Waiting<'a>(&'a AtomicUsize);
-        impl Drop for Waiting<'_> {
-            fn drop(&mut self) {
-                self.0.fetch_sub(1, Ordering::AcqRel);
-            }
-        }
-        let in_line = self.tokenizing_waiting.fetch_add(1, Ordering::AcqRel);
-        let waiting = Waiting(&self.tokenizing_waiting);
-        if in_line >= self.config.limits.tokenizing_waiting + self.config.limits.tokenizing {
-            return Err(ApiError::busy("Too many requests are being tokenized.", 1));
-        }
-        let permit = self.tokenizing.clone().acquire_owned().await;
-        let result = tokio::task::spawn_blocking(move || {
+        let turn = self.text.turn(&tenant, bytes as u64).await;
+        let turn = turn.map_err(|_| ApiError::busy("Too many requests are being read and tokenized.", 1))?;
+        let done = tokio::task::spawn_blocking(move || {
             // Held until the work is done, even when the client left meanwhile.
-            let _permit = permit;
+            let _turn = turn;
             work()
         });
-        let result = result.await.unwrap_or_else(|_| Err(ApiError::internal("preparing the request failed")));
-        drop(waiting);
-        result
+        done.await.unwrap_or_else(|_| {
+            self.metrics.panicked();
+            Err(ApiError::internal("preparing the request failed"))
+        })
     }
 }

@@ -39,6 +39,8 @@ pub struct ServerConfig {
     pub safety: Safety,
     pub limits: Limits,
     pub batch: BatchConfig,
+    /// Threads of the event loop: connections, TLS, streams.
+    pub http_threads: usize,
     /// How long a drain waits for running requests before it cancels them.
     pub drain_timeout: Duration,
 }
@@ -76,6 +78,7 @@ impl Default for ServerConfig {
             safety: Safety::default(),
             limits: Limits::default(),
             batch: BatchConfig::default(),
+            http_threads: 1,
             drain_timeout: Duration::from_secs(120),
         }
     }
@@ -109,10 +112,10 @@ pub struct Limits {
     pub grammar_bytes: usize,
     /// Alternatives per token, for `logprobs`, `top_logprobs` and `prompt_logprobs`.
     pub logprobs: u32,
-    /// Prompts being rendered and tokenized at once, off the async thread; more wait in line.
-    pub tokenizing: usize,
-    /// Requests waiting for that; 429 above this.
-    pub tokenizing_waiting: usize,
+    /// Pieces of text work (parsing, rendering, tokenizing, long answers) done at once, off the event loop; more wait in line.
+    pub text_threads: usize,
+    /// Pieces waiting for that; 429 above this. One tenant may have half of the places.
+    pub text_waiting: usize,
     /// Connections of one listener. Beyond it the one idle for longest is closed.
     pub connections: usize,
     /// Bytes of a request's line and headers.
@@ -121,8 +124,8 @@ pub struct Limits {
     pub write_timeout: Duration,
     /// Bytes of one answer that are held for a client that has not accepted them; beyond it the answer ends.
     pub unread_bytes: usize,
-    /// Of all answers together.
-    pub unread_total_bytes: usize,
+    /// Bytes held for all requests together: bodies, prompts, and answers that were not accepted. One tenant may have half of them.
+    pub in_flight_bytes: usize,
     /// Time to send a request's head, and time between requests on a kept-alive connection.
     pub header_timeout: Duration,
     /// Time to send a request's body.
@@ -155,13 +158,13 @@ impl Default for Limits {
             responses: 4096,
             responses_bytes: 64 << 20,
             logprobs: 20,
-            tokenizing: 2,
-            tokenizing_waiting: 256,
+            text_threads: 2,
+            text_waiting: 512,
             connections: 16_384,
             header_bytes: 64 << 10,
             write_timeout: Duration::from_secs(120),
             unread_bytes: 256 << 20,
-            unread_total_bytes: 1 << 30,
+            in_flight_bytes: 1 << 30,
             header_timeout: Duration::from_secs(75),
             body_timeout: Duration::from_secs(60),
             request_timeout: None,

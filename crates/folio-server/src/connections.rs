@@ -154,7 +154,7 @@ impl Drop for Place {
 impl Busy {
     /// The answer, which keeps the connection busy until its last byte was taken.
     pub fn around(self, response: Response<Body>) -> Response<Body> {
-        response.map(|inner| Body::new(Answer { inner, _busy: self }))
+        response.map(|body| Body::new(Holding::new(body, self)))
     }
 }
 
@@ -176,12 +176,19 @@ impl Drop for Busy {
     }
 }
 
-struct Answer {
+/// A body, and what is held until its last byte was taken or nobody wants it any more.
+pub(crate) struct Holding<T> {
     inner: Body,
-    _busy: Busy,
+    _held: T,
 }
 
-impl HttpBody for Answer {
+impl<T> Holding<T> {
+    pub fn new(inner: Body, held: T) -> Self {
+        Self { inner, _held: held }
+    }
+}
+
+impl<T: Unpin> HttpBody for Holding<T> {
     type Data = Bytes;
     type Error = axum::Error;
 

@@ -14,6 +14,7 @@ use serde_json::value::RawValue;
 
 use crate::error::ServerError;
 use crate::gate::TenantLimits;
+use crate::secret::Secret;
 
 pub const FIRST_TENANT: u32 = 1 << 16;
 pub const FIRST_GROUP: u32 = 1 << 24;
@@ -40,7 +41,7 @@ pub struct DeclaredTenant {
     pub id: TenantId,
     pub name: String,
     /// Those of the file; it may have others in the file of keys.
-    pub keys: Vec<String>,
+    pub keys: Vec<Secret>,
     pub limits: Option<TenantLimits>,
     /// Its share of what several tenants want at once.
     pub weight: u32,
@@ -128,7 +129,7 @@ struct PrefixName {
 struct TenantEntry {
     name: String,
     #[serde(default)]
-    keys: Vec<String>,
+    keys: Vec<Secret>,
     #[serde(default)]
     keys_env: Vec<String>,
     weight: Option<u32>,
@@ -271,7 +272,7 @@ impl Declared {
             let value = environment(variable).filter(|value| !value.trim().is_empty());
             let value = value
                 .ok_or_else(|| wrong(&what, "keys_env", format!("the environment has no {variable}")))?;
-            keys.extend(value.split(',').map(|key| key.trim().to_owned()));
+            keys.extend(value.split(',').map(|key| Secret::from(key.trim())));
         }
         let weight = entry.weight.unwrap_or(1);
         if !(1..=folio_engine::config::TENANT_WEIGHT_MAX).contains(&weight) {
@@ -394,7 +395,10 @@ mod tests {
         )
         .expect("valid");
         let acme = &declared.tenants[0];
-        assert_eq!((acme.keys.join(" "), acme.weight, acme.group), ("k1 e1 e2".into(), 3, None));
+        assert_eq!(
+            (acme.keys.iter().map(|key| &**key).collect::<Vec<_>>().join(" "), acme.weight, acme.group),
+            ("k1 e1 e2".into(), 3, None)
+        );
         assert_eq!(declared.tenants[2].group, Some(0));
         assert_eq!((acme.class, acme.priority), (-2, PriorityRange { min: -5, max: i32::MAX }));
         assert_eq!((declared.tenants[1].class, declared.tenants[1].priority), (0, PriorityRange::default()));

@@ -20,6 +20,7 @@ use crate::choice::{Delta, Finish};
 use crate::completions::{Prompt, Prompts};
 use crate::error::ApiError;
 use crate::fields::{Fields, within};
+use crate::gate::Entry;
 use crate::generate::{Job, PromptJob, json_response, start};
 use crate::http::JsonRequest;
 use crate::params::{Generation, REFUSED, check_token_ids};
@@ -61,21 +62,22 @@ pub(crate) async fn create(
     Shared(state): Shared<Arc<State>>,
     request: JsonRequest,
 ) -> Result<Response<Body>, ApiError> {
-    let JsonRequest { tenant, id, body } = request;
-    let _flight = state.in_flight.enter().of(&id);
-    Ok(json_response(answer(&state, &tenant, (&id, body), |_| ()).await?))
+    let JsonRequest { tenant, id, body, held: _held, entry } = request;
+    let _counted = state.in_flight.enter();
+    Ok(json_response(answer(&state, &tenant, (&id, body, entry), |_| ()).await?))
 }
 
 /// The response to the request of this id and body, which the caller has counted in flight. `adjust` may change how it runs.
 pub(crate) async fn answer(
     state: &Arc<State>,
     tenant: &Tenant,
-    (id, body): (&str, Bytes),
+    (id, body, entry): (&str, Bytes, Arc<Entry>),
     adjust: impl FnOnce(&mut Generation),
 ) -> Result<String, ApiError> {
     let mut arrived = Instant::now();
     let shared = state.clone();
-    let mut prepared = state.off_thread(move || prepare(&shared, &body)).await?;
+    let bytes = body.len();
+    let mut prepared = state.off_thread(tenant.id, bytes, move || prepare(&shared, &body)).await?;
     tenant.check_priority(prepared.generation.priority)?;
     adjust(&mut prepared.generation);
     let Prepared { generation, inputs, form } = prepared;
@@ -94,7 +96,7 @@ pub(crate) async fn answer(
                 arrived,
                 asker: Default::default(),
             };
-            match start(state, tenant, job, Flight::within(id)) {
+            match start(state, tenant, job, Flight::within(id, entry.clone())) {
                 // What was computed so far is not thrown away because the rest has to wait.
                 Err(busy) if number > 0 && busy.status == StatusCode::TOO_MANY_REQUESTS => {
                     let seconds = busy.retry_after_s.unwrap_or(1).clamp(1, AGAIN_S_MAX);

@@ -1,16 +1,25 @@
 //! Reading a JSON object field by field, so that every refusal names its field.
 //!
 //! The body is scanned once and nothing is copied: values stay as slices of the body until their reader asks for a
-//! type, so a large array costs its final form and no tree of JSON values. Invariant: [`Fields::finish`] fails while a
-//! field is left unread, therefore nothing is ever accepted and ignored.
+//! type, so a large array costs its final form and no tree of JSON values. Before that, [`measure`] refuses what nests too deep
+//! or has too many names and values for what is made of them. Invariant: [`Fields::finish`] fails while a field is left unread,
+//! therefore nothing is ever accepted and ignored.
+//!
+//! Cost: linear in the body. A field is found by going along its object's names, of which there are a bounded number.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::fmt;
 
 use serde::de::{Deserialize, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
+use folio_text::work;
+
 use crate::error::ApiError;
+pub use measure::measure;
+
+mod measure;
 
 /// The fields of one JSON object, in order, not yet read.
 pub struct Fields<'a> {
@@ -69,6 +78,7 @@ impl<'a> Fields<'a> {
         if body.is_empty() {
             return Err(ApiError::bad_request("The request has no body; send one JSON object."));
         }
+        measure(body)?;
         let object: Object = serde_json::from_slice(body).map_err(|error| {
             ApiError::bad_request(format!(
                 "We could not parse the JSON body of your request: {error}. The body must be one JSON object."
@@ -85,11 +95,11 @@ impl<'a> Fields<'a> {
 
     fn checked(object: Object<'a>, path: String) -> Result<Self, ApiError> {
         let fields = object.0;
-        for (index, (name, _)) in fields.iter().enumerate() {
-            if fields[..index].iter().any(|(earlier, _)| earlier == name) {
-                let name = join(&path, name);
-                return Err(ApiError::invalid(name.clone(), format!("'{name}' is given twice.")));
-            }
+        work::add(fields.len());
+        let mut names = HashSet::with_capacity(fields.len());
+        if let Some((name, _)) = fields.iter().find(|(name, _)| !names.insert(&**name)) {
+            let name = join(&path, name);
+            return Err(ApiError::invalid(name.clone(), format!("'{name}' is given twice.")));
         }
         Ok(Self { fields, path })
     }
@@ -101,7 +111,9 @@ impl<'a> Fields<'a> {
 
     /// Takes a field as raw JSON; `null` counts as absent.
     pub fn raw(&mut self, name: &str) -> Option<&'a RawValue> {
-        let index = self.fields.iter().position(|(field, _)| field == name)?;
+        let index = self.fields.iter().position(|(field, _)| field == name);
+        work::add(index.unwrap_or(self.fields.len()));
+        let index = index?;
         let (_, value) = self.fields.remove(index);
         (value.get() != "null").then_some(value)
     }
@@ -170,6 +182,7 @@ fn join(path: &str, name: &str) -> String {
 
 /// Reads one raw value as `T`; errors name `path`.
 pub fn parse<'a, T: Deserialize<'a>>(value: &'a RawValue, path: &str) -> Result<T, ApiError> {
+    work::add(value.get().len());
     serde_json::from_str(value.get()).map_err(|error| {
         let text = error.to_string();
         let reason = in_json_words(text.split(" at line ").next().unwrap_or(&text));

@@ -3,12 +3,16 @@
 //! Owns: counting, per tenant, requests and tokens of the last minute, requests that run, and prompts that wait. Must never:
 //! refuse what only another tenant's traffic causes (that is the engine's queue), or keep a reservation past its request.
 //!
+//! A request that brings a body passes twice. It *enters* before a byte of the body is read ([`Gate::enter`]): what is refused there
+//! costs nothing. From then on it runs, until its answer was accepted or its client left, and counts among the minute's requests
+//! whatever becomes of it, but for being told to come again. Once its prompts are known it *reserves* tokens ([`Entry::reserve`]).
+//!
 //! Tokens are reserved before a request runs (its prompt, and what it may generate: `max_tokens` where it says, else
 //! [`TOKENS_EXPECTED`]) and settled after it with what it used, so a minute's tokens are neither exceeded by many requests
 //! at once nor lost to requests that ended early. A request larger than a whole minute's tokens waits for a full minute and
 //! leaves a debt. Both budgets refill steadily (a token bucket of one minute's size), so no boundary of a minute is worth waiting for.
 
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -26,7 +30,7 @@ pub struct TenantLimits {
     pub requests_per_minute: Option<u32>,
     /// Prompt and generated tokens, cached ones too.
     pub tokens_per_minute: Option<u64>,
-    /// Requests between their arrival and their end.
+    /// Requests between their arrival and the last byte of their answer.
     pub max_concurrent_requests: Option<u32>,
     /// Prompts that wait for their first token.
     pub max_queued_requests: Option<u32>,
@@ -90,10 +94,18 @@ pub(crate) struct Need {
     pub output_tokens: u64,
 }
 
-/// A request inside. Dropping it without [`Ticket::settle`] gives everything back that was not used.
+/// A request that was let in. It runs while anybody holds this.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    gate: Arc<Gate>,
+    /// It does not count among the minute's requests.
+    given_back: AtomicBool,
+}
+
+/// What is reserved for a request. Dropping it without [`Ticket::settle`] gives everything back that was not used.
 #[derive(Debug)]
 pub(crate) struct Ticket {
-    gate: Arc<Gate>,
+    entry: Arc<Entry>,
     /// Of the tokens' budget.
     reserved: f64,
     waiting: u32,
@@ -119,21 +131,17 @@ impl Gate {
         lock(&self.counts)
     }
 
-    /// Lets a request in, or says what it would exceed and when to come again. All or nothing.
-    pub fn admit(self: &Arc<Self>, need: Need, now: Instant) -> Result<Ticket, ApiError> {
+    /// Lets a request in, or says what it would exceed and when to come again. `prompts`: it brings some.
+    pub fn enter(self: &Arc<Self>, prompts: bool, now: Instant) -> Result<Arc<Entry>, ApiError> {
         let limits = &self.limits;
         let mut counts = self.counts();
-        let Counts { requests, tokens, running, waiting } = &mut *counts;
+        let Counts { requests, running, waiting, .. } = &mut *counts;
         if let Some(most) = limits.max_concurrent_requests.filter(|most| *running >= *most) {
             let message = format!("{running} of your requests are running, and {most} may run at once.");
             return Err(limited("requests", message, Duration::from_secs(1)));
         }
-        let in_line = waiting.saturating_add(need.prompts);
-        if let Some(most) = limits.max_queued_requests.filter(|most| in_line > *most && *waiting > 0) {
-            let message = format!(
-                "{waiting} of your prompts are waiting for their first token, and {most} may wait at once."
-            );
-            return Err(limited("requests", message, Duration::from_secs(1)));
+        if prompts {
+            self.check_waiting(*waiting, 1)?;
         }
         if let Some(bucket) = requests {
             bucket.refill(now);
@@ -144,7 +152,30 @@ impl Gate {
                 );
                 return Err(limited("requests", message, bucket.wait(1.0)));
             }
+            bucket.left -= 1.0;
         }
+        *running += 1;
+        Ok(Arc::new(Entry { gate: self.clone(), given_back: AtomicBool::new(false) }))
+    }
+
+    /// Whether so many prompts more may wait.
+    fn check_waiting(&self, waiting: u32, more: u32) -> Result<(), ApiError> {
+        let in_line = waiting.saturating_add(more);
+        match self.limits.max_queued_requests.filter(|most| in_line > *most && waiting > 0) {
+            None => Ok(()),
+            Some(most) => {
+                let message = format!(
+                    "{waiting} of your prompts are waiting for their first token, and {most} may wait at once."
+                );
+                Err(limited("requests", message, Duration::from_secs(1)))
+            }
+        }
+    }
+
+    fn reserve(&self, need: Need, now: Instant) -> Result<f64, ApiError> {
+        let mut counts = self.counts();
+        let Counts { tokens, waiting, .. } = &mut *counts;
+        self.check_waiting(*waiting, need.prompts)?;
         let mut reserved = 0.0;
         if let Some(bucket) = tokens {
             bucket.refill(now);
@@ -161,12 +192,8 @@ impl Gate {
             }
             bucket.left -= reserved;
         }
-        if let Some(bucket) = requests {
-            bucket.left -= 1.0;
-        }
-        *running += 1;
         *waiting += need.prompts;
-        Ok(Ticket { gate: self.clone(), reserved, waiting: need.prompts, settled: false })
+        Ok(reserved)
     }
 
     /// OpenAI's headers that tell what is left; nothing of what is not limited.
@@ -191,41 +218,63 @@ impl Gate {
     }
 }
 
+impl Entry {
+    /// Reserves what the request's prompts need, or says what they would exceed and when to come again. All or nothing.
+    pub fn reserve(self: &Arc<Self>, need: Need, now: Instant) -> Result<Ticket, ApiError> {
+        match self.gate.reserve(need, now) {
+            Ok(reserved) => {
+                Ok(Ticket { entry: self.clone(), reserved, waiting: need.prompts, settled: false })
+            }
+            Err(refused) => {
+                self.give_back();
+                Err(refused)
+            }
+        }
+    }
+
+    /// It was told to come again: as if it had never come.
+    pub fn give_back(&self) {
+        if self.given_back.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        if let Some(bucket) = &mut self.gate.counts().requests {
+            bucket.back(1.0);
+        }
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.gate.counts().running -= 1;
+    }
+}
+
 impl Ticket {
     /// One of the request's prompts does not wait any more.
     pub fn started(&mut self) {
         if self.waiting > 0 {
             self.waiting -= 1;
-            self.gate.counts().waiting -= 1;
+            self.entry.gate.counts().waiting -= 1;
         }
     }
 
     /// The request is over and used this many tokens.
     pub fn settle(mut self, used: u64) {
         self.settled = true;
-        if let Some(bucket) = &mut self.gate.counts().tokens {
+        if let Some(bucket) = &mut self.entry.gate.counts().tokens {
             bucket.back(self.reserved - used as f64);
         }
     }
 
-    /// The engine did not take it: as if it had never come.
-    pub fn refused(mut self) {
-        self.settled = true;
-        let mut counts = self.gate.counts();
-        let Counts { requests, tokens, .. } = &mut *counts;
-        if let Some(bucket) = requests {
-            bucket.back(1.0);
-        }
-        if let Some(bucket) = tokens {
-            bucket.back(self.reserved);
-        }
+    /// The engine did not take it.
+    pub fn refused(self) {
+        self.entry.give_back();
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        let mut counts = self.gate.counts();
-        counts.running -= 1;
+        let mut counts = self.entry.gate.counts();
         counts.waiting -= self.waiting;
         if let Some(bucket) = counts.tokens.as_mut().filter(|_| !self.settled) {
             bucket.back(self.reserved);
@@ -251,6 +300,11 @@ mod tests {
         (Arc::new(Gate::new(limits, now)), now)
     }
 
+    /// Lets a request in with what it needs.
+    fn admit(gate: &Arc<Gate>, need: Need, now: Instant) -> Result<Ticket, ApiError> {
+        gate.enter(true, now)?.reserve(need, now)
+    }
+
     fn need(prompt_tokens: u64, output_tokens: u64) -> Need {
         Need { prompts: 1, prompt_tokens, output_tokens }
     }
@@ -262,47 +316,47 @@ mod tests {
     #[test]
     fn requests_refill_steadily_and_say_when() {
         let (gate, now) = gate(TenantLimits { requests_per_minute: Some(6), ..Default::default() });
-        (0..6).for_each(|_| drop(gate.admit(need(1, 1), now).unwrap()));
-        let refused = gate.admit(need(1, 1), now).unwrap_err();
+        (0..6).for_each(|_| drop(admit(&gate, need(1, 1), now).unwrap()));
+        let refused = admit(&gate, need(1, 1), now).unwrap_err();
         assert_eq!(
             (refused.status.as_u16(), refused.kind, refused.retry_after_s),
             (429, "requests", Some(10))
         );
-        assert!(gate.admit(need(1, 1), seconds(now, 9.9)).is_err());
-        assert!(gate.admit(need(1, 1), seconds(now, 10.1)).is_ok());
-        assert!(gate.admit(need(1, 1), seconds(now, 10.1)).is_err(), "one at a time");
-        let admitted = (0..20).filter(|_| gate.admit(need(1, 1), seconds(now, 1000.0)).is_ok()).count();
+        assert!(admit(&gate, need(1, 1), seconds(now, 9.9)).is_err());
+        assert!(admit(&gate, need(1, 1), seconds(now, 10.1)).is_ok());
+        assert!(admit(&gate, need(1, 1), seconds(now, 10.1)).is_err(), "one at a time");
+        let admitted = (0..20).filter(|_| admit(&gate, need(1, 1), seconds(now, 1000.0)).is_ok()).count();
         assert_eq!(admitted, 6, "idle time is saved up for one minute");
     }
 
     #[test]
     fn tokens_are_reserved_and_settled_with_what_was_used() {
         let (gate, now) = gate(TenantLimits { tokens_per_minute: Some(1000), ..Default::default() });
-        let first = gate.admit(need(300, 300), now).unwrap();
-        let refused = gate.admit(need(300, 300), now).unwrap_err();
+        let first = admit(&gate, need(300, 300), now).unwrap();
+        let refused = admit(&gate, need(300, 300), now).unwrap_err();
         assert_eq!(
             (refused.kind, refused.retry_after_s),
             ("tokens", Some(12)),
             "200 of 600 at 1000 a minute"
         );
         first.settle(310);
-        let second = gate.admit(need(300, 300), now).expect("690 are left");
+        let second = admit(&gate, need(300, 300), now).expect("690 are left");
         drop(second);
-        assert!(gate.admit(need(300, 390), now).is_ok(), "what was not used is back");
+        assert!(admit(&gate, need(300, 390), now).is_ok(), "what was not used is back");
     }
 
     #[test]
     fn a_request_larger_than_a_minute_waits_for_a_full_one_and_leaves_a_debt() {
         let (gate, now) = gate(TenantLimits { tokens_per_minute: Some(1000), ..Default::default() });
-        let large = gate.admit(need(5000, 0), now).expect("nothing was used yet");
-        assert!(gate.admit(need(1, 0), now).is_err());
+        let large = admit(&gate, need(5000, 0), now).expect("nothing was used yet");
+        assert!(admit(&gate, need(1, 0), now).is_err());
         large.settle(5000);
         assert_eq!(
-            gate.admit(need(100, 0), now).unwrap_err().retry_after_s,
+            admit(&gate, need(100, 0), now).unwrap_err().retry_after_s,
             Some(246),
             "4,100 at 1,000 a minute"
         );
-        assert!(gate.admit(need(100, 0), seconds(now, 247.0)).is_ok());
+        assert!(admit(&gate, need(100, 0), seconds(now, 247.0)).is_ok());
     }
 
     #[test]
@@ -313,18 +367,18 @@ mod tests {
             ..Default::default()
         };
         let (gate, now) = gate(limits);
-        let mut one = gate.admit(need(1, 1), now).unwrap();
-        let two = gate.admit(need(1, 1), now).unwrap();
-        assert!(gate.admit(need(1, 1), now).unwrap_err().message.contains("waiting"));
+        let mut one = admit(&gate, need(1, 1), now).unwrap();
+        let two = admit(&gate, need(1, 1), now).unwrap();
+        assert!(admit(&gate, need(1, 1), now).unwrap_err().message.contains("waiting"));
         one.started();
         one.started();
-        let three = gate.admit(need(1, 1), now).unwrap();
+        let three = admit(&gate, need(1, 1), now).unwrap();
         drop(two);
-        let four = gate.admit(need(1, 1), now).unwrap();
-        assert!(gate.admit(need(1, 1), now).unwrap_err().message.contains("running"));
+        let four = admit(&gate, need(1, 1), now).unwrap();
+        assert!(admit(&gate, need(1, 1), now).unwrap_err().message.contains("running"));
         drop((one, three, four));
         let several = Need { prompts: 5, ..need(1, 1) };
-        assert!(gate.admit(several, now).is_ok(), "alone it may be as large as it likes");
+        assert!(admit(&gate, several, now).is_ok(), "alone it may be as large as it likes");
         let counts = gate.counts();
         assert_eq!((counts.running, counts.waiting), (0, 0));
     }
@@ -334,10 +388,10 @@ mod tests {
         let limits =
             TenantLimits { requests_per_minute: Some(2), tokens_per_minute: Some(100), ..Default::default() };
         let (gate, now) = gate(limits);
-        gate.admit(need(60, 0), now).unwrap().settle(60);
-        (0..5).for_each(|_| assert_eq!(gate.admit(need(60, 0), now).unwrap_err().kind, "tokens"));
-        gate.admit(need(40, 0), now).unwrap().refused();
-        gate.admit(need(40, 0), now).expect("a request and its tokens are left").settle(40);
+        admit(&gate, need(60, 0), now).unwrap().settle(60);
+        (0..5).for_each(|_| assert_eq!(admit(&gate, need(60, 0), now).unwrap_err().kind, "tokens"));
+        admit(&gate, need(40, 0), now).unwrap().refused();
+        admit(&gate, need(40, 0), now).expect("a request and its tokens are left").settle(40);
         let mut headers = HeaderMap::new();
         gate.tell(&mut headers, now);
         let header = |name: &str| headers[name].to_str().unwrap();
@@ -350,7 +404,7 @@ mod tests {
     #[test]
     fn without_limits_nothing_is_refused_and_nothing_told() {
         let (gate, now) = gate(TenantLimits::default());
-        let tickets: Vec<_> = (0..1000).map(|_| gate.admit(need(1 << 40, 1 << 20), now).unwrap()).collect();
+        let tickets: Vec<_> = (0..1000).map(|_| admit(&gate, need(1 << 40, 1 << 20), now).unwrap()).collect();
         drop(tickets);
         let mut headers = HeaderMap::new();
         gate.tell(&mut headers, now);

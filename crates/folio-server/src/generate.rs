@@ -15,7 +15,7 @@ use axum::http::{HeaderValue, Response, StatusCode, header};
 use folio_engine::handle::Rejected;
 use folio_engine::request::{RetentionRange, Timing, Token, TokenLogprobs};
 use folio_engine::{CancelFlag, Event, FinishReason, Micros, Request, SamplingParams};
-use folio_text::{DetokenizeOptions, Detokenizer};
+use folio_text::{DetokenizeOptions, Detokenizer, work};
 use judge::{Judge, Judged, Verdict};
 use serde_json::{Map, Value, json};
 use tokio::sync::{mpsc, oneshot};
@@ -23,8 +23,8 @@ use tokio::sync::{mpsc, oneshot};
 use crate::app::{Flight, State};
 use crate::choice::{Choice, Delta, Scored};
 use crate::error::ApiError;
-use crate::gate::{Need, TOKENS_EXPECTED, Ticket};
-use crate::http::{Arrival, JsonRequest};
+use crate::gate::{Entry, Need, TOKENS_EXPECTED, Ticket};
+use crate::http::{Arrival, JsonRequest, caught};
 use crate::metrics::{FinishedChoice, FinishedPrompt};
 use crate::params::Generation;
 use crate::reading::Reading;
@@ -86,17 +86,30 @@ pub(crate) async fn handle(
     request: JsonRequest,
     prepare: fn(&State, &Arrival) -> Result<Job, ApiError>,
 ) -> Result<Response<Body>, ApiError> {
+    let flight = Flight::new(state.in_flight.enter(), &request.id, request.entry.clone());
     let arrival = Arrival::new(request);
-    let flight = state.in_flight.enter().of(&arrival.id);
     let tenant = arrival.tenant.clone();
     let job = safety::prepared(&state, arrival, prepare).await?;
     run(&state, &tenant, job, flight).await
 }
 
+/// Bytes of an answer that are worked on at once, on the event loop.
+const AT_ONCE_BYTES: usize = 64 << 10;
 /// Bytes of a body that is read at once.
 const QUICK_BYTES: usize = 1024;
 /// What makes even a short body slow to read: everything that is compiled.
-const SLOW: [&[u8]; 7] = [b"format", b"structured", b"tool", b"grammar", b"schema", b"bad_words", b"\\u"];
+const SLOW: [&[u8]; 9] = [
+    b"format",
+    b"structured",
+    b"tool",
+    b"grammar",
+    b"schema",
+    b"bad_words",
+    b"\\u",
+    // A conversation that is kept here, of any length.
+    b"previous_response",
+    b"reference",
+];
 
 /// Whether a request is read in less time than it takes to hand it to another thread and back: some 100 us, more on a busy
 /// machine. An escape could spell any name, so a body with one is not quick.
@@ -178,7 +191,10 @@ fn spawn(
     // Bounded by bytes: `unread` counts what is in it.
     let (events, receiver) = mpsc::unbounded_channel();
     let mut job = job;
-    let ticket = admit(tenant, &mut job)?;
+    let prompts = job.prompts.iter().map(|prompt| size_of_val(&*prompt.tokens)).sum();
+    let mut held = state.unread.hold(&tenant.gate);
+    held.grow(prompts).inspect_err(|_| flight.entry.give_back())?;
+    let ticket = admit(tenant, &mut job, &flight.entry)?;
     let submitted = state.app.engine.now();
     let abort = match submit(state, tenant, &job, (&unread, events)) {
         Ok(abort) => abort,
@@ -191,12 +207,19 @@ fn spawn(
     job.prompts.iter().for_each(|_| meter.request());
     let pump =
         Pump::new(state.clone(), tenant.clone(), (ticket, submitted), job, abort.clone(), (unread, output));
-    tokio::spawn(pump.follow(receiver, flight));
+    let (shared, running) = (state.clone(), abort.clone());
+    tokio::spawn(async move {
+        if caught(pump.follow(receiver, flight)).await.is_none() {
+            shared.metrics.panicked();
+            running.cancel();
+        }
+        drop(held);
+    });
     Ok(abort)
 }
 
 /// Holds the job against what its tenant may have.
-fn admit(tenant: &Tenant, job: &mut Job) -> Result<Ticket, ApiError> {
+fn admit(tenant: &Tenant, job: &mut Job, entry: &Arc<Entry>) -> Result<Ticket, ApiError> {
     let asked = job.generation.max_tokens;
     let mut need = Need { prompts: job.prompts.len() as u32, prompt_tokens: 0, output_tokens: 0 };
     for prompt in &mut job.prompts {
@@ -214,7 +237,7 @@ fn admit(tenant: &Tenant, job: &mut Job) -> Result<Ticket, ApiError> {
         need.prompt_tokens += tokens as u64;
         need.output_tokens += u64::from(output) * u64::from(job.generation.n);
     }
-    tenant.gate.admit(need, Instant::now())
+    entry.reserve(need, Instant::now())
 }
 
 pub fn json_response(json: String) -> Response<Body> {
@@ -413,15 +436,20 @@ impl Pump {
         self.refuse_denied();
         loop {
             if !self.answered && self.slots.iter().all(|slot| slot.done) {
-                self.answer();
+                let bytes = if matches!(self.output, Output::Whole(_)) { self.gathered } else { 0 };
+                let Some(answered) = self.off_loop(bytes, Pump::answer).await else { return };
+                self = answered;
             }
             let running = self.slots.iter().any(|slot| !slot.ended);
             let judging = self.slots.iter().any(|slot| slot.judged.asking);
             tokio::select! {
                 event = events.recv(), if running => match event {
                     Some((prompt, event)) => {
-                        self.unread.release(event_bytes(&event));
-                        self.event(prompt, event);
+                        let bytes = event_bytes(&event);
+                        self.unread.release(bytes);
+                        let bytes = bytes + self.echo_bytes(prompt, &event);
+                        let Some(done) = self.off_loop(bytes, move |pump| pump.event(prompt, event)).await else { return };
+                        self = done;
                     }
                     None => {
                         self.fail(ApiError::internal("the engine stopped before the request was finished"));
@@ -443,6 +471,39 @@ impl Pump {
         }
         self.audit(&flight);
         drop(flight);
+    }
+
+    /// Does work on about so many bytes: at once where they are few, else on a text thread, when it is the tenant's turn. `None`: it
+    /// failed, and the request with it.
+    async fn off_loop(mut self, bytes: usize, work: impl FnOnce(&mut Self) + Send + 'static) -> Option<Self> {
+        if bytes <= AT_ONCE_BYTES {
+            work::add(bytes);
+            work(&mut self);
+            return Some(self);
+        }
+        let (state, abort) = (self.state.clone(), self.abort.clone());
+        // It was let in before: where the line is full, it does not wait in it.
+        let turn = state.text.turn(&self.tenant.id, bytes as u64).await;
+        let worked = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            work(&mut self);
+            self
+        });
+        let worked = worked.await;
+        if worked.is_err() {
+            state.metrics.panicked();
+            abort.cancel();
+        }
+        worked.ok()
+    }
+
+    /// Bytes of a prompt that are decoded, token by token, to be shown before its answer.
+    fn echo_bytes(&self, prompt: usize, event: &Event) -> usize {
+        let job = &self.job.prompts[prompt];
+        match event {
+            Event::Prompt { .. } if job.echo_logprobs => job.tokens.len() * gathered_bytes(None),
+            _ => 0,
+        }
     }
 
     /// Tells `unread` what is gathered, and ends the answer where that, or what the client did not accept, is too much.
@@ -803,6 +864,7 @@ mod tests {
             r#"{"text": {"format": {}}}"#,
             r#"{"tools": []}"#,
             r#"{"bad_words": ["a"]}"#,
+            r#"{"input": "on", "previous_response_id": "resp_1"}"#,
         ] {
             assert!(!is_quick(slow.as_bytes()), "{slow}");
         }

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::config::Limits;
 use crate::error::ApiError;
-use crate::fields::{Fields, parse};
+use crate::fields::{Fields, measure, parse};
 
 const NOT_IN_MESSAGES: &[(&str, &str)] = &[
     ("annotations", "they belong to web search, which is not available"),
@@ -118,7 +118,14 @@ pub fn for_template(messages: &mut [Value], template: &TemplateTools) -> Result<
                 // What a model wrote wrongly goes back to it as it was.
                 if text.is_empty() {
                     *arguments = Value::Object(Map::new());
-                } else if let Ok(object) = serde_json::from_str::<Map<String, Value>>(text) {
+                    continue;
+                }
+                // JSON inside of a string: the body's own measure did not look into it.
+                measure(text.as_bytes()).map_err(|error| ApiError {
+                    param: Some(format!("messages[{index}].tool_calls")),
+                    ..error
+                })?;
+                if let Ok(object) = serde_json::from_str::<Map<String, Value>>(text) {
                     *arguments = Value::Object(object);
                 }
             }

@@ -93,7 +93,25 @@ const SERVER: &[Documented] = &[
     doc("vllm:request_params_max_tokens", HISTOGRAM, "", "max_tokens as asked for, or what the context left"),
     doc("http_requests_total", COUNTER, "method, handler, status", "HTTP responses by route and status"),
     doc("folio:connections", GAUGE, "", "Open HTTP connections"),
-    doc("folio:unread_bytes", GAUGE, "", "Bytes of answers that clients have not accepted yet"),
+    doc(
+        "folio:in_flight_bytes",
+        GAUGE,
+        "",
+        "Bytes held for requests: bodies, prompts, and answers that clients have not accepted yet",
+    ),
+    doc(
+        "folio:text_waiting",
+        GAUGE,
+        "",
+        "Pieces of text work (parsing, rendering, tokenizing) that wait for a text thread",
+    ),
+    doc(
+        "folio:event_loop_lag_seconds",
+        HISTOGRAM,
+        "",
+        "How much later than wanted the event loop did something: all other work of its thread came first",
+    ),
+    doc("folio:panics_total", COUNTER, "", "Requests whose handling panicked and that were answered 500"),
     doc(
         "folio:batch_lines_total",
         COUNTER,
@@ -298,7 +316,12 @@ pub struct Metrics {
     http: Family<Labels, Counter>,
     pub connections: prometheus_client::metrics::gauge::Gauge,
     /// Set before a page is written.
-    pub unread: prometheus_client::metrics::gauge::Gauge,
+    pub in_flight_bytes: prometheus_client::metrics::gauge::Gauge,
+    pub text_waiting: prometheus_client::metrics::gauge::Gauge,
+    lag: Histogram,
+    panics: Counter,
+    /// What is said of each tenant, where that was asked for: not for strangers.
+    by_tenant: Option<Registry>,
     batch_lines: Family<Labels, Counter>,
     /// Lines of batches that run.
     pub batch_running: prometheus_client::metrics::gauge::Gauge,
@@ -339,8 +362,14 @@ fn seconds(edges: &[f64]) -> Histogram {
 impl Metrics {
     /// `by_tenant`: what the page says of each tenant, where that was asked for.
     pub(crate) fn new(app: &App, by_tenant: Option<TenantCollector>) -> Self {
-        let mut registry =
-            Registry::with_labels([("model_name".into(), app.model.name().to_owned().into())].into_iter());
+        let registry =
+            || Registry::with_labels([("model_name".into(), app.model.name().to_owned().into())].into_iter());
+        let of_tenants = by_tenant.map(|by_tenant| {
+            let mut tenants = registry();
+            tenants.register_collector(Box::new(by_tenant));
+            tenants
+        });
+        let mut registry = registry();
         let mut metrics = Self {
             registry: Registry::default(),
             prompt_tokens: Counter::default(),
@@ -366,7 +395,11 @@ impl Metrics {
             params_max_tokens: seconds(SIZES),
             http: Family::default(),
             connections: Default::default(),
-            unread: Default::default(),
+            in_flight_bytes: Default::default(),
+            text_waiting: Default::default(),
+            lag: seconds(OVERHEAD_S),
+            panics: Counter::default(),
+            by_tenant: None,
             batch_lines: Family::default(),
             batch_running: Default::default(),
             masks: Arc::default(),
@@ -385,10 +418,7 @@ impl Metrics {
         }
         metrics.register(&mut registry);
         registry.register_collector(Box::new(EngineCollector(app.engine.clone())));
-        if let Some(by_tenant) = by_tenant {
-            registry.register_collector(Box::new(by_tenant));
-        }
-        metrics.registry = registry;
+        (metrics.registry, metrics.by_tenant) = (registry, of_tenants);
         metrics
     }
 
@@ -406,7 +436,9 @@ impl Metrics {
                 "folio:safety_verdicts" => registry.register(name, *help, self.safety.clone()),
                 "http_requests" => registry.register(name, *help, self.http.clone()),
                 "folio:connections" => registry.register(name, *help, self.connections.clone()),
-                "folio:unread_bytes" => registry.register(name, *help, self.unread.clone()),
+                "folio:in_flight_bytes" => registry.register(name, *help, self.in_flight_bytes.clone()),
+                "folio:text_waiting" => registry.register(name, *help, self.text_waiting.clone()),
+                "folio:panics" => registry.register(name, *help, self.panics.clone()),
                 "folio:batch_lines" => registry.register(name, *help, self.batch_lines.clone()),
                 "folio:batch_lines_running" => registry.register(name, *help, self.batch_running.clone()),
                 _ => registry.register(name, *help, self.histogram(name).clone()),
@@ -431,6 +463,7 @@ impl Metrics {
             "vllm:request_params_n" => &self.params_n,
             "vllm:request_params_max_tokens" => &self.params_max_tokens,
             "folio:request_overhead_seconds" => &self.overhead,
+            "folio:event_loop_lag_seconds" => &self.lag,
             "folio:grammar_compile_seconds" => &self.masks.compile,
             "folio:grammar_mask_seconds" => &self.masks.mask,
             "folio:grammar_wait_seconds" => &self.masks.wait,
@@ -451,6 +484,16 @@ impl Metrics {
     /// A request took this much longer than it was in the engine.
     pub fn overhead(&self, time: Duration) {
         self.overhead.observe(time.as_secs_f64());
+    }
+
+    /// The event loop came so much later than it wanted.
+    pub fn lag(&self, late: Duration) {
+        self.lag.observe(late.as_secs_f64());
+    }
+
+    /// A request was not handled to its end.
+    pub fn panicked(&self) {
+        self.panics.inc();
     }
 
     pub fn first_token(&self, after: Duration) {
@@ -525,9 +568,14 @@ impl Metrics {
     }
 
     /// The page: OpenMetrics where the scraper accepts it, else Prometheus' classic text.
-    pub fn render(&self, openmetrics: bool) -> Result<(String, &'static str), fmt::Error> {
+    /// `tenants`: with what is said of each tenant, by its name.
+    pub fn render(&self, openmetrics: bool, tenants: bool) -> Result<(String, &'static str), fmt::Error> {
         let mut text = String::new();
         encode(&mut text, &self.registry)?;
+        if let Some(by_tenant) = self.by_tenant.as_ref().filter(|_| tenants) {
+            text.truncate(text.trim_end().strip_suffix("# EOF").map_or(text.len(), str::len));
+            encode(&mut text, by_tenant)?;
+        }
         if openmetrics {
             return Ok((text, "application/openmetrics-text; version=1.0.0; charset=utf-8"));
         }

@@ -8,18 +8,19 @@ use axum::extract::{Path, Request, State as Shared};
 use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Uri, header};
 use axum::response::IntoResponse;
 use folio_engine::handle::Health;
+use folio_kv::TenantId;
 use serde_json::{Value, json};
 
 use crate::anthropic;
 use crate::app::State;
-use crate::chat::{Conversation, check_model, encode, encode_prompt};
 use crate::error::ApiError;
-use crate::fields::Fields;
 use crate::generate::json_response;
-use crate::http::JsonRequest;
-use crate::params::check_token_ids;
 
 type Answer = Result<Response<Body>, ApiError>;
+
+/// Whose turn it is to have a page written that is nobody's in particular, and about how much work that is.
+const NOBODY: TenantId = TenantId(u32::MAX);
+const PAGE_BYTES: usize = 32 << 10;
 
 /// OpenAI's list or, for clients that say a version of Anthropic's API, Anthropic's.
 pub async fn models(Shared(state): Shared<Arc<State>>, request: Request) -> Answer {
@@ -71,11 +72,28 @@ pub async fn health(Shared(state): Shared<Arc<State>>) -> Answer {
     }
 }
 
-pub async fn metrics(Shared(state): Shared<Arc<State>>, headers: HeaderMap) -> Answer {
+/// On the serving port, which strangers reach: names of tenants are for operators.
+pub async fn metrics(state: Shared<Arc<State>>, headers: HeaderMap) -> Answer {
+    let operator = state.tenants.is_operator(&headers);
+    figures(state, headers, operator).await
+}
+
+/// On the second listener.
+pub async fn all_metrics(state: Shared<Arc<State>>, headers: HeaderMap) -> Answer {
+    figures(state, headers, true).await
+}
+
+async fn figures(Shared(state): Shared<Arc<State>>, headers: HeaderMap, tenants: bool) -> Answer {
     let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("");
-    state.metrics.unread.set(state.unread.held() as i64);
-    let page = state.metrics.render(accept.contains("application/openmetrics-text"));
-    let (text, content_type) = page.map_err(|_| ApiError::internal("the metrics could not be written"))?;
+    let openmetrics = accept.contains("application/openmetrics-text");
+    state.metrics.in_flight_bytes.set(state.unread.held() as i64);
+    state.metrics.text_waiting.set(state.text.waiting() as i64);
+    let shared = state.clone();
+    let page = state.off_thread(NOBODY, PAGE_BYTES, move || {
+        let page = shared.metrics.render(openmetrics, tenants);
+        page.map_err(|_| ApiError::internal("the metrics could not be written"))
+    });
+    let (text, content_type) = page.await?;
     Ok(([(header::CONTENT_TYPE, HeaderValue::from_static(content_type))], text).into_response())
 }
 
@@ -83,58 +101,18 @@ pub async fn version(Shared(state): Shared<Arc<State>>) -> Response<Body> {
     json_response(json!({"version": state.app.version}).to_string())
 }
 
-pub async fn ping(state: Shared<Arc<State>>) -> Answer {
+/// Whether the process answers at all: also while it drains, and while the engine cannot go on.
+pub async fn live() -> Response<Body> {
+    json_response(json!({"status": "ok"}).to_string())
+}
+
+/// Whether requests should be sent here: what `/health` says.
+pub async fn ready(state: Shared<Arc<State>>) -> Answer {
     health(state).await
 }
 
-/// vLLM's `/tokenize`: a prompt, or messages through the chat template.
-pub async fn tokenize(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Answer {
-    let shared = state.clone();
-    let json = state.off_thread(move || tokenized(&shared, &request.body)).await?;
-    Ok(json_response(json.to_string()))
-}
-
-fn tokenized(state: &State, body: &[u8]) -> Result<Value, ApiError> {
-    let mut fields = Fields::of_body(body)?;
-    check_model(&mut fields, state)?;
-    let special = fields.take::<bool>("add_special_tokens")?;
-    let strings = fields.take("return_token_strs")?.unwrap_or(false);
-    let prompt = fields.take::<String>("prompt")?;
-    // Counting is what this is for, so a text longer than the context is no error here.
-    let tokens = match prompt {
-        Some(prompt) => {
-            fields.finish(&[])?;
-            encode(state, &prompt, special.unwrap_or(true), true, "prompt")?
-        }
-        None => {
-            let mut conversation = Conversation::read(&mut fields, &state.config.limits)?;
-            fields.finish(&[])?;
-            encode_prompt(state, &conversation.render(state)?, special.unwrap_or(false), true, "messages")?
-        }
-    };
-    let mut answer = json!({
-        "count": tokens.len(), "max_model_len": state.app.model.context_length, "tokens": tokens,
-    });
-    if strings {
-        let tokenizer = &state.app.tokenizer;
-        answer["token_strs"] = tokens.iter().map(|id| tokenizer.token_text(*id)).collect();
-    }
-    Ok(answer)
-}
-
-pub async fn detokenize(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Answer {
-    let shared = state.clone();
-    let json = state.off_thread(move || detokenized(&shared, &request.body)).await?;
-    Ok(json_response(json.to_string()))
-}
-
-fn detokenized(state: &State, body: &[u8]) -> Result<Value, ApiError> {
-    let mut fields = Fields::of_body(body)?;
-    check_model(&mut fields, state)?;
-    let tokens: Vec<u32> = fields.require("tokens")?;
-    fields.finish(&[])?;
-    check_token_ids(&tokens, &state.app.model, "tokens")?;
-    Ok(json!({"prompt": state.app.tokenizer.decode(&tokens, false)}))
+pub async fn ping(state: Shared<Arc<State>>) -> Answer {
+    health(state).await
 }
 
 /// What to say to somebody who is almost there.
@@ -153,6 +131,8 @@ const ROUTES: &[(&str, &str)] = &[
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
     ("GET", "/health"),
+    ("GET", "/livez"),
+    ("GET", "/readyz"),
     ("GET", "/ping"),
     ("GET", "/metrics"),
     ("GET", "/version"),

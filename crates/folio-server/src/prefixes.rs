@@ -21,7 +21,7 @@ use crate::app::State;
 use crate::chat::{Conversation, check_model, encode, encode_prompt};
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::gate::Need;
+use crate::gate::{Entry, Need};
 use crate::generate::{json_response, refusal, unix_s};
 use crate::http::JsonRequest;
 use crate::params::check_token_ids;
@@ -54,14 +54,14 @@ struct Computed {
 
 /// `POST /v1/cache/prefixes`
 pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Answer {
-    let _flight = state.in_flight.enter();
-    let JsonRequest { tenant, body, .. } = request;
+    let _counted = state.in_flight.enter();
+    let JsonRequest { tenant, body, held: _held, entry, .. } = request;
     let shared = state.clone();
-    let wanted = state.off_thread(move || read(&shared, &body)).await?;
+    let wanted = state.off_thread(tenant.id, body.len(), move || read(&shared, &body)).await?;
     let root = state.root(&tenant);
     let mut first = None;
     for _ in 0..ATTEMPTS {
-        let computed = compute(&state, &tenant, &wanted).await?;
+        let computed = compute(&state, &tenant, &entry, &wanted).await?;
         let cached_tokens = *first.get_or_insert(computed.cached_tokens);
         let kept = match computed.kept {
             Some(kept) => kept,
@@ -141,11 +141,16 @@ pub(crate) fn tokens(state: &State, fields: &mut Fields<'_>) -> Result<(Vec<u32>
 }
 
 /// Runs the prompt through the engine without generating anything. Dropping it cancels.
-async fn compute(state: &State, tenant: &Tenant, wanted: &Wanted) -> Result<Computed, ApiError> {
+async fn compute(
+    state: &State,
+    tenant: &Tenant,
+    entry: &Arc<Entry>,
+    wanted: &Wanted,
+) -> Result<Computed, ApiError> {
     let engine = &state.app.engine;
     let prompt_tokens = wanted.tokens.len() as u64;
     let need = Need { prompts: 1, prompt_tokens, output_tokens: 0 };
-    let mut ticket = tenant.gate.admit(need, Instant::now())?;
+    let mut ticket = entry.reserve(need, Instant::now())?;
     let timeout = state.config.limits.request_timeout;
     let retention = wanted.wish.retention();
     let request = Request {
@@ -238,13 +243,15 @@ pub async fn change(
     Path(id): Path<String>,
     request: JsonRequest,
 ) -> Answer {
-    let (tenant, id) = (request.tenant.cache, parse(&id)?);
-    let wish = {
-        let mut fields = Fields::of_body(&request.body)?;
+    let (tenant, id, bytes) = (request.tenant.cache, parse(&id)?, request.body.len());
+    let (owner, body) = (request.tenant.id, request.body);
+    let read = move || {
+        let mut fields = Fields::of_body(&body)?;
         let wish = Wish::read(&mut fields)?;
         fields.finish(&[])?;
-        wish
+        Ok(wish)
     };
+    let wish = state.off_thread(owner, bytes, read).await?;
     let CacheResponse::Prefix(now) = command(&state, CacheCommand::Show { tenant, id }).await? else {
         return Err(missing());
     };

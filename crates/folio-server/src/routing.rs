@@ -4,48 +4,85 @@
 //! and not run, so that a router can tell by its prefix where it is cached. `/load` (vLLM's) and `/v1/loads` (SGLang's): figures of
 //! now. Invariant: no figure tells one tenant's load from another's.
 
+use std::fmt::Write;
 use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::State as Shared;
 use axum::http::Response;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::app::State;
 use crate::error::ApiError;
 use crate::generate::{Job, json_response, unix_s};
 use crate::http::{Arrival, JsonRequest};
-use crate::{chat, completions};
+use crate::{chat, completions, pieces};
 
 type Answer = Result<Response<Body>, ApiError>;
 type Prepare = fn(&State, &Arrival) -> Result<Job, ApiError>;
 
 /// `POST /v1/chat/completions/render`: one object.
 pub async fn render_chat(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Answer {
-    let rendered = render(state, request, chat::prepare).await?;
-    Ok(json_response(rendered.into_iter().next().unwrap_or_default().to_string()))
+    render(state, request, chat::prepare, false).await
 }
 
 /// `POST /v1/completions/render`: a list, one for each prompt.
 pub async fn render_completions(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Answer {
-    Ok(json_response(Value::from(render(state, request, completions::prepare).await?).to_string()))
+    render(state, request, completions::prepare, true).await
 }
 
-async fn render(state: Arc<State>, request: JsonRequest, prepare: Prepare) -> Result<Vec<Value>, ApiError> {
+async fn render(state: Arc<State>, request: JsonRequest, prepare: Prepare, list: bool) -> Answer {
     let shared = state.clone();
     let arrival = Arrival::new(request);
-    state
-        .off_thread(move || {
-            let job = prepare(&shared, &arrival)?;
-            let rendered = job.prompts.iter().map(|prompt| {
-                json!({
-                    "request_id": arrival.id, "model": shared.app.model.name(), "token_ids": *prompt.tokens, "features": null,
-                    "max_tokens": prompt.params.max_tokens,
-                })
-            });
-            Ok(rendered.collect())
-        })
-        .await
+    let (gate, id) = (arrival.tenant.gate.clone(), arrival.id.clone());
+    let (tenant, bytes) = (arrival.tenant.id, arrival.body.len());
+    let read = state.off_thread(tenant, bytes, move || {
+        let job = prepare(&shared, &arrival)?;
+        let prompts = job.prompts.into_iter().map(|prompt| (prompt.tokens, prompt.params.max_tokens));
+        Ok(prompts.collect::<Vec<_>>())
+    });
+    let prompts = read.await?;
+    let mut held = state.unread.hold(&gate);
+    held.grow(prompts.iter().map(|(tokens, _)| size_of_val(&**tokens)).sum())?;
+    let described = json!({"request_id": id, "model": state.app.model.name(), "features": null}).to_string();
+    // Of which prompt, and which of its ids: `None` before the first.
+    let (mut prompt, mut at) = (0, None);
+    Ok(pieces::json(move |out| {
+        // Held until the last id was written.
+        let _ = &held;
+        let Some((tokens, max_tokens)) = prompts.get(prompt) else {
+            let over = prompt == prompts.len();
+            prompt = usize::MAX;
+            if over && list {
+                out.push(']');
+            }
+            return over;
+        };
+        at = match at {
+            None => {
+                let before = if !list {
+                    ""
+                } else if prompt == 0 {
+                    "["
+                } else {
+                    ","
+                };
+                let fields = described.trim_end_matches('}');
+                let _ = write!(out, r#"{before}{fields},"max_tokens":{max_tokens},"token_ids":["#);
+                Some(0)
+            }
+            Some(next) if next < tokens.len() => {
+                let _ = write!(out, "{}{}", if next > 0 { "," } else { "" }, tokens[next]);
+                Some(next + 1)
+            }
+            Some(_) => {
+                out.push_str("]}");
+                prompt += 1;
+                None
+            }
+        };
+        true
+    }))
 }
 
 /// `GET /load`: generations between their arrival and their end.

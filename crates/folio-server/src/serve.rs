@@ -2,7 +2,8 @@
 //!
 //! States: *serving* -> *draining* (first signal: new generations get 503, running ones finish, everything else still
 //! answers) -> *closing* (nothing runs any more, or patience ended: idle connections close, the rest gets a moment) ->
-//! over. A second signal goes to *over* at once: the engine is told to stop, which ends every request with an error.
+//! over. A second signal, or the end of patience, goes to *ending*: the engine is told to stop, which ends every request with an
+//! error, and the errors get a moment to leave before the sockets close.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -34,11 +35,15 @@ use crate::tls::Tls;
 use crate::usage::SAVED_EVERY;
 use crate::{
     anthropic, chat, completions, embeddings, generate, openapi, pages, prefixes, records, responses,
-    routing, usage,
+    routing, tokenize, usage,
 };
 
 /// Time for responses to leave after the last request finished.
 const CLOSING: Duration = Duration::from_secs(5);
+/// Time for running requests to end with an error, and for what they say to leave, once the engine was told to stop.
+const ENDING: Duration = Duration::from_secs(2);
+/// How often the event loop's lag is measured.
+const LAG_EVERY: Duration = Duration::from_millis(100);
 /// Pause after a failed accept (out of file descriptors, mostly).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -124,9 +129,11 @@ impl Server {
             .route("/v1/batches/{id}/cancel", post(files::cancel))
             .route("/v1/models", get(pages::models))
             .route("/v1/models/{*name}", get(pages::model))
-            .route("/tokenize", post(pages::tokenize))
-            .route("/detokenize", post(pages::detokenize))
+            .route("/tokenize", post(tokenize::tokenize))
+            .route("/detokenize", post(tokenize::detokenize))
             .route("/health", get(pages::health))
+            .route("/livez", get(pages::live))
+            .route("/readyz", get(pages::ready))
             .route("/ping", get(pages::ping).post(pages::ping))
             .route("/version", get(pages::version))
             .route("/openapi.json", get(openapi::serve))
@@ -160,6 +167,7 @@ impl Server {
             }
         });
         tokio::spawn(save_usage(self.state.clone()));
+        let lag = tokio::spawn(measure_lag(self.state.clone()));
         self.resume_batches();
         let (serving, operators) = (self.router(), self.admin_router());
         let accept = async {
@@ -180,14 +188,18 @@ impl Server {
             () = accept => Ended::Stopped,
             ended = ended => ended,
         };
-        if stopped == Ended::Drained {
-            tokio::select! {
-                () = graceful.shutdown() => {}
-                () = tokio::time::sleep(CLOSING) => {}
-                _ = signals.recv() => {}
-            }
+        let state = &self.state;
+        if stopped == Ended::Stopped {
+            state.app.engine.stop();
+            let _ = tokio::time::timeout(ENDING, state.in_flight.idle()).await;
         }
-        self.state.app.engine.stop();
+        tokio::select! {
+            () = graceful.shutdown() => {}
+            () = tokio::time::sleep(if stopped == Ended::Drained { CLOSING } else { ENDING }) => {}
+            _ = signals.recv() => {}
+        }
+        lag.abort();
+        state.app.engine.stop();
         self.save_usage();
     }
 
@@ -293,6 +305,15 @@ async fn speak<T: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static>(
     watcher.watch(connection).await.map_err(|error| error.to_string())
 }
 
+/// How late the event loop comes to what it wants to do.
+async fn measure_lag(state: Arc<State>) {
+    loop {
+        let wanted = tokio::time::Instant::now() + LAG_EVERY;
+        tokio::time::sleep_until(wanted).await;
+        state.metrics.lag(tokio::time::Instant::now().saturating_duration_since(wanted));
+    }
+}
+
 /// Seconds after which tenants without a valid key leave.
 const LEAVE_EVERY: u64 = 60;
 
@@ -353,10 +374,18 @@ async fn bind(address: SocketAddr) -> Result<TcpListener, ServerError> {
     listener.map_err(|source| ServerError::Bind { address: address.to_string(), source })
 }
 
-/// [`serve`] on a runtime of its own: one thread for all connections, a few for tokenizing.
+/// [`serve`] on a runtime of its own: its threads for all connections, others for text and files.
 pub fn run(config: ServerConfig, app: App, ready: impl FnOnce(Addresses)) -> Result<(), ServerError> {
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(ServerError::Runtime)?;
+    let mut runtime = match config.http_threads {
+        // Nothing is handed between threads.
+        0 | 1 => tokio::runtime::Builder::new_current_thread(),
+        threads => {
+            let mut runtime = tokio::runtime::Builder::new_multi_thread();
+            runtime.worker_threads(threads);
+            runtime
+        }
+    };
+    let runtime = runtime.enable_all().thread_name("folio-http").build().map_err(ServerError::Runtime)?;
     let result = runtime.block_on(serve(config, app, ready));
     // A tokenization in progress is not waited for.
     runtime.shutdown_timeout(Duration::from_millis(100));

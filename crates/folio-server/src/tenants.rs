@@ -315,6 +315,29 @@ impl Tenants {
         named.tenants.values().find(|tenant| self.owner(tenant) == owner).cloned()
     }
 
+    /// The holder of a key with the rights it has now, by the tenant's [`Tenants::owner`] and what an operator calls the key. `None`:
+    /// the key is not valid any more.
+    pub fn of_key(&self, owner: &str, key: &str) -> Option<Tenant> {
+        if self.is_open() {
+            return Some(self.open.clone()).filter(|open| self.owner(open) == owner);
+        }
+        // A key that is all there is of its tenant is called by its place, which may change.
+        let alone = |holder: &Tenant| *holder.name == *format!("key:{}", holder.id.0);
+        let given = self.keys.iter().map(|(_, holder)| holder);
+        let mut given = given.filter(|holder| alone(holder) || *holder.key == *key);
+        if let Some(holder) = given.find(|holder| self.owner(holder) == owner) {
+            return Some(holder.clone());
+        }
+        let mut file = lock(self.file.as_ref()?);
+        if file.keys.changed() {
+            file.keys.refresh();
+            self.hold(&mut file);
+        }
+        // What expired since the file was read is found out from its record.
+        let valid = file.keys.records().any(|record| record.id == key && record.state(unix_s()) == "valid");
+        file.holders.get(key).filter(|holder| valid && self.owner(holder) == owner).cloned()
+    }
+
     /// Every tenant that can authenticate or is at work, by the name an operator knows.
     pub fn names(&self) -> Vec<(TenantId, String)> {
         lock(&self.named).tenants.values().map(|tenant| (tenant.id, tenant.name.to_string())).collect()
@@ -374,6 +397,12 @@ impl Tenants {
         }
         let tenant = self.of_the_file(key, &digest)?;
         if tenant.scopes.has(Scope::Admin) { Ok(tenant) } else { Err(missing_scope(Scope::Admin)) }
+    }
+
+    /// Whether the request was sent with an operator's key, or there is nobody to be told apart from.
+    pub fn is_operator(&self, headers: &HeaderMap) -> bool {
+        let keys = !self.admin.is_empty() || self.file.is_some();
+        self.is_open() || (keys && self.authenticate_operator(headers).is_ok())
     }
 
     fn of_the_file(&self, key: &str, digest: &[u8; 32]) -> Result<Tenant, ApiError> {

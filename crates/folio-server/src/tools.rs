@@ -167,6 +167,7 @@ impl ToolUse {
                 self.choice = mode(&allowed.require::<String>("mode")?, &path, false)?;
                 let list: Vec<&RawValue> = allowed.require("tools")?;
                 let path = allowed.path("tools");
+                at_most(list.len(), names.len(), &path)?;
                 let kept: Result<Vec<String>, ApiError> = list
                     .iter()
                     .enumerate()
@@ -255,4 +256,13 @@ fn tool(raw: &RawValue, path: String) -> Result<(String, Value, bool), ApiError>
         function.remove("strict");
     }
     Ok((name, value, strict))
+}
+
+/// A choice among the tools has no more entries than there are tools.
+pub fn at_most(entries: usize, tools: usize, path: &str) -> Result<(), ApiError> {
+    if entries > tools {
+        let message = format!("'{path}' has {entries} entries, but 'tools' has {tools}.");
+        return Err(ApiError::invalid(path, message));
+    }
+    Ok(())
 }

@@ -1,8 +1,8 @@
-//! What the server holds of answers that nobody has accepted yet, in bytes: of one request, of its tenant, and of all.
+//! What the server holds for requests, in bytes: of one, of its tenant, and of all.
 //!
 //! Owns: the counts, and the verdict that a request holds too much or its client accepts nothing. Must never: wait; count events.
 //!
-//! Counted are events that the engine delivered and the server has not looked at, frames of a stream that its client has not
+//! Counted are bodies as they arrive and prompts as token ids ([`Held`]); and of answers that nobody has accepted yet ([`Unread`]): events that the engine delivered and the server has not looked at, frames of a stream that its client has not
 //! accepted, and what is gathered of an answer that is not streamed, at what it takes in memory and will take as JSON. A request is over when it holds
 //! more than one may; when it holds more than [`FLOOR`] and its tenant more than all that is free (Choudhury and Hahne, *Dynamic
 //! queue length thresholds for shared-memory packet switches*, 1998, so that one tenant takes half of the memory at most and leaves
@@ -30,7 +30,7 @@ const TOKEN: usize = 96;
 /// An entry of log probabilities of a gathered answer: as it is, and as JSON with its text and bytes.
 const ENTRY: usize = 144;
 
-/// What all requests together may hold.
+/// What all requests together may hold: bodies, prompts, and answers that were not accepted yet.
 pub(crate) struct Budget {
     request: usize,
     all: usize,
@@ -40,13 +40,46 @@ pub(crate) struct Budget {
 
 impl Budget {
     pub fn new(limits: &Limits) -> Arc<Self> {
-        let (request, all) = (limits.unread_bytes, limits.unread_total_bytes);
+        let (request, all) = (limits.unread_bytes, limits.in_flight_bytes);
         Arc::new(Self { request, all, patience: limits.write_timeout, held: AtomicUsize::new(0) })
     }
 
     /// Bytes held now.
     pub fn held(&self) -> usize {
         self.held.load(Relaxed)
+    }
+
+    /// Nothing yet, of a request of this tenant.
+    pub fn hold(self: &Arc<Self>, tenant: &Arc<Gate>) -> Held {
+        Held { budget: self.clone(), tenant: tenant.clone(), bytes: 0 }
+    }
+}
+
+/// Bytes of a request's body or prompts, until it is dropped.
+pub(crate) struct Held {
+    budget: Arc<Budget>,
+    tenant: Arc<Gate>,
+    bytes: usize,
+}
+
+impl Held {
+    /// Counts more, or says that there is no room for it now.
+    pub fn grow(&mut self, bytes: usize) -> Result<(), ApiError> {
+        let add = |count: &AtomicUsize| count.fetch_add(bytes, Relaxed) + bytes;
+        let (tenant, all) = (add(&self.tenant.unread), add(&self.budget.held));
+        self.bytes += bytes;
+        if self.bytes > FLOOR && tenant > self.budget.all.saturating_sub(all) {
+            let message = "Too much of your requests and their answers is held here at once. Send fewer or shorter ones at a time.";
+            return Err(ApiError { code: Some("too_much_in_flight"), ..ApiError::busy(message, 1) });
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.tenant.unread.fetch_sub(self.bytes, Relaxed);
+        self.budget.held.fetch_sub(self.bytes, Relaxed);
     }
 }
 
@@ -174,7 +207,7 @@ mod tests {
     use crate::gate::TenantLimits;
 
     fn budget(request: usize, all: usize) -> Arc<Budget> {
-        let limits = Limits { unread_bytes: request, unread_total_bytes: all, ..Limits::default() };
+        let limits = Limits { unread_bytes: request, in_flight_bytes: all, ..Limits::default() };
         Budget::new(&limits)
     }
 

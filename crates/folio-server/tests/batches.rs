@@ -479,3 +479,110 @@ async fn a_folder_that_is_damaged_is_refused_by_the_files_name() {
     let refused = Server::new(config(Some(folder.path())), app(real())).err().unwrap().to_string();
     assert!(refused.contains("batch_1.json"), "{refused}");
 }
+
+/// Two tenants, of whom one may send two requests in a minute; one line runs at a time.
+fn one_at_a_time() -> ServerConfig {
+    let tenants = json!({"tenants": [{"name": "slow", "keys": ["s"], "limits": {"requests_per_minute": 2}},
+        {"name": "fast", "keys": ["f"]}]});
+    let tenants = folio_server::Declared::parse(&tenants.to_string(), &|_| None).unwrap();
+    let limits = BatchLimits { in_flight: 1, ..BatchLimits::default() };
+    ServerConfig { tenants, batch: BatchConfig { limits, ..Default::default() }, ..Default::default() }
+}
+
+#[tokio::test]
+async fn a_line_that_is_told_to_come_again_gives_its_turn_back() {
+    let client = Client::with(one_at_a_time(), app(FakeEngine::saying("x")));
+    let (slow, fast) = (client.key("s"), client.key("f"));
+    let text: String = (0..3).map(|id| line(id, "/v1/completions", json!({"prompt": "hi"}))).collect();
+    // Its two requests of this minute.
+    let waits = begin(&slow, &upload(&slow, &text).await, "/v1/completions").await;
+    wait(&slow, &waits, |batch| batch["status"] == "in_progress").await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let batch = begin(&fast, &upload(&fast, &text).await, "/v1/completions").await;
+    let batch = wait(&fast, &batch, is_over).await;
+    assert_eq!(batch["request_counts"], json!({"total": 3, "completed": 3, "failed": 0}));
+    let page = client.get("/metrics").await.text;
+    assert!(
+        page.contains("folio:batch_lines_running{model_name=\"test-model\"} 0"),
+        "nobody has a turn and sleeps"
+    );
+}
+
+#[tokio::test]
+async fn a_batch_has_the_rights_of_its_key_and_ends_with_it() {
+    use folio_server::keys::{self, NewKey, Scope};
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("keys.redb");
+    let make = |scopes: &[Scope]| {
+        let new =
+            NewKey { tenant: "acme".into(), name: String::new(), scopes: scopes.into(), expires_s: None };
+        keys::create(&path, new, folio_server::unix_s()).unwrap()
+    };
+    let (record, key) = make(&Scope::DEFAULT);
+    let (_, narrow) = make(&[Scope::Batch]);
+    let engine = FakeEngine::saying("x");
+    engine.plan(|plan| plan.manual = true);
+    let config = ServerConfig { key_file: Some(path.clone()), ..one_at_a_time() };
+    let client = Client::with(config, app(engine.clone()));
+    let (acme, narrow) = (client.key(&key), client.key(&narrow));
+    let text: String = (0..3).map(|id| line(id, "/v1/completions", json!({"prompt": "hi"}))).collect();
+    let file = upload(&narrow, &text).await;
+    let wanted = json!({"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"});
+    let refused = narrow.post("/v1/batches", &wanted).await;
+    assert_eq!(
+        (refused.status, refused.error()["code"].as_str()),
+        (StatusCode::FORBIDDEN, Some("insufficient_scope"))
+    );
+    let batch = begin(&acme, &file, "/v1/completions").await;
+    wait_for(|| engine.live() == 1).await;
+    keys::revoke(&path, &record.id, folio_server::unix_s()).unwrap();
+    engine.plan(|plan| plan.manual = false);
+    while engine.live() > 0 {
+        engine.step();
+    }
+    let batch = wait(&narrow, &batch, is_over).await;
+    assert_eq!(
+        (&batch["status"], &batch["errors"]["data"][0]["code"]),
+        (&json!("failed"), &json!("invalid_api_key"))
+    );
+    assert_eq!(results(&narrow, &batch["output_file_id"]).await.len(), 1, "what was answered is kept");
+}
+
+/// The sample was written before records had a version.
+#[tokio::test]
+async fn a_folder_of_an_older_version_opens_and_its_batches_go_on() {
+    let (sample, folder) = (Path::new("tests/data/batch-folder-0"), tempfile::tempdir().unwrap());
+    for part in ["files", "batches"] {
+        std::fs::create_dir(folder.path().join(part)).unwrap();
+        for entry in std::fs::read_dir(sample.join(part)).unwrap() {
+            let entry = entry.unwrap();
+            std::fs::copy(entry.path(), folder.path().join(part).join(entry.file_name())).unwrap();
+        }
+    }
+    let mut config = config(Some(folder.path()));
+    config.api_keys.clear();
+    let server = Server::new(config.clone(), app(FakeEngine::saying("now"))).unwrap();
+    server.resume_batches();
+    let client = Client::of(server);
+    assert_eq!(get(&client, "/v1/batches/batch_done").await["status"], "failed");
+    let batch = wait(&client, &json!({"id": "batch_open"}), is_over).await;
+    assert_eq!((&batch["status"], &batch["metadata"]["a"]), (&json!("completed"), &json!("b")), "{batch}");
+    let lines = results(&client, &batch["output_file_id"]).await;
+    assert_eq!(lines[0]["response"]["body"]["choices"][0]["text"], "as before");
+    assert_eq!(lines[1]["response"]["body"]["choices"][0]["text"], "now");
+    let path = folder.path().join("batches/batch_open.json");
+    let written: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    assert_eq!(written["version"], 1);
+    drop(client);
+    std::fs::write(&path, common::merged(written, json!({"version": 2})).to_string()).unwrap();
+    // The batch's task may have the folder for a moment longer.
+    let mut refused = String::new();
+    for _ in 0..200 {
+        refused = Server::new(config.clone(), app(FakeEngine::saying(""))).err().unwrap().to_string();
+        if !refused.contains("another server") {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(refused.contains("batch_open.json") && refused.contains("newer version"), "{refused}");
+}

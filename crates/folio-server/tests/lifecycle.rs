@@ -102,20 +102,48 @@ async fn a_signal_drains_and_running_requests_finish() {
 #[tokio::test]
 async fn a_second_signal_stops_at_once() {
     let running = start(ServerConfig::default()).await;
-    let _streaming = running.open("POST", "/v1/chat/completions", CHAT).await;
-    running.live(1).await;
+    let mut streaming = running.open("POST", "/v1/chat/completions", CHAT).await;
+    let whole = r#"{"messages": [{"role": "user", "content": "hi"}]}"#;
+    let mut waiting = running.open("POST", "/v1/chat/completions", whole).await;
+    running.live(2).await;
     running.signals.send(()).await.unwrap();
     running.signals.send(()).await.unwrap();
     running.server.await.unwrap();
     assert_eq!(*running.engine.phase.lock().unwrap(), "stopped");
+    assert_told(&rest(&mut streaming).await);
+    let answer = rest(&mut waiting).await;
+    assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("shutting down"), "{answer}");
 }
 
 #[tokio::test]
 async fn a_drain_ends_even_if_a_request_does_not() {
     let config = ServerConfig { drain_timeout: Duration::from_millis(10), ..Default::default() };
     let running = start(config).await;
+    let mut streaming = running.open("POST", "/v1/chat/completions", CHAT).await;
+    running.live(1).await;
+    assert!(running.ask("GET", "/readyz", "").await.starts_with("HTTP/1.1 200"));
+    running.signals.send(()).await.unwrap();
+    running.server.await.unwrap();
+    assert_told(&rest(&mut streaming).await);
+}
+
+/// The stream says why it ends, and ends as one.
+fn assert_told(stream: &str) {
+    assert!(stream.contains("\"error\":") && stream.contains("shutting down"), "{stream}");
+    assert!(stream.ends_with("0\r\n\r\n"), "{stream}");
+}
+
+#[tokio::test]
+async fn a_draining_server_is_alive_and_not_ready() {
+    let running = start(ServerConfig::default()).await;
     let _streaming = running.open("POST", "/v1/chat/completions", CHAT).await;
     running.live(1).await;
+    running.signals.send(()).await.unwrap();
+    until(|| *running.engine.phase.lock().unwrap() == "draining").await;
+    assert!(running.ask("GET", "/livez", "").await.starts_with("HTTP/1.1 200"));
+    for path in ["/readyz", "/health"] {
+        assert!(running.ask("GET", path, "").await.starts_with("HTTP/1.1 503"), "{path}");
+    }
     running.signals.send(()).await.unwrap();
     running.server.await.unwrap();
 }

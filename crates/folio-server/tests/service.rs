@@ -30,7 +30,7 @@ async fn every_error_has_openais_shape() {
         (client.request("POST", chat, "{\n nope"), 400, Value::Null),
         (client.request("POST", chat, ""), 400, Value::Null),
         (client.request("POST", chat, vec![b'"', 0xff, b'"']), 400, Value::Null),
-        (client.request("POST", chat, "[".repeat(100_000)), 400, Value::Null),
+        (client.request("POST", chat, "[".repeat(100_000)), 400, json!("too_complex")),
         (client.request("POST", chat, "{}"), 400, json!("missing_required_parameter")),
         (
             client.request("POST", chat, r#"{"model": "gpt-9", "messages": []}"#),

@@ -100,11 +100,15 @@ async fn what_was_missed_is_computed_again() {
     let engine = engine();
     let mut config = config(json!([{"name": "assistant", "prompt": declared()}]));
     config.tenant_metrics = true;
+    config.admin =
+        Some(folio_server::AdminConfig { listen: ([127, 0, 0, 1], 0).into(), keys: vec!["op".into()] });
     // Nothing was computed yet: the first request misses, and has it computed for those to come.
     let client = Client::with(config, app(Arc::new(engine.clone())));
     assert_eq!(cached(&client, "k1", json!({"prompt": declared() + "1"})).await, 0);
     let mut tries = 0;
-    while client.metric("folio:tenant_kv_cache_bytes", &["prefix=\"assistant\"", "\"cached\""]).await == 0.0 {
+    let operator = client.key("op");
+    while operator.metric("folio:tenant_kv_cache_bytes", &["prefix=\"assistant\"", "\"cached\""]).await == 0.0
+    {
         tries += 1;
         assert!(tries < 1000, "nobody computed it");
         tokio::time::sleep(Duration::from_millis(5)).await;

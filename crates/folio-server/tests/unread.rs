@@ -89,12 +89,12 @@ async fn a_client_that_never_reads_has_vanished_when_its_bytes_are_too_many() {
     let mut reader = Reader::open(&client, body).await;
     until("everything is free again", async || {
         let stats = engine.stats();
-        assert!(client.metric("folio:unread_bytes", &[]).await < 1_000_000.0);
+        assert!(client.metric("folio:in_flight_bytes", &[]).await < 1_000_000.0);
         stats.running == 0 && client.metric("vllm:request_success_total", &["abort"]).await == 4.0
     })
     .await;
     until("what it will not read is dropped", async || {
-        client.metric("folio:unread_bytes", &[]).await < 10_000.0
+        client.metric("folio:in_flight_bytes", &[]).await < 10_000.0
     })
     .await;
     let text = reader.rest().await;
@@ -103,7 +103,7 @@ async fn a_client_that_never_reads_has_vanished_when_its_bytes_are_too_many() {
         "{text}"
     );
     drop(reader);
-    assert_eq!(client.metric("folio:unread_bytes", &[]).await, 0.0);
+    assert_eq!(client.metric("folio:in_flight_bytes", &[]).await, 0.0);
 }
 
 #[tokio::test]
@@ -184,7 +184,7 @@ async fn time_is_not_held_against_answers_that_are_not_streamed_and_bytes_are() 
     drop(whole);
     let large = ask(json!({"max_tokens": 200, "logprobs": 20})).await;
     assert_eq!((large.status.as_u16(), large.error()["code"].as_str()), (400, Some("too_much_unread")));
-    assert_eq!(client.metric("folio:unread_bytes", &[]).await, 0.0);
+    assert_eq!(client.metric("folio:in_flight_bytes", &[]).await, 0.0);
 }
 
 #[tokio::test]
@@ -203,7 +203,7 @@ async fn prompts_repeated_with_log_probabilities_are_counted_before_they_are_mad
 async fn many_that_never_read_take_a_bounded_part_and_those_who_read_notice_nothing() {
     let engine = engine();
     let total = 2 << 20;
-    let limits = Limits { unread_total_bytes: total, ..Limits::default() };
+    let limits = Limits { in_flight_bytes: total, ..Limits::default() };
     let config = ServerConfig { api_keys: vec!["bad".into(), "good".into()], ..config(limits) };
     let client = Client::with(config, long(Arc::new(engine.clone())));
     let (bad, good) = (client.key("bad"), client.key("good"));
@@ -219,17 +219,17 @@ async fn many_that_never_read_take_a_bounded_part_and_those_who_read_notice_noth
         let text = reader.rest().await;
         assert!(!text.contains("error") && text.ends_with("[DONE]\n\n"), "{text}");
         assert!(text.contains("\"completion_tokens\":300"), "{text}");
-        assert!(good.metric("folio:unread_bytes", &[]).await < most);
+        assert!(good.metric("folio:in_flight_bytes", &[]).await < most);
     }
     until("all of those who do not read are gone", async || {
-        assert!(good.metric("folio:unread_bytes", &[]).await < most);
+        assert!(good.metric("folio:in_flight_bytes", &[]).await < most);
         engine.stats().running == 0 && engine.stats().waiting == Default::default()
     })
     .await;
     let whole = good.complete(json!({"max_tokens": 200, "ignore_eos": true, "logprobs": 5})).await;
     assert_eq!(whole.status, 200, "{}", whole.text);
     drop((stuck, whole));
-    until("nothing is held", async || good.metric("folio:unread_bytes", &[]).await == 0.0).await;
+    until("nothing is held", async || good.metric("folio:in_flight_bytes", &[]).await == 0.0).await;
 }
 
 #[tokio::test]

@@ -173,12 +173,16 @@ async fn what_can_never_fit_its_quota_is_413() {
 const FILE: &str = r#"{"tenants": [{"name": "acme-secret", "keys": ["k1"]}, {"name": "ann", "keys": ["k2"], "group": "lab-secret"},
     {"name": "bob", "keys": ["k3"], "group": "lab-secret"}], "groups": [{"name": "lab-secret"}]}"#;
 
+fn operators() -> Option<folio_server::AdminConfig> {
+    Some(folio_server::AdminConfig { listen: ([127, 0, 0, 1], 0).into(), keys: vec!["op".into()] })
+}
+
 /// A server with those tenants and a key beside them, after a request of each.
 async fn asked_by_all(tenant_metrics: bool) -> (Client, EngineHandle) {
     let engine = engine();
     let tenants = folio_server::Declared::parse(FILE, &|_| None).unwrap();
     let api_keys = vec!["k0".into()];
-    let config = ServerConfig { tenants, api_keys, tenant_metrics, ..Default::default() };
+    let config = ServerConfig { tenants, api_keys, tenant_metrics, admin: operators(), ..Default::default() };
     let client = Client::with(config, app(Arc::new(engine.clone())));
     for (key, letter) in [("k0", "x"), ("k1", "y"), ("k1", "y"), ("k2", "z"), ("k3", "z")] {
         let reply = client.key(key).complete(json!({"prompt": letter.repeat(100), "max_tokens": 3})).await;
@@ -206,9 +210,16 @@ async fn no_tenant_is_named_on_the_metrics_page_unasked() {
 #[tokio::test]
 async fn metrics_by_tenant_are_what_usage_says() {
     let (client, engine) = asked_by_all(true).await;
+    for stranger in [client.clone(), client.key("k1"), client.key("wrong")] {
+        let page = stranger.get("/metrics").await.text;
+        assert!(page.ends_with('\n') && page.contains("folio:kv_cache_byte_seconds"));
+        assert!(!page.contains("folio:tenant_") && !page.contains("secret"), "names are for operators");
+    }
+    let tenants = client.clone();
+    let client = client.key("op");
     let page = client.get("/metrics").await.text;
     for (key, name) in [("k0", "key:1"), ("k1", "acme-secret"), ("k2", "ann"), ("k3", "bob")] {
-        let usage = client.key(key).get("/v1/usage").await.json();
+        let usage = tenants.key(key).get("/v1/usage").await.json();
         let tenant = format!("tenant=\"{name}\"");
         for (metric, label, field) in [
             ("folio:tenant_requests_total", "", "requests"),
@@ -247,8 +258,8 @@ async fn quotes_and_newlines_in_a_name_are_escaped() {
     let engine = engine();
     let mut tenants = folio_server::Declared::parse(FILE, &|_| None).unwrap();
     tenants.tenants[0].name = "a\"b\\c\nd".into();
-    let config = ServerConfig { tenants, tenant_metrics: true, ..Default::default() };
-    let client = Client::with(config, app(Arc::new(engine.clone())));
+    let config = ServerConfig { tenants, tenant_metrics: true, admin: operators(), ..Default::default() };
+    let client = Client::with(config, app(Arc::new(engine.clone()))).key("op");
     let page = client.get("/metrics").await.text;
     assert!(page.contains(r#"tenant="a\"b\\c\nd""#), "{page}");
     engine.stop();

@@ -23,6 +23,7 @@ mod stop;
 mod template;
 mod tokenizer;
 mod tools;
+pub mod work;
 
 pub use detokenizer::{DetokenizeOptions, Detokenizer};
 pub use error::TextError;

@@ -6,48 +6,52 @@
 //! Invariant: what is released and where it stops depend on the text alone, not on how it was cut into pieces. The match
 //! that *ends* first wins; among those ending together, the longest.
 //!
-//! Cost: linear in the text, for each stop string (Knuth, Morris and Pratt's search), whatever the strings look like.
+//! Cost: each byte of text moves every stop string's automaton by amortized constant work (Knuth, Morris and Pratt, *Fast pattern
+//! matching in strings*, 1977), whatever the strings and the text are. Making them is linear in their bytes.
+
+use crate::work;
 
 #[derive(Clone, Debug, Default)]
 pub struct StopMatcher {
+    /// Of non-empty strings.
     stops: Vec<Stop>,
     include: bool,
-    /// Text that begins a stop string.
+    /// What was held back, behind some that was released already.
     held: String,
-    /// Bytes compared, for tests.
-    #[cfg(test)]
-    compared: usize,
+    released: usize,
 }
 
-/// One stop string, which is not empty, and how far the text that ends here agrees with it.
+/// A stop string, and how much of it the text ends with.
 #[derive(Clone, Debug)]
 struct Stop {
-    text: String,
-    /// Behind so many bytes, the longest beginning that is their end as well.
-    shorter: Vec<usize>,
+    text: Box<[u8]>,
+    /// Of the first `n` bytes: the longest end that is also a beginning, and shorter than `n`.
+    borders: Box<[u32]>,
     matched: usize,
 }
 
 impl Stop {
     fn new(text: String) -> Self {
-        let mut stop = Self { shorter: vec![0], matched: 0, text };
-        for at in 1..stop.text.len() {
-            stop.step(stop.text.as_bytes()[at]);
-            stop.shorter.push(stop.matched);
+        let text = text.into_bytes().into_boxed_slice();
+        work::add(text.len());
+        let mut borders = vec![0u32; text.len() + 1];
+        for end in 1..text.len() {
+            let mut border = borders[end] as usize;
+            while border > 0 && text[border] != text[end] {
+                border = borders[border] as usize;
+            }
+            borders[end + 1] = (border + usize::from(text[border] == text[end])) as u32;
         }
-        stop.matched = 0;
-        stop
+        Self { text, borders: borders.into(), matched: 0 }
     }
 
-    /// Takes one byte of text; how many comparisons that took.
-    fn step(&mut self, byte: u8) -> usize {
-        let mut compared = 1;
-        while self.matched > 0 && self.text.as_bytes().get(self.matched) != Some(&byte) {
-            self.matched = self.shorter[self.matched - 1];
-            compared += 1;
+    /// The text goes on with `byte`. True: it ends with the stop string.
+    fn push(&mut self, byte: u8) -> bool {
+        while self.matched > 0 && self.text[self.matched] != byte {
+            self.matched = self.borders[self.matched] as usize;
         }
-        self.matched += usize::from(self.text.as_bytes()[self.matched] == byte);
-        compared
+        self.matched += usize::from(self.text[self.matched] == byte);
+        self.matched == self.text.len()
     }
 }
 
@@ -55,43 +59,36 @@ impl StopMatcher {
     /// `include`: a matched stop string is part of the output. Empty strings are ignored.
     pub fn new(stops: impl IntoIterator<Item = String>, include: bool) -> Self {
         let stops = stops.into_iter().filter(|stop| !stop.is_empty()).map(Stop::new).collect();
-        Self { stops, include, ..Self::default() }
+        Self { stops, include, held: String::new(), released: 0 }
     }
 
     /// Takes text as it is generated; appends to `out` what is safe to show. Returns the index of the stop string
     /// (among the non-empty ones) that ended the text; nothing may be pushed after that.
     pub fn push(&mut self, text: &str, out: &mut String) -> Option<usize> {
+        if self.stops.is_empty() {
+            out.push_str(text);
+            return None;
+        }
         let before = self.held.len();
         self.held.push_str(text);
-        for (end, byte) in (before + 1..).zip(text.bytes()) {
-            if let Some((index, length)) = self.step(byte) {
-                out.push_str(&self.held[..if self.include { end } else { end - length }]);
-                self.held.clear();
-                return Some(index);
-            }
+        work::add(text.len() * self.stops.len());
+        if let Some((end, index)) = self.first_match(text) {
+            let end = before + end;
+            let start = end - self.stops[index].text.len();
+            out.push_str(&self.held[self.released..if self.include { end } else { start }]);
+            self.restart();
+            return Some(index);
         }
         let keep = self.stops.iter().map(|stop| stop.matched).max().unwrap_or(0);
-        out.extend(self.held.drain(..self.held.len() - keep));
-        None
-    }
-
-    /// Of the stop strings that end with this byte, the longest: its index and length.
-    fn step(&mut self, byte: u8) -> Option<(usize, usize)> {
-        let mut ended: Option<(usize, usize)> = None;
-        for (index, stop) in self.stops.iter_mut().enumerate() {
-            let compared = stop.step(byte);
-            #[cfg(test)]
-            {
-                self.compared += compared;
-            }
-            #[cfg(not(test))]
-            let _ = compared;
-            let length = stop.text.len();
-            if stop.matched == length && ended.is_none_or(|(_, longest)| length > longest) {
-                ended = Some((index, length));
-            }
+        let release = self.held.len() - keep;
+        out.push_str(&self.held[self.released..release]);
+        self.released = release;
+        if keep <= release {
+            // Moved at most once for each byte that was released.
+            work::add(keep);
+            self.held.drain(..std::mem::take(&mut self.released));
         }
-        ended
+        None
     }
 
     /// Lets text through that may not be matched (generated before `min_tokens`): nothing in it begins a stop string.
@@ -102,14 +99,37 @@ impl StopMatcher {
 
     /// The stream ended without a match: what was held back is ordinary text.
     pub fn finish(&mut self, out: &mut String) {
-        out.push_str(&self.held);
+        out.push_str(&self.held[self.released..]);
+        self.restart();
+    }
+
+    fn restart(&mut self) {
         self.held.clear();
+        self.released = 0;
         self.stops.iter_mut().for_each(|stop| stop.matched = 0);
     }
 
     /// Bytes held back now.
     pub fn held_bytes(&self) -> usize {
-        self.held.len()
+        self.held.len() - self.released
+    }
+
+    /// The match that ends first in `text`, by its end there, and of those the longest.
+    fn first_match(&mut self, text: &str) -> Option<(usize, usize)> {
+        for (at, byte) in text.bytes().enumerate() {
+            let mut found: Option<usize> = None;
+            for index in 0..self.stops.len() {
+                let longer = |found: usize| self.stops[index].text.len() > self.stops[found].text.len();
+                let better = found.is_none_or(longer);
+                if self.stops[index].push(byte) && better {
+                    found = Some(index);
+                }
+            }
+            if let Some(index) = found {
+                return Some((at + 1, index));
+            }
+        }
+        None
     }
 }
 
@@ -175,24 +195,6 @@ mod tests {
         assert_eq!(stream(&[""], false, &["ab", "c"]), ("abc".into(), None));
     }
 
-    /// Twice the text, or twice the stop string, is at most twice the work.
-    #[test]
-    fn work_is_linear() {
-        let work = |stop: &str, text: &str| {
-            let mut matcher = StopMatcher::new([stop.to_owned(), format!("{stop}c")], false);
-            let mut out = String::new();
-            text.chars().for_each(|c| assert_eq!(matcher.push(c.encode_utf8(&mut [0; 4]), &mut out), None));
-            matcher.compared
-        };
-        let stop = |n| "a".repeat(n) + "b";
-        for n in [500, 1000, 2000] {
-            let (once, twice) = (work(&stop(n), &"a".repeat(4 * n)), work(&stop(2 * n), &"a".repeat(8 * n)));
-            assert!(twice * 10 <= once * 23, "{once} {twice}");
-            let mixed = |n: usize| work(&stop(50), &("a".repeat(49) + "x").repeat(n));
-            assert!(mixed(2 * n) * 10 <= mixed(n) * 23);
-        }
-    }
-
     #[test]
     fn cutting_does_not_matter() {
         let text = "aabaabaaab<|x|>";
@@ -203,6 +205,31 @@ mod tests {
                     let pieces = [&text[..cut], &text[cut..second], &text[second..]];
                     assert_eq!(stream(stops, false, &pieces), whole, "{stops:?} {pieces:?}");
                 }
+            }
+        }
+    }
+
+    /// Against the definition: for every end of the text, whether some stop string ends there.
+    #[test]
+    fn the_automaton_agrees_with_looking_at_every_end() {
+        let stops = ["aab", "aabaa", "b", "abab", "ba|"];
+        let mut seed = 7u64;
+        for _ in 0..500 {
+            let mut text = String::new();
+            for _ in 0..24 {
+                seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                text.push(['a', 'a', 'b', '|'][(seed >> 60) as usize % 4]);
+            }
+            for used in [&stops[..2], &stops[3..], &stops[1..2]] {
+                let first = (1..=text.len()).find_map(|end| {
+                    let ending = used.iter().enumerate().filter(|(_, stop)| text[..end].ends_with(**stop));
+                    ending.max_by_key(|(_, stop)| stop.len()).map(|(at, stop)| (end - stop.len(), at))
+                });
+                let expected = match first {
+                    Some((start, at)) => (text[..start].to_owned(), Some(at)),
+                    None => (text.clone(), None),
+                };
+                assert_eq!(stream(used, false, &[&text]), expected, "{text} {used:?}");
             }
         }
     }

@@ -198,6 +198,7 @@ impl Tokenizer {
         if text.len() > max_bytes {
             return Err(TextError::TooLong { bytes: text.len(), limit: max_bytes });
         }
+        crate::work::add(text.len());
         let mut out = Vec::with_capacity(text.len() / 3 + 2);
         out.extend(self.forced_bos.filter(|_| add_special_tokens));
         match &self.encoder {

@@ -9,6 +9,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use folio_model::backend::KvFormat;
 use folio_model::kv_format::KvSkip;
+use folio_server::Secret;
 use folio_server::keys::Scope;
 
 use crate::bench::kv::Shape;
@@ -244,7 +245,7 @@ pub struct ServeArgs {
 
     /// Key that clients must send (Authorization: Bearer ...); repeatable, each key is a tenant
     #[arg(long, env = "FOLIO_API_KEY", value_name = "KEY", value_delimiter = ',', hide_env_values = true)]
-    pub api_key: Vec<String>,
+    pub api_key: Vec<Secret>,
 
     /// File with one key a line; # begins a comment
     #[arg(long, env = "FOLIO_API_KEY_FILE", value_name = "FILE")]
@@ -275,7 +276,7 @@ pub struct ServeArgs {
     #[arg(long, env = "FOLIO_SAFETY", value_name = "FILE")]
     pub safety: Option<PathBuf>,
 
-    /// Adds series per tenant to /metrics, with tenants' names: for whoever may read that page
+    /// Adds series per tenant, with tenants' names, to /metrics as operators see it: on the admin listener, or with an admin key
     #[arg(long, env = "FOLIO_TENANT_METRICS")]
     pub tenant_metrics: bool,
 
@@ -293,7 +294,7 @@ pub struct ServeArgs {
 
     /// Key that the second listener asks for, beside keys with the scope `admin`; repeatable
     #[arg(long, env = "FOLIO_ADMIN_KEY", value_name = "KEY", value_delimiter = ',', hide_env_values = true)]
-    pub admin_key: Vec<String>,
+    pub admin_key: Vec<Secret>,
 
     /// Have /metrics on the second listener only
     #[arg(long, env = "FOLIO_METRICS_ON_ADMIN")]
@@ -327,9 +328,17 @@ pub struct ServeArgs {
     #[arg(long, env = "FOLIO_MAX_UNREAD", value_name = "SIZE", default_value = "256MiB", value_parser = parse_bytes)]
     pub max_unread: u64,
 
-    /// Most such bytes of all answers; one tenant may have half of them
-    #[arg(long, env = "FOLIO_MAX_UNREAD_TOTAL", value_name = "SIZE", default_value = "1GiB", value_parser = parse_bytes)]
-    pub max_unread_total: u64,
+    /// Most bytes held for all requests: bodies, prompts, and answers that were not accepted; one tenant may have half of them
+    #[arg(long, env = "FOLIO_MAX_IN_FLIGHT", value_name = "SIZE", default_value = "1GiB", value_parser = parse_bytes)]
+    pub max_in_flight: u64,
+
+    /// Threads of the event loop: connections, TLS, streams
+    #[arg(long, env = "FOLIO_HTTP_THREADS", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub http_threads: u16,
+
+    /// Requests that are parsed, rendered and tokenized at once, off the event loop
+    #[arg(long, env = "FOLIO_TEXT_THREADS", value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub text_threads: u16,
 
     /// How the model writes tool calls; auto: as its chat template says
     #[arg(long, env = "FOLIO_TOOL_CALL_PARSER", value_name = "NAME", default_value = "auto", value_parser = tool_call_parser())]
@@ -453,7 +462,7 @@ pub struct ChatArgs {
     pub url: Option<String>,
     /// Key for --url
     #[arg(long, env = "OPENAI_API_KEY", requires = "url", hide_env_values = true)]
-    pub api_key: Option<String>,
+    pub api_key: Option<Secret>,
     /// System message
     #[arg(long)]
     pub system: Option<String>,
@@ -656,7 +665,7 @@ pub struct BenchServeArgs {
     pub model: Option<String>,
     /// Key to send
     #[arg(long, env = "OPENAI_API_KEY", hide_env_values = true)]
-    pub api_key: Option<String>,
+    pub api_key: Option<Secret>,
     /// Endpoint to use
     #[arg(long, value_enum, default_value_t = Endpoint::Completions)]
     pub endpoint: Endpoint,

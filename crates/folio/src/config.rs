@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches};
-use folio_server::Declared;
+use folio_server::{Declared, Secret};
 
 use crate::cli::{Cli, Command, ServeArgs};
 
@@ -25,7 +25,7 @@ const NOT_IN_A_FILE: [&str; 3] = ["config", "help", "version"];
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tables {
     /// For [`Declared::parse`].
-    pub tenants: Option<String>,
+    pub tenants: Option<Secret>,
     pub safety: Option<String>,
 }
 
@@ -89,7 +89,7 @@ impl File {
             file.values.push((id, values));
         }
         if !tenants.is_empty() {
-            file.tables.tenants = Some(serde_json::to_string(&tenants)?);
+            file.tables.tenants = Some(serde_json::to_string(&tenants)?.into());
         }
         if file.tables.tenants.is_some() && file.values.iter().any(|(id, _)| id == "tenants") {
             bail!("tenants: name a file with 'tenants = \"FILE\"', or write [[tenants]] here; not both");

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use folio_model::GenerationConfig;
 use folio_server::{
     AdminConfig, App, BatchConfig, BatchLimits, Declared, Limits, ModelFacts, Parsers, Safety,
-    SamplingDefaults, ServerConfig, ServerError, TlsFiles,
+    SamplingDefaults, Secret, ServerConfig, ServerError, TlsFiles,
 };
 use folio_text::{ChatTemplate, ReasoningFormat, ToolFormat};
 
@@ -103,7 +103,10 @@ pub(crate) fn settings(args: &ServeArgs) -> Result<ServerConfig> {
             args.host
         );
     }
-    let admin = args.admin_listen.map(|listen| AdminConfig { listen, keys: args.admin_key.clone() });
+    let admin = args.admin_listen.map(|listen| AdminConfig {
+        listen,
+        keys: args.admin_key.iter().map(|key| key.to_string()).collect(),
+    });
     match &admin {
         None if !args.admin_key.is_empty() => {
             bail!("--admin-key opens the second listener: give --admin-listen, too")
@@ -153,9 +156,11 @@ pub(crate) fn settings(args: &ServeArgs) -> Result<ServerConfig> {
             request_timeout: args.request_timeout.map(Duration::from_secs),
             write_timeout: Duration::from_secs(args.write_timeout),
             unread_bytes: usize::try_from(args.max_unread).context("--max-unread")?,
-            unread_total_bytes: usize::try_from(args.max_unread_total).context("--max-unread-total")?,
+            in_flight_bytes: usize::try_from(args.max_in_flight).context("--max-in-flight")?,
+            text_threads: args.text_threads.into(),
             ..Limits::default()
         },
+        http_threads: args.http_threads.into(),
         drain_timeout: Duration::from_secs(args.drain_timeout),
         ..ServerConfig::default()
     })
@@ -256,8 +261,8 @@ fn curl(scheme: &str, address: SocketAddr, model: &str, chat: bool, key: bool) -
 }
 
 /// Keys of the command line, then of the file; a key given twice is refused, an empty one too.
-fn api_keys(given: &[String], file: Option<&Path>) -> Result<Vec<String>> {
-    let mut keys: Vec<String> = given.to_vec();
+fn api_keys(given: &[Secret], file: Option<&Path>) -> Result<Vec<String>> {
+    let mut keys: Vec<String> = given.iter().map(|key| key.to_string()).collect();
     if let Some(path) = file {
         let text =
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -289,7 +294,7 @@ mod tests {
         std::fs::write(&file, "# ours\nalpha\n\n  beta  \n").expect("file");
         assert_eq!(api_keys(&["x".into()], Some(&file)).expect("keys"), ["x", "alpha", "beta"]);
         assert!(api_keys(&["alpha".into()], Some(&file)).is_err());
-        assert!(api_keys(&[String::new()], None).is_err());
+        assert!(api_keys(&["".into()], None).is_err());
         std::fs::write(&file, "# none\n").expect("file");
         assert!(api_keys(&[], Some(&file)).is_err());
         assert!(api_keys(&[], None).expect("none").is_empty());

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 
+use folio_text::work;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
@@ -167,11 +168,7 @@ impl<'a> Turns<'a> {
     }
 
     fn text(&mut self, role: &str, text: &str) {
-        let content = &mut self.turn(role)["content"];
-        *content = match content.as_str() {
-            Some(before) if !before.is_empty() => format!("{before}\n{text}").into(),
-            _ => text.into(),
-        };
+        append(&mut self.turn(role)["content"], text, "\n");
         self.last = Last::Text;
     }
 
@@ -182,12 +179,7 @@ impl<'a> Turns<'a> {
         if thought.is_empty() {
             return Ok(());
         }
-        let turn = self.turn("assistant");
-        let thought = match turn.get("reasoning_content").and_then(Value::as_str) {
-            Some(before) => format!("{before}\n{thought}"),
-            None => thought,
-        };
-        turn["reasoning_content"] = thought.into();
+        append(&mut self.turn("assistant")["reasoning_content"], &thought, "\n");
         self.last = Last::Other;
         Ok(())
     }
@@ -244,17 +236,15 @@ impl<'a> Turns<'a> {
     }
 
     fn result_content(&mut self, raw: &RawValue, path: &str) -> Result<(), ApiError> {
-        let mut first = true;
-        let mut append = |out: &mut Vec<Value>, text: &str| {
-            let content = out.last_mut().map(|message| &mut message["content"]);
-            if let Some(content) = content {
-                let before = content.as_str().unwrap_or_default();
-                let separator = if std::mem::take(&mut first) { "" } else { "\n" };
-                *content = format!("{before}{separator}{text}").into();
+        // After the words that it failed, where it did.
+        let mut separator = "";
+        let mut more = |out: &mut Vec<Value>, text: &str| {
+            if let Some(message) = out.last_mut() {
+                append(&mut message["content"], text, std::mem::replace(&mut separator, "\n"));
             }
         };
         if !raw.get().starts_with('[') {
-            append(&mut self.out, &parse::<String>(raw, path)?);
+            more(&mut self.out, &parse::<String>(raw, path)?);
             return Ok(());
         }
         for (index, raw) in parse::<Vec<&RawValue>>(raw, path)?.iter().enumerate() {
@@ -264,7 +254,7 @@ impl<'a> Turns<'a> {
                 return Err(refuse_kind(&block, &kind));
             }
             let text = self.text_of(&mut block)?;
-            append(&mut self.out, &text);
+            more(&mut self.out, &text);
             self.mark(&mut block)?;
             block.finish(&[])?;
         }
@@ -286,6 +276,20 @@ impl<'a> Turns<'a> {
             before: out.len().saturating_sub(1),
             last: out.last().cloned().unwrap_or_default(),
         })
+    }
+}
+
+/// Adds to a text, or begins it. A long turn has many blocks: what is there already is not copied.
+fn append(content: &mut Value, text: &str, separator: &str) {
+    work::add(text.len());
+    match content {
+        Value::String(before) => {
+            if !before.is_empty() {
+                before.push_str(separator);
+            }
+            before.push_str(text);
+        }
+        other => *other = text.into(),
     }
 }
 

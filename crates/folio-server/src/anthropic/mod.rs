@@ -97,7 +97,8 @@ pub async fn count_tokens(
     request: JsonRequest,
 ) -> Result<Response<Body>, ApiError> {
     let shared = state.clone();
-    let count = state.off_thread(move || counted(&shared, &request.body)).await?;
+    let JsonRequest { tenant, body, held: _held, .. } = request;
+    let count = state.off_thread(tenant.id, body.len(), move || counted(&shared, &body)).await?;
     Ok(json_response(serde_json::json!({"input_tokens": count}).to_string()))
 }
 

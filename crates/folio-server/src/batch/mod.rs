@@ -10,7 +10,6 @@
 //! | `lines` | the lines of input and output files |
 //! | `multipart` | the form in which a file is uploaded |
 //! | `store` | files and batches, in memory or in a folder |
-//! | `turns` | how many lines run at once, and whose |
 //! | `run` | one batch, from validating to its end |
 //! | `routes` | HTTP |
 
@@ -19,16 +18,15 @@ mod multipart;
 pub(crate) mod routes;
 mod run;
 mod store;
-mod turns;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use tokio::sync::{Notify, Semaphore};
-use turns::Turns;
+use tokio::sync::Notify;
 
 use crate::app::State;
 use crate::error::ServerError;
+use crate::fair_queue::FairQueue;
 use store::Store;
 
 /// Added to the class of a batch's tenant for its lines: behind every tenant's interactive requests.
@@ -73,21 +71,11 @@ pub struct BatchLimits {
     pub kept: usize,
     /// Lines that run at once, of all batches together.
     pub in_flight: usize,
-    /// Uploads that are held in memory at once.
-    pub uploads: usize,
 }
 
 impl Default for BatchLimits {
     fn default() -> Self {
-        Self {
-            file_bytes: 100 << 20,
-            lines: 50_000,
-            files: 1000,
-            running: 32,
-            kept: 500,
-            in_flight: 8,
-            uploads: 4,
-        }
+        Self { file_bytes: 100 << 20, lines: 50_000, files: 1000, running: 32, kept: 500, in_flight: 8 }
     }
 }
 
@@ -95,8 +83,7 @@ impl Default for BatchLimits {
 pub(crate) struct Batches {
     store: Store,
     /// One for each line that may run.
-    turns: Turns,
-    uploads: Semaphore,
+    turns: FairQueue<Arc<str>>,
     /// The server drains: no line is begun any more.
     stopping: Notify,
 }
@@ -105,8 +92,8 @@ impl Batches {
     pub fn open(config: &BatchConfig) -> Result<Self, ServerError> {
         Ok(Self {
             store: Store::open(config)?,
-            turns: Turns::new(config.limits.in_flight),
-            uploads: Semaphore::new(config.limits.uploads.max(1)),
+            // Lines wait in their batches, of which there are so many.
+            turns: FairQueue::new(config.limits.in_flight, usize::MAX),
             stopping: Notify::new(),
         })
     }

@@ -18,14 +18,15 @@ use tokio::sync::mpsc;
 
 use super::lines::{Endpoint, Usage};
 use super::multipart::{Part, boundary, parts};
-use super::store::{Batch, Counts, FileMeta, Record, Status};
+use super::store::{Batch, Counts, FileMeta, Record, Status, Store, VERSION};
 use super::{KEPT_S, WINDOW_S, run};
 use crate::app::State;
 use crate::error::ApiError;
 use crate::fields::{Fields, within};
 use crate::generate::{json_response, unix_s};
 use crate::http::{JsonRequest, fresh_id, read_body};
-use crate::tenants::Tenant;
+use crate::keys::Scope;
+use crate::tenants::{Tenant, missing_scope};
 
 type Answer = Result<Response<Body>, ApiError>;
 
@@ -53,25 +54,25 @@ pub async fn upload(Shared(state): Shared<Arc<State>>, request: Request) -> Answ
     let announced =
         head.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
     let waits = state.config.limits.body_timeout;
-    // Held while the file is in memory. Whoever sends slowly holds it for as long as the file's size explains, and no longer.
-    let turn = tokio::time::timeout(waits, state.batches.uploads.acquire()).await;
-    let turn = turn.map_err(|_| ApiError::busy("Too many files are being uploaded.", 5))?;
+    // Whoever sends slowly is waited for as long as the file's size explains, and no longer.
     let patience =
         waits + Duration::from_secs((announced.unwrap_or(most).min(most) / LEAST_BYTES_A_SECOND) as u64);
-    let read = read_body(&head.headers, body, most + FORM_BYTES);
+    let mut held = state.unread.hold(&tenant.gate);
+    let read = read_body(&head.headers, body, most + FORM_BYTES, &mut held);
     let body = tokio::time::timeout(patience, read).await.map_err(|_| {
         let message = format!("The file did not arrive within {} s.", patience.as_secs());
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
     })??;
-    let (shared, owner) = (state.clone(), state.tenants.owner(&tenant));
-    let kept = tokio::task::spawn_blocking(move || {
+    let (shared, owner, bytes) = (state.clone(), state.tenants.owner(&tenant), body.len());
+    let kept = state.off_thread(tenant.id, bytes, move || {
+        // What the file takes in memory is counted until it is kept.
+        let _held = held;
         let form = parts(&body, &boundary)
             .map_err(|why| ApiError::bad_request(format!("The upload is damaged: {why}.")))?;
         let form = Form::read(&form, most)?;
         shared.batches.store.put(&owner, &form.filename, form.content, Some(unix_s() + form.seconds))
     });
-    let kept = kept.await.unwrap_or_else(|_| Err(ApiError::internal("the file could not be kept")))?;
-    drop(turn);
+    let kept = kept.await?;
     Ok(json_response(file_json(&kept).to_string()))
 }
 
@@ -159,6 +160,16 @@ fn file_json(file: &FileMeta) -> Value {
     })
 }
 
+/// What the store says. It reads and writes files, so it is asked off the event loop.
+async fn stored<T: Send + 'static>(
+    state: &Arc<State>,
+    ask: impl FnOnce(&Store) -> T + Send + 'static,
+) -> Result<T, ApiError> {
+    let shared = state.clone();
+    let asked = tokio::task::spawn_blocking(move || ask(&shared.batches.store)).await;
+    asked.map_err(|_| ApiError::internal("the batch folder could not be asked"))
+}
+
 /// `GET /v1/files`
 pub async fn list_files(
     Shared(state): Shared<Arc<State>>,
@@ -166,7 +177,8 @@ pub async fn list_files(
     uri: Uri,
 ) -> Answer {
     let query = Query::read(&uri, &["purpose", "limit", "order", "after"])?;
-    let mut files = state.batches.store.files(&state.tenants.owner(&tenant));
+    let owner = state.tenants.owner(&tenant);
+    let mut files = stored(&state, move |store| store.files(&owner)).await?;
     match query.get("order") {
         None | Some("desc") => files.reverse(),
         Some("asc") => {}
@@ -187,7 +199,8 @@ pub async fn show_file(
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
 ) -> Answer {
-    let found = state.batches.store.file(&state.tenants.owner(&tenant), &id);
+    let (owner, name) = (state.tenants.owner(&tenant), id.clone());
+    let found = stored(&state, move |store| store.file(&owner, &name)).await?;
     let (file, _) = found.ok_or_else(|| not_found("file", &id))?;
     Ok(json_response(file_json(&file).to_string()))
 }
@@ -198,7 +211,8 @@ pub async fn delete_file(
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
 ) -> Answer {
-    if !state.batches.store.delete(&state.tenants.owner(&tenant), &id)? {
+    let (owner, name) = (state.tenants.owner(&tenant), id.clone());
+    if !stored(&state, move |store| store.delete(&owner, &name)).await?? {
         return Err(not_found("file", &id));
     }
     Ok(json_response(json!({"id": id, "object": "file", "deleted": true}).to_string()))
@@ -210,7 +224,8 @@ pub async fn content(
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
 ) -> Answer {
-    let found = state.batches.store.file(&state.tenants.owner(&tenant), &id);
+    let (owner, name) = (state.tenants.owner(&tenant), id.clone());
+    let found = stored(&state, move |store| store.file(&owner, &name)).await?;
     let (file, content) = found.ok_or_else(|| not_found("file", &id))?;
     let reader = tokio::task::spawn_blocking(move || content.reader()).await;
     let reader = reader
@@ -255,17 +270,21 @@ impl Stream for Pieces {
 
 /// `POST /v1/batches`
 pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Answer {
-    let JsonRequest { tenant, body, .. } = request;
+    let JsonRequest { tenant, body, held: _held, .. } = request;
     if state.draining.load(Ordering::Acquire) {
         return Err(ApiError::unavailable(
             "This server is shutting down; send the request to another one.",
             5,
         ));
     }
-    let record = read(&state, &tenant, &body)?;
-    let shared = state.clone();
-    let begun = tokio::task::spawn_blocking(move || shared.batches.store.begin(record)).await;
-    let batch = begun.unwrap_or_else(|_| Err(ApiError::internal("the batch could not be kept")))?;
+    let (shared, bytes) = (state.clone(), body.len());
+    let (asking, owner) = (tenant.clone(), tenant.id);
+    let record = state.off_thread(owner, bytes, move || read(&shared, &asking, &body)).await?;
+    let scope = Scope::of(record.endpoint.path());
+    if !tenant.scopes.has(scope) {
+        return Err(missing_scope(scope));
+    }
+    let batch = stored(&state, move |store| store.begin(record)).await??;
     let told = batch_json(&state, &batch);
     tokio::spawn(run::run(state, batch));
     Ok(json_response(told.to_string()))
@@ -322,6 +341,7 @@ fn read(state: &State, tenant: &Tenant, body: &[u8]) -> Result<Record, ApiError>
     }
     let now = unix_s();
     Ok(Record {
+        version: VERSION,
         id: format!("batch_{}", fresh_id()),
         owner,
         key: tenant.key.to_string(),
@@ -389,10 +409,11 @@ pub async fn cancel(
         let error = ApiError::new(StatusCode::CONFLICT, "invalid_request_error", message);
         return Err(ApiError { code: Some("batch_not_cancellable"), ..error });
     }
-    if let Err(error) = state.batches.store.save(&batch) {
+    batch.wake.notify_waiters();
+    let its = batch.clone();
+    if let Err(error) = stored(&state, move |store| store.save(&its)).await? {
         tracing::warn!(batch = id, %error, "a cancellation cannot be written down");
     }
-    batch.wake.notify_waiters();
     Ok(json_response(batch_json(&state, &batch).to_string()))
 }
 

@@ -4,13 +4,15 @@
 //! the window's end to *expired*, a client's wish to *cancelling* and *cancelled*. Whatever was answered until then is in the output
 //! file. While the server drains no line is begun; those that run are waited for, and the batch stays as it is for the next process.
 //!
-//! Invariant: a line has at most one result, which is written before the turn it ran in is given back.
+//! Invariants: a line has at most one result, which is written before the turn it ran in is given back; one that is told to come
+//! again gives its turn back until it does. A line runs with the rights that the batch's key has then: where the key is not valid
+//! any more, the batch ends. Files are read and written off the event loop.
 
 use std::collections::HashSet;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
 use axum::http::StatusCode;
@@ -21,14 +23,16 @@ use tokio::task::JoinSet;
 
 use super::lines::{self, Endpoint, InputLine, LineError, Place};
 use super::store::{Batch, Content, Counts, Record, Results, Status};
-use super::turns::Turn;
 use super::{CLASS, PRIORITY, PRIORITY_SPAN};
-use crate::app::{Flight, State};
+use crate::app::{Counted, Flight, State};
 use crate::error::ApiError;
+use crate::fair_queue::Turn;
 use crate::generate::{self, unix_s};
 use crate::http::{Arrival, fresh_id};
+use crate::keys::Scope;
+use crate::lock;
 use crate::params::Generation;
-use crate::tenants::Tenant;
+use crate::tenants::{Tenant, missing_scope};
 use crate::{chat, completions, embeddings, responses, safety};
 
 /// Longest pause before a line that was told to come again does.
@@ -52,7 +56,7 @@ struct Ran {
     /// `None`: nothing, the server is ending.
     result: Option<Result<String, ApiError>>,
     /// Given back when the result is written down: the next line's turn, and what a drain waits for.
-    _held: (Turn, Flight),
+    _held: Option<(Turn<Arc<str>>, Counted)>,
 }
 
 /// Runs a batch as far as this process can.
@@ -63,9 +67,14 @@ pub async fn run(state: Arc<State>, batch: Arc<Batch>) {
             record.ended_at = Some(unix_s());
             record.errors = errors;
         });
-        if let Err(error) = state.batches.store.save(&batch) {
-            tracing::error!(batch = batch.record().id, %error, "a failed batch cannot be written down");
-        }
+        let saved = off_loop(move || {
+            let saved = state.batches.store.save(&batch);
+            saved.inspect_err(|error| {
+                tracing::error!(batch = batch.record().id, %error, "a failed batch cannot be written down");
+            })
+            .map_err(storage)
+        });
+        let _ = saved.await;
     }
 }
 
@@ -84,41 +93,61 @@ async fn go(state: &Arc<State>, batch: &Arc<Batch>) -> Result<(), Vec<LineError>
     let input = store.file(&record.owner, &record.input_file_id);
     let (_, content) = input.ok_or_else(|| gone("The batch's input file does not exist any more."))?;
 
-    let (file, endpoint) = (content.clone(), record.endpoint);
-    let most = (store.limits.lines, state.config.limits.body_bytes);
-    let checked =
-        tokio::task::spawn_blocking(move || lines::check(file.reader().map_err(storage)?, endpoint, most));
-    let places = checked.await.unwrap_or_else(|_| Err(gone("The input file could not be checked.")))?;
-    let mut results = store.results(batch).map_err(storage)?;
-    let done = recall(batch, &results, places.len()).map_err(storage)?;
-    batch.change(|record| {
-        if record.status == Status::Validating {
-            record.status = Status::InProgress;
-            record.in_progress_at = Some(unix_s());
-        }
-    });
-    store.save(batch).map_err(storage)?;
+    let endpoint = record.endpoint;
+    let (shared, its, file) = (state.clone(), batch.clone(), content.clone());
+    let (places, done, results) = off_loop(move || {
+        let store = &shared.batches.store;
+        let most = (store.limits.lines, shared.config.limits.body_bytes);
+        let places = lines::check(file.reader().map_err(storage)?, endpoint, most)?;
+        let results = store.results(&its).map_err(storage)?;
+        let done = recall(&its, &results, places.len()).map_err(storage)?;
+        its.change(|record| {
+            if record.status == Status::Validating {
+                record.status = Status::InProgress;
+                record.in_progress_at = Some(unix_s());
+            }
+        });
+        store.save(&its).map_err(storage)?;
+        Ok((places, done, results))
+    })
+    .await?;
 
     let owner = record.owner.as_str().into();
-    let job = Job { state: state.clone(), tenant, owner, endpoint, content, places };
-    let mut open: Vec<usize> = (0..job.places.len()).collect();
-    if !done.is_empty() {
-        open.retain(|place| job.line(*place).is_ok_and(|line| !done.contains(&line.custom_id)));
-    }
-    let end = match all(&Arc::new(job), batch, &open, &mut results).await {
-        Ok(end) => end,
+    let job = Arc::new(Job { state: state.clone(), tenant, owner, endpoint, content, places });
+    let lines = job.clone();
+    let open = off_loop(move || {
+        let mut open: Vec<usize> = (0..lines.places.len()).collect();
+        if !done.is_empty() {
+            open.retain(|place| lines.line(*place).is_ok_and(|line| !done.contains(&line.custom_id)));
+        }
+        Ok(open)
+    })
+    .await?;
+    let results = Arc::new(Mutex::new(results));
+    let ended = all(&job, batch, &open, &results).await;
+    let results = Arc::into_inner(results).map(Mutex::into_inner).and_then(Result::ok);
+    let results = results.ok_or_else(|| gone("The batch's results are lost."))?;
+    let (shared, its) = (state.clone(), batch.clone());
+    off_loop(move || match ended {
+        Ok(End::Draining) => Ok(()),
+        Ok(end) => finish(&shared, &its, end, results).map_err(storage),
         Err(errors) => {
             // What was answered is not lost with the rest.
-            if let Err(error) = store.publish(results) {
-                tracing::error!(batch = record.id, %error, "results of a failed batch cannot be kept");
+            if let Err(error) = shared.batches.store.publish(results) {
+                tracing::error!(batch = its.record().id, %error, "results of a failed batch cannot be kept");
             }
-            return Err(errors);
+            Err(errors)
         }
-    };
-    if end == End::Draining {
-        return Ok(());
-    }
-    finish(state, batch, end, results).map_err(storage)
+    })
+    .await
+}
+
+/// Does what reads or writes files.
+async fn off_loop<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Vec<LineError>> + Send + 'static,
+) -> Result<T, Vec<LineError>> {
+    let lost = || vec![LineError::of_file("internal_error", "The batch's files could not be worked on.")];
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| Err(lost()))
 }
 
 /// What an earlier process did: whose results are there, and what they add up to.
@@ -158,7 +187,7 @@ async fn all(
     job: &Arc<Job>,
     batch: &Arc<Batch>,
     open: &[usize],
-    results: &mut Results,
+    results: &Arc<Mutex<Results>>,
 ) -> Result<End, Vec<LineError>> {
     let state = &job.state;
     let turns = state.batches.store.limits.in_flight.max(1);
@@ -176,6 +205,10 @@ async fn all(
         if state.draining.load(Ordering::Acquire) {
             break End::Draining;
         }
+        if job.holder().is_none() {
+            let message = "The API key that this batch was made with is not valid any more.";
+            return Err(vec![LineError::of_file("invalid_api_key", message)]);
+        }
         // No more than there are turns: batches take theirs one after the other.
         while running.len() < turns && next < open.len() {
             running.spawn(job.clone().run(open[next]));
@@ -190,18 +223,18 @@ async fn all(
             () = stopping => {}
             () = &mut expiry => break End::Expired,
             Some(ran) = running.join_next() => {
-                record(state, batch, results, &mut unfinished, ran)?;
+                record(state, batch, results, &mut unfinished, ran).await?;
             }
         }
     };
     if end == End::Draining {
         while let Some(ran) = running.join_next().await {
-            record(state, batch, results, &mut unfinished, ran)?;
+            record(state, batch, results, &mut unfinished, ran).await?;
         }
         return Ok(end);
     }
     while let Some(ran) = running.try_join_next() {
-        record(state, batch, results, &mut unfinished, ran)?;
+        record(state, batch, results, &mut unfinished, ran).await?;
     }
     // Dropping a line's task cancels what it asked for.
     running.shutdown().await;
@@ -214,18 +247,23 @@ async fn all(
     };
     let mut missed: Vec<usize> = unfinished.into_iter().collect();
     missed.sort_unstable();
-    for place in missed {
-        let Ok(line) = job.line(place) else { continue };
-        results.append(false, &lines::not_run(&line.custom_id, code, message)).map_err(storage)?;
-    }
-    Ok(end)
+    let (job, results) = (job.clone(), results.clone());
+    off_loop(move || {
+        for place in missed {
+            let Ok(line) = job.line(place) else { continue };
+            let line = lines::not_run(&line.custom_id, code, message);
+            lock(&results).append(false, &line).map_err(storage)?;
+        }
+        Ok(end)
+    })
+    .await
 }
 
 /// Writes down a line's result.
-fn record(
-    state: &State,
-    batch: &Batch,
-    results: &mut Results,
+async fn record(
+    state: &Arc<State>,
+    batch: &Arc<Batch>,
+    results: &Arc<Mutex<Results>>,
     unfinished: &mut HashSet<usize>,
     ran: Result<Ran, tokio::task::JoinError>,
 ) -> Result<(), Vec<LineError>> {
@@ -235,21 +273,27 @@ fn record(
         Err(_) => return Ok(()),
     };
     let Some(result) = result else { return Ok(()) };
-    let line = lines::result(&custom_id, &request_id, result.as_deref());
-    if !state.batches.store.may_grow(batch, line.len() as u64) {
-        let message = "The results of this batch do not fit beside your other files; delete some and send the rest again.";
-        return Err(vec![LineError::of_file("storage_full", message)]);
-    }
-    results.append(result.is_ok(), &line).map_err(storage)?;
-    unfinished.remove(&place);
-    state.metrics.batch_line(result.is_ok());
-    batch.change(|record| match &result {
-        Ok(body) => {
-            record.counts.completed += 1;
-            record.usage.add(body);
+    let completed = result.is_ok();
+    let (shared, its, results) = (state.clone(), batch.clone(), results.clone());
+    off_loop(move || {
+        let line = lines::result(&custom_id, &request_id, result.as_deref());
+        if !shared.batches.store.may_grow(&its, line.len() as u64) {
+            let message = "The results of this batch do not fit beside your other files; delete some and send the rest again.";
+            return Err(vec![LineError::of_file("storage_full", message)]);
         }
-        Err(_) => record.counts.failed += 1,
-    });
+        lock(&results).append(completed, &line).map_err(storage)?;
+        its.change(|record| match &result {
+            Ok(body) => {
+                record.counts.completed += 1;
+                record.usage.add(body);
+            }
+            Err(_) => record.counts.failed += 1,
+        });
+        Ok(())
+    })
+    .await?;
+    unfinished.remove(&place);
+    state.metrics.batch_line(completed);
     Ok(())
 }
 
@@ -316,35 +360,51 @@ impl Job {
         lines::parse(&line)
     }
 
-    /// One line, when it is its turn; again as often as it is told to come again.
+    /// Who asks, with the rights of now.
+    fn holder(&self) -> Option<Tenant> {
+        self.state.tenants.of_key(&self.owner, &self.tenant.key)
+    }
+
+    /// One line, when it is its turn; again, and in another turn, as often as it is told to come again.
     async fn run(self: Arc<Self>, place: usize) -> Ran {
         let request_id = fresh_id();
-        let turn = self.state.batches.turns.take(&self.owner).await;
-        let flight = self.state.in_flight.enter().of(&request_id);
-        let _running = Running::one(self.state.metrics.batch_running.clone());
-        let mut ran =
-            Ran { place, custom_id: String::new(), request_id, result: None, _held: (turn, flight) };
-        let line = match self.line(place) {
-            Ok(line) => line,
-            Err(error) => {
-                ran.result = Some(Err(ApiError::internal(format!("the line cannot be read: {error}"))));
-                return ran;
-            }
-        };
-        ran.custom_id = line.custom_id;
+        let job = self.clone();
+        let mut ran = Ran { place, custom_id: String::new(), request_id, result: None, _held: None };
         loop {
+            let Ok(turn) = self.state.batches.turns.turn(&self.owner, 1).await else { return ran };
+            let counted = self.state.in_flight.enter();
+            let running = Running::one(self.state.metrics.batch_running.clone());
             if self.state.draining.load(Ordering::Acquire) {
                 return ran;
             }
-            let answer = self.answer(&ran.request_id, &line.body).await;
+            let job = job.clone();
+            let line = tokio::task::spawn_blocking(move || job.line(place)).await;
+            let line = line.unwrap_or_else(|error| Err(error.to_string()));
+            let answer = match line {
+                Err(error) => Err(ApiError::internal(format!("the line cannot be read: {error}"))),
+                Ok(line) => {
+                    ran.custom_id = line.custom_id;
+                    self.answer(&ran.request_id, &line.body).await
+                }
+            };
             let draining = self.state.draining.load(Ordering::Acquire);
             match answer {
                 Err(error) if draining && error.status.is_server_error() => return ran,
                 Err(error) if again(&error).is_some() => {
-                    tokio::time::sleep(again(&error).unwrap_or_default()).await;
+                    // Others have their turn meanwhile.
+                    drop((turn, counted, running));
+                    let stopping = self.state.batches.stopping.notified();
+                    if self.state.draining.load(Ordering::Acquire) {
+                        return ran;
+                    }
+                    tokio::select! {
+                        () = tokio::time::sleep(again(&error).unwrap_or_default()) => {}
+                        () = stopping => return ran,
+                    }
                 }
                 answer => {
                     ran.result = Some(answer);
+                    ran._held = Some((turn, counted));
                     return ran;
                 }
             }
@@ -353,14 +413,22 @@ impl Job {
 
     /// The response that the line's route would give.
     async fn answer(&self, request_id: &str, body: &RawValue) -> Result<String, ApiError> {
-        let (state, tenant) = (&self.state, &self.tenant);
+        let state = &self.state;
+        let over =
+            || ApiError::unauthorized("The API key that this batch was made with is not valid any more.");
+        let tenant = &self.holder().ok_or_else(over)?;
+        let scope = Scope::of(self.endpoint.path());
+        if !tenant.scopes.has(scope) {
+            return Err(missing_scope(scope));
+        }
+        let entry = tenant.gate.enter(true, Instant::now())?;
         let behind = |generation: &mut Generation| {
             generation.behind = CLASS;
             generation.priority = PRIORITY + generation.priority.clamp(-PRIORITY_SPAN, PRIORITY_SPAN);
         };
         let body = Bytes::copy_from_slice(body.get().as_bytes());
         if self.endpoint == Endpoint::Embeddings {
-            return embeddings::answer(state, tenant, (request_id, body), behind).await;
+            return embeddings::answer(state, tenant, (request_id, body, entry), behind).await;
         }
         let body = if self.endpoint == Endpoint::Responses { not_stored(&body)?.into() } else { body };
         let arrival = Arrival::of_line(tenant.clone(), request_id.to_owned(), body);
@@ -374,7 +442,7 @@ impl Job {
             return Err(ApiError::unsupported("stream", "a batch has nobody to stream to; leave it out"));
         }
         behind(&mut job.generation);
-        let (abort, answer) = generate::start(state, tenant, job, Flight::within(request_id))?;
+        let (abort, answer) = generate::start(state, tenant, job, Flight::within(request_id, entry))?;
         let guard = abort.guard();
         let answer = answer.await.unwrap_or_else(|_| Err(ApiError::internal("the request was lost")));
         drop(guard);

@@ -12,6 +12,8 @@
 //! batches/<id>.json       a batch, replaced as a whole whenever its status changes
 //! ```
 //!
+//! JSON has a version ([`VERSION`]): what an older program wrote is read, what a newer one wrote is refused.
+//!
 //! Results are appended to the data of the output files, whose ids a batch has from the beginning; they become files when the
 //! batch ends. So a process that ends at any moment leaves whole lines and at most one that is cut short, which is dropped, and
 //! the batch goes on behind them. JSON is written beside its place, synchronized and moved there.
@@ -33,9 +35,32 @@ use crate::generate::unix_s;
 use crate::http::fresh_id;
 use crate::lock;
 
+/// Of what is written. 0: before there were versions, otherwise like 1. Whoever changes what a record means counts it up and reads
+/// the older ones too.
+pub const VERSION: u32 = 1;
+
+/// What was written of something, and in which version.
+trait Versioned {
+    fn version(&self) -> u32;
+}
+
+impl Versioned for FileMeta {
+    fn version(&self) -> u32 {
+        self.version
+    }
+}
+
+impl Versioned for Record {
+    fn version(&self) -> u32 {
+        self.version
+    }
+}
+
 /// What is said of a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FileMeta {
+    #[serde(default)]
+    pub version: u32,
     pub id: String,
     pub owner: String,
     pub bytes: u64,
@@ -108,6 +133,8 @@ pub struct Counts {
 /// A batch as it is kept.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
+    #[serde(default)]
+    pub version: u32,
     pub id: String,
     pub owner: String,
     /// What an operator calls the key it was made with, for records of usage.
@@ -280,6 +307,7 @@ impl Store {
             ));
         }
         let meta = FileMeta {
+            version: VERSION,
             id: format!("file-{}", fresh_id()),
             owner: owner.to_owned(),
             bytes: bytes.len() as u64,
@@ -402,7 +430,7 @@ impl Store {
     /// Writes down how a batch stands.
     pub fn save(&self, batch: &Batch) -> io::Result<()> {
         let Some(dir) = &self.dir else { return Ok(()) };
-        let record = batch.record();
+        let record = Record { version: VERSION, ..batch.record() };
         write_json(&dir.join("batches").join(format!("{}.json", record.id)), &record)
     }
 
@@ -468,6 +496,7 @@ impl Store {
                 continue;
             }
             let meta = FileMeta {
+                version: VERSION,
                 id: id.clone(),
                 owner: record.owner.clone(),
                 bytes,
@@ -588,14 +617,20 @@ fn listed(folder: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 /// Every JSON file of a folder. What was not moved to its place is removed.
-fn read_all<T: serde::de::DeserializeOwned>(folder: &Path) -> Result<Vec<T>, String> {
+fn read_all<T: serde::de::DeserializeOwned + Versioned>(folder: &Path) -> Result<Vec<T>, String> {
     let mut all = Vec::new();
     for path in listed(folder).map_err(|error| error.to_string())? {
         let failed = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
         match path.extension().and_then(|extension| extension.to_str()) {
             Some("json") => {
                 let bytes = fs::read(&path).map_err(|error| failed(&error))?;
-                all.push(serde_json::from_slice(&bytes).map_err(|error| failed(&error))?);
+                let read: T = serde_json::from_slice(&bytes).map_err(|error| failed(&error))?;
+                if read.version() > VERSION {
+                    let newer =
+                        "a newer version of this program wrote it; run that one, or give another folder";
+                    return Err(failed(&newer));
+                }
+                all.push(read);
             }
             Some("new") => fs::remove_file(&path).map_err(|error| failed(&error))?,
             _ => {}

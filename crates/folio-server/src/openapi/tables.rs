@@ -413,6 +413,8 @@ pub const ROUTES: &[Route] = &[
         ..get("/v1/usage/records", "Usage by time, key and model", LISTED)
     },
     get("/health", "Whether work goes on", STATUS),
+    get("/livez", "Whether the process answers", STATUS),
+    get("/readyz", "Whether requests should be sent here", STATUS),
     get("/ping", "Whether work goes on", STATUS),
     post("/ping", "Whether work goes on", None, STATUS),
     get("/metrics", "Prometheus' page", Reply::Text("text/plain; version=0.0.4; charset=utf-8")),

@@ -15,7 +15,7 @@ use axum::extract::{Path, State as Shared};
 use axum::http::{Response, StatusCode};
 use serde_json::json;
 
-use crate::app::State;
+use crate::app::{Flight, State};
 use crate::error::ApiError;
 use crate::generate::{self, Job, json_response};
 use crate::http::{Arrival, JsonRequest};
@@ -29,8 +29,8 @@ type Answer = Result<Response<Body>, ApiError>;
 
 /// `POST /v1/responses`
 pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Answer {
+    let flight = Flight::new(state.in_flight.enter(), &request.id, request.entry.clone());
     let arrival = Arrival::new(request);
-    let flight = state.in_flight.enter().of(&arrival.id);
     let tenant = arrival.tenant.clone();
     let Prepared { job, background } = safety::prepared(&state, arrival, request::prepare).await?;
     let Some(Background { id, response, messages }) = background else {

@@ -20,7 +20,7 @@ use crate::reading::EFFORT;
 use crate::retain::CacheWish;
 use crate::safety::{asker, screen_conversation};
 use crate::structured::Wish;
-use crate::tools::{ToolChoice, ToolUse, check_name, mode};
+use crate::tools::{ToolChoice, ToolUse, at_most, check_name, mode};
 
 /// Fields that this server refuses, with the reason a client reads.
 pub const REFUSED: &[(&str, &str)] = &[
@@ -323,6 +323,7 @@ fn choice(fields: &mut Fields, tools: &mut Vec<Value>) -> Result<(ToolChoice, Va
                 "allowed_tools" => {
                     let chosen = mode(&choice.require::<String>("mode")?, &choice.path("mode"), false)?;
                     let list: Vec<&RawValue> = choice.require("tools")?;
+                    at_most(list.len(), tools.len(), "tool_choice.tools")?;
                     let mut kept = Vec::new();
                     for (index, raw) in list.iter().enumerate() {
                         let mut entry = Fields::of_value(raw, format!("tool_choice.tools[{index}]"))?;

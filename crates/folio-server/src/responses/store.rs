@@ -1,9 +1,13 @@
 //! Responses that can be asked for again, and gone on from.
 //!
-//! Owns: who may see which, and how many are kept. Invariants: a tenant reaches its own and no other's; never more than the limits, the
-//! least recently used go first, one that still runs last. Nothing outlives the process.
+//! Owns: who may see which, and how many are kept. Invariants: a tenant reaches its own and no other's; never more than the limits. Where
+//! there are more, the tenant that holds the most gives way, with what it used least recently, and what still runs last: so one
+//! tenant's flood drives out its own. Nothing outlives the process.
+//!
+//! Cost: a few operations on ordered maps. A response costs its bytes, and at least an even share of all, so that the bytes bound
+//! their number too.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use folio_kv::TenantId;
@@ -13,17 +17,28 @@ use crate::stream::Abort;
 
 /// See the module documentation.
 pub struct Store {
-    count_max: usize,
+    /// The least that a response costs.
+    share: usize,
     bytes_max: usize,
     inner: Mutex<Inner>,
 }
 
 #[derive(Default)]
 struct Inner {
-    entries: HashMap<(TenantId, String), Entry>,
-    /// By last use.
-    uses: BTreeMap<u64, (TenantId, String)>,
+    tenants: HashMap<TenantId, Own>,
+    /// By what they hold.
+    largest: BTreeSet<(usize, TenantId)>,
     clock: u64,
+    bytes: usize,
+}
+
+/// One tenant's.
+#[derive(Default)]
+struct Own {
+    entries: HashMap<String, Entry>,
+    /// By last use: those that are over, and those that run.
+    over: BTreeMap<u64, String>,
+    running: BTreeMap<u64, String>,
     bytes: usize,
 }
 
@@ -46,30 +61,33 @@ pub struct Record {
 
 impl Store {
     pub fn new(count_max: usize, bytes_max: usize) -> Self {
-        Self { count_max, bytes_max, inner: Mutex::default() }
+        Self { share: bytes_max / count_max.max(1), bytes_max, inner: Mutex::default() }
     }
 
     /// Keeps a response, in the place of an earlier state of it. `running`: it goes on, as far as is known.
     pub fn put(&self, tenant: TenantId, id: &str, record: Record, running: Option<Abort>) {
         let bytes = size(&record.response) + record.messages.iter().map(size).sum::<usize>();
+        let bytes = bytes.max(self.share).max(1);
         let mut inner = self.lock();
-        if running.is_some() && inner.entries.contains_key(&(tenant, id.to_owned())) {
+        if running.is_some() && inner.own(tenant, id).is_some() {
             // It has ended meanwhile.
             return;
         }
-        inner.remove(&(tenant, id.to_owned()));
+        inner.remove(tenant, id);
         if bytes > self.bytes_max {
             return;
         }
         inner.clock += 1;
         let used = inner.clock;
-        inner.bytes += bytes;
-        inner.uses.insert(used, (tenant, id.to_owned()));
-        inner.entries.insert((tenant, id.to_owned()), Entry { record, used, bytes, running });
-        while inner.entries.len() > self.count_max || inner.bytes > self.bytes_max {
-            let idle = inner.uses.values().find(|key| inner.entries[*key].running.is_none());
-            let Some(key) = idle.or(inner.uses.values().next()).cloned() else { break };
-            inner.remove(&key);
+        inner.change(tenant, |own| {
+            own.line(running.is_some()).insert(used, id.to_owned());
+            own.bytes += bytes;
+            own.entries.insert(id.to_owned(), Entry { record, used, bytes, running });
+        });
+        while inner.bytes > self.bytes_max {
+            let Some((_, tenant)) = inner.largest.last().copied() else { break };
+            let Some(id) = inner.tenants.get(&tenant).and_then(Own::least_used).cloned() else { break };
+            inner.remove(tenant, &id);
         }
     }
 
@@ -78,24 +96,29 @@ impl Store {
         let mut inner = self.lock();
         inner.clock += 1;
         let now = inner.clock;
-        let key = (tenant, id.to_owned());
-        let entry = inner.entries.get_mut(&key)?;
+        let own = inner.tenants.get_mut(&tenant)?;
+        let entry = own.entries.get_mut(id)?;
         let before = std::mem::replace(&mut entry.used, now);
-        let record = entry.record.clone();
-        inner.uses.remove(&before);
-        inner.uses.insert(now, key);
+        let (record, running) = (entry.record.clone(), entry.running.is_some());
+        own.line(running).remove(&before);
+        own.line(running).insert(now, id.to_owned());
         Some(record)
     }
 
     /// Takes the way to cancel one that runs; the response as it is now stays. `None`: there is no such response.
     pub fn stop(&self, tenant: TenantId, id: &str) -> Option<Option<Abort>> {
         let mut inner = self.lock();
-        Some(inner.entries.get_mut(&(tenant, id.to_owned()))?.running.take())
+        let own = inner.tenants.get_mut(&tenant)?;
+        let entry = own.entries.get_mut(id)?;
+        let (running, used) = (entry.running.take(), entry.used);
+        own.running.remove(&used);
+        own.over.insert(used, id.to_owned());
+        Some(running)
     }
 
     /// Whether there was one. It is cancelled if it runs.
     pub fn delete(&self, tenant: TenantId, id: &str) -> bool {
-        let entry = self.lock().remove(&(tenant, id.to_owned()));
+        let entry = self.lock().remove(tenant, id);
         let found = entry.is_some();
         if let Some(abort) = entry.and_then(|entry| entry.running) {
             abort.cancel();
@@ -108,12 +131,44 @@ impl Store {
     }
 }
 
+impl Own {
+    fn line(&mut self, running: bool) -> &mut BTreeMap<u64, String> {
+        if running { &mut self.running } else { &mut self.over }
+    }
+
+    fn least_used(&self) -> Option<&String> {
+        self.over.values().next().or_else(|| self.running.values().next())
+    }
+}
+
 impl Inner {
-    fn remove(&mut self, key: &(TenantId, String)) -> Option<Entry> {
-        let entry = self.entries.remove(key)?;
-        self.uses.remove(&entry.used);
-        self.bytes -= entry.bytes;
-        Some(entry)
+    fn own(&self, tenant: TenantId, id: &str) -> Option<&Entry> {
+        self.tenants.get(&tenant)?.entries.get(id)
+    }
+
+    /// Changes what a tenant holds. Who holds nothing is forgotten.
+    fn change<T>(&mut self, tenant: TenantId, change: impl FnOnce(&mut Own) -> T) -> T {
+        let own = self.tenants.entry(tenant).or_default();
+        let before = own.bytes;
+        let changed = change(own);
+        let after = own.bytes;
+        self.largest.remove(&(before, tenant));
+        match after {
+            0 => drop(self.tenants.remove(&tenant)),
+            after => drop(self.largest.insert((after, tenant))),
+        }
+        self.bytes = self.bytes + after - before;
+        changed
+    }
+
+    fn remove(&mut self, tenant: TenantId, id: &str) -> Option<Entry> {
+        self.own(tenant, id)?;
+        self.change(tenant, |own| {
+            let entry = own.entries.remove(id)?;
+            own.line(entry.running.is_some()).remove(&entry.used);
+            own.bytes -= entry.bytes;
+            Some(entry)
+        })
     }
 }
 
@@ -156,7 +211,25 @@ mod tests {
         store.put(one, "runs", record("over"), None);
         assert_eq!(store.get(one, "runs").map(|record| record.response), Some("over".into()));
         assert!(!store.delete(two, "a") && store.delete(one, "a") && !store.delete(one, "a"));
-        assert_eq!(store.lock().uses.len(), 2);
+        assert!(store.delete(one, "runs") && store.delete(two, "c"));
+        let inner = store.lock();
+        assert!(inner.tenants.is_empty() && inner.largest.is_empty() && inner.bytes == 0);
+    }
+
+    #[test]
+    fn a_tenants_flood_drives_out_its_own() {
+        let (quiet, loud) = (TenantId(1), TenantId(2));
+        let store = Store::new(100, 100 << 10);
+        for index in 0..10 {
+            store.put(quiet, &index.to_string(), record("mine"), None);
+        }
+        for index in 0..5000 {
+            store.put(loud, &index.to_string(), record(&"x".repeat(index % 3000)), None);
+        }
+        assert!((0..10).all(|index| store.get(quiet, &index.to_string()).is_some()));
+        assert!(store.get(loud, "4999").is_some() && store.get(loud, "0").is_none());
+        let inner = store.lock();
+        assert!(inner.bytes <= 100 << 10 && inner.tenants[&loud].entries.len() <= 90);
     }
 
     #[test]
@@ -165,8 +238,9 @@ mod tests {
         for index in 0..20 {
             store.put(TenantId(0), &index.to_string(), record(&"x".repeat(200)), None);
             let inner = store.lock();
-            assert_eq!(inner.bytes, inner.entries.values().map(|entry| entry.bytes).sum::<usize>());
-            assert!(inner.bytes <= 1000 && inner.uses.len() == inner.entries.len());
+            let own = &inner.tenants[&TenantId(0)];
+            assert_eq!(inner.bytes, own.entries.values().map(|entry| entry.bytes).sum::<usize>());
+            assert!(inner.bytes <= 1000 && own.over.len() == own.entries.len());
         }
         store.put(TenantId(0), "huge", record(&"x".repeat(2000)), None);
         assert!(store.get(TenantId(0), "huge").is_none() && store.get(TenantId(0), "19").is_some());

@@ -259,7 +259,8 @@ async fn run<T: Send + 'static>(
         return prepare(state, arrival);
     }
     let (shared, arrival) = (state.clone(), arrival.clone());
-    state.off_thread(move || prepare(&shared, &arrival)).await
+    let (tenant, bytes) = (arrival.tenant.id, arrival.body.len());
+    state.off_thread(tenant, bytes, move || prepare(&shared, &arrival)).await
 }
 
 /// A question to the callout.

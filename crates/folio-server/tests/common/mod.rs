@@ -123,6 +123,8 @@ pub struct Plan {
     /// Submissions wait for [`FakeEngine::step`]; else they are answered at once.
     pub manual: bool,
     pub health: Option<Health>,
+    /// Submitting panics.
+    pub panics: bool,
 }
 
 #[derive(Default)]
@@ -194,6 +196,13 @@ impl Live {
             self.sink.deliver(Event::Prompt { cached_tokens: cached, prompt_logprobs: scores, kept: None });
         }
         let params = &self.request.sampling;
+        if params.max_tokens == 0 {
+            // A prefix that is only computed.
+            (0..self.choices.len()).for_each(|choice| {
+                self.sink.deliver(finished(choice as u32, FinishReason::Length, None));
+            });
+            return false;
+        }
         for index in 0..self.choices.len() {
             let Some(tokens) = &mut self.choices[index] else { continue };
             let choice = index as u32;
@@ -230,6 +239,8 @@ impl Engine for FakeEngine {
     }
 
     fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<CancelFlag, Rejected> {
+        let panics = self.plan.lock().unwrap().panics;
+        assert!(!panics, "as the test wants it");
         let mut plan = self.plan.lock().unwrap();
         if plan.reject.is_some() && plan.accept == 0 {
             return Err(plan.reject.take().unwrap());
@@ -271,7 +282,9 @@ impl Engine for FakeEngine {
     }
 
     fn stats(&self) -> Arc<EngineStats> {
-        Arc::new(EngineStats { running: self.live() as u32, ..Default::default() })
+        let mut stats = EngineStats { running: self.live() as u32, ..Default::default() };
+        stats.cache.block_tokens = 16;
+        Arc::new(stats)
     }
 
     fn holdings(&self, _tenant: TenantId) -> Holdings {
@@ -298,6 +311,8 @@ impl Engine for FakeEngine {
 
     fn stop(&self) {
         *self.phase.lock().unwrap() = "stopped";
+        self.live.lock().unwrap().iter().for_each(|live| live.flag.cancel());
+        self.step();
     }
 }
 

@@ -231,6 +231,7 @@ impl ChatTemplate {
         };
         let breaking = Breaking::new(self.markers.as_ref(), &self.taken, input)?;
         let text = template.render(&self.environment, self.variables(input, &breaking)).map_err(fail)?;
+        crate::work::add(text.len());
         Ok(Prompt::new(text, breaking.seam))
     }
 

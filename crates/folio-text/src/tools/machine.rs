@@ -8,6 +8,7 @@ use super::harmony::{self, Body, Header};
 use super::section::{Outcome, Section};
 use super::{BLANK_MAX, GIVEN_BACK_MAX, partial_suffix};
 use crate::reasoning::ReasoningFormat;
+use crate::work;
 
 /// What a model's text turned out to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -191,6 +192,8 @@ impl OutputParser {
     fn advance(&mut self, last: bool, out: &mut Vec<Event>) {
         let mut on = true;
         while on {
+            // The buffer is searched, or its beginning moved out of it.
+            work::add(self.searched());
             let state = std::mem::replace(&mut self.state, State::Over);
             (self.state, on) = match state {
                 State::Text(text) => self.text(text, last, out),
@@ -205,6 +208,14 @@ impl OutputParser {
             if self.setup.calls_max > 0 && self.calls.made >= self.setup.calls_max {
                 self.state = State::Over;
             }
+        }
+    }
+
+    /// Bytes of the buffer that this state looks at: a section goes on where it stopped.
+    fn searched(&self) -> usize {
+        match &self.state {
+            State::Section(section) => self.buf.len() - section.read().min(self.buf.len()),
+            _ => self.buf.len(),
         }
     }
 

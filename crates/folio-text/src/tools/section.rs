@@ -85,6 +85,11 @@ impl Section {
         section.shape_from(0).then_some(section)
     }
 
+    /// Bytes of the buffer that need not be looked at again.
+    pub fn read(&self) -> usize {
+        self.at
+    }
+
     pub fn marker(&self) -> &'static str {
         self.marker
     }

@@ -1,0 +1,399 @@
+//! Nothing that a stranger sends may cost more than in proportion to its length. Every route and every parser gets hostile input
+//! of one size and of twice the size; the work, counted and not timed, grows by no more than [`MOST`].
+//!
+//! Counted are the steps that readers add up themselves ([`folio_text::work`]: bytes looked at or moved, names compared) and, by the
+//! allocator, every byte that is made room for, in our code and in that of others. A path that compares or copies what is before it
+//! for everything that comes doubles both.
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use common::{FakeEngine, app, reply, tool_template};
+use folio_server::{Limits, Parsers, Server, ServerConfig};
+use folio_text::{
+    DetokenizeOptions, Detokenizer, Grammars, OutputParser, ParserSetup, REASONING_FORMATS, ReasoningFormat,
+    StopMatcher, Syntax, TOOL_FORMATS, Tokenizer, ToolFormat, work,
+};
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+/// Twice the input, and no more than so much of the work.
+const MOST: f64 = 2.3;
+
+struct Counting;
+
+thread_local! {
+    static ROOM: Cell<u64> = const { Cell::new(0) };
+}
+
+fn count(bytes: usize) {
+    // Not there any more while a thread ends.
+    let _ = ROOM.try_with(|room| room.set(room.get() + bytes as u64));
+}
+
+// SAFETY: everything is the system allocator's; counting allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size());
+        // SAFETY: the caller's promises are handed on.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(at, layout) }
+    }
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count(size);
+        // SAFETY: as above.
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Steps and bytes of this thread so far.
+fn here() -> [u64; 2] {
+    [work::done(), ROOM.get()]
+}
+
+/// Holds `run`, which works on this thread, to its promise from `size` to twice that.
+fn doubles(what: &str, size: usize, run: impl Fn(usize)) {
+    doubles_by(what, size, here, run);
+}
+
+/// The same with another count of what was done so far.
+fn doubles_by(what: &str, size: usize, so_far: impl Fn() -> [u64; 2], run: impl Fn(usize)) {
+    let counted = |size| {
+        let before = so_far();
+        run(size);
+        let after = so_far();
+        [0, 1].map(|kind| (after[kind] - before[kind]) as f64)
+    };
+    // Whatever is made once is made.
+    run(size);
+    let (single, double) = (counted(size), counted(2 * size));
+    for (kind, (single, double)) in ["steps", "bytes"].iter().zip(single.iter().zip(double)) {
+        let ratio = double / single.max(1.0);
+        println!("{what:60} {kind} {single:12.0} {double:12.0} {ratio:.2}");
+        // Below this it is what every request costs.
+        assert!(
+            double < 4096.0 || ratio <= MOST,
+            "{what}: {single} {kind} at {size} and {double} at twice that: {ratio:.2} times"
+        );
+    }
+}
+
+/// A server whose text work runs on one thread beside this one, so that both can be counted.
+struct Served {
+    router: axum::Router,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Served {
+    fn new() -> Self {
+        let limits = Limits { body_bytes: 64 << 20, ..Limits::default() };
+        let parsers =
+            Parsers { tools: ToolFormat::named("hermes"), reasoning: ReasoningFormat::named("think") };
+        let mut app = app(FakeEngine::saying("ok"));
+        app.template = Some(Arc::new(tool_template()));
+        app.parsers = parsers;
+        // A prompt may be as long as it likes: it is its reading that is looked at.
+        app.model.context_length = 1 << 22;
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        runtime.enable_all().max_blocking_threads(1).thread_keep_alive(Duration::from_secs(600));
+        let router = Server::new(ServerConfig { limits, ..Default::default() }, app).unwrap().router();
+        Self { router, runtime: runtime.build().unwrap() }
+    }
+
+    /// Of the event loop and of the text thread.
+    fn so_far(&self) -> [u64; 2] {
+        let beside = self.runtime.block_on(async { tokio::task::spawn_blocking(here).await.unwrap() });
+        [0, 1].map(|kind| here()[kind] + beside[kind])
+    }
+
+    fn doubles(&self, what: &str, size: usize, run: impl Fn(usize)) {
+        doubles_by(what, size, || self.so_far(), run);
+    }
+
+    /// Answers one request, and says with which status.
+    fn ask(&self, path: &str, kind: &str, body: &str) -> u16 {
+        let request = axum::http::Request::builder().method("POST").uri(path).header("content-type", kind);
+        let request = request.body(Body::from(body.to_owned())).unwrap();
+        let answer = async { reply(self.router.clone().oneshot(request).await.unwrap()).await };
+        self.runtime.block_on(answer).status.as_u16()
+    }
+}
+
+const ROUTES: [&str; 14] = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/chat/completions/render",
+    "/v1/completions/render",
+    "/v1/cache/prefixes",
+    "/v1/cache/prefixes/pfx_00000000000000000000000000000000",
+    "/v1/batches",
+    "/v1/files",
+    "/tokenize",
+    "/detokenize",
+];
+
+/// What a body may be full of, made `n` long.
+type Flood = (&'static str, fn(usize) -> Value);
+
+fn list(n: usize, item: Value) -> Value {
+    vec![item; n].into()
+}
+
+fn names(n: usize) -> Value {
+    Value::Object((0..n).map(|at| (format!("k{at:07}"), Value::from(at))).collect())
+}
+
+fn tool(at: usize) -> Value {
+    let function = json!({"name": format!("f{at}"), "description": "d", "parameters": {"type": "object", "properties": names(4)}});
+    json!({"type": "function", "function": function})
+}
+
+/// Valid and invalid: each reaches some reader with much of something.
+const FLOODS: [Flood; 20] = [
+    ("names of the request", names),
+    ("values nobody reads", |n| json!({"x": list(n, json!(1))})),
+    ("nested lists", |n| json!({"x": list(n, json!([[[[1]]]]))})),
+    ("one text", |n| json!({"prompt": "ab ".repeat(n), "input": "ab ".repeat(n), "tokens": [1]})),
+    ("white space", |n| json!({"prompt": " ".repeat(n), "input": "\n \n".repeat(n)})),
+    (
+        "escapes",
+        |n| json!({"prompt": "\u{1}\"\\".repeat(n), "messages": [{"role": "user", "content": "\u{1}".repeat(n)}]}),
+    ),
+    (
+        "token ids",
+        |n| json!({"prompt": list(n, json!(97)), "input": list(n, json!(97)), "tokens": list(n, json!(97))}),
+    ),
+    ("broken characters", |n| json!({"tokens": list(n, json!(195))})),
+    (
+        "user messages",
+        |n| json!({"max_tokens": 1, "messages": list(n, json!({"role": "user", "content": "a"}))}),
+    ),
+    ("parts of a message", |n| {
+        let parts = list(n, json!({"type": "text", "text": "a"}));
+        json!({"max_tokens": 1, "messages": [{"role": "user", "content": parts}]})
+    }),
+    ("parts of a system prompt", |n| {
+        let parts = list(n, json!({"type": "text", "text": "a"}));
+        json!({"max_tokens": 1, "system": parts, "messages": [{"role": "user", "content": "a"}]})
+    }),
+    ("thoughts", |n| {
+        let parts = list(n, json!({"type": "thinking", "thinking": "a", "signature": ""}));
+        json!({"max_tokens": 1, "messages": [{"role": "assistant", "content": parts}, {"role": "user", "content": "a"}]})
+    }),
+    ("calls and results", |n| {
+        let call = |at: usize| json!({"type": "tool_use", "id": format!("c{at}"), "name": "f", "input": {}});
+        let result =
+            |at: usize| json!({"type": "tool_result", "tool_use_id": format!("c{at}"), "content": "a"});
+        let calls: Vec<Value> = (0..n).map(call).collect();
+        let results: Vec<Value> = (0..n).map(result).collect();
+        json!({"max_tokens": 1, "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": calls},
+            {"role": "user", "content": results}]})
+    }),
+    ("parts of one result", |n| {
+        let parts = list(n, json!({"type": "text", "text": "a"}));
+        json!({"max_tokens": 1, "messages": [{"role": "user", "content": "a"},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": parts}]}]})
+    }),
+    ("calls of a message", |n| {
+        let call = json!({"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}});
+        json!({"messages": [{"role": "assistant", "content": null, "tool_calls": list(n, call)}]})
+    }),
+    ("JSON in a call's arguments", |n| {
+        let arguments = json!({"a": list(n, json!(1))}).to_string();
+        let call = json!({"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}});
+        json!({"messages": [{"role": "assistant", "content": null, "tool_calls": [call]}]})
+    }),
+    ("items", |n| json!({"input": list(n, json!({"type": "message", "role": "user", "content": "a"}))})),
+    ("tools", |n| {
+        let tools: Vec<Value> = (0..n / 8).map(tool).collect();
+        json!({"messages": [{"role": "user", "content": "a"}], "tools": tools})
+    }),
+    ("allowed tools", |n| {
+        let allowed = list(n, json!({"type": "function", "function": {"name": "f0"}, "name": "f0"}));
+        let choice = json!({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": allowed}, "mode": "auto", "tools": allowed});
+        json!({"messages": [{"role": "user", "content": "a"}], "input": "a", "tools": [tool(0)], "tool_choice": choice})
+    }),
+    (
+        "variables of the template",
+        |n| json!({"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"mood": list(n, json!("x"))}}),
+    ),
+];
+
+#[test]
+fn every_route_reads_every_flood_in_proportion() {
+    let server = Served::new();
+    for (what, flood) in FLOODS {
+        for path in ROUTES {
+            // Past what is refused by its number (messages, tools) as well as below it.
+            for size in [500, 3000] {
+                server.doubles(&format!("{path} {what}"), size, |n| {
+                    let status = server.ask(path, "application/json", &flood(n).to_string());
+                    // 503: the engine of this test has no cache to keep anything in.
+                    assert!(status != 500, "{path} {what}: {status}");
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn forms_are_read_in_proportion() {
+    let server = Served::new();
+    let part = "--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"f\"\r\n\r\n";
+    for (what, filling) in [("almost the boundary", "\r\n--"), ("lines", "{}\n"), ("quotes", "\"\\")] {
+        server.doubles(&format!("/v1/files {what}"), 20_000, |n| {
+            let body = format!("{part}{}\r\n--b--\r\n", filling.repeat(n));
+            server.ask("/v1/files", "multipart/form-data; boundary=b", &body);
+        });
+    }
+}
+
+/// Text that keeps each format's reader waiting.
+fn hostile(format: &ToolFormat) -> Vec<String> {
+    let mut texts = vec!["<".into(), "{\"name\": \"f\", ".into(), "[".into(), " \n".into(), "f(a=".into()];
+    texts.extend(format.markers().map(str::to_owned));
+    texts.extend(
+        format.markers().map(|marker| marker[..marker.len() - 1].to_owned()).filter(|text| !text.is_empty()),
+    );
+    texts.extend(
+        format.markers().map(|marker| format!("{marker}{{\"name\": \"f\", \"arguments\": {{\"a\": \"x")),
+    );
+    texts
+}
+
+#[test]
+fn every_tool_parser_reads_whatever_a_model_writes_in_proportion() {
+    for format in TOOL_FORMATS {
+        for reasoning in [None, ReasoningFormat::named("think")] {
+            for text in hostile(format) {
+                // Beyond the 64 calls that may turn out to be none.
+                doubles(&format!("{} {text:?}", format.name), 2000, |n| {
+                    let setup = ParserSetup { tools: Some(format), reasoning, ..Default::default() };
+                    let (mut parser, mut events) = (OutputParser::new(setup), Vec::new());
+                    for _ in 0..n {
+                        parser.push(&text, &mut events);
+                        // Whoever reads a stream takes what became certain.
+                        events.clear();
+                    }
+                    parser.finish(&mut events);
+                });
+            }
+        }
+    }
+    for format in REASONING_FORMATS {
+        for text in [format.open, format.close, "<", "a"] {
+            doubles(&format!("{} {text:?}", format.name), 2000, |n| {
+                let setup = ParserSetup { reasoning: Some(format), ..Default::default() };
+                let (mut parser, mut events) = (OutputParser::new(setup), Vec::new());
+                (0..n).for_each(|_| parser.push(text, &mut events));
+                parser.finish(&mut events);
+            });
+        }
+    }
+}
+
+#[test]
+fn stop_strings_are_looked_for_in_proportion_to_them_and_to_the_text() {
+    let run = |stops: &[String], text: &str| {
+        let mut matcher = StopMatcher::new(stops.iter().cloned(), false);
+        let mut out = String::new();
+        for piece in text.as_bytes().chunks(3) {
+            matcher.push(std::str::from_utf8(piece).unwrap(), &mut out);
+        }
+        matcher.finish(&mut out);
+    };
+    // Its beginning is matched up to the middle, again and again.
+    let almost = |n: usize| format!("{}b{}", "a".repeat(n / 2), "a".repeat(n / 2));
+    doubles("longer stop strings", 4096, |n| run(&vec![almost(n); 16], &"a".repeat(n)));
+    doubles("longer text", 4096, |n| run(&vec![almost(512); 16], &"a".repeat(n)));
+    doubles("more stop strings", 128, |n| run(&vec![almost(128); n], &"a".repeat(1000)));
+}
+
+#[test]
+fn tokens_become_text_in_proportion() {
+    let tokenizer = common::tokenizer();
+    let pieces = word_pieces();
+    for (what, tokenizer, id) in [
+        ("bytes", &tokenizer, 97),
+        ("broken bytes", &tokenizer, 0xe2),
+        ("control tokens", &tokenizer, 256),
+        ("pieces of words", &pieces, 3),
+        ("tokens without text", &pieces, 0),
+    ] {
+        doubles(&format!("detokenizer: {what}"), 4000, |n| {
+            let options = DetokenizeOptions { skip_special_tokens: true, continues: false };
+            let (mut detokenizer, mut out) = (Detokenizer::new(options), String::new());
+            for _ in 0..n {
+                detokenizer.push(tokenizer, id, &mut out);
+                out.clear();
+            }
+            detokenizer.finish(tokenizer, &mut out);
+        });
+    }
+}
+
+/// A vocabulary whose decoder has no bytes per token.
+fn word_pieces() -> Tokenizer {
+    let special = json!([{"id": 0, "content": "[PAD]", "single_word": false, "lstrip": false, "rstrip": false,
+        "normalized": false, "special": true}]);
+    let file = json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
+        "added_tokens": special, "pre_tokenizer": {"type": "Whitespace"},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},
+        "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100,
+            "vocab": {"[PAD]": 0, "[UNK]": 1, "a": 2, "##a": 3}},
+    });
+    Tokenizer::from_bytes(file.to_string().as_bytes(), None).unwrap()
+}
+
+#[test]
+fn text_becomes_tokens_in_proportion() {
+    let bytes = common::tokenizer();
+    for (what, tokenizer) in [("bytes", &bytes), ("pieces of words", &word_pieces())] {
+        for text in ["a", " ", "a ", "\n", "é", "<|", "<|end|>", "'s", "1", "\u{200d}"] {
+            doubles(&format!("tokenizer: {what} {text:?}"), 4000, |n| {
+                tokenizer.encode(&text.repeat(n), true, usize::MAX).unwrap();
+            });
+        }
+    }
+}
+
+#[test]
+fn grammars_are_compiled_in_proportion_or_refused() {
+    let tokenizer = common::tokenizer();
+    let grammars = Grammars::new(&tokenizer, &[common::EOS]).unwrap();
+    let object = |n: usize| {
+        let properties: serde_json::Map<String, Value> =
+            (0..n).map(|at| (format!("p{at:04}"), json!({"type": "string"}))).collect();
+        Syntax::Json {
+            schema: json!({"type": "object", "properties": properties}),
+            whitespace: Default::default(),
+        }
+    };
+    doubles("grammar: properties", 100, |n| drop(grammars.compile(&object(n))));
+    doubles("grammar: choices", 100, |n| {
+        drop(grammars.compile(&Syntax::Choice((0..n).map(|at| format!("choice {at:04}")).collect())));
+    });
+    doubles("grammar: a regular expression", 100, |n| {
+        drop(grammars.compile(&Syntax::Regex("(ab|cd)".repeat(n))));
+    });
+    doubles("grammar: nested repetitions", 100, |n| {
+        drop(grammars.compile(&Syntax::Regex(format!("{}a{}", "(".repeat(n), ")*".repeat(n)))));
+    });
+}

@@ -1,0 +1,247 @@
+//! Tenants against tenants, over real sockets on loopback: an attacker at its limits, and a victim that asks as it always does.
+//! Compared is the victim's completed work in counted steps with and without the attacker, never time.
+
+mod common;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{FakeEngine, app};
+use folio_server::{Declared, Limits, Listeners, Server, ServerConfig};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+struct Served {
+    address: SocketAddr,
+    engine: Arc<FakeEngine>,
+    _signals: mpsc::Sender<()>,
+}
+
+/// A server with a key for the attacker (`bad`, with these limits) and one for the victim (`good`).
+async fn served(limits: Limits, of_attacker: Value) -> Served {
+    let engine = FakeEngine::saying("ok");
+    let tenants = json!({"tenants": [{"name": "attacker", "keys": ["bad"], "limits": of_attacker},
+        {"name": "victim", "keys": ["good"]}]});
+    let tenants = Declared::parse(&tenants.to_string(), &|_| None).unwrap();
+    let mut app = app(engine.clone());
+    app.model.context_length = 1 << 22;
+    let server = Server::new(ServerConfig { tenants, limits, ..Default::default() }, app).unwrap();
+    let serving = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = serving.local_addr().unwrap();
+    let (signals, receiver) = mpsc::channel(4);
+    tokio::spawn(server.listen(Listeners { serving, admin: None }, receiver));
+    Served { address, engine, _signals: signals }
+}
+
+fn head(path: &str, key: &str, length: usize) -> String {
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer {key}\r\n\
+         content-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+    )
+}
+
+/// Asks on a connection of its own: the status (0: none came), and the answer.
+async fn ask(address: SocketAddr, path: &str, key: &str, body: &str) -> (u16, String) {
+    let asked = async {
+        let mut socket = TcpStream::connect(address).await?;
+        socket.write_all(head(path, key, body.len()).as_bytes()).await?;
+        socket.write_all(body.as_bytes()).await?;
+        let mut text = String::new();
+        socket.read_to_string(&mut text).await?;
+        std::io::Result::Ok(text)
+    };
+    let text = asked.await.unwrap_or_default();
+    let status = text.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+    (status, text)
+}
+
+async fn metric(address: SocketAddr, name: &str) -> f64 {
+    let mut socket = TcpStream::connect(address).await.unwrap();
+    socket.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+    let mut text = String::new();
+    socket.read_to_string(&mut text).await.unwrap();
+    let line =
+        text.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' '])));
+    line.and_then(|line| line.rsplit_once(' '))
+        .unwrap_or_else(|| panic!("no {name} in {text}"))
+        .1
+        .parse()
+        .unwrap()
+}
+
+const ASKED: &str = r#"{"prompt": "hi", "max_tokens": 4}"#;
+
+/// The victim asks so often, one after the other; all are answered.
+async fn victim(address: SocketAddr, times: usize) {
+    for _ in 0..times {
+        let answered =
+            tokio::time::timeout(Duration::from_secs(60), ask(address, "/v1/completions", "good", ASKED));
+        let (status, text) = answered.await.expect("the victim is answered");
+        assert_eq!(status, 200, "{text}");
+    }
+}
+
+#[tokio::test]
+async fn bodies_that_take_long_to_read_delay_nobody_else() {
+    let served = served(Limits { text_threads: 2, ..Limits::default() }, json!({})).await;
+    let address = served.address;
+    let large = json!({"prompt": "ab ".repeat(300_000), "max_tokens": 1}).to_string();
+    let mut attack = JoinSet::new();
+    for _ in 0..24 {
+        let large = large.clone();
+        attack.spawn(async move { ask(address, "/v1/completions", "bad", &large).await.0 });
+    }
+    // Not so short that it is read on the event loop: it lines up with the others.
+    let asked = json!({"prompt": "hi ".repeat(1000), "max_tokens": 4}).to_string();
+    for _ in 0..8 {
+        assert_eq!(ask(address, "/v1/completions", "good", &asked).await.0, 200);
+    }
+    let before =
+        served.engine.requests.lock().unwrap().iter().filter(|request| request.prompt.len() > 10_000).count();
+    assert!(before < 20, "the victim waited for {before} of the attacker's 24 large prompts");
+    while attack.join_next().await.is_some() {}
+}
+
+#[tokio::test]
+async fn what_is_over_its_limit_is_refused_before_it_is_read() {
+    let served = served(Limits::default(), json!({"requests_per_minute": 5})).await;
+    let address = served.address;
+    for path in [
+        "/v1/completions",
+        "/tokenize",
+        "/detokenize",
+        "/v1/messages/count_tokens",
+        "/v1/completions/render",
+        "/v1/files",
+        "/v1/batches",
+        "/v1/embeddings",
+        "/v1/cache/prefixes",
+    ] {
+        // Its limit is used up by requests that are refused for what is in them.
+        for _ in 0..5 {
+            ask(address, path, "bad", "{").await;
+        }
+        // No byte of the body comes, and the answer does.
+        let mut socket = TcpStream::connect(address).await.unwrap();
+        let head = head(path, "bad", 8 << 20).replace("\r\n\r\n", "\r\nexpect: 100-continue\r\n\r\n");
+        socket.write_all(head.as_bytes()).await.unwrap();
+        let mut text = vec![0; 64];
+        let read =
+            tokio::time::timeout(Duration::from_secs(20), socket.read(&mut text)).await.unwrap().unwrap();
+        let text = String::from_utf8_lossy(&text[..read]).into_owned();
+        assert!(text.starts_with("HTTP/1.1 429"), "{path}: {text}");
+    }
+    assert_eq!(metric(address, "folio:in_flight_bytes").await, 0.0);
+    victim(address, 3).await;
+}
+
+#[tokio::test]
+async fn bodies_that_never_end_hold_what_came_and_half_of_the_room_at_most() {
+    const ROOM: usize = 4 << 20;
+    let limits = Limits { in_flight_bytes: ROOM, ..Limits::default() };
+    let served = served(limits, json!({})).await;
+    let address = served.address;
+    let mut open = Vec::new();
+    for _ in 0..12 {
+        let mut socket = TcpStream::connect(address).await.unwrap();
+        socket.write_all(head("/v1/completions", "bad", 8 << 20).as_bytes()).await.unwrap();
+        // The server may have refused it already.
+        let _ = socket.write_all(&vec![b' '; 1 << 20]).await;
+        open.push(socket);
+    }
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let held = metric(address, "folio:in_flight_bytes").await;
+    assert!(held <= (ROOM / 2 + 12 * (64 << 10)) as f64, "{held} of {ROOM}");
+    let asked = json!({"prompt": "hi ".repeat(30_000), "max_tokens": 1}).to_string();
+    assert_eq!(
+        ask(address, "/v1/completions", "good", &asked).await.0,
+        200,
+        "the other half is there for others"
+    );
+    drop(open);
+    let mut tries = 0;
+    while metric(address, "folio:in_flight_bytes").await > 0.0 {
+        tries += 1;
+        assert!(tries < 1000, "what was held is given back");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn answers_nobody_reads_count_until_they_are_read() {
+    let served = served(Limits::default(), json!({"max_concurrent_requests": 2})).await;
+    let address = served.address;
+    // Finished at once, and more than the socket's buffers take.
+    served.engine.plan(|plan| plan.say = vec![b'a'; 60_000]);
+    let body = json!({"prompt": "hi", "max_tokens": 70_000, "stream": true, "logprobs": 5}).to_string();
+    let mut unread = Vec::new();
+    for _ in 0..2 {
+        let mut socket = TcpStream::connect(address).await.unwrap();
+        let head = head("/v1/completions", "bad", body.len());
+        socket.write_all((head + &body).as_bytes()).await.unwrap();
+        let mut begin = [0; 16];
+        socket.read_exact(&mut begin).await.unwrap();
+        unread.push(socket);
+    }
+    let mut tries = 0;
+    while served.engine.live() > 0 {
+        tries += 1;
+        assert!(tries < 1000);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let (status, text) = ask(address, "/v1/completions", "bad", ASKED).await;
+    assert!(status == 429 && text.contains("running"), "{text}");
+    drop(unread.pop());
+    let mut tries = 0;
+    while ask(address, "/v1/completions", "bad", r#"{"prompt": "hi", "max_tokens": 1}"#).await.0 != 200 {
+        tries += 1;
+        assert!(tries < 1000, "its client left, and it counts no more");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_handler_that_panics_answers_500_and_is_counted() {
+    let served = served(Limits::default(), json!({})).await;
+    served.engine.plan(|plan| plan.panics = true);
+    let (status, text) = ask(served.address, "/v1/completions", "good", ASKED).await;
+    assert!(status == 500 && text.contains("server_error"), "{text}");
+    served.engine.plan(|plan| plan.panics = false);
+    victim(served.address, 1).await;
+    assert_eq!(metric(served.address, "folio:panics_total").await, 1.0);
+}
+
+/// What is not HTTP/1.1 is closed, and nothing else notices.
+#[tokio::test]
+async fn other_protocols_and_slow_heads_are_closed() {
+    let limits = Limits { header_timeout: Duration::from_millis(300), ..Limits::default() };
+    let served = served(limits, json!({})).await;
+    let mut h2 = TcpStream::connect(served.address).await.unwrap();
+    h2.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+    let mut text = Vec::new();
+    let ended = tokio::time::timeout(Duration::from_secs(20), h2.read_to_end(&mut text)).await;
+    assert!(ended.is_ok(), "an h2 preface is closed");
+    assert!(!text.starts_with(b"\0\0"), "and not answered in h2");
+    let mut slow = Vec::new();
+    for _ in 0..200 {
+        let mut socket = TcpStream::connect(served.address).await.unwrap();
+        socket.write_all(b"GET /health HTTP/1.1\r\nx").await.unwrap();
+        slow.push(socket);
+    }
+    victim(served.address, 5).await;
+    for mut socket in slow {
+        let mut text = Vec::new();
+        let ended = tokio::time::timeout(Duration::from_secs(20), socket.read_to_end(&mut text)).await;
+        assert!(ended.is_ok(), "a head that does not come is not waited for");
+    }
+    let many: String = (0..200).map(|at| format!("x{at}: y\r\n")).collect();
+    let mut flood = TcpStream::connect(served.address).await.unwrap();
+    flood.write_all(format!("GET /health HTTP/1.1\r\nhost: x\r\n{many}\r\n").as_bytes()).await.unwrap();
+    let mut text = String::new();
+    let _ = flood.read_to_string(&mut text).await;
+    assert!(text.starts_with("HTTP/1.1 431"), "{text:?}");
+}

@@ -1,0 +1,143 @@
+//! The event loop is everybody's: between two moments at which it could do something else, no request takes more of it than a
+//! bounded amount of work, whatever it asks for. Counted in steps ([`folio_text::work`]) per poll, on the loop's own thread.
+
+mod common;
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+
+use axum::body::to_bytes;
+use common::{Client, FakeEngine, app};
+use folio_server::{Limits, ServerConfig};
+use folio_text::work;
+use serde_json::{Value, json};
+
+/// Of one poll: some hundred microseconds, at the speed at which bytes are looked at.
+const STEPS_MAX: u64 = 160 << 10;
+
+/// Remembers the most steps that one of its polls took.
+struct Watched<F> {
+    inner: Pin<Box<F>>,
+    most: Arc<AtomicU64>,
+}
+
+impl<F: Future> Future for Watched<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let before = work::done();
+        let polled = self.inner.as_mut().poll(cx);
+        self.most.fetch_max(work::done() - before, Ordering::Relaxed);
+        polled
+    }
+}
+
+/// Answers a request and reads its body: status, text, and the steps of the longest poll.
+async fn watched(client: &Client, method: &str, path: &str, body: String) -> (u16, String, u64) {
+    let most = Arc::new(AtomicU64::new(0));
+    let answer = async {
+        let response = client.send(client.request(method, path, body)).await;
+        let (head, body) = response.into_parts();
+        (head.status.as_u16(), to_bytes(body, usize::MAX).await.unwrap())
+    };
+    let watched = Watched { inner: Box::pin(answer), most: most.clone() };
+    let (status, bytes) = pin!(watched).await;
+    (status, String::from_utf8(bytes.to_vec()).unwrap(), most.load(Ordering::Relaxed))
+}
+
+fn client() -> Client {
+    let mut app = app(FakeEngine::saying("ok"));
+    app.model.context_length = 1 << 22;
+    Client::with(ServerConfig { limits: Limits::default(), ..Default::default() }, app)
+}
+
+#[tokio::test]
+async fn large_bodies_are_read_off_the_loop_on_every_route() {
+    let client = client();
+    let text = "ab ".repeat(1 << 20);
+    let names: serde_json::Map<String, Value> =
+        (0..4000).map(|at| (format!("{at:0100}"), Value::from(at))).collect();
+    let bodies = [
+        json!({"prompt": text, "max_tokens": 1}),
+        json!({"messages": [{"role": "user", "content": text}], "max_tokens": 1}),
+        json!({"input": text}),
+        json!({"tokens": vec![97; 1 << 20]}),
+        Value::Object(names),
+    ];
+    for path in [
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/chat/completions/render",
+        "/v1/completions/render",
+        "/v1/cache/prefixes/pfx_00000000000000000000000000000000",
+        "/v1/batches",
+        "/tokenize",
+        "/detokenize",
+    ] {
+        for body in &bodies {
+            let (status, text, most) = watched(&client, "POST", path, body.to_string()).await;
+            assert!(
+                most <= STEPS_MAX,
+                "{path}: {most} steps in one poll: {status} {}",
+                &text[..text.len().min(80)]
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_short_request_for_a_long_conversation_is_no_short_one() {
+    let client = client();
+    let body = json!({"input": "ab ".repeat(1 << 18), "max_output_tokens": 1});
+    let (status, text, _) = watched(&client, "POST", "/v1/responses", body.to_string()).await;
+    assert_eq!(status, 200);
+    let id = serde_json::from_str::<Value>(&text).unwrap()["id"].clone();
+    let body = json!({"input": "on", "previous_response_id": id, "max_output_tokens": 1}).to_string();
+    assert!(body.len() < 200);
+    let (status, text, most) = watched(&client, "POST", "/v1/responses", body).await;
+    assert_eq!(status, 200);
+    assert!(text.len() > 100 && most <= STEPS_MAX, "{most} steps in one poll");
+}
+
+#[tokio::test]
+async fn long_answers_are_written_while_they_are_read() {
+    let client = client();
+    let prompt = "a".repeat(1 << 20);
+    let body = json!({"prompt": prompt, "return_token_strs": true});
+    let (status, text, most) = watched(&client, "POST", "/tokenize", body.to_string()).await;
+    let answer: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((status, answer["count"].as_u64()), (200, Some(1 << 20)));
+    assert_eq!(answer["tokens"].as_array().unwrap().len(), 1 << 20);
+    assert_eq!(answer["token_strs"][(1 << 20) - 1], "a");
+    assert!(most <= STEPS_MAX, "{most} steps in one poll");
+    let (status, text, most) =
+        watched(&client, "POST", "/detokenize", json!({"tokens": answer["tokens"]}).to_string()).await;
+    assert_eq!((status, serde_json::from_str::<Value>(&text).unwrap()["prompt"] == *prompt), (200, true));
+    assert!(most <= STEPS_MAX, "{most} steps in one poll");
+    // Characters that are cut by tokens, and broken ones, come out as decoding the whole has them.
+    let tokens: Vec<u32> = b"\xe2\x82\xac\xe2\x82 \"\\\n\xff".iter().map(|byte| u32::from(*byte)).collect();
+    let (_, text, _) = watched(&client, "POST", "/detokenize", json!({"tokens": tokens}).to_string()).await;
+    assert_eq!(serde_json::from_str::<Value>(&text).unwrap()["prompt"], "€\u{fffd} \"\\\n\u{fffd}");
+    let (_, text, _) =
+        watched(&client, "POST", "/v1/completions/render", r#"{"prompt": ["ab", "c"]}"#.into()).await;
+    let rendered: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((&rendered[0]["token_ids"], &rendered[1]["token_ids"]), (&json!([97, 98]), &json!([99])));
+}
+
+#[tokio::test]
+async fn an_answer_that_is_not_streamed_is_written_off_the_loop() {
+    let engine = FakeEngine::saying(&"a".repeat(3000));
+    let mut app = app(engine);
+    app.model.context_length = 1 << 16;
+    let client = Client::with(ServerConfig::default(), app);
+    let body = json!({"prompt": "hi", "max_tokens": 4000, "logprobs": 20, "n": 8});
+    let (status, text, most) = watched(&client, "POST", "/v1/completions", body.to_string()).await;
+    assert!(status == 200 && text.len() > 1 << 20 && most <= STEPS_MAX, "{status} {} {most}", text.len());
+}
