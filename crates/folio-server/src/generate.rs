@@ -24,6 +24,7 @@ use crate::app::{Flight, State};
 use crate::choice::{Choice, Delta, Scored};
 use crate::error::ApiError;
 use crate::gate::{Need, TOKENS_EXPECTED, Ticket};
+use crate::hints::Notes;
 use crate::http::{Arrival, JsonRequest};
 use crate::metrics::{FinishedChoice, FinishedPrompt};
 use crate::params::Generation;
@@ -46,6 +47,8 @@ pub struct Job {
     pub arrived: Instant,
     /// Who asks for what, for the safety callout.
     pub asker: Map<String, Value>,
+    /// What the answer's headers say about the request.
+    pub notes: Notes,
 }
 
 impl AsMut<Job> for Job {
@@ -107,6 +110,18 @@ pub(crate) fn is_quick(body: &[u8]) -> bool {
 
 /// Runs the job and answers.
 pub(crate) async fn run(
+    state: &Arc<State>,
+    tenant: &Tenant,
+    job: Job,
+    flight: Flight,
+) -> Result<Response<Body>, ApiError> {
+    let notes = job.notes.clone();
+    let mut response = answer(state, tenant, job, flight).await?;
+    notes.tell(response.headers_mut());
+    Ok(response)
+}
+
+async fn answer(
     state: &Arc<State>,
     tenant: &Tenant,
     job: Job,
@@ -187,6 +202,7 @@ fn spawn(
             return Err(refused);
         }
     };
+    state.metrics.passed_over(&job.notes);
     let meter = state.meters.of(tenant);
     job.prompts.iter().for_each(|_| meter.request());
     let pump =

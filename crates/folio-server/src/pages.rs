@@ -16,7 +16,9 @@ use crate::chat::{Conversation, check_model, encode};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generate::json_response;
+use crate::hints::{Api, Hints};
 use crate::http::JsonRequest;
+use crate::openapi::tables::TOKENIZE;
 use crate::params::check_token_ids;
 
 type Answer = Result<Response<Body>, ApiError>;
@@ -96,6 +98,7 @@ pub async fn tokenize(Shared(state): Shared<Arc<State>>, request: JsonRequest) -
 
 fn tokenized(state: &State, body: &[u8]) -> Result<Value, ApiError> {
     let mut fields = Fields::of_body(body)?;
+    let mut hints = Hints::new(&state.config.hints, Api::Chat);
     check_model(&mut fields, state)?;
     let special = fields.take::<bool>("add_special_tokens")?;
     let strings = fields.take("return_token_strs")?.unwrap_or(false);
@@ -103,11 +106,11 @@ fn tokenized(state: &State, body: &[u8]) -> Result<Value, ApiError> {
     let (text, special) = match prompt {
         Some(prompt) => (prompt, special.unwrap_or(true)),
         None => {
-            let mut conversation = Conversation::read(&mut fields, &state.config.limits)?;
+            let mut conversation = Conversation::read(&mut fields, state, &mut hints)?;
             (conversation.render(state)?, special.unwrap_or(false))
         }
     };
-    fields.finish(&[])?;
+    hints.close(fields, &TOKENIZE)?;
     // Counting is what this is for, so a text longer than the context is no error here.
     let tokens = encode(state, &text, special, true, "prompt")?;
     let mut answer = json!({

@@ -54,10 +54,46 @@ pub const REFUSED: &[(&str, &str)] = &[
     ("return_tokens_as_token_ids", "use return_token_ids"),
     ("session_id", "prefixes are found by content; no session is needed"),
     ("truncation_side", "truncate_prompt_tokens keeps the end of the prompt"),
-    ("verbosity", "say in the messages how long the answer should be"),
     ("vllm_xargs", "no extra arguments are known"),
     ("web_search_options", "this server has no access to the web"),
 ];
+
+/// Parameters that choose tokens elsewhere. An operator's flags never let them pass.
+pub const OTHER_SAMPLERS: &[(&str, &str)] = &[
+    ("adaptive_p", SAMPLER),
+    ("do_sample", "use temperature; 0 always takes the most likely token"),
+    ("dry_allowed_length", SAMPLER),
+    ("dry_base", SAMPLER),
+    ("dry_multiplier", SAMPLER),
+    ("dry_sequence_breakers", SAMPLER),
+    ("dynatemp_exponent", SAMPLER),
+    ("dynatemp_range", SAMPLER),
+    ("early_stopping", "it belongs to beam search, which is not available"),
+    ("epsilon_cutoff", SAMPLER),
+    ("eta_cutoff", SAMPLER),
+    ("grammar", "use structured_outputs with grammar"),
+    ("guidance_scale", SAMPLER),
+    ("max_new_tokens", "use max_tokens"),
+    ("min_new_tokens", "use min_tokens"),
+    ("mirostat", SAMPLER),
+    ("mirostat_eta", SAMPLER),
+    ("mirostat_tau", SAMPLER),
+    ("n_predict", "use max_tokens"),
+    ("no_repeat_ngram_size", SAMPLER),
+    ("num_beams", "beam search is not available"),
+    ("penalty_alpha", SAMPLER),
+    ("repeat_penalty", "use repetition_penalty"),
+    ("samplers", SAMPLER),
+    ("sampling_params", "give its fields beside the prompt"),
+    ("smoothing_factor", SAMPLER),
+    ("tfs_z", SAMPLER),
+    ("top_a", SAMPLER),
+    ("top_n_sigma", SAMPLER),
+    ("typical_p", SAMPLER),
+    ("xtc_probability", SAMPLER),
+    ("xtc_threshold", SAMPLER),
+];
+const SAMPLER: &str = "this sampler is not available; use temperature, top_p, top_k or min_p";
 
 /// How to generate; the prompt is the endpoint's business.
 #[derive(Clone, Debug)]

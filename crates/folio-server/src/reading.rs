@@ -13,20 +13,16 @@ use folio_text::{
     ToolFormat,
 };
 
-use serde_json::{Map, Value};
-
 use crate::chat::Conversation;
+use crate::effort::Efforts;
 use crate::error::ApiError;
 use crate::guides::{Begin, Form};
 use crate::params::fresh_seed;
 use crate::structured::{Structures, Wish};
 use crate::tools::{ToolChoice, ToolUse};
 
-/// What OpenAI's API and templates call it.
-pub const EFFORT: &str = "reasoning_effort";
 /// What gpt-oss writes before its answer, one after the other.
 const HARMONY_ANSWER: [&str; 2] = ["<|channel|>final", "<|message|>"];
-const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 /// The formats of the served model.
 #[derive(Clone, Copy, Debug, Default)]
@@ -53,8 +49,8 @@ impl Parsers {
 pub struct Readers {
     parsers: Parsers,
     pub template: Option<TemplateTools>,
-    /// The template has a place for `reasoning_effort`.
-    takes_effort: bool,
+    /// What it can be told about how much to think.
+    pub efforts: Efforts,
     /// Control tokens to keep, with and without tools.
     markers: [Arc<HashSet<u32>>; 2],
     /// The token that opens reasoning, where it is one.
@@ -93,10 +89,11 @@ impl Readers {
             });
             Arc::new(kept.collect())
         };
+        let known = template.map(ChatTemplate::tools);
         Self {
             parsers,
-            template: template.map(ChatTemplate::tools),
-            takes_effort: template.is_some_and(|template| template.mentions(EFFORT)),
+            efforts: Efforts::of(template, known.as_ref()),
+            template: known,
             markers: [markers(None), markers(parsers.tools)],
             opening: parsers.reasoning.and_then(|format| tokenizer.token_id(format.open)),
         }
@@ -117,26 +114,6 @@ impl Readers {
                 "how this model writes tool calls is not known; the server can be told (--tool-call-parser)";
             return Err(ApiError::unsupported("tools", why));
         }
-        Ok(())
-    }
-
-    /// Hands how much to think, which the request calls `param`, to a template that asks for it.
-    pub fn effort(
-        &self,
-        param: &str,
-        effort: Option<String>,
-        kwargs: &mut Map<String, Value>,
-    ) -> Result<(), ApiError> {
-        let Some(effort) = effort else { return Ok(()) };
-        if !EFFORTS.contains(&effort.as_str()) {
-            let known = EFFORTS.join(", ");
-            let message = format!("Invalid value for '{param}': '{effort}' is not one of {known}.");
-            return Err(ApiError::invalid(param, message));
-        }
-        if !self.takes_effort {
-            return Err(ApiError::unsupported(param, "the model's chat template has no place for it"));
-        }
-        kwargs.entry(EFFORT).or_insert(effort.into());
         Ok(())
     }
 

@@ -174,7 +174,7 @@ fn shared_text<'a>(state: &State, source: &Conversation, place: &Place, text: &'
             messages,
             tools,
             kwargs: source.kwargs.clone(),
-            effort: None,
+            budget: None,
             add_generation_prompt: false,
             continue_final: false,
         };

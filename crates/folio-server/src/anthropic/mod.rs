@@ -31,7 +31,9 @@ use crate::chat::{check_model, encode};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generate::{Job, PromptJob, json_response};
+use crate::hints::{Api, Hints};
 use crate::http::{Arrival, JsonRequest};
+use crate::openapi::tables::{COUNT, MESSAGE};
 use crate::params::Generation;
 use crate::safety::{asker, screen_conversation};
 use answer::Answer;
@@ -62,15 +64,17 @@ pub fn check_version(headers: &HeaderMap) -> Result<(), ApiError> {
 pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError> {
     let facts = &state.app.model;
     let mut fields = Fields::of_body(&arrival.body)?;
+    let mut hints = Hints::new(&state.config.hints, Api::Messages);
     check_model(&mut fields, state)?;
     let mut generation = Generation::read_plain(&mut fields, facts, &state.config.limits, STOP)?;
     let wanted: u32 = fields.require("max_tokens")?;
     request::metadata_only(&mut fields)?;
-    let mut asked = Asked::read(&mut fields, state, Some(wanted))?;
-    fields.finish(request::REFUSED)?;
+    let mut asked = Asked::read(&mut fields, state, Some(wanted), &mut hints)?;
+    let mut notes = hints.close(fields, &MESSAGE)?;
+    notes.left_out = std::mem::take(&mut asked.conversation.tools.left_out);
 
     generation.structure = asked.structure.take();
-    generation.bounds.thinking = asked.budget.map(|budget| (budget, "thinking.budget_tokens"));
+    generation.bounds.thinking = asked.conversation.budget;
     let screened = screen_conversation(state, arrival, &mut asked.conversation)?;
     let prompt = asked.prompt(state, false)?;
     generation.reading = prompt.reading;
@@ -88,7 +92,7 @@ pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError>
     let prompt =
         PromptJob { tokens: tokens.into(), params, echo: None, echo_logprobs: false, retention, screened };
     let asker = asker(state, arrival, "messages");
-    Ok(Job { wire: Box::new(wire), generation, prompts: vec![prompt], arrived: arrival.at, asker })
+    Ok(Job { wire: Box::new(wire), generation, prompts: vec![prompt], arrived: arrival.at, asker, notes })
 }
 
 /// `POST /v1/messages/count_tokens`: what `usage` would add up to.
@@ -103,10 +107,11 @@ pub async fn count_tokens(
 
 fn counted(state: &State, body: &[u8]) -> Result<usize, ApiError> {
     let mut fields = Fields::of_body(body)?;
+    let mut hints = Hints::new(&state.config.hints, Api::Messages);
     check_model(&mut fields, state)?;
     request::one_speed(&mut fields)?;
-    let mut asked = Asked::read(&mut fields, state, None)?;
-    fields.finish(request::REFUSED)?;
+    let mut asked = Asked::read(&mut fields, state, None, &mut hints)?;
+    hints.close(fields, &COUNT)?;
     // Counting is what this is for, so a text longer than the context is no error here.
     Ok(asked.prompt(state, true)?.tokens.len())
 }

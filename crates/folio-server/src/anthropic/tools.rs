@@ -7,7 +7,7 @@ use super::cache::{Marks, Place};
 use crate::config::Limits;
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::tools::{ToolChoice, ToolUse, check_name};
+use crate::tools::{ToolChoice, ToolUse, check_name, leave_out};
 
 const CHOICE: &str = "tool_choice";
 
@@ -20,7 +20,9 @@ pub fn read(fields: &mut Fields, limits: &Limits, marks: &mut Marks) -> Result<T
     }
     let mut tools: Vec<Value> = Vec::with_capacity(list.len());
     let mut held = Vec::new();
-    for (index, raw) in list.iter().enumerate() {
+    let mut list: Vec<(usize, &RawValue)> = list.into_iter().enumerate().collect();
+    let left_out = leave_out(&mut list, &["custom"]);
+    for (index, raw) in list {
         let path = format!("tools[{index}]");
         let mut tool = Fields::of_value(raw, path)?;
         let value = function(&mut tool)?;
@@ -36,7 +38,8 @@ pub fn read(fields: &mut Fields, limits: &Limits, marks: &mut Marks) -> Result<T
             ));
         }
         tools.push(value);
-        marks.read(&mut tool, || Place::Tools(index + 1))?;
+        let shown = tools.len();
+        marks.read(&mut tool, || Place::Tools(shown))?;
         tool.finish(&[("input_examples", "put examples into the description")])?;
     }
     let (choice, parallel) = match fields.raw(CHOICE) {
@@ -47,6 +50,7 @@ pub fn read(fields: &mut Fields, limits: &Limits, marks: &mut Marks) -> Result<T
         return Ok(ToolUse::default());
     }
     let mut tools = ToolUse::new(tools, choice, parallel);
+    tools.left_out = left_out;
     held.into_iter().for_each(|(function, param)| tools.hold(function, param));
     Ok(tools)
 }
@@ -73,18 +77,9 @@ fn function(tool: &mut Fields) -> Result<Value, ApiError> {
         return Err(ApiError::invalid(path, message));
     }
     function.insert("parameters".into(), schema.into());
-    let flags = [
-        ("defer_loading", false, "all tools are shown from the start; leave it out or send false"),
-        (
-            "eager_input_streaming",
-            true,
-            "input is always streamed as it is written; leave it out or send true",
-        ),
-    ];
-    for (name, kept, why) in flags {
-        if tool.take::<bool>(name)?.is_some_and(|value| value != kept) {
-            return Err(ApiError::unsupported(tool.path(name), why));
-        }
+    // All tools are shown from the start, also those that a search would bring later; input is always streamed as it is written.
+    for name in ["defer_loading", "eager_input_streaming"] {
+        tool.take::<bool>(name)?;
     }
     let callers = tool.take::<Vec<String>>("allowed_callers")?.unwrap_or_default();
     if callers.iter().any(|caller| caller != "direct") {

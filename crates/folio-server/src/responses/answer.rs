@@ -9,6 +9,7 @@ use folio_kv::TenantId;
 use serde_json::{Map, Value, json};
 
 use super::store::{Record, Store};
+use super::tools::Namespaces;
 use crate::blocks::{Blocks, Kind, Step};
 use crate::choice::{CONTENT_FILTER, Delta, Finish};
 use crate::error::ApiError;
@@ -30,6 +31,7 @@ pub struct Answer {
     /// The response's fields that the request decides.
     frame: Map<String, Value>,
     keeper: Option<Keeper>,
+    namespaces: Namespaces,
     blocks: Blocks,
     output: Vec<Value>,
     /// What was written of the item that is open.
@@ -40,8 +42,14 @@ pub struct Answer {
 }
 
 impl Answer {
-    pub fn new(id: String, frame: Map<String, Value>, keeper: Option<Keeper>) -> Self {
+    pub fn new(
+        id: String,
+        frame: Map<String, Value>,
+        keeper: Option<Keeper>,
+        namespaces: Namespaces,
+    ) -> Self {
         Self {
+            namespaces,
             id,
             frame,
             keeper,
@@ -134,9 +142,16 @@ impl Answer {
             Kind::Thinking => {
                 json!({"type": "reasoning", "id": name("rs"), "status": "in_progress", "summary": [], "content": []})
             }
-            Kind::Tool { id, name: function } => json!({
-                "type": "function_call", "id": name("fc"), "status": "in_progress", "call_id": id, "name": function, "arguments": "",
-            }),
+            Kind::Tool { id, name: function } => {
+                let mut item = json!({
+                    "type": "function_call", "id": name("fc"), "status": "in_progress", "call_id": id, "name": function, "arguments": "",
+                });
+                if let Some((namespace, own)) = self.namespaces.get(function) {
+                    item["namespace"] = namespace.as_str().into();
+                    item["name"] = own.as_str().into();
+                }
+                item
+            }
         };
         self.text.clear();
         self.open = true;

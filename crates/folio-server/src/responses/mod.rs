@@ -6,6 +6,7 @@
 mod answer;
 mod request;
 pub mod store;
+mod tools;
 
 use std::sync::Arc;
 

@@ -9,28 +9,43 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::answer::{Answer, Keeper};
+use super::tools::{self, flat};
 use crate::app::State;
 use crate::chat::{Conversation, check_model, encode};
+use crate::config::Limits;
+use crate::effort::{self, Thinking};
 use crate::error::ApiError;
 use crate::fields::{Fields, parse};
 use crate::generate::{Job, PromptJob, unix_s};
+use crate::hints::{Api, Hints};
 use crate::http::{Arrival, fresh_id};
+use crate::openapi::tables::RESPONSE;
 use crate::params::Generation;
-use crate::reading::EFFORT;
 use crate::retain::CacheWish;
 use crate::safety::{asker, screen_conversation};
 use crate::structured::Wish;
-use crate::tools::{ToolChoice, ToolUse, check_name, mode};
 
 /// Fields that this server refuses, with the reason a client reads.
 pub const REFUSED: &[(&str, &str)] = &[
     ("context_management", "the conversation is used as it is sent"),
     ("conversation", "use previous_response_id, or send the items"),
-    ("max_tool_calls", "it limits built-in tools, and there are none"),
     ("moderation", "this server does not moderate"),
     ("prompt", "prompt templates are not kept here; send the items"),
     ("prompt_cache_options", "prefixes are cached automatically; use cache"),
 ];
+
+/// What `include` may ask for. All but the first are parts of results of tools that run at a provider's, of which there are none.
+const INCLUDES: &[&str] = &[
+    ENCRYPTED,
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+];
+const ENCRYPTED: &str = "reasoning.encrypted_content";
+const SUMMARIES: &[&str] = &["auto", "concise", "detailed", "none"];
 
 /// A request ready to run.
 pub struct Prepared {
@@ -55,6 +70,7 @@ pub fn prepare(state: &State, arrival: &Arrival) -> Result<Prepared, ApiError> {
     let tenant = arrival.tenant.id;
     let (facts, limits) = (&state.app.model, &state.config.limits);
     let mut fields = Fields::of_body(&arrival.body)?;
+    let mut hints = Hints::new(&state.config.hints, Api::Responses);
     check_model(&mut fields, state)?;
     let mut generation = Generation::read_plain(&mut fields, facts, limits, "stop")?;
     generation.cache = CacheWish::read(&mut fields)?;
@@ -68,9 +84,10 @@ pub fn prepare(state: &State, arrival: &Arrival) -> Result<Prepared, ApiError> {
     let mut frame = Frame::default();
     let mut kwargs = Map::new();
     frame.plain(&mut fields)?;
-    generation.structure = frame.text(&mut fields, limits)?;
-    frame.reasoning(&mut fields, state, &mut kwargs)?;
-    let tools = frame.tools(&mut fields, limits)?;
+    generation.structure = frame.text(&mut fields, limits, &mut hints)?;
+    let budget = frame.reasoning(&mut fields, state, &mut kwargs)?;
+    generation.bounds.thinking = budget;
+    let (mut tools, namespaces) = tools::read(&mut fields, limits, &mut frame.0)?;
     let store = fields.take::<bool>("store")?.unwrap_or(true);
     let background = fields.take::<bool>("background")?.unwrap_or(false);
     if background && !store {
@@ -95,7 +112,8 @@ pub fn prepare(state: &State, arrival: &Arrival) -> Result<Prepared, ApiError> {
         None => Vec::new(),
     };
     messages.extend(input(&mut fields, limits)?);
-    fields.finish(REFUSED)?;
+    let mut notes = hints.close(fields, &RESPONSE)?;
+    notes.left_out = std::mem::take(&mut tools.left_out);
     if messages.len() > limits.messages {
         let message =
             format!("The conversation has {} messages; the limit is {}.", messages.len(), limits.messages);
@@ -106,14 +124,8 @@ pub fn prepare(state: &State, arrival: &Arrival) -> Result<Prepared, ApiError> {
     if let Some(text) = &instructions {
         messages.insert(0, json!({"role": "system", "content": text}));
     }
-    let mut conversation = Conversation {
-        messages,
-        tools,
-        kwargs,
-        effort: None,
-        add_generation_prompt: true,
-        continue_final: false,
-    };
+    let mut conversation =
+        Conversation { messages, tools, kwargs, budget, add_generation_prompt: true, continue_final: false };
     let screened = screen_conversation(state, arrival, &mut conversation)?;
     let rendered = conversation.prompt(state, true)?;
     generation.reading = rendered.reading;
@@ -132,13 +144,14 @@ pub fn prepare(state: &State, arrival: &Arrival) -> Result<Prepared, ApiError> {
         "max_tool_calls": null,
     }));
     let keeper = store.then(|| Keeper { store: state.responses.clone(), tenant, messages: kept.clone() });
-    let answer = Answer::new(id.clone(), frame, keeper);
+    let answer = Answer::new(id.clone(), frame, keeper, namespaces);
     let background =
         background.then(|| Background { id, response: answer.unfinished("in_progress"), messages: kept });
     let prompt =
         PromptJob { tokens: tokens.into(), params, echo: None, echo_logprobs: false, retention, screened };
     let asker = asker(state, arrival, "responses");
-    let job = Job { wire: Box::new(answer), generation, prompts: vec![prompt], arrived: arrival.at, asker };
+    let job =
+        Job { wire: Box::new(answer), generation, prompts: vec![prompt], arrived: arrival.at, asker, notes };
     Ok(Prepared { job, background })
 }
 
@@ -168,11 +181,10 @@ impl Frame {
             return Err(ApiError::unsupported("top_logprobs", "use chat completions for log probabilities"));
         }
         let include = fields.take::<Vec<String>>("include")?.unwrap_or_default();
-        if let Some(what) = include.first() {
-            return Err(ApiError::unsupported(
-                "include",
-                &format!("'{what}' is not available; leave it out"),
-            ));
+        if let Some(what) = include.iter().find(|what| !INCLUDES.contains(&&***what)) {
+            let known = INCLUDES.join(", ");
+            let why = format!("'{what}' is not available; known are {known}");
+            return Err(ApiError::unsupported("include", &why));
         }
         if let Some(raw) = fields.raw("stream_options") {
             let mut options = Fields::of_value(raw, "stream_options".into())?;
@@ -188,7 +200,8 @@ impl Frame {
     fn text(
         &mut self,
         fields: &mut Fields,
-        limits: &crate::config::Limits,
+        limits: &Limits,
+        hints: &mut Hints,
     ) -> Result<Option<Wish>, ApiError> {
         let mut wish = None;
         let mut told = json!({"format": {"type": "text"}});
@@ -210,7 +223,7 @@ impl Frame {
                 };
                 format.finish(&[])?;
             }
-            text.finish(&[("verbosity", "say in the instructions how long the answer should be")])?;
+            hints.finish(text, &["format"], &[])?;
         }
         self.0.insert("text".into(), told);
         Ok(wish)
@@ -221,141 +234,33 @@ impl Frame {
         fields: &mut Fields,
         state: &State,
         kwargs: &mut Map<String, Value>,
-    ) -> Result<(), ApiError> {
+    ) -> Result<Option<(u32, &'static str)>, ApiError> {
+        let mut budget = None;
         let mut told = json!({"effort": null, "summary": null});
         if let Some(raw) = fields.raw("reasoning") {
             let mut reasoning = Fields::of_value(raw, "reasoning".into())?;
             let effort = reasoning.take::<String>("effort")?;
             told["effort"] = effort.clone().into();
-            state.readers.effort(&reasoning.path("effort"), effort, kwargs)?;
+            let thinking = Thinking::default();
+            budget = effort::apply(&state.readers, "reasoning.effort", effort.as_deref(), thinking, kwargs)?;
             for name in ["summary", "generate_summary"] {
-                // "auto" asks for what there is: the reasoning itself.
-                if reasoning.take::<String>(name)?.is_some_and(|summary| summary != "auto") {
-                    return Err(ApiError::unsupported(
-                        reasoning.path(name),
-                        "reasoning is told as it is, not summed up",
-                    ));
+                // What there is is told: the reasoning itself.
+                let summary = reasoning.take::<String>(name)?;
+                if let Some(summary) = summary.filter(|summary| !SUMMARIES.contains(&&**summary)) {
+                    let (path, known) = (reasoning.path(name), SUMMARIES.join(", "));
+                    let message = format!("Invalid value for '{path}': '{summary}' is not one of {known}.");
+                    return Err(ApiError::invalid(path, message));
                 }
             }
             reasoning.finish(&[])?;
         }
-        debug_assert!(kwargs.keys().all(|key| key == EFFORT));
         self.0.insert("reasoning".into(), told);
-        Ok(())
+        Ok(budget)
     }
-
-    fn tools(&mut self, fields: &mut Fields, limits: &crate::config::Limits) -> Result<ToolUse, ApiError> {
-        let list = fields.take::<Vec<&RawValue>>("tools")?.unwrap_or_default();
-        if list.len() > limits.tools {
-            let message = format!("'tools' has {} entries; the limit is {}.", list.len(), limits.tools);
-            return Err(ApiError::invalid("tools", message));
-        }
-        let mut tools: Vec<Value> = Vec::with_capacity(list.len());
-        let mut told = Vec::with_capacity(list.len());
-        let mut held = Vec::new();
-        for (index, raw) in list.iter().enumerate() {
-            let path = format!("tools[{index}]");
-            told.push(parse::<Value>(raw, &path)?);
-            let mut tool = Fields::of_value(raw, path)?;
-            if tool.require::<String>("type")? != "function" {
-                return Err(ApiError::unsupported(
-                    tool.path("type"),
-                    "only functions are available as tools",
-                ));
-            }
-            let name: String = tool.require("name")?;
-            check_name(&name, &tool.path("name"))?;
-            if tools.iter().any(|tool| tool["function"]["name"] == *name) {
-                return Err(ApiError::invalid(
-                    tool.path("name"),
-                    format!("The function '{name}' is given twice."),
-                ));
-            }
-            let mut function = Map::new();
-            function.insert("name".into(), name.as_str().into());
-            if let Some(description) = tool.take::<String>("description")? {
-                function.insert("description".into(), description.into());
-            }
-            if let Some(parameters) = tool.take::<Map<String, Value>>("parameters")? {
-                function.insert("parameters".into(), parameters.into());
-            }
-            if tool.take::<bool>("strict")?.unwrap_or(false) {
-                held.push((name, tool.path("strict")));
-            }
-            tool.finish(&[("defer_loading", "all tools are shown from the start")])?;
-            tools.push(json!({"type": "function", "function": function}));
-        }
-        let parallel = fields.take::<bool>("parallel_tool_calls")?.unwrap_or(true);
-        let (choice, told_choice) = choice(fields, &mut tools)?;
-        self.0.insert("tools".into(), told.into());
-        self.0.insert("tool_choice".into(), told_choice);
-        self.0.insert("parallel_tool_calls".into(), parallel.into());
-        if tools.is_empty() {
-            return Ok(ToolUse::default());
-        }
-        let mut tools = ToolUse::new(tools, choice, parallel);
-        held.into_iter().for_each(|(function, param)| tools.hold(function, param));
-        Ok(tools)
-    }
-}
-
-fn choice(fields: &mut Fields, tools: &mut Vec<Value>) -> Result<(ToolChoice, Value), ApiError> {
-    const CHOICE: &str = "tool_choice";
-    let Some(raw) = fields.raw(CHOICE) else { return Ok((ToolChoice::Auto, "auto".into())) };
-    let told: Value = parse(raw, CHOICE)?;
-    let known = |name: &str, path: String, tools: &[Value]| match tools
-        .iter()
-        .any(|tool| tool["function"]["name"] == *name)
-    {
-        true => Ok(()),
-        false => Err(ApiError::invalid(path, format!("The function '{name}' is not among 'tools'."))),
-    };
-    let choice = match &told {
-        Value::String(name) => mode(name, CHOICE, true)?,
-        _ => {
-            let mut choice = Fields::of_value(raw, CHOICE.into())?;
-            let chosen = match choice.require::<String>("type")?.as_str() {
-                "function" => {
-                    let name: String = choice.require("name")?;
-                    known(&name, choice.path("name"), tools)?;
-                    ToolChoice::Named(name)
-                }
-                "allowed_tools" => {
-                    let chosen = mode(&choice.require::<String>("mode")?, &choice.path("mode"), false)?;
-                    let list: Vec<&RawValue> = choice.require("tools")?;
-                    let mut kept = Vec::new();
-                    for (index, raw) in list.iter().enumerate() {
-                        let mut entry = Fields::of_value(raw, format!("tool_choice.tools[{index}]"))?;
-                        if entry.require::<String>("type")? != "function" {
-                            return Err(ApiError::unsupported(
-                                entry.path("type"),
-                                "only functions are available",
-                            ));
-                        }
-                        let name: String = entry.require("name")?;
-                        known(&name, entry.path("name"), tools)?;
-                        entry.finish(&[])?;
-                        kept.push(name);
-                    }
-                    tools.retain(|tool| kept.iter().any(|name| tool["function"]["name"] == **name));
-                    chosen
-                }
-                _ => {
-                    return Err(ApiError::unsupported("tool_choice.type", "only function and allowed_tools"));
-                }
-            };
-            choice.finish(&[])?;
-            chosen
-        }
-    };
-    if tools.is_empty() && !matches!(choice, ToolChoice::Auto | ToolChoice::None) {
-        return Err(ApiError::invalid(CHOICE, "'tool_choice' asks for a call, but 'tools' are not given."));
-    }
-    Ok((choice, told))
 }
 
 /// The `input` field as messages.
-fn input(fields: &mut Fields, limits: &crate::config::Limits) -> Result<Vec<Value>, ApiError> {
+fn input(fields: &mut Fields, limits: &Limits) -> Result<Vec<Value>, ApiError> {
     let raw: &RawValue = fields.require("input")?;
     if !raw.get().starts_with('[') {
         let text: String = parse(raw, "input")?;
@@ -403,6 +308,10 @@ fn item(raw: &RawValue, path: String, out: &mut Gathered) -> Result<(), ApiError
         }
         "function_call" => {
             let (id, name): (String, String) = (item.require("call_id")?, item.require("name")?);
+            let name = match item.take::<String>("namespace")? {
+                Some(namespace) => flat(&namespace, &name),
+                None => name,
+            };
             let arguments: String = item.require("arguments")?;
             out.call(
                 json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}),
@@ -510,6 +419,12 @@ impl Gathered {
     }
 }
 
+/// The name under which the model called.
+fn called(item: &Value) -> String {
+    let name = item["name"].as_str().unwrap_or_default();
+    item["namespace"].as_str().map_or_else(|| name.to_owned(), |namespace| flat(namespace, name))
+}
+
 /// An answer's items as messages, for what goes on from it.
 pub fn said(output: &[Value]) -> Vec<Value> {
     let mut gathered = Gathered::default();
@@ -520,7 +435,7 @@ pub fn said(output: &[Value]) -> Vec<Value> {
             Some("reasoning") => gathered.reasoning(text(item)),
             Some("function_call") => gathered.call(json!({
                 "id": item["call_id"], "type": "function",
-                "function": {"name": item["name"], "arguments": item["arguments"]},
+                "function": {"name": called(item), "arguments": item["arguments"]},
             })),
             _ => {}
         }
