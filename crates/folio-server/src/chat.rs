@@ -73,9 +73,10 @@ pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError>
 
 /// The model is optional, as there is one; another name than its own is a 404.
 pub fn check_model(fields: &mut Fields, state: &State) -> Result<(), ApiError> {
-    let names = &state.app.model.names;
     match fields.take::<String>("model")? {
-        Some(name) if !names.contains(&name) => Err(ApiError::model_not_found(&name, state.app.model.name())),
+        Some(name) if !state.app.model.answers_to(&name) => {
+            Err(ApiError::model_not_found(&name, state.app.model.name()))
+        }
         _ => Ok(()),
     }
 }

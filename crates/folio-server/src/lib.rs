@@ -61,7 +61,7 @@ mod unread;
 mod usage;
 mod wire;
 
-pub use app::{App, Engine, ModelFacts};
+pub use app::{App, Engine, ModelFacts, is_pattern};
 pub use batch::{BatchConfig, BatchLimits};
 pub use config::{AdminConfig, Limits, ServerConfig, TlsFiles};
 pub use declared::{Declared, DeclaredGroup, DeclaredTenant, PriorityRange, Share};

@@ -337,7 +337,7 @@ async fn what_cannot_be_honoured_is_refused_by_name() {
             json!({"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f"}}]}]}),
             "messages[0].tool_calls[0].function.arguments",
         ),
-        (json!({"messages": [{"role": "assistant", "content": null}]}), "messages[0].content"),
+        (json!({"messages": [{"role": "user", "content": null}]}), "messages[0].content"),
     ] {
         let reply = able.chat(extra.clone()).await;
         assert_eq!(

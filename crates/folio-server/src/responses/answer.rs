@@ -8,6 +8,7 @@ use std::sync::Arc;
 use folio_kv::TenantId;
 use serde_json::{Map, Value, json};
 
+use super::sealed::Sealer;
 use super::store::{Record, Store};
 use super::tools::Namespaces;
 use crate::blocks::{Blocks, Kind, Step};
@@ -23,6 +24,8 @@ pub struct Keeper {
     pub tenant: TenantId,
     /// The conversation before the answer.
     pub messages: Vec<Value>,
+    /// The request's items.
+    pub input: Arc<[Value]>,
 }
 
 /// Writes one answer.
@@ -32,6 +35,8 @@ pub struct Answer {
     frame: Map<String, Value>,
     keeper: Option<Keeper>,
     namespaces: Namespaces,
+    /// Where the client asked to carry reasoning sealed.
+    sealer: Option<Sealer>,
     blocks: Blocks,
     output: Vec<Value>,
     /// What was written of the item that is open.
@@ -47,9 +52,11 @@ impl Answer {
         frame: Map<String, Value>,
         keeper: Option<Keeper>,
         namespaces: Namespaces,
+        sealer: Option<Sealer>,
     ) -> Self {
         Self {
             namespaces,
+            sealer,
             id,
             frame,
             keeper,
@@ -107,8 +114,8 @@ impl Answer {
     fn keep(&mut self, response: &Value) {
         let Some(keeper) = self.keeper.take() else { return };
         let mut messages = keeper.messages;
-        messages.extend(super::request::said(&self.output));
-        let record = Record { response: response.clone(), messages: messages.into() };
+        messages.extend(super::items::said(&self.output));
+        let record = Record { response: response.clone(), messages: messages.into(), input: keeper.input };
         keeper.store.put(keeper.tenant, &self.id, record, None);
     }
 
@@ -203,6 +210,9 @@ impl Answer {
         }
         let part = part(item, &text);
         item["content"] = json!([part]);
+        if let Some(sealer) = self.sealer.as_ref().filter(|_| item["type"] == "reasoning") {
+            item["encrypted_content"] = sealer.seal(&text).ok().into();
+        }
         let item = item.clone();
         place["content_index"] = 0.into();
         let mut done = place.clone();

@@ -4,16 +4,19 @@
 //! never: generate or read an answer itself. A tenant reaches its own responses; another's id is answered like one that never existed.
 
 mod answer;
+mod items;
 mod request;
+mod sealed;
 pub mod store;
 mod tools;
+mod truncation;
 
 use std::sync::Arc;
 
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Path, State as Shared};
-use axum::http::{Response, StatusCode};
+use axum::http::{Response, StatusCode, Uri};
 use serde_json::json;
 
 use crate::app::State;
@@ -34,11 +37,11 @@ pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> 
     let flight = state.in_flight.enter().of(&arrival.id);
     let tenant = arrival.tenant.clone();
     let Prepared { job, background } = safety::prepared(&state, arrival, request::prepare).await?;
-    let Some(Background { id, response, messages }) = background else {
+    let Some(Background { id, response, messages, input }) = background else {
         return generate::run(&state, &tenant, job, flight).await;
     };
     let (abort, answer) = generate::start(&state, &tenant, job, flight)?;
-    let record = Record { response: response.clone(), messages: messages.into() };
+    let record = Record { response: response.clone(), messages: messages.into(), input };
     state.responses.put(tenant.id, &id, record.clone(), Some(abort));
     tokio::spawn(async move {
         // An answer stores itself; a failure is told here, unless somebody cancelled it before.
@@ -74,6 +77,18 @@ pub async fn show(
 ) -> Answer {
     let record = state.responses.get(tenant.id, &id).ok_or_else(|| not_found("response_id", &id))?;
     Ok(json_response(record.response.to_string()))
+}
+
+/// `GET /v1/responses/{id}/input_items`
+pub async fn input_items(
+    Shared(state): Shared<Arc<State>>,
+    Extension(tenant): Extension<Tenant>,
+    Path(id): Path<String>,
+    uri: Uri,
+) -> Answer {
+    let record = state.responses.get(tenant.id, &id).ok_or_else(|| not_found("response_id", &id))?;
+    let page = items::page(&record.input, uri.query().unwrap_or_default())?;
+    Ok(json_response(page.to_string()))
 }
 
 /// `DELETE /v1/responses/{id}`

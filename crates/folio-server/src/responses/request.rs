@@ -1,15 +1,16 @@
-//! The request: its items become a conversation, everything else is read as for a chat.
+//! The request: its items become a conversation (`items`), everything else is read as for a chat.
 //!
-//! Invariants: as everywhere, a field is honoured or refused by its path; [`REFUSED`] has what exists at OpenAI's and not here.
-//! Reasoning belongs to the message or call that follows it; calls in a row belong to one message.
+//! Invariants: as everywhere, a field is honoured, refused by its path, or a hint; [`REFUSED`] has what exists at OpenAI's and not here.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
-use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::answer::{Answer, Keeper};
-use super::tools::{self, flat};
+use super::items::{self, Source};
+use super::sealed::Sealer;
+use super::{tools, truncation};
 use crate::app::State;
 use crate::chat::{Conversation, check_model, encode};
 use crate::config::Limits;
@@ -58,6 +59,7 @@ pub struct Background {
     pub id: String,
     pub response: Value,
     pub messages: Vec<Value>,
+    pub input: Arc<[Value]>,
 }
 
 impl AsMut<Job> for Prepared {
@@ -87,7 +89,7 @@ pub fn prepare(state: &State, arrival: &Arrival) -> Result<Prepared, ApiError> {
     generation.structure = frame.text(&mut fields, limits, &mut hints)?;
     let budget = frame.reasoning(&mut fields, state, &mut kwargs)?;
     generation.bounds.thinking = budget;
-    let (mut tools, namespaces) = tools::read(&mut fields, limits, &mut frame.0)?;
+    let (mut tools, namespaces) = tools::read(&mut fields, limits, &mut frame.told)?;
     let store = fields.take::<bool>("store")?.unwrap_or(true);
     let background = fields.take::<bool>("background")?.unwrap_or(false);
     if background && !store {
@@ -111,7 +113,10 @@ pub fn prepare(state: &State, arrival: &Arrival) -> Result<Prepared, ApiError> {
         },
         None => Vec::new(),
     };
-    messages.extend(input(&mut fields, limits)?);
+    let sealer = Sealer::new(state, &arrival.tenant)?;
+    let source = Source { state, tenant: &arrival.tenant, sealer: &sealer };
+    let input = items::read(&mut fields, &source, limits, &mut hints)?;
+    messages.extend(input.messages);
     let mut notes = hints.close(fields, &RESPONSE)?;
     notes.left_out = std::mem::take(&mut tools.left_out);
     if messages.len() > limits.messages {
@@ -127,26 +132,43 @@ pub fn prepare(state: &State, arrival: &Arrival) -> Result<Prepared, ApiError> {
     let mut conversation =
         Conversation { messages, tools, kwargs, budget, add_generation_prompt: true, continue_final: false };
     let screened = screen_conversation(state, arrival, &mut conversation)?;
-    let rendered = conversation.prompt(state, true)?;
+    let (rendered, mut tokens) = match frame.truncates {
+        true => truncation::prompt(state, &mut conversation, generation.max_tokens)?,
+        false => {
+            let rendered = conversation.prompt(state, true)?;
+            let tokens = encode(state, &rendered.text, false, false, "input")?;
+            (rendered, tokens)
+        }
+    };
     generation.reading = rendered.reading;
     generation.follow(state, Some(&conversation))?;
-    let mut tokens = encode(state, &rendered.text, false, false, "input")?;
     let params = generation.fit(&mut tokens, facts, "input")?;
     let retention = generation.cache.ranges(tokens.len() as u32)?;
 
     // Not the request's id, which clients may choose and repeat.
     let id = format!("resp_{}", fresh_id());
-    let frame = frame.finish(json!({
+    let (sealer, truncates) = (frame.seals.then_some(sealer), frame.truncates);
+    let fields_told = frame.finish(json!({
         "id": id, "object": "response", "created_at": unix_s(), "completed_at": null, "error": null, "incomplete_details": null,
         "instructions": instructions, "max_output_tokens": generation.max_tokens, "model": facts.name(), "usage": null,
         "previous_response_id": previous, "temperature": generation.sampling.temperature, "top_p": generation.sampling.top_p,
-        "store": store, "background": background, "truncation": "disabled", "service_tier": "default", "top_logprobs": 0,
+        "store": store, "background": background, "truncation": if truncates { "auto" } else { "disabled" }, "service_tier": "default", "top_logprobs": 0,
         "max_tool_calls": null,
     }));
-    let keeper = store.then(|| Keeper { store: state.responses.clone(), tenant, messages: kept.clone() });
-    let answer = Answer::new(id.clone(), frame, keeper, namespaces);
-    let background =
-        background.then(|| Background { id, response: answer.unfinished("in_progress"), messages: kept });
+    let input = items::named(input.items, &id);
+    let keeper = store.then(|| Keeper {
+        store: state.responses.clone(),
+        tenant,
+        messages: kept.clone(),
+        input: input.clone(),
+    });
+    let answer = Answer::new(id.clone(), fields_told, keeper, namespaces, sealer);
+    let background = background.then(|| Background {
+        id,
+        response: answer.unfinished("in_progress"),
+        messages: kept,
+        input,
+    });
     let prompt =
         PromptJob { tokens: tokens.into(), params, echo: None, echo_logprobs: false, retention, screened };
     let asker = asker(state, arrival, "responses");
@@ -155,13 +177,19 @@ pub fn prepare(state: &State, arrival: &Arrival) -> Result<Prepared, ApiError> {
     Ok(Prepared { job, background })
 }
 
-/// What the response repeats of the request.
+/// What the response repeats of the request, and what that asks for.
 #[derive(Default)]
-struct Frame(Map<String, Value>);
+struct Frame {
+    told: Map<String, Value>,
+    /// Reasoning is carried by the client, sealed.
+    seals: bool,
+    /// What does not fit is left out from the beginning.
+    truncates: bool,
+}
 
 impl Frame {
     fn finish(self, rest: Value) -> Map<String, Value> {
-        let mut all = self.0;
+        let mut all = self.told;
         if let Value::Object(rest) = rest {
             all.extend(rest);
         }
@@ -171,12 +199,20 @@ impl Frame {
     /// What is checked and repeated, and has no effect; and what can only have its default.
     fn plain(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
         for name in ["user", "safety_identifier"] {
-            self.0.insert(name.into(), fields.take::<String>(name)?.into());
+            self.told.insert(name.into(), fields.take::<String>(name)?.into());
         }
         let metadata = fields.take::<HashMap<String, String>>("metadata")?.unwrap_or_default();
-        self.0.insert("metadata".into(), json!(metadata));
+        self.told.insert("metadata".into(), json!(metadata));
         fields.only("service_tier", &["auto", "default"], "there is one tier")?;
-        fields.only("truncation", &["disabled"], "nothing of a conversation is dropped; send fewer items")?;
+        self.truncates = match fields.take::<String>("truncation")?.as_deref() {
+            None | Some("disabled") => false,
+            Some("auto") => true,
+            Some(other) => {
+                let message =
+                    format!("Invalid value for 'truncation': '{other}' is not one of auto, disabled.");
+                return Err(ApiError::invalid("truncation", message));
+            }
+        };
         if fields.take::<u32>("top_logprobs")?.is_some_and(|top| top > 0) {
             return Err(ApiError::unsupported("top_logprobs", "use chat completions for log probabilities"));
         }
@@ -186,6 +222,7 @@ impl Frame {
             let why = format!("'{what}' is not available; known are {known}");
             return Err(ApiError::unsupported("include", &why));
         }
+        self.seals = include.iter().any(|what| what == ENCRYPTED);
         if let Some(raw) = fields.raw("stream_options") {
             let mut options = Fields::of_value(raw, "stream_options".into())?;
             if options.take("include_obfuscation")?.unwrap_or(false) {
@@ -225,7 +262,7 @@ impl Frame {
             }
             hints.finish(text, &["format"], &[])?;
         }
-        self.0.insert("text".into(), told);
+        self.told.insert("text".into(), told);
         Ok(wish)
     }
 
@@ -254,191 +291,7 @@ impl Frame {
             }
             reasoning.finish(&[])?;
         }
-        self.0.insert("reasoning".into(), told);
+        self.told.insert("reasoning".into(), told);
         Ok(budget)
     }
-}
-
-/// The `input` field as messages.
-fn input(fields: &mut Fields, limits: &Limits) -> Result<Vec<Value>, ApiError> {
-    let raw: &RawValue = fields.require("input")?;
-    if !raw.get().starts_with('[') {
-        let text: String = parse(raw, "input")?;
-        return Ok(vec![json!({"role": "user", "content": text})]);
-    }
-    let items: Vec<&RawValue> = parse(raw, "input")?;
-    if items.is_empty() || items.len() > limits.messages {
-        let message = format!("'input' has {} items; give 1 to {}.", items.len(), limits.messages);
-        return Err(ApiError::invalid("input", message));
-    }
-    let mut gathered = Gathered::default();
-    for (index, raw) in items.iter().enumerate() {
-        item(raw, format!("input[{index}]"), &mut gathered)?;
-    }
-    Ok(gathered.finish())
-}
-
-fn item(raw: &RawValue, path: String, out: &mut Gathered) -> Result<(), ApiError> {
-    let mut item = Fields::of_value(raw, path)?;
-    let kind = item.take::<String>("type")?;
-    // Names and states that the server itself gave.
-    item.take::<String>("id")?;
-    item.take::<String>("status")?;
-    match kind.as_deref().unwrap_or("message") {
-        "message" => {
-            let role: String = item.require("role")?;
-            let text = texts(
-                item.require("content")?,
-                item.path("content"),
-                &["input_text", "output_text", "text", "refusal"],
-            )?;
-            item.take::<String>("phase")?;
-            match role.as_str() {
-                "assistant" => out.assistant(text),
-                "system" | "developer" => out.message("system", text),
-                "user" => out.message("user", text),
-                other => {
-                    let path = item.path("role");
-                    let message = format!(
-                        "Invalid value for '{path}': '{other}' is not one of user, assistant, system, developer."
-                    );
-                    return Err(ApiError::invalid(path, message));
-                }
-            }
-        }
-        "function_call" => {
-            let (id, name): (String, String) = (item.require("call_id")?, item.require("name")?);
-            let name = match item.take::<String>("namespace")? {
-                Some(namespace) => flat(&namespace, &name),
-                None => name,
-            };
-            let arguments: String = item.require("arguments")?;
-            out.call(
-                json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}),
-            );
-        }
-        "function_call_output" => {
-            let id: String = item.require("call_id")?;
-            let text =
-                texts(item.require("output")?, item.path("output"), &["input_text", "output_text", "text"])?;
-            out.flush();
-            out.messages.push(json!({"role": "tool", "tool_call_id": id, "content": text}));
-        }
-        "reasoning" => {
-            item.take::<Vec<Value>>("summary")?;
-            item.take::<String>("encrypted_content")?;
-            if let Some(raw) = item.raw("content").filter(|raw| raw.get() != "[]") {
-                out.reasoning(texts(raw, item.path("content"), &["reasoning_text", "text"])?);
-            }
-        }
-        other => {
-            return Err(ApiError::unsupported(
-                item.path("type"),
-                &format!("items of type '{other}' are not available"),
-            ));
-        }
-    }
-    item.finish(&[])
-}
-
-/// Text, or parts that are text.
-fn texts(raw: &RawValue, path: String, kinds: &[&str]) -> Result<String, ApiError> {
-    if !raw.get().starts_with('[') {
-        return parse(raw, &path);
-    }
-    let parts: Vec<&RawValue> = parse(raw, &path)?;
-    let text = |(index, raw): (usize, &&RawValue)| {
-        let mut part = Fields::of_value(raw, format!("{path}[{index}]"))?;
-        let kind: String = part.require("type")?;
-        if !kinds.contains(&kind.as_str()) {
-            return Err(ApiError::unsupported(
-                part.path("type"),
-                &format!("'{kind}' is not text, and the model takes text only"),
-            ));
-        }
-        let text: String = part.require(if kind == "refusal" { "refusal" } else { "text" })?;
-        // What the server itself says about its texts.
-        part.take::<Vec<Value>>("annotations")?;
-        part.take::<Vec<Value>>("logprobs")?;
-        part.finish(&[])?;
-        Ok(text)
-    };
-    let texts: Result<Vec<String>, ApiError> = parts.iter().enumerate().map(text).collect();
-    Ok(texts?.join("\n"))
-}
-
-/// Items on their way to messages: one of the assistant's may be open.
-#[derive(Default)]
-struct Gathered {
-    messages: Vec<Value>,
-    open: Option<Map<String, Value>>,
-}
-
-impl Gathered {
-    fn message(&mut self, role: &str, text: String) {
-        self.flush();
-        self.messages.push(json!({"role": role, "content": text}));
-    }
-
-    fn assistant(&mut self, text: String) {
-        if self
-            .open
-            .as_ref()
-            .is_some_and(|open| open.contains_key("content") || open.contains_key("tool_calls"))
-        {
-            self.flush();
-        }
-        self.open.get_or_insert_default().insert("content".into(), text.into());
-    }
-
-    fn call(&mut self, call: Value) {
-        let open = self.open.get_or_insert_default();
-        if let Value::Array(calls) = open.entry("tool_calls").or_insert_with(|| json!([])) {
-            calls.push(call);
-        }
-    }
-
-    fn reasoning(&mut self, text: String) {
-        self.flush();
-        self.open.get_or_insert_default().insert("reasoning_content".into(), text.into());
-    }
-
-    fn flush(&mut self) {
-        let Some(mut open) = self.open.take() else { return };
-        if !open.contains_key("content") {
-            let empty = if open.contains_key("tool_calls") { Value::Null } else { "".into() };
-            open.insert("content".into(), empty);
-        }
-        open.insert("role".into(), "assistant".into());
-        self.messages.push(Value::Object(open));
-    }
-
-    fn finish(mut self) -> Vec<Value> {
-        self.flush();
-        self.messages
-    }
-}
-
-/// The name under which the model called.
-fn called(item: &Value) -> String {
-    let name = item["name"].as_str().unwrap_or_default();
-    item["namespace"].as_str().map_or_else(|| name.to_owned(), |namespace| flat(namespace, name))
-}
-
-/// An answer's items as messages, for what goes on from it.
-pub fn said(output: &[Value]) -> Vec<Value> {
-    let mut gathered = Gathered::default();
-    let text = |item: &Value| item["content"][0]["text"].as_str().unwrap_or_default().to_owned();
-    for item in output {
-        match item["type"].as_str() {
-            Some("message") => gathered.assistant(text(item)),
-            Some("reasoning") => gathered.reasoning(text(item)),
-            Some("function_call") => gathered.call(json!({
-                "id": item["call_id"], "type": "function",
-                "function": {"name": called(item), "arguments": item["arguments"]},
-            })),
-            _ => {}
-        }
-    }
-    gathered.finish()
 }

@@ -42,6 +42,16 @@ pub struct Record {
     pub response: Value,
     /// The conversation up to its end, without instructions.
     pub messages: Arc<[Value]>,
+    /// The request's own items, each with an id.
+    pub input: Arc<[Value]>,
+}
+
+impl Record {
+    /// An item of the answer or of what it was asked with.
+    pub fn item(&self, id: &str) -> Option<&Value> {
+        let output = self.response["output"].as_array().into_iter().flatten();
+        output.chain(self.input.iter()).find(|item| item["id"] == *id)
+    }
 }
 
 impl Store {
@@ -51,7 +61,8 @@ impl Store {
 
     /// Keeps a response, in the place of an earlier state of it. `running`: it goes on, as far as is known.
     pub fn put(&self, tenant: TenantId, id: &str, record: Record, running: Option<Abort>) {
-        let bytes = size(&record.response) + record.messages.iter().map(size).sum::<usize>();
+        let bytes = size(&record.response)
+            + record.messages.iter().chain(record.input.iter()).map(size).sum::<usize>();
         let mut inner = self.lock();
         if running.is_some() && inner.entries.contains_key(&(tenant, id.to_owned())) {
             // It has ended meanwhile.
@@ -133,7 +144,7 @@ mod tests {
     use super::*;
 
     fn record(text: &str) -> Record {
-        Record { response: text.into(), messages: Arc::new([]) }
+        Record { response: text.into(), messages: Arc::new([]), input: Arc::new([]) }
     }
 
     #[test]
