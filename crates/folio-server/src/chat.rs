@@ -49,6 +49,7 @@ pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError>
     let mut generation = Generation::read(&mut fields, facts, limits)?;
     generation.sampling.logprobs = logprobs(&mut fields, limits.logprobs)?;
     generation.max_tokens = max_tokens(&mut fields)?;
+    generation.stop_everywhere = fields.take("stop_everywhere")?.unwrap_or(false);
     let include_reasoning = fields.take("include_reasoning")?.unwrap_or(true);
     let mut conversation = Conversation::read(&mut fields, state, &mut hints)?;
     generation.bounds.thinking = generation.bounds.thinking.or(conversation.budget);
@@ -58,7 +59,7 @@ pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError>
     let screened = screen_conversation(state, arrival, &mut conversation)?;
     let rendered = conversation.prompt(state, include_reasoning)?;
     generation.reading = rendered.reading;
-    generation.follow(state, Some(&conversation))?;
+    generation.follow(state, arrival.tenant.id, Some(&conversation))?;
     let special = generation.add_special_tokens.unwrap_or(false);
     let truncated = generation.truncate_prompt.is_some();
     let mut tokens = encode(state, &rendered.text, special, truncated, "messages")?;

@@ -47,7 +47,7 @@ pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError>
     }
     let prompts: Prompts = fields.require("prompt")?;
     let notes = hints.close(fields, &COMPLETION)?;
-    generation.follow(state, None)?;
+    generation.follow(state, arrival.tenant.id, None)?;
 
     let echo_logprobs = generation.echo && generation.sampling.logprobs.is_some();
     if echo_logprobs {

@@ -35,6 +35,7 @@ mod generate;
 mod guides;
 pub mod hints;
 mod http;
+mod kept_grammars;
 pub mod keys;
 mod messages;
 pub mod metrics;

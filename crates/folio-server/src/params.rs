@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use folio_engine::{Pooling, SamplingParams};
+use folio_kv::TenantId;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -105,6 +106,8 @@ pub struct Generation {
     pub max_tokens: Option<u32>,
     pub stop: Vec<String>,
     pub include_stop: bool,
+    /// Stop strings count in reasoning and tool calls, too.
+    pub stop_everywhere: bool,
     pub skip_special_tokens: bool,
     /// Keep only this many tokens at the prompt's end; -1: as many as fit.
     pub truncate_prompt: Option<i64>,
@@ -185,6 +188,7 @@ impl Generation {
             bounds: Bounds::read(fields, facts.vocab_size, limits)?,
             stop: stop_strings(fields, "stop", limits)?,
             include_stop: fields.take("include_stop_str_in_output")?.unwrap_or(false),
+            stop_everywhere: false,
             skip_special_tokens: fields.take("skip_special_tokens")?.unwrap_or(true),
             truncate_prompt,
             prompt_logprobs,
@@ -216,6 +220,7 @@ impl Generation {
             max_tokens: None,
             stop: stop_strings(fields, stop, limits)?,
             include_stop: false,
+            stop_everywhere: false,
             skip_special_tokens: true,
             truncate_prompt: None,
             prompt_logprobs: None,
@@ -242,6 +247,7 @@ impl Generation {
             max_tokens: None,
             stop: Vec::new(),
             include_stop: false,
+            stop_everywhere: false,
             skip_special_tokens: true,
             truncate_prompt: truncate_prompt(fields)?,
             prompt_logprobs: None,
@@ -262,9 +268,10 @@ impl Generation {
     pub(crate) fn follow(
         &mut self,
         state: &State,
+        tenant: TenantId,
         conversation: Option<&Conversation>,
     ) -> Result<(), ApiError> {
-        let (structures, tokenizer) = (&state.structures, &state.app.tokenizer);
+        let (compiler, tokenizer) = (state.structures.of(tenant), &state.app.tokenizer);
         let form = match (&self.structure, conversation) {
             (Some(wish), Some(conversation)) if !conversation.tools.must() => {
                 let tools = &conversation.tools;
@@ -274,12 +281,12 @@ impl Generation {
                 };
                 let wish = either.as_ref().unwrap_or(wish);
                 let begin = state.readers.begin(wish.param(), conversation, self.reading.as_ref())?;
-                Some((Form::Answer(structures.compile(wish)?), begin))
+                Some((Form::Answer(compiler.compile(wish)?), begin))
             }
-            (Some(wish), None) => Some((Form::Answer(structures.compile(wish)?), Begin::default())),
+            (Some(wish), None) => Some((Form::Answer(compiler.compile(wish)?), Begin::default())),
             // Where a call must be made there is no other answer that could have a form.
             (_, Some(conversation)) => {
-                state.readers.calls(&conversation.tools, self.reading.as_ref(), tokenizer, structures)?
+                state.readers.calls(&conversation.tools, self.reading.as_ref(), tokenizer, compiler)?
             }
             (None, None) => None,
         };
@@ -287,7 +294,7 @@ impl Generation {
         let mut rules = self.bounds.rules(tokenizer, reasoning)?;
         if let Some((form, begin)) = form {
             let wish = self.structure.as_ref().filter(|_| matches!(form, Form::Answer(_)));
-            rules.push(structures.rules(form, begin, wish.map_or("tools", Wish::param))?);
+            rules.push(state.structures.rules(form, begin, wish.map_or("tools", Wish::param))?);
         }
         self.sampling.rules = all_of(rules);
         Ok(())

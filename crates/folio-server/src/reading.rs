@@ -18,7 +18,7 @@ use crate::effort::Efforts;
 use crate::error::ApiError;
 use crate::guides::{Begin, Form};
 use crate::params::fresh_seed;
-use crate::structured::{Structures, Wish};
+use crate::structured::{Compiler, Wish};
 use crate::tools::{ToolChoice, ToolUse};
 
 /// What gpt-oss writes before its answer, one after the other.
@@ -169,7 +169,7 @@ impl Readers {
         tools: &ToolUse,
         reading: Option<&Reading>,
         tokenizer: &Tokenizer,
-        structures: &Structures,
+        compiler: Compiler<'_>,
     ) -> Result<Option<(Form, Begin)>, ApiError> {
         let (Some(format), Some(reading), Some(held)) = (self.parsers.tools, reading, tools.held()) else {
             return Ok(None);
@@ -184,14 +184,13 @@ impl Readers {
         };
         let Some(param) = &held.param else {
             // Nobody asked for it: what cannot be held to its schema is held to being an object, or else to nothing.
-            let form = self.form(format, tools, &callees(true), "tools", tokenizer, structures);
+            let form = self.form(format, tools, &callees(true), "tools", tokenizer, compiler);
             let form =
-                form.or_else(|_| self.form(format, tools, &callees(false), "tools", tokenizer, structures));
+                form.or_else(|_| self.form(format, tools, &callees(false), "tools", tokenizer, compiler));
             return Ok(form.ok().map(|form| (form, Begin::default())));
         };
-        let form = self.form(format, tools, &callees(true), param, tokenizer, structures);
-        let form =
-            form.or_else(|_| self.form(format, tools, &callees(false), param, tokenizer, structures))?;
+        let form = self.form(format, tools, &callees(true), param, tokenizer, compiler);
+        let form = form.or_else(|_| self.form(format, tools, &callees(false), param, tokenizer, compiler))?;
         let closing =
             reading.setup.reasoning.filter(|_| reading.setup.inside_reasoning && !format.ends_reasoning);
         let after = closing.map(|reasoning| reasoning.close).into_iter().collect();
@@ -205,7 +204,7 @@ impl Readers {
         callees: &[Callee],
         param: &str,
         tokenizer: &Tokenizer,
-        structures: &Structures,
+        compiler: Compiler<'_>,
     ) -> Result<Form, ApiError> {
         let refused = || {
             let why = format!(
@@ -217,7 +216,7 @@ impl Readers {
         let place = format.place().ok_or_else(refused)?;
         let compile = |begun, callees: &[Callee]| {
             let syntax = format.calls(callees, begun, tools.parallel, tokenizer).ok_or_else(refused)?;
-            structures.compile(&Wish::new(syntax, param.to_owned()))
+            compiler.compile(&Wish::new(syntax, param.to_owned()))
         };
         let begun = match &tools.choice {
             ToolChoice::Named(name) => {

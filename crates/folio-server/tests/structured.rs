@@ -186,6 +186,25 @@ async fn the_grammar_outranks_min_tokens_and_cuts_at_max_tokens() {
 }
 
 #[tokio::test]
+async fn what_was_compiled_is_kept_for_whom_it_was() {
+    let config = ServerConfig { api_keys: vec!["k1".into(), "k2".into()], ..Default::default() };
+    let client = Client::with(config, App { model: facts(), ..app(Arc::new(engine(64))) });
+    let (mine, other) = (client.key("k1"), client.key("k2"));
+    let ask = json!({"response_format": schema_format(), "max_tokens": 500});
+    let compiled = async || mine.metric("folio:grammar_compile_seconds_count", &[]).await;
+    for _ in 0..3 {
+        let reply = mine.chat(ask.clone()).await;
+        assert_eq!(reply.status, 200, "{}", reply.text);
+    }
+    assert_eq!(compiled().await, 1.0);
+    assert_eq!(other.chat(ask.clone()).await.status, 200);
+    assert_eq!(compiled().await, 2.0, "what another asked for is nobody's business");
+    let choice = json!({"structured_outputs": {"choice": ["a", "b"]}});
+    assert_eq!(mine.chat(choice).await.status, 200);
+    assert_eq!(compiled().await, 3.0);
+}
+
+#[tokio::test]
 async fn what_cannot_be_followed_is_refused_by_name() {
     let client = client(64);
     let schema = |schema: Value| json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}});

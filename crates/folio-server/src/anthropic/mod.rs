@@ -5,8 +5,8 @@
 //! written in Anthropic's events (`answer`). `cache` places the breakpoints, `error` says refusals Anthropic's way.
 //!
 //! Invariants: every field is honoured or refused by its path; `input_tokens` + `cache_creation_input_tokens` +
-//! `cache_read_input_tokens` are the tokens of the prompt. Cost beyond a chat's: for each breakpoint one more rendering and
-//! tokenization of the conversation up to it.
+//! `cache_read_input_tokens` are the tokens of the prompt. Cost beyond a chat's: for each breakpoint one more rendering
+//! of the conversation up to it.
 
 mod answer;
 mod blocks;
@@ -78,7 +78,7 @@ pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError>
     let screened = screen_conversation(state, arrival, &mut asked.conversation)?;
     let prompt = asked.prompt(state, false)?;
     generation.reading = prompt.reading;
-    generation.follow(state, Some(&asked.conversation))?;
+    generation.follow(state, arrival.tenant.id, Some(&asked.conversation))?;
     // What the context cannot hold is left out, and the answer says so.
     let room = (facts.context_length as usize).saturating_sub(prompt.tokens.len()) as u32;
     let cut = wanted > room && room > 0;

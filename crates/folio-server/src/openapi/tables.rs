@@ -130,6 +130,7 @@ pub const CHAT: Body = Body {
             ("top_logprobs", "integer 0"),
             ("max_completion_tokens", "integer 1 4294967295"),
             ("include_reasoning", "boolean"),
+            ("stop_everywhere", "boolean"),
         ],
     ],
     refused: &[params::REFUSED, params::OTHER_SAMPLERS],

@@ -141,7 +141,7 @@ pub fn prepare(state: &State, arrival: &Arrival) -> Result<Prepared, ApiError> {
         }
     };
     generation.reading = rendered.reading;
-    generation.follow(state, Some(&conversation))?;
+    generation.follow(state, tenant, Some(&conversation))?;
     let params = generation.fit(&mut tokens, facts, "input")?;
     let retention = generation.cache.ranges(tokens.len() as u32)?;
 
