@@ -4,7 +4,7 @@
 //! wait for the engine. A request is parsed and tokenized off the async thread (a short one on it), put into the engine's bounded mailbox, and
 //! then only listened to; the answer is written by one task per request at the engine's pace.
 //!
-//! Invariants: every parameter is honoured or refused by a 400 that names it ([`params::REFUSED`]); tenancy comes from the
+//! Invariants: every parameter is honoured, refused by a 400 that names it ([`params::REFUSED`]), or a listed hint ([`hints`]); tenancy comes from the
 //! API key and nothing else; a client that vanishes cancels its request; every error has the shape of the API that was
 //! spoken; counters equal the sums over responses.
 //!

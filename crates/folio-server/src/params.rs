@@ -1,6 +1,6 @@
 //! The parameters that both generation endpoints share, from JSON to validated values.
 //!
-//! Invariant: every parameter is honoured or refused by name; [`REFUSED`] is the list of those that exist elsewhere but
+//! Invariant: every parameter is honoured, refused by name, or a hint; [`REFUSED`] is the list of those that exist elsewhere but
 //! not here, each with what to do instead. Cost: linear in the request's own size, every list bounded by [`Limits`].
 
 use std::collections::HashMap;

@@ -1,8 +1,9 @@
 //! How an answer is read: which parser applies, where it begins, and what is put into the prompt for it.
 //!
 //! Invariants: a request for tools is refused where it could not be honoured: without a parser for the model's calls, or
-//! a template that shows no tools. `tool_choice: required` and a named function hold by construction: the prompt ends with
-//! the opening of a call (up to the name, or to the arguments), and the parser reads on from there. Control tokens that a
+//! a template that shows no tools. `tool_choice: required` and a named function hold by construction: behind the reasoning nothing but calls
+//! can be chosen; for a model that does not think, and where calls have no grammar, the prompt ends with the opening of one (up to the name,
+//! or to the arguments), and the parser reads on from there. Control tokens that a
 //! parser looks for stay in the text although others are left out.
 
 use std::collections::HashSet;
@@ -136,12 +137,9 @@ impl Readers {
         else {
             return Ok(Begin::default());
         };
-        Ok(match (format.harmony, reading.setup.inside_reasoning) {
-            (true, _) => Begin { after: HARMONY_ANSWER.into(), unless: None },
-            (false, true) => Begin { after: [format.close].into(), unless: None },
-            (false, false) => {
-                Begin { after: Vec::new(), unless: self.opening.map(|token| (token, format.close)) }
-            }
+        Ok(match format.harmony {
+            true => Begin { after: HARMONY_ANSWER.into(), unless: None },
+            false => self.behind_reasoning(reading),
         })
     }
 
@@ -175,13 +173,19 @@ impl Readers {
             return Ok(None);
         };
         let callees = |all: bool| {
-            let callees = held.callees.iter().cloned();
+            let callees = held.callees.iter().filter(|(_, callee)| tools.may_call(&callee.name)).cloned();
             let relaxed = |(strict, callee): (bool, Callee)| match strict || all {
                 true => callee,
                 false => Callee { schema: None, ..callee },
             };
             callees.map(relaxed).collect::<Vec<_>>()
         };
+        if tools.must() && reading.begun.is_empty() {
+            let param = held.param.as_deref().unwrap_or("tool_choice");
+            let form = |all| self.only_calls(format, tools, &callees(all), param, tokenizer, compiler);
+            let form = form(true).or_else(|_| form(false))?;
+            return Ok(Some((form, self.behind_reasoning(reading))));
+        }
         let Some(param) = &held.param else {
             // Nobody asked for it: what cannot be held to its schema is held to being an object, or else to nothing.
             let form = self.form(format, tools, &callees(true), "tools", tokenizer, compiler);
@@ -195,6 +199,44 @@ impl Readers {
             reading.setup.reasoning.filter(|_| reading.setup.inside_reasoning && !format.ends_reasoning);
         let after = closing.map(|reasoning| reasoning.close).into_iter().collect();
         Ok(Some((form, Begin { after, unless: None })))
+    }
+
+    /// An answer that is calls, which the model writes itself.
+    fn only_calls(
+        &self,
+        format: &'static ToolFormat,
+        tools: &ToolUse,
+        callees: &[Callee],
+        param: &str,
+        tokenizer: &Tokenizer,
+        compiler: Compiler<'_>,
+    ) -> Result<Form, ApiError> {
+        let syntax = format.only_calls(callees, tools.parallel, tokenizer).ok_or_else(|| {
+            ApiError::unsupported(param, "how this model writes calls cannot be held to a form")
+        })?;
+        Ok(Form::Answer(compiler.compile(&Wish::new(syntax, param.to_owned()))?))
+    }
+
+    /// Where an answer begins that may be preceded by reasoning.
+    fn behind_reasoning(&self, reading: &Reading) -> Begin {
+        match reading.setup.reasoning {
+            Some(format) if reading.setup.inside_reasoning => {
+                Begin { after: [format.close].into(), unless: None }
+            }
+            Some(format) => {
+                Begin { after: Vec::new(), unless: self.opening.map(|token| (token, format.close)) }
+            }
+            None => Begin::default(),
+        }
+    }
+
+    /// Whether a call that must be made waits until the model has thought, and is then held by a grammar: where it may think at all, and
+    /// the form of its calls is one.
+    fn thinks_first(&self, format: &ToolFormat, inside: bool) -> bool {
+        self.parsers.reasoning.is_some_and(|reasoning| !reasoning.harmony)
+            && (inside || self.opening.is_some())
+            && !format.harmony
+            && format.place().is_some_and(|place| !place.at_start)
     }
 
     fn form(
@@ -254,14 +296,16 @@ impl Readers {
                                'add_generation_prompt' and 'continue_final_message', or use \"auto\".";
                 return Err(ApiError::invalid("tool_choice", message));
             }
-            // No reasoning before a call that is decided already.
-            if let Some(opened) =
-                inside.filter(|format| asked.prompt.trim_end().ends_with(format.open.trim_end()))
-            {
-                appended = format!("{}\n\n", opened.close);
+            if !self.thinks_first(format, inside.is_some()) {
+                // A call is begun for the model, so nothing is thought before it.
+                if let Some(opened) =
+                    inside.filter(|format| asked.prompt.trim_end().ends_with(format.open.trim_end()))
+                {
+                    appended = format!("{}\n\n", opened.close);
+                }
+                begun = format.opening(named);
+                appended.push_str(&begun);
             }
-            begun = format.opening(named);
-            appended.push_str(&begun);
         }
         let setup = ParserSetup {
             tools,

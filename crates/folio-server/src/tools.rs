@@ -114,6 +114,14 @@ impl ToolUse {
         matches!(self.choice, ToolChoice::Required | ToolChoice::Named(_))
     }
 
+    /// Whether the choice leaves this function to be called.
+    pub fn may_call(&self, name: &str) -> bool {
+        match &self.choice {
+            ToolChoice::Named(only) => only == name,
+            _ => true,
+        }
+    }
+
     /// All functions that may be called, whether each is strict, and its schema where it is to be kept to.
     pub fn callees(&self) -> Vec<(bool, Callee)> {
         let must = self.must();

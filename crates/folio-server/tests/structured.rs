@@ -458,6 +458,44 @@ async fn allowed_tokens_and_bad_words_are_kept_to() {
 }
 
 #[tokio::test]
+async fn a_call_that_must_be_made_waits_for_the_reasoning() {
+    let parsers = Parsers { tools: ToolFormat::named("hermes"), reasoning: ReasoningFormat::named("think") };
+    let app = App {
+        model: facts(),
+        parsers,
+        tokenizer: Arc::new(tokenizer_with(["<|end|>", "<think>", "</think>"])),
+        template: Some(Arc::new(tool_template())),
+        ..app(Arc::new(engine(128)))
+    };
+    let client = Client::with(ServerConfig::default(), app);
+    let ask = |extra: Value| {
+        let base = json!({"tools": [wait_tool(), pay(false)], "max_tokens": 400, "temperature": 1, "thinking_token_budget": 6});
+        merged(base, extra)
+    };
+    let named = json!({"type": "function", "function": {"name": "pay"}});
+    let opens = json!({"257": 100, "258": -100});
+    for (extra, thinks) in [
+        // The model opens its reasoning itself, the template did, or it does not think.
+        (json!({"tool_choice": named, "logit_bias": opens}), true),
+        (
+            json!({"tool_choice": named, "chat_template_kwargs": {"thinking": true}, "logit_bias": {"258": -100}}),
+            true,
+        ),
+        (json!({"tool_choice": named, "logit_bias": {"257": -100}}), false),
+        (json!({"tool_choice": "required", "parallel_tool_calls": false, "logit_bias": opens}), true),
+    ] {
+        let choice = client.chat(ask(extra.clone())).await.json()["choices"][0].clone();
+        assert_eq!(choice["finish_reason"], "tool_calls", "{extra}: {choice}");
+        let message = &choice["message"];
+        assert_eq!(message["reasoning_content"].is_string(), thinks, "{extra}: {choice}");
+        let call = &message["tool_calls"][0];
+        assert!(extra["tool_choice"] == "required" || is_payment(call), "{extra}: {choice}");
+        assert_eq!(message["tool_calls"].as_array().map(Vec::len), Some(1));
+        assert!(message["content"].as_str().is_none_or(|text| text.trim().is_empty()), "{choice}");
+    }
+}
+
+#[tokio::test]
 async fn reasoning_ends_with_its_budget() {
     let parsers = Parsers { tools: None, reasoning: ReasoningFormat::named("think") };
     let tokenizer = Arc::new(tokenizer_with(["<|end|>", "<think>", "</think>"]));

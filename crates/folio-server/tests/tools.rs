@@ -151,7 +151,7 @@ async fn an_answer_cut_off_in_a_call_says_length() {
 }
 
 #[tokio::test]
-async fn a_call_that_must_be_made_is_begun_in_the_prompt() {
+async fn a_call_that_must_be_made_is_begun_in_the_prompt_or_held_behind_the_reasoning() {
     let engine = FakeEngine::saying(" {\"city\": \"Oslo\"}}\n</tool_call>\nand more");
     let client = client(&engine, "hermes", "think");
     let named = json!({"type": "function", "function": {"name": "get_weather"}});
@@ -164,12 +164,14 @@ async fn a_call_that_must_be_made_is_begun_in_the_prompt() {
         message["tool_calls"][0]["function"],
         json!({"name": "get_weather", "arguments": "{\"city\": \"Oslo\"}"})
     );
-    // Reasoning that the template opened is closed first.
-    both(&client, merged(extra.clone(), json!({"chat_template_kwargs": {"thinking": true}}))).await;
-    assert!(
-        prompt(&engine)
-            .ends_with("<think>\n</think>\n\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\":")
-    );
+    // A model that thinks first writes the call itself, behind its reasoning; where calls have no grammar that is closed.
+    let inside = json!({"chat_template_kwargs": {"thinking": true}});
+    client.chat(merged(extra.clone(), inside.clone())).await;
+    assert!(prompt(&engine).ends_with("[assistant]<think>\n"), "{}", prompt(&engine));
+    assert!(engine.last().sampling.rules.is_some(), "and nothing else can be chosen");
+    let ungrammatical = self::client(&engine, "qwen3_coder", "think");
+    ungrammatical.chat(merged(extra.clone(), inside)).await;
+    assert!(prompt(&engine).contains("<think>\n</think>\n\n<tool_call>"), "{}", prompt(&engine));
 
     engine.plan(|plan| plan.say = b"now\", \"arguments\": {}}\n</tool_call>".into());
     let (message, _) = both(&client, json!({"tools": tools(), "tool_choice": "required"})).await;

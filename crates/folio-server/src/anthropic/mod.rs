@@ -4,7 +4,7 @@
 //! same conversation and the same job as a chat of OpenAI's (`request`, `blocks`, `tools`), and what `generate` follows is
 //! written in Anthropic's events (`answer`). `cache` places the breakpoints, `error` says refusals Anthropic's way.
 //!
-//! Invariants: every field is honoured or refused by its path; `input_tokens` + `cache_creation_input_tokens` +
+//! Invariants: every field is honoured, refused by its path, or a hint; `input_tokens` + `cache_creation_input_tokens` +
 //! `cache_read_input_tokens` are the tokens of the prompt. Cost beyond a chat's: for each breakpoint one more rendering
 //! of the conversation up to it.
 

@@ -1,6 +1,6 @@
 //! The request's own fields: what becomes the prompt, and what says how to think about it.
 //!
-//! Invariants: as everywhere, a field is honoured or refused; [`REFUSED`] has what exists at Anthropic's and not here.
+//! Invariants: as everywhere, a field is honoured, refused, or a hint; [`REFUSED`] has what exists at Anthropic's and not here.
 
 use serde_json::Map;
 
