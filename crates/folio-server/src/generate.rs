@@ -168,6 +168,19 @@ pub(crate) fn start(
     start_counted(state, tenant, job, flight, unread)
 }
 
+/// Runs a job that is streamed whether anybody reads or not: how to cancel it, and its events.
+pub(crate) fn start_streaming(
+    state: &Arc<State>,
+    tenant: &Tenant,
+    job: Job,
+    flight: Flight,
+) -> Result<(Abort, stream::Reader), ApiError> {
+    let unread = Unread::new(state.unread.clone(), tenant.gate.clone());
+    let (events, reader) = Events::new(unread.clone());
+    let abort = spawn(state, tenant, job, flight, (unread, Output::Stream(events)))?;
+    Ok((abort, reader))
+}
+
 fn start_counted(
     state: &Arc<State>,
     tenant: &Tenant,

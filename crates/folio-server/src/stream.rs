@@ -188,6 +188,13 @@ impl Frames {
 /// The reading end.
 pub struct Reader(Arc<Frames>);
 
+impl Reader {
+    /// The next part of what is written; `None` at the end.
+    pub async fn next(&self) -> Option<Bytes> {
+        std::future::poll_fn(|cx| self.0.accept(cx)).await
+    }
+}
+
 impl Drop for Reader {
     fn drop(&mut self) {
         lock(&self.0.inner).left = true;

@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +11,7 @@ use common::{Client, FakeEngine, app, merged, tool_template};
 use folio_engine::FinishReason;
 use folio_server::{App, Parsers, ServerConfig};
 use folio_text::{ChatTemplate, ReasoningFormat, TemplateSources, ToolFormat};
+use futures_core::Stream;
 use serde_json::{Value, json};
 
 const SAID: &str =
@@ -233,6 +236,71 @@ async fn background_responses_are_asked_for_later_or_cancelled() {
 }
 
 #[tokio::test]
+async fn a_stream_from_the_background_goes_on_without_its_reader_and_is_read_again() {
+    let engine = FakeEngine::saying("a longer answer");
+    engine.plan(|plan| plan.manual = true);
+    let config = ServerConfig { api_keys: vec!["k1".into(), "k2".into()], ..Default::default() };
+    let client = with(&engine, config);
+    let (mine, other) = (client.key("k1"), client.key("k2"));
+    let body = json!({"input": "hi", "background": true, "stream": true}).to_string();
+    let response = mine.send(mine.request("POST", "/v1/responses", body)).await;
+    assert_eq!(response.status(), 200);
+    engine.step();
+    let mut body = response.into_body().into_data_stream();
+    let first = poll_fn(|cx| Pin::new(&mut body).poll_next(cx)).await.unwrap().unwrap();
+    let created = named_events(std::str::from_utf8(&first).unwrap());
+    let id = created[0]["response"]["id"].as_str().unwrap().to_owned();
+    // The client leaves before much is said.
+    drop(body);
+    let mut steps = 0;
+    while engine.live() > 0 {
+        engine.step();
+        tokio::task::yield_now().await;
+        steps += 1;
+    }
+    assert!(steps > 10 && !engine.cancelled());
+    let path = format!("/v1/responses/{id}");
+    let all = mine.get(&format!("{path}?stream=true")).await;
+    let events = named_events(&all.text);
+    assert_eq!(events[0]["type"], "response.created");
+    assert_eq!(events.last().unwrap()["type"], "response.completed");
+    assert!(events.iter().enumerate().all(|(index, event)| event["sequence_number"] == index));
+    for after in [0, 4, events.len() - 2, events.len() - 1] {
+        let rest = mine.get(&format!("{path}?stream=true&starting_after={after}")).await;
+        assert_eq!(named_events(&rest.text), events[after + 1..], "{after}");
+    }
+    let kept = mine.get(&path).await.json();
+    assert_eq!(kept, events.last().unwrap()["response"]);
+    assert_eq!(other.get(&format!("{path}?stream=true")).await.status, 404);
+    assert_eq!(mine.get(&format!("{path}?starting_after=3")).await.error()["param"], "starting_after");
+    engine.plan(|plan| plan.manual = false);
+    let plain = create(&mine, json!({})).await;
+    let path = format!("/v1/responses/{}?stream=true", plain["id"].as_str().unwrap());
+    assert_eq!(mine.get(&path).await.error()["param"], "stream");
+}
+
+#[tokio::test]
+async fn a_background_stream_that_fails_says_so_in_both_places() {
+    let engine = FakeEngine::saying("half");
+    engine.plan(|plan| plan.end = Some(FinishReason::Error));
+    let client = client(&engine);
+    let reply =
+        client.post("/v1/responses", &json!({"input": "hi", "background": true, "stream": true})).await;
+    let events = named_events(&reply.text);
+    let last = events.last().unwrap();
+    assert_eq!(last["type"], "response.failed", "{}", reply.text);
+    let path = format!("/v1/responses/{}", last["response"]["id"].as_str().unwrap());
+    assert_eq!(client.get(&path).await.json()["status"], "failed");
+}
+
+fn named_events(text: &str) -> Vec<Value> {
+    text.lines()
+        .filter_map(|line| line.strip_prefix("data: "))
+        .map(|data| serde_json::from_str(data).unwrap())
+        .collect()
+}
+
+#[tokio::test]
 async fn reasoning_is_carried_sealed_for_its_own_tenant() {
     let engine = FakeEngine::saying("<think>a thought</think>said");
     let config = ServerConfig { api_keys: vec!["k1".into(), "k2".into()], ..Default::default() };
@@ -375,7 +443,6 @@ async fn what_is_not_honoured_is_refused_by_name() {
         (json!({"truncation": "some"}), "truncation"),
         (json!({"top_logprobs": 3}), "top_logprobs"),
         (json!({"background": true, "store": false}), "background"),
-        (json!({"background": true, "stream": true}), "background"),
         (json!({"conversation": "conv_1"}), "conversation"),
         (json!({"max_tool_calls": "3"}), "max_tool_calls"),
         (json!({"max_output_tokens": 0}), "max_output_tokens"),

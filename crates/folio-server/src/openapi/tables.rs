@@ -384,7 +384,10 @@ pub const ROUTES: &[Route] = &[
         ),
     ),
     post("/v1/responses", "An answer, kept", Some(&RESPONSE), Reply::Object(RESPONSE_OBJECT, true)),
-    get("/v1/responses/{id}", "A response that was kept", Reply::Object(RESPONSE_OBJECT, false)),
+    Route {
+        query: &[("stream", "boolean"), ("starting_after", "integer 0")],
+        ..get("/v1/responses/{id}", "A response that was kept", Reply::Object(RESPONSE_OBJECT, true))
+    },
     Route {
         query: &[("limit", "integer 1 100"), ("after", "string"), ("order", "string")],
         ..get("/v1/responses/{id}/input_items", "The items that a kept response was asked with", LISTED)

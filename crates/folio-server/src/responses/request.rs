@@ -98,12 +98,6 @@ pub fn prepare(state: &State, arrival: &Arrival) -> Result<Prepared, ApiError> {
             "'background' needs 'store': its answer is asked for later.",
         ));
     }
-    if background && generation.stream.is_some() {
-        return Err(ApiError::unsupported(
-            "background",
-            "a streamed response has a client that waits; send one of the two",
-        ));
-    }
     let instructions = fields.take::<String>("instructions")?;
     let previous = fields.take::<String>("previous_response_id")?;
     let mut messages: Vec<Value> = match &previous {

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use folio_kv::TenantId;
 use serde_json::Value;
 
+use super::log::Log;
 use crate::stream::Abort;
 
 /// See the module documentation.
@@ -33,6 +34,8 @@ struct Entry {
     bytes: usize,
     /// How to cancel it, while it runs in the background.
     running: Option<Abort>,
+    /// Its events, where it was to be streamed from the background. Their bytes are among `bytes`.
+    log: Option<(Arc<Log>, usize)>,
 }
 
 /// What is kept of a response.
@@ -68,7 +71,8 @@ impl Store {
             // It has ended meanwhile.
             return;
         }
-        inner.remove(&(tenant, id.to_owned()));
+        let log = inner.remove(&(tenant, id.to_owned())).and_then(|entry| entry.log);
+        let bytes = bytes + log.as_ref().map_or(0, |(_, bytes)| *bytes);
         if bytes > self.bytes_max {
             return;
         }
@@ -76,12 +80,44 @@ impl Store {
         let used = inner.clock;
         inner.bytes += bytes;
         inner.uses.insert(used, (tenant, id.to_owned()));
-        inner.entries.insert((tenant, id.to_owned()), Entry { record, used, bytes, running });
+        inner.entries.insert((tenant, id.to_owned()), Entry { record, used, bytes, running, log });
+        self.make_room(&mut inner);
+    }
+
+    fn make_room(&self, inner: &mut Inner) {
         while inner.entries.len() > self.count_max || inner.bytes > self.bytes_max {
             let idle = inner.uses.values().find(|key| inner.entries[*key].running.is_none());
             let Some(key) = idle.or(inner.uses.values().next()).cloned() else { break };
             inner.remove(&key);
         }
+    }
+
+    /// Where the events of one that runs will be found.
+    pub fn attach(&self, tenant: TenantId, id: &str, log: Arc<Log>) {
+        if let Some(entry) = self.lock().entries.get_mut(&(tenant, id.to_owned())) {
+            entry.log = Some((log, 0));
+        }
+    }
+
+    /// Its events, where there are any.
+    pub fn log(&self, tenant: TenantId, id: &str) -> Option<Arc<Log>> {
+        self.lock().entries.get(&(tenant, id.to_owned()))?.log.as_ref().map(|(log, _)| log.clone())
+    }
+
+    /// Counts bytes that were added to its events. False: it is no longer kept.
+    pub fn grow(&self, tenant: TenantId, id: &str, bytes: usize) -> bool {
+        let mut inner = self.lock();
+        let key = (tenant, id.to_owned());
+        let Some((log, entry_bytes)) =
+            inner.entries.get_mut(&key).and_then(|entry| Some((entry.log.as_mut()?, &mut entry.bytes)))
+        else {
+            return false;
+        };
+        log.1 += bytes;
+        *entry_bytes += bytes;
+        inner.bytes += bytes;
+        self.make_room(&mut inner);
+        inner.entries.contains_key(&key)
     }
 
     /// A response that was put and neither dropped nor forgotten.
