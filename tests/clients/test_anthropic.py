@@ -106,7 +106,7 @@ def test_an_answer_that_was_begun(client, model):
         ({"extra_body": {"temprature": 1}}, "temprature"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"container": "x"}, "container"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2048}, "thinking"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1023}, "max_tokens": 2048}, "thinking.budget_tokens"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]},
          "messages[0].content[0].image"),
