@@ -121,6 +121,25 @@ def test_bad_requests_name_their_parameter(client, model, params, param):
     assert error.value.request_id and error.value.body["request_id"] == error.value.request_id
 
 
+def test_the_vendors_names_and_what_an_operator_lets_pass(serve):
+    server = serve("--served-model-name", "claude-*,small", "--unknown-fields", "warn", "--accept-hint", "mood")
+    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    message = {"messages": STORY, "max_tokens": 4}
+    assert client.messages.create(model="claude-opus-5-5", **message).model == "small"
+    with pytest.raises(anthropic.NotFoundError):
+        client.messages.create(model="gpt-5", **message)
+    extra = {"mood": 1, "weather": 2}
+    response = client.messages.with_raw_response.create(model="small", extra_body=extra, **message)
+    assert response.headers["x-folio-ignored-fields"] == "weather"
+    assert server.metric("folio:ignored_fields_total") == 1
+    only_patterns = serve("--served-model-name", "claude-*")
+    client = anthropic.Anthropic(base_url=only_patterns.url, api_key="none", max_retries=0)
+    named = client.messages.create(model="claude-haiku-4-5", **message).model
+    assert [model.id for model in client.models.list()] == [named] and "*" not in named
+    with pytest.raises(RuntimeError, match="--accept-hint tools"):
+        serve("--accept-hint", "tools")
+
+
 def test_other_errors(serve, client, model):
     with pytest.raises(anthropic.NotFoundError) as error:
         ask(client, "claude-99")
