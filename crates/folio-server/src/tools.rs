@@ -141,6 +141,29 @@ impl ToolUse {
         Self { tools, ..self.clone() }
     }
 
+    pub fn count(&self) -> usize {
+        self.tools.len()
+    }
+
+    pub fn named(&self, name: &str) -> Option<&Value> {
+        self.tools.iter().find(|tool| tool["function"]["name"] == *name)
+    }
+
+    /// Offers a tool, in the place of one of its name.
+    pub fn add(&mut self, tool: Value) {
+        if self.tools.is_empty() && self.choice == ToolChoice::None {
+            (self.choice, self.parallel) = (ToolChoice::Auto, true);
+        }
+        match self.tools.iter_mut().find(|other| other["function"]["name"] == tool["function"]["name"]) {
+            Some(other) => *other = tool,
+            None => self.tools.push(tool),
+        }
+    }
+
+    pub fn remove(&mut self, name: &str) {
+        self.tools.retain(|tool| tool["function"]["name"] != *name);
+    }
+
     pub fn last_name(&self) -> Option<&str> {
         self.tools.last()?["function"]["name"].as_str()
     }

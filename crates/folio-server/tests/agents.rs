@@ -73,6 +73,56 @@ async fn claude_code_is_answered() {
 }
 
 #[tokio::test]
+async fn tools_come_and_go_in_mid_conversation() {
+    let engine = FakeEngine::saying("ok");
+    let client = client(&engine);
+    let tool = |name: &str| json!({"name": name, "input_schema": {"type": "object"}});
+    let ask = |tools: Value, blocks: Value| {
+        json!({"max_tokens": 9, "tools": tools, "messages": [
+            {"role": "user", "content": "hi"},
+            {"role": "system", "content": blocks},
+            {"role": "user", "content": [{"type": "text", "text": "go on"}]},
+        ]})
+    };
+    let reference =
+        |kind: &str, name: &str| json!({"type": kind, "tool": {"type": "tool_reference", "name": name}});
+    let added =
+        json!({"type": "tool_addition", "tool": {"type": "tool_definition", "definition": tool("new_one")}});
+    let blocks = json!([{"type": "text", "text": "Note."}, reference("tool_removal", "old_one"), added]);
+    let reply = client.post("/v1/messages", &ask(json!([tool("old_one"), tool("kept")]), blocks)).await;
+    assert_eq!(reply.status, 200, "{}", reply.text);
+    let shown = prompt(&engine);
+    let tools: Vec<&str> = shown.split("<tool>").skip(1).collect();
+    assert!(tools.len() == 2 && tools[0].contains("kept") && tools[1].contains("new_one"), "{shown}");
+    assert!(
+        shown.contains("Note.\nThe tool old_one is not available any more.\nThe tool new_one is available."),
+        "{shown}"
+    );
+    let again = json!([reference("tool_removal", "kept"), reference("tool_addition", "kept")]);
+    assert_eq!(client.post("/v1/messages", &ask(json!([tool("kept")]), again)).await.status, 200);
+    assert!(prompt(&engine).contains("<tool>"), "{}", prompt(&engine));
+    let forced = json!({"tool_choice": {"type": "tool", "name": "kept"}});
+    let gone = ask(json!([tool("kept")]), json!([reference("tool_removal", "kept")]));
+    assert_eq!(
+        client.post("/v1/messages", &merged(gone, forced)).await.error()["details"]["param"],
+        "tool_choice"
+    );
+    let never = json!([reference("tool_addition", "never")]);
+    let reply = client.post("/v1/messages", &ask(json!([tool("kept")]), never)).await;
+    assert_eq!(reply.error()["details"]["param"], "messages", "{}", reply.text);
+    let by_user = json!({"max_tokens": 9, "messages": [{"role": "user", "content": [reference("tool_addition", "x")]}]});
+    assert_eq!(client.post("/v1/messages", &by_user).await.status, 400);
+    // What a search for tools found is told in its result.
+    let found = json!([{"role": "user", "content": "hi"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "kept", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a",
+            "content": [{"type": "tool_reference", "tool_name": "kept"}]}]}]);
+    let body = json!({"max_tokens": 9, "tools": [tool("kept")], "messages": found});
+    assert_eq!(client.post("/v1/messages", &body).await.status, 200);
+    assert!(prompt(&engine).contains("[tool]The tool kept is available."), "{}", prompt(&engine));
+}
+
+#[tokio::test]
 async fn codex_is_answered_and_what_cannot_run_is_named() {
     let call = "<tool_call>\n{\"name\": \"multi_agent_v1__close_agent\", \"arguments\": {\"target\": \"a\"}}\n</tool_call>";
     let engine = FakeEngine::saying(call);

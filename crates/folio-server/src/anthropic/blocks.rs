@@ -12,6 +12,7 @@ use serde_json::{Map, Value, json};
 use super::answer::INVALID_JSON;
 use super::cache::{Marks, Place};
 use super::request::refuse_kind;
+use super::tools;
 use crate::app::State;
 use crate::error::ApiError;
 use crate::fields::{Fields, parse};
@@ -41,6 +42,8 @@ pub struct Turns<'a, 'b> {
     out: Vec<Value>,
     /// Of the calls so far: id to name.
     calls: HashMap<String, String>,
+    /// Of the tools, by system messages.
+    changes: Vec<tools::Change>,
     /// What the conversation ends with so far.
     last: Last,
 }
@@ -53,7 +56,15 @@ enum Last {
 
 impl<'a, 'b> Turns<'a, 'b> {
     pub fn new(state: &'a State, marks: &'a mut Marks, hints: &'a mut Hints<'b>) -> Self {
-        Self { state, marks, hints, out: Vec::new(), calls: HashMap::new(), last: Last::Other }
+        Self {
+            state,
+            marks,
+            hints,
+            out: Vec::new(),
+            calls: HashMap::new(),
+            changes: Vec::new(),
+            last: Last::Other,
+        }
     }
 
     /// The top-level system prompt.
@@ -91,6 +102,11 @@ impl<'a, 'b> Turns<'a, 'b> {
             self.content(content, &path, &role)?;
         }
         Ok(())
+    }
+
+    /// What system messages changed of the tools.
+    pub fn changes(&mut self) -> Vec<tools::Change> {
+        std::mem::take(&mut self.changes)
     }
 
     /// The messages, and whether the model is to go on inside the last.
@@ -141,6 +157,11 @@ impl<'a, 'b> Turns<'a, 'b> {
             ("thinking", "assistant") => self.thinking(&mut block)?,
             ("tool_use", "assistant") => self.tool_use(&mut block)?,
             ("tool_result", "user") => return self.tool_result(block),
+            ("tool_addition" | "tool_removal", "system") => {
+                let (change, said) = tools::change(&mut block, kind == "tool_addition")?;
+                self.changes.push(change);
+                self.text(role, &said);
+            }
             ("thinking" | "tool_use" | "tool_result", _) => {
                 let path = block.path("type");
                 let message =

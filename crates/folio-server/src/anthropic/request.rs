@@ -46,13 +46,14 @@ impl Asked {
         hints: &mut Hints,
     ) -> Result<Self, ApiError> {
         let mut marks = Marks::default();
-        let tools = tools::read(fields, &state.config.limits, &mut marks)?;
-        state.readers.check(&tools)?;
+        let mut tools = tools::read(fields, &state.config.limits, &mut marks)?;
         let mut turns = Turns::new(state, &mut marks, hints);
         if let Some(system) = fields.raw("system") {
             turns.system(system)?;
         }
         turns.messages(fields)?;
+        tools::apply(turns.changes(), &mut tools, &state.config.limits)?;
+        state.readers.check(&tools)?;
         let (messages, continue_final) = turns.finish()?;
         if let Some(raw) = fields.raw("cache_control") {
             marks.read_automatic(raw)?;
