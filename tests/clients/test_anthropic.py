@@ -106,7 +106,7 @@ def test_an_answer_that_was_begun(client, model):
         ({"extra_body": {"temprature": 1}}, "temprature"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"container": "x"}, "container"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2048}, "thinking"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1023}, "max_tokens": 2048}, "thinking.budget_tokens"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]},
          "messages[0].content[0].image"),
@@ -119,6 +119,25 @@ def test_bad_requests_name_their_parameter(client, model, params, param):
     assert error.value.type == "invalid_request_error"
     assert param in error.value.api_message
     assert error.value.request_id and error.value.body["request_id"] == error.value.request_id
+
+
+def test_the_vendors_names_and_what_an_operator_lets_pass(serve):
+    server = serve("--served-model-name", "claude-*,small", "--unknown-fields", "warn", "--accept-hint", "mood")
+    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    message = {"messages": STORY, "max_tokens": 4}
+    assert client.messages.create(model="claude-opus-5-5", **message).model == "small"
+    with pytest.raises(anthropic.NotFoundError):
+        client.messages.create(model="gpt-5", **message)
+    extra = {"mood": 1, "weather": 2}
+    response = client.messages.with_raw_response.create(model="small", extra_body=extra, **message)
+    assert response.headers["x-folio-ignored-fields"] == "weather"
+    assert server.metric("folio:ignored_fields_total") == 1
+    only_patterns = serve("--served-model-name", "claude-*")
+    client = anthropic.Anthropic(base_url=only_patterns.url, api_key="none", max_retries=0)
+    named = client.messages.create(model="claude-haiku-4-5", **message).model
+    assert [model.id for model in client.models.list()] == [named] and "*" not in named
+    with pytest.raises(RuntimeError, match="--accept-hint tools"):
+        serve("--accept-hint", "tools")
 
 
 def test_other_errors(serve, client, model):

@@ -64,7 +64,24 @@ def test_background(client):
     assert now.status in ("completed", "incomplete") and now.output_text == ask(client).output_text
 
 
+def test_background_streams_are_read_again(client):
+    events = list(ask(client, background=True, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    first, last = events[0].response.id, events[-1]
+    rest = list(client.responses.retrieve(first, stream=True, starting_after=3))
+    assert [event.sequence_number for event in rest] == list(range(4, len(events)))
+    assert rest[-1].response.output_text == last.response.output_text
+    asked = client.responses.input_items.list(first)
+    assert [item.content[0].text for item in asked] == ["Who are you?"]
+
+
+def test_reasoning_may_be_carried_and_items_referred_to(client):
+    first = ask(client, include=["reasoning.encrypted_content"], truncation="auto")
+    again = ask(client, input=[{"type": "item_reference", "id": first.output[-1].id}, {"role": "user", "content": "And?"}])
+    assert again.usage.input_tokens > first.usage.output_tokens
+
+
 def test_a_wrong_field_is_named(client):
     with pytest.raises(openai.BadRequestError) as refused:
-        ask(client, truncation="auto")
+        ask(client, truncation="some")
     assert refused.value.param == "truncation"

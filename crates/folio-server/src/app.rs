@@ -88,7 +88,8 @@ impl Engine for EngineHandle {
 /// Everything the server needs to know about the one model it serves.
 #[derive(Clone, Debug)]
 pub struct ModelFacts {
-    /// Names the model answers to; the first is the one in responses and metrics. At least one.
+    /// Names the model answers to, and patterns of such names. The first that is no pattern is the one in responses and metrics; there
+    /// is at least that.
     pub names: Vec<String>,
     /// Unix time, seconds, for `GET /v1/models`.
     pub created_s: u64,
@@ -113,8 +114,39 @@ pub struct ModelFacts {
 
 impl ModelFacts {
     pub fn name(&self) -> &str {
-        self.names.first().map_or("", String::as_str)
+        self.listed().next().map_or("", String::as_str)
     }
+
+    /// Names that are no patterns.
+    pub fn listed(&self) -> impl Iterator<Item = &String> {
+        self.names.iter().filter(|name| !is_pattern(name))
+    }
+
+    /// Whether a request for a model of this name is for this one. Linear in the name.
+    pub fn answers_to(&self, asked: &str) -> bool {
+        self.names.iter().any(|name| match is_pattern(name) {
+            true => matches(name, asked),
+            false => name == asked,
+        })
+    }
+}
+
+/// Whether a name stands for many: `*` in it is any text.
+pub fn is_pattern(name: &str) -> bool {
+    name.contains('*')
+}
+
+fn matches(pattern: &str, name: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let first = parts.next().unwrap_or_default();
+    let Some(mut rest) = name.strip_prefix(first) else { return false };
+    let Some(last) = parts.next_back() else { return rest.is_empty() };
+    for part in parts {
+        // The earliest place leaves the most for what follows.
+        let Some(at) = rest.find(part) else { return false };
+        rest = &rest[at + part.len()..];
+    }
+    rest.ends_with(last)
 }
 
 /// What `serve` is given.
@@ -221,7 +253,7 @@ impl Drop for Counted {
 impl State {
     pub fn new(mut config: ServerConfig, app: App) -> Result<Arc<Self>, ServerError> {
         let problem = match &app.model {
-            model if model.names.is_empty() => Some("the model has no name"),
+            model if model.name().is_empty() => Some("the model has no name that is no pattern"),
             model if model.vocab_size == 0 => Some("the model has no vocabulary"),
             model if model.context_length < 2 => Some("the model's context is shorter than two tokens"),
             _ => None,
@@ -316,5 +348,28 @@ impl State {
             self.metrics.panicked();
             Err(ApiError::internal("preparing the request failed"))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::matches;
+
+    #[test]
+    fn a_star_is_any_text() {
+        for (pattern, name, fits) in [
+            ("claude-*", "claude-opus-5-5", true),
+            ("claude-*", "claude-", true),
+            ("claude-*", "claude", false),
+            ("*", "", true),
+            ("*haiku*", "claude-haiku-4-5", true),
+            ("gpt-*-mini", "gpt-5-mini", true),
+            ("gpt-*-mini", "gpt-mini", false),
+            ("a*b*c", "a-b-b-c", true),
+            ("a*b*c", "a-c-b", false),
+            ("a*a", "a", false),
+        ] {
+            assert_eq!(matches(pattern, name), fits, "{pattern} {name}");
+        }
     }
 }

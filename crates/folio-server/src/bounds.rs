@@ -96,17 +96,18 @@ impl Bounds {
             rules.push(Arc::new(BadWords(sequences.into())));
         }
         if let Some((budget, param)) = self.thinking {
-            let Some((format, inside)) = reasoning.filter(|(format, _)| !format.harmony) else {
+            let Some((format, inside)) = reasoning else {
                 let why =
                     "it needs a model that marks where its reasoning ends, in a conversation; use max_tokens";
                 return Err(ApiError::unsupported(param, why));
             };
-            let close = tokenizer.encode(format.close, false, usize::MAX);
+            let marks = Marks::of(format);
+            let close = tokenizer.encode(marks.written, false, usize::MAX);
             let close = close.map_err(|e| ApiError::internal(e.to_string()))?;
             rules.push(Arc::new(ThinkingBudget {
                 budget,
                 inside,
-                format,
+                marks,
                 close: close.into(),
                 tokenizer: tokenizer.clone(),
             }));
@@ -235,12 +236,35 @@ impl Guide for Avoiding {
     }
 }
 
+/// Where reasoning begins and ends.
+#[derive(Clone, Copy)]
+struct Marks {
+    open: &'static str,
+    close: &'static str,
+    /// What is written for the model once its budget is spent.
+    written: &'static str,
+}
+
+impl Marks {
+    fn of(format: &ReasoningFormat) -> Self {
+        match format.harmony {
+            // Which channel comes next stays the model's choice: a call, or the answer.
+            true => Self {
+                open: "<|channel|>analysis<|message|>",
+                close: "<|end|>",
+                written: "<|end|><|start|>assistant",
+            },
+            false => Self { open: format.open, close: format.close, written: format.close },
+        }
+    }
+}
+
 /// So many tokens of reasoning, then its end.
 struct ThinkingBudget {
     budget: u32,
     /// The answer begins inside reasoning.
     inside: bool,
-    format: &'static ReasoningFormat,
+    marks: Marks,
     /// The tokens that end reasoning.
     close: Arc<[u32]>,
     tokenizer: Arc<Tokenizer>,
@@ -261,7 +285,7 @@ enum Thinking {
 
 struct Budgeted {
     close: Arc<[u32]>,
-    format: &'static ReasoningFormat,
+    marks: Marks,
     tokenizer: Arc<Tokenizer>,
     budget: u32,
     state: Mutex<Thinking>,
@@ -275,7 +299,7 @@ impl Rules for ThinkingBudget {
         };
         let guide = Budgeted {
             close: self.close.clone(),
-            format: self.format,
+            marks: self.marks,
             tokenizer: self.tokenizer.clone(),
             budget: self.budget,
             state: Mutex::new(state),
@@ -303,7 +327,7 @@ impl Budgeted {
         match state {
             Thinking::Opening(mut said) => {
                 said.extend_from_slice(bytes);
-                let (start, open) = (said.trim_ascii_start(), self.format.open.as_bytes());
+                let (start, open) = (said.trim_ascii_start(), self.marks.open.as_bytes());
                 match start.len().min(open.len()) {
                     common if start[..common] != open[..common] => Thinking::Over,
                     common if common == open.len() => inside(self.budget, Vec::new()),
@@ -312,7 +336,7 @@ impl Budgeted {
             }
             Thinking::Inside { left, mut said } => {
                 said.extend_from_slice(bytes);
-                let close = self.format.close.as_bytes();
+                let close = self.marks.close.as_bytes();
                 if said.windows(close.len()).any(|window| window == close) {
                     Thinking::Over
                 } else {

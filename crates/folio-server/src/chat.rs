@@ -4,13 +4,16 @@ use folio_text::{AnswerFormats, ChatInput, Prompt, TextError};
 use serde_json::{Map, Value};
 
 use crate::app::State;
+use crate::effort::{self, EFFORT, Thinking};
 use crate::error::ApiError;
 use crate::fields::{Fields, within};
 use crate::generate::{Job, PromptJob, unix_s};
+use crate::hints::{Api, Hints};
 use crate::http::Arrival;
 use crate::messages;
-use crate::params::{Generation, REFUSED};
-use crate::reading::{Asked, EFFORT, Reading};
+use crate::openapi::tables::CHAT;
+use crate::params::Generation;
+use crate::reading::{Asked, Reading};
 use crate::safety::{asker, screen_conversation};
 use crate::shape::{Kind, Shape};
 use crate::tools::ToolUse;
@@ -22,7 +25,8 @@ pub struct Conversation {
     pub tools: ToolUse,
     /// Further variables of the template.
     pub kwargs: Map<String, Value>,
-    pub effort: Option<String>,
+    /// Tokens of reasoning that the request's effort stands for, and the field that says so.
+    pub budget: Option<(u32, &'static str)>,
     pub add_generation_prompt: bool,
     /// The model goes on inside the last message.
     pub continue_final: bool,
@@ -40,18 +44,22 @@ pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError>
     let facts = &state.app.model;
     let limits = &state.config.limits;
     let mut fields = Fields::of_body(&arrival.body)?;
+    let mut hints = Hints::new(&state.config.hints, Api::Chat);
     check_model(&mut fields, state)?;
     let mut generation = Generation::read(&mut fields, facts, limits)?;
     generation.sampling.logprobs = logprobs(&mut fields, limits.logprobs)?;
     generation.max_tokens = max_tokens(&mut fields)?;
+    generation.stop_everywhere = fields.take("stop_everywhere")?.unwrap_or(false);
     let include_reasoning = fields.take("include_reasoning")?.unwrap_or(true);
-    let mut conversation = Conversation::read(&mut fields, limits)?;
-    fields.finish(REFUSED)?;
+    let mut conversation = Conversation::read(&mut fields, state, &mut hints)?;
+    generation.bounds.thinking = generation.bounds.thinking.or(conversation.budget);
+    let mut notes = hints.close(fields, &CHAT)?;
+    notes.left_out = std::mem::take(&mut conversation.tools.left_out);
 
     let screened = screen_conversation(state, arrival, &mut conversation)?;
     let rendered = conversation.prompt(state, include_reasoning)?;
     generation.reading = rendered.reading;
-    generation.follow(state, Some(&conversation))?;
+    generation.follow(state, arrival.tenant.id, Some(&conversation))?;
     let special = generation.add_special_tokens.unwrap_or(false);
     let truncated = generation.truncate_prompt.is_some();
     let mut tokens = encode_prompt(state, &rendered.prompt, special, truncated, "messages")?;
@@ -61,14 +69,15 @@ pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError>
     let prompt = PromptJob { tokens: tokens.into(), params, echo, echo_logprobs: false, retention, screened };
     let shape = Shape::new(state, Kind::Chat, &arrival.id, &generation);
     let asker = asker(state, arrival, "chat.completions");
-    Ok(Job { wire: Box::new(shape), generation, prompts: vec![prompt], arrived: arrival.at, asker })
+    Ok(Job { wire: Box::new(shape), generation, prompts: vec![prompt], arrived: arrival.at, asker, notes })
 }
 
 /// The model is optional, as there is one; another name than its own is a 404.
 pub fn check_model(fields: &mut Fields, state: &State) -> Result<(), ApiError> {
-    let names = &state.app.model.names;
     match fields.take::<String>("model")? {
-        Some(name) if !names.contains(&name) => Err(ApiError::model_not_found(&name, state.app.model.name())),
+        Some(name) if !state.app.model.answers_to(&name) => {
+            Err(ApiError::model_not_found(&name, state.app.model.name()))
+        }
         _ => Ok(()),
     }
 }
@@ -104,8 +113,9 @@ fn max_tokens(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
 
 impl Conversation {
     /// Takes the fields a prompt is made of.
-    pub fn read(fields: &mut Fields, limits: &crate::config::Limits) -> Result<Self, ApiError> {
-        let messages = messages::read(fields, limits)?;
+    pub fn read(fields: &mut Fields, state: &State, hints: &mut Hints) -> Result<Self, ApiError> {
+        let limits = &state.config.limits;
+        let messages = messages::read(fields, limits, hints)?;
         let tools = ToolUse::read(fields, limits)?;
         let continue_final = fields.take("continue_final_message")?.unwrap_or(false);
         let add = fields.take::<bool>("add_generation_prompt")?;
@@ -118,12 +128,15 @@ impl Conversation {
                 "'continue_final_message' needs a last message with the role assistant and some content.";
             return Err(ApiError::invalid("continue_final_message", message));
         }
-        let kwargs = fields.take("chat_template_kwargs")?.unwrap_or_default();
+        let mut kwargs = fields.take("chat_template_kwargs")?.unwrap_or_default();
+        let effort = fields.take::<String>(EFFORT)?;
+        let budget =
+            effort::apply(&state.readers, EFFORT, effort.as_deref(), Thinking::default(), &mut kwargs)?;
         Ok(Self {
             messages,
             tools,
             kwargs,
-            effort: fields.take("reasoning_effort")?,
+            budget,
             add_generation_prompt: add.unwrap_or(!continue_final),
             continue_final,
         })
@@ -148,7 +161,6 @@ impl Conversation {
     pub fn render(&mut self, state: &State) -> Result<Prompt, ApiError> {
         let template = state.app.template.as_ref().ok_or_else(|| text_error(TextError::NoTemplate))?;
         state.readers.check(&self.tools)?;
-        state.readers.effort(EFFORT, self.effort.take(), &mut self.kwargs)?;
         if let Some(manners) = &state.readers.template {
             messages::for_template(&mut self.messages, manners)?;
         }

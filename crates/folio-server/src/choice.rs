@@ -115,6 +115,10 @@ pub struct Choice {
     stops: Arc<[String]>,
     params: Arc<SamplingParams>,
     include_stop: bool,
+    /// Stop strings count in reasoning and calls, too.
+    stops_everywhere: bool,
+    /// The one that was met.
+    stopped: Option<usize>,
     /// `None`: all text is content.
     reader: Option<Reader>,
     /// Leave control tokens out, but for those the reader needs.
@@ -155,6 +159,8 @@ impl Choice {
             stops: generation.stop.clone().into(),
             params,
             include_stop: generation.include_stop,
+            stops_everywhere: generation.stop_everywhere,
+            stopped: None,
             reader,
             skip_special: generation.skip_special_tokens,
             discard: generation.max_tokens == Some(0),
@@ -243,13 +249,14 @@ impl Choice {
         let (mut text, mut certain) = (String::new(), String::new());
         self.detokenizer.push(&self.tokenizer, id, &mut text);
         self.characters += text.chars().count();
-        let stop = if self.tokens <= self.params.min_tokens {
-            self.matcher.pass(&text, &mut certain);
-            None
+        let stop = if self.stops_in_content() {
+            self.read(&text, false);
+            self.stopped
         } else {
-            self.matcher.push(&text, &mut certain)
+            let stop = self.matched(&text, &mut certain);
+            self.read(&certain, stop.is_some());
+            stop
         };
-        self.read(&certain, stop.is_some());
         let thinking = self.reader.as_ref().is_some_and(|reader| reader.parser.in_reasoning());
         self.reasoning_tokens += u32::from(thinking);
         let stop_reason = stop.map(|index| StopReason::Text(self.stops[index].clone()));
@@ -258,6 +265,20 @@ impl Choice {
             return self.pass();
         }
         Some(self.conclude(Finish::new(self.reason("stop"), stop_reason)))
+    }
+
+    /// Stop strings count in what the reader tells to be content, and nowhere else.
+    fn stops_in_content(&self) -> bool {
+        self.reader.is_some() && !self.stops_everywhere
+    }
+
+    /// Matches text; what is certain of it goes to `certain`. Before `min_tokens` nothing stops.
+    fn matched(&mut self, text: &str, certain: &mut String) -> Option<usize> {
+        if self.tokens <= self.params.min_tokens {
+            self.matcher.pass(text, certain);
+            return None;
+        }
+        self.matcher.push(text, certain)
     }
 
     /// Lets through what the rules hold back no longer. `Some`: one of them denied the choice.
@@ -301,10 +322,40 @@ impl Choice {
         self.sort();
     }
 
-    /// Puts the reader's events into their places.
+    /// Puts the reader's events into their places, up to a stop string.
     fn sort(&mut self) {
         let Some(reader) = &mut self.reader else { return };
-        for event in reader.events.drain(..) {
+        let mut events = std::mem::take(&mut reader.events);
+        let in_content = self.stops_in_content();
+        for event in events.drain(..) {
+            if self.stopped.is_some() {
+                break;
+            }
+            let mut certain = String::new();
+            let event = match event {
+                OutputEvent::Content(text) if in_content => {
+                    self.stopped = self.matched(&text, &mut certain);
+                    OutputEvent::Content(certain)
+                }
+                other => {
+                    // No stop string reaches over what is no content.
+                    if in_content {
+                        self.matcher.finish(&mut certain);
+                        self.place(OutputEvent::Content(certain));
+                    }
+                    other
+                }
+            };
+            self.place(event);
+        }
+        if let Some(reader) = &mut self.reader {
+            // Emptied, with its room.
+            reader.events = events;
+        }
+    }
+
+    fn place(&mut self, event: OutputEvent) {
+        if let Some(reader) = &mut self.reader {
             match (event, &mut self.gate) {
                 (OutputEvent::CallEnded { .. }, _) => reader.complete += 1,
                 (event, Some(gate)) => gate.push(event),
@@ -327,9 +378,19 @@ impl Choice {
         let (mut rest, mut certain) = (String::new(), String::new());
         self.detokenizer.finish(&self.tokenizer, &mut rest);
         // An incomplete character became U+FFFD, which may still complete a stop string.
-        let stopped = self.matcher.push(&rest, &mut certain);
-        self.matcher.finish(&mut certain);
-        self.read(&certain, true);
+        let stopped = if self.stops_in_content() {
+            self.read(&rest, true);
+            if self.stopped.is_none() {
+                self.matcher.finish(&mut certain);
+                self.place(OutputEvent::Content(certain));
+            }
+            self.stopped
+        } else {
+            let stopped = self.matcher.push(&rest, &mut certain);
+            self.matcher.finish(&mut certain);
+            self.read(&certain, true);
+            stopped
+        };
         let reason = self.reason(reason);
         let finish = match (self.discard, stopped) {
             (true, _) => Finish::new("length", None),

@@ -9,14 +9,16 @@ use crate::chat::{check_model, encode};
 use crate::error::ApiError;
 use crate::fields::{Fields, within};
 use crate::generate::{Job, PromptJob};
+use crate::hints::{Api, Hints};
 use crate::http::Arrival;
-use crate::params::{Generation, REFUSED as REFUSED_EVERYWHERE, check_token_ids};
+use crate::openapi::tables::COMPLETION;
+use crate::params::{Generation, check_token_ids};
 use crate::safety::{Screened, asker, screen_prompt};
 use crate::shape::{Kind, Shape};
 
 const CHAT_ONLY: &str = "it belongs to chat completions";
 
-/// What this endpoint refuses beside [`params::REFUSED`](REFUSED_EVERYWHERE).
+/// What this endpoint refuses beside [`params::REFUSED`](crate::params::REFUSED).
 pub const REFUSED: &[(&str, &str)] = &[
     ("include_reasoning", CHAT_ONLY),
     ("parallel_tool_calls", CHAT_ONLY),
@@ -33,6 +35,7 @@ pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError>
     let facts = &state.app.model;
     let limits = &state.config.limits;
     let mut fields = Fields::of_body(&arrival.body)?;
+    let hints = Hints::new(&state.config.hints, Api::Completions);
     check_model(&mut fields, state)?;
     let mut generation = Generation::read(&mut fields, facts, limits)?;
     let logprobs = fields.take("logprobs")?;
@@ -42,14 +45,9 @@ pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError>
     if fields.take::<&str>("suffix").map_or(true, |suffix| suffix.is_some_and(|suffix| !suffix.is_empty())) {
         return Err(ApiError::unsupported("suffix", "the model only continues text"));
     }
-    for (name, why) in REFUSED {
-        if fields.raw(name).is_some() {
-            return Err(ApiError::unsupported(*name, why));
-        }
-    }
     let prompts: Prompts = fields.require("prompt")?;
-    fields.finish(REFUSED_EVERYWHERE)?;
-    generation.follow(state, None)?;
+    let notes = hints.close(fields, &COMPLETION)?;
+    generation.follow(state, arrival.tenant.id, None)?;
 
     let echo_logprobs = generation.echo && generation.sampling.logprobs.is_some();
     if echo_logprobs {
@@ -70,7 +68,7 @@ pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError>
     let prompts: Result<Vec<PromptJob>, ApiError> = prompts.into_iter().enumerate().map(job).collect();
     let shape = Shape::new(state, Kind::Completion, &arrival.id, &generation);
     let asker = asker(state, arrival, "completions");
-    Ok(Job { wire: Box::new(shape), generation, prompts: prompts?, arrived: arrival.at, asker })
+    Ok(Job { wire: Box::new(shape), generation, prompts: prompts?, arrived: arrival.at, asker, notes })
 }
 
 /// Judges a prompt; token ids are judged, and replaced, as the text they are.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::batch::BatchConfig;
 use crate::declared::Declared;
+use crate::hints::HintPolicy;
 use crate::safety::Safety;
 
 /// How to serve. `Default` is what `folio serve` starts with.
@@ -35,6 +36,8 @@ pub struct ServerConfig {
     pub server_secret: Option<[u8; 32]>,
     /// Series per tenant on `/metrics`, with their names.
     pub tenant_metrics: bool,
+    /// Fields of requests that may be passed over.
+    pub hints: HintPolicy,
     /// What is let in and out.
     pub safety: Safety,
     pub limits: Limits,
@@ -75,6 +78,7 @@ impl Default for ServerConfig {
             tls: None,
             server_secret: None,
             tenant_metrics: false,
+            hints: HintPolicy::default(),
             safety: Safety::default(),
             limits: Limits::default(),
             batch: BatchConfig::default(),

@@ -95,6 +95,7 @@ pub(crate) async fn answer(
                 prompts: prompts?,
                 arrived,
                 asker: Default::default(),
+                notes: Default::default(),
             };
             match start(state, tenant, job, Flight::within(id, entry.clone())) {
                 // What was computed so far is not thrown away because the rest has to wait.

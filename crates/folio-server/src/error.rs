@@ -142,7 +142,8 @@ impl ApiError {
 
 /// A message may quote what the client sent, which may be megabytes.
 pub const MESSAGE_CHARS: usize = 1000;
-const PARAM_CHARS: usize = 200;
+/// The same of the name of a parameter.
+pub const PARAM_CHARS: usize = 200;
 
 pub fn shortened(text: &str, chars: usize) -> Cow<'_, str> {
     match text.char_indices().nth(chars) {

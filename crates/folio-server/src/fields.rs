@@ -109,6 +109,11 @@ impl<'a> Fields<'a> {
         join(&self.path, name)
     }
 
+    /// Names of the fields that nobody read yet.
+    pub fn unread(&self) -> impl Iterator<Item = &str> {
+        self.fields.iter().map(|(name, _)| &**name)
+    }
+
     /// Takes a field as raw JSON; `null` counts as absent.
     pub fn raw(&mut self, name: &str) -> Option<&'a RawValue> {
         let index = self.fields.iter().position(|(field, _)| field == name);

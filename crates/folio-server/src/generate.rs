@@ -24,6 +24,7 @@ use crate::app::{Flight, State};
 use crate::choice::{Choice, Delta, Scored};
 use crate::error::ApiError;
 use crate::gate::{Entry, Need, TOKENS_EXPECTED, Ticket};
+use crate::hints::Notes;
 use crate::http::{Arrival, JsonRequest, caught};
 use crate::metrics::{FinishedChoice, FinishedPrompt};
 use crate::params::Generation;
@@ -46,6 +47,8 @@ pub struct Job {
     pub arrived: Instant,
     /// Who asks for what, for the safety callout.
     pub asker: Map<String, Value>,
+    /// What the answer's headers say about the request.
+    pub notes: Notes,
 }
 
 impl AsMut<Job> for Job {
@@ -125,6 +128,18 @@ pub(crate) async fn run(
     job: Job,
     flight: Flight,
 ) -> Result<Response<Body>, ApiError> {
+    let notes = job.notes.clone();
+    let mut response = answer(state, tenant, job, flight).await?;
+    notes.tell(response.headers_mut());
+    Ok(response)
+}
+
+async fn answer(
+    state: &Arc<State>,
+    tenant: &Tenant,
+    job: Job,
+    flight: Flight,
+) -> Result<Response<Body>, ApiError> {
     if job.generation.stream.is_some() {
         let unread = Unread::new(state.unread.clone(), tenant.gate.clone());
         let (events, body) = Events::new(unread.clone());
@@ -166,6 +181,19 @@ pub(crate) fn start(
     start_counted(state, tenant, job, flight, unread)
 }
 
+/// Runs a job that is streamed whether anybody reads or not: how to cancel it, and its events.
+pub(crate) fn start_streaming(
+    state: &Arc<State>,
+    tenant: &Tenant,
+    job: Job,
+    flight: Flight,
+) -> Result<(Abort, stream::Reader), ApiError> {
+    let unread = Unread::new(state.unread.clone(), tenant.gate.clone());
+    let (events, reader) = Events::new(unread.clone());
+    let abort = spawn(state, tenant, job, flight, (unread, Output::Stream(events)))?;
+    Ok((abort, reader))
+}
+
 fn start_counted(
     state: &Arc<State>,
     tenant: &Tenant,
@@ -203,6 +231,7 @@ fn spawn(
             return Err(refused);
         }
     };
+    state.metrics.passed_over(&job.notes);
     let meter = state.meters.of(tenant);
     job.prompts.iter().for_each(|_| meter.request());
     let pump =

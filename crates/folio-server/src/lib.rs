@@ -4,7 +4,7 @@
 //! wait for the engine. A request is parsed and tokenized off the async thread (a short one on it), put into the engine's bounded mailbox, and
 //! then only listened to; the answer is written by one task per request at the engine's pace.
 //!
-//! Invariants: every parameter is honoured or refused by a 400 that names it ([`params::REFUSED`]); tenancy comes from the
+//! Invariants: every parameter is honoured, refused by a 400 that names it ([`params::REFUSED`]), or a listed hint ([`hints`]); tenancy comes from the
 //! API key and nothing else; a client that vanishes cancels its request; every error has the shape of the API that was
 //! spoken; counters equal the sums over responses.
 //!
@@ -26,6 +26,7 @@ mod completions;
 mod config;
 mod connections;
 mod declared;
+mod effort;
 mod embeddings;
 mod error;
 mod fair_queue;
@@ -33,7 +34,9 @@ mod fields;
 mod gate;
 mod generate;
 mod guides;
+pub mod hints;
 mod http;
+mod kept_grammars;
 pub mod keys;
 mod messages;
 pub mod metrics;
@@ -63,13 +66,14 @@ mod unread;
 mod usage;
 mod wire;
 
-pub use app::{App, Engine, ModelFacts};
+pub use app::{App, Engine, ModelFacts, is_pattern};
 pub use batch::{BatchConfig, BatchLimits};
 pub use config::{AdminConfig, Limits, ServerConfig, TlsFiles};
 pub use declared::{Declared, DeclaredGroup, DeclaredTenant, PriorityRange, Share};
 pub use error::{ApiError, ServerError};
 pub use gate::TenantLimits;
 pub use generate::unix_s;
+pub use hints::HintPolicy;
 pub use params::SamplingDefaults;
 pub use reading::Parsers;
 pub use safety::Safety;

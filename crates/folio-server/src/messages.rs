@@ -11,7 +11,10 @@ use serde_json::{Map, Value};
 use crate::config::Limits;
 use crate::error::ApiError;
 use crate::fields::{Fields, measure, parse};
+use crate::hints::Hints;
 
+const KNOWN: &[&str] =
+    &["role", "content", "name", "reasoning_content", "reasoning", "tool_calls", "tool_call_id"];
 const NOT_IN_MESSAGES: &[(&str, &str)] = &[
     ("annotations", "they belong to web search, which is not available"),
     ("audio", "the model takes text only"),
@@ -22,7 +25,7 @@ const NOT_IN_MESSAGES: &[(&str, &str)] = &[
 ];
 
 /// Reads and checks the `messages` field.
-pub fn read(fields: &mut Fields, limits: &Limits) -> Result<Vec<Value>, ApiError> {
+pub fn read(fields: &mut Fields, limits: &Limits, hints: &mut Hints) -> Result<Vec<Value>, ApiError> {
     let list: Vec<&RawValue> = fields.require("messages")?;
     if list.is_empty() {
         return Err(ApiError::invalid("messages", "'messages' is empty; give at least one message."));
@@ -31,10 +34,10 @@ pub fn read(fields: &mut Fields, limits: &Limits) -> Result<Vec<Value>, ApiError
         let message = format!("'messages' has {} entries; the limit is {}.", list.len(), limits.messages);
         return Err(ApiError::invalid("messages", message));
     }
-    list.iter().enumerate().map(|(index, raw)| message(raw, format!("messages[{index}]"))).collect()
+    list.iter().enumerate().map(|(index, raw)| message(raw, format!("messages[{index}]"), hints)).collect()
 }
 
-fn message(raw: &RawValue, path: String) -> Result<Value, ApiError> {
+fn message(raw: &RawValue, path: String, hints: &mut Hints) -> Result<Value, ApiError> {
     let mut fields = Fields::of_value(raw, path)?;
     let role: String = fields.require("role")?;
     let role = match role.as_str() {
@@ -59,16 +62,19 @@ fn message(raw: &RawValue, path: String) -> Result<Value, ApiError> {
         "assistant" => tool_calls(&mut fields)?,
         _ => Vec::new(),
     };
+    let reasoning = reasoning(&mut fields)?.filter(|_| role == "assistant");
     let content = match fields.raw("content") {
-        Some(raw) => Value::String(content(raw, &fields.path("content"))?),
-        None if !calls.is_empty() => Value::Null,
+        Some(raw) => Value::String(content(raw, &fields.path("content"), hints)?),
+        // An answer may have been nothing but reasoning or calls, or have ended at once.
+        None if role == "assistant" => Value::Null,
         None => return Err(fields.missing("content")),
     };
     out.insert("content".into(), content);
-    for name in ["name", "reasoning_content"] {
-        if let Some(text) = fields.take::<String>(name)? {
-            out.insert(name.into(), text.into());
-        }
+    if let Some(name) = fields.take::<String>("name")? {
+        out.insert("name".into(), name.into());
+    }
+    if let Some(reasoning) = reasoning {
+        out.insert("reasoning_content".into(), reasoning.into());
     }
     if !calls.is_empty() {
         out.insert("tool_calls".into(), calls.into());
@@ -76,8 +82,20 @@ fn message(raw: &RawValue, path: String) -> Result<Value, ApiError> {
     if role == "tool" {
         out.insert("tool_call_id".into(), fields.require::<String>("tool_call_id")?.into());
     }
-    fields.finish(NOT_IN_MESSAGES)?;
+    hints.finish(fields, KNOWN, NOT_IN_MESSAGES)?;
     Ok(Value::Object(out))
+}
+
+/// What the model thought, under the name that this server gives it or vLLM's newer one.
+fn reasoning(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+    let ours = fields.take::<String>("reasoning_content")?;
+    let other = fields.take::<String>("reasoning")?;
+    if ours.is_some() && other.is_some() && ours != other {
+        let path = fields.path("reasoning");
+        let message = format!("'{path}' contradicts 'reasoning_content'; give one of them.");
+        return Err(ApiError::invalid(path, message));
+    }
+    Ok(ours.or(other))
 }
 
 fn tool_calls(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
@@ -104,7 +122,7 @@ fn tool_call(raw: &RawValue, path: String) -> Result<Value, ApiError> {
 }
 
 /// Puts calls, content beside them and reasoning the way the template takes them.
-pub fn for_template(messages: &mut [Value], template: &TemplateTools) -> Result<(), ApiError> {
+pub fn for_template(messages: &mut Vec<Value>, template: &TemplateTools) -> Result<(), ApiError> {
     for (index, message) in messages.iter_mut().enumerate() {
         let Some(message) = message.as_object_mut() else { continue };
         if let Some(calls) = message.get_mut("tool_calls").and_then(Value::as_array_mut) {
@@ -133,6 +151,9 @@ pub fn for_template(messages: &mut [Value], template: &TemplateTools) -> Result<
                 message["content"] = "".into();
             }
         }
+        if message["content"].is_null() && !message.contains_key("tool_calls") {
+            message["content"] = "".into();
+        }
         if template.thinking
             && let Some(reasoning) = message.remove("reasoning_content")
         {
@@ -144,10 +165,40 @@ pub fn for_template(messages: &mut [Value], template: &TemplateTools) -> Result<
             }
         }
     }
+    put_in_order(messages, template);
     Ok(())
 }
 
-fn content(raw: &RawValue, path: &str) -> Result<String, ApiError> {
+/// Joins and renames what a template would refuse: a system message behind the beginning goes to the user's message beside it, or
+/// becomes one; so do messages of the user that follow one another.
+fn put_in_order(messages: &mut Vec<Value>, template: &TemplateTools) {
+    if template.late_system && template.repeated_users {
+        return;
+    }
+    let mut out: Vec<Value> = Vec::with_capacity(messages.len());
+    let mut begun = false;
+    for mut message in messages.drain(..) {
+        begun |= message["role"] != "system";
+        if message["role"] == "system" && begun && !template.late_system {
+            message["role"] = "user".into();
+        }
+        let joins = match (message["role"].as_str(), out.last().map(|last| &last["role"])) {
+            (Some("system"), Some(last)) => last == "system" && !template.late_system,
+            (Some("user"), Some(last)) => last == "user" && !template.repeated_users,
+            _ => false,
+        };
+        match out.last_mut().filter(|_| joins).map(|last| &mut last["content"]) {
+            Some(Value::String(before)) => {
+                before.push_str("\n\n");
+                before.push_str(message["content"].as_str().unwrap_or_default());
+            }
+            _ => out.push(message),
+        }
+    }
+    *messages = out;
+}
+
+fn content(raw: &RawValue, path: &str, hints: &mut Hints) -> Result<String, ApiError> {
     if !raw.get().starts_with('[') {
         return parse(raw, path);
     }
@@ -155,18 +206,18 @@ fn content(raw: &RawValue, path: &str) -> Result<String, ApiError> {
     if parts.is_empty() {
         return Err(ApiError::invalid(path, format!("'{path}' has no parts.")));
     }
-    let texts: Result<Vec<String>, ApiError> =
-        parts.iter().enumerate().map(|(index, part)| text_part(part, format!("{path}[{index}]"))).collect();
+    let part = |(index, part): (usize, &&RawValue)| text_part(part, format!("{path}[{index}]"), hints);
+    let texts: Result<Vec<String>, ApiError> = parts.iter().enumerate().map(part).collect();
     Ok(texts?.join("\n"))
 }
 
-fn text_part(raw: &RawValue, path: String) -> Result<String, ApiError> {
+fn text_part(raw: &RawValue, path: String, hints: &mut Hints) -> Result<String, ApiError> {
     let mut part = Fields::of_value(raw, path)?;
     let kind: String = part.require("type")?;
     if kind != "text" {
         return Err(ApiError::unsupported(part.path(&kind), "the model takes text only"));
     }
     let text = part.require("text")?;
-    part.finish(&[])?;
+    hints.finish(part, &["type", "text"], &[])?;
     Ok(text)
 }

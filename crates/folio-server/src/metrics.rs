@@ -23,6 +23,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use crate::app::{App, Engine};
+use crate::hints::Notes;
 use crate::tenant_metrics::TenantCollector;
 use crate::usage::seconds as seconds_of;
 
@@ -92,6 +93,13 @@ const SERVER: &[Documented] = &[
     doc("vllm:request_params_n", HISTOGRAM, "", "n as asked for"),
     doc("vllm:request_params_max_tokens", HISTOGRAM, "", "max_tokens as asked for, or what the context left"),
     doc("http_requests_total", COUNTER, "method, handler, status", "HTTP responses by route and status"),
+    doc(
+        "folio:ignored_fields_total",
+        COUNTER,
+        "",
+        "Fields of requests that nobody knows and --unknown-fields warn let pass",
+    ),
+    doc("folio:tools_left_out_total", COUNTER, "", "Tools that requests offered and that cannot be run here"),
     doc("folio:connections", GAUGE, "", "Open HTTP connections"),
     doc(
         "folio:in_flight_bytes",
@@ -298,6 +306,8 @@ pub struct Metrics {
     finished: Family<Labels, Counter>,
     rejections: Family<Labels, Counter>,
     safety: Family<Labels, Counter>,
+    ignored_fields: Counter,
+    tools_left_out: Counter,
     time_to_first_token: Histogram,
     inter_token_latency: Histogram,
     time_per_output_token: Histogram,
@@ -378,6 +388,8 @@ impl Metrics {
             finished: Family::default(),
             rejections: Family::default(),
             safety: Family::default(),
+            ignored_fields: Counter::default(),
+            tools_left_out: Counter::default(),
             time_to_first_token: seconds(FIRST_TOKEN_S),
             inter_token_latency: seconds(TOKEN_S),
             time_per_output_token: seconds(TOKEN_S),
@@ -434,6 +446,8 @@ impl Metrics {
                 "vllm:request_success" => registry.register(name, *help, self.finished.clone()),
                 "vllm:admission_rejections" => registry.register(name, *help, self.rejections.clone()),
                 "folio:safety_verdicts" => registry.register(name, *help, self.safety.clone()),
+                "folio:ignored_fields" => registry.register(name, *help, self.ignored_fields.clone()),
+                "folio:tools_left_out" => registry.register(name, *help, self.tools_left_out.clone()),
                 "http_requests" => registry.register(name, *help, self.http.clone()),
                 "folio:connections" => registry.register(name, *help, self.connections.clone()),
                 "folio:in_flight_bytes" => registry.register(name, *help, self.in_flight_bytes.clone()),
@@ -543,6 +557,12 @@ impl Metrics {
     pub fn safety(&self, stage: &'static str, by: &str, action: &'static str) {
         let labels = vec![("stage", stage.to_owned()), ("by", by.to_owned()), ("action", action.to_owned())];
         self.safety.get_or_create(&labels).inc();
+    }
+
+    /// What an answer's headers say was passed over.
+    pub fn passed_over(&self, notes: &Notes) {
+        self.ignored_fields.inc_by(notes.ignored.len() as u64);
+        self.tools_left_out.inc_by(notes.left_out.len() as u64);
     }
 
     pub fn rejected(&self, rejected: &Rejected) {

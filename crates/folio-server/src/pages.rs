@@ -28,13 +28,13 @@ pub async fn models(Shared(state): Shared<Arc<State>>, request: Request) -> Answ
         let page = anthropic::models(&state, request.uri().query().unwrap_or_default())?;
         return Ok(json_response(page.to_string()));
     }
-    let list: Vec<Value> = state.app.model.names.iter().map(|name| describe(&state, name)).collect();
+    let list: Vec<Value> = state.app.model.listed().map(|name| describe(&state, name)).collect();
     Ok(json_response(json!({"object": "list", "data": list}).to_string()))
 }
 
 /// The name may contain slashes (`org/model`).
 pub async fn model(Shared(state): Shared<Arc<State>>, Path(name): Path<String>, request: Request) -> Answer {
-    if !state.app.model.names.contains(&name) {
+    if !state.app.model.answers_to(&name) {
         return Err(ApiError::model_not_found(&name, state.app.model.name()));
     }
     let described = match anthropic::is_meant(&request) {

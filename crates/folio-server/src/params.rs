@@ -1,6 +1,6 @@
 //! The parameters that both generation endpoints share, from JSON to validated values.
 //!
-//! Invariant: every parameter is honoured or refused by name; [`REFUSED`] is the list of those that exist elsewhere but
+//! Invariant: every parameter is honoured, refused by name, or a hint; [`REFUSED`] is the list of those that exist elsewhere but
 //! not here, each with what to do instead. Cost: linear in the request's own size, every list bounded by [`Limits`].
 
 use std::collections::HashMap;
@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use folio_engine::{Pooling, SamplingParams};
+use folio_kv::TenantId;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -54,10 +55,46 @@ pub const REFUSED: &[(&str, &str)] = &[
     ("return_tokens_as_token_ids", "use return_token_ids"),
     ("session_id", "prefixes are found by content; no session is needed"),
     ("truncation_side", "truncate_prompt_tokens keeps the end of the prompt"),
-    ("verbosity", "say in the messages how long the answer should be"),
     ("vllm_xargs", "no extra arguments are known"),
     ("web_search_options", "this server has no access to the web"),
 ];
+
+/// Parameters that choose tokens elsewhere. An operator's flags never let them pass.
+pub const OTHER_SAMPLERS: &[(&str, &str)] = &[
+    ("adaptive_p", SAMPLER),
+    ("do_sample", "use temperature; 0 always takes the most likely token"),
+    ("dry_allowed_length", SAMPLER),
+    ("dry_base", SAMPLER),
+    ("dry_multiplier", SAMPLER),
+    ("dry_sequence_breakers", SAMPLER),
+    ("dynatemp_exponent", SAMPLER),
+    ("dynatemp_range", SAMPLER),
+    ("early_stopping", "it belongs to beam search, which is not available"),
+    ("epsilon_cutoff", SAMPLER),
+    ("eta_cutoff", SAMPLER),
+    ("grammar", "use structured_outputs with grammar"),
+    ("guidance_scale", SAMPLER),
+    ("max_new_tokens", "use max_tokens"),
+    ("min_new_tokens", "use min_tokens"),
+    ("mirostat", SAMPLER),
+    ("mirostat_eta", SAMPLER),
+    ("mirostat_tau", SAMPLER),
+    ("n_predict", "use max_tokens"),
+    ("no_repeat_ngram_size", SAMPLER),
+    ("num_beams", "beam search is not available"),
+    ("penalty_alpha", SAMPLER),
+    ("repeat_penalty", "use repetition_penalty"),
+    ("samplers", SAMPLER),
+    ("sampling_params", "give its fields beside the prompt"),
+    ("smoothing_factor", SAMPLER),
+    ("tfs_z", SAMPLER),
+    ("top_a", SAMPLER),
+    ("top_n_sigma", SAMPLER),
+    ("typical_p", SAMPLER),
+    ("xtc_probability", SAMPLER),
+    ("xtc_threshold", SAMPLER),
+];
+const SAMPLER: &str = "this sampler is not available; use temperature, top_p, top_k or min_p";
 
 /// How to generate; the prompt is the endpoint's business.
 #[derive(Clone, Debug)]
@@ -69,6 +106,8 @@ pub struct Generation {
     pub max_tokens: Option<u32>,
     pub stop: Vec<String>,
     pub include_stop: bool,
+    /// Stop strings count in reasoning and tool calls, too.
+    pub stop_everywhere: bool,
     pub skip_special_tokens: bool,
     /// Keep only this many tokens at the prompt's end; -1: as many as fit.
     pub truncate_prompt: Option<i64>,
@@ -149,6 +188,7 @@ impl Generation {
             bounds: Bounds::read(fields, facts.vocab_size, limits)?,
             stop: stop_strings(fields, "stop", limits)?,
             include_stop: fields.take("include_stop_str_in_output")?.unwrap_or(false),
+            stop_everywhere: false,
             skip_special_tokens: fields.take("skip_special_tokens")?.unwrap_or(true),
             truncate_prompt,
             prompt_logprobs,
@@ -180,6 +220,7 @@ impl Generation {
             max_tokens: None,
             stop: stop_strings(fields, stop, limits)?,
             include_stop: false,
+            stop_everywhere: false,
             skip_special_tokens: true,
             truncate_prompt: None,
             prompt_logprobs: None,
@@ -206,6 +247,7 @@ impl Generation {
             max_tokens: None,
             stop: Vec::new(),
             include_stop: false,
+            stop_everywhere: false,
             skip_special_tokens: true,
             truncate_prompt: truncate_prompt(fields)?,
             prompt_logprobs: None,
@@ -226,9 +268,10 @@ impl Generation {
     pub(crate) fn follow(
         &mut self,
         state: &State,
+        tenant: TenantId,
         conversation: Option<&Conversation>,
     ) -> Result<(), ApiError> {
-        let (structures, tokenizer) = (&state.structures, &state.app.tokenizer);
+        let (compiler, tokenizer) = (state.structures.of(tenant), &state.app.tokenizer);
         let form = match (&self.structure, conversation) {
             (Some(wish), Some(conversation)) if !conversation.tools.must() => {
                 let tools = &conversation.tools;
@@ -238,12 +281,12 @@ impl Generation {
                 };
                 let wish = either.as_ref().unwrap_or(wish);
                 let begin = state.readers.begin(wish.param(), conversation, self.reading.as_ref())?;
-                Some((Form::Answer(structures.compile(wish)?), begin))
+                Some((Form::Answer(compiler.compile(wish)?), begin))
             }
-            (Some(wish), None) => Some((Form::Answer(structures.compile(wish)?), Begin::default())),
+            (Some(wish), None) => Some((Form::Answer(compiler.compile(wish)?), Begin::default())),
             // Where a call must be made there is no other answer that could have a form.
             (_, Some(conversation)) => {
-                state.readers.calls(&conversation.tools, self.reading.as_ref(), tokenizer, structures)?
+                state.readers.calls(&conversation.tools, self.reading.as_ref(), tokenizer, compiler)?
             }
             (None, None) => None,
         };
@@ -251,7 +294,7 @@ impl Generation {
         let mut rules = self.bounds.rules(tokenizer, reasoning)?;
         if let Some((form, begin)) = form {
             let wish = self.structure.as_ref().filter(|_| matches!(form, Form::Answer(_)));
-            rules.push(structures.rules(form, begin, wish.map_or("tools", Wish::param))?);
+            rules.push(state.structures.rules(form, begin, wish.map_or("tools", Wish::param))?);
         }
         self.sampling.rules = all_of(rules);
         Ok(())

@@ -23,7 +23,9 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::gate::{Entry, Need};
 use crate::generate::{json_response, refusal, unix_s};
+use crate::hints::{Api, Hints};
 use crate::http::JsonRequest;
+use crate::openapi::tables::PREFIX_REQUEST;
 use crate::params::check_token_ids;
 use crate::retain::{Wish, refused};
 use crate::stream::Abort;
@@ -101,13 +103,18 @@ fn read(state: &State, body: &[u8]) -> Result<Wanted, ApiError> {
     let mut fields = Fields::of_body(body)?;
     check_model(&mut fields, state)?;
     let wish = Wish::read(&mut fields)?;
-    let (tokens, field) = tokens(state, &mut fields)?;
-    fields.finish(REFUSED)?;
+    let mut hints = Hints::new(&state.config.hints, Api::Chat);
+    let (tokens, field) = tokens(state, &mut fields, &mut hints)?;
+    hints.close(fields, &PREFIX_REQUEST)?;
     Ok(Wanted { tokens: tokens.into(), wish, field })
 }
 
 /// Takes `prompt`, `token_ids` or `messages` and what belongs to them: the tokens, and the field they came from.
-pub(crate) fn tokens(state: &State, fields: &mut Fields<'_>) -> Result<(Vec<u32>, &'static str), ApiError> {
+pub(crate) fn tokens(
+    state: &State,
+    fields: &mut Fields<'_>,
+    hints: &mut Hints<'_>,
+) -> Result<(Vec<u32>, &'static str), ApiError> {
     let facts = &state.app.model;
     let special = fields.take::<bool>("add_special_tokens")?;
     let text = fields.take::<String>("prompt")?;
@@ -123,7 +130,7 @@ pub(crate) fn tokens(state: &State, fields: &mut Fields<'_>) -> Result<(Vec<u32>
         }
         (None, None) => {
             let opened = fields.take::<bool>("add_generation_prompt")?;
-            let mut conversation = Conversation::read(fields, &state.config.limits)?;
+            let mut conversation = Conversation::read(fields, state, hints)?;
             // A prefix ends where the next message begins, unless it is said otherwise.
             conversation.add_generation_prompt = opened.unwrap_or(false);
             let prompt = conversation.render(state)?;

@@ -1,8 +1,9 @@
 //! How an answer is read: which parser applies, where it begins, and what is put into the prompt for it.
 //!
 //! Invariants: a request for tools is refused where it could not be honoured: without a parser for the model's calls, or
-//! a template that shows no tools. `tool_choice: required` and a named function hold by construction: the prompt ends with
-//! the opening of a call (up to the name, or to the arguments), and the parser reads on from there. Control tokens that a
+//! a template that shows no tools. `tool_choice: required` and a named function hold by construction: behind the reasoning nothing but calls
+//! can be chosen; for a model that does not think, and where calls have no grammar, the prompt ends with the opening of one (up to the name,
+//! or to the arguments), and the parser reads on from there. Control tokens that a
 //! parser looks for stay in the text although others are left out.
 
 use std::collections::HashSet;
@@ -13,20 +14,16 @@ use folio_text::{
     ToolFormat,
 };
 
-use serde_json::{Map, Value};
-
 use crate::chat::Conversation;
+use crate::effort::Efforts;
 use crate::error::ApiError;
 use crate::guides::{Begin, Form};
 use crate::params::fresh_seed;
-use crate::structured::{Structures, Wish};
+use crate::structured::{Compiler, Wish};
 use crate::tools::{ToolChoice, ToolUse};
 
-/// What OpenAI's API and templates call it.
-pub const EFFORT: &str = "reasoning_effort";
 /// What gpt-oss writes before its answer, one after the other.
 const HARMONY_ANSWER: [&str; 2] = ["<|channel|>final", "<|message|>"];
-const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 /// The formats of the served model.
 #[derive(Clone, Copy, Debug, Default)]
@@ -53,8 +50,8 @@ impl Parsers {
 pub struct Readers {
     parsers: Parsers,
     pub template: Option<TemplateTools>,
-    /// The template has a place for `reasoning_effort`.
-    takes_effort: bool,
+    /// What it can be told about how much to think.
+    pub efforts: Efforts,
     /// Control tokens to keep, with and without tools.
     markers: [Arc<HashSet<u32>>; 2],
     /// The token that opens reasoning, where it is one.
@@ -93,10 +90,11 @@ impl Readers {
             });
             Arc::new(kept.collect())
         };
+        let known = template.map(ChatTemplate::tools);
         Self {
             parsers,
-            template: template.map(ChatTemplate::tools),
-            takes_effort: template.is_some_and(|template| template.mentions(EFFORT)),
+            efforts: Efforts::of(template, known.as_ref()),
+            template: known,
             markers: [markers(None), markers(parsers.tools)],
             opening: parsers.reasoning.and_then(|format| tokenizer.token_id(format.open)),
         }
@@ -120,26 +118,6 @@ impl Readers {
         Ok(())
     }
 
-    /// Hands how much to think, which the request calls `param`, to a template that asks for it.
-    pub fn effort(
-        &self,
-        param: &str,
-        effort: Option<String>,
-        kwargs: &mut Map<String, Value>,
-    ) -> Result<(), ApiError> {
-        let Some(effort) = effort else { return Ok(()) };
-        if !EFFORTS.contains(&effort.as_str()) {
-            let known = EFFORTS.join(", ");
-            let message = format!("Invalid value for '{param}': '{effort}' is not one of {known}.");
-            return Err(ApiError::invalid(param, message));
-        }
-        if !self.takes_effort {
-            return Err(ApiError::unsupported(param, "the model's chat template has no place for it"));
-        }
-        kwargs.entry(EFFORT).or_insert(effort.into());
-        Ok(())
-    }
-
     /// Whether the model is known to mark its reasoning.
     pub fn reasons(&self) -> bool {
         self.parsers.reasoning.is_some()
@@ -159,12 +137,9 @@ impl Readers {
         else {
             return Ok(Begin::default());
         };
-        Ok(match (format.harmony, reading.setup.inside_reasoning) {
-            (true, _) => Begin { after: HARMONY_ANSWER.into(), unless: None },
-            (false, true) => Begin { after: [format.close].into(), unless: None },
-            (false, false) => {
-                Begin { after: Vec::new(), unless: self.opening.map(|token| (token, format.close)) }
-            }
+        Ok(match format.harmony {
+            true => Begin { after: HARMONY_ANSWER.into(), unless: None },
+            false => self.behind_reasoning(reading),
         })
     }
 
@@ -192,33 +167,76 @@ impl Readers {
         tools: &ToolUse,
         reading: Option<&Reading>,
         tokenizer: &Tokenizer,
-        structures: &Structures,
+        compiler: Compiler<'_>,
     ) -> Result<Option<(Form, Begin)>, ApiError> {
         let (Some(format), Some(reading), Some(held)) = (self.parsers.tools, reading, tools.held()) else {
             return Ok(None);
         };
         let callees = |all: bool| {
-            let callees = held.callees.iter().cloned();
+            let callees = held.callees.iter().filter(|(_, callee)| tools.may_call(&callee.name)).cloned();
             let relaxed = |(strict, callee): (bool, Callee)| match strict || all {
                 true => callee,
                 false => Callee { schema: None, ..callee },
             };
             callees.map(relaxed).collect::<Vec<_>>()
         };
+        if tools.must() && reading.begun.is_empty() {
+            let param = held.param.as_deref().unwrap_or("tool_choice");
+            let form = |all| self.only_calls(format, tools, &callees(all), param, tokenizer, compiler);
+            let form = form(true).or_else(|_| form(false))?;
+            return Ok(Some((form, self.behind_reasoning(reading))));
+        }
         let Some(param) = &held.param else {
             // Nobody asked for it: what cannot be held to its schema is held to being an object, or else to nothing.
-            let form = self.form(format, tools, &callees(true), "tools", tokenizer, structures);
+            let form = self.form(format, tools, &callees(true), "tools", tokenizer, compiler);
             let form =
-                form.or_else(|_| self.form(format, tools, &callees(false), "tools", tokenizer, structures));
+                form.or_else(|_| self.form(format, tools, &callees(false), "tools", tokenizer, compiler));
             return Ok(form.ok().map(|form| (form, Begin::default())));
         };
-        let form = self.form(format, tools, &callees(true), param, tokenizer, structures);
-        let form =
-            form.or_else(|_| self.form(format, tools, &callees(false), param, tokenizer, structures))?;
+        let form = self.form(format, tools, &callees(true), param, tokenizer, compiler);
+        let form = form.or_else(|_| self.form(format, tools, &callees(false), param, tokenizer, compiler))?;
         let closing =
             reading.setup.reasoning.filter(|_| reading.setup.inside_reasoning && !format.ends_reasoning);
         let after = closing.map(|reasoning| reasoning.close).into_iter().collect();
         Ok(Some((form, Begin { after, unless: None })))
+    }
+
+    /// An answer that is calls, which the model writes itself.
+    fn only_calls(
+        &self,
+        format: &'static ToolFormat,
+        tools: &ToolUse,
+        callees: &[Callee],
+        param: &str,
+        tokenizer: &Tokenizer,
+        compiler: Compiler<'_>,
+    ) -> Result<Form, ApiError> {
+        let syntax = format.only_calls(callees, tools.parallel, tokenizer).ok_or_else(|| {
+            ApiError::unsupported(param, "how this model writes calls cannot be held to a form")
+        })?;
+        Ok(Form::Answer(compiler.compile(&Wish::new(syntax, param.to_owned()))?))
+    }
+
+    /// Where an answer begins that may be preceded by reasoning.
+    fn behind_reasoning(&self, reading: &Reading) -> Begin {
+        match reading.setup.reasoning {
+            Some(format) if reading.setup.inside_reasoning => {
+                Begin { after: [format.close].into(), unless: None }
+            }
+            Some(format) => {
+                Begin { after: Vec::new(), unless: self.opening.map(|token| (token, format.close)) }
+            }
+            None => Begin::default(),
+        }
+    }
+
+    /// Whether a call that must be made waits until the model has thought, and is then held by a grammar: where it may think at all, and
+    /// the form of its calls is one.
+    fn thinks_first(&self, format: &ToolFormat, inside: bool) -> bool {
+        self.parsers.reasoning.is_some_and(|reasoning| !reasoning.harmony)
+            && (inside || self.opening.is_some())
+            && !format.harmony
+            && format.place().is_some_and(|place| !place.at_start)
     }
 
     fn form(
@@ -228,7 +246,7 @@ impl Readers {
         callees: &[Callee],
         param: &str,
         tokenizer: &Tokenizer,
-        structures: &Structures,
+        compiler: Compiler<'_>,
     ) -> Result<Form, ApiError> {
         let refused = || {
             let why = format!(
@@ -240,7 +258,7 @@ impl Readers {
         let place = format.place().ok_or_else(refused)?;
         let compile = |begun, callees: &[Callee]| {
             let syntax = format.calls(callees, begun, tools.parallel, tokenizer).ok_or_else(refused)?;
-            structures.compile(&Wish::new(syntax, param.to_owned()))
+            compiler.compile(&Wish::new(syntax, param.to_owned()))
         };
         let begun = match &tools.choice {
             ToolChoice::Named(name) => {
@@ -278,14 +296,16 @@ impl Readers {
                                'add_generation_prompt' and 'continue_final_message', or use \"auto\".";
                 return Err(ApiError::invalid("tool_choice", message));
             }
-            // No reasoning before a call that is decided already.
-            if let Some(opened) =
-                inside.filter(|format| asked.prompt.trim_end().ends_with(format.open.trim_end()))
-            {
-                appended = format!("{}\n\n", opened.close);
+            if !self.thinks_first(format, inside.is_some()) {
+                // A call is begun for the model, so nothing is thought before it.
+                if let Some(opened) =
+                    inside.filter(|format| asked.prompt.trim_end().ends_with(format.open.trim_end()))
+                {
+                    appended = format!("{}\n\n", opened.close);
+                }
+                begun = format.opening(named);
+                appended.push_str(&begun);
             }
-            begun = format.opening(named);
-            appended.push_str(&begun);
         }
         let setup = ParserSetup {
             tools,

@@ -109,6 +109,7 @@ impl Server {
             .route("/v1/responses", post(responses::create))
             .route("/v1/responses/{id}", get(responses::show).delete(responses::delete))
             .route("/v1/responses/{id}/cancel", post(responses::cancel))
+            .route("/v1/responses/{id}/input_items", get(responses::input_items))
             .route("/v1/chat/completions/render", post(routing::render_chat))
             .route("/v1/completions/render", post(routing::render_completions))
             .route("/load", get(routing::load))

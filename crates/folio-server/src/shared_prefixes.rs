@@ -24,6 +24,7 @@ use crate::app::State;
 use crate::declared::DeclaredPrefix;
 use crate::error::ServerError;
 use crate::fields::Fields;
+use crate::hints::{Api, Hints};
 use crate::prefixes;
 
 /// One declared prefix.
@@ -155,7 +156,8 @@ impl SharedPrefix {
 fn read(state: &State, prefix: &DeclaredPrefix) -> Result<Vec<u32>, crate::error::ApiError> {
     let mut fields = Fields::of_body(prefix.body.as_bytes())?;
     fields.take::<String>("name")?;
-    let (tokens, _) = prefixes::tokens(state, &mut fields)?;
+    let mut hints = Hints::new(&state.config.hints, Api::Chat);
+    let (tokens, _) = prefixes::tokens(state, &mut fields, &mut hints)?;
     fields.finish(&[("cache", "the operator's prefixes are pinned")])?;
     Ok(tokens)
 }

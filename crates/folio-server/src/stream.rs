@@ -188,6 +188,13 @@ impl Frames {
 /// The reading end.
 pub struct Reader(Arc<Frames>);
 
+impl Reader {
+    /// The next part of what is written; `None` at the end.
+    pub async fn next(&self) -> Option<Bytes> {
+        std::future::poll_fn(|cx| self.0.accept(cx)).await
+    }
+}
+
 impl Drop for Reader {
     fn drop(&mut self) {
         lock(&self.0.inner).left = true;
@@ -220,14 +227,15 @@ impl Stream for EventBody {
     }
 }
 
-/// The response around the reading end; `idle` is sent whenever nothing else was for `keep_alive`.
+/// The response around the reading end; `idle` is sent at once where nothing else is there, and whenever nothing else was for `keep_alive`.
 pub fn response(
     events: Reader,
     guard: AbortGuard,
     keep_alive: Duration,
     idle: &'static str,
 ) -> Response<Body> {
-    let mut interval = tokio::time::interval_at(Instant::now() + keep_alive, keep_alive);
+    // The first at once: headers and a sign of life leave as soon as the engine has taken the request.
+    let mut interval = tokio::time::interval_at(Instant::now(), keep_alive);
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let body = Body::from_stream(EventBody { events, keep_alive: interval, idle, _guard: guard });
     let mut response = Response::new(body);

@@ -7,6 +7,7 @@
 use std::sync::{Arc, OnceLock};
 
 use folio_engine::Rules;
+use folio_kv::TenantId;
 use folio_text::{Grammar, GrammarError, Grammars, Syntax, Tokenizer, Whitespace};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -15,6 +16,7 @@ use crate::config::Limits;
 use crate::error::ApiError;
 use crate::fields::{Fields, parse};
 use crate::guides::{Begin, Form, Masks, Structured};
+use crate::kept_grammars::{KeptGrammars, Source};
 use crate::metrics::MaskFigures;
 
 /// What an answer must be, and which field says so.
@@ -201,15 +203,40 @@ pub struct Structures {
     ends: Arc<[u32]>,
     figures: Arc<MaskFigures>,
     made: OnceLock<Result<(Grammars, Arc<Masks>), GrammarError>>,
+    kept: KeptGrammars,
+}
+
+/// Compiles for one tenant.
+#[derive(Clone, Copy)]
+pub struct Compiler<'a> {
+    structures: &'a Structures,
+    tenant: TenantId,
+}
+
+impl Compiler<'_> {
+    /// Compiles what was asked for, or finds it compiled. Blocks; the first call for longer.
+    pub fn compile(&self, wish: &Wish) -> Result<Arc<Grammar>, ApiError> {
+        let kept = &self.structures.kept;
+        let source = Source::of(self.tenant, &wish.syntax);
+        if let Some(grammar) = kept.find(&source) {
+            return Ok(grammar);
+        }
+        let grammar = self.structures.compile(wish)?;
+        kept.keep(&source, grammar.clone());
+        Ok(grammar)
+    }
 }
 
 impl Structures {
     pub fn new(tokenizer: Arc<Tokenizer>, ends: Arc<[u32]>, figures: Arc<MaskFigures>) -> Self {
-        Self { tokenizer, ends, figures, made: OnceLock::new() }
+        Self { tokenizer, ends, figures, made: OnceLock::new(), kept: KeptGrammars::default() }
     }
 
-    /// Compiles what was asked for. Blocks; the first call for longer.
-    pub fn compile(&self, wish: &Wish) -> Result<Arc<Grammar>, ApiError> {
+    pub fn of(&self, tenant: TenantId) -> Compiler<'_> {
+        Compiler { structures: self, tenant }
+    }
+
+    fn compile(&self, wish: &Wish) -> Result<Arc<Grammar>, ApiError> {
         let refused = |error: &GrammarError| {
             ApiError::invalid(&*wish.param, format!("Invalid '{}': {error}.", wish.param))
         };

@@ -16,7 +16,9 @@ use crate::app::State;
 use crate::chat::{Conversation, check_model, encode, encode_prompt};
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::hints::{Api, Hints};
 use crate::http::JsonRequest;
+use crate::openapi::tables::TOKENIZE;
 use crate::params::check_token_ids;
 use crate::pieces;
 
@@ -76,6 +78,7 @@ enum Part {
 /// The ids, and whether their texts are wanted too.
 fn tokenized(state: &State, body: &[u8]) -> Result<(Vec<u32>, bool), ApiError> {
     let mut fields = Fields::of_body(body)?;
+    let mut hints = Hints::new(&state.config.hints, Api::Chat);
     check_model(&mut fields, state)?;
     let special = fields.take::<bool>("add_special_tokens")?;
     let strings = fields.take("return_token_strs")?.unwrap_or(false);
@@ -83,12 +86,12 @@ fn tokenized(state: &State, body: &[u8]) -> Result<(Vec<u32>, bool), ApiError> {
     // Counting is what this is for, so a text longer than the context is no error here.
     let tokens = match prompt {
         Some(prompt) => {
-            fields.finish(&[])?;
+            hints.close(fields, &TOKENIZE)?;
             encode(state, &prompt, special.unwrap_or(true), true, "prompt")?
         }
         None => {
-            let mut conversation = Conversation::read(&mut fields, &state.config.limits)?;
-            fields.finish(&[])?;
+            let mut conversation = Conversation::read(&mut fields, state, &mut hints)?;
+            hints.close(fields, &TOKENIZE)?;
             encode_prompt(state, &conversation.render(state)?, special.unwrap_or(false), true, "messages")?
         }
     };

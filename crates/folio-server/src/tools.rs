@@ -40,6 +40,8 @@ pub struct ToolUse {
     /// Functions whose arguments must be what their schema says, and the first field that asks for it.
     strict: Vec<String>,
     strict_param: String,
+    /// Kinds of tools that were offered and that the model does not see.
+    pub left_out: Vec<String>,
 }
 
 impl ToolUse {
@@ -53,7 +55,9 @@ impl ToolUse {
         let mut tools = Vec::with_capacity(list.len());
         let mut names = Vec::with_capacity(list.len());
         let mut held = Self::default();
-        for (index, raw) in list.iter().enumerate() {
+        let mut list: Vec<(usize, &RawValue)> = list.into_iter().enumerate().collect();
+        held.left_out = leave_out(&mut list, &[]);
+        for (index, raw) in list {
             let (name, tool, strict) = tool(raw, format!("tools[{index}]"))?;
             if strict {
                 held.hold(name.clone(), format!("tools[{index}].function.strict"));
@@ -110,6 +114,14 @@ impl ToolUse {
         matches!(self.choice, ToolChoice::Required | ToolChoice::Named(_))
     }
 
+    /// Whether the choice leaves this function to be called.
+    pub fn may_call(&self, name: &str) -> bool {
+        match &self.choice {
+            ToolChoice::Named(only) => only == name,
+            _ => true,
+        }
+    }
+
     /// All functions that may be called, whether each is strict, and its schema where it is to be kept to.
     pub fn callees(&self) -> Vec<(bool, Callee)> {
         let must = self.must();
@@ -127,6 +139,29 @@ impl ToolUse {
     pub fn first(&self, count: usize) -> Self {
         let tools = self.tools.iter().take(count).cloned().collect();
         Self { tools, ..self.clone() }
+    }
+
+    pub fn count(&self) -> usize {
+        self.tools.len()
+    }
+
+    pub fn named(&self, name: &str) -> Option<&Value> {
+        self.tools.iter().find(|tool| tool["function"]["name"] == *name)
+    }
+
+    /// Offers a tool, in the place of one of its name.
+    pub fn add(&mut self, tool: Value) {
+        if self.tools.is_empty() && self.choice == ToolChoice::None {
+            (self.choice, self.parallel) = (ToolChoice::Auto, true);
+        }
+        match self.tools.iter_mut().find(|other| other["function"]["name"] == tool["function"]["name"]) {
+            Some(other) => *other = tool,
+            None => self.tools.push(tool),
+        }
+    }
+
+    pub fn remove(&mut self, name: &str) {
+        self.tools.retain(|tool| tool["function"]["name"] != *name);
     }
 
     pub fn last_name(&self) -> Option<&str> {
@@ -234,6 +269,57 @@ pub fn check_name(name: &str, path: &str) -> Result<(), ApiError> {
         return Err(ApiError::invalid(path, message));
     }
     Ok(())
+}
+
+/// Kinds of tools that run at a provider's, or that only its own models know how to call; by their beginning, as many carry a date.
+const NOT_HERE: &[&str] = &[
+    "advisor",
+    "apply_patch",
+    "bash",
+    "code_execution",
+    "code_interpreter",
+    "computer",
+    "custom",
+    "file_search",
+    "image_generation",
+    "local_shell",
+    "mcp",
+    "memory",
+    "programmatic_tool_calling",
+    "shell",
+    "text_editor",
+    "tool_search",
+    "web_fetch",
+    "web_search",
+];
+
+/// Leaves out of the offered tools those that nobody could run, and names them, as long as others are offered beside them. `stays`: kinds
+/// that this API's clients run themselves. Where none would be left the reader refuses the first by its place.
+pub fn leave_out(list: &mut Vec<(usize, &RawValue)>, stays: &[&str]) -> Vec<String> {
+    #[derive(serde::Deserialize)]
+    struct Kind<'a> {
+        #[serde(borrow, rename = "type")]
+        kind: Option<std::borrow::Cow<'a, str>>,
+    }
+    let known = |kind: &str| {
+        NOT_HERE.iter().any(|known| {
+            kind.strip_prefix(known).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+        })
+    };
+    let mut left_out = Vec::new();
+    let mut kept = Vec::with_capacity(list.len());
+    for (index, raw) in list.iter() {
+        let kind = serde_json::from_str::<Kind>(raw.get()).ok().and_then(|tool| tool.kind);
+        match kind {
+            Some(kind) if known(&kind) && !stays.contains(&&*kind) => left_out.push(kind.into_owned()),
+            _ => kept.push((*index, *raw)),
+        }
+    }
+    if kept.is_empty() {
+        return Vec::new();
+    }
+    *list = kept;
+    left_out
 }
 
 /// Name and value of one tool, and whether it is strict.

@@ -228,7 +228,8 @@ async fn refused(reply: common::Reply, param: &str) {
 #[tokio::test]
 async fn what_is_not_supported_is_refused_by_name() {
     let client = Client::new(FakeEngine::saying("ok"));
-    for (name, _) in folio_server::params::REFUSED {
+    use folio_server::params::{OTHER_SAMPLERS, REFUSED};
+    for (name, _) in REFUSED.iter().chain(OTHER_SAMPLERS) {
         for value in [json!(1), json!("x"), json!({"a": 1}), json!([1]), json!(true)] {
             refused(client.chat(json!({*name: value})).await, name).await;
             refused(client.complete(json!({*name: value})).await, name).await;
@@ -245,7 +246,7 @@ async fn what_is_not_supported_is_refused_by_name() {
         ("tool_choice", json!({"type": "function"})),
         ("parallel_tool_calls", json!(true)),
         ("include_reasoning", json!(false)),
-        ("reasoning_effort", json!("high")),
+        ("reasoning_effort", json!("highest")),
         ("modalities", json!(["text", "audio"])),
         ("spaces_between_special_tokens", json!(false)),
         ("no_such_thing", json!(null)),

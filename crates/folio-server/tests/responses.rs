@@ -2,13 +2,16 @@
 
 mod common;
 
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Client, FakeEngine, app, merged, tool_template};
 use folio_engine::FinishReason;
 use folio_server::{App, Parsers, ServerConfig};
-use folio_text::{ReasoningFormat, ToolFormat};
+use folio_text::{ChatTemplate, ReasoningFormat, TemplateSources, ToolFormat};
+use futures_core::Stream;
 use serde_json::{Value, json};
 
 const SAID: &str =
@@ -233,6 +236,159 @@ async fn background_responses_are_asked_for_later_or_cancelled() {
 }
 
 #[tokio::test]
+async fn a_stream_from_the_background_goes_on_without_its_reader_and_is_read_again() {
+    let engine = FakeEngine::saying("a longer answer");
+    engine.plan(|plan| plan.manual = true);
+    let config = ServerConfig { api_keys: vec!["k1".into(), "k2".into()], ..Default::default() };
+    let client = with(&engine, config);
+    let (mine, other) = (client.key("k1"), client.key("k2"));
+    let body = json!({"input": "hi", "background": true, "stream": true}).to_string();
+    let response = mine.send(mine.request("POST", "/v1/responses", body)).await;
+    assert_eq!(response.status(), 200);
+    engine.step();
+    let mut body = response.into_body().into_data_stream();
+    let first = poll_fn(|cx| Pin::new(&mut body).poll_next(cx)).await.unwrap().unwrap();
+    let created = named_events(std::str::from_utf8(&first).unwrap());
+    let id = created[0]["response"]["id"].as_str().unwrap().to_owned();
+    // The client leaves before much is said.
+    drop(body);
+    let mut steps = 0;
+    while engine.live() > 0 {
+        engine.step();
+        tokio::task::yield_now().await;
+        steps += 1;
+    }
+    assert!(steps > 10 && !engine.cancelled());
+    let path = format!("/v1/responses/{id}");
+    let all = mine.get(&format!("{path}?stream=true")).await;
+    let events = named_events(&all.text);
+    assert_eq!(events[0]["type"], "response.created");
+    assert_eq!(events.last().unwrap()["type"], "response.completed");
+    assert!(events.iter().enumerate().all(|(index, event)| event["sequence_number"] == index));
+    for after in [0, 4, events.len() - 2, events.len() - 1] {
+        let rest = mine.get(&format!("{path}?stream=true&starting_after={after}")).await;
+        assert_eq!(named_events(&rest.text), events[after + 1..], "{after}");
+    }
+    let kept = mine.get(&path).await.json();
+    assert_eq!(kept, events.last().unwrap()["response"]);
+    assert_eq!(other.get(&format!("{path}?stream=true")).await.status, 404);
+    assert_eq!(mine.get(&format!("{path}?starting_after=3")).await.error()["param"], "starting_after");
+    engine.plan(|plan| plan.manual = false);
+    let plain = create(&mine, json!({})).await;
+    let path = format!("/v1/responses/{}?stream=true", plain["id"].as_str().unwrap());
+    assert_eq!(mine.get(&path).await.error()["param"], "stream");
+}
+
+#[tokio::test]
+async fn a_background_stream_that_fails_says_so_in_both_places() {
+    let engine = FakeEngine::saying("half");
+    engine.plan(|plan| plan.end = Some(FinishReason::Error));
+    let client = client(&engine);
+    let reply =
+        client.post("/v1/responses", &json!({"input": "hi", "background": true, "stream": true})).await;
+    let events = named_events(&reply.text);
+    let last = events.last().unwrap();
+    assert_eq!(last["type"], "response.failed", "{}", reply.text);
+    let path = format!("/v1/responses/{}", last["response"]["id"].as_str().unwrap());
+    assert_eq!(client.get(&path).await.json()["status"], "failed");
+}
+
+fn named_events(text: &str) -> Vec<Value> {
+    text.lines()
+        .filter_map(|line| line.strip_prefix("data: "))
+        .map(|data| serde_json::from_str(data).unwrap())
+        .collect()
+}
+
+#[tokio::test]
+async fn reasoning_is_carried_sealed_for_its_own_tenant() {
+    let engine = FakeEngine::saying("<think>a thought</think>said");
+    let config = ServerConfig { api_keys: vec!["k1".into(), "k2".into()], ..Default::default() };
+    let mut sources = TemplateSources::default();
+    let source = "{% for m in messages %}[{{ m.role }}]{% if m.reasoning_content is defined %}{{ '{' ~ m.reasoning_content ~ '}' }}{% endif %}\
+                  {{ m.content }}{% endfor %}";
+    sources.add("default", source, "test");
+    let template = ChatTemplate::compile(sources, common::tokenizer().special_tokens()).unwrap().unwrap();
+    let parsers = Parsers { tools: None, reasoning: ReasoningFormat::named("think") };
+    let client =
+        Client::with(config, App { template: Some(Arc::new(template)), parsers, ..app(engine.clone()) });
+    let (mine, other) = (client.key("k1"), client.key("k2"));
+    let plain = create(&mine, json!({"store": false})).await;
+    assert!(plain["output"][0].get("encrypted_content").is_none(), "nobody asked for it");
+    let asked = json!({"store": false, "include": ["reasoning.encrypted_content"]});
+    let first = create(&mine, asked.clone()).await;
+    let mut item = first["output"][0].clone();
+    item.as_object_mut().unwrap().remove("content");
+    assert!(!item.to_string().contains("a thought"));
+    let body =
+        merged(asked, json!({"input": [item, first["output"][1], {"role": "user", "content": "more"}]}));
+    create(&mine, body.clone()).await;
+    assert!(prompt(&engine).contains("{a thought}said"), "opened for the model: {}", prompt(&engine));
+    let refused = other.post("/v1/responses", &body).await;
+    assert_eq!(refused.error()["code"], "invalid_encrypted_content", "{}", refused.text);
+    // Told plainly beside it, it is what the client says, as everywhere.
+    let told =
+        json!({"input": [first["output"][0], first["output"][1], {"role": "user", "content": "more"}]});
+    assert_eq!(other.post("/v1/responses", &told).await.status, 200);
+}
+
+#[tokio::test]
+async fn items_are_listed_and_referred_to() {
+    let engine = FakeEngine::saying("It is 4.");
+    let config = ServerConfig { api_keys: vec!["k1".into(), "k2".into()], ..Default::default() };
+    let client = with(&engine, config);
+    let (mine, other) = (client.key("k1"), client.key("k2"));
+    let items = json!([{"role": "user", "content": "two and two"}, {"role": "user", "content": "quickly"}]);
+    let first = create(&mine, json!({"input": items})).await;
+    let path = format!("/v1/responses/{}/input_items", first["id"].as_str().unwrap());
+    let listed = mine.get(&format!("{path}?order=asc&limit=1")).await.json();
+    assert_eq!((&listed["data"][0]["content"], &listed["has_more"]), (&json!("two and two"), &json!(true)));
+    let after = format!("{path}?order=asc&after={}", listed["last_id"].as_str().unwrap());
+    let rest = mine.get(&after).await.json();
+    assert_eq!((&rest["data"][0]["content"], &rest["has_more"]), (&json!("quickly"), &json!(false)));
+    assert_eq!(mine.get(&path).await.json()["data"][0]["content"], "quickly", "the last first");
+    assert_eq!(mine.get(&format!("{path}?limit=0")).await.error()["param"], "limit");
+    assert_eq!(other.get(&path).await.status, 404);
+    let text = create(&mine, json!({"input": "hello"})).await;
+    let path = format!("/v1/responses/{}/input_items", text["id"].as_str().unwrap());
+    assert_eq!(mine.get(&path).await.json()["data"][0]["content"][0]["text"], "hello");
+
+    let refer = |item: &Value| json!({"type": "item_reference", "id": item["id"]});
+    let body = json!({"input": [refer(&listed["data"][0]), refer(&first["output"][0]), {"role": "user", "content": "sure?"}]});
+    let second = create(&mine, body.clone()).await;
+    assert_eq!(prompt(&engine), "[user]two and two$[assistant]It is 4.$[user]sure?$[assistant]");
+    let path = format!("/v1/responses/{}/input_items?order=asc", second["id"].as_str().unwrap());
+    let kept = mine.get(&path).await.json();
+    assert_eq!(kept["data"][1]["content"][0]["text"], "It is 4.", "references are followed");
+    let foreign = other.post("/v1/responses", &body).await;
+    assert_eq!((foreign.status.as_u16(), &foreign.error()["param"]), (400, &json!("input[0].id")));
+}
+
+#[tokio::test]
+async fn a_conversation_that_is_too_long_loses_its_oldest_turns_where_asked() {
+    let engine = FakeEngine::saying("ok");
+    let client = client(&engine);
+    let turn = |index: usize| {
+        [
+            json!({"role": "user", "content": format!("q{index} {}", "x".repeat(500))}),
+            json!({"role": "assistant", "content": format!("a{index}")}),
+        ]
+    };
+    let mut items: Vec<Value> = (0..20).flat_map(turn).collect();
+    items.push(json!({"role": "user", "content": "last"}));
+    let body = json!({"input": items, "instructions": "Stay.", "max_output_tokens": 100});
+    assert_eq!(client.post("/v1/responses", &body).await.error()["code"], "context_length_exceeded");
+    let response = create(&client, merged(body.clone(), json!({"truncation": "auto"}))).await;
+    assert_eq!(response["truncation"], "auto");
+    let shown = prompt(&engine);
+    assert!(shown.starts_with("[system]Stay.$[user]q13 "), "{shown}");
+    assert!(shown.contains("a19") && shown.ends_with("[user]last$[assistant]"), "{shown}");
+    assert!(shown.len() + 100 <= 4096 && shown.len() + 100 + 530 > 4096, "as much as fits: {}", shown.len());
+    let whole = json!({"input": "y".repeat(5000), "truncation": "auto"});
+    assert_eq!(client.post("/v1/responses", &whole).await.error()["code"], "context_length_exceeded");
+}
+
+#[tokio::test]
 async fn a_response_that_was_cut_says_so() {
     let engine = FakeEngine::saying("a long answer");
     engine.plan(|plan| plan.end = Some(FinishReason::Length));
@@ -250,7 +406,13 @@ async fn what_is_not_honoured_is_refused_by_name() {
     for (body, param) in [
         (json!({"input": 5}), "input"),
         (json!({"input": []}), "input"),
-        (json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0].type"),
+        (json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0].id"),
+        (json!({"input": [{"type": "item_reference"}]}), "input[0].id"),
+        (
+            json!({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "fr1.x"}]}),
+            "input[0].encrypted_content",
+        ),
+        (json!({"input": [{"type": "message", "role": "user", "content": "x", "mood": 1}]}), "input[0].mood"),
         (
             json!({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}),
             "input[0].content[0].type",
@@ -266,15 +428,23 @@ async fn what_is_not_honoured_is_refused_by_name() {
             json!({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"uniqueItems": true}}}}),
             "text.format.schema",
         ),
-        (json!({"text": {"verbosity": "low"}}), "text.verbosity"),
-        (json!({"reasoning": {"summary": "detailed"}}), "reasoning.summary"),
-        (json!({"include": ["reasoning.encrypted_content"]}), "include"),
-        (json!({"truncation": "auto"}), "truncation"),
+        (json!({"tools": [add(), {"type": "novelty"}]}), "tools[1].type"),
+        (
+            json!({"tools": [add(), {"type": "web_search"}], "tool_choice": {"type": "web_search"}}),
+            "tool_choice.type",
+        ),
+        (
+            json!({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "mcp"}]}]}),
+            "tools[0].tools[0].type",
+        ),
+        (json!({"text": {"verbosity": "lower"}}), "text.verbosity"),
+        (json!({"reasoning": {"summary": "long"}}), "reasoning.summary"),
+        (json!({"include": ["message.output_text.logprobs"]}), "include"),
+        (json!({"truncation": "some"}), "truncation"),
         (json!({"top_logprobs": 3}), "top_logprobs"),
         (json!({"background": true, "store": false}), "background"),
-        (json!({"background": true, "stream": true}), "background"),
         (json!({"conversation": "conv_1"}), "conversation"),
-        (json!({"max_tool_calls": 3}), "max_tool_calls"),
+        (json!({"max_tool_calls": "3"}), "max_tool_calls"),
         (json!({"max_output_tokens": 0}), "max_output_tokens"),
         (json!({"n": 2}), "n"),
         (json!({"messages": []}), "messages"),

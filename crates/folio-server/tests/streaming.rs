@@ -226,6 +226,19 @@ async fn an_idle_stream_is_kept_alive() {
 }
 
 #[tokio::test]
+async fn a_sign_of_life_leaves_once_the_engine_has_accepted() {
+    let engine = FakeEngine::saying("x");
+    engine.plan(|plan| plan.manual = true);
+    let limits = Limits { keep_alive: Duration::from_secs(3600), ..Limits::default() };
+    let client = Client::with(ServerConfig { limits, ..Default::default() }, app(engine.clone()));
+    let mut reader = Reader::open(&client, json!({})).await;
+    assert_eq!(reader.next().await.unwrap(), ": keep-alive\n\n", "nothing is computed yet");
+    engine.plan(|plan| plan.reject = Some(folio_engine::handle::Rejected::ShuttingDown));
+    let refused = client.chat(json!({"stream": true})).await;
+    assert_eq!(refused.status, 503, "a refusal stays a status");
+}
+
+#[tokio::test]
 async fn a_slow_reader_does_not_hold_up_the_engine_and_loses_nothing() {
     let text = "word ".repeat(40);
     let engine = FakeEngine::saying(&text);

@@ -186,6 +186,25 @@ async fn the_grammar_outranks_min_tokens_and_cuts_at_max_tokens() {
 }
 
 #[tokio::test]
+async fn what_was_compiled_is_kept_for_whom_it_was() {
+    let config = ServerConfig { api_keys: vec!["k1".into(), "k2".into()], ..Default::default() };
+    let client = Client::with(config, App { model: facts(), ..app(Arc::new(engine(64))) });
+    let (mine, other) = (client.key("k1"), client.key("k2"));
+    let ask = json!({"response_format": schema_format(), "max_tokens": 500});
+    let compiled = async || mine.metric("folio:grammar_compile_seconds_count", &[]).await;
+    for _ in 0..3 {
+        let reply = mine.chat(ask.clone()).await;
+        assert_eq!(reply.status, 200, "{}", reply.text);
+    }
+    assert_eq!(compiled().await, 1.0);
+    assert_eq!(other.chat(ask.clone()).await.status, 200);
+    assert_eq!(compiled().await, 2.0, "what another asked for is nobody's business");
+    let choice = json!({"structured_outputs": {"choice": ["a", "b"]}});
+    assert_eq!(mine.chat(choice).await.status, 200);
+    assert_eq!(compiled().await, 3.0);
+}
+
+#[tokio::test]
 async fn what_cannot_be_followed_is_refused_by_name() {
     let client = client(64);
     let schema = |schema: Value| json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}});
@@ -435,6 +454,47 @@ async fn allowed_tokens_and_bad_words_are_kept_to() {
         (json!({"thinking_token_budget": 5}), "thinking_token_budget"),
     ] {
         assert_eq!(client.complete(extra).await.error()["param"], param);
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_must_be_made_waits_for_the_reasoning() {
+    let parsers = Parsers { tools: ToolFormat::named("hermes"), reasoning: ReasoningFormat::named("think") };
+    let app = App {
+        model: facts(),
+        parsers,
+        tokenizer: Arc::new(tokenizer_with(["<|end|>", "<think>", "</think>"])),
+        template: Some(Arc::new(tool_template())),
+        ..app(Arc::new(engine(128)))
+    };
+    let client = Client::with(ServerConfig::default(), app);
+    let ask = |extra: Value| {
+        let base = json!({"tools": [wait_tool(), pay(false)], "max_tokens": 400, "temperature": 1, "seed": 7, "thinking_token_budget": 6});
+        merged(base, extra)
+    };
+    let named = json!({"type": "function", "function": {"name": "pay"}});
+    let opens = json!({"257": 100, "258": -100});
+    for (extra, thinks) in [
+        // The model opens its reasoning itself, the template did, or it does not think.
+        (json!({"tool_choice": named, "logit_bias": opens}), true),
+        (
+            json!({"tool_choice": named, "chat_template_kwargs": {"thinking": true}, "logit_bias": {"258": -100}}),
+            true,
+        ),
+        (json!({"tool_choice": named, "logit_bias": {"257": -100}}), false),
+        (
+            json!({"tools": [pay(false)], "tool_choice": "required", "parallel_tool_calls": false, "logit_bias": opens}),
+            true,
+        ),
+    ] {
+        let choice = client.chat(ask(extra.clone())).await.json()["choices"][0].clone();
+        assert_eq!(choice["finish_reason"], "tool_calls", "{extra}: {choice}");
+        let message = &choice["message"];
+        assert_eq!(message["reasoning_content"].is_string(), thinks, "{extra}: {choice}");
+        let call = &message["tool_calls"][0];
+        assert!(is_payment(call), "{extra}: {choice}");
+        assert_eq!(message["tool_calls"].as_array().map(Vec::len), Some(1));
+        assert!(message["content"].as_str().is_none_or(|text| text.trim().is_empty()), "{choice}");
     }
 }
 

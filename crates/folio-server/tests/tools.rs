@@ -151,7 +151,7 @@ async fn an_answer_cut_off_in_a_call_says_length() {
 }
 
 #[tokio::test]
-async fn a_call_that_must_be_made_is_begun_in_the_prompt() {
+async fn a_call_that_must_be_made_is_begun_in_the_prompt_or_held_behind_the_reasoning() {
     let engine = FakeEngine::saying(" {\"city\": \"Oslo\"}}\n</tool_call>\nand more");
     let client = client(&engine, "hermes", "think");
     let named = json!({"type": "function", "function": {"name": "get_weather"}});
@@ -164,12 +164,14 @@ async fn a_call_that_must_be_made_is_begun_in_the_prompt() {
         message["tool_calls"][0]["function"],
         json!({"name": "get_weather", "arguments": "{\"city\": \"Oslo\"}"})
     );
-    // Reasoning that the template opened is closed first.
-    both(&client, merged(extra.clone(), json!({"chat_template_kwargs": {"thinking": true}}))).await;
-    assert!(
-        prompt(&engine)
-            .ends_with("<think>\n</think>\n\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\":")
-    );
+    // A model that thinks first writes the call itself, behind its reasoning; where calls have no grammar that is closed.
+    let inside = json!({"chat_template_kwargs": {"thinking": true}});
+    client.chat(merged(extra.clone(), inside.clone())).await;
+    assert!(prompt(&engine).ends_with("[assistant]<think>\n"), "{}", prompt(&engine));
+    assert!(engine.last().sampling.rules.is_some(), "and nothing else can be chosen");
+    let ungrammatical = self::client(&engine, "qwen3_coder", "think");
+    ungrammatical.chat(merged(extra.clone(), inside)).await;
+    assert!(prompt(&engine).contains("<think>\n</think>\n\n<tool_call>"), "{}", prompt(&engine));
 
     engine.plan(|plan| plan.say = b"now\", \"arguments\": {}}\n</tool_call>".into());
     let (message, _) = both(&client, json!({"tools": tools(), "tool_choice": "required"})).await;
@@ -224,7 +226,7 @@ async fn reasoning_is_told_apart() {
     let without = merged(inside, json!({"include_reasoning": false}));
     let (message, _) = both(&client, without).await;
     assert_eq!((message.get("reasoning_content"), &message["content"]), (None, &json!("Yes")));
-    // A stop string counts wherever it is.
+    // A stop string counts in content.
     let (message, _) = both(&client, json!({"stop": "Y", "chat_template_kwargs": {"thinking": 1}})).await;
     assert_eq!((&message["reasoning_content"], &message["content"]), (&json!("so"), &Value::Null));
     // The beginning of the answer that is continued left it open.
@@ -232,6 +234,40 @@ async fn reasoning_is_told_apart() {
         json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<think>well"}]);
     let (message, _) = both(&client, json!({"messages": messages, "continue_final_message": true})).await;
     assert_eq!((&message["reasoning_content"], &message["content"]), (&json!("so"), &json!("Yes")));
+}
+
+#[tokio::test]
+async fn stop_strings_cut_content_alone_unless_asked() {
+    let said = format!("<think>to Paris?</think>I ask. {CALL}");
+    let engine = FakeEngine::saying(&said);
+    let client = client(&engine, "hermes", "think");
+    let (message, finish) = both(&client, json!({"tools": tools(), "stop": ["Paris", "\n"]})).await;
+    assert_eq!((&message["reasoning_content"], finish), (&json!("to Paris?"), json!("tool_calls")));
+    assert_eq!(message["tool_calls"][0]["function"]["arguments"], "{\"city\": \"Paris\"}");
+    // In content before the call it ends the answer, also where it is written in pieces.
+    let (message, finish) = both(&client, json!({"tools": tools(), "stop": "ask."})).await;
+    assert_eq!((&message["content"], message.get("tool_calls"), finish), (&json!("I "), None, json!("stop")));
+    // It does not reach from content over a call.
+    let (message, finish) = both(&client, json!({"tools": tools(), "stop": ". <"})).await;
+    assert_eq!(
+        (&message["tool_calls"][0]["function"]["name"], finish),
+        (&json!("get_weather"), json!("tool_calls"))
+    );
+    // What begins a stop string and ends the answer is shown.
+    engine.plan(|plan| plan.say = b"<think>a</think>I as".into());
+    let (message, _) = both(&client, json!({"tools": tools(), "stop": "ask."})).await;
+    assert_eq!(message["content"], "I as");
+    engine.plan(|plan| plan.say = said.into());
+    let everywhere = json!({"tools": tools(), "stop": "Paris", "stop_everywhere": true});
+    let (message, finish) = both(&client, everywhere).await;
+    assert_eq!(
+        (&message["reasoning_content"], message.get("tool_calls"), finish),
+        (&json!("to "), None, json!("stop"))
+    );
+    // Nothing is cut before so many tokens.
+    engine.plan(|plan| plan.say = b"Paris or Paris".into());
+    let (message, _) = both(&client, json!({"stop": "Paris", "min_tokens": 8})).await;
+    assert_eq!(message["content"], "Paris or ");
 }
 
 #[tokio::test]
@@ -337,7 +373,7 @@ async fn what_cannot_be_honoured_is_refused_by_name() {
             json!({"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f"}}]}]}),
             "messages[0].tool_calls[0].function.arguments",
         ),
-        (json!({"messages": [{"role": "assistant", "content": null}]}), "messages[0].content"),
+        (json!({"messages": [{"role": "user", "content": null}]}), "messages[0].content"),
     ] {
         let reply = able.chat(extra.clone()).await;
         assert_eq!(

@@ -239,7 +239,8 @@ pub struct ServeArgs {
     #[arg(long, env = "FOLIO_PORT", default_value_t = 8000)]
     pub port: u16,
 
-    /// Name clients use for the model; give several for aliases [default: the folder's or hub name]
+    /// Name clients use for the model; give several for aliases, also patterns such as claude-*. Answers have the first that is no
+    /// pattern [default: the folder's or hub name]
     #[arg(long, env = "FOLIO_SERVED_MODEL_NAME", value_name = "NAME", value_delimiter = ',')]
     pub served_model_name: Vec<String>,
 
@@ -275,6 +276,16 @@ pub struct ServeArgs {
     /// JSON file of what is not let in or out: rules for prompts and answers, and a service that is asked (docs/safety.md)
     #[arg(long, env = "FOLIO_SAFETY", value_name = "FILE")]
     pub safety: Option<PathBuf>,
+
+    /// Field of requests that is passed over although no reader knows it, such as messages[].mood; repeatable. docs/api.md lists those
+    /// that always are
+    #[arg(long, env = "FOLIO_ACCEPT_HINT", value_name = "PATH", value_delimiter = ',')]
+    pub accept_hint: Vec<String>,
+
+    /// What becomes of other unknown fields: refuse with a 400, or warn: pass over, count, and name them in the answer's header
+    /// x-folio-ignored-fields. What is refused with a reason, or nearly spelled like a known field, never passes
+    #[arg(long, env = "FOLIO_UNKNOWN_FIELDS", value_enum, default_value_t = UnknownFields::Refuse)]
+    pub unknown_fields: UnknownFields,
 
     /// Adds series per tenant, with tenants' names, to /metrics as operators see it: on the admin listener, or with an admin key
     #[arg(long, env = "FOLIO_TENANT_METRICS")]
@@ -371,6 +382,14 @@ pub struct ServeArgs {
 
     #[command(flatten)]
     pub engine: EngineArgs,
+}
+
+/// What becomes of fields that nobody knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum UnknownFields {
+    #[default]
+    Refuse,
+    Warn,
 }
 
 fn tool_call_parser() -> PossibleValuesParser {

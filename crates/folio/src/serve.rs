@@ -8,12 +8,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail};
 use folio_model::GenerationConfig;
 use folio_server::{
-    AdminConfig, App, BatchConfig, BatchLimits, Declared, Limits, ModelFacts, Parsers, Safety,
-    SamplingDefaults, Secret, ServerConfig, ServerError, TlsFiles,
+    AdminConfig, App, BatchConfig, BatchLimits, Declared, HintPolicy, Limits, ModelFacts, Parsers, Safety,
+    SamplingDefaults, Secret, ServerConfig, ServerError, TlsFiles, is_pattern,
 };
 use folio_text::{ChatTemplate, ReasoningFormat, ToolFormat};
 
-use crate::cli::{Pooling, ServeArgs};
+use crate::cli::{Pooling, ServeArgs, UnknownFields};
 use crate::runtime::{Loaded, Runtime};
 
 /// Open files that are no connections: weights, logs, the runtime's own.
@@ -28,10 +28,11 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let loaded = Loaded::open(args.model.as_deref(), &args.engine)?;
     let runtime = Runtime::serving(loaded, &args.engine, &config.tenants)?;
     runtime.report.print();
-    let names = match args.served_model_name.as_slice() {
-        [] => vec![runtime.name.clone()],
-        names => names.to_vec(),
-    };
+    let mut names = args.served_model_name.clone();
+    // Patterns are names to ask by; what it is called is another.
+    if names.iter().all(|name| is_pattern(name)) {
+        names.insert(0, runtime.name.clone());
+    }
     let guarded = config.safety.to_string();
     let (keys, named) = (config.api_keys.len(), config.tenants.tenants.len());
     let chat = runtime.template.is_some();
@@ -141,6 +142,7 @@ pub(crate) fn settings(args: &ServeArgs) -> Result<ServerConfig> {
         api_keys,
         tenants,
         safety: safety(args.safety.as_deref(), args.tables.safety.as_deref())?,
+        hints: HintPolicy::new(args.accept_hint.clone(), args.unknown_fields == UnknownFields::Warn)?,
         tenant_metrics: args.tenant_metrics,
         batch: BatchConfig {
             dir: args.batch_dir.clone(),

@@ -208,6 +208,9 @@ impl Scheduler {
         self.step.granted -= granted;
         self.stop_running(slot);
         self.table_slots.push(table_slot);
+        // What its last entry shares with it ends with it.
+        let entry = self.step.entries.get_mut(table_slot as usize).and_then(Option::as_mut);
+        entry.into_iter().for_each(|entry| entry.samples.clear());
         self.step.forget(slot);
         fresh
     }

@@ -13,9 +13,11 @@ use serde_json::{Map, Value, json};
 use super::answer::INVALID_JSON;
 use super::cache::{Marks, Place};
 use super::request::refuse_kind;
+use super::tools;
 use crate::app::State;
 use crate::error::ApiError;
 use crate::fields::{Fields, parse};
+use crate::hints::Hints;
 
 const NO_SERVER_TOOLS: &str = "this server runs no tools itself";
 const TEXT_ONLY: &str = "the model takes text only";
@@ -34,12 +36,15 @@ pub const OTHER_KINDS: &[(&str, &str)] = &[
 ];
 
 /// Builds a conversation, block by block.
-pub struct Turns<'a> {
+pub struct Turns<'a, 'b> {
     state: &'a State,
     marks: &'a mut Marks,
+    hints: &'a mut Hints<'b>,
     out: Vec<Value>,
     /// Of the calls so far: id to name.
     calls: HashMap<String, String>,
+    /// Of the tools, by system messages.
+    changes: Vec<tools::Change>,
     /// What the conversation ends with so far.
     last: Last,
 }
@@ -50,9 +55,17 @@ enum Last {
     Other,
 }
 
-impl<'a> Turns<'a> {
-    pub fn new(state: &'a State, marks: &'a mut Marks) -> Self {
-        Self { state, marks, out: Vec::new(), calls: HashMap::new(), last: Last::Other }
+impl<'a, 'b> Turns<'a, 'b> {
+    pub fn new(state: &'a State, marks: &'a mut Marks, hints: &'a mut Hints<'b>) -> Self {
+        Self {
+            state,
+            marks,
+            hints,
+            out: Vec::new(),
+            calls: HashMap::new(),
+            changes: Vec::new(),
+            last: Last::Other,
+        }
     }
 
     /// The top-level system prompt.
@@ -81,15 +94,20 @@ impl<'a> Turns<'a> {
             }
             let content: &RawValue = message.require("content")?;
             let path = message.path("content");
-            message.finish(&[])?;
-            // Only an answer that has not begun may be empty.
-            let optional = role == "assistant" && index + 1 == list.len();
+            self.hints.finish(message, &["role", "content"], &[])?;
+            // An answer may have ended at once, and a system message may be there for what stands beside its content.
+            let optional = role != "user";
             if is_empty(content) && !optional {
                 return Err(ApiError::invalid(path.clone(), format!("'{path}' is empty.")));
             }
             self.content(content, &path, &role)?;
         }
         Ok(())
+    }
+
+    /// What system messages changed of the tools.
+    pub fn changes(&mut self) -> Vec<tools::Change> {
+        std::mem::take(&mut self.changes)
     }
 
     /// The messages, and whether the model is to go on inside the last.
@@ -140,6 +158,11 @@ impl<'a> Turns<'a> {
             ("thinking", "assistant") => self.thinking(&mut block)?,
             ("tool_use", "assistant") => self.tool_use(&mut block)?,
             ("tool_result", "user") => return self.tool_result(block),
+            ("tool_addition" | "tool_removal", "system") => {
+                let (change, said) = tools::change(&mut block, kind == "tool_addition")?;
+                self.changes.push(change);
+                self.text(role, &said);
+            }
             ("thinking" | "tool_use" | "tool_result", _) => {
                 let path = block.path("type");
                 let message =
@@ -250,10 +273,14 @@ impl<'a> Turns<'a> {
         for (index, raw) in parse::<Vec<&RawValue>>(raw, path)?.iter().enumerate() {
             let mut block = Fields::of_value(raw, format!("{path}[{index}]"))?;
             let kind: String = block.require("type")?;
-            if kind != "text" {
-                return Err(refuse_kind(&block, &kind));
-            }
-            let text = self.text_of(&mut block)?;
+            let text = match kind.as_str() {
+                "text" => self.text_of(&mut block)?,
+                // What a search for tools found; the tool is among the request's.
+                "tool_reference" => {
+                    format!("The tool {} is available.", block.require::<String>("tool_name")?)
+                }
+                _ => return Err(refuse_kind(&block, &kind)),
+            };
             more(&mut self.out, &text);
             self.mark(&mut block)?;
             block.finish(&[])?;

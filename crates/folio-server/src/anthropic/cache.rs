@@ -1,7 +1,8 @@
 //! `cache_control`: reading breakpoints, finding where in the prompt they are, and splitting the prompt's tokens by them.
 //!
 //! Everything a prompt has is cached anyway; a breakpoint says up to where it is meant to be. Its place is found by rendering
-//! the conversation up to it: as far as that text and the whole prompt agree, in the tokens of both. Invariants: at most
+//! the conversation up to it: the tokens that lie wholly within the text in which that and the whole prompt agree. The prompt is tokenized
+//! once; only where a tokenizer changes texts (a normalizer, a space put before) is each such text tokenized again. Invariants: at most
 //! [`BREAKPOINTS_MAX`], longer-lived ones first; places never go back; the parts of a [`Split`] add up to the prompt.
 
 use folio_engine::request::RetentionRange;
@@ -157,14 +158,36 @@ pub fn place(
 ) -> Vec<Breakpoint> {
     let mut reached = 0;
     let mut out = Vec::with_capacity(marks.list.len());
+    let ends = ends(state, prompt.text(), tokens);
     for mark in &marks.list {
         let shared = shared_prompt(state, source, &mark.place, prompt);
-        let cut = encode_prompt(state, &shared, false, true, "messages").unwrap_or_default();
-        let agreed = cut.iter().zip(tokens).take_while(|(a, b)| a == b).count() as u32;
-        reached = reached.max(agreed);
+        let within = match &ends {
+            Some(ends) => ends.partition_point(|end| *end <= shared.text().len()),
+            None => {
+                let cut = encode_prompt(state, &shared, false, true, "messages").unwrap_or_default();
+                cut.iter().zip(tokens).take_while(|(a, b)| a == b).count()
+            }
+        };
+        reached = reached.max(within as u32);
         out.push(Breakpoint { tokens: reached, ttl: mark.control.ttl });
     }
     out
+}
+
+/// Where each token ends in the text, in bytes. `None`: the tokenizer changes texts before it cuts them.
+fn ends(state: &State, text: &str, tokens: &[u32]) -> Option<Vec<usize>> {
+    let tokenizer = &state.app.tokenizer;
+    let mut end = 0;
+    let mut ends = Vec::with_capacity(tokens.len());
+    for token in tokens {
+        let bytes = tokenizer.token_bytes(*token);
+        if text.as_bytes().get(end..end + bytes.len()) != Some(bytes) {
+            return None;
+        }
+        end += bytes.len();
+        ends.push(end);
+    }
+    (end == text.len()).then_some(ends)
 }
 
 /// The beginning of `prompt` that the conversation up to `place` decides.
@@ -175,7 +198,7 @@ fn shared_prompt(state: &State, source: &Conversation, place: &Place, prompt: &P
             messages,
             tools,
             kwargs: source.kwargs.clone(),
-            effort: None,
+            budget: None,
             add_generation_prompt: false,
             continue_final: false,
         };

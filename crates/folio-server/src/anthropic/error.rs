@@ -8,7 +8,7 @@ use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode};
 use serde::Serialize;
 
-use crate::error::{ApiError, MESSAGE_CHARS, shortened};
+use crate::error::{ApiError, MESSAGE_CHARS, PARAM_CHARS, shortened};
 
 /// Anthropic's own, which its clients send again later.
 const OVERLOADED: u16 = 529;
@@ -38,7 +38,8 @@ struct Cause<'a> {
 }
 
 pub fn to_json(error: &ApiError, request_id: &str) -> String {
-    let details = error.code.map(|error_code| Cause { error_code, param: error.param.as_deref() });
+    let param = error.param.as_deref().map(|param| shortened(param, PARAM_CHARS));
+    let details = error.code.map(|error_code| Cause { error_code, param: param.as_deref() });
     let detail = Detail { r#type: kind(error.status), message: message(error), details };
     let envelope = Envelope { r#type: "error", error: detail, request_id };
     serde_json::to_string(&envelope).expect("strings always serialize")
@@ -99,6 +100,8 @@ mod tests {
         let details = json!({"error_code": "invalid_value", "param": "max_tokens"});
         let error = json!({"type": "invalid_request_error", "message": "max_tokens: must be positive", "details": details});
         assert_eq!(json, json!({"type": "error", "error": error, "request_id": "abc"}));
+        let long = to_json(&ApiError::unsupported("x".repeat(5000), "no"), "abc");
+        assert!(long.len() < 2000, "{} bytes quote what a client sent", long.len());
         let json: Value = serde_json::from_str(&to_json(&ApiError::internal("x"), "abc")).unwrap();
         assert_eq!(json["error"], json!({"type": "api_error", "message": "x"}));
     }

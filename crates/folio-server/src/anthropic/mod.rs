@@ -4,9 +4,9 @@
 //! same conversation and the same job as a chat of OpenAI's (`request`, `blocks`, `tools`), and what `generate` follows is
 //! written in Anthropic's events (`answer`). `cache` places the breakpoints, `error` says refusals Anthropic's way.
 //!
-//! Invariants: every field is honoured or refused by its path; `input_tokens` + `cache_creation_input_tokens` +
-//! `cache_read_input_tokens` are the tokens of the prompt. Cost beyond a chat's: for each breakpoint one more rendering and
-//! tokenization of the conversation up to it.
+//! Invariants: every field is honoured, refused by its path, or a hint; `input_tokens` + `cache_creation_input_tokens` +
+//! `cache_read_input_tokens` are the tokens of the prompt. Cost beyond a chat's: for each breakpoint one more rendering
+//! of the conversation up to it.
 
 mod answer;
 mod blocks;
@@ -31,7 +31,9 @@ use crate::chat::{check_model, encode_prompt};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generate::{Job, PromptJob, json_response};
+use crate::hints::{Api, Hints};
 use crate::http::{Arrival, JsonRequest};
+use crate::openapi::tables::{COUNT, MESSAGE};
 use crate::params::Generation;
 use crate::safety::{asker, screen_conversation};
 use answer::Answer;
@@ -62,19 +64,21 @@ pub fn check_version(headers: &HeaderMap) -> Result<(), ApiError> {
 pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError> {
     let facts = &state.app.model;
     let mut fields = Fields::of_body(&arrival.body)?;
+    let mut hints = Hints::new(&state.config.hints, Api::Messages);
     check_model(&mut fields, state)?;
     let mut generation = Generation::read_plain(&mut fields, facts, &state.config.limits, STOP)?;
     let wanted: u32 = fields.require("max_tokens")?;
     request::metadata_only(&mut fields)?;
-    let mut asked = Asked::read(&mut fields, state, Some(wanted))?;
-    fields.finish(request::REFUSED)?;
+    let mut asked = Asked::read(&mut fields, state, Some(wanted), &mut hints)?;
+    let mut notes = hints.close(fields, &MESSAGE)?;
+    notes.left_out = std::mem::take(&mut asked.conversation.tools.left_out);
 
     generation.structure = asked.structure.take();
-    generation.bounds.thinking = asked.budget.map(|budget| (budget, "thinking.budget_tokens"));
+    generation.bounds.thinking = asked.conversation.budget;
     let screened = screen_conversation(state, arrival, &mut asked.conversation)?;
     let prompt = asked.prompt(state, false)?;
     generation.reading = prompt.reading;
-    generation.follow(state, Some(&asked.conversation))?;
+    generation.follow(state, arrival.tenant.id, Some(&asked.conversation))?;
     // What the context cannot hold is left out, and the answer says so.
     let room = (facts.context_length as usize).saturating_sub(prompt.tokens.len()) as u32;
     let cut = wanted > room && room > 0;
@@ -88,7 +92,7 @@ pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError>
     let prompt =
         PromptJob { tokens: tokens.into(), params, echo: None, echo_logprobs: false, retention, screened };
     let asker = asker(state, arrival, "messages");
-    Ok(Job { wire: Box::new(wire), generation, prompts: vec![prompt], arrived: arrival.at, asker })
+    Ok(Job { wire: Box::new(wire), generation, prompts: vec![prompt], arrived: arrival.at, asker, notes })
 }
 
 /// `POST /v1/messages/count_tokens`: what `usage` would add up to.
@@ -104,10 +108,11 @@ pub async fn count_tokens(
 
 fn counted(state: &State, body: &[u8]) -> Result<usize, ApiError> {
     let mut fields = Fields::of_body(body)?;
+    let mut hints = Hints::new(&state.config.hints, Api::Messages);
     check_model(&mut fields, state)?;
     request::one_speed(&mut fields)?;
-    let mut asked = Asked::read(&mut fields, state, None)?;
-    fields.finish(request::REFUSED)?;
+    let mut asked = Asked::read(&mut fields, state, None, &mut hints)?;
+    hints.close(fields, &COUNT)?;
     // Counting is what this is for, so a text longer than the context is no error here.
     Ok(asked.prompt(state, true)?.tokens.len())
 }

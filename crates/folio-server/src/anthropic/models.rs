@@ -11,13 +11,13 @@ const LIMIT_MAX: usize = 1000;
 
 /// One page, by the query's `limit`, `after_id` and `before_id`.
 pub fn models(state: &State, query: &str) -> Result<Value, ApiError> {
-    let names = &state.app.model.names;
+    let names: Vec<&String> = state.app.model.listed().collect();
     let (mut from, mut to, mut limit) = (0, names.len(), LIMIT);
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         let value = decoded(value);
         let index = || {
-            let found = names.iter().position(|model| *model == value);
+            let found = names.iter().position(|model| **model == value);
             found.ok_or_else(|| {
                 ApiError::invalid(name, format!("Invalid '{name}': there is no model '{value}'."))
             })

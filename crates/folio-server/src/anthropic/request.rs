@@ -1,25 +1,24 @@
 //! The request's own fields: what becomes the prompt, and what says how to think about it.
 //!
-//! Invariants: as everywhere, a field is honoured or refused; [`REFUSED`] has what exists at Anthropic's and not here.
+//! Invariants: as everywhere, a field is honoured, refused, or a hint; [`REFUSED`] has what exists at Anthropic's and not here.
 
-use serde_json::{Map, Value};
+use serde_json::Map;
 
 use super::blocks::{self, Turns};
 use super::cache::Marks;
 use super::tools;
 use crate::app::State;
 use crate::chat::Conversation;
+use crate::effort::{self, Thinking};
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::hints::Hints;
 use crate::structured::Wish;
 use crate::tools::ToolChoice;
 
 /// Fields of Anthropic's API that this server refuses, with the reason a client reads.
 pub const REFUSED: &[(&str, &str)] = &[
     ("container", "this server runs no code"),
-    ("context_management", "the conversation is used as it is sent"),
-    ("diagnostics", "see cache_read_input_tokens in usage, and GET /metrics"),
-    ("fallbacks", "this server has one model"),
     ("inference_geo", "this server is where it is"),
     ("mcp_servers", "this server connects to nothing; use tools"),
     ("user_profile_id", "use metadata.user_id"),
@@ -36,21 +35,25 @@ pub struct Asked {
     pub include_reasoning: bool,
     /// What the answer must be.
     pub structure: Option<Wish>,
-    /// Tokens of reasoning.
-    pub budget: Option<u32>,
 }
 
 impl Asked {
     /// `max_tokens`: where there is an answer to come.
-    pub fn read(fields: &mut Fields, state: &State, max_tokens: Option<u32>) -> Result<Self, ApiError> {
+    pub fn read(
+        fields: &mut Fields,
+        state: &State,
+        max_tokens: Option<u32>,
+        hints: &mut Hints,
+    ) -> Result<Self, ApiError> {
         let mut marks = Marks::default();
-        let tools = tools::read(fields, &state.config.limits, &mut marks)?;
-        state.readers.check(&tools)?;
-        let mut turns = Turns::new(state, &mut marks);
+        let mut tools = tools::read(fields, &state.config.limits, &mut marks)?;
+        let mut turns = Turns::new(state, &mut marks, hints);
         if let Some(system) = fields.raw("system") {
             turns.system(system)?;
         }
         turns.messages(fields)?;
+        tools::apply(turns.changes(), &mut tools, &state.config.limits)?;
+        state.readers.check(&tools)?;
         let (messages, continue_final) = turns.finish()?;
         if let Some(raw) = fields.raw("cache_control") {
             marks.read_automatic(raw)?;
@@ -62,17 +65,19 @@ impl Asked {
             return Err(ApiError::invalid("tool_choice", message));
         }
         let mut kwargs = Map::new();
-        let (include_reasoning, budget) = thinking(fields, state, max_tokens, &mut kwargs)?;
-        let structure = output_config(fields, state, &mut kwargs)?;
+        let (include_reasoning, thinking) = thinking(fields, state, max_tokens)?;
+        let (effort, structure) = output_config(fields, state, hints)?;
+        let budget =
+            effort::apply(&state.readers, "output_config.effort", effort.as_deref(), thinking, &mut kwargs)?;
         let conversation = Conversation {
             messages,
             tools,
             kwargs,
-            effort: None,
+            budget,
             add_generation_prompt: !continue_final,
             continue_final,
         };
-        Ok(Self { conversation, marks, include_reasoning, structure, budget })
+        Ok(Self { conversation, marks, include_reasoning, structure })
     }
 }
 
@@ -91,37 +96,25 @@ pub fn one_speed(fields: &mut Fields) -> Result<(), ApiError> {
     fields.only("speed", &["standard"], "there is one speed; leave it out or send \"standard\"")
 }
 
-/// Turns the template's switch as `thinking` says. Returns whether what was thought is shown, and how many
-/// tokens it may have.
+/// Whether what was thought is shown, and how much of it there may be.
 fn thinking(
     fields: &mut Fields,
     state: &State,
     max_tokens: Option<u32>,
-    kwargs: &mut Map<String, Value>,
-) -> Result<(bool, Option<u32>), ApiError> {
-    let Some(raw) = fields.raw("thinking") else { return Ok((true, None)) };
+) -> Result<(bool, Thinking), ApiError> {
+    let Some(raw) = fields.raw("thinking") else { return Ok((true, Thinking::default())) };
     let mut thinking = Fields::of_value(raw, "thinking".into())?;
     let kind: String = thinking.require("type")?;
     let path = thinking.path("type");
-    let switch = state.readers.template.and_then(|template| template.thinking_switch);
     let reasons = state.readers.reasons();
     let mut limit = None;
     let on = match kind.as_str() {
+        // A model that never thinks has decided.
         "enabled" => {
-            if !reasons {
-                let why =
-                    "the model is not known to think before it answers; use \"disabled\" or \"adaptive\"";
-                return Err(ApiError::unsupported(path, why));
-            }
             limit = budget(&mut thinking, max_tokens)?;
             true
         }
-        // The model thinks where it sees fit; one that never does has decided.
         "adaptive" => true,
-        "disabled" if reasons && switch.is_none() => {
-            let why = "the model's chat template has no switch for it; leave it out or use \"adaptive\"";
-            return Err(ApiError::unsupported(path, why));
-        }
         "disabled" => false,
         "between_tools" => {
             return Err(ApiError::unsupported(path, "only enabled, adaptive and disabled"));
@@ -142,11 +135,9 @@ fn thinking(
         }
     };
     thinking.finish(&[])?;
-    if let Some(name) = switch {
-        kwargs.insert(name.into(), on.into());
-    }
+    let budget = limit.filter(|_| reasons).map(|limit| (limit, "thinking.budget_tokens"));
     // Without a known mark there is nothing to leave out.
-    Ok((shown || !reasons, limit))
+    Ok((shown || !reasons, Thinking { on: Some(on), budget }))
 }
 
 /// Tokens of reasoning; `None`: as many as the answer may have anyway.
@@ -165,16 +156,15 @@ fn budget(thinking: &mut Fields, max_tokens: Option<u32>) -> Result<Option<u32>,
     Ok(max_tokens.is_none_or(|max_tokens| budget < max_tokens - 1).then_some(budget))
 }
 
-/// Hands over how much to think; returns what the answer must be.
+/// How much to think, and what the answer must be.
 fn output_config(
     fields: &mut Fields,
     state: &State,
-    kwargs: &mut Map<String, Value>,
-) -> Result<Option<Wish>, ApiError> {
-    let Some(raw) = fields.raw("output_config") else { return Ok(None) };
+    hints: &mut Hints,
+) -> Result<(Option<String>, Option<Wish>), ApiError> {
+    let Some(raw) = fields.raw("output_config") else { return Ok((None, None)) };
     let mut config = Fields::of_value(raw, "output_config".into())?;
     let effort = config.take::<String>("effort")?;
-    state.readers.effort(&config.path("effort"), effort, kwargs)?;
     let mut wish = None;
     if let Some(raw) = config.raw("format") {
         let mut format = Fields::of_value(raw, config.path("format"))?;
@@ -185,8 +175,8 @@ fn output_config(
         wish = Some(Wish::of_schema(format.require("schema")?, path, &state.config.limits)?);
         format.finish(&[])?;
     }
-    config.finish(&[])?;
-    Ok(wish)
+    hints.finish(config, &["effort", "format"], &[])?;
+    Ok((effort, wish))
 }
 
 /// Refuses a kind of block, tool or source by name, as something the API has and this server has not.

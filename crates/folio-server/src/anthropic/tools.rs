@@ -7,7 +7,7 @@ use super::cache::{Marks, Place};
 use crate::config::Limits;
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::tools::{ToolChoice, ToolUse, check_name};
+use crate::tools::{ToolChoice, ToolUse, check_name, leave_out};
 
 const CHOICE: &str = "tool_choice";
 
@@ -20,7 +20,9 @@ pub fn read(fields: &mut Fields, limits: &Limits, marks: &mut Marks) -> Result<T
     }
     let mut tools: Vec<Value> = Vec::with_capacity(list.len());
     let mut held = Vec::new();
-    for (index, raw) in list.iter().enumerate() {
+    let mut list: Vec<(usize, &RawValue)> = list.into_iter().enumerate().collect();
+    let left_out = leave_out(&mut list, &["custom"]);
+    for (index, raw) in list {
         let path = format!("tools[{index}]");
         let mut tool = Fields::of_value(raw, path)?;
         let value = function(&mut tool)?;
@@ -36,7 +38,8 @@ pub fn read(fields: &mut Fields, limits: &Limits, marks: &mut Marks) -> Result<T
             ));
         }
         tools.push(value);
-        marks.read(&mut tool, || Place::Tools(index + 1))?;
+        let shown = tools.len();
+        marks.read(&mut tool, || Place::Tools(shown))?;
         tool.finish(&[("input_examples", "put examples into the description")])?;
     }
     let (choice, parallel) = match fields.raw(CHOICE) {
@@ -47,8 +50,88 @@ pub fn read(fields: &mut Fields, limits: &Limits, marks: &mut Marks) -> Result<T
         return Ok(ToolUse::default());
     }
     let mut tools = ToolUse::new(tools, choice, parallel);
+    tools.left_out = left_out;
     held.into_iter().for_each(|(function, param)| tools.hold(function, param));
     Ok(tools)
+}
+
+/// A change of the tools in mid-conversation, by a block of a system message.
+pub enum Change {
+    /// And the field that says its arguments are held to its schema.
+    Add(Value, Option<String>),
+    /// One of the request's that was removed before.
+    Restore(String),
+    Remove(String),
+}
+
+/// Reads a `tool_addition` or `tool_removal` block: the change, and the words in which the model is told.
+pub fn change(block: &mut Fields, adds: bool) -> Result<(Change, String), ApiError> {
+    let mut tool = Fields::of_value(block.require("tool")?, block.path("tool"))?;
+    let kind: String = tool.require("type")?;
+    let (change, name) = match (kind.as_str(), adds) {
+        ("tool_reference", _) => {
+            let name = match tool.take::<String>("name")? {
+                Some(name) => name,
+                None => tool.require("tool_name")?,
+            };
+            (if adds { Change::Restore(name.clone()) } else { Change::Remove(name.clone()) }, name)
+        }
+        ("tool_definition", true) => {
+            let mut definition = Fields::of_value(tool.require("definition")?, tool.path("definition"))?;
+            let value = function(&mut definition)?;
+            let strict = definition.take::<bool>("strict")?.unwrap_or(false);
+            let strict = strict.then(|| definition.path("strict"));
+            definition.finish(&[])?;
+            let name = value["function"]["name"].as_str().unwrap_or_default().to_owned();
+            (Change::Add(value, strict), name)
+        }
+        (other, _) => {
+            let known = if adds { "tool_reference, tool_definition" } else { "tool_reference" };
+            let path = tool.path("type");
+            let message = format!("Invalid value for '{path}': '{other}' is not one of {known}.");
+            return Err(ApiError::invalid(path, message));
+        }
+    };
+    tool.finish(&[])?;
+    let said = if adds { "is available" } else { "is not available any more" };
+    Ok((change, format!("The tool {name} {said}.")))
+}
+
+/// Makes the changes, in their order.
+pub fn apply(changes: Vec<Change>, tools: &mut ToolUse, limits: &Limits) -> Result<(), ApiError> {
+    let offered = tools.clone();
+    for change in changes {
+        match change {
+            Change::Add(tool, strict) => {
+                let name = tool["function"]["name"].as_str().unwrap_or_default().to_owned();
+                tools.add(tool);
+                strict.into_iter().for_each(|param| tools.hold(name.clone(), param));
+            }
+            Change::Restore(name) => match offered.named(&name) {
+                Some(tool) => tools.add(tool.clone()),
+                // Added by a definition of its own, or never there.
+                None if tools.named(&name).is_some() => {}
+                None => {
+                    let message =
+                        format!("The tool '{name}' is not among 'tools', so it cannot be added by its name.");
+                    return Err(ApiError::invalid("messages", message));
+                }
+            },
+            Change::Remove(name) => tools.remove(&name),
+        }
+        if tools.count() > limits.tools {
+            let message = format!("'messages' add more than {} tools.", limits.tools);
+            return Err(ApiError::invalid("messages", message));
+        }
+    }
+    match &tools.choice {
+        ToolChoice::Named(name) if tools.named(name).is_none() => {
+            let message =
+                format!("'tool_choice' asks for a call of '{name}', which a system message removed.");
+            Err(ApiError::invalid(CHOICE, message))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// One tool in OpenAI's shape, which is what chat templates take.
@@ -73,18 +156,9 @@ fn function(tool: &mut Fields) -> Result<Value, ApiError> {
         return Err(ApiError::invalid(path, message));
     }
     function.insert("parameters".into(), schema.into());
-    let flags = [
-        ("defer_loading", false, "all tools are shown from the start; leave it out or send false"),
-        (
-            "eager_input_streaming",
-            true,
-            "input is always streamed as it is written; leave it out or send true",
-        ),
-    ];
-    for (name, kept, why) in flags {
-        if tool.take::<bool>(name)?.is_some_and(|value| value != kept) {
-            return Err(ApiError::unsupported(tool.path(name), why));
-        }
+    // All tools are shown from the start, also those that a search would bring later; input is always streamed as it is written.
+    for name in ["defer_loading", "eager_input_streaming"] {
+        tool.take::<bool>(name)?;
     }
     let callers = tool.take::<Vec<String>>("allowed_callers")?.unwrap_or_default();
     if callers.iter().any(|caller| caller != "direct") {

@@ -3,7 +3,7 @@
 //! Owns: the document, made of [`tables`], and the tables of `docs/api.md`. A field in it is honoured; one under `x-refused`
 //! exists elsewhere and is a 400 here, with that reason; any other is a 400 too (`additionalProperties: false`).
 
-mod tables;
+pub(crate) mod tables;
 
 use std::fmt::Write as _;
 use std::sync::LazyLock;
@@ -13,6 +13,7 @@ use axum::http::Response;
 use serde_json::{Map, Value, json};
 
 use crate::generate::json_response;
+use crate::hints::HINTS;
 use crate::http::OPEN;
 use tables::{Body, Field, ROUTES, Reply, Route, UPLOAD};
 
@@ -135,6 +136,11 @@ fn request(body: &Body) -> Value {
     let refused: Map<String, Value> =
         refused.map(|(name, why)| (name.to_string(), Value::from(*why))).collect();
     let mut properties = properties(body.fields, true);
+    for hint in
+        HINTS.iter().filter(|hint| body.hints == Some(hint.api) && !hint.path.contains('.') && !hint.honoured)
+    {
+        properties[hint.path] = json!({"x-hint": hint.why});
+    }
     for name in body.required {
         properties[*name] = schema(kind_of(body, name), false);
     }

@@ -3,6 +3,7 @@
 //! Invariant: routes are those of `serve`, and fields those that the readers take; tests compare both (`openapi::tests` and
 //! `tests/openapi.rs`), so this cannot be wrong for long.
 
+use crate::hints::Api;
 use crate::params;
 use crate::{anthropic, batch, completions, embeddings, prefixes, responses};
 
@@ -16,8 +17,27 @@ pub struct Body {
     pub fields: &'static [&'static [Field]],
     /// Names that exist elsewhere, and why they are refused.
     pub refused: &'static [&'static [(&'static str, &'static str)]],
+    /// Whose hints it may have.
+    pub hints: Option<Api>,
     /// A request that is answered by any model.
     pub example: &'static str,
+}
+
+impl Body {
+    /// Fields that are honoured.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.fields.iter().flat_map(|list| list.iter()).map(|(name, _)| *name)
+    }
+
+    /// Fields that are refused, and why.
+    pub fn refusals(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        self.refused.iter().flat_map(|list| list.iter()).copied()
+    }
+
+    /// Both.
+    pub fn known(&self) -> impl Iterator<Item = &'static str> {
+        self.names().chain(self.refusals().map(|(name, _)| name))
+    }
 }
 
 /// What a successful answer is.
@@ -110,9 +130,11 @@ pub const CHAT: Body = Body {
             ("top_logprobs", "integer 0"),
             ("max_completion_tokens", "integer 1 4294967295"),
             ("include_reasoning", "boolean"),
+            ("stop_everywhere", "boolean"),
         ],
     ],
-    refused: &[params::REFUSED],
+    refused: &[params::REFUSED, params::OTHER_SAMPLERS],
+    hints: Some(Api::Chat),
     example: r#"{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}"#,
 };
 pub const COMPLETION: Body = Body {
@@ -124,7 +146,8 @@ pub const COMPLETION: Body = Body {
         CACHE,
         &[("prompt", "string | array"), ("logprobs", "integer 0"), ("best_of", "integer 1")],
     ],
-    refused: &[params::REFUSED, completions::REFUSED],
+    refused: &[params::REFUSED, params::OTHER_SAMPLERS, completions::REFUSED],
+    hints: Some(Api::Completions),
     example: r#"{"prompt": "Hi", "max_tokens": 4}"#,
 };
 pub const EMBEDDING: Body = Body {
@@ -145,6 +168,7 @@ pub const EMBEDDING: Body = Body {
         ],
     ],
     refused: &[embeddings::NOT_HERE, params::REFUSED],
+    hints: None,
     example: r#"{"input": "Hi"}"#,
 };
 pub const RESPONSE: Body = Body {
@@ -178,6 +202,7 @@ pub const RESPONSE: Body = Body {
         ],
     ],
     refused: &[responses::REFUSED],
+    hints: Some(Api::Responses),
     example: r#"{"input": "Hi", "max_output_tokens": 4}"#,
 };
 const MESSAGES_PROMPT: &[Field] = &[
@@ -205,6 +230,7 @@ pub const MESSAGE: Body = Body {
         ],
     ],
     refused: &[anthropic::REFUSED],
+    hints: Some(Api::Messages),
     example: r#"{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}"#,
 };
 pub const COUNT: Body = Body {
@@ -212,6 +238,7 @@ pub const COUNT: Body = Body {
     required: &["messages"],
     fields: &[MESSAGES_PROMPT],
     refused: &[anthropic::REFUSED],
+    hints: Some(Api::Messages),
     example: r#"{"messages": [{"role": "user", "content": "Hi"}]}"#,
 };
 pub const TOKENIZE: Body = Body {
@@ -227,6 +254,7 @@ pub const TOKENIZE: Body = Body {
         ],
     ],
     refused: &[],
+    hints: Some(Api::Chat),
     example: r#"{"messages": [{"role": "user", "content": "Hi"}]}"#,
 };
 pub const DETOKENIZE: Body = Body {
@@ -234,6 +262,7 @@ pub const DETOKENIZE: Body = Body {
     required: &["tokens"],
     fields: &[&[("model", "string"), ("tokens", "array")]],
     refused: &[],
+    hints: None,
     example: r#"{"tokens": [1]}"#,
 };
 
@@ -253,6 +282,7 @@ pub const PREFIX_REQUEST: Body = Body {
         ],
     ],
     refused: &[prefixes::REFUSED],
+    hints: Some(Api::Chat),
     example: r#"{"messages": [{"role": "user", "content": "Hi"}]}"#,
 };
 pub const PREFIX_CHANGE: Body = Body {
@@ -260,6 +290,7 @@ pub const PREFIX_CHANGE: Body = Body {
     required: &[],
     fields: &[KEEPING],
     refused: &[],
+    hints: None,
     example: r#"{"pin": false}"#,
 };
 pub const BATCH_REQUEST: Body = Body {
@@ -273,8 +304,23 @@ pub const BATCH_REQUEST: Body = Body {
         ("output_expires_after", "object"),
     ]],
     refused: &[batch::REFUSED],
+    hints: None,
     example: r#"{"input_file_id": "file-0", "endpoint": "/v1/completions", "completion_window": "24h"}"#,
 };
+/// Every JSON request.
+pub const BODIES: &[Body] = &[
+    CHAT,
+    COMPLETION,
+    EMBEDDING,
+    RESPONSE,
+    MESSAGE,
+    COUNT,
+    TOKENIZE,
+    DETOKENIZE,
+    PREFIX_REQUEST,
+    PREFIX_CHANGE,
+    BATCH_REQUEST,
+];
 /// The parts of an uploaded form; `file` is a file.
 pub const UPLOAD: &[Field] = &[
     ("file", "string"),
@@ -338,7 +384,14 @@ pub const ROUTES: &[Route] = &[
         ),
     ),
     post("/v1/responses", "An answer, kept", Some(&RESPONSE), Reply::Object(RESPONSE_OBJECT, true)),
-    get("/v1/responses/{id}", "A response that was kept", Reply::Object(RESPONSE_OBJECT, false)),
+    Route {
+        query: &[("stream", "boolean"), ("starting_after", "integer 0")],
+        ..get("/v1/responses/{id}", "A response that was kept", Reply::Object(RESPONSE_OBJECT, true))
+    },
+    Route {
+        query: &[("limit", "integer 1 100"), ("after", "string"), ("order", "string")],
+        ..get("/v1/responses/{id}/input_items", "The items that a kept response was asked with", LISTED)
+    },
     delete("/v1/responses/{id}", "Forgets a response"),
     post(
         "/v1/responses/{id}/cancel",

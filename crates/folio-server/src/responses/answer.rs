@@ -8,7 +8,9 @@ use std::sync::Arc;
 use folio_kv::TenantId;
 use serde_json::{Map, Value, json};
 
+use super::sealed::Sealer;
 use super::store::{Record, Store};
+use super::tools::Namespaces;
 use crate::blocks::{Blocks, Kind, Step};
 use crate::choice::{CONTENT_FILTER, Delta, Finish};
 use crate::error::ApiError;
@@ -22,6 +24,8 @@ pub struct Keeper {
     pub tenant: TenantId,
     /// The conversation before the answer.
     pub messages: Vec<Value>,
+    /// The request's items.
+    pub input: Arc<[Value]>,
 }
 
 /// Writes one answer.
@@ -30,6 +34,9 @@ pub struct Answer {
     /// The response's fields that the request decides.
     frame: Map<String, Value>,
     keeper: Option<Keeper>,
+    namespaces: Namespaces,
+    /// Where the client asked to carry reasoning sealed.
+    sealer: Option<Sealer>,
     blocks: Blocks,
     output: Vec<Value>,
     /// What was written of the item that is open.
@@ -40,8 +47,16 @@ pub struct Answer {
 }
 
 impl Answer {
-    pub fn new(id: String, frame: Map<String, Value>, keeper: Option<Keeper>) -> Self {
+    pub fn new(
+        id: String,
+        frame: Map<String, Value>,
+        keeper: Option<Keeper>,
+        namespaces: Namespaces,
+        sealer: Option<Sealer>,
+    ) -> Self {
         Self {
+            namespaces,
+            sealer,
             id,
             frame,
             keeper,
@@ -99,8 +114,8 @@ impl Answer {
     fn keep(&mut self, response: &Value) {
         let Some(keeper) = self.keeper.take() else { return };
         let mut messages = keeper.messages;
-        messages.extend(super::request::said(&self.output));
-        let record = Record { response: response.clone(), messages: messages.into() };
+        messages.extend(super::items::said(&self.output));
+        let record = Record { response: response.clone(), messages: messages.into(), input: keeper.input };
         keeper.store.put(keeper.tenant, &self.id, record, None);
     }
 
@@ -134,9 +149,16 @@ impl Answer {
             Kind::Thinking => {
                 json!({"type": "reasoning", "id": name("rs"), "status": "in_progress", "summary": [], "content": []})
             }
-            Kind::Tool { id, name: function } => json!({
-                "type": "function_call", "id": name("fc"), "status": "in_progress", "call_id": id, "name": function, "arguments": "",
-            }),
+            Kind::Tool { id, name: function } => {
+                let mut item = json!({
+                    "type": "function_call", "id": name("fc"), "status": "in_progress", "call_id": id, "name": function, "arguments": "",
+                });
+                if let Some((namespace, own)) = self.namespaces.get(function) {
+                    item["namespace"] = namespace.as_str().into();
+                    item["name"] = own.as_str().into();
+                }
+                item
+            }
         };
         self.text.clear();
         self.open = true;
@@ -188,6 +210,9 @@ impl Answer {
         }
         let part = part(item, &text);
         item["content"] = json!([part]);
+        if let Some(sealer) = self.sealer.as_ref().filter(|_| item["type"] == "reasoning") {
+            item["encrypted_content"] = sealer.seal(&text).ok().into();
+        }
         let item = item.clone();
         place["content_index"] = 0.into();
         let mut done = place.clone();

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use folio_kv::TenantId;
 use serde_json::Value;
 
+use super::log::Log;
 use crate::stream::Abort;
 
 /// See the module documentation.
@@ -48,6 +49,8 @@ struct Entry {
     bytes: usize,
     /// How to cancel it, while it runs in the background.
     running: Option<Abort>,
+    /// Its events, where it was to be streamed from the background. Their bytes are among `bytes`.
+    log: Option<(Arc<Log>, usize)>,
 }
 
 /// What is kept of a response.
@@ -57,6 +60,16 @@ pub struct Record {
     pub response: Value,
     /// The conversation up to its end, without instructions.
     pub messages: Arc<[Value]>,
+    /// The request's own items, each with an id.
+    pub input: Arc<[Value]>,
+}
+
+impl Record {
+    /// An item of the answer or of what it was asked with.
+    pub fn item(&self, id: &str) -> Option<&Value> {
+        let output = self.response["output"].as_array().into_iter().flatten();
+        output.chain(self.input.iter()).find(|item| item["id"] == *id)
+    }
 }
 
 impl Store {
@@ -66,14 +79,15 @@ impl Store {
 
     /// Keeps a response, in the place of an earlier state of it. `running`: it goes on, as far as is known.
     pub fn put(&self, tenant: TenantId, id: &str, record: Record, running: Option<Abort>) {
-        let bytes = size(&record.response) + record.messages.iter().map(size).sum::<usize>();
-        let bytes = bytes.max(self.share).max(1);
+        let items = record.messages.iter().chain(record.input.iter());
+        let bytes = size(&record.response) + items.map(size).sum::<usize>();
         let mut inner = self.lock();
         if running.is_some() && inner.own(tenant, id).is_some() {
             // It has ended meanwhile.
             return;
         }
-        inner.remove(tenant, id);
+        let log = inner.remove(tenant, id).and_then(|entry| entry.log);
+        let bytes = bytes.max(self.share).max(1) + log.as_ref().map_or(0, |(_, bytes)| *bytes);
         if bytes > self.bytes_max {
             return;
         }
@@ -82,13 +96,45 @@ impl Store {
         inner.change(tenant, |own| {
             own.line(running.is_some()).insert(used, id.to_owned());
             own.bytes += bytes;
-            own.entries.insert(id.to_owned(), Entry { record, used, bytes, running });
+            own.entries.insert(id.to_owned(), Entry { record, used, bytes, running, log });
         });
+        self.make_room(&mut inner);
+    }
+
+    fn make_room(&self, inner: &mut Inner) {
         while inner.bytes > self.bytes_max {
             let Some((_, tenant)) = inner.largest.last().copied() else { break };
             let Some(id) = inner.tenants.get(&tenant).and_then(Own::least_used).cloned() else { break };
             inner.remove(tenant, &id);
         }
+    }
+
+    /// Where the events of one that runs will be found.
+    pub fn attach(&self, tenant: TenantId, id: &str, log: Arc<Log>) {
+        let mut inner = self.lock();
+        let entry = inner.tenants.get_mut(&tenant).and_then(|own| own.entries.get_mut(id));
+        entry.into_iter().for_each(|entry| entry.log = Some((log.clone(), 0)));
+    }
+
+    /// Its events, where there are any.
+    pub fn log(&self, tenant: TenantId, id: &str) -> Option<Arc<Log>> {
+        self.lock().own(tenant, id)?.log.as_ref().map(|(log, _)| log.clone())
+    }
+
+    /// Counts bytes that were added to its events. False: it is no longer kept.
+    pub fn grow(&self, tenant: TenantId, id: &str, bytes: usize) -> bool {
+        let mut inner = self.lock();
+        if inner.own(tenant, id).is_none_or(|entry| entry.log.is_none()) {
+            return false;
+        }
+        inner.change(tenant, |own| {
+            let Some(entry) = own.entries.get_mut(id) else { return };
+            entry.bytes += bytes;
+            entry.log.iter_mut().for_each(|(_, of_log)| *of_log += bytes);
+            own.bytes += bytes;
+        });
+        self.make_room(&mut inner);
+        inner.own(tenant, id).is_some()
     }
 
     /// A response that was put and neither dropped nor forgotten.
@@ -188,7 +234,7 @@ mod tests {
     use super::*;
 
     fn record(text: &str) -> Record {
-        Record { response: text.into(), messages: Arc::new([]) }
+        Record { response: text.into(), messages: Arc::new([]), input: Arc::new([]) }
     }
 
     #[test]

@@ -219,7 +219,7 @@ impl Live {
             if stop {
                 self.choices[index] = None;
                 self.sink.deliver(finished(choice, FinishReason::Stop, Some(id)));
-            } else if self.said[index] == params.max_tokens {
+            } else if self.said[index] >= params.max_tokens {
                 self.choices[index] = None;
                 self.sink.deliver(finished(choice, FinishReason::Length, None));
             }

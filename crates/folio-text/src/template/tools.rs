@@ -25,6 +25,10 @@ pub struct TemplateTools {
     pub thinking: bool,
     /// The variable that turns reasoning on and off.
     pub thinking_switch: Option<&'static str>,
+    /// A system message may stand anywhere; else only at the beginning, and once.
+    pub late_system: bool,
+    /// Messages of the user may follow one another.
+    pub repeated_users: bool,
 }
 
 /// Variables that templates turn reasoning on and off with.
@@ -57,7 +61,21 @@ impl ChatTemplate {
             null_content,
             thinking: self.mentions("message.thinking"),
             thinking_switch: SWITCHES.into_iter().find(|name| self.switches_thinking(name)),
+            late_system: self.shows_all(&["system", "system", "user", "assistant", "user", "system"]),
+            repeated_users: self.shows_all(&["user", "user", "assistant", "user"]),
         }
+    }
+
+    /// Whether messages of these roles, in this order, all appear in the prompt.
+    fn shows_all(&self, roles: &[&str]) -> bool {
+        let text = |index: usize| format!("{NAME}_{index}");
+        let messages: Vec<Json> = roles
+            .iter()
+            .enumerate()
+            .map(|(index, role)| json!({"role": role, "content": text(index)}))
+            .collect();
+        self.probe(&messages, None)
+            .is_some_and(|shown| (0..roles.len()).all(|index| shown.contains(&text(index))))
     }
 
     /// Whether the variable changes how the answer begins.

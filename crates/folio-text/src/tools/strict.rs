@@ -135,6 +135,18 @@ impl ToolFormat {
     }
 }
 
+impl ToolFormat {
+    /// An answer that is calls and nothing else, behind a line or two that may be empty. `None`: as of [`ToolFormat::calls`], or the
+    /// format's calls are messages with a header of their own.
+    pub fn only_calls(&self, callees: &[Callee], several: bool, tokenizer: &Tokenizer) -> Option<Syntax> {
+        let Syntax::Grammar(calls) = self.calls(callees, Begun::Nothing, several, tokenizer)? else {
+            return None;
+        };
+        let calls = calls.strip_prefix("start: ").filter(|_| !self.harmony)?;
+        Some(Syntax::Grammar(format!("start: /[ \\n]{{0,2}}/ calls\ncalls: {calls}")))
+    }
+}
+
 /// A text for Lark: control tokens are named by their ids, as no spelling stands for them.
 fn literal(text: &str, tokenizer: &Tokenizer) -> String {
     let mut parts = Vec::new();
