@@ -3,8 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use folio_engine::plan::ExecutorError;
 use folio_engine::request::{Event, Request, RequestId};
-use folio_engine::{FinishReason, Guide, Restricted, Rules, RulesRef, SchedulerConfig, WaitingFor};
+use folio_engine::{
+    FinishReason, Guide, Micros, Restricted, Rules, RulesRef, Scheduler, SchedulerConfig, WaitingFor,
+};
+use folio_kv::{CacheConfig, KvCache, default_policy};
 use folio_sim::Machine;
 use folio_sim::rules::HashRules;
 use folio_sim::scenario::request;
@@ -301,4 +305,19 @@ fn nobody_waits_for_a_prefix_of_somebody_who_waits_outside() {
     machine.scheduler.resume(RequestId(1), WaitingFor::Adapter, machine.now);
     machine.run();
     requests.iter().for_each(|request| machine.assert_as_alone(request));
+}
+
+#[test]
+fn an_ended_request_is_kept_by_no_plan() {
+    let rules: Arc<dyn Rules> = Arc::new(HashRules::default());
+    let mut request = request(1, &text(1, 9), 5);
+    request.sampling.rules = Some(RulesRef(rules.clone()));
+    let geometry = CacheConfig { blocks: 10, block_tokens: 4, bytes_per_block: 1 };
+    let mut cache = KvCache::new(geometry, default_policy(0.01));
+    let mut scheduler = Scheduler::new(config()).expect("valid limits");
+    scheduler.admit([request.hashed(4)], [], Micros(0));
+    assert_eq!(scheduler.plan(&mut cache, Micros(1)).sequences.len(), 1);
+    let error = ExecutorError { step: 1, reason: "it fails".into() };
+    scheduler.commit(&mut cache, Err(error), Micros(2)).clear();
+    assert_eq!(Arc::strong_count(&rules), 1, "rules, parameters and histories end with their request");
 }
