@@ -2,7 +2,7 @@
 
     python3 tests/clients/agents/run.py target/debug/examples/scripted target/ci-agents/node_modules [agent...]
 
-The second folder is what `npm ci` made of this folder's package.json. Each agent is asked to make a file, is told by the model which tool
+The second folder is what `npm install` made of this folder's package.json. Each agent is asked to make a file, is told by the model which tool
 to call, and must run it, send the result back, and print the model's last words. Only the standard library.
 """
 
