@@ -281,6 +281,14 @@ impl Sequence {
         }
     }
 
+    /// Its copy in host memory.
+    pub fn swapped(&self) -> Option<&Swapped> {
+        match &self.state {
+            State::Waiting(waiting) => waiting.swapped.as_ref(),
+            State::Running(running) => running.fresh.as_ref()?.swapped.as_ref(),
+        }
+    }
+
     pub fn is_running(&self) -> bool {
         self.running().is_some()
     }

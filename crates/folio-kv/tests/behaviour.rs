@@ -300,7 +300,7 @@ fn an_abandoned_attach_leaves_no_trace_in_the_statistics() {
     let (mut table, copy) = cache.attach_at(&root, &range(0..12), 11);
     assert!(!copy.is_empty());
     cache.grow(&mut table, 12, &mut Vec::new()).unwrap();
-    cache.abandon(table, &range(0..12));
+    cache.release(table, &range(0..12));
     let after = cache.stats();
     assert_eq!(folio_kv::CacheStats { allocations: before.allocations, ..after }, before);
     assert_eq!(cache.tenant_stats(TenantId(0)), tenant);
@@ -512,7 +512,7 @@ fn a_policy_is_told_everything_in_order() {
             "leaf 0 depth 0 children 0 hits 1",
         ]
     );
-    cache.abandon(table, &[1, 2, 3, 4]);
+    cache.release(table, &[1, 2, 3, 4]);
     assert_eq!(
         told(),
         [
@@ -586,7 +586,7 @@ fn abandoning_after_a_commit_keeps_the_count_of_what_was_served() {
     let (mut cache, root) = (cache(8, 4), root(0));
     let table = started(&mut cache, &root, &range(0..6));
     let queried = cache.stats().query_tokens;
-    cache.abandon(table, &range(0..6));
+    cache.release(table, &range(0..6));
     assert_eq!((queried, cache.stats().query_tokens), (6, 6));
     assert_eq!(cache.stats().closed_slots, 8);
 }

@@ -13,8 +13,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use common::{ByRoot, Fifo, config, root, windowed};
 use folio_kv::{
     BlockCopy, BlockHashes, BlockId, BlockSwap, BlockTable, EvictionPolicy, GroupConfig, GroupCounts, HOLE,
-    KeepRefused, KvCache, Layout, LearnedLifetimes, Lease, LruLeafFirst, PinLimits, PrefixId, PrefixInfo,
-    Retention, RetentionRange, Swapped, TenantId, Ticket,
+    KeepRefused, KvCache, Layout, LearnedLifetimes, Lease, Lookup, LruLeafFirst, PinLimits, PrefixId,
+    PrefixInfo, Retention, RetentionRange, Swapped, TenantId, Ticket, Tiers,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -40,10 +40,6 @@ enum Op {
     },
     /// A preemption or an end; the sequence's pending copies may be dropped with it.
     Release {
-        who: usize,
-        drop_copies: bool,
-    },
-    Abandon {
         who: usize,
         drop_copies: bool,
     },
@@ -143,8 +139,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         6 => (0..TENANTS, tokens, 0u32..3).prop_map(|(tenant, tokens, spare)| Op::Attach { tenant, tokens, spare }),
         8 => (any::<usize>(), 1u32..9, 0u32..2).prop_map(|(who, by, token)| Op::Grow { who, by, token }),
         2 => any::<usize>().prop_map(|who| Op::Fork { who }),
-        3 => (any::<usize>(), any::<bool>()).prop_map(|(who, drop_copies)| Op::Release { who, drop_copies }),
-        1 => (any::<usize>(), any::<bool>()).prop_map(|(who, drop_copies)| Op::Abandon { who, drop_copies }),
+        4 => (any::<usize>(), any::<bool>()).prop_map(|(who, drop_copies)| Op::Release { who, drop_copies }),
         1 => prop::option::of(0..TENANTS).prop_map(|tenant| Op::Clear { tenant }),
         6 => (0u32..4).prop_map(|part| Op::Step { part }),
     ];
@@ -163,8 +158,6 @@ struct Sequence {
     table: BlockTable,
     /// Positions this step has room for; nothing to run if not beyond `computed`.
     target: u32,
-    /// Transfers that write blocks of it: it computes nothing meanwhile.
-    loading: u32,
     /// The copy it came from.
     copy: Option<Swapped>,
 }
@@ -207,6 +200,8 @@ struct World {
     copies: Vec<BlockCopy>,
     swap_outs: Vec<BlockSwap>,
     swap_ins: Vec<BlockSwap>,
+    /// Of what is to be swapped out.
+    tickets: Vec<Ticket>,
     preempted: Vec<Preempted>,
     readers: Vec<Reader>,
     writers: Vec<Writer>,
@@ -238,6 +233,7 @@ impl World {
             copies: Vec::new(),
             swap_outs: Vec::new(),
             swap_ins: Vec::new(),
+            tickets: Vec::new(),
             sequences: Vec::new(),
             preempted: Vec::new(),
             readers: Vec::new(),
@@ -252,7 +248,7 @@ impl World {
 
     fn sequence(&mut self, tokens: Vec<u32>, table: BlockTable, copy: Option<Swapped>) {
         self.next += 1;
-        self.sequences.push(Sequence { id: self.next, tokens, table, target: 0, loading: 0, copy });
+        self.sequences.push(Sequence { id: self.next, tokens, table, target: 0, copy });
     }
 
     /// Of a group: its layout, and its block's tokens.
@@ -294,8 +290,7 @@ impl World {
             | Op::Release { who, .. }
             | Op::SwapOut { who }
             | Op::Lease { who, .. }
-            | Op::BeginLoad { who, .. }
-            | Op::Abandon { who, .. } => {
+            | Op::BeginLoad { who, .. } => {
                 if self.sequences.is_empty() {
                     return;
                 }
@@ -315,8 +310,7 @@ impl World {
                         let kept = self.cache.keep(&self.sequences[who].table, tokens, retention, pin);
                         self.kept(self.sequences[who].tenant(), before, retention, pin, kept);
                     }
-                    Op::Release { drop_copies, .. } => self.give_up(who, drop_copies, KvCache::release),
-                    Op::Abandon { drop_copies, .. } => self.give_up(who, drop_copies, KvCache::abandon),
+                    Op::Release { drop_copies, .. } => self.give_up(who, drop_copies),
                     _ => unreachable!("matched above"),
                 }
             }
@@ -447,25 +441,27 @@ impl World {
         let Preempted { tokens, hashes, copy } = self.preempted.swap_remove(which % self.preempted.len());
         let used = copy.as_ref().filter(|_| own);
         let most = tokens.len() as u32 - 1;
-        let found = self.cache.lookup_loading(&hashes, most, used);
-        match self.cache.attach_loading(&hashes, most, used, &mut self.swap_ins) {
-            Some(table) => {
-                let found = found.expect("what was attached was found");
-                assert_eq!(table.computed(), found.positions);
-                self.sequence(tokens, table, copy);
-            }
-            None => self.preempted.push(Preempted { tokens, hashes, copy }),
-        }
+        let tiers = Tiers::Host(used);
+        let size = self.cache.config().block_tokens;
+        let positions = |found: Lookup| found.full_blocks * size + found.tail_tokens;
+        let found = self.cache.lookup(&hashes, &tokens[..most as usize], tiers);
+        let device = positions(self.cache.lookup(&hashes, &tokens[..most as usize], Tiers::Device));
+        let (copies, loads) = (&mut self.copies, &mut self.swap_ins);
+        let table = self.cache.attach(hashes, &tokens, most, tiers, copies, loads);
+        assert!(table.is_loaded() || table.computed() == positions(found), "what is loaded was found");
+        assert!(table.computed() <= positions(found).max(device));
+        self.sequence(tokens, table, copy);
     }
 
     fn swap_out(&mut self, who: usize) {
         // What came from a copy and was not computed with has it still.
-        if self.sequences[who].copy.is_some() || self.sequences[who].loading > 0 {
+        if self.sequences[who].copy.is_some() || self.sequences[who].table.has_transfers() {
             return;
         }
         let Sequence { tokens, table, .. } = self.sequences.swap_remove(who);
         let offer = self.cache.swap_offer(&table);
         let copy = offer.map(|offer| self.cache.swap_out(&table, &offer, &mut self.swap_outs));
+        self.tickets.extend(copy.as_ref().map(Swapped::ticket));
         let hashes = self.cache.release(table, &tokens);
         self.preempted.push(Preempted { tokens, hashes, copy });
     }
@@ -498,16 +494,12 @@ impl World {
         let size = self.cache.config().block_tokens;
         let from = sequence.table.blocks().len();
         let end = (from as u32 + blocks) * size;
-        if sequence.target > sequence.table.computed()
-            || sequence.copy.is_some()
-            || end as usize >= sequence.tokens.len()
-        {
+        if sequence.copy.is_some() || end as usize >= sequence.tokens.len() {
             return;
         }
         let tables: Vec<Vec<BlockId>> =
             (0..self.cache.groups()).map(|group| sequence.table.group(group).to_vec()).collect();
         let Some(ticket) = self.cache.begin_load(&mut sequence.table, blocks) else { return };
-        sequence.loading += 1;
         let (id, tenant, tokens) = (sequence.id, sequence.tenant(), sequence.tokens.clone());
         let mut written = Vec::new();
         for (group, before) in tables.iter().enumerate() {
@@ -551,7 +543,6 @@ impl World {
                 let one = &mut self.sequences[at];
                 let ended = self.cache.end_load(ticket, Some(&mut one.table), &one.tokens, verified);
                 ended.expect("what arrived can be committed");
-                one.loading = one.table.transfers() as u32;
             }
             None => self.cache.end_load(ticket, None, &[], verified).expect("nothing is committed"),
         }
@@ -564,13 +555,11 @@ impl World {
 
     fn grow(&mut self, who: usize, by: u32, token: u32) {
         let sequence = &mut self.sequences[who];
-        if sequence.loading > 0 {
-            return;
-        }
         if sequence.table.computed() as usize == sequence.tokens.len() {
             sequence.tokens.push(token);
         }
         let target = (sequence.table.computed() + by).min(sequence.tokens.len() as u32);
+        let target = target.min(sequence.table.computable());
         let needed = self.cache.needed(&sequence.table, target);
         let available = self.cache.available();
         let (before, blocks, copies) =
@@ -596,7 +585,7 @@ impl World {
             return;
         }
         let sequence = &mut self.sequences[who];
-        if sequence.loading > 0 || sequence.copy.is_some() || !sequence.table.is_loaded() {
+        if sequence.copy.is_some() || !sequence.table.is_loaded() {
             return;
         }
         sequence.target = 0;
@@ -606,12 +595,7 @@ impl World {
     }
 
     /// A pending copy is dropped only if nothing else depends on its target.
-    fn give_up(
-        &mut self,
-        who: usize,
-        drop_copies: bool,
-        how: fn(&mut KvCache, BlockTable, &[u32]) -> BlockHashes,
-    ) {
+    fn give_up(&mut self, who: usize, drop_copies: bool) {
         let Sequence { tokens, table, copy, .. } = self.sequences.swap_remove(who);
         if drop_copies {
             let others = &self.sequences;
@@ -629,7 +613,7 @@ impl World {
             self.swap_ins.retain(|swap| !own(swap));
         }
         // Given up before its step ran, it has its copy still.
-        let hashes = how(&mut self.cache, table, &tokens);
+        let hashes = self.cache.release(table, &tokens);
         if copy.is_some() {
             self.preempted.push(Preempted { tokens, hashes, copy });
         }
@@ -641,11 +625,8 @@ impl World {
             let group = swap.group as usize;
             self.host[group][swap.slot as usize] = self.memory[group][swap.block.0 as usize].clone();
         }
-        for one in &self.preempted {
-            one.copy.iter().for_each(|copy| self.cache.swapped_out(copy));
-        }
-        for one in &self.sequences {
-            one.copy.iter().for_each(|copy| self.cache.swapped_out(copy));
+        for ticket in self.tickets.drain(..) {
+            self.cache.end_load(ticket, None, &[], true).expect("no table");
         }
         for copy in self.copies.drain(..) {
             let memory = &mut self.memory[copy.group as usize];
@@ -679,7 +660,10 @@ impl World {
         for sequence in &mut self.sequences {
             if sequence.target > sequence.table.computed() {
                 self.cache.committed(&mut sequence.table, &sequence.tokens, sequence.target);
-                assert_eq!(sequence.table.computed(), sequence.target);
+                assert!(
+                    sequence.table.computed() >= sequence.target,
+                    "transfers that ended may be behind it"
+                );
                 if let Some(copy) = sequence.copy.take() {
                     self.cache.drop_swapped(copy);
                 }
@@ -727,7 +711,7 @@ impl World {
         let preempted = self.preempted.iter().filter_map(|one| one.copy.as_ref());
         let copies: Vec<&Swapped> =
             self.sequences.iter().filter_map(|s| s.copy.as_ref()).chain(preempted).collect();
-        self.cache.check_swapped(&copies, &tables).expect("host memory");
+        self.cache.check_swapped(&copies).expect("host memory");
         self.pins_hold();
     }
 }
@@ -785,7 +769,7 @@ fn run(ops: Vec<Op>, pool: &Pool, policy: Box<dyn EvictionPolicy>) {
     world.step(0);
     world.check();
     while !world.sequences.is_empty() {
-        world.give_up(0, false, KvCache::release);
+        world.give_up(0, false);
         world.check();
     }
     world.step(0);

@@ -92,7 +92,7 @@ fn a_hit_needs_only_the_last_window() {
     assert_eq!(cache.probe_at(&root, &tokens[..20]), 0);
     let (table, _) = cache.attach_at(&root, &tokens[..20], 20);
     assert_eq!((table.computed(), cache.stats().window_miss_tokens), (0, 20));
-    cache.abandon(table, &[]);
+    cache.release(table, &[]);
     assert_eq!(cache.stats().window_miss_tokens, 0);
 }
 

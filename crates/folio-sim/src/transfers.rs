@@ -13,7 +13,7 @@
 use folio_engine::plan::StepPlan;
 use folio_engine::request::RequestId;
 use folio_engine::{Micros, Scheduler, WaitingFor};
-use folio_kv::{BlockHashes, BlockId, BlockTable, HOLE, KvCache, Lease, TenantId, Ticket};
+use folio_kv::{BlockHashes, BlockId, BlockTable, HOLE, KvCache, Lease, TenantId, Ticket, Tiers};
 
 use crate::memory::{GroupMemory, Memory};
 use crate::oracle::contents;
@@ -295,11 +295,12 @@ impl Transfers {
         let whole =
             sizes().fold(1, |all, size| (all..).step_by(all as usize).find(|n| n % size == 0).unwrap_or(all));
         let hashes = BlockHashes::new(&request.root.own(), &tokens, cache.config().block_tokens);
-        let cached = cache.lookup(&hashes, &tokens).full_blocks * cache.config().block_tokens;
+        let cached = cache.lookup(&hashes, &tokens, Tiers::Device).full_blocks * cache.config().block_tokens;
         let mut copies = Vec::new();
-        let mut table = cache.attach(hashes, &tokens, cached / whole * whole, &mut copies);
+        let most = cached / whole * whole;
+        let mut table = cache.attach(hashes, &tokens, most, Tiers::Device, &mut copies, &mut Vec::new());
         if !copies.is_empty() {
-            let hashes = cache.abandon(table, &tokens);
+            let hashes = cache.release(table, &tokens);
             table = cache.empty_table(hashes);
         }
         let tenant = request.root.tenant;
@@ -316,7 +317,7 @@ impl Transfers {
             self.transfers.push(Transfer { done, ..transfer });
             around.report.transfers += 1;
         }
-        if table.transfers() == 0 {
+        if !table.has_transfers() {
             cache.release(table, &tokens);
             return;
         }
@@ -400,7 +401,7 @@ impl Transfers {
     /// Tables that are loaded as far as they will be, and those that nobody waits for any more.
     fn release(&mut self, around: &mut Around<'_>) {
         for load in &mut self.loads {
-            let over = |table: &mut BlockTable| table.transfers() == 0 || load.gives_up <= around.now;
+            let over = |table: &mut BlockTable| !table.has_transfers() || load.gives_up <= around.now;
             if let Some(table) = load.table.take_if(over) {
                 around.cache.release(table, &load.tokens);
                 if let Some((request, reason)) = load.waiter {

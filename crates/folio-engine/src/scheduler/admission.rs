@@ -23,7 +23,7 @@
 
 use std::cmp::Reverse;
 
-use folio_kv::{GroupCounts, KvCache, TenantId};
+use folio_kv::{GroupCounts, KvCache, TenantId, Tiers};
 
 use super::Scheduler;
 use super::room::Verdict;
@@ -109,7 +109,7 @@ impl Scheduler {
     fn look_up_now(&mut self, cache: &KvCache, slot: Slot) {
         let sequence = &self.sequences[slot];
         let attachable = sequence.attachable() as usize;
-        let lookup = cache.lookup(&sequence.hashes, &sequence.tokens[..attachable]);
+        let lookup = cache.lookup(&sequence.hashes, &sequence.tokens[..attachable], Tiers::Device);
         let cached = lookup.full_blocks * cache.config().block_tokens + lookup.tail_tokens;
         let mut found = Found { plan: self.step.plans, lookup, cached, swaps_in: false };
         self.look_up_swapped(cache, sequence, &mut found);
@@ -358,20 +358,13 @@ impl Scheduler {
         let Some(waiting) = sequence.waiting_mut() else { return };
         let (wait, at_stake, swapped) = (waiting.wait, waiting.at_stake, waiting.swapped.take());
         let found = waiting.found;
-        let swaps_in = waiting.swaps_in();
-        let swap_ins = &mut self.step.plan.swap_ins;
-        let swapped_in = match swaps_in {
-            true => cache.attach_loading(&sequence.hashes, attachable, swapped.as_ref(), swap_ins),
-            false => None,
-        };
-        self.step.swap_in_owners.resize(self.step.plan.swap_ins.len(), slot);
+        let tiers = if waiting.swaps_in() { Tiers::Host(swapped.as_ref()) } else { Tiers::Device };
+        let (hashes, plan) = (sequence.hashes.clone(), &mut self.step.plan);
+        let (copies, loads) = (&mut plan.copies, &mut plan.swap_ins);
+        let mut table = cache.attach(hashes, &sequence.tokens, attachable, tiers, copies, loads);
+        self.step.copy_owners.resize(plan.copies.len(), slot);
+        self.step.swap_in_owners.resize(plan.swap_ins.len(), slot);
         let fresh = Fresh { swapped, ran: false };
-        let mut table = swapped_in.unwrap_or_else(|| {
-            let (hashes, copies) = (sequence.hashes.clone(), &mut self.step.plan.copies);
-            let table = cache.attach(hashes, &sequence.tokens, attachable, copies);
-            self.step.copy_owners.resize(self.step.plan.copies.len(), slot);
-            table
-        });
         table.reserve(positions);
         if wait.reason == WaitingFor::SharedPrefix {
             self.counters.shared_prefix_tokens += u64::from(table.computed());

@@ -196,10 +196,7 @@ impl Scheduler {
         let Running {
             table, fresh, granted, reserved, mut announced, suspended, preempted, table_slot, ..
         } = running;
-        sequence.hashes = match fresh {
-            Some(_) => cache.abandon(table, &sequence.tokens),
-            None => cache.release(table, &sequence.tokens),
-        };
+        sequence.hashes = cache.release(table, &sequence.tokens);
         self.shared_prefixes.withdraw(slot, (&sequence.hashes, sequence.declared), &mut announced);
         let owner = sequence.owner();
         self.unreserve(owner, reserved);
