@@ -324,7 +324,8 @@ impl Sequence {
         let Some(running) = self.running().filter(ready) else { return 0 };
         if running.scheduled < self.known() {
             let sums = running.begun_steps > 0 && self.request.pooling == Some(Pooling::Mean);
-            return if sums { 0 } else { self.known() - running.scheduled };
+            let end = self.known().min(running.table.computable());
+            return if sums { 0 } else { end.saturating_sub(running.scheduled) };
         }
         // With drafts to verify it waits until it is known where they begin.
         let names = running.pending > 0 && step >= running.placeholder.step + lag && self.drafts.is_empty();

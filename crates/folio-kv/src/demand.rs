@@ -42,7 +42,9 @@ impl KvCache {
     /// What a table that is to grow to `positions`, at most `chunk` in a step, will still take of what is available.
     pub fn missing(&self, table: &BlockTable, positions: u32, chunk: u32) -> GroupCounts {
         self.required(|group| {
-            let missing = self.needed_in(table, group, positions);
+            // What a transfer writes it may have to take again.
+            let written = table.lists[group].len() as u32 - table.own_blocks(group);
+            let missing = self.needed_in(table, group, positions) + written;
             let most = self.groups[group].config.blocks_max(chunk);
             // Counting is spared where it cannot matter.
             match missing > most.saturating_sub(table.held(group).len() as u32) {

@@ -153,14 +153,19 @@ impl KvCache {
         }
     }
 
+    /// The last position up to `positions` at which blocks of all groups end.
+    pub fn border(&self, positions: u32) -> u32 {
+        let sizes = self.groups.iter().map(|group| group.config.block_tokens);
+        let multiple = |all: u32, size: u32| (all..).step_by(all as usize).find(|of| of % size == 0);
+        positions - positions % sizes.fold(1, |all, size| multiple(all, size).unwrap_or(u32::MAX))
+    }
+
     /// Takes the next `blocks` full blocks behind those that a table has, for a transfer to write. Of what it has the rest may be
     /// computed meanwhile ([`BlockTable::computable`]). `None`, and nothing changed: there is no room, it would begin or end within a
     /// block of some group, a step is still to load what it has, or a swap out is not reported.
     pub fn begin_load(&mut self, table: &mut BlockTable, blocks: u32) -> Option<Ticket> {
         let (from, to) = (table.capacity(), table.capacity() + blocks * self.config.block_tokens);
-        let whole = |positions: u32| {
-            self.groups.iter().all(|group| positions.is_multiple_of(group.config.block_tokens))
-        };
+        let whole = |positions| self.border(positions) == positions;
         let swaps_out = |(used, _): &(Use, Lists)| used.medium() == Medium::Host && *used != Use::SwapIn;
         if blocks == 0
             || !whole(from)

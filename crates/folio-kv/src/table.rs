@@ -172,7 +172,12 @@ impl BlockTable {
         self.swap_in.is_none()
     }
 
-    /// Whether a transfer writes blocks of it.
+    /// Whether this transfer writes blocks of it.
+    pub fn has_ticket(&self, ticket: Ticket) -> bool {
+        self.transfers.iter().any(|(own, _)| *own == Some(ticket))
+    }
+
+    /// Whether any transfer does.
     pub fn has_transfers(&self) -> bool {
         !self.transfers.is_empty()
     }

@@ -332,7 +332,7 @@ impl Scheduler {
         let sequence = &self.sequences[slot];
         let Some(running) = sequence.running() else { return 0 };
         let from = running.scheduled + running.granted;
-        let to = (from + tokens).min(sequence.known());
+        let to = (from + tokens).min(sequence.known()).min(running.table.computable());
         let before = cache.available();
         let to = match self.allocate(cache, slot, to) {
             Allocation::Made => to,

@@ -190,6 +190,9 @@ impl Scheduler {
             self.end_with_error(cache, slot, refused.to_string().into());
             return false;
         }
+        // Behind it may be what was loaded.
+        let computed = running.table.computed();
+        running.scheduled = running.scheduled.max(computed);
         if computed / block_tokens > from / block_tokens {
             cache.retain(&running.table, from, &sequence.request.retention);
             let hashes = (&sequence.hashes, sequence.declared);
@@ -213,6 +216,7 @@ impl Scheduler {
             self.drop_swapped(cache, slot, swapped);
         }
         self.update_reservation(cache, slot);
+        self.wait_for_load(slot);
         true
     }
 
