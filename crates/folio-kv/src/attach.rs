@@ -25,7 +25,7 @@ use crate::lease::Use;
 use crate::nodes::{Parent, RUN};
 use crate::swap::{BlockSwap, Swapped};
 use crate::table::{BlockTable, Lists, Query};
-use crate::types::{BlockCopy, BlockHash, BlockId, HOLE, TenantId};
+use crate::types::{BlockCopy, BlockHash, BlockId, HOLE, Layout, TenantId};
 
 /// Children looked at when searching for a shared beginning, newest first.
 const CHILDREN_SCANNED: usize = 16;
@@ -355,7 +355,8 @@ impl KvCache {
         // What is there is held first: nothing that is taken may cost it.
         (0..self.groups.len()).for_each(|group| self.attach_group(&mut table, &prefix, group, tiers, loads));
         self.take_loads(&mut table, &mut loads[loaded..]);
-        let (source, tail) = source.or(prefix.last.map(|last| (last, 0))).unzip();
+        let last = prefix.last.filter(|_| prefix.resident * size == prefix.end);
+        let (source, tail) = source.or(last.map(|last| (last, 0))).unzip();
         self.attach_tail(&mut table, source, tail.unwrap_or(0), copies);
         let missed = (prefix.chain * size).saturating_sub(table.computed);
         table.query = Query {
@@ -672,7 +673,8 @@ impl KvCache {
     /// What the other groups have of the table's last block, written in part, is found under it.
     fn publish_partial_places(&mut self, table: &mut BlockTable, last: usize) {
         for group in self.others() {
-            if let Some(index) = table.partial_block(group)
+            let lost = table.overwritten && self.groups[group].config.layout == Layout::State;
+            if let Some(index) = table.partial_block(group).filter(|_| !lost)
                 && table.lists[group]
                     .get(index)
                     .is_some_and(|block| *block != HOLE && self.slot(group, *block).refs == 1)

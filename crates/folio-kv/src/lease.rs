@@ -162,7 +162,8 @@ impl KvCache {
 
     /// Takes the next `blocks` full blocks behind those that a table has, for a transfer to write. Of what it has the rest may be
     /// computed meanwhile ([`BlockTable::computable`]). `None`, and nothing changed: there is no room, it would begin or end within a
-    /// block of some group, a step is still to load what it has, or a swap out is not reported.
+    /// block of some group, a step is still to load what it has, rows that may
+    /// be taken back are under way, or a swap out is not reported.
     pub fn begin_load(&mut self, table: &mut BlockTable, blocks: u32) -> Option<Ticket> {
         let (from, to) = (table.capacity(), table.capacity() + blocks * self.config.block_tokens);
         let whole = |positions| self.border(positions) == positions;
@@ -171,6 +172,7 @@ impl KvCache {
             || !whole(from)
             || !whole(to)
             || !table.is_loaded()
+            || (table.computed..from).contains(&table.tentative_from)
             || self.holds.holds.values().any(swaps_out)
         {
             return None;
@@ -179,10 +181,12 @@ impl KvCache {
             // It would be copied, in a step.
             return None;
         }
+        table.plan_tentative(None);
         self.grow(table, to, &mut Vec::new()).ok()?;
         let mut slots = self.spare.pop().unwrap_or_default();
         for (group, slots) in slots.iter_mut().enumerate().take(self.groups.len()) {
-            let written = &table.lists[group][self.groups[group].blocks_of(from) as usize..];
+            let size = self.groups[group].config.block_tokens;
+            let written = &table.lists[group][(from / size) as usize..(to / size) as usize];
             slots.extend(written.iter().filter(|block| **block != HOLE));
         }
         let ticket = self.hold(Use::Load, slots);

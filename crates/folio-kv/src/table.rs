@@ -6,6 +6,7 @@
 //! Invariants: `confirmed <= computed <= capacity`; every block whose positions are all `< computed` is published (its
 //! node resides in the very block the table holds); blocks beyond `computed` belong to this table alone, and the last of them to
 //! transfers that write them. A group's list holds exactly the blocks from those that the next query reads on, and before them holes.
+//! In a state group the blocks of rows that may be taken back follow those of the positions before them.
 
 use std::sync::Arc;
 
@@ -29,6 +30,11 @@ pub struct BlockTable {
     pub(crate) computed: u32,
     /// Some entries are not what they were when that was asked last: any behind so many positions, before them only new holes.
     pub(crate) changed: Option<u32>,
+    /// Most rows of a step that may be taken back, the next one's; and the position from which on those under way may be.
+    pub(crate) tentative: u32,
+    pub(crate) tentative_from: u32,
+    /// Steps wrote behind `computed` what will not be confirmed.
+    pub(crate) overwritten: bool,
     /// It was forked, or is a fork, and has not been seen alone in a block since.
     pub(crate) may_share: bool,
     /// Positions `< confirmed` are known to be in memory: no copy of theirs is still pending.
@@ -69,6 +75,9 @@ impl BlockTable {
             groups,
             computed: 0,
             changed: Some(0),
+            tentative: 0,
+            tentative_from: u32::MAX,
+            overwritten: false,
             may_share: false,
             confirmed: 0,
             published: [0; MAX_GROUPS],
@@ -112,6 +121,23 @@ impl BlockTable {
     /// those only that some have become holes. `None`: nothing.
     pub fn take_changed(&mut self) -> Option<u32> {
         self.changed.take()
+    }
+
+    /// So many rows of the next step may be taken back: drafts, and what waits for its mask. [`crate::KvCache::grow`] gives them
+    /// blocks of their own in state groups.
+    pub fn set_tentative(&mut self, rows: u32) {
+        self.tentative = rows;
+    }
+
+    /// A step is planned whose rows from position `from` on may be taken back; it is committed before another is planned with this
+    /// table. `None`: none of its rows may be.
+    pub fn plan_tentative(&mut self, from: Option<u32>) {
+        self.tentative_from = from.unwrap_or(u32::MAX);
+    }
+
+    /// Rows behind `computed` were computed, or may be, and will not be confirmed: a state that they overwrote is of no use.
+    pub fn set_overwritten(&mut self) {
+        self.overwritten = true;
     }
 
     pub(crate) fn config(&self, group: usize) -> GroupConfig {
@@ -184,10 +210,11 @@ impl BlockTable {
 
     /// Positions that steps may compute: those behind are written by transfers.
     pub fn computable(&self) -> u32 {
-        match self.transfers.is_empty() {
-            true => u32::MAX,
-            false => self.own_blocks(0) * self.block_tokens(0),
+        if self.transfers.is_empty() {
+            return u32::MAX;
         }
+        let written: u32 = self.transfers.iter().map(|(_, blocks)| blocks).sum();
+        self.capacity() - written * self.block_tokens(0)
     }
 
     /// Positions that are there when `computed` are: behind those come what transfers brought that had to wait for them.
@@ -201,8 +228,7 @@ impl BlockTable {
 
     /// Blocks of a group that no transfer writes: all but the last ones.
     pub(crate) fn own_blocks(&self, group: usize) -> u32 {
-        let written: u32 = self.transfers.iter().map(|(_, blocks)| blocks).sum();
-        self.lists[group].len() as u32 - written * self.block_tokens(0) / self.block_tokens(group)
+        (self.lists[group].len() as u32).min(self.computable() / self.block_tokens(group))
     }
 
     pub fn is_empty(&self) -> bool {

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use folio_engine::plan::HOLE;
 use folio_engine::request::{Event, RequestId};
 use folio_engine::{CacheCommand, CancelRequest, FinishReason, Micros, Scheduler, WaitingFor, turn};
-use folio_kv::{EvictionPolicy, KvCache, LruLeafFirst, TenantId, default_policy};
+use folio_kv::{EvictionPolicy, GroupConfig, KvCache, Layout, LruLeafFirst, TenantId, default_policy};
 
 use crate::keeping;
 use crate::mirror::Mirror;
@@ -54,7 +54,7 @@ impl Simulator {
             0 => Box::new(LruLeafFirst::new()),
             _ => default_policy(0.01),
         };
-        let mut cache = KvCache::with_groups(scenario.cache, &scenario.windows, policy);
+        let mut cache = KvCache::with_groups(scenario.cache, &scenario.groups, policy);
         cache.set_quotas(&scenario.quotas).expect("scenarios have quotas that can be");
         cache.set_pin_limits(scenario.pins);
         cache.set_swap_space(scenario.swap_slots);
@@ -102,6 +102,9 @@ impl Simulator {
         self.report.behind_failures = self.world.behind_failures;
         self.report.found_in_host = self.world.found_in_host;
         self.report.collect(&self.scheduler, &self.cache.stats());
+        let any = |has: fn(&GroupConfig) -> bool| u64::from(self.world.scenario.groups.iter().any(has));
+        self.report.with_states = any(|group| group.layout == Layout::State);
+        self.report.with_optional = any(|group| group.optional);
         Ok(self.report)
     }
 
@@ -285,10 +288,10 @@ impl Simulator {
         stream.struck |= failed;
         let adapter_us = self.world.scenario.config.adapter_wait_us_max;
         let unloaded = stream.adapter.is_some_and(|since| since.0 + adapter_us < now.0);
-        let windows = self.world.scenario.reaches();
+        let groups = self.world.scenario.groups.clone();
         let expectation = stream.expectation.take();
         let expectation =
-            expectation.unwrap_or_else(|| expect(&stream.client.alone(), vocab, max_model_len, &windows));
+            expectation.unwrap_or_else(|| expect(&stream.client.alone(), vocab, max_model_len, &groups));
         let taken = stream.take(&event, &expectation, now, unloaded);
         if let Event::Finished { reason: FinishReason::Stop, timing, .. } = &event
             && stream.pooled

@@ -13,9 +13,11 @@
 use folio_engine::plan::StepPlan;
 use folio_engine::request::RequestId;
 use folio_engine::{Micros, Scheduler, WaitingFor};
-use folio_kv::{BlockHashes, BlockId, BlockTable, HOLE, KvCache, Lease, TenantId, Ticket, Tiers};
+use folio_kv::{
+    BlockHashes, BlockId, BlockTable, GroupConfig, HOLE, KvCache, Lease, TenantId, Ticket, Tiers,
+};
 
-use crate::memory::{GroupMemory, Memory};
+use crate::memory::{GroupMemory, Memory, block_cells};
 use crate::oracle::contents;
 use crate::report::Report;
 use crate::rng::{Rng, mix};
@@ -116,7 +118,7 @@ pub(crate) struct Around<'a> {
 pub(crate) struct Transfers {
     memory: Memory,
     rng: Rng,
-    windows: Vec<u32>,
+    groups: Vec<GroupConfig>,
     readers: Vec<Reader>,
     loads: Vec<Load>,
     transfers: Vec<Transfer>,
@@ -131,7 +133,7 @@ impl Transfers {
         Self {
             memory,
             rng: Rng::new(scenario.seed ^ 0x71c3),
-            windows: scenario.reaches(),
+            groups: scenario.groups.clone(),
             readers: Vec::new(),
             loads: Vec::new(),
             transfers: Vec::new(),
@@ -157,13 +159,14 @@ impl Transfers {
     /// A step was begun, with nothing in its plan that a transfer writes; but what was to be copied out before may be.
     pub fn step_begun(&mut self, plan: &StepPlan) -> Result<(), String> {
         self.begun = plan.step;
-        let sizes: Vec<usize> = self.memory.groups().iter().map(|group| group.block_tokens).collect();
+        let sizes: Vec<u32> = self.memory.groups().iter().map(|group| group.config.block_tokens).collect();
         for Block { group, block, .. } in self.transfers.iter().flat_map(|transfer| &transfer.blocks) {
             let (size, group) = (sizes[*group], *group as u32);
             let tables = plan.sequences.iter().map(|sequence| {
                 // What lies behind its rows is neither read nor written.
-                let end = sequence.first_position as usize + sequence.tokens.len();
-                sequence.block_tables[group as usize].iter().take(end.div_ceil(size))
+                let end = (sequence.first_position + sequence.tokens.len() as u32).div_ceil(size);
+                let written = (end + sequence.tentative) as usize;
+                sequence.block_tables[group as usize].iter().take(written)
             });
             let copies = plan.copies.iter().filter(|copy| copy.group == group);
             let loads = plan.swap_ins.iter().filter(|swap| swap.group == group);
@@ -258,7 +261,7 @@ impl Transfers {
         let stream = around.streams.iter().find(|stream| stream.client.request.id == request);
         let blocks = self.rng.range(1, table.published_blocks().into()) as u32;
         let Some(tokens) = stream.and_then(|stream| tokens_of(stream, table, blocks)) else { return };
-        let contents = contents(&tokens, &self.windows);
+        let contents = contents(&tokens, &self.groups);
         let mut leased = Vec::new();
         for (group, contents) in contents.iter().enumerate() {
             let config = around.cache.group_config(group);
@@ -266,8 +269,7 @@ impl Transfers {
             let read = config.first_block(computed)..computed / size;
             for (index, block) in (0..).zip(table.group(group)).filter(|(index, _)| read.contains(index)) {
                 if *block != HOLE {
-                    let content = contents[(index * size) as usize..][..size as usize].to_vec();
-                    leased.push(Block { group, block: *block, content });
+                    leased.push(Block { group, block: *block, content: content_of(config, contents, index) });
                 }
             }
         }
@@ -321,7 +323,7 @@ impl Transfers {
         }
         let tenant = request.root.tenant;
         self.next += 1;
-        let contents = contents(&tokens, &self.windows);
+        let contents = contents(&tokens, &self.groups);
         for _ in 0..self.rng.range(1, 3) {
             let left = (tokens.len() as u32 - table.capacity().min(tokens.len() as u32)) / whole;
             if left == 0 {
@@ -329,7 +331,7 @@ impl Transfers {
             }
             let blocks = self.rng.skewed(1, left.into()) as u32 * whole / table.block_tokens(0);
             let Some(ticket) = cache.begin_load(&mut table, blocks) else { break };
-            self.begin((ticket, Some(self.next)), &table, blocks, &contents, around.now);
+            self.begin((ticket, Some(self.next)), &table, blocks, &contents, cache, around.now);
             around.report.transfers += 1;
         }
         if !table.has_transfers() {
@@ -350,16 +352,21 @@ impl Transfers {
 
     /// Begins to load more of what some sequence knows, into its own table.
     fn load_for_sequence(&mut self, around: &mut Around<'_>) {
-        let streams = around.streams;
-        let stream = &streams[self.rng.range(0, streams.len() as u64 - 1) as usize];
-        let (id, blocks) = (stream.client.request.id, self.rng.skewed(1, 12) as u32);
+        let alone = |stream: &&ClientStream| stream.finished == [None];
+        let streams: Vec<_> = around.streams.iter().filter(alone).collect();
+        if streams.is_empty() {
+            return;
+        }
+        let stream = streams[self.rng.range(0, streams.len() as u64 - 1) as usize];
+        let (id, blocks) = (stream.client.request.id, self.rng.skewed(1, 6) as u32);
         let Some(ticket) = around.scheduler.begin_load(around.cache, id, blocks, around.now) else { return };
         let mut tables = around.scheduler.tables();
         let (.., table) = tables.find(|(.., table)| table.has_ticket(ticket)).expect("it was begun for it");
         let mut tokens = stream.client.request.prompt.to_vec();
         tokens.extend(stream.tokens[0].iter().map(|(token, _)| *token));
         self.next += 1;
-        self.begin((ticket, None), table, blocks, &contents(&tokens, &self.windows), around.now);
+        let contents = contents(&tokens, &self.groups);
+        self.begin((ticket, None), table, blocks, &contents, around.cache, around.now);
         around.report.sequence_transfers += 1;
         around.report.partial_loads += u64::from(table.computed() < table.computable());
     }
@@ -371,18 +378,22 @@ impl Transfers {
         table: &BlockTable,
         blocks: u32,
         contents: &[Vec<u64>],
+        cache: &KvCache,
         now: Micros,
     ) {
         let verified = !self.rng.one_in(5);
         let mut written = Vec::new();
         for (group, contents) in contents.iter().enumerate() {
-            let size = table.block_tokens(group) as usize;
-            let last = (blocks * table.block_tokens(0)) as usize / size;
-            let before = table.group(group).len() - last;
-            for (index, block) in table.group(group).iter().enumerate().skip(before) {
-                let mut content = contents[index * size..][..size].to_vec();
+            let (config, size) = (cache.group_config(group), table.block_tokens(group));
+            let from = table.capacity() - blocks * table.block_tokens(0);
+            for index in from / size..table.capacity() / size {
+                let block = &table.group(group)[index as usize];
+                if *block == HOLE {
+                    continue;
+                }
+                let mut content = content_of(config, contents, index);
                 if !verified {
-                    content[size - 1] ^= 2;
+                    content.last_mut().into_iter().for_each(|last| *last ^= 2);
                 }
                 written.push(Block { group, block: *block, content });
             }
@@ -449,6 +460,12 @@ impl Transfers {
         }
         self.loads.retain(|load| load.table.is_some());
     }
+}
+
+/// What full block `index` of a group holds, of what the group holds at every position.
+fn content_of(config: &GroupConfig, contents: &[u64], index: u32) -> Vec<u64> {
+    let end = ((index + 1) * config.block_tokens) as usize;
+    contents[end - block_cells(config)..end].to_vec()
 }
 
 /// The tokens of a table's first blocks, known by their hash: of the prompt, and of what one of the choices will say.
