@@ -170,7 +170,7 @@ pub(crate) struct Running {
 pub(crate) struct Fresh {
     /// The copy the table came from; kept until its blocks were filled.
     pub swapped: Option<Swapped>,
-    /// A step with it ran, and nothing of that could be confirmed.
+    /// A step with it ran, and nothing of that could be confirmed; or it was attached to be loaded, and needs no step to be true.
     pub ran: bool,
 }
 

@@ -75,16 +75,6 @@ pub(crate) struct Prefix {
     declared: bool,
 }
 
-/// Blocks that attaching a prefix takes, per group.
-struct Takes {
-    /// Cached ones.
-    idle: GroupCounts,
-    /// To load into.
-    loads: GroupCounts,
-    /// To copy the beginning of a larger block to.
-    copied: GroupCounts,
-}
-
 impl KvCache {
     /// Finds the longest usable beginning of at most `most` positions; `each` is told every block of group 0 on the device on the way, in
     /// order, those beyond the result included.
@@ -227,21 +217,19 @@ impl KvCache {
         }
     }
 
-    fn takes(&self, hashes: &BlockHashes, prefix: &Prefix, tiers: Tiers<'_>) -> Takes {
-        let none = GroupCounts::default();
-        let mut takes = Takes { idle: GroupCounts::full(prefix.idle), loads: none, copied: none };
+    /// Blocks that attaching a prefix takes: cached ones, those to load into, and those to copy the beginning of a larger block to.
+    fn takes(&self, hashes: &BlockHashes, prefix: &Prefix, tiers: Tiers<'_>) -> [GroupCounts; 3] {
+        let [mut idle, mut loads, mut copied] = [prefix.idle, 0, 0].map(GroupCounts::full);
         for group in (0..self.groups.len()).filter(|group| !self.groups[*group].config.optional) {
             for index in self.reads(group, prefix) {
                 match self.find_read(hashes, prefix, group, index, tiers) {
-                    (Some(block), _) => {
-                        takes.idle[group] += u32::from(self.slot(group, block).refs == 0);
-                    }
-                    (None, Some(_)) => takes.loads[group] += 1,
-                    (None, None) => takes.copied[group] += 1,
+                    (Some(block), _) => idle[group] += u32::from(self.slot(group, block).refs == 0),
+                    (None, Some(_)) => loads[group] += 1,
+                    (None, None) => copied[group] += 1,
                 }
             }
         }
-        takes
+        [idle, loads, copied]
     }
 
     /// What the block after the prefix continues.
@@ -284,8 +272,8 @@ impl KvCache {
     /// What `attach` would find for all of `tokens`. Changes nothing, not even recency.
     pub fn lookup(&self, hashes: &BlockHashes, tokens: &[u32], tiers: Tiers<'_>) -> Lookup {
         let prefix = self.longest_prefix(hashes, tokens.len() as u32, tiers);
-        let takes = self.takes(hashes, &prefix, tiers);
-        let tail = match takes.loads.is_zero() {
+        let [idle_blocks, loads, _] = self.takes(hashes, &prefix, tiers);
+        let tail = match loads.is_zero() {
             true => {
                 let parent = self.continued(hashes, &prefix);
                 self.tail_source(parent, &tokens[prefix.end as usize..], prefix.end)
@@ -296,8 +284,8 @@ impl KvCache {
         Lookup {
             full_blocks: prefix.resident,
             tail_tokens: tail.map_or(loaded, |(_, length)| length),
-            load_bytes: self.bytes_of(takes.loads),
-            idle_blocks: takes.idle,
+            load_bytes: self.bytes_of(loads),
+            idle_blocks,
             declared_blocks: if prefix.declared { hashes.root().declared_blocks() } else { 0 },
         }
     }
@@ -332,15 +320,15 @@ impl KvCache {
         let mut table = self.table_of(hashes, declared);
         let list = &mut std::mem::take(&mut table.lists[0]);
         let mut prefix = self.find_prefix(&table.hashes, declared, most, tiers, |block| list.push(block));
-        let takes = self.takes(&table.hashes, &prefix, tiers);
+        let [idle, loaded, copied] = self.takes(&table.hashes, &prefix, tiers);
         let available = self.available_to(tenant);
         let mut source = None;
-        if takes.loads.is_zero() {
+        if loaded.is_zero() {
             let parent = self.continued(&table.hashes, &prefix);
             let one = self.each_group(|group| u32::from(!self.groups[group].config.optional));
             source = self.tail_source(parent, &wanted[prefix.end as usize..], prefix.end);
-            source = source.filter(|_| (takes.idle + one).fits(available));
-            if source.is_none() && !takes.copied.is_zero() && !(takes.idle + takes.copied).fits(available) {
+            source = source.filter(|_| (idle + one).fits(available));
+            if source.is_none() && !copied.is_zero() && !(idle + copied).fits(available) {
                 // The hit ends within a larger block, which must be copied.
                 prefix = Prefix { chain: prefix.chain, ..Prefix::default() };
                 table.declared = false;
@@ -351,10 +339,10 @@ impl KvCache {
         self.hit_all(&table.lists[0]);
         (table.computed, table.confirmed) = (prefix.end, prefix.resident * size);
         table.missed = if prefix.chain > prefix.blocks { prefix.chain } else { 0 };
-        let (copied, loaded) = (copies.len(), loads.len());
+        let (copies_before, loads_before) = (copies.len(), loads.len());
         // What is there is held first: nothing that is taken may cost it.
         (0..self.groups.len()).for_each(|group| self.attach_group(&mut table, &prefix, group, tiers, loads));
-        self.take_loads(&mut table, &mut loads[loaded..]);
+        self.take_loads(&mut table, &mut loads[loads_before..]);
         let last = prefix.last.filter(|_| prefix.resident * size == prefix.end);
         let (source, tail) = source.or(last.map(|last| (last, 0))).unzip();
         self.attach_tail(&mut table, source, tail.unwrap_or(0), copies);
@@ -364,7 +352,7 @@ impl KvCache {
             tokens: tokens.len() as u64,
             hit: u64::from(table.computed),
             tail_hit: u64::from(table.computed - prefix.end),
-            copies: (copies.len() - copied) as u64,
+            copies: (copies.len() - copies_before) as u64,
             window_miss: u64::from(missed),
         };
         self.count(tenant, table.query);
@@ -377,7 +365,7 @@ impl KvCache {
             return false;
         }
         let prefix = self.longest_prefix(hashes, most, tiers);
-        let Takes { idle, loads, copied } = self.takes(hashes, &prefix, tiers);
+        let [idle, loads, copied] = self.takes(hashes, &prefix, tiers);
         (idle + loads + copied).fits(self.available_to(hashes.root().tenant))
     }
 
@@ -440,24 +428,19 @@ impl KvCache {
     ) {
         let (tenant, from) = (table.hashes.root().tenant, table.computed);
         table.computed += tokens;
-        let lacks = |group: &usize| {
-            table.lists[*group].len() < self.groups[*group].blocks_of(table.computed) as usize
+        let lacks = |group: usize| {
+            let blocks = self.groups.get(group).map_or(0, |of| of.blocks_of(table.computed));
+            (table.lists[group].len() as u32) < blocks
         };
-        let lacking = (0..self.groups.len()).filter(lacks).fold([false; MAX_GROUPS], |mut all, group| {
-            all[group] = true;
-            all
-        });
         // Taking a target may evict the source; where it lies must be known before.
-        let sources: [Option<BlockId>; MAX_GROUPS] =
-            std::array::from_fn(|group| self.place(group, source.filter(|_| lacking[group])?));
-        if lacking.contains(&true)
-            && let Some(source) = source
-        {
-            sources[0].into_iter().for_each(|block| self.hit(block));
-            self.touch(source);
-        }
+        let place = |group: usize| source.and_then(|source| self.place(group, source));
+        let sources: [Option<Option<BlockId>>; MAX_GROUPS] =
+            std::array::from_fn(|group| lacks(group).then(|| place(group)));
+        sources[0].flatten().into_iter().for_each(|block| self.hit(block));
+        source.into_iter().for_each(|source| self.touch(source));
         let mut confirmed = if table.is_loaded() { table.computed } else { table.confirmed };
-        for (group, source) in sources.into_iter().enumerate().filter(|(group, _)| lacking[*group]) {
+        for (group, source) in sources.into_iter().enumerate() {
+            let Some(source) = source else { continue };
             let config = self.groups[group].config;
             let part = table.computed % config.block_tokens;
             let behind_hole = config.optional && table.lists[group].last() == Some(&HOLE);

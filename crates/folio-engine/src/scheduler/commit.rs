@@ -191,12 +191,12 @@ impl Scheduler {
             return false;
         }
         // Behind it may be what was loaded.
-        let computed = running.table.computed();
-        running.scheduled = running.scheduled.max(computed);
-        if computed / block_tokens > from / block_tokens {
+        let there = running.table.computed();
+        running.scheduled = running.scheduled.max(there);
+        if there / block_tokens > from / block_tokens {
             cache.retain(&running.table, from, &sequence.request.retention);
             let hashes = (&sequence.hashes, sequence.declared);
-            self.shared_prefixes.published(slot, hashes, &mut running.announced, computed / block_tokens);
+            self.shared_prefixes.published(slot, hashes, &mut running.announced, there / block_tokens);
         }
         let fresh = running.fresh.take();
         let charged = before.max(sequence.high_water);
