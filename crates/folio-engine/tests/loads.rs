@@ -185,7 +185,7 @@ fn a_load_takes_nothing_that_was_promised() {
 fn nothing_is_loaded_while_a_copy_is_made_or_somebody_is_refused_blocks() {
     let mut bench = Bench::new(12, 1, SchedulerConfig::default());
     bench.submit(1, 20, 8);
-    (0..4).for_each(|_| drop(bench.step(1)));
+    (0..4).for_each(|_| assert!(bench.step(1).is_some()));
     bench.submit(2, 20, 4);
     assert_eq!(bench.scheduler.preempt_all(&mut bench.cache), 1);
     assert_eq!(bench.begin(2, 1), None, "a plan waits with what is to be copied out");

@@ -41,6 +41,13 @@ pub enum Tiers<'a> {
     Host(Option<&'a Swapped>),
 }
 
+impl Tiers<'_> {
+    /// For what ends at `end`: what an operator declared, before `shared`, is its owner's to load.
+    fn at(self, end: u32, shared: u32) -> Self {
+        if end <= shared { Self::Device } else { self }
+    }
+}
+
 /// What a lookup found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lookup {
@@ -94,6 +101,7 @@ impl KvCache {
         while found == RUN {
             found = self.nodes.find_run(&mut hashes, &mut run);
             for &node in &run[..found] {
+                let tiers = tiers.at(at.end + size, if declared { shared * size } else { 0 });
                 match self.place(0, node) {
                     Some(block) => {
                         each(block);
@@ -104,8 +112,6 @@ impl KvCache {
                             at.last_declared = Some(node);
                         }
                     }
-                    // What an operator declared is its owner's to load.
-                    None if declared && at.blocks < shared => return best,
                     None if self.load_source(0, at.blocks, at.end + size, Some(node), tiers).is_none() => {
                         return best;
                     }
@@ -210,6 +216,8 @@ impl KvCache {
         let end = (index + 1) * config.block_tokens;
         let hash = hashes.get(prefix.declared, end / self.config.block_tokens - 1);
         let node = hash.filter(|_| end <= prefix.end).and_then(|hash| self.nodes.find(hash));
+        let shared = if prefix.declared { hashes.root().declared_blocks() } else { 0 };
+        let tiers = tiers.at(end, shared * self.config.block_tokens);
         match node.and_then(|node| self.place(group, node)) {
             None if config.optional => (None, None),
             None => (None, self.load_source(group, index, prefix.end.min(end), node, tiers)),

@@ -97,7 +97,10 @@ impl Scheduler {
         self.shared_prefixes.published(slot, hashes, &mut running.announced, blocks);
         self.update_reservation(cache, slot);
         self.update_reservations(cache);
-        if self.sequences[slot].suspension().is_some_and(|wait| wait.reason == WaitingFor::TierLoad) {
+        let sequence = &self.sequences[slot];
+        let goes_on =
+            sequence.running().is_some_and(|running| running.scheduled < running.table.computable());
+        if goes_on && sequence.suspension().is_some_and(|wait| wait.reason == WaitingFor::TierLoad) {
             self.resume_sequence(slot);
         }
     }
