@@ -197,7 +197,7 @@ pub(crate) struct Running {
 pub(crate) struct Fresh {
     /// The copy the table came from; kept until its blocks were filled.
     pub swapped: Option<Swapped>,
-    /// A step with it ran, and nothing of that could be confirmed.
+    /// A step with it ran, and nothing of that could be confirmed; or it was attached to be loaded, and needs no step to be true.
     pub ran: bool,
 }
 
@@ -310,6 +310,14 @@ impl Sequence {
         }
     }
 
+    /// Its copy in host memory.
+    pub fn swapped(&self) -> Option<&Swapped> {
+        match &self.state {
+            State::Waiting(waiting) => waiting.swapped.as_ref(),
+            State::Running(running) => running.fresh.as_ref()?.swapped.as_ref(),
+        }
+    }
+
     pub fn is_running(&self) -> bool {
         self.running().is_some()
     }
@@ -345,7 +353,8 @@ impl Sequence {
         let Some(running) = self.running().filter(ready) else { return 0 };
         if running.scheduled < self.known() {
             let sums = running.begun_steps > 0 && self.request.pooling == Some(Pooling::Mean);
-            return if sums { 0 } else { self.known() - running.scheduled };
+            let end = self.known().min(running.table.computable());
+            return if sums { 0 } else { end.saturating_sub(running.scheduled) };
         }
         // With drafts to verify it waits until it is known where they begin.
         let names = running.pending > 0 && step >= running.placeholder.step + lag && self.drafts.is_empty();

@@ -13,28 +13,50 @@
 //! `n` blocks of group 0 can be attached if every group that is needed has all blocks that the next query reads: whole ones
 //! under the nodes they end with, and where `n` lies within a larger block, the beginning of that under the `n`-th node, which is
 //! copied. One pass over the chain finds the longest such `n`: per group the length of the unbroken run is enough.
+//!
+//! What is not on the device may be in another tier that the caller allows ([`Tiers`]): then it is loaded. Of group 0 the device has a
+//! beginning, everything behind it is loaded. Blocks that are loaded are private until the `commit` of the step that loads them, which
+//! publishes them as if it had computed them: a step that never runs leaves nothing wrong behind.
 
 use crate::cache::KvCache;
 use crate::counts::{GroupCounts, MAX_GROUPS};
 use crate::hash::BlockHashes;
+use crate::lease::Use;
 use crate::nodes::{Parent, RUN};
-use crate::policy::NONE;
+use crate::swap::{BlockSwap, Swapped};
 use crate::table::{BlockTable, Lists, Query};
 use crate::types::{BlockCopy, BlockHash, BlockId, HOLE, Layout, TenantId};
 
 /// Children looked at when searching for a shared beginning, newest first.
 const CHILDREN_SCANNED: usize = 16;
 
-/// Emptied tables' vectors kept for the next ones, so that a steady state allocates nothing.
-const SPARE_TABLES: usize = 1024;
+/// Emptied lists of blocks kept for the next ones, so that a steady state allocates nothing.
+const SPARE_LISTS: usize = 1024;
+
+/// Where content may be taken from.
+#[derive(Clone, Copy)]
+pub enum Tiers<'a> {
+    Device,
+    /// What is not on the device is loaded from host memory: from the sequence's own copy, or from what is found there.
+    Host(Option<&'a Swapped>),
+}
+
+impl Tiers<'_> {
+    /// For what ends at `end`: what an operator declared, before `shared`, is its owner's to load.
+    fn at(self, end: u32, shared: u32) -> Self {
+        if end <= shared { Self::Device } else { self }
+    }
+}
 
 /// What a lookup found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lookup {
-    /// Leading full blocks that are cached.
+    /// Leading full blocks that are on the device.
     pub full_blocks: u32,
-    /// Positions of the following block that can be copied, or of several that can be loaded.
+    /// Positions behind them: of the following block that can be copied, or of several that can be loaded.
     pub tail_tokens: u32,
+    /// To be loaded, in all groups.
+    pub load_bytes: u64,
     /// Of the blocks that would be attached, those no table and no pin holds: attaching them lowers
     /// [`KvCache::available`] by as much.
     pub idle_blocks: GroupCounts,
@@ -43,49 +65,75 @@ pub struct Lookup {
 }
 
 /// The longest beginning of a chain that can be attached.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Prefix {
-    pub blocks: u32,
-    /// Its last node.
-    pub last: Option<u32>,
-    /// The last node of those that an operator declared.
+    /// Positions, and whole blocks of group 0 up to there.
+    end: u32,
+    blocks: u32,
+    /// Of those, from the first on, what is on the device; its last node, and the last of those that an operator declared.
+    resident: u32,
+    last: Option<u32>,
     last_declared: Option<u32>,
     /// Blocks of group 0 in it that nobody holds.
     idle: u32,
-    /// Blocks that group 0 has, at least `blocks`.
-    pub chain: u32,
+    /// Blocks that group 0 has on the device, at least `resident`.
+    chain: u32,
     /// Whether it begins with what an operator declared.
-    pub declared: bool,
+    declared: bool,
 }
 
 impl KvCache {
-    /// Finds the longest usable beginning of at most `blocks` blocks; `each` is told every block of group 0 on the way, in
+    /// Finds the longest usable beginning of at most `most` positions; `each` is told every block of group 0 on the device on the way, in
     /// order, those beyond the result included.
     fn find_prefix(
         &self,
         hashes: &BlockHashes,
         declared: bool,
-        blocks: u32,
+        most: u32,
+        tiers: Tiers<'_>,
         mut each: impl FnMut(BlockId),
     ) -> Prefix {
-        let mut best = Prefix { blocks: 0, last: None, last_declared: None, idle: 0, chain: 0, declared };
-        let shared = hashes.root().declared_blocks();
-        let (mut runs, mut idle) = ([0; MAX_GROUPS], 0);
-        let mut hashes = hashes.iter(declared).take(blocks as usize);
+        let mut best = Prefix { declared, ..Prefix::default() };
+        let (size, shared) = (self.config.block_tokens, hashes.root().declared_blocks());
+        let (mut runs, mut at) = ([0; MAX_GROUPS], best);
+        let mut hashes = hashes.iter(declared).take((most / size) as usize);
         let (mut run, mut found) = ([0; RUN], RUN);
         while found == RUN {
             found = self.nodes.find_run(&mut hashes, &mut run);
             for &node in &run[..found] {
-                let Some(block) = self.place(0, node) else { return best };
-                each(block);
-                best.chain += 1;
-                if declared && best.chain == shared {
-                    best.last_declared = Some(node);
+                let tiers = tiers.at(at.end + size, if declared { shared * size } else { 0 });
+                match self.place(0, node) {
+                    Some(block) => {
+                        each(block);
+                        at.resident += 1;
+                        at.last = Some(node);
+                        at.idle += u32::from(self.slot(0, block).refs == 0);
+                        if declared && at.resident == shared {
+                            at.last_declared = Some(node);
+                        }
+                    }
+                    None if self.load_source(0, at.blocks, at.end + size, Some(node), tiers).is_none() => {
+                        return best;
+                    }
+                    None => {}
                 }
-                idle += u32::from(self.slot(0, block).refs == 0);
-                if self.covered(&mut runs, node, best.chain) {
-                    best = Prefix { blocks: best.chain, last: Some(node), idle, ..best };
+                (at.blocks, at.end) = (at.blocks + 1, at.end + size);
+                best.chain = at.resident;
+                if self.covered(&mut runs, Some(node), at.end, tiers) {
+                    best = Prefix { chain: best.chain, ..at };
                 }
+            }
+        }
+        // What only its own copy has, the last block perhaps in part.
+        let Tiers::Host(Some(copy)) = tiers else { return best };
+        while !declared || at.blocks >= shared {
+            let end = (at.end + size).min(copy.positions());
+            if end <= at.end || end > most || self.load_source(0, at.blocks, end, None, tiers).is_none() {
+                return best;
+            }
+            (at.blocks, at.end) = (end / size, end);
+            if self.covered(&mut runs, None, end, tiers) {
+                best = Prefix { chain: best.chain, ..at };
             }
         }
         best
@@ -93,55 +141,103 @@ impl KvCache {
 
     /// The longest beginning: with what is shared where that is there as a whole, since nobody but its owner computes it,
     /// unless the tenant has more of its own.
-    fn longest_prefix(&self, hashes: &BlockHashes, blocks: u32) -> Prefix {
+    fn longest_prefix(&self, hashes: &BlockHashes, most: u32, tiers: Tiers<'_>) -> Prefix {
         let shared = hashes.root().declared_blocks();
+        let find = |declared| self.find_prefix(hashes, declared, most, tiers, |_| ());
         if shared == 0 {
-            return self.find_prefix(hashes, false, blocks, |_| ());
+            return find(false);
         }
-        let (with, own) =
-            (self.find_prefix(hashes, true, blocks, |_| ()), self.find_prefix(hashes, false, blocks, |_| ()));
-        if with.blocks < shared || own.blocks > with.blocks { own } else { with }
+        let (with, own) = (find(true), find(false));
+        if with.blocks < shared || own.end > with.end { own } else { with }
     }
 
-    /// Whether every group has what the next query of a sequence reads that attaches `blocks` blocks, the last of which is
-    /// `node`. `runs`: per group, whole blocks without a gap up to the block before; brought up to date.
-    fn covered(&self, runs: &mut [u32; MAX_GROUPS], node: u32, blocks: u32) -> bool {
-        let computed = blocks * self.config.block_tokens;
+    /// Whether every group has what the next query of a sequence reads that attaches `end` positions, with the last of which `node`
+    /// ends. `runs`: per group, whole blocks without a gap up to the node before; brought up to date.
+    fn covered(&self, runs: &mut [u32; MAX_GROUPS], node: Option<u32>, end: u32, tiers: Tiers<'_>) -> bool {
         let mut covered = true;
-        for (group, run) in self.groups.iter().zip(runs).skip(1) {
-            let there = group.places[node as usize] != NONE;
-            let (whole, part) = (computed / group.config.block_tokens, computed % group.config.block_tokens);
+        for (group, run) in self.others().zip(&mut runs[1..]) {
+            let config = self.groups[group].config;
+            let (whole, part) = (end / config.block_tokens, end % config.block_tokens);
+            let place = node.and_then(|node| self.place(group, node));
+            let there = place.is_some()
+                || self.load_source(group, (end - 1) / config.block_tokens, end, node, tiers).is_some();
             if part == 0 {
                 *run = if there { *run + 1 } else { 0 };
             }
-            let reads = whole.saturating_sub(group.config.first_block(computed));
-            covered &= group.config.optional || (reads <= *run && (part == 0 || there));
+            let reads = whole.saturating_sub(config.first_block(end));
+            covered &= config.optional || (reads <= *run && (part == 0 || there));
         }
         covered
     }
 
-    /// Blocks that attaching `prefix` would take out of what is available.
-    fn idle_blocks(&self, prefix: &Prefix) -> GroupCounts {
-        let (size, computed) = (self.config.block_tokens, prefix.blocks * self.config.block_tokens);
-        let mut idle = GroupCounts::full(prefix.idle);
-        for (group, of) in self.groups.iter().enumerate().skip(1) {
-            if of.config.optional {
-                continue;
-            }
-            let (mut next, ratio) = (prefix.last, of.config.block_tokens / size);
-            for index in (of.config.first_block(computed) * ratio..prefix.blocks).rev() {
-                let Some(node) = next else { break };
-                if (index + 1) % ratio == 0 {
-                    let cached =
-                        self.place(group, node).is_some_and(|block| self.slot(group, block).refs == 0);
-                    idle[group] += u32::from(cached);
+    /// Where what block `index` of a group holds before position `end` can be loaded from: the sequence's own copy, or what is
+    /// found of its node.
+    fn load_source(
+        &self,
+        group: usize,
+        index: u32,
+        end: u32,
+        node: Option<u32>,
+        tiers: Tiers<'_>,
+    ) -> Option<u32> {
+        let Tiers::Host(copy) = tiers else { return None };
+        let config = self.groups[group].config;
+        let own = copy.and_then(|copy| {
+            let slot = copy.slot(group, index, self.groups[group].blocks_of(copy.positions()))?;
+            let upto = |end: u32| config.block_tokens.min(end - index * config.block_tokens);
+            let (wanted, filled) = (upto(end), upto(copy.positions()));
+            (wanted <= filled && config.is_divisible(wanted, filled)).then_some(slot)
+        });
+        let found = || self.host_place(group, node?).filter(|slot| self.host_slot(group, *slot).filled > 0);
+        own.or_else(found)
+    }
+
+    /// Blocks of a group that the query behind a prefix reads, but for those of group 0 on the device.
+    fn reads(&self, group: usize, prefix: &Prefix) -> std::ops::Range<u32> {
+        let of = &self.groups[group];
+        let first = match group {
+            0 => prefix.resident,
+            _ => of.config.first_block(prefix.end).min(prefix.end / of.config.block_tokens),
+        };
+        first..of.blocks_of(prefix.end)
+    }
+
+    /// Where one of them is on the device, or else what it is loaded from. Neither: it is optional, or the beginning of a larger
+    /// block, which is copied.
+    fn find_read(
+        &self,
+        hashes: &BlockHashes,
+        prefix: &Prefix,
+        group: usize,
+        index: u32,
+        tiers: Tiers<'_>,
+    ) -> (Option<BlockId>, Option<u32>) {
+        let config = self.groups[group].config;
+        let end = (index + 1) * config.block_tokens;
+        let hash = hashes.get(prefix.declared, end / self.config.block_tokens - 1);
+        let node = hash.filter(|_| end <= prefix.end).and_then(|hash| self.nodes.find(hash));
+        let shared = if prefix.declared { hashes.root().declared_blocks() } else { 0 };
+        let tiers = tiers.at(end, shared * self.config.block_tokens);
+        match node.and_then(|node| self.place(group, node)) {
+            None if config.optional => (None, None),
+            None => (None, self.load_source(group, index, prefix.end.min(end), node, tiers)),
+            place => (place, None),
+        }
+    }
+
+    /// Blocks that attaching a prefix takes: cached ones, those to load into, and those to copy the beginning of a larger block to.
+    fn takes(&self, hashes: &BlockHashes, prefix: &Prefix, tiers: Tiers<'_>) -> [GroupCounts; 3] {
+        let [mut idle, mut loads, mut copied] = [prefix.idle, 0, 0].map(GroupCounts::full);
+        for group in (0..self.groups.len()).filter(|group| !self.groups[*group].config.optional) {
+            for index in self.reads(group, prefix) {
+                match self.find_read(hashes, prefix, group, index, tiers) {
+                    (Some(block), _) => idle[group] += u32::from(self.slot(group, block).refs == 0),
+                    (None, Some(_)) => loads[group] += 1,
+                    (None, None) => copied[group] += 1,
                 }
-                // Where the tenant's own part begins, what is shared is before it, if anything.
-                let before = || prefix.last_declared.filter(|last| *last != node);
-                next = self.nodes.parent_node(node).or_else(before);
             }
         }
-        idle
+        [idle, loads, copied]
     }
 
     /// What the block after the prefix continues.
@@ -182,15 +278,22 @@ impl KvCache {
     }
 
     /// What `attach` would find for all of `tokens`. Changes nothing, not even recency.
-    pub fn lookup(&self, hashes: &BlockHashes, tokens: &[u32]) -> Lookup {
-        let size = self.config.block_tokens;
-        let prefix = self.longest_prefix(hashes, tokens.len() as u32 / size);
-        let (parent, start) = (self.continued(hashes, &prefix), prefix.blocks * size);
-        let tail = self.tail_source(parent, &tokens[start as usize..], start);
+    pub fn lookup(&self, hashes: &BlockHashes, tokens: &[u32], tiers: Tiers<'_>) -> Lookup {
+        let prefix = self.longest_prefix(hashes, tokens.len() as u32, tiers);
+        let [idle_blocks, loads, _] = self.takes(hashes, &prefix, tiers);
+        let tail = match loads.is_zero() {
+            true => {
+                let parent = self.continued(hashes, &prefix);
+                self.tail_source(parent, &tokens[prefix.end as usize..], prefix.end)
+            }
+            false => None,
+        };
+        let loaded = prefix.end - prefix.resident * self.config.block_tokens;
         Lookup {
-            full_blocks: prefix.blocks,
-            tail_tokens: tail.map_or(0, |(_, length)| length),
-            idle_blocks: self.idle_blocks(&prefix),
+            full_blocks: prefix.resident,
+            tail_tokens: tail.map_or(loaded, |(_, length)| length),
+            load_bytes: self.bytes_of(loads),
+            idle_blocks,
             declared_blocks: if prefix.declared { hashes.root().declared_blocks() } else { 0 },
         }
     }
@@ -200,118 +303,154 @@ impl KvCache {
     ///
     /// Full blocks are shared; of each group only those that the next query reads are needed, and referenced. Part of a
     /// following block is reused by copy: one fresh block is taken in each group and a copy for each pushed to `copies` (none
-    /// where the fresh block is the very block to copy from). Never fails: with no block available for the tail in some
-    /// group, only the full blocks are attached. `table.computed()` says what was attached, exactly.
+    /// where the fresh block is the very block to copy from). For what is not on the device blocks are taken, and their filling is
+    /// asked for in `loads`: it belongs into the step being planned, and what it is read from is held until that is committed (a
+    /// sequence's own copy stays by itself: the table may have to be given up before). Never fails: with no room for what would be
+    /// loaded, only what the device has is attached; with no block available for the tail in some group, only the full blocks.
+    /// `table.computed()` says what was attached, exactly.
     ///
-    /// Counts one query of `tokens.len()` tokens; see [`KvCache::abandon`].
+    /// Counts one query of `tokens.len()` tokens; a table that is given up before anything of it was computed takes it back.
     pub fn attach(
         &mut self,
         hashes: BlockHashes,
         tokens: &[u32],
         max_tokens: u32,
+        tiers: Tiers<'_>,
         copies: &mut Vec<BlockCopy>,
+        loads: &mut Vec<BlockSwap>,
     ) -> BlockTable {
-        let size = self.config.block_tokens;
-        let wanted = &tokens[..tokens.len().min(max_tokens as usize)];
-        let blocks = wanted.len() as u32 / size;
-        let declared = hashes.root().declared_blocks() > 0 && self.longest_prefix(&hashes, blocks).declared;
+        let (tenant, size) = (hashes.root().tenant, self.config.block_tokens);
+        let most = max_tokens.min(tokens.len() as u32);
+        let wanted = &tokens[..most as usize];
+        let tiers = if self.has_room_to_load(&hashes, most, tiers) { tiers } else { Tiers::Device };
+        let shares = hashes.root().declared_blocks() > 0;
+        let declared = shares && self.longest_prefix(&hashes, most, tiers).declared;
         let mut table = self.table_of(hashes, declared);
         let list = &mut std::mem::take(&mut table.lists[0]);
-        let mut prefix = self.find_prefix(&table.hashes, declared, blocks, |block| list.push(block));
-        let start = prefix.blocks * size;
-        let parent = self.continued(&table.hashes, &prefix);
-        let mut source = self.tail_source(parent, &wanted[start as usize..], start);
-        if source.is_some() && !self.has_room_for_tail(&table, &prefix, size) {
-            source = None;
-        }
-        let within = self.others().any(|group| !start.is_multiple_of(self.groups[group].config.block_tokens));
-        if source.is_none() && within {
-            // The hit ends within a larger block, which must be copied.
-            source = prefix.last.map(|last| (last, 0));
-            if !self.has_room_for_tail(&table, &prefix, 0) {
-                (source, prefix) = (None, Prefix { blocks: 0, last: None, ..prefix });
+        let mut prefix = self.find_prefix(&table.hashes, declared, most, tiers, |block| list.push(block));
+        let [idle, loaded, copied] = self.takes(&table.hashes, &prefix, tiers);
+        let available = self.available_to(tenant);
+        let mut source = None;
+        if loaded.is_zero() {
+            let parent = self.continued(&table.hashes, &prefix);
+            let one = self.each_group(|group| u32::from(!self.groups[group].config.optional));
+            source = self.tail_source(parent, &wanted[prefix.end as usize..], prefix.end);
+            source = source.filter(|_| (idle + one).fits(available));
+            if source.is_none() && !copied.is_zero() && !(idle + copied).fits(available) {
+                // The hit ends within a larger block, which must be copied.
+                prefix = Prefix { chain: prefix.chain, ..Prefix::default() };
+                table.declared = false;
             }
         }
-        list.truncate(prefix.blocks as usize);
+        list.truncate(prefix.resident as usize);
         table.lists[0] = std::mem::take(list);
         self.hit_all(&table.lists[0]);
-        let full = table.capacity();
-        (table.computed, table.confirmed, table.published[0]) = (full, full, prefix.blocks);
-        self.others().for_each(|group| self.attach_group(&mut table, group));
+        (table.computed, table.confirmed) = (prefix.end, prefix.resident * size);
         table.missed = if prefix.chain > prefix.blocks { prefix.chain } else { 0 };
-        let before = copies.len();
-        source.into_iter().for_each(|source| self.attach_tail(&mut table, source, copies));
+        let (copies_before, loads_before) = (copies.len(), loads.len());
+        // What is there is held first: nothing that is taken may cost it.
+        (0..self.groups.len()).for_each(|group| self.attach_group(&mut table, &prefix, group, tiers, loads));
+        self.take_loads(&mut table, &mut loads[loads_before..]);
+        let last = prefix.last.filter(|_| prefix.resident * size == prefix.end);
+        let (source, tail) = source.or(last.map(|last| (last, 0))).unzip();
+        self.attach_tail(&mut table, source, tail.unwrap_or(0), copies);
         let missed = (prefix.chain * size).saturating_sub(table.computed);
         table.query = Query {
             queries: 1,
             tokens: tokens.len() as u64,
             hit: u64::from(table.computed),
-            tail_hit: u64::from(table.computed - full),
-            copies: (copies.len() - before) as u64,
+            tail_hit: u64::from(table.computed - prefix.end),
+            copies: (copies.len() - copies_before) as u64,
             window_miss: u64::from(missed),
         };
-        self.count(table.hashes.root().tenant, table.query);
+        self.count(tenant, table.query);
         table
     }
 
-    /// Whether there is a block for the copied part in each group that has one, beside what is attached.
-    fn has_room_for_tail(&self, table: &BlockTable, prefix: &Prefix, tail: u32) -> bool {
-        let (idle, start) = (self.idle_blocks(prefix), prefix.blocks * self.config.block_tokens);
-        let needed = self.each_group(|group| {
-            let config = self.groups[group].config;
-            let part = !config.optional && (tail > 0 || start % config.block_tokens > 0);
-            idle[group] + u32::from(part)
-        });
-        needed.fits(self.available_to(table.hashes.root().tenant))
+    /// Whether there are blocks for all that would be loaded.
+    fn has_room_to_load(&self, hashes: &BlockHashes, most: u32, tiers: Tiers<'_>) -> bool {
+        if matches!(tiers, Tiers::Device) {
+            return false;
+        }
+        let prefix = self.longest_prefix(hashes, most, tiers);
+        let [idle, loads, copied] = self.takes(hashes, &prefix, tiers);
+        (idle + loads + copied).fits(self.available_to(hashes.root().tenant))
     }
 
-    /// References the whole blocks of a group that the query behind the attached blocks reads.
-    fn attach_group(&mut self, table: &mut BlockTable, group: usize) {
-        let config = self.groups[group].config;
-        let ratio = config.block_tokens / self.config.block_tokens;
-        let whole = table.computed / config.block_tokens;
-        let first = config.first_block(table.computed).min(whole);
-        table.lists[group].resize(first as usize, HOLE);
-        for index in first..whole {
-            let node = self.node_of(table.lists[0][((index + 1) * ratio - 1) as usize]);
-            let place = self.place(group, node);
-            debug_assert!(place.is_some() || config.optional, "a prefix is found only with what is read");
+    /// References what the device has of the whole blocks of a group that the query behind a prefix reads. The rest is to be loaded: a
+    /// load names the index of its block.
+    fn attach_group(
+        &mut self,
+        table: &mut BlockTable,
+        prefix: &Prefix,
+        group: usize,
+        tiers: Tiers<'_>,
+        loads: &mut Vec<BlockSwap>,
+    ) {
+        let (config, reads) = (self.groups[group].config, self.reads(group, prefix));
+        let whole = prefix.end / config.block_tokens;
+        table.published[group] = whole;
+        table.lists[group].resize(reads.start as usize, HOLE);
+        for index in reads.clone() {
+            let (place, slot) = self.find_read(&table.hashes, prefix, group, index, tiers);
             // Behind a hole nothing of an optional group is of use.
-            let place = place.filter(|_| index == first || table.lists[group].last() != Some(&HOLE));
+            let behind_hole = index > reads.start && table.lists[group].last() == Some(&HOLE);
+            let place = place.filter(|_| !config.optional || !behind_hole);
             if let Some(block) = place {
                 self.reference(group, block);
                 self.protect(group, block);
+            } else if let Some(slot) = slot {
+                table.published[group] = table.published[group].min(index);
+                loads.push(BlockSwap { group: group as u32, block: BlockId(index), slot });
+            } else if index == whole {
+                break;
             }
             table.lists[group].push(place.unwrap_or(HOLE));
         }
-        table.published[group] = whole;
+    }
+
+    /// Takes blocks for what is loaded, and holds the slots that it is loaded from.
+    fn take_loads(&mut self, table: &mut BlockTable, loads: &mut [BlockSwap]) {
+        if loads.is_empty() {
+            return;
+        }
+        let mut slots = self.spare.pop().unwrap_or_default();
+        loads.iter().for_each(|load| slots[load.group as usize].push(BlockId(load.slot)));
+        table.swap_in = Some(self.hold(Use::SwapIn, slots));
+        for load in loads {
+            let (group, index) = (load.group as usize, load.block.0);
+            let size = self.groups[group].config.block_tokens;
+            load.block = self.take(group, table.hashes.root().tenant).expect("counted as available");
+            self.set_filled(group, load.block, size.min(table.computed - index * size));
+            table.lists[group][index as usize] = load.block;
+        }
     }
 
     /// Copies `tokens` positions of the node `source`, or where there are none, the larger blocks that it ends within.
     fn attach_tail(
         &mut self,
         table: &mut BlockTable,
-        (source, tokens): (u32, u32),
+        source: Option<u32>,
+        tokens: u32,
         copies: &mut Vec<BlockCopy>,
     ) {
         let (tenant, from) = (table.hashes.root().tenant, table.computed);
-        // Taking a target may evict the source; where it lies must be known before.
-        let sources: [Option<BlockId>; MAX_GROUPS] =
-            std::array::from_fn(
-                |group| if group < self.groups.len() { self.place(group, source) } else { None },
-            );
-        if let Some(block) = sources[0].filter(|_| tokens > 0) {
-            self.hit(block);
-        }
-        self.touch(source);
         table.computed += tokens;
-        let mut confirmed = table.computed;
-        for (group, source) in sources.into_iter().enumerate().take(self.groups.len()) {
+        let lacks = |group: usize| {
+            let blocks = self.groups.get(group).map_or(0, |of| of.blocks_of(table.computed));
+            (table.lists[group].len() as u32) < blocks
+        };
+        // Taking a target may evict the source; where it lies must be known before.
+        let place = |group: usize| source.and_then(|source| self.place(group, source));
+        let sources: [Option<Option<BlockId>>; MAX_GROUPS] =
+            std::array::from_fn(|group| lacks(group).then(|| place(group)));
+        sources[0].flatten().into_iter().for_each(|block| self.hit(block));
+        source.into_iter().for_each(|source| self.touch(source));
+        let mut confirmed = if table.is_loaded() { table.computed } else { table.confirmed };
+        for (group, source) in sources.into_iter().enumerate() {
+            let Some(source) = source else { continue };
             let config = self.groups[group].config;
             let part = table.computed % config.block_tokens;
-            if part == 0 {
-                continue;
-            }
             let behind_hole = config.optional && table.lists[group].last() == Some(&HOLE);
             let source = source.filter(|_| !behind_hole);
             let taken = source.and_then(|source| Some((source, self.take(group, tenant)?)));
@@ -407,21 +546,21 @@ impl KvCache {
         fork
     }
 
-    /// Blocks of group 0 that only this table holds, and no pin. O(log blocks): whoever holds or pins a block holds
-    /// or pins all before it, so they are the last ones. (What an operator declared is nobody's own: a pin ends before it.)
-    pub fn exclusive_full(&self, table: &BlockTable) -> u32 {
-        let own = &table.lists[0][table.declared_blocks() as usize..];
-        let shared = own.partition_point(|block| self.slot(0, *block).refs > 1);
-        (own.len() - shared) as u32
-    }
-
-    /// Blocks that only this table holds, and no pin: what releasing it would make available. In groups that are not read as a
-    /// whole O(blocks held).
+    /// Blocks that only this table holds, and no pin and no transfer: what releasing it would make available. In groups that are not
+    /// read as a whole O(blocks held).
     pub fn exclusive_blocks(&self, table: &BlockTable) -> GroupCounts {
         self.each_group(|group| match group {
-            0 => self.exclusive_full(table),
+            0 => table.own_blocks(0) - self.first_exclusive(table),
             _ => self.exclusive_in(table, group),
         })
+    }
+
+    /// The first block of group 0 that only this table holds, and no pin. O(log blocks): whoever holds or pins a block holds
+    /// or pins all before it, so they are the last ones. (What an operator declared is nobody's own: a pin ends before it.)
+    pub(crate) fn first_exclusive(&self, table: &BlockTable) -> u32 {
+        let declared = table.declared_blocks();
+        let own = &table.lists[0][declared as usize..table.own_blocks(0) as usize];
+        declared + own.partition_point(|block| self.slot(0, *block).refs > 1) as u32
     }
 
     pub(crate) fn exclusive_in(&self, table: &BlockTable, group: usize) -> u32 {
@@ -430,10 +569,22 @@ impl KvCache {
     }
 
     /// Drops the table's references, tail first, and returns what identifies its content. That stays until its blocks are taken
-    /// for something else; a partly written last block stays too, to be copied from. `tokens`: at least the `computed` first.
+    /// for something else; a partly written last block stays too, to be copied from. What a transfer writes stays held until it
+    /// ends. `tokens`: at least the `computed` first.
+    ///
+    /// What was attached and then not run (no room, cancelled) is taken out of the statistics again, with the blocks it never used, so
+    /// that they reconcile with the requests that were served.
     pub fn release(&mut self, mut table: BlockTable, tokens: &[u32]) -> BlockHashes {
-        self.finish_loads(&mut table);
-        self.leave_to_transfers(&mut table);
+        if table.query.queries > 0 {
+            let counted = self.tenants.entry(table.hashes.root().tenant).or_default();
+            counted.stats.take_back(&table.query);
+            self.totals.take_back(&table.query);
+            self.stats.copies -= table.query.copies;
+            for block in &table.lists[0][(table.confirmed / self.config.block_tokens) as usize..] {
+                self.groups[0].pool.slot_mut(block.0).open = false;
+            }
+        }
+        self.end_swap_in(&mut table);
         let written = self.groups[0].blocks_of(table.computed) as usize;
         while table.lists[0].len() > written {
             self.drop_last(&mut table, 0);
@@ -454,13 +605,19 @@ impl KvCache {
         while !table.lists[0].is_empty() {
             self.drop_last(&mut table, 0);
         }
-        if self.spare.len() < SPARE_TABLES {
-            self.spare.push(Lists { lists: table.lists, loads: table.loads });
-        }
+        self.recycle(table.lists);
         table.hashes
     }
 
-    fn drop_last(&mut self, table: &mut BlockTable, group: usize) {
+    /// Keeps the memory of lists for the next ones.
+    pub(crate) fn recycle(&mut self, mut lists: Lists) {
+        if self.spare.len() < SPARE_LISTS {
+            lists.iter_mut().for_each(Vec::clear);
+            self.spare.push(lists);
+        }
+    }
+
+    pub(crate) fn drop_last(&mut self, table: &mut BlockTable, group: usize) {
         if let Some(block) = table.lists[group].pop().filter(|block| *block != HOLE) {
             self.unreference(group, block);
         }
@@ -535,22 +692,6 @@ impl KvCache {
             self.policy.on_use(block, &meta);
             self.policy.on_free(block, &meta);
         }
-    }
-
-    /// `release` for a table that was attached and then not run (no room, cancelled): takes its query and the blocks
-    /// it never used out of the statistics again, so that they reconcile with the requests that were served.
-    pub fn abandon(&mut self, table: BlockTable, tokens: &[u32]) -> BlockHashes {
-        let query = table.query;
-        let counted = self.tenants.entry(table.hashes.root().tenant).or_default();
-        counted.stats.take_back(&query);
-        self.totals.take_back(&query);
-        self.stats.copies -= query.copies;
-        if query.queries > 0 || !table.loads.is_empty() {
-            for block in &table.lists[0][(table.confirmed / self.config.block_tokens) as usize..] {
-                self.groups[0].pool.slot_mut(block.0).open = false;
-            }
-        }
-        self.release(table, tokens)
     }
 
     /// Counts for the cache and for a tenant.

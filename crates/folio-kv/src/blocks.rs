@@ -363,7 +363,7 @@ impl KvCache {
         Some(block.0)
     }
 
-    fn record(&mut self, node: u32, medium: Medium, stored: bool) {
+    pub(crate) fn record(&mut self, node: u32, medium: Medium, stored: bool) {
         if self.events.is_on() && !self.nodes.node(node).is_tail {
             let event = self.event(node, medium, stored);
             self.events.push(event);
@@ -377,9 +377,5 @@ impl KvCache {
             true => CacheEvent::Stored { tenant, hash, parent, medium },
             false => CacheEvent::Removed { tenant, hash, medium },
         }
-    }
-
-    pub(crate) fn record_host(&mut self, node: u32, stored: bool) {
-        self.record(node, Medium::Host, stored);
     }
 }

@@ -36,13 +36,12 @@ use crate::counts::{GroupCounts, MAX_GROUPS};
 use crate::events::Events;
 use crate::group::Group;
 use crate::hash::BlockHashes;
-use crate::lease::Leases;
+use crate::lease::Holds;
 use crate::nodes::{Nodes, Parent};
 use crate::policy::{EvictionPolicy, NONE, Retaining};
 use crate::prefixes::{PinLimits, Prefixes};
 use crate::quota::Quotas;
 use crate::stats::{CacheStats, TenantStats};
-use crate::swap::SlotLists;
 use crate::table::{BlockTable, Lists, Query};
 use crate::types::{BlockCopy, CacheConfig, GroupConfig, HOLE, Layout, OutOfBlocks, TenantId};
 
@@ -71,8 +70,7 @@ pub struct KvCache {
     pub(crate) quotas: Quotas,
     /// As last told.
     pub(crate) now_us: u64,
-    pub(crate) spare_slots: Vec<SlotLists>,
-    pub(crate) leases: Leases,
+    pub(crate) holds: Holds,
     pub(crate) events: Events,
     pub(crate) spare: Vec<Lists>,
 }
@@ -127,8 +125,7 @@ impl KvCache {
             retire_at: TENANTS_LEAST,
             quotas: Quotas::default(),
             now_us: 0,
-            spare_slots: Vec::new(),
-            leases: Leases::default(),
+            holds: Holds::default(),
             events: Events::default(),
             spare: Vec::new(),
         }
@@ -256,25 +253,30 @@ impl KvCache {
     }
 
     /// Says that positions `< computed` are written, publishes every block that became full, and releases what no query
-    /// reads any more. If equal content is already there, the table switches to that block and drops its own. `tokens`
-    /// are all known tokens of the sequence, at least `computed` of them.
+    /// reads any more. If equal content is already there, the table switches to that block and drops its own. What transfers brought
+    /// behind `computed` comes with it. `tokens` are all known tokens of the sequence, at least `computed` of them.
     pub fn commit(
         &mut self,
         table: &mut BlockTable,
         tokens: &[u32],
         computed: u32,
     ) -> Result<(), CommitRefused> {
-        let (before, capacity) = (table.computed, table.capacity());
-        if computed < before || computed > capacity || computed as usize > tokens.len() {
-            return Err(CommitRefused { computed, before, tokens: tokens.len() as u32, capacity });
+        let (before, computable) = (table.computed, table.capacity().min(table.computable()));
+        let arrived = table.arrived(computed);
+        if computed < before || computed > computable || arrived as usize > tokens.len() {
+            let tokens = tokens.len() as u32;
+            return Err(CommitRefused { computed, before, tokens, capacity: computable });
         }
-        table.confirmed = computed;
+        let ended = table.transfers.iter().take_while(|(ticket, _)| arrived > computed && ticket.is_none());
+        drop(table.transfers.drain(..ended.count()));
+        table.confirmed = arrived;
         table.query = Query::default();
-        if computed == before {
+        if arrived == before {
             return Ok(());
         }
-        table.hashes.extend(&tokens[..computed as usize]);
         self.keep_states(table, computed);
+        let computed = arrived;
+        table.hashes.extend(&tokens[..computed as usize]);
         self.fill(table, computed);
         let size = self.config.block_tokens;
         let published = table.published[0];
@@ -288,7 +290,7 @@ impl KvCache {
         for index in first..computed / size {
             self.supersede(table.lists[0][index as usize]);
         }
-        self.finish_loads(table);
+        self.end_swap_in(table);
         self.slide(table, before);
         Ok(())
     }

@@ -63,7 +63,7 @@ impl KvCache {
         nodes.retain(|node| !self.nodes.node(*node).is_tail);
         let host = &self.groups[0].host.pool;
         let media = |node: u32| {
-            let copied = self.host_place(0, node).is_some_and(|slot| !host.slot(slot).open);
+            let copied = self.host_place(0, node).is_some_and(|slot| host.slot(slot).filled > 0);
             let device = self.place(0, node).map(|_| Medium::Device);
             device.into_iter().chain(copied.then_some(Medium::Host))
         };
@@ -86,8 +86,7 @@ impl KvCache {
                 }
             }
         }
-        let left = self.leases.blocks().filter(|(of, _)| *of == group);
-        left.for_each(|(_, block)| held[block.0 as usize] += 1);
+        self.holds.slots(Medium::Device, group).for_each(|block| held[block as usize] += 1);
         for (tenant, hash) in self.prefixes.pinned().filter(|_| group == 0) {
             match self.find_block(hash).filter(|block| self.slot(0, *block).tenant == tenant) {
                 Some(block) => held[block.0 as usize] += 1,
@@ -136,8 +135,7 @@ impl KvCache {
             count("blocks of a table in a group, as many as its positions need,", list.len() as u64, blocks)?;
         }
         // What is loaded is published by the commit of the step that fills it.
-        let published =
-            if table.loads.is_empty() { table.full_blocks(group) } else { table.published[group] };
+        let published = if table.is_loaded() { table.full_blocks(group) } else { table.published[group] };
         count(
             "published blocks of a table",
             table.published[group].min(table.full_blocks(group)).into(),
@@ -167,10 +165,11 @@ impl KvCache {
                 self.check_published(group, table, index, id, last)?;
             } else if slot.node().is_some() {
                 // A table from a copy holds blocks of other groups that were there before it is published itself.
-                if table.loads.is_empty() {
+                if table.is_loaded() {
                     return fail("is not computed in full and yet published");
                 }
-            } else if start >= table.computed && slot.refs > 1 {
+            } else if start >= table.computed && slot.refs > 1 + u32::from(number >= table.own_blocks(group))
+            {
                 return fail("is beyond the computed positions and shared");
             } else if u32::from(slot.filled) < table.computed.saturating_sub(start).min(size) {
                 return fail("counts fewer written positions than the table has computed");

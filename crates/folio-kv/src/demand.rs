@@ -51,7 +51,9 @@ impl KvCache {
     /// What a table that is to grow so far will still take of what is available.
     pub fn missing(&self, table: &BlockTable, growth: Growth) -> GroupCounts {
         self.required(|group| {
-            let missing = self.needed_in(table, group, growth.positions);
+            // What a transfer writes it may have to take again.
+            let written = table.lists[group].len() as u32 - table.own_blocks(group);
+            let missing = self.needed_in(table, group, growth.positions) + written;
             let most = self.groups[group].config.blocks_max(growth.chunk, growth.tentative);
             // Counting is spared where it cannot matter.
             match missing > most.saturating_sub(table.held(group).len() as u32) {

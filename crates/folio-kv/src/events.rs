@@ -106,7 +106,7 @@ mod tests {
         cache.commit(&mut table, &tokens, 4).expect("in order");
         let offer = cache.swap_offer(&table).expect("all of it is its own");
         let swapped = cache.swap_out(&table, &offer, &mut Vec::new());
-        cache.swapped_out(&swapped);
+        cache.end_load(swapped.ticket(), None, &[], true).expect("no table");
         cache.release(table, &tokens);
         let mut events = Vec::new();
         assert_eq!(cache.take_events(&mut events), 0);
@@ -147,6 +147,7 @@ mod tests {
         let offer = cache.swap_offer(&table).expect("all of it is its own");
         let swapped = cache.swap_out(&table, &offer, &mut Vec::new());
         cache.release(table, &tokens);
+        cache.end_load(swapped.ticket(), None, &[], false).expect("no table");
         let resident = cache.resident();
         assert!(
             resident.len() == 2 && resident.iter().all(|of| event(of).1 == Medium::Device),

@@ -1,32 +1,43 @@
-//! What is read and written beside the steps: by a tier, by a peer.
+//! What is read and written beside the steps, or by steps in another tier: by a tier, by a peer, by the host swap.
 //!
-//! Owns: leases, which protect readers, and tickets, which protect what is written to. Must never: end a transfer.
+//! Owns: holds. Must never: end a transfer.
 //!
-//! A *lease* holds content while somebody outside copies it, until a time at most. Who reads asks when it is done whether the
-//! lease held ([`KvCache::end_lease`]); where it did not, what was copied is thrown away, whatever it looks like. A lease's number
-//! is never used again, so an old one says nothing of what is there now.
+//! A *hold* is a reference on slots of one tier, by a number that is never used again. Whoever reads holds what it reads, whoever writes
+//! what it writes, so nobody is given such a slot; it ends when the reader or the writer reports its end.
 //!
-//! A *ticket* is a transfer that writes blocks of a table. They are private, and only the report of the transfer's end
-//! ([`KvCache::end_load`]) makes them anything else: a time-out ends the waiting of whoever waits, never what the transfer owns. If
-//! the table is given up before, its blocks stay with the ticket and are free when it ends. What arrived is published when it was
-//! verified, in the order of positions.
+//! | hold | slots | name | ends |
+//! |---|---|---|---|
+//! | a reader outside | published blocks | [`Lease`] | when it is done, or at its time |
+//! | a transfer outside | blocks that it writes, of a table | [`Ticket`] | with the transfer's report |
+//! | a swap out | slots of host memory that a step writes | [`Ticket`] | with the step's report |
+//! | a swap in | slots of host memory that a step reads | of its table | with the step's commit, or the table |
 //!
-//! Neither is ordered with the steps by itself. What is published was written by a step that was committed, so a reader may begin
-//! at once. A block that a transfer is given may have been another's until a moment ago, and steps that are under way may still
-//! copy or write there for nobody: a transfer begins to write when the last step that was planned before its ticket has ended.
-//! What a preemption asked to be copied out is read only by the next step that is begun, from blocks that are free already. So no ticket is
-//! begun while a plan waits with such copies: its transfer would spoil them, or wait for a step that waits for its blocks.
-//! Nor may loads begin without end while a sequence is refused blocks: it would never get them.
+//! A reader asks when it is done whether its lease held ([`KvCache::end_lease`]); where it did not, what was copied is thrown away,
+//! whatever it looks like.
 //!
-//! Cost: O(blocks) to begin and to end, O(log leases) for each that is over time.
+//! What a ticket writes is nobody's to read, and counts no written positions, until the report of its end ([`KvCache::end_load`]): a
+//! time-out ends the waiting of whoever waits, never what the transfer owns. Who gives up a table, or a copy, drops its own references;
+//! those of the ticket stay. What arrived in a table is published when it was verified, in the order of positions.
+//!
+//! Outside the steps nothing is ordered with them by itself. What is published was written by a step that was committed, so a reader
+//! may begin at once. A block that a transfer is given may have been another's until a moment ago, and steps that are under way may
+//! still copy or write there for nobody: a transfer begins to write when the last step that was planned before its ticket has ended.
+//!
+//! One reader holds nothing: what a swap out reads. Its blocks must be anybody's at once, or a preemption would free nothing. It is *held
+//! by the plan*: the next step that is begun reads it before anything of that step is written, so whoever is given the blocks by a
+//! plan comes later. A transfer outside has no such order, so none is begun while a swap out is not reported: [`KvCache::begin_load`]
+//! refuses.
+//!
+//! Cost: O(slots) to begin and to end, O(log leases) for each that is over time.
 
 use std::collections::BTreeSet;
 
 use rustc_hash::FxHashMap;
 
 use crate::cache::{CommitRefused, KvCache};
-use crate::table::BlockTable;
-use crate::types::{BlockId, HOLE};
+use crate::events::Medium;
+use crate::table::{BlockTable, Lists, Query};
+use crate::types::HOLE;
 
 /// Names a reader's hold, for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -36,86 +47,156 @@ pub struct Lease(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
-#[derive(Debug, Default)]
-pub(crate) struct Leases {
-    next: u64,
-    /// What each lease holds, and until when.
-    leases: FxHashMap<Lease, (u64, Vec<(usize, BlockId)>)>,
-    ends: BTreeSet<(u64, Lease)>,
-    /// Blocks whose table is gone and which a transfer still writes.
-    left: FxHashMap<Ticket, Vec<(usize, BlockId)>>,
+/// What a hold is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    Lease {
+        until: u64,
+    },
+    Load,
+    /// Of the positions before `end`.
+    SwapOut {
+        end: u32,
+    },
+    SwapIn,
 }
 
-impl Leases {
-    fn number(&mut self) -> u64 {
-        self.next += 1;
-        self.next
+impl Use {
+    pub fn medium(self) -> Medium {
+        match self {
+            Self::Lease { .. } | Self::Load => Medium::Device,
+            Self::SwapOut { .. } | Self::SwapIn => Medium::Host,
+        }
     }
+}
 
-    /// Blocks on the device that leases and transfers hold, once for each.
-    pub fn blocks(&self) -> impl Iterator<Item = (usize, BlockId)> + '_ {
-        self.leases.values().flat_map(|(_, blocks)| blocks).chain(self.left.values().flatten()).copied()
+#[derive(Debug, Default)]
+pub(crate) struct Holds {
+    last: u64,
+    holds: FxHashMap<u64, (Use, Lists)>,
+    /// When each lease ends.
+    ends: BTreeSet<(u64, Lease)>,
+}
+
+impl Holds {
+    /// Slots of a group that are held in a tier, once for each hold.
+    pub fn slots(&self, medium: Medium, group: usize) -> impl Iterator<Item = u32> + '_ {
+        let of = self.holds.values().filter(move |(used, _)| used.medium() == medium);
+        of.flat_map(move |(_, slots)| &slots[group]).map(|slot| slot.0)
     }
 }
 
 impl KvCache {
+    /// A reference on each of `slots`.
+    pub(crate) fn hold(&mut self, used: Use, slots: Lists) -> Ticket {
+        for (group, slots) in slots.iter().enumerate() {
+            for slot in slots {
+                match used.medium() {
+                    Medium::Device => self.reference(group, *slot),
+                    Medium::Host => self.groups[group].host.pool.slot_mut(slot.0).refs += 1,
+                }
+            }
+        }
+        self.holds.last += 1;
+        self.holds.holds.insert(self.holds.last, (used, slots));
+        Ticket(self.holds.last)
+    }
+
+    /// The references end. What it was for; `None`: it ended before.
+    pub(crate) fn end_hold(&mut self, hold: u64) -> Option<Use> {
+        let (used, slots) = self.holds.holds.remove(&hold)?;
+        self.drop_slots(used.medium(), slots);
+        Some(used)
+    }
+
+    /// Drops a reference on each of `slots`, the last first.
+    pub(crate) fn drop_slots(&mut self, medium: Medium, slots: Lists) {
+        for (group, slots) in slots.iter().enumerate().rev() {
+            for slot in slots.iter().rev() {
+                match medium {
+                    Medium::Device => self.unreference(group, *slot),
+                    Medium::Host => self.unreference_host(group, slot.0),
+                }
+            }
+        }
+        self.recycle(slots);
+    }
+
     /// Holds the published blocks of a table for a reader until `until_us`, from its first one on to `blocks` of group 0, and what
     /// the query behind them reads of the other groups.
     pub fn lease(&mut self, table: &BlockTable, blocks: u32, until_us: u64) -> Lease {
         let blocks = blocks.min(table.published[0]);
         let computed = blocks * self.config.block_tokens;
-        let mut held = Vec::new();
-        for group in 0..self.groups.len() {
+        let mut held = self.spare.pop().unwrap_or_default();
+        for (group, held) in held.iter_mut().enumerate().take(self.groups.len()) {
             let config = self.groups[group].config;
             let whole = computed / config.block_tokens;
             let read = config.first_block(computed).min(whole)..whole.min(table.published[group]);
             let list = table.lists[group].get(read.start as usize..read.end as usize).unwrap_or_default();
-            held.extend(list.iter().filter(|block| **block != HOLE).map(|block| (group, *block)));
+            held.extend(list.iter().filter(|block| **block != HOLE));
         }
-        held.iter().for_each(|(group, block)| self.reference(*group, *block));
-        let lease = Lease(self.leases.number());
-        self.leases.ends.insert((until_us, lease));
-        self.leases.leases.insert(lease, (until_us, held));
+        let lease = Lease(self.hold(Use::Lease { until: until_us }, held).0);
+        self.holds.ends.insert((until_us, lease));
         lease
     }
 
     /// The reader is done. Whether the lease held all the time: only then is what it copied what it asked for.
     pub fn end_lease(&mut self, lease: Lease) -> bool {
-        let Some((until, held)) = self.leases.leases.remove(&lease) else { return false };
-        self.leases.ends.remove(&(until, lease));
-        held.into_iter().rev().for_each(|(group, block)| self.unreference(group, block));
-        true
+        let Some(Use::Lease { until }) = self.end_hold(lease.0) else { return false };
+        self.holds.ends.remove(&(until, lease))
     }
 
     /// Ends leases that are over time.
     pub(crate) fn end_leases(&mut self, now_us: u64) {
-        while let Some((_, lease)) = self.leases.ends.first().copied().filter(|(until, _)| *until <= now_us) {
+        while let Some((_, lease)) = self.holds.ends.first().copied().filter(|(until, _)| *until <= now_us) {
             self.end_lease(lease);
         }
     }
 
-    /// Takes blocks for the next `blocks` full blocks of a table, for a transfer to write. Nothing of them is computed before it
-    /// ends. `None`, and nothing changed: there is no room, or it would begin or end within a block of some group.
+    /// The last position up to `positions` at which blocks of all groups end.
+    pub fn border(&self, positions: u32) -> u32 {
+        let sizes = self.groups.iter().map(|group| group.config.block_tokens);
+        let multiple = |all: u32, size: u32| (all..).step_by(all as usize).find(|of| of % size == 0);
+        positions - positions % sizes.fold(1, |all, size| multiple(all, size).unwrap_or(u32::MAX))
+    }
+
+    /// Takes the next `blocks` full blocks behind those that a table has, for a transfer to write. Of what it has the rest may be
+    /// computed meanwhile ([`BlockTable::computable`]). `None`, and nothing changed: there is no room, it would begin or end within a
+    /// block of some group, a step is still to load what it has, rows that may
+    /// be taken back are under way, or a swap out is not reported.
     pub fn begin_load(&mut self, table: &mut BlockTable, blocks: u32) -> Option<Ticket> {
-        let size = self.config.block_tokens;
-        let pending: u32 = table.tickets.iter().map(|(_, blocks)| blocks).sum();
-        let (from, to) = (table.computed + pending * size, table.computed + (pending + blocks) * size);
-        let whole = |positions: u32| {
-            self.groups.iter().all(|group| positions.is_multiple_of(group.config.block_tokens))
-        };
-        if blocks == 0 || table.capacity() != from || !whole(from) || !whole(to) {
+        let (from, to) = (table.capacity(), table.capacity() + blocks * self.config.block_tokens);
+        let whole = |positions| self.border(positions) == positions;
+        let swaps_out = |(used, _): &(Use, Lists)| used.medium() == Medium::Host && *used != Use::SwapIn;
+        if blocks == 0
+            || !whole(from)
+            || !whole(to)
+            || !table.is_loaded()
+            || (table.computed..from).contains(&table.tentative_from)
+            || self.holds.holds.values().any(swaps_out)
+        {
+            return None;
+        }
+        if (0..self.groups.len()).any(|group| self.shared_tail(table, group, to).is_some()) {
+            // It would be copied, in a step.
             return None;
         }
         table.plan_tentative(None);
-        // A whole block has no tail to copy.
         self.grow(table, to, &mut Vec::new()).ok()?;
-        let ticket = Ticket(self.leases.number());
-        table.tickets.push((ticket, blocks));
+        let mut slots = self.spare.pop().unwrap_or_default();
+        for (group, slots) in slots.iter_mut().enumerate().take(self.groups.len()) {
+            let size = self.groups[group].config.block_tokens;
+            let written = &table.lists[group][(from / size) as usize..(to / size) as usize];
+            slots.extend(written.iter().filter(|block| **block != HOLE));
+        }
+        let ticket = self.hold(Use::Load, slots);
+        table.transfers.push((Some(ticket), blocks));
         Some(ticket)
     }
 
-    /// The transfer ended. `table`: the one it was begun for, if it is still there; `tokens`: all that its sequence knows.
-    /// Where it was `verified`, what arrived is published as soon as everything before it is; where not, the table ends before it.
+    /// The transfer, or the step of a swap out, ended. `table`: the one it was begun for, if it is still there; `tokens`: all that its
+    /// sequence knows. Where it was `verified`, what arrived is there, and in a table published as soon as everything before it is;
+    /// where not, the table ends before it, and a copy is of no use.
     pub fn end_load(
         &mut self,
         ticket: Ticket,
@@ -123,74 +204,49 @@ impl KvCache {
         tokens: &[u32],
         verified: bool,
     ) -> Result<(), CommitRefused> {
-        if let Some(blocks) = self.leases.left.remove(&ticket) {
-            blocks.into_iter().rev().for_each(|(group, block)| self.unreference(group, block));
-            return Ok(());
+        let Some((used, slots)) = self.holds.holds.remove(&ticket.0) else { return Ok(()) };
+        if let Use::SwapOut { end } = used
+            && verified
+        {
+            self.swapped_out(end, &slots);
         }
+        self.drop_slots(used.medium(), slots);
         let Some(table) = table else { return Ok(()) };
-        let Some(at) = table.tickets.iter().position(|(own, _)| *own == ticket) else { return Ok(()) };
+        let Some(at) = table.transfers.iter().position(|(own, _)| *own == Some(ticket)) else {
+            return Ok(());
+        };
         if !verified {
-            let before: u32 = table.tickets[..at].iter().map(|(_, blocks)| blocks).sum();
-            let (_, blocks) = table.tickets.remove(at);
-            let later = table.tickets.split_off(at);
-            let end = table.computed / self.config.block_tokens + before;
-            self.leave(table, end + blocks, later);
-            self.cut(table, end);
+            self.cut(table, at);
             return Ok(());
         }
-        let blocks = table.tickets[at].1;
-        match at {
-            0 => {
-                table.tickets.remove(0);
-                let computed = table.computed + blocks * self.config.block_tokens;
-                self.commit(table, tokens, computed)
-            }
-            // It waits for those before it, and ends with them.
-            _ => {
-                table.tickets.remove(at);
-                table.tickets[at - 1].1 += blocks;
-                Ok(())
-            }
+        table.transfers[at].0 = None;
+        let (query, before) = (table.query, table.computed);
+        if table.arrived(before) == before {
+            return Ok(());
         }
+        self.commit(table, tokens, before)?;
+        if query.queries > 0 {
+            // No step of it was committed.
+            let loaded = u64::from(table.computed - before);
+            self.count(table.hashes.root().tenant, Query { hit: loaded, ..Query::default() });
+            table.query = Query { hit: query.hit + loaded, ..query };
+        }
+        Ok(())
     }
 
-    /// The table is given up: what transfers write stays theirs.
-    pub(crate) fn leave_to_transfers(&mut self, table: &mut BlockTable) {
-        if !table.tickets.is_empty() {
-            let (from, tickets) =
-                (table.computed / self.config.block_tokens, std::mem::take(&mut table.tickets));
-            self.leave(table, from, tickets);
-        }
+    /// Nobody waits for what transfers write of a table any more: it ends before that.
+    pub fn drop_transfers(&mut self, table: &mut BlockTable) {
+        self.cut(table, 0);
     }
 
-    /// Leaves the blocks of `tickets`, the last of the table, from block `from` of group 0 on, to their transfers.
-    fn leave(&mut self, table: &mut BlockTable, from: u32, tickets: Vec<(Ticket, u32)>) {
-        let mut at = from * self.config.block_tokens;
-        for (ticket, blocks) in tickets {
-            let end = at + blocks * self.config.block_tokens;
-            let mut left = Vec::new();
-            for (group, list) in table.lists.iter_mut().enumerate().take(self.groups.len()) {
-                let size = self.groups[group].config.block_tokens;
-                for block in &mut list[(at / size) as usize..(end / size) as usize] {
-                    let block = std::mem::replace(block, HOLE);
-                    left.extend((block != HOLE).then_some((group, block)));
-                }
-            }
-            self.leases.left.insert(ticket, left);
-            at = end;
-        }
-        self.cut(table, from);
-    }
-
-    /// Drops everything from block `from` of group 0 on.
-    fn cut(&mut self, table: &mut BlockTable, from: u32) {
-        table.change(from * self.config.block_tokens);
+    /// The table ends before its `at`-th transfer.
+    fn cut(&mut self, table: &mut BlockTable, at: usize) {
+        let blocks: u32 = table.transfers.drain(at..).map(|(_, blocks)| blocks).sum();
+        let end = table.capacity() - blocks * self.config.block_tokens;
+        table.change(end);
         for group in (0..self.groups.len()).rev() {
-            let blocks = self.groups[group].blocks_of(from * self.config.block_tokens) as usize;
-            while table.lists[group].len() > blocks {
-                if let Some(block) = table.lists[group].pop().filter(|block| *block != HOLE) {
-                    self.unreference(group, block);
-                }
+            while table.lists[group].len() as u32 > self.groups[group].blocks_of(end) {
+                self.drop_last(table, group);
             }
         }
     }

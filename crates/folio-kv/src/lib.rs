@@ -51,7 +51,7 @@ mod table;
 mod types;
 
 pub use account::Holdings;
-pub use attach::Lookup;
+pub use attach::{Lookup, Tiers};
 pub use cache::{CommitRefused, KvCache};
 pub use check::Violation;
 pub use counts::{GroupCounts, MAX_GROUPS};
@@ -64,7 +64,7 @@ pub use prefixes::{KeepRefused, PREFIXES_MAX, PinLimits, PrefixId, PrefixInfo};
 pub use quota::{Quota, QuotaError};
 pub use retention::{DEFAULT_PRIORITY, OPERATOR_PRIORITY, PRIORITY_MAX, Retention, RetentionRange};
 pub use stats::{CacheStats, GroupStats, MAX_WINDOWS, TenantStats};
-pub use swap::{BlockSwap, Loadable, SwapOffer, Swapped};
+pub use swap::{BlockSwap, SwapOffer, Swapped};
 pub use table::BlockTable;
 pub use types::{
     BlockCopy, BlockHash, BlockId, CacheConfig, GroupConfig, HOLE, Identity, Layout, OutOfBlocks, Root,

@@ -15,15 +15,14 @@ use crate::types::TenantId;
 /// 16 bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slot {
-    /// Tables, pins, leases and transfers that hold it.
+    /// Tables, copies, pins and holds.
     pub refs: u32,
     /// The node whose content it holds, or [`NONE`]; of a free slot the next free one.
     node: u32,
     pub tenant: TenantId,
-    /// Positions written.
+    /// Positions written: none while a ticket's writer is at it.
     pub filled: u16,
-    /// On the device: allocated and referenced without pause since, so that its waste is not settled yet. In another tier: a
-    /// transfer writes it.
+    /// Allocated and referenced without pause since, so that its waste is not settled yet.
     pub open: bool,
     /// Cached, it goes after those that are not: the protected segment of a segmented LRU.
     pub protected: bool,

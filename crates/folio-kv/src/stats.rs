@@ -1,5 +1,5 @@
 //! Figures the cache reports about itself. Plain data; gauges are exact at the call, counters only grow (except that
-//! `KvCache::abandon` takes back what its `attach` counted).
+//! `KvCache::release` takes back what `attach` counted for a table that never ran).
 
 use crate::cache::KvCache;
 use crate::counts::MAX_GROUPS;

@@ -12,30 +12,25 @@
 //! Whole blocks of it are residency of their nodes: once they are written, whoever asks for the same content finds them, as a
 //! hit that must be loaded.
 //!
-//! # Coming back
+//! # Order
 //!
-//! [`KvCache::attach_loading`] attaches what the device still has of the beginning and takes blocks for the rest, to be filled
-//! before the step computes. They are private until the step's `commit`, which publishes them as if the step had computed them:
-//! a step that never runs leaves nothing wrong behind. The slots are held until then.
+//! A step's order is: swaps out, copies, swaps in, then writes (see `cache` for the middle, `attach` for the way back). What is swapped
+//! out may be given to anybody at once; what is swapped in may be a block that a copy of the same step still has to read.
 //!
-//! A step's order is: swaps out, copies, swaps in, then writes (see `cache` for the middle). What is swapped out may be given
-//! to anybody at once; what is swapped in may be a block that a copy of the same step still has to read.
-//!
-//! Invariants: a slot is free or held; what a step reads is not let again before it is committed.
+//! Invariants: a slot is free or held, by copies and by holds (`lease`); it has as many positions written as its last ticket brought.
 //!
 //! Cost: O(blocks copied). Lists are reused, so that a steady state allocates nothing.
 
-use crate::attach::Lookup;
 use crate::cache::KvCache;
 use crate::check::{Violation, count};
-use crate::counts::{GroupCounts, MAX_GROUPS};
-use crate::demand::Growth;
+use crate::counts::GroupCounts;
+use crate::events::Medium;
 use crate::group::Tier;
-use crate::hash::BlockHashes;
+use crate::lease::{Ticket, Use};
 use crate::nodes::Nodes;
 use crate::policy::NONE;
-use crate::pool::Pool;
-use crate::table::{BlockTable, Query};
+use crate::pool::{Pool, Slot};
+use crate::table::{BlockTable, Lists};
 use crate::types::{BlockId, HOLE, TenantId};
 
 /// Copy block `block` of `group` to slot `slot` of the group's host memory, or back.
@@ -62,33 +57,21 @@ pub struct SwapOffer {
 #[must_use = "a dropped copy leaks its slots: give it to KvCache::drop_swapped"]
 pub struct Swapped {
     tenant: TenantId,
+    ticket: Ticket,
     /// Positions in all.
     end: u32,
-    /// It continues blocks that an operator declared.
-    declared: bool,
     /// Of each group the last blocks up to position `end`.
-    slots: SlotLists,
+    slots: Lists,
 }
-
-pub(crate) type SlotLists = [Vec<u32>; MAX_GROUPS];
-
-/// What can be attached when blocks are loaded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Loadable {
-    /// What the device has: `full_blocks`, and as `tail_tokens` what is loaded behind it.
-    pub lookup: Lookup,
-    /// Positions in all.
-    pub positions: u32,
-    /// To be copied to the device.
-    pub bytes: u64,
-}
-
-/// Emptied lists kept for the next copies.
-const SPARE_LISTS: usize = 256;
 
 impl Swapped {
     pub fn tenant(&self) -> TenantId {
         self.tenant
+    }
+
+    /// Of the step that makes it, which ends with [`KvCache::end_load`]. Before that only a step that swaps it in may use it.
+    pub fn ticket(&self) -> Ticket {
+        self.ticket
     }
 
     /// Positions that need not be computed once it is back.
@@ -96,15 +79,16 @@ impl Swapped {
         self.end
     }
 
-    /// Slots of a group.
-    pub fn slots(&self, group: usize) -> &[u32] {
-        &self.slots[group]
+    /// Whether it has a slot of a group.
+    pub fn has(&self, group: usize, slot: u32) -> bool {
+        self.slots[group].contains(&BlockId(slot))
     }
 
     /// The slot of block `index` of a group, of `blocks` up to its end.
-    fn slot(&self, group: usize, index: u32, blocks: u32) -> Option<u32> {
+    pub(crate) fn slot(&self, group: usize, index: u32, blocks: u32) -> Option<u32> {
         let slots = &self.slots[group];
-        slots.get((index + slots.len() as u32).checked_sub(blocks)? as usize).copied()
+        let slot = slots.get((index + slots.len() as u32).checked_sub(blocks)? as usize)?;
+        Some(slot.0)
     }
 }
 
@@ -140,7 +124,7 @@ impl KvCache {
     }
 
     /// Bytes of so many blocks of each group.
-    fn bytes_of(&self, blocks: GroupCounts) -> u64 {
+    pub(crate) fn bytes_of(&self, blocks: GroupCounts) -> u64 {
         let groups = self.groups.iter().enumerate();
         groups.map(|(at, group)| u64::from(blocks[at]) * group.config.bytes_per_block).sum()
     }
@@ -150,11 +134,15 @@ impl KvCache {
         places.get(node as usize).copied().filter(|place| *place != NONE)
     }
 
+    pub(crate) fn host_slot(&self, group: usize, slot: u32) -> &Slot {
+        self.groups[group].host.pool.slot(slot)
+    }
+
     /// What a copy of `table` would hold. `None`: nothing is its own, there is no room, or what a window needs is gone.
     pub fn swap_offer(&self, table: &BlockTable) -> Option<SwapOffer> {
         let to = table.confirmed;
         let (size, shared) = (self.config.block_tokens, table.declared_blocks());
-        let first = table.lists[0].len() as u32 - self.exclusive_full(table);
+        let first = self.first_exclusive(table);
         let from = |group: usize| match group {
             0 => first,
             _ => table.first_block(group, to).min(self.groups[group].blocks_of(to)),
@@ -179,11 +167,11 @@ impl KvCache {
     }
 
     /// Takes slots for a copy of `table`, which is given up next. The copying is asked for in `swaps` and belongs into the
-    /// next step that runs; [`KvCache::swapped_out`] when it did.
+    /// next step that runs; [`KvCache::end_load`] when it did, or never will.
     pub fn swap_out(&mut self, table: &BlockTable, offer: &SwapOffer, swaps: &mut Vec<BlockSwap>) -> Swapped {
         let tenant = table.hashes.root().tenant;
-        let mut slots = self.spare_slots.pop().unwrap_or_default();
-        for (group, slots) in slots.iter_mut().enumerate().take(self.groups.len()) {
+        let mut taken = [(); 2].map(|()| self.spare.pop().unwrap_or_default());
+        for group in 0..self.groups.len() {
             let config = self.groups[group].config;
             let (end, ratio) =
                 (self.groups[group].blocks_of(offer.to), config.block_tokens / self.config.block_tokens);
@@ -193,20 +181,22 @@ impl KvCache {
                     && (index + 1) * ratio <= table.published[0];
                 let node = whole.then(|| self.node_of(table.lists[0][((index + 1) * ratio - 1) as usize]));
                 let slot = self.take_host(group, tenant, node).expect("the offer counted the free slots");
-                slots.push(slot);
+                taken.iter_mut().for_each(|slots| slots[group].push(BlockId(slot)));
                 swaps.push(BlockSwap { group: group as u32, block, slot });
             }
         }
-        Swapped { tenant, end: offer.to, declared: table.declared, slots }
+        let [slots, written] = taken;
+        let ticket = self.hold(Use::SwapOut { end: offer.to }, written);
+        Swapped { tenant, ticket, end: offer.to, slots }
     }
 
-    /// A slot that a transfer writes, for a node or for nobody else.
+    /// A slot that nobody has written yet, for a node or for nobody else.
     fn take_host(&mut self, group: usize, tenant: TenantId, node: Option<u32>) -> Option<u32> {
         let node = node.filter(|node| self.host_place(group, *node).is_none());
         let host = &mut self.groups[group].host;
         let slot = host.pool.pop()?;
         let it = host.pool.slot_mut(slot);
-        (it.refs, it.tenant, it.open) = (1, tenant, true);
+        (it.refs, it.tenant, it.filled) = (1, tenant, 0);
         if let Some(node) = node {
             host.pool.set_node(slot, Some(node));
             host.places[node as usize] = slot;
@@ -214,27 +204,23 @@ impl KvCache {
         Some(slot)
     }
 
-    /// The step that makes the copy was committed: it is there, for everybody who asks for the content.
-    pub fn swapped_out(&mut self, swapped: &Swapped) {
-        for group in 0..self.groups.len() {
-            for slot in &swapped.slots[group] {
-                let slot = self.groups[group].host.pool.slot_mut(*slot);
-                slot.open = false;
-                let node = slot.node().filter(|_| group == 0);
-                node.into_iter().for_each(|node| self.record_host(node, true));
+    /// What a swap out wrote before position `end` is there, for everybody who asks for the content.
+    pub(crate) fn swapped_out(&mut self, end: u32, slots: &Lists) {
+        for (group, slots) in slots.iter().enumerate().take(self.groups.len()) {
+            let size = self.groups[group].config.block_tokens;
+            let first = end.div_ceil(size) - slots.len() as u32;
+            for (index, slot) in (first..).zip(slots) {
+                let slot = self.groups[group].host.pool.slot_mut(slot.0);
+                slot.filled = size.min(end - index * size) as u16;
+                let node = slot.node().filter(|_| group == 0 && slot.refs > 1);
+                node.into_iter().for_each(|node| self.record(node, Medium::Host, true));
             }
         }
     }
 
-    /// Forgets a copy.
+    /// Forgets a copy. What a step may still write stays held until it ends.
     pub fn drop_swapped(&mut self, swapped: Swapped) {
-        let Swapped { mut slots, .. } = swapped;
-        for (group, slots) in slots.iter_mut().enumerate() {
-            slots.drain(..).rev().for_each(|slot| self.unreference_host(group, slot));
-        }
-        if self.spare_slots.len() < SPARE_LISTS {
-            self.spare_slots.push(slots);
-        }
+        self.drop_slots(Medium::Host, swapped.slots);
     }
 
     pub(crate) fn unreference_host(&mut self, group: usize, slot: u32) {
@@ -244,7 +230,7 @@ impl KvCache {
         if it.refs > 0 {
             return;
         }
-        let (node, copied) = (it.node(), !it.open);
+        let (node, written) = (it.node(), it.filled > 0);
         if let Some(node) = node {
             host.pool.set_node(slot, None);
             host.places[node as usize] = NONE;
@@ -252,8 +238,8 @@ impl KvCache {
         host.pool.push(slot);
         if let Some(node) = node.filter(|_| group == 0) {
             // Of a copy that was never made nobody was told.
-            if copied {
-                self.record_host(node, false);
+            if written {
+                self.record(node, Medium::Host, false);
             }
             if self.place(0, node).is_none() {
                 self.remove_node(node);
@@ -265,8 +251,8 @@ impl KvCache {
     pub(crate) fn unplace_host(&mut self, node: u32) {
         for group in 0..self.groups.len() {
             if let Some(slot) = self.host_place(group, node) {
-                if group == 0 && !self.groups[0].host.pool.slot(slot).open {
-                    self.record_host(node, false);
+                if group == 0 && self.host_slot(0, slot).filled > 0 {
+                    self.record(node, Medium::Host, false);
                 }
                 let host = &mut self.groups[group].host;
                 host.pool.set_node(slot, None);
@@ -275,202 +261,22 @@ impl KvCache {
         }
     }
 
-    /// Where what block `index` of a group holds before position `end` can be loaded from: the sequence's own copy, or what is
-    /// found of its node.
-    fn load_source(
-        &self,
-        group: usize,
-        index: u32,
-        end: u32,
-        node: Option<u32>,
-        swapped: Option<&Swapped>,
-    ) -> Option<u32> {
-        let config = self.groups[group].config;
-        let own = swapped.and_then(|swapped| {
-            let slot = swapped.slot(group, index, self.groups[group].blocks_of(swapped.end))?;
-            let start = index * config.block_tokens;
-            let upto = |end: u32| config.block_tokens.min(end - start);
-            let (wanted, filled) = (upto(end), upto(swapped.end));
-            (wanted <= filled && config.is_divisible(wanted, filled)).then_some(slot)
-        });
-        let found = || {
-            let slot = self.host_place(group, node?)?;
-            (!self.groups[group].host.pool.slot(slot).open).then_some(slot)
-        };
-        own.or_else(found)
-    }
-
-    /// What [`KvCache::attach_loading`] would attach of the first `max_tokens`. `None`: nothing is to be loaded, or something that
-    /// is read is nowhere. `copy`: the sequence's own.
-    pub fn lookup_loading(
-        &self,
-        hashes: &BlockHashes,
-        max_tokens: u32,
-        swapped: Option<&Swapped>,
-    ) -> Option<Loadable> {
-        let size = self.config.block_tokens;
-        let declared = swapped.map_or(hashes.root().declared_blocks() > 0, |swapped| swapped.declared);
-        let (mut device, mut blocks, mut idle) = (0, 0, 0);
-        for hash in hashes.iter(declared).take((max_tokens / size) as usize) {
-            let node = self.nodes.find(hash);
-            match node.and_then(|node| self.place(0, node)) {
-                Some(block) if device == blocks => {
-                    device += 1;
-                    idle += u32::from(self.slot(0, block).refs == 0);
-                }
-                _ if self.load_source(0, blocks, (blocks + 1) * size, node, swapped).is_none() => break,
-                _ => {}
-            }
-            blocks += 1;
-        }
-        if device < hashes.root().declared_blocks() && declared {
-            return None;
-        }
-        // The block that only its own copy has, written in part.
-        let tail = swapped.filter(|swapped| {
-            swapped.end <= max_tokens && swapped.end / size == blocks && swapped.end % size > 0
-        });
-        let positions = tail.map_or(blocks * size, |swapped| swapped.end);
-        if positions == device * size {
-            return None;
-        }
-        let mut loads = GroupCounts::full(positions.div_ceil(size) - device);
-        let mut idle = GroupCounts::full(idle);
-        for group in self.others() {
-            let config = self.groups[group].config;
-            let ratio = config.block_tokens / size;
-            let (first, end) = (config.first_block(positions), self.groups[group].blocks_of(positions));
-            let read = if config.optional { end..end } else { first.min(end)..end };
-            for index in read {
-                let whole = (index + 1) * config.block_tokens <= positions;
-                let hash = hashes.get(declared, (index + 1) * ratio - 1).filter(|_| whole);
-                let node = hash.and_then(|hash| self.nodes.find(hash));
-                if node.and_then(|node| self.place(group, node)).is_none() || !whole {
-                    self.load_source(group, index, positions, node, swapped)?;
-                    loads[group] += 1;
-                }
-            }
-            // All of them are taken, or no longer available.
-            idle[group] = (device / ratio).saturating_sub(first);
-        }
-        let lookup = Lookup {
-            full_blocks: device,
-            tail_tokens: positions - device * size,
-            idle_blocks: idle,
-            declared_blocks: if declared { hashes.root().declared_blocks() } else { 0 },
-        };
-        Some(Loadable { lookup, positions, bytes: self.bytes_of(loads) })
-    }
-
-    /// A table with all that [`KvCache::lookup_loading`] found: what is on the device is referenced, for the rest blocks are taken
-    /// and their filling is asked for in `swaps`, which belongs into the step being planned. `None`: there is no room, and nothing
-    /// changed. Counts no query of a sequence that was counted when it was first attached.
-    ///
-    /// Its own copy stays until the step has run: the caller may have to give the table up before.
-    pub fn attach_loading(
-        &mut self,
-        hashes: &BlockHashes,
-        max_tokens: u32,
-        swapped: Option<&Swapped>,
-        swaps: &mut Vec<BlockSwap>,
-    ) -> Option<BlockTable> {
-        let found = self.lookup_loading(hashes, max_tokens, swapped)?;
-        let positions = found.positions;
-        let tenant = hashes.root().tenant;
-        let growth = Growth { positions, chunk: positions, tentative: 0 };
-        let needed = self.demand(&found.lookup, growth);
-        if !needed.fits(self.available_to(tenant)) {
-            return None;
-        }
-        let declared = swapped.map_or(hashes.root().declared_blocks() > 0, |swapped| swapped.declared);
-        let mut table = self.table_of(hashes.clone(), declared);
-        // What is there is held first: nothing that is taken may cost it.
-        for group in 0..self.groups.len() {
-            self.hold_resident(&mut table, group, found, swapped);
-        }
-        for at in 0..table.loads.len() {
-            let BlockSwap { group, block: BlockId(index), .. } = table.loads[at];
-            let group = group as usize;
-            let size = self.groups[group].config.block_tokens;
-            let block = self.take(group, tenant).expect("counted as available");
-            self.set_filled(group, block, size.min(positions - index * size));
-            table.lists[group][index as usize] = block;
-            table.loads[at].block = block;
-            table.published[group] = table.published[group].min(index);
-        }
-        table.computed = positions;
-        swaps.extend_from_slice(&table.loads);
-        if swapped.is_none() {
-            table.query =
-                Query { queries: 1, tokens: max_tokens.into(), hit: positions.into(), ..Query::default() };
-            self.count(tenant, table.query);
-        }
-        Some(table)
-    }
-
-    /// References what the device has of the blocks of a group that are read, and holds the slots that the rest is loaded from: a
-    /// load names the index of its block.
-    fn hold_resident(
-        &mut self,
-        table: &mut BlockTable,
-        group: usize,
-        found: Loadable,
-        swapped: Option<&Swapped>,
-    ) {
-        let (config, positions) = (self.groups[group].config, found.positions);
-        let end = self.groups[group].blocks_of(positions);
-        let first = if config.optional { end } else { config.first_block(positions).min(end) };
-        table.published[group] = end;
-        table.lists[group].resize(end as usize, HOLE);
-        for index in first..end {
-            let node = self.node_at(table, group, index, positions);
-            let resident = node.and_then(|node| self.place(group, node));
-            match resident.filter(|_| group > 0 || index < found.lookup.full_blocks) {
-                Some(block) => {
-                    self.reference(group, block);
-                    table.lists[group][index as usize] = block;
-                    match group {
-                        0 => self.hit(block),
-                        _ => self.protect(group, block),
-                    }
-                }
-                None => {
-                    let slot = self.load_source(group, index, positions, node, swapped);
-                    let slot = slot.expect("a lookup found where everything is loaded from");
-                    self.groups[group].host.pool.slot_mut(slot).refs += 1;
-                    table.loads.push(BlockSwap { group: group as u32, block: BlockId(index), slot });
-                }
-            }
-        }
-    }
-
-    /// The node with which whole block `index` of a group, before position `end`, ends; `None`: it is not known, or not whole.
-    fn node_at(&self, table: &BlockTable, group: usize, index: u32, end: u32) -> Option<u32> {
-        let config = self.groups[group].config;
-        let last = (index + 1) * config.block_tokens / self.config.block_tokens - 1;
-        let whole = (index + 1) * config.block_tokens <= end;
-        whole.then(|| self.nodes.find(table.hashes.get(table.declared, last)?)).flatten()
-    }
-
     /// What the table was to load is loaded, or never will be.
-    pub(crate) fn finish_loads(&mut self, table: &mut BlockTable) {
-        for load in table.loads.drain(..) {
-            self.unreference_host(load.group as usize, load.slot);
+    pub(crate) fn end_swap_in(&mut self, table: &mut BlockTable) {
+        if let Some(ticket) = table.swap_in.take() {
+            self.end_hold(ticket.0);
         }
     }
 
-    /// Verifies that every slot off the device is free, or held by exactly `copies`, which must be all there are, and what `tables`
-    /// load; and that what it holds is found.
-    pub fn check_swapped(&self, swapped: &[&Swapped], tables: &[&BlockTable]) -> Result<(), Violation> {
+    /// Verifies that every slot off the device is free, or held by exactly `swapped`, which must be all there are, and by holds; and
+    /// that what it holds is found.
+    pub fn check_swapped(&self, swapped: &[&Swapped]) -> Result<(), Violation> {
         for group in 0..self.groups.len() {
             let host = &self.groups[group].host;
             let mut held = vec![0u32; host.pool.len() as usize];
-            swapped
-                .iter()
-                .flat_map(|swapped| &swapped.slots[group])
-                .for_each(|slot| held[*slot as usize] += 1);
-            let loads = tables.iter().flat_map(|table| &table.loads);
-            loads.filter(|load| load.group as usize == group).for_each(|load| held[load.slot as usize] += 1);
+            let copies = swapped.iter().flat_map(|swapped| &swapped.slots[group]).map(|slot| slot.0);
+            let all = copies.chain(self.holds.slots(Medium::Host, group));
+            all.for_each(|slot| held[slot as usize] += 1);
             for (slot, held) in (0..).zip(held) {
                 let free = host.pool.is_free(slot);
                 let refs = if free { 0 } else { host.pool.slot(slot).refs };

@@ -4,16 +4,15 @@
 //! drops blocks, because every entry is a counted reference.
 //!
 //! Invariants: `confirmed <= computed <= capacity`; every block whose positions are all `< computed` is published (its
-//! node resides in the very block the table holds); blocks beyond `computed` belong to this table alone. A group's list holds
-//! exactly the blocks from those that the next query reads on, and before them holes. In a state group the blocks of rows that may
-//! be taken back follow those of the positions before them.
+//! node resides in the very block the table holds); blocks beyond `computed` belong to this table alone, and the last of them to
+//! transfers that write them. A group's list holds exactly the blocks from those that the next query reads on, and before them holes.
+//! In a state group the blocks of rows that may be taken back follow those of the positions before them.
 
 use std::sync::Arc;
 
 use crate::counts::MAX_GROUPS;
 use crate::hash::BlockHashes;
 use crate::lease::Ticket;
-use crate::swap::BlockSwap;
 use crate::types::{BlockId, GroupConfig, Root};
 
 /// Blocks of one sequence, in position order. Hand it back with [`crate::KvCache::release`]: a table that is merely
@@ -25,7 +24,7 @@ pub struct BlockTable {
     /// It begins with blocks that an operator declared.
     pub(crate) declared: bool,
     /// Of each group, `HOLE` where it holds none.
-    pub(crate) lists: [Vec<BlockId>; MAX_GROUPS],
+    pub(crate) lists: Lists,
     pub(crate) groups: Arc<[GroupConfig]>,
     /// Positions `< computed` are (or, after this step's copies, will be) in the cache.
     pub(crate) computed: u32,
@@ -42,13 +41,14 @@ pub struct BlockTable {
     pub(crate) confirmed: u32,
     /// Leading blocks of each group that are published, or never will be: all full ones, unless some are being loaded.
     pub(crate) published: [u32; MAX_GROUPS],
-    /// What the step that computes next loads first. The slots are held until it is committed.
-    pub(crate) loads: Vec<BlockSwap>,
-    /// Transfers that write blocks behind `computed`, in order, each with how many blocks of group 0.
-    pub(crate) tickets: Vec<(Ticket, u32)>,
+    /// The step that computes next loads some of its blocks first: what they are loaded from is held until it is committed.
+    pub(crate) swap_in: Option<Ticket>,
+    /// Its last blocks, which transfers write: for each transfer, in order, how many of group 0; without a ticket, one that ended
+    /// before one in front of it.
+    pub(crate) transfers: Vec<(Option<Ticket>, u32)>,
     /// Blocks that a lookup found in group 0 and could not attach: where a hit would have ended, had the windows been there.
     pub(crate) missed: u32,
-    /// What `attach` counted for this table, so that `abandon` can take it back.
+    /// What `attach` counted for this table, until a step of it is committed.
     pub(crate) query: Query,
 }
 
@@ -63,16 +63,11 @@ pub(crate) struct Query {
     pub window_miss: u64,
 }
 
-/// The emptied vectors of a table, kept for the next one.
-#[derive(Debug, Default)]
-pub(crate) struct Lists {
-    pub lists: [Vec<BlockId>; MAX_GROUPS],
-    pub loads: Vec<BlockSwap>,
-}
+/// Slots of each group, in one tier.
+pub(crate) type Lists = [Vec<BlockId>; MAX_GROUPS];
 
 impl BlockTable {
     pub(crate) fn new(hashes: BlockHashes, declared: bool, groups: Arc<[GroupConfig]>, lists: Lists) -> Self {
-        let Lists { lists, loads } = lists;
         Self {
             hashes,
             declared,
@@ -86,8 +81,8 @@ impl BlockTable {
             may_share: false,
             confirmed: 0,
             published: [0; MAX_GROUPS],
-            loads,
-            tickets: Vec::new(),
+            swap_in: None,
+            transfers: Vec::new(),
             missed: 0,
             query: Query::default(),
         }
@@ -200,12 +195,40 @@ impl BlockTable {
 
     /// Whether nothing of it is still to be loaded by the step that computes next.
     pub fn is_loaded(&self) -> bool {
-        self.loads.is_empty()
+        self.swap_in.is_none()
     }
 
-    /// Transfers that still write blocks of it.
-    pub fn transfers(&self) -> usize {
-        self.tickets.len()
+    /// Whether this transfer writes blocks of it.
+    pub fn has_ticket(&self, ticket: Ticket) -> bool {
+        self.transfers.iter().any(|(own, _)| *own == Some(ticket))
+    }
+
+    /// Whether any transfer does.
+    pub fn has_transfers(&self) -> bool {
+        !self.transfers.is_empty()
+    }
+
+    /// Positions that steps may compute: those behind are written by transfers.
+    pub fn computable(&self) -> u32 {
+        if self.transfers.is_empty() {
+            return u32::MAX;
+        }
+        let written: u32 = self.transfers.iter().map(|(_, blocks)| blocks).sum();
+        self.capacity() - written * self.block_tokens(0)
+    }
+
+    /// Positions that are there when `computed` are: behind those come what transfers brought that had to wait for them.
+    pub(crate) fn arrived(&self, computed: u32) -> u32 {
+        if self.transfers.is_empty() || computed != self.computable() {
+            return computed;
+        }
+        let ended = self.transfers.iter().take_while(|(ticket, _)| ticket.is_none());
+        computed + ended.map(|(_, blocks)| blocks).sum::<u32>() * self.block_tokens(0)
+    }
+
+    /// Blocks of a group that no transfer writes: all but the last ones.
+    pub(crate) fn own_blocks(&self, group: usize) -> u32 {
+        (self.lists[group].len() as u32).min(self.computable() / self.block_tokens(group))
     }
 
     pub fn is_empty(&self) -> bool {

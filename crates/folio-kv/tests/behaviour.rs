@@ -300,7 +300,7 @@ fn an_abandoned_attach_leaves_no_trace_in_the_statistics() {
     let (mut table, copy) = cache.attach_at(&root, &range(0..12), 11);
     assert!(!copy.is_empty());
     cache.grow(&mut table, 12, &mut Vec::new()).unwrap();
-    cache.abandon(table, &range(0..12));
+    cache.release(table, &range(0..12));
     let after = cache.stats();
     assert_eq!(folio_kv::CacheStats { allocations: before.allocations, ..after }, before);
     assert_eq!(cache.tenant_stats(TenantId(0)), tenant);
@@ -512,7 +512,7 @@ fn a_policy_is_told_everything_in_order() {
             "leaf 0 depth 0 children 0 hits 1",
         ]
     );
-    cache.abandon(table, &[1, 2, 3, 4]);
+    cache.release(table, &[1, 2, 3, 4]);
     assert_eq!(
         told(),
         [
@@ -586,7 +586,7 @@ fn abandoning_after_a_commit_keeps_the_count_of_what_was_served() {
     let (mut cache, root) = (cache(8, 4), root(0));
     let table = started(&mut cache, &root, &range(0..6));
     let queried = cache.stats().query_tokens;
-    cache.abandon(table, &range(0..6));
+    cache.release(table, &range(0..6));
     assert_eq!((queried, cache.stats().query_tokens), (6, 6));
     assert_eq!(cache.stats().closed_slots, 8);
 }
@@ -603,4 +603,43 @@ fn the_search_for_a_tail_sees_the_children_used_last() {
     }
     assert_eq!(cache.probe_at(&root, &[1, 1]), 0, "beyond the bound of the search");
     assert_eq!(cache.probe_at(&root, &[19, 1]), 2);
+}
+
+/// What a swap out reads is held by nothing but its place in the next plan.
+#[test]
+fn no_transfer_begins_while_a_swap_out_is_not_reported() {
+    let (mut cache, root) = (cache(8, 4), root(0));
+    cache.set_swap_space(GroupCounts::full(4));
+    let table = started(&mut cache, &root, &range(0..8));
+    let offer = cache.swap_offer(&table).expect("all of it is its own");
+    let copy = cache.swap_out(&table, &offer, &mut Vec::new());
+    cache.release(table, &range(0..8));
+    let hashes = cache.hashes_at(&root, &range(100..112));
+    let mut other = cache.empty_table(hashes);
+    assert_eq!(cache.begin_load(&mut other, 2), None);
+    cache.end_load(copy.ticket(), None, &[], true).expect("no table");
+    let ticket = cache.begin_load(&mut other, 2).expect("it is over");
+    cache.check(&[&other]).expect("in order");
+    cache.release(other, &[]);
+    cache.end_load(ticket, None, &[], true).expect("no table");
+    cache.drop_swapped(copy);
+    cache.check(&[]).expect("in order");
+    cache.check_swapped(&[]).expect("in order");
+}
+
+/// Who gives a copy up while a step writes it does not make its slots anybody's.
+#[test]
+fn a_slot_is_its_writers_until_the_report() {
+    let (mut cache, root) = (cache(8, 4), root(0));
+    cache.set_swap_space(GroupCounts::full(2));
+    let table = started(&mut cache, &root, &range(0..8));
+    let offer = cache.swap_offer(&table).expect("all of it is its own");
+    let copy = cache.swap_out(&table, &offer, &mut Vec::new());
+    let ticket = copy.ticket();
+    cache.drop_swapped(copy);
+    assert_eq!(cache.swap_offer(&table), None, "both slots are still written");
+    cache.check_swapped(&[]).expect("in order");
+    cache.end_load(ticket, None, &[], true).expect("no table");
+    assert!(cache.swap_offer(&table).is_some());
+    cache.release(table, &range(0..8));
 }

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{ByRoot, cache, root, windowed};
-use folio_kv::{BlockTable, GroupCounts, KvCache, Retention, Root};
+use folio_kv::{BlockTable, GroupCounts, KvCache, Retention, Root, Tiers};
 
 const SIZE: u32 = 4;
 
@@ -166,17 +166,20 @@ fn a_copy_leaves_out_what_is_shared() {
     assert_eq!((offer.from, offer.to, offer.slots[0]), (12, 19, 2));
     let copy = cache.swap_out(&table, &offer, &mut Vec::new());
     let hashes = cache.release(table, &tokens);
-    cache.swapped_out(&copy);
+    cache.end_load(copy.ticket(), None, &[], true).expect("no table");
     cache.clear(Some(root(1).tenant));
-    let table =
-        cache.attach_loading(&hashes, 19, Some(&copy), &mut Vec::new()).expect("what it continues is there");
-    assert_eq!(table.computed(), 19);
-    cache.check_swapped(&[&copy], &[&table]).expect("in order");
-    let hashes = cache.abandon(table, &tokens);
+    let attach = |cache: &mut KvCache, hashes| {
+        cache.attach(hashes, &tokens, 19, Tiers::Host(Some(&copy)), &mut Vec::new(), &mut Vec::new())
+    };
+    let table = attach(&mut cache, hashes);
+    assert_eq!(table.computed(), 19, "what it continues is there");
+    cache.check_swapped(&[&copy]).expect("in order");
+    let hashes = cache.release(table, &tokens);
     cache.clear(None);
-    let again = cache.attach_loading(&hashes, 19, Some(&copy), &mut Vec::new());
-    assert!(again.is_none(), "what it continues is gone");
+    let again = attach(&mut cache, hashes);
+    assert_eq!(again.computed(), 0, "what it continues is gone");
+    cache.release(again, &tokens);
     cache.drop_swapped(copy);
-    cache.check_swapped(&[], &[]).expect("in order");
+    cache.check_swapped(&[]).expect("in order");
     cache.check(&[]).expect("in order");
 }

@@ -71,7 +71,7 @@ fn states_behind_full_blocks_are_kept_on_the_way() {
     cache.release(table, &tokens);
     let (table, _) = cache.attach_at(&root, &tokens[..9], 8);
     assert_eq!((table.computed(), states(&table)), (8, vec![planned[2]]));
-    cache.abandon(table, &tokens);
+    cache.release(table, &tokens);
     cache.check(&[]).unwrap();
 }
 
@@ -89,7 +89,7 @@ fn a_state_that_was_overwritten_is_not_kept() {
         cache.release(table, &tokens);
         let (table, copies) = cache.attach_at(&root, &tokens[..20], 19);
         assert_eq!(table.computed(), found, "{copies:?}");
-        cache.abandon(table, &tokens);
+        cache.release(table, &tokens);
         cache.check(&[]).unwrap();
     }
 }

@@ -36,6 +36,11 @@ pub struct Report {
     pub damaged_transfers: u64,
     pub late_transfers: u64,
     pub wanted_late_slots: u64,
+    /// Transfers into tables of sequences; those of them that began with something left to compute before them, and those whose
+    /// content was taken.
+    pub sequence_transfers: u64,
+    pub partial_loads: u64,
+    pub sequence_loads: u64,
     /// Events of the cache, times that everything was cleared, and times that a recorder was too slow.
     pub events: u64,
     pub cleared: u64,
@@ -124,6 +129,9 @@ impl Report {
         self.damaged_transfers += other.damaged_transfers;
         self.late_transfers += other.late_transfers;
         self.wanted_late_slots += other.wanted_late_slots;
+        self.sequence_transfers += other.sequence_transfers;
+        self.partial_loads += other.partial_loads;
+        self.sequence_loads += other.sequence_loads;
         self.events += other.events;
         self.cleared += other.cleared;
         self.resyncs += other.resyncs;

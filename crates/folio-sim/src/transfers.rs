@@ -6,14 +6,16 @@
 //! A *reader* copies block by block while steps run. What it copied without a lease to the end it throws away; with one, all of it must
 //! be what it asked for.
 //!
-//! A *load* takes blocks behind what is cached of some prompt, for up to three transfers. They end in any order, some with damaged
-//! bytes. A transfer leaves anything in its slots before it leaves the content there, so whoever else reads or writes them is found out
+//! A *load* takes blocks behind what is cached of some prompt, for up to three transfers; others take blocks of a sequence's own table,
+//! which the scheduler gives them. They end in any order, some with damaged bytes. A transfer leaves anything in its slots before it leaves the content there, so whoever else reads or writes them is found out
 //! by other bytes. Some loads are given up early: their transfers go on and report late, and until then nobody is given their slots.
 
 use folio_engine::plan::StepPlan;
 use folio_engine::request::RequestId;
 use folio_engine::{Micros, Scheduler, WaitingFor};
-use folio_kv::{BlockHashes, BlockId, BlockTable, GroupConfig, HOLE, KvCache, Lease, TenantId, Ticket};
+use folio_kv::{
+    BlockHashes, BlockId, BlockTable, GroupConfig, HOLE, KvCache, Lease, TenantId, Ticket, Tiers,
+};
 
 use crate::memory::{GroupMemory, Memory, block_cells};
 use crate::oracle::contents;
@@ -73,7 +75,8 @@ struct Load {
 
 struct Transfer {
     ticket: Ticket,
-    load: u64,
+    /// The load it is part of; `None`: it is a sequence's.
+    load: Option<u64>,
     tenant: TenantId,
     blocks: Vec<Block>,
     /// Whether its slots hold something else than before, and how many of them the content.
@@ -156,9 +159,15 @@ impl Transfers {
     /// A step was begun, with nothing in its plan that a transfer writes; but what was to be copied out before may be.
     pub fn step_begun(&mut self, plan: &StepPlan) -> Result<(), String> {
         self.begun = plan.step;
+        let sizes: Vec<u32> = self.memory.groups().iter().map(|group| group.config.block_tokens).collect();
         for Block { group, block, .. } in self.transfers.iter().flat_map(|transfer| &transfer.blocks) {
-            let group = *group as u32;
-            let tables = plan.sequences.iter().map(|sequence| &sequence.block_tables[group as usize]);
+            let (size, group) = (sizes[*group], *group as u32);
+            let tables = plan.sequences.iter().map(|sequence| {
+                // What lies behind its rows is neither read nor written.
+                let end = (sequence.first_position + sequence.tokens.len() as u32).div_ceil(size);
+                let written = (end + sequence.tentative) as usize;
+                sequence.block_tables[group as usize].iter().take(written)
+            });
             let copies = plan.copies.iter().filter(|copy| copy.group == group);
             let loads = plan.swap_ins.iter().filter(|swap| swap.group == group);
             if tables.flatten().any(|entry| *entry == block.0)
@@ -205,25 +214,35 @@ impl Transfers {
             && room
             && self.transfers.len() < TRANSFERS_MOST
         {
-            self.load(around);
+            match self.rng.one_in(2) {
+                true => self.load(around),
+                false => self.load_for_sequence(around),
+            }
         }
         // Whoever shares blocks of a window keeps them from being free when they are left behind.
         around.scheduler.update_reservations(around.cache);
-        let late = self.transfers.iter().any(|transfer| self.is_late(transfer));
+        let late = self.transfers.iter().any(|transfer| self.is_late(transfer, around.scheduler));
         around.report.wanted_late_slots += u64::from(late && around.scheduler.contended());
         self.check(around.scheduler)
     }
 
-    fn is_late(&self, transfer: &Transfer) -> bool {
-        self.loads.iter().all(|load| load.id != transfer.load || load.table.is_none())
+    /// Its table is gone, or ends before it.
+    fn is_late(&self, transfer: &Transfer, scheduler: &Scheduler) -> bool {
+        let tables = scheduler.tables().map(|(_, _, table)| table).chain(self.tables());
+        { tables }.all(|table| !table.has_ticket(transfer.ticket))
     }
 
     /// What a transfer writes is in no other table and no other transfer.
     fn check(&self, scheduler: &Scheduler) -> Result<(), String> {
-        let all: Vec<_> = self.transfers.iter().flat_map(|transfer| &transfer.blocks).collect();
-        for (at, Block { group, block, .. }) in all.iter().enumerate() {
-            let again = all[..at].iter().any(|other| (other.group, other.block) == (*group, *block));
-            let held = scheduler.tables().any(|(_, _, table)| table.group(*group).contains(block));
+        let mut all = Vec::new();
+        for transfer in &self.transfers {
+            all.extend(transfer.blocks.iter().map(|block| (transfer.ticket, block)));
+        }
+        for (at, (ticket, Block { group, block, .. })) in all.iter().enumerate() {
+            let again = all[..at].iter().any(|(_, other)| (other.group, other.block) == (*group, *block));
+            let held = scheduler
+                .tables()
+                .any(|(_, _, table)| table.group(*group).contains(block) && !table.has_ticket(*ticket));
             if again || held {
                 return Err(format!("group {group}, {block:?}: a transfer writes it, and it was let again"));
             }
@@ -294,11 +313,12 @@ impl Transfers {
         let whole =
             sizes().fold(1, |all, size| (all..).step_by(all as usize).find(|n| n % size == 0).unwrap_or(all));
         let hashes = BlockHashes::new(&request.root.own(), &tokens, cache.config().block_tokens);
-        let cached = cache.lookup(&hashes, &tokens).full_blocks * cache.config().block_tokens;
+        let cached = cache.lookup(&hashes, &tokens, Tiers::Device).full_blocks * cache.config().block_tokens;
         let mut copies = Vec::new();
-        let mut table = cache.attach(hashes, &tokens, cached / whole * whole, &mut copies);
+        let most = cached / whole * whole;
+        let mut table = cache.attach(hashes, &tokens, most, Tiers::Device, &mut copies, &mut Vec::new());
         if !copies.is_empty() {
-            let hashes = cache.abandon(table, &tokens);
+            let hashes = cache.release(table, &tokens);
             table = cache.empty_table(hashes);
         }
         let tenant = request.root.tenant;
@@ -310,12 +330,11 @@ impl Transfers {
                 break;
             }
             let blocks = self.rng.skewed(1, left.into()) as u32 * whole / table.block_tokens(0);
-            let Some(transfer) = self.begin(cache, &mut table, blocks, &contents) else { break };
-            let done = Micros(around.now.0 + self.rng.skewed(1, LONGEST_US));
-            self.transfers.push(Transfer { done, ..transfer });
+            let Some(ticket) = cache.begin_load(&mut table, blocks) else { break };
+            self.begin((ticket, Some(self.next)), &table, blocks, &contents, cache, around.now);
             around.report.transfers += 1;
         }
-        if table.transfers() == 0 {
+        if !table.has_transfers() {
             cache.release(table, &tokens);
             return;
         }
@@ -331,20 +350,42 @@ impl Transfers {
         self.loads.push(Load { id: self.next, tenant, tokens, table: Some(table), gives_up, waiter });
     }
 
-    /// A transfer of the next blocks of a table, if there is room.
+    /// Begins to load more of what some sequence knows, into its own table.
+    fn load_for_sequence(&mut self, around: &mut Around<'_>) {
+        let alone = |stream: &&ClientStream| stream.finished == [None];
+        let streams: Vec<_> = around.streams.iter().filter(alone).collect();
+        if streams.is_empty() {
+            return;
+        }
+        let stream = streams[self.rng.range(0, streams.len() as u64 - 1) as usize];
+        let (id, blocks) = (stream.client.request.id, self.rng.skewed(1, 6) as u32);
+        let Some(ticket) = around.scheduler.begin_load(around.cache, id, blocks, around.now) else { return };
+        let mut tables = around.scheduler.tables();
+        let (.., table) = tables.find(|(.., table)| table.has_ticket(ticket)).expect("it was begun for it");
+        let mut tokens = stream.client.request.prompt.to_vec();
+        tokens.extend(stream.tokens[0].iter().map(|(token, _)| *token));
+        self.next += 1;
+        let contents = contents(&tokens, &self.groups);
+        self.begin((ticket, None), table, blocks, &contents, around.cache, around.now);
+        around.report.sequence_transfers += 1;
+        around.report.partial_loads += u64::from(table.computed() < table.computable());
+    }
+
+    /// A transfer writes the last blocks of a table.
     fn begin(
         &mut self,
-        cache: &mut KvCache,
-        table: &mut BlockTable,
+        (ticket, load): (Ticket, Option<u64>),
+        table: &BlockTable,
         blocks: u32,
         contents: &[Vec<u64>],
-    ) -> Option<Transfer> {
-        let from = table.capacity();
-        let ticket = cache.begin_load(table, blocks)?;
+        cache: &KvCache,
+        now: Micros,
+    ) {
         let verified = !self.rng.one_in(5);
         let mut written = Vec::new();
         for (group, contents) in contents.iter().enumerate() {
             let (config, size) = (cache.group_config(group), table.block_tokens(group));
+            let from = table.capacity() - blocks * table.block_tokens(0);
             for index in from / size..table.capacity() / size {
                 let block = &table.group(group)[index as usize];
                 if *block == HOLE {
@@ -357,17 +398,17 @@ impl Transfers {
                 written.push(Block { group, block: *block, content });
             }
         }
-        Some(Transfer {
+        self.transfers.push(Transfer {
             ticket,
-            load: self.next,
+            load,
             tenant: table.hashes().root().tenant,
             blocks: written,
             begun: false,
             written: 0,
             after: self.begun,
-            done: Micros(0),
+            done: Micros(now.0 + self.rng.skewed(1, LONGEST_US)),
             verified,
-        })
+        });
     }
 
     fn end_transfers(&mut self, around: &mut Around<'_>) -> Result<(), String> {
@@ -386,14 +427,20 @@ impl Transfers {
                 return Err(format!("{:?}: somebody else wrote what it writes", transfer.ticket));
             }
             drop(groups);
-            let load = self.loads.iter_mut().find(|load| load.id == transfer.load);
+            let late = self.is_late(&transfer, around.scheduler);
+            around.report.late_transfers += u64::from(late);
+            around.report.damaged_transfers += u64::from(!transfer.verified);
+            around.report.loaded_transfers += u64::from(!late && transfer.verified);
+            let Some(id) = transfer.load else {
+                around.report.sequence_loads += u64::from(!late && transfer.verified);
+                around.scheduler.end_load(around.cache, transfer.ticket, transfer.verified, around.now);
+                continue;
+            };
+            let load = self.loads.iter_mut().find(|load| load.id == id);
             let (table, tokens) = match load {
                 Some(load) => (load.table.as_mut(), &load.tokens[..]),
                 None => (None, &[][..]),
             };
-            around.report.late_transfers += u64::from(table.is_none());
-            around.report.damaged_transfers += u64::from(!transfer.verified);
-            around.report.loaded_transfers += u64::from(table.is_some() && transfer.verified);
             let ended = around.cache.end_load(transfer.ticket, table, tokens, transfer.verified);
             ended.map_err(|refused| format!("{:?}: {refused}", transfer.ticket))?;
         }
@@ -403,7 +450,7 @@ impl Transfers {
     /// Tables that are loaded as far as they will be, and those that nobody waits for any more.
     fn release(&mut self, around: &mut Around<'_>) {
         for load in &mut self.loads {
-            let over = |table: &mut BlockTable| table.transfers() == 0 || load.gives_up <= around.now;
+            let over = |table: &mut BlockTable| !table.has_transfers() || load.gives_up <= around.now;
             if let Some(table) = load.table.take_if(over) {
                 around.cache.release(table, &load.tokens);
                 if let Some((request, reason)) = load.waiter {

@@ -159,7 +159,7 @@ impl World {
     fn check_swap_outs(&mut self, plan: &StepPlan, scheduler: &Scheduler) -> Result<(), String> {
         for swap in &plan.swap_outs {
             let group = swap.group as usize;
-            let owner = scheduler.swapped().find(|(_, swapped)| swapped.slots(group).contains(&swap.slot));
+            let owner = scheduler.swapped().find(|(_, swapped)| swapped.has(group, swap.slot));
             let Some((request, copy)) = owner else {
                 return Err(format!("{swap:?} is part of no copy"));
             };

@@ -11,7 +11,7 @@ use folio_cpu::{CpuBackend, CpuOptions};
 use folio_engine::{
     Event, Executor, Micros, ModelExecutor, Request, RequestId, SamplingParams, Scheduler, SchedulerConfig,
 };
-use folio_kv::{BlockHashes, CacheConfig, Identity, KvCache, Root, TenantId, default_policy};
+use folio_kv::{BlockHashes, CacheConfig, Identity, KvCache, Root, TenantId, Tiers, default_policy};
 use folio_model::backend::{
     Backend, BackendError, Batch, DType, KvLayout, Span, SwapTimes, TableEdit, TensorView,
 };
@@ -271,7 +271,8 @@ fn evictions() {
         }
         let hashes = BlockHashes::new(&root, &tokens, 1);
         let before = CALLS.load(Ordering::Relaxed);
-        let mut table = cache.attach(hashes.clone(), &tokens, 31, &mut Vec::new());
+        let mut table =
+            cache.attach(hashes.clone(), &tokens, 31, Tiers::Device, &mut Vec::new(), &mut Vec::new());
         cache.grow(&mut table, 32, &mut copies).expect("the pool is larger than a request");
         cache.commit(&mut table, &tokens, 32).expect("in order");
         cache.release(table, &tokens);
@@ -297,17 +298,17 @@ fn swaps() {
         }
         let hashes = BlockHashes::new(&root, &tokens, 1);
         let before = CALLS.load(Ordering::Relaxed);
-        let mut table = cache.attach(hashes, &tokens, 39, &mut Vec::new());
+        let mut table = cache.attach(hashes, &tokens, 39, Tiers::Device, &mut Vec::new(), &mut Vec::new());
         cache.grow(&mut table, 32, &mut copies).expect("the pool is larger than a request");
         cache.commit(&mut table, &tokens, 32).expect("in order");
         let offer = cache.swap_offer(&table).expect("all of it is its own");
         let copy = cache.swap_out(&table, &offer, &mut swaps);
         let hashes = cache.release(table, &tokens);
-        cache.swapped_out(&copy);
+        cache.end_load(copy.ticket(), None, &[], true).expect("no table");
         cache.clear(None);
         swaps.clear();
-        let loaded = cache.attach_loading(&hashes, 39, Some(&copy), &mut swaps);
-        let mut table = loaded.expect("there is room");
+        let tiers = Tiers::Host(Some(&copy));
+        let mut table = cache.attach(hashes, &tokens, 39, tiers, &mut Vec::new(), &mut swaps);
         assert_eq!((table.computed(), swaps.len()), (32, 32));
         cache.grow(&mut table, 40, &mut copies).expect("there is room");
         cache.commit(&mut table, &tokens, 40).expect("in order");

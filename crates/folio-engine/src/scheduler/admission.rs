@@ -23,11 +23,11 @@
 
 use std::cmp::Reverse;
 
-use folio_kv::{GroupCounts, KvCache, TenantId};
+use folio_kv::{BlockTable, GroupCounts, KvCache, TenantId, Tiers};
 
 use super::Scheduler;
 use super::room::Verdict;
-use crate::sequence::{Found, Fresh, Running, Slot, State, Wait};
+use crate::sequence::{Found, Fresh, Running, Slot, State, Wait, Waiting};
 use crate::stats::WaitingFor;
 
 /// A lookup walks over the whole prompt; one that led to nothing is not repeated for this many plans.
@@ -106,10 +106,10 @@ impl Scheduler {
         }
     }
 
-    fn look_up_now(&mut self, cache: &KvCache, slot: Slot) {
+    pub(super) fn look_up_now(&mut self, cache: &KvCache, slot: Slot) {
         let sequence = &self.sequences[slot];
         let attachable = sequence.attachable() as usize;
-        let lookup = cache.lookup(&sequence.hashes, &sequence.tokens[..attachable]);
+        let lookup = cache.lookup(&sequence.hashes, &sequence.tokens[..attachable], Tiers::Device);
         let cached = lookup.full_blocks * cache.config().block_tokens + lookup.tail_tokens;
         let mut found = Found { plan: self.step.plans, lookup, cached, swaps_in: false };
         self.look_up_swapped(cache, sequence, &mut found);
@@ -212,7 +212,7 @@ impl Scheduler {
     }
 
     /// The gate. Notes the reason of a refusal.
-    fn admits(&mut self, cache: &KvCache, slot: Slot) -> bool {
+    pub(super) fn admits(&mut self, cache: &KvCache, slot: Slot) -> bool {
         if self.running.len() as u32 >= self.config.max_num_seqs {
             self.wait_for(slot, WaitingFor::Turn);
             return false;
@@ -350,29 +350,25 @@ impl Scheduler {
     }
 
     fn attach(&mut self, cache: &mut KvCache, slot: Slot) {
-        let demand = self.demand(cache, slot);
-        let order = self.queue_order(slot);
         let sequence = &mut self.sequences[slot];
-        let positions = sequence.final_positions();
         let attachable = sequence.attachable();
         let Some(waiting) = sequence.waiting_mut() else { return };
-        let (wait, at_stake, swapped) = (waiting.wait, waiting.at_stake, waiting.swapped.take());
-        let found = waiting.found;
-        let swaps_in = waiting.swaps_in();
-        let swap_ins = &mut self.step.plan.swap_ins;
-        let swapped_in = match swaps_in {
-            true => cache.attach_loading(&sequence.hashes, attachable, swapped.as_ref(), swap_ins),
-            false => None,
-        };
-        self.step.swap_in_owners.resize(self.step.plan.swap_ins.len(), slot);
-        let fresh = Fresh { swapped, ran: false };
-        let mut table = swapped_in.unwrap_or_else(|| {
-            let (hashes, copies) = (sequence.hashes.clone(), &mut self.step.plan.copies);
-            let table = cache.attach(hashes, &sequence.tokens, attachable, copies);
-            self.step.copy_owners.resize(self.step.plan.copies.len(), slot);
-            table
-        });
-        table.reserve(positions);
+        let swapped = waiting.swapped.take();
+        let tiers = if waiting.swaps_in() { Tiers::Host(swapped.as_ref()) } else { Tiers::Device };
+        let (hashes, plan) = (sequence.hashes.clone(), &mut self.step.plan);
+        let (copies, loads) = (&mut plan.copies, &mut plan.swap_ins);
+        let table = cache.attach(hashes, &sequence.tokens, attachable, tiers, copies, loads);
+        self.step.copy_owners.resize(plan.copies.len(), slot);
+        self.step.swap_in_owners.resize(plan.swap_ins.len(), slot);
+        self.start(cache, slot, table, Fresh { swapped, ran: false });
+    }
+
+    /// The waiting sequence runs, with a table that was attached for it.
+    pub(super) fn start(&mut self, cache: &mut KvCache, slot: Slot, mut table: BlockTable, fresh: Fresh) {
+        let (order, reserve) = (self.queue_order(slot), self.must_reserve(slot));
+        let sequence = &mut self.sequences[slot];
+        let State::Waiting(Waiting { wait, at_stake, found, .. }) = sequence.state else { return };
+        table.reserve(sequence.final_positions());
         if wait.reason == WaitingFor::SharedPrefix {
             self.counters.shared_prefix_tokens += u64::from(table.computed());
         }
@@ -387,7 +383,7 @@ impl Scheduler {
         self.waiting.remove(tenant, rank, slot, wait.reason);
         self.waited(wait);
         self.start_running(slot);
-        if demand.reserve {
+        if reserve {
             self.reserve(cache, slot);
         }
         self.update_reservations(cache);

@@ -121,7 +121,7 @@ impl Scheduler {
             match sequence.ready(step, self.ring.lag) {
                 0 => continue,
                 1 if cohort == 0 => continue,
-                1 => cohort -= 1,
+                1 => {}
                 rows => {
                     let candidate = self.candidate(slot, rows);
                     self.step.candidates.push(candidate);
@@ -133,7 +133,10 @@ impl Scheduler {
                 drafters.push(slot);
             }
             match self.allocate(cache, slot, from + 1) {
-                Allocation::Made => self.grant(slot, 1),
+                Allocation::Made => {
+                    self.grant(slot, 1);
+                    cohort -= 1;
+                }
                 // A reservation is never broken, so this is a stall of one step at most.
                 Allocation::Refused if self.sequences[slot].has_reservation() => {}
                 Allocation::Refused => self.preempt(cache, slot),
@@ -156,7 +159,8 @@ impl Scheduler {
         }
         let decodes = |slot: Slot| {
             let sequence = &self.sequences[slot];
-            sequence.running().is_some_and(|running| sequence.known() <= running.scheduled + 1)
+            let end = |running: &Running| sequence.known().min(running.table.computable());
+            sequence.running().is_some_and(|running| end(running) <= running.scheduled + 1)
         };
         let decodes = self.running.iter().filter(|(_, slot)| decodes(*slot)).count();
         decodes.div_ceil(self.ring.lag as usize)
@@ -340,7 +344,7 @@ impl Scheduler {
         let sequence = &self.sequences[slot];
         let Some(running) = sequence.running() else { return 0 };
         let from = running.scheduled + running.granted;
-        let to = (from + tokens).min(sequence.known());
+        let to = (from + tokens).min(sequence.known()).min(running.table.computable());
         let before = cache.available();
         let to = match self.allocate(cache, slot, to) {
             Allocation::Made => to,

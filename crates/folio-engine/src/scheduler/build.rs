@@ -10,7 +10,7 @@ use super::Scheduler;
 use super::budget::Step;
 use super::costs::Computed;
 use super::swap::bytes_of;
-use folio_kv::{BlockId, HOLE, KvCache};
+use folio_kv::{BlockId, HOLE, KvCache, Ticket};
 
 use crate::plan::{PLACEHOLDER, SamplePlan, SequenceId, SequencePlan, TableChange, Want};
 use crate::request::{Micros, Pooling};
@@ -45,7 +45,7 @@ pub(super) struct BegunStep {
     pub step: u64,
     pub planned: Vec<Planned>,
     /// Whose copies in host memory it makes, and the bytes it copies each way.
-    pub swapped_out: Vec<(SequenceId, Slot)>,
+    pub swapped_out: Vec<((SequenceId, Slot), Ticket)>,
     pub out_bytes: u64,
     pub in_bytes: u64,
     pub computed: Computed,
@@ -123,7 +123,11 @@ impl Scheduler {
         begun.decodes = self.step.decodes;
         begun.tokens = self.step.granted;
         let owners = self.step.swap_out_owners.iter();
-        begun.swapped_out.extend(owners.map(|slot| (self.sequences[*slot].id(), *slot)));
+        let copy = |slot: &Slot| {
+            let sequence = &self.sequences[*slot];
+            Some(((sequence.id(), *slot), sequence.swapped()?.ticket()))
+        };
+        begun.swapped_out.extend(owners.filter_map(copy));
         begun.swapped_out.dedup();
         begun.out_bytes = bytes_of(cache, &self.step.plan.swap_outs);
         begun.in_bytes = bytes_of(cache, &self.step.plan.swap_ins);

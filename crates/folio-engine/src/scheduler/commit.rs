@@ -190,10 +190,13 @@ impl Scheduler {
             self.end_with_error(cache, slot, refused.to_string().into());
             return false;
         }
-        if computed / block_tokens > from / block_tokens {
+        // Behind it may be what was loaded.
+        let there = running.table.computed();
+        running.scheduled = running.scheduled.max(there);
+        if there / block_tokens > from / block_tokens {
             cache.retain(&running.table, from, &sequence.request.retention);
             let hashes = (&sequence.hashes, sequence.declared);
-            self.shared_prefixes.published(slot, hashes, &mut running.announced, computed / block_tokens);
+            self.shared_prefixes.published(slot, hashes, &mut running.announced, there / block_tokens);
         }
         let fresh = running.fresh.take();
         let charged = before.max(sequence.high_water);
@@ -213,6 +216,7 @@ impl Scheduler {
             self.drop_swapped(cache, slot, swapped);
         }
         self.update_reservation(cache, slot);
+        self.wait_for_load(slot);
         true
     }
 

@@ -16,6 +16,7 @@
 //! | `room` | the ledger of reservations: what is left for whom |
 //! | `preemption` | who loses its blocks |
 //! | `suspend` | who waits for something outside the steps |
+//! | `loads` | blocks that are filled from outside the steps |
 //! | `swap`, `costs` | what of them is kept in host memory, because computing it again would cost more |
 //! | `build` | the plan's entries; what is remembered of a step until its commit |
 //! | `commit` | what a result changes |
@@ -62,6 +63,7 @@ mod commit;
 mod costs;
 mod fair;
 mod figures;
+mod loads;
 mod preemption;
 mod queue;
 mod requests;

@@ -208,10 +208,7 @@ impl Scheduler {
         if scheduled > table.computed() {
             table.set_overwritten();
         }
-        sequence.hashes = match fresh {
-            Some(_) => cache.abandon(table, &sequence.tokens),
-            None => cache.release(table, &sequence.tokens),
-        };
+        sequence.hashes = cache.release(table, &sequence.tokens);
         self.shared_prefixes.withdraw(slot, (&sequence.hashes, sequence.declared), &mut announced);
         let owner = sequence.owner();
         self.unreserve(owner, reserved);

@@ -24,12 +24,16 @@ impl Scheduler {
         members.into_iter().flatten().for_each(|slot| self.suspend_sequence(slot, reason));
     }
 
-    /// What `request` waited for is there, or will never be. Nothing happens if it does not wait for that any more.
+    /// What `request` waited for is there, or will never be. Nothing happens if it does not wait for that any more, or for a transfer,
+    /// which reports by itself ([`Scheduler::end_load`]).
     pub fn resume(&mut self, request: RequestId, reason: WaitingFor, now: Micros) {
         self.now = now;
         let members = self.requests.get(&request).map(|state| state.members.clone());
         for slot in members.into_iter().flatten() {
-            if self.sequences[slot].suspension().is_some_and(|wait| wait.reason == reason) {
+            let sequence = &self.sequences[slot];
+            let loads = sequence.running().is_some_and(|running| running.table.has_transfers());
+            let waits = sequence.suspension().is_some_and(|wait| wait.reason == reason);
+            if waits && !(loads && reason == WaitingFor::TierLoad) {
                 self.resume_sequence(slot);
             }
         }
@@ -63,7 +67,7 @@ impl Scheduler {
         }
     }
 
-    fn resume_sequence(&mut self, slot: Slot) {
+    pub(super) fn resume_sequence(&mut self, slot: Slot) {
         self.forget_suspension(slot);
         match &mut self.sequences[slot].state {
             State::Waiting(_) => self.wait_for(slot, WaitingFor::Turn),
@@ -71,6 +75,7 @@ impl Scheduler {
                 if let Some(wait) = running.suspended.take() {
                     self.waiting.changes(Some(wait.reason), None);
                     self.waited(wait);
+                    self.wait_for_load(slot);
                 }
             }
         }
@@ -117,8 +122,13 @@ impl Scheduler {
                 )
             }
             WaitingFor::Adapter => format!("the weights of its adapter were not loaded within {s} s"),
-            // Computed here.
-            _ => return self.resume_sequence(slot),
+            reason => {
+                // Computed here.
+                if reason == WaitingFor::TierLoad {
+                    self.drop_loads(cache, slot);
+                }
+                return self.resume_sequence(slot);
+            }
         };
         self.waited(wait);
         self.end_with_error(cache, slot, error.into());

@@ -8,7 +8,7 @@
 //! same is asked once more. A copy lives until its sequence has run again or ends, whatever comes first. Until the step that
 //! makes it is committed its sequence waits ([`WaitingFor::SwapOut`]); if that step fails, it is forgotten.
 
-use folio_kv::{KvCache, Swapped};
+use folio_kv::{KvCache, Swapped, Ticket, Tiers};
 
 use super::Scheduler;
 use super::build::BegunStep;
@@ -40,11 +40,11 @@ impl Scheduler {
         if swapped.is_none() && !cache.has_swapped() {
             return;
         }
-        let Some(loadable) = cache.lookup_loading(&sequence.hashes, sequence.attachable(), swapped) else {
-            return;
-        };
-        if self.costs.swap_in_pays(loadable.bytes, found.cached..loadable.positions) {
-            *found = Found { lookup: loadable.lookup, swaps_in: true, ..*found };
+        let tokens = &sequence.tokens[..sequence.attachable() as usize];
+        let lookup = cache.lookup(&sequence.hashes, tokens, Tiers::Host(swapped));
+        let positions = lookup.full_blocks * cache.config().block_tokens + lookup.tail_tokens;
+        if self.costs.swap_in_pays(lookup.load_bytes, found.cached..positions) {
+            *found = Found { lookup, swaps_in: true, ..*found };
         }
     }
 
@@ -58,26 +58,21 @@ impl Scheduler {
     /// Whether an unfinished step copies the sequence's blocks out.
     pub(super) fn is_swapping_out(&self, slot: Slot) -> bool {
         let owner = (self.sequences[slot].id(), slot);
-        self.ring.begun.iter().any(|begun| begun.swapped_out.contains(&owner))
+        self.ring.begun.iter().any(|begun| begun.swapped_out.iter().any(|(of, _)| *of == owner))
     }
 
     /// Forgets a copy of `slot`, if there is one.
     pub(super) fn drop_swapped(&mut self, cache: &mut KvCache, slot: Slot, swapped: Option<Swapped>) {
         let Some(swapped) = swapped else { return };
-        drop_of(slot, &mut self.step.plan.swap_outs, &mut self.step.swap_out_owners);
+        if drop_of(slot, &mut self.step.plan.swap_outs, &mut self.step.swap_out_owners) {
+            end(cache, swapped.ticket(), false);
+        }
         cache.drop_swapped(swapped);
     }
 
     /// The step ran: what it was to copy is copied.
     pub(super) fn swaps_ran(&mut self, cache: &mut KvCache, begun: &BegunStep, times: SwapTimes) {
-        for (id, slot) in &begun.swapped_out {
-            let lives = self.sequences.lives(*id, *slot);
-            let waiting = lives.then(|| self.sequences[*slot].waiting()).flatten();
-            waiting
-                .and_then(|waiting| waiting.swapped.as_ref())
-                .into_iter()
-                .for_each(|swapped| cache.swapped_out(swapped));
-        }
+        begun.swapped_out.iter().for_each(|(_, ticket)| end(cache, *ticket, true));
         if begun.out_bytes > 0 {
             self.counters.swapped_out_bytes += begun.out_bytes;
             self.costs.swapped_out(begun.out_bytes, times.out_us);
@@ -90,7 +85,8 @@ impl Scheduler {
 
     /// The step failed: nobody knows what of its copying happened.
     pub(super) fn swaps_failed(&mut self, cache: &mut KvCache, begun: &BegunStep) {
-        for (id, slot) in &begun.swapped_out {
+        for ((id, slot), ticket) in &begun.swapped_out {
+            end(cache, *ticket, false);
             if self.sequences.lives(*id, *slot)
                 && let Some(waiting) = self.sequences[*slot].waiting_mut()
             {
@@ -103,11 +99,7 @@ impl Scheduler {
 
     /// Every copy there is, and whose it is.
     pub fn swapped(&self) -> impl Iterator<Item = (RequestId, &folio_kv::Swapped)> {
-        self.sequences.iter().filter_map(|sequence| {
-            let kept = sequence.waiting().and_then(|waiting| waiting.swapped.as_ref());
-            let used = || sequence.running()?.fresh.as_ref()?.swapped.as_ref();
-            kept.or_else(used).map(|swapped| (sequence.summary.request, swapped))
-        })
+        self.sequences.iter().filter_map(|sequence| Some((sequence.summary.request, sequence.swapped()?)))
     }
 }
 
@@ -119,11 +111,18 @@ pub(super) fn bytes_of(cache: &KvCache, swaps: &[BlockSwap]) -> u64 {
     swaps.iter().map(|swap| cache.group_config(swap.group as usize).bytes_per_block).sum()
 }
 
-/// Takes the entries of `slot` out of two lists in step.
-pub(super) fn drop_of<T>(slot: Slot, swaps: &mut Vec<T>, owners: &mut Vec<Slot>) {
-    if owners.contains(&slot) {
+/// The step that makes a copy is over, or will never be.
+fn end(cache: &mut KvCache, ticket: Ticket, made: bool) {
+    cache.end_load(ticket, None, &[], made).expect("a copy is of no table");
+}
+
+/// Takes the entries of `slot` out of two lists in step, if it has any.
+pub(super) fn drop_of<T>(slot: Slot, swaps: &mut Vec<T>, owners: &mut Vec<Slot>) -> bool {
+    let has = owners.contains(&slot);
+    if has {
         let mut owner = owners.iter();
         swaps.retain(|_| owner.next() != Some(&slot));
         owners.retain(|owner| *owner != slot);
     }
+    has
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use folio_kv::{
     BlockCopy, BlockHashes, BlockId, BlockMeta, BlockTable, CacheConfig, EvictionPolicy, GroupConfig,
-    Identity, KeepRefused, KvCache, Lookup, LruLeafFirst, PrefixInfo, Retention, Root, TenantId,
+    Identity, KeepRefused, KvCache, Lookup, LruLeafFirst, PrefixInfo, Retention, Root, TenantId, Tiers,
 };
 
 pub fn root(tenant: u32) -> Root {
@@ -69,12 +69,13 @@ impl ByRoot for KvCache {
 
     fn attach_at(&mut self, root: &Root, tokens: &[u32], max_tokens: u32) -> (BlockTable, Vec<BlockCopy>) {
         let mut copies = Vec::new();
-        let table = self.attach(self.hashes_at(root, tokens), tokens, max_tokens, &mut copies);
+        let hashes = self.hashes_at(root, tokens);
+        let table = self.attach(hashes, tokens, max_tokens, Tiers::Device, &mut copies, &mut Vec::new());
         (table, copies)
     }
 
     fn lookup_at(&self, root: &Root, tokens: &[u32]) -> Lookup {
-        self.lookup(&self.hashes_at(root, tokens), tokens)
+        self.lookup(&self.hashes_at(root, tokens), tokens, Tiers::Device)
     }
 
     fn probe_at(&self, root: &Root, tokens: &[u32]) -> u32 {
