@@ -51,6 +51,7 @@ def request(host, model, kind, words, number):
 
 class Connection:
     """One request after the other on one socket."""
+    accepted = (b"http/1.1 200",)
 
     def __init__(self, address):
         self.socket = socket.create_connection(address)
@@ -73,7 +74,7 @@ class Connection:
             if at < 0:
                 return False
             head = bytes(self.data[:at]).lower()
-            if not head.startswith(b"http/1.1 200"):
+            if not head.startswith(self.accepted):
                 raise SystemExit(f"not answered: {bytes(self.data)!r}")
             length = re.search(rb"content-length: (\d+)", head)
             self.end = at + 4 + int(length[1]) if length else b"\r\n0\r\n\r\n"
