@@ -689,6 +689,7 @@ mod tests {
     }
 
     #[tokio::test]
+    #[allow(clippy::await_holding_lock)] // Only a thread beside this one waits for it.
     async fn a_file_that_takes_long_keeps_only_those_waiting_who_need_it_and_is_read_once_for_all() {
         const MANY: usize = 50;
         let folder = tempfile::tempdir().unwrap();
