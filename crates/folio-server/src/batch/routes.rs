@@ -63,7 +63,7 @@ pub async fn upload(Shared(state): Shared<Arc<State>>, request: Request) -> Answ
         let message = format!("The file did not arrive within {} s.", patience.as_secs());
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
     })??;
-    let (shared, owner, bytes) = (state.clone(), state.tenants.owner(&tenant), body.len());
+    let (shared, owner, bytes) = (state.clone(), tenant.owner.clone(), body.len());
     let kept = state.off_thread(tenant.id, bytes, move || {
         // What the file takes in memory is counted until it is kept.
         let _held = held;
@@ -177,7 +177,7 @@ pub async fn list_files(
     uri: Uri,
 ) -> Answer {
     let query = Query::read(&uri, &["purpose", "limit", "order", "after"])?;
-    let owner = state.tenants.owner(&tenant);
+    let owner = tenant.owner.clone();
     let mut files = stored(&state, move |store| store.files(&owner)).await?;
     match query.get("order") {
         None | Some("desc") => files.reverse(),
@@ -199,7 +199,7 @@ pub async fn show_file(
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
 ) -> Answer {
-    let (owner, name) = (state.tenants.owner(&tenant), id.clone());
+    let (owner, name) = (tenant.owner.clone(), id.clone());
     let found = stored(&state, move |store| store.file(&owner, &name)).await?;
     let (file, _) = found.ok_or_else(|| not_found("file", &id))?;
     Ok(json_response(file_json(&file).to_string()))
@@ -211,7 +211,7 @@ pub async fn delete_file(
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
 ) -> Answer {
-    let (owner, name) = (state.tenants.owner(&tenant), id.clone());
+    let (owner, name) = (tenant.owner.clone(), id.clone());
     if !stored(&state, move |store| store.delete(&owner, &name)).await?? {
         return Err(not_found("file", &id));
     }
@@ -224,7 +224,7 @@ pub async fn content(
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
 ) -> Answer {
-    let (owner, name) = (state.tenants.owner(&tenant), id.clone());
+    let (owner, name) = (tenant.owner.clone(), id.clone());
     let found = stored(&state, move |store| store.file(&owner, &name)).await?;
     let (file, content) = found.ok_or_else(|| not_found("file", &id))?;
     let reader = tokio::task::spawn_blocking(move || content.reader()).await;
@@ -326,7 +326,7 @@ fn read(state: &State, tenant: &Tenant, body: &[u8]) -> Result<Record, ApiError>
         }
     };
     fields.finish(super::REFUSED)?;
-    let owner = state.tenants.owner(tenant);
+    let owner = tenant.owner.clone();
     let Some((file, _)) = state.batches.store.file(&owner, &input_file_id) else {
         return Err(ApiError {
             status: StatusCode::BAD_REQUEST,
@@ -343,7 +343,7 @@ fn read(state: &State, tenant: &Tenant, body: &[u8]) -> Result<Record, ApiError>
     Ok(Record {
         version: VERSION,
         id: format!("batch_{}", fresh_id()),
-        owner,
+        owner: owner.to_string(),
         key: tenant.key.to_string(),
         endpoint,
         input_file_id,
@@ -372,7 +372,7 @@ pub async fn list_batches(
     uri: Uri,
 ) -> Answer {
     let query = Query::read(&uri, &["after", "limit"])?;
-    let batches = state.batches.store.batches(&state.tenants.owner(&tenant));
+    let batches = state.batches.store.batches(&tenant.owner.clone());
     let list = batches.iter().rev().map(|batch| (batch.record().id, batch_json(&state, batch))).collect();
     query.page(list, (20, 100))
 }
@@ -418,7 +418,7 @@ pub async fn cancel(
 }
 
 fn find(state: &State, tenant: &Tenant, id: &str) -> Result<Arc<Batch>, ApiError> {
-    let batch = state.batches.store.batch(&state.tenants.owner(tenant), id);
+    let batch = state.batches.store.batch(&tenant.owner.clone(), id);
     batch.ok_or_else(|| not_found("batch", id))
 }
 
