@@ -216,7 +216,7 @@ def value_of(expression):
 def calculator(rng, test=False):
     if rng.random() < 0.2:
         return two_numbers(rng, test)
-    n = rng.choice((2, 2, 2, 2, 3, 3, 4))
+    n = rng.choice((2, 2, 2, 2, 3, 3))
     signs = [rng.choice("+-*+-*/") for _ in range(n - 1)]
     numbers = [number(rng, test) for _ in range(n)]
     while test and not any(x.isdigit() and kept(int(x)) for x in numbers):
@@ -255,7 +255,7 @@ def two_numbers(rng, test=False):
 LOOK = ["lookup", "look_up", "search", "wikipedia", "encyclopedia", "find", "search_web", "web_search", "query", "ask", "knowledge_base", "get_article", "find_facts", "research"]
 LOOK_ABOUT = ["Look something up", "Look up a topic", "Search for a topic", "Search the web", "Find facts about a topic", "Search an encyclopedia", "Find out about something", "Get an article", "Returns what is known about a topic", "Search the knowledge base"]
 LOOK_KEYS = ["query", "topic", "q", "term", "subject", "text", "keyword", "title", "question"]
-LOOK_ASK = ["Look up {t}.", "Look up {t}", "Search for {t}.", "search {t}", "What is known about {t}?", "Tell me about {t}.", "What do you know about {t}?", "Find out about {t}.", "Look for {t}", "Find something about {t}.", "I want to know about {t}.", "Can you look up {t}?", "Please look up {t} for me.", "Explain {t}.", "What does the encyclopedia say about {t}?", "Give me facts about {t}.", "Who or what is {t}?", "I need information about {t}.", "Search the web for {t}", "Can you search for {t}?", "What can you find about {t}?", "Read about {t} and tell me.", "Teach me about {t} today.", "Do you have facts about {t} for my homework?", "Let me know what {t} is.", "Look for {t} in the encyclopedia.", "I have to write about {t}. Search for it.", "Say something about {t}.", "Will you look up {t} now?", "About {t}: what do you find?", "My teacher asked about {t}. Look it up.", "Help me to understand {t}.", "Have a look for {t}", "Learn about {t} and tell me.", "Show me something on {t}."]
+LOOK_ASK = ["Look up {t}.", "Look up {t}", "Search for {t}.", "search {t}", "What is known about {t}?", "Tell me about {t}.", "What do you know about {t}?", "Find out about {t}.", "Look for {t}", "Find something about {t}.", "I want to know about {t}.", "Can you look up {t}?", "Please look up {t} for me.", "Explain {t}.", "What does the encyclopedia say about {t}?", "Give me facts about {t}.", "Who or what is {t}?", "I need information about {t}.", "Search the web for {t}", "Can you search for {t}?", "What can you find about {t}?", "Read about {t} and tell me.", "Teach me about {t} today.", "Do you have facts about {t} for my homework?", "Let me know what {t} is.", "Look for {t} in the encyclopedia.", "I have to write about {t}. Search for it.", "Say something about {t}.", "Will you look up {t} now?", "About {t}: what do you find?", "My teacher asked about {t}. Look it up.", "Help me to understand {t}.", "Have a look for {t}", "Learn about {t} and tell me.", "Show me something on {t}.", "I'd love to read about {t}.", "I would be glad to hear about {t}.", "I want to find out about {t}.", "I need to know more about {t}.", "I am interested in {t}."]
 LOOK_ASK_TEST = ["Could you find some facts about {t}?", "I would like to learn about {t}.", "Please search for {t} for me", "What can you tell me about {t}?", "Get me some information on {t}.", "hey, look up {t}", "Do a search for {t}.", "I'm curious about {t}."]
 OF = "capital population president history currency language area flag king mayor height age weight length colour price owner".split()
 
@@ -391,7 +391,7 @@ def made_up(rng, test=False):
             parameters[key], optional = (INTEGER if kind == "count" else STRING), [key]
     about = rng.choice(["{V} {a}", "{V} the {n}", "{V} {a}", "Use this to {v} {a}", "A tool to {v} {a}", "{V} {n}s"]).format(V=cap(verb), v=verb, a=a(noun), n=noun)
     tool = Tool(tool_name(rng, verb, noun), describe(rng, [about]) or about, parameters, optional)
-    lead = rng.choice(["Could you {v} {a}{s}?", "I'd like to {v} {a}{s}.", "Would you please {v} {a}{s}?", "hey, {v} {a}{s}"] if test else ["{V} {a}{s}.", "{V} {a}{s}.", "Please {v} {a}{s}.", "{v} {a}{s}", "Can you {v} {a}{s}?", "I want to {v} {a}{s}.", "Help me {v} {a}{s}.", "It is time to {v} {a}{s}.", "Will you {v} {a}{s}?", "We have to {v} {a}{s}.", "Go and {v} {a}{s}.", "Let us {v} {a}{s}.", "You should {v} {a}{s} now.", "I would be glad if you {v} {a}{s}.", "{V} the {n}{s}.", "I need you to {v} {a}{s}.", "Please {v} the {n}{s}"])
+    lead = rng.choice(["Could you {v} {a}{s}?", "I'd like to {v} {a}{s}.", "Would you please {v} {a}{s}?", "hey, {v} {a}{s}"] if test else ["{V} {a}{s}.", "{V} {a}{s}.", "Please {v} {a}{s}.", "{v} {a}{s}", "Can you {v} {a}{s}?", "I want to {v} {a}{s}.", "Help me {v} {a}{s}.", "It is time to {v} {a}{s}.", "Will you {v} {a}{s}?", "We have to {v} {a}{s}.", "Go and {v} {a}{s}.", "Let us {v} {a}{s}.", "You should {v} {a}{s} now.", "I would be glad if you {v} {a}{s}.", "I would like you to {v} {a}{s}.", "I would love to {v} {a}{s}.", "I'd be happy to {v} {a}{s}.", "I have to {v} {a}{s}.", "My wish is to {v} {a}{s}.", "{V} the {n}{s}.", "I need you to {v} {a}{s}.", "Please {v} the {n}{s}"])
     ask = lead.format(V=cap(verb), v=verb, a=a(noun), n=noun, s="".join(" " + x for x in said))
     r = rng.random()
     if r < 0.4:
@@ -474,17 +474,17 @@ def idle(rng, c, offered):
     """A turn that needs none of the tools. Says whether only one answer is right."""
     families = {f for f, _ in offered}
     r = rng.random()
-    if r < 0.15:
+    if r < 0.27:
         able = [(f, asks) for f, asks in VAIN if f not in families and "look_up" not in families]
         if able:
             family, asks = rng.choice(able)
             c.add("user", casual(rng, rng.choice(asks).format(c=place(rng, False), t=topic(rng, False), r=rng.choice(RELATIVES))))
             c.add("assistant", OUT_ANSWER)
             return True
-    if r < 0.35:
+    if r < 0.4:
         c.tell(rng.choice((1, 1, 2, 3)))
         return False
-    if r < 0.5 and c.facts:
+    if r < 0.52 and c.facts:
         c.ask()
         return True
     if r < 0.58 and c.room(250):
