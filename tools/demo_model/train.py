@@ -72,7 +72,7 @@ PHASES = [
     # Tools, from the weights that the above made; as much of everything else, so that nothing is forgotten.
     Phase("calls-begin", 40, CALLS, lr=(1e-4, 6e-4), micro=1024, micros=4),
     Phase("calls", 1351, CALLS, lr=(6e-4, 6e-4), micro=1024, micros=4),
-    Phase("calls-last", 2400, CALLS_LAST, lr=(5.5e-4, 1e-5), micro=1024, micros=4),
+    Phase("calls-last", 2000, CALLS_LAST, lr=(5.5e-4, 1e-5), micro=1024, micros=4),
 ]
 
 

@@ -70,6 +70,8 @@ mod tests {
             "at": {"type": "object", "properties": {"hour": {"type": "integer"}}},
             "free": {},
             "items": true,
+            "wrong": {"type": 7, "enum": 7, "properties": 7},
+            "rest": {"type": "object", "properties": {"a": {"type": "array"}}, "required": 7},
         }});
         let weather = json!({"type": "function", "function": {"name": "get_weather",
             "description": "The weather in a city. It is told\nonce a day.", "parameters": parameters}});
@@ -88,7 +90,7 @@ mod tests {
         let expected = format!(
             "<|begin|><|system|>Be brief.\n\nTools:\nThe weather in a city {{\"name\": \"get_weather\", \"arguments\": \
              {{\"city\": string, \"unit\": \"c\"|\"f\"?, \"days\": [integer|null]?, \"at\": {{\"hour\": integer?}}?, \
-             \"free\": any?, \"items\": any?}}}}\n{{\"name\": \"now\", \"arguments\": {{}}}}<|end|>\
+             \"free\": any?, \"items\": any?, \"wrong\": any?, \"rest\": {{\"a\": [any]?}}?}}}}\n{{\"name\": \"now\", \"arguments\": {{}}}}<|end|>\
              <|user|>Weather in Ulm?<|end|><|assistant|>{written}\n{written}<|end|>\
              <|tool|>sunny<|end|><|tool|>rainy<|end|><|assistant|>"
         );
