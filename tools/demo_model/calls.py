@@ -39,7 +39,10 @@ def place(rng, test):
         return rng.choice(COUNTRIES)
     if r < 0.6:
         return rng.choice(TOWNS)
-    return " ".join(cap(invented(rng)) for _ in range(rng.choice((1, 1, 1, 2))))
+    words = [cap(invented(rng)) for _ in range(rng.choice((1, 1, 1, 2, 2, 3)))]
+    if len(words) > 1 and rng.random() < 0.4:
+        words.insert(1, rng.choice("la del am of upon sur le da di dos".split()))
+    return " ".join(words)
 
 
 def person(rng, test):
@@ -150,10 +153,10 @@ CLOCK_ABOUT = ["Get the current time", "Get the time in a city", "Tell the time"
 PLACE_KEYS = ["city", "place", "location", "timezone", "town", "where", "zone", "country"]
 CLOCK_IN = ["What time is it in {c}?", "What time is it in {c} now?", "What is the time in {c}?", "Tell me the time in {c}.", "Time in {c}?", "time in {c}", "Do you know the time in {c}?", "How late is it in {c}?", "Current time in {c}",
     "Can you tell me what time it is in {c}?", "I need the time in {c}.", "Check the time in {c}.", "What is the current time in {c}?", "Give me the time in {c}", "Please tell me the current time in {c}.", "Get the time in {c}.", "It is night here. What time is it in {c}?",
-    "What time do they have in {c}?", "My {r} lives in {c}. What time is it there?", "I have to call {c}. What time is it there?", "Is it late in {c}? Tell me the time.", "{c}: what time is it?", "Show me the clock in {c}.", "What does the clock say in {c}?", "Use the clock for {c}.", "In {c}, how late is it?", "Say what time it is in {c}.", "{c}, what time?", "Is it already morning in {c}? Give me the time.", "Tell me how late it is in {c} now.", "Time of day in {c} just now?", "At what time are we in {c}?", "The clock in {c} shows what?", "Find the time that {c} has now.", "I want the time for {c} here.", "My friends are in {c} today. What time do they have?", "Will you tell me the time of {c}?", "Let me know the time in {c} soon.", "Could you say what time it is in {c}?", "What hour is it in {c}?", "I would like to know the time in {c}.", "Could you find out how late it is in {c}?", "In {c}, what is the time today?", "Hm, what time would it be in {c} now?", "Please check how late it is over in {c}.", "We land in {c} soon, what time is it?"]
+    "What time do they have in {c}?", "My {r} lives in {c}. What time is it there?", "I have to call {c}. What time is it there?", "Is it late in {c}? Tell me the time.", "{c}: what time is it?", "Show me the clock in {c}.", "What does the clock say in {c}?", "Use the clock for {c}.", "In {c}, how late is it?", "Say what time it is in {c}.", "{c}, what time?", "Is it already morning in {c}? Give me the time.", "Tell me how late it is in {c} now.", "Time of day in {c} just now?", "At what time are we in {c}?", "The clock in {c} shows what?", "Find the time that {c} has now.", "I want the time for {c} here.", "My friends are in {c} today. What time do they have?", "Will you tell me the time of {c}?", "Let me know the time in {c} soon.", "Could you say what time it is in {c}?", "What hour is it in {c}?", "I would like to know the time in {c}.", "Could you find out how late it is in {c}?", "In {c}, what is the time today?", "Hm, what time would it be in {c} now?", "Please check how late it is over in {c}.", "We land in {c} soon, what time is it?", "Look up what time they have in {c}.", "Look for the time in {c}.", "{c}, time?", "{c} clock now", "The {c} time, now.", "Search the time of {c}."]
 CLOCK_IN_TEST = ["Could you check the clock in {c}?", "I'm phoning someone in {c}, what time is it over there?", "{c} time please", "What's the local time in {c} right now?", "In {c}, what time is it at the moment?", "hey what time is it in {c}", "Please look up the time for {c}.",
     "I wonder what time it is in {c}.", "Would you tell me how late it is in {c}?", "Quick question, what is the time in {c}?"]
-CLOCK_HERE = ["What time is it?", "What time is it now?", "What is the time?", "Tell me the time.", "time?", "Do you know the time?", "How late is it?", "Current time", "Can you tell me what time it is?", "I need the time.", "Check the time.", "What is the current time?", "Give me the time", "what time is it", "Look at the clock.", "What does the clock say?", "Is it late? Tell me the time.", "Say what time it is.", "what's the time", "Please tell me the current time.", "Is it already morning? Give me the time.", "Tell me how late it is now.", "Time of day just now?", "The clock shows what?", "Will you tell me the time?", "Let me know the time."]
+CLOCK_HERE = ["What time is it?", "What time is it now?", "What is the time?", "Tell me the time.", "time?", "Do you know the time?", "How late is it?", "Current time", "Can you tell me what time it is?", "I need the time.", "Check the time.", "What is the current time?", "Give me the time", "what time is it", "Look at the clock.", "What does the clock say?", "Is it late? Tell me the time.", "Say what time it is.", "what's the time", "Please tell me the current time.", "Is it already morning? Give me the time.", "Tell me how late it is now.", "Time of day just now?", "The clock shows what?", "Will you tell me the time?", "Let me know the time.", "Time, now.", "The time, quickly.", "Clock?"]
 CLOCK_HERE_TEST = ["Could you check the clock?", "Time please", "What's the local time right now?", "what time is it at the moment", "I wonder what time it is.", "Would you tell me how late it is?", "Quick question, what is the time?", "Have you got the time?"]
 
 
@@ -501,7 +504,7 @@ def idle(rng, c, offered):
         return name in ("sort", "knowledge", "arithmetic", "outside")
 
 
-LEADS = ["Hello, ", "Hi! ", "Excuse me, ", "Good morning. ", "Sorry, ", "One thing: ", "Listen, ", "Well, ", "Dear model, ", "So ", "And then: ", "Thanks. ", "My {r} wants to know: ", "I am in a hurry. ", "Next: ", "Maybe you know: ", "{n} asks: "]
+LEADS = ["Hello, ", "Hi! ", "Excuse me, ", "Good morning. ", "Sorry, ", "One thing: ", "Listen, ", "Well, ", "Dear model, ", "So ", "And then: ", "Thanks. ", "My {r} wants to know: ", "I am in a hurry. ", "Next: ", "By the way, ", "Something else, ", "Now then, ", "One short thing, ", "Number two, ", "Before I forget, ", "My dear friend, ", "A small request, ", "Maybe you know: ", "{n} asks: "]
 TAILS = [" now", " today", " please", " right away", " for me", " for my {r}", " if you can", ", thanks", ", thank you", " again", " soon", " this time", ", okay", " my dear", " then", " at once", " when you can", ", will you", " as {n} said"]
 
 
