@@ -200,7 +200,7 @@ def test_a_tool_is_used(tool_client):
     whole = tool_client.messages.create(messages=question, tool_choice=NAMED, **params)
     (call,) = whole.content
     assert call.type == "tool_use" and call.id.startswith("toolu_") and call.name == "get_weather"
-    # The built-in model was not trained to call; what it says is no JSON, which is told as it is.
+    # The built-in model does not know this format; what it says is no JSON, which is told as it is.
     said = call.input["INVALID_JSON"] if not os.environ.get("FOLIO_CLIENTS_ARGS") else None
     pieces, kinds = "", []
     for event in tool_client.messages.create(messages=question, tool_choice=NAMED, stream=True, **params):
@@ -215,6 +215,22 @@ def test_a_tool_is_used(tool_client):
     history = [*question, whole.to_param(), {"role": "user", "content": [result]}]
     again = tool_client.messages.create(messages=history, tool_choice={"type": "none"}, **params)
     assert all(block.type == "text" for block in again.content)
+
+
+@pytest.mark.skipif(bool(os.environ.get("FOLIO_CLIENTS_ARGS")), reason="SKIPPED: not the built-in model")
+def test_the_built_in_model_uses_a_tool(client, model):
+    question = [{"role": "user", "content": "What is the weather in Paris?"}]
+    params = {"model": model, "tools": [WEATHER], "max_tokens": 100, **GREEDY}
+    for choice in ({"type": "auto"}, {"type": "any"}, NAMED):
+        with client.messages.stream(messages=question, tool_choice=choice, **params) as stream:
+            whole = stream.get_final_message()
+        (call,) = whole.content
+        assert whole.stop_reason == "tool_use" and call.type == "tool_use"
+        assert (call.name, call.input) == ("get_weather", {"city": "Paris"}), choice
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "sunny"}
+    history = [*question, whole.to_param(), {"role": "user", "content": [result]}]
+    (told,) = client.messages.create(messages=history, **params).content
+    assert told.type == "text" and "sunny" in told.text
 
 
 def test_a_full_queue_is_a_rate_limit_error(serve):

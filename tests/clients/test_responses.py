@@ -1,5 +1,7 @@
 """`/v1/responses` through OpenAI's SDK."""
 
+import json
+import os
 import time
 
 import openai
@@ -85,3 +87,15 @@ def test_a_wrong_field_is_named(client):
     with pytest.raises(openai.BadRequestError) as refused:
         ask(client, truncation="some")
     assert refused.value.param == "truncation"
+
+
+@pytest.mark.skipif(bool(os.environ.get("FOLIO_CLIENTS_ARGS")), reason="SKIPPED: not the built-in model")
+def test_the_built_in_model_calls_a_function_and_reads_the_result(client):
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tool = {"type": "function", "name": "get_time", "description": "Get the current time in a city", "parameters": parameters}
+    question = [{"role": "user", "content": "What time is it in Oslo?"}]
+    first = ask(client, input=question, tools=[tool], max_output_tokens=100)
+    (call,) = first.output
+    assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "get_time", {"city": "Oslo"})
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "14:35"}
+    assert "14:35" in ask(client, input=[*question, call, result], tools=[tool], max_output_tokens=100).output_text

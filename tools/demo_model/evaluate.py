@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 
+import calls
 from generate import BEGIN, END, example
 from model import Cache, Config, Llama
 from stories import story
@@ -146,6 +147,42 @@ def held_out(chat, kind, n, distance=0, seed=1, keep=3):
     return {"n": n, "right": good, "accuracy": round(good / n, 4)}, wrong, by
 
 
+def called(reply):
+    """The name and the arguments of the one call that a reply is, or `None`."""
+    found = re.fullmatch(r"<tool_call>\n(.*)\n</tool_call>", reply.strip())
+    try:
+        value = json.loads(found[1]) if found else {}
+        return value["name"], value["arguments"]
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def held_out_calls(chat, family, n, seed=1, keep=8):
+    """Calls whose name and arguments are exact, and answers from the result that hold its value; for `none` answers without a call, as they should be."""
+    count = lambda text: len(chat.tok.encode(text, add_special_tokens=False).ids)
+    good, told, wrong = 0, 0, []
+    for i in range(n):
+        tools, messages, want = calls.held_out(random.Random(f"held-out/{seed}/calls/{family}/{i}"), family, count)
+        messages = calls.with_tools(messages, tools)
+        reply = chat.reply(messages, 300 if family == "none" else 120)
+        if family == "none":
+            ok = right({"kind": "exact", "answer": want.answer}, reply) if want.exact else called(reply) is None
+        else:
+            ok = called(reply) == (want.tool.name, want.arguments)
+            # The result is read behind the right call, whatever the model wrote.
+            written = calls.call(want.tool.name, want.arguments, marks=False)
+            after = chat.reply([*messages, {"role": "assistant", "content": written}, {"role": "tool", "content": want.result}], 120)
+            told += contains(want.value, after) and called(after) is None
+            if want.value not in after and len(wrong) < keep:
+                wrong.append({"asked": want.ask[-200:], "result": want.result[:200], "expected": want.value, "got": after[:200]})
+        good += ok
+        if not ok and len(wrong) < keep:
+            expected = want.answer if family == "none" else f"{want.tool.name} {json.dumps(want.arguments, ensure_ascii=False)}"
+            wrong.append({"asked": messages[-1]["content"][-200:], "tools": [t.name for t in tools], "expected": expected[:200], "got": reply[:200]})
+    out = {"n": n, "right": good, "accuracy": round(good / n, 4)}
+    return (out if family == "none" else out | {"answered": told, "answered_accuracy": round(told / n, 4)}), wrong
+
+
 def want_short(item):
     return str(item["answer"])[:200]
 
@@ -176,6 +213,7 @@ def main():
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--distances", type=int, nargs="*", default=DISTANCES)
     p.add_argument("--kinds", nargs="*", default=KINDS)
+    p.add_argument("--tools", nargs="*", default=[*calls.FAMILIES, "none"], help="families of tools; none: offered and not needed")
     p.add_argument("--quick", action="store_true", help="no questions by hand, no stories")
     p.add_argument("--out", type=Path)
     p.add_argument("--threads", type=int, default=1)
@@ -204,6 +242,10 @@ def main():
         result, wrong, _ = held_out(chat, kind, a.n, seed=a.seed)
         out["tasks"][kind], out["wrong"][kind] = result, wrong
         print(f"{kind:15s} {result['accuracy']:.3f}", flush=True)
+    for family in a.tools:
+        result, out["wrong"][f"tools: {family}"] = held_out_calls(chat, family, a.n, a.seed)
+        out.setdefault("tools", {})[family] = result
+        print(f"tools: {family:12s} {result['accuracy']:.3f}", f"answered {result['answered_accuracy']:.3f}" if "answered" in result else "", flush=True)
     out["stories"] = story_loss(chat)
     print(out["stories"])
     if not a.quick:

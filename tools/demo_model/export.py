@@ -2,7 +2,7 @@
 
     python export.py --checkpoint DIR/checkpoint.pt --tokenizer DIR/tok --out ../../crates/folio/assets/demo
 
-The check compares logits on a generated conversation, the chat template's text with the one trained on, and the tokens of a
+The check compares logits on a generated conversation, the chat template's text with the one trained on (tools too), and the tokens of a
 round trip through the tokenizer; it fails loudly, because a model served by the wrong formula is only a little worse.
 """
 
@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+import calls
 from evaluate import Chat, load_checkpoint, rounded
 from generate import example
 from model import Config, Llama
@@ -101,6 +102,19 @@ def config_json(c: Config, bos: int, eos: int):
     }
 
 
+def check_tools(tok, chat):
+    """The template shows tools, calls and results as `calls.py` writes them."""
+    for i in range(40):
+        requests = [request for _, request in calls.offer(random.Random(f"export/{i}"), calls.FAMILIES, 3)]
+        messages, written = ([{"role": "system", "content": "Be brief."}] if i % 2 else [] for _ in range(2))
+        for r in requests:
+            function = {"name": r.tool.name, "arguments": r.arguments}
+            messages += [{"role": "user", "content": r.ask}, {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": function}]}, {"role": "tool", "content": r.result}]
+            written += [{"role": "user", "content": r.ask}, {"role": "assistant", "content": calls.call(r.tool.name, r.arguments, marks=False)}, {"role": "tool", "content": r.result}]
+        text = tok.apply_chat_template(messages, tools=[r.tool.json() for r in requests], tokenize=False, add_generation_prompt=True)
+        assert text == chat.prompt(calls.with_tools(written, [r.tool for r in requests])), "the chat template shows tools in another way than the text trained on"
+
+
 def check(folder: Path, chat: Chat):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -111,6 +125,7 @@ def check(folder: Path, chat: Chat):
         messages.pop()
     text = tok.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert text == chat.prompt(messages), "the chat template differs from the text trained on"
+    check_tools(tok, chat)
     ids = tok(text, add_special_tokens=False, return_tensors="pt").input_ids
     assert ids[0].tolist() == chat.tok.encode(text, add_special_tokens=False).ids, "the tokenizers differ"
     assert tok.decode(ids[0], clean_up_tokenization_spaces=False) == text, "decoding does not give the text back"

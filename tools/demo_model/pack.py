@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
+import calls
 from facts import CLOSE, OPEN
 from generate import BEGIN, END, conversation, story_prompt, Conversation
 from stories import story
@@ -64,6 +65,8 @@ def story_chat(rng, length):
 def row_text(rng, name, length):
     if name == "story":
         return plain_story(rng, length) if rng.random() < 0.4 else story_chat(rng, length)
+    if name == "calls":
+        return render(calls.conversation(rng, int(length * 1.06) + 10).messages)
     mode = {"facts": rng.choice(["facts", "facts", "facts", "document"]), "quiz": "quiz", "mix": None, "tasks": "tasks", "sums": "sums"}[name]
     return render(conversation(rng, int(length * 1.06) + 10, mode).messages)
 
@@ -72,7 +75,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--work", type=Path, required=True)
     p.add_argument("--tokenizer", required=True)
-    p.add_argument("--name", choices=["facts", "quiz", "mix", "tasks", "sums", "story"], required=True)
+    p.add_argument("--name", choices=["facts", "quiz", "mix", "tasks", "sums", "story", "calls"], required=True)
     p.add_argument("--length", type=int, required=True)
     p.add_argument("--rows", type=int, required=True)
     a = p.parse_args()

@@ -3,6 +3,7 @@
     python tokenizer.py --out DIR
 
 1,024 tokens: 5 special ones, 256 bytes and the merges. Digits stay single, so that numbers are copied and added digit by digit.
+Three bytes that no text in UTF-8 has gave their rows to the markers of tools, so that the ids of everything else stayed.
 """
 
 import argparse
@@ -20,13 +21,55 @@ SEED = "tokenizer/1"
 SPECIAL = [BEGIN, END] + [f"<|{role}|>" for role in ROLES]
 SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
+# (what a byte is called in the vocabulary, the marker that has its row, special): 0xFD, 0xFE and 0xFF.
+MARKERS = [("ý", "<tool_call>", False), ("þ", "</tool_call>", False), ("ÿ", "<|tool|>", True)]
+
+# A tool is shown as the first sentence of its description and the call of it, with types where the values belong: what a call
+# needs can be copied from there.
 CHAT_TEMPLATE = (
+    "{% macro kind(schema) %}"
+    "{% if schema is not mapping %}any"
+    "{% elif schema['enum'] is sequence and schema['enum'] %}{% for value in schema['enum'] %}{{ '|' if not loop.first }}{{ value | tojson }}{% endfor %}"
+    "{% elif schema['type'] == 'array' %}[{{ kind(schema['items']) }}]"
+    "{% elif schema['properties'] is mapping %}"
+    "{% set needed = schema['required'] if schema['required'] is sequence and schema['required'] else [] %}"
+    "{{ '{' }}"
+    "{% for name, value in schema['properties'] | items %}"
+    "{{ ', ' if not loop.first }}{{ name | tojson }}: {{ kind(value) }}{{ '?' if name not in needed }}"
+    "{% endfor %}"
+    "{{ '}' }}"
+    "{% elif schema['type'] is string %}{{ schema['type'] }}"
+    "{% elif schema['type'] is sequence and schema['type'] %}{{ schema['type'] | join('|') }}"
+    "{% else %}any{% endif %}"
+    "{% endmacro %}"
     "{{ bos_token }}"
-    "{% for message in messages %}"
-    "{% if message['role'] not in ['system', 'user', 'assistant'] %}"
-    "{{ raise_exception('Roles are system, user and assistant, not ' + message['role']) }}"
+    "{% if tools %}"
+    "{{ '<|system|>' }}"
+    "{% if messages and messages[0]['role'] == 'system' and messages[0]['content'] | trim %}{{ messages[0]['content'] | trim + '\n\n' }}{% endif %}"
+    "{{ 'Tools:' }}"
+    "{% for tool in tools %}"
+    "{% set about = ((tool['function']['description'] or '') | trim).split('\n')[0].split('. ')[0] %}"
+    "{{ '\n' + (about + ' ' if about else '') + '{\"name\": ' + tool['function']['name'] | tojson + ', \"arguments\": ' }}"
+    "{% if tool['function']['parameters'] is mapping and tool['function']['parameters']['properties'] is mapping %}{{ kind(tool['function']['parameters']) }}"
+    "{% else %}{{ '{}' }}{% endif %}"
+    "{{ '}' }}"
+    "{% endfor %}"
+    "{{ '<|end|>' }}"
     "{% endif %}"
-    "{{ '<|' + message['role'] + '|>' + message['content'] | trim + '<|end|>' }}"
+    "{% for message in messages %}"
+    "{% if message['role'] not in ['system', 'user', 'assistant', 'tool'] %}"
+    "{{ raise_exception('Roles are system, user, assistant and tool, not ' + message['role']) }}"
+    "{% endif %}"
+    "{% if not (tools and loop.first and message['role'] == 'system') %}"
+    "{{ '<|' + message['role'] + '|>' + (message['content'] or '') | trim }}"
+    "{% for call in message['tool_calls'] or [] %}"
+    "{{ '\n' if message['content'] or not loop.first }}"
+    "{{ '<tool_call>\n{\"name\": ' + call['function']['name'] | tojson + ', \"arguments\": ' }}"
+    "{{ call['function']['arguments'] if call['function']['arguments'] is string else call['function']['arguments'] | tojson }}"
+    "{{ '}\n</tool_call>' }}"
+    "{% endfor %}"
+    "{{ '<|end|>' }}"
+    "{% endif %}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
@@ -52,7 +95,21 @@ def train():
     )
     tok.train_from_iterator(corpus(), trainer)
     tok.post_processor = processors.TemplateProcessing(single=f"{BEGIN} $A", special_tokens=[(BEGIN, tok.token_to_id(BEGIN))])
-    return tok
+    return with_markers(tok)
+
+
+def with_markers(tok):
+    """The markers of tools in the rows of `MARKERS`' bytes."""
+    f = json.loads(tok.to_str())
+    vocab, added = f["model"]["vocab"], f["added_tokens"]
+    for byte, marker, special in MARKERS:
+        if byte not in vocab:
+            continue
+        vocab[marker] = vocab.pop(byte)
+        added.append({"id": vocab[marker], "content": marker, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": special})
+    f["model"]["vocab"] = dict(sorted(vocab.items(), key=lambda entry: entry[1]))
+    added.sort(key=lambda token: token["id"])
+    return Tokenizer.from_str(json.dumps(f))
 
 
 def write(tok, out: Path):

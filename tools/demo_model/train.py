@@ -48,6 +48,9 @@ class Phase:
     micros: int = 2
 
 
+CALLS = {"calls-256": 0.16, "calls-512": 0.34, "calls-1024": 0.04, "quiz-2048": 0.06, "quiz-1024": 0.06, "quiz-512": 0.03, "facts-512": 0.05, "facts-256": 0.03, "tasks-256": 0.12, "sums-256": 0.04, "mix-512": 0.03, "story-256": 0.04}
+CALLS_LAST = {"calls-256": 0.13, "calls-512": 0.26, "calls-1024": 0.03, "quiz-2048": 0.17, "facts-2048": 0.02, "quiz-1024": 0.1, "quiz-512": 0.03, "facts-512": 0.06, "facts-256": 0.03, "tasks-256": 0.14, "sums-256": 0.05, "mix-512": 0.04, "story-256": 0.05}
+CALLS_MORE = {"calls-256": 0.12, "calls-512": 0.2, "calls-1024": 0.03, "quiz-2048": 0.14, "quiz-1024": 0.12, "quiz-512": 0.05, "facts-1024": 0.07, "facts-512": 0.09, "facts-256": 0.03, "tasks-256": 0.09, "sums-256": 0.05, "mix-512": 0.04, "story-256": 0.04}
 PHASES = [
     # Copying heads first: random tokens with a random period. A fixed period is learnt five times faster, but by position, and
     # what was learnt then does not carry over to any other distance.
@@ -67,6 +70,11 @@ PHASES = [
     Phase("fourth", 900, {"facts-256": 0.08, "quiz-512": 0.14, "quiz-1024": 0.14, "quiz-2048": 0.12, "facts-512": 0.06, "facts-1024": 0.06, "facts-2048": 0.03, "tasks-256": 0.15, "sums-256": 0.07, "mix-512": 0.07, "story-256": 0.08}, lr=(9e-4, 9e-4), micro=1024, micros=6),
     Phase("fifth", 1850, {"facts-256": 0.08, "quiz-512": 0.08, "quiz-1024": 0.14, "quiz-2048": 0.22, "facts-512": 0.08, "facts-1024": 0.06, "facts-2048": 0.05, "tasks-256": 0.14, "sums-256": 0.05, "mix-512": 0.05, "story-256": 0.05}, lr=(9e-4, 9e-4), micro=1024, micros=6),
     Phase("last", 1600, {"facts-256": 0.06, "quiz-512": 0.08, "quiz-1024": 0.12, "quiz-2048": 0.2, "facts-512": 0.08, "facts-1024": 0.06, "facts-2048": 0.05, "tasks-256": 0.2, "sums-256": 0.06, "mix-512": 0.04, "story-256": 0.05}, lr=(9e-4, 2e-5), micro=1024, micros=6),
+    # Tools, from the weights that the above made; as much of everything else, so that nothing is forgotten.
+    Phase("calls-begin", 40, CALLS, lr=(1e-4, 6e-4), micro=1024, micros=4),
+    Phase("calls", 1351, CALLS, lr=(6e-4, 6e-4), micro=1024, micros=4),
+    Phase("calls-last", 2400, CALLS_LAST, lr=(5.5e-4, 1e-5), micro=1024, micros=4),
+    Phase("calls-more", 500, CALLS_MORE, lr=(2.5e-4, 5e-6), micro=1024, micros=4),
 ]
 
 
@@ -235,6 +243,13 @@ class Trainer:
             new = [p.name for p in PHASES if not (self.work / f"end-{p.name}.pt").exists()]
             self.state["phase"], self.state["step"] = (new[0] if new else "done"), 0
 
+    def go_on_after(self, log):
+        """Counts on from the last line of the run that made the first weights, where its log is there."""
+        lines = list(csv.DictReader(open(log))) if log.exists() else []
+        if lines:
+            last = lines[-1]
+            self.state |= {"global_step": int(last["global_step"]), "tokens": int(last["tokens"]), "seconds": float(last["seconds"])}
+
     def save(self):
         tmp = self.path.with_suffix(".tmp")
         torch.save(
@@ -356,6 +371,7 @@ def main():
         from export import load_exported
 
         trainer.model.load_state_dict(load_exported(a.init).state_dict())
+        trainer.go_on_after(a.work / "loss.csv")
     if a.phase:
         trainer.state["phase"], trainer.state["step"] = a.phase, 0
     trainer.run(a.until)

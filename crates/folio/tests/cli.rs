@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 fn folio(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_folio"));
@@ -310,6 +310,22 @@ impl Served {
         answer
     }
 
+    /// The answer's body, which must be JSON.
+    fn post(&self, path: &str, body: &Value) -> Value {
+        let mut socket = TcpStream::connect(&self.address).expect("connects");
+        let body = body.to_string();
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+        );
+        socket
+            .write_all(format!("{head}content-length: {}\r\n\r\n{body}", body.len()).as_bytes())
+            .expect("sent");
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).expect("answer");
+        let (_, body) = answer.split_once("\r\n\r\n").expect("a head");
+        serde_json::from_str(body).unwrap_or_else(|_| panic!("{answer}"))
+    }
+
     /// SIGTERM; the rest of standard error.
     fn stop(mut self) -> String {
         let status = Command::new("kill").arg(self.child.id().to_string()).status().expect("kill");
@@ -362,6 +378,55 @@ fn a_server_is_measured_and_stopped() {
     assert_eq!((&report["completed"], &report["prompt_tokens"]), (&6.into(), &720.into()), "{report}");
     let talk = folio(&["chat", "--url", &url, "--max-tokens", "4"]).output().expect("folio runs");
     assert!(String::from_utf8_lossy(&talk.stderr).contains("Talking to tiny at"));
+    served.stop();
+}
+
+/// On the first run, with nothing set: a tool is called where it fits, or where it must be, its result is read, and no call is made
+/// where none fits.
+#[test]
+fn the_built_in_model_calls_tools() {
+    let served = Served::start(&[]);
+    let tool = |name: &str, about: &str, key: &str| {
+        json!({"type": "function", "function": {"name": name, "description": about,
+            "parameters": {"type": "object", "properties": {key: {"type": "string"}}, "required": [key]}}})
+    };
+    let tools = [
+        tool("get_time", "Get the current time in a city", "city"),
+        tool("calculate", "Calculate an expression", "expression"),
+        tool("lookup", "Look up a topic", "query"),
+    ];
+    let ask = |messages: &Value, choice: Value| {
+        let body = json!({"messages": messages, "tools": tools, "tool_choice": choice, "temperature": 0, "max_tokens": 100});
+        let answer = served.post("/v1/chat/completions", &body);
+        answer["choices"][0]["message"].clone()
+    };
+    let user = |text: &str| json!([{"role": "user", "content": text}]);
+    let call = |message: &Value| {
+        let function = &message["tool_calls"][0]["function"];
+        let arguments = function["arguments"].as_str().unwrap_or_else(|| panic!("no call: {message}"));
+        (function["name"].clone(), serde_json::from_str::<Value>(arguments).expect("JSON"))
+    };
+    for (text, name, arguments) in [
+        ("What time is it in Oslo?", "get_time", json!({"city": "Oslo"})),
+        ("What is 384 * 27?", "calculate", json!({"expression": "384 * 27"})),
+        ("Look up Mount Fuji.", "lookup", json!({"query": "Mount Fuji"})),
+    ] {
+        assert_eq!(call(&ask(&user(text), json!("auto"))), (name.into(), arguments), "{text}");
+    }
+    let forced = json!({"type": "function", "function": {"name": "lookup"}});
+    let (name, arguments) = call(&ask(&user("Hello!"), forced));
+    assert_eq!(name, "lookup");
+    assert!(arguments["query"].is_string(), "{arguments}");
+    let (name, _) = call(&ask(&user("Tell me the time in Lima."), json!("required")));
+    assert_eq!(name, "get_time");
+
+    let asked = ask(&user("What is 384 * 27?"), json!("auto"));
+    let result = json!({"role": "tool", "tool_call_id": asked["tool_calls"][0]["id"], "content": "10368"});
+    let question = json!({"role": "user", "content": "What is 384 * 27?"});
+    let told = ask(&json!([question, asked, result]), json!("auto"));
+    assert!(told["content"].as_str().is_some_and(|text| text.contains("10368")), "{told}");
+    let hello = ask(&user("Hello!"), json!("auto"));
+    assert!(hello["tool_calls"].is_null() && hello["content"].is_string(), "{hello}");
     served.stop();
 }
 
