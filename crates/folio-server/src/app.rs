@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use folio_api::params::SamplingDefaults;
+use folio_api::{ApiError, Capabilities, Context, Model, Parsers};
 use folio_engine::handle::{Health, Rejected};
 use folio_engine::{
     CacheCommand, CacheReply, CancelFlag, EngineHandle, EngineStats, EventSink, Micros, Pooling, Request,
@@ -12,14 +14,13 @@ use folio_kv::{Holdings, Identity, Root, TenantId};
 use folio_text::{ChatTemplate, Tokenizer};
 use tokio::sync::Notify;
 
-use crate::api::error::{ApiError, ServerError};
-use crate::api::params::SamplingDefaults;
 use crate::api::responses::store::Store;
-use crate::api::structured::Structures;
 use crate::batch::Batches;
 use crate::config::ServerConfig;
-use crate::generation::reading::{Parsers, Readers};
+use crate::error::ServerError;
+use crate::generation::reading::Readers;
 use crate::generation::shared_prefixes::SharedPrefixes;
+use crate::generation::structured::Structures;
 use crate::observability::audit::Audit;
 use crate::observability::metrics::Metrics;
 use crate::observability::tenant_metrics::TenantCollector;
@@ -112,43 +113,6 @@ pub struct ModelFacts {
     pub layout_digest: [u8; 32],
 }
 
-impl ModelFacts {
-    pub fn name(&self) -> &str {
-        self.listed().next().map_or("", String::as_str)
-    }
-
-    /// Names that are no patterns.
-    pub fn listed(&self) -> impl Iterator<Item = &String> {
-        self.names.iter().filter(|name| !is_pattern(name))
-    }
-
-    /// Whether a request for a model of this name is for this one. Linear in the name.
-    pub fn answers_to(&self, asked: &str) -> bool {
-        self.names.iter().any(|name| match is_pattern(name) {
-            true => matches(name, asked),
-            false => name == asked,
-        })
-    }
-}
-
-/// Whether a name stands for many: `*` in it is any text.
-pub fn is_pattern(name: &str) -> bool {
-    name.contains('*')
-}
-
-fn matches(pattern: &str, name: &str) -> bool {
-    let mut parts = pattern.split('*');
-    let first = parts.next().unwrap_or_default();
-    let Some(mut rest) = name.strip_prefix(first) else { return false };
-    let Some(last) = parts.next_back() else { return rest.is_empty() };
-    for part in parts {
-        // The earliest place leaves the most for what follows.
-        let Some(at) = rest.find(part) else { return false };
-        rest = &rest[at + part.len()..];
-    }
-    rest.ends_with(last)
-}
-
 /// What `serve` is given.
 #[derive(Clone)]
 pub struct App {
@@ -163,9 +127,28 @@ pub struct App {
     pub version: &'static str,
 }
 
+impl App {
+    /// What readers of requests know of it. A request may have as many choices as the engine takes.
+    fn context(&self, config: &ServerConfig) -> Context {
+        let model = Model {
+            names: self.model.names.clone(),
+            vocab_size: self.model.vocab_size,
+            eos_token_ids: self.model.eos_token_ids.clone(),
+            hidden: self.model.hidden,
+            defaults: self.model.defaults.clone(),
+        };
+        let mut limits = config.limits.request.clone();
+        limits.choices = limits.choices.min(self.engine.choices_max()).max(1);
+        let capabilities = Capabilities::new(self.parsers, self.template.as_deref());
+        Context { model, limits, hints: config.hints.clone(), capabilities }
+    }
+}
+
 /// Shared by all handlers.
 pub(crate) struct State {
     pub app: App,
+    /// What readers of requests know.
+    pub context: Context,
     pub config: ServerConfig,
     pub tenants: Arc<Tenants>,
     pub audit: Option<Audit>,
@@ -252,8 +235,9 @@ impl Drop for Counted {
 
 impl State {
     pub fn new(mut config: ServerConfig, app: App) -> Result<Arc<Self>, ServerError> {
+        let context = app.context(&config);
         let problem = match &app.model {
-            model if model.name().is_empty() => Some("the model has no name that is no pattern"),
+            _ if context.model.name().is_empty() => Some("the model has no name that is no pattern"),
             model if model.vocab_size == 0 => Some("the model has no vocabulary"),
             model if model.context_length < 2 => Some("the model's context is shorter than two tokens"),
             _ => None,
@@ -261,7 +245,6 @@ impl State {
         if let Some(problem) = problem {
             return Err(ServerError::Config(problem.into()));
         }
-        config.limits.choices = config.limits.choices.min(app.engine.choices_max()).max(1);
         let tenants = Arc::new(Tenants::of_config(&config)?);
         // The keys themselves are not needed any more.
         config.api_keys.clear();
@@ -270,12 +253,12 @@ impl State {
         config.server_secret = None;
         let audit = config.audit_file.as_deref().map(Audit::open).transpose()?;
         let text = FairQueue::new(config.limits.text_threads, config.limits.text_waiting);
-        let meters = Arc::new(Meters::new(app.model.name(), config.usage_file.as_deref())?);
+        let meters = Arc::new(Meters::new(context.model.name(), config.usage_file.as_deref())?);
         let by_tenant = config
             .tenant_metrics
             .then(|| TenantCollector::new(app.engine.clone(), meters.clone(), tenants.clone()));
-        let metrics = Metrics::new(&app, by_tenant);
-        let readers = Readers::new(app.parsers, app.template.as_deref(), &app.tokenizer);
+        let metrics = Metrics::new(&app, context.model.name(), by_tenant);
+        let readers = Readers::new(app.parsers, &app.tokenizer);
         let ends = app.model.eos_token_ids.clone();
         let structures = Structures::new(app.tokenizer.clone(), ends, metrics.masks.clone());
         let state = Arc::new(Self {
@@ -283,12 +266,13 @@ impl State {
             unread: Budget::new(&config.limits),
             responses: Arc::new(Store::new(config.limits.responses, config.limits.responses_bytes)),
             app,
+            context,
             config,
             metrics,
             readers,
             structures,
             meters,
-            started_s: crate::generation::generate::unix_s(),
+            started_s: folio_api::unix_s(),
             tenants,
             audit,
             cache_keys: CacheKeys::default(),
@@ -348,28 +332,5 @@ impl State {
             self.metrics.panicked();
             Err(ApiError::internal("preparing the request failed"))
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::matches;
-
-    #[test]
-    fn a_star_is_any_text() {
-        for (pattern, name, fits) in [
-            ("claude-*", "claude-opus-5-5", true),
-            ("claude-*", "claude-", true),
-            ("claude-*", "claude", false),
-            ("*", "", true),
-            ("*haiku*", "claude-haiku-4-5", true),
-            ("gpt-*-mini", "gpt-5-mini", true),
-            ("gpt-*-mini", "gpt-mini", false),
-            ("a*b*c", "a-b-b-c", true),
-            ("a*b*c", "a-c-b", false),
-            ("a*a", "a", false),
-        ] {
-            assert_eq!(matches(pattern, name), fits, "{pattern} {name}");
-        }
     }
 }

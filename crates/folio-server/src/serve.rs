@@ -26,15 +26,14 @@ use tower::ServiceExt;
 use crate::admin;
 use crate::admin::records;
 use crate::api::anthropic;
-use crate::api::error::ServerError;
 use crate::api::openai::chat;
 use crate::api::openai::completions;
 use crate::api::openai::embeddings;
-use crate::api::openapi;
 use crate::api::responses;
 use crate::app::{App, State};
 use crate::batch::{self, routes as files};
 use crate::config::{Limits, ServerConfig};
+use crate::error::ServerError;
 use crate::generation::generate;
 use crate::generation::prefixes;
 use crate::http::connections::{Connections, Patient, Place};
@@ -146,7 +145,7 @@ impl Server {
             .route("/readyz", get(pages::ready))
             .route("/ping", get(pages::ping).post(pages::ping))
             .route("/version", get(pages::version))
-            .route("/openapi.json", get(openapi::serve))
+            .route("/openapi.json", get(pages::openapi))
             .route("/v1/usage", get(usage::usage))
             .route("/v1/usage/records", get(records::own))
             .fallback(pages::not_found)
@@ -421,4 +420,33 @@ fn signals() -> std::io::Result<mpsc::Receiver<()>> {
 
 async fn forward(sender: mpsc::Sender<()>, mut next: impl AsyncFnMut() -> bool) {
     while next().await && sender.send(()).await.is_ok() {}
+}
+
+#[cfg(test)]
+mod tests {
+    use folio_api::openapi::tables::ROUTES;
+
+    /// The routes that `serve` adds, read from its source.
+    #[test]
+    fn every_route_is_described_and_no_other() {
+        let source = include_str!("serve.rs");
+        let source = source.split("#[cfg(test)]").next().unwrap_or_default();
+        let mut served = Vec::new();
+        for route in source.split(".route(").skip(1) {
+            let path = route.split('"').nth(1).unwrap_or_default().replace("{*name}", "{name}");
+            let handlers = route.split(".route(").next().unwrap_or_default();
+            let handlers = handlers.split(".fallback(").next().unwrap_or_default();
+            for method in ["get", "post", "delete"] {
+                let called = format!("{method}(");
+                if handlers.split(&called).count() > 1 {
+                    served.push((method.to_owned(), path.clone()));
+                }
+            }
+        }
+        let mut described: Vec<_> =
+            ROUTES.iter().map(|route| (route.method.to_owned(), route.path.to_owned())).collect();
+        served.sort();
+        described.sort();
+        assert_eq!(described, served);
+    }
 }

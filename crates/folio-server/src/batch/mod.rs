@@ -24,8 +24,8 @@ use std::sync::Arc;
 
 use tokio::sync::Notify;
 
-use crate::api::error::ServerError;
 use crate::app::State;
+use crate::error::ServerError;
 use crate::tenancy::fair_queue::FairQueue;
 use store::Store;
 
@@ -34,7 +34,6 @@ pub const CLASS: i32 = 1 << 20;
 /// Of a batch's lines in the engine, where lower runs first. What a line says itself is added, within [`PRIORITY_SPAN`].
 pub const PRIORITY: i32 = 1 << 20;
 const PRIORITY_SPAN: i32 = 1 << 10;
-pub(crate) const REFUSED: &[(&str, &str)] = &[("model", "each line says its model")];
 /// OpenAI's only window.
 const WINDOW_S: u64 = 24 * 3600;
 /// Files of batches are kept so long where nobody says otherwise.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use axum::Extension;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Request, State as Shared};
-use axum::http::{HeaderValue, Response, StatusCode, Uri, header};
+use axum::http::{HeaderValue, Response, Uri, header};
 use futures_core::Stream;
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
@@ -20,15 +20,15 @@ use super::lines::{Endpoint, Usage};
 use super::multipart::{Part, boundary, parts};
 use super::store::{Batch, Counts, FileMeta, Record, Status, Store, VERSION};
 use super::{KEPT_S, WINDOW_S, run};
-use crate::api::error::ApiError;
-use crate::api::fields::{Fields, within};
 use crate::app::State;
-use crate::generation::generate::{json_response, unix_s};
+use crate::generation::generate::json_response;
+use crate::http::reply::Reply;
 use crate::http::{JsonRequest, fresh_id, read_body};
 use crate::tenancy::keys::Scope;
 use crate::tenancy::tenants::{Tenant, missing_scope};
-
-type Answer = Result<Response<Body>, ApiError>;
+use folio_api::fields::{Fields, within};
+use folio_api::openapi::tables::BATCH_REFUSED;
+use folio_api::{ApiError, unix_s};
 
 /// A form around a file is little more than the file.
 const FORM_BYTES: usize = 64 << 10;
@@ -40,7 +40,7 @@ const LEAST_BYTES_A_SECOND: usize = 256 << 10;
 const PIECE_BYTES: usize = 256 << 10;
 
 /// `POST /v1/files`
-pub async fn upload(Shared(state): Shared<Arc<State>>, request: Request) -> Answer {
+pub async fn upload(Shared(state): Shared<Arc<State>>, request: Request) -> Reply {
     let (head, body) = request.into_parts();
     let tenant = head.extensions.get::<Tenant>().cloned();
     let tenant = tenant.ok_or_else(|| ApiError::internal("the request was not authenticated"))?;
@@ -48,7 +48,7 @@ pub async fn upload(Shared(state): Shared<Arc<State>>, request: Request) -> Answ
     let boundary = kind.and_then(boundary).ok_or_else(|| {
         let message =
             "A file is uploaded as a form: send 'Content-Type: multipart/form-data' with a boundary.";
-        ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message)
+        ApiError::new(415, "invalid_request_error", message)
     })?;
     let most = state.batches.store.limits.file_bytes;
     let announced =
@@ -61,7 +61,7 @@ pub async fn upload(Shared(state): Shared<Arc<State>>, request: Request) -> Answ
     let read = read_body(&head.headers, body, most + FORM_BYTES, &mut held);
     let body = tokio::time::timeout(patience, read).await.map_err(|_| {
         let message = format!("The file did not arrive within {} s.", patience.as_secs());
-        ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
+        ApiError::new(408, "invalid_request_error", message)
     })??;
     let (shared, owner, bytes) = (state.clone(), state.tenants.owner(&tenant), body.len());
     let kept = state.off_thread(tenant.id, bytes, move || {
@@ -175,7 +175,7 @@ pub async fn list_files(
     Shared(state): Shared<Arc<State>>,
     Extension(tenant): Extension<Tenant>,
     uri: Uri,
-) -> Answer {
+) -> Reply {
     let query = Query::read(&uri, &["purpose", "limit", "order", "after"])?;
     let owner = state.tenants.owner(&tenant);
     let mut files = stored(&state, move |store| store.files(&owner)).await?;
@@ -183,7 +183,7 @@ pub async fn list_files(
         None | Some("desc") => files.reverse(),
         Some("asc") => {}
         Some(_) => {
-            return Err(ApiError::invalid("order", "Invalid 'order': it is neither 'asc' nor 'desc'."));
+            return Err(ApiError::invalid("order", "Invalid 'order': it is neither 'asc' nor 'desc'.").into());
         }
     }
     if let Some(purpose) = query.get("purpose") {
@@ -198,7 +198,7 @@ pub async fn show_file(
     Shared(state): Shared<Arc<State>>,
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
-) -> Answer {
+) -> Reply {
     let (owner, name) = (state.tenants.owner(&tenant), id.clone());
     let found = stored(&state, move |store| store.file(&owner, &name)).await?;
     let (file, _) = found.ok_or_else(|| not_found("file", &id))?;
@@ -210,10 +210,10 @@ pub async fn delete_file(
     Shared(state): Shared<Arc<State>>,
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
-) -> Answer {
+) -> Reply {
     let (owner, name) = (state.tenants.owner(&tenant), id.clone());
     if !stored(&state, move |store| store.delete(&owner, &name)).await?? {
-        return Err(not_found("file", &id));
+        return Err(not_found("file", &id).into());
     }
     Ok(json_response(json!({"id": id, "object": "file", "deleted": true}).to_string()))
 }
@@ -223,7 +223,7 @@ pub async fn content(
     Shared(state): Shared<Arc<State>>,
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
-) -> Answer {
+) -> Reply {
     let (owner, name) = (state.tenants.owner(&tenant), id.clone());
     let found = stored(&state, move |store| store.file(&owner, &name)).await?;
     let (file, content) = found.ok_or_else(|| not_found("file", &id))?;
@@ -269,20 +269,21 @@ impl Stream for Pieces {
 }
 
 /// `POST /v1/batches`
-pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Answer {
+pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Reply {
     let JsonRequest { tenant, body, held: _held, .. } = request;
     if state.draining.load(Ordering::Acquire) {
         return Err(ApiError::unavailable(
             "This server is shutting down; send the request to another one.",
             5,
-        ));
+        )
+        .into());
     }
     let (shared, bytes) = (state.clone(), body.len());
     let (asking, owner) = (tenant.clone(), tenant.id);
     let record = state.off_thread(owner, bytes, move || read(&shared, &asking, &body)).await?;
     let scope = Scope::of(record.endpoint.path());
     if !tenant.scopes.has(scope) {
-        return Err(missing_scope(scope));
+        return Err(missing_scope(scope).into());
     }
     let batch = stored(&state, move |store| store.begin(record)).await??;
     let told = batch_json(&state, &batch);
@@ -325,13 +326,10 @@ fn read(state: &State, tenant: &Tenant, body: &[u8]) -> Result<Record, ApiError>
             seconds.ok_or_else(|| wrong_seconds("output_expires_after.seconds"))?
         }
     };
-    fields.finish(super::REFUSED)?;
+    fields.finish(BATCH_REFUSED)?;
     let owner = state.tenants.owner(tenant);
     let Some((file, _)) = state.batches.store.file(&owner, &input_file_id) else {
-        return Err(ApiError {
-            status: StatusCode::BAD_REQUEST,
-            ..not_found("input_file_id", &input_file_id)
-        });
+        return Err(ApiError { status: 400, ..not_found("input_file_id", &input_file_id) });
     };
     if file.purpose != "batch" {
         let message = format!(
@@ -370,7 +368,7 @@ pub async fn list_batches(
     Shared(state): Shared<Arc<State>>,
     Extension(tenant): Extension<Tenant>,
     uri: Uri,
-) -> Answer {
+) -> Reply {
     let query = Query::read(&uri, &["after", "limit"])?;
     let batches = state.batches.store.batches(&state.tenants.owner(&tenant));
     let list = batches.iter().rev().map(|batch| (batch.record().id, batch_json(&state, batch))).collect();
@@ -382,7 +380,7 @@ pub async fn show_batch(
     Shared(state): Shared<Arc<State>>,
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
-) -> Answer {
+) -> Reply {
     let batch = find(&state, &tenant, &id)?;
     Ok(json_response(batch_json(&state, &batch).to_string()))
 }
@@ -392,7 +390,7 @@ pub async fn cancel(
     Shared(state): Shared<Arc<State>>,
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
-) -> Answer {
+) -> Reply {
     let batch = find(&state, &tenant, &id)?;
     let mut refused = None;
     batch.change(|record| match record.status {
@@ -406,8 +404,8 @@ pub async fn cancel(
     if let Some(over) = refused {
         let status = json!(over);
         let message = format!("Cannot cancel a batch with status {status}.");
-        let error = ApiError::new(StatusCode::CONFLICT, "invalid_request_error", message);
-        return Err(ApiError { code: Some("batch_not_cancellable"), ..error });
+        let error = ApiError::new(409, "invalid_request_error", message);
+        return Err(ApiError { code: Some("batch_not_cancellable"), ..error }.into());
     }
     batch.wake.notify_waiters();
     let its = batch.clone();
@@ -428,7 +426,7 @@ fn batch_json(state: &State, batch: &Batch) -> Value {
     let errors = (!record.errors.is_empty()).then(|| json!({"object": "list", "data": record.errors}));
     let Record { counts, .. } = record;
     json!({
-        "id": record.id, "object": "batch", "endpoint": record.endpoint, "model": state.app.model.name(), "errors": errors,
+        "id": record.id, "object": "batch", "endpoint": record.endpoint, "model": state.context.model.name(), "errors": errors,
         "input_file_id": record.input_file_id, "completion_window": "24h", "status": record.status,
         "output_file_id": record.published.0.then_some(&record.output_file_id),
         "error_file_id": record.published.1.then_some(&record.error_file_id),
@@ -452,7 +450,7 @@ fn not_found(what: &'static str, id: &str) -> ApiError {
     ApiError {
         param: Some(param.into()),
         code: Some(code),
-        ..ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", format!("No such {noun}: '{id}'."))
+        ..ApiError::new(404, "invalid_request_error", format!("No such {noun}: '{id}'."))
     }
 }
 
@@ -477,7 +475,7 @@ impl<'a> Query<'a> {
     }
 
     /// The part of a list that was asked for; `usual` and most members of one.
-    fn page(&self, mut list: Vec<(String, Value)>, (usual, most): (usize, usize)) -> Answer {
+    fn page(&self, mut list: Vec<(String, Value)>, (usual, most): (usize, usize)) -> Reply {
         let limit = match self.get("limit") {
             None => usual,
             Some(text) => text.parse().ok().filter(|limit| (1..=most).contains(limit)).ok_or_else(|| {

@@ -15,7 +15,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
-use axum::http::StatusCode;
 use prometheus_client::metrics::gauge::Gauge;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
@@ -24,20 +23,20 @@ use tokio::task::JoinSet;
 use super::lines::{self, Endpoint, InputLine, LineError, Place};
 use super::store::{Batch, Content, Counts, Record, Results, Status};
 use super::{CLASS, PRIORITY, PRIORITY_SPAN};
-use crate::api::error::ApiError;
 use crate::api::openai::chat;
 use crate::api::openai::completions;
 use crate::api::openai::embeddings;
-use crate::api::params::Generation;
 use crate::api::responses;
 use crate::app::{Counted, Flight, State};
-use crate::generation::generate::{self, unix_s};
+use crate::generation::generate::{self};
 use crate::generation::safety;
 use crate::http::{Arrival, fresh_id};
 use crate::lock;
 use crate::tenancy::fair_queue::Turn;
 use crate::tenancy::keys::Scope;
 use crate::tenancy::tenants::{Tenant, missing_scope};
+use folio_api::params::Generation;
+use folio_api::{ApiError, unix_s};
 
 /// Longest pause before a line that was told to come again does.
 const AGAIN_S_MAX: u32 = 30;
@@ -393,7 +392,7 @@ impl Job {
             };
             let draining = self.state.draining.load(Ordering::Acquire);
             match answer {
-                Err(error) if draining && error.status.is_server_error() => return ran,
+                Err(error) if draining && error.status >= 500 => return ran,
                 Err(error) if again(&error).is_some() => {
                     // Others have their turn meanwhile.
                     drop((turn, counted, running));
@@ -457,7 +456,7 @@ impl Job {
 /// When a refusal that is no word about the request itself lets it come again: the queue is full, a limit is reached, the engine
 /// cannot go on until it is restarted.
 fn again(error: &ApiError) -> Option<Duration> {
-    let passes = [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE].contains(&error.status);
+    let passes = [429, 503].contains(&error.status);
     passes.then(|| Duration::from_secs(error.retry_after_s.unwrap_or(1).clamp(1, AGAIN_S_MAX).into()))
 }
 

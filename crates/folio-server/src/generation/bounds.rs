@@ -6,114 +6,61 @@
 use std::borrow::Cow;
 use std::sync::{Arc, Mutex};
 
+use folio_api::ApiError;
+use folio_api::bounds::Bounds;
 use folio_engine::{Guide, Restricted, Rules, RulesRef};
 use folio_text::{ReasoningFormat, Tokenizer};
 
-use crate::api::error::ApiError;
-use crate::api::fields::Fields;
-use crate::config::Limits;
 use crate::lock;
 
-/// What a request says.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Bounds {
-    /// Nothing else may come, what ends an answer included.
-    pub allowed: Option<Vec<u32>>,
-    /// Texts that must not be written.
-    pub bad_words: Vec<String>,
-    /// Tokens of reasoning, and the field that says so.
-    pub thinking: Option<(u32, &'static str)>,
-}
-
-impl Bounds {
-    /// Takes the fields. Token ids are below `vocab`.
-    pub fn read(fields: &mut Fields, vocab: u32, limits: &Limits) -> Result<Self, ApiError> {
-        let allowed = fields.take::<Vec<u32>>("allowed_token_ids")?;
-        if let Some(ids) = &allowed {
-            if ids.is_empty() {
-                return Err(ApiError::invalid(
-                    "allowed_token_ids",
-                    "'allowed_token_ids' is empty; leave it out.",
-                ));
-            }
-            if let Some(id) = ids.iter().find(|id| **id >= vocab) {
-                let message = format!(
-                    "Invalid 'allowed_token_ids': {id} is not a token id of this model (0 to {}).",
-                    vocab - 1
-                );
-                return Err(ApiError::invalid("allowed_token_ids", message));
+/// As rules. `reasoning`: how the model marks what it thinks, and whether its answer begins inside.
+pub fn rules(
+    bounds: &Bounds,
+    tokenizer: &Arc<Tokenizer>,
+    reasoning: Option<(&'static ReasoningFormat, bool)>,
+) -> Result<Vec<Arc<dyn Rules>>, ApiError> {
+    let mut rules: Vec<Arc<dyn Rules>> = Vec::new();
+    if let Some(ids) = &bounds.allowed {
+        let mut words = vec![0u32; tokenizer.vocab_size().div_ceil(32)];
+        for id in ids {
+            if let Some(word) = words.get_mut(*id as usize / 32) {
+                *word |= 1 << (id % 32);
             }
         }
-        let bad_words = fields.take::<Vec<String>>("bad_words")?.unwrap_or_default();
-        if bad_words.len() > limits.bad_words {
-            let message =
-                format!("'bad_words' has {} entries; the limit is {}.", bad_words.len(), limits.bad_words);
-            return Err(ApiError::invalid("bad_words", message));
-        }
-        if let Some(word) =
-            bad_words.iter().find(|word| word.is_empty() || word.len() > limits.stop_string_bytes)
-        {
-            let message = format!(
-                "Invalid 'bad_words': an entry has {} bytes; it must have 1 to {}.",
-                word.len(),
-                limits.stop_string_bytes
-            );
-            return Err(ApiError::invalid("bad_words", message));
-        }
-        const BUDGET: &str = "thinking_token_budget";
-        let thinking = fields.take::<u32>(BUDGET)?.map(|budget| (budget, BUDGET));
-        Ok(Self { allowed, bad_words, thinking })
+        rules.push(Arc::new(Allowed(words.into())));
     }
-
-    /// As rules. `reasoning`: how the model marks what it thinks, and whether its answer begins inside.
-    pub fn rules(
-        &self,
-        tokenizer: &Arc<Tokenizer>,
-        reasoning: Option<(&'static ReasoningFormat, bool)>,
-    ) -> Result<Vec<Arc<dyn Rules>>, ApiError> {
-        let mut rules: Vec<Arc<dyn Rules>> = Vec::new();
-        if let Some(ids) = &self.allowed {
-            let mut words = vec![0u32; tokenizer.vocab_size().div_ceil(32)];
-            for id in ids {
-                if let Some(word) = words.get_mut(*id as usize / 32) {
-                    *word |= 1 << (id % 32);
-                }
+    if !bounds.bad_words.is_empty() {
+        let mut sequences: Vec<Vec<u32>> = Vec::new();
+        for word in &bounds.bad_words {
+            // A word inside a text is usually written with the space before it.
+            for text in [word.clone(), format!(" {}", word.trim_start())] {
+                let ids = tokenizer.encode(&text, false, usize::MAX);
+                sequences.push(ids.map_err(|e| ApiError::invalid("bad_words", e.to_string()))?);
             }
-            rules.push(Arc::new(Allowed(words.into())));
         }
-        if !self.bad_words.is_empty() {
-            let mut sequences: Vec<Vec<u32>> = Vec::new();
-            for word in &self.bad_words {
-                // A word inside a text is usually written with the space before it.
-                for text in [word.clone(), format!(" {}", word.trim_start())] {
-                    let ids = tokenizer.encode(&text, false, usize::MAX);
-                    sequences.push(ids.map_err(|e| ApiError::invalid("bad_words", e.to_string()))?);
-                }
-            }
-            sequences.retain(|ids| !ids.is_empty());
-            sequences.sort();
-            sequences.dedup();
-            rules.push(Arc::new(BadWords(sequences.into())));
-        }
-        if let Some((budget, param)) = self.thinking {
-            let Some((format, inside)) = reasoning else {
-                let why =
-                    "it needs a model that marks where its reasoning ends, in a conversation; use max_tokens";
-                return Err(ApiError::unsupported(param, why));
-            };
-            let marks = Marks::of(format);
-            let close = tokenizer.encode(marks.written, false, usize::MAX);
-            let close = close.map_err(|e| ApiError::internal(e.to_string()))?;
-            rules.push(Arc::new(ThinkingBudget {
-                budget,
-                inside,
-                marks,
-                close: close.into(),
-                tokenizer: tokenizer.clone(),
-            }));
-        }
-        Ok(rules)
+        sequences.retain(|ids| !ids.is_empty());
+        sequences.sort();
+        sequences.dedup();
+        rules.push(Arc::new(BadWords(sequences.into())));
     }
+    if let Some((budget, param)) = bounds.thinking {
+        let Some((format, inside)) = reasoning else {
+            let why =
+                "it needs a model that marks where its reasoning ends, in a conversation; use max_tokens";
+            return Err(ApiError::unsupported(param, why));
+        };
+        let marks = Marks::of(format);
+        let close = tokenizer.encode(marks.written, false, usize::MAX);
+        let close = close.map_err(|e| ApiError::internal(e.to_string()))?;
+        rules.push(Arc::new(ThinkingBudget {
+            budget,
+            inside,
+            marks,
+            close: close.into(),
+            tokenizer: tokenizer.clone(),
+        }));
+    }
+    Ok(rules)
 }
 
 /// Rules that all hold. `None` for none.
@@ -404,7 +351,7 @@ mod tests {
                 bad_words: vec!["said".into(), "twice".into()],
                 thinking: Some((budget, "a field")),
             };
-            for rules in bounds.rules(&tokenizer, Some((thinks, false))).expect("rules") {
+            for rules in rules(&bounds, &tokenizer, Some((thinks, false))).expect("rules") {
                 for (end, begin) in
                     (0..=tokens.len()).flat_map(|end| (0..=end).map(move |begin| (end, begin)))
                 {

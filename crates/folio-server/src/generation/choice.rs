@@ -7,95 +7,20 @@
 
 use std::sync::Arc;
 
+use folio_api::events::{Delta, Finish, Scored, StopReason, TokenLogprobs};
+use folio_api::params::Generation;
 use folio_engine::SamplingParams;
-use folio_engine::request::{Token, TokenLogprobs};
+use folio_engine::request::{self, Token};
 use folio_text::{DetokenizeOptions, Detokenizer, OutputEvent, OutputParser, StopMatcher, Tokenizer};
 
-use crate::api::params::Generation;
 use crate::generation::reading::Reading;
 use crate::generation::safety::Rules;
 use crate::generation::safety::gate::Gate;
 
-/// Why a choice ended, as vLLM's `stop_reason` tells it: the string or the token id; nothing for end-of-sequence.
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
-#[serde(untagged)]
-pub enum StopReason {
-    Token(u32),
-    Text(String),
-}
-
-/// How a choice ended.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Finish {
-    /// OpenAI's `finish_reason`.
-    pub reason: &'static str,
-    pub stop_reason: Option<StopReason>,
-    /// What the safety callout says about it, for the answer's `safety` field.
-    pub safety: Option<serde_json::Value>,
-}
-
-impl Finish {
-    pub fn new(reason: &'static str, stop_reason: Option<StopReason>) -> Self {
-        Self { reason, stop_reason, safety: None }
-    }
-
-    /// An answer that nobody may read on.
-    pub fn denied() -> Self {
-        Self::new(CONTENT_FILTER, None)
-    }
-}
-
-/// OpenAI's `finish_reason` of what was denied.
-pub const CONTENT_FILTER: &str = "content_filter";
-
-/// A counted token with its log probability.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Scored {
-    pub id: u32,
-    pub logprobs: TokenLogprobs,
-    /// Characters of this choice's text before the token.
-    pub offset: usize,
-}
-
-/// What may be shown next.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Delta {
-    /// Text, reasoning and calls in the order in which the model wrote them; neighbours of one kind are one piece.
-    pub pieces: Vec<OutputEvent>,
-    pub token_ids: Vec<u32>,
-    pub scored: Vec<Scored>,
-    /// Of a pooled prompt, as it comes from the engine.
-    pub vector: Vec<f32>,
-}
-
-impl Delta {
-    pub fn text(text: String) -> Self {
-        Self { pieces: vec![OutputEvent::Content(text)], ..Self::default() }
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.pieces.is_empty()
-    }
-
-    /// Appends what comes after.
-    pub fn append(&mut self, mut next: Delta) {
-        next.pieces.into_iter().for_each(|piece| self.push(piece));
-        self.token_ids.append(&mut next.token_ids);
-        self.scored.append(&mut next.scored);
-    }
-
-    pub fn push(&mut self, piece: OutputEvent) {
-        match (self.pieces.last_mut(), &piece) {
-            (_, OutputEvent::Content(text) | OutputEvent::Reasoning(text)) if text.is_empty() => {}
-            (Some(OutputEvent::Content(last)), OutputEvent::Content(next)) => last.push_str(next),
-            (Some(OutputEvent::Reasoning(last)), OutputEvent::Reasoning(next)) => last.push_str(next),
-            (
-                Some(OutputEvent::Arguments { index, text }),
-                OutputEvent::Arguments { index: same, text: next },
-            ) if index == same => text.push_str(next),
-            _ => self.pieces.push(piece),
-        }
-    }
+/// The engine's log probabilities as answers tell them.
+pub fn told(logprobs: request::TokenLogprobs) -> TokenLogprobs {
+    let request::TokenLogprobs { logprob, rank, top } = logprobs;
+    TokenLogprobs { logprob, rank, top }
 }
 
 /// Tells text, reasoning and calls apart.
@@ -140,17 +65,18 @@ impl Choice {
     pub fn new(
         tokenizer: Arc<Tokenizer>,
         generation: &Generation,
+        reading: Option<&Reading>,
         params: Arc<SamplingParams>,
         rules: Option<&Arc<Rules>>,
     ) -> Self {
         // Control tokens are left out here, where it is known which of them are needed.
         let options = DetokenizeOptions { skip_special_tokens: false, continues: true };
-        let reader = generation.reading.clone().map(|reading| {
+        let reader = reading.cloned().map(|reading| {
             let mut events = Vec::new();
             let parser = reading.parser(&mut events);
             Reader { reading, parser, events, complete: 0 }
         });
-        let shows_reasoning = generation.reading.as_ref().is_none_or(|reading| reading.include_reasoning);
+        let shows_reasoning = reading.is_none_or(|reading| reading.include_reasoning);
         let gate = rules.map(|rules| Gate::new(rules.clone(), tokenizer.clone(), shows_reasoning));
         let mut choice = Self {
             tokenizer,
@@ -229,7 +155,8 @@ impl Choice {
         }
         let Token { id, logprobs } = token;
         self.tokens += 1;
-        let scored = logprobs.map(|logprobs| Scored { id, logprobs, offset: self.characters });
+        let scored =
+            logprobs.map(|logprobs| Scored { id, logprobs: told(logprobs), offset: self.characters });
         match &mut self.gate {
             Some(gate) => gate.token(Some(id), scored),
             None => {

@@ -8,27 +8,24 @@
 mod judge;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
-use axum::http::{HeaderValue, Response, StatusCode, header};
+use axum::http::{HeaderValue, Response, header};
 use folio_engine::handle::Rejected;
 use folio_engine::request::{RetentionRange, Timing, Token, TokenLogprobs};
-use folio_engine::{CancelFlag, Event, FinishReason, Micros, Request, SamplingParams};
+use folio_engine::{CancelFlag, Event, FinishReason, Micros, Pooling, Request, SamplingParams};
 use folio_text::{DetokenizeOptions, Detokenizer, work};
 use judge::{Judge, Judged, Verdict};
 use serde_json::{Map, Value, json};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::api::error::ApiError;
-use crate::api::hints::Notes;
-use crate::api::params::Generation;
-use crate::api::retain::refused;
 use crate::app::{Flight, State};
-use crate::generation::choice::{Choice, Delta, Scored};
+use crate::generation::choice::{Choice, told};
 use crate::generation::reading::Reading;
+use crate::generation::retention::refused;
 use crate::generation::safety::{self, Screened};
-use crate::generation::wire::{Finished, PromptReport, Usage, Wire};
+use crate::http::reply::{Reply, tell};
 use crate::http::stream::{self, Abort, Events};
 use crate::http::{Arrival, JsonRequest, caught};
 use crate::observability::metrics::{FinishedChoice, FinishedPrompt};
@@ -36,12 +33,20 @@ use crate::observability::usage::Meter;
 use crate::tenancy::gate::{Entry, Need, TOKENS_EXPECTED, Ticket};
 use crate::tenancy::tenants::Tenant;
 use crate::tenancy::unread::{Unread, event_bytes, gathered_bytes};
+use folio_api::ApiError;
+use folio_api::events::{Delta, Finished, PromptReport, Scored, Usage, Writer};
+use folio_api::hints::Notes;
+use folio_api::params::Generation;
 
 /// A request ready for the engine.
 pub struct Job {
     /// Writes the answer.
-    pub wire: Box<dyn Wire>,
+    pub writer: Box<dyn Writer>,
     pub generation: Generation,
+    /// How reasoning and tool calls are told from text. `None`: all is text.
+    pub reading: Option<Reading>,
+    /// A vector is wanted instead of an answer.
+    pub pooling: Option<Pooling>,
     pub prompts: Vec<PromptJob>,
     /// When the HTTP request arrived.
     pub arrived: Instant,
@@ -78,22 +83,17 @@ impl Job {
     }
 }
 
-/// Unix time, seconds.
-pub fn unix_s() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
-}
-
 /// Reads a request off the event loop with the endpoint's own `prepare`, runs it and answers.
 pub(crate) async fn handle(
     state: Arc<State>,
     request: JsonRequest,
     prepare: fn(&State, &Arrival) -> Result<Job, ApiError>,
-) -> Result<Response<Body>, ApiError> {
+) -> Reply {
     let flight = Flight::new(state.in_flight.enter(), &request.id, request.entry.clone());
     let arrival = Arrival::new(request);
     let tenant = arrival.tenant.clone();
     let job = safety::prepared(&state, arrival, prepare).await?;
-    run(&state, &tenant, job, flight).await
+    Ok(run(&state, &tenant, job, flight).await?)
 }
 
 /// Bytes of an answer that are worked on at once, on the event loop.
@@ -130,7 +130,7 @@ pub(crate) async fn run(
 ) -> Result<Response<Body>, ApiError> {
     let notes = job.notes.clone();
     let mut response = answer(state, tenant, job, flight).await?;
-    notes.tell(response.headers_mut());
+    tell(&notes, response.headers_mut());
     Ok(response)
 }
 
@@ -143,7 +143,7 @@ async fn answer(
     if job.generation.stream.is_some() {
         let unread = Unread::new(state.unread.clone(), tenant.gate.clone());
         let (events, body) = Events::new(unread.clone());
-        let idle = job.wire.keep_alive();
+        let idle = job.writer.keep_alive();
         let abort = spawn(state, tenant, job, flight, (unread, Output::Stream(events)))?;
         return Ok(stream::response(body, abort.guard(), state.config.limits.keep_alive, idle));
     }
@@ -212,7 +212,7 @@ fn spawn(
     flight: Flight,
     (unread, output): (Arc<Unread>, Output),
 ) -> Result<Abort, ApiError> {
-    if state.app.model.only_embeds && job.generation.pooling.is_none() {
+    if state.app.model.only_embeds && job.pooling.is_none() {
         let message = "This model was published for embeddings and has no output matrix; use /v1/embeddings.";
         return Err(ApiError { code: Some("only_embeddings"), ..ApiError::bad_request(message) });
     }
@@ -256,7 +256,7 @@ fn admit(tenant: &Tenant, job: &mut Job, entry: &Arc<Entry>) -> Result<Ticket, A
         if let Some(context) = tenant.gate.limits().max_context {
             let room = context.saturating_sub(tokens as u32);
             // A vector needs no room behind its prompt.
-            let fits = room > 0 || (job.generation.pooling.is_some() && tokens as u32 == context);
+            let fits = room > 0 || (job.pooling.is_some() && tokens as u32 == context);
             if !fits || asked.is_some_and(|asked| asked > room) {
                 return Err(ApiError::context_length(context, tokens, asked.unwrap_or(1)));
             }
@@ -314,7 +314,7 @@ fn submit(
             deadline,
             prompt_logprobs: job.generation.prompt_logprobs,
             retention: prompt.retention.clone(),
-            pooling: job.generation.pooling,
+            pooling: job.pooling,
         };
         let (unread, events) = (unread.clone(), events.clone());
         // The event that is too much is the last that is sent: it tells the pump.
@@ -341,10 +341,9 @@ pub fn refusal(rejected: Rejected) -> ApiError {
         Rejected::TooLong { .. } | Rejected::LargerThanCache { .. } => {
             ApiError { code: Some("context_length_exceeded"), ..ApiError::bad_request(message) }
         }
-        Rejected::LargerThanQuota { .. } => ApiError {
-            code: Some("quota_exceeded"),
-            ..ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
-        },
+        Rejected::LargerThanQuota { .. } => {
+            ApiError { code: Some("quota_exceeded"), ..ApiError::new(413, "invalid_request_error", message) }
+        }
         Rejected::TooManyChoices { .. } => ApiError::invalid("n", message),
         Rejected::Invalid { field, .. } => ApiError::invalid(field, message),
         Rejected::ShuttingDown => ApiError::unavailable(message, 5),
@@ -419,7 +418,13 @@ impl Pump {
             let params = Arc::new(prompt.params.clone());
             for _ in 0..job.generation.n {
                 let tokenizer = state.app.tokenizer.clone();
-                let choice = Choice::new(tokenizer, &job.generation, params.clone(), rules.as_ref());
+                let choice = Choice::new(
+                    tokenizer,
+                    &job.generation,
+                    job.reading.as_ref(),
+                    params.clone(),
+                    rules.as_ref(),
+                );
                 slots.push(Slot {
                     choice,
                     whole: Delta::default(),
@@ -436,7 +441,7 @@ impl Pump {
         let meter = state.meters.of(&tenant);
         let (sender, verdicts) = mpsc::unbounded_channel();
         let reports = vec![None; job.prompts.len()];
-        let thinks = job.generation.reading.as_ref().is_some_and(Reading::separates_reasoning);
+        let thinks = job.reading.as_ref().is_some_and(Reading::separates_reasoning);
         let usage = Usage { reasoning_tokens: thinks.then_some(0), ..Usage::default() };
         Self {
             state,
@@ -571,7 +576,7 @@ impl Pump {
                 "request_id": flight.request,
                 "tenant": &*self.tenant.name,
                 "key": &*self.tenant.key,
-                "model": self.state.app.model.name(),
+                "model": self.state.context.model.name(),
                 "prompts": self.job.prompts.len(),
                 "prompt_tokens": self.usage.prompt_tokens,
                 "cached_tokens": self.usage.cached_tokens,
@@ -652,7 +657,10 @@ impl Pump {
         }
         let job = &self.job.prompts[prompt];
         let echo = self.echo(prompt, &logprobs);
-        let report = PromptReport { tokens: job.tokens.clone(), logprobs: wanted.then(|| logprobs.into()) };
+        let report = PromptReport {
+            tokens: job.tokens.clone(),
+            logprobs: wanted.then(|| logprobs.into_iter().map(told).collect()),
+        };
         let n = self.job.generation.n as usize;
         for index in prompt * n..(prompt + 1) * n {
             self.open(index, &report);
@@ -670,7 +678,7 @@ impl Pump {
     /// A choice begins.
     fn open(&mut self, index: usize, report: &PromptReport) {
         if let Output::Stream(events) = &self.output {
-            self.job.wire.opening(index as u32, report, self.usage, events);
+            self.job.writer.opening(index as u32, report, self.usage, events);
         }
     }
 
@@ -704,7 +712,7 @@ impl Pump {
                     Some(entry) => logprobs.get(entry).cloned().unwrap_or_default(),
                     None => Default::default(),
                 };
-                scored.push(Scored { id: *id, logprobs, offset });
+                scored.push(Scored { id: *id, logprobs: told(logprobs), offset });
                 before.clear();
                 // A special token is in the text only where the client wrote it there.
                 let written = text
@@ -821,7 +829,7 @@ impl Pump {
             Output::Stream(events) => {
                 self.gathered -= shown;
                 let finish = slot.done.then(|| slot.choice.finish()).flatten();
-                self.job.wire.delta(index as u32, &delta, finish, self.usage, events);
+                self.job.writer.delta(index as u32, &delta, finish, self.usage, events);
             }
             Output::Whole(_) => slot.whole.append(delta),
         }
@@ -835,7 +843,7 @@ impl Pump {
         }
         self.abort.finished();
         match &mut self.output {
-            Output::Stream(events) => self.job.wire.closing(self.usage, events),
+            Output::Stream(events) => self.job.writer.closing(self.usage, events),
             Output::Whole(sender) => {
                 let n = self.job.generation.n as usize;
                 let choices = self.slots.iter_mut().enumerate().filter_map(|(index, slot)| {
@@ -846,7 +854,7 @@ impl Pump {
                         prompt: self.reports[index / n].clone(),
                     })
                 });
-                let json = self.job.wire.whole(&choices.collect::<Vec<_>>(), self.usage);
+                let json = self.job.writer.whole(&choices.collect::<Vec<_>>(), self.usage);
                 self.gathered = json.len();
                 if let Some(sender) = sender.take() {
                     let _ = sender.send(Ok(json));
@@ -863,7 +871,7 @@ impl Pump {
         }
         self.abort.cancel();
         match &mut self.output {
-            Output::Stream(events) => self.job.wire.failed(&error, events),
+            Output::Stream(events) => self.job.writer.failed(&error, events),
             Output::Whole(sender) => {
                 if let Some(sender) = sender.take() {
                     let _ = sender.send(Err(error));

@@ -10,28 +10,28 @@ use std::time::Instant;
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Path, State as Shared};
-use axum::http::{Response, StatusCode};
+use axum::http::Response;
 use folio_engine::request::{EventSink, RetentionRange};
 use folio_engine::{CacheCommand, CacheResponse, Event, FinishReason, Micros, Request, SamplingParams};
 use folio_kv::{BlockHashes, KeepRefused, PrefixId, PrefixInfo};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::api::error::ApiError;
-use crate::api::fields::Fields;
-use crate::api::hints::{Api, Hints};
-use crate::api::openai::chat::{Conversation, check_model, encode, encode_prompt};
-use crate::api::openapi::tables::PREFIX_REQUEST;
-use crate::api::params::check_token_ids;
-use crate::api::retain::{Wish, refused};
 use crate::app::State;
-use crate::generation::generate::{json_response, refusal, unix_s};
+use crate::generation::generate::{json_response, refusal};
+use crate::generation::prompt::{encode, encode_prompt, render};
+use crate::generation::retention::{refused, retention};
 use crate::http::JsonRequest;
+use crate::http::reply::Reply;
 use crate::http::stream::Abort;
 use crate::tenancy::gate::{Entry, Need};
 use crate::tenancy::tenants::Tenant;
-
-type Answer = Result<Response<Body>, ApiError>;
+use folio_api::cache::Retention;
+use folio_api::fields::Fields;
+use folio_api::hints::{Api, Hints};
+use folio_api::openai::chat;
+use folio_api::openapi::tables::PREFIX_REQUEST;
+use folio_api::{ApiError, unix_s};
 
 /// A prefix that is gone before it could be recorded is computed again so often.
 const ATTEMPTS: u32 = 3;
@@ -39,13 +39,10 @@ const ATTEMPTS: u32 = 3;
 /// A prefix to be made.
 struct Wanted {
     tokens: Arc<[u32]>,
-    wish: Wish,
+    keep: Retention,
     /// The field the prefix came from.
     field: &'static str,
 }
-
-pub(crate) const REFUSED: &[(&str, &str)] =
-    &[("stream", "there is no output to stream"), ("max_tokens", "nothing is generated")];
 
 /// What computing it took.
 #[derive(Default)]
@@ -55,7 +52,7 @@ struct Computed {
 }
 
 /// `POST /v1/cache/prefixes`
-pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Answer {
+pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Reply {
     let _counted = state.in_flight.enter();
     let JsonRequest { tenant, body, held: _held, entry, .. } = request;
     let shared = state.clone();
@@ -70,7 +67,7 @@ pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> 
             None => {
                 let hashes =
                     BlockHashes::new(&root, &wanted.tokens, state.app.engine.stats().cache.block_tokens);
-                let (tokens, retention) = (wanted.tokens.len() as u32, wanted.wish.retention());
+                let (tokens, retention) = (wanted.tokens.len() as u32, retention(&wanted.keep));
                 match command(
                     &state,
                     CacheCommand::Keep { hashes: Box::new(hashes), tokens, retention, pin: false },
@@ -79,7 +76,7 @@ pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> 
                 {
                     CacheResponse::Prefix(prefix) => Ok(prefix),
                     CacheResponse::Refused(refused) => Err(refused),
-                    _ => return Err(unexpected()),
+                    _ => return Err(unexpected().into()),
                 }
             }
         };
@@ -92,21 +89,21 @@ pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> 
                 return Ok(json_response(answer.to_string()));
             }
             Err(KeepRefused::NotCached { .. }) => {}
-            Err(reason) => return Err(refused(&reason, "pin", wanted.field)),
+            Err(reason) => return Err(refused(&reason, "pin", wanted.field).into()),
         }
     }
     let message = "The prefix was evicted before it could be kept; the cache is under pressure. Try again, or with \"pin\".";
-    Err(ApiError { code: Some("cache_busy"), ..ApiError::busy(message, 2) })
+    Err(ApiError { code: Some("cache_busy"), ..ApiError::busy(message, 2) }.into())
 }
 
 fn read(state: &State, body: &[u8]) -> Result<Wanted, ApiError> {
     let mut fields = Fields::of_body(body)?;
-    check_model(&mut fields, state)?;
-    let wish = Wish::read(&mut fields)?;
-    let mut hints = Hints::new(&state.config.hints, Api::Chat);
+    state.context.check_model(&mut fields)?;
+    let keep = Retention::read(&mut fields)?;
+    let mut hints = Hints::new(&state.context.hints, Api::Chat);
     let (tokens, field) = tokens(state, &mut fields, &mut hints)?;
     hints.close(fields, &PREFIX_REQUEST)?;
-    Ok(Wanted { tokens: tokens.into(), wish, field })
+    Ok(Wanted { tokens: tokens.into(), keep, field })
 }
 
 /// Takes `prompt`, `token_ids` or `messages` and what belongs to them: the tokens, and the field they came from.
@@ -125,15 +122,15 @@ pub(crate) fn tokens(
         }
         (Some(text), None) => (encode(state, &text, special.unwrap_or(true), false, "prompt")?, "prompt"),
         (None, Some(ids)) => {
-            check_token_ids(&ids, facts, "token_ids")?;
+            state.context.model.check_token_ids(&ids, "token_ids")?;
             (ids, "token_ids")
         }
         (None, None) => {
             let opened = fields.take::<bool>("add_generation_prompt")?;
-            let mut conversation = Conversation::read(fields, state, hints)?;
+            let mut conversation = chat::conversation(fields, &state.context, hints)?.0;
             // A prefix ends where the next message begins, unless it is said otherwise.
             conversation.add_generation_prompt = opened.unwrap_or(false);
-            let prompt = conversation.render(state)?;
+            let prompt = render(state, &mut conversation)?;
             (encode_prompt(state, &prompt, special.unwrap_or(false), false, "messages")?, "messages")
         }
     };
@@ -159,7 +156,7 @@ async fn compute(
     let need = Need { prompts: 1, prompt_tokens, output_tokens: 0 };
     let mut ticket = entry.reserve(need, Instant::now())?;
     let timeout = state.config.limits.request_timeout;
-    let retention = wanted.wish.retention();
+    let retention = retention(&wanted.keep);
     let request = Request {
         id: engine.next_request_id(),
         tenant: tenant.id,
@@ -176,7 +173,7 @@ async fn compute(
             tokens: 0..wanted.tokens.len() as u32,
             priority: retention.priority,
             ttl_us: retention.ttl_us,
-            pin: wanted.wish.pin.unwrap_or(false),
+            pin: wanted.keep.pin.unwrap_or(false),
         }],
     };
     let (sender, mut events) = mpsc::unbounded_channel();
@@ -223,14 +220,14 @@ async fn compute(
 }
 
 /// `GET /v1/cache/prefixes`
-pub async fn list(Shared(state): Shared<Arc<State>>, Extension(tenant): Extension<Tenant>) -> Answer {
+pub async fn list(Shared(state): Shared<Arc<State>>, Extension(tenant): Extension<Tenant>) -> Reply {
     let tenant = tenant.cache;
     match command(&state, CacheCommand::List { tenant }).await? {
         CacheResponse::Prefixes(list) => {
             let data: Vec<Value> = list.iter().map(|prefix| describe(&state, prefix)).collect();
             Ok(json_response(json!({"object": "list", "data": data}).to_string()))
         }
-        _ => Err(unexpected()),
+        _ => Err(unexpected().into()),
     }
 }
 
@@ -239,7 +236,7 @@ pub async fn show(
     Shared(state): Shared<Arc<State>>,
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
-) -> Answer {
+) -> Reply {
     let (tenant, id) = (tenant.cache, parse(&id)?);
     one(&state, command(&state, CacheCommand::Show { tenant, id }).await?)
 }
@@ -249,25 +246,25 @@ pub async fn change(
     Shared(state): Shared<Arc<State>>,
     Path(id): Path<String>,
     request: JsonRequest,
-) -> Answer {
+) -> Reply {
     let (tenant, id, bytes) = (request.tenant.cache, parse(&id)?, request.body.len());
     let (owner, body) = (request.tenant.id, request.body);
     let read = move || {
         let mut fields = Fields::of_body(&body)?;
-        let wish = Wish::read(&mut fields)?;
+        let keep = Retention::read(&mut fields)?;
         fields.finish(&[])?;
-        Ok(wish)
+        Ok(keep)
     };
-    let wish = state.off_thread(owner, bytes, read).await?;
+    let keep = state.off_thread(owner, bytes, read).await?;
     let CacheResponse::Prefix(now) = command(&state, CacheCommand::Show { tenant, id }).await? else {
-        return Err(missing());
+        return Err(missing().into());
     };
-    let wish = Wish {
-        priority: wish.priority.or(Some(now.retention.priority)),
-        ttl_us: wish.ttl_us.or(now.retention.ttl_us),
-        pin: wish.pin.or(Some(now.pinned)),
+    let keep = Retention {
+        priority: keep.priority.or(Some(now.retention.priority)),
+        ttl_us: keep.ttl_us.or(now.retention.ttl_us),
+        pin: keep.pin.or(Some(now.pinned)),
     };
-    let (retention, pin) = (wish.retention(), wish.pin.unwrap_or(false));
+    let (retention, pin) = (retention(&keep), keep.pin.unwrap_or(false));
     one(&state, command(&state, CacheCommand::Change { tenant, id, retention, pin }).await?)
 }
 
@@ -276,7 +273,7 @@ pub async fn delete(
     Shared(state): Shared<Arc<State>>,
     Extension(tenant): Extension<Tenant>,
     Path(name): Path<String>,
-) -> Answer {
+) -> Reply {
     let (tenant, id) = (tenant.cache, parse(&name)?);
     match command(&state, CacheCommand::Drop { tenant, id }).await? {
         CacheResponse::Dropped { tokens } => {
@@ -284,8 +281,8 @@ pub async fn delete(
                 json!({"id": name, "object": "cache.prefix", "deleted": true, "dropped_tokens": tokens});
             Ok(json_response(answer.to_string()))
         }
-        CacheResponse::Missing => Err(missing()),
-        _ => Err(unexpected()),
+        CacheResponse::Missing => Err(missing().into()),
+        _ => Err(unexpected().into()),
     }
 }
 
@@ -304,12 +301,12 @@ pub(crate) async fn command(state: &State, command: CacheCommand) -> Result<Cach
     answer.await.map_err(|_| ApiError::unavailable("the engine has ended", 30))
 }
 
-fn one(state: &State, answer: CacheResponse) -> Answer {
+fn one(state: &State, answer: CacheResponse) -> Reply {
     match answer {
         CacheResponse::Prefix(prefix) => Ok(json_response(describe(state, &prefix).to_string())),
-        CacheResponse::Refused(reason) => Err(refused(&reason, "pin", "id")),
-        CacheResponse::Missing => Err(missing()),
-        _ => Err(unexpected()),
+        CacheResponse::Refused(reason) => Err(refused(&reason, "pin", "id").into()),
+        CacheResponse::Missing => Err(missing().into()),
+        _ => Err(unexpected().into()),
     }
 }
 
@@ -346,7 +343,7 @@ fn missing() -> ApiError {
     ApiError {
         code: Some("prefix_not_found"),
         param: Some("id".into()),
-        ..ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", "There is no such prefix.")
+        ..ApiError::new(404, "invalid_request_error", "There is no such prefix.")
     }
 }
 

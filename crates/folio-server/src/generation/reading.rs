@@ -9,49 +9,22 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use folio_text::{
-    Begun, Callee, ChatTemplate, OutputParser, ParserSetup, ReasoningFormat, TemplateTools, Tokenizer,
-    ToolFormat,
-};
+use folio_api::constraint::Constraint;
+use folio_api::conversation::Conversation;
+use folio_api::params::fresh_seed;
+use folio_api::tools::{ToolChoice, ToolUse};
+use folio_api::{ApiError, Parsers};
+use folio_text::{Begun, Callee, OutputParser, ParserSetup, ReasoningFormat, Tokenizer, ToolFormat};
 
-use crate::api::effort::Efforts;
-use crate::api::error::ApiError;
-use crate::api::openai::chat::Conversation;
-use crate::api::params::fresh_seed;
-use crate::api::structured::{Compiler, Wish};
-use crate::api::tools::{ToolChoice, ToolUse};
 use crate::generation::guides::{Begin, Form};
+use crate::generation::structured::Compiler;
 
 /// What gpt-oss writes before its answer, one after the other.
 const HARMONY_ANSWER: [&str; 2] = ["<|channel|>final", "<|message|>"];
 
-/// The formats of the served model.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Parsers {
-    /// `None`: tools are refused.
-    pub tools: Option<&'static ToolFormat>,
-    /// `None`: reasoning is part of the content.
-    pub reasoning: Option<&'static ReasoningFormat>,
-}
-
-impl Parsers {
-    /// What the model's own chat template means.
-    pub fn of_template(template: &ChatTemplate) -> Self {
-        // The first of the templates (the one for tools) that tells.
-        let sources: Vec<String> = template.sources().collect();
-        Self {
-            tools: sources.iter().find_map(|source| ToolFormat::of_template(source)),
-            reasoning: sources.iter().find_map(|source| ReasoningFormat::of_template(source)),
-        }
-    }
-}
-
 /// What is known about reading once the model is.
 pub struct Readers {
     parsers: Parsers,
-    pub template: Option<TemplateTools>,
-    /// What it can be told about how much to think.
-    pub efforts: Efforts,
     /// Control tokens to keep, with and without tools.
     markers: [Arc<HashSet<u32>>; 2],
     /// The token that opens reasoning, where it is one.
@@ -81,7 +54,7 @@ pub struct Asked<'a> {
 }
 
 impl Readers {
-    pub fn new(parsers: Parsers, template: Option<&ChatTemplate>, tokenizer: &Tokenizer) -> Self {
+    pub fn new(parsers: Parsers, tokenizer: &Tokenizer) -> Self {
         let markers = |tools| {
             let setup = ParserSetup { tools, reasoning: parsers.reasoning, ..ParserSetup::default() };
             let kept = tokenizer.special_ids().filter(|id| {
@@ -90,37 +63,11 @@ impl Readers {
             });
             Arc::new(kept.collect())
         };
-        let known = template.map(ChatTemplate::tools);
         Self {
             parsers,
-            efforts: Efforts::of(template, known.as_ref()),
-            template: known,
             markers: [markers(None), markers(parsers.tools)],
             opening: parsers.reasoning.and_then(|format| tokenizer.token_id(format.open)),
         }
-    }
-
-    /// Refuses tools that this model could not be given or whose calls could not be read.
-    pub fn check(&self, tools: &ToolUse) -> Result<(), ApiError> {
-        if tools.shown().is_none() {
-            return Ok(());
-        }
-        if !self.template.is_some_and(|template| template.takes_tools) {
-            let why = "the model's chat template shows no tools to the model; the server can be given one that does \
-                       (--chat-template)";
-            return Err(ApiError::unsupported("tools", why));
-        }
-        if self.parsers.tools.is_none() {
-            let why =
-                "how this model writes tool calls is not known; the server can be told (--tool-call-parser)";
-            return Err(ApiError::unsupported("tools", why));
-        }
-        Ok(())
-    }
-
-    /// Whether the model is known to mark its reasoning.
-    pub fn reasons(&self) -> bool {
-        self.parsers.reasoning.is_some()
     }
 
     /// Where a structured answer, which `param` asks for, begins: behind the model's reasoning.
@@ -146,19 +93,19 @@ impl Readers {
     /// An answer that is what was wished for or else a call of one of the tools. Calls are held to the schemas of strict functions.
     pub fn answer_or_calls(
         &self,
-        wish: &Wish,
+        constraint: &Constraint,
         tools: &ToolUse,
         tokenizer: &Tokenizer,
-    ) -> Result<Wish, ApiError> {
+    ) -> Result<Constraint, ApiError> {
         let why = "with tools that may be called it must ask for JSON, and the model write its calls as JSON, too; send \
                    tool_choice \"none\" where no call is wanted";
-        let refused = || ApiError::unsupported(wish.param(), why);
+        let refused = || ApiError::unsupported(constraint.param(), why);
         let format = self.parsers.tools.ok_or_else(refused)?;
-        let schema = wish.schema().ok_or_else(refused)?;
+        let schema = constraint.schema().ok_or_else(refused)?;
         let callees = tools.callees().into_iter().map(|(_, callee)| callee).collect::<Vec<_>>();
         let syntax =
             format.calls_or_json(&callees, &schema, tools.parallel, tokenizer).ok_or_else(refused)?;
-        Ok(Wish::new(syntax, wish.param().to_owned()))
+        Ok(Constraint::new(syntax, constraint.param().to_owned()))
     }
 
     /// What holds calls to their functions' schemas, and where in an answer it begins. `None`: nothing is held.
@@ -214,7 +161,7 @@ impl Readers {
         let syntax = format.only_calls(callees, tools.parallel, tokenizer).ok_or_else(|| {
             ApiError::unsupported(param, "how this model writes calls cannot be held to a form")
         })?;
-        Ok(Form::Answer(compiler.compile(&Wish::new(syntax, param.to_owned()))?))
+        Ok(Form::Answer(compiler.compile(&Constraint::new(syntax, param.to_owned()))?))
     }
 
     /// Where an answer begins that may be preceded by reasoning.
@@ -258,7 +205,7 @@ impl Readers {
         let place = format.place().ok_or_else(refused)?;
         let compile = |begun, callees: &[Callee]| {
             let syntax = format.calls(callees, begun, tools.parallel, tokenizer).ok_or_else(refused)?;
-            compiler.compile(&Wish::new(syntax, param.to_owned()))
+            compiler.compile(&Constraint::new(syntax, param.to_owned()))
         };
         let begun = match &tools.choice {
             ToolChoice::Named(name) => {

@@ -20,12 +20,12 @@ use folio_engine::{Event, Request, SamplingParams};
 use folio_kv::{OPERATOR_PRIORITY, Root};
 use tokio::sync::mpsc;
 
-use crate::api::error::ServerError;
-use crate::api::fields::Fields;
-use crate::api::hints::{Api, Hints};
 use crate::app::State;
+use crate::error::ServerError;
 use crate::generation::prefixes;
 use crate::tenancy::declared::DeclaredPrefix;
+use folio_api::fields::Fields;
+use folio_api::hints::{Api, Hints};
 
 /// One declared prefix.
 pub(crate) struct SharedPrefix {
@@ -153,10 +153,10 @@ impl SharedPrefix {
 }
 
 /// As the body of `POST /v1/cache/prefixes`, with a name.
-fn read(state: &State, prefix: &DeclaredPrefix) -> Result<Vec<u32>, crate::api::error::ApiError> {
+fn read(state: &State, prefix: &DeclaredPrefix) -> Result<Vec<u32>, folio_api::ApiError> {
     let mut fields = Fields::of_body(prefix.body.as_bytes())?;
     fields.take::<String>("name")?;
-    let mut hints = Hints::new(&state.config.hints, Api::Chat);
+    let mut hints = Hints::new(&state.context.hints, Api::Chat);
     let (tokens, _) = prefixes::tokens(state, &mut fields, &mut hints)?;
     fields.finish(&[("cache", "the operator's prefixes are pinned")])?;
     Ok(tokens)

@@ -3,6 +3,7 @@
 pub(crate) mod connections;
 pub(crate) mod pages;
 pub(crate) mod pieces;
+pub(crate) mod reply;
 pub(crate) mod routing;
 pub(crate) mod stream;
 pub(crate) mod tls;
@@ -18,28 +19,27 @@ use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, MatchedPath, Request, State as Shared};
-use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Method, Response, header};
 use axum::middleware::Next;
 use axum::response::IntoResponse;
 use futures_core::Stream;
 use serde_json::json;
 
 use crate::api::anthropic;
-use crate::api::error::ApiError;
-use crate::api::params::valid_request_id;
 use crate::app::State;
 use crate::config::Limits;
 use crate::generation::safety::Replacement;
 use crate::http::connections::Holding;
+use crate::http::reply::Refusal;
 use crate::tenancy::gate::{Entry, Gate};
 use crate::tenancy::keys::{Scope, random};
 use crate::tenancy::tenants::{Tenant, missing_scope};
 use crate::tenancy::unread::Held;
+use folio_api::ApiError;
+use folio_api::openapi::tables::OPEN;
+use folio_api::params::valid_request_id;
 
 const REQUEST_ID: &str = "x-request-id";
-/// Open to whoever reaches the port: they tell nothing about anybody's requests.
-pub const OPEN: &[&str] =
-    &["/", "/health", "/livez", "/readyz", "/ping", "/metrics", "/openapi.json", "/version"];
 /// Refused while draining.
 const GENERATING: &[&str] = &[
     "/v1/chat/completions",
@@ -127,11 +127,12 @@ pub async fn answered(
                 Some(response) => response,
                 None => {
                     state.metrics.panicked();
-                    ApiError::internal("the server failed while it handled this request").into_response()
+                    Refusal(ApiError::internal("the server failed while it handled this request"))
+                        .into_response()
                 }
             }
         }
-        Err(refused) => refused.into_response(),
+        Err(refused) => Refusal(refused).into_response(),
     };
     if let Ok(value) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, value);
@@ -259,9 +260,9 @@ pub struct JsonRequest {
 }
 
 impl FromRequest<Arc<State>> for JsonRequest {
-    type Rejection = ApiError;
+    type Rejection = Refusal;
 
-    async fn from_request(request: Request, state: &Arc<State>) -> Result<Self, ApiError> {
+    async fn from_request(request: Request, state: &Arc<State>) -> Result<Self, Refusal> {
         let (parts, body) = request.into_parts();
         let tenant = parts.extensions.get::<Tenant>().cloned();
         let tenant = tenant.ok_or_else(|| ApiError::internal("the request was not authenticated"))?;
@@ -275,7 +276,7 @@ impl FromRequest<Arc<State>> for JsonRequest {
         let body = tokio::time::timeout(limits.body_timeout, read).await.map_err(|_| {
             let message =
                 format!("The request body did not arrive within {} s.", limits.body_timeout.as_secs());
-            ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
+            ApiError::new(408, "invalid_request_error", message)
         })??;
         Ok(Self { tenant, id, body, held, entry })
     }
@@ -289,7 +290,7 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
         return Ok(());
     }
     let message = format!("Unsupported content type '{value}'; send 'Content-Type: application/json'.");
-    Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message))
+    Err(ApiError::new(415, "invalid_request_error", message))
 }
 
 /// What is read and thrown away of a body that is too large, so that the client gets to read the answer.

@@ -1,41 +1,40 @@
 //! The small routes: models, health, metrics, version, tokenize, and a page for people.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, LazyLock};
 
 use axum::body::Body;
 use axum::extract::{Path, Request, State as Shared};
-use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, Method, Response, Uri, header};
 use axum::response::IntoResponse;
 use folio_engine::handle::Health;
 use folio_kv::TenantId;
 use serde_json::{Value, json};
 
 use crate::api::anthropic;
-use crate::api::error::ApiError;
 use crate::app::State;
 use crate::generation::generate::json_response;
-
-type Answer = Result<Response<Body>, ApiError>;
+use crate::http::reply::{Refusal, Reply};
+use folio_api::ApiError;
 
 /// Whose turn it is to have a page written that is nobody's in particular, and about how much work that is.
 const NOBODY: TenantId = TenantId(u32::MAX);
 const PAGE_BYTES: usize = 32 << 10;
 
 /// OpenAI's list or, for clients that say a version of Anthropic's API, Anthropic's.
-pub async fn models(Shared(state): Shared<Arc<State>>, request: Request) -> Answer {
+pub async fn models(Shared(state): Shared<Arc<State>>, request: Request) -> Reply {
     if anthropic::is_meant(&request) {
         let page = anthropic::models(&state, request.uri().query().unwrap_or_default())?;
         return Ok(json_response(page.to_string()));
     }
-    let list: Vec<Value> = state.app.model.listed().map(|name| describe(&state, name)).collect();
+    let list: Vec<Value> = state.context.model.listed().map(|name| describe(&state, name)).collect();
     Ok(json_response(json!({"object": "list", "data": list}).to_string()))
 }
 
 /// The name may contain slashes (`org/model`).
-pub async fn model(Shared(state): Shared<Arc<State>>, Path(name): Path<String>, request: Request) -> Answer {
-    if !state.app.model.answers_to(&name) {
-        return Err(ApiError::model_not_found(&name, state.app.model.name()));
+pub async fn model(Shared(state): Shared<Arc<State>>, Path(name): Path<String>, request: Request) -> Reply {
+    if !state.context.model.answers_to(&name) {
+        return Err(ApiError::model_not_found(&name, state.context.model.name()).into());
     }
     let described = match anthropic::is_meant(&request) {
         true => anthropic::model(&state, &name),
@@ -48,14 +47,14 @@ fn describe(state: &State, name: &str) -> Value {
     let model = &state.app.model;
     json!({
         "id": name, "object": "model", "created": model.created_s, "owned_by": "folio",
-        "root": model.name(), "parent": null, "max_model_len": model.context_length,
+        "root": state.context.model.name(), "parent": null, "max_model_len": model.context_length,
     })
 }
 
 /// Forward progress, not existence: fails when work waits and nothing is computed, when the engine cannot go on, and while draining.
-pub async fn health(Shared(state): Shared<Arc<State>>) -> Answer {
+pub async fn health(Shared(state): Shared<Arc<State>>) -> Reply {
     if state.draining.load(Ordering::Acquire) {
-        return Err(ApiError::unavailable("This server is shutting down.", 5));
+        return Err(ApiError::unavailable("This server is shutting down.", 5).into());
     }
     match state.app.engine.health(state.config.limits.stall.as_micros() as u64) {
         Health::Ok => Ok(json_response(json!({"status": "ok"}).to_string())),
@@ -65,25 +64,26 @@ pub async fn health(Shared(state): Shared<Arc<State>>) -> Answer {
                 for_us / 1_000_000
             ),
             30,
-        )),
+        )
+        .into()),
         Health::Unhealthy { reason } => {
-            Err(ApiError::unavailable(format!("The engine cannot go on: {reason}."), 30))
+            Err(ApiError::unavailable(format!("The engine cannot go on: {reason}."), 30).into())
         }
     }
 }
 
 /// On the serving port, which strangers reach: names of tenants are for operators.
-pub async fn metrics(state: Shared<Arc<State>>, headers: HeaderMap) -> Answer {
+pub async fn metrics(state: Shared<Arc<State>>, headers: HeaderMap) -> Reply {
     let operator = state.tenants.is_operator(&headers);
     figures(state, headers, operator).await
 }
 
 /// On the second listener.
-pub async fn all_metrics(state: Shared<Arc<State>>, headers: HeaderMap) -> Answer {
+pub async fn all_metrics(state: Shared<Arc<State>>, headers: HeaderMap) -> Reply {
     figures(state, headers, true).await
 }
 
-async fn figures(Shared(state): Shared<Arc<State>>, headers: HeaderMap, tenants: bool) -> Answer {
+async fn figures(Shared(state): Shared<Arc<State>>, headers: HeaderMap, tenants: bool) -> Reply {
     let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("");
     let openmetrics = accept.contains("application/openmetrics-text");
     state.metrics.in_flight_bytes.set(state.unread.held() as i64);
@@ -97,6 +97,12 @@ async fn figures(Shared(state): Shared<Arc<State>>, headers: HeaderMap, tenants:
     Ok(([(header::CONTENT_TYPE, HeaderValue::from_static(content_type))], text).into_response())
 }
 
+/// `GET /openapi.json`
+pub async fn openapi() -> Response<Body> {
+    static TEXT: LazyLock<String> = LazyLock::new(|| folio_api::openapi::document().to_string());
+    json_response(TEXT.clone())
+}
+
 pub async fn version(Shared(state): Shared<Arc<State>>) -> Response<Body> {
     json_response(json!({"version": state.app.version}).to_string())
 }
@@ -107,11 +113,11 @@ pub async fn live() -> Response<Body> {
 }
 
 /// Whether requests should be sent here: what `/health` says.
-pub async fn ready(state: Shared<Arc<State>>) -> Answer {
+pub async fn ready(state: Shared<Arc<State>>) -> Reply {
     health(state).await
 }
 
-pub async fn ping(state: Shared<Arc<State>>) -> Answer {
+pub async fn ping(state: Shared<Arc<State>>) -> Reply {
     health(state).await
 }
 
@@ -144,7 +150,7 @@ fn method_of(path: &str) -> Option<&'static str> {
     ROUTES.iter().find(|(_, route)| *route == path).map(|(method, _)| *method)
 }
 
-pub async fn not_found(method: Method, uri: Uri) -> ApiError {
+pub async fn not_found(method: Method, uri: Uri) -> Refusal {
     // A slash at the end, no /v1, or one too many: clients differ in what they add to a base URL.
     let path = uri.path().trim_end_matches('/');
     let guesses =
@@ -153,26 +159,26 @@ pub async fn not_found(method: Method, uri: Uri) -> ApiError {
         Some((method, guess)) => format!("Did you mean {method} {guess}?"),
         None => "See GET / for what is here.".to_owned(),
     };
-    ApiError {
+    Refusal(ApiError {
         code: Some("unknown_url"),
         ..ApiError::new(
-            StatusCode::NOT_FOUND,
+            404,
             "invalid_request_error",
             format!("Unknown request URL: {method} {}. {hint}", uri.path()),
         )
-    }
+    })
 }
 
-pub async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
+pub async fn method_not_allowed(method: Method, uri: Uri) -> Refusal {
     let hint = method_of(uri.path()).map(|method| format!("; use {method}")).unwrap_or_default();
-    ApiError {
+    Refusal(ApiError {
         code: Some("method_not_allowed"),
         ..ApiError::new(
-            StatusCode::METHOD_NOT_ALLOWED,
+            405,
             "invalid_request_error",
             format!("{method} is not allowed for {}{hint}.", uri.path()),
         )
-    }
+    })
 }
 
 /// What this is and how to use it, for a person with a browser or a terminal.
@@ -195,7 +201,7 @@ pub async fn index(Shared(state): Shared<Arc<State>>, headers: HeaderMap) -> Res
 }
 
 fn introduction(state: &State, headers: &HeaderMap) -> String {
-    let model = state.app.model.name();
+    let model = state.context.model.name();
     let fallback = state.config.listen.to_string();
     let host = headers
         .get(header::HOST)

@@ -12,28 +12,28 @@ use axum::extract::State as Shared;
 use axum::http::Response;
 use serde_json::json;
 
-use crate::api::error::ApiError;
 use crate::api::openai::chat;
 use crate::api::openai::completions;
 use crate::app::State;
-use crate::generation::generate::{Job, json_response, unix_s};
+use crate::generation::generate::{Job, json_response};
 use crate::http::pieces;
+use crate::http::reply::Reply;
 use crate::http::{Arrival, JsonRequest};
+use folio_api::{ApiError, unix_s};
 
-type Answer = Result<Response<Body>, ApiError>;
 type Prepare = fn(&State, &Arrival) -> Result<Job, ApiError>;
 
 /// `POST /v1/chat/completions/render`: one object.
-pub async fn render_chat(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Answer {
+pub async fn render_chat(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Reply {
     render(state, request, chat::prepare, false).await
 }
 
 /// `POST /v1/completions/render`: a list, one for each prompt.
-pub async fn render_completions(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Answer {
+pub async fn render_completions(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Reply {
     render(state, request, completions::prepare, true).await
 }
 
-async fn render(state: Arc<State>, request: JsonRequest, prepare: Prepare, list: bool) -> Answer {
+async fn render(state: Arc<State>, request: JsonRequest, prepare: Prepare, list: bool) -> Reply {
     let shared = state.clone();
     let arrival = Arrival::new(request);
     let (gate, id) = (arrival.tenant.gate.clone(), arrival.id.clone());
@@ -46,7 +46,8 @@ async fn render(state: Arc<State>, request: JsonRequest, prepare: Prepare, list:
     let prompts = read.await?;
     let mut held = state.unread.hold(&gate);
     held.grow(prompts.iter().map(|(tokens, _)| size_of_val(&**tokens)).sum())?;
-    let described = json!({"request_id": id, "model": state.app.model.name(), "features": null}).to_string();
+    let described =
+        json!({"request_id": id, "model": state.context.model.name(), "features": null}).to_string();
     // Of which prompt, and which of its ids: `None` before the first.
     let (mut prompt, mut at) = (0, None);
     Ok(pieces::json(move |out| {

@@ -13,8 +13,8 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-use crate::api::error::ServerError;
 use crate::config::TlsFiles;
+use crate::error::ServerError;
 use crate::lock;
 
 /// How often the files are looked at, at most.

@@ -6,26 +6,23 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use axum::body::Body;
 use axum::extract::State as Shared;
-use axum::http::Response;
 use folio_text::{DetokenizeOptions, Detokenizer};
 use serde_json::Value;
 
-use crate::api::error::ApiError;
-use crate::api::fields::Fields;
-use crate::api::hints::{Api, Hints};
-use crate::api::openai::chat::{Conversation, check_model, encode, encode_prompt};
-use crate::api::openapi::tables::TOKENIZE;
-use crate::api::params::check_token_ids;
 use crate::app::State;
+use crate::generation::prompt::{encode, encode_prompt, render};
 use crate::http::JsonRequest;
 use crate::http::pieces;
-
-type Answer = Result<Response<Body>, ApiError>;
+use crate::http::reply::Reply;
+use folio_api::ApiError;
+use folio_api::fields::Fields;
+use folio_api::hints::{Api, Hints};
+use folio_api::openai::chat;
+use folio_api::openapi::tables::TOKENIZE;
 
 /// `POST /tokenize`: a prompt, or messages through the chat template.
-pub async fn tokenize(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Answer {
+pub async fn tokenize(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Reply {
     let JsonRequest { tenant, body, held, .. } = request;
     let shared = state.clone();
     let read = state.off_thread(tenant.id, body.len(), move || tokenized(&shared, &body));
@@ -78,8 +75,8 @@ enum Part {
 /// The ids, and whether their texts are wanted too.
 fn tokenized(state: &State, body: &[u8]) -> Result<(Vec<u32>, bool), ApiError> {
     let mut fields = Fields::of_body(body)?;
-    let mut hints = Hints::new(&state.config.hints, Api::Chat);
-    check_model(&mut fields, state)?;
+    let mut hints = Hints::new(&state.context.hints, Api::Chat);
+    state.context.check_model(&mut fields)?;
     let special = fields.take::<bool>("add_special_tokens")?;
     let strings = fields.take("return_token_strs")?.unwrap_or(false);
     let prompt = fields.take::<String>("prompt")?;
@@ -90,16 +87,22 @@ fn tokenized(state: &State, body: &[u8]) -> Result<(Vec<u32>, bool), ApiError> {
             encode(state, &prompt, special.unwrap_or(true), true, "prompt")?
         }
         None => {
-            let mut conversation = Conversation::read(&mut fields, state, &mut hints)?;
+            let mut conversation = chat::conversation(&mut fields, &state.context, &mut hints)?.0;
             hints.close(fields, &TOKENIZE)?;
-            encode_prompt(state, &conversation.render(state)?, special.unwrap_or(false), true, "messages")?
+            encode_prompt(
+                state,
+                &render(state, &mut conversation)?,
+                special.unwrap_or(false),
+                true,
+                "messages",
+            )?
         }
     };
     Ok((tokens, strings))
 }
 
 /// `POST /detokenize`
-pub async fn detokenize(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Answer {
+pub async fn detokenize(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Reply {
     let JsonRequest { tenant, body, held, .. } = request;
     let shared = state.clone();
     let tokens = state.off_thread(tenant.id, body.len(), move || detokenized(&shared, &body)).await?;
@@ -144,9 +147,9 @@ fn escaped(text: &str, out: &mut String) {
 
 fn detokenized(state: &State, body: &[u8]) -> Result<Vec<u32>, ApiError> {
     let mut fields = Fields::of_body(body)?;
-    check_model(&mut fields, state)?;
+    state.context.check_model(&mut fields)?;
     let tokens: Vec<u32> = fields.require("tokens")?;
     fields.finish(&[])?;
-    check_token_ids(&tokens, &state.app.model, "tokens")?;
+    state.context.model.check_token_ids(&tokens, "tokens")?;
     Ok(tokens)
 }

@@ -22,10 +22,10 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use crate::api::hints::Notes;
 use crate::app::{App, Engine};
 use crate::observability::tenant_metrics::TenantCollector;
 use crate::observability::usage::seconds as seconds_of;
+use folio_api::hints::Notes;
 
 /// One metric, for the documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -371,9 +371,8 @@ fn seconds(edges: &[f64]) -> Histogram {
 
 impl Metrics {
     /// `by_tenant`: what the page says of each tenant, where that was asked for.
-    pub(crate) fn new(app: &App, by_tenant: Option<TenantCollector>) -> Self {
-        let registry =
-            || Registry::with_labels([("model_name".into(), app.model.name().to_owned().into())].into_iter());
+    pub(crate) fn new(app: &App, model: &str, by_tenant: Option<TenantCollector>) -> Self {
+        let registry = || Registry::with_labels([("model_name".into(), model.to_owned().into())].into_iter());
         let of_tenants = by_tenant.map(|by_tenant| {
             let mut tenants = registry();
             tenants.register_collector(Box::new(by_tenant));

@@ -14,18 +14,18 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Extension;
-use axum::body::Body;
 use axum::extract::State as Shared;
-use axum::http::Response;
 use folio_kv::TenantId;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use serde_json::{Value, json};
 
-use crate::api::error::{ApiError, ServerError};
 use crate::app::State;
-use crate::generation::generate::{json_response, unix_s};
+use crate::error::ServerError;
+use crate::generation::generate::json_response;
+use crate::http::reply::Reply;
 use crate::lock;
 use crate::tenancy::tenants::Tenant;
+use folio_api::{ApiError, unix_s};
 
 /// How often new records are written to the file.
 pub(crate) const SAVED_EVERY: Duration = Duration::from_secs(1);
@@ -360,10 +360,7 @@ fn read(
 }
 
 /// `GET /v1/usage`
-pub(crate) async fn usage(
-    Shared(state): Shared<Arc<State>>,
-    Extension(tenant): Extension<Tenant>,
-) -> Result<Response<Body>, ApiError> {
+pub(crate) async fn usage(Shared(state): Shared<Arc<State>>, Extension(tenant): Extension<Tenant>) -> Reply {
     let count = state.meters.count(tenant.id);
     let answer = json!({
         "object": "usage",

@@ -15,17 +15,18 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, header};
 use folio_kv::TenantId;
 use sha2::{Digest, Sha256};
 
-use crate::api::error::{ApiError, ServerError};
 use crate::config::ServerConfig;
-use crate::generation::generate::unix_s;
+use crate::error::ServerError;
 use crate::lock;
 use crate::tenancy::declared::{Declared, PriorityRange};
 use crate::tenancy::gate::{Gate, TenantLimits};
 use crate::tenancy::keys::{KeyFile, Scope, Scopes, random};
+use folio_api::ApiError;
+use folio_api::unix_s;
 
 /// Ids of tenants that only the file of keys names begin here.
 const FIRST_NAMED: u32 = 1 << 26;
@@ -426,10 +427,7 @@ impl Tenants {
 /// 403 for a key that does not open this.
 pub(crate) fn missing_scope(scope: Scope) -> ApiError {
     let message = format!("This API key does not have the scope '{}' that this route needs.", scope.name());
-    ApiError {
-        code: Some("insufficient_scope"),
-        ..ApiError::new(StatusCode::FORBIDDEN, "invalid_request_error", message)
-    }
+    ApiError { code: Some("insufficient_scope"), ..ApiError::new(403, "invalid_request_error", message) }
 }
 
 /// The key that a request was sent with.
@@ -522,7 +520,7 @@ mod tests {
         assert!(!printed.contains(secret.trim_matches(['[', ']'])), "{printed}");
         for wrong in ["Bearer alph", "Bearer alphaa", "Basic alpha", "alpha", "Bearer "] {
             let error = tenants.authenticate(&headers(wrong)).unwrap_err();
-            assert_eq!((error.status.as_u16(), error.code), (401, Some("invalid_api_key")), "{wrong}");
+            assert_eq!((error.status, error.code), (401, Some("invalid_api_key")), "{wrong}");
         }
         assert!(tenants.authenticate(&HeaderMap::new()).is_err());
 

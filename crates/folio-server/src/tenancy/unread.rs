@@ -15,13 +15,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use axum::http::StatusCode;
 use folio_engine::Event;
 use folio_engine::request::TokenLogprobs;
 
-use crate::api::error::ApiError;
 use crate::config::Limits;
 use crate::tenancy::gate::Gate;
+use folio_api::ApiError;
 
 /// Bytes that every request may hold, whatever the others do.
 pub(crate) const FLOOR: usize = 64 << 10;
@@ -160,7 +159,7 @@ impl Unread {
         match self.over.load(Relaxed) {
             TIME => {
                 let message = format!("The client accepted nothing for {} s.", patience.as_secs_f64());
-                let status = StatusCode::REQUEST_TIMEOUT;
+                let status = 408;
                 ApiError { code, ..ApiError::new(status, "timeout_error", message) }
             }
             REQUEST => {

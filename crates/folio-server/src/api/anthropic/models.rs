@@ -3,15 +3,15 @@
 use folio_text::rfc_3339;
 use serde_json::{Value, json};
 
-use crate::api::error::ApiError;
 use crate::app::State;
+use folio_api::ApiError;
 
 const LIMIT: usize = 20;
 const LIMIT_MAX: usize = 1000;
 
 /// One page, by the query's `limit`, `after_id` and `before_id`.
 pub fn models(state: &State, query: &str) -> Result<Value, ApiError> {
-    let names: Vec<&String> = state.app.model.listed().collect();
+    let names: Vec<&String> = state.context.model.listed().collect();
     let (mut from, mut to, mut limit) = (0, names.len(), LIMIT);
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));

@@ -7,25 +7,25 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::body::{Body, Bytes};
+use axum::body::Bytes;
 use axum::extract::State as Shared;
-use axum::http::{Response, StatusCode};
-use folio_engine::SamplingParams;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use folio_api::ApiError;
+use folio_api::events::{Delta, EventSink, Finish, Finished, PromptReport, Usage, Writer};
+use folio_api::openai::completions::Prompt;
+use folio_api::openai::embeddings::{self, Form, Request};
+use folio_api::params::Generation;
+use folio_engine::{Pooling, SamplingParams};
 use serde_json::json;
-use serde_json::value::RawValue;
 
-use crate::api::error::ApiError;
-use crate::api::fields::{Fields, within};
-use crate::api::openai::chat::{check_model, encode};
-use crate::api::openai::completions::{Prompt, Prompts};
-use crate::api::params::{Generation, REFUSED, check_token_ids};
 use crate::app::{Flight, State};
-use crate::generation::choice::{Delta, Finish};
 use crate::generation::generate::{Job, PromptJob, json_response, start};
+use crate::generation::prompt::encode;
+use crate::generation::retention::ranges;
 use crate::generation::safety::{Screened, screen_input};
-use crate::generation::wire::{Finished, PromptReport, Usage, Wire};
 use crate::http::JsonRequest;
-use crate::http::stream::Events;
+use crate::http::reply::Reply;
 use crate::tenancy::gate::Entry;
 use crate::tenancy::tenants::Tenant;
 
@@ -35,33 +35,15 @@ const AT_ONCE: usize = 256;
 const AGAIN_S_MAX: u32 = 30;
 const INPUT: &str = "input";
 
-/// Names that other servers know here, with the reason a client reads.
-pub const NOT_HERE: &[(&str, &str)] = &[
-    ("embed_dtype", "values are 32-bit floats"),
-    ("endianness", "values are little-endian"),
-    ("messages", "send texts or token ids as input"),
-    ("normalize", "vectors are always normalized"),
-    ("use_activation", "vectors are always normalized"),
-];
-
 /// A request that was read.
 struct Prepared {
     generation: Generation,
+    pooling: Pooling,
     inputs: Vec<Vec<u32>>,
     form: Form,
 }
 
-/// How a vector is written.
-#[derive(Clone, Copy)]
-struct Form {
-    base64: bool,
-    dimensions: Option<usize>,
-}
-
-pub(crate) async fn create(
-    Shared(state): Shared<Arc<State>>,
-    request: JsonRequest,
-) -> Result<Response<Body>, ApiError> {
+pub(crate) async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Reply {
     let JsonRequest { tenant, id, body, held: _held, entry } = request;
     let _counted = state.in_flight.enter();
     Ok(json_response(answer(&state, &tenant, (&id, body, entry), |_| ()).await?))
@@ -80,18 +62,20 @@ pub(crate) async fn answer(
     let mut prepared = state.off_thread(tenant.id, bytes, move || prepare(&shared, &body)).await?;
     tenant.check_priority(prepared.generation.priority)?;
     adjust(&mut prepared.generation);
-    let Prepared { generation, inputs, form } = prepared;
+    let Prepared { generation, pooling, inputs, form } = prepared;
     let name = format!("embd-{}", generation.request_id.as_deref().unwrap_or(id));
     let tokens: usize = inputs.iter().map(Vec::len).sum();
     let mut data = Vec::with_capacity(inputs.len().div_ceil(AT_ONCE));
     for (number, part) in inputs.chunks(AT_ONCE).enumerate() {
-        let wire = || Box::new(Vectors { form, first: number * AT_ONCE });
+        let writer = || Box::new(Vectors { form, first: number * AT_ONCE });
         let (abort, vectors) = loop {
             let prompts: Result<Vec<PromptJob>, ApiError> =
                 part.iter().map(|tokens| prompt_job(tokens, &generation)).collect();
             let job = Job {
-                wire: wire(),
+                writer: writer(),
                 generation: generation.clone(),
+                reading: None,
+                pooling: Some(pooling),
                 prompts: prompts?,
                 arrived,
                 asker: Default::default(),
@@ -99,7 +83,7 @@ pub(crate) async fn answer(
             };
             match start(state, tenant, job, Flight::within(id, entry.clone())) {
                 // What was computed so far is not thrown away because the rest has to wait.
-                Err(busy) if number > 0 && busy.status == StatusCode::TOO_MANY_REQUESTS => {
+                Err(busy) if number > 0 && busy.status == 429 => {
                     let seconds = busy.retry_after_s.unwrap_or(1).clamp(1, AGAIN_S_MAX);
                     tokio::time::sleep(Duration::from_secs(seconds.into())).await;
                 }
@@ -112,7 +96,7 @@ pub(crate) async fn answer(
         // What comes next was not waiting for the engine until now.
         arrived = Instant::now();
     }
-    let (data, model) = (data.join(","), json!(state.app.model.name()));
+    let (data, model) = (data.join(","), json!(state.context.model.name()));
     let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
     Ok(format!(r#"{{"id":"{name}","object":"list","data":[{data}],"model":{model},"usage":{usage}}}"#))
 }
@@ -123,48 +107,24 @@ fn prompt_job(tokens: &[u32], generation: &Generation) -> Result<PromptJob, ApiE
         params: SamplingParams::greedy(0),
         echo: None,
         echo_logprobs: false,
-        retention: generation.cache.ranges(tokens.len() as u32)?,
+        retention: ranges(&generation.cache, tokens.len() as u32)?,
         screened: Screened::default(),
     })
 }
 
 fn prepare(state: &State, body: &[u8]) -> Result<Prepared, ApiError> {
-    let (facts, limits) = (&state.app.model, &state.config.limits);
-    let mut fields = Fields::of_body(body)?;
-    check_model(&mut fields, state)?;
-    let pooling = facts.pooling.as_ref().map_err(|why| ApiError {
-        code: Some("no_embeddings"),
-        ..ApiError::bad_request(format!("This model makes no embeddings: {why}."))
-    })?;
-    let generation = Generation::pooled(&mut fields, *pooling)?;
-    fields
-        .take::<&RawValue>("user")?
-        .map(|raw| crate::api::fields::parse::<String>(raw, "user"))
-        .transpose()?;
-    let base64 = match fields.take::<String>("encoding_format")?.as_deref() {
-        None | Some("float") => false,
-        Some("base64") => true,
-        Some(other) => {
-            let message = format!("Invalid 'encoding_format': '{other}' is neither 'float' nor 'base64'.");
-            return Err(ApiError::invalid("encoding_format", message));
-        }
-    };
-    let dimensions = fields.take("dimensions")?;
-    let dimensions = within(&fields, "dimensions", dimensions, (1, facts.hidden as usize))?;
-    let inputs: Prompts = fields.require(INPUT)?;
-    fields.finish(&[NOT_HERE, REFUSED].concat())?;
-    let inputs = inputs.into_list(limits.embedding_inputs, INPUT)?;
+    let pooling = &state.app.model.pooling;
+    let can = pooling.as_ref().map(|_| ()).map_err(String::as_str);
+    let Request { generation, inputs, form } = embeddings::read(body, &state.context, can)?;
     let inputs: Result<Vec<_>, ApiError> =
         inputs.into_iter().map(|input| tokens(state, input, &generation)).collect();
-    Ok(Prepared { generation, inputs: inputs?, form: Form { base64, dimensions } })
+    let pooling = pooling.clone().map_err(ApiError::internal)?;
+    Ok(Prepared { generation, pooling, inputs: inputs?, form })
 }
 
 /// One input as the model reads it, cut as asked.
 fn tokens(state: &State, input: Prompt, generation: &Generation) -> Result<Vec<u32>, ApiError> {
     let facts = &state.app.model;
-    if let Prompt::Tokens(tokens) = &input {
-        check_token_ids(tokens, facts, INPUT)?;
-    }
     let replaced = screen_input(state, INPUT, || match &input {
         Prompt::Text(text) => text.clone(),
         Prompt::Tokens(tokens) => state.app.tokenizer.decode(tokens, false),
@@ -219,12 +179,12 @@ impl Vectors {
     }
 }
 
-impl Wire for Vectors {
+impl Writer for Vectors {
     // Nothing is streamed.
-    fn opening(&mut self, _: u32, _: &PromptReport, _: Usage, _: &Events) {}
-    fn delta(&mut self, _: u32, _: &Delta, _: Option<&Finish>, _: Usage, _: &Events) {}
-    fn closing(&mut self, _: Usage, _: &Events) {}
-    fn failed(&mut self, _: &ApiError, _: &Events) {}
+    fn opening(&mut self, _: u32, _: &PromptReport, _: Usage, _: &dyn EventSink) {}
+    fn delta(&mut self, _: u32, _: &Delta, _: Option<&Finish>, _: Usage, _: &dyn EventSink) {}
+    fn closing(&mut self, _: Usage, _: &dyn EventSink) {}
+    fn failed(&mut self, _: &ApiError, _: &dyn EventSink) {}
 
     fn whole(&mut self, choices: &[Finished], _: Usage) -> String {
         choices.iter().map(|choice| self.member(choice)).collect::<Vec<_>>().join(",")
@@ -241,18 +201,8 @@ fn normalized(vector: &[f32], dimensions: Option<usize>) -> Vec<f32> {
 
 /// The values' little-endian bytes in base64, padded.
 fn base64(values: &[f32]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for group in bytes.chunks(3) {
-        let byte = |at: usize| u32::from(group.get(at).copied().unwrap_or(0));
-        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
-        for digit in 0..4 {
-            let value = bits >> (18 - 6 * digit) & 63;
-            text.push(if digit <= group.len() { DIGITS[value as usize] as char } else { '=' });
-        }
-    }
-    text
+    STANDARD.encode(bytes)
 }
 
 #[cfg(test)]

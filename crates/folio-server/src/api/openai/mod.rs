@@ -3,5 +3,3 @@
 pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod embeddings;
-pub(crate) mod messages;
-pub(crate) mod shape;

@@ -12,8 +12,8 @@ use axum::http::{HeaderValue, Response, header};
 use futures_core::Stream;
 use tokio::sync::{Notify, mpsc};
 
-use crate::http::stream::KEEP_ALIVE;
 use crate::lock;
+use folio_api::events::KEEP_ALIVE;
 
 /// Pieces on their way to one reader.
 const READ_AHEAD: usize = 16;

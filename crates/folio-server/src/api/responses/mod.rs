@@ -1,47 +1,133 @@
 //! `/v1/responses`: OpenAI's newer API, on the same conversation and the same job as a chat.
 //!
-//! Owns: its names, shapes and events, and a bounded store of responses, for `previous_response_id`, retrieval and background. Must
+//! Owns: a bounded store of responses, for `previous_response_id`, retrieval and background. Must
 //! never: generate or read an answer itself. A tenant reaches its own responses; another's id is answered like one that never existed.
 
-mod answer;
-mod items;
 mod log;
-mod request;
 mod sealed;
 pub mod store;
-mod tools;
 mod truncation;
 
 use std::sync::Arc;
 
 use axum::Extension;
-use axum::body::Body;
 use axum::extract::{Path, State as Shared};
-use axum::http::{Response, StatusCode, Uri};
-use serde_json::json;
+use axum::http::Uri;
+use folio_api::ApiError;
+use folio_api::responses::{self, Answer, History, failure, named, not_found, page};
+use serde_json::{Value, json};
 
-use crate::api::error::ApiError;
 use crate::app::{Flight, State};
-use crate::generation::generate::{self, Job, json_response};
-use crate::generation::safety;
+use crate::generation::generate::{self, Job, PromptJob, json_response};
+use crate::generation::prompt::{encode_prompt, prompt};
+use crate::generation::retention::ranges;
+use crate::generation::safety::{self, asker, screen_conversation};
+use crate::generation::sampling::{fit, rules};
+use crate::http::reply::{Reply, tell};
 use crate::http::stream::Reader;
-use crate::http::{Arrival, JsonRequest};
+use crate::http::{Arrival, JsonRequest, fresh_id};
 use crate::tenancy::tenants::Tenant;
 use log::Log;
-pub use request::REFUSED;
-use request::{Background, Prepared};
+use sealed::Sealer;
 use store::Record;
 
-type Answer = Result<Response<Body>, ApiError>;
+/// A request ready to run.
+struct Prepared {
+    job: Job,
+    /// It runs without a client that waits: the response as it is meanwhile, and its conversation.
+    background: Option<Background>,
+}
+
+struct Background {
+    id: String,
+    response: Value,
+    messages: Vec<Value>,
+    input: Arc<[Value]>,
+}
+
+impl AsMut<Job> for Prepared {
+    fn as_mut(&mut self) -> &mut Job {
+        &mut self.job
+    }
+}
+
+/// What a tenant's requests reach of responses that were answered before.
+struct Own<'a> {
+    state: &'a State,
+    tenant: &'a Tenant,
+    sealer: &'a Sealer,
+}
+
+impl History for Own<'_> {
+    fn messages(&self, response: &str) -> Option<Arc<[Value]>> {
+        self.state.responses.get(self.tenant.id, response).map(|record| record.messages)
+    }
+
+    fn item(&self, response: &str, id: &str) -> Option<Value> {
+        self.state.responses.get(self.tenant.id, response)?.item(id).cloned()
+    }
+
+    fn unseal(&self, sealed: &str, path: &str) -> Result<String, ApiError> {
+        self.sealer.open(sealed, path)
+    }
+}
+
+fn prepare(state: &State, arrival: &Arrival) -> Result<Prepared, ApiError> {
+    let tenant = arrival.tenant.id;
+    let sealer = Sealer::new(state, &arrival.tenant)?;
+    let own = Own { state, tenant: &arrival.tenant, sealer: &sealer };
+    // Not the request's id, which clients may choose and repeat.
+    let id = format!("resp_{}", fresh_id());
+    let read = responses::Request::read(&arrival.body, &state.context, &own, &id)?;
+    let mut request = read.request;
+    let screened = screen_conversation(state, arrival, &mut request.conversation)?;
+    let (rendered, mut tokens) = match read.truncates {
+        true => truncation::prompt(state, &mut request.conversation, request.generation.max_tokens)?,
+        false => {
+            let rendered = prompt(state, &mut request.conversation, true)?;
+            let tokens = encode_prompt(state, &rendered.prompt, false, false, "input")?;
+            (rendered, tokens)
+        }
+    };
+    let (generation, reading) = (request.generation, rendered.reading);
+    let rules = rules(state, tenant, &generation, Some((&request.conversation, reading.as_ref())))?;
+    let params = fit(&generation, rules, &mut tokens, &state.app.model, "input")?;
+    let retention = ranges(&generation.cache, tokens.len() as u32)?;
+    let input = named(read.items, &id);
+    let keep = read.store.then(|| {
+        let (store, id) = (state.responses.clone(), id.clone());
+        let (mut messages, input) = (read.messages.clone(), input.clone());
+        Box::new(move |response: &Value, said: Vec<Value>| {
+            messages.extend(said);
+            let record = Record { response: response.clone(), messages: messages.into(), input };
+            store.put(tenant, &id, record, None);
+        }) as responses::Keep
+    });
+    let seal = read.seals.then(|| Box::new(move |text: &str| sealer.seal(text).ok()) as responses::Seal);
+    let namespaces = request.conversation.tools.namespaces;
+    let answer = Answer::new(id.clone(), read.repeated, keep, namespaces, seal);
+    let background = read.background.then(|| Background {
+        id,
+        response: answer.unfinished("in_progress"),
+        messages: read.messages,
+        input,
+    });
+    let prompt =
+        PromptJob { tokens: tokens.into(), params, echo: None, echo_logprobs: false, retention, screened };
+    let asker = asker(state, arrival, "responses");
+    let (writer, prompts, arrived, notes) = (Box::new(answer), vec![prompt], arrival.at, request.notes);
+    let job = Job { writer, generation, reading, pooling: None, prompts, arrived, asker, notes };
+    Ok(Prepared { job, background })
+}
 
 /// `POST /v1/responses`
-pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Answer {
+pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Reply {
     let flight = Flight::new(state.in_flight.enter(), &request.id, request.entry.clone());
     let arrival = Arrival::new(request);
     let tenant = arrival.tenant.clone();
-    let Prepared { job, background } = safety::prepared(&state, arrival, request::prepare).await?;
+    let Prepared { job, background } = safety::prepared(&state, arrival, prepare).await?;
     let Some(Background { id, response, messages, input }) = background else {
-        return generate::run(&state, &tenant, job, flight).await;
+        return Ok(generate::run(&state, &tenant, job, flight).await?);
     };
     let streams = job.generation.stream.is_some();
     let notes = job.notes.clone();
@@ -52,7 +138,7 @@ pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> 
         let log = Arc::new(Log::default());
         state.responses.attach(tenant.id, &id, log.clone());
         let mut answer = log::follow(log.clone(), None, state.config.limits.keep_alive);
-        notes.tell(answer.headers_mut());
+        tell(&notes, answer.headers_mut());
         tokio::spawn(write_log(state, tenant, id, record, events, log));
         return Ok(answer);
     }
@@ -69,12 +155,12 @@ pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> 
         if state.responses.stop(tenant.id, &id).flatten().is_some() {
             let mut record = record;
             record.response["status"] = "failed".into();
-            record.response["error"] = answer::failure(&failed);
+            record.response["error"] = failure(&failed);
             state.responses.put(tenant.id, &id, record, None);
         }
     });
     let mut answer = json_response(response.to_string());
-    notes.tell(answer.headers_mut());
+    tell(&notes, answer.headers_mut());
     Ok(answer)
 }
 
@@ -99,8 +185,7 @@ async fn write_log(
     if state.responses.stop(tenant.id, &id).flatten().is_some() {
         let mut record = record;
         record.response["status"] = "failed".into();
-        record.response["error"] =
-            answer::failure(&ApiError::internal("The response failed; its events say why."));
+        record.response["error"] = failure(&ApiError::internal("The response failed; its events say why."));
         state.responses.put(tenant.id, &id, record, None);
     }
     log.close();
@@ -108,7 +193,7 @@ async fn write_log(
 
 /// The job of a request whose answer is waited for, whole.
 pub fn prepare_whole(state: &State, arrival: &Arrival) -> Result<Job, ApiError> {
-    let Prepared { job, background } = request::prepare(state, arrival)?;
+    let Prepared { job, background } = prepare(state, arrival)?;
     match background {
         Some(_) => Err(ApiError::unsupported("background", "a line of a batch is in the background anyway")),
         None => Ok(job),
@@ -121,7 +206,7 @@ pub async fn show(
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
     uri: Uri,
-) -> Answer {
+) -> Reply {
     let record = state.responses.get(tenant.id, &id).ok_or_else(|| not_found("response_id", &id))?;
     let (streams, after) = resumed(uri.query().unwrap_or_default())?;
     if !streams {
@@ -165,9 +250,9 @@ pub async fn input_items(
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
     uri: Uri,
-) -> Answer {
+) -> Reply {
     let record = state.responses.get(tenant.id, &id).ok_or_else(|| not_found("response_id", &id))?;
-    let page = items::page(&record.input, uri.query().unwrap_or_default())?;
+    let page = page(&record.input, uri.query().unwrap_or_default())?;
     Ok(json_response(page.to_string()))
 }
 
@@ -176,9 +261,9 @@ pub async fn delete(
     Shared(state): Shared<Arc<State>>,
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
-) -> Answer {
+) -> Reply {
     if !state.responses.delete(tenant.id, &id) {
-        return Err(not_found("response_id", &id));
+        return Err(not_found("response_id", &id).into());
     }
     Ok(json_response(json!({"id": id, "object": "response", "deleted": true}).to_string()))
 }
@@ -188,12 +273,12 @@ pub async fn cancel(
     Shared(state): Shared<Arc<State>>,
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
-) -> Answer {
+) -> Reply {
     let running = state.responses.stop(tenant.id, &id).ok_or_else(|| not_found("response_id", &id))?;
     let mut record = state.responses.get(tenant.id, &id).ok_or_else(|| not_found("response_id", &id))?;
     if record.response["background"] != true {
         let message = "Only a response that was created with 'background' can be cancelled; close the connection of another.";
-        return Err(ApiError::invalid("response_id", message));
+        return Err(ApiError::invalid("response_id", message).into());
     }
     if let Some(abort) = running {
         abort.cancel();
@@ -201,18 +286,4 @@ pub async fn cancel(
         state.responses.put(tenant.id, &id, record.clone(), None);
     }
     Ok(json_response(record.response.to_string()))
-}
-
-/// The same for an id that never was, that is forgotten, and that is another's.
-fn not_found(param: &str, id: &str) -> ApiError {
-    let id: String = id.chars().take(128).collect();
-    ApiError {
-        param: Some(param.into()),
-        code: Some("response_not_found"),
-        ..ApiError::new(
-            StatusCode::NOT_FOUND,
-            "invalid_request_error",
-            format!("Response with id '{id}' not found."),
-        )
-    }
 }

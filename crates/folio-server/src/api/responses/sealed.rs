@@ -11,11 +11,10 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::hkdf::{HKDF_SHA256, Salt};
 
-use crate::api::error::ApiError;
 use crate::app::State;
-use crate::generation::generate::unix_s;
 use crate::tenancy::keys::random;
 use crate::tenancy::tenants::Tenant;
+use folio_api::{ApiError, unix_s};
 
 const PREFIX: &str = "fr1.";
 const PURPOSE: &[u8] = b"folio reasoning v1";

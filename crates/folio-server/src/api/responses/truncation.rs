@@ -6,9 +6,10 @@
 
 use serde_json::Value;
 
-use crate::api::error::ApiError;
-use crate::api::openai::chat::{Conversation, Rendered, encode_prompt};
 use crate::app::State;
+use crate::generation::prompt::{self, Rendered, encode_prompt};
+use folio_api::ApiError;
+use folio_api::conversation::Conversation;
 
 /// The prompt of as much of the conversation as fits beside the answer.
 pub fn prompt(
@@ -20,7 +21,7 @@ pub fn prompt(
     let tried = |cut: usize| {
         let mut shorter = conversation.clone();
         shorter.messages = without(&conversation.messages, cut);
-        let rendered = shorter.prompt(state, true)?;
+        let rendered = prompt::prompt(state, &mut shorter, true)?;
         // Longer than the context is no error yet.
         let tokens = encode_prompt(state, &rendered.prompt, false, true, "input")?;
         Ok((tokens.len() <= room, (shorter, rendered, tokens)))

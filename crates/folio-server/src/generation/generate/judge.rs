@@ -11,8 +11,8 @@ use serde_json::{Map, Value};
 use tokio::sync::mpsc;
 
 use super::Pump;
-use crate::generation::choice::{CONTENT_FILTER, Delta};
 use crate::generation::safety::{Answer, Callout, Mode, Texts, question, subject};
+use folio_api::events::{CONTENT_FILTER, Delta, PromptReport};
 
 /// Whom to ask, and where its verdicts come.
 pub(super) struct Judge {
@@ -44,7 +44,7 @@ impl Pump {
         for index in 0..self.slots.len() {
             let prompt = self.prompt_of(index);
             if self.job.prompts[prompt].screened.denied {
-                let report = super::PromptReport { tokens: Arc::new([]), logprobs: None };
+                let report = PromptReport { tokens: Arc::new([]), logprobs: None };
                 self.open(index, &report);
                 self.reports[prompt] = Some(report);
                 self.slots[index].choice.deny();

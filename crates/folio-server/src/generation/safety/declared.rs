@@ -15,7 +15,7 @@ use super::Safety;
 use super::automaton::{Automaton, LONGEST_MAX};
 use super::callout::{Callout, Mode};
 use super::rules::{Rule, Rules};
-use crate::api::error::ServerError;
+use crate::error::ServerError;
 
 const RULES_MAX: usize = 256;
 const PATTERNS_MAX: usize = 10_000;

@@ -24,7 +24,7 @@ use folio_text::{OutputEvent, Tokenizer};
 use super::automaton::{Hit, Scan};
 use super::escapes::Escapes;
 use super::rules::{Rules, merge};
-use crate::generation::choice::{Delta, Scored};
+use folio_api::events::{Delta, Scored};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Field {

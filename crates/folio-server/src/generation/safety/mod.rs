@@ -21,11 +21,11 @@ use serde_json::{Map, Value};
 pub use callout::{Answer, Callout, Mode, Texts, subject};
 pub use rules::{Found, Keys, Rules};
 
-use crate::api::error::ApiError;
-use crate::api::openai::chat::Conversation;
 use crate::app::State;
 use crate::generation::generate::{Job, is_quick};
 use crate::http::Arrival;
+use folio_api::ApiError;
+use folio_api::conversation::Conversation;
 
 /// What was declared, ready to use. The default lets everything pass.
 #[derive(Clone, Default)]
@@ -276,7 +276,7 @@ pub fn asker(state: &State, arrival: &Arrival, api: &'static str) -> Map<String,
     let mut question = Map::new();
     question.insert("request_id".into(), arrival.id.as_str().into());
     question.insert("tenant".into(), (&*arrival.tenant.name).into());
-    question.insert("model".into(), state.app.model.name().into());
+    question.insert("model".into(), state.context.model.name().into());
     question.insert("api".into(), api.into());
     question
 }

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeSet;
 
-use folio_engine::request::TokenLogprobs;
+use folio_api::events::TokenLogprobs;
 use folio_text::Tokenizer;
 use serde_json::Value;
 

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use folio_engine::request::TokenLogprobs;
+use folio_api::events::TokenLogprobs;
 use folio_text::{OutputEvent, Tokenizer};
 use proptest::prelude::*;
 
