@@ -173,7 +173,7 @@ impl Reader {
                 function.finish(&[])?;
                 // As the client wrote it, but for what says nothing to the model: the order of its fields is part of the prompt.
                 let mut written: Value = parse(raw, &path)?;
-                written["function"].as_object_mut().and_then(|function| function.remove("strict"));
+                written["function"].as_object_mut().and_then(|function| function.shift_remove("strict"));
                 self.used.tools.last_mut().into_iter().for_each(|tool| *tool = written.clone());
             }
             ("function", _, _) => self.function(&mut tool, namespace)?,
