@@ -3,146 +3,28 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use folio_api::params::SamplingDefaults;
-use folio_api::{ApiError, Capabilities, Context, Model, Parsers};
-use folio_engine::handle::{Health, Rejected};
-use folio_engine::{
-    CacheCommand, CacheReply, CancelFlag, EngineHandle, EngineStats, EventSink, Micros, Pooling, Request,
-    RequestId,
-};
-use folio_kv::{Holdings, Identity, Root, TenantId};
-use folio_text::{ChatTemplate, Tokenizer};
+use folio_api::{ApiError, Context};
+use folio_kv::{Identity, Root, TenantId};
 use tokio::sync::Notify;
 
-use crate::api::responses::store::Store;
 use crate::batch::Batches;
 use crate::config::ServerConfig;
+use crate::decoding::reading::Readers;
+use crate::decoding::structured::Structures;
+use crate::engine::App;
 use crate::error::ServerError;
-use crate::generation::reading::Readers;
-use crate::generation::shared_prefixes::SharedPrefixes;
-use crate::generation::structured::Structures;
 use crate::observability::audit::Audit;
 use crate::observability::metrics::Metrics;
 use crate::observability::tenant_metrics::TenantCollector;
 use crate::observability::usage::Meters;
+use crate::response_store::Store;
 use crate::tenancy::cache_keys::CacheKeys;
+use crate::tenancy::declared::DeclaredPrefix;
 use crate::tenancy::fair_queue::FairQueue;
 use crate::tenancy::gate::Entry;
+use crate::tenancy::shared_prefixes::SharedPrefixes;
 use crate::tenancy::tenants::{Tenant, Tenants};
 use crate::tenancy::unread::Budget;
-
-/// The engine as the server sees it: every method returns at once. [`EngineHandle`] is the engine; tests have others.
-pub trait Engine: Send + Sync + 'static {
-    fn next_request_id(&self) -> RequestId;
-    fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<CancelFlag, Rejected>;
-    /// Asks something of the cache; the answer goes to `reply`, which is dropped if there will be none.
-    fn command(&self, command: CacheCommand, reply: CacheReply) -> Result<(), Rejected>;
-    fn stats(&self) -> Arc<EngineStats>;
-    /// Memory that a tenant holds and has held since the start.
-    fn holdings(&self, tenant: TenantId) -> Holdings;
-    /// Forgets what tenants held that are no more.
-    fn retain_tenants(&self, stays: &dyn Fn(TenantId) -> bool);
-    fn health(&self, stall_us: u64) -> Health;
-    fn now(&self) -> Micros;
-    /// Most choices of one request.
-    fn choices_max(&self) -> u32;
-    fn drain(&self);
-    fn stop(&self);
-}
-
-impl Engine for EngineHandle {
-    fn next_request_id(&self) -> RequestId {
-        self.next_request_id()
-    }
-    fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<CancelFlag, Rejected> {
-        self.submit(request, sink)
-    }
-    fn command(&self, command: CacheCommand, reply: CacheReply) -> Result<(), Rejected> {
-        self.command(command, reply)
-    }
-    fn stats(&self) -> Arc<EngineStats> {
-        self.stats()
-    }
-    fn holdings(&self, tenant: TenantId) -> Holdings {
-        self.holdings(tenant)
-    }
-    fn retain_tenants(&self, stays: &dyn Fn(TenantId) -> bool) {
-        self.retain_tenants(stays);
-    }
-    fn health(&self, stall_us: u64) -> Health {
-        self.health(stall_us)
-    }
-    fn now(&self) -> Micros {
-        self.now()
-    }
-    fn choices_max(&self) -> u32 {
-        self.config().max_choices
-    }
-    fn drain(&self) {
-        self.drain();
-    }
-    fn stop(&self) {
-        self.stop();
-    }
-}
-
-/// Everything the server needs to know about the one model it serves.
-#[derive(Clone, Debug)]
-pub struct ModelFacts {
-    /// Names the model answers to, and patterns of such names. The first that is no pattern is the one in responses and metrics; there
-    /// is at least that.
-    pub names: Vec<String>,
-    /// Unix time, seconds, for `GET /v1/models`.
-    pub created_s: u64,
-    /// Prompt and generated tokens of one sequence.
-    pub context_length: u32,
-    /// Token ids at or above this are refused.
-    pub vocab_size: u32,
-    pub eos_token_ids: Arc<[u32]>,
-    /// Values of a vector.
-    pub hidden: u32,
-    /// How vectors are made of prompts, or why they cannot be.
-    pub pooling: Result<Pooling, String>,
-    /// It makes vectors and no tokens.
-    pub only_embeds: bool,
-    /// From `generation_config.json`.
-    pub defaults: SamplingDefaults,
-    /// Digest of the checkpoint's bytes and configuration.
-    pub model_digest: [u8; 32],
-    /// Digest of the KV layout.
-    pub layout_digest: [u8; 32],
-}
-
-/// What `serve` is given.
-#[derive(Clone)]
-pub struct App {
-    pub engine: Arc<dyn Engine>,
-    pub tokenizer: Arc<Tokenizer>,
-    /// `None`: chat is refused, completions work.
-    pub template: Option<Arc<ChatTemplate>>,
-    /// How the model writes tool calls and reasoning.
-    pub parsers: Parsers,
-    pub model: ModelFacts,
-    /// Of the program, for `/version`.
-    pub version: &'static str,
-}
-
-impl App {
-    /// What readers of requests know of it. A request may have as many choices as the engine takes.
-    fn context(&self, config: &ServerConfig) -> Context {
-        let model = Model {
-            names: self.model.names.clone(),
-            vocab_size: self.model.vocab_size,
-            eos_token_ids: self.model.eos_token_ids.clone(),
-            hidden: self.model.hidden,
-            defaults: self.model.defaults.clone(),
-        };
-        let mut limits = config.limits.request.clone();
-        limits.choices = limits.choices.min(self.engine.choices_max()).max(1);
-        let capabilities = Capabilities::new(self.parsers, self.template.as_deref());
-        Context { model, limits, hints: config.hints.clone(), capabilities }
-    }
-}
 
 /// Shared by all handlers.
 pub(crate) struct State {
@@ -234,8 +116,13 @@ impl Drop for Counted {
 }
 
 impl State {
-    pub fn new(mut config: ServerConfig, app: App) -> Result<Arc<Self>, ServerError> {
-        let context = app.context(&config);
+    /// `tokens`: those of a prefix that the operator declared.
+    pub fn new(
+        mut config: ServerConfig,
+        app: App,
+        tokens: fn(&Self, &DeclaredPrefix) -> Result<Vec<u32>, ApiError>,
+    ) -> Result<Arc<Self>, ServerError> {
+        let context = app.context(&config.limits.request, &config.hints);
         let problem = match &app.model {
             _ if context.model.name().is_empty() => Some("the model has no name that is no pattern"),
             model if model.vocab_size == 0 => Some("the model has no vocabulary"),
@@ -245,7 +132,7 @@ impl State {
         if let Some(problem) = problem {
             return Err(ServerError::Config(problem.into()));
         }
-        let tenants = Arc::new(Tenants::of_config(&config)?);
+        let tenants = Arc::new(config.key_ring()?);
         // The keys themselves are not needed any more.
         config.api_keys.clear();
         config.admin.iter_mut().for_each(|admin| admin.keys.clear());
@@ -257,13 +144,16 @@ impl State {
         let by_tenant = config
             .tenant_metrics
             .then(|| TenantCollector::new(app.engine.clone(), meters.clone(), tenants.clone()));
-        let metrics = Metrics::new(&app, context.model.name(), by_tenant);
+        let metrics = Metrics::new(&app.engine, context.model.name(), by_tenant);
         let readers = Readers::new(app.parsers, &app.tokenizer);
         let ends = app.model.eos_token_ids.clone();
         let structures = Structures::new(app.tokenizer.clone(), ends, metrics.masks.clone());
         let state = Arc::new(Self {
             batches: Batches::open(&config.batch)?,
-            unread: Budget::new(&config.limits),
+            unread: {
+                let limits = &config.limits;
+                Budget::new(limits.unread_bytes, limits.in_flight_bytes, limits.write_timeout)
+            },
             responses: Arc::new(Store::new(config.limits.responses, config.limits.responses_bytes)),
             app,
             context,
@@ -281,7 +171,10 @@ impl State {
             in_flight: Arc::default(),
             shared: OnceLock::new(),
         });
-        let shared = SharedPrefixes::read(&state, &declared)?;
+        let block_tokens = state.app.engine.stats().cache.block_tokens;
+        let declared = declared.iter().zip(state.tenants.prefixes());
+        let read = |(prefix, holder)| (prefix, state.root(holder), tokens(&state, prefix));
+        let shared = SharedPrefixes::new(declared.map(read), block_tokens)?;
         state.shared.get_or_init(|| shared);
         Ok(state)
     }

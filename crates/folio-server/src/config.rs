@@ -8,8 +8,11 @@ use folio_api::Limits as RequestLimits;
 use folio_api::hints::HintPolicy;
 
 use crate::batch::BatchConfig;
-use crate::generation::safety::Safety;
+use crate::error::ServerError;
+use crate::http::tls::TlsFiles;
+use crate::safety::Safety;
 use crate::tenancy::declared::Declared;
+use crate::tenancy::tenants::Tenants;
 
 /// How to serve. `Default` is what `folio serve` starts with.
 ///
@@ -58,12 +61,14 @@ pub struct AdminConfig {
     pub keys: Vec<String>,
 }
 
-/// PEM files; read again when they change.
-#[derive(Clone, Debug)]
-pub struct TlsFiles {
-    /// The certificate and what leads from it to its authority.
-    pub certificate: PathBuf,
-    pub key: PathBuf,
+impl ServerConfig {
+    /// The key ring that it declares.
+    pub(crate) fn key_ring(&self) -> Result<Tenants, ServerError> {
+        let file = self.key_file.as_deref();
+        let mut tenants = Tenants::new(&self.api_keys, &self.tenants, file, self.server_secret)?;
+        self.admin.iter().flat_map(|admin| &admin.keys).try_for_each(|key| tenants.add_admin(key))?;
+        Ok(tenants)
+    }
 }
 
 impl Default for ServerConfig {

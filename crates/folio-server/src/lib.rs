@@ -13,27 +13,33 @@
 #![forbid(unsafe_code)]
 
 mod admin;
-mod api;
 mod app;
+mod arrival;
 mod batch;
 mod config;
+mod decoding;
+mod endpoints;
+mod engine;
 mod error;
 mod generation;
 mod http;
 mod observability;
+mod response_store;
+mod safety;
 mod serve;
 mod tenancy;
 
-pub use app::{App, Engine, ModelFacts};
 pub use batch::{BatchConfig, BatchLimits};
-pub use config::{AdminConfig, Limits, ServerConfig, TlsFiles};
+pub use config::{AdminConfig, Limits, ServerConfig};
+pub use engine::{App, Engine, ModelFacts};
 pub use error::ServerError;
 pub use folio_api::hints::HintPolicy;
 pub use folio_api::params::SamplingDefaults;
 pub use folio_api::{ApiError, hints, is_pattern, openapi, params};
 pub use folio_api::{Limits as RequestLimits, Parsers, unix_s};
-pub use generation::safety::Safety;
+pub use http::tls::TlsFiles;
 pub use observability::{metrics, tenant_metrics};
+pub use safety::Safety;
 pub use serve::{Addresses, Listeners, Server, check, run, serve};
 pub use tenancy::declared::{Declared, DeclaredGroup, DeclaredTenant, PriorityRange, Share};
 pub use tenancy::gate::TenantLimits;

@@ -25,26 +25,27 @@ use tower::ServiceExt;
 
 use crate::admin;
 use crate::admin::records;
-use crate::api::anthropic;
-use crate::api::openai::chat;
-use crate::api::openai::completions;
-use crate::api::openai::embeddings;
-use crate::api::responses;
-use crate::app::{App, State};
-use crate::batch::{self, routes as files};
+use crate::app::State;
+use crate::arrival::{JsonRequest, around};
 use crate::config::{Limits, ServerConfig};
+use crate::endpoints::anthropic;
+use crate::endpoints::batches as files;
+use crate::endpoints::openai::chat;
+use crate::endpoints::openai::completions;
+use crate::endpoints::openai::embeddings;
+use crate::endpoints::pages;
+use crate::endpoints::prefixes;
+use crate::endpoints::responses;
+use crate::endpoints::routing;
+use crate::endpoints::tokenize;
+use crate::endpoints::usage;
+use crate::engine::App;
 use crate::error::ServerError;
-use crate::generation::generate;
-use crate::generation::prefixes;
+use crate::generation::screening::handle;
+use crate::http::Peer;
 use crate::http::connections::{Connections, Patient, Place};
-use crate::http::pages;
-use crate::http::routing;
 use crate::http::tls::Tls;
-use crate::http::tokenize;
-use crate::http::{JsonRequest, Peer, around};
-use crate::observability::usage;
 use crate::observability::usage::SAVED_EVERY;
-use crate::tenancy::tenants::Tenants;
 
 /// Time for responses to leave after the last request finished.
 const CLOSING: Duration = Duration::from_secs(5);
@@ -80,7 +81,7 @@ pub struct Addresses {
 impl Server {
     pub fn new(config: ServerConfig, app: App) -> Result<Self, ServerError> {
         let tls = config.tls.as_ref().map(Tls::open).transpose()?.map(Arc::new);
-        Ok(Self { state: State::new(config, app)?, tls })
+        Ok(Self { state: State::new(config, app, prefixes::declared)?, tls })
     }
 
     /// The routes of the second listener.
@@ -96,14 +97,13 @@ impl Server {
     /// All routes. Usable without a socket, as a tower service.
     pub fn router(&self) -> Router {
         let state = self.state.clone();
-        let chat = |Shared(state): Shared<Arc<State>>, request: JsonRequest| {
-            generate::handle(state, request, chat::prepare)
-        };
+        let chat =
+            |Shared(state): Shared<Arc<State>>, request: JsonRequest| handle(state, request, chat::prepare);
         let completions = |Shared(state): Shared<Arc<State>>, request: JsonRequest| {
-            generate::handle(state, request, completions::prepare)
+            handle(state, request, completions::prepare)
         };
         let messages = |Shared(state): Shared<Arc<State>>, request: JsonRequest| {
-            generate::handle(state, request, anthropic::prepare)
+            handle(state, request, anthropic::prepare)
         };
         let mut router = Router::new();
         if !state.config.metrics_on_admin {
@@ -157,13 +157,13 @@ impl Server {
     /// Computes the prefixes that the operator declared, as [`Server::listen`] does by itself. Requests need not wait for it.
     pub async fn compute_shared(&self) {
         if let Some(shared) = self.state.shared() {
-            shared.compute(&self.state).await;
+            shared.compute(&self.state.app.engine).await;
         }
     }
 
     /// Goes on with batches that an earlier process left in the batch folder, as [`Server::listen`] does by itself.
     pub fn resume_batches(&self) {
-        batch::resume(&self.state);
+        files::resume(&self.state);
     }
 
     /// Serves until told to end: the first message drains, the second stops at once.
@@ -172,7 +172,7 @@ impl Server {
         let state = self.state.clone();
         tokio::spawn(async move {
             if let Some(shared) = state.shared() {
-                shared.compute(&state).await;
+                shared.compute(&state.app.engine).await;
             }
         });
         tokio::spawn(save_usage(self.state.clone()));
@@ -373,7 +373,7 @@ pub async fn serve(config: ServerConfig, app: App, ready: impl FnOnce(Addresses)
 
 /// Whatever of a configuration can be found wrong without a model and without writing anything: keys, their file, certificates.
 pub fn check(config: &ServerConfig) -> Result<(), ServerError> {
-    Tenants::of_config(config)?;
+    config.key_ring()?;
     config.tls.as_ref().map(Tls::open).transpose()?;
     Ok(())
 }

@@ -18,11 +18,11 @@ use folio_engine::{CacheCommand, CacheResponse};
 use serde_json::json;
 
 use crate::app::State;
-use crate::generation::generate::json_response;
-use crate::generation::prefixes::command;
-use crate::http::pages;
+use crate::arrival::{Listener, answered};
+use crate::endpoints::pages;
+use crate::endpoints::prefixes::command;
 use crate::http::reply::Refusal;
-use crate::http::{Listener, answered};
+use crate::http::reply::json_response;
 use folio_api::ApiError;
 
 const OPEN: &[&str] = &["/health", "/livez", "/readyz", "/ping"];

@@ -13,8 +13,8 @@ use axum::http::{HeaderMap, HeaderValue, Response, Uri, header};
 use serde_json::{Value, json};
 
 use crate::app::State;
-use crate::generation::generate::json_response;
 use crate::http::reply::Reply;
+use crate::http::reply::json_response;
 use crate::observability::usage::{Count, RowKey};
 use crate::tenancy::tenants::Tenant;
 use folio_api::{ApiError, unix_s};

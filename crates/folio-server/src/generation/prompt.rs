@@ -7,7 +7,7 @@ use folio_api::unix_s;
 use folio_text::{AnswerFormats, ChatInput, Prompt, TextError};
 
 use crate::app::State;
-use crate::generation::reading::{Asked, Reading};
+use crate::decoding::reading::{Asked, Reading};
 
 /// A conversation as the model reads it, and how its answer is read.
 pub struct Rendered {

@@ -7,10 +7,11 @@ use folio_api::params::Generation;
 use folio_engine::{RulesRef, SamplingParams};
 use folio_kv::TenantId;
 
-use crate::app::{ModelFacts, State};
-use crate::generation::bounds;
-use crate::generation::guides::{Begin, Form};
-use crate::generation::reading::Reading;
+use crate::app::State;
+use crate::decoding::bounds;
+use crate::decoding::guides::{Begin, Form};
+use crate::decoding::reading::Reading;
+use crate::engine::ModelFacts;
 
 /// Rules of what the answer must be; their beginning depends on how the answer to a conversation is read.
 pub fn rules(

@@ -2,7 +2,7 @@
 //!
 //! Invariant: no response of this server with a status of 400 or more has a body that is no refusal.
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use axum::response::IntoResponse;
 use folio_api::ApiError;
@@ -39,6 +39,16 @@ impl IntoResponse for Refusal {
         response.extensions_mut().insert(error);
         response
     }
+}
+
+pub fn json_response(json: String) -> Response<Body> {
+    json_bytes(json.into())
+}
+
+pub fn json_bytes(json: Bytes) -> Response<Body> {
+    let mut response = Response::new(Body::from(json));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
 }
 
 /// Fields that the server dropped because it was told to.

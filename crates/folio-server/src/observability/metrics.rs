@@ -22,7 +22,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use crate::app::{App, Engine};
+use crate::engine::Engine;
 use crate::observability::tenant_metrics::TenantCollector;
 use crate::observability::usage::seconds as seconds_of;
 use folio_api::hints::Notes;
@@ -371,7 +371,7 @@ fn seconds(edges: &[f64]) -> Histogram {
 
 impl Metrics {
     /// `by_tenant`: what the page says of each tenant, where that was asked for.
-    pub(crate) fn new(app: &App, model: &str, by_tenant: Option<TenantCollector>) -> Self {
+    pub(crate) fn new(engine: &Arc<dyn Engine>, model: &str, by_tenant: Option<TenantCollector>) -> Self {
         let registry = || Registry::with_labels([("model_name".into(), model.to_owned().into())].into_iter());
         let of_tenants = by_tenant.map(|by_tenant| {
             let mut tenants = registry();
@@ -428,7 +428,7 @@ impl Metrics {
             drop(metrics.safety.get_or_create(&labels));
         }
         metrics.register(&mut registry);
-        registry.register_collector(Box::new(EngineCollector(app.engine.clone())));
+        registry.register_collector(Box::new(EngineCollector(engine.clone())));
         (metrics.registry, metrics.by_tenant) = (registry, of_tenants);
         metrics
     }

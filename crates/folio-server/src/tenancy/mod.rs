@@ -6,5 +6,6 @@ pub(crate) mod fair_queue;
 pub(crate) mod gate;
 pub mod keys;
 pub(crate) mod secret;
+pub(crate) mod shared_prefixes;
 pub(crate) mod tenants;
 pub(crate) mod unread;

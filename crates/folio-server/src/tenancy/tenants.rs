@@ -19,7 +19,6 @@ use axum::http::{HeaderMap, header};
 use folio_kv::TenantId;
 use sha2::{Digest, Sha256};
 
-use crate::config::ServerConfig;
 use crate::error::ServerError;
 use crate::lock;
 use crate::tenancy::declared::{Declared, PriorityRange};
@@ -117,17 +116,6 @@ impl Named {
 }
 
 impl Tenants {
-    pub fn of_config(config: &ServerConfig) -> Result<Self, ServerError> {
-        let file = config.key_file.as_deref();
-        let mut tenants = Self::new(&config.api_keys, &config.tenants, file, config.server_secret)?;
-        for key in config.admin.iter().flat_map(|admin| &admin.keys) {
-            let digest = new_key(&tenants.keys, key)
-                .map_err(|reason| ServerError::Config(format!("the admin key: {reason}")))?;
-            tenants.admin.push(digest);
-        }
-        Ok(tenants)
-    }
-
     /// `server_secret`: see [`crate::ServerConfig::server_secret`]. `file`: of keys ([`crate::tenancy::keys`]).
     pub fn new(
         api_keys: &[String],
@@ -226,6 +214,14 @@ impl Tenants {
         let mut file = File { keys, holders: HashMap::new() };
         tenants.hold(&mut file);
         Ok(Self { file: Some(Mutex::new(file)), ..tenants })
+    }
+
+    /// Lets whoever has this key use the admin listener.
+    pub fn add_admin(&mut self, key: &str) -> Result<(), ServerError> {
+        let digest = new_key(&self.keys, key)
+            .map_err(|reason| ServerError::Config(format!("the admin key: {reason}")))?;
+        self.admin.push(digest);
+        Ok(())
     }
 
     /// Whether anybody may ask.

@@ -18,7 +18,6 @@ use std::time::{Duration, Instant};
 use folio_engine::Event;
 use folio_engine::request::TokenLogprobs;
 
-use crate::config::Limits;
 use crate::tenancy::gate::Gate;
 use folio_api::ApiError;
 
@@ -38,9 +37,9 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    pub fn new(limits: &Limits) -> Arc<Self> {
-        let (request, all) = (limits.unread_bytes, limits.in_flight_bytes);
-        Arc::new(Self { request, all, patience: limits.write_timeout, held: AtomicUsize::new(0) })
+    /// Bytes of one request, and of all; how long a client may accept nothing.
+    pub fn new(request: usize, all: usize, patience: Duration) -> Arc<Self> {
+        Arc::new(Self { request, all, patience, held: AtomicUsize::new(0) })
     }
 
     /// Bytes held now.
@@ -206,8 +205,7 @@ mod tests {
     use crate::tenancy::gate::TenantLimits;
 
     fn budget(request: usize, all: usize) -> Arc<Budget> {
-        let limits = Limits { unread_bytes: request, in_flight_bytes: all, ..Limits::default() };
-        Budget::new(&limits)
+        Budget::new(request, all, Duration::from_secs(120))
     }
 
     fn tenant() -> Arc<Gate> {
@@ -259,8 +257,8 @@ mod tests {
 
     #[test]
     fn patience_is_with_frames_that_wait_and_starts_again_with_every_one_accepted() {
-        let limits = Limits { write_timeout: Duration::from_millis(40), ..Limits::default() };
-        let unread = Unread::new(Budget::new(&limits), tenant());
+        let budget = Budget::new(usize::MAX, usize::MAX, Duration::from_millis(40));
+        let unread = Unread::new(budget, tenant());
         let event = Event::Pooled { vector: vec![0.0; 4] };
         let pause = || std::thread::sleep(Duration::from_millis(60));
         pause();
