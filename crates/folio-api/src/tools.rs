@@ -13,7 +13,7 @@ use serde_json::value::RawValue;
 
 use crate::error::ApiError;
 
-pub use read::{Shape, check_own, definition, flat, read};
+pub use read::{Dialect, check_own, definition, flat, read};
 
 /// Whether the model may, must or must not call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

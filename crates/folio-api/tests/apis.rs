@@ -260,7 +260,7 @@ fn whole(writer: &mut dyn Writer) -> Value {
 
 #[test]
 fn a_stream_of_messages_is_the_whole_message() {
-    let writer = || anthropic::Answer::new("1", "m", Vec::new(), false);
+    let writer = || anthropic::MessageWriter::new("1", "m", Vec::new(), false);
     let whole = whole(&mut writer());
     let blocks = whole["content"].as_array().unwrap();
     assert_eq!(blocks[0]["thinking"], "hm");
@@ -287,7 +287,7 @@ fn a_stream_of_a_response_ends_with_the_whole_one_which_is_stored() {
             stored.lock().unwrap().push((response.clone(), said));
         });
         let seal: responses::Seal = Box::new(|text| Some(format!("sealed {text}")));
-        responses::Answer::new("resp_2".into(), repeated, Some(keep), Default::default(), Some(seal))
+        responses::ResponseWriter::new("resp_2".into(), repeated, Some(keep), Default::default(), Some(seal))
     };
     let repeated = response(json!({"input": "Hi"})).unwrap().repeated;
     let whole = whole(&mut writer(repeated.clone()));
@@ -311,6 +311,9 @@ fn the_crate_knows_neither_http_nor_the_engine() {
     for line in dependencies.lines().take_while(|line| !line.starts_with('[')).filter(|line| !line.is_empty())
     {
         let name = line.split(['.', ' ', '=']).next().unwrap();
-        assert!(["folio-text", "serde", "serde_json", "sha2", "thiserror"].contains(&name), "{name}");
+        assert!(
+            ["folio-text", "form_urlencoded", "serde", "serde_json", "sha2", "thiserror"].contains(&name),
+            "{name}"
+        );
     }
 }

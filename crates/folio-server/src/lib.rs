@@ -1,10 +1,10 @@
-//! HTTP in, HTTP out: OpenAI's and Anthropic's APIs over the engine.
+//! HTTP in, HTTP out: the APIs of `folio-api` over the engine.
 //!
-//! Owns: JSON, server-sent events, API keys and tenants, limits, `/metrics`. Must never: know about blocks or tensors, or
-//! wait for the engine. A request is parsed and tokenized off the async thread (a short one on it), put into the engine's bounded mailbox, and
-//! then only listened to; the answer is written by one task per request at the engine's pace.
+//! Owns: HTTP, server-sent events, API keys and tenants, limits, batches, `/metrics`. Must never: know a field of an API, know about blocks or
+//! tensors, or wait for the engine. A request is parsed and tokenized off the async thread (a short one on it), put into the engine's bounded
+//! mailbox, and then only listened to; the answer is written by one task per request at the engine's pace.
 //!
-//! Invariants: every parameter is honoured, refused by a 400 that names it ([`params::REFUSED`]), or a listed hint ([`hints`]); tenancy comes from the
+//! Invariants: imports go down (`tests/layers.rs`); tenancy comes from the
 //! API key and nothing else; a client that vanishes cancels its request; every error has the shape of the API that was
 //! spoken; counters equal the sums over responses.
 //!

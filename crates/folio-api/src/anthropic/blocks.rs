@@ -10,10 +10,10 @@ use folio_text::work;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
-use super::answer::INVALID_JSON;
 use super::breakpoints::{After, Breakpoints};
 use super::request::refuse_kind;
 use super::tools;
+use super::writer::INVALID_JSON;
 use crate::context::Context;
 use crate::error::ApiError;
 use crate::fields::{Fields, parse};

@@ -16,7 +16,7 @@ use crate::fields::Fields;
 use crate::hints::{Api, Hints};
 use crate::openapi::tables::{COUNT, MESSAGE};
 use crate::params::Generation;
-use crate::tools::{self, Shape};
+use crate::tools::{self, Dialect};
 
 /// Fields of Anthropic's API that this server refuses, with the reason a client reads.
 pub const REFUSED: &[(&str, &str)] = &[
@@ -89,7 +89,7 @@ impl Asked {
         hints: &mut Hints,
     ) -> Result<Self, ApiError> {
         let mut breakpoints = Breakpoints::default();
-        let mut tools = tools::read(fields, Shape::Messages, &context.limits, &mut |tool, shown| {
+        let mut tools = tools::read(fields, Dialect::Messages, &context.limits, &mut |tool, shown| {
             breakpoints.read(tool, || After::Tools(shown))
         })?;
         let mut turns = Turns::new(context, &mut breakpoints, hints);

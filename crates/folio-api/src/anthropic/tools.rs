@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::context::Limits;
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::tools::{Shape, ToolChoice, ToolUse, check_own};
+use crate::tools::{Dialect, ToolChoice, ToolUse, check_own};
 
 /// A change of the tools in mid-conversation, by a block of a system message.
 pub enum Change {
@@ -31,7 +31,7 @@ pub fn change(block: &mut Fields, adds: bool) -> Result<(Change, String), ApiErr
         ("tool_definition", true) => {
             let mut definition = Fields::of_value(tool.require("definition")?, tool.path("definition"))?;
             check_own(&mut definition)?;
-            let (value, strict) = crate::tools::definition(&mut definition, Shape::Messages)?;
+            let (value, strict) = crate::tools::definition(&mut definition, Dialect::Messages)?;
             definition.finish(&[])?;
             let name = value["function"]["name"].as_str().unwrap_or_default().to_owned();
             (Change::Add(value, strict), name)

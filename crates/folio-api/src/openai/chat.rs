@@ -9,7 +9,7 @@ use crate::hints::{Api, Hints};
 use crate::openai::messages;
 use crate::openapi::tables::CHAT;
 use crate::params::Generation;
-use crate::tools::{self, Shape};
+use crate::tools::{self, Dialect};
 
 /// Reads a request.
 pub fn read(body: &[u8], context: &Context) -> Result<Request, ApiError> {
@@ -38,7 +38,7 @@ pub fn conversation(
     hints: &mut Hints,
 ) -> Result<(Conversation, Budget), ApiError> {
     let messages = messages::read(fields, &context.limits, hints)?;
-    let tools = tools::read(fields, Shape::Chat, &context.limits, &mut |_, _| Ok(()))?;
+    let tools = tools::read(fields, Dialect::Chat, &context.limits, &mut |_, _| Ok(()))?;
     let continue_final = fields.take("continue_final_message")?.unwrap_or(false);
     let add = fields.take::<bool>("add_generation_prompt")?;
     if continue_final && add == Some(true) {

@@ -4,6 +4,6 @@ pub mod chat;
 pub mod completions;
 pub mod embeddings;
 mod messages;
-pub mod shape;
+pub mod writer;
 
 pub use messages::for_template;

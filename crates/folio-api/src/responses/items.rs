@@ -303,13 +303,12 @@ const LIMIT_MAX: usize = 100;
 /// One page of kept items, by the query's `limit`, `after` and `order` (`desc` unless it says `asc`).
 pub fn page(items: &[Value], query: &str) -> Result<Value, ApiError> {
     let (mut limit, mut after, mut ascending) = (LIMIT, None, false);
-    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        match (name, value) {
+    for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+        match (&*name, &*value) {
             ("order", "asc") => ascending = true,
             ("order", "desc") => ascending = false,
             ("order", _) => return Err(ApiError::invalid("order", "Invalid 'order': use asc or desc.")),
-            ("after", value) => after = Some(value),
+            ("after", value) => after = Some(value.to_owned()),
             ("limit", value) => {
                 let limits = 1..=LIMIT_MAX;
                 limit = value.parse().ok().filter(|limit| limits.contains(limit)).ok_or_else(|| {

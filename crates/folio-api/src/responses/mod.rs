@@ -2,17 +2,17 @@
 //!
 //! Owns: its names, shapes and events. What it needs of responses that were answered before comes through a [`History`].
 
-mod answer;
 mod items;
 mod request;
+mod writer;
 
 use std::sync::Arc;
 
 use serde_json::Value;
 
-pub use answer::{Answer, Keep, Seal, failure};
 pub use items::{named, page};
 pub use request::{REFUSED, Request};
+pub use writer::{Keep, ResponseWriter, Seal, failure};
 
 use crate::error::ApiError;
 

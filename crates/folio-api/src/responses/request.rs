@@ -17,7 +17,7 @@ use crate::fields::{Fields, parse};
 use crate::hints::{Api, Hints};
 use crate::openapi::tables::RESPONSE;
 use crate::params::Generation;
-use crate::tools::{self, Shape};
+use crate::tools::{self, Dialect};
 
 /// Fields that this server refuses, with the reason a client reads.
 pub const REFUSED: &[(&str, &str)] = &[
@@ -78,7 +78,7 @@ impl Request {
         generation.constraint = repeated.text(&mut fields, limits, &mut hints)?;
         generation.bounds.thinking = repeated.reasoning(&mut fields, context, &mut kwargs)?;
         repeated.tools(&fields)?;
-        let mut tools = tools::read(&mut fields, Shape::Responses, limits, &mut |_, _| Ok(()))?;
+        let mut tools = tools::read(&mut fields, Dialect::Responses, limits, &mut |_, _| Ok(()))?;
         let store = fields.take::<bool>("store")?.unwrap_or(true);
         let background = fields.take::<bool>("background")?.unwrap_or(false);
         if background && !store {

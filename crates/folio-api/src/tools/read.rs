@@ -1,6 +1,6 @@
 //! The reader of `tools`, `tool_choice` and what goes with them, for all APIs.
 //!
-//! Owns: the three spellings of a function ([`Shape`]) and of a choice. Invariants: a name is given once; a choice names what is offered;
+//! Owns: the three spellings of a function ([`Dialect`]) and of a choice. Invariants: a name is given once; a choice names what is offered;
 //! tools that nobody here could run are left out. A namespace's functions are shown to the model as functions of their own, under the
 //! namespace's name and theirs ([`flat`]).
 
@@ -18,7 +18,7 @@ const CHOICE: &str = "tool_choice";
 
 /// Whose spelling it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shape {
+pub enum Dialect {
     /// A function is an object within its tool.
     Chat,
     /// Its fields are the tool's; there are namespaces of functions.
@@ -31,26 +31,26 @@ pub enum Shape {
 /// with it.
 pub fn read(
     fields: &mut Fields,
-    shape: Shape,
+    dialect: Dialect,
     limits: &Limits,
     after: &mut dyn FnMut(&mut Fields, usize) -> Result<(), ApiError>,
 ) -> Result<ToolUse, ApiError> {
     let list = fields.take::<Vec<&RawValue>>("tools")?.unwrap_or_default();
-    let mut reader = Reader { shape, limit: limits.tools, names: HashSet::new(), used: ToolUse::default() };
+    let mut reader = Reader { dialect, limit: limits.tools, names: HashSet::new(), used: ToolUse::default() };
     reader.check_count(list.len())?;
     let mut list: Vec<(usize, &RawValue)> = list.into_iter().enumerate().collect();
-    let stays: &[&str] = if shape == Shape::Messages { &["custom"] } else { &[] };
+    let stays: &[&str] = if dialect == Dialect::Messages { &["custom"] } else { &[] };
     let left_out = leave_out(&mut list, stays);
     for (index, raw) in list {
         reader.tool(raw, format!("tools[{index}]"), None, after)?;
     }
-    let parallel = match shape {
-        Shape::Messages => None,
-        Shape::Chat | Shape::Responses => fields.take::<bool>("parallel_tool_calls")?,
+    let parallel = match dialect {
+        Dialect::Messages => None,
+        Dialect::Chat | Dialect::Responses => fields.take::<bool>("parallel_tool_calls")?,
     };
     let raw_choice = fields.raw(CHOICE);
     if reader.used.tools.is_empty() {
-        if parallel.is_some() && shape == Shape::Chat {
+        if parallel.is_some() && dialect == Dialect::Chat {
             let message = "'parallel_tool_calls' is only allowed when 'tools' are given.";
             return Err(ApiError::invalid("parallel_tool_calls", message));
         }
@@ -62,7 +62,7 @@ pub fn read(
     reader.used.parallel = parallel.unwrap_or(true);
     reader.used.left_out = left_out;
     match raw_choice {
-        Some(raw) if shape == Shape::Messages => reader.choose_messages(raw)?,
+        Some(raw) if dialect == Dialect::Messages => reader.choose_messages(raw)?,
         Some(raw) => reader.choose(raw)?,
         None => {}
     }
@@ -82,7 +82,7 @@ pub fn flat(namespace: &str, name: &str) -> String {
 }
 
 /// One function in the shape of chat completions, and the field that says that it is strict.
-pub fn definition(tool: &mut Fields, shape: Shape) -> Result<(Value, Option<String>), ApiError> {
+pub fn definition(tool: &mut Fields, dialect: Dialect) -> Result<(Value, Option<String>), ApiError> {
     let name: String = tool.require("name")?;
     check_name(&name, &tool.path("name"))?;
     let mut function = Map::new();
@@ -90,19 +90,19 @@ pub fn definition(tool: &mut Fields, shape: Shape) -> Result<(Value, Option<Stri
     if let Some(description) = tool.take::<String>("description")? {
         function.insert("description".into(), description.into());
     }
-    let parameters = match shape {
-        Shape::Messages => Some(input_schema(tool)?),
-        Shape::Chat | Shape::Responses => tool.take::<Map<String, Value>>("parameters")?,
+    let parameters = match dialect {
+        Dialect::Messages => Some(input_schema(tool)?),
+        Dialect::Chat | Dialect::Responses => tool.take::<Map<String, Value>>("parameters")?,
     };
     if let Some(parameters) = parameters {
         function.insert("parameters".into(), parameters.into());
     }
     let strict = tool.take::<bool>("strict")?.unwrap_or(false).then(|| tool.path("strict"));
     // All tools are shown from the start, also those that a search would bring later; input is always streamed as it is written.
-    let idle: &[&str] = match shape {
-        Shape::Chat => &[],
-        Shape::Responses => &["defer_loading"],
-        Shape::Messages => &["defer_loading", "eager_input_streaming"],
+    let idle: &[&str] = match dialect {
+        Dialect::Chat => &[],
+        Dialect::Responses => &["defer_loading"],
+        Dialect::Messages => &["defer_loading", "eager_input_streaming"],
     };
     for name in idle {
         tool.take::<bool>(name)?;
@@ -136,7 +136,7 @@ pub fn check_own(tool: &mut Fields) -> Result<(), ApiError> {
 
 /// What was offered so far.
 struct Reader {
-    shape: Shape,
+    dialect: Dialect,
     limit: usize,
     names: HashSet<String>,
     used: ToolUse,
@@ -160,14 +160,14 @@ impl Reader {
         after: &mut dyn FnMut(&mut Fields, usize) -> Result<(), ApiError>,
     ) -> Result<(), ApiError> {
         let mut tool = Fields::of_value(raw, path.clone())?;
-        if self.shape == Shape::Messages {
+        if self.dialect == Dialect::Messages {
             check_own(&mut tool)?;
             self.function(&mut tool, None)?;
             after(&mut tool, self.used.tools.len())?;
             return tool.finish(&[("input_examples", "put examples into the description")]);
         }
-        match (tool.require::<String>("type")?.as_str(), self.shape, namespace) {
-            ("function", Shape::Chat, _) => {
+        match (tool.require::<String>("type")?.as_str(), self.dialect, namespace) {
+            ("function", Dialect::Chat, _) => {
                 let mut function = Fields::of_value(tool.require("function")?, tool.path("function"))?;
                 self.function(&mut function, None)?;
                 function.finish(&[])?;
@@ -177,7 +177,7 @@ impl Reader {
                 self.used.tools.last_mut().into_iter().for_each(|tool| *tool = written.clone());
             }
             ("function", _, _) => self.function(&mut tool, namespace)?,
-            ("namespace", Shape::Responses, None) => {
+            ("namespace", Dialect::Responses, None) => {
                 let name: String = tool.require("name")?;
                 check_name(&name, &tool.path("name"))?;
                 tool.take::<String>("description")?;
@@ -199,7 +199,7 @@ impl Reader {
     }
 
     fn function(&mut self, fields: &mut Fields, namespace: Option<&str>) -> Result<(), ApiError> {
-        let (mut tool, strict) = definition(fields, self.shape)?;
+        let (mut tool, strict) = definition(fields, self.dialect)?;
         let mut name = tool["function"]["name"].as_str().unwrap_or_default().to_owned();
         if let Some(namespace) = namespace {
             let shown = flat(namespace, &name);
@@ -225,7 +225,7 @@ impl Reader {
         let mut choice = Fields::of_value(raw, CHOICE.into())?;
         match choice.require::<String>("type")?.as_str() {
             "function" => self.used.choice = ToolChoice::Named(self.named(&mut choice)?),
-            "allowed_tools" if self.shape == Shape::Chat => {
+            "allowed_tools" if self.dialect == Dialect::Chat => {
                 let raw = choice.require("allowed_tools")?;
                 let mut allowed = Fields::of_value(raw, choice.path("allowed_tools"))?;
                 self.allow(&mut allowed)?;
@@ -285,21 +285,21 @@ impl Reader {
 
     /// The function that a choice names.
     fn named(&self, choice: &mut Fields) -> Result<String, ApiError> {
-        let (name, path) = match self.shape {
-            Shape::Chat => {
+        let (name, path) = match self.dialect {
+            Dialect::Chat => {
                 let mut function = Fields::of_value(choice.require("function")?, choice.path("function"))?;
                 let name: String = function.require("name")?;
                 let path = function.path("name");
                 function.finish(&[])?;
                 (name, path)
             }
-            Shape::Responses => {
+            Dialect::Responses => {
                 let name: String = choice.require("name")?;
                 let namespace = choice.take::<String>("namespace")?;
                 let path = choice.path("name");
                 (namespace.map_or_else(|| name.clone(), |namespace| flat(&namespace, &name)), path)
             }
-            Shape::Messages => (choice.require("name")?, choice.path("name")),
+            Dialect::Messages => (choice.require("name")?, choice.path("name")),
         };
         match self.names.contains(&name) {
             true => Ok(name),

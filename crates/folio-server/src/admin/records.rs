@@ -44,8 +44,8 @@ impl Query {
             by_model: true,
             csv,
         };
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+            let (name, value) = (&*name, &*value);
             let second = || {
                 let problem = || {
                     ApiError::invalid(
@@ -68,7 +68,7 @@ impl Query {
                 }
                 "group_by" => {
                     (wanted.by_key, wanted.by_model) = (false, false);
-                    for part in value.split([',']).flat_map(|part| part.split("%2C")) {
+                    for part in value.split(',') {
                         match part {
                             "key" => wanted.by_key = true,
                             "model" => wanted.by_model = true,

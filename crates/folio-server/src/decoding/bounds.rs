@@ -49,7 +49,7 @@ pub fn rules(
                 "it needs a model that marks where its reasoning ends, in a conversation; use max_tokens";
             return Err(ApiError::unsupported(param, why));
         };
-        let marks = Marks::of(format);
+        let marks = ReasoningMarks::of(format);
         let close = tokenizer.encode(marks.written, false, usize::MAX);
         let close = close.map_err(|e| ApiError::internal(e.to_string()))?;
         rules.push(Arc::new(ThinkingBudget {
@@ -185,14 +185,14 @@ impl Guide for Avoiding {
 
 /// Where reasoning begins and ends.
 #[derive(Clone, Copy)]
-struct Marks {
+struct ReasoningMarks {
     open: &'static str,
     close: &'static str,
     /// What is written for the model once its budget is spent.
     written: &'static str,
 }
 
-impl Marks {
+impl ReasoningMarks {
     fn of(format: &ReasoningFormat) -> Self {
         match format.harmony {
             // Which channel comes next stays the model's choice: a call, or the answer.
@@ -211,7 +211,7 @@ struct ThinkingBudget {
     budget: u32,
     /// The answer begins inside reasoning.
     inside: bool,
-    marks: Marks,
+    marks: ReasoningMarks,
     /// The tokens that end reasoning.
     close: Arc<[u32]>,
     tokenizer: Arc<Tokenizer>,
@@ -232,7 +232,7 @@ enum Thinking {
 
 struct Budgeted {
     close: Arc<[u32]>,
-    marks: Marks,
+    marks: ReasoningMarks,
     tokenizer: Arc<Tokenizer>,
     budget: u32,
     state: Mutex<Thinking>,

@@ -4,7 +4,7 @@
 //! wait, or let one answer's failure reach another.
 //!
 //! A [`Follower`] is one answer's state. It is either with a thread, which tells it what was chosen and computes the next mask while
-//! the forward pass runs, or in its [`Answer`] with nothing left to do. Where drafts may come next, the thread goes on with a copy of
+//! the forward pass runs, or in its [`Guided`] with nothing left to do. Where drafts may come next, the thread goes on with a copy of
 //! it and computes a mask behind each. Masks are kept beside it for the sampler, which finds one or is told that it is late. A panic
 //! or an error of the grammar library puts the reason there instead, and ends that answer alone.
 
@@ -32,7 +32,7 @@ pub struct Begin {
 /// Threads that compute masks.
 pub struct Masks {
     /// Answers with something to do.
-    jobs: Mutex<Sender<Arc<Answer>>>,
+    jobs: Mutex<Sender<Arc<Guided>>>,
     figures: Arc<MaskFigures>,
 }
 
@@ -50,7 +50,7 @@ impl Masks {
         Ok(Self { jobs: Mutex::new(jobs), figures })
     }
 
-    fn send(&self, answer: Arc<Answer>) {
+    fn send(&self, answer: Arc<Guided>) {
         let jobs = lock(&self.jobs);
         if let Err(lost) = jobs.send(answer) {
             lock(&lost.0.state).failed = Some("the threads that follow grammars have ended".into());
@@ -58,7 +58,7 @@ impl Masks {
     }
 }
 
-fn work(jobs: &Mutex<Receiver<Arc<Answer>>>) {
+fn work(jobs: &Mutex<Receiver<Arc<Guided>>>) {
     loop {
         let job = lock(jobs).recv();
         let Ok(answer) = job else { return };
@@ -95,8 +95,8 @@ pub struct Structured {
 impl Rules for Structured {
     fn guide(&self, chosen: &[u32]) -> Arc<dyn Guide> {
         let follower = Some(Box::new(Follower::new(self)));
-        let state = State { follower, chosen: chosen.to_vec(), ..State::default() };
-        let answer = Arc::new(Answer { state: Mutex::new(state), masks: self.masks.clone() });
+        let state = Progress { follower, chosen: chosen.to_vec(), ..Progress::default() };
+        let answer = Arc::new(Guided { state: Mutex::new(state), masks: self.masks.clone() });
         self.masks.send(answer.clone());
         Arc::new(Following(answer))
     }
@@ -107,17 +107,17 @@ impl Rules for Structured {
 }
 
 /// An answer as the engine sees it.
-struct Following(Arc<Answer>);
+struct Following(Arc<Guided>);
 
 /// An answer as its thread sees it. Whoever finds its follower there may take it; whoever gives it something to do while it is there
 /// sends it to a thread.
-struct Answer {
-    state: Mutex<State>,
+struct Guided {
+    state: Mutex<Progress>,
     masks: Arc<Masks>,
 }
 
 #[derive(Default)]
-struct State {
+struct Progress {
     /// `None`: a thread has it.
     follower: Option<Box<Follower>>,
     /// Tokens that it has not been told.
@@ -132,14 +132,14 @@ struct State {
     late: Option<Instant>,
 }
 
-impl State {
+impl Progress {
     /// Whether a thread has something to do.
     fn wants(&self) -> bool {
         self.failed.is_none() && (!self.chosen.is_empty() || self.masks.len() <= self.drafts.len())
     }
 }
 
-impl Answer {
+impl Guided {
     /// Computes masks until none is wanted.
     fn work(&self) {
         let Some(mut follower) = lock(&self.state).follower.take() else { return };
@@ -210,7 +210,7 @@ impl Answer {
 
 impl Following {
     /// Changes what is wanted, and sees to it that a thread knows.
-    fn change(&self, change: impl FnOnce(&mut State)) {
+    fn change(&self, change: impl FnOnce(&mut Progress)) {
         let mut state = lock(&self.0.state);
         change(&mut state);
         if state.follower.is_some() && state.wants() {
@@ -479,7 +479,7 @@ pub(crate) mod tests {
     }
 
     /// The same for threads that nobody starts, and what those would do.
-    fn stuck(pattern: &str) -> (Structured, Receiver<Arc<Answer>>) {
+    fn stuck(pattern: &str) -> (Structured, Receiver<Arc<Guided>>) {
         let (sender, jobs) = channel();
         let masks = Arc::new(Masks { jobs: Mutex::new(sender), figures: Arc::default() });
         (Structured { masks, ..rules(pattern, Begin::default()) }, jobs)

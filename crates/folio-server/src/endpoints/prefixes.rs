@@ -335,12 +335,7 @@ fn describe(state: &State, prefix: &PrefixInfo) -> Value {
 }
 
 fn name(id: PrefixId) -> String {
-    use std::fmt::Write;
-    let mut name = String::from("pfx_");
-    for byte in id.0 {
-        let _ = write!(name, "{byte:02x}");
-    }
-    name
+    format!("pfx_{:032x}", u128::from_be_bytes(id.0))
 }
 
 /// An id that cannot be one is as missing as any other.

@@ -14,7 +14,7 @@ use folio_api::events::{Delta, Finished, PromptReport, Scored, Usage};
 use folio_engine::request::{Timing, Token, TokenLogprobs};
 use folio_engine::{Event, FinishReason, Micros};
 use folio_text::{DetokenizeOptions, Detokenizer, work};
-use judge::{Judge, Judged, Verdict};
+use judge::{Judge, Judged};
 use serde_json::json;
 use tokio::sync::{mpsc, oneshot};
 
@@ -54,6 +54,45 @@ struct Slot {
     judged: Judged,
 }
 
+/// When the prompts were handed to the engine, and when it ended the last choice, by its clock.
+struct InEngine {
+    submitted: Micros,
+    finished: Micros,
+}
+
+impl InEngine {
+    fn took(&self) -> Duration {
+        Duration::from_micros(self.finished.0.saturating_sub(self.submitted.0))
+    }
+}
+
+/// Bytes that an answer takes until its client has accepted them.
+struct Memory {
+    unread: Arc<Unread>,
+    /// Those that are gathered here, of which `unread` knows so far.
+    gathered: usize,
+    counted: usize,
+}
+
+impl Memory {
+    /// Tells `unread` what is gathered. False: that, or what the client did not accept, is too much.
+    fn count(&mut self) -> bool {
+        let (before, now) = (std::mem::replace(&mut self.counted, self.gathered), self.gathered);
+        if now > before {
+            self.unread.hold(now - before);
+        } else {
+            self.unread.release(before - now);
+        }
+        !self.unread.is_over()
+    }
+
+    /// Nothing is gathered any more.
+    fn clear(&mut self) {
+        self.unread.release(std::mem::take(&mut self.counted));
+        self.gathered = 0;
+    }
+}
+
 /// Follows one job.
 pub(super) struct ResponseDriver {
     state: Arc<State>,
@@ -65,24 +104,18 @@ pub(super) struct ResponseDriver {
     job: Job,
     abort: Abort,
     output: Output,
-    unread: Arc<Unread>,
-    /// Bytes that are gathered here, of which `unread` knows so far.
-    gathered: usize,
-    counted: usize,
+    memory: Memory,
     /// Prompt-major: choice `c` of prompt `p` is `p * n + c`.
     slots: Vec<Slot>,
     reports: Vec<Option<PromptReport>>,
     usage: Usage,
-    /// When the prompts were handed to the engine, and when it ended the last choice, by its clock.
-    submitted: Micros,
-    finished: Micros,
+    in_engine: InEngine,
     /// An error was sent, or the client left.
     failed: bool,
     /// The response is complete.
     answered: bool,
     /// Who judges answers, where somebody does.
     judge: Option<Judge>,
-    verdicts: mpsc::UnboundedReceiver<Verdict>,
 }
 
 impl ResponseDriver {
@@ -121,7 +154,6 @@ impl ResponseDriver {
         }
         let judge = state.config.safety.judge().cloned();
         let meter = state.meters.of(&tenant);
-        let (sender, verdicts) = mpsc::unbounded_channel();
         let reports = vec![None; job.prompts.len()];
         let thinks = job.reading.as_ref().is_some_and(Reading::separates_reasoning);
         let usage = Usage { reasoning_tokens: thinks.then_some(0), ..Usage::default() };
@@ -133,18 +165,14 @@ impl ResponseDriver {
             job,
             abort,
             output,
-            unread,
-            gathered: 0,
-            counted: 0,
+            memory: Memory { unread, gathered: 0, counted: 0 },
             slots,
             reports,
             usage,
-            submitted,
-            finished: submitted,
+            in_engine: InEngine { submitted, finished: submitted },
             failed: false,
             answered: false,
-            judge: judge.map(|callout| Judge { callout, sender }),
-            verdicts,
+            judge: judge.map(Judge::new),
         }
     }
 
@@ -156,7 +184,7 @@ impl ResponseDriver {
         self.refuse_denied();
         loop {
             if !self.answered && self.slots.iter().all(|slot| slot.done) {
-                let bytes = if matches!(self.output, Output::Whole(_)) { self.gathered } else { 0 };
+                let bytes = if matches!(self.output, Output::Whole(_)) { self.memory.gathered } else { 0 };
                 let Some(answered) = self.off_loop(bytes, ResponseDriver::answer).await else { return };
                 self = answered;
             }
@@ -166,7 +194,7 @@ impl ResponseDriver {
                 event = events.recv(), if running => match event {
                     Some((prompt, event)) => {
                         let bytes = event_bytes(&event);
-                        self.unread.release(bytes);
+                        self.memory.unread.release(bytes);
                         let bytes = bytes + self.echo_bytes(prompt, &event);
                         let Some(done) = self.off_loop(bytes, move |driver| driver.event(prompt, event)).await else { return };
                         self = done;
@@ -176,7 +204,7 @@ impl ResponseDriver {
                         break;
                     }
                 },
-                Some((index, verdict)) = self.verdicts.recv(), if judging => self.judged(index, verdict),
+                Some((index, verdict)) = judge::verdict(&mut self.judge), if judging => self.judged(index, verdict),
                 else => break,
             }
             self.count_gathered();
@@ -186,8 +214,8 @@ impl ResponseDriver {
             ticket.settle(self.usage.prompt_tokens + self.usage.completion_tokens);
         }
         if !self.failed {
-            let in_engine = Duration::from_micros(self.finished.0.saturating_sub(self.submitted.0));
-            self.state.metrics.overhead(self.job.arrived.elapsed().saturating_sub(in_engine));
+            let overhead = self.job.arrived.elapsed().saturating_sub(self.in_engine.took());
+            self.state.metrics.overhead(overhead);
         }
         self.audit(&flight);
         drop(flight);
@@ -226,15 +254,9 @@ impl ResponseDriver {
         }
     }
 
-    /// Tells `unread` what is gathered, and ends the answer where that, or what the client did not accept, is too much.
+    /// Ends the answer where what it takes is too much.
     fn count_gathered(&mut self) {
-        let (before, now) = (std::mem::replace(&mut self.counted, self.gathered), self.gathered);
-        if now > before {
-            self.unread.hold(now - before);
-        } else {
-            self.unread.release(before - now);
-        }
-        if !self.unread.is_over() || self.failed || self.answered {
+        if self.memory.count() || self.failed || self.answered {
             return;
         }
         for index in 0..self.slots.len() {
@@ -247,9 +269,8 @@ impl ResponseDriver {
         if let Output::Stream(events) = &self.output {
             events.cut();
         }
-        self.unread.release(std::mem::take(&mut self.counted));
-        self.gathered = 0;
-        self.fail(self.unread.refusal());
+        self.memory.clear();
+        self.fail(self.memory.unread.refusal());
     }
 
     /// What was computed for whom, and how it ended.
@@ -297,9 +318,9 @@ impl ResponseDriver {
                 let slot = &self.slots[index];
                 let produced = slot.choice.tokens > 0 || !slot.whole.vector.is_empty();
                 // It also queues until the step under way ends and the engine takes it up.
-                let timing = Timing { arrived: self.submitted, ..timing };
+                let timing = Timing { arrived: self.in_engine.submitted, ..timing };
                 self.state.metrics.timing(&timing, produced);
-                self.finished = self.finished.max(timing.finished);
+                self.in_engine.finished = self.in_engine.finished.max(timing.finished);
                 self.ended(index, reason, stop_token, error);
             }
         }
@@ -336,7 +357,7 @@ impl ResponseDriver {
         let wanted = self.job.generation.prompt_logprobs.is_some() && !job.echo_logprobs;
         // Every choice shows them.
         let shown: usize = logprobs.iter().map(|entry| gathered_bytes(Some(entry))).sum();
-        self.gathered += shown.saturating_mul(self.job.generation.n as usize);
+        self.memory.gathered += shown.saturating_mul(self.job.generation.n as usize);
         self.count_gathered();
         if self.failed {
             return;
@@ -431,7 +452,7 @@ impl ResponseDriver {
         }
         let bytes = gathered_bytes(token.logprobs.as_ref());
         slot.hidden += bytes;
-        self.gathered += bytes;
+        self.memory.gathered += bytes;
         let (before, thought) = (slot.choice.tokens, slot.choice.reasoning_tokens);
         let stopped = slot.choice.push(token);
         let counted = u64::from(slot.choice.tokens - before);
@@ -513,7 +534,7 @@ impl ResponseDriver {
         }
         match &self.output {
             Output::Stream(events) => {
-                self.gathered -= shown;
+                self.memory.gathered -= shown;
                 let finish = slot.done.then(|| slot.choice.finish()).flatten();
                 self.job.writer.delta(index as u32, &delta, finish, self.usage, events);
             }
@@ -541,7 +562,7 @@ impl ResponseDriver {
                     })
                 });
                 let json = self.job.writer.whole(&choices.collect::<Vec<_>>(), self.usage);
-                self.gathered = json.len();
+                self.memory.gathered = json.len();
                 if let Some(sender) = sender.take() {
                     let _ = sender.send(Ok(json));
                 }

@@ -46,7 +46,7 @@ struct Own {
 }
 
 struct Entry {
-    record: Record,
+    record: StoredResponse,
     used: u64,
     bytes: usize,
     /// How to cancel it, while it runs in the background.
@@ -57,7 +57,7 @@ struct Entry {
 
 /// What is kept of a response.
 #[derive(Clone)]
-pub struct Record {
+pub struct StoredResponse {
     /// The response object as JSON.
     pub response: Value,
     /// The conversation up to its end, without instructions.
@@ -66,7 +66,7 @@ pub struct Record {
     pub input: Arc<[Value]>,
 }
 
-impl Record {
+impl StoredResponse {
     /// An item of the answer or of what it was asked with.
     pub fn item(&self, id: &str) -> Option<&Value> {
         let output = self.response["output"].as_array().into_iter().flatten();
@@ -80,7 +80,7 @@ impl Store {
     }
 
     /// Keeps a response, in the place of an earlier state of it. `running`: it goes on, as far as is known.
-    pub fn put(&self, tenant: TenantId, id: &str, record: Record, running: Option<Abort>) {
+    pub fn put(&self, tenant: TenantId, id: &str, record: StoredResponse, running: Option<Abort>) {
         let items = record.messages.iter().chain(record.input.iter());
         let bytes = size(&record.response) + items.map(size).sum::<usize>();
         let mut inner = self.lock();
@@ -140,7 +140,7 @@ impl Store {
     }
 
     /// A response that was put and neither dropped nor forgotten.
-    pub fn get(&self, tenant: TenantId, id: &str) -> Option<Record> {
+    pub fn get(&self, tenant: TenantId, id: &str) -> Option<StoredResponse> {
         let mut inner = self.lock();
         inner.clock += 1;
         let now = inner.clock;
@@ -235,8 +235,8 @@ fn size(value: &Value) -> usize {
 mod tests {
     use super::*;
 
-    fn record(text: &str) -> Record {
-        Record { response: text.into(), messages: Arc::new([]), input: Arc::new([]) }
+    fn record(text: &str) -> StoredResponse {
+        StoredResponse { response: text.into(), messages: Arc::new([]), input: Arc::new([]) }
     }
 
     #[test]

@@ -45,7 +45,7 @@ pub struct Callout {
 /// What the service answered.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Answer {
+pub struct CalloutAnswer {
     action: Action,
     messages: Option<Vec<Value>>,
     prompt: Option<String>,
@@ -74,7 +74,7 @@ pub struct Texts {
     pub arguments: Option<Vec<String>>,
 }
 
-impl Answer {
+impl CalloutAnswer {
     fn parse(bytes: &[u8], stage: &str) -> Result<Self, &'static str> {
         let answer: Self = serde_json::from_slice(bytes).map_err(|_| "its answer was no verdict")?;
         let of_input = answer.messages.is_some() || answer.prompt.is_some();
@@ -139,7 +139,7 @@ impl std::fmt::Display for Callout {
 
 impl Callout {
     /// The verdict, or why there is none: words without any text of the request.
-    pub async fn ask(self: Arc<Self>, question: Value) -> Result<Answer, &'static str> {
+    pub async fn ask(self: Arc<Self>, question: Value) -> Result<CalloutAnswer, &'static str> {
         let limit = self.timeout;
         let asked = async move {
             let place = self.places.clone().acquire_owned().await.map_err(|_| "the server is ending")?;
@@ -152,7 +152,7 @@ impl Callout {
         tokio::time::timeout(limit, asked).await.unwrap_or(Err("it took longer than timeout_ms"))
     }
 
-    fn call(&self, question: &Value) -> Result<Answer, &'static str> {
+    fn call(&self, question: &Value) -> Result<CalloutAnswer, &'static str> {
         let body = question.to_string();
         let mut request = self.agent.post(&self.url).header("content-type", "application/json");
         if let Some((name, value)) = &self.secret {
@@ -172,7 +172,7 @@ impl Callout {
         }
         let answer = response.body_mut().with_config().limit(limit).read_to_vec();
         let answer = answer.map_err(|_| "its answer was cut off, late or too long")?;
-        Answer::parse(&answer, question["stage"].as_str().unwrap_or_default())
+        CalloutAnswer::parse(&answer, question["stage"].as_str().unwrap_or_default())
     }
 }
 
@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn verdicts_are_strict() {
-        let parse = |text: &str, stage| Answer::parse(text.as_bytes(), stage);
+        let parse = |text: &str, stage| CalloutAnswer::parse(text.as_bytes(), stage);
         assert_eq!(parse(r#"{"action": "allow"}"#, "input").unwrap().notes(), None);
         let told =
             parse(r#"{"action": "annotate", "annotations": {"risk": 1}, "reason": "r"}"#, "output").unwrap();

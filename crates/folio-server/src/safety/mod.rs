@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-pub use callout::{Answer, Callout, Mode, Texts, subject};
+pub use callout::{Callout, CalloutAnswer, Mode, Texts, subject};
 pub use rules::{Found, Keys, Rules};
 
 /// What was declared, ready to use. The default lets everything pass.

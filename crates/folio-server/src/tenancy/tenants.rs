@@ -17,13 +17,13 @@ use std::time::Instant;
 
 use axum::http::{HeaderMap, header};
 use folio_kv::TenantId;
-use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
 
 use crate::error::ServerError;
 use crate::lock;
 use crate::tenancy::declared::{Declared, PriorityRange};
 use crate::tenancy::gate::{Gate, TenantLimits};
-use crate::tenancy::keys::{KeyFile, Scope, Scopes, random};
+use crate::tenancy::keys::{KeyFile, Scope, Scopes, hex, key_digest, random, sha256};
 use folio_api::ApiError;
 use folio_api::unix_s;
 
@@ -295,12 +295,7 @@ impl Tenants {
         };
         match self.keys.iter().find(of_a_key) {
             Some((digest, _)) => {
-                let hex = sha256(&[b"folio owner", digest])
-                    .iter()
-                    .take(16)
-                    .map(|b| format!("{b:02x}"))
-                    .collect::<String>();
-                format!("key {hex}")
+                format!("key {}", hex(&sha256(&[b"folio owner", digest])[..16]))
             }
             None => format!("tenant {}", tenant.name),
         }
@@ -371,7 +366,7 @@ impl Tenants {
         let digest = key_digest(key);
         let mut found = None;
         for (known, tenant) in &self.keys {
-            if equal(known, &digest) {
+            if bool::from(known.ct_eq(&digest)) {
                 found = Some(tenant);
             }
         }
@@ -389,7 +384,7 @@ impl Tenants {
         }
         let key = key_of(headers)?;
         let digest = key_digest(key);
-        if self.admin.iter().fold(false, |found, known| found | equal(known, &digest)) {
+        if self.admin.iter().fold(false, |found, known| found | bool::from(known.ct_eq(&digest))) {
             return Ok(self.operator.clone());
         }
         let tenant = self.of_the_file(key, &digest)?;
@@ -410,7 +405,7 @@ impl Tenants {
             self.hold(&mut file);
         }
         let (known, record) = file.keys.find(key).ok_or_else(incorrect)?;
-        if !equal(known, digest) {
+        if !bool::from(known.ct_eq(digest)) {
             return Err(incorrect());
         }
         match record.state(unix_s()) {
@@ -458,27 +453,6 @@ fn new_key(keys: &[([u8; 32], Tenant)], key: &str) -> Result<[u8; 32], &'static 
         true => Err("the same API key is given twice"),
         false => Ok(digest),
     }
-}
-
-/// What is kept of a key. Keys of `folio keys` have 192 random bits, so nothing is gained by guessing from digests.
-pub(crate) fn key_digest(key: &str) -> [u8; 32] {
-    sha256(&[b"folio api key", key.as_bytes()])
-}
-
-/// Equality in a time that does not depend on the contents.
-fn equal(a: &[u8; 32], b: &[u8; 32]) -> bool {
-    let difference = a.iter().zip(b).fold(0u8, |acc, (x, y)| acc | (x ^ y));
-    std::hint::black_box(difference) == 0
-}
-
-/// Digest over length-prefixed parts.
-fn sha256(parts: &[&[u8]]) -> [u8; 32] {
-    let mut hash = Sha256::new();
-    for part in parts {
-        hash.update((part.len() as u64).to_le_bytes());
-        hash.update(part);
-    }
-    hash.finalize().into()
 }
 
 /// Of a tenant that has a name, however many keys.

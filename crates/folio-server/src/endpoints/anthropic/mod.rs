@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use axum::extract::State as Shared;
 use folio_api::ApiError;
-use folio_api::anthropic::{self, Answer};
+use folio_api::anthropic::{self, MessageWriter};
 use serde_json::json;
 
 pub use models::{model, models};
@@ -49,7 +49,7 @@ pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError>
     // The engine always chooses a token; with 0 nobody sees it.
     params.max_tokens = params.max_tokens.max(1);
     let retention = cache::ranges(&placed);
-    let answer = Answer::new(&arrival.id, state.context.model.name(), placed, cut);
+    let answer = MessageWriter::new(&arrival.id, state.context.model.name(), placed, cut);
     let prompt =
         PromptJob { tokens: tokens.into(), params, echo: None, echo_logprobs: false, retention, screened };
     let asker = asker(state, arrival, "messages");

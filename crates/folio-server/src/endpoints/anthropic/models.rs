@@ -13,9 +13,8 @@ const LIMIT_MAX: usize = 1000;
 pub fn models(state: &State, query: &str) -> Result<Value, ApiError> {
     let names: Vec<&String> = state.context.model.listed().collect();
     let (mut from, mut to, mut limit) = (0, names.len(), LIMIT);
-    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let value = decoded(value);
+    for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+        let name = &*name;
         let index = || {
             let found = names.iter().position(|model| **model == value);
             found.ok_or_else(|| {
@@ -53,24 +52,4 @@ pub fn model(state: &State, name: &str) -> Value {
         "type": "model", "id": name, "display_name": name, "created_at": rfc_3339(facts.created_s as i64),
         "lifecycle": "active", "max_input_tokens": facts.context_length - 1, "max_tokens": facts.context_length - 1,
     })
-}
-
-/// Without percent signs.
-fn decoded(value: &str) -> String {
-    let mut bytes = Vec::with_capacity(value.len());
-    let mut rest = value.as_bytes();
-    while let Some((first, after)) = rest.split_first() {
-        let hex = after.get(..2).filter(|_| *first == b'%').and_then(|hex| std::str::from_utf8(hex).ok());
-        match hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = &after[2..];
-            }
-            None => {
-                bytes.push(*first);
-                rest = after;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
 }

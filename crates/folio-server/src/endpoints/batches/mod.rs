@@ -2,6 +2,7 @@
 
 mod run;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::io::{BufRead, Read};
 use std::pin::Pin;
@@ -132,7 +133,7 @@ impl<'a> Form<'a> {
             let message = format!("Unrecognized request argument supplied: {name}");
             return Err(ApiError {
                 code: Some("unrecognized_parameter"),
-                ..ApiError::invalid(*name, message)
+                ..ApiError::invalid(&**name, message)
             });
         }
         if file.content.len() > most {
@@ -464,24 +465,23 @@ fn not_found(what: &'static str, id: &str) -> ApiError {
     }
 }
 
-/// `name=value` pairs of a list's address. Ids and numbers need no escapes.
-struct Query<'a>(Vec<(&'a str, &'a str)>);
+/// `name=value` pairs of a list's address.
+struct Query<'a>(Vec<(Cow<'a, str>, Cow<'a, str>)>);
 
 impl<'a> Query<'a> {
     fn read(uri: &'a Uri, known: &[&str]) -> Result<Self, ApiError> {
-        let pairs = uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
-        let pairs: Vec<_> = pairs.map(|pair| pair.split_once('=').unwrap_or((pair, ""))).collect();
-        match pairs.iter().find(|(name, _)| !known.contains(name)) {
+        let pairs: Vec<_> = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).collect();
+        match pairs.iter().find(|(name, _)| !known.contains(&&**name)) {
             None => Ok(Self(pairs)),
             Some((name, _)) => {
                 let message = format!("Unrecognized request argument supplied: {name}");
-                Err(ApiError { code: Some("unrecognized_parameter"), ..ApiError::invalid(*name, message) })
+                Err(ApiError { code: Some("unrecognized_parameter"), ..ApiError::invalid(&**name, message) })
             }
         }
     }
 
-    fn get(&self, name: &str) -> Option<&'a str> {
-        self.0.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
+    fn get(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(known, _)| known == name).map(|(_, value)| &**value)
     }
 
     /// The part of a list that was asked for; `usual` and most members of one.

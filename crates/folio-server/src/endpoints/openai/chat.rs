@@ -2,7 +2,7 @@
 
 use folio_api::ApiError;
 use folio_api::openai::chat;
-use folio_api::openai::shape::{Kind, Shape};
+use folio_api::openai::writer::{CompletionWriter, Kind};
 
 use crate::app::State;
 use crate::arrival::Arrival;
@@ -28,7 +28,7 @@ pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError>
     let retention = ranges(&generation.cache, tokens.len() as u32)?;
     let prompt = PromptJob { tokens: tokens.into(), params, echo, echo_logprobs: false, retention, screened };
     let (name, tokenizer) = (state.context.model.name(), state.app.tokenizer.clone());
-    let shape = Shape::new(Kind::Chat, &arrival.id, name, tokenizer, &generation);
+    let shape = CompletionWriter::new(Kind::Chat, &arrival.id, name, tokenizer, &generation);
     let asker = asker(state, arrival, "chat.completions");
     let (prompts, arrived, notes) = (vec![prompt], arrival.at, request.notes);
     Ok(Job { writer: Box::new(shape), generation, reading, pooling: None, prompts, arrived, asker, notes })

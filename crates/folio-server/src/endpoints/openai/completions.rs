@@ -2,7 +2,7 @@
 
 use folio_api::ApiError;
 use folio_api::openai::completions::{self, Prompt};
-use folio_api::openai::shape::{Kind, Shape};
+use folio_api::openai::writer::{CompletionWriter, Kind};
 use folio_api::params::Generation;
 use folio_engine::RulesRef;
 
@@ -26,7 +26,7 @@ pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError>
     let prompts: Result<Vec<PromptJob>, ApiError> =
         request.prompts.into_iter().enumerate().map(job).collect();
     let (name, tokenizer) = (state.context.model.name(), state.app.tokenizer.clone());
-    let shape = Shape::new(Kind::Completion, &arrival.id, name, tokenizer, &generation);
+    let shape = CompletionWriter::new(Kind::Completion, &arrival.id, name, tokenizer, &generation);
     let asker = asker(state, arrival, "completions");
     let (writer, prompts, arrived, notes) = (Box::new(shape), prompts?, arrival.at, request.notes);
     Ok(Job { writer, generation, reading: None, pooling: None, prompts, arrived, asker, notes })

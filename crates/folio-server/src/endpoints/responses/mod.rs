@@ -12,7 +12,7 @@ use axum::Extension;
 use axum::extract::{Path, State as Shared};
 use axum::http::Uri;
 use folio_api::ApiError;
-use folio_api::responses::{self, Answer, History, failure, named, not_found, page};
+use folio_api::responses::{self, History, ResponseWriter, failure, named, not_found, page};
 use serde_json::{Value, json};
 
 use crate::app::{Flight, State};
@@ -26,7 +26,7 @@ use crate::http::fresh_id;
 use crate::http::reply::json_response;
 use crate::http::reply::{Reply, tell};
 use crate::http::stream::Reader;
-use crate::response_store::Record;
+use crate::response_store::StoredResponse;
 use crate::response_store::log::{self, Log};
 use crate::tenancy::tenants::Tenant;
 use sealed::Sealer;
@@ -99,13 +99,13 @@ fn prepare(state: &State, arrival: &Arrival) -> Result<Prepared, ApiError> {
         let (mut messages, input) = (read.messages.clone(), input.clone());
         Box::new(move |response: &Value, said: Vec<Value>| {
             messages.extend(said);
-            let record = Record { response: response.clone(), messages: messages.into(), input };
+            let record = StoredResponse { response: response.clone(), messages: messages.into(), input };
             store.put(tenant, &id, record, None);
         }) as responses::Keep
     });
     let seal = read.seals.then(|| Box::new(move |text: &str| sealer.seal(text).ok()) as responses::Seal);
     let namespaces = request.conversation.tools.namespaces;
-    let answer = Answer::new(id.clone(), read.repeated, keep, namespaces, seal);
+    let answer = ResponseWriter::new(id.clone(), read.repeated, keep, namespaces, seal);
     let background = read.background.then(|| Background {
         id,
         response: answer.unfinished("in_progress"),
@@ -133,7 +133,7 @@ pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> 
     let notes = job.notes.clone();
     if streams {
         let (abort, events) = job::start_streaming(&state, &tenant, job, flight)?;
-        let record = Record { response, messages: messages.into(), input };
+        let record = StoredResponse { response, messages: messages.into(), input };
         state.responses.put(tenant.id, &id, record.clone(), Some(abort));
         let log = Arc::new(Log::default());
         state.responses.attach(tenant.id, &id, log.clone());
@@ -143,7 +143,7 @@ pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> 
         return Ok(answer);
     }
     let (abort, answer) = job::start(&state, &tenant, job, flight)?;
-    let record = Record { response: response.clone(), messages: messages.into(), input };
+    let record = StoredResponse { response: response.clone(), messages: messages.into(), input };
     state.responses.put(tenant.id, &id, record.clone(), Some(abort));
     tokio::spawn(async move {
         // An answer stores itself; a failure is told here, unless somebody cancelled it before.
@@ -170,7 +170,7 @@ async fn write_log(
     state: Arc<State>,
     tenant: Tenant,
     id: String,
-    record: Record,
+    record: StoredResponse,
     events: Reader,
     log: Arc<Log>,
 ) {
@@ -222,8 +222,8 @@ pub async fn show(
 /// Whether a response is asked for as events, and behind which.
 fn resumed(query: &str) -> Result<(bool, Option<u64>), ApiError> {
     let (mut streams, mut after) = (false, None);
-    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        match pair.split_once('=').unwrap_or((pair, "")) {
+    for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+        match (&*name, &*value) {
             ("stream", "true") => streams = true,
             ("stream", "false") => streams = false,
             ("stream", _) => return Err(ApiError::invalid("stream", "Invalid 'stream': use true or false.")),

@@ -11,17 +11,30 @@ use serde_json::{Map, Value};
 use tokio::sync::mpsc;
 
 use super::ResponseDriver;
-use crate::safety::{Answer, Callout, Mode, Texts, question, subject};
+use crate::safety::{Callout, CalloutAnswer, Mode, Texts, question, subject};
 use folio_api::events::{CONTENT_FILTER, Delta, PromptReport};
 
 /// Whom to ask, and where its verdicts come.
 pub(super) struct Judge {
-    pub callout: Arc<Callout>,
-    pub sender: mpsc::UnboundedSender<Verdict>,
+    callout: Arc<Callout>,
+    sender: mpsc::UnboundedSender<Verdict>,
+    verdicts: mpsc::UnboundedReceiver<Verdict>,
+}
+
+impl Judge {
+    pub fn new(callout: Arc<Callout>) -> Self {
+        let (sender, verdicts) = mpsc::unbounded_channel();
+        Self { callout, sender, verdicts }
+    }
+}
+
+/// The next verdict; where nobody judges there is none.
+pub(super) async fn verdict(judge: &mut Option<Judge>) -> Option<Verdict> {
+    judge.as_mut()?.verdicts.recv().await
 }
 
 /// A slot's index, and what was answered or why nothing was.
-pub(super) type Verdict = (usize, Result<Answer, &'static str>);
+pub(super) type Verdict = (usize, Result<CalloutAnswer, &'static str>);
 
 /// A choice's way through the verdicts.
 #[derive(Default)]
@@ -114,7 +127,7 @@ impl ResponseDriver {
     }
 
     /// A verdict came.
-    pub(super) fn judged(&mut self, index: usize, verdict: Result<Answer, &'static str>) {
+    pub(super) fn judged(&mut self, index: usize, verdict: Result<CalloutAnswer, &'static str>) {
         let slot = &mut self.slots[index];
         slot.judged.asking = false;
         let mut asked = std::mem::take(&mut slot.judged.asked);

@@ -19,7 +19,7 @@ pub type Keep = Box<dyn FnOnce(&Value, Vec<Value>) + Send>;
 pub type Seal = Box<dyn Fn(&str) -> Option<String> + Send>;
 
 /// Writes one answer.
-pub struct Answer {
+pub struct ResponseWriter {
     pub id: String,
     /// The response's fields that the request decides.
     repeated: Map<String, Value>,
@@ -36,7 +36,7 @@ pub struct Answer {
     finish: Option<Finish>,
 }
 
-impl Answer {
+impl ResponseWriter {
     pub fn new(
         id: String,
         repeated: Map<String, Value>,
@@ -238,7 +238,7 @@ fn part(item: &Value, text: &str) -> Value {
     }
 }
 
-impl Writer for Answer {
+impl Writer for ResponseWriter {
     fn opening(&mut self, _: u32, _: &PromptReport, _: Usage, events: &dyn EventSink) {
         let response = self.unfinished("in_progress");
         self.send(Some(events), "response.created", json!({"response": response}));

@@ -19,7 +19,7 @@ pub const INVALID_JSON: &str = "INVALID_JSON";
 const PING: &str = "event: ping\ndata: {\"type\": \"ping\"}\n\n";
 
 /// Writes one answer.
-pub struct Answer {
+pub struct MessageWriter {
     request_id: String,
     model: String,
     breakpoints: Vec<Placed>,
@@ -128,7 +128,7 @@ fn to_json<T: Serialize>(value: &T) -> String {
     serde_json::to_string(value).expect("plain data with string keys always serializes")
 }
 
-impl Answer {
+impl MessageWriter {
     pub fn new(request_id: &str, model: &str, breakpoints: Vec<Placed>, cut: bool) -> Self {
         Self {
             request_id: request_id.to_owned(),
@@ -211,7 +211,7 @@ impl Answer {
     }
 }
 
-impl Writer for Answer {
+impl Writer for MessageWriter {
     fn opening(&mut self, _: u32, _: &PromptReport, usage: Usage, events: &dyn EventSink) {
         let message = self.message(Vec::new(), End::default(), usage);
         StreamEvent::MessageStart { message }.send(events);

@@ -26,7 +26,7 @@ pub enum Kind {
 }
 
 /// What all objects of one response have in common.
-pub struct Shape {
+pub struct CompletionWriter {
     pub kind: Kind,
     pub id: String,
     pub created: u64,
@@ -256,7 +256,7 @@ struct CompletionLogprobs {
     top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
 }
 
-impl Shape {
+impl CompletionWriter {
     /// The whole response.
     pub fn whole(&self, choices: &[Finished], usage: Usage) -> String {
         let usage = Some(Some(usage.into()));
@@ -519,7 +519,7 @@ impl Shape {
     }
 }
 
-impl Shape {
+impl CompletionWriter {
     /// The frame of a response to one request.
     pub fn new(
         kind: Kind,
@@ -551,9 +551,9 @@ impl Shape {
     }
 }
 
-impl Writer for Shape {
+impl Writer for CompletionWriter {
     fn opening(&mut self, index: u32, prompt: &PromptReport, usage: Usage, events: &dyn EventSink) {
-        if let Some(json) = Shape::opening(self, index, &prompt.tokens, self.chunk_usage(usage)) {
+        if let Some(json) = CompletionWriter::opening(self, index, &prompt.tokens, self.chunk_usage(usage)) {
             events.send(&json);
         }
     }
@@ -582,7 +582,7 @@ impl Writer for Shape {
     }
 
     fn whole(&mut self, choices: &[Finished], usage: Usage) -> String {
-        Shape::whole(self, choices, usage)
+        CompletionWriter::whole(self, choices, usage)
     }
 }
 
