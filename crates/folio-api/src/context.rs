@@ -8,8 +8,6 @@ use crate::effort::Efforts;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::hints::HintPolicy;
-use crate::params::SamplingDefaults;
-use crate::tools::ToolUse;
 
 /// See the module documentation.
 #[derive(Clone, Debug)]
@@ -72,6 +70,18 @@ impl Model {
         let message = format!("Invalid '{param}': {id} is not a token id of this model (0 to {last}).");
         Err(ApiError::invalid(param, message))
     }
+}
+
+/// What the model's own `generation_config.json` says; OpenAI's defaults stand where it is silent.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SamplingDefaults {
+    pub temperature: Option<f32>,
+    pub top_k: Option<u32>,
+    pub top_p: Option<f32>,
+    pub min_p: Option<f32>,
+    pub repetition_penalty: Option<f32>,
+    /// `max_new_tokens`: the default of max_tokens.
+    pub max_tokens: Option<u32>,
 }
 
 /// Whether a name stands for many: `*` in it is any text.
@@ -161,7 +171,7 @@ impl Parsers {
 /// What the model's chat template and formats can do.
 #[derive(Clone, Debug, Default)]
 pub struct Capabilities {
-    parsers: Parsers,
+    pub parsers: Parsers,
     pub template: Option<TemplateTools>,
     /// What it can be told about how much to think.
     pub efforts: Efforts,
@@ -170,25 +180,11 @@ pub struct Capabilities {
 impl Capabilities {
     pub fn new(parsers: Parsers, template: Option<&ChatTemplate>) -> Self {
         let known = template.map(ChatTemplate::tools);
-        Self { parsers, efforts: Efforts::of(template, known.as_ref()), template: known }
-    }
-
-    /// Refuses tools that this model could not be given or whose calls could not be read.
-    pub fn check(&self, tools: &ToolUse) -> Result<(), ApiError> {
-        if tools.shown().is_none() {
-            return Ok(());
+        Self {
+            parsers,
+            efforts: Efforts::of(template, known.as_ref(), parsers.reasoning.is_some()),
+            template: known,
         }
-        if !self.template.is_some_and(|template| template.takes_tools) {
-            let why = "the model's chat template shows no tools to the model; the server can be given one that does \
-                       (--chat-template)";
-            return Err(ApiError::unsupported("tools", why));
-        }
-        if self.parsers.tools.is_none() {
-            let why =
-                "how this model writes tool calls is not known; the server can be told (--tool-call-parser)";
-            return Err(ApiError::unsupported("tools", why));
-        }
-        Ok(())
     }
 
     /// Whether the model is known to mark its reasoning.

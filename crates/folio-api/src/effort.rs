@@ -8,7 +8,6 @@
 use folio_text::{ChatTemplate, TemplateTools};
 use serde_json::{Map, Value};
 
-use crate::context::Capabilities;
 use crate::error::ApiError;
 
 /// What OpenAI's API and templates call it.
@@ -26,10 +25,12 @@ pub struct Efforts {
     /// The words of its `reasoning_effort`, from the least; none: it has no place for one.
     words: Vec<&'static str>,
     switch: Option<&'static str>,
+    /// The model marks its reasoning.
+    reasons: bool,
 }
 
 impl Efforts {
-    pub fn of(template: Option<&ChatTemplate>, known: Option<&TemplateTools>) -> Self {
+    pub fn of(template: Option<&ChatTemplate>, known: Option<&TemplateTools>, reasons: bool) -> Self {
         let words = match template.filter(|template| template.mentions(EFFORT)) {
             None => Vec::new(),
             Some(template) => {
@@ -39,7 +40,41 @@ impl Efforts {
                 EFFORTS.into_iter().filter(|word| USUAL.contains(word) || quoted(word)).collect()
             }
         };
-        Self { words, switch: known.and_then(|template| template.thinking_switch) }
+        Self { words, switch: known.and_then(|template| template.thinking_switch), reasons }
+    }
+
+    /// Turns what there is to turn in `kwargs`. `param` is the field of the word. Returns the budget to hold the reasoning to.
+    pub fn apply(
+        &self,
+        param: &'static str,
+        effort: Option<&str>,
+        thinking: Thinking,
+        kwargs: &mut Map<String, Value>,
+    ) -> Result<Option<(u32, &'static str)>, ApiError> {
+        if let Some(effort) = effort.filter(|effort| !EFFORTS.contains(effort)) {
+            let known = EFFORTS.join(", ");
+            let message = format!("Invalid value for '{param}': '{effort}' is not one of {known}.");
+            return Err(ApiError::invalid(param, message));
+        }
+        let on = thinking.on.or(effort.map(|effort| effort != "none"));
+        let asked = match on {
+            Some(false) => Some("none"),
+            _ => effort,
+        };
+        if let Some(word) = asked.and_then(|effort| self.nearest(effort)) {
+            kwargs.entry(EFFORT).or_insert(word.into());
+        }
+        if let (Some(on), Some(name)) = (on, self.switch) {
+            kwargs.entry(name).or_insert(on.into());
+        }
+        if !self.reasons {
+            return Ok(None);
+        }
+        let switched_off = on == Some(false) && self.switch.is_some();
+        let worded = asked.is_some_and(|effort| self.words.contains(&effort));
+        let meant = asked.filter(|_| !switched_off && !worded);
+        let meant = BUDGETS.iter().find(|(word, _)| Some(*word) == meant).map(|(_, tokens)| (*tokens, param));
+        Ok(thinking.budget.or(meant))
     }
 
     /// The template's word that is nearest to `effort`, never below the least.
@@ -58,57 +93,22 @@ pub struct Thinking {
     pub budget: Option<(u32, &'static str)>,
 }
 
-/// Turns what there is to turn in `kwargs`. `param` is the field of the word. Returns the budget to hold the reasoning to.
-pub fn apply(
-    capabilities: &Capabilities,
-    param: &'static str,
-    effort: Option<&str>,
-    thinking: Thinking,
-    kwargs: &mut Map<String, Value>,
-) -> Result<Option<(u32, &'static str)>, ApiError> {
-    if let Some(effort) = effort.filter(|effort| !EFFORTS.contains(effort)) {
-        let known = EFFORTS.join(", ");
-        let message = format!("Invalid value for '{param}': '{effort}' is not one of {known}.");
-        return Err(ApiError::invalid(param, message));
-    }
-    let efforts = &capabilities.efforts;
-    let on = thinking.on.or(effort.map(|effort| effort != "none"));
-    let asked = match on {
-        Some(false) => Some("none"),
-        _ => effort,
-    };
-    if let Some(word) = asked.and_then(|effort| efforts.nearest(effort)) {
-        kwargs.entry(EFFORT).or_insert(word.into());
-    }
-    if let (Some(on), Some(name)) = (on, efforts.switch) {
-        kwargs.entry(name).or_insert(on.into());
-    }
-    if !capabilities.reasons() {
-        return Ok(None);
-    }
-    let switched_off = on == Some(false) && efforts.switch.is_some();
-    let worded = asked.is_some_and(|effort| efforts.words.contains(&effort));
-    let meant = asked.filter(|_| !switched_off && !worded);
-    let meant = BUDGETS.iter().find(|(word, _)| Some(*word) == meant).map(|(_, tokens)| (*tokens, param));
-    Ok(thinking.budget.or(meant))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use folio_text::{ReasoningFormat, SpecialTokens, TemplateSources};
+    use folio_text::{SpecialTokens, TemplateSources};
 
-    fn capabilities(template: &str) -> Capabilities {
+    fn efforts(template: &str) -> Efforts {
         let mut sources = TemplateSources::default();
         sources.add("default", template, "test");
         let template = ChatTemplate::compile(sources, &SpecialTokens::default()).unwrap();
-        let parsers = crate::Parsers { reasoning: ReasoningFormat::named("think"), ..Default::default() };
-        Capabilities::new(parsers, template.as_ref())
+        let known = template.as_ref().map(ChatTemplate::tools);
+        Efforts::of(template.as_ref(), known.as_ref(), true)
     }
 
     fn told(template: &str, effort: &str, thinking: Thinking) -> (Value, Option<u32>) {
         let mut kwargs = Map::new();
-        let budget = apply(&capabilities(template), EFFORT, Some(effort), thinking, &mut kwargs).unwrap();
+        let budget = efforts(template).apply(EFFORT, Some(effort), thinking, &mut kwargs).unwrap();
         (kwargs.into(), budget.map(|(tokens, _)| tokens))
     }
 
@@ -147,10 +147,9 @@ mod tests {
         let budget = Thinking { on: Some(true), budget: Some((4000, "b")) };
         assert_eq!(told(SWITCH, "low", budget).1, Some(4000));
         let mut kwargs = Map::from_iter([("enable_thinking".to_owned(), true.into())]);
-        apply(&capabilities(SWITCH), EFFORT, Some("none"), Thinking::default(), &mut kwargs).unwrap();
+        efforts(SWITCH).apply(EFFORT, Some("none"), Thinking::default(), &mut kwargs).unwrap();
         assert_eq!(kwargs["enable_thinking"], true);
-        let error =
-            apply(&capabilities(WORDS), EFFORT, Some("much"), Thinking::default(), &mut kwargs).unwrap_err();
+        let error = efforts(WORDS).apply(EFFORT, Some("much"), Thinking::default(), &mut kwargs).unwrap_err();
         assert_eq!(error.param.as_deref(), Some(EFFORT));
     }
 }

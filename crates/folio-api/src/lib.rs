@@ -4,7 +4,7 @@
 //! asks. A reader gets the body and a [`Context`]; a writer gets [`events`] and an [`EventSink`](events::EventSink). So everything here is
 //! tested without a socket.
 //!
-//! Invariant: every parameter is honoured, refused by a 400 that names it ([`params::REFUSED`]), or a listed hint ([`hints`]).
+//! Invariant: every parameter is honoured, refused by a 400 that names it ([`refused`]), or a listed hint ([`hints`]).
 //! [`Fields::finish`](fields::Fields::finish) fails while a field is unread, and [`Hints::close`](hints::Hints::close) ends every request.
 #![forbid(unsafe_code)]
 
@@ -23,10 +23,11 @@ pub mod hints;
 pub mod openai;
 pub mod openapi;
 pub mod params;
+pub mod refused;
 pub mod responses;
 pub mod tools;
 
-pub use context::{Capabilities, Context, Limits, Model, Parsers, is_pattern};
+pub use context::{Capabilities, Context, Limits, Model, Parsers, SamplingDefaults, is_pattern};
 pub use error::ApiError;
 
 /// Unix time, seconds.

@@ -1,7 +1,6 @@
 //! The parameters that both generation endpoints share, from JSON to validated values.
 //!
-//! Invariant: every parameter is honoured, refused by name, or a hint; [`REFUSED`] is the list of those that exist elsewhere but
-//! not here, each with what to do instead. Cost: linear in the request's own size, every list bounded by [`Limits`].
+//! Invariant: every parameter is honoured, refused by name ([`refused`](crate::refused)), or a hint. Cost: linear in the request's own size, every list bounded by [`Limits`].
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,79 +15,6 @@ use crate::constraint::Constraint;
 use crate::context::{Context, Limits, Model};
 use crate::error::ApiError;
 use crate::fields::{Fields, within};
-
-/// Parameters of OpenAI's, vLLM's and SGLang's APIs that this server refuses, with the reason a client reads.
-pub const REFUSED: &[(&str, &str)] = &[
-    ("audio", "the model generates text only"),
-    ("cache_salt", "cached prefixes are already separate for every API key"),
-    ("chat_template", "templates come from the model; pass chat_template_kwargs to the model's own"),
-    ("documents", "put documents into the messages"),
-    ("ebnf", "use structured_outputs with grammar"),
-    ("extra_key", "cached prefixes are already separate for every API key"),
-    ("function_call", "use tools and tool_choice"),
-    ("functions", "use tools and tool_choice"),
-    ("guided_choice", "use structured_outputs"),
-    ("guided_grammar", "use structured_outputs"),
-    ("guided_json", "use structured_outputs"),
-    ("guided_regex", "use structured_outputs"),
-    ("json_schema", "use response_format or structured_outputs"),
-    ("kv_transfer_params", "this server runs on one machine"),
-    ("length_penalty", "it belongs to beam search, which is not available"),
-    ("logit_processors", "code in requests is never run"),
-    ("logits_processors", "code in requests is never run"),
-    ("logprob_token_ids", "use logprobs with top_logprobs"),
-    ("lora_path", "adapters are not available yet"),
-    ("media_io_kwargs", "the model takes text only"),
-    ("mm_processor_kwargs", "the model takes text only"),
-    ("moderation", "this server does not moderate"),
-    ("prediction", "predicted outputs are not available"),
-    ("prompt_cache_options", "prefixes are cached automatically; use cache"),
-    ("prompt_embeds", "send text or token ids"),
-    ("regex", "use structured_outputs"),
-    ("return_prompt_text", "use return_token_ids, or echo with completions"),
-    ("return_tokens_as_token_ids", "use return_token_ids"),
-    ("session_id", "prefixes are found by content; no session is needed"),
-    ("truncation_side", "truncate_prompt_tokens keeps the end of the prompt"),
-    ("vllm_xargs", "no extra arguments are known"),
-    ("web_search_options", "this server has no access to the web"),
-];
-
-/// Parameters that choose tokens elsewhere. An operator's flags never let them pass.
-pub const OTHER_SAMPLERS: &[(&str, &str)] = &[
-    ("adaptive_p", SAMPLER),
-    ("do_sample", "use temperature; 0 always takes the most likely token"),
-    ("dry_allowed_length", SAMPLER),
-    ("dry_base", SAMPLER),
-    ("dry_multiplier", SAMPLER),
-    ("dry_sequence_breakers", SAMPLER),
-    ("dynatemp_exponent", SAMPLER),
-    ("dynatemp_range", SAMPLER),
-    ("early_stopping", "it belongs to beam search, which is not available"),
-    ("epsilon_cutoff", SAMPLER),
-    ("eta_cutoff", SAMPLER),
-    ("grammar", "use structured_outputs with grammar"),
-    ("guidance_scale", SAMPLER),
-    ("max_new_tokens", "use max_tokens"),
-    ("min_new_tokens", "use min_tokens"),
-    ("mirostat", SAMPLER),
-    ("mirostat_eta", SAMPLER),
-    ("mirostat_tau", SAMPLER),
-    ("n_predict", "use max_tokens"),
-    ("no_repeat_ngram_size", SAMPLER),
-    ("num_beams", "beam search is not available"),
-    ("penalty_alpha", SAMPLER),
-    ("repeat_penalty", "use repetition_penalty"),
-    ("samplers", SAMPLER),
-    ("sampling_params", "give its fields beside the prompt"),
-    ("smoothing_factor", SAMPLER),
-    ("tfs_z", SAMPLER),
-    ("top_a", SAMPLER),
-    ("top_n_sigma", SAMPLER),
-    ("typical_p", SAMPLER),
-    ("xtc_probability", SAMPLER),
-    ("xtc_threshold", SAMPLER),
-];
-const SAMPLER: &str = "this sampler is not available; use temperature, top_p, top_k or min_p";
 
 /// How to generate; the prompt is the endpoint's business.
 #[derive(Clone, Debug)]
@@ -171,18 +97,6 @@ impl Sampling {
 pub struct StreamOptions {
     pub include_usage: bool,
     pub continuous_usage: bool,
-}
-
-/// What the model's own `generation_config.json` says; OpenAI's defaults stand where it is silent.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct SamplingDefaults {
-    pub temperature: Option<f32>,
-    pub top_k: Option<u32>,
-    pub top_p: Option<f32>,
-    pub min_p: Option<f32>,
-    pub repetition_penalty: Option<f32>,
-    /// `max_new_tokens`: the default of max_tokens.
-    pub max_tokens: Option<u32>,
 }
 
 #[derive(Deserialize)]

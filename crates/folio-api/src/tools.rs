@@ -11,6 +11,7 @@ use folio_text::{Callee, Functions};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use crate::context::Capabilities;
 use crate::error::ApiError;
 
 pub use read::{Dialect, check_own, definition, flat, read};
@@ -65,6 +66,24 @@ impl ToolUse {
         let callees = self.callees();
         let strict = callees.iter().any(|(strict, _)| *strict);
         (strict || self.must()).then(|| Held { param: strict.then(|| self.strict_param.clone()), callees })
+    }
+
+    /// Refuses tools that this model could not be given or whose calls could not be read.
+    pub fn check(&self, capabilities: &Capabilities) -> Result<(), ApiError> {
+        if self.shown().is_none() {
+            return Ok(());
+        }
+        if !capabilities.template.is_some_and(|template| template.takes_tools) {
+            let why = "the model's chat template shows no tools to the model; the server can be given one that does \
+                       (--chat-template)";
+            return Err(ApiError::unsupported("tools", why));
+        }
+        if capabilities.parsers.tools.is_none() {
+            let why =
+                "how this model writes tool calls is not known; the server can be told (--tool-call-parser)";
+            return Err(ApiError::unsupported("tools", why));
+        }
+        Ok(())
     }
 
     /// Whether there is no answer but a call.

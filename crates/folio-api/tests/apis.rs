@@ -3,10 +3,10 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
+use folio_api::SamplingDefaults;
 use folio_api::conversation::Request;
 use folio_api::events::{Delta, EventSink, Finish, Finished, PromptReport, Usage, Writer};
 use folio_api::hints::HintPolicy;
-use folio_api::params::SamplingDefaults;
 use folio_api::responses::History;
 use folio_api::tools::ToolChoice;
 use folio_api::{ApiError, Capabilities, Context, Limits, Model, Parsers};

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use folio_api::{ApiError, Context};
 use folio_kv::{Identity, Root, TenantId};
+use prometheus_client::collector::Collector;
 use tokio::sync::Notify;
 
 use crate::batch::Batches;
@@ -143,7 +144,8 @@ impl State {
         let meters = Arc::new(Meters::new(context.model.name(), config.usage_file.as_deref())?);
         let by_tenant = config
             .tenant_metrics
-            .then(|| TenantCollector::new(app.engine.clone(), meters.clone(), tenants.clone()));
+            .then(|| TenantCollector::new(app.engine.clone(), meters.clone(), tenants.clone()))
+            .map(|collector| Box::new(collector) as Box<dyn Collector>);
         let metrics = Metrics::new(&app.engine, context.model.name(), by_tenant);
         let readers = Readers::new(app.parsers, &app.tokenizer);
         let ends = app.model.eos_token_ids.clone();

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use folio_api::SamplingDefaults;
 use folio_api::hints::HintPolicy;
-use folio_api::params::SamplingDefaults;
 use folio_api::{Capabilities, Context, Limits, Model, Parsers};
 use folio_engine::handle::{Health, Rejected};
 use folio_engine::{

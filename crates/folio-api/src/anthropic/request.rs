@@ -1,6 +1,6 @@
 //! The request's own fields: what becomes the prompt, and what says how to think about it.
 //!
-//! Invariants: as everywhere, a field is honoured, refused, or a hint; [`REFUSED`] has what exists at Anthropic's and not here.
+//! Invariants: as everywhere, a field is honoured, refused, or a hint; [`refused`](crate::refused::MESSAGES) has what exists at Anthropic's and not here.
 
 use serde_json::Map;
 
@@ -10,22 +10,13 @@ use super::tools::apply;
 use crate::constraint::Constraint;
 use crate::context::Context;
 use crate::conversation::{self, Conversation};
-use crate::effort::{self, Thinking};
+use crate::effort::Thinking;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::hints::{Api, Hints};
 use crate::openapi::tables::{COUNT, MESSAGE};
 use crate::params::Generation;
 use crate::tools::{self, Dialect};
-
-/// Fields of Anthropic's API that this server refuses, with the reason a client reads.
-pub const REFUSED: &[(&str, &str)] = &[
-    ("container", "this server runs no code"),
-    ("inference_geo", "this server is where it is"),
-    ("mcp_servers", "this server connects to nothing; use tools"),
-    ("user_profile_id", "use metadata.user_id"),
-    ("workspace_id", "tenants are known by their API key"),
-];
 
 /// The smallest budget that Anthropic's API takes.
 const BUDGET_MIN: u32 = 1024;
@@ -98,7 +89,7 @@ impl Asked {
         }
         turns.messages(fields)?;
         apply(turns.changes(), &mut tools, &context.limits)?;
-        context.capabilities.check(&tools)?;
+        tools.check(&context.capabilities)?;
         let (messages, continue_final) = turns.finish()?;
         if let Some(raw) = fields.raw("cache_control") {
             breakpoints.read_automatic(raw)?;
@@ -111,8 +102,7 @@ impl Asked {
         let mut kwargs = Map::new();
         let (include_reasoning, thinking) = thinking(fields, context, max_tokens)?;
         let (effort, constraint) = output_config(fields, context, hints)?;
-        let budget = effort::apply(
-            &context.capabilities,
+        let budget = context.capabilities.efforts.apply(
             "output_config.effort",
             effort.as_deref(),
             thinking,

@@ -11,7 +11,8 @@
 mod near;
 mod table;
 
-pub use table::{Api, HINTS, Hint};
+pub use crate::openapi::tables::Api;
+pub use table::{HINTS, Hint};
 
 use crate::error::ApiError;
 use crate::fields::Fields;

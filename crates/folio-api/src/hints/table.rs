@@ -11,26 +11,7 @@ use serde_json::value::RawValue;
 
 use crate::error::ApiError;
 use crate::fields::parse;
-
-/// Whose shape a request has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Api {
-    Chat,
-    Completions,
-    Responses,
-    Messages,
-}
-
-impl Api {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Chat => "chat completions",
-            Self::Completions => "completions",
-            Self::Responses => "responses",
-            Self::Messages => "messages",
-        }
-    }
-}
+use crate::openapi::tables::Api;
 
 /// What a hint may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use crate::context::Context;
 use crate::conversation::{Conversation, Request};
-use crate::effort::{self, EFFORT, Thinking};
+use crate::effort::{EFFORT, Thinking};
 use crate::error::ApiError;
 use crate::fields::{Fields, within};
 use crate::hints::{Api, Hints};
@@ -48,7 +48,7 @@ pub fn conversation(
     let mut kwargs = fields.take("chat_template_kwargs")?.unwrap_or_default();
     let effort = fields.take::<String>(EFFORT)?;
     let thinking = Thinking::default();
-    let budget = effort::apply(&context.capabilities, EFFORT, effort.as_deref(), thinking, &mut kwargs)?;
+    let budget = context.capabilities.efforts.apply(EFFORT, effort.as_deref(), thinking, &mut kwargs)?;
     let add_generation_prompt = add.unwrap_or(!continue_final);
     let conversation = Conversation { messages, tools, kwargs, add_generation_prompt, continue_final };
     if continue_final && conversation.final_text().is_none() {

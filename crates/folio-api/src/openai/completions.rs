@@ -11,18 +11,6 @@ use crate::hints::{Api, Hints, Notes};
 use crate::openapi::tables::COMPLETION;
 use crate::params::Generation;
 
-const CHAT_ONLY: &str = "it belongs to chat completions";
-
-/// What this request is refused for beside [`params::REFUSED`](crate::params::REFUSED).
-pub const REFUSED: &[(&str, &str)] = &[
-    ("include_reasoning", CHAT_ONLY),
-    ("parallel_tool_calls", CHAT_ONLY),
-    ("reasoning_effort", CHAT_ONLY),
-    ("suffix", "the model only continues text"),
-    ("tool_choice", CHAT_ONLY),
-    ("tools", CHAT_ONLY),
-];
-
 /// OpenAI's default.
 const MAX_TOKENS: u32 = 16;
 

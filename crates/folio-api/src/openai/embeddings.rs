@@ -6,18 +6,10 @@ use crate::context::Context;
 use crate::error::ApiError;
 use crate::fields::{Fields, parse, within};
 use crate::openai::completions::{Prompt, Prompts};
-use crate::params::{Generation, REFUSED};
+use crate::params::Generation;
+use crate::refused;
 
 const INPUT: &str = "input";
-
-/// Names that other servers know here, with the reason a client reads.
-pub const NOT_HERE: &[(&str, &str)] = &[
-    ("embed_dtype", "values are 32-bit floats"),
-    ("endianness", "values are little-endian"),
-    ("messages", "send texts or token ids as input"),
-    ("normalize", "vectors are always normalized"),
-    ("use_activation", "vectors are always normalized"),
-];
 
 /// Texts or token ids, and what their vectors are to be like.
 pub struct Request {
@@ -54,7 +46,7 @@ pub fn read(body: &[u8], context: &Context, can: Result<(), &str>) -> Result<Req
     let dimensions = fields.take("dimensions")?;
     let dimensions = within(&fields, "dimensions", dimensions, (1, context.model.hidden as usize))?;
     let inputs: Prompts = fields.require(INPUT)?;
-    fields.finish(&[NOT_HERE, REFUSED].concat())?;
+    fields.finish(&[refused::EMBEDDINGS, refused::EVERYWHERE].concat())?;
     let inputs = inputs.into_list(context.limits.embedding_inputs, INPUT)?;
     let ids =
         inputs.iter().filter_map(|input| if let Prompt::Tokens(ids) = input { Some(ids) } else { None });

@@ -3,12 +3,27 @@
 //! Invariant: routes are those of `serve`, and fields those that the readers take; tests compare both (`openapi::tests` and
 //! `tests/openapi.rs`), so this cannot be wrong for long.
 
-use crate::anthropic;
-use crate::hints::Api;
-use crate::openai::completions;
-use crate::openai::embeddings;
-use crate::params;
-use crate::responses;
+use crate::refused;
+
+/// Whose shape a request has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Api {
+    Chat,
+    Completions,
+    Responses,
+    Messages,
+}
+
+impl Api {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Chat => "chat completions",
+            Self::Completions => "completions",
+            Self::Responses => "responses",
+            Self::Messages => "messages",
+        }
+    }
+}
 
 /// A field of a request: its name, and what it may be: a type with bounds (`number 0 2`), several joined by `|`, or a schema.
 pub type Field = (&'static str, &'static str);
@@ -66,11 +81,6 @@ pub struct Route {
 /// Open to whoever reaches the port: they tell nothing about anybody's requests.
 pub const OPEN: &[&str] =
     &["/", "/health", "/livez", "/readyz", "/ping", "/metrics", "/openapi.json", "/version"];
-/// What else is refused of prefixes and of batches.
-pub const PREFIXES_REFUSED: &[(&str, &str)] =
-    &[("stream", "there is no output to stream"), ("max_tokens", "nothing is generated")];
-pub const BATCH_REFUSED: &[(&str, &str)] = &[("model", "each line says its model")];
-
 const SAMPLING: &[Field] = &[
     ("temperature", "number 0 2"),
     ("top_p", "number 0 1"),
@@ -144,7 +154,7 @@ pub const CHAT: Body = Body {
             ("stop_everywhere", "boolean"),
         ],
     ],
-    refused: &[params::REFUSED, params::OTHER_SAMPLERS],
+    refused: &[refused::EVERYWHERE, refused::OTHER_SAMPLERS],
     hints: Some(Api::Chat),
     example: r#"{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}"#,
 };
@@ -157,7 +167,7 @@ pub const COMPLETION: Body = Body {
         CACHE,
         &[("prompt", "string | array"), ("logprobs", "integer 0"), ("best_of", "integer 1")],
     ],
-    refused: &[params::REFUSED, params::OTHER_SAMPLERS, completions::REFUSED],
+    refused: &[refused::EVERYWHERE, refused::OTHER_SAMPLERS, refused::COMPLETIONS],
     hints: Some(Api::Completions),
     example: r#"{"prompt": "Hi", "max_tokens": 4}"#,
 };
@@ -178,7 +188,7 @@ pub const EMBEDDING: Body = Body {
             ("add_special_tokens", "boolean"),
         ],
     ],
-    refused: &[embeddings::NOT_HERE, params::REFUSED],
+    refused: &[refused::EMBEDDINGS, refused::EVERYWHERE],
     hints: None,
     example: r#"{"input": "Hi"}"#,
 };
@@ -212,7 +222,7 @@ pub const RESPONSE: Body = Body {
             ("stream_options", "object"),
         ],
     ],
-    refused: &[responses::REFUSED],
+    refused: &[refused::RESPONSES],
     hints: Some(Api::Responses),
     example: r#"{"input": "Hi", "max_output_tokens": 4}"#,
 };
@@ -240,7 +250,7 @@ pub const MESSAGE: Body = Body {
             ("service_tier", "string"),
         ],
     ],
-    refused: &[anthropic::REFUSED],
+    refused: &[refused::MESSAGES],
     hints: Some(Api::Messages),
     example: r#"{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}"#,
 };
@@ -248,7 +258,7 @@ pub const COUNT: Body = Body {
     name: "CountRequest",
     required: &["messages"],
     fields: &[MESSAGES_PROMPT],
-    refused: &[anthropic::REFUSED],
+    refused: &[refused::MESSAGES],
     hints: Some(Api::Messages),
     example: r#"{"messages": [{"role": "user", "content": "Hi"}]}"#,
 };
@@ -292,7 +302,7 @@ pub const PREFIX_REQUEST: Body = Body {
             ("add_special_tokens", "boolean"),
         ],
     ],
-    refused: &[PREFIXES_REFUSED],
+    refused: &[refused::PREFIXES],
     hints: Some(Api::Chat),
     example: r#"{"messages": [{"role": "user", "content": "Hi"}]}"#,
 };
@@ -314,7 +324,7 @@ pub const BATCH_REQUEST: Body = Body {
         ("metadata", "object"),
         ("output_expires_after", "object"),
     ]],
-    refused: &[BATCH_REFUSED],
+    refused: &[refused::BATCHES],
     hints: None,
     example: r#"{"input_file_id": "file-0", "endpoint": "/v1/completions", "completion_window": "24h"}"#,
 };

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 pub use items::{named, page};
-pub use request::{REFUSED, Request};
+pub use request::Request;
 pub use writer::{Keep, ResponseWriter, Seal, failure};
 
 use crate::error::ApiError;

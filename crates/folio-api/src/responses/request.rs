@@ -1,6 +1,6 @@
 //! The request: its items become a conversation (`items`), everything else is read as for a chat.
 //!
-//! Invariants: as everywhere, a field is honoured, refused by its path, or a hint; [`REFUSED`] has what exists at OpenAI's and not here.
+//! Invariants: as everywhere, a field is honoured, refused by its path, or a hint; [`refused`](crate::refused::RESPONSES) has what exists at OpenAI's and not here.
 
 use std::collections::HashMap;
 
@@ -11,22 +11,13 @@ use crate::cache::CacheOptions;
 use crate::constraint::Constraint;
 use crate::context::{Context, Limits};
 use crate::conversation::{self, Conversation};
-use crate::effort::{self, Thinking};
+use crate::effort::Thinking;
 use crate::error::ApiError;
 use crate::fields::{Fields, parse};
 use crate::hints::{Api, Hints};
 use crate::openapi::tables::RESPONSE;
 use crate::params::Generation;
 use crate::tools::{self, Dialect};
-
-/// Fields that this server refuses, with the reason a client reads.
-pub const REFUSED: &[(&str, &str)] = &[
-    ("context_management", "the conversation is used as it is sent"),
-    ("conversation", "use previous_response_id, or send the items"),
-    ("moderation", "this server does not moderate"),
-    ("prompt", "prompt templates are not kept here; send the items"),
-    ("prompt_cache_options", "prefixes are cached automatically; use cache"),
-];
 
 /// What `include` may ask for. All but the first are parts of results of tools that run at a provider's, of which there are none.
 const INCLUDES: &[&str] = &[
@@ -240,8 +231,7 @@ impl Repeated {
             let effort = reasoning.take::<String>("effort")?;
             told["effort"] = effort.clone().into();
             let thinking = Thinking::default();
-            budget = effort::apply(
-                &context.capabilities,
+            budget = context.capabilities.efforts.apply(
                 "reasoning.effort",
                 effort.as_deref(),
                 thinking,

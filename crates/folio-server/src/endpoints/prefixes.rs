@@ -19,9 +19,9 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::app::State;
 use crate::arrival::JsonRequest;
-use crate::generation::job::refusal;
 use crate::generation::prompt::{encode, encode_prompt, render};
 use crate::generation::retention::{refused, retention};
+use crate::generation::run::refusal;
 use crate::http::reply::Reply;
 use crate::http::reply::json_response;
 use crate::http::stream::Abort;

@@ -4,5 +4,6 @@ pub(crate) mod driver;
 pub(crate) mod job;
 pub(crate) mod prompt;
 pub(crate) mod retention;
+pub(crate) mod run;
 pub(crate) mod sampling;
 pub(crate) mod screening;

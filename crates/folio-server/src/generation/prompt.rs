@@ -39,7 +39,7 @@ pub fn prompt(
 /// The prompt, by the model's template.
 pub fn render(state: &State, conversation: &mut Conversation) -> Result<Prompt, ApiError> {
     let template = state.app.template.as_ref().ok_or_else(|| text_error(TextError::NoTemplate))?;
-    state.context.capabilities.check(&conversation.tools)?;
+    conversation.tools.check(&state.context.capabilities)?;
     if let Some(template) = &state.context.capabilities.template {
         for_template(&mut conversation.messages, template)?;
     }

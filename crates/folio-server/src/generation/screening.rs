@@ -8,7 +8,8 @@ use serde_json::{Map, Value};
 
 use crate::app::{Flight, State};
 use crate::arrival::{Arrival, JsonRequest};
-use crate::generation::job::{self, Job};
+use crate::generation::job::Job;
+use crate::generation::run;
 use crate::http::reply::Reply;
 use crate::safety::{Found, Keys, Replacement, Rules, Screened, question};
 
@@ -45,7 +46,7 @@ pub(crate) async fn handle(
     let arrival = Arrival::new(request);
     let tenant = arrival.tenant.clone();
     let job = prepared(&state, arrival, prepare).await?;
-    Ok(job::run(&state, &tenant, job, flight).await?)
+    Ok(run::run(&state, &tenant, job, flight).await?)
 }
 
 /// Judges a conversation and puts into it what stands in the place of what was found.

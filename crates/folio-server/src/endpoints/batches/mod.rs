@@ -31,7 +31,7 @@ use crate::http::{fresh_id, read_body};
 use crate::tenancy::keys::Scope;
 use crate::tenancy::tenants::{Tenant, missing_scope};
 use folio_api::fields::{Fields, within};
-use folio_api::openapi::tables::BATCH_REFUSED;
+use folio_api::refused;
 use folio_api::{ApiError, unix_s};
 
 /// A form around a file is little more than the file.
@@ -337,7 +337,7 @@ fn read(state: &State, tenant: &Tenant, body: &[u8]) -> Result<Record, ApiError>
             seconds.ok_or_else(|| wrong_seconds("output_expires_after.seconds"))?
         }
     };
-    fields.finish(BATCH_REFUSED)?;
+    fields.finish(refused::BATCHES)?;
     let owner = state.tenants.owner(tenant);
     let Some((file, _)) = state.batches.store.file(&owner, &input_file_id) else {
         return Err(ApiError { status: 400, ..not_found("input_file_id", &input_file_id) });

@@ -29,7 +29,7 @@ use crate::endpoints::openai::chat;
 use crate::endpoints::openai::completions;
 use crate::endpoints::openai::embeddings;
 use crate::endpoints::responses;
-use crate::generation::job;
+use crate::generation::run;
 use crate::generation::screening::prepared;
 use crate::http::fresh_id;
 use crate::lock;
@@ -446,7 +446,7 @@ impl Job {
             return Err(ApiError::unsupported("stream", "a batch has nobody to stream to; leave it out"));
         }
         behind(&mut job.generation);
-        let (abort, answer) = job::start(state, tenant, job, Flight::within(request_id, entry))?;
+        let (abort, answer) = run::start(state, tenant, job, Flight::within(request_id, entry))?;
         let guard = abort.guard();
         let answer = answer.await.unwrap_or_else(|_| Err(ApiError::internal("the request was lost")));
         drop(guard);

@@ -21,9 +21,10 @@ use serde_json::json;
 
 use crate::app::{Flight, State};
 use crate::arrival::JsonRequest;
-use crate::generation::job::{Job, PromptJob, start};
+use crate::generation::job::{Job, PromptJob};
 use crate::generation::prompt::encode;
 use crate::generation::retention::ranges;
+use crate::generation::run::start;
 use crate::generation::screening::screen_input;
 use crate::http::reply::Reply;
 use crate::http::reply::json_response;

@@ -17,9 +17,10 @@ use serde_json::{Value, json};
 
 use crate::app::{Flight, State};
 use crate::arrival::{Arrival, JsonRequest};
-use crate::generation::job::{self, Job, PromptJob};
+use crate::generation::job::{Job, PromptJob};
 use crate::generation::prompt::{encode_prompt, prompt};
 use crate::generation::retention::ranges;
+use crate::generation::run;
 use crate::generation::sampling::{fit, rules};
 use crate::generation::screening::{asker, prepared, screen_conversation};
 use crate::http::fresh_id;
@@ -127,12 +128,12 @@ pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> 
     let tenant = arrival.tenant.clone();
     let Prepared { job, background } = prepared(&state, arrival, prepare).await?;
     let Some(Background { id, response, messages, input }) = background else {
-        return Ok(job::run(&state, &tenant, job, flight).await?);
+        return Ok(run::run(&state, &tenant, job, flight).await?);
     };
     let streams = job.generation.stream.is_some();
     let notes = job.notes.clone();
     if streams {
-        let (abort, events) = job::start_streaming(&state, &tenant, job, flight)?;
+        let (abort, events) = run::start_streaming(&state, &tenant, job, flight)?;
         let record = StoredResponse { response, messages: messages.into(), input };
         state.responses.put(tenant.id, &id, record.clone(), Some(abort));
         let log = Arc::new(Log::default());
@@ -142,7 +143,7 @@ pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> 
         tokio::spawn(write_log(state, tenant, id, record, events, log));
         return Ok(answer);
     }
-    let (abort, answer) = job::start(&state, &tenant, job, flight)?;
+    let (abort, answer) = run::start(&state, &tenant, job, flight)?;
     let record = StoredResponse { response: response.clone(), messages: messages.into(), input };
     state.responses.put(tenant.id, &id, record.clone(), Some(abort));
     tokio::spawn(async move {

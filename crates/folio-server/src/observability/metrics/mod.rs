@@ -16,6 +16,7 @@ use folio_api::hints::Notes;
 use folio_engine::Micros;
 use folio_engine::handle::Rejected;
 use folio_engine::request::Timing;
+use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -29,7 +30,6 @@ use engine::EngineCollector;
 pub(crate) use samples::{Labels, Samples, encode_samples};
 
 use crate::engine::Engine;
-use crate::observability::tenant_metrics::TenantCollector;
 
 /// vLLM's edges for the time between tokens.
 const TOKEN_S: &[f64] = &[
@@ -147,11 +147,11 @@ fn seconds(edges: &[f64]) -> Histogram {
 
 impl Metrics {
     /// `by_tenant`: what the page says of each tenant, where that was asked for.
-    pub(crate) fn new(engine: &Arc<dyn Engine>, model: &str, by_tenant: Option<TenantCollector>) -> Self {
+    pub(crate) fn new(engine: &Arc<dyn Engine>, model: &str, by_tenant: Option<Box<dyn Collector>>) -> Self {
         let registry = || Registry::with_labels([("model_name".into(), model.to_owned().into())].into_iter());
         let of_tenants = by_tenant.map(|by_tenant| {
             let mut tenants = registry();
-            tenants.register_collector(Box::new(by_tenant));
+            tenants.register_collector(by_tenant);
             tenants
         });
         let mut registry = registry();
