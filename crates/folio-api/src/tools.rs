@@ -7,7 +7,7 @@ mod read;
 
 use std::collections::HashMap;
 
-use folio_text::{Callee, Functions};
+use folio_text::{CallableFunction, Functions};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -32,7 +32,7 @@ pub struct Held {
     /// The first field that asks for it; `None`: no function is strict, and what cannot be held is not.
     pub param: Option<String>,
     /// Whether each is strict.
-    pub callees: Vec<(bool, Callee)>,
+    pub callees: Vec<(bool, CallableFunction)>,
 }
 
 /// What a request says about tools.
@@ -100,14 +100,14 @@ impl ToolUse {
     }
 
     /// All functions that may be called, whether each is strict, and its schema where it is to be kept to.
-    pub fn callees(&self) -> Vec<(bool, Callee)> {
+    pub fn callees(&self) -> Vec<(bool, CallableFunction)> {
         let must = self.must();
         let callee = |tool: &Value| {
             let function = &tool["function"];
             let name = function["name"].as_str()?.to_owned();
             let strict = self.strict.contains(&name);
             let schema = (strict || must).then(|| function.get("parameters").cloned()).flatten();
-            Some((strict, Callee { name, schema }))
+            Some((strict, CallableFunction { name, schema }))
         };
         self.shown().unwrap_or_default().iter().filter_map(callee).collect()
     }

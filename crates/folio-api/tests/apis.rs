@@ -7,6 +7,7 @@ use folio_api::SamplingDefaults;
 use folio_api::conversation::Request;
 use folio_api::events::{Delta, EventSink, Finish, Finished, PromptReport, Usage, Writer};
 use folio_api::hints::HintPolicy;
+use folio_api::openapi::tables::{self, Body};
 use folio_api::responses::History;
 use folio_api::tools::ToolChoice;
 use folio_api::{ApiError, Capabilities, Context, Limits, Model, Parsers};
@@ -203,6 +204,42 @@ fn no_api_ignores_a_field() {
         {
             let error = read(merged(begin.clone(), json!({name: value}))).expect_err(name);
             assert_eq!((error.status, error.param.as_deref()), (400, Some(name)));
+        }
+    }
+}
+
+#[test]
+fn every_field_of_the_tables_is_read_or_refused_by_name() {
+    type Read = fn(&[u8]) -> Result<(), ApiError>;
+    let readers: [(&Body, Read); 6] = [
+        (&tables::CHAT, |body| openai::chat::read(body, &context()).map(drop)),
+        (&tables::COMPLETION, |body| openai::completions::read(body, &context()).map(drop)),
+        (&tables::EMBEDDING, |body| openai::embeddings::read(body, &context(), Ok(())).map(drop)),
+        (&tables::RESPONSE, |body| responses::Request::read(body, &context(), &Past, "resp_2").map(drop)),
+        (&tables::MESSAGE, |body| anthropic::Request::read(body, &context()).map(drop)),
+        (&tables::COUNT, |body| anthropic::counted(body, &context()).map(drop)),
+    ];
+    for (body, read) in readers {
+        let mut example: Value = serde_json::from_str(body.example).expect("an example is JSON");
+        example["model"] = json!("m");
+        read(example.to_string().as_bytes())
+            .unwrap_or_else(|error| panic!("{}: {}", body.name, error.message));
+        // The variables of a template may be any; all else has a type that this is not.
+        for name in body.names().filter(|name| *name != "chat_template_kwargs") {
+            let mut wrong = example.clone();
+            wrong[name] = json!({"zzz": [1]});
+            let error = read(wrong.to_string().as_bytes()).expect_err(name);
+            let param = error.param.unwrap_or_default();
+            let about =
+                param.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']));
+            assert!(error.status == 400 && about, "{} {name}: {}", body.name, error.message);
+        }
+        for (name, why) in body.refusals() {
+            let mut wrong = example.clone();
+            wrong[name] = json!({"zzz": [1]});
+            let error = read(wrong.to_string().as_bytes()).expect_err(name);
+            assert_eq!((error.param.as_deref(), error.code), (Some(name), Some("unsupported_parameter")));
+            assert!(error.message.contains(why) || name == "suffix", "{name}: {}", error.message);
         }
     }
 }

@@ -34,6 +34,6 @@ pub use stop::StopMatcher;
 pub use template::{AnswerFormats, ChatInput, ChatTemplate, TemplateSources, TemplateTools, rfc_3339};
 pub use tokenizer::{SpecialToken, SpecialTokens, Tokenizer};
 pub use tools::{
-    Begun, Callee, Event as OutputEvent, Functions, HELD_MAX, OutputParser, ParserSetup, Place, TOOL_FORMATS,
-    ToolFormat,
+    CallableFunction, Event as OutputEvent, ForcedPrefix, Functions, HELD_MAX, OutputParser, ParserSetup,
+    Place, TOOL_FORMATS, ToolFormat,
 };

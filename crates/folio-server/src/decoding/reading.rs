@@ -14,7 +14,9 @@ use folio_api::conversation::Conversation;
 use folio_api::params::fresh_seed;
 use folio_api::tools::{ToolChoice, ToolUse};
 use folio_api::{ApiError, Parsers};
-use folio_text::{Begun, Callee, OutputParser, ParserSetup, ReasoningFormat, Tokenizer, ToolFormat};
+use folio_text::{
+    CallableFunction, ForcedPrefix, OutputParser, ParserSetup, ReasoningFormat, Tokenizer, ToolFormat,
+};
 
 use crate::decoding::guides::{Begin, Form};
 use crate::decoding::structured::Compiler;
@@ -121,9 +123,9 @@ impl Readers {
         };
         let callees = |all: bool| {
             let callees = held.callees.iter().filter(|(_, callee)| tools.may_call(&callee.name)).cloned();
-            let relaxed = |(strict, callee): (bool, Callee)| match strict || all {
+            let relaxed = |(strict, callee): (bool, CallableFunction)| match strict || all {
                 true => callee,
-                false => Callee { schema: None, ..callee },
+                false => CallableFunction { schema: None, ..callee },
             };
             callees.map(relaxed).collect::<Vec<_>>()
         };
@@ -153,7 +155,7 @@ impl Readers {
         &self,
         format: &'static ToolFormat,
         tools: &ToolUse,
-        callees: &[Callee],
+        callees: &[CallableFunction],
         param: &str,
         tokenizer: &Tokenizer,
         compiler: Compiler<'_>,
@@ -190,7 +192,7 @@ impl Readers {
         &self,
         format: &'static ToolFormat,
         tools: &ToolUse,
-        callees: &[Callee],
+        callees: &[CallableFunction],
         param: &str,
         tokenizer: &Tokenizer,
         compiler: Compiler<'_>,
@@ -203,20 +205,20 @@ impl Readers {
             ApiError::unsupported(param, &why)
         };
         let place = format.place().ok_or_else(refused)?;
-        let compile = |begun, callees: &[Callee]| {
+        let compile = |begun, callees: &[CallableFunction]| {
             let syntax = format.calls(callees, begun, tools.parallel, tokenizer).ok_or_else(refused)?;
             compiler.compile(&Constraint::new(syntax, param.to_owned()))
         };
         let begun = match &tools.choice {
             ToolChoice::Named(name) => {
-                let only: Vec<Callee> =
+                let only: Vec<CallableFunction> =
                     callees.iter().filter(|callee| callee.name == *name).cloned().collect();
-                Some(compile(Begun::Arguments, &only)?)
+                Some(compile(ForcedPrefix::Arguments, &only)?)
             }
-            ToolChoice::Required => Some(compile(Begun::Name, callees)?),
+            ToolChoice::Required => Some(compile(ForcedPrefix::Name, callees)?),
             _ => None,
         };
-        Ok(Form::Calls { place, grammar: compile(Begun::Trigger, callees)?, begun })
+        Ok(Form::Calls { place, grammar: compile(ForcedPrefix::Trigger, callees)?, begun })
     }
 
     /// How the answers are read, and the text to append to the prompt. `None`: the text is the answer.
