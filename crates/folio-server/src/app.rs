@@ -12,23 +12,23 @@ use folio_kv::{Holdings, Identity, Root, TenantId};
 use folio_text::{ChatTemplate, Tokenizer};
 use tokio::sync::Notify;
 
-use crate::audit::Audit;
+use crate::api::error::{ApiError, ServerError};
+use crate::api::params::SamplingDefaults;
+use crate::api::responses::store::Store;
+use crate::api::structured::Structures;
 use crate::batch::Batches;
-use crate::cache_keys::CacheKeys;
 use crate::config::ServerConfig;
-use crate::error::{ApiError, ServerError};
-use crate::fair_queue::FairQueue;
-use crate::gate::Entry;
-use crate::metrics::Metrics;
-use crate::params::SamplingDefaults;
-use crate::reading::{Parsers, Readers};
-use crate::responses::store::Store;
-use crate::shared_prefixes::SharedPrefixes;
-use crate::structured::Structures;
-use crate::tenant_metrics::TenantCollector;
-use crate::tenants::{Tenant, Tenants};
-use crate::unread::Budget;
-use crate::usage::Meters;
+use crate::generation::reading::{Parsers, Readers};
+use crate::generation::shared_prefixes::SharedPrefixes;
+use crate::observability::audit::Audit;
+use crate::observability::metrics::Metrics;
+use crate::observability::tenant_metrics::TenantCollector;
+use crate::observability::usage::Meters;
+use crate::tenancy::cache_keys::CacheKeys;
+use crate::tenancy::fair_queue::FairQueue;
+use crate::tenancy::gate::Entry;
+use crate::tenancy::tenants::{Tenant, Tenants};
+use crate::tenancy::unread::Budget;
 
 /// The engine as the server sees it: every method returns at once. [`EngineHandle`] is the engine; tests have others.
 pub trait Engine: Send + Sync + 'static {
@@ -288,7 +288,7 @@ impl State {
             readers,
             structures,
             meters,
-            started_s: crate::generate::unix_s(),
+            started_s: crate::generation::generate::unix_s(),
             tenants,
             audit,
             cache_keys: CacheKeys::default(),

@@ -4,10 +4,10 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::api::hints::HintPolicy;
 use crate::batch::BatchConfig;
-use crate::declared::Declared;
-use crate::hints::HintPolicy;
-use crate::safety::Safety;
+use crate::generation::safety::Safety;
+use crate::tenancy::declared::Declared;
 
 /// How to serve. `Default` is what `folio serve` starts with.
 ///
@@ -19,7 +19,7 @@ pub struct ServerConfig {
     pub api_keys: Vec<String>,
     /// Tenants of the operator's file, beside those keys.
     pub tenants: Declared,
-    /// File of keys ([`crate::keys`]); keys made or revoked in it count at once.
+    /// File of keys ([`crate::tenancy::keys`]); keys made or revoked in it count at once.
     pub key_file: Option<PathBuf>,
     /// File in which records of usage outlive the process. `None`: they are kept in memory.
     pub usage_file: Option<PathBuf>,

@@ -24,19 +24,28 @@ use tokio::sync::mpsc;
 use tower::ServiceExt;
 
 use crate::admin;
+use crate::admin::records;
+use crate::api::anthropic;
+use crate::api::error::ServerError;
+use crate::api::openai::chat;
+use crate::api::openai::completions;
+use crate::api::openai::embeddings;
+use crate::api::openapi;
+use crate::api::responses;
 use crate::app::{App, State};
 use crate::batch::{self, routes as files};
 use crate::config::{Limits, ServerConfig};
-use crate::connections::{Connections, Patient, Place};
-use crate::error::ServerError;
+use crate::generation::generate;
+use crate::generation::prefixes;
+use crate::http::connections::{Connections, Patient, Place};
+use crate::http::pages;
+use crate::http::routing;
+use crate::http::tls::Tls;
+use crate::http::tokenize;
 use crate::http::{JsonRequest, Peer, around};
-use crate::tenants::Tenants;
-use crate::tls::Tls;
-use crate::usage::SAVED_EVERY;
-use crate::{
-    anthropic, chat, completions, embeddings, generate, openapi, pages, prefixes, records, responses,
-    routing, tokenize, usage,
-};
+use crate::observability::usage;
+use crate::observability::usage::SAVED_EVERY;
+use crate::tenancy::tenants::Tenants;
 
 /// Time for responses to leave after the last request finished.
 const CLOSING: Duration = Duration::from_secs(5);

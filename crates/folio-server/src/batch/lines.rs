@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use crate::error::ApiError;
+use crate::api::error::ApiError;
 use crate::http::fresh_id;
 
 /// Mistakes of one file that are told.

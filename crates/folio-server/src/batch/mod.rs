@@ -24,9 +24,9 @@ use std::sync::Arc;
 
 use tokio::sync::Notify;
 
+use crate::api::error::ServerError;
 use crate::app::State;
-use crate::error::ServerError;
-use crate::fair_queue::FairQueue;
+use crate::tenancy::fair_queue::FairQueue;
 use store::Store;
 
 /// Added to the class of a batch's tenant for its lines: behind every tenant's interactive requests.

@@ -20,13 +20,13 @@ use super::lines::{Endpoint, Usage};
 use super::multipart::{Part, boundary, parts};
 use super::store::{Batch, Counts, FileMeta, Record, Status, Store, VERSION};
 use super::{KEPT_S, WINDOW_S, run};
+use crate::api::error::ApiError;
+use crate::api::fields::{Fields, within};
 use crate::app::State;
-use crate::error::ApiError;
-use crate::fields::{Fields, within};
-use crate::generate::{json_response, unix_s};
+use crate::generation::generate::{json_response, unix_s};
 use crate::http::{JsonRequest, fresh_id, read_body};
-use crate::keys::Scope;
-use crate::tenants::{Tenant, missing_scope};
+use crate::tenancy::keys::Scope;
+use crate::tenancy::tenants::{Tenant, missing_scope};
 
 type Answer = Result<Response<Body>, ApiError>;
 

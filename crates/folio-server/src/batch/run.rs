@@ -24,16 +24,20 @@ use tokio::task::JoinSet;
 use super::lines::{self, Endpoint, InputLine, LineError, Place};
 use super::store::{Batch, Content, Counts, Record, Results, Status};
 use super::{CLASS, PRIORITY, PRIORITY_SPAN};
+use crate::api::error::ApiError;
+use crate::api::openai::chat;
+use crate::api::openai::completions;
+use crate::api::openai::embeddings;
+use crate::api::params::Generation;
+use crate::api::responses;
 use crate::app::{Counted, Flight, State};
-use crate::error::ApiError;
-use crate::fair_queue::Turn;
-use crate::generate::{self, unix_s};
+use crate::generation::generate::{self, unix_s};
+use crate::generation::safety;
 use crate::http::{Arrival, fresh_id};
-use crate::keys::Scope;
 use crate::lock;
-use crate::params::Generation;
-use crate::tenants::{Tenant, missing_scope};
-use crate::{chat, completions, embeddings, responses, safety};
+use crate::tenancy::fair_queue::Turn;
+use crate::tenancy::keys::Scope;
+use crate::tenancy::tenants::{Tenant, missing_scope};
 
 /// Longest pause before a line that was told to come again does.
 const AGAIN_S_MAX: u32 = 30;

@@ -30,8 +30,8 @@ use tokio::sync::Notify;
 
 use super::lines::{Endpoint, LineError, Place, Usage};
 use super::{BatchConfig, BatchLimits};
-use crate::error::{ApiError, ServerError};
-use crate::generate::unix_s;
+use crate::api::error::{ApiError, ServerError};
+use crate::generation::generate::unix_s;
 use crate::http::fresh_id;
 use crate::lock;
 

@@ -1,0 +1,10 @@
+//! Who asks, what they may have, and what they hold.
+
+pub(crate) mod cache_keys;
+pub(crate) mod declared;
+pub(crate) mod fair_queue;
+pub(crate) mod gate;
+pub mod keys;
+pub(crate) mod secret;
+pub(crate) mod tenants;
+pub(crate) mod unread;

@@ -1,0 +1,658 @@
+//! Who is asking. A tenant is whoever authenticated with one of its keys; everything the cache may share hangs on that.
+//!
+//! Invariants: tenancy comes from the key in the `Authorization` or `x-api-key` header and from nothing else in a request.
+//! Keys are not kept, only their digests; comparing digests takes the same time wherever they differ, and every key of flags
+//! and tenants file is compared every time (one of the file of keys is found by its id, which is no secret). A
+//! tenant's cache secret depends on the server's secret and the key (of a named tenant or group: its name), so it is
+//! neither guessable nor the client's to choose. Tenants share a cache only where the operator put them into one group.
+//!
+//! A tenant that only the file of keys names comes to be when it is first seen, and is told apart by its name from then on, until
+//! its last key is revoked or expired and its last request over: then it leaves ([`Tenants::leave`]), with everything that is counted by its
+//! id. So there are never more than there are valid keys, and tenants at work.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use axum::http::{HeaderMap, StatusCode, header};
+use folio_kv::TenantId;
+use sha2::{Digest, Sha256};
+
+use crate::api::error::{ApiError, ServerError};
+use crate::config::ServerConfig;
+use crate::generation::generate::unix_s;
+use crate::lock;
+use crate::tenancy::declared::{Declared, PriorityRange};
+use crate::tenancy::gate::{Gate, TenantLimits};
+use crate::tenancy::keys::{KeyFile, Scope, Scopes, random};
+
+/// Ids of tenants that only the file of keys names begin here.
+const FIRST_NAMED: u32 = 1 << 26;
+/// Whoever has an admin key: no tenant of anything.
+const OPERATOR: TenantId = TenantId(u32::MAX);
+
+/// The holder of a key, and the key's rights.
+#[derive(Clone)]
+pub struct Tenant {
+    pub id: TenantId,
+    /// The tenant that it is to the cache: its group, or itself.
+    pub cache: TenantId,
+    /// Keys the block hashes of that cache.
+    pub secret: [u8; 32],
+    /// What an operator calls it.
+    pub name: Arc<str>,
+    /// What an operator calls the key; never the key.
+    pub key: Arc<str>,
+    pub scopes: Scopes,
+    /// Lower runs before other tenants.
+    pub class: i32,
+    pub priority: PriorityRange,
+    pub(crate) gate: Arc<Gate>,
+}
+
+impl Tenant {
+    /// Whether its requests may give this number as theirs.
+    pub(crate) fn check_priority(&self, priority: i32) -> Result<(), ApiError> {
+        let PriorityRange { min, max } = self.priority;
+        if (min..=max).contains(&priority) {
+            return Ok(());
+        }
+        let message =
+            format!("'priority' must be between {min} and {max} with this API key, but is {priority}.");
+        Err(ApiError::invalid("priority", message))
+    }
+}
+
+/// Without the secret.
+impl std::fmt::Debug for Tenant {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut out = f.debug_struct("Tenant");
+        out.field("id", &self.id).field("cache", &self.cache).field("name", &self.name);
+        out.field("key", &self.key).field("scopes", &self.scopes).finish_non_exhaustive()
+    }
+}
+
+/// The key ring.
+pub struct Tenants {
+    server_secret: [u8; 32],
+    /// Several keys may be one tenant's.
+    keys: Vec<([u8; 32], Tenant)>,
+    file: Option<Mutex<File>>,
+    default_limits: TenantLimits,
+    /// All that were given, and those with valid keys of the file.
+    named: Mutex<Named>,
+    groups: Vec<(TenantId, String)>,
+    /// Declared prefixes: tenants to the cache, whom nobody authenticates as.
+    prefixes: Vec<(Tenant, String)>,
+    /// The only tenant when no keys are configured.
+    open: Tenant,
+    /// Digests of keys that open the admin listener and nothing else, and who has them.
+    admin: Vec<[u8; 32]>,
+    operator: Tenant,
+}
+
+/// The file of keys.
+struct File {
+    keys: KeyFile,
+    /// Of the valid ones, by key id.
+    holders: HashMap<String, Tenant>,
+}
+
+#[derive(Default)]
+struct Named {
+    /// By id, which is the order of keys, tenants file and first sight. No id is used again.
+    tenants: BTreeMap<TenantId, Tenant>,
+    by_name: HashMap<Arc<str>, TenantId>,
+    /// Tenants that only the file of keys named.
+    came: u32,
+}
+
+impl Named {
+    fn add(&mut self, tenant: Tenant) {
+        self.by_name.entry(tenant.name.clone()).or_insert(tenant.id);
+        self.tenants.insert(tenant.id, tenant);
+    }
+}
+
+impl Tenants {
+    pub fn of_config(config: &ServerConfig) -> Result<Self, ServerError> {
+        let file = config.key_file.as_deref();
+        let mut tenants = Self::new(&config.api_keys, &config.tenants, file, config.server_secret)?;
+        for key in config.admin.iter().flat_map(|admin| &admin.keys) {
+            let digest = new_key(&tenants.keys, key)
+                .map_err(|reason| ServerError::Config(format!("the admin key: {reason}")))?;
+            tenants.admin.push(digest);
+        }
+        Ok(tenants)
+    }
+
+    /// `server_secret`: see [`crate::ServerConfig::server_secret`]. `file`: of keys ([`crate::tenancy::keys`]).
+    pub fn new(
+        api_keys: &[String],
+        declared: &Declared,
+        file: Option<&Path>,
+        server_secret: Option<[u8; 32]>,
+    ) -> Result<Self, ServerError> {
+        let server_secret = server_secret.unwrap_or_else(random);
+        let now = Instant::now();
+        let tenant = |id, name: &str, secret, limits: TenantLimits| Tenant {
+            id,
+            cache: id,
+            secret,
+            name: name.into(),
+            key: name.into(),
+            scopes: Scopes::new(&Scope::DEFAULT),
+            class: 0,
+            priority: PriorityRange::default(),
+            gate: Arc::new(Gate::new(limits, now)),
+        };
+        let mut keys: Vec<([u8; 32], Tenant)> = Vec::new();
+        let mut named = Named::default();
+        for key in api_keys {
+            let digest = new_key(&keys, key).map_err(|reason| ServerError::Config(reason.into()))?;
+            // Tenant 0 is the open tenant.
+            let id = TenantId(keys.len() as u32 + 1);
+            let secret = tenant_secret(&server_secret, &digest);
+            let holder = tenant(id, &format!("key:{}", id.0), secret, declared.default_limits);
+            named.add(holder.clone());
+            keys.push((digest, holder));
+        }
+        let groups = declared.groups.iter().map(|group| (group.id, group.name.clone())).collect();
+        for declared_tenant in &declared.tenants {
+            let group = declared_tenant.group.map(|group| &declared.groups[group]);
+            let secret = match group {
+                Some(group) => {
+                    tenant_secret(&server_secret, &sha256(&[b"folio sharing group", group.name.as_bytes()]))
+                }
+                None => named_secret(&server_secret, &declared_tenant.name),
+            };
+            let limits = declared_tenant.limits.unwrap_or(declared.default_limits);
+            let mut holder = tenant(declared_tenant.id, &declared_tenant.name, secret, limits);
+            holder.cache = group.map_or(holder.id, |group| group.id);
+            (holder.class, holder.priority) = (declared_tenant.class, declared_tenant.priority);
+            if declared_tenant.keys.is_empty() && file.is_none() {
+                return Err(ServerError::Config(format!(
+                    "the tenants file: tenant {:?}: keys: is empty, and there is no file of keys, so nobody can be this tenant",
+                    declared_tenant.name
+                )));
+            }
+            for (at, key) in declared_tenant.keys.iter().enumerate() {
+                let digest = new_key(&keys, key).map_err(|reason| {
+                    ServerError::Config(format!(
+                        "the tenants file: tenant {:?}: keys: {reason}",
+                        declared_tenant.name
+                    ))
+                })?;
+                let key = format!("{}:{}", declared_tenant.name, at + 1).into();
+                keys.push((digest, Tenant { key, ..holder.clone() }));
+            }
+            named.add(holder);
+        }
+        let secret = tenant_secret(&server_secret, &[0; 32]);
+        let open = tenant(TenantId(0), "anonymous", secret, declared.default_limits);
+        if keys.is_empty() && file.is_none() {
+            named.add(open.clone());
+        }
+        let operator = Tenant {
+            scopes: Scopes::new(&[Scope::Admin]),
+            ..tenant(OPERATOR, "admin", [0; 32], TenantLimits::default())
+        };
+        let prefixes = declared.prefixes.iter().map(|prefix| {
+            let whose = sha256(&[b"folio declared prefix", prefix.name.as_bytes()]);
+            let secret = tenant_secret(&server_secret, &whose);
+            (tenant(prefix.id, &prefix.name, secret, TenantLimits::default()), prefix.name.clone())
+        });
+        let prefixes = prefixes.collect();
+        let tenants = Self {
+            server_secret,
+            keys,
+            file: None,
+            default_limits: declared.default_limits,
+            named: Mutex::new(named),
+            groups,
+            prefixes,
+            open,
+            admin: Vec::new(),
+            operator,
+        };
+        let Some(path) = file else { return Ok(tenants) };
+        let keys = KeyFile::open(path).map_err(|error| {
+            ServerError::Config(format!(
+                "{error} (the first key makes it: folio keys create --keys FILE --tenant NAME)"
+            ))
+        })?;
+        let mut file = File { keys, holders: HashMap::new() };
+        tenants.hold(&mut file);
+        Ok(Self { file: Some(Mutex::new(file)), ..tenants })
+    }
+
+    /// Whether anybody may ask.
+    pub fn is_open(&self) -> bool {
+        self.keys.is_empty() && self.file.is_none()
+    }
+
+    /// Who holds the keys of the file, as it was read last.
+    fn hold(&self, file: &mut File) {
+        let File { keys, holders } = file;
+        let now_s = unix_s();
+        let records = keys.records().filter(|record| record.state(now_s) == "valid");
+        *holders = records
+            .map(|record| {
+                let tenant = self.named(&record.tenant);
+                let scopes = Scopes::new(&record.scopes);
+                (record.id.clone(), Tenant { key: record.id.as_str().into(), scopes, ..tenant })
+            })
+            .collect();
+    }
+
+    /// Tenants that are at rest and have no valid key any more leave; who they were. O(keys of the file and tenants).
+    pub fn leave(&self) -> HashSet<TenantId> {
+        let Some(file) = &self.file else { return HashSet::new() };
+        let mut file = lock(file);
+        if file.keys.changed() {
+            file.keys.refresh();
+        }
+        self.hold(&mut file);
+        let stays: HashSet<TenantId> = file.holders.values().map(|holder| holder.id).collect();
+        let mut named = lock(&self.named);
+        let Named { tenants, by_name, .. } = &mut *named;
+        let file_only = tenants.range(TenantId(FIRST_NAMED)..);
+        // Whoever is at work has a hand on the gate.
+        let idle =
+            file_only.filter(|(id, tenant)| !stays.contains(id) && Arc::strong_count(&tenant.gate) == 1);
+        let left: HashSet<TenantId> = idle.map(|(id, _)| *id).collect();
+        tenants.retain(|id, _| !left.contains(id));
+        by_name.retain(|_, id| !left.contains(id));
+        by_name.shrink_to_fit();
+        left
+    }
+
+    /// The tenant of this name, from now on there if it was not.
+    fn named(&self, name: &str) -> Tenant {
+        let mut named = lock(&self.named);
+        if let Some(tenant) = named.by_name.get(name).and_then(|id| named.tenants.get(id)) {
+            return tenant.clone();
+        }
+        let id = TenantId(FIRST_NAMED + named.came);
+        named.came += 1;
+        let tenant = Tenant {
+            id,
+            cache: id,
+            secret: named_secret(&self.server_secret, name),
+            name: name.into(),
+            key: name.into(),
+            scopes: Scopes::new(&Scope::DEFAULT),
+            class: 0,
+            priority: PriorityRange::default(),
+            gate: Arc::new(Gate::new(self.default_limits, Instant::now())),
+        };
+        named.add(tenant.clone());
+        tenant
+    }
+
+    /// What tells a tenant apart in whatever outlives the process: its name, or a digest of the key that is all there is of it.
+    pub fn owner(&self, tenant: &Tenant) -> String {
+        let of_a_key = |(_, holder): &&([u8; 32], Tenant)| {
+            holder.id == tenant.id && *holder.name == *format!("key:{}", holder.id.0)
+        };
+        match self.keys.iter().find(of_a_key) {
+            Some((digest, _)) => {
+                let hex = sha256(&[b"folio owner", digest])
+                    .iter()
+                    .take(16)
+                    .map(|b| format!("{b:02x}"))
+                    .collect::<String>();
+                format!("key {hex}")
+            }
+            None => format!("tenant {}", tenant.name),
+        }
+    }
+
+    /// The tenant with this [`Tenants::owner`], if it still is one.
+    pub fn of_owner(&self, owner: &str) -> Option<Tenant> {
+        let named = lock(&self.named);
+        named.tenants.values().find(|tenant| self.owner(tenant) == owner).cloned()
+    }
+
+    /// The holder of a key with the rights it has now, by the tenant's [`Tenants::owner`] and what an operator calls the key. `None`:
+    /// the key is not valid any more.
+    pub fn of_key(&self, owner: &str, key: &str) -> Option<Tenant> {
+        if self.is_open() {
+            return Some(self.open.clone()).filter(|open| self.owner(open) == owner);
+        }
+        // A key that is all there is of its tenant is called by its place, which may change.
+        let alone = |holder: &Tenant| *holder.name == *format!("key:{}", holder.id.0);
+        let given = self.keys.iter().map(|(_, holder)| holder);
+        let mut given = given.filter(|holder| alone(holder) || *holder.key == *key);
+        if let Some(holder) = given.find(|holder| self.owner(holder) == owner) {
+            return Some(holder.clone());
+        }
+        let mut file = lock(self.file.as_ref()?);
+        if file.keys.changed() {
+            file.keys.refresh();
+            self.hold(&mut file);
+        }
+        // What expired since the file was read is found out from its record.
+        let valid = file.keys.records().any(|record| record.id == key && record.state(unix_s()) == "valid");
+        file.holders.get(key).filter(|holder| valid && self.owner(holder) == owner).cloned()
+    }
+
+    /// Every tenant that can authenticate or is at work, by the name an operator knows.
+    pub fn names(&self) -> Vec<(TenantId, String)> {
+        lock(&self.named).tenants.values().map(|tenant| (tenant.id, tenant.name.to_string())).collect()
+    }
+
+    /// Whether a cache is anybody's: a tenant's that has not left, a group's or a prefix's.
+    pub fn is_known(&self, id: TenantId) -> bool {
+        id.0 < FIRST_NAMED || lock(&self.named).tenants.contains_key(&id)
+    }
+
+    /// Every cache there is: what its owner is, its name, and its id.
+    pub fn caches(&self) -> Vec<(&'static str, String, TenantId)> {
+        let prefixes = self.prefixes.iter().map(|(tenant, name)| ("prefix", name.clone(), tenant.id));
+        let groups = self.groups.iter().map(|(id, name)| ("group", name.clone(), *id));
+        let named = lock(&self.named);
+        let alone = named.tenants.values().filter(|tenant| tenant.cache == tenant.id);
+        prefixes
+            .chain(groups)
+            .chain(alone.map(|tenant| ("tenant", tenant.name.to_string(), tenant.id)))
+            .collect()
+    }
+
+    /// Declared prefixes, in the order of the file.
+    pub fn prefixes(&self) -> impl Iterator<Item = &Tenant> {
+        self.prefixes.iter().map(|(tenant, _)| tenant)
+    }
+
+    /// The tenant of a request, from its `Authorization: Bearer` header or, Anthropic's way, its `x-api-key` header.
+    pub fn authenticate(&self, headers: &HeaderMap) -> Result<Tenant, ApiError> {
+        if self.is_open() {
+            return Ok(self.open.clone());
+        }
+        let key = key_of(headers)?;
+        let digest = key_digest(key);
+        let mut found = None;
+        for (known, tenant) in &self.keys {
+            if equal(known, &digest) {
+                found = Some(tenant);
+            }
+        }
+        match found {
+            Some(tenant) => Ok(tenant.clone()),
+            None => self.of_the_file(key, &digest),
+        }
+    }
+
+    /// Who asks on the admin listener: an admin key's holder, or that of a key of the file with this scope. Anybody where
+    /// there is neither a file nor an admin key.
+    pub fn authenticate_operator(&self, headers: &HeaderMap) -> Result<Tenant, ApiError> {
+        if self.admin.is_empty() && self.file.is_none() {
+            return Ok(self.operator.clone());
+        }
+        let key = key_of(headers)?;
+        let digest = key_digest(key);
+        if self.admin.iter().fold(false, |found, known| found | equal(known, &digest)) {
+            return Ok(self.operator.clone());
+        }
+        let tenant = self.of_the_file(key, &digest)?;
+        if tenant.scopes.has(Scope::Admin) { Ok(tenant) } else { Err(missing_scope(Scope::Admin)) }
+    }
+
+    /// Whether the request was sent with an operator's key, or there is nobody to be told apart from.
+    pub fn is_operator(&self, headers: &HeaderMap) -> bool {
+        let keys = !self.admin.is_empty() || self.file.is_some();
+        self.is_open() || (keys && self.authenticate_operator(headers).is_ok())
+    }
+
+    fn of_the_file(&self, key: &str, digest: &[u8; 32]) -> Result<Tenant, ApiError> {
+        let incorrect = || ApiError::unauthorized("Incorrect API key provided.");
+        let mut file = lock(self.file.as_ref().ok_or_else(incorrect)?);
+        if file.keys.changed() {
+            file.keys.refresh();
+            self.hold(&mut file);
+        }
+        let (known, record) = file.keys.find(key).ok_or_else(incorrect)?;
+        if !equal(known, digest) {
+            return Err(incorrect());
+        }
+        match record.state(unix_s()) {
+            "valid" => file.holders.get(&record.id).cloned().ok_or_else(incorrect),
+            over => Err(ApiError::unauthorized(format!("This API key is {over}."))),
+        }
+    }
+}
+
+/// 403 for a key that does not open this.
+pub(crate) fn missing_scope(scope: Scope) -> ApiError {
+    let message = format!("This API key does not have the scope '{}' that this route needs.", scope.name());
+    ApiError {
+        code: Some("insufficient_scope"),
+        ..ApiError::new(StatusCode::FORBIDDEN, "invalid_request_error", message)
+    }
+}
+
+/// The key that a request was sent with.
+fn key_of(headers: &HeaderMap) -> Result<&str, ApiError> {
+    let bearer = headers
+        .get(header::AUTHORIZATION)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.split_once(' '))
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
+        .map(|(_, key)| key.trim());
+    let plain = headers.get("x-api-key").and_then(|value| value.to_str().ok()).map(str::trim);
+    if bearer.is_some() && plain.is_some() && bearer != plain {
+        return Err(ApiError::unauthorized(
+            "The Authorization and x-api-key headers name two different keys; send one of them.",
+        ));
+    }
+    bearer.or(plain).ok_or_else(|| {
+        ApiError::unauthorized(
+            "You didn't provide an API key. Send it in an Authorization header ('Authorization: Bearer YOUR_KEY') or \
+             an x-api-key header.",
+        )
+    })
+}
+
+/// Digest of a key that nobody has yet.
+fn new_key(keys: &[([u8; 32], Tenant)], key: &str) -> Result<[u8; 32], &'static str> {
+    if key.trim().is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err("an API key must be one or more visible ASCII characters without spaces");
+    }
+    let digest = key_digest(key);
+    match keys.iter().any(|(known, _)| *known == digest) {
+        true => Err("the same API key is given twice"),
+        false => Ok(digest),
+    }
+}
+
+/// What is kept of a key. Keys of `folio keys` have 192 random bits, so nothing is gained by guessing from digests.
+pub(crate) fn key_digest(key: &str) -> [u8; 32] {
+    sha256(&[b"folio api key", key.as_bytes()])
+}
+
+/// Equality in a time that does not depend on the contents.
+fn equal(a: &[u8; 32], b: &[u8; 32]) -> bool {
+    let difference = a.iter().zip(b).fold(0u8, |acc, (x, y)| acc | (x ^ y));
+    std::hint::black_box(difference) == 0
+}
+
+/// Digest over length-prefixed parts.
+fn sha256(parts: &[&[u8]]) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    hash.finalize().into()
+}
+
+/// Of a tenant that has a name, however many keys.
+fn named_secret(server_secret: &[u8; 32], name: &str) -> [u8; 32] {
+    tenant_secret(server_secret, &sha256(&[b"folio declared tenant", name.as_bytes()]))
+}
+
+fn tenant_secret(server_secret: &[u8; 32], key_digest: &[u8; 32]) -> [u8; 32] {
+    // Outer and inner digest, so that nothing about the inner state leaves (HMAC's construction).
+    let inner = sha256(&[b"folio tenant", server_secret, key_digest]);
+    sha256(&[b"folio tenant secret", server_secret, &inner])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::tenancy::keys;
+
+    fn headers(value: &str) -> HeaderMap {
+        HeaderMap::from_iter([(header::AUTHORIZATION, value.parse().unwrap())])
+    }
+
+    #[test]
+    fn each_key_is_its_own_tenant() {
+        let keys = ["alpha".to_owned(), "beta".to_owned()];
+        let tenants = Tenants::new(&keys, &Declared::default(), None, Some([7; 32])).unwrap();
+        let alpha = tenants.authenticate(&headers("Bearer alpha")).unwrap();
+        let beta = tenants.authenticate(&headers("bearer  beta")).unwrap();
+        assert_ne!(alpha.id, beta.id);
+        assert_ne!(alpha.secret, beta.secret);
+        let printed = format!("{alpha:?}");
+        let secret = format!("{:?}", &alpha.secret[..4]);
+        assert!(!printed.contains(secret.trim_matches(['[', ']'])), "{printed}");
+        for wrong in ["Bearer alph", "Bearer alphaa", "Basic alpha", "alpha", "Bearer "] {
+            let error = tenants.authenticate(&headers(wrong)).unwrap_err();
+            assert_eq!((error.status.as_u16(), error.code), (401, Some("invalid_api_key")), "{wrong}");
+        }
+        assert!(tenants.authenticate(&HeaderMap::new()).is_err());
+
+        let mut plain = HeaderMap::from_iter([("x-api-key".parse().unwrap(), "alpha".parse().unwrap())]);
+        assert_eq!(tenants.authenticate(&plain).unwrap().id, alpha.id);
+        plain.insert(header::AUTHORIZATION, "Bearer alpha".parse().unwrap());
+        assert_eq!(tenants.authenticate(&plain).unwrap().id, alpha.id);
+        plain.insert(header::AUTHORIZATION, "Bearer beta".parse().unwrap());
+        assert!(tenants.authenticate(&plain).is_err(), "two keys are two tenants");
+    }
+
+    #[test]
+    fn secrets_survive_a_restart_only_with_a_configured_server_secret() {
+        let keys = ["alpha".to_owned()];
+        let secret = |server| {
+            let tenants = Tenants::new(&keys, &Declared::default(), None, server).ok().unwrap();
+            tenants.authenticate(&headers("Bearer alpha")).unwrap().secret
+        };
+        assert_eq!(secret(Some([1; 32])), secret(Some([1; 32])));
+        assert_ne!(secret(Some([1; 32])), secret(Some([2; 32])));
+        assert_ne!(secret(None), secret(None));
+    }
+
+    #[test]
+    fn keys_that_cannot_work_are_refused_at_start() {
+        let refused = |keys: &[String]| Tenants::new(keys, &Declared::default(), None, None).is_err();
+        assert!(refused(&["".into()]));
+        assert!(refused(&["a b".into()]));
+        assert!(refused(&["a".into(), "a".into()]));
+    }
+
+    #[test]
+    fn declared_tenants_have_their_keys_and_groups_one_cache() {
+        let file = r#"{"tenants": [{"name": "acme", "keys": ["k1", "k2"]}, {"name": "a", "keys": ["k3"], "group": "lab"},
+            {"name": "b", "keys": ["k4"], "group": "lab"}], "groups": [{"name": "lab"}]}"#;
+        let declared = Declared::parse(file, &|_| None).unwrap();
+        let tenants = Tenants::new(&["plain".into()], &declared, None, Some([1; 32])).unwrap();
+        let of = |key: &str| tenants.authenticate(&headers(&format!("Bearer {key}"))).unwrap();
+        assert_eq!(of("k1").id, of("k2").id, "two keys, one tenant");
+        assert_ne!(of("k1").key, of("k2").key);
+        assert_ne!(of("k3").id, of("k4").id);
+        assert_eq!(of("k3").secret, of("k4").secret, "one cache");
+        assert_eq!(of("k3").cache, of("k4").cache);
+        for (one, other) in [("k1", "k3"), ("k1", "plain"), ("plain", "k4")] {
+            assert_ne!(of(one).secret, of(other).secret, "{one} and {other}");
+            assert_ne!(of(one).cache, of(other).cache);
+        }
+        let other = Tenants::new(&[], &declared, None, Some([2; 32])).unwrap();
+        assert_ne!(other.authenticate(&headers("Bearer k3")).unwrap().secret, of("k3").secret);
+        let twice = Tenants::new(&["k4".into()], &declared, None, None).err().unwrap().to_string();
+        assert!(twice.contains("\"b\"") && twice.contains("twice"), "{twice}");
+    }
+
+    #[test]
+    fn tenants_of_a_hundred_thousand_one_off_keys_leave_when_they_are_at_rest() {
+        const MANY: usize = 100_000;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys.redb");
+        let made = keys::create_many(&path, MANY, |at| format!("t{at}"));
+        // Reading it is slow here: a file that has not changed for a while is read once.
+        std::thread::sleep(keys::RACY + Duration::from_millis(100));
+        let tenants = Tenants::new(&["plain".into()], &Declared::default(), Some(&path), None).unwrap();
+        let of = |key: &str| tenants.authenticate(&headers(&format!("Bearer {key}")));
+        assert_eq!(tenants.names().len(), MANY + 1);
+        let working = of(&made[7]).unwrap();
+        let id = working.id;
+        assert!(tenants.leave().is_empty(), "every key is valid");
+        let id_of_key = made[99].split('-').nth(1).unwrap();
+        keys::revoke_all_but(&path, id_of_key);
+        let left = tenants.leave();
+        assert_eq!((left.len(), left.contains(&id)), (MANY - 2, false));
+        assert!(left.iter().all(|left| !tenants.is_known(*left)) && tenants.is_known(id));
+        let mut names: Vec<String> = tenants.names().into_iter().map(|(_, name)| name).collect();
+        names.sort();
+        assert_eq!(names, ["key:1", "t7", "t99"], "given by a flag, at work, valid");
+        drop(working);
+        assert_eq!(tenants.leave(), [id].into());
+        assert!(of(&made[7]).unwrap_err().message.contains("revoked"), "they are still told why");
+    }
+
+    #[test]
+    fn keys_of_the_file_open_what_they_say_until_they_are_revoked_or_expire() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys.redb");
+        let make = |tenant: &str, scopes: &[Scope], expires_s| {
+            let new =
+                keys::NewKey { tenant: tenant.into(), name: String::new(), scopes: scopes.into(), expires_s };
+            keys::create(&path, new, 1).unwrap()
+        };
+        let (first, acme) = make("acme", &Scope::DEFAULT, None);
+        let (_, late) = make("acme", &Scope::DEFAULT, Some(5));
+        let declared = Declared::parse(
+            r#"{"tenants": [{"name": "acme", "limits": {"requests_per_minute": 7}}]}"#,
+            &|_| None,
+        );
+        let tenants =
+            Tenants::new(&["plain".into()], &declared.unwrap(), Some(&path), Some([1; 32])).unwrap();
+        let of = |key: &str| tenants.authenticate(&headers(&format!("Bearer {key}")));
+        let tenant = of(&acme).unwrap();
+        assert_eq!((&*tenant.name, &*tenant.key), ("acme", first.id.as_str()));
+        assert_eq!(tenant.gate.limits().requests_per_minute, Some(7), "it is the declared tenant");
+        assert!(of(&late).unwrap_err().message.contains("expired"));
+        assert!(of("plain").is_ok());
+
+        // Made while the server runs, for a tenant nobody declared.
+        let (_, usage) = make("search", &[Scope::Usage], None);
+        let search = of(&usage).unwrap();
+        assert!(search.scopes.has(Scope::Usage) && !search.scopes.has(Scope::Generate));
+        assert_ne!((search.id, search.secret), (tenant.id, tenant.secret));
+        let (_, again) = make("search", &[Scope::Generate], None);
+        assert_eq!((of(&again).unwrap().id, of(&again).unwrap().secret), (search.id, search.secret));
+
+        keys::revoke(&path, &first.id, 2).unwrap();
+        assert!(of(&acme).unwrap_err().message.contains("revoked"), "at once");
+        for wrong in [
+            acme.replace('a', "b"),
+            format!("{usage}0"),
+            usage[..usage.len() - 1].to_owned(),
+            "fk-x-y".into(),
+        ] {
+            assert_eq!(of(&wrong).unwrap_err().code, Some("invalid_api_key"), "{wrong}");
+        }
+        let missing = Tenants::new(&[], &Declared::default(), Some(&folder.path().join("none")), None);
+        assert!(missing.err().unwrap().to_string().contains("folio keys create"));
+    }
+
+    #[test]
+    fn a_declared_tenant_needs_a_way_to_have_a_key() {
+        let declared = Declared::parse(r#"{"tenants": [{"name": "acme"}]}"#, &|_| None).unwrap();
+        let error = Tenants::new(&[], &declared, None, None).err().unwrap().to_string();
+        assert!(error.contains("\"acme\"") && error.contains("keys"), "{error}");
+    }
+}
