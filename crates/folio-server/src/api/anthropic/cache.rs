@@ -156,6 +156,7 @@ pub fn place(
     prompt: &Prompt,
     tokens: &[u32],
 ) -> Vec<Breakpoint> {
+    let _span = step!("breakpoints");
     let mut reached = 0;
     let mut out = Vec::with_capacity(marks.list.len());
     let ends = ends(state, prompt.text(), tokens);

@@ -62,6 +62,7 @@ pub fn check_version(headers: &HeaderMap) -> Result<(), ApiError> {
 
 /// `POST /v1/messages`.
 pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError> {
+    let reading = step!("read");
     let facts = &state.app.model;
     let mut fields = Fields::of_body(&arrival.body)?;
     let mut hints = Hints::new(&state.config.hints, Api::Messages);
@@ -72,6 +73,7 @@ pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError>
     let mut asked = Asked::read(&mut fields, state, Some(wanted), &mut hints)?;
     let mut notes = hints.close(fields, &MESSAGE)?;
     notes.left_out = std::mem::take(&mut asked.conversation.tools.left_out);
+    drop(reading);
 
     generation.structure = asked.structure.take();
     generation.bounds.thinking = asked.conversation.budget;

@@ -41,6 +41,7 @@ pub struct Rendered {
 }
 
 pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError> {
+    let reading = step!("read");
     let facts = &state.app.model;
     let limits = &state.config.limits;
     let mut fields = Fields::of_body(&arrival.body)?;
@@ -55,6 +56,7 @@ pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError>
     generation.bounds.thinking = generation.bounds.thinking.or(conversation.budget);
     let mut notes = hints.close(fields, &CHAT)?;
     notes.left_out = std::mem::take(&mut conversation.tools.left_out);
+    drop(reading);
 
     let screened = screen_conversation(state, arrival, &mut conversation)?;
     let rendered = conversation.prompt(state, include_reasoning)?;
@@ -159,6 +161,7 @@ impl Conversation {
 
     /// The prompt, by the model's template.
     pub fn render(&mut self, state: &State) -> Result<Prompt, ApiError> {
+        let _span = step!("render");
         let template = state.app.template.as_ref().ok_or_else(|| text_error(TextError::NoTemplate))?;
         state.readers.check(&self.tools)?;
         if let Some(manners) = &state.readers.template {
@@ -211,6 +214,7 @@ pub fn encode(
     truncated: bool,
     param: &str,
 ) -> Result<Vec<u32>, ApiError> {
+    let _span = step!("tokenize");
     let most = bytes_max(state, truncated);
     state.app.tokenizer.encode(text, special, most).map_err(|error| encode_error(state, error, param))
 }
@@ -223,6 +227,7 @@ pub fn encode_prompt(
     truncated: bool,
     param: &str,
 ) -> Result<Vec<u32>, ApiError> {
+    let _span = step!("tokenize");
     let most = bytes_max(state, truncated);
     state
         .app
