@@ -185,6 +185,7 @@ impl Bench {
                 rows: rows as u32,
                 first_position: position as u32,
                 slot: s as u32,
+                tentative_from: u32::MAX,
             });
             for _ in 0..rows {
                 let token = self.next() as u32 % VOCAB as u32;

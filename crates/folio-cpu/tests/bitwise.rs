@@ -430,7 +430,13 @@ fn what_a_batch_does_not_change_of_a_block_table_stays() {
         for position in 0..70u32 {
             let mut batch = Batch {
                 tokens: vec![sequence.tokens[position as usize]],
-                spans: vec![Span { first_row: 0, rows: 1, first_position: position, slot: 3 }],
+                spans: vec![Span {
+                    first_row: 0,
+                    rows: 1,
+                    first_position: position,
+                    slot: 3,
+                    tentative_from: u32::MAX,
+                }],
                 logit_rows: vec![0],
                 ..Batch::default()
             };

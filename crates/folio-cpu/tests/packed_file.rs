@@ -29,7 +29,7 @@ fn logits(backend: &mut CpuBackend, model: &LoadedModel) -> Vec<u32> {
     backend.allocate_cache(&model.kv_layout, &vec![2; groups]).expect("a cache");
     let batch = Batch {
         tokens: vec![1, 5, 3, 7],
-        spans: vec![Span { first_row: 0, rows: 4, first_position: 0, slot: 0 }],
+        spans: vec![Span { first_row: 0, rows: 4, first_position: 0, slot: 0, tentative_from: u32::MAX }],
         edits: (0..groups as u32).map(|group| TableEdit::whole(0, group, 0, 1)).collect(),
         blocks: vec![1],
         logit_rows: vec![0, 3],

@@ -14,8 +14,8 @@ fn good() -> Batch {
     Batch {
         tokens: vec![1, 2, 3],
         spans: vec![
-            Span { first_row: 0, rows: 2, first_position: 0, slot: 0 },
-            Span { first_row: 2, rows: 1, first_position: 0, slot: 1 },
+            Span { first_row: 0, rows: 2, first_position: 0, slot: 0, tentative_from: u32::MAX },
+            Span { first_row: 2, rows: 1, first_position: 0, slot: 1, tentative_from: u32::MAX },
         ],
         edits: vec![TableEdit::whole(0, 0, 0, 1), TableEdit::whole(1, 0, 1, 1)],
         blocks: vec![0, 1],
@@ -77,7 +77,13 @@ fn copies_take_the_first_positions_of_a_block_in_order() {
             let rows = 40 - first;
             let batch = Batch {
                 tokens: sequence.tokens[first as usize..].to_vec(),
-                spans: vec![Span { first_row: 0, rows, first_position: first, slot: 0 }],
+                spans: vec![Span {
+                    first_row: 0,
+                    rows,
+                    first_position: first,
+                    slot: 0,
+                    tentative_from: u32::MAX,
+                }],
                 edits: vec![TableEdit::whole(0, 0, 0, 3)],
                 blocks: vec![0, 7, 5],
                 logit_rows: (0..rows).collect(),
@@ -113,7 +119,7 @@ fn copies_in_a_group_of_larger_blocks_go_up_to_their_size() {
     // A fork behind 24 positions: half of a block of the first group, three quarters of one of the second.
     let mut fork = Batch {
         tokens: sequence.tokens[24..].to_vec(),
-        spans: vec![Span { first_row: 0, rows: 16, first_position: 24, slot: 5 }],
+        spans: vec![Span { first_row: 0, rows: 16, first_position: 24, slot: 5, tentative_from: u32::MAX }],
         logit_rows: (0..16).collect(),
         copies: vec![
             BlockCopy { group: 0, from: 1, to: 7, tokens: 8 },
@@ -140,7 +146,7 @@ fn a_step_may_be_copies_alone() {
         let rows = 8;
         let batch = Batch {
             tokens: sequence.tokens[32..].to_vec(),
-            spans: vec![Span { first_row: 0, rows, first_position: 32, slot: 0 }],
+            spans: vec![Span { first_row: 0, rows, first_position: 32, slot: 0, tentative_from: u32::MAX }],
             edits: vec![TableEdit::whole(0, 0, 0, 3)],
             blocks: vec![0, 7, 5],
             logit_rows: (0..rows).collect(),

@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     fn span(first_row: u32, rows: u32, first_position: u32, slot: u32) -> Span {
-        Span { first_row, rows, first_position, slot }
+        Span { first_row, rows, first_position, slot, tentative_from: u32::MAX }
     }
 
     /// Two groups, of blocks of 8 and of 16 tokens, and a device whose tables begin at an address of more than 32 bits.

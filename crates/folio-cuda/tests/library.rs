@@ -83,7 +83,13 @@ fn graphs_of_a_librarys_products_give_what_its_calls_give() {
         eager.without_graphs();
         check_given(&eager, name);
         for (position, sequences) in (0..).zip([7u32, 5, 8, 6, 1, 2, 7, 1]) {
-            let span = |row| Span { first_row: row, rows: 1, first_position: position, slot: row };
+            let span = |row| Span {
+                first_row: row,
+                rows: 1,
+                first_position: position,
+                slot: row,
+                tentative_from: u32::MAX,
+            };
             let batch = Batch {
                 tokens: (0..sequences).map(|row| 3 + (row + 7 * position) % 50).collect(),
                 spans: (0..sequences).map(span).collect(),

@@ -43,7 +43,8 @@ fn loaded() -> (CudaBackend, LoadedModel) {
 
 /// One row of each of `sequences` sequences, at `position`; each sequence has eight blocks of its own.
 fn decode(sequences: u32, position: u32) -> Batch {
-    let span = |row| Span { first_row: row, rows: 1, first_position: position, slot: row };
+    let span =
+        |row| Span { first_row: row, rows: 1, first_position: position, slot: row, tentative_from: u32::MAX };
     Batch {
         tokens: (0..sequences).map(|row| 3 + (row + 7 * position) % 50).collect(),
         spans: (0..sequences).map(span).collect(),
@@ -153,7 +154,7 @@ fn a_cache_group_with_larger_blocks_gives_the_same_bits() {
             let rows = tokens.len() as u32;
             let mut batch = Batch {
                 tokens: tokens.to_vec(),
-                spans: vec![Span { first_row: 0, rows, first_position, slot: 0 }],
+                spans: vec![Span { first_row: 0, rows, first_position, slot: 0, tentative_from: u32::MAX }],
                 logit_rows: vec![rows - 1],
                 ..Batch::default()
             };

@@ -55,7 +55,7 @@ fn bits(backend: &mut CudaBackend, rows: u32) -> u64 {
 fn logits(backend: &mut CudaBackend, rows: u32) -> Vec<f32> {
     let batch = Batch {
         tokens: (0..rows).map(|row| 3 + (row * 7) % 50).collect(),
-        spans: vec![Span { first_row: 0, rows, first_position: 0, slot: 0 }],
+        spans: vec![Span { first_row: 0, rows, first_position: 0, slot: 0, tentative_from: u32::MAX }],
         edits: vec![TableEdit::whole(0, 0, 0, 8)],
         blocks: (0..8).collect(),
         logit_rows: (0..rows).collect(),

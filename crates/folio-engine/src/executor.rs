@@ -147,6 +147,7 @@ impl ModelExecutor {
                 rows: (last - first) as u32,
                 first_position: plan.first_position + first as u32,
                 slot: plan.table_slot,
+                tentative_from: plan.tentative_from().unwrap_or(u32::MAX),
             });
             for token in &plan.tokens[first..last] {
                 let token = self.token(plan, *token);

@@ -51,8 +51,11 @@ pub struct SequencePlan {
     pub follows: Option<u64>,
     /// The last so many tokens are drafts: of their rows those are confirmed that follow what was chosen.
     pub drafts: u32,
-    /// One table per cache group, group 0 first, all of one length. They cover `first_position + tokens.len()` positions; in a
-    /// window group `HOLE` stands where a block behind the window was released.
+    /// The rows of the last so many tokens may be taken back: the drafts', and that whose mask may be late.
+    pub tentative: u32,
+    /// One table per cache group, group 0 first. They cover `first_position + tokens.len()` positions; in a window group `HOLE` stands
+    /// where a block behind the window was released, in a state group there is a block for each tentative row behind those of the
+    /// positions before.
     pub block_tables: Vec<Vec<u32>>,
     /// Where its tables are kept by whoever keeps tables: sequences that run at the same time differ in it, and it is below the most
     /// that ever did.
@@ -105,12 +108,19 @@ impl SequencePlan {
             tokens: Vec::new(),
             follows: None,
             drafts: 0,
+            tentative: 0,
             block_tables: Vec::new(),
             table_slot: 0,
             since: 0,
             changes: Vec::new(),
             samples: Vec::new(),
         }
+    }
+
+    /// The position of the first row that may be taken back.
+    pub fn tentative_from(&self) -> Option<u32> {
+        let rows = self.tokens.len() as u32 - self.tentative;
+        (self.tentative > 0).then_some(self.first_position + rows)
     }
 
     /// The drafts up to the row of `sample`, whose token comes behind them.

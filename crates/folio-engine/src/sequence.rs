@@ -18,7 +18,7 @@
 
 use std::sync::Arc;
 
-use folio_kv::{BlockHashes, BlockTable, GroupCounts, Lookup, Swapped, TenantId};
+use folio_kv::{BlockHashes, BlockTable, GroupCounts, Growth, Lookup, Swapped, TenantId};
 
 use crate::config::SchedulerConfig;
 use crate::guide::GuideRef;
@@ -191,7 +191,9 @@ impl Waiting {
 }
 
 impl Running {
-    pub fn new(table: BlockTable, fresh: Option<Fresh>) -> Self {
+    /// `tentative`: see [`Sequence::tentative`].
+    pub fn new(mut table: BlockTable, tentative: u32, fresh: Option<Fresh>) -> Self {
+        table.set_tentative(tentative);
         Self {
             scheduled: table.computed(),
             table,
@@ -349,10 +351,16 @@ impl Sequence {
         self.request.prompt_logprobs.is_some() || self.request.pooling == Some(Pooling::Mean)
     }
 
-    /// Most of its tokens that one step can still compute, of `budget`, behind those that are under way.
-    pub fn chunk_max(&self, budget: u32) -> u32 {
+    /// Rows of a step without drafts that may be taken back: the last, where its mask may be late.
+    pub fn tentative(&self) -> u32 {
+        self.params.rules.is_some().into()
+    }
+
+    /// Up to `positions`, in steps of `budget` tokens, behind what is under way.
+    pub fn growth(&self, positions: u32, budget: u32) -> Growth {
         let scheduled = self.running().map_or(0, |running| running.scheduled);
-        budget.min(self.known().saturating_sub(scheduled).max(1))
+        let chunk = budget.min(self.known().saturating_sub(scheduled).max(1));
+        Growth { positions, chunk, tentative: self.tentative() }
     }
 
     /// Whether `token`, as the `generated`-th, is the last by one of the stop tokens.

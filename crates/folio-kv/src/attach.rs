@@ -20,7 +20,7 @@ use crate::hash::BlockHashes;
 use crate::nodes::{Parent, RUN};
 use crate::policy::NONE;
 use crate::table::{BlockTable, Lists, Query};
-use crate::types::{BlockCopy, BlockHash, BlockId, HOLE, TenantId};
+use crate::types::{BlockCopy, BlockHash, BlockId, HOLE, Layout, TenantId};
 
 /// Children looked at when searching for a shared beginning, newest first.
 const CHILDREN_SCANNED: usize = 16;
@@ -507,7 +507,8 @@ impl KvCache {
     /// What the other groups have of the table's last block, written in part, is found under it.
     fn publish_partial_places(&mut self, table: &mut BlockTable, last: usize) {
         for group in self.others() {
-            if let Some(index) = table.partial_block(group)
+            let lost = table.overwritten && self.groups[group].config.layout == Layout::State;
+            if let Some(index) = table.partial_block(group).filter(|_| !lost)
                 && table.lists[group]
                     .get(index)
                     .is_some_and(|block| *block != HOLE && self.slot(group, *block).refs == 1)

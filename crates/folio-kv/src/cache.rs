@@ -44,7 +44,7 @@ use crate::quota::Quotas;
 use crate::stats::{CacheStats, TenantStats};
 use crate::swap::SlotLists;
 use crate::table::{BlockTable, Lists, Query};
-use crate::types::{BlockCopy, CacheConfig, GroupConfig, HOLE, OutOfBlocks, TenantId};
+use crate::types::{BlockCopy, CacheConfig, GroupConfig, HOLE, Layout, OutOfBlocks, TenantId};
 
 /// Content, the pools it resides in, and the account of both. See the module documentation for what it asks of the executor, and
 /// `group` for how groups hang together.
@@ -103,7 +103,12 @@ impl KvCache {
             { sizes }.all(|size| size >= config.block_tokens && size % config.block_tokens == 0),
             "blocks of every group hold a multiple of what those of group 0 hold"
         );
-        let configs = std::iter::once(config.group()).chain(more.iter().copied());
+        // A state behind one that is not there would be wrong.
+        assert!(
+            more.iter().all(|group| !group.optional || group.layout != Layout::State),
+            "a state group cannot be optional"
+        );
+        let configs = std::iter::once(config.first_group()).chain(more.iter().copied());
         let mut groups: Vec<Group> =
             configs.enumerate().map(|(at, config)| Group::new(config, at == 0)).collect();
         groups[1..].iter_mut().for_each(|group| group.places = vec![NONE; config.blocks as usize]);
@@ -170,8 +175,8 @@ impl KvCache {
 
     /// Blocks that `grow` to `tokens` positions would take, of optional groups none.
     pub fn needed(&self, table: &BlockTable, tokens: u32) -> GroupCounts {
-        // No group's blocks end before those of group 0.
-        if tokens <= table.capacity() && !table.may_share {
+        // No group's blocks end before those of group 0, but for those that follow them.
+        if tokens <= table.capacity() && !table.may_share && table.tentative == 0 {
             return GroupCounts::default();
         }
         self.each_group(|group| self.needed_in(table, group, tokens))
@@ -182,7 +187,8 @@ impl KvCache {
         if of.config.optional {
             return 0;
         }
-        let more = of.blocks_of(tokens).saturating_sub(table.lists[group].len() as u32);
+        let blocks = of.config.blocks_of(tokens, table.tentative);
+        let more = blocks.saturating_sub(table.lists[group].len() as u32);
         more + u32::from(self.shared_tail(table, group, tokens).is_some())
     }
 
@@ -216,7 +222,7 @@ impl KvCache {
             if let Some(tail) = self.shared_tail(table, group, tokens) {
                 self.replace_tail(table, group, tail, copies).ok_or(refused)?;
             }
-            let blocks = self.groups[group].blocks_of(tokens) as usize;
+            let blocks = self.groups[group].config.blocks_of(tokens, table.tentative) as usize;
             let optional = self.groups[group].config.optional;
             while table.lists[group].len() < blocks {
                 // Behind a hole nothing of an optional group is of use.
@@ -268,6 +274,7 @@ impl KvCache {
             return Ok(());
         }
         table.hashes.extend(&tokens[..computed as usize]);
+        self.keep_states(table, computed);
         self.fill(table, computed);
         let size = self.config.block_tokens;
         let published = table.published[0];
@@ -284,6 +291,28 @@ impl KvCache {
         self.finish_loads(table);
         self.slide(table, before);
         Ok(())
+    }
+
+    /// Rows that might have been taken back, and are not, left states in blocks behind the others: those behind full blocks, and the
+    /// last, go where they belong. What was there is overwritten by whoever is next.
+    fn keep_states(&mut self, table: &mut BlockTable, computed: u32) {
+        let tentative = table.tentative_from;
+        for group in self.others().filter(|_| computed > tentative) {
+            let config = self.groups[group].config;
+            let ends = |position: u32| {
+                (position + 1).is_multiple_of(config.block_tokens) || position + 1 == computed
+            };
+            let positions = table.computed.max(tentative)..computed;
+            for position in positions.filter(|position| config.layout == Layout::State && ends(*position)) {
+                let from = config.blocks_of(tentative, 0) + position - tentative;
+                let to = position / config.block_tokens;
+                if from != to {
+                    self.set_filled(group, table.lists[group][to as usize], 0);
+                    table.lists[group].swap(from as usize, to as usize);
+                    table.change(to * config.block_tokens);
+                }
+            }
+        }
     }
 
     fn fill(&mut self, table: &BlockTable, computed: u32) {

@@ -9,7 +9,7 @@ use crate::nodes::Parent;
 use crate::policy::NONE;
 use crate::stats::TenantStats;
 use crate::table::BlockTable;
-use crate::types::{BlockId, HOLE, TenantId};
+use crate::types::{BlockId, HOLE, Layout, TenantId};
 
 /// An invariant that does not hold.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -125,7 +125,14 @@ impl KvCache {
             let hashes = table.hashes.len().min(table.full_blocks(0));
             count("hashes of a table's full blocks", hashes.into(), table.full_blocks(0).into())?;
         } else {
-            let blocks = self.groups[group].blocks_of(table.capacity()).into();
+            let blocks = self.groups[group].blocks_of(table.capacity());
+            // But for those of rows that may be taken back, or might have been.
+            let behind = if config.layout == Layout::State {
+                list.len() as u32 - blocks.min(list.len() as u32)
+            } else {
+                0
+            };
+            let blocks = (blocks + behind).into();
             count("blocks of a table in a group, as many as its positions need,", list.len() as u64, blocks)?;
         }
         // What is loaded is published by the commit of the step that fills it.

@@ -13,16 +13,25 @@ use crate::cache::KvCache;
 use crate::counts::GroupCounts;
 use crate::table::BlockTable;
 
+/// How far a sequence will grow, and in what steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Growth {
+    pub positions: u32,
+    /// Most positions that a step computes of it.
+    pub chunk: u32,
+    /// Most of those that may be taken back.
+    pub tentative: u32,
+}
+
 impl KvCache {
-    /// What a sequence of `positions` positions that attaches `found` takes of what is available, at most at any one time,
-    /// when no step computes more than `chunk` of its positions.
-    pub fn demand(&self, found: &Lookup, positions: u32, chunk: u32) -> GroupCounts {
+    /// What a sequence that attaches `found` and grows so far takes of what is available, at most at any one time.
+    pub fn demand(&self, found: &Lookup, growth: Growth) -> GroupCounts {
         let computed = found.full_blocks * self.config.block_tokens;
         self.required(|group| {
             let of = &self.groups[group];
             let whole = computed / of.config.block_tokens;
-            let blocks = of.blocks_of(positions).saturating_sub(whole);
-            (blocks + found.idle_blocks[group]).min(of.config.blocks_max(chunk))
+            let blocks = of.config.blocks_of(growth.positions, growth.tentative).saturating_sub(whole);
+            (blocks + found.idle_blocks[group]).min(of.config.blocks_max(growth.chunk, growth.tentative))
         })
     }
 
@@ -32,18 +41,18 @@ impl KvCache {
         self.required(|group| {
             let config = self.groups[group].config;
             match config.first_block(computed) {
-                _ if config.blocks_max(1) == u32::MAX => 0,
+                _ if config.layout.reach().is_none() => 0,
                 first => (computed / config.block_tokens - first.min(computed / config.block_tokens))
                     .saturating_sub(found.idle_blocks[group]),
             }
         })
     }
 
-    /// What a table that is to grow to `positions`, at most `chunk` in a step, will still take of what is available.
-    pub fn missing(&self, table: &BlockTable, positions: u32, chunk: u32) -> GroupCounts {
+    /// What a table that is to grow so far will still take of what is available.
+    pub fn missing(&self, table: &BlockTable, growth: Growth) -> GroupCounts {
         self.required(|group| {
-            let missing = self.needed_in(table, group, positions);
-            let most = self.groups[group].config.blocks_max(chunk);
+            let missing = self.needed_in(table, group, growth.positions);
+            let most = self.groups[group].config.blocks_max(growth.chunk, growth.tentative);
             // Counting is spared where it cannot matter.
             match missing > most.saturating_sub(table.held(group).len() as u32) {
                 true => missing.min(most.saturating_sub(self.exclusive_in(table, group))),
@@ -52,12 +61,14 @@ impl KvCache {
         })
     }
 
-    /// What a fork of `table` that is to grow to `positions` will take, and what the table it is forked from loses in
+    /// What a fork of `table` that is to grow so far will take, and what the table it is forked from loses in
     /// [`KvCache::missing`] by sharing its blocks.
-    pub fn fork_demand(&self, table: &BlockTable, positions: u32, chunk: u32) -> (GroupCounts, GroupCounts) {
-        let is_window = |group: usize| self.groups[group].config.blocks_max(1) < u32::MAX;
+    pub fn fork_demand(&self, table: &BlockTable, growth: Growth) -> (GroupCounts, GroupCounts) {
+        let Growth { positions, chunk, tentative } = growth;
+        let is_window = |group: usize| self.groups[group].config.layout.reach().is_some();
         let needed = |group| self.needed_in(table, group, positions) + u32::from(is_window(group));
-        let fork = self.required(|group| needed(group).min(self.groups[group].config.blocks_max(chunk)));
+        let most = |group: usize| self.groups[group].config.blocks_max(chunk, tentative);
+        let fork = self.required(|group| needed(group).min(most(group)));
         let loss = self.required(|group| match is_window(group) {
             true => needed(group).min(table.held(group).len() as u32),
             false => 0,
@@ -65,10 +76,10 @@ impl KvCache {
         (fork, loss)
     }
 
-    /// Longest sequence that can run at all, alone, when a step computes at most `chunk` positions.
+    /// Longest sequence that can run at all, alone, when a step computes at most `chunk` positions and one may be taken back.
     pub fn positions_max(&self, chunk: u32) -> u64 {
         let short = |group: &&crate::group::Group| {
-            !group.config.optional && group.config.blocks_max(chunk) > group.config.blocks
+            !group.config.optional && group.config.blocks_max(chunk, 1) > group.config.blocks
         };
         let positions = |group: &crate::group::Group| {
             u64::from(group.config.blocks) * u64::from(group.config.block_tokens)

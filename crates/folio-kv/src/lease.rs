@@ -106,6 +106,7 @@ impl KvCache {
         if blocks == 0 || table.capacity() != from || !whole(from) || !whole(to) {
             return None;
         }
+        table.plan_tentative(None);
         // A whole block has no tail to copy.
         self.grow(table, to, &mut Vec::new()).ok()?;
         let ticket = Ticket(self.leases.number());

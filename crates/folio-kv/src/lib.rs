@@ -55,6 +55,7 @@ pub use attach::Lookup;
 pub use cache::{CommitRefused, KvCache};
 pub use check::Violation;
 pub use counts::{GroupCounts, MAX_GROUPS};
+pub use demand::Growth;
 pub use events::{CacheEvent, Medium};
 pub use hash::BlockHashes;
 pub use lease::{Lease, Ticket};

@@ -29,6 +29,7 @@ use crate::attach::Lookup;
 use crate::cache::KvCache;
 use crate::check::{Violation, count};
 use crate::counts::{GroupCounts, MAX_GROUPS};
+use crate::demand::Growth;
 use crate::group::Tier;
 use crate::hash::BlockHashes;
 use crate::nodes::Nodes;
@@ -376,7 +377,8 @@ impl KvCache {
         let found = self.lookup_loading(hashes, max_tokens, swapped)?;
         let positions = found.positions;
         let tenant = hashes.root().tenant;
-        let needed = self.demand(&found.lookup, positions, positions);
+        let growth = Growth { positions, chunk: positions, tentative: 0 };
+        let needed = self.demand(&found.lookup, growth);
         if !needed.fits(self.available_to(tenant)) {
             return None;
         }

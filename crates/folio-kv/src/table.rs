@@ -5,7 +5,8 @@
 //!
 //! Invariants: `confirmed <= computed <= capacity`; every block whose positions are all `< computed` is published (its
 //! node resides in the very block the table holds); blocks beyond `computed` belong to this table alone. A group's list holds
-//! exactly the blocks from those that the next query reads on, and before them holes.
+//! exactly the blocks from those that the next query reads on, and before them holes. In a state group the blocks of rows that may
+//! be taken back follow those of the positions before them.
 
 use std::sync::Arc;
 
@@ -30,6 +31,11 @@ pub struct BlockTable {
     pub(crate) computed: u32,
     /// Some entries are not what they were when that was asked last: any behind so many positions, before them only new holes.
     pub(crate) changed: Option<u32>,
+    /// Most rows of a step that may be taken back, the next one's; and the position from which on those under way may be.
+    pub(crate) tentative: u32,
+    pub(crate) tentative_from: u32,
+    /// Steps wrote behind `computed` what will not be confirmed.
+    pub(crate) overwritten: bool,
     /// It was forked, or is a fork, and has not been seen alone in a block since.
     pub(crate) may_share: bool,
     /// Positions `< confirmed` are known to be in memory: no copy of theirs is still pending.
@@ -74,6 +80,9 @@ impl BlockTable {
             groups,
             computed: 0,
             changed: Some(0),
+            tentative: 0,
+            tentative_from: u32::MAX,
+            overwritten: false,
             may_share: false,
             confirmed: 0,
             published: [0; MAX_GROUPS],
@@ -117,6 +126,23 @@ impl BlockTable {
     /// those only that some have become holes. `None`: nothing.
     pub fn take_changed(&mut self) -> Option<u32> {
         self.changed.take()
+    }
+
+    /// So many rows of the next step may be taken back: drafts, and what waits for its mask. [`crate::KvCache::grow`] gives them
+    /// blocks of their own in state groups.
+    pub fn set_tentative(&mut self, rows: u32) {
+        self.tentative = rows;
+    }
+
+    /// A step is planned whose rows from position `from` on may be taken back; it is committed before another is planned with this
+    /// table. `None`: none of its rows may be.
+    pub fn plan_tentative(&mut self, from: Option<u32>) {
+        self.tentative_from = from.unwrap_or(u32::MAX);
+    }
+
+    /// Rows behind `computed` were computed, or may be, and will not be confirmed: a state that they overwrote is of no use.
+    pub fn set_overwritten(&mut self) {
+        self.overwritten = true;
     }
 
     pub(crate) fn config(&self, group: usize) -> GroupConfig {

@@ -111,7 +111,8 @@ pub struct CacheConfig {
 }
 
 impl CacheConfig {
-    pub(crate) fn group(&self) -> GroupConfig {
+    /// As a group among others.
+    pub fn first_group(&self) -> GroupConfig {
         let Self { blocks, block_tokens, bytes_per_block } = *self;
         GroupConfig { layout: Layout::Paged, blocks, block_tokens, bytes_per_block, optional: false }
     }
@@ -125,7 +126,7 @@ pub enum Layout {
     /// K and V of layers that look back: a query at position `p` reads positions `p - tokens + 1 ..= p`.
     Window { tokens: u32 },
     /// The state of recurrent layers behind the last position that the block has. A step reads the last one and writes the
-    /// next; it is of use only as a whole.
+    /// next over it, but for rows that may be taken back: each of those writes a block of its own. It is of use only as a whole.
     State,
 }
 
@@ -159,6 +160,12 @@ impl GroupConfig {
         Self { layout: Layout::Window { tokens }, blocks, block_tokens, bytes_per_block, optional: false }
     }
 
+    /// Blocks of a table for `positions`, the last `tentative` of which may be taken back.
+    pub fn blocks_of(&self, positions: u32, tentative: u32) -> u32 {
+        let apart = if self.layout == Layout::State { tentative.min(positions) } else { 0 };
+        (positions - apart).div_ceil(self.block_tokens) + apart
+    }
+
     /// Of a sequence with `computed` positions, the first block that its next query reads or writes: everything before it is
     /// released.
     pub fn first_block(&self, computed: u32) -> u32 {
@@ -168,13 +175,14 @@ impl GroupConfig {
         }
     }
 
-    /// Most blocks a sequence holds at once when at most `chunk` positions are computed in a step, however what it reads lies
-    /// on the blocks.
-    pub fn blocks_max(&self, chunk: u32) -> u32 {
+    /// Most blocks a sequence holds at once when at most `chunk` positions are computed in a step, of which `tentative` may be
+    /// taken back, however what it reads lies on the blocks.
+    pub fn blocks_max(&self, chunk: u32, tentative: u32) -> u32 {
         let Some(tokens) = self.layout.reach() else { return u32::MAX };
+        let apart = if self.layout == Layout::State { tentative } else { 0 };
         // `tokens - 1` positions before the chunk and the chunk itself, starting anywhere in a block.
         let positions = u64::from(tokens - 1) + u64::from(chunk) + u64::from(self.block_tokens - 1);
-        u32::try_from(positions.div_ceil(self.block_tokens.into())).unwrap_or(u32::MAX)
+        u32::try_from(positions.div_ceil(self.block_tokens.into())).unwrap_or(u32::MAX).saturating_add(apart)
     }
 
     /// Whether the first `tokens` positions of a block that has `filled` can be copied.

@@ -29,11 +29,17 @@ enum Op {
         tokens: Vec<u32>,
         spare: u32,
     },
-    /// Appends a token if all are covered, and makes room for up to `by` more positions.
+    /// Appends a token if all are covered, and makes room for up to `by` more positions, the last `tentative` of which may be taken
+    /// back.
     Grow {
         who: usize,
         by: u32,
         token: u32,
+        tentative: u32,
+    },
+    /// Ends when the next step ran, in which rows of it were computed for nothing.
+    Overrun {
+        who: usize,
     },
     Fork {
         who: usize,
@@ -141,7 +147,9 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         1 => (any::<usize>(), 1u32..4).prop_map(|(who, blocks)| Op::BeginLoad { who, blocks }),
         2 => (any::<usize>(), prop::bool::weighted(0.7)).prop_map(|(which, verified)| Op::EndLoad { which, verified }),
         6 => (0..TENANTS, tokens, 0u32..3).prop_map(|(tenant, tokens, spare)| Op::Attach { tenant, tokens, spare }),
-        8 => (any::<usize>(), 1u32..9, 0u32..2).prop_map(|(who, by, token)| Op::Grow { who, by, token }),
+        8 => (any::<usize>(), 1u32..9, 0u32..2, prop::sample::select(vec![0u32, 0, 1, 2, 5]))
+            .prop_map(|(who, by, token, tentative)| Op::Grow { who, by, token, tentative }),
+        1 => any::<usize>().prop_map(|who| Op::Overrun { who }),
         2 => any::<usize>().prop_map(|who| Op::Fork { who }),
         3 => (any::<usize>(), any::<bool>()).prop_map(|(who, drop_copies)| Op::Release { who, drop_copies }),
         1 => (any::<usize>(), any::<bool>()).prop_map(|(who, drop_copies)| Op::Abandon { who, drop_copies }),
@@ -163,6 +171,9 @@ struct Sequence {
     table: BlockTable,
     /// Positions this step has room for; nothing to run if not beyond `computed`.
     target: u32,
+    /// Positions from here to `target` are computed and may be taken back.
+    tentative_from: u32,
+    overruns: bool,
     /// Transfers that write blocks of it: it computes nothing meanwhile.
     loading: u32,
     /// The copy it came from.
@@ -252,7 +263,16 @@ impl World {
 
     fn sequence(&mut self, tokens: Vec<u32>, table: BlockTable, copy: Option<Swapped>) {
         self.next += 1;
-        self.sequences.push(Sequence { id: self.next, tokens, table, target: 0, loading: 0, copy });
+        self.sequences.push(Sequence {
+            id: self.next,
+            tokens,
+            table,
+            target: 0,
+            tentative_from: u32::MAX,
+            overruns: false,
+            loading: 0,
+            copy,
+        });
     }
 
     /// Of a group: its layout, and its block's tokens.
@@ -291,6 +311,7 @@ impl World {
             | Op::Keep { who, .. }
             | Op::Grow { who, .. }
             | Op::Fork { who }
+            | Op::Overrun { who }
             | Op::Release { who, .. }
             | Op::SwapOut { who }
             | Op::Lease { who, .. }
@@ -301,7 +322,8 @@ impl World {
                 }
                 let who = who % self.sequences.len();
                 match op {
-                    Op::Grow { by, token, .. } => self.grow(who, by, token),
+                    Op::Grow { by, token, tentative, .. } => self.grow(who, by, token, tentative),
+                    Op::Overrun { .. } => self.sequences[who].overruns = self.sequences[who].copy.is_none(),
                     Op::Fork { .. } => self.fork(who),
                     Op::SwapOut { .. } => self.swap_out(who),
                     Op::Lease { blocks, us, .. } => self.lease(who, blocks, us),
@@ -504,16 +526,17 @@ impl World {
         {
             return;
         }
-        let tables: Vec<Vec<BlockId>> =
-            (0..self.cache.groups()).map(|group| sequence.table.group(group).to_vec()).collect();
         let Some(ticket) = self.cache.begin_load(&mut sequence.table, blocks) else { return };
         sequence.loading += 1;
         let (id, tenant, tokens) = (sequence.id, sequence.tenant(), sequence.tokens.clone());
         let mut written = Vec::new();
-        for (group, before) in tables.iter().enumerate() {
+        for group in 0..self.cache.groups() {
             let (layout, size) = self.layout(group);
             let table = &self.sequences[who].table;
-            for (index, block) in table.group(group).iter().enumerate().skip(before.len()) {
+            let indices = (from as u32 * table.block_tokens(0) / size) as usize..(end / size) as usize;
+            for (index, block) in
+                table.group(group).iter().enumerate().filter(|(index, _)| indices.contains(index))
+            {
                 let mut cells = vec![0; size as usize];
                 for position in index as u32 * size..((index as u32 + 1) * size).min(end) {
                     let within = if layout == Layout::State { 0 } else { position % size };
@@ -562,7 +585,7 @@ impl World {
         others.into_iter().any(|(_, other)| other.table.group(group).contains(&block))
     }
 
-    fn grow(&mut self, who: usize, by: u32, token: u32) {
+    fn grow(&mut self, who: usize, by: u32, token: u32, tentative: u32) {
         let sequence = &mut self.sequences[who];
         if sequence.loading > 0 {
             return;
@@ -571,6 +594,7 @@ impl World {
             sequence.tokens.push(token);
         }
         let target = (sequence.table.computed() + by).min(sequence.tokens.len() as u32);
+        sequence.table.set_tentative(tentative);
         let needed = self.cache.needed(&sequence.table, target);
         let available = self.cache.available();
         let (before, blocks, copies) =
@@ -581,8 +605,11 @@ impl World {
                 assert_eq!(self.cache.available(), available.saturating_sub(needed));
                 assert!(self.cache.needed(&sequence.table, target).is_zero());
                 sequence.target = target;
+                sequence.tentative_from = target.saturating_sub(tentative).max(sequence.table.computed());
+                sequence.table.plan_tentative(Some(sequence.tentative_from));
             }
             Err(refused) => {
+                sequence.target = 0;
                 assert_eq!((refused.needed, refused.available), (needed, available));
                 assert!(!needed.fits(available), "refused although there was room");
                 assert_eq!((self.cache.stats(), sequence.table.blocks()), (before, &blocks[..]));
@@ -658,12 +685,20 @@ impl World {
         }
         for index in 0..self.sequences.len() {
             let sequence = &self.sequences[index];
-            let start = sequence.table.computed();
+            let (start, from) = (sequence.table.computed(), sequence.tentative_from);
             let end = if part == 0 { sequence.target } else { sequence.target.min(start + part) };
+            // What may be taken back is computed as a whole, and all before it confirmed.
+            let (end, computed) =
+                if from < sequence.target { (end.max(from), sequence.target) } else { (end, end) };
             for (group, position) in
-                (start..end).flat_map(|p| (0..sequence.table.groups()).map(move |g| (g, p)))
+                (start..computed).flat_map(|p| (0..sequence.table.groups()).map(move |g| (g, p)))
             {
-                let (index, within) = self.cell(group, position);
+                let (index, within) = match self.layout(group) {
+                    (Layout::State, size) if position >= from => {
+                        ((from.div_ceil(size) + position - from) as usize, 0)
+                    }
+                    _ => self.cell(group, position),
+                };
                 let block = sequence.table.group(group)[index];
                 let holds = |s: &&Sequence| s.table.group(group).contains(&block);
                 assert_eq!(
@@ -675,6 +710,13 @@ impl World {
                     fingerprint(group, sequence.tenant(), &sequence.tokens[..=position as usize]);
             }
             self.sequences[index].target = end;
+        }
+        for at in
+            (0..self.sequences.len()).rev().filter(|at| self.sequences[*at].overruns).collect::<Vec<_>>()
+        {
+            let Sequence { tokens, mut table, .. } = self.sequences.swap_remove(at);
+            table.set_overwritten();
+            self.cache.release(table, &tokens);
         }
         for sequence in &mut self.sequences {
             if sequence.target > sequence.table.computed() {

@@ -151,6 +151,9 @@ pub struct Span {
     pub first_position: u32,
     /// Of its block tables, one per cache group, which the backend keeps; each covers at least `first_position + rows` tokens.
     pub slot: u32,
+    /// Rows from this position on may be taken back, `u32::MAX`: none. In a state group each of them leaves its state in a block of
+    /// its own, in order behind those of the positions before; other layouts need no such thing.
+    pub tentative_from: u32,
 }
 
 /// What changed in the block table of a slot and cache group: `blocks_len` entries from entry `start` on are those of

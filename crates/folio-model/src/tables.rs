@@ -26,6 +26,12 @@ impl BlockTables {
         Self { longest, tables: Vec::new() }
     }
 
+    /// With room for the blocks of so many rows that may be taken back, in groups that have such.
+    pub fn with_tentative(mut self, rows: usize) -> Self {
+        self.longest.iter_mut().for_each(|longest| *longest += rows);
+        self
+    }
+
     /// Entries of the longest table of each group.
     pub fn longest(&self) -> &[usize] {
         &self.longest

@@ -277,8 +277,13 @@ impl<B: Backend> Runner<B> {
 
     /// The same with hidden states of `hidden` rows, which the backend gives out then.
     pub fn compute(&mut self, tokens: &[u32], rows: &[u32], hidden: &[u32]) -> &[f32] {
-        let span =
-            Span { first_row: 0, rows: tokens.len() as u32, first_position: self.position as u32, slot: 0 };
+        let span = Span {
+            first_row: 0,
+            rows: tokens.len() as u32,
+            first_position: self.position as u32,
+            slot: 0,
+            tentative_from: u32::MAX,
+        };
         let mut batch = Batch {
             tokens: tokens.to_vec(),
             spans: vec![span],

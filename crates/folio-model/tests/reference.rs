@@ -40,6 +40,7 @@ fn batch(parts: &[(u32, &[u32], &[u32])]) -> Batch {
             rows: tokens.len() as u32,
             first_position: *first_position,
             slot,
+            tentative_from: u32::MAX,
         });
         batch.tokens.extend_from_slice(tokens);
         batch.edit_table(slot, 0, 0, blocks.iter().copied());

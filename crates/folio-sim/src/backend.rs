@@ -6,9 +6,10 @@
 //! foreign content, a missing position: each gives other logits, and soon another token than the oracle's.
 //!
 //! A window group has values of its own. A row writes its own and reads those of its window, and what it read enters the
-//! value it writes to group 0: what went wrong in a window is never forgotten. Reading a hole is an error.
+//! value it writes to group 0: what went wrong in a window is never forgotten. Reading a hole is an error. A state is the value of all
+//! states before it. An optional group holds what follows from group 0: what is there must be right, and nothing need be there.
 
-use folio_kv::GroupConfig;
+use folio_kv::{GroupConfig, Layout};
 use folio_model::backend::{
     Backend, BackendError, Batch, BlockSwap, GroupKind, HOLE, KvGroup, KvLayout, Span, SwapTimes, TensorView,
 };
@@ -17,9 +18,12 @@ use folio_model::program::{MatrixId, Program, VectorId};
 use folio_model::sampling::{Outcome, SampleRow};
 use folio_model::tables::BlockTables;
 
-use crate::memory::{GroupMemory, Memory, move_blocks};
+use crate::memory::{GroupMemory, Memory, block_cells, move_blocks};
 use crate::rng::mix;
 use crate::sampling::Chooser;
+
+/// Rows that may be taken back in one step.
+const TENTATIVE: usize = 64;
 
 /// Most alternatives that a device which samples gives log probabilities of: fewer than requests of the simulator ask for.
 const ALTERNATIVES: u32 = 2;
@@ -38,9 +42,15 @@ pub fn extend(context: u64, value: u64) -> u64 {
     mix(context.rotate_left(17) ^ value)
 }
 
-/// The value written to window group `group` for `token` at `position`.
-pub fn window_value(context: u64, token: u32, position: u32, group: usize) -> u64 {
-    value(context ^ mix(group as u64), token, position)
+/// The value written to group `group`, from 1 on, for `token` at `position`. `before`: the state before it, 0 where the group holds
+/// none.
+pub fn group_value(context: u64, before: u64, token: u32, position: u32, group: usize) -> u64 {
+    value(context ^ before.rotate_left(9) ^ mix(group as u64), token, position)
+}
+
+/// What optional group `group` holds where group 0 holds `value`.
+pub fn optional_value(value: u64, group: usize) -> u64 {
+    mix(value ^ mix(group as u64)) | 1
 }
 
 /// The row of logits after a context: coarse, so that ties happen.
@@ -89,7 +99,10 @@ impl SimBackend {
             swap_times: SwapTimes::default(),
             chooser: None,
         };
-        this.add_groups([GroupMemory::new(blocks, block_tokens, u32::MAX)]);
+        let (blocks, block_tokens) = (blocks as u32, block_tokens as u32);
+        let first =
+            GroupConfig { layout: Layout::Paged, blocks, block_tokens, bytes_per_block: 1, optional: false };
+        this.add_groups([GroupMemory::new(first)]);
         this
     }
 
@@ -97,7 +110,9 @@ impl SimBackend {
     fn add_groups(&mut self, more: impl IntoIterator<Item = GroupMemory>) {
         let mut groups = self.memory.groups();
         groups.extend(more);
-        self.tables = BlockTables::new(&sizes(&groups), groups[0].cells.len());
+        let sizes = sizes(&groups);
+        self.tables =
+            BlockTables::new(&sizes, groups[0].cells.len()).with_tentative(self.max_rows.max(TENTATIVE));
     }
 
     /// What it holds, to be read and written beside the steps.
@@ -122,9 +137,9 @@ impl SimBackend {
         self.memory.groups().iter_mut().zip(slots).for_each(|(group, slots)| group.set_swap(slots));
     }
 
-    /// With more cache groups, windows all of them.
+    /// With more cache groups.
     pub fn with_groups(mut self, groups: &[GroupConfig]) -> Self {
-        self.add_groups(groups.iter().map(GroupMemory::of));
+        self.add_groups(groups.iter().copied().map(GroupMemory::new));
         self
     }
 
@@ -173,12 +188,19 @@ impl Backend for SimBackend {
 
     fn allocate_cache(&mut self, layout: &KvLayout, blocks: &[usize]) -> Result<(), BackendError> {
         let group = |(group, blocks): (&KvGroup, &usize)| {
-            let window = match group.kind {
-                GroupKind::Full => u32::MAX,
-                GroupKind::Window { tokens } => tokens,
+            let layout = match group.kind {
+                GroupKind::Full => Layout::Paged,
+                GroupKind::Window { tokens } => Layout::Window { tokens },
                 kind => return Err(BackendError::Device(format!("{kind:?} is not modelled"))),
             };
-            Ok(GroupMemory::new(*blocks, group.block_tokens, window))
+            let (blocks, block_tokens) = (*blocks as u32, group.block_tokens as u32);
+            Ok(GroupMemory::new(GroupConfig {
+                layout,
+                blocks,
+                block_tokens,
+                bytes_per_block: 1,
+                optional: false,
+            }))
         };
         let groups = layout.groups.iter().zip(blocks).map(group).collect::<Result<Vec<_>, _>>()?;
         self.memory.groups().clear();
@@ -263,7 +285,7 @@ impl SimBackend {
         for span in &batch.spans {
             let mut context = EMPTY;
             for position in 0..span.first_position {
-                context = extend(context, step.read(span, 0, position)?);
+                context = extend(context, step.needed(span, 0, position)?);
             }
             for row in span.first_row..span.first_row + span.rows {
                 let position = span.first_position + row - span.first_row;
@@ -291,39 +313,89 @@ struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// Where a position of a group lies in its memory.
-    fn cell(&self, span: &Span, group: usize, position: u32) -> Result<usize, BackendError> {
+    /// Where a position of a group lies in its memory; `None`: in a hole of an optional group.
+    fn cell(&self, span: &Span, group: usize, position: u32) -> Result<Option<usize>, BackendError> {
         let bad = |what| Err(BackendError::Batch(format!("group {group}: position {position} {what}")));
-        let (table, tokens) = (self.tables.table(span.slot, group), self.groups[group].block_tokens);
-        let Some(block) = table.get(position as usize / tokens) else {
+        let (table, config) = (self.tables.table(span.slot, group), self.groups[group].config);
+        let (size, state) = (config.block_tokens, config.layout == Layout::State);
+        let index = match position.checked_sub(span.tentative_from) {
+            Some(row) if state => span.tentative_from.div_ceil(size) + row,
+            _ => position / size,
+        };
+        let Some(block) = table.get(index as usize) else {
             return bad("is outside of the block table");
         };
         if *block == HOLE {
-            return bad("is behind the window and was released");
+            return if config.optional { Ok(None) } else { bad("is behind the window and was released") };
         }
-        let cell = *block as usize * tokens + position as usize % tokens;
-        if cell < self.groups[group].cells.len() { Ok(cell) } else { bad("is outside of the pool") }
+        let within = if state { 0 } else { position % size };
+        let cell = *block as usize * block_cells(&config) + within as usize;
+        if cell < self.groups[group].cells.len() { Ok(Some(cell)) } else { bad("is outside of the pool") }
     }
 
-    fn read(&self, span: &Span, group: usize, position: u32) -> Result<u64, BackendError> {
-        match self.groups[group].cells[self.cell(span, group, position)?] {
+    fn read(&self, span: &Span, group: usize, position: u32) -> Result<Option<u64>, BackendError> {
+        let Some(cell) = self.cell(span, group, position)? else { return Ok(None) };
+        match self.groups[group].cells[cell] {
             0 => Err(BackendError::Device(format!("position {position} was read and never written"))),
-            value => Ok(value),
+            value => Ok(Some(value)),
         }
     }
 
-    /// One row: writes its values, reads its windows; the context after it.
+    /// What a group that everybody needs holds of a position.
+    fn needed(&self, span: &Span, group: usize, position: u32) -> Result<u64, BackendError> {
+        self.read(span, group, position).map(|value| value.unwrap_or(0))
+    }
+
+    fn write(&mut self, span: &Span, group: usize, position: u32, value: u64) -> Result<(), BackendError> {
+        if let Some(cell) = self.cell(span, group, position)? {
+            self.groups[group].cells[cell] = value;
+        }
+        Ok(())
+    }
+
+    /// One row: writes its values, reads those of its windows and the states before it; the context after it.
     fn row(&mut self, span: &Span, context: u64, token: u32, position: u32) -> Result<u64, BackendError> {
         let mut seen = 0;
         for group in 1..self.groups.len() {
-            let cell = self.cell(span, group, position)?;
-            self.groups[group].cells[cell] = window_value(context, token, position, group);
-            for position in (position + 1).saturating_sub(self.groups[group].window)..=position {
-                seen = extend(seen, self.read(span, group, position)?);
+            let config = self.groups[group].config;
+            if config.optional {
+                continue;
+            }
+            let (mut before, mut first) = (0, position);
+            match config.layout {
+                Layout::State if position > 0 => before = self.needed(span, group, position - 1)?,
+                Layout::State => {}
+                layout => first = (position + 1).saturating_sub(layout.reach().unwrap_or(u32::MAX)),
+            }
+            self.write(span, group, position, group_value(context, before, token, position, group))?;
+            for position in first..=position {
+                seen = extend(seen, self.needed(span, group, position)?);
             }
         }
-        let cell = self.cell(span, 0, position)?;
-        self.groups[0].cells[cell] = value(context ^ seen, token, position);
-        Ok(extend(context, self.read(span, 0, position)?))
+        self.write(span, 0, position, value(context ^ seen, token, position))?;
+        self.optional(span, position)?;
+        Ok(extend(context, self.needed(span, 0, position)?))
+    }
+
+    /// Writes what optional groups have of a position, and reads all that they should have.
+    fn optional(&mut self, span: &Span, position: u32) -> Result<(), BackendError> {
+        for group in 1..self.groups.len() {
+            let config = self.groups[group].config;
+            if !config.optional {
+                continue;
+            }
+            let value = optional_value(self.needed(span, 0, position)?, group);
+            self.write(span, group, position, value)?;
+            let reach = config.layout.reach().unwrap_or(u32::MAX);
+            for position in (position + 1).saturating_sub(reach)..=position {
+                let wanted = optional_value(self.needed(span, 0, position)?, group);
+                if self.read(span, group, position)?.is_some_and(|value| value != wanted) {
+                    return Err(BackendError::Device(format!(
+                        "group {group}, which is optional: position {position} holds something else"
+                    )));
+                }
+            }
+        }
+        Ok(())
     }
 }

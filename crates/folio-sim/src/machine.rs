@@ -228,8 +228,7 @@ impl Machine {
 
     /// What `request` generates alone.
     pub fn alone(&self, request: &Request) -> Expectation {
-        let windows: Vec<u32> = self.groups.iter().filter_map(|group| group.layout.reach()).collect();
-        expect(request, VOCAB as usize, self.max_model_len, &windows)
+        expect(request, VOCAB as usize, self.max_model_len, &self.groups)
     }
 
     /// Panics unless every choice of `request` got exactly what it gets alone.

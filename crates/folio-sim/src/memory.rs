@@ -6,42 +6,41 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use folio_kv::GroupConfig;
+use folio_kv::{GroupConfig, Layout};
 use folio_model::backend::{BackendError, Batch, BlockSwap};
 use folio_model::check::PoolSize;
 
 /// Memory of one cache group.
 pub(crate) struct GroupMemory {
-    pub block_tokens: usize,
-    /// Positions a row reads, itself included.
-    pub window: u32,
-    /// `[blocks * block_tokens]`, 0 where nothing was ever written.
+    pub config: GroupConfig,
+    /// `[blocks * cells of a block]`, 0 where nothing was ever written.
     pub cells: Vec<u64>,
-    /// `[slots * block_tokens]` of the swap space.
+    /// The same of the slots of the swap space.
     swapped: Vec<u64>,
 }
 
-impl GroupMemory {
-    pub fn new(blocks: usize, block_tokens: usize, window: u32) -> Self {
-        Self { block_tokens, window, cells: vec![0; blocks * block_tokens], swapped: Vec::new() }
-    }
+/// Cells of a block: one for each position, or for the state behind the last.
+pub(crate) fn block_cells(group: &GroupConfig) -> usize {
+    if group.layout == Layout::State { 1 } else { group.block_tokens as usize }
+}
 
-    pub fn of(group: &GroupConfig) -> Self {
-        let window = group.layout.reach().unwrap_or(u32::MAX);
-        Self::new(group.blocks as usize, group.block_tokens as usize, window)
+impl GroupMemory {
+    pub fn new(config: GroupConfig) -> Self {
+        Self { config, cells: vec![0; config.blocks as usize * block_cells(&config)], swapped: Vec::new() }
     }
 
     pub fn size(&self) -> PoolSize {
-        let (blocks, slots) = (self.cells.len() / self.block_tokens, self.swapped.len() / self.block_tokens);
-        PoolSize { blocks, slots, block_tokens: self.block_tokens }
+        let (cells, block_tokens) = (block_cells(&self.config), self.config.block_tokens as usize);
+        PoolSize { blocks: self.config.blocks as usize, slots: self.swapped.len() / cells, block_tokens }
     }
 
     pub fn set_swap(&mut self, slots: usize) {
-        self.swapped = vec![0; slots * self.block_tokens];
+        self.swapped = vec![0; slots * block_cells(&self.config)];
     }
 
     fn range(&self, block: u32) -> Range<usize> {
-        block as usize * self.block_tokens..(block as usize + 1) * self.block_tokens
+        let cells = block_cells(&self.config);
+        block as usize * cells..(block as usize + 1) * cells
     }
 
     pub fn block(&self, block: u32) -> &[u64] {
@@ -82,8 +81,8 @@ pub(crate) fn move_blocks(groups: &mut [GroupMemory], batch: &Batch) -> Result<(
     }
     for copy in &batch.copies {
         let group = &mut groups[copy.group as usize];
-        let (from, to) = (group.range(copy.from).start, group.range(copy.to).start);
-        group.cells.copy_within(from..from + copy.tokens as usize, to);
+        let (from, to) = (group.range(copy.from), group.range(copy.to).start);
+        group.cells.copy_within(from.start..from.end.min(from.start + copy.tokens as usize), to);
     }
     for swap in &batch.swap_ins {
         let group = &mut groups[swap.group as usize];

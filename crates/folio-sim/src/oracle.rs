@@ -5,8 +5,9 @@ use std::sync::Arc;
 use folio_engine::plan::{SampleSpec, Sampled, TokenHistory};
 use folio_engine::request::{Pooling, Request, TokenLogprobs};
 use folio_engine::{FinishReason, GuideRef, Sampler, choice_seed};
+use folio_kv::{GroupConfig, Layout};
 
-use crate::backend::{EMPTY, extend, hidden, logits, value, window_value};
+use crate::backend::{EMPTY, extend, group_value, hidden, logits, optional_value, value};
 
 /// One choice's whole output.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,40 +34,51 @@ fn row(context: u64, vocab: usize) -> Vec<f32> {
 #[derive(Clone)]
 struct Solo<'a> {
     context: u64,
-    windows: &'a [u32],
+    /// Beside group 0.
+    groups: &'a [GroupConfig],
     /// Values of each group, by position; group 0 first.
     written: Vec<Vec<u64>>,
 }
 
 impl<'a> Solo<'a> {
-    fn new(windows: &'a [u32]) -> Self {
-        Self { context: EMPTY, windows, written: vec![Vec::new(); 1 + windows.len()] }
+    fn new(groups: &'a [GroupConfig]) -> Self {
+        Self { context: EMPTY, groups, written: vec![Vec::new(); 1 + groups.len()] }
     }
 
     fn read(&mut self, token: u32, position: usize) {
         let mut seen = 0;
-        for (group, (window, written)) in (1..).zip(self.windows.iter().zip(&mut self.written[1..])) {
-            written.push(window_value(self.context, token, position as u32, group));
-            let first = written.len().saturating_sub(*window as usize);
+        for (group, (config, written)) in (1..).zip(self.groups.iter().zip(&mut self.written[1..])) {
+            if config.optional {
+                continue;
+            }
+            let (before, reach) = match config.layout {
+                Layout::State => (written.last().copied().unwrap_or(0), 1),
+                layout => (0, layout.reach().unwrap_or(u32::MAX)),
+            };
+            written.push(group_value(self.context, before, token, position as u32, group));
+            let first = written.len().saturating_sub(reach as usize);
             seen = written[first..].iter().fold(seen, |seen, value| extend(seen, *value));
         }
         let value = value(self.context ^ seen, token, position as u32);
         self.written[0].push(value);
+        for (group, _) in (1..).zip(self.groups).filter(|(_, config)| config.optional) {
+            self.written[group].push(optional_value(value, group));
+        }
         self.context = extend(self.context, value);
     }
 }
 
 /// What lies at every position of `tokens` in each cache group: `[group][position]`.
-pub fn contents(tokens: &[u32], windows: &[u32]) -> Vec<Vec<u64>> {
-    let mut solo = Solo::new(windows);
+pub fn contents(tokens: &[u32], groups: &[GroupConfig]) -> Vec<Vec<u64>> {
+    let mut solo = Solo::new(groups);
     tokens.iter().enumerate().for_each(|(position, token)| solo.read(*token, position));
     solo.written
 }
 
-/// Runs `request` by itself. `windows`: the window of each cache group beside full attention.
-pub fn expect(request: &Request, vocab: usize, max_model_len: u32, windows: &[u32]) -> Expectation {
+/// Runs `request` by itself. `groups`: the cache groups beside full attention.
+pub fn expect(request: &Request, vocab: usize, max_model_len: u32, groups: &[GroupConfig]) -> Expectation {
     let mut sampler = Sampler::default();
-    let mut solo = Solo::new(windows);
+    let mut solo = Solo::new(groups);
     let mut prompt_logprobs = Vec::new();
     let mut sum = [0.0; 3];
     for (position, token) in request.prompt.iter().enumerate() {

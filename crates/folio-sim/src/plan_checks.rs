@@ -3,6 +3,7 @@
 //! Owns: these checks, each a sentence about what is wrong. Must never: know what the scheduler had in mind.
 
 use folio_engine::plan::{HOLE, PLACEHOLDER, SequencePlan, StepPlan, Want};
+use folio_kv::{GroupConfig, Layout};
 
 use crate::scenario::Scenario;
 
@@ -11,17 +12,28 @@ use crate::scenario::Scenario;
 fn check_tables(sequence: &SequencePlan, scenario: &Scenario, computed: u32) -> Result<(), String> {
     let tables = &sequence.block_tables;
     let positions = tables.first().map_or(0, Vec::len) as u32 * scenario.cache.block_tokens;
-    let windows =
-        scenario.windows.iter().map(|group| (group.first_block(computed), group.blocks, group.block_tokens));
-    let groups = std::iter::once((0, scenario.cache.blocks, scenario.cache.block_tokens)).chain(windows);
-    let lengths = groups.clone().map(|(.., size)| positions.div_ceil(size) as usize);
-    if !lengths.eq(tables.iter().map(Vec::len)) {
+    let end = sequence.first_position + sequence.tokens.len() as u32;
+    let right = |(config, table): (&GroupConfig, &Vec<u32>)| {
+        let length = positions.div_ceil(config.block_tokens) as usize;
+        match config.layout {
+            // Blocks of rows that might have been taken back may be left.
+            Layout::State => table.len() >= length.min(config.blocks_of(end, sequence.tentative) as usize),
+            _ => table.len() == length,
+        }
+    };
+    let first = scenario.cache.first_group();
+    let groups = || std::iter::once(&first).chain(&scenario.groups);
+    if tables.len() != groups().count() || !groups().zip(tables).all(right) {
         return Err(format!("{:?} has tables for different positions, or not one per group", sequence.id));
     }
-    for (group, (first, blocks, _)) in groups.enumerate() {
+    for (group, config) in groups().enumerate() {
         for (index, block) in tables[group].iter().enumerate() {
-            let behind = (index as u32) < first;
-            if behind != (*block == HOLE.0) || (!behind && *block >= blocks) {
+            let behind = (index as u32) < config.first_block(computed);
+            let hole = *block == HOLE.0;
+            if (behind && !hole)
+                || (!behind && hole && !config.optional)
+                || (!hole && *block >= config.blocks)
+            {
                 return Err(format!("{:?}: group {group}, entry {index} is {block}", sequence.id));
             }
         }

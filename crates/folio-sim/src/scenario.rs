@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use folio_engine::RulesRef;
 use folio_engine::SchedulerConfig;
 use folio_engine::request::{Micros, Pooling, Request, RequestId, SamplingParams};
-use folio_kv::{CacheConfig, GroupConfig, GroupCounts, Identity, PinLimits, Quota, Root, TenantId};
+use folio_kv::{CacheConfig, GroupConfig, GroupCounts, Identity, Layout, PinLimits, Quota, Root, TenantId};
 
 use crate::keeping;
 use crate::rng::Rng;
@@ -52,8 +52,8 @@ impl Client {
 pub struct Scenario {
     pub config: SchedulerConfig,
     pub cache: CacheConfig,
-    /// Window groups; none in about half of the worlds.
-    pub windows: Vec<GroupConfig>,
+    /// Cache groups beside the first; none in about half of the worlds.
+    pub groups: Vec<GroupConfig>,
     /// Swap space: slots of each group, none in every third world, and what a block takes to copy.
     pub swap_slots: GroupCounts,
     pub swap_us: f64,
@@ -162,15 +162,15 @@ impl Scenario {
         let (samples, depth, lag) = overlap(&mut Rng::new(seed ^ 0xa4ea), &mut clients);
         let clock = Arc::default();
         restrict(&mut Rng::new(seed ^ 0x1a7e), &mut clients, !seed.is_multiple_of(3), &clock);
-        let windows = windows(&mut Rng::new(seed ^ 0x3147), &config, &cache, largest);
+        let groups = groups(&mut Rng::new(seed ^ 0x3147), &config, &cache, largest);
         let beside = &mut Rng::new(seed ^ 0x1ea5);
-        let (swap_slots, swap_us) = swap(&mut Rng::new(seed ^ 0x50a9), &cache, &windows);
+        let (swap_slots, swap_us) = swap(&mut Rng::new(seed ^ 0x50a9), &cache, &groups);
         Self {
             swap_slots,
             swap_us,
             preempts_one_in: if seed % 4 == 1 && !config.guarantee_completion { 4 + seed % 37 } else { 0 },
             pins: keeping::limits(keeping, blocks, largest.div_ceil(block_tokens)),
-            windows,
+            groups,
             quotas: quotas(&mut Rng::new(seed ^ 0x90ab), &cache, largest),
             config,
             cache,
@@ -190,11 +190,6 @@ impl Scenario {
             fails_one_in: if rng.one_in(6) { rng.range(5, 60) } else { 0 },
             seed,
         }
-    }
-
-    /// Positions that a query reads in each group but the first.
-    pub fn reaches(&self) -> Vec<u32> {
-        self.windows.iter().filter_map(|group| group.layout.reach()).collect()
     }
 }
 
@@ -273,16 +268,16 @@ fn declare(rng: &mut Rng, clients: &mut Vec<Client>, block_tokens: u32) {
 }
 
 /// From a few slots to more than the pools have; copies from free to dearer than anything.
-fn swap(rng: &mut Rng, cache: &CacheConfig, windows: &[GroupConfig]) -> (GroupCounts, f64) {
+fn swap(rng: &mut Rng, cache: &CacheConfig, groups: &[GroupConfig]) -> (GroupCounts, f64) {
     if rng.one_in(3) {
         return (GroupCounts::default(), 0.0);
     }
     let blocks = |group: usize| match group.checked_sub(1) {
         None => cache.blocks,
-        Some(window) => windows[window].blocks,
+        Some(other) => groups[other].blocks,
     };
     let slots =
-        GroupCounts::each(1 + windows.len(), |group| rng.skewed(1, 2 * u64::from(blocks(group))) as u32);
+        GroupCounts::each(1 + groups.len(), |group| rng.skewed(1, 2 * u64::from(blocks(group))) as u32);
     (slots, *rng.pick(&[0.0, 0.0, 20.0, 500.0, 20_000.0]))
 }
 
@@ -304,18 +299,25 @@ fn quotas(rng: &mut Rng, cache: &CacheConfig, largest: u32) -> Vec<(TenantId, Qu
         .collect()
 }
 
-/// Window groups whose pools hold the largest request, alone, and little more.
-fn windows(rng: &mut Rng, config: &SchedulerConfig, cache: &CacheConfig, largest: u32) -> Vec<GroupConfig> {
-    let window = |rng: &mut Rng| {
-        let window_tokens = rng.skewed(1, u64::from(config.max_model_len)) as u32;
+/// Groups whose pools hold the largest request, alone, and little more: windows, states, and some that are optional.
+fn groups(rng: &mut Rng, config: &SchedulerConfig, cache: &CacheConfig, largest: u32) -> Vec<GroupConfig> {
+    let group = |rng: &mut Rng| {
+        let tokens = rng.skewed(1, u64::from(config.max_model_len)) as u32;
         let block_tokens = cache.block_tokens * *rng.pick(&[1, 1, 1, 2, 3, 4]);
-        let window = GroupConfig::window(window_tokens, 0, block_tokens, 256);
-        let least = largest.div_ceil(block_tokens).min(window.blocks_max(config.max_num_batched_tokens));
         let more = rng.skewed(0, 100 / u64::from(block_tokens) + 4) as u32;
-        GroupConfig { blocks: least + more, ..window }
+        let (layout, optional) = match rng.range(0, 9) {
+            0..=2 => (Layout::State, false),
+            3 => (Layout::Paged, true),
+            4 => (Layout::Window { tokens }, true),
+            _ => (Layout::Window { tokens }, false),
+        };
+        let group = GroupConfig { layout, blocks: 0, block_tokens, bytes_per_block: 256, optional };
+        let most = group.blocks_max(config.max_num_batched_tokens, 1);
+        let least = if optional { 1 } else { group.blocks_of(largest, 1).min(most) };
+        GroupConfig { blocks: least + more, ..group }
     };
     let count = if rng.one_in(2) { rng.range(1, folio_kv::MAX_WINDOWS as u64) } else { 0 };
-    (0..count).map(|_| window(rng)).collect()
+    (0..count).map(|_| group(rng)).collect()
 }
 
 /// Positions one choice of a request needs KV for.

@@ -54,7 +54,7 @@ impl Simulator {
             0 => Box::new(LruLeafFirst::new()),
             _ => default_policy(0.01),
         };
-        let mut cache = KvCache::with_groups(scenario.cache, &scenario.windows, policy);
+        let mut cache = KvCache::with_groups(scenario.cache, &scenario.groups, policy);
         cache.set_quotas(&scenario.quotas).expect("scenarios have quotas that can be");
         cache.set_pin_limits(scenario.pins);
         cache.set_swap_space(scenario.swap_slots);
@@ -285,10 +285,10 @@ impl Simulator {
         stream.struck |= failed;
         let adapter_us = self.world.scenario.config.adapter_wait_us_max;
         let unloaded = stream.adapter.is_some_and(|since| since.0 + adapter_us < now.0);
-        let windows = self.world.scenario.reaches();
+        let groups = self.world.scenario.groups.clone();
         let expectation = stream.expectation.take();
         let expectation =
-            expectation.unwrap_or_else(|| expect(&stream.client.alone(), vocab, max_model_len, &windows));
+            expectation.unwrap_or_else(|| expect(&stream.client.alone(), vocab, max_model_len, &groups));
         let taken = stream.take(&event, &expectation, now, unloaded);
         if let Event::Finished { reason: FinishReason::Stop, timing, .. } = &event
             && stream.pooled

@@ -13,9 +13,9 @@
 use folio_engine::plan::StepPlan;
 use folio_engine::request::RequestId;
 use folio_engine::{Micros, Scheduler, WaitingFor};
-use folio_kv::{BlockHashes, BlockId, BlockTable, HOLE, KvCache, Lease, TenantId, Ticket};
+use folio_kv::{BlockHashes, BlockId, BlockTable, GroupConfig, HOLE, KvCache, Lease, TenantId, Ticket};
 
-use crate::memory::{GroupMemory, Memory};
+use crate::memory::{GroupMemory, Memory, block_cells};
 use crate::oracle::contents;
 use crate::report::Report;
 use crate::rng::{Rng, mix};
@@ -115,7 +115,7 @@ pub(crate) struct Around<'a> {
 pub(crate) struct Transfers {
     memory: Memory,
     rng: Rng,
-    windows: Vec<u32>,
+    groups: Vec<GroupConfig>,
     readers: Vec<Reader>,
     loads: Vec<Load>,
     transfers: Vec<Transfer>,
@@ -130,7 +130,7 @@ impl Transfers {
         Self {
             memory,
             rng: Rng::new(scenario.seed ^ 0x71c3),
-            windows: scenario.reaches(),
+            groups: scenario.groups.clone(),
             readers: Vec::new(),
             loads: Vec::new(),
             transfers: Vec::new(),
@@ -242,7 +242,7 @@ impl Transfers {
         let stream = around.streams.iter().find(|stream| stream.client.request.id == request);
         let blocks = self.rng.range(1, table.published_blocks().into()) as u32;
         let Some(tokens) = stream.and_then(|stream| tokens_of(stream, table, blocks)) else { return };
-        let contents = contents(&tokens, &self.windows);
+        let contents = contents(&tokens, &self.groups);
         let mut leased = Vec::new();
         for (group, contents) in contents.iter().enumerate() {
             let config = around.cache.group_config(group);
@@ -250,8 +250,7 @@ impl Transfers {
             let read = config.first_block(computed)..computed / size;
             for (index, block) in (0..).zip(table.group(group)).filter(|(index, _)| read.contains(index)) {
                 if *block != HOLE {
-                    let content = contents[(index * size) as usize..][..size as usize].to_vec();
-                    leased.push(Block { group, block: *block, content });
+                    leased.push(Block { group, block: *block, content: content_of(config, contents, index) });
                 }
             }
         }
@@ -304,7 +303,7 @@ impl Transfers {
         }
         let tenant = request.root.tenant;
         self.next += 1;
-        let contents = contents(&tokens, &self.windows);
+        let contents = contents(&tokens, &self.groups);
         for _ in 0..self.rng.range(1, 3) {
             let left = (tokens.len() as u32 - table.capacity().min(tokens.len() as u32)) / whole;
             if left == 0 {
@@ -340,16 +339,20 @@ impl Transfers {
         blocks: u32,
         contents: &[Vec<u64>],
     ) -> Option<Transfer> {
-        let before: Vec<usize> = (0..table.groups()).map(|group| table.group(group).len()).collect();
+        let from = table.capacity();
         let ticket = cache.begin_load(table, blocks)?;
         let verified = !self.rng.one_in(5);
         let mut written = Vec::new();
-        for (group, before) in before.into_iter().enumerate() {
-            let size = table.block_tokens(group) as usize;
-            for (index, block) in table.group(group).iter().enumerate().skip(before) {
-                let mut content = contents[group][index * size..][..size].to_vec();
+        for (group, contents) in contents.iter().enumerate() {
+            let (config, size) = (cache.group_config(group), table.block_tokens(group));
+            for index in from / size..table.capacity() / size {
+                let block = &table.group(group)[index as usize];
+                if *block == HOLE {
+                    continue;
+                }
+                let mut content = content_of(config, contents, index);
                 if !verified {
-                    content[size - 1] ^= 2;
+                    content.last_mut().into_iter().for_each(|last| *last ^= 2);
                 }
                 written.push(Block { group, block: *block, content });
             }
@@ -410,6 +413,12 @@ impl Transfers {
         }
         self.loads.retain(|load| load.table.is_some());
     }
+}
+
+/// What full block `index` of a group holds, of what the group holds at every position.
+fn content_of(config: &GroupConfig, contents: &[u64], index: u32) -> Vec<u64> {
+    let end = ((index + 1) * config.block_tokens) as usize;
+    contents[end - block_cells(config)..end].to_vec()
 }
 
 /// The tokens of a table's first blocks, known by their hash: of the prompt, and of what one of the choices will say.

@@ -56,10 +56,10 @@ impl World {
             cache: CacheConfig { blocks, block_tokens, .. }, vocab, max_rows, max_logit_rows, ..
         } = scenario;
         let rows = max_rows;
-        let slots: Vec<u32> = (0..=scenario.windows.len()).map(|group| scenario.swap_slots[group]).collect();
+        let slots: Vec<u32> = (0..=scenario.groups.len()).map(|group| scenario.swap_slots[group]).collect();
         let backend =
             SimBackend::new(vocab as usize, blocks as usize, block_tokens as usize, rows, max_logit_rows)
-                .with_groups(&scenario.windows)
+                .with_groups(&scenario.groups)
                 .with_swap(&slots, scenario.swap_us);
         let backend = if scenario.samples { backend.with_sampling() } else { backend };
         let transfers = Transfers::new(backend.memory(), &scenario);

@@ -148,7 +148,7 @@ impl PoolRequest {
     /// blocks, and one for a copy-on-write in flight.
     fn window_sequence_blocks(&self, window: &GroupConfig) -> u32 {
         let chunk = self.max_num_batched_tokens.min(self.max_model_len);
-        window.blocks_max(chunk).min(self.max_model_len.div_ceil(window.block_tokens)) + 1
+        window.blocks_max(chunk, 1).min(self.max_model_len.div_ceil(window.block_tokens)) + 1
     }
 
     /// Blocks of a window group beside `blocks` of group 0, each group in blocks of its own size:

@@ -239,7 +239,7 @@ fn experts() {
     backend.allocate_cache(&model.kv_layout, &vec![16; groups]).expect("a cache");
     let batch = |rows: u32| Batch {
         tokens: (0..rows).map(|i| i * 37 % model.vocab as u32).collect(),
-        spans: vec![Span { first_row: 0, rows, first_position: 0, slot: 0 }],
+        spans: vec![Span { first_row: 0, rows, first_position: 0, slot: 0, tentative_from: u32::MAX }],
         edits: (0..groups as u32).map(|group| TableEdit::whole(0, group, 0, 16)).collect(),
         blocks: (0..16).collect(),
         logit_rows: vec![rows - 1],

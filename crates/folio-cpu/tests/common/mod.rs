@@ -312,6 +312,7 @@ pub fn step<B: Backend>(
             rows: *rows as u32,
             first_position: first as u32,
             slot,
+            tentative_from: u32::MAX,
         });
         batch.tokens.extend(&sequence.tokens[first..first + *rows]);
         for group in 0..sequence.groups.len() {

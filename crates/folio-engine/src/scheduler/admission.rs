@@ -199,12 +199,12 @@ impl Scheduler {
         let sequence = &self.sequences[slot];
         let known = sequence.known();
         let lookup = sequence.waiting().map(|waiting| waiting.lookup()).unwrap_or_default();
-        let chunk = sequence.chunk_max(self.config.max_num_batched_tokens);
+        let budget = self.config.max_num_batched_tokens;
         let reserve = self.must_reserve(slot);
         let limit = sequence.final_positions().saturating_sub(known);
         let growth = if reserve { limit } else { self.headroom.of(limit, self.config.headroom_tokens) };
-        let now = cache.demand(&lookup, known, chunk);
-        let later = cache.demand(&lookup, known + growth, chunk).saturating_sub(now);
+        let now = cache.demand(&lookup, sequence.growth(known, budget));
+        let later = cache.demand(&lookup, sequence.growth(known + growth, budget)).saturating_sub(now);
         // Who shares window blocks with a sequence that has a reservation may cost it that many.
         let reserved = !self.reservations.is_empty();
         let shared = if reserved { cache.shared(&lookup) } else { GroupCounts::default() };
@@ -380,7 +380,8 @@ impl Scheduler {
         let from = table.published_blocks().max(table.root().declared_blocks());
         sequence.declared = table.root().declared_blocks() > 0;
         let announced = self.shared_prefixes.announce(slot, sequence, from);
-        sequence.state = State::Running(Running { announced, ..Running::new(table, Some(fresh)) });
+        let running = Running::new(table, sequence.tentative(), Some(fresh));
+        sequence.state = State::Running(Running { announced, ..running });
         let (tenant, rank) = (sequence.tenant(), sequence.rank);
         self.learn_survival(found.map_or(0, |found| found.cached), at_stake);
         self.waiting.remove(tenant, rank, slot, wait.reason);

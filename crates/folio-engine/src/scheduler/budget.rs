@@ -170,10 +170,18 @@ impl Scheduler {
         let more = sequence.generated_max.saturating_sub(sequence.generated() + 1);
         let budget = self.config.max_num_batched_tokens.saturating_sub(self.step.granted);
         let drafts = (sequence.drafts.len() as u32).min(more).min(budget);
-        let to = running.scheduled + 1 + drafts;
+        let (to, tentative, owner) = (running.scheduled + 1 + drafts, sequence.tentative(), sequence.owner());
+        if drafts == 0 || running.scheduled + 1 != sequence.known() {
+            return;
+        }
+        let Some(running) = self.sequences[slot].running_mut() else { return };
+        running.table.set_tentative(tentative + drafts);
         let needed = cache.needed(&running.table, to);
-        let free = self.fits(cache, sequence.owner(), needed, None).fits();
-        if running.scheduled + 1 == sequence.known() && drafts > 0 && free && self.grow(cache, slot, to) {
+        let granted = self.fits(cache, owner, needed, None).fits() && self.grow(cache, slot, to);
+        if let Some(running) = self.sequences[slot].running_mut() {
+            running.table.set_tentative(tentative);
+        }
+        if granted {
             self.counters.draft_tokens += u64::from(drafts);
             self.grant(slot, drafts);
             let sequence = &self.sequences[slot];

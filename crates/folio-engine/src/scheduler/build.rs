@@ -205,6 +205,7 @@ fn fill(entry: &mut SequencePlan, sequence: &mut Sequence, granted: u32, step: u
     entry.samples.clear();
     entry.follows = None;
     entry.drafts = 0;
+    entry.tentative = 0;
     if from < known {
         entry.tokens.extend_from_slice(&sequence.tokens[from as usize..to.min(known) as usize]);
         entry.drafts = to.saturating_sub(known);
@@ -212,6 +213,9 @@ fn fill(entry: &mut SequencePlan, sequence: &mut Sequence, granted: u32, step: u
     } else {
         entry.tokens.push(PLACEHOLDER | placeholder.sample);
         entry.follows = Some(placeholder.step);
+    }
+    if to >= known {
+        entry.tentative = entry.drafts + sequence.tentative();
     }
     fill_tables(entry, sequence, step);
     if sequence.choice.is_none()
@@ -231,6 +235,7 @@ fn fill_tables(entry: &mut SequencePlan, sequence: &mut Sequence, step: u64) {
     let Some(running) = sequence.running_mut() else { return };
     entry.table_slot = running.table_slot;
     entry.since = std::mem::replace(&mut running.planned, step);
+    running.table.plan_tentative(entry.tentative_from());
     entry.changes.clear();
     let Some(changed) = running.table.take_changed() else { return };
     let positions = sequence.final_positions();
@@ -252,9 +257,11 @@ fn sync(planned: &mut Vec<u32>, blocks: &[BlockId], changed: usize) -> TableChan
         planned[synced..].iter().zip(&blocks[synced..]).take_while(|(planned, block)| **planned == block.0);
     planned.truncate(synced + same.count());
     let from = planned.len();
-    // Holes only ever grow, from the front: new ones lie between the old ones and the first block that is held.
-    let end = match blocks.first() {
-        Some(&HOLE) => blocks[..from].partition_point(|block| *block == HOLE),
+    // Holes in front of what is held only ever grow: new ones lie between the old ones and the first block that is held.
+    let end = match (blocks.first(), blocks[..from].iter().rposition(|block| *block != HOLE)) {
+        (Some(&HOLE), Some(last)) => blocks[..last].partition_point(|block| *block == HOLE),
+        // Of an optional group that got no more: before the holes behind.
+        (Some(&HOLE), None) => planned.iter().rposition(|entry| *entry != HOLE.0).map_or(0, |last| last + 1),
         _ => 0,
     };
     let new = planned[..end].iter_mut().rev().take_while(|entry| **entry != HOLE.0);

@@ -369,8 +369,8 @@ impl Scheduler {
         let Some(Running { table, reserved, .. }) = parent.running() else { return };
         // One block to write in must be left for it and one for the leader, or the fork only leads to preemption; with
         // a reservation, all that it may ever need, and what the leader may need because it shares.
-        let chunk = child.chunk_max(self.config.max_num_batched_tokens);
-        let (fork, loss) = cache.fork_demand(table, child.final_positions(), chunk);
+        let growth = child.growth(child.final_positions(), self.config.max_num_batched_tokens);
+        let (fork, loss) = cache.fork_demand(table, growth);
         let mut room = GroupCounts::each(cache.groups(), |_| 2);
         if reserve {
             room += fork;
@@ -387,7 +387,7 @@ impl Scheduler {
         let sequence = &mut self.sequences[sibling];
         table.reserve(sequence.final_positions());
         let reason = sequence.waiting().map_or(WaitingFor::Blocks, |waiting| waiting.wait.reason);
-        sequence.state = State::Running(Running::new(table, None));
+        sequence.state = State::Running(Running::new(table, sequence.tentative(), None));
         let (tenant, rank) = (sequence.tenant(), sequence.rank);
         self.waiting.remove(tenant, rank, sibling, reason);
         self.start_running(sibling);

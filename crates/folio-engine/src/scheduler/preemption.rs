@@ -194,8 +194,20 @@ impl Scheduler {
         let state = State::Waiting(Waiting::new(WaitingFor::Blocks, self.now));
         let State::Running(running) = std::mem::replace(&mut sequence.state, state) else { return None };
         let Running {
-            table, fresh, granted, reserved, mut announced, suspended, preempted, table_slot, ..
+            mut table,
+            scheduled,
+            fresh,
+            granted,
+            reserved,
+            mut announced,
+            suspended,
+            preempted,
+            table_slot,
+            ..
         } = running;
+        if scheduled > table.computed() {
+            table.set_overwritten();
+        }
         sequence.hashes = match fresh {
             Some(_) => cache.abandon(table, &sequence.tokens),
             None => cache.release(table, &sequence.tokens),

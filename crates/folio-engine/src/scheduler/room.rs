@@ -139,7 +139,7 @@ impl Scheduler {
     pub(super) fn missing(&self, cache: &KvCache, slot: Slot, positions: u32) -> GroupCounts {
         let sequence = &self.sequences[slot];
         sequence.running().map_or_else(GroupCounts::default, |running| {
-            cache.missing(&running.table, positions, sequence.chunk_max(self.config.max_num_batched_tokens))
+            cache.missing(&running.table, sequence.growth(positions, self.config.max_num_batched_tokens))
         })
     }
 }

@@ -193,6 +193,7 @@ impl Executor for Recorder {
                 rows: sequence.tokens.len() as u32,
                 first_position: sequence.first_position,
                 slot,
+                tentative_from: u32::MAX,
             });
             batch.tokens.extend(&sequence.tokens);
             for (group, table) in (0..).zip(&sequence.block_tables) {

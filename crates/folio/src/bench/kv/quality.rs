@@ -236,6 +236,7 @@ impl Reading {
             rows: tokens.len() as u32,
             first_position: position as u32,
             slot: 0,
+            tentative_from: u32::MAX,
         });
         Ok(self.weights.backend.forward(&self.batch)?)
     }

@@ -175,6 +175,7 @@ impl Side {
             rows: rows as u32,
             first_position: first_position as u32,
             slot: 0,
+            tentative_from: u32::MAX,
         };
         let rows = FILLED.min(depth);
         let mut batch = Batch {
