@@ -20,6 +20,7 @@ use crate::batch::Batches;
 use crate::config::ServerConfig;
 use crate::generation::reading::{Parsers, Readers};
 use crate::generation::shared_prefixes::SharedPrefixes;
+use crate::generation::tokenizing::{KEPT_BYTES_MAX, KeptTokens};
 use crate::observability::audit::Audit;
 use crate::observability::metrics::Metrics;
 use crate::observability::tenant_metrics::TenantCollector;
@@ -172,6 +173,7 @@ pub(crate) struct State {
     pub metrics: Metrics,
     pub readers: Readers,
     pub structures: Structures,
+    pub tokens: KeptTokens,
     pub meters: Arc<Meters>,
     pub responses: Arc<Store>,
     pub batches: Batches,
@@ -287,6 +289,7 @@ impl State {
             metrics,
             readers,
             structures,
+            tokens: KeptTokens::new(KEPT_BYTES_MAX),
             meters,
             started_s: crate::generation::generate::unix_s(),
             tenants,
@@ -308,6 +311,8 @@ impl State {
         if !gone.is_empty() {
             self.meters.forget(&gone);
             self.cache_keys.forget(&gone);
+            self.structures.forget(&gone);
+            self.tokens.forget(&gone);
         }
         // Also of tenants that left before: what they had cached was evicted since.
         self.app.engine.retain_tenants(&|tenant| self.tenants.is_known(tenant));

@@ -4,6 +4,7 @@
 //! before the request reaches the engine, so a wrong one costs nobody a step. What is needed for it (a sorted vocabulary, threads) is
 //! made with the first request that asks, and kept.
 
+use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
 
 use folio_engine::Rules;
@@ -16,8 +17,9 @@ use crate::api::error::ApiError;
 use crate::api::fields::{Fields, parse};
 use crate::config::Limits;
 use crate::generation::guides::{Begin, Form, Masks, Structured};
-use crate::generation::kept_grammars::{KeptGrammars, Source};
+use crate::generation::kept_grammars;
 use crate::observability::metrics::MaskFigures;
+use crate::tenancy::kept::Kept;
 
 /// What an answer must be, and which field says so.
 #[derive(Clone, Debug, PartialEq)]
@@ -203,7 +205,7 @@ pub struct Structures {
     ends: Arc<[u32]>,
     figures: Arc<MaskFigures>,
     made: OnceLock<Result<(Grammars, Arc<Masks>), GrammarError>>,
-    kept: KeptGrammars,
+    kept: Kept<Arc<Grammar>>,
 }
 
 /// Compiles for one tenant.
@@ -217,19 +219,25 @@ impl Compiler<'_> {
     /// Compiles what was asked for, or finds it compiled. Blocks; the first call for longer.
     pub fn compile(&self, wish: &Wish) -> Result<Arc<Grammar>, ApiError> {
         let kept = &self.structures.kept;
-        let source = Source::of(self.tenant, &wish.syntax);
-        if let Some(grammar) = kept.find(&source) {
+        let (digest, bytes) = kept_grammars::source(&wish.syntax);
+        if let Some(grammar) = kept.find(self.tenant, &digest) {
             return Ok(grammar);
         }
         let grammar = self.structures.compile(wish)?;
-        kept.keep(&source, grammar.clone());
+        kept.keep(self.tenant, digest, grammar.clone(), bytes);
         Ok(grammar)
     }
 }
 
 impl Structures {
     pub fn new(tokenizer: Arc<Tokenizer>, ends: Arc<[u32]>, figures: Arc<MaskFigures>) -> Self {
-        Self { tokenizer, ends, figures, made: OnceLock::new(), kept: KeptGrammars::default() }
+        let kept = Kept::new(kept_grammars::BYTES_MAX);
+        Self { tokenizer, ends, figures, made: OnceLock::new(), kept }
+    }
+
+    /// Lets go of what was compiled for these.
+    pub fn forget(&self, gone: &HashSet<TenantId>) {
+        self.kept.forget(gone);
     }
 
     pub fn of(&self, tenant: TenantId) -> Compiler<'_> {

@@ -9,4 +9,5 @@ pub(crate) mod prefixes;
 pub(crate) mod reading;
 pub(crate) mod safety;
 pub(crate) mod shared_prefixes;
+pub(crate) mod tokenizing;
 pub(crate) mod wire;

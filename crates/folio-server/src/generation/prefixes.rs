@@ -13,19 +13,20 @@ use axum::extract::{Path, State as Shared};
 use axum::http::{Response, StatusCode};
 use folio_engine::request::{EventSink, RetentionRange};
 use folio_engine::{CacheCommand, CacheResponse, Event, FinishReason, Micros, Request, SamplingParams};
-use folio_kv::{BlockHashes, KeepRefused, PrefixId, PrefixInfo};
+use folio_kv::{BlockHashes, KeepRefused, PrefixId, PrefixInfo, TenantId};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::api::error::ApiError;
 use crate::api::fields::Fields;
 use crate::api::hints::{Api, Hints};
-use crate::api::openai::chat::{Conversation, check_model, encode, encode_prompt};
+use crate::api::openai::chat::{Conversation, check_model};
 use crate::api::openapi::tables::PREFIX_REQUEST;
 use crate::api::params::check_token_ids;
 use crate::api::retain::{Wish, refused};
 use crate::app::State;
 use crate::generation::generate::{json_response, refusal, unix_s};
+use crate::generation::tokenizing::{encode, encode_prompt};
 use crate::http::JsonRequest;
 use crate::http::stream::Abort;
 use crate::tenancy::gate::{Entry, Need};
@@ -59,7 +60,7 @@ pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> 
     let _counted = state.in_flight.enter();
     let JsonRequest { tenant, body, held: _held, entry, .. } = request;
     let shared = state.clone();
-    let wanted = state.off_thread(tenant.id, body.len(), move || read(&shared, &body)).await?;
+    let wanted = state.off_thread(tenant.id, body.len(), move || read(&shared, tenant.id, &body)).await?;
     let root = state.root(&tenant);
     let mut first = None;
     for _ in 0..ATTEMPTS {
@@ -99,12 +100,12 @@ pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> 
     Err(ApiError { code: Some("cache_busy"), ..ApiError::busy(message, 2) })
 }
 
-fn read(state: &State, body: &[u8]) -> Result<Wanted, ApiError> {
+fn read(state: &State, tenant: TenantId, body: &[u8]) -> Result<Wanted, ApiError> {
     let mut fields = Fields::of_body(body)?;
     check_model(&mut fields, state)?;
     let wish = Wish::read(&mut fields)?;
     let mut hints = Hints::new(&state.config.hints, Api::Chat);
-    let (tokens, field) = tokens(state, &mut fields, &mut hints)?;
+    let (tokens, field) = tokens(state, Some(tenant), &mut fields, &mut hints)?;
     hints.close(fields, &PREFIX_REQUEST)?;
     Ok(Wanted { tokens: tokens.into(), wish, field })
 }
@@ -112,6 +113,7 @@ fn read(state: &State, body: &[u8]) -> Result<Wanted, ApiError> {
 /// Takes `prompt`, `token_ids` or `messages` and what belongs to them: the tokens, and the field they came from.
 pub(crate) fn tokens(
     state: &State,
+    tenant: Option<TenantId>,
     fields: &mut Fields<'_>,
     hints: &mut Hints<'_>,
 ) -> Result<(Vec<u32>, &'static str), ApiError> {
@@ -123,7 +125,9 @@ pub(crate) fn tokens(
         (Some(_), Some(_)) => {
             return Err(ApiError::invalid("token_ids", "Give 'prompt' or 'token_ids', not both."));
         }
-        (Some(text), None) => (encode(state, &text, special.unwrap_or(true), false, "prompt")?, "prompt"),
+        (Some(text), None) => {
+            (encode(state, tenant, &text, special.unwrap_or(true), false, "prompt")?, "prompt")
+        }
         (None, Some(ids)) => {
             check_token_ids(&ids, facts, "token_ids")?;
             (ids, "token_ids")
@@ -134,7 +138,7 @@ pub(crate) fn tokens(
             // A prefix ends where the next message begins, unless it is said otherwise.
             conversation.add_generation_prompt = opened.unwrap_or(false);
             let prompt = conversation.render(state)?;
-            (encode_prompt(state, &prompt, special.unwrap_or(false), false, "messages")?, "messages")
+            (encode_prompt(state, tenant, &prompt, special.unwrap_or(false), false, "messages")?, "messages")
         }
     };
     if tokens.is_empty() {

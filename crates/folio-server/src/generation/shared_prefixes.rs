@@ -157,7 +157,7 @@ fn read(state: &State, prefix: &DeclaredPrefix) -> Result<Vec<u32>, crate::api::
     let mut fields = Fields::of_body(prefix.body.as_bytes())?;
     fields.take::<String>("name")?;
     let mut hints = Hints::new(&state.config.hints, Api::Chat);
-    let (tokens, _) = prefixes::tokens(state, &mut fields, &mut hints)?;
+    let (tokens, _) = prefixes::tokens(state, None, &mut fields, &mut hints)?;
     fields.finish(&[("cache", "the operator's prefixes are pinned")])?;
     Ok(tokens)
 }

@@ -9,16 +9,18 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::State as Shared;
 use axum::http::Response;
+use folio_kv::TenantId;
 use folio_text::{DetokenizeOptions, Detokenizer};
 use serde_json::Value;
 
 use crate::api::error::ApiError;
 use crate::api::fields::Fields;
 use crate::api::hints::{Api, Hints};
-use crate::api::openai::chat::{Conversation, check_model, encode, encode_prompt};
+use crate::api::openai::chat::{Conversation, check_model};
 use crate::api::openapi::tables::TOKENIZE;
 use crate::api::params::check_token_ids;
 use crate::app::State;
+use crate::generation::tokenizing::{encode, encode_prompt};
 use crate::http::JsonRequest;
 use crate::http::pieces;
 
@@ -28,7 +30,7 @@ type Answer = Result<Response<Body>, ApiError>;
 pub async fn tokenize(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Answer {
     let JsonRequest { tenant, body, held, .. } = request;
     let shared = state.clone();
-    let read = state.off_thread(tenant.id, body.len(), move || tokenized(&shared, &body));
+    let read = state.off_thread(tenant.id, body.len(), move || tokenized(&shared, tenant.id, &body));
     let (tokens, strings) = read.await?;
     let mut of_ids = state.unread.hold(&tenant.gate);
     of_ids.grow(size_of_val(tokens.as_slice()))?;
@@ -76,7 +78,7 @@ enum Part {
 }
 
 /// The ids, and whether their texts are wanted too.
-fn tokenized(state: &State, body: &[u8]) -> Result<(Vec<u32>, bool), ApiError> {
+fn tokenized(state: &State, tenant: TenantId, body: &[u8]) -> Result<(Vec<u32>, bool), ApiError> {
     let mut fields = Fields::of_body(body)?;
     let mut hints = Hints::new(&state.config.hints, Api::Chat);
     check_model(&mut fields, state)?;
@@ -87,12 +89,15 @@ fn tokenized(state: &State, body: &[u8]) -> Result<(Vec<u32>, bool), ApiError> {
     let tokens = match prompt {
         Some(prompt) => {
             hints.close(fields, &TOKENIZE)?;
-            encode(state, &prompt, special.unwrap_or(true), true, "prompt")?
+            encode(state, Some(tenant), &prompt, special.unwrap_or(true), true, "prompt")?
         }
         None => {
             let mut conversation = Conversation::read(&mut fields, state, &mut hints)?;
             hints.close(fields, &TOKENIZE)?;
-            encode_prompt(state, &conversation.render(state)?, special.unwrap_or(false), true, "messages")?
+            {
+                let prompt = conversation.render(state)?;
+                encode_prompt(state, Some(tenant), &prompt, special.unwrap_or(false), true, "messages")?
+            }
         }
     };
     Ok((tokens, strings))

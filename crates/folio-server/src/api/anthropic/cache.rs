@@ -6,15 +6,16 @@
 //! [`BREAKPOINTS_MAX`], longer-lived ones first; places never go back; the parts of a [`Split`] add up to the prompt.
 
 use folio_engine::request::RetentionRange;
-use folio_kv::DEFAULT_PRIORITY;
+use folio_kv::{DEFAULT_PRIORITY, TenantId};
 use folio_text::Prompt;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use crate::api::error::ApiError;
 use crate::api::fields::Fields;
-use crate::api::openai::chat::{Conversation, encode_prompt};
+use crate::api::openai::chat::Conversation;
 use crate::app::State;
+use crate::generation::tokenizing::encode_prompt;
 
 const BREAKPOINTS_MAX: usize = 4;
 const FIELD: &str = "cache_control";
@@ -151,6 +152,7 @@ pub struct Breakpoint {
 /// cannot render a conversation cut short leaves the breakpoint where the one before it is.
 pub fn place(
     state: &State,
+    tenant: TenantId,
     source: &Conversation,
     marks: &Marks,
     prompt: &Prompt,
@@ -165,7 +167,8 @@ pub fn place(
         let within = match &ends {
             Some(ends) => ends.partition_point(|end| *end <= shared.text().len()),
             None => {
-                let cut = encode_prompt(state, &shared, false, true, "messages").unwrap_or_default();
+                let cut =
+                    encode_prompt(state, Some(tenant), &shared, false, true, "messages").unwrap_or_default();
                 cut.iter().zip(tokens).take_while(|(a, b)| a == b).count()
             }
         };

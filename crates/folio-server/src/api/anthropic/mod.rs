@@ -21,6 +21,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::{Request, State as Shared};
 use axum::http::{HeaderMap, Response};
+use folio_kv::TenantId;
 
 pub use error::restate;
 pub use models::{model, models};
@@ -29,12 +30,13 @@ pub use request::REFUSED;
 use crate::api::error::ApiError;
 use crate::api::fields::Fields;
 use crate::api::hints::{Api, Hints};
-use crate::api::openai::chat::{check_model, encode_prompt};
+use crate::api::openai::chat::check_model;
 use crate::api::openapi::tables::{COUNT, MESSAGE};
 use crate::api::params::Generation;
 use crate::app::State;
 use crate::generation::generate::{Job, PromptJob, json_response};
 use crate::generation::safety::{asker, screen_conversation};
+use crate::generation::tokenizing::encode_prompt;
 use crate::http::{Arrival, JsonRequest};
 use answer::Answer;
 use request::Asked;
@@ -78,7 +80,7 @@ pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError>
     generation.structure = asked.structure.take();
     generation.bounds.thinking = asked.conversation.budget;
     let screened = screen_conversation(state, arrival, &mut asked.conversation)?;
-    let prompt = asked.prompt(state, false)?;
+    let prompt = asked.prompt(state, arrival.tenant.id, false)?;
     generation.reading = prompt.reading;
     generation.follow(state, arrival.tenant.id, Some(&asked.conversation))?;
     // What the context cannot hold is left out, and the answer says so.
@@ -104,11 +106,11 @@ pub async fn count_tokens(
 ) -> Result<Response<Body>, ApiError> {
     let shared = state.clone();
     let JsonRequest { tenant, body, held: _held, .. } = request;
-    let count = state.off_thread(tenant.id, body.len(), move || counted(&shared, &body)).await?;
+    let count = state.off_thread(tenant.id, body.len(), move || counted(&shared, tenant.id, &body)).await?;
     Ok(json_response(serde_json::json!({"input_tokens": count}).to_string()))
 }
 
-fn counted(state: &State, body: &[u8]) -> Result<usize, ApiError> {
+fn counted(state: &State, tenant: TenantId, body: &[u8]) -> Result<usize, ApiError> {
     let mut fields = Fields::of_body(body)?;
     let mut hints = Hints::new(&state.config.hints, Api::Messages);
     check_model(&mut fields, state)?;
@@ -116,7 +118,7 @@ fn counted(state: &State, body: &[u8]) -> Result<usize, ApiError> {
     let mut asked = Asked::read(&mut fields, state, None, &mut hints)?;
     hints.close(fields, &COUNT)?;
     // Counting is what this is for, so a text longer than the context is no error here.
-    Ok(asked.prompt(state, true)?.tokens.len())
+    Ok(asked.prompt(state, tenant, true)?.tokens.len())
 }
 
 /// A conversation as token ids, with its breakpoints' places.
@@ -128,13 +130,13 @@ struct Prompt {
 
 impl Asked {
     /// `any_length`: also longer than the context.
-    fn prompt(&mut self, state: &State, any_length: bool) -> Result<Prompt, ApiError> {
+    fn prompt(&mut self, state: &State, tenant: TenantId, any_length: bool) -> Result<Prompt, ApiError> {
         // Rendering puts the messages the template's way; the breakpoints' cuts begin with the client's.
         let source = (!self.marks.is_empty()).then(|| self.conversation.clone());
         let rendered = self.conversation.prompt(state, self.include_reasoning)?;
-        let tokens = encode_prompt(state, &rendered.prompt, false, any_length, "messages")?;
+        let tokens = encode_prompt(state, Some(tenant), &rendered.prompt, false, any_length, "messages")?;
         let breakpoints = match source.filter(|_| !any_length) {
-            Some(source) => cache::place(state, &source, &self.marks, &rendered.prompt, &tokens),
+            Some(source) => cache::place(state, tenant, &source, &self.marks, &rendered.prompt, &tokens),
             None => Vec::new(),
         };
         Ok(Prompt { tokens, reading: rendered.reading, breakpoints })

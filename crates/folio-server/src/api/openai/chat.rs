@@ -16,6 +16,7 @@ use crate::app::State;
 use crate::generation::generate::{Job, PromptJob, unix_s};
 use crate::generation::reading::{Asked, Reading};
 use crate::generation::safety::{asker, screen_conversation};
+use crate::generation::tokenizing::encode_prompt;
 use crate::http::Arrival;
 
 /// What is particular to chat: how the conversation becomes a prompt.
@@ -64,7 +65,8 @@ pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError>
     generation.follow(state, arrival.tenant.id, Some(&conversation))?;
     let special = generation.add_special_tokens.unwrap_or(false);
     let truncated = generation.truncate_prompt.is_some();
-    let mut tokens = encode_prompt(state, &rendered.prompt, special, truncated, "messages")?;
+    let tenant = Some(arrival.tenant.id);
+    let mut tokens = encode_prompt(state, tenant, &rendered.prompt, special, truncated, "messages")?;
     let params = generation.fit(&mut tokens, facts, "messages")?;
     let echo = generation.echo.then_some(rendered.final_text).flatten();
     let retention = generation.cache.ranges(tokens.len() as u32)?;
@@ -200,63 +202,6 @@ fn final_assistant_text(messages: &[Value]) -> Option<String> {
     let last = messages.last().filter(|last| last["role"] == "assistant")?;
     let text = last["content"].as_str().filter(|text| !text.trim().is_empty())?;
     Some(text.to_owned())
-}
-
-/// Bytes per token that no tokenizer reaches over a whole prompt.
-const BYTES_PER_TOKEN_MAX: usize = 64;
-
-/// Tokenizes a text, in which markers count wherever they are. What cannot fit into the context is refused before the work,
-/// unless it is to be truncated.
-pub fn encode(
-    state: &State,
-    text: &str,
-    special: bool,
-    truncated: bool,
-    param: &str,
-) -> Result<Vec<u32>, ApiError> {
-    let _span = step!("tokenize");
-    let most = bytes_max(state, truncated);
-    state.app.tokenizer.encode(text, special, most).map_err(|error| encode_error(state, error, param))
-}
-
-/// The same of a rendered conversation, in which no marker counts that a client wrote.
-pub fn encode_prompt(
-    state: &State,
-    prompt: &Prompt,
-    special: bool,
-    truncated: bool,
-    param: &str,
-) -> Result<Vec<u32>, ApiError> {
-    let _span = step!("tokenize");
-    let most = bytes_max(state, truncated);
-    state
-        .app
-        .tokenizer
-        .encode_prompt(prompt, special, most)
-        .map_err(|error| encode_error(state, error, param))
-}
-
-fn bytes_max(state: &State, truncated: bool) -> usize {
-    let context = state.app.model.context_length as usize;
-    match truncated {
-        true => state.config.limits.body_bytes,
-        false => state.config.limits.body_bytes.min(context * BYTES_PER_TOKEN_MAX),
-    }
-}
-
-fn encode_error(state: &State, error: TextError, param: &str) -> ApiError {
-    let context = state.app.model.context_length;
-    match error {
-        TextError::TooLong { bytes, limit } => {
-            let message = format!(
-                "This model's maximum context length is {context} tokens, but the prompt has {bytes} bytes of text, more \
-                 than {limit}. Shorten the prompt."
-            );
-            let error = ApiError::invalid(param, message);
-            ApiError { code: Some("context_length_exceeded"), ..error }
-        }
-        other => text_error(other),
-    }
 }
 
 /// What went wrong with a text, as the client sees it.

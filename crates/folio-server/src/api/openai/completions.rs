@@ -2,18 +2,20 @@
 
 use std::fmt;
 
+use folio_kv::TenantId;
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 
 use crate::api::error::ApiError;
 use crate::api::fields::{Fields, within};
 use crate::api::hints::{Api, Hints};
-use crate::api::openai::chat::{check_model, encode};
+use crate::api::openai::chat::check_model;
 use crate::api::openai::shape::{Kind, Shape};
 use crate::api::openapi::tables::COMPLETION;
 use crate::api::params::{Generation, check_token_ids};
 use crate::app::State;
 use crate::generation::generate::{Job, PromptJob};
 use crate::generation::safety::{Screened, asker, screen_prompt};
+use crate::generation::tokenizing::encode;
 use crate::http::Arrival;
 
 const CHAT_ONLY: &str = "it belongs to chat completions";
@@ -63,7 +65,10 @@ pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError>
     }
     let job = |(index, prompt)| {
         let (screened, prompt) = screen(state, arrival, index, prompt)?;
-        Ok(PromptJob { screened, ..prompt_job(state, prompt, &generation, echo_logprobs)? })
+        Ok(PromptJob {
+            screened,
+            ..prompt_job(state, arrival.tenant.id, prompt, &generation, echo_logprobs)?
+        })
     };
     let prompts: Result<Vec<PromptJob>, ApiError> = prompts.into_iter().enumerate().map(job).collect();
     let shape = Shape::new(state, Kind::Completion, &arrival.id, &generation);
@@ -90,6 +95,7 @@ fn screen(
 
 fn prompt_job(
     state: &State,
+    tenant: TenantId,
     prompt: Prompt,
     generation: &Generation,
     echo_logprobs: bool,
@@ -100,7 +106,7 @@ fn prompt_job(
         Prompt::Text(text) => {
             let special = generation.add_special_tokens.unwrap_or(true);
             let truncated = generation.truncate_prompt.is_some();
-            (encode(state, &text, special, truncated, "prompt")?, Some(text))
+            (encode(state, Some(tenant), &text, special, truncated, "prompt")?, Some(text))
         }
         Prompt::Tokens(tokens) => (tokens, None),
     };

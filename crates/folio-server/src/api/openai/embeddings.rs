@@ -16,13 +16,14 @@ use serde_json::value::RawValue;
 
 use crate::api::error::ApiError;
 use crate::api::fields::{Fields, within};
-use crate::api::openai::chat::{check_model, encode};
+use crate::api::openai::chat::check_model;
 use crate::api::openai::completions::{Prompt, Prompts};
 use crate::api::params::{Generation, REFUSED, check_token_ids};
 use crate::app::{Flight, State};
 use crate::generation::choice::{Delta, Finish};
 use crate::generation::generate::{Job, PromptJob, json_response, start};
 use crate::generation::safety::{Screened, screen_input};
+use crate::generation::tokenizing::encode;
 use crate::generation::wire::{Finished, PromptReport, Usage, Wire};
 use crate::http::JsonRequest;
 use crate::http::stream::Events;
@@ -174,7 +175,7 @@ fn tokens(state: &State, input: Prompt, generation: &Generation) -> Result<Vec<u
         Prompt::Text(text) if text.is_empty() => Vec::new(),
         Prompt::Text(text) => {
             let special = generation.add_special_tokens.unwrap_or(true);
-            encode(state, &text, special, generation.truncate_prompt.is_some(), INPUT)?
+            encode(state, None, &text, special, generation.truncate_prompt.is_some(), INPUT)?
         }
         Prompt::Tokens(tokens) => tokens,
     };

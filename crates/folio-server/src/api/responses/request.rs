@@ -15,7 +15,7 @@ use crate::api::effort::{self, Thinking};
 use crate::api::error::ApiError;
 use crate::api::fields::{Fields, parse};
 use crate::api::hints::{Api, Hints};
-use crate::api::openai::chat::{Conversation, check_model, encode_prompt};
+use crate::api::openai::chat::{Conversation, check_model};
 use crate::api::openapi::tables::RESPONSE;
 use crate::api::params::Generation;
 use crate::api::retain::CacheWish;
@@ -24,6 +24,7 @@ use crate::app::State;
 use crate::config::Limits;
 use crate::generation::generate::{Job, PromptJob, unix_s};
 use crate::generation::safety::{asker, screen_conversation};
+use crate::generation::tokenizing::encode_prompt;
 use crate::http::{Arrival, fresh_id};
 
 /// Fields that this server refuses, with the reason a client reads.
@@ -127,10 +128,10 @@ pub fn prepare(state: &State, arrival: &Arrival) -> Result<Prepared, ApiError> {
         Conversation { messages, tools, kwargs, budget, add_generation_prompt: true, continue_final: false };
     let screened = screen_conversation(state, arrival, &mut conversation)?;
     let (rendered, mut tokens) = match frame.truncates {
-        true => truncation::prompt(state, &mut conversation, generation.max_tokens)?,
+        true => truncation::prompt(state, tenant, &mut conversation, generation.max_tokens)?,
         false => {
             let rendered = conversation.prompt(state, true)?;
-            let tokens = encode_prompt(state, &rendered.prompt, false, false, "input")?;
+            let tokens = encode_prompt(state, Some(tenant), &rendered.prompt, false, false, "input")?;
             (rendered, tokens)
         }
     };

@@ -4,15 +4,18 @@
 //! result; the last turn stays, and is refused where even it does not fit. Cost: one rendering and tokenization where all fits, else one more
 //! for each halving of the turns.
 
+use folio_kv::TenantId;
 use serde_json::Value;
 
 use crate::api::error::ApiError;
-use crate::api::openai::chat::{Conversation, Rendered, encode_prompt};
+use crate::api::openai::chat::{Conversation, Rendered};
 use crate::app::State;
+use crate::generation::tokenizing::encode_prompt;
 
 /// The prompt of as much of the conversation as fits beside the answer.
 pub fn prompt(
     state: &State,
+    tenant: TenantId,
     conversation: &mut Conversation,
     max_tokens: Option<u32>,
 ) -> Result<(Rendered, Vec<u32>), ApiError> {
@@ -22,7 +25,7 @@ pub fn prompt(
         shorter.messages = without(&conversation.messages, cut);
         let rendered = shorter.prompt(state, true)?;
         // Longer than the context is no error yet.
-        let tokens = encode_prompt(state, &rendered.prompt, false, true, "input")?;
+        let tokens = encode_prompt(state, Some(tenant), &rendered.prompt, false, true, "input")?;
         Ok((tokens.len() <= room, (shorter, rendered, tokens)))
     };
     let (fits, mut best) = tried(0)?;
