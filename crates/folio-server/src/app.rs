@@ -23,6 +23,7 @@ use crate::tenancy::cache_keys::CacheKeys;
 use crate::tenancy::declared::DeclaredPrefix;
 use crate::tenancy::fair_queue::FairQueue;
 use crate::tenancy::gate::Entry;
+use crate::tenancy::kept::{KeptTokens, TOKENS_BYTES_MAX};
 use crate::tenancy::shared_prefixes::SharedPrefixes;
 use crate::tenancy::tenants::{Tenant, Tenants};
 use crate::tenancy::unread::Budget;
@@ -38,6 +39,7 @@ pub(crate) struct State {
     pub metrics: Metrics,
     pub readers: Readers,
     pub structures: Structures,
+    pub tokens: KeptTokens,
     pub meters: Arc<Meters>,
     pub responses: Arc<Store>,
     pub batches: Batches,
@@ -163,6 +165,7 @@ impl State {
             metrics,
             readers,
             structures,
+            tokens: KeptTokens::new(TOKENS_BYTES_MAX),
             meters,
             started_s: folio_api::unix_s(),
             tenants,
@@ -187,6 +190,8 @@ impl State {
         if !gone.is_empty() {
             self.meters.forget(&gone);
             self.cache_keys.forget(&gone);
+            self.structures.forget(&gone);
+            self.tokens.forget(&gone);
         }
         // Also of tenants that left before: what they had cached was evicted since.
         self.app.engine.retain_tenants(&|tenant| self.tenants.is_known(tenant));

@@ -12,6 +12,13 @@
 //! chunk. Memory per request is bounded by its body and by bytes that its client has not accepted (`unread`).
 #![forbid(unsafe_code)]
 
+/// A step between a request's bytes and the engine, as a span: who wants to know where the time goes can subscribe.
+macro_rules! step {
+    ($name:literal) => {
+        tracing::trace_span!(target: "folio_server::prepare", $name).entered()
+    };
+}
+
 mod admin;
 mod app;
 mod arrival;

@@ -4,6 +4,7 @@
 //! before the request reaches the engine, so a wrong one costs nobody a step. What is needed for it (a sorted vocabulary, threads) is
 //! made with the first request that asks, and kept.
 
+use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
 
 use folio_api::ApiError;
@@ -13,8 +14,9 @@ use folio_kv::TenantId;
 use folio_text::{Grammar, GrammarError, Grammars, Tokenizer};
 
 use crate::decoding::guides::{Begin, Form, Masks, Structured};
-use crate::decoding::kept_grammars::{KeptGrammars, Source};
+use crate::decoding::kept_grammars;
 use crate::observability::metrics::MaskFigures;
+use crate::tenancy::kept::Kept;
 
 /// What following grammars takes; made when first needed.
 pub struct Structures {
@@ -22,7 +24,7 @@ pub struct Structures {
     ends: Arc<[u32]>,
     figures: Arc<MaskFigures>,
     made: OnceLock<Result<(Grammars, Arc<Masks>), GrammarError>>,
-    kept: KeptGrammars,
+    kept: Kept<Arc<Grammar>>,
 }
 
 /// Compiles for one tenant.
@@ -36,19 +38,25 @@ impl Compiler<'_> {
     /// Compiles what was asked for, or finds it compiled. Blocks; the first call for longer.
     pub fn compile(&self, constraint: &Constraint) -> Result<Arc<Grammar>, ApiError> {
         let kept = &self.structures.kept;
-        let source = Source::of(self.tenant, &constraint.syntax);
-        if let Some(grammar) = kept.find(&source) {
+        let (digest, bytes) = kept_grammars::source(&constraint.syntax);
+        if let Some(grammar) = kept.find(self.tenant, &digest) {
             return Ok(grammar);
         }
         let grammar = self.structures.compile(constraint)?;
-        kept.keep(&source, grammar.clone());
+        kept.keep(self.tenant, digest, grammar.clone(), bytes);
         Ok(grammar)
     }
 }
 
 impl Structures {
     pub fn new(tokenizer: Arc<Tokenizer>, ends: Arc<[u32]>, figures: Arc<MaskFigures>) -> Self {
-        Self { tokenizer, ends, figures, made: OnceLock::new(), kept: KeptGrammars::default() }
+        let kept = Kept::new(kept_grammars::BYTES_MAX);
+        Self { tokenizer, ends, figures, made: OnceLock::new(), kept }
+    }
+
+    /// Lets go of what was compiled for these.
+    pub fn forget(&self, gone: &HashSet<TenantId>) {
+        self.kept.forget(gone);
     }
 
     pub fn of(&self, tenant: TenantId) -> Compiler<'_> {

@@ -13,15 +13,16 @@ use axum::extract::{Path, State as Shared};
 use axum::http::Response;
 use folio_engine::request::{EventSink, RetentionRange};
 use folio_engine::{CacheCommand, CacheResponse, Event, FinishReason, Micros, Request, SamplingParams};
-use folio_kv::{BlockHashes, KeepRefused, PrefixId, PrefixInfo};
+use folio_kv::{BlockHashes, KeepRefused, PrefixId, PrefixInfo, TenantId};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::app::State;
 use crate::arrival::JsonRequest;
-use crate::generation::prompt::{encode, encode_prompt, render};
+use crate::generation::prompt::render;
 use crate::generation::retention::{refused, retention};
 use crate::generation::run::refusal;
+use crate::generation::tokenizing::{encode, encode_prompt};
 use crate::http::reply::Reply;
 use crate::http::reply::json_response;
 use crate::http::stream::Abort;
@@ -58,7 +59,7 @@ pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> 
     let _counted = state.in_flight.enter();
     let JsonRequest { tenant, body, held: _held, entry, .. } = request;
     let shared = state.clone();
-    let wanted = state.off_thread(tenant.id, body.len(), move || read(&shared, &body)).await?;
+    let wanted = state.off_thread(tenant.id, body.len(), move || read(&shared, tenant.id, &body)).await?;
     let root = state.root(&tenant);
     let mut first = None;
     for _ in 0..ATTEMPTS {
@@ -98,12 +99,12 @@ pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> 
     Err(ApiError { code: Some("cache_busy"), ..ApiError::busy(message, 2) }.into())
 }
 
-fn read(state: &State, body: &[u8]) -> Result<Wanted, ApiError> {
+fn read(state: &State, tenant: TenantId, body: &[u8]) -> Result<Wanted, ApiError> {
     let mut fields = Fields::of_body(body)?;
     state.context.check_model(&mut fields)?;
     let keep = Retention::read(&mut fields)?;
     let mut hints = Hints::new(&state.context.hints, Api::Chat);
-    let (tokens, field) = tokens(state, &mut fields, &mut hints)?;
+    let (tokens, field) = tokens(state, Some(tenant), &mut fields, &mut hints)?;
     hints.close(fields, &PREFIX_REQUEST)?;
     Ok(Wanted { tokens: tokens.into(), keep, field })
 }
@@ -111,6 +112,7 @@ fn read(state: &State, body: &[u8]) -> Result<Wanted, ApiError> {
 /// Takes `prompt`, `token_ids` or `messages` and what belongs to them: the tokens, and the field they came from.
 fn tokens(
     state: &State,
+    tenant: Option<TenantId>,
     fields: &mut Fields<'_>,
     hints: &mut Hints<'_>,
 ) -> Result<(Vec<u32>, &'static str), ApiError> {
@@ -122,7 +124,9 @@ fn tokens(
         (Some(_), Some(_)) => {
             return Err(ApiError::invalid("token_ids", "Give 'prompt' or 'token_ids', not both."));
         }
-        (Some(text), None) => (encode(state, &text, special.unwrap_or(true), false, "prompt")?, "prompt"),
+        (Some(text), None) => {
+            (encode(state, tenant, &text, special.unwrap_or(true), false, "prompt")?, "prompt")
+        }
         (None, Some(ids)) => {
             state.context.model.check_token_ids(&ids, "token_ids")?;
             (ids, "token_ids")
@@ -133,7 +137,7 @@ fn tokens(
             // A prefix ends where the next message begins, unless it is said otherwise.
             conversation.add_generation_prompt = opened.unwrap_or(false);
             let prompt = render(state, &mut conversation)?;
-            (encode_prompt(state, &prompt, special.unwrap_or(false), false, "messages")?, "messages")
+            (encode_prompt(state, tenant, &prompt, special.unwrap_or(false), false, "messages")?, "messages")
         }
     };
     if tokens.is_empty() {
@@ -151,7 +155,7 @@ pub(crate) fn declared(state: &State, prefix: &DeclaredPrefix) -> Result<Vec<u32
     let mut fields = Fields::of_body(prefix.body.as_bytes())?;
     fields.take::<String>("name")?;
     let mut hints = Hints::new(&state.context.hints, Api::Chat);
-    let (tokens, _) = tokens(state, &mut fields, &mut hints)?;
+    let (tokens, _) = tokens(state, None, &mut fields, &mut hints)?;
     fields.finish(&[("cache", "the operator's prefixes are pinned")])?;
     Ok(tokens)
 }

@@ -7,12 +7,14 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use axum::extract::State as Shared;
+use folio_kv::TenantId;
 use folio_text::{DetokenizeOptions, Detokenizer};
 use serde_json::Value;
 
 use crate::app::State;
 use crate::arrival::JsonRequest;
-use crate::generation::prompt::{encode, encode_prompt, render};
+use crate::generation::prompt::render;
+use crate::generation::tokenizing::{encode, encode_prompt};
 use crate::http::pieces;
 use crate::http::reply::Reply;
 use folio_api::ApiError;
@@ -25,7 +27,7 @@ use folio_api::openapi::tables::TOKENIZE;
 pub async fn tokenize(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Reply {
     let JsonRequest { tenant, body, held, .. } = request;
     let shared = state.clone();
-    let read = state.off_thread(tenant.id, body.len(), move || tokenized(&shared, &body));
+    let read = state.off_thread(tenant.id, body.len(), move || tokenized(&shared, tenant.id, &body));
     let (tokens, strings) = read.await?;
     let mut of_ids = state.unread.hold(&tenant.gate);
     of_ids.grow(size_of_val(tokens.as_slice()))?;
@@ -73,7 +75,7 @@ enum Part {
 }
 
 /// The ids, and whether their texts are wanted too.
-fn tokenized(state: &State, body: &[u8]) -> Result<(Vec<u32>, bool), ApiError> {
+fn tokenized(state: &State, tenant: TenantId, body: &[u8]) -> Result<(Vec<u32>, bool), ApiError> {
     let mut fields = Fields::of_body(body)?;
     let mut hints = Hints::new(&state.context.hints, Api::Chat);
     state.context.check_model(&mut fields)?;
@@ -84,13 +86,14 @@ fn tokenized(state: &State, body: &[u8]) -> Result<(Vec<u32>, bool), ApiError> {
     let tokens = match prompt {
         Some(prompt) => {
             hints.close(fields, &TOKENIZE)?;
-            encode(state, &prompt, special.unwrap_or(true), true, "prompt")?
+            encode(state, Some(tenant), &prompt, special.unwrap_or(true), true, "prompt")?
         }
         None => {
             let mut conversation = chat::conversation(&mut fields, &state.context, &mut hints)?.0;
             hints.close(fields, &TOKENIZE)?;
             encode_prompt(
                 state,
+                Some(tenant),
                 &render(state, &mut conversation)?,
                 special.unwrap_or(false),
                 true,

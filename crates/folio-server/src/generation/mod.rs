@@ -7,3 +7,4 @@ pub(crate) mod retention;
 pub(crate) mod run;
 pub(crate) mod sampling;
 pub(crate) mod screening;
+pub(crate) mod tokenizing;

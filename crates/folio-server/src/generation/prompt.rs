@@ -38,6 +38,7 @@ pub fn prompt(
 
 /// The prompt, by the model's template.
 pub fn render(state: &State, conversation: &mut Conversation) -> Result<Prompt, ApiError> {
+    let _span = step!("render");
     let template = state.app.template.as_ref().ok_or_else(|| text_error(TextError::NoTemplate))?;
     conversation.tools.check(&state.context.capabilities)?;
     if let Some(template) = &state.context.capabilities.template {
@@ -65,61 +66,6 @@ pub fn render(state: &State, conversation: &mut Conversation) -> Result<Prompt, 
         prompt.truncate(at + last.len());
     }
     Ok(prompt)
-}
-
-/// Bytes per token that no tokenizer reaches over a whole prompt.
-const BYTES_PER_TOKEN_MAX: usize = 64;
-
-/// Tokenizes a text, in which markers count wherever they are. What cannot fit into the context is refused before the work,
-/// unless it is to be truncated.
-pub fn encode(
-    state: &State,
-    text: &str,
-    special: bool,
-    truncated: bool,
-    param: &str,
-) -> Result<Vec<u32>, ApiError> {
-    let most = bytes_max(state, truncated);
-    state.app.tokenizer.encode(text, special, most).map_err(|error| encode_error(state, error, param))
-}
-
-/// The same of a rendered conversation, in which no marker counts that a client wrote.
-pub fn encode_prompt(
-    state: &State,
-    prompt: &Prompt,
-    special: bool,
-    truncated: bool,
-    param: &str,
-) -> Result<Vec<u32>, ApiError> {
-    let most = bytes_max(state, truncated);
-    state
-        .app
-        .tokenizer
-        .encode_prompt(prompt, special, most)
-        .map_err(|error| encode_error(state, error, param))
-}
-
-fn bytes_max(state: &State, truncated: bool) -> usize {
-    let context = state.app.model.context_length as usize;
-    match truncated {
-        true => state.config.limits.body_bytes,
-        false => state.config.limits.body_bytes.min(context * BYTES_PER_TOKEN_MAX),
-    }
-}
-
-fn encode_error(state: &State, error: TextError, param: &str) -> ApiError {
-    let context = state.app.model.context_length;
-    match error {
-        TextError::TooLong { bytes, limit } => {
-            let message = format!(
-                "This model's maximum context length is {context} tokens, but the prompt has {bytes} bytes of text, more \
-                 than {limit}. Shorten the prompt."
-            );
-            let error = ApiError::invalid(param, message);
-            ApiError { code: Some("context_length_exceeded"), ..error }
-        }
-        other => text_error(other),
-    }
 }
 
 /// What went wrong with a text, as the client sees it.

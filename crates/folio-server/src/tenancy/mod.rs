@@ -4,6 +4,7 @@ pub(crate) mod cache_keys;
 pub(crate) mod declared;
 pub(crate) mod fair_queue;
 pub(crate) mod gate;
+pub(crate) mod kept;
 pub mod keys;
 pub(crate) mod secret;
 pub(crate) mod shared_prefixes;

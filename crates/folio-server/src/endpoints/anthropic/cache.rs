@@ -8,12 +8,13 @@
 use folio_api::anthropic::breakpoints::{After, Breakpoints, Placed};
 use folio_api::conversation::Conversation;
 use folio_engine::request::RetentionRange;
-use folio_kv::DEFAULT_PRIORITY;
+use folio_kv::{DEFAULT_PRIORITY, TenantId};
 use folio_text::Prompt;
 use serde_json::{Value, json};
 
 use crate::app::State;
-use crate::generation::prompt::{encode_prompt, render};
+use crate::generation::prompt::render;
+use crate::generation::tokenizing::encode_prompt;
 
 /// In the cache, of what a breakpoint asks to keep; above what nobody asked for, below what an operator or a client puts higher.
 const PRIORITY: u8 = DEFAULT_PRIORITY + 10;
@@ -22,11 +23,13 @@ const PRIORITY: u8 = DEFAULT_PRIORITY + 10;
 /// cannot render a conversation cut short leaves the breakpoint where the one before it is.
 pub fn place(
     state: &State,
+    tenant: TenantId,
     source: &Conversation,
     breakpoints: &Breakpoints,
     prompt: &Prompt,
     tokens: &[u32],
 ) -> Vec<Placed> {
+    let _span = step!("breakpoints");
     let mut reached = 0;
     let mut out = Vec::with_capacity(breakpoints.list.len());
     let ends = ends(state, prompt.text(), tokens);
@@ -35,7 +38,8 @@ pub fn place(
         let within = match &ends {
             Some(ends) => ends.partition_point(|end| *end <= shared.text().len()),
             None => {
-                let cut = encode_prompt(state, &shared, false, true, "messages").unwrap_or_default();
+                let cut =
+                    encode_prompt(state, Some(tenant), &shared, false, true, "messages").unwrap_or_default();
                 cut.iter().zip(tokens).take_while(|(a, b)| a == b).count()
             }
         };

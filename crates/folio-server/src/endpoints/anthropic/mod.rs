@@ -11,6 +11,7 @@ use std::sync::Arc;
 use axum::extract::State as Shared;
 use folio_api::ApiError;
 use folio_api::anthropic::{self, MessageWriter};
+use folio_kv::TenantId;
 use serde_json::json;
 
 pub use models::{model, models};
@@ -18,25 +19,32 @@ pub use models::{model, models};
 use crate::app::State;
 use crate::arrival::{Arrival, JsonRequest};
 use crate::generation::job::{Job, PromptJob};
-use crate::generation::prompt::{encode_prompt, prompt};
+use crate::generation::prompt::prompt;
 use crate::generation::sampling::{fit, rules};
 use crate::generation::screening::{asker, screen_conversation};
+use crate::generation::tokenizing::encode_prompt;
 use crate::http::reply::Reply;
 use crate::http::reply::json_response;
 
 /// `POST /v1/messages`.
 pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError> {
     let facts = &state.app.model;
-    let read = anthropic::Request::read(&arrival.body, &state.context)?;
+    let read = {
+        let _span = step!("read");
+        anthropic::Request::read(&arrival.body, &state.context)?
+    };
     let (breakpoints, wanted) = (read.breakpoints, read.max_tokens);
     let mut request = read.request;
     let screened = screen_conversation(state, arrival, &mut request.conversation)?;
     // Rendering puts the messages the template's way; the breakpoints' cuts begin with the client's.
     let source = (!breakpoints.list.is_empty()).then(|| request.conversation.clone());
     let rendered = prompt(state, &mut request.conversation, request.include_reasoning)?;
-    let mut tokens = encode_prompt(state, &rendered.prompt, false, false, "messages")?;
+    let mut tokens =
+        encode_prompt(state, Some(arrival.tenant.id), &rendered.prompt, false, false, "messages")?;
     let placed = source
-        .map(|source| cache::place(state, &source, &breakpoints, &rendered.prompt, &tokens))
+        .map(|source| {
+            cache::place(state, arrival.tenant.id, &source, &breakpoints, &rendered.prompt, &tokens)
+        })
         .unwrap_or_default();
     let (mut generation, reading) = (request.generation, rendered.reading);
     let rules =
@@ -61,13 +69,13 @@ pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError>
 pub async fn count_tokens(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Reply {
     let shared = state.clone();
     let JsonRequest { tenant, body, held: _held, .. } = request;
-    let count = state.off_thread(tenant.id, body.len(), move || counted(&shared, &body)).await?;
+    let count = state.off_thread(tenant.id, body.len(), move || counted(&shared, tenant.id, &body)).await?;
     Ok(json_response(json!({"input_tokens": count}).to_string()))
 }
 
-fn counted(state: &State, body: &[u8]) -> Result<usize, ApiError> {
+fn counted(state: &State, tenant: TenantId, body: &[u8]) -> Result<usize, ApiError> {
     let mut conversation = anthropic::counted(body, &state.context)?;
     let rendered = prompt(state, &mut conversation, true)?;
     // Counting is what this is for, so a text longer than the context is no error here.
-    Ok(encode_prompt(state, &rendered.prompt, false, true, "messages")?.len())
+    Ok(encode_prompt(state, Some(tenant), &rendered.prompt, false, true, "messages")?.len())
 }

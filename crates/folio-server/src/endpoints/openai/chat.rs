@@ -7,13 +7,17 @@ use folio_api::openai::writer::{CompletionWriter, Kind};
 use crate::app::State;
 use crate::arrival::Arrival;
 use crate::generation::job::{Job, PromptJob};
-use crate::generation::prompt::{encode_prompt, prompt};
+use crate::generation::prompt::prompt;
 use crate::generation::retention::ranges;
 use crate::generation::sampling::{fit, rules};
 use crate::generation::screening::{asker, screen_conversation};
+use crate::generation::tokenizing::encode_prompt;
 
 pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError> {
-    let mut request = chat::read(&arrival.body, &state.context)?;
+    let mut request = {
+        let _span = step!("read");
+        chat::read(&arrival.body, &state.context)?
+    };
     let screened = screen_conversation(state, arrival, &mut request.conversation)?;
     let rendered = prompt(state, &mut request.conversation, request.include_reasoning)?;
     let generation = request.generation;
@@ -22,7 +26,8 @@ pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError>
         rules(state, arrival.tenant.id, &generation, Some((&request.conversation, reading.as_ref())))?;
     let special = generation.add_special_tokens.unwrap_or(false);
     let truncated = generation.truncate_prompt.is_some();
-    let mut tokens = encode_prompt(state, &rendered.prompt, special, truncated, "messages")?;
+    let mut tokens =
+        encode_prompt(state, Some(arrival.tenant.id), &rendered.prompt, special, truncated, "messages")?;
     let params = fit(&generation, rules, &mut tokens, &state.app.model, "messages")?;
     let echo = generation.echo.then_some(rendered.final_text).flatten();
     let retention = ranges(&generation.cache, tokens.len() as u32)?;

@@ -5,14 +5,15 @@ use folio_api::openai::completions::{self, Prompt};
 use folio_api::openai::writer::{CompletionWriter, Kind};
 use folio_api::params::Generation;
 use folio_engine::RulesRef;
+use folio_kv::TenantId;
 
 use crate::app::State;
 use crate::arrival::Arrival;
 use crate::generation::job::{Job, PromptJob};
-use crate::generation::prompt::encode;
 use crate::generation::retention::ranges;
 use crate::generation::sampling::{fit, rules};
 use crate::generation::screening::{asker, screen_prompt};
+use crate::generation::tokenizing::encode;
 use crate::safety::Screened;
 
 pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError> {
@@ -21,7 +22,10 @@ pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError>
     let rules = rules(state, arrival.tenant.id, &generation, None)?;
     let job = |(index, prompt)| {
         let (screened, prompt) = screen(state, arrival, index, prompt)?;
-        Ok(PromptJob { screened, ..prompt_job(state, prompt, &generation, rules.clone(), echo_logprobs)? })
+        Ok(PromptJob {
+            screened,
+            ..prompt_job(state, arrival.tenant.id, prompt, &generation, rules.clone(), echo_logprobs)?
+        })
     };
     let prompts: Result<Vec<PromptJob>, ApiError> =
         request.prompts.into_iter().enumerate().map(job).collect();
@@ -48,6 +52,7 @@ fn screen(
 
 fn prompt_job(
     state: &State,
+    tenant: TenantId,
     prompt: Prompt,
     generation: &Generation,
     rules: Option<RulesRef>,
@@ -58,7 +63,7 @@ fn prompt_job(
         Prompt::Text(text) => {
             let special = generation.add_special_tokens.unwrap_or(true);
             let truncated = generation.truncate_prompt.is_some();
-            (encode(state, &text, special, truncated, "prompt")?, Some(text))
+            (encode(state, Some(tenant), &text, special, truncated, "prompt")?, Some(text))
         }
         Prompt::Tokens(tokens) => (tokens, None),
     };

@@ -22,10 +22,10 @@ use serde_json::json;
 use crate::app::{Flight, State};
 use crate::arrival::JsonRequest;
 use crate::generation::job::{Job, PromptJob};
-use crate::generation::prompt::encode;
 use crate::generation::retention::ranges;
 use crate::generation::run::start;
 use crate::generation::screening::screen_input;
+use crate::generation::tokenizing::encode;
 use crate::http::reply::Reply;
 use crate::http::reply::json_response;
 use crate::safety::Screened;
@@ -137,7 +137,7 @@ fn tokens(state: &State, input: Prompt, generation: &Generation) -> Result<Vec<u
         Prompt::Text(text) if text.is_empty() => Vec::new(),
         Prompt::Text(text) => {
             let special = generation.add_special_tokens.unwrap_or(true);
-            encode(state, &text, special, generation.truncate_prompt.is_some(), INPUT)?
+            encode(state, None, &text, special, generation.truncate_prompt.is_some(), INPUT)?
         }
         Prompt::Tokens(tokens) => tokens,
     };

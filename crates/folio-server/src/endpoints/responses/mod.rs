@@ -18,11 +18,12 @@ use serde_json::{Value, json};
 use crate::app::{Flight, State};
 use crate::arrival::{Arrival, JsonRequest};
 use crate::generation::job::{Job, PromptJob};
-use crate::generation::prompt::{encode_prompt, prompt};
+use crate::generation::prompt::prompt;
 use crate::generation::retention::ranges;
 use crate::generation::run;
 use crate::generation::sampling::{fit, rules};
 use crate::generation::screening::{asker, prepared, screen_conversation};
+use crate::generation::tokenizing::encode_prompt;
 use crate::http::fresh_id;
 use crate::http::reply::json_response;
 use crate::http::reply::{Reply, tell};
@@ -83,10 +84,10 @@ fn prepare(state: &State, arrival: &Arrival) -> Result<Prepared, ApiError> {
     let mut request = read.request;
     let screened = screen_conversation(state, arrival, &mut request.conversation)?;
     let (rendered, mut tokens) = match read.truncates {
-        true => truncation::prompt(state, &mut request.conversation, request.generation.max_tokens)?,
+        true => truncation::prompt(state, tenant, &mut request.conversation, request.generation.max_tokens)?,
         false => {
             let rendered = prompt(state, &mut request.conversation, true)?;
-            let tokens = encode_prompt(state, &rendered.prompt, false, false, "input")?;
+            let tokens = encode_prompt(state, Some(tenant), &rendered.prompt, false, false, "input")?;
             (rendered, tokens)
         }
     };

@@ -4,16 +4,19 @@
 //! result; the last turn stays, and is refused where even it does not fit. Cost: one rendering and tokenization where all fits, else one more
 //! for each halving of the turns.
 
+use folio_kv::TenantId;
 use serde_json::Value;
 
 use crate::app::State;
-use crate::generation::prompt::{self, Rendered, encode_prompt};
+use crate::generation::prompt::{self, Rendered};
+use crate::generation::tokenizing::encode_prompt;
 use folio_api::ApiError;
 use folio_api::conversation::Conversation;
 
 /// The prompt of as much of the conversation as fits beside the answer.
 pub fn prompt(
     state: &State,
+    tenant: TenantId,
     conversation: &mut Conversation,
     max_tokens: Option<u32>,
 ) -> Result<(Rendered, Vec<u32>), ApiError> {
@@ -23,7 +26,7 @@ pub fn prompt(
         shorter.messages = without(&conversation.messages, cut);
         let rendered = prompt::prompt(state, &mut shorter, true)?;
         // Longer than the context is no error yet.
-        let tokens = encode_prompt(state, &rendered.prompt, false, true, "input")?;
+        let tokens = encode_prompt(state, Some(tenant), &rendered.prompt, false, true, "input")?;
         Ok((tokens.len() <= room, (shorter, rendered, tokens)))
     };
     let (fits, mut best) = tried(0)?;
