@@ -16,6 +16,7 @@ import sys
 import plots
 import side_by_side
 from results import FORMATS, HERE, SHAPES, Results, body, cost, head
+from server_threads import table as threads_table
 
 DOCS = os.path.normpath(os.path.join(HERE, "..", "..", "docs"))
 ORDER = ["prefill 512", "decode x1 at 128", "decode x8 at 128", "decode x32 at 128", "decode x1 at 8192"]
@@ -165,6 +166,38 @@ def load(results):
     return "\n\n".join(out) or "Not measured yet."
 
 
+# Microseconds of CPU per request at most.
+FRONT_END = {False: 150, True: 250}
+
+
+def front_end(results):
+    """CPU of the server's process per request, where steps take no time and where they take some."""
+    rows, files = [], []
+    for (kind, step_us), (name, data) in sorted((key, value) for key, value in results.server.items() if key[0] == "front-end"):
+        files.append(f"`{name}`")
+        for what in front_end_kinds(data):
+            runs = [run[what] for run in data["runs"]]
+            engine = statistics.median(run["by_thread_us"].get("folio-engine", 0) for run in runs)
+            wanted = FRONT_END["streamed" in what]
+            cpu = [run["cpu_us"] for run in runs]
+            rows.append(["none" if step_us == 0 else f"{step_us / 1000:g} ms", what, f"**{spread(cpu)}**", f"{engine:.1f}",
+                         f"{wanted}: {verdict(statistics.median(cpu), wanted, False)}", spread([run["requests_per_s"] for run in runs], 0)])
+    if not rows:
+        return "Not measured yet."
+    header = ["a step takes", "requests", "CPU per request, µs", "of it the engine's thread", "wanted at most", "requests/s"]
+    return table(header, rows) + "\n\nFrom " + " and ".join(files) + "."
+
+
+def front_end_kinds(data):
+    return [what for what in data["runs"][0] if what != "at"]
+
+
+def server_threads(results):
+    """By numbers of threads."""
+    name, data = results.server.get(("server-threads", None), (None, None))
+    return "Not measured yet." if data is None else threads_table(data) + f"\n\nFrom `{name}`."
+
+
 def start(results):
     """Process start to the first token, of the newest file."""
     if not results.starts:
@@ -272,7 +305,7 @@ def limits(results):
 
 
 def expand(results):
-    makers = {f.__name__: f for f in (pairs, targets, peers, small, load, start, kl_trained, kl_random, machine, limits)}
+    makers = {f.__name__: f for f in (pairs, targets, peers, small, load, front_end, server_threads, start, kl_trained, kl_random, machine, limits)}
     def one(match):
         name, *arguments = match[1].split()
         if arguments[-2:-1] == ["of"]:

@@ -76,6 +76,8 @@ class Results:
         self.cells, self.folio, self.files, self.latest = {}, {}, {}, {}
         # Of start_time.py, in the order of their names.
         self.starts = []
+        # Of front_end.py, server_threads.py and neighbour.py: the newest file of each kind, of front_end.py by the time of a step.
+        self.server = {}
         loaded = []
         for path in sorted(glob.glob(os.path.join(folder, "*.json"))):
             with open(path, encoding="utf-8") as file:
@@ -84,7 +86,9 @@ class Results:
                 continue
             if data.get("kind") in ("isolation", "schemas"):
                 continue  # docs/kv-cache.md's, docs/api.md's
-            if "kind" in data or "rounds" in data:
+            if data.get("kind") in ("front-end", "server-threads", "neighbour"):
+                self.server[data["kind"], data["arguments"].get("step_us")] = (name, data)
+            elif "kind" in data or "rounds" in data:
                 loaded.append(("kind" in data, name, data))
             elif "first streamed token" in data.get("what", ""):
                 self.starts.append((name, data))

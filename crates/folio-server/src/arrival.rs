@@ -54,7 +54,7 @@ pub enum Listener {
 pub async fn around(Shared(state): Shared<Arc<State>>, request: Request, next: Next) -> Response<Body> {
     let anthropic = anthropic::is_meant(&request);
     let mut request = request;
-    let tenant = admit(&state, &mut request);
+    let tenant = admit(&state, &mut request).await;
     if tenant.as_ref().is_err_and(|refused| refused.retry_after_s.is_some()) {
         discard(&mut request, &state.config.limits).await;
     }
@@ -147,12 +147,12 @@ pub async fn answered(
 }
 
 /// Who asks, if the route wants to know; or why not. A request that brings a body is let in here, before a byte of it is read.
-fn admit(state: &State, request: &mut Request) -> Result<Option<Tenant>, ApiError> {
+async fn admit(state: &State, request: &mut Request) -> Result<Option<Tenant>, ApiError> {
     let path = request.uri().path();
     if OPEN.contains(&path) {
         return Ok(None);
     }
-    let tenant = state.tenants.authenticate(request.headers())?;
+    let tenant = state.tenants.authenticate(request.headers()).await?;
     let scope = Scope::of(path);
     if !tenant.scopes.has(scope) {
         return Err(missing_scope(scope));

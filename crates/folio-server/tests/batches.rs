@@ -571,7 +571,12 @@ async fn a_folder_of_an_older_version_opens_and_its_batches_go_on() {
     assert_eq!(lines[0]["response"]["body"]["choices"][0]["text"], "as before");
     assert_eq!(lines[1]["response"]["body"]["choices"][0]["text"], "now");
     let path = folder.path().join("batches/batch_open.json");
-    let written: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let read = || serde_json::from_slice::<Value>(&std::fs::read(&path).unwrap()).unwrap();
+    // It is seen to be over before that is written down.
+    while read()["status"] != "completed" {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let written = read();
     assert_eq!(written["version"], 1);
     drop(client);
     std::fs::write(&path, common::merged(written, json!({"version": 2})).to_string()).unwrap();

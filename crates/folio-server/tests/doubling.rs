@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use common::{FakeEngine, app, reply, tool_template};
+use common::{FakeEngine, Reply, app, reply, tool_template};
 use folio_server::{Limits, Parsers, Server, ServerConfig};
 use folio_text::{
     DetokenizeOptions, Detokenizer, Grammars, OutputParser, ParserSetup, REASONING_FORMATS, ReasoningFormat,
@@ -123,10 +123,47 @@ impl Served {
 
     /// Answers one request, and says with which status.
     fn ask(&self, path: &str, kind: &str, body: &str) -> u16 {
-        let request = axum::http::Request::builder().method("POST").uri(path).header("content-type", kind);
+        self.reply("POST", path, kind, body).status.as_u16()
+    }
+
+    fn reply(&self, method: &str, path: &str, kind: &str, body: &str) -> Reply {
+        let request = axum::http::Request::builder().method(method).uri(path).header("content-type", kind);
         let request = request.body(Body::from(body.to_owned())).unwrap();
         let answer = async { reply(self.router.clone().oneshot(request).await.unwrap()).await };
-        self.runtime.block_on(answer).status.as_u16()
+        self.runtime.block_on(answer)
+    }
+
+    /// Keeps a file of so many lines for a batch: its id.
+    fn upload(&self, lines: usize) -> Value {
+        let mut form = "--b\r\ncontent-disposition: form-data; name=\"purpose\"\r\n\r\nbatch\r\n--b\r\n\
+             content-disposition: form-data; name=\"file\"; filename=\"f\"\r\n\r\n"
+            .to_owned();
+        for line in 0..lines {
+            let body = json!({"prompt": "hi", "max_tokens": 1});
+            form += &json!({"custom_id": line.to_string(), "method": "POST", "url": "/v1/completions", "body": body})
+                .to_string();
+            form += "\n";
+        }
+        let file =
+            self.reply("POST", "/v1/files", "multipart/form-data; boundary=b", &(form + "\r\n--b--\r\n"));
+        assert_eq!(file.status, 200, "{}", file.text);
+        file.json()["id"].clone()
+    }
+
+    /// Runs all lines of a file.
+    fn run_batch(&self, file: &Value, lines: usize) {
+        let batch = json!({"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"})
+            .to_string();
+        let batch = self.reply("POST", "/v1/batches", "application/json", &batch).json();
+        let path = format!("/v1/batches/{}", batch["id"].as_str().unwrap());
+        for _ in 0..60_000 {
+            let now = self.reply("GET", &path, "application/json", "").json();
+            if now["status"] == "completed" {
+                return assert_eq!(now["request_counts"]["completed"], lines);
+            }
+            self.runtime.block_on(async { tokio::time::sleep(Duration::from_millis(1)).await });
+        }
+        panic!("a batch does not end");
     }
 }
 
@@ -262,6 +299,30 @@ fn forms_are_read_in_proportion() {
             server.ask("/v1/files", "multipart/form-data; boundary=b", &body);
         });
     }
+}
+
+#[test]
+fn a_line_of_a_batch_costs_the_same_however_many_there_are_and_however_many_files() {
+    const LINES: usize = 64;
+    const FILES: usize = 400;
+    let server = Served::new();
+    let file = server.upload(LINES);
+    let steps = || {
+        let before = server.so_far()[0];
+        server.run_batch(&file, LINES);
+        server.so_far()[0] - before
+    };
+    let few = (steps(), steps()).1;
+    (0..FILES).for_each(|_| drop(server.upload(1)));
+    let many = steps();
+    println!("{LINES} lines: {few} steps, beside {FILES} files {many}");
+    // A batch looks through all files a few times, a line never.
+    assert!(many < few + (FILES * LINES / 4) as u64, "{few} steps, and {many} beside {FILES} files");
+    let files = [LINES, 2 * LINES].map(|lines| (lines, server.upload(lines)));
+    server.doubles("lines of a batch", LINES, |n| {
+        let (lines, file) = files.iter().find(|(lines, _)| *lines == n).unwrap();
+        server.run_batch(file, *lines);
+    });
 }
 
 /// Text that keeps each format's reader waiting.

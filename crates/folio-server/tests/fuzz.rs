@@ -1,51 +1,28 @@
-//! Bodies nobody would send: whatever arrives at any route is answered in its API's shape, never by a failure of the server.
+//! What nobody would send: whatever arrives at any route is answered in its API's shape, never by a failure of the server. The fuzz
+//! targets in `fuzz/` search deeper, by the same functions (`common/targets.rs`) and seeds.
 
 mod common;
 
-use std::time::Duration;
+use std::fs;
+use std::path::Path;
 
-use common::{Client, FakeEngine};
+use common::targets::{ROUTES, Target};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::{Value, json};
 
-const ROUTES: &[&str] = &[
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
-    "/v1/chat/completions/render",
-    "/v1/completions/render",
-    "/v1/cache/prefixes",
-    "/tokenize",
-    "/detokenize",
-];
+/// Of a target of `fuzz/`.
+fn seeds(target: &str) -> Vec<Vec<u8>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds").join(target);
+    let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()).collect();
+    files.sort();
+    assert!(files.len() > 2, "{target} has no seeds");
+    files.iter().map(|file| fs::read(file).unwrap()).collect()
+}
 
 /// Parameters of all routes, so that every reader of every parameter is met.
-fn seeds() -> Vec<Value> {
-    let tool = json!({"type": "function", "function": {"name": "f", "description": "d", "strict": true,
-        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": false}}});
-    vec![
-        json!({"model": "test-model", "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]},
-            {"role": "assistant", "content": null, "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
-            {"role": "tool", "tool_call_id": "c", "content": "1"}],
-            "tools": [tool], "tool_choice": "auto", "max_tokens": 4, "n": 2, "stop": ["x"], "temperature": 1.0, "top_p": 0.5, "top_k": 4, "seed": 7,
-            "stream": true, "stream_options": {"include_usage": true}, "logprobs": true, "top_logprobs": 2, "logit_bias": {"5": 1.5},
-            "frequency_penalty": 0.1, "presence_penalty": 0.1, "repetition_penalty": 1.1, "min_p": 0.1, "min_tokens": 1, "stop_token_ids": [3],
-            "bad_words": ["b"], "allowed_token_ids": [104, 105], "response_format": {"type": "json_object"}, "priority": 1, "user": "u",
-            "chat_template_kwargs": {"mood": "x"}, "metadata": {"a": "b"}, "reasoning_effort": "low", "parallel_tool_calls": true}),
-        json!({"model": "test-model", "prompt": ["ab", "cd"], "max_tokens": 3, "echo": true, "logprobs": 2, "suffix": null, "best_of": 1, "n": 1,
-            "prompt_logprobs": 1, "return_token_ids": true, "add_special_tokens": true, "truncate_prompt_tokens": 5, "ignore_eos": true,
-            "structured_outputs": {"regex": "[a-z]+"}, "cache": {"ttl": 60, "pin": false, "priority": 50}, "prompt_cache_key": "k"}),
-        json!({"model": "test-model", "input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]}], "instructions": "i",
-            "max_output_tokens": 5, "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}}, "reasoning": {"effort": "low"},
-            "store": true, "background": false, "previous_response_id": null, "tools": [], "tool_choice": "none", "truncation": "disabled"}),
-        json!({"model": "test-model", "max_tokens": 5, "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}],
-            "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "stop_sequences": ["x"], "thinking": {"type": "enabled", "budget_tokens": 1024},
-            "tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "any"}, "metadata": {"user_id": "u"}}),
-        json!({"tokens": [104, 105], "token_ids": [1, 2, 3], "prompt": "hi", "pin": true, "ttl": 5, "priority": 3, "return_token_strs": true}),
-    ]
+fn bodies() -> Vec<Value> {
+    seeds("server_json").iter().map(|seed| serde_json::from_slice(&seed[1..]).unwrap()).collect()
 }
 
 /// What somebody may put where something else belongs.
@@ -67,6 +44,26 @@ fn odd() -> impl Strategy<Value = Value> {
         Just(json!({"type": "text"})),
         Just(json!({"type": "function", "function": {"name": "f"}})),
         Just(json!((0..300).collect::<Vec<_>>())),
+        large(),
+    ]
+}
+
+/// At the limits of what is read at all, and just beyond.
+fn large() -> impl Strategy<Value = Value> {
+    let element = prop_oneof![
+        Just(json!(7)),
+        Just(json!("a")),
+        Just(json!({"type": "text", "text": "a"})),
+        Just(json!({"role": "user", "content": "a"})),
+        Just(json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}})),
+        Just(json!([[]])),
+    ];
+    prop_oneof![
+        (element, 1000..20_000usize).prop_map(|(element, count)| json!(vec![element; count])),
+        Just(json!(vec![0; 262_145])),
+        (4000..4200usize).prop_map(|count| (0..count).map(|at| (format!("n{at}"), json!(at))).collect()),
+        (90..110usize).prop_map(|depth| (0..depth).fold(json!(1), |inner, _| json!([inner]))),
+        (1000..1_000_000usize).prop_map(|bytes| json!("x ".repeat(bytes / 2))),
     ]
 }
 
@@ -134,8 +131,8 @@ fn changed(mut body: Value, changes: &[Change]) -> Value {
                 }
             }
             Change::Add { seed, place } => {
-                let seeds = seeds();
-                let other = &seeds[seed.index(seeds.len())];
+                let bodies = bodies();
+                let other = &bodies[seed.index(bodies.len())];
                 let names: Vec<_> = other.as_object().into_iter().flatten().collect();
                 if let (Some(map), (name, value)) = (body.as_object_mut(), names[place.index(names.len())]) {
                     map.insert(name.clone(), value.clone());
@@ -146,73 +143,106 @@ fn changed(mut body: Value, changes: &[Change]) -> Value {
     body
 }
 
-/// Sends it everywhere it could mean something; what comes back is an answer, or an error that says what is wrong.
-fn check(
-    runtime: &tokio::runtime::Runtime,
-    client: &Client,
-    route: &str,
-    body: Vec<u8>,
-) -> Result<(), TestCaseError> {
-    let request = client.request("POST", route, body);
-    let answered = runtime.block_on(async {
-        tokio::time::timeout(Duration::from_secs(60), async {
-            common::reply(client.send(request).await).await
-        })
-        .await
-    });
-    let reply = answered.map_err(|_| TestCaseError::fail(format!("{route} hangs")))?;
-    let status = reply.status.as_u16();
-    prop_assert!(status < 500, "{route}: {status} {}", reply.text);
-    if status != 200 {
-        let error = reply.error();
-        prop_assert!(
-            error["message"].as_str().is_some_and(|message| message.len() > 5),
-            "{route}: {}",
-            reply.text
-        );
-        prop_assert!(reply.text.len() < 4096, "{route}: an error of {} bytes", reply.text.len());
-    }
-    Ok(())
-}
-
 fn runner(cases: u32) -> TestRunner {
     TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() })
 }
 
 #[test]
 fn mutated_bodies_are_answered_or_refused() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let client = runtime.block_on(async { Client::new(FakeEngine::saying("ok")) });
-    let strategy = (0..ROUTES.len(), 0..seeds().len(), prop::collection::vec(change(), 0..6));
+    let (target, bodies) = (Target::new(), bodies());
+    let strategy = (0..ROUTES.len(), 0..bodies.len(), prop::collection::vec(change(), 0..6));
     runner(3000)
-        .run(&strategy, |(route, seed, changes)| {
-            let body = changed(seeds()[seed].clone(), &changes).to_string();
-            check(&runtime, &client, ROUTES[route], body.into_bytes())
+        .run(&strategy, |(route, body, changes)| {
+            target.body(ROUTES[route], changed(bodies[body].clone(), &changes).to_string().into_bytes());
+            Ok(())
+        })
+        .unwrap();
+    for depth in [100, 10_000, 1_000_000] {
+        let nested = format!(r#"{{"messages": {}{}}}"#, "[".repeat(depth), "]".repeat(depth));
+        ROUTES.iter().for_each(|route| target.body(route, nested.clone().into_bytes()));
+    }
+}
+
+/// What may become of a seed.
+#[derive(Clone, Debug)]
+enum Damage {
+    Byte(prop::sample::Index, u8),
+    Cut(prop::sample::Index),
+    /// A part of another seed, or of this one, at some place.
+    Splice(prop::sample::Index, prop::sample::Index, prop::sample::Index),
+    /// The last bytes so often.
+    Repeat(usize, usize),
+}
+
+fn damage() -> impl Strategy<Value = Damage> {
+    let index = any::<prop::sample::Index>;
+    prop_oneof![
+        4 => (index(), any::<u8>()).prop_map(|(at, byte)| Damage::Byte(at, byte)),
+        1 => index().prop_map(Damage::Cut),
+        2 => (index(), index(), index()).prop_map(|(seed, from, at)| Damage::Splice(seed, from, at)),
+        1 => (1..40usize, 2..2000usize).prop_map(|(bytes, times)| Damage::Repeat(bytes, times)),
+    ]
+}
+
+fn damaged(seeds: &[Vec<u8>], seed: usize, damages: &[Damage]) -> Vec<u8> {
+    let mut data = seeds[seed].clone();
+    for damage in damages {
+        if data.is_empty() {
+            break;
+        }
+        match damage {
+            Damage::Byte(at, byte) => *at.get_mut(&mut data) = *byte,
+            Damage::Cut(at) => data.truncate(at.index(data.len())),
+            Damage::Splice(seed, from, at) => {
+                let other = seed.get(seeds);
+                let from = from.index(other.len());
+                let at = at.index(data.len());
+                data.splice(at..at, other[from..].iter().take(64).copied());
+            }
+            Damage::Repeat(bytes, times) => {
+                let from = data.len().saturating_sub(*bytes);
+                (0..*times)
+                    .for_each(|_| data.extend_from_within(from..from + (*bytes).min(data.len() - from)));
+            }
+        }
+    }
+    data
+}
+
+/// Every seed of a target of `fuzz/`, and so many that are damaged.
+fn target(name: &str, cases: u32, run: impl Fn(&Target, &[u8])) {
+    let (target, seeds) = (Target::new(), seeds(name));
+    seeds.iter().for_each(|seed| run(&target, seed));
+    let strategy = (0..seeds.len(), prop::collection::vec(damage(), 1..4));
+    runner(cases)
+        .run(&strategy, |(seed, damages)| {
+            run(&target, &damaged(&seeds, seed, &damages));
+            Ok(())
         })
         .unwrap();
 }
 
 #[test]
-fn damaged_bytes_are_refused() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let client = runtime.block_on(async { Client::new(FakeEngine::saying("ok")) });
-    let damage = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4);
-    let strategy = (0..ROUTES.len(), 0..seeds().len(), damage, any::<prop::sample::Index>(), any::<bool>());
-    runner(1500)
-        .run(&strategy, |(route, seed, damage, end, cut)| {
-            let mut body = seeds()[seed].to_string().into_bytes();
-            let len = body.len();
-            damage.iter().for_each(|(at, byte)| body[at.index(len)] = *byte);
-            if cut {
-                body.truncate(end.index(len));
-            }
-            check(&runtime, &client, ROUTES[route], body)
-        })
-        .unwrap();
-    for depth in [100, 10_000, 1_000_000] {
-        let nested = format!(r#"{{"messages": {}{}}}"#, "[".repeat(depth), "]".repeat(depth));
-        for route in ROUTES {
-            check(&runtime, &client, route, nested.clone().into_bytes()).unwrap();
-        }
-    }
+fn damaged_json_is_refused() {
+    target("server_json", 1500, Target::json);
+}
+
+#[test]
+fn damaged_forms_are_refused_or_kept_as_they_came() {
+    target("server_multipart", 1500, Target::multipart);
+}
+
+#[test]
+fn damaged_batches_end() {
+    target("server_batch_lines", 100, Target::batch_lines);
+}
+
+#[test]
+fn odd_headers_are_answered() {
+    target("server_headers", 1500, Target::headers);
+}
+
+#[test]
+fn whatever_a_model_says_is_streamed_in_whole_events() {
+    target("server_sse", 300, Target::sse);
 }

@@ -44,8 +44,10 @@ pub(crate) fn router(state: &Arc<State>) -> Router {
 
 async fn around(Shared(state): Shared<Arc<State>>, request: Request, next: Next) -> Response<Body> {
     let open = OPEN.contains(&request.uri().path());
-    let operator =
-        if open { Ok(None) } else { state.tenants.authenticate_operator(request.headers()).map(Some) };
+    let operator = match open {
+        true => Ok(None),
+        false => state.tenants.authenticate_operator(request.headers()).await.map(Some),
+    };
     answered(&state, Listener::Admin, request, operator, async |request| next.run(request).await).await
 }
 

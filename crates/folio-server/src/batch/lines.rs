@@ -5,6 +5,7 @@
 use std::collections::HashSet;
 use std::io::BufRead;
 
+use folio_text::work;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -100,6 +101,7 @@ pub fn check(
             }
         };
         number += 1;
+        work::add(bytes);
         let place = Place { start, bytes: bytes as u32 };
         start += bytes as u64;
         if line.trim_ascii().is_empty() {

@@ -2,6 +2,8 @@
 //!
 //! Owns: finding the fields. Must never: copy one, or take what is cut short for whole.
 
+use folio_text::work;
+
 /// One field of a form.
 #[derive(Debug, PartialEq)]
 pub struct Part<'a> {
@@ -89,6 +91,7 @@ fn parameter(mut text: &str, wanted: &str) -> Option<String> {
                 (value, &quoted[end? + 1..])
             }
         };
+        work::add(text.len() - rest.len());
         if name.trim().eq_ignore_ascii_case(wanted) {
             return Some(value);
         }
@@ -100,14 +103,16 @@ fn parameter(mut text: &str, wanted: &str) -> Option<String> {
 fn find(text: &[u8], wanted: &[u8]) -> Option<usize> {
     let first = *wanted.first()?;
     let mut at = 0;
-    while let Some(next) = text.get(at..)?.iter().position(|byte| *byte == first) {
+    let found = loop {
+        let Some(next) = text.get(at..)?.iter().position(|byte| *byte == first) else { break None };
         at += next;
         if text[at..].starts_with(wanted) {
-            return Some(at);
+            break Some(at);
         }
         at += 1;
-    }
-    None
+    };
+    work::add(found.unwrap_or(text.len()));
+    found
 }
 
 #[cfg(test)]

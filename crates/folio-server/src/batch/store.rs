@@ -22,11 +22,12 @@ use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Cursor, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
+
+use by_id::ById;
 
 use super::lines::{Endpoint, LineError, Place, Usage};
 use super::{BatchConfig, BatchLimits};
@@ -168,8 +169,6 @@ pub struct Batch {
     order: u64,
     /// Somebody wants it to end.
     pub wake: Notify,
-    /// Bytes of results that are no file yet.
-    growing: AtomicU64,
 }
 
 impl Batch {
@@ -192,10 +191,91 @@ struct Entry {
     order: u64,
 }
 
+/// Bytes that are kept: of everybody, and of each owner. Files, and results that are no file yet.
+#[derive(Default)]
+struct Room {
+    all: u64,
+    own: HashMap<Arc<str>, u64>,
+}
+
+impl Room {
+    fn take(&mut self, owner: &str, bytes: u64) {
+        self.all += bytes;
+        match self.own.get_mut(owner) {
+            Some(own) => *own += bytes,
+            None => drop(self.own.insert(owner.into(), bytes)),
+        }
+    }
+
+    fn give_back(&mut self, owner: &str, bytes: u64) {
+        self.all -= bytes;
+        if let Some(own) = self.own.get_mut(owner) {
+            *own -= bytes;
+            if *own == 0 {
+                self.own.remove(owner);
+            }
+        }
+    }
+}
+
+/// What a batch's results take, until they are files.
+struct Taken {
+    room: Arc<Mutex<Room>>,
+    owner: Arc<str>,
+    bytes: u64,
+}
+
+impl Taken {
+    fn grow(&mut self, more: u64) {
+        lock(&self.room).take(&self.owner, more);
+        self.bytes += more;
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        lock(&self.room).give_back(&self.owner, self.bytes);
+    }
+}
+
+/// Found by id; going through all of them is counted work, which no line of a batch may cost.
+mod by_id {
+    use std::collections::HashMap;
+
+    use folio_text::work;
+
+    pub struct ById<T>(HashMap<String, T>);
+
+    impl<T> Default for ById<T> {
+        fn default() -> Self {
+            Self(HashMap::new())
+        }
+    }
+
+    impl<T> ById<T> {
+        pub fn get(&self, id: &str) -> Option<&T> {
+            self.0.get(id)
+        }
+
+        pub fn insert(&mut self, id: String, value: T) {
+            self.0.insert(id, value);
+        }
+
+        pub fn remove(&mut self, id: &str) -> Option<T> {
+            self.0.remove(id)
+        }
+
+        pub fn all(&self) -> impl Iterator<Item = &T> {
+            work::add(self.0.len());
+            self.0.values()
+        }
+    }
+}
+
 #[derive(Default)]
 struct Inner {
-    files: HashMap<String, Entry>,
-    batches: HashMap<String, Arc<Batch>>,
+    files: ById<Entry>,
+    batches: ById<Arc<Batch>>,
     next: u64,
 }
 
@@ -205,6 +285,8 @@ pub struct Store {
     pub limits: BatchLimits,
     bytes_max: u64,
     inner: Mutex<Inner>,
+    /// Counted as it changes, since every line of a batch asks. Locked after `inner`.
+    room: Arc<Mutex<Room>>,
     _lock: Option<File>,
 }
 
@@ -215,6 +297,7 @@ impl Store {
             limits: config.limits.clone(),
             bytes_max: config.bytes_max(),
             inner: Mutex::default(),
+            room: Arc::default(),
             _lock: None,
         };
         if let Some(dir) = &config.dir {
@@ -272,18 +355,15 @@ impl Store {
         let mut inner = lock(&self.inner);
         inner.next += 1;
         let order = inner.next;
+        lock(&self.room).take(&meta.owner, meta.bytes);
         inner.files.insert(meta.id.clone(), Entry { meta, content, order });
     }
 
     fn add(&self, record: Record) -> Arc<Batch> {
         let mut inner = lock(&self.inner);
         inner.next += 1;
-        let batch = Arc::new(Batch {
-            order: inner.next,
-            wake: Notify::new(),
-            growing: AtomicU64::new(0),
-            record: Mutex::new(record.clone()),
-        });
+        let batch =
+            Arc::new(Batch { order: inner.next, wake: Notify::new(), record: Mutex::new(record.clone()) });
         inner.batches.insert(record.id, batch.clone());
         batch
     }
@@ -297,7 +377,7 @@ impl Store {
         expires_at: Option<u64>,
     ) -> Result<FileMeta, ApiError> {
         self.forget_expired();
-        let count = lock(&self.inner).files.values().filter(|entry| entry.meta.owner == owner).count();
+        let count = lock(&self.inner).files.all().filter(|entry| entry.meta.owner == owner).count();
         if count >= self.limits.files {
             let message = format!("You have {count} files, the limit is {}; delete some.", self.limits.files);
             return Err(full(message));
@@ -336,34 +416,26 @@ impl Store {
     }
 
     /// Whether so many bytes more fit: into all there may be, and into half of that for one owner.
-    fn has_room(&self, owner: &str, more: u64) -> bool {
-        let inner = lock(&self.inner);
-        let growing = |batch: &Arc<Batch>| batch.growing.load(Ordering::Relaxed);
-        let (mut all, mut own) = (more, more);
-        for entry in inner.files.values() {
-            all += entry.meta.bytes;
-            own += if entry.meta.owner == owner { entry.meta.bytes } else { 0 };
-        }
-        for batch in inner.batches.values() {
-            all += growing(batch);
-            own += if lock(&batch.record).owner == owner { growing(batch) } else { 0 };
-        }
-        all <= self.bytes_max && own <= self.bytes_max / 2
+    pub fn has_room(&self, owner: &str, more: u64) -> bool {
+        let room = lock(&self.room);
+        let own = room.own.get(owner).copied().unwrap_or_default();
+        room.all + more <= self.bytes_max && own + more <= self.bytes_max / 2
     }
 
     fn forget_expired(&self) {
         let now = unix_s();
         let mut inner = lock(&self.inner);
         let expired = |entry: &&Entry| entry.meta.expires_at.is_some_and(|at| at <= now);
-        let ids: Vec<String> =
-            inner.files.values().filter(expired).map(|entry| entry.meta.id.clone()).collect();
+        let ids: Vec<String> = inner.files.all().filter(expired).map(|entry| entry.meta.id.clone()).collect();
         for id in ids.into_iter().filter(|id| !in_use(&inner, id)).collect::<Vec<_>>() {
             self.remove(&mut inner, &id);
         }
     }
 
     fn remove(&self, inner: &mut Inner, id: &str) {
-        inner.files.remove(id);
+        if let Some(Entry { meta, .. }) = inner.files.remove(id) {
+            lock(&self.room).give_back(&meta.owner, meta.bytes);
+        }
         if let (Some(dir), Some(data)) = (&self.dir, self.data(id)) {
             // First what makes it a file; data alone is removed at the next start.
             let _ = fs::remove_file(dir.join("files").join(format!("{id}.json")));
@@ -382,8 +454,7 @@ impl Store {
     pub fn files(&self, owner: &str) -> Vec<FileMeta> {
         self.forget_expired();
         let inner = lock(&self.inner);
-        let mut entries: Vec<&Entry> =
-            inner.files.values().filter(|entry| entry.meta.owner == owner).collect();
+        let mut entries: Vec<&Entry> = inner.files.all().filter(|entry| entry.meta.owner == owner).collect();
         entries.sort_by_key(|entry| entry.order);
         entries.into_iter().map(|entry| entry.meta.clone()).collect()
     }
@@ -444,7 +515,7 @@ impl Store {
     /// Oldest first.
     pub fn batches(&self, owner: &str) -> Vec<Arc<Batch>> {
         let inner = lock(&self.inner);
-        let own = inner.batches.values().filter(|batch| lock(&batch.record).owner == owner);
+        let own = inner.batches.all().filter(|batch| lock(&batch.record).owner == owner);
         let mut own: Vec<Arc<Batch>> = own.cloned().collect();
         own.sort_by_key(|batch| batch.order);
         own
@@ -454,7 +525,7 @@ impl Store {
     pub fn unfinished(&self) -> Vec<Arc<Batch>> {
         let inner = lock(&self.inner);
         let mut all: Vec<_> =
-            inner.batches.values().filter(|batch| !batch.status().is_final()).cloned().collect();
+            inner.batches.all().filter(|batch| !batch.status().is_final()).cloned().collect();
         all.sort_by_key(|batch| batch.order);
         all
     }
@@ -467,9 +538,9 @@ impl Store {
             Some(path) => Sink::open(path),
         };
         let sinks = [open(&record.output_file_id)?, open(&record.error_file_id)?];
-        let results = Results { batch: batch.clone(), sinks };
-        results.count();
-        Ok(results)
+        let mut taken = Taken { room: self.room.clone(), owner: record.owner.into(), bytes: 0 };
+        taken.grow(sinks.iter().map(Sink::bytes).sum());
+        Ok(Results { batch: batch.clone(), sinks, taken })
     }
 
     /// Makes files of results; an empty one is none.
@@ -477,6 +548,8 @@ impl Store {
         let record = results.batch.record();
         let now = unix_s();
         let ids = [(&record.output_file_id, "output"), (&record.error_file_id, "error")];
+        // From here on they are files, or nothing.
+        drop(results.taken);
         let mut published = [false; 2];
         for (at, (sink, (id, what))) in results.sinks.into_iter().zip(ids).enumerate() {
             let bytes = sink.bytes();
@@ -509,20 +582,13 @@ impl Store {
             self.save_meta(&meta)?;
             self.insert(meta, content);
         }
-        results.batch.growing.store(0, Ordering::Relaxed);
         results.batch.change(|record| record.published = published.into());
         Ok(())
-    }
-
-    /// Whether results may grow by so many bytes.
-    pub fn may_grow(&self, batch: &Batch, more: u64) -> bool {
-        let owner = batch.record().owner;
-        self.has_room(&owner, more)
     }
 }
 
 fn in_use(inner: &Inner, id: &str) -> bool {
-    inner.batches.values().any(|batch| {
+    inner.batches.all().any(|batch| {
         let record = lock(&batch.record);
         record.input_file_id == id && !record.status.is_final()
     })
@@ -533,6 +599,7 @@ pub struct Results {
     batch: Arc<Batch>,
     /// Of what was answered, and of what was not.
     sinks: [Sink; 2],
+    taken: Taken,
 }
 
 enum Sink {
@@ -575,11 +642,6 @@ impl Sink {
 }
 
 impl Results {
-    fn count(&self) {
-        let bytes = self.sinks.iter().map(Sink::bytes).sum();
-        self.batch.growing.store(bytes, Ordering::Relaxed);
-    }
-
     /// Adds a line, to the answers or to the others.
     pub fn append(&mut self, answered: bool, line: &str) -> io::Result<()> {
         match &mut self.sinks[usize::from(!answered)] {
@@ -589,7 +651,7 @@ impl Results {
                 *bytes += line.len() as u64;
             }
         }
-        self.count();
+        self.taken.grow(line.len() as u64);
         Ok(())
     }
 

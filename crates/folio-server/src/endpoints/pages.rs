@@ -75,7 +75,7 @@ pub async fn health(Shared(state): Shared<Arc<State>>) -> Reply {
 
 /// On the serving port, which strangers reach: names of tenants are for operators.
 pub async fn metrics(state: Shared<Arc<State>>, headers: HeaderMap) -> Reply {
-    let operator = state.tenants.is_operator(&headers);
+    let operator = state.tenants.is_operator(&headers).await;
     figures(state, headers, operator).await
 }
 

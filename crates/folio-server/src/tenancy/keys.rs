@@ -3,11 +3,13 @@
 //! Owns: the file (redb: transactions, checksums, one writer at a time) and what is known of a key: a digest, never the key
 //! itself. Must never: hold the file open between two uses, so that a key can be made or revoked while servers run.
 //!
-//! A server reads the file at start and again whenever it changed, asked at every authentication (one `stat`): a key that
-//! `folio keys revoke` reported as revoked opens nothing any more. A file that cannot be read any more opens nothing either.
+//! A server reads the file at start and again whenever it changed, asked for every authentication (one `stat`, off the event loop, shared by
+//! all who wait for one): a key that `folio keys revoke` reported as revoked opens nothing any more. A file that cannot be read any
+//! more opens nothing either.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use redb::{Database, DatabaseError, ReadOnlyDatabase, ReadableDatabase, ReadableTable, TableDefinition};
@@ -351,20 +353,21 @@ impl Stamp {
 }
 
 /// A server's view of the file.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct KeyFile {
     path: PathBuf,
     seen: Option<Stamp>,
-    keys: HashMap<String, ([u8; 32], KeyRecord)>,
+    keys: Arc<Keys>,
 }
+
+/// Digests and records by key id.
+type Keys = HashMap<String, ([u8; 32], KeyRecord)>;
 
 impl KeyFile {
     pub fn open(path: &Path) -> Result<Self, KeyFileError> {
-        let mut file = Self { path: path.to_owned(), seen: None, keys: HashMap::new() };
         let seen = Stamp::of(path);
-        file.take(patiently(path, || read(path))?)?;
-        file.seen = seen.filter(Stamp::settled);
-        Ok(file)
+        let keys = Arc::new(patiently(path, || read_keys(path))?);
+        Ok(Self { path: path.to_owned(), seen: seen.filter(Stamp::settled), keys })
     }
 
     pub fn changed(&self) -> bool {
@@ -372,28 +375,18 @@ impl KeyFile {
     }
 
     /// Reads again. What was read stays while a writer has the file; of a file that cannot be used nothing stays.
-    pub fn refresh(&mut self) {
+    pub fn refreshed(&self) -> Self {
         let seen = Stamp::of(&self.path);
-        match read(&self.path).and_then(|records| self.take(records)) {
-            Ok(()) => self.seen = seen.filter(Stamp::settled),
-            Err(KeyFileError::Busy { .. }) => self.seen = None,
+        let (seen, keys) = match read_keys(&self.path) {
+            Ok(keys) => (seen.filter(Stamp::settled), Arc::new(keys)),
+            Err(KeyFileError::Busy { .. }) => (None, self.keys.clone()),
             Err(error) => {
                 tracing::error!(%error, "no key of this file is accepted");
-                self.keys.clear();
                 // Not read again before it changes.
-                self.seen = seen;
+                (seen, Arc::default())
             }
-        }
-    }
-
-    fn take(&mut self, records: Records) -> Result<(), KeyFileError> {
-        self.keys.clear();
-        for (id, record) in records {
-            let digest =
-                unhex(&record.digest).ok_or_else(|| broken(&self.path, format!("the digest of key {id}")))?;
-            self.keys.insert(id, (digest, record));
-        }
-        Ok(())
+        };
+        Self { path: self.path.clone(), seen, keys }
     }
 
     /// The digest and record that a key must have to be one of this file's.
@@ -401,10 +394,23 @@ impl KeyFile {
         self.keys.get(id_of(key)?)
     }
 
+    /// Of a key, by its id.
+    pub fn record(&self, id: &str) -> Option<&KeyRecord> {
+        self.keys.get(id).map(|(_, record)| record)
+    }
+
     /// In no order.
     pub fn records(&self) -> impl Iterator<Item = &KeyRecord> {
         self.keys.values().map(|(_, record)| record)
     }
+}
+
+fn read_keys(path: &Path) -> Result<Keys, KeyFileError> {
+    let digest = |(id, record): (String, KeyRecord)| {
+        let digest = unhex(&record.digest).ok_or_else(|| broken(path, format!("the digest of key {id}")))?;
+        Ok((id, (digest, record)))
+    };
+    read(path)?.into_iter().map(digest).collect()
 }
 
 fn unhex(text: &str) -> Option<[u8; 32]> {
@@ -502,7 +508,7 @@ mod tests {
         let mut view = KeyFile::open(&path).unwrap();
         let look = |view: &mut KeyFile, key: &str| {
             if view.changed() {
-                view.refresh();
+                *view = view.refreshed();
             }
             view.find(key).map(|(_, record)| record.state(10))
         };

@@ -12,6 +12,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -29,6 +30,8 @@ use folio_api::unix_s;
 
 /// Ids of tenants that only the file of keys names begin here.
 const FIRST_NAMED: u32 = 1 << 26;
+/// How the owner of a key begins that is all there is of its tenant.
+const ALONE: &str = "key ";
 /// Whoever has an admin key: no tenant of anything.
 const OPERATOR: TenantId = TenantId(u32::MAX);
 
@@ -44,6 +47,8 @@ pub struct Tenant {
     pub name: Arc<str>,
     /// What an operator calls the key; never the key.
     pub key: Arc<str>,
+    /// What tells it apart in whatever outlives the process: its name, or a digest of the key that is all there is of it.
+    pub owner: Arc<str>,
     pub scopes: Scopes,
     /// Lower runs before other tenants.
     pub class: i32,
@@ -78,7 +83,7 @@ pub struct Tenants {
     server_secret: [u8; 32],
     /// Several keys may be one tenant's.
     keys: Vec<([u8; 32], Tenant)>,
-    file: Option<Mutex<File>>,
+    file: Option<File>,
     default_limits: TenantLimits,
     /// All that were given, and those with valid keys of the file.
     named: Mutex<Named>,
@@ -92,8 +97,21 @@ pub struct Tenants {
     operator: Tenant,
 }
 
-/// The file of keys.
+/// The file of keys. Whoever asks with one of them first has a look at it that began after the request came ([`Tenants::look`]), off the
+/// event loop, which takes what was read and waits for nothing.
 struct File {
+    read: Mutex<Arc<Read>>,
+    /// One look at a time.
+    reading: Mutex<()>,
+    /// Its holder looks for all who wait.
+    turn: tokio::sync::Mutex<()>,
+    /// Numbers of the last look that began, and of the last that ended.
+    begun: AtomicU64,
+    ended: AtomicU64,
+}
+
+/// What was read of the file.
+struct Read {
     keys: KeyFile,
     /// Of the valid ones, by key id.
     holders: HashMap<String, Tenant>,
@@ -131,6 +149,7 @@ impl Tenants {
             secret,
             name: name.into(),
             key: name.into(),
+            owner: owner_named(name),
             scopes: Scopes::new(&Scope::DEFAULT),
             class: 0,
             priority: PriorityRange::default(),
@@ -143,7 +162,8 @@ impl Tenants {
             // Tenant 0 is the open tenant.
             let id = TenantId(keys.len() as u32 + 1);
             let secret = tenant_secret(&server_secret, &digest);
-            let holder = tenant(id, &format!("key:{}", id.0), secret, declared.default_limits);
+            let mut holder = tenant(id, &format!("key:{}", id.0), secret, declared.default_limits);
+            holder.owner = format!("{ALONE}{}", hex(&sha256(&[b"folio owner", &digest])[..16])).into();
             named.add(holder.clone());
             keys.push((digest, holder));
         }
@@ -211,9 +231,10 @@ impl Tenants {
                 "{error} (the first key makes it: folio keys create --keys FILE --tenant NAME)"
             ))
         })?;
-        let mut file = File { keys, holders: HashMap::new() };
-        tenants.hold(&mut file);
-        Ok(Self { file: Some(Mutex::new(file)), ..tenants })
+        let read = Mutex::new(Arc::new(tenants.held(keys)));
+        let (begun, ended) = (AtomicU64::new(0), AtomicU64::new(0));
+        let file = File { read, reading: Mutex::default(), turn: Default::default(), begun, ended };
+        Ok(Self { file: Some(file), ..tenants })
     }
 
     /// Lets whoever has this key use the admin listener.
@@ -229,29 +250,59 @@ impl Tenants {
         self.keys.is_empty() && self.file.is_none()
     }
 
-    /// Who holds the keys of the file, as it was read last.
-    fn hold(&self, file: &mut File) {
-        let File { keys, holders } = file;
+    /// Who holds the keys of the file.
+    fn held(&self, keys: KeyFile) -> Read {
         let now_s = unix_s();
         let records = keys.records().filter(|record| record.state(now_s) == "valid");
-        *holders = records
+        let holders = records
             .map(|record| {
                 let tenant = self.named(&record.tenant);
                 let scopes = Scopes::new(&record.scopes);
                 (record.id.clone(), Tenant { key: record.id.as_str().into(), scopes, ..tenant })
             })
             .collect();
+        Read { keys, holders }
     }
 
-    /// Tenants that are at rest and have no valid key any more leave; who they were. O(keys of the file and tenants).
+    /// Reads the file again if it changed, or if `again`. Blocks.
+    fn look_now(&self, file: &File, again: bool) {
+        let _reading = lock(&file.reading);
+        let before = lock(&file.read).clone();
+        let keys = match before.keys.changed() {
+            true => before.keys.refreshed(),
+            false if again => before.keys.clone(),
+            false => return,
+        };
+        let read = Arc::new(self.held(keys));
+        *lock(&file.read) = read;
+    }
+
+    /// Comes back when what is known of the file is not older than this call. Whoever comes while somebody looks has the next look,
+    /// together with all others who do.
+    async fn look(self: &Arc<Self>) -> Option<Arc<Read>> {
+        let file = self.file.as_ref()?;
+        let wanted = file.begun.load(Ordering::Acquire) + 1;
+        let _turn = file.turn.lock().await;
+        if file.ended.load(Ordering::Acquire) < wanted {
+            let number = file.begun.fetch_add(1, Ordering::AcqRel) + 1;
+            let tenants = self.clone();
+            let looked = tokio::task::spawn_blocking(move || {
+                if let Some(file) = &tenants.file {
+                    tenants.look_now(file, false);
+                }
+            });
+            // It fails where the process ends: then nobody is let in.
+            looked.await.ok()?;
+            file.ended.store(number, Ordering::Release);
+        }
+        Some(lock(&file.read).clone())
+    }
+
+    /// Tenants that are at rest and have no valid key any more leave; who they were. Blocks. O(keys of the file and tenants).
     pub fn leave(&self) -> HashSet<TenantId> {
         let Some(file) = &self.file else { return HashSet::new() };
-        let mut file = lock(file);
-        if file.keys.changed() {
-            file.keys.refresh();
-        }
-        self.hold(&mut file);
-        let stays: HashSet<TenantId> = file.holders.values().map(|holder| holder.id).collect();
+        self.look_now(file, true);
+        let stays: HashSet<TenantId> = lock(&file.read).holders.values().map(|holder| holder.id).collect();
         let mut named = lock(&self.named);
         let Named { tenants, by_name, .. } = &mut *named;
         let file_only = tenants.range(TenantId(FIRST_NAMED)..);
@@ -279,6 +330,7 @@ impl Tenants {
             secret: named_secret(&self.server_secret, name),
             name: name.into(),
             key: name.into(),
+            owner: owner_named(name),
             scopes: Scopes::new(&Scope::DEFAULT),
             class: 0,
             priority: PriorityRange::default(),
@@ -288,46 +340,28 @@ impl Tenants {
         tenant
     }
 
-    /// What tells a tenant apart in whatever outlives the process: its name, or a digest of the key that is all there is of it.
-    pub fn owner(&self, tenant: &Tenant) -> String {
-        let of_a_key = |(_, holder): &&([u8; 32], Tenant)| {
-            holder.id == tenant.id && *holder.name == *format!("key:{}", holder.id.0)
-        };
-        match self.keys.iter().find(of_a_key) {
-            Some((digest, _)) => {
-                format!("key {}", hex(&sha256(&[b"folio owner", digest])[..16]))
-            }
-            None => format!("tenant {}", tenant.name),
-        }
-    }
-
-    /// The tenant with this [`Tenants::owner`], if it still is one.
+    /// The tenant with this [`Tenant::owner`], if it still is one.
     pub fn of_owner(&self, owner: &str) -> Option<Tenant> {
         let named = lock(&self.named);
-        named.tenants.values().find(|tenant| self.owner(tenant) == owner).cloned()
+        named.tenants.values().find(|tenant| &*tenant.owner == owner).cloned()
     }
 
-    /// The holder of a key with the rights it has now, by the tenant's [`Tenants::owner`] and what an operator calls the key. `None`:
-    /// the key is not valid any more.
-    pub fn of_key(&self, owner: &str, key: &str) -> Option<Tenant> {
+    /// The holder of a key with the rights it has now, by its [`Tenant::owner`] and what an operator calls the key. `None`: the key is not
+    /// valid any more.
+    pub async fn of_key(self: &Arc<Self>, owner: &str, key: &str) -> Option<Tenant> {
         if self.is_open() {
-            return Some(self.open.clone()).filter(|open| self.owner(open) == owner);
+            return Some(self.open.clone()).filter(|open| &*open.owner == owner);
         }
         // A key that is all there is of its tenant is called by its place, which may change.
-        let alone = |holder: &Tenant| *holder.name == *format!("key:{}", holder.id.0);
-        let given = self.keys.iter().map(|(_, holder)| holder);
-        let mut given = given.filter(|holder| alone(holder) || *holder.key == *key);
-        if let Some(holder) = given.find(|holder| self.owner(holder) == owner) {
+        let alone = |holder: &Tenant| holder.owner.starts_with(ALONE);
+        let mut given = self.keys.iter().map(|(_, holder)| holder).filter(|holder| &*holder.owner == owner);
+        if let Some(holder) = given.find(|holder| alone(holder) || &*holder.key == key) {
             return Some(holder.clone());
         }
-        let mut file = lock(self.file.as_ref()?);
-        if file.keys.changed() {
-            file.keys.refresh();
-            self.hold(&mut file);
-        }
+        let read = self.look().await?;
         // What expired since the file was read is found out from its record.
-        let valid = file.keys.records().any(|record| record.id == key && record.state(unix_s()) == "valid");
-        file.holders.get(key).filter(|holder| valid && self.owner(holder) == owner).cloned()
+        let valid = read.keys.record(key).is_some_and(|record| record.state(unix_s()) == "valid");
+        read.holders.get(key).filter(|holder| valid && &*holder.owner == owner).cloned()
     }
 
     /// Every tenant that can authenticate or is at work, by the name an operator knows.
@@ -358,7 +392,7 @@ impl Tenants {
     }
 
     /// The tenant of a request, from its `Authorization: Bearer` header or, Anthropic's way, its `x-api-key` header.
-    pub fn authenticate(&self, headers: &HeaderMap) -> Result<Tenant, ApiError> {
+    pub async fn authenticate(self: &Arc<Self>, headers: &HeaderMap) -> Result<Tenant, ApiError> {
         if self.is_open() {
             return Ok(self.open.clone());
         }
@@ -372,13 +406,13 @@ impl Tenants {
         }
         match found {
             Some(tenant) => Ok(tenant.clone()),
-            None => self.of_the_file(key, &digest),
+            None => self.of_the_file(key, &digest).await,
         }
     }
 
     /// Who asks on the admin listener: an admin key's holder, or that of a key of the file with this scope. Anybody where
     /// there is neither a file nor an admin key.
-    pub fn authenticate_operator(&self, headers: &HeaderMap) -> Result<Tenant, ApiError> {
+    pub async fn authenticate_operator(self: &Arc<Self>, headers: &HeaderMap) -> Result<Tenant, ApiError> {
         if self.admin.is_empty() && self.file.is_none() {
             return Ok(self.operator.clone());
         }
@@ -387,29 +421,32 @@ impl Tenants {
         if self.admin.iter().fold(false, |found, known| found | bool::from(known.ct_eq(&digest))) {
             return Ok(self.operator.clone());
         }
-        let tenant = self.of_the_file(key, &digest)?;
+        let tenant = self.of_the_file(key, &digest).await?;
         if tenant.scopes.has(Scope::Admin) { Ok(tenant) } else { Err(missing_scope(Scope::Admin)) }
     }
 
     /// Whether the request was sent with an operator's key, or there is nobody to be told apart from.
-    pub fn is_operator(&self, headers: &HeaderMap) -> bool {
+    pub async fn is_operator(self: &Arc<Self>, headers: &HeaderMap) -> bool {
         let keys = !self.admin.is_empty() || self.file.is_some();
-        self.is_open() || (keys && self.authenticate_operator(headers).is_ok())
+        self.is_open() || (keys && self.authenticate_operator(headers).await.is_ok())
     }
 
-    fn of_the_file(&self, key: &str, digest: &[u8; 32]) -> Result<Tenant, ApiError> {
+    /// The same where nothing is asynchronous.
+    #[cfg(test)]
+    pub fn authenticate_now(self: &Arc<Self>, headers: &HeaderMap) -> Result<Tenant, ApiError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(self.authenticate(headers))
+    }
+
+    async fn of_the_file(self: &Arc<Self>, key: &str, digest: &[u8; 32]) -> Result<Tenant, ApiError> {
         let incorrect = || ApiError::unauthorized("Incorrect API key provided.");
-        let mut file = lock(self.file.as_ref().ok_or_else(incorrect)?);
-        if file.keys.changed() {
-            file.keys.refresh();
-            self.hold(&mut file);
-        }
-        let (known, record) = file.keys.find(key).ok_or_else(incorrect)?;
+        let read = self.look().await.ok_or_else(incorrect)?;
+        let (known, record) = read.keys.find(key).ok_or_else(incorrect)?;
         if !bool::from(known.ct_eq(digest)) {
             return Err(incorrect());
         }
         match record.state(unix_s()) {
-            "valid" => file.holders.get(&record.id).cloned().ok_or_else(incorrect),
+            "valid" => read.holders.get(&record.id).cloned().ok_or_else(incorrect),
             over => Err(ApiError::unauthorized(format!("This API key is {over}."))),
         }
     }
@@ -419,6 +456,10 @@ impl Tenants {
 pub(crate) fn missing_scope(scope: Scope) -> ApiError {
     let message = format!("This API key does not have the scope '{}' that this route needs.", scope.name());
     ApiError { code: Some("insufficient_scope"), ..ApiError::new(403, "invalid_request_error", message) }
+}
+
+fn owner_named(name: &str) -> Arc<str> {
+    format!("tenant {name}").into()
 }
 
 /// The key that a request was sent with.
@@ -480,34 +521,34 @@ mod tests {
     #[test]
     fn each_key_is_its_own_tenant() {
         let keys = ["alpha".to_owned(), "beta".to_owned()];
-        let tenants = Tenants::new(&keys, &Declared::default(), None, Some([7; 32])).unwrap();
-        let alpha = tenants.authenticate(&headers("Bearer alpha")).unwrap();
-        let beta = tenants.authenticate(&headers("bearer  beta")).unwrap();
+        let tenants = Arc::new(Tenants::new(&keys, &Declared::default(), None, Some([7; 32])).unwrap());
+        let alpha = tenants.authenticate_now(&headers("Bearer alpha")).unwrap();
+        let beta = tenants.authenticate_now(&headers("bearer  beta")).unwrap();
         assert_ne!(alpha.id, beta.id);
         assert_ne!(alpha.secret, beta.secret);
         let printed = format!("{alpha:?}");
         let secret = format!("{:?}", &alpha.secret[..4]);
         assert!(!printed.contains(secret.trim_matches(['[', ']'])), "{printed}");
         for wrong in ["Bearer alph", "Bearer alphaa", "Basic alpha", "alpha", "Bearer "] {
-            let error = tenants.authenticate(&headers(wrong)).unwrap_err();
+            let error = tenants.authenticate_now(&headers(wrong)).unwrap_err();
             assert_eq!((error.status, error.code), (401, Some("invalid_api_key")), "{wrong}");
         }
-        assert!(tenants.authenticate(&HeaderMap::new()).is_err());
+        assert!(tenants.authenticate_now(&HeaderMap::new()).is_err());
 
         let mut plain = HeaderMap::from_iter([("x-api-key".parse().unwrap(), "alpha".parse().unwrap())]);
-        assert_eq!(tenants.authenticate(&plain).unwrap().id, alpha.id);
+        assert_eq!(tenants.authenticate_now(&plain).unwrap().id, alpha.id);
         plain.insert(header::AUTHORIZATION, "Bearer alpha".parse().unwrap());
-        assert_eq!(tenants.authenticate(&plain).unwrap().id, alpha.id);
+        assert_eq!(tenants.authenticate_now(&plain).unwrap().id, alpha.id);
         plain.insert(header::AUTHORIZATION, "Bearer beta".parse().unwrap());
-        assert!(tenants.authenticate(&plain).is_err(), "two keys are two tenants");
+        assert!(tenants.authenticate_now(&plain).is_err(), "two keys are two tenants");
     }
 
     #[test]
     fn secrets_survive_a_restart_only_with_a_configured_server_secret() {
         let keys = ["alpha".to_owned()];
         let secret = |server| {
-            let tenants = Tenants::new(&keys, &Declared::default(), None, server).ok().unwrap();
-            tenants.authenticate(&headers("Bearer alpha")).unwrap().secret
+            let tenants = Arc::new(Tenants::new(&keys, &Declared::default(), None, server).ok().unwrap());
+            tenants.authenticate_now(&headers("Bearer alpha")).unwrap().secret
         };
         assert_eq!(secret(Some([1; 32])), secret(Some([1; 32])));
         assert_ne!(secret(Some([1; 32])), secret(Some([2; 32])));
@@ -527,8 +568,8 @@ mod tests {
         let file = r#"{"tenants": [{"name": "acme", "keys": ["k1", "k2"]}, {"name": "a", "keys": ["k3"], "group": "lab"},
             {"name": "b", "keys": ["k4"], "group": "lab"}], "groups": [{"name": "lab"}]}"#;
         let declared = Declared::parse(file, &|_| None).unwrap();
-        let tenants = Tenants::new(&["plain".into()], &declared, None, Some([1; 32])).unwrap();
-        let of = |key: &str| tenants.authenticate(&headers(&format!("Bearer {key}"))).unwrap();
+        let tenants = Arc::new(Tenants::new(&["plain".into()], &declared, None, Some([1; 32])).unwrap());
+        let of = |key: &str| tenants.authenticate_now(&headers(&format!("Bearer {key}"))).unwrap();
         assert_eq!(of("k1").id, of("k2").id, "two keys, one tenant");
         assert_ne!(of("k1").key, of("k2").key);
         assert_ne!(of("k3").id, of("k4").id);
@@ -538,8 +579,8 @@ mod tests {
             assert_ne!(of(one).secret, of(other).secret, "{one} and {other}");
             assert_ne!(of(one).cache, of(other).cache);
         }
-        let other = Tenants::new(&[], &declared, None, Some([2; 32])).unwrap();
-        assert_ne!(other.authenticate(&headers("Bearer k3")).unwrap().secret, of("k3").secret);
+        let other = Arc::new(Tenants::new(&[], &declared, None, Some([2; 32])).unwrap());
+        assert_ne!(other.authenticate_now(&headers("Bearer k3")).unwrap().secret, of("k3").secret);
         let twice = Tenants::new(&["k4".into()], &declared, None, None).err().unwrap().to_string();
         assert!(twice.contains("\"b\"") && twice.contains("twice"), "{twice}");
     }
@@ -552,8 +593,9 @@ mod tests {
         let made = keys::create_many(&path, MANY, |at| format!("t{at}"));
         // Reading it is slow here: a file that has not changed for a while is read once.
         std::thread::sleep(keys::RACY + Duration::from_millis(100));
-        let tenants = Tenants::new(&["plain".into()], &Declared::default(), Some(&path), None).unwrap();
-        let of = |key: &str| tenants.authenticate(&headers(&format!("Bearer {key}")));
+        let tenants = Tenants::new(&["plain".into()], &Declared::default(), Some(&path), None);
+        let tenants = Arc::new(tenants.unwrap());
+        let of = |key: &str| tenants.authenticate_now(&headers(&format!("Bearer {key}")));
         assert_eq!(tenants.names().len(), MANY + 1);
         let working = of(&made[7]).unwrap();
         let id = working.id;
@@ -586,9 +628,9 @@ mod tests {
             r#"{"tenants": [{"name": "acme", "limits": {"requests_per_minute": 7}}]}"#,
             &|_| None,
         );
-        let tenants =
-            Tenants::new(&["plain".into()], &declared.unwrap(), Some(&path), Some([1; 32])).unwrap();
-        let of = |key: &str| tenants.authenticate(&headers(&format!("Bearer {key}")));
+        let tenants = Tenants::new(&["plain".into()], &declared.unwrap(), Some(&path), Some([1; 32]));
+        let tenants = Arc::new(tenants.unwrap());
+        let of = |key: &str| tenants.authenticate_now(&headers(&format!("Bearer {key}")));
         let tenant = of(&acme).unwrap();
         assert_eq!((&*tenant.name, &*tenant.key), ("acme", first.id.as_str()));
         assert_eq!(tenant.gate.limits().requests_per_minute, Some(7), "it is the declared tenant");
@@ -615,6 +657,39 @@ mod tests {
         }
         let missing = Tenants::new(&[], &Declared::default(), Some(&folder.path().join("none")), None);
         assert!(missing.err().unwrap().to_string().contains("folio keys create"));
+    }
+
+    #[tokio::test]
+    #[allow(clippy::await_holding_lock)] // Only a thread beside this one waits for it.
+    async fn a_file_that_takes_long_keeps_only_those_waiting_who_need_it_and_is_read_once_for_all() {
+        const MANY: usize = 50;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys.redb");
+        let key = keys::create_many(&path, 1, |_| "t".into()).remove(0);
+        let tenants = Tenants::new(&["plain".into()], &Declared::default(), Some(&path), None).unwrap();
+        let tenants = Arc::new(tenants);
+        let file = tenants.file.as_ref().unwrap();
+        // As a disk does that has stopped.
+        let reading = lock(&file.reading);
+        let mut waiting = tokio::task::JoinSet::new();
+        for _ in 0..MANY {
+            let (tenants, headers) = (tenants.clone(), headers(&format!("Bearer {key}")));
+            waiting.spawn(async move { tenants.authenticate(&headers).await });
+        }
+        while file.begun.load(Ordering::Acquire) == 0 {
+            tokio::task::yield_now().await;
+        }
+        assert!(tenants.authenticate(&headers("Bearer plain")).await.is_ok(), "others are let in");
+        assert!(waiting.try_join_next().is_none());
+        drop(reading);
+        while let Some(tenant) = waiting.join_next().await {
+            assert_eq!(&*tenant.unwrap().unwrap().name, "t");
+        }
+        let looks = file.begun.load(Ordering::Acquire);
+        assert!(looks <= 2, "{looks} looks for {MANY} requests");
+        keys::revoke_all_but(&path, "none");
+        let refused = tenants.authenticate(&headers(&format!("Bearer {key}"))).await.unwrap_err();
+        assert!(refused.message.contains("revoked"), "a look is not older than who wants it");
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! A server without a socket, around an engine that says what it is told to, one step at a time.
 #![allow(dead_code)]
 
+pub mod targets;
+
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

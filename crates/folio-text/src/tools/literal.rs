@@ -5,6 +5,7 @@
 //! call; nesting is bounded.
 
 use super::json::quoted;
+use crate::work;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
@@ -37,6 +38,13 @@ pub enum End {
 impl CallEnd {
     /// Give the same call's text again with more at its end; what was looked at is not looked at again.
     pub fn find(&mut self, text: &str, dialect: Dialect) -> End {
+        let from = self.pos;
+        let end = self.look(text, dialect);
+        work::add(self.pos - from);
+        end
+    }
+
+    fn look(&mut self, text: &str, dialect: Dialect) -> End {
         let bytes = text.as_bytes();
         while let Some(&byte) = bytes.get(self.pos) {
             let rest = &text.as_bytes()[self.pos..];
@@ -276,7 +284,9 @@ impl Reader<'_> {
         let marked = self.dialect != Dialect::Python;
         let ends =
             |c: char| matches!(c, ',' | ')' | ']' | '}') || (!marked && (c.is_whitespace() || c == ':'));
-        let end = self.text.find(ends)?;
+        let end = self.text.find(ends);
+        work::add(end.unwrap_or(self.text.len()));
+        let end = end?;
         let (word, rest) = self.text.split_at(end);
         self.text = rest;
         let word = word.trim();
@@ -300,7 +310,9 @@ impl Reader<'_> {
         let quote = self.dialect.quotes().iter().find(|quote| self.text.starts_with(**quote))?;
         let inside = &self.text[quote.len()..];
         if self.dialect != Dialect::Python {
-            let (text, rest) = inside.split_once(quote)?;
+            let found = inside.split_once(quote);
+            work::add(found.map_or(inside.len(), |(text, _)| text.len()));
+            let (text, rest) = found?;
             self.text = rest;
             return Some(text.to_owned());
         }

@@ -7,6 +7,7 @@ use super::format::{Markup, NAME_MAX, Value};
 use super::functions::{Functions, ParameterType, to_json};
 use super::json::{escape_into, quoted};
 use super::{BLANK_MAX, HELD_MAX, partial_suffix};
+use crate::work;
 
 #[derive(Clone, Debug)]
 enum State {
@@ -71,6 +72,7 @@ impl MarkupReader {
                 }
                 State::Kept { kind, searched } => {
                     let from = rest.floor_char_boundary(searched.saturating_sub(markup.close.len()));
+                    work::add(rest.len() - from);
                     match rest[from..].find(markup.close).map(|at| from + at) {
                         Some(at) if at <= HELD_MAX => {
                             out.push_str(&to_json(trimmed(&rest[..at], markup), kind));
@@ -124,8 +126,11 @@ impl MarkupReader {
             return (Some(blank + markup.end.len()), Some(Progress::Done));
         }
         if let Some(key_on) = item.strip_prefix(markup.open) {
-            let found =
-                markup.value.iter().filter_map(|(mark, value)| Some((key_on.find(mark)?, *mark, *value)));
+            let found = markup.value.iter().filter_map(|(mark, value)| {
+                let at = key_on.find(mark);
+                work::add(at.unwrap_or(key_on.len()));
+                Some((at?, *mark, *value))
+            });
             match found.min_by_key(|(at, ..)| *at) {
                 Some((at, mark, value)) if at <= NAME_MAX => {
                     let key = key_on[..at].trim().trim_matches('"');
@@ -177,7 +182,9 @@ fn text_value(markup: &Markup, rest: &str, inside: bool, out: &mut String) -> (u
         let (taken, ended) = text_value(markup, &rest[1..], true, out);
         return (taken + 1, ended);
     }
-    if let Some(at) = rest.find(markup.close) {
+    let close = rest.find(markup.close);
+    work::add(close.unwrap_or(rest.len()));
+    if let Some(at) = close {
         let value = &rest[..at];
         let value = if markup.newlines { value.strip_suffix('\n').unwrap_or(value) } else { value };
         escape_into(value, out);

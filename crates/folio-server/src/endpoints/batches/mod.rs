@@ -74,7 +74,7 @@ pub async fn upload(Shared(state): Shared<Arc<State>>, request: Request) -> Repl
         let message = format!("The file did not arrive within {} s.", patience.as_secs());
         ApiError::new(408, "invalid_request_error", message)
     })??;
-    let (shared, owner, bytes) = (state.clone(), state.tenants.owner(&tenant), body.len());
+    let (shared, owner, bytes) = (state.clone(), tenant.owner.clone(), body.len());
     let kept = state.off_thread(tenant.id, bytes, move || {
         // What the file takes in memory is counted until it is kept.
         let _held = held;
@@ -188,7 +188,7 @@ pub async fn list_files(
     uri: Uri,
 ) -> Reply {
     let query = Query::read(&uri, &["purpose", "limit", "order", "after"])?;
-    let owner = state.tenants.owner(&tenant);
+    let owner = tenant.owner.clone();
     let mut files = stored(&state, move |store| store.files(&owner)).await?;
     match query.get("order") {
         None | Some("desc") => files.reverse(),
@@ -210,7 +210,7 @@ pub async fn show_file(
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
 ) -> Reply {
-    let (owner, name) = (state.tenants.owner(&tenant), id.clone());
+    let (owner, name) = (tenant.owner.clone(), id.clone());
     let found = stored(&state, move |store| store.file(&owner, &name)).await?;
     let (file, _) = found.ok_or_else(|| not_found("file", &id))?;
     Ok(json_response(file_json(&file).to_string()))
@@ -222,7 +222,7 @@ pub async fn delete_file(
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
 ) -> Reply {
-    let (owner, name) = (state.tenants.owner(&tenant), id.clone());
+    let (owner, name) = (tenant.owner.clone(), id.clone());
     if !stored(&state, move |store| store.delete(&owner, &name)).await?? {
         return Err(not_found("file", &id).into());
     }
@@ -235,7 +235,7 @@ pub async fn content(
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
 ) -> Reply {
-    let (owner, name) = (state.tenants.owner(&tenant), id.clone());
+    let (owner, name) = (tenant.owner.clone(), id.clone());
     let found = stored(&state, move |store| store.file(&owner, &name)).await?;
     let (file, content) = found.ok_or_else(|| not_found("file", &id))?;
     let reader = tokio::task::spawn_blocking(move || content.reader()).await;
@@ -338,7 +338,7 @@ fn read(state: &State, tenant: &Tenant, body: &[u8]) -> Result<Record, ApiError>
         }
     };
     fields.finish(refused::BATCHES)?;
-    let owner = state.tenants.owner(tenant);
+    let owner = tenant.owner.clone();
     let Some((file, _)) = state.batches.store.file(&owner, &input_file_id) else {
         return Err(ApiError { status: 400, ..not_found("input_file_id", &input_file_id) });
     };
@@ -352,7 +352,7 @@ fn read(state: &State, tenant: &Tenant, body: &[u8]) -> Result<Record, ApiError>
     Ok(Record {
         version: VERSION,
         id: format!("batch_{}", fresh_id()),
-        owner,
+        owner: owner.to_string(),
         key: tenant.key.to_string(),
         endpoint,
         input_file_id,
@@ -381,7 +381,7 @@ pub async fn list_batches(
     uri: Uri,
 ) -> Reply {
     let query = Query::read(&uri, &["after", "limit"])?;
-    let batches = state.batches.store.batches(&state.tenants.owner(&tenant));
+    let batches = state.batches.store.batches(&tenant.owner.clone());
     let list = batches.iter().rev().map(|batch| (batch.record().id, batch_json(&state, batch))).collect();
     query.page(list, (20, 100))
 }
@@ -427,7 +427,7 @@ pub async fn cancel(
 }
 
 fn find(state: &State, tenant: &Tenant, id: &str) -> Result<Arc<Batch>, ApiError> {
-    let batch = state.batches.store.batch(&state.tenants.owner(tenant), id);
+    let batch = state.batches.store.batch(&tenant.owner.clone(), id);
     batch.ok_or_else(|| not_found("batch", id))
 }
 

@@ -209,7 +209,7 @@ async fn all(
         if state.draining.load(Ordering::Acquire) {
             break End::Draining;
         }
-        if job.holder().is_none() {
+        if job.holder().await.is_none() {
             let message = "The API key that this batch was made with is not valid any more.";
             return Err(vec![LineError::of_file("invalid_api_key", message)]);
         }
@@ -227,18 +227,18 @@ async fn all(
             () = stopping => {}
             () = &mut expiry => break End::Expired,
             Some(ran) = running.join_next() => {
-                record(state, batch, results, &mut unfinished, ran).await?;
+                record(job, batch, results, &mut unfinished, ran).await?;
             }
         }
     };
     if end == End::Draining {
         while let Some(ran) = running.join_next().await {
-            record(state, batch, results, &mut unfinished, ran).await?;
+            record(job, batch, results, &mut unfinished, ran).await?;
         }
         return Ok(end);
     }
     while let Some(ran) = running.try_join_next() {
-        record(state, batch, results, &mut unfinished, ran).await?;
+        record(job, batch, results, &mut unfinished, ran).await?;
     }
     // Dropping a line's task cancels what it asked for.
     running.shutdown().await;
@@ -265,7 +265,7 @@ async fn all(
 
 /// Writes down a line's result.
 async fn record(
-    state: &Arc<State>,
+    job: &Job,
     batch: &Arc<Batch>,
     results: &Arc<Mutex<Results>>,
     unfinished: &mut HashSet<usize>,
@@ -278,10 +278,11 @@ async fn record(
     };
     let Some(result) = result else { return Ok(()) };
     let completed = result.is_ok();
-    let (shared, its, results) = (state.clone(), batch.clone(), results.clone());
+    let (shared, owner) = (job.state.clone(), job.owner.clone());
+    let (its, results) = (batch.clone(), results.clone());
     off_loop(move || {
         let line = lines::result(&custom_id, &request_id, result.as_deref());
-        if !shared.batches.store.may_grow(&its, line.len() as u64) {
+        if !shared.batches.store.has_room(&owner, line.len() as u64) {
             let message = "The results of this batch do not fit beside your other files; delete some and send the rest again.";
             return Err(vec![LineError::of_file("storage_full", message)]);
         }
@@ -297,7 +298,7 @@ async fn record(
     })
     .await?;
     unfinished.remove(&place);
-    state.metrics.batch_line(completed);
+    job.state.metrics.batch_line(completed);
     Ok(())
 }
 
@@ -365,8 +366,8 @@ impl Job {
     }
 
     /// Who asks, with the rights of now.
-    fn holder(&self) -> Option<Tenant> {
-        self.state.tenants.of_key(&self.owner, &self.tenant.key)
+    async fn holder(&self) -> Option<Tenant> {
+        self.state.tenants.of_key(&self.owner, &self.tenant.key).await
     }
 
     /// One line, when it is its turn; again, and in another turn, as often as it is told to come again.
@@ -420,7 +421,7 @@ impl Job {
         let state = &self.state;
         let over =
             || ApiError::unauthorized("The API key that this batch was made with is not valid any more.");
-        let tenant = &self.holder().ok_or_else(over)?;
+        let tenant = &self.holder().await.ok_or_else(over)?;
         let scope = Scope::of(self.endpoint.path());
         if !tenant.scopes.has(scope) {
             return Err(missing_scope(scope));

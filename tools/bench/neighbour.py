@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""What an attacker at its limits does to another tenant's latency, in pairs: the victim alone, and the victim beside the attacker.
+
+    neighbour.py --folio target/release/folio [--model demo] [--rounds 6] [--requests 300] [--out results.json]
+
+One server, two keys. The victim sends completions of about 32 prompt tokens and 8 generated ones at a fixed rate on one kept connection. A round has it
+alone and, for each attack, beside an attacker, in an order that is drawn; the attacker is a process of its own (nice 19, so that what its
+client computes takes as little as possible from the server) with as many connections as its tenant may have requests at once, each sending its
+next request when it has its answer. Reported are the victim's p50 and p99 of all rounds and the ratio of each round's p99 to that of the same
+round alone. Standard library only.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import statistics
+import tempfile
+import time
+
+from common import Server, cpu_seconds, folio_version, machine, now, save
+from front_end import Connection
+
+AT_ONCE = 4
+TENANTS = {"tenants": [{"name": "attacker", "keys": ["bad"], "limits": {"max_concurrent_requests": AT_ONCE}},
+                       {"name": "refused", "keys": ["worse"], "limits": {"requests_per_minute": 60}},
+                       {"name": "victim", "keys": ["good"]}]}
+ATTACKS = {
+    "256 kB to tokenize": ("bad", "/tokenize", {"prompt": "a cat and some other words " * 9700}),
+    "1 MB that is too long": ("bad", "/v1/completions", {"prompt": "a cat and some other words " * 38800, "max_tokens": 1}),
+    "250,000 JSON values": ("bad", "/v1/completions", {"prompt": [[1] * 8] * 28000, "max_tokens": 1}),
+    "64 tokens generated, streamed": ("bad", "/v1/completions", {"prompt": "the cat", "max_tokens": 64, "ignore_eos": True, "stream": True}),
+    "beyond its rate": ("worse", "/v1/completions", {"prompt": "the cat", "max_tokens": 1}),
+}
+VICTIM = {"prompt": "the cat sat on a mat and looked at the small bird in the old tree by the river near our house", "max_tokens": 8,
+          "ignore_eos": True, "temperature": 0}
+
+
+def message(host, key, path, body):
+    body = json.dumps(body).encode()
+    head = (f"POST {path} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {key}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\n\r\n")
+    return head.encode() + body
+
+
+class Any(Connection):
+    """Takes refusals too."""
+    accepted = (b"http/1.1 200", b"http/1.1 400", b"http/1.1 429")
+
+
+def attacker(host, data, ended, answered):
+    os.nice(19)
+    import selectors
+    selector = selectors.DefaultSelector()
+    address = (host.split(":")[0], int(host.split(":")[1]))
+    for _ in range(AT_ONCE):
+        connection = Any(address)
+        selector.register(connection.socket, selectors.EVENT_READ, connection)
+        connection.send(data)
+    while not ended.is_set():
+        for key, _ in selector.select(0.1):
+            if key.data.receive():
+                answered.value += 1
+                key.data.send(data)
+
+
+def victim(host, data, requests, rate):
+    connection = Connection((host.split(":")[0], int(host.split(":")[1])))
+    begun, took = time.perf_counter(), []
+    for at in range(requests):
+        time.sleep(max(0.0, begun + at / rate - time.perf_counter()))
+        sent = time.perf_counter()
+        connection.send(data)
+        while not connection.receive():
+            pass
+        took.append(1000 * (time.perf_counter() - sent))
+    connection.socket.close()
+    return took
+
+
+def quantile(values, q):
+    return sorted(values)[min(len(values) - 1, int(q * len(values)))]
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--folio", required=True)
+    ap.add_argument("--model", default="demo")
+    ap.add_argument("--rounds", type=int, default=6)
+    ap.add_argument("--requests", type=int, default=300)
+    ap.add_argument("--rate", type=float, default=100)
+    ap.add_argument("--folio-args", default="--threads 1")
+    ap.add_argument("--seed", type=int, default=0)
+    ap.add_argument("--out")
+    a = ap.parse_args()
+    result = {"kind": "neighbour", "machine": machine(), "folio": folio_version(a.folio), "began": now(),
+              "arguments": {k: getattr(a, k) for k in ("rounds", "requests", "rate", "folio_args", "seed")}, "at_once": AT_ONCE, "rounds": []}
+    rng = random.Random(a.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        tenants = os.path.join(folder, "tenants.json")
+        json.dump(TENANTS, open(tenants, "w"))
+        with Server(a.folio, a.model, ["--tenants", tenants, *a.folio_args.split()]) as server:
+            host = server.address
+            asked = message(host, "good", "/v1/completions", VICTIM)
+            victim(host, asked, 100, a.rate)
+            for _ in range(a.rounds):
+                order, one = [None, *ATTACKS], {}
+                rng.shuffle(order)
+                for attack in order:
+                    if attack is not None:
+                        ended, answered = multiprocessing.Event(), multiprocessing.Value("q", 0)
+                        data = message(host, *ATTACKS[attack])
+                        process = multiprocessing.Process(target=attacker, args=(host, data, ended, answered))
+                        process.start()
+                        time.sleep(0.5)
+                        before = answered.value
+                    cpu, began = cpu_seconds(server.pid), time.monotonic()
+                    took = victim(host, asked, a.requests, a.rate)
+                    seconds = time.monotonic() - began
+                    cell = {"ms": [round(ms, 3) for ms in took], "server_cpus": round((cpu_seconds(server.pid) - cpu) / seconds, 2)}
+                    if attack is not None:
+                        cell["answered_per_s"] = round((answered.value - before) / seconds, 1)
+                        ended.set()
+                        process.join()
+                    one[attack or "alone"] = cell
+                result["rounds"].append(one)
+                if a.out:
+                    save(a.out, result)
+    print(table(result))
+
+
+def table(result):
+    """For docs/security.md."""
+    rounds = result["rounds"]
+    lines = ["| attacker | its answers per s | victim's p50, ms | p99, ms | p99 beside / alone |", "|---|---|---|---|---|"]
+    for what in ["alone", *ATTACKS]:
+        every = [ms for one in rounds for ms in one[what]["ms"]]
+        ratios = [quantile(one[what]["ms"], 0.99) / quantile(one["alone"]["ms"], 0.99) for one in rounds]
+        rate = "" if what == "alone" else f"{statistics.median(one[what]['answered_per_s'] for one in rounds):,.0f}"
+        ratio = "" if what == "alone" else f"{statistics.median(ratios):.2f} ({min(ratios):.2f}..{max(ratios):.2f})"
+        name = "none" if what == "alone" else what
+        lines.append(f"| {name} | {rate} | {quantile(every, 0.5):.2f} | {quantile(every, 0.99):.2f} | {ratio} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
