@@ -4,10 +4,15 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::api::hints::HintPolicy;
+use folio_api::Limits as RequestLimits;
+use folio_api::hints::HintPolicy;
+
 use crate::batch::BatchConfig;
-use crate::generation::safety::Safety;
+use crate::error::ServerError;
+use crate::http::tls::TlsFiles;
+use crate::safety::Safety;
 use crate::tenancy::declared::Declared;
+use crate::tenancy::tenants::Tenants;
 
 /// How to serve. `Default` is what `folio serve` starts with.
 ///
@@ -56,12 +61,14 @@ pub struct AdminConfig {
     pub keys: Vec<String>,
 }
 
-/// PEM files; read again when they change.
-#[derive(Clone, Debug)]
-pub struct TlsFiles {
-    /// The certificate and what leads from it to its authority.
-    pub certificate: PathBuf,
-    pub key: PathBuf,
+impl ServerConfig {
+    /// The key ring that it declares.
+    pub(crate) fn key_ring(&self) -> Result<Tenants, ServerError> {
+        let file = self.key_file.as_deref();
+        let mut tenants = Tenants::new(&self.api_keys, &self.tenants, file, self.server_secret)?;
+        self.admin.iter().flat_map(|admin| &admin.keys).try_for_each(|key| tenants.add_admin(key))?;
+        Ok(tenants)
+    }
 }
 
 impl Default for ServerConfig {
@@ -93,29 +100,11 @@ impl Default for ServerConfig {
 pub struct Limits {
     /// 413 above this.
     pub body_bytes: usize,
-    /// Choices per prompt (`n`).
-    pub choices: u32,
-    /// Prompts in one completions request.
-    pub prompts: usize,
-    /// Inputs in one embeddings request; OpenAI's limit.
-    pub embedding_inputs: usize,
-    /// Prompts times choices in one request.
-    pub total_choices: usize,
-    pub messages: usize,
-    /// Functions a request may offer.
-    pub tools: usize,
-    pub stop_strings: usize,
-    pub stop_string_bytes: usize,
-    pub stop_token_ids: usize,
-    pub logit_bias: usize,
-    pub bad_words: usize,
+    /// What one request may hold.
+    pub request: RequestLimits,
     /// Responses that can be asked for again or gone on from, of all keys together, and their bytes.
     pub responses: usize,
     pub responses_bytes: usize,
-    /// Bytes of a schema, regular expression or grammar.
-    pub grammar_bytes: usize,
-    /// Alternatives per token, for `logprobs`, `top_logprobs` and `prompt_logprobs`.
-    pub logprobs: u32,
     /// Pieces of text work (parsing, rendering, tokenizing, long answers) done at once, off the event loop; more wait in line.
     pub text_threads: usize,
     /// Pieces waiting for that; 429 above this. One tenant may have half of the places.
@@ -147,21 +136,9 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             body_bytes: 8 << 20,
-            choices: 128,
-            prompts: 256,
-            embedding_inputs: 2048,
-            total_choices: 512,
-            messages: 4096,
-            tools: 512,
-            stop_strings: 16,
-            stop_string_bytes: 1024,
-            stop_token_ids: 256,
-            logit_bias: 1024,
-            bad_words: 256,
-            grammar_bytes: 256 << 10,
+            request: RequestLimits::default(),
             responses: 4096,
             responses_bytes: 64 << 20,
-            logprobs: 20,
             text_threads: 2,
             text_waiting: 512,
             connections: 16_384,

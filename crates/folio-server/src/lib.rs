@@ -1,10 +1,10 @@
-//! HTTP in, HTTP out: OpenAI's and Anthropic's APIs over the engine.
+//! HTTP in, HTTP out: the APIs of `folio-api` over the engine.
 //!
-//! Owns: JSON, server-sent events, API keys and tenants, limits, `/metrics`. Must never: know about blocks or tensors, or
-//! wait for the engine. A request is parsed and tokenized off the async thread (a short one on it), put into the engine's bounded mailbox, and
-//! then only listened to; the answer is written by one task per request at the engine's pace.
+//! Owns: HTTP, server-sent events, API keys and tenants, limits, batches, `/metrics`. Must never: know a field of an API, know about blocks or
+//! tensors, or wait for the engine. A request is parsed and tokenized off the async thread (a short one on it), put into the engine's bounded
+//! mailbox, and then only listened to; the answer is written by one task per request at the engine's pace.
 //!
-//! Invariants: every parameter is honoured, refused by a 400 that names it ([`params::REFUSED`]), or a listed hint ([`hints`]); tenancy comes from the
+//! Invariants: imports go down (`tests/layers.rs`); tenancy comes from the
 //! API key and nothing else; a client that vanishes cancels its request; every error has the shape of the API that was
 //! spoken; counters equal the sums over responses.
 //!
@@ -12,28 +12,41 @@
 //! chunk. Memory per request is bounded by its body and by bytes that its client has not accepted (`unread`).
 #![forbid(unsafe_code)]
 
+/// A step between a request's bytes and the engine, as a span: who wants to know where the time goes can subscribe.
+macro_rules! step {
+    ($name:literal) => {
+        tracing::trace_span!(target: "folio_server::prepare", $name).entered()
+    };
+}
+
 mod admin;
-mod api;
 mod app;
+mod arrival;
 mod batch;
 mod config;
+mod decoding;
+mod endpoints;
+mod engine;
+mod error;
 mod generation;
 mod http;
 mod observability;
+mod response_store;
+mod safety;
 mod serve;
 mod tenancy;
 
-pub use api::error::{ApiError, ServerError};
-pub use api::hints::HintPolicy;
-pub use api::params::SamplingDefaults;
-pub use api::{hints, openapi, params};
-pub use app::{App, Engine, ModelFacts, is_pattern};
 pub use batch::{BatchConfig, BatchLimits};
-pub use config::{AdminConfig, Limits, ServerConfig, TlsFiles};
-pub use generation::generate::unix_s;
-pub use generation::reading::Parsers;
-pub use generation::safety::Safety;
+pub use config::{AdminConfig, Limits, ServerConfig};
+pub use engine::{App, Engine, ModelFacts};
+pub use error::ServerError;
+pub use folio_api::SamplingDefaults;
+pub use folio_api::hints::HintPolicy;
+pub use folio_api::{ApiError, hints, is_pattern, openapi, refused};
+pub use folio_api::{Limits as RequestLimits, Parsers, unix_s};
+pub use http::tls::TlsFiles;
 pub use observability::{metrics, tenant_metrics};
+pub use safety::Safety;
 pub use serve::{Addresses, Listeners, Server, check, run, serve};
 pub use tenancy::declared::{Declared, DeclaredGroup, DeclaredTenant, PriorityRange, Share};
 pub use tenancy::gate::TenantLimits;

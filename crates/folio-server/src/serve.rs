@@ -25,27 +25,27 @@ use tower::ServiceExt;
 
 use crate::admin;
 use crate::admin::records;
-use crate::api::anthropic;
-use crate::api::error::ServerError;
-use crate::api::openai::chat;
-use crate::api::openai::completions;
-use crate::api::openai::embeddings;
-use crate::api::openapi;
-use crate::api::responses;
-use crate::app::{App, State};
-use crate::batch::{self, routes as files};
+use crate::app::State;
+use crate::arrival::{JsonRequest, around};
 use crate::config::{Limits, ServerConfig};
-use crate::generation::generate;
-use crate::generation::prefixes;
+use crate::endpoints::anthropic;
+use crate::endpoints::batches as files;
+use crate::endpoints::openai::chat;
+use crate::endpoints::openai::completions;
+use crate::endpoints::openai::embeddings;
+use crate::endpoints::pages;
+use crate::endpoints::prefixes;
+use crate::endpoints::responses;
+use crate::endpoints::routing;
+use crate::endpoints::tokenize;
+use crate::endpoints::usage;
+use crate::engine::App;
+use crate::error::ServerError;
+use crate::generation::screening::handle;
+use crate::http::Peer;
 use crate::http::connections::{Connections, Patient, Place};
-use crate::http::pages;
-use crate::http::routing;
 use crate::http::tls::Tls;
-use crate::http::tokenize;
-use crate::http::{JsonRequest, Peer, around};
-use crate::observability::usage;
 use crate::observability::usage::SAVED_EVERY;
-use crate::tenancy::tenants::Tenants;
 
 /// Time for responses to leave after the last request finished.
 const CLOSING: Duration = Duration::from_secs(5);
@@ -81,7 +81,7 @@ pub struct Addresses {
 impl Server {
     pub fn new(config: ServerConfig, app: App) -> Result<Self, ServerError> {
         let tls = config.tls.as_ref().map(Tls::open).transpose()?.map(Arc::new);
-        Ok(Self { state: State::new(config, app)?, tls })
+        Ok(Self { state: State::new(config, app, prefixes::declared)?, tls })
     }
 
     /// The routes of the second listener.
@@ -97,14 +97,13 @@ impl Server {
     /// All routes. Usable without a socket, as a tower service.
     pub fn router(&self) -> Router {
         let state = self.state.clone();
-        let chat = |Shared(state): Shared<Arc<State>>, request: JsonRequest| {
-            generate::handle(state, request, chat::prepare)
-        };
+        let chat =
+            |Shared(state): Shared<Arc<State>>, request: JsonRequest| handle(state, request, chat::prepare);
         let completions = |Shared(state): Shared<Arc<State>>, request: JsonRequest| {
-            generate::handle(state, request, completions::prepare)
+            handle(state, request, completions::prepare)
         };
         let messages = |Shared(state): Shared<Arc<State>>, request: JsonRequest| {
-            generate::handle(state, request, anthropic::prepare)
+            handle(state, request, anthropic::prepare)
         };
         let mut router = Router::new();
         if !state.config.metrics_on_admin {
@@ -146,7 +145,7 @@ impl Server {
             .route("/readyz", get(pages::ready))
             .route("/ping", get(pages::ping).post(pages::ping))
             .route("/version", get(pages::version))
-            .route("/openapi.json", get(openapi::serve))
+            .route("/openapi.json", get(pages::openapi))
             .route("/v1/usage", get(usage::usage))
             .route("/v1/usage/records", get(records::own))
             .fallback(pages::not_found)
@@ -158,13 +157,13 @@ impl Server {
     /// Computes the prefixes that the operator declared, as [`Server::listen`] does by itself. Requests need not wait for it.
     pub async fn compute_shared(&self) {
         if let Some(shared) = self.state.shared() {
-            shared.compute(&self.state).await;
+            shared.compute(&self.state.app.engine).await;
         }
     }
 
     /// Goes on with batches that an earlier process left in the batch folder, as [`Server::listen`] does by itself.
     pub fn resume_batches(&self) {
-        batch::resume(&self.state);
+        files::resume(&self.state);
     }
 
     /// Serves until told to end: the first message drains, the second stops at once.
@@ -173,7 +172,7 @@ impl Server {
         let state = self.state.clone();
         tokio::spawn(async move {
             if let Some(shared) = state.shared() {
-                shared.compute(&state).await;
+                shared.compute(&state.app.engine).await;
             }
         });
         tokio::spawn(save_usage(self.state.clone()));
@@ -374,7 +373,7 @@ pub async fn serve(config: ServerConfig, app: App, ready: impl FnOnce(Addresses)
 
 /// Whatever of a configuration can be found wrong without a model and without writing anything: keys, their file, certificates.
 pub fn check(config: &ServerConfig) -> Result<(), ServerError> {
-    Tenants::of_config(config)?;
+    config.key_ring()?;
     config.tls.as_ref().map(Tls::open).transpose()?;
     Ok(())
 }
@@ -421,4 +420,33 @@ fn signals() -> std::io::Result<mpsc::Receiver<()>> {
 
 async fn forward(sender: mpsc::Sender<()>, mut next: impl AsyncFnMut() -> bool) {
     while next().await && sender.send(()).await.is_ok() {}
+}
+
+#[cfg(test)]
+mod tests {
+    use folio_api::openapi::tables::ROUTES;
+
+    /// The routes that `serve` adds, read from its source.
+    #[test]
+    fn every_route_is_described_and_no_other() {
+        let source = include_str!("serve.rs");
+        let source = source.split("#[cfg(test)]").next().unwrap_or_default();
+        let mut served = Vec::new();
+        for route in source.split(".route(").skip(1) {
+            let path = route.split('"').nth(1).unwrap_or_default().replace("{*name}", "{name}");
+            let handlers = route.split(".route(").next().unwrap_or_default();
+            let handlers = handlers.split(".fallback(").next().unwrap_or_default();
+            for method in ["get", "post", "delete"] {
+                let called = format!("{method}(");
+                if handlers.split(&called).count() > 1 {
+                    served.push((method.to_owned(), path.clone()));
+                }
+            }
+        }
+        let mut described: Vec<_> =
+            ROUTES.iter().map(|route| (route.method.to_owned(), route.path.to_owned())).collect();
+        served.sort();
+        described.sort();
+        assert_eq!(described, served);
+    }
 }

@@ -228,8 +228,8 @@ async fn refused(reply: common::Reply, param: &str) {
 #[tokio::test]
 async fn what_is_not_supported_is_refused_by_name() {
     let client = Client::new(FakeEngine::saying("ok"));
-    use folio_server::params::{OTHER_SAMPLERS, REFUSED};
-    for (name, _) in REFUSED.iter().chain(OTHER_SAMPLERS) {
+    use folio_server::refused::{EVERYWHERE, OTHER_SAMPLERS};
+    for (name, _) in EVERYWHERE.iter().chain(OTHER_SAMPLERS) {
         for value in [json!(1), json!("x"), json!({"a": 1}), json!([1]), json!(true)] {
             refused(client.chat(json!({*name: value})).await, name).await;
             refused(client.complete(json!({*name: value})).await, name).await;

@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::http::Request;
 use common::{Client, FakeEngine, app, reply};
 use folio_engine::handle::{Health, Rejected};
-use folio_server::{Limits, ServerConfig};
+use folio_server::{Limits, RequestLimits, ServerConfig};
 use serde_json::{Value, json};
 
 #[tokio::test]
@@ -74,7 +74,8 @@ async fn request_ids_are_echoed_or_made() {
 
 #[tokio::test]
 async fn sizes_are_limited() {
-    let limits = Limits { body_bytes: 1000, messages: 3, prompts: 2, total_choices: 5, ..Limits::default() };
+    let request = RequestLimits { messages: 3, prompts: 2, total_choices: 5, ..RequestLimits::default() };
+    let limits = Limits { body_bytes: 1000, request, ..Limits::default() };
     let config = ServerConfig { limits, ..Default::default() };
     let client = Client::with(config, app(FakeEngine::saying("ok")));
     let big = json!({"prompt": "x".repeat(1000)}).to_string();

@@ -12,6 +12,8 @@ use std::sync::LazyLock;
 use aho_corasick::{AhoCorasick, Input, MatchKind};
 use regex::Regex;
 
+use crate::token_cache::Part;
+
 static WORD: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"^\w$").ok());
 
 /// What one added token asks for.
@@ -105,7 +107,7 @@ fn stands_alone(text: &str, range: &Range<usize>) -> bool {
 }
 
 /// The parts of a text of `length` bytes, with and without a token, in order; none is empty.
-pub(crate) fn parts(found: &[Found], length: usize) -> Vec<(Range<usize>, Option<u32>)> {
+pub(crate) fn parts(found: &[Found], length: usize) -> Vec<Part> {
     let mut parts = Vec::with_capacity(found.len() * 2 + 1);
     let mut from = 0;
     for Found { id, range } in found {

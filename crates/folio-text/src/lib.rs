@@ -21,6 +21,7 @@ mod prompt;
 mod reasoning;
 mod stop;
 mod template;
+mod token_cache;
 mod tokenizer;
 mod tools;
 pub mod work;
@@ -32,8 +33,9 @@ pub use prompt::Prompt;
 pub use reasoning::{REASONING_FORMATS, ReasoningFormat};
 pub use stop::StopMatcher;
 pub use template::{AnswerFormats, ChatInput, ChatTemplate, TemplateSources, TemplateTools, rfc_3339};
+pub use token_cache::{SegmentKey, TokenCache};
 pub use tokenizer::{SpecialToken, SpecialTokens, Tokenizer};
 pub use tools::{
-    Begun, Callee, Event as OutputEvent, Functions, HELD_MAX, OutputParser, ParserSetup, Place, TOOL_FORMATS,
-    ToolFormat,
+    CallableFunction, Event as OutputEvent, ForcedPrefix, Functions, HELD_MAX, OutputParser, ParserSetup,
+    Place, TOOL_FORMATS, ToolFormat,
 };

@@ -2,17 +2,21 @@
 //!
 //! The library's search is quadratic for tokens that ask for white space or words around them, and it cannot be told
 //! where a token may not be. Everything else is the library's: normalizer, pre-tokenizer, model, post-processor, in the
-//! order in which its `encode_fast` applies them. Invariant: without breaks the ids are those of `encode_fast`.
+//! order in which its `encode_fast` applies them, for each part of a text between added tokens by itself. Invariant: without breaks the ids are
+//! those of `encode_fast`.
 //!
 //! Cost: linear in the text for the search; what the library needs besides.
 
-use tokenizers::normalizer::Range;
+use std::ops::Range;
+
+use tokenizers::normalizer::Range as NormalizedRange;
 use tokenizers::{
     Encoding, Model, NormalizedString, Normalizer, OffsetType, PreTokenizedString, PreTokenizer, Result,
     Token, Tokenizer,
 };
 
 use crate::added::{Added, AddedTokens, Found, parts};
+use crate::token_cache::Part;
 
 pub(crate) struct Library {
     pub tokenizer: Tokenizer,
@@ -20,6 +24,8 @@ pub(crate) struct Library {
     verbatim: AddedTokens,
     /// Found in the normalized text between those.
     normalized: AddedTokens,
+    /// What the post-processor puts before and behind a text, without and with special tokens.
+    around: [(Vec<u32>, Vec<u32>); 2],
 }
 
 impl Library {
@@ -44,23 +50,36 @@ impl Library {
         Ok(Self {
             verbatim: AddedTokens::new(verbatim)?,
             normalized: AddedTokens::new(normalized)?,
+            around: [around(&tokenizer, false)?, around(&tokenizer, true)?],
             tokenizer,
         })
     }
 
-    /// `breaks`: the text is a prompt, and there no token may be.
-    pub(crate) fn encode(
+    /// The text's parts by the added tokens that are found in it as it stands.
+    pub(crate) fn parts(&self, text: &str, breaks: Option<&[usize]>) -> Vec<Part> {
+        parts(&self.verbatim.find(text, breaks.unwrap_or_default()), text.len())
+    }
+
+    /// What comes before and behind a text.
+    pub(crate) fn around(&self, add_special_tokens: bool) -> &(Vec<u32>, Vec<u32>) {
+        &self.around[usize::from(add_special_tokens)]
+    }
+
+    /// A part of `text` that is no added token. `breaks` of the text: it is a prompt, and there no token may be.
+    pub(crate) fn encode_part(
         &self,
         text: &str,
+        part: Range<usize>,
         breaks: Option<&[usize]>,
-        add_special_tokens: bool,
-    ) -> Result<Encoding> {
+        out: &mut Vec<u32>,
+    ) -> Result<()> {
         let tokenizer = &self.tokenizer;
-        let mut pieces = PreTokenizedString::from(text);
-        pieces.split(|_, text| {
-            let found = self.verbatim.find(text.get(), breaks.unwrap_or_default());
-            Ok(split(&text, &found))
-        })?;
+        // Some pre-tokenizers ask whether a part begins the text: what does not is a slice, as it would be of the whole.
+        let before = text[..part.start].chars().next_back().map_or(0, char::len_utf8);
+        let from = part.start - before;
+        let sliced =
+            NormalizedString::from(&text[from..part.end]).slice(NormalizedRange::Normalized(before..));
+        let mut pieces = PreTokenizedString::from(sliced.ok_or("a part ends inside a character")?);
         pieces.split(|_, mut text| {
             if let Some(normalizer) = tokenizer.get_normalizer() {
                 normalizer.normalize(&mut text)?;
@@ -68,7 +87,7 @@ impl Library {
             let found = match breaks {
                 None => self.normalized.find_accepted(text.get(), |_| true),
                 Some(breaks) => {
-                    self.normalized.find_accepted(text.get(), |found| self.stands(&text, found, breaks))
+                    self.normalized.find_accepted(text.get(), |found| self.stands(&text, found, from, breaks))
                 }
             };
             Ok(split(&text, &found))
@@ -77,13 +96,14 @@ impl Library {
             pre_tokenizer.pre_tokenize(&mut pieces)?;
         }
         tokenizer.get_model().tokenize_in_pretokenized(&mut pieces, None)?;
-        let encoding = pieces.into_encoding(None, 0, OffsetType::None)?;
-        tokenizer.post_process(encoding, None, add_special_tokens)
+        out.extend_from_slice(pieces.into_encoding(None, 0, OffsetType::None)?.get_ids());
+        Ok(())
     }
 
     /// Whether what was found in a normalized text is written out in the original, without a break.
-    fn stands(&self, text: &NormalizedString, found: &Found, breaks: &[usize]) -> bool {
-        let Some(original) = text.convert_offsets(Range::Normalized(found.range.clone())) else {
+    /// `from`: where `text` counts from.
+    fn stands(&self, text: &NormalizedString, found: &Found, from: usize, breaks: &[usize]) -> bool {
+        let Some(original) = text.convert_offsets(NormalizedRange::Normalized(found.range.clone())) else {
             return false;
         };
         let added = self.tokenizer.get_added_vocabulary().get_added_tokens_decoder();
@@ -91,10 +111,24 @@ impl Library {
         if written.is_none() || written != added.get(&found.id).map(|token| token.content.as_str()) {
             return false;
         }
-        let shift = text.offsets_original().0;
+        let shift = from + text.offsets_original().0;
         let next = breaks.partition_point(|at| *at <= shift + original.start);
         breaks.get(next).is_none_or(|at| *at >= shift + original.end)
     }
+}
+
+/// What the post-processor puts around a text, seen by two ids that no vocabulary has.
+fn around(tokenizer: &Tokenizer, special: bool) -> std::result::Result<(Vec<u32>, Vec<u32>), String> {
+    let inner = [u32::MAX - 1, u32::MAX];
+    let text = inner.map(|id| Token::new(id, String::new(), (0, 0))).to_vec();
+    let processed = tokenizer.post_process(Encoding::from_tokens(text, 0), None, special);
+    let processed = processed.map_err(|error| error.to_string())?;
+    let ids = processed.get_ids();
+    let at = ids.windows(2).position(|pair| pair == inner);
+    let outside = at.map(|at| (ids[..at].to_vec(), ids[at + 2..].to_vec()));
+    let outside =
+        outside.filter(|(before, behind)| !before.iter().chain(behind).any(|id| inner.contains(id)));
+    outside.ok_or_else(|| "its post-processor does more to a text than put tokens around it".to_owned())
 }
 
 /// The text cut where something was found.
@@ -102,8 +136,8 @@ fn split(text: &NormalizedString, found: &[Found]) -> Vec<(NormalizedString, Opt
     if found.is_empty() {
         return vec![(text.clone(), None)];
     }
-    let part = |(range, id): (std::ops::Range<usize>, Option<u32>)| {
-        let part = text.slice(Range::Normalized(range))?;
+    let part = |(range, id): Part| {
+        let part = text.slice(NormalizedRange::Normalized(range))?;
         let token = id.map(|id| {
             let value = part.get().to_owned();
             let length = value.len();

@@ -17,6 +17,7 @@ use crate::error::TextError;
 use crate::gguf::{self, Pieces};
 use crate::library::Library;
 use crate::prompt::Prompt;
+use crate::token_cache::{self, Part, TokenCache};
 
 /// A token with a role, as tokenizer_config.json names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +53,9 @@ pub struct Tokenizer {
     /// Appended likewise.
     forced_eos: Option<u32>,
 }
+
+/// Steps for each byte that is tokenized: two places in the text are kept for it, and both are moved about.
+const TOKENIZE_STEPS: usize = 16;
 
 /// Who turns text into ids.
 pub(crate) enum Encoder {
@@ -174,7 +178,7 @@ impl Tokenizer {
         add_special_tokens: bool,
         max_bytes: usize,
     ) -> Result<Vec<u32>, TextError> {
-        self.encode_all(text, None, add_special_tokens, max_bytes)
+        self.encode_with(text, None, add_special_tokens, max_bytes, None)
     }
 
     /// The same of a rendered conversation, in which markers count only where no break is in them and where they stand as
@@ -185,31 +189,74 @@ impl Tokenizer {
         add_special_tokens: bool,
         max_bytes: usize,
     ) -> Result<Vec<u32>, TextError> {
-        self.encode_all(prompt.text(), Some(prompt.breaks()), add_special_tokens, max_bytes)
+        self.encode_with(prompt.text(), Some(prompt.breaks()), add_special_tokens, max_bytes, None)
     }
 
-    fn encode_all(
+    /// Either, by `breaks`, which are a prompt's. What `cache` has of the text is not tokenized again, and what it has not it is
+    /// given; the ids are the same.
+    pub fn encode_with(
         &self,
         text: &str,
         breaks: Option<&[usize]>,
         add_special_tokens: bool,
         max_bytes: usize,
+        cache: Option<&dyn TokenCache>,
     ) -> Result<Vec<u32>, TextError> {
         if text.len() > max_bytes {
             return Err(TextError::TooLong { bytes: text.len(), limit: max_bytes });
         }
         crate::work::add(text.len());
+        let (before, behind) = match &self.encoder {
+            Encoder::Library(library) => library.around(add_special_tokens),
+            Encoder::Pieces(_) => const { &(Vec::new(), Vec::new()) },
+        };
         let mut out = Vec::with_capacity(text.len() / 3 + 2);
         out.extend(self.forced_bos.filter(|_| add_special_tokens));
-        match &self.encoder {
-            Encoder::Library(library) => {
-                let encoding = library.encode(text, breaks, add_special_tokens);
-                out.extend_from_slice(encoding.map_err(|e| TextError::Encode(e.to_string()))?.get_ids());
+        out.extend(before);
+        let parts = match &self.encoder {
+            Encoder::Library(library) => library.parts(text, breaks),
+            Encoder::Pieces(pieces) => pieces.parts(text, breaks.unwrap_or_default()),
+        };
+        for segment in token_cache::segments(&parts) {
+            let Some(cache) = cache else {
+                self.encode_segment(text, segment, breaks, &mut out)?;
+                continue;
+            };
+            let key = token_cache::key(text, segment, breaks);
+            if let Some(ids) = cache.find(&key) {
+                out.extend_from_slice(&ids);
+                continue;
             }
-            Encoder::Pieces(pieces) => out.extend(pieces.encode(text, breaks.unwrap_or_default())),
+            let from = out.len();
+            self.encode_segment(text, segment, breaks, &mut out)?;
+            cache.keep(key, &out[from..]);
         }
+        out.extend(behind);
         out.extend(self.forced_eos.filter(|_| add_special_tokens));
         Ok(out)
+    }
+
+    fn encode_segment(
+        &self,
+        text: &str,
+        segment: &[Part],
+        breaks: Option<&[usize]>,
+        out: &mut Vec<u32>,
+    ) -> Result<(), TextError> {
+        for (range, token) in segment {
+            if let Some(id) = token {
+                out.push(*id);
+                continue;
+            }
+            crate::work::add(range.len() * TOKENIZE_STEPS);
+            match &self.encoder {
+                Encoder::Library(library) => library
+                    .encode_part(text, range.clone(), breaks, out)
+                    .map_err(|error| TextError::Encode(error.to_string()))?,
+                Encoder::Pieces(pieces) => pieces.encode_part(&text[range.clone()], out),
+            }
+        }
+        Ok(())
     }
 
     /// The whole text of `ids`: what a [`Detokenizer`] that starts a text emits. Bytes that are no UTF-8 become U+FFFD,

@@ -7,10 +7,8 @@ mod common;
 mod tiktoken;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Read;
 use std::path::PathBuf;
 
-use folio_model::checkpoint::gguf::{Metadata, read_header};
 use folio_text::{
     AnswerFormats, ChatInput, ChatTemplate, Prompt, ReasoningFormat, TemplateSources, TextError, Tokenizer,
     ToolFormat,
@@ -366,28 +364,10 @@ fn normalizing_makes_no_marker() {
     }
 }
 
-fn gguf(name: &str) -> Option<Tokenizer> {
-    let path = common::data("tok-ggml-vocab")?.join(format!("ggml-vocab-{name}.gguf.gz"));
-    let mut bytes = Vec::new();
-    let file = std::fs::File::open(path).expect("vocabulary");
-    flate2::read::GzDecoder::new(file).read_to_end(&mut bytes).expect("gzip");
-    let header = read_header(&bytes).expect("sound");
-    Some(Tokenizer::from_gguf(Metadata::new(name, &bytes, &header)).expect("supported"))
-}
-
-fn real_tokenizers() -> Vec<(&'static str, Tokenizer)> {
-    let names = ["llama-spm", "phi-3", "llama-bpe", "qwen2", "gpt-2", "starcoder"];
-    let mut all: Vec<(&str, Tokenizer)> =
-        names.into_iter().filter_map(|name| Some((name, gguf(name)?))).collect();
-    let llama2 = common::data("tok-llama2").map(|folder| Tokenizer::from_folder(&folder).expect("loads"));
-    all.extend(llama2.map(|tokenizer| ("llama2", tokenizer)));
-    all
-}
-
 /// Every kind of tokenizer: all its markers in a text are text, and those of the template count.
 #[test]
 fn no_tokenizer_reads_a_forged_marker() {
-    for (name, tokenizer) in real_tokenizers() {
+    for (name, tokenizer) in common::real_tokenizers() {
         let Some((own, _)) = tokenizer.special_tokens().added.iter().find(|(_, special)| *special) else {
             continue;
         };
@@ -414,7 +394,7 @@ proptest! {
     /// A break in nothing changes nothing, for each tokenizer: texts and literals are not tokenized apart.
     #[test]
     fn breaks_outside_markers_change_no_id(text in "[a-c <>|é\u{4e2d}\n]{0,30}") {
-        static ALL: std::sync::LazyLock<Vec<(&str, Tokenizer)>> = std::sync::LazyLock::new(real_tokenizers);
+        static ALL: std::sync::LazyLock<Vec<(&str, Tokenizer)>> = std::sync::LazyLock::new(common::real_tokenizers);
         for (name, tokenizer) in ALL.iter() {
             let template = template("b{{ messages[0].content }}a", tokenizer);
             let prompt = Conversation::of_user(&text).render(&template).expect("renders");

@@ -17,12 +17,13 @@ use axum::routing::{get, post};
 use folio_engine::{CacheCommand, CacheResponse};
 use serde_json::json;
 
-use crate::api::error::ApiError;
 use crate::app::State;
-use crate::generation::generate::json_response;
-use crate::generation::prefixes::command;
-use crate::http::pages;
-use crate::http::{Listener, answered};
+use crate::arrival::{Listener, answered};
+use crate::endpoints::pages;
+use crate::endpoints::prefixes::command;
+use crate::http::reply::Refusal;
+use crate::http::reply::json_response;
+use folio_api::ApiError;
 
 const OPEN: &[&str] = &["/health", "/livez", "/readyz", "/ping"];
 
@@ -62,7 +63,7 @@ async fn reset_prefix_cache(Shared(state): Shared<Arc<State>>, uri: Uri) -> Resp
                 Some((_, _, id)) => Some(id),
                 None => {
                     let message = "The only parameter is 'tenant', the name of a tenant or group that has a cache of its own.";
-                    return ApiError::invalid("tenant", message).into_response();
+                    return Refusal(ApiError::invalid("tenant", message)).into_response();
                 }
             }
         }
@@ -71,7 +72,7 @@ async fn reset_prefix_cache(Shared(state): Shared<Arc<State>>, uri: Uri) -> Resp
         Ok(CacheResponse::Cleared { blocks }) => {
             json_response(json!({"object": "cache.reset", "freed_blocks": blocks}).to_string())
         }
-        Ok(_) => ApiError::internal("the cache answered something else").into_response(),
-        Err(error) => error.into_response(),
+        Ok(_) => Refusal(ApiError::internal("the cache answered something else")).into_response(),
+        Err(error) => Refusal(error).into_response(),
     }
 }

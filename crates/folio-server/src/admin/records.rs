@@ -12,11 +12,12 @@ use axum::extract::State as Shared;
 use axum::http::{HeaderMap, HeaderValue, Response, Uri, header};
 use serde_json::{Value, json};
 
-use crate::api::error::ApiError;
 use crate::app::State;
-use crate::generation::generate::{json_response, unix_s};
+use crate::http::reply::Reply;
+use crate::http::reply::json_response;
 use crate::observability::usage::{Count, RowKey};
 use crate::tenancy::tenants::Tenant;
+use folio_api::{ApiError, unix_s};
 
 /// Rows of one answer.
 const ROWS_MAX: usize = 100_000;
@@ -43,8 +44,8 @@ impl Query {
             by_model: true,
             csv,
         };
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+            let (name, value) = (&*name, &*value);
             let second = || {
                 let problem = || {
                     ApiError::invalid(
@@ -67,7 +68,7 @@ impl Query {
                 }
                 "group_by" => {
                     (wanted.by_key, wanted.by_model) = (false, false);
-                    for part in value.split([',']).flat_map(|part| part.split("%2C")) {
+                    for part in value.split(',') {
                         match part {
                             "key" => wanted.by_key = true,
                             "model" => wanted.by_model = true,
@@ -127,25 +128,16 @@ pub(crate) async fn own(
     Extension(tenant): Extension<Tenant>,
     headers: HeaderMap,
     uri: Uri,
-) -> Result<Response<Body>, ApiError> {
+) -> Reply {
     answer(state, Some(tenant.name), &headers, &uri).await
 }
 
 /// Of every tenant.
-pub(crate) async fn all(
-    Shared(state): Shared<Arc<State>>,
-    headers: HeaderMap,
-    uri: Uri,
-) -> Result<Response<Body>, ApiError> {
+pub(crate) async fn all(Shared(state): Shared<Arc<State>>, headers: HeaderMap, uri: Uri) -> Reply {
     answer(state, None, &headers, &uri).await
 }
 
-async fn answer(
-    state: Arc<State>,
-    tenant: Option<Arc<str>>,
-    headers: &HeaderMap,
-    uri: &Uri,
-) -> Result<Response<Body>, ApiError> {
+async fn answer(state: Arc<State>, tenant: Option<Arc<str>>, headers: &HeaderMap, uri: &Uri) -> Reply {
     let accepts_csv = headers.get(header::ACCEPT).is_some_and(|accept| accept.as_bytes() == b"text/csv");
     let query = Query::read(uri.query().unwrap_or_default(), accepts_csv, unix_s())?;
     // One at a time, on a thread that nobody's prompt waits for.
@@ -157,7 +149,7 @@ async fn answer(
         state.meters.records(tenant.as_deref(), query.from, query.to, &mut add)?;
         Ok(if query.csv { csv(&query, &rows) } else { json_rows(&query, &rows) })
     });
-    answer.await.unwrap_or_else(|_| Err(ApiError::internal("reading the records failed")))
+    Ok(answer.await.unwrap_or_else(|_| Err(ApiError::internal("reading the records failed")))?)
 }
 
 fn json_rows(query: &Query, rows: &BTreeMap<RowKey, Count>) -> Response<Body> {

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use crate::api::error::ApiError;
 use crate::http::fresh_id;
+use folio_api::ApiError;
 
 /// Mistakes of one file that are told.
 const ERRORS_MAX: usize = 100;
@@ -179,7 +179,7 @@ pub fn parse(line: &[u8]) -> Result<InputLine, String> {
 pub fn result(custom_id: &str, request_id: &str, result: Result<&str, &ApiError>) -> String {
     let (status, body) = match result {
         Ok(body) => (200, body.to_owned()),
-        Err(error) => (error.status.as_u16(), error.to_json()),
+        Err(error) => (error.status, error.to_json()),
     };
     let (id, custom_id) = (format!("batch_req_{}", fresh_id()), json!(custom_id));
     // The body is JSON that was written on one line.

@@ -1,6 +1,6 @@
-//! `/v1/files` and `/v1/batches`: files of requests, run when there is time.
+//! Files of requests, kept and run when there is time; their routes and running are `endpoints/batches`.
 //!
-//! Owns: OpenAI's objects and routes, and when a line runs. A line is prepared and run by the code of its own route, for the tenant
+//! Owns: what is kept, and how much runs at once. A line is prepared and run by the code of its own route, for the tenant
 //! that made the batch, behind every interactive request in the engine's queue ([`CLASS`], [`PRIORITY`]), and only so many of all batches'
 //! lines at once: what decodes beside an answer slows it, so their number bounds what interactive clients can notice. Must never:
 //! let a tenant see what is another's, or lose a line: whatever ends, every line has one result, or the batch goes on.
@@ -10,22 +10,17 @@
 //! | `lines` | the lines of input and output files |
 //! | `multipart` | the form in which a file is uploaded |
 //! | `store` | files and batches, in memory or in a folder |
-//! | `run` | one batch, from validating to its end |
-//! | `routes` | HTTP |
 
-mod lines;
-mod multipart;
-pub(crate) mod routes;
-mod run;
-mod store;
+pub(crate) mod lines;
+pub(crate) mod multipart;
+pub(crate) mod store;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::sync::Notify;
 
-use crate::api::error::ServerError;
-use crate::app::State;
+use crate::error::ServerError;
 use crate::tenancy::fair_queue::FairQueue;
 use store::Store;
 
@@ -33,12 +28,11 @@ use store::Store;
 pub const CLASS: i32 = 1 << 20;
 /// Of a batch's lines in the engine, where lower runs first. What a line says itself is added, within [`PRIORITY_SPAN`].
 pub const PRIORITY: i32 = 1 << 20;
-const PRIORITY_SPAN: i32 = 1 << 10;
-pub(crate) const REFUSED: &[(&str, &str)] = &[("model", "each line says its model")];
+pub const PRIORITY_SPAN: i32 = 1 << 10;
 /// OpenAI's only window.
-const WINDOW_S: u64 = 24 * 3600;
+pub const WINDOW_S: u64 = 24 * 3600;
 /// Files of batches are kept so long where nobody says otherwise.
-const KEPT_S: u64 = 30 * 24 * 3600;
+pub const KEPT_S: u64 = 30 * 24 * 3600;
 
 /// How batches are kept and run.
 #[derive(Clone, Debug, Default)]
@@ -81,11 +75,11 @@ impl Default for BatchLimits {
 
 /// Everything about batches that requests share.
 pub(crate) struct Batches {
-    store: Store,
+    pub store: Store,
     /// One for each line that may run.
-    turns: FairQueue<Arc<str>>,
+    pub turns: FairQueue<Arc<str>>,
     /// The server drains: no line is begun any more.
-    stopping: Notify,
+    pub stopping: Notify,
 }
 
 impl Batches {
@@ -101,12 +95,5 @@ impl Batches {
     /// After `draining` was set.
     pub fn stop(&self) {
         self.stopping.notify_waiters();
-    }
-}
-
-/// Goes on with what an earlier process left.
-pub(crate) fn resume(state: &Arc<State>) {
-    for batch in state.batches.store.unfinished() {
-        tokio::spawn(run::run(state.clone(), batch));
     }
 }

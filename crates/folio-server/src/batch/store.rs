@@ -31,10 +31,11 @@ use by_id::ById;
 
 use super::lines::{Endpoint, LineError, Place, Usage};
 use super::{BatchConfig, BatchLimits};
-use crate::api::error::{ApiError, ServerError};
-use crate::generation::generate::unix_s;
+use crate::error::ServerError;
 use crate::http::fresh_id;
 use crate::lock;
+use folio_api::ApiError;
+use folio_api::unix_s;
 
 /// Of what is written. 0: before there were versions, otherwise like 1. Whoever changes what a record means counts it up and reads
 /// the older ones too.
@@ -468,7 +469,7 @@ impl Store {
             let message = format!("File '{id}' is the input of a batch that runs; cancel the batch first.");
             return Err(ApiError {
                 code: Some("file_in_use"),
-                ..ApiError::new(axum::http::StatusCode::CONFLICT, "invalid_request_error", message)
+                ..ApiError::new(409, "invalid_request_error", message)
             });
         }
         self.remove(&mut inner, id);
@@ -714,10 +715,7 @@ fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
 }
 
 fn full(message: String) -> ApiError {
-    ApiError {
-        code: Some("storage_full"),
-        ..ApiError::new(axum::http::StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
-    }
+    ApiError { code: Some("storage_full"), ..ApiError::new(413, "invalid_request_error", message) }
 }
 
 fn storage(error: io::Error) -> ApiError {

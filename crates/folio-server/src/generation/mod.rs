@@ -1,12 +1,10 @@
-//! From a prepared job to an answer: constraints, the engine's events, text, safety and prefixes.
+//! From a request that was read to its answer: prompts, screening, submitting, following.
 
-pub(crate) mod bounds;
-pub(crate) mod choice;
-pub(crate) mod generate;
-pub(crate) mod guides;
-pub(crate) mod kept_grammars;
-pub(crate) mod prefixes;
-pub(crate) mod reading;
-pub(crate) mod safety;
-pub(crate) mod shared_prefixes;
-pub(crate) mod wire;
+pub(crate) mod driver;
+pub(crate) mod job;
+pub(crate) mod prompt;
+pub(crate) mod retention;
+pub(crate) mod run;
+pub(crate) mod sampling;
+pub(crate) mod screening;
+pub(crate) mod tokenizing;

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Response, header};
+use folio_api::events::EventSink;
 use folio_engine::CancelFlag;
 use futures_core::Stream;
 use tokio::time::{Instant, Interval, MissedTickBehavior};
@@ -64,9 +65,6 @@ impl Drop for AbortGuard {
     }
 }
 
-/// A comment, which readers skip.
-pub const KEEP_ALIVE: &str = ": keep-alive\n\n";
-
 /// Bytes of a frame that are handed on at once; what is longer leaves in parts.
 const PART: usize = 64 << 10;
 /// What a frame takes beside its bytes.
@@ -100,21 +98,22 @@ impl Events {
         (Self(frames.clone()), Reader(frames))
     }
 
-    pub fn send(&self, json: &str) {
-        self.0.push(format!("data: {json}\n\n"));
-    }
-
-    /// An event with a name.
-    pub fn named(&self, name: &str, json: &str) {
-        self.0.push(format!("event: {name}\ndata: {json}\n\n"));
-    }
-
     /// Drops what was not accepted. What follows is an event of its own.
     pub fn cut(&self) {
         let partly = self.0.clear();
         if partly {
             self.0.push("\n\n".to_owned());
         }
+    }
+}
+
+impl EventSink for Events {
+    fn send(&self, json: &str) {
+        self.0.push(format!("data: {json}\n\n"));
+    }
+
+    fn named(&self, name: &str, json: &str) {
+        self.0.push(format!("event: {name}\ndata: {json}\n\n"));
     }
 }
 

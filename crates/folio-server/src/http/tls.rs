@@ -3,7 +3,7 @@
 //! Owns: certificate and key, and reading them again when their files change, so that a renewed certificate needs no restart.
 //! A pair that cannot be used is refused at start; later, the one before stays and the log says why.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -13,9 +13,16 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-use crate::api::error::ServerError;
-use crate::config::TlsFiles;
+use crate::error::ServerError;
 use crate::lock;
+
+/// PEM files; read again when they change.
+#[derive(Clone, Debug)]
+pub struct TlsFiles {
+    /// The certificate and what leads from it to its authority.
+    pub certificate: PathBuf,
+    pub key: PathBuf,
+}
 
 /// How often the files are looked at, at most.
 const LOOKED_AT_EVERY: Duration = Duration::from_secs(5);

@@ -18,7 +18,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use folio_text::rfc_3339;
 use serde_json::{Value, json};
 
-use crate::api::error::ServerError;
+use crate::error::ServerError;
 
 /// Lines that wait for the disk.
 const WAITING_MAX: usize = 65_536;

@@ -18,7 +18,7 @@ use folio_kv::TenantId;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
-use crate::app::Engine;
+use crate::engine::Engine;
 use crate::observability::metrics::{COUNTER, Documented, GAUGE, Labels, Samples, doc, encode_samples};
 use crate::observability::usage::{Meters, seconds};
 use crate::tenancy::tenants::Tenants;

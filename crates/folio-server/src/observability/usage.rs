@@ -13,19 +13,13 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use axum::Extension;
-use axum::body::Body;
-use axum::extract::State as Shared;
-use axum::http::Response;
 use folio_kv::TenantId;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
-use serde_json::{Value, json};
 
-use crate::api::error::{ApiError, ServerError};
-use crate::app::State;
-use crate::generation::generate::{json_response, unix_s};
+use crate::error::ServerError;
 use crate::lock;
 use crate::tenancy::tenants::Tenant;
+use folio_api::{ApiError, unix_s};
 
 /// How often new records are written to the file.
 pub(crate) const SAVED_EVERY: Duration = Duration::from_secs(1);
@@ -357,37 +351,6 @@ fn read(
         }
     }
     Ok(Ok(()))
-}
-
-/// `GET /v1/usage`
-pub(crate) async fn usage(
-    Shared(state): Shared<Arc<State>>,
-    Extension(tenant): Extension<Tenant>,
-) -> Result<Response<Body>, ApiError> {
-    let count = state.meters.count(tenant.id);
-    let answer = json!({
-        "object": "usage",
-        "since": state.started_s,
-        "requests": count.requests,
-        "prompt_tokens": count.prompt_tokens,
-        "cached_tokens": count.cached_tokens,
-        "computed_tokens": count.computed_tokens(),
-        "completion_tokens": count.completion_tokens,
-        "total_tokens": count.prompt_tokens + count.completion_tokens,
-        "kv": memory(&state, tenant.cache),
-    });
-    Ok(json_response(answer.to_string()))
-}
-
-/// Bytes now, and bytes times seconds since the start, of the cache that the tenant uses.
-fn memory(state: &State, cache: TenantId) -> Value {
-    let kv = state.app.engine.holdings(cache).at(state.app.engine.now().0);
-    json!({
-        "active_bytes": kv.active_bytes,
-        "cached_bytes": kv.cached_bytes,
-        "active_byte_seconds": seconds(kv.active_byte_us),
-        "cached_byte_seconds": seconds(kv.cached_byte_us),
-    })
 }
 
 /// Of an integral over microseconds.

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::api::error::ServerError;
+use crate::error::ServerError;
 use crate::tenancy::gate::TenantLimits;
 use crate::tenancy::secret::Secret;
 

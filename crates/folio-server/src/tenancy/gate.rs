@@ -16,10 +16,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::api::error::ApiError;
 use crate::lock;
+use folio_api::ApiError;
 
 /// Tokens reserved for a choice that says no limit.
 pub(crate) const TOKENS_EXPECTED: u32 = 256;
@@ -287,7 +287,7 @@ fn limited(kind: &'static str, message: String, wait: Duration) -> ApiError {
     ApiError {
         code: Some("rate_limit_exceeded"),
         retry_after_s: Some(seconds),
-        ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, kind, format!("{message} Try again in {seconds} s."))
+        ..ApiError::new(429, kind, format!("{message} Try again in {seconds} s."))
     }
 }
 
@@ -318,10 +318,7 @@ mod tests {
         let (gate, now) = gate(TenantLimits { requests_per_minute: Some(6), ..Default::default() });
         (0..6).for_each(|_| drop(admit(&gate, need(1, 1), now).unwrap()));
         let refused = admit(&gate, need(1, 1), now).unwrap_err();
-        assert_eq!(
-            (refused.status.as_u16(), refused.kind, refused.retry_after_s),
-            (429, "requests", Some(10))
-        );
+        assert_eq!((refused.status, refused.kind, refused.retry_after_s), (429, "requests", Some(10)));
         assert!(admit(&gate, need(1, 1), seconds(now, 9.9)).is_err());
         assert!(admit(&gate, need(1, 1), seconds(now, 10.1)).is_ok());
         assert!(admit(&gate, need(1, 1), seconds(now, 10.1)).is_err(), "one at a time");

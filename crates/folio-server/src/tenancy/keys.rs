@@ -14,8 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use redb::{Database, DatabaseError, ReadOnlyDatabase, ReadableDatabase, ReadableTable, TableDefinition};
 use serde::{Deserialize, Serialize};
-
-use crate::tenancy::tenants::key_digest;
+use sha2::{Digest, Sha256};
 
 /// Key id -> [`KeyRecord`] as JSON.
 const KEYS: TableDefinition<&str, &[u8]> = TableDefinition::new("folio api keys");
@@ -308,7 +307,22 @@ pub(crate) fn random<const N: usize>() -> [u8; N] {
     bytes
 }
 
-fn hex(bytes: &[u8]) -> String {
+/// What is kept of a key. Keys of `folio keys` have 192 random bits, so nothing is gained by guessing from digests.
+pub(crate) fn key_digest(key: &str) -> [u8; 32] {
+    sha256(&[b"folio api key", key.as_bytes()])
+}
+
+/// Digest over length-prefixed parts.
+pub(crate) fn sha256(parts: &[&[u8]]) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    hash.finalize().into()
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

@@ -16,17 +16,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, header};
 use folio_kv::TenantId;
-use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
 
-use crate::api::error::{ApiError, ServerError};
-use crate::config::ServerConfig;
-use crate::generation::generate::unix_s;
+use crate::error::ServerError;
 use crate::lock;
 use crate::tenancy::declared::{Declared, PriorityRange};
 use crate::tenancy::gate::{Gate, TenantLimits};
-use crate::tenancy::keys::{KeyFile, Scope, Scopes, random};
+use crate::tenancy::keys::{KeyFile, Scope, Scopes, hex, key_digest, random, sha256};
+use folio_api::ApiError;
+use folio_api::unix_s;
 
 /// Ids of tenants that only the file of keys names begin here.
 const FIRST_NAMED: u32 = 1 << 26;
@@ -134,17 +134,6 @@ impl Named {
 }
 
 impl Tenants {
-    pub fn of_config(config: &ServerConfig) -> Result<Self, ServerError> {
-        let file = config.key_file.as_deref();
-        let mut tenants = Self::new(&config.api_keys, &config.tenants, file, config.server_secret)?;
-        for key in config.admin.iter().flat_map(|admin| &admin.keys) {
-            let digest = new_key(&tenants.keys, key)
-                .map_err(|reason| ServerError::Config(format!("the admin key: {reason}")))?;
-            tenants.admin.push(digest);
-        }
-        Ok(tenants)
-    }
-
     /// `server_secret`: see [`crate::ServerConfig::server_secret`]. `file`: of keys ([`crate::tenancy::keys`]).
     pub fn new(
         api_keys: &[String],
@@ -174,9 +163,7 @@ impl Tenants {
             let id = TenantId(keys.len() as u32 + 1);
             let secret = tenant_secret(&server_secret, &digest);
             let mut holder = tenant(id, &format!("key:{}", id.0), secret, declared.default_limits);
-            let hex: String =
-                sha256(&[b"folio owner", &digest]).iter().take(16).map(|b| format!("{b:02x}")).collect();
-            holder.owner = format!("{ALONE}{hex}").into();
+            holder.owner = format!("{ALONE}{}", hex(&sha256(&[b"folio owner", &digest])[..16])).into();
             named.add(holder.clone());
             keys.push((digest, holder));
         }
@@ -248,6 +235,14 @@ impl Tenants {
         let (begun, ended) = (AtomicU64::new(0), AtomicU64::new(0));
         let file = File { read, reading: Mutex::default(), turn: Default::default(), begun, ended };
         Ok(Self { file: Some(file), ..tenants })
+    }
+
+    /// Lets whoever has this key use the admin listener.
+    pub fn add_admin(&mut self, key: &str) -> Result<(), ServerError> {
+        let digest = new_key(&self.keys, key)
+            .map_err(|reason| ServerError::Config(format!("the admin key: {reason}")))?;
+        self.admin.push(digest);
+        Ok(())
     }
 
     /// Whether anybody may ask.
@@ -405,7 +400,7 @@ impl Tenants {
         let digest = key_digest(key);
         let mut found = None;
         for (known, tenant) in &self.keys {
-            if equal(known, &digest) {
+            if bool::from(known.ct_eq(&digest)) {
                 found = Some(tenant);
             }
         }
@@ -423,7 +418,7 @@ impl Tenants {
         }
         let key = key_of(headers)?;
         let digest = key_digest(key);
-        if self.admin.iter().fold(false, |found, known| found | equal(known, &digest)) {
+        if self.admin.iter().fold(false, |found, known| found | bool::from(known.ct_eq(&digest))) {
             return Ok(self.operator.clone());
         }
         let tenant = self.of_the_file(key, &digest).await?;
@@ -447,7 +442,7 @@ impl Tenants {
         let incorrect = || ApiError::unauthorized("Incorrect API key provided.");
         let read = self.look().await.ok_or_else(incorrect)?;
         let (known, record) = read.keys.find(key).ok_or_else(incorrect)?;
-        if !equal(known, digest) {
+        if !bool::from(known.ct_eq(digest)) {
             return Err(incorrect());
         }
         match record.state(unix_s()) {
@@ -460,10 +455,7 @@ impl Tenants {
 /// 403 for a key that does not open this.
 pub(crate) fn missing_scope(scope: Scope) -> ApiError {
     let message = format!("This API key does not have the scope '{}' that this route needs.", scope.name());
-    ApiError {
-        code: Some("insufficient_scope"),
-        ..ApiError::new(StatusCode::FORBIDDEN, "invalid_request_error", message)
-    }
+    ApiError { code: Some("insufficient_scope"), ..ApiError::new(403, "invalid_request_error", message) }
 }
 
 fn owner_named(name: &str) -> Arc<str> {
@@ -504,27 +496,6 @@ fn new_key(keys: &[([u8; 32], Tenant)], key: &str) -> Result<[u8; 32], &'static 
     }
 }
 
-/// What is kept of a key. Keys of `folio keys` have 192 random bits, so nothing is gained by guessing from digests.
-pub(crate) fn key_digest(key: &str) -> [u8; 32] {
-    sha256(&[b"folio api key", key.as_bytes()])
-}
-
-/// Equality in a time that does not depend on the contents.
-fn equal(a: &[u8; 32], b: &[u8; 32]) -> bool {
-    let difference = a.iter().zip(b).fold(0u8, |acc, (x, y)| acc | (x ^ y));
-    std::hint::black_box(difference) == 0
-}
-
-/// Digest over length-prefixed parts.
-fn sha256(parts: &[&[u8]]) -> [u8; 32] {
-    let mut hash = Sha256::new();
-    for part in parts {
-        hash.update((part.len() as u64).to_le_bytes());
-        hash.update(part);
-    }
-    hash.finalize().into()
-}
-
 /// Of a tenant that has a name, however many keys.
 fn named_secret(server_secret: &[u8; 32], name: &str) -> [u8; 32] {
     tenant_secret(server_secret, &sha256(&[b"folio declared tenant", name.as_bytes()]))
@@ -560,7 +531,7 @@ mod tests {
         assert!(!printed.contains(secret.trim_matches(['[', ']'])), "{printed}");
         for wrong in ["Bearer alph", "Bearer alphaa", "Basic alpha", "alpha", "Bearer "] {
             let error = tenants.authenticate_now(&headers(wrong)).unwrap_err();
-            assert_eq!((error.status.as_u16(), error.code), (401, Some("invalid_api_key")), "{wrong}");
+            assert_eq!((error.status, error.code), (401, Some("invalid_api_key")), "{wrong}");
         }
         assert!(tenants.authenticate_now(&HeaderMap::new()).is_err());
 

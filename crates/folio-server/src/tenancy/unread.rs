@@ -15,13 +15,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use axum::http::StatusCode;
 use folio_engine::Event;
 use folio_engine::request::TokenLogprobs;
 
-use crate::api::error::ApiError;
-use crate::config::Limits;
 use crate::tenancy::gate::Gate;
+use folio_api::ApiError;
 
 /// Bytes that every request may hold, whatever the others do.
 pub(crate) const FLOOR: usize = 64 << 10;
@@ -39,9 +37,9 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    pub fn new(limits: &Limits) -> Arc<Self> {
-        let (request, all) = (limits.unread_bytes, limits.in_flight_bytes);
-        Arc::new(Self { request, all, patience: limits.write_timeout, held: AtomicUsize::new(0) })
+    /// Bytes of one request, and of all; how long a client may accept nothing.
+    pub fn new(request: usize, all: usize, patience: Duration) -> Arc<Self> {
+        Arc::new(Self { request, all, patience, held: AtomicUsize::new(0) })
     }
 
     /// Bytes held now.
@@ -160,7 +158,7 @@ impl Unread {
         match self.over.load(Relaxed) {
             TIME => {
                 let message = format!("The client accepted nothing for {} s.", patience.as_secs_f64());
-                let status = StatusCode::REQUEST_TIMEOUT;
+                let status = 408;
                 ApiError { code, ..ApiError::new(status, "timeout_error", message) }
             }
             REQUEST => {
@@ -207,8 +205,7 @@ mod tests {
     use crate::tenancy::gate::TenantLimits;
 
     fn budget(request: usize, all: usize) -> Arc<Budget> {
-        let limits = Limits { unread_bytes: request, in_flight_bytes: all, ..Limits::default() };
-        Budget::new(&limits)
+        Budget::new(request, all, Duration::from_secs(120))
     }
 
     fn tenant() -> Arc<Gate> {
@@ -260,8 +257,8 @@ mod tests {
 
     #[test]
     fn patience_is_with_frames_that_wait_and_starts_again_with_every_one_accepted() {
-        let limits = Limits { write_timeout: Duration::from_millis(40), ..Limits::default() };
-        let unread = Unread::new(Budget::new(&limits), tenant());
+        let budget = Budget::new(usize::MAX, usize::MAX, Duration::from_millis(40));
+        let unread = Unread::new(budget, tenant());
         let event = Event::Pooled { vector: vec![0.0; 4] };
         let pause = || std::thread::sleep(Duration::from_millis(60));
         pause();

@@ -13,6 +13,7 @@ use folio_model::checkpoint::gguf::{TokenKind, Vocabulary};
 
 use super::{added, strips_right, texts};
 use crate::added::{Added, AddedTokens, parts};
+use crate::token_cache::Part;
 
 /// What stands for a space.
 const SPACE: &str = "▁";
@@ -76,19 +77,13 @@ impl Pieces {
         self.tokens.get(id as usize).map(String::as_str)
     }
 
-    /// No token is found across one of `breaks`.
-    pub(crate) fn encode(&self, text: &str, breaks: &[usize]) -> Vec<u32> {
-        let mut out = Vec::with_capacity(text.len() / 3 + 1);
-        for (range, token) in parts(&self.added.find(text, breaks), text.len()) {
-            match token {
-                Some(id) => out.push(id),
-                None => self.encode_plain(&text[range], &mut out),
-            }
-        }
-        out
+    /// The text's parts by the added tokens in it, of which none lies across one of `breaks`.
+    pub(crate) fn parts(&self, text: &str, breaks: &[usize]) -> Vec<Part> {
+        parts(&self.added.find(text, breaks), text.len())
     }
 
-    fn encode_plain(&self, text: &str, out: &mut Vec<u32>) {
+    /// A part that is no added token.
+    pub(crate) fn encode_part(&self, text: &str, out: &mut Vec<u32>) {
         let mut escaped = String::with_capacity(text.len() + text.len() / 4 + SPACE.len());
         if self.space_prefix {
             escaped.push_str(SPACE);

@@ -16,7 +16,7 @@ use crate::tokenizer::Tokenizer;
 
 /// A function that may be called.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Callee {
+pub struct CallableFunction {
     pub name: String,
     /// What its arguments must be; `None`: any JSON object.
     pub schema: Option<Value>,
@@ -35,7 +35,7 @@ pub struct Place {
 
 /// How much of the first call the prompt already holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Begun {
+pub enum ForcedPrefix {
     Nothing,
     /// The trigger.
     Trigger,
@@ -62,8 +62,8 @@ impl ToolFormat {
     /// What may follow where a call is `begun`. `several`: further calls in the same section.
     pub fn calls(
         &self,
-        callees: &[Callee],
-        begun: Begun,
+        callees: &[CallableFunction],
+        begun: ForcedPrefix,
         several: bool,
         tokenizer: &Tokenizer,
     ) -> Option<Syntax> {
@@ -75,18 +75,18 @@ impl ToolFormat {
         let text = |text: &str| literal(text, tokenizer);
         let mut lark = String::from("start: ");
         let first = match begun {
-            Begun::Nothing => format!("{} call", text(self.force.before_name)),
-            Begun::Trigger => format!("{} call", text(before)),
-            Begun::Name => "call".to_owned(),
-            Begun::Arguments => "arguments0".to_owned(),
+            ForcedPrefix::Nothing => format!("{} call", text(self.force.before_name)),
+            ForcedPrefix::Trigger => format!("{} call", text(before)),
+            ForcedPrefix::Name => "call".to_owned(),
+            ForcedPrefix::Arguments => "arguments0".to_owned(),
         };
         let more = match self.force.next {
             "" => String::new(),
             next => format!("({} call)*", text(next)),
         };
-        let more = if several && begun != Begun::Arguments { more } else { String::new() };
+        let more = if several && begun != ForcedPrefix::Arguments { more } else { String::new() };
         writeln!(lark, "{first} {more} {}", text(close)).ok()?;
-        if begun != Begun::Arguments {
+        if begun != ForcedPrefix::Arguments {
             let names = (0..callees.len()).map(|index| format!("call{index}")).collect::<Vec<_>>();
             writeln!(lark, "call: {}", names.join(" | ")).ok()?;
             for (index, callee) in callees.iter().enumerate() {
@@ -118,7 +118,7 @@ impl ToolFormat {
     /// An answer that is either JSON as `answer` allows, or calls. `None`: calls of this format cannot be told apart so.
     pub fn calls_or_json(
         &self,
-        callees: &[Callee],
+        callees: &[CallableFunction],
         answer: &Value,
         several: bool,
         tokenizer: &Tokenizer,
@@ -127,7 +127,7 @@ impl ToolFormat {
             // Both are messages there, each with a header of its own.
             return None;
         }
-        let Syntax::Grammar(calls) = self.calls(callees, Begun::Nothing, several, tokenizer)? else {
+        let Syntax::Grammar(calls) = self.calls(callees, ForcedPrefix::Nothing, several, tokenizer)? else {
             return None;
         };
         let calls = calls.strip_prefix("start: ")?;
@@ -138,8 +138,13 @@ impl ToolFormat {
 impl ToolFormat {
     /// An answer that is calls and nothing else, behind a line or two that may be empty. `None`: as of [`ToolFormat::calls`], or the
     /// format's calls are messages with a header of their own.
-    pub fn only_calls(&self, callees: &[Callee], several: bool, tokenizer: &Tokenizer) -> Option<Syntax> {
-        let Syntax::Grammar(calls) = self.calls(callees, Begun::Nothing, several, tokenizer)? else {
+    pub fn only_calls(
+        &self,
+        callees: &[CallableFunction],
+        several: bool,
+        tokenizer: &Tokenizer,
+    ) -> Option<Syntax> {
+        let Syntax::Grammar(calls) = self.calls(callees, ForcedPrefix::Nothing, several, tokenizer)? else {
             return None;
         };
         let calls = calls.strip_prefix("start: ").filter(|_| !self.harmony)?;

@@ -1,0 +1,209 @@
+//! The table of hints: fields that agents send and that this server can pass over without anybody losing anything.
+//!
+//! A row needs a reason why neither a token nor a tenant's isolation can depend on the field here. What has an effect where the model's
+//! chat template has a place for it stands in the table too ([`Hint::honoured`]): it is a hint where the template has none.
+
+use std::fmt;
+
+use serde::Deserialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::error::ApiError;
+use crate::fields::parse;
+use crate::openapi::tables::Api;
+
+/// What a hint may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    Object,
+    List,
+    Count,
+    Words(&'static [&'static str]),
+    /// A list of objects whose `type` is one of these.
+    Kinds(&'static [&'static str]),
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Self::Object => f.write_str("an object"),
+            Self::List => f.write_str("a list"),
+            Self::Count => f.write_str("a whole number"),
+            Self::Words(words) => one_of(f, words),
+            Self::Kinds(kinds) => {
+                f.write_str("an object with a list of edits of the types ")?;
+                one_of(f, kinds)
+            }
+        }
+    }
+}
+
+fn one_of(f: &mut fmt::Formatter, words: &[&str]) -> fmt::Result {
+    for (index, word) in words.iter().enumerate() {
+        let before = match index {
+            0 => "",
+            _ if index + 1 == words.len() => " or ",
+            _ => ", ",
+        };
+        write!(f, "{before}{word}")?;
+    }
+    Ok(())
+}
+
+/// One field.
+#[derive(Clone, Copy, Debug)]
+pub struct Hint {
+    pub api: Api,
+    /// Into the request; `[]` behind a list.
+    pub path: &'static str,
+    pub shape: Shape,
+    pub why: &'static str,
+    pub sent_by: &'static str,
+    /// A reader of its own turns what the chat template has for it; it is a hint where that has nothing.
+    pub honoured: bool,
+}
+
+#[derive(Deserialize)]
+struct Edits {
+    #[serde(default)]
+    edits: Vec<Edit>,
+}
+
+#[derive(Deserialize)]
+struct Edit {
+    #[serde(rename = "type")]
+    kind: String,
+}
+
+impl Hint {
+    /// Refuses a value that the table does not list.
+    pub fn check(&self, raw: &RawValue, path: &str) -> Result<(), ApiError> {
+        let text = raw.get();
+        let fits = match self.shape {
+            Shape::Object => text.starts_with('{'),
+            Shape::List => text.starts_with('['),
+            Shape::Count => parse::<u32>(raw, path).is_ok(),
+            Shape::Words(words) => parse::<String>(raw, path).is_ok_and(|word| words.contains(&&*word)),
+            Shape::Kinds(kinds) => parse::<Edits>(raw, path)
+                .is_ok_and(|list| list.edits.iter().all(|edit| kinds.contains(&&*edit.kind))),
+        };
+        match fits {
+            true => Ok(()),
+            false => {
+                let mut got = parse::<Value>(raw, path)?.to_string();
+                got.truncate(got.floor_char_boundary(80));
+                Err(ApiError::invalid(path, format!("Invalid '{path}': {got} is not {}.", self.shape)))
+            }
+        }
+    }
+}
+
+const EFFORT: Shape = Shape::Words(&["none", "minimal", "low", "medium", "high", "xhigh", "max"]);
+const VERBOSITY: Shape = Shape::Words(&["low", "medium", "high"]);
+const NO_PLACE: &str = "where the chat template has a word, a switch or a budget for it, that is turned; a model without one thinks as it does";
+const LENGTH: &str = "an answer is as long as the model makes it; nothing is cut or padded";
+const CACHED: &str = "every prompt is cached, and a tenant's hits are its own";
+
+const fn row(api: Api, path: &'static str, shape: Shape, why: &'static str, sent_by: &'static str) -> Hint {
+    Hint { api, path, shape, why, sent_by, honoured: false }
+}
+
+/// The same for a field that has an effect where it can.
+const fn partly(
+    api: Api,
+    path: &'static str,
+    shape: Shape,
+    why: &'static str,
+    sent_by: &'static str,
+) -> Hint {
+    Hint { honoured: true, ..row(api, path, shape, why, sent_by) }
+}
+
+pub const HINTS: &[Hint] = &[
+    row(Api::Chat, "messages[].cache_control", Shape::Object, CACHED, "LiteLLM, Aider"),
+    row(Api::Chat, "messages[].content[].cache_control", Shape::Object, CACHED, "opencode, Aider"),
+    row(
+        Api::Chat,
+        "messages[].provider_specific_fields",
+        Shape::Object,
+        "what a proxy noted for itself",
+        "LiteLLM",
+    ),
+    row(
+        Api::Chat,
+        "messages[].reasoning_details",
+        Shape::List,
+        "the same reasoning again; reasoning_content and reasoning are read",
+        "OpenRouter's clients",
+    ),
+    partly(Api::Chat, "reasoning_effort", EFFORT, NO_PLACE, "opencode, codex, OpenAI's SDKs"),
+    row(Api::Chat, "verbosity", VERBOSITY, LENGTH, "OpenAI's SDKs"),
+    row(
+        Api::Messages,
+        "context_management",
+        Shape::Kinds(&["clear_thinking_20251015", "clear_tool_uses_20250919"]),
+        "the conversation is used as it is sent; nothing of it is cleared",
+        "Claude Code",
+    ),
+    row(
+        Api::Messages,
+        "diagnostics",
+        Shape::Object,
+        "usage and /metrics tell what was cached",
+        "Claude Code",
+    ),
+    row(
+        Api::Messages,
+        "fallbacks",
+        Shape::List,
+        "there is one model, so none is fallen back to",
+        "Claude Code",
+    ),
+    row(
+        Api::Messages,
+        "messages[].output_config",
+        Shape::Object,
+        "the request's own output_config says how much to think",
+        "Claude Code",
+    ),
+    partly(Api::Messages, "output_config.effort", EFFORT, NO_PLACE, "Claude Code"),
+    row(
+        Api::Messages,
+        "output_config.task_budget",
+        Shape::Object,
+        "advice to a model that was trained for it; max_tokens is the limit",
+        "Claude Code",
+    ),
+    partly(
+        Api::Messages,
+        "thinking",
+        Shape::Object,
+        "with a model that is not known to think, enabled and adaptive ask for nothing it could do",
+        "Claude Code",
+    ),
+    row(Api::Responses, "client_metadata", Shape::Object, "notes of the client's own", "codex"),
+    partly(
+        Api::Responses,
+        "include",
+        Shape::List,
+        "parts of results of built-in tools, of which there are none; reasoning.encrypted_content is honoured",
+        "codex, the Agents SDK",
+    ),
+    row(
+        Api::Responses,
+        "max_tool_calls",
+        Shape::Count,
+        "it limits built-in tools, and there are none",
+        "OpenAI's SDKs",
+    ),
+    partly(Api::Responses, "reasoning.effort", EFFORT, NO_PLACE, "codex"),
+    partly(
+        Api::Responses,
+        "reasoning.summary",
+        Shape::Words(&["auto", "concise", "detailed", "none"]),
+        "reasoning is told as it is, which is more than a summary",
+        "codex",
+    ),
+    row(Api::Responses, "text.verbosity", VERBOSITY, LENGTH, "codex"),
+];

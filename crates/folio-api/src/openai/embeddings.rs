@@ -1,0 +1,57 @@
+//! The request of `POST /v1/embeddings`.
+
+use serde_json::value::RawValue;
+
+use crate::context::Context;
+use crate::error::ApiError;
+use crate::fields::{Fields, parse, within};
+use crate::openai::completions::{Prompt, Prompts};
+use crate::params::Generation;
+use crate::refused;
+
+const INPUT: &str = "input";
+
+/// Texts or token ids, and what their vectors are to be like.
+pub struct Request {
+    pub generation: Generation,
+    pub inputs: Vec<Prompt>,
+    pub form: Form,
+}
+
+/// How a vector is written.
+#[derive(Clone, Copy)]
+pub struct Form {
+    pub base64: bool,
+    pub dimensions: Option<usize>,
+}
+
+/// Reads a request. `can`: why the model makes no vectors, if it makes none.
+pub fn read(body: &[u8], context: &Context, can: Result<(), &str>) -> Result<Request, ApiError> {
+    let mut fields = Fields::of_body(body)?;
+    context.check_model(&mut fields)?;
+    can.map_err(|why| ApiError {
+        code: Some("no_embeddings"),
+        ..ApiError::bad_request(format!("This model makes no embeddings: {why}."))
+    })?;
+    let generation = Generation::pooled(&mut fields)?;
+    fields.take::<&RawValue>("user")?.map(|raw| parse::<String>(raw, "user")).transpose()?;
+    let base64 = match fields.take::<String>("encoding_format")?.as_deref() {
+        None | Some("float") => false,
+        Some("base64") => true,
+        Some(other) => {
+            let message = format!("Invalid 'encoding_format': '{other}' is neither 'float' nor 'base64'.");
+            return Err(ApiError::invalid("encoding_format", message));
+        }
+    };
+    let dimensions = fields.take("dimensions")?;
+    let dimensions = within(&fields, "dimensions", dimensions, (1, context.model.hidden as usize))?;
+    let inputs: Prompts = fields.require(INPUT)?;
+    fields.finish(&[refused::EMBEDDINGS, refused::EVERYWHERE].concat())?;
+    let inputs = inputs.into_list(context.limits.embedding_inputs, INPUT)?;
+    let ids =
+        inputs.iter().filter_map(|input| if let Prompt::Tokens(ids) = input { Some(ids) } else { None });
+    for ids in ids {
+        context.model.check_token_ids(ids, INPUT)?;
+    }
+    Ok(Request { generation, inputs, form: Form { base64, dimensions } })
+}

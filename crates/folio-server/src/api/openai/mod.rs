@@ -1,7 +1,0 @@
-//! OpenAI's chat, completions and embeddings.
-
-pub(crate) mod chat;
-pub(crate) mod completions;
-pub(crate) mod embeddings;
-pub(crate) mod messages;
-pub(crate) mod shape;

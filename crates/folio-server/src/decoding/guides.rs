@@ -1,0 +1,688 @@
+//! Answers that follow a grammar: from a compiled grammar to the masks the engine's sampler asks for.
+//!
+//! Owns: the threads that compute masks, and where in an answer its grammar begins (behind reasoning). Must never: make the engine
+//! wait, or let one answer's failure reach another.
+//!
+//! A [`Follower`] is one answer's state. It is either with a thread, which tells it what was chosen and computes the next mask while
+//! the forward pass runs, or in its [`Guided`] with nothing left to do. Where drafts may come next, the thread goes on with a copy of
+//! it and computes a mask behind each. Masks are kept beside it for the sampler, which finds one or is told that it is late. A panic
+//! or an error of the grammar library puts the reason there instead, and ends that answer alone.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use folio_engine::{Guide, Restricted, Rules};
+use folio_text::{Grammar, Matcher, Place, STACK_BYTES, Tokenizer};
+
+use crate::lock;
+use crate::observability::metrics::MaskFigures;
+
+/// Where in an answer its grammar begins.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Begin {
+    /// Texts that come before it, one after the other; none: it begins at once.
+    pub after: Vec<&'static str>,
+    /// An answer that should begin at once may begin with this token instead, and then the grammar begins behind the text.
+    pub unless: Option<(u32, &'static str)>,
+}
+
+/// Threads that compute masks.
+pub struct Masks {
+    /// Answers with something to do.
+    jobs: Mutex<Sender<Arc<Guided>>>,
+    figures: Arc<MaskFigures>,
+}
+
+impl Masks {
+    /// `threads` threads; they end with this object.
+    pub fn start(threads: usize, figures: Arc<MaskFigures>) -> std::io::Result<Self> {
+        let (jobs, receiver) = channel();
+        let receiver = Arc::new(Mutex::new(receiver));
+        for index in 0..threads.max(1) {
+            let receiver = receiver.clone();
+            let thread =
+                std::thread::Builder::new().name(format!("folio-masks-{index}")).stack_size(STACK_BYTES);
+            thread.spawn(move || work(&receiver))?;
+        }
+        Ok(Self { jobs: Mutex::new(jobs), figures })
+    }
+
+    fn send(&self, answer: Arc<Guided>) {
+        let jobs = lock(&self.jobs);
+        if let Err(lost) = jobs.send(answer) {
+            lock(&lost.0.state).failed = Some("the threads that follow grammars have ended".into());
+        }
+    }
+}
+
+fn work(jobs: &Mutex<Receiver<Arc<Guided>>>) {
+    loop {
+        let job = lock(jobs).recv();
+        let Ok(answer) = job else { return };
+        answer.work();
+    }
+}
+
+/// What a grammar is a grammar of.
+#[derive(Clone)]
+pub enum Form {
+    /// The whole answer.
+    Answer(Arc<Grammar>),
+    /// Tool calls, of which an answer may have any number.
+    Calls {
+        place: Place,
+        grammar: Arc<Grammar>,
+        /// For the call that the prompt begins, if it does.
+        begun: Option<Arc<Grammar>>,
+    },
+}
+
+/// Rules of one request, for the engine.
+pub struct Structured {
+    pub form: Form,
+    pub begin: Begin,
+    pub tokenizer: Arc<Tokenizer>,
+    /// Tokens that end an answer; not before the grammar has begun.
+    pub ends: Arc<[u32]>,
+    pub masks: Arc<Masks>,
+    /// The field that asks for them.
+    pub param: Arc<str>,
+}
+
+impl Rules for Structured {
+    fn guide(&self, chosen: &[u32]) -> Arc<dyn Guide> {
+        let follower = Some(Box::new(Follower::new(self)));
+        let state = Progress { follower, chosen: chosen.to_vec(), ..Progress::default() };
+        let answer = Arc::new(Guided { state: Mutex::new(state), masks: self.masks.clone() });
+        self.masks.send(answer.clone());
+        Arc::new(Following(answer))
+    }
+
+    fn name(&self) -> &str {
+        &self.param
+    }
+}
+
+/// An answer as the engine sees it.
+struct Following(Arc<Guided>);
+
+/// An answer as its thread sees it. Whoever finds its follower there may take it; whoever gives it something to do while it is there
+/// sends it to a thread.
+struct Guided {
+    state: Mutex<Progress>,
+    masks: Arc<Masks>,
+}
+
+#[derive(Default)]
+struct Progress {
+    /// `None`: a thread has it.
+    follower: Option<Box<Follower>>,
+    /// Tokens that it has not been told.
+    chosen: Vec<u32>,
+    drafts: Vec<u32>,
+    /// What may come next, one bit per token: behind what was chosen, and behind each draft, as far as that is known. And memory for
+    /// another.
+    masks: Vec<Vec<u32>>,
+    spare: Vec<u32>,
+    failed: Option<String>,
+    /// When the sampler asked for what was not known.
+    late: Option<Instant>,
+}
+
+impl Progress {
+    /// Whether a thread has something to do.
+    fn wants(&self) -> bool {
+        self.failed.is_none() && (!self.chosen.is_empty() || self.masks.len() <= self.drafts.len())
+    }
+}
+
+impl Guided {
+    /// Computes masks until none is wanted.
+    fn work(&self) {
+        let Some(mut follower) = lock(&self.state).follower.take() else { return };
+        loop {
+            let mut state = lock(&self.state);
+            if !state.wants() {
+                state.follower = Some(follower);
+                return;
+            }
+            let began = Instant::now();
+            let drafts = match state.chosen.is_empty() && !state.masks.is_empty() {
+                true => state.drafts.clone(),
+                false => Vec::new(),
+            };
+            let first = state.masks.len();
+            std::mem::swap(&mut state.chosen, &mut follower.told);
+            let mask = std::mem::take(&mut state.spare);
+            drop(state);
+            let done = catch_unwind(AssertUnwindSafe(|| match drafts.is_empty() {
+                true => self.keep_up(&mut follower, mask),
+                false => self.walk(&follower, &drafts, first),
+            }));
+            self.masks.figures.computed(began.elapsed());
+            if let Err(reason) = done.unwrap_or_else(|_| Err("the grammar library failed".into())) {
+                lock(&self.state).failed = Some(reason);
+            }
+        }
+    }
+
+    /// Tells the follower what was chosen, and computes what may come behind it.
+    fn keep_up(&self, follower: &mut Follower, mut mask: Vec<u32>) -> Result<(), String> {
+        let told = std::mem::take(&mut follower.told);
+        told.iter().try_for_each(|token| follower.accept(*token))?;
+        follower.told = told;
+        follower.told.clear();
+        follower.look(&mut mask)?;
+        let mut state = lock(&self.state);
+        // Otherwise it is known from a draft, or more was chosen meanwhile.
+        if state.chosen.is_empty() && state.masks.is_empty() {
+            state.masks.push(mask);
+        }
+        Ok(())
+    }
+
+    /// Computes what may come behind each of `drafts`, from the `first`-th mask on, on a copy of the follower. Where a draft may not come,
+    /// nobody asks what may come behind it.
+    fn walk(&self, follower: &Follower, drafts: &[u32], first: usize) -> Result<(), String> {
+        let mut follower = follower.clone();
+        for (at, draft) in drafts.iter().enumerate() {
+            let mut mask = Vec::new();
+            let known = follower.accept(*draft).and_then(|()| follower.look(&mut mask));
+            let mut state = lock(&self.state);
+            if !state.chosen.is_empty() || state.drafts != drafts {
+                return Ok(());
+            }
+            match known {
+                Ok(()) if at + 1 < first => {}
+                Ok(()) => state.masks.push(mask),
+                Err(_) => {
+                    state.drafts.truncate(at);
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Following {
+    /// Changes what is wanted, and sees to it that a thread knows.
+    fn change(&self, change: impl FnOnce(&mut Progress)) {
+        let mut state = lock(&self.0.state);
+        change(&mut state);
+        if state.follower.is_some() && state.wants() {
+            drop(state);
+            self.0.masks.send(self.0.clone());
+        }
+    }
+}
+
+impl Guide for Following {
+    fn advance(&self, token: u32) {
+        self.change(|state| {
+            state.chosen.push(token);
+            let was_draft = state.drafts.first() == Some(&token) && state.masks.len() > 1;
+            let over = if was_draft { 1 } else { state.masks.len() };
+            state.spare = state.masks.drain(..over).next().unwrap_or_default();
+            state.drafts.drain(..if was_draft { 1 } else { state.drafts.len() });
+        });
+    }
+
+    fn expect(&self, drafts: &[u32]) {
+        self.change(|state| {
+            let same = state.drafts.iter().zip(drafts).take_while(|(old, new)| old == new).count();
+            state.masks.truncate(same + 1);
+            state.drafts.clear();
+            state.drafts.extend_from_slice(drafts);
+        });
+    }
+
+    fn restrict(&self, drafts: &[u32], logits: &mut [f32]) -> Result<Restricted, String> {
+        let mut state = lock(&self.0.state);
+        if let Some(reason) = &state.failed {
+            return Err(reason.clone());
+        }
+        let known = state.drafts.starts_with(drafts);
+        let Some(mask) = state.masks.get(drafts.len()).filter(|_| known) else {
+            state.late.get_or_insert_with(Instant::now);
+            return Ok(Restricted::Late);
+        };
+        apply(mask, logits);
+        if let Some(late) = state.late.take() {
+            self.0.masks.figures.waited(late.elapsed());
+        }
+        Ok(Restricted::Applied)
+    }
+
+    fn is_ready(&self) -> bool {
+        let state = lock(&self.0.state);
+        state.failed.is_some() || !state.masks.is_empty()
+    }
+}
+
+/// Forbids what `mask` does not allow.
+fn apply(mask: &[u32], logits: &mut [f32]) {
+    let mut rows = logits.chunks_mut(32);
+    for (word, row) in mask.iter().zip(&mut rows) {
+        match *word {
+            u32::MAX => {}
+            0 => row.fill(f32::NEG_INFINITY),
+            word => {
+                for (bit, logit) in row.iter_mut().enumerate() {
+                    if word >> bit & 1 == 0 {
+                        *logit = f32::NEG_INFINITY;
+                    }
+                }
+            }
+        }
+    }
+    // A checkpoint's logits may be wider than its vocabulary.
+    rows.for_each(|row| row.fill(f32::NEG_INFINITY));
+}
+
+/// Where an answer is in its grammar.
+#[derive(Clone)]
+struct Follower {
+    phase: Phase,
+    form: Form,
+    tokenizer: Arc<Tokenizer>,
+    ends: Arc<[u32]>,
+    unless: Option<(u32, &'static str)>,
+    /// Tokens that were chosen and are being told.
+    told: Vec<u32>,
+}
+
+#[derive(Clone)]
+enum Phase {
+    /// Anything but an end may come until these texts have been said, one after the other.
+    Free {
+        until: VecDeque<&'static str>,
+        said: Vec<u8>,
+    },
+    /// Anything may come until a call is begun.
+    Watching {
+        said: Vec<u8>,
+        at_start: bool,
+    },
+    Bound(Box<Matcher>),
+    /// Anything may come.
+    Done,
+}
+
+impl Follower {
+    fn new(rules: &Structured) -> Self {
+        let Begin { after, unless } = &rules.begin;
+        let phase = match (&rules.form, after.is_empty()) {
+            (Form::Calls { begun: Some(grammar), .. }, _) => Phase::Bound(Box::new(grammar.matcher())),
+            (_, false) => Phase::Free { until: after.iter().copied().collect(), said: Vec::new() },
+            (form, true) => form.phase(),
+        };
+        Self {
+            phase,
+            form: rules.form.clone(),
+            tokenizer: rules.tokenizer.clone(),
+            ends: rules.ends.clone(),
+            unless: *unless,
+            told: Vec::new(),
+        }
+    }
+
+    fn accept(&mut self, token: u32) -> Result<(), String> {
+        if let Some((opening, close)) = self.unless.take()
+            && token == opening
+        {
+            self.phase = Phase::Free { until: [close].into(), said: Vec::new() };
+            return Ok(());
+        }
+        match &mut self.phase {
+            Phase::Bound(matcher) => {
+                matcher.accept(token).map_err(|e| e.to_string())?;
+                if matches!(self.form, Form::Calls { place, .. } if place.again) && matcher.is_over() {
+                    self.phase = self.form.phase();
+                }
+                Ok(())
+            }
+            Phase::Free { until, said } => {
+                said.extend_from_slice(self.tokenizer.token_bytes(token));
+                while let Some(text) = until.front() {
+                    match behind(said, text) {
+                        Some(rest) => {
+                            *said = rest;
+                            until.pop_front();
+                        }
+                        None => return Ok(()),
+                    }
+                }
+                let rest = std::mem::take(said);
+                self.phase = self.form.phase();
+                // Space between the reasoning and the answer is nobody's.
+                match rest.trim_ascii_start() {
+                    [] => Ok(()),
+                    rest => self.said(rest),
+                }
+            }
+            Phase::Watching { .. } => {
+                let tokenizer = self.tokenizer.clone();
+                self.said(tokenizer.token_bytes(token))
+            }
+            Phase::Done => Ok(()),
+        }
+    }
+
+    /// `text` was said where the form has its say.
+    fn said(&mut self, text: &[u8]) -> Result<(), String> {
+        let begin = |grammar: &Grammar, text: &[u8]| {
+            let mut matcher = Box::new(grammar.matcher());
+            match matcher.begin(text) {
+                true => Ok(Phase::Bound(matcher)),
+                false => Err("the model wrote on where its answer's form allows something else".to_owned()),
+            }
+        };
+        match (&self.form, &mut self.phase) {
+            (Form::Answer(grammar), Phase::Bound(_)) => self.phase = begin(grammar, text)?,
+            (
+                Form::Calls { place: Place { trigger, .. }, grammar, .. },
+                Phase::Watching { said, at_start },
+            ) => {
+                said.extend_from_slice(text);
+                if *at_start {
+                    let start = said.trim_ascii_start();
+                    let common = start.len().min(trigger.len());
+                    if start[..common] != trigger.as_bytes()[..common] {
+                        self.phase = Phase::Done;
+                    } else if common == trigger.len() {
+                        self.phase = begin(grammar, &start[common..])?;
+                    }
+                } else if let Some(rest) = behind(said, trigger) {
+                    self.phase = begin(grammar, &rest)?;
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Computes what may come next, one bit per token.
+    fn look(&mut self, allowed: &mut Vec<u32>) -> Result<(), String> {
+        if let Phase::Bound(matcher) = &mut self.phase {
+            matcher.allowed(allowed).map_err(|e| e.to_string())?;
+            if let Some((opening, _)) = self.unless {
+                allowed[opening as usize / 32] |= 1 << (opening % 32);
+            }
+            return Ok(());
+        }
+        allowed.clear();
+        allowed.resize(self.tokenizer.vocab_size().div_ceil(32), u32::MAX);
+        if let Phase::Free { .. } = self.phase {
+            for end in self.ends.iter() {
+                if let Some(word) = allowed.get_mut(*end as usize / 32) {
+                    *word &= !(1 << (end % 32));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Form {
+    /// Where it has its say from here on.
+    fn phase(&self) -> Phase {
+        match self {
+            Self::Answer(grammar) => Phase::Bound(Box::new(grammar.matcher())),
+            Self::Calls { place, .. } => Phase::Watching { said: Vec::new(), at_start: place.at_start },
+        }
+    }
+}
+
+/// What comes behind `text` in `said`. `None`: it was not said yet; what cannot be its beginning is forgotten.
+fn behind(said: &mut Vec<u8>, text: &str) -> Option<Vec<u8>> {
+    let text = text.as_bytes();
+    let found = said.windows(text.len()).position(|window| window == text);
+    if found.is_none() {
+        said.drain(..(said.len() + 1).saturating_sub(text.len()));
+    }
+    found.map(|at| said[at + text.len()..].to_vec())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use folio_engine::{
+        EngineHandle, EngineParts, Event, ModelExecutor, RulesRef, SchedulerConfig, SystemClock, WaitingFor,
+    };
+    use folio_kv::{CacheConfig, KvCache, default_policy};
+    use folio_text::{Grammars, Syntax};
+
+    /// One token per printable character, and three more.
+    pub(crate) fn tokenizer() -> Arc<Tokenizer> {
+        let vocab: serde_json::Map<String, serde_json::Value> =
+            (0..95u8).map(|id| (char::from(id + 32).to_string().replace(' ', "Ġ"), id.into())).collect();
+        let special = |id: u32, text: &str| serde_json::json!({"id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true});
+        let byte_level = serde_json::json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
+        let file = serde_json::json!({
+            "model": {"type": "BPE", "vocab": vocab, "merges": []}, "decoder": byte_level, "pre_tokenizer": byte_level,
+            "added_tokens": [special(95, "<end>"), special(96, "<|channel|>"), special(97, "<|message|>")],
+        });
+        Arc::new(Tokenizer::from_bytes(file.to_string().as_bytes(), None).expect("a tokenizer"))
+    }
+
+    fn rules(pattern: &str, begin: Begin) -> Structured {
+        let tokenizer = tokenizer();
+        let ends: Arc<[u32]> = Arc::new([95]);
+        let grammars = Grammars::new(&tokenizer, &ends).expect("a vocabulary");
+        let grammar = Arc::new(grammars.compile(&Syntax::Regex(pattern.into())).expect("a grammar"));
+        let masks = Arc::new(Masks::start(1, Arc::default()).expect("threads"));
+        Structured { form: Form::Answer(grammar), begin, tokenizer, ends, masks, param: "a field".into() }
+    }
+
+    /// The same for threads that nobody starts, and what those would do.
+    fn stuck(pattern: &str) -> (Structured, Receiver<Arc<Guided>>) {
+        let (sender, jobs) = channel();
+        let masks = Arc::new(Masks { jobs: Mutex::new(sender), figures: Arc::default() });
+        (Structured { masks, ..rules(pattern, Begin::default()) }, jobs)
+    }
+
+    fn id(c: char) -> u32 {
+        c as u32 - 32
+    }
+
+    /// What may come behind `drafts`, once that is known.
+    fn allowed_behind(guide: &Arc<dyn Guide>, drafts: &[u32]) -> Result<Vec<u32>, String> {
+        let mut logits = [0.0; 130];
+        while guide.restrict(drafts, &mut logits)? == Restricted::Late {
+            std::thread::yield_now();
+        }
+        Ok((0..130).filter(|id| logits[*id as usize] == 0.0).collect())
+    }
+
+    fn allowed(guide: &Arc<dyn Guide>) -> Result<Vec<u32>, String> {
+        allowed_behind(guide, &[])
+    }
+
+    #[test]
+    fn a_guide_follows_its_answer_and_no_other() {
+        let rules = rules("ab?", Begin::default());
+        let (one, other) = (rules.guide(&[]), rules.guide(&[id('a')]));
+        assert_eq!(allowed(&one), Ok(vec![id('a')]));
+        assert_eq!(allowed(&other), Ok(vec![id('b'), 95]));
+        one.advance(id('a'));
+        assert_eq!(allowed(&one), Ok(vec![id('b'), 95]));
+        assert_eq!(allowed(&one), Ok(vec![id('b'), 95]), "asking changes nothing");
+        other.advance(id('b'));
+        assert_eq!(allowed(&other), Ok(vec![95]));
+        other.advance(95);
+        assert!(allowed(&other).is_ok());
+    }
+
+    #[test]
+    fn a_failure_ends_its_own_answer_only() {
+        let rules = rules("a*", Begin::default());
+        let (broken, whole) = (rules.guide(&[]), rules.guide(&[]));
+        assert!(allowed(&broken).is_ok() && allowed(&whole).is_ok());
+        broken.advance(4_000_000);
+        assert!(allowed(&broken).is_err());
+        broken.advance(id('a'));
+        assert!(allowed(&broken).is_err(), "what failed stays failed");
+        whole.advance(id('a'));
+        assert_eq!(allowed(&whole), Ok(vec![id('a'), 95]));
+    }
+
+    #[test]
+    fn what_may_come_behind_drafts_is_what_comes_when_they_are_chosen() {
+        let rules = rules("a[bc]d", Begin::default());
+        let guide = rules.guide(&[]);
+        let (a, b, c, d) = (id('a'), id('b'), id('c'), id('d'));
+        guide.expect(&[a, b, a, d]);
+        assert_eq!(allowed(&guide), Ok(vec![a]));
+        assert_eq!(allowed_behind(&guide, &[a]), Ok(vec![b, c]));
+        assert_eq!(allowed_behind(&guide, &[a, b]), Ok(vec![d]));
+        guide.expect(&[a, c]);
+        assert_eq!(allowed_behind(&guide, &[a, c]), Ok(vec![d]));
+        guide.advance(a);
+        guide.advance(b);
+        assert_eq!(allowed(&guide), Ok(vec![d]), "c was a draft and nothing more");
+        guide.expect(&[d]);
+        guide.advance(d);
+        assert_eq!(allowed(&guide), Ok(vec![95]));
+    }
+
+    #[test]
+    fn nothing_waits_for_a_mask() {
+        let (rules, jobs) = stuck("ab");
+        let guide = rules.guide(&[]);
+        let mut logits = [0.0; 130];
+        assert_eq!(guide.restrict(&[], &mut logits), Ok(Restricted::Late));
+        assert!(!guide.is_ready());
+        jobs.recv().expect("a job").work();
+        assert!(guide.is_ready());
+        assert_eq!(allowed(&guide), Ok(vec![id('a')]));
+        guide.expect(&[id('a'), id('a')]);
+        guide.advance(id('a'));
+        assert!(!guide.is_ready(), "behind a token that was just chosen");
+        jobs.iter().take(1).for_each(|answer| answer.work());
+        assert_eq!(allowed(&guide), Ok(vec![id('b')]));
+        assert_eq!(
+            guide.restrict(&[id('a')], &mut logits),
+            Ok(Restricted::Late),
+            "a draft that may not come"
+        );
+        drop(jobs);
+        guide.advance(id('b'));
+        assert!(guide.is_ready() && guide.restrict(&[], &mut logits).is_err());
+    }
+
+    /// A grammar that is not followed in time holds up nobody else; its own answer is what it is otherwise, or ends with its name.
+    #[test]
+    fn a_slow_grammar_holds_up_no_neighbour() {
+        let (rules, jobs) = stuck("ab");
+        let ask = |engine: &EngineHandle, id: u64, rules: Option<Arc<dyn Rules>>| {
+            let (sender, events) = channel();
+            let mut request = folio_sim::scenario::request(id, &[1, 2, 3], 20);
+            request.sampling.rules = rules.map(RulesRef);
+            request.sampling.eos_token_ids = Arc::new([95]);
+            engine.submit(request, Box::new(move |event| sender.send(event).is_ok())).expect("accepted");
+            events
+        };
+        let rules: Arc<dyn Rules> = Arc::new(rules);
+        let patient = engine(SchedulerConfig { grammar_wait_us_max: 60_000_000, ..Default::default() });
+        let (slow, neighbour) = (ask(&patient, 1, Some(rules.clone())), ask(&patient, 2, None));
+        let (tokens, error) = read(&neighbour);
+        assert!(tokens.len() == 20 && error.is_none(), "{error:?}");
+        assert!(slow.try_iter().all(|event| !matches!(event, Event::Token { .. })));
+        let working = std::thread::spawn(move || jobs.iter().for_each(|answer| answer.work()));
+        assert_eq!(read(&slow), (vec![id('a'), id('b'), 95], None));
+        let stats = patient.stats();
+        assert!(stats.counters.late_rows > 0 && stats.counters.waits[WaitingFor::Grammar] > 0);
+        drop(rules);
+        working.join().expect("the jobs end with the last rules");
+        let (rules, _jobs) = stuck("ab");
+        let hasty = engine(SchedulerConfig { grammar_wait_us_max: 20_000, ..Default::default() });
+        let (tokens, error) = read(&ask(&hasty, 1, Some(Arc::new(rules))));
+        let error = error.expect("its mask never comes");
+        assert!(tokens.is_empty() && error.contains("'a field'") && error.contains("0.02 s"), "{error}");
+    }
+
+    fn engine(config: SchedulerConfig) -> EngineHandle {
+        let backend = folio_sim::SimBackend::new(130, 64, 16, config.max_num_batched_tokens as usize, 64);
+        let geometry = CacheConfig { blocks: 64, block_tokens: 16, bytes_per_block: 1 };
+        let rows = config.max_num_batched_tokens as usize;
+        folio_engine::start(EngineParts {
+            config,
+            cache: KvCache::new(geometry, default_policy(0.01)),
+            executor: Box::new(ModelExecutor::new(Box::new(backend), 130, rows, 64)),
+            clock: Arc::new(SystemClock::new()),
+            vocab: 130,
+        })
+        .expect("an engine")
+    }
+
+    /// Tokens of a request, and the error it ended with.
+    fn read(events: &Receiver<Event>) -> (Vec<u32>, Option<Arc<str>>) {
+        let mut tokens = Vec::new();
+        loop {
+            match events.recv_timeout(std::time::Duration::from_secs(30)).expect("the engine went silent") {
+                Event::Token { token, .. } => tokens.push(token.id),
+                Event::Finished { error, .. } => return (tokens, error),
+                _ => {}
+            }
+        }
+    }
+
+    #[test]
+    fn what_comes_before_the_grammar_is_free_but_for_an_end() {
+        let begin = Begin { after: vec!["<|channel|>final", "<|message|>"], unless: None };
+        let rules = rules("x", begin);
+        let guide = rules.guide(&[]);
+        let everything: Vec<u32> = (0..128).filter(|id| *id != 95).collect();
+        let said = [
+            vec![96],
+            "analysis".chars().map(id).collect(),
+            vec![97],
+            vec![id('x'), 96],
+            "final json".chars().map(id).collect(),
+        ];
+        for token in said.concat() {
+            assert_eq!(allowed(&guide).map(|ids| ids.into_iter().filter(|id| *id < 95).count()), Ok(95));
+            assert!(!allowed(&guide).is_ok_and(|ids| ids.contains(&95)));
+            guide.advance(token);
+        }
+        assert!(
+            allowed(&guide).is_ok_and(|ids| ids.len() > 90 && ids.iter().all(|id| everything.contains(id)))
+        );
+        guide.advance(97);
+        assert_eq!(allowed(&guide), Ok(vec![id('x')]));
+    }
+
+    #[test]
+    fn calls_are_held_wherever_they_begin_and_text_around_them_is_free() {
+        let mut rules = rules("never used", Begin { after: vec!["</think>"], unless: None });
+        let grammars = Grammars::new(&rules.tokenizer, &rules.ends).expect("a vocabulary");
+        let call = Arc::new(grammars.compile(&Syntax::Regex("[ab]</call>".into())).expect("a grammar"));
+        rules.form = Form::Calls {
+            place: Place { trigger: "<call>", at_start: false, again: true },
+            grammar: call,
+            begun: None,
+        };
+        let guide = rules.guide(&[]);
+        let say = |text: &str| {
+            for c in text.chars() {
+                assert!(allowed(&guide).is_ok_and(|ids| ids.contains(&id(c))), "{c:?} of {text:?}");
+                guide.advance(id(c));
+            }
+        };
+        let may_end = || allowed(&guide).is_ok_and(|ids| ids.contains(&95));
+        say("thinks of <call>zzz");
+        assert!(!may_end());
+        say("</think> and says <cal");
+        assert!(may_end());
+        say("l>");
+        assert_eq!(allowed(&guide), Ok(vec![id('a'), id('b')]));
+        say("b</call>");
+        assert!(may_end());
+        say(" more <call>a");
+        assert_eq!(allowed(&guide), Ok(vec![id('<')]));
+    }
+}

@@ -1,0 +1,55 @@
+//! `GET /v1/models` and `/v1/models/{name}` for clients of Anthropic's API.
+
+use folio_text::rfc_3339;
+use serde_json::{Value, json};
+
+use crate::app::State;
+use folio_api::ApiError;
+
+const LIMIT: usize = 20;
+const LIMIT_MAX: usize = 1000;
+
+/// One page, by the query's `limit`, `after_id` and `before_id`.
+pub fn models(state: &State, query: &str) -> Result<Value, ApiError> {
+    let names: Vec<&String> = state.context.model.listed().collect();
+    let (mut from, mut to, mut limit) = (0, names.len(), LIMIT);
+    for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+        let name = &*name;
+        let index = || {
+            let found = names.iter().position(|model| **model == value);
+            found.ok_or_else(|| {
+                ApiError::invalid(name, format!("Invalid '{name}': there is no model '{value}'."))
+            })
+        };
+        match name {
+            "after_id" => from = index()? + 1,
+            "before_id" => to = index()?,
+            "limit" => {
+                limit =
+                    value.parse().ok().filter(|limit| (1..=LIMIT_MAX).contains(limit)).ok_or_else(|| {
+                        ApiError::invalid(
+                            name,
+                            format!("Invalid 'limit': use a number from 1 to {LIMIT_MAX}."),
+                        )
+                    })?;
+            }
+            // What opens Anthropic's previews; there are none here.
+            "beta" => {}
+            other => return Err(ApiError::unsupported(other, "only limit, after_id and before_id")),
+        }
+    }
+    let list = names.get(from..to).unwrap_or_default();
+    let page: Vec<Value> = list.iter().take(limit).map(|name| model(state, name)).collect();
+    let id = |model: Option<&Value>| model.map(|model| model["id"].clone());
+    Ok(json!({
+        "first_id": id(page.first()), "last_id": id(page.last()), "has_more": list.len() > page.len(), "data": page,
+    }))
+}
+
+pub fn model(state: &State, name: &str) -> Value {
+    let facts = &state.app.model;
+    json!({
+        "type": "model", "id": name, "display_name": name, "created_at": rfc_3339(facts.created_s as i64),
+        "lifecycle": "active", "max_input_tokens": facts.context_length - 1, "max_tokens": facts.context_length - 1,
+    })
+}

@@ -1,0 +1,508 @@
+//! `/v1/files` and `/v1/batches`, in OpenAI's shapes. Another owner's id is answered like one that never was.
+
+mod run;
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::io::{BufRead, Read};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Extension;
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, Request, State as Shared};
+use axum::http::{HeaderValue, Response, Uri, header};
+use futures_core::Stream;
+use serde_json::{Map, Value, json};
+use tokio::sync::mpsc;
+
+use crate::app::State;
+use crate::arrival::JsonRequest;
+use crate::batch::lines::{Endpoint, Usage};
+use crate::batch::multipart::{Part, boundary, parts};
+use crate::batch::store::{Batch, Counts, FileMeta, Record, Status, Store, VERSION};
+use crate::batch::{KEPT_S, WINDOW_S};
+use crate::http::reply::Reply;
+use crate::http::reply::json_response;
+use crate::http::{fresh_id, read_body};
+use crate::tenancy::keys::Scope;
+use crate::tenancy::tenants::{Tenant, missing_scope};
+use folio_api::fields::{Fields, within};
+use folio_api::refused;
+use folio_api::{ApiError, unix_s};
+
+/// A form around a file is little more than the file.
+const FORM_BYTES: usize = 64 << 10;
+const FILENAME_BYTES_MAX: usize = 512;
+const SECONDS: (u64, u64) = (3600, 30 * 24 * 3600);
+const METADATA_MAX: usize = 16;
+/// Of an upload.
+const LEAST_BYTES_A_SECOND: usize = 256 << 10;
+const PIECE_BYTES: usize = 256 << 10;
+
+/// Goes on with what an earlier process left.
+pub(crate) fn resume(state: &Arc<State>) {
+    for batch in state.batches.store.unfinished() {
+        tokio::spawn(run::run(state.clone(), batch));
+    }
+}
+
+/// `POST /v1/files`
+pub async fn upload(Shared(state): Shared<Arc<State>>, request: Request) -> Reply {
+    let (head, body) = request.into_parts();
+    let tenant = head.extensions.get::<Tenant>().cloned();
+    let tenant = tenant.ok_or_else(|| ApiError::internal("the request was not authenticated"))?;
+    let kind = head.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let boundary = kind.and_then(boundary).ok_or_else(|| {
+        let message =
+            "A file is uploaded as a form: send 'Content-Type: multipart/form-data' with a boundary.";
+        ApiError::new(415, "invalid_request_error", message)
+    })?;
+    let most = state.batches.store.limits.file_bytes;
+    let announced =
+        head.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
+    let waits = state.config.limits.body_timeout;
+    // Whoever sends slowly is waited for as long as the file's size explains, and no longer.
+    let patience =
+        waits + Duration::from_secs((announced.unwrap_or(most).min(most) / LEAST_BYTES_A_SECOND) as u64);
+    let mut held = state.unread.hold(&tenant.gate);
+    let read = read_body(&head.headers, body, most + FORM_BYTES, &mut held);
+    let body = tokio::time::timeout(patience, read).await.map_err(|_| {
+        let message = format!("The file did not arrive within {} s.", patience.as_secs());
+        ApiError::new(408, "invalid_request_error", message)
+    })??;
+    let (shared, owner, bytes) = (state.clone(), tenant.owner.clone(), body.len());
+    let kept = state.off_thread(tenant.id, bytes, move || {
+        // What the file takes in memory is counted until it is kept.
+        let _held = held;
+        let form = parts(&body, &boundary)
+            .map_err(|why| ApiError::bad_request(format!("The upload is damaged: {why}.")))?;
+        let form = Form::read(&form, most)?;
+        shared.batches.store.put(&owner, &form.filename, form.content, Some(unix_s() + form.seconds))
+    });
+    let kept = kept.await?;
+    Ok(json_response(file_json(&kept).to_string()))
+}
+
+/// An upload's fields.
+struct Form<'a> {
+    filename: String,
+    content: &'a [u8],
+    seconds: u64,
+}
+
+impl<'a> Form<'a> {
+    fn read(parts: &[Part<'a>], most: usize) -> Result<Self, ApiError> {
+        let mut fields: HashMap<&str, &Part<'a>> = HashMap::new();
+        for part in parts {
+            if fields.insert(&part.name, part).is_some() {
+                return Err(ApiError::invalid(&*part.name, format!("'{}' is given twice.", part.name)));
+            }
+        }
+        let missing = |name: &str| ApiError {
+            code: Some("missing_required_parameter"),
+            ..ApiError::invalid(name, format!("Missing required parameter: '{name}'."))
+        };
+        let text = |part: &Part| String::from_utf8_lossy(part.content).into_owned();
+        let purpose = fields.remove("purpose").ok_or_else(|| missing("purpose"))?;
+        if purpose.content != b"batch" {
+            let purpose = text(purpose);
+            let purpose: String = purpose.chars().take(64).collect();
+            return Err(ApiError::unsupported(
+                "purpose",
+                &format!("files are for batches; send 'batch', not '{purpose}'"),
+            ));
+        }
+        let file = fields.remove("file").ok_or_else(|| missing("file"))?;
+        let mut seconds = KEPT_S;
+        let anchor = fields.remove("expires_after[anchor]");
+        let after = fields.remove("expires_after[seconds]");
+        match (anchor, after) {
+            (None, None) => {}
+            (Some(anchor), Some(after)) if anchor.content == b"created_at" => {
+                let number =
+                    text(after).parse().ok().filter(|seconds| (SECONDS.0..=SECONDS.1).contains(seconds));
+                seconds = number.ok_or_else(|| wrong_seconds("expires_after[seconds]"))?;
+            }
+            _ => return Err(wrong_anchor("expires_after")),
+        }
+        if let Some(name) = fields.keys().next() {
+            let message = format!("Unrecognized request argument supplied: {name}");
+            return Err(ApiError {
+                code: Some("unrecognized_parameter"),
+                ..ApiError::invalid(&**name, message)
+            });
+        }
+        if file.content.len() > most {
+            return Err(ApiError::too_large(most));
+        }
+        if file.content.is_empty() {
+            return Err(ApiError::invalid("file", "'file' is empty."));
+        }
+        let filename = file.filename.clone().unwrap_or_else(|| "upload.jsonl".into());
+        if filename.len() > FILENAME_BYTES_MAX || filename.chars().any(char::is_control) {
+            return Err(ApiError::invalid("file", "The file's name is too long or has control characters."));
+        }
+        Ok(Self { filename, content: file.content, seconds })
+    }
+}
+
+fn wrong_seconds(param: &str) -> ApiError {
+    ApiError::invalid(
+        param,
+        format!("Invalid '{param}': it must be a number from {} to {}.", SECONDS.0, SECONDS.1),
+    )
+}
+
+fn wrong_anchor(param: &str) -> ApiError {
+    ApiError::invalid(
+        param,
+        format!("Invalid '{param}': it has an anchor, which is 'created_at', and seconds."),
+    )
+}
+
+fn file_json(file: &FileMeta) -> Value {
+    json!({
+        "id": file.id, "object": "file", "bytes": file.bytes, "created_at": file.created_at, "expires_at": file.expires_at,
+        "filename": file.filename, "purpose": file.purpose, "status": "processed", "status_details": null,
+    })
+}
+
+/// What the store says. It reads and writes files, so it is asked off the event loop.
+async fn stored<T: Send + 'static>(
+    state: &Arc<State>,
+    ask: impl FnOnce(&Store) -> T + Send + 'static,
+) -> Result<T, ApiError> {
+    let shared = state.clone();
+    let asked = tokio::task::spawn_blocking(move || ask(&shared.batches.store)).await;
+    asked.map_err(|_| ApiError::internal("the batch folder could not be asked"))
+}
+
+/// `GET /v1/files`
+pub async fn list_files(
+    Shared(state): Shared<Arc<State>>,
+    Extension(tenant): Extension<Tenant>,
+    uri: Uri,
+) -> Reply {
+    let query = Query::read(&uri, &["purpose", "limit", "order", "after"])?;
+    let owner = tenant.owner.clone();
+    let mut files = stored(&state, move |store| store.files(&owner)).await?;
+    match query.get("order") {
+        None | Some("desc") => files.reverse(),
+        Some("asc") => {}
+        Some(_) => {
+            return Err(ApiError::invalid("order", "Invalid 'order': it is neither 'asc' nor 'desc'.").into());
+        }
+    }
+    if let Some(purpose) = query.get("purpose") {
+        files.retain(|file| file.purpose == purpose);
+    }
+    let list = files.iter().map(|file| (file.id.clone(), file_json(file))).collect();
+    query.page(list, (10_000, 10_000))
+}
+
+/// `GET /v1/files/{id}`
+pub async fn show_file(
+    Shared(state): Shared<Arc<State>>,
+    Extension(tenant): Extension<Tenant>,
+    Path(id): Path<String>,
+) -> Reply {
+    let (owner, name) = (tenant.owner.clone(), id.clone());
+    let found = stored(&state, move |store| store.file(&owner, &name)).await?;
+    let (file, _) = found.ok_or_else(|| not_found("file", &id))?;
+    Ok(json_response(file_json(&file).to_string()))
+}
+
+/// `DELETE /v1/files/{id}`
+pub async fn delete_file(
+    Shared(state): Shared<Arc<State>>,
+    Extension(tenant): Extension<Tenant>,
+    Path(id): Path<String>,
+) -> Reply {
+    let (owner, name) = (tenant.owner.clone(), id.clone());
+    if !stored(&state, move |store| store.delete(&owner, &name)).await?? {
+        return Err(not_found("file", &id).into());
+    }
+    Ok(json_response(json!({"id": id, "object": "file", "deleted": true}).to_string()))
+}
+
+/// `GET /v1/files/{id}/content`
+pub async fn content(
+    Shared(state): Shared<Arc<State>>,
+    Extension(tenant): Extension<Tenant>,
+    Path(id): Path<String>,
+) -> Reply {
+    let (owner, name) = (tenant.owner.clone(), id.clone());
+    let found = stored(&state, move |store| store.file(&owner, &name)).await?;
+    let (file, content) = found.ok_or_else(|| not_found("file", &id))?;
+    let reader = tokio::task::spawn_blocking(move || content.reader()).await;
+    let reader = reader
+        .map_err(|error| error.to_string())
+        .and_then(|reader| reader.map_err(|error| error.to_string()));
+    let reader = reader.map_err(|error| ApiError::internal(format!("the file cannot be read: {error}")))?;
+    // A reader that is slow holds back the pieces, one that left ends them.
+    let (sender, pieces) = mpsc::channel(2);
+    tokio::task::spawn_blocking(move || send(reader, &sender));
+    let mut response = Response::new(Body::from_stream(Pieces(pieces)));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+    headers.insert(header::CONTENT_LENGTH, file.bytes.into());
+    Ok(response)
+}
+
+fn send(mut reader: Box<dyn BufRead + Send>, to: &mpsc::Sender<std::io::Result<Bytes>>) {
+    loop {
+        let mut piece = Vec::with_capacity(PIECE_BYTES);
+        let read = reader.by_ref().take(PIECE_BYTES as u64).read_to_end(&mut piece);
+        let piece = match read {
+            Ok(0) => return,
+            Ok(_) => Ok(piece.into()),
+            Err(error) => Err(error),
+        };
+        let failed = piece.is_err();
+        if to.blocking_send(piece).is_err() || failed {
+            return;
+        }
+    }
+}
+
+struct Pieces(mpsc::Receiver<std::io::Result<Bytes>>);
+
+impl Stream for Pieces {
+    type Item = std::io::Result<Bytes>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.0.poll_recv(cx)
+    }
+}
+
+/// `POST /v1/batches`
+pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Reply {
+    let JsonRequest { tenant, body, held: _held, .. } = request;
+    if state.draining.load(Ordering::Acquire) {
+        return Err(ApiError::unavailable(
+            "This server is shutting down; send the request to another one.",
+            5,
+        )
+        .into());
+    }
+    let (shared, bytes) = (state.clone(), body.len());
+    let (asking, owner) = (tenant.clone(), tenant.id);
+    let record = state.off_thread(owner, bytes, move || read(&shared, &asking, &body)).await?;
+    let scope = Scope::of(record.endpoint.path());
+    if !tenant.scopes.has(scope) {
+        return Err(missing_scope(scope).into());
+    }
+    let batch = stored(&state, move |store| store.begin(record)).await??;
+    let told = batch_json(&state, &batch);
+    tokio::spawn(run::run(state, batch));
+    Ok(json_response(told.to_string()))
+}
+
+fn read(state: &State, tenant: &Tenant, body: &[u8]) -> Result<Record, ApiError> {
+    let mut fields = Fields::of_body(body)?;
+    let input_file_id: String = fields.require("input_file_id")?;
+    let endpoint: String = fields.require("endpoint")?;
+    let endpoint = Endpoint::named(&endpoint).ok_or_else(|| {
+        let known = Endpoint::ALL.map(Endpoint::path).join(", ");
+        ApiError::invalid("endpoint", format!("Invalid 'endpoint': it must be one of {known}."))
+    })?;
+    let window: String = fields.require("completion_window")?;
+    if window != "24h" {
+        return Err(ApiError::invalid(
+            "completion_window",
+            "Invalid 'completion_window': only '24h' is supported.",
+        ));
+    }
+    let metadata = fields.take::<Map<String, Value>>("metadata")?;
+    let text = |value: &Value| value.as_str().is_some_and(|text| text.chars().count() <= 512);
+    let pair = |(key, value): (&String, &Value)| key.chars().count() <= 64 && text(value);
+    if metadata.as_ref().is_some_and(|metadata| metadata.len() > METADATA_MAX || !metadata.iter().all(pair)) {
+        let message = "Invalid 'metadata': at most 16 strings of 512 characters, with names of 64.";
+        return Err(ApiError::invalid("metadata", message));
+    }
+    let output_seconds = match fields.raw("output_expires_after") {
+        None => KEPT_S,
+        Some(raw) => {
+            let mut after = Fields::of_value(raw, fields.path("output_expires_after"))?;
+            if after.require::<String>("anchor")? != "created_at" {
+                return Err(wrong_anchor("output_expires_after"));
+            }
+            let seconds = after.take("seconds")?;
+            let seconds = within(&after, "seconds", seconds, SECONDS)?;
+            after.finish(&[])?;
+            seconds.ok_or_else(|| wrong_seconds("output_expires_after.seconds"))?
+        }
+    };
+    fields.finish(refused::BATCHES)?;
+    let owner = tenant.owner.clone();
+    let Some((file, _)) = state.batches.store.file(&owner, &input_file_id) else {
+        return Err(ApiError { status: 400, ..not_found("input_file_id", &input_file_id) });
+    };
+    if file.purpose != "batch" {
+        let message = format!(
+            "Invalid 'input_file_id': file '{input_file_id}' was not uploaded with the purpose 'batch'."
+        );
+        return Err(ApiError::invalid("input_file_id", message));
+    }
+    let now = unix_s();
+    Ok(Record {
+        version: VERSION,
+        id: format!("batch_{}", fresh_id()),
+        owner: owner.to_string(),
+        key: tenant.key.to_string(),
+        endpoint,
+        input_file_id,
+        output_file_id: format!("file-{}", fresh_id()),
+        error_file_id: format!("file-{}", fresh_id()),
+        published: (false, false),
+        status: Status::Validating,
+        created_at: now,
+        expires_at: now + WINDOW_S,
+        in_progress_at: None,
+        finalizing_at: None,
+        cancelling_at: None,
+        ended_at: None,
+        errors: Vec::new(),
+        counts: Counts::default(),
+        usage: Usage::default(),
+        metadata,
+        output_seconds,
+    })
+}
+
+/// `GET /v1/batches`
+pub async fn list_batches(
+    Shared(state): Shared<Arc<State>>,
+    Extension(tenant): Extension<Tenant>,
+    uri: Uri,
+) -> Reply {
+    let query = Query::read(&uri, &["after", "limit"])?;
+    let batches = state.batches.store.batches(&tenant.owner.clone());
+    let list = batches.iter().rev().map(|batch| (batch.record().id, batch_json(&state, batch))).collect();
+    query.page(list, (20, 100))
+}
+
+/// `GET /v1/batches/{id}`
+pub async fn show_batch(
+    Shared(state): Shared<Arc<State>>,
+    Extension(tenant): Extension<Tenant>,
+    Path(id): Path<String>,
+) -> Reply {
+    let batch = find(&state, &tenant, &id)?;
+    Ok(json_response(batch_json(&state, &batch).to_string()))
+}
+
+/// `POST /v1/batches/{id}/cancel`
+pub async fn cancel(
+    Shared(state): Shared<Arc<State>>,
+    Extension(tenant): Extension<Tenant>,
+    Path(id): Path<String>,
+) -> Reply {
+    let batch = find(&state, &tenant, &id)?;
+    let mut refused = None;
+    batch.change(|record| match record.status {
+        Status::Validating | Status::InProgress => {
+            record.status = Status::Cancelling;
+            record.cancelling_at = Some(unix_s());
+        }
+        Status::Cancelling | Status::Cancelled => {}
+        over => refused = Some(over),
+    });
+    if let Some(over) = refused {
+        let status = json!(over);
+        let message = format!("Cannot cancel a batch with status {status}.");
+        let error = ApiError::new(409, "invalid_request_error", message);
+        return Err(ApiError { code: Some("batch_not_cancellable"), ..error }.into());
+    }
+    batch.wake.notify_waiters();
+    let its = batch.clone();
+    if let Err(error) = stored(&state, move |store| store.save(&its)).await? {
+        tracing::warn!(batch = id, %error, "a cancellation cannot be written down");
+    }
+    Ok(json_response(batch_json(&state, &batch).to_string()))
+}
+
+fn find(state: &State, tenant: &Tenant, id: &str) -> Result<Arc<Batch>, ApiError> {
+    let batch = state.batches.store.batch(&tenant.owner.clone(), id);
+    batch.ok_or_else(|| not_found("batch", id))
+}
+
+fn batch_json(state: &State, batch: &Batch) -> Value {
+    let record = batch.record();
+    let when = |status: Status| record.ended_at.filter(|_| record.status == status);
+    let errors = (!record.errors.is_empty()).then(|| json!({"object": "list", "data": record.errors}));
+    let Record { counts, .. } = record;
+    json!({
+        "id": record.id, "object": "batch", "endpoint": record.endpoint, "model": state.context.model.name(), "errors": errors,
+        "input_file_id": record.input_file_id, "completion_window": "24h", "status": record.status,
+        "output_file_id": record.published.0.then_some(&record.output_file_id),
+        "error_file_id": record.published.1.then_some(&record.error_file_id),
+        "created_at": record.created_at, "in_progress_at": record.in_progress_at, "expires_at": record.expires_at,
+        "finalizing_at": record.finalizing_at, "completed_at": when(Status::Completed), "failed_at": when(Status::Failed),
+        "expired_at": when(Status::Expired), "cancelling_at": record.cancelling_at,
+        "cancelled_at": when(Status::Cancelled),
+        "request_counts": {"total": counts.total, "completed": counts.completed, "failed": counts.failed},
+        "usage": record.usage.to_json(), "metadata": record.metadata,
+    })
+}
+
+/// The same for an id that never was, that is gone, and that is another's.
+fn not_found(what: &'static str, id: &str) -> ApiError {
+    let id: String = id.chars().take(128).collect();
+    let (param, code, noun) = match what {
+        "batch" => ("batch_id", "batch_not_found", "batch"),
+        "input_file_id" => ("input_file_id", "file_not_found", "file"),
+        _ => ("file_id", "file_not_found", "file"),
+    };
+    ApiError {
+        param: Some(param.into()),
+        code: Some(code),
+        ..ApiError::new(404, "invalid_request_error", format!("No such {noun}: '{id}'."))
+    }
+}
+
+/// `name=value` pairs of a list's address.
+struct Query<'a>(Vec<(Cow<'a, str>, Cow<'a, str>)>);
+
+impl<'a> Query<'a> {
+    fn read(uri: &'a Uri, known: &[&str]) -> Result<Self, ApiError> {
+        let pairs: Vec<_> = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).collect();
+        match pairs.iter().find(|(name, _)| !known.contains(&&**name)) {
+            None => Ok(Self(pairs)),
+            Some((name, _)) => {
+                let message = format!("Unrecognized request argument supplied: {name}");
+                Err(ApiError { code: Some("unrecognized_parameter"), ..ApiError::invalid(&**name, message) })
+            }
+        }
+    }
+
+    fn get(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(known, _)| known == name).map(|(_, value)| &**value)
+    }
+
+    /// The part of a list that was asked for; `usual` and most members of one.
+    fn page(&self, mut list: Vec<(String, Value)>, (usual, most): (usize, usize)) -> Reply {
+        let limit = match self.get("limit") {
+            None => usual,
+            Some(text) => text.parse().ok().filter(|limit| (1..=most).contains(limit)).ok_or_else(|| {
+                ApiError::invalid("limit", format!("Invalid 'limit': it must be a number from 1 to {most}."))
+            })?,
+        };
+        if let Some(after) = self.get("after") {
+            let at = list.iter().position(|(id, _)| id == after);
+            let at =
+                at.ok_or_else(|| ApiError::invalid("after", "Invalid 'after': nothing here has this id."))?;
+            list.drain(..=at);
+        }
+        let more = list.len() > limit;
+        list.truncate(limit);
+        let ends = [list.first(), list.last()].map(|end| end.map(|(id, _)| id.clone()));
+        let data: Vec<Value> = list.into_iter().map(|(_, value)| value).collect();
+        let page = json!({"object": "list", "data": data, "first_id": ends[0], "last_id": ends[1], "has_more": more});
+        Ok(json_response(page.to_string()))
+    }
+}

@@ -1,0 +1,496 @@
+//! One batch, from validating to its end.
+//!
+//! States: *validating* -> *in_progress* -> *finalizing* -> *completed*; a file that cannot be run, or a full disk, leads to *failed*,
+//! the window's end to *expired*, a client's wish to *cancelling* and *cancelled*. Whatever was answered until then is in the output
+//! file. While the server drains no line is begun; those that run are waited for, and the batch stays as it is for the next process.
+//!
+//! Invariants: a line has at most one result, which is written before the turn it ran in is given back; one that is told to come
+//! again gives its turn back until it does. A line runs with the rights that the batch's key has then: where the key is not valid
+//! any more, the batch ends. Files are read and written off the event loop.
+
+use std::collections::HashSet;
+use std::io;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use axum::body::Bytes;
+use prometheus_client::metrics::gauge::Gauge;
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+use tokio::task::JoinSet;
+
+use crate::app::{Counted, Flight, State};
+use crate::arrival::Arrival;
+use crate::batch::lines::{self, Endpoint, InputLine, LineError, Place};
+use crate::batch::store::{Batch, Content, Counts, Record, Results, Status};
+use crate::batch::{CLASS, PRIORITY, PRIORITY_SPAN};
+use crate::endpoints::openai::chat;
+use crate::endpoints::openai::completions;
+use crate::endpoints::openai::embeddings;
+use crate::endpoints::responses;
+use crate::generation::run;
+use crate::generation::screening::prepared;
+use crate::http::fresh_id;
+use crate::lock;
+use crate::tenancy::fair_queue::Turn;
+use crate::tenancy::keys::Scope;
+use crate::tenancy::tenants::{Tenant, missing_scope};
+use folio_api::params::Generation;
+use folio_api::{ApiError, unix_s};
+
+/// Longest pause before a line that was told to come again does.
+const AGAIN_S_MAX: u32 = 30;
+
+/// Why a batch takes no more lines.
+#[derive(Clone, Copy, PartialEq)]
+enum End {
+    Done,
+    Cancelled,
+    Expired,
+    /// The server ends; the batch does not.
+    Draining,
+}
+
+/// What became of a line.
+struct Ran {
+    place: usize,
+    custom_id: String,
+    request_id: String,
+    /// `None`: nothing, the server is ending.
+    result: Option<Result<String, ApiError>>,
+    /// Given back when the result is written down: the next line's turn, and what a drain waits for.
+    _held: Option<(Turn<Arc<str>>, Counted)>,
+}
+
+/// Runs a batch as far as this process can.
+pub async fn run(state: Arc<State>, batch: Arc<Batch>) {
+    if let Err(errors) = go(&state, &batch).await {
+        batch.change(|record| {
+            record.status = Status::Failed;
+            record.ended_at = Some(unix_s());
+            record.errors = errors;
+        });
+        let saved = off_loop(move || {
+            let saved = state.batches.store.save(&batch);
+            saved.inspect_err(|error| {
+                tracing::error!(batch = batch.record().id, %error, "a failed batch cannot be written down");
+            })
+            .map_err(storage)
+        });
+        let _ = saved.await;
+    }
+}
+
+fn storage(error: io::Error) -> Vec<LineError> {
+    vec![LineError::of_file("storage", format!("The batch's files cannot be read or written: {error}."))]
+}
+
+/// The error is what makes the batch fail.
+async fn go(state: &Arc<State>, batch: &Arc<Batch>) -> Result<(), Vec<LineError>> {
+    let store = &state.batches.store;
+    let record = batch.record();
+    let gone = |what: &str| vec![LineError::of_file("not_found", what.to_owned())];
+    let tenant = state.tenants.of_owner(&record.owner);
+    let tenant = tenant.ok_or_else(|| gone("Whoever made this batch has no key here any more."))?;
+    let tenant = Tenant { key: record.key.as_str().into(), ..tenant };
+    let input = store.file(&record.owner, &record.input_file_id);
+    let (_, content) = input.ok_or_else(|| gone("The batch's input file does not exist any more."))?;
+
+    let endpoint = record.endpoint;
+    let (shared, its, file) = (state.clone(), batch.clone(), content.clone());
+    let (places, done, results) = off_loop(move || {
+        let store = &shared.batches.store;
+        let most = (store.limits.lines, shared.config.limits.body_bytes);
+        let places = lines::check(file.reader().map_err(storage)?, endpoint, most)?;
+        let results = store.results(&its).map_err(storage)?;
+        let done = recall(&its, &results, places.len()).map_err(storage)?;
+        its.change(|record| {
+            if record.status == Status::Validating {
+                record.status = Status::InProgress;
+                record.in_progress_at = Some(unix_s());
+            }
+        });
+        store.save(&its).map_err(storage)?;
+        Ok((places, done, results))
+    })
+    .await?;
+
+    let owner = record.owner.as_str().into();
+    let job = Arc::new(Job { state: state.clone(), tenant, owner, endpoint, content, places });
+    let lines = job.clone();
+    let open = off_loop(move || {
+        let mut open: Vec<usize> = (0..lines.places.len()).collect();
+        if !done.is_empty() {
+            open.retain(|place| lines.line(*place).is_ok_and(|line| !done.contains(&line.custom_id)));
+        }
+        Ok(open)
+    })
+    .await?;
+    let results = Arc::new(Mutex::new(results));
+    let ended = all(&job, batch, &open, &results).await;
+    let results = Arc::into_inner(results).map(Mutex::into_inner).and_then(Result::ok);
+    let results = results.ok_or_else(|| gone("The batch's results are lost."))?;
+    let (shared, its) = (state.clone(), batch.clone());
+    off_loop(move || match ended {
+        Ok(End::Draining) => Ok(()),
+        Ok(end) => finish(&shared, &its, end, results).map_err(storage),
+        Err(errors) => {
+            // What was answered is not lost with the rest.
+            if let Err(error) = shared.batches.store.publish(results) {
+                tracing::error!(batch = its.record().id, %error, "results of a failed batch cannot be kept");
+            }
+            Err(errors)
+        }
+    })
+    .await
+}
+
+/// Does what reads or writes files.
+async fn off_loop<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Vec<LineError>> + Send + 'static,
+) -> Result<T, Vec<LineError>> {
+    let lost = || vec![LineError::of_file("internal_error", "The batch's files could not be worked on.")];
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| Err(lost()))
+}
+
+/// What an earlier process did: whose results are there, and what they add up to.
+fn recall(batch: &Batch, results: &Results, total: usize) -> io::Result<HashSet<String>> {
+    let mut done = HashSet::new();
+    let mut counts = Counts { total: total as u64, ..Counts::default() };
+    let mut usage = lines::Usage::default();
+    results.each(|answered, line| {
+        if let Some(id) = lines::custom_id(line) {
+            done.insert(id);
+        }
+        match answered {
+            true => counts.completed += 1,
+            false => counts.failed += 1,
+        }
+        #[derive(serde::Deserialize)]
+        struct Line<'a> {
+            #[serde(borrow)]
+            response: Option<Response<'a>>,
+        }
+        #[derive(serde::Deserialize)]
+        struct Response<'a> {
+            #[serde(borrow)]
+            body: &'a RawValue,
+        }
+        if let Ok(Line { response: Some(response) }) = serde_json::from_slice(line) {
+            usage.add(response.body.get());
+        }
+    })?;
+    batch.change(|record| (record.counts, record.usage) = (counts, usage));
+    Ok(done)
+}
+
+/// Begins lines while there is a turn for them, and writes down what comes of them. What never ran gets its result too, unless the
+/// server drains. `open`: lines without a result.
+async fn all(
+    job: &Arc<Job>,
+    batch: &Arc<Batch>,
+    open: &[usize],
+    results: &Arc<Mutex<Results>>,
+) -> Result<End, Vec<LineError>> {
+    let state = &job.state;
+    let turns = state.batches.store.limits.in_flight.max(1);
+    let left = Duration::from_secs(batch.record().expires_at.saturating_sub(unix_s()));
+    let mut expiry = std::pin::pin!(tokio::time::sleep(left));
+    let mut running: JoinSet<Ran> = JoinSet::new();
+    let mut next = 0;
+    let mut unfinished: HashSet<usize> = open.iter().copied().collect();
+    let end = loop {
+        // Registered before looking, so that nothing is missed.
+        let (wake, stopping) = (batch.wake.notified(), state.batches.stopping.notified());
+        if batch.status() == Status::Cancelling {
+            break End::Cancelled;
+        }
+        if state.draining.load(Ordering::Acquire) {
+            break End::Draining;
+        }
+        if job.holder().await.is_none() {
+            let message = "The API key that this batch was made with is not valid any more.";
+            return Err(vec![LineError::of_file("invalid_api_key", message)]);
+        }
+        // No more than there are turns: batches take theirs one after the other.
+        while running.len() < turns && next < open.len() {
+            running.spawn(job.clone().run(open[next]));
+            next += 1;
+        }
+        if running.is_empty() {
+            break End::Done;
+        }
+        tokio::select! {
+            biased;
+            () = wake => {}
+            () = stopping => {}
+            () = &mut expiry => break End::Expired,
+            Some(ran) = running.join_next() => {
+                record(job, batch, results, &mut unfinished, ran).await?;
+            }
+        }
+    };
+    if end == End::Draining {
+        while let Some(ran) = running.join_next().await {
+            record(job, batch, results, &mut unfinished, ran).await?;
+        }
+        return Ok(end);
+    }
+    while let Some(ran) = running.try_join_next() {
+        record(job, batch, results, &mut unfinished, ran).await?;
+    }
+    // Dropping a line's task cancels what it asked for.
+    running.shutdown().await;
+    let (code, message) = match end {
+        End::Expired => {
+            ("batch_expired", "This request could not be executed before the completion window expired.")
+        }
+        End::Done => ("internal_error", "The server failed while it executed this request."),
+        _ => ("batch_cancelled", "This request was not executed, because the batch was cancelled."),
+    };
+    let mut missed: Vec<usize> = unfinished.into_iter().collect();
+    missed.sort_unstable();
+    let (job, results) = (job.clone(), results.clone());
+    off_loop(move || {
+        for place in missed {
+            let Ok(line) = job.line(place) else { continue };
+            let line = lines::not_run(&line.custom_id, code, message);
+            lock(&results).append(false, &line).map_err(storage)?;
+        }
+        Ok(end)
+    })
+    .await
+}
+
+/// Writes down a line's result.
+async fn record(
+    job: &Job,
+    batch: &Arc<Batch>,
+    results: &Arc<Mutex<Results>>,
+    unfinished: &mut HashSet<usize>,
+    ran: Result<Ran, tokio::task::JoinError>,
+) -> Result<(), Vec<LineError>> {
+    let Ran { place, custom_id, request_id, result, _held } = match ran {
+        Ok(ran) => ran,
+        // It panicked, and which one it was is not known: its line gets its result at the end.
+        Err(_) => return Ok(()),
+    };
+    let Some(result) = result else { return Ok(()) };
+    let completed = result.is_ok();
+    let (shared, owner) = (job.state.clone(), job.owner.clone());
+    let (its, results) = (batch.clone(), results.clone());
+    off_loop(move || {
+        let line = lines::result(&custom_id, &request_id, result.as_deref());
+        if !shared.batches.store.has_room(&owner, line.len() as u64) {
+            let message = "The results of this batch do not fit beside your other files; delete some and send the rest again.";
+            return Err(vec![LineError::of_file("storage_full", message)]);
+        }
+        lock(&results).append(completed, &line).map_err(storage)?;
+        its.change(|record| match &result {
+            Ok(body) => {
+                record.counts.completed += 1;
+                record.usage.add(body);
+            }
+            Err(_) => record.counts.failed += 1,
+        });
+        Ok(())
+    })
+    .await?;
+    unfinished.remove(&place);
+    job.state.metrics.batch_line(completed);
+    Ok(())
+}
+
+/// Makes files of the results.
+fn finish(state: &State, batch: &Batch, end: End, results: Results) -> io::Result<()> {
+    let store = &state.batches.store;
+    if end == End::Done {
+        batch.change(|record| {
+            record.status = Status::Finalizing;
+            record.finalizing_at = Some(unix_s());
+        });
+        store.save(batch)?;
+    }
+    store.publish(results)?;
+    batch.change(|record| {
+        record.ended_at = Some(unix_s());
+        record.status = match end {
+            End::Expired => Status::Expired,
+            End::Cancelled => Status::Cancelled,
+            End::Done | End::Draining => Status::Completed,
+        };
+    });
+    store.save(batch)?;
+    let Record { id, status, counts, .. } = batch.record();
+    tracing::info!(
+        batch = id,
+        ?status,
+        completed = counts.completed,
+        failed = counts.failed,
+        "a batch ended"
+    );
+    Ok(())
+}
+
+/// Counts as one while it lives.
+struct Running(Gauge);
+
+impl Running {
+    fn one(gauge: Gauge) -> Self {
+        gauge.inc();
+        Self(gauge)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+/// What the lines of a batch have in common.
+struct Job {
+    state: Arc<State>,
+    tenant: Tenant,
+    owner: Arc<str>,
+    endpoint: Endpoint,
+    content: Content,
+    places: Vec<Place>,
+}
+
+impl Job {
+    fn line(&self, place: usize) -> Result<InputLine, String> {
+        let line = self.content.line(self.places[place]).map_err(|error| error.to_string())?;
+        lines::parse(&line)
+    }
+
+    /// Who asks, with the rights of now.
+    async fn holder(&self) -> Option<Tenant> {
+        self.state.tenants.of_key(&self.owner, &self.tenant.key).await
+    }
+
+    /// One line, when it is its turn; again, and in another turn, as often as it is told to come again.
+    async fn run(self: Arc<Self>, place: usize) -> Ran {
+        let request_id = fresh_id();
+        let job = self.clone();
+        let mut ran = Ran { place, custom_id: String::new(), request_id, result: None, _held: None };
+        loop {
+            let Ok(turn) = self.state.batches.turns.turn(&self.owner, 1).await else { return ran };
+            let counted = self.state.in_flight.enter();
+            let running = Running::one(self.state.metrics.batch_running.clone());
+            if self.state.draining.load(Ordering::Acquire) {
+                return ran;
+            }
+            let job = job.clone();
+            let line = tokio::task::spawn_blocking(move || job.line(place)).await;
+            let line = line.unwrap_or_else(|error| Err(error.to_string()));
+            let answer = match line {
+                Err(error) => Err(ApiError::internal(format!("the line cannot be read: {error}"))),
+                Ok(line) => {
+                    ran.custom_id = line.custom_id;
+                    self.answer(&ran.request_id, &line.body).await
+                }
+            };
+            let draining = self.state.draining.load(Ordering::Acquire);
+            match answer {
+                Err(error) if draining && error.status >= 500 => return ran,
+                Err(error) if again(&error).is_some() => {
+                    // Others have their turn meanwhile.
+                    drop((turn, counted, running));
+                    let stopping = self.state.batches.stopping.notified();
+                    if self.state.draining.load(Ordering::Acquire) {
+                        return ran;
+                    }
+                    tokio::select! {
+                        () = tokio::time::sleep(again(&error).unwrap_or_default()) => {}
+                        () = stopping => return ran,
+                    }
+                }
+                answer => {
+                    ran.result = Some(answer);
+                    ran._held = Some((turn, counted));
+                    return ran;
+                }
+            }
+        }
+    }
+
+    /// The response that the line's route would give.
+    async fn answer(&self, request_id: &str, body: &RawValue) -> Result<String, ApiError> {
+        let state = &self.state;
+        let over =
+            || ApiError::unauthorized("The API key that this batch was made with is not valid any more.");
+        let tenant = &self.holder().await.ok_or_else(over)?;
+        let scope = Scope::of(self.endpoint.path());
+        if !tenant.scopes.has(scope) {
+            return Err(missing_scope(scope));
+        }
+        let entry = tenant.gate.enter(true, Instant::now())?;
+        let behind = |generation: &mut Generation| {
+            generation.behind = CLASS;
+            generation.priority = PRIORITY + generation.priority.clamp(-PRIORITY_SPAN, PRIORITY_SPAN);
+        };
+        let body = Bytes::copy_from_slice(body.get().as_bytes());
+        if self.endpoint == Endpoint::Embeddings {
+            return embeddings::answer(state, tenant, (request_id, body, entry), behind).await;
+        }
+        let body = if self.endpoint == Endpoint::Responses { not_stored(&body)?.into() } else { body };
+        let arrival = Arrival::of_line(tenant.clone(), request_id.to_owned(), body);
+        let prepare = match self.endpoint {
+            Endpoint::Completions => completions::prepare,
+            Endpoint::Responses => responses::prepare_whole,
+            Endpoint::Chat | Endpoint::Embeddings => chat::prepare,
+        };
+        let mut job = prepared(state, arrival, prepare).await?;
+        if job.generation.stream.is_some() {
+            return Err(ApiError::unsupported("stream", "a batch has nobody to stream to; leave it out"));
+        }
+        behind(&mut job.generation);
+        let (abort, answer) = run::start(state, tenant, job, Flight::within(request_id, entry))?;
+        let guard = abort.guard();
+        let answer = answer.await.unwrap_or_else(|_| Err(ApiError::internal("the request was lost")));
+        drop(guard);
+        answer
+    }
+}
+
+/// When a refusal that is no word about the request itself lets it come again: the queue is full, a limit is reached, the engine
+/// cannot go on until it is restarted.
+fn again(error: &ApiError) -> Option<Duration> {
+    let passes = [429, 503].contains(&error.status);
+    passes.then(|| Duration::from_secs(error.retry_after_s.unwrap_or(1).clamp(1, AGAIN_S_MAX).into()))
+}
+
+/// A response that says nothing of being stored is not: a batch would drive out those that clients go on from.
+fn not_stored(body: &[u8]) -> Result<Vec<u8>, ApiError> {
+    let mut fields: Map<String, Value> =
+        serde_json::from_slice(body).map_err(|error| ApiError::bad_request(error.to_string()))?;
+    fields.entry("store").or_insert(Value::Bool(false));
+    Ok(Value::Object(fields).to_string().into_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_passes_is_tried_again() {
+        assert_eq!(again(&ApiError::busy("full", 7)), Some(Duration::from_secs(7)));
+        assert_eq!(again(&ApiError::unavailable("broken", 300)), Some(Duration::from_secs(30)));
+        for last in [ApiError::invalid("n", "too many"), ApiError::internal("lost"), ApiError::deadline()] {
+            assert_eq!(again(&last), None);
+        }
+    }
+
+    #[test]
+    fn a_response_is_stored_only_where_its_line_says_so() {
+        let stored = |body: &[u8]| {
+            let body: Value = serde_json::from_slice(&not_stored(body).unwrap()).unwrap();
+            body["store"].clone()
+        };
+        assert_eq!(stored(br#"{"input": "x"}"#), false);
+        assert_eq!(stored(br#"{"input": "x", "store": true}"#), true);
+        assert!(not_stored(b"[]").is_err());
+    }
+}

@@ -1,0 +1,235 @@
+//! `POST /v1/embeddings`: prompts in, one vector each out.
+//!
+//! Owns: reading the request, and what becomes of the engine's vectors (cut to `dimensions`, normalized, written). Must never:
+//! be a second way to the engine: inputs are prompts of jobs like any other, a bounded number of them at a time, so that a
+//! long list neither fills the queue nor is refused because it would.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::body::Bytes;
+use axum::extract::State as Shared;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use folio_api::ApiError;
+use folio_api::events::{Delta, EventSink, Finish, Finished, PromptReport, Usage, Writer};
+use folio_api::openai::completions::Prompt;
+use folio_api::openai::embeddings::{self, Form, Request};
+use folio_api::params::Generation;
+use folio_engine::{Pooling, SamplingParams};
+use serde_json::json;
+
+use crate::app::{Flight, State};
+use crate::arrival::JsonRequest;
+use crate::generation::job::{Job, PromptJob};
+use crate::generation::retention::ranges;
+use crate::generation::run::start;
+use crate::generation::screening::screen_input;
+use crate::generation::tokenizing::encode;
+use crate::http::reply::Reply;
+use crate::http::reply::json_response;
+use crate::safety::Screened;
+use crate::tenancy::gate::Entry;
+use crate::tenancy::tenants::Tenant;
+
+/// Inputs that are with the engine at once.
+const AT_ONCE: usize = 256;
+/// Longest pause before the rest of a list, which was told to come again, does.
+const AGAIN_S_MAX: u32 = 30;
+const INPUT: &str = "input";
+
+/// A request that was read.
+struct Prepared {
+    generation: Generation,
+    pooling: Pooling,
+    inputs: Vec<Vec<u32>>,
+    form: Form,
+}
+
+pub(crate) async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Reply {
+    let JsonRequest { tenant, id, body, held: _held, entry } = request;
+    let _counted = state.in_flight.enter();
+    Ok(json_response(answer(&state, &tenant, (&id, body, entry), |_| ()).await?))
+}
+
+/// The response to the request of this id and body, which the caller has counted in flight. `adjust` may change how it runs.
+pub(crate) async fn answer(
+    state: &Arc<State>,
+    tenant: &Tenant,
+    (id, body, entry): (&str, Bytes, Arc<Entry>),
+    adjust: impl FnOnce(&mut Generation),
+) -> Result<String, ApiError> {
+    let mut arrived = Instant::now();
+    let shared = state.clone();
+    let bytes = body.len();
+    let mut prepared = state.off_thread(tenant.id, bytes, move || prepare(&shared, &body)).await?;
+    tenant.check_priority(prepared.generation.priority)?;
+    adjust(&mut prepared.generation);
+    let Prepared { generation, pooling, inputs, form } = prepared;
+    let name = format!("embd-{}", generation.request_id.as_deref().unwrap_or(id));
+    let tokens: usize = inputs.iter().map(Vec::len).sum();
+    let mut data = Vec::with_capacity(inputs.len().div_ceil(AT_ONCE));
+    for (number, part) in inputs.chunks(AT_ONCE).enumerate() {
+        let writer = || Box::new(Vectors { form, first: number * AT_ONCE });
+        let (abort, vectors) = loop {
+            let prompts: Result<Vec<PromptJob>, ApiError> =
+                part.iter().map(|tokens| prompt_job(tokens, &generation)).collect();
+            let job = Job {
+                writer: writer(),
+                generation: generation.clone(),
+                reading: None,
+                pooling: Some(pooling),
+                prompts: prompts?,
+                arrived,
+                asker: Default::default(),
+                notes: Default::default(),
+            };
+            match start(state, tenant, job, Flight::within(id, entry.clone())) {
+                // What was computed so far is not thrown away because the rest has to wait.
+                Err(busy) if number > 0 && busy.status == 429 => {
+                    let seconds = busy.retry_after_s.unwrap_or(1).clamp(1, AGAIN_S_MAX);
+                    tokio::time::sleep(Duration::from_secs(seconds.into())).await;
+                }
+                started => break started?,
+            }
+        };
+        let guard = abort.guard();
+        data.push(vectors.await.unwrap_or_else(|_| Err(ApiError::internal("the request was lost")))?);
+        drop(guard);
+        // What comes next was not waiting for the engine until now.
+        arrived = Instant::now();
+    }
+    let (data, model) = (data.join(","), json!(state.context.model.name()));
+    let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
+    Ok(format!(r#"{{"id":"{name}","object":"list","data":[{data}],"model":{model},"usage":{usage}}}"#))
+}
+
+fn prompt_job(tokens: &[u32], generation: &Generation) -> Result<PromptJob, ApiError> {
+    Ok(PromptJob {
+        tokens: tokens.into(),
+        params: SamplingParams::greedy(0),
+        echo: None,
+        echo_logprobs: false,
+        retention: ranges(&generation.cache, tokens.len() as u32)?,
+        screened: Screened::default(),
+    })
+}
+
+fn prepare(state: &State, body: &[u8]) -> Result<Prepared, ApiError> {
+    let pooling = &state.app.model.pooling;
+    let can = pooling.as_ref().map(|_| ()).map_err(String::as_str);
+    let Request { generation, inputs, form } = embeddings::read(body, &state.context, can)?;
+    let inputs: Result<Vec<_>, ApiError> =
+        inputs.into_iter().map(|input| tokens(state, input, &generation)).collect();
+    let pooling = pooling.clone().map_err(ApiError::internal)?;
+    Ok(Prepared { generation, pooling, inputs: inputs?, form })
+}
+
+/// One input as the model reads it, cut as asked.
+fn tokens(state: &State, input: Prompt, generation: &Generation) -> Result<Vec<u32>, ApiError> {
+    let facts = &state.app.model;
+    let replaced = screen_input(state, INPUT, || match &input {
+        Prompt::Text(text) => text.clone(),
+        Prompt::Tokens(tokens) => state.app.tokenizer.decode(tokens, false),
+    })?;
+    let mut tokens = match replaced.map_or(input, Prompt::Text) {
+        // What a tokenizer adds to it is no text.
+        Prompt::Text(text) if text.is_empty() => Vec::new(),
+        Prompt::Text(text) => {
+            let special = generation.add_special_tokens.unwrap_or(true);
+            encode(state, None, &text, special, generation.truncate_prompt.is_some(), INPUT)?
+        }
+        Prompt::Tokens(tokens) => tokens,
+    };
+    if tokens.is_empty() {
+        return Err(ApiError::invalid(
+            INPUT,
+            "'input' has an empty text or no tokens; each needs at least one.",
+        ));
+    }
+    let context = facts.context_length as usize;
+    if let Some(keep) = generation.truncate_prompt {
+        let keep = usize::try_from(keep).unwrap_or(context);
+        tokens.drain(..tokens.len().saturating_sub(keep));
+    }
+    if tokens.len() > context {
+        let message = format!(
+            "This model's maximum context length is {context} tokens, but an input has {}. Shorten it, or send \
+             truncate_prompt_tokens.",
+            tokens.len()
+        );
+        return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(INPUT, message) });
+    }
+    Ok(tokens)
+}
+
+/// Writes the vectors of some inputs as the members of a JSON array.
+struct Vectors {
+    form: Form,
+    /// Index of the first of them in the request.
+    first: usize,
+}
+
+impl Vectors {
+    fn member(&self, choice: &Finished) -> String {
+        let index = self.first + choice.index as usize;
+        let vector = normalized(&choice.delta.vector, self.form.dimensions);
+        let embedding = match self.form.base64 {
+            true => format!("\"{}\"", base64(&vector)),
+            false => json!(vector).to_string(),
+        };
+        format!(r#"{{"object":"embedding","index":{index},"embedding":{embedding}}}"#)
+    }
+}
+
+impl Writer for Vectors {
+    // Nothing is streamed.
+    fn opening(&mut self, _: u32, _: &PromptReport, _: Usage, _: &dyn EventSink) {}
+    fn delta(&mut self, _: u32, _: &Delta, _: Option<&Finish>, _: Usage, _: &dyn EventSink) {}
+    fn closing(&mut self, _: Usage, _: &dyn EventSink) {}
+    fn failed(&mut self, _: &ApiError, _: &dyn EventSink) {}
+
+    fn whole(&mut self, choices: &[Finished], _: Usage) -> String {
+        choices.iter().map(|choice| self.member(choice)).collect::<Vec<_>>().join(",")
+    }
+}
+
+/// The first `dimensions` values, of length one. A function of the values alone.
+fn normalized(vector: &[f32], dimensions: Option<usize>) -> Vec<f32> {
+    let kept = &vector[..dimensions.unwrap_or(vector.len()).min(vector.len())];
+    let length = kept.iter().map(|value| f64::from(*value) * f64::from(*value)).sum::<f64>().sqrt();
+    let scale = if length > 0.0 { length } else { 1.0 };
+    kept.iter().map(|value| (f64::from(*value) / scale) as f32).collect()
+}
+
+/// The values' little-endian bytes in base64, padded.
+fn base64(values: &[f32]) -> String {
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    STANDARD.encode(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_is_that_of_the_standard() {
+        // Made with Python's base64 and struct.
+        assert_eq!(base64(&[]), "");
+        assert_eq!(base64(&[1.0]), "AACAPw==");
+        assert_eq!(base64(&[1.0, -2.5]), "AACAPwAAIMA=");
+        assert_eq!(base64(&[0.1, 1e-30, f32::MAX]), "zczMPWBCog3//39/");
+    }
+
+    #[test]
+    fn vectors_are_cut_before_they_are_normalized() {
+        assert_eq!(normalized(&[3.0, 4.0, 12.0], Some(2)), [0.6, 0.8]);
+        assert_eq!(
+            normalized(&[3.0, 4.0, 12.0], None),
+            [(3.0 / 13.0) as f32, (4.0 / 13.0) as f32, (12.0 / 13.0) as f32]
+        );
+        assert_eq!(normalized(&[0.0, 0.0], None), [0.0, 0.0]);
+        let large = normalized(&[1e30, 1e30], None);
+        assert!(large.iter().all(|value| (value - 0.5f32.sqrt()).abs() < 1e-7), "{large:?}");
+    }
+}

@@ -1,0 +1,379 @@
+//! `/v1/cache/prefixes`: compute a prefix before it is needed, keep it by name, pin it, list and drop it.
+//!
+//! Invariants: a tenant reaches its own prefixes (with an operator's sharing group: the group's) and nothing else; another's
+//! id is answered like one that never existed, byte for byte. The engine is never waited for on its thread: a command is
+//! posted and its reply comes through a channel.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::{Path, State as Shared};
+use axum::http::Response;
+use folio_engine::request::{EventSink, RetentionRange};
+use folio_engine::{CacheCommand, CacheResponse, Event, FinishReason, Micros, Request, SamplingParams};
+use folio_kv::{BlockHashes, KeepRefused, PrefixId, PrefixInfo, TenantId};
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::app::State;
+use crate::arrival::JsonRequest;
+use crate::generation::prompt::render;
+use crate::generation::retention::{refused, retention};
+use crate::generation::run::refusal;
+use crate::generation::tokenizing::{encode, encode_prompt};
+use crate::http::reply::Reply;
+use crate::http::reply::json_response;
+use crate::http::stream::Abort;
+use crate::tenancy::declared::DeclaredPrefix;
+use crate::tenancy::gate::{Entry, Need};
+use crate::tenancy::tenants::Tenant;
+use folio_api::cache::Retention;
+use folio_api::fields::Fields;
+use folio_api::hints::{Api, Hints};
+use folio_api::openai::chat;
+use folio_api::openapi::tables::PREFIX_REQUEST;
+use folio_api::{ApiError, unix_s};
+
+/// A prefix that is gone before it could be recorded is computed again so often.
+const ATTEMPTS: u32 = 3;
+
+/// A prefix to be made.
+struct Wanted {
+    tokens: Arc<[u32]>,
+    keep: Retention,
+    /// The field the prefix came from.
+    field: &'static str,
+}
+
+/// What computing it took.
+#[derive(Default)]
+struct Computed {
+    cached_tokens: u32,
+    kept: Option<Result<PrefixInfo, KeepRefused>>,
+}
+
+/// `POST /v1/cache/prefixes`
+pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Reply {
+    let _counted = state.in_flight.enter();
+    let JsonRequest { tenant, body, held: _held, entry, .. } = request;
+    let shared = state.clone();
+    let wanted = state.off_thread(tenant.id, body.len(), move || read(&shared, tenant.id, &body)).await?;
+    let root = state.root(&tenant);
+    let mut first = None;
+    for _ in 0..ATTEMPTS {
+        let computed = compute(&state, &tenant, &entry, &wanted).await?;
+        let cached_tokens = *first.get_or_insert(computed.cached_tokens);
+        let kept = match computed.kept {
+            Some(kept) => kept,
+            None => {
+                let hashes =
+                    BlockHashes::new(&root, &wanted.tokens, state.app.engine.stats().cache.block_tokens);
+                let (tokens, retention) = (wanted.tokens.len() as u32, retention(&wanted.keep));
+                match command(
+                    &state,
+                    CacheCommand::Keep { hashes: Box::new(hashes), tokens, retention, pin: false },
+                )
+                .await?
+                {
+                    CacheResponse::Prefix(prefix) => Ok(prefix),
+                    CacheResponse::Refused(refused) => Err(refused),
+                    _ => return Err(unexpected().into()),
+                }
+            }
+        };
+        match kept {
+            Ok(prefix) => {
+                let mut answer = describe(&state, &prefix);
+                let details = json!({"cached_tokens": cached_tokens});
+                answer["usage"] =
+                    json!({"prompt_tokens": wanted.tokens.len(), "prompt_tokens_details": details});
+                return Ok(json_response(answer.to_string()));
+            }
+            Err(KeepRefused::NotCached { .. }) => {}
+            Err(reason) => return Err(refused(&reason, "pin", wanted.field).into()),
+        }
+    }
+    let message = "The prefix was evicted before it could be kept; the cache is under pressure. Try again, or with \"pin\".";
+    Err(ApiError { code: Some("cache_busy"), ..ApiError::busy(message, 2) }.into())
+}
+
+fn read(state: &State, tenant: TenantId, body: &[u8]) -> Result<Wanted, ApiError> {
+    let mut fields = Fields::of_body(body)?;
+    state.context.check_model(&mut fields)?;
+    let keep = Retention::read(&mut fields)?;
+    let mut hints = Hints::new(&state.context.hints, Api::Chat);
+    let (tokens, field) = tokens(state, Some(tenant), &mut fields, &mut hints)?;
+    hints.close(fields, &PREFIX_REQUEST)?;
+    Ok(Wanted { tokens: tokens.into(), keep, field })
+}
+
+/// Takes `prompt`, `token_ids` or `messages` and what belongs to them: the tokens, and the field they came from.
+fn tokens(
+    state: &State,
+    tenant: Option<TenantId>,
+    fields: &mut Fields<'_>,
+    hints: &mut Hints<'_>,
+) -> Result<(Vec<u32>, &'static str), ApiError> {
+    let facts = &state.app.model;
+    let special = fields.take::<bool>("add_special_tokens")?;
+    let text = fields.take::<String>("prompt")?;
+    let ids = fields.take::<Vec<u32>>("token_ids")?;
+    let (tokens, field) = match (text, ids) {
+        (Some(_), Some(_)) => {
+            return Err(ApiError::invalid("token_ids", "Give 'prompt' or 'token_ids', not both."));
+        }
+        (Some(text), None) => {
+            (encode(state, tenant, &text, special.unwrap_or(true), false, "prompt")?, "prompt")
+        }
+        (None, Some(ids)) => {
+            state.context.model.check_token_ids(&ids, "token_ids")?;
+            (ids, "token_ids")
+        }
+        (None, None) => {
+            let opened = fields.take::<bool>("add_generation_prompt")?;
+            let mut conversation = chat::conversation(fields, &state.context, hints)?.0;
+            // A prefix ends where the next message begins, unless it is said otherwise.
+            conversation.add_generation_prompt = opened.unwrap_or(false);
+            let prompt = render(state, &mut conversation)?;
+            (encode_prompt(state, tenant, &prompt, special.unwrap_or(false), false, "messages")?, "messages")
+        }
+    };
+    if tokens.is_empty() {
+        return Err(ApiError::invalid(field, format!("'{field}' has no tokens.")));
+    }
+    if tokens.len() > facts.context_length as usize {
+        let error = ApiError::context_length(facts.context_length, tokens.len(), 0);
+        return Err(ApiError { param: Some(field.to_owned()), ..error });
+    }
+    Ok((tokens, field))
+}
+
+/// As the body of `POST /v1/cache/prefixes`, with a name.
+pub(crate) fn declared(state: &State, prefix: &DeclaredPrefix) -> Result<Vec<u32>, ApiError> {
+    let mut fields = Fields::of_body(prefix.body.as_bytes())?;
+    fields.take::<String>("name")?;
+    let mut hints = Hints::new(&state.context.hints, Api::Chat);
+    let (tokens, _) = tokens(state, None, &mut fields, &mut hints)?;
+    fields.finish(&[("cache", "the operator's prefixes are pinned")])?;
+    Ok(tokens)
+}
+
+/// Runs the prompt through the engine without generating anything. Dropping it cancels.
+async fn compute(
+    state: &State,
+    tenant: &Tenant,
+    entry: &Arc<Entry>,
+    wanted: &Wanted,
+) -> Result<Computed, ApiError> {
+    let engine = &state.app.engine;
+    let prompt_tokens = wanted.tokens.len() as u64;
+    let need = Need { prompts: 1, prompt_tokens, output_tokens: 0 };
+    let mut ticket = entry.reserve(need, Instant::now())?;
+    let timeout = state.config.limits.request_timeout;
+    let retention = retention(&wanted.keep);
+    let request = Request {
+        id: engine.next_request_id(),
+        tenant: tenant.id,
+        root: state.root(tenant),
+        prompt: wanted.tokens.clone(),
+        n: 1,
+        sampling: SamplingParams::greedy(0),
+        class: tenant.class,
+        priority: 0,
+        deadline: timeout.map(|limit| Micros(engine.now().0.saturating_add(limit.as_micros() as u64))),
+        prompt_logprobs: None,
+        pooling: None,
+        retention: vec![RetentionRange {
+            tokens: 0..wanted.tokens.len() as u32,
+            priority: retention.priority,
+            ttl_us: retention.ttl_us,
+            pin: wanted.keep.pin.unwrap_or(false),
+        }],
+    };
+    let (sender, mut events) = mpsc::unbounded_channel();
+    let sink: Box<dyn EventSink> = Box::new(move |event: Event| sender.send(event).is_ok());
+    let flag = match engine.submit(request, sink) {
+        Ok(flag) => flag,
+        Err(rejected) => {
+            ticket.refused();
+            state.metrics.rejected(&rejected);
+            return Err(refusal(rejected));
+        }
+    };
+    let meter = state.meters.of(tenant);
+    meter.request();
+    let abort = Abort::new(vec![flag]);
+    let guard = abort.guard();
+    let mut computed = Computed::default();
+    loop {
+        match events.recv().await {
+            Some(Event::Prompt { cached_tokens, kept, .. }) => {
+                ticket.started();
+                state.metrics.prompt(prompt_tokens, u64::from(cached_tokens));
+                meter.prompt(prompt_tokens, u64::from(cached_tokens));
+                computed = Computed { cached_tokens, kept };
+            }
+            Some(Event::Token { .. } | Event::Pooled { .. }) => {}
+            Some(Event::Finished { reason, error, .. }) => {
+                abort.finished();
+                drop(guard);
+                if reason == FinishReason::Length || reason == FinishReason::Stop {
+                    ticket.settle(prompt_tokens);
+                }
+                return match reason {
+                    FinishReason::Stop | FinishReason::Length => Ok(computed),
+                    FinishReason::Deadline => Err(ApiError::deadline()),
+                    FinishReason::Cancelled | FinishReason::Error => {
+                        Err(ApiError::internal(error.as_deref().unwrap_or("the prefix was not computed")))
+                    }
+                };
+            }
+            None => return Err(ApiError::internal("the engine stopped before the prefix was computed")),
+        }
+    }
+}
+
+/// `GET /v1/cache/prefixes`
+pub async fn list(Shared(state): Shared<Arc<State>>, Extension(tenant): Extension<Tenant>) -> Reply {
+    let tenant = tenant.cache;
+    match command(&state, CacheCommand::List { tenant }).await? {
+        CacheResponse::Prefixes(list) => {
+            let data: Vec<Value> = list.iter().map(|prefix| describe(&state, prefix)).collect();
+            Ok(json_response(json!({"object": "list", "data": data}).to_string()))
+        }
+        _ => Err(unexpected().into()),
+    }
+}
+
+/// `GET /v1/cache/prefixes/{id}`
+pub async fn show(
+    Shared(state): Shared<Arc<State>>,
+    Extension(tenant): Extension<Tenant>,
+    Path(id): Path<String>,
+) -> Reply {
+    let (tenant, id) = (tenant.cache, parse(&id)?);
+    one(&state, command(&state, CacheCommand::Show { tenant, id }).await?)
+}
+
+/// `POST /v1/cache/prefixes/{id}`: pin, unpin, another priority or time to live. What is not given stays.
+pub async fn change(
+    Shared(state): Shared<Arc<State>>,
+    Path(id): Path<String>,
+    request: JsonRequest,
+) -> Reply {
+    let (tenant, id, bytes) = (request.tenant.cache, parse(&id)?, request.body.len());
+    let (owner, body) = (request.tenant.id, request.body);
+    let read = move || {
+        let mut fields = Fields::of_body(&body)?;
+        let keep = Retention::read(&mut fields)?;
+        fields.finish(&[])?;
+        Ok(keep)
+    };
+    let keep = state.off_thread(owner, bytes, read).await?;
+    let CacheResponse::Prefix(now) = command(&state, CacheCommand::Show { tenant, id }).await? else {
+        return Err(missing().into());
+    };
+    let keep = Retention {
+        priority: keep.priority.or(Some(now.retention.priority)),
+        ttl_us: keep.ttl_us.or(now.retention.ttl_us),
+        pin: keep.pin.or(Some(now.pinned)),
+    };
+    let (retention, pin) = (retention(&keep), keep.pin.unwrap_or(false));
+    one(&state, command(&state, CacheCommand::Change { tenant, id, retention, pin }).await?)
+}
+
+/// `DELETE /v1/cache/prefixes/{id}`
+pub async fn delete(
+    Shared(state): Shared<Arc<State>>,
+    Extension(tenant): Extension<Tenant>,
+    Path(name): Path<String>,
+) -> Reply {
+    let (tenant, id) = (tenant.cache, parse(&name)?);
+    match command(&state, CacheCommand::Drop { tenant, id }).await? {
+        CacheResponse::Dropped { tokens } => {
+            let answer =
+                json!({"id": name, "object": "cache.prefix", "deleted": true, "dropped_tokens": tokens});
+            Ok(json_response(answer.to_string()))
+        }
+        CacheResponse::Missing => Err(missing().into()),
+        _ => Err(unexpected().into()),
+    }
+}
+
+/// `GET /v1/cache/keys`
+pub async fn keys(Shared(state): Shared<Arc<State>>, Extension(tenant): Extension<Tenant>) -> Response<Body> {
+    json_response(state.cache_keys.list(tenant.id).to_string())
+}
+
+pub(crate) async fn command(state: &State, command: CacheCommand) -> Result<CacheResponse, ApiError> {
+    let (sender, answer) = oneshot::channel();
+    let reply = Box::new(move |answer| {
+        // A client that left needs no answer.
+        let _ = sender.send(answer);
+    });
+    state.app.engine.command(command, reply).map_err(refusal)?;
+    answer.await.map_err(|_| ApiError::unavailable("the engine has ended", 30))
+}
+
+fn one(state: &State, answer: CacheResponse) -> Reply {
+    match answer {
+        CacheResponse::Prefix(prefix) => Ok(json_response(describe(state, &prefix).to_string())),
+        CacheResponse::Refused(reason) => Err(refused(&reason, "pin", "id").into()),
+        CacheResponse::Missing => Err(missing().into()),
+        _ => Err(unexpected().into()),
+    }
+}
+
+fn describe(state: &State, prefix: &PrefixInfo) -> Value {
+    let now = state.app.engine.now().0;
+    let seconds = |us: u64| us / 1_000_000;
+    json!({
+        "id": name(prefix.id), "object": "cache.prefix",
+        "created": unix_s().saturating_sub(seconds(now.saturating_sub(prefix.created_us))),
+        "tokens": prefix.tokens, "cached_tokens": prefix.cached_tokens, "pinned": prefix.pinned,
+        "priority": prefix.retention.priority, "ttl": prefix.retention.ttl_us.map(seconds),
+        "expires_in": prefix.expires_us.map(|at| seconds(at.saturating_sub(now))),
+    })
+}
+
+fn name(id: PrefixId) -> String {
+    format!("pfx_{:032x}", u128::from_be_bytes(id.0))
+}
+
+/// An id that cannot be one is as missing as any other.
+fn parse(name: &str) -> Result<PrefixId, ApiError> {
+    let digits =
+        name.strip_prefix("pfx_").filter(|d| d.len() == 32 && d.bytes().all(|b| b.is_ascii_hexdigit()));
+    let number = digits.and_then(|digits| u128::from_str_radix(digits, 16).ok());
+    number.map(|number| PrefixId(number.to_be_bytes())).ok_or_else(missing)
+}
+
+fn missing() -> ApiError {
+    ApiError {
+        code: Some("prefix_not_found"),
+        param: Some("id".into()),
+        ..ApiError::new(404, "invalid_request_error", "There is no such prefix.")
+    }
+}
+
+fn unexpected() -> ApiError {
+    ApiError::internal("the engine gave an answer to another question")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_they_are_written() {
+        let id = PrefixId(std::array::from_fn(|i| 0x0f + i as u8));
+        assert_eq!(parse(&name(id)).unwrap(), id);
+        for bad in
+            ["", "pfx_", "pfx_0", "pfx_+f101112131415161718191a1b1c1d1e", "0f101112131415161718191a1b1c1d1e"]
+        {
+            assert_eq!(parse(bad).unwrap_err(), missing(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! `/tokenize` and `/detokenize`, vLLM's: text to ids and back, and nothing is generated.
+//!
+//! Must never: hold an answer. Eight megabytes of text are as many ids, and of ids a gigabyte of text: answers are written from
+//! the ids while they are read ([`pieces`]), and the ids count among what is held for their tenant.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use axum::extract::State as Shared;
+use folio_kv::TenantId;
+use folio_text::{DetokenizeOptions, Detokenizer};
+use serde_json::Value;
+
+use crate::app::State;
+use crate::arrival::JsonRequest;
+use crate::generation::prompt::render;
+use crate::generation::tokenizing::{encode, encode_prompt};
+use crate::http::pieces;
+use crate::http::reply::Reply;
+use folio_api::ApiError;
+use folio_api::fields::Fields;
+use folio_api::hints::{Api, Hints};
+use folio_api::openai::chat;
+use folio_api::openapi::tables::TOKENIZE;
+
+/// `POST /tokenize`: a prompt, or messages through the chat template.
+pub async fn tokenize(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Reply {
+    let JsonRequest { tenant, body, held, .. } = request;
+    let shared = state.clone();
+    let read = state.off_thread(tenant.id, body.len(), move || tokenized(&shared, tenant.id, &body));
+    let (tokens, strings) = read.await?;
+    let mut of_ids = state.unread.hold(&tenant.gate);
+    of_ids.grow(size_of_val(tokens.as_slice()))?;
+    drop(held);
+    let mut next = Part::Opening;
+    Ok(pieces::json(move |out| {
+        // Held until the last of them was written.
+        let _ = &of_ids;
+        next = match next {
+            Part::Opening => {
+                let (count, context) = (tokens.len(), state.app.model.context_length);
+                let _ = write!(out, r#"{{"count":{count},"max_model_len":{context},"tokens":["#);
+                Part::Ids(0)
+            }
+            Part::Ids(at) if at < tokens.len() => {
+                let _ = write!(out, "{}{}", if at > 0 { "," } else { "" }, tokens[at]);
+                Part::Ids(at + 1)
+            }
+            Part::Ids(_) if strings => {
+                out.push_str(r#"],"token_strs":["#);
+                Part::Strings(0)
+            }
+            Part::Strings(at) if at < tokens.len() => {
+                let text = Value::from(state.app.tokenizer.token_text(tokens[at]));
+                let _ = write!(out, "{}{text}", if at > 0 { "," } else { "" });
+                Part::Strings(at + 1)
+            }
+            Part::Ids(_) | Part::Strings(_) => {
+                out.push_str("]}");
+                Part::Over
+            }
+            Part::Over => return false,
+        };
+        true
+    }))
+}
+
+/// What is written next.
+#[derive(Clone, Copy)]
+enum Part {
+    Opening,
+    Ids(usize),
+    Strings(usize),
+    Over,
+}
+
+/// The ids, and whether their texts are wanted too.
+fn tokenized(state: &State, tenant: TenantId, body: &[u8]) -> Result<(Vec<u32>, bool), ApiError> {
+    let mut fields = Fields::of_body(body)?;
+    let mut hints = Hints::new(&state.context.hints, Api::Chat);
+    state.context.check_model(&mut fields)?;
+    let special = fields.take::<bool>("add_special_tokens")?;
+    let strings = fields.take("return_token_strs")?.unwrap_or(false);
+    let prompt = fields.take::<String>("prompt")?;
+    // Counting is what this is for, so a text longer than the context is no error here.
+    let tokens = match prompt {
+        Some(prompt) => {
+            hints.close(fields, &TOKENIZE)?;
+            encode(state, Some(tenant), &prompt, special.unwrap_or(true), true, "prompt")?
+        }
+        None => {
+            let mut conversation = chat::conversation(&mut fields, &state.context, &mut hints)?.0;
+            hints.close(fields, &TOKENIZE)?;
+            encode_prompt(
+                state,
+                Some(tenant),
+                &render(state, &mut conversation)?,
+                special.unwrap_or(false),
+                true,
+                "messages",
+            )?
+        }
+    };
+    Ok((tokens, strings))
+}
+
+/// `POST /detokenize`
+pub async fn detokenize(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Reply {
+    let JsonRequest { tenant, body, held, .. } = request;
+    let shared = state.clone();
+    let tokens = state.off_thread(tenant.id, body.len(), move || detokenized(&shared, &body)).await?;
+    let mut of_ids = state.unread.hold(&tenant.gate);
+    of_ids.grow(size_of_val(tokens.as_slice()))?;
+    drop(held);
+    let options = DetokenizeOptions { skip_special_tokens: false, continues: false };
+    let (mut detokenizer, mut text) = (Detokenizer::new(options), String::new());
+    let mut at = None;
+    Ok(pieces::json(move |out| {
+        // Held until the last of them was written.
+        let _ = &of_ids;
+        let tokenizer = &state.app.tokenizer;
+        text.clear();
+        at = match at {
+            None => {
+                out.push_str(r#"{"prompt":""#);
+                Some(0)
+            }
+            Some(next) if next < tokens.len() => {
+                detokenizer.push(tokenizer, tokens[next], &mut text);
+                escaped(&text, out);
+                Some(next + 1)
+            }
+            Some(next) if next == tokens.len() => {
+                detokenizer.finish(tokenizer, &mut text);
+                escaped(&text, out);
+                out.push_str(r#""}"#);
+                Some(next + 1)
+            }
+            Some(_) => return false,
+        };
+        true
+    }))
+}
+
+/// Text as part of a JSON string.
+fn escaped(text: &str, out: &mut String) {
+    let quoted = Value::from(text).to_string();
+    out.push_str(&quoted[1..quoted.len() - 1]);
+}
+
+fn detokenized(state: &State, body: &[u8]) -> Result<Vec<u32>, ApiError> {
+    let mut fields = Fields::of_body(body)?;
+    state.context.check_model(&mut fields)?;
+    let tokens: Vec<u32> = fields.require("tokens")?;
+    fields.finish(&[])?;
+    state.context.model.check_token_ids(&tokens, "tokens")?;
+    Ok(tokens)
+}

@@ -1,0 +1,127 @@
+//! What is served: the engine as the server sees it, and the model's tokenizer, template and numbers.
+
+use std::sync::Arc;
+
+use folio_api::SamplingDefaults;
+use folio_api::hints::HintPolicy;
+use folio_api::{Capabilities, Context, Limits, Model, Parsers};
+use folio_engine::handle::{Health, Rejected};
+use folio_engine::{
+    CacheCommand, CacheReply, CancelFlag, EngineHandle, EngineStats, EventSink, Micros, Pooling, Request,
+    RequestId,
+};
+use folio_kv::{Holdings, TenantId};
+use folio_text::{ChatTemplate, Tokenizer};
+
+/// The engine as the server sees it: every method returns at once. [`EngineHandle`] is the engine; tests have others.
+pub trait Engine: Send + Sync + 'static {
+    fn next_request_id(&self) -> RequestId;
+    fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<CancelFlag, Rejected>;
+    /// Asks something of the cache; the answer goes to `reply`, which is dropped if there will be none.
+    fn command(&self, command: CacheCommand, reply: CacheReply) -> Result<(), Rejected>;
+    fn stats(&self) -> Arc<EngineStats>;
+    /// Memory that a tenant holds and has held since the start.
+    fn holdings(&self, tenant: TenantId) -> Holdings;
+    /// Forgets what tenants held that are no more.
+    fn retain_tenants(&self, stays: &dyn Fn(TenantId) -> bool);
+    fn health(&self, stall_us: u64) -> Health;
+    fn now(&self) -> Micros;
+    /// Most choices of one request.
+    fn choices_max(&self) -> u32;
+    fn drain(&self);
+    fn stop(&self);
+}
+
+impl Engine for EngineHandle {
+    fn next_request_id(&self) -> RequestId {
+        self.next_request_id()
+    }
+    fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<CancelFlag, Rejected> {
+        self.submit(request, sink)
+    }
+    fn command(&self, command: CacheCommand, reply: CacheReply) -> Result<(), Rejected> {
+        self.command(command, reply)
+    }
+    fn stats(&self) -> Arc<EngineStats> {
+        self.stats()
+    }
+    fn holdings(&self, tenant: TenantId) -> Holdings {
+        self.holdings(tenant)
+    }
+    fn retain_tenants(&self, stays: &dyn Fn(TenantId) -> bool) {
+        self.retain_tenants(stays);
+    }
+    fn health(&self, stall_us: u64) -> Health {
+        self.health(stall_us)
+    }
+    fn now(&self) -> Micros {
+        self.now()
+    }
+    fn choices_max(&self) -> u32 {
+        self.config().max_choices
+    }
+    fn drain(&self) {
+        self.drain();
+    }
+    fn stop(&self) {
+        self.stop();
+    }
+}
+
+/// Everything the server needs to know about the one model it serves.
+#[derive(Clone, Debug)]
+pub struct ModelFacts {
+    /// Names the model answers to, and patterns of such names. The first that is no pattern is the one in responses and metrics; there
+    /// is at least that.
+    pub names: Vec<String>,
+    /// Unix time, seconds, for `GET /v1/models`.
+    pub created_s: u64,
+    /// Prompt and generated tokens of one sequence.
+    pub context_length: u32,
+    /// Token ids at or above this are refused.
+    pub vocab_size: u32,
+    pub eos_token_ids: Arc<[u32]>,
+    /// Values of a vector.
+    pub hidden: u32,
+    /// How vectors are made of prompts, or why they cannot be.
+    pub pooling: Result<Pooling, String>,
+    /// It makes vectors and no tokens.
+    pub only_embeds: bool,
+    /// From `generation_config.json`.
+    pub defaults: SamplingDefaults,
+    /// Digest of the checkpoint's bytes and configuration.
+    pub model_digest: [u8; 32],
+    /// Digest of the KV layout.
+    pub layout_digest: [u8; 32],
+}
+
+/// What `serve` is given.
+#[derive(Clone)]
+pub struct App {
+    pub engine: Arc<dyn Engine>,
+    pub tokenizer: Arc<Tokenizer>,
+    /// `None`: chat is refused, completions work.
+    pub template: Option<Arc<ChatTemplate>>,
+    /// How the model writes tool calls and reasoning.
+    pub parsers: Parsers,
+    pub model: ModelFacts,
+    /// Of the program, for `/version`.
+    pub version: &'static str,
+}
+
+impl App {
+    /// What readers of requests know of it. A request may have as many choices as the engine takes.
+    pub(crate) fn context(&self, limits: &Limits, hints: &HintPolicy) -> Context {
+        let model = Model {
+            names: self.model.names.clone(),
+            vocab_size: self.model.vocab_size,
+            eos_token_ids: self.model.eos_token_ids.clone(),
+            hidden: self.model.hidden,
+            defaults: self.model.defaults.clone(),
+        };
+        let mut limits = limits.clone();
+        limits.choices = limits.choices.min(self.engine.choices_max()).max(1);
+        let capabilities = Capabilities::new(self.parsers, self.template.as_deref());
+        Context { model, limits, hints: hints.clone(), capabilities }
+    }
+}

@@ -1,0 +1,595 @@
+//! Follows the events of one job, and has its answer written.
+//!
+//! At the engine's pace, whatever the client does, so stop strings are found when they happen and figures are counted once. Invariants:
+//! every choice ends exactly once for the client; figures are counted before the response that reports them is sent; the task lives until
+//! the engine has ended every choice.
+
+mod judge;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use folio_api::ApiError;
+use folio_api::events::{Delta, Finished, PromptReport, Scored, Usage};
+use folio_engine::request::{Timing, Token, TokenLogprobs};
+use folio_engine::{Event, FinishReason, Micros};
+use folio_text::{DetokenizeOptions, Detokenizer, work};
+use judge::{Judge, Judged};
+use serde_json::json;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::app::{Flight, State};
+use crate::decoding::choice::{Choice, told};
+use crate::decoding::reading::Reading;
+use crate::generation::job::Job;
+use crate::generation::retention::refused;
+use crate::http::stream::{Abort, Events};
+use crate::observability::metrics::{FinishedChoice, FinishedPrompt};
+use crate::observability::usage::Meter;
+use crate::tenancy::gate::Ticket;
+use crate::tenancy::tenants::Tenant;
+use crate::tenancy::unread::{Unread, event_bytes, gathered_bytes};
+
+/// Bytes of an answer that are worked on at once, on the event loop.
+const AT_ONCE_BYTES: usize = 64 << 10;
+/// Where an answer goes.
+pub(super) enum Output {
+    Stream(Events),
+    Whole(Option<oneshot::Sender<Result<String, ApiError>>>),
+}
+
+/// One choice of one prompt.
+struct Slot {
+    choice: Choice,
+    /// Text and tokens of a response that is not streamed.
+    whole: Delta,
+    first_token: Option<Instant>,
+    last_token: Option<Instant>,
+    /// Bytes gathered of what was not shown yet.
+    hidden: usize,
+    /// Over for the client.
+    done: bool,
+    /// Over for the engine.
+    ended: bool,
+    judged: Judged,
+}
+
+/// When the prompts were handed to the engine, and when it ended the last choice, by its clock.
+struct InEngine {
+    submitted: Micros,
+    finished: Micros,
+}
+
+impl InEngine {
+    fn took(&self) -> Duration {
+        Duration::from_micros(self.finished.0.saturating_sub(self.submitted.0))
+    }
+}
+
+/// Bytes that an answer takes until its client has accepted them.
+struct Memory {
+    unread: Arc<Unread>,
+    /// Those that are gathered here, of which `unread` knows so far.
+    gathered: usize,
+    counted: usize,
+}
+
+impl Memory {
+    /// Tells `unread` what is gathered. False: that, or what the client did not accept, is too much.
+    fn count(&mut self) -> bool {
+        let (before, now) = (std::mem::replace(&mut self.counted, self.gathered), self.gathered);
+        if now > before {
+            self.unread.hold(now - before);
+        } else {
+            self.unread.release(before - now);
+        }
+        !self.unread.is_over()
+    }
+
+    /// Nothing is gathered any more.
+    fn clear(&mut self) {
+        self.unread.release(std::mem::take(&mut self.counted));
+        self.gathered = 0;
+    }
+}
+
+/// Follows one job.
+pub(super) struct ResponseDriver {
+    state: Arc<State>,
+    /// Of the tenant that asked.
+    meter: Arc<Meter>,
+    tenant: Tenant,
+    /// Until the end.
+    ticket: Option<Ticket>,
+    job: Job,
+    abort: Abort,
+    output: Output,
+    memory: Memory,
+    /// Prompt-major: choice `c` of prompt `p` is `p * n + c`.
+    slots: Vec<Slot>,
+    reports: Vec<Option<PromptReport>>,
+    usage: Usage,
+    in_engine: InEngine,
+    /// An error was sent, or the client left.
+    failed: bool,
+    /// The response is complete.
+    answered: bool,
+    /// Who judges answers, where somebody does.
+    judge: Option<Judge>,
+}
+
+impl ResponseDriver {
+    pub(super) fn new(
+        state: Arc<State>,
+        tenant: Tenant,
+        (ticket, submitted): (Ticket, Micros),
+        job: Job,
+        abort: Abort,
+        (unread, output): (Arc<Unread>, Output),
+    ) -> Self {
+        let mut slots = Vec::new();
+        let rules = state.config.safety.output().cloned();
+        for prompt in &job.prompts {
+            let params = Arc::new(prompt.params.clone());
+            for _ in 0..job.generation.n {
+                let tokenizer = state.app.tokenizer.clone();
+                let choice = Choice::new(
+                    tokenizer,
+                    &job.generation,
+                    job.reading.as_ref(),
+                    params.clone(),
+                    rules.as_ref(),
+                );
+                slots.push(Slot {
+                    choice,
+                    whole: Delta::default(),
+                    first_token: None,
+                    last_token: None,
+                    hidden: 0,
+                    done: false,
+                    ended: prompt.screened.denied,
+                    judged: Judged::default(),
+                });
+            }
+        }
+        let judge = state.config.safety.judge().cloned();
+        let meter = state.meters.of(&tenant);
+        let reports = vec![None; job.prompts.len()];
+        let thinks = job.reading.as_ref().is_some_and(Reading::separates_reasoning);
+        let usage = Usage { reasoning_tokens: thinks.then_some(0), ..Usage::default() };
+        Self {
+            state,
+            tenant,
+            ticket: Some(ticket),
+            meter,
+            job,
+            abort,
+            output,
+            memory: Memory { unread, gathered: 0, counted: 0 },
+            slots,
+            reports,
+            usage,
+            in_engine: InEngine { submitted, finished: submitted },
+            failed: false,
+            answered: false,
+            judge: judge.map(Judge::new),
+        }
+    }
+
+    pub(super) async fn follow(
+        mut self,
+        mut events: mpsc::UnboundedReceiver<(usize, Event)>,
+        flight: Flight,
+    ) {
+        self.refuse_denied();
+        loop {
+            if !self.answered && self.slots.iter().all(|slot| slot.done) {
+                let bytes = if matches!(self.output, Output::Whole(_)) { self.memory.gathered } else { 0 };
+                let Some(answered) = self.off_loop(bytes, ResponseDriver::answer).await else { return };
+                self = answered;
+            }
+            let running = self.slots.iter().any(|slot| !slot.ended);
+            let judging = self.slots.iter().any(|slot| slot.judged.asking);
+            tokio::select! {
+                event = events.recv(), if running => match event {
+                    Some((prompt, event)) => {
+                        let bytes = event_bytes(&event);
+                        self.memory.unread.release(bytes);
+                        let bytes = bytes + self.echo_bytes(prompt, &event);
+                        let Some(done) = self.off_loop(bytes, move |driver| driver.event(prompt, event)).await else { return };
+                        self = done;
+                    }
+                    None => {
+                        self.fail(ApiError::internal("the engine stopped before the request was finished"));
+                        break;
+                    }
+                },
+                Some((index, verdict)) = judge::verdict(&mut self.judge), if judging => self.judged(index, verdict),
+                else => break,
+            }
+            self.count_gathered();
+        }
+        self.abort.finished();
+        if let Some(ticket) = self.ticket.take() {
+            ticket.settle(self.usage.prompt_tokens + self.usage.completion_tokens);
+        }
+        if !self.failed {
+            let overhead = self.job.arrived.elapsed().saturating_sub(self.in_engine.took());
+            self.state.metrics.overhead(overhead);
+        }
+        self.audit(&flight);
+        drop(flight);
+    }
+
+    /// Does work on about so many bytes: at once where they are few, else on a text thread, when it is the tenant's turn. `None`: it
+    /// failed, and the request with it.
+    async fn off_loop(mut self, bytes: usize, work: impl FnOnce(&mut Self) + Send + 'static) -> Option<Self> {
+        if bytes <= AT_ONCE_BYTES {
+            work::add(bytes);
+            work(&mut self);
+            return Some(self);
+        }
+        let (state, abort) = (self.state.clone(), self.abort.clone());
+        // It was let in before: where the line is full, it does not wait in it.
+        let turn = state.text.turn(&self.tenant.id, bytes as u64).await;
+        let worked = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            work(&mut self);
+            self
+        });
+        let worked = worked.await;
+        if worked.is_err() {
+            state.metrics.panicked();
+            abort.cancel();
+        }
+        worked.ok()
+    }
+
+    /// Bytes of a prompt that are decoded, token by token, to be shown before its answer.
+    fn echo_bytes(&self, prompt: usize, event: &Event) -> usize {
+        let job = &self.job.prompts[prompt];
+        match event {
+            Event::Prompt { .. } if job.echo_logprobs => job.tokens.len() * gathered_bytes(None),
+            _ => 0,
+        }
+    }
+
+    /// Ends the answer where what it takes is too much.
+    fn count_gathered(&mut self) {
+        if self.memory.count() || self.failed || self.answered {
+            return;
+        }
+        for index in 0..self.slots.len() {
+            let slot = &mut self.slots[index];
+            (slot.whole, slot.judged) = (Delta::default(), Judged::default());
+            if !std::mem::replace(&mut slot.done, true) {
+                self.count(index, "abort");
+            }
+        }
+        if let Output::Stream(events) = &self.output {
+            events.cut();
+        }
+        self.memory.clear();
+        self.fail(self.memory.unread.refusal());
+    }
+
+    /// What was computed for whom, and how it ended.
+    fn audit(&self, flight: &Flight) {
+        let Some(audit) = &self.state.audit else { return };
+        let ends = self.slots.iter().map(|slot| slot.choice.finish().map_or("error", |finish| finish.reason));
+        audit.write(
+            "generation",
+            json!({
+                "request_id": flight.request,
+                "tenant": &*self.tenant.name,
+                "key": &*self.tenant.key,
+                "model": self.state.context.model.name(),
+                "prompts": self.job.prompts.len(),
+                "prompt_tokens": self.usage.prompt_tokens,
+                "cached_tokens": self.usage.cached_tokens,
+                "completion_tokens": self.usage.completion_tokens,
+                "finish_reasons": ends.collect::<Vec<_>>(),
+                "failed": self.failed,
+                "ms": self.job.arrived.elapsed().as_millis() as u64,
+            }),
+        );
+    }
+
+    fn event(&mut self, prompt: usize, event: Event) {
+        match event {
+            Event::Prompt { cached_tokens, prompt_logprobs, kept } => {
+                // Before anything of the answer is shown; the figures are counted all the same.
+                if let Some(Err(reason)) = kept {
+                    self.fail(refused(&reason, "cache.pin", "cache.pin"));
+                }
+                self.prompt_done(prompt, cached_tokens, prompt_logprobs);
+            }
+            Event::Token { choice, token } => {
+                let index = self.index(prompt, choice);
+                self.token(index, token);
+            }
+            Event::Pooled { vector } => {
+                let index = self.index(prompt, 0);
+                self.slots[index].whole.vector = vector;
+            }
+            Event::Finished { choice, reason, stop_token, error, timing } => {
+                let index = self.index(prompt, choice);
+                self.slots[index].ended = true;
+                let slot = &self.slots[index];
+                let produced = slot.choice.tokens > 0 || !slot.whole.vector.is_empty();
+                // It also queues until the step under way ends and the engine takes it up.
+                let timing = Timing { arrived: self.in_engine.submitted, ..timing };
+                self.state.metrics.timing(&timing, produced);
+                self.in_engine.finished = self.in_engine.finished.max(timing.finished);
+                self.ended(index, reason, stop_token, error);
+            }
+        }
+    }
+
+    fn index(&self, prompt: usize, choice: u32) -> usize {
+        prompt * self.job.generation.n as usize + choice as usize
+    }
+
+    fn prompt_of(&self, index: usize) -> usize {
+        index / self.job.generation.n as usize
+    }
+
+    /// The prompt was computed: its figures are final and its choices begin.
+    fn prompt_done(
+        &mut self,
+        prompt: usize,
+        cached: u32,
+        logprobs: Vec<folio_engine::request::TokenLogprobs>,
+    ) {
+        let job = &self.job.prompts[prompt];
+        let tokens = job.tokens.len() as u64;
+        self.usage.prompt_tokens += tokens;
+        self.usage.cached_tokens += u64::from(cached);
+        self.state.metrics.prompt(tokens, u64::from(cached));
+        self.meter.prompt(tokens, cached.into());
+        self.ticket.iter_mut().for_each(Ticket::started);
+        if let Some(shared) = self.state.shared().filter(|_| self.job.reads_shared(job)) {
+            shared.served(&self.state.app.engine, &job.tokens, cached);
+        }
+        if let Some(key) = &self.job.generation.cache.key {
+            self.state.cache_keys.count(self.tenant.id, key, tokens, cached.into());
+        }
+        let wanted = self.job.generation.prompt_logprobs.is_some() && !job.echo_logprobs;
+        // Every choice shows them.
+        let shown: usize = logprobs.iter().map(|entry| gathered_bytes(Some(entry))).sum();
+        self.memory.gathered += shown.saturating_mul(self.job.generation.n as usize);
+        self.count_gathered();
+        if self.failed {
+            return;
+        }
+        let job = &self.job.prompts[prompt];
+        let echo = self.echo(prompt, &logprobs);
+        let report = PromptReport {
+            tokens: job.tokens.clone(),
+            logprobs: wanted.then(|| logprobs.into_iter().map(told).collect()),
+        };
+        let n = self.job.generation.n as usize;
+        for index in prompt * n..(prompt + 1) * n {
+            self.open(index, &report);
+            if let Some((echo, characters)) = &echo {
+                self.slots[index].hidden += shown;
+                match self.slots[index].choice.echo(echo, *characters) {
+                    Some(_) => self.stop(index),
+                    None => self.flush(index),
+                }
+            }
+        }
+        self.reports[prompt] = Some(report);
+    }
+
+    /// A choice begins.
+    fn open(&mut self, index: usize, report: &PromptReport) {
+        if let Output::Stream(events) = &self.output {
+            self.job.writer.opening(index as u32, report, self.usage, events);
+        }
+    }
+
+    /// A choice ended before the engine knows.
+    fn stop(&mut self, index: usize) {
+        self.cancel(index);
+        self.complete(index);
+    }
+
+    fn cancel(&mut self, index: usize) {
+        let prompt = self.prompt_of(index);
+        let choice = index as u32 - (prompt as u32) * self.job.generation.n;
+        self.abort.cancel_choice(prompt, choice);
+    }
+
+    /// What `echo` puts before the generated text, and its length in characters.
+    fn echo(&self, prompt: usize, logprobs: &[TokenLogprobs]) -> Option<(Delta, usize)> {
+        let job = &self.job.prompts[prompt];
+        let text = job.echo.clone()?;
+        let mut scored = Vec::new();
+        if job.echo_logprobs {
+            let tokenizer = &self.state.app.tokenizer;
+            let skip_special_tokens = self.job.generation.skip_special_tokens;
+            let mut detokenizer =
+                Detokenizer::new(DetokenizeOptions { skip_special_tokens, continues: false });
+            let mut before = String::new();
+            let (mut at, mut offset) = (0, 0);
+            for (position, id) in job.tokens.iter().enumerate() {
+                // Rank 0 marks the first token, which nothing predicts.
+                let logprobs = match position.checked_sub(1) {
+                    Some(entry) => logprobs.get(entry).cloned().unwrap_or_default(),
+                    None => Default::default(),
+                };
+                scored.push(Scored { id: *id, logprobs: told(logprobs), offset });
+                before.clear();
+                // A special token is in the text only where the client wrote it there.
+                let written = text
+                    .get(at..)
+                    .is_some_and(|rest| rest.as_bytes().starts_with(tokenizer.token_bytes(*id)));
+                match tokenizer.is_special(*id) && written {
+                    true => before.push_str(&String::from_utf8_lossy(tokenizer.token_bytes(*id))),
+                    false => detokenizer.push(tokenizer, *id, &mut before),
+                }
+                at += before.len();
+                offset += before.chars().count();
+            }
+        }
+        let characters = text.chars().count();
+        Some((Delta { scored, ..Delta::text(text) }, characters))
+    }
+
+    fn token(&mut self, index: usize, token: Token) {
+        let now = Instant::now();
+        let slot = &mut self.slots[index];
+        if slot.done || slot.judged.over || self.failed {
+            return;
+        }
+        match slot.last_token.replace(now) {
+            Some(last) => self.state.metrics.inter_token(now - last),
+            None => {
+                slot.first_token = Some(now);
+                self.state.metrics.first_token(now - self.job.arrived);
+            }
+        }
+        let bytes = gathered_bytes(token.logprobs.as_ref());
+        slot.hidden += bytes;
+        self.memory.gathered += bytes;
+        let (before, thought) = (slot.choice.tokens, slot.choice.reasoning_tokens);
+        let stopped = slot.choice.push(token);
+        let counted = u64::from(slot.choice.tokens - before);
+        if let Some(tokens) = &mut self.usage.reasoning_tokens {
+            *tokens += u64::from(slot.choice.reasoning_tokens - thought);
+        }
+        self.usage.completion_tokens += counted;
+        self.state.metrics.generated(counted);
+        self.meter.generated(counted);
+        match stopped {
+            Some(_) => self.stop(index),
+            None => self.flush(index),
+        }
+    }
+
+    /// The engine ended a choice.
+    fn ended(
+        &mut self,
+        index: usize,
+        reason: FinishReason,
+        stop_token: Option<u32>,
+        error: Option<Arc<str>>,
+    ) {
+        if self.slots[index].done || self.slots[index].judged.over {
+            return;
+        }
+        let reason = match reason {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+            FinishReason::Cancelled | FinishReason::Deadline | FinishReason::Error => {
+                self.slots[index].done = true;
+                self.count(index, if reason == FinishReason::Cancelled { "abort" } else { "error" });
+                let message = error.as_deref().unwrap_or("the request was cancelled by the server");
+                return match reason {
+                    FinishReason::Deadline => self.fail(ApiError::deadline()),
+                    _ if self.state.draining.load(std::sync::atomic::Ordering::Acquire) => {
+                        self.fail(ApiError::unavailable("the server is shutting down", 5));
+                    }
+                    _ => self.fail(ApiError::internal(message)),
+                };
+            }
+        };
+        self.slots[index].choice.end(reason, stop_token);
+        self.complete(index);
+    }
+
+    /// Counts a choice, and its prompt when this was the last of it.
+    fn count(&self, index: usize, reason: &'static str) {
+        let slot = &self.slots[index];
+        let now = Instant::now();
+        let decode = slot.first_token.zip(slot.last_token).map(|(first, last)| last - first);
+        self.state.metrics.choice(FinishedChoice {
+            reason,
+            e2e: now - self.job.arrived,
+            tokens: slot.choice.tokens,
+            decode,
+        });
+        let (prompt, n) = (self.prompt_of(index), self.job.generation.n as usize);
+        let siblings = &self.slots[prompt * n..(prompt + 1) * n];
+        if siblings.iter().all(|slot| slot.done) {
+            let job = &self.job.prompts[prompt];
+            self.state.metrics.request(FinishedPrompt {
+                prompt_tokens: job.tokens.len(),
+                n: self.job.generation.n,
+                max_tokens: self.job.generation.max_tokens.unwrap_or(job.params.max_tokens),
+                most_generated: siblings.iter().map(|slot| slot.choice.tokens).max().unwrap_or(0),
+            });
+        }
+    }
+
+    fn show(&mut self, index: usize, delta: Delta) {
+        if self.failed {
+            return;
+        }
+        let slot = &mut self.slots[index];
+        let mut shown = std::mem::take(&mut slot.judged.asked_bytes);
+        if self.judge.is_none() || slot.done {
+            shown += std::mem::take(&mut slot.hidden);
+        }
+        match &self.output {
+            Output::Stream(events) => {
+                self.memory.gathered -= shown;
+                let finish = slot.done.then(|| slot.choice.finish()).flatten();
+                self.job.writer.delta(index as u32, &delta, finish, self.usage, events);
+            }
+            Output::Whole(_) => slot.whole.append(delta),
+        }
+    }
+
+    /// Everybody is done.
+    fn answer(&mut self) {
+        self.answered = true;
+        if self.failed {
+            return;
+        }
+        self.abort.finished();
+        match &mut self.output {
+            Output::Stream(events) => self.job.writer.closing(self.usage, events),
+            Output::Whole(sender) => {
+                let n = self.job.generation.n as usize;
+                let choices = self.slots.iter_mut().enumerate().filter_map(|(index, slot)| {
+                    Some(Finished {
+                        index: index as u32,
+                        delta: std::mem::take(&mut slot.whole),
+                        finish: slot.choice.finish()?.clone(),
+                        prompt: self.reports[index / n].clone(),
+                    })
+                });
+                let json = self.job.writer.whole(&choices.collect::<Vec<_>>(), self.usage);
+                self.memory.gathered = json.len();
+                if let Some(sender) = sender.take() {
+                    let _ = sender.send(Ok(json));
+                }
+            }
+        }
+        self.close();
+    }
+
+    /// Tells the client, once, and ends what still runs.
+    fn fail(&mut self, error: ApiError) {
+        if std::mem::replace(&mut self.failed, true) {
+            return;
+        }
+        self.abort.cancel();
+        match &mut self.output {
+            Output::Stream(events) => self.job.writer.failed(&error, events),
+            Output::Whole(sender) => {
+                if let Some(sender) = sender.take() {
+                    let _ = sender.send(Err(error));
+                }
+            }
+        }
+        self.close();
+    }
+
+    /// Ends the response; the task itself goes on until the engine is done.
+    fn close(&mut self) {
+        self.output = Output::Whole(None);
+    }
+}

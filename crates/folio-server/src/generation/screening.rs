@@ -1,0 +1,258 @@
+//! From a request to a job: read off the event loop, judged by the rules and the callout for prompts, and read again where that replaces one.
+
+use std::sync::Arc;
+
+use folio_api::ApiError;
+use folio_api::conversation::Conversation;
+use serde_json::{Map, Value};
+
+use crate::app::{Flight, State};
+use crate::arrival::{Arrival, JsonRequest};
+use crate::generation::job::Job;
+use crate::generation::run;
+use crate::http::reply::Reply;
+use crate::safety::{Found, Keys, Replacement, Rules, Screened, question};
+
+/// Bytes of a body that is read at once.
+const QUICK_BYTES: usize = 1024;
+/// What makes even a short body slow to read: everything that is compiled.
+const SLOW: [&[u8]; 9] = [
+    b"format",
+    b"structured",
+    b"tool",
+    b"grammar",
+    b"schema",
+    b"bad_words",
+    b"\\u",
+    // A conversation that is kept here, of any length.
+    b"previous_response",
+    b"reference",
+];
+
+/// Whether a request is read in less time than it takes to hand it to another thread and back: some 100 us, more on a busy
+/// machine. An escape could spell any name, so a body with one is not quick.
+pub(crate) fn is_quick(body: &[u8]) -> bool {
+    let has = |name: &[u8]| body.windows(name.len()).any(|window| window == name);
+    body.len() <= QUICK_BYTES && !SLOW.iter().any(|name| has(name))
+}
+
+/// Reads a request off the event loop with the endpoint's own `prepare`, runs it and answers.
+pub(crate) async fn handle(
+    state: Arc<State>,
+    request: JsonRequest,
+    prepare: fn(&State, &Arrival) -> Result<Job, ApiError>,
+) -> Reply {
+    let flight = Flight::new(state.in_flight.enter(), &request.id, request.entry.clone());
+    let arrival = Arrival::new(request);
+    let tenant = arrival.tenant.clone();
+    let job = prepared(&state, arrival, prepare).await?;
+    Ok(run::run(&state, &tenant, job, flight).await?)
+}
+
+/// Judges a conversation and puts into it what stands in the place of what was found.
+pub fn screen_conversation(
+    state: &State,
+    arrival: &Arrival,
+    conversation: &mut Conversation,
+) -> Result<Screened, ApiError> {
+    if let Some(Some(replacement)) = arrival.replaced.first() {
+        let Replacement::Messages(messages) = replacement else {
+            return Err(ApiError::internal("the safety callout replaced a prompt that is a conversation"));
+        };
+        conversation.messages = messages.clone();
+    }
+    let safety = &state.config.safety;
+    let mut found = Found::default();
+    if let Some(rules) = safety.input() {
+        for message in &mut conversation.messages {
+            rules.value(message, Keys::Fixed, &mut found);
+        }
+        for tool in conversation.tools.shown_mut() {
+            rules.value(tool, Keys::Fixed, &mut found);
+        }
+        for (name, value) in conversation.kwargs.iter_mut() {
+            let mut name = name.clone();
+            rules.text(&mut name, &mut found);
+            rules.value(value, Keys::All, &mut found);
+        }
+        count(state, rules, &found);
+    }
+    let denied = found.denied.is_some();
+    let subject = (safety.asks_first().is_some() && !denied).then(|| {
+        let tools = conversation.tools.shown().unwrap_or_default();
+        Map::from_iter([
+            ("messages".to_owned(), conversation.messages.clone().into()),
+            ("tools".to_owned(), tools.into()),
+        ])
+    });
+    Ok(Screened { denied, subject, notes: None })
+}
+
+/// Judges the text of prompt number `index`. Returns what stands in its place, where something does.
+pub fn screen_prompt(
+    state: &State,
+    arrival: &Arrival,
+    index: usize,
+    text: impl FnOnce() -> String,
+) -> Result<(Screened, Option<String>), ApiError> {
+    let safety = &state.config.safety;
+    let given = arrival.replaced.get(index).and_then(Option::as_ref);
+    if safety.input().is_none() && safety.asks_first().is_none() && given.is_none() {
+        return Ok((Screened::default(), None));
+    }
+    let mut text = text();
+    let before = text.clone();
+    match given {
+        Some(Replacement::Prompt(prompt)) => text = prompt.clone(),
+        Some(Replacement::Messages(_)) => {
+            return Err(ApiError::internal("the safety callout replaced a prompt by a conversation"));
+        }
+        None => {}
+    }
+    let mut found = Found::default();
+    if let Some(rules) = safety.input() {
+        rules.text(&mut text, &mut found);
+        count(state, rules, &found);
+    }
+    let denied = found.denied.is_some();
+    let subject = (safety.asks_first().is_some() && !denied)
+        .then(|| Map::from_iter([("prompt".to_owned(), text.as_str().into())]));
+    Ok((Screened { denied, subject, notes: None }, (text != before).then_some(text)))
+}
+
+/// Judges a text that nothing is generated from, by the rules alone. Returns what stands in its place, where something does.
+pub fn screen_input(
+    state: &State,
+    param: &str,
+    text: impl FnOnce() -> String,
+) -> Result<Option<String>, ApiError> {
+    let Some(rules) = state.config.safety.input() else { return Ok(None) };
+    let mut text = text();
+    let before = text.clone();
+    let mut found = Found::default();
+    rules.text(&mut text, &mut found);
+    count(state, rules, &found);
+    match found.denied {
+        Some(_) => {
+            let message = format!("'{param}' has a text that this server does not take.");
+            Err(ApiError { code: Some("content_filter"), ..ApiError::invalid(param, message) })
+        }
+        None => Ok((text != before).then_some(text)),
+    }
+}
+
+fn count(state: &State, rules: &Rules, found: &Found) {
+    for rule in &found.redacted {
+        state.metrics.safety("input", rules.name(*rule), "redact");
+    }
+    if let Some(rule) = found.denied {
+        state.metrics.safety("input", rules.name(rule), "deny");
+    }
+}
+
+/// Prepares a request, asks the callout about its prompts, and prepares it again where that replaces one.
+pub(crate) async fn prepared<T: AsMut<Job> + Send + 'static>(
+    state: &Arc<State>,
+    mut arrival: Arrival,
+    prepare: fn(&State, &Arrival) -> Result<T, ApiError>,
+) -> Result<T, ApiError> {
+    let mut first = run(state, &arrival, prepare).await?;
+    arrival.tenant.check_priority(first.as_mut().generation.priority)?;
+    let Some(callout) = state.config.safety.asks_first() else { return Ok(first) };
+    let mut prepared = first;
+    let job = prepared.as_mut();
+    let mut asked = Vec::new();
+    for prompt in &mut job.prompts {
+        asked.push(prompt.screened.subject.take().map(|subject| {
+            let question = question(&job.asker, "input", subject);
+            tokio::spawn(callout.clone().ask(question))
+        }));
+    }
+    let mut verdicts = Vec::new();
+    for asked in asked {
+        verdicts.push(match asked {
+            None => None,
+            Some(asked) => Some(asked.await.unwrap_or(Err("it was lost"))),
+        });
+    }
+    let mut told = Vec::new();
+    for verdict in verdicts {
+        let mut screened = Screened::default();
+        let mut replacement = None;
+        match verdict {
+            None => {}
+            Some(Ok(answer)) => {
+                state.metrics.safety("input", "callout", answer.action());
+                screened.notes = answer.notes();
+                match answer.of_prompt() {
+                    Ok(None) => {}
+                    Ok(Some(wanted)) => replacement = Some(wanted),
+                    Err(()) => screened.denied = true,
+                }
+            }
+            Some(Err(reason)) => {
+                state.metrics.safety("input", "callout", "failed");
+                tracing::warn!(request = %arrival.id, reason, "the safety callout judged no prompt");
+                if callout.fails_closed {
+                    let message = "The prompt could not be checked, and this server answers no unchecked one; try again.";
+                    return Err(ApiError::unavailable(message, 1));
+                }
+            }
+        }
+        told.push(screened);
+        arrival.replaced.push(replacement);
+    }
+    if arrival.replaced.iter().any(Option::is_some) {
+        prepared = run(state, &arrival, prepare).await?;
+    }
+    for (prompt, told) in prepared.as_mut().prompts.iter_mut().zip(told) {
+        prompt.screened.denied |= told.denied;
+        prompt.screened.notes = told.notes;
+    }
+    Ok(prepared)
+}
+
+async fn run<T: Send + 'static>(
+    state: &Arc<State>,
+    arrival: &Arrival,
+    prepare: fn(&State, &Arrival) -> Result<T, ApiError>,
+) -> Result<T, ApiError> {
+    if is_quick(&arrival.body) && arrival.replaced.is_empty() {
+        return prepare(state, arrival);
+    }
+    let (shared, arrival) = (state.clone(), arrival.clone());
+    let (tenant, bytes) = (arrival.tenant.id, arrival.body.len());
+    state.off_thread(tenant, bytes, move || prepare(&shared, &arrival)).await
+}
+
+/// Who asks for what.
+pub fn asker(state: &State, arrival: &Arrival, api: &'static str) -> Map<String, Value> {
+    let mut question = Map::new();
+    question.insert("request_id".into(), arrival.id.as_str().into());
+    question.insert("tenant".into(), (&*arrival.tenant.name).into());
+    question.insert("model".into(), state.context.model.name().into());
+    question.insert("api".into(), api.into());
+    question
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_quick;
+
+    #[test]
+    fn whatever_is_compiled_is_not_quick_however_it_is_spelled() {
+        assert!(is_quick(br#"{"prompt": "hi", "max_tokens": 4}"#));
+        for slow in [
+            r#"{"response_format": {"type": "json_object"}}"#,
+            r#"{"response_f\u006frmat": {"type": "json_object"}}"#,
+            r#"{"structured_outputs": {"regex": "a"}}"#,
+            r#"{"text": {"format": {}}}"#,
+            r#"{"tools": []}"#,
+            r#"{"bad_words": ["a"]}"#,
+            r#"{"input": "on", "previous_response_id": "resp_1"}"#,
+        ] {
+            assert!(!is_quick(slow.as_bytes()), "{slow}");
+        }
+        assert!(!is_quick(&[b'x'; 2000]));
+    }
+}

@@ -1,0 +1,86 @@
+//! Text to token ids, for a tenant, of whose earlier texts the ids are kept.
+//!
+//! Cost: proportional to what is new in a text; to all of it for its digest.
+
+use std::sync::Arc;
+
+use folio_api::ApiError;
+use folio_kv::TenantId;
+use folio_text::{Prompt, SegmentKey, TextError, TokenCache};
+
+use crate::app::State;
+use crate::generation::prompt::text_error;
+use crate::tenancy::kept::KeptTokens;
+
+/// About what an entry takes besides its ids.
+const ENTRY_BYTES: usize = 512;
+
+/// Bytes per token that no tokenizer reaches over a whole prompt.
+const BYTES_PER_TOKEN_MAX: usize = 64;
+
+struct OfTenant<'a>(&'a KeptTokens, TenantId);
+
+impl TokenCache for OfTenant<'_> {
+    fn find(&self, key: &SegmentKey) -> Option<Arc<[u32]>> {
+        self.0.find(self.1, key)
+    }
+
+    fn keep(&self, key: SegmentKey, ids: &[u32]) {
+        self.0.keep(self.1, key, ids.into(), size_of_val(ids) + ENTRY_BYTES);
+    }
+}
+
+/// Tokenizes a text, in which markers count wherever they are. What cannot fit into the context is refused before the work,
+/// unless it is to be truncated. `tenant`: whose text it is, if its ids are worth keeping.
+pub fn encode(
+    state: &State,
+    tenant: Option<TenantId>,
+    text: &str,
+    special: bool,
+    truncated: bool,
+    param: &str,
+) -> Result<Vec<u32>, ApiError> {
+    encode_with(state, tenant, (text, None), special, truncated, param)
+}
+
+/// The same of a rendered conversation, in which no marker counts that a client wrote.
+pub fn encode_prompt(
+    state: &State,
+    tenant: Option<TenantId>,
+    prompt: &Prompt,
+    special: bool,
+    truncated: bool,
+    param: &str,
+) -> Result<Vec<u32>, ApiError> {
+    encode_with(state, tenant, (prompt.text(), Some(prompt.breaks())), special, truncated, param)
+}
+
+fn encode_with(
+    state: &State,
+    tenant: Option<TenantId>,
+    (text, breaks): (&str, Option<&[usize]>),
+    special: bool,
+    truncated: bool,
+    param: &str,
+) -> Result<Vec<u32>, ApiError> {
+    let _span = step!("tokenize");
+    let context = state.app.model.context_length as usize;
+    let most = match truncated {
+        true => state.config.limits.body_bytes,
+        false => state.config.limits.body_bytes.min(context * BYTES_PER_TOKEN_MAX),
+    };
+    let cache = tenant.map(|tenant| OfTenant(&state.tokens, tenant));
+    let cache = cache.as_ref().map(|cache| cache as &dyn TokenCache);
+    let ids = state.app.tokenizer.encode_with(text, breaks, special, most, cache);
+    ids.map_err(|error| match error {
+        TextError::TooLong { bytes, limit } => {
+            let message = format!(
+                "This model's maximum context length is {context} tokens, but the prompt has {bytes} bytes of text, more \
+                 than {limit}. Shorten the prompt."
+            );
+            let error = ApiError::invalid(param, message);
+            ApiError { code: Some("context_length_exceeded"), ..error }
+        }
+        other => text_error(other),
+    })
+}

@@ -1,0 +1,133 @@
+//! The engine's figures, read from its snapshot when somebody asks.
+
+use std::fmt;
+use std::sync::Arc;
+
+use folio_engine::{EngineStats, Micros, PerReason, WaitingFor};
+use folio_kv::CacheStats;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+
+use super::documented::{Documented, ENGINE};
+use super::samples::{Labels, Samples, encode_samples};
+use crate::engine::Engine;
+use crate::observability::usage::seconds;
+
+pub(super) struct EngineCollector(pub Arc<dyn Engine>);
+
+impl fmt::Debug for EngineCollector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("EngineCollector")
+    }
+}
+
+impl Collector for EngineCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
+        let stats = self.0.stats();
+        let cache = &stats.cache;
+        let waiting = stats.waiting;
+        for Documented { name, help, .. } in ENGINE {
+            let samples = match *name {
+                "vllm:num_requests_running" => Samples::Gauge(f64::from(stats.running)),
+                "vllm:num_requests_waiting" => Samples::Gauge(f64::from(waiting.total())),
+                "vllm:num_requests_waiting_by_reason" => Samples::Gauges(
+                    waiting.iter().map(|(reason, n)| (by_reason(reason), f64::from(n))).collect(),
+                ),
+                "folio:waits_total" => waits(stats.counters.waits),
+                "folio:waits_expired_total" => waits(stats.counters.waits_expired),
+                "vllm:kv_cache_usage_perc" => Samples::Gauge(stats.kv_usage()),
+                "vllm:cache_config_info" => Samples::Gauges(vec![(
+                    vec![
+                        ("num_gpu_blocks", cache.blocks.to_string()),
+                        ("block_size", cache.block_tokens.to_string()),
+                        ("bytes_per_block", cache.bytes_per_block.to_string()),
+                    ],
+                    1.0,
+                )]),
+                "vllm:num_preemptions_total" => Samples::Counter(stats.counters.preemptions),
+                "folio:preemptions_total" => {
+                    let (all, swap) = (stats.counters.preemptions, stats.counters.preemptions_swapped);
+                    labelled("mode", &[("swap", swap), ("recompute", all - swap)])
+                }
+                "folio:swapped_bytes_total" => labelled(
+                    "direction",
+                    &[("out", stats.counters.swapped_out_bytes), ("in", stats.counters.swapped_in_bytes)],
+                ),
+                "folio:swap_space_bytes" => {
+                    let (all, used) = (cache.swap_bytes, cache.swapped_bytes);
+                    let state = |state: &str, bytes: u64| (vec![("state", state.to_owned())], bytes as f64);
+                    Samples::Gauges(vec![state("free", all - used), state("used", used)])
+                }
+                "vllm:prefix_cache_queries_total" => Samples::Counter(cache.query_tokens),
+                "vllm:prefix_cache_hits_total" => Samples::Counter(cache.hit_tokens),
+                "vllm:iteration_tokens_total" => Samples::Total {
+                    count: stats.counters.steps,
+                    sum: stats.counters.iteration_tokens as f64,
+                },
+                "folio:kv_cache_blocks" => Samples::Gauges(blocks_by_state(cache)),
+                "folio:kv_cache_waste_ratio" => Samples::Gauge(cache.waste()),
+                "folio:kv_cache_evictions_total" => match cache.windows() {
+                    [] => Samples::Counter(cache.evictions),
+                    _ => Samples::Counters(evictions_by_group(cache)),
+                },
+                "folio:kv_cache_window_miss_tokens_total" => Samples::Counter(cache.window_miss_tokens),
+                "folio:kv_cache_byte_seconds" => {
+                    let (active, cached) = byte_seconds(&stats, self.0.now());
+                    let state = |state: &str| vec![("state", state.to_owned())];
+                    Samples::Gauges(vec![(state("active"), active), (state("cached"), cached)])
+                }
+                "folio:recomputed_tokens_total" => Samples::Counter(stats.counters.recomputed_tokens),
+                "folio:queued_prompt_tokens" => Samples::Gauge(stats.queued_tokens as f64),
+                "folio:last_step_seconds" => Samples::Gauge(stats.last_step_us as f64 / 1e6),
+                "folio:executor_failures_total" => Samples::Counter(stats.counters.executor_failures),
+                "folio:steps_ahead_total" => Samples::Counter(stats.counters.steps_ahead),
+                other => unreachable!("{other} is in the table above but has no figure"),
+            };
+            encode_samples(&mut encoder, name, help, samples)?;
+        }
+        Ok(())
+    }
+}
+
+fn by_reason(reason: WaitingFor) -> Labels {
+    vec![("reason", reason.name().to_owned())]
+}
+
+fn waits(counts: PerReason<u64>) -> Samples {
+    Samples::Counters(counts.iter().map(|(reason, n)| (by_reason(reason), n)).collect())
+}
+
+fn labelled(label: &'static str, list: &[(&str, u64)]) -> Samples {
+    Samples::Counters(list.iter().map(|(value, n)| (vec![(label, value.to_string())], *n)).collect())
+}
+
+/// Of all tenants together: names stay out of this page unless they are asked for (`tenant_metrics`).
+fn byte_seconds(stats: &EngineStats, now: Micros) -> (f64, f64) {
+    let mut held = stats.retired;
+    stats.tenants.iter().for_each(|(_, holdings)| held.carry(&holdings.at(now.0)));
+    (seconds(held.active_byte_us), seconds(held.cached_byte_us))
+}
+
+/// Labels of a cache group: none where there is only one, so that nobody's queries change.
+fn group_labels(cache: &CacheStats, group: usize) -> Labels {
+    if cache.windows().is_empty() { Vec::new() } else { vec![("group", group.to_string())] }
+}
+
+fn blocks_by_state(cache: &CacheStats) -> Vec<(Labels, f64)> {
+    let full = [cache.free_blocks, cache.cached_blocks, cache.active_blocks];
+    let windows = cache.windows().iter().map(|w| [w.free_blocks, w.cached_blocks, w.active_blocks]);
+    let mut samples = Vec::new();
+    for (group, counts) in std::iter::once(full).chain(windows).enumerate() {
+        for (state, count) in ["free", "cached", "active"].into_iter().zip(counts) {
+            let mut labels = group_labels(cache, group);
+            labels.push(("state", state.to_owned()));
+            samples.push((labels, f64::from(count)));
+        }
+    }
+    samples
+}
+
+fn evictions_by_group(cache: &CacheStats) -> Vec<(Labels, u64)> {
+    let groups = std::iter::once(cache.evictions).chain(cache.windows().iter().map(|w| w.evictions));
+    groups.enumerate().map(|(group, count)| (group_labels(cache, group), count)).collect()
+}

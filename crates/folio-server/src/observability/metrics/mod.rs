@@ -1,0 +1,406 @@
+//! `/metrics`: vLLM's names, so that dashboards, autoscalers and routers work unconfigured.
+//!
+//! Owns: names, help texts, buckets, and what is counted when. Two sources: what the server counted with the responses it
+//! sent (so sums over responses and counters are equal), and the engine's snapshot, read when somebody asks. Invariant:
+//! [`documented`] lists exactly what is exported. Cost: counting is an atomic add or a short lock; rendering copies.
+
+mod documented;
+mod engine;
+mod samples;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use folio_api::hints::Notes;
+use folio_engine::Micros;
+use folio_engine::handle::Rejected;
+use folio_engine::request::Timing;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+use documented::SERVER;
+pub(crate) use documented::{COUNTER, GAUGE, doc};
+pub use documented::{Documented, documented};
+use engine::EngineCollector;
+pub(crate) use samples::{Labels, Samples, encode_samples};
+
+use crate::engine::Engine;
+
+/// vLLM's edges for the time between tokens.
+const TOKEN_S: &[f64] = &[
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+];
+/// vLLM's edges for the time to the first token.
+const FIRST_TOKEN_S: &[f64] = &[
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
+    80.0, 160.0, 640.0, 2560.0,
+];
+/// vLLM's edges for whole requests and their phases.
+const REQUEST_S: &[f64] = &[
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
+    960.0, 1920.0, 7680.0,
+];
+const SIZES: &[f64] =
+    &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6];
+const COUNTS: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0];
+
+/// For work of microseconds to milliseconds.
+const SHORT_S: &[f64] =
+    &[1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0];
+
+/// Fine around what is promised.
+const OVERHEAD_S: &[f64] =
+    &[1e-4, 2e-4, 3e-4, 5e-4, 7.5e-4, 1e-3, 1.5e-3, 2e-3, 3e-3, 5e-3, 0.01, 0.025, 0.1, 0.5, 2.0];
+
+/// A choice that ended.
+pub struct FinishedChoice {
+    pub reason: &'static str,
+    pub e2e: Duration,
+    pub tokens: u32,
+    /// From its first token to its last.
+    pub decode: Option<Duration>,
+}
+
+/// A prompt all of whose choices ended.
+pub struct FinishedPrompt {
+    pub prompt_tokens: usize,
+    pub n: u32,
+    pub max_tokens: u32,
+    pub most_generated: u32,
+}
+
+pub struct Metrics {
+    registry: Registry,
+    prompt_tokens: Counter,
+    prompt_tokens_cached: Counter,
+    generation_tokens: Counter,
+    finished: Family<Labels, Counter>,
+    rejections: Family<Labels, Counter>,
+    safety: Family<Labels, Counter>,
+    ignored_fields: Counter,
+    tools_left_out: Counter,
+    time_to_first_token: Histogram,
+    inter_token_latency: Histogram,
+    time_per_output_token: Histogram,
+    e2e: Histogram,
+    overhead: Histogram,
+    queue: Histogram,
+    prefill: Histogram,
+    decode: Histogram,
+    inference: Histogram,
+    preemptions: Histogram,
+    prompt_size: Histogram,
+    generation_size: Histogram,
+    most_generated: Histogram,
+    params_n: Histogram,
+    params_max_tokens: Histogram,
+    http: Family<Labels, Counter>,
+    pub connections: prometheus_client::metrics::gauge::Gauge,
+    /// Set before a page is written.
+    pub in_flight_bytes: prometheus_client::metrics::gauge::Gauge,
+    pub text_waiting: prometheus_client::metrics::gauge::Gauge,
+    lag: Histogram,
+    panics: Counter,
+    /// What is said of each tenant, where that was asked for: not for strangers.
+    by_tenant: Option<Registry>,
+    batch_lines: Family<Labels, Counter>,
+    /// Lines of batches that run.
+    pub batch_running: prometheus_client::metrics::gauge::Gauge,
+    pub masks: Arc<MaskFigures>,
+}
+
+/// What following grammars takes.
+pub struct MaskFigures {
+    compile: Histogram,
+    mask: Histogram,
+    wait: Histogram,
+}
+
+impl Default for MaskFigures {
+    fn default() -> Self {
+        Self { compile: seconds(SHORT_S), mask: seconds(SHORT_S), wait: seconds(SHORT_S) }
+    }
+}
+
+impl MaskFigures {
+    pub fn compiled(&self, took: Duration) {
+        self.compile.observe(took.as_secs_f64());
+    }
+
+    pub fn computed(&self, took: Duration) {
+        self.mask.observe(took.as_secs_f64());
+    }
+
+    pub fn waited(&self, took: Duration) {
+        self.wait.observe(took.as_secs_f64());
+    }
+}
+
+fn seconds(edges: &[f64]) -> Histogram {
+    Histogram::new(edges.iter().copied())
+}
+
+impl Metrics {
+    /// `by_tenant`: what the page says of each tenant, where that was asked for.
+    pub(crate) fn new(engine: &Arc<dyn Engine>, model: &str, by_tenant: Option<Box<dyn Collector>>) -> Self {
+        let registry = || Registry::with_labels([("model_name".into(), model.to_owned().into())].into_iter());
+        let of_tenants = by_tenant.map(|by_tenant| {
+            let mut tenants = registry();
+            tenants.register_collector(by_tenant);
+            tenants
+        });
+        let mut registry = registry();
+        let mut metrics = Self {
+            registry: Registry::default(),
+            prompt_tokens: Counter::default(),
+            prompt_tokens_cached: Counter::default(),
+            generation_tokens: Counter::default(),
+            finished: Family::default(),
+            rejections: Family::default(),
+            safety: Family::default(),
+            ignored_fields: Counter::default(),
+            tools_left_out: Counter::default(),
+            time_to_first_token: seconds(FIRST_TOKEN_S),
+            inter_token_latency: seconds(TOKEN_S),
+            time_per_output_token: seconds(TOKEN_S),
+            e2e: seconds(REQUEST_S),
+            overhead: seconds(OVERHEAD_S),
+            queue: seconds(REQUEST_S),
+            prefill: seconds(REQUEST_S),
+            decode: seconds(REQUEST_S),
+            inference: seconds(REQUEST_S),
+            preemptions: seconds(COUNTS),
+            prompt_size: seconds(SIZES),
+            generation_size: seconds(SIZES),
+            most_generated: seconds(SIZES),
+            params_n: seconds(COUNTS),
+            params_max_tokens: seconds(SIZES),
+            http: Family::default(),
+            connections: Default::default(),
+            in_flight_bytes: Default::default(),
+            text_waiting: Default::default(),
+            lag: seconds(OVERHEAD_S),
+            panics: Counter::default(),
+            by_tenant: None,
+            batch_lines: Family::default(),
+            batch_running: Default::default(),
+            masks: Arc::default(),
+        };
+        for reason in ["stop", "length", "content_filter", "abort", "error"] {
+            drop(metrics.finished.get_or_create(&vec![("finished_reason", reason.to_owned())]));
+        }
+        for result in ["completed", "failed"] {
+            drop(metrics.batch_lines.get_or_create(&vec![("result", result.to_owned())]));
+        }
+        // There from the start, so that an alert on them has something to look at.
+        for stage in ["input", "output"] {
+            let labels = [("stage", stage), ("by", "callout"), ("action", "failed")];
+            let labels = labels.map(|(name, value)| (name, value.to_owned())).to_vec();
+            drop(metrics.safety.get_or_create(&labels));
+        }
+        metrics.register(&mut registry);
+        registry.register_collector(Box::new(EngineCollector(engine.clone())));
+        (metrics.registry, metrics.by_tenant) = (registry, of_tenants);
+        metrics
+    }
+
+    fn register(&self, registry: &mut Registry) {
+        for Documented { name, help, .. } in SERVER {
+            let name = name.strip_suffix("_total").unwrap_or(name);
+            match name {
+                "vllm:prompt_tokens" => registry.register(name, *help, self.prompt_tokens.clone()),
+                "vllm:prompt_tokens_cached" => {
+                    registry.register(name, *help, self.prompt_tokens_cached.clone())
+                }
+                "vllm:generation_tokens" => registry.register(name, *help, self.generation_tokens.clone()),
+                "vllm:request_success" => registry.register(name, *help, self.finished.clone()),
+                "vllm:admission_rejections" => registry.register(name, *help, self.rejections.clone()),
+                "folio:safety_verdicts" => registry.register(name, *help, self.safety.clone()),
+                "folio:ignored_fields" => registry.register(name, *help, self.ignored_fields.clone()),
+                "folio:tools_left_out" => registry.register(name, *help, self.tools_left_out.clone()),
+                "http_requests" => registry.register(name, *help, self.http.clone()),
+                "folio:connections" => registry.register(name, *help, self.connections.clone()),
+                "folio:in_flight_bytes" => registry.register(name, *help, self.in_flight_bytes.clone()),
+                "folio:text_waiting" => registry.register(name, *help, self.text_waiting.clone()),
+                "folio:panics" => registry.register(name, *help, self.panics.clone()),
+                "folio:batch_lines" => registry.register(name, *help, self.batch_lines.clone()),
+                "folio:batch_lines_running" => registry.register(name, *help, self.batch_running.clone()),
+                _ => registry.register(name, *help, self.histogram(name).clone()),
+            }
+        }
+    }
+
+    fn histogram(&self, name: &str) -> &Histogram {
+        match name {
+            "vllm:time_to_first_token_seconds" => &self.time_to_first_token,
+            "vllm:inter_token_latency_seconds" => &self.inter_token_latency,
+            "vllm:request_time_per_output_token_seconds" => &self.time_per_output_token,
+            "vllm:e2e_request_latency_seconds" => &self.e2e,
+            "vllm:request_queue_time_seconds" => &self.queue,
+            "vllm:request_prefill_time_seconds" => &self.prefill,
+            "vllm:request_decode_time_seconds" => &self.decode,
+            "vllm:request_inference_time_seconds" => &self.inference,
+            "vllm:request_num_preemptions" => &self.preemptions,
+            "vllm:request_prompt_tokens" => &self.prompt_size,
+            "vllm:request_generation_tokens" => &self.generation_size,
+            "vllm:request_max_num_generation_tokens" => &self.most_generated,
+            "vllm:request_params_n" => &self.params_n,
+            "vllm:request_params_max_tokens" => &self.params_max_tokens,
+            "folio:request_overhead_seconds" => &self.overhead,
+            "folio:event_loop_lag_seconds" => &self.lag,
+            "folio:grammar_compile_seconds" => &self.masks.compile,
+            "folio:grammar_mask_seconds" => &self.masks.mask,
+            "folio:grammar_wait_seconds" => &self.masks.wait,
+            other => unreachable!("{other} is in the table above but has no histogram"),
+        }
+    }
+
+    /// A prompt was computed.
+    pub fn prompt(&self, tokens: u64, cached: u64) {
+        self.prompt_tokens.inc_by(tokens);
+        self.prompt_tokens_cached.inc_by(cached);
+    }
+
+    pub fn generated(&self, tokens: u64) {
+        self.generation_tokens.inc_by(tokens);
+    }
+
+    /// A request took this much longer than it was in the engine.
+    pub fn overhead(&self, time: Duration) {
+        self.overhead.observe(time.as_secs_f64());
+    }
+
+    /// The event loop came so much later than it wanted.
+    pub fn lag(&self, late: Duration) {
+        self.lag.observe(late.as_secs_f64());
+    }
+
+    /// A request was not handled to its end.
+    pub fn panicked(&self) {
+        self.panics.inc();
+    }
+
+    pub fn first_token(&self, after: Duration) {
+        self.time_to_first_token.observe(after.as_secs_f64());
+    }
+
+    pub fn inter_token(&self, gap: Duration) {
+        self.inter_token_latency.observe(gap.as_secs_f64());
+    }
+
+    pub fn choice(&self, choice: FinishedChoice) {
+        self.finished.get_or_create(&vec![("finished_reason", choice.reason.to_owned())]).inc();
+        self.e2e.observe(choice.e2e.as_secs_f64());
+        self.generation_size.observe(f64::from(choice.tokens));
+        if let Some(decode) = choice.decode.filter(|_| choice.tokens > 1) {
+            self.time_per_output_token.observe(decode.as_secs_f64() / f64::from(choice.tokens - 1));
+        }
+    }
+
+    pub fn request(&self, request: FinishedPrompt) {
+        self.prompt_size.observe(request.prompt_tokens as f64);
+        self.params_n.observe(f64::from(request.n));
+        self.params_max_tokens.observe(f64::from(request.max_tokens));
+        self.most_generated.observe(f64::from(request.most_generated));
+    }
+
+    /// The engine's own times of a choice that produced something.
+    pub fn timing(&self, timing: &Timing, produced: bool) {
+        if !produced {
+            return;
+        }
+        let between = |from: Micros, to: Micros| to.0.saturating_sub(from.0) as f64 / 1e6;
+        self.queue.observe(between(timing.arrived, timing.scheduled));
+        self.prefill.observe(between(timing.scheduled, timing.first_token));
+        self.decode.observe(between(timing.first_token, timing.finished));
+        self.inference.observe(between(timing.scheduled, timing.finished));
+        self.preemptions.observe(f64::from(timing.preemptions));
+    }
+
+    /// A line of a batch has its result.
+    pub fn batch_line(&self, completed: bool) {
+        let result = if completed { "completed" } else { "failed" };
+        self.batch_lines.get_or_create(&vec![("result", result.to_owned())]).inc();
+    }
+
+    /// A prompt or an answer was judged by a rule or the callout.
+    pub fn safety(&self, stage: &'static str, by: &str, action: &'static str) {
+        let labels = vec![("stage", stage.to_owned()), ("by", by.to_owned()), ("action", action.to_owned())];
+        self.safety.get_or_create(&labels).inc();
+    }
+
+    /// What an answer's headers say was passed over.
+    pub fn passed_over(&self, notes: &Notes) {
+        self.ignored_fields.inc_by(notes.ignored.len() as u64);
+        self.tools_left_out.inc_by(notes.left_out.len() as u64);
+    }
+
+    pub fn rejected(&self, rejected: &Rejected) {
+        let reason = match rejected {
+            Rejected::QueueFull { .. } => "queue_full",
+            Rejected::TooLong { .. } => "too_long",
+            Rejected::LargerThanCache { .. } => "larger_than_cache",
+            Rejected::LargerThanQuota { .. } => "larger_than_quota",
+            Rejected::TooManyChoices { .. } | Rejected::Invalid { .. } => "invalid",
+            Rejected::ShuttingDown => "shutting_down",
+            Rejected::Unhealthy { .. } => "unhealthy",
+        };
+        self.rejections.get_or_create(&vec![("reason", reason.to_owned())]).inc();
+    }
+
+    pub fn http(&self, method: &str, handler: &str, status: u16) {
+        let labels = vec![
+            ("method", method.to_owned()),
+            ("handler", handler.to_owned()),
+            ("status", status.to_string()),
+        ];
+        self.http.get_or_create(&labels).inc();
+    }
+
+    /// The page: OpenMetrics where the scraper accepts it, else Prometheus' classic text.
+    /// `tenants`: with what is said of each tenant, by its name.
+    pub fn render(&self, openmetrics: bool, tenants: bool) -> Result<(String, &'static str), fmt::Error> {
+        let mut text = String::new();
+        encode(&mut text, &self.registry)?;
+        if let Some(by_tenant) = self.by_tenant.as_ref().filter(|_| tenants) {
+            text.truncate(text.trim_end().strip_suffix("# EOF").map_or(text.len(), str::len));
+            encode(&mut text, by_tenant)?;
+        }
+        if openmetrics {
+            return Ok((text, "application/openmetrics-text; version=1.0.0; charset=utf-8"));
+        }
+        Ok((classic(&text), "text/plain; version=0.0.4; charset=utf-8"))
+    }
+}
+
+/// OpenMetrics describes a counter `x` and samples `x_total`; the classic format describes `x_total` as well.
+fn classic(openmetrics: &str) -> String {
+    let mut out = String::with_capacity(openmetrics.len() + 512);
+    let mut help: Option<&str> = None;
+    for line in openmetrics.lines() {
+        if line == "# EOF" {
+            continue;
+        }
+        if line.starts_with("# HELP ") {
+            help = Some(line);
+            continue;
+        }
+        if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').unwrap_or((rest, "untyped"));
+            let suffix = if kind == COUNTER { "_total" } else { "" };
+            if let Some((_, text)) = help.take().and_then(|help| help["# HELP ".len()..].split_once(' ')) {
+                out.push_str(&format!("# HELP {name}{suffix} {text}\n"));
+            }
+            out.push_str(&format!("# TYPE {name}{suffix} {kind}\n"));
+            continue;
+        }
+        out.push_str(line);
+        out.push('\n');
+    }
+    out
+}

@@ -1,0 +1,245 @@
+//! Flags that decide how a model is loaded and its engine built.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use folio_model::backend::KvFormat;
+use folio_model::kv_format::KvSkip;
+
+use super::values::*;
+use crate::device::{DeviceChoice, GemmBackend};
+use crate::load_format::LoadFormat;
+use crate::units::parse_bytes;
+
+/// Everything that decides how a model is loaded and its engine built; shared by serve, chat, run and bench.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Engine")]
+pub struct EngineArgs {
+    /// Longest sequence, prompt and answer together [default: what the model allows]
+    #[arg(long, env = "FOLIO_MAX_MODEL_LEN", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
+    pub max_model_len: Option<u32>,
+
+    /// Memory for the KV cache, such as 4GiB [default: a share of free memory, explained at start]
+    #[arg(long, env = "FOLIO_KV_CACHE_MEMORY", value_name = "SIZE", value_parser = parse_bytes)]
+    pub kv_cache_memory: Option<u64>,
+
+    /// Share of the memory that is free after loading the weights, used when --kv-cache-memory is not given [default: 0.5; 0.9 on a
+    /// GPU]
+    #[arg(long, env = "FOLIO_KV_CACHE_SHARE", value_name = "0..1", value_parser = share)]
+    pub kv_cache_share: Option<f64>,
+
+    /// Host memory beside the KV cache for copies of what preempted requests held, made where copying costs less than
+    /// computing again; 0: none [default: a sixteenth of the KV cache]
+    #[arg(long, env = "FOLIO_SWAP_SPACE", value_name = "SIZE", value_parser = parse_bytes)]
+    pub swap_space: Option<u64>,
+
+    /// Share of the KV cache that may be pinned, by all tenants together; less where the longest request needs the rest
+    #[arg(long, env = "FOLIO_MAX_PINNED_SHARE", value_name = "0..1", default_value_t = 0.25, value_parser = pinned_share)]
+    pub max_pinned_share: f64,
+
+    /// Share of the KV cache that one tenant may pin [default: --max-pinned-share]
+    #[arg(long, env = "FOLIO_MAX_PINNED_SHARE_PER_TENANT", value_name = "0..1", value_parser = pinned_share)]
+    pub max_pinned_share_per_tenant: Option<f64>,
+
+    /// How keys and values are stored; auto: in the type of the weights
+    #[arg(long, env = "FOLIO_KV_CACHE_DTYPE", value_enum, default_value_t = KvDtype::Auto)]
+    pub kv_cache_dtype: KvDtype,
+
+    /// Layers that stay in the type of the weights: numbers from 0, `sliding_window` or `full_attention`, separated by commas
+    #[arg(long, env = "FOLIO_KV_CACHE_DTYPE_SKIP_LAYERS", value_name = "LAYERS", value_delimiter = ',')]
+    pub kv_cache_dtype_skip_layers: Vec<KvSkip>,
+
+    /// Quantize the weights of an F32, F16 or BF16 checkpoint while loading it: q8 to 8.5 bits, q4 to 4.5 bits a weight
+    #[arg(long, env = "FOLIO_QUANTIZE", value_enum, value_name = "TYPE")]
+    pub quantize: Option<Quantize>,
+
+    /// Tokens per KV block, a multiple of 8
+    #[arg(long, env = "FOLIO_BLOCK_SIZE", value_name = "TOKENS", default_value_t = 16, value_parser = block_size)]
+    pub block_size: u32,
+
+    /// Sequences computed at once [default: 64; 256 on a GPU]
+    #[arg(long, env = "FOLIO_MAX_NUM_SEQS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub max_num_seqs: Option<u32>,
+
+    /// Tokens computed in one step; decodes come first, prompts fill the rest [default: 512; 4096 on a GPU]
+    #[arg(long, env = "FOLIO_MAX_NUM_BATCHED_TOKENS", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub max_num_batched_tokens: Option<u32>,
+
+    /// Prompt tokens in one step while somebody is streaming: bounds the gap between two streamed tokens [default: 64; 1024 on
+    /// a GPU]
+    #[arg(long, env = "FOLIO_MAX_PREFILL_WHILE_DECODING", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub max_prefill_while_decoding: Option<u32>,
+
+    /// What computes: `cpu`, `cuda` or `cuda:N` (an NVIDIA GPU by its number), or `auto`: the first GPU that can be used, else
+    /// the processors
+    #[arg(long, env = "FOLIO_DEVICE", value_name = "DEVICE", default_value_t = DeviceChoice::Auto)]
+    pub device: DeviceChoice,
+
+    /// `auto` reads the checkpoint's weights; `dummy` or `dummy:TYPE` makes random ones of the shapes in config.json, bf16 or of that
+    /// type, for measurements
+    #[arg(long, env = "FOLIO_LOAD_FORMAT", value_name = "FORMAT", default_value_t = LoadFormat::Auto)]
+    pub load_format: LoadFormat,
+
+    /// Launch every step on a GPU kernel by kernel instead of replaying CUDA graphs
+    #[arg(long, env = "FOLIO_ENFORCE_EAGER")]
+    pub enforce_eager: bool,
+
+    /// Who multiplies matrices on a GPU: `own` kernels, or `cublaslt`, NVIDIA's library, for bf16 and FP8 weights. With it, FP8 weights are
+    /// multiplied by activations rounded to FP8
+    #[arg(long, env = "FOLIO_GEMM_BACKEND", value_enum, value_name = "BACKEND", default_value_t = GemmBackend::Own)]
+    pub gemm_backend: GemmBackend,
+
+    /// Threads [default: as many as the machine and its container allow]
+    #[arg(long, env = "FOLIO_THREADS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
+    pub threads: Option<u32>,
+
+    /// Requests that may wait for their turn; more are answered 429
+    #[arg(long, env = "FOLIO_MAX_QUEUED_REQUESTS", value_name = "N", default_value_t = 1024,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_queued_requests: u32,
+
+    /// Prompt tokens that may wait for their turn; more are answered 429
+    #[arg(long, env = "FOLIO_MAX_QUEUED_TOKENS", value_name = "TOKENS", default_value_t = 4 << 20,
+          value_parser = clap::value_parser!(u64).range(1..))]
+    pub max_queued_tokens: u64,
+
+    /// Admit a request only when it fits even if everybody generates to the limit: nobody is ever preempted, not even for
+    /// better priority; smaller batches
+    #[arg(long, env = "FOLIO_GUARANTEE_COMPLETION")]
+    pub guarantee_completion: bool,
+
+    /// A Jinja chat template to use instead of the model's own
+    #[arg(long, env = "FOLIO_CHAT_TEMPLATE", value_name = "FILE")]
+    pub chat_template: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub packed: PackedCacheArgs,
+}
+
+/// What depends on how fast the device is, where it was not asked for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sizes {
+    pub max_num_seqs: u32,
+    pub max_num_batched_tokens: u32,
+    pub max_prefill_while_decoding: u32,
+    pub kv_cache_share: f64,
+}
+
+impl EngineArgs {
+    /// A GPU takes tens of times as many tokens in the time of a step, and nobody else lives in its memory.
+    pub fn sizes(&self, gpu: bool) -> Sizes {
+        let (seqs, tokens, prefill, share) = if gpu { (256, 4096, 1024, 0.9) } else { (64, 512, 64, 0.5) };
+        Sizes {
+            max_num_seqs: self.max_num_seqs.unwrap_or(seqs),
+            max_num_batched_tokens: self.max_num_batched_tokens.unwrap_or(tokens),
+            max_prefill_while_decoding: self.max_prefill_while_decoding.unwrap_or(prefill),
+            kv_cache_share: self.kv_cache_share.unwrap_or(share),
+        }
+    }
+}
+
+/// Packed weights kept on disk.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Engine")]
+pub struct PackedCacheArgs {
+    /// Folder of packed weights, which make a second start a matter of mapping them; `off` keeps none [default:
+    /// folio/packed in XDG_CACHE_HOME or ~/.cache]
+    #[arg(long, env = "FOLIO_PACKED_CACHE", value_name = "DIR")]
+    pub packed_cache: Option<PathBuf>,
+
+    /// Disk space for packed weights; those not used for longest are removed
+    #[arg(long, env = "FOLIO_PACKED_CACHE_SIZE", value_name = "SIZE", default_value = "64GiB", value_parser = parse_bytes)]
+    pub packed_cache_size: u64,
+
+    /// Weights that take less than this are packed at every start
+    #[arg(long, env = "FOLIO_PACKED_CACHE_MIN", value_name = "SIZE", default_value = "64MiB", value_parser = parse_bytes)]
+    pub packed_cache_min: u64,
+}
+
+/// What becomes of the hidden states of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Pooling {
+    /// That of the last token
+    Last,
+    /// Their mean
+    Mean,
+}
+
+impl From<Pooling> for folio_model::Pooling {
+    fn from(pooling: Pooling) -> Self {
+        match pooling {
+            Pooling::Last => Self::Last,
+            Pooling::Mean => Self::Mean,
+        }
+    }
+}
+
+/// What weights become while loading.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Quantize {
+    /// Q8_0: 8 bits a weight and a scale per 32
+    Q8,
+    /// Q4_0: 4 bits a weight and a scale per 32
+    Q4,
+}
+
+impl Quantize {
+    /// As on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Quantize::Q8 => "q8",
+            Quantize::Q4 => "q4",
+        }
+    }
+
+    pub fn named(name: &str) -> Option<Self> {
+        Self::value_variants().iter().copied().find(|to| to.name() == name)
+    }
+
+    pub fn packed(self) -> folio_cpu::Quantize {
+        match self {
+            Quantize::Q8 => folio_cpu::Quantize::Q8,
+            Quantize::Q4 => folio_cpu::Quantize::Q4,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KvDtype {
+    /// The type of the weights; f16 where those are quantized
+    Auto,
+    #[value(alias = "float32", alias = "float")]
+    F32,
+    #[value(alias = "float16", alias = "half")]
+    F16,
+    #[value(alias = "bfloat16")]
+    Bf16,
+    /// 8-bit integers with a scale per token and head
+    #[value(alias = "int8_per_token_head")]
+    Int8,
+    /// 8-bit floats (e4m3) with a scale per token and head
+    #[value(alias = "fp8_e4m3", alias = "fp8_per_token_head")]
+    Fp8,
+    /// 4 bits: rotated (Hadamard), with a scale per token and head
+    #[value(alias = "int4_per_token_head")]
+    Int4,
+}
+
+impl KvDtype {
+    /// All that name a format.
+    pub const STORED: [KvDtype; 6] =
+        [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Int8, KvDtype::Fp8, KvDtype::Int4];
+
+    /// The format that was asked for; `None` leaves it to the weights.
+    pub fn format(self) -> Option<KvFormat> {
+        Some(match self {
+            KvDtype::Auto => return None,
+            KvDtype::F32 => KvFormat::F32,
+            KvDtype::F16 => KvFormat::F16,
+            KvDtype::Bf16 => KvFormat::BF16,
+            KvDtype::Int8 => KvFormat::Int8,
+            KvDtype::Fp8 => KvFormat::Fp8,
+            KvDtype::Int4 => KvFormat::Int4,
+        })
+    }
+}

@@ -1,0 +1,125 @@
+//! The small commands: keys, configuration, downloads, quantizing, the doctor.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueEnum};
+use folio_server::keys::Scope;
+
+use super::engine::*;
+use crate::device::DeviceChoice;
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example:\n  \
+    folio quantize ./my-model --to q4 --output ./my-model-q4\n  \
+    folio serve ./my-model-q4\n\n\
+    The folder holds configuration, tokenizer and templates as they were, and the weights as model.folio, in the order in\n\
+    which this version's kernels read them. Keep the original: a later version of Folio may ask to make it again.")]
+pub struct QuantizeArgs {
+    /// A folder with *.safetensors in F32, F16 or BF16, org/model[@revision], or `demo`
+    pub model: String,
+    /// What weights become
+    #[arg(long, value_enum, value_name = "TYPE")]
+    pub to: Quantize,
+    /// Folder to write; made if need be
+    #[arg(long, short, value_name = "DIR")]
+    pub output: PathBuf,
+    /// Write into a folder that is not empty
+    #[arg(long)]
+    pub force: bool,
+    /// Threads [default: as many as the machine and its container allow]
+    #[arg(long, env = "FOLIO_THREADS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
+    pub threads: Option<u32>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum KeysAction {
+    /// Make a key; it is printed once and kept nowhere
+    #[command(after_help = "Examples:\n  \
+        folio keys create --keys keys.redb --tenant acme --name ci --expires 90d\n  \
+        folio keys create --keys keys.redb --tenant ops --scope usage,admin")]
+    Create {
+        /// File of keys; made if it is not there
+        #[arg(long = "keys", env = "FOLIO_KEYS", value_name = "FILE")]
+        file: PathBuf,
+        /// Whose key it is: one of the tenants file, or a new one by this name
+        #[arg(long, value_name = "NAME")]
+        tenant: String,
+        /// What to call it in lists
+        #[arg(long, value_name = "TEXT", default_value = "")]
+        name: String,
+        /// What it opens: generate, cache, batch, usage, admin
+        #[arg(long, value_name = "SCOPE", value_delimiter = ',', value_parser = scope, default_values_t = Scope::DEFAULT)]
+        scope: Vec<Scope>,
+        /// How long it is good, such as 12h or 90d [default: until it is revoked]
+        #[arg(long, value_name = "TIME", value_parser = crate::units::parse_time)]
+        expires: Option<Duration>,
+    },
+    /// Show all keys, without the keys themselves
+    List {
+        /// File of keys
+        #[arg(long = "keys", env = "FOLIO_KEYS", value_name = "FILE")]
+        file: PathBuf,
+        /// Print JSON instead of a table
+        #[arg(long)]
+        json: bool,
+    },
+    /// Revoke a key for good; running servers refuse it from now on
+    Revoke {
+        /// File of keys
+        #[arg(long = "keys", env = "FOLIO_KEYS", value_name = "FILE")]
+        file: PathBuf,
+        /// The key's id, as in the list (or the key)
+        id: String,
+    },
+}
+
+fn scope(text: &str) -> Result<Scope, String> {
+    let named = Scope::ALL.into_iter().find(|scope| scope.name() == text);
+    named.ok_or_else(|| format!("there are {}", Scope::ALL.map(Scope::name).join(", ")))
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ConfigAction {
+    /// Check a file, and show what it and the environment come to
+    Check {
+        /// TOML, as for `folio serve --config`
+        file: PathBuf,
+    },
+}
+
+#[derive(Args, Debug)]
+pub struct PullArgs {
+    /// org/model[@revision]
+    pub model: String,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    folio doctor                             read bandwidth, f32 and byte multiply rates, for each number of threads\n  \
+    folio doctor model.Q4_0.gguf             and how far this model can get: its bytes and multiplications per token\n  \
+    folio doctor ./my-model --quantize q4")]
+pub struct DoctorArgs {
+    /// A model to load, whose limits are then told: a folder, a .gguf file, org/model[@revision], or `demo`
+    pub model: Option<String>,
+    /// Quantize MODEL while loading it
+    #[arg(long, value_enum, value_name = "TYPE", requires = "model")]
+    pub quantize: Option<Quantize>,
+    /// Most threads [default: as many as the machine and its container allow]
+    #[arg(long, env = "FOLIO_THREADS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
+    pub threads: Option<u32>,
+    /// What loads MODEL, and is measured beside the processors: `cpu`, `cuda`, `cuda:N`, or `auto`: a GPU, if one can be used
+    #[arg(long, env = "FOLIO_DEVICE", value_name = "DEVICE", default_value_t = DeviceChoice::Auto)]
+    pub device: DeviceChoice,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DocsPage {
+    Api,
+    Cli,
+    Models,
+    Metrics,
+}
