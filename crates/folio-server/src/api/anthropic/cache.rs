@@ -1,9 +1,9 @@
 //! `cache_control`: reading breakpoints, finding where in the prompt they are, and splitting the prompt's tokens by them.
 //!
-//! Everything a prompt has is cached anyway; a breakpoint says up to where it is meant to be. Its place is found by rendering
-//! the conversation up to it: the tokens that lie wholly within the text in which that and the whole prompt agree. The prompt is tokenized
-//! once; only where a tokenizer changes texts (a normalizer, a space put before) is each such text tokenized again. Invariants: at most
-//! [`BREAKPOINTS_MAX`], longer-lived ones first; places never go back; the parts of a [`Split`] add up to the prompt.
+//! Everything a prompt has is cached anyway; a breakpoint says up to where it is meant to be. One at the conversation's end, as agents have
+//! it, is where the template first asked whether the assistant's turn is to begin. The place of another is found by rendering the
+//! conversation up to it: the tokens that lie wholly within the text in which that and the whole prompt agree. The prompt is tokenized once.
+//! Invariants: at most [`BREAKPOINTS_MAX`], longer-lived ones first; places never go back; the parts of a [`Split`] add up to the prompt.
 
 use folio_engine::request::RetentionRange;
 use folio_kv::{DEFAULT_PRIORITY, TenantId};
@@ -36,6 +36,9 @@ impl Ttl {
         }
     }
 }
+
+/// Bytes of what opens the assistant's turn, at most. Where a template wrote more since it asked whether to, it is asked again without.
+const HEADER_BYTES: usize = 256;
 
 /// What a `cache_control` field says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,6 +121,24 @@ impl Marks {
         }
     }
 
+    /// Once all `messages` are known: whether a place is needed inside of them.
+    pub fn inside(&mut self, messages: &[Value]) -> bool {
+        for mark in &mut self.list {
+            let last = match &mark.place {
+                Place::Message { before, last } => {
+                    before + 1 == messages.len() && messages.last() == Some(last)
+                }
+                _ => false,
+            };
+            // Most templates want a message of the user after the system's.
+            if last && messages.iter().any(|message| message["role"] != "system") {
+                mark.place = Place::End;
+            }
+        }
+        let mut lifetimes = self.list.chunk_by(|one, next| one.control == next.control);
+        lifetimes.any(|marks| !matches!(marks.last(), Some(Mark { place: Place::End, .. })))
+    }
+
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
@@ -148,50 +169,67 @@ pub struct Breakpoint {
     pub ttl: Ttl,
 }
 
-/// Finds the places. `source` is the conversation before it was rendered to `prompt` and tokenized to `tokens`. A template that
-/// cannot render a conversation cut short leaves the breakpoint where the one before it is.
-pub fn place(
-    state: &State,
-    tenant: TenantId,
-    source: &Conversation,
-    marks: &Marks,
-    prompt: &Prompt,
-    tokens: &[u32],
-) -> Vec<Breakpoint> {
-    let _span = step!("breakpoints");
-    let mut reached = 0;
-    let mut out = Vec::with_capacity(marks.list.len());
-    let ends = ends(state, prompt.text(), tokens);
-    for mark in &marks.list {
-        let shared = shared_prompt(state, source, &mark.place, prompt);
-        let within = match &ends {
-            Some(ends) => ends.partition_point(|end| *end <= shared.text().len()),
-            None => {
-                let cut =
-                    encode_prompt(state, Some(tenant), &shared, false, true, "messages").unwrap_or_default();
-                cut.iter().zip(tokens).take_while(|(a, b)| a == b).count()
-            }
-        };
-        reached = reached.max(within as u32);
-        out.push(Breakpoint { tokens: reached, ttl: mark.control.ttl });
-    }
-    out
+/// What places are found in.
+pub struct Placing<'a> {
+    pub state: &'a State,
+    pub tenant: TenantId,
+    /// As it went into the template.
+    pub conversation: &'a Conversation,
+    /// As it came, where one of the places needs it ([`Marks::inside`]).
+    pub source: Option<&'a Conversation>,
+    pub prompt: &'a Prompt,
+    pub tokens: &'a [u32],
 }
 
-/// Where each token ends in the text, in bytes. `None`: the tokenizer changes texts before it cuts them.
-fn ends(state: &State, text: &str, tokens: &[u32]) -> Option<Vec<usize>> {
-    let tokenizer = &state.app.tokenizer;
-    let mut end = 0;
-    let mut ends = Vec::with_capacity(tokens.len());
-    for token in tokens {
-        let bytes = tokenizer.token_bytes(*token);
-        if text.as_bytes().get(end..end + bytes.len()) != Some(bytes) {
-            return None;
-        }
-        end += bytes.len();
-        ends.push(end);
+impl Placing<'_> {
+    /// The furthest place of each lifetime: those before it would say the same of the same tokens. Nothing is further than the conversation's
+    /// end. Where a template cannot render a conversation cut short, that place is where the one before is.
+    pub fn find(&self, marks: &Marks) -> Vec<Breakpoint> {
+        let _span = step!("breakpoints");
+        let mut reached = 0;
+        let lifetimes = marks.list.chunk_by(|one, next| one.control == next.control);
+        let place = |marks: &[Mark]| {
+            let last = marks.last().filter(|mark| matches!(mark.place, Place::End));
+            let counted = last.map_or(marks, std::slice::from_ref);
+            reached = counted.iter().map(|mark| self.tokens_before(&mark.place)).fold(reached, u32::max);
+            Breakpoint { tokens: reached, ttl: marks[0].control.ttl }
+        };
+        lifetimes.map(place).collect()
     }
-    (end == text.len()).then_some(ends)
+
+    fn tokens_before(&self, place: &Place) -> u32 {
+        let prompt = self.prompt;
+        let shared = |cut: Result<Prompt, ApiError>| prompt.shared(&cut.unwrap_or_default()).text().len();
+        let bytes = match place {
+            Place::End if prompt.text().len() - prompt.before_answer() <= HEADER_BYTES => {
+                prompt.before_answer()
+            }
+            Place::End => shared(self.conversation.through_template(self.state, false)),
+            place => {
+                self.source.map_or(0, |source| shared_prompt(self.state, source, place, prompt).text().len())
+            }
+        };
+        let tokens = before(self.state, prompt.text(), self.tokens, bytes).unwrap_or_else(|| {
+            let mut cut = prompt.clone();
+            cut.truncate(bytes);
+            let cut = encode_prompt(self.state, Some(self.tenant), &cut, false, true, "messages");
+            cut.unwrap_or_default().iter().zip(self.tokens).take_while(|(a, b)| a == b).count()
+        });
+        tokens as u32
+    }
+}
+
+/// Tokens that end within the first `bytes`, counted from the end of the text. `None`: behind them the tokenizer changed the text before it
+/// cut it.
+fn before(state: &State, text: &str, tokens: &[u32], bytes: usize) -> Option<usize> {
+    let mut rest = text.as_bytes();
+    for (index, token) in tokens.iter().enumerate().rev() {
+        if rest.len() <= bytes {
+            return Some(index + 1);
+        }
+        rest = rest.strip_suffix(state.app.tokenizer.token_bytes(*token))?;
+    }
+    rest.is_empty().then_some(0)
 }
 
 /// The beginning of `prompt` that the conversation up to `place` decides.

@@ -5,8 +5,8 @@
 //! written in Anthropic's events (`answer`). `cache` places the breakpoints, `error` says refusals Anthropic's way.
 //!
 //! Invariants: every field is honoured, refused by its path, or a hint; `input_tokens` + `cache_creation_input_tokens` +
-//! `cache_read_input_tokens` are the tokens of the prompt. Cost beyond a chat's: for each breakpoint one more rendering
-//! of the conversation up to it.
+//! `cache_read_input_tokens` are the tokens of the prompt. Cost beyond a chat's: for each breakpoint one more rendering of the
+//! conversation up to it, but for those of a lifetime whose last is at the conversation's end.
 
 mod answer;
 mod blocks;
@@ -131,14 +131,21 @@ struct Prompt {
 impl Asked {
     /// `any_length`: also longer than the context.
     fn prompt(&mut self, state: &State, tenant: TenantId, any_length: bool) -> Result<Prompt, ApiError> {
-        // Rendering puts the messages the template's way; the breakpoints' cuts begin with the client's.
-        let source = (!self.marks.is_empty()).then(|| self.conversation.clone());
+        // Rendering puts the messages the template's way; a cut inside them begins with the client's.
+        let placed = !any_length && !self.marks.is_empty();
+        let inside = placed && self.marks.inside(&self.conversation.messages);
+        let source = inside.then(|| self.conversation.clone());
         let rendered = self.conversation.prompt(state, self.include_reasoning)?;
         let tokens = encode_prompt(state, Some(tenant), &rendered.prompt, false, any_length, "messages")?;
-        let breakpoints = match source.filter(|_| !any_length) {
-            Some(source) => cache::place(state, tenant, &source, &self.marks, &rendered.prompt, &tokens),
-            None => Vec::new(),
+        let placing = cache::Placing {
+            state,
+            tenant,
+            conversation: &self.conversation,
+            source: source.as_ref(),
+            prompt: &rendered.prompt,
+            tokens: &tokens,
         };
+        let breakpoints = if placed { placing.find(&self.marks) } else { Vec::new() };
         Ok(Prompt { tokens, reading: rendered.reading, breakpoints })
     }
 }

@@ -163,26 +163,11 @@ impl Conversation {
 
     /// The prompt, by the model's template.
     pub fn render(&mut self, state: &State) -> Result<Prompt, ApiError> {
-        let _span = step!("render");
-        let template = state.app.template.as_ref().ok_or_else(|| text_error(TextError::NoTemplate))?;
         state.readers.check(&self.tools)?;
         if let Some(manners) = &state.readers.template {
             messages::for_template(&mut self.messages, manners)?;
         }
-        let mut prompt = template
-            .render(&ChatInput {
-                messages: &self.messages,
-                tools: self.tools.shown(),
-                documents: None,
-                add_generation_prompt: self.add_generation_prompt,
-                kwargs: &self.kwargs,
-                now_unix_s: unix_s() as i64,
-                formats: AnswerFormats {
-                    tools: state.app.parsers.tools,
-                    reasoning: state.app.parsers.reasoning,
-                },
-            })
-            .map_err(text_error)?;
+        let mut prompt = self.through_template(state, self.add_generation_prompt)?;
         if self.continue_final {
             // Everything after the last message's own text closes the turn; the model is to go on inside it.
             let last = final_assistant_text(&self.messages).unwrap_or_default();
@@ -195,6 +180,22 @@ impl Conversation {
             prompt.truncate(at + last.len());
         }
         Ok(prompt)
+    }
+
+    /// The messages as they are, which [`Self::render`] put the template's way.
+    pub fn through_template(&self, state: &State, add_generation_prompt: bool) -> Result<Prompt, ApiError> {
+        let _span = step!("render");
+        let template = state.app.template.as_ref().ok_or_else(|| text_error(TextError::NoTemplate))?;
+        let input = ChatInput {
+            messages: &self.messages,
+            tools: self.tools.shown(),
+            documents: None,
+            add_generation_prompt,
+            kwargs: &self.kwargs,
+            now_unix_s: unix_s() as i64,
+            formats: AnswerFormats { tools: state.app.parsers.tools, reasoning: state.app.parsers.reasoning },
+        };
+        template.render(&input).map_err(text_error)
     }
 }
 
