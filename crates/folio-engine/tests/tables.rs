@@ -109,6 +109,7 @@ fn plan(step: u64, id: u64, since: u64, tables: [&[u32]; 2], changes: [TableChan
         tokens: vec![1],
         follows: None,
         drafts: 0,
+        tentative: 0,
         block_tables: tables.map(<[u32]>::to_vec).to_vec(),
         table_slot: 1,
         since,

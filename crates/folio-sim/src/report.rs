@@ -43,6 +43,9 @@ pub struct Report {
     pub copies: u64,
     /// Worlds with window groups; blocks evicted from those, and prompt tokens lost because of that.
     pub windowed: u64,
+    /// Worlds with states, and with groups that nobody needs.
+    pub with_states: u64,
+    pub with_optional: u64,
     pub window_evictions: u64,
     pub window_miss_tokens: u64,
     pub forks: u64,
@@ -126,6 +129,8 @@ impl Report {
         self.resyncs += other.resyncs;
         self.copies += other.copies;
         self.windowed += other.windowed;
+        self.with_states += other.with_states;
+        self.with_optional += other.with_optional;
         self.window_evictions += other.window_evictions;
         self.window_miss_tokens += other.window_miss_tokens;
         self.forks += other.forks;

@@ -163,6 +163,7 @@ impl Scenario {
         let clock = Arc::default();
         restrict(&mut Rng::new(seed ^ 0x1a7e), &mut clients, !seed.is_multiple_of(3), &clock);
         let groups = groups(&mut Rng::new(seed ^ 0x3147), &config, &cache, largest);
+        let groups = other_layouts(&mut Rng::new(seed ^ 0x57a7), groups);
         let beside = &mut Rng::new(seed ^ 0x1ea5);
         let (swap_slots, swap_us) = swap(&mut Rng::new(seed ^ 0x50a9), &cache, &groups);
         Self {
@@ -299,25 +300,32 @@ fn quotas(rng: &mut Rng, cache: &CacheConfig, largest: u32) -> Vec<(TenantId, Qu
         .collect()
 }
 
-/// Groups whose pools hold the largest request, alone, and little more: windows, states, and some that are optional.
+/// Groups whose pools hold the largest request, alone, and little more.
 fn groups(rng: &mut Rng, config: &SchedulerConfig, cache: &CacheConfig, largest: u32) -> Vec<GroupConfig> {
-    let group = |rng: &mut Rng| {
-        let tokens = rng.skewed(1, u64::from(config.max_model_len)) as u32;
+    let window = |rng: &mut Rng| {
+        let window_tokens = rng.skewed(1, u64::from(config.max_model_len)) as u32;
         let block_tokens = cache.block_tokens * *rng.pick(&[1, 1, 1, 2, 3, 4]);
+        let window = GroupConfig::window(window_tokens, 0, block_tokens, 256);
+        let most = window.blocks_max(config.max_num_batched_tokens, 0);
         let more = rng.skewed(0, 100 / u64::from(block_tokens) + 4) as u32;
-        let (layout, optional) = match rng.range(0, 9) {
-            0..=2 => (Layout::State, false),
-            3 => (Layout::Paged, true),
-            4 => (Layout::Window { tokens }, true),
-            _ => (Layout::Window { tokens }, false),
-        };
-        let group = GroupConfig { layout, blocks: 0, block_tokens, bytes_per_block: 256, optional };
-        let most = group.blocks_max(config.max_num_batched_tokens, 1);
-        let least = if optional { 1 } else { group.blocks_of(largest, 1).min(most) };
-        GroupConfig { blocks: least + more, ..group }
+        GroupConfig { blocks: window.blocks_of(largest, 0).min(most) + more, ..window }
     };
     let count = if rng.one_in(2) { rng.range(1, folio_kv::MAX_WINDOWS as u64) } else { 0 };
-    (0..count).map(|_| group(rng)).collect()
+    (0..count).map(|_| window(rng)).collect()
+}
+
+/// In half of those worlds some are states, and nobody needs some.
+fn other_layouts(rng: &mut Rng, mut groups: Vec<GroupConfig>) -> Vec<GroupConfig> {
+    for group in &mut groups {
+        match rng.range(0, 9) {
+            0 => (group.layout, group.optional) = (Layout::Paged, true),
+            1 => group.optional = true,
+            // A window may have needed less.
+            2..=4 => (group.layout, group.blocks) = (Layout::State, group.blocks + 3),
+            _ => {}
+        }
+    }
+    groups
 }
 
 /// Positions one choice of a request needs KV for.

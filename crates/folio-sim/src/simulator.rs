@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use folio_engine::plan::HOLE;
 use folio_engine::request::{Event, RequestId};
 use folio_engine::{CacheCommand, CancelRequest, FinishReason, Micros, Scheduler, WaitingFor, turn};
-use folio_kv::{EvictionPolicy, KvCache, LruLeafFirst, TenantId, default_policy};
+use folio_kv::{EvictionPolicy, GroupConfig, KvCache, Layout, LruLeafFirst, TenantId, default_policy};
 
 use crate::keeping;
 use crate::mirror::Mirror;
@@ -102,6 +102,9 @@ impl Simulator {
         self.report.behind_failures = self.world.behind_failures;
         self.report.found_in_host = self.world.found_in_host;
         self.report.collect(&self.scheduler, &self.cache.stats());
+        let any = |has: fn(&GroupConfig) -> bool| u64::from(self.world.scenario.groups.iter().any(has));
+        self.report.with_states = any(|group| group.layout == Layout::State);
+        self.report.with_optional = any(|group| group.optional);
         Ok(self.report)
     }
 

@@ -66,6 +66,8 @@ fn many_seeds() {
         ("times that a recorder was too slow", total.resyncs),
         ("copies", total.copies),
         ("worlds with windows", total.windowed),
+        ("worlds with states", total.with_states),
+        ("worlds with groups that nobody needs", total.with_optional),
         ("evictions from windows", total.window_evictions),
         ("tokens lost to a window", total.window_miss_tokens),
         ("cached tokens", total.cached_tokens),

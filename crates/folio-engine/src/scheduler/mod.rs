@@ -39,6 +39,8 @@
 //! - A block that gave way at a commit to one of equal content was in the tables of later steps; it keeps its bytes until a step
 //!   behind those writes. So do blocks that left a window at that commit, and sources of copies that are under way.
 //! - A block that an orphan writes was the sequence's own since it grew: it is shared with nobody (`KvCache::grow`).
+//! - A state is overwritten by the row behind it. What an orphan overwrote is not kept (`BlockTable::set_overwritten`); rows that may be
+//!   taken back write blocks of their own, and are alone under way.
 //! - Readers outside (a copy to host memory) read what was committed, in a step of its own order; what they write is used by
 //!   nobody in a later step before that one is committed (`swap`).
 //!

@@ -106,7 +106,7 @@ impl Scheduler {
         self.sequences.iter().filter_map(|sequence| {
             let kept = sequence.waiting().and_then(|waiting| waiting.swapped.as_ref());
             let used = || sequence.running()?.fresh.as_ref()?.swapped.as_ref();
-            kept.or_else(used).map(|swapped| (sequence.request.id, swapped))
+            kept.or_else(used).map(|swapped| (sequence.summary.request, swapped))
         })
     }
 }

@@ -1,0 +1,111 @@
+//! Each rule of state groups where rows may be taken back, on the smallest pools that show it.
+
+mod common;
+
+use common::{ByRoot, config, root};
+use folio_kv::{BlockId, BlockTable, GroupConfig, GroupCounts, HOLE, KvCache, Layout, LruLeafFirst};
+
+/// Blocks of four tokens in group 0, states behind every eighth position and the last.
+fn cache(states: u32) -> KvCache {
+    let group = GroupConfig {
+        layout: Layout::State,
+        blocks: states,
+        block_tokens: 8,
+        bytes_per_block: 64,
+        optional: false,
+    };
+    KvCache::with_groups(config(16, 4), &[group], Box::new(LruLeafFirst::new()))
+}
+
+/// Plans positions up to `to`, of which the last `rows` may be taken back.
+fn plan(cache: &mut KvCache, table: &mut BlockTable, to: u32, rows: u32) {
+    table.set_tentative(rows);
+    cache.grow(table, to, &mut Vec::new()).expect("room");
+    table.plan_tentative((rows > 0).then_some(to - rows));
+}
+
+fn states(table: &BlockTable) -> Vec<BlockId> {
+    table.group(1).to_vec()
+}
+
+#[test]
+fn what_is_taken_back_leaves_the_state_before_it() {
+    let (mut cache, root, tokens) = (cache(8), root(0), (0..40).collect::<Vec<u32>>());
+    let (mut table, _) = cache.attach_at(&root, &tokens, 0);
+    plan(&mut cache, &mut table, 5, 0);
+    cache.committed(&mut table, &tokens, 5);
+    assert_eq!(states(&table).len(), 1, "one state, overwritten row by row");
+    // A row that is certain, and three drafts: each draft has a block of its own.
+    plan(&mut cache, &mut table, 9, 3);
+    let planned = states(&table);
+    assert_eq!(planned.len(), 1 + 3);
+    assert_eq!(cache.needed(&table, 9), GroupCounts::default());
+    // The first of them is right: its state is that of the block now, and the one before it is of no use.
+    cache.committed(&mut table, &tokens, 6);
+    cache.committed(&mut table, &tokens, 7);
+    assert_eq!(states(&table), [planned[1], planned[0], planned[2], planned[3]]);
+    cache.check(&[&table]).unwrap();
+    // None is right.
+    plan(&mut cache, &mut table, 9, 1);
+    let planned = states(&table);
+    cache.committed(&mut table, &tokens, 8);
+    assert_eq!(states(&table), planned);
+    cache.release(table, &tokens);
+    cache.check(&[]).unwrap();
+    assert_eq!(cache.lookup_at(&root, &tokens).full_blocks, 2, "the state behind eight positions is there");
+}
+
+#[test]
+fn states_behind_full_blocks_are_kept_on_the_way() {
+    let (mut cache, root, tokens) = (cache(8), root(0), (0..40).collect::<Vec<u32>>());
+    let (mut table, _) = cache.attach_at(&root, &tokens, 0);
+    plan(&mut cache, &mut table, 6, 0);
+    cache.committed(&mut table, &tokens, 6);
+    plan(&mut cache, &mut table, 10, 4);
+    let planned = states(&table);
+    assert_eq!(planned.len(), 1 + 4);
+    // Positions 6 to 9 are right: the state behind position 7 is that of the full block, that behind 9 the last.
+    cache.committed(&mut table, &tokens, 10);
+    assert_eq!(states(&table)[..2], [HOLE, planned[4]]);
+    cache.check(&[&table]).unwrap();
+    cache.release(table, &tokens);
+    let (table, _) = cache.attach_at(&root, &tokens[..9], 8);
+    assert_eq!((table.computed(), states(&table)), (8, vec![planned[2]]));
+    cache.abandon(table, &tokens);
+    cache.check(&[]).unwrap();
+}
+
+#[test]
+fn a_state_that_was_overwritten_is_not_kept() {
+    for (overwritten, found) in [(false, 3), (true, 0)] {
+        let (mut cache, root, tokens) = (cache(8), root(0), (0..40).collect::<Vec<u32>>());
+        let (mut table, _) = cache.attach_at(&root, &tokens, 0);
+        plan(&mut cache, &mut table, 3, 0);
+        cache.committed(&mut table, &tokens, 3);
+        // A step behind the end wrote position 3.
+        if overwritten {
+            table.set_overwritten();
+        }
+        cache.release(table, &tokens);
+        let (table, copies) = cache.attach_at(&root, &tokens[..20], 19);
+        assert_eq!(table.computed(), found, "{copies:?}");
+        cache.abandon(table, &tokens);
+        cache.check(&[]).unwrap();
+    }
+}
+
+#[test]
+fn rows_that_may_be_taken_back_are_counted_as_room() {
+    let (mut cache, root, tokens) = (cache(4), root(0), (0..40).collect::<Vec<u32>>());
+    let (mut table, _) = cache.attach_at(&root, &tokens, 0);
+    plan(&mut cache, &mut table, 8, 0);
+    cache.committed(&mut table, &tokens, 8);
+    table.set_tentative(4);
+    assert_eq!(cache.needed(&table, 12), GroupCounts::each(2, |group| [1, 4][group]));
+    let refused = cache.grow(&mut table, 12, &mut Vec::new()).unwrap_err();
+    assert_eq!(refused.available[1], 3);
+    table.set_tentative(2);
+    cache.grow(&mut table, 12, &mut Vec::new()).expect("that many are left");
+    cache.release(table, &tokens);
+    cache.check(&[]).unwrap();
+}
