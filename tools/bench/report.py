@@ -215,6 +215,25 @@ def start(results):
     return table(["model", "listening, s", "first token, s", "processor time until then, s", "resident"], rows) + f"\n\nFrom `{name}`.{note}"
 
 
+def agent_turns(results):
+    """What is before the engine in an agent's turn, by build."""
+    rows, files = [], []
+    steps = ["read", "render", "tokenize", "breakpoints"]
+    for (name, _), (file, data) in sorted(results.of("agent-turns").items(), key=lambda item: item[1][0]):
+        turns = [turn for session in data["sessions"] for turn in session]
+        middle = lambda values: statistics.median(list(values))
+        times = middle(turn["steps"]["render"]["times"] for turn in turns)
+        row = [name, f"{middle(turn['tokens'] for turn in turns):,.0f}", f"**{middle(turn['ms'] for turn in turns):.1f}**"]
+        row += [f"{middle(turn['steps'].get(step, {'ms': 0})['ms'] for turn in turns):.1f}" + (f" ({times:.0f} times)" if step == "render" else "") for step in steps]
+        row += [f"{middle(turn['hashing_ms'] for turn in turns):.1f}", " / ".join(f"{session[-1]['resident_mib']:.0f}" for session in data["sessions"])]
+        rows.append(row)
+        files.append(file)
+    if not rows:
+        return "Not measured yet."
+    header = ["", "tokens of a prompt", "ms a turn", *steps, "hashing its blocks, apart", "MiB resident after each session"]
+    return table(header, rows) + "\n\nFrom " + ", ".join(f"`{name}`" for name in files) + "; medians over all turns."
+
+
 def number(value, error=None):
     digits = 3 if value >= 0.1 else 4 if value >= 0.001 else 6
     text = f"{value:.{digits}f}"
@@ -305,7 +324,7 @@ def limits(results):
 
 
 def expand(results):
-    makers = {f.__name__: f for f in (pairs, targets, peers, small, load, front_end, server_threads, start, kl_trained, kl_random, machine, limits)}
+    makers = {f.__name__: f for f in (pairs, targets, peers, small, load, front_end, server_threads, start, agent_turns, kl_trained, kl_random, machine, limits)}
     def one(match):
         name, *arguments = match[1].split()
         if arguments[-2:-1] == ["of"]:

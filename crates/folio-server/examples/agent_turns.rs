@@ -1,6 +1,6 @@
 //! What the server does between a request's bytes and the engine, for an agent's session that grows turn by turn.
 //!
-//!     cargo run --release -p folio-server --example agent_turns -- [--turns 100] [--sessions 3] [--out results.json]
+//!     cargo run --release -p folio-server --example agent_turns -- [--turns 100] [--sessions 3] [--out results.json --name NAME]
 //!
 //! Each turn is a request to `/v1/messages` with the whole conversation so far, tools, and four cache breakpoints, put to the real router
 //! without a socket. It is timed until the engine is given the token ids; what the engine's handle does then (hashing the prompt's blocks)
@@ -185,7 +185,7 @@ impl Session {
             self.messages.push(json!({"role": "assistant", "content": [
                 {"type": "text", "text": format!("I look at part {turn}. {}", self.part(turn * 3, 400))},
                 {"type": "tool_use", "id": id, "name": "tool_3", "input": input}]}));
-            let result = self.part(turn * 7 + 1, 2300).to_owned();
+            let result = self.part(turn * 7 + 1, 2900).to_owned();
             self.messages.push(json!({"role": "user", "content": [
                 {"type": "tool_result", "tool_use_id": id, "content": [{"type": "text", "text": result}]}]}));
         }
@@ -314,7 +314,10 @@ fn main() {
         results.push(rows);
     }
     if let Some(path) = option("--out") {
-        let all = json!({"what": "agent-turns", "turns": turns, "sessions": results});
+        let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or_default();
+        let all = json!({"kind": "agent-turns", "shape": option("--name"), "cpu": cpu.trim_start_matches([' ', '\t', ':']),
+            "turns": turns, "sessions": results});
         std::fs::write(path, serde_json::to_string(&all).expect("plain data") + "\n")
             .expect("the results are written");
     }

@@ -493,8 +493,7 @@ async fn breakpoints_split_the_prompts_tokens() {
         ttl_us: Some(minutes * 60_000_000),
         pin: false,
     };
-    let third = before("\nsecond");
-    let expected = [kept(0..tools_end, 60), kept(tools_end..third, 5), kept(third..before("\nfourth"), 5)];
+    let expected = [kept(0..tools_end, 60), kept(tools_end..before("\nfourth"), 5)];
     assert_eq!(engine.last().retention, expected);
     assert_eq!(usage(10).await, [tools_end - 10, parts[1]]);
     assert_eq!(usage(tools_end as u32 + 3).await, [0, parts[1] - 3]);

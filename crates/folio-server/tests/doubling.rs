@@ -17,7 +17,7 @@ use common::{FakeEngine, Reply, app, reply, tool_template};
 use folio_server::{Limits, Parsers, Server, ServerConfig};
 use folio_text::{
     DetokenizeOptions, Detokenizer, Grammars, OutputParser, ParserSetup, REASONING_FORMATS, ReasoningFormat,
-    StopMatcher, Syntax, TOOL_FORMATS, Tokenizer, ToolFormat, work,
+    SegmentKey, StopMatcher, Syntax, TOOL_FORMATS, TokenCache, Tokenizer, ToolFormat, work,
 };
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -75,8 +75,8 @@ fn doubles_by(what: &str, size: usize, so_far: impl Fn() -> [u64; 2], run: impl 
         let after = so_far();
         [0, 1].map(|kind| (after[kind] - before[kind]) as f64)
     };
-    // Whatever is made once is made.
-    run(size);
+    // Whatever is made once is made; what is kept of a text is not kept of these.
+    run(size / 2);
     let (single, double) = (counted(size), counted(2 * size));
     for (kind, (single, double)) in ["steps", "bytes"].iter().zip(single.iter().zip(double)) {
         let ratio = double / single.max(1.0);
@@ -97,6 +97,10 @@ struct Served {
 
 impl Served {
     fn new() -> Self {
+        Self::with(ServerConfig::default())
+    }
+
+    fn with(config: ServerConfig) -> Self {
         let limits = Limits { body_bytes: 64 << 20, ..Limits::default() };
         let parsers =
             Parsers { tools: ToolFormat::named("hermes"), reasoning: ReasoningFormat::named("think") };
@@ -107,7 +111,7 @@ impl Served {
         app.model.context_length = 1 << 22;
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         runtime.enable_all().max_blocking_threads(1).thread_keep_alive(Duration::from_secs(600));
-        let router = Server::new(ServerConfig { limits, ..Default::default() }, app).unwrap().router();
+        let router = Server::new(ServerConfig { limits, ..config }, app).unwrap().router();
         Self { router, runtime: runtime.build().unwrap() }
     }
 
@@ -123,11 +127,20 @@ impl Served {
 
     /// Answers one request, and says with which status.
     fn ask(&self, path: &str, kind: &str, body: &str) -> u16 {
-        self.reply("POST", path, kind, body).status.as_u16()
+        self.ask_as("", path, kind, body)
+    }
+
+    fn ask_as(&self, key: &str, path: &str, kind: &str, body: &str) -> u16 {
+        self.reply_as(key, "POST", path, kind, body).status.as_u16()
     }
 
     fn reply(&self, method: &str, path: &str, kind: &str, body: &str) -> Reply {
+        self.reply_as("", method, path, kind, body)
+    }
+
+    fn reply_as(&self, key: &str, method: &str, path: &str, kind: &str, body: &str) -> Reply {
         let request = axum::http::Request::builder().method(method).uri(path).header("content-type", kind);
+        let request = request.header("authorization", format!("Bearer {key}"));
         let request = request.body(Body::from(body.to_owned())).unwrap();
         let answer = async { reply(self.router.clone().oneshot(request).await.unwrap()).await };
         self.runtime.block_on(answer)
@@ -274,9 +287,10 @@ const FLOODS: [Flood; 20] = [
 
 #[test]
 fn every_route_reads_every_flood_in_proportion() {
-    let server = Served::new();
     for (what, flood) in FLOODS {
         for path in ROUTES {
+            // Another server: it keeps nothing of what others tokenized.
+            let server = Served::new();
             // Past what is refused by its number (messages, tools) as well as below it.
             for size in [500, 3000] {
                 server.doubles(&format!("{path} {what}"), size, |n| {
@@ -430,6 +444,70 @@ fn text_becomes_tokens_in_proportion() {
         for text in ["a", " ", "a ", "\n", "é", "<|", "<|end|>", "'s", "1", "\u{200d}"] {
             doubles(&format!("tokenizer: {what} {text:?}"), 4000, |n| {
                 tokenizer.encode(&text.repeat(n), true, usize::MAX).unwrap();
+            });
+        }
+    }
+}
+
+/// Nobody can tell by the time whether another tenant sent the same.
+#[test]
+fn a_conversation_that_comes_again_is_tokenized_once_for_each_tenant() {
+    let keys = vec!["one".to_owned(), "two".to_owned()];
+    let server = Served::with(ServerConfig { api_keys: keys, ..Default::default() });
+    let message = |at: usize| {
+        let role = if at.is_multiple_of(2) { "user" } else { "assistant" };
+        json!({"role": role, "content": format!("message {at} ").repeat(50)})
+    };
+    let messages: Vec<Value> = (0..41).map(message).collect();
+    let body = |path: &str| match path {
+        "/tokenize" | "/v1/messages/count_tokens" => json!({"messages": messages}).to_string(),
+        _ => json!({"max_tokens": 1, "messages": messages}).to_string(),
+    };
+    let steps = |key: &str, path: &str| {
+        let before = server.so_far()[0];
+        assert_eq!(server.ask_as(key, path, "application/json", &body(path)), 200);
+        server.so_far()[0] - before
+    };
+    for path in ["/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/tokenize"] {
+        let [first, again, other, other_again] = ["one", "one", "two", "two"].map(|key| steps(key, path));
+        println!("{path} {first} {again} {other} {other_again}");
+        if path == "/v1/chat/completions" {
+            assert!(2 * again < first, "{again} steps after {first}");
+            assert!(
+                other.abs_diff(first) * 20 < first,
+                "{other} steps for another tenant, {first} for the first"
+            );
+            assert!(other_again.abs_diff(again) * 20 < again, "{other_again} and {again}");
+        } else {
+            // Every route finds what another kept.
+            assert!(2 * first < 3 * again, "{path}: {first} and {again}");
+        }
+    }
+}
+
+/// Texts of which everything is kept: what is left is to look it up.
+#[test]
+fn kept_texts_are_looked_up_in_proportion() {
+    #[derive(Default)]
+    struct Kept(std::sync::Mutex<std::collections::HashMap<SegmentKey, Arc<[u32]>>>);
+    impl TokenCache for Kept {
+        fn find(&self, key: &SegmentKey) -> Option<Arc<[u32]>> {
+            self.0.lock().unwrap().get(key).cloned()
+        }
+        fn keep(&self, key: SegmentKey, ids: &[u32]) {
+            self.0.lock().unwrap().insert(key, ids.into());
+        }
+    }
+    let (tokenizer, kept) = (common::tokenizer(), Kept::default());
+    for text in ["a", "<|end|>", "a<|end|>", "a<|en"] {
+        for breaks in [None, Some(4usize)] {
+            doubles(&format!("kept: {text:?} {breaks:?}"), 4000, |n| {
+                let text = text.repeat(n);
+                let breaks: Option<Vec<usize>> = breaks.map(|every| (1..text.len()).step_by(every).collect());
+                let encode = || {
+                    tokenizer.encode_with(&text, breaks.as_deref(), true, usize::MAX, Some(&kept)).unwrap()
+                };
+                assert_eq!(encode(), encode());
             });
         }
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{FakeEngine, app};
+use folio_engine::handle::Rejected;
 use folio_server::{Limits, Listeners, Server, ServerConfig};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -97,6 +98,66 @@ async fn a_signal_drains_and_running_requests_finish() {
     running.server.await.unwrap();
     assert_eq!(*running.engine.phase.lock().unwrap(), "stopped");
     assert!(TcpStream::connect(running.address).await.is_err());
+}
+
+/// What a socket brings until it has brought `wanted`.
+async fn read_until(socket: &mut TcpStream, wanted: &str) -> String {
+    let (mut bytes, mut part) = (Vec::new(), [0; 1024]);
+    loop {
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        if text.contains(wanted) {
+            return text;
+        }
+        let read = socket.read(&mut part).await.unwrap();
+        assert!(read > 0, "no {wanted} in {text}");
+        bytes.extend_from_slice(&part[..read]);
+    }
+}
+
+/// A refusal by the engine is a status; what it took is answered at once, before it was looked up; the figures come with the look-up, and in
+/// the end are those that are counted.
+#[tokio::test]
+async fn a_message_stream_opens_when_it_is_taken_and_starts_when_it_was_looked_up() {
+    let running = start(ServerConfig::default()).await;
+    let message = r#"{"stream": true, "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}"#;
+    let full = Rejected::QueueFull { queued_requests: 1, queued_tokens: 9, retry_after_s: 3 };
+    running.engine.plan(|plan| plan.reject = Some(full));
+    let refused = running.ask("POST", "/v1/messages", message).await;
+    assert!(refused.starts_with("HTTP/1.1 429") && refused.contains("retry-after: 3"), "{refused}");
+
+    let mut socket = running.open("POST", "/v1/messages", message).await;
+    running.live(1).await;
+    let mut text = read_until(&mut socket, "event: ping").await;
+    assert!(text.starts_with("HTTP/1.1 200") && !text.contains("message_start"), "{text}");
+    running.engine.plan(|plan| plan.cached = 5);
+    while running.engine.live() > 0 {
+        running.engine.step();
+    }
+    text.push_str(&rest(&mut socket).await);
+
+    let events = text.lines().filter_map(|line| serde_json::from_str(line.strip_prefix("data: ")?).ok());
+    let events: Vec<serde_json::Value> = events.collect();
+    let usage = |kind: &str| {
+        let event = events.iter().find(|event| event["type"] == kind);
+        let event = event.unwrap_or_else(|| panic!("no {kind} in {text}"));
+        if kind == "message_start" { event["message"]["usage"].clone() } else { event["usage"].clone() }
+    };
+    let (started, billed) = (usage("message_start"), usage("message_delta"));
+    let prompt = running.engine.last().prompt.len() as u64;
+    for usage in [&started, &billed] {
+        assert_eq!(usage["cache_read_input_tokens"], 5);
+        assert_eq!(usage["input_tokens"], prompt - 5);
+    }
+    assert_eq!(started["output_tokens"], 0);
+    let metrics = running.ask("GET", "/metrics", "").await;
+    let counted = |name: &str| {
+        let line = metrics.lines().find(|line| line.starts_with(name)).expect("a metric");
+        line.rsplit_once(' ').expect("a value").1.parse::<u64>().expect("a number")
+    };
+    assert_eq!(billed["output_tokens"], counted("vllm:generation_tokens_total"));
+    assert!(counted("vllm:generation_tokens_total") >= 3, "as many as were said");
+    assert_eq!(counted("vllm:prompt_tokens_total"), prompt);
+    assert_eq!(counted("vllm:prompt_tokens_cached_total"), 5);
 }
 
 #[tokio::test]

@@ -11,15 +11,21 @@ pub struct Prompt {
     text: String,
     /// Places in `text`, ascending.
     breaks: Vec<usize>,
+    before_answer: usize,
 }
 
 impl Prompt {
     /// `text` with `seam` taken out of it; each one is a break.
-    pub(crate) fn new(text: String, seam: Option<char>) -> Self {
+    pub(crate) fn new(text: String, before_answer: usize, seam: Option<char>) -> Self {
         let Some(seam) = seam.filter(|seam| text.contains(*seam)) else {
-            return Self { text, breaks: Vec::new() };
+            return Self { text, breaks: Vec::new(), before_answer };
         };
-        let mut prompt = Self { text: String::with_capacity(text.len()), breaks: Vec::new() };
+        let seams = text[..before_answer].matches(seam).count();
+        let mut prompt = Self {
+            text: String::with_capacity(text.len()),
+            breaks: Vec::new(),
+            before_answer: before_answer - seams * seam.len_utf8(),
+        };
         let mut pieces = text.split(seam);
         prompt.text.push_str(pieces.next().unwrap_or_default());
         for piece in pieces {
@@ -43,6 +49,12 @@ impl Prompt {
         &self.breaks
     }
 
+    /// Bytes, from the beginning, that would be the same if the assistant's turn were not begun: at least those that the template wrote before it
+    /// asked.
+    pub fn before_answer(&self) -> usize {
+        self.before_answer
+    }
+
     /// Goes on with something of our own, in which markers count.
     pub fn push_str(&mut self, text: &str) {
         self.text.push_str(text);
@@ -51,6 +63,7 @@ impl Prompt {
     /// Only the first `bytes`, which end between two characters.
     pub fn truncate(&mut self, bytes: usize) {
         self.text.truncate(bytes);
+        self.before_answer = self.before_answer.min(bytes);
         self.breaks.retain(|at| *at <= bytes);
     }
 
@@ -69,12 +82,13 @@ mod tests {
 
     #[test]
     fn seams_become_breaks() {
-        let prompt = Prompt::new("a|b||c|".into(), Some('|'));
+        let prompt = Prompt::new("a|b||c|".into(), 5, Some('|'));
         assert_eq!((prompt.text(), prompt.breaks()), ("abc", &[1, 2, 3][..]));
-        assert_eq!(Prompt::new("a|b".into(), None).text(), "a|b");
+        assert_eq!(prompt.before_answer(), 2);
+        assert_eq!(Prompt::new("a|b".into(), 3, None).text(), "a|b");
         let mut cut = prompt.clone();
         cut.truncate(1);
-        assert_eq!((cut.text(), cut.breaks()), ("a", &[1][..]));
-        assert_eq!(prompt.shared(&Prompt::new("abd".into(), None)).breaks(), [1, 2]);
+        assert_eq!((cut.text(), cut.breaks(), cut.before_answer()), ("a", &[1][..], 1));
+        assert_eq!(prompt.shared(&Prompt::new("abd".into(), 3, None)).breaks(), [1, 2]);
     }
 }

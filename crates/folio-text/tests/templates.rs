@@ -4,7 +4,7 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use folio_text::{AnswerFormats, ChatInput, ChatTemplate, SpecialTokens, TemplateSources, TextError};
+use folio_text::{AnswerFormats, ChatInput, ChatTemplate, Prompt, SpecialTokens, TemplateSources, TextError};
 use serde_json::{Value, json};
 
 /// 2024-07-26 00:00:00 UTC, the date of the goldens.
@@ -58,6 +58,40 @@ fn renderings_equal_transformers() {
     assert!(wrong.is_empty(), "{} templates render differently", wrong.len());
 }
 
+/// What a template wrote before it asked whether the assistant's turn begins is the same with and without it, for every real template; and it is
+/// all that is the same, but for those that ask early.
+#[test]
+fn what_is_before_the_answer_does_not_depend_on_it() {
+    let Some(goldens) = common::data("goldens-chat-templates") else { return };
+    let root = goldens.parent().expect("data folder").to_owned();
+    let contexts: BTreeMap<String, Value> =
+        serde_json::from_slice(&std::fs::read(goldens.join("contexts.json")).expect("contexts"))
+            .expect("json");
+    let names: std::collections::BTreeSet<String> = common::gz_lines(goldens.join("renderings.jsonl.gz"))
+        .into_iter()
+        .map(|case| case["template"].as_str().expect("template").to_owned())
+        .collect();
+    let (mut compared, mut early) = (0, BTreeMap::<String, usize>::new());
+    for name in names {
+        let Some(template) = compile(&root.join(&name)) else { continue };
+        for (context, value) in &contexts {
+            let [Ok(with), Ok(without)] = [true, false].map(|add| render_prompt(&template, value, add))
+            else {
+                continue;
+            };
+            let same = with.text().bytes().zip(without.text().bytes()).take_while(|(a, b)| a == b).count();
+            let before = with.before_answer();
+            assert!(before <= same, "{name} {context}: {before} of {same}");
+            compared += 1;
+            if before < same {
+                *early.entry(name.clone()).or_default() += 1;
+            }
+        }
+    }
+    println!("{compared} renderings; asked early: {early:?}");
+    assert!(compared > 100 && early.values().sum::<usize>() * 10 < compared, "{early:?}");
+}
+
 fn compile(path: &std::path::Path) -> Option<ChatTemplate> {
     let source = std::fs::read_to_string(path).ok()?;
     let mut sources = TemplateSources::default();
@@ -73,7 +107,15 @@ fn render(
     context: &Value,
     add_generation_prompt: bool,
 ) -> Result<String, TextError> {
-    let prompt = template.render(&ChatInput {
+    render_prompt(template, context, add_generation_prompt).map(Prompt::into_text)
+}
+
+fn render_prompt(
+    template: &ChatTemplate,
+    context: &Value,
+    add_generation_prompt: bool,
+) -> Result<Prompt, TextError> {
+    template.render(&ChatInput {
         messages: context["messages"].as_array().expect("messages"),
         tools: context["tools"].as_array().map(Vec::as_slice),
         documents: None,
@@ -81,8 +123,7 @@ fn render(
         kwargs: &serde_json::Map::new(),
         now_unix_s: NOW,
         formats: AnswerFormats::default(),
-    })?;
-    Ok(prompt.into_text())
+    })
 }
 
 fn difference(expected: &str, text: &str) -> String {

@@ -109,6 +109,24 @@ impl Breakpoints {
         }
     }
 
+    /// Once all `messages` are known: whether a place is needed inside of them.
+    pub fn inside(&mut self, messages: &[Value]) -> bool {
+        for mark in &mut self.list {
+            let last = match &mark.after {
+                After::Message { before, last } => {
+                    before + 1 == messages.len() && messages.last() == Some(last)
+                }
+                _ => false,
+            };
+            // Most templates want a message of the user after the system's.
+            if last && messages.iter().any(|message| message["role"] != "system") {
+                mark.after = After::End;
+            }
+        }
+        let mut lifetimes = self.list.chunk_by(|one, next| one.ttl == next.ttl);
+        lifetimes.any(|marks| !matches!(marks.last(), Some(Mark { after: After::End, .. })))
+    }
+
     fn push(&mut self, path: &str, after: After, ttl: Ttl) -> Result<(), ApiError> {
         if self.list.len() == BREAKPOINTS_MAX {
             let message = format!(

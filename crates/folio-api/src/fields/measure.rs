@@ -69,12 +69,12 @@ fn is_mark(byte: u8) -> bool {
 
 /// Behind the closing quote of a string whose first byte is at `at`.
 fn string_end(text: &[u8], mut at: usize) -> usize {
-    while let Some(&byte) = text.get(at) {
-        match byte {
-            b'"' => return at + 1,
-            b'\\' => at += 2,
-            _ => at += 1,
+    while let Some(found) = text.get(at..).and_then(|rest| memchr::memchr2(b'"', b'\\', rest)) {
+        at += found + 1;
+        if text[at - 1] == b'"' {
+            return at;
         }
+        at += 1;
     }
     text.len()
 }

@@ -38,23 +38,11 @@ pub fn prompt(
 
 /// The prompt, by the model's template.
 pub fn render(state: &State, conversation: &mut Conversation) -> Result<Prompt, ApiError> {
-    let _span = step!("render");
-    let template = state.app.template.as_ref().ok_or_else(|| text_error(TextError::NoTemplate))?;
     conversation.tools.check(&state.context.capabilities)?;
     if let Some(template) = &state.context.capabilities.template {
         for_template(&mut conversation.messages, template)?;
     }
-    let mut prompt = template
-        .render(&ChatInput {
-            messages: &conversation.messages,
-            tools: conversation.tools.shown(),
-            documents: None,
-            add_generation_prompt: conversation.add_generation_prompt,
-            kwargs: &conversation.kwargs,
-            now_unix_s: unix_s() as i64,
-            formats: AnswerFormats { tools: state.app.parsers.tools, reasoning: state.app.parsers.reasoning },
-        })
-        .map_err(text_error)?;
+    let mut prompt = through_template(state, conversation, conversation.add_generation_prompt)?;
     if conversation.continue_final {
         // Everything after the last message's own text closes the turn; the model is to go on inside it.
         let last = conversation.final_text().unwrap_or_default();
@@ -66,6 +54,26 @@ pub fn render(state: &State, conversation: &mut Conversation) -> Result<Prompt, 
         prompt.truncate(at + last.len());
     }
     Ok(prompt)
+}
+
+/// The messages as they are, which [`render`] put the template's way.
+pub fn through_template(
+    state: &State,
+    conversation: &Conversation,
+    add_generation_prompt: bool,
+) -> Result<Prompt, ApiError> {
+    let _span = step!("render");
+    let template = state.app.template.as_ref().ok_or_else(|| text_error(TextError::NoTemplate))?;
+    let input = ChatInput {
+        messages: &conversation.messages,
+        tools: conversation.tools.shown(),
+        documents: None,
+        add_generation_prompt,
+        kwargs: &conversation.kwargs,
+        now_unix_s: unix_s() as i64,
+        formats: AnswerFormats { tools: state.app.parsers.tools, reasoning: state.app.parsers.reasoning },
+    };
+    template.render(&input).map_err(text_error)
 }
 
 /// What went wrong with a text, as the client sees it.

@@ -33,7 +33,8 @@ pub(super) struct Markers {
     texts: Vec<String>,
     /// What markers end with, without their first character.
     ends: HashSet<String>,
-    /// The last bytes of markers.
+    /// The first and the last bytes of markers.
+    first: [bool; 256],
     last: [bool; 256],
     longest: usize,
 }
@@ -64,14 +65,15 @@ impl Markers {
         let automaton = AhoCorasick::builder().match_kind(MatchKind::Standard).build(&texts).ok()?;
         let inner =
             |text: &str| text.char_indices().skip(1).map(|(at, _)| text[at..].to_owned()).collect::<Vec<_>>();
-        let mut last = [false; 256];
-        texts
-            .iter()
-            .filter_map(|text| text.bytes().next_back())
-            .for_each(|byte| last[usize::from(byte)] = true);
+        let (mut first, mut last) = ([false; 256], [false; 256]);
+        for text in texts.iter().map(|text| text.as_bytes()) {
+            text.first().into_iter().for_each(|byte| first[usize::from(*byte)] = true);
+            text.last().into_iter().for_each(|byte| last[usize::from(*byte)] = true);
+        }
         Some(Self {
             automaton,
             ends: texts.iter().flat_map(|text| inner(text)).collect(),
+            first,
             last,
             longest: texts.iter().map(String::len).max()?,
             texts,
@@ -95,7 +97,8 @@ impl Markers {
             places.push(behind);
         }
         let from = text.ceil_char_boundary(text.len().saturating_sub(self.longest - 1));
-        for (at, _) in text[from..].char_indices() {
+        let begin = |(at, _): &(usize, char)| self.first[usize::from(text.as_bytes()[from + at])];
+        for (at, _) in text[from..].char_indices().filter(begin) {
             let rest = &text[from + at..];
             let next = self.texts.partition_point(|marker| marker.as_str() < rest);
             let begins = self

@@ -35,7 +35,9 @@ pub(super) fn environment() -> Environment<'static> {
         let escaped = !matches!(state.auto_escape(), AutoEscape::None) && !value.is_safe();
         let meter = meter(state);
         let bytes = printed(meter, value)?;
-        meter.make(bytes.saturating_mul(if escaped { 6 } else { 1 }))?;
+        let bytes = bytes.saturating_mul(if escaped { 6 } else { 1 });
+        meter.make(bytes)?;
+        meter.write(bytes);
         minijinja::escape_formatter(out, state, value)
     });
     guards::add_to(&mut environment);
@@ -149,7 +151,7 @@ mod tests {
 
     fn render(source: &str) -> Result<String, Error> {
         let machine = Machine::compile("test", strip_generation_tags(source), syntax())?;
-        machine.render(&environment(), Value::from_pairs([("x", Value::from("<é>"))]))
+        Ok(machine.render(&environment(), Value::from_pairs([("x", Value::from("<é>"))]))?.text)
     }
 
     #[test]

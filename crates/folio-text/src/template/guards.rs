@@ -64,6 +64,10 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
         meter(state).make(elements(&value).saturating_mul(ELEMENT / 2))?;
         Ok::<_, Error>(value)
     });
+    environment.add_filter("!asked", |state: &mut State<'_, '_>, value: Value| {
+        meter(state).asked();
+        value
+    });
     environment.add_filter("!built", |state: &mut State<'_, '_>, value: Value| built(meter(state), value));
     environment.add_filter("!list", |state: &mut State<'_, '_>, value: Value| listed(meter(state), value));
 }

@@ -156,7 +156,14 @@ impl Writer<'_> {
 
     fn string(&mut self, text: &str) {
         self.out.push('"');
-        for c in text.chars() {
+        let mut rest = text;
+        while !rest.is_empty() {
+            // What stands for itself, at once.
+            let plain = |byte: &u8| matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\\');
+            let (run, behind) = rest.split_at(rest.bytes().take_while(plain).count());
+            self.out.push_str(run);
+            let Some(c) = behind.chars().next() else { break };
+            rest = &behind[c.len_utf8()..];
             match c {
                 '"' => self.out.push_str("\\\""),
                 '\\' => self.out.push_str("\\\\"),

@@ -23,6 +23,10 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 
+use super::meter::meter;
+
+/// The variable that says whether the assistant's turn is to begin.
+const ANSWER: &str = "add_generation_prompt";
 /// Longest source of a template, bytes.
 const SOURCE_MAX: usize = 4 << 20;
 /// Parts of one tag: an expression is compiled by recursion.
@@ -31,6 +35,13 @@ const TAG_TOKENS_MAX: usize = 10_000;
 const CONSTANT_MAX: u128 = 1 << 20;
 /// For that recursion; only what is used of it is memory.
 const COMPILE_STACK: usize = 256 << 20;
+
+/// What a template wrote.
+pub(super) struct Rendered {
+    pub text: String,
+    /// Bytes that do not depend on whether the assistant's turn is to begin: written before the template first asked.
+    pub before_answer: usize,
+}
 
 pub(super) struct Machine {
     instructions: Instructions<'static>,
@@ -64,11 +75,16 @@ impl Machine {
         &self,
         environment: &Environment<'static>,
         variables: Value,
-    ) -> Result<String, Error> {
+    ) -> Result<Rendered, Error> {
         let mut text = String::new();
         let mut output = make_string_output(&mut text);
-        eval(environment, &self.instructions, variables, &self.blocks, &mut output, AutoEscape::None)?;
-        Ok(text)
+        let rendered =
+            eval(environment, &self.instructions, variables, &self.blocks, &mut output, AutoEscape::None);
+        let (_, mut state) = rendered?;
+        let behind = meter(&mut state).behind_asking();
+        drop(state);
+        let before_answer = text.floor_char_boundary(text.len().saturating_sub(behind));
+        Ok(Rendered { text, before_answer })
     }
 }
 
@@ -150,7 +166,7 @@ fn rewrite(old: &Instructions<'static>) -> Instructions<'static> {
     while let Some(instruction) = old.get(at) {
         moved.push(total);
         let before = at.checked_sub(1).and_then(|at| old.get(at));
-        for instruction in guarded(instruction, before) {
+        for instruction in guarded(instruction, before, old.get(at + 1)) {
             total += 1;
             match (old.get_span(at), old.get_line(at)) {
                 (Some(span), _) => new.add_with_span(instruction, span),
@@ -181,6 +197,7 @@ fn rewrite(old: &Instructions<'static>) -> Instructions<'static> {
 fn guarded(
     instruction: &Instruction<'static>,
     before: Option<&Instruction<'static>>,
+    behind: Option<&Instruction<'static>>,
 ) -> Vec<Instruction<'static>> {
     use Instruction as I;
     let same = || instruction.clone();
@@ -215,6 +232,13 @@ fn guarded(
         I::MergeKwargs(count) | I::UnpackLists(count) => all(*count),
         I::UnpackList(_) => vec![guard("!unpack", 1), same()],
         I::PushLoop(_) => vec![guard("!walk", 1), same()],
+        // It is always defined.
+        I::Lookup(ANSWER) if matches!(behind, Some(I::PerformTest("defined" | "undefined", ..))) => {
+            vec![same()]
+        }
+        I::Lookup(ANSWER) => vec![same(), guard("!asked", 1)],
+        // A macro that will ask.
+        I::Enclose(ANSWER) => vec![I::LoadConst(Value::from(0)), guard("!asked", 1), I::DiscardTop, same()],
         _ => vec![same()],
     }
 }

@@ -38,11 +38,14 @@ impl From<Spent> for Error {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Meter {
     bytes: usize,
     limit: usize,
     steps: usize,
+    /// Bytes written, into what is kept for later too; and those when it was first asked whether the assistant's turn is to begin.
+    written: usize,
+    asked_at: Option<usize>,
 }
 
 /// A value as it would be printed.
@@ -60,9 +63,9 @@ pub(super) fn meter<'s>(state: &'s mut State<'_, '_>) -> &'s mut Meter {
     if state.get_extension::<Meter>().is_none() {
         let input = state.lookup(INPUT_BYTES).and_then(|bytes| bytes.as_usize()).unwrap_or(0);
         let limit = BYTES.saturating_add(input.saturating_mul(BYTES_PER_INPUT_BYTE));
-        return state.get_or_insert_extension(Meter { bytes: 0, limit, steps: 0 });
+        return state.get_or_insert_extension(Meter { limit, ..Meter::default() });
     }
-    state.get_or_insert_extension_with(|| Meter { bytes: 0, limit: 0, steps: 0 })
+    state.get_or_insert_extension_with(Meter::default)
 }
 
 impl Meter {
@@ -70,6 +73,20 @@ impl Meter {
     pub(super) fn make(&mut self, bytes: usize) -> Result<(), Spent> {
         self.bytes = self.bytes.saturating_add(bytes);
         if self.bytes > self.limit { Err(Spent::Bytes(self.limit)) } else { self.work(bytes / 16) }
+    }
+
+    /// So many bytes, at most, are about to be written.
+    pub(super) fn write(&mut self, bytes: usize) {
+        self.written = self.written.saturating_add(bytes);
+    }
+
+    pub(super) fn asked(&mut self) {
+        self.asked_at.get_or_insert(self.written);
+    }
+
+    /// Bytes written since then, at most.
+    pub(super) fn behind_asking(&self) -> usize {
+        self.written - self.asked_at.unwrap_or(self.written)
     }
 
     /// Steps are about to be taken.

@@ -230,9 +230,9 @@ impl ChatTemplate {
             None => TextError::Render { origin: origin.clone(), reason: describe(&error) },
         };
         let breaking = Breaking::new(self.markers.as_ref(), &self.taken, input)?;
-        let text = template.render(&self.environment, self.variables(input, &breaking)).map_err(fail)?;
-        crate::work::add(text.len());
-        Ok(Prompt::new(text, breaking.seam))
+        let rendered = template.render(&self.environment, self.variables(input, &breaking)).map_err(fail)?;
+        crate::work::add(rendered.text.len());
+        Ok(Prompt::new(rendered.text, rendered.before_answer, breaking.seam))
     }
 
     fn variables(&self, input: &ChatInput<'_>, breaking: &Breaking<'_>) -> Value {

@@ -1,11 +1,11 @@
 //! `cache_control`: finding where in the prompt breakpoints are.
 //!
-//! A breakpoint's place is found by rendering
-//! the conversation up to it: the tokens that lie wholly within the text in which that and the whole prompt agree. The prompt is tokenized
-//! once; only where a tokenizer changes texts (a normalizer, a space put before) is each such text tokenized again. Invariant: places
-//! never go back.
+//! One at the conversation's end, as agents have it, is where the template first asked whether the assistant's turn is to begin. The place
+//! of another is found by rendering the conversation up to it: the tokens that lie wholly within the text in which that and the whole
+//! prompt agree. The prompt is tokenized once. Invariant: places never go back.
 
-use folio_api::anthropic::breakpoints::{After, Breakpoints, Placed};
+use folio_api::ApiError;
+use folio_api::anthropic::breakpoints::{After, Breakpoints, Mark, Placed};
 use folio_api::conversation::Conversation;
 use folio_engine::request::RetentionRange;
 use folio_kv::{DEFAULT_PRIORITY, TenantId};
@@ -13,56 +13,76 @@ use folio_text::Prompt;
 use serde_json::{Value, json};
 
 use crate::app::State;
-use crate::generation::prompt::render;
+use crate::generation::prompt::{render, through_template};
 use crate::generation::tokenizing::encode_prompt;
 
 /// In the cache, of what a breakpoint asks to keep; above what nobody asked for, below what an operator or a client puts higher.
 const PRIORITY: u8 = DEFAULT_PRIORITY + 10;
 
-/// Finds the places. `source` is the conversation before it was rendered to `prompt` and tokenized to `tokens`. A template that
-/// cannot render a conversation cut short leaves the breakpoint where the one before it is.
-pub fn place(
-    state: &State,
-    tenant: TenantId,
-    source: &Conversation,
-    breakpoints: &Breakpoints,
-    prompt: &Prompt,
-    tokens: &[u32],
-) -> Vec<Placed> {
-    let _span = step!("breakpoints");
-    let mut reached = 0;
-    let mut out = Vec::with_capacity(breakpoints.list.len());
-    let ends = ends(state, prompt.text(), tokens);
-    for mark in &breakpoints.list {
-        let shared = shared_prompt(state, source, &mark.after, prompt);
-        let within = match &ends {
-            Some(ends) => ends.partition_point(|end| *end <= shared.text().len()),
-            None => {
-                let cut =
-                    encode_prompt(state, Some(tenant), &shared, false, true, "messages").unwrap_or_default();
-                cut.iter().zip(tokens).take_while(|(a, b)| a == b).count()
-            }
-        };
-        reached = reached.max(within as u32);
-        out.push(Placed { tokens: reached, ttl: mark.ttl });
-    }
-    out
+/// Bytes of what opens the assistant's turn, at most. Where a template wrote more since it asked whether to, it is asked again without.
+const HEADER_BYTES: usize = 256;
+
+/// What places are found in.
+pub struct Placing<'a> {
+    pub state: &'a State,
+    pub tenant: TenantId,
+    /// As it went into the template.
+    pub conversation: &'a Conversation,
+    /// As it came, where one of the places needs it ([`Breakpoints::inside`]).
+    pub source: Option<&'a Conversation>,
+    pub prompt: &'a Prompt,
+    pub tokens: &'a [u32],
 }
 
-/// Where each token ends in the text, in bytes. `None`: the tokenizer changes texts before it cuts them.
-fn ends(state: &State, text: &str, tokens: &[u32]) -> Option<Vec<usize>> {
-    let tokenizer = &state.app.tokenizer;
-    let mut end = 0;
-    let mut ends = Vec::with_capacity(tokens.len());
-    for token in tokens {
-        let bytes = tokenizer.token_bytes(*token);
-        if text.as_bytes().get(end..end + bytes.len()) != Some(bytes) {
-            return None;
-        }
-        end += bytes.len();
-        ends.push(end);
+impl Placing<'_> {
+    /// The furthest place of each lifetime: those before it would say the same of the same tokens. Nothing is further than the conversation's
+    /// end. Where a template cannot render a conversation cut short, that place is where the one before is.
+    pub fn find(&self, breakpoints: &Breakpoints) -> Vec<Placed> {
+        let _span = step!("breakpoints");
+        let mut reached = 0;
+        let lifetimes = breakpoints.list.chunk_by(|one, next| one.ttl == next.ttl);
+        let place = |marks: &[Mark]| {
+            let last = marks.last().filter(|mark| matches!(mark.after, After::End));
+            let counted = last.map_or(marks, std::slice::from_ref);
+            reached = counted.iter().map(|mark| self.tokens_before(&mark.after)).fold(reached, u32::max);
+            Placed { tokens: reached, ttl: marks[0].ttl }
+        };
+        lifetimes.map(place).collect()
     }
-    (end == text.len()).then_some(ends)
+
+    fn tokens_before(&self, after: &After) -> u32 {
+        let prompt = self.prompt;
+        let shared = |cut: Result<Prompt, ApiError>| prompt.shared(&cut.unwrap_or_default()).text().len();
+        let bytes = match after {
+            After::End if prompt.text().len() - prompt.before_answer() <= HEADER_BYTES => {
+                prompt.before_answer()
+            }
+            After::End => shared(through_template(self.state, self.conversation, false)),
+            after => {
+                self.source.map_or(0, |source| shared_prompt(self.state, source, after, prompt).text().len())
+            }
+        };
+        let tokens = before(self.state, prompt.text(), self.tokens, bytes).unwrap_or_else(|| {
+            let mut cut = prompt.clone();
+            cut.truncate(bytes);
+            let cut = encode_prompt(self.state, Some(self.tenant), &cut, false, true, "messages");
+            cut.unwrap_or_default().iter().zip(self.tokens).take_while(|(a, b)| a == b).count()
+        });
+        tokens as u32
+    }
+}
+
+/// Tokens that end within the first `bytes`, counted from the end of the text. `None`: behind them the tokenizer changed the text before it
+/// cut it.
+fn before(state: &State, text: &str, tokens: &[u32], bytes: usize) -> Option<usize> {
+    let mut rest = text.as_bytes();
+    for (index, token) in tokens.iter().enumerate().rev() {
+        if rest.len() <= bytes {
+            return Some(index + 1);
+        }
+        rest = rest.strip_suffix(state.app.tokenizer.token_bytes(*token))?;
+    }
+    rest.is_empty().then_some(0)
 }
 
 /// The beginning of `prompt` that the conversation up to `place` decides.

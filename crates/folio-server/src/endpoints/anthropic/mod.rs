@@ -1,7 +1,8 @@
 //! Anthropic's API: `/v1/messages` and what goes with it.
 //!
 //! Must never: generate, render or read an answer itself: a request becomes the same conversation and the same job as a chat of OpenAI's.
-//! `cache` places the breakpoints. Cost beyond a chat's: for each breakpoint one more rendering of the conversation up to it.
+//! `cache` places the breakpoints. Cost beyond a chat's: for each breakpoint one more rendering of the conversation up to it, but for those
+//! of a lifetime whose last is at the conversation's end.
 
 mod cache;
 mod models;
@@ -33,19 +34,23 @@ pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError>
         let _span = step!("read");
         anthropic::Request::read(&arrival.body, &state.context)?
     };
-    let (breakpoints, wanted) = (read.breakpoints, read.max_tokens);
+    let (mut breakpoints, wanted) = (read.breakpoints, read.max_tokens);
     let mut request = read.request;
     let screened = screen_conversation(state, arrival, &mut request.conversation)?;
-    // Rendering puts the messages the template's way; the breakpoints' cuts begin with the client's.
-    let source = (!breakpoints.list.is_empty()).then(|| request.conversation.clone());
+    // Rendering puts the messages the template's way; a cut inside them begins with the client's.
+    let source = breakpoints.inside(&request.conversation.messages).then(|| request.conversation.clone());
     let rendered = prompt(state, &mut request.conversation, request.include_reasoning)?;
     let mut tokens =
         encode_prompt(state, Some(arrival.tenant.id), &rendered.prompt, false, false, "messages")?;
-    let placed = source
-        .map(|source| {
-            cache::place(state, arrival.tenant.id, &source, &breakpoints, &rendered.prompt, &tokens)
-        })
-        .unwrap_or_default();
+    let placing = cache::Placing {
+        state,
+        tenant: arrival.tenant.id,
+        conversation: &request.conversation,
+        source: source.as_ref(),
+        prompt: &rendered.prompt,
+        tokens: &tokens,
+    };
+    let placed = placing.find(&breakpoints);
     let (mut generation, reading) = (request.generation, rendered.reading);
     let rules =
         rules(state, arrival.tenant.id, &generation, Some((&request.conversation, reading.as_ref())))?;
