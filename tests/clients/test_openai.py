@@ -79,7 +79,7 @@ def test_the_sdks_own_stream_helper(client, model):
         ({"logit_bias": {"999999": 1}}, "logit_bias"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"response_format": {"type": "yaml"}}, "response_format.type"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools[0].function.name"),
         ({"extra_body": {"cache_salt": "x"}}, "cache_salt"),
         ({"extra_body": {"temprature": 1}}, "temprature"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},

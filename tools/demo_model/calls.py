@@ -2,7 +2,8 @@
 
 A tool is shown as the chat template in `tokenizer.py` shows it, and a call is written as there: `export.py` checks both.
 A clock, a calculator, a look-up and the weather come with many names and descriptions; made-up tools, with random names and
-parameters, teach to copy both from the description. Phrasings and values under `HELD` never occur in training.
+parameters, teach to copy both from the description. Values under `HELD` and the phrasings in `..._TEST`
+are kept from the training text; four of the latter can still come out of the words that `wrapped` puts around others.
 """
 
 import json
