@@ -23,7 +23,7 @@ use folio_kv::{BlockHashes, BlockTable, GroupCounts, Growth, Lookup, Swapped, Te
 use crate::config::SchedulerConfig;
 use crate::guide::GuideRef;
 use crate::plan::{SampleSpec, SequenceId, TokenHistory};
-use crate::request::{Micros, Pooling, Request, RequestId, SamplingParams, Timing};
+use crate::request::{Micros, Pooling, Request, SamplingParams, Timing};
 use crate::stats::WaitingFor;
 
 /// Index into [`Sequences`]. Reused after a sequence ends.
@@ -55,35 +55,8 @@ pub(crate) struct Choice {
     pub seed: u64,
 }
 
-/// What every step asks of a request. The request itself lies elsewhere in memory: with thousands of sequences a look at it is a
-/// cache miss in every step.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Summary {
-    pub request: RequestId,
-    pub tenant: TenantId,
-    pub min_tokens: u32,
-    pub has_rules: bool,
-    /// Bit `token % 64` of every stop token.
-    stops: u64,
-}
-
-impl Summary {
-    pub fn of(request: &Request) -> Self {
-        let params = &request.sampling;
-        let stops = params.eos_token_ids.iter().chain(params.stop_token_ids.iter());
-        Self {
-            request: request.id,
-            tenant: request.tenant,
-            min_tokens: params.min_tokens,
-            has_rules: params.rules.is_some(),
-            stops: stops.fold(0, |all, token| all | 1 << (token % 64)),
-        }
-    }
-}
-
 pub(crate) struct Sequence {
     pub rank: Rank,
-    pub summary: Summary,
     /// What all choices have in common.
     pub request: Arc<Request>,
     pub params: Arc<SamplingParams>,
@@ -252,7 +225,7 @@ impl Sequence {
     }
 
     pub fn tenant(&self) -> TenantId {
-        self.summary.tenant
+        self.request.tenant
     }
 
     /// Whose memory its blocks are.
@@ -389,7 +362,7 @@ impl Sequence {
 
     /// Rows of a step without drafts that may be taken back: the last, where its mask may be late.
     pub fn tentative(&self) -> u32 {
-        self.summary.has_rules.into()
+        self.params.rules.is_some().into()
     }
 
     /// Up to `positions`, in steps of `budget` tokens, behind what is under way.
@@ -401,20 +374,17 @@ impl Sequence {
 
     /// Whether `token`, as the `generated`-th, is the last by one of the stop tokens.
     pub fn stops_at(&self, token: u32) -> bool {
-        self.summary.stops & 1 << (token % 64) != 0
-            && (self.params.eos_token_ids.contains(&token) || self.params.stop_token_ids.contains(&token))
+        self.params.eos_token_ids.contains(&token) || self.params.stop_token_ids.contains(&token)
     }
 
-    /// How to choose the token `ahead` positions behind what is known, for a choice with `seed`; with the parameters of a `before`
-    /// that has the same.
-    pub fn sample_spec(&self, seed: u64, ahead: u32, before: Option<SampleSpec>) -> SampleSpec {
-        let before = before.filter(|before| Arc::ptr_eq(&before.params, &self.params));
+    /// How to choose the token `ahead` positions behind what is known, for a choice with `seed`.
+    pub fn sample_spec(&self, seed: u64, ahead: u32) -> SampleSpec {
         SampleSpec {
-            params: before.map_or_else(|| self.params.clone(), |before| before.params),
+            params: self.params.clone(),
             seed,
             position: self.known() + ahead,
             history: self.history.clone(),
-            forbid_stop: self.generated() + ahead < self.summary.min_tokens,
+            forbid_stop: self.generated() + ahead < self.params.min_tokens,
             guide: self.guide.clone(),
         }
     }
@@ -439,9 +409,6 @@ impl Sequence {
 
     /// Tells the guide of the last token. Only where another is wanted.
     pub fn follow(&mut self) {
-        if !self.summary.has_rules {
-            return;
-        }
         let Some(rules) = &self.params.rules else { return };
         match (&self.guide, self.tokens.last()) {
             (Some(guide), Some(token)) => guide.0.advance(*token),

@@ -91,7 +91,7 @@ impl Scheduler {
             };
             let mut prompt = match sequence.choice {
                 Some(_) => None,
-                None => self.requests.get_mut(&sequence.summary.request),
+                None => self.requests.get_mut(&sequence.request.id),
             };
             if let Some(state) = prompt.as_mut().filter(|state| !state.scheduled) {
                 state.scheduled = true;
@@ -104,7 +104,7 @@ impl Scheduler {
             planned.slot = *slot;
             let ends = entry.first_position + granted >= sequence.known();
             let single = match prompt {
-                None => sequence.choice.filter(|choice| sample_token(&mut entry, sequence, *choice, ends)),
+                None => sequence.choice.filter(|choice| ends && sample_token(&mut entry, sequence, *choice)),
                 Some(state) => sample_prompt(&mut entry, sequence, state, ends),
             };
             planned.names = single.is_some() && planned.drafts == 0 && sequence.can_be_followed();
@@ -206,9 +206,7 @@ fn fill(entry: &mut SequencePlan, sequence: &mut Sequence, granted: u32, step: u
     entry.id = id;
     entry.first_position = from;
     entry.tokens.clear();
-    if sequence.choice.is_none() {
-        entry.samples.clear();
-    }
+    entry.samples.clear();
     entry.follows = None;
     entry.drafts = 0;
     entry.tentative = 0;
@@ -232,8 +230,8 @@ fn fill(entry: &mut SequencePlan, sequence: &mut Sequence, granted: u32, step: u
             entry.samples.push(SamplePlan { row: position - from, want: Want::Score { next, top } });
         }
     }
-    let scores = if sequence.choice.is_none() { entry.samples.len() as u32 } else { 0 };
-    Planned { id, slot: Slot(0), rows: granted, samples: scores, scores, drafts: entry.drafts, names: false }
+    let (scores, drafts) = (entry.samples.len() as u32, entry.drafts);
+    Planned { id, slot: Slot(0), rows: granted, samples: scores, scores, drafts, names: false }
 }
 
 /// Brings the block tables up to date, and says what that changed.
@@ -314,27 +312,18 @@ fn sample_prompt(
     let row = entry.tokens.len() as u32 - 1;
     let ahead = sequence.running().map_or(0, |running| running.pending);
     for choice in &state.unforked {
-        let spec = sequence.sample_spec(choice_seed(state.seed, *choice), ahead, None);
+        let spec = sequence.sample_spec(choice_seed(state.seed, *choice), ahead);
         entry.samples.push(SamplePlan { row, want: Want::Token(spec) });
     }
     state.single()
 }
 
-/// The token behind the last row, if what is known `ends` there; behind a draft one for each row from the last known token on.
-fn sample_token(entry: &mut SequencePlan, sequence: &Sequence, choice: Choice, ends: bool) -> bool {
-    let Some(running) = sequence.running().filter(|_| ends) else {
-        entry.samples.clear();
-        return false;
-    };
-    // What the plan before wanted of it, so that its parameters are not counted down and up again.
-    let mut before = entry.samples.pop().and_then(|sample| match sample.want {
-        Want::Token(spec) => Some(spec),
-        _ => None,
-    });
-    entry.samples.clear();
+/// The token behind the last row; behind a draft one for each row from the last known token on.
+fn sample_token(entry: &mut SequencePlan, sequence: &Sequence, choice: Choice) -> bool {
+    let Some(running) = sequence.running() else { return false };
     let last = entry.tokens.len() as u32 - 1;
     for at in 0..=entry.drafts {
-        let spec = sequence.sample_spec(choice.seed, running.pending + at, before.take());
+        let spec = sequence.sample_spec(choice.seed, running.pending + at);
         entry.samples.push(SamplePlan { row: last - entry.drafts + at, want: Want::Token(spec) });
     }
     true

@@ -149,7 +149,7 @@ impl Scheduler {
     /// Every block table there is, and whose it is.
     pub fn tables(&self) -> impl Iterator<Item = (RequestId, TenantId, &BlockTable)> {
         self.sequences.iter().filter_map(|sequence| {
-            sequence.running().map(|running| (sequence.summary.request, sequence.tenant(), &running.table))
+            sequence.running().map(|running| (sequence.request.id, sequence.tenant(), &running.table))
         })
     }
 
@@ -197,7 +197,7 @@ impl std::fmt::Debug for Scheduler {
         writeln!(f, "step {}, {running} running, {waiting} waiting", self.next_step())?;
         for s in self.sequences.iter() {
             let (id, request, rank, known, last) =
-                (s.id(), s.summary.request, s.rank, s.known(), s.final_positions());
+                (s.id(), s.request.id, s.rank, s.known(), s.final_positions());
             write!(f, "  {id:?} of {request:?} class {} priority {}: ", rank.class, rank.priority)?;
             write!(f, "{} of {known} known computed, up to {last}, ", s.computed())?;
             match (s.running(), s.waiting()) {

@@ -16,7 +16,7 @@ use crate::plan::TokenHistory;
 use crate::request::{
     Event, FinishReason, Micros, Request, RequestId, SamplingParams, Timing, TokenLogprobs,
 };
-use crate::sequence::{Choice, Rank, Sequence, Slot, State, Summary, Waiting, choice_seed};
+use crate::sequence::{Choice, Rank, Sequence, Slot, State, Waiting, choice_seed};
 use crate::stats::WaitingFor;
 
 pub(crate) struct RequestState {
@@ -152,7 +152,7 @@ impl Scheduler {
         reason: FinishReason,
         error: Option<Arc<str>>,
     ) {
-        let id = self.sequences[leader].summary.request;
+        let id = self.sequences[leader].request.id;
         let timing = self.sequences[leader].timing;
         let unforked =
             self.requests.get_mut(&id).map(|state| std::mem::take(&mut state.unforked)).unwrap_or_default();
@@ -172,7 +172,7 @@ impl Scheduler {
         error: Option<Arc<str>>,
     ) {
         let sequence = &self.sequences[slot];
-        let (id, timing) = (sequence.summary.request, sequence.timing);
+        let (id, timing) = (sequence.request.id, sequence.timing);
         let choice = sequence.choice.map_or(0, |choice| choice.index);
         self.emit_finished(id, choice, reason, stop_token, error, timing);
         self.free_sequence(cache, slot);
@@ -191,7 +191,7 @@ impl Scheduler {
         }
         self.drop_swapped(cache, slot, swapped);
         self.waiting.fair.ends(sequence.rank.class, sequence.tenant());
-        let id = sequence.summary.request;
+        let id = sequence.request.id;
         let Some(state) = self.requests.get_mut(&id) else { return };
         state.members.retain(|member| *member != slot);
         if state.members.is_empty() {
@@ -242,7 +242,6 @@ fn first_sequence(
     let params = &request.sampling;
     Sequence {
         rank,
-        summary: Summary::of(&request),
         choice: None,
         history: penalized(params)
             .then(|| Arc::new(TokenHistory::of_prompt(&request.prompt, params.max_tokens))),
