@@ -126,12 +126,8 @@ impl KvCache {
         } else {
             let blocks = self.groups[group].blocks_of(table.capacity());
             // But for those of rows that may be taken back, or might have been.
-            let behind = if config.layout == Layout::State {
-                list.len() as u32 - blocks.min(list.len() as u32)
-            } else {
-                0
-            };
-            let blocks = (blocks + behind).into();
+            let more = if config.layout == Layout::State { list.len() as u32 } else { 0 };
+            let blocks = blocks.max(more).into();
             count("blocks of a table in a group, as many as its positions need,", list.len() as u64, blocks)?;
         }
         // What is loaded is published by the commit of the step that fills it.

@@ -75,7 +75,7 @@ impl Group {
 
     /// Blocks that hold `positions`, the last perhaps in part.
     pub fn blocks_of(&self, positions: u32) -> u32 {
-        positions.div_ceil(self.config.block_tokens)
+        self.config.blocks_of(positions, 0)
     }
 
     /// A block of group 1 or up became cached: it is the youngest.

@@ -381,7 +381,7 @@ pub async fn list_batches(
     uri: Uri,
 ) -> Reply {
     let query = Query::read(&uri, &["after", "limit"])?;
-    let batches = state.batches.store.batches(&tenant.owner.clone());
+    let batches = state.batches.store.batches(&tenant.owner);
     let list = batches.iter().rev().map(|batch| (batch.record().id, batch_json(&state, batch))).collect();
     query.page(list, (20, 100))
 }
