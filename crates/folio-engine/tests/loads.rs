@@ -1,9 +1,9 @@
 //! Blocks of a sequence that a transfer from outside fills: what arrives is not computed, and nothing else depends on it.
 
 use folio_engine::plan::{Sampled, StepOutput};
-use folio_engine::request::{FinishReason, RequestId};
+use folio_engine::request::{FinishReason, Request, RequestId};
 use folio_engine::{CancelRequest, Event, Micros, Scheduler, SchedulerConfig, WaitingFor};
-use folio_kv::{CacheConfig, GroupCounts, KvCache, LruLeafFirst, Ticket};
+use folio_kv::{CacheConfig, DEFAULT_PRIORITY, GroupCounts, KvCache, LruLeafFirst, RetentionRange, Ticket};
 use folio_sim::scenario::request;
 
 const BLOCK: u32 = 4;
@@ -34,8 +34,14 @@ impl Bench {
     }
 
     fn submit(&mut self, id: u64, tokens: u32, max_tokens: u32) {
+        self.submit_as(id, tokens, max_tokens, |_| ());
+    }
+
+    fn submit_as(&mut self, id: u64, tokens: u32, max_tokens: u32, change: impl FnOnce(&mut Request)) {
         let prompt: Vec<u32> = (0..tokens).map(|at| at * 7 % 29 + id as u32).collect();
-        self.scheduler.admit([request(id, &prompt, max_tokens).hashed(BLOCK)], [], self.now);
+        let mut request = request(id, &prompt, max_tokens);
+        change(&mut request);
+        self.scheduler.admit([request.hashed(BLOCK)], [], self.now);
     }
 
     /// Plans a step; first position and rows of a sequence in it.
@@ -67,7 +73,11 @@ impl Bench {
     }
 
     fn begin(&mut self, id: u64, blocks: u32) -> Option<Ticket> {
-        let ticket = self.scheduler.begin_load(&mut self.cache, RequestId(id), blocks, self.now);
+        self.begin_of((id, 0), blocks)
+    }
+
+    fn begin_of(&mut self, (id, choice): (u64, u32), blocks: u32) -> Option<Ticket> {
+        let ticket = self.scheduler.begin_load(&mut self.cache, (RequestId(id), choice), blocks, self.now);
         self.check();
         ticket
     }
@@ -198,4 +208,84 @@ fn nothing_is_loaded_while_a_copy_is_made_or_somebody_is_refused_blocks() {
     bench.step(3);
     assert!(bench.scheduler.contended());
     assert_eq!(bench.begin(2, 1), None, "somebody was refused blocks");
+}
+
+/// What a transfer is late with is its own, whoever waited for it: it counts until its report.
+#[test]
+fn bytes_in_transfer_have_a_limit() {
+    let limit = SchedulerConfig { max_transfer_bytes: 5, ..SchedulerConfig::default() };
+    let mut bench = Bench::new(40, 1, limit);
+    bench.submit(1, 30, 4);
+    bench.submit(2, 30, 4);
+    assert_eq!(bench.begin(1, 6), None, "more than the limit");
+    let ticket = bench.begin(1, 4).expect("a byte a block");
+    assert_eq!(bench.begin(2, 2), None, "one is left");
+    bench.scheduler.admit([], [CancelRequest { request: RequestId(1), choice: None }], bench.now);
+    bench.step(2);
+    assert_eq!((bench.cache.loading_bytes(), bench.begin(2, 2)), (4, None), "it still writes");
+    bench.end(ticket, true);
+    assert!(bench.cache.loading_bytes() == 0 && bench.begin(2, 2).is_some());
+}
+
+#[test]
+fn each_choice_may_have_loads() {
+    let mut bench = Bench::new(40, 1, SchedulerConfig::default());
+    bench.cache.set_swap_space(GroupCounts::default());
+    bench.submit_as(1, 8, 9, |request| request.n = 2);
+    assert_eq!(bench.begin_of((1, 2), 1), None, "there is no such choice");
+    assert!(bench.step(1).is_some());
+    // Both generate; of what they know nothing is left to load, but for one that lost its blocks.
+    (0..5).for_each(|_| assert!(bench.step(1).is_some()));
+    assert_eq!(bench.begin_of((1, 1), 1), None, "the next row must be computed");
+    assert_eq!(bench.scheduler.preempt_all(&mut bench.cache), 2);
+    bench.cache.clear(None);
+    let tickets = [0, 1].map(|choice| bench.begin_of((1, choice), 2).expect("it knows 13 tokens"));
+    assert_ne!(tickets[0], tickets[1]);
+    assert_eq!(bench.scheduler.suspended(), 2);
+    tickets.into_iter().for_each(|ticket| bench.end(ticket, true));
+    assert!(bench.scheduler.tables().all(|(.., table)| table.computed() == 8));
+    while bench.scheduler.has_work() {
+        bench.step(1);
+        let events = std::mem::take(bench.scheduler.events());
+        bench.events.extend(events);
+    }
+    let ended = bench.events.iter().filter(|(_, event)| matches!(event, Event::Finished { .. }));
+    assert_eq!(ended.count(), 2);
+}
+
+/// A word from outside does not end the wait for what a transfer writes, which reports by itself.
+#[test]
+fn nobody_but_its_report_ends_the_wait_for_a_transfer() {
+    let mut bench = Bench::new(20, 1, SchedulerConfig::default());
+    bench.submit(1, 30, 4);
+    let ticket = bench.begin(1, 3).expect("room");
+    bench.scheduler.resume(RequestId(1), WaitingFor::TierLoad, bench.now);
+    assert_eq!((bench.step(1), bench.scheduler.suspended()), (None, 1));
+    assert_eq!(bench.scheduler.counters().waits[WaitingFor::TierLoad], 1, "its deadline is that of one wait");
+    bench.end(ticket, true);
+    assert_eq!((bench.scheduler.suspended(), bench.step(1)), (0, Some((12, 8))));
+}
+
+/// What arrives is kept as the request says, like what is computed.
+#[test]
+fn what_arrives_is_retained() {
+    for retained in [false, true] {
+        let mut bench = Bench::new(8, 1, SchedulerConfig::default());
+        let priority = if retained { 90 } else { DEFAULT_PRIORITY };
+        let range = RetentionRange { tokens: 0..16, priority, ttl_us: None, pin: false };
+        bench.submit_as(1, 20, 1, |request| request.retention = vec![range]);
+        assert_eq!(bench.step(1), Some((0, 8)));
+        let ticket = bench.begin(1, 2).expect("room");
+        bench.end(ticket, true);
+        assert!(bench.step(1).is_some());
+        // Others come and take all the room there is.
+        (2..6).for_each(|id| {
+            bench.submit(id, 10, 1);
+            bench.step(id);
+            bench.step(id);
+        });
+        let prompt: Vec<u32> = (0..20).map(|at| at * 7 % 29 + 1).collect();
+        bench.submit_as(6, 20, 1, |request| request.prompt = prompt.into());
+        assert_eq!(bench.step(6).is_some_and(|(first, _)| first >= 16), retained);
+    }
 }

@@ -47,6 +47,9 @@ impl KvCache {
         self.check_index()?;
         self.check_retention()?;
         self.check_quotas()?;
+        let [swap_outs, bytes] = self.hold_counts();
+        count("swap-outs that are not reported", swap_outs.0, swap_outs.1)?;
+        count("bytes that transfers write", bytes.0, bytes.1)?;
         self.check_counts()
     }
 

@@ -76,6 +76,10 @@ pub(crate) struct Holds {
     holds: FxHashMap<u64, (Use, Lists)>,
     /// When each lease ends.
     ends: BTreeSet<(u64, Lease)>,
+    /// Swap-outs that are not reported.
+    swap_outs: u32,
+    /// What transfers that are not reported write of the device.
+    load_bytes: u64,
 }
 
 impl Holds {
@@ -97,16 +101,50 @@ impl KvCache {
                 }
             }
         }
+        match used {
+            Use::SwapOut { .. } => self.holds.swap_outs += 1,
+            Use::Load => self.holds.load_bytes += self.bytes_of_lists(&slots),
+            Use::Lease { .. } | Use::SwapIn => {}
+        }
         self.holds.last += 1;
         self.holds.holds.insert(self.holds.last, (used, slots));
         Ticket(self.holds.last)
     }
 
-    /// The references end. What it was for; `None`: it ended before.
-    pub(crate) fn end_hold(&mut self, hold: u64) -> Option<Use> {
+    /// The references end. What it was for; `None`: it ended before. `verified`: what a swap out wrote is there.
+    pub(crate) fn end_hold(&mut self, hold: u64, verified: bool) -> Option<Use> {
         let (used, slots) = self.holds.holds.remove(&hold)?;
+        match used {
+            Use::SwapOut { end } => {
+                self.holds.swap_outs -= 1;
+                if verified {
+                    self.swapped_out(end, &slots);
+                }
+            }
+            Use::Load => self.holds.load_bytes -= self.bytes_of_lists(&slots),
+            Use::Lease { .. } | Use::SwapIn => {}
+        }
         self.drop_slots(used.medium(), slots);
         Some(used)
+    }
+
+    /// What is counted of the holds, and what there is.
+    pub(crate) fn hold_counts(&self) -> [(u64, u64); 2] {
+        let (mut swap_outs, mut bytes) = (0, 0);
+        for (used, slots) in self.holds.holds.values() {
+            swap_outs += u64::from(matches!(used, Use::SwapOut { .. }));
+            bytes += if *used == Use::Load { self.bytes_of_lists(slots) } else { 0 };
+        }
+        [(self.holds.swap_outs.into(), swap_outs), (self.holds.load_bytes, bytes)]
+    }
+
+    fn bytes_of_lists(&self, lists: &Lists) -> u64 {
+        self.bytes_of(self.each_group(|group| lists[group].len() as u32))
+    }
+
+    /// Bytes that transfers still write, of tables that are gone, too.
+    pub fn loading_bytes(&self) -> u64 {
+        self.holds.load_bytes
     }
 
     /// Drops a reference on each of `slots`, the last first.
@@ -142,7 +180,7 @@ impl KvCache {
 
     /// The reader is done. Whether the lease held all the time: only then is what it copied what it asked for.
     pub fn end_lease(&mut self, lease: Lease) -> bool {
-        let Some(Use::Lease { until }) = self.end_hold(lease.0) else { return false };
+        let Some(Use::Lease { until }) = self.end_hold(lease.0, true) else { return false };
         self.holds.ends.remove(&(until, lease))
     }
 
@@ -167,13 +205,12 @@ impl KvCache {
     pub fn begin_load(&mut self, table: &mut BlockTable, blocks: u32) -> Option<Ticket> {
         let (from, to) = (table.capacity(), table.capacity() + blocks * self.config.block_tokens);
         let whole = |positions| self.border(positions) == positions;
-        let swaps_out = |(used, _): &(Use, Lists)| used.medium() == Medium::Host && *used != Use::SwapIn;
         if blocks == 0
             || !whole(from)
             || !whole(to)
             || !table.is_loaded()
             || (table.computed..from).contains(&table.tentative_from)
-            || self.holds.holds.values().any(swaps_out)
+            || self.holds.swap_outs > 0
         {
             return None;
         }
@@ -204,14 +241,7 @@ impl KvCache {
         tokens: &[u32],
         verified: bool,
     ) -> Result<(), CommitRefused> {
-        let Some((used, slots)) = self.holds.holds.remove(&ticket.0) else { return Ok(()) };
-        if let Use::SwapOut { end } = used
-            && verified
-        {
-            self.swapped_out(end, &slots);
-        }
-        self.drop_slots(used.medium(), slots);
-        let Some(table) = table else { return Ok(()) };
+        let (Some(_), Some(table)) = (self.end_hold(ticket.0, verified), table) else { return Ok(()) };
         let Some(at) = table.transfers.iter().position(|(own, _)| *own == Some(ticket)) else {
             return Ok(());
         };

@@ -198,9 +198,14 @@ impl BlockTable {
         self.swap_in.is_none()
     }
 
-    /// Whether this transfer writes blocks of it.
+    /// The transfers that write blocks of it and have not reported.
+    pub fn tickets(&self) -> impl Iterator<Item = Ticket> {
+        self.transfers.iter().filter_map(|(ticket, _)| *ticket)
+    }
+
+    /// Whether this one does.
     pub fn has_ticket(&self, ticket: Ticket) -> bool {
-        self.transfers.iter().any(|(own, _)| *own == Some(ticket))
+        self.tickets().any(|own| own == ticket)
     }
 
     /// Whether any transfer does.

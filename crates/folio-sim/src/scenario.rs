@@ -146,6 +146,7 @@ impl Scenario {
             remote_prefill_wait_us_max: 100_000,
             grammar_wait_us_max: 2 * LATE_US_MAX,
             adapter_wait_us_max: 150_000,
+            max_transfer_bytes: [4 << 10, 24 << 10, 1 << 20][(seed / 7 % 3) as usize],
             tenant_weights: vec![(TenantId(1), 1 + (seed % 4) as u32)],
             ..SchedulerConfig::default()
         };

@@ -352,18 +352,24 @@ impl Transfers {
 
     /// Begins to load more of what some sequence knows, into its own table.
     fn load_for_sequence(&mut self, around: &mut Around<'_>) {
-        let alone = |stream: &&ClientStream| stream.finished == [None];
-        let streams: Vec<_> = around.streams.iter().filter(alone).collect();
-        if streams.is_empty() {
+        let open = |stream: &ClientStream, choice: &usize| stream.finished[*choice].is_none();
+        let choices = |at: usize| (0..around.streams[at].finished.len()).map(move |choice| (at, choice));
+        let choices: Vec<_> = (0..around.streams.len())
+            .flat_map(choices)
+            .filter(|(at, choice)| open(&around.streams[*at], choice))
+            .collect();
+        if choices.is_empty() {
             return;
         }
-        let stream = streams[self.rng.range(0, streams.len() as u64 - 1) as usize];
+        let (at, choice) = *self.rng.pick(&choices);
+        let stream = &around.streams[at];
         let (id, blocks) = (stream.client.request.id, self.rng.skewed(1, 6) as u32);
-        let Some(ticket) = around.scheduler.begin_load(around.cache, id, blocks, around.now) else { return };
+        let of = (id, choice as u32);
+        let Some(ticket) = around.scheduler.begin_load(around.cache, of, blocks, around.now) else { return };
         let mut tables = around.scheduler.tables();
         let (.., table) = tables.find(|(.., table)| table.has_ticket(ticket)).expect("it was begun for it");
         let mut tokens = stream.client.request.prompt.to_vec();
-        tokens.extend(stream.tokens[0].iter().map(|(token, _)| *token));
+        tokens.extend(stream.tokens[choice].iter().map(|(token, _)| *token));
         self.next += 1;
         let contents = contents(&tokens, &self.groups);
         self.begin((ticket, None), table, blocks, &contents, around.cache, around.now);

@@ -338,7 +338,7 @@ impl Scheduler {
             let place = ((self.running.len() as u32) - self.preempting) < self.config.max_num_seqs;
             let lacking = match self.fits(cache, owner, needed, None) {
                 Verdict::Fits => GroupCounts::default(),
-                Verdict::Lacks(lacking) => lacking.saturating_sub(self.coming(cache)),
+                Verdict::Lacks(lacking) => lacking.blocks.saturating_sub(self.coming(cache)),
             };
             if place && lacking.is_zero() {
                 break;

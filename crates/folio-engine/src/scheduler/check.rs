@@ -75,6 +75,13 @@ impl Scheduler {
                 self.reservations.blocks()
             ));
         }
+        for (_, slot) in &self.running {
+            let sequence = &self.sequences[*slot];
+            let mut tickets = sequence.running().into_iter().flat_map(|running| running.table.tickets());
+            if let Some(ticket) = tickets.find(|own| self.loads.get(own) != Some(&(sequence.id(), *slot))) {
+                return Err(format!("{ticket:?} does not know that {:?} waits for it", sequence.id()));
+            }
+        }
         if self.running.len() as u32 > self.config.max_num_seqs {
             return Err(format!(
                 "{} sequences run, the limit is {}",

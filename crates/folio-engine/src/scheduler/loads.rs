@@ -9,25 +9,32 @@
 use folio_kv::{KvCache, Ticket, Tiers};
 
 use super::Scheduler;
+use super::room::Resources;
 use crate::request::{Micros, RequestId};
 use crate::sequence::{Fresh, Slot, State};
 use crate::stats::WaitingFor;
 
 impl Scheduler {
-    /// A transfer may write the next `blocks` blocks of what `request` is known to say, behind those that its table has; if it waits
-    /// and there is room for it, it runs from now on with what is cached. The report is [`Scheduler::end_load`]. `None`: there is no room, somebody
-    /// waits for blocks, it has several sequences, the last token that it knows would be among them (that row must be computed), or
-    /// see [`KvCache::begin_load`].
+    /// A transfer may write the next `blocks` blocks of what a choice of `request` is known to say (before they part all are one
+    /// sequence), behind those that its table has; if it waits
+    /// and there is room for it, it runs from now on with what is cached. The report is [`Scheduler::end_load`]. `None`: there is no room
+    /// (`room`), somebody waits for blocks, the choice ended, the last token that it knows would be among them (that row must be
+    /// computed), or see [`KvCache::begin_load`].
     pub fn begin_load(
         &mut self,
         cache: &mut KvCache,
-        request: RequestId,
+        (request, choice): (RequestId, u32),
         blocks: u32,
         now: Micros,
     ) -> Option<Ticket> {
         self.now = now;
         self.recycle();
-        let [slot] = self.requests.get(&request)?.members[..] else { return None };
+        let state = self.requests.get(&request)?;
+        let stands_for = |slot: &&Slot| match self.sequences[**slot].choice {
+            Some(own) => own.index == choice,
+            None => state.unforked.contains(&choice),
+        };
+        let slot = *state.members.iter().find(stands_for)?;
         if self.contended() || self.preempting > 0 {
             return None;
         }
@@ -39,11 +46,14 @@ impl Scheduler {
         let table = &sequence.running()?.table;
         let to = table.capacity() + positions;
         // Nobody's promise, its own included: if the transfer is late it needs as many blocks again.
-        let fits = self.fits(cache, sequence.owner(), cache.needed(table, to), None).fits();
-        if !fits || to > sequence.attachable() {
+        let needed = cache.needed(table, to);
+        let asked = Resources { blocks: needed, transfer_bytes: cache.bytes_of(needed) };
+        if !self.fits(cache, sequence.owner(), asked, None).fits() || to > sequence.attachable() {
             return None;
         }
+        let id = sequence.id();
         let ticket = cache.begin_load(&mut self.sequences[slot].running_mut()?.table, blocks)?;
+        self.loads.insert(ticket, (id, slot));
         self.update_reservation(cache, slot);
         self.wait_for_load(slot);
         Some(ticket)
@@ -78,8 +88,9 @@ impl Scheduler {
     /// A transfer ended: what arrived, if it was verified, need not be computed. Of a table that is gone its blocks are free.
     pub fn end_load(&mut self, cache: &mut KvCache, ticket: Ticket, verified: bool, now: Micros) {
         self.now = now;
+        let owner = self.loads.remove(&ticket).filter(|(id, slot)| self.sequences.lives(*id, *slot));
         let has = |slot: &Slot| self.sequences[*slot].running().is_some_and(|it| it.table.has_ticket(ticket));
-        let Some(slot) = self.running.iter().map(|(_, slot)| *slot).find(has) else {
+        let Some(slot) = owner.map(|(_, slot)| slot).filter(has) else {
             cache.end_load(ticket, None, &[], verified).expect("without a table nothing is committed");
             return;
         };

@@ -74,7 +74,7 @@ mod swap;
 
 use std::collections::{BTreeSet, VecDeque};
 
-use folio_kv::{BlockHashes, KvCache};
+use folio_kv::{BlockHashes, KvCache, Ticket};
 use rustc_hash::FxHashMap;
 
 use crate::config::{ConfigError, SchedulerConfig};
@@ -108,6 +108,8 @@ pub struct Scheduler {
     suspended: BTreeSet<(Micros, SequenceId, Slot)>,
     cancelled: Vec<CancelRequest>,
     shared_prefixes: SharedPrefixes,
+    /// Whose table each transfer from outside was begun for.
+    loads: FxHashMap<Ticket, (SequenceId, Slot)>,
     reservations: Reservations,
     /// Victims that wait for their last commit.
     preempting: u32,
@@ -144,6 +146,7 @@ impl Scheduler {
             suspended: BTreeSet::new(),
             cancelled: Vec::new(),
             shared_prefixes: SharedPrefixes::default(),
+            loads: FxHashMap::default(),
             reservations: Reservations::default(),
             preempting: 0,
             headroom: Headroom::new(),

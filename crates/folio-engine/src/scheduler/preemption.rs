@@ -57,7 +57,7 @@ impl Scheduler {
                 Verdict::Fits if self.grow(cache, slot, positions) => return Allocation::Made,
                 Verdict::Fits => return Allocation::Refused,
                 Verdict::Lacks(_) if own.is_none() => return Allocation::Later,
-                Verdict::Lacks(lacking) => lacking.saturating_sub(self.coming(cache)),
+                Verdict::Lacks(lacking) => lacking.blocks.saturating_sub(self.coming(cache)),
             };
             if lacking.is_zero() {
                 return Allocation::Later;

@@ -1,6 +1,7 @@
-//! The ledger of reservations: what is set aside for whom, and what is left for anybody else.
+//! The ledger of room: what is set aside for whom, and what is left for anybody else.
 //!
-//! Owns: the sum of all reservations, by cache group. Must never: look at a sequence that is not asked about.
+//! Owns: the sum of all reservations, by cache group, and the limit of bytes in transfer. Must never: look at a sequence that is not
+//! asked about. (Slots of host memory are nobody's to reserve: who finds none is computed again, see `swap`.)
 //!
 //! A running sequence with a reservation may still take [`Running::reserved`](crate::sequence::Running) blocks, however others
 //! grow. The sum of those is kept as they change: when it grows, when its step is committed, and, in a cache with windows, of all
@@ -11,6 +12,21 @@ use folio_kv::{GroupCounts, KvCache, TenantId};
 use super::Scheduler;
 use crate::sequence::Slot;
 
+/// What somebody asks for; every part of it must be there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Resources {
+    /// Per cache group. A state is a block of its group.
+    pub blocks: GroupCounts,
+    /// That a transfer from outside is to write.
+    pub transfer_bytes: u64,
+}
+
+impl From<GroupCounts> for Resources {
+    fn from(blocks: GroupCounts) -> Self {
+        Self { blocks, ..Self::default() }
+    }
+}
+
 #[derive(Default)]
 pub(super) struct Reservations {
     blocks: GroupCounts,
@@ -18,12 +34,12 @@ pub(super) struct Reservations {
     owners: Vec<(TenantId, u32)>,
 }
 
-/// Whether blocks can be had now.
+/// Whether it can be had now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Fits,
-    /// So many are lacking, per cache group.
-    Lacks(GroupCounts),
+    /// So much is lacking. Blocks come from who is preempted or ends, bytes in transfer from the reports of transfers.
+    Lacks(Resources),
 }
 
 impl Verdict {
@@ -65,16 +81,22 @@ impl Reservations {
 }
 
 impl Scheduler {
-    /// Whether `owner` can take `blocks` without breaking a reservation; `own`'s does not count against it.
+    /// Whether `owner` can take what it asks for without breaking a reservation; `own`'s does not count against it.
     pub(super) fn fits(
         &self,
         cache: &KvCache,
         owner: TenantId,
-        blocks: GroupCounts,
+        asked: impl Into<Resources>,
         own: Option<Slot>,
     ) -> Verdict {
-        let lacking = blocks.saturating_sub(self.unreserved(cache, cache.available_to(owner), own));
-        if lacking.is_zero() { Verdict::Fits } else { Verdict::Lacks(lacking) }
+        let asked = asked.into();
+        let blocks = asked.blocks.saturating_sub(self.unreserved(cache, cache.available_to(owner), own));
+        let transfer_bytes = match asked.transfer_bytes {
+            0 => 0,
+            bytes => (cache.loading_bytes() + bytes).saturating_sub(self.config.max_transfer_bytes),
+        };
+        let lacking = Resources { blocks, transfer_bytes };
+        if lacking == Resources::default() { Verdict::Fits } else { Verdict::Lacks(lacking) }
     }
 
     /// Of what is `available` to whoever asks, what may be taken without breaking a reservation.
