@@ -12,7 +12,8 @@
 //!
 //! `n` blocks of group 0 can be attached if every group that is needed has all blocks that the next query reads: whole ones
 //! under the nodes they end with, and where `n` lies within a larger block, the beginning of that under the `n`-th node, which is
-//! copied. One pass over the chain finds the longest such `n`: per group the length of the unbroken run is enough.
+//! copied. One pass over the chain finds the longest such `n`: per group the length of the unbroken run is enough. A state is often
+//! where a conversation ended and nowhere near: a block written in part that has it is looked for behind all that the other groups have.
 //!
 //! What is not on the device may be in another tier that the caller allows ([`Tiers`]): then it is loaded. Of group 0 the device has a
 //! beginning, everything behind it is loaded. Blocks that are loaded are private until the `commit` of the step that loads them, which
@@ -80,20 +81,25 @@ pub(crate) struct Prefix {
     chain: u32,
     /// Whether it begins with what an operator declared.
     declared: bool,
+    /// Without this node and its positions, to be copied, it is of no use: only they have a state.
+    tail: Option<(u32, u32)>,
 }
 
 impl KvCache {
-    /// Finds the longest usable beginning of at most `most` positions; `each` is told every block of group 0 on the device on the way, in
+    /// Finds the longest usable beginning of `tokens`; `each` is told every block of group 0 on the device on the way, in
     /// order, those beyond the result included.
     fn find_prefix(
         &self,
         hashes: &BlockHashes,
         declared: bool,
-        most: u32,
+        tokens: &[u32],
         tiers: Tiers<'_>,
         mut each: impl FnMut(BlockId),
     ) -> Prefix {
-        let mut best = Prefix { declared, ..Prefix::default() };
+        let (mut best, most) = (Prefix { declared, ..Prefix::default() }, tokens.len() as u32);
+        // As far as all have it but for states.
+        let mut stateless = best;
+        let chain = hashes;
         let (size, shared) = (self.config.block_tokens, hashes.root().declared_blocks());
         let (mut runs, mut at) = ([0; MAX_GROUPS], best);
         let mut hashes = hashes.iter(declared).take((most / size) as usize);
@@ -119,10 +125,18 @@ impl KvCache {
                 }
                 (at.blocks, at.end) = (at.blocks + 1, at.end + size);
                 best.chain = at.resident;
-                if self.covered(&mut runs, Some(node), at.end, tiers) {
+                let (covered, but_states) = self.covered(&mut runs, Some(node), at.end, tiers);
+                if covered {
                     best = Prefix { chain: best.chain, ..at };
                 }
+                if but_states {
+                    stateless = at;
+                }
             }
+        }
+        if matches!(tiers, Tiers::Device) && stateless.end > best.end {
+            let tail = self.tail_behind(chain, &stateless, tokens);
+            return if tail.is_some() { Prefix { chain: best.chain, tail, ..stateless } } else { best };
         }
         // What only its own copy has, the last block perhaps in part.
         let Tiers::Host(Some(copy)) = tiers else { return best };
@@ -132,7 +146,7 @@ impl KvCache {
                 return best;
             }
             (at.blocks, at.end) = (end / size, end);
-            if self.covered(&mut runs, None, end, tiers) {
+            if self.covered(&mut runs, None, end, tiers).0 {
                 best = Prefix { chain: best.chain, ..at };
             }
         }
@@ -141,9 +155,9 @@ impl KvCache {
 
     /// The longest beginning: with what is shared where that is there as a whole, since nobody but its owner computes it,
     /// unless the tenant has more of its own.
-    fn longest_prefix(&self, hashes: &BlockHashes, most: u32, tiers: Tiers<'_>) -> Prefix {
+    fn longest_prefix(&self, hashes: &BlockHashes, tokens: &[u32], tiers: Tiers<'_>) -> Prefix {
         let shared = hashes.root().declared_blocks();
-        let find = |declared| self.find_prefix(hashes, declared, most, tiers, |_| ());
+        let find = |declared| self.find_prefix(hashes, declared, tokens, tiers, |_| ());
         if shared == 0 {
             return find(false);
         }
@@ -152,9 +166,16 @@ impl KvCache {
     }
 
     /// Whether every group has what the next query of a sequence reads that attaches `end` positions, with the last of which `node`
-    /// ends. `runs`: per group, whole blocks without a gap up to the node before; brought up to date.
-    fn covered(&self, runs: &mut [u32; MAX_GROUPS], node: Option<u32>, end: u32, tiers: Tiers<'_>) -> bool {
-        let mut covered = true;
+    /// ends; and whether all have it that keep no states. `runs`: per group, whole blocks without a gap up to the node before; brought
+    /// up to date.
+    fn covered(
+        &self,
+        runs: &mut [u32; MAX_GROUPS],
+        node: Option<u32>,
+        end: u32,
+        tiers: Tiers<'_>,
+    ) -> (bool, bool) {
+        let (mut covered, mut but_states) = (true, true);
         for (group, run) in self.others().zip(&mut runs[1..]) {
             let config = self.groups[group].config;
             let (whole, part) = (end / config.block_tokens, end % config.block_tokens);
@@ -165,9 +186,11 @@ impl KvCache {
                 *run = if there { *run + 1 } else { 0 };
             }
             let reads = whole.saturating_sub(config.first_block(end));
-            covered &= config.optional || (reads <= *run && (part == 0 || there));
+            let has = config.optional || (reads <= *run && (part == 0 || there));
+            covered &= has;
+            but_states &= has || config.layout == Layout::State;
         }
-        covered
+        (covered, but_states)
     }
 
     /// Where what block `index` of a group holds before position `end` can be loaded from: the sequence's own copy, or what is
@@ -249,6 +272,12 @@ impl KvCache {
         }
     }
 
+    /// The node to copy what follows a prefix of `tokens` from, and how many positions.
+    fn tail_behind(&self, hashes: &BlockHashes, prefix: &Prefix, tokens: &[u32]) -> Option<(u32, u32)> {
+        let rest = &tokens[prefix.end as usize..];
+        prefix.tail.or_else(|| self.tail_source(self.continued(hashes, prefix), rest, prefix.end))
+    }
+
     /// The node to copy the longest beginning of `rest` from, which is positive, and its length: among the newest children of
     /// `parent` that every group has (ties: the newest).
     fn tail_source(&self, parent: Parent, rest: &[u32], start: u32) -> Option<(u32, u32)> {
@@ -279,15 +308,9 @@ impl KvCache {
 
     /// What `attach` would find for all of `tokens`. Changes nothing, not even recency.
     pub fn lookup(&self, hashes: &BlockHashes, tokens: &[u32], tiers: Tiers<'_>) -> Lookup {
-        let prefix = self.longest_prefix(hashes, tokens.len() as u32, tiers);
+        let prefix = self.longest_prefix(hashes, tokens, tiers);
         let [idle_blocks, loads, _] = self.takes(hashes, &prefix, tiers);
-        let tail = match loads.is_zero() {
-            true => {
-                let parent = self.continued(hashes, &prefix);
-                self.tail_source(parent, &tokens[prefix.end as usize..], prefix.end)
-            }
-            false => None,
-        };
+        let tail = if loads.is_zero() { self.tail_behind(hashes, &prefix, tokens) } else { None };
         let loaded = prefix.end - prefix.resident * self.config.block_tokens;
         Lookup {
             full_blocks: prefix.resident,
@@ -322,22 +345,22 @@ impl KvCache {
         let (tenant, size) = (hashes.root().tenant, self.config.block_tokens);
         let most = max_tokens.min(tokens.len() as u32);
         let wanted = &tokens[..most as usize];
-        let tiers = if self.has_room_to_load(&hashes, most, tiers) { tiers } else { Tiers::Device };
+        let tiers = if self.has_room_to_load(&hashes, wanted, tiers) { tiers } else { Tiers::Device };
         let shares = hashes.root().declared_blocks() > 0;
-        let declared = shares && self.longest_prefix(&hashes, most, tiers).declared;
+        let declared = shares && self.longest_prefix(&hashes, wanted, tiers).declared;
         let mut table = self.table_of(hashes, declared);
         let list = &mut std::mem::take(&mut table.lists[0]);
-        let mut prefix = self.find_prefix(&table.hashes, declared, most, tiers, |block| list.push(block));
+        let mut prefix = self.find_prefix(&table.hashes, declared, wanted, tiers, |block| list.push(block));
         let [idle, loaded, copied] = self.takes(&table.hashes, &prefix, tiers);
         let available = self.available_to(tenant);
         let mut source = None;
         if loaded.is_zero() {
-            let parent = self.continued(&table.hashes, &prefix);
             let one = self.each_group(|group| u32::from(!self.groups[group].config.optional));
-            source = self.tail_source(parent, &wanted[prefix.end as usize..], prefix.end);
+            source = self.tail_behind(&table.hashes, &prefix, wanted);
             source = source.filter(|_| (idle + one).fits(available));
-            if source.is_none() && !copied.is_zero() && !(idle + copied).fits(available) {
-                // The hit ends within a larger block, which must be copied.
+            let ends_within = !copied.is_zero() && !(idle + copied).fits(available);
+            if source.is_none() && (ends_within || prefix.tail.is_some()) {
+                // The hit ends within a larger block, or in a tail, which must be copied.
                 prefix = Prefix { chain: prefix.chain, ..Prefix::default() };
                 table.declared = false;
             }
@@ -368,11 +391,11 @@ impl KvCache {
     }
 
     /// Whether there are blocks for all that would be loaded.
-    fn has_room_to_load(&self, hashes: &BlockHashes, most: u32, tiers: Tiers<'_>) -> bool {
+    fn has_room_to_load(&self, hashes: &BlockHashes, tokens: &[u32], tiers: Tiers<'_>) -> bool {
         if matches!(tiers, Tiers::Device) {
             return false;
         }
-        let prefix = self.longest_prefix(hashes, most, tiers);
+        let prefix = self.longest_prefix(hashes, tokens, tiers);
         let [idle, loads, copied] = self.takes(hashes, &prefix, tiers);
         (idle + loads + copied).fits(self.available_to(hashes.root().tenant))
     }

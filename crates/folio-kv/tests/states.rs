@@ -109,3 +109,47 @@ fn rows_that_may_be_taken_back_are_counted_as_room() {
     cache.release(table, &tokens);
     cache.check(&[]).unwrap();
 }
+
+/// States lie behind every eighth position, and where a conversation ended: it goes on from there, however far the last of the others.
+#[test]
+fn a_conversation_goes_on_from_the_state_at_its_end() {
+    for end in [3, 7, 14, 15, 18, 22, 31] {
+        let (mut cache, root, tokens) = (cache(8), root(0), (0..60).collect::<Vec<u32>>());
+        let (mut table, _) = cache.attach_at(&root, &tokens, 0);
+        plan(&mut cache, &mut table, end, 0);
+        cache.committed(&mut table, &tokens, end);
+        cache.release(table, &tokens);
+        let found = cache.lookup_at(&root, &tokens);
+        assert_eq!(found.full_blocks * 4 + found.tail_tokens, end);
+        let (table, copies) = cache.attach_at(&root, &tokens, 40);
+        assert_eq!(table.computed(), end, "{copies:?}");
+        cache.check(&[&table]).unwrap();
+        cache.release(table, &tokens);
+        // Shorter than that, and there is no state: only those at borders are of use.
+        let shorter = end - 1;
+        let (table, _) = cache.attach_at(&root, &tokens[..shorter as usize], shorter);
+        assert_eq!(table.computed(), shorter - shorter % 8);
+        cache.release(table, &tokens);
+        cache.check(&[]).unwrap();
+    }
+}
+
+/// Where the block that the tail would be copied to cannot be had, nothing of it is attached.
+#[test]
+fn a_tail_that_cannot_be_copied_is_not_a_hit() {
+    let (mut cache, root, tokens) = (cache(1), root(0), (0..60).collect::<Vec<u32>>());
+    let (mut table, _) = cache.attach_at(&root, &tokens, 0);
+    plan(&mut cache, &mut table, 6, 0);
+    cache.committed(&mut table, &tokens, 6);
+    cache.release(table, &tokens);
+    let (mut other, _) = cache.attach_at(&common::root(1), &tokens, 0);
+    let taken = cache.lookup_at(&root, &tokens);
+    assert_eq!(taken.full_blocks * 4 + taken.tail_tokens, 6);
+    plan(&mut cache, &mut other, 1, 0);
+    let (table, copies) = cache.attach_at(&root, &tokens, 40);
+    assert_eq!((table.computed(), copies.len()), (0, 0));
+    cache.check(&[&table, &other]).unwrap();
+    cache.release(table, &tokens);
+    cache.release(other, &tokens);
+    cache.check(&[]).unwrap();
+}
