@@ -44,6 +44,8 @@ pub struct SchedulerConfig {
     /// bounded by fuel to some 10 ms, so longer means that the machine is stuck.
     pub grammar_wait_us_max: u64,
     pub adapter_wait_us_max: u64,
+    /// Adapters that a step may use, vLLM's `max_loras`: sequences of others wait for one whose last sequence ends. 0: none is served.
+    pub max_adapters: u32,
     /// Bytes of blocks that transfers from outside may be writing at once, until they report, whoever still waits for them.
     pub max_transfer_bytes: u64,
     /// Share of the pool (in thousandths) that may be pinned by all tenants, and by one. Less where the longest request
@@ -76,6 +78,7 @@ impl Default for SchedulerConfig {
             remote_prefill_wait_us_max: 60_000_000,
             grammar_wait_us_max: 5_000_000,
             adapter_wait_us_max: 60_000_000,
+            max_adapters: 0,
             max_transfer_bytes: 1 << 30,
             pin_permille: 250,
             tenant_pin_permille: 250,

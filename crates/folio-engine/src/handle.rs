@@ -245,6 +245,9 @@ fn check(shared: &Shared, request: &Request) -> Result<(), Rejected> {
     if request.n > config.max_choices {
         return Err(Rejected::TooManyChoices { n: request.n, max: config.max_choices });
     }
+    if request.adapter.is_some() && config.max_adapters == 0 {
+        return invalid("adapter", "names one, and none is served".into());
+    }
     let alone = request.n == 1 && request.sampling.max_tokens == 0 && request.prompt_logprobs.is_none();
     if request.pooling.is_some() && !alone {
         return invalid("pooling", "has one choice, no tokens and no logprobs".into());

@@ -37,7 +37,8 @@ pub use handle::{EngineHandle, Health, Rejected};
 pub use mailbox::CancelRequest;
 pub use plan::{Executor, StepOutput, StepPlan};
 pub use request::{
-    CancelFlag, Event, EventSink, FinishReason, Micros, Pooling, Request, RequestId, SamplingParams,
+    AdapterId, CancelFlag, Event, EventSink, FinishReason, Micros, Pooling, Request, RequestId,
+    SamplingParams,
 };
 pub use sampler::Sampler;
 pub use scheduler::Scheduler;

@@ -13,7 +13,7 @@ pub use folio_model::backend::SwapTimes;
 use rustc_hash::FxHashMap;
 
 use crate::guide::GuideRef;
-use crate::request::{SamplingParams, TokenLogprobs};
+use crate::request::{AdapterId, SamplingParams, TokenLogprobs};
 
 /// A sequence is one choice of one request. Never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -47,6 +47,8 @@ pub struct SequencePlan {
     pub first_position: u32,
     /// Token ids to compute. Behind an unfinished step that is one token, [`PLACEHOLDER`] and its place there.
     pub tokens: Vec<u32>,
+    /// Whose weights its rows use beside the model's. A step has no more than [`crate::SchedulerConfig::max_adapters`] of them.
+    pub adapter: Option<AdapterId>,
     /// The unfinished step that chooses the token; `None`: it is known.
     pub follows: Option<u64>,
     /// The last so many tokens are drafts: of their rows those are confirmed that follow what was chosen.
@@ -106,6 +108,7 @@ impl SequencePlan {
             id,
             first_position: 0,
             tokens: Vec::new(),
+            adapter: None,
             follows: None,
             drafts: 0,
             tentative: 0,

@@ -42,7 +42,13 @@ pub struct Request {
     /// A vector is wanted instead of tokens, see [`Event::Pooled`]; `n` is 1 and `sampling.max_tokens` 0 then. A mean is summed in
     /// f64 in the order of the prompt, divided once and rounded once; its rows are computed, not found in the cache.
     pub pooling: Option<Pooling>,
+    /// Whose weights its rows use beside the model's; its `root` says so, too ([`folio_kv::Identity::extra`]).
+    pub adapter: Option<AdapterId>,
 }
+
+/// Names the weights of an adapter (LoRA), for ever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AdapterId(pub u64);
 
 impl Request {
     /// With what identifies its prompt's blocks. O(prompt): where the request is made, not on the engine's thread.

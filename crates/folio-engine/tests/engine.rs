@@ -352,6 +352,10 @@ fn what_can_never_run_is_refused_at_once() {
         Rejected::Invalid { field, .. } => field,
         other => panic!("{other}"),
     };
+    assert_eq!(
+        field(Request { adapter: Some(folio_engine::AdapterId(1)), ..request(2, &[1], 1) }),
+        "adapter"
+    );
     assert_eq!(field(request(2, &[], 1)), "prompt");
     assert_eq!(field(request(2, &[29], 1)), "prompt");
     assert_eq!(field(Request { n: 0, ..request(2, &[1], 1) }), "n");

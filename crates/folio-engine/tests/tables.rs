@@ -107,6 +107,7 @@ fn plan(step: u64, id: u64, since: u64, tables: [&[u32]; 2], changes: [TableChan
         id: SequenceId(id),
         first_position: (tables[0].len() * BLOCK) as u32 - 1,
         tokens: vec![1],
+        adapter: None,
         follows: None,
         drafts: 0,
         tentative: 0,

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use folio_engine::plan::ExecutorError;
 use folio_engine::request::{Event, Request, RequestId};
 use folio_engine::{
-    FinishReason, Guide, Micros, Restricted, Rules, RulesRef, Scheduler, SchedulerConfig, WaitingFor,
+    AdapterId, FinishReason, Guide, Micros, Restricted, Rules, RulesRef, Scheduler, SchedulerConfig,
+    WaitingFor,
 };
 use folio_kv::{CacheConfig, KvCache, default_policy};
 use folio_sim::Machine;
@@ -320,4 +321,47 @@ fn an_ended_request_is_kept_by_no_plan() {
     let error = ExecutorError { step: 1, reason: "it fails".into() };
     scheduler.commit(&mut cache, Err(error), Micros(2)).clear();
     assert_eq!(Arc::strong_count(&rules), 1, "rules, parameters and histories end with their request");
+}
+
+/// Who names an adapter that no running sequence uses waits for a slot; the others pass it, but not for ever.
+#[test]
+fn an_adapter_needs_a_slot() {
+    for bypasses in [8, 2] {
+        let config = SchedulerConfig { max_adapters: 1, max_bypasses: bypasses, ..config() };
+        let mut machine = Machine::new(config, 200, 4);
+        let with = |id: u64, adapter: Option<u64>, max_tokens| Request {
+            adapter: adapter.map(AdapterId),
+            ..request(id, &text(id as u32, 9), max_tokens)
+        };
+        machine.submit(with(1, Some(7), 12));
+        machine.step();
+        machine.submit(with(2, Some(8), 3));
+        machine.submit(with(3, Some(7), 4));
+        machine.submit(with(4, None, 4));
+        machine.step();
+        machine.submit(with(5, None, 4));
+        (0..2).for_each(|_| drop(machine.step()));
+        assert_eq!((rows(&machine, 2), machine.scheduler.counters().preemptions), (None, 0));
+        // Two passed it; the third only where more may.
+        assert!(rows(&machine, 3).is_some() && rows(&machine, 4).is_some());
+        assert_eq!(rows(&machine, 5).is_some(), bypasses > 2);
+        machine.run();
+        assert_eq!((1..6).map(|id| machine.tokens(id, 0).len()).sum::<usize>(), 12 + 3 + 4 + 4 + 4);
+    }
+}
+
+/// A better class gets no slot by preempting who uses it: it waits for that one's end.
+#[test]
+fn nobody_is_preempted_for_the_slot_of_an_adapter() {
+    let mut machine = Machine::new(SchedulerConfig { max_adapters: 1, ..config() }, 200, 4);
+    let with = |id: u64, class, adapter| Request {
+        adapter: Some(AdapterId(adapter)),
+        class,
+        ..request(id, &text(id as u32, 9), 8)
+    };
+    machine.submit(with(1, 0, 7));
+    machine.step();
+    machine.submit(with(2, -1, 8));
+    machine.run();
+    assert_eq!((machine.tokens(2, 0).len(), machine.scheduler.counters().preemptions), (8, 0));
 }

@@ -241,7 +241,18 @@ impl KvCache {
         copies: &mut Vec<BlockCopy>,
     ) -> Option<()> {
         let from = table.lists[group][tail];
-        let to = self.take(group, table.hashes.root().tenant)?;
+        let Some(to) = self.take(group, table.hashes.root().tenant) else {
+            // An optional group goes on without; behind a hole nothing of it is of use.
+            self.groups[group].config.optional.then_some(())?;
+            for at in tail..table.lists[group].len() {
+                let block = table.lists[group][at];
+                table.set(group, at, HOLE);
+                if block != HOLE {
+                    self.unreference(group, block);
+                }
+            }
+            return Some(());
+        };
         let copied = table.computed % self.groups[group].config.block_tokens;
         self.set_filled(group, to, copied);
         self.unreference(group, from);

@@ -86,6 +86,12 @@ pub(crate) fn check_plan<'a>(
     if tokens > config.max_num_batched_tokens as usize {
         return Err(format!("{tokens} tokens exceed the budget of {}", config.max_num_batched_tokens));
     }
+    let mut adapters: Vec<_> = plan.sequences.iter().filter_map(|sequence| sequence.adapter).collect();
+    adapters.sort_unstable();
+    adapters.dedup();
+    if adapters.len() > config.max_adapters as usize {
+        return Err(format!("{adapters:?} in one step, at most {}", config.max_adapters));
+    }
     for sequence in &plan.sequences {
         let computed = check_overlap(sequence, under_way.clone(), scenario, plan.step)?;
         let end = sequence.first_position as usize + sequence.tokens.len();

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 
 use folio_engine::RulesRef;
 use folio_engine::SchedulerConfig;
-use folio_engine::request::{Micros, Pooling, Request, RequestId, SamplingParams};
+use folio_engine::request::{AdapterId, Micros, Pooling, Request, RequestId, SamplingParams};
 use folio_kv::{CacheConfig, GroupConfig, GroupCounts, Identity, Layout, PinLimits, Quota, Root, TenantId};
 
 use crate::keeping;
@@ -118,6 +118,7 @@ pub fn request(id: u64, prompt: &[u32], max_tokens: u32) -> Request {
         prompt_logprobs: None,
         retention: Vec::new(),
         pooling: None,
+        adapter: None,
     }
 }
 
@@ -146,6 +147,7 @@ impl Scenario {
             remote_prefill_wait_us_max: 100_000,
             grammar_wait_us_max: 2 * LATE_US_MAX,
             adapter_wait_us_max: 150_000,
+            max_adapters: [0, 0, 1, 2, 0][(seed / 3 % 5) as usize],
             max_transfer_bytes: [4 << 10, 24 << 10, 1 << 20][(seed / 7 % 3) as usize],
             tenant_weights: vec![(TenantId(1), 1 + (seed % 4) as u32)],
             ..SchedulerConfig::default()
@@ -166,6 +168,7 @@ impl Scenario {
         let groups = groups(&mut Rng::new(seed ^ 0x3147), &config, &cache, largest);
         let groups = other_layouts(&mut Rng::new(seed ^ 0x57a7), groups);
         let beside = &mut Rng::new(seed ^ 0x1ea5);
+        adapters(&mut Rng::new(seed ^ 0xada9), &mut clients, config.max_adapters);
         let (swap_slots, swap_us) = swap(&mut Rng::new(seed ^ 0x50a9), &cache, &groups);
         Self {
             swap_slots,
@@ -227,6 +230,13 @@ fn overlap(rng: &mut Rng, clients: &mut [Client]) -> (bool, usize, usize) {
         }
     }
     (samples, depth, lag)
+}
+
+/// Two of three requests name one of three adapters where any is served.
+fn adapters(rng: &mut Rng, clients: &mut [Client], most: u32) {
+    for client in clients.iter_mut().filter(|_| most > 0) {
+        client.request.adapter = rng.range(0, 4).checked_sub(2).map(AdapterId);
+    }
 }
 
 /// Longest time to a mask that comes at all.
@@ -378,6 +388,7 @@ fn clients(rng: &mut Rng, config: &SchedulerConfig, vocab: u32) -> Vec<Client> {
             prompt_logprobs: rng.one_in(6).then(|| rng.range(0, 3) as u32),
             retention: Vec::new(),
             pooling: None,
+            adapter: None,
             prompt: prompt.into(),
         };
         let behaviour = behaviour(rng, now, request.n);

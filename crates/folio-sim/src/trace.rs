@@ -288,6 +288,7 @@ fn build(index: usize, request: &TraceRequest, config: &ReplayConfig) -> Option<
         prompt_logprobs: None,
         retention: Vec::new(),
         pooling: None,
+        adapter: None,
     })
 }
 

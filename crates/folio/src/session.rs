@@ -181,6 +181,7 @@ fn request(runtime: &Runtime, prompt: Vec<u32>, args: &SamplingArgs) -> Result<R
         prompt_logprobs: None,
         retention: Vec::new(),
         pooling: None,
+        adapter: None,
     })
 }
 

@@ -201,6 +201,7 @@ fn overlap() {
         prompt_logprobs: None,
         retention: Vec::new(),
         pooling: None,
+        adapter: None,
     });
     let requests = requests.into_iter().map(|request| request.hashed(16));
     scheduler.admit(requests, [], Micros(0));
@@ -348,6 +349,7 @@ fn steps() {
         prompt_logprobs: None,
         retention: Vec::new(),
         pooling: None,
+        adapter: None,
     });
     let requests = requests.into_iter().map(|request| request.hashed(16));
     scheduler.admit(requests, [], Micros(0));

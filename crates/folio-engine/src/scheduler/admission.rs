@@ -26,7 +26,7 @@ use std::cmp::Reverse;
 use folio_kv::{BlockTable, GroupCounts, KvCache, TenantId, Tiers};
 
 use super::Scheduler;
-use super::room::Verdict;
+use super::room::{Resources, Verdict};
 use crate::sequence::{Found, Fresh, Running, Slot, State, Wait, Waiting};
 use crate::stats::WaitingFor;
 
@@ -217,8 +217,12 @@ impl Scheduler {
             self.wait_for(slot, WaitingFor::Turn);
             return false;
         }
-        let demand = self.demand(cache, slot);
         let tenant = self.sequences[slot].owner();
+        if !self.has_adapter(cache, slot) {
+            self.refuse(slot, WaitingFor::Turn);
+            return false;
+        }
+        let demand = self.demand(cache, slot);
         let mut within = cache.available();
         within[0] = cache.room(tenant).0;
         let spare = self.unreserved(cache, within, None);
@@ -242,12 +246,23 @@ impl Scheduler {
             (demand.now + demand.later + growth + margin).fits(spare)
         };
         if !fits {
-            self.wait_for(slot, WaitingFor::Blocks);
-            if !self.step.refused.contains(&slot) {
-                self.step.refused.push(slot);
-            }
+            self.refuse(slot, WaitingFor::Blocks);
         }
         fits
+    }
+
+    /// It does not fit, and who passes it is counted.
+    fn refuse(&mut self, slot: Slot, reason: WaitingFor) {
+        self.wait_for(slot, reason);
+        if !self.step.refused.contains(&slot) {
+            self.step.refused.push(slot);
+        }
+    }
+
+    /// There is a slot for its adapter, if it has one.
+    fn has_adapter(&self, cache: &KvCache, slot: Slot) -> bool {
+        let asked = Resources { adapters: self.adapters(slot), ..Resources::default() };
+        asked.adapters == 0 || self.fits(cache, self.sequences[slot].owner(), asked, None).fits()
     }
 
     /// Its tenant's quota has room for it, and for the growth of its tenant's running sequences; alone, for what it needs now.
@@ -311,6 +326,9 @@ impl Scheduler {
     /// Takes place and blocks of running sequences that `slot` outranks, if that is enough to admit it. Of victims that are under way
     /// it gets them later.
     fn displace(&mut self, cache: &mut KvCache, slot: Slot) -> bool {
+        if !self.has_adapter(cache, slot) {
+            return false;
+        }
         let demand = self.demand(cache, slot);
         let needed = if demand.reserve { demand.now + demand.later } else { demand.now };
         let (mut gain, mut victims) = (GroupCounts::default(), Vec::new());

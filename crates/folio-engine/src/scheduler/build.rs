@@ -204,6 +204,7 @@ fn fill(entry: &mut SequencePlan, sequence: &mut Sequence, granted: u32, step: u
         .map_or((0, Placeholder::default()), |running| (running.scheduled, running.placeholder));
     let to = from + granted;
     entry.id = id;
+    entry.adapter = sequence.request.adapter;
     entry.first_position = from;
     entry.tokens.clear();
     entry.samples.clear();

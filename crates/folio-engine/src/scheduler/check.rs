@@ -4,7 +4,7 @@ use folio_kv::{BlockTable, KvCache, TenantId};
 
 use super::Scheduler;
 use crate::plan::SequenceId;
-use crate::request::{Micros, RequestId};
+use crate::request::{AdapterId, Micros, RequestId};
 use crate::sequence::{Running, Sequence, Slot};
 use crate::stats::PerReason;
 
@@ -74,6 +74,19 @@ impl Scheduler {
                 "{reserved} reservations of {sum} blocks, {:?} counted",
                 self.reservations.blocks()
             ));
+        }
+        let adapters = self.reservations.adapters();
+        let uses = |(adapter, count): &(AdapterId, u32)| {
+            let of = |(_, slot): &&(_, Slot)| self.sequences[*slot].request.adapter == Some(*adapter);
+            self.running.iter().filter(of).count() as u32 == *count
+        };
+        let used = self.running.iter().filter_map(|(_, slot)| self.sequences[*slot].request.adapter);
+        let users: u32 = adapters.iter().map(|(_, users)| users).sum();
+        if used.count() as u32 != users
+            || !adapters.iter().all(uses)
+            || adapters.len() as u32 > self.config.max_adapters
+        {
+            return Err(format!("{adapters:?} are used, at most {}", self.config.max_adapters));
         }
         for (_, slot) in &self.running {
             let sequence = &self.sequences[*slot];

@@ -47,7 +47,8 @@ impl Scheduler {
         let to = table.capacity() + positions;
         // Nobody's promise, its own included: if the transfer is late it needs as many blocks again.
         let needed = cache.needed(table, to);
-        let asked = Resources { blocks: needed, transfer_bytes: cache.bytes_of(needed) };
+        let transfer_bytes = cache.bytes_of(needed);
+        let asked = Resources { blocks: needed, transfer_bytes, ..Resources::default() };
         if !self.fits(cache, sequence.owner(), asked, None).fits() || to > sequence.attachable() {
             return None;
         }

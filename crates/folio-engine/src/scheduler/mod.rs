@@ -277,6 +277,7 @@ impl Scheduler {
         if let Some(running) = sequence.running_mut() {
             running.table_slot = table_slot;
         }
+        self.reservations.use_adapter(sequence.request.adapter, true);
         let rank = self.sequences[slot].rank;
         let at = self.running.partition_point(|(other, _)| *other < rank);
         self.running.insert(at, (rank, slot));
@@ -286,6 +287,7 @@ impl Scheduler {
         let rank = self.sequences[slot].rank;
         if let Ok(at) = self.running.binary_search_by_key(&rank, |(other, _)| *other) {
             self.running.remove(at);
+            self.reservations.use_adapter(self.sequences[slot].request.adapter, false);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The ledger of room: what is set aside for whom, and what is left for anybody else.
 //!
-//! Owns: the sum of all reservations, by cache group, and the limit of bytes in transfer. Must never: look at a sequence that is not
+//! Owns: the sum of all reservations, by cache group, the slots of adapters, and the limit of bytes in transfer. Must never: look at a sequence that is not
 //! asked about. (Slots of host memory are nobody's to reserve: who finds none is computed again, see `swap`.)
 //!
 //! A running sequence with a reservation may still take [`Running::reserved`](crate::sequence::Running) blocks, however others
@@ -10,6 +10,7 @@
 use folio_kv::{GroupCounts, KvCache, TenantId};
 
 use super::Scheduler;
+use crate::request::AdapterId;
 use crate::sequence::Slot;
 
 /// What somebody asks for; every part of it must be there.
@@ -17,6 +18,8 @@ use crate::sequence::Slot;
 pub(super) struct Resources {
     /// Per cache group. A state is a block of its group.
     pub blocks: GroupCounts,
+    /// Slots for weights that no running sequence uses yet.
+    pub adapters: u32,
     /// That a transfer from outside is to write.
     pub transfer_bytes: u64,
 }
@@ -32,13 +35,16 @@ pub(super) struct Reservations {
     blocks: GroupCounts,
     /// Whose, and how many.
     owners: Vec<(TenantId, u32)>,
+    /// Those in use, and by how many running sequences.
+    adapters: Vec<(AdapterId, u32)>,
 }
 
 /// Whether it can be had now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Fits,
-    /// So much is lacking. Blocks come from who is preempted or ends, bytes in transfer from the reports of transfers.
+    /// So much is lacking. Blocks come from who is preempted or ends, a slot from the end of the last who uses its adapter (nobody is
+    /// preempted for it), bytes in transfer from the reports of transfers.
     Lacks(Resources),
 }
 
@@ -56,6 +62,22 @@ impl Reservations {
     /// All reservations, for `check`.
     pub fn blocks(&self) -> (GroupCounts, u32) {
         (self.blocks, self.owners.iter().map(|(_, count)| count).sum())
+    }
+
+    /// A running sequence uses an adapter, or does no more.
+    pub fn use_adapter(&mut self, adapter: Option<AdapterId>, begins: bool) {
+        let Some(adapter) = adapter else { return };
+        match self.adapters.iter().position(|(used, _)| *used == adapter) {
+            Some(at) if begins => self.adapters[at].1 += 1,
+            Some(at) if self.adapters[at].1 > 1 => self.adapters[at].1 -= 1,
+            Some(at) => drop(self.adapters.swap_remove(at)),
+            None => self.adapters.push((adapter, 1)),
+        }
+    }
+
+    /// Those in use, for `check`.
+    pub fn adapters(&self) -> &[(AdapterId, u32)] {
+        &self.adapters
     }
 
     /// Replaces what one sequence of `owner` had set aside.
@@ -95,8 +117,21 @@ impl Scheduler {
             0 => 0,
             bytes => (cache.loading_bytes() + bytes).saturating_sub(self.config.max_transfer_bytes),
         };
-        let lacking = Resources { blocks, transfer_bytes };
+        let adapters = match asked.adapters {
+            0 => 0,
+            slots => {
+                (self.reservations.adapters.len() as u32 + slots).saturating_sub(self.config.max_adapters)
+            }
+        };
+        let lacking = Resources { blocks, adapters, transfer_bytes };
         if lacking == Resources::default() { Verdict::Fits } else { Verdict::Lacks(lacking) }
+    }
+
+    /// The slot that a sequence which does not run would take for its adapter.
+    pub(super) fn adapters(&self, slot: Slot) -> u32 {
+        let adapter = self.sequences[slot].request.adapter;
+        let is_used = |adapter| self.reservations.adapters.iter().any(|(used, _)| *used == adapter);
+        u32::from(adapter.is_some_and(|adapter| !is_used(adapter)))
     }
 
     /// Of what is `available` to whoever asks, what may be taken without breaking a reservation.

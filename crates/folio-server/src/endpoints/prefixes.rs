@@ -185,6 +185,7 @@ async fn compute(
         deadline: timeout.map(|limit| Micros(engine.now().0.saturating_add(limit.as_micros() as u64))),
         prompt_logprobs: None,
         pooling: None,
+        adapter: None,
         retention: vec![RetentionRange {
             tokens: 0..wanted.tokens.len() as u32,
             priority: retention.priority,

@@ -213,6 +213,7 @@ fn submit(
             prompt_logprobs: job.generation.prompt_logprobs,
             retention: prompt.retention.clone(),
             pooling: job.pooling,
+            adapter: None,
         };
         let (unread, events) = (unread.clone(), events.clone());
         // The event that is too much is the last that is sent: it tells the driver.

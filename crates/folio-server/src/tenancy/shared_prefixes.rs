@@ -120,6 +120,7 @@ impl SharedPrefix {
             deadline: None,
             prompt_logprobs: None,
             pooling: None,
+            adapter: None,
             retention: vec![RetentionRange {
                 tokens: 0..self.tokens.len() as u32,
                 priority: OPERATOR_PRIORITY,

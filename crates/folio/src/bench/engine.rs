@@ -244,6 +244,7 @@ impl Bench<'_> {
             prompt_logprobs: None,
             retention: Vec::new(),
             pooling: None,
+            adapter: None,
         }
     }
 }

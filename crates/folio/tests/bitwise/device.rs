@@ -261,6 +261,7 @@ fn answers<B: Backend + 'static>(
             prompt_logprobs: (index % 3 == 0).then_some(2),
             retention: Vec::new(),
             pooling: None,
+            adapter: None,
         };
         let sink = move |event: Event| sender.send((index, event)).is_ok();
         engine.submit(request, Box::new(sink)).expect("taken");

@@ -512,6 +512,7 @@ impl World {
             prompt_logprobs: None,
             retention: Vec::new(),
             pooling: arrival.pooling,
+            adapter: None,
         }
     }
 }
