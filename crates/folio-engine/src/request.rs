@@ -48,7 +48,7 @@ pub struct Request {
 
 /// Names the weights of an adapter (LoRA), for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct AdapterId(pub u64);
+pub struct AdapterId(pub std::num::NonZeroU32);
 
 impl Request {
     /// With what identifies its prompt's blocks. O(prompt): where the request is made, not on the engine's thread.

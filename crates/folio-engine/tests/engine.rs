@@ -353,7 +353,10 @@ fn what_can_never_run_is_refused_at_once() {
         other => panic!("{other}"),
     };
     assert_eq!(
-        field(Request { adapter: Some(folio_engine::AdapterId(1)), ..request(2, &[1], 1) }),
+        field(Request {
+            adapter: Some(folio_engine::AdapterId(std::num::NonZeroU32::MIN)),
+            ..request(2, &[1], 1)
+        }),
         "adapter"
     );
     assert_eq!(field(request(2, &[], 1)), "prompt");

@@ -1,5 +1,6 @@
 //! Waits for what is outside the steps: a mask, KV of another tier or engine, an adapter. Each holds up its own sequence alone.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -329,8 +330,8 @@ fn an_adapter_needs_a_slot() {
     for bypasses in [8, 2] {
         let config = SchedulerConfig { max_adapters: 1, max_bypasses: bypasses, ..config() };
         let mut machine = Machine::new(config, 200, 4);
-        let with = |id: u64, adapter: Option<u64>, max_tokens| Request {
-            adapter: adapter.map(AdapterId),
+        let with = |id: u64, adapter: Option<u32>, max_tokens| Request {
+            adapter: adapter.and_then(NonZeroU32::new).map(AdapterId),
             ..request(id, &text(id as u32, 9), max_tokens)
         };
         machine.submit(with(1, Some(7), 12));
@@ -355,7 +356,7 @@ fn an_adapter_needs_a_slot() {
 fn nobody_is_preempted_for_the_slot_of_an_adapter() {
     let mut machine = Machine::new(SchedulerConfig { max_adapters: 1, ..config() }, 200, 4);
     let with = |id: u64, class, adapter| Request {
-        adapter: Some(AdapterId(adapter)),
+        adapter: NonZeroU32::new(adapter).map(AdapterId),
         class,
         ..request(id, &text(id as u32, 9), 8)
     };

@@ -1,5 +1,6 @@
 //! A world made from a seed: limits, pool, tenants, clients and faults.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -235,7 +236,7 @@ fn overlap(rng: &mut Rng, clients: &mut [Client]) -> (bool, usize, usize) {
 /// Two of three requests name one of three adapters where any is served.
 fn adapters(rng: &mut Rng, clients: &mut [Client], most: u32) {
     for client in clients.iter_mut().filter(|_| most > 0) {
-        client.request.adapter = rng.range(0, 4).checked_sub(2).map(AdapterId);
+        client.request.adapter = NonZeroU32::new(rng.range(0, 4).saturating_sub(1) as u32).map(AdapterId);
     }
 }
 

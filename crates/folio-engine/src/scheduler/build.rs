@@ -203,8 +203,10 @@ fn fill(entry: &mut SequencePlan, sequence: &mut Sequence, granted: u32, step: u
         .running()
         .map_or((0, Placeholder::default()), |running| (running.scheduled, running.placeholder));
     let to = from + granted;
-    entry.id = id;
-    entry.adapter = sequence.request.adapter;
+    if entry.id != id || entry.tokens.is_empty() {
+        // What does not change is not looked at again: it lies far away.
+        (entry.id, entry.adapter) = (id, sequence.request.adapter);
+    }
     entry.first_position = from;
     entry.tokens.clear();
     entry.samples.clear();
