@@ -17,26 +17,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use axum::body::Body;
-use common::FakeEngine;
-use folio_engine::handle::{Health, Rejected};
-use folio_engine::{
-    CacheCommand, CacheReply, CancelFlag, EngineStats, EventSink, Micros, Request, RequestId,
-};
-use folio_kv::{Holdings, TenantId};
+use common::{FakeEngine, Submitting};
+use folio_engine::{EventSink, Request};
 use folio_model::checkpoint::gguf::{Metadata, read_header};
-use folio_server::{App, Engine, Parsers, Server, ServerConfig};
-use folio_text::{ChatTemplate, ReasoningFormat, TemplateSources, Tokenizer, ToolFormat};
+use folio_server::{App, Engine, Server, ServerConfig};
+use folio_text::{ChatTemplate, TemplateSources, Tokenizer};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata as SpanMetadata, Subscriber};
-
-/// An engine that notes when it was given what.
-#[derive(Default)]
-struct Noting {
-    engine: FakeEngine,
-    given: Mutex<Option<Given>>,
-}
 
 struct Given {
     at: Instant,
@@ -44,56 +33,18 @@ struct Given {
     hashing_ms: f64,
 }
 
-impl Engine for Noting {
-    fn next_request_id(&self) -> RequestId {
-        self.engine.next_request_id()
-    }
-
-    fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<CancelFlag, Rejected> {
+/// An engine that notes when it was given what.
+fn noting(given: Arc<Mutex<Option<Given>>>) -> impl Engine {
+    let submit = move |engine: &FakeEngine, request: Request, sink: Box<dyn EventSink>| {
         let (at, tokens) = (Instant::now(), request.prompt.len());
         let (request, _) = request.hashed(16);
         let hashing_ms = ms(at);
-        *self.given.lock().expect("no panic") = Some(Given { at, tokens, hashing_ms });
-        let flag = self.engine.submit(request, sink);
-        self.engine.requests.lock().expect("no panic").clear();
+        *given.lock().expect("no panic") = Some(Given { at, tokens, hashing_ms });
+        let flag = engine.submit(request, sink);
+        engine.requests.lock().expect("no panic").clear();
         flag
-    }
-
-    fn command(&self, command: CacheCommand, reply: CacheReply) -> Result<(), Rejected> {
-        self.engine.command(command, reply)
-    }
-
-    fn stats(&self) -> Arc<EngineStats> {
-        self.engine.stats()
-    }
-
-    fn holdings(&self, tenant: TenantId) -> Holdings {
-        self.engine.holdings(tenant)
-    }
-
-    fn retain_tenants(&self, stays: &dyn Fn(TenantId) -> bool) {
-        self.engine.retain_tenants(stays);
-    }
-
-    fn health(&self, stall_us: u64) -> Health {
-        self.engine.health(stall_us)
-    }
-
-    fn now(&self) -> Micros {
-        self.engine.now()
-    }
-
-    fn choices_max(&self) -> u32 {
-        self.engine.choices_max()
-    }
-
-    fn drain(&self) {
-        self.engine.drain();
-    }
-
-    fn stop(&self) {
-        self.engine.stop();
-    }
+    };
+    Submitting { engine: FakeEngine::default(), submit }
 }
 
 fn ms(since: Instant) -> f64 {
@@ -230,7 +181,7 @@ fn tokenizer() -> Tokenizer {
     Tokenizer::from_gguf(Metadata::new("qwen2", &bytes, &header)).expect("a known kind")
 }
 
-fn app(engine: Arc<Noting>) -> App {
+fn app(engine: Arc<dyn Engine>) -> App {
     let tokenizer = tokenizer();
     let source =
         std::fs::read_to_string(data().join("templates-llamacpp/Qwen-Qwen3-0.6B.jinja")).expect("a template");
@@ -238,9 +189,7 @@ fn app(engine: Arc<Noting>) -> App {
     sources.add("default", &source, "test data");
     let template =
         ChatTemplate::compile(sources, tokenizer.special_tokens()).expect("compiles").expect("one");
-    let mut app = common::app(engine);
-    app.parsers = Parsers { tools: ToolFormat::named("hermes"), reasoning: ReasoningFormat::named("think") };
-    app.model.context_length = 1 << 18;
+    let mut app = common::tool_app(engine, 1 << 18);
     app.model.vocab_size = tokenizer.vocab_size() as u32;
     (app.tokenizer, app.template) = (Arc::new(tokenizer), Some(Arc::new(template)));
     app
@@ -276,8 +225,9 @@ fn main() {
     let (turns, sessions) = (number("--turns", 100), number("--sessions", 3));
     let spans = Spans::default();
     tracing::subscriber::set_global_default(spans.clone()).expect("the first");
-    let engine = Arc::new(Noting::default());
-    let router = Server::new(ServerConfig::default(), app(engine.clone())).expect("a server").router();
+    let submitted = Arc::default();
+    let engine = Arc::new(noting(Arc::clone(&submitted)));
+    let router = Server::new(ServerConfig::default(), app(engine)).expect("a server").router();
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let texts = sources();
     let mut results = Vec::new();
@@ -300,7 +250,7 @@ fn main() {
                 (began, status)
             });
             assert_eq!(status, 200);
-            let given = engine.given.lock().expect("no panic").take().expect("the engine was given it");
+            let given = submitted.lock().expect("no panic").take().expect("the engine was given it");
             let total = (given.at - began).as_secs_f64() * 1000.0;
             let steps: BTreeMap<&str, Value> = spans
                 .take()

@@ -4,9 +4,9 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Client, FakeEngine, Reply, app, merged, tool_template};
-use folio_server::{App, HintPolicy, Parsers, ServerConfig};
-use folio_text::{ChatTemplate, ReasoningFormat, TemplateSources, ToolFormat};
+use common::{Client, FakeEngine, Reply, merged, tool_app, tool_template};
+use folio_server::{HintPolicy, ServerConfig};
+use folio_text::{ChatTemplate, TemplateSources};
 use serde_json::{Value, json};
 
 const CLAUDE_CODE: [&str; 2] =
@@ -14,9 +14,8 @@ const CLAUDE_CODE: [&str; 2] =
 const CODEX: [&str; 2] = [include_str!("agents/codex_first.json"), include_str!("agents/codex_result.json")];
 
 fn client_of(engine: &Arc<FakeEngine>, template: ChatTemplate, config: ServerConfig) -> Client {
-    let parsers = Parsers { tools: ToolFormat::named("hermes"), reasoning: ReasoningFormat::named("think") };
-    let mut app = App { template: Some(Arc::new(template)), parsers, ..app(engine.clone()) };
-    app.model.context_length = 1 << 20;
+    let mut app = tool_app(engine.clone(), 1 << 20);
+    app.template = Some(Arc::new(template));
     app.model.names.extend(["claude-*".to_owned(), "folio-model".to_owned()]);
     Client::with(config, app)
 }

@@ -5,12 +5,12 @@ mod common;
 use std::sync::Arc;
 
 use axum::body::Body;
-use common::{Client, FakeEngine, Reply, app, events, merged, reply, tokenizer};
+use common::{Client, FakeEngine, Reply, app, events, merged, reply, tokenizer, tool_app};
 use folio_engine::FinishReason;
 use folio_engine::handle::Rejected;
 use folio_engine::request::RetentionRange;
 use folio_server::{App, Parsers, ServerConfig};
-use folio_text::{ChatTemplate, ReasoningFormat, TemplateSources, ToolFormat};
+use folio_text::{ChatTemplate, ReasoningFormat, TemplateSources};
 use serde_json::{Value, json};
 
 const MESSAGES: &str = "/v1/messages";
@@ -33,9 +33,8 @@ fn template() -> ChatTemplate {
 }
 
 fn client(engine: &Arc<FakeEngine>) -> Client {
-    let parsers = Parsers { tools: ToolFormat::named("hermes"), reasoning: ReasoningFormat::named("think") };
-    let mut app = App { template: Some(Arc::new(template())), parsers, ..app(engine.clone()) };
-    app.model.context_length = 4096;
+    let mut app = tool_app(engine.clone(), 4096);
+    app.template = Some(Arc::new(template()));
     Client::with(ServerConfig::default(), app)
 }
 

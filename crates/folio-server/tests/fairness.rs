@@ -5,14 +5,10 @@ mod common;
 
 use std::sync::{Arc, Condvar, Mutex};
 
-use common::{Client, app, modelled};
-use folio_engine::handle::{Health, Rejected};
-use folio_engine::{
-    CacheCommand, CacheReply, CancelFlag, EngineHandle, EngineStats, Event, EventSink, Micros, Request,
-    RequestId, SchedulerConfig,
-};
-use folio_kv::{Holdings, TenantId};
-use folio_server::{Declared, Engine, ServerConfig};
+use common::{Client, Submitting, app, modelled};
+use folio_engine::{EngineHandle, Event, EventSink, Request, SchedulerConfig};
+use folio_kv::TenantId;
+use folio_server::{Declared, ServerConfig};
 use serde_json::{Value, json};
 
 const FLOOD: usize = 80;
@@ -25,56 +21,6 @@ struct Seen {
     came: Mutex<usize>,
     changed: Condvar,
     ended: Mutex<Vec<TenantId>>,
-}
-
-struct Watched(EngineHandle, Arc<Seen>);
-
-impl Engine for Watched {
-    fn next_request_id(&self) -> RequestId {
-        self.0.next_request_id()
-    }
-    fn submit(&self, request: Request, mut sink: Box<dyn EventSink>) -> Result<CancelFlag, Rejected> {
-        let (tenant, seen) = (request.tenant, self.1.clone());
-        let watch = move |event: Event| {
-            let came = seen.came.lock().unwrap();
-            drop(seen.changed.wait_while(came, |came| *came < FLOOD + ASKED).unwrap());
-            if matches!(event, Event::Finished { .. }) {
-                seen.ended.lock().unwrap().push(tenant);
-            }
-            sink.deliver(event)
-        };
-        let flag = self.0.submit(request, Box::new(watch));
-        *self.1.came.lock().unwrap() += 1;
-        self.1.changed.notify_all();
-        flag
-    }
-    fn command(&self, command: CacheCommand, reply: CacheReply) -> Result<(), Rejected> {
-        self.0.command(command, reply)
-    }
-    fn stats(&self) -> Arc<EngineStats> {
-        self.0.stats()
-    }
-    fn holdings(&self, tenant: TenantId) -> Holdings {
-        self.0.holdings(tenant)
-    }
-    fn retain_tenants(&self, stays: &dyn Fn(TenantId) -> bool) {
-        self.0.retain_tenants(stays);
-    }
-    fn health(&self, stall_us: u64) -> Health {
-        self.0.health(stall_us)
-    }
-    fn now(&self) -> Micros {
-        self.0.now()
-    }
-    fn choices_max(&self) -> u32 {
-        self.0.config().max_choices
-    }
-    fn drain(&self) {
-        self.0.drain();
-    }
-    fn stop(&self) {
-        self.0.stop();
-    }
 }
 
 /// How many of the flood ended before the median of the requests of the other key, all of which came after the flood.
@@ -90,7 +36,23 @@ async fn overtaken(b: Value, flood: Value) -> usize {
     let tenants = Declared::parse(&tenants, &|_| None).unwrap();
     let asking = tenants.tenants[1].id;
     let seen = Arc::new(Seen::default());
-    let engine = Watched(modelled(limits, 256, 1 << 20), seen.clone());
+    let watched = seen.clone();
+    let submit = move |engine: &EngineHandle, request: Request, mut sink: Box<dyn EventSink>| {
+        let (tenant, seen) = (request.tenant, watched.clone());
+        let watch = move |event: Event| {
+            let came = seen.came.lock().unwrap();
+            drop(seen.changed.wait_while(came, |came| *came < FLOOD + ASKED).unwrap());
+            if matches!(event, Event::Finished { .. }) {
+                seen.ended.lock().unwrap().push(tenant);
+            }
+            sink.deliver(event)
+        };
+        let flag = engine.submit(request, Box::new(watch));
+        *watched.came.lock().unwrap() += 1;
+        watched.changed.notify_all();
+        flag
+    };
+    let engine = Submitting { engine: modelled(limits, 256, 1 << 20), submit };
     let client = Client::with(ServerConfig { tenants, ..Default::default() }, app(Arc::new(engine)));
     let ask = |key: &str, number: usize, extra: &Value| {
         let client = client.key(key);

@@ -11,15 +11,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use common::{VOCAB, app};
+use common::{Submitting, VOCAB, app};
 use folio_engine::plan::ExecutorError;
 use folio_engine::{
-    CacheCommand, CacheReply, CancelFlag, EngineHandle, EngineParts, EngineStats, EventSink, Executor,
-    Health, Micros, ModelExecutor, Rejected, Request, RequestId, SchedulerConfig, StepOutput, StepPlan,
-    SystemClock,
+    EngineHandle, EngineParts, EventSink, Executor, ModelExecutor, Request, SchedulerConfig, StepOutput,
+    StepPlan, SystemClock,
 };
-use folio_kv::{CacheConfig, Holdings, KvCache, TenantId, default_policy};
-use folio_server::{Engine, Listeners, Server, ServerConfig};
+use folio_kv::{CacheConfig, KvCache, default_policy};
+use folio_server::{Listeners, Server, ServerConfig};
 
 use folio_sim::SimBackend;
 use serde_json::{Value, json};
@@ -78,47 +77,6 @@ impl Executor for Paced {
     }
 }
 
-/// An engine that counts what it took.
-struct Counted(EngineHandle, Arc<AtomicUsize>);
-
-impl Engine for Counted {
-    fn next_request_id(&self) -> RequestId {
-        self.0.next_request_id()
-    }
-    fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<CancelFlag, Rejected> {
-        let flag = self.0.submit(request, sink);
-        self.1.fetch_add(1, Ordering::SeqCst);
-        flag
-    }
-    fn command(&self, command: CacheCommand, reply: CacheReply) -> Result<(), Rejected> {
-        self.0.command(command, reply)
-    }
-    fn stats(&self) -> Arc<EngineStats> {
-        self.0.stats()
-    }
-    fn holdings(&self, tenant: TenantId) -> Holdings {
-        self.0.holdings(tenant)
-    }
-    fn retain_tenants(&self, stays: &dyn Fn(TenantId) -> bool) {
-        self.0.retain_tenants(stays);
-    }
-    fn health(&self, stall_us: u64) -> Health {
-        self.0.health(stall_us)
-    }
-    fn now(&self) -> Micros {
-        self.0.now()
-    }
-    fn choices_max(&self) -> u32 {
-        self.0.config().max_choices
-    }
-    fn drain(&self) {
-        self.0.drain();
-    }
-    fn stop(&self) {
-        self.0.stop();
-    }
-}
-
 struct Running {
     address: SocketAddr,
     hold: Arc<Hold>,
@@ -150,7 +108,13 @@ async fn start() -> Running {
     })
     .unwrap();
     let taken = Arc::new(AtomicUsize::new(0));
-    let engine = Counted(engine, taken.clone());
+    let count = taken.clone();
+    let submit = move |engine: &EngineHandle, request: Request, sink: Box<dyn EventSink>| {
+        let flag = engine.submit(request, sink);
+        count.fetch_add(1, Ordering::SeqCst);
+        flag
+    };
+    let engine = Submitting { engine, submit };
     let server = Server::new(ServerConfig::default(), app(Arc::new(engine))).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

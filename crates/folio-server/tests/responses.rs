@@ -7,10 +7,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Client, FakeEngine, app, merged, tool_template};
+use common::{Client, FakeEngine, app, merged, tool_app};
 use folio_engine::FinishReason;
 use folio_server::{App, Parsers, ServerConfig};
-use folio_text::{ChatTemplate, ReasoningFormat, TemplateSources, ToolFormat};
+use folio_text::{ChatTemplate, ReasoningFormat, TemplateSources};
 use futures_core::Stream;
 use serde_json::{Value, json};
 
@@ -22,10 +22,7 @@ fn client(engine: &Arc<FakeEngine>) -> Client {
 }
 
 fn with(engine: &Arc<FakeEngine>, config: ServerConfig) -> Client {
-    let parsers = Parsers { tools: ToolFormat::named("hermes"), reasoning: ReasoningFormat::named("think") };
-    let mut app = App { template: Some(Arc::new(tool_template())), parsers, ..app(engine.clone()) };
-    app.model.context_length = 4096;
-    Client::with(config, app)
+    Client::with(config, tool_app(engine.clone(), 4096))
 }
 
 async fn create(client: &Client, body: Value) -> Value {

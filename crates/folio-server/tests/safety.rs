@@ -7,9 +7,8 @@ use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::{Client, FakeEngine, Reply, app, merged, tool_template};
-use folio_server::{App, Parsers, Safety, ServerConfig};
-use folio_text::{ReasoningFormat, ToolFormat};
+use common::{Client, FakeEngine, Reply, merged, tool_app};
+use folio_server::{Safety, ServerConfig};
 use serde_json::{Value, json};
 
 fn safety(declared: &Value) -> Safety {
@@ -17,10 +16,8 @@ fn safety(declared: &Value) -> Safety {
 }
 
 fn client(engine: &Arc<FakeEngine>, declared: &Value) -> Client {
-    let parsers = Parsers { tools: ToolFormat::named("hermes"), reasoning: ReasoningFormat::named("think") };
-    let mut app = App { template: Some(Arc::new(tool_template())), parsers, ..app(engine.clone()) };
-    app.model.context_length = 4096;
-    Client::with(ServerConfig { safety: safety(declared), ..Default::default() }, app)
+    let config = ServerConfig { safety: safety(declared), ..Default::default() };
+    Client::with(config, tool_app(engine.clone(), 4096))
 }
 
 fn rules() -> Value {

@@ -3,7 +3,6 @@
 //! Owns: the query and the two formats. Must never: count anything; the records are [`crate::observability::usage`]'s.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::sync::Arc;
 
 use axum::Extension;
@@ -147,7 +146,10 @@ async fn answer(state: Arc<State>, tenant: Option<Arc<str>>, headers: &HeaderMap
         let (mut rows, none) = (BTreeMap::new(), "".into());
         let mut add = |record, count| query.add(&mut rows, record, count, &none);
         state.meters.records(tenant.as_deref(), query.from, query.to, &mut add)?;
-        Ok(if query.csv { csv(&query, &rows) } else { json_rows(&query, &rows) })
+        match query.csv {
+            true => csv(&query, &rows).map_err(|error| ApiError::internal(error.to_string())),
+            false => Ok(json_rows(&query, &rows)),
+        }
     });
     Ok(answer.await.unwrap_or_else(|_| Err(ApiError::internal("reading the records failed")))?)
 }
@@ -176,34 +178,18 @@ const COLUMNS: &str =
     "start_time,end_time,tenant,key,model,requests,prompt_tokens,cached_tokens,completion_tokens";
 
 /// RFC 4180, with a header line.
-fn csv(query: &Query, rows: &BTreeMap<RowKey, Count>) -> Response<Body> {
-    let mut text = format!("{COLUMNS}\r\n");
+fn csv(query: &Query, rows: &BTreeMap<RowKey, Count>) -> Result<Response<Body>, csv::Error> {
+    let mut text = csv::WriterBuilder::new().terminator(csv::Terminator::CRLF).from_writer(Vec::new());
+    text.write_record(COLUMNS.split(','))?;
     for (row, count) in rows {
-        let _ = write!(
-            text,
-            "{},{},{},{},{},{},{},{},{}\r\n",
-            row.minute,
-            row.minute + query.width_s,
-            cell(&row.tenant),
-            cell(&row.key),
-            cell(&row.model),
-            count.requests,
-            count.prompt_tokens,
-            count.cached_tokens,
-            count.completion_tokens
-        );
+        let who = (row.minute, row.minute + query.width_s, &*row.tenant, &*row.key, &*row.model);
+        let tokens = (count.prompt_tokens, count.cached_tokens, count.completion_tokens);
+        text.serialize((who, count.requests, tokens))?;
     }
+    let text = text.into_inner().map_err(|error| error.into_error())?;
     let mut response = Response::new(Body::from(text));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/csv; charset=utf-8"));
-    response
-}
-
-fn cell(text: &str) -> String {
-    if text.contains([',', '"', '\r', '\n']) {
-        format!("\"{}\"", text.replace('"', "\"\""))
-    } else {
-        text.to_owned()
-    }
+    Ok(response)
 }
 
 #[cfg(test)]
@@ -236,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn buckets_add_up_and_cells_are_quoted() {
+    fn buckets_add_up() {
         let records: BTreeMap<_, _> = [row(0, "a"), row(60, "a"), row(60, "b"), row(3600, "a")].into();
         let rows = |query: &str| {
             let query = Query::read(query, false, 10).unwrap();
@@ -250,7 +236,18 @@ mod tests {
         assert_eq!(rows("bucket_width=1h").len(), 3);
         let one = rows("bucket_width=1d&group_by=");
         assert_eq!(one.values().map(|count| count.prompt_tokens).collect::<Vec<_>>(), [40]);
-        assert_eq!(cell("a,b\"c"), "\"a,b\"\"c\"");
-        assert_eq!(cell("acme"), "acme");
+    }
+
+    #[tokio::test]
+    async fn cells_are_quoted_where_they_must_be() {
+        let query = Query::read("bucket_width=1m", true, 10).unwrap();
+        let text = async |rows: BTreeMap<_, _>| {
+            let body = csv(&query, &rows).unwrap().into_body();
+            String::from_utf8(axum::body::to_bytes(body, 1 << 10).await.unwrap().to_vec()).unwrap()
+        };
+        let head = format!("{COLUMNS}\r\n");
+        assert_eq!(text(BTreeMap::new()).await, head);
+        let rows = text([row(0, "a,b\"c"), row(60, "")].into()).await;
+        assert_eq!(rows, format!("{head}0,60,t,\"a,b\"\"c\",m,1,10,2,3\r\n60,120,t,,m,1,10,2,3\r\n"));
     }
 }

@@ -17,17 +17,20 @@
 //! Results are appended to the data of the output files, whose ids a batch has from the beginning; they become files when the
 //! batch ends. So a process that ends at any moment leaves whole lines and at most one that is cut short, which is dropped, and
 //! the batch goes on behind them. JSON is written beside its place, synchronized and moved there.
+//!
+//! Cost: what is somebody's is found under its owner and then by id, so no call goes through what others have. A list is as long as
+//! its owner's, and a file is looked at when it expires. Whoever goes through several counts them as work.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Cursor, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use folio_text::work;
+use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
-
-use by_id::ById;
 
 use super::lines::{Endpoint, LineError, Place, Usage};
 use super::{BatchConfig, BatchLimits};
@@ -40,6 +43,8 @@ use folio_api::unix_s;
 /// Of what is written. 0: before there were versions, otherwise like 1. Whoever changes what a record means counts it up and reads
 /// the older ones too.
 pub const VERSION: u32 = 1;
+/// After so long an expired file is looked at again that a batch still read.
+const AGAIN_S: u64 = 60;
 
 /// What was written of something, and in which version.
 trait Versioned {
@@ -166,7 +171,6 @@ pub struct Record {
 /// A batch that requests can see change.
 pub struct Batch {
     record: Mutex<Record>,
-    order: u64,
     /// Somebody wants it to end.
     pub wake: Notify,
 }
@@ -188,7 +192,8 @@ impl Batch {
 struct Entry {
     meta: FileMeta,
     content: Content,
-    order: u64,
+    /// When it is looked at whether it goes.
+    expires_at: Option<u64>,
 }
 
 /// Bytes that are kept: of everybody, and of each owner. Files, and results that are no file yet.
@@ -238,45 +243,38 @@ impl Drop for Taken {
     }
 }
 
-/// Found by id; going through all of them is counted work, which no line of a batch may cost.
-mod by_id {
-    use std::collections::HashMap;
+/// What one owner has, oldest first.
+#[derive(Default)]
+struct Own {
+    files: IndexMap<String, Entry>,
+    batches: IndexMap<String, Arc<Batch>>,
+}
 
-    use folio_text::work;
-
-    pub struct ById<T>(HashMap<String, T>);
-
-    impl<T> Default for ById<T> {
-        fn default() -> Self {
-            Self(HashMap::new())
-        }
-    }
-
-    impl<T> ById<T> {
-        pub fn get(&self, id: &str) -> Option<&T> {
-            self.0.get(id)
-        }
-
-        pub fn insert(&mut self, id: String, value: T) {
-            self.0.insert(id, value);
-        }
-
-        pub fn remove(&mut self, id: &str) -> Option<T> {
-            self.0.remove(id)
-        }
-
-        pub fn all(&self) -> impl Iterator<Item = &T> {
-            work::add(self.0.len());
-            self.0.values()
-        }
+impl Own {
+    /// Whether a batch that is not over reads the file.
+    fn reads(&self, id: &str) -> bool {
+        work::add(self.batches.len());
+        self.batches.values().any(|batch| {
+            let record = lock(&batch.record);
+            record.input_file_id == id && !record.status.is_final()
+        })
     }
 }
 
 #[derive(Default)]
 struct Inner {
-    files: ById<Entry>,
-    batches: ById<Arc<Batch>>,
-    next: u64,
+    own: HashMap<String, Own>,
+    /// When, whose and which file.
+    expiring: BTreeSet<(u64, String, String)>,
+}
+
+impl Inner {
+    fn expire(&mut self, owner: &str, id: &str, at: u64) {
+        if let Some(entry) = self.own.get_mut(owner).and_then(|own| own.files.get_mut(id)) {
+            entry.expires_at = Some(at);
+            self.expiring.insert((at, owner.to_owned(), id.to_owned()));
+        }
+    }
 }
 
 /// See the module documentation.
@@ -325,14 +323,13 @@ impl Store {
         records.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
         metas.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
         let growing = records.iter().filter(|record| !record.status.is_final());
-        let mut known: Vec<String> = growing
-            .flat_map(|record| [record.output_file_id.clone(), record.error_file_id.clone()])
-            .collect();
-        known.extend(metas.iter().map(|meta| meta.id.clone()));
+        let mut known: HashSet<&str> =
+            growing.flat_map(|record| [&*record.output_file_id, &record.error_file_id]).collect();
+        known.extend(metas.iter().map(|meta| &*meta.id));
         for path in listed(&dir.join("files")).map_err(|error| error.to_string())? {
             let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
             let data = path.extension().is_some_and(|extension| extension == "data");
-            if !data || known.iter().any(|id| id == stem) {
+            if !data || known.contains(stem) {
                 continue;
             }
             fs::remove_file(&path).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -353,18 +350,19 @@ impl Store {
 
     fn insert(&self, meta: FileMeta, content: Content) {
         let mut inner = lock(&self.inner);
-        inner.next += 1;
-        let order = inner.next;
         lock(&self.room).take(&meta.owner, meta.bytes);
-        inner.files.insert(meta.id.clone(), Entry { meta, content, order });
+        let (owner, id, expires_at) = (meta.owner.clone(), meta.id.clone(), meta.expires_at);
+        let own = inner.own.entry(owner.clone()).or_default();
+        own.files.insert(id.clone(), Entry { meta, content, expires_at: None });
+        if let Some(at) = expires_at {
+            inner.expire(&owner, &id, at);
+        }
     }
 
     fn add(&self, record: Record) -> Arc<Batch> {
-        let mut inner = lock(&self.inner);
-        inner.next += 1;
-        let batch =
-            Arc::new(Batch { order: inner.next, wake: Notify::new(), record: Mutex::new(record.clone()) });
-        inner.batches.insert(record.id, batch.clone());
+        let (owner, id) = (record.owner.clone(), record.id.clone());
+        let batch = Arc::new(Batch { wake: Notify::new(), record: Mutex::new(record) });
+        lock(&self.inner).own.entry(owner).or_default().batches.insert(id, batch.clone());
         batch
     }
 
@@ -376,8 +374,7 @@ impl Store {
         bytes: &[u8],
         expires_at: Option<u64>,
     ) -> Result<FileMeta, ApiError> {
-        self.forget_expired();
-        let count = lock(&self.inner).files.all().filter(|entry| entry.meta.owner == owner).count();
+        let count = self.current().own.get(owner).map_or(0, |own| own.files.len());
         if count >= self.limits.files {
             let message = format!("You have {count} files, the limit is {}; delete some.", self.limits.files);
             return Err(full(message));
@@ -422,20 +419,35 @@ impl Store {
         room.all + more <= self.bytes_max && own + more <= self.bytes_max / 2
     }
 
-    fn forget_expired(&self) {
-        let now = unix_s();
-        let mut inner = lock(&self.inner);
-        let expired = |entry: &&Entry| entry.meta.expires_at.is_some_and(|at| at <= now);
-        let ids: Vec<String> = inner.files.all().filter(expired).map(|entry| entry.meta.id.clone()).collect();
-        for id in ids.into_iter().filter(|id| !in_use(&inner, id)).collect::<Vec<_>>() {
-            self.remove(&mut inner, &id);
-        }
+    /// Without the files that are expired.
+    fn current(&self) -> MutexGuard<'_, Inner> {
+        self.at(unix_s())
     }
 
-    fn remove(&self, inner: &mut Inner, id: &str) {
-        if let Some(Entry { meta, .. }) = inner.files.remove(id) {
-            lock(&self.room).give_back(&meta.owner, meta.bytes);
+    fn at(&self, now: u64) -> MutexGuard<'_, Inner> {
+        let mut inner = lock(&self.inner);
+        while inner.expiring.first().is_some_and(|(at, ..)| *at <= now) {
+            let Some((_, owner, id)) = inner.expiring.pop_first() else { break };
+            work::add(1);
+            if inner.own.get(&owner).is_some_and(|own| own.reads(&id)) {
+                inner.expire(&owner, &id, now + AGAIN_S);
+            } else {
+                self.remove(&mut inner, &owner, &id);
+            }
         }
+        inner
+    }
+
+    fn remove(&self, inner: &mut Inner, owner: &str, id: &str) {
+        let Some(own) = inner.own.get_mut(owner) else { return };
+        let Some(entry) = own.files.shift_remove(id) else { return };
+        if own.files.is_empty() && own.batches.is_empty() {
+            inner.own.remove(owner);
+        }
+        if let Some(at) = entry.expires_at {
+            inner.expiring.remove(&(at, owner.to_owned(), id.to_owned()));
+        }
+        lock(&self.room).give_back(owner, entry.meta.bytes);
         if let (Some(dir), Some(data)) = (&self.dir, self.data(id)) {
             // First what makes it a file; data alone is removed at the next start.
             let _ = fs::remove_file(dir.join("files").join(format!("{id}.json")));
@@ -444,35 +456,33 @@ impl Store {
     }
 
     pub fn file(&self, owner: &str, id: &str) -> Option<(FileMeta, Content)> {
-        self.forget_expired();
-        let inner = lock(&self.inner);
-        let entry = inner.files.get(id).filter(|entry| entry.meta.owner == owner)?;
+        let inner = self.current();
+        let entry = inner.own.get(owner)?.files.get(id)?;
         Some((entry.meta.clone(), entry.content.clone()))
     }
 
     /// Oldest first.
     pub fn files(&self, owner: &str) -> Vec<FileMeta> {
-        self.forget_expired();
-        let inner = lock(&self.inner);
-        let mut entries: Vec<&Entry> = inner.files.all().filter(|entry| entry.meta.owner == owner).collect();
-        entries.sort_by_key(|entry| entry.order);
-        entries.into_iter().map(|entry| entry.meta.clone()).collect()
+        let inner = self.current();
+        let Some(own) = inner.own.get(owner) else { return Vec::new() };
+        work::add(own.files.len());
+        own.files.values().map(|entry| entry.meta.clone()).collect()
     }
 
     /// Whether there was such a file; a batch that runs keeps its input.
     pub fn delete(&self, owner: &str, id: &str) -> Result<bool, ApiError> {
         let mut inner = lock(&self.inner);
-        if inner.files.get(id).is_none_or(|entry| entry.meta.owner != owner) {
+        let Some(own) = inner.own.get(owner).filter(|own| own.files.contains_key(id)) else {
             return Ok(false);
-        }
-        if in_use(&inner, id) {
+        };
+        if own.reads(id) {
             let message = format!("File '{id}' is the input of a batch that runs; cancel the batch first.");
             return Err(ApiError {
                 code: Some("file_in_use"),
                 ..ApiError::new(409, "invalid_request_error", message)
             });
         }
-        self.remove(&mut inner, id);
+        self.remove(&mut inner, owner, id);
         Ok(true)
     }
 
@@ -489,7 +499,9 @@ impl Store {
         let over = (own.len() + 1).saturating_sub(self.limits.kept);
         for old in own.into_iter().take(over) {
             let id = old.record().id;
-            lock(&self.inner).batches.remove(&id);
+            if let Some(own) = lock(&self.inner).own.get_mut(&record.owner) {
+                own.batches.shift_remove(&id);
+            }
             if let Some(dir) = &self.dir {
                 let _ = fs::remove_file(dir.join("batches").join(format!("{id}.json")));
             }
@@ -507,26 +519,23 @@ impl Store {
     }
 
     pub fn batch(&self, owner: &str, id: &str) -> Option<Arc<Batch>> {
-        let found = lock(&self.inner).batches.get(id).cloned()?;
-        let own = lock(&found.record).owner == owner;
-        own.then_some(found)
+        lock(&self.inner).own.get(owner)?.batches.get(id).cloned()
     }
 
     /// Oldest first.
     pub fn batches(&self, owner: &str) -> Vec<Arc<Batch>> {
         let inner = lock(&self.inner);
-        let own = inner.batches.all().filter(|batch| lock(&batch.record).owner == owner);
-        let mut own: Vec<Arc<Batch>> = own.cloned().collect();
-        own.sort_by_key(|batch| batch.order);
-        own
+        let Some(own) = inner.own.get(owner) else { return Vec::new() };
+        work::add(own.batches.len());
+        own.batches.values().cloned().collect()
     }
 
     /// Everybody's that go on, oldest first.
     pub fn unfinished(&self) -> Vec<Arc<Batch>> {
         let inner = lock(&self.inner);
-        let mut all: Vec<_> =
-            inner.batches.all().filter(|batch| !batch.status().is_final()).cloned().collect();
-        all.sort_by_key(|batch| batch.order);
+        let all = inner.own.values().flat_map(|own| own.batches.values());
+        let mut all: Vec<_> = all.filter(|batch| !batch.status().is_final()).cloned().collect();
+        all.sort_by_key(|batch| lock(&batch.record).created_at);
         all
     }
 
@@ -585,13 +594,6 @@ impl Store {
         results.batch.change(|record| record.published = published.into());
         Ok(())
     }
-}
-
-fn in_use(inner: &Inner, id: &str) -> bool {
-    inner.batches.all().any(|batch| {
-        let record = lock(&batch.record);
-        record.input_file_id == id && !record.status.is_final()
-    })
 }
 
 /// Results of a batch that runs.
@@ -720,4 +722,56 @@ fn full(message: String) -> ApiError {
 
 fn storage(error: io::Error) -> ApiError {
     ApiError { code: Some("storage"), ..ApiError::internal(format!("The batch folder: {error}.")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(input: &str) -> Record {
+        let record = serde_json::json!({"id": "batch_1", "owner": "a", "key": "", "endpoint": "/v1/completions",
+            "input_file_id": input, "output_file_id": "o", "error_file_id": "e", "published": [false, false],
+            "status": "in_progress", "created_at": 1, "expires_at": 2, "errors": [],
+            "counts": Counts::default(), "usage": Usage::default(), "output_seconds": 1});
+        serde_json::from_value(record).unwrap()
+    }
+
+    #[test]
+    fn a_file_costs_the_same_however_many_there_are() {
+        let limits = BatchLimits { files: 10_000, ..Default::default() };
+        let store = Store::open(&BatchConfig { limits, ..Default::default() }).unwrap();
+        let steps = || {
+            let before = work::done();
+            let id = store.put("a", "f", b"x", Some(u64::MAX)).unwrap().id;
+            assert!(store.file("a", &id).is_some() && store.file("b", &id).is_none());
+            work::done() - before
+        };
+        let few = steps();
+        (0..4000).for_each(|n| drop(store.put(["a", "b"][n % 2], "f", b"x", Some(u64::MAX)).unwrap()));
+        assert_eq!(steps(), few);
+        assert_eq!((store.files("a").len(), store.files("b").len()), (2002, 2000));
+    }
+
+    #[test]
+    fn an_expired_file_goes_once_and_not_while_a_batch_reads_it() {
+        let store = Store::open(&BatchConfig::default()).unwrap();
+        let at = unix_s() + 1000;
+        let put = |expires_at| store.put("a", "f", b"abc", expires_at).unwrap().id;
+        let (read, other, kept) = (put(Some(at)), put(Some(at)), put(None));
+        let batch = store.begin(record(&read)).unwrap();
+        let left = |now| {
+            let before = work::done();
+            let ids: Vec<String> = store.at(now).own["a"].files.keys().cloned().collect();
+            (ids, work::done() - before)
+        };
+        assert_eq!(left(at - 1), (vec![read.clone(), other, kept.clone()], 0));
+        // Two are looked at, each with the one batch.
+        assert_eq!(left(at), (vec![read.clone(), kept.clone()], 4));
+        batch.change(|record| record.status = Status::Completed);
+        assert_eq!(left(at + AGAIN_S - 1), (vec![read, kept.clone()], 0));
+        assert_eq!(left(at + AGAIN_S).0, [kept.as_str()]);
+        assert!(store.delete("a", &kept).unwrap());
+        let room = lock(&store.room);
+        assert_eq!((room.all, room.own.len(), lock(&store.inner).expiring.len()), (0, 0, 0));
+    }
 }

@@ -7,6 +7,9 @@
 //! Invariants: a match is at most [`Automaton::longest`] bytes, so at most that many runs live at once. Offsets are the
 //! caller's own (a character of the text may be an escape sequence of what is shown).
 //!
+//! Of `regex-automata` are the tables and their states. Why not `aho-corasick` for strings: it folds the case of ASCII only, and neither
+//! it nor any other search of a stream tells where a match may still be coming, which is what text is held back by.
+//!
 //! Cost: per byte and automaton one table look-up for each run that lives; most die with their first byte.
 
 use std::ops::Range;
@@ -54,7 +57,7 @@ struct Run {
 impl Automaton {
     /// Strings; of several that begin together the longest counts.
     pub fn of_strings(rule: usize, strings: &[String], ignore_case: bool) -> Result<Self, String> {
-        let patterns: Vec<String> = strings.iter().map(|string| escaped(string)).collect();
+        let patterns: Vec<String> = strings.iter().map(|string| regex_syntax::escape(string)).collect();
         let options = syntax::Config::new().case_insensitive(ignore_case);
         Self::build(rule, &patterns, options, MatchKind::All, None)
     }
@@ -215,18 +218,6 @@ pub fn hits_in(automata: &[Automaton], text: &str) -> Vec<Hit> {
     }
     scan.finish(automata, &mut hits);
     hits
-}
-
-/// A pattern that matches the string.
-fn escaped(string: &str) -> String {
-    let mut pattern = String::with_capacity(string.len());
-    for c in string.chars() {
-        if r"\.+*?()|[]{}^$".contains(c) {
-            pattern.push('\\');
-        }
-        pattern.push(c);
-    }
-    pattern
 }
 
 #[cfg(test)]

@@ -156,13 +156,13 @@ pub fn create(path: &Path, new: NewKey, now_s: u64) -> Result<(KeyRecord, String
     if new.scopes.is_empty() {
         return Err(KeyFileError::Invalid("a key without a scope opens nothing".into()));
     }
-    let id = hex(&random::<6>());
-    let key = format!("{PREFIX}-{id}-{}", hex(&random::<24>()));
+    let id = hex::encode(random::<6>());
+    let key = format!("{PREFIX}-{id}-{}", hex::encode(random::<24>()));
     let record = KeyRecord {
         id: id.clone(),
         tenant: new.tenant,
         name: new.name,
-        digest: hex(&key_digest(&key)),
+        digest: hex::encode(key_digest(&key)),
         scopes: new.scopes,
         created_s: now_s,
         expires_s: new.expires_s,
@@ -322,10 +322,6 @@ pub(crate) fn sha256(parts: &[&[u8]]) -> [u8; 32] {
     hash.finalize().into()
 }
 
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// What a file looked like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp {
@@ -407,21 +403,12 @@ impl KeyFile {
 
 fn read_keys(path: &Path) -> Result<Keys, KeyFileError> {
     let digest = |(id, record): (String, KeyRecord)| {
-        let digest = unhex(&record.digest).ok_or_else(|| broken(path, format!("the digest of key {id}")))?;
+        let mut digest = [0; 32];
+        hex::decode_to_slice(&record.digest, &mut digest)
+            .map_err(|_| broken(path, format!("the digest of key {id}")))?;
         Ok((id, (digest, record)))
     };
     read(path)?.into_iter().map(digest).collect()
-}
-
-fn unhex(text: &str) -> Option<[u8; 32]> {
-    let mut bytes = [0; 32];
-    if text.len() != 64 || !text.is_ascii() {
-        return None;
-    }
-    for (byte, at) in bytes.iter_mut().zip((0..64).step_by(2)) {
-        *byte = u8::from_str_radix(&text[at..at + 2], 16).ok()?;
-    }
-    Some(bytes)
 }
 
 /// One key for each of many tenants, in one go.
@@ -430,7 +417,7 @@ pub(crate) fn create_many(path: &Path, count: usize, tenant: impl Fn(usize) -> S
     let mut made = Vec::new();
     write(path, true, |keys| {
         for at in 0..count {
-            let id = hex(&random::<6>());
+            let id = hex::encode(random::<6>());
             let key = format!("{PREFIX}-{id}-{at}");
             keys.insert(
                 id.clone(),
@@ -438,7 +425,7 @@ pub(crate) fn create_many(path: &Path, count: usize, tenant: impl Fn(usize) -> S
                     id,
                     tenant: tenant(at),
                     name: String::new(),
-                    digest: hex(&key_digest(&key)),
+                    digest: hex::encode(key_digest(&key)),
                     scopes: Scope::DEFAULT.into(),
                     created_s: 1,
                     expires_s: None,

@@ -17,9 +17,9 @@ use folio_engine::{
     FinishReason, Micros, ModelExecutor, Pooling, Request, RequestId, SchedulerConfig, SystemClock,
 };
 use folio_kv::{CacheConfig, Holdings, KvCache, TenantId, default_policy};
-use folio_server::{App, Engine, ModelFacts, SamplingDefaults, Server, ServerConfig};
+use folio_server::{App, Engine, ModelFacts, Parsers, SamplingDefaults, Server, ServerConfig};
 use folio_sim::SimBackend;
-use folio_text::{ChatTemplate, TemplateSources, Tokenizer};
+use folio_text::{ChatTemplate, ReasoningFormat, TemplateSources, Tokenizer, ToolFormat};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
@@ -318,6 +318,51 @@ impl Engine for FakeEngine {
     }
 }
 
+/// An engine that is given requests by `submit`.
+pub struct Submitting<E, F> {
+    pub engine: E,
+    pub submit: F,
+}
+
+impl<E: Engine, F> Engine for Submitting<E, F>
+where
+    F: Fn(&E, Request, Box<dyn EventSink>) -> Result<CancelFlag, Rejected> + Send + Sync + 'static,
+{
+    fn next_request_id(&self) -> RequestId {
+        self.engine.next_request_id()
+    }
+    fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<CancelFlag, Rejected> {
+        (self.submit)(&self.engine, request, sink)
+    }
+    fn command(&self, command: CacheCommand, reply: CacheReply) -> Result<(), Rejected> {
+        self.engine.command(command, reply)
+    }
+    fn stats(&self) -> Arc<EngineStats> {
+        self.engine.stats()
+    }
+    fn holdings(&self, tenant: TenantId) -> Holdings {
+        self.engine.holdings(tenant)
+    }
+    fn retain_tenants(&self, stays: &dyn Fn(TenantId) -> bool) {
+        self.engine.retain_tenants(stays);
+    }
+    fn health(&self, stall_us: u64) -> Health {
+        self.engine.health(stall_us)
+    }
+    fn now(&self) -> Micros {
+        self.engine.now()
+    }
+    fn choices_max(&self) -> u32 {
+        self.engine.choices_max()
+    }
+    fn drain(&self) {
+        self.engine.drain();
+    }
+    fn stop(&self) {
+        self.engine.stop();
+    }
+}
+
 /// The real engine around a modelled backend with `blocks` blocks of 16 tokens.
 pub fn modelled(config: SchedulerConfig, blocks: u32, bytes_per_block: u64) -> EngineHandle {
     let rows = config.max_num_batched_tokens as usize;
@@ -342,6 +387,13 @@ pub fn app(engine: Arc<dyn Engine>) -> App {
         model: facts(),
         version: "1.2.3",
     }
+}
+
+/// The same with tools as Hermes' and reasoning in `<think>`, and a context of its own.
+pub fn tool_app(engine: Arc<dyn Engine>, context_length: u32) -> App {
+    let parsers = Parsers { tools: ToolFormat::named("hermes"), reasoning: ReasoningFormat::named("think") };
+    let model = ModelFacts { context_length, ..facts() };
+    App { template: Some(Arc::new(tool_template())), parsers, model, ..app(engine) }
 }
 
 /// Sends requests to a router.

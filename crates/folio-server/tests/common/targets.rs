@@ -7,11 +7,10 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::{HeaderName, HeaderValue, Request};
 use folio_engine::SchedulerConfig;
-use folio_server::{App, Engine, Parsers, ServerConfig};
-use folio_text::{ReasoningFormat, ToolFormat};
+use folio_server::{Engine, ServerConfig};
 use serde_json::{Value, json};
 
-use super::{Client, EOS, FakeEngine, Reply, app, modelled, reply, tool_template};
+use super::{Client, EOS, FakeEngine, Reply, modelled, reply, tool_app};
 
 /// Every route that reads JSON.
 pub const ROUTES: [&str; 14] = [
@@ -47,11 +46,8 @@ impl Target {
     pub fn new() -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let engine = FakeEngine::saying("ok");
-        let parsers =
-            Parsers { tools: ToolFormat::named("hermes"), reasoning: ReasoningFormat::named("think") };
         let client = |engine: Arc<dyn Engine>| {
-            let mut app = App { template: Some(tool_template().into()), parsers, ..app(engine) };
-            app.model.context_length = 1 << 14;
+            let app = tool_app(engine, 1 << 14);
             let config = ServerConfig { api_keys: vec!["key".into()], ..Default::default() };
             Client::with(config, app).key("key")
         };
