@@ -3,10 +3,8 @@
 //! Owns: reading and checking these. Positions are
 //! those of the prompt's tokens as they are computed (after the chat template, and after truncation).
 
-use serde_json::value::RawValue;
-
 use crate::error::ApiError;
-use crate::fields::{Fields, within};
+use crate::fields::{Fields, Json, parse, within};
 
 const RANGES_MAX: usize = 16;
 const KEY_BYTES_MAX: usize = 256;
@@ -48,9 +46,9 @@ impl Retention {
 }
 
 /// Seconds, or a number with s, m, h or d.
-fn ttl_us(raw: &RawValue, path: &str) -> Result<u64, ApiError> {
-    let seconds = match serde_json::from_str::<String>(raw.get()) {
-        Ok(text) => {
+fn ttl_us(raw: Json, path: &str) -> Result<u64, ApiError> {
+    let seconds = match raw {
+        Json::String(text) => {
             let unit = text.chars().last().unwrap_or(' ');
             let scale = match unit {
                 's' => Some(1),
@@ -63,7 +61,7 @@ fn ttl_us(raw: &RawValue, path: &str) -> Result<u64, ApiError> {
             let number = digits.and_then(|digits| digits.parse::<u64>().ok());
             number.zip(scale).and_then(|(number, scale)| number.checked_mul(scale))
         }
-        Err(_) => serde_json::from_str::<u64>(raw.get()).ok(),
+        other => parse::<u64>(other, path).ok(),
     };
     match seconds {
         Some(seconds) if (1..=TTL_S_MAX).contains(&seconds) => Ok(seconds * 1_000_000),
@@ -93,7 +91,7 @@ impl CacheOptions {
         let mut cache = Fields::of_value(raw, path)?;
         let whole = Retention::read(&mut cache)?;
         options.whole = (whole != Retention::default()).then_some(whole);
-        let ranges = cache.take::<Vec<&RawValue>>("ranges")?.unwrap_or_default();
+        let ranges = cache.list("ranges")?.unwrap_or_default();
         if ranges.len() > RANGES_MAX {
             let path = cache.path("ranges");
             let message = format!("'{path}' has {} ranges; the limit is {RANGES_MAX}.", ranges.len());

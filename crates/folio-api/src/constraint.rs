@@ -3,12 +3,11 @@
 //! Owns: reading a schema, regular expression, choice or grammar, within its limit of bytes. Must never: compile one.
 
 use folio_text::{Syntax, Whitespace};
-use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use crate::context::Limits;
 use crate::error::ApiError;
-use crate::fields::{Fields, parse};
+use crate::fields::{Fields, Json, parse};
 
 /// What an answer must be, and which field says so.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,8 +39,8 @@ impl Constraint {
     }
 
     /// The same for a schema of the request's.
-    pub fn of_schema(raw: &RawValue, param: String, limits: &Limits) -> Result<Self, ApiError> {
-        bounded(raw.get().len(), &param, limits)?;
+    pub fn of_schema(raw: Json, param: String, limits: &Limits) -> Result<Self, ApiError> {
+        bounded(raw.bytes(), &param, limits)?;
         Ok(Self::json(parse(raw, &param)?, param))
     }
 
@@ -80,7 +79,7 @@ fn response_format(fields: &mut Fields, limits: &Limits) -> Result<Option<Constr
         "text" => None,
         "json_object" => Some(Constraint::json(json!({"type": "object"}), "response_format".into())),
         "json_schema" => {
-            let mut inner = Fields::of_value(format.require("json_schema")?, format.path("json_schema"))?;
+            let mut inner = Fields::of_value(format.require_raw("json_schema")?, format.path("json_schema"))?;
             let constraint = Constraint::of_named(&mut inner, limits)?;
             inner.finish(&[])?;
             Some(constraint)
@@ -105,7 +104,7 @@ fn response_format(fields: &mut Fields, limits: &Limits) -> Result<Option<Constr
 /// vLLM's extension.
 fn structured_outputs(fields: &mut Fields, limits: &Limits) -> Result<Option<Constraint>, ApiError> {
     let Some(raw) = fields.raw("structured_outputs") else { return Ok(None) };
-    bounded(raw.get().len(), "structured_outputs", limits)?;
+    bounded(raw.bytes(), "structured_outputs", limits)?;
     let mut fields = Fields::of_value(raw, "structured_outputs".into())?;
     // There is one implementation, and nothing to fall back to.
     fields.take::<bool>("disable_fallback")?;
@@ -157,7 +156,7 @@ fn structured_outputs(fields: &mut Fields, limits: &Limits) -> Result<Option<Con
 }
 
 /// A schema as JSON or, as vLLM takes it, as JSON in a string.
-fn schema_of(raw: &RawValue, path: &str) -> Result<Value, ApiError> {
+fn schema_of(raw: Json, path: &str) -> Result<Value, ApiError> {
     match parse(raw, path)? {
         Value::String(text) => serde_json::from_str(&text).map_err(|error| {
             ApiError::invalid(path, format!("Invalid '{path}': the string is not JSON: {error}."))

@@ -1,9 +1,8 @@
 //! Reading a JSON object field by field, so that every refusal names its field.
 //!
-//! The body is scanned once and nothing is copied: values stay as slices of the body until their reader asks for a
-//! type, so a large array costs its final form and no tree of JSON values. Before that, [`measure`] refuses what nests too deep
-//! or has too many names and values for what is made of them. Invariant: [`Fields::finish`] fails while a field is left unread,
-//! therefore nothing is ever accepted and ignored.
+//! The body is read once, into [`Json`], which refuses what nests too deep or has too many names and values while it is built. Its parts
+//! are then moved to who asks for them. Invariant: [`Fields::finish`] fails while a field is left unread, therefore nothing is ever
+//! accepted and ignored.
 //!
 //! Cost: linear in the body. A field is found by going along its object's names, of which there are a bounded number.
 
@@ -11,65 +10,20 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
 
-use serde::de::{Deserialize, MapAccess, Visitor};
-use serde_json::value::RawValue;
-
 use folio_text::work;
+use serde::de::Deserialize;
 
 use crate::error::ApiError;
-pub use measure::measure;
+pub use json::Json;
+use json::mistyped;
 
-mod measure;
+mod json;
 
 /// The fields of one JSON object, in order, not yet read.
 pub struct Fields<'a> {
-    fields: Vec<(Cow<'a, str>, &'a RawValue)>,
+    fields: Vec<(Cow<'a, str>, Json<'a>)>,
     /// Where this object sits in the request; empty for the request itself.
     path: String,
-}
-
-struct Object<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
-
-impl<'de> Deserialize<'de> for Object<'de> {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ObjectVisitor;
-        impl<'de> Visitor<'de> for ObjectVisitor {
-            type Value = Object<'de>;
-            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-                f.write_str("a JSON object")
-            }
-            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Object<'de>, M::Error> {
-                let mut fields = Vec::new();
-                while let Some(Key(key)) = map.next_key()? {
-                    fields.push((key, map.next_value()?));
-                }
-                Ok(Object(fields))
-            }
-        }
-        deserializer.deserialize_map(ObjectVisitor)
-    }
-}
-
-/// A key, borrowed where it has no escapes.
-struct Key<'a>(Cow<'a, str>);
-
-impl<'de> Deserialize<'de> for Key<'de> {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct KeyVisitor;
-        impl<'de> Visitor<'de> for KeyVisitor {
-            type Value = Key<'de>;
-            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-                f.write_str("a field name")
-            }
-            fn visit_borrowed_str<E>(self, key: &'de str) -> Result<Key<'de>, E> {
-                Ok(Key(Cow::Borrowed(key)))
-            }
-            fn visit_str<E>(self, key: &str) -> Result<Key<'de>, E> {
-                Ok(Key(Cow::Owned(key.to_owned())))
-            }
-        }
-        deserializer.deserialize_str(KeyVisitor)
-    }
 }
 
 impl<'a> Fields<'a> {
@@ -78,23 +32,26 @@ impl<'a> Fields<'a> {
         if body.is_empty() {
             return Err(ApiError::bad_request("The request has no body; send one JSON object."));
         }
-        measure(body)?;
-        let object: Object = serde_json::from_slice(body).map_err(|error| {
+        let unreadable = |error: serde_json::Error| {
             ApiError::bad_request(format!(
                 "We could not parse the JSON body of your request: {error}. The body must be one JSON object."
             ))
-        })?;
-        Self::checked(object, String::new())
+        };
+        match Json::read(body)?.map_err(unreadable)? {
+            Json::Object(fields) => Self::checked(fields, String::new()),
+            other => Err(unreadable(mistyped(&other, "a JSON object"))),
+        }
     }
 
     /// The fields of a nested object at `path`.
-    pub fn of_value(value: &'a RawValue, path: String) -> Result<Self, ApiError> {
-        let object: Object = parse(value, &path)?;
-        Self::checked(object, path)
+    pub fn of_value(value: Json<'a>, path: String) -> Result<Self, ApiError> {
+        match value {
+            Json::Object(fields) => Self::checked(fields, path),
+            other => Err(invalid(&mistyped(&other, "an object"), &path)),
+        }
     }
 
-    fn checked(object: Object<'a>, path: String) -> Result<Self, ApiError> {
-        let fields = object.0;
+    fn checked(fields: Vec<(Cow<'a, str>, Json<'a>)>, path: String) -> Result<Self, ApiError> {
         work::add(fields.len());
         let mut names = HashSet::with_capacity(fields.len());
         if let Some((name, _)) = fields.iter().find(|(name, _)| !names.insert(&**name)) {
@@ -115,18 +72,33 @@ impl<'a> Fields<'a> {
     }
 
     /// A field that stays to be taken; `null` counts as absent.
-    pub fn peek(&self, name: &str) -> Option<&'a RawValue> {
+    pub fn peek(&self, name: &str) -> Option<&Json<'a>> {
         let (_, value) = self.fields.iter().find(|(field, _)| field == name)?;
-        (value.get() != "null").then_some(*value)
+        (!matches!(value, Json::Null)).then_some(value)
     }
 
-    /// Takes a field as raw JSON; `null` counts as absent.
-    pub fn raw(&mut self, name: &str) -> Option<&'a RawValue> {
+    /// Takes a field as it is; `null` counts as absent.
+    pub fn raw(&mut self, name: &str) -> Option<Json<'a>> {
         let index = self.fields.iter().position(|(field, _)| field == name);
         work::add(index.unwrap_or(self.fields.len()));
-        let index = index?;
-        let (_, value) = self.fields.remove(index);
-        (value.get() != "null").then_some(value)
+        let (_, value) = self.fields.remove(index?);
+        (!matches!(value, Json::Null)).then_some(value)
+    }
+
+    /// The same for a field that must be there.
+    pub fn require_raw(&mut self, name: &str) -> Result<Json<'a>, ApiError> {
+        self.raw(name).ok_or_else(|| self.missing(name))
+    }
+
+    /// Takes a list whose elements are read one by one.
+    pub fn list(&mut self, name: &str) -> Result<Option<Vec<Json<'a>>>, ApiError> {
+        let Some(value) = self.raw(name) else { return Ok(None) };
+        list(value, &self.path(name)).map(Some)
+    }
+
+    /// The same for a list that must be there.
+    pub fn require_list(&mut self, name: &str) -> Result<Vec<Json<'a>>, ApiError> {
+        self.list(name)?.ok_or_else(|| self.missing(name))
     }
 
     /// Takes a field as `T`; `null` counts as absent, a wrong type is a 400 that names the field.
@@ -158,7 +130,8 @@ impl<'a> Fields<'a> {
 
     /// Refuses whatever nobody read: known names with their reason, others as unrecognized.
     pub fn finish(self, known: &[(&str, &str)]) -> Result<(), ApiError> {
-        let Some((name, _)) = self.fields.iter().find(|(_, value)| !is_empty(value)) else {
+        // Empty values ask for nothing: SDKs send them for parameters that are not used.
+        let Some((name, _)) = self.fields.iter().find(|(_, value)| !value.is_empty()) else {
             // Only null or empty values are left; for a known name that is "not used", for others still a mistake.
             return match self.fields.iter().find(|(name, _)| !known.iter().any(|(k, _)| k == name)) {
                 Some((name, _)) => Err(unrecognized(&self.path(name))),
@@ -173,15 +146,6 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// `null`, `[]` and `{}` ask for nothing: SDKs send them for parameters that are not used.
-fn is_empty(value: &RawValue) -> bool {
-    let mut text = value.get().bytes().filter(|byte| !byte.is_ascii_whitespace());
-    match (text.next(), text.next(), text.next()) {
-        (Some(b'['), Some(b']'), None) | (Some(b'{'), Some(b'}'), None) => true,
-        _ => value.get() == "null",
-    }
-}
-
 fn unrecognized(path: &str) -> ApiError {
     let message = format!("Unrecognized request argument supplied: {path}");
     ApiError { code: Some("unrecognized_parameter"), ..ApiError::invalid(path, message) }
@@ -191,15 +155,28 @@ fn join(path: &str, name: &str) -> String {
     if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
 }
 
-/// Reads one raw value as `T`; errors name `path`.
-pub fn parse<'a, T: Deserialize<'a>>(value: &'a RawValue, path: &str) -> Result<T, ApiError> {
-    work::add(value.get().len());
-    serde_json::from_str(value.get()).map_err(|error| {
-        let text = error.to_string();
-        let reason = in_json_words(text.split(" at line ").next().unwrap_or(&text));
-        let message = format!("Invalid value for '{path}': {reason}.");
-        ApiError { code: Some("invalid_type"), ..ApiError::invalid(path, message) }
-    })
+/// Reads one value as `T`; errors name `path`.
+pub fn parse<'a, T: Deserialize<'a>>(value: Json<'a>, path: &str) -> Result<T, ApiError> {
+    T::deserialize(value).map_err(|error| invalid(&error, path))
+}
+
+/// The elements of a list at `path`, to be read one by one.
+pub fn list<'a>(value: Json<'a>, path: &str) -> Result<Vec<Json<'a>>, ApiError> {
+    match value {
+        Json::List(list) => Ok(list),
+        // Lists that are read so have no numbers, and of ids there may be too many to make values of them.
+        Json::Ids(ids) => {
+            let first = ids.first().map_or(Json::Null, |id| Json::Number((*id).into()));
+            Err(invalid(&mistyped(&first, "an object"), &format!("{path}[0]")))
+        }
+        other => Err(invalid(&mistyped(&other, "a sequence"), path)),
+    }
+}
+
+fn invalid(error: &serde_json::Error, path: &str) -> ApiError {
+    let reason = in_json_words(&error.to_string());
+    let message = format!("Invalid value for '{path}': {reason}.");
+    ApiError { code: Some("invalid_type"), ..ApiError::invalid(path, message) }
 }
 
 /// serde's reason in the words of JSON, for people who never saw Rust.

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Deserialize;
-use serde_json::value::RawValue;
 
 use crate::bounds::Bounds;
 use crate::cache::CacheOptions;
@@ -215,7 +214,7 @@ fn truncate_prompt(fields: &mut Fields) -> Result<Option<i64>, ApiError> {
 /// Parameters that ask for nothing this server could do differently. They are checked, and documented as metadata.
 fn metadata_only(fields: &mut Fields) -> Result<(), ApiError> {
     for name in ["user", "safety_identifier"] {
-        fields.take::<&RawValue>(name)?.map(|raw| crate::fields::parse::<String>(raw, name)).transpose()?;
+        fields.take::<String>(name)?;
     }
     fields.take::<HashMap<String, String>>("metadata")?;
     only(fields, "store", &[false], "responses are never stored; leave it out or send false")?;
@@ -327,7 +326,7 @@ fn stop_token_ids(fields: &mut Fields, model: &Model, limits: &Limits) -> Result
 
 fn stop_strings(fields: &mut Fields, name: &str, limits: &Limits) -> Result<Vec<String>, ApiError> {
     let Some(raw) = fields.raw(name) else { return Ok(Vec::new()) };
-    let stops = match serde_json::from_str(raw.get()) {
+    let stops = match OneOrMany::deserialize(raw) {
         Ok(OneOrMany::One(stop)) => vec![stop],
         Ok(OneOrMany::Many(stops)) => stops,
         Err(_) => {

@@ -9,10 +9,10 @@ use std::collections::HashMap;
 
 use folio_text::{CallableFunction, Functions};
 use serde_json::Value;
-use serde_json::value::RawValue;
 
 use crate::context::Capabilities;
 use crate::error::ApiError;
+use crate::fields::Json;
 
 pub use read::{Dialect, check_own, definition, flat, read};
 
@@ -195,29 +195,22 @@ const NOT_HERE: &[&str] = &[
 
 /// Leaves out of the offered tools those that nobody could run, and names them, as long as others are offered beside them. `stays`: kinds
 /// that this API's clients run themselves. Where none would be left the reader refuses the first by its place.
-fn leave_out(list: &mut Vec<(usize, &RawValue)>, stays: &[&str]) -> Vec<String> {
-    #[derive(serde::Deserialize)]
-    struct Kind<'a> {
-        #[serde(borrow, rename = "type")]
-        kind: Option<std::borrow::Cow<'a, str>>,
-    }
+fn leave_out(list: &mut Vec<(usize, Json)>, stays: &[&str]) -> Vec<String> {
     let known = |kind: &str| {
         NOT_HERE.iter().any(|known| {
             kind.strip_prefix(known).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
         })
     };
-    let mut left_out = Vec::new();
-    let mut kept = Vec::with_capacity(list.len());
-    for (index, raw) in list.iter() {
-        let kind = serde_json::from_str::<Kind>(raw.get()).ok().and_then(|tool| tool.kind);
-        match kind {
-            Some(kind) if known(&kind) && !stays.contains(&&*kind) => left_out.push(kind.into_owned()),
-            _ => kept.push((*index, *raw)),
-        }
-    }
-    if kept.is_empty() {
+    let left_out_kind = |tool: &Json| {
+        let Json::Object(fields) = tool else { return None };
+        let (_, kind) = fields.iter().find(|(name, _)| name == "type")?;
+        let Json::String(kind) = kind else { return None };
+        (known(kind) && !stays.contains(&&**kind)).then(|| kind.to_string())
+    };
+    let left_out: Vec<String> = list.iter().filter_map(|(_, tool)| left_out_kind(tool)).collect();
+    if left_out.len() == list.len() {
         return Vec::new();
     }
-    *list = kept;
+    list.retain(|(_, tool)| left_out_kind(tool).is_none());
     left_out
 }

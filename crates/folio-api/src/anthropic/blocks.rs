@@ -7,7 +7,6 @@
 use std::collections::HashMap;
 
 use folio_text::work;
-use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::breakpoints::{After, Breakpoints};
@@ -16,7 +15,7 @@ use super::tools;
 use super::writer::INVALID_JSON;
 use crate::context::Context;
 use crate::error::ApiError;
-use crate::fields::{Fields, parse};
+use crate::fields::{self, Fields, Json, parse};
 use crate::hints::Hints;
 
 const NO_SERVER_TOOLS: &str = "this server runs no tools itself";
@@ -69,12 +68,12 @@ impl<'a, 'b> Turns<'a, 'b> {
     }
 
     /// The top-level system prompt.
-    pub fn system(&mut self, raw: &RawValue) -> Result<(), ApiError> {
+    pub fn system(&mut self, raw: Json) -> Result<(), ApiError> {
         self.content(raw, "system", "system")
     }
 
     pub fn messages(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
-        let list: Vec<&RawValue> = fields.require("messages")?;
+        let list = fields.require_list("messages")?;
         let limit = self.context.limits.messages;
         if list.is_empty() {
             return Err(ApiError::invalid("messages", "'messages' is empty; give at least one message."));
@@ -83,7 +82,7 @@ impl<'a, 'b> Turns<'a, 'b> {
             let message = format!("'messages' has {} entries; the limit is {limit}.", list.len());
             return Err(ApiError::invalid("messages", message));
         }
-        for (index, raw) in list.iter().enumerate() {
+        for (index, raw) in list.into_iter().enumerate() {
             let mut message = Fields::of_value(raw, format!("messages[{index}]"))?;
             let role: String = message.require("role")?;
             if !["user", "assistant", "system"].contains(&role.as_str()) {
@@ -92,12 +91,12 @@ impl<'a, 'b> Turns<'a, 'b> {
                     format!("Invalid value for '{path}': '{role}' is not one of user, assistant, system.");
                 return Err(ApiError::invalid(path, text));
             }
-            let content: &RawValue = message.require("content")?;
+            let content = message.require_raw("content")?;
             let path = message.path("content");
             self.hints.finish(message, &["role", "content"], &[])?;
             // An answer may have ended at once, and a system message may be there for what stands beside its content.
             let optional = role != "user";
-            if is_empty(content) && !optional {
+            if is_empty(&content) && !optional {
                 return Err(ApiError::invalid(path.clone(), format!("'{path}' is empty.")));
             }
             self.content(content, &path, &role)?;
@@ -131,8 +130,8 @@ impl<'a, 'b> Turns<'a, 'b> {
     }
 
     /// A string, or a list of blocks.
-    fn content(&mut self, raw: &RawValue, path: &str, role: &str) -> Result<(), ApiError> {
-        if !raw.get().starts_with('[') {
+    fn content(&mut self, raw: Json, path: &str, role: &str) -> Result<(), ApiError> {
+        if !raw.is_list() {
             let text: String = parse(raw, path)?;
             if !text.is_empty() {
                 self.breakpoints.pass();
@@ -140,14 +139,14 @@ impl<'a, 'b> Turns<'a, 'b> {
             }
             return Ok(());
         }
-        let blocks: Vec<&RawValue> = parse(raw, path)?;
-        for (index, raw) in blocks.iter().enumerate() {
+        let blocks = fields::list(raw, path)?;
+        for (index, raw) in blocks.into_iter().enumerate() {
             self.block(raw, format!("{path}[{index}]"), role)?;
         }
         Ok(())
     }
 
-    fn block(&mut self, raw: &RawValue, path: String, role: &str) -> Result<(), ApiError> {
+    fn block(&mut self, raw: Json, path: String, role: &str) -> Result<(), ApiError> {
         let mut block = Fields::of_value(raw, path)?;
         let kind: String = block.require("type")?;
         match (kind.as_str(), role) {
@@ -258,7 +257,7 @@ impl<'a, 'b> Turns<'a, 'b> {
         block.finish(&[])
     }
 
-    fn result_content(&mut self, raw: &RawValue, path: &str) -> Result<(), ApiError> {
+    fn result_content(&mut self, raw: Json, path: &str) -> Result<(), ApiError> {
         // After the words that it failed, where it did.
         let mut separator = "";
         let mut more = |out: &mut Vec<Value>, text: &str| {
@@ -266,11 +265,11 @@ impl<'a, 'b> Turns<'a, 'b> {
                 append(&mut message["content"], text, std::mem::replace(&mut separator, "\n"));
             }
         };
-        if !raw.get().starts_with('[') {
+        if !raw.is_list() {
             more(&mut self.out, &parse::<String>(raw, path)?);
             return Ok(());
         }
-        for (index, raw) in parse::<Vec<&RawValue>>(raw, path)?.iter().enumerate() {
+        for (index, raw) in fields::list(raw, path)?.into_iter().enumerate() {
             let mut block = Fields::of_value(raw, format!("{path}[{index}]"))?;
             let kind: String = block.require("type")?;
             let text = match kind.as_str() {
@@ -321,7 +320,9 @@ fn append(content: &mut Value, text: &str, separator: &str) {
 }
 
 /// `""` and `[]`.
-fn is_empty(content: &RawValue) -> bool {
-    let text = content.get();
-    text == "\"\"" || text.strip_prefix('[').is_some_and(|rest| rest.trim_start() == "]")
+fn is_empty(content: &Json) -> bool {
+    match content {
+        Json::String(text) => text.is_empty(),
+        other => other.is_list() && other.is_empty(),
+    }
 }

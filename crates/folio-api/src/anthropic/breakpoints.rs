@@ -4,10 +4,9 @@
 //! is rendered. Invariants: at most [`BREAKPOINTS_MAX`], longer-lived ones first; the parts of a [`Split`] add up to the prompt.
 
 use serde_json::Value;
-use serde_json::value::RawValue;
 
 use crate::error::ApiError;
-use crate::fields::Fields;
+use crate::fields::{Fields, Json};
 
 pub const BREAKPOINTS_MAX: usize = 4;
 const FIELD: &str = "cache_control";
@@ -34,7 +33,7 @@ pub struct CacheControl {
 }
 
 impl CacheControl {
-    pub fn read(raw: &RawValue, path: &str) -> Result<Self, ApiError> {
+    pub fn read(raw: Json, path: &str) -> Result<Self, ApiError> {
         let mut fields = Fields::of_value(raw, path.to_owned())?;
         let invalid = |path: String, value: &str, known: &str| {
             let message = format!("Invalid value for '{path}': '{value}' is not one of {known}.");
@@ -97,7 +96,7 @@ impl Breakpoints {
     }
 
     /// The request's own `cache_control`: on the last block.
-    pub fn read_automatic(&mut self, raw: &RawValue) -> Result<(), ApiError> {
+    pub fn read_automatic(&mut self, raw: Json) -> Result<(), ApiError> {
         let control = CacheControl::read(raw, FIELD)?;
         match self.of_last_block {
             None => self.push(FIELD, After::End, control.ttl),

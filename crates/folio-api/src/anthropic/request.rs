@@ -205,7 +205,7 @@ fn output_config(
             return Err(ApiError::unsupported(format.path("type"), "only json_schema"));
         }
         let path = format.path("schema");
-        constraint = Some(Constraint::of_schema(format.require("schema")?, path, &context.limits)?);
+        constraint = Some(Constraint::of_schema(format.require_raw("schema")?, path, &context.limits)?);
         format.finish(&[])?;
     }
     hints.finish(config, &["effort", "format"], &[])?;

@@ -18,7 +18,7 @@ pub enum Change {
 
 /// Reads a `tool_addition` or `tool_removal` block: the change, and the words in which the model is told.
 pub fn change(block: &mut Fields, adds: bool) -> Result<(Change, String), ApiError> {
-    let mut tool = Fields::of_value(block.require("tool")?, block.path("tool"))?;
+    let mut tool = Fields::of_value(block.require_raw("tool")?, block.path("tool"))?;
     let kind: String = tool.require("type")?;
     let (change, name) = match (kind.as_str(), adds) {
         ("tool_reference", _) => {
@@ -29,7 +29,7 @@ pub fn change(block: &mut Fields, adds: bool) -> Result<(Change, String), ApiErr
             (if adds { Change::Restore(name.clone()) } else { Change::Remove(name.clone()) }, name)
         }
         ("tool_definition", true) => {
-            let mut definition = Fields::of_value(tool.require("definition")?, tool.path("definition"))?;
+            let mut definition = Fields::of_value(tool.require_raw("definition")?, tool.path("definition"))?;
             check_own(&mut definition)?;
             let (value, strict) = crate::tools::definition(&mut definition, Dialect::Messages)?;
             definition.finish(&[])?;

@@ -7,10 +7,9 @@ use std::fmt;
 
 use serde::Deserialize;
 use serde_json::Value;
-use serde_json::value::RawValue;
 
 use crate::error::ApiError;
-use crate::fields::parse;
+use crate::fields::{Json, parse};
 use crate::openapi::tables::Api;
 
 /// What a hint may be.
@@ -78,14 +77,15 @@ struct Edit {
 
 impl Hint {
     /// Refuses a value that the table does not list.
-    pub fn check(&self, raw: &RawValue, path: &str) -> Result<(), ApiError> {
-        let text = raw.get();
+    pub fn check(&self, raw: Json, path: &str) -> Result<(), ApiError> {
         let fits = match self.shape {
-            Shape::Object => text.starts_with('{'),
-            Shape::List => text.starts_with('['),
-            Shape::Count => parse::<u32>(raw, path).is_ok(),
-            Shape::Words(words) => parse::<String>(raw, path).is_ok_and(|word| words.contains(&&*word)),
-            Shape::Kinds(kinds) => parse::<Edits>(raw, path)
+            Shape::Object => matches!(raw, Json::Object(_)),
+            Shape::List => raw.is_list(),
+            Shape::Count => parse::<u32>(raw.clone(), path).is_ok(),
+            Shape::Words(words) => {
+                parse::<String>(raw.clone(), path).is_ok_and(|word| words.contains(&&*word))
+            }
+            Shape::Kinds(kinds) => parse::<Edits>(raw.clone(), path)
                 .is_ok_and(|list| list.edits.iter().all(|edit| kinds.contains(&&*edit.kind))),
         };
         match fits {

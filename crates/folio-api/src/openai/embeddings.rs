@@ -1,10 +1,8 @@
 //! The request of `POST /v1/embeddings`.
 
-use serde_json::value::RawValue;
-
 use crate::context::Context;
 use crate::error::ApiError;
-use crate::fields::{Fields, parse, within};
+use crate::fields::{Fields, within};
 use crate::openai::completions::{Prompt, Prompts};
 use crate::params::Generation;
 use crate::refused;
@@ -34,7 +32,7 @@ pub fn read(body: &[u8], context: &Context, can: Result<(), &str>) -> Result<Req
         ..ApiError::bad_request(format!("This model makes no embeddings: {why}."))
     })?;
     let generation = Generation::pooled(&mut fields)?;
-    fields.take::<&RawValue>("user")?.map(|raw| parse::<String>(raw, "user")).transpose()?;
+    fields.take::<String>("user")?;
     let base64 = match fields.take::<String>("encoding_format")?.as_deref() {
         None | Some("float") => false,
         Some("base64") => true,

@@ -5,12 +5,12 @@
 //! do not know, becomes `system`. [`for_template`] puts calls the way the model's template takes them.
 
 use folio_text::TemplateTools;
-use serde_json::value::RawValue;
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::context::Limits;
 use crate::error::ApiError;
-use crate::fields::{Fields, measure, parse};
+use crate::fields::{self, Fields, Json, parse};
 use crate::hints::Hints;
 
 const KNOWN: &[&str] =
@@ -26,7 +26,7 @@ const NOT_IN_MESSAGES: &[(&str, &str)] = &[
 
 /// Reads and checks the `messages` field.
 pub fn read(fields: &mut Fields, limits: &Limits, hints: &mut Hints) -> Result<Vec<Value>, ApiError> {
-    let list: Vec<&RawValue> = fields.require("messages")?;
+    let list = fields.require_list("messages")?;
     if list.is_empty() {
         return Err(ApiError::invalid("messages", "'messages' is empty; give at least one message."));
     }
@@ -34,10 +34,13 @@ pub fn read(fields: &mut Fields, limits: &Limits, hints: &mut Hints) -> Result<V
         let message = format!("'messages' has {} entries; the limit is {}.", list.len(), limits.messages);
         return Err(ApiError::invalid("messages", message));
     }
-    list.iter().enumerate().map(|(index, raw)| message(raw, format!("messages[{index}]"), hints)).collect()
+    list.into_iter()
+        .enumerate()
+        .map(|(index, raw)| message(raw, format!("messages[{index}]"), hints))
+        .collect()
 }
 
-fn message(raw: &RawValue, path: String, hints: &mut Hints) -> Result<Value, ApiError> {
+fn message(raw: Json, path: String, hints: &mut Hints) -> Result<Value, ApiError> {
     let mut fields = Fields::of_value(raw, path)?;
     let role: String = fields.require("role")?;
     let role = match role.as_str() {
@@ -99,12 +102,12 @@ fn reasoning(fields: &mut Fields) -> Result<Option<String>, ApiError> {
 }
 
 fn tool_calls(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
-    let list = fields.take::<Vec<&RawValue>>("tool_calls")?.unwrap_or_default();
+    let list = fields.list("tool_calls")?.unwrap_or_default();
     let path = fields.path("tool_calls");
-    list.iter().enumerate().map(|(index, raw)| tool_call(raw, format!("{path}[{index}]"))).collect()
+    list.into_iter().enumerate().map(|(index, raw)| tool_call(raw, format!("{path}[{index}]"))).collect()
 }
 
-fn tool_call(raw: &RawValue, path: String) -> Result<Value, ApiError> {
+fn tool_call(raw: Json, path: String) -> Result<Value, ApiError> {
     let mut call = Fields::of_value(raw, path)?;
     let id: String = call.require("id")?;
     if call.take::<String>("type")?.is_some_and(|kind| kind != "function") {
@@ -112,7 +115,7 @@ fn tool_call(raw: &RawValue, path: String) -> Result<Value, ApiError> {
     }
     // Clients that gather a stream send what they gathered.
     call.take::<u32>("index")?;
-    let mut function = Fields::of_value(call.require("function")?, call.path("function"))?;
+    let mut function = Fields::of_value(call.require_raw("function")?, call.path("function"))?;
     let name: String = function.require("name")?;
     let arguments: String = function.require("arguments")?;
     function.finish(&[])?;
@@ -138,12 +141,12 @@ pub fn for_template(messages: &mut Vec<Value>, template: &TemplateTools) -> Resu
                     *arguments = Value::Object(Map::new());
                     continue;
                 }
-                // JSON inside of a string: the body's own measure did not look into it.
-                measure(text.as_bytes()).map_err(|error| ApiError {
+                // JSON inside of a string has the same limits.
+                let read = Json::read(text.as_bytes()).map_err(|error| ApiError {
                     param: Some(format!("messages[{index}].tool_calls")),
                     ..error
                 })?;
-                if let Ok(object) = serde_json::from_str::<Map<String, Value>>(text) {
+                if let Ok(object) = read.and_then(Map::<String, Value>::deserialize) {
                     *arguments = Value::Object(object);
                 }
             }
@@ -198,20 +201,20 @@ fn put_in_order(messages: &mut Vec<Value>, template: &TemplateTools) {
     *messages = out;
 }
 
-fn content(raw: &RawValue, path: &str, hints: &mut Hints) -> Result<String, ApiError> {
-    if !raw.get().starts_with('[') {
+fn content(raw: Json, path: &str, hints: &mut Hints) -> Result<String, ApiError> {
+    if !raw.is_list() {
         return parse(raw, path);
     }
-    let parts: Vec<&RawValue> = parse(raw, path)?;
+    let parts = fields::list(raw, path)?;
     if parts.is_empty() {
         return Err(ApiError::invalid(path, format!("'{path}' has no parts.")));
     }
-    let part = |(index, part): (usize, &&RawValue)| text_part(part, format!("{path}[{index}]"), hints);
-    let texts: Result<Vec<String>, ApiError> = parts.iter().enumerate().map(part).collect();
+    let part = |(index, part): (usize, Json)| text_part(part, format!("{path}[{index}]"), hints);
+    let texts: Result<Vec<String>, ApiError> = parts.into_iter().enumerate().map(part).collect();
     Ok(texts?.join("\n"))
 }
 
-fn text_part(raw: &RawValue, path: String, hints: &mut Hints) -> Result<String, ApiError> {
+fn text_part(raw: Json, path: String, hints: &mut Hints) -> Result<String, ApiError> {
     let mut part = Fields::of_value(raw, path)?;
     let kind: String = part.require("type")?;
     if kind != "text" {

@@ -6,13 +6,12 @@
 
 use std::sync::Arc;
 
-use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value, json};
 
 use super::History;
 use crate::context::Limits;
 use crate::error::ApiError;
-use crate::fields::{Fields, parse};
+use crate::fields::{self, Fields, Json, parse};
 use crate::hints::Hints;
 use crate::tools::flat;
 
@@ -47,14 +46,14 @@ pub fn read(
     limits: &Limits,
     hints: &mut Hints,
 ) -> Result<Input, ApiError> {
-    let raw: &RawValue = fields.require("input")?;
-    if !raw.get().starts_with('[') {
+    let raw = fields.require_raw("input")?;
+    if !raw.is_list() {
         let text: String = parse(raw, "input")?;
         let part = json!({"type": "input_text", "text": text});
         let item = json!({"type": "message", "role": "user", "status": "completed", "content": [part]});
         return Ok(Input { messages: vec![json!({"role": "user", "content": text})], items: vec![item] });
     }
-    let list: Vec<&RawValue> = parse(raw, "input")?;
+    let list = fields::list(raw, "input")?;
     if list.is_empty() || list.len() > limits.messages {
         let message = format!("'input' has {} items; give 1 to {}.", list.len(), limits.messages);
         return Err(ApiError::invalid("input", message));
@@ -62,13 +61,12 @@ pub fn read(
     let source = Source(history);
     let mut gathered = Gathered::default();
     let mut items = Vec::with_capacity(list.len());
-    for (index, raw) in list.iter().enumerate() {
+    for (index, raw) in list.into_iter().enumerate() {
         let path = format!("input[{index}]");
-        let mut given: Value = parse(raw, &path)?;
+        let mut given: Value = parse(raw.clone(), &path)?;
         match source.referred(&given, &path)? {
             Some(found) => {
-                let raw = to_raw_value(&found).map_err(|error| ApiError::internal(error.to_string()))?;
-                source.item(&raw, path, &mut gathered, hints)?;
+                source.item(Json::of_value(&found)?, path, &mut gathered, hints)?;
                 items.push(found);
             }
             None => {
@@ -116,13 +114,7 @@ impl Source<'_> {
         })
     }
 
-    fn item(
-        &self,
-        raw: &RawValue,
-        path: String,
-        out: &mut Gathered,
-        hints: &mut Hints,
-    ) -> Result<(), ApiError> {
+    fn item(&self, raw: Json, path: String, out: &mut Gathered, hints: &mut Hints) -> Result<(), ApiError> {
         let mut item = Fields::of_value(raw, path)?;
         let kind = item.take::<String>("type")?;
         // Names and states that the server itself gave.
@@ -144,7 +136,7 @@ impl Source<'_> {
             "function_call_output" => {
                 let id: String = item.require("call_id")?;
                 let text = texts(
-                    item.require("output")?,
+                    item.require_raw("output")?,
                     item.path("output"),
                     &["input_text", "output_text", "text"],
                 )?;
@@ -154,7 +146,7 @@ impl Source<'_> {
             "reasoning" => {
                 item.take::<Vec<Value>>("summary")?;
                 let sealed = item.take::<String>("encrypted_content")?;
-                match (item.raw("content").filter(|raw| raw.get() != "[]"), sealed) {
+                match (item.raw("content").filter(|raw| !raw.is_list() || !raw.is_empty()), sealed) {
                     (Some(raw), _) => {
                         out.reasoning(texts(raw, item.path("content"), &["reasoning_text", "text"])?);
                     }
@@ -178,7 +170,7 @@ impl Source<'_> {
 fn message(item: &mut Fields, out: &mut Gathered) -> Result<(), ApiError> {
     let role: String = item.require("role")?;
     let kinds = ["input_text", "output_text", "text", "refusal"];
-    let text = texts(item.require("content")?, item.path("content"), &kinds)?;
+    let text = texts(item.require_raw("content")?, item.path("content"), &kinds)?;
     item.take::<String>("phase")?;
     match role.as_str() {
         "assistant" => out.assistant(text),
@@ -196,12 +188,12 @@ fn message(item: &mut Fields, out: &mut Gathered) -> Result<(), ApiError> {
 }
 
 /// Text, or parts that are text.
-fn texts(raw: &RawValue, path: String, kinds: &[&str]) -> Result<String, ApiError> {
-    if !raw.get().starts_with('[') {
+fn texts(raw: Json, path: String, kinds: &[&str]) -> Result<String, ApiError> {
+    if !raw.is_list() {
         return parse(raw, &path);
     }
-    let parts: Vec<&RawValue> = parse(raw, &path)?;
-    let text = |(index, raw): (usize, &&RawValue)| {
+    let parts = fields::list(raw, &path)?;
+    let text = |(index, raw): (usize, Json)| {
         let mut part = Fields::of_value(raw, format!("{path}[{index}]"))?;
         let kind: String = part.require("type")?;
         if !kinds.contains(&kind.as_str()) {
@@ -217,7 +209,7 @@ fn texts(raw: &RawValue, path: String, kinds: &[&str]) -> Result<String, ApiErro
         part.finish(&[])?;
         Ok(text)
     };
-    let texts: Result<Vec<String>, ApiError> = parts.iter().enumerate().map(text).collect();
+    let texts: Result<Vec<String>, ApiError> = parts.into_iter().enumerate().map(text).collect();
     Ok(texts?.join("\n"))
 }
 

@@ -142,7 +142,7 @@ impl Repeated {
         for (name, default) in
             [("tools", json!([])), ("tool_choice", json!("auto")), ("parallel_tool_calls", json!(true))]
         {
-            let given = fields.peek(name).map(|raw| parse(raw, name)).transpose()?;
+            let given = fields.peek(name).map(|raw| parse(raw.clone(), name)).transpose()?;
             self.fields.insert(name.into(), given.unwrap_or(default));
         }
         Ok(())
@@ -197,7 +197,7 @@ impl Repeated {
         if let Some(raw) = fields.raw("text") {
             let mut text = Fields::of_value(raw, "text".into())?;
             if let Some(raw) = text.raw("format") {
-                told["format"] = parse(raw, "text.format")?;
+                told["format"] = parse(raw.clone(), "text.format")?;
                 let mut format = Fields::of_value(raw, "text.format".into())?;
                 constraint = match format.require::<String>("type")?.as_str() {
                     "text" => None,

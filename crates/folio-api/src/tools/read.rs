@@ -6,13 +6,12 @@
 
 use std::collections::HashSet;
 
-use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::{ToolChoice, ToolUse, check_name, leave_out};
 use crate::context::Limits;
 use crate::error::ApiError;
-use crate::fields::{Fields, parse};
+use crate::fields::{Fields, Json, parse};
 
 const CHOICE: &str = "tool_choice";
 
@@ -35,10 +34,10 @@ pub fn read(
     limits: &Limits,
     after: &mut dyn FnMut(&mut Fields, usize) -> Result<(), ApiError>,
 ) -> Result<ToolUse, ApiError> {
-    let list = fields.take::<Vec<&RawValue>>("tools")?.unwrap_or_default();
+    let list = fields.list("tools")?.unwrap_or_default();
     let mut reader = Reader { dialect, limit: limits.tools, names: HashSet::new(), used: ToolUse::default() };
     reader.check_count(list.len())?;
-    let mut list: Vec<(usize, &RawValue)> = list.into_iter().enumerate().collect();
+    let mut list: Vec<(usize, Json)> = list.into_iter().enumerate().collect();
     let stays: &[&str] = if dialect == Dialect::Messages { &["custom"] } else { &[] };
     let left_out = leave_out(&mut list, stays);
     for (index, raw) in list {
@@ -70,8 +69,8 @@ pub fn read(
 }
 
 /// Whether a choice asks for nothing.
-fn is_idle(raw: &RawValue) -> bool {
-    let choice: Value = serde_json::from_str(raw.get()).unwrap_or_default();
+fn is_idle(raw: Json) -> bool {
+    let choice: Value = parse(raw, CHOICE).unwrap_or_default();
     let kind = if choice.is_string() { &choice } else { &choice["type"] };
     kind == "none" || kind == "auto"
 }
@@ -154,11 +153,12 @@ impl Reader {
     /// A function, or a namespace of functions.
     fn tool(
         &mut self,
-        raw: &RawValue,
+        raw: Json,
         path: String,
         namespace: Option<&str>,
         after: &mut dyn FnMut(&mut Fields, usize) -> Result<(), ApiError>,
     ) -> Result<(), ApiError> {
+        let written = (self.dialect == Dialect::Chat).then(|| raw.clone());
         let mut tool = Fields::of_value(raw, path.clone())?;
         if self.dialect == Dialect::Messages {
             check_own(&mut tool)?;
@@ -168,11 +168,11 @@ impl Reader {
         }
         match (tool.require::<String>("type")?.as_str(), self.dialect, namespace) {
             ("function", Dialect::Chat, _) => {
-                let mut function = Fields::of_value(tool.require("function")?, tool.path("function"))?;
+                let mut function = Fields::of_value(tool.require_raw("function")?, tool.path("function"))?;
                 self.function(&mut function, None)?;
                 function.finish(&[])?;
                 // As the client wrote it, but for what says nothing to the model: the order of its fields is part of the prompt.
-                let mut written: Value = parse(raw, &path)?;
+                let mut written: Value = parse(written.unwrap_or(Json::Null), &path)?;
                 written["function"].as_object_mut().and_then(|function| function.shift_remove("strict"));
                 self.used.tools.last_mut().into_iter().for_each(|tool| *tool = written.clone());
             }
@@ -182,9 +182,9 @@ impl Reader {
                 check_name(&name, &tool.path("name"))?;
                 tool.take::<String>("description")?;
                 let path = tool.path("tools");
-                let list: Vec<&RawValue> = tool.require("tools")?;
+                let list = tool.require_list("tools")?;
                 self.check_count(self.used.tools.len() + list.len())?;
-                for (index, raw) in list.iter().enumerate() {
+                for (index, raw) in list.into_iter().enumerate() {
                     self.tool(raw, format!("{path}[{index}]"), Some(&name), after)?;
                 }
             }
@@ -217,8 +217,8 @@ impl Reader {
         Ok(())
     }
 
-    fn choose(&mut self, raw: &RawValue) -> Result<(), ApiError> {
-        if raw.get().starts_with('"') {
+    fn choose(&mut self, raw: Json) -> Result<(), ApiError> {
+        if matches!(raw, Json::String(_)) {
             self.used.choice = mode(&parse::<String>(raw, CHOICE)?, CHOICE, true)?;
             return Ok(());
         }
@@ -226,7 +226,7 @@ impl Reader {
         match choice.require::<String>("type")?.as_str() {
             "function" => self.used.choice = ToolChoice::Named(self.named(&mut choice)?),
             "allowed_tools" if self.dialect == Dialect::Chat => {
-                let raw = choice.require("allowed_tools")?;
+                let raw = choice.require_raw("allowed_tools")?;
                 let mut allowed = Fields::of_value(raw, choice.path("allowed_tools"))?;
                 self.allow(&mut allowed)?;
                 allowed.finish(&[])?;
@@ -240,7 +240,7 @@ impl Reader {
     /// Leaves only the listed ones.
     fn allow(&mut self, allowed: &mut Fields) -> Result<(), ApiError> {
         self.used.choice = mode(&allowed.require::<String>("mode")?, &allowed.path("mode"), false)?;
-        let list: Vec<&RawValue> = allowed.require("tools")?;
+        let list = allowed.require_list("tools")?;
         let (path, offered) = (allowed.path("tools"), self.used.tools.len());
         if list.is_empty() {
             return Err(ApiError::invalid(path.clone(), format!("'{path}' is empty; use \"none\".")));
@@ -250,7 +250,7 @@ impl Reader {
             return Err(ApiError::invalid(path, message));
         }
         let mut kept = HashSet::new();
-        for (index, raw) in list.iter().enumerate() {
+        for (index, raw) in list.into_iter().enumerate() {
             let mut entry = Fields::of_value(raw, format!("{path}[{index}]"))?;
             if entry.require::<String>("type")? != "function" {
                 return Err(ApiError::unsupported(entry.path("type"), "only functions are available"));
@@ -263,7 +263,7 @@ impl Reader {
         Ok(())
     }
 
-    fn choose_messages(&mut self, raw: &RawValue) -> Result<(), ApiError> {
+    fn choose_messages(&mut self, raw: Json) -> Result<(), ApiError> {
         let mut choice = Fields::of_value(raw, CHOICE.into())?;
         self.used.choice = match choice.require::<String>("type")?.as_str() {
             "auto" => ToolChoice::Auto,
@@ -287,7 +287,8 @@ impl Reader {
     fn named(&self, choice: &mut Fields) -> Result<String, ApiError> {
         let (name, path) = match self.dialect {
             Dialect::Chat => {
-                let mut function = Fields::of_value(choice.require("function")?, choice.path("function"))?;
+                let mut function =
+                    Fields::of_value(choice.require_raw("function")?, choice.path("function"))?;
                 let name: String = function.require("name")?;
                 let path = function.path("name");
                 function.finish(&[])?;
