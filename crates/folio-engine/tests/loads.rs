@@ -1,9 +1,13 @@
 //! Blocks of a sequence that a transfer from outside fills: what arrives is not computed, and nothing else depends on it.
 
+use std::num::NonZeroU32;
+
 use folio_engine::plan::{Sampled, StepOutput};
 use folio_engine::request::{FinishReason, Request, RequestId};
-use folio_engine::{CancelRequest, Event, Micros, Scheduler, SchedulerConfig, WaitingFor};
-use folio_kv::{CacheConfig, DEFAULT_PRIORITY, GroupCounts, KvCache, LruLeafFirst, RetentionRange, Ticket};
+use folio_engine::{AdapterId, CancelRequest, Event, Micros, Scheduler, SchedulerConfig, WaitingFor};
+use folio_kv::{
+    CacheConfig, DEFAULT_PRIORITY, GroupConfig, GroupCounts, KvCache, LruLeafFirst, RetentionRange, Ticket,
+};
 use folio_sim::scenario::request;
 
 const BLOCK: u32 = 4;
@@ -288,4 +292,34 @@ fn what_arrives_is_retained() {
         bench.submit_as(6, 20, 1, |request| request.prompt = prompt.into());
         assert_eq!(bench.step(6).is_some_and(|(first, _)| first >= 16), retained);
     }
+}
+
+/// A group that nobody depends on is written, too.
+#[test]
+fn bytes_in_transfer_are_those_of_all_groups() {
+    let limit = SchedulerConfig { max_transfer_bytes: 5, ..SchedulerConfig::default() };
+    let mut bench = Bench::new(40, 1, limit);
+    let geometry = CacheConfig { blocks: 40, block_tokens: BLOCK, bytes_per_block: 1 };
+    let optional = GroupConfig { optional: true, ..GroupConfig::window(64, 40, BLOCK, 1) };
+    bench.cache = KvCache::with_groups(geometry, &[optional], Box::new(LruLeafFirst::new()));
+    bench.submit(1, 30, 4);
+    assert_eq!(bench.begin(1, 3), None, "three blocks of two groups");
+    assert!(bench.begin(1, 2).is_some());
+    assert_eq!(bench.cache.loading_bytes(), 4);
+}
+
+/// Who waits for the slot of an adapter lacks no blocks: that holds up no transfer.
+#[test]
+fn others_are_loaded_while_an_adapter_waits() {
+    let config = SchedulerConfig { max_adapters: 1, ..SchedulerConfig::default() };
+    let mut bench = Bench::new(40, 1, config);
+    let adapter = |name| NonZeroU32::new(name).map(AdapterId);
+    bench.submit_as(1, 10, 9, |request| request.adapter = adapter(1));
+    assert!(bench.step(1).is_some());
+    bench.submit_as(2, 10, 4, |request| request.adapter = adapter(2));
+    bench.submit(3, 30, 4);
+    bench.step(1);
+    assert!(!bench.scheduler.contended());
+    assert_eq!(bench.begin(2, 1), None, "it waits");
+    assert!(bench.begin(3, 1).is_some());
 }

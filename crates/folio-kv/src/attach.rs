@@ -99,13 +99,12 @@ impl KvCache {
         let (mut best, most) = (Prefix { declared, ..Prefix::default() }, tokens.len() as u32);
         // As far as all have it but for states.
         let mut stateless = best;
-        let chain = hashes;
         let (size, shared) = (self.config.block_tokens, hashes.root().declared_blocks());
         let (mut runs, mut at) = ([0; MAX_GROUPS], best);
-        let mut hashes = hashes.iter(declared).take((most / size) as usize);
+        let mut chain = hashes.iter(declared).take((most / size) as usize);
         let (mut run, mut found) = ([0; RUN], RUN);
         while found == RUN {
-            found = self.nodes.find_run(&mut hashes, &mut run);
+            found = self.nodes.find_run(&mut chain, &mut run);
             for &node in &run[..found] {
                 let tiers = tiers.at(at.end + size, if declared { shared * size } else { 0 });
                 match self.place(0, node) {
@@ -135,7 +134,7 @@ impl KvCache {
             }
         }
         if matches!(tiers, Tiers::Device) && stateless.end > best.end {
-            let tail = self.tail_behind(chain, &stateless, tokens);
+            let tail = self.tail_behind(hashes, &stateless, tokens);
             return if tail.is_some() { Prefix { chain: best.chain, tail, ..stateless } } else { best };
         }
         // What only its own copy has, the last block perhaps in part.

@@ -243,7 +243,9 @@ impl KvCache {
         let from = table.lists[group][tail];
         let Some(to) = self.take(group, table.hashes.root().tenant) else {
             // An optional group goes on without; behind a hole nothing of it is of use.
-            self.groups[group].config.optional.then_some(())?;
+            if !self.groups[group].config.optional {
+                return None;
+            }
             for at in tail..table.lists[group].len() {
                 let block = table.lists[group][at];
                 table.set(group, at, HOLE);

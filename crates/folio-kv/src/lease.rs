@@ -142,6 +142,12 @@ impl KvCache {
         self.bytes_of(self.each_group(|group| lists[group].len() as u32))
     }
 
+    /// Bytes that a transfer of `blocks` blocks writes at most, in all groups.
+    pub fn load_bytes(&self, blocks: u32) -> u64 {
+        let positions = blocks * self.config.block_tokens;
+        self.bytes_of(self.each_group(|group| self.groups[group].blocks_of(positions)))
+    }
+
     /// Bytes that transfers still write, of tables that are gone, too.
     pub fn loading_bytes(&self) -> u64 {
         self.holds.load_bytes
@@ -180,7 +186,7 @@ impl KvCache {
 
     /// The reader is done. Whether the lease held all the time: only then is what it copied what it asked for.
     pub fn end_lease(&mut self, lease: Lease) -> bool {
-        let Some(Use::Lease { until }) = self.end_hold(lease.0, true) else { return false };
+        let Some(Use::Lease { until }) = self.end_hold(lease.0, false) else { return false };
         self.holds.ends.remove(&(until, lease))
     }
 

@@ -124,7 +124,7 @@ impl KvCache {
     }
 
     /// Bytes of so many blocks of each group.
-    pub fn bytes_of(&self, blocks: GroupCounts) -> u64 {
+    pub(crate) fn bytes_of(&self, blocks: GroupCounts) -> u64 {
         let groups = self.groups.iter().enumerate();
         groups.map(|(at, group)| u64::from(blocks[at]) * group.config.bytes_per_block).sum()
     }
@@ -264,7 +264,7 @@ impl KvCache {
     /// What the table was to load is loaded, or never will be.
     pub(crate) fn end_swap_in(&mut self, table: &mut BlockTable) {
         if let Some(ticket) = table.swap_in.take() {
-            self.end_hold(ticket.0, true);
+            self.end_hold(ticket.0, false);
         }
     }
 

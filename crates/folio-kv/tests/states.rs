@@ -3,7 +3,7 @@
 mod common;
 
 use common::{ByRoot, config, root};
-use folio_kv::{BlockId, BlockTable, GroupConfig, GroupCounts, HOLE, KvCache, Layout, LruLeafFirst};
+use folio_kv::{BlockId, BlockTable, GroupConfig, GroupCounts, HOLE, KvCache, Layout, LruLeafFirst, Root};
 
 /// Blocks of four tokens in group 0, states behind every eighth position and the last.
 fn cache(states: u32) -> KvCache {
@@ -22,6 +22,14 @@ fn plan(cache: &mut KvCache, table: &mut BlockTable, to: u32, rows: u32) {
     table.set_tentative(rows);
     cache.grow(table, to, &mut Vec::new()).expect("room");
     table.plan_tentative((rows > 0).then_some(to - rows));
+}
+
+/// A conversation that ends at `end`.
+fn converse(cache: &mut KvCache, root: &Root, tokens: &[u32], end: u32) {
+    let (mut table, _) = cache.attach_at(root, tokens, 0);
+    plan(cache, &mut table, end, 0);
+    cache.committed(&mut table, tokens, end);
+    cache.release(table, tokens);
 }
 
 fn states(table: &BlockTable) -> Vec<BlockId> {
@@ -115,10 +123,7 @@ fn rows_that_may_be_taken_back_are_counted_as_room() {
 fn a_conversation_goes_on_from_the_state_at_its_end() {
     for end in [3, 7, 14, 15, 18, 22, 31] {
         let (mut cache, root, tokens) = (cache(8), root(0), (0..60).collect::<Vec<u32>>());
-        let (mut table, _) = cache.attach_at(&root, &tokens, 0);
-        plan(&mut cache, &mut table, end, 0);
-        cache.committed(&mut table, &tokens, end);
-        cache.release(table, &tokens);
+        converse(&mut cache, &root, &tokens, end);
         let found = cache.lookup_at(&root, &tokens);
         assert_eq!(found.full_blocks * 4 + found.tail_tokens, end);
         let (table, copies) = cache.attach_at(&root, &tokens, 40);
@@ -138,10 +143,7 @@ fn a_conversation_goes_on_from_the_state_at_its_end() {
 #[test]
 fn a_tail_that_cannot_be_copied_is_not_a_hit() {
     let (mut cache, root, tokens) = (cache(1), root(0), (0..60).collect::<Vec<u32>>());
-    let (mut table, _) = cache.attach_at(&root, &tokens, 0);
-    plan(&mut cache, &mut table, 6, 0);
-    cache.committed(&mut table, &tokens, 6);
-    cache.release(table, &tokens);
+    converse(&mut cache, &root, &tokens, 6);
     let (mut other, _) = cache.attach_at(&common::root(1), &tokens, 0);
     let taken = cache.lookup_at(&root, &tokens);
     assert_eq!(taken.full_blocks * 4 + taken.tail_tokens, 6);

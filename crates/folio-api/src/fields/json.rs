@@ -92,7 +92,9 @@ impl<'a> Json<'a> {
             Self::Number(number) => number.to_string().len(),
             Self::String(text) => text.len() + 2,
             Self::List(list) => 1 + list.iter().map(|value| value.bytes() + 1).sum::<usize>(),
-            Self::Ids(ids) => 1 + 2 * ids.len(),
+            Self::Ids(ids) => {
+                1 + ids.iter().map(|id| id.checked_ilog10().unwrap_or(0) as usize + 2).sum::<usize>()
+            }
             Self::Object(fields) => {
                 1 + fields.iter().map(|(name, value)| name.len() + 4 + value.bytes()).sum::<usize>()
             }
@@ -428,5 +430,12 @@ mod tests {
         assert_eq!(read, serde_json::from_str::<serde_json::Value>(text).unwrap());
         let Json::Object(fields) = json else { panic!("an object") };
         assert!(matches!(&fields[1].1, Json::Ids(ids) if *ids == [1, 2]));
+        for text in ["[0,9,10,4294967295]", "[]", r#"{"a":[1.5,null]}"#] {
+            let body = format!(r#"{{"prompt":{text}}}"#);
+            let Json::Object(fields) = Json::read(body.as_bytes()).unwrap().unwrap() else { panic!() };
+            let bytes = fields[0].1.bytes();
+            // An empty list or object counts one less.
+            assert!((text.len() - 1..=text.len()).contains(&bytes), "{text}: {bytes}");
+        }
     }
 }

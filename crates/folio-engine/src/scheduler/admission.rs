@@ -254,6 +254,7 @@ impl Scheduler {
     /// It does not fit, and who passes it is counted.
     fn refuse(&mut self, slot: Slot, reason: WaitingFor) {
         self.wait_for(slot, reason);
+        self.step.contended |= reason == WaitingFor::Blocks;
         if !self.step.refused.contains(&slot) {
             self.step.refused.push(slot);
         }

@@ -53,8 +53,10 @@ pub(super) struct Step {
     pub order: Vec<Slot>,
     pub heads: Vec<Head>,
     candidates: Vec<Candidate>,
-    /// Waited for blocks in this step; known until the next is planned.
+    /// Did not fit in this step; known until the next is planned.
     pub refused: Vec<Slot>,
+    /// Blocks were what one of them lacked.
+    pub contended: bool,
     /// Tokens granted so far, and how many of them to decodes.
     pub granted: u32,
     pub decodes: u32,
@@ -202,6 +204,7 @@ impl Scheduler {
         // Some may have given their blocks to a decode.
         candidates.retain(|candidate| self.sequences[candidate.slot].ready(0, 0) > 1);
         self.step.refused.clear();
+        self.step.contended = false;
         let oldest = self.collect(cache, &mut candidates);
         if let Some(oldest) = oldest {
             let rivals =

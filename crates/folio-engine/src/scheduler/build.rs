@@ -162,7 +162,7 @@ impl Step {
         if slot >= self.entries.len() {
             self.entries.resize_with(slot + 1, || None);
         }
-        self.entries[slot].take().unwrap_or_else(|| Box::new(SequencePlan::empty(sequence.id())))
+        self.entries[slot].take().unwrap_or_else(|| Box::new(SequencePlan::empty(SequenceId(0))))
     }
 }
 
@@ -203,7 +203,7 @@ fn fill(entry: &mut SequencePlan, sequence: &mut Sequence, granted: u32, step: u
         .running()
         .map_or((0, Placeholder::default()), |running| (running.scheduled, running.placeholder));
     let to = from + granted;
-    if entry.id != id || entry.tokens.is_empty() {
+    if entry.id != id {
         // What does not change is not looked at again: it lies far away.
         (entry.id, entry.adapter) = (id, sequence.request.adapter);
     }

@@ -16,10 +16,9 @@ use crate::stats::WaitingFor;
 
 impl Scheduler {
     /// A transfer may write the next `blocks` blocks of what a choice of `request` is known to say (before they part all are one
-    /// sequence), behind those that its table has; if it waits
-    /// and there is room for it, it runs from now on with what is cached. The report is [`Scheduler::end_load`]. `None`: there is no room
-    /// (`room`), somebody waits for blocks, the choice ended, the last token that it knows would be among them (that row must be
-    /// computed), or see [`KvCache::begin_load`].
+    /// sequence), behind those that its table has; if it waits and there is room for it, it runs from now on with what is cached. The
+    /// report is [`Scheduler::end_load`]. `None`: there is no room (`room`), somebody waits for blocks, the choice ended, the last token
+    /// that it knows would be among them (that row must be computed), or see [`KvCache::begin_load`].
     pub fn begin_load(
         &mut self,
         cache: &mut KvCache,
@@ -47,7 +46,7 @@ impl Scheduler {
         let to = table.capacity() + positions;
         // Nobody's promise, its own included: if the transfer is late it needs as many blocks again.
         let needed = cache.needed(table, to);
-        let transfer_bytes = cache.bytes_of(needed);
+        let transfer_bytes = cache.load_bytes(blocks);
         let asked = Resources { blocks: needed, transfer_bytes, ..Resources::default() };
         if !self.fits(cache, sequence.owner(), asked, None).fits() || to > sequence.attachable() {
             return None;

@@ -256,7 +256,7 @@ impl Scheduler {
 
     /// Whether somebody was refused blocks in the last planned step.
     pub fn contended(&self) -> bool {
-        !self.step.refused.is_empty()
+        self.step.contended
     }
 
     /// Requests that were never scheduled, for the queue limits.
