@@ -262,20 +262,24 @@ impl Transfers {
         let blocks = self.rng.range(1, table.published_blocks().into()) as u32;
         let Some(tokens) = stream.and_then(|stream| tokens_of(stream, table, blocks)) else { return };
         let contents = contents(&tokens, &self.groups);
-        let mut leased = Vec::new();
-        for (group, contents) in contents.iter().enumerate() {
-            let config = around.cache.group_config(group);
-            let (computed, size) = (blocks * table.block_tokens(0), config.block_tokens);
-            let read = config.first_block(computed)..computed / size;
-            for (index, block) in (0..).zip(table.group(group)).filter(|(index, _)| read.contains(index)) {
-                if *block != HOLE {
-                    leased.push(Block { group, block: *block, content: content_of(config, contents, index) });
-                }
-            }
-        }
         let mut later = || Micros(around.now.0 + self.rng.skewed(1, LONGEST_US));
         let (until, done) = (later(), later());
-        let lease = around.cache.lease(table, blocks, until.0);
+        let first = self.rng.range(0, blocks.into()) as u32;
+        let to = blocks * table.block_tokens(0);
+        let hashes = table.hashes().clone();
+        let hash_of = move |table: &BlockTable, group, index| {
+            let last = (index + 1) * table.block_tokens(group) / table.block_tokens(0) - 1;
+            hashes.get(table.root().declared_blocks() > 0, last).copied()
+        };
+        let (lease, held) = around.cache.lease(table, first, to, until.0);
+        let leased = held.iter().map(|of| {
+            let (group, config) = (of.group as usize, around.cache.group_config(of.group as usize));
+            let indices = 0..to / config.block_tokens;
+            let index = indices.into_iter().find(|index| hash_of(table, group, *index) == Some(of.hash));
+            let index = index.expect("the hash of one of the table's blocks");
+            Block { group, block: of.block, content: content_of(config, &contents[group], index) }
+        });
+        let leased = leased.collect();
         around.report.leases += 1;
         self.readers.push(Reader { lease, until, done, blocks: leased, torn: false });
     }
