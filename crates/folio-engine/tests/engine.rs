@@ -117,8 +117,14 @@ fn bench_on(backend: SimBackend, config: SchedulerConfig, leashed: bool) -> Benc
         CacheConfig { blocks: BLOCKS, block_tokens: 8, bytes_per_block: 1 },
         default_policy(0.01),
     );
-    let parts =
-        EngineParts { config, cache, executor: Box::new(executor), clock: clock.clone(), vocab: VOCAB };
+    let parts = EngineParts {
+        config,
+        cache,
+        executor: Box::new(executor),
+        clock: clock.clone(),
+        vocab: VOCAB,
+        tier: None,
+    };
     let handle = start(parts).expect("the engine starts");
     Bench { handle, clock, moods, entered, alive }
 }

@@ -4,8 +4,10 @@
 //! decide what is stored or loaded, serve bytes that were not verified, or take more of the disk than it was given.
 #![forbid(unsafe_code)]
 
+mod disk_tier;
 mod store;
 mod types;
 
+pub use disk_tier::DiskTier;
 pub use store::DiskStore;
 pub use types::{BlockKey, DataKey, DiskConfig, DiskState, DiskStats, Miss, OpenError, PutError, Stored};
