@@ -220,11 +220,11 @@ impl KvCache {
         positions - positions % sizes.fold(1, |all, size| multiple(all, size).unwrap_or(u32::MAX))
     }
 
-    /// Takes the next `blocks` full blocks behind those that a table has, for a transfer to write: of groups that keep no more than what
-    /// the next query reads, those that the query behind them does. Of what the table has the rest may be computed meanwhile
-    /// ([`BlockTable::computable`]). `None`, and nothing changed: there is no room, it would begin or end within a
-    /// block of some group, a step is still to load what it has, rows that may
-    /// be taken back are under way, or a swap out is not reported.
+    /// Takes the next `blocks` full blocks behind those that a table has, for a transfer to write. With one group the rest of what the
+    /// table has may be computed meanwhile ([`BlockTable::computable`]); of groups that keep no more than what the next query reads only
+    /// what the query behind the transfer reads is loaded, so with several there must be no rest. `None`, and nothing changed: there is
+    /// no room, it would begin or end within a block of some group, a step is still to load what it has, rows that may be taken back are
+    /// under way, or a swap out is not reported.
     pub fn begin_load(&mut self, table: &mut BlockTable, blocks: u32) -> Option<Ticket> {
         let (from, to) = (table.capacity(), table.capacity() + blocks * self.config.block_tokens);
         let whole = |positions| self.border(positions) == positions;
@@ -234,6 +234,7 @@ impl KvCache {
             || !table.is_loaded()
             || (table.computed..from).contains(&table.tentative_from)
             || self.holds.swap_outs > 0
+            || (self.groups.len() > 1 && table.computable().min(from) > table.computed)
         {
             return None;
         }
