@@ -667,7 +667,7 @@ fn tenants_that_hold_nothing_are_forgotten_and_what_they_held_is_told() {
     let mut sum = Holdings::default();
     each.for_each(|held| sum.carry(&held));
     assert_eq!((sum.active_byte_us, sum.cached_byte_us), (all.active_byte_us, all.cached_byte_us));
-    assert!(held.cached_byte_us > 0 && stats.retired.cached_byte_us > 0);
+    assert!(stats.retired.cached_byte_us > 0);
 
     let retired = |tenant: u32| stats.tenants.iter().all(|(known, _)| known.0 != tenant);
     let gone = (1..).find(|id| retired(*id) && handle.holdings(TenantId(*id)).cached_byte_us > 0);
