@@ -4,7 +4,8 @@
 //!
 //! Where a tier is served ([`Scheduler::with_tier`]), a sequence that is admitted is loaded as far as the tier has what the device lacks
 //! ([`folio_kv::BlockHashes::stored_from`]), if that is cheaper than to compute it, by measured rates (`costs`); and at its end what the
-//! tier lacks of it is stored, under a lease. Who fills and who reads is told by [`Scheduler::transfers`].
+//! tier lacks of it is stored, under a lease. Of windows and states only what is read at an end is stored, so where there are such also
+//! at the end of the prompt. Who fills and who reads is told by [`Scheduler::transfers`].
 //!
 //! A transfer writes the last blocks of a table ([`folio_kv::Ticket`]). Before those the sequence is computed as ever; with nothing
 //! left there it is suspended ([`WaitingFor::TierLoad`]) until the transfer reports or the wait is over, and then computed here. What
@@ -125,14 +126,14 @@ impl Scheduler {
         true
     }
 
-    /// What a tier lacks of a sequence that ends is read and stored.
-    pub(super) fn store(&mut self, cache: &mut KvCache, slot: Slot) {
+    /// What a tier lacks of a sequence up to position `end` is read and stored.
+    pub(super) fn store(&mut self, cache: &mut KvCache, slot: Slot, end: u32) {
         let sequence = &self.sequences[slot];
         let Some(running) = sequence.running().filter(|_| self.transfers.has_tier) else { return };
         let (table, size) = (&running.table, cache.config().block_tokens);
         let own = table.root().declared_blocks();
         let from = sequence.hashes.stored_from(own).unwrap_or(own);
-        let to = cache.border(table.published_blocks() * size);
+        let to = cache.border(end.min(table.published_blocks() * size));
         if to <= from * size || !table.is_loaded() {
             return;
         }
