@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail};
 use folio_model::GenerationConfig;
 use folio_server::{
-    AdminConfig, App, BatchConfig, BatchLimits, Declared, HintPolicy, Limits, ModelFacts, Parsers, Safety,
-    SamplingDefaults, Secret, ServerConfig, ServerError, TlsFiles, is_pattern, keyring,
+    AdminConfig, App, BatchConfig, BatchLimits, Declared, HintPolicy, Keyring, Limits, ModelFacts, Parsers,
+    Safety, SamplingDefaults, Secret, ServerConfig, ServerError, TlsFiles, is_pattern,
 };
 use folio_text::{ChatTemplate, ReasoningFormat, ToolFormat};
 
@@ -134,7 +134,7 @@ pub(crate) fn settings(args: &ServeArgs) -> Result<ServerConfig> {
     let disk_kv = args.engine.disk_kv.disk_kv.as_ref();
     let keyring = args.keyring.clone().or_else(|| Some(disk_kv?.join("keyring")));
     Ok(ServerConfig {
-        server_secret: keyring.as_deref().map(keyring::server_secret).transpose()?,
+        keyring: keyring.as_deref().map(Keyring::open).transpose()?.unwrap_or_default(),
         key_file: args.keys.clone(),
         usage_file: args.usage.clone(),
         audit_file: args.audit_log.clone(),
