@@ -4,8 +4,15 @@
 //! decide what is stored or loaded, serve bytes that were not verified, or take more of the disk than it was given.
 #![forbid(unsafe_code)]
 
+mod index;
+pub mod io;
+mod record;
+mod seal;
+mod segment;
 mod store;
 mod types;
+mod wear;
+mod writer;
 
 pub use store::DiskStore;
 pub use types::{BlockKey, DataKey, DiskConfig, DiskState, DiskStats, Miss, OpenError, PutError, Stored};
