@@ -5,8 +5,15 @@
 #![forbid(unsafe_code)]
 
 mod disk_tier;
+mod index;
+pub mod io;
+mod record;
+mod seal;
+mod segment;
 mod store;
 mod types;
+mod wear;
+mod writer;
 
 pub use disk_tier::DiskTier;
 pub use store::DiskStore;
