@@ -66,7 +66,7 @@ pub struct DiskStore {
     off: OnceLock<String>,
     /// Puts hold it to read, `close` to write: it waits for them.
     gate: RwLock<()>,
-    indexed: (Mutex<bool>, Condvar),
+    indexed: Arc<(Mutex<bool>, Condvar)>,
 }
 
 /// Whoever panicked with it left it as it has to be: no lock is held over a change in two parts.
@@ -107,7 +107,7 @@ impl DiskStore {
             buffers: Buffers::default(),
             off: OnceLock::new(),
             gate: RwLock::new(()),
-            indexed: (Mutex::new(false), Condvar::new()),
+            indexed: Arc::default(),
             config,
             folder,
         });
@@ -124,17 +124,15 @@ impl DiskStore {
 
     /// The newest first: what was stored last is asked for first.
     fn read_directory(store: &Weak<Self>, segments: Vec<Arc<Segment>>) {
-        /// Says so also where the thread panics.
-        struct Done<'a>(&'a Weak<DiskStore>);
-        impl Drop for Done<'_> {
+        /// Says so also where the thread panics, and when it has no hand on the store any more.
+        struct Done(Arc<(Mutex<bool>, Condvar)>);
+        impl Drop for Done {
             fn drop(&mut self) {
-                if let Some(store) = self.0.upgrade() {
-                    *lock(&store.indexed.0) = true;
-                    store.indexed.1.notify_all();
-                }
+                *lock(&self.0.0) = true;
+                self.0.1.notify_all();
             }
         }
-        let _done = Done(store);
+        let Some(_done) = store.upgrade().map(|store| Done(store.indexed.clone())) else { return };
         let mut scanned = 0;
         for segment in segments.into_iter().rev() {
             let Some(store) = store.upgrade() else { return };

@@ -151,7 +151,7 @@ impl DiskStore {
         let room = self.room(record::pages(block.len()))?;
         let nonce = if self.config.seal {
             let mut nonce = [0; NONCE];
-            getrandom::fill(&mut nonce).map_err(std::io::Error::from)?;
+            getrandom::fill(&mut nonce).map_err(|error| std::io::Error::other(error.to_string()))?;
             Some(nonce)
         } else {
             None
