@@ -15,7 +15,8 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::app::{Flight, State};
 use crate::decoding::reading::Reading;
-use crate::generation::driver::{Delivered, Output, ResponseDriver};
+use crate::engine::{Delivered, EventSender, Relay};
+use crate::generation::driver::{Output, ResponseDriver};
 use crate::generation::job::Job;
 use crate::http::caught;
 use crate::http::reply::{json_bytes, tell};
@@ -119,7 +120,7 @@ fn spawn(
         let message = "This model was published for embeddings and has no output matrix; use /v1/embeddings.";
         return Err(ApiError { code: Some("only_embeddings"), ..ApiError::bad_request(message) });
     }
-    // Bounded by bytes: `unread` counts what is in it.
+    // Bounded by bytes, like the one before it: `unread` counts what is in them.
     let (events, receiver) = mpsc::unbounded_channel();
     let mut job = job;
     let prompts = job.prompts.iter().map(|prompt| size_of_val(&*prompt.tokens)).sum();
@@ -128,7 +129,8 @@ fn spawn(
     let ticket = admit(tenant, &mut job, &flight.entry)?;
     let submitted = state.app.engine.now();
     let at_once = if is_only_gathered(state, &job, &output) { TOKENS_GATHERED } else { 1 };
-    let sink = Sink { prompt: 0, events, unread: unread.clone(), at_once, waiting: Vec::new() };
+    let relay = state.relay.get_or_init(Relay::start).clone();
+    let sink = Sink { prompt: 0, relay, events, unread: unread.clone(), at_once, waiting: Vec::new() };
     let abort = match submit(state, tenant, &job, &sink) {
         Ok(abort) => abort,
         Err(refused) => {
@@ -199,7 +201,8 @@ const TOKENS_GATHERED: usize = 16;
 #[derive(Clone)]
 struct Sink {
     prompt: usize,
-    events: mpsc::UnboundedSender<Delivered>,
+    relay: Relay,
+    events: EventSender,
     unread: Arc<Unread>,
     /// Tokens that are sent together.
     at_once: usize,
@@ -218,7 +221,8 @@ impl EventSink for Sink {
         if may_wait && self.waiting.len() < self.at_once {
             return !self.events.is_closed();
         }
-        self.waiting.drain(..).all(|delivered| self.events.send(delivered).is_ok()) && room
+        let sent = self.waiting.drain(..).all(|delivered| self.relay.send(&self.events, delivered));
+        sent && room && !self.events.is_closed()
     }
 }
 
