@@ -12,7 +12,7 @@ use crate::batch::Batches;
 use crate::config::ServerConfig;
 use crate::decoding::reading::Readers;
 use crate::decoding::structured::Structures;
-use crate::engine::{App, Relay};
+use crate::engine::App;
 use crate::error::ServerError;
 use crate::observability::audit::Audit;
 use crate::observability::metrics::Metrics;
@@ -56,8 +56,6 @@ pub(crate) struct State {
     pub in_flight: Arc<InFlight>,
     /// Bytes that are held for requests.
     pub unread: Arc<Budget>,
-    /// Set with the first generation, on the runtime that serves.
-    pub relay: OnceLock<Relay>,
 }
 
 /// Generations between their request's arrival and the engine's last word about them.
@@ -178,7 +176,6 @@ impl State {
             draining: AtomicBool::new(false),
             in_flight: Arc::default(),
             shared: OnceLock::new(),
-            relay: OnceLock::new(),
         });
         let block_tokens = state.app.engine.stats().cache.block_tokens;
         let declared = declared.iter().zip(state.tenants.prefixes());

@@ -1,19 +1,17 @@
 //! What is served: the engine as the server sees it, and the model's tokenizer, template and numbers.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use folio_api::SamplingDefaults;
 use folio_api::hints::HintPolicy;
 use folio_api::{Capabilities, Context, Limits, Model, Parsers};
 use folio_engine::handle::{Health, Rejected};
 use folio_engine::{
-    CacheCommand, CacheReply, CancelFlag, EngineHandle, EngineStats, Event, EventSink, Micros, Pooling,
-    Request, RequestId, TierStats,
+    CacheCommand, CacheReply, CancelFlag, EngineHandle, EngineStats, EventSink, Micros, Pooling, Request,
+    RequestId, TierStats,
 };
 use folio_kv::{Holdings, TenantId};
 use folio_text::{ChatTemplate, Tokenizer};
-use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 /// The engine as the server sees it: every method returns at once. [`EngineHandle`] is the engine; tests have others.
 pub trait Engine: Send + Sync + 'static {
@@ -132,40 +130,5 @@ impl App {
         limits.choices = limits.choices.min(self.engine.choices_max()).max(1);
         let capabilities = Capabilities::new(self.parsers, self.template.as_deref());
         Context { model, limits, hints: hints.clone(), capabilities }
-    }
-}
-
-/// An event that the engine delivered.
-#[derive(Clone)]
-pub(crate) struct Delivered {
-    pub prompt: usize,
-    pub event: Event,
-    pub at: Instant,
-}
-
-/// Where one job's events go.
-pub(crate) type EventSender = UnboundedSender<Delivered>;
-
-/// The way of events from the engine's thread to the tasks that follow them: whoever sends first wakes the event loop, and until that has
-/// looked nobody wakes it again. (To wake a task from another thread is a system call each time.)
-#[derive(Clone)]
-pub(crate) struct Relay(UnboundedSender<(EventSender, Delivered)>);
-
-impl Relay {
-    /// On the runtime that this is called on.
-    pub fn start() -> Self {
-        let (relay, mut sent) = unbounded_channel::<(EventSender, Delivered)>();
-        tokio::spawn(async move {
-            while let Some((events, delivered)) = sent.recv().await {
-                // Nobody may listen any more: the sink sees that, too.
-                let _ = events.send(delivered);
-            }
-        });
-        Self(relay)
-    }
-
-    /// False: the runtime has ended.
-    pub fn send(&self, events: &EventSender, delivered: Delivered) -> bool {
-        self.0.send((events.clone(), delivered)).is_ok()
     }
 }

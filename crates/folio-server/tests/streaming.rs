@@ -219,26 +219,6 @@ async fn tokens_that_nothing_waits_for_are_looked_at_several_at_a_time() {
 }
 
 #[tokio::test]
-async fn a_step_wakes_the_event_loop_once_however_many_streams_it_feeds() {
-    let engine = FakeEngine::saying("ab");
-    engine.plan(|plan| plan.manual = true);
-    let client = Client::new(engine.clone());
-    let mut readers = Vec::new();
-    for _ in 0..8 {
-        readers.push(Reader::open(&client, json!({})).await);
-    }
-    settled().await;
-    let stepping = engine.clone();
-    std::thread::spawn(move || stepping.step()).join().unwrap();
-    let woken = tokio::runtime::Handle::current().metrics().global_queue_depth();
-    assert_eq!(woken, 1, "tasks that the other thread woke");
-    settled().await;
-    for reader in &mut readers {
-        assert_eq!((reader.content().await, reader.content().await), (json!(""), json!("a")));
-    }
-}
-
-#[tokio::test]
 async fn every_token_is_counted_however_an_answer_that_is_not_streamed_ends() {
     let ends = [None, Some(FinishReason::Error), Some(FinishReason::Deadline), Some(FinishReason::Cancelled)];
     for (end, n) in ends.into_iter().flat_map(|end| [(end, 1), (end, 3)]) {

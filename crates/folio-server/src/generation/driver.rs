@@ -22,7 +22,6 @@ use tokio::sync::{mpsc, oneshot};
 use crate::app::{Flight, State};
 use crate::decoding::choice::{Choice, told};
 use crate::decoding::reading::Reading;
-use crate::engine::Delivered;
 use crate::generation::job::Job;
 use crate::generation::retention::refused;
 use crate::http::stream::{Abort, Events};
@@ -34,6 +33,14 @@ use crate::tenancy::unread::{Unread, event_bytes, gathered_bytes};
 
 /// Bytes of an answer that are worked on at once, on the event loop.
 const AT_ONCE_BYTES: usize = 64 << 10;
+
+/// An event that the engine delivered.
+#[derive(Clone)]
+pub(super) struct Delivered {
+    pub prompt: usize,
+    pub event: Event,
+    pub at: Instant,
+}
 
 /// Where an answer goes.
 pub(super) enum Output {

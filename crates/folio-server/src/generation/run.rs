@@ -15,8 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::app::{Flight, State};
 use crate::decoding::reading::Reading;
-use crate::engine::{Delivered, EventSender, Relay};
-use crate::generation::driver::{Output, ResponseDriver};
+use crate::generation::driver::{Delivered, Output, ResponseDriver};
 use crate::generation::job::Job;
 use crate::http::caught;
 use crate::http::reply::{json_bytes, tell};
@@ -120,7 +119,7 @@ fn spawn(
         let message = "This model was published for embeddings and has no output matrix; use /v1/embeddings.";
         return Err(ApiError { code: Some("only_embeddings"), ..ApiError::bad_request(message) });
     }
-    // Bounded by bytes, like the one before it: `unread` counts what is in them.
+    // Bounded by bytes: `unread` counts what is in it.
     let (events, receiver) = mpsc::unbounded_channel();
     let mut job = job;
     let prompts = job.prompts.iter().map(|prompt| size_of_val(&*prompt.tokens)).sum();
@@ -129,8 +128,7 @@ fn spawn(
     let ticket = admit(tenant, &mut job, &flight.entry)?;
     let submitted = state.app.engine.now();
     let at_once = if is_only_gathered(state, &job, &output) { TOKENS_GATHERED } else { 1 };
-    let relay = state.relay.get_or_init(Relay::start).clone();
-    let sink = Sink { prompt: 0, relay, events, unread: unread.clone(), at_once, waiting: Vec::new() };
+    let sink = Sink { prompt: 0, events, unread: unread.clone(), at_once, waiting: Vec::new() };
     let abort = match submit(state, tenant, &job, &sink) {
         Ok(abort) => abort,
         Err(refused) => {
@@ -201,8 +199,7 @@ const TOKENS_GATHERED: usize = 16;
 #[derive(Clone)]
 struct Sink {
     prompt: usize,
-    relay: Relay,
-    events: EventSender,
+    events: mpsc::UnboundedSender<Delivered>,
     unread: Arc<Unread>,
     /// Tokens that are sent together.
     at_once: usize,
@@ -221,8 +218,7 @@ impl EventSink for Sink {
         if may_wait && self.waiting.len() < self.at_once {
             return !self.events.is_closed();
         }
-        let sent = self.waiting.drain(..).all(|delivered| self.relay.send(&self.events, delivered));
-        sent && room && !self.events.is_closed()
+        self.waiting.drain(..).all(|delivered| self.events.send(delivered).is_ok()) && room
     }
 }
 
