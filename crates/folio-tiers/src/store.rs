@@ -66,7 +66,7 @@ pub struct DiskStore {
     off: OnceLock<String>,
     /// Puts hold it to read, `close` to write: it waits for them.
     gate: RwLock<()>,
-    indexed: (Mutex<bool>, Condvar),
+    indexed: Arc<(Mutex<bool>, Condvar)>,
 }
 
 /// Whoever panicked with it left it as it has to be: no lock is held over a change in two parts.
@@ -107,14 +107,14 @@ impl DiskStore {
             buffers: Buffers::default(),
             off: OnceLock::new(),
             gate: RwLock::new(()),
-            indexed: (Mutex::new(false), Condvar::new()),
+            indexed: Arc::default(),
             config,
             folder,
         });
-        let (reader, thread) =
-            (Arc::downgrade(&store), std::thread::Builder::new().name("folio-kv-index".into()));
+        let (reader, done) = (Arc::downgrade(&store), store.indexed.clone());
+        let thread = std::thread::Builder::new().name("folio-kv-index".into());
         thread
-            .spawn(move || Self::read_directory(&reader, segments))
+            .spawn(move || Self::read_directory(&reader, segments, done))
             .map_err(|error| OpenError::Io { dir: store.config.dir.clone(), error })?;
         Ok(store)
     }
@@ -123,18 +123,17 @@ impl DiskStore {
     pub(crate) const FIXED: u64 = 3 * PAGE as u64;
 
     /// The newest first: what was stored last is asked for first.
-    fn read_directory(store: &Weak<Self>, segments: Vec<Arc<Segment>>) {
-        /// Says so also where the thread panics.
-        struct Done<'a>(&'a Weak<DiskStore>);
-        impl Drop for Done<'_> {
+    fn read_directory(store: &Weak<Self>, segments: Vec<Arc<Segment>>, done: Arc<(Mutex<bool>, Condvar)>) {
+        /// Says so also where the thread panics, and once this thread holds the store no more: whoever waited may drop it and open
+        /// the directory again.
+        struct Done(Arc<(Mutex<bool>, Condvar)>);
+        impl Drop for Done {
             fn drop(&mut self) {
-                if let Some(store) = self.0.upgrade() {
-                    *lock(&store.indexed.0) = true;
-                    store.indexed.1.notify_all();
-                }
+                *lock(&self.0.0) = true;
+                self.0.1.notify_all();
             }
         }
-        let _done = Done(store);
+        let _done = Done(done);
         let mut scanned = 0;
         for segment in segments.into_iter().rev() {
             let Some(store) = store.upgrade() else { return };
