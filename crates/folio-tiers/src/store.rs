@@ -111,10 +111,10 @@ impl DiskStore {
             config,
             folder,
         });
-        let (reader, done) = (Arc::downgrade(&store), store.indexed.clone());
-        let thread = std::thread::Builder::new().name("folio-kv-index".into());
+        let (reader, thread) =
+            (Arc::downgrade(&store), std::thread::Builder::new().name("folio-kv-index".into()));
         thread
-            .spawn(move || Self::read_directory(&reader, segments, done))
+            .spawn(move || Self::read_directory(&reader, segments))
             .map_err(|error| OpenError::Io { dir: store.config.dir.clone(), error })?;
         Ok(store)
     }
@@ -123,9 +123,8 @@ impl DiskStore {
     pub(crate) const FIXED: u64 = 3 * PAGE as u64;
 
     /// The newest first: what was stored last is asked for first.
-    fn read_directory(store: &Weak<Self>, segments: Vec<Arc<Segment>>, done: Arc<(Mutex<bool>, Condvar)>) {
-        /// Says so also where the thread panics, and once this thread holds the store no more: whoever waited may drop it and open
-        /// the directory again.
+    fn read_directory(store: &Weak<Self>, segments: Vec<Arc<Segment>>) {
+        /// Says so also where the thread panics, and when it has no hand on the store any more.
         struct Done(Arc<(Mutex<bool>, Condvar)>);
         impl Drop for Done {
             fn drop(&mut self) {
@@ -133,7 +132,7 @@ impl DiskStore {
                 self.0.1.notify_all();
             }
         }
-        let _done = Done(done);
+        let Some(_done) = store.upgrade().map(|store| Done(store.indexed.clone())) else { return };
         let mut scanned = 0;
         for segment in segments.into_iter().rev() {
             let Some(store) = store.upgrade() else { return };
