@@ -50,8 +50,8 @@ pub use safety::Safety;
 pub use serve::{Addresses, Listeners, Server, check, run, serve};
 pub use tenancy::declared::{Declared, DeclaredGroup, DeclaredTenant, PriorityRange, Share};
 pub use tenancy::gate::TenantLimits;
-pub use tenancy::keys;
 pub use tenancy::secret::Secret;
+pub use tenancy::{keyring, keys};
 
 /// Goes on after a panic elsewhere: nothing under these locks panics between two statements that belong together.
 fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -139,7 +139,9 @@ impl Scheduler {
         if !self.admits(cache, slot) && !self.displace(cache, slot) {
             return false;
         }
-        self.attach(cache, slot);
+        if !self.admit_and_load(cache, slot) {
+            self.attach(cache, slot);
+        }
         true
     }
 

@@ -263,6 +263,10 @@ impl Scheduler {
     fn fork_choices(&mut self, cache: &mut KvCache, leader: Slot, answers: &[Sampled]) {
         let id = self.sequences[leader].request_id;
         let kept = self.pin_prompt(cache, leader);
+        if cache.groups() > 1 {
+            // Who asks the same again computes the last row.
+            self.store(cache, leader, self.sequences[leader].prompt_len - 1);
+        }
         let Some((sampled, unforked)) = self.prompt_done(id, kept) else { return };
         if let Some(pooling) = self.sequences[leader].request.pooling {
             return self.pooled(cache, leader, pooling, answers);

@@ -181,6 +181,7 @@ impl Scheduler {
     /// Releases everything a sequence holds, and forgets its request with the last one.
     pub(super) fn free_sequence(&mut self, cache: &mut KvCache, slot: Slot) {
         self.forget_suspension(slot);
+        self.store(cache, slot, u32::MAX);
         let fresh = self.release(cache, slot);
         let Some(mut sequence) = self.sequences.remove(slot) else { return };
         let mut swapped = fresh.and_then(|fresh| fresh.swapped);

@@ -374,6 +374,7 @@ pub fn modelled(config: SchedulerConfig, blocks: u32, bytes_per_block: u64) -> E
         executor: Box::new(ModelExecutor::new(Box::new(backend), VOCAB as usize, rows, 64)),
         clock: Arc::new(SystemClock::new()),
         vocab: VOCAB,
+        tier: None,
     })
     .unwrap()
 }
