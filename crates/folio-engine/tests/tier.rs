@@ -1,5 +1,7 @@
 //! What the scheduler asks of a tier: what is loaded instead of computed, what is stored, and when either may begin.
 
+#![expect(clippy::single_range_in_vec_init, reason = "what a tier has is a list of ranges, often of one")]
+
 use folio_engine::plan::{Sampled, StepOutput};
 use folio_engine::request::{FinishReason, RequestId};
 use folio_engine::{

@@ -36,7 +36,8 @@ fn device(dir: &Path, bytes: usize, blocks: usize) -> [f64; 2] {
     let write = rate(pages.len() * blocks, began);
     let began = Instant::now();
     for at in 0..blocks {
-        file.read(&mut pages, (at * pages.len()) as u64).expect("read");
+        let start = (at * pages.len()) as u64;
+        file.read(&mut pages, start).expect("read");
     }
     let read = rate(pages.len() * blocks, began);
     drop(file);
@@ -54,7 +55,7 @@ fn main() {
     let dir = Path::new(&dir);
     let disk = device(&dir.join("plain"), bytes, blocks);
     let secret = DataKey::from([7; 32]);
-    let block: Vec<u8> = (0..bytes).map(|at| (at * 131 >> 3) as u8).collect();
+    let block: Vec<u8> = (0..bytes).map(|at| ((at * 131) >> 3) as u8).collect();
     let mut into = vec![0; bytes];
     for seal in [true, false] {
         let folder = dir.join(if seal { "sealed" } else { "unsealed" });
