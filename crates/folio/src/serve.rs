@@ -167,7 +167,6 @@ pub(crate) fn settings(args: &ServeArgs) -> Result<ServerConfig> {
         },
         http_threads: args.http_threads.into(),
         drain_timeout: Duration::from_secs(args.drain_timeout),
-        ..ServerConfig::default()
     })
 }
 
