@@ -801,6 +801,22 @@ def held_out(rng, family, count=None):
     return [r.tool for _, r in offered], messages, request
 
 
+def held_out_two(rng):
+    """(tools, messages, requests): the time or the weather of two places, which takes two calls of one tool."""
+    while True:
+        family = rng.choice(["clock", "weather"])
+        offered = offer(rng, [family], 2, test=True)
+        one = offered[0][1]
+        other = same_tool(rng, family, one.tool, test=True)
+        here = next(iter(one.arguments.values()), "")
+        if other and len(one.arguments) == len(other.arguments) == 1 and one.arguments != other.arguments and one.ask.count(here) == 1:
+            break
+    there = next(iter(other.arguments.values()))
+    joined = f"{here} and in {there}" if f"in {here}" in one.ask and rng.random() < 0.5 else f"{here} and {there}"
+    rng.shuffle(offered)
+    return [r.tool for _, r in offered], [{"role": "user", "content": one.ask.replace(here, joined)}], [one, other]
+
+
 def check(rows):
     """What of the kept values and phrasings is in the training text: none should be."""
     found, asks, different = [], 0, set()

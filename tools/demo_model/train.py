@@ -78,7 +78,7 @@ PHASES = [
     Phase("calls-more", 500, CALLS_MORE, lr=(2.5e-4, 5e-6), micro=1024, micros=4),
     # Tools again, in the phrasings of the grammars.
     Phase("calls-wide-begin", 40, CALLS_WIDE, lr=(5e-5, 5e-4), micro=1024, micros=4),
-    Phase("calls-wide", 2600, CALLS_WIDE, lr=(5e-4, 5e-6), micro=1024, micros=4),
+    Phase("calls-wide", 2300, CALLS_WIDE, lr=(5e-4, 5e-6), micro=1024, micros=4),
 ]
 
 
