@@ -3,9 +3,10 @@
 //! Owns: memory and the order load, program, cache, forward. Must never: look inside a kernel, or allocate in `forward`
 //! after the first steps.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use folio_model::backend::{Backend, BackendError, Batch, KvLayout, SwapTimes, TensorView};
+use folio_model::backend::{Backend, BackendError, Batch, BlockMemory, KvLayout, SwapTimes, TensorView};
 use folio_model::check::{self, BatchCheck, Loaded, PoolSize, ProgramCheck, Written};
 use folio_model::program::{MatrixId, Op, Program, VectorId};
 use folio_model::quant::Encoding;
@@ -17,7 +18,7 @@ use crate::attention::{AttentionPlan, Shape};
 use crate::error::CpuError;
 use crate::experts::{self, ExpertBuffers};
 use crate::groups::Groups;
-use crate::kv::KvCache;
+use crate::kv::{KvCache, SharedBlocks};
 use crate::linear::{SCRATCH, rows_of_heads};
 use crate::memory::{Floats, HugeBuffer};
 use crate::packed::{PackedMatrix, QuantizeWith};
@@ -279,6 +280,10 @@ impl Backend for CpuBackend {
         self.tables = BlockTables::new(&self.pools, model.shape.max_position);
         self.written = Written::new(blocks);
         Ok(())
+    }
+
+    fn block_memory(&self) -> Option<Arc<dyn BlockMemory>> {
+        Some(Arc::new(SharedBlocks::of(&self.caches)))
     }
 
     fn allocate_swap(&mut self, slots: &[usize]) -> Result<(), BackendError> {

@@ -20,7 +20,9 @@
 
 mod encode;
 
-use folio_model::backend::{BlockCopy, BlockSwap, KvFormat, KvGroup};
+use std::sync::Arc;
+
+use folio_model::backend::{BlockCopy, BlockMemory, BlockSwap, KvFormat, KvGroup};
 use folio_model::kv_format::{SCALE_BYTES, SCALED_HEAD_DIM_MAX};
 use half::{bf16, f16};
 
@@ -46,10 +48,46 @@ pub(crate) struct KvCache {
     /// Where the pages of each layer begin inside a block, in bytes.
     layers: Vec<usize>,
     pub(crate) block_bytes: usize,
-    memory: HugeBuffer,
+    memory: Arc<HugeBuffer>,
     /// Blocks of the swap space, laid out as those of the cache.
     pub(crate) slots: usize,
     swapped: HugeBuffer,
+}
+
+/// The blocks of all groups, whoever else has them.
+pub(crate) struct SharedBlocks(Vec<(Arc<HugeBuffer>, usize)>);
+
+impl SharedBlocks {
+    pub(crate) fn of(caches: &[KvCache]) -> Self {
+        Self(caches.iter().map(|cache| (cache.memory.clone(), cache.block_bytes)).collect())
+    }
+
+    /// Start and length of a block. Panics if there is none, or if so many `bytes` are not its.
+    fn block(&self, group: usize, block: u32, bytes: usize) -> *mut u8 {
+        let (memory, block_bytes) = &self.0[group];
+        let start = block as usize * block_bytes;
+        assert!(bytes == *block_bytes && start + bytes <= memory.len(), "a block of its group, as a whole");
+        memory.ptr().wrapping_add(start)
+    }
+}
+
+impl BlockMemory for SharedBlocks {
+    fn block_bytes(&self, group: usize) -> usize {
+        self.0[group].1
+    }
+
+    fn read(&self, group: usize, block: u32, into: &mut [u8]) {
+        let from = self.block(group, block, into.len());
+        // SAFETY: the block lies inside memory that this value keeps, and `into` does not; the caller's lease says that nobody
+        // writes the block meanwhile ([`BlockMemory`]).
+        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
+    }
+
+    fn write(&self, group: usize, block: u32, from: &[u8]) {
+        let to = self.block(group, block, from.len());
+        // SAFETY: as above; the caller's ticket says that nobody else touches the block meanwhile.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+    }
 }
 
 /// Between a block and a slot of the swap space.
@@ -69,7 +107,7 @@ impl KvCache {
             start
         });
         let layers = starts.collect();
-        let memory = HugeBuffer::zeroed(block_bytes.saturating_mul(blocks))?;
+        let memory = Arc::new(HugeBuffer::zeroed(block_bytes.saturating_mul(blocks))?);
         let swapped = HugeBuffer::zeroed(0)?;
         Ok(Self { group, blocks, layers, block_bytes, memory, slots: 0, swapped })
     }

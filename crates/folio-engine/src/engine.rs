@@ -33,6 +33,7 @@ use crate::publish::Publisher;
 use crate::request::Micros;
 use crate::scheduler::Scheduler;
 use crate::stats::EngineStats;
+use crate::tier::{Report, Tier, TransferOrder};
 use crate::turn::{Driver, turn};
 
 /// Nothing can be computed although something waits: look again after this long, twice as long each time up to the second. Soon at
@@ -47,6 +48,8 @@ pub struct EngineParts {
     pub clock: Arc<dyn Clock>,
     /// Size of the vocabulary: token ids at or above it are refused.
     pub vocab: u32,
+    /// Keeps KV off the device.
+    pub tier: Option<Arc<dyn Tier>>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -61,7 +64,7 @@ pub enum StartError {
 pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
     let config = parts.config;
     let scheduler = Scheduler::new(config.clone())?;
-    let scheduler = scheduler.with_overlap(parts.executor.depth(), parts.executor.lag());
+    let mut scheduler = scheduler.with_overlap(parts.executor.depth(), parts.executor.lag());
     let limit = Queued { requests: config.max_queued_requests, tokens: config.max_queued_tokens };
     let kv = *parts.cache.config();
     let mut cache = parts.cache;
@@ -73,13 +76,20 @@ pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
         vocab: parts.vocab,
         block_tokens: kv.block_tokens,
         mailbox: Arc::new(Mailbox::new(limit)),
+        tier: parts.tier.clone(),
         past: Mutex::default(),
         stats: Mutex::new(Arc::new(EngineStats { cache: cache.stats(), ..EngineStats::default() })),
         clock: parts.clock.clone(),
         next_id: AtomicU64::new(1),
     });
+    if let Some(tier) = &parts.tier {
+        scheduler = scheduler.with_tier();
+        let mailbox = shared.mailbox.clone();
+        tier.start(Box::new(move |report| mailbox.report_transfer(report)), parts.clock.clone());
+    }
     let mut engine = Engine {
         mailbox: shared.mailbox.clone(),
+        tier: parts.tier,
         scheduler,
         cache,
         executor: Guarded::new(parts.executor, parts.clock),
@@ -101,6 +111,7 @@ fn quota_tokens(cache: &KvCache) -> (FxHashMap<TenantId, u64>, u64) {
 
 struct Engine {
     mailbox: Arc<Mailbox>,
+    tier: Option<Arc<dyn Tier>>,
     scheduler: Scheduler,
     cache: KvCache,
     executor: Guarded,
@@ -116,11 +127,44 @@ impl Engine {
         while self.receive() {
             let now = self.executor.clock.now();
             self.answer_commands(now);
+            self.take_reports(now);
             let (requests, cancellations) = self.incoming.drain();
             self.scheduler.admit(requests, cancellations, now);
             let events = turn(&mut self.scheduler, &mut self.cache, &mut self.executor);
             self.outbox.deliver(events, &mut self.incoming.cancellations);
+            self.order_transfers();
             self.publish(now);
+        }
+    }
+
+    /// Transfers that ended.
+    fn take_reports(&mut self, now: Micros) {
+        for report in self.incoming.reports.drain(..) {
+            match report {
+                Report::Loaded { ticket, verified, bytes, us } => {
+                    self.scheduler.loaded(verified, bytes, us);
+                    self.scheduler.end_load(&mut self.cache, ticket, verified, now);
+                }
+                Report::Read { lease } => {
+                    self.cache.end_lease(lease);
+                }
+            }
+        }
+    }
+
+    /// Asks the tier for what the scheduler wants of it.
+    fn order_transfers(&mut self) {
+        let Some(tier) = &self.tier else { return };
+        for order in self.scheduler.transfers() {
+            match order {
+                TransferOrder::Load(load) => tier.load(load),
+                TransferOrder::Store(store) => {
+                    let lease = store.lease;
+                    if !tier.store(store) {
+                        self.cache.end_lease(lease);
+                    }
+                }
+            }
         }
     }
 

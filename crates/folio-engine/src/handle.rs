@@ -13,6 +13,7 @@ use crate::config::SchedulerConfig;
 use crate::mailbox::{CancelRequest, Mailbox, Phase, Refusal, Submission};
 use crate::request::{CancelFlag, EventSink, Micros, Request, RequestId, SamplingParams};
 use crate::stats::EngineStats;
+use crate::tier::{Tier, TierStats};
 
 /// Why a request was not taken. Nothing of it is kept.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -89,6 +90,7 @@ pub(crate) struct Shared {
     pub vocab: u32,
     pub block_tokens: u32,
     pub mailbox: Arc<Mailbox>,
+    pub tier: Option<Arc<dyn Tier>>,
     pub stats: Mutex<Arc<EngineStats>>,
     /// What each tenant held until the cache forgot it. Locked before `stats`; the engine never waits for it.
     pub past: Mutex<FxHashMap<TenantId, Holdings>>,
@@ -128,7 +130,13 @@ impl EngineHandle {
         check(shared, &request)?;
         let id = request.id;
         shared.mailbox.admits(request.prompt.len() as u64).map_err(|refusal| self.rejected(refusal))?;
-        let (request, hashes) = request.hashed(shared.block_tokens);
+        let (request, mut hashes) = request.hashed(shared.block_tokens);
+        if let Some(tier) = &shared.tier {
+            // The last row must be computed.
+            let most = (request.prompt.len() as u32 - 1) / shared.block_tokens;
+            let stored = tier.find(&hashes, most);
+            hashes = hashes.with_stored(stored);
+        }
         let posted = shared.mailbox.post(Submission { request, hashes, sink }, shared.clock.now());
         posted.map_err(|refusal| self.rejected(refusal))?;
         let mailbox = shared.mailbox.clone();
@@ -172,6 +180,11 @@ impl EngineHandle {
     /// Figures at the end of the last step. Cheap: clones an `Arc`.
     pub fn stats(&self) -> Arc<EngineStats> {
         self.0.shared.stats.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Of what keeps KV off the device, if anything does.
+    pub fn tier_stats(&self) -> Option<TierStats> {
+        self.0.shared.tier.as_ref().map(|tier| tier.stats())
     }
 
     /// Memory that a tenant holds and has held since the start; its integrals only grow.

@@ -25,6 +25,7 @@ pub mod sampler;
 pub mod scheduler;
 mod sequence;
 pub mod stats;
+pub mod tier;
 pub mod turn;
 
 pub use clock::{Clock, SystemClock};
@@ -44,4 +45,5 @@ pub use sampler::Sampler;
 pub use scheduler::Scheduler;
 pub use sequence::choice_seed;
 pub use stats::{EngineStats, PerReason, WaitingFor};
+pub use tier::{LoadOrder, Report, ReportSink, StoreOrder, Tier, TierStats, TransferOrder};
 pub use turn::{Driver, turn};

@@ -15,6 +15,7 @@ use folio_kv::BlockHashes;
 
 use crate::commands::{CacheCommand, CacheReply};
 use crate::request::{EventSink, Micros, Request, RequestId};
+use crate::tier::Report;
 
 /// A request and where its events go.
 pub(crate) struct Submission {
@@ -42,6 +43,7 @@ pub(crate) struct Incoming {
     pub requests: Vec<(Request, BlockHashes)>,
     pub cancellations: Vec<CancelRequest>,
     pub commands: Vec<(CacheCommand, CacheReply)>,
+    pub reports: Vec<Report>,
 }
 
 impl Incoming {
@@ -174,6 +176,12 @@ impl Mailbox {
         self.posted.notify_one();
     }
 
+    /// Bounded by the transfers that were asked for: each is reported once.
+    pub fn report_transfer(&self, report: Report) {
+        self.lock().incoming.reports.push(report);
+        self.posted.notify_one();
+    }
+
     /// Takes everything that was posted, waiting as `patience` says while there is nothing.
     pub fn receive(&self, into: &mut Incoming, patience: Patience) -> Phase {
         let mut state = self.lock();
@@ -181,6 +189,7 @@ impl Mailbox {
             state.incoming.submissions.is_empty()
                 && state.incoming.cancellations.is_empty()
                 && state.incoming.commands.is_empty()
+                && state.incoming.reports.is_empty()
                 && state.phase == Phase::Open
         };
         state = match patience {
@@ -193,6 +202,7 @@ impl Mailbox {
         into.submissions.append(&mut state.incoming.submissions);
         into.cancellations.append(&mut state.incoming.cancellations);
         into.commands.append(&mut state.incoming.commands);
+        into.reports.append(&mut state.incoming.reports);
         state.oldest = None;
         let taken = std::mem::take(&mut state.in_mailbox);
         state.in_engine.requests += taken.requests;

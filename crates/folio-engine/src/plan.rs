@@ -11,6 +11,7 @@ use std::sync::Arc;
 pub use folio_model::backend::PLACEHOLDER;
 pub use folio_model::backend::SwapTimes;
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use crate::guide::GuideRef;
 use crate::request::{AdapterId, SamplingParams, TokenLogprobs};
@@ -46,7 +47,7 @@ pub struct SequencePlan {
     /// Absolute position of `tokens[0]`.
     pub first_position: u32,
     /// Token ids to compute. Behind an unfinished step that is one token, [`PLACEHOLDER`] and its place there.
-    pub tokens: Vec<u32>,
+    pub tokens: SmallVec<[u32; 4]>,
     /// Whose weights its rows use beside the model's. A step has no more than [`crate::SchedulerConfig::max_adapters`] of them.
     pub adapter: Option<AdapterId>,
     /// The unfinished step that chooses the token; `None`: it is known.
@@ -68,7 +69,7 @@ pub struct SequencePlan {
     pub changes: Vec<TableChange>,
     /// Which rows want something from their logits, ascending by row. A row may occur several times: the choices of one
     /// request are all drawn from the last row of its prompt.
-    pub samples: Vec<SamplePlan>,
+    pub samples: SmallVec<[SamplePlan; 1]>,
 }
 
 /// Entries of a block table that are not those of an earlier plan: all from `from` on, and before it `holes` new holes from
@@ -107,7 +108,7 @@ impl SequencePlan {
         Self {
             id,
             first_position: 0,
-            tokens: Vec::new(),
+            tokens: SmallVec::new(),
             adapter: None,
             follows: None,
             drafts: 0,
@@ -116,7 +117,7 @@ impl SequencePlan {
             table_slot: 0,
             since: 0,
             changes: Vec::new(),
-            samples: Vec::new(),
+            samples: SmallVec::new(),
         }
     }
 

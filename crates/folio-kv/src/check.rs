@@ -149,7 +149,8 @@ impl KvCache {
                 }
                 continue;
             }
-            if id == HOLE && config.optional {
+            // Of what is loaded only what the query behind it reads is.
+            if id == HOLE && (config.optional || number >= table.own_blocks(group)) {
                 continue;
             }
             let Some(slot) = self.groups[group].pool.get(id.0) else {

@@ -3,21 +3,24 @@
 //! Owns: the exact bytes that are hashed. They are part of every stored format: a change here is a change of the
 //! numerics version in the layout digest. Must never: hash anything a request body controls except token ids.
 //!
-//! `root  = H(root_key,  tenant id, model digest, layout digest, extra)`, every field prefixed by its length (u64 LE)
+//! `root  = H(root_key,  model digest, layout digest, extra)`, every field prefixed by its length (u64 LE)
 //! `block = H(block_key, parent hash, token ids as u32 LE)`
 //!
 //! `below = H(block_key, hash of the declared prefix's last block)`, the root of a tenant's blocks behind a prefix that an operator
 //! declared to be shared; the declared blocks have the hashes of the tenant that they were computed for.
 //!
 //! `H` is keyed BLAKE3. Both keys are derived from the tenant's secret under different contexts, so a root can never
-//! equal a block hash, and nobody without the secret can compute, guess or probe for another tenant's hashes.
+//! equal a block hash, and nobody without the secret can compute, guess or probe for another tenant's hashes. A tenant's id is not
+//! hashed: it is a number of this process, and stored content outlives that.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::types::{BlockHash, Declared, Identity, Root, TenantId};
 
 const ROOT_CONTEXT: &str = "folio-kv 2026 root key v1";
 const BLOCK_CONTEXT: &str = "folio-kv 2026 block key v1";
+const DATA_CONTEXT: &str = "folio-kv 2026 data key v1";
 /// Blocks of up to this many tokens are hashed from the stack in one call.
 const STACK_TOKENS: usize = 64;
 
@@ -25,8 +28,7 @@ impl Root {
     /// Start of the hash chain of everything that depends on `identity` and a token sequence.
     pub fn derive(identity: &Identity<'_>) -> Root {
         let mut hasher = blake3::Hasher::new_keyed(&blake3::derive_key(ROOT_CONTEXT, identity.tenant_secret));
-        let tenant = identity.tenant.0.to_le_bytes();
-        for field in [&tenant[..], identity.model_digest, identity.layout_digest, identity.extra] {
+        for field in [&identity.model_digest[..], identity.layout_digest, identity.extra] {
             hasher.update(&(field.len() as u64).to_le_bytes());
             hasher.update(field);
         }
@@ -48,6 +50,11 @@ impl Root {
         let boundary = self.chain(&last, &[]);
         let declared = Declared { tenant: owner.tenant, hash: owner.hash, key: owner.key, blocks, boundary };
         Root { declared: (blocks > 0).then_some(declared), ..*self }
+    }
+
+    /// What the tenant's blocks are sealed with outside the process.
+    pub fn data_key(&self) -> [u8; 32] {
+        blake3::derive_key(DATA_CONTEXT, &self.key)
     }
 
     /// The same without anything shared.
@@ -114,6 +121,8 @@ pub struct BlockHashes {
     own: Chain,
     /// Empty where nothing is shared.
     declared: Chain,
+    /// Which blocks a tier had when the prompt was read, in order and apart from each other.
+    stored: Arc<[Range<u32>]>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -159,7 +168,19 @@ impl BlockHashes {
     pub fn new(root: &Root, tokens: &[u32], block_tokens: u32) -> Self {
         let of = |root: &Root| Chain::of_prompt(root, tokens, block_tokens);
         let declared = if root.declared.is_some() { of(root) } else { Chain::default() };
-        Self { root: Arc::new(*root), block_tokens, own: of(&root.own()), declared }
+        let stored = Arc::new([]);
+        Self { root: Arc::new(*root), block_tokens, own: of(&root.own()), declared, stored }
+    }
+
+    /// With what a tier has of them: ranges of blocks, in order and apart from each other, each of which can be loaded up to its end.
+    pub fn with_stored(self, stored: Vec<Range<u32>>) -> Self {
+        Self { stored: stored.into(), ..self }
+    }
+
+    /// Blocks of what a tier has that begin at `block` or before, and their end.
+    pub fn stored_from(&self, block: u32) -> Option<u32> {
+        let at = self.stored.partition_point(|range| range.end <= block);
+        self.stored.get(at).filter(|range| range.start <= block).map(|range| range.end)
     }
 
     /// What they begin with.
@@ -244,16 +265,20 @@ mod tests {
     #[test]
     fn hashes_equal_independent_vectors() {
         let root = Root::derive(&identity(&secret()));
-        assert_eq!(hex(&root.hash), "52573405ec6542687bf1aa16c7d6271fa26afe5000ff42748978f178b16ef1d1");
+        assert_eq!(hex(&root.hash), "e9c350ca713ed0423e16cf6945dfc6d4c974694384266a416615db1f030d7932");
         let first: Vec<u32> = (0..16).collect();
         let first = root.chain(&root.hash, &first);
-        assert_eq!(hex(&first), "987dbdc5b98928f774f9c55a9352100b1780b410b93c6b1819f24c88faac6f7a");
+        assert_eq!(hex(&first), "50a2024bd70ff90d84ae7cd9cae14257151cfd26799678682d9d43f54985b618");
         let second: Vec<u32> = (0..16).map(|i| u32::MAX - i).collect();
         let second = root.chain(&first, &second);
-        assert_eq!(hex(&second), "50ceeb8ab10e8af86cfe25d9fde61305230786e1e2c4ee0dee8313aaa7512da4");
+        assert_eq!(hex(&second), "eaaff0a23bab2f8201649237c5b71443e6a0d1af575eb4642afc00a7ad8ac0e3");
         let long: Vec<u32> = (0..100).collect();
         let long = root.chain(&root.hash, &long);
-        assert_eq!(hex(&long), "3fc340b9cd448d9f5d150c01c28e4b99245d8e9f97911003f764e6ed23a1e47c");
+        assert_eq!(
+            hex(&BlockHash(root.data_key())),
+            "35840a162001f74daaf637fc1900e3c19abd25a77cae5c7cee7ae02ff43e307d"
+        );
+        assert_eq!(hex(&long), "de324f19f65f1867c9bbfdc1effc68ed2b85b36acb7e63aee766942132d917a5");
     }
 
     #[test]
@@ -288,6 +313,17 @@ mod tests {
     }
 
     #[test]
+    fn what_is_stored_is_told_from_where_it_is_asked_for() {
+        let root = Root::derive(&identity(&secret()));
+        let hashes = BlockHashes::new(&root, &[1; 64], 4);
+        assert_eq!(hashes.stored_from(0), None);
+        let hashes = hashes.with_stored(vec![2..5, 8..9]);
+        let from: Vec<Option<u32>> = (0..10).map(|block| hashes.stored_from(block)).collect();
+        assert_eq!(from[..5], [None, None, Some(5), Some(5), Some(5)]);
+        assert_eq!(from[5..], [None, None, None, Some(9), None]);
+    }
+
+    #[test]
     fn one_call_and_streamed_hashing_agree_at_the_border() {
         let root = Root::derive(&identity(&secret()));
         let tokens: Vec<u32> = (0..STACK_TOKENS as u32).collect();
@@ -303,9 +339,10 @@ mod tests {
     fn every_part_of_the_identity_changes_the_root_and_its_chain() {
         let (secret, other_secret) = (secret(), [5; 32]);
         let base = identity(&secret);
+        let renumbered = Root::derive(&Identity { tenant: TenantId(8), ..base });
+        assert_eq!(renumbered.hash, Root::derive(&base).hash, "what is stored outlives a tenant's number");
         let mut roots: Vec<Root> = [
             base,
-            Identity { tenant: TenantId(8), ..base },
             Identity { tenant_secret: &other_secret, ..base },
             Identity { model_digest: &[0x12; 32], ..base },
             Identity { layout_digest: &[0x23; 32], ..base },
@@ -318,9 +355,9 @@ mod tests {
         roots.dedup();
         let mut seen: Vec<BlockHash> =
             roots.iter().flat_map(|r| [r.hash, r.chain(&r.hash, &[1, 2, 3])]).collect();
-        assert_eq!(seen.len(), 14);
+        assert_eq!(seen.len(), 12);
         seen.sort();
         seen.dedup();
-        assert_eq!(seen.len(), 14);
+        assert_eq!(seen.len(), 12);
     }
 }

@@ -37,7 +37,7 @@ use rustc_hash::FxHashMap;
 use crate::cache::{CommitRefused, KvCache};
 use crate::events::Medium;
 use crate::table::{BlockTable, Lists, Query};
-use crate::types::HOLE;
+use crate::types::{BlockHash, BlockId, HOLE};
 
 /// Names a reader's hold, for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -46,6 +46,14 @@ pub struct Lease(pub u64);
 /// Names a transfer that writes, for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
+
+/// What a block holds, or is to be filled with, by its hash: that of the block of group 0 with which it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Content {
+    pub group: u32,
+    pub block: BlockId,
+    pub hash: BlockHash,
+}
 
 /// What a hold is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,22 +174,30 @@ impl KvCache {
         self.recycle(slots);
     }
 
-    /// Holds the published blocks of a table for a reader until `until_us`, from its first one on to `blocks` of group 0, and what
-    /// the query behind them reads of the other groups.
-    pub fn lease(&mut self, table: &BlockTable, blocks: u32, until_us: u64) -> Lease {
-        let blocks = blocks.min(table.published[0]);
-        let computed = blocks * self.config.block_tokens;
+    /// Holds for a reader until `until_us` the published blocks of a table up to position `to`, and what the query at `to` reads of the
+    /// other groups, as far as it is there; and says which they are, of group 0 from block `from` on.
+    pub fn lease(&mut self, table: &BlockTable, from: u32, to: u32, until_us: u64) -> (Lease, Vec<Content>) {
+        let to = to.min(table.published[0] * self.config.block_tokens);
         let mut held = self.spare.pop().unwrap_or_default();
+        let mut contents = Vec::new();
         for (group, held) in held.iter_mut().enumerate().take(self.groups.len()) {
             let config = self.groups[group].config;
-            let whole = computed / config.block_tokens;
-            let read = config.first_block(computed).min(whole)..whole.min(table.published[group]);
-            let list = table.lists[group].get(read.start as usize..read.end as usize).unwrap_or_default();
-            held.extend(list.iter().filter(|block| **block != HOLE));
+            let whole = to / config.block_tokens;
+            for index in config.first_block(to).min(whole)..whole {
+                let last = (index + 1) * config.block_tokens / self.config.block_tokens - 1;
+                // A block that a window left since is where its node says.
+                let node = self.node_of(table.lists[0][last as usize]);
+                if let Some(block) = self.place(group, node) {
+                    held.push(block);
+                    let hash = self.nodes.node(node).hash;
+                    let told = group > 0 || index >= from;
+                    contents.extend(told.then_some(Content { group: group as u32, block, hash }));
+                }
+            }
         }
         let lease = Lease(self.hold(Use::Lease { until: until_us }, held).0);
         self.holds.ends.insert((until_us, lease));
-        lease
+        (lease, contents)
     }
 
     /// The reader is done. Whether the lease held all the time: only then is what it copied what it asked for.
@@ -204,10 +220,11 @@ impl KvCache {
         positions - positions % sizes.fold(1, |all, size| multiple(all, size).unwrap_or(u32::MAX))
     }
 
-    /// Takes the next `blocks` full blocks behind those that a table has, for a transfer to write. Of what it has the rest may be
-    /// computed meanwhile ([`BlockTable::computable`]). `None`, and nothing changed: there is no room, it would begin or end within a
-    /// block of some group, a step is still to load what it has, rows that may
-    /// be taken back are under way, or a swap out is not reported.
+    /// Takes the next `blocks` full blocks behind those that a table has, for a transfer to write. With one group the rest of what the
+    /// table has may be computed meanwhile ([`BlockTable::computable`]); of groups that keep no more than what the next query reads only
+    /// what the query behind the transfer reads is loaded, so with several there must be no rest. `None`, and nothing changed: there is
+    /// no room, it would begin or end within a block of some group, a step is still to load what it has, rows that may be taken back are
+    /// under way, or a swap out is not reported.
     pub fn begin_load(&mut self, table: &mut BlockTable, blocks: u32) -> Option<Ticket> {
         let (from, to) = (table.capacity(), table.capacity() + blocks * self.config.block_tokens);
         let whole = |positions| self.border(positions) == positions;
@@ -217,6 +234,7 @@ impl KvCache {
             || !table.is_loaded()
             || (table.computed..from).contains(&table.tentative_from)
             || self.holds.swap_outs > 0
+            || (self.groups.len() > 1 && table.computable().min(from) > table.computed)
         {
             return None;
         }
@@ -228,13 +246,37 @@ impl KvCache {
         self.grow(table, to, &mut Vec::new()).ok()?;
         let mut slots = self.spare.pop().unwrap_or_default();
         for (group, slots) in slots.iter_mut().enumerate().take(self.groups.len()) {
-            let size = self.groups[group].config.block_tokens;
-            let written = &table.lists[group][(from / size) as usize..(to / size) as usize];
-            slots.extend(written.iter().filter(|block| **block != HOLE));
+            let config = self.groups[group].config;
+            let (first, end) = (from / config.block_tokens, to / config.block_tokens);
+            for index in first..end {
+                let block = table.lists[group][index as usize];
+                if block != HOLE && index < config.first_block(to) {
+                    table.set(group, index as usize, HOLE);
+                    self.unreference(group, block);
+                } else if block != HOLE {
+                    slots.push(block);
+                }
+            }
         }
         let ticket = self.hold(Use::Load, slots);
         table.transfers.push((Some(ticket), blocks));
         Some(ticket)
+    }
+
+    /// What a transfer is to write that was begun last for a table, of `blocks` blocks of group 0.
+    pub fn contents_to_load(&self, table: &BlockTable, blocks: u32) -> Vec<Content> {
+        let (from, to) = (table.capacity() - blocks * self.config.block_tokens, table.capacity());
+        let mut contents = Vec::new();
+        for (group, of) in self.groups.iter().enumerate() {
+            let size = of.config.block_tokens;
+            for index in from / size..to / size {
+                let (block, last) =
+                    (table.lists[group][index as usize], (index + 1) * size / self.config.block_tokens);
+                let hash = table.hashes.get(table.declared, last - 1).filter(|_| block != HOLE);
+                contents.extend(hash.map(|hash| Content { group: group as u32, block, hash: *hash }));
+            }
+        }
+        contents
     }
 
     /// The transfer, or the step of a swap out, ended. `table`: the one it was begun for, if it is still there; `tokens`: all that its

@@ -491,10 +491,18 @@ impl World {
         let table = &self.sequences[who].table;
         let confirmed = table.published_blocks();
         let until = self.now + us + 1;
-        let lease = self.cache.lease(table, blocks, until);
+        let to = blocks.min(confirmed) * table.block_tokens(0);
+        let (lease, contents) = self.cache.lease(table, 0, to, until);
         // Published blocks of full attention are immutable and written, unless the step that loads them has not run.
-        let cells = table.blocks().iter().take(blocks.min(confirmed) as usize);
-        let cells = cells.map(|block| (0, *block, self.memory[0][block.0 as usize].clone())).collect();
+        let cells: Vec<_> = contents.iter().filter(|content| content.group == 0).collect();
+        assert!(
+            cells
+                .iter()
+                .map(|cell| cell.block)
+                .eq(table.blocks()[..(to / table.block_tokens(0)) as usize].iter().copied())
+        );
+        let copied = |block: BlockId| (0, block, self.memory[0][block.0 as usize].clone());
+        let cells = cells.into_iter().map(|content| copied(content.block)).collect();
         self.readers.push(Reader { lease, until, cells });
     }
 
@@ -525,8 +533,11 @@ impl World {
             let (layout, size) = self.layout(group);
             let table = &self.sequences[who].table;
             let indices = (from as u32 * table.block_tokens(0) / size) as usize..(end / size) as usize;
-            for (index, block) in
-                table.group(group).iter().enumerate().filter(|(index, _)| indices.contains(index))
+            for (index, block) in table
+                .group(group)
+                .iter()
+                .enumerate()
+                .filter(|(index, block)| indices.contains(index) && **block != HOLE)
             {
                 let mut cells = vec![0; size as usize];
                 for position in index as u32 * size..((index as u32 + 1) * size).min(end) {
@@ -738,8 +749,9 @@ impl World {
                         sequence.tokens
                     );
                 }
-                // Exactly: whatever no later query reads was released.
-                for (index, block) in table.group(group).iter().enumerate() {
+                // Exactly: whatever no later query reads was released. Of what is loaded, what only rows before its end read was never taken.
+                let own = table.computable() / size;
+                for (index, block) in table.group(group).iter().enumerate().take(own as usize) {
                     let behind = (index as u32 + 1) * size <= (computed + 1).saturating_sub(reach);
                     assert_eq!(*block == HOLE, behind, "group {group}, block {index}, {computed} computed");
                 }

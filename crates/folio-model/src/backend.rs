@@ -5,6 +5,8 @@
 //! recorded and replayed.
 
 pub use crate::kv_format::KvFormat;
+use std::sync::Arc;
+
 use crate::program::Program;
 use crate::program::{MatrixId, VectorId};
 use crate::quant::Encoding;
@@ -273,6 +275,22 @@ pub enum BackendError {
     Device(String),
 }
 
+/// The blocks of all pools as bytes, for threads beside the steps that carry them to a tier and back. What they mean is the backend's
+/// business ([`Backend::numerics`] tells who can read them).
+///
+/// Nothing orders this with steps but the cache's holds: who reads a block has leased it, which no step writes; who writes one has it
+/// under a ticket, which no step touches, and begins when the last step that was planned before the ticket is over.
+pub trait BlockMemory: Send + Sync {
+    /// Of one block of a group: all of its layers, in one piece.
+    fn block_bytes(&self, group: usize) -> usize;
+
+    /// `into`: as long as the block.
+    fn read(&self, group: usize, block: u32, into: &mut [u8]);
+
+    /// `from`: as long as the block.
+    fn write(&self, group: usize, block: u32, from: &[u8]);
+}
+
 /// A device that runs the decoder. Implemented by `folio-cpu`.
 ///
 /// Call order: `load_*` any number of times, `load_program` once, `allocate_cache` once, `allocate_swap` at most once, then
@@ -322,6 +340,11 @@ pub trait Backend: Send {
     /// Sets host memory aside to copy blocks to and from: `slots[g]` blocks of group `g`, after the cache. Its content is
     /// nobody's until a batch swaps something out.
     fn allocate_swap(&mut self, slots: &[usize]) -> Result<(), BackendError>;
+
+    /// What [`Backend::allocate_cache`] allocated, for copies beside the steps. `None`: this backend cannot.
+    fn block_memory(&self) -> Option<Arc<dyn BlockMemory>> {
+        None
+    }
 
     /// Runs the program. Returns logits `[batch.logit_rows.len(), vocab]`, row-major, in the order of `logit_rows`.
     fn forward(&mut self, batch: &Batch) -> Result<&[f32], BackendError>;

@@ -74,6 +74,7 @@ fn main() {
         executor: Box::new(Paced { inner, step }),
         clock: Arc::new(SystemClock::new()),
         vocab: vocab as u32,
+        tier: None,
     })
     .expect("an engine");
     let app = App {

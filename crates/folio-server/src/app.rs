@@ -24,6 +24,7 @@ use crate::tenancy::declared::DeclaredPrefix;
 use crate::tenancy::fair_queue::FairQueue;
 use crate::tenancy::gate::Entry;
 use crate::tenancy::kept::{KeptTokens, TOKENS_BYTES_MAX};
+use crate::tenancy::keyring::Keyring;
 use crate::tenancy::shared_prefixes::SharedPrefixes;
 use crate::tenancy::tenants::{Tenant, Tenants};
 use crate::tenancy::unread::Budget;
@@ -140,7 +141,7 @@ impl State {
         config.api_keys.clear();
         config.admin.iter_mut().for_each(|admin| admin.keys.clear());
         let declared = std::mem::take(&mut config.tenants).prefixes;
-        config.server_secret = None;
+        config.keyring = Keyring::default();
         let audit = config.audit_file.as_deref().map(Audit::open).transpose()?;
         let text = FairQueue::new(config.limits.text_threads, config.limits.text_waiting);
         let meters = Arc::new(Meters::new(context.model.name(), config.usage_file.as_deref())?);

@@ -12,6 +12,7 @@ use crate::error::ServerError;
 use crate::http::tls::TlsFiles;
 use crate::safety::Safety;
 use crate::tenancy::declared::Declared;
+use crate::tenancy::keyring::Keyring;
 use crate::tenancy::tenants::Tenants;
 
 /// How to serve. `Default` is what `folio serve` starts with.
@@ -36,9 +37,9 @@ pub struct ServerConfig {
     pub metrics_on_admin: bool,
     /// HTTPS, on both listeners.
     pub tls: Option<TlsFiles>,
-    /// From which tenants' cache secrets are derived. `None`: random at every start, so that nothing cached outside the
+    /// What tenants' cache secrets are derived from. `Default`: random at every start, so that nothing cached outside the
     /// process is reachable after a restart.
-    pub server_secret: Option<[u8; 32]>,
+    pub keyring: Keyring,
     /// Series per tenant on `/metrics`, with their names.
     pub tenant_metrics: bool,
     /// Fields of requests that may be passed over.
@@ -65,7 +66,7 @@ impl ServerConfig {
     /// The key ring that it declares.
     pub(crate) fn key_ring(&self) -> Result<Tenants, ServerError> {
         let file = self.key_file.as_deref();
-        let mut tenants = Tenants::new(&self.api_keys, &self.tenants, file, self.server_secret)?;
+        let mut tenants = Tenants::new(&self.api_keys, &self.tenants, file, self.keyring.clone())?;
         self.admin.iter().flat_map(|admin| &admin.keys).try_for_each(|key| tenants.add_admin(key))?;
         Ok(tenants)
     }
@@ -83,7 +84,7 @@ impl Default for ServerConfig {
             admin: None,
             metrics_on_admin: false,
             tls: None,
-            server_secret: None,
+            keyring: Keyring::default(),
             tenant_metrics: false,
             hints: HintPolicy::default(),
             safety: Safety::default(),

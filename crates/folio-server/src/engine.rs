@@ -8,7 +8,7 @@ use folio_api::{Capabilities, Context, Limits, Model, Parsers};
 use folio_engine::handle::{Health, Rejected};
 use folio_engine::{
     CacheCommand, CacheReply, CancelFlag, EngineHandle, EngineStats, EventSink, Micros, Pooling, Request,
-    RequestId,
+    RequestId, TierStats,
 };
 use folio_kv::{Holdings, TenantId};
 use folio_text::{ChatTemplate, Tokenizer};
@@ -25,6 +25,10 @@ pub trait Engine: Send + Sync + 'static {
     /// Forgets what tenants held that are no more.
     fn retain_tenants(&self, stays: &dyn Fn(TenantId) -> bool);
     fn health(&self, stall_us: u64) -> Health;
+    /// Of what keeps KV off the device, if anything does.
+    fn tier_stats(&self) -> Option<TierStats> {
+        None
+    }
     fn now(&self) -> Micros;
     /// Most choices of one request.
     fn choices_max(&self) -> u32;
@@ -53,6 +57,9 @@ impl Engine for EngineHandle {
     }
     fn health(&self, stall_us: u64) -> Health {
         self.health(stall_us)
+    }
+    fn tier_stats(&self) -> Option<TierStats> {
+        self.tier_stats()
     }
     fn now(&self) -> Micros {
         self.now()

@@ -50,8 +50,10 @@ pub use safety::Safety;
 pub use serve::{Addresses, Listeners, Server, check, run, serve};
 pub use tenancy::declared::{Declared, DeclaredGroup, DeclaredTenant, PriorityRange, Share};
 pub use tenancy::gate::TenantLimits;
+pub use tenancy::keyring::Keyring;
 pub use tenancy::keys;
 pub use tenancy::secret::Secret;
+pub use tenancy::tenants::owner_digest;
 
 /// Goes on after a panic elsewhere: nothing under these locks panics between two statements that belong together.
 fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

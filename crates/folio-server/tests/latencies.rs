@@ -105,6 +105,7 @@ async fn start() -> Running {
         executor: Box::new(Paced { inner, hold: hold.clone() }),
         clock: Arc::new(SystemClock::new()),
         vocab: VOCAB,
+        tier: None,
     })
     .unwrap();
     let taken = Arc::new(AtomicUsize::new(0));

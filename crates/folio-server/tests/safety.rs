@@ -66,13 +66,14 @@ async fn a_denied_answer_is_cut_and_its_choice_cancelled() {
     assert_eq!(counted, 2.0);
     assert_eq!(client.metric("vllm:request_success_total", &["content_filter"]).await, 2.0);
 
-    engine.plan(|plan| plan.manual = true);
+    let said = "a BlueBird";
+    engine.plan(|plan| (plan.manual, plan.say) = (true, format!("{said} and more").into()));
     let sender = client.clone();
     let running = tokio::spawn(async move { sender.chat(json!({})).await.json() });
     while engine.live() == 0 {
         tokio::task::yield_now().await;
     }
-    for _ in 0.."one two BlueBird".len() {
+    for _ in 0..said.len() {
         engine.step();
     }
     assert_eq!(running.await.unwrap()["choices"][0]["finish_reason"], "content_filter");

@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use axum::body::BodyDataStream;
-use common::{Client, FakeEngine, app, events, merged};
+use common::{Client, FakeEngine, Reply, app, events, merged, tool_app};
 use folio_engine::FinishReason;
 use folio_server::{Limits, ServerConfig};
 use futures_core::Stream;
@@ -168,13 +168,7 @@ async fn a_client_that_vanishes_is_cancelled_within_one_step() {
     assert_eq!(engine.live(), 0);
 
     // The same for an answer that is not streamed.
-    let asking = tokio::spawn({
-        let client = client.clone();
-        async move { client.chat(json!({})).await }
-    });
-    while engine.live() == 0 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    let asking = asking(&client, &engine, json!({})).await;
     engine.step();
     asking.abort();
     assert!(asking.await.is_err());
@@ -182,6 +176,93 @@ async fn a_client_that_vanishes_is_cancelled_within_one_step() {
     assert_eq!(engine.live(), 0);
     while client.metric("vllm:request_success_total", &["abort"]).await < 3.0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// The event loop has done all that there is to do.
+async fn settled() {
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// A request whose answer is not streamed, which the engine has begun.
+async fn asking(client: &Client, engine: &FakeEngine, body: Value) -> tokio::task::JoinHandle<Reply> {
+    let client = client.clone();
+    let asking = tokio::spawn(async move { client.chat(body).await });
+    while engine.live() == 0 {
+        tokio::task::yield_now().await;
+    }
+    asking
+}
+
+#[tokio::test]
+async fn tokens_that_nothing_waits_for_are_looked_at_several_at_a_time() {
+    for (body, looked_at) in [(json!({}), [0.0, 16.0, 32.0]), (json!({"stop": "b"}), [15.0, 16.0, 36.0])] {
+        let engine = FakeEngine::saying(&"a".repeat(40));
+        engine.plan(|plan| plan.manual = true);
+        let client = Client::new(engine.clone());
+        let asking = asking(&client, &engine, body).await;
+        for (steps, looked_at) in [15, 1, 20].into_iter().zip(looked_at) {
+            (0..steps).for_each(|_| engine.step());
+            settled().await;
+            assert_eq!(client.metric("vllm:generation_tokens_total", &[]).await, looked_at);
+        }
+        while engine.live() > 0 {
+            engine.step();
+        }
+        assert_eq!(asking.await.unwrap().json()["choices"][0]["message"]["content"], "a".repeat(40));
+        let timed = ["vllm:time_to_first_token_seconds_count", "vllm:inter_token_latency_seconds_count"];
+        let timed = [client.metric(timed[0], &[]).await, client.metric(timed[1], &[]).await];
+        assert_eq!(timed, [1.0, 40.0], "each token, and the end is one");
+    }
+}
+
+#[tokio::test]
+async fn every_token_is_counted_however_an_answer_that_is_not_streamed_ends() {
+    let ends = [None, Some(FinishReason::Error), Some(FinishReason::Deadline), Some(FinishReason::Cancelled)];
+    for (end, n) in ends.into_iter().flat_map(|end| [(end, 1), (end, 3)]) {
+        let engine = FakeEngine::saying(&"a".repeat(20));
+        engine.plan(|plan| plan.end = end);
+        let client = Client::new(engine.clone());
+        let reply = client.chat(json!({"n": n})).await;
+        let counted = client.metric("vllm:generation_tokens_total", &[]).await;
+        assert_eq!(counted, f64::from(n * if end.is_none() { 21 } else { 20 }), "{end:?}");
+        if end.is_none() {
+            assert_eq!(reply.json()["usage"]["completion_tokens"], n * 21);
+        }
+    }
+    // A client that left, too.
+    let engine = FakeEngine::saying("a long answer");
+    engine.plan(|plan| plan.manual = true);
+    let client = Client::new(engine.clone());
+    let asking = asking(&client, &engine, json!({})).await;
+    (0..5).for_each(|_| engine.step());
+    asking.abort();
+    assert!(asking.await.is_err());
+    engine.step();
+    assert_eq!(engine.live(), 0);
+    while client.metric("vllm:request_success_total", &["abort"]).await < 1.0 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(client.metric("vllm:generation_tokens_total", &[]).await, 5.0);
+}
+
+#[tokio::test]
+async fn what_ends_an_answer_that_is_not_streamed_ends_it_when_it_happens() {
+    let call = r#"<tool_call>{"name": "f", "arguments": {}}</tool_call>"#;
+    let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]);
+    let one_call = json!({"tools": tools, "parallel_tool_calls": false});
+    for (end, body) in [("<e>", json!({"stop": "<e>"})), (call, one_call)] {
+        let engine = FakeEngine::saying(&format!("ab{end}and much that nobody wants"));
+        engine.plan(|plan| plan.manual = true);
+        let client = Client::with(ServerConfig::default(), tool_app(engine.clone(), 4096));
+        let asking = asking(&client, &engine, body).await;
+        (0..2 + end.len()).for_each(|_| engine.step());
+        settled().await;
+        assert!(asking.is_finished(), "{end}");
+        assert_eq!(asking.await.unwrap().json()["choices"][0]["message"]["content"], "ab");
+        assert_eq!(engine.live(), 1, "answered before the engine ended it");
     }
 }
 

@@ -62,7 +62,7 @@ fn check_overlap<'a>(
             let samples = earlier.map(|other| other.samples.len()).sum::<usize>() + own.samples.len();
             let token = PLACEHOLDER | (samples as u32 - 1);
             let lag = step - before.step;
-            if sequence.tokens != [token]
+            if sequence.tokens[..] != [token]
                 || lag < scenario.lag as u64
                 || next != Some(sequence.first_position)
             {

@@ -39,6 +39,9 @@ pub struct Report {
     /// Transfers into tables of sequences; those of them that began with something left to compute before them, and those whose
     /// content was taken.
     pub sequence_transfers: u64,
+    /// That the scheduler ordered of a tier.
+    pub tier_loads: u64,
+    pub tier_stores: u64,
     pub partial_loads: u64,
     pub sequence_loads: u64,
     /// Events of the cache, times that everything was cleared, and times that a recorder was too slow.
@@ -130,6 +133,8 @@ impl Report {
         self.late_transfers += other.late_transfers;
         self.wanted_late_slots += other.wanted_late_slots;
         self.sequence_transfers += other.sequence_transfers;
+        self.tier_loads += other.tier_loads;
+        self.tier_stores += other.tier_stores;
         self.partial_loads += other.partial_loads;
         self.sequence_loads += other.sequence_loads;
         self.events += other.events;

@@ -82,6 +82,8 @@ pub struct Scenario {
     /// Somebody beside the steps begins to read, and to load, once in so many steps; 0 never.
     pub leases_one_in: u64,
     pub loads_one_in: u64,
+    /// The scheduler loads and stores by itself.
+    pub has_tier: bool,
     /// Events of the cache that may wait for their recorder.
     pub events_most: usize,
     /// Virtual time, for masks that are late.
@@ -190,6 +192,7 @@ impl Scenario {
             waits_one_in: if seed % 3 == 1 { 2 + seed % 41 } else { 0 },
             leases_one_in: *beside.pick(&[0, 2, 8, 30]),
             loads_one_in: *beside.pick(&[0, 0, 3, 10, 40]),
+            has_tier: beside.one_in(2),
             events_most: *beside.pick(&[100_000, 100_000, 100_000, 12]),
             clock,
             drafts: if seed % 5 < 2 { 25 * (seed % 4 + 1) } else { 0 },

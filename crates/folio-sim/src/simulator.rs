@@ -1,9 +1,10 @@
 //! Drives the real scheduler and cache through a [`Scenario`] in virtual time, and checks everything after every step.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use folio_engine::plan::HOLE;
-use folio_engine::request::{Event, RequestId};
+use folio_engine::request::{Event, Request, RequestId};
 use folio_engine::{CacheCommand, CancelRequest, FinishReason, Micros, Scheduler, WaitingFor, turn};
 use folio_kv::{EvictionPolicy, GroupConfig, KvCache, Layout, LruLeafFirst, TenantId, default_policy};
 
@@ -37,6 +38,7 @@ pub struct Simulator {
     preempting: Rng,
     drafting: Rng,
     waiting: Rng,
+    storing: Rng,
     /// When who is told that what it waits for is there.
     reports: Vec<(Micros, RequestId, WaitingFor)>,
     arriving: VecDeque<Client>,
@@ -60,14 +62,16 @@ impl Simulator {
         cache.set_swap_space(scenario.swap_slots);
         let mirror = Mirror::new(&mut cache, scenario.events_most);
         let scheduler = Scheduler::new(scenario.config.clone()).expect("scenarios have valid limits");
-        let seed = scenario.seed;
+        let (seed, has_tier) = (scenario.seed, scenario.has_tier);
         let world = World::new(scenario, &cache);
+        let scheduler = scheduler.with_overlap(world.executor.depth(), world.executor.lag());
         Self {
-            scheduler: scheduler.with_overlap(world.executor.depth(), world.executor.lag()),
+            scheduler: if has_tier { scheduler.with_tier() } else { scheduler },
             keeping: Rng::new(seed ^ 0x9e7b),
             preempting: Rng::new(seed ^ 0x93ee),
             drafting: Rng::new(seed ^ 0xd4af),
             waiting: Rng::new(seed ^ 0x3a17),
+            storing: Rng::new(seed ^ 0x5707),
             reports: Vec::new(),
             arriving: world.scenario.clients.iter().cloned().collect(),
             streams: Vec::new(),
@@ -124,7 +128,12 @@ impl Simulator {
         let now = self.world.now;
         let cancellations = std::mem::take(&mut self.cancellations);
         let block_tokens = self.cache.config().block_tokens;
-        let arrived = arrived.into_iter().map(|request| request.hashed(block_tokens));
+        let arrived = arrived.into_iter().map(|request| {
+            let (request, hashes) = request.hashed(block_tokens);
+            let stored = self.stored(&request);
+            (request, hashes.with_stored(stored))
+        });
+        let arrived: Vec<_> = arrived.collect();
         self.scheduler.admit(arrived, cancellations, now);
         self.cache.advance(now.0);
         let scenario = &self.world.scenario;
@@ -142,6 +151,10 @@ impl Simulator {
         self.transfer()?;
         let events = std::mem::take(turn(&mut self.scheduler, &mut self.cache, &mut self.world));
         std::mem::replace(&mut self.world.wrong, Ok(()))?;
+        for order in self.scheduler.transfers() {
+            let World { transfers, now, .. } = &mut self.world;
+            transfers.order(order, &self.streams, (&self.cache, &mut self.report), *now)?;
+        }
         let (tokens, decodes) = self.scheduler.last_step();
         let config = &self.world.scenario.config;
         if decodes > 0 && tokens - decodes > config.max_prefill_tokens_while_decoding {
@@ -167,6 +180,22 @@ impl Simulator {
         self.scheduler.check_beside(&self.cache, self.world.transfers.tables())?;
         self.mirror.follow(&mut self.cache, &mut self.report)?;
         self.check_tenants()
+    }
+
+    /// What a tier has of a prompt: up to three ranges of its blocks.
+    fn stored(&mut self, request: &Request) -> Vec<Range<u32>> {
+        let size = self.cache.config().block_tokens;
+        let most = (request.prompt.len() as u32 - 1) / size;
+        if !self.world.scenario.has_tier || most == 0 {
+            return Vec::new();
+        }
+        let mut ends: Vec<u32> = (0..6).map(|_| self.storing.range(0, most.into()) as u32).collect();
+        ends.sort_unstable();
+        // Loads end where blocks of all groups do.
+        let ranges = ends.chunks_exact(2).map(|pair| pair[0]..self.cache.border(pair[1] * size) / size);
+        let mut ranges: Vec<Range<u32>> = ranges.filter(|range| !range.is_empty()).collect();
+        ranges.dedup_by(|next, range| next.start <= range.end);
+        ranges
     }
 
     /// Those beside the steps go on.

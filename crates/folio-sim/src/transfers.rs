@@ -12,9 +12,10 @@
 
 use folio_engine::plan::StepPlan;
 use folio_engine::request::RequestId;
-use folio_engine::{Micros, Scheduler, WaitingFor};
+use folio_engine::{LoadOrder, Micros, Scheduler, StoreOrder, TransferOrder, WaitingFor};
 use folio_kv::{
-    BlockHashes, BlockId, BlockTable, GroupConfig, HOLE, KvCache, Lease, TenantId, Ticket, Tiers,
+    BlockHashes, BlockId, BlockTable, Content, GroupConfig, HOLE, KvCache, Lease, Root, TenantId, Ticket,
+    Tiers,
 };
 
 use crate::memory::{GroupMemory, Memory, block_cells};
@@ -262,20 +263,24 @@ impl Transfers {
         let blocks = self.rng.range(1, table.published_blocks().into()) as u32;
         let Some(tokens) = stream.and_then(|stream| tokens_of(stream, table, blocks)) else { return };
         let contents = contents(&tokens, &self.groups);
-        let mut leased = Vec::new();
-        for (group, contents) in contents.iter().enumerate() {
-            let config = around.cache.group_config(group);
-            let (computed, size) = (blocks * table.block_tokens(0), config.block_tokens);
-            let read = config.first_block(computed)..computed / size;
-            for (index, block) in (0..).zip(table.group(group)).filter(|(index, _)| read.contains(index)) {
-                if *block != HOLE {
-                    leased.push(Block { group, block: *block, content: content_of(config, contents, index) });
-                }
-            }
-        }
         let mut later = || Micros(around.now.0 + self.rng.skewed(1, LONGEST_US));
         let (until, done) = (later(), later());
-        let lease = around.cache.lease(table, blocks, until.0);
+        let first = self.rng.range(0, blocks.into()) as u32;
+        let to = blocks * table.block_tokens(0);
+        let hashes = table.hashes().clone();
+        let hash_of = move |table: &BlockTable, group, index| {
+            let last = (index + 1) * table.block_tokens(group) / table.block_tokens(0) - 1;
+            hashes.get(table.root().declared_blocks() > 0, last).copied()
+        };
+        let (lease, held) = around.cache.lease(table, first, to, until.0);
+        let leased = held.iter().map(|of| {
+            let (group, config) = (of.group as usize, around.cache.group_config(of.group as usize));
+            let indices = 0..to / config.block_tokens;
+            let index = indices.into_iter().find(|index| hash_of(table, group, *index) == Some(of.hash));
+            let index = index.expect("the hash of one of the table's blocks");
+            Block { group, block: of.block, content: content_of(config, &contents[group], index) }
+        });
+        let leased = leased.collect();
         around.report.leases += 1;
         self.readers.push(Reader { lease, until, done, blocks: leased, torn: false });
     }
@@ -417,6 +422,51 @@ impl Transfers {
         });
     }
 
+    /// What the scheduler asks of a tier.
+    pub fn order(
+        &mut self,
+        order: TransferOrder,
+        streams: &[ClientStream],
+        (cache, report): (&KvCache, &mut Report),
+        now: Micros,
+    ) -> Result<(), String> {
+        let done = Micros(now.0 + self.rng.skewed(1, LONGEST_US));
+        let (root, contents) = match &order {
+            TransferOrder::Load(LoadOrder { root, contents, .. })
+            | TransferOrder::Store(StoreOrder { root, contents, .. }) => (root, contents),
+        };
+        let blocks = blocks_of(root, contents, streams, (cache, &self.groups));
+        let mut blocks = blocks.ok_or_else(|| format!("{order:?}: nobody's content"))?;
+        match order {
+            TransferOrder::Load(LoadOrder { ticket, root, .. }) => {
+                let verified = !self.rng.one_in(5);
+                if !verified {
+                    let last = blocks.iter_mut().filter_map(|block| block.content.last_mut());
+                    last.for_each(|last| *last ^= 2);
+                }
+                report.tier_loads += 1;
+                let (tenant, after) = (root.tenant, 0);
+                let (load, begun, written) = (None, false, 0);
+                self.transfers.push(Transfer {
+                    ticket,
+                    load,
+                    tenant,
+                    blocks,
+                    begun,
+                    written,
+                    after,
+                    done,
+                    verified,
+                });
+            }
+            TransferOrder::Store(StoreOrder { lease, until, .. }) => {
+                report.tier_stores += 1;
+                self.readers.push(Reader { lease, until, done, blocks, torn: false });
+            }
+        }
+        Ok(())
+    }
+
     fn end_transfers(&mut self, around: &mut Around<'_>) -> Result<(), String> {
         for at in (0..self.transfers.len()).rev() {
             let transfer = &self.transfers[at];
@@ -472,6 +522,38 @@ impl Transfers {
 fn content_of(config: &GroupConfig, contents: &[u64], index: u32) -> Vec<u64> {
     let end = ((index + 1) * config.block_tokens) as usize;
     contents[end - block_cells(config)..end].to_vec()
+}
+
+/// Blocks that an order is about, and what they hold, or will: of what one of the clients asks or is told.
+fn blocks_of(
+    root: &Root,
+    contents: &[Content],
+    streams: &[ClientStream],
+    (cache, groups): (&KvCache, &[GroupConfig]),
+) -> Option<Vec<Block>> {
+    let (size, declared) = (cache.config().block_tokens, root.declared_blocks() > 0);
+    let of_stream = |stream: &ClientStream| {
+        let answers = stream.expectation.iter().flat_map(|expected| &expected.choices);
+        let answers = answers.map(|answer| answer.tokens.iter().map(|(token, _)| *token).collect());
+        let prompt = stream.client.request.prompt.clone();
+        let all = std::iter::once(Vec::new()).chain(answers);
+        all.map(move |answer: Vec<u32>| [&prompt[..], &answer].concat()).collect::<Vec<_>>()
+    };
+    // Behind what is declared a hash does not tell what that was: only who has it says so.
+    let mine = |stream: &&ClientStream| {
+        stream.client.request.root == *root || stream.client.request.root.own() == *root
+    };
+    streams.iter().filter(mine).flat_map(of_stream).find_map(|tokens| {
+        let hashes = BlockHashes::new(root, &tokens, size);
+        let all = self::contents(&tokens, groups);
+        let block = |content: &Content| {
+            let last = (0..).zip(hashes.iter(declared)).find(|(_, hash)| **hash == content.hash)?.0;
+            let (group, config) = (content.group as usize, cache.group_config(content.group as usize));
+            let index = (last + 1u32) * size / config.block_tokens - 1;
+            Some(Block { group, block: content.block, content: content_of(config, &all[group], index) })
+        };
+        contents.iter().map(block).collect()
+    })
 }
 
 /// The tokens of a table's first blocks, known by their hash: of the prompt, and of what one of the choices will say.

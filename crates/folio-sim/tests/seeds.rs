@@ -62,6 +62,8 @@ fn many_seeds() {
         ("transfers that reported late", total.late_transfers),
         ("turns in which slots of late transfers were wanted", total.wanted_late_slots),
         ("transfers into tables of sequences", total.sequence_transfers),
+        ("loads that a tier was asked for", total.tier_loads),
+        ("stores that a tier was asked for", total.tier_stores),
         ("transfers behind what was still to compute", 10 * total.partial_loads),
         ("transfers that a sequence went on from", total.sequence_loads),
         ("events", total.events),

@@ -3,19 +3,23 @@
 //! The library's search is quadratic for tokens that ask for white space or words around them, and it cannot be told
 //! where a token may not be. Everything else is the library's: normalizer, pre-tokenizer, model, post-processor, in the
 //! order in which its `encode_fast` applies them, for each part of a text between added tokens by itself. Invariant: without breaks the ids are
-//! those of `encode_fast`.
+//! those of `encode_fast`. Where a normalizer changes nothing and words are cut by expressions and written in the byte alphabet
+//! (GPT-2's heirs), that is done here: the library keeps track of where each byte came from, which costs more than the rest together.
 //!
 //! Cost: linear in the text for the search; what the library needs besides.
 
 use std::ops::Range;
 
 use tokenizers::normalizer::Range as NormalizedRange;
+use tokenizers::pattern::Pattern;
+use tokenizers::pre_tokenizers::split::Split;
 use tokenizers::{
-    Encoding, Model, NormalizedString, Normalizer, OffsetType, PreTokenizedString, PreTokenizer, Result,
-    Token, Tokenizer,
+    Encoding, Model, NormalizedString, Normalizer, NormalizerWrapper, OffsetType, PreTokenizedString,
+    PreTokenizer, PreTokenizerWrapper, Result, SplitDelimiterBehavior, Token, Tokenizer,
 };
 
 use crate::added::{Added, AddedTokens, Found, parts};
+use crate::decoder::byte_alphabet;
 use crate::token_cache::Part;
 
 pub(crate) struct Library {
@@ -26,6 +30,15 @@ pub(crate) struct Library {
     normalized: AddedTokens,
     /// What the post-processor puts before and behind a text, without and with special tokens.
     around: [(Vec<u32>, Vec<u32>); 2],
+    words: Option<Words>,
+}
+
+/// How a text becomes words of a byte-level vocabulary.
+struct Words {
+    /// Each cuts what the ones before it left.
+    cuts: Vec<Split>,
+    /// The character that stands for a byte.
+    alphabet: [char; 256],
 }
 
 impl Library {
@@ -51,6 +64,7 @@ impl Library {
             verbatim: AddedTokens::new(verbatim)?,
             normalized: AddedTokens::new(normalized)?,
             around: [around(&tokenizer, false)?, around(&tokenizer, true)?],
+            words: tokenizer.get_pre_tokenizer().and_then(Words::of),
             tokenizer,
         })
     }
@@ -74,6 +88,17 @@ impl Library {
         out: &mut Vec<u32>,
     ) -> Result<()> {
         let tokenizer = &self.tokenizer;
+        if let Some(words) = &self.words {
+            let part = &text[part.clone()];
+            let normal = match tokenizer.get_normalizer() {
+                None => true,
+                Some(NormalizerWrapper::NFC(_)) => part.is_ascii(),
+                Some(_) => false,
+            };
+            if normal && self.normalized.find_accepted(part, |_| true).is_empty() {
+                return words.encode(part, tokenizer, out);
+            }
+        }
         // Some pre-tokenizers ask whether a part begins the text: what does not is a slice, as it would be of the whole.
         let before = text[..part.start].chars().next_back().map_or(0, char::len_utf8);
         let from = part.start - before;
@@ -117,6 +142,49 @@ impl Library {
     }
 }
 
+impl Words {
+    /// `None`: the library's pre-tokenizer does something else.
+    fn of(pre_tokenizer: &PreTokenizerWrapper) -> Option<Self> {
+        let PreTokenizerWrapper::Sequence(sequence) = pre_tokenizer else { return None };
+        let (last, cuts) = sequence.as_ref().split_last()?;
+        let PreTokenizerWrapper::ByteLevel(bytes) = last else { return None };
+        if bytes.add_prefix_space || bytes.use_regex {
+            return None;
+        }
+        let cut = |cut: &PreTokenizerWrapper| match cut {
+            PreTokenizerWrapper::Split(cut)
+                if cut.behavior == SplitDelimiterBehavior::Isolated && !cut.invert =>
+            {
+                Some(cut.clone())
+            }
+            _ => None,
+        };
+        let cuts = cuts.iter().map(cut).collect::<Option<_>>()?;
+        let mut alphabet = ['\0'; 256];
+        byte_alphabet().for_each(|(character, byte)| alphabet[usize::from(byte)] = character);
+        Some(Self { cuts, alphabet })
+    }
+
+    fn encode(&self, text: &str, tokenizer: &Tokenizer, out: &mut Vec<u32>) -> Result<()> {
+        let mut words = vec![text];
+        for cut in &self.cuts {
+            let mut cuts = Vec::with_capacity(text.len() / 3 + 1);
+            for word in words {
+                let found = (&cut.regex).find_matches(word)?.into_iter();
+                cuts.extend(found.map(|((from, to), _)| &word[from..to]).filter(|word| !word.is_empty()));
+            }
+            words = cuts;
+        }
+        let mut written = String::new();
+        for word in words {
+            written.clear();
+            written.extend(word.bytes().map(|byte| self.alphabet[usize::from(byte)]));
+            out.extend(tokenizer.get_model().tokenize(&written)?.iter().map(|token| token.id));
+        }
+        Ok(())
+    }
+}
+
 /// What the post-processor puts around a text, seen by two ids that no vocabulary has.
 fn around(tokenizer: &Tokenizer, special: bool) -> std::result::Result<(Vec<u32>, Vec<u32>), String> {
     let inner = [u32::MAX - 1, u32::MAX];
@@ -146,4 +214,20 @@ fn split(text: &NormalizedString, found: &[Found]) -> Vec<(NormalizedString, Opt
         Some((part, token))
     };
     parts(found, text.get().len()).into_iter().filter_map(part).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_built_in_models_words_are_cut_here() {
+        let file = include_bytes!("../../folio/assets/demo/tokenizer.json");
+        let library = Library::new(Tokenizer::from_bytes(file).expect("loads")).expect("is known");
+        assert!(library.words.is_some());
+        let text = "Lily's 12 cats — naïve, 日本!\n\n  <tool";
+        let mut ids = Vec::new();
+        library.encode_part(text, 0..text.len(), None, &mut ids).expect("encodes");
+        assert_eq!(ids, library.tokenizer.encode_fast(text, false).expect("encodes").get_ids());
+    }
 }

@@ -96,6 +96,18 @@ fn kinds() -> Vec<Pair> {
         pair("llama3", bytes(tiktoken::LLAMA3)),
         pair("qwen2", with(bytes(tiktoken::QWEN2), &[("normalizer", json!({"type": "NFC"}))])),
     ];
+    let byte_level =
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
+    let cut = |pattern: &str, behavior: &str, invert: bool| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": behavior, "invert": invert});
+    for (what, first) in [
+        ("cut twice", cut("[0-9]", "Isolated", false)),
+        ("what is between is dropped", cut("[0-9 ]", "Removed", false)),
+        ("cut around", cut("[a-z]+", "Isolated", true)),
+    ] {
+        let cuts = [first, cut(tiktoken::LLAMA3, "Isolated", false), byte_level.clone()];
+        let pre = json!({"type": "Sequence", "pretokenizers": cuts});
+        all.push(pair(what, with(bytes(tiktoken::LLAMA3), &[("pre_tokenizer", pre)])));
+    }
     let template = json!({"type": "TemplateProcessing",
         "single": [{"SpecialToken": {"id": "ab", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
                    {"SpecialToken": {"id": "us", "type_id": 0}}],

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use folio_server::keys::{self, KeyRecord, NewKey, Scope};
-use folio_server::unix_s;
+use folio_server::{Keyring, owner_digest, unix_s};
 
 use crate::cli::KeysAction;
 
@@ -18,6 +18,16 @@ pub fn run(action: KeysAction) -> Result<()> {
         KeysAction::Revoke { file, id } => {
             let record = keys::revoke(&file, &id, unix_s())?;
             println!("revoked {} of {}", record.id, record.tenant);
+            Ok(())
+        }
+        KeysAction::Forget { keyring, tenant } => {
+            if !keyring.exists() {
+                bail!("there is no keyring {}", keyring.display());
+            }
+            if !Keyring::forget(&keyring, &owner_digest(&tenant))? {
+                bail!("{} knows nobody by the name of {tenant:?}", keyring.display());
+            }
+            println!("forgot {tenant}: what was kept of it cannot be read any more");
             Ok(())
         }
     }

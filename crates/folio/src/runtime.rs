@@ -9,18 +9,21 @@ mod weights;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use folio_engine::engine::EngineParts;
-use folio_engine::{EngineHandle, ModelExecutor, SchedulerConfig, SystemClock};
+use folio_engine::{EngineHandle, ModelExecutor, SchedulerConfig, SystemClock, Tier};
 use folio_kv::{CacheConfig, GroupConfig, GroupCounts, KvCache, QuotaError, default_policy};
 use folio_model::backend::{GroupKind, KvGroup, KvLayout};
 use folio_model::{Checkpoint, Config, LoadedModel};
 use folio_server::Declared;
 use folio_text::{ChatTemplate, TemplateSources, Tokenizer};
+use folio_tiers::{DiskConfig, DiskStore, DiskTier};
 use sha2::{Digest, Sha256};
 
-use crate::cli::{EngineArgs, Quantize, Sizes};
+use crate::cli::{DiskKvArgs, EngineArgs, Quantize, Sizes};
+use crate::device::Device;
 use crate::memory::{self, PoolRequest};
 use crate::packed_cache::{Saving, Unsaved};
 
@@ -42,6 +45,8 @@ pub struct Runtime {
     pub report: Report,
     /// Packed weights on their way to the disk.
     saving: Option<Saving>,
+    /// KV off the device.
+    tier: Option<Arc<dyn Tier>>,
 }
 
 impl Runtime {
@@ -107,6 +112,7 @@ impl Runtime {
         divide(&mut cache, tenants)?;
         cache.set_swap_space(GroupCounts::each(swap.slots.len(), |group| swap.slots[group]));
         let layout_digest = layout_digest(&model.kv_layout, &device.numerics(), quantized);
+        let tier = disk_tier(&args.disk_kv, &device, &cache, &layout_digest, &mut report)?;
         let executor = ModelExecutor::new(
             device.into_backend(),
             model.vocab,
@@ -119,12 +125,19 @@ impl Runtime {
             executor: Box::new(executor),
             clock: Arc::new(SystemClock::new()),
             vocab: u32::try_from(model.vocab).context("the model's vocabulary")?,
+            tier: tier.clone(),
         })?;
         let saving = unsaved.map(Unsaved::save_behind);
         let name = source.name();
         drop(checkpoint);
         folio_cpu::trim_heap();
-        Ok(Self { engine, tokenizer, template, name, format, layout_digest, report, model, saving })
+        Ok(Self { engine, tokenizer, template, name, format, layout_digest, report, model, saving, tier })
+    }
+
+    /// Waits for the engine to end, and then for KV to be stored, for `patience` at most.
+    pub fn join(&self, patience: Duration) {
+        self.engine.join();
+        self.tier.iter().for_each(|tier| tier.close(patience));
     }
 
     /// Waits until packed weights are kept, where they are being written.
@@ -154,6 +167,34 @@ fn windows(layout: &KvLayout) -> Result<Vec<GroupConfig>> {
         bail!("the model has {groups} kinds of layers, at most {} are possible", folio_kv::MAX_GROUPS);
     }
     layout.groups.iter().enumerate().skip(1).map(window).collect()
+}
+
+/// What keeps KV on disk, if anything does.
+fn disk_tier(
+    args: &DiskKvArgs,
+    device: &Device,
+    cache: &KvCache,
+    layout_digest: &[u8; 32],
+    report: &mut Report,
+) -> Result<Option<Arc<dyn Tier>>> {
+    let Some(dir) = &args.disk_kv else { return Ok(None) };
+    let Some(memory) = device.block_memory() else {
+        bail!(
+            "--disk-kv: KV can be carried to a disk from the memory of the processors only, and this is {}",
+            device.name()
+        );
+    };
+    let config = DiskConfig {
+        seal: !args.disk_kv_unencrypted,
+        write_bytes_per_day: args.disk_kv_writes_per_day,
+        ..DiskConfig::new(dir, args.disk_kv_size, *layout_digest)
+    };
+    let store = DiskStore::open(config).context("--disk-kv")?;
+    let groups = (0..cache.groups()).map(|group| *cache.group_config(group)).collect();
+    let threads = args.disk_kv_threads.into();
+    let tier = DiskTier::new(store, args.disk_kv_size, memory, groups, threads).context("--disk-kv")?;
+    report.describe_disk_kv(dir, args.disk_kv_size);
+    Ok(Some(Arc::new(tier)))
 }
 
 /// Guarantees and ceilings of the tenants file; a wrong one is named as the file names its owner.

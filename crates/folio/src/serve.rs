@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail};
 use folio_model::GenerationConfig;
 use folio_server::{
-    AdminConfig, App, BatchConfig, BatchLimits, Declared, HintPolicy, Limits, ModelFacts, Parsers, Safety,
-    SamplingDefaults, Secret, ServerConfig, ServerError, TlsFiles, is_pattern,
+    AdminConfig, App, BatchConfig, BatchLimits, Declared, HintPolicy, Keyring, Limits, ModelFacts, Parsers,
+    Safety, SamplingDefaults, Secret, ServerConfig, ServerError, TlsFiles, is_pattern,
 };
 use folio_text::{ChatTemplate, ReasoningFormat, ToolFormat};
 
@@ -75,7 +75,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         eprintln!("\nlistening on {scheme}://{address}  ({metrics}Ctrl-C to stop)\n");
         eprintln!("{}", curl(scheme, address, &names[0], chat, keys + named > 0 || key_file));
     })?;
-    runtime.engine.join();
+    runtime.join(Duration::from_secs(args.drain_timeout));
     Ok(())
 }
 
@@ -131,7 +131,10 @@ pub(crate) fn settings(args: &ServeArgs) -> Result<ServerConfig> {
         }
         _ => bail!("--tls-cert and --tls-key belong together: give both"),
     };
+    let disk_kv = args.engine.disk_kv.disk_kv.as_ref();
+    let keyring = args.keyring.clone().or_else(|| Some(disk_kv?.join("keyring")));
     Ok(ServerConfig {
+        keyring: keyring.as_deref().map(Keyring::open).transpose()?.unwrap_or_default(),
         key_file: args.keys.clone(),
         usage_file: args.usage.clone(),
         audit_file: args.audit_log.clone(),

@@ -139,7 +139,9 @@ impl Scheduler {
         if !self.admits(cache, slot) && !self.displace(cache, slot) {
             return false;
         }
-        self.attach(cache, slot);
+        if !self.admit_and_load(cache, slot) {
+            self.attach(cache, slot);
+        }
         true
     }
 
@@ -229,7 +231,7 @@ impl Scheduler {
         if !self.within_ceiling(cache, slot, demand) {
             // Its tenant's own affair: nobody passes it by going first.
             let sequence = &self.sequences[slot];
-            self.waiting.fair.limit_by_quota(sequence.rank.class, sequence.tenant());
+            self.waiting.fair.limit_by_quota(sequence.rank.class, sequence.tenant);
             self.wait_for(slot, WaitingFor::Blocks);
             return false;
         }
@@ -397,7 +399,7 @@ impl Scheduler {
         let announced = self.shared_prefixes.announce(slot, sequence, from);
         let running = Running::new(table, sequence.tentative(), Some(fresh));
         sequence.state = State::Running(Running { announced, ..running });
-        let (tenant, rank) = (sequence.tenant(), sequence.rank);
+        let (tenant, rank) = (sequence.tenant, sequence.rank);
         self.learn_survival(found.map_or(0, |found| found.cached), at_stake);
         self.waiting.remove(tenant, rank, slot, wait.reason);
         self.waited(wait);
@@ -431,7 +433,7 @@ impl Scheduler {
     pub(super) fn wait_for(&mut self, slot: Slot, reason: WaitingFor) {
         let now = self.now;
         let sequence = &mut self.sequences[slot];
-        let (tenant, rank) = (sequence.tenant(), sequence.rank);
+        let (tenant, rank) = (sequence.tenant, sequence.rank);
         let Some(waiting) = sequence.waiting_mut().filter(|waiting| waiting.wait.reason != reason) else {
             return;
         };

@@ -309,7 +309,7 @@ impl Scheduler {
 
     fn candidate(&self, slot: Slot, remaining: u32) -> Candidate {
         let sequence = &self.sequences[slot];
-        let (rank, tenant) = (sequence.rank, sequence.tenant());
+        let (rank, tenant) = (sequence.rank, sequence.tenant);
         let virtual_time = self.waiting.fair.time(rank.class, tenant);
         Candidate { class: rank.class, virtual_time, tenant, priority: rank.priority, remaining, rank, slot }
     }
@@ -317,7 +317,7 @@ impl Scheduler {
     /// Class, then the tenant that is behind, then the tenant's own order.
     pub(super) fn queue_order(&self, slot: Slot) -> QueueOrder {
         let sequence = &self.sequences[slot];
-        let (rank, tenant) = (sequence.rank, sequence.tenant());
+        let (rank, tenant) = (sequence.rank, sequence.tenant);
         (rank.class, self.waiting.fair.time(rank.class, tenant), tenant, rank)
     }
 

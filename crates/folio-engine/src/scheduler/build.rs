@@ -91,7 +91,7 @@ impl Scheduler {
             };
             let mut prompt = match sequence.choice {
                 Some(_) => None,
-                None => self.requests.get_mut(&sequence.request.id),
+                None => self.requests.get_mut(&sequence.request_id),
             };
             if let Some(state) = prompt.as_mut().filter(|state| !state.scheduled) {
                 state.scheduled = true;
@@ -149,7 +149,11 @@ impl Scheduler {
                 // What the last plan shares with it is dropped, so that it is changed in place.
                 let table_slot = sequence.running().map_or(usize::MAX, |running| running.table_slot as usize);
                 let entry = self.step.entries.get_mut(table_slot).and_then(Option::as_mut);
-                entry.into_iter().for_each(|entry| entry.samples.clear());
+                for sample in entry.into_iter().flat_map(|entry| &mut entry.samples) {
+                    if let Want::Token(spec) = &mut sample.want {
+                        spec.history = None;
+                    }
+                }
                 sequence.update_history();
             }
         }
@@ -160,9 +164,11 @@ impl Step {
     fn take_entry(&mut self, sequence: &Sequence) -> Box<SequencePlan> {
         let slot = sequence.running().map_or(0, |running| running.table_slot as usize);
         if slot >= self.entries.len() {
-            self.entries.resize_with(slot + 1, || None);
+            // Some at once, so that they lie side by side.
+            let entry = || Some(Box::new(SequencePlan::empty(SequenceId(0))));
+            self.entries.resize_with((slot + 1).next_multiple_of(64), entry);
         }
-        self.entries[slot].take().unwrap_or_else(|| Box::new(SequencePlan::empty(SequenceId(0))))
+        self.entries[slot].take().expect("a table slot is one sequence's")
     }
 }
 
@@ -206,10 +212,15 @@ fn fill(entry: &mut SequencePlan, sequence: &mut Sequence, granted: u32, step: u
     if entry.id != id {
         // What does not change is not looked at again: it lies far away.
         (entry.id, entry.adapter) = (id, sequence.request.adapter);
+        entry.samples.clear();
+    }
+    // Those of a decode are changed in place ([`sample_token`]): their parameters lie elsewhere.
+    let kept = matches!(entry.samples[..], [SamplePlan { want: Want::Token(_), .. }, ..]);
+    if !kept || sequence.choice.is_none() || to < known {
+        entry.samples.clear();
     }
     entry.first_position = from;
     entry.tokens.clear();
-    entry.samples.clear();
     entry.follows = None;
     entry.drafts = 0;
     entry.tentative = 0;
@@ -225,16 +236,17 @@ fn fill(entry: &mut SequencePlan, sequence: &mut Sequence, granted: u32, step: u
         entry.tentative = entry.drafts + sequence.tentative();
     }
     fill_tables(entry, sequence, step);
+    let mut scores = 0;
     if sequence.choice.is_none()
         && let Some(top) = sequence.request.prompt_logprobs
     {
         for position in from.max(sequence.scored)..to.min(sequence.prompt_len - 1) {
             let next = sequence.tokens[position as usize + 1];
             entry.samples.push(SamplePlan { row: position - from, want: Want::Score { next, top } });
+            scores += 1;
         }
     }
-    let (scores, drafts) = (entry.samples.len() as u32, entry.drafts);
-    Planned { id, slot: Slot(0), rows: granted, samples: scores, scores, drafts, names: false }
+    Planned { id, slot: Slot(0), rows: granted, samples: scores, scores, drafts: entry.drafts, names: false }
 }
 
 /// Brings the block tables up to date, and says what that changed.
@@ -324,10 +336,20 @@ fn sample_prompt(
 /// The token behind the last row; behind a draft one for each row from the last known token on.
 fn sample_token(entry: &mut SequencePlan, sequence: &Sequence, choice: Choice) -> bool {
     let Some(running) = sequence.running() else { return false };
-    let last = entry.tokens.len() as u32 - 1;
+    let first = entry.tokens.len() as u32 - 1 - entry.drafts;
+    entry.samples.truncate(entry.drafts as usize + 1);
     for at in 0..=entry.drafts {
-        let spec = sequence.sample_spec(choice.seed, running.pending + at);
-        entry.samples.push(SamplePlan { row: last - entry.drafts + at, want: Want::Token(spec) });
+        let (row, ahead) = (first + at, running.pending + at);
+        match entry.samples.get_mut(at as usize) {
+            Some(SamplePlan { row: of, want: Want::Token(spec) }) => {
+                (*of, spec.seed) = (row, choice.seed);
+                sequence.update_spec(spec, ahead);
+            }
+            _ => {
+                let want = Want::Token(sequence.sample_spec(choice.seed, ahead));
+                entry.samples.push(SamplePlan { row, want });
+            }
+        }
     }
     true
 }

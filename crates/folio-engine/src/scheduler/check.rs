@@ -169,7 +169,7 @@ impl Scheduler {
     /// Every block table there is, and whose it is.
     pub fn tables(&self) -> impl Iterator<Item = (RequestId, TenantId, &BlockTable)> {
         self.sequences.iter().filter_map(|sequence| {
-            sequence.running().map(|running| (sequence.request.id, sequence.tenant(), &running.table))
+            sequence.running().map(|running| (sequence.request_id, sequence.tenant, &running.table))
         })
     }
 

@@ -198,19 +198,19 @@ impl Scheduler {
             let hashes = (&sequence.hashes, sequence.declared);
             self.shared_prefixes.published(slot, hashes, &mut running.announced, there / block_tokens);
         }
-        let fresh = running.fresh.take();
+        let fresh = running.fresh.take().map(|fresh| *fresh);
         let charged = before.max(sequence.high_water);
         let recomputed = sequence.high_water.min(computed).saturating_sub(before);
         sequence.high_water = sequence.high_water.max(computed);
         let prompt = computed.min(prompt_len).saturating_sub(charged);
         if prompt > 0 {
-            self.waiting.fair.charge(sequence.rank.class, sequence.tenant(), prompt, 0);
+            self.waiting.fair.charge(sequence.rank.class, sequence.tenant, prompt, 0);
         }
         self.counters.iteration_tokens += u64::from(rows);
         self.counters.recomputed_tokens += u64::from(recomputed);
         if let Some(Fresh { swapped, .. }) = fresh {
             // The first step of a request that was really computed fixes what it took from the cache.
-            let state = self.requests.get_mut(&sequence.request.id);
+            let state = self.requests.get_mut(&sequence.request_id);
             let state = state.filter(|state| state.cached_tokens.is_none());
             state.into_iter().for_each(|state| state.cached_tokens = Some(before.min(prompt_len)));
             self.drop_swapped(cache, slot, swapped);
@@ -222,11 +222,11 @@ impl Scheduler {
 
     fn record_scores(&mut self, slot: Slot, answers: &[Sampled]) {
         let sequence = &mut self.sequences[slot];
-        if sequence.request.prompt_logprobs.is_none() {
+        if sequence.choice.is_some() || sequence.request.prompt_logprobs.is_none() {
             return;
         }
         sequence.scored = sequence.scored.max(sequence.computed().min(sequence.prompt_len - 1));
-        if let Some(state) = self.requests.get_mut(&sequence.request.id) {
+        if let Some(state) = self.requests.get_mut(&sequence.request_id) {
             state.scores.extend(answers.iter().filter_map(|answer| match answer {
                 Sampled::Score(score) => Some(score.clone()),
                 _ => None,
@@ -261,8 +261,12 @@ impl Scheduler {
 
     /// The prompt is computed: every choice gets its first token and goes its own way.
     fn fork_choices(&mut self, cache: &mut KvCache, leader: Slot, answers: &[Sampled]) {
-        let id = self.sequences[leader].request.id;
+        let id = self.sequences[leader].request_id;
         let kept = self.pin_prompt(cache, leader);
+        if cache.groups() > 1 {
+            // Who asks the same again computes the last row.
+            self.store(cache, leader, self.sequences[leader].prompt_len - 1);
+        }
         let Some((sampled, unforked)) = self.prompt_done(id, kept) else { return };
         if let Some(pooling) = self.sequences[leader].request.pooling {
             return self.pooled(cache, leader, pooling, answers);
@@ -303,7 +307,7 @@ impl Scheduler {
     /// The vector that was wanted instead of tokens, and the end.
     fn pooled(&mut self, cache: &mut KvCache, slot: Slot, pooling: Pooling, answers: &[Sampled]) {
         let sequence = &self.sequences[slot];
-        let (id, timing) = (sequence.request.id, Timing { first_token: self.now, ..sequence.timing });
+        let (id, timing) = (sequence.request_id, Timing { first_token: self.now, ..sequence.timing });
         let rows = f64::from(sequence.prompt_len);
         let vector = match (pooling, answers.first()) {
             (Pooling::Last, Some(Sampled::Hidden(row))) => Some(row.clone()),
@@ -356,8 +360,8 @@ impl Scheduler {
     fn sibling(&mut self, leader: Slot) -> Slot {
         let id = self.new_sequence_id();
         let sibling = self.sequences[leader].sibling(id, self.now);
-        let (tenant, rank, request) = (sibling.tenant(), sibling.rank, sibling.request.id);
-        let slot = self.sequences.insert(Box::new(sibling));
+        let (tenant, rank, request) = (sibling.tenant, sibling.rank, sibling.request_id);
+        let slot = self.sequences.insert(sibling);
         self.waiting.fair.begins(rank.class, tenant);
         self.waiting.insert(tenant, rank, slot, WaitingFor::Blocks);
         if let Some(state) = self.requests.get_mut(&request) {
@@ -392,7 +396,7 @@ impl Scheduler {
         table.reserve(sequence.final_positions());
         let reason = sequence.waiting().map_or(WaitingFor::Blocks, |waiting| waiting.wait.reason);
         sequence.state = State::Running(Running::new(table, sequence.tentative(), None));
-        let (tenant, rank) = (sequence.tenant(), sequence.rank);
+        let (tenant, rank) = (sequence.tenant, sequence.rank);
         self.waiting.remove(tenant, rank, sibling, reason);
         self.start_running(sibling);
         if reserve {
@@ -417,7 +421,7 @@ impl Scheduler {
     fn append(&mut self, cache: &mut KvCache, slot: Slot, draw: SampledToken<'_>) {
         let now = self.now;
         let sequence = &mut self.sequences[slot];
-        let (request, tenant) = (sequence.request.id, sequence.tenant());
+        let (request, tenant) = (sequence.request_id, sequence.tenant);
         let choice = sequence.choice.map_or(0, |choice| choice.index);
         let token = Token { id: draw.token, logprobs: draw.logprobs.clone() };
         self.events.push((request, Event::Token { choice, token }));
@@ -457,23 +461,20 @@ impl Sequence {
         tokens.extend_from_slice(&self.tokens);
         Sequence {
             rank: crate::sequence::Rank { id, ..self.rank },
-            request: self.request.clone(),
-            params: self.params.clone(),
             choice: None,
             tokens,
-            prompt_len: self.prompt_len,
-            generated_max: self.generated_max,
+            stop_tokens: self.stop_tokens.clone(),
             history: self.history.clone(),
             // The leader's goes with the leader.
             guide: None,
-            scored: self.scored,
+            drafts: Vec::new(),
+            request: self.request.clone(),
+            params: self.params.clone(),
             hidden_sum: None,
             hashes: self.hashes.clone(),
-            declared: self.declared,
-            high_water: self.high_water,
             timing: Timing { preemptions: 0, ..self.timing },
-            drafts: Vec::new(),
             state: State::Waiting(Waiting::new(WaitingFor::Blocks, now)),
+            ..*self
         }
     }
 }

@@ -42,6 +42,7 @@ pub(super) struct Costs {
     decodes_us: Mean,
     swapped_out: Mean,
     swapped_in: Mean,
+    loaded: Mean,
     survived: Mean,
 }
 
@@ -92,6 +93,15 @@ impl Costs {
 
     pub fn swapped_in(&mut self, bytes: u64, us: f64) {
         self.swapped_in.add(us, bytes as f64, SWAPS);
+    }
+
+    pub fn loaded(&mut self, bytes: u64, us: f64) {
+        self.loaded.add(us, bytes as f64, SWAPS);
+    }
+
+    /// Whether a tier brings `bytes` before these positions could be computed.
+    pub fn load_pays(&self, bytes: u64, positions: Range<u32>) -> bool {
+        bytes as f64 * self.loaded.value().unwrap_or(0.0) <= self.computing(positions)
     }
 
     /// Of `held` positions that were given up, `found` were still cached.

@@ -1,10 +1,17 @@
-//! Blocks of a sequence that are filled from outside the steps, by a transfer from a tier or a peer.
+//! Blocks of a sequence that are filled from outside the steps, by a transfer from a tier or a peer; and those that a tier reads.
 //!
 //! Owns: when a transfer may begin, and what its report changes. Must never: hold up anybody else, or take what somebody was promised.
+//!
+//! Where a tier is served ([`Scheduler::with_tier`]), a sequence that is admitted is loaded as far as the tier has what the device lacks
+//! ([`folio_kv::BlockHashes::stored_from`]), if that is cheaper than to compute it, by measured rates (`costs`); and at its end what the
+//! tier lacks of it is stored, under a lease. Of windows and states only what is read at an end is stored, so where there are such also
+//! at the end of the prompt. Who fills and who reads is told by [`Scheduler::transfers`].
 //!
 //! A transfer writes the last blocks of a table ([`folio_kv::Ticket`]). Before those the sequence is computed as ever; with nothing
 //! left there it is suspended ([`WaitingFor::TierLoad`]) until the transfer reports or the wait is over, and then computed here. What
 //! it waited for in vain, or gave up with its table, stays the transfer's until its report. What arrives counts as cached.
+
+use std::collections::VecDeque;
 
 use folio_kv::{KvCache, Ticket, Tiers};
 
@@ -13,6 +20,21 @@ use super::room::Resources;
 use crate::request::{Micros, RequestId};
 use crate::sequence::{Fresh, Slot, State};
 use crate::stats::WaitingFor;
+use crate::tier::{LoadOrder, StoreOrder, TransferOrder};
+
+/// Blocks that a tier loads at once: if it has not all of them, those before are there.
+const LOAD_BLOCKS: u32 = 64;
+/// How long a tier may read what it stores: what it has not by then it does not get.
+const STORE_LEASE_US: u64 = 10_000_000;
+
+/// What a tier is asked for.
+#[derive(Default)]
+pub(super) struct Transfers {
+    pub has_tier: bool,
+    /// Each with the step that was being planned.
+    loads: VecDeque<(u64, LoadOrder)>,
+    stores: Vec<StoreOrder>,
+}
 
 impl Scheduler {
     /// A transfer may write the next `blocks` blocks of what a choice of `request` is known to say (before they part all are one
@@ -41,9 +63,16 @@ impl Scheduler {
         if !self.sequences[slot].is_running() && !self.admit_to_load(cache, slot, positions) {
             return None;
         }
+        let ticket = self.load_behind(cache, slot, blocks)?;
+        self.wait_for_load(slot);
+        Some(ticket)
+    }
+
+    /// A transfer may write the next `blocks` blocks behind those that a running sequence has.
+    fn load_behind(&mut self, cache: &mut KvCache, slot: Slot, blocks: u32) -> Option<Ticket> {
         let sequence = &self.sequences[slot];
         let table = &sequence.running()?.table;
-        let to = table.capacity() + positions;
+        let to = table.capacity() + blocks * cache.config().block_tokens;
         // Nobody's promise, its own included: if the transfer is late it needs as many blocks again.
         let needed = cache.needed(table, to);
         let transfer_bytes = cache.load_bytes(blocks);
@@ -55,8 +84,72 @@ impl Scheduler {
         let ticket = cache.begin_load(&mut self.sequences[slot].running_mut()?.table, blocks)?;
         self.loads.insert(ticket, (id, slot));
         self.update_reservation(cache, slot);
-        self.wait_for_load(slot);
         Some(ticket)
+    }
+
+    /// Admits a waiting sequence, which fits, with whole blocks that the device has, and begins to load what a tier has behind them.
+    /// `false`: that does not pay, or cannot be.
+    pub(super) fn admit_and_load(&mut self, cache: &mut KvCache, slot: Slot) -> bool {
+        let sequence = &self.sequences[slot];
+        let Some(found) = sequence.waiting().and_then(|waiting| waiting.found) else { return false };
+        let (size, shared) = (cache.config().block_tokens, sequence.hashes.root().declared_blocks());
+        // What an operator declared is its owner's to load.
+        let mine = sequence.declared == (shared > 0) && found.lookup.full_blocks >= shared;
+        if !self.transfers.has_tier || found.swaps_in || !mine || sequence.wants_rows() {
+            return false;
+        }
+        let from = cache.border(found.lookup.full_blocks * size);
+        let Some(end) = sequence.hashes.stored_from(from / size) else { return false };
+        let to = cache.border(sequence.attachable().min(end * size));
+        let room = self.config.max_transfer_bytes.saturating_sub(cache.loading_bytes());
+        let bytes = cache.load_bytes(to.saturating_sub(from) / size);
+        // Windows and states are stored for the end alone.
+        let whole = cache.groups() == 1 || to == end * size;
+        if to <= found.cached || !whole || bytes > room || !self.costs.load_pays(bytes, found.cached..to) {
+            return false;
+        }
+        if !self.attach_whole(cache, slot, from) {
+            return false;
+        }
+        let (mut left, most) = ((to - from) / size, if cache.groups() == 1 { LOAD_BLOCKS } else { u32::MAX });
+        while left > 0 {
+            let blocks = left.min(most);
+            let Some(ticket) = self.load_behind(cache, slot, blocks) else { break };
+            let Some(running) = self.sequences[slot].running() else { break };
+            let contents = cache.contents_to_load(&running.table, blocks);
+            let root = running.table.root();
+            let step = self.next_step();
+            self.transfers.loads.push_back((step, LoadOrder { ticket, root, contents }));
+            left -= blocks;
+        }
+        self.wait_for_load(slot);
+        true
+    }
+
+    /// What a tier lacks of a sequence up to position `end` is read and stored.
+    pub(super) fn store(&mut self, cache: &mut KvCache, slot: Slot, end: u32) {
+        let sequence = &self.sequences[slot];
+        let Some(running) = sequence.running().filter(|_| self.transfers.has_tier) else { return };
+        let (table, size) = (&running.table, cache.config().block_tokens);
+        let own = table.root().declared_blocks();
+        let from = sequence.hashes.stored_from(own).unwrap_or(own);
+        let to = cache.border(end.min(table.published_blocks() * size));
+        if to <= from * size || !table.is_loaded() {
+            return;
+        }
+        let root = table.root();
+        let until = Micros(self.now.0 + STORE_LEASE_US);
+        let (lease, contents) = cache.lease(table, from, to, until.0);
+        self.transfers.stores.push(StoreOrder { lease, until, root, contents });
+    }
+
+    /// Transfers that may begin now, each once. A load writes where steps that were planned before it may still read or write, so it
+    /// begins when they are over.
+    pub fn transfers(&mut self) -> impl Iterator<Item = TransferOrder> {
+        let begun = self.ring.begun.front().map_or(u64::MAX, |begun| begun.step);
+        let ready = self.transfers.loads.partition_point(|(step, _)| *step < begun);
+        let loads = self.transfers.loads.drain(..ready).map(|(_, load)| TransferOrder::Load(load));
+        loads.chain(self.transfers.stores.drain(..).map(TransferOrder::Store))
     }
 
     /// Makes a waiting sequence running with whole blocks that the device has, if `positions` more may be loaded.
@@ -69,9 +162,13 @@ impl Scheduler {
         let sequence = &self.sequences[slot];
         let Some(waiting) = sequence.waiting().filter(|waiting| !waiting.swaps_in()) else { return false };
         let most = cache.border(waiting.lookup().full_blocks * cache.config().block_tokens);
-        if most + positions > sequence.attachable() || !self.admits(cache, slot) {
-            return false;
-        }
+        most + positions <= sequence.attachable()
+            && self.admits(cache, slot)
+            && self.attach_whole(cache, slot, most)
+    }
+
+    /// Makes a waiting sequence running with whole blocks of the device up to a position.
+    fn attach_whole(&mut self, cache: &mut KvCache, slot: Slot, most: u32) -> bool {
         let sequence = &mut self.sequences[slot];
         let (hashes, copies) = (sequence.hashes.clone(), &mut Vec::new());
         let table = cache.attach(hashes, &sequence.tokens, most, Tiers::Device, copies, &mut Vec::new());
@@ -83,6 +180,15 @@ impl Scheduler {
         let swapped = sequence.waiting_mut().and_then(|waiting| waiting.swapped.take());
         self.start(cache, slot, table, Fresh { swapped, ran: true });
         true
+    }
+
+    /// A tier ended a load, and what that took.
+    pub fn loaded(&mut self, verified: bool, bytes: u64, us: u64) {
+        self.counters.tier_loads += 1;
+        self.counters.failed_tier_loads += u64::from(!verified);
+        if verified {
+            self.costs.loaded(bytes, us as f64);
+        }
     }
 
     /// A transfer ended: what arrived, if it was verified, need not be computed. Of a table that is gone its blocks are free.
@@ -102,6 +208,7 @@ impl Scheduler {
         }
         let computed = running.table.computed();
         running.scheduled = running.scheduled.max(computed);
+        self.counters.loaded_tokens += u64::from(computed - before);
         cache.retain(&running.table, before, &sequence.request.retention);
         let hashes = (&sequence.hashes, sequence.declared);
         let blocks = running.table.published_blocks();

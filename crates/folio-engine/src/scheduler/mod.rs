@@ -16,7 +16,7 @@
 //! | `room` | the ledger of reservations: what is left for whom |
 //! | `preemption` | who loses its blocks |
 //! | `suspend` | who waits for something outside the steps |
-//! | `loads` | blocks that are filled from outside the steps |
+//! | `loads` | blocks that are filled from outside the steps, or read there |
 //! | `swap`, `costs` | what of them is kept in host memory, because computing it again would cost more |
 //! | `build` | the plan's entries; what is remembered of a step until its commit |
 //! | `commit` | what a result changes |
@@ -87,6 +87,7 @@ use admission::Headroom;
 use budget::Step;
 use build::Ring;
 use costs::Costs;
+use loads::Transfers;
 use queue::Queue;
 use requests::RequestState;
 use room::Reservations;
@@ -110,6 +111,7 @@ pub struct Scheduler {
     shared_prefixes: SharedPrefixes,
     /// Whose table each transfer from outside was begun for.
     loads: FxHashMap<Ticket, (SequenceId, Slot)>,
+    transfers: Transfers,
     reservations: Reservations,
     /// Victims that wait for their last commit.
     preempting: u32,
@@ -147,6 +149,7 @@ impl Scheduler {
             cancelled: Vec::new(),
             shared_prefixes: SharedPrefixes::default(),
             loads: FxHashMap::default(),
+            transfers: Transfers::default(),
             reservations: Reservations::default(),
             preempting: 0,
             headroom: Headroom::new(),
@@ -166,6 +169,12 @@ impl Scheduler {
     /// What the executor declares ([`crate::Executor::depth`], [`crate::Executor::lag`]). Before the first plan.
     pub fn with_overlap(mut self, depth: usize, lag: usize) -> Self {
         (self.ring.depth, self.ring.lag) = (depth.max(1), lag.max(1) as u64);
+        self
+    }
+
+    /// A tier keeps what the device cannot: see `loads`.
+    pub fn with_tier(mut self) -> Self {
+        self.transfers.has_tier = true;
         self
     }
 

@@ -181,7 +181,7 @@ impl Scheduler {
         let swapped = swapped.or(fresh.and_then(|fresh| fresh.swapped));
         sequence.state =
             State::Waiting(Waiting { swapped, at_stake, ..Waiting::new(wait.reason, wait.since) });
-        let (tenant, rank) = (sequence.tenant(), sequence.rank);
+        let (tenant, rank) = (sequence.tenant, sequence.rank);
         self.waiting.insert(tenant, rank, slot, wait.reason);
     }
 
@@ -221,6 +221,6 @@ impl Scheduler {
         let entry = self.step.entries.get_mut(table_slot as usize).and_then(Option::as_mut);
         entry.into_iter().for_each(|entry| entry.samples.clear());
         self.step.forget(slot);
-        fresh
+        fresh.map(|fresh| *fresh)
     }
 }

@@ -73,7 +73,7 @@ impl Scheduler {
         };
         let id = request.id;
         let sequence = first_sequence(request, hashes, rank, now, self.config.max_model_len);
-        let slot = self.sequences.insert(Box::new(sequence));
+        let slot = self.sequences.insert(sequence);
         state.members.push(slot);
         self.waiting.fair.begins(rank.class, state.tenant);
         self.waiting.insert(state.tenant, rank, slot, WaitingFor::Turn);
@@ -152,7 +152,7 @@ impl Scheduler {
         reason: FinishReason,
         error: Option<Arc<str>>,
     ) {
-        let id = self.sequences[leader].request.id;
+        let id = self.sequences[leader].request_id;
         let timing = self.sequences[leader].timing;
         let unforked =
             self.requests.get_mut(&id).map(|state| std::mem::take(&mut state.unforked)).unwrap_or_default();
@@ -172,7 +172,7 @@ impl Scheduler {
         error: Option<Arc<str>>,
     ) {
         let sequence = &self.sequences[slot];
-        let (id, timing) = (sequence.request.id, sequence.timing);
+        let (id, timing) = (sequence.request_id, sequence.timing);
         let choice = sequence.choice.map_or(0, |choice| choice.index);
         self.emit_finished(id, choice, reason, stop_token, error, timing);
         self.free_sequence(cache, slot);
@@ -181,17 +181,18 @@ impl Scheduler {
     /// Releases everything a sequence holds, and forgets its request with the last one.
     pub(super) fn free_sequence(&mut self, cache: &mut KvCache, slot: Slot) {
         self.forget_suspension(slot);
+        self.store(cache, slot, u32::MAX);
         let fresh = self.release(cache, slot);
         let Some(mut sequence) = self.sequences.remove(slot) else { return };
         let mut swapped = fresh.and_then(|fresh| fresh.swapped);
         if let Some(waiting) = sequence.waiting_mut() {
             swapped = swapped.or(waiting.swapped.take());
             let reason = waiting.wait.reason;
-            self.waiting.remove(sequence.tenant(), sequence.rank, slot, reason);
+            self.waiting.remove(sequence.tenant, sequence.rank, slot, reason);
         }
         self.drop_swapped(cache, slot, swapped);
-        self.waiting.fair.ends(sequence.rank.class, sequence.tenant());
-        let id = sequence.request.id;
+        self.waiting.fair.ends(sequence.rank.class, sequence.tenant);
+        let id = sequence.request_id;
         let Some(state) = self.requests.get_mut(&id) else { return };
         state.members.retain(|member| *member != slot);
         if state.members.is_empty() {
@@ -243,6 +244,11 @@ fn first_sequence(
     Sequence {
         rank,
         choice: None,
+        request_id: request.id,
+        tenant: request.tenant,
+        min_tokens: params.min_tokens,
+        restricted: params.rules.is_some(),
+        stop_tokens: params.eos_token_ids.iter().chain(&*params.stop_token_ids).copied().collect(),
         history: penalized(params)
             .then(|| Arc::new(TokenHistory::of_prompt(&request.prompt, params.max_tokens))),
         guide: params.rules.as_ref().map(|rules| GuideRef(rules.0.guide(&[]))),

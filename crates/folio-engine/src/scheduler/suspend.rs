@@ -55,12 +55,11 @@ impl Scheduler {
             State::Waiting(_) => self.wait_for(slot, reason),
             State::Running(running) => {
                 running.suspended = Some(wait);
-                // Nobody waits for a prefix that may not come.
-                self.shared_prefixes.withdraw(
-                    slot,
-                    (&sequence.hashes, sequence.declared),
-                    &mut running.announced,
-                );
+                if reason != WaitingFor::TierLoad {
+                    // Nobody waits for a prefix that may not come. What a tier does not bring is computed.
+                    let hashes = (&sequence.hashes, sequence.declared);
+                    self.shared_prefixes.withdraw(slot, hashes, &mut running.announced);
+                }
                 self.waiting.changes(None, Some(reason));
                 self.counters.waits[reason] += 1;
             }

@@ -99,7 +99,7 @@ impl Scheduler {
 
     /// Every copy there is, and whose it is.
     pub fn swapped(&self) -> impl Iterator<Item = (RequestId, &folio_kv::Swapped)> {
-        self.sequences.iter().filter_map(|sequence| Some((sequence.request.id, sequence.swapped()?)))
+        self.sequences.iter().filter_map(|sequence| Some((sequence.request_id, sequence.swapped()?)))
     }
 }
 

@@ -271,6 +271,11 @@ impl Readers {
 }
 
 impl Reading {
+    /// Whether an answer may be over before the model ends it.
+    pub fn ends_early(&self) -> bool {
+        self.setup.calls_max > 0
+    }
+
     /// A parser for one answer, which has read what the prompt begins of it.
     pub fn parser(&self, events: &mut Vec<folio_text::OutputEvent>) -> OutputParser {
         // Ids must differ between answers, also between those to equal requests with equal seeds.

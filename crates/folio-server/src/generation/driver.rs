@@ -1,6 +1,7 @@
 //! Follows the events of one job, and has its answer written.
 //!
-//! At the engine's pace, whatever the client does, so stop strings are found when they happen and figures are counted once. Invariants:
+//! At the engine's pace, whatever the client does, so stop strings are found when they happen and figures are counted once; tokens that
+//! nothing waits for come several at a time. Invariants:
 //! every choice ends exactly once for the client; figures are counted before the response that reports them is sent; the task lives until
 //! the engine has ended every choice.
 
@@ -32,6 +33,15 @@ use crate::tenancy::unread::{Unread, event_bytes, gathered_bytes};
 
 /// Bytes of an answer that are worked on at once, on the event loop.
 const AT_ONCE_BYTES: usize = 64 << 10;
+
+/// An event that the engine delivered.
+#[derive(Clone)]
+pub(super) struct Delivered {
+    pub prompt: usize,
+    pub event: Event,
+    pub at: Instant,
+}
+
 /// Where an answer goes.
 pub(super) enum Output {
     Stream(Events),
@@ -176,11 +186,7 @@ impl ResponseDriver {
         }
     }
 
-    pub(super) async fn follow(
-        mut self,
-        mut events: mpsc::UnboundedReceiver<(usize, Event)>,
-        flight: Flight,
-    ) {
+    pub(super) async fn follow(mut self, mut events: mpsc::UnboundedReceiver<Delivered>, flight: Flight) {
         self.refuse_denied();
         loop {
             if !self.answered && self.slots.iter().all(|slot| slot.done) {
@@ -192,11 +198,11 @@ impl ResponseDriver {
             let judging = self.slots.iter().any(|slot| slot.judged.asking);
             tokio::select! {
                 event = events.recv(), if running => match event {
-                    Some((prompt, event)) => {
+                    Some(Delivered { prompt, event, at }) => {
                         let bytes = event_bytes(&event);
                         self.memory.unread.release(bytes);
                         let bytes = bytes + self.echo_bytes(prompt, &event);
-                        let Some(done) = self.off_loop(bytes, move |driver| driver.event(prompt, event)).await else { return };
+                        let Some(done) = self.off_loop(bytes, move |driver| driver.event(prompt, event, at)).await else { return };
                         self = done;
                     }
                     None => {
@@ -295,7 +301,7 @@ impl ResponseDriver {
         );
     }
 
-    fn event(&mut self, prompt: usize, event: Event) {
+    fn event(&mut self, prompt: usize, event: Event, at: Instant) {
         match event {
             Event::Prompt { cached_tokens, prompt_logprobs, kept } => {
                 // Before anything of the answer is shown; the figures are counted all the same.
@@ -306,7 +312,7 @@ impl ResponseDriver {
             }
             Event::Token { choice, token } => {
                 let index = self.index(prompt, choice);
-                self.token(index, token);
+                self.token(index, token, at);
             }
             Event::Pooled { vector } => {
                 let index = self.index(prompt, 0);
@@ -437,17 +443,16 @@ impl ResponseDriver {
         Some((Delta { scored, ..Delta::text(text) }, characters))
     }
 
-    fn token(&mut self, index: usize, token: Token) {
-        let now = Instant::now();
+    fn token(&mut self, index: usize, token: Token, at: Instant) {
         let slot = &mut self.slots[index];
         if slot.done || slot.judged.over || self.failed {
             return;
         }
-        match slot.last_token.replace(now) {
-            Some(last) => self.state.metrics.inter_token(now - last),
+        match slot.last_token.replace(at) {
+            Some(last) => self.state.metrics.inter_token(at - last),
             None => {
-                slot.first_token = Some(now);
-                self.state.metrics.first_token(now - self.job.arrived);
+                slot.first_token = Some(at);
+                self.state.metrics.first_token(at - self.job.arrived);
             }
         }
         let bytes = gathered_bytes(token.logprobs.as_ref());

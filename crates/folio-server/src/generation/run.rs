@@ -10,11 +10,12 @@ use axum::body::{Body, Bytes};
 use axum::http::Response;
 use folio_api::ApiError;
 use folio_engine::handle::Rejected;
-use folio_engine::{CancelFlag, Event, Micros, Request};
+use folio_engine::{CancelFlag, Event, EventSink, Micros, Request};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::app::{Flight, State};
-use crate::generation::driver::{Output, ResponseDriver};
+use crate::decoding::reading::Reading;
+use crate::generation::driver::{Delivered, Output, ResponseDriver};
 use crate::generation::job::Job;
 use crate::http::caught;
 use crate::http::reply::{json_bytes, tell};
@@ -126,7 +127,9 @@ fn spawn(
     held.grow(prompts).inspect_err(|_| flight.entry.give_back())?;
     let ticket = admit(tenant, &mut job, &flight.entry)?;
     let submitted = state.app.engine.now();
-    let abort = match submit(state, tenant, &job, (&unread, events)) {
+    let at_once = if is_only_gathered(state, &job, &output) { TOKENS_GATHERED } else { 1 };
+    let sink = Sink { prompt: 0, events, unread: unread.clone(), at_once, waiting: Vec::new() };
+    let abort = match submit(state, tenant, &job, &sink) {
         Ok(abort) => abort,
         Err(refused) => {
             ticket.refused();
@@ -177,15 +180,50 @@ fn admit(tenant: &Tenant, job: &mut Job, entry: &Arc<Entry>) -> Result<Ticket, A
     entry.reserve(need, Instant::now())
 }
 
-type EventSender = mpsc::UnboundedSender<(usize, Event)>;
+/// Whether nobody sees the answer before its end, and no token of it can bring that end about: then the driver need not look at each one
+/// when it comes.
+fn is_only_gathered(state: &State, job: &Job, output: &Output) -> bool {
+    let safety = &state.config.safety;
+    matches!(output, Output::Whole(_))
+        && job.generation.stop.is_empty()
+        && !job.reading.as_ref().is_some_and(Reading::ends_early)
+        && safety.output().is_none()
+        && safety.judge().is_none()
+}
+
+/// Tokens of an answer that nobody sees before its end, after which the driver is woken.
+const TOKENS_GATHERED: usize = 16;
+
+/// The way of one prompt's events to the driver. Invariants: they arrive in order; only tokens wait, and none behind another event, the
+/// engine's last for a choice among them, or behind what makes the request be over.
+#[derive(Clone)]
+struct Sink {
+    prompt: usize,
+    events: mpsc::UnboundedSender<Delivered>,
+    unread: Arc<Unread>,
+    /// Tokens that are sent together.
+    at_once: usize,
+    waiting: Vec<Delivered>,
+}
+
+impl EventSink for Sink {
+    fn deliver(&mut self, event: Event) -> bool {
+        if self.unread.is_over() {
+            return false;
+        }
+        // The event that is too much is the last that is sent: it tells the driver.
+        let room = self.unread.delivered(&event);
+        let may_wait = room && matches!(event, Event::Token { .. });
+        self.waiting.push(Delivered { prompt: self.prompt, event, at: Instant::now() });
+        if may_wait && self.waiting.len() < self.at_once {
+            return !self.events.is_closed();
+        }
+        self.waiting.drain(..).all(|delivered| self.events.send(delivered).is_ok()) && room
+    }
+}
 
 /// All prompts of the job go to the engine, or none does.
-fn submit(
-    state: &State,
-    tenant: &Tenant,
-    job: &Job,
-    (unread, events): (&Arc<Unread>, EventSender),
-) -> Result<Abort, ApiError> {
+fn submit(state: &State, tenant: &Tenant, job: &Job, sink: &Sink) -> Result<Abort, ApiError> {
     let engine = &state.app.engine;
     let root = state.root(tenant);
     let timeout = state.config.limits.request_timeout;
@@ -215,11 +253,7 @@ fn submit(
             pooling: job.pooling,
             adapter: None,
         };
-        let (unread, events) = (unread.clone(), events.clone());
-        // The event that is too much is the last that is sent: it tells the driver.
-        let sink = move |event: Event| {
-            !unread.is_over() && unread.delivered(&event) & events.send((index, event)).is_ok()
-        };
+        let sink = Sink { prompt: index, ..sink.clone() };
         match engine.submit(request, Box::new(sink)) {
             Ok(flag) => flags.push(flag),
             Err(rejected) => {

@@ -362,10 +362,11 @@ pub(crate) fn seconds(integral: u128) -> f64 {
 mod tests {
     use super::*;
     use crate::tenancy::declared::Declared;
+    use crate::tenancy::keyring::Keyring;
     use crate::tenancy::tenants::Tenants;
 
     fn tenants() -> [Tenant; 2] {
-        let tenants = Tenants::new(&["a".into(), "b".into()], &Declared::default(), None, None);
+        let tenants = Tenants::new(&["a".into(), "b".into()], &Declared::default(), None, Keyring::default());
         let tenants = Arc::new(tenants.unwrap());
         ["a", "b"].map(|key| {
             let header = ("x-api-key".parse().unwrap(), key.parse().unwrap());

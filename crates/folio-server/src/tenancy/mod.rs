@@ -5,6 +5,7 @@ pub(crate) mod declared;
 pub(crate) mod fair_queue;
 pub(crate) mod gate;
 pub(crate) mod kept;
+pub(crate) mod keyring;
 pub mod keys;
 pub(crate) mod secret;
 pub(crate) mod shared_prefixes;

@@ -24,7 +24,8 @@ use crate::error::ServerError;
 use crate::lock;
 use crate::tenancy::declared::{Declared, PriorityRange};
 use crate::tenancy::gate::{Gate, TenantLimits};
-use crate::tenancy::keys::{KeyFile, Scope, Scopes, key_digest, random, sha256};
+use crate::tenancy::keyring::Keyring;
+use crate::tenancy::keys::{KeyFile, Scope, Scopes, key_digest, sha256};
 use folio_api::ApiError;
 use folio_api::unix_s;
 
@@ -80,7 +81,7 @@ impl std::fmt::Debug for Tenant {
 
 /// The key ring.
 pub struct Tenants {
-    server_secret: [u8; 32],
+    keyring: Keyring,
     /// Several keys may be one tenant's.
     keys: Vec<([u8; 32], Tenant)>,
     file: Option<File>,
@@ -134,14 +135,13 @@ impl Named {
 }
 
 impl Tenants {
-    /// `server_secret`: see [`crate::ServerConfig::server_secret`]. `file`: of keys ([`crate::tenancy::keys`]).
+    /// `file`: of keys ([`crate::tenancy::keys`]).
     pub fn new(
         api_keys: &[String],
         declared: &Declared,
         file: Option<&Path>,
-        server_secret: Option<[u8; 32]>,
+        keyring: Keyring,
     ) -> Result<Self, ServerError> {
-        let server_secret = server_secret.unwrap_or_else(random);
         let now = Instant::now();
         let tenant = |id, name: &str, secret, limits: TenantLimits| Tenant {
             id,
@@ -161,7 +161,7 @@ impl Tenants {
             let digest = new_key(&keys, key).map_err(|reason| ServerError::Config(reason.into()))?;
             // Tenant 0 is the open tenant.
             let id = TenantId(keys.len() as u32 + 1);
-            let secret = tenant_secret(&server_secret, &digest);
+            let secret = keyring.secret(&digest);
             let mut holder = tenant(id, &format!("key:{}", id.0), secret, declared.default_limits);
             holder.owner =
                 format!("{ALONE}{}", hex::encode(&sha256(&[b"folio owner", &digest])[..16])).into();
@@ -172,10 +172,8 @@ impl Tenants {
         for declared_tenant in &declared.tenants {
             let group = declared_tenant.group.map(|group| &declared.groups[group]);
             let secret = match group {
-                Some(group) => {
-                    tenant_secret(&server_secret, &sha256(&[b"folio sharing group", group.name.as_bytes()]))
-                }
-                None => named_secret(&server_secret, &declared_tenant.name),
+                Some(group) => keyring.secret(&sha256(&[b"folio sharing group", group.name.as_bytes()])),
+                None => keyring.secret(&owner_digest(&declared_tenant.name)),
             };
             let limits = declared_tenant.limits.unwrap_or(declared.default_limits);
             let mut holder = tenant(declared_tenant.id, &declared_tenant.name, secret, limits);
@@ -199,7 +197,7 @@ impl Tenants {
             }
             named.add(holder);
         }
-        let secret = tenant_secret(&server_secret, &[0; 32]);
+        let secret = keyring.secret(&[0; 32]);
         let open = tenant(TenantId(0), "anonymous", secret, declared.default_limits);
         if keys.is_empty() && file.is_none() {
             named.add(open.clone());
@@ -210,12 +208,12 @@ impl Tenants {
         };
         let prefixes = declared.prefixes.iter().map(|prefix| {
             let whose = sha256(&[b"folio declared prefix", prefix.name.as_bytes()]);
-            let secret = tenant_secret(&server_secret, &whose);
+            let secret = keyring.secret(&whose);
             (tenant(prefix.id, &prefix.name, secret, TenantLimits::default()), prefix.name.clone())
         });
         let prefixes = prefixes.collect();
         let tenants = Self {
-            server_secret,
+            keyring,
             keys,
             file: None,
             default_limits: declared.default_limits,
@@ -328,7 +326,7 @@ impl Tenants {
         let tenant = Tenant {
             id,
             cache: id,
-            secret: named_secret(&self.server_secret, name),
+            secret: self.keyring.secret(&owner_digest(name)),
             name: name.into(),
             key: name.into(),
             owner: owner_named(name),
@@ -497,13 +495,9 @@ fn new_key(keys: &[([u8; 32], Tenant)], key: &str) -> Result<[u8; 32], &'static 
     }
 }
 
-/// Of a tenant that has a name, however many keys.
-fn named_secret(server_secret: &[u8; 32], name: &str) -> [u8; 32] {
-    tenant_secret(server_secret, &sha256(&[b"folio declared tenant", name.as_bytes()]))
-}
-
-fn tenant_secret(server_secret: &[u8; 32], key_digest: &[u8; 32]) -> [u8; 32] {
-    *blake3::keyed_hash(server_secret, key_digest).as_bytes()
+/// What the keyring knows a tenant by that has a name, however many keys.
+pub fn owner_digest(name: &str) -> [u8; 32] {
+    sha256(&[b"folio declared tenant", name.as_bytes()])
 }
 
 #[cfg(test)]
@@ -520,7 +514,8 @@ mod tests {
     #[test]
     fn each_key_is_its_own_tenant() {
         let keys = ["alpha".to_owned(), "beta".to_owned()];
-        let tenants = Arc::new(Tenants::new(&keys, &Declared::default(), None, Some([7; 32])).unwrap());
+        let tenants =
+            Arc::new(Tenants::new(&keys, &Declared::default(), None, Keyring::of_server([7; 32])).unwrap());
         let alpha = tenants.authenticate_now(&headers("Bearer alpha")).unwrap();
         let beta = tenants.authenticate_now(&headers("bearer  beta")).unwrap();
         assert_ne!(alpha.id, beta.id);
@@ -549,19 +544,20 @@ mod tests {
             let tenants = Arc::new(Tenants::new(&keys, &Declared::default(), None, server).ok().unwrap());
             tenants.authenticate_now(&headers("Bearer alpha")).unwrap().secret
         };
-        assert_eq!(secret(Some([1; 32])), secret(Some([1; 32])));
-        assert_ne!(secret(Some([1; 32])), secret(Some([2; 32])));
-        assert_ne!(secret(None), secret(None));
+        assert_eq!(secret(Keyring::of_server([1; 32])), secret(Keyring::of_server([1; 32])));
+        assert_ne!(secret(Keyring::of_server([1; 32])), secret(Keyring::of_server([2; 32])));
+        assert_ne!(secret(Keyring::default()), secret(Keyring::default()));
         // What a cache on disk was written with: another derivation would find nothing of it.
         assert_eq!(
-            hex::encode(secret(Some([1; 32]))),
+            hex::encode(secret(Keyring::of_server([1; 32]))),
             "a94ce71f36875ea3b5f216c404d418b6ca360936b1510354914db1e4b5799595"
         );
     }
 
     #[test]
     fn keys_that_cannot_work_are_refused_at_start() {
-        let refused = |keys: &[String]| Tenants::new(keys, &Declared::default(), None, None).is_err();
+        let refused =
+            |keys: &[String]| Tenants::new(keys, &Declared::default(), None, Keyring::default()).is_err();
         assert!(refused(&["".into()]));
         assert!(refused(&["a b".into()]));
         assert!(refused(&["a".into(), "a".into()]));
@@ -572,7 +568,8 @@ mod tests {
         let file = r#"{"tenants": [{"name": "acme", "keys": ["k1", "k2"]}, {"name": "a", "keys": ["k3"], "group": "lab"},
             {"name": "b", "keys": ["k4"], "group": "lab"}], "groups": [{"name": "lab"}]}"#;
         let declared = Declared::parse(file, &|_| None).unwrap();
-        let tenants = Arc::new(Tenants::new(&["plain".into()], &declared, None, Some([1; 32])).unwrap());
+        let tenants =
+            Arc::new(Tenants::new(&["plain".into()], &declared, None, Keyring::of_server([1; 32])).unwrap());
         let of = |key: &str| tenants.authenticate_now(&headers(&format!("Bearer {key}"))).unwrap();
         assert_eq!(of("k1").id, of("k2").id, "two keys, one tenant");
         assert_ne!(of("k1").key, of("k2").key);
@@ -583,9 +580,10 @@ mod tests {
             assert_ne!(of(one).secret, of(other).secret, "{one} and {other}");
             assert_ne!(of(one).cache, of(other).cache);
         }
-        let other = Arc::new(Tenants::new(&[], &declared, None, Some([2; 32])).unwrap());
+        let other = Arc::new(Tenants::new(&[], &declared, None, Keyring::of_server([2; 32])).unwrap());
         assert_ne!(other.authenticate_now(&headers("Bearer k3")).unwrap().secret, of("k3").secret);
-        let twice = Tenants::new(&["k4".into()], &declared, None, None).err().unwrap().to_string();
+        let twice =
+            Tenants::new(&["k4".into()], &declared, None, Keyring::default()).err().unwrap().to_string();
         assert!(twice.contains("\"b\"") && twice.contains("twice"), "{twice}");
     }
 
@@ -597,7 +595,7 @@ mod tests {
         let made = keys::create_many(&path, MANY, |at| format!("t{at}"));
         // Reading it is slow here: a file that has not changed for a while is read once.
         std::thread::sleep(keys::RACY + Duration::from_millis(100));
-        let tenants = Tenants::new(&["plain".into()], &Declared::default(), Some(&path), None);
+        let tenants = Tenants::new(&["plain".into()], &Declared::default(), Some(&path), Keyring::default());
         let tenants = Arc::new(tenants.unwrap());
         let of = |key: &str| tenants.authenticate_now(&headers(&format!("Bearer {key}")));
         assert_eq!(tenants.names().len(), MANY + 1);
@@ -632,7 +630,8 @@ mod tests {
             r#"{"tenants": [{"name": "acme", "limits": {"requests_per_minute": 7}}]}"#,
             &|_| None,
         );
-        let tenants = Tenants::new(&["plain".into()], &declared.unwrap(), Some(&path), Some([1; 32]));
+        let tenants =
+            Tenants::new(&["plain".into()], &declared.unwrap(), Some(&path), Keyring::of_server([1; 32]));
         let tenants = Arc::new(tenants.unwrap());
         let of = |key: &str| tenants.authenticate_now(&headers(&format!("Bearer {key}")));
         let tenant = of(&acme).unwrap();
@@ -659,7 +658,8 @@ mod tests {
         ] {
             assert_eq!(of(&wrong).unwrap_err().code, Some("invalid_api_key"), "{wrong}");
         }
-        let missing = Tenants::new(&[], &Declared::default(), Some(&folder.path().join("none")), None);
+        let missing =
+            Tenants::new(&[], &Declared::default(), Some(&folder.path().join("none")), Keyring::default());
         assert!(missing.err().unwrap().to_string().contains("folio keys create"));
     }
 
@@ -670,7 +670,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keys.redb");
         let key = keys::create_many(&path, 1, |_| "t".into()).remove(0);
-        let tenants = Tenants::new(&["plain".into()], &Declared::default(), Some(&path), None).unwrap();
+        let tenants =
+            Tenants::new(&["plain".into()], &Declared::default(), Some(&path), Keyring::default()).unwrap();
         let tenants = Arc::new(tenants);
         let file = tenants.file.as_ref().unwrap();
         // As a disk does that has stopped.
@@ -699,7 +700,7 @@ mod tests {
     #[test]
     fn a_declared_tenant_needs_a_way_to_have_a_key() {
         let declared = Declared::parse(r#"{"tenants": [{"name": "acme"}]}"#, &|_| None).unwrap();
-        let error = Tenants::new(&[], &declared, None, None).err().unwrap().to_string();
+        let error = Tenants::new(&[], &declared, None, Keyring::default()).err().unwrap().to_string();
         assert!(error.contains("\"acme\"") && error.contains("keys"), "{error}");
     }
 }

@@ -185,7 +185,7 @@ impl Drop for Unread {
 /// What an event takes on its way.
 pub(crate) fn event_bytes(event: &Event) -> usize {
     let scored = |entry: &TokenLogprobs| size_of_val(entry) + entry.top.capacity() * size_of::<(u32, f32)>();
-    size_of::<(usize, Event)>()
+    size_of::<(usize, Event, Instant)>()
         + match event {
             Event::Prompt { prompt_logprobs, .. } => prompt_logprobs.iter().map(scored).sum(),
             Event::Token { token, .. } => token.logprobs.as_ref().map_or(0, scored),

@@ -15,6 +15,7 @@ use folio_engine::request::{Timing, Token, TokenLogprobs};
 use folio_engine::{
     CacheCommand, CacheReply, CancelFlag, EngineHandle, EngineParts, EngineStats, Event, EventSink,
     FinishReason, Micros, ModelExecutor, Pooling, Request, RequestId, SchedulerConfig, SystemClock,
+    TierStats,
 };
 use folio_kv::{CacheConfig, Holdings, KvCache, TenantId, default_policy};
 use folio_server::{App, Engine, ModelFacts, Parsers, SamplingDefaults, Server, ServerConfig};
@@ -236,6 +237,10 @@ fn logprobs(id: u32, top: u32) -> TokenLogprobs {
 }
 
 impl Engine for FakeEngine {
+    fn tier_stats(&self) -> Option<TierStats> {
+        Some(TierStats { name: "disk", misses: vec![("damaged", 0)], ..TierStats::default() })
+    }
+
     fn next_request_id(&self) -> RequestId {
         RequestId(self.ids.fetch_add(1, Ordering::Relaxed))
     }
@@ -374,6 +379,7 @@ pub fn modelled(config: SchedulerConfig, blocks: u32, bytes_per_block: u64) -> E
         executor: Box::new(ModelExecutor::new(Box::new(backend), VOCAB as usize, rows, 64)),
         clock: Arc::new(SystemClock::new()),
         vocab: VOCAB,
+        tier: None,
     })
     .unwrap()
 }

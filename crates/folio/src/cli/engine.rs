@@ -114,6 +114,9 @@ pub struct EngineArgs {
 
     #[command(flatten)]
     pub packed: PackedCacheArgs,
+
+    #[command(flatten)]
+    pub disk_kv: DiskKvArgs,
 }
 
 /// What depends on how fast the device is, where it was not asked for.
@@ -154,6 +157,32 @@ pub struct PackedCacheArgs {
     /// Weights that take less than this are packed at every start
     #[arg(long, env = "FOLIO_PACKED_CACHE_MIN", value_name = "SIZE", default_value = "64MiB", value_parser = parse_bytes)]
     pub packed_cache_min: u64,
+}
+
+/// KV kept on disk.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Engine")]
+pub struct DiskKvArgs {
+    /// Folder in which KV of requests that ended is kept, so that it need not be computed again, also after a restart; one server a
+    /// folder [default: none is kept]
+    #[arg(long, env = "FOLIO_DISK_KV", value_name = "DIR")]
+    pub disk_kv: Option<PathBuf>,
+
+    /// Disk space for it; what was not used for longest goes
+    #[arg(long, env = "FOLIO_DISK_KV_SIZE", value_name = "SIZE", default_value = "32GiB", value_parser = parse_bytes)]
+    pub disk_kv_size: u64,
+
+    /// Most bytes written to it in 24 hours, for a disk that wears [default: no limit]
+    #[arg(long, env = "FOLIO_DISK_KV_WRITES_PER_DAY", value_name = "SIZE", value_parser = parse_bytes)]
+    pub disk_kv_writes_per_day: Option<u64>,
+
+    /// Authenticate what is kept there, and do not encrypt it: for a disk that is encrypted itself
+    #[arg(long, env = "FOLIO_DISK_KV_UNENCRYPTED")]
+    pub disk_kv_unencrypted: bool,
+
+    /// Threads that carry blocks to the disk and back
+    #[arg(long, env = "FOLIO_DISK_KV_THREADS", value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub disk_kv_threads: u16,
 }
 
 /// What becomes of the hidden states of a prompt.

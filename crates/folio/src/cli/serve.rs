@@ -61,6 +61,11 @@ pub struct ServeArgs {
     #[arg(long, env = "FOLIO_KEYS", value_name = "FILE")]
     pub keys: Option<PathBuf>,
 
+    /// File of the secret that keeps what is cached on disk apart by tenant, and readable after a restart; made if there is none [default:
+    /// `keyring` in the folder of --disk-kv]
+    #[arg(long, env = "FOLIO_KEYRING", value_name = "FILE")]
+    pub keyring: Option<PathBuf>,
+
     /// JSON file of tenants: names, keys, weights, groups that share a cache, prefixes that all share (docs/tenants.md)
     #[arg(long, env = "FOLIO_TENANTS", value_name = "FILE")]
     pub tenants: Option<PathBuf>,

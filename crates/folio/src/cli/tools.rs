@@ -72,6 +72,14 @@ pub enum KeysAction {
         /// The key's id, as in the list (or the key)
         id: String,
     },
+    /// Make what --disk-kv keeps of a tenant unreadable for good; servers that run go on with it until they end
+    Forget {
+        /// The keyring
+        #[arg(long, env = "FOLIO_KEYRING", value_name = "FILE")]
+        keyring: PathBuf,
+        /// The tenant's name
+        tenant: String,
+    },
 }
 
 fn scope(text: &str) -> Result<Scope, String> {

@@ -132,6 +132,13 @@ impl Report {
         self.lines.insert(at.map_or(self.lines.len(), |at| at + 1), ("swap", text));
     }
 
+    /// Where KV goes that the device cannot keep.
+    pub(super) fn describe_disk_kv(&mut self, dir: &Path, bytes: u64) {
+        let text = format!("KV of requests that ended, up to {}, in {}", units::bytes(bytes), dir.display());
+        let at = self.lines.iter().rposition(|(what, _)| matches!(*what, "KV cache" | "window" | "swap"));
+        self.lines.insert(at.map_or(self.lines.len(), |at| at + 1), ("disk", text));
+    }
+
     /// Where the packed weights come from, or go to.
     pub(super) fn describe_packed(&mut self, mapped: Option<&Path>, unsaved: Option<&Unsaved>) {
         let text = match (mapped, unsaved) {

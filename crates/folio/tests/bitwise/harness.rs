@@ -6,16 +6,17 @@
 //! requests run alone.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 
 use folio_cpu::{CpuBackend, CpuOptions, Isa, Quantize};
 use folio_cuda::CudaBackend;
 use folio_emulator::Order;
 use folio_engine::plan::{ExecutorError, SamplePlan, Sampled, SequenceId, StepOutput, StepPlan, Want};
 use folio_engine::{
-    Driver, Event, Executor, Micros, Pooling, Request, RequestId, RulesRef, Sampler, SamplingParams,
-    Scheduler, SchedulerConfig, turn,
+    Driver, Event, Executor, Micros, Pooling, Report, Request, RequestId, RulesRef, Sampler, SamplingParams,
+    Scheduler, SchedulerConfig, SystemClock, Tier, TierStats, TransferOrder, turn,
 };
 use folio_kv::{CacheConfig, GroupConfig, GroupCounts, Identity, KvCache, Root, TenantId, default_policy};
 use folio_model::backend::{Backend, Batch, GroupKind, KvFormat, KvGroup, KvLayout, Span};
@@ -23,6 +24,7 @@ use folio_model::kv_format::{KvFormats, KvSkip};
 use folio_model::{Checkpoint, LoadOptions, LoadedModel, Model};
 use folio_sim::Pipeline;
 use folio_sim::rules::{HashRules, Late};
+use folio_tiers::{DiskConfig, DiskStore, DiskTier};
 
 use folio_model::testing::recast::{Cast, Recast};
 
@@ -375,6 +377,8 @@ pub struct Run {
     pub drafts: (u64, u64),
     /// Rows whose mask was late.
     pub late: u64,
+    /// Whether what a tier was asked for arrived, for each load.
+    pub loads: Vec<bool>,
 }
 
 /// One engine's bookkeeping around a [`Recorder`].
@@ -387,13 +391,15 @@ pub struct World {
     drafter: Option<Drafter>,
     /// Time of the steps, where masks may be late.
     late: Option<Arc<AtomicU64>>,
+    /// Where KV is kept off the device, and what it reports.
+    tier: Option<(DiskTier, mpsc::Receiver<Report>)>,
 }
 
 impl World {
     pub fn new(fixture: &str, setup: Setup, blocks: u32) -> Self {
         let recorder = Recorder::load(fixture, setup, blocks);
         let cache = empty_cache(blocks, &recorder.windows);
-        Self { recorder, cache, root: root(), depth: 1, lag: 1, drafter: None, late: None }
+        Self { recorder, cache, root: root(), depth: 1, lag: 1, drafter: None, late: None, tier: None }
     }
 
     /// From now on so many steps may be under way, choices are used `lag` steps later, and drafts are verified.
@@ -413,6 +419,31 @@ impl World {
         self.cache.set_swap_space(GroupCounts::each(groups, |_| slots));
         self.recorder.backend.allocate_swap(&vec![slots as usize; groups]).expect("swap space");
         self
+    }
+
+    /// From now on KV of what ends is kept in `dir`, at most `bytes` of it, and loaded where it is missed.
+    pub fn keep_on_disk(&mut self, dir: &Path, bytes: u64) {
+        self.tier = None;
+        let store = DiskStore::open(DiskConfig::new(dir, bytes, [3; 32])).expect("a store");
+        store.wait_indexed();
+        let memory = self.recorder.backend.block_memory().expect("the memory of a CPU");
+        let groups = (0..self.cache.groups()).map(|group| *self.cache.group_config(group)).collect();
+        let tier = DiskTier::new(store, bytes, memory, groups, 2).expect("threads");
+        let (told, reports) = mpsc::channel();
+        let told = Mutex::new(told);
+        let report = move |report| told.lock().expect("no panic").send(report).expect("somebody listens");
+        tier.start(Box::new(report), Arc::new(SystemClock::new()));
+        self.tier = Some((tier, reports));
+    }
+
+    /// What that tier did.
+    pub fn tier_stats(&self) -> TierStats {
+        self.tier.as_ref().expect("a tier").0.stats()
+    }
+
+    /// From now on everybody's requests are another tenant's.
+    pub fn change_tenant(&mut self) {
+        self.root = root_of(TenantId(1), [8; 32]);
     }
 
     /// From now on everybody's requests may begin with `tokens`, which an operator declared to be shared and somebody else
@@ -441,6 +472,9 @@ impl World {
     ) -> Run {
         let scheduler = Scheduler::new(config.clone()).expect("a valid configuration");
         let mut scheduler = scheduler.with_overlap(self.depth, self.lag);
+        if self.tier.is_some() {
+            scheduler = scheduler.with_tier();
+        }
         let mut run =
             Run { tokens: vec![vec![]; arrivals.len()], cached: vec![0; arrivals.len()], ..Run::default() };
         run.vectors = run.tokens.clone();
@@ -456,7 +490,12 @@ impl World {
             self.late.iter().for_each(|clock| clock.store(device.now, Ordering::Relaxed));
             disturb(run.steps, &mut scheduler, &mut self.cache);
             let due = requests.iter().zip(arrivals).filter(|(_, arrival)| arrival.step == run.steps);
-            let due = due.map(|(request, _)| request.clone().hashed(BLOCK_TOKENS));
+            let due = due.map(|(request, _)| {
+                let (request, hashes) = request.clone().hashed(BLOCK_TOKENS);
+                let most = (request.prompt.len() as u32 - 1) / BLOCK_TOKENS;
+                let stored = self.tier.as_ref().map(|(tier, _)| tier.find(&hashes, most));
+                (request, hashes.with_stored(stored.unwrap_or_default()))
+            });
             scheduler.admit(due, [], Micros(device.now));
             if let Some(drafter) = &self.drafter {
                 drafter.propose(run.steps, vocab, &run, &mut scheduler);
@@ -473,6 +512,24 @@ impl World {
                         assert_eq!(error, None);
                         run.preemptions += timing.preemptions;
                         finished += 1;
+                    }
+                }
+            }
+            if let Some((tier, reports)) = &self.tier {
+                let orders: Vec<TransferOrder> = scheduler.transfers().collect();
+                for order in &orders {
+                    match order.clone() {
+                        TransferOrder::Load(load) => tier.load(load),
+                        TransferOrder::Store(store) => assert!(tier.store(store), "little is to do"),
+                    }
+                }
+                for report in reports.iter().take(orders.len()) {
+                    match report {
+                        Report::Loaded { ticket, verified, .. } => {
+                            run.loads.push(verified);
+                            scheduler.end_load(&mut self.cache, ticket, verified, Micros(device.now));
+                        }
+                        Report::Read { lease } => assert!(self.cache.end_lease(lease)),
                     }
                 }
             }

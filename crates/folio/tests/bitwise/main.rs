@@ -9,6 +9,7 @@ mod harness;
 mod overlap;
 mod pooled;
 mod swap;
+mod tier;
 
 use folio_cpu::{Isa, Quantize};
 use folio_model::backend::{DType, KvFormat};

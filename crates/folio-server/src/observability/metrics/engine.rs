@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use folio_engine::{EngineStats, Micros, PerReason, WaitingFor};
+use folio_engine::{EngineStats, Micros, PerReason, TierStats, WaitingFor};
 use folio_kv::CacheStats;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
@@ -25,7 +25,7 @@ impl Collector for EngineCollector {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
         let stats = self.0.stats();
         let cache = &stats.cache;
-        let waiting = stats.waiting;
+        let (waiting, tier) = (stats.waiting, self.0.tier_stats());
         for Documented { name, help, .. } in ENGINE {
             let samples = match *name {
                 "vllm:num_requests_running" => Samples::Gauge(f64::from(stats.running)),
@@ -77,6 +77,15 @@ impl Collector for EngineCollector {
                     Samples::Gauges(vec![(state("active"), active), (state("cached"), cached)])
                 }
                 "folio:recomputed_tokens_total" => Samples::Counter(stats.counters.recomputed_tokens),
+                "vllm:external_prefix_cache_queries_total" => {
+                    Samples::Counter(cache.query_tokens + stats.counters.loaded_tokens - cache.hit_tokens)
+                }
+                "vllm:external_prefix_cache_hits_total" => Samples::Counter(stats.counters.loaded_tokens),
+                "folio:tier_loads_total" => {
+                    let (all, failed) = (stats.counters.tier_loads, stats.counters.failed_tier_loads);
+                    labelled("outcome", &[("loaded", all - failed), ("failed", failed)])
+                }
+                name if name.starts_with("folio:tier_") => tier_samples(name, tier.as_ref()),
                 "folio:queued_prompt_tokens" => Samples::Gauge(stats.queued_tokens as f64),
                 "folio:last_step_seconds" => Samples::Gauge(stats.last_step_us as f64 / 1e6),
                 "folio:executor_failures_total" => Samples::Counter(stats.counters.executor_failures),
@@ -86,6 +95,42 @@ impl Collector for EngineCollector {
             encode_samples(&mut encoder, name, help, samples)?;
         }
         Ok(())
+    }
+}
+
+/// Of a tier; none where there is no tier.
+fn tier_samples(name: &str, tier: Option<&TierStats>) -> Samples {
+    let Some(tier) = tier else {
+        return if name.ends_with("_total") { Samples::Counters(vec![]) } else { Samples::Gauges(vec![]) };
+    };
+    let of = |label: Option<(&'static str, &str)>| {
+        let more = label.map(|(name, value)| (name, value.to_owned()));
+        std::iter::once(("tier", tier.name.to_owned())).chain(more).collect::<Labels>()
+    };
+    let counters = |label, list: &[(&str, u64)]| {
+        Samples::Counters(list.iter().map(|(value, n)| (of(Some((label, *value))), *n)).collect())
+    };
+    match name {
+        "folio:tier_up" => Samples::Gauges(vec![(of(None), f64::from(u8::from(tier.off.is_none())))]),
+        "folio:tier_bytes" => {
+            let state = |state, bytes: u64| (of(Some(("state", state))), bytes as f64);
+            Samples::Gauges(vec![state("used", tier.bytes), state("limit", tier.bytes_limit)])
+        }
+        "folio:tier_blocks" => Samples::Gauges(vec![(of(None), tier.blocks as f64)]),
+        "folio:tier_blocks_total" => counters(
+            "event",
+            &[
+                ("stored", tier.blocks_stored),
+                ("loaded", tier.blocks_loaded),
+                ("evicted", tier.blocks_evicted),
+                ("dropped", tier.blocks_dropped),
+            ],
+        ),
+        "folio:tier_bytes_total" => {
+            counters("direction", &[("out", tier.bytes_written), ("in", tier.bytes_read)])
+        }
+        "folio:tier_misses_total" => counters("reason", &tier.misses),
+        other => unreachable!("{other} is in the table above but has no figure"),
     }
 }
 

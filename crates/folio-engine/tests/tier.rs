@@ -1,0 +1,187 @@
+//! What the scheduler asks of a tier: what is loaded instead of computed, what is stored, and when either may begin.
+
+use folio_engine::plan::{Sampled, StepOutput};
+use folio_engine::request::{FinishReason, RequestId};
+use folio_engine::{
+    Event, LoadOrder, Micros, Scheduler, SchedulerConfig, StoreOrder, TransferOrder, WaitingFor,
+};
+use folio_kv::{CacheConfig, GroupConfig, KvCache, LruLeafFirst};
+use folio_sim::scenario::request;
+
+const BLOCK: u32 = 4;
+
+struct Bench {
+    scheduler: Scheduler,
+    cache: KvCache,
+    now: Micros,
+    events: Vec<(RequestId, Event)>,
+}
+
+impl Bench {
+    fn new(blocks: u32, more: &[GroupConfig]) -> Self {
+        let geometry = CacheConfig { blocks, block_tokens: BLOCK, bytes_per_block: 1 };
+        let config = SchedulerConfig {
+            max_num_seqs: 4,
+            max_num_batched_tokens: 64,
+            max_model_len: 1024,
+            watermark_permille: 0,
+            headroom_tokens: 0,
+            tier_load_wait_us_max: 20_000,
+            ..SchedulerConfig::default()
+        };
+        let scheduler = Scheduler::new(config).expect("valid limits").with_tier();
+        let cache = KvCache::with_groups(geometry, more, Box::new(LruLeafFirst::new()));
+        Self { scheduler, cache, now: Micros(0), events: Vec::new() }
+    }
+
+    fn submit(&mut self, id: u64, tokens: u32, stored: &[std::ops::Range<u32>]) {
+        let prompt: Vec<u32> = (0..tokens).map(|at| at * 7 % 29).collect();
+        let (request, hashes) = request(id, &prompt, 2).hashed(BLOCK);
+        self.scheduler.admit([(request, hashes.with_stored(stored.to_vec()))], [], self.now);
+    }
+
+    /// A whole step; first position and rows of each sequence in it.
+    fn step(&mut self) -> Vec<(u64, u32, usize)> {
+        self.now.0 += 1000;
+        let plan = self.scheduler.plan(&mut self.cache, self.now);
+        let rows = plan.sequences.iter().map(|of| (of.id.0, of.first_position, of.tokens.len())).collect();
+        if !plan.sequences.is_empty() {
+            let samples = plan.sequences.iter().flat_map(|of| &of.samples);
+            let samples = samples.map(|_| Sampled::Token { id: 1, logprobs: None }).collect();
+            let output = StepOutput { step: plan.step, samples, ..StepOutput::default() };
+            self.now.0 += 1000;
+            self.events.append(self.scheduler.commit(&mut self.cache, Ok(&output), self.now));
+        }
+        self.scheduler.check(&self.cache).expect("in order");
+        rows
+    }
+
+    fn orders(&mut self) -> (Vec<LoadOrder>, Vec<StoreOrder>) {
+        let (mut loads, mut stores) = (Vec::new(), Vec::new());
+        for order in self.scheduler.transfers() {
+            match order {
+                TransferOrder::Load(load) => loads.push(load),
+                TransferOrder::Store(store) => stores.push(store),
+            }
+        }
+        (loads, stores)
+    }
+
+    fn end(&mut self, load: &LoadOrder, verified: bool) {
+        self.scheduler.end_load(&mut self.cache, load.ticket, verified, self.now);
+        self.scheduler.check(&self.cache).expect("in order");
+    }
+
+    fn cached(&self, id: u64) -> Option<u32> {
+        self.events.iter().find_map(|(of, event)| match event {
+            Event::Prompt { cached_tokens, .. } if of.0 == id => Some(*cached_tokens),
+            _ => None,
+        })
+    }
+}
+
+#[test]
+fn what_a_tier_has_is_loaded_and_the_rest_computed_and_stored() {
+    let mut bench = Bench::new(64, &[]);
+    bench.submit(1, 42, &[0..8]);
+    assert_eq!(bench.step(), [], "all that is left is to be loaded first");
+    let (loads, stores) = bench.orders();
+    assert_eq!((loads.len(), stores.len()), (1, 0));
+    assert_eq!(loads[0].contents.len(), 8);
+    assert_eq!(bench.orders().0, [], "asked for once");
+    bench.end(&loads[0], true);
+    assert_eq!(bench.step(), [(1, 32, 10)]);
+    assert_eq!(bench.cached(1), Some(32));
+    assert_eq!(bench.step(), [(1, 42, 1)]);
+    let (_, stores) = bench.orders();
+    // 43 positions were computed: two full blocks more than the tier has.
+    assert_eq!((stores.len(), stores[0].contents.len()), (1, 2));
+    assert!(bench.cache.end_lease(stores[0].lease));
+    assert_eq!(bench.scheduler.counters().loaded_tokens, 32);
+}
+
+#[test]
+fn what_does_not_arrive_is_computed() {
+    let mut bench = Bench::new(64, &[]);
+    bench.submit(1, 42, &[0..8]);
+    bench.step();
+    let (loads, _) = bench.orders();
+    bench.end(&loads[0], false);
+    assert_eq!(bench.step(), [(1, 0, 42)]);
+    assert_eq!(bench.cached(1), Some(0));
+    // Late: the wait has an end, and the slots are the transfer's until it reports.
+    bench.submit(2, 33, &[5..8]);
+    bench.submit(3, 60, &[5..14]);
+    bench.step();
+    let (loads, stores) = bench.orders();
+    stores.iter().for_each(|store| drop(bench.cache.end_lease(store.lease)));
+    assert_eq!(
+        loads.len(),
+        1,
+        "the second has on the device what the tier has before block 14, and loads the rest"
+    );
+    bench.now.0 += 30_000;
+    let rows = bench.step();
+    assert!(rows.iter().any(|row| row.0 == 3), "{rows:?}");
+    let expired = bench.scheduler.counters().waits_expired[WaitingFor::TierLoad];
+    assert_eq!(expired, 1);
+    bench.end(&loads[0], true);
+    while bench.scheduler.has_work() && bench.now.0 < 10_000_000 {
+        bench.step();
+        bench.orders().1.iter().for_each(|store| drop(bench.cache.end_lease(store.lease)));
+    }
+    let reasons = bench.events.iter().filter_map(|(_, event)| match event {
+        Event::Finished { reason, .. } => Some(*reason),
+        _ => None,
+    });
+    assert!(reasons.eq([FinishReason::Length; 3]));
+    assert_eq!(bench.cache.stats().active_blocks, 0);
+}
+
+#[test]
+fn who_asks_for_what_is_being_loaded_waits_for_it() {
+    let mut bench = Bench::new(64, &[]);
+    bench.submit(1, 42, &[0..10]);
+    bench.submit(2, 42, &[0..10]);
+    assert_eq!(bench.step(), []);
+    let (loads, _) = bench.orders();
+    assert_eq!(loads.len(), 1, "once");
+    bench.end(&loads[0], true);
+    assert_eq!(bench.step().len(), 2);
+    assert_eq!((bench.cached(1), bench.cached(2)), (Some(40), Some(40)));
+}
+
+#[test]
+fn a_long_load_comes_in_pieces_and_what_arrived_of_it_is_kept() {
+    let mut bench = Bench::new(300, &[]);
+    bench.submit(1, 800, &[0..199]);
+    bench.step();
+    let (loads, _) = bench.orders();
+    assert_eq!(loads.iter().map(|load| load.contents.len()).collect::<Vec<_>>(), [64, 64, 64, 7]);
+    bench.end(&loads[0], true);
+    bench.end(&loads[2], true);
+    bench.end(&loads[1], false);
+    bench.end(&loads[3], true);
+    assert_eq!(bench.step(), [(1, 256, 64)], "behind the first piece");
+}
+
+#[test]
+fn of_a_window_what_the_next_row_reads_is_loaded_and_stored() {
+    let window = GroupConfig::window(8, 64, BLOCK, 1);
+    let mut bench = Bench::new(64, &[window]);
+    bench.submit(1, 42, &[0..8]);
+    bench.step();
+    let (loads, _) = bench.orders();
+    let of = |contents: &[folio_kv::Content], group| contents.iter().filter(|of| of.group == group).count();
+    assert_eq!((of(&loads[0].contents, 0), of(&loads[0].contents, 1)), (8, 2));
+    bench.end(&loads[0], true);
+    bench.step();
+    bench.step();
+    let (_, stores) = bench.orders();
+    assert_eq!((of(&stores[0].contents, 0), of(&stores[0].contents, 1)), (2, 2));
+    let last = stores[0].contents.iter().filter(|of| of.group == 0).next_back().expect("two");
+    assert!(
+        stores[0].contents.iter().any(|of| of.group == 1 && of.hash == last.hash),
+        "by the block it ends with"
+    );
+}

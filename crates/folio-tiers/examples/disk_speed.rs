@@ -1,0 +1,112 @@
+//! Rates of the disk store beside what the disk gives to plain reads and writes of the same sizes through the same calls.
+//!
+//! `cargo run --release -p folio-tiers --example disk_speed [FOLDER] [BLOCK_BYTES] [BLOCKS]`
+//!
+//! One thread, so a block is sealed and written one after the other: what a store with such a cipher can reach is
+//! `1 / (1 / disk + 1 / cipher)`, which is told as its limit.
+
+use std::path::Path;
+use std::time::Instant;
+
+use folio_kv::BlockHash;
+use folio_tiers::io::{Directory, Folder, Pages};
+use folio_tiers::{BlockKey, DataKey, DiskConfig, DiskStore};
+
+fn key(at: usize) -> BlockKey {
+    let mut hash = [0; 32];
+    hash[..8].copy_from_slice(&(at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
+    BlockKey { hash: BlockHash(hash), group: 0 }
+}
+
+/// MB/s.
+fn rate(bytes: usize, began: Instant) -> f64 {
+    bytes as f64 / began.elapsed().as_secs_f64() / 1e6
+}
+
+/// To write and to read back pages of `bytes`.
+fn device(dir: &Path, bytes: usize, blocks: usize) -> [f64; 2] {
+    let folder = Directory::open(dir).expect("a folder").expect("nobody else's");
+    let mut pages = Pages::new(bytes + 4096);
+    pages.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at * 31) as u8);
+    let file = folder.create("plain", (pages.len() * blocks) as u64).expect("room");
+    let began = Instant::now();
+    for at in 0..blocks {
+        file.write(&pages, (at * pages.len()) as u64).expect("written");
+    }
+    let write = rate(pages.len() * blocks, began);
+    let began = Instant::now();
+    for at in 0..blocks {
+        file.read(&mut pages, (at * pages.len()) as u64).expect("read");
+    }
+    let read = rate(pages.len() * blocks, began);
+    drop(file);
+    folder.remove("plain").expect("it is there");
+    let how = if folder.is_direct() { "O_DIRECT" } else { "page cache" };
+    println!("disk, {how}: write {write:.0} MB/s, read {read:.0} MB/s");
+    [write, read]
+}
+
+fn main() {
+    let mut args = std::env::args().skip(1);
+    let dir = args.next().unwrap_or_else(|| "target/disk_speed".into());
+    let bytes: usize = args.next().and_then(|n| n.parse().ok()).unwrap_or(512 << 10);
+    let blocks: usize = args.next().and_then(|n| n.parse().ok()).unwrap_or(2048);
+    let dir = Path::new(&dir);
+    let disk = device(&dir.join("plain"), bytes, blocks);
+    let secret = DataKey::from([7; 32]);
+    let block: Vec<u8> = (0..bytes).map(|at| (at * 131 >> 3) as u8).collect();
+    let mut into = vec![0; bytes];
+    for seal in [true, false] {
+        let folder = dir.join(if seal { "sealed" } else { "unsealed" });
+        let size = (2 * bytes * blocks) as u64 + (1 << 30);
+        let store = DiskStore::open(DiskConfig { seal, ..DiskConfig::new(&folder, size, [1; 32]) });
+        let store = store.expect("a store");
+        store.wait_indexed();
+        let began = Instant::now();
+        for at in 0..blocks {
+            store.put(&key(at), &secret, &block).expect("room");
+        }
+        let write = rate(bytes * blocks, began);
+        let began = Instant::now();
+        for at in 0..blocks {
+            store.get(&key(at), &secret, &mut into).expect("it was put");
+        }
+        let read = rate(bytes * blocks, began);
+        assert_eq!(into, block);
+        let [put, get] = [(write, disk[0]), (read, disk[1])].map(|(rate, disk)| 100.0 * rate / disk);
+        let how = if seal { "sealed" } else { "not sealed" };
+        println!(
+            "store, {how}: put {write:.0} MB/s ({put:.0} % of the disk), get {read:.0} MB/s ({get:.0} %)"
+        );
+        drop(store);
+        std::fs::remove_dir_all(&folder).expect("it is ours");
+    }
+    // What a start costs, with small blocks.
+    let (small, many, folder) = (vec![3; 4096], 100_000, dir.join("start"));
+    let config = DiskConfig::new(&folder, 4 << 30, [1; 32]);
+    let store = DiskStore::open(config.clone()).expect("a store");
+    for at in 0..many {
+        store.put(&key(at), &secret, &small).expect("room");
+    }
+    store.close();
+    drop(store);
+    let start = |what: &str| {
+        let began = Instant::now();
+        let store = DiskStore::open(config.clone()).expect("a store");
+        let answers = began.elapsed();
+        store.wait_indexed();
+        let (blocks, all) = (store.stats().blocks, began.elapsed());
+        println!("start {what}: answers after {answers:.1?}, knows {blocks} blocks after {all:.1?}");
+    };
+    start("after a clean end");
+    for file in std::fs::read_dir(&folder).expect("a folder").flatten() {
+        if file.path().extension().is_some_and(|of| of == "segment") {
+            // The footer's end is gone.
+            let length = file.metadata().expect("a file").len();
+            let open = std::fs::OpenOptions::new().write(true).open(file.path()).expect("a file");
+            open.set_len(length - 4096).expect("cut");
+        }
+    }
+    start("with every footer lost");
+    std::fs::remove_dir_all(dir).expect("it is ours");
+}

@@ -1,0 +1,20 @@
+//! KV bytes outside the device: blocks on a disk, found by hash, sealed by their tenant's key, there again after a restart.
+//!
+//! Owns: the files, their format, what is known of them in memory, and which of them goes when room is needed. Must never:
+//! decide what is stored or loaded, serve bytes that were not verified, or take more of the disk than it was given.
+#![forbid(unsafe_code)]
+
+mod disk_tier;
+mod index;
+pub mod io;
+mod record;
+mod seal;
+mod segment;
+mod store;
+mod types;
+mod wear;
+mod writer;
+
+pub use disk_tier::DiskTier;
+pub use store::DiskStore;
+pub use types::{BlockKey, DataKey, DiskConfig, DiskState, DiskStats, Miss, OpenError, PutError, Stored};

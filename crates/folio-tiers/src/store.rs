@@ -1,0 +1,286 @@
+//! The store: what is asked of it, and what its threads share.
+//!
+//! | what | who changes it | |
+//! |---|---|---|
+//! | the index | `put`, `get` (forgets), reclaiming, the thread that reads the directory at the start | a lock per part |
+//! | the table of segments | whoever begins or reclaims one | held for a look-up |
+//! | the writer (which segment is open, the next number) | `put` where it takes room, `close` | held while a segment is begun |
+//! | the open segment's list | `put` | held for an entry, or while the footer is written |
+//!
+//! A block is sealed and written outside every lock, into room that was set aside for it, so blocks are written side by side. Whoever
+//! reads a segment holds it ([`Segment`] in an `Arc`), and what is held is not reclaimed: files are deleted only when nobody has them
+//! open, so that what they took is free. An entry of the index goes before its file.
+//!
+//! Cost: `contains` a look-up under a lock that readers share; `get` one read and one decryption; `put` one encryption and one
+//! write, and once a segment the deletion of another one.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
+
+use crate::index::{Fingerprint, Index, Place};
+use crate::io::{Buffers, Directory, Folder, PAGE, read_full};
+use crate::record;
+use crate::segment;
+use crate::types::{BlockKey, DataKey, DiskConfig, DiskState, DiskStats, Miss, OpenError, PutError, Stored};
+use crate::writer::Writer;
+
+/// What is known of a file of records.
+pub(crate) struct Segment {
+    pub number: u32,
+    /// That it counts for.
+    pub bytes: AtomicU64,
+    /// Of its records.
+    pub payload: AtomicU64,
+    /// When something of it was last written or got, by the store's clock; 0 where nothing of it is of use.
+    pub used_at: AtomicU64,
+    /// Of its records, once they are known.
+    pub fingerprints: OnceLock<Box<[Fingerprint]>>,
+    /// It is of another version, and never deleted.
+    pub is_foreign: AtomicBool,
+}
+
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub bytes_written: AtomicU64,
+    pub payload_written: AtomicU64,
+    pub hits: AtomicU64,
+    pub misses: [AtomicU64; Miss::ALL.len()],
+    pub reclaimed: AtomicU64,
+}
+
+/// Blocks in a directory. One process at a time writes to it.
+pub struct DiskStore {
+    pub(crate) config: DiskConfig,
+    pub(crate) folder: Arc<dyn Folder>,
+    pub(crate) index: Index,
+    pub(crate) segments: RwLock<BTreeMap<u32, Arc<Segment>>>,
+    pub(crate) writer: Mutex<Writer>,
+    /// That all files count for.
+    pub(crate) used: AtomicU64,
+    /// Ticks at each use of a segment.
+    clock: AtomicU64,
+    pub(crate) counters: Counters,
+    pub(crate) buffers: Buffers,
+    /// Why nothing is written any more.
+    off: OnceLock<String>,
+    /// Puts hold it to read, `close` to write: it waits for them.
+    gate: RwLock<()>,
+    indexed: Arc<(Mutex<bool>, Condvar)>,
+}
+
+/// Whoever panicked with it left it as it has to be: no lock is held over a change in two parts.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl DiskStore {
+    /// Makes the directory where there is none. What it holds is read by a thread of its own; until then it is not found.
+    pub fn open(config: DiskConfig) -> Result<Arc<Self>, OpenError> {
+        let dir = &config.dir;
+        let directory = match Directory::open(dir) {
+            Ok(Some(directory)) => directory,
+            Ok(None) => return Err(OpenError::InUse { dir: dir.clone() }),
+            Err(error) => return Err(OpenError::Io { dir: dir.clone(), error }),
+        };
+        Self::open_in(config, Arc::new(directory))
+    }
+
+    /// In somebody else's files: tests let them fail.
+    pub fn open_in(config: DiskConfig, folder: Arc<dyn Folder>) -> Result<Arc<Self>, OpenError> {
+        let (bytes, segment_bytes) = (config.bytes, config.segment_bytes);
+        if !segment_bytes.is_multiple_of(PAGE as u64)
+            || !(4 * PAGE as u64..=1 << 31).contains(&segment_bytes)
+            || bytes < Self::FIXED + 2 * (segment_bytes + PAGE as u64)
+        {
+            return Err(OpenError::Size { bytes, segment_bytes });
+        }
+        let (writer, segments) = Writer::open(&config, &*folder)?;
+        let held = segments.iter().map(|segment| segment.bytes.load(Relaxed)).sum::<u64>();
+        let store = Arc::new(Self {
+            index: Index::new(),
+            segments: RwLock::new(segments.iter().map(|segment| (segment.number, segment.clone())).collect()),
+            clock: AtomicU64::new(u64::from(writer.next) + 1),
+            writer: Mutex::new(writer),
+            used: AtomicU64::new(Self::FIXED + held),
+            counters: Counters::default(),
+            buffers: Buffers::default(),
+            off: OnceLock::new(),
+            gate: RwLock::new(()),
+            indexed: Arc::default(),
+            config,
+            folder,
+        });
+        let (reader, thread) =
+            (Arc::downgrade(&store), std::thread::Builder::new().name("folio-kv-index".into()));
+        thread
+            .spawn(move || Self::read_directory(&reader, segments))
+            .map_err(|error| OpenError::Io { dir: store.config.dir.clone(), error })?;
+        Ok(store)
+    }
+
+    /// Of files that are no segments, and of the directory.
+    pub(crate) const FIXED: u64 = 3 * PAGE as u64;
+
+    /// The newest first: what was stored last is asked for first.
+    fn read_directory(store: &Weak<Self>, segments: Vec<Arc<Segment>>) {
+        /// Says so also where the thread panics, and when it has no hand on the store any more.
+        struct Done(Arc<(Mutex<bool>, Condvar)>);
+        impl Drop for Done {
+            fn drop(&mut self) {
+                *lock(&self.0.0) = true;
+                self.0.1.notify_all();
+            }
+        }
+        let Some(_done) = store.upgrade().map(|store| Done(store.indexed.clone())) else { return };
+        let mut scanned = 0;
+        for segment in segments.into_iter().rev() {
+            let Some(store) = store.upgrade() else { return };
+            store.read_segment(&segment, &mut scanned);
+        }
+        if let Some(store) = store.upgrade() {
+            store.shrink();
+        }
+    }
+
+    /// Whether a block can be found. Memory only.
+    pub fn contains(&self, key: &BlockKey) -> bool {
+        self.index.find(key.into()).is_some()
+    }
+
+    /// How many of these can be found before the first that cannot.
+    pub fn run(&self, keys: impl Iterator<Item = BlockKey>) -> usize {
+        let mut keys = keys;
+        keys.by_ref().take_while(|key| self.contains(key)).count()
+    }
+
+    /// The longest block that can be stored.
+    pub fn max_block_bytes(&self) -> usize {
+        self.config.segment_bytes as usize - 2 * PAGE - record::HEADER
+    }
+
+    /// Reads a block into `into`, which is as long as it. On a miss `into` is as it was, and what was found to be wrong is forgotten.
+    pub fn get(&self, key: &BlockKey, data_key: &DataKey, into: &mut [u8]) -> Result<(), Miss> {
+        let fingerprint = Fingerprint::from(key);
+        let found = match self.index.find(fingerprint) {
+            Some(place) => self.read_record(place, key, data_key, into).inspect_err(|_| {
+                self.index.remove(fingerprint, |now| now == place);
+            }),
+            None => Err(Miss::Absent),
+        };
+        match found {
+            Ok(()) => self.counters.hits.fetch_add(1, Relaxed),
+            Err(miss) => self.counters.misses[miss as usize].fetch_add(1, Relaxed),
+        };
+        found
+    }
+
+    fn read_record(
+        &self,
+        place: Place,
+        key: &BlockKey,
+        data_key: &DataKey,
+        into: &mut [u8],
+    ) -> Result<(), Miss> {
+        let segment = self.segment(place.segment).ok_or(Miss::Absent)?;
+        self.touch(&segment);
+        let file = self.folder.open(&segment::name(segment.number)).map_err(|_| Miss::Io)?;
+        let mut record = self.buffers.take(record::pages(into.len()) * PAGE);
+        let read = read_full(&*file, &mut record, u64::from(place.page) * PAGE as u64);
+        let found = match read {
+            Ok(read) => record::read(&record[..read], key, &self.config.layout_digest, data_key, into),
+            Err(_) => Err(Miss::Io),
+        };
+        self.buffers.give_back(record);
+        found
+    }
+
+    fn segment(&self, number: u32) -> Option<Arc<Segment>> {
+        self.segments.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
+    }
+
+    pub(crate) fn touch(&self, segment: &Segment) {
+        segment.used_at.store(self.clock.fetch_add(1, Relaxed), Relaxed);
+    }
+
+    /// Writes a block, unless it is there. Once this has returned, the death of the process loses it no more.
+    pub fn put(&self, key: &BlockKey, data_key: &DataKey, block: &[u8]) -> Result<Stored, PutError> {
+        let most = self.max_block_bytes();
+        if block.len() > most {
+            return Err(PutError::TooLarge { bytes: block.len(), most });
+        }
+        if let Some(place) = self.index.find(key.into()) {
+            if let Some(segment) = self.segment(place.segment) {
+                self.touch(&segment);
+            }
+            return Ok(Stored::There);
+        }
+        let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+        self.write_block(key, data_key, block)?;
+        Ok(Stored::New)
+    }
+
+    /// Ends the open segment with its footer, so that the next start reads no records. Nothing is written after it.
+    pub fn close(&self) {
+        let _ = self.off.set("closed".into());
+        let _gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
+        self.end_segment(&mut lock(&self.writer));
+    }
+
+    pub(crate) fn is_off(&self) -> bool {
+        self.off.get().is_some()
+    }
+
+    pub(crate) fn turn_off(&self, error: &std::io::Error) {
+        if self.off.set(error.to_string()).is_ok() {
+            let dir = self.config.dir.display();
+            tracing::warn!("the disk tier in {dir} stores no more blocks, and serves what it has: {error}");
+        }
+    }
+
+    pub fn stats(&self) -> DiskStats {
+        let load = |counter: &AtomicU64| counter.load(Relaxed);
+        let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
+        let payload_bytes = segments.values().map(|segment| load(&segment.payload)).sum();
+        let (segments, counters) = (segments.len() as u64, &self.counters);
+        DiskStats {
+            state: match self.off.get() {
+                Some(reason) => DiskState::Off { reason: reason.clone() },
+                None if !self.is_indexed() => DiskState::Opening,
+                None => DiskState::On,
+            },
+            blocks: self.index.len() as u64,
+            bytes: load(&self.used),
+            payload_bytes,
+            segments,
+            bytes_written: load(&counters.bytes_written),
+            payload_written: load(&counters.payload_written),
+            hits: load(&counters.hits),
+            misses: std::array::from_fn(|reason| load(&counters.misses[reason])),
+            reclaimed_blocks: load(&counters.reclaimed),
+            direct: self.folder.is_direct(),
+        }
+    }
+
+    /// Whether all that the directory had at the start is known.
+    pub fn is_indexed(&self) -> bool {
+        *lock(&self.indexed.0)
+    }
+
+    pub fn wait_indexed(&self) {
+        let indexed = lock(&self.indexed.0);
+        let _unused = self.indexed.1.wait_while(indexed, |indexed| !*indexed);
+    }
+}
+
+impl Drop for DiskStore {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl std::fmt::Debug for DiskStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DiskStore").field("dir", &self.config.dir).finish_non_exhaustive()
+    }
+}

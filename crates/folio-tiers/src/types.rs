@@ -1,0 +1,189 @@
+//! What the store is asked and what it answers.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use folio_kv::BlockHash;
+use zeroize::Zeroize;
+
+/// What a block is stored under: its content and its cache group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockKey {
+    pub hash: BlockHash,
+    pub group: u8,
+}
+
+/// The secret that seals a tenant's blocks. It is never shown, and overwritten when it is dropped.
+#[derive(Clone)]
+pub struct DataKey(pub(crate) [u8; 32]);
+
+impl From<[u8; 32]> for DataKey {
+    fn from(key: [u8; 32]) -> Self {
+        Self(key)
+    }
+}
+
+impl fmt::Debug for DataKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("DataKey(..)")
+    }
+}
+
+impl Drop for DataKey {
+    fn drop(&mut self) {
+        self.0.zeroize();
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct DiskConfig {
+    pub dir: PathBuf,
+    /// The most that the directory may take on disk.
+    pub bytes: u64,
+    /// What is written before a new file is begun, and what is reclaimed at once.
+    pub segment_bytes: u64,
+    /// Whether blocks are encrypted. Without it they are authenticated all the same.
+    pub seal: bool,
+    /// Of what a block's bytes mean: model, numerics, geometry. Blocks of another one are misses.
+    pub layout_digest: [u8; 32],
+    /// The most that is written in any 24 hours; `None`: as much as comes.
+    pub write_bytes_per_day: Option<u64>,
+}
+
+impl DiskConfig {
+    pub fn new(dir: impl Into<PathBuf>, bytes: u64, layout_digest: [u8; 32]) -> Self {
+        let segment_bytes = (bytes / 16).min(64 << 20) / 4096 * 4096;
+        Self { dir: dir.into(), bytes, segment_bytes, seal: true, layout_digest, write_bytes_per_day: None }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("another process writes KV blocks to {}: give each server a directory of its own", dir.display())]
+    InUse { dir: PathBuf },
+    #[error(
+        "{} was written by another version of Folio (format {found}, this one has {ours}): use another directory, or delete this one",
+        dir.display()
+    )]
+    Version { dir: PathBuf, found: u32, ours: u32 },
+    #[error(
+        "a disk tier of {bytes} bytes with segments of {segment_bytes} cannot work: a segment is a multiple of 4096 bytes, at least 16384, and there is room for at least two"
+    )]
+    Size { bytes: u64, segment_bytes: u64 },
+    #[error("cannot use {} for KV blocks: {error}", dir.display())]
+    Io { dir: PathBuf, error: std::io::Error },
+}
+
+/// Why a block was not found. Whatever was wrong with a record, it is not looked at again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum Miss {
+    #[error("it is not stored")]
+    Absent,
+    #[error("it has another length")]
+    Length,
+    #[error("it was written for another layout")]
+    Layout,
+    #[error("it was written by another version")]
+    Version,
+    #[error("another block lies there")]
+    Block,
+    #[error("it is sealed by another key, or was tampered with")]
+    Key,
+    #[error("it is damaged")]
+    Damaged,
+    #[error("its file could not be read")]
+    Io,
+}
+
+impl Miss {
+    pub const ALL: [Self; 8] = [
+        Self::Absent,
+        Self::Length,
+        Self::Layout,
+        Self::Version,
+        Self::Block,
+        Self::Key,
+        Self::Damaged,
+        Self::Io,
+    ];
+
+    /// For metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Absent => "absent",
+            Self::Length => "length",
+            Self::Layout => "layout",
+            Self::Version => "version",
+            Self::Block => "block",
+            Self::Key => "key",
+            Self::Damaged => "damaged",
+            Self::Io => "io",
+        }
+    }
+}
+
+/// It is written, and survives the death of the process from here on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stored {
+    New,
+    /// It had been stored before.
+    There,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum PutError {
+    #[error("no segment can be reclaimed just now")]
+    Full,
+    #[error("the bytes that may be written in a day are used up")]
+    WriteBudget,
+    #[error("a block of {bytes} bytes is larger than a segment takes, which is {most}")]
+    TooLarge { bytes: usize, most: usize },
+    #[error("the disk tier no longer writes")]
+    Off,
+    #[error("writing failed: {0}")]
+    Io(#[from] std::io::Error),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DiskState {
+    /// What the directory has is still being read: what is not known yet is a miss.
+    Opening,
+    On,
+    /// Nothing is written any more; what is there is still read.
+    Off {
+        reason: String,
+    },
+}
+
+#[derive(Clone, Debug)]
+pub struct DiskStats {
+    pub state: DiskState,
+    /// That can be found.
+    pub blocks: u64,
+    /// That the directory takes on disk, the room of the segment that is being written included.
+    pub bytes: u64,
+    /// Of them, what callers stored.
+    pub payload_bytes: u64,
+    pub segments: u64,
+    /// Written since the start, and what of it callers stored.
+    pub bytes_written: u64,
+    pub payload_written: u64,
+    pub hits: u64,
+    /// By [`Miss`], in the order of [`Miss::ALL`].
+    pub misses: [u64; Miss::ALL.len()],
+    /// That could be found and went with their segments.
+    pub reclaimed_blocks: u64,
+    /// Whether files are read and written past the page cache.
+    pub direct: bool,
+}
+
+impl DiskStats {
+    /// Bytes written for each byte stored since the start.
+    pub fn write_amplification(&self) -> f64 {
+        if self.payload_written == 0 { 1.0 } else { self.bytes_written as f64 / self.payload_written as f64 }
+    }
+
+    pub fn misses(&self, reason: Miss) -> u64 {
+        self.misses[reason as usize]
+    }
+}

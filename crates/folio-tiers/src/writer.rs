@@ -1,0 +1,371 @@
+//! Where the next block goes, and what has to go for it.
+//!
+//! Records are appended to one segment, the open one, which takes its room on disk when it is begun and is cut to its size when it is
+//! full. Room is charged before it is taken and given back after it is free, so the directory is never larger than it may be.
+
+use std::io::ErrorKind;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use crate::index::{Fingerprint, Place};
+use crate::io::{File, Folder, PAGE, Pages, read_full, write_full};
+use crate::record::{self, VERSION};
+use crate::seal::NONCE;
+use crate::segment::{self, Contents, Entry, Found};
+use crate::store::{DiskStore, Segment, lock};
+use crate::types::{BlockKey, DataKey, DiskConfig, OpenError, PutError};
+use crate::wear::Wear;
+
+/// Of the directory: its version, and the number of the next segment, so that no file name is used twice. `FOLIOKVD`, version and
+/// number in 4 bytes each, the CRC-32C of these 16.
+const ABOUT: &str = "store";
+const MAGIC: &[u8; 8] = b"FOLIOKVD";
+
+/// Of segments that were not ended, so many are read to the end of each record: in the last ones a write may have been under way. What is
+/// wrong in older ones shows when it is read.
+const TORN: usize = 8;
+
+pub(crate) struct Writer {
+    open: Option<Arc<Open>>,
+    pub next: u32,
+    wear: Wear,
+}
+
+/// The segment that is being written.
+struct Open {
+    segment: Arc<Segment>,
+    file: Box<dyn File>,
+    /// Of the file.
+    pages: usize,
+    state: Mutex<OpenState>,
+}
+
+struct OpenState {
+    /// Of records that are written.
+    entries: Vec<Entry>,
+    /// Records that room was set aside for.
+    reserved: usize,
+    next: usize,
+    /// Records that are being written.
+    writing: usize,
+    /// Nothing more is set aside: whoever writes last ends it.
+    is_full: bool,
+}
+
+/// Room for a record, which holds its segment open.
+struct Room<'a> {
+    store: &'a DiskStore,
+    open: Arc<Open>,
+    page: u32,
+}
+
+impl Room<'_> {
+    fn written(&self, key: &BlockKey, length: usize) {
+        let (segment, entry) =
+            (&self.open.segment, Entry { key: *key, page: self.page, length: length as u32 });
+        lock(&self.open.state).entries.push(entry);
+        segment.payload.fetch_add(length as u64, Relaxed);
+        self.store.touch(segment);
+        self.store.index.insert(key.into(), Place { segment: segment.number, page: self.page });
+    }
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.open.state);
+        state.writing -= 1;
+        if state.is_full && state.writing == 0 {
+            self.store.seal(&self.open, &mut state);
+        }
+    }
+}
+
+fn about(page: &[u8]) -> Option<(u32, u32)> {
+    let word = |at: usize| u32::from_le_bytes(page[at..at + 4].try_into().expect("four bytes"));
+    let is_valid = &page[..8] == MAGIC && crc32c::crc32c(&page[..16]) == word(16);
+    is_valid.then(|| (word(8), word(12)))
+}
+
+fn about_page(next: u32) -> Pages {
+    let mut page = Pages::new(PAGE);
+    page[..8].copy_from_slice(MAGIC);
+    page[8..12].copy_from_slice(&u32::from(VERSION).to_le_bytes());
+    page[12..16].copy_from_slice(&next.to_le_bytes());
+    let crc = crc32c::crc32c(&page[..16]);
+    page[16..20].copy_from_slice(&crc.to_le_bytes());
+    page
+}
+
+impl Writer {
+    /// Looks at the directory's files, not into them but for its version. The segments come in the order of their numbers.
+    pub fn open(config: &DiskConfig, folder: &dyn Folder) -> Result<(Self, Vec<Arc<Segment>>), OpenError> {
+        let io = |error| OpenError::Io { dir: config.dir.clone(), error };
+        let mut files = folder.list().map_err(io)?;
+        files.sort_by(|a, b| a.name.cmp(&b.name));
+        let mut wear = Wear::new(config.write_bytes_per_day);
+        let mut segments = Vec::new();
+        let mut next = 1;
+        for file in &files {
+            let Some(number) = segment::number(&file.name) else { continue };
+            next = next.max(number.saturating_add(1));
+            wear.before(file.age, file.bytes);
+            segments.push(Arc::new(Segment {
+                number,
+                bytes: AtomicU64::new(file.bytes.next_multiple_of(PAGE as u64) + PAGE as u64),
+                payload: AtomicU64::new(0),
+                used_at: AtomicU64::new(u64::from(number)),
+                fingerprints: OnceLock::new(),
+                is_foreign: AtomicBool::new(false),
+            }));
+        }
+        if files.iter().any(|file| file.name == ABOUT) {
+            let mut page = Pages::new(PAGE);
+            folder.open(ABOUT).and_then(|file| read_full(&*file, &mut page, 0)).map_err(io)?;
+            let ours = u32::from(VERSION);
+            match about(&page) {
+                Some((found, _)) if found != ours => {
+                    return Err(OpenError::Version { dir: config.dir.clone(), found, ours });
+                }
+                Some((_, known)) => next = next.max(known),
+                // A start that was interrupted: what there is says where to go on.
+                None => {}
+            }
+        } else {
+            folder.create(ABOUT, PAGE as u64).map_err(io)?;
+        }
+        Ok((Self { open: None, next, wear }, segments))
+    }
+}
+
+impl DiskStore {
+    fn wrote(&self, bytes: usize) {
+        self.counters.bytes_written.fetch_add(bytes as u64, Relaxed);
+    }
+
+    pub(crate) fn write_block(
+        &self,
+        key: &BlockKey,
+        data_key: &DataKey,
+        block: &[u8],
+    ) -> Result<(), PutError> {
+        let room = self.room(record::pages(block.len()))?;
+        let nonce = if self.config.seal {
+            let mut nonce = [0; NONCE];
+            getrandom::fill(&mut nonce).map_err(|error| std::io::Error::other(error.to_string()))?;
+            Some(nonce)
+        } else {
+            None
+        };
+        let mut record = self.buffers.take(record::pages(block.len()) * PAGE);
+        record::write(&mut record, key, &self.config.layout_digest, data_key, nonce, block);
+        let written = write_full(&*room.open.file, &record, u64::from(room.page) * PAGE as u64);
+        let bytes = record.len();
+        self.buffers.give_back(record);
+        if let Err(error) = written {
+            self.turn_off(&error);
+            return Err(error.into());
+        }
+        self.wrote(bytes);
+        self.counters.payload_written.fetch_add(block.len() as u64, Relaxed);
+        room.written(key, block.len());
+        Ok(())
+    }
+
+    /// Sets room aside.
+    fn room(&self, pages: usize) -> Result<Room<'_>, PutError> {
+        let mut writer = lock(&self.writer);
+        if self.is_off() {
+            return Err(PutError::Off);
+        }
+        let has_room = |open: &Arc<Open>| {
+            let state = lock(&open.state);
+            state.next + pages + segment::footer_pages(state.reserved + 1) <= open.pages
+        };
+        let fits = writer.open.as_ref().is_some_and(has_room);
+        // With its line in the footer; a new segment has three pages more.
+        let bytes = pages * PAGE + 64 + if fits { 0 } else { 3 * PAGE };
+        if !writer.wear.take(bytes as u64) {
+            return Err(PutError::WriteBudget);
+        }
+        let open = match &writer.open {
+            Some(open) if fits => open.clone(),
+            _ => self.begin_segment(&mut writer)?,
+        };
+        let mut state = lock(&open.state);
+        let page = state.next as u32;
+        state.next += pages;
+        state.reserved += 1;
+        state.writing += 1;
+        drop(state);
+        Ok(Room { store: self, open, page })
+    }
+
+    fn begin_segment(&self, writer: &mut Writer) -> Result<Arc<Open>, PutError> {
+        self.end_segment(writer);
+        let charge = self.config.segment_bytes + PAGE as u64;
+        while self.used.load(Relaxed) + charge > self.config.bytes {
+            if !self.reclaim()? {
+                return Err(PutError::Full);
+            }
+        }
+        let number = writer.next;
+        writer.next = number.checked_add(1).ok_or(PutError::Full)?;
+        self.used.fetch_add(charge, Relaxed);
+        let file = self.create(number).inspect_err(|error| {
+            self.turn_off(error);
+            if self.folder.remove(&segment::name(number)).is_ok() {
+                self.used.fetch_sub(charge, Relaxed);
+            }
+        })?;
+        let segment = Arc::new(Segment {
+            number,
+            bytes: AtomicU64::new(charge),
+            payload: AtomicU64::new(0),
+            used_at: AtomicU64::new(0),
+            fingerprints: OnceLock::new(),
+            is_foreign: AtomicBool::new(false),
+        });
+        self.touch(&segment);
+        let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
+        segments.insert(number, segment.clone());
+        let state = OpenState { entries: Vec::new(), reserved: 0, next: 1, writing: 0, is_full: false };
+        let pages = (self.config.segment_bytes / PAGE as u64) as usize;
+        let open = Arc::new(Open { segment, file, pages, state: Mutex::new(state) });
+        writer.open = Some(open.clone());
+        Ok(open)
+    }
+
+    /// The number is taken before the file is there.
+    fn create(&self, number: u32) -> std::io::Result<Box<dyn File>> {
+        write_full(&*self.folder.open(ABOUT)?, &about_page(number + 1), 0)?;
+        let file = self.folder.create(&segment::name(number), self.config.segment_bytes)?;
+        write_full(&*file, &segment::first_page(), 0)?;
+        self.wrote(2 * PAGE);
+        Ok(file)
+    }
+
+    pub(crate) fn end_segment(&self, writer: &mut Writer) {
+        if let Some(open) = writer.open.take() {
+            let mut state = lock(&open.state);
+            state.is_full = true;
+            if state.writing == 0 {
+                self.seal(&open, &mut state);
+            }
+        }
+    }
+
+    /// Writes a footer and gives back what the segment did not use.
+    fn seal(&self, open: &Open, state: &mut OpenState) {
+        let entries = std::mem::take(&mut state.entries);
+        let _ = open.segment.fingerprints.set(fingerprints(&entries));
+        // What brought a write down may do so again. The next start reads the records one by one.
+        if std::thread::panicking() {
+            return;
+        }
+        let contents = Contents { entries, layout: self.config.layout_digest, end: state.next as u32 };
+        if let Err(error) = self.write_footer(&open.segment, &*open.file, &contents) {
+            self.turn_off(&error);
+        }
+    }
+
+    fn write_footer(&self, segment: &Segment, file: &dyn File, contents: &Contents) -> std::io::Result<()> {
+        let footer = segment::footer(contents);
+        let at = u64::from(contents.end) * PAGE as u64;
+        let charge = at + (footer.len() + PAGE) as u64;
+        let before = segment.bytes.load(Relaxed);
+        // Only a file that somebody cut short would grow. It stays without.
+        if charge > before {
+            return Ok(());
+        }
+        write_full(file, &footer, at)?;
+        self.wrote(footer.len());
+        // Only now: a footer that is not at the end of its file is none, and the records are read.
+        file.cut(at + footer.len() as u64)?;
+        segment.bytes.store(charge, Relaxed);
+        self.used.fetch_sub(before - charge, Relaxed);
+        Ok(())
+    }
+
+    /// Deletes the segment that was longest of no use to anybody. `false`: none can go just now.
+    pub(crate) fn reclaim(&self) -> Result<bool, PutError> {
+        let segment = {
+            let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
+            // Nobody else has it, and while this lock is held nobody gets it.
+            let may_go = |segment: &&Arc<Segment>| {
+                Arc::strong_count(segment) == 1 && !segment.is_foreign.load(Relaxed)
+            };
+            let least = segments.values().filter(may_go).min_by_key(|segment| segment.used_at.load(Relaxed));
+            let Some(number) = least.map(|segment| segment.number) else { return Ok(false) };
+            segments.remove(&number).expect("it was just seen")
+        };
+        self.delete(&segment)?;
+        Ok(true)
+    }
+
+    /// Of a segment that is out of the table.
+    fn delete(&self, segment: &Segment) -> std::io::Result<()> {
+        let here = |place: Place| place.segment == segment.number;
+        let known = segment.fingerprints.get().map_or(&[][..], |known| known);
+        let gone = known.iter().filter(|fingerprint| self.index.remove(**fingerprint, here)).count();
+        self.counters.reclaimed.fetch_add(gone as u64, Relaxed);
+        match self.folder.remove(&segment::name(segment.number)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                self.turn_off(&error);
+                Err(error)
+            }
+            _ => {
+                self.used.fetch_sub(segment.bytes.load(Relaxed), Relaxed);
+                Ok(())
+            }
+        }
+    }
+
+    /// To what the directory may be: it may have been given more before.
+    pub(crate) fn shrink(&self) {
+        while self.used.load(Relaxed) > self.config.bytes && self.reclaim().unwrap_or(false) {}
+    }
+
+    /// Makes known what a file holds that was there at the start. `scanned` counts those without a footer.
+    pub(crate) fn read_segment(&self, segment: &Segment, scanned: &mut usize) {
+        let name = segment::name(segment.number);
+        let read =
+            self.folder.open(&name).and_then(|file| Ok((segment::read(&*file, *scanned < TORN)?, file)));
+        let (contents, torn) = match read {
+            Ok((Found::Footer(contents), _)) => (contents, None),
+            Ok((Found::Scanned(contents), file)) => (contents, Some(file)),
+            Ok((Found::Foreign, _)) => {
+                segment.is_foreign.store(true, Relaxed);
+                return;
+            }
+            // What cannot be read is of no use, and the first to go.
+            Err(_) => {
+                segment.used_at.store(0, Relaxed);
+                return;
+            }
+        };
+        let is_ours = contents.layout == self.config.layout_digest;
+        if is_ours {
+            for entry in &contents.entries {
+                let place = Place { segment: segment.number, page: entry.page };
+                self.index.insert((&entry.key).into(), place);
+            }
+        }
+        let payload = contents.entries.iter().map(|entry| u64::from(entry.length)).sum();
+        segment.payload.store(payload, Relaxed);
+        if !is_ours || contents.entries.is_empty() {
+            segment.used_at.store(0, Relaxed);
+        }
+        let known = if is_ours { fingerprints(&contents.entries) } else { Box::default() };
+        let _ = segment.fingerprints.set(known);
+        if let Some(file) = torn {
+            *scanned += 1;
+            if let Err(error) = self.write_footer(segment, &*file, &contents) {
+                self.turn_off(&error);
+            }
+        }
+    }
+}
+
+fn fingerprints(entries: &[Entry]) -> Box<[Fingerprint]> {
+    entries.iter().map(|entry| Fingerprint::from(&entry.key)).collect()
+}

@@ -1,0 +1,84 @@
+//! What the store promises while nothing goes wrong: what was put is got, also after a restart, within the room that it has.
+
+mod common;
+
+use std::fs;
+
+use common::{block, config, copy, has, key, open, segments, tenant};
+use folio_tiers::{DiskState, DiskStore, OpenError, PutError, Stored};
+
+#[test]
+fn what_was_put_is_got_by_whoever_has_the_key() {
+    for seal in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let config = folio_tiers::DiskConfig { seal, ..config(dir.path()) };
+        let store = open(&config);
+        for length in [0, 1, 63, 3904, 3905, 20000] {
+            let number = length as u64;
+            assert_eq!(store.put(&key(number), &tenant(1), &block(number, length)).unwrap(), Stored::New);
+            assert!(store.contains(&key(number)));
+            assert!(has(&store, number, &tenant(1), length));
+            assert_eq!(store.put(&key(number), &tenant(1), &block(number, length)).unwrap(), Stored::There);
+        }
+        let text = vec![b'x'; 5000];
+        store.put(&key(99), &tenant(1), &text).unwrap();
+        let on_disk: Vec<u8> = segments(dir.path()).iter().flat_map(|path| fs::read(path).unwrap()).collect();
+        assert_eq!(on_disk.windows(64).any(|bytes| bytes == &text[..64]), !seal, "sealed means unreadable");
+        let stats = store.stats();
+        assert_eq!((stats.blocks, stats.hits), (7, 6));
+        assert_eq!(stats.payload_bytes, 1 + 63 + 3904 + 3905 + 20000 + 5000);
+        assert_eq!(stats.state, DiskState::On);
+        assert_eq!(store.run([1, 63, 3904, 17, 20000].map(key).into_iter()), 3);
+    }
+}
+
+/// A restart finds everything, whether the store was closed or its process killed, sealed or not.
+#[test]
+fn a_restart_finds_everything() {
+    for (closed, seal) in [(true, true), (false, true), (true, false), (false, false)] {
+        let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let mut config = config(dir.path());
+        config.seal = seal;
+        let store = open(&config);
+        for number in 0..40 {
+            store.put(&key(number), &tenant(1), &block(number, 9000)).unwrap();
+        }
+        if closed {
+            store.close();
+        }
+        copy(dir.path(), other.path());
+        config.dir = other.path().to_owned();
+        // What was written without a seal is read by a server that seals.
+        config.seal = true;
+        let store = open(&config);
+        assert_eq!(store.stats().blocks, 40);
+        assert_eq!(store.stats().payload_bytes, 40 * 9000);
+        assert!((0..40).all(|number| has(&store, number, &tenant(1), 9000)));
+        assert_eq!(store.put(&key(3), &tenant(1), &block(3, 9000)).unwrap(), Stored::There);
+        assert_eq!(store.put(&key(50), &tenant(1), &block(50, 9000)).unwrap(), Stored::New);
+    }
+}
+
+#[test]
+fn a_directory_has_one_writer() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&config(dir.path()));
+    let error = DiskStore::open(config(dir.path())).unwrap_err();
+    assert!(matches!(error, OpenError::InUse { .. }));
+    assert!(error.to_string().contains(dir.path().to_str().unwrap()));
+    drop(store);
+    open(&config(dir.path()));
+}
+
+#[test]
+fn sizes_that_cannot_work_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    for (bytes, segment_bytes) in [(1 << 20, 12288), (1 << 20, 65537), (1 << 20, 1 << 19), (0, 0)] {
+        let config = folio_tiers::DiskConfig { bytes, segment_bytes, ..config(dir.path()) };
+        assert!(matches!(DiskStore::open(config), Err(OpenError::Size { .. })), "{bytes} {segment_bytes}");
+    }
+    let store = open(&config(dir.path()));
+    let most = store.max_block_bytes();
+    assert!(matches!(store.put(&key(1), &tenant(1), &vec![0; most + 1]), Err(PutError::TooLarge { .. })));
+    assert_eq!(store.put(&key(1), &tenant(1), &vec![0; most]).unwrap(), Stored::New);
+}

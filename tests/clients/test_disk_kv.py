@@ -1,0 +1,183 @@
+"""KV on a disk: it is there after a restart, for its tenant alone, and a process that is killed leaves nothing wrong behind."""
+
+import json
+import os
+import random
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from folio_server import Server
+
+# Room for three prompts, so that most of what is asked again is no longer in memory.
+SMALL = ["--device", "cpu", "--kv-cache-memory", "3MiB", "--max-num-seqs", "4"]
+KILLS = int(os.environ.get("FOLIO_KILLS", "20"))
+
+
+def prompt(number):
+    rng = random.Random(number)
+    return " ".join(f"Box {rng.randrange(1000)} holds {rng.choice(('tea', 'salt', 'a kite'))}." for _ in range(90))
+
+
+def ask(server, number, key="none", max_tokens=12):
+    """(token ids, cached tokens of the prompt)"""
+    body = {"model": "folio-demo", "prompt": prompt(number), "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
+    request = urllib.request.Request(server.url + "/v1/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=60) as response:
+        answer = json.loads(response.read())
+    return answer["choices"][0]["token_ids"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def disk(folder, *more):
+    return ["--disk-kv", str(folder), "--disk-kv-size", "64MiB", *SMALL, *more]
+
+
+def stored(server, blocks, seconds=20):
+    """Waits until so many blocks were stored since the start."""
+    end = time.monotonic() + seconds
+    while server.metric("folio:tier_blocks_total", tier="disk", event="stored") < blocks:
+        assert time.monotonic() < end, server.get("/metrics")
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def answers():
+    """What each prompt is answered without any disk."""
+    server = Server(*SMALL)
+    yield {number: ask(server, number)[0] for number in range(8)}
+    server.stop()
+
+
+def test_it_is_there_when_memory_is_not_and_after_a_restart(serve, tmp_path, answers):
+    server = serve(*disk(tmp_path))
+    for number in range(8):
+        assert ask(server, number) == (answers[number], 0)
+    stored(server, 8 * 50)
+    for number in range(8):
+        tokens, cached = ask(server, number)
+        assert tokens == answers[number] and cached > 800, number
+    assert server.metric("vllm:external_prefix_cache_hits_total") > 6 * 800
+    assert server.metric("folio:tier_loads_total", outcome="failed") == 0
+    assert server.stop() == 0
+    again = serve(*disk(tmp_path))
+    for number in range(8):
+        tokens, cached = ask(again, number)
+        assert tokens == answers[number] and cached > 800, number
+
+
+def test_it_is_its_tenants_alone(serve, tmp_path, answers):
+    keys = ["--api-key", "alpha", "--api-key", "beta"]
+    server = serve(*disk(tmp_path, *keys))
+    assert ask(server, 1, "alpha") == (answers[1], 0)
+    stored(server, 50)
+    assert ask(server, 1, "beta") == (answers[1], 0)
+    assert server.stop() == 0
+    # In another order, and so with other numbers.
+    again = serve(*disk(tmp_path, "--api-key", "gamma", "--api-key", "beta", "--api-key", "alpha"))
+    assert ask(again, 1, "gamma") == (answers[1], 0)
+    assert ask(again, 1, "alpha")[1] > 800
+    assert again.stop() == 0
+    # Without the keyring it is noise.
+    (tmp_path / "keyring").unlink()
+    assert ask(serve(*disk(tmp_path, *keys)), 1, "alpha") == (answers[1], 0)
+
+
+def test_nothing_of_a_prompt_is_readable_on_it(serve, tmp_path):
+    server = serve(*disk(tmp_path))
+    ask(server, 2)
+    stored(server, 50)
+    assert server.stop() == 0
+    files = [file for file in Path(tmp_path).iterdir() if file.is_file()]
+    for file in files:
+        assert file.stat().st_mode & 0o077 == 0, f"{file.name} is for others to read"
+    data = max(files, key=lambda file: file.stat().st_size).read_bytes()
+    assert len(data) > 500_000
+    # What is sealed has no more zeros than chance.
+    assert data[8192 : 8192 + 200_000].count(0) < 20_000
+
+
+def test_damage_is_computed_again(serve, tmp_path, answers):
+    server = serve(*disk(tmp_path))
+    for number in range(8):
+        ask(server, number)
+    stored(server, 8 * 50)
+    assert server.stop() == 0
+    rng = random.Random(5)
+    for file in Path(tmp_path).iterdir():
+        if file.is_file() and file.stat().st_size > 8192:
+            with open(file, "r+b") as bytes_of:
+                for _ in range(40):
+                    at = rng.randrange(file.stat().st_size)
+                    bytes_of.seek(at)
+                    was = bytes_of.read(1)[0]
+                    bytes_of.seek(at)
+                    bytes_of.write(bytes([was ^ (1 << rng.randrange(8))]))
+    again = serve(*disk(tmp_path))
+    for number in range(8):
+        assert ask(again, number)[0] == answers[number]
+    assert again.stop() == 0
+
+
+def test_killed_at_any_time_it_serves_no_wrong_token_and_loses_nothing_that_was_stored(tmp_path, answers):
+    rng = random.Random(9)
+    kept = 0
+    for turn in range(KILLS):
+        server = Server(*disk(tmp_path))
+        failures = []
+
+        def work(seed):
+            mine = random.Random(seed)
+            try:
+                while True:
+                    number = mine.randrange(8)
+                    tokens, _ = ask(server, number)
+                    if tokens != answers[number]:
+                        failures.append((turn, number, tokens))
+            except (OSError, urllib.error.URLError, ConnectionError, json.JSONDecodeError):
+                pass
+            except Exception as error:  # a cut answer
+                if "IncompleteRead" not in repr(error) and "RemoteDisconnected" not in repr(error):
+                    failures.append((turn, repr(error)))
+
+        # What was acknowledged by the last process is found by this one.
+        found = server.metric("folio:tier_blocks", tier="disk")
+        end = time.monotonic() + 20
+        while found < kept and time.monotonic() < end:
+            time.sleep(0.05)
+            found = server.metric("folio:tier_blocks", tier="disk")
+        assert found >= kept, f"turn {turn}: {kept} blocks were stored, {found} are found"
+        threads = [threading.Thread(target=work, args=(100 * turn + at,)) for at in range(4)]
+        [thread.start() for thread in threads]
+        time.sleep(rng.random() * 0.8)
+        kept = server.metric("folio:tier_blocks", tier="disk")
+        server.process.kill()
+        server.process.wait()
+        [thread.join() for thread in threads]
+        assert not failures, failures[:3]
+    assert kept > 300, "so much was stored before the last one was killed"
+
+
+def refused(*args):
+    run = subprocess.run([os.environ["FOLIO_BIN"], "serve", "--port", "0", *args], capture_output=True, text=True, timeout=60)
+    assert run.returncode != 0
+    return run.stderr
+
+
+def test_what_cannot_be_is_refused_by_a_sentence(serve, tmp_path):
+    serve(*disk(tmp_path / "one"))
+    error = refused(*disk(tmp_path / "one"))
+    assert "another process" in error and "one" in error
+    (tmp_path / "file").write_text("no folder")
+    assert "file" in refused(*disk(tmp_path / "file"))
+    assert "--disk-kv-size" in refused("--disk-kv", str(tmp_path / "two"), "--disk-kv-size", "many")
+    keyring = tmp_path / "ring"
+    keyring.write_text("nothing")
+    keyring.chmod(0o600)
+    assert "keyring" in refused(*disk(tmp_path / "three", "--keyring", str(keyring)))
+    keyring.chmod(0o644)
+    assert "chmod 600" in refused(*disk(tmp_path / "three", "--keyring", str(keyring)))
