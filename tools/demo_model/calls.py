@@ -2,16 +2,20 @@
 
 A tool is shown as the chat template in `tokenizer.py` shows it, and a call is written as there: `export.py` checks both.
 A clock, a calculator, a look-up and the weather come with many names and descriptions; made-up tools, with random names and
-parameters, teach to copy both from the description. Values under `HELD` and the phrasings in `..._TEST`
-are kept from the training text; four of the latter can still come out of the words that `wrapped` puts around others.
+parameters, teach to copy both from the description. Most requests of the training text come from the grammars of `phrasings.py`.
+Values under `HELD` and the phrasings in `..._TEST` are kept from the training text, also inside longer sentences: `kept_phrasing`
+refuses them while it is made, and `python calls.py --check` counts what came through.
 """
 
 import json
 import random
+import re
 from dataclasses import dataclass, field
 
+import phrasings
 from facts import CLOSE, OPEN, mark
 from generate import SYSTEMS, Conversation
+from phrasings import expand, sentence, strange
 from tasks import OUT_ANSWER, WORDS, casual
 from words import (ANIMALS, CITIES, COLOURS, COUNTRIES, CREATURES, DAYS, FOODS, JOBS, NAMES_F, NAMES_M, OBJECTS, OUTSIDE, RELATIVES, SURNAMES, a, cap, code, invented)
 
@@ -30,9 +34,16 @@ TOPICS = """cheese|the moon|the Eiffel family|bridges|Albert Einstein|the sun|th
 |Queen Victoria|the Alps|honey|iron|Leonardo da Vinci|Mars|the piano|chess|the steam engine|the wheel|rainbows|Lake Geneva|the North Pole|paper|salt|silk""".replace("\n", "").split("|")
 
 
-def place(rng, test):
+# `wide`: also values of more kinds. Held-out questions that need no tool are drawn without, as they always were.
+
+
+def place(rng, test, wide=True):
     if test:
         return rng.choice(HELD["city"])
+    if wide and rng.random() < 0.55:
+        if rng.random() < 0.45:
+            return rng.choice(phrasings.PLACES)
+        return " ".join(cap(strange(rng) if rng.random() < 0.8 else rng.choice(WORDS)) for _ in range(rng.choice((1, 1, 1, 1, 2, 3))))
     r = rng.random()
     if r < 0.4:
         return rng.choice(CITIES)
@@ -46,9 +57,11 @@ def place(rng, test):
     return " ".join(words)
 
 
-def person(rng, test):
+def person(rng, test, wide=True):
     if test:
         return rng.choice(HELD["person"])
+    if wide and rng.random() < 0.5:
+        return rng.choice(phrasings.PEOPLE) if rng.random() < 0.5 else cap(strange(rng))
     r = rng.random()
     n = rng.choice(NAMES_F + NAMES_M) if r < 0.5 else cap(invented(rng))
     return f"{n} {rng.choice(SURNAMES)}" if rng.random() < 0.15 else n
@@ -57,22 +70,26 @@ def person(rng, test):
 def thing(rng, test):
     if test:
         return rng.choice(HELD["thing"])
+    if rng.random() < 0.5:
+        return rng.choice(phrasings.THINGS) if rng.random() < 0.6 else strange(rng)
     r = rng.random()
     return rng.choice(OBJECTS) if r < 0.5 else f"{rng.choice(COLOURS)} {rng.choice(OBJECTS)}" if r < 0.65 else invented(rng)
 
 
-def topic(rng, test):
+def topic(rng, test, wide=True):
     if test:
         return rng.choice(HELD["topic"])
+    if wide and rng.random() < 0.4:
+        return rng.choice(phrasings.SUBJECTS) if rng.random() < 0.5 else ("the " if rng.random() < 0.4 else "") + " ".join(strange(rng) if rng.random() < 0.6 else rng.choice(WORDS) for _ in range(rng.choice((1, 1, 2))))
     r = rng.random()
     if r < 0.3:
         return rng.choice(TOPICS + OUTSIDE)
     if r < 0.45:
         return rng.choice(ANIMALS + FOODS + CREATURES + JOBS) + rng.choice(["", "s"])
     if r < 0.65:
-        return person(rng, test)
+        return person(rng, test, wide)
     if r < 0.8:
-        return place(rng, test)
+        return place(rng, test, wide)
     return ("the " if rng.random() < 0.3 else "") + " ".join(invented(rng) for _ in range(rng.choice((1, 1, 2))))
 
 
@@ -100,6 +117,8 @@ class Request:
     answer: str
     value: str = ""  # what a right answer must contain
     exact: bool = True  # a reply without a call has to be `answer`
+    said: tuple = ()  # the parts of `ask` that are values, or that stand for a made-up tool
+    does: str = ""  # verb and noun, or the property, of a made-up tool
 
 
 def shown(tools):
@@ -145,6 +164,69 @@ def describe(rng, texts):
     return text
 
 
+MORE_KEYS = """place_name city_name the_city name where_to area region spot input value arg argument param data target point village state province district x p s str query_text item entry field what which label tag loc geo position destination_name
+for_city in_city of at_place search_text request prompt line word words content statement task problem details info object""".split()
+
+
+def key_of(rng, keys, test):
+    """The name of a parameter."""
+    key, r = rng.choice(keys), test or rng.random()
+    return key if test or r < 0.55 else rng.choice(MORE_KEYS) if r < 0.8 else rng.choice(WORDS).lower() if r < 0.87 else invented(rng) if r < 0.95 else strange(rng)
+
+
+def name_of(rng, names, rule, test):
+    """The name of a tool, also in camel case and with hyphens."""
+    if test or rng.random() < 0.4:
+        return rng.choice(names)
+    name = expand(rng, f"<{rule}>")
+    r = rng.random()
+    if r < 0.2:
+        first, *rest = name.split("_")
+        name = first + "".join(cap(w) for w in rest)
+    elif r < 0.28:
+        name = name.replace("_", "-")
+    elif r < 0.36:
+        name = "".join(cap(w) for w in name.split("_"))
+    elif r < 0.42:
+        name = f"{invented(rng)}_{name}"
+    return name
+
+
+def about_of(rng, texts, rule, test):
+    return describe(rng, texts if test or rng.random() < 0.5 else [expand(rng, f"<{rule}>")])
+
+
+CONTRACTED = [("what's", "what is"), ("whats", "what is"), ("how's", "how is"), ("hows", "how is"), ("i'd", "i would"), ("i'm", "i am")]
+
+
+def frame(text, said, full=False):
+    """A question's words with its values as one sign, lower case and without punctuation; `full`: with contractions written out."""
+    text = text.lower()
+    for value in sorted(said, key=len, reverse=True):
+        text = text.replace(value.lower(), " \3 ")
+    for short, long in CONTRACTED if full else []:
+        text = re.sub(rf"\b{short}\b", long, text)
+    return " ".join(re.findall(r"[\w\3]+", text.replace("'", "")))
+
+
+def kept_phrasing(family, ask, said):
+    """Whether a question holds one of the phrasings that are kept for tests."""
+    short, full = f" {frame(ask, said)} ", f" {frame(ask, said, True)} "
+    return any(f" {k} " in (full if k.count(" ") > 2 else short) for k in KEPT[family])
+
+
+def asked(rng, family, base, rule, **slots):
+    """A request in words: one of the list or of the grammar, none that is kept for tests."""
+    while True:
+        ask = rng.choice(base).format(**slots, r=rng.choice(RELATIVES)) if base and rng.random() < 0.2 else sentence(rng, rule, **slots, n=any_name(rng), r=rng.choice(RELATIVES))
+        if not kept_phrasing(family, ask, [str(v) for v in slots.values()]):
+            return ask
+
+
+def any_name(rng):
+    return rng.choice(NAMES_F + NAMES_M) if rng.random() < 0.5 else cap(invented(rng))
+
+
 STRING, NUMBER, INTEGER = {"type": "string"}, {"type": "number"}, {"type": "integer"}
 
 # ---- a clock ----
@@ -161,21 +243,25 @@ CLOCK_HERE = ["What time is it?", "What time is it now?", "What is the time?", "
 CLOCK_HERE_TEST = ["Could you check the clock?", "Time please", "What's the local time right now?", "what time is it at the moment", "I wonder what time it is.", "Would you tell me how late it is?", "Quick question, what is the time?", "Have you got the time?"]
 
 
+
+
 def clock(rng, test=False):
-    here, key = rng.random() < 0.3, rng.choice(PLACE_KEYS)
+    here, key = rng.random() < 0.3, key_of(rng, PLACE_KEYS, test)
     optional = [key] if rng.random() < 0.25 else []
     parameters = {} if here and rng.random() < 0.7 else {key: STRING}
-    tool = Tool(rng.choice(CLOCK), describe(rng, CLOCK_ABOUT), parameters, [key] if here and parameters else optional if parameters else [])
+    tool = Tool(name_of(rng, CLOCK, "clock_name", test), about_of(rng, CLOCK_ABOUT, "clock_about", test), parameters, [key] if here and parameters else optional if parameters else [])
     c = place(rng, test)
-    asks = (CLOCK_HERE_TEST if test else CLOCK_HERE) if here else (CLOCK_IN_TEST if test else CLOCK_IN)
-    ask = rng.choice(asks).format(c=c, r=rng.choice(RELATIVES))
+    if test:
+        ask = rng.choice(CLOCK_HERE_TEST if here else CLOCK_IN_TEST).format(c=c, r=rng.choice(RELATIVES))
+    else:
+        ask = asked(rng, "clock", CLOCK_HERE if here else CLOCK_IN, "clock_here" if here else "clock_in", c=c)
     t = f"{rng.randint(0, 23)}:{rng.randint(0, 59):02d}" if rng.random() < 0.7 else f"{rng.randint(1, 12)}:{rng.randint(0, 59):02d} {rng.choice(['am', 'pm', 'AM', 'PM'])}"
     result = t if rng.random() < 0.5 else json.dumps({"time": t}) if here or rng.random() < 0.6 else json.dumps({parameters and key or "city": c, "time": t})
     answer = f"It is {mark(t)}." if here else f"It is {mark(t)} in {mark(c)}."
     if not here and not test and rng.random() < 0.1:
         ask += rng.choice([" Answer as JSON with city and time.", " Give me JSON with city and time.", " Write it as JSON with city and time."])
         answer = mark(json.dumps({"city": c, "time": t}, ensure_ascii=False))
-    return Request(tool, ask, {} if here else {key: c}, result, answer, t)
+    return Request(tool, ask, {} if here else {key: c}, result, answer, t, said=() if here else (c,))
 
 
 # ---- a calculator ----
@@ -189,6 +275,7 @@ TWO = {"add": ("+", ["Add {x} and {y}.", "What is {x} plus {y}?", "What is {x} +
     "subtract": ("-", ["What is {x} minus {y}?", "What is {x} - {y}?", "{x} minus {y}", "{x} - {y} = ?"], ["Please work out {x} minus {y}.", "How much is left of {x} - {y}?"], "Subtract two numbers"),
     "multiply": ("*", ["Multiply {x} and {y}.", "What is {x} times {y}?", "What is {x} * {y}?", "Multiply {x} by {y}", "Product of {x} and {y}?"], ["Please multiply {x} with {y}.", "How much is {x} times {y}?"], "Multiply two numbers"),
     "divide": ("/", ["Divide {x} by {y}.", "What is {x} divided by {y}?", "What is {x} / {y}?"], ["Please divide {x} by {y} for me.", "How much is {x} over {y}?"], "Divide two numbers")}
+SPOKEN = {"+": ["plus"], "-": ["minus", "minus", "less"], "*": ["times", "times", "multiplied by", "x"], "/": ["divided by"]}
 SIGNS = {"+": "plus", "-": "minus", "*": "times", "/": "divided by"}
 
 
@@ -231,16 +318,17 @@ def calculator(rng, test=False):
     parts, said = [numbers[0]], [numbers[0]]
     for s, x in zip(signs, numbers[1:]):
         parts += [s, x]
-        said += [SIGNS[s] if spoken else s, x]
+        said += [(SIGNS[s] if test else rng.choice(SPOKEN[s])) if spoken else s, x]
     if n == 3 and not tight and rng.random() < 0.35:
         i, j = rng.choice(((0, 3), (2, 5)))
         for p in (parts, said):
             p[i], p[j - 1] = "(" + p[i], p[j - 1] + ")"
     e, text = gap.join(parts), (" " if spoken else gap).join(said)
-    tool = Tool(rng.choice(CALC), describe(rng, CALC_ABOUT), {rng.choice(CALC_KEYS): STRING})
+    tool = Tool(name_of(rng, CALC, "calc_name", test), about_of(rng, CALC_ABOUT, "calc_about", test), {key_of(rng, CALC_KEYS, test): STRING})
     v = value_of(e)
     result = v if rng.random() < 0.6 else json.dumps({"result": float(v) if "." in v else int(v)})
-    return Request(tool, rng.choice(CALC_ASK_TEST if test else CALC_ASK).format(e=text), {next(iter(tool.parameters)): e}, result, f"{e} = {mark(v)}", v)
+    ask = rng.choice(CALC_ASK_TEST).format(e=text) if test else asked(rng, "calculator", CALC_ASK, "calc_ask", e=text)
+    return Request(tool, ask, {next(iter(tool.parameters)): e}, result, f"{e} = {mark(v)}", v, said=(text,))
 
 
 def two_numbers(rng, test=False):
@@ -248,10 +336,13 @@ def two_numbers(rng, test=False):
     sign, asks, asks_test, about = TWO[name]
     x, y = number(rng, test), number(rng, test)
     keys = rng.choice([("a", "b"), ("x", "y"), ("first", "second"), ("number1", "number2"), ("left", "right"), ("n", "m")])
-    tool = Tool(name + rng.choice(["", "", "_numbers", "_two_numbers"]), describe(rng, [about]), dict.fromkeys(keys, rng.choice([NUMBER, INTEGER])))
+    if not test and rng.random() < 0.4:
+        keys = rng.choice([("num_a", "num_b"), ("arg1", "arg2"), ("p", "q"), ("one", "two"), ("value", "by"), ("lhs", "rhs"), ("u", "v"), ("from", "with"), ("base", "other"), ("i", "j"), (invented(rng), strange(rng))])
+    tool = Tool(name + rng.choice(["", "", "_numbers", "_two_numbers"] if test or rng.random() < 0.6 else ["_values", "_ints", "_tool", "Numbers", "_them", "_a_b", "_floats", "Two", "_pair"]), describe(rng, [about]), dict.fromkeys(keys, rng.choice([NUMBER, INTEGER])))
     v = value_of(f"{x} {sign} {y}")
     plain = lambda n: float(n) if "." in n else int(n)
-    return Request(tool, rng.choice(asks_test if test else asks).format(x=x, y=y), {keys[0]: plain(x), keys[1]: plain(y)}, v if rng.random() < 0.6 else json.dumps({"result": plain(v)}), f"{x} {sign} {y} = {mark(v)}", v)
+    ask = rng.choice(asks_test).format(x=x, y=y) if test else asked(rng, "calculator", asks, name, x=x, y=y)
+    return Request(tool, ask, {keys[0]: plain(x), keys[1]: plain(y)}, v if rng.random() < 0.6 else json.dumps({"result": plain(v)}), f"{x} {sign} {y} = {mark(v)}", v, said=(x, y))
 
 
 # ---- a look-up ----
@@ -261,25 +352,32 @@ LOOK_ABOUT = ["Look something up", "Look up a topic", "Search for a topic", "Sea
 LOOK_KEYS = ["query", "topic", "q", "term", "subject", "text", "keyword", "title", "question"]
 LOOK_ASK = ["Look up {t}.", "Look up {t}", "Search for {t}.", "search {t}", "What is known about {t}?", "Tell me about {t}.", "What do you know about {t}?", "Find out about {t}.", "Look for {t}", "Find something about {t}.", "I want to know about {t}.", "Can you look up {t}?", "Please look up {t} for me.", "Explain {t}.", "What does the encyclopedia say about {t}?", "Give me facts about {t}.", "Who or what is {t}?", "I need information about {t}.", "Search the web for {t}", "Can you search for {t}?", "What can you find about {t}?", "Read about {t} and tell me.", "Teach me about {t} today.", "Do you have facts about {t} for my homework?", "Let me know what {t} is.", "Look for {t} in the encyclopedia.", "I have to write about {t}. Search for it.", "Say something about {t}.", "Will you look up {t} now?", "About {t}: what do you find?", "My teacher asked about {t}. Look it up.", "Help me to understand {t}.", "Have a look for {t}", "Learn about {t} and tell me.", "Show me something on {t}.", "I'd love to read about {t}.", "I would be glad to hear about {t}.", "I want to find out about {t}.", "I need to know more about {t}.", "I am interested in {t}.", "Could you tell us what {t} is?", "Do you know anything about {t}?", "Any news on {t}?", "Information on {t} please", "I heard of {t}. What is it?", "What should one know about {t}?", "Could you read up on {t}?", "What is there to say about {t}?", "Please find out more on {t} for us.", "Which facts are there on {t}?"]
 LOOK_ASK_TEST = ["Could you find some facts about {t}?", "I would like to learn about {t}.", "Please search for {t} for me", "What can you tell me about {t}?", "Get me some information on {t}.", "hey, look up {t}", "Do a search for {t}.", "I'm curious about {t}."]
+OF_ASK = ["What is the {t}?", "what is the {t}", "Look up the {t}.", "Find the {t}.", "Tell me the {t}.", "Do you know the {t}?", "Search for the {t}.", "I want to know the {t}."]
+OF_ASK_TEST = ["Could you find the {t}?", "What's the {t}?", "hey, look up the {t}"]
 OF = "capital population president history currency language area flag king mayor height age weight length colour price owner".split()
 
 
+
+
 def look_up(rng, test=False):
-    tool = Tool(rng.choice(LOOK), describe(rng, LOOK_ABOUT), {rng.choice(LOOK_KEYS): STRING})
+    tool = Tool(name_of(rng, LOOK, "look_name", test), about_of(rng, LOOK_ABOUT, "look_about", test), {key_of(rng, LOOK_KEYS, test): STRING})
     if rng.random() < 0.25:
         p, c = rng.choice(OF), place(rng, test)
+        if not test and rng.random() < 0.5:
+            p = rng.choice(phrasings.MORE_PROPERTIES) if rng.random() < 0.7 else invented(rng)
         t = f"{p} of {c}"
         v = str(rng.randint(100, 9999999)) if p in ("population", "area", "height", "age", "weight", "length", "price") else cap(invented(rng))
-        ask = rng.choice(["What is the {t}?", "what is the {t}", "Look up the {t}.", "Find the {t}.", "Tell me the {t}.", "Do you know the {t}?", "Search for the {t}.", "I want to know the {t}."] if not test else ["Could you find the {t}?", "What's the {t}?", "hey, look up the {t}"]).format(t=t)
+        ask = rng.choice(OF_ASK_TEST).format(t=t) if test else asked(rng, "look_up", OF_ASK, "of_ask", t=t)
         result = v if rng.random() < 0.5 else f"The {t} is {v}."
-        return Request(tool, ask, {next(iter(tool.parameters)): t}, result, f"The {t} is {mark(v)}.", v)
+        return Request(tool, ask, {next(iter(tool.parameters)): t}, result, f"The {t} is {mark(v)}.", v, said=(t,))
     t = topic(rng, test)
     subject = cap(t)
     facts = [f"{subject} is {a(rng.choice(['big', 'small', 'famous', 'old', 'new', 'strange']) + ' ' + rng.choice(['town', 'animal', 'river', 'word', 'song', 'plant', 'book', 'machine', 'idea', 'person', 'game']))} in {rng.choice(COUNTRIES)}.",
         f"{subject} was found in {rng.randint(1200, 2020)}.", f"{subject} is known for its {rng.choice(FOODS)}.", f"{subject} has {rng.randint(2, 900)} {rng.choice(OBJECTS)}s.", f"{subject} comes from {cap(invented(rng))}.", f"Many people like {t}.", f"{subject} costs {rng.randint(2, 900)} coins."]
     text = " ".join(rng.sample(facts, rng.choice((1, 1, 2))))
     result = text if rng.random() < 0.75 else json.dumps({rng.choice(["result", "text", "summary", "answer"]): text}, ensure_ascii=False)
-    return Request(tool, rng.choice(LOOK_ASK_TEST if test else LOOK_ASK).format(t=t), {next(iter(tool.parameters)): t}, result, mark(text), text)
+    ask = rng.choice(LOOK_ASK_TEST).format(t=t) if test else asked(rng, "look_up", LOOK_ASK, "look_ask", t=t)
+    return Request(tool, ask, {next(iter(tool.parameters)): t}, result, mark(text), text, said=(t,))
 
 
 # ---- the weather ----
@@ -291,11 +389,26 @@ WEATHER_ASK_TEST = ["What's it like outside in {c} today?", "I'm flying to {c}, 
 SKY = "sunny rainy cloudy windy snowy foggy clear stormy dry wet".split()
 
 
+UNITS = [("celsius", "fahrenheit")] * 4 + [("metric", "imperial"), ("celsius", "kelvin"), ("fahrenheit", "celsius"), ("C", "F"), ("celsius", "fahrenheit", "kelvin")]
+
+
 def weather(rng, test=False):
-    key, c = rng.choice(PLACE_KEYS[:5]), place(rng, test)
+    key, c = key_of(rng, PLACE_KEYS[:5], test), place(rng, test)
     parameters, arguments, optional = {key: STRING}, {key: c}, []
-    ask = rng.choice(WEATHER_ASK_TEST if test else WEATHER_ASK).format(c=c)
-    if rng.random() < 0.3:
+    ask = rng.choice(WEATHER_ASK_TEST).format(c=c) if test else asked(rng, "weather", WEATHER_ASK, "weather_ask", c=c)
+    said = [c]
+    if not test and rng.random() < 0.45:
+        unit, units = rng.choice(["unit", "unit", "units", "units", "scale", "temperature_unit", "degrees", "system", "format", "u"]), rng.choice(UNITS)
+        if unit != key:
+            parameters[unit] = {"type": "string", "enum": list(units)} if rng.random() < 0.75 else STRING
+            optional = [unit]
+            if rng.random() < 0.55:
+                u = rng.choice(units)
+                arguments[unit] = u
+                said.append(u)
+                end = expand(rng, "<unit>").format(u=u)
+                ask = ask.rstrip(".?!") + ("" if end[0] in ".,?" else " ") + end
+    if test and rng.random() < 0.3:
         parameters["unit" if rng.random() < 0.7 else "units"] = {"type": "string", "enum": ["celsius", "fahrenheit"]} if rng.random() < 0.8 else STRING
         unit = list(parameters)[1]
         optional = [unit]
@@ -303,16 +416,16 @@ def weather(rng, test=False):
             u = rng.choice(["celsius", "fahrenheit"])
             ask += f" In {u}{rng.choice(['.', '', ', please.'])}" if ask[-1] in ".?" else f" in {u}"
             arguments[unit] = u
-    tool = Tool(rng.choice(WEATHER), describe(rng, WEATHER_ABOUT), parameters, optional)
+    tool = Tool(name_of(rng, WEATHER, "weather_name", test), about_of(rng, WEATHER_ABOUT, "weather_about", test), parameters, optional)
     sky, warm = rng.choice(SKY), rng.randint(-9, 39)
     r = rng.random()
     if r < 0.35:
-        return Request(tool, ask, arguments, json.dumps({rng.choice(["temperature", "temp", "degrees"]): warm, rng.choice(["condition", "sky", "weather"]): sky}), f"It is {mark(sky)} and {mark(warm)} degrees in {mark(c)}.", sky)
+        return Request(tool, ask, arguments, json.dumps({rng.choice(["temperature", "temp", "degrees"]): warm, rng.choice(["condition", "sky", "weather"]): sky}), f"It is {mark(sky)} and {mark(warm)} degrees in {mark(c)}.", sky, said=tuple(said))
     if r < 0.65:
-        return Request(tool, ask, arguments, rng.choice([f"{sky}, {warm} degrees", f"{warm} degrees, {sky}", f"{sky} {warm}"]), f"It is {mark(sky)} and {mark(warm)} degrees in {mark(c)}.", sky)
+        return Request(tool, ask, arguments, rng.choice([f"{sky}, {warm} degrees", f"{warm} degrees, {sky}", f"{sky} {warm}"]), f"It is {mark(sky)} and {mark(warm)} degrees in {mark(c)}.", sky, said=tuple(said))
     if r < 0.8:
-        return Request(tool, ask, arguments, sky, f"It is {mark(sky)} in {mark(c)}.", sky)
-    return Request(tool, ask, arguments, rng.choice([f"{warm} degrees", str(warm), json.dumps({"temperature": warm})]), f"It is {mark(warm)} degrees in {mark(c)}.", str(warm))
+        return Request(tool, ask, arguments, sky, f"It is {mark(sky)} in {mark(c)}.", sky, said=tuple(said))
+    return Request(tool, ask, arguments, rng.choice([f"{warm} degrees", str(warm), json.dumps({"temperature": warm})]), f"It is {mark(warm)} degrees in {mark(c)}.", str(warm), said=tuple(said))
 
 
 # ---- made-up tools ----
@@ -334,7 +447,32 @@ SLOTS = {
 }
 
 
+SLOTS_WIDE = {
+    "place": (SLOTS["place"][0] + "room venue station region target from_where to_where spot building".split(), [], SLOTS["place"][2] + ["from {v}", "to {v}", "near {v}", "over in {v}", "({v})"]),
+    "person": (SLOTS["person"][0] + "guest friend sender author holder assignee patient student to_whom employee full_name".split(), [], SLOTS["person"][2] + ["to {v}", "from {v}", "of {v}", "on behalf of {v}", "together with {v}"]),
+    "day": (SLOTS["day"][0] + "on_day day_of_week deadline_day starts".split(), [], ["on {v}", "on {v}", "by {v}", "next {v}", "this {v}", "for {v}", "until {v}"]),
+    "time": (SLOTS["time"][0] + "clock_time at_time until from_time moment when_exactly".split(), [], ["at {v}", "at {v}", "by {v}", "before {v}", "from {v}", "until {v}", "at exactly {v}"]),
+    "code": (SLOTS["code"][0] + "pin token ref tracking_number item_number no account_number".split(), [], SLOTS["code"][2] + ["({v})", "no. {v}", "code {v}", "id {v}", "using code {v}", "under {v}", "whose id is {v}", "with number {v}"]),
+    "count": (SLOTS["count"][0] + "how_many number_of_people copies seats pieces limit units".split(), [], SLOTS["count"][2] + ["with {v} chairs", "for {v} guests", "of {v} pieces", "{v} times in all", "with {v} copies", "at size {v}", "in {v} parts"]),
+    "colour": (SLOTS["colour"][0] + "tint paint_color hue tone".split(), [], SLOTS["colour"][2] + ["painted {v}", "in {v} colour", "coloured {v}", "with {v} paint"]),
+    "text": (SLOTS["text"][0] + "words description comment label heading line remark".split(), [], SLOTS["text"][2] + ["that says \"{v}\"", "with the title \"{v}\"", "named \"{v}\"", "reading \"{v}\"", "with the words \"{v}\"", "titled \"{v}\"", "and write \"{v}\""]),
+    "thing": (["item", "thing", "object", "product", "tool", "article", "what"], [], ["with the {v}", "for the {v}", "using the {v}", "near the {v}", "under the {v}"]),
+    "email": (["email", "mail", "address", "to", "email_address"], [], ["to {v}", "for {v}", "with the address {v}"]),
+    "minutes": (["minutes", "duration", "length", "minutes_long"], [], ["for {v} minutes", "lasting {v} minutes", "of {v} minutes"]),
+    "price": (["price", "amount", "cost", "limit", "money"], [], ["for {v} coins", "at a price of {v}", "costing {v} coins", "worth {v}"]),
+}
+NUMERIC = ("count", "minutes", "price")
+
+
 def slot_value(rng, kind, test):
+    if kind == "thing":
+        return thing(rng, test)
+    if kind == "email":
+        return f"{rng.choice(NAMES_F + NAMES_M).lower() if rng.random() < 0.5 else invented(rng)}@{invented(rng)}.{rng.choice(['com', 'org', 'net'])}"
+    if kind == "minutes":
+        return rng.randint(1, 120)
+    if kind == "price":
+        return rng.randint(1, 99) if rng.random() < 0.5 else round(rng.randint(100, 9999) / 100, 1)
     if kind == "place":
         return place(rng, test)
     if kind == "person":
@@ -349,6 +487,9 @@ def slot_value(rng, kind, test):
         return rng.randint(2, 99)
     if kind == "colour":
         return rng.choice(COLOURS)
+    if not test and rng.random() < 0.4:
+        text = " ".join(rng.choice(WORDS) if rng.random() < 0.5 else strange(rng) if rng.random() < 0.6 else rng.choice(NAMES_F + DAYS + "the a my to is on we for and with it not".split()) for _ in range(rng.randint(1, 6)))
+        return cap(text) if rng.random() < 0.3 else text
     return " ".join(rng.choice(WORDS) if rng.random() < 0.6 else invented(rng) for _ in range(rng.choice((1, 2, 3, 4))))
 
 
@@ -367,52 +508,80 @@ def tool_name(rng, verb, noun):
     return invented(rng) + rng.choice(["", "_" + invented(rng), cap(invented(rng))])
 
 
-def made_up(rng, test=False):
+DO_ASK = ["{V} {a}{s}.", "{V} {a}{s}.", "Please {v} {a}{s}.", "{v} {a}{s}", "Can you {v} {a}{s}?", "I want to {v} {a}{s}.", "Help me {v} {a}{s}.", "It is time to {v} {a}{s}.", "Will you {v} {a}{s}?", "We have to {v} {a}{s}.", "Go and {v} {a}{s}.", "Let us {v} {a}{s}.", "You should {v} {a}{s} now.", "I would be glad if you {v} {a}{s}.", "I would like you to {v} {a}{s}.", "I would love to {v} {a}{s}.", "I'd be happy to {v} {a}{s}.", "I have to {v} {a}{s}.", "My wish is to {v} {a}{s}.", "Could we {v} {a}{s}?", "Would it be possible to {v} {a}{s}?", "I'd love to {v} {a}{s}.", "May I {v} {a}{s}?", "{V} the {n}{s}.", "I need you to {v} {a}{s}.", "Please {v} the {n}{s}"]
+DO_ASK_TEST = ["Could you {v} {a}{s}?", "I'd like to {v} {a}{s}.", "Would you please {v} {a}{s}?", "hey, {v} {a}{s}"]
+
+
+def some_words(rng):
+    """A few verbs and nouns: tools made of them share parts of their names."""
+    verbs = [rng.choice(VERBS + phrasings.VERBS * 2) if rng.random() < 0.7 else rng.choice(("un", "re", "over", "out", "pre", "")) + (rng.choice(VERBS) if rng.random() < 0.5 else invented(rng)) for _ in range(3)]
+    nouns = [rng.choice(NOUNS + phrasings.NOUNS * 2) if rng.random() < 0.7 else rng.choice((rng.choice(OBJECTS), invented(rng), strange(rng))) for _ in range(3)]
+    verbs = [invented(rng) if v in VERBS_TEST else v for v in verbs]
+    return verbs, nouns
+
+
+def made_up(rng, test=False, words=None):
     if rng.random() < 0.3:
         return property_of(rng, test)
-    verb = rng.choice(VERBS_TEST if test else VERBS) if test or rng.random() < 0.65 else invented(rng)
-    noun = rng.choice(NOUNS_TEST if test else NOUNS) if test or rng.random() < 0.6 else rng.choice((rng.choice(OBJECTS), invented(rng)))
-    kinds = rng.sample(list(SLOTS), rng.choice((0, 1, 1, 1, 2, 2, 3)))  # in the order in which they are named
+    if test:
+        verb, noun = rng.choice(VERBS_TEST), rng.choice(NOUNS_TEST)
+    else:
+        verbs, nouns = words or some_words(rng)
+        verb, noun = rng.choice(verbs), rng.choice(nouns)
+    slots = SLOTS if test else SLOTS_WIDE
+    kinds = rng.sample(list(slots), rng.choice((0, 1, 1, 1, 2, 2, 3)))  # in the order in which they are named
     if "place" in kinds and "colour" in kinds:
         kinds.remove("colour")
     parameters, arguments, said = {}, {}, []
     for kind in kinds:
-        keys, keys_test, phrases = SLOTS[kind]
+        keys, keys_test, phrases = slots[kind]
         r = rng.random()
         key = rng.choice(keys_test) if test and r < 0.5 else rng.choice(keys)
         if len(kinds) == 1 and r > 0.85:
             key = invented(rng)
+        elif not test and r < 0.25:
+            key = rng.choice((invented(rng), strange(rng), rng.choice(WORDS), f"{noun}_{key}", rng.choice(MORE_KEYS)))
         if key in parameters:
             continue
         v = slot_value(rng, kind, test)
-        parameters[key], arguments[key] = (INTEGER if rng.random() < 0.7 else NUMBER) if kind == "count" else STRING, v
+        parameters[key], arguments[key] = (INTEGER if rng.random() < 0.7 and isinstance(v, int) else NUMBER) if kind in NUMERIC else STRING, v
         said.append(rng.choice(phrases).format(v=v))
     optional = []
     if parameters and rng.random() < 0.2:  # one more, of which nobody speaks
-        kind = rng.choice([k for k in SLOTS if k not in kinds])
-        key = rng.choice(SLOTS[kind][0])
+        kind = rng.choice([k for k in slots if k not in kinds])
+        key = rng.choice(slots[kind][0])
         if key not in parameters:
-            parameters[key], optional = (INTEGER if kind == "count" else STRING), [key]
+            parameters[key], optional = (INTEGER if kind in NUMERIC else STRING), [key]
     about = rng.choice(["{V} {a}", "{V} the {n}", "{V} {a}", "Use this to {v} {a}", "A tool to {v} {a}", "{V} {n}s"]).format(V=cap(verb), v=verb, a=a(noun), n=noun)
     tool = Tool(tool_name(rng, verb, noun), describe(rng, [about]) or about, parameters, optional)
-    lead = rng.choice(["Could you {v} {a}{s}?", "I'd like to {v} {a}{s}.", "Would you please {v} {a}{s}?", "hey, {v} {a}{s}"] if test else ["{V} {a}{s}.", "{V} {a}{s}.", "Please {v} {a}{s}.", "{v} {a}{s}", "Can you {v} {a}{s}?", "I want to {v} {a}{s}.", "Help me {v} {a}{s}.", "It is time to {v} {a}{s}.", "Will you {v} {a}{s}?", "We have to {v} {a}{s}.", "Go and {v} {a}{s}.", "Let us {v} {a}{s}.", "You should {v} {a}{s} now.", "I would be glad if you {v} {a}{s}.", "I would like you to {v} {a}{s}.", "I would love to {v} {a}{s}.", "I'd be happy to {v} {a}{s}.", "I have to {v} {a}{s}.", "My wish is to {v} {a}{s}.", "Could we {v} {a}{s}?", "Would it be possible to {v} {a}{s}?", "I'd love to {v} {a}{s}.", "May I {v} {a}{s}?", "{V} the {n}{s}.", "I need you to {v} {a}{s}.", "Please {v} the {n}{s}"])
-    ask = lead.format(V=cap(verb), v=verb, a=a(noun), n=noun, s="".join(" " + x for x in said))
+    details = "".join(" " + x for x in said)
+    if test:
+        ask = rng.choice(DO_ASK_TEST).format(V=cap(verb), v=verb, a=a(noun), n=noun, s=details)
+        said = ()
+    else:
+        what = a(noun) if rng.random() < 0.65 else f"{rng.choice(['the', 'the', 'my', 'our', 'this', 'one', 'that'])} {noun}"
+        said = (f"{verb} {what}{details}",)
+        ask = asked(rng, "made_up", [t.replace("{v} {a}{s}", "{d}").replace("{V} {a}{s}", "{d}") for t in DO_ASK if "{a}" in t], "do", d=said[0])
     r = rng.random()
     if r < 0.4:
-        return Request(tool, ask, arguments, rng.choice(["ok", "done", "OK", "Done.", '{"status": "ok"}', '{"ok": true}', "success", '{"success": true}']), "Done.", "Done")
+        return Request(tool, ask, arguments, rng.choice(["ok", "done", "OK", "Done.", '{"status": "ok"}', '{"ok": true}', "success", '{"success": true}']), "Done.", "Done", said=said, does=f"{verb} {noun}")
     if r < 0.5:
-        return Request(tool, ask, arguments, rng.choice(["error", "failed", '{"error": "failed"}', "error: not possible", '{"ok": false}', "not found", '{"error": "not found"}']), mark("I am sorry, that did not work."), "did not work")
+        return Request(tool, ask, arguments, rng.choice(["error", "failed", '{"error": "failed"}', "error: not possible", '{"ok": false}', "not found", '{"error": "not found"}']), mark("I am sorry, that did not work."), "did not work", said=said, does=f"{verb} {noun}")
     v = code(rng) if rng.random() < 0.6 else rng.choice(WORDS)
     k = rng.choice(["result", "id", "number", "value", "code", "answer"])
-    return Request(tool, ask, arguments, v if rng.random() < 0.5 else json.dumps({k: v}), f"Done. The result is {mark(v)}.", v)
+    return Request(tool, ask, arguments, v if rng.random() < 0.5 else json.dumps({k: v}), f"Done. The result is {mark(v)}.", v, said=said, does=f"{verb} {noun}")
 
 
 PROPERTIES = "price|weight|size|owner|status|phone number|email|address|stock|balance|score|age|birthday|rating|length|speed|distance|room|manager|salary".split("|")
 PROPERTIES_TEST = "serial number|postal code|departure gate|deadline|battery level|voltage|diameter|nickname".split("|")
 
 
+PROPERTY_ASK = ["What is the {p} of {x}?", "Tell me the {p} of {x}.", "the {p} of {x}?", "Find the {p} of {x}.", "Please get the {p} of {x}.", "Do you know the {p} of {x}?", "What {p} does {x} have?", "Check the {p} of {x}", "Show me the {p} of {x}.", "Let me know the {p} of {x}.", "I want the {p} of {x} now.", "Will you find the {p} of {x}?", "Which {p} has {x}?", "{x}: what {p}?", "For {x}, what is the {p}?", "Help me to find the {p} of {x}."]
+PROPERTY_ASK_TEST = ["Could you find the {p} of {x}?", "I need to know the {p} of {x}.", "hey, what's the {p} of {x}"]
+
+
 def property_of(rng, test=False):
-    p = rng.choice(PROPERTIES_TEST if test else PROPERTIES) if test or rng.random() < 0.85 else invented(rng)
+    p = rng.choice(PROPERTIES_TEST if test else PROPERTIES + phrasings.MORE_PROPERTIES * 2) if test or rng.random() < 0.7 else rng.choice((invented(rng), strange(rng), f"{invented(rng)} {rng.choice(PROPERTIES)}"))
     kind = rng.choice(["thing", "person", "code", "place"])
     if kind == "thing":
         x, keys, said = thing(rng, test), ["item", "product", "thing", "article", "object", "name"], "the {x}"
@@ -422,24 +591,30 @@ def property_of(rng, test=False):
         x, keys, said = code(rng), ["id", "code", "order_id", "key", "number"], rng.choice(["order {x}", "number {x}", "{x}"])
     else:
         x, keys, said = place(rng, test), ["city", "place", "location", "shop", "station"], "{x}"
-    key, slug = rng.choice(keys), p.replace(" ", "_")
+    key, slug = key_of(rng, keys, test), p.replace(" ", "_")
     name = rng.choice([f"get_{slug}", f"get_{slug}", slug, f"find_{slug}", f"{slug}_of", f"lookup_{slug}", f"get_{key}_{slug}", invented(rng)])
     about = rng.choice([f"Get the {p} of {a(key)}", f"Find the {p}", f"The {p} of {a(kind)}", f"Returns the {p}", f"Look up the {p} of {a(key)}"])
     said = said.format(x=x)
-    ask = rng.choice(["Could you find the {p} of {x}?", "I need to know the {p} of {x}.", "hey, what's the {p} of {x}"] if test else ["What is the {p} of {x}?", "Tell me the {p} of {x}.", "the {p} of {x}?", "Find the {p} of {x}.", "Please get the {p} of {x}.", "Do you know the {p} of {x}?", "What {p} does {x} have?", "Check the {p} of {x}", "Show me the {p} of {x}.", "Let me know the {p} of {x}.", "I want the {p} of {x} now.", "Will you find the {p} of {x}?", "Which {p} has {x}?", "{x}: what {p}?", "For {x}, what is the {p}?", "Help me to find the {p} of {x}."]).format(p=p, x=said)
+    ask = rng.choice(PROPERTY_ASK_TEST).format(p=p, x=said) if test else asked(rng, "made_up", PROPERTY_ASK, "property", p=p, x=said)
     v = code(rng) if rng.random() < 0.5 else str(rng.randint(1, 9999)) if rng.random() < 0.5 else rng.choice(WORDS)
     result = v if rng.random() < 0.5 else json.dumps({slug if rng.random() < 0.7 else "result": v})
-    return Request(Tool(name, describe(rng, [about]) or about, {key: STRING}), ask, {key: x}, result, f"The {p} of {said} is {mark(v)}.", v)
+    return Request(Tool(name, describe(rng, [about]) or about, {key: STRING}), ask, {key: x}, result, f"The {p} of {said} is {mark(v)}.", v, said=(p, said), does=p)
 
+
+TEXTS = {"clock": CLOCK_IN_TEST + CLOCK_HERE_TEST, "calculator": CALC_ASK_TEST + [t for _, _, asks, _ in TWO.values() for t in asks], "look_up": LOOK_ASK_TEST + OF_ASK_TEST, "weather": WEATHER_ASK_TEST,
+    "made_up": [t.replace("{v} {a}{s}", "{d}") for t in DO_ASK_TEST] + PROPERTY_ASK_TEST}
+KEPT = {family: {(lambda f: frame(f, ["\3"], f.count(" ") > 2))(re.sub(r"\{\w\}", "\3", t)) for t in texts} for family, texts in TEXTS.items()}
 
 MAKE = {"clock": clock, "calculator": calculator, "look_up": look_up, "weather": weather, "made_up": made_up}
 # What is asked in vain where no tool of that family is offered.
 VAIN = [(n, asks) for n, asks in (("clock", CLOCK_IN), ("weather", WEATHER_ASK), ("look_up", LOOK_ASK))]
+VAIN_RULES = {"clock": "clock_in", "weather": "weather_ask", "look_up": "look_ask"}
 
 
 def offer(rng, wanted, most, test=False):
     """Requests of the wanted families and of others beside them, no two tools with one name: (family, request)."""
     out, names = [], set()
+    words = None if test or rng.random() < 0.5 else some_words(rng)
     families = list(wanted)
     for _ in range(rng.randint(0, most)):
         family = rng.choice(FAMILIES + ["made_up"] * 2)
@@ -447,8 +622,8 @@ def offer(rng, wanted, most, test=False):
             families.append(family)
     for family in families:
         for _ in range(20):
-            request = MAKE[family](rng, test)
-            if request.tool.name not in names:
+            request = made_up(rng, test, words) if family == "made_up" else MAKE[family](rng, test)
+            if request.tool.name not in names and (test or not request.does or all(request.does != other.does for _, other in out)):
                 break
         else:
             continue
@@ -474,7 +649,7 @@ def same_tool(rng, family, tool, test=False):
     return None
 
 
-def idle(rng, c, offered):
+def idle(rng, c, offered, test=False):
     """A turn that needs none of the tools. Says whether only one answer is right."""
     families = {f for f, _ in offered}
     r = rng.random()
@@ -482,7 +657,11 @@ def idle(rng, c, offered):
         able = [(f, asks) for f, asks in VAIN if f not in families and "look_up" not in families]
         if able:
             family, asks = rng.choice(able)
-            c.add("user", casual(rng, rng.choice(asks).format(c=place(rng, False), t=topic(rng, False), r=rng.choice(RELATIVES))))
+            text, v = rng.choice(asks), {"c": place(rng, False, not test), "t": topic(rng, False, not test)}
+            ask = casual(rng, text.format(**v, r=rng.choice(RELATIVES)))
+            if not test and (rng.random() < 0.7 or kept_phrasing(family, ask, v.values())):
+                ask = asked(rng, family, asks, VAIN_RULES[family], **v)
+            c.add("user", ask)
             c.add("assistant", OUT_ANSWER)
             return True
     if r < 0.4:
@@ -514,7 +693,10 @@ def wrapped(rng, ask):
     r = rng.random()
     fill = lambda text: text.format(r=rng.choice(RELATIVES), n=rng.choice(NAMES_F + NAMES_M) if rng.random() < 0.5 else cap(invented(rng)))
     if r > 0.45:
-        return casual(rng, ask)
+        return casual(rng, ask) if r < 0.8 else ask
+    if r > 0.25:
+        lead = sentence(rng, "lead", n=any_name(rng)).rstrip(".?!") if rng.random() < 0.1 else expand(rng, "<lead>").replace("{n}", any_name(rng))
+        return (cap(lead) if rng.random() < 0.7 else lead) + ("" if lead[-1].isspace() else " ") + (ask if rng.random() < 0.5 else ask[0].lower() + ask[1:])
     if r < 0.25 and ask[-1] not in "=":
         stop = ask[-1] if ask[-1] in ".?!" else ""
         ask = ask[: len(ask) - len(stop)] + fill(rng.choice(TAILS)) + stop
@@ -523,18 +705,49 @@ def wrapped(rng, ask):
     return ask
 
 
-def add_request(rng, c, request):
-    ask = wrapped(rng, request.ask)
-    changed = any(str(v) in request.ask and str(v) not in ask for v in request.arguments.values())
-    c.add("user", request.ask if changed else ask)
+def worded(rng, family, request):
+    """The request with words around it, unless these make it one of the phrasings that are kept, or change a value."""
+    for _ in range(5):
+        ask = wrapped(rng, request.ask)
+        if all(str(v) in ask for v in request.arguments.values() if str(v) in request.ask) and not kept_phrasing(family, ask, request.said):
+            return ask
+    return request.ask
+
+
+def add_request(rng, c, family, request):
+    ask = worded(rng, family, request)
+    c.requests.append((family, ask, request.said))
+    c.add("user", ask)
     c.add("assistant", call(request.tool.name, request.arguments))
     c.add("tool", request.result)
     c.add("assistant", request.answer)
 
 
+def add_two(rng, c, family, one, other_family, other):
+    """Two calls in one turn: the same of two places, or one request after another."""
+    same = family == other_family in ("clock", "weather") and len(one.arguments) == 1 == len(other.arguments) and one.ask.count(one.said[0]) == 1 and not one.answer.startswith(OPEN + "{")
+    ask = worded(rng, family, one)
+    if same and other.said[0] != one.said[0] and not other.answer.startswith(OPEN + "{"):
+        here, there = one.said[0], other.said[0]
+        joined = rng.choice([f"{here} and {there}", f"{here} and {there}", f"both {here} and {there}", f"{here} and in {there}" if f"in {here}" in ask else f"{here} and {there}", f"{here} and also {there}", f"{here}, {there}", f"{here} & {there}"])
+        ask = ask.replace(here, joined)
+    else:
+        second = worded(rng, other_family, other)
+        ask = rng.choice([f"{ask.rstrip('.?!')}{rng.choice([' and ', ', and ', ' and also ', '; ', ', then ', ' and then '])}{second if second.startswith(other.said) else second[0].lower() + second[1:]}", f"{ask} {second}", f"{ask}\n{second}", f"{ask} And {second}", f"{ask} Also: {second}"])
+        if not all(str(v) in ask for r in (one, other) for v in r.arguments.values() if str(v) in r.ask):
+            ask = f"{one.ask} {other.ask}"
+    c.requests += [(family, ask, one.said), (other_family, ask, other.said)]
+    c.add("user", ask)
+    c.add("assistant", call(one.tool.name, one.arguments) + "\n" + call(other.tool.name, other.arguments))
+    c.add("tool", one.result)
+    c.add("tool", other.result)
+    c.add("assistant", f"{one.answer} {other.answer}")
+
+
 def conversation(rng, budget, count=None):
     """A conversation of about `budget` tokens in which tools are offered."""
     c = Conversation(rng, budget, count)
+    c.requests = []  # (family, what was asked, the values in it)
     most = 1 if budget < 300 else 3 if budget < 600 else 6
     wanted = [rng.choice(FAMILIES)] if rng.random() < 0.9 else []
     offered = offer(rng, wanted, most) or offer(rng, ["made_up"], most)
@@ -552,8 +765,14 @@ def conversation(rng, budget, count=None):
                 request = first
             else:
                 request = same_tool(rng, family, first.tool)
+            if request and rng.random() < 0.07 and c.room(160):
+                second, other = rng.choice(offered)
+                other = same_tool(rng, second, other.tool)
+                if other and request.said and other.said:
+                    add_two(rng, c, family, request, second, other)
+                    continue
             if request:
-                add_request(rng, c, request)
+                add_request(rng, c, family, request)
                 continue
         idle(rng, c, offered)
     return c
@@ -573,7 +792,7 @@ def held_out(rng, family, count=None):
         c.add("user", "Hello!")
         c.add("assistant", "Hello! How can I help you?")
     if family == "none":
-        exact = idle(rng, c, offered)
+        exact = idle(rng, c, offered, test=True)
         answer = c.messages.pop()[1].replace(OPEN, "").replace(CLOSE, "")
         request = Request(None, c.messages[-1][1], {}, "", answer, exact=exact)
     else:
@@ -582,9 +801,47 @@ def held_out(rng, family, count=None):
     return [r.tool for _, r in offered], messages, request
 
 
+def held_out_two(rng):
+    """(tools, messages, requests): the time or the weather of two places, which takes two calls of one tool."""
+    while True:
+        family = rng.choice(["clock", "weather"])
+        offered = offer(rng, [family], 2, test=True)
+        one = offered[0][1]
+        other = same_tool(rng, family, one.tool, test=True)
+        here = next(iter(one.arguments.values()), "")
+        if other and len(one.arguments) == len(other.arguments) == 1 and one.arguments != other.arguments and one.ask.count(here) == 1:
+            break
+    there = next(iter(other.arguments.values()))
+    joined = f"{here} and in {there}" if f"in {here}" in one.ask and rng.random() < 0.5 else f"{here} and {there}"
+    rng.shuffle(offered)
+    return [r.tool for _, r in offered], [{"role": "user", "content": one.ask.replace(here, joined)}], [one, other]
+
+
+def check(rows):
+    """What of the kept values and phrasings is in the training text: none should be."""
+    found, asks, different = [], 0, set()
+    values = re.compile(r"\b(" + "|".join(re.escape(v) for vs in HELD.values() for v in vs if v not in CALC) + r")\b", re.I)
+    for i in range(rows):
+        length = (256, 512, 1024)[i % 3]
+        c = conversation(random.Random(f"train/calls/{length}/{i}"), length)
+        for family, ask, said in c.requests:
+            asks += 1
+            different.add((family, frame(ask, said)))
+            slot = "(" + "|".join(re.escape(s) for s in said) + ")"
+            for text in TEXTS[family] if said else CLOCK_HERE_TEST:
+                pattern = re.sub(r"\\{\w\\}", lambda _: slot, re.escape(text.rstrip(".?")))
+                if re.search(rf"(^|\W){pattern}($|\W)", ask, re.I):
+                    found.append(f"phrasing: {ask!r} has {text!r}")
+        found += [f"value: {m[0]} in {text!r}" for role, text, _ in c.messages if role != "tool" for m in values.finditer(text.replace(OPEN, "").replace(CLOSE, ""))]
+    print(*found[:20], f"{len(found)} kept values or phrasings in {asks} requests, which have {len(different)} different phrasings", sep="\n")
+    return not found
+
+
 if __name__ == "__main__":
     import sys
 
+    if "--check" in sys.argv:
+        sys.exit(not check(6000))
     for i in range(int(sys.argv[1]) if len(sys.argv) > 1 else 3):
         for role, text, _ in conversation(random.Random(f"show/{i}"), 512).messages:
             print(f"[{role}] {text.replace(OPEN, '').replace(CLOSE, '')}")

@@ -183,6 +183,20 @@ def held_out_calls(chat, family, n, seed=1, keep=8):
     return (out if family == "none" else out | {"answered": told, "answered_accuracy": round(told / n, 4)}), wrong
 
 
+def held_out_two_calls(chat, n, seed=1, keep=8):
+    """Two calls in one turn, both exact and in the order asked for."""
+    good, wrong = 0, []
+    for i in range(n):
+        tools, messages, wanted = calls.held_out_two(random.Random(f"held-out/{seed}/calls/two/{i}"))
+        messages = calls.with_tools(messages, tools)
+        reply = chat.reply(messages, 200)
+        ok = [called(f"{c}</tool_call>") for c in reply.split("</tool_call>")[:-1]] == [(w.tool.name, w.arguments) for w in wanted]
+        good += ok
+        if not ok and len(wrong) < keep:
+            wrong.append({"asked": messages[-1]["content"][-200:], "tools": [t.name for t in tools], "expected": str([w.arguments for w in wanted]), "got": reply[:200]})
+    return {"n": n, "right": good, "accuracy": round(good / n, 4)}, wrong
+
+
 def want_short(item):
     return str(item["answer"])[:200]
 
@@ -213,7 +227,7 @@ def main():
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--distances", type=int, nargs="*", default=DISTANCES)
     p.add_argument("--kinds", nargs="*", default=KINDS)
-    p.add_argument("--tools", nargs="*", default=[*calls.FAMILIES, "none"], help="families of tools; none: offered and not needed")
+    p.add_argument("--tools", nargs="*", default=[*calls.FAMILIES, "two", "none"], help="families of tools; two: two calls in one turn; none: offered and not needed")
     p.add_argument("--quick", action="store_true", help="no questions by hand, no stories")
     p.add_argument("--out", type=Path)
     p.add_argument("--threads", type=int, default=1)
@@ -243,7 +257,7 @@ def main():
         out["tasks"][kind], out["wrong"][kind] = result, wrong
         print(f"{kind:15s} {result['accuracy']:.3f}", flush=True)
     for family in a.tools:
-        result, out["wrong"][f"tools: {family}"] = held_out_calls(chat, family, a.n, a.seed)
+        result, out["wrong"][f"tools: {family}"] = held_out_two_calls(chat, a.n, a.seed) if family == "two" else held_out_calls(chat, family, a.n, a.seed)
         out.setdefault("tools", {})[family] = result
         print(f"tools: {family:12s} {result['accuracy']:.3f}", f"answered {result['answered_accuracy']:.3f}" if "answered" in result else "", flush=True)
     out["stories"] = story_loss(chat)

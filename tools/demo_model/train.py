@@ -51,6 +51,7 @@ class Phase:
 CALLS = {"calls-256": 0.16, "calls-512": 0.34, "calls-1024": 0.04, "quiz-2048": 0.06, "quiz-1024": 0.06, "quiz-512": 0.03, "facts-512": 0.05, "facts-256": 0.03, "tasks-256": 0.12, "sums-256": 0.04, "mix-512": 0.03, "story-256": 0.04}
 CALLS_LAST = {"calls-256": 0.13, "calls-512": 0.26, "calls-1024": 0.03, "quiz-2048": 0.17, "facts-2048": 0.02, "quiz-1024": 0.1, "quiz-512": 0.03, "facts-512": 0.06, "facts-256": 0.03, "tasks-256": 0.14, "sums-256": 0.05, "mix-512": 0.04, "story-256": 0.05}
 CALLS_MORE = {"calls-256": 0.12, "calls-512": 0.2, "calls-1024": 0.03, "quiz-2048": 0.14, "quiz-1024": 0.12, "quiz-512": 0.05, "facts-1024": 0.07, "facts-512": 0.09, "facts-256": 0.03, "tasks-256": 0.09, "sums-256": 0.05, "mix-512": 0.04, "story-256": 0.04}
+CALLS_WIDE = {"calls-256": 0.16, "calls-512": 0.3, "calls-1024": 0.04, "quiz-2048": 0.11, "quiz-1024": 0.09, "quiz-512": 0.03, "facts-1024": 0.03, "facts-512": 0.06, "facts-256": 0.03, "tasks-256": 0.09, "sums-256": 0.04, "mix-512": 0.03, "story-256": 0.03}
 PHASES = [
     # Copying heads first: random tokens with a random period. A fixed period is learnt five times faster, but by position, and
     # what was learnt then does not carry over to any other distance.
@@ -75,6 +76,9 @@ PHASES = [
     Phase("calls", 1351, CALLS, lr=(6e-4, 6e-4), micro=1024, micros=4),
     Phase("calls-last", 2400, CALLS_LAST, lr=(5.5e-4, 1e-5), micro=1024, micros=4),
     Phase("calls-more", 500, CALLS_MORE, lr=(2.5e-4, 5e-6), micro=1024, micros=4),
+    # Tools again, in the phrasings of the grammars.
+    Phase("calls-wide-begin", 40, CALLS_WIDE, lr=(5e-5, 5e-4), micro=1024, micros=4),
+    Phase("calls-wide", 2300, CALLS_WIDE, lr=(5e-4, 5e-6), micro=1024, micros=4),
 ]
 
 
