@@ -22,8 +22,10 @@ use folio_model::backend::BlockMemory;
 use crate::store::DiskStore;
 use crate::types::{BlockKey, DataKey, DiskState, Miss};
 
-/// Bytes of stores that may wait: what an engine leaves in the meantime is not stored.
-const WAITING_BYTES_MAX: u64 = 4 << 30;
+/// Of the device's memory, what stores that wait may hold up: what an engine leaves in the meantime is not stored. So much is written
+/// before anybody notices.
+const WAITING_SHARE: u64 = 8;
+const WAITING_BYTES_LEAST: u64 = 64 << 20;
 
 /// See the module documentation.
 pub struct DiskTier {
@@ -37,6 +39,7 @@ struct Shared {
     memory: Arc<dyn BlockMemory>,
     /// Of all cache groups.
     groups: Vec<GroupConfig>,
+    waiting_bytes_max: u64,
     /// Where reports go, and the clock of leases.
     engine: OnceLock<(ReportSink, Arc<dyn Clock>)>,
     queue: Mutex<Queue>,
@@ -77,7 +80,22 @@ impl DiskTier {
     ) -> std::io::Result<Self> {
         let (engine, queue, counts) = Default::default();
         let changed = Condvar::new();
-        let shared = Arc::new(Shared { store, bytes_limit, memory, groups, engine, queue, changed, counts });
+        let pool = |(group, config): (usize, &GroupConfig)| {
+            u64::from(config.blocks) * memory.block_bytes(group) as u64
+        };
+        let bytes = groups.iter().enumerate().map(pool).sum::<u64>();
+        let waiting_bytes_max = (bytes / WAITING_SHARE).max(WAITING_BYTES_LEAST);
+        let shared = Arc::new(Shared {
+            store,
+            bytes_limit,
+            memory,
+            groups,
+            waiting_bytes_max,
+            engine,
+            queue,
+            changed,
+            counts,
+        });
         let spawn = |_| {
             let shared = shared.clone();
             std::thread::Builder::new().name("folio-disk-kv".into()).spawn(move || shared.work())
@@ -105,7 +123,7 @@ impl Tier for DiskTier {
     fn store(&self, order: StoreOrder) -> bool {
         let bytes = self.shared.bytes_of(&order.contents);
         let mut queue = self.shared.lock();
-        let fits = queue.waiting_bytes == 0 || queue.waiting_bytes + bytes <= WAITING_BYTES_MAX;
+        let fits = queue.waiting_bytes == 0 || queue.waiting_bytes + bytes <= self.shared.waiting_bytes_max;
         if queue.closed || !fits {
             add(&self.shared.counts.blocks_dropped, order.contents.len());
             return false;

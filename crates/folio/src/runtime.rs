@@ -61,7 +61,7 @@ impl Runtime {
         let max_model_len = u32::try_from(model.max_model_len).context("the model's context length")?;
         let tenant_weights = tenants.weights();
         let sizes = args.sizes(device.is_gpu());
-        let config = SchedulerConfig { tenant_weights, ..scheduler_config(args, &sizes, max_model_len) };
+        let mut config = SchedulerConfig { tenant_weights, ..scheduler_config(args, &sizes, max_model_len) };
         let free = device.free_memory();
         let request = PoolRequest {
             asked_bytes: args.kv_cache_memory,
@@ -75,6 +75,8 @@ impl Runtime {
             max_num_batched_tokens: sizes.max_num_batched_tokens,
         };
         let pool = memory::pool(&request)?;
+        // A disk that stops answering keeps no more than that from others.
+        config.max_transfer_bytes = pool.bytes / 4;
         let left = match device.as_cpu() {
             Some(_) => free.as_ref().map(|free| free.bytes.saturating_sub(pool.bytes)),
             // Copies are the host's, the pool is the device's.

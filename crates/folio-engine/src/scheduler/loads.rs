@@ -24,8 +24,8 @@ use crate::tier::{LoadOrder, StoreOrder, TransferOrder};
 
 /// Blocks that a tier loads at once: if it has not all of them, those before are there.
 const LOAD_BLOCKS: u32 = 64;
-/// How long a tier may read what it stores: what it has not by then it does not get.
-const STORE_LEASE_US: u64 = 10_000_000;
+/// How long a tier may read what it stores: what it has not by then it does not get, and so long at most is the memory not others'.
+const STORE_LEASE_US: u64 = 3_000_000;
 
 /// What a tier is asked for.
 #[derive(Default)]
