@@ -21,6 +21,10 @@ struct Bench {
 
 impl Bench {
     fn new(blocks: u32, more: &[GroupConfig]) -> Self {
+        Self::limited(blocks, more, u64::MAX)
+    }
+
+    fn limited(blocks: u32, more: &[GroupConfig], max_transfer_bytes: u64) -> Self {
         let geometry = CacheConfig { blocks, block_tokens: BLOCK, bytes_per_block: 1 };
         let config = SchedulerConfig {
             max_num_seqs: 4,
@@ -29,6 +33,7 @@ impl Bench {
             watermark_permille: 0,
             headroom_tokens: 0,
             tier_load_wait_us_max: 20_000,
+            max_transfer_bytes,
             ..SchedulerConfig::default()
         };
         let scheduler = Scheduler::new(config).expect("valid limits").with_tier();
@@ -170,6 +175,21 @@ fn a_long_load_comes_in_pieces_and_what_arrived_of_it_is_kept() {
     bench.end(&loads[1], false);
     bench.end(&loads[3], true);
     assert_eq!(bench.step(), [(1, 256, 64)], "behind the first piece");
+}
+
+#[test]
+fn more_than_may_be_in_transfer_is_loaded_in_part() {
+    let mut bench = Bench::limited(300, &[], 10);
+    bench.submit(1, 100, &[0..20]);
+    assert_eq!(bench.step(), []);
+    let (loads, _) = bench.orders();
+    assert_eq!(loads.iter().map(|load| load.contents.len()).collect::<Vec<_>>(), [10]);
+    bench.end(&loads[0], true);
+    assert!(bench.step().contains(&(1, 40, 60)));
+    // Of windows a part is of no use.
+    let mut bench = Bench::limited(300, &[GroupConfig::window(8, 64, BLOCK, 1)], 10);
+    bench.submit(1, 50, &[0..8]);
+    assert_eq!(bench.step(), [(1, 0, 50)]);
 }
 
 #[test]

@@ -6,6 +6,7 @@
 
 mod disk_tier;
 mod index;
+pub mod inspect;
 pub mod io;
 mod record;
 mod seal;

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
+mod cache;
 mod chat;
 pub mod cli;
 pub mod config;
@@ -46,6 +47,7 @@ pub fn main() -> Result<()> {
         Command::Bench { mode: BenchMode::Cache(args) } => bench::cache::run(&args),
         Command::Config { action: ConfigAction::Check { file } } => config::check(&file),
         Command::Keys { action } => keys::run(action),
+        Command::Cache { action } => cache::run(action),
         Command::Pull(args) => pull::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::Doctor(args) => doctor::run(&args),

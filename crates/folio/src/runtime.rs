@@ -76,7 +76,7 @@ impl Runtime {
         };
         let pool = memory::pool(&request)?;
         // A disk that stops answering keeps no more than that from others.
-        config.max_transfer_bytes = pool.bytes / 4;
+        config.max_transfer_bytes = pool.bytes / 2;
         let left = match device.as_cpu() {
             Some(_) => free.as_ref().map(|free| free.bytes.saturating_sub(pool.bytes)),
             // Copies are the host's, the pool is the device's.

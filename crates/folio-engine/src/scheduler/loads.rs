@@ -102,16 +102,20 @@ impl Scheduler {
         let Some(end) = sequence.hashes.stored_from(from / size) else { return false };
         let to = cache.border(sequence.attachable().min(end * size));
         let room = self.config.max_transfer_bytes.saturating_sub(cache.loading_bytes());
-        let bytes = cache.load_bytes(to.saturating_sub(from) / size);
+        let (wanted, most) = (to.saturating_sub(from) / size, room / cache.load_bytes(1).max(1));
+        let blocks = wanted.min(u32::try_from(most).unwrap_or(u32::MAX));
         // Windows and states are stored for the end alone.
-        let whole = cache.groups() == 1 || to == end * size;
-        if to <= found.cached || !whole || bytes > room || !self.costs.load_pays(bytes, found.cached..to) {
+        if cache.groups() > 1 && (blocks < wanted || to < end * size) {
+            return false;
+        }
+        let (to, bytes) = (from + blocks * size, cache.load_bytes(blocks));
+        if to <= found.cached || !self.costs.load_pays(bytes, found.cached..to) {
             return false;
         }
         if !self.attach_whole(cache, slot, from) {
             return false;
         }
-        let (mut left, most) = ((to - from) / size, if cache.groups() == 1 { LOAD_BLOCKS } else { u32::MAX });
+        let (mut left, most) = (blocks, if cache.groups() == 1 { LOAD_BLOCKS } else { u32::MAX });
         while left > 0 {
             let blocks = left.min(most);
             let Some(ticket) = self.load_behind(cache, slot, blocks) else { break };

@@ -56,6 +56,11 @@ pub enum Command {
         #[command(subcommand)]
         action: ConfigAction,
     },
+    /// Look into the folder of --disk-kv, and clear it up
+    Cache {
+        #[command(subcommand)]
+        action: CacheAction,
+    },
     /// Make, list and revoke API keys
     Keys {
         #[command(subcommand)]

@@ -131,3 +131,37 @@ pub enum DocsPage {
     Models,
     Metrics,
 }
+
+#[derive(Debug, Subcommand)]
+pub enum CacheAction {
+    /// List its segments: blocks, bytes, age, the layout that they were written for
+    Ls {
+        #[command(flatten)]
+        folder: CacheFolder,
+    },
+    /// Sum up what it holds
+    Stats {
+        #[command(flatten)]
+        folder: CacheFolder,
+    },
+    /// Read every block and say which are damaged; needs no key
+    Verify {
+        #[command(flatten)]
+        folder: CacheFolder,
+    },
+    /// Delete what was written longest ago, until the rest fits
+    Gc {
+        #[command(flatten)]
+        folder: CacheFolder,
+        /// What may be left
+        #[arg(long, value_name = "SIZE", value_parser = crate::units::parse_bytes)]
+        size: u64,
+    },
+}
+
+#[derive(Args, Debug)]
+pub struct CacheFolder {
+    /// Folder of --disk-kv, which no server may be using
+    #[arg(long = "disk-kv", env = "FOLIO_DISK_KV", value_name = "DIR")]
+    pub dir: PathBuf,
+}

@@ -1,0 +1,66 @@
+//! `folio cache`: a folder of `--disk-kv`, looked at without a server.
+
+use anyhow::{Result, bail};
+use folio_tiers::inspect::{self, SegmentInfo, SegmentState};
+
+use crate::cli::CacheAction;
+use crate::units;
+
+pub fn run(action: CacheAction) -> Result<()> {
+    match action {
+        CacheAction::Ls { folder } => {
+            let all = inspect::segments(&folder.dir, false)?;
+            println!("{:<11} {:<10} {:>9} {:>9} {:>7} layout", "segment", "state", "blocks", "bytes", "age");
+            all.iter().for_each(|segment| println!("{}", row(segment)));
+        }
+        CacheAction::Stats { folder } => stats(&inspect::segments(&folder.dir, false)?),
+        CacheAction::Verify { folder } => {
+            let all = inspect::segments(&folder.dir, true)?;
+            stats(&all);
+            let damaged: u64 = all.iter().filter_map(|segment| segment.damaged).sum();
+            let unreadable = all.iter().filter(|segment| segment.state == SegmentState::Unreadable).count();
+            if damaged > 0 || unreadable > 0 {
+                bail!(
+                    "{damaged} blocks are damaged and {unreadable} segments unreadable; a server computes what they held"
+                );
+            }
+            println!("every block is as it was written");
+        }
+        CacheAction::Gc { folder, size } => {
+            let gone = inspect::shrink(&folder.dir, size)?;
+            let (blocks, bytes) = sums(&gone);
+            println!("deleted {} segments with {blocks} blocks, {}", gone.len(), units::bytes(bytes));
+        }
+    }
+    Ok(())
+}
+
+fn sums(segments: &[SegmentInfo]) -> (u64, u64) {
+    (segments.iter().map(|of| of.blocks).sum(), segments.iter().map(|of| of.bytes).sum())
+}
+
+fn stats(segments: &[SegmentInfo]) {
+    let (blocks, bytes) = sums(segments);
+    let payload: u64 = segments.iter().map(|of| of.payload_bytes).sum();
+    println!("segments   {}", segments.len());
+    println!("blocks     {}", units::count(blocks));
+    println!("on disk    {}, of it blocks {}", units::bytes(bytes), units::bytes(payload));
+    let mut layouts: Vec<_> = segments.iter().filter(|of| of.blocks > 0).map(|of| of.layout).collect();
+    layouts.sort_unstable();
+    layouts.dedup();
+    println!("layouts    {}", layouts.len());
+}
+
+fn row(segment: &SegmentInfo) -> String {
+    let state = match segment.state {
+        SegmentState::Ended => "ended",
+        SegmentState::Open => "open",
+        SegmentState::Foreign => "foreign",
+        SegmentState::Unreadable => "unreadable",
+    };
+    let hours = segment.age.as_secs() / 3600;
+    let age = if hours < 48 { format!("{hours} h") } else { format!("{} d", hours / 24) };
+    let layout: String = segment.layout[..4].iter().map(|byte| format!("{byte:02x}")).collect();
+    let SegmentInfo { number, blocks, bytes, .. } = segment;
+    format!("{number:010}  {state:<10} {blocks:>9} {:>9} {age:>7} {layout}", units::bytes(*bytes))
+}
