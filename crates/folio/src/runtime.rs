@@ -51,6 +51,7 @@ pub struct Runtime {
 
 impl Runtime {
     pub fn start(model: Option<&str>, args: &EngineArgs) -> Result<Self> {
+        args.refuse_disk_kv()?;
         Self::serving(Loaded::open(model, args)?, args, &Declared::default())
     }
 

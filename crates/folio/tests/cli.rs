@@ -97,6 +97,21 @@ fn weights_are_quantized_while_loading_or_refused_as_quantized_already() {
 }
 
 #[test]
+fn only_a_server_keeps_kv_on_a_disk() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path().join("kv");
+    let dir = dir.to_str().expect("a name");
+    for command in [&["run", "demo", "once", "--disk-kv", dir][..], &["bench", "engine", "--disk-kv", dir]] {
+        let error = refusal(command);
+        assert!(error.contains("only `folio serve`"), "{error}");
+    }
+    assert!(!folder.path().join("kv").exists());
+    let alone = output(&["serve", "--disk-kv-size", "1GiB"]);
+    let error = String::from_utf8_lossy(&alone.stderr);
+    assert!(alone.status.code() == Some(2) && error.contains("--disk-kv <DIR>"), "{error}");
+}
+
+#[test]
 fn stop_strings_end_an_answer() {
     let whole = story(&[]);
     let middle: String = whole.chars().skip(8).take(5).collect();

@@ -129,6 +129,16 @@ pub struct Sizes {
 }
 
 impl EngineArgs {
+    /// Where there are no tenants, there are no secrets to seal with what is kept on a disk.
+    pub fn refuse_disk_kv(&self) -> anyhow::Result<()> {
+        match &self.disk_kv.disk_kv {
+            None => Ok(()),
+            Some(_) => {
+                anyhow::bail!("--disk-kv: only `folio serve` has the keys that seal what is kept on a disk")
+            }
+        }
+    }
+
     /// A GPU takes tens of times as many tokens in the time of a step, and nobody else lives in its memory.
     pub fn sizes(&self, gpu: bool) -> Sizes {
         let (seqs, tokens, prefill, share) = if gpu { (256, 4096, 1024, 0.9) } else { (64, 512, 64, 0.5) };
@@ -169,19 +179,19 @@ pub struct DiskKvArgs {
     pub disk_kv: Option<PathBuf>,
 
     /// Disk space for it; what was not used for longest goes
-    #[arg(long, env = "FOLIO_DISK_KV_SIZE", value_name = "SIZE", default_value = "32GiB", value_parser = parse_bytes)]
+    #[arg(long, env = "FOLIO_DISK_KV_SIZE", value_name = "SIZE", requires = "disk_kv", default_value = "32GiB", value_parser = parse_bytes)]
     pub disk_kv_size: u64,
 
     /// Most bytes written to it in 24 hours, for a disk that wears [default: no limit]
-    #[arg(long, env = "FOLIO_DISK_KV_WRITES_PER_DAY", value_name = "SIZE", value_parser = parse_bytes)]
+    #[arg(long, env = "FOLIO_DISK_KV_WRITES_PER_DAY", value_name = "SIZE", requires = "disk_kv", value_parser = parse_bytes)]
     pub disk_kv_writes_per_day: Option<u64>,
 
     /// Authenticate what is kept there, and do not encrypt it: for a disk that is encrypted itself
-    #[arg(long, env = "FOLIO_DISK_KV_UNENCRYPTED")]
+    #[arg(long, env = "FOLIO_DISK_KV_UNENCRYPTED", requires = "disk_kv")]
     pub disk_kv_unencrypted: bool,
 
     /// Threads that carry blocks to the disk and back
-    #[arg(long, env = "FOLIO_DISK_KV_THREADS", value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(long, env = "FOLIO_DISK_KV_THREADS", value_name = "N", requires = "disk_kv", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub disk_kv_threads: u16,
 }
 
