@@ -77,7 +77,7 @@ impl Reader {
                     reason: FinishReason::Error,
                     stop_token: None,
                     error: Some(error.clone()),
-                    timing: Timing { finished: now, ..Timing::default() },
+                    timing: Box::new(Timing { finished: now, ..Timing::default() }),
                 };
                 // Gone or not, there is nothing left to do for it.
                 let _ = catch_unwind(AssertUnwindSafe(|| self.sink.deliver(event)));

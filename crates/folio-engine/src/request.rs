@@ -154,7 +154,7 @@ pub enum Event {
         /// Entry `i` is for prompt token `i + 1` (nothing predicts the first); empty unless asked for.
         prompt_logprobs: Vec<TokenLogprobs>,
         /// What came of the pins that were asked for; `None`: of none. A refusal ends nothing.
-        kept: Option<Result<PrefixInfo, KeepRefused>>,
+        kept: Option<Box<Result<PrefixInfo, KeepRefused>>>,
     },
     Token {
         choice: u32,
@@ -169,9 +169,12 @@ pub enum Event {
         reason: FinishReason,
         stop_token: Option<u32>,
         error: Option<Arc<str>>,
-        timing: Timing,
+        timing: Box<Timing>,
     },
 }
+
+// A step of thousands of sequences writes one each: what is rare is behind a pointer.
+const _: () = assert!(size_of::<Event>() <= 48);
 
 /// When things happened, for metrics; engine time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

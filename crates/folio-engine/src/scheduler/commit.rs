@@ -262,7 +262,7 @@ impl Scheduler {
     /// The prompt is computed: every choice gets its first token and goes its own way.
     fn fork_choices(&mut self, cache: &mut KvCache, leader: Slot, answers: &[Sampled]) {
         let id = self.sequences[leader].request_id;
-        let kept = self.pin_prompt(cache, leader);
+        let kept = self.pin_prompt(cache, leader).map(Box::new);
         if cache.groups() > 1 {
             // Who asks the same again computes the last row.
             self.store(cache, leader, self.sequences[leader].prompt_len - 1);
@@ -331,7 +331,7 @@ impl Scheduler {
     fn prompt_done(
         &mut self,
         id: RequestId,
-        kept: Option<Result<PrefixInfo, KeepRefused>>,
+        kept: Option<Box<Result<PrefixInfo, KeepRefused>>>,
     ) -> Option<(Vec<u32>, Vec<u32>)> {
         let state = self.requests.get_mut(&id)?;
         let cached_tokens = state.cached_tokens.unwrap_or(0);

@@ -223,7 +223,7 @@ impl Scheduler {
             FinishReason::Deadline => &mut self.counters.finished_deadline,
             FinishReason::Error => &mut self.counters.finished_error,
         } += 1;
-        let timing = Timing { finished: self.now, ..timing };
+        let timing = Box::new(Timing { finished: self.now, ..timing });
         self.events.push((id, Event::Finished { choice, reason, stop_token, error, timing }));
     }
 }

@@ -214,7 +214,7 @@ async fn compute(
                 ticket.started();
                 state.metrics.prompt(prompt_tokens, u64::from(cached_tokens));
                 meter.prompt(prompt_tokens, u64::from(cached_tokens));
-                computed = Computed { cached_tokens, kept };
+                computed = Computed { cached_tokens, kept: kept.map(|kept| *kept) };
             }
             Some(Event::Token { .. } | Event::Pooled { .. }) => {}
             Some(Event::Finished { reason, error, .. }) => {

@@ -305,8 +305,8 @@ impl ResponseDriver {
         match event {
             Event::Prompt { cached_tokens, prompt_logprobs, kept } => {
                 // Before anything of the answer is shown; the figures are counted all the same.
-                if let Some(Err(reason)) = kept {
-                    self.fail(refused(&reason, "cache.pin", "cache.pin"));
+                if let Some(Err(reason)) = kept.as_deref() {
+                    self.fail(refused(reason, "cache.pin", "cache.pin"));
                 }
                 self.prompt_done(prompt, cached_tokens, prompt_logprobs);
             }
@@ -324,7 +324,7 @@ impl ResponseDriver {
                 let slot = &self.slots[index];
                 let produced = slot.choice.tokens > 0 || !slot.whole.vector.is_empty();
                 // It also queues until the step under way ends and the engine takes it up.
-                let timing = Timing { arrived: self.in_engine.submitted, ..timing };
+                let timing = Timing { arrived: self.in_engine.submitted, ..*timing };
                 self.state.metrics.timing(&timing, produced);
                 self.in_engine.finished = self.in_engine.finished.max(timing.finished);
                 self.ended(index, reason, stop_token, error);

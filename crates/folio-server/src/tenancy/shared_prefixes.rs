@@ -136,8 +136,10 @@ impl SharedPrefix {
             Ok(_flag) => {
                 while let Some(event) = events.recv().await {
                     match event {
-                        Event::Prompt { kept: Some(Err(reason)), .. } => {
-                            tracing::info!(prefix = name, %reason, "kept by priority, not pinned");
+                        Event::Prompt { kept: Some(kept), .. } => {
+                            if let Err(reason) = *kept {
+                                tracing::info!(prefix = name, %reason, "kept by priority, not pinned");
+                            }
                         }
                         Event::Finished { error: Some(error), .. } => {
                             tracing::warn!(prefix = name, %error, "the shared prefix was not computed");

@@ -181,7 +181,7 @@ impl Live {
             reason,
             stop_token,
             error: (reason == FinishReason::Error).then(|| "the executor failed".into()),
-            timing: Timing::default(),
+            timing: Box::default(),
         };
         if self.flag.is_cancelled() {
             for choice in 0..self.choices.len() {
