@@ -4,10 +4,13 @@
     neighbour.py --folio target/release/folio [--model demo] [--rounds 6] [--requests 300] [--out results.json]
 
 One server, two keys. The victim sends completions of about 32 prompt tokens and 8 generated ones at a fixed rate on one kept connection. A round has it
-alone and, for each attack, beside an attacker, in an order that is drawn; the attacker is a process of its own (nice 19, so that what its
-client computes takes as little as possible from the server) with as many connections as its tenant may have requests at once, each sending its
-next request when it has its answer. Reported are the victim's p50 and p99 of all rounds and the ratio of each round's p99 to that of the same
-round alone. Standard library only.
+alone and, for each attack, beside an attacker, in an order that is drawn; the attacker is a process of its own with as many connections as its tenant
+may have requests at once, each sending its next request when it has its answer. Reported are the victim's p50 and p99 of all rounds and the ratio of
+each round's p99 to that of the same round alone.
+
+Clients stand for other machines and share this one's processors: the attacker's runs when nobody else wants one (SCHED_IDLE), the victim's before
+everybody (SCHED_FIFO, where that is allowed), alone and beside. What sharing costs nevertheless is in two controls: a process that only computes, and an attacker
+whose requests go to a second server. A cell during which other processes took more than a tenth of a processor is measured again. Standard library only.
 """
 
 import argparse
@@ -33,6 +36,9 @@ ATTACKS = {
     "64 tokens generated, streamed": ("bad", "/v1/completions", {"prompt": "the cat", "max_tokens": 64, "ignore_eos": True, "stream": True}),
     "beyond its rate": ("worse", "/v1/completions", {"prompt": "the cat", "max_tokens": 1}),
 }
+CONTROLS = {"control: a process that only computes": None, "control: 250,000 JSON values, to a second server": "250,000 JSON values"}
+# Of a processor, taken by processes that do not belong here; and how often a cell is measured at most.
+OTHERS, TRIES = 0.1, 5
 VICTIM = {"prompt": "the cat sat on a mat and looked at the small bird in the old tree by the river near our house", "max_tokens": 8,
           "ignore_eos": True, "temperature": 0}
 
@@ -49,8 +55,45 @@ class Any(Connection):
     accepted = (b"http/1.1 200", b"http/1.1 400", b"http/1.1 429")
 
 
+def background():
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def first():
+    """Whether this process runs before all others from now on, though not what it starts."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    except PermissionError:
+        return False
+    return True
+
+
+def busy_seconds():
+    """Of all processors so far."""
+    user, nice, system, _, _, irq, softirq = (int(ticks) for ticks in open("/proc/stat").readline().split()[1:8])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def undisturbed(measure):
+    """The first cell beside which nobody else worked, or the one with the least of it."""
+    best = None
+    for _ in range(TRIES):
+        cell = measure()
+        if best is None or cell["others_cpus"] < best["others_cpus"]:
+            best = cell
+        if best["others_cpus"] <= OTHERS:
+            break
+    return best
+
+
+def computes(ended):
+    background()
+    while not ended.is_set():
+        sum(range(10_000))
+
+
 def attacker(host, data, ended, answered):
-    os.nice(19)
+    background()
     import selectors
     selector = selectors.DefaultSelector()
     address = (host.split(":")[0], int(host.split(":")[1]))
@@ -100,44 +143,53 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         tenants = os.path.join(folder, "tenants.json")
         json.dump(TENANTS, open(tenants, "w"))
-        with Server(a.folio, a.model, ["--tenants", tenants, *a.folio_args.split()]) as server:
+        flags = ["--tenants", tenants, *a.folio_args.split()]
+        with Server(a.folio, a.model, flags) as server, Server(a.folio, a.model, flags) as second:
             host = server.address
+            result["victim_first"] = first()
             asked = message(host, "good", "/v1/completions", VICTIM)
             victim(host, asked, 100, a.rate)
             for _ in range(a.rounds):
-                order, one = [None, *ATTACKS], {}
+                order = ["alone", *ATTACKS, *CONTROLS]
                 rng.shuffle(order)
-                for attack in order:
-                    if attack is not None:
-                        ended, answered = multiprocessing.Event(), multiprocessing.Value("q", 0)
-                        data = message(host, *ATTACKS[attack])
-                        process = multiprocessing.Process(target=attacker, args=(host, data, ended, answered))
-                        process.start()
-                        time.sleep(0.5)
-                        before = answered.value
-                    cpu, began = cpu_seconds(server.pid), time.monotonic()
-                    took = victim(host, asked, a.requests, a.rate)
-                    seconds = time.monotonic() - began
-                    cell = {"ms": [round(ms, 3) for ms in took], "server_cpus": round((cpu_seconds(server.pid) - cpu) / seconds, 2)}
-                    if attack is not None:
-                        cell["answered_per_s"] = round((answered.value - before) / seconds, 1)
-                        ended.set()
-                        process.join()
-                    one[attack or "alone"] = cell
-                result["rounds"].append(one)
+                result["rounds"].append({what: undisturbed(lambda: cell(a, server, second, what, asked)) for what in order})
                 if a.out:
                     save(a.out, result)
     print(table(result))
+
+
+def cell(a, server, second, what, asked):
+    """The victim beside `what`."""
+    attack, pids, process = CONTROLS.get(what, what), [server.pid, second.pid, os.getpid()], None
+    ended, answered = multiprocessing.Event(), multiprocessing.Value("q", 0)
+    if what != "alone":
+        host = second.address if what in CONTROLS else server.address
+        target = (computes, (ended,)) if attack is None else (attacker, (host, message(host, *ATTACKS[attack]), ended, answered))
+        process = multiprocessing.Process(target=target[0], args=target[1])
+        process.start()
+        pids.append(process.pid)
+        time.sleep(0.5)
+    ours = lambda: sum(cpu_seconds(pid) for pid in pids)
+    before, cpu, busy, own, began = answered.value, cpu_seconds(server.pid), busy_seconds(), ours(), time.monotonic()
+    took = victim(server.address, asked, a.requests, a.rate)
+    seconds = time.monotonic() - began
+    others = (busy_seconds() - busy) - (ours() - own)
+    out = {"ms": [round(ms, 3) for ms in took], "server_cpus": round((cpu_seconds(server.pid) - cpu) / seconds, 2),
+           "others_cpus": round(others / seconds, 2), "answered_per_s": round((answered.value - before) / seconds, 1)}
+    if process:
+        ended.set()
+        process.join()
+    return out
 
 
 def table(result):
     """For docs/security.md."""
     rounds = result["rounds"]
     lines = ["| attacker | its answers per s | victim's p50, ms | p99, ms | p99 beside / alone |", "|---|---|---|---|---|"]
-    for what in ["alone", *ATTACKS]:
+    for what in ["alone", *ATTACKS, *CONTROLS]:
         every = [ms for one in rounds for ms in one[what]["ms"]]
         ratios = [quantile(one[what]["ms"], 0.99) / quantile(one["alone"]["ms"], 0.99) for one in rounds]
-        rate = "" if what == "alone" else f"{statistics.median(one[what]['answered_per_s'] for one in rounds):,.0f}"
+        rate = "" if CONTROLS.get(what, what) in ("alone", None) else f"{statistics.median(one[what]['answered_per_s'] for one in rounds):,.0f}"
         ratio = "" if what == "alone" else f"{statistics.median(ratios):.2f} ({min(ratios):.2f}..{max(ratios):.2f})"
         name = "none" if what == "alone" else what
         lines.append(f"| {name} | {rate} | {quantile(every, 0.5):.2f} | {quantile(every, 0.99):.2f} | {ratio} |")

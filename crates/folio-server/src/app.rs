@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use folio_api::{ApiError, Context};
 use folio_kv::{Identity, Root, TenantId};
+use folio_text::work::giving_way;
 use prometheus_client::collector::Collector;
 use tokio::sync::Notify;
 
@@ -227,7 +228,7 @@ impl State {
         let done = tokio::task::spawn_blocking(move || {
             // Held until the work is done, even when the client left meanwhile.
             let _turn = turn;
-            work()
+            giving_way(work)
         });
         done.await.unwrap_or_else(|_| {
             self.metrics.panicked();

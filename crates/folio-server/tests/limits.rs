@@ -40,6 +40,26 @@ fn make(path: &Path, tenant: &str, scopes: &[Scope]) -> (String, String) {
     (record.id, key)
 }
 
+/// The clock goes on by itself where everybody waits.
+#[tokio::test(start_paused = true)]
+async fn a_flood_beyond_the_limit_waits_for_its_refusals_and_nobody_else_does() {
+    let client = limited(FakeEngine::saying("ok"), json!({"requests_per_minute": 1}));
+    let (flood, other) = (client.key("k"), client.key("f"));
+    let waited = async |client: &Client, times: usize, status: u16| {
+        let began = tokio::time::Instant::now();
+        for _ in 0..times {
+            let reply = client.post("/tokenize", &json!({"prompt": ""})).await;
+            assert_eq!(reply.status.as_u16(), status);
+        }
+        began.elapsed()
+    };
+    waited(&flood, 1, 200).await;
+    assert!(waited(&flood, 6000, 429).await.is_zero(), "a minute's worth");
+    waited(&flood, 1000, 429).await;
+    assert!(!waited(&flood, 1, 429).await.is_zero());
+    assert!(waited(&other, 5, 200).await.is_zero());
+}
+
 #[tokio::test]
 async fn requests_and_tokens_per_minute_are_a_tenants_own() {
     let engine = FakeEngine::saying("ok");

@@ -21,6 +21,8 @@ use tokenizers::{
 use crate::added::{Added, AddedTokens, Found, parts};
 use crate::decoder::byte_alphabet;
 use crate::token_cache::Part;
+use crate::tokenizer::TOKENIZE_STEPS;
+use crate::work;
 
 pub(crate) struct Library {
     pub tokenizer: Tokenizer,
@@ -99,6 +101,7 @@ impl Library {
                 return words.encode(part, tokenizer, out);
             }
         }
+        work::add(part.len() * TOKENIZE_STEPS);
         // Some pre-tokenizers ask whether a part begins the text: what does not is a slice, as it would be of the whole.
         let before = text[..part.start].chars().next_back().map_or(0, char::len_utf8);
         let from = part.start - before;
@@ -177,6 +180,7 @@ impl Words {
         }
         let mut written = String::new();
         for word in words {
+            work::add(word.len() * TOKENIZE_STEPS);
             written.clear();
             written.extend(word.bytes().map(|byte| self.alphabet[usize::from(byte)]));
             out.extend(tokenizer.get_model().tokenize(&written)?.iter().map(|token| token.id));

@@ -55,7 +55,7 @@ pub struct Tokenizer {
 }
 
 /// Steps for each byte that is tokenized: two places in the text are kept for it, and both are moved about.
-const TOKENIZE_STEPS: usize = 16;
+pub(crate) const TOKENIZE_STEPS: usize = 16;
 
 /// Who turns text into ids.
 pub(crate) enum Encoder {
@@ -248,7 +248,6 @@ impl Tokenizer {
                 out.push(*id);
                 continue;
             }
-            crate::work::add(range.len() * TOKENIZE_STEPS);
             match &self.encoder {
                 Encoder::Library(library) => library
                     .encode_part(text, range.clone(), breaks, out)

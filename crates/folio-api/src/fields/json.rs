@@ -118,7 +118,7 @@ impl<'a> Json<'a> {
     }
 }
 
-/// Builds a value and counts what it holds.
+/// Builds a value and counts what it holds. What is moved is work.
 struct Reader {
     depth: usize,
     values: usize,
@@ -131,6 +131,7 @@ struct Reader {
 impl Reader {
     fn count<E: serde::de::Error>(&mut self, values: usize) -> Result<(), E> {
         self.values += values;
+        work::add(size_of::<Json>());
         match self.values > VALUES_MAX {
             true => Err(self.exceed(format!("more than {VALUES_MAX} names and values"))),
             false => Ok(()),
@@ -288,6 +289,7 @@ impl<'de> Deserializer<'de> for Json<'de> {
             list.end()?;
             Ok(value)
         }
+        work::add(size_of::<Self>());
         match self {
             Self::Null => visitor.visit_unit(),
             Self::Bool(value) => visitor.visit_bool(value),

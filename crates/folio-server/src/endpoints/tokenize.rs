@@ -43,7 +43,8 @@ pub async fn tokenize(Shared(state): Shared<Arc<State>>, request: JsonRequest) -
                 Part::Ids(0)
             }
             Part::Ids(at) if at < tokens.len() => {
-                let _ = write!(out, "{}{}", if at > 0 { "," } else { "" }, tokens[at]);
+                out.push_str(if at > 0 { "," } else { "" });
+                out.push_str(itoa::Buffer::new().format(tokens[at]));
                 Part::Ids(at + 1)
             }
             Part::Ids(_) if strings => {

@@ -57,6 +57,9 @@ const DISCARD_BYTES_MAX: usize = 64 << 20;
 /// What is made room for before it arrives.
 const ROOM_BYTES: usize = 64 << 10;
 
+/// What is read of a body before others have a turn: a sender that is fast enough has always more.
+const READ_BYTES: usize = 64 << 10;
+
 /// Reads a body within `limit`. What arrived is counted in `held`; what was only announced takes nothing.
 pub(crate) async fn read_body(
     headers: &HeaderMap,
@@ -67,7 +70,7 @@ pub(crate) async fn read_body(
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
     let mut stream = pin!(body.into_data_stream());
     let mut bytes = Vec::with_capacity(announced.unwrap_or(0).min(limit).min(ROOM_BYTES));
-    let mut discarded = 0usize;
+    let (mut discarded, mut taken) = (0usize, 0usize);
     let mut too_large = announced.is_some_and(|length| length > limit);
     if announced.is_some_and(|length| length > DISCARD_BYTES_MAX) {
         return Err(ApiError::too_large(limit));
@@ -75,6 +78,11 @@ pub(crate) async fn read_body(
     while let Some(chunk) = poll_fn(|cx| stream.as_mut().poll_next(cx)).await {
         let chunk = chunk
             .map_err(|error| ApiError::bad_request(format!("The request body was cut off: {error}.")))?;
+        taken += chunk.len();
+        if taken >= READ_BYTES {
+            taken = 0;
+            tokio::task::yield_now().await;
+        }
         too_large |= bytes.len() + chunk.len() > limit;
         if !too_large {
             held.grow(chunk.len())?;
@@ -87,4 +95,46 @@ pub(crate) async fn read_body(
         }
     }
     if too_large { Err(ApiError::too_large(limit)) } else { Ok(bytes.into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::task::{Context, Waker};
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::tenancy::gate::Gate;
+    use crate::tenancy::unread::Budget;
+
+    struct Chunks(usize);
+
+    impl Stream for Chunks {
+        type Item = Result<Bytes, std::convert::Infallible>;
+
+        fn poll_next(mut self: std::pin::Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+            let left = self.0.checked_sub(1);
+            self.0 = left.unwrap_or(0);
+            Poll::Ready(left.map(|_| Ok(Bytes::from_static(&[b' '; 10_000]))))
+        }
+    }
+
+    #[test]
+    fn a_body_that_is_always_there_is_read_in_pieces() {
+        let budget = Budget::new(1 << 30, 1 << 30, Duration::MAX);
+        let mut held = budget.hold(&Arc::new(Gate::new(Default::default(), Instant::now())));
+        let headers = HeaderMap::new();
+        let mut read = pin!(read_body(&headers, Body::from_stream(Chunks(100)), 1 << 20, &mut held));
+        let mut before = 0;
+        loop {
+            let polled = read.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            let took = budget.held() - before;
+            assert!(took <= READ_BYTES + 10_000, "{took} bytes between two turns of others");
+            before += took;
+            if let Poll::Ready(body) = polled {
+                assert_eq!((body.unwrap().len(), before), (1_000_000, 1_000_000));
+                return;
+            }
+        }
+    }
 }

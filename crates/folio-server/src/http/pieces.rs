@@ -12,10 +12,10 @@ use folio_text::work;
 use futures_core::Stream;
 
 /// A piece ends with the item that makes it longer than this.
-const PIECE_BYTES: usize = 64 << 10;
+const PIECE_BYTES: usize = 16 << 10;
 
 /// Items of one piece.
-const ITEMS_MAX: usize = 8 << 10;
+const ITEMS_MAX: usize = 2 << 10;
 
 /// Appends the next item to the text; false: there is none.
 type Write = Box<dyn FnMut(&mut String) -> bool + Send>;

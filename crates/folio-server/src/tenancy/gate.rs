@@ -24,6 +24,11 @@ use folio_api::ApiError;
 /// Tokens reserved for a choice that says no limit.
 pub(crate) const TOKENS_EXPECTED: u32 = 256;
 
+/// Requests a minute that are told to come again without waiting for it.
+const REFUSALS_PER_MINUTE: f64 = 6000.0;
+/// Those that wait, each for its turn; 100 wait for a second, and nobody for longer.
+const REFUSALS_WAITING: f64 = 100.0;
+
 /// What an operator allows a tenant. `None`: not limited.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TenantLimits {
@@ -72,6 +77,7 @@ impl Bucket {
 struct Counts {
     requests: Option<Bucket>,
     tokens: Option<Bucket>,
+    refusals: Bucket,
     running: u32,
     waiting: u32,
 }
@@ -117,6 +123,7 @@ impl Gate {
         let counts = Counts {
             requests: limits.requests_per_minute.map(|limit| Bucket::new(limit.into(), now)),
             tokens: limits.tokens_per_minute.map(|limit| Bucket::new(limit as f64, now)),
+            refusals: Bucket::new(REFUSALS_PER_MINUTE, now),
             running: 0,
             waiting: 0,
         };
@@ -156,6 +163,14 @@ impl Gate {
         }
         *running += 1;
         Ok(Arc::new(Entry { gate: self.clone(), given_back: AtomicBool::new(false) }))
+    }
+
+    /// How long a request waits that is told to come again: a client that does so at once, without end, would take a processor.
+    pub fn refusal_delay(&self, now: Instant) -> Duration {
+        let bucket = &mut self.counts().refusals;
+        bucket.refill(now);
+        bucket.left = (bucket.left - 1.0).max(-REFUSALS_WAITING);
+        bucket.wait(0.0)
     }
 
     /// Whether so many prompts more may wait.
@@ -324,6 +339,18 @@ mod tests {
         assert!(admit(&gate, need(1, 1), seconds(now, 10.1)).is_err(), "one at a time");
         let admitted = (0..20).filter(|_| admit(&gate, need(1, 1), seconds(now, 1000.0)).is_ok()).count();
         assert_eq!(admitted, 6, "idle time is saved up for one minute");
+    }
+
+    #[test]
+    fn who_comes_again_at_once_waits_and_never_longer_than_a_second() {
+        let (gate, now) = gate(TenantLimits::default());
+        let delays = |times: usize, now| (0..times).map(|_| gate.refusal_delay(now)).collect::<Vec<_>>();
+        assert!(delays(6000, now).iter().all(Duration::is_zero));
+        let ms = |delays: Vec<Duration>| delays.iter().map(|delay| delay.as_millis()).collect::<Vec<_>>();
+        assert_eq!(ms(delays(3, now)), [10, 20, 30], "a hundred a second");
+        assert_eq!(ms(delays(200, now)).last(), Some(&1000));
+        assert_eq!(ms(delays(1, seconds(now, 0.5))), [510]);
+        assert_eq!(ms(delays(150, seconds(now, 2.5)))[148..], [0, 10]);
     }
 
     #[test]

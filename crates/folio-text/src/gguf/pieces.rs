@@ -14,6 +14,8 @@ use folio_model::checkpoint::gguf::{TokenKind, Vocabulary};
 use super::{added, strips_right, texts};
 use crate::added::{Added, AddedTokens, parts};
 use crate::token_cache::Part;
+use crate::tokenizer::TOKENIZE_STEPS;
+use crate::work;
 
 /// What stands for a space.
 const SPACE: &str = "▁";
@@ -84,6 +86,7 @@ impl Pieces {
 
     /// A part that is no added token.
     pub(crate) fn encode_part(&self, text: &str, out: &mut Vec<u32>) {
+        work::add(text.len() * TOKENIZE_STEPS);
         let mut escaped = String::with_capacity(text.len() + text.len() / 4 + SPACE.len());
         if self.space_prefix {
             escaped.push_str(SPACE);
