@@ -10,7 +10,8 @@ each round's p99 to that of the same round alone.
 
 Clients stand for other machines and share this one's processors: the attacker's runs when nobody else wants one (SCHED_IDLE), the victim's before
 everybody (SCHED_FIFO, where that is allowed), alone and beside. What sharing costs nevertheless is in two controls: a process that only computes, and an attacker
-whose requests go to a second server. A cell during which other processes took more than a tenth of a processor is measured again. Standard library only.
+whose requests go to a second server. A cell during which other processes took more than a tenth of a processor is measured again. A run that was
+stopped goes on where it was, with the same --out. Standard library only.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import statistics
 import tempfile
 import time
 
-from common import Server, cpu_seconds, folio_version, machine, now, save
+from common import Server, cpu_seconds, folio_version, machine, now, resume, save
 from front_end import Connection
 
 AT_ONCE = 4
@@ -38,7 +39,7 @@ ATTACKS = {
 }
 CONTROLS = {"control: a process that only computes": None, "control: 250,000 JSON values, to a second server": "250,000 JSON values"}
 # Of a processor, taken by processes that do not belong here; and how often a cell is measured at most.
-OTHERS, TRIES = 0.1, 5
+OTHERS, TRIES = 0.1, 20
 VICTIM = {"prompt": "the cat sat on a mat and looked at the small bird in the old tree by the river near our house", "max_tokens": 8,
           "ignore_eos": True, "temperature": 0}
 
@@ -137,9 +138,9 @@ def main():
     ap.add_argument("--seed", type=int, default=0)
     ap.add_argument("--out")
     a = ap.parse_args()
-    result = {"kind": "neighbour", "machine": machine(), "folio": folio_version(a.folio), "began": now(),
-              "arguments": {k: getattr(a, k) for k in ("rounds", "requests", "rate", "folio_args", "seed")}, "at_once": AT_ONCE, "rounds": []}
-    rng = random.Random(a.seed)
+    arguments = {k: getattr(a, k) for k in ("rounds", "requests", "rate", "folio_args", "seed")}
+    result = resume(a.out, arguments) or {"kind": "neighbour", "machine": machine(), "folio": folio_version(a.folio), "began": now(),
+                                          "arguments": arguments, "at_once": AT_ONCE, "rounds": []}
     with tempfile.TemporaryDirectory() as folder:
         tenants = os.path.join(folder, "tenants.json")
         json.dump(TENANTS, open(tenants, "w"))
@@ -149,9 +150,9 @@ def main():
             result["victim_first"] = first()
             asked = message(host, "good", "/v1/completions", VICTIM)
             victim(host, asked, 100, a.rate)
-            for _ in range(a.rounds):
+            for number in range(len(result["rounds"]), a.rounds):
                 order = ["alone", *ATTACKS, *CONTROLS]
-                rng.shuffle(order)
+                random.Random(f"{a.seed} {number}").shuffle(order)
                 result["rounds"].append({what: undisturbed(lambda: cell(a, server, second, what, asked)) for what in order})
                 if a.out:
                     save(a.out, result)

@@ -57,8 +57,9 @@ pub async fn around(Shared(state): Shared<Arc<State>>, request: Request, next: N
     let tenant = admit(&state, &mut request).await;
     if tenant.as_ref().is_err_and(|refused| refused.retry_after_s.is_some()) {
         discard(&mut request, &state.config.limits).await;
-        if let Some(gate) = request.extensions().get::<Arc<Gate>>() {
-            tokio::time::sleep(gate.refusal_delay(Instant::now())).await;
+        let gate = request.extensions().get::<Arc<Gate>>();
+        if let Some(delay) = gate.and_then(|gate| gate.refusal_delay(Instant::now())) {
+            tokio::time::sleep(delay).await;
         }
     }
     let entry = request.extensions().get::<Arc<Entry>>().cloned();

@@ -166,11 +166,11 @@ impl Gate {
     }
 
     /// How long a request waits that is told to come again: a client that does so at once, without end, would take a processor.
-    pub fn refusal_delay(&self, now: Instant) -> Duration {
+    pub fn refusal_delay(&self, now: Instant) -> Option<Duration> {
         let bucket = &mut self.counts().refusals;
         bucket.refill(now);
         bucket.left = (bucket.left - 1.0).max(-REFUSALS_WAITING);
-        bucket.wait(0.0)
+        Some(bucket.wait(0.0)).filter(|delay| !delay.is_zero())
     }
 
     /// Whether so many prompts more may wait.
@@ -345,8 +345,10 @@ mod tests {
     fn who_comes_again_at_once_waits_and_never_longer_than_a_second() {
         let (gate, now) = gate(TenantLimits::default());
         let delays = |times: usize, now| (0..times).map(|_| gate.refusal_delay(now)).collect::<Vec<_>>();
-        assert!(delays(6000, now).iter().all(Duration::is_zero));
-        let ms = |delays: Vec<Duration>| delays.iter().map(|delay| delay.as_millis()).collect::<Vec<_>>();
+        assert!(delays(6000, now).iter().all(Option::is_none));
+        let ms = |delays: Vec<Option<Duration>>| {
+            delays.iter().map(|delay| delay.unwrap_or_default().as_millis()).collect::<Vec<_>>()
+        };
         assert_eq!(ms(delays(3, now)), [10, 20, 30], "a hundred a second");
         assert_eq!(ms(delays(200, now)).last(), Some(&1000));
         assert_eq!(ms(delays(1, seconds(now, 0.5))), [510]);
