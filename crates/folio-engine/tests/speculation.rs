@@ -5,14 +5,15 @@ use std::sync::{Arc, mpsc};
 use folio_engine::engine::EngineParts;
 use folio_engine::plan::{ExecutorError, Sampled, StepOutput, StepPlan, Want};
 use folio_engine::{
-    Drafter, EngineHandle, Event, Executor, Request, RequestId, SamplingParams, SchedulerConfig, Speculation,
-    SystemClock, start,
+    Clock, Drafter, EngineHandle, Event, Executor, Micros, Request, SamplingParams, SchedulerConfig,
+    Speculation, start,
 };
-use folio_kv::{CacheConfig, KvCache, Root, TenantId};
+use folio_kv::{CacheConfig, KvCache, TenantId, default_policy};
+use folio_sim::scenario::root;
 
 const VOCAB: u32 = 1000;
 
-/// Says the period of a text again and again: the token at a position is a function of the position alone. Counts what it computes.
+/// Says the same again and again: the token at a position is a function of the position alone.
 struct Periodic(StepOutput);
 
 fn token_at(position: u32) -> u32 {
@@ -38,10 +39,20 @@ impl Executor for Periodic {
     }
 }
 
+/// Time stands still: rows cost nothing, and every draft is verified.
+struct Still;
+
+impl Clock for Still {
+    fn now(&self) -> Micros {
+        Micros(0)
+    }
+}
+
 fn engine() -> EngineHandle {
-    let cache = KvCache::new(CacheConfig { blocks: 512, ..CacheConfig::default() });
+    let geometry = CacheConfig { blocks: 512, block_tokens: 16, bytes_per_block: 1 };
+    let cache = KvCache::new(geometry, default_policy(0.01));
     let executor = Box::new(Periodic(StepOutput::default()));
-    let (config, clock) = (SchedulerConfig::default(), Arc::new(SystemClock::default()));
+    let (config, clock) = (SchedulerConfig::default(), Arc::new(Still));
     start(EngineParts { config, cache, executor, clock, vocab: VOCAB, tier: None }).expect("an engine")
 }
 
@@ -52,22 +63,7 @@ struct Answer {
 }
 
 fn ask(engine: &EngineHandle, tenant: u32, prompt: &[u32], speculation: Option<Speculation>) -> Answer {
-    let request = Request {
-        id: RequestId(engine.next_request_id().0),
-        tenant: TenantId(tenant),
-        root: Root::new(TenantId(tenant), &[tenant as u8; 32], Default::default()),
-        prompt: prompt.into(),
-        n: 1,
-        sampling: SamplingParams::greedy(120),
-        class: 0,
-        priority: 0,
-        deadline: None,
-        prompt_logprobs: None,
-        retention: Vec::new(),
-        pooling: None,
-        adapter: None,
-        speculation,
-    };
+    let request = Request { prompt: prompt.into(), speculation, ..request_of(engine, tenant, 120) };
     let (sender, events) = mpsc::channel();
     let sink = move |event: Event| sender.send(event).is_ok();
     engine.submit(request, Box::new(sink)).expect("it is taken");
@@ -77,11 +73,7 @@ fn ask(engine: &EngineHandle, tenant: u32, prompt: &[u32], speculation: Option<S
             Event::Token { token, .. } => tokens.push(token.id),
             Event::Finished { timing, error, .. } => {
                 assert_eq!(error, None);
-                return Answer {
-                    tokens,
-                    drafts: timing.draft_tokens,
-                    right: timing.accepted_draft_tokens,
-                };
+                return Answer { tokens, drafts: timing.draft_tokens, right: timing.accepted_draft_tokens };
             }
             _ => {}
         }
@@ -102,8 +94,6 @@ fn drafts_change_no_token_and_what_repeats_is_drafted() {
         let drafted = ask(&engine(), 1, &prompt, with(drafter, &[]));
         assert_eq!(drafted.tokens, plain.tokens);
         assert!(drafted.right > 40, "the last 80 of 120 tokens were said before: {}", drafted.right);
-        let counters = engine().stats().counters;
-        assert_eq!(counters.draft_tokens, 0, "another engine");
     }
 }
 
@@ -139,10 +129,8 @@ fn answers_of_a_tenant_are_drafts_for_it_and_for_nobody_else() {
 fn a_prediction_out_of_bounds_is_refused() {
     let engine = engine();
     let refused = |prediction: Vec<u32>| {
-        let request = Request {
-            speculation: with(Drafter::Suffix, &prediction),
-            ..request_of(&engine)
-        };
+        let request =
+            Request { speculation: with(Drafter::Suffix, &prediction), ..request_of(&engine, 1, 8) };
         let refused = engine.submit(request, Box::new(|_: Event| true)).err().expect("it is refused");
         refused.to_string()
     };
@@ -151,14 +139,14 @@ fn a_prediction_out_of_bounds_is_refused() {
     assert_eq!(refused, "prediction: has 4000 tokens, the model's context is 2048");
 }
 
-fn request_of(engine: &EngineHandle) -> Request {
+fn request_of(engine: &EngineHandle, tenant: u32, max_tokens: u32) -> Request {
     Request {
         id: engine.next_request_id(),
-        tenant: TenantId(1),
-        root: Root::new(TenantId(1), &[1; 32], Default::default()),
+        tenant: TenantId(tenant),
+        root: root(TenantId(tenant)),
         prompt: [1].into(),
         n: 1,
-        sampling: SamplingParams::greedy(8),
+        sampling: SamplingParams::greedy(max_tokens),
         class: 0,
         priority: 0,
         deadline: None,
