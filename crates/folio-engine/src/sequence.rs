@@ -82,7 +82,6 @@ pub(crate) struct Sequence {
     pub guide: Option<GuideRef>,
     /// What it may be verified to say next, for the next plan.
     pub drafts: Vec<u32>,
-    pub acceptance: Acceptance,
     pub state: State,
     /// What all choices have in common.
     pub request: Arc<Request>,
@@ -96,6 +95,7 @@ pub(crate) struct Sequence {
     /// Whether it begins with blocks that an operator declared, by the last look at the cache.
     pub declared: bool,
     pub timing: Timing,
+    pub acceptance: Acceptance,
 }
 
 #[expect(

@@ -105,7 +105,7 @@ fn a_prediction_is_drafted_from_and_a_wrong_one_changes_nothing() {
     let alone = ask(&engine(), 1, &prompt, with(Drafter::Ngram, &[]));
     assert_eq!(right.tokens, plain.tokens);
     assert!(right.right > alone.right, "{} {}", right.right, alone.right);
-    let lie: Vec<u32> = plain.tokens.iter().enumerate().map(|(at, t)| t + u32::from(at % 3 == 2)).collect();
+    let lie: Vec<u32> = plain.tokens.iter().enumerate().map(|(at, t)| t + u32::from(at % 5 == 4)).collect();
     let misled = ask(&engine(), 1, &prompt, with(Drafter::Ngram, &lie));
     assert_eq!(misled.tokens, plain.tokens);
     assert!(misled.drafts > misled.right);
@@ -121,8 +121,8 @@ fn answers_of_a_tenant_are_drafts_for_it_and_for_nobody_else() {
     let again = ask(&engine, 1, &prompt, own);
     assert!(again.right > first.right, "{} {}", again.right, first.right);
     assert_eq!(again.tokens, first.tokens);
-    let lookup = ask(&engine, 1, &prompt, with(Drafter::Ngram, &[]));
-    assert!(lookup.right <= first.right, "n-gram lookup looks at the request alone");
+    let lookup = |engine: &EngineHandle| ask(engine, 1, &prompt, with(Drafter::Ngram, &[])).right;
+    assert_eq!(lookup(&engine), lookup(&self::engine()), "n-gram lookup looks at the request alone");
 }
 
 #[test]

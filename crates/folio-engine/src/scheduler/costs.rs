@@ -279,7 +279,7 @@ mod tests {
         let cheap = measured(100.0);
         assert!(cheap.draft_pays(0.5, 1.0, 1), "100 us for half a token, where a token takes 1100");
         assert!(!cheap.draft_pays(0.05, 1.0, 1));
-        assert!(!cheap.draft_pays(0.5, 9.0, 9), "nine sequences say nine tokens in 1900 us");
+        assert!(!cheap.draft_pays(0.4, 9.0, 9), "nine sequences say nine tokens in 1900 us");
         let dear = measured(5000.0);
         assert!(!dear.draft_pays(0.7, 1.0, 1));
         assert!(measured(0.0).draft_pays(0.01, 8.0, 8), "nothing is lost");
