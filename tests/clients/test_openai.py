@@ -262,3 +262,22 @@ def test_health_and_version(server):
     assert json.loads(server.get("/version"))["version"]
     started = time.time()
     assert "curl" in server.get("/") and time.time() - started < 60
+
+
+def test_a_prediction_changes_no_token_and_is_told_of_in_usage(client, model):
+    ask = dict(
+        model=model,
+        messages=[{"role": "user", "content": "Count from one to twenty."}],
+        temperature=0,
+        max_tokens=96,
+        extra_body={"speculative.n_max": 0},
+    )
+    plain = client.chat.completions.create(**ask)
+    assert plain.usage.completion_tokens_details is None
+    text = plain.choices[0].message.content
+    ask["extra_body"] = {"speculative.n_max": 16}
+    drafted = client.chat.completions.create(prediction={"type": "content", "content": text}, **ask)
+    assert drafted.choices[0].message.content == text
+    assert drafted.usage.completion_tokens == plain.usage.completion_tokens
+    details = drafted.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens + details.rejected_prediction_tokens > 0

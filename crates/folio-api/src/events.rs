@@ -120,6 +120,14 @@ pub struct Usage {
     pub completion_tokens: u64,
     /// Where reasoning is told apart.
     pub reasoning_tokens: Option<u64>,
+    /// Of drafts, where some were verified: what was right, and what was computed for nothing.
+    pub predicted: Option<Predicted>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Predicted {
+    pub accepted: u64,
+    pub rejected: u64,
 }
 
 /// One finished choice of a whole response.

@@ -25,6 +25,7 @@ pub mod openapi;
 pub mod params;
 pub mod refused;
 pub mod responses;
+pub mod speculation;
 pub mod tools;
 
 pub use context::{Capabilities, Context, Limits, Model, Parsers, SamplingDefaults, is_pattern};

@@ -14,6 +14,7 @@ use crate::constraint::Constraint;
 use crate::context::{Context, Limits, Model};
 use crate::error::ApiError;
 use crate::fields::{Fields, within};
+use crate::speculation::SpeculationOptions;
 
 /// How to generate; the prompt is the endpoint's business.
 #[derive(Clone, Debug)]
@@ -45,6 +46,7 @@ pub struct Generation {
     pub bounds: Bounds,
     /// How long the prompt should stay cached.
     pub cache: CacheOptions,
+    pub speculation: SpeculationOptions,
 }
 
 /// How tokens are chosen, and which of them end an answer.
@@ -148,6 +150,7 @@ impl Generation {
             echo: fields.take("echo")?.unwrap_or(false),
             add_special_tokens: fields.take("add_special_tokens")?,
             cache: CacheOptions::read(fields)?,
+            speculation: SpeculationOptions::read(fields)?,
         })
     }
 
@@ -173,6 +176,7 @@ impl Generation {
             echo: false,
             add_special_tokens: None,
             cache: CacheOptions::default(),
+            speculation: SpeculationOptions::default(),
         })
     }
 
@@ -198,6 +202,7 @@ impl Generation {
             echo: false,
             add_special_tokens: fields.take("add_special_tokens")?,
             cache: CacheOptions::read(fields)?,
+            speculation: SpeculationOptions::default(),
         })
     }
 }

@@ -24,7 +24,6 @@ pub const EVERYWHERE: &[(&str, &str)] = &[
     ("media_io_kwargs", "the model takes text only"),
     ("mm_processor_kwargs", "the model takes text only"),
     ("moderation", "this server does not moderate"),
-    ("prediction", "predicted outputs are not available"),
     ("prompt_cache_options", "prefixes are cached automatically; use cache"),
     ("prompt_embeds", "send text or token ids"),
     ("regex", "use structured_outputs"),

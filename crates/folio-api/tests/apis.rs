@@ -259,8 +259,13 @@ impl EventSink for Gathered {
     }
 }
 
-const USAGE: Usage =
-    Usage { prompt_tokens: 3, cached_tokens: 2, completion_tokens: 4, reasoning_tokens: Some(1) };
+const USAGE: Usage = Usage {
+    prompt_tokens: 3,
+    cached_tokens: 2,
+    completion_tokens: 4,
+    reasoning_tokens: Some(1),
+    predicted: None,
+};
 
 /// One answer in two parts: a thought, text, and a call.
 fn parts() -> [Delta; 2] {

@@ -24,6 +24,7 @@ use rustc_hash::FxHashMap;
 
 use crate::clock::Clock;
 use crate::config::{ConfigError, SchedulerConfig};
+use crate::drafting::Drafters;
 use crate::handle::{EngineHandle, Shared};
 use crate::mailbox::{Incoming, Mailbox, Patience, Phase, Queued};
 use crate::outbox::Outbox;
@@ -93,6 +94,7 @@ pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
         scheduler,
         cache,
         executor: Guarded::new(parts.executor, parts.clock),
+        drafters: Drafters::default(),
         incoming: Incoming::default(),
         outbox: Outbox::default(),
         publisher: Publisher::new(shared.clone()),
@@ -115,6 +117,7 @@ struct Engine {
     scheduler: Scheduler,
     cache: KvCache,
     executor: Guarded,
+    drafters: Drafters,
     incoming: Incoming,
     outbox: Outbox,
     publisher: Publisher,
@@ -130,7 +133,9 @@ impl Engine {
             self.take_reports(now);
             let (requests, cancellations) = self.incoming.drain();
             self.scheduler.admit(requests, cancellations, now);
+            self.drafters.propose(&mut self.scheduler);
             let events = turn(&mut self.scheduler, &mut self.cache, &mut self.executor);
+            self.drafters.follow(events);
             self.outbox.deliver(events, &mut self.incoming.cancellations);
             self.order_transfers();
             self.publish(now);
@@ -189,7 +194,7 @@ impl Engine {
             (true, true) => Patience::Short(self.stall),
         };
         let phase = self.mailbox.receive(&mut self.incoming, patience);
-        self.outbox.open(&mut self.incoming);
+        self.open();
         let more = self.scheduler.has_work() || !self.incoming.requests.is_empty();
         if more {
             self.publisher.busy(self.executor.clock.now());
@@ -221,11 +226,18 @@ impl Engine {
         self.mailbox.set_unhealthy(reason.clone());
         self.publisher.unhealthy(reason.clone());
         self.mailbox.receive(&mut self.incoming, Patience::None);
-        self.outbox.open(&mut self.incoming);
+        self.open();
         self.end_all(&reason);
     }
 
+    /// Takes the sinks of new requests, and what drafts for them are found in.
+    fn open(&mut self) {
+        self.outbox.open(&mut self.incoming);
+        self.incoming.sources.drain(..).for_each(|(id, sources)| self.drafters.open(id, sources));
+    }
+
     fn end_all(&mut self, reason: &str) {
+        self.drafters.clear();
         let now = self.executor.clock.now();
         let (requests, cancellations) = self.incoming.drain();
         self.scheduler.admit(requests, cancellations, now);

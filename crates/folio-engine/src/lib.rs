@@ -10,6 +10,7 @@
 pub mod clock;
 pub mod commands;
 pub mod config;
+pub mod drafting;
 pub mod engine;
 pub mod executor;
 pub mod guide;
@@ -31,6 +32,7 @@ pub mod turn;
 pub use clock::{Clock, SystemClock};
 pub use commands::{CacheCommand, CacheReply, CacheResponse};
 pub use config::{ConfigError, SchedulerConfig};
+pub use drafting::{DRAFTS_MAX, Drafter, Speculation};
 pub use engine::{EngineParts, StartError, start};
 pub use executor::ModelExecutor;
 pub use guide::{Guide, GuideRef, Restricted, Rules, RulesRef};

@@ -1,7 +1,7 @@
 //! What a backend that samples by itself is asked for, and what its answers are here.
 //!
-//! Owns: the translation, and which steps a device can answer. Must never: choose a token. A step whose answers must follow a guide, or
-//! that wants several tokens of one row (the first of a request with `n` > 1), is sampled on the host, from logits.
+//! Owns: the translation, and which steps a device can answer. Must never: choose a token. A step whose answers must follow a guide or
+//! count drafts in a penalty, or that wants several tokens of one row (the first of a request with `n` > 1), is sampled on the host, from logits.
 
 use folio_model::sampling::{Choice, Draw, Logprobs, Outcome, SampleRow};
 
@@ -17,6 +17,7 @@ pub(crate) fn ask(plan: &StepPlan, served: &[Served], most: u32, asked: &mut Vec
     let alone = served.iter().all(|row| row.hidden > 0 || row.samples == 1);
     alone
         && asked.iter().all(|place| match want(plan, place) {
+            Want::Token(spec) if spec.history.is_some() && behind_drafts(plan, place) => false,
             Want::Token(spec) => spec.guide.is_none() && spec.params.logprobs.is_none_or(|top| top <= most),
             Want::Score { top, .. } => *top <= most,
             Want::Hidden | Want::HiddenSum { .. } => false,
@@ -37,6 +38,11 @@ pub(crate) fn rows<'a>(
 
 fn want<'a>(plan: &'a StepPlan, [sequence, sample]: &[u32; 2]) -> &'a Want {
     &plan.sequences[*sequence as usize].samples[*sample as usize].want
+}
+
+fn behind_drafts(plan: &StepPlan, [sequence, sample]: &[u32; 2]) -> bool {
+    let sequence = &plan.sequences[*sequence as usize];
+    !sequence.drafts_before(&sequence.samples[*sample as usize]).is_empty()
 }
 
 fn draw(spec: &SampleSpec) -> Draw<'_> {

@@ -202,6 +202,11 @@ impl TokenHistory {
         &mut self.entries[at as usize].1
     }
 
+    /// Whether it occurred. O(1).
+    pub fn contains(&self, token: u32) -> bool {
+        self.index.contains_key(&token)
+    }
+
     /// Every distinct token and how often it was generated.
     pub fn entries(&self) -> &[(u32, u32)] {
         &self.entries

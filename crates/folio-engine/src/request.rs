@@ -7,6 +7,7 @@ pub use folio_kv::RetentionRange;
 use folio_kv::{BlockHashes, KeepRefused, PrefixInfo, Root, TenantId};
 pub use folio_model::Pooling;
 
+use crate::drafting::Speculation;
 use crate::guide::RulesRef;
 
 /// Identifies a request for its whole life. Assigned by the caller's side ([`crate::EngineHandle`]), never reused.
@@ -44,6 +45,8 @@ pub struct Request {
     pub pooling: Option<Pooling>,
     /// Whose weights its rows use beside the model's; its `root` says so, too ([`folio_kv::Identity::extra`]).
     pub adapter: Option<AdapterId>,
+    /// Drafts of its tokens are verified, which changes nothing but the time that they take. `None`: they are not.
+    pub speculation: Option<Speculation>,
 }
 
 /// Names the weights of an adapter (LoRA), for ever.
@@ -185,6 +188,9 @@ pub struct Timing {
     pub first_token: Micros,
     pub finished: Micros,
     pub preemptions: u32,
+    /// Drafts that were verified, and those of them that were what was chosen.
+    pub draft_tokens: u32,
+    pub accepted_draft_tokens: u32,
 }
 
 /// Receives a request's events. Must not block and must not call the engine. `false`: the receiver is gone, cancel.

@@ -95,6 +95,7 @@ pub(crate) struct Sequence {
     /// Whether it begins with blocks that an operator declared, by the last look at the cache.
     pub declared: bool,
     pub timing: Timing,
+    pub acceptance: Acceptance,
 }
 
 #[expect(
@@ -430,6 +431,37 @@ impl Sequence {
             (Some(guide), Some(token)) => guide.0.advance(*token),
             _ => self.guide = Some(GuideRef(rules.0.guide(&self.tokens[self.request.prompt.len()..]))),
         }
+    }
+}
+
+/// Of a sequence's drafts, the share that was what was chosen, as far as that can be expected again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Acceptance {
+    pub probability: f32,
+    /// Plans in a row in which drafts were not worth their rows.
+    pub skipped: u32,
+}
+
+/// What an outcome weighs against those before.
+const OUTCOME: f32 = 0.2;
+/// Whose drafts were not worth it so often has one verified.
+const PROBE: u32 = 32;
+
+impl Default for Acceptance {
+    fn default() -> Self {
+        Self { probability: 0.7, skipped: 0 }
+    }
+}
+
+impl Acceptance {
+    pub fn add(&mut self, right: bool) {
+        self.probability += OUTCOME * (f32::from(u8::from(right)) - self.probability);
+    }
+
+    /// Another plan in which drafts are not worth it. `true`: one is to be verified all the same.
+    pub fn skip(&mut self) -> bool {
+        self.skipped = (self.skipped + 1) % PROBE;
+        self.skipped == 0
     }
 }
 

@@ -7,6 +7,7 @@ use std::ops::{Index, IndexMut};
 use folio_kv::{CacheStats, Holdings, TenantId};
 
 use crate::config::SchedulerConfig;
+use crate::drafting::DRAFTS_MAX;
 use crate::request::Micros;
 
 /// Why a sequence is not computed.
@@ -115,9 +116,11 @@ pub struct Counters {
     pub steps_ahead: u64,
     /// Rows of steps under way whose sequence had ended when they were committed.
     pub orphan_rows: u64,
-    /// Drafts that were verified, and those of them that were what was chosen.
+    /// Sequences with drafts, in all steps; the drafts that were verified; those of them that were what was chosen, and by place.
+    pub drafts: u64,
     pub draft_tokens: u64,
     pub accepted_draft_tokens: u64,
+    pub accepted_by_place: [u64; DRAFTS_MAX as usize],
     /// Tokens computed in all steps (prompt, generated and recomputed).
     pub iteration_tokens: u64,
     /// Prompt tokens of requests whose prompt is done, cached ones included. Equals the sum of `usage.prompt_tokens`.
@@ -158,6 +161,12 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// The draft at this place, from 0, was what was chosen.
+    pub(crate) fn accept_draft(&mut self, place: usize) {
+        self.accepted_draft_tokens += 1;
+        self.accepted_by_place.get_mut(place).into_iter().for_each(|accepted| *accepted += 1);
+    }
+
     /// Choices that ended without an error.
     pub fn finished_otherwise(&self) -> u64 {
         self.finished_stop + self.finished_length + self.finished_cancelled + self.finished_deadline

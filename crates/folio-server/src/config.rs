@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use folio_api::Limits as RequestLimits;
 use folio_api::hints::HintPolicy;
+use folio_engine::Drafter;
 
 use crate::batch::BatchConfig;
 use crate::error::ServerError;
@@ -48,6 +49,8 @@ pub struct ServerConfig {
     pub safety: Safety,
     pub limits: Limits,
     pub batch: BatchConfig,
+    /// Where drafts come from for a request that says nothing of it. `None`: from nowhere.
+    pub speculate: Option<Drafter>,
     /// Threads of the event loop: connections, TLS, streams.
     pub http_threads: usize,
     /// How long a drain waits for running requests before it cancels them.
@@ -90,6 +93,7 @@ impl Default for ServerConfig {
             safety: Safety::default(),
             limits: Limits::default(),
             batch: BatchConfig::default(),
+            speculate: None,
             http_threads: 1,
             drain_timeout: Duration::from_secs(120),
         }

@@ -122,6 +122,7 @@ pub fn request(id: u64, prompt: &[u32], max_tokens: u32) -> Request {
         retention: Vec::new(),
         pooling: None,
         adapter: None,
+        speculation: None,
     }
 }
 
@@ -393,6 +394,7 @@ fn clients(rng: &mut Rng, config: &SchedulerConfig, vocab: u32) -> Vec<Client> {
             retention: Vec::new(),
             pooling: None,
             adapter: None,
+            speculation: None,
             prompt: prompt.into(),
         };
         let behaviour = behaviour(rng, now, request.n);

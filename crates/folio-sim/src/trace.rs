@@ -289,6 +289,7 @@ fn build(index: usize, request: &TraceRequest, config: &ReplayConfig) -> Option<
         retention: Vec::new(),
         pooling: None,
         adapter: None,
+        speculation: None,
     })
 }
 

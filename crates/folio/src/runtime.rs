@@ -13,7 +13,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use folio_engine::engine::EngineParts;
-use folio_engine::{EngineHandle, ModelExecutor, SchedulerConfig, SystemClock, Tier};
+use folio_engine::{
+    DRAFTS_MAX, Drafter, EngineHandle, ModelExecutor, SchedulerConfig, Speculation, SystemClock, Tier,
+};
 use folio_kv::{CacheConfig, GroupConfig, GroupCounts, KvCache, QuotaError, default_policy};
 use folio_model::backend::{GroupKind, KvGroup, KvLayout};
 use folio_model::{Checkpoint, Config, LoadedModel};
@@ -43,6 +45,8 @@ pub struct Runtime {
     pub format: String,
     pub layout_digest: [u8; 32],
     pub report: Report,
+    /// Where drafts come from for a request that says nothing of it.
+    pub drafter: Option<Drafter>,
     /// Packed weights on their way to the disk.
     saving: Option<Saving>,
     /// KV off the device.
@@ -62,6 +66,7 @@ impl Runtime {
         let max_model_len = u32::try_from(model.max_model_len).context("the model's context length")?;
         let tenant_weights = tenants.weights();
         let sizes = args.sizes(device.is_gpu());
+        let drafter = args.drafter(device.is_gpu());
         let mut config = SchedulerConfig { tenant_weights, ..scheduler_config(args, &sizes, max_model_len) };
         let free = device.free_memory();
         let request = PoolRequest {
@@ -134,7 +139,24 @@ impl Runtime {
         let name = source.name();
         drop(checkpoint);
         folio_cpu::trim_heap();
-        Ok(Self { engine, tokenizer, template, name, format, layout_digest, report, model, saving, tier })
+        Ok(Self {
+            engine,
+            tokenizer,
+            template,
+            name,
+            format,
+            layout_digest,
+            report,
+            model,
+            drafter,
+            saving,
+            tier,
+        })
+    }
+
+    /// How a request that says nothing of it is speculated on.
+    pub fn speculation(&self) -> Option<Speculation> {
+        self.drafter.map(|drafter| Speculation { drafter, most: DRAFTS_MAX, prediction: Arc::default() })
     }
 
     /// Waits for the engine to end, and then for KV to be stored, for `patience` at most.

@@ -182,6 +182,7 @@ fn request(runtime: &Runtime, prompt: Vec<u32>, args: &SamplingArgs) -> Result<R
         retention: Vec::new(),
         pooling: None,
         adapter: None,
+        speculation: runtime.speculation(),
     })
 }
 

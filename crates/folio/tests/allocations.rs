@@ -202,6 +202,7 @@ fn overlap() {
         retention: Vec::new(),
         pooling: None,
         adapter: None,
+        speculation: None,
     });
     let requests = requests.into_iter().map(|request| request.hashed(16));
     scheduler.admit(requests, [], Micros(0));
@@ -350,6 +351,7 @@ fn steps() {
         retention: Vec::new(),
         pooling: None,
         adapter: None,
+        speculation: None,
     });
     let requests = requests.into_iter().map(|request| request.hashed(16));
     scheduler.admit(requests, [], Micros(0));

@@ -80,14 +80,19 @@ pub struct UsageFigures {
     total_tokens: u64,
     completion_tokens: u64,
     prompt_tokens_details: PromptDetails,
-    /// Where reasoning is told apart.
+    /// Where reasoning is told apart, or drafts were verified.
     #[serde(skip_serializing_if = "Option::is_none")]
     completion_tokens_details: Option<CompletionDetails>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 struct CompletionDetails {
-    reasoning_tokens: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_tokens: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    accepted_prediction_tokens: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rejected_prediction_tokens: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -102,9 +107,13 @@ impl From<Usage> for UsageFigures {
             total_tokens: usage.prompt_tokens + usage.completion_tokens,
             completion_tokens: usage.completion_tokens,
             prompt_tokens_details: PromptDetails { cached_tokens: usage.cached_tokens },
-            completion_tokens_details: usage
-                .reasoning_tokens
-                .map(|reasoning_tokens| CompletionDetails { reasoning_tokens }),
+            completion_tokens_details: (usage.reasoning_tokens.is_some() || usage.predicted.is_some()).then(
+                || CompletionDetails {
+                    reasoning_tokens: usage.reasoning_tokens,
+                    accepted_prediction_tokens: usage.predicted.map(|predicted| predicted.accepted),
+                    rejected_prediction_tokens: usage.predicted.map(|predicted| predicted.rejected),
+                },
+            ),
         }
     }
 }

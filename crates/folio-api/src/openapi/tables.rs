@@ -114,6 +114,8 @@ const GENERATION: &[Field] = &[
     ("add_special_tokens", "boolean"),
     ("priority", "integer"),
     ("request_id", "string"),
+    ("prediction", "object"),
+    ("speculative.n_max", "integer 0 16"),
     ("return_token_ids", "boolean"),
     ("echo", "boolean"),
     ("stream_options", "object"),

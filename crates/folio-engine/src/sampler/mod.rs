@@ -238,18 +238,18 @@ fn changed(row: &mut [f32], raw: &[f32], spec: &SampleSpec, drafts: &[u32]) -> R
         Some(Ok(Restricted::Late)) => Err(Sampled::Late),
         Some(Err(reason)) => Err(Sampled::Failed(reason.into())),
     };
-    apply(row, spec, spec.forbid_stop);
+    apply(row, spec, drafts, spec.forbid_stop);
     let mut max = restrict(row)?;
     if spec.guide.is_some() && spec.forbid_stop && max == Some(f32::NEG_INFINITY) {
         // What must be said is said: the answer ends before min_tokens.
         row.copy_from_slice(raw);
-        apply(row, spec, false);
+        apply(row, spec, drafts, false);
         max = restrict(row)?;
     }
     max.filter(|max| max.is_finite()).ok_or_else(|| failed("every token is forbidden"))
 }
 
-fn apply(row: &mut [f32], spec: &SampleSpec, forbid_stop: bool) {
+fn apply(row: &mut [f32], spec: &SampleSpec, drafts: &[u32], forbid_stop: bool) {
     let params = &spec.params;
     if forbid_stop {
         for token in params.eos_token_ids.iter().chain(params.stop_token_ids.iter()) {
@@ -264,22 +264,31 @@ fn apply(row: &mut [f32], spec: &SampleSpec, forbid_stop: bool) {
         }
     }
     if let Some(history) = &spec.history {
-        penalize(row, history, params);
+        penalize(row, history, drafts, params);
     }
 }
 
-fn penalize(row: &mut [f32], history: &TokenHistory, params: &SamplingParams) {
+/// Drafts count as generated: behind them stands what is chosen when they were.
+fn penalize(row: &mut [f32], history: &TokenHistory, drafts: &[u32], params: &SamplingParams) {
+    let drafted = |token: u32| drafts.iter().filter(|draft| **draft == token).count() as u32;
     for (token, generated) in history.entries() {
         let Some(logit) = row.get_mut(*token as usize) else { continue };
-        *logit = if *logit > 0.0 {
-            *logit / params.repetition_penalty
-        } else {
-            *logit * params.repetition_penalty
-        };
-        if *generated > 0 {
-            *logit -= params.frequency_penalty * *generated as f32;
-            *logit -= params.presence_penalty;
+        penalize_token(logit, *generated + drafted(*token), params);
+    }
+    for (at, token) in drafts.iter().enumerate() {
+        let new = !history.contains(*token) && !drafts[..at].contains(token);
+        if let Some(logit) = row.get_mut(*token as usize).filter(|_| new) {
+            penalize_token(logit, drafted(*token), params);
         }
+    }
+}
+
+fn penalize_token(logit: &mut f32, generated: u32, params: &SamplingParams) {
+    *logit =
+        if *logit > 0.0 { *logit / params.repetition_penalty } else { *logit * params.repetition_penalty };
+    if generated > 0 {
+        *logit -= params.frequency_penalty * generated as f32;
+        *logit -= params.presence_penalty;
     }
 }
 

@@ -62,6 +62,8 @@ pub(super) struct Step {
     pub decodes: u32,
     /// Somebody lost its blocks in this step: nobody is admitted any more.
     pub preempted: bool,
+    /// Tokens that the step is expected to say, drafts that may be accepted included.
+    pub expected: f64,
     /// Blocks that running sequences lack for what they know and their next tokens, once somebody asked.
     pub growth: Option<GroupCounts>,
 }
@@ -95,7 +97,7 @@ impl Scheduler {
         let Some(state) = self.requests.get(&request) else { return };
         for slot in &state.members {
             let sequence = &mut self.sequences[*slot];
-            if sequence.choice.is_some_and(|own| own.index == choice) && sequence.history.is_none() {
+            if sequence.choice.is_some_and(|own| own.index == choice) {
                 sequence.drafts.clear();
                 sequence.drafts.extend_from_slice(drafts);
             }
@@ -148,6 +150,7 @@ impl Scheduler {
                 at = self.running.partition_point(|(other, _)| *other <= rank);
             }
         }
+        self.step.expected = f64::from(self.step.granted);
         drafters.iter().for_each(|slot| self.grant_drafts(cache, *slot));
         self.step.order = drafters;
         self.step.decodes = self.step.granted;
@@ -168,18 +171,42 @@ impl Scheduler {
         decodes.div_ceil(self.ring.lag as usize)
     }
 
+    /// How many of its drafts make a step say more tokens in a microsecond than without them, by what steps took so far and by how
+    /// many of its drafts were right. Rarely one that would not, to find out whether that has changed.
+    fn drafts_that_pay(&mut self, slot: Slot, most: u32) -> u32 {
+        let acceptance = &mut self.sequences[slot].acceptance;
+        let each = f64::from(acceptance.probability);
+        let (mut drafts, mut probability, mut expected) = (0, 1.0, self.step.expected);
+        while drafts < most && self.costs.draft_pays(probability * each, expected, self.step.granted + drafts)
+        {
+            probability *= each;
+            expected += probability;
+            drafts += 1;
+        }
+        if drafts == 0 && most > 0 {
+            return u32::from(acceptance.skip());
+        }
+        self.step.expected = expected;
+        drafts
+    }
+
     /// Rows for what it may go on with, as far as budget and free blocks go.
     fn grant_drafts(&mut self, cache: &mut KvCache, slot: Slot) {
         let sequence = &self.sequences[slot];
-        let Some(running) = sequence.running().filter(|running| running.granted == 1) else { return };
+        let ready = |running: &&Running| running.granted == 1 && running.scheduled + 1 == sequence.known();
+        let Some(running) = sequence.running().filter(ready) else { return };
+        let scheduled = running.scheduled;
         // The last token that it may say needs no row.
         let more = sequence.generated_max.saturating_sub(sequence.generated() + 1);
         let budget = self.config.max_num_batched_tokens.saturating_sub(self.step.granted);
-        let drafts = (sequence.drafts.len() as u32).min(more).min(budget);
-        let (to, tentative, owner) = (running.scheduled + 1 + drafts, sequence.tentative(), sequence.owner());
-        if drafts == 0 || running.scheduled + 1 != sequence.known() {
-            return;
+        let most = (sequence.drafts.len() as u32).min(more).min(budget);
+        let drafts = self.drafts_that_pay(slot, most);
+        if drafts == 0 {
+            // What is left of them would keep its next steps from being planned ahead.
+            return self.sequences[slot].drafts.clear();
         }
+        let sequence = &self.sequences[slot];
+        let (to, tentative, owner) = (scheduled + 1 + drafts, sequence.tentative(), sequence.owner());
         let Some(running) = self.sequences[slot].running_mut() else { return };
         running.table.set_tentative(tentative + drafts);
         let needed = cache.needed(&running.table, to);
@@ -188,7 +215,9 @@ impl Scheduler {
             running.table.set_tentative(tentative);
         }
         if granted {
+            self.counters.drafts += 1;
             self.counters.draft_tokens += u64::from(drafts);
+            self.sequences[slot].timing.draft_tokens += drafts;
             self.grant(slot, drafts);
             let sequence = &self.sequences[slot];
             sequence.guide.iter().for_each(|guide| guide.0.expect(&sequence.drafts[..drafts as usize]));

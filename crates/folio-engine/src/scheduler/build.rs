@@ -175,8 +175,9 @@ impl Step {
 impl BegunStep {
     fn count(&mut self, entry: &SequencePlan) {
         let tokens = entry.tokens.len() as f64;
-        if entry.tokens.len() == 1 {
+        if entry.tokens.len() as u32 == 1 + entry.drafts {
             self.computed.decodes += 1;
+            self.computed.drafts += entry.drafts;
         } else {
             self.computed.tokens += tokens;
             self.computed.positions += tokens * (f64::from(entry.first_position) + tokens / 2.0);

@@ -128,10 +128,14 @@ impl Scheduler {
             if !self.sequences.lives(planned.id, slot) {
                 return;
             }
-            if self.sequences[slot].tokens.last() != Some(&draft) {
+            let sequence = &mut self.sequences[slot];
+            let right = sequence.tokens.last() == Some(&draft);
+            sequence.acceptance.add(right);
+            if !right {
                 return self.take_back(slot);
             }
-            self.counters.accepted_draft_tokens += 1;
+            sequence.timing.accepted_draft_tokens += 1;
+            self.counters.accept_draft(at);
             match next {
                 Sampled::Late => return self.defer(slot),
                 Sampled::Failed(reason) => return self.end_without_answer(cache, slot, reason),

@@ -16,7 +16,7 @@ use crate::plan::TokenHistory;
 use crate::request::{
     Event, FinishReason, Micros, Request, RequestId, SamplingParams, Timing, TokenLogprobs,
 };
-use crate::sequence::{Choice, Rank, Sequence, Slot, State, Waiting, choice_seed};
+use crate::sequence::{Acceptance, Choice, Rank, Sequence, Slot, State, Waiting, choice_seed};
 use crate::stats::WaitingFor;
 
 pub(crate) struct RequestState {
@@ -263,6 +263,7 @@ fn first_sequence(
         high_water: 0,
         timing: Timing { arrived: now, ..Timing::default() },
         drafts: Vec::new(),
+        acceptance: Acceptance::default(),
         state: State::Waiting(Waiting::new(WaitingFor::Turn, now)),
         request: Arc::new(request),
     }

@@ -186,6 +186,7 @@ async fn compute(
         prompt_logprobs: None,
         pooling: None,
         adapter: None,
+        speculation: None,
         retention: vec![RetentionRange {
             tokens: 0..wanted.tokens.len() as u32,
             priority: retention.priority,

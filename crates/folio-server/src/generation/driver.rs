@@ -326,9 +326,19 @@ impl ResponseDriver {
                 // It also queues until the step under way ends and the engine takes it up.
                 let timing = Timing { arrived: self.in_engine.submitted, ..*timing };
                 self.state.metrics.timing(&timing, produced);
+                self.predicted(&timing);
                 self.in_engine.finished = self.in_engine.finished.max(timing.finished);
                 self.ended(index, reason, stop_token, error);
             }
+        }
+    }
+
+    /// Drafts of a choice that ended.
+    fn predicted(&mut self, timing: &Timing) {
+        if timing.draft_tokens > 0 {
+            let predicted = self.usage.predicted.get_or_insert_default();
+            predicted.accepted += u64::from(timing.accepted_draft_tokens);
+            predicted.rejected += u64::from(timing.draft_tokens - timing.accepted_draft_tokens);
         }
     }
 

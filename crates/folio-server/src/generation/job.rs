@@ -46,6 +46,8 @@ pub struct PromptJob {
     pub echo_logprobs: bool,
     /// How long which parts of it should stay cached.
     pub retention: Vec<RetentionRange>,
+    /// What the answer is expected to be; may be empty.
+    pub prediction: Arc<[u32]>,
     /// The verdict on it.
     pub screened: Screened,
 }

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use folio_api::ApiError;
+use folio_api::params::Generation;
 use folio_kv::TenantId;
 use folio_text::{Prompt, SegmentKey, TextError, TokenCache};
 
@@ -53,6 +54,24 @@ pub fn encode_prompt(
     param: &str,
 ) -> Result<Vec<u32>, ApiError> {
     encode_with(state, tenant, (prompt.text(), Some(prompt.breaks())), special, truncated, param)
+}
+
+/// What an answer is expected to be, in tokens; as long as an answer can be.
+pub fn encode_prediction(
+    state: &State,
+    tenant: TenantId,
+    generation: &Generation,
+) -> Result<Arc<[u32]>, ApiError> {
+    let Some(text) = &generation.speculation.prediction else { return Ok(Arc::default()) };
+    let tokens = encode_with(state, Some(tenant), (text, None), false, false, "prediction")?;
+    let context = state.app.model.context_length;
+    if tokens.len() > context as usize {
+        let tokens = tokens.len();
+        let message =
+            format!("'prediction' has {tokens} tokens; this model's maximum context length is {context}.");
+        return Err(ApiError::invalid("prediction", message));
+    }
+    Ok(tokens.into())
 }
 
 fn encode_with(

@@ -121,6 +121,7 @@ impl SharedPrefix {
             prompt_logprobs: None,
             pooling: None,
             adapter: None,
+            speculation: None,
             retention: vec![RetentionRange {
                 tokens: 0..self.tokens.len() as u32,
                 priority: OPERATOR_PRIORITY,

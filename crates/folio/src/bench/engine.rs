@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use folio_cpu::machine::Machine;
-use folio_engine::{Event, FinishReason, Request, SamplingParams};
+use folio_engine::{DRAFTS_MAX, Drafter, Event, FinishReason, Request, SamplingParams, Speculation};
 use folio_kv::TenantId;
 use serde::Serialize;
 
@@ -22,6 +22,9 @@ use crate::progress::Bar;
 use crate::runtime::{Loaded, Runtime};
 use crate::{session, units};
 
+/// Tokens of a prompt, and of an answer at least, where drafts are measured.
+const SPECULATED_PROMPT: u32 = 32;
+const SPECULATED: u32 = 128;
 /// No figure of the engine takes longer.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
@@ -74,6 +77,8 @@ struct Report {
     int8_op_per_s: f64,
     prefill: Vec<Figure>,
     decode: Vec<Figure>,
+    /// With `--speculate`.
+    speculation: Vec<Drafted>,
     /// What did not fit, and why.
     skipped: Vec<String>,
 }
@@ -92,6 +97,21 @@ struct Figure {
     /// "bytes" or "multiplications".
     limited_by: &'static str,
     share_of_limit: f64,
+}
+
+/// Decoding with drafts against decoding without.
+#[derive(Debug, Serialize)]
+struct Drafted {
+    batch: u32,
+    /// Every so many tokens of what the drafter was told to expect are wrong; 0: none.
+    changed_every: usize,
+    drafts: u32,
+    right: u32,
+    off_tokens_per_s: f64,
+    on_tokens_per_s: f64,
+    min_ratio: f64,
+    ratio: f64,
+    max_ratio: f64,
 }
 
 struct Bench<'a> {
@@ -118,9 +138,12 @@ impl Bench<'_> {
             int8_op_per_s: machine.int8_op_per_s,
             prefill: Vec::new(),
             decode: Vec::new(),
+            speculation: Vec::new(),
             skipped: Vec::new(),
         };
-        let figures = self.args.prefill.len() + self.args.batch.len() * self.args.depth.len();
+        let drafted =
+            self.args.engine.speculate.and(self.runtime.drafter).map_or(0, |_| self.args.batch.len());
+        let figures = self.args.prefill.len() + self.args.batch.len() * self.args.depth.len() + drafted;
         let bar = Bar::items("measuring", figures as u64);
         for &tokens in &self.args.prefill {
             bar.advance(&format!("prefill of {tokens}"));
@@ -143,6 +166,14 @@ impl Bench<'_> {
                 // In the middle of the measured tokens.
                 let middle = f64::from(depth.max(1)) + f64::from(self.args.decode) / 2.0;
                 report.decode.push(figure(batch, depth, rates, costs.decode(machine, batch.into(), middle)));
+            }
+        }
+        let drafter = self.args.engine.speculate.and(self.runtime.drafter);
+        for (&batch, drafter) in self.args.batch.iter().flat_map(|batch| drafter.map(|d| (batch, d))) {
+            bar.advance(&format!("speculation, batch {batch}"));
+            match self.fits(batch, SPECULATED_PROMPT, self.args.decode.max(SPECULATED)) {
+                Err(reason) => report.skipped.push(format!("speculation, batch {batch}: {reason}")),
+                Ok(()) => report.speculation.extend(self.speculation(drafter, batch)?),
             }
         }
         bar.finish();
@@ -208,27 +239,88 @@ impl Bench<'_> {
 
     /// When each token of each prompt arrived.
     fn generate(&self, prompts: Vec<Arc<[u32]>>, max_tokens: u32) -> Result<Vec<Vec<Instant>>> {
+        let prompts = prompts.into_iter().map(|prompt| (prompt, None)).collect();
+        Ok(self.answer(prompts, max_tokens)?.into_iter().map(|answer| answer.times).collect())
+    }
+
+    fn answer(
+        &self,
+        prompts: Vec<(Arc<[u32]>, Option<Speculation>)>,
+        max_tokens: u32,
+    ) -> Result<Vec<Answer>> {
         let (sender, events) = mpsc::channel();
-        let mut times = vec![Vec::with_capacity(max_tokens as usize); prompts.len()];
+        let mut answers: Vec<Answer> = prompts.iter().map(|_| Answer::default()).collect();
         let mut running = prompts.len();
-        for (index, prompt) in prompts.into_iter().enumerate() {
+        for (index, (prompt, speculation)) in prompts.into_iter().enumerate() {
             let sender = sender.clone();
             let sink = move |event: Event| sender.send((index, Instant::now(), event)).is_ok();
-            self.runtime.engine.submit(self.request(prompt, max_tokens), Box::new(sink))?;
+            let request = Request { speculation, ..self.request(prompt, max_tokens) };
+            self.runtime.engine.submit(request, Box::new(sink))?;
         }
         drop(sender);
         while running > 0 {
             let (index, at, event) = events.recv_timeout(PATIENCE).context("the engine does not answer")?;
+            let answer = &mut answers[index];
             match event {
                 Event::Prompt { .. } | Event::Pooled { .. } => {}
-                Event::Token { .. } => times[index].push(at),
-                Event::Finished { reason: FinishReason::Length, .. } => running -= 1,
+                Event::Token { token, .. } => {
+                    answer.times.push(at);
+                    answer.tokens.push(token.id);
+                }
+                Event::Finished { reason: FinishReason::Length, timing, .. } => {
+                    (answer.drafts, answer.right) = (timing.draft_tokens, timing.accepted_draft_tokens);
+                    running -= 1;
+                }
                 Event::Finished { reason, error, .. } => {
                     bail!("a sequence ended with {reason:?}: {}", error.as_deref().unwrap_or("no message"))
                 }
             }
         }
-        Ok(times)
+        Ok(answers)
+    }
+
+    /// Decoding with drafts and without, in turn. What the drafter is told to expect is the answer with every so many tokens changed, so
+    /// that a known part of its drafts is right; both must say the same.
+    fn speculation(&mut self, drafter: Drafter, batch: u32) -> Result<Vec<Drafted>> {
+        let prompts: Vec<Arc<[u32]>> = (0..batch).map(|_| self.prompt(SPECULATED_PROMPT)).collect();
+        let decode = self.args.decode.max(SPECULATED);
+        let plain = |prompts: &[Arc<[u32]>]| prompts.iter().map(|prompt| (prompt.clone(), None)).collect();
+        let known = self.answer(plain(&prompts), decode)?;
+        let mut figures = Vec::new();
+        for changed in [3, 4, 8, 0] {
+            let guess = |answer: &Answer| Speculation {
+                drafter,
+                most: DRAFTS_MAX,
+                prediction: changed_every(&answer.tokens, changed).into(),
+            };
+            let guesses: Vec<Speculation> = known.iter().map(guess).collect();
+            let (mut off, mut on, mut drafts, mut right) = (Vec::new(), Vec::new(), 0, 0);
+            for _ in 0..self.args.repeat {
+                off.push(rate_of(&self.answer(plain(&prompts), decode)?)?);
+                let told = prompts.iter().cloned().zip(guesses.iter().cloned().map(Some)).collect();
+                let answers = self.answer(told, decode)?;
+                if answers.iter().zip(&known).any(|(answer, known)| answer.tokens != known.tokens) {
+                    bail!("with drafts the answer is another: this is a defect, please report it");
+                }
+                drafts += answers.iter().map(|answer| answer.drafts).sum::<u32>();
+                right += answers.iter().map(|answer| answer.right).sum::<u32>();
+                on.push(rate_of(&answers)?);
+            }
+            let ratios: Vec<f64> = on.iter().zip(&off).map(|(on, off)| on / off).collect();
+            let all = Summary::of(ratios.clone());
+            figures.push(Drafted {
+                batch,
+                changed_every: changed,
+                drafts,
+                right,
+                off_tokens_per_s: median(off),
+                on_tokens_per_s: median(on),
+                min_ratio: ratios.iter().copied().fold(f64::INFINITY, f64::min),
+                ratio: median(ratios),
+                max_ratio: all.max,
+            });
+        }
+        Ok(figures)
     }
 
     fn request(&self, prompt: Arc<[u32]>, max_tokens: u32) -> Request {
@@ -246,8 +338,37 @@ impl Bench<'_> {
             retention: Vec::new(),
             pooling: None,
             adapter: None,
+            speculation: None,
         }
     }
+}
+
+/// What became of one prompt.
+#[derive(Default)]
+struct Answer {
+    times: Vec<Instant>,
+    tokens: Vec<u32>,
+    drafts: u32,
+    right: u32,
+}
+
+/// Tokens per second from the first token to the end, of all sequences.
+fn rate_of(answers: &[Answer]) -> Result<f64> {
+    let first = answers.iter().filter_map(|answer| answer.times.first()).max();
+    let last = answers.iter().filter_map(|answer| answer.times.last()).max();
+    let tokens: usize = answers.iter().map(|answer| answer.tokens.len() - 1).sum();
+    let (first, last) = first.zip(last).context("no token arrived")?;
+    Ok(tokens as f64 / last.duration_since(*first).as_secs_f64())
+}
+
+/// With every `every`-th token another; 0: as it is.
+fn changed_every(tokens: &[u32], every: usize) -> Vec<u32> {
+    let changed = |at: usize| every > 0 && at % every == every - 1;
+    tokens
+        .iter()
+        .enumerate()
+        .map(|(at, token)| if changed(at) { token.checked_sub(1).unwrap_or(1) } else { *token })
+        .collect()
 }
 
 /// Tokens per second of all sequences, while all of them decode: the sum of what each makes between its first and its last token of
@@ -315,6 +436,24 @@ impl Report {
             self.decode.iter().map(|f| row(format!("decode batch {} depth {}", f.batch, f.tokens), f));
         let rows: Vec<Vec<String>> = prefill.chain(decode).collect();
         out += &table::render(&["", "tokens/s", "min..max", "limit", "limited by", "reached"], &rows);
+        if !self.speculation.is_empty() {
+            let row = |drafted: &Drafted| {
+                let changed = match drafted.changed_every {
+                    0 => "none".to_owned(),
+                    every => format!("every {every}th"),
+                };
+                vec![
+                    format!("batch {}, wrong: {changed}", drafted.batch),
+                    format!("{} of {}", drafted.right, drafted.drafts),
+                    format!("{:.1}", drafted.off_tokens_per_s),
+                    format!("{:.1}", drafted.on_tokens_per_s),
+                    format!("{:.2} ({:.2}..{:.2})", drafted.ratio, drafted.min_ratio, drafted.max_ratio),
+                ]
+            };
+            let rows: Vec<Vec<String>> = self.speculation.iter().map(row).collect();
+            let header = ["speculation", "drafts right", "off, tokens/s", "on, tokens/s", "on / off"];
+            out += &format!("\n{}", table::render(&header, &rows));
+        }
         for skipped in &self.skipped {
             out += &format!("skipped {skipped}\n");
         }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use folio_engine::Drafter;
 use folio_model::backend::KvFormat;
 use folio_model::kv_format::KvSkip;
 
@@ -108,6 +109,11 @@ pub struct EngineArgs {
     #[arg(long, env = "FOLIO_GUARANTEE_COMPLETION")]
     pub guarantee_completion: bool,
 
+    /// Speculative decoding: where drafts come from. Tokens are the same with and without; a request may say otherwise
+    /// (speculative.n_max, prediction) [default: suffix on a CPU, off on a GPU]
+    #[arg(long, env = "FOLIO_SPECULATE", value_name = "DRAFTER")]
+    pub speculate: Option<Speculate>,
+
     /// A Jinja chat template to use instead of the model's own
     #[arg(long, env = "FOLIO_CHAT_TEMPLATE", value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
@@ -117,6 +123,29 @@ pub struct EngineArgs {
 
     #[command(flatten)]
     pub disk_kv: DiskKvArgs,
+}
+
+/// Where drafts come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Speculate {
+    /// The request's own tokens and finished answers of its tenant, by suffix decoding
+    Suffix,
+    /// The request's own tokens, by n-gram lookup
+    Ngram,
+    /// Nowhere
+    Off,
+}
+
+impl EngineArgs {
+    /// Where drafts come from for a request that says nothing of it.
+    pub fn drafter(&self, gpu: bool) -> Option<Drafter> {
+        match self.speculate {
+            Some(Speculate::Suffix) => Some(Drafter::Suffix),
+            Some(Speculate::Ngram) => Some(Drafter::Ngram),
+            Some(Speculate::Off) => None,
+            None => (!gpu).then_some(Drafter::Suffix),
+        }
+    }
 }
 
 /// What depends on how fast the device is, where it was not asked for.

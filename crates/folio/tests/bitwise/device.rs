@@ -263,6 +263,7 @@ fn answers<B: Backend + 'static>(
             retention: Vec::new(),
             pooling: None,
             adapter: None,
+            speculation: None,
         };
         let sink = move |event: Event| sender.send((index, event)).is_ok();
         engine.submit(request, Box::new(sink)).expect("taken");

@@ -570,6 +570,7 @@ impl World {
             retention: Vec::new(),
             pooling: arrival.pooling,
             adapter: None,
+            speculation: None,
         }
     }
 }

@@ -43,7 +43,7 @@ fn overlapped(fixture: &str, setup: Setup, late: bool, seen: &mut Seen) {
     }
     let config = SchedulerConfig { max_num_batched_tokens: 48, ..batched(6) };
     for (at, (depth, lag)) in (0..).zip(OVERLAPS) {
-        for most in [0, 1, 3] {
+        for most in [0, 3, 20] {
             let what = format!("{fixture}, {setup:?}, late {late}, depth {depth}, lag {lag}, {most} drafts");
             world.forget();
             world.overlap(depth, lag, (most > 0).then(|| oracle.drafter(most)));

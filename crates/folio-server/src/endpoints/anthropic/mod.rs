@@ -63,8 +63,15 @@ pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError>
     params.max_tokens = params.max_tokens.max(1);
     let retention = cache::ranges(&placed);
     let answer = MessageWriter::new(&arrival.id, state.context.model.name(), placed, cut);
-    let prompt =
-        PromptJob { tokens: tokens.into(), params, echo: None, echo_logprobs: false, retention, screened };
+    let prompt = PromptJob {
+        tokens: tokens.into(),
+        params,
+        echo: None,
+        echo_logprobs: false,
+        retention,
+        screened,
+        prediction: Default::default(),
+    };
     let asker = asker(state, arrival, "messages");
     let (writer, prompts, arrived, notes) = (Box::new(answer), vec![prompt], arrival.at, request.notes);
     Ok(Job { writer, generation, reading, pooling: None, prompts, arrived, asker, notes })

@@ -11,7 +11,7 @@ use crate::generation::prompt::prompt;
 use crate::generation::retention::ranges;
 use crate::generation::sampling::{fit, rules};
 use crate::generation::screening::{asker, screen_conversation};
-use crate::generation::tokenizing::encode_prompt;
+use crate::generation::tokenizing::{encode_prediction, encode_prompt};
 
 pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError> {
     let mut request = {
@@ -31,7 +31,16 @@ pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError>
     let params = fit(&generation, rules, &mut tokens, &state.app.model, "messages")?;
     let echo = generation.echo.then_some(rendered.final_text).flatten();
     let retention = ranges(&generation.cache, tokens.len() as u32)?;
-    let prompt = PromptJob { tokens: tokens.into(), params, echo, echo_logprobs: false, retention, screened };
+    let prediction = encode_prediction(state, arrival.tenant.id, &generation)?;
+    let prompt = PromptJob {
+        tokens: tokens.into(),
+        params,
+        echo,
+        echo_logprobs: false,
+        retention,
+        screened,
+        prediction,
+    };
     let (name, tokenizer) = (state.context.model.name(), state.app.tokenizer.clone());
     let shape = CompletionWriter::new(Kind::Chat, &arrival.id, name, tokenizer, &generation);
     let asker = asker(state, arrival, "chat.completions");

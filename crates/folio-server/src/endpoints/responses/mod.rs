@@ -114,8 +114,15 @@ fn prepare(state: &State, arrival: &Arrival) -> Result<Prepared, ApiError> {
         messages: read.messages,
         input,
     });
-    let prompt =
-        PromptJob { tokens: tokens.into(), params, echo: None, echo_logprobs: false, retention, screened };
+    let prompt = PromptJob {
+        tokens: tokens.into(),
+        params,
+        echo: None,
+        echo_logprobs: false,
+        retention,
+        screened,
+        prediction: Default::default(),
+    };
     let asker = asker(state, arrival, "responses");
     let (writer, prompts, arrived, notes) = (Box::new(answer), vec![prompt], arrival.at, request.notes);
     let job = Job { writer, generation, reading, pooling: None, prompts, arrived, asker, notes };

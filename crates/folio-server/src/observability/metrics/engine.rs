@@ -45,6 +45,16 @@ impl Collector for EngineCollector {
                     1.0,
                 )]),
                 "vllm:num_preemptions_total" => Samples::Counter(stats.counters.preemptions),
+                "vllm:spec_decode_num_drafts_total" => Samples::Counter(stats.counters.drafts),
+                "vllm:spec_decode_num_draft_tokens_total" => Samples::Counter(stats.counters.draft_tokens),
+                "vllm:spec_decode_num_accepted_tokens_total" => {
+                    Samples::Counter(stats.counters.accepted_draft_tokens)
+                }
+                "vllm:spec_decode_num_accepted_tokens_per_pos_total" => {
+                    let places = stats.counters.accepted_by_place.iter().enumerate();
+                    let place = |(place, n): (usize, &u64)| (vec![("position", place.to_string())], *n);
+                    Samples::Counters(places.map(place).collect())
+                }
                 "folio:preemptions_total" => {
                     let (all, swap) = (stats.counters.preemptions, stats.counters.preemptions_swapped);
                     labelled("mode", &[("swap", swap), ("recompute", all - swap)])

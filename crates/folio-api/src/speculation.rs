@@ -1,0 +1,59 @@
+//! What a request says of speculative decoding: `prediction`, `speculative.n_max`.
+//!
+//! Neither changes a token of the answer, only the time that it takes.
+
+use crate::error::ApiError;
+use crate::fields::{Fields, Json, list, parse, within};
+
+/// Most drafts that a request may ask for in one step.
+pub const DRAFTS_MAX: u32 = 16;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SpeculationOptions {
+    /// llama-server's `speculative.n_max`: most drafts in one step; 0: none. `None`: as the server has it.
+    pub most: Option<u32>,
+    /// OpenAI's `prediction`: what much of the answer will be.
+    pub prediction: Option<String>,
+}
+
+impl SpeculationOptions {
+    pub fn read(fields: &mut Fields) -> Result<Self, ApiError> {
+        let most = fields.take("speculative.n_max")?;
+        let most = within(fields, "speculative.n_max", most, (0, DRAFTS_MAX))?;
+        let path = fields.path("prediction");
+        let prediction = fields.raw("prediction").map(|raw| prediction(raw, path)).transpose()?;
+        Ok(Self { most, prediction })
+    }
+}
+
+fn prediction(raw: Json, path: String) -> Result<String, ApiError> {
+    let mut fields = Fields::of_value(raw, path)?;
+    content(&mut fields, "content")?;
+    let path = fields.path("content");
+    let text = match fields.require_raw("content")? {
+        raw if raw.is_list() => {
+            let mut text = String::new();
+            for (at, part) in list(raw, &path)?.into_iter().enumerate() {
+                let mut part = Fields::of_value(part, format!("{path}[{at}]"))?;
+                content(&mut part, "text")?;
+                text += &part.require::<String>("text")?;
+                part.finish(&[])?;
+            }
+            text
+        }
+        raw => parse::<String>(raw, &path)?,
+    };
+    fields.finish(&[])?;
+    Ok(text)
+}
+
+/// Takes `type`, which must be this.
+fn content(fields: &mut Fields, wanted: &str) -> Result<(), ApiError> {
+    match fields.require::<String>("type")? {
+        kind if kind == wanted => Ok(()),
+        kind => {
+            let path = fields.path("type");
+            Err(ApiError::invalid(&path, format!("Invalid '{path}': it is \"{wanted}\", not '{kind}'.")))
+        }
+    }
+}

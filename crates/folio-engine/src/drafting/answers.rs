@@ -1,0 +1,81 @@
+//! Finished answers, in which drafts for later ones are found.
+//!
+//! Owns: one store for each tenant and adapter; what one tenant was told is never looked at for another, because a draft that is
+//! accepted shows in the time it takes. Must never: hold more than its bytes.
+//!
+//! A store has two generations. When the younger is full the older is dropped as a whole: old answers go at no cost, and nothing is
+//! searched for what to remove. When all stores together are too large, that which was used least recently goes.
+
+use folio_kv::TenantId;
+use rustc_hash::FxHashMap;
+
+use super::text::{SEPARATOR, TOKEN_BYTES, Text};
+use crate::request::AdapterId;
+
+/// Of an answer so many last tokens are kept: adding them is work of the engine's thread.
+const ANSWER_TOKENS_MAX: usize = 4096;
+
+/// Whose answers, and with which weights.
+pub type Owner = (TenantId, Option<AdapterId>);
+
+#[derive(Debug, Default)]
+struct Store {
+    young: Text,
+    old: Text,
+    used: u64,
+}
+
+#[derive(Debug)]
+pub struct Answers {
+    /// Of a store, and of all.
+    store_bytes: usize,
+    bytes_max: usize,
+    stores: FxHashMap<Owner, Store>,
+    bytes: usize,
+    uses: u64,
+}
+
+impl Answers {
+    pub fn new(store_bytes: usize, bytes_max: usize) -> Self {
+        Self { store_bytes, bytes_max, stores: FxHashMap::default(), bytes: 0, uses: 0 }
+    }
+
+    pub fn add(&mut self, owner: Owner, answer: &[u32]) {
+        let most = ANSWER_TOKENS_MAX.min((self.store_bytes / 2 / TOKEN_BYTES).saturating_sub(1));
+        let answer = &answer[answer.len().saturating_sub(most)..];
+        if answer.len() < 3 {
+            return;
+        }
+        self.uses += 1;
+        let store = self.stores.entry(owner).or_default();
+        let before = store.young.bytes() + store.old.bytes();
+        if store.young.bytes() + (answer.len() + 1) * TOKEN_BYTES > self.store_bytes / 2 {
+            store.old = std::mem::take(&mut store.young);
+        }
+        answer.iter().for_each(|token| store.young.push(*token));
+        store.young.push(SEPARATOR);
+        store.used = self.uses;
+        self.bytes = self.bytes + store.young.bytes() + store.old.bytes() - before;
+        while self.bytes > self.bytes_max {
+            let Some(owner) = self.stores.iter().min_by_key(|(_, store)| store.used).map(|(owner, _)| *owner)
+            else {
+                return;
+            };
+            let gone = self.stores.remove(&owner).unwrap_or_default();
+            self.bytes -= gone.young.bytes() + gone.old.bytes();
+        }
+    }
+
+    /// The younger first.
+    pub fn of(&mut self, owner: Owner) -> Option<[&Text; 2]> {
+        let store = self.stores.get_mut(&owner)?;
+        self.uses += 1;
+        store.used = self.uses;
+        Some([&store.young, &store.old])
+    }
+
+    #[cfg(test)]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}

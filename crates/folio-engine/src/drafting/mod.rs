@@ -1,0 +1,205 @@
+//! Host drafters: what a choice may say next, from text alone.
+//!
+//! Owns: the texts that drafts are found in. Must never: change a token (drafts are verified, and change time only), wait, or do work
+//! that grows with a text.
+//!
+//! They are called directly, between a commit and the next plan: a lookup is a few microseconds, so that a thread beside the engine's would
+//! cost more in waking than it spares, and its drafts would be late by a step. What grows with a text is done elsewhere: the prompt and
+//! a prediction become a [`Text`] where the request is made ([`Sources::new`], on the caller's thread), an answer grows by a
+//! token at a time. What is proposed is an input of the plan ([`Scheduler::propose`]).
+//!
+//! | file | noun |
+//! |---|---|
+//! | `text` | text in which places are found |
+//! | `suffix` | what most probably follows a context there |
+//! | `answers` | finished answers of a tenant |
+
+mod answers;
+mod suffix;
+#[cfg(test)]
+mod tests;
+mod text;
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use crate::request::{Event, FinishReason, Request, RequestId};
+use crate::scheduler::Scheduler;
+use answers::{Answers, Owner};
+use suffix::{DEPTH, Search};
+use text::Text;
+
+/// Bytes of finished answers: of one tenant with one adapter, and in all.
+const ANSWERS_BYTES: (usize, usize) = (8 << 20, 64 << 20);
+/// Tokens of an answer that memory is set aside for.
+const ANSWER_RESERVE: usize = 2048;
+/// Most drafts of a sequence in one step.
+pub const DRAFTS_MAX: u32 = 16;
+
+/// Where drafts come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Drafter {
+    /// Suffix decoding: the request's own tokens, its prediction, and finished answers of its tenant.
+    #[default]
+    Suffix,
+    /// Prompt lookup: the request's own tokens and its prediction.
+    Ngram,
+}
+
+/// How a request is speculated on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Speculation {
+    pub drafter: Drafter,
+    /// Most drafts in one step, up to [`DRAFTS_MAX`].
+    pub most: u32,
+    /// What the caller expects to be told; may be empty.
+    pub prediction: Arc<[u32]>,
+}
+
+/// What of a request drafts are found in, made where the request is.
+#[derive(Debug)]
+pub(crate) struct Sources {
+    owner: Owner,
+    drafter: Drafter,
+    most: usize,
+    prompt: Text,
+    prediction: Text,
+    /// Answers so far, by choice, each behind the last tokens of the prompt.
+    choices: SmallVec<[Option<Text>; 1]>,
+    /// Choices that have not ended.
+    left: u32,
+    /// Tokens that an answer may have.
+    reserve: usize,
+}
+
+impl Sources {
+    /// `None`: it is not speculated on. O(prompt).
+    pub fn new(request: &Request) -> Option<Box<Self>> {
+        let speculation = request.speculation.as_ref()?;
+        if request.pooling.is_some() || speculation.most == 0 || request.sampling.max_tokens < 2 {
+            return None;
+        }
+        Some(Box::new(Self {
+            owner: (request.tenant, request.adapter),
+            drafter: speculation.drafter,
+            most: speculation.most.min(DRAFTS_MAX) as usize,
+            prompt: Text::of(&request.prompt, 0),
+            prediction: Text::of(&speculation.prediction, 0),
+            choices: (0..request.n).map(|_| None).collect(),
+            left: request.n,
+            reserve: ANSWER_RESERVE.min(request.sampling.max_tokens as usize),
+        }))
+    }
+
+    /// The tokens of the prompt that an answer's text begins with.
+    fn tail(&self) -> &[u32] {
+        let prompt = self.prompt.tokens();
+        &prompt[prompt.len().saturating_sub(DEPTH)..]
+    }
+}
+
+/// The drafters of an engine.
+pub(crate) struct Drafters {
+    requests: FxHashMap<RequestId, Box<Sources>>,
+    answers: Answers,
+    /// Choices with new tokens.
+    grown: Vec<(RequestId, u32)>,
+    search: Search,
+    drafts: Vec<u32>,
+    others: Vec<u32>,
+}
+
+impl Default for Drafters {
+    fn default() -> Self {
+        Self {
+            requests: FxHashMap::default(),
+            answers: Answers::new(ANSWERS_BYTES.0, ANSWERS_BYTES.1),
+            grown: Vec::new(),
+            search: Search::default(),
+            drafts: Vec::new(),
+            others: Vec::new(),
+        }
+    }
+}
+
+impl Drafters {
+    pub fn open(&mut self, request: RequestId, sources: Box<Sources>) {
+        self.requests.insert(request, sources);
+    }
+
+    /// What the engine told of. O(events).
+    pub fn follow(&mut self, events: &[(RequestId, Event)]) {
+        if self.requests.is_empty() {
+            return;
+        }
+        for (id, event) in events {
+            match event {
+                Event::Token { choice, token } => self.grow(*id, *choice, token.id),
+                Event::Finished { choice, reason, .. } => self.finish(*id, *choice, *reason),
+                _ => {}
+            }
+        }
+    }
+
+    fn grow(&mut self, id: RequestId, choice: u32, token: u32) {
+        let Some(sources) = self.requests.get_mut(&id) else { return };
+        if sources.choices[choice as usize].is_none() {
+            let text = Text::of(sources.tail(), sources.reserve);
+            sources.choices[choice as usize] = Some(text);
+        }
+        if let Some(text) = &mut sources.choices[choice as usize] {
+            text.push(token);
+        }
+        if self.grown.last() != Some(&(id, choice)) {
+            self.grown.push((id, choice));
+        }
+    }
+
+    fn finish(&mut self, id: RequestId, choice: u32, reason: FinishReason) {
+        let Some(sources) = self.requests.get_mut(&id) else { return };
+        let text = sources.choices[choice as usize].take();
+        let whole = matches!(reason, FinishReason::Stop | FinishReason::Length);
+        if let Some(text) = text
+            && whole
+            && sources.drafter == Drafter::Suffix
+        {
+            self.answers.add(sources.owner, &text.tokens()[sources.tail().len()..]);
+        }
+        sources.left -= 1;
+        if sources.left == 0 {
+            self.requests.remove(&id);
+        }
+    }
+
+    /// Every choice with new tokens gets its drafts for the next plan.
+    pub fn propose(&mut self, scheduler: &mut Scheduler) {
+        for (id, choice) in self.grown.drain(..) {
+            let Some(sources) = self.requests.get(&id) else { continue };
+            let Some(own) = &sources.choices[choice as usize] else { continue };
+            let (context, most) = (own.tokens(), sources.most);
+            let texts = [own, &sources.prediction, &sources.prompt];
+            match sources.drafter {
+                Drafter::Ngram => self.search.ngram(&texts, context, most, &mut self.drafts),
+                Drafter::Suffix => {
+                    let score = self.search.suffix(&texts, context, most, &mut self.drafts);
+                    if let Some(answers) = self.answers.of(sources.owner)
+                        && self.search.suffix(&answers, context, most, &mut self.others) > score
+                    {
+                        std::mem::swap(&mut self.drafts, &mut self.others);
+                    }
+                }
+            }
+            if !self.drafts.is_empty() {
+                scheduler.propose(id, choice, &self.drafts);
+            }
+        }
+    }
+
+    /// Nobody is drafted for any more.
+    pub fn clear(&mut self) {
+        self.requests.clear();
+        self.grown.clear();
+    }
+}

@@ -1,0 +1,118 @@
+//! What comes next, by what came next where the same was said before.
+//!
+//! Owns: the choice among places of texts. Must never: know requests. Scores are those of Arctic's suffix decoding (arXiv 2411.04975):
+//! for each length of match, follow the most frequent token among the places that match so far, as long as its share of them stays
+//! probable and no longer than the match; the sum of the shares is the number of tokens that will be accepted, if the past is a guide.
+//! The best length wins, of equals the longer.
+//!
+//! Looks at [`PLACES_MAX`] places of each text, the newest, and no further back than [`DEPTH`] tokens: the cost is bounded, whatever
+//! the length of the texts.
+
+use super::text::{SEPARATOR, Text};
+
+/// Longest match that is told from a longer one.
+pub const DEPTH: usize = 24;
+/// Newest places of a text that are looked at.
+pub const PLACES_MAX: usize = 8;
+/// Less probable tokens end a draft.
+const PROBABLE: f64 = 0.1;
+/// Shortest match of n-gram lookup.
+const NGRAM_MIN: usize = 3;
+
+/// A place, and how much before it matches.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    text: usize,
+    next: usize,
+    matched: usize,
+}
+
+/// Memory for looking, reused.
+#[derive(Debug, Default)]
+pub struct Search {
+    places: Vec<Place>,
+    alive: Vec<Place>,
+    path: Vec<u32>,
+}
+
+impl Search {
+    /// Replaces `drafts` by what most probably follows `context` in `texts`, at most `most` tokens. Returns the tokens of it that can
+    /// be expected to be right; 0.0: nothing is known.
+    pub fn suffix(&mut self, texts: &[&Text], context: &[u32], most: usize, drafts: &mut Vec<u32>) -> f64 {
+        drafts.clear();
+        self.find(texts, context);
+        let mut best = 0.0;
+        let mut end = 0;
+        while end < self.places.len() {
+            let matched = self.places[end].matched;
+            end += self.places[end..].iter().take_while(|place| place.matched == matched).count();
+            let score = self.follow(texts, end, most.min(matched));
+            if score > best {
+                best = score;
+                std::mem::swap(drafts, &mut self.path);
+            }
+        }
+        best
+    }
+
+    /// The same by n-gram lookup: what followed the newest of the longest matches, of at least three tokens.
+    pub fn ngram(&mut self, texts: &[&Text], context: &[u32], most: usize, drafts: &mut Vec<u32>) {
+        drafts.clear();
+        self.find(texts, context);
+        let Some(place) = self.places.first().filter(|place| place.matched >= NGRAM_MIN) else { return };
+        let next = texts[place.text].tokens()[place.next..].iter().copied();
+        drafts.extend(next.take_while(|token| *token != SEPARATOR).take(most));
+    }
+
+    /// The longest match first; of equals the order of texts, and in a text the newest.
+    fn find(&mut self, texts: &[&Text], context: &[u32]) {
+        let context = &context[context.len().saturating_sub(DEPTH)..];
+        self.places.clear();
+        for (at, text) in texts.iter().enumerate() {
+            let places = text.places(context).take(PLACES_MAX);
+            self.places.extend(places.map(|next| Place {
+                text: at,
+                next,
+                matched: text.matched(context, next),
+            }));
+        }
+        let key =
+            |place: &Place| (std::cmp::Reverse(place.matched), place.text, std::cmp::Reverse(place.next));
+        self.places.sort_unstable_by_key(key);
+    }
+
+    /// Leaves in `path` what the first `end` places go on with, and returns its score.
+    fn follow(&mut self, texts: &[&Text], end: usize, most: usize) -> f64 {
+        self.alive.clear();
+        self.alive.extend_from_slice(&self.places[..end]);
+        self.path.clear();
+        let (mut score, mut probability) = (0.0, 1.0);
+        let next = |place: &Place| texts[place.text].tokens().get(place.next).copied().unwrap_or(SEPARATOR);
+        while self.path.len() < most {
+            // The most frequent; of equals that of the first place.
+            let (mut token, mut count) = (SEPARATOR, 0);
+            for (at, place) in self.alive.iter().enumerate() {
+                let own = next(place);
+                let more = self.alive[at..].iter().filter(|other| next(other) == own).count();
+                if own != SEPARATOR && more > count {
+                    (token, count) = (own, more);
+                }
+                if count >= self.alive.len() - at {
+                    break;
+                }
+            }
+            probability *= count as f64 / self.alive.len().max(1) as f64;
+            if count == 0 || probability < PROBABLE {
+                break;
+            }
+            score += probability;
+            self.path.push(token);
+            self.alive.retain_mut(|place| {
+                let goes_on = next(place) == token;
+                place.next += 1;
+                goes_on
+            });
+        }
+        score
+    }
+}

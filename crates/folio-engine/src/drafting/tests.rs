@@ -1,0 +1,150 @@
+use proptest::prelude::*;
+
+use super::answers::Answers;
+use super::suffix::{DEPTH, PLACES_MAX, Search};
+use super::text::{SEPARATOR, TOKEN_BYTES, Text};
+use crate::request::AdapterId;
+use folio_kv::TenantId;
+
+/// What `Search::suffix` says, from all of every text, by counting.
+fn oracle(texts: &[Vec<u32>], context: &[u32], most: usize) -> (f64, Vec<u32>) {
+    let context = &context[context.len().saturating_sub(DEPTH)..];
+    let mut places: Vec<(usize, usize, usize)> = Vec::new();
+    for (at, text) in texts.iter().enumerate() {
+        let matched = |next: usize| {
+            (0..context.len().min(next))
+                .take_while(|back| {
+                    text[next - 1 - back] == context[context.len() - 1 - back]
+                        && text[next - 1 - back] != SEPARATOR
+                })
+                .count()
+        };
+        let found = (2..text.len()).rev().map(|next| (matched(next), at, next)).filter(|(m, ..)| *m >= 2);
+        places.extend(found.take(PLACES_MAX));
+    }
+    let (mut best, mut drafts) = (0.0, Vec::new());
+    for length in (2..=DEPTH).rev() {
+        let mut alive: Vec<_> = places.iter().filter(|(m, ..)| *m >= length).copied().collect();
+        if !alive.iter().any(|(m, ..)| *m == length) {
+            continue;
+        }
+        alive.sort_by_key(|(m, at, next)| (std::cmp::Reverse(*m), *at, std::cmp::Reverse(*next)));
+        let (mut score, mut probability, mut path) = (0.0, 1.0, Vec::new());
+        while path.len() < most.min(length) {
+            let next: Vec<u32> = alive
+                .iter()
+                .map(|(_, at, next)| texts[*at].get(*next).copied().unwrap_or(SEPARATOR))
+                .collect();
+            let votes = |token: u32| next.iter().filter(|other| **other == token).count();
+            let real = next.iter().copied().filter(|token| *token != SEPARATOR);
+            let Some(count) = real.clone().map(votes).max() else { break };
+            let Some(token) = real.clone().find(|token| votes(*token) == count) else { break };
+            probability *= count as f64 / alive.len() as f64;
+            if probability < 0.1 {
+                break;
+            }
+            score += probability;
+            path.push(token);
+            let on = alive.iter().zip(&next).filter(|(_, next)| **next == token);
+            alive = on.map(|((m, at, next), _)| (*m, *at, next + 1)).collect();
+        }
+        if score > best {
+            (best, drafts) = (score, path);
+        }
+    }
+    (best, drafts)
+}
+
+fn text() -> impl Strategy<Value = Vec<u32>> {
+    let token = prop_oneof![8 => 0u32..4, 1 => Just(SEPARATOR)];
+    proptest::collection::vec(token, 0..120)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn a_draft_is_what_counting_finds(
+        texts in proptest::collection::vec(text(), 1..4),
+        context in proptest::collection::vec(0u32..4, 0..40),
+        most in 0usize..20,
+    ) {
+        let indexed: Vec<Text> = texts.iter().map(|text| Text::of(text, 0)).collect();
+        let indexed: Vec<&Text> = indexed.iter().collect();
+        let mut drafts = vec![7];
+        let score = Search::default().suffix(&indexed, &context, most, &mut drafts);
+        let (expected, path) = oracle(&texts, &context, most);
+        prop_assert_eq!(&drafts, &path);
+        prop_assert!((score - expected).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_lookup_is_what_followed_the_newest_longest_match(
+        text in text(),
+        context in proptest::collection::vec(0u32..4, 0..40),
+        most in 0usize..20,
+    ) {
+        let mut drafts = vec![7];
+        Search::default().ngram(&[&Text::of(&text, 0)], &context, most, &mut drafts);
+        // Among the places that are looked at.
+        let depth = context.len().min(DEPTH);
+        let context = &context[context.len() - depth..];
+        let ends = |next: usize, length: usize| {
+            length <= next && length <= depth && text[next - length..next] == context[depth - length..]
+        };
+        let places = (2..text.len()).rev().filter(|next| depth >= 2 && ends(*next, 2)).take(PLACES_MAX);
+        let length = |next: &usize| (2..=depth).rev().find(|length| ends(*next, *length)).unwrap_or(0);
+        let places: Vec<usize> = places.collect();
+        let place = places.into_iter().rev().max_by_key(length).filter(|next| length(next) >= 3);
+        let expected: Vec<u32> = place.map_or(Vec::new(), |next| {
+            text[next..].iter().copied().take_while(|token| *token != SEPARATOR).take(most).collect()
+        });
+        prop_assert_eq!(drafts, expected);
+    }
+}
+
+const A: (TenantId, Option<AdapterId>) = (TenantId(1), None);
+const B: (TenantId, Option<AdapterId>) = (TenantId(2), None);
+
+#[test]
+fn answers_are_their_tenants_and_their_adapters() {
+    let mut answers = Answers::new(1 << 20, 1 << 22);
+    answers.add(A, &[1, 2, 3, 4, 5]);
+    let adapter = std::num::NonZeroU32::new(1).map(AdapterId);
+    assert!(answers.of(B).is_none());
+    assert!(answers.of((A.0, adapter)).is_none());
+    let mut drafts = Vec::new();
+    let own = answers.of(A).expect("it has one");
+    Search::default().suffix(&own, &[9, 1, 2], 8, &mut drafts);
+    assert_eq!(drafts, [3, 4], "as many as match");
+}
+
+#[test]
+fn stores_hold_no_more_than_their_bytes() {
+    let (each, all) = (100 * TOKEN_BYTES, 250 * TOKEN_BYTES);
+    let mut answers = Answers::new(each, all);
+    for tenant in 0..10 {
+        for at in 0..100 {
+            let owner = (TenantId(tenant), None);
+            answers.add(owner, &(0..1 + at * 7 % 90).collect::<Vec<u32>>());
+            let held = answers.of(owner).map_or(0, |texts| texts.iter().map(|text| text.bytes()).sum());
+            assert!(held <= each, "{held}");
+            assert!(answers.bytes() <= all);
+        }
+    }
+    assert!(answers.of((TenantId(0), None)).is_none(), "used least recently");
+    assert!(answers.of((TenantId(9), None)).is_some());
+}
+
+#[test]
+fn old_answers_give_way_to_new_ones() {
+    let mut answers = Answers::new(40 * TOKEN_BYTES, 1 << 20);
+    answers.add(A, &[1, 2, 3]);
+    (0..20).for_each(|at| answers.add(A, &[100 + at, 200 + at, 300 + at]));
+    let mut drafts = Vec::new();
+    let mut search = Search::default();
+    search.suffix(&answers.of(A).expect("it has some"), &[1, 2], 4, &mut drafts);
+    assert!(drafts.is_empty());
+    search.suffix(&answers.of(A).expect("it has some"), &[119, 219], 4, &mut drafts);
+    assert_eq!(drafts, [319]);
+}

@@ -1,0 +1,84 @@
+//! What a request and an operator say of speculative decoding, and what a client is told of it.
+
+mod common;
+
+use common::{Client, FakeEngine, app};
+use folio_engine::Drafter;
+use folio_server::ServerConfig;
+use serde_json::{Value, json};
+
+fn predicted(text: &str) -> Value {
+    json!({"type": "content", "content": text})
+}
+
+#[tokio::test]
+async fn a_prediction_and_a_number_of_drafts_reach_the_engine() {
+    let engine = FakeEngine::saying("ok");
+    let client = Client::new(engine.clone());
+    client.chat(json!({})).await;
+    assert_eq!(engine.last().speculation, None, "the operator has it off");
+    client.chat(json!({"prediction": null, "speculative.n_max": null})).await;
+    assert_eq!(engine.last().speculation, None);
+    let parts = json!({"type": "content", "content": [{"type": "text", "text": "ab"}, {"type": "text", "text": "c"}]});
+    for prediction in [predicted("abc"), parts] {
+        assert_eq!(client.chat(json!({"prediction": prediction})).await.status, 200);
+        let speculation = engine.last().speculation.expect("it is on");
+        assert_eq!(*speculation.prediction, b"abc".map(u32::from));
+        assert_eq!((speculation.drafter, speculation.most), (Drafter::Suffix, 16));
+    }
+    client.complete(json!({"speculative.n_max": 4})).await;
+    let speculation = engine.last().speculation.expect("it is on");
+    assert_eq!((speculation.prediction.len(), speculation.most), (0, 4));
+    client.chat(json!({"speculative.n_max": 0, "prediction": predicted("abc")})).await;
+    assert_eq!(engine.last().speculation, None, "off by the request's word");
+}
+
+#[tokio::test]
+async fn the_operators_word_is_the_default() {
+    let engine = FakeEngine::saying("ok");
+    let config = ServerConfig { speculate: Some(Drafter::Ngram), ..ServerConfig::default() };
+    let client = Client::with(config, app(engine.clone()));
+    client.chat(json!({})).await;
+    let speculation = engine.last().speculation.expect("it is on");
+    assert_eq!((speculation.drafter, speculation.most), (Drafter::Ngram, 16));
+    client.chat(json!({"speculative.n_max": 0})).await;
+    assert_eq!(engine.last().speculation, None);
+}
+
+#[tokio::test]
+async fn usage_says_what_came_of_it() {
+    let client = Client::new(FakeEngine::saying("ok"));
+    let usage = |body: Value| body["usage"]["completion_tokens_details"].clone();
+    assert_eq!(usage(client.chat(json!({})).await.json()), Value::Null, "nothing was drafted");
+    let two = json!({"accepted_prediction_tokens": 4, "rejected_prediction_tokens": 4});
+    assert_eq!(usage(client.chat(json!({"prediction": predicted("ok"), "n": 2})).await.json()), two);
+}
+
+#[tokio::test]
+async fn what_is_no_prediction_is_refused_by_name() {
+    let client = Client::new(FakeEngine::saying("ok"));
+    for (prediction, name) in [
+        (json!("abc"), "prediction"),
+        (json!(["abc"]), "prediction"),
+        (json!(7), "prediction"),
+        (json!({}), "prediction.type"),
+        (json!({"type": "content"}), "prediction.content"),
+        (json!({"type": "text", "content": "abc"}), "prediction.type"),
+        (json!({"type": "content", "content": 7}), "prediction.content"),
+        (json!({"type": "content", "content": null}), "prediction.content"),
+        (json!({"type": "content", "content": "a", "more": 1}), "prediction.more"),
+        (json!({"type": "content", "content": ["a"]}), "prediction.content[0]"),
+        (json!({"type": "content", "content": [{"type": "image_url"}]}), "prediction.content[0].type"),
+        (json!({"type": "content", "content": [{"type": "text", "text": 1}]}), "prediction.content[0].text"),
+        (predicted(&"a".repeat(300)), "prediction"),
+        (predicted(&"a".repeat(1 << 20)), "prediction"),
+    ] {
+        let reply = client.chat(json!({"prediction": prediction})).await;
+        assert_eq!(reply.status, 400, "{}", reply.text);
+        assert_eq!(reply.json()["error"]["param"], name, "{}", reply.text);
+    }
+    for most in [json!(17), json!(-1), json!("4"), json!(1.5)] {
+        let reply = client.chat(json!({"speculative.n_max": most})).await;
+        assert_eq!(reply.json()["error"]["param"], "speculative.n_max", "{}", reply.text);
+    }
+}
