@@ -66,7 +66,7 @@ impl Runtime {
         let max_model_len = u32::try_from(model.max_model_len).context("the model's context length")?;
         let tenant_weights = tenants.weights();
         let sizes = args.sizes(device.is_gpu());
-        let drafter = args.drafter(device.is_gpu());
+        let drafter = args.drafter();
         let mut config = SchedulerConfig { tenant_weights, ..scheduler_config(args, &sizes, max_model_len) };
         let free = device.free_memory();
         let request = PoolRequest {

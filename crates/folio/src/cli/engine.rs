@@ -110,7 +110,7 @@ pub struct EngineArgs {
     pub guarantee_completion: bool,
 
     /// Speculative decoding: where drafts come from. Tokens are the same with and without; a request may say otherwise
-    /// (speculative.n_max, prediction) [default: suffix on a CPU, off on a GPU]
+    /// (speculative.n_max, prediction) [default: off]
     #[arg(long, env = "FOLIO_SPECULATE", value_name = "DRAFTER")]
     pub speculate: Option<Speculate>,
 
@@ -138,12 +138,11 @@ pub enum Speculate {
 
 impl EngineArgs {
     /// Where drafts come from for a request that says nothing of it.
-    pub fn drafter(&self, gpu: bool) -> Option<Drafter> {
+    pub fn drafter(&self) -> Option<Drafter> {
         match self.speculate {
             Some(Speculate::Suffix) => Some(Drafter::Suffix),
             Some(Speculate::Ngram) => Some(Drafter::Ngram),
-            Some(Speculate::Off) => None,
-            None => (!gpu).then_some(Drafter::Suffix),
+            Some(Speculate::Off) | None => None,
         }
     }
 }
