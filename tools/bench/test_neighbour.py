@@ -18,8 +18,8 @@ class Document(unittest.TestCase):
     def test_a_cell_beside_which_others_worked_is_measured_again(self):
         cells = iter([{"others_cpus": 0.9}, {"others_cpus": 0.04}, {"others_cpus": 0.0}])
         self.assertEqual(neighbour.undisturbed(lambda: next(cells))["others_cpus"], 0.04)
-        cells = iter([{"others_cpus": 0.9 - 0.1 * at} for at in range(neighbour.TRIES + 1)])
-        self.assertEqual(neighbour.undisturbed(lambda: next(cells))["others_cpus"], 0.9 - 0.1 * (neighbour.TRIES - 1))
+        cells = iter([{"others_cpus": 0.9 - 0.01 * at} for at in range(neighbour.TRIES + 1)])
+        self.assertEqual(neighbour.undisturbed(lambda: next(cells))["others_cpus"], 0.9 - 0.01 * (neighbour.TRIES - 1))
 
 
 if __name__ == "__main__":
