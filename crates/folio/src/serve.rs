@@ -27,7 +27,6 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     }
     let loaded = Loaded::open(args.model.as_deref(), &args.engine)?;
     let runtime = Runtime::serving(loaded, &args.engine, &config.tenants)?;
-    config.speculate = runtime.drafter;
     runtime.report.print();
     let mut names = args.served_model_name.clone();
     // Patterns are names to ask by; what it is called is another.
@@ -148,7 +147,7 @@ pub(crate) fn settings(args: &ServeArgs) -> Result<ServerConfig> {
         safety: safety(args.safety.as_deref(), args.tables.safety.as_deref())?,
         hints: HintPolicy::new(args.accept_hint.clone(), args.unknown_fields == UnknownFields::Warn)?,
         tenant_metrics: args.tenant_metrics,
-        speculate: None,
+        speculate: args.engine.drafter(),
         batch: BatchConfig {
             dir: args.batch_dir.clone(),
             storage_bytes: args.batch_storage,

@@ -4,7 +4,10 @@
 //! accepted shows in the time it takes. Must never: hold more than its bytes.
 //!
 //! A store has two generations. When the younger is full the older is dropped as a whole: old answers go at no cost, and nothing is
-//! searched for what to remove. When all stores together are too large, that which was used least recently goes.
+//! searched for what to remove. When all stores together are too large, that which was used least recently goes: the oldest use is the first,
+//! and no store is looked at that stays.
+
+use std::collections::BTreeMap;
 
 use folio_kv::TenantId;
 use rustc_hash::FxHashMap;
@@ -31,13 +34,22 @@ pub struct Answers {
     store_bytes: usize,
     bytes_max: usize,
     stores: FxHashMap<Owner, Store>,
+    /// Whose store was used when; the number of a use is its time.
+    used: BTreeMap<u64, Owner>,
     bytes: usize,
     uses: u64,
 }
 
 impl Answers {
     pub fn new(store_bytes: usize, bytes_max: usize) -> Self {
-        Self { store_bytes, bytes_max, stores: FxHashMap::default(), bytes: 0, uses: 0 }
+        Self {
+            store_bytes,
+            bytes_max,
+            stores: FxHashMap::default(),
+            used: BTreeMap::new(),
+            bytes: 0,
+            uses: 0,
+        }
     }
 
     pub fn add(&mut self, owner: Owner, answer: &[u32]) {
@@ -46,7 +58,6 @@ impl Answers {
         if answer.len() < 3 {
             return;
         }
-        self.uses += 1;
         let store = self.stores.entry(owner).or_default();
         let before = store.young.bytes() + store.old.bytes();
         if store.young.bytes() + (answer.len() + 1) * TOKEN_BYTES > self.store_bytes / 2 {
@@ -54,23 +65,21 @@ impl Answers {
         }
         answer.iter().for_each(|token| store.young.push(*token));
         store.young.push(SEPARATOR);
-        store.used = self.uses;
         self.bytes = self.bytes + store.young.bytes() + store.old.bytes() - before;
+        self.of(owner);
         while self.bytes > self.bytes_max {
-            let Some(owner) = self.stores.iter().min_by_key(|(_, store)| store.used).map(|(owner, _)| *owner)
-            else {
-                return;
-            };
+            let Some((_, owner)) = self.used.pop_first() else { return };
             let gone = self.stores.remove(&owner).unwrap_or_default();
             self.bytes -= gone.young.bytes() + gone.old.bytes();
         }
     }
 
-    /// The younger first.
+    /// The younger first. It is a use.
     pub fn of(&mut self, owner: Owner) -> Option<[&Text; 2]> {
         let store = self.stores.get_mut(&owner)?;
         self.uses += 1;
-        store.used = self.uses;
+        self.used.remove(&std::mem::replace(&mut store.used, self.uses));
+        self.used.insert(self.uses, owner);
         Some([&store.young, &store.old])
     }
 

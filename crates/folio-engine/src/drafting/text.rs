@@ -6,7 +6,7 @@
 //! What a suffix tree of bounded depth tells of the newest places, without its nodes: a place is found by its pair, and the longer
 //! match by comparing. Cost: O(1) to add a token, some 20 bytes for each.
 
-use rustc_hash::FxHashMap;
+use std::collections::HashMap;
 
 /// Stands between texts of one index; no vocabulary has it.
 pub const SEPARATOR: u32 = u32::MAX;
@@ -19,8 +19,8 @@ pub struct Text {
     tokens: Vec<u32>,
     /// The last place before with the same pair, plus one; 0: none.
     links: Vec<u32>,
-    /// The last place of a pair, plus one.
-    last: FxHashMap<(u32, u32), u32>,
+    /// The last place of a pair, plus one. By keyed hashes: a stranger chooses the pairs, and could have them all collide.
+    last: HashMap<(u32, u32), u32>,
 }
 
 impl Text {

@@ -141,8 +141,7 @@ impl Bench<'_> {
             speculation: Vec::new(),
             skipped: Vec::new(),
         };
-        let drafted =
-            self.args.engine.speculate.and(self.runtime.drafter).map_or(0, |_| self.args.batch.len());
+        let drafted = self.runtime.drafter.map_or(0, |_| self.args.batch.len());
         let figures = self.args.prefill.len() + self.args.batch.len() * self.args.depth.len() + drafted;
         let bar = Bar::items("measuring", figures as u64);
         for &tokens in &self.args.prefill {
@@ -168,7 +167,7 @@ impl Bench<'_> {
                 report.decode.push(figure(batch, depth, rates, costs.decode(machine, batch.into(), middle)));
             }
         }
-        let drafter = self.args.engine.speculate.and(self.runtime.drafter);
+        let drafter = self.runtime.drafter;
         for (&batch, drafter) in self.args.batch.iter().flat_map(|batch| drafter.map(|d| (batch, d))) {
             bar.advance(&format!("speculation, batch {batch}"));
             match self.fits(batch, SPECULATED_PROMPT, self.args.decode.max(SPECULATED)) {

@@ -110,9 +110,9 @@ pub struct EngineArgs {
     pub guarantee_completion: bool,
 
     /// Speculative decoding: where drafts come from. Tokens are the same with and without; a request may say otherwise
-    /// (speculative.n_max, prediction) [default: off]
-    #[arg(long, env = "FOLIO_SPECULATE", value_name = "DRAFTER")]
-    pub speculate: Option<Speculate>,
+    /// (speculative.n_max, prediction)
+    #[arg(long, env = "FOLIO_SPECULATE", value_name = "DRAFTER", default_value = "off")]
+    pub speculate: Speculate,
 
     /// A Jinja chat template to use instead of the model's own
     #[arg(long, env = "FOLIO_CHAT_TEMPLATE", value_name = "FILE")]
@@ -140,9 +140,9 @@ impl EngineArgs {
     /// Where drafts come from for a request that says nothing of it.
     pub fn drafter(&self) -> Option<Drafter> {
         match self.speculate {
-            Some(Speculate::Suffix) => Some(Drafter::Suffix),
-            Some(Speculate::Ngram) => Some(Drafter::Ngram),
-            Some(Speculate::Off) | None => None,
+            Speculate::Suffix => Some(Drafter::Suffix),
+            Speculate::Ngram => Some(Drafter::Ngram),
+            Speculate::Off => None,
         }
     }
 }
