@@ -132,6 +132,7 @@ impl Engine {
             self.answer_commands(now);
             self.take_reports(now);
             let (requests, cancellations) = self.incoming.drain();
+            let requests = requests.inspect(|(request, _)| self.drafters.open(request));
             self.scheduler.admit(requests, cancellations, now);
             self.drafters.propose(&mut self.scheduler);
             let events = turn(&mut self.scheduler, &mut self.cache, &mut self.executor);
@@ -194,7 +195,7 @@ impl Engine {
             (true, true) => Patience::Short(self.stall),
         };
         let phase = self.mailbox.receive(&mut self.incoming, patience);
-        self.open();
+        self.outbox.open(&mut self.incoming);
         let more = self.scheduler.has_work() || !self.incoming.requests.is_empty();
         if more {
             self.publisher.busy(self.executor.clock.now());
@@ -226,14 +227,8 @@ impl Engine {
         self.mailbox.set_unhealthy(reason.clone());
         self.publisher.unhealthy(reason.clone());
         self.mailbox.receive(&mut self.incoming, Patience::None);
-        self.open();
-        self.end_all(&reason);
-    }
-
-    /// Takes the sinks of new requests, and what drafts for them are found in.
-    fn open(&mut self) {
         self.outbox.open(&mut self.incoming);
-        self.incoming.sources.drain(..).for_each(|(id, sources)| self.drafters.open(id, sources));
+        self.end_all(&reason);
     }
 
     fn end_all(&mut self, reason: &str) {

@@ -10,7 +10,6 @@ use rustc_hash::FxHashMap;
 use crate::clock::Clock;
 use crate::commands::{CacheCommand, CacheReply};
 use crate::config::SchedulerConfig;
-use crate::drafting::Sources;
 use crate::mailbox::{CancelRequest, Mailbox, Phase, Refusal, Submission};
 use crate::request::{CancelFlag, EventSink, Micros, Request, RequestId, SamplingParams};
 use crate::stats::EngineStats;
@@ -131,7 +130,6 @@ impl EngineHandle {
         check(shared, &request)?;
         let id = request.id;
         shared.mailbox.admits(request.prompt.len() as u64).map_err(|refusal| self.rejected(refusal))?;
-        let sources = Sources::new(&request);
         let (request, mut hashes) = request.hashed(shared.block_tokens);
         if let Some(tier) = &shared.tier {
             // The last row must be computed.
@@ -139,7 +137,7 @@ impl EngineHandle {
             let stored = tier.find(&hashes, most);
             hashes = hashes.with_stored(stored);
         }
-        let posted = shared.mailbox.post(Submission { request, hashes, sink, sources }, shared.clock.now());
+        let posted = shared.mailbox.post(Submission { request, hashes, sink }, shared.clock.now());
         posted.map_err(|refusal| self.rejected(refusal))?;
         let mailbox = shared.mailbox.clone();
         Ok(CancelFlag::with_route(Box::new(move |choice| {
@@ -255,12 +253,15 @@ fn check(shared: &Shared, request: &Request) -> Result<(), Rejected> {
         return invalid("prompt", format!("token id {token} is not in the vocabulary of {}", shared.vocab));
     }
     if let Some(speculation) = &request.speculation {
-        if let Some(token) = speculation.prediction.iter().find(|token| **token >= shared.vocab) {
+        if speculation.prompt() != &*request.prompt {
+            return invalid("speculation", "is of another prompt".into());
+        }
+        if let Some(token) = speculation.prediction().iter().find(|token| **token >= shared.vocab) {
             let reason = format!("token id {token} is not in the vocabulary of {}", shared.vocab);
             return invalid("prediction", reason);
         }
-        if speculation.prediction.len() as u64 > u64::from(config.max_model_len) {
-            let (tokens, most) = (speculation.prediction.len(), config.max_model_len);
+        if speculation.prediction().len() as u64 > u64::from(config.max_model_len) {
+            let (tokens, most) = (speculation.prediction().len(), config.max_model_len);
             return invalid("prediction", format!("has {tokens} tokens, the model's context is {most}"));
         }
     }

@@ -32,7 +32,7 @@ pub mod turn;
 pub use clock::{Clock, SystemClock};
 pub use commands::{CacheCommand, CacheReply, CacheResponse};
 pub use config::{ConfigError, SchedulerConfig};
-pub use drafting::{DRAFTS_MAX, Drafter, Speculation};
+pub use drafting::{DRAFTS_MAX, Drafter, Drafters, Speculation};
 pub use engine::{EngineParts, StartError, start};
 pub use executor::ModelExecutor;
 pub use guide::{Guide, GuideRef, Restricted, Rules, RulesRef};

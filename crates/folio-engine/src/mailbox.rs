@@ -14,7 +14,6 @@ use std::vec::Drain;
 use folio_kv::BlockHashes;
 
 use crate::commands::{CacheCommand, CacheReply};
-use crate::drafting::Sources;
 use crate::request::{EventSink, Micros, Request, RequestId};
 use crate::tier::Report;
 
@@ -23,8 +22,6 @@ pub(crate) struct Submission {
     pub request: Request,
     pub hashes: BlockHashes,
     pub sink: Box<dyn EventSink>,
-    /// What drafts are found in.
-    pub sources: Option<Box<Sources>>,
 }
 
 /// Ends one choice, or all of a request.
@@ -44,8 +41,6 @@ pub(crate) struct Incoming {
     pub submissions: Vec<Submission>,
     /// What the outbox made of the submissions: it keeps the sinks.
     pub requests: Vec<(Request, BlockHashes)>,
-    /// What drafts for them are found in.
-    pub sources: Vec<(RequestId, Box<Sources>)>,
     pub cancellations: Vec<CancelRequest>,
     pub commands: Vec<(CacheCommand, CacheReply)>,
     pub reports: Vec<Report>,

@@ -26,7 +26,7 @@ impl Outbox {
     /// told apart.
     pub fn open(&mut self, incoming: &mut Incoming) {
         for submission in incoming.submissions.drain(..) {
-            let Submission { request, hashes, sink, sources } = submission;
+            let Submission { request, hashes, sink } = submission;
             let mut reader = Reader { sink, finished: vec![false; request.n as usize] };
             if self.readers.contains_key(&request.id) {
                 let error = format!("request id {} is in use", request.id.0);
@@ -34,7 +34,6 @@ impl Outbox {
                 continue;
             }
             self.readers.insert(request.id, reader);
-            incoming.sources.extend(sources.map(|sources| (request.id, sources)));
             incoming.requests.push((request, hashes));
         }
     }

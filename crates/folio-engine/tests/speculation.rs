@@ -62,7 +62,11 @@ struct Answer {
     right: u32,
 }
 
-fn ask(engine: &EngineHandle, tenant: u32, prompt: &[u32], speculation: Option<Speculation>) -> Answer {
+/// Where drafts come from, and what is expected.
+type From<'a> = Option<(Drafter, &'a [u32])>;
+
+fn ask(engine: &EngineHandle, tenant: u32, prompt: &[u32], from: From<'_>) -> Answer {
+    let speculation = from.map(|(drafter, prediction)| Speculation::new(drafter, 16, prompt, prediction));
     let request = Request { prompt: prompt.into(), speculation, ..request_of(engine, tenant, 120) };
     let (sender, events) = mpsc::channel();
     let sink = move |event: Event| sender.send(event).is_ok();
@@ -81,8 +85,8 @@ fn ask(engine: &EngineHandle, tenant: u32, prompt: &[u32], speculation: Option<S
     panic!("it never finished")
 }
 
-fn with(drafter: Drafter, prediction: &[u32]) -> Option<Speculation> {
-    Some(Speculation { drafter, most: 16, prediction: prediction.into() })
+fn with(drafter: Drafter, prediction: &[u32]) -> From<'_> {
+    Some((drafter, prediction))
 }
 
 #[test]
@@ -115,8 +119,8 @@ fn a_prediction_is_drafted_from_and_a_wrong_one_changes_nothing() {
 fn answers_of_a_tenant_are_drafts_for_it_and_for_nobody_else() {
     let engine = engine();
     let (prompt, own) = ([1, 2, 3], with(Drafter::Suffix, &[]));
-    let first = ask(&engine, 1, &prompt, own.clone());
-    let other = ask(&engine, 2, &prompt, own.clone());
+    let first = ask(&engine, 1, &prompt, own);
+    let other = ask(&engine, 2, &prompt, own);
     assert_eq!((other.drafts, other.right), (first.drafts, first.right), "as if nobody had asked before");
     let again = ask(&engine, 1, &prompt, own);
     assert!(again.right > first.right, "{} {}", again.right, first.right);
@@ -128,14 +132,18 @@ fn answers_of_a_tenant_are_drafts_for_it_and_for_nobody_else() {
 #[test]
 fn a_prediction_out_of_bounds_is_refused() {
     let engine = engine();
-    let refused = |prediction: Vec<u32>| {
-        let request =
-            Request { speculation: with(Drafter::Suffix, &prediction), ..request_of(&engine, 1, 8) };
+    let refused = |prompt: &[u32], prediction: Vec<u32>| {
+        let speculation = Some(Speculation::new(Drafter::Suffix, 16, prompt, &prediction));
+        let request = Request { prompt: [1, 2, 3].into(), speculation, ..request_of(&engine, 1, 8) };
         let Err(refused) = engine.submit(request, Box::new(|_: Event| true)) else { panic!("it is refused") };
         refused.to_string()
     };
-    assert_eq!(refused(vec![5, VOCAB]), "prediction: token id 1000 is not in the vocabulary of 1000");
-    let refused = refused(vec![5; 4000]);
+    assert_eq!(
+        refused(&[1, 2, 3], vec![5, VOCAB]),
+        "prediction: token id 1000 is not in the vocabulary of 1000"
+    );
+    assert_eq!(refused(&[1, 2, 4], vec![]), "speculation: is of another prompt");
+    let refused = refused(&[1, 2, 3], vec![5; 4000]);
     assert_eq!(refused, "prediction: has 4000 tokens, the model's context is 2048");
 }
 

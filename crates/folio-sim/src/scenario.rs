@@ -4,9 +4,8 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use folio_engine::RulesRef;
-use folio_engine::SchedulerConfig;
 use folio_engine::request::{AdapterId, Micros, Pooling, Request, RequestId, SamplingParams};
+use folio_engine::{DRAFTS_MAX, Drafter, RulesRef, SchedulerConfig, Speculation};
 use folio_kv::{CacheConfig, GroupConfig, GroupCounts, Identity, Layout, PinLimits, Quota, Root, TenantId};
 
 use crate::keeping;
@@ -381,6 +380,9 @@ fn clients(rng: &mut Rng, config: &SchedulerConfig, vocab: u32) -> Vec<Client> {
         now += rng.skewed(0, pace);
         let n = if rng.one_in(4) { rng.range(2, 4) as u32 } else { 1 };
         let (sampling, rules) = sampling(rng, room, vocab);
+        // The engine's drafters, which in so few words are now and then right.
+        let drafter = if id % 2 == 0 { Drafter::Suffix } else { Drafter::Ngram };
+        let speculation = (id % 3 == 0).then(|| Speculation::new(drafter, DRAFTS_MAX, &prompt, &[]));
         let request = Request {
             id: RequestId(id),
             tenant,
@@ -394,7 +396,7 @@ fn clients(rng: &mut Rng, config: &SchedulerConfig, vocab: u32) -> Vec<Client> {
             retention: Vec::new(),
             pooling: None,
             adapter: None,
-            speculation: None,
+            speculation,
             prompt: prompt.into(),
         };
         let behaviour = behaviour(rng, now, request.n);

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use folio_engine::Drafters;
 use folio_engine::plan::HOLE;
 use folio_engine::request::{Event, Request, RequestId};
 use folio_engine::{CacheCommand, CancelRequest, FinishReason, Micros, Scheduler, WaitingFor, turn};
@@ -36,6 +37,7 @@ pub struct Simulator {
     world: World,
     keeping: Rng,
     preempting: Rng,
+    drafters: Drafters,
     drafting: Rng,
     waiting: Rng,
     storing: Rng,
@@ -69,6 +71,7 @@ impl Simulator {
             scheduler: if has_tier { scheduler.with_tier() } else { scheduler },
             keeping: Rng::new(seed ^ 0x9e7b),
             preempting: Rng::new(seed ^ 0x93ee),
+            drafters: Drafters::default(),
             drafting: Rng::new(seed ^ 0xd4af),
             waiting: Rng::new(seed ^ 0x3a17),
             storing: Rng::new(seed ^ 0x5707),
@@ -134,6 +137,7 @@ impl Simulator {
             (request, hashes.with_stored(stored))
         });
         let arrived: Vec<_> = arrived.collect();
+        arrived.iter().for_each(|(request, _)| self.drafters.open(request));
         self.scheduler.admit(arrived, cancellations, now);
         self.cache.advance(now.0);
         let scenario = &self.world.scenario;
@@ -146,10 +150,12 @@ impl Simulator {
                 self.scheduler.command(&mut self.cache, CacheCommand::Clear { tenant: None });
             }
         }
+        self.drafters.propose(&mut self.scheduler);
         self.draft();
         self.wait();
         self.transfer()?;
         let events = std::mem::take(turn(&mut self.scheduler, &mut self.cache, &mut self.world));
+        self.drafters.follow(&events);
         std::mem::replace(&mut self.world.wrong, Ok(()))?;
         for order in self.scheduler.transfers() {
             let World { transfers, now, .. } = &mut self.world;

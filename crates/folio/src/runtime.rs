@@ -155,8 +155,8 @@ impl Runtime {
     }
 
     /// How a request that says nothing of it is speculated on.
-    pub fn speculation(&self) -> Option<Speculation> {
-        self.drafter.map(|drafter| Speculation { drafter, most: DRAFTS_MAX, prediction: Arc::default() })
+    pub fn speculation(&self, prompt: &[u32]) -> Option<Speculation> {
+        self.drafter.map(|drafter| Speculation::new(drafter, DRAFTS_MAX, prompt, &[]))
     }
 
     /// Waits for the engine to end, and then for KV to be stored, for `patience` at most.

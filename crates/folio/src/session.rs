@@ -172,6 +172,7 @@ fn request(runtime: &Runtime, prompt: Vec<u32>, args: &SamplingArgs) -> Result<R
         id: runtime.engine.next_request_id(),
         tenant: TenantId(0),
         root: local_root(runtime),
+        speculation: runtime.speculation(&prompt),
         prompt: prompt.into(),
         n: 1,
         sampling: sampling(args, &runtime.model.generation, room),
@@ -182,7 +183,6 @@ fn request(runtime: &Runtime, prompt: Vec<u32>, args: &SamplingArgs) -> Result<R
         retention: Vec::new(),
         pooling: None,
         adapter: None,
-        speculation: runtime.speculation(),
     })
 }
 

@@ -5,7 +5,7 @@
 //!
 //! They are called directly, between a commit and the next plan: a lookup is a few microseconds, so that a thread beside the engine's would
 //! cost more in waking than it spares, and its drafts would be late by a step. What grows with a text is done elsewhere: the prompt and
-//! a prediction become a [`Text`] where the request is made ([`Sources::new`], on the caller's thread), an answer grows by a
+//! a prediction become a [`Text`] where the request is made ([`Speculation::new`]), an answer grows by a
 //! token at a time. What is proposed is an input of the plan ([`Scheduler::propose`]).
 //!
 //! | file | noun |
@@ -49,23 +49,44 @@ pub enum Drafter {
 }
 
 /// How a request is speculated on.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Speculation {
-    pub drafter: Drafter,
-    /// Most drafts in one step, up to [`DRAFTS_MAX`].
-    pub most: u32,
-    /// What the caller expects to be told; may be empty.
-    pub prediction: Arc<[u32]>,
+    drafter: Drafter,
+    most: u32,
+    prompt: Arc<Text>,
+    prediction: Arc<Text>,
 }
 
-/// What of a request drafts are found in, made where the request is.
+impl Speculation {
+    /// Of a request with this prompt: at most so many drafts in one step, up to [`DRAFTS_MAX`]; the prediction is what the caller expects
+    /// to be told, and may be empty. O(tokens) and slower than hashing them: not on an event loop.
+    pub fn new(drafter: Drafter, most: u32, prompt: &[u32], prediction: &[u32]) -> Self {
+        let text = |tokens: &[u32]| Arc::new(Text::of(tokens, 0));
+        Self { drafter, most: most.min(DRAFTS_MAX), prompt: text(prompt), prediction: text(prediction) }
+    }
+
+    pub fn drafter(&self) -> Drafter {
+        self.drafter
+    }
+
+    pub fn most(&self) -> u32 {
+        self.most
+    }
+
+    pub fn prompt(&self) -> &[u32] {
+        self.prompt.tokens()
+    }
+
+    pub fn prediction(&self) -> &[u32] {
+        self.prediction.tokens()
+    }
+}
+
+/// What of a request drafts are found in.
 #[derive(Debug)]
-pub(crate) struct Sources {
+struct Sources {
     owner: Owner,
-    drafter: Drafter,
-    most: usize,
-    prompt: Text,
-    prediction: Text,
+    speculation: Speculation,
     /// Answers so far, by choice, each behind the last tokens of the prompt.
     choices: SmallVec<[Option<Text>; 1]>,
     /// Choices that have not ended.
@@ -75,18 +96,15 @@ pub(crate) struct Sources {
 }
 
 impl Sources {
-    /// `None`: it is not speculated on. O(prompt).
-    pub fn new(request: &Request) -> Option<Box<Self>> {
+    /// `None`: it is not speculated on.
+    fn new(request: &Request) -> Option<Box<Self>> {
         let speculation = request.speculation.as_ref()?;
         if request.pooling.is_some() || speculation.most == 0 || request.sampling.max_tokens < 2 {
             return None;
         }
         Some(Box::new(Self {
             owner: (request.tenant, request.adapter),
-            drafter: speculation.drafter,
-            most: speculation.most.min(DRAFTS_MAX) as usize,
-            prompt: Text::of(&request.prompt, 0),
-            prediction: Text::of(&speculation.prediction, 0),
+            speculation: speculation.clone(),
             choices: (0..request.n).map(|_| None).collect(),
             left: request.n,
             reserve: ANSWER_RESERVE.min(request.sampling.max_tokens as usize),
@@ -95,13 +113,13 @@ impl Sources {
 
     /// The tokens of the prompt that an answer's text begins with.
     fn tail(&self) -> &[u32] {
-        let prompt = self.prompt.tokens();
+        let prompt = self.speculation.prompt();
         &prompt[prompt.len().saturating_sub(DEPTH)..]
     }
 }
 
-/// The drafters of an engine.
-pub(crate) struct Drafters {
+/// The drafters of an engine: what is admitted is opened, what was told is followed, and before each plan it is proposed.
+pub struct Drafters {
     requests: FxHashMap<RequestId, Box<Sources>>,
     answers: Answers,
     /// Choices with new tokens.
@@ -125,8 +143,11 @@ impl Default for Drafters {
 }
 
 impl Drafters {
-    pub fn open(&mut self, request: RequestId, sources: Box<Sources>) {
-        self.requests.insert(request, sources);
+    /// A request that is admitted.
+    pub fn open(&mut self, request: &Request) {
+        if let Some(sources) = Sources::new(request) {
+            self.requests.insert(request.id, sources);
+        }
     }
 
     /// What the engine told of. O(events).
@@ -163,7 +184,7 @@ impl Drafters {
         let whole = matches!(reason, FinishReason::Stop | FinishReason::Length);
         if let Some(text) = text
             && whole
-            && sources.drafter == Drafter::Suffix
+            && sources.speculation.drafter == Drafter::Suffix
         {
             self.answers.add(sources.owner, &text.tokens()[sources.tail().len()..]);
         }
@@ -178,9 +199,10 @@ impl Drafters {
         for (id, choice) in self.grown.drain(..) {
             let Some(sources) = self.requests.get(&id) else { continue };
             let Some(own) = &sources.choices[choice as usize] else { continue };
-            let (context, most) = (own.tokens(), sources.most);
-            let texts = [own, &sources.prediction, &sources.prompt];
-            match sources.drafter {
+            let Speculation { drafter, most, prompt, prediction } = &sources.speculation;
+            let (context, most) = (own.tokens(), *most as usize);
+            let texts = [own, prediction, prompt];
+            match drafter {
                 Drafter::Ngram => self.search.ngram(&texts, context, most, &mut self.drafts),
                 Drafter::Suffix => {
                     let score = self.search.suffix(&texts, context, most, &mut self.drafts);

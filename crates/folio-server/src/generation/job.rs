@@ -7,7 +7,7 @@ use folio_api::events::Writer;
 use folio_api::hints::Notes;
 use folio_api::params::Generation;
 use folio_engine::request::RetentionRange;
-use folio_engine::{Pooling, SamplingParams};
+use folio_engine::{Pooling, SamplingParams, Speculation};
 use serde_json::{Map, Value};
 
 use crate::decoding::reading::Reading;
@@ -46,8 +46,8 @@ pub struct PromptJob {
     pub echo_logprobs: bool,
     /// How long which parts of it should stay cached.
     pub retention: Vec<RetentionRange>,
-    /// What the answer is expected to be; may be empty.
-    pub prediction: Arc<[u32]>,
+    /// Where drafts of its answers come from.
+    pub speculation: Option<Speculation>,
     /// The verdict on it.
     pub screened: Screened,
 }

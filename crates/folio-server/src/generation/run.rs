@@ -10,13 +10,13 @@ use axum::body::{Body, Bytes};
 use axum::http::Response;
 use folio_api::ApiError;
 use folio_engine::handle::Rejected;
-use folio_engine::{CancelFlag, DRAFTS_MAX, Drafter, Event, EventSink, Micros, Request, Speculation};
+use folio_engine::{CancelFlag, Event, EventSink, Micros, Request};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::app::{Flight, State};
 use crate::decoding::reading::Reading;
 use crate::generation::driver::{Delivered, Output, ResponseDriver};
-use crate::generation::job::{Job, PromptJob};
+use crate::generation::job::Job;
 use crate::http::caught;
 use crate::http::reply::{json_bytes, tell};
 use crate::http::stream::{self, Abort, Events};
@@ -252,7 +252,7 @@ fn submit(state: &State, tenant: &Tenant, job: &Job, sink: &Sink) -> Result<Abor
             retention: prompt.retention.clone(),
             pooling: job.pooling,
             adapter: None,
-            speculation: speculation(state, job, prompt),
+            speculation: prompt.speculation.clone(),
         };
         let sink = Sink { prompt: index, ..sink.clone() };
         match engine.submit(request, Box::new(sink)) {
@@ -265,15 +265,6 @@ fn submit(state: &State, tenant: &Tenant, job: &Job, sink: &Sink) -> Result<Abor
         }
     }
     Ok(Abort::new(flags))
-}
-
-/// A request's own word goes before the operator's; what it predicts is looked at whatever the operator says.
-fn speculation(state: &State, job: &Job, prompt: &PromptJob) -> Option<Speculation> {
-    let most = job.generation.speculation.most;
-    let asked = most.is_some_and(|most| most > 0) || !prompt.prediction.is_empty();
-    let drafter = state.config.speculate.or_else(|| asked.then(Drafter::default))?;
-    let most = most.unwrap_or(DRAFTS_MAX);
-    (most > 0).then(|| Speculation { drafter, most, prediction: prompt.prediction.clone() })
 }
 
 /// The engine's reasons in HTTP's terms.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use folio_api::ApiError;
 use folio_api::params::Generation;
+use folio_engine::{DRAFTS_MAX, Drafter, Speculation};
 use folio_kv::TenantId;
 use folio_text::{Prompt, SegmentKey, TextError, TokenCache};
 
@@ -56,22 +57,31 @@ pub fn encode_prompt(
     encode_with(state, tenant, (prompt.text(), Some(prompt.breaks())), special, truncated, param)
 }
 
-/// What an answer is expected to be, in tokens; as long as an answer can be.
-pub fn encode_prediction(
+/// How answers to a prompt of these tokens are speculated on. A request's own word goes before the operator's; what it predicts is looked at
+/// whatever the operator says, and is as long as an answer can be. O(tokens).
+pub fn speculation(
     state: &State,
     tenant: TenantId,
     generation: &Generation,
-) -> Result<Arc<[u32]>, ApiError> {
-    let Some(text) = &generation.speculation.prediction else { return Ok(Arc::default()) };
-    let tokens = encode_with(state, Some(tenant), (text, None), false, false, "prediction")?;
+    tokens: &[u32],
+) -> Result<Option<Speculation>, ApiError> {
+    let options = &generation.speculation;
+    let prediction = match &options.prediction {
+        Some(text) => encode_with(state, Some(tenant), (text, None), false, false, "prediction")?,
+        None => Vec::new(),
+    };
     let context = state.app.model.context_length;
-    if tokens.len() > context as usize {
-        let tokens = tokens.len();
+    if prediction.len() > context as usize {
+        let tokens = prediction.len();
         let message =
             format!("'prediction' has {tokens} tokens; this model's maximum context length is {context}.");
         return Err(ApiError::invalid("prediction", message));
     }
-    Ok(tokens.into())
+    let asked = options.most.is_some_and(|most| most > 0) || !prediction.is_empty();
+    let drafter = state.config.speculate.or_else(|| asked.then(Drafter::default));
+    let most = options.most.unwrap_or(DRAFTS_MAX);
+    let drafter = drafter.filter(|_| most > 0);
+    Ok(drafter.map(|drafter| Speculation::new(drafter, most, tokens, &prediction)))
 }
 
 fn encode_with(

@@ -287,12 +287,10 @@ impl Bench<'_> {
         let known = self.answer(plain(&prompts), decode)?;
         let mut figures = Vec::new();
         for changed in [3, 4, 8, 0] {
-            let guess = |answer: &Answer| Speculation {
-                drafter,
-                most: DRAFTS_MAX,
-                prediction: changed_every(&answer.tokens, changed).into(),
+            let guess = |(prompt, answer): (&Arc<[u32]>, &Answer)| {
+                Speculation::new(drafter, DRAFTS_MAX, prompt, &changed_every(&answer.tokens, changed))
             };
-            let guesses: Vec<Speculation> = known.iter().map(guess).collect();
+            let guesses: Vec<Speculation> = prompts.iter().zip(&known).map(guess).collect();
             let (mut off, mut on, mut drafts, mut right) = (Vec::new(), Vec::new(), 0, 0);
             for _ in 0..self.args.repeat {
                 off.push(rate_of(&self.answer(plain(&prompts), decode)?)?);

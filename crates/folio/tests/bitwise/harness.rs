@@ -15,8 +15,9 @@ use folio_cuda::CudaBackend;
 use folio_emulator::Order;
 use folio_engine::plan::{ExecutorError, SamplePlan, Sampled, SequenceId, StepOutput, StepPlan, Want};
 use folio_engine::{
-    Driver, Event, Executor, Micros, Pooling, Report, Request, RequestId, RulesRef, Sampler, SamplingParams,
-    Scheduler, SchedulerConfig, SystemClock, Tier, TierStats, TransferOrder, turn,
+    DRAFTS_MAX, Drafters, Driver, Event, Executor, Micros, Pooling, Report, Request, RequestId, RulesRef,
+    Sampler, SamplingParams, Scheduler, SchedulerConfig, Speculation, SystemClock, Tier, TierStats,
+    TransferOrder, turn,
 };
 use folio_kv::{CacheConfig, GroupConfig, GroupCounts, Identity, KvCache, Root, TenantId, default_policy};
 use folio_model::backend::{Backend, Batch, GroupKind, KvFormat, KvGroup, KvLayout, Span};
@@ -389,6 +390,8 @@ pub struct World {
     depth: usize,
     lag: usize,
     drafter: Option<Drafter>,
+    /// Where each request's drafts come from.
+    speculation: Vec<Speculation>,
     /// Time of the steps, where masks may be late.
     late: Option<Arc<AtomicU64>>,
     /// Where KV is kept off the device, and what it reports.
@@ -399,12 +402,27 @@ impl World {
     pub fn new(fixture: &str, setup: Setup, blocks: u32) -> Self {
         let recorder = Recorder::load(fixture, setup, blocks);
         let cache = empty_cache(blocks, &recorder.windows);
-        Self { recorder, cache, root: root(), depth: 1, lag: 1, drafter: None, late: None, tier: None }
+        Self {
+            recorder,
+            cache,
+            root: root(),
+            depth: 1,
+            lag: 1,
+            drafter: None,
+            speculation: Vec::new(),
+            late: None,
+            tier: None,
+        }
     }
 
     /// From now on so many steps may be under way, choices are used `lag` steps later, and drafts are verified.
     pub fn overlap(&mut self, depth: usize, lag: usize, drafter: Option<Drafter>) {
         (self.depth, self.lag, self.drafter) = (depth, lag, drafter);
+    }
+
+    /// From now on requests are speculated on like this.
+    pub fn speculate(&mut self, speculation: Vec<Speculation>) {
+        self.speculation = speculation;
     }
 
     /// From now on masks are late behind one token in three, by up to six steps.
@@ -472,6 +490,7 @@ impl World {
     ) -> Run {
         let scheduler = Scheduler::new(config.clone()).expect("a valid configuration");
         let mut scheduler = scheduler.with_overlap(self.depth, self.lag);
+        let mut drafters = Drafters::default();
         if self.tier.is_some() {
             scheduler = scheduler.with_tier();
         }
@@ -496,11 +515,15 @@ impl World {
                 let stored = self.tier.as_ref().map(|(tier, _)| tier.find(&hashes, most));
                 (request, hashes.with_stored(stored.unwrap_or_default()))
             });
+            let due = due.inspect(|(request, _)| drafters.open(request));
             scheduler.admit(due, [], Micros(device.now));
+            drafters.propose(&mut scheduler);
             if let Some(drafter) = &self.drafter {
                 drafter.propose(run.steps, vocab, &run, &mut scheduler);
             }
-            for (id, event) in turn(&mut scheduler, &mut self.cache, &mut device).drain(..) {
+            let events = turn(&mut scheduler, &mut self.cache, &mut device);
+            drafters.follow(events);
+            for (id, event) in events.drain(..) {
                 let id = id.0 as usize;
                 match event {
                     Event::Prompt { cached_tokens, .. } => run.cached[id] = cached_tokens,
@@ -570,7 +593,7 @@ impl World {
             retention: Vec::new(),
             pooling: arrival.pooling,
             adapter: None,
-            speculation: None,
+            speculation: self.speculation.get(id).cloned(),
         }
     }
 }
@@ -609,6 +632,20 @@ impl Oracle {
             tokens: tokens[..count].to_vec(),
             vectors: vectors[..count].to_vec(),
         }
+    }
+
+    /// What they will say, but for one token in so many, is expected of them.
+    pub fn speculation(
+        &self,
+        arrivals: &[Arrival],
+        drafter: folio_engine::Drafter,
+        wrong: usize,
+    ) -> Vec<Speculation> {
+        let of = |(arrival, answer): (&Arrival, &Vec<u32>)| {
+            let said = (1..).zip(answer).map(|(at, token)| token.abs_diff(u32::from(at % wrong == 0)));
+            Speculation::new(drafter, DRAFTS_MAX, &arrival.prompt, &said.collect::<Vec<u32>>())
+        };
+        arrivals.iter().zip(&self.tokens).map(of).collect()
     }
 
     /// Who knows what they will say.

@@ -3,7 +3,7 @@
 //! groups in blocks of other sizes, and with masks that come late.
 
 use folio_cpu::Quantize;
-use folio_engine::SchedulerConfig;
+use folio_engine::{Drafter, SchedulerConfig};
 use folio_model::backend::KvFormat;
 use folio_model::testing::FIXTURES;
 
@@ -111,4 +111,49 @@ fn with_masks_that_come_late() {
     }
     overlapped("gemma3", Setup { window_blocks: 2, ..Setup::PLAIN }, true, &mut seen);
     assert!(seen.late > 100 && seen.ahead > 100 && seen.preemptions > 10, "{seen:?}");
+}
+
+/// The engine's own drafters, on what each is expected to say, what it said and what others said, as many rows as are worth it: right for
+/// long, and now and then wrong; with rules and late masks, chunks, hits and preemption, and steps under way.
+#[test]
+fn with_drafts_of_the_drafters() {
+    let config = SchedulerConfig { max_num_batched_tokens: 48, ..batched(6) };
+    let (mut drafts, mut right, mut preemptions) = (0, 0, 0);
+    for fixture in FIXTURES {
+        let mut arrivals = mixed(8, 97);
+        (0..).zip(&mut arrivals).for_each(|(id, arrival)| {
+            arrival.max_tokens += 20;
+            arrival.rules = (id % 4 == 3).then_some(id);
+        });
+        arrivals.push(Arrival { step: 9, ..arrivals[1].clone() });
+        let blocks = blocks_for(&arrivals);
+        let oracle = Oracle::new(&mut World::new(fixture, Setup::PLAIN, blocks), &arrivals);
+        let mut world = World::new(fixture, Setup::PLAIN, blocks);
+        for (drafter, wrong, depth, late) in [
+            (Drafter::Suffix, 5, 1, false),
+            (Drafter::Ngram, 9, 1, false),
+            (Drafter::Suffix, usize::MAX, 2, false),
+            (Drafter::Ngram, 7, 1, true),
+        ] {
+            world.forget();
+            world.overlap(depth, 1, None);
+            world.speculate(oracle.speculation(&arrivals, drafter, wrong));
+            if late {
+                world.late_masks();
+            }
+            let run = world.run_disturbed(&config, &arrivals, &mut |now, scheduler, cache| {
+                if now == 12 {
+                    scheduler.preempt_all(cache);
+                }
+            });
+            let what =
+                format!("{fixture}, {drafter:?}, one token in {wrong} wrong, depth {depth}, late {late}");
+            oracle.check(&run, &what);
+            assert!(run.drafts.1 > 0, "{what}");
+            drafts += run.drafts.0;
+            right += run.drafts.1;
+            preemptions += run.preemptions;
+        }
+    }
+    assert!(right > 500 && drafts > right + 100 && preemptions > 10, "{drafts} {right} {preemptions}");
 }

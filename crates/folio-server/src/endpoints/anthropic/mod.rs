@@ -23,7 +23,7 @@ use crate::generation::job::{Job, PromptJob};
 use crate::generation::prompt::prompt;
 use crate::generation::sampling::{fit, rules};
 use crate::generation::screening::{asker, screen_conversation};
-use crate::generation::tokenizing::encode_prompt;
+use crate::generation::tokenizing::{encode_prompt, speculation};
 use crate::http::reply::Reply;
 use crate::http::reply::json_response;
 
@@ -63,6 +63,7 @@ pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError>
     params.max_tokens = params.max_tokens.max(1);
     let retention = cache::ranges(&placed);
     let answer = MessageWriter::new(&arrival.id, state.context.model.name(), placed, cut);
+    let speculation = speculation(state, arrival.tenant.id, &generation, &tokens)?;
     let prompt = PromptJob {
         tokens: tokens.into(),
         params,
@@ -70,7 +71,7 @@ pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError>
         echo_logprobs: false,
         retention,
         screened,
-        prediction: Default::default(),
+        speculation,
     };
     let asker = asker(state, arrival, "messages");
     let (writer, prompts, arrived, notes) = (Box::new(answer), vec![prompt], arrival.at, request.notes);

@@ -11,7 +11,7 @@ use crate::generation::prompt::prompt;
 use crate::generation::retention::ranges;
 use crate::generation::sampling::{fit, rules};
 use crate::generation::screening::{asker, screen_conversation};
-use crate::generation::tokenizing::{encode_prediction, encode_prompt};
+use crate::generation::tokenizing::{encode_prompt, speculation};
 
 pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError> {
     let mut request = {
@@ -31,7 +31,7 @@ pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError>
     let params = fit(&generation, rules, &mut tokens, &state.app.model, "messages")?;
     let echo = generation.echo.then_some(rendered.final_text).flatten();
     let retention = ranges(&generation.cache, tokens.len() as u32)?;
-    let prediction = encode_prediction(state, arrival.tenant.id, &generation)?;
+    let speculation = speculation(state, arrival.tenant.id, &generation, &tokens)?;
     let prompt = PromptJob {
         tokens: tokens.into(),
         params,
@@ -39,7 +39,7 @@ pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError>
         echo_logprobs: false,
         retention,
         screened,
-        prediction,
+        speculation,
     };
     let (name, tokenizer) = (state.context.model.name(), state.app.tokenizer.clone());
     let shape = CompletionWriter::new(Kind::Chat, &arrival.id, name, tokenizer, &generation);

@@ -13,7 +13,7 @@ use crate::generation::job::{Job, PromptJob};
 use crate::generation::retention::ranges;
 use crate::generation::sampling::{fit, rules};
 use crate::generation::screening::{asker, screen_prompt};
-use crate::generation::tokenizing::{encode, encode_prediction};
+use crate::generation::tokenizing::{encode, speculation};
 use crate::safety::Screened;
 
 pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError> {
@@ -76,7 +76,7 @@ fn prompt_job(
         .echo
         .then(|| text.unwrap_or_else(|| tokenizer.decode(&tokens, generation.skip_special_tokens)));
     let retention = ranges(&generation.cache, tokens.len() as u32)?;
-    let prediction = encode_prediction(state, tenant, generation)?;
+    let speculation = speculation(state, tenant, generation, &tokens)?;
     let screened = Screened::default();
-    Ok(PromptJob { tokens: tokens.into(), params, echo, echo_logprobs, retention, screened, prediction })
+    Ok(PromptJob { tokens: tokens.into(), params, echo, echo_logprobs, retention, screened, speculation })
 }

@@ -111,7 +111,7 @@ fn prompt_job(tokens: &[u32], generation: &Generation) -> Result<PromptJob, ApiE
         echo: None,
         echo_logprobs: false,
         retention: ranges(&generation.cache, tokens.len() as u32)?,
-        prediction: Default::default(),
+        speculation: None,
         screened: Screened::default(),
     })
 }

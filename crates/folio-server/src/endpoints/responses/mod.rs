@@ -23,7 +23,7 @@ use crate::generation::retention::ranges;
 use crate::generation::run;
 use crate::generation::sampling::{fit, rules};
 use crate::generation::screening::{asker, prepared, screen_conversation};
-use crate::generation::tokenizing::encode_prompt;
+use crate::generation::tokenizing::{encode_prompt, speculation};
 use crate::http::fresh_id;
 use crate::http::reply::json_response;
 use crate::http::reply::{Reply, tell};
@@ -114,6 +114,7 @@ fn prepare(state: &State, arrival: &Arrival) -> Result<Prepared, ApiError> {
         messages: read.messages,
         input,
     });
+    let speculation = speculation(state, arrival.tenant.id, &generation, &tokens)?;
     let prompt = PromptJob {
         tokens: tokens.into(),
         params,
@@ -121,7 +122,7 @@ fn prepare(state: &State, arrival: &Arrival) -> Result<Prepared, ApiError> {
         echo_logprobs: false,
         retention,
         screened,
-        prediction: Default::default(),
+        speculation,
     };
     let asker = asker(state, arrival, "responses");
     let (writer, prompts, arrived, notes) = (Box::new(answer), vec![prompt], arrival.at, request.notes);
