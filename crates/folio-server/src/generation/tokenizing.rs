@@ -57,6 +57,9 @@ pub fn encode_prompt(
     encode_with(state, tenant, (prompt.text(), Some(prompt.breaks())), special, truncated, param)
 }
 
+// What a request may ask for is what the engine does.
+const _: () = assert!(folio_api::speculation::DRAFTS_MAX == DRAFTS_MAX);
+
 /// How answers to a prompt of these tokens are speculated on. A request's own word goes before the operator's; what it predicts is looked at
 /// whatever the operator says, and is as long as an answer can be. O(tokens).
 pub fn speculation(
