@@ -65,7 +65,9 @@ pub enum StartError {
 pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
     let config = parts.config;
     let scheduler = Scheduler::new(config.clone())?;
-    let mut scheduler = scheduler.with_overlap(parts.executor.depth(), parts.executor.lag());
+    let mut scheduler = scheduler
+        .with_overlap(parts.executor.depth(), parts.executor.lag())
+        .with_drafter(parts.executor.drafter());
     let limit = Queued { requests: config.max_queued_requests, tokens: config.max_queued_tokens };
     let kv = *parts.cache.config();
     let mut cache = parts.cache;

@@ -54,6 +54,10 @@ pub struct ModelExecutor {
     /// In order, at most `depth`.
     begun: VecDeque<Begun>,
     spare: Vec<StepOutput>,
+    /// Cache groups that this model has, the first of those of a plan; the others are a drafter's.
+    groups: usize,
+    /// What the drafts are that the plan being begun names by place.
+    drafts: Vec<u32>,
 }
 
 /// A step that was begun and not finished.
@@ -105,7 +109,23 @@ impl ModelExecutor {
             output: StepOutput::default(),
             begun: VecDeque::with_capacity(2),
             spare: Vec::with_capacity(2),
+            groups: usize::MAX,
+            drafts: Vec::new(),
         }
+    }
+
+    /// Of the cache groups of a plan it has so many, the first; the others are somebody else's.
+    pub fn with_groups(mut self, groups: usize) -> Self {
+        self.groups = groups;
+        self
+    }
+
+    /// Begins a step whose drafts are named by place: they are these.
+    pub(crate) fn begin_with_drafts(&mut self, plan: &StepPlan, drafts: &[u32]) -> Result<(), ExecutorError> {
+        let unknown = |draft: u32| if (draft as usize) < self.vocab { draft } else { 0 };
+        self.drafts.clear();
+        self.drafts.extend(drafts.iter().copied().map(unknown));
+        self.begin(plan)
     }
 
     pub fn backend(&self) -> &dyn Backend {
@@ -171,7 +191,7 @@ impl ModelExecutor {
         if follows && plan.changes.is_empty() {
             return;
         }
-        for (group, table) in (0..).zip(&plan.block_tables) {
+        for (group, table) in (0..).zip(plan.block_tables.iter().take(self.groups)) {
             let change = plan.changes.get(group as usize).filter(|_| follows).copied().unwrap_or_default();
             if (change.from as usize) < table.len() {
                 let new = &table[change.from as usize..];
@@ -255,6 +275,9 @@ impl ModelExecutor {
 
     /// A token of a plan; one that a step with its answers chose is put in its place, that of a step that runs stays named.
     fn token(&self, sequence: &SequencePlan, token: u32) -> u32 {
+        if sequence.follows.is_none() && token & PLACEHOLDER != 0 {
+            return self.drafts.get((token & !PLACEHOLDER) as usize).copied().unwrap_or(0);
+        }
         let before = sequence.follows.and_then(|step| self.begun.iter().find(|begun| begun.step == step));
         match before.filter(|before| before.rows.is_none()) {
             None => token,
@@ -274,7 +297,7 @@ impl ModelExecutor {
         self.step = plan.step;
         self.batch.swap_outs.extend(plan.swap_outs.iter().map(block_swap));
         self.batch.swap_ins.extend(plan.swap_ins.iter().map(block_swap));
-        let copies = plan.copies.iter();
+        let copies = plan.copies.iter().filter(|copy| (copy.group as usize) < self.groups);
         self.batch.copies.extend(copies.map(|c| BlockCopy {
             group: c.group,
             from: c.from.0,
@@ -298,6 +321,7 @@ impl ModelExecutor {
         self.batch.clear();
         let mut output = self.spare.pop().unwrap_or_default();
         output.samples.clear();
+        output.drafts.clone_from(&self.drafts);
         output.swap_times = self.swap_times(plan);
         Ok(Some(Begun { step: plan.step, rows: Some(rows), output, failed: None }))
     }
@@ -320,6 +344,7 @@ impl ModelExecutor {
         }
         self.flush(plan)?;
         self.output.swap_times = self.swap_times(plan);
+        self.output.drafts.clone_from(&self.drafts);
         let output = std::mem::replace(&mut self.output, self.spare.pop().unwrap_or_default());
         Ok(Begun { step: plan.step, rows: None, output, failed: None })
     }
@@ -409,7 +434,8 @@ impl ModelExecutor {
             for sample in samples {
                 self.output.samples.push(match &sample.want {
                     Want::Token(spec) => {
-                        self.sampler.sample_behind(sequence.drafts_before(sample), row, spec)
+                        let drafts = named(sequence.drafts_before(sample), &self.drafts);
+                        self.sampler.sample_behind(drafts, row, spec)
                     }
                     Want::Score { next, top } => self.sampler.score(row, *next, *top),
                     Want::Hidden | Want::HiddenSum { .. } => {
@@ -464,6 +490,17 @@ impl ModelExecutor {
             }
             at += served.samples as usize;
         }
+    }
+}
+
+/// The drafts themselves, where they are named by their places.
+fn named<'a>(drafts: &'a [u32], by_place: &'a [u32]) -> &'a [u32] {
+    match drafts.first() {
+        Some(first) if first & PLACEHOLDER != 0 => {
+            let first = (first & !PLACEHOLDER) as usize;
+            by_place.get(first..first + drafts.len()).unwrap_or_default()
+        }
+        _ => drafts,
     }
 }
 

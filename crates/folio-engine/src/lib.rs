@@ -11,6 +11,7 @@ pub mod clock;
 pub mod commands;
 pub mod config;
 pub mod drafting;
+pub mod drafting_executor;
 pub mod engine;
 pub mod executor;
 pub mod guide;
@@ -33,12 +34,13 @@ pub use clock::{Clock, SystemClock};
 pub use commands::{CacheCommand, CacheReply, CacheResponse};
 pub use config::{ConfigError, SchedulerConfig};
 pub use drafting::{DRAFTS_MAX, Drafter, Drafters, Speculation};
+pub use drafting_executor::DraftingExecutor;
 pub use engine::{EngineParts, StartError, start};
 pub use executor::ModelExecutor;
 pub use guide::{Guide, GuideRef, Restricted, Rules, RulesRef};
 pub use handle::{EngineHandle, Health, Rejected};
 pub use mailbox::CancelRequest;
-pub use plan::{Executor, StepOutput, StepPlan};
+pub use plan::{DrafterModel, Executor, StepOutput, StepPlan};
 pub use request::{
     AdapterId, CancelFlag, Event, EventSink, FinishReason, Micros, Pooling, Request, RequestId,
     SamplingParams,

@@ -7,7 +7,8 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 /// In [`SequencePlan::tokens`], with the index of a sample: the token that the step [`SequencePlan::follows`] chooses for that
-/// sample. Only in a plan that is begun while that step is under way.
+/// sample. Only in a plan that is begun while that step is under way. Where nothing is followed, with the index of a draft: what a
+/// drafter that is a model proposes in this step ([`DraftPlan`], [`StepOutput::drafts`]).
 pub use folio_model::backend::PLACEHOLDER;
 pub use folio_model::backend::SwapTimes;
 use rustc_hash::FxHashMap;
@@ -54,6 +55,8 @@ pub struct SequencePlan {
     pub follows: Option<u64>,
     /// The last so many tokens are drafts: of their rows those are confirmed that follow what was chosen.
     pub drafts: u32,
+    /// What a drafter that is a model computes of it before.
+    pub drafter: DraftPlan,
     /// The rows of the last so many tokens may be taken back: the drafts', and that whose mask may be late.
     pub tentative: u32,
     /// One table per cache group, group 0 first. They cover `first_position + tokens.len()` positions; in a window group `HOLE` stands
@@ -70,6 +73,18 @@ pub struct SequencePlan {
     /// Which rows want something from their logits, ascending by row. A row may occur several times: the choices of one
     /// request are all drawn from the last row of its prompt.
     pub samples: SmallVec<[SamplePlan; 1]>,
+}
+
+/// What a drafter that is a model computes of a sequence, before the step's rows are: known tokens that its KV lacks, and behind the last
+/// of them the drafts.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DraftPlan {
+    /// Absolute position of `tokens[0]`. Without tokens there is nothing to compute.
+    pub first_position: u32,
+    pub tokens: SmallVec<[u32; 2]>,
+    /// Drafts to propose, named in [`SequencePlan::tokens`] from this place of the step on.
+    pub drafts: u32,
+    pub first_place: u32,
 }
 
 /// Entries of a block table that are not those of an earlier plan: all from `from` on, and before it `holes` new holes from
@@ -102,6 +117,14 @@ pub enum Want {
     HiddenSum { first: u32, before: Option<Arc<[f64]>> },
 }
 
+impl DraftPlan {
+    /// Nothing is to be computed. Keeps the memory.
+    pub fn clear(&mut self) {
+        self.tokens.clear();
+        self.drafts = 0;
+    }
+}
+
 impl SequencePlan {
     /// Of nothing. Allocates nothing.
     pub fn empty(id: SequenceId) -> Self {
@@ -112,6 +135,7 @@ impl SequencePlan {
             adapter: None,
             follows: None,
             drafts: 0,
+            drafter: DraftPlan::default(),
             tentative: 0,
             block_tables: Vec::new(),
             table_slot: 0,
@@ -119,6 +143,11 @@ impl SequencePlan {
             changes: Vec::new(),
             samples: SmallVec::new(),
         }
+    }
+
+    /// The position behind its rows.
+    pub fn end(&self) -> u32 {
+        self.first_position + self.tokens.len() as u32
     }
 
     /// The position of the first row that may be taken back.
@@ -218,6 +247,8 @@ impl TokenHistory {
 pub struct StepOutput {
     pub step: u64,
     pub samples: Vec<Sampled>,
+    /// What the drafts were that the plan names by place.
+    pub drafts: Vec<u32>,
     /// What the plan's swaps took.
     pub swap_times: SwapTimes,
 }
@@ -253,6 +284,11 @@ pub trait Executor: Send {
         1
     }
 
+    /// The model that it has for drafts, if it has one.
+    fn drafter(&self) -> Option<DrafterModel> {
+        None
+    }
+
     /// Begins the step and has taken from the plan what it needs when this returns. After an error nothing was begun.
     fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError>;
 
@@ -265,6 +301,15 @@ pub trait Executor: Send {
         self.begin(plan)?;
         self.finish()
     }
+}
+
+/// A drafter that is a model, as the scheduler knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DrafterModel {
+    /// The cache group of its KV, which is optional.
+    pub group: usize,
+    /// Most positions of a sequence that it can compute.
+    pub positions: u32,
 }
 
 #[derive(Clone, Debug, thiserror::Error)]

@@ -82,6 +82,8 @@ pub(crate) struct Sequence {
     pub guide: Option<GuideRef>,
     /// What it may be verified to say next, for the next plan.
     pub drafts: Vec<u32>,
+    /// Most drafts of a step that a model may propose where there are no others.
+    pub model_drafts: u32,
     pub state: State,
     /// What all choices have in common.
     pub request: Arc<Request>,
@@ -174,6 +176,8 @@ pub(crate) struct Running {
     /// Blocks that it may still take, set aside for it; with a reservation it is no victim.
     pub reserved: Option<GroupCounts>,
     pub table: BlockTable,
+    /// Positions that the drafter's KV has when the steps under way are over; `None`: it has no blocks for it.
+    pub drafter_computed: Option<u32>,
     /// Blocks `announced.0 .. announced.1` are registered as being computed by this sequence.
     pub announced: (u32, u32),
 }
@@ -210,6 +214,7 @@ impl Running {
         Self {
             scheduled: table.computed(),
             table,
+            drafter_computed: None,
             pending: 0,
             placeholder: Placeholder::default(),
             begun_steps: 0,
@@ -339,7 +344,8 @@ impl Sequence {
             return if sums { 0 } else { end.saturating_sub(running.scheduled) };
         }
         // With drafts to verify it waits until it is known where they begin.
-        let names = running.pending > 0 && step >= running.placeholder.step + lag && self.drafts.is_empty();
+        let names =
+            running.pending > 0 && step >= running.placeholder.step + lag && self.drafts_possible() == 0;
         u32::from(names && self.generated() + running.pending < self.generated_max)
     }
 
@@ -347,6 +353,15 @@ impl Sequence {
     /// from it before it is known.
     pub fn can_be_followed(&self) -> bool {
         self.history.is_none() && self.guide.is_none()
+    }
+
+    /// Drafts that its next step may have.
+    pub fn drafts_possible(&self) -> u32 {
+        let by_model = || self.running().is_some_and(|running| running.drafter_computed.is_some());
+        match self.drafts.len() {
+            0 if self.choice.is_some() && self.model_drafts > 0 && by_model() => self.model_drafts,
+            drafts => drafts as u32,
+        }
     }
 
     /// Positions whose KV is needed when it ends at max_tokens: the last token is never computed.

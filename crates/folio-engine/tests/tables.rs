@@ -107,15 +107,11 @@ fn plan(step: u64, id: u64, since: u64, tables: [&[u32]; 2], changes: [TableChan
         id: SequenceId(id),
         first_position: (tables[0].len() * BLOCK) as u32 - 1,
         tokens: [1].into_iter().collect(),
-        adapter: None,
-        follows: None,
-        drafts: 0,
-        tentative: 0,
         block_tables: tables.map(<[u32]>::to_vec).to_vec(),
         table_slot: 1,
         since,
         changes: changes.to_vec(),
-        samples: Default::default(),
+        ..SequencePlan::empty(SequenceId(id))
     };
     StepPlan { step, sequences: vec![Box::new(sequence)], ..StepPlan::default() }
 }

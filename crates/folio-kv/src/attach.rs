@@ -553,6 +553,7 @@ impl KvCache {
         (fork.may_share, table.may_share) = (true, true);
         fork.computed = table.computed;
         fork.confirmed = table.confirmed;
+        fork.written = table.written;
         fork.published = table.published;
         for group in 0..self.groups.len() {
             let written = self.groups[group].blocks_of(table.computed) as usize;
@@ -686,7 +687,11 @@ impl KvCache {
     /// What the other groups have of the table's last block, written in part, is found under it.
     fn publish_partial_places(&mut self, table: &mut BlockTable, last: usize) {
         for group in self.others() {
-            let lost = table.overwritten && self.groups[group].config.layout == Layout::State;
+            let config = self.groups[group].config;
+            let lost = match config.optional {
+                true => table.written < table.computed,
+                false => table.overwritten && config.layout == Layout::State,
+            };
             if let Some(index) = table.partial_block(group).filter(|_| !lost)
                 && table.lists[group]
                     .get(index)

@@ -133,8 +133,12 @@ impl KvCache {
             let blocks = blocks.max(more).into();
             count("blocks of a table in a group, as many as its positions need,", list.len() as u64, blocks)?;
         }
-        // What is loaded is published by the commit of the step that fills it.
-        let published = if table.is_loaded() { table.full_blocks(group) } else { table.published[group] };
+        // What is loaded is published by the commit of the step that fills it, and what a drafter caught up with by the next.
+        let published = if table.is_loaded() && !config.optional {
+            table.full_blocks(group)
+        } else {
+            table.published[group]
+        };
         count(
             "published blocks of a table",
             table.published[group].min(table.full_blocks(group)).into(),

@@ -175,14 +175,14 @@ impl KvCache {
     }
 
     /// Holds for a reader until `until_us` the published blocks of a table up to position `to`, and what the query at `to` reads of the
-    /// other groups, as far as it is there; and says which they are, of group 0 from block `from` on.
+    /// other groups that are needed, as far as it is there; and says which they are, of group 0 from block `from` on.
     pub fn lease(&mut self, table: &BlockTable, from: u32, to: u32, until_us: u64) -> (Lease, Vec<Content>) {
         let to = to.min(table.published[0] * self.config.block_tokens);
         let mut held = self.spare.pop().unwrap_or_default();
         let mut contents = Vec::new();
         for (group, held) in held.iter_mut().enumerate().take(self.groups.len()) {
             let config = self.groups[group].config;
-            let whole = to / config.block_tokens;
+            let whole = if config.optional { 0 } else { to / config.block_tokens };
             for index in config.first_block(to).min(whole)..whole {
                 let last = (index + 1) * config.block_tokens / self.config.block_tokens - 1;
                 // A block that a window left since is where its node says.
@@ -222,7 +222,7 @@ impl KvCache {
 
     /// Takes the next `blocks` full blocks behind those that a table has, for a transfer to write. With one group the rest of what the
     /// table has may be computed meanwhile ([`BlockTable::computable`]); of groups that keep no more than what the next query reads only
-    /// what the query behind the transfer reads is loaded, so with several there must be no rest. `None`, and nothing changed: there is
+    /// what the query behind the transfer reads is loaded, so with such there must be no rest; optional groups are not loaded. `None`, and nothing changed: there is
     /// no room, it would begin or end within a block of some group, a step is still to load what it has, rows that may be taken back are
     /// under way, or a swap out is not reported.
     pub fn begin_load(&mut self, table: &mut BlockTable, blocks: u32) -> Option<Ticket> {
@@ -234,7 +234,8 @@ impl KvCache {
             || !table.is_loaded()
             || (table.computed..from).contains(&table.tentative_from)
             || self.holds.swap_outs > 0
-            || (self.groups.len() > 1 && table.computable().min(from) > table.computed)
+            || (self.others().any(|group| !self.groups[group].config.optional)
+                && table.computable().min(from) > table.computed)
         {
             return None;
         }
@@ -250,7 +251,7 @@ impl KvCache {
             let (first, end) = (from / config.block_tokens, to / config.block_tokens);
             for index in first..end {
                 let block = table.lists[group][index as usize];
-                if block != HOLE && index < config.first_block(to) {
+                if block != HOLE && (config.optional || index < config.first_block(to)) {
                     table.set(group, index as usize, HOLE);
                     self.unreference(group, block);
                 } else if block != HOLE {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use crate::counts::MAX_GROUPS;
 use crate::hash::BlockHashes;
 use crate::lease::Ticket;
-use crate::types::{BlockId, GroupConfig, Root};
+use crate::types::{BlockId, GroupConfig, HOLE, Root};
 
 /// Blocks of one sequence, in position order. Hand it back with [`crate::KvCache::release`]: a table that is merely
 /// dropped leaks its references (`KvCache::check` reports that).
@@ -39,7 +39,9 @@ pub struct BlockTable {
     pub(crate) may_share: bool,
     /// Positions `< confirmed` are known to be in memory: no copy of theirs is still pending.
     pub(crate) confirmed: u32,
-    /// Leading blocks of each group that are published, or never will be: all full ones, unless some are being loaded.
+    /// Positions `< written` of optional groups are in the cache, or all that are computed: a drafter may lag behind.
+    pub(crate) written: u32,
+    /// Leading blocks of each group that are published, or never will be: all full ones, unless some are being loaded, or not written.
     pub(crate) published: [u32; MAX_GROUPS],
     /// The step that computes next loads some of its blocks first: what they are loaded from is held until it is committed.
     pub(crate) swap_in: Option<Ticket>,
@@ -80,6 +82,7 @@ impl BlockTable {
             overwritten: false,
             may_share: false,
             confirmed: 0,
+            written: u32::MAX,
             published: [0; MAX_GROUPS],
             swap_in: None,
             transfers: Vec::new(),
@@ -138,6 +141,22 @@ impl BlockTable {
     /// Rows behind `computed` were computed, or may be, and will not be confirmed: a state that they overwrote is of no use.
     pub fn set_overwritten(&mut self) {
         self.overwritten = true;
+    }
+
+    /// Of optional groups, steps wrote positions `< written` and nothing behind: a drafter need not keep up. Told before the commit that it is
+    /// about.
+    pub fn set_written(&mut self, written: u32) {
+        self.written = written;
+    }
+
+    /// Positions of optional groups that are in the cache.
+    pub fn written(&self) -> u32 {
+        self.written.min(self.computed)
+    }
+
+    /// Whether it holds every block of an optional group: without holes, what computes there can go on.
+    pub fn is_whole(&self, group: usize) -> bool {
+        self.lists[group].last() != Some(&HOLE)
     }
 
     pub(crate) fn config(&self, group: usize) -> GroupConfig {
@@ -247,11 +266,14 @@ impl BlockTable {
 
     /// Blocks that are full, and published between steps.
     pub(crate) fn full_blocks(&self, group: usize) -> u32 {
-        self.computed / self.block_tokens(group)
+        let optional = self.config(group).optional;
+        let written = if optional { self.computed.min(self.written) } else { self.computed };
+        written / self.block_tokens(group)
     }
 
     /// Index of the block of a group that is written in part, if there is one.
     pub(crate) fn partial_block(&self, group: usize) -> Option<usize> {
-        (!self.computed.is_multiple_of(self.block_tokens(group))).then(|| self.full_blocks(group) as usize)
+        let size = self.block_tokens(group);
+        (!self.computed.is_multiple_of(size)).then_some((self.computed / size) as usize)
     }
 }

@@ -155,21 +155,3 @@ fn a_tail_that_cannot_be_copied_is_not_a_hit() {
     cache.release(other, &tokens);
     cache.check(&[]).unwrap();
 }
-
-/// Who shares the last block of an optional group and finds no block for a copy goes on without, and nothing is left half done.
-#[test]
-fn a_fork_without_a_block_of_an_optional_group_goes_on() {
-    let group = GroupConfig { optional: true, ..GroupConfig::window(64, 1, 4, 64) };
-    let mut cache = KvCache::with_groups(config(16, 4), &[group], Box::new(LruLeafFirst::new()));
-    let (root, tokens) = (root(0), (0..40).collect::<Vec<u32>>());
-    let (mut table, _) = cache.attach_at(&root, &tokens, 0);
-    cache.grow(&mut table, 3, &mut Vec::new()).expect("room");
-    cache.committed(&mut table, &tokens, 3);
-    let mut fork = cache.fork(&mut table);
-    let copies = &mut Vec::new();
-    cache.grow(&mut fork, 4, copies).expect("the group is optional");
-    assert_eq!((copies.len(), fork.group(1)), (1, &[HOLE][..]));
-    cache.check(&[&table, &fork]).unwrap();
-    [table, fork].into_iter().for_each(|table| drop(cache.release(table, &tokens)));
-    cache.check(&[]).unwrap();
-}

@@ -77,6 +77,8 @@ pub struct SimBackend {
     swap_times: SwapTimes,
     /// It chooses tokens by itself.
     chooser: Option<Chooser>,
+    /// What it is not to be asked is a panic: whoever asked would go on without it.
+    strict: bool,
 }
 
 impl SimBackend {
@@ -98,6 +100,7 @@ impl SimBackend {
             swap_us: 0.0,
             swap_times: SwapTimes::default(),
             chooser: None,
+            strict: false,
         };
         let (blocks, block_tokens) = (blocks as u32, block_tokens as u32);
         let first =
@@ -123,6 +126,12 @@ impl SimBackend {
     /// Which chooses tokens by itself, and computes a step when somebody waits for it.
     pub fn with_sampling(mut self) -> Self {
         self.chooser = Some(Chooser::default());
+        self
+    }
+
+    /// Of which nothing wrong is asked.
+    pub fn strict(mut self) -> Self {
+        self.strict = true;
         self
     }
 
@@ -273,6 +282,14 @@ impl SimBackend {
 
     /// Leaves the logits and hidden states that the batch wants in `self`.
     fn compute(&mut self, batch: &Batch) -> Result<(), BackendError> {
+        let computed = self.compute_rows(batch);
+        if let Err(error) = &computed {
+            assert!(!self.strict, "{error}: {batch:?}");
+        }
+        computed
+    }
+
+    fn compute_rows(&mut self, batch: &Batch) -> Result<(), BackendError> {
         let mut groups = self.memory.groups();
         self.tables.apply(batch, &sizes(&groups)).map_err(BackendError::Batch)?;
         move_blocks(&mut groups, batch)?;

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 use folio_engine::plan::{ExecutorError, StepOutput, StepPlan};
 use folio_engine::request::{Event, RequestId, Token};
 use folio_engine::{
-    CancelRequest, Driver, Executor, FinishReason, Micros, ModelExecutor, Request, Scheduler,
-    SchedulerConfig, turn,
+    CancelRequest, DrafterModel, DraftingExecutor, Driver, Executor, FinishReason, Micros, ModelExecutor,
+    Request, Scheduler, SchedulerConfig, turn,
 };
 use folio_kv::{CacheConfig, GroupConfig, KvCache, default_policy};
 
@@ -128,6 +128,27 @@ impl Machine {
     pub fn with_pipeline(mut self, depth: usize, lag: usize) -> Self {
         self.overlap = (depth, lag);
         self.with_swap(0, 0.0)
+    }
+
+    /// With a model for drafts whose KV has so many blocks, which sees so many positions and computes so many rows at once. It is the same as
+    /// the other model. Before anything runs, with one group.
+    pub fn with_drafter(mut self, blocks: u32, positions: u32, rows: usize) -> Self {
+        let config = *self.cache.config();
+        let group = GroupConfig { blocks, optional: true, ..config.first_group() };
+        self.cache = KvCache::with_groups(config, &[group], default_policy(0.01));
+        let backend = |blocks: u32, rows| {
+            let (vocab, block_tokens) = (VOCAB as usize, config.block_tokens as usize);
+            let backend = SimBackend::new(vocab, blocks as usize, block_tokens, rows, rows);
+            if self.samples { backend.with_sampling() } else { backend }
+        };
+        let executor = |backend| ModelExecutor::new(Box::new(backend), VOCAB as usize, self.rows, self.rows);
+        let (model, drafter) = (executor(backend(config.blocks, self.rows)), executor(backend(blocks, rows)));
+        let as_drafter = DrafterModel { group: 1, positions };
+        self.driver.executor = Box::new(DraftingExecutor::new(model, drafter, as_drafter, VOCAB));
+        let scheduler = Scheduler::new(self.config.clone()).expect("the test's limits are valid");
+        let (depth, lag) = (self.driver.executor.depth(), self.driver.executor.lag());
+        self.scheduler = scheduler.with_overlap(depth, lag).with_drafter(self.driver.executor.drafter());
+        self
     }
 
     /// With so many slots of swap space in every group, and copies that take `us` microseconds a block.

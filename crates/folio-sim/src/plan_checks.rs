@@ -2,7 +2,7 @@
 //!
 //! Owns: these checks, each a sentence about what is wrong. Must never: know what the scheduler had in mind.
 
-use folio_engine::plan::{HOLE, PLACEHOLDER, SequencePlan, StepPlan, Want};
+use folio_engine::plan::{HOLE, PLACEHOLDER, Sampled, SequencePlan, StepOutput, StepPlan, Want};
 use folio_kv::{GroupConfig, Layout};
 
 use crate::scenario::Scenario;
@@ -110,6 +110,36 @@ pub(crate) fn check_plan<'a>(
             {
                 return Err(format!("{:?} samples a token at the wrong place", sequence.id));
             }
+        }
+    }
+    Ok(())
+}
+
+/// A model that proposes what it would choose itself, and lacks nothing of what it reads, is right, unless it may not see what restricts the
+/// choice. Counts its drafts.
+pub(crate) fn check_drafts(
+    plan: &StepPlan,
+    output: &StepOutput,
+    scenario: &Scenario,
+    right: &mut u64,
+) -> Result<(), String> {
+    let same = scenario.drafter && scenario.model_groups().is_empty() && !scenario.seed.is_multiple_of(5);
+    let mut samples = output.samples.iter();
+    for sequence in &plan.sequences {
+        let answers: Vec<&Sampled> = samples.by_ref().take(sequence.samples.len()).collect();
+        let first = sequence.drafter.first_place as usize;
+        let drafts = output.drafts.get(first..first + sequence.drafter.drafts as usize);
+        let Some(drafts) = drafts.filter(|_| same && sequence.adapter.is_none()) else { continue };
+        for ((draft, answer), sample) in drafts.iter().zip(answers).zip(&sequence.samples) {
+            let Want::Token(spec) = &sample.want else { continue };
+            let Sampled::Token { id, .. } = answer else { break };
+            if spec.guide.is_some() || spec.history.is_some() {
+                break;
+            }
+            if id != draft {
+                return Err(format!("{draft} was drafted where {id} is chosen: {sequence:?}"));
+            }
+            *right += 1;
         }
     }
     Ok(())

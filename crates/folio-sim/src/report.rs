@@ -54,6 +54,8 @@ pub struct Report {
     /// Worlds with states, and with groups that nobody needs.
     pub with_states: u64,
     pub with_optional: u64,
+    /// Drafts of a model that is the same as the one that chooses, all of them right.
+    pub right_drafts: u64,
     pub window_evictions: u64,
     pub window_miss_tokens: u64,
     pub forks: u64,
@@ -144,6 +146,7 @@ impl Report {
         self.windowed += other.windowed;
         self.with_states += other.with_states;
         self.with_optional += other.with_optional;
+        self.right_drafts += other.right_drafts;
         self.window_evictions += other.window_evictions;
         self.window_miss_tokens += other.window_miss_tokens;
         self.forks += other.forks;

@@ -87,6 +87,8 @@ pub struct Scenario {
     pub events_most: usize,
     /// Virtual time, for masks that are late.
     pub clock: Arc<AtomicU64>,
+    /// The last of the groups is a drafter's, a model that the executor has; some requests want it.
+    pub drafter: bool,
     /// Some sequences come with drafts, of which so many in a hundred are right; 0: none.
     pub drafts: u64,
     pub seed: u64,
@@ -126,6 +128,11 @@ pub fn request(id: u64, prompt: &[u32], max_tokens: u32) -> Request {
 }
 
 impl Scenario {
+    /// Of the model itself, but for group 0.
+    pub fn model_groups(&self) -> &[GroupConfig] {
+        &self.groups[..self.groups.len() - usize::from(self.drafter)]
+    }
+
     /// The world of `seed`.
     pub fn from_seed(seed: u64) -> Self {
         let rng = &mut Rng::new(seed);
@@ -169,7 +176,9 @@ impl Scenario {
         let clock = Arc::default();
         restrict(&mut Rng::new(seed ^ 0x1a7e), &mut clients, !seed.is_multiple_of(3), &clock);
         let groups = groups(&mut Rng::new(seed ^ 0x3147), &config, &cache, largest);
-        let groups = other_layouts(&mut Rng::new(seed ^ 0x57a7), groups);
+        let mut groups = other_layouts(&mut Rng::new(seed ^ 0x57a7), groups);
+        let drafter = (samples || depth == 1)
+            && drafter(&mut Rng::new(seed ^ 0xd4a7), &cache, &mut groups, &mut clients);
         let beside = &mut Rng::new(seed ^ 0x1ea5);
         adapters(&mut Rng::new(seed ^ 0xada9), &mut clients, config.max_adapters);
         let (swap_slots, swap_us) = swap(&mut Rng::new(seed ^ 0x50a9), &cache, &groups);
@@ -195,6 +204,7 @@ impl Scenario {
             has_tier: beside.one_in(2),
             events_most: *beside.pick(&[100_000, 100_000, 100_000, 12]),
             clock,
+            drafter,
             drafts: if seed % 5 < 2 { 25 * (seed % 4 + 1) } else { 0 },
             fails_one_in: if rng.one_in(6) { rng.range(5, 60) } else { 0 },
             seed,
@@ -234,6 +244,29 @@ fn overlap(rng: &mut Rng, clients: &mut [Client]) -> (bool, usize, usize) {
         }
     }
     (samples, depth, lag)
+}
+
+/// In a third of the worlds the executor has a model for drafts, and half of the requests want it; its pool may be too small.
+fn drafter(
+    rng: &mut Rng,
+    cache: &CacheConfig,
+    groups: &mut Vec<GroupConfig>,
+    clients: &mut [Client],
+) -> bool {
+    if !rng.one_in(3) {
+        return false;
+    }
+    groups.truncate(folio_kv::MAX_GROUPS - 2);
+    let blocks = if rng.one_in(2) { cache.blocks } else { rng.range(1, cache.blocks.into()) as u32 };
+    groups.push(GroupConfig { blocks, optional: true, ..cache.first_group() });
+    for Client { request, .. } in clients {
+        if rng.one_in(2) {
+            continue;
+        }
+        let most = *rng.pick(&[1, 3, DRAFTS_MAX]);
+        request.speculation = Some(Speculation::new(Drafter::Model, most, &request.prompt, &[]));
+    }
+    true
 }
 
 /// Two of three requests name one of three adapters where any is served.

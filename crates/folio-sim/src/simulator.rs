@@ -66,7 +66,9 @@ impl Simulator {
         let scheduler = Scheduler::new(scenario.config.clone()).expect("scenarios have valid limits");
         let (seed, has_tier) = (scenario.seed, scenario.has_tier);
         let world = World::new(scenario, &cache);
-        let scheduler = scheduler.with_overlap(world.executor.depth(), world.executor.lag());
+        let scheduler = scheduler
+            .with_overlap(world.executor.depth(), world.executor.lag())
+            .with_drafter(world.executor.drafter());
         Self {
             scheduler: if has_tier { scheduler.with_tier() } else { scheduler },
             keeping: Rng::new(seed ^ 0x9e7b),
@@ -107,6 +109,7 @@ impl Simulator {
         self.check_end()?;
         self.report.requests = self.streams.len() as u64;
         self.report.behind_failures = self.world.behind_failures;
+        self.report.right_drafts = self.world.right_drafts;
         self.report.found_in_host = self.world.found_in_host;
         self.report.collect(&self.scheduler, &self.cache.stats());
         let any = |has: fn(&GroupConfig) -> bool| u64::from(self.world.scenario.groups.iter().any(has));

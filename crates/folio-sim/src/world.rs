@@ -7,13 +7,13 @@ use std::sync::atomic::Ordering;
 
 use folio_engine::plan::{ExecutorError, HOLE, StepOutput, StepPlan};
 use folio_engine::request::RequestId;
-use folio_engine::{Driver, Executor, Micros, ModelExecutor, Scheduler};
+use folio_engine::{DrafterModel, DraftingExecutor, Driver, Executor, Micros, ModelExecutor, Scheduler};
 use folio_kv::{CacheConfig, KvCache, TenantId};
 
 use crate::backend::SimBackend;
 use crate::cost::CostModel;
 use crate::pipeline::Pipeline;
-use crate::plan_checks::check_plan;
+use crate::plan_checks::{check_drafts, check_plan};
 use crate::rng::Rng;
 use crate::scenario::{DECLARED, Scenario};
 use crate::transfers::Transfers;
@@ -44,6 +44,8 @@ pub(crate) struct World {
     /// The step that was finished last: when it was planned, and whether it failed.
     pub finished: Option<((u64, Micros), bool)>,
     pub behind_failures: u64,
+    /// Of drafts of a model that is the same.
+    pub right_drafts: u64,
     /// The first thing that was wrong.
     pub wrong: Result<(), String>,
     pub trace: bool,
@@ -56,15 +58,17 @@ impl World {
             cache: CacheConfig { blocks, block_tokens, .. }, vocab, max_rows, max_logit_rows, ..
         } = scenario;
         let rows = max_rows;
-        let slots: Vec<u32> = (0..=scenario.groups.len()).map(|group| scenario.swap_slots[group]).collect();
+        let slots: Vec<u32> =
+            (0..=scenario.model_groups().len()).map(|group| scenario.swap_slots[group]).collect();
         let backend =
             SimBackend::new(vocab as usize, blocks as usize, block_tokens as usize, rows, max_logit_rows)
-                .with_groups(&scenario.groups)
+                .with_groups(scenario.model_groups())
                 .with_swap(&slots, scenario.swap_us);
         let backend = if scenario.samples { backend.with_sampling() } else { backend };
         let transfers = Transfers::new(backend.memory(), &scenario);
         let executor = ModelExecutor::new(Box::new(backend), vocab as usize, rows, max_logit_rows);
         let executor: Box<dyn Executor> = match scenario.samples {
+            _ if scenario.drafter => Box::new(with_drafter(executor, &scenario)),
             true => Box::new(executor),
             false => Box::new(Pipeline::new(executor, scenario.depth, scenario.lag)),
         };
@@ -80,6 +84,7 @@ impl World {
             swapped: slots.iter().map(|slots| vec![None; *slots as usize]).collect(),
             finished: None,
             behind_failures: 0,
+            right_drafts: 0,
             found_in_host: 0,
             wrong: Ok(()),
             trace: false,
@@ -87,6 +92,20 @@ impl World {
             scenario,
         }
     }
+}
+
+/// With a model that is the same but for its groups, or in some worlds for its vocabulary.
+fn with_drafter(model: ModelExecutor, scenario: &Scenario) -> DraftingExecutor {
+    let Scenario { cache, vocab, max_rows, max_logit_rows, groups, .. } = scenario;
+    let (group, blocks) = (groups.len(), groups.last().map_or(0, |group| group.blocks));
+    let vocab = if scenario.seed.is_multiple_of(5) { vocab - 6 } else { *vocab };
+    let (blocks, block_tokens) = (blocks as usize, cache.block_tokens as usize);
+    let backend = SimBackend::new(vocab as usize, blocks, block_tokens, *max_rows, *max_logit_rows).strict();
+    let backend = if scenario.samples { backend.with_sampling() } else { backend };
+    let drafter = ModelExecutor::new(Box::new(backend), vocab as usize, *max_rows, *max_logit_rows);
+    // A context that it cannot see to its end, now and then.
+    let positions = if scenario.seed.is_multiple_of(7) { 60 } else { u32::MAX };
+    DraftingExecutor::new(model, drafter, DrafterModel { group, positions }, vocab)
 }
 
 impl Driver for World {
@@ -123,7 +142,12 @@ impl Driver for World {
         }
         match self.executor.finish() {
             _ if fails.is_some() => (self.now, failed()),
-            Ok(output) => (self.now, Ok(output)),
+            Ok(output) => {
+                if self.wrong.is_ok() {
+                    self.wrong = check_drafts(&plan, output, &self.scenario, &mut self.right_drafts);
+                }
+                (self.now, Ok(output))
+            }
             Err(error) => {
                 self.wrong = Err(error.to_string());
                 (self.now, Err(error))

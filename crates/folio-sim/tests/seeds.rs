@@ -73,6 +73,7 @@ fn many_seeds() {
         ("worlds with windows", total.windowed),
         ("worlds with states", total.with_states),
         ("worlds with groups that nobody needs", total.with_optional),
+        ("right drafts of a model", total.right_drafts),
         ("evictions from windows", total.window_evictions),
         ("tokens lost to a window", total.window_miss_tokens),
         ("cached tokens", total.cached_tokens),

@@ -46,6 +46,8 @@ pub enum Drafter {
     Suffix,
     /// Prompt lookup: the request's own tokens and its prediction.
     Ngram,
+    /// The model that the executor has for it ([`crate::DraftingExecutor`]).
+    Model,
 }
 
 /// How a request is speculated on.
@@ -61,8 +63,14 @@ impl Speculation {
     /// Of a request with this prompt: at most so many drafts in one step, up to [`DRAFTS_MAX`]; the prediction is what the caller expects
     /// to be told, and may be empty. O(tokens) and slower than hashing them: not on an event loop.
     pub fn new(drafter: Drafter, most: u32, prompt: &[u32], prediction: &[u32]) -> Self {
-        let text = |tokens: &[u32]| Arc::new(Text::of(tokens, 0));
+        let by_host = drafter != Drafter::Model;
+        let text = |tokens: &[u32]| Arc::new(Text::of(if by_host { tokens } else { &[] }, 0));
         Self { drafter, most: most.min(DRAFTS_MAX), prompt: text(prompt), prediction: text(prediction) }
+    }
+
+    /// Most drafts of a step that a model proposes.
+    pub fn by_model(&self) -> u32 {
+        if self.drafter == Drafter::Model { self.most } else { 0 }
     }
 
     pub fn drafter(&self) -> Drafter {
@@ -99,7 +107,8 @@ impl Sources {
     /// `None`: it is not speculated on.
     fn new(request: &Request) -> Option<Box<Self>> {
         let speculation = request.speculation.as_ref()?;
-        if request.pooling.is_some() || speculation.most == 0 || request.sampling.max_tokens < 2 {
+        let nothing = speculation.most == 0 || speculation.drafter == Drafter::Model;
+        if request.pooling.is_some() || nothing || request.sampling.max_tokens < 2 {
             return None;
         }
         Some(Box::new(Self {
@@ -203,6 +212,7 @@ impl Drafters {
             let (context, most) = (own.tokens(), *most as usize);
             let texts = [own, prediction, prompt];
             match drafter {
+                Drafter::Model => continue,
                 Drafter::Ngram => self.search.ngram(&texts, context, most, &mut self.drafts),
                 Drafter::Suffix => {
                     let score = self.search.suffix(&texts, context, most, &mut self.drafts);

@@ -24,7 +24,6 @@ use super::fair::Head;
 use super::preemption::Allocation;
 use super::swap::drop_of;
 use crate::plan::{SequencePlan, StepPlan};
-use crate::request::RequestId;
 use crate::sequence::{Rank, Running, Slot};
 use crate::stats::WaitingFor;
 
@@ -92,18 +91,6 @@ struct Candidate {
 }
 
 impl Scheduler {
-    /// What a choice may say next, from the last token on that was told of it: verified in the next plan that has room for it.
-    pub fn propose(&mut self, request: RequestId, choice: u32, drafts: &[u32]) {
-        let Some(state) = self.requests.get(&request) else { return };
-        for slot in &state.members {
-            let sequence = &mut self.sequences[*slot];
-            if sequence.choice.is_some_and(|own| own.index == choice) {
-                sequence.drafts.clear();
-                sequence.drafts.extend_from_slice(drafts);
-            }
-        }
-    }
-
     /// To every running sequence that lacks one token; notes those that lack more.
     pub(super) fn grant_decodes(&mut self, cache: &mut KvCache) -> u32 {
         self.step.granted = 0;
@@ -133,7 +120,7 @@ impl Scheduler {
                 }
             }
             let from = sequence.running().map_or(0, |running| running.scheduled);
-            if !sequence.drafts.is_empty() {
+            if sequence.drafts_possible() > 0 {
                 drafters.push(slot);
             }
             match self.allocate(cache, slot, from + 1) {
@@ -169,59 +156,6 @@ impl Scheduler {
         };
         let decodes = self.running.iter().filter(|(_, slot)| decodes(*slot)).count();
         decodes.div_ceil(self.ring.lag as usize)
-    }
-
-    /// How many of its drafts make a step say more tokens in a microsecond than without them, by what steps took so far and by how
-    /// many of its drafts were right. Rarely one that would not, to find out whether that has changed.
-    fn drafts_that_pay(&mut self, slot: Slot, most: u32) -> u32 {
-        let acceptance = &mut self.sequences[slot].acceptance;
-        let each = f64::from(acceptance.probability);
-        let (mut drafts, mut probability, mut expected) = (0, 1.0, self.step.expected);
-        while drafts < most && self.costs.draft_pays(probability * each, expected, self.step.granted + drafts)
-        {
-            probability *= each;
-            expected += probability;
-            drafts += 1;
-        }
-        if drafts == 0 && most > 0 {
-            return u32::from(acceptance.skip());
-        }
-        self.step.expected = expected;
-        drafts
-    }
-
-    /// Rows for what it may go on with, as far as budget and free blocks go.
-    fn grant_drafts(&mut self, cache: &mut KvCache, slot: Slot) {
-        let sequence = &self.sequences[slot];
-        let ready = |running: &&Running| running.granted == 1 && running.scheduled + 1 == sequence.known();
-        let Some(running) = sequence.running().filter(ready) else { return };
-        let scheduled = running.scheduled;
-        // The last token that it may say needs no row.
-        let more = sequence.generated_max.saturating_sub(sequence.generated() + 1);
-        let budget = self.config.max_num_batched_tokens.saturating_sub(self.step.granted);
-        let most = (sequence.drafts.len() as u32).min(more).min(budget);
-        let drafts = self.drafts_that_pay(slot, most);
-        if drafts == 0 {
-            // What is left of them would keep its next steps from being planned ahead.
-            return self.sequences[slot].drafts.clear();
-        }
-        let sequence = &self.sequences[slot];
-        let (to, tentative, owner) = (scheduled + 1 + drafts, sequence.tentative(), sequence.owner());
-        let Some(running) = self.sequences[slot].running_mut() else { return };
-        running.table.set_tentative(tentative + drafts);
-        let needed = cache.needed(&running.table, to);
-        let granted = self.fits(cache, owner, needed, None).fits() && self.grow(cache, slot, to);
-        if let Some(running) = self.sequences[slot].running_mut() {
-            running.table.set_tentative(tentative);
-        }
-        if granted {
-            self.counters.drafts += 1;
-            self.counters.draft_tokens += u64::from(drafts);
-            self.sequences[slot].timing.draft_tokens += drafts;
-            self.grant(slot, drafts);
-            let sequence = &self.sequences[slot];
-            sequence.guide.iter().for_each(|guide| guide.0.expect(&sequence.drafts[..drafts as usize]));
-        }
     }
 
     pub(super) fn grant_prompts(&mut self, cache: &mut KvCache, decodes: u32) {
@@ -410,7 +344,7 @@ impl Scheduler {
         if fits { to } else { 0 }
     }
 
-    fn grant(&mut self, slot: Slot, tokens: u32) {
+    pub(super) fn grant(&mut self, slot: Slot, tokens: u32) {
         if let Some(running) = self.sequences[slot].running_mut() {
             running.granted += tokens;
             self.step.granted += tokens;

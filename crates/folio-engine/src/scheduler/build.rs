@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use super::Scheduler;
 use super::budget::Step;
 use super::costs::Computed;
+use super::drafts;
 use super::swap::bytes_of;
 use folio_kv::{BlockId, HOLE, KvCache, Ticket};
 
@@ -26,6 +27,8 @@ pub(super) struct Planned {
     pub samples: u32,
     pub scores: u32,
     pub drafts: u32,
+    /// Positions that the drafter's KV has behind it, without its drafts; 0: it computes nothing.
+    pub drafter_end: u32,
     /// A later step may name the token that it chooses.
     pub names: bool,
 }
@@ -82,7 +85,7 @@ impl Scheduler {
         begun.step = step;
         begun.planned_at = self.now;
         self.update_histories();
-        let mut samples = 0;
+        let (mut samples, mut places) = (0, 0);
         for (_, slot) in &self.running {
             let sequence = &mut self.sequences[*slot];
             let Some(granted) = sequence.running().map(|running| running.granted).filter(|rows| *rows > 0)
@@ -102,6 +105,9 @@ impl Scheduler {
             let mut entry = self.step.take_entry(sequence);
             let mut planned = fill(&mut entry, sequence, granted, step);
             planned.slot = *slot;
+            if let Some(model) = self.drafter {
+                planned.drafter_end = drafts::plan(&mut entry, sequence, model, &mut places);
+            }
             let ends = entry.first_position + granted >= sequence.known();
             let single = match prompt {
                 None => sequence.choice.filter(|choice| ends && sample_token(&mut entry, sequence, *choice)),
@@ -224,11 +230,14 @@ fn fill(entry: &mut SequencePlan, sequence: &mut Sequence, granted: u32, step: u
     entry.tokens.clear();
     entry.follows = None;
     entry.drafts = 0;
+    entry.drafter.clear();
     entry.tentative = 0;
     if from < known {
         entry.tokens.extend_from_slice(&sequence.tokens[from as usize..to.min(known) as usize]);
         entry.drafts = to.saturating_sub(known);
         entry.tokens.extend(sequence.drafts.drain(..).take(entry.drafts as usize));
+        // What the step's drafter proposes is named by `drafts::plan`.
+        entry.tokens.resize((to - from) as usize, PLACEHOLDER);
     } else {
         entry.tokens.push(PLACEHOLDER | placeholder.sample);
         entry.follows = Some(placeholder.step);
@@ -247,7 +256,9 @@ fn fill(entry: &mut SequencePlan, sequence: &mut Sequence, granted: u32, step: u
             scores += 1;
         }
     }
-    Planned { id, slot: Slot(0), rows: granted, samples: scores, scores, drafts: entry.drafts, names: false }
+    let drafts = entry.drafts;
+    let (slot, samples) = (Slot(0), scores);
+    Planned { id, slot, rows: granted, samples, scores, drafts, drafter_end: 0, names: false }
 }
 
 /// Brings the block tables up to date, and says what that changed.

@@ -10,7 +10,7 @@ use folio_kv::{GroupCounts, KeepRefused, KvCache, PrefixInfo, RetentionRange};
 
 use super::Scheduler;
 use super::build::{BegunStep, Planned};
-use crate::plan::{ExecutorError, Sampled, StepOutput};
+use crate::plan::{ExecutorError, PLACEHOLDER, Sampled, StepOutput};
 use crate::request::{Event, FinishReason, Micros, Pooling, RequestId, Timing, Token, TokenLogprobs};
 use crate::sequence::{Choice, Fresh, Running, Sequence, Slot, State, Waiting, choice_seed};
 use crate::stats::WaitingFor;
@@ -58,7 +58,7 @@ impl Scheduler {
             let (answers, rest) = samples.split_at(planned.samples as usize);
             samples = rest;
             if self.lands(planned) {
-                self.advance(cache, planned, answers);
+                self.advance(cache, planned, answers, &output.drafts);
                 self.preempt_victim(cache, planned);
             }
         }
@@ -105,7 +105,8 @@ impl Scheduler {
         }
     }
 
-    fn advance(&mut self, cache: &mut KvCache, planned: &Planned, answers: &[Sampled]) {
+    /// `places`: what drafts were that are named by place.
+    fn advance(&mut self, cache: &mut KvCache, planned: &Planned, answers: &[Sampled], places: &[u32]) {
         let (slot, drafts) = (planned.slot, planned.drafts as usize);
         let (first, behind_drafts) = answers.split_at(answers.len() - drafts);
         if let Some(Sampled::Failed(reason)) = first.iter().find(|a| matches!(a, Sampled::Failed(_))) {
@@ -113,6 +114,7 @@ impl Scheduler {
         }
         let late = first.contains(&Sampled::Late);
         let (scores, answers) = answers.split_at(planned.scores as usize);
+        self.drafter_computed(slot, planned.drafter_end, planned.drafts, 0);
         // Draft by draft from the last known token on, as long as each is what was chosen.
         if !self.confirm(cache, slot, planned.rows - planned.drafts - u32::from(late)) {
             return;
@@ -123,7 +125,7 @@ impl Scheduler {
         }
         self.record_sum(slot, answers);
         for (at, next) in behind_drafts.iter().enumerate() {
-            let Some(draft) = self.draft(slot, drafts - at) else { return };
+            let Some(draft) = self.draft(slot, drafts - at, places) else { return };
             self.take_tokens(cache, slot, &answers[at..=at]);
             if !self.sequences.lives(planned.id, slot) {
                 return;
@@ -136,6 +138,7 @@ impl Scheduler {
             }
             sequence.timing.accepted_draft_tokens += 1;
             self.counters.accept_draft(at);
+            self.drafter_computed(slot, planned.drafter_end, planned.drafts, at as u32 + 1);
             match next {
                 Sampled::Late => return self.defer(slot),
                 Sampled::Failed(reason) => return self.end_without_answer(cache, slot, reason),
@@ -148,10 +151,14 @@ impl Scheduler {
 
     /// The draft that was planned as the `behind`-th token from the end. A sequence with drafts is planned again only behind their
     /// commit, so its entry is still that of the step.
-    fn draft(&self, slot: Slot, behind: usize) -> Option<u32> {
+    fn draft(&self, slot: Slot, behind: usize, places: &[u32]) -> Option<u32> {
         let tokens =
             &self.step.entries.get(self.sequences[slot].running()?.table_slot as usize)?.as_ref()?.tokens;
-        tokens.get(tokens.len().checked_sub(behind)?).copied()
+        let token = *tokens.get(tokens.len().checked_sub(behind)?)?;
+        match token & PLACEHOLDER {
+            0 => Some(token),
+            _ => places.get((token & !PLACEHOLDER) as usize).copied(),
+        }
     }
 
     fn end_without_answer(&mut self, cache: &mut KvCache, slot: Slot, reason: &str) {

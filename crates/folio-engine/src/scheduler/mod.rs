@@ -12,6 +12,7 @@
 //! | `admission` | may this sequence get blocks now? |
 //! | `queue`, `fair` | who waits, and which tenant's turn it is |
 //! | `budget` | who gets how much of a step's token budget |
+//! | `drafts` | how many drafts are verified, and what the drafter's model computes |
 //! | `shared_prefixes` | prefixes that are being computed right now |
 //! | `room` | the ledger of reservations: what is left for whom |
 //! | `preemption` | who loses its blocks |
@@ -61,6 +62,7 @@ mod build;
 mod check;
 mod commit;
 mod costs;
+mod drafts;
 mod fair;
 mod figures;
 mod loads;
@@ -79,7 +81,7 @@ use rustc_hash::FxHashMap;
 
 use crate::config::{ConfigError, SchedulerConfig};
 use crate::mailbox::CancelRequest;
-use crate::plan::{SequenceId, StepPlan};
+use crate::plan::{DrafterModel, SequenceId, StepPlan};
 use crate::request::{Event, Micros, Request, RequestId};
 use crate::sequence::{Rank, Sequences, Slot};
 use crate::stats::Counters;
@@ -117,6 +119,7 @@ pub struct Scheduler {
     preempting: u32,
     headroom: Headroom,
     costs: Costs,
+    drafter: Option<DrafterModel>,
     /// The step being planned.
     step: Step,
     /// Steps that were begun and are not committed.
@@ -154,6 +157,7 @@ impl Scheduler {
             preempting: 0,
             headroom: Headroom::new(),
             costs: Costs::default(),
+            drafter: None,
             step: Step::default(),
             ring: Ring { depth: 1, lag: 1, begun: VecDeque::new(), spare: Vec::new() },
             events: Vec::new(),
@@ -169,6 +173,12 @@ impl Scheduler {
     /// What the executor declares ([`crate::Executor::depth`], [`crate::Executor::lag`]). Before the first plan.
     pub fn with_overlap(mut self, depth: usize, lag: usize) -> Self {
         (self.ring.depth, self.ring.lag) = (depth.max(1), lag.max(1) as u64);
+        self
+    }
+
+    /// The executor has a model for drafts ([`crate::Executor::drafter`]).
+    pub fn with_drafter(mut self, drafter: Option<DrafterModel>) -> Self {
+        self.drafter = drafter;
         self
     }
 
@@ -286,6 +296,8 @@ impl Scheduler {
         if let Some(running) = sequence.running_mut() {
             running.table_slot = table_slot;
         }
+        self.start_drafter(slot);
+        let sequence = &self.sequences[slot];
         self.reservations.use_adapter(sequence.request.adapter, true);
         let rank = self.sequences[slot].rank;
         let at = self.running.partition_point(|(other, _)| *other < rank);

@@ -1,0 +1,214 @@
+//! An executor with a second model that proposes drafts.
+//!
+//! Owns: the drafter's passes before a step. Must never: change a token: what it proposes is verified like any draft, and a drafter
+//! that fails proposes nonsense from then on, while the step goes on.
+//!
+//! Before a step the drafter computes the known tokens that its KV lacks ([`crate::plan::DraftPlan`]), and from the last of them proposes token
+//! by token, one pass for all sequences each. It draws as the model itself will draw: with the parameters, the seed and the
+//! position of the sample that its draft is held against ("coupled" drafts: Daliri, Musco and Suresh, *Coupling without
+//! Communication and Drafter-Invariant Speculative Decoding*, 2024). So at temperature 0 it is greedy, and above it its draws are
+//! right about as often as two distributions agree. Penalties and guides it does not see.
+//!
+//! Its KV is one group of the cache, the last of a plan, and optional. Blocks of it that are to be copied are copied before it computes
+//! next: nobody else reads or writes them.
+
+use folio_kv::BlockCopy;
+
+use crate::executor::ModelExecutor;
+use crate::plan::{
+    DrafterModel, Executor, ExecutorError, SamplePlan, SampleSpec, Sampled, SequenceId, SequencePlan,
+    StepOutput, StepPlan, TableChange, Want,
+};
+
+/// See the module documentation.
+pub struct DraftingExecutor {
+    model: ModelExecutor,
+    drafter: ModelExecutor,
+    as_drafter: DrafterModel,
+    vocab: u32,
+    /// Its pass, and which of the step's sequences each entry is of.
+    pass: StepPlan,
+    of: Vec<usize>,
+    /// Entries by table slot, kept for their memory and for the block tables that the drafter knows.
+    entries: Vec<Option<Box<SequencePlan>>>,
+    /// Of the step being begun, by place.
+    drafts: Vec<u32>,
+    /// It failed and is not asked any more.
+    broken: bool,
+}
+
+impl DraftingExecutor {
+    /// `drafter` has one cache group, whose blocks are those of group `as_drafter.group`, and `vocab` tokens; what is unknown to it is token 0.
+    pub fn new(model: ModelExecutor, drafter: ModelExecutor, as_drafter: DrafterModel, vocab: u32) -> Self {
+        Self {
+            model: model.with_groups(as_drafter.group),
+            drafter,
+            as_drafter,
+            vocab,
+            pass: StepPlan::default(),
+            of: Vec::new(),
+            entries: Vec::new(),
+            drafts: Vec::new(),
+            broken: false,
+        }
+    }
+
+    /// All passes of a step.
+    fn propose(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
+        for (index, sequence) in plan.sequences.iter().enumerate() {
+            if !sequence.drafter.tokens.is_empty() {
+                self.add(index, sequence);
+            }
+        }
+        let mut proposed = 0;
+        while !self.pass.sequences.is_empty() {
+            self.pass.step += 1;
+            let mut samples = self.drafter.execute(&self.pass)?.samples.iter();
+            self.pass.copies.clear();
+            for (entry, index) in self.pass.sequences.iter_mut().zip(&self.of) {
+                (entry.since, entry.first_position) = (self.pass.step, entry.end());
+                entry.changes.clear();
+                let sequence = &plan.sequences[*index];
+                if sequence.drafter.drafts > proposed {
+                    let draft = match samples.next() {
+                        Some(Sampled::Token { id, .. }) => *id,
+                        _ => 0,
+                    };
+                    self.drafts[(sequence.drafter.first_place + proposed) as usize] = draft;
+                    go_on(entry, draft, sequence, proposed as usize + 1);
+                }
+            }
+            proposed += 1;
+            self.keep(plan, proposed);
+        }
+        Ok(())
+    }
+
+    /// Before the passes: places for their drafts, and what is to be copied.
+    fn prepare(&mut self, plan: &StepPlan) {
+        let places: u32 = plan.sequences.iter().map(|sequence| sequence.drafter.drafts).sum();
+        self.drafts.clear();
+        self.drafts.resize(places as usize, 0);
+        let own = plan.copies.iter().filter(|copy| copy.group as usize == self.as_drafter.group);
+        self.pass.copies.extend(own.map(|copy| BlockCopy { group: 0, ..*copy }));
+    }
+
+    /// A sequence's entry in the first pass.
+    fn add(&mut self, index: usize, sequence: &SequencePlan) {
+        let slot = sequence.table_slot as usize;
+        if slot >= self.entries.len() {
+            self.entries.resize_with(slot + 1, || None);
+        }
+        let entry = self.entries[slot].take();
+        let mut entry = entry.unwrap_or_else(|| Box::new(SequencePlan::empty(SequenceId(0))));
+        if entry.id != sequence.id {
+            *entry = SequencePlan {
+                id: sequence.id,
+                table_slot: sequence.table_slot,
+                block_tables: std::mem::take(&mut entry.block_tables),
+                ..SequencePlan::empty(sequence.id)
+            };
+            entry.block_tables.iter_mut().for_each(Vec::clear);
+        }
+        entry.block_tables.resize_with(1, Vec::new);
+        let (known, new) = (&mut entry.block_tables[0], &sequence.block_tables[self.as_drafter.group]);
+        // Whatever was before a drafter's place in a table may have given way to a block of equal content.
+        let same = known.iter().zip(new).take_while(|(known, new)| known == new).count();
+        known.truncate(same);
+        known.extend_from_slice(&new[same..]);
+        entry.changes.clear();
+        entry.changes.push(TableChange { from: same as u32, ..TableChange::default() });
+        entry.first_position = sequence.drafter.first_position;
+        entry.tokens.clear();
+        let unknown = |token: u32| if token < self.vocab { token } else { 0 };
+        entry.tokens.extend(sequence.drafter.tokens.iter().copied().map(unknown));
+        entry.samples.clear();
+        if sequence.drafter.drafts > 0 {
+            let row = entry.tokens.len() as u32 - 1;
+            entry.samples.extend(sample(row, sequence, 0));
+        }
+        self.pass.sequences.push(entry);
+        self.of.push(index);
+    }
+
+    /// Entries of which the next pass computes nothing go back to where they are kept.
+    fn keep(&mut self, plan: &StepPlan, proposed: u32) {
+        let mut at = 0;
+        while let Some(index) = self.of.get(at) {
+            if plan.sequences[*index].drafter.drafts > proposed {
+                at += 1;
+                continue;
+            }
+            self.of.swap_remove(at);
+            let entry = self.pass.sequences.swap_remove(at);
+            let slot = entry.table_slot as usize;
+            self.entries[slot] = Some(entry);
+        }
+    }
+
+    /// Whoever may draw behind drafts only what a guide allows is told what they are.
+    fn tell_guides(&self, plan: &StepPlan) {
+        for sequence in plan.sequences.iter().filter(|sequence| sequence.drafter.drafts > 0) {
+            let first = sequence.drafter.first_place as usize;
+            let drafts = &self.drafts[first..first + sequence.drafter.drafts as usize];
+            if let Some(SamplePlan { want: Want::Token(SampleSpec { guide: Some(guide), .. }), .. }) =
+                sequence.samples.first()
+            {
+                guide.0.expect(drafts);
+            }
+        }
+    }
+
+    fn give_up(&mut self, error: &ExecutorError) {
+        tracing::error!(%error, "the model for drafts failed and proposes nothing any more");
+        self.broken = true;
+        self.pass = StepPlan::default();
+        self.of.clear();
+    }
+}
+
+impl Executor for DraftingExecutor {
+    fn depth(&self) -> usize {
+        self.model.depth()
+    }
+
+    fn lag(&self) -> usize {
+        self.model.lag()
+    }
+
+    fn drafter(&self) -> Option<DrafterModel> {
+        Some(self.as_drafter)
+    }
+
+    fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
+        self.prepare(plan);
+        if !self.broken
+            && let Err(error) = self.propose(plan)
+        {
+            self.give_up(&error);
+        }
+        self.tell_guides(plan);
+        self.model.begin_with_drafts(plan, &self.drafts)
+    }
+
+    fn finish(&mut self) -> Result<&StepOutput, ExecutorError> {
+        self.model.finish()
+    }
+}
+
+/// The token behind row `row`, as the model is to draw its own for its sample `at`.
+fn sample(row: u32, sequence: &SequencePlan, at: usize) -> Option<SamplePlan> {
+    let Want::Token(spec) = &sequence.samples.get(at)?.want else { return None };
+    let (params, history, guide) = (spec.params.clone(), None, None);
+    let SampleSpec { seed, position, forbid_stop, .. } = *spec;
+    let spec = SampleSpec { params, seed, position, history, forbid_stop, guide };
+    Some(SamplePlan { row, want: Want::Token(spec) })
+}
+
+/// The next pass computes the draft, and draws the one behind it, for sample `at` of the sequence.
+fn go_on(entry: &mut SequencePlan, draft: u32, sequence: &SequencePlan, at: usize) {
+    entry.tokens.clear();
+    entry.tokens.push(draft);
+    entry.samples.clear();
+    entry.samples.extend(sample(0, sequence, at));
+}

@@ -1,0 +1,161 @@
+//! Drafts: what a sequence may be verified to say next, and how many of them are worth their rows.
+//!
+//! Owns: the number of drafts of each sequence in each step. Must never: change a token, keep anybody waiting, or take a block that somebody
+//! needs.
+//!
+//! Drafts are either known before the plan ([`Scheduler::propose`]), or the step's own drafter proposes them, a model with its KV in an
+//! optional group ([`crate::plan::DraftPlan`]). Its KV follows what is known: in steps of several tokens it computes the same tokens; in
+//! steps of one it lags until drafts are wanted again. How far it is there is [`BlockTable::set_written`](folio_kv::BlockTable::set_written)'s to know, so that nothing is published that was
+//! not computed. Where the group has no block for it, the sequence goes on without.
+
+use folio_kv::KvCache;
+
+use super::Scheduler;
+use crate::plan::{DraftPlan, DrafterModel, PLACEHOLDER, SequencePlan};
+use crate::request::RequestId;
+use crate::sequence::{Running, Sequence, Slot, State};
+
+impl Scheduler {
+    /// What a choice may say next, from the last token on that was told of it: verified in the next plan that has room for it.
+    pub fn propose(&mut self, request: RequestId, choice: u32, drafts: &[u32]) {
+        let Some(state) = self.requests.get(&request) else { return };
+        for slot in &state.members {
+            let sequence = &mut self.sequences[*slot];
+            if sequence.choice.is_some_and(|own| own.index == choice) {
+                sequence.drafts.clear();
+                sequence.drafts.extend_from_slice(drafts);
+            }
+        }
+    }
+
+    /// How many of its drafts make a step say more tokens in a microsecond than without them, by what steps took so far and by how
+    /// many of its drafts were right. Rarely one that would not, to find out whether that has changed.
+    fn drafts_that_pay(&mut self, slot: Slot, most: u32) -> u32 {
+        let acceptance = &mut self.sequences[slot].acceptance;
+        let each = f64::from(acceptance.probability);
+        let (mut drafts, mut probability, mut expected) = (0, 1.0, self.step.expected);
+        while drafts < most && self.costs.draft_pays(probability * each, expected, self.step.granted + drafts)
+        {
+            probability *= each;
+            expected += probability;
+            drafts += 1;
+        }
+        if drafts == 0 && most > 0 {
+            return u32::from(acceptance.skip());
+        }
+        self.step.expected = expected;
+        drafts
+    }
+
+    /// Rows for what it may go on with, as far as budget and free blocks go.
+    pub(super) fn grant_drafts(&mut self, cache: &mut KvCache, slot: Slot) {
+        let sequence = &self.sequences[slot];
+        let ready = |running: &&Running| running.granted == 1 && running.scheduled + 1 == sequence.known();
+        let Some(running) = sequence.running().filter(ready) else { return };
+        let (scheduled, by_model) = (running.scheduled, sequence.drafts.is_empty());
+        // The last token that it may say needs no row.
+        let more = sequence.generated_max.saturating_sub(sequence.generated() + 1);
+        let budget = self.config.max_num_batched_tokens.saturating_sub(self.step.granted);
+        let mut most = sequence.drafts_possible().min(more).min(budget);
+        if let Some(model) = self.drafter.filter(|_| by_model) {
+            // It computes all that is known, and all drafts but the last.
+            most = most.min(model.positions.saturating_add(1).saturating_sub(sequence.known()));
+        }
+        let drafts = self.drafts_that_pay(slot, most);
+        if drafts == 0 {
+            // What is left of them would keep its next steps from being planned ahead.
+            return self.sequences[slot].drafts.clear();
+        }
+        let sequence = &self.sequences[slot];
+        let (to, tentative, owner) = (scheduled + 1 + drafts, sequence.tentative(), sequence.owner());
+        let Some(running) = self.sequences[slot].running_mut() else { return };
+        running.table.set_tentative(tentative + drafts);
+        let needed = cache.needed(&running.table, to);
+        let mut granted = self.fits(cache, owner, needed, None).fits() && self.grow(cache, slot, to);
+        if let Some(running) = self.sequences[slot].running_mut() {
+            running.table.set_tentative(tentative);
+            granted &= !by_model || running.keeps_drafter(self.drafter);
+        }
+        if granted {
+            self.counters.drafts += 1;
+            self.counters.draft_tokens += u64::from(drafts);
+            self.sequences[slot].timing.draft_tokens += drafts;
+            self.grant(slot, drafts);
+            let sequence = &self.sequences[slot];
+            let known = sequence.drafts.get(..drafts as usize);
+            known
+                .into_iter()
+                .for_each(|drafts| sequence.guide.iter().for_each(|guide| guide.0.expect(drafts)));
+        }
+    }
+
+    /// A sequence gets a table: what the drafter's KV has of it is what was attached.
+    pub(super) fn start_drafter(&mut self, slot: Slot) {
+        let Some(model) = self.drafter else { return };
+        let drafts = self.sequences[slot].model_drafts > 0;
+        let Some(running) = self.sequences[slot].running_mut() else { return };
+        let written = running.table.written();
+        running.table.set_written(written);
+        let all = drafts && written == running.table.computed();
+        running.drafter_computed = all.then_some(written);
+        running.keeps_drafter(Some(model));
+    }
+
+    /// A step is over in which the drafter computed up to `end`, known tokens and `drafts` of its own, all but the last of which it computed
+    /// too; the first `right` of them were what was chosen.
+    pub(super) fn drafter_computed(&mut self, slot: Slot, end: u32, drafts: u32, right: u32) {
+        let Some(running) = self.sequences[slot].running_mut().filter(|_| end > 0) else { return };
+        let computed = end + right.min(drafts.saturating_sub(1));
+        running.table.set_written(computed);
+        if drafts > 0 {
+            running.drafter_computed = running.drafter_computed.map(|_| computed);
+        }
+    }
+}
+
+impl Running {
+    /// Whether the drafter can go on with it: not behind a block that its group had no room for.
+    fn keeps_drafter(&mut self, drafter: Option<DrafterModel>) -> bool {
+        let whole = |model: DrafterModel| self.table.is_whole(model.group);
+        if !drafter.is_some_and(whole) {
+            self.drafter_computed = None;
+        }
+        self.drafter_computed.is_some()
+    }
+}
+
+/// What the drafter computes of a sequence whose rows are planned, and the names of its drafts, which have the places from `places` on.
+/// Returns where that ends, 0 where it computes nothing.
+pub(super) fn plan(
+    entry: &mut SequencePlan,
+    sequence: &mut Sequence,
+    model: DrafterModel,
+    places: &mut u32,
+) -> u32 {
+    let end = sequence.known().min(entry.first_position + entry.tokens.len() as u32);
+    let by_model = entry.follows.is_none() && entry.tokens.last() == Some(&PLACEHOLDER);
+    // A step of one token is computed when there are drafts behind it again.
+    let goes_along = end > entry.first_position + 1 || sequence.choice.is_none();
+    let State::Running(running) = &mut sequence.state else { return 0 };
+    if !(by_model || goes_along) || end > model.positions || !running.keeps_drafter(Some(model)) {
+        return 0;
+    }
+    let Some(mut computed) = running.drafter_computed else { return 0 };
+    if by_model {
+        // Where a mask was late the last token is computed again.
+        computed = computed.min(end - 1);
+    } else if computed >= end {
+        return 0;
+    }
+    running.drafter_computed = Some(end);
+    let drafts = if by_model { entry.drafts } else { 0 };
+    let DraftPlan { first_position, tokens, drafts: planned, first_place } = &mut entry.drafter;
+    (*first_position, *planned, *first_place) = (computed, drafts, *places);
+    tokens.extend_from_slice(&sequence.tokens[computed as usize..end as usize]);
+    let first = entry.tokens.len() - drafts as usize;
+    for token in &mut entry.tokens[first..] {
+        *token = PLACEHOLDER | *places;
+        *places += 1;
+    }
+    end
+}

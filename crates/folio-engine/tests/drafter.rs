@@ -1,0 +1,144 @@
+//! A model that proposes drafts: the tokens are as alone, and what it computes is what it lacks.
+
+use folio_engine::{Drafter, Request, SchedulerConfig, Speculation};
+use folio_sim::machine::Machine;
+use folio_sim::scenario::request;
+
+const EVER: u32 = u32::MAX;
+
+fn config() -> SchedulerConfig {
+    SchedulerConfig {
+        max_num_seqs: 8,
+        max_num_batched_tokens: 64,
+        max_prefill_tokens_while_decoding: 64,
+        max_model_len: 200,
+        ..SchedulerConfig::default()
+    }
+}
+
+fn machine(blocks: u32, drafter_blocks: u32, positions: u32) -> Machine {
+    Machine::new(config(), blocks, 4).with_drafter(drafter_blocks, positions, 64)
+}
+
+/// At most `drafts` of the model in a step.
+fn drafted(id: u64, prompt: &[u32], max_tokens: u32, drafts: u32) -> Request {
+    let speculation = Some(Speculation::new(Drafter::Model, drafts, prompt, &[]));
+    Request { speculation, ..request(id, prompt, max_tokens) }
+}
+
+fn prompt(tokens: u32) -> Vec<u32> {
+    (0..tokens).map(|at| at * 7 % 29).collect()
+}
+
+/// Drafts, and those that were right.
+fn drafts(machine: &Machine) -> (u64, u64) {
+    let counters = machine.scheduler.counters();
+    (counters.draft_tokens, counters.accepted_draft_tokens)
+}
+
+#[test]
+fn a_model_that_is_the_same_is_always_right() {
+    for sampling in [false, true] {
+        for temperature in [0.0, 1.0] {
+            let mut machine = machine(64, 64, EVER);
+            if sampling {
+                machine = Machine::new(config(), 64, 4).with_sampling().with_drafter(64, EVER, 64);
+            }
+            let mut request = drafted(1, &prompt(30), 40, 3);
+            (request.sampling.temperature, request.sampling.seed) = (temperature, 17);
+            machine.submit(request.clone());
+            machine.run();
+            machine.assert_as_alone(&request);
+            // A prompt with the first token, and then four tokens a step; where steps overlap, the second token comes alone.
+            let wanted = if sampling { (12, (28, 28)) } else { (11, (29, 29)) };
+            assert_eq!((machine.scheduler.counters().steps, drafts(&machine)), wanted);
+        }
+    }
+}
+
+#[test]
+fn each_known_token_is_computed_once_and_each_draft_when_it_is_drawn() {
+    let mut machine = machine(64, 64, EVER);
+    machine.submit(drafted(1, &prompt(70), 12, 2));
+    machine.run();
+    let computed = machine.plans().iter().flat_map(|plan| &plan.sequences).map(|sequence| {
+        let drafter = &sequence.drafter;
+        (drafter.first_position, drafter.tokens.len() as u32, drafter.drafts)
+    });
+    let computed: Vec<_> = computed.collect();
+    // The prompt in two pieces; then what was chosen behind the drafts, and the last draft, which it never computed.
+    assert_eq!(computed, [(0, 64, 0), (64, 6, 0), (70, 1, 2), (72, 2, 2), (75, 2, 2), (78, 2, 1)]);
+}
+
+#[test]
+fn a_prefix_that_is_found_is_found_by_the_drafter_too() {
+    let mut machine = machine(64, 64, EVER);
+    let first = drafted(1, &prompt(40), 8, 3);
+    machine.submit(first);
+    machine.run();
+    let second = drafted(2, &[prompt(40), vec![3, 4, 5]].concat(), 20, 3);
+    machine.submit(second.clone());
+    machine.run();
+    machine.assert_as_alone(&second);
+    assert_eq!(machine.cached_tokens(2), Some(40));
+    let of_second = machine.plans().iter().flat_map(|plan| &plan.sequences).filter(|of| of.id.0 == 2);
+    let first_positions: Vec<u32> = of_second.map(|of| of.drafter.first_position).take(2).collect();
+    assert_eq!(first_positions, [40, 43]);
+    let (drafted, right) = drafts(&machine);
+    assert_eq!(drafted, right);
+}
+
+#[test]
+fn without_room_for_the_drafter_everything_goes_on_without_it() {
+    // Blocks for six tokens more than the prompt.
+    let mut machine = machine(64, 9, EVER);
+    let wanted = drafted(1, &prompt(30), 40, 3);
+    machine.submit(wanted.clone());
+    machine.run();
+    machine.assert_as_alone(&wanted);
+    let (drafted, right) = drafts(&machine);
+    assert!((1..=6).contains(&drafted) && drafted == right, "{drafted} drafts, {right} right");
+}
+
+#[test]
+fn a_context_that_the_drafter_cannot_see_to_its_end_has_no_drafts_there() {
+    let mut machine = machine(64, 64, 40);
+    let wanted = drafted(1, &prompt(30), 40, 4);
+    machine.submit(wanted.clone());
+    machine.run();
+    machine.assert_as_alone(&wanted);
+    let sequences = machine.plans().iter().flat_map(|plan| &plan.sequences);
+    let ends =
+        sequences.map(|of| of.drafter.first_position + of.drafter.tokens.len() as u32 + of.drafter.drafts);
+    // The last draft is not computed.
+    assert!(matches!(ends.max(), Some(38..=41)));
+    let (drafted, right) = drafts(&machine);
+    assert!(drafted > 0 && drafted == right);
+}
+
+#[test]
+fn a_drafter_that_fails_is_not_asked_again_and_costs_no_token() {
+    let mut machine = Machine::new(config(), 64, 4).with_drafter(64, EVER, 8);
+    let wanted = drafted(1, &prompt(30), 40, 3);
+    machine.submit(wanted.clone());
+    machine.run();
+    machine.assert_as_alone(&wanted);
+    let (drafted, right) = drafts(&machine);
+    assert!(right < drafted / 2, "its backend refuses {drafted} drafts' first rows");
+}
+
+#[test]
+fn who_wants_no_drafts_has_nothing_computed_and_nothing_published_for_the_drafter() {
+    let mut machine = machine(64, 64, EVER);
+    machine.submit(request(1, &prompt(40), 8));
+    machine.run();
+    let nothing =
+        |plan: &folio_engine::StepPlan| plan.sequences.iter().all(|of| of.drafter.tokens.is_empty());
+    assert!(machine.plans().iter().all(nothing));
+    // Who comes behind finds the prompt and no part of the drafter's.
+    let second = drafted(2, &prompt(40), 8, 3);
+    machine.submit(second.clone());
+    machine.run();
+    machine.assert_as_alone(&second);
+    assert_eq!(drafts(&machine), (0, 0));
+}

@@ -1,0 +1,84 @@
+//! Each rule of optional groups, where a drafter's KV lies, on the smallest pools that show it.
+
+mod common;
+
+use common::{ByRoot, config, root};
+use folio_kv::{GroupConfig, HOLE, KvCache, Layout, LruLeafFirst};
+
+/// Blocks of four tokens, in group 0 and in the optional one.
+fn cache() -> KvCache {
+    let (layout, optional) = (Layout::Paged, true);
+    let group = GroupConfig { layout, blocks: 16, block_tokens: 4, bytes_per_block: 64, optional };
+    KvCache::with_groups(config(16, 4), &[group], Box::new(LruLeafFirst::new()))
+}
+
+/// Who shares the last block of an optional group and finds no block for a copy goes on without, and nothing is left half done.
+#[test]
+fn a_fork_without_a_block_of_an_optional_group_goes_on() {
+    let group = GroupConfig { optional: true, ..GroupConfig::window(64, 1, 4, 64) };
+    let mut cache = KvCache::with_groups(config(16, 4), &[group], Box::new(LruLeafFirst::new()));
+    let (root, tokens) = (root(0), (0..40).collect::<Vec<u32>>());
+    let (mut table, _) = cache.attach_at(&root, &tokens, 0);
+    cache.grow(&mut table, 3, &mut Vec::new()).expect("room");
+    cache.committed(&mut table, &tokens, 3);
+    let mut fork = cache.fork(&mut table);
+    let copies = &mut Vec::new();
+    cache.grow(&mut fork, 4, copies).expect("the group is optional");
+    assert_eq!((copies.len(), fork.group(1)), (1, &[HOLE][..]));
+    cache.check(&[&table, &fork]).unwrap();
+    [table, fork].into_iter().for_each(|table| drop(cache.release(table, &tokens)));
+    cache.check(&[]).unwrap();
+}
+
+/// A drafter that lags behind has nothing published that it did not compute, and gets what it computes later published then.
+#[test]
+fn what_a_drafter_did_not_write_is_not_found() {
+    let mut cache = cache();
+    let (root, tokens) = (root(0), (0..40).collect::<Vec<u32>>());
+    let found = |cache: &mut KvCache| {
+        let (table, _) = cache.attach_at(&root, &tokens, 39);
+        let found = (table.computed(), table.group(1).iter().filter(|block| **block != HOLE).count());
+        assert_eq!(table.is_whole(1), found.1 * 4 >= found.0 as usize);
+        cache.release(table, &tokens);
+        found
+    };
+    let (mut table, _) = cache.attach_at(&root, &tokens, 0);
+    cache.grow(&mut table, 14, &mut Vec::new()).expect("room");
+    table.set_written(6);
+    cache.committed(&mut table, &tokens, 12);
+    assert_eq!((table.written(), found(&mut cache)), (6, (12, 1)));
+    table.set_written(13);
+    cache.committed(&mut table, &tokens, 13);
+    assert_eq!(
+        found(&mut cache),
+        (12, 3),
+        "what it caught up with; of the tail nothing is found before it is released"
+    );
+    table.set_written(13);
+    cache.committed(&mut table, &tokens, 14);
+    cache.check(&[&table]).unwrap();
+    cache.release(table, &tokens);
+    assert_eq!(found(&mut cache), (14, 3), "its tail was not written to the end");
+    cache.check(&[]).unwrap();
+}
+
+/// What is optional is neither kept off the device nor loaded.
+#[test]
+fn transfers_leave_optional_groups_alone() {
+    let mut cache = cache();
+    let (root, tokens) = (root(0), (0..40).collect::<Vec<u32>>());
+    let (mut table, _) = cache.attach_at(&root, &tokens, 0);
+    cache.grow(&mut table, 8, &mut Vec::new()).expect("room");
+    cache.committed(&mut table, &tokens, 8);
+    let (lease, contents) = cache.lease(&table, 0, 8, u64::MAX);
+    assert!(contents.len() == 2 && contents.iter().all(|content| content.group == 0), "{contents:?}");
+    assert!(cache.end_lease(lease));
+    cache.grow(&mut table, 12, &mut Vec::new()).expect("room");
+    let ticket = cache.begin_load(&mut table, 2).expect("the rest may be computed meanwhile");
+    let contents = cache.contents_to_load(&table, 2);
+    assert!(contents.len() == 2 && contents.iter().all(|content| content.group == 0), "{contents:?}");
+    assert!(!table.is_whole(1), "what is loaded lacks the drafter's part");
+    cache.end_load(ticket, Some(&mut table), &tokens, false).unwrap();
+    cache.check(&[&table]).unwrap();
+    cache.release(table, &tokens);
+}
