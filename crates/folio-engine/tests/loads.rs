@@ -294,14 +294,15 @@ fn what_arrives_is_retained() {
     }
 }
 
-/// A group that nobody depends on is written, too.
+/// A group that nobody depends on is not written.
 #[test]
-fn bytes_in_transfer_are_those_of_all_groups() {
+fn bytes_in_transfer_are_those_of_all_groups_that_are_needed() {
     let limit = SchedulerConfig { max_transfer_bytes: 5, ..SchedulerConfig::default() };
     let mut bench = Bench::new(40, 1, limit);
     let geometry = CacheConfig { blocks: 40, block_tokens: BLOCK, bytes_per_block: 1 };
-    let optional = GroupConfig { optional: true, ..GroupConfig::window(64, 40, BLOCK, 1) };
-    bench.cache = KvCache::with_groups(geometry, &[optional], Box::new(LruLeafFirst::new()));
+    let window = GroupConfig::window(64, 40, BLOCK, 1);
+    let groups = [window, GroupConfig { optional: true, ..window }];
+    bench.cache = KvCache::with_groups(geometry, &groups, Box::new(LruLeafFirst::new()));
     bench.submit(1, 30, 4);
     assert_eq!(bench.begin(1, 3), None, "three blocks of two groups");
     assert!(bench.begin(1, 2).is_some());

@@ -90,7 +90,7 @@ impl KvCache {
     }
 
     /// `blocks(group)`, of optional groups none.
-    fn required(&self, blocks: impl Fn(usize) -> u32) -> GroupCounts {
+    pub(crate) fn required(&self, blocks: impl Fn(usize) -> u32) -> GroupCounts {
         self.each_group(|group| if self.groups[group].config.optional { 0 } else { blocks(group) })
     }
 }

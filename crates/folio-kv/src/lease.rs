@@ -150,10 +150,10 @@ impl KvCache {
         self.bytes_of(self.each_group(|group| lists[group].len() as u32))
     }
 
-    /// Bytes that a transfer of `blocks` blocks writes at most, in all groups.
+    /// Bytes that a transfer of `blocks` blocks writes at most, in all groups that are needed.
     pub fn load_bytes(&self, blocks: u32) -> u64 {
         let positions = blocks * self.config.block_tokens;
-        self.bytes_of(self.each_group(|group| self.groups[group].blocks_of(positions)))
+        self.bytes_of(self.required(|group| self.groups[group].blocks_of(positions)))
     }
 
     /// Bytes that transfers still write, of tables that are gone, too.
