@@ -140,7 +140,12 @@ impl KvCache {
         &self.groups[group].config
     }
 
-    /// Groups that everybody needs, from 1 on.
+    /// Groups that everybody needs: all but the optional ones.
+    pub fn needed_groups(&self) -> usize {
+        self.groups.iter().filter(|group| !group.config.optional).count()
+    }
+
+    /// Groups from 1 on.
     pub(crate) fn others(&self) -> std::ops::Range<usize> {
         1..self.groups.len()
     }

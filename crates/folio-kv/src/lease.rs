@@ -234,8 +234,7 @@ impl KvCache {
             || !table.is_loaded()
             || (table.computed..from).contains(&table.tentative_from)
             || self.holds.swap_outs > 0
-            || (self.others().any(|group| !self.groups[group].config.optional)
-                && table.computable().min(from) > table.computed)
+            || (self.needed_groups() > 1 && table.computable().min(from) > table.computed)
         {
             return None;
         }

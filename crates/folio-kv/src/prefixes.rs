@@ -322,7 +322,7 @@ impl KvCache {
             // Whatever ends between the hole and here needs it, too.
             from = hole;
         }
-        if from == 0 || self.groups.len() == 1 { from } else { 0 }
+        if from == 0 || self.needed_groups() == 1 { from } else { 0 }
     }
 
     /// The last block of group 0 with which a block ends that the query behind `blocks` blocks reads and some group lacks.
@@ -453,7 +453,7 @@ impl KvCache {
         blocks: &[BlockId],
         spare: u32,
     ) -> Result<(), KeepRefused> {
-        if self.groups.len() > 1 {
+        if self.needed_groups() > 1 {
             return Err(KeepRefused::Windows);
         }
         if self.has_quotas() {

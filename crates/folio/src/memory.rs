@@ -285,13 +285,13 @@ pub fn swap_space(
         let slots = u128::from(blocks) * u128::from(bytes) / u128::from(pool.bytes.max(1));
         u32::try_from(slots).unwrap_or(u32::MAX >> 1)
     };
-    let slots: Vec<u32> = std::iter::once(pool.blocks)
-        .chain(pool.windows.iter().map(|window| window.blocks))
-        .map(share)
-        .collect();
+    // What nobody needs is not copied.
+    let windows = pool.windows.iter().filter(|window| !window.optional).map(|window| window.blocks);
+    let mut slots: Vec<u32> = std::iter::once(pool.blocks).chain(windows).map(share).collect();
     if asked.is_some_and(|asked| asked > 0) && slots.contains(&0) {
         return Err(SwapError::TooSmall { asked: units::bytes(bytes) });
     }
+    slots.resize(1 + pool.windows.len(), 0);
     let sizes =
         std::iter::once(request.bytes_per_block).chain(request.windows.iter().map(|w| w.bytes_per_block));
     let bytes = slots.iter().zip(sizes).map(|(slots, size)| u64::from(*slots) * size).sum();

@@ -3,6 +3,7 @@
 //! Owns: the order (resolve, open, pack, size the pool, start) and the report of what was decided and why. Used by serve,
 //! chat, run and bench alike.
 
+mod draft;
 mod report;
 mod source;
 mod weights;
@@ -28,6 +29,7 @@ use crate::cli::{DiskKvArgs, EngineArgs, Quantize, Sizes};
 use crate::device::Device;
 use crate::memory::{self, PoolRequest};
 use crate::packed_cache::{Saving, Unsaved};
+use draft::Draft;
 
 pub use report::Report;
 pub(crate) use report::formats;
@@ -66,15 +68,16 @@ impl Runtime {
         let max_model_len = u32::try_from(model.max_model_len).context("the model's context length")?;
         let tenant_weights = tenants.weights();
         let sizes = args.sizes(device.is_gpu());
-        let drafter = args.drafter();
+        let drafter = args.drafter()?;
         let mut config = SchedulerConfig { tenant_weights, ..scheduler_config(args, &sizes, max_model_len) };
+        let draft = Draft::load(args, &tokenizer)?;
         let free = device.free_memory();
         let request = PoolRequest {
             asked_bytes: args.kv_cache_memory,
             share: sizes.kv_cache_share,
             free: free.clone(),
             bytes_per_block: model.kv_layout.groups[0].bytes_per_block() as u64,
-            windows: windows(&model.kv_layout)?,
+            windows: windows(&model.kv_layout, draft.as_ref())?,
             block_tokens: args.block_size,
             max_model_len,
             max_num_seqs: sizes.max_num_seqs,
@@ -100,12 +103,14 @@ impl Runtime {
         };
         report.describe(&source, &checkpoint, &model, &pool, free.as_ref(), template.as_deref());
         report.describe_swap(&swap);
+        report.describe_draft(draft.as_ref(), &pool);
         report.describe_packed(mapped.as_deref(), unsaved.as_ref());
         report.describe_quantized(quantized, mapped.is_some(), here);
-        let windows = pool.windows.iter().map(|window| window.blocks);
+        let groups = model.kv_layout.groups.len();
+        let windows = pool.windows[..groups - 1].iter().map(|window| window.blocks);
         let blocks: Vec<usize> = std::iter::once(pool.blocks).chain(windows).map(|n| n as usize).collect();
         device.allocate_cache(&model.kv_layout, &blocks)?;
-        let slots: Vec<usize> = swap.slots.iter().map(|slots| *slots as usize).collect();
+        let slots: Vec<usize> = swap.slots[..groups].iter().map(|slots| *slots as usize).collect();
         device.allocate_swap(&slots)?;
 
         let mut cache = KvCache::with_groups(
@@ -121,16 +126,22 @@ impl Runtime {
         cache.set_swap_space(GroupCounts::each(swap.slots.len(), |group| swap.slots[group]));
         let layout_digest = layout_digest(&model.kv_layout, &device.numerics(), quantized);
         let tier = disk_tier(&args.disk_kv, &device, &cache, &layout_digest, &mut report)?;
-        let executor = ModelExecutor::new(
+        let model_executor = ModelExecutor::new(
             device.into_backend(),
             model.vocab,
             sizes.max_num_batched_tokens as usize,
             logit_rows(&sizes),
         );
+        let executor = match (draft, pool.windows.last()) {
+            (Some(draft), Some(of_draft)) => {
+                draft.executor(model_executor, groups, of_draft.blocks, &sizes)?
+            }
+            _ => Box::new(model_executor),
+        };
         let engine = folio_engine::start(EngineParts {
             config,
             cache,
-            executor: Box::new(executor),
+            executor,
             clock: Arc::new(SystemClock::new()),
             vocab: u32::try_from(model.vocab).context("the model's vocabulary")?,
             tier: tier.clone(),
@@ -178,8 +189,8 @@ impl Runtime {
     }
 }
 
-/// The window groups of a layout, which are all groups but the first, without their pools.
-fn windows(layout: &KvLayout) -> Result<Vec<GroupConfig>> {
+/// The groups but the first, without their pools: the windows of a layout, and behind them what a draft model needs.
+fn windows(layout: &KvLayout, draft: Option<&Draft>) -> Result<Vec<GroupConfig>> {
     let window = |(group, kv): (usize, &KvGroup)| match kv.kind {
         GroupKind::Window { tokens } => {
             let (size, bytes) = (kv.block_tokens as u32, kv.bytes_per_block() as u64);
@@ -187,11 +198,12 @@ fn windows(layout: &KvLayout) -> Result<Vec<GroupConfig>> {
         }
         kind => bail!("cache group {group} is {kind:?}: only the first may have no window"),
     };
-    let groups = layout.groups.len();
-    if groups > folio_kv::MAX_GROUPS {
-        bail!("the model has {groups} kinds of layers, at most {} are possible", folio_kv::MAX_GROUPS);
+    let (groups, most) = (layout.groups.len(), folio_kv::MAX_GROUPS - usize::from(draft.is_some()));
+    if groups > most {
+        bail!("the model has {groups} kinds of layers, at most {most} are possible");
     }
-    layout.groups.iter().enumerate().skip(1).map(window).collect()
+    let windows = layout.groups.iter().enumerate().skip(1).map(window);
+    windows.chain(draft.map(|draft| Ok(draft.group()))).collect()
 }
 
 /// What keeps KV on disk, if anything does.
@@ -215,7 +227,8 @@ fn disk_tier(
         ..DiskConfig::new(dir, args.disk_kv_size, *layout_digest)
     };
     let store = DiskStore::open(config).context("--disk-kv")?;
-    let groups = (0..cache.groups()).map(|group| *cache.group_config(group)).collect();
+    let groups = (0..cache.groups()).map(|group| *cache.group_config(group));
+    let groups = groups.filter(|group| !group.optional).collect();
     let threads = args.disk_kv_threads.into();
     let tier = DiskTier::new(store, args.disk_kv_size, memory, groups, threads).context("--disk-kv")?;
     report.describe_disk_kv(dir, args.disk_kv_size);

@@ -147,7 +147,7 @@ pub(crate) fn settings(args: &ServeArgs) -> Result<ServerConfig> {
         safety: safety(args.safety.as_deref(), args.tables.safety.as_deref())?,
         hints: HintPolicy::new(args.accept_hint.clone(), args.unknown_fields == UnknownFields::Warn)?,
         tenant_metrics: args.tenant_metrics,
-        speculate: args.engine.drafter(),
+        speculate: args.engine.drafter()?,
         batch: BatchConfig {
             dir: args.batch_dir.clone(),
             storage_bytes: args.batch_storage,

@@ -274,7 +274,7 @@ impl Scheduler {
     fn fork_choices(&mut self, cache: &mut KvCache, leader: Slot, answers: &[Sampled]) {
         let id = self.sequences[leader].request_id;
         let kept = self.pin_prompt(cache, leader).map(Box::new);
-        if cache.groups() > 1 {
+        if cache.needed_groups() > 1 {
             // Who asks the same again computes the last row.
             self.store(cache, leader, self.sequences[leader].prompt_len - 1);
         }

@@ -105,7 +105,7 @@ impl Scheduler {
         let (wanted, most) = (to.saturating_sub(from) / size, room / cache.load_bytes(1).max(1));
         let blocks = wanted.min(u32::try_from(most).unwrap_or(u32::MAX));
         // Windows and states are stored for the end alone.
-        if cache.groups() > 1 && (blocks < wanted || to < end * size) {
+        if cache.needed_groups() > 1 && (blocks < wanted || to < end * size) {
             return false;
         }
         let (to, bytes) = (from + blocks * size, cache.load_bytes(blocks));
@@ -115,7 +115,7 @@ impl Scheduler {
         if !self.attach_whole(cache, slot, from) {
             return false;
         }
-        let (mut left, most) = (blocks, if cache.groups() == 1 { LOAD_BLOCKS } else { u32::MAX });
+        let (mut left, most) = (blocks, if cache.needed_groups() == 1 { LOAD_BLOCKS } else { u32::MAX });
         while left > 0 {
             let blocks = left.min(most);
             let Some(ticket) = self.load_behind(cache, slot, blocks) else { break };

@@ -180,7 +180,7 @@ impl Scheduler {
     /// Somebody came to share blocks, or blocks gave way to equal ones: in a window group their holders lose by that. Who shares
     /// blocks from outside (a lease, a table of its own) says so before the next plan.
     pub fn update_reservations(&mut self, cache: &KvCache) {
-        if cache.groups() > 1 && !self.reservations.is_empty() {
+        if cache.needed_groups() > 1 && !self.reservations.is_empty() {
             for at in 0..self.running.len() {
                 self.update_reservation(cache, self.running[at].1);
             }

@@ -111,8 +111,13 @@ pub struct EngineArgs {
 
     /// Speculative decoding: where drafts come from. Tokens are the same with and without; a request may say otherwise
     /// (speculative.n_max, prediction)
-    #[arg(long, env = "FOLIO_SPECULATE", value_name = "DRAFTER", default_value = "off")]
-    pub speculate: Speculate,
+    /// [default: model where there is a --draft-model, else off]
+    #[arg(long, env = "FOLIO_SPECULATE", value_name = "DRAFTER")]
+    pub speculate: Option<Speculate>,
+
+    /// A model that proposes drafts, with the same vocabulary: a folder, a .gguf file or a hub name
+    #[arg(long, env = "FOLIO_DRAFT_MODEL", value_name = "MODEL")]
+    pub draft_model: Option<String>,
 
     /// A Jinja chat template to use instead of the model's own
     #[arg(long, env = "FOLIO_CHAT_TEMPLATE", value_name = "FILE")]
@@ -132,17 +137,34 @@ pub enum Speculate {
     Suffix,
     /// The request's own tokens, by n-gram lookup
     Ngram,
+    /// Another model, that of --draft-model
+    Model,
     /// Nowhere
     Off,
 }
 
 impl EngineArgs {
     /// Where drafts come from for a request that says nothing of it.
-    pub fn drafter(&self) -> Option<Drafter> {
-        match self.speculate {
-            Speculate::Suffix => Some(Drafter::Suffix),
-            Speculate::Ngram => Some(Drafter::Ngram),
-            Speculate::Off => None,
+    pub fn drafter(&self) -> anyhow::Result<Option<Drafter>> {
+        let by_model = self.draft_model.is_some();
+        let drafter = match self.speculate {
+            None if by_model => Some(Drafter::Model),
+            None | Some(Speculate::Off) => None,
+            Some(Speculate::Suffix) => Some(Drafter::Suffix),
+            Some(Speculate::Ngram) => Some(Drafter::Ngram),
+            Some(Speculate::Model) => Some(Drafter::Model),
+        };
+        match (drafter, by_model) {
+            (Some(Drafter::Model), false) => {
+                anyhow::bail!("--speculate model needs --draft-model, the model that proposes drafts")
+            }
+            (drafter, true) if drafter != Some(Drafter::Model) => anyhow::bail!(
+                "--draft-model has no use with --speculate {}: leave one out",
+                self.speculate
+                    .and_then(|speculate| speculate.to_possible_value())
+                    .map_or_else(String::new, |value| value.get_name().to_owned())
+            ),
+            _ => Ok(drafter),
         }
     }
 }

@@ -9,6 +9,7 @@ use folio_model::{Checkpoint, LoadedModel};
 use folio_text::ChatTemplate;
 
 use super::Source;
+use super::draft::Draft;
 use crate::cli::Quantize;
 use crate::memory;
 use crate::packed_cache::Unsaved;
@@ -130,6 +131,16 @@ impl Report {
         );
         let at = self.lines.iter().rposition(|(what, _)| matches!(*what, "KV cache" | "window"));
         self.lines.insert(at.map_or(self.lines.len(), |at| at + 1), ("swap", text));
+    }
+
+    /// The model that proposes drafts, and its part of the KV cache.
+    pub(super) fn describe_draft(&mut self, draft: Option<&Draft>, pool: &memory::Pool) {
+        let (Some(draft), Some(group)) = (draft, pool.windows.last()) else { return };
+        let bytes = u64::from(group.blocks) * group.bytes_per_block;
+        let (weights, bytes) = (units::bytes(draft.device.weight_bytes()), units::bytes(bytes));
+        let text = format!("by {}: {weights} of weights, and {bytes} of the KV cache", draft.name);
+        let at = self.lines.iter().rposition(|(what, _)| matches!(*what, "KV cache" | "window" | "swap"));
+        self.lines.insert(at.map_or(self.lines.len(), |at| at + 1), ("drafts", text));
     }
 
     /// Where KV goes that the device cannot keep.
