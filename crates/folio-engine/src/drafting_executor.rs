@@ -14,16 +14,15 @@
 
 use folio_kv::BlockCopy;
 
-use crate::executor::ModelExecutor;
 use crate::plan::{
     DrafterModel, Executor, ExecutorError, SamplePlan, SampleSpec, Sampled, SequenceId, SequencePlan,
     StepOutput, StepPlan, TableChange, Want,
 };
 
 /// See the module documentation.
-pub struct DraftingExecutor {
-    model: ModelExecutor,
-    drafter: ModelExecutor,
+pub struct DraftingExecutor<M, D> {
+    model: M,
+    drafter: D,
     as_drafter: DrafterModel,
     vocab: u32,
     /// Its pass, and which of the step's sequences each entry is of.
@@ -37,11 +36,11 @@ pub struct DraftingExecutor {
     broken: bool,
 }
 
-impl DraftingExecutor {
-    /// `drafter` has one cache group, whose blocks are those of group `as_drafter.group`, and `vocab` tokens; what is unknown to it is token 0.
-    pub fn new(model: ModelExecutor, drafter: ModelExecutor, as_drafter: DrafterModel, vocab: u32) -> Self {
+impl<M: Executor, D: Executor> DraftingExecutor<M, D> {
+    /// `model` has the cache groups before `as_drafter.group` ([`crate::ModelExecutor::with_groups`]). `drafter` has one, whose blocks are those of group `as_drafter.group`, and `vocab` tokens; what is unknown to it is token 0.
+    pub fn new(model: M, drafter: D, as_drafter: DrafterModel, vocab: u32) -> Self {
         Self {
-            model: model.with_groups(as_drafter.group),
+            model,
             drafter,
             as_drafter,
             vocab,
@@ -167,7 +166,7 @@ impl DraftingExecutor {
     }
 }
 
-impl Executor for DraftingExecutor {
+impl<M: Executor, D: Executor> Executor for DraftingExecutor<M, D> {
     fn depth(&self) -> usize {
         self.model.depth()
     }

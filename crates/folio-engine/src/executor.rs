@@ -120,14 +120,6 @@ impl ModelExecutor {
         self
     }
 
-    /// Begins a step whose drafts are named by place: they are these.
-    pub(crate) fn begin_with_drafts(&mut self, plan: &StepPlan, drafts: &[u32]) -> Result<(), ExecutorError> {
-        let unknown = |draft: u32| if (draft as usize) < self.vocab { draft } else { 0 };
-        self.drafts.clear();
-        self.drafts.extend(drafts.iter().copied().map(unknown));
-        self.begin(plan)
-    }
-
     pub fn backend(&self) -> &dyn Backend {
         &*self.backend
     }
@@ -533,6 +525,13 @@ impl Executor for ModelExecutor {
         };
         self.begun.push_back(begun);
         Ok(())
+    }
+
+    fn begin_with_drafts(&mut self, plan: &StepPlan, drafts: &[u32]) -> Result<(), ExecutorError> {
+        let unknown = |draft: u32| if (draft as usize) < self.vocab { draft } else { 0 };
+        self.drafts.clear();
+        self.drafts.extend(drafts.iter().copied().map(unknown));
+        self.begin(plan)
     }
 
     fn finish(&mut self) -> Result<&StepOutput, ExecutorError> {

@@ -292,6 +292,15 @@ pub trait Executor: Send {
     /// Begins the step and has taken from the plan what it needs when this returns. After an error nothing was begun.
     fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError>;
 
+    /// Begins a step that names drafts by place: these are they.
+    fn begin_with_drafts(&mut self, plan: &StepPlan, drafts: &[u32]) -> Result<(), ExecutorError> {
+        if !drafts.is_empty() {
+            let reason = "it takes no drafts that are named by place".to_owned();
+            return Err(ExecutorError { step: plan.step, reason });
+        }
+        self.begin(plan)
+    }
+
     /// Waits for the oldest step that was begun and not finished; it is finished even where this is an error. The output is the
     /// executor's own memory, reused by the next call.
     fn finish(&mut self) -> Result<&StepOutput, ExecutorError>;
@@ -300,6 +309,32 @@ pub trait Executor: Send {
     fn execute(&mut self, plan: &StepPlan) -> Result<&StepOutput, ExecutorError> {
         self.begin(plan)?;
         self.finish()
+    }
+}
+
+impl<E: Executor + ?Sized> Executor for &mut E {
+    fn depth(&self) -> usize {
+        (**self).depth()
+    }
+
+    fn lag(&self) -> usize {
+        (**self).lag()
+    }
+
+    fn drafter(&self) -> Option<DrafterModel> {
+        (**self).drafter()
+    }
+
+    fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
+        (**self).begin(plan)
+    }
+
+    fn begin_with_drafts(&mut self, plan: &StepPlan, drafts: &[u32]) -> Result<(), ExecutorError> {
+        (**self).begin_with_drafts(plan, drafts)
+    }
+
+    fn finish(&mut self) -> Result<&StepOutput, ExecutorError> {
+        (**self).finish()
     }
 }
 

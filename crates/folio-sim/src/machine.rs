@@ -142,7 +142,8 @@ impl Machine {
             if self.samples { backend.with_sampling() } else { backend }
         };
         let executor = |backend| ModelExecutor::new(Box::new(backend), VOCAB as usize, self.rows, self.rows);
-        let (model, drafter) = (executor(backend(config.blocks, self.rows)), executor(backend(blocks, rows)));
+        let model = executor(backend(config.blocks, self.rows)).with_groups(1);
+        let drafter = executor(backend(blocks, rows));
         let as_drafter = DrafterModel { group: 1, positions };
         self.driver.executor = Box::new(DraftingExecutor::new(model, drafter, as_drafter, VOCAB));
         let scheduler = Scheduler::new(self.config.clone()).expect("the test's limits are valid");

@@ -13,7 +13,8 @@ pub struct Pipeline<E> {
     inner: E,
     depth: usize,
     lag: usize,
-    begun: VecDeque<StepPlan>,
+    /// With the drafts that they name.
+    begun: VecDeque<(StepPlan, Vec<u32>)>,
     /// Of the last `depth` steps that were finished: what each sample chose.
     chosen: VecDeque<(u64, Vec<u32>)>,
 }
@@ -39,27 +40,32 @@ impl<E: Executor> Executor for Pipeline<E> {
     }
 
     fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
+        self.begin_with_drafts(plan, &[])
+    }
+
+    fn begin_with_drafts(&mut self, plan: &StepPlan, drafts: &[u32]) -> Result<(), ExecutorError> {
         let failed = |reason: String| Err(ExecutorError { step: plan.step, reason });
         if self.begun.len() == self.depth {
             return failed(format!("{} steps are under way", self.depth));
         }
         for sequence in &plan.sequences {
             let names = sequence.tokens.iter().any(|token| token & PLACEHOLDER != 0);
-            let known = |step: u64| self.begun.iter().any(|begun| begun.step == step);
+            let drafted = sequence.drafter.drafts > 0 && !drafts.is_empty();
+            let known = |step: u64| self.begun.iter().any(|(begun, _)| begun.step == step);
             match sequence.follows {
                 Some(step) if !names || !known(step) || step + self.lag as u64 > plan.step => {
                     return failed(format!("{sequence:?} cannot follow step {step}"));
                 }
-                None if names => return failed(format!("{sequence:?} names a token of no step")),
+                None if names && !drafted => return failed(format!("{sequence:?} names a token of no step")),
                 _ => {}
             }
         }
-        self.begun.push_back(plan.clone());
+        self.begun.push_back((plan.clone(), drafts.to_vec()));
         Ok(())
     }
 
     fn finish(&mut self) -> Result<&StepOutput, ExecutorError> {
-        let Some(mut plan) = self.begun.pop_front() else {
+        let Some((mut plan, drafts)) = self.begun.pop_front() else {
             return Err(ExecutorError { step: 0, reason: "no step was begun".into() });
         };
         for sequence in &mut plan.sequences {
@@ -68,7 +74,8 @@ impl<E: Executor> Executor for Pipeline<E> {
             let token = self.named(step, (sequence.tokens[0] & !PLACEHOLDER) as usize);
             sequence.tokens[0] = token.unwrap_or(0);
         }
-        let output = self.inner.execute(&plan)?;
+        self.inner.begin_with_drafts(&plan, &drafts)?;
+        let output = self.inner.finish()?;
         let chosen = output.samples.iter().map(|sample| match sample {
             Sampled::Token { id, .. } => *id,
             _ => 0,

@@ -95,7 +95,7 @@ impl World {
 }
 
 /// With a model that is the same but for its groups, or in some worlds for its vocabulary.
-fn with_drafter(model: ModelExecutor, scenario: &Scenario) -> DraftingExecutor {
+fn with_drafter(model: ModelExecutor, scenario: &Scenario) -> DraftingExecutor<ModelExecutor, ModelExecutor> {
     let Scenario { cache, vocab, max_rows, max_logit_rows, groups, .. } = scenario;
     let (group, blocks) = (groups.len(), groups.last().map_or(0, |group| group.blocks));
     let vocab = if scenario.seed.is_multiple_of(5) { vocab - 6 } else { *vocab };
@@ -105,7 +105,7 @@ fn with_drafter(model: ModelExecutor, scenario: &Scenario) -> DraftingExecutor {
     let drafter = ModelExecutor::new(Box::new(backend), vocab as usize, *max_rows, *max_logit_rows);
     // A context that it cannot see to its end, now and then.
     let positions = if scenario.seed.is_multiple_of(7) { 60 } else { u32::MAX };
-    DraftingExecutor::new(model, drafter, DrafterModel { group, positions }, vocab)
+    DraftingExecutor::new(model.with_groups(group), drafter, DrafterModel { group, positions }, vocab)
 }
 
 impl Driver for World {

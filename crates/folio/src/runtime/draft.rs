@@ -63,6 +63,7 @@ impl Draft {
         let drafter = ModelExecutor::new(self.device.into_backend(), vocab, rows, logit_rows(sizes));
         let positions = u32::try_from(positions).unwrap_or(u32::MAX);
         let as_drafter = DrafterModel { group, positions };
+        let model = model.with_groups(group);
         Ok(Box::new(DraftingExecutor::new(model, drafter, as_drafter, vocab as u32)))
     }
 }

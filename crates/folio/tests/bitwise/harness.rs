@@ -13,11 +13,13 @@ use std::sync::{Arc, Mutex, mpsc};
 use folio_cpu::{CpuBackend, CpuOptions, Isa, Quantize};
 use folio_cuda::CudaBackend;
 use folio_emulator::Order;
-use folio_engine::plan::{ExecutorError, SamplePlan, Sampled, SequenceId, StepOutput, StepPlan, Want};
+use folio_engine::plan::{
+    ExecutorError, PLACEHOLDER, SamplePlan, Sampled, SequenceId, StepOutput, StepPlan, Want,
+};
 use folio_engine::{
-    DRAFTS_MAX, Drafters, Driver, Event, Executor, Micros, Pooling, Report, Request, RequestId, RulesRef,
-    Sampler, SamplingParams, Scheduler, SchedulerConfig, Speculation, SystemClock, Tier, TierStats,
-    TransferOrder, turn,
+    DRAFTS_MAX, DrafterModel, Drafters, DraftingExecutor, Driver, Event, Executor, Micros, ModelExecutor,
+    Pooling, Report, Request, RequestId, RulesRef, Sampler, SamplingParams, Scheduler, SchedulerConfig,
+    Speculation, SystemClock, Tier, TierStats, TransferOrder, turn,
 };
 use folio_kv::{CacheConfig, GroupConfig, GroupCounts, Identity, KvCache, Root, TenantId, default_policy};
 use folio_model::backend::{Backend, Batch, GroupKind, KvFormat, KvGroup, KvLayout, Span};
@@ -177,9 +179,18 @@ impl Recorder {
 
 impl Executor for Recorder {
     fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
-        let batch = &mut self.batch;
+        self.begin_with_drafts(plan, &[])
+    }
+
+    fn begin_with_drafts(&mut self, plan: &StepPlan, drafts: &[u32]) -> Result<(), ExecutorError> {
+        let (batch, groups) = (&mut self.batch, 1 + self.windows.len());
         batch.clear();
-        for copy in &plan.copies {
+        let mut plan = plan.clone();
+        let tokens = plan.sequences.iter_mut().flat_map(|sequence| &mut sequence.tokens);
+        for token in tokens.filter(|token| **token & PLACEHOLDER != 0) {
+            *token = drafts[(*token & !PLACEHOLDER) as usize];
+        }
+        for copy in plan.copies.iter().filter(|copy| (copy.group as usize) < groups) {
             let (group, from, to, tokens) = (copy.group, copy.from.0, copy.to.0, copy.tokens);
             batch.copies.push(folio_model::backend::BlockCopy { group, from, to, tokens });
         }
@@ -199,7 +210,7 @@ impl Executor for Recorder {
                 tentative_from: u32::MAX,
             });
             batch.tokens.extend(&sequence.tokens);
-            for (group, table) in (0..).zip(&sequence.block_tables) {
+            for (group, table) in (0..).zip(sequence.block_tables.iter().take(groups)) {
                 batch.edit_table(slot, group, 0, table.iter().copied());
             }
         }
@@ -211,6 +222,7 @@ impl Executor for Recorder {
         }
         self.output.step = plan.step;
         self.output.samples.clear();
+        self.output.drafts = drafts.to_vec();
         if batch.tokens.is_empty() {
             return Ok(());
         }
@@ -260,20 +272,9 @@ impl Executor for Recorder {
     }
 }
 
-/// For a [`Pipeline`] that lasts for one run.
-impl Executor for &mut Recorder {
-    fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
-        (**self).begin(plan)
-    }
-
-    fn finish(&mut self) -> Result<&StepOutput, ExecutorError> {
-        (**self).finish()
-    }
-}
-
 /// The loop's surroundings: steps of a thousand microseconds.
 struct Device<'a> {
-    pipeline: Pipeline<&'a mut Recorder>,
+    executor: Box<dyn Executor + 'a>,
     now: u64,
 }
 
@@ -283,11 +284,11 @@ impl Driver for Device<'_> {
     }
 
     fn begin(&mut self, plan: &StepPlan, _: &Scheduler, _: &KvCache) {
-        self.pipeline.begin(plan).expect("a plan that can be begun");
+        self.executor.begin(plan).expect("a plan that can be begun");
     }
 
     fn finish(&mut self) -> (Micros, Result<&StepOutput, ExecutorError>) {
-        (Micros(self.now + 999), self.pipeline.finish())
+        (Micros(self.now + 999), self.executor.finish())
     }
 }
 
@@ -392,6 +393,8 @@ pub struct World {
     drafter: Option<Drafter>,
     /// Where each request's drafts come from.
     speculation: Vec<Speculation>,
+    /// A model that proposes drafts.
+    draft: Option<(ModelExecutor, DrafterModel)>,
     /// Time of the steps, where masks may be late.
     late: Option<Arc<AtomicU64>>,
     /// Where KV is kept off the device, and what it reports.
@@ -410,6 +413,7 @@ impl World {
             lag: 1,
             drafter: None,
             speculation: Vec::new(),
+            draft: None,
             late: None,
             tier: None,
         }
@@ -423,6 +427,28 @@ impl World {
     /// From now on requests are speculated on like this.
     pub fn speculate(&mut self, speculation: Vec<Speculation>) {
         self.speculation = speculation;
+    }
+
+    /// From now on the model of a fixture proposes drafts for those that want a model's; its KV has so many blocks. `threads` and weights
+    /// are as in `setup`.
+    pub fn draft_by(&mut self, fixture: &str, setup: Setup, blocks: u32) {
+        let recorder = Recorder::load(fixture, setup, blocks);
+        assert!(recorder.windows.is_empty(), "{fixture} has windows");
+        let config = *self.cache.config();
+        let own = GroupConfig { blocks: config.blocks, ..config.first_group() };
+        let windows =
+            self.recorder.windows.iter().map(|window| GroupConfig { blocks: own.blocks, ..*window });
+        let groups: Vec<GroupConfig> =
+            windows.chain([GroupConfig { blocks, optional: true, ..own }]).collect();
+        self.cache = KvCache::with_groups(config, &groups, default_policy(0.01));
+        let as_drafter = DrafterModel { group: groups.len(), positions: MAX_LEN };
+        let vocab = recorder.vocab;
+        self.draft = Some((ModelExecutor::new(recorder.backend, vocab, MAX_ROWS, MAX_ROWS), as_drafter));
+    }
+
+    /// From now on no mask is late.
+    pub fn on_time(&mut self) {
+        self.late = None;
     }
 
     /// From now on masks are late behind one token in three, by up to six steps.
@@ -501,7 +527,14 @@ impl World {
         let requests: Vec<Request> =
             arrivals.iter().enumerate().map(|(id, arrival)| self.request(id, arrival)).collect();
         let pipeline = Pipeline::new(&mut self.recorder, self.depth, self.lag);
-        let mut device = Device { pipeline, now: 0 };
+        let executor: Box<dyn Executor> = match &mut self.draft {
+            Some((drafter, as_drafter)) => {
+                Box::new(DraftingExecutor::new(pipeline, drafter, *as_drafter, vocab))
+            }
+            None => Box::new(pipeline),
+        };
+        scheduler = scheduler.with_drafter(executor.drafter());
+        let mut device = Device { executor, now: 0 };
         let mut finished = 0;
         while finished < arrivals.len() || scheduler.under_way() {
             assert!(run.steps < 20_000, "no progress");
@@ -559,6 +592,7 @@ impl World {
             scheduler.check(&self.cache).expect("the books balance");
             run.steps += 1;
         }
+        drop(device);
         run.rows = self.recorder.take();
         run.swapped = scheduler.counters().preemptions_swapped;
         let counters = scheduler.counters();

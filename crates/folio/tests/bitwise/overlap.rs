@@ -157,3 +157,46 @@ fn with_drafts_of_the_drafters() {
     }
     assert!(right > 500 && drafts > right + 100 && preemptions > 10, "{drafts} {right} {preemptions}");
 }
+
+/// A model that proposes drafts: the same one, which is right wherever nothing restricts the choice, and another, which hardly ever is; with rules
+/// and late masks, chunks, hits and preemption, steps under way, and room for some of its KV or for all.
+#[test]
+fn with_drafts_of_a_model() {
+    let config = SchedulerConfig { max_num_batched_tokens: 48, ..batched(6) };
+    let (mut drafts, mut right, mut preemptions) = (0, 0, 0);
+    for fixture in FIXTURES {
+        let mut arrivals = mixed(8, 97);
+        (0..).zip(&mut arrivals).for_each(|(id, arrival)| {
+            arrival.max_tokens += 20;
+            arrival.rules = (id % 4 == 3).then_some(id);
+        });
+        arrivals.push(Arrival { step: 9, ..arrivals[1].clone() });
+        let blocks = blocks_for(&arrivals);
+        let mut world = World::new(fixture, Setup::PLAIN, blocks);
+        let oracle = Oracle::new(&mut world, &arrivals);
+        for (draft, depth, late, of_draft) in
+            [(*fixture, 1, false, blocks), (FIXTURES[0], 2, false, blocks), (*fixture, 1, true, blocks / 3)]
+        {
+            let draft = if world.recorder.has_windows() { FIXTURES[0] } else { draft };
+            world.draft_by(draft, Setup::PLAIN, of_draft);
+            world.overlap(depth, 1, None);
+            world.on_time();
+            world.speculate(oracle.speculation(&arrivals, Drafter::Model, usize::MAX));
+            if late {
+                world.late_masks();
+            }
+            let run = world.run_disturbed(&config, &arrivals, &mut |now, scheduler, cache| {
+                if now == 12 {
+                    scheduler.preempt_all(cache);
+                }
+            });
+            let what = format!("{fixture} with {draft}, depth {depth}, late {late}, {of_draft} blocks");
+            oracle.check(&run, &what);
+            assert!(run.drafts.0 > 0, "{what}");
+            drafts += run.drafts.0;
+            right += run.drafts.1;
+            preemptions += run.preemptions;
+        }
+    }
+    assert!(right > 500 && drafts > right + 100 && preemptions > 10, "{drafts} {right} {preemptions}");
+}
