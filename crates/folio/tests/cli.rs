@@ -66,6 +66,42 @@ fn the_same_prompt_gives_the_same_answer() {
 }
 
 #[test]
+fn a_draft_model_changes_no_token_and_needs_the_same_vocabulary() {
+    for more in [&[][..], &["--temperature", "1.5", "--seed", "5"]] {
+        assert_eq!(story(&[more, &["--draft-model", "demo"]].concat()), story(more), "{more:?}");
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let assets = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo");
+    for file in std::fs::read_dir(assets).expect("the built-in model") {
+        let file = file.expect("a file").path();
+        std::fs::copy(&file, folder.path().join(file.file_name().expect("a name"))).expect("copied");
+    }
+    let (tokens, draft) = (folder.path().join("tokenizer.json"), folder.path().display().to_string());
+    let refused = |change: fn(&mut Value)| {
+        let text = std::fs::read_to_string(format!("{assets}/tokenizer.json")).expect("its tokens");
+        let mut spec: Value = serde_json::from_str(&text).expect("JSON");
+        change(&mut spec);
+        std::fs::write(&tokens, spec.to_string()).expect("written");
+        refusal(&[&STORY[..], &["--draft-model", &draft]].concat())
+    };
+    let what = refused(|spec| {
+        let vocab = &mut spec["model"]["vocab"];
+        (vocab["So"], vocab["zard"]) = (vocab["zard"].clone(), vocab["So"].clone());
+    });
+    assert!(what.contains("2 of its 1024 tokens are not the model's"), "{what}");
+    let what = refused(|spec| {
+        let mut token = spec["added_tokens"][0].clone();
+        (token["id"], token["content"]) = (json!(1024), json!("<more>"));
+        spec["added_tokens"].as_array_mut().expect("a list").push(token);
+    });
+    assert!(what.contains("its vocabulary has 1025 tokens, the model's 1024"), "{what}");
+    let what = refusal(&[&STORY[..], &["--speculate", "model"]].concat());
+    assert!(what.contains("--speculate model needs --draft-model"), "{what}");
+    let what = refusal(&[&STORY[..], &["--draft-model", "demo", "--speculate", "off"]].concat());
+    assert!(what.contains("--draft-model has no use with --speculate off"), "{what}");
+}
+
+#[test]
 fn weights_are_quantized_while_loading_or_refused_as_quantized_already() {
     let arguments = |to| {
         [
