@@ -176,8 +176,10 @@ pub(crate) struct Running {
     /// Blocks that it may still take, set aside for it; with a reservation it is no victim.
     pub reserved: Option<GroupCounts>,
     pub table: BlockTable,
-    /// Positions that the drafter's KV has when the steps under way are over; `None`: it has no blocks for it.
-    pub drafter_computed: Option<u32>,
+    /// Positions that the drafter's KV has when the steps under way are over; and whether in the step being planned it computes some that
+    /// it lacks.
+    pub drafter_computed: u32,
+    pub drafter_lags: bool,
     /// Blocks `announced.0 .. announced.1` are registered as being computed by this sequence.
     pub announced: (u32, u32),
 }
@@ -213,8 +215,9 @@ impl Running {
         table.set_tentative(tentative);
         Self {
             scheduled: table.computed(),
+            drafter_computed: table.written(),
+            drafter_lags: false,
             table,
-            drafter_computed: None,
             pending: 0,
             placeholder: Placeholder::default(),
             begun_steps: 0,
@@ -357,9 +360,8 @@ impl Sequence {
 
     /// Drafts that its next step may have.
     pub fn drafts_possible(&self) -> u32 {
-        let by_model = || self.running().is_some_and(|running| running.drafter_computed.is_some());
         match self.drafts.len() {
-            0 if self.choice.is_some() && self.model_drafts > 0 && by_model() => self.model_drafts,
+            0 if self.choice.is_some() => self.model_drafts,
             drafts => drafts as u32,
         }
     }

@@ -128,17 +128,41 @@ fn a_drafter_that_fails_is_not_asked_again_and_costs_no_token() {
 }
 
 #[test]
-fn who_wants_no_drafts_has_nothing_computed_and_nothing_published_for_the_drafter() {
+fn who_wants_no_drafts_has_nothing_computed_for_the_drafter() {
     let mut machine = machine(64, 64, EVER);
     machine.submit(request(1, &prompt(40), 8));
     machine.run();
     let nothing =
         |plan: &folio_engine::StepPlan| plan.sequences.iter().all(|of| of.drafter.tokens.is_empty());
     assert!(machine.plans().iter().all(nothing));
-    // Who comes behind finds the prompt and no part of the drafter's.
-    let second = drafted(2, &prompt(40), 8, 3);
+}
+
+/// A prompt that is found without the drafter's part is computed by the drafter beside the steps, so many tokens in each, and then it proposes.
+#[test]
+fn a_drafter_catches_up_with_a_prefix_that_was_computed_without_it() {
+    let most = 20;
+    let config = SchedulerConfig { max_prefill_tokens_while_decoding: most, ..config() };
+    let mut machine = Machine::new(config, 64, 4).with_drafter(64, EVER, 64);
+    machine.submit(request(1, &prompt(120), 8));
+    machine.run();
+    let second = drafted(2, &prompt(120), 30, 3);
     machine.submit(second.clone());
     machine.run();
     machine.assert_as_alone(&second);
-    assert_eq!(drafts(&machine), (0, 0));
+    assert!(machine.cached_tokens(2) >= Some(116));
+    let of_second = machine.plans().iter().flat_map(|plan| &plan.sequences).filter(|of| of.id.0 == 2);
+    let computed: Vec<(u32, usize, u32)> = of_second
+        .map(|of| (of.drafter.first_position, of.drafter.tokens.len(), of.drafter.drafts))
+        .filter(|(_, tokens, _)| *tokens > 0)
+        .collect();
+    let catching_up = computed.iter().take_while(|(.., drafts)| *drafts == 0);
+    assert!(catching_up.clone().all(|(_, tokens, _)| *tokens <= most as usize + 4), "{computed:?}");
+    assert!(
+        catching_up.count() >= 3 && computed.last().is_some_and(|(.., drafts)| *drafts > 0),
+        "{computed:?}"
+    );
+    let gaps = computed.windows(2).filter(|pair| pair[0].2 == 0 && pair[0].0 + pair[0].1 as u32 != pair[1].0);
+    assert_eq!(gaps.count(), 0, "{computed:?}");
+    let (drafted, right) = drafts(&machine);
+    assert!(drafted > 9 && drafted == right, "{right} of {drafted}");
 }

@@ -238,6 +238,30 @@ impl KvCache {
         Ok(())
     }
 
+    /// Gives a table blocks of an optional, paged group where it has holes, to be written from [`BlockTable::written`] on. All or nothing:
+    /// `false` where there is no room, or what lacks is another's to write.
+    pub fn refill(&mut self, table: &mut BlockTable, group: usize) -> bool {
+        let (tenant, size) = (table.hashes.root().tenant, self.groups[group].config.block_tokens);
+        let (first, end) =
+            (table.lists[group].partition_point(|block| *block != HOLE), table.lists[group].len());
+        let foreign = (first as u32) * size < table.declared_blocks() * self.config.block_tokens;
+        if first == end {
+            return true;
+        }
+        if foreign || (self.available_in(group) as usize) < end - first {
+            return false;
+        }
+        for index in first..end {
+            let Some(block) = self.take(group, tenant) else { return false };
+            let start = index as u32 * size;
+            self.set_filled(group, block, table.computed.saturating_sub(start).min(size));
+            table.set(group, index, block);
+        }
+        table.written = table.written.min(first as u32 * size);
+        table.published[group] = table.published[group].min(first as u32);
+        true
+    }
+
     fn replace_tail(
         &mut self,
         table: &mut BlockTable,

@@ -7,8 +7,13 @@ use folio_kv::{GroupConfig, HOLE, KvCache, Layout, LruLeafFirst};
 
 /// Blocks of four tokens, in group 0 and in the optional one.
 fn cache() -> KvCache {
+    with_blocks(16)
+}
+
+/// So many in the optional one.
+fn with_blocks(blocks: u32) -> KvCache {
     let (layout, optional) = (Layout::Paged, true);
-    let group = GroupConfig { layout, blocks: 16, block_tokens: 4, bytes_per_block: 64, optional };
+    let group = GroupConfig { layout, blocks, block_tokens: 4, bytes_per_block: 64, optional };
     KvCache::with_groups(config(16, 4), &[group], Box::new(LruLeafFirst::new()))
 }
 
@@ -81,4 +86,40 @@ fn transfers_leave_optional_groups_alone() {
     cache.end_load(ticket, Some(&mut table), &tokens, false).unwrap();
     cache.check(&[&table]).unwrap();
     cache.release(table, &tokens);
+}
+
+/// What was found without a drafter's part gets blocks for it, and is published when the drafter has computed it.
+#[test]
+fn what_is_found_without_an_optional_group_is_filled_again() {
+    let mut cache = with_blocks(15);
+    let (root, tokens) = (root(0), (0..40).collect::<Vec<u32>>());
+    let (mut first, _) = cache.attach_at(&root, &tokens, 0);
+    first.set_written(0);
+    cache.grow(&mut first, 12, &mut Vec::new()).expect("room");
+    cache.committed(&mut first, &tokens, 12);
+    cache.release(first, &tokens);
+    let (mut table, _) = cache.attach_at(&root, &tokens, 39);
+    assert_eq!((table.computed(), table.group(1)), (12, &[HOLE; 3][..]));
+    assert!(cache.refill(&mut table, 1) && table.is_whole(1));
+    assert_eq!(table.written(), 0);
+    cache.check(&[&table]).unwrap();
+    table.set_written(9);
+    cache.grow(&mut table, 14, &mut Vec::new()).expect("room");
+    cache.committed(&mut table, &tokens, 13);
+    cache.check(&[&table]).unwrap();
+    let (other, _) = cache.attach_at(&root, &tokens, 12);
+    assert_eq!(other.group(1)[..2], table.group(1)[..2], "what it wrote is found");
+    assert_eq!(other.group(1)[2], HOLE);
+    [table, other].into_iter().for_each(|table| drop(cache.release(table, &tokens)));
+    cache.check(&[]).unwrap();
+    // Where the pool has less room than what lacks, nothing is taken.
+    let long: Vec<u32> = (100..160).collect();
+    let (mut holder, _) = cache.attach_at(&root, &long, 0);
+    holder.set_written(0);
+    cache.grow(&mut holder, 52, &mut Vec::new()).expect("room");
+    let (mut table, _) = cache.attach_at(&root, &tokens, 39);
+    let before = table.group(1).to_vec();
+    assert!(before.contains(&HOLE) && !cache.refill(&mut table, 1));
+    assert_eq!(table.group(1), before);
+    [table, holder].into_iter().for_each(|table| drop(cache.release(table, &long)));
 }

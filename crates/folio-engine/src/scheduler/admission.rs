@@ -403,7 +403,7 @@ impl Scheduler {
         self.learn_survival(found.map_or(0, |found| found.cached), at_stake);
         self.waiting.remove(tenant, rank, slot, wait.reason);
         self.waited(wait);
-        self.start_running(slot);
+        self.start_running(cache, slot);
         if reserve {
             self.reserve(cache, slot);
         }

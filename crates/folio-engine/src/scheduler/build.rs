@@ -85,7 +85,7 @@ impl Scheduler {
         begun.step = step;
         begun.planned_at = self.now;
         self.update_histories();
-        let (mut samples, mut places) = (0, 0);
+        let (mut samples, mut places, mut spare) = (0, 0, self.config.max_prefill_tokens_while_decoding);
         for (_, slot) in &self.running {
             let sequence = &mut self.sequences[*slot];
             let Some(granted) = sequence.running().map(|running| running.granted).filter(|rows| *rows > 0)
@@ -106,7 +106,7 @@ impl Scheduler {
             let mut planned = fill(&mut entry, sequence, granted, step);
             planned.slot = *slot;
             if let Some(model) = self.drafter {
-                planned.drafter_end = drafts::plan(&mut entry, sequence, model, &mut places);
+                planned.drafter_end = drafts::plan(&mut entry, sequence, model, &mut places, &mut spare);
             }
             let ends = entry.first_position + granted >= sequence.known();
             let single = match prompt {

@@ -409,7 +409,7 @@ impl Scheduler {
         sequence.state = State::Running(Running::new(table, sequence.tentative(), None));
         let (tenant, rank) = (sequence.tenant, sequence.rank);
         self.waiting.remove(tenant, rank, sibling, reason);
-        self.start_running(sibling);
+        self.start_running(cache, sibling);
         if reserve {
             self.reserve(cache, sibling);
         }

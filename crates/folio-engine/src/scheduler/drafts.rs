@@ -5,7 +5,8 @@
 //!
 //! Drafts are either known before the plan ([`Scheduler::propose`]), or the step's own drafter proposes them, a model with its KV in an
 //! optional group ([`crate::plan::DraftPlan`]). Its KV follows what is known: in steps of several tokens it computes the same tokens; in
-//! steps of one it lags until drafts are wanted again. How far it is there is [`BlockTable::set_written`](folio_kv::BlockTable::set_written)'s to know, so that nothing is published that was
+//! steps of one it lags until drafts are wanted again. What it lacks of a prefix that was found without it, or loaded, it computes beside the
+//! next steps, a bounded number of tokens in each. How far it is there is [`BlockTable::set_written`](folio_kv::BlockTable::set_written)'s to know, so that nothing is published that was
 //! not computed. Where the group has no block for it, the sequence goes on without.
 
 use folio_kv::KvCache;
@@ -14,6 +15,9 @@ use super::Scheduler;
 use crate::plan::{DraftPlan, DrafterModel, PLACEHOLDER, SequencePlan};
 use crate::request::RequestId;
 use crate::sequence::{Running, Sequence, Slot, State};
+
+/// Known tokens that a drafter computes before its drafts in one step.
+const CATCH_UP: u32 = 64;
 
 impl Scheduler {
     /// What a choice may say next, from the last token on that was told of it: verified in the next plan that has room for it.
@@ -66,6 +70,9 @@ impl Scheduler {
             // What is left of them would keep its next steps from being planned ahead.
             return self.sequences[slot].drafts.clear();
         }
+        if by_model && !self.drafter_keeps_up(cache, slot) {
+            return;
+        }
         let sequence = &self.sequences[slot];
         let (to, tentative, owner) = (scheduled + 1 + drafts, sequence.tentative(), sequence.owner());
         let Some(running) = self.sequences[slot].running_mut() else { return };
@@ -74,7 +81,7 @@ impl Scheduler {
         let mut granted = self.fits(cache, owner, needed, None).fits() && self.grow(cache, slot, to);
         if let Some(running) = self.sequences[slot].running_mut() {
             running.table.set_tentative(tentative);
-            granted &= !by_model || running.keeps_drafter(self.drafter);
+            granted &= !by_model || self.drafter.is_some_and(|model| running.table.is_whole(model.group));
         }
         if granted {
             self.counters.drafts += 1;
@@ -90,15 +97,38 @@ impl Scheduler {
     }
 
     /// A sequence gets a table: what the drafter's KV has of it is what was attached.
-    pub(super) fn start_drafter(&mut self, slot: Slot) {
+    pub(super) fn start_drafter(&mut self, cache: &mut KvCache, slot: Slot) {
         let Some(model) = self.drafter else { return };
-        let drafts = self.sequences[slot].model_drafts > 0;
         let Some(running) = self.sequences[slot].running_mut() else { return };
         let written = running.table.written();
         running.table.set_written(written);
-        let all = drafts && written == running.table.computed();
-        running.drafter_computed = all.then_some(written);
-        running.keeps_drafter(Some(model));
+        if self.sequences[slot].model_drafts > 0 {
+            self.refill_drafter(cache, slot, model);
+        }
+    }
+
+    /// The drafter has a block wherever it is to compute. `false`: there is no room.
+    fn refill_drafter(&mut self, cache: &mut KvCache, slot: Slot, model: DrafterModel) -> bool {
+        let Some(running) = self.sequences[slot].running_mut() else { return false };
+        if !running.table.is_whole(model.group) {
+            if running.table.has_transfers() || !cache.refill(&mut running.table, model.group) {
+                return false;
+            }
+            running.drafter_computed = running.table.written();
+        }
+        true
+    }
+
+    /// Whether the drafter can propose in this step. Where it lacks more than a few tokens, it computes some of them instead.
+    fn drafter_keeps_up(&mut self, cache: &mut KvCache, slot: Slot) -> bool {
+        let drafter = self.drafter;
+        if !drafter.is_some_and(|model| self.refill_drafter(cache, slot, model)) {
+            return false;
+        }
+        let known = self.sequences[slot].known();
+        let Some(running) = self.sequences[slot].running_mut() else { return false };
+        running.drafter_lags = known > running.drafter_computed + CATCH_UP;
+        !running.drafter_lags
     }
 
     /// A step is over in which the drafter computed up to `end`, known tokens and `drafts` of its own, all but the last of which it computed
@@ -108,46 +138,39 @@ impl Scheduler {
         let computed = end + right.min(drafts.saturating_sub(1));
         running.table.set_written(computed);
         if drafts > 0 {
-            running.drafter_computed = running.drafter_computed.map(|_| computed);
+            running.drafter_computed = computed;
         }
-    }
-}
-
-impl Running {
-    /// Whether the drafter can go on with it: not behind a block that its group had no room for.
-    fn keeps_drafter(&mut self, drafter: Option<DrafterModel>) -> bool {
-        let whole = |model: DrafterModel| self.table.is_whole(model.group);
-        if !drafter.is_some_and(whole) {
-            self.drafter_computed = None;
-        }
-        self.drafter_computed.is_some()
     }
 }
 
 /// What the drafter computes of a sequence whose rows are planned, and the names of its drafts, which have the places from `places` on.
-/// Returns where that ends, 0 where it computes nothing.
+/// Returns where that ends, 0 where it computes nothing. `spare`: tokens that drafters may compute in the step to catch up.
 pub(super) fn plan(
     entry: &mut SequencePlan,
     sequence: &mut Sequence,
     model: DrafterModel,
     places: &mut u32,
+    spare: &mut u32,
 ) -> u32 {
-    let end = sequence.known().min(entry.first_position + entry.tokens.len() as u32);
+    let known = sequence.known().min(entry.end());
     let by_model = entry.follows.is_none() && entry.tokens.last() == Some(&PLACEHOLDER);
+    let rows = known.saturating_sub(entry.first_position);
     // A step of one token is computed when there are drafts behind it again.
-    let goes_along = end > entry.first_position + 1 || sequence.choice.is_none();
+    let goes_along = sequence.model_drafts > 0 && (rows > 1 || sequence.choice.is_none());
     let State::Running(running) = &mut sequence.state else { return 0 };
-    if !(by_model || goes_along) || end > model.positions || !running.keeps_drafter(Some(model)) {
+    let lags = std::mem::take(&mut running.drafter_lags);
+    if !(by_model || goes_along || lags) || known > model.positions || !running.table.is_whole(model.group) {
         return 0;
     }
-    let Some(mut computed) = running.drafter_computed else { return 0 };
-    if by_model {
-        // Where a mask was late the last token is computed again.
-        computed = computed.min(end - 1);
-    } else if computed >= end {
+    // Where a mask was late the last token is computed again.
+    let computed = if by_model { running.drafter_computed.min(known - 1) } else { running.drafter_computed };
+    let own = if goes_along { rows } else { 0 };
+    let end = if by_model { known } else { known.min(computed + own + *spare) };
+    if computed >= end {
         return 0;
     }
-    running.drafter_computed = Some(end);
+    *spare -= (end - computed).saturating_sub(own).min(*spare);
+    running.drafter_computed = end;
     let drafts = if by_model { entry.drafts } else { 0 };
     let DraftPlan { first_position, tokens, drafts: planned, first_place } = &mut entry.drafter;
     (*first_position, *planned, *first_place) = (computed, drafts, *places);

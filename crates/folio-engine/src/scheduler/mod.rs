@@ -288,7 +288,7 @@ impl Scheduler {
         SequenceId(self.sequence_id)
     }
 
-    fn start_running(&mut self, slot: Slot) {
+    fn start_running(&mut self, cache: &mut KvCache, slot: Slot) {
         // Where none is free, those below the number of sequences that run are all in use.
         let table_slot = self.table_slots.pop().unwrap_or(self.running.len() as u32);
         let sequence = &mut self.sequences[slot];
@@ -296,7 +296,7 @@ impl Scheduler {
         if let Some(running) = sequence.running_mut() {
             running.table_slot = table_slot;
         }
-        self.start_drafter(slot);
+        self.start_drafter(cache, slot);
         let sequence = &self.sequences[slot];
         self.reservations.use_adapter(sequence.request.adapter, true);
         let rank = self.sequences[slot].rank;

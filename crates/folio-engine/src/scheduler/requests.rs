@@ -72,7 +72,10 @@ impl Scheduler {
             seed: request.sampling.seed,
         };
         let id = request.id;
-        let sequence = first_sequence(request, hashes, rank, now, self.config.max_model_len);
+        let mut sequence = first_sequence(request, hashes, rank, now, self.config.max_model_len);
+        if self.drafter.is_none() {
+            sequence.model_drafts = 0;
+        }
         let slot = self.sequences.insert(sequence);
         state.members.push(slot);
         self.waiting.fair.begins(rank.class, state.tenant);

@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""Makes a model and a draft model for it whose drafts are right as often as is asked for, at the real cost of both shapes.
+
+  draft_pair.py OUT_DIR [--layers 22] [--draft-layers 2] [--noise 0.0] [--seed 1]
+
+writes OUT_DIR/model and OUT_DIR/draft, Hugging Face folders in bfloat16 of TinyLlama-1.1B's shape (hidden 2048, 32 heads on 4, 5632,
+32,000 tokens). The draft model is the model's first layers with its embeddings, norm and head; what the model's other layers add is random and
+scaled by --noise: with 0 both say the same, and the more noise the less often. Every matrix is read and multiplied all the same. The
+text means nothing. Needs numpy; the tokenizer is that of the built-in model.
+"""
+import argparse
+import json
+import pathlib
+import shutil
+import struct
+
+import numpy as np
+
+HIDDEN, HEADS, KV_HEADS, HEAD, FFN, VOCAB = 2048, 32, 4, 64, 5632, 32000
+
+
+def bf16(values):
+    """Rounded to nearest, as little-endian 16-bit words."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def tensors(layers, draft_layers, noise, seed):
+    """(name, array) of the model, in order; the draft model's are those of its layers and what is no layer's."""
+    def random(name, rows, columns, scale):
+        generator = np.random.default_rng([seed, *name.encode()])
+        return name, bf16(generator.standard_normal((rows, columns), np.float32) * scale)
+
+    yield random("model.embed_tokens.weight", VOCAB, HIDDEN, 1.0)
+    for layer in range(layers):
+        to = noise if layer >= draft_layers else 1.0
+        at = f"model.layers.{layer}."
+        inner = HIDDEN ** -0.5
+        yield random(at + "self_attn.q_proj.weight", HEADS * HEAD, HIDDEN, inner)
+        yield random(at + "self_attn.k_proj.weight", KV_HEADS * HEAD, HIDDEN, inner)
+        yield random(at + "self_attn.v_proj.weight", KV_HEADS * HEAD, HIDDEN, inner)
+        yield random(at + "self_attn.o_proj.weight", HIDDEN, HEADS * HEAD, inner * to)
+        yield random(at + "mlp.gate_proj.weight", FFN, HIDDEN, inner)
+        yield random(at + "mlp.up_proj.weight", FFN, HIDDEN, inner)
+        yield random(at + "mlp.down_proj.weight", HIDDEN, FFN, FFN ** -0.5 * to)
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            yield at + norm + ".weight", bf16(np.ones(HIDDEN))
+    yield "model.norm.weight", bf16(np.ones(HIDDEN))
+    yield random("lm_head.weight", VOCAB, HIDDEN, HIDDEN ** -0.5)
+
+
+def write(folder, layers, named):
+    folder.mkdir(parents=True, exist_ok=True)
+    config = dict(architectures=["LlamaForCausalLM"], model_type="llama", hidden_size=HIDDEN, num_hidden_layers=layers,
+                  num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, head_dim=HEAD, intermediate_size=FFN, vocab_size=VOCAB,
+                  max_position_embeddings=2048, rope_theta=10000.0, rms_norm_eps=1e-5, tie_word_embeddings=False, hidden_act="silu",
+                  torch_dtype="bfloat16", bos_token_id=1, eos_token_id=2)
+    (folder / "config.json").write_text(json.dumps(config))
+    demo = pathlib.Path(__file__).resolve().parents[2] / "crates/folio/assets/demo"
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(demo / name, folder / name)
+    header, at = {}, 0
+    for name, array in named:
+        header[name] = dict(dtype="BF16", shape=list(array.shape), data_offsets=[at, at + array.nbytes])
+        at += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(folder / "model.safetensors", "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for _, array in named:
+            file.write(array.tobytes())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=pathlib.Path)
+    parser.add_argument("--layers", type=int, default=22)
+    parser.add_argument("--draft-layers", type=int, default=2)
+    parser.add_argument("--noise", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    named = list(tensors(args.layers, args.draft_layers, args.noise, args.seed))
+    write(args.out / "model", args.layers, named)
+    kept = tuple(f"model.layers.{layer}." for layer in range(args.draft_layers))
+    draft = [(name, array) for name, array in named if name.startswith(kept) or not name.startswith("model.layers.")]
+    write(args.out / "draft", args.draft_layers, draft)
+
+
+if __name__ == "__main__":
+    main()
