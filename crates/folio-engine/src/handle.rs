@@ -253,7 +253,7 @@ fn check(shared: &Shared, request: &Request) -> Result<(), Rejected> {
         return invalid("prompt", format!("token id {token} is not in the vocabulary of {}", shared.vocab));
     }
     if let Some(speculation) = &request.speculation {
-        if speculation.by_model() == 0 && speculation.prompt() != &*request.prompt {
+        if !speculation.is_of(&request.prompt) {
             return invalid("speculation", "is of another prompt".into());
         }
         if let Some(token) = speculation.prediction().iter().find(|token| **token >= shared.vocab) {

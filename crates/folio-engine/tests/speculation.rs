@@ -165,3 +165,17 @@ fn request_of(engine: &EngineHandle, tenant: u32, max_tokens: u32) -> Request {
         speculation: None,
     }
 }
+
+/// Where a model proposes drafts, a prediction is looked at first; here there is no such model, so there are no others.
+#[test]
+fn a_prediction_goes_before_a_model() {
+    let engine = engine();
+    let prompt: Vec<u32> = (0..20).collect();
+    let said: Vec<u32> = (20..140).map(token_at).collect();
+    let alone = ask(&engine, 1, &prompt, None);
+    for (prediction, drafts) in [(&[][..], false), (&said[..], true)] {
+        let answer = ask(&engine, 1, &prompt, Some((Drafter::Model, prediction)));
+        assert_eq!((answer.tokens == alone.tokens, answer.drafts > 0), (true, drafts));
+        assert_eq!(answer.drafts, answer.right);
+    }
+}

@@ -434,7 +434,7 @@ mod tests {
         let mut layout = layout();
         layout.groups[1].block_tokens = 32;
         let bytes = 2 * 4 * 64 * 2 * 2 * 32;
-        assert_eq!(windows(&layout).expect("valid"), [GroupConfig::window(128, 0, 32, bytes)]);
+        assert_eq!(windows(&layout, None).expect("valid"), [GroupConfig::window(128, 0, 32, bytes)]);
     }
 
     #[test]

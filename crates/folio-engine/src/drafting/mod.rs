@@ -46,7 +46,7 @@ pub enum Drafter {
     Suffix,
     /// Prompt lookup: the request's own tokens and its prediction.
     Ngram,
-    /// The model that the executor has for it ([`crate::DraftingExecutor`]).
+    /// The model that the executor has for it ([`crate::DraftingExecutor`]), where the request's prediction has nothing to say.
     Model,
 }
 
@@ -63,9 +63,19 @@ impl Speculation {
     /// Of a request with this prompt: at most so many drafts in one step, up to [`DRAFTS_MAX`]; the prediction is what the caller expects
     /// to be told, and may be empty. O(tokens) and slower than hashing them: not on an event loop.
     pub fn new(drafter: Drafter, most: u32, prompt: &[u32], prediction: &[u32]) -> Self {
-        let by_host = drafter != Drafter::Model;
+        let by_host = drafter != Drafter::Model || !prediction.is_empty();
         let text = |tokens: &[u32]| Arc::new(Text::of(if by_host { tokens } else { &[] }, 0));
         Self { drafter, most: most.min(DRAFTS_MAX), prompt: text(prompt), prediction: text(prediction) }
+    }
+
+    /// Whether it was made for this prompt.
+    pub fn is_of(&self, prompt: &[u32]) -> bool {
+        !self.by_host() || self.prompt() == prompt
+    }
+
+    /// Whether drafts come from text, too.
+    fn by_host(&self) -> bool {
+        self.drafter != Drafter::Model || !self.prediction().is_empty()
     }
 
     /// Most drafts of a step that a model proposes.
@@ -107,7 +117,7 @@ impl Sources {
     /// `None`: it is not speculated on.
     fn new(request: &Request) -> Option<Box<Self>> {
         let speculation = request.speculation.as_ref()?;
-        let nothing = speculation.most == 0 || speculation.drafter == Drafter::Model;
+        let nothing = speculation.most == 0 || !speculation.by_host();
         if request.pooling.is_some() || nothing || request.sampling.max_tokens < 2 {
             return None;
         }
@@ -212,7 +222,9 @@ impl Drafters {
             let (context, most) = (own.tokens(), *most as usize);
             let texts = [own, prediction, prompt];
             match drafter {
-                Drafter::Model => continue,
+                Drafter::Model => {
+                    self.search.suffix(&[prediction], context, most, &mut self.drafts);
+                }
                 Drafter::Ngram => self.search.ngram(&texts, context, most, &mut self.drafts),
                 Drafter::Suffix => {
                     let score = self.search.suffix(&texts, context, most, &mut self.drafts);
