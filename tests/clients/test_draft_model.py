@@ -1,0 +1,47 @@
+"""A draft model beside the model, and a disk behind both: OpenAI's SDK gets the same tokens with and without."""
+
+from conftest import client_of
+
+ASKS = [
+    {"temperature": 0},
+    {"temperature": 1.0, "seed": 7},
+    {"temperature": 0.8, "seed": 3, "n": 2, "frequency_penalty": 0.5},
+    {"temperature": 0, "response_format": {"type": "json_object"}},
+]
+
+
+def answers(server):
+    client = client_of(server)
+    told = []
+    for number, more in enumerate(ASKS * 2):
+        messages = [{"role": "user", "content": f"Tell me a story about a fox and {number % len(ASKS)} hens."}]
+        answer = client.chat.completions.create(
+            model="folio-demo", messages=messages, max_tokens=80, logprobs=True, top_logprobs=2, **more
+        )
+        told.append([(choice.message.content, [(t.token, t.logprob) for t in choice.logprobs.content]) for choice in answer.choices])
+    return told
+
+
+def total(server, name):
+    return sum(value for (metric, _), value in server.metrics().items() if metric == name)
+
+
+def test_a_draft_model_changes_no_token_and_no_log_probability(serve, tmp_path):
+    plain = answers(serve())
+    small = ["--kv-cache-memory", "8MiB", "--max-model-len", "1024", "--max-num-seqs", "4"]
+    drafted = serve("--draft-model", "demo", "--disk-kv", str(tmp_path), "--disk-kv-size", "64MiB", *small)
+    assert answers(drafted) == plain
+    drafts, right = (total(drafted, f"vllm:spec_decode_num_{what}_tokens_total") for what in ("draft", "accepted"))
+    assert 0 < right <= drafts
+
+
+def test_a_request_may_do_without(serve):
+    server = serve("--draft-model", "demo")
+    client = client_of(server)
+    ask = {"model": "folio-demo", "messages": [{"role": "user", "content": "Tell me a story about a fox."}], "max_tokens": 40}
+    off = client.chat.completions.create(extra_body={"speculative.n_max": 0}, **ask)
+    assert off.usage.completion_tokens_details is None
+    assert total(server, "vllm:spec_decode_num_draft_tokens_total") == 0
+    on = client.chat.completions.create(seed=1, **ask)
+    details = on.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens + details.rejected_prediction_tokens > 0
