@@ -35,6 +35,10 @@ pub trait Guide: Send + Sync {
     /// for the client.
     fn restrict(&self, drafts: &[u32], logits: &mut [f32]) -> Result<Restricted, String>;
 
+    /// Adds tokens that will probably come behind the confirmed ones, because the rules leave nothing else: drafts, as far as that is
+    /// known now.
+    fn forced(&self, _drafts: &mut Vec<u32>) {}
+
     /// Whether what is allowed behind the confirmed tokens is known, or never will be.
     fn is_ready(&self) -> bool {
         true

@@ -82,6 +82,8 @@ pub(crate) struct Sequence {
     pub guide: Option<GuideRef>,
     /// What it may be verified to say next, for the next plan.
     pub drafts: Vec<u32>,
+    /// They are what its guide leaves alone: nearly certain, and no sign of how right others are.
+    pub forced: bool,
     /// Most drafts of a step that a model may propose where there are no others.
     pub model_drafts: u32,
     pub state: State,

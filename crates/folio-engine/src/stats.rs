@@ -120,6 +120,9 @@ pub struct Counters {
     pub drafts: u64,
     pub draft_tokens: u64,
     pub accepted_draft_tokens: u64,
+    /// Tokens that rules left alone and that were verified ahead of time, and those of them that were chosen.
+    pub forced_tokens: u64,
+    pub accepted_forced_tokens: u64,
     pub accepted_by_place: [u64; DRAFTS_MAX as usize],
     /// Tokens computed in all steps (prompt, generated and recomputed).
     pub iteration_tokens: u64,

@@ -101,6 +101,14 @@ impl Guide for HashGuide {
         Ok(Restricted::Applied)
     }
 
+    /// Some tokens behind some answers, which may be forbidden.
+    fn forced(&self, drafts: &mut Vec<u32>) {
+        let (state, _) = self.state();
+        if mix(state ^ 0xf0ce).is_multiple_of(3) {
+            drafts.extend((1..=3).map(|at| (mix(state ^ at) % 29) as u32));
+        }
+    }
+
     fn is_ready(&self) -> bool {
         let (state, said) = self.state();
         self.rules.known(state, said).is_some_and(|known| known <= self.rules.now())

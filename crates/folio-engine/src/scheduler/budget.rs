@@ -120,7 +120,7 @@ impl Scheduler {
                 }
             }
             let from = sequence.running().map_or(0, |running| running.scheduled);
-            if sequence.drafts_possible() > 0 {
+            if self.jump_ahead(slot) || self.sequences[slot].drafts_possible() > 0 {
                 drafters.push(slot);
             }
             match self.allocate(cache, slot, from + 1) {

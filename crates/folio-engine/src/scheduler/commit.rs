@@ -130,14 +130,11 @@ impl Scheduler {
             if !self.sequences.lives(planned.id, slot) {
                 return;
             }
-            let sequence = &mut self.sequences[slot];
-            let right = sequence.tokens.last() == Some(&draft);
-            sequence.acceptance.add(right);
+            let right = self.sequences[slot].tokens.last() == Some(&draft);
+            self.count_outcome(slot, at, right);
             if !right {
                 return self.take_back(slot);
             }
-            sequence.timing.accepted_draft_tokens += 1;
-            self.counters.accept_draft(at);
             self.drafter_computed(slot, planned.drafter_end, planned.drafts, at as u32 + 1);
             match next {
                 Sampled::Late => return self.defer(slot),
@@ -476,6 +473,7 @@ impl Sequence {
             tokens,
             stop_tokens: self.stop_tokens.clone(),
             history: self.history.clone(),
+            forced: false,
             // The leader's goes with the leader.
             guide: None,
             drafts: Vec::new(),

@@ -16,6 +16,8 @@ use crate::plan::{DraftPlan, DrafterModel, PLACEHOLDER, SequencePlan};
 use crate::request::RequestId;
 use crate::sequence::{Running, Sequence, Slot, State};
 
+/// How probable a draft is that rules leave alone: the text is certain, its tokens are not.
+const FORCED: f64 = 0.95;
 /// Known tokens that a drafter computes before its drafts in one step.
 const CATCH_UP: u32 = 64;
 
@@ -28,15 +30,26 @@ impl Scheduler {
             if sequence.choice.is_some_and(|own| own.index == choice) {
                 sequence.drafts.clear();
                 sequence.drafts.extend_from_slice(drafts);
+                sequence.forced = false;
             }
         }
+    }
+
+    /// Where nothing else is proposed, what its guide leaves alone is.
+    pub(super) fn jump_ahead(&mut self, slot: Slot) -> bool {
+        let sequence = &mut self.sequences[slot];
+        let possible = sequence.drafts.is_empty() && sequence.choice.is_some();
+        let Some(guide) = sequence.guide.as_ref().filter(|_| possible) else { return false };
+        guide.0.forced(&mut sequence.drafts);
+        sequence.forced = !sequence.drafts.is_empty();
+        sequence.forced
     }
 
     /// How many of its drafts make a step say more tokens in a microsecond than without them, by what steps took so far and by how
     /// many of its drafts were right. Rarely one that would not, to find out whether that has changed.
     fn drafts_that_pay(&mut self, slot: Slot, most: u32) -> u32 {
-        let acceptance = &mut self.sequences[slot].acceptance;
-        let each = f64::from(acceptance.probability);
+        let Sequence { acceptance, forced, .. } = &mut self.sequences[slot];
+        let each = if *forced { FORCED } else { f64::from(acceptance.probability) };
         let (mut drafts, mut probability, mut expected) = (0, 1.0, self.step.expected);
         while drafts < most && self.costs.draft_pays(probability * each, expected, self.step.granted + drafts)
         {
@@ -44,7 +57,7 @@ impl Scheduler {
             expected += probability;
             drafts += 1;
         }
-        if drafts == 0 && most > 0 {
+        if drafts == 0 && most > 0 && !*forced {
             return u32::from(acceptance.skip());
         }
         self.step.expected = expected;
@@ -84,15 +97,38 @@ impl Scheduler {
             granted &= !by_model || self.drafter.is_some_and(|model| running.table.is_whole(model.group));
         }
         if granted {
-            self.counters.drafts += 1;
-            self.counters.draft_tokens += u64::from(drafts);
-            self.sequences[slot].timing.draft_tokens += drafts;
             self.grant(slot, drafts);
+            self.count_drafts(slot, drafts);
             let sequence = &self.sequences[slot];
             let known = sequence.drafts.get(..drafts as usize);
             known
                 .into_iter()
                 .for_each(|drafts| sequence.guide.iter().for_each(|guide| guide.0.expect(drafts)));
+        }
+    }
+
+    fn count_drafts(&mut self, slot: Slot, drafts: u32) {
+        let sequence = &mut self.sequences[slot];
+        if sequence.forced {
+            self.counters.forced_tokens += u64::from(drafts);
+        } else {
+            self.counters.drafts += 1;
+            self.counters.draft_tokens += u64::from(drafts);
+            sequence.timing.draft_tokens += drafts;
+        }
+    }
+
+    /// A draft of a sequence was compared with what was chosen.
+    pub(super) fn count_outcome(&mut self, slot: Slot, place: usize, right: bool) {
+        let sequence = &mut self.sequences[slot];
+        if sequence.forced {
+            self.counters.accepted_forced_tokens += u64::from(right);
+            return;
+        }
+        sequence.acceptance.add(right);
+        if right {
+            sequence.timing.accepted_draft_tokens += 1;
+            self.counters.accept_draft(place);
         }
     }
 

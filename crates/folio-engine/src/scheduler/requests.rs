@@ -266,6 +266,7 @@ fn first_sequence(
         high_water: 0,
         timing: Timing { arrived: now, ..Timing::default() },
         drafts: Vec::new(),
+        forced: false,
         model_drafts: request.speculation.as_ref().map_or(0, |speculation| speculation.by_model()),
         acceptance: Acceptance::default(),
         state: State::Waiting(Waiting::new(WaitingFor::Turn, now)),

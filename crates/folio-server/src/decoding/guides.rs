@@ -14,11 +14,15 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use folio_engine::{Guide, Restricted, Rules};
+use folio_engine::{DRAFTS_MAX, Guide, Restricted, Rules};
 use folio_text::{Grammar, Matcher, Place, STACK_BYTES, Tokenizer};
 
 use crate::lock;
 use crate::observability::metrics::MaskFigures;
+
+/// Tokens of an answer that are looked for ahead of the model; each look counts as one more. Who cuts a text again and again in another
+/// way than its longest tokens is not looked ahead for any more.
+const FORCED_MAX: usize = 4096;
 
 /// Where in an answer its grammar begins.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -130,6 +134,8 @@ struct Progress {
     failed: Option<String>,
     /// When the sampler asked for what was not known.
     late: Option<Instant>,
+    /// Tokens that must come behind what was chosen, as far as that was found out.
+    forced: VecDeque<u32>,
 }
 
 impl Progress {
@@ -155,11 +161,12 @@ impl Guided {
                 false => Vec::new(),
             };
             let first = state.masks.len();
+            let forces = state.forced.is_empty();
             std::mem::swap(&mut state.chosen, &mut follower.told);
             let mask = std::mem::take(&mut state.spare);
             drop(state);
             let done = catch_unwind(AssertUnwindSafe(|| match drafts.is_empty() {
-                true => self.keep_up(&mut follower, mask),
+                true => self.keep_up(&mut follower, mask, forces),
                 false => self.walk(&follower, &drafts, first),
             }));
             self.masks.figures.computed(began.elapsed());
@@ -169,19 +176,30 @@ impl Guided {
         }
     }
 
-    /// Tells the follower what was chosen, and computes what may come behind it.
-    fn keep_up(&self, follower: &mut Follower, mut mask: Vec<u32>) -> Result<(), String> {
+    /// Tells the follower what was chosen, and computes what may come behind it; with `forces`, what must come.
+    fn keep_up(&self, follower: &mut Follower, mut mask: Vec<u32>, forces: bool) -> Result<(), String> {
         let told = std::mem::take(&mut follower.told);
         told.iter().try_for_each(|token| follower.accept(*token))?;
         follower.told = told;
         follower.told.clear();
         follower.look(&mut mask)?;
+        self.publish(mask);
+        if forces {
+            let forced = follower.forced();
+            let mut state = lock(&self.state);
+            if state.chosen.is_empty() && state.forced.is_empty() {
+                state.forced.extend(forced);
+            }
+        }
+        Ok(())
+    }
+
+    fn publish(&self, mask: Vec<u32>) {
         let mut state = lock(&self.state);
         // Otherwise it is known from a draft, or more was chosen meanwhile.
         if state.chosen.is_empty() && state.masks.is_empty() {
             state.masks.push(mask);
         }
-        Ok(())
     }
 
     /// Computes what may come behind each of `drafts`, from the `first`-th mask on, on a copy of the follower. Where a draft may not come,
@@ -224,6 +242,9 @@ impl Guide for Following {
     fn advance(&self, token: u32) {
         self.change(|state| {
             state.chosen.push(token);
+            if state.forced.pop_front() != Some(token) {
+                state.forced.clear();
+            }
             let was_draft = state.drafts.first() == Some(&token) && state.masks.len() > 1;
             let over = if was_draft { 1 } else { state.masks.len() };
             state.spare = state.masks.drain(..over).next().unwrap_or_default();
@@ -255,6 +276,10 @@ impl Guide for Following {
             self.0.masks.figures.waited(late.elapsed());
         }
         Ok(Restricted::Applied)
+    }
+
+    fn forced(&self, drafts: &mut Vec<u32>) {
+        drafts.extend(lock(&self.0.state).forced.iter().take(DRAFTS_MAX as usize));
     }
 
     fn is_ready(&self) -> bool {
@@ -293,6 +318,8 @@ struct Follower {
     unless: Option<(u32, &'static str)>,
     /// Tokens that were chosen and are being told.
     told: Vec<u32>,
+    /// Tokens that may still be found to be forced.
+    forcible: usize,
 }
 
 #[derive(Clone)]
@@ -327,6 +354,7 @@ impl Follower {
             ends: rules.ends.clone(),
             unless: *unless,
             told: Vec::new(),
+            forcible: FORCED_MAX,
         }
     }
 
@@ -403,6 +431,17 @@ impl Follower {
             _ => {}
         }
         Ok(())
+    }
+
+    /// What must come next, if anything must.
+    fn forced(&mut self) -> Vec<u32> {
+        let Phase::Bound(matcher) = &self.phase else { return Vec::new() };
+        if self.forcible == 0 || self.unless.is_some() {
+            return Vec::new();
+        }
+        let forced = matcher.forced();
+        self.forcible = self.forcible.saturating_sub(1 + forced.len());
+        forced
     }
 
     /// Computes what may come next, one bit per token.
@@ -547,6 +586,47 @@ pub(crate) mod tests {
         guide.expect(&[d]);
         guide.advance(d);
         assert_eq!(allowed(&guide), Ok(vec![95]));
+    }
+
+    fn forced(guide: &Arc<dyn Guide>) -> Vec<u32> {
+        let mut drafts = Vec::new();
+        guide.forced(&mut drafts);
+        drafts
+    }
+
+    #[test]
+    fn what_must_come_is_known_ahead_of_time() {
+        let (rules, jobs) = stuck("say (yes|no), .*");
+        let guide = rules.guide(&[]);
+        let ids = |text: &str| text.chars().map(id).collect::<Vec<u32>>();
+        assert_eq!(forced(&guide), ids(""), "nobody has looked");
+        jobs.recv().expect("a job").work();
+        assert_eq!(forced(&guide), ids("say "));
+        guide.advance(id('s'));
+        assert_eq!(forced(&guide), ids("ay "), "before a thread knows of it");
+        guide.expect(&forced(&guide));
+        jobs.recv().expect("a job").work();
+        assert_eq!(allowed_behind(&guide, &ids("ay")), Ok(vec![id(' ')]));
+        for c in "ay y".chars() {
+            guide.advance(id(c));
+        }
+        assert_eq!(forced(&guide), ids(""), "two words may come, and it was told which only now");
+        jobs.iter().take(1).for_each(|answer| answer.work());
+        assert_eq!(forced(&guide), ids("es, "));
+        for c in "es, ".chars() {
+            guide.advance(id(c));
+        }
+        jobs.try_iter().for_each(|answer| answer.work());
+        assert_eq!(forced(&guide), ids(""), "anything may come");
+    }
+
+    #[test]
+    fn an_answer_is_looked_ahead_for_so_far_and_no_further() {
+        let rules = rules("a{3000}", Begin::default());
+        let mut follower = Follower::new(&rules);
+        assert_eq!(follower.forced().len(), 3000);
+        assert_eq!(follower.forced().len(), 3000, "some is left");
+        assert_eq!(follower.forced(), Vec::<u32>::new());
     }
 
     #[test]

@@ -192,6 +192,18 @@ impl Matcher {
         Ok(())
     }
 
+    /// Tokens of the text that must come next, as far as nothing else may: the longest there are, so the model may cut it in another way.
+    /// O(that text).
+    pub fn forced(&self) -> Vec<u32> {
+        // On a copy: what it was asked must not show in what it allows.
+        let mut ahead = self.inner.deep_clone();
+        let text = ahead.compute_ff_bytes();
+        match ahead.tok_env() {
+            Ok(env) if !text.is_empty() => env.tok_trie().greedy_tokenize(&text),
+            _ => Vec::new(),
+        }
+    }
+
     /// `text`, which was said before anything was allowed or forbidden, begins the answer. `false`: it cannot.
     pub fn begin(&mut self, text: &[u8]) -> bool {
         let Ok(env) = self.inner.tok_env() else { return false };

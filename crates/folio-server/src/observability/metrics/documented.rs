@@ -169,6 +169,13 @@ pub(super) const ENGINE: &[Documented] = &[
         "mode",
         "Those, by what brings them back beside the prefix cache: swap (a copy in host memory) or recompute",
     ),
+    doc(
+        "folio:grammar_forced_tokens_total",
+        COUNTER,
+        "",
+        "Tokens that a grammar left alone and that were verified ahead of time",
+    ),
+    doc("folio:grammar_accepted_forced_tokens_total", COUNTER, "", "Those of them that were what was chosen"),
     doc("vllm:spec_decode_num_drafts_total", COUNTER, "", "Sequences with drafts to verify, in all steps"),
     doc("vllm:spec_decode_num_draft_tokens_total", COUNTER, "", "Drafts that were verified"),
     doc("vllm:spec_decode_num_accepted_tokens_total", COUNTER, "", "Those of them that were what was chosen"),

@@ -46,6 +46,10 @@ impl Collector for EngineCollector {
                 )]),
                 "vllm:num_preemptions_total" => Samples::Counter(stats.counters.preemptions),
                 "vllm:spec_decode_num_drafts_total" => Samples::Counter(stats.counters.drafts),
+                "folio:grammar_forced_tokens_total" => Samples::Counter(stats.counters.forced_tokens),
+                "folio:grammar_accepted_forced_tokens_total" => {
+                    Samples::Counter(stats.counters.accepted_forced_tokens)
+                }
                 "vllm:spec_decode_num_draft_tokens_total" => Samples::Counter(stats.counters.draft_tokens),
                 "vllm:spec_decode_num_accepted_tokens_total" => {
                     Samples::Counter(stats.counters.accepted_draft_tokens)
