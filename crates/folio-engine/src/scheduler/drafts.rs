@@ -16,8 +16,9 @@ use crate::plan::{DraftPlan, DrafterModel, PLACEHOLDER, SequencePlan};
 use crate::request::RequestId;
 use crate::sequence::{Running, Sequence, Slot, State};
 
-/// How probable a draft is that rules leave alone: the text is certain, its tokens are not.
+/// How probable a draft is that rules leave alone: the text is certain, its tokens are not, and the last one may be longer than that text.
 const FORCED: f64 = 0.95;
+const FORCED_LAST: f64 = 0.5;
 /// Known tokens that a drafter computes before its drafts in one step.
 const CATCH_UP: u32 = 64;
 
@@ -48,12 +49,19 @@ impl Scheduler {
     /// How many of its drafts make a step say more tokens in a microsecond than without them, by what steps took so far and by how
     /// many of its drafts were right. Rarely one that would not, to find out whether that has changed.
     fn drafts_that_pay(&mut self, slot: Slot, most: u32) -> u32 {
-        let Sequence { acceptance, forced, .. } = &mut self.sequences[slot];
-        let each = if *forced { FORCED } else { f64::from(acceptance.probability) };
+        let Sequence { acceptance, forced, drafts: known, .. } = &mut self.sequences[slot];
+        let last = known.len() as u32;
+        let right = |draft: u32| match *forced {
+            true if draft + 1 == last => FORCED_LAST,
+            true => FORCED,
+            false => f64::from(acceptance.probability),
+        };
         let (mut drafts, mut probability, mut expected) = (0, 1.0, self.step.expected);
-        while drafts < most && self.costs.draft_pays(probability * each, expected, self.step.granted + drafts)
-        {
-            probability *= each;
+        while drafts < most {
+            probability *= right(drafts);
+            if !self.costs.draft_pays(probability, expected, self.step.granted + drafts) {
+                break;
+            }
             expected += probability;
             drafts += 1;
         }

@@ -20,9 +20,9 @@ use folio_text::{Grammar, Matcher, Place, STACK_BYTES, Tokenizer};
 use crate::lock;
 use crate::observability::metrics::MaskFigures;
 
-/// Tokens of an answer that are looked for ahead of the model; each look counts as one more. Who cuts a text again and again in another
-/// way than its longest tokens is not looked ahead for any more.
-const FORCED_MAX: usize = 4096;
+/// Bytes of an answer that are looked for ahead of the model; each look counts as one more. Who cuts a text again and again in another way
+/// than its tokenizer is not looked ahead for any more.
+const FORCED_MAX: usize = 16 << 10;
 
 /// Where in an answer its grammar begins.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -318,7 +318,7 @@ struct Follower {
     unless: Option<(u32, &'static str)>,
     /// Tokens that were chosen and are being told.
     told: Vec<u32>,
-    /// Tokens that may still be found to be forced.
+    /// Bytes that may still be found to be forced.
     forcible: usize,
 }
 
@@ -439,9 +439,9 @@ impl Follower {
         if self.forcible == 0 || self.unless.is_some() {
             return Vec::new();
         }
-        let forced = matcher.forced();
-        self.forcible = self.forcible.saturating_sub(1 + forced.len());
-        forced
+        let text = matcher.forced();
+        self.forcible = self.forcible.saturating_sub(1 + text.len());
+        cut(&self.tokenizer, &text)
     }
 
     /// Computes what may come next, one bit per token.
@@ -474,6 +474,14 @@ impl Form {
             Self::Calls { place, .. } => Phase::Watching { said: Vec::new(), at_start: place.at_start },
         }
     }
+}
+
+/// A text within an answer as the tokenizer cuts it, where that says the text and nothing else.
+fn cut(tokenizer: &Tokenizer, text: &[u8]) -> Vec<u32> {
+    let text = std::str::from_utf8(text).unwrap_or_default();
+    let tokens = tokenizer.encode(text, false, FORCED_MAX).unwrap_or_default();
+    let said = tokens.iter().flat_map(|token| tokenizer.token_bytes(*token));
+    if said.eq(text.as_bytes()) { tokens } else { Vec::new() }
 }
 
 /// What comes behind `text` in `said`. `None`: it was not said yet; what cannot be its beginning is forgotten.
@@ -622,10 +630,10 @@ pub(crate) mod tests {
 
     #[test]
     fn an_answer_is_looked_ahead_for_so_far_and_no_further() {
-        let rules = rules("a{3000}", Begin::default());
+        let rules = rules("a{9000}", Begin::default());
         let mut follower = Follower::new(&rules);
-        assert_eq!(follower.forced().len(), 3000);
-        assert_eq!(follower.forced().len(), 3000, "some is left");
+        assert_eq!(follower.forced().len(), 9000);
+        assert_eq!(follower.forced().len(), 9000, "some is left");
         assert_eq!(follower.forced(), Vec::<u32>::new());
     }
 

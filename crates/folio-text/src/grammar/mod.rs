@@ -192,16 +192,10 @@ impl Matcher {
         Ok(())
     }
 
-    /// Tokens of the text that must come next, as far as nothing else may: the longest there are, so the model may cut it in another way.
-    /// O(that text).
-    pub fn forced(&self) -> Vec<u32> {
+    /// The text that must come next, as far as nothing else may. O(that text).
+    pub fn forced(&self) -> Vec<u8> {
         // On a copy: what it was asked must not show in what it allows.
-        let mut ahead = self.inner.deep_clone();
-        let text = ahead.compute_ff_bytes();
-        match ahead.tok_env() {
-            Ok(env) if !text.is_empty() => env.tok_trie().greedy_tokenize(&text),
-            _ => Vec::new(),
-        }
+        self.inner.deep_clone().compute_ff_bytes()
     }
 
     /// `text`, which was said before anything was allowed or forbidden, begins the answer. `false`: it cannot.
