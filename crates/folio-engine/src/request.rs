@@ -54,6 +54,32 @@ pub struct Request {
 pub struct AdapterId(pub std::num::NonZeroU32);
 
 impl Request {
+    /// One answer to `prompt`, of which nothing else is said: what other requests are spelled as changes of.
+    pub fn new(
+        id: RequestId,
+        tenant: TenantId,
+        root: Root,
+        prompt: Arc<[u32]>,
+        sampling: SamplingParams,
+    ) -> Self {
+        Self {
+            id,
+            tenant,
+            root,
+            prompt,
+            n: 1,
+            sampling,
+            class: 0,
+            priority: 0,
+            deadline: None,
+            prompt_logprobs: None,
+            retention: Vec::new(),
+            pooling: None,
+            adapter: None,
+            speculation: None,
+        }
+    }
+
     /// With what identifies its prompt's blocks. O(prompt): where the request is made, not on the engine's thread.
     pub fn hashed(self, block_tokens: u32) -> (Self, BlockHashes) {
         let hashes = BlockHashes::new(&self.root, &self.prompt, block_tokens);

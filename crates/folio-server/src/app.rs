@@ -1,238 +1,123 @@
-//! What a running server is made of, and the state its handlers share.
+//! The composition root: makes the parts of a server and hands each what it needs. Only `routes` and `serve` see them all; a handler names
+//! the parts that it takes.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::ops::Deref;
+use std::sync::Arc;
 
-use folio_api::{ApiError, Context};
-use folio_kv::{Identity, Root, TenantId};
-use folio_text::work::giving_way;
+use axum::extract::FromRef;
 use prometheus_client::collector::Collector;
-use tokio::sync::Notify;
 
 use crate::batch::Batches;
 use crate::config::ServerConfig;
-use crate::decoding::reading::Readers;
-use crate::decoding::structured::Structures;
-use crate::engine::App;
+use crate::endpoints::batches::Runner;
+use crate::endpoints::prefixes;
+use crate::engine::{App, Served};
 use crate::error::ServerError;
+use crate::generation::Generator;
+use crate::generation::input::InputProcessor;
+use crate::load::Load;
+use crate::observability::Observability;
 use crate::observability::audit::Audit;
 use crate::observability::metrics::Metrics;
 use crate::observability::tenant_metrics::TenantCollector;
 use crate::observability::usage::Meters;
-use crate::response_store::Store;
-use crate::tenancy::cache_keys::CacheKeys;
-use crate::tenancy::declared::DeclaredPrefix;
-use crate::tenancy::fair_queue::FairQueue;
-use crate::tenancy::gate::Entry;
-use crate::tenancy::kept::{KeptTokens, TOKENS_BYTES_MAX};
-use crate::tenancy::keyring::Keyring;
-use crate::tenancy::shared_prefixes::SharedPrefixes;
-use crate::tenancy::tenants::{Tenant, Tenants};
-use crate::tenancy::unread::Budget;
+use crate::response_store::ResponseStore;
+use crate::tenancy::Tenancy;
 
-/// Shared by all handlers.
-pub(crate) struct State {
-    pub app: App,
-    /// What readers of requests know.
-    pub context: Context,
-    pub config: ServerConfig,
-    pub tenants: Arc<Tenants>,
-    pub audit: Option<Audit>,
-    pub metrics: Metrics,
-    pub readers: Readers,
-    pub structures: Structures,
-    pub tokens: KeptTokens,
-    pub meters: Arc<Meters>,
-    pub responses: Arc<Store>,
-    pub batches: Batches,
-    /// Unix time, seconds.
-    pub started_s: u64,
-    pub cache_keys: CacheKeys,
-    /// Set once, before anything is served.
-    shared: OnceLock<SharedPrefixes>,
-    /// Whose text is worked on next.
-    pub text: FairQueue<TenantId>,
-    /// No new generation is taken.
-    pub draining: AtomicBool,
-    pub in_flight: Arc<InFlight>,
-    /// Bytes that are held for requests.
-    pub unread: Arc<Budget>,
-}
+/// Every part of a running server.
+#[derive(Clone)]
+pub(crate) struct State(Arc<Parts>);
 
-/// Generations between their request's arrival and the engine's last word about them.
-#[derive(Default)]
-pub(crate) struct InFlight {
-    count: AtomicUsize,
-    changed: Notify,
-}
+macro_rules! parts {
+    ($($part:ident: $owner:ty,)*) => {
+        pub(crate) struct Parts {
+            $(pub $part: Arc<$owner>,)*
+        }
 
-/// Counts as one while it lives.
-pub(crate) struct Counted(Arc<InFlight>);
-
-/// A generation, from its request's arrival until the engine is done with it.
-pub(crate) struct Flight {
-    _counted: Option<Counted>,
-    /// Id of the HTTP request.
-    pub request: String,
-    /// Among its tenant's.
-    pub entry: Arc<Entry>,
-}
-
-impl Flight {
-    pub fn new(counted: Counted, request: &str, entry: Arc<Entry>) -> Self {
-        Self { _counted: Some(counted), request: request.to_owned(), entry }
-    }
-
-    /// Of a generation that is part of what somebody else counts.
-    pub fn within(request: &str, entry: Arc<Entry>) -> Self {
-        Self { _counted: None, request: request.to_owned(), entry }
-    }
-}
-
-impl InFlight {
-    pub fn enter(self: &Arc<Self>) -> Counted {
-        self.count.fetch_add(1, Ordering::AcqRel);
-        Counted(self.clone())
-    }
-
-    pub fn count(&self) -> usize {
-        self.count.load(Ordering::Acquire)
-    }
-
-    /// Returns when nothing is in flight.
-    pub async fn idle(&self) {
-        loop {
-            // Registered before looking, so that no change is missed.
-            let changed = self.changed.notified();
-            if self.count() == 0 {
-                return;
+        $(impl FromRef<State> for Arc<$owner> {
+            fn from_ref(state: &State) -> Self {
+                state.$part.clone()
             }
-            changed.await;
-        }
-    }
+        })*
+    };
 }
 
-impl Drop for Counted {
-    fn drop(&mut self) {
-        if self.0.count.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.0.changed.notify_waiters();
-        }
+parts! {
+    served: Served,
+    tenancy: Tenancy,
+    observability: Observability,
+    load: Load,
+    inputs: InputProcessor,
+    generator: Generator,
+    responses: ResponseStore,
+    batches: Batches,
+    runner: Runner,
+}
+
+impl Deref for State {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
+        &self.0
     }
 }
 
 impl State {
-    /// `tokens`: those of a prefix that the operator declared.
-    pub fn new(
-        mut config: ServerConfig,
-        app: App,
-        tokens: fn(&Self, &DeclaredPrefix) -> Result<Vec<u32>, ApiError>,
-    ) -> Result<Arc<Self>, ServerError> {
-        let context = app.context(&config.limits.request, &config.hints);
-        let problem = match &app.model {
-            _ if context.model.name().is_empty() => Some("the model has no name that is no pattern"),
-            model if model.vocab_size == 0 => Some("the model has no vocabulary"),
-            model if model.context_length < 2 => Some("the model's context is shorter than two tokens"),
-            _ => None,
-        };
-        if let Some(problem) = problem {
-            return Err(ServerError::Config(problem.into()));
-        }
+    pub fn new(config: &ServerConfig, app: App) -> Result<Self, ServerError> {
+        let limits = &config.limits;
+        let served = Arc::new(Served::new(app, &limits.request, &config.hints, config.listen)?);
         let tenants = Arc::new(config.key_ring()?);
-        // The keys themselves are not needed any more.
-        config.api_keys.clear();
-        config.admin.iter_mut().for_each(|admin| admin.keys.clear());
-        let declared = std::mem::take(&mut config.tenants).prefixes;
-        config.keyring = Keyring::default();
-        let audit = config.audit_file.as_deref().map(Audit::open).transpose()?;
-        let text = FairQueue::new(config.limits.text_threads, config.limits.text_waiting);
-        let meters = Arc::new(Meters::new(context.model.name(), config.usage_file.as_deref())?);
-        let by_tenant = config
-            .tenant_metrics
-            .then(|| TenantCollector::new(app.engine.clone(), meters.clone(), tenants.clone()))
-            .map(|collector| Box::new(collector) as Box<dyn Collector>);
-        let metrics = Metrics::new(&app.engine, context.model.name(), by_tenant);
-        let readers = Readers::new(app.parsers, &app.tokenizer);
-        let ends = app.model.eos_token_ids.clone();
-        let structures = Structures::new(app.tokenizer.clone(), ends, metrics.masks.clone());
-        let state = Arc::new(Self {
-            batches: Batches::open(&config.batch)?,
-            unread: {
-                let limits = &config.limits;
-                Budget::new(limits.unread_bytes, limits.in_flight_bytes, limits.write_timeout)
-            },
-            responses: Arc::new(Store::new(config.limits.responses, config.limits.responses_bytes)),
-            app,
-            context,
-            config,
-            metrics,
-            readers,
-            structures,
-            tokens: KeptTokens::new(TOKENS_BYTES_MAX),
-            meters,
-            started_s: folio_api::unix_s(),
-            tenants,
-            audit,
-            cache_keys: CacheKeys::default(),
-            text,
-            draining: AtomicBool::new(false),
-            in_flight: Arc::default(),
-            shared: OnceLock::new(),
+        let meters = Arc::new(Meters::new(served.name(), config.usage_file.as_deref())?);
+        let by_tenant = config.tenant_metrics.then(|| {
+            let collector = TenantCollector::new(served.engine.clone(), meters.clone(), tenants.clone());
+            Box::new(collector) as Box<dyn Collector>
         });
-        let block_tokens = state.app.engine.stats().cache.block_tokens;
-        let declared = declared.iter().zip(state.tenants.prefixes());
-        let read = |(prefix, holder)| (prefix, state.root(holder), tokens(&state, prefix));
-        let shared = SharedPrefixes::new(declared.map(read), block_tokens)?;
-        state.shared.get_or_init(|| shared);
-        Ok(state)
+        let observability = Arc::new(Observability {
+            metrics: Metrics::new(&served.engine, served.name(), by_tenant),
+            meters,
+            audit: config.audit_file.as_deref().map(Audit::open).transpose()?,
+            started_s: folio_api::unix_s(),
+        });
+        let load = Arc::new(Load::new(limits.clone(), observability.metrics.panics.clone()));
+        let inputs = Arc::new(InputProcessor::new(config, served.clone(), observability.clone()));
+        let tokens = |prefix: &_| prefixes::declared(&inputs, prefix);
+        let tenancy = Tenancy::new(tenants, served.clone(), &config.tenants.prefixes, tokens)?;
+        let tenancy = Arc::new(tenancy);
+        let generator = Arc::new(Generator {
+            served: served.clone(),
+            inputs: inputs.clone(),
+            tenancy: tenancy.clone(),
+            load: load.clone(),
+            observability: observability.clone(),
+        });
+        let responses = Arc::new(ResponseStore::new(limits.responses, limits.responses_bytes));
+        let batches = Arc::new(Batches::open(&config.batch)?);
+        let runner = Arc::new(Runner {
+            generator: generator.clone(),
+            batches: batches.clone(),
+            responses: responses.clone(),
+        });
+        Ok(Self(Arc::new(Parts {
+            served,
+            tenancy,
+            observability,
+            load,
+            inputs,
+            generator,
+            responses,
+            batches,
+            runner,
+        })))
     }
 
-    /// Lets go of tenants that have no valid key and are at rest, and of what is counted for them.
+    /// Lets go of tenants that have no valid key and are at rest, and of what is kept and counted for them. Blocks.
     pub fn forget_tenants(&self) {
-        let gone = self.tenants.leave();
+        let gone = self.tenancy.leave();
         if !gone.is_empty() {
-            self.meters.forget(&gone);
-            self.cache_keys.forget(&gone);
-            self.structures.forget(&gone);
-            self.tokens.forget(&gone);
+            self.observability.meters.forget(&gone);
+            self.inputs.forget(&gone);
         }
         // Also of tenants that left before: what they had cached was evicted since.
-        self.app.engine.retain_tenants(&|tenant| self.tenants.is_known(tenant));
-    }
-
-    /// What the operator declared to be shared.
-    pub fn shared(&self) -> Option<&SharedPrefixes> {
-        self.shared.get()
-    }
-
-    /// Start of the tenant's block-hash chains.
-    pub fn root(&self, tenant: &Tenant) -> Root {
-        Root::derive(&Identity {
-            tenant: tenant.cache,
-            tenant_secret: &tenant.secret,
-            model_digest: &self.app.model.model_digest,
-            layout_digest: &self.app.model.layout_digest,
-            extra: &[],
-        })
-    }
-
-    /// Runs `work` (parsing, rendering, tokenizing) on a text thread, off the event loop, when it is the tenant's turn. `bytes`:
-    /// about how many are worked on.
-    pub async fn off_thread<T: Send + 'static>(
-        &self,
-        tenant: TenantId,
-        bytes: usize,
-        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-    ) -> Result<T, ApiError> {
-        let turn = self.text.turn(&tenant, bytes as u64).await;
-        let turn = turn.map_err(|_| ApiError::busy("Too many requests are being read and tokenized.", 1))?;
-        let done = tokio::task::spawn_blocking(move || {
-            // Held until the work is done, even when the client left meanwhile.
-            let _turn = turn;
-            giving_way(work)
-        });
-        done.await.unwrap_or_else(|_| {
-            self.metrics.panicked();
-            Err(ApiError::internal("preparing the request failed"))
-        })
+        self.served.engine.retain_tenants(&|tenant| self.tenancy.tenants.is_known(tenant));
     }
 }

@@ -3,11 +3,10 @@
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
-use axum::extract::{FromRequest, MatchedPath, Request, State as Shared};
+use axum::extract::{FromRef, FromRequest, MatchedPath, Request, State};
 use axum::http::{HeaderValue, Method, Response, header};
 use axum::middleware::Next;
 use axum::response::IntoResponse;
@@ -17,12 +16,14 @@ use folio_api::params::valid_request_id;
 use futures_core::Stream;
 use serde_json::json;
 
-use crate::app::State;
 use crate::config::Limits;
 use crate::http::connections::Holding;
 use crate::http::reply::Refusal;
 use crate::http::{Peer, anthropic, caught, check_content_type, fresh_id, read_body};
+use crate::load::{Counted, Load};
+use crate::observability::Observability;
 use crate::safety::Replacement;
+use crate::tenancy::Tenancy;
 use crate::tenancy::gate::{Entry, Gate};
 use crate::tenancy::keys::Scope;
 use crate::tenancy::tenants::{Tenant, missing_scope};
@@ -51,12 +52,18 @@ pub enum Listener {
 }
 
 /// Around every route of the serving port.
-pub async fn around(Shared(state): Shared<Arc<State>>, request: Request, next: Next) -> Response<Body> {
+pub async fn around(
+    State(tenancy): State<Arc<Tenancy>>,
+    State(load): State<Arc<Load>>,
+    State(observability): State<Arc<Observability>>,
+    request: Request,
+    next: Next,
+) -> Response<Body> {
     let anthropic = anthropic::is_meant(&request);
     let mut request = request;
-    let tenant = admit(&state, &mut request).await;
+    let tenant = admit(&tenancy, &load, &mut request).await;
     if tenant.as_ref().is_err_and(|refused| refused.retry_after_s.is_some()) {
-        discard(&mut request, &state.config.limits).await;
+        discard(&mut request, &load.limits).await;
         let gate = request.extensions().get::<Arc<Gate>>();
         if let Some(delay) = gate.and_then(|gate| gate.refusal_delay(Instant::now())) {
             tokio::time::sleep(delay).await;
@@ -65,8 +72,8 @@ pub async fn around(Shared(state): Shared<Arc<State>>, request: Request, next: N
     let entry = request.extensions().get::<Arc<Entry>>().cloned();
     let gate = request.extensions().get::<Arc<Gate>>().cloned();
     let generating = GENERATING.contains(&request.uri().path());
-    let mut response =
-        answered(&state, Listener::Serving, request, tenant, async |request| next.run(request).await).await;
+    let answer = async |request| next.run(request).await;
+    let mut response = answered(&observability, Listener::Serving, request, tenant, answer).await;
     if let Some(gate) = gate.filter(|_| generating) {
         gate.tell(response.headers_mut(), Instant::now());
     }
@@ -84,7 +91,7 @@ pub async fn around(Shared(state): Shared<Arc<State>>, request: Request, next: N
 
 /// Names the request, answers it or says why not, and counts.
 pub async fn answered(
-    state: &State,
+    observability: &Observability,
     listener: Listener,
     mut request: Request,
     asking: Result<Option<Tenant>, ApiError>,
@@ -115,7 +122,7 @@ pub async fn answered(
             match caught(answer(request)).await {
                 Some(response) => response,
                 None => {
-                    state.metrics.panicked();
+                    observability.metrics.panicked();
                     Refusal(ApiError::internal("the server failed while it handled this request"))
                         .into_response()
                 }
@@ -127,9 +134,9 @@ pub async fn answered(
         response.headers_mut().insert(REQUEST_ID, value);
     }
     let status = response.status().as_u16();
-    state.metrics.http(&method, &handler, status);
+    observability.metrics.http(&method, &handler, status);
     tracing::debug!(request = %id, %method, %handler, status, "answered");
-    if let Some(audit) = &state.audit {
+    if let Some(audit) = &observability.audit {
         let error = response.extensions().get::<ApiError>();
         audit.write(
             "request",
@@ -151,23 +158,20 @@ pub async fn answered(
 }
 
 /// Who asks, if the route wants to know; or why not. A request that brings a body is let in here, before a byte of it is read.
-async fn admit(state: &State, request: &mut Request) -> Result<Option<Tenant>, ApiError> {
+async fn admit(tenancy: &Tenancy, load: &Load, request: &mut Request) -> Result<Option<Tenant>, ApiError> {
     let path = request.uri().path();
     if OPEN.contains(&path) {
         return Ok(None);
     }
-    let tenant = state.tenants.authenticate(request.headers()).await?;
+    let tenant = tenancy.tenants.authenticate(request.headers()).await?;
     let scope = Scope::of(path);
     if !tenant.scopes.has(scope) {
         return Err(missing_scope(scope));
     }
     anthropic::check_version(request.headers())?;
     let generating = GENERATING.contains(&path);
-    if generating && state.draining.load(Ordering::Acquire) {
-        return Err(ApiError::unavailable(
-            "This server is shutting down; send the request to another one.",
-            5,
-        ));
+    if generating {
+        load.check_not_draining()?;
     }
     request.extensions_mut().insert(tenant.gate.clone());
     if request.method() == Method::POST {
@@ -198,6 +202,26 @@ async fn discard(request: &mut Request, limits: &Limits) {
         }
     };
     let _ = tokio::time::timeout(DISCARDING, passing).await;
+}
+
+/// A generation, from its request's arrival until the engine is done with it.
+pub(crate) struct Flight {
+    _counted: Option<Counted>,
+    /// Id of the HTTP request.
+    pub request: String,
+    /// Among its tenant's.
+    pub entry: Arc<Entry>,
+}
+
+impl Flight {
+    pub fn new(load: &Load, request: &str, entry: Arc<Entry>) -> Self {
+        Self { _counted: Some(load.in_flight.enter()), ..Self::within(request, entry) }
+    }
+
+    /// Of a generation that is part of what somebody else counts.
+    pub fn within(request: &str, entry: Arc<Entry>) -> Self {
+        Self { _counted: None, request: request.to_owned(), entry }
+    }
 }
 
 /// A request on its way to becoming a job.
@@ -234,10 +258,14 @@ pub struct JsonRequest {
     pub(crate) entry: Arc<Entry>,
 }
 
-impl FromRequest<Arc<State>> for JsonRequest {
+impl<S: Send + Sync> FromRequest<S> for JsonRequest
+where
+    Arc<Load>: FromRef<S>,
+{
     type Rejection = Refusal;
 
-    async fn from_request(request: Request, state: &Arc<State>) -> Result<Self, Refusal> {
+    async fn from_request(request: Request, state: &S) -> Result<Self, Refusal> {
+        let load = Arc::<Load>::from_ref(state);
         let (parts, body) = request.into_parts();
         let tenant = parts.extensions.get::<Tenant>().cloned();
         let tenant = tenant.ok_or_else(|| ApiError::internal("the request was not authenticated"))?;
@@ -245,8 +273,8 @@ impl FromRequest<Arc<State>> for JsonRequest {
         let entry = entry.ok_or_else(|| ApiError::internal("the request was not let in"))?;
         let id = parts.extensions.get::<RequestName>().map(|name| name.0.clone()).unwrap_or_default();
         check_content_type(&parts.headers)?;
-        let limits = &state.config.limits;
-        let mut held = state.unread.hold(&tenant.gate);
+        let limits = &load.limits;
+        let mut held = load.unread.hold(&tenant.gate);
         let read = read_body(&parts.headers, body, limits.body_bytes, &mut held);
         let body = tokio::time::timeout(limits.body_timeout, read).await.map_err(|_| {
             let message =

@@ -1,6 +1,8 @@
 //! What is served: the engine as the server sees it, and the model's tokenizer, template and numbers.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use folio_api::SamplingDefaults;
 use folio_api::hints::HintPolicy;
@@ -12,6 +14,8 @@ use folio_engine::{
 };
 use folio_kv::{Holdings, TenantId};
 use folio_text::{ChatTemplate, Tokenizer};
+
+use crate::error::ServerError;
 
 /// The engine as the server sees it: every method returns at once. [`EngineHandle`] is the engine; tests have others.
 pub trait Engine: Send + Sync + 'static {
@@ -116,19 +120,56 @@ pub struct App {
     pub version: &'static str,
 }
 
-impl App {
-    /// What readers of requests know of it. A request may have as many choices as the engine takes.
-    pub(crate) fn context(&self, limits: &Limits, hints: &HintPolicy) -> Context {
-        let model = Model {
-            names: self.model.names.clone(),
-            vocab_size: self.model.vocab_size,
-            eos_token_ids: self.model.eos_token_ids.clone(),
-            hidden: self.model.hidden,
-            defaults: self.model.defaults.clone(),
-        };
+/// The one model that is served, and the engine that computes it.
+pub(crate) struct Served {
+    pub engine: Arc<dyn Engine>,
+    pub tokenizer: Arc<Tokenizer>,
+    pub template: Option<Arc<ChatTemplate>>,
+    pub parsers: Parsers,
+    pub model: ModelFacts,
+    pub version: &'static str,
+    /// Where, for whoever is not told by a request.
+    pub listen: SocketAddr,
+    /// What readers of requests know of it.
+    pub context: Context,
+}
+
+impl Served {
+    /// A request may have as many choices as the engine takes.
+    pub fn new(
+        app: App,
+        limits: &Limits,
+        hints: &HintPolicy,
+        listen: SocketAddr,
+    ) -> Result<Self, ServerError> {
+        let App { engine, tokenizer, template, parsers, model, version } = app;
         let mut limits = limits.clone();
-        limits.choices = limits.choices.min(self.engine.choices_max()).max(1);
-        let capabilities = Capabilities::new(self.parsers, self.template.as_deref());
-        Context { model, limits, hints: hints.clone(), capabilities }
+        limits.choices = limits.choices.min(engine.choices_max()).max(1);
+        let known = Model {
+            names: model.names.clone(),
+            vocab_size: model.vocab_size,
+            eos_token_ids: model.eos_token_ids.clone(),
+            hidden: model.hidden,
+            defaults: model.defaults.clone(),
+        };
+        let capabilities = Capabilities::new(parsers, template.as_deref());
+        let context = Context { model: known, limits, hints: hints.clone(), capabilities };
+        let problem = match &model {
+            _ if context.model.name().is_empty() => "the model has no name that is no pattern",
+            model if model.vocab_size == 0 => "the model has no vocabulary",
+            model if model.context_length < 2 => "the model's context is shorter than two tokens",
+            _ => return Ok(Self { engine, tokenizer, template, parsers, model, version, listen, context }),
+        };
+        Err(ServerError::Config(problem.into()))
+    }
+
+    /// The name that responses and metrics have.
+    pub fn name(&self) -> &str {
+        self.context.model.name()
+    }
+
+    /// When a request that is submitted now is out of time, by the engine's clock.
+    pub fn deadline(&self, timeout: Option<Duration>) -> Option<Micros> {
+        timeout.map(|limit| Micros(self.engine.now().0.saturating_add(limit.as_micros() as u64)))
     }
 }

@@ -12,13 +12,6 @@
 //! chunk. Memory per request is bounded by its body and by bytes that its client has not accepted (`unread`).
 #![forbid(unsafe_code)]
 
-/// A step between a request's bytes and the engine, as a span: who wants to know where the time goes can subscribe.
-macro_rules! step {
-    ($name:literal) => {
-        tracing::trace_span!(target: "folio_server::prepare", $name).entered()
-    };
-}
-
 mod admin;
 mod app;
 mod arrival;
@@ -30,8 +23,10 @@ mod engine;
 mod error;
 mod generation;
 mod http;
+mod load;
 mod observability;
 mod response_store;
+mod routes;
 mod safety;
 mod serve;
 mod tenancy;
@@ -54,8 +49,3 @@ pub use tenancy::keyring::Keyring;
 pub use tenancy::keys;
 pub use tenancy::secret::Secret;
 pub use tenancy::tenants::owner_digest;
-
-/// Goes on after a panic elsewhere: nothing under these locks panics between two statements that belong together.
-fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}

@@ -1,15 +1,18 @@
-//! Inside the crate imports only go down.
+//! Inside the crate imports only go down, from module to module and from file to file.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// The crate's modules, from the top.
 const LAYERS: &[&str] = &[
     "serve",
+    "routes",
+    "app",
     "admin",
     "endpoints",
     "generation",
     "arrival",
-    "app",
+    "load",
     "config",
     "response_store",
     "batch",
@@ -22,8 +25,10 @@ const LAYERS: &[&str] = &[
     "error",
 ];
 
-fn layer(module: &str) -> Option<usize> {
-    LAYERS.iter().position(|layer| *layer == module)
+/// A source: its place below `src` (`["tenancy", "gate"]`; of a `mod.rs`, its folder), and its text without tests.
+struct Source {
+    path: Vec<String>,
+    text: String,
 }
 
 fn files(folder: &Path, out: &mut Vec<PathBuf>) {
@@ -33,27 +38,84 @@ fn files(folder: &Path, out: &mut Vec<PathBuf>) {
     }
 }
 
+/// All but the crate's root.
+fn sources() -> Vec<Source> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut paths = Vec::new();
+    files(&root, &mut paths);
+    let read = |path: PathBuf| {
+        let text = std::fs::read_to_string(&path).expect("a source");
+        let text = text.split("#[cfg(test)]").next().unwrap_or_default().to_owned();
+        let path = path.strip_prefix(&root).expect("within").with_extension("");
+        let mut path: Vec<String> =
+            path.iter().map(|name| name.to_str().expect("UTF-8").to_owned()).collect();
+        path.pop_if(|name| name == "mod");
+        Source { path, text }
+    };
+    paths.into_iter().map(read).filter(|source| source.path != ["lib"]).collect()
+}
+
+/// The names that follow `start` wherever it stands in the text, up to where no single name follows.
+fn paths_after<'a>(text: &'a str, start: &'a str) -> impl Iterator<Item = Vec<&'a str>> {
+    let bounded =
+        move |at: &usize| !text[..*at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':');
+    let starts = text.match_indices(start).map(|(at, _)| at).filter(bounded);
+    starts.map(move |at| {
+        let names = text[at + start.len()..].split("::");
+        let word = |name: &'a str| {
+            let end = name.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).unwrap_or(name.len());
+            (&name[..end], end == name.len())
+        };
+        let mut more = true;
+        let list = names.map(word).take_while(|(_, whole)| std::mem::replace(&mut more, *whole));
+        list.map(|(name, _)| name).filter(|name| !name.is_empty()).collect()
+    })
+}
+
 #[test]
 fn imports_only_go_down() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let mut sources = Vec::new();
-    files(&root, &mut sources);
+    let layer = |module: &str| LAYERS.iter().position(|layer| *layer == module);
     let mut imports = 0;
-    for source in sources {
-        let name = source.strip_prefix(&root).expect("within").with_extension("");
-        let module = name.iter().next().expect("a name").to_str().expect("UTF-8").to_owned();
-        if module == "lib" {
-            continue;
-        }
-        let own = layer(&module).unwrap_or_else(|| panic!("{module} has no place among the layers"));
-        let text = std::fs::read_to_string(&source).expect("a source");
-        for path in text.split("crate::").skip(1) {
-            let end = path.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).unwrap_or(path.len());
-            assert!(end > 0, "{}: name one module per import of the crate", source.display());
-            let Some(below) = layer(&path[..end]) else { continue };
+    for Source { path, text } in sources() {
+        let own = layer(&path[0]).unwrap_or_else(|| panic!("{} has no place among the layers", path[0]));
+        for names in paths_after(&text, "crate::") {
+            let name =
+                names.first().unwrap_or_else(|| panic!("{path:?}: name one module per import of the crate"));
+            let below = layer(name);
+            let below =
+                below.unwrap_or_else(|| panic!("{path:?} takes {name} from the root, which is above it"));
             imports += 1;
-            assert!(own <= below, "{} imports {}, which is above it", source.display(), &path[..end]);
+            assert!(own <= below, "{path:?} imports {name}, which is above it");
         }
     }
     assert!(imports > 200, "only {imports} imports were found");
+}
+
+#[test]
+fn no_files_import_each_other() {
+    let sources = sources();
+    let known: BTreeSet<&[String]> = sources.iter().map(|source| &source.path[..]).collect();
+    // The file that a path leads into: the longest beginning that is one.
+    let file = |names: Vec<String>| (1..=names.len()).rev().find_map(|end| known.get(&names[..end]).copied());
+    let mut imports: BTreeMap<&[String], BTreeSet<&[String]>> = BTreeMap::new();
+    for Source { path, text } in &sources {
+        let (folder, within) = (&path[..path.len() - 1], &path[..]);
+        let child = |name: &str| known.contains(&[within, &[name.to_owned()]].concat()[..]);
+        let absolute = paths_after(text, "crate::").map(|names| (&[][..], names));
+        let siblings = paths_after(text, "super::").map(|names| (folder, names));
+        // `mod.rs` names its children without more ado.
+        let children =
+            paths_after(text, "use ").filter(|names| names.first().is_some_and(|name| child(name)));
+        let all = absolute.chain(siblings).chain(children.map(|names| (within, names)));
+        let found = all.filter_map(|(base, names)| {
+            file(base.iter().cloned().chain(names.into_iter().map(str::to_owned)).collect())
+        });
+        imports.insert(path, found.filter(|found| found != path).collect());
+    }
+    // Takes away what imports nothing that is left.
+    while let Some(ground) = imports.iter().find(|(_, below)| below.is_empty()).map(|(path, _)| *path) {
+        imports.remove(ground);
+        imports.values_mut().for_each(|below| drop(below.remove(ground)));
+    }
+    assert!(imports.is_empty(), "these import each other, or what does: {:#?}", imports);
 }

@@ -1,64 +1,59 @@
 //! The second listener: what operators may do and no tenant.
 //!
-//! Owns: its routes and who may use them. Must never: be reachable through the serving port. Every route but `/health` asks for an
+//! Owns: who may use its routes, and what only they do. Must never: be reachable through the serving port. Every route but `/health` asks for an
 //! admin key (`--admin-key`, or one of the file of keys with the scope `admin`) where there is such a key or file.
 
 pub(crate) mod records;
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::Body;
-use axum::extract::{Request, State as Shared};
+use axum::extract::{Request, State};
 use axum::http::{Response, Uri};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::middleware::Next;
 use axum::response::IntoResponse;
-use axum::routing::{get, post};
 use folio_engine::{CacheCommand, CacheResponse};
 use serde_json::json;
 
-use crate::app::State;
 use crate::arrival::{Listener, answered};
-use crate::endpoints::pages;
 use crate::endpoints::prefixes::command;
+use crate::engine::Served;
 use crate::http::reply::Refusal;
 use crate::http::reply::json_response;
+use crate::observability::Observability;
+use crate::tenancy::Tenancy;
 use folio_api::ApiError;
 
 const OPEN: &[&str] = &["/health", "/livez", "/readyz", "/ping"];
 
-pub(crate) fn router(state: &Arc<State>) -> Router {
-    Router::new()
-        .route("/health", get(pages::health))
-        .route("/livez", get(pages::live))
-        .route("/readyz", get(pages::ready))
-        .route("/ping", get(pages::ping))
-        .route("/metrics", get(pages::all_metrics))
-        .route("/reset_prefix_cache", post(reset_prefix_cache))
-        .route("/v1/usage/records", get(records::all))
-        .fallback(pages::not_found)
-        .method_not_allowed_fallback(pages::method_not_allowed)
-        .layer(from_fn_with_state(state.clone(), around))
-        .with_state(state.clone())
-}
-
-async fn around(Shared(state): Shared<Arc<State>>, request: Request, next: Next) -> Response<Body> {
+/// Around every route of the admin listener.
+pub(crate) async fn around(
+    State(tenancy): State<Arc<Tenancy>>,
+    State(observability): State<Arc<Observability>>,
+    request: Request,
+    next: Next,
+) -> Response<Body> {
     let open = OPEN.contains(&request.uri().path());
     let operator = match open {
         true => Ok(None),
-        false => state.tenants.authenticate_operator(request.headers()).await.map(Some),
+        false => tenancy.tenants.authenticate_operator(request.headers()).await.map(Some),
     };
-    answered(&state, Listener::Admin, request, operator, async |request| next.run(request).await).await
+    let answer = async |request| next.run(request).await;
+    answered(&observability, Listener::Admin, request, operator, answer).await
 }
 
 /// `POST /reset_prefix_cache[?tenant=NAME]`: forgets what is cached, but for what is in use, pinned or declared.
-async fn reset_prefix_cache(Shared(state): Shared<Arc<State>>, uri: Uri) -> Response<Body> {
+pub(crate) async fn reset_prefix_cache(
+    State(tenancy): State<Arc<Tenancy>>,
+    State(served): State<Arc<Served>>,
+    uri: Uri,
+) -> Response<Body> {
     let tenant = match uri.query().filter(|query| !query.is_empty()) {
         None => None,
         Some(query) => {
             let name = query.strip_prefix("tenant=");
-            let found =
-                name.and_then(|name| state.tenants.caches().into_iter().find(|(_, known, _)| known == name));
+            let found = name
+                .and_then(|name| tenancy.tenants.caches().into_iter().find(|(_, known, _)| known == name));
             match found {
                 Some((_, _, id)) => Some(id),
                 None => {
@@ -68,7 +63,7 @@ async fn reset_prefix_cache(Shared(state): Shared<Arc<State>>, uri: Uri) -> Resp
             }
         }
     };
-    match command(&state, CacheCommand::Clear { tenant }).await {
+    match command(&served, CacheCommand::Clear { tenant }).await {
         Ok(CacheResponse::Cleared { blocks }) => {
             json_response(json!({"object": "cache.reset", "freed_blocks": blocks}).to_string())
         }

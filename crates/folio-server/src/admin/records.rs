@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use axum::Extension;
 use axum::body::Body;
-use axum::extract::State as Shared;
+use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, Response, Uri, header};
 use serde_json::{Value, json};
 
-use crate::app::State;
 use crate::http::reply::Reply;
 use crate::http::reply::json_response;
+use crate::observability::Observability;
 use crate::observability::usage::{Count, RowKey};
 use crate::tenancy::tenants::Tenant;
 use folio_api::{ApiError, unix_s};
@@ -123,29 +123,38 @@ impl Query {
 
 /// Of the asking tenant.
 pub(crate) async fn own(
-    Shared(state): Shared<Arc<State>>,
+    State(observability): State<Arc<Observability>>,
     Extension(tenant): Extension<Tenant>,
     headers: HeaderMap,
     uri: Uri,
 ) -> Reply {
-    answer(state, Some(tenant.name), &headers, &uri).await
+    answer(observability, Some(tenant.name), &headers, &uri).await
 }
 
 /// Of every tenant.
-pub(crate) async fn all(Shared(state): Shared<Arc<State>>, headers: HeaderMap, uri: Uri) -> Reply {
-    answer(state, None, &headers, &uri).await
+pub(crate) async fn all(
+    State(observability): State<Arc<Observability>>,
+    headers: HeaderMap,
+    uri: Uri,
+) -> Reply {
+    answer(observability, None, &headers, &uri).await
 }
 
-async fn answer(state: Arc<State>, tenant: Option<Arc<str>>, headers: &HeaderMap, uri: &Uri) -> Reply {
+async fn answer(
+    observability: Arc<Observability>,
+    tenant: Option<Arc<str>>,
+    headers: &HeaderMap,
+    uri: &Uri,
+) -> Reply {
     let accepts_csv = headers.get(header::ACCEPT).is_some_and(|accept| accept.as_bytes() == b"text/csv");
     let query = Query::read(uri.query().unwrap_or_default(), accepts_csv, unix_s())?;
     // One at a time, on a thread that nobody's prompt waits for.
-    let reading = state.clone();
-    let _turn = reading.meters.reading.lock().await;
+    let meters = observability.meters.clone();
+    let _turn = observability.meters.reading.lock().await;
     let answer = tokio::task::spawn_blocking(move || {
         let (mut rows, none) = (BTreeMap::new(), "".into());
         let mut add = |record, count| query.add(&mut rows, record, count, &none);
-        state.meters.records(tenant.as_deref(), query.from, query.to, &mut add)?;
+        meters.records(tenant.as_deref(), query.from, query.to, &mut add)?;
         match query.csv {
             true => csv(&query, &rows).map_err(|error| ApiError::internal(error.to_string())),
             false => Ok(json_rows(&query, &rows)),

@@ -25,10 +25,11 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Cursor, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
 use folio_text::work;
 use indexmap::IndexMap;
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
@@ -36,7 +37,6 @@ use super::lines::{Endpoint, LineError, Place, Usage};
 use super::{BatchConfig, BatchLimits};
 use crate::error::ServerError;
 use crate::http::fresh_id;
-use crate::lock;
 use folio_api::ApiError;
 use folio_api::unix_s;
 
@@ -177,15 +177,15 @@ pub struct Batch {
 
 impl Batch {
     pub fn record(&self) -> Record {
-        lock(&self.record).clone()
+        self.record.lock().clone()
     }
 
     pub fn status(&self) -> Status {
-        lock(&self.record).status
+        self.record.lock().status
     }
 
     pub fn change(&self, change: impl FnOnce(&mut Record)) {
-        change(&mut lock(&self.record));
+        change(&mut self.record.lock());
     }
 }
 
@@ -232,14 +232,14 @@ struct Taken {
 
 impl Taken {
     fn grow(&mut self, more: u64) {
-        lock(&self.room).take(&self.owner, more);
+        self.room.lock().take(&self.owner, more);
         self.bytes += more;
     }
 }
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        lock(&self.room).give_back(&self.owner, self.bytes);
+        self.room.lock().give_back(&self.owner, self.bytes);
     }
 }
 
@@ -255,7 +255,7 @@ impl Own {
     fn reads(&self, id: &str) -> bool {
         work::add(self.batches.len());
         self.batches.values().any(|batch| {
-            let record = lock(&batch.record);
+            let record = batch.record.lock();
             record.input_file_id == id && !record.status.is_final()
         })
     }
@@ -349,8 +349,8 @@ impl Store {
     }
 
     fn insert(&self, meta: FileMeta, content: Content) {
-        let mut inner = lock(&self.inner);
-        lock(&self.room).take(&meta.owner, meta.bytes);
+        let mut inner = self.inner.lock();
+        self.room.lock().take(&meta.owner, meta.bytes);
         let (owner, id, expires_at) = (meta.owner.clone(), meta.id.clone(), meta.expires_at);
         let own = inner.own.entry(owner.clone()).or_default();
         own.files.insert(id.clone(), Entry { meta, content, expires_at: None });
@@ -362,7 +362,7 @@ impl Store {
     fn add(&self, record: Record) -> Arc<Batch> {
         let (owner, id) = (record.owner.clone(), record.id.clone());
         let batch = Arc::new(Batch { wake: Notify::new(), record: Mutex::new(record) });
-        lock(&self.inner).own.entry(owner).or_default().batches.insert(id, batch.clone());
+        self.inner.lock().own.entry(owner).or_default().batches.insert(id, batch.clone());
         batch
     }
 
@@ -414,7 +414,7 @@ impl Store {
 
     /// Whether so many bytes more fit: into all there may be, and into half of that for one owner.
     pub fn has_room(&self, owner: &str, more: u64) -> bool {
-        let room = lock(&self.room);
+        let room = self.room.lock();
         let own = room.own.get(owner).copied().unwrap_or_default();
         room.all + more <= self.bytes_max && own + more <= self.bytes_max / 2
     }
@@ -425,7 +425,7 @@ impl Store {
     }
 
     fn at(&self, now: u64) -> MutexGuard<'_, Inner> {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         while inner.expiring.first().is_some_and(|(at, ..)| *at <= now) {
             let Some((_, owner, id)) = inner.expiring.pop_first() else { break };
             work::add(1);
@@ -447,7 +447,7 @@ impl Store {
         if let Some(at) = entry.expires_at {
             inner.expiring.remove(&(at, owner.to_owned(), id.to_owned()));
         }
-        lock(&self.room).give_back(owner, entry.meta.bytes);
+        self.room.lock().give_back(owner, entry.meta.bytes);
         if let (Some(dir), Some(data)) = (&self.dir, self.data(id)) {
             // First what makes it a file; data alone is removed at the next start.
             let _ = fs::remove_file(dir.join("files").join(format!("{id}.json")));
@@ -471,7 +471,7 @@ impl Store {
 
     /// Whether there was such a file; a batch that runs keeps its input.
     pub fn delete(&self, owner: &str, id: &str) -> Result<bool, ApiError> {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         let Some(own) = inner.own.get(owner).filter(|own| own.files.contains_key(id)) else {
             return Ok(false);
         };
@@ -499,7 +499,7 @@ impl Store {
         let over = (own.len() + 1).saturating_sub(self.limits.kept);
         for old in own.into_iter().take(over) {
             let id = old.record().id;
-            if let Some(own) = lock(&self.inner).own.get_mut(&record.owner) {
+            if let Some(own) = self.inner.lock().own.get_mut(&record.owner) {
                 own.batches.shift_remove(&id);
             }
             if let Some(dir) = &self.dir {
@@ -519,12 +519,12 @@ impl Store {
     }
 
     pub fn batch(&self, owner: &str, id: &str) -> Option<Arc<Batch>> {
-        lock(&self.inner).own.get(owner)?.batches.get(id).cloned()
+        self.inner.lock().own.get(owner)?.batches.get(id).cloned()
     }
 
     /// Oldest first.
     pub fn batches(&self, owner: &str) -> Vec<Arc<Batch>> {
-        let inner = lock(&self.inner);
+        let inner = self.inner.lock();
         let Some(own) = inner.own.get(owner) else { return Vec::new() };
         work::add(own.batches.len());
         own.batches.values().cloned().collect()
@@ -532,10 +532,10 @@ impl Store {
 
     /// Everybody's that go on, oldest first.
     pub fn unfinished(&self) -> Vec<Arc<Batch>> {
-        let inner = lock(&self.inner);
+        let inner = self.inner.lock();
         let all = inner.own.values().flat_map(|own| own.batches.values());
         let mut all: Vec<_> = all.filter(|batch| !batch.status().is_final()).cloned().collect();
-        all.sort_by_key(|batch| lock(&batch.record).created_at);
+        all.sort_by_key(|batch| batch.record.lock().created_at);
         all
     }
 
@@ -771,7 +771,7 @@ mod tests {
         assert_eq!(left(at + AGAIN_S - 1), (vec![read, kept.clone()], 0));
         assert_eq!(left(at + AGAIN_S).0, [kept.as_str()]);
         assert!(store.delete("a", &kept).unwrap());
-        let room = lock(&store.room);
-        assert_eq!((room.all, room.own.len(), lock(&store.inner).expiring.len()), (0, 0, 0));
+        let room = store.room.lock();
+        assert_eq!((room.all, room.own.len(), store.inner.lock().expiring.len()), (0, 0, 0));
     }
 }

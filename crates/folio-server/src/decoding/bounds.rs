@@ -4,14 +4,13 @@
 //! token is.
 
 use std::borrow::Cow;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use folio_api::ApiError;
 use folio_api::bounds::Bounds;
 use folio_engine::{Guide, Restricted, Rules, RulesRef};
 use folio_text::{ReasoningFormat, Tokenizer};
-
-use crate::lock;
+use parking_lot::Mutex;
 
 /// As rules. `reasoning`: how the model marks what it thinks, and whether its answer begins inside.
 pub fn rules(
@@ -159,14 +158,14 @@ impl Rules for BadWords {
 impl Guide for Avoiding {
     fn advance(&self, token: u32) {
         let longest = self.words.iter().map(Vec::len).max().unwrap_or(0);
-        let mut last = lock(&self.last);
+        let mut last = self.last.lock();
         last.push(token);
         let over = (last.len() + 1).saturating_sub(longest);
         last.drain(..over);
     }
 
     fn restrict(&self, drafts: &[u32], logits: &mut [f32]) -> Result<Restricted, String> {
-        let last = lock(&self.last);
+        let last = self.last.lock();
         let last: Cow<'_, [u32]> = match drafts {
             [] => Cow::Borrowed(&last),
             _ => Cow::Owned([&last, drafts].concat()),
@@ -299,12 +298,12 @@ impl Budgeted {
 
 impl Guide for Budgeted {
     fn advance(&self, token: u32) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         *state = self.next(std::mem::replace(&mut *state, Thinking::Over), token);
     }
 
     fn restrict(&self, drafts: &[u32], logits: &mut [f32]) -> Result<Restricted, String> {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let written = match (drafts, &*state) {
             ([], Thinking::Closing(written)) => Some(*written),
             ([], _) => None,

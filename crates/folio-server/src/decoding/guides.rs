@@ -10,14 +10,14 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use folio_engine::{DRAFTS_MAX, Guide, Restricted, Rules};
 use folio_text::{Grammar, Matcher, Place, STACK_BYTES, Tokenizer};
+use parking_lot::Mutex;
 
-use crate::lock;
 use crate::observability::metrics::MaskFigures;
 
 /// Bytes of an answer that are looked for ahead of the model; each look counts as one more. Who cuts a text again and again in another way
@@ -55,16 +55,16 @@ impl Masks {
     }
 
     fn send(&self, answer: Arc<Guided>) {
-        let jobs = lock(&self.jobs);
+        let jobs = self.jobs.lock();
         if let Err(lost) = jobs.send(answer) {
-            lock(&lost.0.state).failed = Some("the threads that follow grammars have ended".into());
+            lost.0.state.lock().failed = Some("the threads that follow grammars have ended".into());
         }
     }
 }
 
 fn work(jobs: &Mutex<Receiver<Arc<Guided>>>) {
     loop {
-        let job = lock(jobs).recv();
+        let job = jobs.lock().recv();
         let Ok(answer) = job else { return };
         answer.work();
     }
@@ -148,9 +148,9 @@ impl Progress {
 impl Guided {
     /// Computes masks until none is wanted.
     fn work(&self) {
-        let Some(mut follower) = lock(&self.state).follower.take() else { return };
+        let Some(mut follower) = self.state.lock().follower.take() else { return };
         loop {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             if !state.wants() {
                 state.follower = Some(follower);
                 return;
@@ -171,7 +171,7 @@ impl Guided {
             }));
             self.masks.figures.computed(began.elapsed());
             if let Err(reason) = done.unwrap_or_else(|_| Err("the grammar library failed".into())) {
-                lock(&self.state).failed = Some(reason);
+                self.state.lock().failed = Some(reason);
             }
         }
     }
@@ -186,7 +186,7 @@ impl Guided {
         self.publish(mask);
         if forces {
             let forced = follower.forced();
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             if state.chosen.is_empty() && state.forced.is_empty() {
                 state.forced.extend(forced);
             }
@@ -195,7 +195,7 @@ impl Guided {
     }
 
     fn publish(&self, mask: Vec<u32>) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         // Otherwise it is known from a draft, or more was chosen meanwhile.
         if state.chosen.is_empty() && state.masks.is_empty() {
             state.masks.push(mask);
@@ -209,7 +209,7 @@ impl Guided {
         for (at, draft) in drafts.iter().enumerate() {
             let mut mask = Vec::new();
             let known = follower.accept(*draft).and_then(|()| follower.look(&mut mask));
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             if !state.chosen.is_empty() || state.drafts != drafts {
                 return Ok(());
             }
@@ -229,7 +229,7 @@ impl Guided {
 impl Following {
     /// Changes what is wanted, and sees to it that a thread knows.
     fn change(&self, change: impl FnOnce(&mut Progress)) {
-        let mut state = lock(&self.0.state);
+        let mut state = self.0.state.lock();
         change(&mut state);
         if state.follower.is_some() && state.wants() {
             drop(state);
@@ -262,7 +262,7 @@ impl Guide for Following {
     }
 
     fn restrict(&self, drafts: &[u32], logits: &mut [f32]) -> Result<Restricted, String> {
-        let mut state = lock(&self.0.state);
+        let mut state = self.0.state.lock();
         if let Some(reason) = &state.failed {
             return Err(reason.clone());
         }
@@ -279,11 +279,11 @@ impl Guide for Following {
     }
 
     fn forced(&self, drafts: &mut Vec<u32>) {
-        drafts.extend(lock(&self.0.state).forced.iter().take(DRAFTS_MAX as usize));
+        drafts.extend(self.0.state.lock().forced.iter().take(DRAFTS_MAX as usize));
     }
 
     fn is_ready(&self) -> bool {
-        let state = lock(&self.0.state);
+        let state = self.0.state.lock();
         state.failed.is_some() || !state.masks.is_empty()
     }
 }

@@ -1,21 +1,23 @@
 //! The small routes: models, health, metrics, version, tokenize, and a page for people.
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, LazyLock};
 
 use axum::body::Body;
-use axum::extract::{Path, Request, State as Shared};
+use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, Response, Uri, header};
 use axum::response::IntoResponse;
 use folio_engine::handle::Health;
 use folio_kv::TenantId;
 use serde_json::{Value, json};
 
-use crate::app::State;
 use crate::endpoints::anthropic;
+use crate::engine::Served;
 use crate::http::anthropic::is_meant;
 use crate::http::reply::json_response;
 use crate::http::reply::{Refusal, Reply};
+use crate::load::Load;
+use crate::observability::Observability;
+use crate::tenancy::Tenancy;
 use folio_api::ApiError;
 
 /// Whose turn it is to have a page written that is nobody's in particular, and about how much work that is.
@@ -23,41 +25,41 @@ const NOBODY: TenantId = TenantId(u32::MAX);
 const PAGE_BYTES: usize = 32 << 10;
 
 /// OpenAI's list or, for clients that say a version of Anthropic's API, Anthropic's.
-pub async fn models(Shared(state): Shared<Arc<State>>, request: Request) -> Reply {
+pub async fn models(State(served): State<Arc<Served>>, request: Request) -> Reply {
     if is_meant(&request) {
-        let page = anthropic::models(&state, request.uri().query().unwrap_or_default())?;
+        let page = anthropic::models(&served, request.uri().query().unwrap_or_default())?;
         return Ok(json_response(page.to_string()));
     }
-    let list: Vec<Value> = state.context.model.listed().map(|name| describe(&state, name)).collect();
+    let list: Vec<Value> = served.context.model.listed().map(|name| describe(&served, name)).collect();
     Ok(json_response(json!({"object": "list", "data": list}).to_string()))
 }
 
 /// The name may contain slashes (`org/model`).
-pub async fn model(Shared(state): Shared<Arc<State>>, Path(name): Path<String>, request: Request) -> Reply {
-    if !state.context.model.answers_to(&name) {
-        return Err(ApiError::model_not_found(&name, state.context.model.name()).into());
+pub async fn model(State(served): State<Arc<Served>>, Path(name): Path<String>, request: Request) -> Reply {
+    if !served.context.model.answers_to(&name) {
+        return Err(ApiError::model_not_found(&name, served.name()).into());
     }
     let described = match is_meant(&request) {
-        true => anthropic::model(&state, &name),
-        false => describe(&state, &name),
+        true => anthropic::model(&served, &name),
+        false => describe(&served, &name),
     };
     Ok(json_response(described.to_string()))
 }
 
-fn describe(state: &State, name: &str) -> Value {
-    let model = &state.app.model;
+fn describe(served: &Served, name: &str) -> Value {
+    let model = &served.model;
     json!({
         "id": name, "object": "model", "created": model.created_s, "owned_by": "folio",
-        "root": state.context.model.name(), "parent": null, "max_model_len": model.context_length,
+        "root": served.name(), "parent": null, "max_model_len": model.context_length,
     })
 }
 
-/// Forward progress, not existence: fails when work waits and nothing is computed, when the engine cannot go on, and while draining.
-pub async fn health(Shared(state): Shared<Arc<State>>) -> Reply {
-    if state.draining.load(Ordering::Acquire) {
+/// Forward progress, not existence, and whether requests should be sent here: fails when work waits and nothing is computed, when the engine cannot go on, and while draining.
+pub async fn health(State(served): State<Arc<Served>>, State(load): State<Arc<Load>>) -> Reply {
+    if load.is_draining() {
         return Err(ApiError::unavailable("This server is shutting down.", 5).into());
     }
-    match state.app.engine.health(state.config.limits.stall.as_micros() as u64) {
+    match served.engine.health(load.limits.stall.as_micros() as u64) {
         Health::Ok => Ok(json_response(json!({"status": "ok"}).to_string())),
         Health::Stalled { for_us } => Err(ApiError::unavailable(
             format!(
@@ -74,24 +76,37 @@ pub async fn health(Shared(state): Shared<Arc<State>>) -> Reply {
 }
 
 /// On the serving port, which strangers reach: names of tenants are for operators.
-pub async fn metrics(state: Shared<Arc<State>>, headers: HeaderMap) -> Reply {
-    let operator = state.tenants.is_operator(&headers).await;
-    figures(state, headers, operator).await
+pub async fn metrics(
+    State(tenancy): State<Arc<Tenancy>>,
+    observability: State<Arc<Observability>>,
+    load: State<Arc<Load>>,
+    headers: HeaderMap,
+) -> Reply {
+    let operator = tenancy.tenants.is_operator(&headers).await;
+    figures(observability, load, headers, operator).await
 }
 
 /// On the second listener.
-pub async fn all_metrics(state: Shared<Arc<State>>, headers: HeaderMap) -> Reply {
-    figures(state, headers, true).await
+pub async fn all_metrics(
+    observability: State<Arc<Observability>>,
+    load: State<Arc<Load>>,
+    headers: HeaderMap,
+) -> Reply {
+    figures(observability, load, headers, true).await
 }
 
-async fn figures(Shared(state): Shared<Arc<State>>, headers: HeaderMap, tenants: bool) -> Reply {
+async fn figures(
+    State(observability): State<Arc<Observability>>,
+    State(load): State<Arc<Load>>,
+    headers: HeaderMap,
+    tenants: bool,
+) -> Reply {
     let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("");
     let openmetrics = accept.contains("application/openmetrics-text");
-    state.metrics.in_flight_bytes.set(state.unread.held() as i64);
-    state.metrics.text_waiting.set(state.text.waiting() as i64);
-    let shared = state.clone();
-    let page = state.off_thread(NOBODY, PAGE_BYTES, move || {
-        let page = shared.metrics.render(openmetrics, tenants);
+    observability.metrics.in_flight_bytes.set(load.unread.held() as i64);
+    observability.metrics.text_waiting.set(load.text.waiting() as i64);
+    let page = load.off_thread(NOBODY, PAGE_BYTES, move || {
+        let page = observability.metrics.render(openmetrics, tenants);
         page.map_err(|_| ApiError::internal("the metrics could not be written"))
     });
     let (text, content_type) = page.await?;
@@ -104,22 +119,13 @@ pub async fn openapi() -> Response<Body> {
     json_response(TEXT.clone())
 }
 
-pub async fn version(Shared(state): Shared<Arc<State>>) -> Response<Body> {
-    json_response(json!({"version": state.app.version}).to_string())
+pub async fn version(State(served): State<Arc<Served>>) -> Response<Body> {
+    json_response(json!({"version": served.version}).to_string())
 }
 
 /// Whether the process answers at all: also while it drains, and while the engine cannot go on.
 pub async fn live() -> Response<Body> {
     json_response(json!({"status": "ok"}).to_string())
-}
-
-/// Whether requests should be sent here: what `/health` says.
-pub async fn ready(state: Shared<Arc<State>>) -> Reply {
-    health(state).await
-}
-
-pub async fn ping(state: Shared<Arc<State>>) -> Reply {
-    health(state).await
 }
 
 /// What to say to somebody who is almost there.
@@ -183,8 +189,8 @@ pub async fn method_not_allowed(method: Method, uri: Uri) -> Refusal {
 }
 
 /// What this is and how to use it, for a person with a browser or a terminal.
-pub async fn index(Shared(state): Shared<Arc<State>>, headers: HeaderMap) -> Response<Body> {
-    let text = introduction(&state, &headers);
+pub async fn index(State(served): State<Arc<Served>>, headers: HeaderMap) -> Response<Body> {
+    let text = introduction(&served, &headers);
     let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("");
     if !accept.contains("text/html") {
         return text.into_response();
@@ -201,9 +207,9 @@ pub async fn index(Shared(state): Shared<Arc<State>>, headers: HeaderMap) -> Res
     (headers, html).into_response()
 }
 
-fn introduction(state: &State, headers: &HeaderMap) -> String {
-    let model = state.context.model.name();
-    let fallback = state.config.listen.to_string();
+fn introduction(served: &Served, headers: &HeaderMap) -> String {
+    let model = served.name();
+    let fallback = served.listen.to_string();
     let host = headers
         .get(header::HOST)
         .and_then(|host| host.to_str().ok())
@@ -218,7 +224,7 @@ fn introduction(state: &State, headers: &HeaderMap) -> String {
          POST /v1/messages/count_tokens, GET /v1/models, POST /tokenize, POST /detokenize,\n\
          GET and POST /v1/cache/prefixes, GET /v1/cache/keys, GET /v1/usage, GET /health, GET /metrics,\n\
          GET /version\n",
-        state.app.version, state.app.model.context_length,
+        served.version, served.model.context_length,
     )
 }
 

@@ -9,16 +9,18 @@ use std::time::Instant;
 
 use axum::Extension;
 use axum::body::Body;
-use axum::extract::{Path, State as Shared};
+use axum::extract::{Path, State};
 use axum::http::Response;
 use folio_engine::request::{EventSink, RetentionRange};
-use folio_engine::{CacheCommand, CacheResponse, Event, FinishReason, Micros, Request, SamplingParams};
+use folio_engine::{CacheCommand, CacheResponse, Event, FinishReason, Request, SamplingParams};
 use folio_kv::{BlockHashes, KeepRefused, PrefixId, PrefixInfo, TenantId};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::app::State;
 use crate::arrival::JsonRequest;
+use crate::engine::Served;
+use crate::generation::Generator;
+use crate::generation::input::InputProcessor;
 use crate::generation::prompt::render;
 use crate::generation::retention::{refused, retention};
 use crate::generation::run::refusal;
@@ -26,6 +28,8 @@ use crate::generation::tokenizing::{encode, encode_prompt};
 use crate::http::reply::Reply;
 use crate::http::reply::json_response;
 use crate::http::stream::Abort;
+use crate::load::Load;
+use crate::tenancy::Tenancy;
 use crate::tenancy::declared::DeclaredPrefix;
 use crate::tenancy::gate::{Entry, Need};
 use crate::tenancy::tenants::Tenant;
@@ -55,24 +59,25 @@ struct Computed {
 }
 
 /// `POST /v1/cache/prefixes`
-pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Reply {
-    let _counted = state.in_flight.enter();
+pub async fn create(State(generator): State<Arc<Generator>>, request: JsonRequest) -> Reply {
+    let Generator { served, load, tenancy, .. } = &*generator;
+    let _counted = load.in_flight.enter();
     let JsonRequest { tenant, body, held: _held, entry, .. } = request;
-    let shared = state.clone();
-    let wanted = state.off_thread(tenant.id, body.len(), move || read(&shared, tenant.id, &body)).await?;
-    let root = state.root(&tenant);
+    let inputs = generator.inputs.clone();
+    let wanted = load.off_thread(tenant.id, body.len(), move || read(&inputs, tenant.id, &body)).await?;
+    let root = tenancy.root(&tenant);
     let mut first = None;
     for _ in 0..ATTEMPTS {
-        let computed = compute(&state, &tenant, &entry, &wanted).await?;
+        let computed = compute(&generator, &tenant, &entry, &wanted).await?;
         let cached_tokens = *first.get_or_insert(computed.cached_tokens);
         let kept = match computed.kept {
             Some(kept) => kept,
             None => {
                 let hashes =
-                    BlockHashes::new(&root, &wanted.tokens, state.app.engine.stats().cache.block_tokens);
+                    BlockHashes::new(&root, &wanted.tokens, served.engine.stats().cache.block_tokens);
                 let (tokens, retention) = (wanted.tokens.len() as u32, retention(&wanted.keep));
                 match command(
-                    &state,
+                    served,
                     CacheCommand::Keep { hashes: Box::new(hashes), tokens, retention, pin: false },
                 )
                 .await?
@@ -85,7 +90,7 @@ pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> 
         };
         match kept {
             Ok(prefix) => {
-                let mut answer = describe(&state, &prefix);
+                let mut answer = describe(served, &prefix);
                 let details = json!({"cached_tokens": cached_tokens});
                 answer["usage"] =
                     json!({"prompt_tokens": wanted.tokens.len(), "prompt_tokens_details": details});
@@ -99,24 +104,24 @@ pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> 
     Err(ApiError { code: Some("cache_busy"), ..ApiError::busy(message, 2) }.into())
 }
 
-fn read(state: &State, tenant: TenantId, body: &[u8]) -> Result<Wanted, ApiError> {
+fn read(inputs: &InputProcessor, tenant: TenantId, body: &[u8]) -> Result<Wanted, ApiError> {
     let mut fields = Fields::of_body(body)?;
-    state.context.check_model(&mut fields)?;
+    inputs.served.context.check_model(&mut fields)?;
     let keep = Retention::read(&mut fields)?;
-    let mut hints = Hints::new(&state.context.hints, Api::Chat);
-    let (tokens, field) = tokens(state, Some(tenant), &mut fields, &mut hints)?;
+    let mut hints = Hints::new(&inputs.served.context.hints, Api::Chat);
+    let (tokens, field) = tokens(inputs, Some(tenant), &mut fields, &mut hints)?;
     hints.close(fields, &PREFIX_REQUEST)?;
     Ok(Wanted { tokens: tokens.into(), keep, field })
 }
 
 /// Takes `prompt`, `token_ids` or `messages` and what belongs to them: the tokens, and the field they came from.
 fn tokens(
-    state: &State,
+    inputs: &InputProcessor,
     tenant: Option<TenantId>,
     fields: &mut Fields<'_>,
     hints: &mut Hints<'_>,
 ) -> Result<(Vec<u32>, &'static str), ApiError> {
-    let facts = &state.app.model;
+    let facts = &inputs.served.model;
     let special = fields.take::<bool>("add_special_tokens")?;
     let text = fields.take::<String>("prompt")?;
     let ids = fields.take::<Vec<u32>>("token_ids")?;
@@ -125,19 +130,19 @@ fn tokens(
             return Err(ApiError::invalid("token_ids", "Give 'prompt' or 'token_ids', not both."));
         }
         (Some(text), None) => {
-            (encode(state, tenant, &text, special.unwrap_or(true), false, "prompt")?, "prompt")
+            (encode(inputs, tenant, &text, special.unwrap_or(true), false, "prompt")?, "prompt")
         }
         (None, Some(ids)) => {
-            state.context.model.check_token_ids(&ids, "token_ids")?;
+            inputs.served.context.model.check_token_ids(&ids, "token_ids")?;
             (ids, "token_ids")
         }
         (None, None) => {
             let opened = fields.take::<bool>("add_generation_prompt")?;
-            let mut conversation = chat::conversation(fields, &state.context, hints)?.0;
+            let mut conversation = chat::conversation(fields, &inputs.served.context, hints)?.0;
             // A prefix ends where the next message begins, unless it is said otherwise.
             conversation.add_generation_prompt = opened.unwrap_or(false);
-            let prompt = render(state, &mut conversation)?;
-            (encode_prompt(state, tenant, &prompt, special.unwrap_or(false), false, "messages")?, "messages")
+            let prompt = render(inputs, &mut conversation)?;
+            (encode_prompt(inputs, tenant, &prompt, special.unwrap_or(false), false, "messages")?, "messages")
         }
     };
     if tokens.is_empty() {
@@ -151,60 +156,50 @@ fn tokens(
 }
 
 /// As the body of `POST /v1/cache/prefixes`, with a name.
-pub(crate) fn declared(state: &State, prefix: &DeclaredPrefix) -> Result<Vec<u32>, ApiError> {
+pub(crate) fn declared(inputs: &InputProcessor, prefix: &DeclaredPrefix) -> Result<Vec<u32>, ApiError> {
     let mut fields = Fields::of_body(prefix.body.as_bytes())?;
     fields.take::<String>("name")?;
-    let mut hints = Hints::new(&state.context.hints, Api::Chat);
-    let (tokens, _) = tokens(state, None, &mut fields, &mut hints)?;
+    let mut hints = Hints::new(&inputs.served.context.hints, Api::Chat);
+    let (tokens, _) = tokens(inputs, None, &mut fields, &mut hints)?;
     fields.finish(&[("cache", "the operator's prefixes are pinned")])?;
     Ok(tokens)
 }
 
 /// Runs the prompt through the engine without generating anything. Dropping it cancels.
 async fn compute(
-    state: &State,
+    generator: &Generator,
     tenant: &Tenant,
     entry: &Arc<Entry>,
     wanted: &Wanted,
 ) -> Result<Computed, ApiError> {
-    let engine = &state.app.engine;
+    let Generator { served, tenancy, load, observability, .. } = generator;
     let prompt_tokens = wanted.tokens.len() as u64;
     let need = Need { prompts: 1, prompt_tokens, output_tokens: 0 };
     let mut ticket = entry.reserve(need, Instant::now())?;
-    let timeout = state.config.limits.request_timeout;
     let retention = retention(&wanted.keep);
+    let (id, root) = (served.engine.next_request_id(), tenancy.root(tenant));
     let request = Request {
-        id: engine.next_request_id(),
-        tenant: tenant.id,
-        root: state.root(tenant),
-        prompt: wanted.tokens.clone(),
-        n: 1,
-        sampling: SamplingParams::greedy(0),
         class: tenant.class,
-        priority: 0,
-        deadline: timeout.map(|limit| Micros(engine.now().0.saturating_add(limit.as_micros() as u64))),
-        prompt_logprobs: None,
-        pooling: None,
-        adapter: None,
-        speculation: None,
+        deadline: served.deadline(load.limits.request_timeout),
         retention: vec![RetentionRange {
             tokens: 0..wanted.tokens.len() as u32,
             priority: retention.priority,
             ttl_us: retention.ttl_us,
             pin: wanted.keep.pin.unwrap_or(false),
         }],
+        ..Request::new(id, tenant.id, root, wanted.tokens.clone(), SamplingParams::greedy(0))
     };
     let (sender, mut events) = mpsc::unbounded_channel();
     let sink: Box<dyn EventSink> = Box::new(move |event: Event| sender.send(event).is_ok());
-    let flag = match engine.submit(request, sink) {
+    let flag = match served.engine.submit(request, sink) {
         Ok(flag) => flag,
         Err(rejected) => {
             ticket.refused();
-            state.metrics.rejected(&rejected);
+            observability.metrics.rejected(&rejected);
             return Err(refusal(rejected));
         }
     };
-    let meter = state.meters.of(tenant);
+    let meter = observability.meters.of(tenant);
     meter.request();
     let abort = Abort::new(vec![flag]);
     let guard = abort.guard();
@@ -213,7 +208,7 @@ async fn compute(
         match events.recv().await {
             Some(Event::Prompt { cached_tokens, kept, .. }) => {
                 ticket.started();
-                state.metrics.prompt(prompt_tokens, u64::from(cached_tokens));
+                observability.metrics.prompt(prompt_tokens, u64::from(cached_tokens));
                 meter.prompt(prompt_tokens, u64::from(cached_tokens));
                 computed = Computed { cached_tokens, kept: kept.map(|kept| *kept) };
             }
@@ -238,11 +233,11 @@ async fn compute(
 }
 
 /// `GET /v1/cache/prefixes`
-pub async fn list(Shared(state): Shared<Arc<State>>, Extension(tenant): Extension<Tenant>) -> Reply {
+pub async fn list(State(served): State<Arc<Served>>, Extension(tenant): Extension<Tenant>) -> Reply {
     let tenant = tenant.cache;
-    match command(&state, CacheCommand::List { tenant }).await? {
+    match command(&served, CacheCommand::List { tenant }).await? {
         CacheResponse::Prefixes(list) => {
-            let data: Vec<Value> = list.iter().map(|prefix| describe(&state, prefix)).collect();
+            let data: Vec<Value> = list.iter().map(|prefix| describe(&served, prefix)).collect();
             Ok(json_response(json!({"object": "list", "data": data}).to_string()))
         }
         _ => Err(unexpected().into()),
@@ -251,17 +246,18 @@ pub async fn list(Shared(state): Shared<Arc<State>>, Extension(tenant): Extensio
 
 /// `GET /v1/cache/prefixes/{id}`
 pub async fn show(
-    Shared(state): Shared<Arc<State>>,
+    State(served): State<Arc<Served>>,
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
 ) -> Reply {
     let (tenant, id) = (tenant.cache, parse(&id)?);
-    one(&state, command(&state, CacheCommand::Show { tenant, id }).await?)
+    one(&served, command(&served, CacheCommand::Show { tenant, id }).await?)
 }
 
 /// `POST /v1/cache/prefixes/{id}`: pin, unpin, another priority or time to live. What is not given stays.
 pub async fn change(
-    Shared(state): Shared<Arc<State>>,
+    State(served): State<Arc<Served>>,
+    State(load): State<Arc<Load>>,
     Path(id): Path<String>,
     request: JsonRequest,
 ) -> Reply {
@@ -273,8 +269,8 @@ pub async fn change(
         fields.finish(&[])?;
         Ok(keep)
     };
-    let keep = state.off_thread(owner, bytes, read).await?;
-    let CacheResponse::Prefix(now) = command(&state, CacheCommand::Show { tenant, id }).await? else {
+    let keep = load.off_thread(owner, bytes, read).await?;
+    let CacheResponse::Prefix(now) = command(&served, CacheCommand::Show { tenant, id }).await? else {
         return Err(missing().into());
     };
     let keep = Retention {
@@ -283,17 +279,17 @@ pub async fn change(
         pin: keep.pin.or(Some(now.pinned)),
     };
     let (retention, pin) = (retention(&keep), keep.pin.unwrap_or(false));
-    one(&state, command(&state, CacheCommand::Change { tenant, id, retention, pin }).await?)
+    one(&served, command(&served, CacheCommand::Change { tenant, id, retention, pin }).await?)
 }
 
 /// `DELETE /v1/cache/prefixes/{id}`
 pub async fn delete(
-    Shared(state): Shared<Arc<State>>,
+    State(served): State<Arc<Served>>,
     Extension(tenant): Extension<Tenant>,
     Path(name): Path<String>,
 ) -> Reply {
     let (tenant, id) = (tenant.cache, parse(&name)?);
-    match command(&state, CacheCommand::Drop { tenant, id }).await? {
+    match command(&served, CacheCommand::Drop { tenant, id }).await? {
         CacheResponse::Dropped { tokens } => {
             let answer =
                 json!({"id": name, "object": "cache.prefix", "deleted": true, "dropped_tokens": tokens});
@@ -305,31 +301,34 @@ pub async fn delete(
 }
 
 /// `GET /v1/cache/keys`
-pub async fn keys(Shared(state): Shared<Arc<State>>, Extension(tenant): Extension<Tenant>) -> Response<Body> {
-    json_response(state.cache_keys.list(tenant.id).to_string())
+pub async fn keys(
+    State(tenancy): State<Arc<Tenancy>>,
+    Extension(tenant): Extension<Tenant>,
+) -> Response<Body> {
+    json_response(tenancy.cache_keys.list(tenant.id).to_string())
 }
 
-pub(crate) async fn command(state: &State, command: CacheCommand) -> Result<CacheResponse, ApiError> {
+pub(crate) async fn command(served: &Served, command: CacheCommand) -> Result<CacheResponse, ApiError> {
     let (sender, answer) = oneshot::channel();
     let reply = Box::new(move |answer| {
         // A client that left needs no answer.
         let _ = sender.send(answer);
     });
-    state.app.engine.command(command, reply).map_err(refusal)?;
+    served.engine.command(command, reply).map_err(refusal)?;
     answer.await.map_err(|_| ApiError::unavailable("the engine has ended", 30))
 }
 
-fn one(state: &State, answer: CacheResponse) -> Reply {
+fn one(served: &Served, answer: CacheResponse) -> Reply {
     match answer {
-        CacheResponse::Prefix(prefix) => Ok(json_response(describe(state, &prefix).to_string())),
+        CacheResponse::Prefix(prefix) => Ok(json_response(describe(served, &prefix).to_string())),
         CacheResponse::Refused(reason) => Err(refused(&reason, "pin", "id").into()),
         CacheResponse::Missing => Err(missing().into()),
         _ => Err(unexpected().into()),
     }
 }
 
-fn describe(state: &State, prefix: &PrefixInfo) -> Value {
-    let now = state.app.engine.now().0;
+fn describe(served: &Served, prefix: &PrefixInfo) -> Value {
+    let now = served.engine.now().0;
     let seconds = |us: u64| us / 1_000_000;
     json!({
         "id": name(prefix.id), "object": "cache.prefix",

@@ -8,47 +8,49 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::State as Shared;
+use axum::extract::State;
 use axum::http::Response;
 use serde_json::json;
 
-use crate::app::State;
 use crate::arrival::{Arrival, JsonRequest};
 use crate::endpoints::openai::chat;
 use crate::endpoints::openai::completions;
+use crate::engine::Served;
+use crate::generation::Generator;
+use crate::generation::input::InputProcessor;
 use crate::generation::job::Job;
 use crate::http::pieces;
 use crate::http::reply::Reply;
 use crate::http::reply::json_response;
+use crate::load::Load;
 use folio_api::{ApiError, unix_s};
 
-type Prepare = fn(&State, &Arrival) -> Result<Job, ApiError>;
+type Prepare = fn(&InputProcessor, &Arrival) -> Result<Job, ApiError>;
 
 /// `POST /v1/chat/completions/render`: one object.
-pub async fn render_chat(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Reply {
-    render(state, request, chat::prepare, false).await
+pub async fn render_chat(State(generator): State<Arc<Generator>>, request: JsonRequest) -> Reply {
+    render(generator, request, chat::prepare, false).await
 }
 
 /// `POST /v1/completions/render`: a list, one for each prompt.
-pub async fn render_completions(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Reply {
-    render(state, request, completions::prepare, true).await
+pub async fn render_completions(State(generator): State<Arc<Generator>>, request: JsonRequest) -> Reply {
+    render(generator, request, completions::prepare, true).await
 }
 
-async fn render(state: Arc<State>, request: JsonRequest, prepare: Prepare, list: bool) -> Reply {
-    let shared = state.clone();
+async fn render(generator: Arc<Generator>, request: JsonRequest, prepare: Prepare, list: bool) -> Reply {
+    let inputs = generator.inputs.clone();
     let arrival = Arrival::new(request);
     let (gate, id) = (arrival.tenant.gate.clone(), arrival.id.clone());
     let (tenant, bytes) = (arrival.tenant.id, arrival.body.len());
-    let read = state.off_thread(tenant, bytes, move || {
-        let job = prepare(&shared, &arrival)?;
+    let read = generator.load.off_thread(tenant, bytes, move || {
+        let job = prepare(&inputs, &arrival)?;
         let prompts = job.prompts.into_iter().map(|prompt| (prompt.tokens, prompt.params.max_tokens));
         Ok(prompts.collect::<Vec<_>>())
     });
     let prompts = read.await?;
-    let mut held = state.unread.hold(&gate);
+    let mut held = generator.load.unread.hold(&gate);
     held.grow(prompts.iter().map(|(tokens, _)| size_of_val(&**tokens)).sum())?;
-    let described =
-        json!({"request_id": id, "model": state.context.model.name(), "features": null}).to_string();
+    let described = json!({"request_id": id, "model": generator.served.name(), "features": null}).to_string();
     // Of which prompt, and which of its ids: `None` before the first.
     let (mut prompt, mut at) = (0, None);
     Ok(pieces::json(move |out| {
@@ -90,13 +92,13 @@ async fn render(state: Arc<State>, request: JsonRequest, prepare: Prepare, list:
 }
 
 /// `GET /load`: generations between their arrival and their end.
-pub async fn load(Shared(state): Shared<Arc<State>>) -> Response<Body> {
-    json_response(json!({"server_load": state.in_flight.count()}).to_string())
+pub async fn load(State(load): State<Arc<Load>>) -> Response<Body> {
+    json_response(json!({"server_load": load.in_flight.count()}).to_string())
 }
 
 /// `GET /v1/loads`: one entry, as there is one engine.
-pub async fn loads(Shared(state): Shared<Arc<State>>) -> Response<Body> {
-    let stats = state.app.engine.stats();
+pub async fn loads(State(served): State<Arc<Served>>) -> Response<Body> {
+    let stats = served.engine.stats();
     let cache = &stats.cache;
     let tokens = |blocks: u32| u64::from(blocks) * u64::from(cache.block_tokens);
     let waiting = stats.waiting.total();

@@ -6,17 +6,19 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use axum::extract::State as Shared;
+use axum::extract::State;
 use folio_kv::TenantId;
 use folio_text::{DetokenizeOptions, Detokenizer};
 use serde_json::Value;
 
-use crate::app::State;
 use crate::arrival::JsonRequest;
+use crate::engine::Served;
+use crate::generation::input::InputProcessor;
 use crate::generation::prompt::render;
 use crate::generation::tokenizing::{encode, encode_prompt};
 use crate::http::pieces;
 use crate::http::reply::Reply;
+use crate::load::Load;
 use folio_api::ApiError;
 use folio_api::fields::Fields;
 use folio_api::hints::{Api, Hints};
@@ -24,12 +26,16 @@ use folio_api::openai::chat;
 use folio_api::openapi::tables::TOKENIZE;
 
 /// `POST /tokenize`: a prompt, or messages through the chat template.
-pub async fn tokenize(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Reply {
+pub async fn tokenize(
+    State(inputs): State<Arc<InputProcessor>>,
+    State(load): State<Arc<Load>>,
+    request: JsonRequest,
+) -> Reply {
     let JsonRequest { tenant, body, held, .. } = request;
-    let shared = state.clone();
-    let read = state.off_thread(tenant.id, body.len(), move || tokenized(&shared, tenant.id, &body));
+    let shared = inputs.clone();
+    let read = load.off_thread(tenant.id, body.len(), move || tokenized(&shared, tenant.id, &body));
     let (tokens, strings) = read.await?;
-    let mut of_ids = state.unread.hold(&tenant.gate);
+    let mut of_ids = load.unread.hold(&tenant.gate);
     of_ids.grow(size_of_val(tokens.as_slice()))?;
     drop(held);
     let mut next = Part::Opening;
@@ -38,7 +44,7 @@ pub async fn tokenize(Shared(state): Shared<Arc<State>>, request: JsonRequest) -
         let _ = &of_ids;
         next = match next {
             Part::Opening => {
-                let (count, context) = (tokens.len(), state.app.model.context_length);
+                let (count, context) = (tokens.len(), inputs.served.model.context_length);
                 let _ = write!(out, r#"{{"count":{count},"max_model_len":{context},"tokens":["#);
                 Part::Ids(0)
             }
@@ -52,7 +58,7 @@ pub async fn tokenize(Shared(state): Shared<Arc<State>>, request: JsonRequest) -
                 Part::Strings(0)
             }
             Part::Strings(at) if at < tokens.len() => {
-                let text = Value::from(state.app.tokenizer.token_text(tokens[at]));
+                let text = Value::from(inputs.served.tokenizer.token_text(tokens[at]));
                 let _ = write!(out, "{}{text}", if at > 0 { "," } else { "" });
                 Part::Strings(at + 1)
             }
@@ -76,10 +82,10 @@ enum Part {
 }
 
 /// The ids, and whether their texts are wanted too.
-fn tokenized(state: &State, tenant: TenantId, body: &[u8]) -> Result<(Vec<u32>, bool), ApiError> {
+fn tokenized(inputs: &InputProcessor, tenant: TenantId, body: &[u8]) -> Result<(Vec<u32>, bool), ApiError> {
     let mut fields = Fields::of_body(body)?;
-    let mut hints = Hints::new(&state.context.hints, Api::Chat);
-    state.context.check_model(&mut fields)?;
+    let mut hints = Hints::new(&inputs.served.context.hints, Api::Chat);
+    inputs.served.context.check_model(&mut fields)?;
     let special = fields.take::<bool>("add_special_tokens")?;
     let strings = fields.take("return_token_strs")?.unwrap_or(false);
     let prompt = fields.take::<String>("prompt")?;
@@ -87,15 +93,15 @@ fn tokenized(state: &State, tenant: TenantId, body: &[u8]) -> Result<(Vec<u32>, 
     let tokens = match prompt {
         Some(prompt) => {
             hints.close(fields, &TOKENIZE)?;
-            encode(state, Some(tenant), &prompt, special.unwrap_or(true), true, "prompt")?
+            encode(inputs, Some(tenant), &prompt, special.unwrap_or(true), true, "prompt")?
         }
         None => {
-            let mut conversation = chat::conversation(&mut fields, &state.context, &mut hints)?.0;
+            let mut conversation = chat::conversation(&mut fields, &inputs.served.context, &mut hints)?.0;
             hints.close(fields, &TOKENIZE)?;
             encode_prompt(
-                state,
+                inputs,
                 Some(tenant),
-                &render(state, &mut conversation)?,
+                &render(inputs, &mut conversation)?,
                 special.unwrap_or(false),
                 true,
                 "messages",
@@ -106,11 +112,15 @@ fn tokenized(state: &State, tenant: TenantId, body: &[u8]) -> Result<(Vec<u32>, 
 }
 
 /// `POST /detokenize`
-pub async fn detokenize(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Reply {
+pub async fn detokenize(
+    State(served): State<Arc<Served>>,
+    State(load): State<Arc<Load>>,
+    request: JsonRequest,
+) -> Reply {
     let JsonRequest { tenant, body, held, .. } = request;
-    let shared = state.clone();
-    let tokens = state.off_thread(tenant.id, body.len(), move || detokenized(&shared, &body)).await?;
-    let mut of_ids = state.unread.hold(&tenant.gate);
+    let shared = served.clone();
+    let tokens = load.off_thread(tenant.id, body.len(), move || detokenized(&shared, &body)).await?;
+    let mut of_ids = load.unread.hold(&tenant.gate);
     of_ids.grow(size_of_val(tokens.as_slice()))?;
     drop(held);
     let options = DetokenizeOptions { skip_special_tokens: false, continues: false };
@@ -119,7 +129,7 @@ pub async fn detokenize(Shared(state): Shared<Arc<State>>, request: JsonRequest)
     Ok(pieces::json(move |out| {
         // Held until the last of them was written.
         let _ = &of_ids;
-        let tokenizer = &state.app.tokenizer;
+        let tokenizer = &served.tokenizer;
         text.clear();
         at = match at {
             None => {
@@ -149,11 +159,11 @@ fn escaped(text: &str, out: &mut String) {
     out.push_str(&quoted[1..quoted.len() - 1]);
 }
 
-fn detokenized(state: &State, body: &[u8]) -> Result<Vec<u32>, ApiError> {
+fn detokenized(served: &Served, body: &[u8]) -> Result<Vec<u32>, ApiError> {
     let mut fields = Fields::of_body(body)?;
-    state.context.check_model(&mut fields)?;
+    served.context.check_model(&mut fields)?;
     let tokens: Vec<u32> = fields.require("tokens")?;
     fields.finish(&[])?;
-    state.context.model.check_token_ids(&tokens, "tokens")?;
+    served.context.model.check_token_ids(&tokens, "tokens")?;
     Ok(tokens)
 }

@@ -3,35 +3,40 @@
 use std::sync::Arc;
 
 use axum::Extension;
-use axum::extract::State as Shared;
+use axum::extract::State;
 use folio_kv::TenantId;
 use serde_json::{Value, json};
 
-use crate::app::State;
+use crate::engine::Served;
 use crate::http::reply::{Reply, json_response};
+use crate::observability::Observability;
 use crate::observability::usage::seconds;
 use crate::tenancy::tenants::Tenant;
 
 /// `GET /v1/usage`
-pub(crate) async fn usage(Shared(state): Shared<Arc<State>>, Extension(tenant): Extension<Tenant>) -> Reply {
-    let count = state.meters.count(tenant.id);
+pub(crate) async fn usage(
+    State(observability): State<Arc<Observability>>,
+    State(served): State<Arc<Served>>,
+    Extension(tenant): Extension<Tenant>,
+) -> Reply {
+    let count = observability.meters.count(tenant.id);
     let answer = json!({
         "object": "usage",
-        "since": state.started_s,
+        "since": observability.started_s,
         "requests": count.requests,
         "prompt_tokens": count.prompt_tokens,
         "cached_tokens": count.cached_tokens,
         "computed_tokens": count.computed_tokens(),
         "completion_tokens": count.completion_tokens,
         "total_tokens": count.prompt_tokens + count.completion_tokens,
-        "kv": memory(&state, tenant.cache),
+        "kv": memory(&served, tenant.cache),
     });
     Ok(json_response(answer.to_string()))
 }
 
 /// Bytes now, and bytes times seconds since the start, of the cache that the tenant uses.
-fn memory(state: &State, cache: TenantId) -> Value {
-    let kv = state.app.engine.holdings(cache).at(state.app.engine.now().0);
+fn memory(served: &Served, cache: TenantId) -> Value {
+    let kv = served.engine.holdings(cache).at(served.engine.now().0);
     json!({
         "active_bytes": kv.active_bytes,
         "cached_bytes": kv.cached_bytes,

@@ -19,13 +19,14 @@ use judge::{Judge, Judged};
 use serde_json::json;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::app::{Flight, State};
+use crate::arrival::Flight;
 use crate::decoding::choice::{Choice, told};
 use crate::decoding::reading::Reading;
+use crate::generation::Generator;
 use crate::generation::job::Job;
 use crate::generation::retention::refused;
 use crate::http::stream::{Abort, Events};
-use crate::observability::metrics::{FinishedChoice, FinishedPrompt};
+use crate::observability::metrics::{FinishedChoice, FinishedPrompt, Metrics};
 use crate::observability::usage::Meter;
 use crate::tenancy::gate::Ticket;
 use crate::tenancy::tenants::Tenant;
@@ -105,7 +106,7 @@ impl Memory {
 
 /// Follows one job.
 pub(super) struct ResponseDriver {
-    state: Arc<State>,
+    generator: Arc<Generator>,
     /// Of the tenant that asked.
     meter: Arc<Meter>,
     tenant: Tenant,
@@ -130,7 +131,7 @@ pub(super) struct ResponseDriver {
 
 impl ResponseDriver {
     pub(super) fn new(
-        state: Arc<State>,
+        generator: Arc<Generator>,
         tenant: Tenant,
         (ticket, submitted): (Ticket, Micros),
         job: Job,
@@ -138,11 +139,11 @@ impl ResponseDriver {
         (unread, output): (Arc<Unread>, Output),
     ) -> Self {
         let mut slots = Vec::new();
-        let rules = state.config.safety.output().cloned();
+        let rules = generator.inputs.safety.output().cloned();
         for prompt in &job.prompts {
             let params = Arc::new(prompt.params.clone());
             for _ in 0..job.generation.n {
-                let tokenizer = state.app.tokenizer.clone();
+                let tokenizer = generator.served.tokenizer.clone();
                 let choice = Choice::new(
                     tokenizer,
                     &job.generation,
@@ -162,13 +163,13 @@ impl ResponseDriver {
                 });
             }
         }
-        let judge = state.config.safety.judge().cloned();
-        let meter = state.meters.of(&tenant);
+        let judge = generator.inputs.safety.judge().cloned();
+        let meter = generator.observability.meters.of(&tenant);
         let reports = vec![None; job.prompts.len()];
         let thinks = job.reading.as_ref().is_some_and(Reading::separates_reasoning);
         let usage = Usage { reasoning_tokens: thinks.then_some(0), ..Usage::default() };
         Self {
-            state,
+            generator,
             tenant,
             ticket: Some(ticket),
             meter,
@@ -184,6 +185,10 @@ impl ResponseDriver {
             answered: false,
             judge: judge.map(Judge::new),
         }
+    }
+
+    fn metrics(&self) -> &Metrics {
+        &self.generator.observability.metrics
     }
 
     pub(super) async fn follow(mut self, mut events: mpsc::UnboundedReceiver<Delivered>, flight: Flight) {
@@ -221,7 +226,7 @@ impl ResponseDriver {
         }
         if !self.failed {
             let overhead = self.job.arrived.elapsed().saturating_sub(self.in_engine.took());
-            self.state.metrics.overhead(overhead);
+            self.metrics().overhead(overhead);
         }
         self.audit(&flight);
         drop(flight);
@@ -235,9 +240,9 @@ impl ResponseDriver {
             work(&mut self);
             return Some(self);
         }
-        let (state, abort) = (self.state.clone(), self.abort.clone());
+        let (generator, abort) = (self.generator.clone(), self.abort.clone());
         // It was let in before: where the line is full, it does not wait in it.
-        let turn = state.text.turn(&self.tenant.id, bytes as u64).await;
+        let turn = generator.load.text.turn(&self.tenant.id, bytes as u64).await;
         let worked = tokio::task::spawn_blocking(move || {
             let _turn = turn;
             work(&mut self);
@@ -245,7 +250,7 @@ impl ResponseDriver {
         });
         let worked = worked.await;
         if worked.is_err() {
-            state.metrics.panicked();
+            generator.observability.metrics.panicked();
             abort.cancel();
         }
         worked.ok()
@@ -281,7 +286,7 @@ impl ResponseDriver {
 
     /// What was computed for whom, and how it ended.
     fn audit(&self, flight: &Flight) {
-        let Some(audit) = &self.state.audit else { return };
+        let Some(audit) = &self.generator.observability.audit else { return };
         let ends = self.slots.iter().map(|slot| slot.choice.finish().map_or("error", |finish| finish.reason));
         audit.write(
             "generation",
@@ -289,7 +294,7 @@ impl ResponseDriver {
                 "request_id": flight.request,
                 "tenant": &*self.tenant.name,
                 "key": &*self.tenant.key,
-                "model": self.state.context.model.name(),
+                "model": self.generator.served.name(),
                 "prompts": self.job.prompts.len(),
                 "prompt_tokens": self.usage.prompt_tokens,
                 "cached_tokens": self.usage.cached_tokens,
@@ -325,7 +330,7 @@ impl ResponseDriver {
                 let produced = slot.choice.tokens > 0 || !slot.whole.vector.is_empty();
                 // It also queues until the step under way ends and the engine takes it up.
                 let timing = Timing { arrived: self.in_engine.submitted, ..*timing };
-                self.state.metrics.timing(&timing, produced);
+                self.metrics().timing(&timing, produced);
                 self.predicted(&timing);
                 self.in_engine.finished = self.in_engine.finished.max(timing.finished);
                 self.ended(index, reason, stop_token, error);
@@ -361,14 +366,15 @@ impl ResponseDriver {
         let tokens = job.tokens.len() as u64;
         self.usage.prompt_tokens += tokens;
         self.usage.cached_tokens += u64::from(cached);
-        self.state.metrics.prompt(tokens, u64::from(cached));
+        self.metrics().prompt(tokens, u64::from(cached));
         self.meter.prompt(tokens, cached.into());
         self.ticket.iter_mut().for_each(Ticket::started);
-        if let Some(shared) = self.state.shared().filter(|_| self.job.reads_shared(job)) {
-            shared.served(&self.state.app.engine, &job.tokens, cached);
+        let Generator { tenancy, served, .. } = &*self.generator;
+        if self.job.reads_shared(job) {
+            tenancy.shared.served(&served.engine, &job.tokens, cached);
         }
         if let Some(key) = &self.job.generation.cache.key {
-            self.state.cache_keys.count(self.tenant.id, key, tokens, cached.into());
+            tenancy.cache_keys.count(self.tenant.id, key, tokens, cached.into());
         }
         let wanted = self.job.generation.prompt_logprobs.is_some() && !job.echo_logprobs;
         // Every choice shows them.
@@ -423,7 +429,7 @@ impl ResponseDriver {
         let text = job.echo.clone()?;
         let mut scored = Vec::new();
         if job.echo_logprobs {
-            let tokenizer = &self.state.app.tokenizer;
+            let tokenizer = &self.generator.served.tokenizer;
             let skip_special_tokens = self.job.generation.skip_special_tokens;
             let mut detokenizer =
                 Detokenizer::new(DetokenizeOptions { skip_special_tokens, continues: false });
@@ -454,15 +460,16 @@ impl ResponseDriver {
     }
 
     fn token(&mut self, index: usize, token: Token, at: Instant) {
+        let metrics = &self.generator.observability.metrics;
         let slot = &mut self.slots[index];
         if slot.done || slot.judged.over || self.failed {
             return;
         }
         match slot.last_token.replace(at) {
-            Some(last) => self.state.metrics.inter_token(at - last),
+            Some(last) => metrics.inter_token(at - last),
             None => {
                 slot.first_token = Some(at);
-                self.state.metrics.first_token(at - self.job.arrived);
+                metrics.first_token(at - self.job.arrived);
             }
         }
         let bytes = gathered_bytes(token.logprobs.as_ref());
@@ -475,7 +482,7 @@ impl ResponseDriver {
             *tokens += u64::from(slot.choice.reasoning_tokens - thought);
         }
         self.usage.completion_tokens += counted;
-        self.state.metrics.generated(counted);
+        metrics.generated(counted);
         self.meter.generated(counted);
         match stopped {
             Some(_) => self.stop(index),
@@ -503,7 +510,7 @@ impl ResponseDriver {
                 let message = error.as_deref().unwrap_or("the request was cancelled by the server");
                 return match reason {
                     FinishReason::Deadline => self.fail(ApiError::deadline()),
-                    _ if self.state.draining.load(std::sync::atomic::Ordering::Acquire) => {
+                    _ if self.generator.load.is_draining() => {
                         self.fail(ApiError::unavailable("the server is shutting down", 5));
                     }
                     _ => self.fail(ApiError::internal(message)),
@@ -519,7 +526,7 @@ impl ResponseDriver {
         let slot = &self.slots[index];
         let now = Instant::now();
         let decode = slot.first_token.zip(slot.last_token).map(|(first, last)| last - first);
-        self.state.metrics.choice(FinishedChoice {
+        self.metrics().choice(FinishedChoice {
             reason,
             e2e: now - self.job.arrived,
             tokens: slot.choice.tokens,
@@ -529,7 +536,7 @@ impl ResponseDriver {
         let siblings = &self.slots[prompt * n..(prompt + 1) * n];
         if siblings.iter().all(|slot| slot.done) {
             let job = &self.job.prompts[prompt];
-            self.state.metrics.request(FinishedPrompt {
+            self.metrics().request(FinishedPrompt {
                 prompt_tokens: job.tokens.len(),
                 n: self.job.generation.n,
                 max_tokens: self.job.generation.max_tokens.unwrap_or(job.params.max_tokens),

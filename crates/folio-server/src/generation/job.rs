@@ -3,14 +3,20 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use folio_api::ApiError;
 use folio_api::events::Writer;
 use folio_api::hints::Notes;
 use folio_api::params::Generation;
 use folio_engine::request::RetentionRange;
-use folio_engine::{Pooling, SamplingParams, Speculation};
+use folio_engine::{Pooling, RulesRef, SamplingParams, Speculation};
+use folio_kv::TenantId;
 use serde_json::{Map, Value};
 
 use crate::decoding::reading::Reading;
+use crate::generation::input::InputProcessor;
+use crate::generation::retention::ranges;
+use crate::generation::sampling::fit;
+use crate::generation::tokenizing::speculation;
 use crate::safety::Screened;
 
 /// A request ready for the engine.
@@ -52,7 +58,51 @@ pub struct PromptJob {
     pub screened: Screened,
 }
 
+impl PromptJob {
+    /// A prompt of which nothing is said but its tokens and how an answer's are chosen.
+    pub fn new(tokens: Arc<[u32]>, params: SamplingParams) -> Self {
+        Self {
+            tokens,
+            params,
+            echo: None,
+            echo_logprobs: false,
+            retention: Vec::new(),
+            speculation: None,
+            screened: Screened::default(),
+        }
+    }
+
+    /// A prompt as its request wants it: cut and checked against the context ([`fit`]), kept, speculated on. `param` names its field.
+    pub fn wanted(
+        inputs: &InputProcessor,
+        tenant: TenantId,
+        generation: &Generation,
+        rules: Option<RulesRef>,
+        mut tokens: Vec<u32>,
+        param: &str,
+    ) -> Result<Self, ApiError> {
+        let params = fit(generation, rules, &mut tokens, &inputs.served.model, param)?;
+        let retention = ranges(&generation.cache, tokens.len() as u32)?;
+        let speculation = speculation(inputs, tenant, generation, &tokens)?;
+        Ok(Self { retention, speculation, ..Self::new(tokens.into(), params) })
+    }
+}
+
 impl Job {
+    /// A job whose answer is all text, and of which nothing is told.
+    pub fn new(writer: Box<dyn Writer>, generation: Generation, prompts: Vec<PromptJob>) -> Self {
+        Self {
+            writer,
+            generation,
+            reading: None,
+            pooling: None,
+            prompts,
+            arrived: Instant::now(),
+            asker: Map::new(),
+            notes: Notes::default(),
+        }
+    }
+
     /// Whether a prompt may begin with blocks that an operator shares: not where every row of it is wanted, and not where it
     /// is pinned, since pins are of a tenant's own blocks.
     pub(super) fn reads_shared(&self, prompt: &PromptJob) -> bool {

@@ -6,8 +6,9 @@ use folio_api::openai::for_template;
 use folio_api::unix_s;
 use folio_text::{AnswerFormats, ChatInput, Prompt, TextError};
 
-use crate::app::State;
 use crate::decoding::reading::{Asked, Reading};
+use crate::generation::input::InputProcessor;
+use crate::observability::step;
 
 /// A conversation as the model reads it, and how its answer is read.
 pub struct Rendered {
@@ -19,13 +20,13 @@ pub struct Rendered {
 
 /// The prompt with whatever of the answer is decided already.
 pub fn prompt(
-    state: &State,
+    inputs: &InputProcessor,
     conversation: &mut Conversation,
     include_reasoning: bool,
 ) -> Result<Rendered, ApiError> {
-    let mut prompt = render(state, conversation)?;
+    let mut prompt = render(inputs, conversation)?;
     let final_text = conversation.final_text().map(str::to_owned);
-    let (reading, begun) = state.readers.plan(&Asked {
+    let (reading, begun) = inputs.readers.plan(&Asked {
         tools: &conversation.tools,
         prompt: prompt.text(),
         continued: final_text.as_deref().filter(|_| conversation.continue_final),
@@ -37,12 +38,12 @@ pub fn prompt(
 }
 
 /// The prompt, by the model's template.
-pub fn render(state: &State, conversation: &mut Conversation) -> Result<Prompt, ApiError> {
-    conversation.tools.check(&state.context.capabilities)?;
-    if let Some(template) = &state.context.capabilities.template {
+pub fn render(inputs: &InputProcessor, conversation: &mut Conversation) -> Result<Prompt, ApiError> {
+    conversation.tools.check(&inputs.served.context.capabilities)?;
+    if let Some(template) = &inputs.served.context.capabilities.template {
         for_template(&mut conversation.messages, template)?;
     }
-    let mut prompt = through_template(state, conversation, conversation.add_generation_prompt)?;
+    let mut prompt = through_template(inputs, conversation, conversation.add_generation_prompt)?;
     if conversation.continue_final {
         // Everything after the last message's own text closes the turn; the model is to go on inside it.
         let last = conversation.final_text().unwrap_or_default();
@@ -58,12 +59,12 @@ pub fn render(state: &State, conversation: &mut Conversation) -> Result<Prompt, 
 
 /// The messages as they are, which [`render`] put the template's way.
 pub fn through_template(
-    state: &State,
+    inputs: &InputProcessor,
     conversation: &Conversation,
     add_generation_prompt: bool,
 ) -> Result<Prompt, ApiError> {
     let _span = step!("render");
-    let template = state.app.template.as_ref().ok_or_else(|| text_error(TextError::NoTemplate))?;
+    let template = inputs.served.template.as_ref().ok_or_else(|| text_error(TextError::NoTemplate))?;
     let input = ChatInput {
         messages: &conversation.messages,
         tools: conversation.tools.shown(),
@@ -71,7 +72,10 @@ pub fn through_template(
         add_generation_prompt,
         kwargs: &conversation.kwargs,
         now_unix_s: unix_s() as i64,
-        formats: AnswerFormats { tools: state.app.parsers.tools, reasoning: state.app.parsers.reasoning },
+        formats: AnswerFormats {
+            tools: inputs.served.parsers.tools,
+            reasoning: inputs.served.parsers.reasoning,
+        },
     };
     template.render(&input).map_err(text_error)
 }

@@ -10,11 +10,12 @@ use axum::body::{Body, Bytes};
 use axum::http::Response;
 use folio_api::ApiError;
 use folio_engine::handle::Rejected;
-use folio_engine::{CancelFlag, Event, EventSink, Micros, Request};
+use folio_engine::{CancelFlag, Event, EventSink, Request};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::app::{Flight, State};
+use crate::arrival::Flight;
 use crate::decoding::reading::Reading;
+use crate::generation::Generator;
 use crate::generation::driver::{Delivered, Output, ResponseDriver};
 use crate::generation::job::Job;
 use crate::http::caught;
@@ -26,32 +27,32 @@ use crate::tenancy::unread::Unread;
 
 /// Runs the job and answers.
 pub(crate) async fn run(
-    state: &Arc<State>,
+    generator: &Arc<Generator>,
     tenant: &Tenant,
     job: Job,
     flight: Flight,
 ) -> Result<Response<Body>, ApiError> {
     let notes = job.notes.clone();
-    let mut response = answer(state, tenant, job, flight).await?;
+    let mut response = answer(generator, tenant, job, flight).await?;
     tell(&notes, response.headers_mut());
     Ok(response)
 }
 
 async fn answer(
-    state: &Arc<State>,
+    generator: &Arc<Generator>,
     tenant: &Tenant,
     job: Job,
     flight: Flight,
 ) -> Result<Response<Body>, ApiError> {
     if job.generation.stream.is_some() {
-        let unread = Unread::new(state.unread.clone(), tenant.gate.clone());
+        let unread = generator.load.unread.answer(&tenant.gate);
         let (events, body) = Events::new(unread.clone());
         let idle = job.writer.keep_alive();
-        let abort = spawn(state, tenant, job, flight, (unread, Output::Stream(events)))?;
-        return Ok(stream::response(body, abort.guard(), state.config.limits.keep_alive, idle));
+        let abort = spawn(generator, tenant, job, flight, (unread, Output::Stream(events)))?;
+        return Ok(stream::response(body, abort.guard(), generator.load.limits.keep_alive, idle));
     }
-    let unread = Unread::new(state.unread.clone(), tenant.gate.clone());
-    let (abort, answer) = start_counted(state, tenant, job, flight, unread.clone())?;
+    let unread = generator.load.unread.answer(&tenant.gate);
+    let (abort, answer) = start_counted(generator, tenant, job, flight, unread.clone())?;
     let guard = abort.guard();
     let json = answer.await.unwrap_or_else(|_| Err(ApiError::internal("the request was lost")))?;
     drop(guard);
@@ -75,47 +76,47 @@ type Pending = oneshot::Receiver<Result<String, ApiError>>;
 
 /// Runs the job whether anybody waits or not: how to cancel it, and where its answer comes.
 pub(crate) fn start(
-    state: &Arc<State>,
+    generator: &Arc<Generator>,
     tenant: &Tenant,
     job: Job,
     flight: Flight,
 ) -> Result<(Abort, Pending), ApiError> {
-    let unread = Unread::new(state.unread.clone(), tenant.gate.clone());
-    start_counted(state, tenant, job, flight, unread)
+    let unread = generator.load.unread.answer(&tenant.gate);
+    start_counted(generator, tenant, job, flight, unread)
 }
 
 /// Runs a job that is streamed whether anybody reads or not: how to cancel it, and its events.
 pub(crate) fn start_streaming(
-    state: &Arc<State>,
+    generator: &Arc<Generator>,
     tenant: &Tenant,
     job: Job,
     flight: Flight,
 ) -> Result<(Abort, stream::Reader), ApiError> {
-    let unread = Unread::new(state.unread.clone(), tenant.gate.clone());
+    let unread = generator.load.unread.answer(&tenant.gate);
     let (events, reader) = Events::new(unread.clone());
-    let abort = spawn(state, tenant, job, flight, (unread, Output::Stream(events)))?;
+    let abort = spawn(generator, tenant, job, flight, (unread, Output::Stream(events)))?;
     Ok((abort, reader))
 }
 
 fn start_counted(
-    state: &Arc<State>,
+    generator: &Arc<Generator>,
     tenant: &Tenant,
     job: Job,
     flight: Flight,
     unread: Arc<Unread>,
 ) -> Result<(Abort, Pending), ApiError> {
     let (sender, answer) = oneshot::channel();
-    Ok((spawn(state, tenant, job, flight, (unread, Output::Whole(Some(sender))))?, answer))
+    Ok((spawn(generator, tenant, job, flight, (unread, Output::Whole(Some(sender))))?, answer))
 }
 
 fn spawn(
-    state: &Arc<State>,
+    generator: &Arc<Generator>,
     tenant: &Tenant,
     job: Job,
     flight: Flight,
     (unread, output): (Arc<Unread>, Output),
 ) -> Result<Abort, ApiError> {
-    if state.app.model.only_embeds && job.pooling.is_none() {
+    if generator.served.model.only_embeds && job.pooling.is_none() {
         let message = "This model was published for embeddings and has no output matrix; use /v1/embeddings.";
         return Err(ApiError { code: Some("only_embeddings"), ..ApiError::bad_request(message) });
     }
@@ -123,31 +124,31 @@ fn spawn(
     let (events, receiver) = mpsc::unbounded_channel();
     let mut job = job;
     let prompts = job.prompts.iter().map(|prompt| size_of_val(&*prompt.tokens)).sum();
-    let mut held = state.unread.hold(&tenant.gate);
+    let mut held = generator.load.unread.hold(&tenant.gate);
     held.grow(prompts).inspect_err(|_| flight.entry.give_back())?;
     let ticket = admit(tenant, &mut job, &flight.entry)?;
-    let submitted = state.app.engine.now();
-    let at_once = if is_only_gathered(state, &job, &output) { TOKENS_GATHERED } else { 1 };
+    let submitted = generator.served.engine.now();
+    let at_once = if is_only_gathered(generator, &job, &output) { TOKENS_GATHERED } else { 1 };
     let sink = Sink { prompt: 0, events, unread: unread.clone(), at_once, waiting: Vec::new() };
-    let abort = match submit(state, tenant, &job, &sink) {
+    let abort = match submit(generator, tenant, &job, &sink) {
         Ok(abort) => abort,
         Err(refused) => {
             ticket.refused();
             return Err(refused);
         }
     };
-    state.metrics.passed_over(&job.notes);
-    let meter = state.meters.of(tenant);
+    generator.observability.metrics.passed_over(&job.notes);
+    let meter = generator.observability.meters.of(tenant);
     job.prompts.iter().for_each(|_| meter.request());
     let driver = ResponseDriver::new(
-        state.clone(),
+        generator.clone(),
         tenant.clone(),
         (ticket, submitted),
         job,
         abort.clone(),
         (unread, output),
     );
-    let (shared, running) = (state.clone(), abort.clone());
+    let (shared, running) = (generator.observability.clone(), abort.clone());
     tokio::spawn(async move {
         if caught(driver.follow(receiver, flight)).await.is_none() {
             shared.metrics.panicked();
@@ -182,8 +183,8 @@ fn admit(tenant: &Tenant, job: &mut Job, entry: &Arc<Entry>) -> Result<Ticket, A
 
 /// Whether nobody sees the answer before its end, and no token of it can bring that end about: then the driver need not look at each one
 /// when it comes.
-fn is_only_gathered(state: &State, job: &Job, output: &Output) -> bool {
-    let safety = &state.config.safety;
+fn is_only_gathered(generator: &Generator, job: &Job, output: &Output) -> bool {
+    let safety = &generator.inputs.safety;
     matches!(output, Output::Whole(_))
         && job.generation.stop.is_empty()
         && !job.reading.as_ref().is_some_and(Reading::ends_early)
@@ -223,43 +224,38 @@ impl EventSink for Sink {
 }
 
 /// All prompts of the job go to the engine, or none does.
-fn submit(state: &State, tenant: &Tenant, job: &Job, sink: &Sink) -> Result<Abort, ApiError> {
-    let engine = &state.app.engine;
-    let root = state.root(tenant);
-    let timeout = state.config.limits.request_timeout;
-    let deadline = timeout.map(|limit| Micros(engine.now().0.saturating_add(limit.as_micros() as u64)));
+fn submit(generator: &Generator, tenant: &Tenant, job: &Job, sink: &Sink) -> Result<Abort, ApiError> {
+    let Generator { served, tenancy, .. } = generator;
+    let root = tenancy.root(tenant);
+    let deadline = served.deadline(generator.load.limits.request_timeout);
     let mut flags = Vec::with_capacity(job.prompts.len());
     for (index, prompt) in job.prompts.iter().enumerate() {
         if prompt.screened.denied {
             flags.push(CancelFlag::default());
             continue;
         }
-        let root = match state.shared().filter(|_| job.reads_shared(prompt)) {
-            Some(shared) => shared.root(root, &prompt.tokens),
-            None => root,
+        let root = match job.reads_shared(prompt) {
+            true => tenancy.shared.root(root, &prompt.tokens),
+            false => root,
         };
+        let id = served.engine.next_request_id();
         let request = Request {
-            id: engine.next_request_id(),
-            tenant: tenant.id,
-            root,
-            prompt: prompt.tokens.clone(),
             n: job.generation.n,
-            sampling: prompt.params.clone(),
             class: tenant.class.saturating_add(job.generation.behind),
             priority: job.generation.priority,
             deadline,
             prompt_logprobs: job.generation.prompt_logprobs,
             retention: prompt.retention.clone(),
             pooling: job.pooling,
-            adapter: None,
             speculation: prompt.speculation.clone(),
+            ..Request::new(id, tenant.id, root, prompt.tokens.clone(), prompt.params.clone())
         };
         let sink = Sink { prompt: index, ..sink.clone() };
-        match engine.submit(request, Box::new(sink)) {
+        match served.engine.submit(request, Box::new(sink)) {
             Ok(flag) => flags.push(flag),
             Err(rejected) => {
                 Abort::new(flags).cancel();
-                state.metrics.rejected(&rejected);
+                generator.observability.metrics.rejected(&rejected);
                 return Err(refusal(rejected));
             }
         }

@@ -7,35 +7,35 @@ use folio_api::params::Generation;
 use folio_engine::{RulesRef, SamplingParams};
 use folio_kv::TenantId;
 
-use crate::app::State;
 use crate::decoding::bounds;
 use crate::decoding::guides::{Begin, Form};
 use crate::decoding::reading::Reading;
 use crate::engine::ModelFacts;
+use crate::generation::input::InputProcessor;
 
 /// Rules of what the answer must be; their beginning depends on how the answer to a conversation is read.
 pub fn rules(
-    state: &State,
+    inputs: &InputProcessor,
     tenant: TenantId,
     generation: &Generation,
     conversation: Option<(&Conversation, Option<&Reading>)>,
 ) -> Result<Option<RulesRef>, ApiError> {
-    let (compiler, tokenizer) = (state.structures.of(tenant), &state.app.tokenizer);
+    let (compiler, tokenizer) = (inputs.structures.of(tenant), &inputs.served.tokenizer);
     let form = match (&generation.constraint, conversation) {
         (Some(constraint), Some((conversation, reading))) if !conversation.tools.must() => {
             let tools = &conversation.tools;
             let either = match tools.shown().is_some_and(|tools| !tools.is_empty()) {
-                true => Some(state.readers.answer_or_calls(constraint, tools, tokenizer)?),
+                true => Some(inputs.readers.answer_or_calls(constraint, tools, tokenizer)?),
                 false => None,
             };
             let constraint = either.as_ref().unwrap_or(constraint);
-            let begin = state.readers.begin(constraint.param(), conversation, reading)?;
+            let begin = inputs.readers.begin(constraint.param(), conversation, reading)?;
             Some((Form::Answer(compiler.compile(constraint)?), begin))
         }
         (Some(constraint), None) => Some((Form::Answer(compiler.compile(constraint)?), Begin::default())),
         // Where a call must be made there is no other answer that could have a form.
         (_, Some((conversation, reading))) => {
-            state.readers.calls(&conversation.tools, reading, tokenizer, compiler)?
+            inputs.readers.calls(&conversation.tools, reading, tokenizer, compiler)?
         }
         (None, None) => None,
     };
@@ -43,7 +43,7 @@ pub fn rules(
     let mut rules = bounds::rules(&generation.bounds, tokenizer, reasoning)?;
     if let Some((form, begin)) = form {
         let constraint = generation.constraint.as_ref().filter(|_| matches!(form, Form::Answer(_)));
-        rules.push(state.structures.rules(form, begin, constraint.map_or("tools", Constraint::param))?);
+        rules.push(inputs.structures.rules(form, begin, constraint.map_or("tools", Constraint::param))?);
     }
     Ok(bounds::all_of(rules))
 }
@@ -95,7 +95,8 @@ pub fn fit(
         repetition_penalty: sampling.repetition_penalty,
         logit_bias: sampling.logit_bias,
         seed: sampling.seed,
-        max_tokens,
+        // The engine always chooses a token; with 0 nobody sees it.
+        max_tokens: max_tokens.max(1),
         min_tokens: sampling.min_tokens,
         eos_token_ids: sampling.eos_token_ids,
         stop_token_ids: sampling.stop_token_ids,

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use folio_api::ApiError;
 use folio_api::conversation::Conversation;
-use serde_json::{Map, Value};
+use serde_json::Map;
 
-use crate::app::{Flight, State};
-use crate::arrival::{Arrival, JsonRequest};
+use crate::arrival::{Arrival, Flight, JsonRequest};
+use crate::generation::Generator;
+use crate::generation::input::InputProcessor;
 use crate::generation::job::Job;
 use crate::generation::run;
 use crate::http::reply::Reply;
@@ -38,20 +39,20 @@ pub(crate) fn is_quick(body: &[u8]) -> bool {
 
 /// Reads a request off the event loop with the endpoint's own `prepare`, runs it and answers.
 pub(crate) async fn handle(
-    state: Arc<State>,
+    generator: Arc<Generator>,
     request: JsonRequest,
-    prepare: fn(&State, &Arrival) -> Result<Job, ApiError>,
+    prepare: fn(&InputProcessor, &Arrival) -> Result<Job, ApiError>,
 ) -> Reply {
-    let flight = Flight::new(state.in_flight.enter(), &request.id, request.entry.clone());
+    let flight = Flight::new(&generator.load, &request.id, request.entry.clone());
     let arrival = Arrival::new(request);
     let tenant = arrival.tenant.clone();
-    let job = prepared(&state, arrival, prepare).await?;
-    Ok(run::run(&state, &tenant, job, flight).await?)
+    let job = prepared(&generator, arrival, prepare).await?;
+    Ok(run::run(&generator, &tenant, job, flight).await?)
 }
 
 /// Judges a conversation and puts into it what stands in the place of what was found.
 pub fn screen_conversation(
-    state: &State,
+    inputs: &InputProcessor,
     arrival: &Arrival,
     conversation: &mut Conversation,
 ) -> Result<Screened, ApiError> {
@@ -61,7 +62,7 @@ pub fn screen_conversation(
         };
         conversation.messages = messages.clone();
     }
-    let safety = &state.config.safety;
+    let safety = &inputs.safety;
     let mut found = Found::default();
     if let Some(rules) = safety.input() {
         for message in &mut conversation.messages {
@@ -75,7 +76,7 @@ pub fn screen_conversation(
             rules.text(&mut name, &mut found);
             rules.value(value, Keys::All, &mut found);
         }
-        count(state, rules, &found);
+        count(inputs, rules, &found);
     }
     let denied = found.denied.is_some();
     let subject = (safety.asks_first().is_some() && !denied).then(|| {
@@ -90,12 +91,12 @@ pub fn screen_conversation(
 
 /// Judges the text of prompt number `index`. Returns what stands in its place, where something does.
 pub fn screen_prompt(
-    state: &State,
+    inputs: &InputProcessor,
     arrival: &Arrival,
     index: usize,
     text: impl FnOnce() -> String,
 ) -> Result<(Screened, Option<String>), ApiError> {
-    let safety = &state.config.safety;
+    let safety = &inputs.safety;
     let given = arrival.replaced.get(index).and_then(Option::as_ref);
     if safety.input().is_none() && safety.asks_first().is_none() && given.is_none() {
         return Ok((Screened::default(), None));
@@ -112,7 +113,7 @@ pub fn screen_prompt(
     let mut found = Found::default();
     if let Some(rules) = safety.input() {
         rules.text(&mut text, &mut found);
-        count(state, rules, &found);
+        count(inputs, rules, &found);
     }
     let denied = found.denied.is_some();
     let subject = (safety.asks_first().is_some() && !denied)
@@ -122,16 +123,16 @@ pub fn screen_prompt(
 
 /// Judges a text that nothing is generated from, by the rules alone. Returns what stands in its place, where something does.
 pub fn screen_input(
-    state: &State,
+    inputs: &InputProcessor,
     param: &str,
     text: impl FnOnce() -> String,
 ) -> Result<Option<String>, ApiError> {
-    let Some(rules) = state.config.safety.input() else { return Ok(None) };
+    let Some(rules) = inputs.safety.input() else { return Ok(None) };
     let mut text = text();
     let before = text.clone();
     let mut found = Found::default();
     rules.text(&mut text, &mut found);
-    count(state, rules, &found);
+    count(inputs, rules, &found);
     match found.denied {
         Some(_) => {
             let message = format!("'{param}' has a text that this server does not take.");
@@ -141,24 +142,26 @@ pub fn screen_input(
     }
 }
 
-fn count(state: &State, rules: &Rules, found: &Found) {
+fn count(inputs: &InputProcessor, rules: &Rules, found: &Found) {
+    let metrics = &inputs.observability.metrics;
     for rule in &found.redacted {
-        state.metrics.safety("input", rules.name(*rule), "redact");
+        metrics.safety("input", rules.name(*rule), "redact");
     }
     if let Some(rule) = found.denied {
-        state.metrics.safety("input", rules.name(rule), "deny");
+        metrics.safety("input", rules.name(rule), "deny");
     }
 }
 
 /// Prepares a request, asks the callout about its prompts, and prepares it again where that replaces one.
 pub(crate) async fn prepared<T: AsMut<Job> + Send + 'static>(
-    state: &Arc<State>,
+    generator: &Generator,
     mut arrival: Arrival,
-    prepare: fn(&State, &Arrival) -> Result<T, ApiError>,
+    prepare: impl Fn(&InputProcessor, &Arrival) -> Result<T, ApiError> + Clone + Send + 'static,
 ) -> Result<T, ApiError> {
-    let mut first = run(state, &arrival, prepare).await?;
+    let mut first = run(generator, &arrival, prepare.clone()).await?;
     arrival.tenant.check_priority(first.as_mut().generation.priority)?;
-    let Some(callout) = state.config.safety.asks_first() else { return Ok(first) };
+    let Some(callout) = generator.inputs.safety.asks_first() else { return Ok(first) };
+    let metrics = &generator.observability.metrics;
     let mut prepared = first;
     let job = prepared.as_mut();
     let mut asked = Vec::new();
@@ -182,7 +185,7 @@ pub(crate) async fn prepared<T: AsMut<Job> + Send + 'static>(
         match verdict {
             None => {}
             Some(Ok(answer)) => {
-                state.metrics.safety("input", "callout", answer.action());
+                metrics.safety("input", "callout", answer.action());
                 screened.notes = answer.notes();
                 match answer.of_prompt() {
                     Ok(None) => {}
@@ -191,7 +194,7 @@ pub(crate) async fn prepared<T: AsMut<Job> + Send + 'static>(
                 }
             }
             Some(Err(reason)) => {
-                state.metrics.safety("input", "callout", "failed");
+                metrics.safety("input", "callout", "failed");
                 tracing::warn!(request = %arrival.id, reason, "the safety callout judged no prompt");
                 if callout.fails_closed {
                     let message = "The prompt could not be checked, and this server answers no unchecked one; try again.";
@@ -203,7 +206,7 @@ pub(crate) async fn prepared<T: AsMut<Job> + Send + 'static>(
         arrival.replaced.push(replacement);
     }
     if arrival.replaced.iter().any(Option::is_some) {
-        prepared = run(state, &arrival, prepare).await?;
+        prepared = run(generator, &arrival, prepare).await?;
     }
     for (prompt, told) in prepared.as_mut().prompts.iter_mut().zip(told) {
         prompt.screened.denied |= told.denied;
@@ -213,26 +216,16 @@ pub(crate) async fn prepared<T: AsMut<Job> + Send + 'static>(
 }
 
 async fn run<T: Send + 'static>(
-    state: &Arc<State>,
+    generator: &Generator,
     arrival: &Arrival,
-    prepare: fn(&State, &Arrival) -> Result<T, ApiError>,
+    prepare: impl FnOnce(&InputProcessor, &Arrival) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     if is_quick(&arrival.body) && arrival.replaced.is_empty() {
-        return prepare(state, arrival);
+        return prepare(&generator.inputs, arrival);
     }
-    let (shared, arrival) = (state.clone(), arrival.clone());
+    let (inputs, arrival) = (generator.inputs.clone(), arrival.clone());
     let (tenant, bytes) = (arrival.tenant.id, arrival.body.len());
-    state.off_thread(tenant, bytes, move || prepare(&shared, &arrival)).await
-}
-
-/// Who asks for what.
-pub fn asker(state: &State, arrival: &Arrival, api: &'static str) -> Map<String, Value> {
-    let mut question = Map::new();
-    question.insert("request_id".into(), arrival.id.as_str().into());
-    question.insert("tenant".into(), (&*arrival.tenant.name).into());
-    question.insert("model".into(), state.context.model.name().into());
-    question.insert("api".into(), api.into());
-    question
+    generator.load.off_thread(tenant, bytes, move || prepare(&inputs, &arrival)).await
 }
 
 #[cfg(test)]

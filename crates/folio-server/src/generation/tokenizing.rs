@@ -10,8 +10,9 @@ use folio_engine::{DRAFTS_MAX, Drafter, Speculation};
 use folio_kv::TenantId;
 use folio_text::{Prompt, SegmentKey, TextError, TokenCache};
 
-use crate::app::State;
+use crate::generation::input::InputProcessor;
 use crate::generation::prompt::text_error;
+use crate::observability::step;
 use crate::tenancy::kept::KeptTokens;
 
 /// About what an entry takes besides its ids.
@@ -35,26 +36,26 @@ impl TokenCache for OfTenant<'_> {
 /// Tokenizes a text, in which markers count wherever they are. What cannot fit into the context is refused before the work,
 /// unless it is to be truncated. `tenant`: whose text it is, if its ids are worth keeping.
 pub fn encode(
-    state: &State,
+    inputs: &InputProcessor,
     tenant: Option<TenantId>,
     text: &str,
     special: bool,
     truncated: bool,
     param: &str,
 ) -> Result<Vec<u32>, ApiError> {
-    encode_with(state, tenant, (text, None), special, truncated, param)
+    encode_with(inputs, tenant, (text, None), special, truncated, param)
 }
 
 /// The same of a rendered conversation, in which no marker counts that a client wrote.
 pub fn encode_prompt(
-    state: &State,
+    inputs: &InputProcessor,
     tenant: Option<TenantId>,
     prompt: &Prompt,
     special: bool,
     truncated: bool,
     param: &str,
 ) -> Result<Vec<u32>, ApiError> {
-    encode_with(state, tenant, (prompt.text(), Some(prompt.breaks())), special, truncated, param)
+    encode_with(inputs, tenant, (prompt.text(), Some(prompt.breaks())), special, truncated, param)
 }
 
 // What a request may ask for is what the engine does.
@@ -63,17 +64,17 @@ const _: () = assert!(folio_api::speculation::DRAFTS_MAX == DRAFTS_MAX);
 /// How answers to a prompt of these tokens are speculated on. A request's own word goes before the operator's; what it predicts is looked at
 /// whatever the operator says, and is as long as an answer can be. O(tokens).
 pub fn speculation(
-    state: &State,
+    inputs: &InputProcessor,
     tenant: TenantId,
     generation: &Generation,
     tokens: &[u32],
 ) -> Result<Option<Speculation>, ApiError> {
     let options = &generation.speculation;
     let prediction = match &options.prediction {
-        Some(text) => encode_with(state, Some(tenant), (text, None), false, false, "prediction")?,
+        Some(text) => encode_with(inputs, Some(tenant), (text, None), false, false, "prediction")?,
         None => Vec::new(),
     };
-    let context = state.app.model.context_length;
+    let context = inputs.served.model.context_length;
     if prediction.len() > context as usize {
         let tokens = prediction.len();
         let message =
@@ -81,14 +82,14 @@ pub fn speculation(
         return Err(ApiError::invalid("prediction", message));
     }
     let asked = options.most.is_some_and(|most| most > 0) || !prediction.is_empty();
-    let drafter = state.config.speculate.or_else(|| asked.then(Drafter::default));
+    let drafter = inputs.speculate.or_else(|| asked.then(Drafter::default));
     let most = options.most.unwrap_or(DRAFTS_MAX);
     let drafter = drafter.filter(|_| most > 0);
     Ok(drafter.map(|drafter| Speculation::new(drafter, most, tokens, &prediction)))
 }
 
 fn encode_with(
-    state: &State,
+    inputs: &InputProcessor,
     tenant: Option<TenantId>,
     (text, breaks): (&str, Option<&[usize]>),
     special: bool,
@@ -96,14 +97,14 @@ fn encode_with(
     param: &str,
 ) -> Result<Vec<u32>, ApiError> {
     let _span = step!("tokenize");
-    let context = state.app.model.context_length as usize;
+    let context = inputs.served.model.context_length as usize;
     let most = match truncated {
-        true => state.config.limits.body_bytes,
-        false => state.config.limits.body_bytes.min(context * BYTES_PER_TOKEN_MAX),
+        true => inputs.text_bytes,
+        false => inputs.text_bytes.min(context * BYTES_PER_TOKEN_MAX),
     };
-    let cache = tenant.map(|tenant| OfTenant(&state.tokens, tenant));
+    let cache = tenant.map(|tenant| OfTenant(&inputs.tokens, tenant));
     let cache = cache.as_ref().map(|cache| cache as &dyn TokenCache);
-    let ids = state.app.tokenizer.encode_with(text, breaks, special, most, cache);
+    let ids = inputs.served.tokenizer.encode_with(text, breaks, special, most, cache);
     ids.map_err(|error| match error {
         TextError::TooLong { bytes, limit } => {
             let message = format!(

@@ -10,18 +10,17 @@ use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::Response;
 use http_body::{Body as HttpBody, Frame, SizeHint};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 use tokio::time::{Instant, Sleep};
-
-use crate::lock;
 
 /// See the module documentation.
 pub(crate) struct Connections {
@@ -66,7 +65,7 @@ impl Connections {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        lock(&self.inner)
+        self.inner.lock()
     }
 
     /// Waits until there is room for one more, making it where a connection is idle.

@@ -6,8 +6,8 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
@@ -16,9 +16,9 @@ use axum::http::{HeaderValue, Response, header};
 use folio_api::events::EventSink;
 use folio_engine::CancelFlag;
 use futures_core::Stream;
+use parking_lot::Mutex;
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 
-use crate::lock;
 use crate::tenancy::unread::Unread;
 
 /// Cancels requests unless they were finished first.
@@ -120,7 +120,7 @@ impl EventSink for Events {
 impl Drop for Events {
     fn drop(&mut self) {
         let reader = {
-            let mut inner = lock(&self.0.inner);
+            let mut inner = self.0.inner.lock();
             inner.closed = true;
             inner.reader.take()
         };
@@ -131,7 +131,7 @@ impl Drop for Events {
 impl Frames {
     fn push(&self, frame: String) {
         let reader = {
-            let mut inner = lock(&self.inner);
+            let mut inner = self.inner.lock();
             if inner.left {
                 return;
             }
@@ -149,7 +149,7 @@ impl Frames {
 
     /// The next part of what waits.
     fn accept(&self, cx: &Context<'_>) -> Poll<Option<Bytes>> {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         let begun = inner.begun;
         let Some(first) = inner.waiting.front() else {
             if inner.closed {
@@ -176,7 +176,7 @@ impl Frames {
 
     /// Whether the first frame had left in part.
     fn clear(&self) -> bool {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         let frames = std::mem::take(&mut inner.waiting);
         self.unread.release(frames.iter().map(|frame| frame.len() + FRAME).sum());
         self.unread.accepted(false);
@@ -196,7 +196,7 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        lock(&self.0.inner).left = true;
+        self.0.inner.lock().left = true;
         self.0.clear();
     }
 }

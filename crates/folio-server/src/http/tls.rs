@@ -4,9 +4,10 @@
 //! A pair that cannot be used is refused at start; later, the one before stays and the log says why.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use parking_lot::Mutex;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::crypto::ring;
@@ -14,7 +15,6 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::error::ServerError;
-use crate::lock;
 
 /// PEM files; read again when they change.
 #[derive(Clone, Debug)]
@@ -47,7 +47,7 @@ impl Tls {
 
     /// For the next connection.
     pub fn acceptor(&self) -> TlsAcceptor {
-        let mut now = lock(&self.now);
+        let mut now = self.now.lock();
         if now.looked.elapsed() >= LOOKED_AT_EVERY {
             now.looked = Instant::now();
             let changed = changed(&self.files);

@@ -4,3 +4,26 @@ pub(crate) mod audit;
 pub mod metrics;
 pub mod tenant_metrics;
 pub(crate) mod usage;
+
+use std::sync::Arc;
+
+use audit::Audit;
+use metrics::Metrics;
+use usage::Meters;
+
+/// Where it is counted and written down what happened.
+pub(crate) struct Observability {
+    pub metrics: Metrics,
+    pub meters: Arc<Meters>,
+    pub audit: Option<Audit>,
+    /// Since when usage is counted. Unix time, seconds.
+    pub started_s: u64,
+}
+
+/// A step between a request's bytes and the engine, as a span: who wants to know where the time goes can subscribe.
+macro_rules! step {
+    ($name:literal) => {
+        tracing::trace_span!(target: "folio_server::prepare", $name).entered()
+    };
+}
+pub(crate) use step;

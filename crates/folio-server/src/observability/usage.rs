@@ -10,14 +10,14 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use folio_kv::TenantId;
+use parking_lot::Mutex;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 
 use crate::error::ServerError;
-use crate::lock;
 use crate::tenancy::tenants::Tenant;
 use folio_api::{ApiError, unix_s};
 
@@ -107,7 +107,7 @@ impl Meter {
 
     fn add(&self, count: Count) {
         let minute = unix_s() / 60 * 60;
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         inner.total.add(count);
         match inner.unsaved.last_mut() {
             // A clock that is set back changes no minute that is over.
@@ -163,7 +163,7 @@ impl Meters {
     }
 
     pub fn of(&self, tenant: &Tenant) -> Arc<Meter> {
-        let mut meters = lock(&self.meters);
+        let mut meters = self.meters.lock();
         let used = meters.entry(tenant.id).or_default();
         let new = || {
             let (tenant, key) = (tenant.name.clone(), tenant.key.clone());
@@ -174,26 +174,26 @@ impl Meters {
 
     /// Since the start; zeros for a tenant that used nothing.
     pub fn count(&self, tenant: TenantId) -> Count {
-        let meters = lock(&self.meters);
+        let meters = self.meters.lock();
         let Some(used) = meters.get(&tenant) else { return Count::default() };
         used.keys.values().fold(used.past, |mut sum, meter| {
-            sum.add(lock(&meter.inner).total);
+            sum.add(meter.inner.lock().total);
             sum
         })
     }
 
     /// Tenants that are no more, once what they used is saved.
     pub fn forget(&self, gone: &HashSet<TenantId>) {
-        lock(&self.meters).iter_mut().for_each(|(id, used)| used.left |= gone.contains(id));
+        self.meters.lock().iter_mut().for_each(|(id, used)| used.left |= gone.contains(id));
         self.settle();
     }
 
     /// Meters that nobody uses and that have nothing to save become part of their tenant's past.
     fn settle(&self) {
-        lock(&self.meters).retain(|_, used| {
+        self.meters.lock().retain(|_, used| {
             let Used { past, keys, left } = used;
             keys.retain(|_, meter| {
-                let inner = lock(&meter.inner);
+                let inner = meter.inner.lock();
                 let stays = Arc::strong_count(meter) > 1 || !inner.unsaved.is_empty();
                 if !stays {
                     past.add(inner.total);
@@ -206,7 +206,7 @@ impl Meters {
     }
 
     fn all(&self) -> Vec<Arc<Meter>> {
-        lock(&self.meters).values().flat_map(|used| used.keys.values().cloned()).collect()
+        self.meters.lock().values().flat_map(|used| used.keys.values().cloned()).collect()
     }
 
     /// Moves what was counted into the records; what cannot be written stays for the next time. O(used keys), and a disk
@@ -217,9 +217,9 @@ impl Meters {
     }
 
     fn write(&self) {
-        let mut rows = lock(&self.rows);
+        let mut rows = self.rows.lock();
         let take = |meter: Arc<Meter>| {
-            let counts = std::mem::take(&mut lock(&meter.inner).unsaved);
+            let counts = std::mem::take(&mut meter.inner.lock().unsaved);
             (counts, meter)
         };
         let taken: Vec<_> = self.all().into_iter().map(take).collect();
@@ -247,7 +247,7 @@ impl Meters {
                 if let Err(error) = append(database, new()) {
                     tracing::error!(%error, "records of usage are kept in memory until they can be written");
                     for (counts, meter) in &taken {
-                        let mut inner = lock(&meter.inner);
+                        let mut inner = meter.inner.lock();
                         inner.unsaved.splice(0..0, counts.iter().copied());
                     }
                 }
@@ -264,7 +264,7 @@ impl Meters {
         to: u64,
         take: &mut Take<'_>,
     ) -> Result<(), ApiError> {
-        let rows = lock(&self.rows);
+        let rows = self.rows.lock();
         let wanted = |key: &RowKey| {
             (from..to).contains(&key.minute) && tenant.is_none_or(|tenant| tenant == &*key.tenant)
         };
@@ -279,7 +279,7 @@ impl Meters {
             })??,
         }
         for meter in self.all() {
-            for (minute, count) in &lock(&meter.inner).unsaved {
+            for (minute, count) in &meter.inner.lock().unsaved {
                 let (tenant, key) = (meter.tenant.clone(), meter.key.clone());
                 let key = RowKey { minute: *minute, tenant, key, model: self.model.clone() };
                 if wanted(&key) {
@@ -425,7 +425,7 @@ mod tests {
             meters.of(&once(number)).request();
         }
         meters.save();
-        let keys = |id| lock(&meters.meters).get(&id).map(|used| used.keys.len());
+        let keys = |id| meters.meters.lock().get(&id).map(|used| used.keys.len());
         assert_eq!(keys(tenant.id), Some(1), "the one that is in use");
         held.request();
         assert_eq!(meters.count(tenant.id).requests, 100_001);

@@ -4,15 +4,15 @@
 //! place is its `sequence_number`; what a reader gets from the beginning is what it gets in parts. The bytes count with the stored
 //! response's (`store`), and go with it. Cost: one copy of each event; a reader holds [`READ_AHEAD`] pieces at most.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Response, header};
 use futures_core::Stream;
+use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 
-use crate::lock;
 use folio_api::events::KEEP_ALIVE;
 
 /// Pieces on their way to one reader.
@@ -37,7 +37,7 @@ struct Inner {
 impl Log {
     /// The next piece; an event ends with an empty line.
     pub fn push(&self, piece: Bytes) {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         let (event, ends) = (inner.events, piece.ends_with(b"\n\n"));
         inner.pieces.push((event, piece));
         inner.events += u64::from(ends);
@@ -47,19 +47,19 @@ impl Log {
 
     /// Nothing more will come.
     pub fn close(&self) {
-        lock(&self.inner).closed = true;
+        self.inner.lock().closed = true;
         self.changed.notify_waiters();
     }
 
     /// The place of the first piece behind event number `after`; `None`: of the first.
     fn place(&self, after: Option<u64>) -> usize {
-        let inner = lock(&self.inner);
+        let inner = self.inner.lock();
         after.map_or(0, |after| inner.pieces.partition_point(|(event, _)| *event <= after))
     }
 
     /// The piece at `at`, or whether none will be there.
     fn piece(&self, at: usize) -> Result<Bytes, bool> {
-        let inner = lock(&self.inner);
+        let inner = self.inner.lock();
         inner.pieces.get(at).map(|(_, piece)| piece.clone()).ok_or(inner.closed)
     }
 

@@ -10,16 +10,17 @@
 pub(crate) mod log;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use folio_kv::TenantId;
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
 
 use crate::http::stream::Abort;
 use log::Log;
 
 /// See the module documentation.
-pub struct Store {
+pub struct ResponseStore {
     /// The least that a response costs.
     share: usize,
     bytes_max: usize,
@@ -74,7 +75,7 @@ impl StoredResponse {
     }
 }
 
-impl Store {
+impl ResponseStore {
     pub fn new(count_max: usize, bytes_max: usize) -> Self {
         Self { share: bytes_max / count_max.max(1), bytes_max, inner: Mutex::default() }
     }
@@ -175,7 +176,7 @@ impl Store {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }
 
@@ -242,7 +243,7 @@ mod tests {
     #[test]
     fn the_least_recently_used_go_first_and_those_that_run_last() {
         let (one, two) = (TenantId(1), TenantId(2));
-        let store = Store::new(3, 1 << 20);
+        let store = ResponseStore::new(3, 1 << 20);
         store.put(one, "runs", record("runs"), Some(Abort::new(Vec::new())));
         store.put(one, "a", record("a"), None);
         store.put(one, "b", record("b"), None);
@@ -267,7 +268,7 @@ mod tests {
     #[test]
     fn a_tenants_flood_drives_out_its_own() {
         let (quiet, loud) = (TenantId(1), TenantId(2));
-        let store = Store::new(100, 100 << 10);
+        let store = ResponseStore::new(100, 100 << 10);
         for index in 0..10 {
             store.put(quiet, &index.to_string(), record("mine"), None);
         }
@@ -282,7 +283,7 @@ mod tests {
 
     #[test]
     fn bytes_are_bounded_too() {
-        let store = Store::new(100, 1000);
+        let store = ResponseStore::new(100, 1000);
         for index in 0..20 {
             store.put(TenantId(0), &index.to_string(), record(&"x".repeat(200)), None);
             let inner = store.lock();

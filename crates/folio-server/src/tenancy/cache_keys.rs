@@ -5,9 +5,9 @@
 //! content. Bounded: the key used longest ago makes room.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Mutex, PoisonError};
 
 use folio_kv::TenantId;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 /// Keys remembered for each tenant.
@@ -35,7 +35,7 @@ pub struct CacheKeys(Mutex<HashMap<TenantId, Keys>>);
 impl CacheKeys {
     /// One prompt was computed under `key`. O(1), and O(keys) for a new key where there are too many.
     pub fn count(&self, tenant: TenantId, key: &str, prompt_tokens: u64, cached_tokens: u64) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock();
         let keys = all.entry(tenant).or_default();
         keys.uses += 1;
         if !keys.figures.contains_key(key) {
@@ -57,13 +57,13 @@ impl CacheKeys {
 
     /// Tenants that are no more.
     pub fn forget(&self, gone: &HashSet<TenantId>) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock();
         all.retain(|tenant, _| !gone.contains(tenant));
     }
 
     /// The tenant's keys, the one used last first.
     pub fn list(&self, tenant: TenantId) -> Value {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.0.lock();
         let mut keys: Vec<(&String, &Figures)> =
             all.get(&tenant).map(|keys| keys.figures.iter().collect()).unwrap_or_default();
         keys.sort_unstable_by_key(|(_, figures)| std::cmp::Reverse(figures.used));
@@ -95,6 +95,6 @@ mod tests {
         assert_eq!(keys.list(TenantId(2))["data"], json!([]));
         (0..100_000).for_each(|tenant| keys.count(TenantId(tenant), "k", 1, 0));
         keys.forget(&(2..100_000).map(TenantId).collect());
-        assert_eq!(keys.0.lock().unwrap().len(), 2);
+        assert_eq!(keys.0.lock().len(), 2);
     }
 }

@@ -11,12 +11,11 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::oneshot;
-
-use crate::lock;
 
 /// A piece that costs more is large.
 pub const LARGE: u64 = 64 << 10;
@@ -91,7 +90,7 @@ impl<K: Ord + Clone> FairQueue<K> {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner<K>> {
-        lock(&self.0)
+        self.0.lock()
     }
 
     /// Pieces that wait.
@@ -225,14 +224,14 @@ mod tests {
             let ran = ran.clone();
             tasks.push(tokio::spawn(async move {
                 let _turn = wait.await.unwrap();
-                lock(&ran).push(owner);
+                ran.lock().push(owner);
             }));
         }
         drop(first);
         for task in tasks {
             task.await.unwrap();
         }
-        Arc::into_inner(ran).unwrap().into_inner().unwrap()
+        Arc::into_inner(ran).unwrap().into_inner()
     }
 
     #[tokio::test]

@@ -12,14 +12,14 @@
 //! at once nor lost to requests that ended early. A request larger than a whole minute's tokens waits for a full minute and
 //! leaves a debt. Both budgets refill steadily (a token bucket of one minute's size), so no boundary of a minute is worth waiting for.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::lock;
 use folio_api::ApiError;
+use parking_lot::{Mutex, MutexGuard};
 
 /// Tokens reserved for a choice that says no limit.
 pub(crate) const TOKENS_EXPECTED: u32 = 256;
@@ -134,8 +134,8 @@ impl Gate {
         &self.limits
     }
 
-    fn counts(&self) -> std::sync::MutexGuard<'_, Counts> {
-        lock(&self.counts)
+    fn counts(&self) -> MutexGuard<'_, Counts> {
+        self.counts.lock()
     }
 
     /// Lets a request in, or says what it would exceed and when to come again. `prompts`: it brings some.

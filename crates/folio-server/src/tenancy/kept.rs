@@ -5,11 +5,10 @@
 //! least recently used go first. Cost: a look-up in a hash table and in two trees.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use folio_kv::TenantId;
-
-use crate::lock;
+use parking_lot::Mutex;
 
 /// The ids of segments of texts.
 pub type KeptTokens = Kept<Arc<[u32]>>;
@@ -59,7 +58,7 @@ impl<V: Clone> Kept<V> {
     }
 
     pub fn find(&self, tenant: TenantId, digest: &Digest) -> Option<V> {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         let key = (tenant, *digest);
         let entry = inner.take(&key)?;
         let value = entry.value.clone();
@@ -73,7 +72,7 @@ impl<V: Clone> Kept<V> {
             return;
         }
         let key = (tenant, digest);
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         inner.take(&key);
         while inner.held.get(&tenant).is_some_and(|held| held + bytes > self.tenant_bytes_max) {
             let Some(oldest) = inner.of_tenant(tenant).next() else { break };
@@ -88,7 +87,7 @@ impl<V: Clone> Kept<V> {
 
     /// Lets go of what these tenants have.
     pub fn forget(&self, gone: &HashSet<TenantId>) {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         for tenant in gone {
             let keys: Vec<Key> = inner.of_tenant(*tenant).collect();
             keys.iter().for_each(|key| drop(inner.take(key)));
@@ -139,7 +138,7 @@ mod tests {
         let tenant = TenantId;
         let digest = |index: u8| [index; 32];
         let sound = || {
-            let inner = lock(&kept.inner);
+            let inner = kept.inner.lock();
             assert_eq!(inner.bytes, inner.entries.values().map(|entry| entry.bytes).sum::<usize>());
             assert_eq!(inner.bytes, inner.held.values().sum::<usize>());
             assert!(inner.bytes <= 16 * BYTES && inner.held.values().all(|held| *held <= 4 * BYTES));

@@ -18,10 +18,11 @@ use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::error::ServerError;
-use crate::lock;
 use crate::tenancy::keys::random;
 
 const HEADER: &str = "folio keyring 1\nserver ";
@@ -82,7 +83,7 @@ impl Keyring {
     /// will not be found again, and a warning says so.
     pub(crate) fn secret(&self, digest: &[u8; 32]) -> [u8; 32] {
         let Some(file) = &self.file else { return *blake3::keyed_hash(&self.server, digest).as_bytes() };
-        let entry = lock(file).entry(self.owner(digest));
+        let entry = file.lock().entry(self.owner(digest));
         *blake3::keyed_hash(&self.server, &[&digest[..], &entry].concat()).as_bytes()
     }
 
@@ -96,7 +97,7 @@ impl Keyring {
         let ring = Self::open(path)?;
         let Some(file) = &ring.file else { return Ok(false) };
         let owner = format!("tenant {} ", hex::encode(ring.owner(digest)));
-        let found = lock(file).remove(&owner);
+        let found = file.lock().remove(&owner);
         found.map_err(|error| ServerError::Config(format!("the keyring {}: {error}", path.display())))
     }
 }

@@ -108,26 +108,16 @@ impl SharedPrefix {
         if self.computing.swap(true, Ordering::AcqRel) {
             return;
         }
+        let id = engine.next_request_id();
+        let sampling = SamplingParams::greedy(0);
         let request = Request {
-            id: engine.next_request_id(),
-            tenant: self.root.tenant,
-            root: self.root,
-            prompt: self.tokens.clone(),
-            n: 1,
-            sampling: SamplingParams::greedy(0),
-            class: 0,
-            priority: 0,
-            deadline: None,
-            prompt_logprobs: None,
-            pooling: None,
-            adapter: None,
-            speculation: None,
             retention: vec![RetentionRange {
                 tokens: 0..self.tokens.len() as u32,
                 priority: OPERATOR_PRIORITY,
                 ttl_us: None,
                 pin: true,
             }],
+            ..Request::new(id, self.root.tenant, self.root, self.tokens.clone(), sampling)
         };
         let (sender, mut events) = mpsc::unbounded_channel();
         let sink: Box<dyn EventSink> = Box::new(move |event: Event| sender.send(event).is_ok());

@@ -12,16 +12,16 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use axum::http::{HeaderMap, header};
 use folio_kv::TenantId;
+use parking_lot::Mutex;
 use subtle::ConstantTimeEq;
 
 use crate::error::ServerError;
-use crate::lock;
 use crate::tenancy::declared::{Declared, PriorityRange};
 use crate::tenancy::gate::{Gate, TenantLimits};
 use crate::tenancy::keyring::Keyring;
@@ -265,15 +265,15 @@ impl Tenants {
 
     /// Reads the file again if it changed, or if `again`. Blocks.
     fn look_now(&self, file: &File, again: bool) {
-        let _reading = lock(&file.reading);
-        let before = lock(&file.read).clone();
+        let _reading = file.reading.lock();
+        let before = file.read.lock().clone();
         let keys = match before.keys.changed() {
             true => before.keys.refreshed(),
             false if again => before.keys.clone(),
             false => return,
         };
         let read = Arc::new(self.held(keys));
-        *lock(&file.read) = read;
+        *file.read.lock() = read;
     }
 
     /// Comes back when what is known of the file is not older than this call. Whoever comes while somebody looks has the next look,
@@ -294,15 +294,15 @@ impl Tenants {
             looked.await.ok()?;
             file.ended.store(number, Ordering::Release);
         }
-        Some(lock(&file.read).clone())
+        Some(file.read.lock().clone())
     }
 
     /// Tenants that are at rest and have no valid key any more leave; who they were. Blocks. O(keys of the file and tenants).
     pub fn leave(&self) -> HashSet<TenantId> {
         let Some(file) = &self.file else { return HashSet::new() };
         self.look_now(file, true);
-        let stays: HashSet<TenantId> = lock(&file.read).holders.values().map(|holder| holder.id).collect();
-        let mut named = lock(&self.named);
+        let stays: HashSet<TenantId> = file.read.lock().holders.values().map(|holder| holder.id).collect();
+        let mut named = self.named.lock();
         let Named { tenants, by_name, .. } = &mut *named;
         let file_only = tenants.range(TenantId(FIRST_NAMED)..);
         // Whoever is at work has a hand on the gate.
@@ -317,7 +317,7 @@ impl Tenants {
 
     /// The tenant of this name, from now on there if it was not.
     fn named(&self, name: &str) -> Tenant {
-        let mut named = lock(&self.named);
+        let mut named = self.named.lock();
         if let Some(tenant) = named.by_name.get(name).and_then(|id| named.tenants.get(id)) {
             return tenant.clone();
         }
@@ -341,7 +341,7 @@ impl Tenants {
 
     /// The tenant with this [`Tenant::owner`], if it still is one.
     pub fn of_owner(&self, owner: &str) -> Option<Tenant> {
-        let named = lock(&self.named);
+        let named = self.named.lock();
         named.tenants.values().find(|tenant| &*tenant.owner == owner).cloned()
     }
 
@@ -365,19 +365,19 @@ impl Tenants {
 
     /// Every tenant that can authenticate or is at work, by the name an operator knows.
     pub fn names(&self) -> Vec<(TenantId, String)> {
-        lock(&self.named).tenants.values().map(|tenant| (tenant.id, tenant.name.to_string())).collect()
+        self.named.lock().tenants.values().map(|tenant| (tenant.id, tenant.name.to_string())).collect()
     }
 
     /// Whether a cache is anybody's: a tenant's that has not left, a group's or a prefix's.
     pub fn is_known(&self, id: TenantId) -> bool {
-        id.0 < FIRST_NAMED || lock(&self.named).tenants.contains_key(&id)
+        id.0 < FIRST_NAMED || self.named.lock().tenants.contains_key(&id)
     }
 
     /// Every cache there is: what its owner is, its name, and its id.
     pub fn caches(&self) -> Vec<(&'static str, String, TenantId)> {
         let prefixes = self.prefixes.iter().map(|(tenant, name)| ("prefix", name.clone(), tenant.id));
         let groups = self.groups.iter().map(|(id, name)| ("group", name.clone(), *id));
-        let named = lock(&self.named);
+        let named = self.named.lock();
         let alone = named.tenants.values().filter(|tenant| tenant.cache == tenant.id);
         prefixes
             .chain(groups)
@@ -675,7 +675,7 @@ mod tests {
         let tenants = Arc::new(tenants);
         let file = tenants.file.as_ref().unwrap();
         // As a disk does that has stopped.
-        let reading = lock(&file.reading);
+        let reading = file.reading.lock();
         let mut waiting = tokio::task::JoinSet::new();
         for _ in 0..MANY {
             let (tenants, headers) = (tenants.clone(), headers(&format!("Bearer {key}")));

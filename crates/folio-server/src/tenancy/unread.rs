@@ -51,6 +51,18 @@ impl Budget {
     pub fn hold(self: &Arc<Self>, tenant: &Arc<Gate>) -> Held {
         Held { budget: self.clone(), tenant: tenant.clone(), bytes: 0 }
     }
+
+    /// Nothing yet, of an answer to this tenant.
+    pub fn answer(self: &Arc<Self>, tenant: &Arc<Gate>) -> Arc<Unread> {
+        Arc::new(Unread {
+            budget: self.clone(),
+            tenant: tenant.clone(),
+            held: AtomicUsize::new(0),
+            began: Instant::now(),
+            waiting: AtomicU64::new(0),
+            over: AtomicU8::new(0),
+        })
+    }
 }
 
 /// Bytes of a request's body or prompts, until it is dropped.
@@ -97,17 +109,6 @@ const ALL: u8 = 2;
 const TIME: u8 = 3;
 
 impl Unread {
-    pub fn new(budget: Arc<Budget>, tenant: Arc<Gate>) -> Arc<Self> {
-        Arc::new(Self {
-            budget,
-            tenant,
-            held: AtomicUsize::new(0),
-            began: Instant::now(),
-            waiting: AtomicU64::new(0),
-            over: AtomicU8::new(0),
-        })
-    }
-
     /// Counts bytes that are held from now on. False: the request is over.
     pub fn hold(&self, bytes: usize) -> bool {
         let add = |count: &AtomicUsize| count.fetch_add(bytes, Relaxed) + bytes;
@@ -215,7 +216,7 @@ mod tests {
     #[test]
     fn a_request_holds_what_one_may_and_gives_everything_back() {
         let (budget, tenant) = (budget(1000, 1 << 30), tenant());
-        let unread = Unread::new(budget.clone(), tenant.clone());
+        let unread = budget.answer(&tenant);
         assert!((0..10).all(|_| unread.hold(100)));
         unread.release(500);
         assert!(unread.hold(500) && !unread.hold(1) && unread.is_over());
@@ -230,7 +231,7 @@ mod tests {
     fn one_tenants_hoarders_leave_half_to_the_others_and_nobody_who_reads_is_over() {
         let all = 64 * FLOOR;
         let (budget, hoarder, other) = (budget(usize::MAX, all), tenant(), tenant());
-        let held: Vec<_> = (0..1000).map(|_| Unread::new(budget.clone(), hoarder.clone())).collect();
+        let held: Vec<_> = (0..1000).map(|_| budget.answer(&hoarder)).collect();
         let mut taken = vec![0; held.len()];
         for _ in 0..64 {
             for (unread, taken) in held.iter().zip(&mut taken) {
@@ -243,7 +244,7 @@ mod tests {
         // 1,000 requests of at most the floor fill far more than the limit, and none is over for it.
         assert!(held.iter().all(|unread| !unread.is_over()));
         drop(held);
-        let held: Vec<_> = (0..8).map(|_| Unread::new(budget.clone(), hoarder.clone())).collect();
+        let held: Vec<_> = (0..8).map(|_| budget.answer(&hoarder)).collect();
         for _ in 0..all / FLOOR {
             held.iter().for_each(|unread| {
                 let _ = !unread.is_over() && unread.hold(FLOOR);
@@ -251,14 +252,14 @@ mod tests {
         }
         assert!(held.iter().all(|unread| unread.is_over()) && budget.held() <= all / 2 + 8 * FLOOR);
         assert_eq!(held[0].refusal().status, 503);
-        let reader = Unread::new(budget.clone(), other);
+        let reader = budget.answer(&other);
         assert!((0..all / 8 / FLOOR).all(|_| reader.hold(FLOOR)), "the other has room for much");
     }
 
     #[test]
     fn patience_is_with_frames_that_wait_and_starts_again_with_every_one_accepted() {
         let budget = Budget::new(usize::MAX, usize::MAX, Duration::from_millis(40));
-        let unread = Unread::new(budget, tenant());
+        let unread = budget.answer(&tenant());
         let event = Event::Pooled { vector: vec![0.0; 4] };
         let pause = || std::thread::sleep(Duration::from_millis(60));
         pause();

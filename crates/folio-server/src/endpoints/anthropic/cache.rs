@@ -12,9 +12,10 @@ use folio_kv::{DEFAULT_PRIORITY, TenantId};
 use folio_text::Prompt;
 use serde_json::{Value, json};
 
-use crate::app::State;
+use crate::generation::input::InputProcessor;
 use crate::generation::prompt::{render, through_template};
 use crate::generation::tokenizing::encode_prompt;
+use crate::observability::step;
 
 /// In the cache, of what a breakpoint asks to keep; above what nobody asked for, below what an operator or a client puts higher.
 const PRIORITY: u8 = DEFAULT_PRIORITY + 10;
@@ -24,7 +25,7 @@ const HEADER_BYTES: usize = 256;
 
 /// What places are found in.
 pub struct Placing<'a> {
-    pub state: &'a State,
+    pub inputs: &'a InputProcessor,
     pub tenant: TenantId,
     /// As it went into the template.
     pub conversation: &'a Conversation,
@@ -57,15 +58,15 @@ impl Placing<'_> {
             After::End if prompt.text().len() - prompt.before_answer() <= HEADER_BYTES => {
                 prompt.before_answer()
             }
-            After::End => shared(through_template(self.state, self.conversation, false)),
+            After::End => shared(through_template(self.inputs, self.conversation, false)),
             after => {
-                self.source.map_or(0, |source| shared_prompt(self.state, source, after, prompt).text().len())
+                self.source.map_or(0, |source| shared_prompt(self.inputs, source, after, prompt).text().len())
             }
         };
-        let tokens = before(self.state, prompt.text(), self.tokens, bytes).unwrap_or_else(|| {
+        let tokens = before(self.inputs, prompt.text(), self.tokens, bytes).unwrap_or_else(|| {
             let mut cut = prompt.clone();
             cut.truncate(bytes);
-            let cut = encode_prompt(self.state, Some(self.tenant), &cut, false, true, "messages");
+            let cut = encode_prompt(self.inputs, Some(self.tenant), &cut, false, true, "messages");
             cut.unwrap_or_default().iter().zip(self.tokens).take_while(|(a, b)| a == b).count()
         });
         tokens as u32
@@ -74,19 +75,19 @@ impl Placing<'_> {
 
 /// Tokens that end within the first `bytes`, counted from the end of the text. `None`: behind them the tokenizer changed the text before it
 /// cut it.
-fn before(state: &State, text: &str, tokens: &[u32], bytes: usize) -> Option<usize> {
+fn before(inputs: &InputProcessor, text: &str, tokens: &[u32], bytes: usize) -> Option<usize> {
     let mut rest = text.as_bytes();
     for (index, token) in tokens.iter().enumerate().rev() {
         if rest.len() <= bytes {
             return Some(index + 1);
         }
-        rest = rest.strip_suffix(state.app.tokenizer.token_bytes(*token))?;
+        rest = rest.strip_suffix(inputs.served.tokenizer.token_bytes(*token))?;
     }
     rest.is_empty().then_some(0)
 }
 
 /// The beginning of `prompt` that the conversation up to `place` decides.
-fn shared_prompt(state: &State, source: &Conversation, after: &After, prompt: &Prompt) -> Prompt {
+fn shared_prompt(inputs: &InputProcessor, source: &Conversation, after: &After, prompt: &Prompt) -> Prompt {
     let shared = |messages: Vec<Value>, tools: Option<usize>| {
         let tools = tools.map_or_else(|| source.tools.clone(), |count| source.tools.first(count));
         let mut cut = Conversation {
@@ -96,7 +97,7 @@ fn shared_prompt(state: &State, source: &Conversation, after: &After, prompt: &P
             add_generation_prompt: false,
             continue_final: false,
         };
-        prompt.shared(&render(state, &mut cut).unwrap_or_default())
+        prompt.shared(&render(inputs, &mut cut).unwrap_or_default())
     };
     match after {
         After::End => shared(source.messages.clone(), None),

@@ -3,15 +3,15 @@
 use folio_text::rfc_3339;
 use serde_json::{Value, json};
 
-use crate::app::State;
+use crate::engine::Served;
 use folio_api::ApiError;
 
 const LIMIT: usize = 20;
 const LIMIT_MAX: usize = 1000;
 
 /// One page, by the query's `limit`, `after_id` and `before_id`.
-pub fn models(state: &State, query: &str) -> Result<Value, ApiError> {
-    let names: Vec<&String> = state.context.model.listed().collect();
+pub fn models(served: &Served, query: &str) -> Result<Value, ApiError> {
+    let names: Vec<&String> = served.context.model.listed().collect();
     let (mut from, mut to, mut limit) = (0, names.len(), LIMIT);
     for (name, value) in form_urlencoded::parse(query.as_bytes()) {
         let name = &*name;
@@ -39,15 +39,15 @@ pub fn models(state: &State, query: &str) -> Result<Value, ApiError> {
         }
     }
     let list = names.get(from..to).unwrap_or_default();
-    let page: Vec<Value> = list.iter().take(limit).map(|name| model(state, name)).collect();
+    let page: Vec<Value> = list.iter().take(limit).map(|name| model(served, name)).collect();
     let id = |model: Option<&Value>| model.map(|model| model["id"].clone());
     Ok(json!({
         "first_id": id(page.first()), "last_id": id(page.last()), "has_more": list.len() > page.len(), "data": page,
     }))
 }
 
-pub fn model(state: &State, name: &str) -> Value {
-    let facts = &state.app.model;
+pub fn model(served: &Served, name: &str) -> Value {
+    let facts = &served.model;
     json!({
         "type": "model", "id": name, "display_name": name, "created_at": rfc_3339(facts.created_s as i64),
         "lifecycle": "active", "max_input_tokens": facts.context_length - 1, "max_tokens": facts.context_length - 1,

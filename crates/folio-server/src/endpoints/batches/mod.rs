@@ -2,32 +2,34 @@
 
 mod run;
 
+pub(crate) use run::Runner;
+
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::io::{BufRead, Read};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Extension;
 use axum::body::{Body, Bytes};
-use axum::extract::{Path, Request, State as Shared};
+use axum::extract::{Path, Request, State};
 use axum::http::{HeaderValue, Response, Uri, header};
 use futures_core::Stream;
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 
-use crate::app::State;
 use crate::arrival::JsonRequest;
 use crate::batch::lines::{Endpoint, Usage};
 use crate::batch::multipart::{Part, boundary, parts};
 use crate::batch::store::{Batch, Counts, FileMeta, Record, Status, Store, VERSION};
-use crate::batch::{KEPT_S, WINDOW_S};
+use crate::batch::{Batches, KEPT_S, WINDOW_S};
+use crate::engine::Served;
 use crate::http::reply::Reply;
 use crate::http::reply::json_response;
 use crate::http::{fresh_id, read_body};
+use crate::load::Load;
 use crate::tenancy::keys::Scope;
 use crate::tenancy::tenants::{Tenant, missing_scope};
 use folio_api::fields::{Fields, within};
@@ -44,14 +46,18 @@ const LEAST_BYTES_A_SECOND: usize = 256 << 10;
 const PIECE_BYTES: usize = 256 << 10;
 
 /// Goes on with what an earlier process left.
-pub(crate) fn resume(state: &Arc<State>) {
-    for batch in state.batches.store.unfinished() {
-        tokio::spawn(run::run(state.clone(), batch));
+pub(crate) fn resume(runner: &Arc<Runner>) {
+    for batch in runner.batches.store.unfinished() {
+        tokio::spawn(run::run(runner.clone(), batch));
     }
 }
 
 /// `POST /v1/files`
-pub async fn upload(Shared(state): Shared<Arc<State>>, request: Request) -> Reply {
+pub async fn upload(
+    State(batches): State<Arc<Batches>>,
+    State(load): State<Arc<Load>>,
+    request: Request,
+) -> Reply {
     let (head, body) = request.into_parts();
     let tenant = head.extensions.get::<Tenant>().cloned();
     let tenant = tenant.ok_or_else(|| ApiError::internal("the request was not authenticated"))?;
@@ -61,27 +67,27 @@ pub async fn upload(Shared(state): Shared<Arc<State>>, request: Request) -> Repl
             "A file is uploaded as a form: send 'Content-Type: multipart/form-data' with a boundary.";
         ApiError::new(415, "invalid_request_error", message)
     })?;
-    let most = state.batches.store.limits.file_bytes;
+    let most = batches.store.limits.file_bytes;
     let announced =
         head.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
-    let waits = state.config.limits.body_timeout;
+    let waits = load.limits.body_timeout;
     // Whoever sends slowly is waited for as long as the file's size explains, and no longer.
     let patience =
         waits + Duration::from_secs((announced.unwrap_or(most).min(most) / LEAST_BYTES_A_SECOND) as u64);
-    let mut held = state.unread.hold(&tenant.gate);
+    let mut held = load.unread.hold(&tenant.gate);
     let read = read_body(&head.headers, body, most + FORM_BYTES, &mut held);
     let body = tokio::time::timeout(patience, read).await.map_err(|_| {
         let message = format!("The file did not arrive within {} s.", patience.as_secs());
         ApiError::new(408, "invalid_request_error", message)
     })??;
-    let (shared, owner, bytes) = (state.clone(), tenant.owner.clone(), body.len());
-    let kept = state.off_thread(tenant.id, bytes, move || {
+    let (owner, bytes) = (tenant.owner.clone(), body.len());
+    let kept = load.off_thread(tenant.id, bytes, move || {
         // What the file takes in memory is counted until it is kept.
         let _held = held;
         let form = parts(&body, &boundary)
             .map_err(|why| ApiError::bad_request(format!("The upload is damaged: {why}.")))?;
         let form = Form::read(&form, most)?;
-        shared.batches.store.put(&owner, &form.filename, form.content, Some(unix_s() + form.seconds))
+        batches.store.put(&owner, &form.filename, form.content, Some(unix_s() + form.seconds))
     });
     let kept = kept.await?;
     Ok(json_response(file_json(&kept).to_string()))
@@ -173,23 +179,23 @@ fn file_json(file: &FileMeta) -> Value {
 
 /// What the store says. It reads and writes files, so it is asked off the event loop.
 async fn stored<T: Send + 'static>(
-    state: &Arc<State>,
+    batches: &Arc<Batches>,
     ask: impl FnOnce(&Store) -> T + Send + 'static,
 ) -> Result<T, ApiError> {
-    let shared = state.clone();
-    let asked = tokio::task::spawn_blocking(move || ask(&shared.batches.store)).await;
+    let batches = batches.clone();
+    let asked = tokio::task::spawn_blocking(move || ask(&batches.store)).await;
     asked.map_err(|_| ApiError::internal("the batch folder could not be asked"))
 }
 
 /// `GET /v1/files`
 pub async fn list_files(
-    Shared(state): Shared<Arc<State>>,
+    State(batches): State<Arc<Batches>>,
     Extension(tenant): Extension<Tenant>,
     uri: Uri,
 ) -> Reply {
     let query = Query::read(&uri, &["purpose", "limit", "order", "after"])?;
     let owner = tenant.owner.clone();
-    let mut files = stored(&state, move |store| store.files(&owner)).await?;
+    let mut files = stored(&batches, move |store| store.files(&owner)).await?;
     match query.get("order") {
         None | Some("desc") => files.reverse(),
         Some("asc") => {}
@@ -206,24 +212,24 @@ pub async fn list_files(
 
 /// `GET /v1/files/{id}`
 pub async fn show_file(
-    Shared(state): Shared<Arc<State>>,
+    State(batches): State<Arc<Batches>>,
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
 ) -> Reply {
     let (owner, name) = (tenant.owner.clone(), id.clone());
-    let found = stored(&state, move |store| store.file(&owner, &name)).await?;
+    let found = stored(&batches, move |store| store.file(&owner, &name)).await?;
     let (file, _) = found.ok_or_else(|| not_found("file", &id))?;
     Ok(json_response(file_json(&file).to_string()))
 }
 
 /// `DELETE /v1/files/{id}`
 pub async fn delete_file(
-    Shared(state): Shared<Arc<State>>,
+    State(batches): State<Arc<Batches>>,
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
 ) -> Reply {
     let (owner, name) = (tenant.owner.clone(), id.clone());
-    if !stored(&state, move |store| store.delete(&owner, &name)).await?? {
+    if !stored(&batches, move |store| store.delete(&owner, &name)).await?? {
         return Err(not_found("file", &id).into());
     }
     Ok(json_response(json!({"id": id, "object": "file", "deleted": true}).to_string()))
@@ -231,12 +237,12 @@ pub async fn delete_file(
 
 /// `GET /v1/files/{id}/content`
 pub async fn content(
-    Shared(state): Shared<Arc<State>>,
+    State(batches): State<Arc<Batches>>,
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
 ) -> Reply {
     let (owner, name) = (tenant.owner.clone(), id.clone());
-    let found = stored(&state, move |store| store.file(&owner, &name)).await?;
+    let found = stored(&batches, move |store| store.file(&owner, &name)).await?;
     let (file, content) = found.ok_or_else(|| not_found("file", &id))?;
     let reader = tokio::task::spawn_blocking(move || content.reader()).await;
     let reader = reader
@@ -280,29 +286,25 @@ impl Stream for Pieces {
 }
 
 /// `POST /v1/batches`
-pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Reply {
+pub async fn create(State(runner): State<Arc<Runner>>, request: JsonRequest) -> Reply {
     let JsonRequest { tenant, body, held: _held, .. } = request;
-    if state.draining.load(Ordering::Acquire) {
-        return Err(ApiError::unavailable(
-            "This server is shutting down; send the request to another one.",
-            5,
-        )
-        .into());
-    }
-    let (shared, bytes) = (state.clone(), body.len());
-    let (asking, owner) = (tenant.clone(), tenant.id);
-    let record = state.off_thread(owner, bytes, move || read(&shared, &asking, &body)).await?;
+    let bytes = body.len();
+    let Runner { generator, batches, .. } = &*runner;
+    generator.load.check_not_draining()?;
+    let (shared, asking) = (batches.clone(), tenant.clone());
+    let read = move || read(&shared, &asking, &body);
+    let record = generator.load.off_thread(tenant.id, bytes, read).await?;
     let scope = Scope::of(record.endpoint.path());
     if !tenant.scopes.has(scope) {
         return Err(missing_scope(scope).into());
     }
-    let batch = stored(&state, move |store| store.begin(record)).await??;
-    let told = batch_json(&state, &batch);
-    tokio::spawn(run::run(state, batch));
+    let batch = stored(batches, move |store| store.begin(record)).await??;
+    let told = batch_json(&generator.served, &batch);
+    tokio::spawn(run::run(runner, batch));
     Ok(json_response(told.to_string()))
 }
 
-fn read(state: &State, tenant: &Tenant, body: &[u8]) -> Result<Record, ApiError> {
+fn read(batches: &Batches, tenant: &Tenant, body: &[u8]) -> Result<Record, ApiError> {
     let mut fields = Fields::of_body(body)?;
     let input_file_id: String = fields.require("input_file_id")?;
     let endpoint: String = fields.require("endpoint")?;
@@ -339,7 +341,7 @@ fn read(state: &State, tenant: &Tenant, body: &[u8]) -> Result<Record, ApiError>
     };
     fields.finish(refused::BATCHES)?;
     let owner = tenant.owner.clone();
-    let Some((file, _)) = state.batches.store.file(&owner, &input_file_id) else {
+    let Some((file, _)) = batches.store.file(&owner, &input_file_id) else {
         return Err(ApiError { status: 400, ..not_found("input_file_id", &input_file_id) });
     };
     if file.purpose != "batch" {
@@ -376,33 +378,36 @@ fn read(state: &State, tenant: &Tenant, body: &[u8]) -> Result<Record, ApiError>
 
 /// `GET /v1/batches`
 pub async fn list_batches(
-    Shared(state): Shared<Arc<State>>,
+    State(batches): State<Arc<Batches>>,
+    State(served): State<Arc<Served>>,
     Extension(tenant): Extension<Tenant>,
     uri: Uri,
 ) -> Reply {
     let query = Query::read(&uri, &["after", "limit"])?;
-    let batches = state.batches.store.batches(&tenant.owner);
-    let list = batches.iter().rev().map(|batch| (batch.record().id, batch_json(&state, batch))).collect();
+    let own = batches.store.batches(&tenant.owner);
+    let list = own.iter().rev().map(|batch| (batch.record().id, batch_json(&served, batch))).collect();
     query.page(list, (20, 100))
 }
 
 /// `GET /v1/batches/{id}`
 pub async fn show_batch(
-    Shared(state): Shared<Arc<State>>,
+    State(batches): State<Arc<Batches>>,
+    State(served): State<Arc<Served>>,
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
 ) -> Reply {
-    let batch = find(&state, &tenant, &id)?;
-    Ok(json_response(batch_json(&state, &batch).to_string()))
+    let batch = find(&batches, &tenant, &id)?;
+    Ok(json_response(batch_json(&served, &batch).to_string()))
 }
 
 /// `POST /v1/batches/{id}/cancel`
 pub async fn cancel(
-    Shared(state): Shared<Arc<State>>,
+    State(batches): State<Arc<Batches>>,
+    State(served): State<Arc<Served>>,
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
 ) -> Reply {
-    let batch = find(&state, &tenant, &id)?;
+    let batch = find(&batches, &tenant, &id)?;
     let mut refused = None;
     batch.change(|record| match record.status {
         Status::Validating | Status::InProgress => {
@@ -420,24 +425,24 @@ pub async fn cancel(
     }
     batch.wake.notify_waiters();
     let its = batch.clone();
-    if let Err(error) = stored(&state, move |store| store.save(&its)).await? {
+    if let Err(error) = stored(&batches, move |store| store.save(&its)).await? {
         tracing::warn!(batch = id, %error, "a cancellation cannot be written down");
     }
-    Ok(json_response(batch_json(&state, &batch).to_string()))
+    Ok(json_response(batch_json(&served, &batch).to_string()))
 }
 
-fn find(state: &State, tenant: &Tenant, id: &str) -> Result<Arc<Batch>, ApiError> {
-    let batch = state.batches.store.batch(&tenant.owner.clone(), id);
+fn find(batches: &Batches, tenant: &Tenant, id: &str) -> Result<Arc<Batch>, ApiError> {
+    let batch = batches.store.batch(&tenant.owner.clone(), id);
     batch.ok_or_else(|| not_found("batch", id))
 }
 
-fn batch_json(state: &State, batch: &Batch) -> Value {
+fn batch_json(served: &Served, batch: &Batch) -> Value {
     let record = batch.record();
     let when = |status: Status| record.ended_at.filter(|_| record.status == status);
     let errors = (!record.errors.is_empty()).then(|| json!({"object": "list", "data": record.errors}));
     let Record { counts, .. } = record;
     json!({
-        "id": record.id, "object": "batch", "endpoint": record.endpoint, "model": state.context.model.name(), "errors": errors,
+        "id": record.id, "object": "batch", "endpoint": record.endpoint, "model": served.name(), "errors": errors,
         "input_file_id": record.input_file_id, "completion_window": "24h", "status": record.status,
         "output_file_id": record.published.0.then_some(&record.output_file_id),
         "error_file_id": record.published.1.then_some(&record.error_file_id),

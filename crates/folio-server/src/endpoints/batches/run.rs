@@ -10,29 +10,31 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
+use parking_lot::Mutex;
 use prometheus_client::metrics::gauge::Gauge;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use tokio::task::JoinSet;
 
-use crate::app::{Counted, Flight, State};
-use crate::arrival::Arrival;
+use crate::arrival::{Arrival, Flight};
 use crate::batch::lines::{self, Endpoint, InputLine, LineError, Place};
-use crate::batch::store::{Batch, Content, Counts, Record, Results, Status};
-use crate::batch::{CLASS, PRIORITY, PRIORITY_SPAN};
+use crate::batch::store::{Batch, Content, Counts, Record, Results, Status, Store};
+use crate::batch::{Batches, CLASS, PRIORITY, PRIORITY_SPAN};
 use crate::endpoints::openai::chat;
 use crate::endpoints::openai::completions;
 use crate::endpoints::openai::embeddings;
 use crate::endpoints::responses;
+use crate::generation::Generator;
+use crate::generation::input::InputProcessor;
 use crate::generation::run;
 use crate::generation::screening::prepared;
 use crate::http::fresh_id;
-use crate::lock;
+use crate::load::Counted;
+use crate::response_store::ResponseStore;
 use crate::tenancy::fair_queue::Turn;
 use crate::tenancy::keys::Scope;
 use crate::tenancy::tenants::{Tenant, missing_scope};
@@ -41,6 +43,14 @@ use folio_api::{ApiError, unix_s};
 
 /// Longest pause before a line that was told to come again does.
 const AGAIN_S_MAX: u32 = 30;
+
+/// What running batches takes.
+pub(crate) struct Runner {
+    pub generator: Arc<Generator>,
+    pub batches: Arc<Batches>,
+    /// Those that lines go on from.
+    pub responses: Arc<ResponseStore>,
+}
 
 /// Why a batch takes no more lines.
 #[derive(Clone, Copy, PartialEq)]
@@ -64,15 +74,15 @@ struct Ran {
 }
 
 /// Runs a batch as far as this process can.
-pub async fn run(state: Arc<State>, batch: Arc<Batch>) {
-    if let Err(errors) = go(&state, &batch).await {
+pub async fn run(runner: Arc<Runner>, batch: Arc<Batch>) {
+    if let Err(errors) = go(&runner, &batch).await {
         batch.change(|record| {
             record.status = Status::Failed;
             record.ended_at = Some(unix_s());
             record.errors = errors;
         });
         let saved = off_loop(move || {
-            let saved = state.batches.store.save(&batch);
+            let saved = runner.batches.store.save(&batch);
             saved.inspect_err(|error| {
                 tracing::error!(batch = batch.record().id, %error, "a failed batch cannot be written down");
             })
@@ -87,21 +97,22 @@ fn storage(error: io::Error) -> Vec<LineError> {
 }
 
 /// The error is what makes the batch fail.
-async fn go(state: &Arc<State>, batch: &Arc<Batch>) -> Result<(), Vec<LineError>> {
-    let store = &state.batches.store;
+async fn go(runner: &Arc<Runner>, batch: &Arc<Batch>) -> Result<(), Vec<LineError>> {
+    let Runner { generator, batches, .. } = &**runner;
+    let store = &batches.store;
     let record = batch.record();
     let gone = |what: &str| vec![LineError::of_file("not_found", what.to_owned())];
-    let tenant = state.tenants.of_owner(&record.owner);
+    let tenant = generator.tenancy.tenants.of_owner(&record.owner);
     let tenant = tenant.ok_or_else(|| gone("Whoever made this batch has no key here any more."))?;
     let tenant = Tenant { key: record.key.as_str().into(), ..tenant };
     let input = store.file(&record.owner, &record.input_file_id);
     let (_, content) = input.ok_or_else(|| gone("The batch's input file does not exist any more."))?;
 
     let endpoint = record.endpoint;
-    let (shared, its, file) = (state.clone(), batch.clone(), content.clone());
+    let (shared, its, file) = (batches.clone(), batch.clone(), content.clone());
+    let most = (store.limits.lines, generator.load.limits.body_bytes);
     let (places, done, results) = off_loop(move || {
-        let store = &shared.batches.store;
-        let most = (store.limits.lines, shared.config.limits.body_bytes);
+        let store = &shared.store;
         let places = lines::check(file.reader().map_err(storage)?, endpoint, most)?;
         let results = store.results(&its).map_err(storage)?;
         let done = recall(&its, &results, places.len()).map_err(storage)?;
@@ -117,7 +128,7 @@ async fn go(state: &Arc<State>, batch: &Arc<Batch>) -> Result<(), Vec<LineError>
     .await?;
 
     let owner = record.owner.as_str().into();
-    let job = Arc::new(Job { state: state.clone(), tenant, owner, endpoint, content, places });
+    let job = Arc::new(Job { runner: runner.clone(), tenant, owner, endpoint, content, places });
     let lines = job.clone();
     let open = off_loop(move || {
         let mut open: Vec<usize> = (0..lines.places.len()).collect();
@@ -129,15 +140,15 @@ async fn go(state: &Arc<State>, batch: &Arc<Batch>) -> Result<(), Vec<LineError>
     .await?;
     let results = Arc::new(Mutex::new(results));
     let ended = all(&job, batch, &open, &results).await;
-    let results = Arc::into_inner(results).map(Mutex::into_inner).and_then(Result::ok);
+    let results = Arc::into_inner(results).map(Mutex::into_inner);
     let results = results.ok_or_else(|| gone("The batch's results are lost."))?;
-    let (shared, its) = (state.clone(), batch.clone());
+    let (shared, its) = (batches.clone(), batch.clone());
     off_loop(move || match ended {
         Ok(End::Draining) => Ok(()),
-        Ok(end) => finish(&shared, &its, end, results).map_err(storage),
+        Ok(end) => finish(&shared.store, &its, end, results).map_err(storage),
         Err(errors) => {
             // What was answered is not lost with the rest.
-            if let Err(error) = shared.batches.store.publish(results) {
+            if let Err(error) = shared.store.publish(results) {
                 tracing::error!(batch = its.record().id, %error, "results of a failed batch cannot be kept");
             }
             Err(errors)
@@ -193,8 +204,8 @@ async fn all(
     open: &[usize],
     results: &Arc<Mutex<Results>>,
 ) -> Result<End, Vec<LineError>> {
-    let state = &job.state;
-    let turns = state.batches.store.limits.in_flight.max(1);
+    let Runner { generator, batches, .. } = &*job.runner;
+    let turns = batches.store.limits.in_flight.max(1);
     let left = Duration::from_secs(batch.record().expires_at.saturating_sub(unix_s()));
     let mut expiry = std::pin::pin!(tokio::time::sleep(left));
     let mut running: JoinSet<Ran> = JoinSet::new();
@@ -202,11 +213,11 @@ async fn all(
     let mut unfinished: HashSet<usize> = open.iter().copied().collect();
     let end = loop {
         // Registered before looking, so that nothing is missed.
-        let (wake, stopping) = (batch.wake.notified(), state.batches.stopping.notified());
+        let (wake, stopping) = (batch.wake.notified(), batches.stopping.notified());
         if batch.status() == Status::Cancelling {
             break End::Cancelled;
         }
-        if state.draining.load(Ordering::Acquire) {
+        if generator.load.is_draining() {
             break End::Draining;
         }
         if job.holder().await.is_none() {
@@ -256,7 +267,7 @@ async fn all(
         for place in missed {
             let Ok(line) = job.line(place) else { continue };
             let line = lines::not_run(&line.custom_id, code, message);
-            lock(&results).append(false, &line).map_err(storage)?;
+            results.lock().append(false, &line).map_err(storage)?;
         }
         Ok(end)
     })
@@ -278,15 +289,15 @@ async fn record(
     };
     let Some(result) = result else { return Ok(()) };
     let completed = result.is_ok();
-    let (shared, owner) = (job.state.clone(), job.owner.clone());
+    let (shared, owner) = (job.runner.batches.clone(), job.owner.clone());
     let (its, results) = (batch.clone(), results.clone());
     off_loop(move || {
         let line = lines::result(&custom_id, &request_id, result.as_deref());
-        if !shared.batches.store.has_room(&owner, line.len() as u64) {
+        if !shared.store.has_room(&owner, line.len() as u64) {
             let message = "The results of this batch do not fit beside your other files; delete some and send the rest again.";
             return Err(vec![LineError::of_file("storage_full", message)]);
         }
-        lock(&results).append(completed, &line).map_err(storage)?;
+        results.lock().append(completed, &line).map_err(storage)?;
         its.change(|record| match &result {
             Ok(body) => {
                 record.counts.completed += 1;
@@ -298,13 +309,12 @@ async fn record(
     })
     .await?;
     unfinished.remove(&place);
-    job.state.metrics.batch_line(completed);
+    job.runner.generator.observability.metrics.batch_line(completed);
     Ok(())
 }
 
 /// Makes files of the results.
-fn finish(state: &State, batch: &Batch, end: End, results: Results) -> io::Result<()> {
-    let store = &state.batches.store;
+fn finish(store: &Store, batch: &Batch, end: End, results: Results) -> io::Result<()> {
     if end == End::Done {
         batch.change(|record| {
             record.status = Status::Finalizing;
@@ -351,7 +361,7 @@ impl Drop for Running {
 
 /// What the lines of a batch have in common.
 struct Job {
-    state: Arc<State>,
+    runner: Arc<Runner>,
     tenant: Tenant,
     owner: Arc<str>,
     endpoint: Endpoint,
@@ -367,19 +377,20 @@ impl Job {
 
     /// Who asks, with the rights of now.
     async fn holder(&self) -> Option<Tenant> {
-        self.state.tenants.of_key(&self.owner, &self.tenant.key).await
+        self.runner.generator.tenancy.tenants.of_key(&self.owner, &self.tenant.key).await
     }
 
     /// One line, when it is its turn; again, and in another turn, as often as it is told to come again.
     async fn run(self: Arc<Self>, place: usize) -> Ran {
+        let Runner { generator, batches, .. } = &*self.runner;
         let request_id = fresh_id();
         let job = self.clone();
         let mut ran = Ran { place, custom_id: String::new(), request_id, result: None, _held: None };
         loop {
-            let Ok(turn) = self.state.batches.turns.turn(&self.owner, 1).await else { return ran };
-            let counted = self.state.in_flight.enter();
-            let running = Running::one(self.state.metrics.batch_running.clone());
-            if self.state.draining.load(Ordering::Acquire) {
+            let Ok(turn) = batches.turns.turn(&self.owner, 1).await else { return ran };
+            let counted = generator.load.in_flight.enter();
+            let running = Running::one(generator.observability.metrics.batch_running.clone());
+            if generator.load.is_draining() {
                 return ran;
             }
             let job = job.clone();
@@ -392,14 +403,14 @@ impl Job {
                     self.answer(&ran.request_id, &line.body).await
                 }
             };
-            let draining = self.state.draining.load(Ordering::Acquire);
+            let draining = generator.load.is_draining();
             match answer {
                 Err(error) if draining && error.status >= 500 => return ran,
                 Err(error) if again(&error).is_some() => {
                     // Others have their turn meanwhile.
                     drop((turn, counted, running));
-                    let stopping = self.state.batches.stopping.notified();
-                    if self.state.draining.load(Ordering::Acquire) {
+                    let stopping = batches.stopping.notified();
+                    if generator.load.is_draining() {
                         return ran;
                     }
                     tokio::select! {
@@ -418,7 +429,7 @@ impl Job {
 
     /// The response that the line's route would give.
     async fn answer(&self, request_id: &str, body: &RawValue) -> Result<String, ApiError> {
-        let state = &self.state;
+        let Runner { generator, responses: store, .. } = &*self.runner;
         let over =
             || ApiError::unauthorized("The API key that this batch was made with is not valid any more.");
         let tenant = &self.holder().await.ok_or_else(over)?;
@@ -433,21 +444,22 @@ impl Job {
         };
         let body = Bytes::copy_from_slice(body.get().as_bytes());
         if self.endpoint == Endpoint::Embeddings {
-            return embeddings::answer(state, tenant, (request_id, body, entry), behind).await;
+            return embeddings::answer(generator, tenant, (request_id, body, entry), behind).await;
         }
         let body = if self.endpoint == Endpoint::Responses { not_stored(&body)?.into() } else { body };
         let arrival = Arrival::of_line(tenant.clone(), request_id.to_owned(), body);
-        let prepare = match self.endpoint {
-            Endpoint::Completions => completions::prepare,
-            Endpoint::Responses => responses::prepare_whole,
-            Endpoint::Chat | Endpoint::Embeddings => chat::prepare,
+        let (endpoint, store) = (self.endpoint, store.clone());
+        let prepare = move |inputs: &InputProcessor, arrival: &Arrival| match endpoint {
+            Endpoint::Completions => completions::prepare(inputs, arrival),
+            Endpoint::Responses => responses::prepare_whole(inputs, &store, arrival),
+            Endpoint::Chat | Endpoint::Embeddings => chat::prepare(inputs, arrival),
         };
-        let mut job = prepared(state, arrival, prepare).await?;
+        let mut job = prepared(generator, arrival, prepare).await?;
         if job.generation.stream.is_some() {
             return Err(ApiError::unsupported("stream", "a batch has nobody to stream to; leave it out"));
         }
         behind(&mut job.generation);
-        let (abort, answer) = run::start(state, tenant, job, Flight::within(request_id, entry))?;
+        let (abort, answer) = run::start(generator, tenant, job, Flight::within(request_id, entry))?;
         let guard = abort.guard();
         let answer = answer.await.unwrap_or_else(|_| Err(ApiError::internal("the request was lost")));
         drop(guard);

@@ -4,46 +4,36 @@ use folio_api::ApiError;
 use folio_api::openai::chat;
 use folio_api::openai::writer::{CompletionWriter, Kind};
 
-use crate::app::State;
 use crate::arrival::Arrival;
+use crate::generation::input::InputProcessor;
 use crate::generation::job::{Job, PromptJob};
 use crate::generation::prompt::prompt;
-use crate::generation::retention::ranges;
-use crate::generation::sampling::{fit, rules};
-use crate::generation::screening::{asker, screen_conversation};
-use crate::generation::tokenizing::{encode_prompt, speculation};
+use crate::generation::sampling::rules;
+use crate::generation::screening::screen_conversation;
+use crate::generation::tokenizing::encode_prompt;
+use crate::observability::step;
 
-pub(crate) fn prepare(state: &State, arrival: &Arrival) -> Result<Job, ApiError> {
+pub(crate) fn prepare(inputs: &InputProcessor, arrival: &Arrival) -> Result<Job, ApiError> {
     let mut request = {
         let _span = step!("read");
-        chat::read(&arrival.body, &state.context)?
+        chat::read(&arrival.body, &inputs.served.context)?
     };
-    let screened = screen_conversation(state, arrival, &mut request.conversation)?;
-    let rendered = prompt(state, &mut request.conversation, request.include_reasoning)?;
+    let screened = screen_conversation(inputs, arrival, &mut request.conversation)?;
+    let rendered = prompt(inputs, &mut request.conversation, request.include_reasoning)?;
     let generation = request.generation;
     let reading = rendered.reading;
     let rules =
-        rules(state, arrival.tenant.id, &generation, Some((&request.conversation, reading.as_ref())))?;
+        rules(inputs, arrival.tenant.id, &generation, Some((&request.conversation, reading.as_ref())))?;
     let special = generation.add_special_tokens.unwrap_or(false);
     let truncated = generation.truncate_prompt.is_some();
-    let mut tokens =
-        encode_prompt(state, Some(arrival.tenant.id), &rendered.prompt, special, truncated, "messages")?;
-    let params = fit(&generation, rules, &mut tokens, &state.app.model, "messages")?;
+    let tenant = arrival.tenant.id;
+    let tokens = encode_prompt(inputs, Some(tenant), &rendered.prompt, special, truncated, "messages")?;
     let echo = generation.echo.then_some(rendered.final_text).flatten();
-    let retention = ranges(&generation.cache, tokens.len() as u32)?;
-    let speculation = speculation(state, arrival.tenant.id, &generation, &tokens)?;
-    let prompt = PromptJob {
-        tokens: tokens.into(),
-        params,
-        echo,
-        echo_logprobs: false,
-        retention,
-        screened,
-        speculation,
-    };
-    let (name, tokenizer) = (state.context.model.name(), state.app.tokenizer.clone());
-    let shape = CompletionWriter::new(Kind::Chat, &arrival.id, name, tokenizer, &generation);
-    let asker = asker(state, arrival, "chat.completions");
-    let (prompts, arrived, notes) = (vec![prompt], arrival.at, request.notes);
-    Ok(Job { writer: Box::new(shape), generation, reading, pooling: None, prompts, arrived, asker, notes })
+    let prompt = PromptJob::wanted(inputs, tenant, &generation, rules, tokens, "messages")?;
+    let prompt = PromptJob { echo, screened, ..prompt };
+    let (name, tokenizer) = (inputs.served.name(), inputs.served.tokenizer.clone());
+    let writer = Box::new(CompletionWriter::new(Kind::Chat, &arrival.id, name, tokenizer, &generation));
+    let (arrived, asker) = (arrival.at, inputs.asker(arrival, "chat.completions"));
+    let notes = request.notes;
+    Ok(Job { reading, arrived, asker, notes, ..Job::new(writer, generation, vec![prompt]) })
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
-use axum::extract::State as Shared;
+use axum::extract::State;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use folio_api::ApiError;
@@ -19,8 +19,9 @@ use folio_api::params::Generation;
 use folio_engine::{Pooling, SamplingParams};
 use serde_json::json;
 
-use crate::app::{Flight, State};
-use crate::arrival::JsonRequest;
+use crate::arrival::{Flight, JsonRequest};
+use crate::generation::Generator;
+use crate::generation::input::InputProcessor;
 use crate::generation::job::{Job, PromptJob};
 use crate::generation::retention::ranges;
 use crate::generation::run::start;
@@ -28,7 +29,6 @@ use crate::generation::screening::screen_input;
 use crate::generation::tokenizing::encode;
 use crate::http::reply::Reply;
 use crate::http::reply::json_response;
-use crate::safety::Screened;
 use crate::tenancy::gate::Entry;
 use crate::tenancy::tenants::Tenant;
 
@@ -46,23 +46,23 @@ struct Prepared {
     form: Form,
 }
 
-pub(crate) async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Reply {
+pub(crate) async fn create(State(generator): State<Arc<Generator>>, request: JsonRequest) -> Reply {
     let JsonRequest { tenant, id, body, held: _held, entry } = request;
-    let _counted = state.in_flight.enter();
-    Ok(json_response(answer(&state, &tenant, (&id, body, entry), |_| ()).await?))
+    let _counted = generator.load.in_flight.enter();
+    Ok(json_response(answer(&generator, &tenant, (&id, body, entry), |_| ()).await?))
 }
 
 /// The response to the request of this id and body, which the caller has counted in flight. `adjust` may change how it runs.
 pub(crate) async fn answer(
-    state: &Arc<State>,
+    generator: &Arc<Generator>,
     tenant: &Tenant,
     (id, body, entry): (&str, Bytes, Arc<Entry>),
     adjust: impl FnOnce(&mut Generation),
 ) -> Result<String, ApiError> {
     let mut arrived = Instant::now();
-    let shared = state.clone();
+    let inputs = generator.inputs.clone();
     let bytes = body.len();
-    let mut prepared = state.off_thread(tenant.id, bytes, move || prepare(&shared, &body)).await?;
+    let mut prepared = generator.load.off_thread(tenant.id, bytes, move || prepare(&inputs, &body)).await?;
     tenant.check_priority(prepared.generation.priority)?;
     adjust(&mut prepared.generation);
     let Prepared { generation, pooling, inputs, form } = prepared;
@@ -74,17 +74,9 @@ pub(crate) async fn answer(
         let (abort, vectors) = loop {
             let prompts: Result<Vec<PromptJob>, ApiError> =
                 part.iter().map(|tokens| prompt_job(tokens, &generation)).collect();
-            let job = Job {
-                writer: writer(),
-                generation: generation.clone(),
-                reading: None,
-                pooling: Some(pooling),
-                prompts: prompts?,
-                arrived,
-                asker: Default::default(),
-                notes: Default::default(),
-            };
-            match start(state, tenant, job, Flight::within(id, entry.clone())) {
+            let job = Job::new(writer(), generation.clone(), prompts?);
+            let job = Job { pooling: Some(pooling), arrived, ..job };
+            match start(generator, tenant, job, Flight::within(id, entry.clone())) {
                 // What was computed so far is not thrown away because the rest has to wait.
                 Err(busy) if number > 0 && busy.status == 429 => {
                     let seconds = busy.retry_after_s.unwrap_or(1).clamp(1, AGAIN_S_MAX);
@@ -99,46 +91,40 @@ pub(crate) async fn answer(
         // What comes next was not waiting for the engine until now.
         arrived = Instant::now();
     }
-    let (data, model) = (data.join(","), json!(state.context.model.name()));
+    let (data, model) = (data.join(","), json!(generator.served.name()));
     let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
     Ok(format!(r#"{{"id":"{name}","object":"list","data":[{data}],"model":{model},"usage":{usage}}}"#))
 }
 
 fn prompt_job(tokens: &[u32], generation: &Generation) -> Result<PromptJob, ApiError> {
-    Ok(PromptJob {
-        tokens: tokens.into(),
-        params: SamplingParams::greedy(0),
-        echo: None,
-        echo_logprobs: false,
-        retention: ranges(&generation.cache, tokens.len() as u32)?,
-        speculation: None,
-        screened: Screened::default(),
-    })
+    let retention = ranges(&generation.cache, tokens.len() as u32)?;
+    Ok(PromptJob { retention, ..PromptJob::new(tokens.into(), SamplingParams::greedy(0)) })
 }
 
-fn prepare(state: &State, body: &[u8]) -> Result<Prepared, ApiError> {
-    let pooling = &state.app.model.pooling;
+fn prepare(processor: &InputProcessor, body: &[u8]) -> Result<Prepared, ApiError> {
+    let served = &processor.served;
+    let pooling = &served.model.pooling;
     let can = pooling.as_ref().map(|_| ()).map_err(String::as_str);
-    let Request { generation, inputs, form } = embeddings::read(body, &state.context, can)?;
+    let Request { generation, inputs, form } = embeddings::read(body, &served.context, can)?;
     let inputs: Result<Vec<_>, ApiError> =
-        inputs.into_iter().map(|input| tokens(state, input, &generation)).collect();
+        inputs.into_iter().map(|input| tokens(processor, input, &generation)).collect();
     let pooling = pooling.clone().map_err(ApiError::internal)?;
     Ok(Prepared { generation, pooling, inputs: inputs?, form })
 }
 
 /// One input as the model reads it, cut as asked.
-fn tokens(state: &State, input: Prompt, generation: &Generation) -> Result<Vec<u32>, ApiError> {
-    let facts = &state.app.model;
-    let replaced = screen_input(state, INPUT, || match &input {
+fn tokens(inputs: &InputProcessor, input: Prompt, generation: &Generation) -> Result<Vec<u32>, ApiError> {
+    let facts = &inputs.served.model;
+    let replaced = screen_input(inputs, INPUT, || match &input {
         Prompt::Text(text) => text.clone(),
-        Prompt::Tokens(tokens) => state.app.tokenizer.decode(tokens, false),
+        Prompt::Tokens(tokens) => inputs.served.tokenizer.decode(tokens, false),
     })?;
     let mut tokens = match replaced.map_or(input, Prompt::Text) {
         // What a tokenizer adds to it is no text.
         Prompt::Text(text) if text.is_empty() => Vec::new(),
         Prompt::Text(text) => {
             let special = generation.add_special_tokens.unwrap_or(true);
-            encode(state, None, &text, special, generation.truncate_prompt.is_some(), INPUT)?
+            encode(inputs, None, &text, special, generation.truncate_prompt.is_some(), INPUT)?
         }
         Prompt::Tokens(tokens) => tokens,
     };

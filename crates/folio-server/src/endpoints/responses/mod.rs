@@ -9,27 +9,28 @@ mod truncation;
 use std::sync::Arc;
 
 use axum::Extension;
-use axum::extract::{Path, State as Shared};
+use axum::extract::{Path, State};
 use axum::http::Uri;
 use folio_api::ApiError;
 use folio_api::responses::{self, History, ResponseWriter, failure, named, not_found, page};
 use serde_json::{Value, json};
 
-use crate::app::{Flight, State};
-use crate::arrival::{Arrival, JsonRequest};
+use crate::arrival::{Arrival, Flight, JsonRequest};
+use crate::generation::Generator;
+use crate::generation::input::InputProcessor;
 use crate::generation::job::{Job, PromptJob};
 use crate::generation::prompt::prompt;
-use crate::generation::retention::ranges;
 use crate::generation::run;
-use crate::generation::sampling::{fit, rules};
-use crate::generation::screening::{asker, prepared, screen_conversation};
-use crate::generation::tokenizing::{encode_prompt, speculation};
+use crate::generation::sampling::rules;
+use crate::generation::screening::{prepared, screen_conversation};
+use crate::generation::tokenizing::encode_prompt;
 use crate::http::fresh_id;
 use crate::http::reply::json_response;
 use crate::http::reply::{Reply, tell};
 use crate::http::stream::Reader;
-use crate::response_store::StoredResponse;
+use crate::load::Load;
 use crate::response_store::log::{self, Log};
+use crate::response_store::{ResponseStore, StoredResponse};
 use crate::tenancy::tenants::Tenant;
 use sealed::Sealer;
 
@@ -55,18 +56,18 @@ impl AsMut<Job> for Prepared {
 
 /// What a tenant's requests reach of responses that were answered before.
 struct Own<'a> {
-    state: &'a State,
+    store: &'a ResponseStore,
     tenant: &'a Tenant,
     sealer: &'a Sealer,
 }
 
 impl History for Own<'_> {
     fn messages(&self, response: &str) -> Option<Arc<[Value]>> {
-        self.state.responses.get(self.tenant.id, response).map(|record| record.messages)
+        self.store.get(self.tenant.id, response).map(|record| record.messages)
     }
 
     fn item(&self, response: &str, id: &str) -> Option<Value> {
-        self.state.responses.get(self.tenant.id, response)?.item(id).cloned()
+        self.store.get(self.tenant.id, response)?.item(id).cloned()
     }
 
     fn unseal(&self, sealed: &str, path: &str) -> Result<String, ApiError> {
@@ -74,30 +75,34 @@ impl History for Own<'_> {
     }
 }
 
-fn prepare(state: &State, arrival: &Arrival) -> Result<Prepared, ApiError> {
+fn prepare(
+    inputs: &InputProcessor,
+    store: &Arc<ResponseStore>,
+    arrival: &Arrival,
+) -> Result<Prepared, ApiError> {
     let tenant = arrival.tenant.id;
-    let sealer = Sealer::new(state, &arrival.tenant)?;
-    let own = Own { state, tenant: &arrival.tenant, sealer: &sealer };
+    let sealer = Sealer::new(&inputs.served.model.model_digest, &arrival.tenant)?;
+    let own = Own { store, tenant: &arrival.tenant, sealer: &sealer };
     // Not the request's id, which clients may choose and repeat.
     let id = format!("resp_{}", fresh_id());
-    let read = responses::Request::read(&arrival.body, &state.context, &own, &id)?;
+    let read = responses::Request::read(&arrival.body, &inputs.served.context, &own, &id)?;
     let mut request = read.request;
-    let screened = screen_conversation(state, arrival, &mut request.conversation)?;
-    let (rendered, mut tokens) = match read.truncates {
-        true => truncation::prompt(state, tenant, &mut request.conversation, request.generation.max_tokens)?,
+    let screened = screen_conversation(inputs, arrival, &mut request.conversation)?;
+    let (rendered, tokens) = match read.truncates {
+        true => truncation::prompt(inputs, tenant, &mut request.conversation, request.generation.max_tokens)?,
         false => {
-            let rendered = prompt(state, &mut request.conversation, true)?;
-            let tokens = encode_prompt(state, Some(tenant), &rendered.prompt, false, false, "input")?;
+            let rendered = prompt(inputs, &mut request.conversation, true)?;
+            let tokens = encode_prompt(inputs, Some(tenant), &rendered.prompt, false, false, "input")?;
             (rendered, tokens)
         }
     };
     let (generation, reading) = (request.generation, rendered.reading);
-    let rules = rules(state, tenant, &generation, Some((&request.conversation, reading.as_ref())))?;
-    let params = fit(&generation, rules, &mut tokens, &state.app.model, "input")?;
-    let retention = ranges(&generation.cache, tokens.len() as u32)?;
+    let rules = rules(inputs, tenant, &generation, Some((&request.conversation, reading.as_ref())))?;
+    let prompt = PromptJob::wanted(inputs, tenant, &generation, rules, tokens, "input")?;
+    let prompt = PromptJob { screened, ..prompt };
     let input = named(read.items, &id);
     let keep = read.store.then(|| {
-        let (store, id) = (state.responses.clone(), id.clone());
+        let (store, id) = (store.clone(), id.clone());
         let (mut messages, input) = (read.messages.clone(), input.clone());
         Box::new(move |response: &Value, said: Vec<Value>| {
             messages.extend(said);
@@ -114,70 +119,74 @@ fn prepare(state: &State, arrival: &Arrival) -> Result<Prepared, ApiError> {
         messages: read.messages,
         input,
     });
-    let speculation = speculation(state, arrival.tenant.id, &generation, &tokens)?;
-    let prompt = PromptJob {
-        tokens: tokens.into(),
-        params,
-        echo: None,
-        echo_logprobs: false,
-        retention,
-        screened,
-        speculation,
-    };
-    let asker = asker(state, arrival, "responses");
-    let (writer, prompts, arrived, notes) = (Box::new(answer), vec![prompt], arrival.at, request.notes);
-    let job = Job { writer, generation, reading, pooling: None, prompts, arrived, asker, notes };
+    let (arrived, asker, writer) = (arrival.at, inputs.asker(arrival, "responses"), Box::new(answer));
+    let notes = request.notes;
+    let job = Job { reading, arrived, asker, notes, ..Job::new(writer, generation, vec![prompt]) };
     Ok(Prepared { job, background })
 }
 
 /// `POST /v1/responses`
-pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> Reply {
-    let flight = Flight::new(state.in_flight.enter(), &request.id, request.entry.clone());
+pub async fn create(
+    State(generator): State<Arc<Generator>>,
+    State(store): State<Arc<ResponseStore>>,
+    request: JsonRequest,
+) -> Reply {
+    let flight = Flight::new(&generator.load, &request.id, request.entry.clone());
     let arrival = Arrival::new(request);
     let tenant = arrival.tenant.clone();
-    let Prepared { job, background } = prepared(&state, arrival, prepare).await?;
+    let shared = store.clone();
+    let prepare = move |inputs: &InputProcessor, arrival: &Arrival| prepare(inputs, &shared, arrival);
+    let Prepared { job, background } = prepared(&generator, arrival, prepare).await?;
     let Some(Background { id, response, messages, input }) = background else {
-        return Ok(run::run(&state, &tenant, job, flight).await?);
+        return Ok(run::run(&generator, &tenant, job, flight).await?);
     };
-    let streams = job.generation.stream.is_some();
     let notes = job.notes.clone();
-    if streams {
-        let (abort, events) = run::start_streaming(&state, &tenant, job, flight)?;
-        let record = StoredResponse { response, messages: messages.into(), input };
-        state.responses.put(tenant.id, &id, record.clone(), Some(abort));
+    let record = StoredResponse { response, messages: messages.into(), input };
+    let mut answer = if job.generation.stream.is_some() {
+        let (abort, events) = run::start_streaming(&generator, &tenant, job, flight)?;
+        store.put(tenant.id, &id, record.clone(), Some(abort));
         let log = Arc::new(Log::default());
-        state.responses.attach(tenant.id, &id, log.clone());
-        let mut answer = log::follow(log.clone(), None, state.config.limits.keep_alive);
-        tell(&notes, answer.headers_mut());
-        tokio::spawn(write_log(state, tenant, id, record, events, log));
-        return Ok(answer);
-    }
-    let (abort, answer) = run::start(&state, &tenant, job, flight)?;
-    let record = StoredResponse { response: response.clone(), messages: messages.into(), input };
-    state.responses.put(tenant.id, &id, record.clone(), Some(abort));
-    tokio::spawn(async move {
-        // An answer stores itself; a failure is told here, unless somebody cancelled it before.
-        let failed = match answer.await {
-            Ok(Ok(_)) => return,
-            Ok(Err(error)) => error,
-            Err(_) => ApiError::internal("the request was lost"),
-        };
-        if state.responses.stop(tenant.id, &id).flatten().is_some() {
-            let mut record = record;
-            record.response["status"] = "failed".into();
-            record.response["error"] = failure(&failed);
-            state.responses.put(tenant.id, &id, record, None);
-        }
-    });
-    let mut answer = json_response(response.to_string());
+        store.attach(tenant.id, &id, log.clone());
+        tokio::spawn(write_log(store, tenant, id, record, events, log.clone()));
+        log::follow(log, None, generator.load.limits.keep_alive)
+    } else {
+        let (abort, answer) = run::start(&generator, &tenant, job, flight)?;
+        let told = json_response(record.response.to_string());
+        store.put(tenant.id, &id, record.clone(), Some(abort));
+        tokio::spawn(async move {
+            // An answer stores itself.
+            let failed = match answer.await {
+                Ok(Ok(_)) => return,
+                Ok(Err(error)) => error,
+                Err(_) => ApiError::internal("the request was lost"),
+            };
+            put_failed(&store, &tenant, &id, record, &failed);
+        });
+        told
+    };
     tell(&notes, answer.headers_mut());
     Ok(answer)
+}
+
+/// Keeps that a response in the background failed, unless it is over or somebody cancelled it before.
+fn put_failed(
+    store: &ResponseStore,
+    tenant: &Tenant,
+    id: &str,
+    mut record: StoredResponse,
+    failed: &ApiError,
+) {
+    if store.stop(tenant.id, id).flatten().is_some() {
+        record.response["status"] = "failed".into();
+        record.response["error"] = failure(failed);
+        store.put(tenant.id, id, record, None);
+    }
 }
 
 /// Writes down what a response in the background says, whether anybody reads it or not. One that is dropped from the store goes on being
 /// generated and is not written down any more.
 async fn write_log(
-    state: Arc<State>,
+    store: Arc<ResponseStore>,
     tenant: Tenant,
     id: String,
     record: StoredResponse,
@@ -186,24 +195,24 @@ async fn write_log(
 ) {
     let mut kept = true;
     while let Some(piece) = events.next().await {
-        kept = kept && state.responses.grow(tenant.id, &id, piece.len());
+        kept = kept && store.grow(tenant.id, &id, piece.len());
         if kept {
             log.push(piece);
         }
     }
-    // An answer stores itself; a failure is told here, unless somebody cancelled it before.
-    if state.responses.stop(tenant.id, &id).flatten().is_some() {
-        let mut record = record;
-        record.response["status"] = "failed".into();
-        record.response["error"] = failure(&ApiError::internal("The response failed; its events say why."));
-        state.responses.put(tenant.id, &id, record, None);
-    }
+    // An answer stores itself.
+    let failed = ApiError::internal("The response failed; its events say why.");
+    put_failed(&store, &tenant, &id, record, &failed);
     log.close();
 }
 
 /// The job of a request whose answer is waited for, whole.
-pub fn prepare_whole(state: &State, arrival: &Arrival) -> Result<Job, ApiError> {
-    let Prepared { job, background } = prepare(state, arrival)?;
+pub fn prepare_whole(
+    inputs: &InputProcessor,
+    store: &Arc<ResponseStore>,
+    arrival: &Arrival,
+) -> Result<Job, ApiError> {
+    let Prepared { job, background } = prepare(inputs, store, arrival)?;
     match background {
         Some(_) => Err(ApiError::unsupported("background", "a line of a batch is in the background anyway")),
         None => Ok(job),
@@ -212,21 +221,22 @@ pub fn prepare_whole(state: &State, arrival: &Arrival) -> Result<Job, ApiError> 
 
 /// `GET /v1/responses/{id}`
 pub async fn show(
-    Shared(state): Shared<Arc<State>>,
+    State(store): State<Arc<ResponseStore>>,
+    State(load): State<Arc<Load>>,
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
     uri: Uri,
 ) -> Reply {
-    let record = state.responses.get(tenant.id, &id).ok_or_else(|| not_found("response_id", &id))?;
+    let record = store.get(tenant.id, &id).ok_or_else(|| not_found("response_id", &id))?;
     let (streams, after) = resumed(uri.query().unwrap_or_default())?;
     if !streams {
         return Ok(json_response(record.response.to_string()));
     }
-    let log = state.responses.log(tenant.id, &id).ok_or_else(|| {
+    let log = store.log(tenant.id, &id).ok_or_else(|| {
         let message = "Only a response that was created with 'background' and 'stream' can be streamed again; leave 'stream' out.";
         ApiError::invalid("stream", message)
     })?;
-    Ok(log::follow(log, after, state.config.limits.keep_alive))
+    Ok(log::follow(log, after, load.limits.keep_alive))
 }
 
 /// Whether a response is asked for as events, and behind which.
@@ -256,23 +266,23 @@ fn resumed(query: &str) -> Result<(bool, Option<u64>), ApiError> {
 
 /// `GET /v1/responses/{id}/input_items`
 pub async fn input_items(
-    Shared(state): Shared<Arc<State>>,
+    State(store): State<Arc<ResponseStore>>,
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
     uri: Uri,
 ) -> Reply {
-    let record = state.responses.get(tenant.id, &id).ok_or_else(|| not_found("response_id", &id))?;
+    let record = store.get(tenant.id, &id).ok_or_else(|| not_found("response_id", &id))?;
     let page = page(&record.input, uri.query().unwrap_or_default())?;
     Ok(json_response(page.to_string()))
 }
 
 /// `DELETE /v1/responses/{id}`
 pub async fn delete(
-    Shared(state): Shared<Arc<State>>,
+    State(store): State<Arc<ResponseStore>>,
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
 ) -> Reply {
-    if !state.responses.delete(tenant.id, &id) {
+    if !store.delete(tenant.id, &id) {
         return Err(not_found("response_id", &id).into());
     }
     Ok(json_response(json!({"id": id, "object": "response", "deleted": true}).to_string()))
@@ -280,12 +290,12 @@ pub async fn delete(
 
 /// `POST /v1/responses/{id}/cancel`: ends one that runs in the background; one that is over stays as it is.
 pub async fn cancel(
-    Shared(state): Shared<Arc<State>>,
+    State(store): State<Arc<ResponseStore>>,
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
 ) -> Reply {
-    let running = state.responses.stop(tenant.id, &id).ok_or_else(|| not_found("response_id", &id))?;
-    let mut record = state.responses.get(tenant.id, &id).ok_or_else(|| not_found("response_id", &id))?;
+    let running = store.stop(tenant.id, &id).ok_or_else(|| not_found("response_id", &id))?;
+    let mut record = store.get(tenant.id, &id).ok_or_else(|| not_found("response_id", &id))?;
     if record.response["background"] != true {
         let message = "Only a response that was created with 'background' can be cancelled; close the connection of another.";
         return Err(ApiError::invalid("response_id", message).into());
@@ -293,7 +303,7 @@ pub async fn cancel(
     if let Some(abort) = running {
         abort.cancel();
         record.response["status"] = "cancelled".into();
-        state.responses.put(tenant.id, &id, record.clone(), None);
+        store.put(tenant.id, &id, record.clone(), None);
     }
     Ok(json_response(record.response.to_string()))
 }

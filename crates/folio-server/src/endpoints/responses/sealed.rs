@@ -11,7 +11,6 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::hkdf::{HKDF_SHA256, Salt};
 
-use crate::app::State;
 use crate::tenancy::keys::random;
 use crate::tenancy::tenants::Tenant;
 use folio_api::{ApiError, unix_s};
@@ -29,8 +28,9 @@ pub struct Sealer {
 }
 
 impl Sealer {
-    pub fn new(state: &State, tenant: &Tenant) -> Result<Self, ApiError> {
-        Self::of(&tenant.secret, &tenant.name, &state.app.model.model_digest)
+    /// `model`: its digest.
+    pub fn new(model: &[u8; 32], tenant: &Tenant) -> Result<Self, ApiError> {
+        Self::of(&tenant.secret, &tenant.name, model)
     }
 
     fn of(secret: &[u8; 32], tenant: &str, model: &[u8; 32]) -> Result<Self, ApiError> {

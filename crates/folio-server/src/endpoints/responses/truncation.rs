@@ -7,7 +7,7 @@
 use folio_kv::TenantId;
 use serde_json::Value;
 
-use crate::app::State;
+use crate::generation::input::InputProcessor;
 use crate::generation::prompt::{self, Rendered};
 use crate::generation::tokenizing::encode_prompt;
 use folio_api::ApiError;
@@ -15,18 +15,18 @@ use folio_api::conversation::Conversation;
 
 /// The prompt of as much of the conversation as fits beside the answer.
 pub fn prompt(
-    state: &State,
+    inputs: &InputProcessor,
     tenant: TenantId,
     conversation: &mut Conversation,
     max_tokens: Option<u32>,
 ) -> Result<(Rendered, Vec<u32>), ApiError> {
-    let room = state.app.model.context_length.saturating_sub(max_tokens.unwrap_or(1).max(1)) as usize;
+    let room = inputs.served.model.context_length.saturating_sub(max_tokens.unwrap_or(1).max(1)) as usize;
     let tried = |cut: usize| {
         let mut shorter = conversation.clone();
         shorter.messages = without(&conversation.messages, cut);
-        let rendered = prompt::prompt(state, &mut shorter, true)?;
+        let rendered = prompt::prompt(inputs, &mut shorter, true)?;
         // Longer than the context is no error yet.
-        let tokens = encode_prompt(state, Some(tenant), &rendered.prompt, false, true, "input")?;
+        let tokens = encode_prompt(inputs, Some(tenant), &rendered.prompt, false, true, "input")?;
         Ok((tokens.len() <= room, (shorter, rendered, tokens)))
     };
     let (fits, mut best) = tried(0)?;

@@ -156,7 +156,7 @@ impl ResponseDriver {
                 ("failed", !judge.callout.fails_closed)
             }
         };
-        self.state.metrics.safety("output", "callout", action);
+        self.generator.observability.metrics.safety("output", "callout", action);
         if !allowed {
             if !slot.judged.over {
                 self.cancel(index);
@@ -187,8 +187,9 @@ impl ResponseDriver {
             slot.choice.note(notes.into());
         }
         if let Some(gate) = slot.choice.gate() {
-            gate.redacted().for_each(|rule| self.state.metrics.safety("output", rule, "redact"));
-            gate.denied().into_iter().for_each(|rule| self.state.metrics.safety("output", rule, "deny"));
+            let metrics = &self.generator.observability.metrics;
+            gate.redacted().for_each(|rule| metrics.safety("output", rule, "redact"));
+            gate.denied().into_iter().for_each(|rule| metrics.safety("output", rule, "deny"));
         }
         let mut rest = std::mem::take(&mut slot.judged.held);
         rest.append(slot.choice.take().unwrap_or_default());

@@ -105,7 +105,7 @@ pub struct Metrics {
     pub in_flight_bytes: prometheus_client::metrics::gauge::Gauge,
     pub text_waiting: prometheus_client::metrics::gauge::Gauge,
     lag: Histogram,
-    panics: Counter,
+    pub panics: Counter,
     /// What is said of each tenant, where that was asked for: not for strangers.
     by_tenant: Option<Registry>,
     batch_lines: Family<Labels, Counter>,

@@ -1,0 +1,125 @@
+//! Every route, of both listeners.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::State as From;
+use axum::middleware::from_fn_with_state;
+use axum::routing::{get, post};
+
+use crate::admin;
+use crate::admin::records;
+use crate::app::State;
+use crate::arrival::{JsonRequest, around};
+use crate::endpoints::anthropic;
+use crate::endpoints::batches as files;
+use crate::endpoints::openai::chat;
+use crate::endpoints::openai::completions;
+use crate::endpoints::openai::embeddings;
+use crate::endpoints::pages;
+use crate::endpoints::prefixes;
+use crate::endpoints::responses;
+use crate::endpoints::routing;
+use crate::endpoints::tokenize;
+use crate::endpoints::usage;
+use crate::generation::Generator;
+use crate::generation::screening::handle;
+
+/// What clients reach.
+pub(crate) fn serving(state: &State, metrics_on_admin: bool) -> Router {
+    type Parts = From<Arc<Generator>>;
+    let chat = |From(generator): Parts, request: JsonRequest| handle(generator, request, chat::prepare);
+    let completions =
+        |From(generator): Parts, request: JsonRequest| handle(generator, request, completions::prepare);
+    let messages =
+        |From(generator): Parts, request: JsonRequest| handle(generator, request, anthropic::prepare);
+    let mut router = Router::new();
+    if !metrics_on_admin {
+        router = router.route("/metrics", get(pages::metrics));
+    }
+    router
+        .route("/", get(pages::index))
+        .route("/v1/chat/completions", post(chat))
+        .route("/v1/completions", post(completions))
+        .route("/v1/embeddings", post(embeddings::create))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/responses/{id}", get(responses::show).delete(responses::delete))
+        .route("/v1/responses/{id}/cancel", post(responses::cancel))
+        .route("/v1/responses/{id}/input_items", get(responses::input_items))
+        .route("/v1/chat/completions/render", post(routing::render_chat))
+        .route("/v1/completions/render", post(routing::render_completions))
+        .route("/load", get(routing::load))
+        .route("/v1/loads", get(routing::loads))
+        .route("/v1/messages", post(messages))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/v1/cache/prefixes", get(prefixes::list).post(prefixes::create))
+        .route("/v1/cache/prefixes/{id}", get(prefixes::show).post(prefixes::change).delete(prefixes::delete))
+        .route("/v1/cache/keys", get(prefixes::keys))
+        .route("/v1/files", get(files::list_files).post(files::upload))
+        .route("/v1/files/{id}", get(files::show_file).delete(files::delete_file))
+        .route("/v1/files/{id}/content", get(files::content))
+        .route("/v1/batches", get(files::list_batches).post(files::create))
+        .route("/v1/batches/{id}", get(files::show_batch))
+        .route("/v1/batches/{id}/cancel", post(files::cancel))
+        .route("/v1/models", get(pages::models))
+        .route("/v1/models/{*name}", get(pages::model))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
+        .route("/health", get(pages::health))
+        .route("/livez", get(pages::live))
+        .route("/readyz", get(pages::health))
+        .route("/ping", get(pages::health).post(pages::health))
+        .route("/version", get(pages::version))
+        .route("/openapi.json", get(pages::openapi))
+        .route("/v1/usage", get(usage::usage))
+        .route("/v1/usage/records", get(records::own))
+        .fallback(pages::not_found)
+        .method_not_allowed_fallback(pages::method_not_allowed)
+        .layer(from_fn_with_state(state.clone(), around))
+        .with_state(state.clone())
+}
+
+/// What operators reach.
+pub(crate) fn admin(state: &State) -> Router {
+    Router::new()
+        .route("/health", get(pages::health))
+        .route("/livez", get(pages::live))
+        .route("/readyz", get(pages::health))
+        .route("/ping", get(pages::health))
+        .route("/metrics", get(pages::all_metrics))
+        .route("/reset_prefix_cache", post(admin::reset_prefix_cache))
+        .route("/v1/usage/records", get(records::all))
+        .fallback(pages::not_found)
+        .method_not_allowed_fallback(pages::method_not_allowed)
+        .layer(from_fn_with_state(state.clone(), admin::around))
+        .with_state(state.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use folio_api::openapi::tables::ROUTES;
+
+    /// The serving routes, read from the source.
+    #[test]
+    fn every_route_is_described_and_no_other() {
+        let source = include_str!("routes.rs");
+        let source = source.split("pub(crate) fn admin").next().unwrap_or_default();
+        let mut served = Vec::new();
+        for route in source.split(".route(").skip(1) {
+            let path = route.split('"').nth(1).unwrap_or_default().replace("{*name}", "{name}");
+            let handlers = route.split(".route(").next().unwrap_or_default();
+            let handlers = handlers.split(".fallback(").next().unwrap_or_default();
+            for method in ["get", "post", "delete"] {
+                let called = format!("{method}(");
+                if handlers.split(&called).count() > 1 {
+                    served.push((method.to_owned(), path.clone()));
+                }
+            }
+        }
+        let mut described: Vec<_> =
+            ROUTES.iter().map(|route| (route.method.to_owned(), route.path.to_owned())).collect();
+        served.sort();
+        described.sort();
+        assert_eq!(described, served);
+    }
+}
