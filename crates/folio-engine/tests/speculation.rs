@@ -148,22 +148,8 @@ fn a_prediction_out_of_bounds_is_refused() {
 }
 
 fn request_of(engine: &EngineHandle, tenant: u32, max_tokens: u32) -> Request {
-    Request {
-        id: engine.next_request_id(),
-        tenant: TenantId(tenant),
-        root: root(TenantId(tenant)),
-        prompt: [1].into(),
-        n: 1,
-        sampling: SamplingParams::greedy(max_tokens),
-        class: 0,
-        priority: 0,
-        deadline: None,
-        prompt_logprobs: None,
-        retention: Vec::new(),
-        pooling: None,
-        adapter: None,
-        speculation: None,
-    }
+    let (id, tenant) = (engine.next_request_id(), TenantId(tenant));
+    Request::new(id, tenant, root(tenant), [1].into(), SamplingParams::greedy(max_tokens))
 }
 
 /// Where a model proposes drafts, a prediction is looked at first; here there is no such model, so there are no others.

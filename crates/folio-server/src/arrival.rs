@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
-use axum::extract::{FromRef, FromRequest, MatchedPath, Request, State};
+use axum::extract::{FromRef, FromRequest, FromRequestParts, MatchedPath, Request, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderValue, Method, Response, header};
 use axum::middleware::Next;
 use axum::response::IntoResponse;
@@ -17,6 +18,7 @@ use futures_core::Stream;
 use serde_json::json;
 
 use crate::config::Limits;
+use crate::http::Shared;
 use crate::http::connections::Holding;
 use crate::http::reply::Refusal;
 use crate::http::{Peer, anthropic, caught, check_content_type, fresh_id, read_body};
@@ -26,7 +28,7 @@ use crate::safety::Replacement;
 use crate::tenancy::Tenancy;
 use crate::tenancy::gate::{Entry, Gate};
 use crate::tenancy::keys::Scope;
-use crate::tenancy::tenants::{Tenant, missing_scope};
+use crate::tenancy::tenant::Tenant;
 use crate::tenancy::unread::Held;
 
 const REQUEST_ID: &str = "x-request-id";
@@ -53,9 +55,9 @@ pub enum Listener {
 
 /// Around every route of the serving port.
 pub async fn around(
-    State(tenancy): State<Arc<Tenancy>>,
-    State(load): State<Arc<Load>>,
-    State(observability): State<Arc<Observability>>,
+    State(tenancy): Shared<Tenancy>,
+    State(load): Shared<Load>,
+    State(observability): Shared<Observability>,
     request: Request,
     next: Next,
 ) -> Response<Body> {
@@ -73,7 +75,7 @@ pub async fn around(
     let gate = request.extensions().get::<Arc<Gate>>().cloned();
     let generating = GENERATING.contains(&request.uri().path());
     let answer = async |request| next.run(request).await;
-    let mut response = answered(&observability, Listener::Serving, request, tenant, answer).await;
+    let mut response = answered(&load, &observability, Listener::Serving, request, tenant, answer).await;
     if let Some(gate) = gate.filter(|_| generating) {
         gate.tell(response.headers_mut(), Instant::now());
     }
@@ -91,6 +93,7 @@ pub async fn around(
 
 /// Names the request, answers it or says why not, and counts.
 pub async fn answered(
+    load: &Load,
     observability: &Observability,
     listener: Listener,
     mut request: Request,
@@ -154,6 +157,12 @@ pub async fn answered(
             }),
         );
     }
+    // A 429 has waited among its tenant's.
+    if let Some(Peer(peer)) = peer.filter(|_| (400..500).contains(&status) && status != 429)
+        && let Some(delay) = load.refused.delay(peer.ip(), Instant::now())
+    {
+        tokio::time::sleep(delay).await;
+    }
     response
 }
 
@@ -165,9 +174,7 @@ async fn admit(tenancy: &Tenancy, load: &Load, request: &mut Request) -> Result<
     }
     let tenant = tenancy.tenants.authenticate(request.headers()).await?;
     let scope = Scope::of(path);
-    if !tenant.scopes.has(scope) {
-        return Err(missing_scope(scope));
-    }
+    tenant.check_scope(scope)?;
     anthropic::check_version(request.headers())?;
     let generating = GENERATING.contains(&path);
     if generating {
@@ -258,6 +265,16 @@ pub struct JsonRequest {
     pub(crate) entry: Arc<Entry>,
 }
 
+/// Who asks, where [`around`] found that out.
+impl<S: Sync> FromRequestParts<S> for Tenant {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Refusal> {
+        let tenant = parts.extensions.get::<Tenant>().cloned();
+        Ok(tenant.ok_or_else(|| ApiError::internal("the request was not authenticated"))?)
+    }
+}
+
 impl<S: Send + Sync> FromRequest<S> for JsonRequest
 where
     Arc<Load>: FromRef<S>,
@@ -266,9 +283,8 @@ where
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Refusal> {
         let load = Arc::<Load>::from_ref(state);
-        let (parts, body) = request.into_parts();
-        let tenant = parts.extensions.get::<Tenant>().cloned();
-        let tenant = tenant.ok_or_else(|| ApiError::internal("the request was not authenticated"))?;
+        let (mut parts, body) = request.into_parts();
+        let tenant = Tenant::from_request_parts(&mut parts, state).await?;
         let entry = parts.extensions.get::<Arc<Entry>>().cloned();
         let entry = entry.ok_or_else(|| ApiError::internal("the request was not let in"))?;
         let id = parts.extensions.get::<RequestName>().map(|name| name.0.clone()).unwrap_or_default();

@@ -8,7 +8,7 @@ use folio_api::Limits as RequestLimits;
 use folio_api::hints::HintPolicy;
 use folio_engine::Drafter;
 
-use crate::batch::BatchConfig;
+use crate::batch::config::BatchConfig;
 use crate::error::ServerError;
 use crate::http::tls::TlsFiles;
 use crate::safety::Safety;

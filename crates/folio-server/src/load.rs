@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Instant;
 
 use folio_api::ApiError;
 use folio_kv::TenantId;
@@ -13,6 +14,7 @@ use prometheus_client::metrics::counter::Counter;
 use tokio::sync::Notify;
 
 use crate::config::Limits;
+use crate::http::refused::RefusedPeers;
 use crate::tenancy::fair_queue::FairQueue;
 use crate::tenancy::unread::Budget;
 
@@ -24,6 +26,8 @@ pub(crate) struct Load {
     /// Bytes that are held for requests.
     pub unread: Arc<Budget>,
     pub in_flight: Arc<InFlight>,
+    /// Who is refused again and again.
+    pub refused: RefusedPeers,
     /// No new generation is taken.
     draining: AtomicBool,
     panics: Counter,
@@ -46,6 +50,7 @@ impl Load {
             text: FairQueue::new(limits.text_threads, limits.text_waiting),
             unread: Budget::new(limits.unread_bytes, limits.in_flight_bytes, limits.write_timeout),
             in_flight: Arc::default(),
+            refused: RefusedPeers::new(Instant::now()),
             draining: AtomicBool::new(false),
             panics,
             limits,

@@ -1,15 +1,13 @@
 //! Every route, of both listeners.
 
-use std::sync::Arc;
-
 use axum::Router;
-use axum::extract::State as From;
+use axum::extract::State;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 
 use crate::admin;
 use crate::admin::records;
-use crate::app::State;
+use crate::app;
 use crate::arrival::{JsonRequest, around};
 use crate::endpoints::anthropic;
 use crate::endpoints::batches as files;
@@ -24,15 +22,18 @@ use crate::endpoints::tokenize;
 use crate::endpoints::usage;
 use crate::generation::Generator;
 use crate::generation::screening::handle;
+use crate::http::Shared;
 
 /// What clients reach.
-pub(crate) fn serving(state: &State, metrics_on_admin: bool) -> Router {
-    type Parts = From<Arc<Generator>>;
-    let chat = |From(generator): Parts, request: JsonRequest| handle(generator, request, chat::prepare);
-    let completions =
-        |From(generator): Parts, request: JsonRequest| handle(generator, request, completions::prepare);
-    let messages =
-        |From(generator): Parts, request: JsonRequest| handle(generator, request, anthropic::prepare);
+pub(crate) fn serving(state: &app::State, metrics_on_admin: bool) -> Router {
+    let chat =
+        |State(generator): Shared<Generator>, request: JsonRequest| handle(generator, request, chat::prepare);
+    let completions = |State(generator): Shared<Generator>, request: JsonRequest| {
+        handle(generator, request, completions::prepare)
+    };
+    let messages = |State(generator): Shared<Generator>, request: JsonRequest| {
+        handle(generator, request, anthropic::prepare)
+    };
     let mut router = Router::new();
     if !metrics_on_admin {
         router = router.route("/metrics", get(pages::metrics));
@@ -80,7 +81,7 @@ pub(crate) fn serving(state: &State, metrics_on_admin: bool) -> Router {
 }
 
 /// What operators reach.
-pub(crate) fn admin(state: &State) -> Router {
+pub(crate) fn admin(state: &app::State) -> Router {
     Router::new()
         .route("/health", get(pages::health))
         .route("/livez", get(pages::live))

@@ -13,7 +13,7 @@ use common::{Client, FakeEngine, app, modelled, reply};
 use folio_engine::SchedulerConfig;
 use folio_engine::handle::Rejected;
 use folio_server::keys::{self, NewKey, Scope};
-use folio_server::{AdminConfig, Declared, Server, ServerConfig};
+use folio_server::{AdminConfig, Declared, Peer, Server, ServerConfig};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
@@ -59,6 +59,51 @@ async fn a_flood_beyond_the_limit_waits_for_its_refusals_and_nobody_else_does() 
     assert!(refused >= 6000, "{refused}");
     assert_eq!(flood.complete(json!({})).await.status.as_u16(), 429, "it is told in its turn");
     assert_eq!(other.complete(json!({})).await.status.as_u16(), 200);
+}
+
+/// Whatever they are refused for, with a key or without; who is not refused is answered at once, from the same address.
+#[tokio::test]
+async fn a_flood_of_refused_requests_waits_for_its_answers_and_no_other_address_does() {
+    let client = limited(FakeEngine::saying("ok"), json!({}));
+    let send = async |client: &Client, from: [u8; 4], method, path: &str, body: &'static str| {
+        let mut request = client.request(method, path, body);
+        request.extensions_mut().insert(Peer((from, 1).into()));
+        client.send(request).await.status().as_u16()
+    };
+    let (flood, other) = ([192, 0, 2, 1], [192, 0, 2, 2]);
+    let (nobody, holder) = (client.key("none"), client.key("k"));
+    let refused = [
+        (&nobody, "POST", "/v1/completions", "{}", 401),
+        (&holder, "GET", "/v1/nothing", "", 404),
+        (&holder, "POST", "/v1/completions", "{", 400),
+        (&holder, "DELETE", "/v1/completions", "", 405),
+    ];
+    // What waits for nothing is answered when it is looked at for the first time.
+    let mut at_once = 0;
+    'flood: loop {
+        for (client, method, path, body, status) in refused {
+            let reply = send(client, flood, method, path, body);
+            match tokio::time::timeout(Duration::ZERO, reply).await {
+                Ok(answered) => assert_eq!(answered, status, "{path}"),
+                Err(_) => break 'flood,
+            }
+            at_once += 1;
+            assert!(at_once < 60_000, "a client is refused at once without end");
+        }
+    }
+    assert!(at_once >= 6000, "{at_once}");
+    let now = async |client, from, path| {
+        tokio::time::timeout(Duration::ZERO, send(client, from, "GET", path, "")).await.ok()
+    };
+    assert_eq!(now(&holder, flood, "/v1/models").await, Some(200), "what is not refused does not wait");
+    // One in 1,024 shares the flood's bucket.
+    let others = [other, [198, 51, 100, 7], [203, 0, 113, 9]];
+    let mut answered = Vec::new();
+    for from in others {
+        answered.extend(now(&nobody, from, "/v1/models").await);
+    }
+    assert!(answered.len() >= 2 && answered.iter().all(|status| *status == 401), "{answered:?}");
+    assert_eq!(send(&nobody, flood, "GET", "/v1/models", "").await, 401, "it is told in its turn");
 }
 
 #[tokio::test]

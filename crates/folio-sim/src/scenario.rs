@@ -109,22 +109,8 @@ pub fn root(tenant: TenantId) -> Root {
 
 /// A greedy request of tenant 0.
 pub fn request(id: u64, prompt: &[u32], max_tokens: u32) -> Request {
-    Request {
-        id: RequestId(id),
-        tenant: TenantId(0),
-        root: root(TenantId(0)),
-        prompt: prompt.into(),
-        n: 1,
-        sampling: SamplingParams::greedy(max_tokens),
-        class: 0,
-        priority: 0,
-        deadline: None,
-        prompt_logprobs: None,
-        retention: Vec::new(),
-        pooling: None,
-        adapter: None,
-        speculation: None,
-    }
+    let (tenant, sampling) = (TenantId(0), SamplingParams::greedy(max_tokens));
+    Request::new(RequestId(id), tenant, root(tenant), prompt.into(), sampling)
 }
 
 impl Scenario {
@@ -417,20 +403,12 @@ fn clients(rng: &mut Rng, config: &SchedulerConfig, vocab: u32) -> Vec<Client> {
         let drafter = if id % 2 == 0 { Drafter::Suffix } else { Drafter::Ngram };
         let speculation = (id % 3 == 0).then(|| Speculation::new(drafter, DRAFTS_MAX, &prompt, &[]));
         let request = Request {
-            id: RequestId(id),
-            tenant,
-            root: root(tenant),
             n,
-            sampling,
-            class: 0,
             priority: if rng.one_in(4) { rng.range(0, 4) as i32 - 2 } else { 0 },
             deadline: rng.one_in(8).then(|| Micros(now + rng.skewed(1, 2_000_000))),
             prompt_logprobs: rng.one_in(6).then(|| rng.range(0, 3) as u32),
-            retention: Vec::new(),
-            pooling: None,
-            adapter: None,
             speculation,
-            prompt: prompt.into(),
+            ..Request::new(RequestId(id), tenant, root(tenant), prompt.into(), sampling)
         };
         let behaviour = behaviour(rng, now, request.n);
         clients.push(Client { arrives: Micros(now), request, rules, behaviour });

@@ -275,22 +275,8 @@ fn build(index: usize, request: &TraceRequest, config: &ReplayConfig) -> Option<
     let mut sampling = SamplingParams::greedy(u64::from(max_tokens).min(room) as u32);
     sampling.seed = index as u64;
     sampling.stop_token_ids = Arc::new([STOP]);
-    Some(Request {
-        id: RequestId(index as u64 + 1),
-        tenant: TenantId(0),
-        root: root(TenantId(0)),
-        prompt: request.prompt.clone(),
-        n: 1,
-        sampling,
-        class: 0,
-        priority: 0,
-        deadline: None,
-        prompt_logprobs: None,
-        retention: Vec::new(),
-        pooling: None,
-        adapter: None,
-        speculation: None,
-    })
+    let (id, tenant) = (RequestId(index as u64 + 1), TenantId(0));
+    Some(Request::new(id, tenant, root(tenant), request.prompt.clone(), sampling))
 }
 
 #[cfg(test)]

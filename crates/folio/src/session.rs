@@ -168,22 +168,11 @@ fn request(runtime: &Runtime, prompt: Vec<u32>, args: &SamplingArgs) -> Result<R
     if room == 0 {
         bail!("the prompt has {} tokens, which leaves no room in the context of {limit}", prompt.len());
     }
-    Ok(Request {
-        id: runtime.engine.next_request_id(),
-        tenant: TenantId(0),
-        root: local_root(runtime),
-        speculation: runtime.speculation(&prompt),
-        prompt: prompt.into(),
-        n: 1,
-        sampling: sampling(args, &runtime.model.generation, room),
-        class: 0,
-        priority: 0,
-        deadline: None,
-        prompt_logprobs: None,
-        retention: Vec::new(),
-        pooling: None,
-        adapter: None,
-    })
+    let id = runtime.engine.next_request_id();
+    let sampling = sampling(args, &runtime.model.generation, room);
+    let speculation = runtime.speculation(&prompt);
+    let request = Request::new(id, TenantId(0), local_root(runtime), prompt.into(), sampling);
+    Ok(Request { speculation, ..request })
 }
 
 /// Tokens to text that may be shown.

@@ -188,21 +188,9 @@ fn overlap() {
     let mut scheduler = Scheduler::new(SchedulerConfig::default()).expect("valid limits").with_overlap(2, 1);
     let mut executor = ModelExecutor::new(Box::new(Same::default()), 1000, ROWS, 64);
     let root = root();
-    let requests = (0..SEQUENCES).map(|id| Request {
-        id: RequestId(id),
-        tenant: TenantId(1),
-        root,
-        prompt: (0..PROMPT).map(|i| i * 37 + id as u32 * 101).collect::<Vec<_>>().into(),
-        n: 1,
-        sampling: sampling(id),
-        class: 0,
-        priority: 0,
-        deadline: None,
-        prompt_logprobs: None,
-        retention: Vec::new(),
-        pooling: None,
-        adapter: None,
-        speculation: None,
+    let requests = (0..SEQUENCES).map(|id| {
+        let prompt = (0..PROMPT).map(|i| i * 37 + id as u32 * 101).collect::<Vec<_>>();
+        Request::new(RequestId(id), TenantId(1), root, prompt.into(), sampling(id))
     });
     let requests = requests.into_iter().map(|request| request.hashed(16));
     scheduler.admit(requests, [], Micros(0));
@@ -337,21 +325,9 @@ fn steps() {
     })
     .expect("valid limits");
     let root = root();
-    let requests = (0..SEQUENCES).map(|id| Request {
-        id: RequestId(id),
-        tenant: TenantId(1),
-        root,
-        prompt: (0..PROMPT).map(|i| (i * 37 + id as u32 * 101) % vocab as u32).collect::<Vec<_>>().into(),
-        n: 1,
-        sampling: sampling(id),
-        class: 0,
-        priority: 0,
-        deadline: None,
-        prompt_logprobs: None,
-        retention: Vec::new(),
-        pooling: None,
-        adapter: None,
-        speculation: None,
+    let requests = (0..SEQUENCES).map(|id| {
+        let prompt = (0..PROMPT).map(|i| (i * 37 + id as u32 * 101) % vocab as u32).collect::<Vec<_>>();
+        Request::new(RequestId(id), TenantId(1), root, prompt.into(), sampling(id))
     });
     let requests = requests.into_iter().map(|request| request.hashed(16));
     scheduler.admit(requests, [], Micros(0));

@@ -10,7 +10,6 @@ use folio_text::work;
 use serde_json::{Map, Value, json};
 
 use super::breakpoints::{After, Breakpoints};
-use super::request::refuse_kind;
 use super::tools;
 use super::writer::INVALID_JSON;
 use crate::context::Context;
@@ -22,7 +21,7 @@ const NO_SERVER_TOOLS: &str = "this server runs no tools itself";
 const TEXT_ONLY: &str = "the model takes text only";
 
 /// Kinds of blocks that exist at Anthropic's and not here.
-pub const OTHER_KINDS: &[(&str, &str)] = &[
+const OTHER_KINDS: &[(&str, &str)] = &[
     ("container_upload", NO_SERVER_TOOLS),
     ("document", "the model takes text only; send the document's text"),
     ("image", TEXT_ONLY),
@@ -325,4 +324,13 @@ fn is_empty(content: &Json) -> bool {
         Json::String(text) => text.is_empty(),
         other => other.is_list() && other.is_empty(),
     }
+}
+
+/// Refuses a kind of block, tool or source by name, as something the API has and this server has not.
+fn refuse_kind(fields: &Fields, kind: &str) -> ApiError {
+    let why = match OTHER_KINDS.iter().find(|(name, _)| *name == kind) {
+        Some((_, why)) => why,
+        None => "the model takes text, tool calls, their results and thinking only",
+    };
+    ApiError::unsupported(fields.path(kind), why)
 }

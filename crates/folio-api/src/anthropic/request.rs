@@ -4,7 +4,7 @@
 
 use serde_json::Map;
 
-use super::blocks::{self, Turns};
+use super::blocks::Turns;
 use super::breakpoints::{After, Breakpoints};
 use super::tools::apply;
 use crate::constraint::Constraint;
@@ -210,13 +210,4 @@ fn output_config(
     }
     hints.finish(config, &["effort", "format"], &[])?;
     Ok((effort, constraint))
-}
-
-/// Refuses a kind of block, tool or source by name, as something the API has and this server has not.
-pub fn refuse_kind(fields: &Fields, kind: &str) -> ApiError {
-    let why = match blocks::OTHER_KINDS.iter().find(|(name, _)| *name == kind) {
-        Some((_, why)) => why,
-        None => "the model takes text, tool calls, their results and thinking only",
-    };
-    ApiError::unsupported(fields.path(kind), why)
 }

@@ -5,8 +5,6 @@
 
 pub(crate) mod records;
 
-use std::sync::Arc;
-
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{Response, Uri};
@@ -18,8 +16,9 @@ use serde_json::json;
 use crate::arrival::{Listener, answered};
 use crate::endpoints::prefixes::command;
 use crate::engine::Served;
-use crate::http::reply::Refusal;
-use crate::http::reply::json_response;
+use crate::http::Shared;
+use crate::http::reply::{Refusal, json_response};
+use crate::load::Load;
 use crate::observability::Observability;
 use crate::tenancy::Tenancy;
 use folio_api::ApiError;
@@ -28,8 +27,9 @@ const OPEN: &[&str] = &["/health", "/livez", "/readyz", "/ping"];
 
 /// Around every route of the admin listener.
 pub(crate) async fn around(
-    State(tenancy): State<Arc<Tenancy>>,
-    State(observability): State<Arc<Observability>>,
+    State(tenancy): Shared<Tenancy>,
+    State(load): Shared<Load>,
+    State(observability): Shared<Observability>,
     request: Request,
     next: Next,
 ) -> Response<Body> {
@@ -39,13 +39,13 @@ pub(crate) async fn around(
         false => tenancy.tenants.authenticate_operator(request.headers()).await.map(Some),
     };
     let answer = async |request| next.run(request).await;
-    answered(&observability, Listener::Admin, request, operator, answer).await
+    answered(&load, &observability, Listener::Admin, request, operator, answer).await
 }
 
 /// `POST /reset_prefix_cache[?tenant=NAME]`: forgets what is cached, but for what is in use, pinned or declared.
 pub(crate) async fn reset_prefix_cache(
-    State(tenancy): State<Arc<Tenancy>>,
-    State(served): State<Arc<Served>>,
+    State(tenancy): Shared<Tenancy>,
+    State(served): Shared<Served>,
     uri: Uri,
 ) -> Response<Body> {
     let tenant = match uri.query().filter(|query| !query.is_empty()) {

@@ -5,17 +5,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, Response, Uri, header};
 use serde_json::{Value, json};
 
-use crate::http::reply::Reply;
-use crate::http::reply::json_response;
+use crate::http::Shared;
+use crate::http::reply::{Reply, json_response};
 use crate::observability::Observability;
 use crate::observability::usage::{Count, RowKey};
-use crate::tenancy::tenants::Tenant;
+use crate::tenancy::tenant::Tenant;
 use folio_api::{ApiError, unix_s};
 
 /// Rows of one answer.
@@ -123,8 +122,8 @@ impl Query {
 
 /// Of the asking tenant.
 pub(crate) async fn own(
-    State(observability): State<Arc<Observability>>,
-    Extension(tenant): Extension<Tenant>,
+    State(observability): Shared<Observability>,
+    tenant: Tenant,
     headers: HeaderMap,
     uri: Uri,
 ) -> Reply {
@@ -132,11 +131,7 @@ pub(crate) async fn own(
 }
 
 /// Of every tenant.
-pub(crate) async fn all(
-    State(observability): State<Arc<Observability>>,
-    headers: HeaderMap,
-    uri: Uri,
-) -> Reply {
+pub(crate) async fn all(State(observability): Shared<Observability>, headers: HeaderMap, uri: Uri) -> Reply {
     answer(observability, None, &headers, &uri).await
 }
 

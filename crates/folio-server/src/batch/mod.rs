@@ -9,19 +9,24 @@
 //! |---|---|
 //! | `lines` | the lines of input and output files |
 //! | `multipart` | the form in which a file is uploaded |
+//! | `records` | what is kept of a file and of a batch |
+//! | `results` | what a batch that runs has written |
 //! | `store` | files and batches, in memory or in a folder |
 
+pub(crate) mod config;
 pub(crate) mod lines;
 pub(crate) mod multipart;
+pub(crate) mod records;
+pub(crate) mod results;
 pub(crate) mod store;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::sync::Notify;
 
 use crate::error::ServerError;
 use crate::tenancy::fair_queue::FairQueue;
+use config::BatchConfig;
 use store::Store;
 
 /// Added to the class of a batch's tenant for its lines: behind every tenant's interactive requests.
@@ -33,45 +38,6 @@ pub const PRIORITY_SPAN: i32 = 1 << 10;
 pub const WINDOW_S: u64 = 24 * 3600;
 /// Files of batches are kept so long where nobody says otherwise.
 pub const KEPT_S: u64 = 30 * 24 * 3600;
-
-/// How batches are kept and run.
-#[derive(Clone, Debug, Default)]
-pub struct BatchConfig {
-    /// Where files and batches are kept. `None`: in memory, and gone with the process.
-    pub dir: Option<PathBuf>,
-    /// Bytes of all files; one tenant may have half of them. `None`: 16 GiB in a folder, 256 MiB in memory.
-    pub storage_bytes: Option<u64>,
-    pub limits: BatchLimits,
-}
-
-impl BatchConfig {
-    fn bytes_max(&self) -> u64 {
-        let usual = if self.dir.is_some() { 16 << 30 } else { 256 << 20 };
-        self.storage_bytes.unwrap_or(usual)
-    }
-}
-
-#[derive(Clone, Debug)]
-pub struct BatchLimits {
-    /// Of one uploaded file.
-    pub file_bytes: usize,
-    /// Requests in one file.
-    pub lines: usize,
-    /// Files of one tenant, those that batches wrote not counted against a batch.
-    pub files: usize,
-    /// Batches of one tenant that are not finished.
-    pub running: usize,
-    /// Batches of one tenant that are over and still told of.
-    pub kept: usize,
-    /// Lines that run at once, of all batches together.
-    pub in_flight: usize,
-}
-
-impl Default for BatchLimits {
-    fn default() -> Self {
-        Self { file_bytes: 100 << 20, lines: 50_000, files: 1000, running: 32, kept: 500, in_flight: 8 }
-    }
-}
 
 /// Everything about batches that requests share.
 pub(crate) struct Batches {

@@ -12,235 +12,39 @@
 //! batches/<id>.json       a batch, replaced as a whole whenever its status changes
 //! ```
 //!
-//! JSON has a version ([`VERSION`]): what an older program wrote is read, what a newer one wrote is refused.
-//!
 //! Results are appended to the data of the output files, whose ids a batch has from the beginning; they become files when the
 //! batch ends. So a process that ends at any moment leaves whole lines and at most one that is cut short, which is dropped, and
-//! the batch goes on behind them. JSON is written beside its place, synchronized and moved there.
+//! the batch goes on behind them.
 //!
 //! Cost: what is somebody's is found under its owner and then by id, so no call goes through what others have. A list is as long as
 //! its owner's, and a file is looked at when it expires. Whoever goes through several counts them as work.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Cursor, Read, Seek, SeekFrom, Write};
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use folio_text::work;
 use indexmap::IndexMap;
 use parking_lot::{Mutex, MutexGuard};
-use serde::{Deserialize, Serialize};
-use tokio::sync::Notify;
 
-use super::lines::{Endpoint, LineError, Place, Usage};
-use super::{BatchConfig, BatchLimits};
+use super::config::{BatchConfig, BatchLimits};
+use super::records::{Batch, Content, FileMeta, Record, VERSION, listed, read_all, write_json};
+use super::results::{Results, Room, Sink};
 use crate::error::ServerError;
 use crate::http::fresh_id;
 use folio_api::ApiError;
 use folio_api::unix_s;
 
-/// Of what is written. 0: before there were versions, otherwise like 1. Whoever changes what a record means counts it up and reads
-/// the older ones too.
-pub const VERSION: u32 = 1;
 /// After so long an expired file is looked at again that a batch still read.
 const AGAIN_S: u64 = 60;
-
-/// What was written of something, and in which version.
-trait Versioned {
-    fn version(&self) -> u32;
-}
-
-impl Versioned for FileMeta {
-    fn version(&self) -> u32 {
-        self.version
-    }
-}
-
-impl Versioned for Record {
-    fn version(&self) -> u32 {
-        self.version
-    }
-}
-
-/// What is said of a file.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct FileMeta {
-    #[serde(default)]
-    pub version: u32,
-    pub id: String,
-    pub owner: String,
-    pub bytes: u64,
-    pub created_at: u64,
-    pub expires_at: Option<u64>,
-    pub filename: String,
-    /// "batch" or "batch_output"
-    pub purpose: String,
-}
-
-/// What a file holds.
-#[derive(Clone, Debug)]
-pub enum Content {
-    Memory(Arc<[u8]>),
-    Disk(PathBuf),
-}
-
-impl Content {
-    pub fn reader(&self) -> io::Result<Box<dyn BufRead + Send>> {
-        Ok(match self {
-            Self::Memory(bytes) => Box::new(Cursor::new(bytes.clone())),
-            Self::Disk(path) => Box::new(BufReader::new(File::open(path)?)),
-        })
-    }
-
-    pub fn line(&self, place: Place) -> io::Result<Vec<u8>> {
-        let mut line = vec![0; place.bytes as usize];
-        match self {
-            Self::Memory(bytes) => {
-                let start = place.start as usize;
-                let found = bytes.get(start..start + line.len());
-                line.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
-            }
-            Self::Disk(path) => {
-                let mut file = File::open(path)?;
-                file.seek(SeekFrom::Start(place.start))?;
-                file.read_exact(&mut line)?;
-            }
-        }
-        Ok(line)
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Status {
-    Validating,
-    InProgress,
-    Finalizing,
-    Completed,
-    Failed,
-    Expired,
-    Cancelling,
-    Cancelled,
-}
-
-impl Status {
-    pub fn is_final(self) -> bool {
-        matches!(self, Self::Completed | Self::Failed | Self::Expired | Self::Cancelled)
-    }
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Counts {
-    pub total: u64,
-    pub completed: u64,
-    pub failed: u64,
-}
-
-/// A batch as it is kept.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Record {
-    #[serde(default)]
-    pub version: u32,
-    pub id: String,
-    pub owner: String,
-    /// What an operator calls the key it was made with, for records of usage.
-    pub key: String,
-    pub endpoint: Endpoint,
-    pub input_file_id: String,
-    pub output_file_id: String,
-    pub error_file_id: String,
-    /// Of those, what became a file.
-    pub published: (bool, bool),
-    pub status: Status,
-    pub created_at: u64,
-    pub expires_at: u64,
-    pub in_progress_at: Option<u64>,
-    pub finalizing_at: Option<u64>,
-    pub cancelling_at: Option<u64>,
-    /// When it came to its last status.
-    pub ended_at: Option<u64>,
-    pub errors: Vec<LineError>,
-    pub counts: Counts,
-    pub usage: Usage,
-    pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
-    /// Seconds that its output files are kept.
-    pub output_seconds: u64,
-}
-
-/// A batch that requests can see change.
-pub struct Batch {
-    record: Mutex<Record>,
-    /// Somebody wants it to end.
-    pub wake: Notify,
-}
-
-impl Batch {
-    pub fn record(&self) -> Record {
-        self.record.lock().clone()
-    }
-
-    pub fn status(&self) -> Status {
-        self.record.lock().status
-    }
-
-    pub fn change(&self, change: impl FnOnce(&mut Record)) {
-        change(&mut self.record.lock());
-    }
-}
 
 struct Entry {
     meta: FileMeta,
     content: Content,
     /// When it is looked at whether it goes.
     expires_at: Option<u64>,
-}
-
-/// Bytes that are kept: of everybody, and of each owner. Files, and results that are no file yet.
-#[derive(Default)]
-struct Room {
-    all: u64,
-    own: HashMap<Arc<str>, u64>,
-}
-
-impl Room {
-    fn take(&mut self, owner: &str, bytes: u64) {
-        self.all += bytes;
-        match self.own.get_mut(owner) {
-            Some(own) => *own += bytes,
-            None => drop(self.own.insert(owner.into(), bytes)),
-        }
-    }
-
-    fn give_back(&mut self, owner: &str, bytes: u64) {
-        self.all -= bytes;
-        if let Some(own) = self.own.get_mut(owner) {
-            *own -= bytes;
-            if *own == 0 {
-                self.own.remove(owner);
-            }
-        }
-    }
-}
-
-/// What a batch's results take, until they are files.
-struct Taken {
-    room: Arc<Mutex<Room>>,
-    owner: Arc<str>,
-    bytes: u64,
-}
-
-impl Taken {
-    fn grow(&mut self, more: u64) {
-        self.room.lock().take(&self.owner, more);
-        self.bytes += more;
-    }
-}
-
-impl Drop for Taken {
-    fn drop(&mut self) {
-        self.room.lock().give_back(&self.owner, self.bytes);
-    }
 }
 
 /// What one owner has, oldest first.
@@ -254,10 +58,7 @@ impl Own {
     /// Whether a batch that is not over reads the file.
     fn reads(&self, id: &str) -> bool {
         work::add(self.batches.len());
-        self.batches.values().any(|batch| {
-            let record = batch.record.lock();
-            record.input_file_id == id && !record.status.is_final()
-        })
+        self.batches.values().any(|batch| batch.reads(id))
     }
 }
 
@@ -361,7 +162,7 @@ impl Store {
 
     fn add(&self, record: Record) -> Arc<Batch> {
         let (owner, id) = (record.owner.clone(), record.id.clone());
-        let batch = Arc::new(Batch { wake: Notify::new(), record: Mutex::new(record) });
+        let batch = Batch::new(record);
         self.inner.lock().own.entry(owner).or_default().batches.insert(id, batch.clone());
         batch
     }
@@ -535,7 +336,7 @@ impl Store {
         let inner = self.inner.lock();
         let all = inner.own.values().flat_map(|own| own.batches.values());
         let mut all: Vec<_> = all.filter(|batch| !batch.status().is_final()).cloned().collect();
-        all.sort_by_key(|batch| batch.record.lock().created_at);
+        all.sort_by_key(|batch| batch.record().created_at);
         all
     }
 
@@ -547,9 +348,7 @@ impl Store {
             Some(path) => Sink::open(path),
         };
         let sinks = [open(&record.output_file_id)?, open(&record.error_file_id)?];
-        let mut taken = Taken { room: self.room.clone(), owner: record.owner.into(), bytes: 0 };
-        taken.grow(sinks.iter().map(Sink::bytes).sum());
-        Ok(Results { batch: batch.clone(), sinks, taken })
+        Ok(Results::new(batch.clone(), sinks, self.room.clone()))
     }
 
     /// Makes files of results; an empty one is none.
@@ -558,9 +357,9 @@ impl Store {
         let now = unix_s();
         let ids = [(&record.output_file_id, "output"), (&record.error_file_id, "error")];
         // From here on they are files, or nothing.
-        drop(results.taken);
+        let (batch, sinks) = results.into_sinks();
         let mut published = [false; 2];
-        for (at, (sink, (id, what))) in results.sinks.into_iter().zip(ids).enumerate() {
+        for (at, (sink, (id, what))) in sinks.into_iter().zip(ids).enumerate() {
             let bytes = sink.bytes();
             let content = match sink {
                 Sink::Memory(bytes) => Content::Memory(bytes.into()),
@@ -591,79 +390,7 @@ impl Store {
             self.save_meta(&meta)?;
             self.insert(meta, content);
         }
-        results.batch.change(|record| record.published = published.into());
-        Ok(())
-    }
-}
-
-/// Results of a batch that runs.
-pub struct Results {
-    batch: Arc<Batch>,
-    /// Of what was answered, and of what was not.
-    sinks: [Sink; 2],
-    taken: Taken,
-}
-
-enum Sink {
-    Memory(Vec<u8>),
-    Disk { file: File, path: PathBuf, bytes: u64 },
-}
-
-impl Sink {
-    /// Behind the last whole line.
-    fn open(path: PathBuf) -> io::Result<Self> {
-        let mut file = OpenOptions::new().read(true).append(true).create(true).open(&path)?;
-        let mut whole = 0;
-        let mut reader = BufReader::new(&mut file);
-        let mut line = Vec::new();
-        loop {
-            line.clear();
-            match reader.read_until(b'\n', &mut line)? {
-                0 => break,
-                bytes if line.ends_with(b"\n") => whole += bytes as u64,
-                _ => break,
-            }
-        }
-        file.set_len(whole)?;
-        Ok(Self::Disk { file, path, bytes: whole })
-    }
-
-    fn bytes(&self) -> u64 {
-        match self {
-            Self::Memory(bytes) => bytes.len() as u64,
-            Self::Disk { bytes, .. } => *bytes,
-        }
-    }
-
-    fn lines(&self) -> io::Result<Box<dyn BufRead + '_>> {
-        Ok(match self {
-            Self::Memory(bytes) => Box::new(bytes.as_slice()),
-            Self::Disk { path, .. } => Box::new(BufReader::new(File::open(path)?)),
-        })
-    }
-}
-
-impl Results {
-    /// Adds a line, to the answers or to the others.
-    pub fn append(&mut self, answered: bool, line: &str) -> io::Result<()> {
-        match &mut self.sinks[usize::from(!answered)] {
-            Sink::Memory(bytes) => bytes.extend_from_slice(line.as_bytes()),
-            Sink::Disk { file, bytes, .. } => {
-                file.write_all(line.as_bytes())?;
-                *bytes += line.len() as u64;
-            }
-        }
-        self.taken.grow(line.len() as u64);
-        Ok(())
-    }
-
-    /// Calls `each` with every line there is, and whether it is an answer.
-    pub fn each(&self, mut each: impl FnMut(bool, &[u8])) -> io::Result<()> {
-        for (sink, answered) in self.sinks.iter().zip([true, false]) {
-            for line in sink.lines()?.split(b'\n') {
-                each(answered, &line?);
-            }
-        }
+        batch.change(|record| record.published = published.into());
         Ok(())
     }
 }
@@ -677,45 +404,6 @@ fn create_private(folder: &Path) -> io::Result<()> {
     builder.create(folder)
 }
 
-fn listed(folder: &Path) -> io::Result<Vec<PathBuf>> {
-    fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect()
-}
-
-/// Every JSON file of a folder. What was not moved to its place is removed.
-fn read_all<T: serde::de::DeserializeOwned + Versioned>(folder: &Path) -> Result<Vec<T>, String> {
-    let mut all = Vec::new();
-    for path in listed(folder).map_err(|error| error.to_string())? {
-        let failed = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
-        match path.extension().and_then(|extension| extension.to_str()) {
-            Some("json") => {
-                let bytes = fs::read(&path).map_err(|error| failed(&error))?;
-                let read: T = serde_json::from_slice(&bytes).map_err(|error| failed(&error))?;
-                if read.version() > VERSION {
-                    let newer =
-                        "a newer version of this program wrote it; run that one, or give another folder";
-                    return Err(failed(&newer));
-                }
-                all.push(read);
-            }
-            Some("new") => fs::remove_file(&path).map_err(|error| failed(&error))?,
-            _ => {}
-        }
-    }
-    Ok(all)
-}
-
-fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
-    let fresh = path.with_extension("new");
-    let mut file = File::create(&fresh)?;
-    file.write_all(&serde_json::to_vec(value)?)?;
-    file.sync_all()?;
-    fs::rename(&fresh, path)?;
-    match path.parent() {
-        Some(folder) => File::open(folder)?.sync_all(),
-        None => Ok(()),
-    }
-}
-
 fn full(message: String) -> ApiError {
     ApiError { code: Some("storage_full"), ..ApiError::new(413, "invalid_request_error", message) }
 }
@@ -727,6 +415,8 @@ fn storage(error: io::Error) -> ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::batch::lines::Usage;
+    use crate::batch::records::{Counts, Status};
 
     fn record(input: &str) -> Record {
         let record = serde_json::json!({"id": "batch_1", "owner": "a", "key": "", "endpoint": "/v1/completions",

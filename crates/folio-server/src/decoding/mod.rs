@@ -2,6 +2,7 @@
 
 pub(crate) mod bounds;
 pub(crate) mod choice;
+pub(crate) mod follower;
 pub(crate) mod guides;
 pub(crate) mod kept_grammars;
 pub(crate) mod reading;

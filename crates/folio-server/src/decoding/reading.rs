@@ -18,7 +18,7 @@ use folio_text::{
     CallableFunction, ForcedPrefix, OutputParser, ParserSetup, ReasoningFormat, Tokenizer, ToolFormat,
 };
 
-use crate::decoding::guides::{Begin, Form};
+use crate::decoding::follower::{Begin, Form};
 use crate::decoding::structured::Compiler;
 
 /// What gpt-oss writes before its answer, one after the other.

@@ -13,7 +13,8 @@ use folio_engine::Rules;
 use folio_kv::TenantId;
 use folio_text::{Grammar, GrammarError, Grammars, Tokenizer};
 
-use crate::decoding::guides::{Begin, Form, Masks, Structured};
+use crate::decoding::follower::{Begin, Form};
+use crate::decoding::guides::{Masks, Structured};
 use crate::decoding::kept_grammars;
 use crate::observability::metrics::MaskFigures;
 use crate::tenancy::kept::Kept;

@@ -1,6 +1,6 @@
 //! The small routes: models, health, metrics, version, tokenize, and a page for people.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
@@ -12,20 +12,21 @@ use serde_json::{Value, json};
 
 use crate::endpoints::anthropic;
 use crate::engine::Served;
+use crate::http::Shared;
 use crate::http::anthropic::is_meant;
-use crate::http::reply::json_response;
-use crate::http::reply::{Refusal, Reply};
+use crate::http::reply::{Refusal, Reply, json_response};
 use crate::load::Load;
 use crate::observability::Observability;
 use crate::tenancy::Tenancy;
 use folio_api::ApiError;
+use folio_api::openapi::tables::ROUTES;
 
 /// Whose turn it is to have a page written that is nobody's in particular, and about how much work that is.
 const NOBODY: TenantId = TenantId(u32::MAX);
 const PAGE_BYTES: usize = 32 << 10;
 
 /// OpenAI's list or, for clients that say a version of Anthropic's API, Anthropic's.
-pub async fn models(State(served): State<Arc<Served>>, request: Request) -> Reply {
+pub async fn models(State(served): Shared<Served>, request: Request) -> Reply {
     if is_meant(&request) {
         let page = anthropic::models(&served, request.uri().query().unwrap_or_default())?;
         return Ok(json_response(page.to_string()));
@@ -35,7 +36,7 @@ pub async fn models(State(served): State<Arc<Served>>, request: Request) -> Repl
 }
 
 /// The name may contain slashes (`org/model`).
-pub async fn model(State(served): State<Arc<Served>>, Path(name): Path<String>, request: Request) -> Reply {
+pub async fn model(State(served): Shared<Served>, Path(name): Path<String>, request: Request) -> Reply {
     if !served.context.model.answers_to(&name) {
         return Err(ApiError::model_not_found(&name, served.name()).into());
     }
@@ -55,7 +56,7 @@ fn describe(served: &Served, name: &str) -> Value {
 }
 
 /// Forward progress, not existence, and whether requests should be sent here: fails when work waits and nothing is computed, when the engine cannot go on, and while draining.
-pub async fn health(State(served): State<Arc<Served>>, State(load): State<Arc<Load>>) -> Reply {
+pub async fn health(State(served): Shared<Served>, State(load): Shared<Load>) -> Reply {
     if load.is_draining() {
         return Err(ApiError::unavailable("This server is shutting down.", 5).into());
     }
@@ -77,9 +78,9 @@ pub async fn health(State(served): State<Arc<Served>>, State(load): State<Arc<Lo
 
 /// On the serving port, which strangers reach: names of tenants are for operators.
 pub async fn metrics(
-    State(tenancy): State<Arc<Tenancy>>,
-    observability: State<Arc<Observability>>,
-    load: State<Arc<Load>>,
+    State(tenancy): Shared<Tenancy>,
+    observability: Shared<Observability>,
+    load: Shared<Load>,
     headers: HeaderMap,
 ) -> Reply {
     let operator = tenancy.tenants.is_operator(&headers).await;
@@ -88,16 +89,16 @@ pub async fn metrics(
 
 /// On the second listener.
 pub async fn all_metrics(
-    observability: State<Arc<Observability>>,
-    load: State<Arc<Load>>,
+    observability: Shared<Observability>,
+    load: Shared<Load>,
     headers: HeaderMap,
 ) -> Reply {
     figures(observability, load, headers, true).await
 }
 
 async fn figures(
-    State(observability): State<Arc<Observability>>,
-    State(load): State<Arc<Load>>,
+    State(observability): Shared<Observability>,
+    State(load): Shared<Load>,
     headers: HeaderMap,
     tenants: bool,
 ) -> Reply {
@@ -119,7 +120,7 @@ pub async fn openapi() -> Response<Body> {
     json_response(TEXT.clone())
 }
 
-pub async fn version(State(served): State<Arc<Served>>) -> Response<Body> {
+pub async fn version(State(served): Shared<Served>) -> Response<Body> {
     json_response(json!({"version": served.version}).to_string())
 }
 
@@ -129,32 +130,9 @@ pub async fn live() -> Response<Body> {
 }
 
 /// What to say to somebody who is almost there.
-const ROUTES: &[(&str, &str)] = &[
-    ("POST", "/v1/chat/completions"),
-    ("POST", "/v1/completions"),
-    ("POST", "/v1/embeddings"),
-    ("POST", "/v1/responses"),
-    ("POST", "/v1/files"),
-    ("POST", "/v1/batches"),
-    ("POST", "/v1/chat/completions/render"),
-    ("POST", "/v1/completions/render"),
-    ("POST", "/v1/messages"),
-    ("POST", "/v1/messages/count_tokens"),
-    ("GET", "/v1/models"),
-    ("POST", "/tokenize"),
-    ("POST", "/detokenize"),
-    ("GET", "/health"),
-    ("GET", "/livez"),
-    ("GET", "/readyz"),
-    ("GET", "/ping"),
-    ("GET", "/metrics"),
-    ("GET", "/version"),
-    ("GET", "/load"),
-    ("GET", "/v1/loads"),
-];
-
-fn method_of(path: &str) -> Option<&'static str> {
-    ROUTES.iter().find(|(_, route)| *route == path).map(|(method, _)| *method)
+fn methods_of(path: &str) -> Option<String> {
+    let methods = ROUTES.iter().filter(|route| route.path == path).map(|route| route.method.to_uppercase());
+    Some(methods.collect::<Vec<_>>().join(" or ")).filter(|methods| !methods.is_empty())
 }
 
 pub async fn not_found(method: Method, uri: Uri) -> Refusal {
@@ -162,8 +140,8 @@ pub async fn not_found(method: Method, uri: Uri) -> Refusal {
     let path = uri.path().trim_end_matches('/');
     let guesses =
         [path.to_owned(), format!("/v1{path}"), path.strip_prefix("/v1").unwrap_or(path).to_owned()];
-    let hint = match guesses.iter().find_map(|guess| Some((method_of(guess)?, guess))) {
-        Some((method, guess)) => format!("Did you mean {method} {guess}?"),
+    let hint = match guesses.iter().find_map(|guess| Some((methods_of(guess)?, guess))) {
+        Some((methods, guess)) => format!("Did you mean {methods} {guess}?"),
         None => "See GET / for what is here.".to_owned(),
     };
     Refusal(ApiError {
@@ -177,7 +155,7 @@ pub async fn not_found(method: Method, uri: Uri) -> Refusal {
 }
 
 pub async fn method_not_allowed(method: Method, uri: Uri) -> Refusal {
-    let hint = method_of(uri.path()).map(|method| format!("; use {method}")).unwrap_or_default();
+    let hint = methods_of(uri.path()).map(|methods| format!("; use {methods}")).unwrap_or_default();
     Refusal(ApiError {
         code: Some("method_not_allowed"),
         ..ApiError::new(
@@ -189,7 +167,7 @@ pub async fn method_not_allowed(method: Method, uri: Uri) -> Refusal {
 }
 
 /// What this is and how to use it, for a person with a browser or a terminal.
-pub async fn index(State(served): State<Arc<Served>>, headers: HeaderMap) -> Response<Body> {
+pub async fn index(State(served): Shared<Served>, headers: HeaderMap) -> Response<Body> {
     let text = introduction(&served, &headers);
     let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("");
     if !accept.contains("text/html") {
@@ -217,14 +195,14 @@ fn introduction(served: &Served, headers: &HeaderMap) -> String {
         .unwrap_or(&fallback);
     let body = json!({"model": model, "messages": [{"role": "user", "content": "Hello!"}]}).to_string();
     let body = body.replace('\'', "'\\''");
+    let routes = ROUTES.iter().map(|route| format!("{} {}", route.method.to_uppercase(), route.path));
     format!(
         "Folio {} serves the model {model} (context {} tokens) over OpenAI's and Anthropic's APIs.\n\n\
          Try it:\n\n  curl http://{host}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n\n\
-         Routes: POST /v1/chat/completions, POST /v1/completions, POST /v1/messages,\n\
-         POST /v1/messages/count_tokens, GET /v1/models, POST /tokenize, POST /detokenize,\n\
-         GET and POST /v1/cache/prefixes, GET /v1/cache/keys, GET /v1/usage, GET /health, GET /metrics,\n\
-         GET /version\n",
-        served.version, served.model.context_length,
+         Routes: {}\n",
+        served.version,
+        served.model.context_length,
+        routes.collect::<Vec<_>>().join(", "),
     )
 }
 

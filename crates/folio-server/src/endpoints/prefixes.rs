@@ -7,7 +7,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::Response;
@@ -25,14 +24,14 @@ use crate::generation::prompt::render;
 use crate::generation::retention::{refused, retention};
 use crate::generation::run::refusal;
 use crate::generation::tokenizing::{encode, encode_prompt};
-use crate::http::reply::Reply;
-use crate::http::reply::json_response;
+use crate::http::Shared;
+use crate::http::reply::{Reply, json_response};
 use crate::http::stream::Abort;
 use crate::load::Load;
 use crate::tenancy::Tenancy;
 use crate::tenancy::declared::DeclaredPrefix;
 use crate::tenancy::gate::{Entry, Need};
-use crate::tenancy::tenants::Tenant;
+use crate::tenancy::tenant::Tenant;
 use folio_api::cache::Retention;
 use folio_api::fields::Fields;
 use folio_api::hints::{Api, Hints};
@@ -59,7 +58,7 @@ struct Computed {
 }
 
 /// `POST /v1/cache/prefixes`
-pub async fn create(State(generator): State<Arc<Generator>>, request: JsonRequest) -> Reply {
+pub async fn create(State(generator): Shared<Generator>, request: JsonRequest) -> Reply {
     let Generator { served, load, tenancy, .. } = &*generator;
     let _counted = load.in_flight.enter();
     let JsonRequest { tenant, body, held: _held, entry, .. } = request;
@@ -233,7 +232,7 @@ async fn compute(
 }
 
 /// `GET /v1/cache/prefixes`
-pub async fn list(State(served): State<Arc<Served>>, Extension(tenant): Extension<Tenant>) -> Reply {
+pub async fn list(State(served): Shared<Served>, tenant: Tenant) -> Reply {
     let tenant = tenant.cache;
     match command(&served, CacheCommand::List { tenant }).await? {
         CacheResponse::Prefixes(list) => {
@@ -245,19 +244,15 @@ pub async fn list(State(served): State<Arc<Served>>, Extension(tenant): Extensio
 }
 
 /// `GET /v1/cache/prefixes/{id}`
-pub async fn show(
-    State(served): State<Arc<Served>>,
-    Extension(tenant): Extension<Tenant>,
-    Path(id): Path<String>,
-) -> Reply {
+pub async fn show(State(served): Shared<Served>, tenant: Tenant, Path(id): Path<String>) -> Reply {
     let (tenant, id) = (tenant.cache, parse(&id)?);
     one(&served, command(&served, CacheCommand::Show { tenant, id }).await?)
 }
 
 /// `POST /v1/cache/prefixes/{id}`: pin, unpin, another priority or time to live. What is not given stays.
 pub async fn change(
-    State(served): State<Arc<Served>>,
-    State(load): State<Arc<Load>>,
+    State(served): Shared<Served>,
+    State(load): Shared<Load>,
     Path(id): Path<String>,
     request: JsonRequest,
 ) -> Reply {
@@ -283,11 +278,7 @@ pub async fn change(
 }
 
 /// `DELETE /v1/cache/prefixes/{id}`
-pub async fn delete(
-    State(served): State<Arc<Served>>,
-    Extension(tenant): Extension<Tenant>,
-    Path(name): Path<String>,
-) -> Reply {
+pub async fn delete(State(served): Shared<Served>, tenant: Tenant, Path(name): Path<String>) -> Reply {
     let (tenant, id) = (tenant.cache, parse(&name)?);
     match command(&served, CacheCommand::Drop { tenant, id }).await? {
         CacheResponse::Dropped { tokens } => {
@@ -301,10 +292,7 @@ pub async fn delete(
 }
 
 /// `GET /v1/cache/keys`
-pub async fn keys(
-    State(tenancy): State<Arc<Tenancy>>,
-    Extension(tenant): Extension<Tenant>,
-) -> Response<Body> {
+pub async fn keys(State(tenancy): Shared<Tenancy>, tenant: Tenant) -> Response<Body> {
     json_response(tenancy.cache_keys.list(tenant.id).to_string())
 }
 

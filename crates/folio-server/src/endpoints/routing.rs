@@ -19,21 +19,21 @@ use crate::engine::Served;
 use crate::generation::Generator;
 use crate::generation::input::InputProcessor;
 use crate::generation::job::Job;
+use crate::http::Shared;
 use crate::http::pieces;
-use crate::http::reply::Reply;
-use crate::http::reply::json_response;
+use crate::http::reply::{Reply, json_response};
 use crate::load::Load;
 use folio_api::{ApiError, unix_s};
 
 type Prepare = fn(&InputProcessor, &Arrival) -> Result<Job, ApiError>;
 
 /// `POST /v1/chat/completions/render`: one object.
-pub async fn render_chat(State(generator): State<Arc<Generator>>, request: JsonRequest) -> Reply {
+pub async fn render_chat(State(generator): Shared<Generator>, request: JsonRequest) -> Reply {
     render(generator, request, chat::prepare, false).await
 }
 
 /// `POST /v1/completions/render`: a list, one for each prompt.
-pub async fn render_completions(State(generator): State<Arc<Generator>>, request: JsonRequest) -> Reply {
+pub async fn render_completions(State(generator): Shared<Generator>, request: JsonRequest) -> Reply {
     render(generator, request, completions::prepare, true).await
 }
 
@@ -92,12 +92,12 @@ async fn render(generator: Arc<Generator>, request: JsonRequest, prepare: Prepar
 }
 
 /// `GET /load`: generations between their arrival and their end.
-pub async fn load(State(load): State<Arc<Load>>) -> Response<Body> {
+pub async fn load(State(load): Shared<Load>) -> Response<Body> {
     json_response(json!({"server_load": load.in_flight.count()}).to_string())
 }
 
 /// `GET /v1/loads`: one entry, as there is one engine.
-pub async fn loads(State(served): State<Arc<Served>>) -> Response<Body> {
+pub async fn loads(State(served): Shared<Served>) -> Response<Body> {
     let stats = served.engine.stats();
     let cache = &stats.cache;
     let tokens = |blocks: u32| u64::from(blocks) * u64::from(cache.block_tokens);

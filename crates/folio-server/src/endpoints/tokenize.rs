@@ -4,7 +4,6 @@
 //! the ids while they are read ([`pieces`]), and the ids count among what is held for their tenant.
 
 use std::fmt::Write;
-use std::sync::Arc;
 
 use axum::extract::State;
 use folio_kv::TenantId;
@@ -16,6 +15,7 @@ use crate::engine::Served;
 use crate::generation::input::InputProcessor;
 use crate::generation::prompt::render;
 use crate::generation::tokenizing::{encode, encode_prompt};
+use crate::http::Shared;
 use crate::http::pieces;
 use crate::http::reply::Reply;
 use crate::load::Load;
@@ -27,8 +27,8 @@ use folio_api::openapi::tables::TOKENIZE;
 
 /// `POST /tokenize`: a prompt, or messages through the chat template.
 pub async fn tokenize(
-    State(inputs): State<Arc<InputProcessor>>,
-    State(load): State<Arc<Load>>,
+    State(inputs): Shared<InputProcessor>,
+    State(load): Shared<Load>,
     request: JsonRequest,
 ) -> Reply {
     let JsonRequest { tenant, body, held, .. } = request;
@@ -113,8 +113,8 @@ fn tokenized(inputs: &InputProcessor, tenant: TenantId, body: &[u8]) -> Result<(
 
 /// `POST /detokenize`
 pub async fn detokenize(
-    State(served): State<Arc<Served>>,
-    State(load): State<Arc<Load>>,
+    State(served): Shared<Served>,
+    State(load): Shared<Load>,
     request: JsonRequest,
 ) -> Reply {
     let JsonRequest { tenant, body, held, .. } = request;

@@ -1,23 +1,21 @@
 //! `GET /v1/usage`: what the asking tenant has used since the start.
 
-use std::sync::Arc;
-
-use axum::Extension;
 use axum::extract::State;
 use folio_kv::TenantId;
 use serde_json::{Value, json};
 
 use crate::engine::Served;
+use crate::http::Shared;
 use crate::http::reply::{Reply, json_response};
 use crate::observability::Observability;
 use crate::observability::usage::seconds;
-use crate::tenancy::tenants::Tenant;
+use crate::tenancy::tenant::Tenant;
 
 /// `GET /v1/usage`
 pub(crate) async fn usage(
-    State(observability): State<Arc<Observability>>,
-    State(served): State<Arc<Served>>,
-    Extension(tenant): Extension<Tenant>,
+    State(observability): Shared<Observability>,
+    State(served): Shared<Served>,
+    tenant: Tenant,
 ) -> Reply {
     let count = observability.meters.count(tenant.id);
     let answer = json!({

@@ -6,31 +6,27 @@
 //! the engine has ended every choice.
 
 mod judge;
+mod response;
+mod verdict;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use folio_api::ApiError;
-use folio_api::events::{Delta, Finished, PromptReport, Scored, Usage};
+use folio_api::events::{Delta, PromptReport, Scored};
 use folio_engine::request::{Timing, Token, TokenLogprobs};
-use folio_engine::{Event, FinishReason, Micros};
+use folio_engine::{Event, FinishReason};
 use folio_text::{DetokenizeOptions, Detokenizer, work};
-use judge::{Judge, Judged};
-use serde_json::json;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use crate::arrival::Flight;
-use crate::decoding::choice::{Choice, told};
-use crate::decoding::reading::Reading;
+use crate::decoding::choice::told;
 use crate::generation::Generator;
-use crate::generation::job::Job;
 use crate::generation::retention::refused;
-use crate::http::stream::{Abort, Events};
-use crate::observability::metrics::{FinishedChoice, FinishedPrompt, Metrics};
-use crate::observability::usage::Meter;
 use crate::tenancy::gate::Ticket;
-use crate::tenancy::tenants::Tenant;
-use crate::tenancy::unread::{Unread, event_bytes, gathered_bytes};
+use crate::tenancy::unread::{event_bytes, gathered_bytes};
+pub(crate) use response::Whole;
+pub(super) use response::{Output, ResponseDriver};
 
 /// Bytes of an answer that are worked on at once, on the event loop.
 const AT_ONCE_BYTES: usize = 64 << 10;
@@ -43,154 +39,7 @@ pub(super) struct Delivered {
     pub at: Instant,
 }
 
-/// Where an answer goes.
-pub(super) enum Output {
-    Stream(Events),
-    Whole(Option<oneshot::Sender<Result<String, ApiError>>>),
-}
-
-/// One choice of one prompt.
-struct Slot {
-    choice: Choice,
-    /// Text and tokens of a response that is not streamed.
-    whole: Delta,
-    first_token: Option<Instant>,
-    last_token: Option<Instant>,
-    /// Bytes gathered of what was not shown yet.
-    hidden: usize,
-    /// Over for the client.
-    done: bool,
-    /// Over for the engine.
-    ended: bool,
-    judged: Judged,
-}
-
-/// When the prompts were handed to the engine, and when it ended the last choice, by its clock.
-struct InEngine {
-    submitted: Micros,
-    finished: Micros,
-}
-
-impl InEngine {
-    fn took(&self) -> Duration {
-        Duration::from_micros(self.finished.0.saturating_sub(self.submitted.0))
-    }
-}
-
-/// Bytes that an answer takes until its client has accepted them.
-struct Memory {
-    unread: Arc<Unread>,
-    /// Those that are gathered here, of which `unread` knows so far.
-    gathered: usize,
-    counted: usize,
-}
-
-impl Memory {
-    /// Tells `unread` what is gathered. False: that, or what the client did not accept, is too much.
-    fn count(&mut self) -> bool {
-        let (before, now) = (std::mem::replace(&mut self.counted, self.gathered), self.gathered);
-        if now > before {
-            self.unread.hold(now - before);
-        } else {
-            self.unread.release(before - now);
-        }
-        !self.unread.is_over()
-    }
-
-    /// Nothing is gathered any more.
-    fn clear(&mut self) {
-        self.unread.release(std::mem::take(&mut self.counted));
-        self.gathered = 0;
-    }
-}
-
-/// Follows one job.
-pub(super) struct ResponseDriver {
-    generator: Arc<Generator>,
-    /// Of the tenant that asked.
-    meter: Arc<Meter>,
-    tenant: Tenant,
-    /// Until the end.
-    ticket: Option<Ticket>,
-    job: Job,
-    abort: Abort,
-    output: Output,
-    memory: Memory,
-    /// Prompt-major: choice `c` of prompt `p` is `p * n + c`.
-    slots: Vec<Slot>,
-    reports: Vec<Option<PromptReport>>,
-    usage: Usage,
-    in_engine: InEngine,
-    /// An error was sent, or the client left.
-    failed: bool,
-    /// The response is complete.
-    answered: bool,
-    /// Who judges answers, where somebody does.
-    judge: Option<Judge>,
-}
-
 impl ResponseDriver {
-    pub(super) fn new(
-        generator: Arc<Generator>,
-        tenant: Tenant,
-        (ticket, submitted): (Ticket, Micros),
-        job: Job,
-        abort: Abort,
-        (unread, output): (Arc<Unread>, Output),
-    ) -> Self {
-        let mut slots = Vec::new();
-        let rules = generator.inputs.safety.output().cloned();
-        for prompt in &job.prompts {
-            let params = Arc::new(prompt.params.clone());
-            for _ in 0..job.generation.n {
-                let tokenizer = generator.served.tokenizer.clone();
-                let choice = Choice::new(
-                    tokenizer,
-                    &job.generation,
-                    job.reading.as_ref(),
-                    params.clone(),
-                    rules.as_ref(),
-                );
-                slots.push(Slot {
-                    choice,
-                    whole: Delta::default(),
-                    first_token: None,
-                    last_token: None,
-                    hidden: 0,
-                    done: false,
-                    ended: prompt.screened.denied,
-                    judged: Judged::default(),
-                });
-            }
-        }
-        let judge = generator.inputs.safety.judge().cloned();
-        let meter = generator.observability.meters.of(&tenant);
-        let reports = vec![None; job.prompts.len()];
-        let thinks = job.reading.as_ref().is_some_and(Reading::separates_reasoning);
-        let usage = Usage { reasoning_tokens: thinks.then_some(0), ..Usage::default() };
-        Self {
-            generator,
-            tenant,
-            ticket: Some(ticket),
-            meter,
-            job,
-            abort,
-            output,
-            memory: Memory { unread, gathered: 0, counted: 0 },
-            slots,
-            reports,
-            usage,
-            in_engine: InEngine { submitted, finished: submitted },
-            failed: false,
-            answered: false,
-            judge: judge.map(Judge::new),
-        }
-    }
-
-    fn metrics(&self) -> &Metrics {
-        &self.generator.observability.metrics
-    }
-
     pub(super) async fn follow(mut self, mut events: mpsc::UnboundedReceiver<Delivered>, flight: Flight) {
         self.refuse_denied();
         loop {
@@ -215,7 +64,7 @@ impl ResponseDriver {
                         break;
                     }
                 },
-                Some((index, verdict)) = judge::verdict(&mut self.judge), if judging => self.judged(index, verdict),
+                Some((index, verdict)) = verdict::verdict(&mut self.judge), if judging => self.judged(index, verdict),
                 else => break,
             }
             self.count_gathered();
@@ -265,47 +114,6 @@ impl ResponseDriver {
         }
     }
 
-    /// Ends the answer where what it takes is too much.
-    fn count_gathered(&mut self) {
-        if self.memory.count() || self.failed || self.answered {
-            return;
-        }
-        for index in 0..self.slots.len() {
-            let slot = &mut self.slots[index];
-            (slot.whole, slot.judged) = (Delta::default(), Judged::default());
-            if !std::mem::replace(&mut slot.done, true) {
-                self.count(index, "abort");
-            }
-        }
-        if let Output::Stream(events) = &self.output {
-            events.cut();
-        }
-        self.memory.clear();
-        self.fail(self.memory.unread.refusal());
-    }
-
-    /// What was computed for whom, and how it ended.
-    fn audit(&self, flight: &Flight) {
-        let Some(audit) = &self.generator.observability.audit else { return };
-        let ends = self.slots.iter().map(|slot| slot.choice.finish().map_or("error", |finish| finish.reason));
-        audit.write(
-            "generation",
-            json!({
-                "request_id": flight.request,
-                "tenant": &*self.tenant.name,
-                "key": &*self.tenant.key,
-                "model": self.generator.served.name(),
-                "prompts": self.job.prompts.len(),
-                "prompt_tokens": self.usage.prompt_tokens,
-                "cached_tokens": self.usage.cached_tokens,
-                "completion_tokens": self.usage.completion_tokens,
-                "finish_reasons": ends.collect::<Vec<_>>(),
-                "failed": self.failed,
-                "ms": self.job.arrived.elapsed().as_millis() as u64,
-            }),
-        );
-    }
-
     fn event(&mut self, prompt: usize, event: Event, at: Instant) {
         match event {
             Event::Prompt { cached_tokens, prompt_logprobs, kept } => {
@@ -347,21 +155,8 @@ impl ResponseDriver {
         }
     }
 
-    fn index(&self, prompt: usize, choice: u32) -> usize {
-        prompt * self.job.generation.n as usize + choice as usize
-    }
-
-    fn prompt_of(&self, index: usize) -> usize {
-        index / self.job.generation.n as usize
-    }
-
     /// The prompt was computed: its figures are final and its choices begin.
-    fn prompt_done(
-        &mut self,
-        prompt: usize,
-        cached: u32,
-        logprobs: Vec<folio_engine::request::TokenLogprobs>,
-    ) {
+    fn prompt_done(&mut self, prompt: usize, cached: u32, logprobs: Vec<TokenLogprobs>) {
         let job = &self.job.prompts[prompt];
         let tokens = job.tokens.len() as u64;
         self.usage.prompt_tokens += tokens;
@@ -404,23 +199,10 @@ impl ResponseDriver {
         self.reports[prompt] = Some(report);
     }
 
-    /// A choice begins.
-    fn open(&mut self, index: usize, report: &PromptReport) {
-        if let Output::Stream(events) = &self.output {
-            self.job.writer.opening(index as u32, report, self.usage, events);
-        }
-    }
-
     /// A choice ended before the engine knows.
     fn stop(&mut self, index: usize) {
         self.cancel(index);
         self.complete(index);
-    }
-
-    fn cancel(&mut self, index: usize) {
-        let prompt = self.prompt_of(index);
-        let choice = index as u32 - (prompt as u32) * self.job.generation.n;
-        self.abort.cancel_choice(prompt, choice);
     }
 
     /// What `echo` puts before the generated text, and its length in characters.
@@ -519,99 +301,5 @@ impl ResponseDriver {
         };
         self.slots[index].choice.end(reason, stop_token);
         self.complete(index);
-    }
-
-    /// Counts a choice, and its prompt when this was the last of it.
-    fn count(&self, index: usize, reason: &'static str) {
-        let slot = &self.slots[index];
-        let now = Instant::now();
-        let decode = slot.first_token.zip(slot.last_token).map(|(first, last)| last - first);
-        self.metrics().choice(FinishedChoice {
-            reason,
-            e2e: now - self.job.arrived,
-            tokens: slot.choice.tokens,
-            decode,
-        });
-        let (prompt, n) = (self.prompt_of(index), self.job.generation.n as usize);
-        let siblings = &self.slots[prompt * n..(prompt + 1) * n];
-        if siblings.iter().all(|slot| slot.done) {
-            let job = &self.job.prompts[prompt];
-            self.metrics().request(FinishedPrompt {
-                prompt_tokens: job.tokens.len(),
-                n: self.job.generation.n,
-                max_tokens: self.job.generation.max_tokens.unwrap_or(job.params.max_tokens),
-                most_generated: siblings.iter().map(|slot| slot.choice.tokens).max().unwrap_or(0),
-            });
-        }
-    }
-
-    fn show(&mut self, index: usize, delta: Delta) {
-        if self.failed {
-            return;
-        }
-        let slot = &mut self.slots[index];
-        let mut shown = std::mem::take(&mut slot.judged.asked_bytes);
-        if self.judge.is_none() || slot.done {
-            shown += std::mem::take(&mut slot.hidden);
-        }
-        match &self.output {
-            Output::Stream(events) => {
-                self.memory.gathered -= shown;
-                let finish = slot.done.then(|| slot.choice.finish()).flatten();
-                self.job.writer.delta(index as u32, &delta, finish, self.usage, events);
-            }
-            Output::Whole(_) => slot.whole.append(delta),
-        }
-    }
-
-    /// Everybody is done.
-    fn answer(&mut self) {
-        self.answered = true;
-        if self.failed {
-            return;
-        }
-        self.abort.finished();
-        match &mut self.output {
-            Output::Stream(events) => self.job.writer.closing(self.usage, events),
-            Output::Whole(sender) => {
-                let n = self.job.generation.n as usize;
-                let choices = self.slots.iter_mut().enumerate().filter_map(|(index, slot)| {
-                    Some(Finished {
-                        index: index as u32,
-                        delta: std::mem::take(&mut slot.whole),
-                        finish: slot.choice.finish()?.clone(),
-                        prompt: self.reports[index / n].clone(),
-                    })
-                });
-                let json = self.job.writer.whole(&choices.collect::<Vec<_>>(), self.usage);
-                self.memory.gathered = json.len();
-                if let Some(sender) = sender.take() {
-                    let _ = sender.send(Ok(json));
-                }
-            }
-        }
-        self.close();
-    }
-
-    /// Tells the client, once, and ends what still runs.
-    fn fail(&mut self, error: ApiError) {
-        if std::mem::replace(&mut self.failed, true) {
-            return;
-        }
-        self.abort.cancel();
-        match &mut self.output {
-            Output::Stream(events) => self.job.writer.failed(&error, events),
-            Output::Whole(sender) => {
-                if let Some(sender) = sender.take() {
-                    let _ = sender.send(Err(error));
-                }
-            }
-        }
-        self.close();
-    }
-
-    /// Ends the response; the task itself goes on until the engine is done.
-    fn close(&mut self) {
-        self.output = Output::Whole(None);
     }
 }

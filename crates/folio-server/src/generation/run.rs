@@ -16,13 +16,13 @@ use tokio::sync::{mpsc, oneshot};
 use crate::arrival::Flight;
 use crate::decoding::reading::Reading;
 use crate::generation::Generator;
-use crate::generation::driver::{Delivered, Output, ResponseDriver};
+use crate::generation::driver::{Delivered, Output, ResponseDriver, Whole};
 use crate::generation::job::Job;
 use crate::http::caught;
 use crate::http::reply::{json_bytes, tell};
 use crate::http::stream::{self, Abort, Events};
 use crate::tenancy::gate::{Entry, Need, TOKENS_EXPECTED, Ticket};
-use crate::tenancy::tenants::Tenant;
+use crate::tenancy::tenant::Tenant;
 use crate::tenancy::unread::Unread;
 
 /// Runs the job and answers.
@@ -33,56 +33,45 @@ pub(crate) async fn run(
     flight: Flight,
 ) -> Result<Response<Body>, ApiError> {
     let notes = job.notes.clone();
-    let mut response = answer(generator, tenant, job, flight).await?;
+    let mut response = if job.generation.stream.is_some() {
+        let idle = job.writer.keep_alive();
+        let (abort, events) = start_streaming(generator, tenant, job, flight)?;
+        stream::response(events, abort.guard(), generator.load.limits.keep_alive, idle)
+    } else {
+        let whole = start(generator, tenant, job, flight)?.answer().await?;
+        json_bytes(Bytes::from_owner(whole))
+    };
     tell(&notes, response.headers_mut());
     Ok(response)
 }
 
-async fn answer(
-    generator: &Arc<Generator>,
-    tenant: &Tenant,
-    job: Job,
-    flight: Flight,
-) -> Result<Response<Body>, ApiError> {
-    if job.generation.stream.is_some() {
-        let unread = generator.load.unread.answer(&tenant.gate);
-        let (events, body) = Events::new(unread.clone());
-        let idle = job.writer.keep_alive();
-        let abort = spawn(generator, tenant, job, flight, (unread, Output::Stream(events)))?;
-        return Ok(stream::response(body, abort.guard(), generator.load.limits.keep_alive, idle));
-    }
-    let unread = generator.load.unread.answer(&tenant.gate);
-    let (abort, answer) = start_counted(generator, tenant, job, flight, unread.clone())?;
-    let guard = abort.guard();
-    let json = answer.await.unwrap_or_else(|_| Err(ApiError::internal("the request was lost")))?;
-    drop(guard);
-    Ok(json_bytes(Bytes::from_owner(Whole { json, _unread: unread })))
+/// A job that runs, and whose answer is wanted whole.
+pub(crate) struct Started {
+    pub abort: Abort,
+    pub answer: oneshot::Receiver<Result<Whole, ApiError>>,
 }
 
-/// An answer that counts as unread until its last byte is on its way.
-struct Whole {
-    json: String,
-    _unread: Arc<Unread>,
-}
-
-impl AsRef<[u8]> for Whole {
-    fn as_ref(&self) -> &[u8] {
-        self.json.as_bytes()
+impl Started {
+    /// Waits for the answer. Dropped before that, it cancels the job.
+    pub async fn answer(self) -> Result<Whole, ApiError> {
+        let guard = self.abort.guard();
+        let answer = self.answer.await.unwrap_or_else(|_| Err(ApiError::internal("the request was lost")));
+        drop(guard);
+        answer
     }
 }
 
-/// Where an answer that is not streamed comes.
-type Pending = oneshot::Receiver<Result<String, ApiError>>;
-
-/// Runs the job whether anybody waits or not: how to cancel it, and where its answer comes.
+/// Runs the job whether anybody waits or not.
 pub(crate) fn start(
     generator: &Arc<Generator>,
     tenant: &Tenant,
     job: Job,
     flight: Flight,
-) -> Result<(Abort, Pending), ApiError> {
+) -> Result<Started, ApiError> {
+    let (sender, answer) = oneshot::channel();
     let unread = generator.load.unread.answer(&tenant.gate);
-    start_counted(generator, tenant, job, flight, unread)
+    let abort = spawn(generator, tenant, job, flight, (unread, Output::Whole(Some(sender))))?;
+    Ok(Started { abort, answer })
 }
 
 /// Runs a job that is streamed whether anybody reads or not: how to cancel it, and its events.
@@ -96,17 +85,6 @@ pub(crate) fn start_streaming(
     let (events, reader) = Events::new(unread.clone());
     let abort = spawn(generator, tenant, job, flight, (unread, Output::Stream(events)))?;
     Ok((abort, reader))
-}
-
-fn start_counted(
-    generator: &Arc<Generator>,
-    tenant: &Tenant,
-    job: Job,
-    flight: Flight,
-    unread: Arc<Unread>,
-) -> Result<(Abort, Pending), ApiError> {
-    let (sender, answer) = oneshot::channel();
-    Ok((spawn(generator, tenant, job, flight, (unread, Output::Whole(Some(sender))))?, answer))
 }
 
 fn spawn(

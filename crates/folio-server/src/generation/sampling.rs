@@ -8,7 +8,7 @@ use folio_engine::{RulesRef, SamplingParams};
 use folio_kv::TenantId;
 
 use crate::decoding::bounds;
-use crate::decoding::guides::{Begin, Form};
+use crate::decoding::follower::{Begin, Form};
 use crate::decoding::reading::Reading;
 use crate::engine::ModelFacts;
 use crate::generation::input::InputProcessor;

@@ -5,6 +5,7 @@
 pub(crate) mod anthropic;
 pub(crate) mod connections;
 pub(crate) mod pieces;
+pub(crate) mod refused;
 pub(crate) mod reply;
 pub(crate) mod stream;
 pub(crate) mod tls;
@@ -12,9 +13,11 @@ pub(crate) mod tls;
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::Poll;
 
 use axum::body::{Body, Bytes};
+use axum::extract::State;
 use axum::http::{HeaderMap, header};
 use folio_api::ApiError;
 use futures_core::Stream;
@@ -22,7 +25,11 @@ use futures_core::Stream;
 use crate::tenancy::keys::random;
 use crate::tenancy::unread::Held;
 
-/// Who connected; known where there is a socket.
+/// A part of the server, as a handler takes it.
+pub type Shared<T> = State<Arc<T>>;
+
+/// Who connected, as an extension of a request; known where there is a socket. Whoever serves the router by
+/// other means puts it there, or else refusals wait for nothing.
 #[derive(Clone, Copy)]
 pub struct Peer(pub std::net::SocketAddr);
 
@@ -99,7 +106,6 @@ pub(crate) async fn read_body(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::task::{Context, Waker};
     use std::time::{Duration, Instant};
 

@@ -19,8 +19,8 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
 use crate::engine::Engine;
-use crate::observability::metrics::{COUNTER, Documented, GAUGE, Labels, Samples, doc, encode_samples};
-use crate::observability::usage::{Meters, seconds};
+use crate::observability::metrics::{Documented, Labels, Samples, counter, encode_samples, gauge};
+use crate::observability::usage::{Count, Meters, seconds};
 use crate::tenancy::tenants::Tenants;
 
 /// Tenants, and caches, with series of their own.
@@ -29,26 +29,11 @@ pub const TENANTS_MAX: usize = 1000;
 const OTHERS: &str = ":others";
 
 const TENANT: &[Documented] = &[
-    doc("folio:tenant_requests_total", COUNTER, "tenant", "Prompts that the engine took"),
-    doc(
-        "folio:tenant_prompt_tokens_total",
-        COUNTER,
-        "tenant, source",
-        "Prompt tokens, computed or cached (found in the cache)",
-    ),
-    doc("folio:tenant_generation_tokens_total", COUNTER, "tenant", "Generated tokens"),
-    doc(
-        "folio:tenant_kv_cache_bytes",
-        GAUGE,
-        "tenant, group or prefix; state",
-        "Bytes of cache, active (held by sequences) or cached; of a group where several tenants share a cache, or of a declared prefix",
-    ),
-    doc(
-        "folio:tenant_kv_cache_byte_seconds",
-        GAUGE,
-        "tenant, group or prefix; state",
-        "Those times seconds since the start; only grows",
-    ),
+    counter("folio:tenant_requests_total", "Prompts that the engine took").by("tenant"),
+    counter("folio:tenant_prompt_tokens_total", "Prompt tokens, computed or cached (found in the cache)").by("tenant, source"),
+    counter("folio:tenant_generation_tokens_total", "Generated tokens").by("tenant"),
+    gauge("folio:tenant_kv_cache_bytes", "Bytes of cache, active (held by sequences) or cached; of a group where several tenants share a cache, or of a declared prefix").by("tenant, group or prefix; state"),
+    gauge("folio:tenant_kv_cache_byte_seconds", "Those times seconds since the start; only grows").by("tenant, group or prefix; state"),
 ];
 
 /// Every metric that `--tenant-metrics` adds.
@@ -88,14 +73,11 @@ impl TenantCollector {
         Self { engine, meters, tenants }
     }
 
-    fn tokens(
-        &self,
-        of: impl Fn(crate::observability::usage::Count) -> Vec<(Option<&'static str>, u64)>,
-    ) -> Samples {
+    fn tokens(&self, of: impl Fn(Count) -> Vec<(Option<&'static str>, u64)>) -> Samples {
         let mut samples = Vec::new();
         let tenants = self.tenants.names().into_iter().map(|(id, name)| ("tenant", name, id));
         for Series { labels, ids } in &series(tenants.collect()) {
-            let mut count = crate::observability::usage::Count::default();
+            let mut count = Count::default();
             ids.iter().for_each(|id| count.add(self.meters.count(*id)));
             for (source, value) in of(count) {
                 let source = source.map(|source| ("source", source.to_owned()));

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 
 use crate::error::ServerError;
-use crate::tenancy::tenants::Tenant;
+use crate::tenancy::tenant::Tenant;
 use folio_api::{ApiError, unix_s};
 
 /// How often new records are written to the file.

@@ -14,11 +14,15 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokio::sync::Semaphore;
 
-use super::Replacement;
-use super::declared::Sides;
-
 /// Bytes of an answer beyond four times those of the question.
 const ANSWER_BYTES: u64 = 1 << 20;
+
+/// Which side something judges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sides {
+    pub input: bool,
+    pub output: bool,
+}
 
 /// How an answer that is streamed is judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +67,13 @@ enum Action {
     Deny,
     Redact,
     Annotate,
+}
+
+/// What is wanted in the place of a prompt.
+#[derive(Clone, Debug)]
+pub enum Replacement {
+    Messages(Vec<Value>),
+    Prompt(String),
 }
 
 /// What stands in the place of an answer's texts; `None`: the text stays.

@@ -13,7 +13,7 @@ use tokio::sync::Semaphore;
 
 use super::Safety;
 use super::automaton::{Automaton, LONGEST_MAX};
-use super::callout::{Callout, Mode};
+use super::callout::{Callout, Mode, Sides};
 use super::rules::{Rule, Rules};
 use crate::error::ServerError;
 
@@ -66,13 +66,6 @@ enum On {
     Output,
     #[default]
     Both,
-}
-
-/// Which side something judges.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sides {
-    pub input: bool,
-    pub output: bool,
 }
 
 impl On {

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-pub use callout::{Callout, CalloutAnswer, Mode, Texts, subject};
+pub use callout::{Callout, CalloutAnswer, Mode, Replacement, Texts, subject};
 pub use rules::{Found, Keys, Rules};
 
 /// What was declared, ready to use. The default lets everything pass.
@@ -57,13 +57,6 @@ pub struct Screened {
     pub subject: Option<Map<String, Value>>,
     /// What the answers' `safety` field says about it.
     pub notes: Option<Value>,
-}
-
-/// What the callout wants in the place of a prompt.
-#[derive(Clone, Debug)]
-pub enum Replacement {
-    Messages(Vec<Value>),
-    Prompt(String),
 }
 
 impl Safety {

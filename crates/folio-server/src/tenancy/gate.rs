@@ -21,13 +21,10 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use folio_api::ApiError;
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::tenancy::bucket::{Bucket, Refusals};
+
 /// Tokens reserved for a choice that says no limit.
 pub(crate) const TOKENS_EXPECTED: u32 = 256;
-
-/// Requests a minute that are told to come again without waiting for it.
-const REFUSALS_PER_MINUTE: f64 = 6000.0;
-/// Those that wait, each for its turn; 100 wait for a second, and nobody for longer.
-const REFUSALS_WAITING: f64 = 100.0;
 
 /// What an operator allows a tenant. `None`: not limited.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -43,41 +40,11 @@ pub struct TenantLimits {
     pub max_context: Option<u32>,
 }
 
-/// A budget that refills steadily up to one minute's worth.
-#[derive(Debug)]
-struct Bucket {
-    per_minute: f64,
-    left: f64,
-    at: Instant,
-}
-
-impl Bucket {
-    fn new(per_minute: f64, now: Instant) -> Self {
-        Self { per_minute, left: per_minute, at: now }
-    }
-
-    fn refill(&mut self, now: Instant) {
-        let passed = now.saturating_duration_since(self.at).as_secs_f64();
-        self.left = (self.left + passed * self.per_minute / 60.0).min(self.per_minute);
-        self.at = self.at.max(now);
-    }
-
-    /// How long until `amount` is there, after [`Bucket::refill`].
-    fn wait(&self, amount: f64) -> Duration {
-        let missing = (amount - self.left).max(0.0);
-        Duration::from_secs_f64((missing * 60.0 / self.per_minute).min(86_400.0))
-    }
-
-    fn back(&mut self, amount: f64) {
-        self.left = (self.left + amount).min(self.per_minute);
-    }
-}
-
 #[derive(Debug)]
 struct Counts {
     requests: Option<Bucket>,
     tokens: Option<Bucket>,
-    refusals: Bucket,
+    refusals: Refusals,
     running: u32,
     waiting: u32,
 }
@@ -123,7 +90,7 @@ impl Gate {
         let counts = Counts {
             requests: limits.requests_per_minute.map(|limit| Bucket::new(limit.into(), now)),
             tokens: limits.tokens_per_minute.map(|limit| Bucket::new(limit as f64, now)),
-            refusals: Bucket::new(REFUSALS_PER_MINUTE, now),
+            refusals: Refusals::new(now),
             running: 0,
             waiting: 0,
         };
@@ -165,12 +132,9 @@ impl Gate {
         Ok(Arc::new(Entry { gate: self.clone(), given_back: AtomicBool::new(false) }))
     }
 
-    /// How long a request waits that is told to come again: a client that does so at once, without end, would take a processor.
+    /// How long a request waits that is told to come again.
     pub fn refusal_delay(&self, now: Instant) -> Option<Duration> {
-        let bucket = &mut self.counts().refusals;
-        bucket.refill(now);
-        bucket.left = (bucket.left - 1.0).max(-REFUSALS_WAITING);
-        Some(bucket.wait(0.0)).filter(|delay| !delay.is_zero())
+        self.counts().refusals.delay(now)
     }
 
     /// Whether so many prompts more may wait.

@@ -1,5 +1,6 @@
 //! Who asks, what they may have, and what they hold.
 
+pub(crate) mod bucket;
 pub(crate) mod cache_keys;
 pub(crate) mod declared;
 pub(crate) mod fair_queue;
@@ -9,6 +10,7 @@ pub(crate) mod keyring;
 pub mod keys;
 pub(crate) mod secret;
 pub(crate) mod shared_prefixes;
+pub(crate) mod tenant;
 pub(crate) mod tenants;
 pub(crate) mod unread;
 
@@ -23,7 +25,8 @@ use crate::error::ServerError;
 use cache_keys::CacheKeys;
 use declared::DeclaredPrefix;
 use shared_prefixes::SharedPrefixes;
-use tenants::{Tenant, Tenants};
+use tenant::Tenant;
+use tenants::Tenants;
 
 /// Who is who, and what of the cache is whose.
 pub(crate) struct Tenancy {

@@ -14,7 +14,6 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
 
 use axum::http::{HeaderMap, header};
 use folio_kv::TenantId;
@@ -22,10 +21,11 @@ use parking_lot::Mutex;
 use subtle::ConstantTimeEq;
 
 use crate::error::ServerError;
-use crate::tenancy::declared::{Declared, PriorityRange};
-use crate::tenancy::gate::{Gate, TenantLimits};
+use crate::tenancy::declared::Declared;
+use crate::tenancy::gate::TenantLimits;
 use crate::tenancy::keyring::Keyring;
 use crate::tenancy::keys::{KeyFile, Scope, Scopes, key_digest, sha256};
+use crate::tenancy::tenant::{Tenant, owner_digest};
 use folio_api::ApiError;
 use folio_api::unix_s;
 
@@ -35,49 +35,6 @@ const FIRST_NAMED: u32 = 1 << 26;
 const ALONE: &str = "key ";
 /// Whoever has an admin key: no tenant of anything.
 const OPERATOR: TenantId = TenantId(u32::MAX);
-
-/// The holder of a key, and the key's rights.
-#[derive(Clone)]
-pub struct Tenant {
-    pub id: TenantId,
-    /// The tenant that it is to the cache: its group, or itself.
-    pub cache: TenantId,
-    /// Keys the block hashes of that cache.
-    pub secret: [u8; 32],
-    /// What an operator calls it.
-    pub name: Arc<str>,
-    /// What an operator calls the key; never the key.
-    pub key: Arc<str>,
-    /// What tells it apart in whatever outlives the process: its name, or a digest of the key that is all there is of it.
-    pub owner: Arc<str>,
-    pub scopes: Scopes,
-    /// Lower runs before other tenants.
-    pub class: i32,
-    pub priority: PriorityRange,
-    pub(crate) gate: Arc<Gate>,
-}
-
-impl Tenant {
-    /// Whether its requests may give this number as theirs.
-    pub(crate) fn check_priority(&self, priority: i32) -> Result<(), ApiError> {
-        let PriorityRange { min, max } = self.priority;
-        if (min..=max).contains(&priority) {
-            return Ok(());
-        }
-        let message =
-            format!("'priority' must be between {min} and {max} with this API key, but is {priority}.");
-        Err(ApiError::invalid("priority", message))
-    }
-}
-
-/// Without the secret.
-impl std::fmt::Debug for Tenant {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut out = f.debug_struct("Tenant");
-        out.field("id", &self.id).field("cache", &self.cache).field("name", &self.name);
-        out.field("key", &self.key).field("scopes", &self.scopes).finish_non_exhaustive()
-    }
-}
 
 /// The key ring.
 pub struct Tenants {
@@ -142,19 +99,6 @@ impl Tenants {
         file: Option<&Path>,
         keyring: Keyring,
     ) -> Result<Self, ServerError> {
-        let now = Instant::now();
-        let tenant = |id, name: &str, secret, limits: TenantLimits| Tenant {
-            id,
-            cache: id,
-            secret,
-            name: name.into(),
-            key: name.into(),
-            owner: owner_named(name),
-            scopes: Scopes::new(&Scope::DEFAULT),
-            class: 0,
-            priority: PriorityRange::default(),
-            gate: Arc::new(Gate::new(limits, now)),
-        };
         let mut keys: Vec<([u8; 32], Tenant)> = Vec::new();
         let mut named = Named::default();
         for key in api_keys {
@@ -162,7 +106,7 @@ impl Tenants {
             // Tenant 0 is the open tenant.
             let id = TenantId(keys.len() as u32 + 1);
             let secret = keyring.secret(&digest);
-            let mut holder = tenant(id, &format!("key:{}", id.0), secret, declared.default_limits);
+            let mut holder = Tenant::new(id, &format!("key:{}", id.0), secret, declared.default_limits);
             holder.owner =
                 format!("{ALONE}{}", hex::encode(&sha256(&[b"folio owner", &digest])[..16])).into();
             named.add(holder.clone());
@@ -176,7 +120,7 @@ impl Tenants {
                 None => keyring.secret(&owner_digest(&declared_tenant.name)),
             };
             let limits = declared_tenant.limits.unwrap_or(declared.default_limits);
-            let mut holder = tenant(declared_tenant.id, &declared_tenant.name, secret, limits);
+            let mut holder = Tenant::new(declared_tenant.id, &declared_tenant.name, secret, limits);
             holder.cache = group.map_or(holder.id, |group| group.id);
             (holder.class, holder.priority) = (declared_tenant.class, declared_tenant.priority);
             if declared_tenant.keys.is_empty() && file.is_none() {
@@ -198,18 +142,18 @@ impl Tenants {
             named.add(holder);
         }
         let secret = keyring.secret(&[0; 32]);
-        let open = tenant(TenantId(0), "anonymous", secret, declared.default_limits);
+        let open = Tenant::new(TenantId(0), "anonymous", secret, declared.default_limits);
         if keys.is_empty() && file.is_none() {
             named.add(open.clone());
         }
         let operator = Tenant {
             scopes: Scopes::new(&[Scope::Admin]),
-            ..tenant(OPERATOR, "admin", [0; 32], TenantLimits::default())
+            ..Tenant::new(OPERATOR, "admin", [0; 32], TenantLimits::default())
         };
         let prefixes = declared.prefixes.iter().map(|prefix| {
             let whose = sha256(&[b"folio declared prefix", prefix.name.as_bytes()]);
             let secret = keyring.secret(&whose);
-            (tenant(prefix.id, &prefix.name, secret, TenantLimits::default()), prefix.name.clone())
+            (Tenant::new(prefix.id, &prefix.name, secret, TenantLimits::default()), prefix.name.clone())
         });
         let prefixes = prefixes.collect();
         let tenants = Self {
@@ -323,18 +267,7 @@ impl Tenants {
         }
         let id = TenantId(FIRST_NAMED + named.came);
         named.came += 1;
-        let tenant = Tenant {
-            id,
-            cache: id,
-            secret: self.keyring.secret(&owner_digest(name)),
-            name: name.into(),
-            key: name.into(),
-            owner: owner_named(name),
-            scopes: Scopes::new(&Scope::DEFAULT),
-            class: 0,
-            priority: PriorityRange::default(),
-            gate: Arc::new(Gate::new(self.default_limits, Instant::now())),
-        };
+        let tenant = Tenant::new(id, name, self.keyring.secret(&owner_digest(name)), self.default_limits);
         named.add(tenant.clone());
         tenant
     }
@@ -421,7 +354,8 @@ impl Tenants {
             return Ok(self.operator.clone());
         }
         let tenant = self.of_the_file(key, &digest).await?;
-        if tenant.scopes.has(Scope::Admin) { Ok(tenant) } else { Err(missing_scope(Scope::Admin)) }
+        tenant.check_scope(Scope::Admin)?;
+        Ok(tenant)
     }
 
     /// Whether the request was sent with an operator's key, or there is nobody to be told apart from.
@@ -449,16 +383,6 @@ impl Tenants {
             over => Err(ApiError::unauthorized(format!("This API key is {over}."))),
         }
     }
-}
-
-/// 403 for a key that does not open this.
-pub(crate) fn missing_scope(scope: Scope) -> ApiError {
-    let message = format!("This API key does not have the scope '{}' that this route needs.", scope.name());
-    ApiError { code: Some("insufficient_scope"), ..ApiError::new(403, "invalid_request_error", message) }
-}
-
-fn owner_named(name: &str) -> Arc<str> {
-    format!("tenant {name}").into()
 }
 
 /// The key that a request was sent with.
@@ -493,11 +417,6 @@ fn new_key(keys: &[([u8; 32], Tenant)], key: &str) -> Result<[u8; 32], &'static 
         true => Err("the same API key is given twice"),
         false => Ok(digest),
     }
-}
-
-/// What the keyring knows a tenant by that has a name, however many keys.
-pub fn owner_digest(name: &str) -> [u8; 32] {
-    sha256(&[b"folio declared tenant", name.as_bytes()])
 }
 
 #[cfg(test)]

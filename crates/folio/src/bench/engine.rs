@@ -323,22 +323,9 @@ impl Bench<'_> {
     }
 
     fn request(&self, prompt: Arc<[u32]>, max_tokens: u32) -> Request {
-        Request {
-            id: self.runtime.engine.next_request_id(),
-            tenant: TenantId(0),
-            root: session::local_root(self.runtime),
-            prompt,
-            n: 1,
-            sampling: SamplingParams::greedy(max_tokens),
-            class: 0,
-            priority: 0,
-            deadline: None,
-            prompt_logprobs: None,
-            retention: Vec::new(),
-            pooling: None,
-            adapter: None,
-            speculation: None,
-        }
+        let id = self.runtime.engine.next_request_id();
+        let root = session::local_root(self.runtime);
+        Request::new(id, TenantId(0), root, prompt, SamplingParams::greedy(max_tokens))
     }
 }
 

@@ -249,21 +249,11 @@ fn answers<B: Backend + 'static>(
     let count = params.len();
     for (index, sampling) in params.into_iter().enumerate() {
         let sender = sender.clone();
+        let prompt = prompt(index as u64 + 1, 5 + 3 * index, model.vocab as u32).into();
+        let (id, root) = (engine.next_request_id(), root_of(TenantId(0), [1; 32]));
         let request = Request {
-            id: engine.next_request_id(),
-            tenant: TenantId(0),
-            root: root_of(TenantId(0), [1; 32]),
-            prompt: prompt(index as u64 + 1, 5 + 3 * index, model.vocab as u32).into(),
-            n: 1,
-            sampling,
-            class: 0,
-            priority: 0,
-            deadline: None,
             prompt_logprobs: (index % 3 == 0).then_some(2),
-            retention: Vec::new(),
-            pooling: None,
-            adapter: None,
-            speculation: None,
+            ..Request::new(id, TenantId(0), root, prompt, sampling)
         };
         let sink = move |event: Event| sender.send((index, event)).is_ok();
         engine.submit(request, Box::new(sink)).expect("taken");

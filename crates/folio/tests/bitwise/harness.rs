@@ -613,21 +613,11 @@ impl World {
         if arrival.brief {
             sampling.stop_token_ids = (0..self.recorder.vocab()).collect::<Vec<u32>>().into();
         }
+        let prompt = arrival.prompt.clone().into();
         Request {
-            id: RequestId(id as u64),
-            tenant: TenantId(1),
-            root: self.root,
-            prompt: arrival.prompt.clone().into(),
-            n: 1,
-            sampling,
-            class: 0,
-            priority: 0,
-            deadline: None,
-            prompt_logprobs: None,
-            retention: Vec::new(),
             pooling: arrival.pooling,
-            adapter: None,
             speculation: self.speculation.get(id).cloned(),
+            ..Request::new(RequestId(id as u64), TenantId(1), self.root, prompt, sampling)
         }
     }
 }

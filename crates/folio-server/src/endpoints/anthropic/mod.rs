@@ -7,8 +7,6 @@
 mod cache;
 mod models;
 
-use std::sync::Arc;
-
 use axum::extract::State;
 use folio_api::ApiError;
 use folio_api::anthropic::{self, MessageWriter};
@@ -24,8 +22,8 @@ use crate::generation::prompt::prompt;
 use crate::generation::sampling::rules;
 use crate::generation::screening::screen_conversation;
 use crate::generation::tokenizing::encode_prompt;
-use crate::http::reply::Reply;
-use crate::http::reply::json_response;
+use crate::http::Shared;
+use crate::http::reply::{Reply, json_response};
 use crate::load::Load;
 use crate::observability::step;
 
@@ -69,8 +67,8 @@ pub(crate) fn prepare(inputs: &InputProcessor, arrival: &Arrival) -> Result<Job,
 
 /// `POST /v1/messages/count_tokens`: what `usage` would add up to.
 pub async fn count_tokens(
-    State(inputs): State<Arc<InputProcessor>>,
-    State(load): State<Arc<Load>>,
+    State(inputs): Shared<InputProcessor>,
+    State(load): Shared<Load>,
     request: JsonRequest,
 ) -> Reply {
     let JsonRequest { tenant, body, held: _held, .. } = request;

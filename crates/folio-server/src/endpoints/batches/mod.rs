@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::Extension;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderValue, Response, Uri, header};
@@ -23,15 +22,16 @@ use tokio::sync::mpsc;
 use crate::arrival::JsonRequest;
 use crate::batch::lines::{Endpoint, Usage};
 use crate::batch::multipart::{Part, boundary, parts};
-use crate::batch::store::{Batch, Counts, FileMeta, Record, Status, Store, VERSION};
+use crate::batch::records::{Batch, Counts, FileMeta, Record, Status, VERSION};
+use crate::batch::store::Store;
 use crate::batch::{Batches, KEPT_S, WINDOW_S};
 use crate::engine::Served;
-use crate::http::reply::Reply;
-use crate::http::reply::json_response;
+use crate::http::Shared;
+use crate::http::reply::{Reply, json_response};
 use crate::http::{fresh_id, read_body};
 use crate::load::Load;
 use crate::tenancy::keys::Scope;
-use crate::tenancy::tenants::{Tenant, missing_scope};
+use crate::tenancy::tenant::Tenant;
 use folio_api::fields::{Fields, within};
 use folio_api::refused;
 use folio_api::{ApiError, unix_s};
@@ -54,13 +54,12 @@ pub(crate) fn resume(runner: &Arc<Runner>) {
 
 /// `POST /v1/files`
 pub async fn upload(
-    State(batches): State<Arc<Batches>>,
-    State(load): State<Arc<Load>>,
+    State(batches): Shared<Batches>,
+    State(load): Shared<Load>,
+    tenant: Tenant,
     request: Request,
 ) -> Reply {
     let (head, body) = request.into_parts();
-    let tenant = head.extensions.get::<Tenant>().cloned();
-    let tenant = tenant.ok_or_else(|| ApiError::internal("the request was not authenticated"))?;
     let kind = head.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let boundary = kind.and_then(boundary).ok_or_else(|| {
         let message =
@@ -188,11 +187,7 @@ async fn stored<T: Send + 'static>(
 }
 
 /// `GET /v1/files`
-pub async fn list_files(
-    State(batches): State<Arc<Batches>>,
-    Extension(tenant): Extension<Tenant>,
-    uri: Uri,
-) -> Reply {
+pub async fn list_files(State(batches): Shared<Batches>, tenant: Tenant, uri: Uri) -> Reply {
     let query = Query::read(&uri, &["purpose", "limit", "order", "after"])?;
     let owner = tenant.owner.clone();
     let mut files = stored(&batches, move |store| store.files(&owner)).await?;
@@ -211,11 +206,7 @@ pub async fn list_files(
 }
 
 /// `GET /v1/files/{id}`
-pub async fn show_file(
-    State(batches): State<Arc<Batches>>,
-    Extension(tenant): Extension<Tenant>,
-    Path(id): Path<String>,
-) -> Reply {
+pub async fn show_file(State(batches): Shared<Batches>, tenant: Tenant, Path(id): Path<String>) -> Reply {
     let (owner, name) = (tenant.owner.clone(), id.clone());
     let found = stored(&batches, move |store| store.file(&owner, &name)).await?;
     let (file, _) = found.ok_or_else(|| not_found("file", &id))?;
@@ -223,11 +214,7 @@ pub async fn show_file(
 }
 
 /// `DELETE /v1/files/{id}`
-pub async fn delete_file(
-    State(batches): State<Arc<Batches>>,
-    Extension(tenant): Extension<Tenant>,
-    Path(id): Path<String>,
-) -> Reply {
+pub async fn delete_file(State(batches): Shared<Batches>, tenant: Tenant, Path(id): Path<String>) -> Reply {
     let (owner, name) = (tenant.owner.clone(), id.clone());
     if !stored(&batches, move |store| store.delete(&owner, &name)).await?? {
         return Err(not_found("file", &id).into());
@@ -236,11 +223,7 @@ pub async fn delete_file(
 }
 
 /// `GET /v1/files/{id}/content`
-pub async fn content(
-    State(batches): State<Arc<Batches>>,
-    Extension(tenant): Extension<Tenant>,
-    Path(id): Path<String>,
-) -> Reply {
+pub async fn content(State(batches): Shared<Batches>, tenant: Tenant, Path(id): Path<String>) -> Reply {
     let (owner, name) = (tenant.owner.clone(), id.clone());
     let found = stored(&batches, move |store| store.file(&owner, &name)).await?;
     let (file, content) = found.ok_or_else(|| not_found("file", &id))?;
@@ -286,7 +269,7 @@ impl Stream for Pieces {
 }
 
 /// `POST /v1/batches`
-pub async fn create(State(runner): State<Arc<Runner>>, request: JsonRequest) -> Reply {
+pub async fn create(State(runner): Shared<Runner>, request: JsonRequest) -> Reply {
     let JsonRequest { tenant, body, held: _held, .. } = request;
     let bytes = body.len();
     let Runner { generator, batches, .. } = &*runner;
@@ -295,9 +278,7 @@ pub async fn create(State(runner): State<Arc<Runner>>, request: JsonRequest) -> 
     let read = move || read(&shared, &asking, &body);
     let record = generator.load.off_thread(tenant.id, bytes, read).await?;
     let scope = Scope::of(record.endpoint.path());
-    if !tenant.scopes.has(scope) {
-        return Err(missing_scope(scope).into());
-    }
+    tenant.check_scope(scope)?;
     let batch = stored(batches, move |store| store.begin(record)).await??;
     let told = batch_json(&generator.served, &batch);
     tokio::spawn(run::run(runner, batch));
@@ -378,9 +359,9 @@ fn read(batches: &Batches, tenant: &Tenant, body: &[u8]) -> Result<Record, ApiEr
 
 /// `GET /v1/batches`
 pub async fn list_batches(
-    State(batches): State<Arc<Batches>>,
-    State(served): State<Arc<Served>>,
-    Extension(tenant): Extension<Tenant>,
+    State(batches): Shared<Batches>,
+    State(served): Shared<Served>,
+    tenant: Tenant,
     uri: Uri,
 ) -> Reply {
     let query = Query::read(&uri, &["after", "limit"])?;
@@ -391,9 +372,9 @@ pub async fn list_batches(
 
 /// `GET /v1/batches/{id}`
 pub async fn show_batch(
-    State(batches): State<Arc<Batches>>,
-    State(served): State<Arc<Served>>,
-    Extension(tenant): Extension<Tenant>,
+    State(batches): Shared<Batches>,
+    State(served): Shared<Served>,
+    tenant: Tenant,
     Path(id): Path<String>,
 ) -> Reply {
     let batch = find(&batches, &tenant, &id)?;
@@ -402,9 +383,9 @@ pub async fn show_batch(
 
 /// `POST /v1/batches/{id}/cancel`
 pub async fn cancel(
-    State(batches): State<Arc<Batches>>,
-    State(served): State<Arc<Served>>,
-    Extension(tenant): Extension<Tenant>,
+    State(batches): Shared<Batches>,
+    State(served): Shared<Served>,
+    tenant: Tenant,
     Path(id): Path<String>,
 ) -> Reply {
     let batch = find(&batches, &tenant, &id)?;

@@ -22,7 +22,9 @@ use tokio::task::JoinSet;
 
 use crate::arrival::{Arrival, Flight};
 use crate::batch::lines::{self, Endpoint, InputLine, LineError, Place};
-use crate::batch::store::{Batch, Content, Counts, Record, Results, Status, Store};
+use crate::batch::records::{Batch, Content, Counts, Record, Status};
+use crate::batch::results::Results;
+use crate::batch::store::Store;
 use crate::batch::{Batches, CLASS, PRIORITY, PRIORITY_SPAN};
 use crate::endpoints::openai::chat;
 use crate::endpoints::openai::completions;
@@ -37,7 +39,7 @@ use crate::load::Counted;
 use crate::response_store::ResponseStore;
 use crate::tenancy::fair_queue::Turn;
 use crate::tenancy::keys::Scope;
-use crate::tenancy::tenants::{Tenant, missing_scope};
+use crate::tenancy::tenant::Tenant;
 use folio_api::params::Generation;
 use folio_api::{ApiError, unix_s};
 
@@ -434,9 +436,7 @@ impl Job {
             || ApiError::unauthorized("The API key that this batch was made with is not valid any more.");
         let tenant = &self.holder().await.ok_or_else(over)?;
         let scope = Scope::of(self.endpoint.path());
-        if !tenant.scopes.has(scope) {
-            return Err(missing_scope(scope));
-        }
+        tenant.check_scope(scope)?;
         let entry = tenant.gate.enter(true, Instant::now())?;
         let behind = |generation: &mut Generation| {
             generation.behind = CLASS;
@@ -459,11 +459,8 @@ impl Job {
             return Err(ApiError::unsupported("stream", "a batch has nobody to stream to; leave it out"));
         }
         behind(&mut job.generation);
-        let (abort, answer) = run::start(generator, tenant, job, Flight::within(request_id, entry))?;
-        let guard = abort.guard();
-        let answer = answer.await.unwrap_or_else(|_| Err(ApiError::internal("the request was lost")));
-        drop(guard);
-        answer
+        let started = run::start(generator, tenant, job, Flight::within(request_id, entry))?;
+        Ok(started.answer().await?.json)
     }
 }
 

@@ -27,10 +27,10 @@ use crate::generation::retention::ranges;
 use crate::generation::run::start;
 use crate::generation::screening::screen_input;
 use crate::generation::tokenizing::encode;
-use crate::http::reply::Reply;
-use crate::http::reply::json_response;
+use crate::http::Shared;
+use crate::http::reply::{Reply, json_response};
 use crate::tenancy::gate::Entry;
-use crate::tenancy::tenants::Tenant;
+use crate::tenancy::tenant::Tenant;
 
 /// Inputs that are with the engine at once.
 const AT_ONCE: usize = 256;
@@ -46,7 +46,7 @@ struct Prepared {
     form: Form,
 }
 
-pub(crate) async fn create(State(generator): State<Arc<Generator>>, request: JsonRequest) -> Reply {
+pub(crate) async fn create(State(generator): Shared<Generator>, request: JsonRequest) -> Reply {
     let JsonRequest { tenant, id, body, held: _held, entry } = request;
     let _counted = generator.load.in_flight.enter();
     Ok(json_response(answer(&generator, &tenant, (&id, body, entry), |_| ()).await?))
@@ -71,7 +71,7 @@ pub(crate) async fn answer(
     let mut data = Vec::with_capacity(inputs.len().div_ceil(AT_ONCE));
     for (number, part) in inputs.chunks(AT_ONCE).enumerate() {
         let writer = || Box::new(Vectors { form, first: number * AT_ONCE });
-        let (abort, vectors) = loop {
+        let vectors = loop {
             let prompts: Result<Vec<PromptJob>, ApiError> =
                 part.iter().map(|tokens| prompt_job(tokens, &generation)).collect();
             let job = Job::new(writer(), generation.clone(), prompts?);
@@ -85,9 +85,7 @@ pub(crate) async fn answer(
                 started => break started?,
             }
         };
-        let guard = abort.guard();
-        data.push(vectors.await.unwrap_or_else(|_| Err(ApiError::internal("the request was lost")))?);
-        drop(guard);
+        data.push(vectors.answer().await?.json);
         // What comes next was not waiting for the engine until now.
         arrived = Instant::now();
     }

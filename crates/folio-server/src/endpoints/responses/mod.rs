@@ -8,7 +8,6 @@ mod truncation;
 
 use std::sync::Arc;
 
-use axum::Extension;
 use axum::extract::{Path, State};
 use axum::http::Uri;
 use folio_api::ApiError;
@@ -20,18 +19,18 @@ use crate::generation::Generator;
 use crate::generation::input::InputProcessor;
 use crate::generation::job::{Job, PromptJob};
 use crate::generation::prompt::prompt;
-use crate::generation::run;
+use crate::generation::run::{self, Started};
 use crate::generation::sampling::rules;
 use crate::generation::screening::{prepared, screen_conversation};
 use crate::generation::tokenizing::encode_prompt;
+use crate::http::Shared;
 use crate::http::fresh_id;
-use crate::http::reply::json_response;
-use crate::http::reply::{Reply, tell};
+use crate::http::reply::{Reply, json_response, tell};
 use crate::http::stream::Reader;
 use crate::load::Load;
 use crate::response_store::log::{self, Log};
 use crate::response_store::{ResponseStore, StoredResponse};
-use crate::tenancy::tenants::Tenant;
+use crate::tenancy::tenant::Tenant;
 use sealed::Sealer;
 
 /// A request ready to run.
@@ -127,8 +126,8 @@ fn prepare(
 
 /// `POST /v1/responses`
 pub async fn create(
-    State(generator): State<Arc<Generator>>,
-    State(store): State<Arc<ResponseStore>>,
+    State(generator): Shared<Generator>,
+    State(store): Shared<ResponseStore>,
     request: JsonRequest,
 ) -> Reply {
     let flight = Flight::new(&generator.load, &request.id, request.entry.clone());
@@ -150,7 +149,7 @@ pub async fn create(
         tokio::spawn(write_log(store, tenant, id, record, events, log.clone()));
         log::follow(log, None, generator.load.limits.keep_alive)
     } else {
-        let (abort, answer) = run::start(&generator, &tenant, job, flight)?;
+        let Started { abort, answer } = run::start(&generator, &tenant, job, flight)?;
         let told = json_response(record.response.to_string());
         store.put(tenant.id, &id, record.clone(), Some(abort));
         tokio::spawn(async move {
@@ -221,9 +220,9 @@ pub fn prepare_whole(
 
 /// `GET /v1/responses/{id}`
 pub async fn show(
-    State(store): State<Arc<ResponseStore>>,
-    State(load): State<Arc<Load>>,
-    Extension(tenant): Extension<Tenant>,
+    State(store): Shared<ResponseStore>,
+    State(load): Shared<Load>,
+    tenant: Tenant,
     Path(id): Path<String>,
     uri: Uri,
 ) -> Reply {
@@ -266,8 +265,8 @@ fn resumed(query: &str) -> Result<(bool, Option<u64>), ApiError> {
 
 /// `GET /v1/responses/{id}/input_items`
 pub async fn input_items(
-    State(store): State<Arc<ResponseStore>>,
-    Extension(tenant): Extension<Tenant>,
+    State(store): Shared<ResponseStore>,
+    tenant: Tenant,
     Path(id): Path<String>,
     uri: Uri,
 ) -> Reply {
@@ -277,11 +276,7 @@ pub async fn input_items(
 }
 
 /// `DELETE /v1/responses/{id}`
-pub async fn delete(
-    State(store): State<Arc<ResponseStore>>,
-    Extension(tenant): Extension<Tenant>,
-    Path(id): Path<String>,
-) -> Reply {
+pub async fn delete(State(store): Shared<ResponseStore>, tenant: Tenant, Path(id): Path<String>) -> Reply {
     if !store.delete(tenant.id, &id) {
         return Err(not_found("response_id", &id).into());
     }
@@ -289,11 +284,7 @@ pub async fn delete(
 }
 
 /// `POST /v1/responses/{id}/cancel`: ends one that runs in the background; one that is over stays as it is.
-pub async fn cancel(
-    State(store): State<Arc<ResponseStore>>,
-    Extension(tenant): Extension<Tenant>,
-    Path(id): Path<String>,
-) -> Reply {
+pub async fn cancel(State(store): Shared<ResponseStore>, tenant: Tenant, Path(id): Path<String>) -> Reply {
     let running = store.stop(tenant.id, &id).ok_or_else(|| not_found("response_id", &id))?;
     let mut record = store.get(tenant.id, &id).ok_or_else(|| not_found("response_id", &id))?;
     if record.response["background"] != true {

@@ -12,7 +12,7 @@ use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundK
 use ring::hkdf::{HKDF_SHA256, Salt};
 
 use crate::tenancy::keys::random;
-use crate::tenancy::tenants::Tenant;
+use crate::tenancy::tenant::Tenant;
 use folio_api::{ApiError, unix_s};
 
 const PREFIX: &str = "fr1.";

@@ -11,13 +11,22 @@ pub struct Documented {
     pub help: &'static str,
 }
 
-pub(crate) const fn doc(
-    name: &'static str,
-    kind: &'static str,
-    labels: &'static str,
-    help: &'static str,
-) -> Documented {
-    Documented { name, kind, labels, help }
+impl Documented {
+    pub(crate) const fn by(self, labels: &'static str) -> Self {
+        Self { labels, ..self }
+    }
+}
+
+pub(crate) const fn counter(name: &'static str, help: &'static str) -> Documented {
+    Documented { name, kind: COUNTER, labels: "", help }
+}
+
+pub(crate) const fn gauge(name: &'static str, help: &'static str) -> Documented {
+    Documented { name, kind: GAUGE, labels: "", help }
+}
+
+const fn histogram(name: &'static str, help: &'static str) -> Documented {
+    Documented { name, kind: HISTOGRAM, labels: "", help }
 }
 
 pub(crate) const COUNTER: &str = "counter";
@@ -26,259 +35,119 @@ pub(crate) const HISTOGRAM: &str = "histogram";
 
 /// Counted by the server.
 pub(super) const SERVER: &[Documented] = &[
-    doc("vllm:prompt_tokens_total", COUNTER, "", "Prompt tokens; the sum of usage.prompt_tokens"),
-    doc(
-        "vllm:prompt_tokens_cached_total",
-        COUNTER,
-        "",
-        "Prompt tokens found in the cache; the sum of cached_tokens",
-    ),
-    doc("vllm:generation_tokens_total", COUNTER, "", "Generated tokens; the sum of usage.completion_tokens"),
-    doc(
+    counter("vllm:prompt_tokens_total", "Prompt tokens; the sum of usage.prompt_tokens"),
+    counter("vllm:prompt_tokens_cached_total", "Prompt tokens found in the cache; the sum of cached_tokens"),
+    counter("vllm:generation_tokens_total", "Generated tokens; the sum of usage.completion_tokens"),
+    counter(
         "vllm:request_success_total",
-        COUNTER,
-        "finished_reason",
         "Choices that ended, by stop, length, content_filter, abort or error",
-    ),
-    doc("vllm:admission_rejections_total", COUNTER, "reason", "Requests the engine did not take"),
-    doc(
-        "vllm:time_to_first_token_seconds",
-        HISTOGRAM,
-        "",
-        "From the request's arrival to a choice's first token",
-    ),
-    doc("vllm:inter_token_latency_seconds", HISTOGRAM, "", "Between two tokens of a choice"),
-    doc(
+    )
+    .by("finished_reason"),
+    counter("vllm:admission_rejections_total", "Requests the engine did not take").by("reason"),
+    histogram("vllm:time_to_first_token_seconds", "From the request's arrival to a choice's first token"),
+    histogram("vllm:inter_token_latency_seconds", "Between two tokens of a choice"),
+    histogram(
         "vllm:request_time_per_output_token_seconds",
-        HISTOGRAM,
-        "",
         "Mean time per token of a choice after its first",
     ),
-    doc("vllm:e2e_request_latency_seconds", HISTOGRAM, "", "From the request's arrival to a choice's end"),
-    doc("vllm:request_queue_time_seconds", HISTOGRAM, "", "From arrival at the engine to being scheduled"),
-    doc("vllm:request_prefill_time_seconds", HISTOGRAM, "", "From being scheduled to the first token"),
-    doc("vllm:request_decode_time_seconds", HISTOGRAM, "", "From the first token to the last"),
-    doc("vllm:request_inference_time_seconds", HISTOGRAM, "", "From being scheduled to the last token"),
-    doc("vllm:request_num_preemptions", HISTOGRAM, "", "Preemptions of a choice"),
-    doc("vllm:request_prompt_tokens", HISTOGRAM, "", "Tokens of a prompt"),
-    doc("vllm:request_generation_tokens", HISTOGRAM, "", "Tokens generated for a choice"),
-    doc("vllm:request_max_num_generation_tokens", HISTOGRAM, "", "Most tokens of a prompt's choices"),
-    doc("vllm:request_params_n", HISTOGRAM, "", "n as asked for"),
-    doc("vllm:request_params_max_tokens", HISTOGRAM, "", "max_tokens as asked for, or what the context left"),
-    doc("http_requests_total", COUNTER, "method, handler, status", "HTTP responses by route and status"),
-    doc(
+    histogram("vllm:e2e_request_latency_seconds", "From the request's arrival to a choice's end"),
+    histogram("vllm:request_queue_time_seconds", "From arrival at the engine to being scheduled"),
+    histogram("vllm:request_prefill_time_seconds", "From being scheduled to the first token"),
+    histogram("vllm:request_decode_time_seconds", "From the first token to the last"),
+    histogram("vllm:request_inference_time_seconds", "From being scheduled to the last token"),
+    histogram("vllm:request_num_preemptions", "Preemptions of a choice"),
+    histogram("vllm:request_prompt_tokens", "Tokens of a prompt"),
+    histogram("vllm:request_generation_tokens", "Tokens generated for a choice"),
+    histogram("vllm:request_max_num_generation_tokens", "Most tokens of a prompt's choices"),
+    histogram("vllm:request_params_n", "n as asked for"),
+    histogram("vllm:request_params_max_tokens", "max_tokens as asked for, or what the context left"),
+    counter("http_requests_total", "HTTP responses by route and status").by("method, handler, status"),
+    counter(
         "folio:ignored_fields_total",
-        COUNTER,
-        "",
         "Fields of requests that nobody knows and --unknown-fields warn let pass",
     ),
-    doc("folio:tools_left_out_total", COUNTER, "", "Tools that requests offered and that cannot be run here"),
-    doc("folio:connections", GAUGE, "", "Open HTTP connections"),
-    doc(
+    counter("folio:tools_left_out_total", "Tools that requests offered and that cannot be run here"),
+    gauge("folio:connections", "Open HTTP connections"),
+    gauge(
         "folio:in_flight_bytes",
-        GAUGE,
-        "",
         "Bytes held for requests: bodies, prompts, and answers that clients have not accepted yet",
     ),
-    doc(
+    gauge(
         "folio:text_waiting",
-        GAUGE,
-        "",
         "Pieces of text work (parsing, rendering, tokenizing) that wait for a text thread",
     ),
-    doc(
+    histogram(
         "folio:event_loop_lag_seconds",
-        HISTOGRAM,
-        "",
         "How much later than wanted the event loop did something: all other work of its thread came first",
     ),
-    doc("folio:panics_total", COUNTER, "", "Requests whose handling panicked and that were answered 500"),
-    doc(
-        "folio:batch_lines_total",
-        COUNTER,
-        "result",
-        "Lines of batches that were run, by completed or failed",
-    ),
-    doc("folio:batch_lines_running", GAUGE, "", "Lines of batches that run"),
-    doc(
+    counter("folio:panics_total", "Requests whose handling panicked and that were answered 500"),
+    counter("folio:batch_lines_total", "Lines of batches that were run, by completed or failed").by("result"),
+    gauge("folio:batch_lines_running", "Lines of batches that run"),
+    counter(
         "folio:safety_verdicts_total",
-        COUNTER,
-        "stage, by, action",
         "Prompts (input) and answers (output) that a rule, by its name, or the callout judged: deny, redact and, of the callout, \
          allow, annotate or failed",
-    ),
-    doc(
+    )
+    .by("stage, by, action"),
+    histogram(
         "folio:grammar_compile_seconds",
-        HISTOGRAM,
-        "",
         "Time to compile a schema, regular expression or grammar, also of those refused",
     ),
-    doc(
+    histogram(
         "folio:request_overhead_seconds",
-        HISTOGRAM,
-        "",
         "What a generation took beyond its time in the engine: rendering, tokenizing, text, JSON, waiting for the server's thread",
     ),
-    doc(
-        "folio:grammar_mask_seconds",
-        HISTOGRAM,
-        "",
-        "Time to compute which tokens may come next, beside the step",
-    ),
-    doc(
+    histogram("folio:grammar_mask_seconds", "Time to compute which tokens may come next, beside the step"),
+    histogram(
         "folio:grammar_wait_seconds",
-        HISTOGRAM,
-        "",
         "From when a token was to be chosen and its mask was not there until it was applied; only its own sequence waits for that",
     ),
 ];
 
 /// Read from the engine's snapshot.
 pub(super) const ENGINE: &[Documented] = &[
-    doc("vllm:num_requests_running", GAUGE, "", "Sequences that are computed"),
-    doc("vllm:num_requests_waiting", GAUGE, "", "Sequences and requests that wait to be computed"),
-    doc("vllm:num_requests_waiting_by_reason", GAUGE, "reason", "Those, by what they wait for"),
-    doc(
-        "folio:waits_total",
-        COUNTER,
-        "reason",
-        "Times a sequence began to wait for something, by what that was",
-    ),
-    doc(
-        "folio:waits_expired_total",
-        COUNTER,
-        "reason",
-        "Waits that ended at their deadline: of grammar and adapter with an error, of others without what they were for",
-    ),
-    doc(
-        "vllm:kv_cache_usage_perc",
-        GAUGE,
-        "",
-        "Share of the cache's blocks held by sequences, 0 to 1, of the fullest group",
-    ),
-    doc(
-        "vllm:cache_config_info",
-        GAUGE,
-        "num_gpu_blocks, block_size, bytes_per_block",
-        "The cache's geometry; always 1",
-    ),
-    doc("vllm:num_preemptions_total", COUNTER, "", "Sequences that lost their blocks"),
-    doc(
-        "folio:preemptions_total",
-        COUNTER,
-        "mode",
-        "Those, by what brings them back beside the prefix cache: swap (a copy in host memory) or recompute",
-    ),
-    doc(
+    gauge("vllm:num_requests_running", "Sequences that are computed"),
+    gauge("vllm:num_requests_waiting", "Sequences and requests that wait to be computed"),
+    gauge("vllm:num_requests_waiting_by_reason", "Those, by what they wait for").by("reason"),
+    counter("folio:waits_total", "Times a sequence began to wait for something, by what that was").by("reason"),
+    counter("folio:waits_expired_total", "Waits that ended at their deadline: of grammar and adapter with an error, of others without what they were for").by("reason"),
+    gauge("vllm:kv_cache_usage_perc", "Share of the cache's blocks held by sequences, 0 to 1, of the fullest group"),
+    gauge("vllm:cache_config_info", "The cache's geometry; always 1").by("num_gpu_blocks, block_size, bytes_per_block"),
+    counter("vllm:num_preemptions_total", "Sequences that lost their blocks"),
+    counter("folio:preemptions_total", "Those, by what brings them back beside the prefix cache: swap (a copy in host memory) or recompute").by("mode"),
+    counter(
         "folio:grammar_forced_tokens_total",
-        COUNTER,
-        "",
         "Tokens that a grammar left alone and that were verified ahead of time",
     ),
-    doc("folio:grammar_accepted_forced_tokens_total", COUNTER, "", "Those of them that were what was chosen"),
-    doc("vllm:spec_decode_num_drafts_total", COUNTER, "", "Sequences with drafts to verify, in all steps"),
-    doc("vllm:spec_decode_num_draft_tokens_total", COUNTER, "", "Drafts that were verified"),
-    doc("vllm:spec_decode_num_accepted_tokens_total", COUNTER, "", "Those of them that were what was chosen"),
-    doc(
-        "vllm:spec_decode_num_accepted_tokens_per_pos_total",
-        COUNTER,
-        "position",
-        "The same by place in a draft, from 0",
-    ),
-    doc("vllm:prefix_cache_queries_total", COUNTER, "", "Tokens looked up in the prefix cache"),
-    doc("vllm:prefix_cache_hits_total", COUNTER, "", "Tokens found there"),
-    doc("vllm:iteration_tokens_total", HISTOGRAM, "", "Tokens computed per step; count and sum only"),
-    doc(
-        "folio:kv_cache_blocks",
-        GAUGE,
-        "state; group where there are several",
-        "Blocks that are free, cached (reusable content) or active",
-    ),
-    doc("folio:kv_cache_waste_ratio", GAUGE, "", "Share of the active blocks' slots that holds nothing yet"),
-    doc(
-        "folio:kv_cache_evictions_total",
-        COUNTER,
-        "group where there are several",
-        "Cached blocks dropped to make room",
-    ),
-    doc(
-        "folio:kv_cache_window_miss_tokens_total",
-        COUNTER,
-        "",
-        "Prompt tokens in the cache that were computed again, because their sliding window was not",
-    ),
-    doc(
-        "folio:kv_cache_byte_seconds",
-        GAUGE,
-        "state",
-        "Bytes of cache times seconds since the start, active (held by sequences) or cached; only grows",
-    ),
-    doc("folio:recomputed_tokens_total", COUNTER, "", "Tokens computed again because of preemptions"),
-    doc(
-        "folio:swapped_bytes_total",
-        COUNTER,
-        "direction",
-        "Bytes of cache copied to host memory (out) and back (in)",
-    ),
-    doc(
-        "folio:swap_space_bytes",
-        GAUGE,
-        "state",
-        "Host memory for copies of preempted sequences, free or used",
-    ),
-    doc(
-        "vllm:external_prefix_cache_queries_total",
-        COUNTER,
-        "",
-        "Prompt tokens that were not in the prefix cache on the device",
-    ),
-    doc(
-        "vllm:external_prefix_cache_hits_total",
-        COUNTER,
-        "",
-        "Of those, tokens that were loaded from a tier instead of computed",
-    ),
-    doc(
-        "folio:tier_loads_total",
-        COUNTER,
-        "outcome",
-        "Loads that a tier ended: loaded, or failed and computed instead",
-    ),
-    doc(
-        "folio:tier_up",
-        GAUGE,
-        "tier",
-        "1 while a tier stores what it is given, 0 when it was turned off by an error",
-    ),
-    doc("folio:tier_bytes", GAUGE, "tier, state", "Bytes that a tier takes (used), and may take (limit)"),
-    doc("folio:tier_blocks", GAUGE, "tier", "Blocks that can be found in a tier"),
-    doc(
-        "folio:tier_blocks_total",
-        COUNTER,
-        "tier, event",
-        "Blocks stored, loaded, evicted to make room, and dropped: too much to do, no room, too late",
-    ),
-    doc(
-        "folio:tier_bytes_total",
-        COUNTER,
-        "tier, direction",
-        "Bytes written to a tier (out) and read from it (in)",
-    ),
-    doc(
-        "folio:tier_misses_total",
-        COUNTER,
-        "tier, reason",
-        "Blocks that a tier should have had and that were not what they must be; each is forgotten",
-    ),
-    doc("folio:queued_prompt_tokens", GAUGE, "", "Prompt tokens of requests not yet scheduled"),
-    doc("folio:last_step_seconds", GAUGE, "", "Duration of the last step"),
-    doc(
-        "folio:executor_failures_total",
-        COUNTER,
-        "",
-        "Steps that could not be computed; their requests ended with an error",
-    ),
-    doc("folio:steps_ahead_total", COUNTER, "", "Steps begun while the one before ran (on a GPU)"),
+    counter("folio:grammar_accepted_forced_tokens_total", "Those of them that were what was chosen"),
+    counter("vllm:spec_decode_num_drafts_total", "Sequences with drafts to verify, in all steps"),
+    counter("vllm:spec_decode_num_draft_tokens_total", "Drafts that were verified"),
+    counter("vllm:spec_decode_num_accepted_tokens_total", "Those of them that were what was chosen"),
+    counter("vllm:spec_decode_num_accepted_tokens_per_pos_total", "The same by place in a draft, from 0").by("position"),
+    counter("vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache"),
+    counter("vllm:prefix_cache_hits_total", "Tokens found there"),
+    histogram("vllm:iteration_tokens_total", "Tokens computed per step; count and sum only"),
+    gauge("folio:kv_cache_blocks", "Blocks that are free, cached (reusable content) or active").by("state; group where there are several"),
+    gauge("folio:kv_cache_waste_ratio", "Share of the active blocks' slots that holds nothing yet"),
+    counter("folio:kv_cache_evictions_total", "Cached blocks dropped to make room").by("group where there are several"),
+    counter("folio:kv_cache_window_miss_tokens_total", "Prompt tokens in the cache that were computed again, because their sliding window was not"),
+    gauge("folio:kv_cache_byte_seconds", "Bytes of cache times seconds since the start, active (held by sequences) or cached; only grows").by("state"),
+    counter("folio:recomputed_tokens_total", "Tokens computed again because of preemptions"),
+    counter("folio:swapped_bytes_total", "Bytes of cache copied to host memory (out) and back (in)").by("direction"),
+    gauge("folio:swap_space_bytes", "Host memory for copies of preempted sequences, free or used").by("state"),
+    counter("vllm:external_prefix_cache_queries_total", "Prompt tokens that were not in the prefix cache on the device"),
+    counter("vllm:external_prefix_cache_hits_total", "Of those, tokens that were loaded from a tier instead of computed"),
+    counter("folio:tier_loads_total", "Loads that a tier ended: loaded, or failed and computed instead").by("outcome"),
+    gauge("folio:tier_up", "1 while a tier stores what it is given, 0 when it was turned off by an error").by("tier"),
+    gauge("folio:tier_bytes", "Bytes that a tier takes (used), and may take (limit)").by("tier, state"),
+    gauge("folio:tier_blocks", "Blocks that can be found in a tier").by("tier"),
+    counter("folio:tier_blocks_total", "Blocks stored, loaded, evicted to make room, and dropped: too much to do, no room, too late").by("tier, event"),
+    counter("folio:tier_bytes_total", "Bytes written to a tier (out) and read from it (in)").by("tier, direction"),
+    counter("folio:tier_misses_total", "Blocks that a tier should have had and that were not what they must be; each is forgotten").by("tier, reason"),
+    gauge("folio:queued_prompt_tokens", "Prompt tokens of requests not yet scheduled"),
+    gauge("folio:last_step_seconds", "Duration of the last step"),
+    counter("folio:executor_failures_total", "Steps that could not be computed; their requests ended with an error"),
+    counter("folio:steps_ahead_total", "Steps begun while the one before ran (on a GPU)"),
 ];
 
 /// Every metric this server exports, for generated documentation.

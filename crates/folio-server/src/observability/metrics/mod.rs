@@ -20,11 +20,12 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Metric, Registry};
 
 use documented::SERVER;
-pub(crate) use documented::{COUNTER, GAUGE, doc};
+pub(crate) use documented::{COUNTER, counter, gauge};
 pub use documented::{Documented, documented};
 use engine::EngineCollector;
 pub(crate) use samples::{Labels, Samples, encode_samples};
@@ -100,17 +101,17 @@ pub struct Metrics {
     params_n: Histogram,
     params_max_tokens: Histogram,
     http: Family<Labels, Counter>,
-    pub connections: prometheus_client::metrics::gauge::Gauge,
+    pub connections: Gauge,
     /// Set before a page is written.
-    pub in_flight_bytes: prometheus_client::metrics::gauge::Gauge,
-    pub text_waiting: prometheus_client::metrics::gauge::Gauge,
+    pub in_flight_bytes: Gauge,
+    pub text_waiting: Gauge,
     lag: Histogram,
     pub panics: Counter,
     /// What is said of each tenant, where that was asked for: not for strangers.
     by_tenant: Option<Registry>,
     batch_lines: Family<Labels, Counter>,
     /// Lines of batches that run.
-    pub batch_running: prometheus_client::metrics::gauge::Gauge,
+    pub batch_running: Gauge,
     pub masks: Arc<MaskFigures>,
 }
 
@@ -145,6 +146,26 @@ fn seconds(edges: &[f64]) -> Histogram {
     Histogram::new(edges.iter().copied())
 }
 
+/// Where metrics are made: what is documented of each is told to the page.
+struct Registered<'a>(&'a mut Registry);
+
+impl Registered<'_> {
+    fn plain<M: Metric + Clone + Default>(&mut self, name: &str) -> M {
+        self.add(name, M::default())
+    }
+
+    fn histogram(&mut self, name: &str, edges: &[f64]) -> Histogram {
+        self.add(name, seconds(edges))
+    }
+
+    fn add<M: Metric + Clone>(&mut self, name: &str, metric: M) -> M {
+        let found = SERVER.iter().find(|documented| documented.name == name);
+        let Documented { help, .. } = found.unwrap_or_else(|| unreachable!("{name} is not documented"));
+        self.0.register(name.strip_suffix("_total").unwrap_or(name), *help, metric.clone());
+        metric
+    }
+}
+
 impl Metrics {
     /// `by_tenant`: what the page says of each tenant, where that was asked for.
     pub(crate) fn new(engine: &Arc<dyn Engine>, model: &str, by_tenant: Option<Box<dyn Collector>>) -> Self {
@@ -155,41 +176,48 @@ impl Metrics {
             tenants
         });
         let mut registry = registry();
-        let mut metrics = Self {
-            registry: Registry::default(),
-            prompt_tokens: Counter::default(),
-            prompt_tokens_cached: Counter::default(),
-            generation_tokens: Counter::default(),
-            finished: Family::default(),
-            rejections: Family::default(),
-            safety: Family::default(),
-            ignored_fields: Counter::default(),
-            tools_left_out: Counter::default(),
-            time_to_first_token: seconds(FIRST_TOKEN_S),
-            inter_token_latency: seconds(TOKEN_S),
-            time_per_output_token: seconds(TOKEN_S),
-            e2e: seconds(REQUEST_S),
-            overhead: seconds(OVERHEAD_S),
-            queue: seconds(REQUEST_S),
-            prefill: seconds(REQUEST_S),
-            decode: seconds(REQUEST_S),
-            inference: seconds(REQUEST_S),
-            preemptions: seconds(COUNTS),
-            prompt_size: seconds(SIZES),
-            generation_size: seconds(SIZES),
-            most_generated: seconds(SIZES),
-            params_n: seconds(COUNTS),
-            params_max_tokens: seconds(SIZES),
-            http: Family::default(),
-            connections: Default::default(),
-            in_flight_bytes: Default::default(),
-            text_waiting: Default::default(),
-            lag: seconds(OVERHEAD_S),
-            panics: Counter::default(),
-            by_tenant: None,
-            batch_lines: Family::default(),
-            batch_running: Default::default(),
-            masks: Arc::default(),
+        registry.register_collector(Box::new(EngineCollector(engine.clone())));
+        let metrics = &mut Registered(&mut registry);
+        let masks = MaskFigures {
+            compile: metrics.histogram("folio:grammar_compile_seconds", SHORT_S),
+            mask: metrics.histogram("folio:grammar_mask_seconds", SHORT_S),
+            wait: metrics.histogram("folio:grammar_wait_seconds", SHORT_S),
+        };
+        let metrics = Self {
+            prompt_tokens: metrics.plain("vllm:prompt_tokens_total"),
+            prompt_tokens_cached: metrics.plain("vllm:prompt_tokens_cached_total"),
+            generation_tokens: metrics.plain("vllm:generation_tokens_total"),
+            finished: metrics.plain("vllm:request_success_total"),
+            rejections: metrics.plain("vllm:admission_rejections_total"),
+            safety: metrics.plain("folio:safety_verdicts_total"),
+            ignored_fields: metrics.plain("folio:ignored_fields_total"),
+            tools_left_out: metrics.plain("folio:tools_left_out_total"),
+            time_to_first_token: metrics.histogram("vllm:time_to_first_token_seconds", FIRST_TOKEN_S),
+            inter_token_latency: metrics.histogram("vllm:inter_token_latency_seconds", TOKEN_S),
+            time_per_output_token: metrics.histogram("vllm:request_time_per_output_token_seconds", TOKEN_S),
+            e2e: metrics.histogram("vllm:e2e_request_latency_seconds", REQUEST_S),
+            overhead: metrics.histogram("folio:request_overhead_seconds", OVERHEAD_S),
+            queue: metrics.histogram("vllm:request_queue_time_seconds", REQUEST_S),
+            prefill: metrics.histogram("vllm:request_prefill_time_seconds", REQUEST_S),
+            decode: metrics.histogram("vllm:request_decode_time_seconds", REQUEST_S),
+            inference: metrics.histogram("vllm:request_inference_time_seconds", REQUEST_S),
+            preemptions: metrics.histogram("vllm:request_num_preemptions", COUNTS),
+            prompt_size: metrics.histogram("vllm:request_prompt_tokens", SIZES),
+            generation_size: metrics.histogram("vllm:request_generation_tokens", SIZES),
+            most_generated: metrics.histogram("vllm:request_max_num_generation_tokens", SIZES),
+            params_n: metrics.histogram("vllm:request_params_n", COUNTS),
+            params_max_tokens: metrics.histogram("vllm:request_params_max_tokens", SIZES),
+            http: metrics.plain("http_requests_total"),
+            connections: metrics.plain("folio:connections"),
+            in_flight_bytes: metrics.plain("folio:in_flight_bytes"),
+            text_waiting: metrics.plain("folio:text_waiting"),
+            lag: metrics.histogram("folio:event_loop_lag_seconds", OVERHEAD_S),
+            panics: metrics.plain("folio:panics_total"),
+            batch_lines: metrics.plain("folio:batch_lines_total"),
+            batch_running: metrics.plain("folio:batch_lines_running"),
+            masks: Arc::new(masks),
+            registry,
+            by_tenant: of_tenants,
         };
         for reason in ["stop", "length", "content_filter", "abort", "error"] {
             drop(metrics.finished.get_or_create(&vec![("finished_reason", reason.to_owned())]));
@@ -203,61 +231,7 @@ impl Metrics {
             let labels = labels.map(|(name, value)| (name, value.to_owned())).to_vec();
             drop(metrics.safety.get_or_create(&labels));
         }
-        metrics.register(&mut registry);
-        registry.register_collector(Box::new(EngineCollector(engine.clone())));
-        (metrics.registry, metrics.by_tenant) = (registry, of_tenants);
         metrics
-    }
-
-    fn register(&self, registry: &mut Registry) {
-        for Documented { name, help, .. } in SERVER {
-            let name = name.strip_suffix("_total").unwrap_or(name);
-            match name {
-                "vllm:prompt_tokens" => registry.register(name, *help, self.prompt_tokens.clone()),
-                "vllm:prompt_tokens_cached" => {
-                    registry.register(name, *help, self.prompt_tokens_cached.clone())
-                }
-                "vllm:generation_tokens" => registry.register(name, *help, self.generation_tokens.clone()),
-                "vllm:request_success" => registry.register(name, *help, self.finished.clone()),
-                "vllm:admission_rejections" => registry.register(name, *help, self.rejections.clone()),
-                "folio:safety_verdicts" => registry.register(name, *help, self.safety.clone()),
-                "folio:ignored_fields" => registry.register(name, *help, self.ignored_fields.clone()),
-                "folio:tools_left_out" => registry.register(name, *help, self.tools_left_out.clone()),
-                "http_requests" => registry.register(name, *help, self.http.clone()),
-                "folio:connections" => registry.register(name, *help, self.connections.clone()),
-                "folio:in_flight_bytes" => registry.register(name, *help, self.in_flight_bytes.clone()),
-                "folio:text_waiting" => registry.register(name, *help, self.text_waiting.clone()),
-                "folio:panics" => registry.register(name, *help, self.panics.clone()),
-                "folio:batch_lines" => registry.register(name, *help, self.batch_lines.clone()),
-                "folio:batch_lines_running" => registry.register(name, *help, self.batch_running.clone()),
-                _ => registry.register(name, *help, self.histogram(name).clone()),
-            }
-        }
-    }
-
-    fn histogram(&self, name: &str) -> &Histogram {
-        match name {
-            "vllm:time_to_first_token_seconds" => &self.time_to_first_token,
-            "vllm:inter_token_latency_seconds" => &self.inter_token_latency,
-            "vllm:request_time_per_output_token_seconds" => &self.time_per_output_token,
-            "vllm:e2e_request_latency_seconds" => &self.e2e,
-            "vllm:request_queue_time_seconds" => &self.queue,
-            "vllm:request_prefill_time_seconds" => &self.prefill,
-            "vllm:request_decode_time_seconds" => &self.decode,
-            "vllm:request_inference_time_seconds" => &self.inference,
-            "vllm:request_num_preemptions" => &self.preemptions,
-            "vllm:request_prompt_tokens" => &self.prompt_size,
-            "vllm:request_generation_tokens" => &self.generation_size,
-            "vllm:request_max_num_generation_tokens" => &self.most_generated,
-            "vllm:request_params_n" => &self.params_n,
-            "vllm:request_params_max_tokens" => &self.params_max_tokens,
-            "folio:request_overhead_seconds" => &self.overhead,
-            "folio:event_loop_lag_seconds" => &self.lag,
-            "folio:grammar_compile_seconds" => &self.masks.compile,
-            "folio:grammar_mask_seconds" => &self.masks.mask,
-            "folio:grammar_wait_seconds" => &self.masks.wait,
-            other => unreachable!("{other} is in the table above but has no histogram"),
-        }
     }
 
     /// A prompt was computed.

@@ -1,0 +1,144 @@
+//! Results of batches that run, before they are files.
+//!
+//! Invariants: lines are whole, but for the last of a process that ended; bytes are counted in [`Room`] as they come.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::records::Batch;
+
+/// Bytes that are kept: of everybody, and of each owner. Files, and results that are no file yet.
+#[derive(Default)]
+pub struct Room {
+    pub all: u64,
+    pub own: HashMap<Arc<str>, u64>,
+}
+
+impl Room {
+    pub fn take(&mut self, owner: &str, bytes: u64) {
+        self.all += bytes;
+        match self.own.get_mut(owner) {
+            Some(own) => *own += bytes,
+            None => drop(self.own.insert(owner.into(), bytes)),
+        }
+    }
+
+    pub fn give_back(&mut self, owner: &str, bytes: u64) {
+        self.all -= bytes;
+        if let Some(own) = self.own.get_mut(owner) {
+            *own -= bytes;
+            if *own == 0 {
+                self.own.remove(owner);
+            }
+        }
+    }
+}
+
+/// What a batch's results take, until they are files.
+struct Taken {
+    room: Arc<Mutex<Room>>,
+    owner: Arc<str>,
+    bytes: u64,
+}
+
+impl Taken {
+    fn grow(&mut self, more: u64) {
+        self.room.lock().take(&self.owner, more);
+        self.bytes += more;
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.room.lock().give_back(&self.owner, self.bytes);
+    }
+}
+
+/// Results of a batch that runs.
+pub struct Results {
+    pub batch: Arc<Batch>,
+    /// Of what was answered, and of what was not.
+    sinks: [Sink; 2],
+    taken: Taken,
+}
+
+pub enum Sink {
+    Memory(Vec<u8>),
+    Disk { file: File, path: PathBuf, bytes: u64 },
+}
+
+impl Sink {
+    /// Behind the last whole line.
+    pub fn open(path: PathBuf) -> io::Result<Self> {
+        let mut file = OpenOptions::new().read(true).append(true).create(true).open(&path)?;
+        let mut whole = 0;
+        let mut reader = BufReader::new(&mut file);
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            match reader.read_until(b'\n', &mut line)? {
+                0 => break,
+                bytes if line.ends_with(b"\n") => whole += bytes as u64,
+                _ => break,
+            }
+        }
+        file.set_len(whole)?;
+        Ok(Self::Disk { file, path, bytes: whole })
+    }
+
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Self::Memory(bytes) => bytes.len() as u64,
+            Self::Disk { bytes, .. } => *bytes,
+        }
+    }
+
+    fn lines(&self) -> io::Result<Box<dyn BufRead + '_>> {
+        Ok(match self {
+            Self::Memory(bytes) => Box::new(bytes.as_slice()),
+            Self::Disk { path, .. } => Box::new(BufReader::new(File::open(path)?)),
+        })
+    }
+}
+
+impl Results {
+    /// Behind what the sinks have.
+    pub fn new(batch: Arc<Batch>, sinks: [Sink; 2], room: Arc<Mutex<Room>>) -> Self {
+        let mut taken = Taken { room, owner: batch.record().owner.into(), bytes: 0 };
+        taken.grow(sinks.iter().map(Sink::bytes).sum());
+        Self { batch, sinks, taken }
+    }
+
+    /// What they are of and what there is of them, which counts no longer.
+    pub fn into_sinks(self) -> (Arc<Batch>, [Sink; 2]) {
+        (self.batch, self.sinks)
+    }
+
+    /// Adds a line, to the answers or to the others.
+    pub fn append(&mut self, answered: bool, line: &str) -> io::Result<()> {
+        match &mut self.sinks[usize::from(!answered)] {
+            Sink::Memory(bytes) => bytes.extend_from_slice(line.as_bytes()),
+            Sink::Disk { file, bytes, .. } => {
+                file.write_all(line.as_bytes())?;
+                *bytes += line.len() as u64;
+            }
+        }
+        self.taken.grow(line.len() as u64);
+        Ok(())
+    }
+
+    /// Calls `each` with every line there is, and whether it is an answer.
+    pub fn each(&self, mut each: impl FnMut(bool, &[u8])) -> io::Result<()> {
+        for (sink, answered) in self.sinks.iter().zip([true, false]) {
+            for line in sink.lines()?.split(b'\n') {
+                each(answered, &line?);
+            }
+        }
+        Ok(())
+    }
+}
