@@ -15,7 +15,8 @@ use folio_api::params::fresh_seed;
 use folio_api::tools::{ToolChoice, ToolUse};
 use folio_api::{ApiError, Parsers};
 use folio_text::{
-    CallableFunction, ForcedPrefix, OutputParser, ParserSetup, ReasoningFormat, Tokenizer, ToolFormat,
+    CallableFunction, ForcedPrefix, Grammar, OutputParser, ParserSetup, ReasoningFormat, Syntax, Tokenizer,
+    ToolFormat,
 };
 
 use crate::decoding::follower::{Begin, Form};
@@ -53,6 +54,52 @@ pub struct Asked<'a> {
     /// The prompt ends with the header of the assistant's turn.
     pub generation_prompt: bool,
     pub include_reasoning: bool,
+}
+
+/// Calls that are held to their functions' schemas, because of `param`.
+struct Calls<'a> {
+    format: &'static ToolFormat,
+    tools: &'a ToolUse,
+    tokenizer: &'a Tokenizer,
+    compiler: Compiler<'a>,
+    param: &'a str,
+}
+
+impl Calls<'_> {
+    /// `why`: they cannot be held where there is no syntax.
+    fn compile(&self, syntax: Option<Syntax>, why: &str) -> Result<Arc<Grammar>, ApiError> {
+        let syntax = syntax.ok_or_else(|| ApiError::unsupported(self.param, why))?;
+        self.compiler.compile(&Constraint::new(syntax, self.param.to_owned()))
+    }
+
+    /// An answer that is calls, which the model writes itself.
+    fn only(&self, callees: &[CallableFunction]) -> Result<Form, ApiError> {
+        let syntax = self.format.only_calls(callees, self.tools.parallel, self.tokenizer);
+        Ok(Form::Answer(self.compile(syntax, "how this model writes calls cannot be held to a form")?))
+    }
+
+    /// An answer that may have calls.
+    fn among_text(&self, callees: &[CallableFunction]) -> Result<Form, ApiError> {
+        let Self { format, tools, .. } = self;
+        let why = format!(
+            "how this model writes calls ({}) cannot be held to a schema; leave it out or send false",
+            format.name
+        );
+        let place = format.place().ok_or_else(|| ApiError::unsupported(self.param, &why))?;
+        let compile = |begun, callees: &[CallableFunction]| {
+            self.compile(format.calls(callees, begun, tools.parallel, self.tokenizer), &why)
+        };
+        let begun = match &tools.choice {
+            ToolChoice::Named(name) => {
+                let only: Vec<CallableFunction> =
+                    callees.iter().filter(|callee| callee.name == *name).cloned().collect();
+                Some(compile(ForcedPrefix::Arguments, &only)?)
+            }
+            ToolChoice::Required => Some(compile(ForcedPrefix::Name, callees)?),
+            _ => None,
+        };
+        Ok(Form::Calls { place, grammar: compile(ForcedPrefix::Trigger, callees)?, begun })
+    }
 }
 
 impl Readers {
@@ -129,41 +176,23 @@ impl Readers {
             };
             callees.map(relaxed).collect::<Vec<_>>()
         };
+        let of = |param| Calls { format, tools, tokenizer, compiler, param };
+        // What cannot be held to its schema is held to being an object.
         if tools.must() && reading.begun.is_empty() {
-            let param = held.param.as_deref().unwrap_or("tool_choice");
-            let form = |all| self.only_calls(format, tools, &callees(all), param, tokenizer, compiler);
-            let form = form(true).or_else(|_| form(false))?;
+            let calls = of(held.param.as_deref().unwrap_or("tool_choice"));
+            let form = calls.only(&callees(true)).or_else(|_| calls.only(&callees(false)))?;
             return Ok(Some((form, self.behind_reasoning(reading))));
         }
-        let Some(param) = &held.param else {
-            // Nobody asked for it: what cannot be held to its schema is held to being an object, or else to nothing.
-            let form = self.form(format, tools, &callees(true), "tools", tokenizer, compiler);
-            let form =
-                form.or_else(|_| self.form(format, tools, &callees(false), "tools", tokenizer, compiler));
+        let calls = of(held.param.as_deref().unwrap_or("tools"));
+        let form = calls.among_text(&callees(true)).or_else(|_| calls.among_text(&callees(false)));
+        if held.param.is_none() {
+            // Nobody asked for it: what cannot be held at all is not.
             return Ok(form.ok().map(|form| (form, Begin::default())));
-        };
-        let form = self.form(format, tools, &callees(true), param, tokenizer, compiler);
-        let form = form.or_else(|_| self.form(format, tools, &callees(false), param, tokenizer, compiler))?;
+        }
         let closing =
             reading.setup.reasoning.filter(|_| reading.setup.inside_reasoning && !format.ends_reasoning);
         let after = closing.map(|reasoning| reasoning.close).into_iter().collect();
-        Ok(Some((form, Begin { after, unless: None })))
-    }
-
-    /// An answer that is calls, which the model writes itself.
-    fn only_calls(
-        &self,
-        format: &'static ToolFormat,
-        tools: &ToolUse,
-        callees: &[CallableFunction],
-        param: &str,
-        tokenizer: &Tokenizer,
-        compiler: Compiler<'_>,
-    ) -> Result<Form, ApiError> {
-        let syntax = format.only_calls(callees, tools.parallel, tokenizer).ok_or_else(|| {
-            ApiError::unsupported(param, "how this model writes calls cannot be held to a form")
-        })?;
-        Ok(Form::Answer(compiler.compile(&Constraint::new(syntax, param.to_owned()))?))
+        Ok(Some((form?, Begin { after, unless: None })))
     }
 
     /// Where an answer begins that may be preceded by reasoning.
@@ -186,39 +215,6 @@ impl Readers {
             && (inside || self.opening.is_some())
             && !format.harmony
             && format.place().is_some_and(|place| !place.at_start)
-    }
-
-    fn form(
-        &self,
-        format: &'static ToolFormat,
-        tools: &ToolUse,
-        callees: &[CallableFunction],
-        param: &str,
-        tokenizer: &Tokenizer,
-        compiler: Compiler<'_>,
-    ) -> Result<Form, ApiError> {
-        let refused = || {
-            let why = format!(
-                "how this model writes calls ({}) cannot be held to a schema; leave it out or send false",
-                format.name
-            );
-            ApiError::unsupported(param, &why)
-        };
-        let place = format.place().ok_or_else(refused)?;
-        let compile = |begun, callees: &[CallableFunction]| {
-            let syntax = format.calls(callees, begun, tools.parallel, tokenizer).ok_or_else(refused)?;
-            compiler.compile(&Constraint::new(syntax, param.to_owned()))
-        };
-        let begun = match &tools.choice {
-            ToolChoice::Named(name) => {
-                let only: Vec<CallableFunction> =
-                    callees.iter().filter(|callee| callee.name == *name).cloned().collect();
-                Some(compile(ForcedPrefix::Arguments, &only)?)
-            }
-            ToolChoice::Required => Some(compile(ForcedPrefix::Name, callees)?),
-            _ => None,
-        };
-        Ok(Form::Calls { place, grammar: compile(ForcedPrefix::Trigger, callees)?, begun })
     }
 
     /// How the answers are read, and the text to append to the prompt. `None`: the text is the answer.

@@ -25,24 +25,149 @@ use crate::tenancy::gate::{Entry, Need, TOKENS_EXPECTED, Ticket};
 use crate::tenancy::tenant::Tenant;
 use crate::tenancy::unread::Unread;
 
-/// Runs the job and answers.
-pub(crate) async fn run(
-    generator: &Arc<Generator>,
-    tenant: &Tenant,
-    job: Job,
-    flight: Flight,
-) -> Result<Response<Body>, ApiError> {
-    let notes = job.notes.clone();
-    let mut response = if job.generation.stream.is_some() {
-        let idle = job.writer.keep_alive();
-        let (abort, events) = start_streaming(generator, tenant, job, flight)?;
-        stream::response(events, abort.guard(), generator.load.limits.keep_alive, idle)
-    } else {
-        let whole = start(generator, tenant, job, flight)?.answer().await?;
-        json_bytes(Bytes::from_owner(whole))
-    };
-    tell(&notes, response.headers_mut());
-    Ok(response)
+impl Generator {
+    /// Runs the job and answers.
+    pub async fn run(
+        self: &Arc<Self>,
+        tenant: &Tenant,
+        job: Job,
+        flight: Flight,
+    ) -> Result<Response<Body>, ApiError> {
+        let notes = job.notes.clone();
+        let mut response = if job.generation.stream.is_some() {
+            let idle = job.writer.keep_alive();
+            let (abort, events) = self.start_streaming(tenant, job, flight)?;
+            stream::response(events, abort.guard(), self.load.limits.keep_alive, idle)
+        } else {
+            let whole = self.start(tenant, job, flight)?.answer().await?;
+            json_bytes(Bytes::from_owner(whole))
+        };
+        tell(&notes, response.headers_mut());
+        Ok(response)
+    }
+
+    /// Runs the job whether anybody waits or not.
+    pub fn start(self: &Arc<Self>, tenant: &Tenant, job: Job, flight: Flight) -> Result<Started, ApiError> {
+        let (sender, answer) = oneshot::channel();
+        let unread = self.load.unread.answer(&tenant.gate);
+        let abort = self.spawn(tenant, job, flight, (unread, Output::Whole(Some(sender))))?;
+        Ok(Started { abort, answer })
+    }
+
+    /// Runs a job that is streamed whether anybody reads or not: how to cancel it, and its events.
+    pub fn start_streaming(
+        self: &Arc<Self>,
+        tenant: &Tenant,
+        job: Job,
+        flight: Flight,
+    ) -> Result<(Abort, stream::Reader), ApiError> {
+        let unread = self.load.unread.answer(&tenant.gate);
+        let (events, reader) = Events::new(unread.clone());
+        let abort = self.spawn(tenant, job, flight, (unread, Output::Stream(events)))?;
+        Ok((abort, reader))
+    }
+
+    fn spawn(
+        self: &Arc<Self>,
+        tenant: &Tenant,
+        job: Job,
+        flight: Flight,
+        (unread, output): (Arc<Unread>, Output),
+    ) -> Result<Abort, ApiError> {
+        if self.served.model.only_embeds && job.pooling.is_none() {
+            let message =
+                "This model was published for embeddings and has no output matrix; use /v1/embeddings.";
+            return Err(ApiError { code: Some("only_embeddings"), ..ApiError::bad_request(message) });
+        }
+        // Bounded by bytes: `unread` counts what is in it.
+        let (events, receiver) = mpsc::unbounded_channel();
+        let mut job = job;
+        let prompts = job.prompts.iter().map(|prompt| size_of_val(&*prompt.tokens)).sum();
+        let mut held = self.load.unread.hold(&tenant.gate);
+        held.grow(prompts).inspect_err(|_| flight.entry.give_back())?;
+        let ticket = admit(tenant, &mut job, &flight.entry)?;
+        let submitted = self.served.engine.now();
+        let at_once = if self.is_only_gathered(&job, &output) { TOKENS_GATHERED } else { 1 };
+        let sink = Sink { prompt: 0, events, unread: unread.clone(), at_once, waiting: Vec::new() };
+        let abort = match self.submit(tenant, &job, &sink) {
+            Ok(abort) => abort,
+            Err(refused) => {
+                ticket.refused();
+                return Err(refused);
+            }
+        };
+        self.observability.metrics.passed_over(&job.notes);
+        let meter = self.observability.meters.of(tenant);
+        job.prompts.iter().for_each(|_| meter.request());
+        let driver = ResponseDriver::new(
+            self.clone(),
+            tenant.clone(),
+            (ticket, submitted),
+            job,
+            abort.clone(),
+            (unread, output),
+        );
+        let (shared, running) = (self.observability.clone(), abort.clone());
+        tokio::spawn(async move {
+            if caught(driver.follow(receiver, flight)).await.is_none() {
+                shared.metrics.panicked();
+                running.cancel();
+            }
+            drop(held);
+        });
+        Ok(abort)
+    }
+
+    /// Whether nobody sees the answer before its end, and no token of it can bring that end about: then the driver need not look at each one
+    /// when it comes.
+    fn is_only_gathered(&self, job: &Job, output: &Output) -> bool {
+        let safety = &self.inputs.safety;
+        matches!(output, Output::Whole(_))
+            && job.generation.stop.is_empty()
+            && !job.reading.as_ref().is_some_and(Reading::ends_early)
+            && safety.output().is_none()
+            && safety.judge().is_none()
+    }
+
+    /// All prompts of the job go to the engine, or none does.
+    fn submit(&self, tenant: &Tenant, job: &Job, sink: &Sink) -> Result<Abort, ApiError> {
+        let Generator { served, tenancy, .. } = self;
+        let root = tenancy.root(tenant);
+        let deadline = served.deadline(self.load.limits.request_timeout);
+        let mut flags = Vec::with_capacity(job.prompts.len());
+        for (index, prompt) in job.prompts.iter().enumerate() {
+            if prompt.screened.denied {
+                flags.push(CancelFlag::default());
+                continue;
+            }
+            let root = match job.reads_shared(prompt) {
+                true => tenancy.shared.root(root, &prompt.tokens),
+                false => root,
+            };
+            let id = served.engine.next_request_id();
+            let request = Request {
+                n: job.generation.n,
+                class: tenant.class.saturating_add(job.generation.behind),
+                priority: job.generation.priority,
+                deadline,
+                prompt_logprobs: job.generation.prompt_logprobs,
+                retention: prompt.retention.clone(),
+                pooling: job.pooling,
+                speculation: prompt.speculation.clone(),
+                ..Request::new(id, tenant.id, root, prompt.tokens.clone(), prompt.params.clone())
+            };
+            let sink = Sink { prompt: index, ..sink.clone() };
+            match served.engine.submit(request, Box::new(sink)) {
+                Ok(flag) => flags.push(flag),
+                Err(rejected) => {
+                    Abort::new(flags).cancel();
+                    self.observability.metrics.rejected(&rejected);
+                    return Err(refusal(rejected));
+                }
+            }
+        }
+        Ok(Abort::new(flags))
+    }
 }
 
 /// A job that runs, and whose answer is wanted whole.
@@ -59,82 +184,6 @@ impl Started {
         drop(guard);
         answer
     }
-}
-
-/// Runs the job whether anybody waits or not.
-pub(crate) fn start(
-    generator: &Arc<Generator>,
-    tenant: &Tenant,
-    job: Job,
-    flight: Flight,
-) -> Result<Started, ApiError> {
-    let (sender, answer) = oneshot::channel();
-    let unread = generator.load.unread.answer(&tenant.gate);
-    let abort = spawn(generator, tenant, job, flight, (unread, Output::Whole(Some(sender))))?;
-    Ok(Started { abort, answer })
-}
-
-/// Runs a job that is streamed whether anybody reads or not: how to cancel it, and its events.
-pub(crate) fn start_streaming(
-    generator: &Arc<Generator>,
-    tenant: &Tenant,
-    job: Job,
-    flight: Flight,
-) -> Result<(Abort, stream::Reader), ApiError> {
-    let unread = generator.load.unread.answer(&tenant.gate);
-    let (events, reader) = Events::new(unread.clone());
-    let abort = spawn(generator, tenant, job, flight, (unread, Output::Stream(events)))?;
-    Ok((abort, reader))
-}
-
-fn spawn(
-    generator: &Arc<Generator>,
-    tenant: &Tenant,
-    job: Job,
-    flight: Flight,
-    (unread, output): (Arc<Unread>, Output),
-) -> Result<Abort, ApiError> {
-    if generator.served.model.only_embeds && job.pooling.is_none() {
-        let message = "This model was published for embeddings and has no output matrix; use /v1/embeddings.";
-        return Err(ApiError { code: Some("only_embeddings"), ..ApiError::bad_request(message) });
-    }
-    // Bounded by bytes: `unread` counts what is in it.
-    let (events, receiver) = mpsc::unbounded_channel();
-    let mut job = job;
-    let prompts = job.prompts.iter().map(|prompt| size_of_val(&*prompt.tokens)).sum();
-    let mut held = generator.load.unread.hold(&tenant.gate);
-    held.grow(prompts).inspect_err(|_| flight.entry.give_back())?;
-    let ticket = admit(tenant, &mut job, &flight.entry)?;
-    let submitted = generator.served.engine.now();
-    let at_once = if is_only_gathered(generator, &job, &output) { TOKENS_GATHERED } else { 1 };
-    let sink = Sink { prompt: 0, events, unread: unread.clone(), at_once, waiting: Vec::new() };
-    let abort = match submit(generator, tenant, &job, &sink) {
-        Ok(abort) => abort,
-        Err(refused) => {
-            ticket.refused();
-            return Err(refused);
-        }
-    };
-    generator.observability.metrics.passed_over(&job.notes);
-    let meter = generator.observability.meters.of(tenant);
-    job.prompts.iter().for_each(|_| meter.request());
-    let driver = ResponseDriver::new(
-        generator.clone(),
-        tenant.clone(),
-        (ticket, submitted),
-        job,
-        abort.clone(),
-        (unread, output),
-    );
-    let (shared, running) = (generator.observability.clone(), abort.clone());
-    tokio::spawn(async move {
-        if caught(driver.follow(receiver, flight)).await.is_none() {
-            shared.metrics.panicked();
-            running.cancel();
-        }
-        drop(held);
-    });
-    Ok(abort)
 }
 
 /// Holds the job against what its tenant may have.
@@ -157,17 +206,6 @@ fn admit(tenant: &Tenant, job: &mut Job, entry: &Arc<Entry>) -> Result<Ticket, A
         need.output_tokens += u64::from(output) * u64::from(job.generation.n);
     }
     entry.reserve(need, Instant::now())
-}
-
-/// Whether nobody sees the answer before its end, and no token of it can bring that end about: then the driver need not look at each one
-/// when it comes.
-fn is_only_gathered(generator: &Generator, job: &Job, output: &Output) -> bool {
-    let safety = &generator.inputs.safety;
-    matches!(output, Output::Whole(_))
-        && job.generation.stop.is_empty()
-        && !job.reading.as_ref().is_some_and(Reading::ends_early)
-        && safety.output().is_none()
-        && safety.judge().is_none()
 }
 
 /// Tokens of an answer that nobody sees before its end, after which the driver is woken.
@@ -199,46 +237,6 @@ impl EventSink for Sink {
         }
         self.waiting.drain(..).all(|delivered| self.events.send(delivered).is_ok()) && room
     }
-}
-
-/// All prompts of the job go to the engine, or none does.
-fn submit(generator: &Generator, tenant: &Tenant, job: &Job, sink: &Sink) -> Result<Abort, ApiError> {
-    let Generator { served, tenancy, .. } = generator;
-    let root = tenancy.root(tenant);
-    let deadline = served.deadline(generator.load.limits.request_timeout);
-    let mut flags = Vec::with_capacity(job.prompts.len());
-    for (index, prompt) in job.prompts.iter().enumerate() {
-        if prompt.screened.denied {
-            flags.push(CancelFlag::default());
-            continue;
-        }
-        let root = match job.reads_shared(prompt) {
-            true => tenancy.shared.root(root, &prompt.tokens),
-            false => root,
-        };
-        let id = served.engine.next_request_id();
-        let request = Request {
-            n: job.generation.n,
-            class: tenant.class.saturating_add(job.generation.behind),
-            priority: job.generation.priority,
-            deadline,
-            prompt_logprobs: job.generation.prompt_logprobs,
-            retention: prompt.retention.clone(),
-            pooling: job.pooling,
-            speculation: prompt.speculation.clone(),
-            ..Request::new(id, tenant.id, root, prompt.tokens.clone(), prompt.params.clone())
-        };
-        let sink = Sink { prompt: index, ..sink.clone() };
-        match served.engine.submit(request, Box::new(sink)) {
-            Ok(flag) => flags.push(flag),
-            Err(rejected) => {
-                Abort::new(flags).cancel();
-                generator.observability.metrics.rejected(&rejected);
-                return Err(refusal(rejected));
-            }
-        }
-    }
-    Ok(Abort::new(flags))
 }
 
 /// The engine's reasons in HTTP's terms.

@@ -10,7 +10,6 @@ use crate::arrival::{Arrival, Flight, JsonRequest};
 use crate::generation::Generator;
 use crate::generation::input::InputProcessor;
 use crate::generation::job::Job;
-use crate::generation::run;
 use crate::http::reply::Reply;
 use crate::safety::{Found, Keys, Replacement, Rules, Screened, question};
 
@@ -47,7 +46,7 @@ pub(crate) async fn handle(
     let arrival = Arrival::new(request);
     let tenant = arrival.tenant.clone();
     let job = prepared(&generator, arrival, prepare).await?;
-    Ok(run::run(&generator, &tenant, job, flight).await?)
+    Ok(generator.run(&tenant, job, flight).await?)
 }
 
 /// Judges a conversation and puts into it what stands in the place of what was found.
@@ -63,21 +62,18 @@ pub fn screen_conversation(
         conversation.messages = messages.clone();
     }
     let safety = &inputs.safety;
-    let mut found = Found::default();
-    if let Some(rules) = safety.input() {
+    let found = found_by_rules(inputs, |rules, found| {
         for message in &mut conversation.messages {
-            rules.value(message, Keys::Fixed, &mut found);
+            rules.value(message, Keys::Fixed, found);
         }
         for tool in conversation.tools.shown_mut() {
-            rules.value(tool, Keys::Fixed, &mut found);
+            rules.value(tool, Keys::Fixed, found);
         }
         for (name, value) in conversation.kwargs.iter_mut() {
-            let mut name = name.clone();
-            rules.text(&mut name, &mut found);
-            rules.value(value, Keys::All, &mut found);
+            rules.text(&mut name.clone(), found);
+            rules.value(value, Keys::All, found);
         }
-        count(inputs, rules, &found);
-    }
+    });
     let denied = found.denied.is_some();
     let subject = (safety.asks_first().is_some() && !denied).then(|| {
         let tools = conversation.tools.shown().unwrap_or_default();
@@ -110,12 +106,7 @@ pub fn screen_prompt(
         }
         None => {}
     }
-    let mut found = Found::default();
-    if let Some(rules) = safety.input() {
-        rules.text(&mut text, &mut found);
-        count(inputs, rules, &found);
-    }
-    let denied = found.denied.is_some();
+    let denied = found_by_rules(inputs, |rules, found| rules.text(&mut text, found)).denied.is_some();
     let subject = (safety.asks_first().is_some() && !denied)
         .then(|| Map::from_iter([("prompt".to_owned(), text.as_str().into())]));
     Ok((Screened { denied, subject, notes: None }, (text != before).then_some(text)))
@@ -127,13 +118,12 @@ pub fn screen_input(
     param: &str,
     text: impl FnOnce() -> String,
 ) -> Result<Option<String>, ApiError> {
-    let Some(rules) = inputs.safety.input() else { return Ok(None) };
+    if inputs.safety.input().is_none() {
+        return Ok(None);
+    }
     let mut text = text();
     let before = text.clone();
-    let mut found = Found::default();
-    rules.text(&mut text, &mut found);
-    count(inputs, rules, &found);
-    match found.denied {
+    match found_by_rules(inputs, |rules, found| rules.text(&mut text, found)).denied {
         Some(_) => {
             let message = format!("'{param}' has a text that this server does not take.");
             Err(ApiError { code: Some("content_filter"), ..ApiError::invalid(param, message) })
@@ -142,14 +132,16 @@ pub fn screen_input(
     }
 }
 
-fn count(inputs: &InputProcessor, rules: &Rules, found: &Found) {
-    let metrics = &inputs.observability.metrics;
-    for rule in &found.redacted {
-        metrics.safety("input", rules.name(*rule), "redact");
+/// What the rules for prompts, where there are some, find; counted.
+fn found_by_rules(inputs: &InputProcessor, judge: impl FnOnce(&Rules, &mut Found)) -> Found {
+    let mut found = Found::default();
+    if let Some(rules) = inputs.safety.input() {
+        judge(rules, &mut found);
+        let metrics = &inputs.observability.metrics;
+        found.redacted.iter().for_each(|rule| metrics.safety("input", rules.name(*rule), "redact"));
+        found.denied.iter().for_each(|rule| metrics.safety("input", rules.name(*rule), "deny"));
     }
-    if let Some(rule) = found.denied {
-        metrics.safety("input", rules.name(rule), "deny");
-    }
+    found
 }
 
 /// Prepares a request, asks the callout about its prompts, and prepares it again where that replaces one.

@@ -32,7 +32,6 @@ use crate::endpoints::openai::embeddings;
 use crate::endpoints::responses;
 use crate::generation::Generator;
 use crate::generation::input::InputProcessor;
-use crate::generation::run;
 use crate::generation::screening::prepared;
 use crate::http::fresh_id;
 use crate::load::Counted;
@@ -459,7 +458,7 @@ impl Job {
             return Err(ApiError::unsupported("stream", "a batch has nobody to stream to; leave it out"));
         }
         behind(&mut job.generation);
-        let started = run::start(generator, tenant, job, Flight::within(request_id, entry))?;
+        let started = generator.start(tenant, job, Flight::within(request_id, entry))?;
         Ok(started.answer().await?.json)
     }
 }

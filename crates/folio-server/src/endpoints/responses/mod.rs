@@ -19,7 +19,7 @@ use crate::generation::Generator;
 use crate::generation::input::InputProcessor;
 use crate::generation::job::{Job, PromptJob};
 use crate::generation::prompt::prompt;
-use crate::generation::run::{self, Started};
+use crate::generation::run::Started;
 use crate::generation::sampling::rules;
 use crate::generation::screening::{prepared, screen_conversation};
 use crate::generation::tokenizing::encode_prompt;
@@ -137,19 +137,19 @@ pub async fn create(
     let prepare = move |inputs: &InputProcessor, arrival: &Arrival| prepare(inputs, &shared, arrival);
     let Prepared { job, background } = prepared(&generator, arrival, prepare).await?;
     let Some(Background { id, response, messages, input }) = background else {
-        return Ok(run::run(&generator, &tenant, job, flight).await?);
+        return Ok(generator.run(&tenant, job, flight).await?);
     };
     let notes = job.notes.clone();
     let record = StoredResponse { response, messages: messages.into(), input };
     let mut answer = if job.generation.stream.is_some() {
-        let (abort, events) = run::start_streaming(&generator, &tenant, job, flight)?;
+        let (abort, events) = generator.start_streaming(&tenant, job, flight)?;
         store.put(tenant.id, &id, record.clone(), Some(abort));
         let log = Arc::new(Log::default());
         store.attach(tenant.id, &id, log.clone());
         tokio::spawn(write_log(store, tenant, id, record, events, log.clone()));
         log::follow(log, None, generator.load.limits.keep_alive)
     } else {
-        let Started { abort, answer } = run::start(&generator, &tenant, job, flight)?;
+        let Started { abort, answer } = generator.start(&tenant, job, flight)?;
         let told = json_response(record.response.to_string());
         store.put(tenant.id, &id, record.clone(), Some(abort));
         tokio::spawn(async move {
