@@ -19,6 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::app::State;
 use crate::arrival::JsonRequest;
+use crate::engine;
 use crate::generation::prompt::render;
 use crate::generation::retention::{refused, retention};
 use crate::generation::run::refusal;
@@ -168,6 +169,8 @@ async fn compute(
     wanted: &Wanted,
 ) -> Result<Computed, ApiError> {
     let engine = &state.app.engine;
+    let root = state.root(tenant);
+    let hashes = engine::hashes(engine, root, &wanted.tokens).await?;
     let prompt_tokens = wanted.tokens.len() as u64;
     let need = Need { prompts: 1, prompt_tokens, output_tokens: 0 };
     let mut ticket = entry.reserve(need, Instant::now())?;
@@ -176,7 +179,7 @@ async fn compute(
     let request = Request {
         id: engine.next_request_id(),
         tenant: tenant.id,
-        root: state.root(tenant),
+        root,
         prompt: wanted.tokens.clone(),
         n: 1,
         sampling: SamplingParams::greedy(0),
@@ -196,7 +199,7 @@ async fn compute(
     };
     let (sender, mut events) = mpsc::unbounded_channel();
     let sink: Box<dyn EventSink> = Box::new(move |event: Event| sender.send(event).is_ok());
-    let flag = match engine.submit(request, sink) {
+    let flag = match engine.submit(request, hashes, sink) {
         Ok(flag) => flag,
         Err(rejected) => {
             ticket.refused();

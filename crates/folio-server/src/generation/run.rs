@@ -11,6 +11,7 @@ use axum::http::Response;
 use folio_api::ApiError;
 use folio_engine::handle::Rejected;
 use folio_engine::{CancelFlag, Event, EventSink, Micros, Request};
+use folio_kv::{BlockHashes, Root};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::app::{Flight, State};
@@ -47,11 +48,11 @@ async fn answer(
         let unread = Unread::new(state.unread.clone(), tenant.gate.clone());
         let (events, body) = Events::new(unread.clone());
         let idle = job.writer.keep_alive();
-        let abort = spawn(state, tenant, job, flight, (unread, Output::Stream(events)))?;
+        let abort = spawn(state, tenant, job, flight, (unread, Output::Stream(events))).await?;
         return Ok(stream::response(body, abort.guard(), state.config.limits.keep_alive, idle));
     }
     let unread = Unread::new(state.unread.clone(), tenant.gate.clone());
-    let (abort, answer) = start_counted(state, tenant, job, flight, unread.clone())?;
+    let (abort, answer) = start_counted(state, tenant, job, flight, unread.clone()).await?;
     let guard = abort.guard();
     let json = answer.await.unwrap_or_else(|_| Err(ApiError::internal("the request was lost")))?;
     drop(guard);
@@ -74,18 +75,18 @@ impl AsRef<[u8]> for Whole {
 type Pending = oneshot::Receiver<Result<String, ApiError>>;
 
 /// Runs the job whether anybody waits or not: how to cancel it, and where its answer comes.
-pub(crate) fn start(
+pub(crate) async fn start(
     state: &Arc<State>,
     tenant: &Tenant,
     job: Job,
     flight: Flight,
 ) -> Result<(Abort, Pending), ApiError> {
     let unread = Unread::new(state.unread.clone(), tenant.gate.clone());
-    start_counted(state, tenant, job, flight, unread)
+    start_counted(state, tenant, job, flight, unread).await
 }
 
 /// Runs a job that is streamed whether anybody reads or not: how to cancel it, and its events.
-pub(crate) fn start_streaming(
+pub(crate) async fn start_streaming(
     state: &Arc<State>,
     tenant: &Tenant,
     job: Job,
@@ -93,11 +94,11 @@ pub(crate) fn start_streaming(
 ) -> Result<(Abort, stream::Reader), ApiError> {
     let unread = Unread::new(state.unread.clone(), tenant.gate.clone());
     let (events, reader) = Events::new(unread.clone());
-    let abort = spawn(state, tenant, job, flight, (unread, Output::Stream(events)))?;
+    let abort = spawn(state, tenant, job, flight, (unread, Output::Stream(events))).await?;
     Ok((abort, reader))
 }
 
-fn start_counted(
+async fn start_counted(
     state: &Arc<State>,
     tenant: &Tenant,
     job: Job,
@@ -105,10 +106,10 @@ fn start_counted(
     unread: Arc<Unread>,
 ) -> Result<(Abort, Pending), ApiError> {
     let (sender, answer) = oneshot::channel();
-    Ok((spawn(state, tenant, job, flight, (unread, Output::Whole(Some(sender))))?, answer))
+    Ok((spawn(state, tenant, job, flight, (unread, Output::Whole(Some(sender)))).await?, answer))
 }
 
-fn spawn(
+async fn spawn(
     state: &Arc<State>,
     tenant: &Tenant,
     job: Job,
@@ -119,6 +120,7 @@ fn spawn(
         let message = "This model was published for embeddings and has no output matrix; use /v1/embeddings.";
         return Err(ApiError { code: Some("only_embeddings"), ..ApiError::bad_request(message) });
     }
+    let hashes = hashes(state, tenant, &job).await?;
     // Bounded by bytes: `unread` counts what is in it.
     let (events, receiver) = mpsc::unbounded_channel();
     let mut job = job;
@@ -129,7 +131,7 @@ fn spawn(
     let submitted = state.app.engine.now();
     let at_once = if is_only_gathered(state, &job, &output) { TOKENS_GATHERED } else { 1 };
     let sink = Sink { prompt: 0, events, unread: unread.clone(), at_once, waiting: Vec::new() };
-    let abort = match submit(state, tenant, &job, &sink) {
+    let abort = match submit(state, tenant, &job, hashes, &sink) {
         Ok(abort) => abort,
         Err(refused) => {
             ticket.refused();
@@ -222,10 +224,39 @@ impl EventSink for Sink {
     }
 }
 
-/// All prompts of the job go to the engine, or none does.
-fn submit(state: &State, tenant: &Tenant, job: &Job, sink: &Sink) -> Result<Abort, ApiError> {
+/// Root and blocks of each prompt that goes to the engine, hashed on a thread that may wait for a tier.
+fn hashes(
+    state: &Arc<State>,
+    tenant: &Tenant,
+    job: &Job,
+) -> impl Future<Output = Result<Vec<(Root, BlockHashes)>, ApiError>> + Send + use<> {
+    let prompts = job.prompts.iter().filter(|prompt| !prompt.screened.denied);
+    let prompts: Vec<_> = prompts.map(|prompt| (prompt.tokens.clone(), job.reads_shared(prompt))).collect();
+    let (state, own) = (state.clone(), state.root(tenant));
+    let hash_all = move || {
+        let hash = |(tokens, reads_shared): &(Arc<[u32]>, bool)| {
+            let shared = state.shared().filter(|_| *reads_shared);
+            let root = shared.map_or(own, |shared| shared.root(own, tokens));
+            (root, state.app.engine.hashes(&root, tokens))
+        };
+        prompts.iter().map(hash).collect()
+    };
+    async move {
+        let hashed = tokio::task::spawn_blocking(hash_all).await;
+        hashed.map_err(|_| ApiError::internal("hashing the prompt failed"))
+    }
+}
+
+/// All prompts of the job go to the engine, or none does. `hashes`: of those that do.
+fn submit(
+    state: &State,
+    tenant: &Tenant,
+    job: &Job,
+    hashes: Vec<(Root, BlockHashes)>,
+    sink: &Sink,
+) -> Result<Abort, ApiError> {
     let engine = &state.app.engine;
-    let root = state.root(tenant);
+    let mut hashes = hashes.into_iter();
     let timeout = state.config.limits.request_timeout;
     let deadline = timeout.map(|limit| Micros(engine.now().0.saturating_add(limit.as_micros() as u64)));
     let mut flags = Vec::with_capacity(job.prompts.len());
@@ -234,10 +265,7 @@ fn submit(state: &State, tenant: &Tenant, job: &Job, sink: &Sink) -> Result<Abor
             flags.push(CancelFlag::default());
             continue;
         }
-        let root = match state.shared().filter(|_| job.reads_shared(prompt)) {
-            Some(shared) => shared.root(root, &prompt.tokens),
-            None => root,
-        };
+        let (root, hashes) = hashes.next().expect("one of each prompt that is not denied");
         let request = Request {
             id: engine.next_request_id(),
             tenant: tenant.id,
@@ -255,7 +283,7 @@ fn submit(state: &State, tenant: &Tenant, job: &Job, sink: &Sink) -> Result<Abor
             speculation: prompt.speculation.clone(),
         };
         let sink = Sink { prompt: index, ..sink.clone() };
-        match engine.submit(request, Box::new(sink)) {
+        match engine.submit(request, hashes, Box::new(sink)) {
             Ok(flag) => flags.push(flag),
             Err(rejected) => {
                 Abort::new(flags).cancel();

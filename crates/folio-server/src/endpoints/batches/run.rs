@@ -447,7 +447,7 @@ impl Job {
             return Err(ApiError::unsupported("stream", "a batch has nobody to stream to; leave it out"));
         }
         behind(&mut job.generation);
-        let (abort, answer) = run::start(state, tenant, job, Flight::within(request_id, entry))?;
+        let (abort, answer) = run::start(state, tenant, job, Flight::within(request_id, entry)).await?;
         let guard = abort.guard();
         let answer = answer.await.unwrap_or_else(|_| Err(ApiError::internal("the request was lost")));
         drop(guard);

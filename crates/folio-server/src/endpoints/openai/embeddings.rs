@@ -84,7 +84,7 @@ pub(crate) async fn answer(
                 asker: Default::default(),
                 notes: Default::default(),
             };
-            match start(state, tenant, job, Flight::within(id, entry.clone())) {
+            match start(state, tenant, job, Flight::within(id, entry.clone())).await {
                 // What was computed so far is not thrown away because the rest has to wait.
                 Err(busy) if number > 0 && busy.status == 429 => {
                     let seconds = busy.retry_after_s.unwrap_or(1).clamp(1, AGAIN_S_MAX);

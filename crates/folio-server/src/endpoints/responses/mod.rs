@@ -142,7 +142,7 @@ pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> 
     let streams = job.generation.stream.is_some();
     let notes = job.notes.clone();
     if streams {
-        let (abort, events) = run::start_streaming(&state, &tenant, job, flight)?;
+        let (abort, events) = run::start_streaming(&state, &tenant, job, flight).await?;
         let record = StoredResponse { response, messages: messages.into(), input };
         state.responses.put(tenant.id, &id, record.clone(), Some(abort));
         let log = Arc::new(Log::default());
@@ -152,7 +152,7 @@ pub async fn create(Shared(state): Shared<Arc<State>>, request: JsonRequest) -> 
         tokio::spawn(write_log(state, tenant, id, record, events, log));
         return Ok(answer);
     }
-    let (abort, answer) = run::start(&state, &tenant, job, flight)?;
+    let (abort, answer) = run::start(&state, &tenant, job, flight).await?;
     let record = StoredResponse { response: response.clone(), messages: messages.into(), input };
     state.responses.put(tenant.id, &id, record.clone(), Some(abort));
     tokio::spawn(async move {
