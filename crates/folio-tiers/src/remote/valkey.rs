@@ -73,8 +73,15 @@ pub struct Valkey {
     tls: Option<TlsConnector>,
     cluster: Option<ClusterClient>,
     idle: Mutex<Vec<Conn>>,
-    /// Last: connections end before it.
-    runtime: Runtime,
+    /// There until it is dropped.
+    runtime: Option<Runtime>,
+}
+
+impl Drop for Valkey {
+    /// Waits for nothing: an event loop may be the last to let go of it.
+    fn drop(&mut self) {
+        self.runtime.take().into_iter().for_each(Runtime::shutdown_background);
+    }
 }
 
 impl fmt::Debug for Valkey {
@@ -141,7 +148,7 @@ impl Valkey {
             .thread_name("folio-valkey-io")
             .enable_all()
             .build()?;
-        Ok(Self { host, port, login, tls, cluster, idle: Mutex::default(), runtime })
+        Ok(Self { host, port, login, tls, cluster, idle: Mutex::default(), runtime: Some(runtime) })
     }
 
     /// Whether it lets us in. A server that does not answer may come back: `Some` says why it is taken for gone.
@@ -158,6 +165,10 @@ impl Valkey {
         format!("{}:{}", self.host, self.port)
     }
 
+    fn runtime(&self) -> &Runtime {
+        self.runtime.as_ref().expect("it is there until it is dropped")
+    }
+
     async fn connect(&self) -> Result<Conn, RedisError> {
         if let Some(cluster) = &self.cluster {
             return Ok(Conn::Cluster(cluster.get_async_connection().await?));
@@ -170,14 +181,14 @@ impl Valkey {
             None => {
                 let stream = Bounded { stream, room: room.clone() };
                 let made = MultiplexedConnection::new_with_config(&self.login, stream, config).await?;
-                (made.0, self.runtime.spawn(made.1))
+                (made.0, tokio::spawn(made.1))
             }
             Some(tls) => {
                 let name = ServerName::try_from(self.host.clone()).map_err(std::io::Error::other)?;
                 let stream = tls.connect(name, stream).await?;
                 let stream = Bounded { stream, room: room.clone() };
                 let made = MultiplexedConnection::new_with_config(&self.login, stream, config).await?;
-                (made.0, self.runtime.spawn(made.1))
+                (made.0, tokio::spawn(made.1))
             }
         };
         Ok(Conn::Single { conn, room, _driver: Driver(driver.abort_handle()) })
@@ -211,12 +222,12 @@ impl Valkey {
             };
             Ok::<_, RedisError>((conn, answers))
         };
-        let (conn, answers) = match self.runtime.block_on(async { tokio::time::timeout(limit, asked).await })
-        {
-            Ok(Ok(asked)) => asked,
-            Ok(Err(error)) => return Err(self.fault(&error)),
-            Err(_) => return Err(Fault::Late),
-        };
+        let (conn, answers) =
+            match self.runtime().block_on(async { tokio::time::timeout(limit, asked).await }) {
+                Ok(Ok(asked)) => asked,
+                Ok(Err(error)) => return Err(self.fault(&error)),
+                Err(_) => return Err(Fault::Late),
+            };
         for answer in &answers {
             if let Value::ServerError(error) = answer {
                 return Err(Fault::Refused(format!("{}: {error:?}", self.server())));
