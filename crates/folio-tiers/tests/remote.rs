@@ -53,6 +53,15 @@ impl Objects for Shelf {
     fn name(&self) -> &'static str {
         "shelf"
     }
+    fn server(&self) -> String {
+        "a shelf".into()
+    }
+    fn value_bytes_max(&self) -> usize {
+        1 << 20
+    }
+    fn asked_at_once(&self) -> usize {
+        16
+    }
     fn value_bytes(&self) -> usize {
         4 * RECORD + 100
     }

@@ -8,8 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use folio_tiers::Secret;
-use folio_tiers::remote::valkey::{AddressError, Valkey, ValkeyConfig};
-use folio_tiers::remote::{Fault, Name, Objects};
+use folio_tiers::remote::valkey::{Valkey, ValkeyConfig};
+use folio_tiers::remote::{AddressError, Fault, Name, Objects, greet};
 
 const LIMIT: Duration = Duration::from_millis(400);
 const NAME: Name = Name([7; 32]);
@@ -95,7 +95,7 @@ fn honest() -> Answer {
 #[test]
 fn what_is_put_is_got() {
     let valkey = client(serve(honest()));
-    assert!(valkey.greet().unwrap().is_none());
+    assert!(greet(&valkey).unwrap().is_none());
     let value: Vec<u8> = (0..3 << 20).map(|at: u32| ((at * 31) >> 3) as u8).collect();
     let other = Name([8; 32]);
     assert_eq!(valkey.exist(&[NAME, other], LIMIT).unwrap(), [false, false]);
@@ -241,8 +241,8 @@ fn addresses_that_cannot_be_are_refused_by_a_sentence() {
     };
     assert!(matches!(with(b"no certificate"), Err(AddressError::Authorities(_))));
     // Nobody is there, by number or by name: it may come.
-    assert!(matches!(client(1).greet(), Ok(Some(Fault::Broken(_)))));
-    let nowhere = client_of("valkey://nobody.invalid").unwrap().greet();
+    assert!(matches!(greet(&client(1)), Ok(Some(Fault::Broken(_)))));
+    let nowhere = greet(&client_of("valkey://nobody.invalid").unwrap());
     assert!(matches!(nowhere, Ok(Some(_))), "{nowhere:?}");
 }
 
@@ -256,7 +256,7 @@ fn a_wrong_password_is_told_and_not_shown() {
     }));
     for url in [format!("valkey://:open-sesame@127.0.0.1:{port}"), format!("valkey://127.0.0.1:{port}")] {
         let valkey = client_of(&url).unwrap();
-        let error = valkey.greet().expect_err("it lets nobody in").to_string();
+        let error = greet(&valkey).expect_err("it lets nobody in").to_string();
         assert!(error.contains("127.0.0.1") && error.contains("AUTH") | error.contains("assword"), "{error}");
         assert!(!format!("{error} {valkey:?}").contains("sesame"), "{error}");
     }

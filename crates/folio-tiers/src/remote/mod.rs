@@ -16,6 +16,7 @@
 mod breaker;
 mod known;
 mod pieces;
+pub mod s3;
 pub mod valkey;
 
 use std::ops::Range;
@@ -35,8 +36,8 @@ use crate::seal::NONCE;
 use crate::tier::{Carried, Device, Store};
 use crate::types::{BlockKey, DataKey, Miss};
 
-/// Names that one question asks for.
-const ASKED_AT_ONCE: u32 = 16;
+/// At the start.
+const GREETING_LIMIT: Duration = Duration::from_secs(2);
 /// Ends of a prompt that are tried for what windows read there.
 const ENDS: u32 = 8;
 
@@ -53,12 +54,44 @@ pub enum Fault {
     Refused(String),
 }
 
+/// Why there can be no such tier.
+#[derive(Debug, thiserror::Error)]
+pub enum AddressError {
+    #[error(
+        "{0:?} is none of valkey, valkeys, redis, rediss, s3 (a URL is like valkey://HOST:6379 or s3://BUCKET/PREFIX)"
+    )]
+    Scheme(String),
+    #[error("it is no URL of a server: {0}")]
+    Url(String),
+    #[error("the certificates are none: {0}")]
+    Authorities(String),
+    #[error("{server} lets nobody in like this: {reason}")]
+    Denied { server: String, reason: String },
+    #[error("a thread for it cannot be made: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
+/// Whether a server lets us in. One that does not answer may come back: `Some` says why it is taken for gone.
+pub fn greet(objects: &dyn Objects) -> Result<Option<Fault>, AddressError> {
+    match objects.ping(GREETING_LIMIT) {
+        Ok(()) => Ok(None),
+        Err(Fault::Refused(reason)) => Err(AddressError::Denied { server: objects.server(), reason }),
+        Err(fault) => Ok(Some(fault)),
+    }
+}
+
 /// Values by name, on a server. Whoever calls waits for the answer, up to `limit`.
 pub trait Objects: Send + Sync + 'static {
     /// For metrics, logs and threads.
     fn name(&self) -> &'static str;
+    /// For people: where it is, without what opens it.
+    fn server(&self) -> String;
     /// How large values are made of small blocks.
     fn value_bytes(&self) -> usize;
+    /// How large one may be at most.
+    fn value_bytes_max(&self) -> usize;
+    /// About how many names one question asks for.
+    fn asked_at_once(&self) -> usize;
     /// For a look-up in all.
     fn find_limit(&self) -> Duration;
     /// For reading or writing a value.
@@ -150,7 +183,7 @@ impl RemoteStore {
         let mut unknown = usable;
         while there < unknown {
             let open = unknown - there;
-            let step = open.div_ceil(ASKED_AT_ONCE as usize);
+            let step = open.div_ceil(self.objects.asked_at_once());
             // The next one first: mostly nothing more is there, and that ends it.
             let mut asked: Vec<usize> =
                 std::iter::once(there).chain((there..unknown).skip(step - 1).step_by(step)).collect();

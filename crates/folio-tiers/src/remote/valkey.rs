@@ -25,17 +25,18 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
 
-use super::{Fault, Name, Objects};
+use super::{AddressError, Fault, Name, Objects};
 use crate::types::Secret;
 
 /// Large enough that a server is busy with bytes and not with requests, small enough that one does not hold up the next for long.
 const VALUE_BYTES: usize = 4 << 20;
 /// What a server takes at most (`proto-max-bulk-len` is that by default).
-pub const VALUE_BYTES_MAX: usize = 512 << 20;
+const VALUE_BYTES_MAX: usize = 512 << 20;
 const FIND_LIMIT: Duration = Duration::from_millis(20);
 const CARRY_LIMIT: Duration = Duration::from_secs(2);
 /// What answers take besides values: their frames, and what a server says when a connection begins.
 const FRAME_BYTES: usize = 64 << 10;
+const ASKED_AT_ONCE: usize = 16;
 const KEY_PREFIX: &str = "folio:kv:";
 /// Connections that wait for the next question.
 const IDLE: usize = 64;
@@ -48,21 +49,6 @@ pub struct ValkeyConfig {
     pub password: Option<Secret>,
     /// PEM of the certificates that the server's is signed with; `None`: the public ones.
     pub authorities: Option<Vec<u8>>,
-}
-
-/// Why there can be no such tier.
-#[derive(Debug, thiserror::Error)]
-pub enum AddressError {
-    #[error("{0:?} is none of valkey, valkeys, redis, rediss (a URL is like valkey://HOST:6379)")]
-    Scheme(String),
-    #[error("it is no URL of a server: {0}")]
-    Url(String),
-    #[error("the certificates are none: {0}")]
-    Authorities(String),
-    #[error("{server} lets nobody in like this: {reason}")]
-    Denied { server: String, reason: String },
-    #[error("a thread for it cannot be made: {0}")]
-    Thread(#[from] std::io::Error),
 }
 
 /// See the module documentation.
@@ -149,20 +135,6 @@ impl Valkey {
             .enable_all()
             .build()?;
         Ok(Self { host, port, login, tls, cluster, idle: Mutex::default(), runtime: Some(runtime) })
-    }
-
-    /// Whether it lets us in. A server that does not answer may come back: `Some` says why it is taken for gone.
-    pub fn greet(&self) -> Result<Option<Fault>, AddressError> {
-        match self.ping(CARRY_LIMIT) {
-            Ok(()) => Ok(None),
-            Err(Fault::Refused(reason)) => Err(AddressError::Denied { server: self.server(), reason }),
-            Err(fault) => Ok(Some(fault)),
-        }
-    }
-
-    /// For people: without what opens it.
-    pub fn server(&self) -> String {
-        format!("{}:{}", self.host, self.port)
     }
 
     fn runtime(&self) -> &Runtime {
@@ -264,8 +236,20 @@ impl Objects for Valkey {
         "valkey"
     }
 
+    fn server(&self) -> String {
+        format!("{}:{}", self.host, self.port)
+    }
+
     fn value_bytes(&self) -> usize {
         VALUE_BYTES
+    }
+
+    fn value_bytes_max(&self) -> usize {
+        VALUE_BYTES_MAX
+    }
+
+    fn asked_at_once(&self) -> usize {
+        ASKED_AT_ONCE
     }
 
     fn find_limit(&self) -> Duration {

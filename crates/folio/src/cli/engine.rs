@@ -255,7 +255,8 @@ pub struct DiskKvArgs {
 #[command(next_help_heading = "Engine")]
 pub struct RemoteKvArgs {
     /// Server that keeps KV of requests that ended, for all engines with the same keyring: valkey://HOST[:PORT][/DATABASE] (valkeys://
-    /// with TLS, ?cluster=true for a cluster), also redis:// and rediss:// [default: none is kept]
+    /// with TLS, ?cluster=true for a cluster), also redis:// and rediss://; or s3://BUCKET[/PREFIX][?endpoint=URL], with
+    /// AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY [default: none is kept]
     #[arg(long, env = "FOLIO_REMOTE_KV", value_name = "URL", hide_env_values = true)]
     pub remote_kv: Option<Secret>,
 
@@ -272,6 +273,10 @@ pub struct RemoteKvArgs {
     /// PEM file of the certificates that the server's is signed with [default: the public authorities]
     #[arg(long, env = "FOLIO_REMOTE_KV_CA", value_name = "FILE", requires = "remote_kv")]
     pub remote_kv_ca: Option<PathBuf>,
+
+    /// Most requests to s3:// in 24 hours [default: no limit]
+    #[arg(long, env = "FOLIO_REMOTE_KV_REQUESTS_PER_DAY", value_name = "N", requires = "remote_kv")]
+    pub remote_kv_requests_per_day: Option<u64>,
 
     /// Threads that carry blocks to the server and back, a value at a time each
     #[arg(long, env = "FOLIO_REMOTE_KV_THREADS", value_name = "N", requires = "remote_kv", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]

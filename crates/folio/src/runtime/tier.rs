@@ -6,8 +6,9 @@ use anyhow::{Context, Result, bail};
 use folio_engine::Tier;
 use folio_kv::{GroupConfig, KvCache};
 use folio_model::backend::BlockMemory;
-use folio_tiers::remote::RemoteStore;
-use folio_tiers::remote::valkey::{self, Valkey, ValkeyConfig};
+use folio_tiers::remote::s3::{S3, S3Config};
+use folio_tiers::remote::valkey::{Valkey, ValkeyConfig};
+use folio_tiers::remote::{Objects, RemoteStore, greet};
 use folio_tiers::{DiskConfig, DiskStore, Secret, Store, StoreTier};
 
 use crate::cli::{DiskKvArgs, EngineArgs, RemoteKvArgs};
@@ -71,25 +72,56 @@ fn remote(
         .remote_kv_ca
         .as_ref()
         .map(|path| std::fs::read(path).with_context(|| format!("cannot read {}", path.display())));
-    let secret = |text: &folio_server::Secret| Secret(text.to_string());
-    let config = ValkeyConfig {
-        url: secret(url),
-        password: args.remote_kv_password.as_ref().map(secret),
-        authorities: authorities.transpose()?,
-    };
-    let valkey = Valkey::new(&config)?;
+    let objects = objects(args, url, authorities.transpose()?)?;
     let largest = (0..groups.len()).map(|group| memory.block_bytes(group)).max().unwrap_or(0);
-    if largest > valkey::VALUE_BYTES_MAX / 2 {
+    if largest > objects.value_bytes_max() / 2 {
         bail!(
             "a block of KV has {largest} bytes, which is too much for a value of such a server: give a smaller --block-size"
         );
     }
-    let gone = valkey.greet()?;
-    let server = valkey.server();
+    let gone = greet(&*objects)?;
     if let Some(fault) = &gone {
         tracing::warn!("--remote-kv: nothing is kept or found until the server answers: {fault}");
     }
-    let store = RemoteStore::new(Arc::new(valkey), *layout_digest, gone)?;
-    report.describe_remote_kv("valkey", &server);
+    report.describe_remote_kv(objects.name(), &objects.server());
+    let store = RemoteStore::new(objects, *layout_digest, gone)?;
     Ok((store, args.remote_kv_threads))
+}
+
+fn objects(
+    args: &RemoteKvArgs,
+    url: &folio_server::Secret,
+    authorities: Option<Vec<u8>>,
+) -> Result<Arc<dyn Objects>> {
+    let secret = |text: &str| Secret(text.to_owned());
+    let given = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    if !url.starts_with("s3:") {
+        if args.remote_kv_requests_per_day.is_some() {
+            bail!("--remote-kv-requests-per-day is for s3:// only");
+        }
+        let password = args.remote_kv_password.as_deref().map(secret);
+        return Ok(Arc::new(Valkey::new(&ValkeyConfig { url: secret(url), password, authorities })?));
+    }
+    if args.remote_kv_password.is_some() {
+        bail!(
+            "--remote-kv-password is not for s3://: its credentials are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        );
+    }
+    let credentials = match (given("AWS_ACCESS_KEY_ID"), given("AWS_SECRET_ACCESS_KEY")) {
+        (Some(key), Some(hidden)) => {
+            let token = given("AWS_SESSION_TOKEN").as_deref().map(secret);
+            Some((secret(&key), secret(&hidden), token))
+        }
+        (None, None) => None,
+        _ => bail!("AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY belong together: give both"),
+    };
+    let config = S3Config {
+        url: secret(url),
+        credentials,
+        endpoint: given("AWS_ENDPOINT_URL_S3").or_else(|| given("AWS_ENDPOINT_URL")),
+        region: given("AWS_REGION").or_else(|| given("AWS_DEFAULT_REGION")),
+        authorities,
+        requests_per_day: args.remote_kv_requests_per_day,
+    };
+    Ok(Arc::new(S3::new(&config)?))
 }
