@@ -30,6 +30,10 @@ struct Shelf {
     /// 1: it does not answer; 2: it refuses; 3: it is gone.
     how: AtomicU32,
     pings: AtomicUsize,
+    /// Questions at this moment, the most of them so far, and how long each takes.
+    now: AtomicUsize,
+    most: AtomicUsize,
+    takes_ms: AtomicUsize,
 }
 
 impl Shelf {
@@ -74,6 +78,9 @@ impl Objects for Shelf {
     fn exist(&self, names: &[Name], _: Duration) -> Result<Vec<bool>, Fault> {
         self.asked()?;
         self.names.fetch_add(names.len(), SeqCst);
+        self.most.fetch_max(self.now.fetch_add(1, SeqCst) + 1, SeqCst);
+        std::thread::sleep(Duration::from_millis(self.takes_ms.load(SeqCst) as u64));
+        self.now.fetch_sub(1, SeqCst);
         let values = self.values.lock().unwrap();
         Ok(names.iter().map(|name| values.contains_key(name)).collect())
     }
@@ -412,4 +419,21 @@ fn a_server_that_was_gone_at_the_start_is_found_later() {
         std::thread::sleep(Duration::from_millis(10));
     }
     assert_eq!(store_all(&store, &hashes, 8, &[]).left, 0);
+}
+
+#[test]
+fn look_ups_at_once_are_bounded() {
+    let shelf = Arc::new(Shelf::default());
+    let store = engine(&shelf);
+    shelf.takes_ms.store(300, SeqCst);
+    std::thread::scope(|scope| {
+        for seed in 0..80 {
+            let store = &store;
+            scope.spawn(move || assert_eq!(store.find(&small(), &prompt(1, seed, 8), 8), []));
+        }
+    });
+    assert!((2..=32).contains(&shelf.most.load(SeqCst)), "{}", shelf.most.load(SeqCst));
+    shelf.takes_ms.store(0, SeqCst);
+    store_all(&store, &prompt(1, 1, 8), 8, &[]);
+    assert_eq!(engine(&shelf).find(&small(), &prompt(1, 1, 8), 8).first(), Some(&(0..8)));
 }

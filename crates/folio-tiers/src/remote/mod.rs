@@ -21,7 +21,7 @@ pub mod valkey;
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use folio_engine::{CHUNK_BLOCKS_MAX, LoadOrder, StoreOrder, TierStats};
@@ -38,6 +38,8 @@ use crate::types::{BlockKey, DataKey, Miss};
 
 /// At the start.
 const GREETING_LIMIT: Duration = Duration::from_secs(2);
+/// Look-ups that ask at once: who comes beside them makes do with what is known.
+const LOOK_UPS: usize = 32;
 /// Ends of a prompt that are tried for what windows read there.
 const ENDS: u32 = 8;
 
@@ -114,6 +116,7 @@ pub struct RemoteStore {
     breaker: Arc<Breaker>,
     known: Known,
     counts: Counts,
+    asking: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -126,6 +129,22 @@ struct Counts {
     refused: AtomicU64,
 }
 
+/// One of [`LOOK_UPS`].
+struct Turn<'a>(&'a AtomicUsize);
+
+impl<'a> Turn<'a> {
+    fn of(asking: &'a AtomicUsize) -> Option<Self> {
+        let turn = Self(asking);
+        (asking.fetch_add(1, Relaxed) < LOOK_UPS).then_some(turn)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
 impl RemoteStore {
     /// `gone`: why the server is taken for gone from the start, until it answers.
     pub fn new(
@@ -134,8 +153,8 @@ impl RemoteStore {
         gone: Option<Fault>,
     ) -> std::io::Result<Arc<Self>> {
         let breaker = Breaker::new(objects.clone(), gone)?;
-        let (known, counts) = (Known::default(), Counts::default());
-        Ok(Arc::new(Self { objects, layout: layout_digest, breaker, known, counts }))
+        let (known, counts, asking) = Default::default();
+        Ok(Arc::new(Self { objects, layout: layout_digest, breaker, known, counts, asking }))
     }
 
     /// Asks the server, if it is not given up.
@@ -171,6 +190,7 @@ impl RemoteStore {
     /// Which of these values there are, as far as anybody answers until `end`.
     fn exist(&self, names: &[Name], end: Instant) -> Option<Vec<bool>> {
         let left = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
+        let _turn = Turn::of(&self.asking)?;
         let found = self.ask(|objects| objects.exist(names, left)).ok()?;
         (found.len() == names.len()).then_some(found)
     }
