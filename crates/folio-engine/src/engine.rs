@@ -86,7 +86,7 @@ pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
         next_id: AtomicU64::new(1),
     });
     if let Some(tier) = &parts.tier {
-        scheduler = scheduler.with_tier();
+        scheduler = scheduler.with_tier(tier.chunk_blocks());
         let mailbox = shared.mailbox.clone();
         tier.start(Box::new(move |report| mailbox.report_transfer(report)), parts.clock.clone());
     }

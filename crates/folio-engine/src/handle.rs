@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use folio_kv::{Holdings, TenantId};
+use folio_kv::{BlockHashes, Holdings, Root, TenantId};
 use rustc_hash::FxHashMap;
 
 use crate::clock::Clock;
@@ -124,19 +124,37 @@ impl EngineHandle {
         RequestId(self.0.shared.next_id.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Hands a request to the engine, or says why not. From here on the sink gets exactly one `Finished` per choice.
+    /// What identifies the blocks of a prompt, and which of them a tier has. O(prompt), and it may wait for a tier elsewhere, for a
+    /// bounded time: not for an event loop.
+    pub fn hashes(&self, root: &Root, prompt: &[u32]) -> BlockHashes {
+        let shared = &self.0.shared;
+        let hashes = BlockHashes::new(root, prompt, shared.block_tokens);
+        let Some(tier) = &shared.tier else { return hashes };
+        // The last row must be computed.
+        let most = prompt.len().saturating_sub(1) as u32 / shared.block_tokens;
+        let stored = tier.find(&hashes, most);
+        hashes.with_stored(stored)
+    }
+
+    /// Hashes a request's prompt, and hands it to the engine: see [`EngineHandle::hashes`] and [`EngineHandle::submit_hashed`].
     pub fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<CancelFlag, Rejected> {
+        check(&self.0.shared, &request)?;
+        let hashes = self.hashes(&request.root, &request.prompt);
+        self.submit_hashed(request, hashes, sink)
+    }
+
+    /// Hands a request to the engine, or says why not. From here on the sink gets exactly one `Finished` per choice. `hashes`: those of
+    /// its root and prompt ([`EngineHandle::hashes`]).
+    pub fn submit_hashed(
+        &self,
+        request: Request,
+        hashes: BlockHashes,
+        sink: Box<dyn EventSink>,
+    ) -> Result<CancelFlag, Rejected> {
         let shared = &self.0.shared;
         check(shared, &request)?;
         let id = request.id;
         shared.mailbox.admits(request.prompt.len() as u64).map_err(|refusal| self.rejected(refusal))?;
-        let (request, mut hashes) = request.hashed(shared.block_tokens);
-        if let Some(tier) = &shared.tier {
-            // The last row must be computed.
-            let most = (request.prompt.len() as u32 - 1) / shared.block_tokens;
-            let stored = tier.find(&hashes, most);
-            hashes = hashes.with_stored(stored);
-        }
         let posted = shared.mailbox.post(Submission { request, hashes, sink }, shared.clock.now());
         posted.map_err(|refusal| self.rejected(refusal))?;
         let mailbox = shared.mailbox.clone();

@@ -49,5 +49,5 @@ pub use sampler::Sampler;
 pub use scheduler::Scheduler;
 pub use sequence::choice_seed;
 pub use stats::{EngineStats, PerReason, WaitingFor};
-pub use tier::{LoadOrder, Report, ReportSink, StoreOrder, Tier, TierStats, TransferOrder};
+pub use tier::{CHUNK_BLOCKS_MAX, LoadOrder, Report, ReportSink, StoreOrder, Tier, TierStats, TransferOrder};
 pub use turn::{Driver, turn};

@@ -47,16 +47,26 @@ pub enum Report {
     Read { lease: Lease },
 }
 
+/// The most blocks that a tier keeps together, which are also what it loads at once: if it has not all of them, those before are there.
+pub const CHUNK_BLOCKS_MAX: u32 = 64;
+
 /// Takes reports from any thread, never blocks.
 pub type ReportSink = Box<dyn Fn(Report) + Send + Sync>;
 
-/// A tier off the device. Nothing here blocks or does I/O.
+/// A tier off the device. Nothing here but [`Tier::find`] waits or does I/O.
 pub trait Tier: Send + Sync {
     /// Where reports go, and what tells the time of leases. Called once, before anything is asked for.
     fn start(&self, reports: ReportSink, clock: Arc<dyn Clock>);
 
+    /// How many blocks of group 0 it keeps together, a power of two up to [`CHUNK_BLOCKS_MAX`]: those whose index divided by it is the
+    /// same, but for blocks that an operator declared. Loads and stores end where such a run does.
+    fn chunk_blocks(&self) -> u32 {
+        1
+    }
+
     /// Of the first `most` blocks of a prompt, the ranges that can be loaded up to their end: under the hashes with what an operator
-    /// declared, where there is such. Called where prompts are read, not on the engine's thread.
+    /// declared, where there is such. It may wait for an answer from elsewhere, for a time that the tier bounds: called where a thread
+    /// may, never on the engine's thread or an event loop.
     fn find(&self, hashes: &BlockHashes, most: u32) -> Vec<Range<u32>>;
 
     fn load(&self, order: LoadOrder);
@@ -74,11 +84,11 @@ pub trait Tier: Send + Sync {
 /// What a tier did and holds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TierStats {
-    /// Where: "disk".
+    /// Where: "disk", "valkey".
     pub name: &'static str,
-    /// Why it stores nothing any more.
+    /// Why it stores nothing at present, or any more.
     pub off: Option<String>,
-    /// Blocks that can be found, and the bytes that they take.
+    /// What can be found, as far as is known here, in blocks or values; and the bytes that it takes. No limit: they are not known.
     pub blocks: u64,
     pub bytes: u64,
     pub bytes_limit: u64,
@@ -93,4 +103,6 @@ pub struct TierStats {
     pub blocks_dropped: u64,
     /// That were to be found and were not what they had to be, by reason.
     pub misses: Vec<(&'static str, u64)>,
+    /// Questions to a server, by what became of them.
+    pub requests: Vec<(&'static str, u64)>,
 }

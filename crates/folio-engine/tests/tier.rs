@@ -25,6 +25,10 @@ impl Bench {
     }
 
     fn limited(blocks: u32, more: &[GroupConfig], max_transfer_bytes: u64) -> Self {
+        Self::chunked(blocks, more, max_transfer_bytes, 1)
+    }
+
+    fn chunked(blocks: u32, more: &[GroupConfig], max_transfer_bytes: u64, chunk_blocks: u32) -> Self {
         let geometry = CacheConfig { blocks, block_tokens: BLOCK, bytes_per_block: 1 };
         let config = SchedulerConfig {
             max_num_seqs: 4,
@@ -36,7 +40,7 @@ impl Bench {
             max_transfer_bytes,
             ..SchedulerConfig::default()
         };
-        let scheduler = Scheduler::new(config).expect("valid limits").with_tier();
+        let scheduler = Scheduler::new(config).expect("valid limits").with_tier(chunk_blocks);
         let cache = KvCache::with_groups(geometry, more, Box::new(LruLeafFirst::new()));
         Self { scheduler, cache, now: Micros(0), events: Vec::new() }
     }
@@ -215,4 +219,34 @@ fn of_a_window_what_the_next_row_reads_is_loaded_and_stored() {
         let ends = store.contents.iter().any(|of| of.group == 1 && of.hash == last.hash);
         assert!(ends, "by the block it ends with");
     }
+}
+
+/// A tier that keeps four blocks together: loads and stores end where they do, whatever they begin with and however much may be loaded.
+#[test]
+fn what_a_tier_keeps_together_is_loaded_and_stored_whole() {
+    let mut bench = Bench::chunked(64, &[], u64::MAX, 4);
+    bench.submit(1, 42, &[]);
+    while bench.step() != [(1, 42, 1)] {}
+    let (_, stores) = bench.orders();
+    let indices: Vec<u32> = stores[0].contents.iter().map(|content| content.index).collect();
+    assert_eq!(indices, (0..8).collect::<Vec<u32>>(), "of ten full blocks");
+    bench.read(stores);
+    // The device has three blocks, within the first four.
+    let mut bench = Bench::chunked(64, &[], u64::MAX, 4);
+    bench.submit(1, 13, &[]);
+    while bench.step() != [(1, 13, 1)] {}
+    assert_eq!(bench.orders().1, [], "three blocks are none of its");
+    bench.submit(2, 42, &[0..8]);
+    assert_eq!(bench.step(), []);
+    let (loads, _) = bench.orders();
+    let indices: Vec<u32> = loads[0].contents.iter().map(|content| content.index).collect();
+    assert_eq!(indices, [3, 4, 5, 6, 7]);
+    bench.end(&loads[0], true);
+    // Room for six blocks: four of them are loaded.
+    let bytes = bench.cache.load_bytes(1);
+    let mut bench = Bench::chunked(64, &[], 6 * bytes, 4);
+    bench.submit(1, 42, &[0..8]);
+    bench.step();
+    let (loads, _) = bench.orders();
+    assert_eq!(loads.iter().map(|load| load.contents.len()).collect::<Vec<_>>(), [4]);
 }

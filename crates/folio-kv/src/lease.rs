@@ -51,6 +51,8 @@ pub struct Ticket(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Content {
     pub group: u32,
+    /// Of the sequence's blocks of that group.
+    pub index: u32,
     pub block: BlockId,
     pub hash: BlockHash,
 }
@@ -191,7 +193,7 @@ impl KvCache {
                     held.push(block);
                     let hash = self.nodes.node(node).hash;
                     let told = group > 0 || index >= from;
-                    contents.extend(told.then_some(Content { group: group as u32, block, hash }));
+                    contents.extend(told.then_some(Content { group: group as u32, index, block, hash }));
                 }
             }
         }
@@ -273,7 +275,8 @@ impl KvCache {
                 let (block, last) =
                     (table.lists[group][index as usize], (index + 1) * size / self.config.block_tokens);
                 let hash = table.hashes.get(table.declared, last - 1).filter(|_| block != HOLE);
-                contents.extend(hash.map(|hash| Content { group: group as u32, block, hash: *hash }));
+                let content = |hash: &BlockHash| Content { group: group as u32, index, block, hash: *hash };
+                contents.extend(hash.map(content));
             }
         }
         contents

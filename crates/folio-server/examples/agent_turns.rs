@@ -40,7 +40,8 @@ fn noting(given: Arc<Mutex<Option<Given>>>) -> impl Engine {
         let (request, _) = request.hashed(16);
         let hashing_ms = ms(at);
         *given.lock().expect("no panic") = Some(Given { at, tokens, hashing_ms });
-        let flag = engine.submit(request, sink);
+        let hashes = engine.hashes(&request.root, &request.prompt);
+        let flag = engine.submit(request, hashes, sink);
         engine.requests.lock().expect("no panic").clear();
         flag
     };

@@ -40,7 +40,8 @@ fn scripted(rules: Vec<Rule>) -> impl Engine {
         };
         let say = rules.iter().find(fits).map_or("No rule of the script fits.", |rule| &rule.say);
         engine.plan(|plan| plan.say = say.into());
-        engine.submit(request, sink)
+        let hashes = engine.hashes(&request.root, &request.prompt);
+        engine.submit(request, hashes, sink)
     };
     Submitting { engine: FakeEngine::default(), submit }
 }

@@ -4,23 +4,32 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use folio_api::SamplingDefaults;
 use folio_api::hints::HintPolicy;
+use folio_api::{ApiError, SamplingDefaults};
 use folio_api::{Capabilities, Context, Limits, Model, Parsers};
 use folio_engine::handle::{Health, Rejected};
 use folio_engine::{
     CacheCommand, CacheReply, CancelFlag, EngineHandle, EngineStats, EventSink, Micros, Pooling, Request,
     RequestId, TierStats,
 };
-use folio_kv::{Holdings, TenantId};
+use folio_kv::{BlockHashes, Holdings, Root, TenantId};
 use folio_text::{ChatTemplate, Tokenizer};
 
 use crate::error::ServerError;
 
-/// The engine as the server sees it: every method returns at once. [`EngineHandle`] is the engine; tests have others.
+/// The engine as the server sees it: every method but one returns at once. [`EngineHandle`] is the engine; tests have others.
 pub trait Engine: Send + Sync + 'static {
     fn next_request_id(&self) -> RequestId;
-    fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<CancelFlag, Rejected>;
+    /// What identifies the blocks of a prompt, and which of them a tier has. O(prompt), and it may wait for a tier: not for an event
+    /// loop.
+    fn hashes(&self, root: &Root, prompt: &[u32]) -> BlockHashes;
+    /// `hashes`: of the request's root and prompt.
+    fn submit(
+        &self,
+        request: Request,
+        hashes: BlockHashes,
+        sink: Box<dyn EventSink>,
+    ) -> Result<CancelFlag, Rejected>;
     /// Asks something of the cache; the answer goes to `reply`, which is dropped if there will be none.
     fn command(&self, command: CacheCommand, reply: CacheReply) -> Result<(), Rejected>;
     fn stats(&self) -> Arc<EngineStats>;
@@ -40,12 +49,31 @@ pub trait Engine: Send + Sync + 'static {
     fn stop(&self);
 }
 
+/// [`Engine::hashes`] on a thread that may wait.
+pub(crate) async fn hashes(
+    engine: &Arc<dyn Engine>,
+    root: Root,
+    prompt: &Arc<[u32]>,
+) -> Result<BlockHashes, ApiError> {
+    let (engine, prompt) = (engine.clone(), prompt.clone());
+    let hashed = tokio::task::spawn_blocking(move || engine.hashes(&root, &prompt)).await;
+    hashed.map_err(|_| ApiError::internal("hashing the prompt failed"))
+}
+
 impl Engine for EngineHandle {
     fn next_request_id(&self) -> RequestId {
         self.next_request_id()
     }
-    fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<CancelFlag, Rejected> {
-        self.submit(request, sink)
+    fn hashes(&self, root: &Root, prompt: &[u32]) -> BlockHashes {
+        self.hashes(root, prompt)
+    }
+    fn submit(
+        &self,
+        request: Request,
+        hashes: BlockHashes,
+        sink: Box<dyn EventSink>,
+    ) -> Result<CancelFlag, Rejected> {
+        self.submit_hashed(request, hashes, sink)
     }
     fn command(&self, command: CacheCommand, reply: CacheReply) -> Result<(), Rejected> {
         self.command(command, reply)

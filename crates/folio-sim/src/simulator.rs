@@ -70,7 +70,7 @@ impl Simulator {
             .with_overlap(world.executor.depth(), world.executor.lag())
             .with_drafter(world.executor.drafter());
         Self {
-            scheduler: if has_tier { scheduler.with_tier() } else { scheduler },
+            scheduler: if has_tier { scheduler.with_tier(1) } else { scheduler },
             keeping: Rng::new(seed ^ 0x9e7b),
             preempting: Rng::new(seed ^ 0x93ee),
             drafters: Drafters::default(),

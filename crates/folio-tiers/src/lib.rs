@@ -4,18 +4,22 @@
 //! decide what is stored or loaded, serve bytes that were not verified, or take more of the disk than it was given.
 #![forbid(unsafe_code)]
 
-mod disk_tier;
+mod disk;
 mod index;
 pub mod inspect;
 pub mod io;
 mod record;
+pub mod remote;
 mod seal;
 mod segment;
 mod store;
+mod tier;
 mod types;
 mod wear;
 mod writer;
 
-pub use disk_tier::DiskTier;
 pub use store::DiskStore;
-pub use types::{BlockKey, DataKey, DiskConfig, DiskState, DiskStats, Miss, OpenError, PutError, Stored};
+pub use tier::{Carried, Device, Store, StoreTier};
+pub use types::{
+    BlockKey, DataKey, DiskConfig, DiskState, DiskStats, Miss, OpenError, PutError, Secret, Stored,
+};

@@ -35,6 +35,16 @@ impl Drop for DataKey {
     }
 }
 
+/// A text that opens something. It is never shown.
+#[derive(Clone)]
+pub struct Secret(pub String);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct DiskConfig {
     pub dir: PathBuf,
@@ -91,12 +101,16 @@ pub enum Miss {
     Key,
     #[error("it is damaged")]
     Damaged,
-    #[error("its file could not be read")]
+    #[error("its file, or its server, could not be read")]
     Io,
+    #[error("it did not come in time")]
+    Late,
+    #[error("its server is not asked")]
+    Off,
 }
 
 impl Miss {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Absent,
         Self::Length,
         Self::Layout,
@@ -105,6 +119,8 @@ impl Miss {
         Self::Key,
         Self::Damaged,
         Self::Io,
+        Self::Late,
+        Self::Off,
     ];
 
     /// For metrics.
@@ -118,6 +134,8 @@ impl Miss {
             Self::Key => "key",
             Self::Damaged => "damaged",
             Self::Io => "io",
+            Self::Late => "late",
+            Self::Off => "off",
         }
     }
 }

@@ -6,6 +6,7 @@
 mod draft;
 mod report;
 mod source;
+mod tier;
 mod weights;
 
 use std::path::Path;
@@ -22,11 +23,9 @@ use folio_model::backend::{GroupKind, KvGroup, KvLayout};
 use folio_model::{Checkpoint, Config, LoadedModel};
 use folio_server::Declared;
 use folio_text::{ChatTemplate, TemplateSources, Tokenizer};
-use folio_tiers::{DiskConfig, DiskStore, DiskTier};
 use sha2::{Digest, Sha256};
 
-use crate::cli::{DiskKvArgs, EngineArgs, Quantize, Sizes};
-use crate::device::Device;
+use crate::cli::{EngineArgs, Quantize, Sizes};
 use crate::memory::{self, PoolRequest};
 use crate::packed_cache::{Saving, Unsaved};
 use draft::Draft;
@@ -57,7 +56,7 @@ pub struct Runtime {
 
 impl Runtime {
     pub fn start(model: Option<&str>, args: &EngineArgs) -> Result<Self> {
-        args.refuse_disk_kv()?;
+        args.refuse_tiers()?;
         Self::serving(Loaded::open(model, args)?, args, &Declared::default())
     }
 
@@ -125,7 +124,7 @@ impl Runtime {
         divide(&mut cache, tenants)?;
         cache.set_swap_space(GroupCounts::each(swap.slots.len(), |group| swap.slots[group]));
         let layout_digest = layout_digest(&model.kv_layout, &device.numerics(), quantized);
-        let tier = disk_tier(&args.disk_kv, &device, &cache, &layout_digest, &mut report)?;
+        let tier = tier::open(args, &device, &cache, &layout_digest, &mut report)?;
         let model_executor = ModelExecutor::new(
             device.into_backend(),
             model.vocab,
@@ -204,35 +203,6 @@ fn windows(layout: &KvLayout, draft: Option<&Draft>) -> Result<Vec<GroupConfig>>
     }
     let windows = layout.groups.iter().enumerate().skip(1).map(window);
     windows.chain(draft.map(|draft| Ok(draft.group()))).collect()
-}
-
-/// What keeps KV on disk, if anything does.
-fn disk_tier(
-    args: &DiskKvArgs,
-    device: &Device,
-    cache: &KvCache,
-    layout_digest: &[u8; 32],
-    report: &mut Report,
-) -> Result<Option<Arc<dyn Tier>>> {
-    let Some(dir) = &args.disk_kv else { return Ok(None) };
-    let Some(memory) = device.block_memory() else {
-        bail!(
-            "--disk-kv: KV can be carried to a disk from the memory of the processors only, and this is {}",
-            device.name()
-        );
-    };
-    let config = DiskConfig {
-        seal: !args.disk_kv_unencrypted,
-        write_bytes_per_day: args.disk_kv_writes_per_day,
-        ..DiskConfig::new(dir, args.disk_kv_size, *layout_digest)
-    };
-    let store = DiskStore::open(config).context("--disk-kv")?;
-    let groups = (0..cache.groups()).map(|group| *cache.group_config(group));
-    let groups = groups.filter(|group| !group.optional).collect();
-    let threads = args.disk_kv_threads.into();
-    let tier = DiskTier::new(store, args.disk_kv_size, memory, groups, threads).context("--disk-kv")?;
-    report.describe_disk_kv(dir, args.disk_kv_size);
-    Ok(Some(Arc::new(tier)))
 }
 
 /// Guarantees and ceilings of the tenants file; a wrong one is named as the file names its owner.

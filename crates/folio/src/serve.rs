@@ -133,6 +133,11 @@ pub(crate) fn settings(args: &ServeArgs) -> Result<ServerConfig> {
     };
     let disk_kv = args.engine.disk_kv.disk_kv.as_ref();
     let keyring = args.keyring.clone().or_else(|| Some(disk_kv?.join("keyring")));
+    if args.engine.remote_kv.remote_kv.is_some() && keyring.is_none() {
+        bail!(
+            "--remote-kv needs --keyring FILE: engines that share a server share the secrets that its content is sealed with"
+        );
+    }
     Ok(ServerConfig {
         keyring: keyring.as_deref().map(Keyring::open).transpose()?.unwrap_or_default(),
         key_file: args.keys.clone(),

@@ -20,17 +20,16 @@ use super::room::Resources;
 use crate::request::{Micros, RequestId};
 use crate::sequence::{Fresh, Slot, State};
 use crate::stats::WaitingFor;
-use crate::tier::{LoadOrder, StoreOrder, TransferOrder};
+use crate::tier::{CHUNK_BLOCKS_MAX, LoadOrder, StoreOrder, TransferOrder};
 
-/// Blocks that a tier loads at once: if it has not all of them, those before are there.
-const LOAD_BLOCKS: u32 = 64;
 /// How long a tier may read what it stores: what it has not by then it does not get, and so long at most is the memory not others'.
 const STORE_LEASE_US: u64 = 3_000_000;
 
 /// What a tier is asked for.
 #[derive(Default)]
 pub(super) struct Transfers {
-    pub has_tier: bool,
+    /// Blocks that the tier keeps together; `None`: there is no tier.
+    pub chunk_blocks: Option<u32>,
     /// Each with the step that was being planned.
     loads: VecDeque<(u64, LoadOrder)>,
     stores: Vec<StoreOrder>,
@@ -95,7 +94,7 @@ impl Scheduler {
         let (size, shared) = (cache.config().block_tokens, sequence.hashes.root().declared_blocks());
         // What an operator declared is its owner's to load.
         let mine = sequence.declared == (shared > 0) && found.lookup.full_blocks >= shared;
-        if !self.transfers.has_tier || found.swaps_in || !mine || sequence.wants_rows() {
+        if self.transfers.chunk_blocks.is_none() || found.swaps_in || !mine || sequence.wants_rows() {
             return false;
         }
         let from = cache.border(found.lookup.full_blocks * size);
@@ -103,7 +102,8 @@ impl Scheduler {
         let to = cache.border(sequence.attachable().min(end * size));
         let room = self.config.max_transfer_bytes.saturating_sub(cache.loading_bytes());
         let (wanted, most) = (to.saturating_sub(from) / size, room / cache.load_bytes(1).max(1));
-        let blocks = wanted.min(u32::try_from(most).unwrap_or(u32::MAX));
+        let most = wanted.min(u32::try_from(most).unwrap_or(u32::MAX));
+        let blocks = self.chunk_end(cache, from + most * size).saturating_sub(from) / size;
         // Windows and states are stored for the end alone.
         if cache.needed_groups() > 1 && (blocks < wanted || to < end * size) {
             return false;
@@ -115,16 +115,19 @@ impl Scheduler {
         if !self.attach_whole(cache, slot, from) {
             return false;
         }
-        let (mut left, most) = (blocks, if cache.needed_groups() == 1 { LOAD_BLOCKS } else { u32::MAX });
-        while left > 0 {
-            let blocks = left.min(most);
+        let mut next = from / size;
+        let end = next + blocks;
+        while next < end {
+            // At their borders chunks end.
+            let border = (next / CHUNK_BLOCKS_MAX + 1) * CHUNK_BLOCKS_MAX;
+            let blocks = if cache.needed_groups() == 1 { border.min(end) - next } else { end - next };
             let Some(ticket) = self.load_behind(cache, slot, blocks) else { break };
             let Some(running) = self.sequences[slot].running() else { break };
             let contents = cache.contents_to_load(&running.table, blocks);
             let root = running.table.root();
             let step = self.next_step();
             self.transfers.loads.push_back((step, LoadOrder { ticket, root, contents }));
-            left -= blocks;
+            next += blocks;
         }
         self.wait_for_load(slot);
         true
@@ -133,11 +136,13 @@ impl Scheduler {
     /// What a tier lacks of a sequence up to position `end` is read and stored.
     pub(super) fn store(&mut self, cache: &mut KvCache, slot: Slot, end: u32) {
         let sequence = &self.sequences[slot];
-        let Some(running) = sequence.running().filter(|_| self.transfers.has_tier) else { return };
+        let Some(running) = sequence.running().filter(|_| self.transfers.chunk_blocks.is_some()) else {
+            return;
+        };
         let (table, size) = (&running.table, cache.config().block_tokens);
         let own = table.root().declared_blocks();
         let from = sequence.hashes.stored_from(own).unwrap_or(own);
-        let to = cache.border(end.min(table.published_blocks() * size));
+        let to = self.chunk_end(cache, end.min(table.published_blocks() * size));
         if to <= from * size || !table.is_loaded() {
             return;
         }
@@ -145,6 +150,16 @@ impl Scheduler {
         let until = Micros(self.now.0 + STORE_LEASE_US);
         let (lease, contents) = cache.lease(table, from, to, until.0);
         self.transfers.stores.push(StoreOrder { lease, until, root, contents });
+    }
+
+    /// The last position up to `positions` at which blocks of all groups end, and what a tier keeps together.
+    fn chunk_end(&self, cache: &KvCache, positions: u32) -> u32 {
+        let chunk = self.transfers.chunk_blocks.unwrap_or(1) * cache.config().block_tokens;
+        let mut end = cache.border(positions);
+        while !end.is_multiple_of(chunk) {
+            end = cache.border(end - end % chunk);
+        }
+        end
     }
 
     /// Transfers that may begin now, each once. A load writes where steps that were planned before it may still read or write, so it

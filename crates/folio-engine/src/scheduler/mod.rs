@@ -85,6 +85,7 @@ use crate::plan::{DrafterModel, SequenceId, StepPlan};
 use crate::request::{Event, Micros, Request, RequestId};
 use crate::sequence::{Rank, Sequences, Slot};
 use crate::stats::Counters;
+use crate::tier::CHUNK_BLOCKS_MAX;
 use admission::Headroom;
 use budget::Step;
 use build::Ring;
@@ -182,9 +183,9 @@ impl Scheduler {
         self
     }
 
-    /// A tier keeps what the device cannot: see `loads`.
-    pub fn with_tier(mut self) -> Self {
-        self.transfers.has_tier = true;
+    /// A tier keeps what the device cannot, so many blocks together ([`crate::Tier::chunk_blocks`]): see `loads`.
+    pub fn with_tier(mut self, chunk_blocks: u32) -> Self {
+        self.transfers.chunk_blocks = Some(chunk_blocks.clamp(1, CHUNK_BLOCKS_MAX));
         self
     }
 

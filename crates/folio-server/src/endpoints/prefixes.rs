@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::arrival::JsonRequest;
-use crate::engine::Served;
+use crate::engine::{self, Served};
 use crate::generation::Generator;
 use crate::generation::input::InputProcessor;
 use crate::generation::prompt::render;
@@ -172,11 +172,13 @@ async fn compute(
     wanted: &Wanted,
 ) -> Result<Computed, ApiError> {
     let Generator { served, tenancy, load, observability, .. } = generator;
+    let root = tenancy.root(tenant);
+    let hashes = engine::hashes(&served.engine, root, &wanted.tokens).await?;
     let prompt_tokens = wanted.tokens.len() as u64;
     let need = Need { prompts: 1, prompt_tokens, output_tokens: 0 };
     let mut ticket = entry.reserve(need, Instant::now())?;
     let retention = retention(&wanted.keep);
-    let (id, root) = (served.engine.next_request_id(), tenancy.root(tenant));
+    let id = served.engine.next_request_id();
     let request = Request {
         class: tenant.class,
         deadline: served.deadline(load.limits.request_timeout),
@@ -190,7 +192,7 @@ async fn compute(
     };
     let (sender, mut events) = mpsc::unbounded_channel();
     let sink: Box<dyn EventSink> = Box::new(move |event: Event| sender.send(event).is_ok());
-    let flag = match served.engine.submit(request, sink) {
+    let flag = match served.engine.submit(request, hashes, sink) {
         Ok(flag) => flag,
         Err(rejected) => {
             ticket.refused();

@@ -11,6 +11,7 @@ use axum::http::Response;
 use folio_api::ApiError;
 use folio_engine::handle::Rejected;
 use folio_engine::{CancelFlag, Event, EventSink, Request};
+use folio_kv::{BlockHashes, Root};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::arrival::Flight;
@@ -36,10 +37,10 @@ impl Generator {
         let notes = job.notes.clone();
         let mut response = if job.generation.stream.is_some() {
             let idle = job.writer.keep_alive();
-            let (abort, events) = self.start_streaming(tenant, job, flight)?;
+            let (abort, events) = self.start_streaming(tenant, job, flight).await?;
             stream::response(events, abort.guard(), self.load.limits.keep_alive, idle)
         } else {
-            let whole = self.start(tenant, job, flight)?.answer().await?;
+            let whole = self.start(tenant, job, flight).await?.answer().await?;
             json_bytes(Bytes::from_owner(whole))
         };
         tell(&notes, response.headers_mut());
@@ -47,15 +48,20 @@ impl Generator {
     }
 
     /// Runs the job whether anybody waits or not.
-    pub fn start(self: &Arc<Self>, tenant: &Tenant, job: Job, flight: Flight) -> Result<Started, ApiError> {
+    pub async fn start(
+        self: &Arc<Self>,
+        tenant: &Tenant,
+        job: Job,
+        flight: Flight,
+    ) -> Result<Started, ApiError> {
         let (sender, answer) = oneshot::channel();
         let unread = self.load.unread.answer(&tenant.gate);
-        let abort = self.spawn(tenant, job, flight, (unread, Output::Whole(Some(sender))))?;
+        let abort = self.spawn(tenant, job, flight, (unread, Output::Whole(Some(sender)))).await?;
         Ok(Started { abort, answer })
     }
 
     /// Runs a job that is streamed whether anybody reads or not: how to cancel it, and its events.
-    pub fn start_streaming(
+    pub async fn start_streaming(
         self: &Arc<Self>,
         tenant: &Tenant,
         job: Job,
@@ -63,11 +69,11 @@ impl Generator {
     ) -> Result<(Abort, stream::Reader), ApiError> {
         let unread = self.load.unread.answer(&tenant.gate);
         let (events, reader) = Events::new(unread.clone());
-        let abort = self.spawn(tenant, job, flight, (unread, Output::Stream(events)))?;
+        let abort = self.spawn(tenant, job, flight, (unread, Output::Stream(events))).await?;
         Ok((abort, reader))
     }
 
-    fn spawn(
+    async fn spawn(
         self: &Arc<Self>,
         tenant: &Tenant,
         job: Job,
@@ -79,6 +85,7 @@ impl Generator {
                 "This model was published for embeddings and has no output matrix; use /v1/embeddings.";
             return Err(ApiError { code: Some("only_embeddings"), ..ApiError::bad_request(message) });
         }
+        let hashes = self.hashes(tenant, &job).await?;
         // Bounded by bytes: `unread` counts what is in it.
         let (events, receiver) = mpsc::unbounded_channel();
         let mut job = job;
@@ -89,7 +96,7 @@ impl Generator {
         let submitted = self.served.engine.now();
         let at_once = if self.is_only_gathered(&job, &output) { TOKENS_GATHERED } else { 1 };
         let sink = Sink { prompt: 0, events, unread: unread.clone(), at_once, waiting: Vec::new() };
-        let abort = match self.submit(tenant, &job, &sink) {
+        let abort = match self.submit(tenant, &job, hashes, &sink) {
             Ok(abort) => abort,
             Err(refused) => {
                 ticket.refused();
@@ -129,10 +136,44 @@ impl Generator {
             && safety.judge().is_none()
     }
 
-    /// All prompts of the job go to the engine, or none does.
-    fn submit(&self, tenant: &Tenant, job: &Job, sink: &Sink) -> Result<Abort, ApiError> {
-        let Generator { served, tenancy, .. } = self;
-        let root = tenancy.root(tenant);
+    /// Root and blocks of each prompt that goes to the engine, hashed on a thread that may wait for a tier.
+    fn hashes(
+        &self,
+        tenant: &Tenant,
+        job: &Job,
+    ) -> impl Future<Output = Result<Vec<(Root, BlockHashes)>, ApiError>> + Send + use<> {
+        let own = self.tenancy.root(tenant);
+        let prompts = job.prompts.iter().filter(|prompt| !prompt.screened.denied);
+        let prompts: Vec<(Root, Arc<[u32]>)> = prompts
+            .map(|prompt| {
+                let root = match job.reads_shared(prompt) {
+                    true => self.tenancy.shared.root(own, &prompt.tokens),
+                    false => own,
+                };
+                (root, prompt.tokens.clone())
+            })
+            .collect();
+        let engine = self.served.engine.clone();
+        let hash_all = move || {
+            let hash = |(root, tokens): &(Root, Arc<[u32]>)| (*root, engine.hashes(root, tokens));
+            prompts.iter().map(hash).collect()
+        };
+        async move {
+            let hashed = tokio::task::spawn_blocking(hash_all).await;
+            hashed.map_err(|_| ApiError::internal("hashing the prompt failed"))
+        }
+    }
+
+    /// All prompts of the job go to the engine, or none does. `hashes`: of those that do.
+    fn submit(
+        &self,
+        tenant: &Tenant,
+        job: &Job,
+        hashes: Vec<(Root, BlockHashes)>,
+        sink: &Sink,
+    ) -> Result<Abort, ApiError> {
+        let served = &self.served;
+        let mut hashes = hashes.into_iter();
         let deadline = served.deadline(self.load.limits.request_timeout);
         let mut flags = Vec::with_capacity(job.prompts.len());
         for (index, prompt) in job.prompts.iter().enumerate() {
@@ -140,10 +181,7 @@ impl Generator {
                 flags.push(CancelFlag::default());
                 continue;
             }
-            let root = match job.reads_shared(prompt) {
-                true => tenancy.shared.root(root, &prompt.tokens),
-                false => root,
-            };
+            let (root, hashes) = hashes.next().expect("one of each prompt that is not denied");
             let id = served.engine.next_request_id();
             let request = Request {
                 n: job.generation.n,
@@ -157,7 +195,7 @@ impl Generator {
                 ..Request::new(id, tenant.id, root, prompt.tokens.clone(), prompt.params.clone())
             };
             let sink = Sink { prompt: index, ..sink.clone() };
-            match served.engine.submit(request, Box::new(sink)) {
+            match served.engine.submit(request, hashes, Box::new(sink)) {
                 Ok(flag) => flags.push(flag),
                 Err(rejected) => {
                     Abort::new(flags).cancel();

@@ -21,7 +21,7 @@ use folio_engine::{Event, Request, SamplingParams};
 use folio_kv::{OPERATOR_PRIORITY, Root};
 use tokio::sync::mpsc;
 
-use crate::engine::Engine;
+use crate::engine::{self, Engine};
 use crate::error::ServerError;
 use crate::tenancy::declared::DeclaredPrefix;
 
@@ -108,6 +108,10 @@ impl SharedPrefix {
         if self.computing.swap(true, Ordering::AcqRel) {
             return;
         }
+        let Ok(hashes) = engine::hashes(&engine, self.root, &self.tokens).await else {
+            self.computing.store(false, Ordering::Release);
+            return;
+        };
         let id = engine.next_request_id();
         let sampling = SamplingParams::greedy(0);
         let request = Request {
@@ -122,7 +126,7 @@ impl SharedPrefix {
         let (sender, mut events) = mpsc::unbounded_channel();
         let sink: Box<dyn EventSink> = Box::new(move |event: Event| sender.send(event).is_ok());
         let name = self.name.as_str();
-        match engine.submit(request, sink) {
+        match engine.submit(request, hashes, sink) {
             // Kept while the events are awaited: a flag that is dropped cancels nothing.
             Ok(_flag) => {
                 while let Some(event) = events.recv().await {

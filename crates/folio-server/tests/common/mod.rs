@@ -17,7 +17,7 @@ use folio_engine::{
     FinishReason, Micros, ModelExecutor, Pooling, Request, RequestId, SchedulerConfig, SystemClock,
     TierStats,
 };
-use folio_kv::{CacheConfig, Holdings, KvCache, TenantId, default_policy};
+use folio_kv::{BlockHashes, CacheConfig, Holdings, KvCache, Root, TenantId, default_policy};
 use folio_server::{App, Engine, ModelFacts, Parsers, SamplingDefaults, Server, ServerConfig};
 use folio_sim::SimBackend;
 use folio_text::{ChatTemplate, ReasoningFormat, TemplateSources, Tokenizer, ToolFormat};
@@ -244,14 +244,23 @@ fn logprobs(id: u32, top: u32) -> TokenLogprobs {
 
 impl Engine for FakeEngine {
     fn tier_stats(&self) -> Option<TierStats> {
-        Some(TierStats { name: "disk", misses: vec![("damaged", 0)], ..TierStats::default() })
+        let (misses, requests) = (vec![("damaged", 0)], vec![("answered", 0)]);
+        Some(TierStats { name: "disk", bytes_limit: 1, misses, requests, ..TierStats::default() })
     }
 
     fn next_request_id(&self) -> RequestId {
         RequestId(self.ids.fetch_add(1, Ordering::Relaxed))
     }
 
-    fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<CancelFlag, Rejected> {
+    fn hashes(&self, root: &Root, prompt: &[u32]) -> BlockHashes {
+        BlockHashes::new(root, prompt, 16)
+    }
+    fn submit(
+        &self,
+        request: Request,
+        _: BlockHashes,
+        sink: Box<dyn EventSink>,
+    ) -> Result<CancelFlag, Rejected> {
         let panics = self.plan.lock().unwrap().panics;
         assert!(!panics, "as the test wants it");
         let mut plan = self.plan.lock().unwrap();
@@ -342,7 +351,15 @@ where
     fn next_request_id(&self) -> RequestId {
         self.engine.next_request_id()
     }
-    fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<CancelFlag, Rejected> {
+    fn hashes(&self, root: &Root, prompt: &[u32]) -> BlockHashes {
+        self.engine.hashes(root, prompt)
+    }
+    fn submit(
+        &self,
+        request: Request,
+        _: BlockHashes,
+        sink: Box<dyn EventSink>,
+    ) -> Result<CancelFlag, Rejected> {
         (self.submit)(&self.engine, request, sink)
     }
     fn command(&self, command: CacheCommand, reply: CacheReply) -> Result<(), Rejected> {

@@ -1,6 +1,8 @@
 //! Small stores, and blocks whose bytes follow from their number.
 #![allow(dead_code)]
 
+pub mod device;
+
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;

@@ -36,7 +36,7 @@ pub fn run(args: &BenchEngineArgs) -> Result<()> {
     let reach = |asked: Option<u32>, least: u32| if least < most { Some(most) } else { asked };
     engine.max_num_seqs = reach(engine.max_num_seqs, least.max_num_seqs);
     engine.max_num_batched_tokens = reach(engine.max_num_batched_tokens, least.max_num_batched_tokens);
-    engine.refuse_disk_kv()?;
+    engine.refuse_tiers()?;
     let threads = engine.threads.map(|threads| threads as usize);
     eprintln!("measuring the machine ...");
     let fresh = Machine::measure(threads, None).context("measuring the machine")?;

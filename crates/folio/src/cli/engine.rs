@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 use folio_engine::Drafter;
 use folio_model::backend::KvFormat;
 use folio_model::kv_format::KvSkip;
+use folio_server::Secret;
 
 use super::values::*;
 use crate::device::{DeviceChoice, GemmBackend};
@@ -128,6 +129,9 @@ pub struct EngineArgs {
 
     #[command(flatten)]
     pub disk_kv: DiskKvArgs,
+
+    #[command(flatten)]
+    pub remote_kv: RemoteKvArgs,
 }
 
 /// Where drafts come from.
@@ -179,14 +183,15 @@ pub struct Sizes {
 }
 
 impl EngineArgs {
-    /// Where there are no tenants, there are no secrets to seal with what is kept on a disk.
-    pub fn refuse_disk_kv(&self) -> anyhow::Result<()> {
-        match &self.disk_kv.disk_kv {
-            None => Ok(()),
-            Some(_) => {
-                anyhow::bail!("--disk-kv: only `folio serve` has the keys that seal what is kept on a disk")
-            }
+    /// Where there are no tenants, there are no secrets to seal with what is kept outside the process.
+    pub fn refuse_tiers(&self) -> anyhow::Result<()> {
+        if self.disk_kv.disk_kv.is_some() {
+            anyhow::bail!("--disk-kv: only `folio serve` has the keys that seal what is kept on a disk");
         }
+        if self.remote_kv.remote_kv.is_some() {
+            anyhow::bail!("--remote-kv: only `folio serve` has the keys that seal what is kept elsewhere");
+        }
+        Ok(())
     }
 
     /// A GPU takes tens of times as many tokens in the time of a step, and nobody else lives in its memory.
@@ -243,6 +248,39 @@ pub struct DiskKvArgs {
     /// Threads that carry blocks to the disk and back
     #[arg(long, env = "FOLIO_DISK_KV_THREADS", value_name = "N", requires = "disk_kv", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub disk_kv_threads: u16,
+}
+
+/// KV kept by a server that several engines share.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Engine")]
+pub struct RemoteKvArgs {
+    /// Server that keeps KV of requests that ended, for all engines with the same keyring: valkey://HOST[:PORT][/DATABASE] (valkeys://
+    /// with TLS, ?cluster=true for a cluster), also redis:// and rediss://; or s3://BUCKET[/PREFIX][?endpoint=URL], with
+    /// AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY [default: none is kept]
+    #[arg(long, env = "FOLIO_REMOTE_KV", value_name = "URL", hide_env_values = true)]
+    pub remote_kv: Option<Secret>,
+
+    /// Password of that server, better than in the URL
+    #[arg(
+        long,
+        env = "FOLIO_REMOTE_KV_PASSWORD",
+        value_name = "PASSWORD",
+        requires = "remote_kv",
+        hide_env_values = true
+    )]
+    pub remote_kv_password: Option<Secret>,
+
+    /// PEM file of the certificates that the server's is signed with [default: the public authorities]
+    #[arg(long, env = "FOLIO_REMOTE_KV_CA", value_name = "FILE", requires = "remote_kv")]
+    pub remote_kv_ca: Option<PathBuf>,
+
+    /// Most requests to s3:// in 24 hours [default: no limit]
+    #[arg(long, env = "FOLIO_REMOTE_KV_REQUESTS_PER_DAY", value_name = "N", requires = "remote_kv")]
+    pub remote_kv_requests_per_day: Option<u64>,
+
+    /// Threads that carry blocks to the server and back, a value at a time each
+    #[arg(long, env = "FOLIO_REMOTE_KV_THREADS", value_name = "N", requires = "remote_kv", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub remote_kv_threads: u16,
 }
 
 /// What becomes of the hidden states of a prompt.

@@ -61,8 +61,8 @@ pub struct ServeArgs {
     #[arg(long, env = "FOLIO_KEYS", value_name = "FILE")]
     pub keys: Option<PathBuf>,
 
-    /// File of the secret that keeps what is cached on disk apart by tenant, and readable after a restart; made if there is none [default:
-    /// `keyring` in the folder of --disk-kv]
+    /// File of the secret that keeps what is cached outside the process apart by tenant, and readable after a restart; made if there is
+    /// none. Engines that share a server (--remote-kv) share it [default: `keyring` in the folder of --disk-kv]
     #[arg(long, env = "FOLIO_KEYRING", value_name = "FILE")]
     pub keyring: Option<PathBuf>,
 

@@ -150,6 +150,13 @@ impl Report {
         self.lines.insert(at.map_or(self.lines.len(), |at| at + 1), ("disk", text));
     }
 
+    /// Which server keeps KV that the device cannot.
+    pub(super) fn describe_remote_kv(&mut self, kind: &'static str, server: &str) {
+        let text = format!("KV of requests that ended, sealed, with {server}");
+        let at = self.lines.iter().rposition(|(what, _)| matches!(*what, "KV cache" | "window" | "swap"));
+        self.lines.insert(at.map_or(self.lines.len(), |at| at + 1), (kind, text));
+    }
+
     /// Where the packed weights come from, or go to.
     pub(super) fn describe_packed(&mut self, mapped: Option<&Path>, unsaved: Option<&Unsaved>) {
         let text = match (mapped, unsaved) {

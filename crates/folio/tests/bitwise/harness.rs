@@ -27,7 +27,7 @@ use folio_model::kv_format::{KvFormats, KvSkip};
 use folio_model::{Checkpoint, LoadOptions, LoadedModel, Model};
 use folio_sim::Pipeline;
 use folio_sim::rules::{HashRules, Late};
-use folio_tiers::{DiskConfig, DiskStore, DiskTier};
+use folio_tiers::{DiskConfig, DiskStore, StoreTier};
 
 use folio_model::testing::recast::{Cast, Recast};
 
@@ -398,7 +398,7 @@ pub struct World {
     /// Time of the steps, where masks may be late.
     late: Option<Arc<AtomicU64>>,
     /// Where KV is kept off the device, and what it reports.
-    tier: Option<(DiskTier, mpsc::Receiver<Report>)>,
+    tier: Option<(StoreTier, mpsc::Receiver<Report>)>,
 }
 
 impl World {
@@ -472,7 +472,7 @@ impl World {
         store.wait_indexed();
         let memory = self.recorder.backend.block_memory().expect("the memory of a CPU");
         let groups = (0..self.cache.groups()).map(|group| *self.cache.group_config(group)).collect();
-        let tier = DiskTier::new(store, bytes, memory, groups, 2).expect("threads");
+        let tier = StoreTier::new(store, memory, groups, 2).expect("threads");
         let (told, reports) = mpsc::channel();
         let told = Mutex::new(told);
         let report = move |report| told.lock().expect("no panic").send(report).expect("somebody listens");
@@ -517,8 +517,8 @@ impl World {
         let scheduler = Scheduler::new(config.clone()).expect("a valid configuration");
         let mut scheduler = scheduler.with_overlap(self.depth, self.lag);
         let mut drafters = Drafters::default();
-        if self.tier.is_some() {
-            scheduler = scheduler.with_tier();
+        if let Some((tier, _)) = &self.tier {
+            scheduler = scheduler.with_tier(tier.chunk_blocks());
         }
         let mut run =
             Run { tokens: vec![vec![]; arrivals.len()], cached: vec![0; arrivals.len()], ..Run::default() };

@@ -458,7 +458,7 @@ impl Job {
             return Err(ApiError::unsupported("stream", "a batch has nobody to stream to; leave it out"));
         }
         behind(&mut job.generation);
-        let started = generator.start(tenant, job, Flight::within(request_id, entry))?;
+        let started = generator.start(tenant, job, Flight::within(request_id, entry)).await?;
         Ok(started.answer().await?.json)
     }
 }

@@ -75,7 +75,7 @@ pub(crate) async fn answer(
                 part.iter().map(|tokens| prompt_job(tokens, &generation)).collect();
             let job = Job::new(writer(), generation.clone(), prompts?);
             let job = Job { pooling: Some(pooling), arrived, ..job };
-            match generator.start(tenant, job, Flight::within(id, entry.clone())) {
+            match generator.start(tenant, job, Flight::within(id, entry.clone())).await {
                 // What was computed so far is not thrown away because the rest has to wait.
                 Err(busy) if number > 0 && busy.status == 429 => {
                     let seconds = busy.retry_after_s.unwrap_or(1).clamp(1, AGAIN_S_MAX);

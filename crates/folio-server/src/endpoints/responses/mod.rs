@@ -142,14 +142,14 @@ pub async fn create(
     let notes = job.notes.clone();
     let record = StoredResponse { response, messages: messages.into(), input };
     let mut answer = if job.generation.stream.is_some() {
-        let (abort, events) = generator.start_streaming(&tenant, job, flight)?;
+        let (abort, events) = generator.start_streaming(&tenant, job, flight).await?;
         store.put(tenant.id, &id, record.clone(), Some(abort));
         let log = Arc::new(Log::default());
         store.attach(tenant.id, &id, log.clone());
         tokio::spawn(write_log(store, tenant, id, record, events, log.clone()));
         log::follow(log, None, generator.load.limits.keep_alive)
     } else {
-        let Started { abort, answer } = generator.start(&tenant, job, flight)?;
+        let Started { abort, answer } = generator.start(&tenant, job, flight).await?;
         let told = json_response(record.response.to_string());
         store.put(tenant.id, &id, record.clone(), Some(abort));
         tokio::spawn(async move {

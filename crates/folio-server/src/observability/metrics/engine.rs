@@ -126,6 +126,7 @@ fn tier_samples(name: &str, tier: Option<&TierStats>) -> Samples {
     };
     match name {
         "folio:tier_up" => Samples::Gauges(vec![(of(None), f64::from(u8::from(tier.off.is_none())))]),
+        "folio:tier_bytes" if tier.bytes_limit == 0 => Samples::Gauges(vec![]),
         "folio:tier_bytes" => {
             let state = |state, bytes: u64| (of(Some(("state", state))), bytes as f64);
             Samples::Gauges(vec![state("used", tier.bytes), state("limit", tier.bytes_limit)])
@@ -144,6 +145,7 @@ fn tier_samples(name: &str, tier: Option<&TierStats>) -> Samples {
             counters("direction", &[("out", tier.bytes_written), ("in", tier.bytes_read)])
         }
         "folio:tier_misses_total" => counters("reason", &tier.misses),
+        "folio:tier_requests_total" => counters("outcome", &tier.requests),
         other => unreachable!("{other} is in the table above but has no figure"),
     }
 }

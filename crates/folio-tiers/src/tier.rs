@@ -1,0 +1,300 @@
+//! A store as a tier of an engine: threads that carry blocks between the device's memory and the store.
+//!
+//! Owns: the queue of what is ordered, and its bounds. Must never: decide what is worth it, touch a block without a hold, or leave an
+//! order without its report.
+//!
+//! Loads go before stores. What is stored is read under its lease: a copy counts only if the lease still held when it was made, so what is
+//! given up is never stored as something else. A load fills blocks with what was verified, and is reported as a whole: one block that is
+//! not there, or not what it has to be, and nothing of it is used.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use folio_engine::{Clock, LoadOrder, Report, ReportSink, StoreOrder, Tier, TierStats, TransferOrder};
+use folio_kv::{BlockHashes, Content, GroupConfig};
+use folio_model::backend::BlockMemory;
+
+/// Of the device's memory, what stores that wait may hold up: what an engine leaves in the meantime is not stored. So much is written
+/// before anybody notices.
+const WAITING_SHARE: u64 = 8;
+const WAITING_BYTES_LEAST: u64 = 64 << 20;
+
+/// What blocks are carried to and from. Orders come from several threads at once, one at a time from each.
+pub trait Store: Send + Sync + 'static {
+    /// How many blocks of group 0 it keeps together, a power of two: see [`Tier::chunk_blocks`].
+    fn chunk_blocks(&self, _: &Device) -> u32 {
+        1
+    }
+
+    /// See [`Tier::find`].
+    fn find(&self, device: &Device, hashes: &BlockHashes, most: u32) -> Vec<Range<u32>>;
+
+    /// Fills blocks, up to the first that is not there or not what it has to be. `scratch` keeps its room from order to order.
+    fn load(&self, device: &Device, order: &LoadOrder, scratch: &mut Vec<u8>) -> Carried;
+
+    /// Keeps blocks. `holds` is asked behind each copy: where it says no, what was copied is thrown away, and nothing more is read.
+    fn store(
+        &self,
+        device: &Device,
+        order: &StoreOrder,
+        holds: &dyn Fn() -> bool,
+        scratch: &mut Vec<u8>,
+    ) -> Carried;
+
+    /// All but what its threads count: blocks stored, loaded and dropped, bytes read.
+    fn stats(&self) -> TierStats;
+
+    /// Nothing is asked for any more.
+    fn close(&self);
+}
+
+/// The blocks that are carried.
+pub struct Device {
+    pub memory: Arc<dyn BlockMemory>,
+    /// Of all cache groups.
+    pub groups: Vec<GroupConfig>,
+}
+
+impl Device {
+    pub fn block_bytes(&self, group: u32) -> usize {
+        self.memory.block_bytes(group as usize)
+    }
+
+    fn bytes_of(&self, contents: &[Content]) -> u64 {
+        contents.iter().map(|content| self.block_bytes(content.group) as u64).sum()
+    }
+}
+
+/// What became of an order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Carried {
+    /// Blocks that were carried now; not those that the store had.
+    pub blocks: usize,
+    /// Their bytes.
+    pub bytes: usize,
+    /// Blocks that were given up.
+    pub left: usize,
+}
+
+/// See the module documentation.
+pub struct StoreTier {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+struct Shared {
+    store: Arc<dyn Store>,
+    device: Device,
+    waiting_bytes_max: u64,
+    /// Where reports go, and the clock of leases.
+    engine: OnceLock<(ReportSink, Arc<dyn Clock>)>,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    counts: Counts,
+}
+
+#[derive(Default)]
+struct Queue {
+    loads: VecDeque<LoadOrder>,
+    stores: VecDeque<StoreOrder>,
+    waiting_bytes: u64,
+    /// Orders that a thread is at.
+    working: u32,
+    closed: bool,
+}
+
+#[derive(Default)]
+struct Counts {
+    blocks_stored: AtomicU64,
+    blocks_loaded: AtomicU64,
+    blocks_dropped: AtomicU64,
+    bytes_read: AtomicU64,
+}
+
+fn add(count: &AtomicU64, more: usize) {
+    count.fetch_add(more as u64, Ordering::Relaxed);
+}
+
+impl StoreTier {
+    /// `memory`: the device's blocks, of the cache groups `groups`. `threads`: at least one.
+    pub fn new(
+        store: Arc<dyn Store>,
+        memory: Arc<dyn BlockMemory>,
+        groups: Vec<GroupConfig>,
+        threads: usize,
+    ) -> std::io::Result<Self> {
+        let (engine, queue, counts) = Default::default();
+        let changed = Condvar::new();
+        let pool = |(group, config): (usize, &GroupConfig)| {
+            u64::from(config.blocks) * memory.block_bytes(group) as u64
+        };
+        let bytes = groups.iter().enumerate().map(pool).sum::<u64>();
+        let waiting_bytes_max = (bytes / WAITING_SHARE).max(WAITING_BYTES_LEAST);
+        let name = format!("folio-{}-kv", store.stats().name);
+        let device = Device { memory, groups };
+        let shared = Arc::new(Shared { store, device, waiting_bytes_max, engine, queue, changed, counts });
+        let spawn = |_| {
+            let shared = shared.clone();
+            std::thread::Builder::new().name(name.clone()).spawn(move || shared.work())
+        };
+        let threads = (0..threads.max(1)).map(spawn).collect::<Result<_, _>>()?;
+        Ok(Self { shared, threads: Mutex::new(threads) })
+    }
+}
+
+impl Tier for StoreTier {
+    fn start(&self, reports: ReportSink, clock: Arc<dyn Clock>) {
+        // Whoever starts it twice talks to the first.
+        let _ = self.shared.engine.set((reports, clock));
+    }
+
+    fn chunk_blocks(&self) -> u32 {
+        self.shared.store.chunk_blocks(&self.shared.device)
+    }
+
+    fn find(&self, hashes: &BlockHashes, most: u32) -> Vec<Range<u32>> {
+        self.shared.store.find(&self.shared.device, hashes, most)
+    }
+
+    fn load(&self, order: LoadOrder) {
+        self.shared.lock().loads.push_back(order);
+        self.shared.changed.notify_one();
+    }
+
+    fn store(&self, order: StoreOrder) -> bool {
+        let bytes = self.shared.device.bytes_of(&order.contents);
+        let mut queue = self.shared.lock();
+        let fits = queue.waiting_bytes == 0 || queue.waiting_bytes + bytes <= self.shared.waiting_bytes_max;
+        if queue.closed || !fits {
+            add(&self.shared.counts.blocks_dropped, order.contents.len());
+            return false;
+        }
+        queue.waiting_bytes += bytes;
+        queue.stores.push_back(order);
+        drop(queue);
+        self.shared.changed.notify_one();
+        true
+    }
+
+    fn stats(&self) -> TierStats {
+        let counts = &self.shared.counts;
+        let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        TierStats {
+            blocks_stored: get(&counts.blocks_stored),
+            blocks_loaded: get(&counts.blocks_loaded),
+            bytes_read: get(&counts.bytes_read),
+            blocks_dropped: get(&counts.blocks_dropped),
+            ..self.shared.store.stats()
+        }
+    }
+
+    fn close(&self, patience: Duration) {
+        let end = Instant::now() + patience;
+        let mut queue = self.shared.lock();
+        while queue.working > 0 || !queue.stores.is_empty() {
+            let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) else {
+                break;
+            };
+            let waited = self.shared.changed.wait_timeout(queue, left);
+            queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        queue.closed = true;
+        let left: usize = queue.stores.drain(..).map(|order| order.contents.len()).sum();
+        add(&self.shared.counts.blocks_dropped, left);
+        drop(queue);
+        self.shared.changed.notify_all();
+        for thread in std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner)) {
+            // A thread's panics are caught where they happen.
+            let _ = thread.join();
+        }
+        self.shared.store.close();
+    }
+}
+
+impl Drop for StoreTier {
+    fn drop(&mut self) {
+        self.close(Duration::ZERO);
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn report(&self, report: Report) {
+        if let Some((reports, _)) = self.engine.get() {
+            reports(report);
+        }
+    }
+
+    fn work(&self) {
+        let mut scratch = Vec::new();
+        while let Some(order) = self.next() {
+            let began = Instant::now();
+            let done = catch_unwind(AssertUnwindSafe(|| self.carry(&order, &mut scratch)));
+            if done.is_err() {
+                tracing::error!("a thread of a tier panicked; the order it was at is given up");
+            }
+            let (is_store, bytes) = match &order {
+                TransferOrder::Load(load) => (false, self.device.bytes_of(&load.contents)),
+                TransferOrder::Store(store) => (true, self.device.bytes_of(&store.contents)),
+            };
+            self.report(match order {
+                TransferOrder::Load(LoadOrder { ticket, .. }) => {
+                    let (verified, us) = (done.unwrap_or(false), began.elapsed().as_micros() as u64);
+                    Report::Loaded { ticket, verified, bytes, us }
+                }
+                TransferOrder::Store(StoreOrder { lease, .. }) => Report::Read { lease },
+            });
+            let mut queue = self.lock();
+            queue.working -= 1;
+            queue.waiting_bytes -= if is_store { bytes } else { 0 };
+            drop(queue);
+            self.changed.notify_all();
+        }
+    }
+
+    /// `None`: it is closed, and there is nothing left to load.
+    fn next(&self) -> Option<TransferOrder> {
+        let mut queue = self.lock();
+        loop {
+            let load = queue.loads.pop_front().map(TransferOrder::Load);
+            let order = load.or_else(|| queue.stores.pop_front().map(TransferOrder::Store));
+            if order.is_some() {
+                queue.working += 1;
+                return order;
+            }
+            if queue.closed {
+                return None;
+            }
+            queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Whether nothing was given up.
+    fn carry(&self, order: &TransferOrder, scratch: &mut Vec<u8>) -> bool {
+        let counts = &self.counts;
+        let done = match order {
+            TransferOrder::Load(load) => {
+                let done = self.store.load(&self.device, load, scratch);
+                add(&counts.blocks_loaded, done.blocks);
+                add(&counts.bytes_read, done.bytes);
+                done
+            }
+            TransferOrder::Store(store) => {
+                let holds = || self.engine.get().is_some_and(|(_, clock)| clock.now() < store.until);
+                let done = self.store.store(&self.device, store, &holds, scratch);
+                add(&counts.blocks_stored, done.blocks);
+                add(&counts.blocks_dropped, done.left);
+                done
+            }
+        };
+        done.left == 0
+    }
+}

@@ -1,0 +1,127 @@
+//! What keeps KV off the device, if anything does.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use folio_engine::Tier;
+use folio_kv::{GroupConfig, KvCache};
+use folio_model::backend::BlockMemory;
+use folio_tiers::remote::s3::{S3, S3Config};
+use folio_tiers::remote::valkey::{Valkey, ValkeyConfig};
+use folio_tiers::remote::{Objects, RemoteStore, greet};
+use folio_tiers::{DiskConfig, DiskStore, Secret, Store, StoreTier};
+
+use crate::cli::{DiskKvArgs, EngineArgs, RemoteKvArgs};
+use crate::device::Device;
+use crate::runtime::Report;
+
+/// What tiers carry: the memory, and its groups.
+type Blocks = (Arc<dyn BlockMemory>, Vec<GroupConfig>);
+
+pub fn open(
+    args: &EngineArgs,
+    device: &Device,
+    cache: &KvCache,
+    layout_digest: &[u8; 32],
+    report: &mut Report,
+) -> Result<Option<Arc<dyn Tier>>> {
+    let option = match (&args.disk_kv.disk_kv, &args.remote_kv.remote_kv) {
+        (None, None) => return Ok(None),
+        (Some(_), None) => "--disk-kv",
+        (None, Some(_)) => "--remote-kv",
+        (Some(_), Some(_)) => bail!("--disk-kv and --remote-kv: KV is kept in one place, give one of them"),
+    };
+    let Some(memory) = device.block_memory() else {
+        bail!(
+            "{option}: KV can be carried away from the memory of the processors only, and this is {}",
+            device.name()
+        );
+    };
+    let groups = (0..cache.groups()).map(|group| *cache.group_config(group));
+    let groups = groups.filter(|group| !group.optional).collect();
+    let blocks = (memory, groups);
+    let (store, threads) = match option {
+        "--disk-kv" => disk(&args.disk_kv, layout_digest, report),
+        _ => remote(&args.remote_kv, &blocks, layout_digest, report),
+    }
+    .context(option)?;
+    let (memory, groups) = blocks;
+    Ok(Some(Arc::new(StoreTier::new(store, memory, groups, threads.into()).context(option)?)))
+}
+
+fn disk(args: &DiskKvArgs, layout_digest: &[u8; 32], report: &mut Report) -> Result<(Arc<dyn Store>, u16)> {
+    let dir = args.disk_kv.as_ref().context("no folder")?;
+    let config = DiskConfig {
+        seal: !args.disk_kv_unencrypted,
+        write_bytes_per_day: args.disk_kv_writes_per_day,
+        ..DiskConfig::new(dir, args.disk_kv_size, *layout_digest)
+    };
+    let store = DiskStore::open(config)?;
+    report.describe_disk_kv(dir, args.disk_kv_size);
+    Ok((store, args.disk_kv_threads))
+}
+
+fn remote(
+    args: &RemoteKvArgs,
+    (memory, groups): &Blocks,
+    layout_digest: &[u8; 32],
+    report: &mut Report,
+) -> Result<(Arc<dyn Store>, u16)> {
+    let url = args.remote_kv.as_ref().context("no URL")?;
+    let authorities = args
+        .remote_kv_ca
+        .as_ref()
+        .map(|path| std::fs::read(path).with_context(|| format!("cannot read {}", path.display())));
+    let objects = objects(args, url, authorities.transpose()?)?;
+    let largest = (0..groups.len()).map(|group| memory.block_bytes(group)).max().unwrap_or(0);
+    if largest > objects.value_bytes_max() / 2 {
+        bail!(
+            "a block of KV has {largest} bytes, which is too much for a value of such a server: give a smaller --block-size"
+        );
+    }
+    let gone = greet(&*objects)?;
+    if let Some(fault) = &gone {
+        tracing::warn!("--remote-kv: nothing is kept or found until the server answers: {fault}");
+    }
+    report.describe_remote_kv(objects.name(), &objects.server());
+    let store = RemoteStore::new(objects, *layout_digest, gone)?;
+    Ok((store, args.remote_kv_threads))
+}
+
+fn objects(
+    args: &RemoteKvArgs,
+    url: &folio_server::Secret,
+    authorities: Option<Vec<u8>>,
+) -> Result<Arc<dyn Objects>> {
+    let secret = |text: &str| Secret(text.to_owned());
+    let given = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    if !url.starts_with("s3:") {
+        if args.remote_kv_requests_per_day.is_some() {
+            bail!("--remote-kv-requests-per-day is for s3:// only");
+        }
+        let password = args.remote_kv_password.as_deref().map(secret);
+        return Ok(Arc::new(Valkey::new(&ValkeyConfig { url: secret(url), password, authorities })?));
+    }
+    if args.remote_kv_password.is_some() {
+        bail!(
+            "--remote-kv-password is not for s3://: its credentials are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        );
+    }
+    let credentials = match (given("AWS_ACCESS_KEY_ID"), given("AWS_SECRET_ACCESS_KEY")) {
+        (Some(key), Some(hidden)) => {
+            let token = given("AWS_SESSION_TOKEN").as_deref().map(secret);
+            Some((secret(&key), secret(&hidden), token))
+        }
+        (None, None) => None,
+        _ => bail!("AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY belong together: give both"),
+    };
+    let config = S3Config {
+        url: secret(url),
+        credentials,
+        endpoint: given("AWS_ENDPOINT_URL_S3").or_else(|| given("AWS_ENDPOINT_URL")),
+        region: given("AWS_REGION").or_else(|| given("AWS_DEFAULT_REGION")),
+        authorities,
+        requests_per_day: args.remote_kv_requests_per_day,
+    };
+    Ok(Arc::new(S3::new(&config)?))
+}
