@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use folio_api::{ApiError, Context};
+use folio_events::KvEvents;
 use folio_kv::{Identity, Root, TenantId};
 use folio_text::work::giving_way;
 use prometheus_client::collector::Collector;
@@ -16,6 +17,7 @@ use crate::decoding::structured::Structures;
 use crate::engine::App;
 use crate::error::ServerError;
 use crate::observability::audit::Audit;
+use crate::observability::kv_events;
 use crate::observability::metrics::Metrics;
 use crate::observability::tenant_metrics::TenantCollector;
 use crate::observability::usage::Meters;
@@ -37,6 +39,8 @@ pub(crate) struct State {
     pub context: Context,
     pub config: ServerConfig,
     pub tenants: Arc<Tenants>,
+    /// What is told of the cache's content.
+    pub kv_events: Option<Arc<KvEvents>>,
     pub audit: Option<Audit>,
     pub metrics: Metrics,
     pub readers: Readers,
@@ -150,7 +154,9 @@ impl State {
             .tenant_metrics
             .then(|| TenantCollector::new(app.engine.clone(), meters.clone(), tenants.clone()))
             .map(|collector| Box::new(collector) as Box<dyn Collector>);
-        let metrics = Metrics::new(&app.engine, context.model.name(), by_tenant);
+        let kv_events = config.kv_events.as_ref().map(|source| kv_events::start(source, &tenants));
+        let kv_events = kv_events.transpose()?.map(Arc::new);
+        let metrics = Metrics::new(&app.engine, kv_events.clone(), context.model.name(), by_tenant);
         let readers = Readers::new(app.parsers, &app.tokenizer);
         let ends = app.model.eos_token_ids.clone();
         let structures = Structures::new(app.tokenizer.clone(), ends, metrics.masks.clone());
@@ -171,6 +177,7 @@ impl State {
             meters,
             started_s: folio_api::unix_s(),
             tenants,
+            kv_events,
             audit,
             cache_keys: CacheKeys::default(),
             text,

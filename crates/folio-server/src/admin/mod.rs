@@ -3,6 +3,7 @@
 //! Owns: its routes and who may use them. Must never: be reachable through the serving port. Every route but `/health` asks for an
 //! admin key (`--admin-key`, or one of the file of keys with the scope `admin`) where there is such a key or file.
 
+mod kv_events;
 pub(crate) mod records;
 
 use std::sync::Arc;
@@ -36,6 +37,9 @@ pub(crate) fn router(state: &Arc<State>) -> Router {
         .route("/metrics", get(pages::all_metrics))
         .route("/reset_prefix_cache", post(reset_prefix_cache))
         .route("/v1/usage/records", get(records::all))
+        .route("/kv_events", get(kv_events::show))
+        .route("/kv_events/blocks", get(kv_events::blocks))
+        .route("/kv_events/republish", post(kv_events::republish))
         .fallback(pages::not_found)
         .method_not_allowed_fallback(pages::method_not_allowed)
         .layer(from_fn_with_state(state.clone(), around))
