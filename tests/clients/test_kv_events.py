@@ -156,7 +156,7 @@ def admin(server, path, method="GET"):
         return json.loads(response.read())
 
 
-def engine_holds(server, salt=None):
+def engine_holds(server):
     """What the engine itself says it holds, when nothing happens any more, and the number of the next message."""
     server.wait_idle()
     before = None

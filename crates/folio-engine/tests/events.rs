@@ -7,8 +7,8 @@ use std::time::Duration;
 use folio_engine::plan::ExecutorError;
 use folio_engine::request::Event;
 use folio_engine::{
-    CacheCommand, CacheResponse, EngineHandle, EngineParts, EventFeed, Executor, ModelExecutor, SchedulerConfig,
-    StepOutput, StepPlan, SystemClock, start,
+    CacheCommand, CacheResponse, EngineHandle, EngineParts, EventFeed, Executor, ModelExecutor,
+    SchedulerConfig, StepOutput, StepPlan, SystemClock, start,
 };
 use folio_kv::{BlockHashes, CacheConfig, CacheEvent, KvCache, default_policy};
 use folio_sim::SimBackend;
@@ -45,7 +45,8 @@ fn engine(feed: &Arc<EventFeed>, told: &Told) -> EngineHandle {
     let backend = SimBackend::new(VOCAB as usize, BLOCKS as usize, SIZE as usize, 64, 64);
     let inner = ModelExecutor::new(Box::new(backend), VOCAB as usize, 64, 64);
     let cache = CacheConfig { blocks: BLOCKS, block_tokens: SIZE, bytes_per_block: 1 };
-    let config = SchedulerConfig { max_model_len: 76, max_num_batched_tokens: 64, ..SchedulerConfig::default() };
+    let config =
+        SchedulerConfig { max_model_len: 76, max_num_batched_tokens: 64, ..SchedulerConfig::default() };
     start(EngineParts {
         config,
         cache: KvCache::new(cache, default_policy(0.01)),
@@ -107,7 +108,8 @@ fn a_listener_that_sleeps_holds_up_nothing_and_is_told_all_of_it_when_it_wakes()
     let backend = SimBackend::new(VOCAB as usize, BLOCKS as usize, SIZE as usize, 64, 64);
     let inner = ModelExecutor::new(Box::new(backend), VOCAB as usize, 64, 64);
     let cache = CacheConfig { blocks: BLOCKS, block_tokens: SIZE, bytes_per_block: 1 };
-    let config = SchedulerConfig { max_model_len: 76, max_num_batched_tokens: 64, ..SchedulerConfig::default() };
+    let config =
+        SchedulerConfig { max_model_len: 76, max_num_batched_tokens: 64, ..SchedulerConfig::default() };
     let handle = start(EngineParts {
         config,
         cache: KvCache::new(cache, default_policy(0.01)),

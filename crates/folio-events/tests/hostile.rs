@@ -137,7 +137,7 @@ fn a_replay_of_anything_is_what_there_is_and_an_end() {
     }
     assert_eq!(numbers(end - 1), [end - 1]);
     for start in [end, end + 1, 1 << 63, u64::MAX] {
-        assert_eq!(numbers(start), [], "{start}");
+        assert!(numbers(start).is_empty(), "{start}");
     }
     let mut peer = Peer::connect(bench.events.replay_endpoint().unwrap(), "REQ");
     // Asked a thousand times before an answer is read: each is answered.

@@ -52,7 +52,7 @@ impl Mirror {
         let all = cache.resident();
         let mut tokens = all.tokens.chunks_exact(self.block_tokens);
         for event in all.events {
-            apply(&mut resident, event, &mut tokens, true)?;
+            apply(&mut resident, event, &mut tokens, false)?;
         }
         differing(&self.held, &resident).map_or(Ok(()), Err)
     }

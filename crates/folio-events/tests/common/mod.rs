@@ -40,6 +40,7 @@ pub fn bench(blocks: u32, most: usize, more: &str) -> Bench {
         names.as_ref().is_none_or(|names| names.iter().any(|told| told == name)).then(|| name.into())
     };
     let events = KvEvents::start(&Source { config, feed: feed.clone() }, Box::new(told)).expect("it starts");
+    wait_until("it has begun", || events.stats().next_message == 1);
     Bench { cache, feed, events }
 }
 
