@@ -43,6 +43,11 @@ pub(crate) fn add(count: &AtomicU64, more: u64) {
 }
 
 impl Peer {
+    /// Messages that it will not be sent, and that are not counted yet because it is being sent one: what is being sent is not lost.
+    fn losing(&self, floor: u64) -> u64 {
+        floor.saturating_sub(self.next.load(Relaxed).saturating_add(1))
+    }
+
     pub fn lost(&self, counts: &Counts, messages: u64) {
         add(&self.dropped, messages);
         add(&counts.dropped, messages);
@@ -63,8 +68,11 @@ impl Counts {
         peer
     }
 
-    pub fn leave(&self, peer: &Peer) {
-        self.peers().remove(&peer.number);
+    /// `floor`: the oldest message that it could still have been sent.
+    pub fn leave(&self, peer: &Peer, floor: u64) {
+        let mut peers = self.peers();
+        add(&self.dropped, peer.losing(floor));
+        peers.remove(&peer.number);
     }
 
     /// Whether some subscriber was not sent everything before message `head`.
@@ -83,31 +91,32 @@ impl Counts {
         }
     }
 
-    /// `range`: of the messages that are kept.
-    pub fn stats(&self, (oldest, next): (u64, u64)) -> KvEventsStats {
+    /// Of the messages that are kept, the range; and the oldest that a subscriber may be sent.
+    pub fn stats(&self, (oldest, next): (u64, u64), floor: u64) -> KvEventsStats {
         let get = |count: &AtomicU64| count.load(Relaxed);
         let subscriber = |peer: &Arc<Peer>| {
             let at = get(&peer.next);
             SubscriberStats {
                 address: peer.address,
                 sent: get(&peer.sent),
-                dropped: get(&peer.dropped),
+                dropped: get(&peer.dropped) + peer.losing(floor),
                 late: (at != u64::MAX).then(|| next.saturating_sub(at)),
             }
         };
+        let peers = self.peers();
         KvEventsStats {
             oldest_message: oldest,
             next_message: next,
             stored: get(&self.stored),
             removed: get(&self.removed),
             cleared: get(&self.cleared),
-            dropped: get(&self.dropped),
+            dropped: get(&self.dropped) + peers.values().map(|peer| peer.losing(floor)).sum::<u64>(),
             lost: get(&self.lost),
             replays: get(&self.replays),
             refused: get(&self.refused),
             device_blocks: get(&self.blocks[0]),
             host_blocks: get(&self.blocks[1]),
-            subscribers: self.peers().values().map(subscriber).collect(),
+            subscribers: peers.values().map(subscriber).collect(),
         }
     }
 }

@@ -75,6 +75,12 @@ impl Log {
         (kept.first, kept.first + kept.messages.len() as u64)
     }
 
+    /// The oldest message for who may be so many messages late.
+    pub fn floor(&self, hwm: u64) -> u64 {
+        let (oldest, next) = self.range();
+        oldest.max(next.saturating_sub(hwm))
+    }
+
     pub fn head(&self) -> watch::Receiver<u64> {
         self.head.subscribe()
     }

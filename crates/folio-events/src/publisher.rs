@@ -46,6 +46,7 @@ pub struct KvEvents {
     counts: Arc<Counts>,
     endpoint: SocketAddr,
     replay_endpoint: Option<SocketAddr>,
+    hwm: u64,
     stop: watch::Sender<bool>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -95,7 +96,7 @@ impl KvEvents {
             Builder::new().name("folio-kv-zmq".into()).spawn(sockets)?,
         ];
         let (feed, threads) = (feed.clone(), Mutex::new(threads));
-        Ok(Self { feed, log, counts, endpoint, replay_endpoint, stop, threads })
+        Ok(Self { feed, log, counts, endpoint, replay_endpoint, hwm: config.hwm, stop, threads })
     }
 
     /// Where it publishes.
@@ -109,7 +110,7 @@ impl KvEvents {
     }
 
     pub fn stats(&self) -> KvEventsStats {
-        self.counts.stats(self.log.range())
+        self.counts.stats(self.log.range(), self.log.floor(self.hwm))
     }
 
     /// Has everything told again to everybody: cleared, then what resides, parents first.

@@ -120,7 +120,7 @@ async fn publish(
         ended = follow_subscriptions(reader, published, subscribed, pings) => ended,
         ended = send_messages(writer, published, place, pongs, &peer) => ended,
     };
-    published.counts.leave(&peer);
+    published.counts.leave(&peer, published.log.floor(published.hwm));
     ended
 }
 
@@ -191,10 +191,11 @@ async fn send_messages(
         }
         let newest = *head.borrow_and_update();
         if let Some(next) = place.as_mut().filter(|next| **next < newest) {
-            let late = newest.saturating_sub(published.hwm);
-            if *next < late {
-                peer.lost(&published.counts, late - *next);
-                *next = late;
+            let floor = published.log.floor(published.hwm);
+            if *next < floor {
+                peer.lost(&published.counts, floor - *next);
+                *next = floor;
+                peer.next.store(floor, Relaxed);
             }
             match published.log.read(*next) {
                 Read::Message(message) => {
@@ -203,11 +204,8 @@ async fn send_messages(
                     add(&peer.sent, 1);
                     *next += 1;
                 }
-                Read::Gone(oldest) => {
-                    peer.lost(&published.counts, oldest - *next);
-                    *next = oldest;
-                }
-                Read::Ahead => {}
+                // It was given up since: counted next time.
+                Read::Gone(_) | Read::Ahead => {}
             }
             continue;
         }

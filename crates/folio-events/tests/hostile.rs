@@ -99,7 +99,7 @@ fn who_never_reads_is_counted_and_holds_up_nobody() {
     let (mut mirror, mut next, mut round) = (Mirror::default(), 1, 0);
     // More than sockets take for themselves.
     while bench.events.stats().dropped < 20 {
-        assert!(round < 4000, "sockets took all of it");
+        assert!(round < 4000, "sockets took all of it, {:?}", bench.events.stats());
         let tokens: Vec<u32> = (0..4000).map(|at| 1_000_000 + 4000 * (round % 7) + at).collect();
         bench.serve(1, &tokens);
         round += 1;
@@ -128,7 +128,10 @@ fn who_never_reads_is_counted_and_holds_up_nobody() {
 #[test]
 fn a_replay_of_anything_is_what_there_is_and_an_end() {
     let mut bench = bench(64, 4096, r#""tenants": "*", "buffer_steps": 8"#);
-    (0..20).for_each(|of| bench.serve(1, &[of; 5]));
+    for of in 0..20 {
+        bench.serve(1, &[of; 5]);
+        wait_until("it is a message", || bench.events.stats().stored == u64::from(of) + 1);
+    }
     let end = bench.settle();
     let numbers = |start| Peer::replayed(&bench.events, start, 4).iter().map(|of| of.0).collect::<Vec<_>>();
     let kept: Vec<u64> = (end - 8..end).collect();
