@@ -320,6 +320,16 @@ def test_an_endpoint_alone_turns_nothing_on(serve):
         admin(server, "/kv_events/blocks")
 
 
+def test_what_an_operator_sees_no_tenant_sees(serve):
+    server = start(serve, "--admin-key", "root", "--api-key", "alpha")
+    for path in ("/kv_events", "/kv_events/blocks"):
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            admin(server, path)
+        request = urllib.request.Request(server.url + path, headers={"authorization": "Bearer alpha"})
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(request, timeout=30)
+
+
 def test_maps_and_old_replies_are_a_switch(serve):
     server = start(serve, event_format="map", int_block_hashes=False, replay_topic=False, topic="kv@folio")
     ask(server, random.Random(1))
