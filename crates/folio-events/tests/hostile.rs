@@ -93,7 +93,16 @@ fn thousands_of_subscriptions_are_a_number() {
 
 #[test]
 fn who_never_reads_is_counted_and_holds_up_nobody() {
-    let mut bench = bench(3000, 8192, r#""tenants": "*", "buffer_steps": 16"#);
+    is_counted(r#""tenants": "*", "buffer_steps": 16"#);
+}
+
+#[test]
+fn who_is_later_than_the_high_water_mark_is_counted_though_everything_is_kept() {
+    is_counted(r#""tenants": "*", "hwm": 16"#);
+}
+
+fn is_counted(config: &str) {
+    let mut bench = bench(3000, 8192, config);
     let mut slow = Peer::subscriber(&bench.events);
     let mut good = Peer::subscriber(&bench.events);
     let (mut mirror, mut next, mut round) = (Mirror::default(), 1, 0);
