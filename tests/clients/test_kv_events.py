@@ -209,7 +209,9 @@ def run(server, requests, seed, keys=("none",), threads=8):
     clients = [threading.Thread(target=client, args=(number,)) for number in range(threads)]
     [thread.start() for thread in clients]
     [thread.join() for thread in clients]
-    assert not failures, failures
+    assert not failures, (failures, "".join(server.log)[-4000:])
+    # The last may have been a reset.
+    ask(server, random.Random(seed), keys[0])
 
 
 def test_after_a_long_random_run_a_router_knows_what_the_engine_holds_block_for_block(serve):
