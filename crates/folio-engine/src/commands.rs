@@ -4,11 +4,11 @@
 //! requests and is answered by a call of its reply, on the engine's thread; a reply that is dropped uncalled means that the
 //! engine has ended.
 
-use folio_kv::{BlockHashes, KeepRefused, KvCache, PrefixId, PrefixInfo, Retention, TenantId};
+use folio_kv::{BlockHashes, EventBatch, KeepRefused, KvCache, PrefixId, PrefixInfo, Retention, TenantId};
 
 use crate::scheduler::Scheduler;
 
-/// Every command names its tenant (or a root, which does): nothing of another's is reachable.
+/// Every command of a tenant's names it (or a root, which does): nothing of another's is reachable.
 #[derive(Clone, Debug)]
 pub enum CacheCommand {
     List {
@@ -41,6 +41,8 @@ pub enum CacheCommand {
     Clear {
         tenant: Option<TenantId>,
     },
+    /// Lists where every full block's content resides, an operator's wish. O(blocks).
+    Resident,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -53,6 +55,8 @@ pub enum CacheResponse {
     Cleared {
         blocks: u32,
     },
+    /// As [`KvCache::resident`].
+    Resident(EventBatch),
     /// The tenant has no such prefix, whoever else may.
     Missing,
     Refused(KeepRefused),
@@ -89,6 +93,7 @@ impl Scheduler {
                 cache.clear(tenant);
                 CacheResponse::Cleared { blocks: cache.stats().free_blocks.saturating_sub(before) }
             }
+            CacheCommand::Resident => CacheResponse::Resident(cache.resident()),
         }
     }
 }

@@ -25,6 +25,7 @@ use rustc_hash::FxHashMap;
 use crate::clock::Clock;
 use crate::config::{ConfigError, SchedulerConfig};
 use crate::drafting::Drafters;
+use crate::feed::EventFeed;
 use crate::handle::{EngineHandle, Shared};
 use crate::mailbox::{Incoming, Mailbox, Patience, Phase, Queued};
 use crate::outbox::Outbox;
@@ -51,6 +52,8 @@ pub struct EngineParts {
     pub vocab: u32,
     /// Keeps KV off the device.
     pub tier: Option<Arc<dyn Tier>>,
+    /// Where what becomes of the cache's content is told.
+    pub events: Option<Arc<EventFeed>>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -90,12 +93,15 @@ pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
         let mailbox = shared.mailbox.clone();
         tier.start(Box::new(move |report| mailbox.report_transfer(report)), parts.clock.clone());
     }
+    if let Some(feed) = &parts.events {
+        feed.open(&mut cache);
+    }
     let mut engine = Engine {
         mailbox: shared.mailbox.clone(),
         tier: parts.tier,
         scheduler,
         cache,
-        executor: Guarded::new(parts.executor, parts.clock),
+        executor: Guarded::new(parts.executor, parts.clock, parts.events),
         drafters: Drafters::default(),
         incoming: Incoming::default(),
         outbox: Outbox::default(),
@@ -140,6 +146,7 @@ impl Engine {
             let events = turn(&mut self.scheduler, &mut self.cache, &mut self.executor);
             self.drafters.follow(events);
             self.outbox.deliver(events, &mut self.incoming.cancellations);
+            self.executor.tell_events(&mut self.cache);
             self.order_transfers();
             self.publish(now);
         }
@@ -191,7 +198,7 @@ impl Engine {
     fn receive(&mut self) -> bool {
         let idle = !self.scheduler.under_way() && !std::mem::take(&mut self.executor.computed);
         self.stall = if idle { (2 * self.stall).min(STALL.1) } else { STALL.0 / 2 };
-        let patience = match (self.scheduler.has_work(), idle) {
+        let patience = match (self.scheduler.has_work() || self.cache.tells_anew(), idle) {
             (false, _) => Patience::Forever,
             (true, false) => Patience::None,
             (true, true) => Patience::Short(self.stall),
@@ -254,6 +261,7 @@ impl Engine {
             self.outbox.open(&mut self.incoming);
             self.outbox.fail_all(&reason, self.executor.clock.now());
         }
+        self.executor.events.iter().for_each(|feed| feed.close());
         self.mailbox.report(Queued::default());
         self.incoming.commands.clear();
         self.mailbox.forget_commands();
@@ -272,6 +280,7 @@ struct Guarded {
     /// It panicked; it is never called again.
     broken: Option<Arc<str>>,
     last_error: Option<ExecutorError>,
+    events: Option<Arc<EventFeed>>,
 }
 
 impl Driver for Guarded {
@@ -279,7 +288,9 @@ impl Driver for Guarded {
         self.clock.now()
     }
 
-    fn begin(&mut self, plan: &StepPlan, _: &Scheduler, _: &KvCache) {
+    fn begin(&mut self, plan: &StepPlan, _: &Scheduler, cache: &mut KvCache) {
+        // What the step overwrites is told to be gone before it may begin.
+        self.tell_events(cache);
         let begun = guard(&mut self.executor, &mut self.broken, plan.step, |executor| executor.begin(plan));
         self.begun.push_back((plan.step, begun.err()));
     }
@@ -299,9 +310,15 @@ impl Driver for Guarded {
 }
 
 impl Guarded {
-    fn new(executor: Box<dyn Executor>, clock: Arc<dyn Clock>) -> Self {
+    fn new(executor: Box<dyn Executor>, clock: Arc<dyn Clock>, events: Option<Arc<EventFeed>>) -> Self {
         let begun = VecDeque::with_capacity(executor.depth());
-        Self { executor, clock, begun, computed: false, broken: None, last_error: None }
+        Self { executor, clock, begun, computed: false, broken: None, last_error: None, events }
+    }
+
+    fn tell_events(&self, cache: &mut KvCache) {
+        if let Some(feed) = &self.events {
+            feed.put(cache);
+        }
     }
 
     /// Why `failures` steps in a row are too many.

@@ -13,8 +13,8 @@ use crate::scheduler::Scheduler;
 pub trait Driver {
     fn now(&mut self) -> Micros;
 
-    /// Begins `plan`, which has sequences. What goes wrong is told by its `finish`.
-    fn begin(&mut self, plan: &StepPlan, scheduler: &Scheduler, cache: &KvCache);
+    /// Begins `plan`, which has sequences. What goes wrong is told by its `finish`. Of the cache it may take the events.
+    fn begin(&mut self, plan: &StepPlan, scheduler: &Scheduler, cache: &mut KvCache);
 
     /// Waits for the oldest step that was begun, and says when it ended.
     fn finish(&mut self) -> (Micros, Result<&StepOutput, ExecutorError>);

@@ -124,6 +124,7 @@ fn bench_on(backend: SimBackend, config: SchedulerConfig, leashed: bool) -> Benc
         clock: clock.clone(),
         vocab: VOCAB,
         tier: None,
+        events: None,
     };
     let handle = start(parts).expect("the engine starts");
     Bench { handle, clock, moods, entered, alive }

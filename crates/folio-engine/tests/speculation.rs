@@ -53,7 +53,8 @@ fn engine() -> EngineHandle {
     let cache = KvCache::new(geometry, default_policy(0.01));
     let executor = Box::new(Periodic(StepOutput::default()));
     let (config, clock) = (SchedulerConfig::default(), Arc::new(Still));
-    start(EngineParts { config, cache, executor, clock, vocab: VOCAB, tier: None }).expect("an engine")
+    start(EngineParts { config, cache, executor, clock, vocab: VOCAB, tier: None, events: None })
+        .expect("an engine")
 }
 
 struct Answer {

@@ -132,6 +132,7 @@ fn what_a_windows_pool_can_never_hold_is_refused_at_once() {
             clock: Arc::new(SystemClock::new()),
             vocab: 29,
             tier: None,
+            events: None,
         })
         .expect("starts")
     };

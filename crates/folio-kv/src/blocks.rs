@@ -8,7 +8,7 @@
 use crate::account::BlockTime;
 use crate::cache::KvCache;
 use crate::counts::{GroupCounts, MAX_GROUPS};
-use crate::events::{CacheEvent, Medium};
+use crate::events::Medium;
 use crate::nodes::{Parent, RUN};
 use crate::policy::{BlockMeta, NONE};
 use crate::pool::Slot;
@@ -361,21 +361,5 @@ impl KvCache {
         self.tenants.entry(tenant).or_default().stats.evictions += 1;
         self.drop_content(block);
         Some(block.0)
-    }
-
-    pub(crate) fn record(&mut self, node: u32, medium: Medium, stored: bool) {
-        if self.events.is_on() && !self.nodes.node(node).is_tail {
-            let event = self.event(node, medium, stored);
-            self.events.push(event);
-        }
-    }
-
-    pub(crate) fn event(&self, node: u32, medium: Medium, stored: bool) -> CacheEvent {
-        let parent = self.nodes.parent_node(node).map(|parent| self.nodes.node(parent).hash);
-        let (tenant, hash) = (self.nodes.node(node).tenant, self.nodes.node(node).hash);
-        match stored {
-            true => CacheEvent::Stored { tenant, hash, parent, medium },
-            false => CacheEvent::Removed { tenant, hash, medium },
-        }
     }
 }

@@ -43,7 +43,7 @@ use crate::prefixes::{PinLimits, Prefixes};
 use crate::quota::Quotas;
 use crate::stats::{CacheStats, TenantStats};
 use crate::table::{BlockTable, Lists, Query};
-use crate::types::{BlockCopy, CacheConfig, GroupConfig, HOLE, Layout, OutOfBlocks, TenantId};
+use crate::types::{BlockCopy, BlockHash, CacheConfig, GroupConfig, HOLE, Layout, OutOfBlocks, TenantId};
 
 /// Content, the pools it resides in, and the account of both. See the module documentation for what it asks of the executor, and
 /// `group` for how groups hang together.
@@ -72,6 +72,8 @@ pub struct KvCache {
     pub(crate) now_us: u64,
     pub(crate) holds: Holds,
     pub(crate) events: Events,
+    /// Token ids of what host memory has of group 0, `[slots, block_tokens]`, where events are recorded.
+    pub(crate) host_tokens: Vec<u32>,
     pub(crate) spare: Vec<Lists>,
 }
 
@@ -127,6 +129,7 @@ impl KvCache {
             now_us: 0,
             holds: Holds::default(),
             events: Events::default(),
+            host_tokens: Vec::new(),
             spare: Vec::new(),
         }
     }
@@ -377,7 +380,7 @@ impl KvCache {
         let own = table.lists[0][index];
         let hash = *table.hashes.get(table.declared, index as u32).expect("what is computed is hashed");
         let node = match self.nodes.find(&hash) {
-            None => self.nodes.insert(self.parent(table, index), table.hashes.root().tenant, Some(hash)),
+            None => self.insert(table, index, hash),
             Some(node) => match self.place(0, node) {
                 None => node,
                 Some(duplicate) => {
@@ -391,6 +394,17 @@ impl KvCache {
         };
         self.publish_block(own, node, tokens);
         self.stats.published_blocks += 1;
+    }
+
+    /// A node of the table's block `index` of group 0.
+    fn insert(&mut self, table: &BlockTable, index: usize, hash: BlockHash) -> u32 {
+        let parent = self.parent(table, index);
+        let node = self.nodes.insert(parent, table.hashes.root().tenant, Some(hash));
+        if let (Parent::Root(root), Some(before)) = (parent, index.checked_sub(1)) {
+            let before = self.nodes.node(self.node_of(table.lists[0][before])).hash;
+            self.nodes.set_behind(&root, before);
+        }
+        node
     }
 
     /// Blocks of the other groups that are full now become the places of the nodes that they end with, or give way to those

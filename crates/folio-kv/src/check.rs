@@ -4,7 +4,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::blocks::Tenant;
 use crate::cache::KvCache;
-use crate::events::{CacheEvent, Medium};
+use crate::events::{EventBatch, Medium};
 use crate::nodes::Parent;
 use crate::policy::NONE;
 use crate::stats::TenantStats;
@@ -53,25 +53,23 @@ impl KvCache {
         self.check_counts()
     }
 
-    /// Where every full block's content resides, as if it were stored now, each after what it continues: what a recorder of events
-    /// holds if it missed none, and begins anew from if it did. O(nodes).
-    pub fn resident(&self) -> Vec<CacheEvent> {
-        let below = |parent| self.nodes.children(parent);
-        let mut nodes: Vec<u32> = self.nodes.roots().flat_map(|root| below(Parent::Root(root))).collect();
+    /// Where every full block's content resides, as if it were stored now, each after what it continues if that is there, and their tokens: what
+    /// a recorder of events holds if it missed none. O(nodes).
+    pub fn resident(&self) -> EventBatch {
+        let mut nodes: Vec<u32> = Vec::with_capacity(self.nodes.len() as usize);
         let mut at = 0;
-        while let Some(node) = nodes.get(at) {
-            nodes.extend(below(Parent::Node(*node)));
-            at += 1;
+        // Roots behind declared prefixes come after those.
+        for behind in [false, true] {
+            let roots = self.nodes.roots().filter(|root| self.nodes.behind(root).is_some() == behind);
+            nodes.extend(roots.flat_map(|root| self.nodes.children(Parent::Root(root))));
+            while let Some(node) = nodes.get(at) {
+                nodes.extend(self.nodes.children(Parent::Node(*node)));
+                at += 1;
+            }
         }
-        nodes.retain(|node| !self.nodes.node(*node).is_tail);
-        let host = &self.groups[0].host.pool;
-        let media = |node: u32| {
-            let copied = self.host_place(0, node).is_some_and(|slot| host.slot(slot).filled > 0);
-            let device = self.place(0, node).map(|_| Medium::Device);
-            device.into_iter().chain(copied.then_some(Medium::Host))
-        };
-        let stored = |node: u32| media(node).map(move |medium| self.event(node, medium, true));
-        nodes.into_iter().flat_map(stored).collect()
+        let mut all = EventBatch::default();
+        nodes.into_iter().for_each(|node| self.tell_node(node, &mut all));
+        all
     }
 
     fn check_references(&self, group: usize, tables: &[&BlockTable]) -> Result<(), Violation> {

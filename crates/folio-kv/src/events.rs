@@ -1,10 +1,15 @@
 //! What became cached where, and what is gone: for routers and indexes outside.
 //!
-//! Owns: a bounded list of events. Must never: be waited for. Who does not collect in time loses events, is told how many, and
-//! has to begin anew from [`KvCache::resident`].
+//! Owns: a bounded list of events. Must never: be waited for, or walk the cache in one go. Who does not collect in time loses events and is told
+//! everything anew, a piece at a time: nodes in the order of their numbers, and of those that were told what happens to them in the meantime.
+//!
+//! Memory: set aside when recording begins; none is allocated later.
+
+use std::ops::Range;
 
 use crate::cache::KvCache;
-use crate::types::{BlockHash, TenantId};
+use crate::nodes::Parent;
+use crate::types::{BlockHash, BlockId, TenantId};
 
 /// Where content resides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -34,40 +39,203 @@ pub enum CacheEvent {
     },
 }
 
+/// Events in the order in which they happened, with the tokens of what was stored. Memory for as many as there may be is set aside when it is
+/// made.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EventBatch {
+    pub events: Vec<CacheEvent>,
+    /// `[stored events, block_tokens]`: of each [`CacheEvent::Stored`] among the events, in their order.
+    pub tokens: Vec<u32>,
+    /// Events were lost: whatever was told before these counts for nothing. They tell again what resides, beside what goes on.
+    pub begins_anew: bool,
+    /// What is told anew does not end with these events; until it does, a parent may be told after its child.
+    pub incomplete: bool,
+}
+
+impl EventBatch {
+    pub fn with_capacity(most: usize, block_tokens: u32) -> Self {
+        let tokens = Vec::with_capacity(most * block_tokens as usize);
+        Self { events: Vec::with_capacity(most), tokens, ..Self::default() }
+    }
+
+    /// Whether it says nothing.
+    pub fn is_empty(&self) -> bool {
+        self.events.is_empty() && !self.begins_anew
+    }
+
+    pub fn clear(&mut self) {
+        self.events.clear();
+        self.tokens.clear();
+        (self.begins_anew, self.incomplete) = (false, false);
+    }
+
+    fn begin_anew(&mut self) {
+        self.clear();
+        self.begins_anew = true;
+    }
+
+    fn room(&self) -> usize {
+        self.events.capacity() - self.events.len()
+    }
+
+    /// All of `other`, or nothing.
+    fn append(&mut self, other: &mut Self) -> bool {
+        let fits = other.events.len() <= self.room();
+        if fits {
+            self.events.append(&mut other.events);
+            self.tokens.append(&mut other.tokens);
+        }
+        fits
+    }
+}
+
+/// Nodes that are told anew in one go.
+const SCAN: usize = 512;
+
 #[derive(Debug, Default)]
 pub(crate) struct Events {
-    list: Vec<CacheEvent>,
-    most: usize,
-    lost: u64,
+    /// What happened since events were taken. No capacity: nothing is recorded.
+    batch: EventBatch,
+    /// It was full.
+    lost: bool,
+    /// The first node that is still to be told anew; what happens to those behind it shows then.
+    scan: Option<u32>,
 }
 
 impl Events {
     pub fn is_on(&self) -> bool {
-        self.most > 0
+        self.batch.events.capacity() > 0
     }
 
-    pub fn push(&mut self, event: CacheEvent) {
-        match self.list.len() < self.most {
-            true => self.list.push(event),
-            false => self.lost += u64::from(self.is_on()),
+    /// Whether what happens to the node is told.
+    pub fn follows(&self, node: u32) -> bool {
+        self.is_on() && !self.lost && self.scan.is_none_or(|scan| node < scan)
+    }
+
+    /// `tokens`: of a stored one.
+    pub fn push(&mut self, event: CacheEvent, tokens: &[u32]) {
+        if self.batch.room() == 0 {
+            self.batch.clear();
+            self.lost = self.is_on();
+        } else if !self.lost {
+            self.batch.events.push(event);
+            self.batch.tokens.extend_from_slice(tokens);
         }
     }
 }
 
 impl KvCache {
-    /// Records events from now on, at most so many until they are taken. 0: none.
+    /// Records events from now on, at most so many until they are taken. 0: none. Of what host memory has already the tokens are not known.
     pub fn record_events(&mut self, most: usize) {
-        self.events = Events { list: Vec::with_capacity(most), most, lost: 0 };
+        let size = self.config.block_tokens;
+        let host = self.groups[0].host.pool.len() as usize;
+        self.host_tokens = vec![0; if most > 0 { host * size as usize } else { 0 }];
+        self.events = Events { batch: EventBatch::with_capacity(most, size), ..Events::default() };
     }
 
-    /// Moves what was recorded to `events`, in order; returns how many were lost since the last time.
-    pub fn take_events(&mut self, events: &mut Vec<CacheEvent>) -> u64 {
-        events.append(&mut self.events.list);
-        std::mem::take(&mut self.events.lost)
+    /// Whether taking events would tell anything.
+    pub fn has_events(&self) -> bool {
+        let Events { batch, lost, scan, .. } = &self.events;
+        *lost || scan.is_some() || !batch.events.is_empty()
+    }
+
+    /// Whether there is more to tell even if nothing happens any more.
+    pub fn tells_anew(&self) -> bool {
+        self.events.lost || self.events.scan.is_some()
+    }
+
+    /// Moves what was recorded to the end of `into`. Where events were lost, or there is no room for them, `into` begins anew: this call and
+    /// the next tell what resides, [`SCAN`] nodes at a time. O(events).
+    pub fn take_events(&mut self, into: &mut EventBatch) {
+        let mut recorded = std::mem::take(&mut self.events.batch);
+        if self.events.lost || !into.append(&mut recorded) {
+            recorded.clear();
+            into.begin_anew();
+            (self.events.lost, self.events.scan) = (false, Some(0));
+        }
+        self.events.batch = recorded;
+        if let Some(first) = self.events.scan {
+            // Each may be in two places.
+            let nodes = (into.room() / 2).min(SCAN);
+            let end = (first + nodes as u32).min(self.nodes.capacity());
+            for node in first..end {
+                self.tell_node(node, into);
+            }
+            self.events.scan = (end < self.nodes.capacity()).then_some(end);
+        }
+        into.incomplete = self.events.scan.is_some();
+    }
+
+    pub(crate) fn tell_node(&self, node: u32, into: &mut EventBatch) {
+        for medium in self.media(node) {
+            into.events.push(self.event(node, medium, true));
+            into.tokens.extend_from_slice(match medium {
+                Medium::Device => &self.tokens[self.tokens_at(node, medium)],
+                Medium::Host => &self.host_tokens[self.tokens_at(node, medium)],
+            });
+        }
+    }
+
+    /// Where the content of a full block is; nowhere if there is no such node.
+    pub(crate) fn media(&self, node: u32) -> impl Iterator<Item = Medium> + use<> {
+        let host = &self.groups[0].host.pool;
+        let is_full = self.nodes.is_full(node);
+        let copied = || self.host_place(0, node).is_some_and(|slot| host.slot(slot).filled > 0);
+        let device = (is_full && self.place(0, node).is_some()).then_some(Medium::Device);
+        device.into_iter().chain((is_full && copied()).then_some(Medium::Host))
+    }
+
+    pub(crate) fn record(&mut self, node: u32, medium: Medium, stored: bool) {
+        if !self.events.follows(node) || self.nodes.node(node).is_tail {
+            return;
+        }
+        let event = self.event(node, medium, stored);
+        if !stored {
+            return self.events.push(event, &[]);
+        }
+        let at = self.tokens_at(node, medium);
+        let tokens = match medium {
+            Medium::Device => &self.tokens,
+            Medium::Host => &self.host_tokens,
+        };
+        self.events.push(event, &tokens[at]);
+    }
+
+    /// Where the tokens of a full block are, which resides there: in [`KvCache::tokens`] or in [`KvCache::host_tokens`].
+    fn tokens_at(&self, node: u32, medium: Medium) -> Range<usize> {
+        let slot = match medium {
+            Medium::Device => self.place(0, node).map(|block| block.0),
+            Medium::Host => self.host_place(0, node),
+        };
+        let (slot, size) = (slot.expect("it resides there") as usize, self.config.block_tokens as usize);
+        slot * size..(slot + 1) * size
+    }
+
+    /// A slot of host memory is to have what a block on the device has.
+    pub(crate) fn copy_tokens(&mut self, block: BlockId, slot: u32) {
+        if self.events.is_on() {
+            let size = self.config.block_tokens as usize;
+            let (from, to) = (block.0 as usize * size, slot as usize * size);
+            self.host_tokens[to..to + size].copy_from_slice(&self.tokens[from..from + size]);
+        }
+    }
+
+    pub(crate) fn event(&self, node: u32, medium: Medium, stored: bool) -> CacheEvent {
+        let parent = match self.nodes.parent(node) {
+            Parent::Node(parent) => Some(self.nodes.node(parent).hash),
+            Parent::Root(root) => self.nodes.behind(&root),
+        };
+        let (tenant, hash) = (self.nodes.node(node).tenant, self.nodes.node(node).hash);
+        match stored {
+            true => CacheEvent::Stored { tenant, hash, parent, medium },
+            false => CacheEvent::Removed { tenant, hash, medium },
+        }
     }
 
     pub(crate) fn record_cleared(&mut self, tenant: Option<TenantId>) {
-        self.events.push(CacheEvent::Cleared { tenant });
+        if self.events.is_on() {
+            self.events.push(CacheEvent::Cleared { tenant }, &[]);
+        }
     }
 }
 
@@ -108,22 +276,104 @@ mod tests {
         let swapped = cache.swap_out(&table, &offer, &mut Vec::new());
         cache.end_load(swapped.ticket(), None, &[], true).expect("no table");
         cache.release(table, &tokens);
-        let mut events = Vec::new();
-        assert_eq!(cache.take_events(&mut events), 0);
+        let mut batch = EventBatch::with_capacity(6, 2);
+        cache.take_events(&mut batch);
         use Medium::{Device, Host};
         let device = [(true, Device, first, None), (true, Device, second, Some(first))];
         let host = [(true, Host, first, None), (true, Host, second, Some(first))];
-        assert_eq!(events.iter().map(event).collect::<Vec<_>>(), [device, host].concat());
-        events.clear();
+        assert_eq!(batch.events.iter().map(event).collect::<Vec<_>>(), [device, host].concat());
+        assert_eq!(batch.tokens, [0, 1, 2, 3, 0, 1, 2, 3], "wherever they are");
+        batch.clear();
         cache.clear(Some(TenantId(3)));
         cache.drop_swapped(swapped);
-        assert_eq!(cache.take_events(&mut events), 0);
-        assert_eq!(events.remove(2), CacheEvent::Cleared { tenant: Some(TenantId(3)) });
+        cache.take_events(&mut batch);
+        assert!(!batch.begins_anew && batch.tokens.is_empty());
+        assert_eq!(batch.events.remove(2), CacheEvent::Cleared { tenant: Some(TenantId(3)) });
         let gone = [(false, Device, second, None), (false, Device, first, None)];
         let from_host = [(false, Host, second, None), (false, Host, first, None)];
-        assert_eq!(events.iter().map(event).collect::<Vec<_>>(), [gone, from_host].concat());
-        (0..8).for_each(|_| cache.clear(None));
-        assert_eq!(cache.take_events(&mut events), 2, "two did not fit");
+        assert_eq!(batch.events.iter().map(event).collect::<Vec<_>>(), [gone, from_host].concat());
+        assert!(!cache.has_events());
+    }
+
+    /// A cache of `blocks` blocks of 2 tokens that has a chain of `chain` of them, and their hashes.
+    fn filled(blocks: u32, chain: u32, most: usize) -> (KvCache, BlockHashes) {
+        let config = CacheConfig { blocks, block_tokens: 2, bytes_per_block: 1 };
+        let mut cache = KvCache::new(config, Box::new(LruLeafFirst::new()));
+        cache.record_events(most);
+        let hashes = add(&mut cache, 7, 2 * chain);
+        (cache, hashes)
+    }
+
+    fn add(cache: &mut KvCache, first: u32, tokens: u32) -> BlockHashes {
+        let root = Root::derive(&Identity {
+            tenant: TenantId(3),
+            tenant_secret: &[1; 32],
+            model_digest: &[2; 32],
+            layout_digest: &[3; 32],
+            extra: &[],
+        });
+        let tokens: Vec<u32> = (first..first + tokens).collect();
+        let hashes = BlockHashes::new(&root, &tokens, 2);
+        let mut table = cache.empty_table(hashes.clone());
+        cache.grow(&mut table, tokens.len() as u32, &mut Vec::new()).expect("room");
+        cache.commit(&mut table, &tokens, tokens.len() as u32).expect("in order");
+        cache.release(table, &tokens);
+        hashes
+    }
+
+    #[test]
+    fn who_was_late_is_told_everything_anew_in_pieces_whatever_happens_in_between() {
+        let (mut cache, _) = filled(3000, 2000, 1100);
+        let mut batch = EventBatch::with_capacity(1100, 2);
+        let mut held = std::collections::BTreeMap::new();
+        let mut pieces = 0;
+        loop {
+            cache.take_events(&mut batch);
+            assert_eq!(batch.begins_anew, pieces == 0, "2000 did not fit");
+            let mut tokens = batch.tokens.chunks_exact(2);
+            for of in &batch.events {
+                let (stored, _, hash, _) = event(of);
+                let known = match stored {
+                    true => held.insert(hash.0, tokens.next().expect("each has its tokens").to_vec()),
+                    false => Some(held.remove(&hash.0).expect("it was told")).filter(|_| false),
+                };
+                assert_eq!(known, None, "nothing is told twice");
+            }
+            pieces += 1;
+            let more = batch.incomplete;
+            batch.clear();
+            if !more {
+                break;
+            }
+            // Some leave that were told and some that were not, and others come.
+            add(&mut cache, 10_000 * pieces, 300);
+        }
+        let resident = cache.resident();
+        let tokens = resident.tokens.chunks_exact(2).map(<[u32]>::to_vec);
+        let expected = resident.events.iter().map(|of| event(of).2.0).zip(tokens);
+        assert_eq!(held, expected.collect());
+        assert!(pieces > 4 && !cache.tells_anew() && !cache.has_events(), "{pieces}");
+    }
+
+    #[test]
+    fn who_has_no_room_is_told_anew_and_without_a_listener_nothing_is_recorded() {
+        let (mut cache, hashes) = filled(8, 4, 100);
+        let mut small = EventBatch::with_capacity(3, 2);
+        cache.take_events(&mut small);
+        assert!(small.begins_anew && small.incomplete && small.events.len() <= 3);
+        let mut told: Vec<_> = small.events.clone();
+        while small.incomplete {
+            small.clear();
+            cache.take_events(&mut small);
+            told.extend_from_slice(&small.events);
+        }
+        let mut told: Vec<_> = told.iter().map(|of| event(of).2.0).collect();
+        let mut expected: Vec<_> = hashes.iter(false).map(|hash| hash.0).collect();
+        told.sort();
+        expected.sort();
+        assert_eq!(told, expected);
+        let (cache, _) = filled(8, 4, 0);
+        assert!(!cache.has_events() && !cache.tells_anew());
     }
 
     /// A sequence that is preempted, and ends before the step that would have copied it.
@@ -150,13 +400,12 @@ mod tests {
         cache.end_load(swapped.ticket(), None, &[], false).expect("no table");
         let resident = cache.resident();
         assert!(
-            resident.len() == 2 && resident.iter().all(|of| event(of).1 == Medium::Device),
+            resident.events.len() == 2 && resident.events.iter().all(|of| event(of).1 == Medium::Device),
             "{resident:?}"
         );
         cache.drop_swapped(swapped);
-        let mut events = Vec::new();
-        cache.take_events(&mut events);
-        assert_eq!(events, []);
-        assert_eq!(cache.resident(), resident);
+        assert!(!cache.has_events());
+        let again = cache.resident();
+        assert_eq!((again.events, again.tokens), (resident.events, resident.tokens));
     }
 }

@@ -56,7 +56,7 @@ pub use cache::{CommitRefused, KvCache};
 pub use check::Violation;
 pub use counts::{GroupCounts, MAX_GROUPS};
 pub use demand::Growth;
-pub use events::{CacheEvent, Medium};
+pub use events::{CacheEvent, EventBatch, Medium};
 pub use hash::BlockHashes;
 pub use lease::{Content, Lease, Ticket};
 pub use policy::{BlockMeta, EvictionPolicy, LearnedLifetimes, LruLeafFirst, default_policy};

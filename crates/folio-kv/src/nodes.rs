@@ -68,6 +68,8 @@ impl Node {
 struct Root {
     hash: BlockHash,
     first_child: u32,
+    /// The block before it, where that is of a prefix that an operator declared.
+    behind: Option<BlockHash>,
 }
 
 #[derive(Debug)]
@@ -164,6 +166,24 @@ impl Nodes {
         }
     }
 
+    /// Whether there is such a node, of a full block.
+    pub fn is_full(&self, node: u32) -> bool {
+        let it = self.node(node);
+        it.parent != NONE && !it.is_tail
+    }
+
+    /// The block of a declared prefix that a root stands behind.
+    pub fn behind(&self, root: &BlockHash) -> Option<BlockHash> {
+        self.root_of.get(root).and_then(|root| self.roots[*root as usize].behind)
+    }
+
+    /// The root, which has children, stands behind this block.
+    pub fn set_behind(&mut self, root: &BlockHash, block: BlockHash) {
+        if let Some(root) = self.root_of.get(root) {
+            self.roots[*root as usize].behind = Some(block);
+        }
+    }
+
     pub fn parent_node(&self, node: u32) -> Option<u32> {
         let parent = self.node(node).parent;
         (parent & ROOT == 0).then_some(parent)
@@ -218,7 +238,7 @@ impl Nodes {
     fn root(&mut self, hash: BlockHash) -> u32 {
         let (roots, spare) = (&mut self.roots, &mut self.spare_roots);
         *self.root_of.entry(hash).or_insert_with(|| {
-            let entry = Root { hash, first_child: NONE };
+            let entry = Root { hash, first_child: NONE, behind: None };
             match spare.pop() {
                 Some(at) => {
                     roots[at as usize] = entry;

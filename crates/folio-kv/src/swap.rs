@@ -200,6 +200,9 @@ impl KvCache {
         if let Some(node) = node {
             host.pool.set_node(slot, Some(node));
             host.places[node as usize] = slot;
+            if let Some(block) = self.place(0, node).filter(|_| group == 0) {
+                self.copy_tokens(block, slot);
+            }
         }
         Some(slot)
     }

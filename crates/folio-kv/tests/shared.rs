@@ -4,7 +4,9 @@
 mod common;
 
 use common::{ByRoot, cache, root, windowed};
-use folio_kv::{BlockTable, GroupCounts, KvCache, Retention, Root, Tiers};
+use folio_kv::{
+    BlockHashes, BlockTable, CacheEvent, EventBatch, GroupCounts, KvCache, Retention, Root, TenantId, Tiers,
+};
 
 const SIZE: u32 = 4;
 
@@ -182,4 +184,21 @@ fn a_copy_leaves_out_what_is_shared() {
     cache.drop_swapped(copy);
     cache.check_swapped(&[]).expect("in order");
     cache.check(&[]).expect("in order");
+}
+
+/// Routers know tokens alone: to them what stands behind a declared prefix continues its last block, whoever's root it hangs on.
+#[test]
+fn in_events_a_block_behind_a_declared_prefix_continues_it() {
+    let mut cache = windowed(64, SIZE, &[]);
+    cache.record_events(16);
+    with_declared(&mut cache);
+    serve(&mut cache, &below(1), &prompt(&[1, 2]));
+    let last = *BlockHashes::new(&root(9), &declared(), SIZE).get(false, 2).expect("three blocks");
+    let mut batch = EventBatch::with_capacity(16, SIZE);
+    cache.take_events(&mut batch);
+    for told in [batch, cache.resident()] {
+        let Some(CacheEvent::Stored { tenant, parent, .. }) = told.events.last() else { panic!("{told:?}") };
+        assert_eq!((told.events.len(), *tenant, *parent), (4, TenantId(1), Some(last)));
+        assert_eq!(told.tokens[12..], [1012, 1013, 1, 2]);
+    }
 }

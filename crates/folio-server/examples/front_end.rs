@@ -75,6 +75,7 @@ fn main() {
         clock: Arc::new(SystemClock::new()),
         vocab: vocab as u32,
         tier: None,
+        events: None,
     })
     .expect("an engine");
     let app = App {

@@ -18,6 +18,7 @@ use crate::generation::input::InputProcessor;
 use crate::load::Load;
 use crate::observability::Observability;
 use crate::observability::audit::Audit;
+use crate::observability::kv_events;
 use crate::observability::metrics::Metrics;
 use crate::observability::tenant_metrics::TenantCollector;
 use crate::observability::usage::Meters;
@@ -72,9 +73,13 @@ impl State {
             let collector = TenantCollector::new(served.engine.clone(), meters.clone(), tenants.clone());
             Box::new(collector) as Box<dyn Collector>
         });
+        let kv_events =
+            config.kv_events.as_ref().map(|source| kv_events::start(source, &tenants)).transpose()?;
+        let events = kv_events.as_ref().map(|published| published.events.clone());
         let observability = Arc::new(Observability {
-            metrics: Metrics::new(&served.engine, served.name(), by_tenant),
+            metrics: Metrics::new(&served.engine, events, served.name(), by_tenant),
             meters,
+            kv_events,
             audit: config.audit_file.as_deref().map(Audit::open).transpose()?,
             started_s: folio_api::unix_s(),
         });

@@ -7,6 +7,7 @@ use std::time::Duration;
 use folio_api::Limits as RequestLimits;
 use folio_api::hints::HintPolicy;
 use folio_engine::Drafter;
+use folio_events::Source;
 
 use crate::batch::config::BatchConfig;
 use crate::error::ServerError;
@@ -49,6 +50,8 @@ pub struct ServerConfig {
     pub safety: Safety,
     pub limits: Limits,
     pub batch: BatchConfig,
+    /// What is told to routers of what the cache holds, and of whom. `None`: nothing.
+    pub kv_events: Option<Source>,
     /// Where drafts come from for a request that says nothing of it. `None`: from nowhere.
     pub speculate: Option<Drafter>,
     /// Threads of the event loop: connections, TLS, streams.
@@ -93,6 +96,7 @@ impl Default for ServerConfig {
             safety: Safety::default(),
             limits: Limits::default(),
             batch: BatchConfig::default(),
+            kv_events: None,
             speculate: None,
             http_threads: 1,
             drain_timeout: Duration::from_secs(120),

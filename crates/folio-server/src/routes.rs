@@ -6,7 +6,7 @@ use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 
 use crate::admin;
-use crate::admin::records;
+use crate::admin::{kv_events, records};
 use crate::app;
 use crate::arrival::{JsonRequest, around};
 use crate::endpoints::anthropic;
@@ -90,6 +90,9 @@ pub(crate) fn admin(state: &app::State) -> Router {
         .route("/metrics", get(pages::all_metrics))
         .route("/reset_prefix_cache", post(admin::reset_prefix_cache))
         .route("/v1/usage/records", get(records::all))
+        .route("/kv_events", get(kv_events::show))
+        .route("/kv_events/blocks", get(kv_events::blocks))
+        .route("/kv_events/republish", post(kv_events::republish))
         .fallback(pages::not_found)
         .method_not_allowed_fallback(pages::method_not_allowed)
         .layer(from_fn_with_state(state.clone(), admin::around))

@@ -29,6 +29,7 @@ use crate::http::Peer;
 use crate::http::connections::{Connections, Patient, Place};
 use crate::http::tls::Tls;
 use crate::observability::Observability;
+use crate::observability::kv_events;
 use crate::observability::usage::SAVED_EVERY;
 use crate::routes;
 
@@ -61,6 +62,8 @@ pub struct Listeners {
 pub struct Addresses {
     pub serving: SocketAddr,
     pub admin: Option<SocketAddr>,
+    /// Where KV events are published, and repeated.
+    pub kv_events: Option<(SocketAddr, Option<SocketAddr>)>,
     /// By HTTPS.
     pub tls: bool,
 }
@@ -292,8 +295,15 @@ pub async fn serve(config: ServerConfig, app: App, ready: impl FnOnce(Addresses)
     let local = |listener: &TcpListener| {
         listener.local_addr().map_err(|source| ServerError::Bind { address: address.to_string(), source })
     };
-    let addresses =
-        Addresses { serving: local(&serving)?, admin: admin.as_ref().map(local).transpose()?, tls };
+    let kv_events = server.state.observability.kv_events.as_ref();
+    let kv_events =
+        kv_events.map(|published| (published.events.endpoint(), published.events.replay_endpoint()));
+    let addresses = Addresses {
+        serving: local(&serving)?,
+        admin: admin.as_ref().map(local).transpose()?,
+        kv_events,
+        tls,
+    };
     ready(addresses);
     server.listen(Listeners { serving, admin }, signals).await;
     Ok(())
@@ -301,7 +311,8 @@ pub async fn serve(config: ServerConfig, app: App, ready: impl FnOnce(Addresses)
 
 /// Whatever of a configuration can be found wrong without a model and without writing anything: keys, their file, certificates.
 pub fn check(config: &ServerConfig) -> Result<(), ServerError> {
-    config.key_ring()?;
+    let tenants = config.key_ring()?;
+    config.kv_events.as_ref().map(|source| kv_events::check(&source.config, &tenants)).transpose()?;
     config.tls.as_ref().map(Tls::open).transpose()?;
     Ok(())
 }

@@ -91,6 +91,7 @@ fn engine_with(
         clock: Arc::new(SystemClock::new()),
         vocab: VOCAB,
         tier: None,
+        events: None,
     })
     .unwrap()
 }

@@ -106,6 +106,7 @@ async fn start() -> Running {
         clock: Arc::new(SystemClock::new()),
         vocab: VOCAB,
         tier: None,
+        events: None,
     })
     .unwrap();
     let taken = Arc::new(AtomicUsize::new(0));

@@ -31,6 +31,7 @@ fn engine_for(tenants: &folio_server::Declared) -> EngineHandle {
         clock: Arc::new(SystemClock::new()),
         vocab: VOCAB,
         tier: None,
+        events: None,
     })
     .unwrap()
 }

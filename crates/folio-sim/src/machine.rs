@@ -50,7 +50,7 @@ impl Driver for Steps {
         self.now
     }
 
-    fn begin(&mut self, plan: &StepPlan, scheduler: &Scheduler, cache: &KvCache) {
+    fn begin(&mut self, plan: &StepPlan, scheduler: &Scheduler, cache: &mut KvCache) {
         if let Err(what) = scheduler.check(cache) {
             panic!("before step {}: {what}\n{plan:?}", plan.step);
         }

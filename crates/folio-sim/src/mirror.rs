@@ -1,70 +1,84 @@
 //! A recorder of cache events: what a router outside believes to be cached, and where.
 //!
-//! Owns: a copy of the cache's content, kept up by events alone. Must never: look at the cache, but to compare, and to begin anew when
-//! events were lost.
+//! Owns: a copy of the cache's content, kept up by events alone. Must never: look at the cache, but to compare.
 
 use std::collections::HashMap;
 
-use folio_kv::{BlockHash, CacheEvent, KvCache, Medium, TenantId};
+use folio_kv::{BlockHash, CacheEvent, EventBatch, KvCache, Medium, TenantId};
 
 use crate::report::Report;
 
-/// Whose content it is, and what it continues.
-type Entry = (TenantId, Option<BlockHash>);
+/// Whose content it is, what it continues, and its tokens.
+type Entry = (TenantId, Option<BlockHash>, Box<[u32]>);
 
 /// See the module documentation.
 pub(crate) struct Mirror {
     held: HashMap<(Medium, BlockHash), Entry>,
-    events: Vec<CacheEvent>,
+    batch: EventBatch,
+    /// Some of what resides was not told yet.
+    incomplete: bool,
+    block_tokens: usize,
 }
 
 impl Mirror {
     /// Of a cache that is empty; at most `most` events may wait to be taken.
     pub fn new(cache: &mut KvCache, most: usize) -> Self {
         cache.record_events(most);
-        Self { held: HashMap::new(), events: Vec::new() }
+        let block_tokens = cache.config().block_tokens;
+        let batch = EventBatch::with_capacity(most, block_tokens);
+        Self { held: HashMap::new(), batch, incomplete: false, block_tokens: block_tokens as usize }
     }
 
     /// Takes what happened, and compares.
     pub fn follow(&mut self, cache: &mut KvCache, report: &mut Report) -> Result<(), String> {
-        let lost = cache.take_events(&mut self.events);
-        report.events += self.events.len() as u64;
-        let mut events = std::mem::take(&mut self.events);
-        let mut resident = HashMap::new();
-        for event in cache.resident() {
-            apply(&mut resident, event)?;
-        }
-        if lost > 0 {
+        cache.take_events(&mut self.batch);
+        report.events += self.batch.events.len() as u64;
+        if self.batch.begins_anew {
             report.resyncs += 1;
-            events.clear();
-            self.held = resident;
-        } else {
-            for event in events.drain(..) {
-                apply(&mut self.held, event)?;
-                report.cleared += u64::from(matches!(event, CacheEvent::Cleared { .. }));
-            }
-            differing(&self.held, &resident).map_or(Ok(()), Err)?;
+            self.held.clear();
+            self.incomplete = true;
         }
-        self.events = events;
-        Ok(())
+        let mut tokens = self.batch.tokens.chunks_exact(self.block_tokens);
+        for event in &self.batch.events {
+            apply(&mut self.held, *event, &mut tokens, !self.incomplete)?;
+            report.cleared += u64::from(matches!(event, CacheEvent::Cleared { .. }));
+        }
+        self.incomplete = self.batch.incomplete;
+        self.batch.clear();
+        if self.incomplete || cache.has_events() {
+            return Ok(());
+        }
+        let mut resident = HashMap::new();
+        let all = cache.resident();
+        let mut tokens = all.tokens.chunks_exact(self.block_tokens);
+        for event in all.events {
+            apply(&mut resident, event, &mut tokens, false)?;
+        }
+        differing(&self.held, &resident).map_or(Ok(()), Err)
     }
 }
 
-/// On the device nothing is stored before what it continues.
-fn apply(held: &mut HashMap<(Medium, BlockHash), Entry>, event: CacheEvent) -> Result<(), String> {
+/// `ordered`: on the device nothing is stored before what it continues.
+fn apply<'a>(
+    held: &mut HashMap<(Medium, BlockHash), Entry>,
+    event: CacheEvent,
+    tokens: &mut impl Iterator<Item = &'a [u32]>,
+    ordered: bool,
+) -> Result<(), String> {
     match event {
         CacheEvent::Stored { tenant, hash, parent, medium } => {
             let reachable = parent.is_none_or(|parent| held.contains_key(&(Medium::Device, parent)));
-            if medium == Medium::Device && !reachable {
+            if ordered && medium == Medium::Device && !reachable {
                 return Err(format!("{event:?}: what it continues is not there"));
             }
-            match held.insert((medium, hash), (tenant, parent)) {
+            let tokens = tokens.next().ok_or_else(|| format!("{event:?}: it has no tokens"))?;
+            match held.insert((medium, hash), (tenant, parent, tokens.into())) {
                 Some(_) => Err(format!("{event:?}: it was stored before")),
                 None => Ok(()),
             }
         }
         CacheEvent::Removed { tenant, hash, medium } => match held.remove(&(medium, hash)) {
-            Some((owner, _)) if owner == tenant => Ok(()),
+            Some((owner, ..)) if owner == tenant => Ok(()),
             found => Err(format!("{event:?}: there was {found:?}")),
         },
         CacheEvent::Cleared { .. } => Ok(()),

@@ -161,7 +161,7 @@ impl Driver for TraceDevice<'_> {
         self.now
     }
 
-    fn begin(&mut self, plan: &StepPlan, _: &Scheduler, _: &KvCache) {
+    fn begin(&mut self, plan: &StepPlan, _: &Scheduler, _: &mut KvCache) {
         self.now.0 += self.cost.step(plan).max(1);
         self.output.step = plan.step;
         self.output.samples.clear();

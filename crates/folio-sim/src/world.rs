@@ -113,7 +113,7 @@ impl Driver for World {
         self.now
     }
 
-    fn begin(&mut self, plan: &StepPlan, scheduler: &Scheduler, cache: &KvCache) {
+    fn begin(&mut self, plan: &StepPlan, scheduler: &Scheduler, cache: &mut KvCache) {
         if self.wrong.is_ok() {
             self.wrong = self.check(plan, scheduler, cache);
         }

@@ -16,7 +16,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use folio_engine::engine::EngineParts;
 use folio_engine::{
-    DRAFTS_MAX, Drafter, EngineHandle, ModelExecutor, SchedulerConfig, Speculation, SystemClock, Tier,
+    DRAFTS_MAX, Drafter, EngineHandle, EventFeed, ModelExecutor, SchedulerConfig, Speculation, SystemClock,
+    Tier,
 };
 use folio_kv::{CacheConfig, GroupConfig, GroupCounts, KvCache, QuotaError, default_policy};
 use folio_model::backend::{GroupKind, KvGroup, KvLayout};
@@ -57,11 +58,17 @@ pub struct Runtime {
 impl Runtime {
     pub fn start(model: Option<&str>, args: &EngineArgs) -> Result<Self> {
         args.refuse_tiers()?;
-        Self::serving(Loaded::open(model, args)?, args, &Declared::default())
+        Self::serving(Loaded::open(model, args)?, args, &Declared::default(), None)
     }
 
-    /// Starts the engine for these tenants; `args` are those the model was loaded with.
-    pub fn serving(loaded: Loaded, args: &EngineArgs, tenants: &Declared) -> Result<Self> {
+    /// Starts the engine for these tenants; `args` are those the model was loaded with. `events`: where what becomes of the cache's content is
+    /// told.
+    pub fn serving(
+        loaded: Loaded,
+        args: &EngineArgs,
+        tenants: &Declared,
+        events: Option<Arc<EventFeed>>,
+    ) -> Result<Self> {
         let Loaded { weights, source, checkpoint, tokenizer, template } = loaded;
         let Weights { backend: mut device, model, format, quantized, here, mapped, unsaved } = weights;
         let max_model_len = u32::try_from(model.max_model_len).context("the model's context length")?;
@@ -144,6 +151,7 @@ impl Runtime {
             clock: Arc::new(SystemClock::new()),
             vocab: u32::try_from(model.vocab).context("the model's vocabulary")?,
             tier: tier.clone(),
+            events,
         })?;
         let saving = unsaved.map(Unsaved::save_behind);
         let name = source.name();

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
+use folio_engine::EventFeed;
+use folio_events::{KvEventsConfig, Source};
 use folio_model::GenerationConfig;
 use folio_server::{
     AdminConfig, App, BatchConfig, BatchLimits, Declared, HintPolicy, Keyring, Limits, ModelFacts, Parsers,
@@ -25,8 +27,9 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     if let Some(files) = raise_open_files() {
         *most = (*most).min(files.saturating_sub(OTHER_FILES).max(16) as usize);
     }
+    let feed = config.kv_events.as_ref().map(|source| source.feed.clone());
     let loaded = Loaded::open(args.model.as_deref(), &args.engine)?;
-    let runtime = Runtime::serving(loaded, &args.engine, &config.tenants)?;
+    let runtime = Runtime::serving(loaded, &args.engine, &config.tenants, feed)?;
     runtime.report.print();
     let mut names = args.served_model_name.clone();
     // Patterns are names to ask by; what it is called is another.
@@ -70,6 +73,10 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         eprintln!("  {:<9} {guarded}", "safety");
         if let Some(admin) = addresses.admin {
             eprintln!("  {:<9} {scheme}://{admin}", "operators");
+        }
+        if let Some((endpoint, replay)) = addresses.kv_events {
+            let replay = replay.map_or("no replay".to_owned(), |replay| format!("replay tcp://{replay}"));
+            eprintln!("  {:<9} tcp://{endpoint}, {replay}", "KV events");
         }
         let address = addresses.serving;
         eprintln!("\nlistening on {scheme}://{address}  ({metrics}Ctrl-C to stop)\n");
@@ -152,6 +159,7 @@ pub(crate) fn settings(args: &ServeArgs) -> Result<ServerConfig> {
         safety: safety(args.safety.as_deref(), args.tables.safety.as_deref())?,
         hints: HintPolicy::new(args.accept_hint.clone(), args.unknown_fields == UnknownFields::Warn)?,
         tenant_metrics: args.tenant_metrics,
+        kv_events: kv_events(args)?,
         speculate: args.engine.drafter()?,
         batch: BatchConfig {
             dir: args.batch_dir.clone(),
@@ -174,6 +182,17 @@ pub(crate) fn settings(args: &ServeArgs) -> Result<ServerConfig> {
         http_threads: args.http_threads.into(),
         drain_timeout: Duration::from_secs(args.drain_timeout),
     })
+}
+
+/// What is told of the cache, and the way out of the engine.
+fn kv_events(args: &ServeArgs) -> Result<Option<Source>> {
+    let (json, endpoint) = (args.kv_events_config.as_deref(), args.kv_events_endpoint.as_deref());
+    let flag = if json.is_some() { "--kv-events-config" } else { "--kv-events-endpoint" };
+    let config = KvEventsConfig::parse(json, endpoint).context(flag)?;
+    Ok(config.map(|config| {
+        let feed = Arc::new(EventFeed::new(config.max_queue_size, args.engine.block_size));
+        Source { config, feed }
+    }))
 }
 
 /// Tenants, from the file of `--tenants` or, without one, the configuration file's tables.

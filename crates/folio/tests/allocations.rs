@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use folio_cpu::{CpuBackend, CpuOptions};
 use folio_engine::{
-    Event, Executor, Micros, ModelExecutor, Request, RequestId, SamplingParams, Scheduler, SchedulerConfig,
+    Event, EventFeed, Executor, Micros, ModelExecutor, Request, RequestId, SamplingParams, Scheduler,
+    SchedulerConfig,
 };
 use folio_kv::{BlockHashes, CacheConfig, Identity, KvCache, Root, TenantId, Tiers, default_policy};
 use folio_model::backend::{
@@ -247,11 +248,19 @@ fn experts() {
     assert_eq!(CALLS.load(Ordering::Relaxed) - before, 0, "calls to the allocator");
 }
 
+/// What becomes of the cache is told, to somebody who never takes it.
+fn listened(cache: &mut KvCache, most: u32) -> EventFeed {
+    let feed = EventFeed::new(most as usize, cache.config().block_tokens);
+    feed.open(cache);
+    feed
+}
+
 /// A full pool under traffic that never repeats: every block taken is evicted from somebody, and the policy learns meanwhile.
 fn evictions() {
     const BLOCKS: u32 = 256;
     let config = CacheConfig { blocks: BLOCKS, block_tokens: 1, bytes_per_block: 1 };
     let mut cache = KvCache::new(config, default_policy(0.01));
+    let feed = listened(&mut cache, 4 * BLOCKS);
     let (root, mut copies) = (root(), Vec::new());
     let mut tokens = [0u32; 32];
     let mut calls = 0;
@@ -266,6 +275,7 @@ fn evictions() {
         cache.grow(&mut table, 32, &mut copies).expect("the pool is larger than a request");
         cache.commit(&mut table, &tokens, 32).expect("in order");
         cache.release(table, &tokens);
+        feed.put(&mut cache);
         if request >= 300 {
             calls += CALLS.load(Ordering::Relaxed) - before;
         }
@@ -279,6 +289,7 @@ fn swaps() {
     let config = CacheConfig { blocks: 64, block_tokens: 1, bytes_per_block: 1 };
     let mut cache = KvCache::new(config, default_policy(0.01));
     cache.set_swap_space(folio_kv::GroupCounts::full(64));
+    let feed = listened(&mut cache, 64);
     let (root, mut copies, mut swaps) = (root(), Vec::new(), Vec::with_capacity(64));
     let mut tokens = [0u32; 40];
     let mut calls = 0;
@@ -305,6 +316,7 @@ fn swaps() {
         cache.release(table, &tokens);
         cache.drop_swapped(copy);
         swaps.clear();
+        feed.put(&mut cache);
         if request >= 100 {
             calls += CALLS.load(Ordering::Relaxed) - before;
         }
@@ -317,6 +329,7 @@ fn steps() {
     let (mut executor, vocab) = executor(512);
     let config = CacheConfig { blocks: 512, block_tokens: 16, bytes_per_block: 1 };
     let mut cache = KvCache::new(config, default_policy(0.01));
+    let feed = listened(&mut cache, 1024);
     let mut scheduler = Scheduler::new(SchedulerConfig {
         max_num_seqs: 64,
         max_num_batched_tokens: ROWS as u32,
@@ -340,6 +353,7 @@ fn steps() {
         let plan = scheduler.plan(&mut cache, now);
         let output = executor.execute(plan);
         let events = scheduler.commit(&mut cache, output, now);
+        feed.put(&mut cache);
         let calls = CALLS.load(Ordering::Relaxed) - before;
         if step > WARM_UP && calls > 0 {
             counted.push((step, calls));

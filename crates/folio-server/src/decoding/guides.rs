@@ -492,6 +492,7 @@ pub(crate) mod tests {
             clock: Arc::new(SystemClock::new()),
             vocab: 130,
             tier: None,
+            events: None,
         })
         .expect("an engine")
     }

@@ -1,6 +1,7 @@
 //! What happened: metrics, usage and the audit log.
 
 pub(crate) mod audit;
+pub(crate) mod kv_events;
 pub mod metrics;
 pub mod tenant_metrics;
 pub(crate) mod usage;
@@ -8,6 +9,7 @@ pub(crate) mod usage;
 use std::sync::Arc;
 
 use audit::Audit;
+use kv_events::Published;
 use metrics::Metrics;
 use usage::Meters;
 
@@ -16,6 +18,8 @@ pub(crate) struct Observability {
     pub metrics: Metrics,
     pub meters: Arc<Meters>,
     pub audit: Option<Audit>,
+    /// What is told of the cache's content.
+    pub kv_events: Option<Published>,
     /// Since when usage is counted. Unix time, seconds.
     pub started_s: u64,
 }

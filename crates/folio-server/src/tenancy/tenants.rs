@@ -318,6 +318,22 @@ impl Tenants {
             .collect()
     }
 
+    /// What owns a cache, and its name; `None` of a tenant that left.
+    pub fn cache_name(&self, id: TenantId) -> Option<(&'static str, Arc<str>)> {
+        if let Some((_, name)) = self.prefixes.iter().find(|(tenant, _)| tenant.id == id) {
+            return Some(("prefix", name.as_str().into()));
+        }
+        if let Some((_, name)) = self.groups.iter().find(|(group, _)| *group == id) {
+            return Some(("group", name.as_str().into()));
+        }
+        self.named.lock().tenants.get(&id).map(|tenant| ("tenant", tenant.name.clone()))
+    }
+
+    /// Whether there may be tenants later that are not known now.
+    pub fn may_come(&self) -> bool {
+        self.file.is_some()
+    }
+
     /// Declared prefixes, in the order of the file.
     pub fn prefixes(&self) -> impl Iterator<Item = &Tenant> {
         self.prefixes.iter().map(|(tenant, _)| tenant)

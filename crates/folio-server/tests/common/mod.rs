@@ -403,6 +403,7 @@ pub fn modelled(config: SchedulerConfig, blocks: u32, bytes_per_block: u64) -> E
         clock: Arc::new(SystemClock::new()),
         vocab: VOCAB,
         tier: None,
+        events: None,
     })
     .unwrap()
 }

@@ -46,7 +46,7 @@ pub fn run(args: &BenchEngineArgs) -> Result<()> {
         unsaved.save(&AtomicBool::new(false));
     }
     let machine = loaded.weights.limits(fresh)?;
-    let runtime = Runtime::serving(loaded, &engine, &folio_server::Declared::default())?;
+    let runtime = Runtime::serving(loaded, &engine, &folio_server::Declared::default(), None)?;
     runtime.report.print();
     let mut report = Bench { runtime: &runtime, args, random: Random::new(1) }.run(&machine)?;
     report.fresh_read_bytes_per_s = fresh.read_bytes_per_s;

@@ -177,6 +177,15 @@ pub struct ServeArgs {
           value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub batch_concurrency: u32,
 
+    /// Publish what the KV cache holds to routers: vLLM's JSON, such as {"enable_kv_cache_events": true, "tenants": "*"}
+    /// (docs/kv-events.md). Events carry the tokens of prompts, so whose must be said [default: nothing is published]
+    #[arg(long, env = "FOLIO_KV_EVENTS_CONFIG", value_name = "JSON")]
+    pub kv_events_config: Option<String>,
+
+    /// Where to publish them, over what that JSON says [default: tcp://127.0.0.1:5557]
+    #[arg(long, env = "FOLIO_KV_EVENTS_ENDPOINT", value_name = "tcp://ADDRESS:PORT")]
+    pub kv_events_endpoint: Option<String>,
+
     #[command(flatten)]
     pub engine: EngineArgs,
 }

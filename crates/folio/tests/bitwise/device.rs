@@ -242,6 +242,7 @@ fn answers<B: Backend + 'static>(
         clock: Arc::new(SystemClock::new()),
         vocab: model.vocab as u32,
         tier: None,
+        events: None,
     })
     .expect("an engine");
     let (sender, events) = mpsc::channel();

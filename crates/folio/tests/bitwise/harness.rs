@@ -283,7 +283,7 @@ impl Driver for Device<'_> {
         Micros(self.now)
     }
 
-    fn begin(&mut self, plan: &StepPlan, _: &Scheduler, _: &KvCache) {
+    fn begin(&mut self, plan: &StepPlan, _: &Scheduler, _: &mut KvCache) {
         self.executor.begin(plan).expect("a plan that can be begun");
     }
 

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use folio_engine::{EngineStats, Micros, PerReason, TierStats, WaitingFor};
+use folio_events::KvEvents;
 use folio_kv::CacheStats;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
@@ -11,9 +12,13 @@ use prometheus_client::encoding::DescriptorEncoder;
 use super::documented::{Documented, ENGINE};
 use super::samples::{Labels, Samples, encode_samples};
 use crate::engine::Engine;
+use crate::observability::kv_events;
 use crate::observability::usage::seconds;
 
-pub(super) struct EngineCollector(pub Arc<dyn Engine>);
+pub(super) struct EngineCollector {
+    pub engine: Arc<dyn Engine>,
+    pub kv_events: Option<Arc<KvEvents>>,
+}
 
 impl fmt::Debug for EngineCollector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -23,9 +28,10 @@ impl fmt::Debug for EngineCollector {
 
 impl Collector for EngineCollector {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
-        let stats = self.0.stats();
+        let stats = self.engine.stats();
+        let events = self.kv_events.as_ref().map(|events| events.stats());
         let cache = &stats.cache;
-        let (waiting, tier) = (stats.waiting, self.0.tier_stats());
+        let (waiting, tier) = (stats.waiting, self.engine.tier_stats());
         for Documented { name, help, .. } in ENGINE {
             let samples = match *name {
                 "vllm:num_requests_running" => Samples::Gauge(f64::from(stats.running)),
@@ -86,7 +92,7 @@ impl Collector for EngineCollector {
                 },
                 "folio:kv_cache_window_miss_tokens_total" => Samples::Counter(cache.window_miss_tokens),
                 "folio:kv_cache_byte_seconds" => {
-                    let (active, cached) = byte_seconds(&stats, self.0.now());
+                    let (active, cached) = byte_seconds(&stats, self.engine.now());
                     let state = |state: &str| vec![("state", state.to_owned())];
                     Samples::Gauges(vec![(state("active"), active), (state("cached"), cached)])
                 }
@@ -100,6 +106,7 @@ impl Collector for EngineCollector {
                     labelled("outcome", &[("loaded", all - failed), ("failed", failed)])
                 }
                 name if name.starts_with("folio:tier_") => tier_samples(name, tier.as_ref()),
+                name if name.starts_with("folio:kv_events_") => kv_events::samples(name, events.as_ref()),
                 "folio:queued_prompt_tokens" => Samples::Gauge(stats.queued_tokens as f64),
                 "folio:last_step_seconds" => Samples::Gauge(stats.last_step_us as f64 / 1e6),
                 "folio:executor_failures_total" => Samples::Counter(stats.counters.executor_failures),

@@ -16,6 +16,7 @@ use folio_api::hints::Notes;
 use folio_engine::Micros;
 use folio_engine::handle::Rejected;
 use folio_engine::request::Timing;
+use folio_events::KvEvents;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -168,7 +169,12 @@ impl Registered<'_> {
 
 impl Metrics {
     /// `by_tenant`: what the page says of each tenant, where that was asked for.
-    pub(crate) fn new(engine: &Arc<dyn Engine>, model: &str, by_tenant: Option<Box<dyn Collector>>) -> Self {
+    pub(crate) fn new(
+        engine: &Arc<dyn Engine>,
+        kv_events: Option<Arc<KvEvents>>,
+        model: &str,
+        by_tenant: Option<Box<dyn Collector>>,
+    ) -> Self {
         let registry = || Registry::with_labels([("model_name".into(), model.to_owned().into())].into_iter());
         let of_tenants = by_tenant.map(|by_tenant| {
             let mut tenants = registry();
@@ -176,7 +182,7 @@ impl Metrics {
             tenants
         });
         let mut registry = registry();
-        registry.register_collector(Box::new(EngineCollector(engine.clone())));
+        registry.register_collector(Box::new(EngineCollector { engine: engine.clone(), kv_events }));
         let metrics = &mut Registered(&mut registry);
         let masks = MaskFigures {
             compile: metrics.histogram("folio:grammar_compile_seconds", SHORT_S),
