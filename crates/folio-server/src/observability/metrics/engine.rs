@@ -10,9 +10,9 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
 use super::documented::{Documented, ENGINE};
+use super::kv_events;
 use super::samples::{Labels, Samples, encode_samples};
 use crate::engine::Engine;
-use crate::observability::kv_events;
 use crate::observability::usage::seconds;
 
 pub(super) struct EngineCollector {

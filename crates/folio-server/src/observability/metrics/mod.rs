@@ -6,6 +6,7 @@
 
 mod documented;
 mod engine;
+mod kv_events;
 mod samples;
 
 use std::fmt;
