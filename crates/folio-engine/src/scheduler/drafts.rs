@@ -6,8 +6,9 @@
 //! Drafts are either known before the plan ([`Scheduler::propose`]), or the step's own drafter proposes them, a model with its KV in an
 //! optional group ([`crate::plan::DraftPlan`]). Its KV follows what is known: in steps of several tokens it computes the same tokens; in
 //! steps of one it lags until drafts are wanted again. What it lacks of a prefix that was found without it, or loaded, it computes beside the
-//! next steps, a bounded number of tokens in each. How far it is there is [`BlockTable::set_written`](folio_kv::BlockTable::set_written)'s to know, so that nothing is published that was
-//! not computed. Where the group has no block for it, the sequence goes on without.
+//! next steps, a bounded number of tokens in each. How far it is there is the table's to know
+//! ([`BlockTable::set_written`](folio_kv::BlockTable::set_written)), so that nothing is published that was not computed. Where the group
+//! has no block for it, the sequence goes on without.
 
 use folio_kv::KvCache;
 
