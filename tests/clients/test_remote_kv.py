@@ -352,7 +352,8 @@ def test_tls(serve, valkey, tmp_path, answers):
 
 
 def test_a_cluster(serve, valkey, tmp_path, answers):
-    store = valkey("--cluster-enabled", "yes")
+    # Its own port for the cluster: the default is 10,000 above the first one, which can be above 65,535.
+    store = valkey("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
     assert store.say("CLUSTER", "ADDSLOTSRANGE", 0, 16383) == b"OK"
     end = time.monotonic() + 20
     while b"cluster_state:ok" not in store.say("CLUSTER", "INFO"):
