@@ -136,9 +136,16 @@ impl EngineHandle {
         hashes.with_stored(stored)
     }
 
-    /// Hashes a request's prompt, and hands it to the engine: see [`EngineHandle::hashes`] and [`EngineHandle::submit_hashed`].
+    /// Why a request would be refused now: before anything is done for it.
+    pub fn check(&self, request: &Request) -> Result<(), Rejected> {
+        let shared = &self.0.shared;
+        check(shared, request)?;
+        shared.mailbox.admits(request.prompt.len() as u64).map_err(|refusal| self.rejected(refusal))
+    }
+
+    /// Checks a request, hashes its prompt, and hands it to the engine: see [`EngineHandle::submit_hashed`].
     pub fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<CancelFlag, Rejected> {
-        check(&self.0.shared, &request)?;
+        self.check(&request)?;
         let hashes = self.hashes(&request.root, &request.prompt);
         self.submit_hashed(request, hashes, sink)
     }
@@ -154,13 +161,17 @@ impl EngineHandle {
         let shared = &self.0.shared;
         check(shared, &request)?;
         let id = request.id;
-        shared.mailbox.admits(request.prompt.len() as u64).map_err(|refusal| self.rejected(refusal))?;
         let posted = shared.mailbox.post(Submission { request, hashes, sink }, shared.clock.now());
         posted.map_err(|refusal| self.rejected(refusal))?;
         let mailbox = shared.mailbox.clone();
         Ok(CancelFlag::with_route(Box::new(move |choice| {
             mailbox.cancel(CancelRequest { request: id, choice })
         })))
+    }
+
+    /// Whether [`EngineHandle::hashes`] may wait for a tier.
+    pub fn asks_a_tier(&self) -> bool {
+        self.0.shared.tier.is_some()
     }
 
     /// Tokens of a block, and between two hashes.

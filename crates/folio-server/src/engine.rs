@@ -1,11 +1,14 @@
 //! What is served: the engine as the server sees it, and the model's tokenizer, template and numbers.
 
+use std::future::pending;
 use std::net::SocketAddr;
+use std::panic::resume_unwind;
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
+use folio_api::SamplingDefaults;
 use folio_api::hints::HintPolicy;
-use folio_api::{ApiError, SamplingDefaults};
 use folio_api::{Capabilities, Context, Limits, Model, Parsers};
 use folio_engine::handle::{Health, Rejected};
 use folio_engine::{
@@ -17,12 +20,15 @@ use folio_text::{ChatTemplate, Tokenizer};
 
 use crate::error::ServerError;
 
-/// The engine as the server sees it: every method but one returns at once. [`EngineHandle`] is the engine; tests have others.
+/// The engine as the server sees it: every method but `hashes` returns at once. [`EngineHandle`] is the engine; tests have others.
 pub trait Engine: Send + Sync + 'static {
     fn next_request_id(&self) -> RequestId;
-    /// What identifies the blocks of a prompt, and which of them a tier has. O(prompt), and it may wait for a tier: not for an event
-    /// loop.
+    /// Why a request would be refused now: before anything is done for it.
+    fn check(&self, request: &Request) -> Result<(), Rejected>;
+    /// What identifies the blocks of a prompt, and which of them a tier has. O(prompt).
     fn hashes(&self, root: &Root, prompt: &[u32]) -> BlockHashes;
+    /// Whether `hashes` may wait for a tier.
+    fn asks_a_tier(&self) -> bool;
     /// `hashes`: of the request's root and prompt.
     fn submit(
         &self,
@@ -49,23 +55,48 @@ pub trait Engine: Send + Sync + 'static {
     fn stop(&self);
 }
 
-/// [`Engine::hashes`] on a thread that may wait.
-pub(crate) async fn hashes(
+/// Prompt tokens that are hashed on the event loop: about 40 us.
+const HASHED_AT_ONCE: usize = 4096;
+
+/// [`Engine::hashes`] of the prompts of requests that were checked: on a thread of its own where that may wait or take long.
+pub(crate) async fn hashes(engine: &Arc<dyn Engine>, requests: &[Request]) -> Vec<BlockHashes> {
+    if !engine.asks_a_tier() && requests.iter().map(|r| r.prompt.len()).sum::<usize>() <= HASHED_AT_ONCE {
+        return requests.iter().map(|request| engine.hashes(&request.root, &request.prompt)).collect();
+    }
+    let engine = engine.clone();
+    let prompts: Vec<_> = requests.iter().map(|request| (request.root, request.prompt.clone())).collect();
+    let hash_all = move || prompts.iter().map(|(root, prompt)| engine.hashes(root, prompt)).collect();
+    match tokio::task::spawn_blocking(hash_all).await {
+        Ok(hashes) => hashes,
+        Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
+        // The runtime ends.
+        Err(_) => pending().await,
+    }
+}
+
+/// Hands a request to the engine. Nothing is hashed of one that is refused.
+pub(crate) async fn submit(
     engine: &Arc<dyn Engine>,
-    root: Root,
-    prompt: &Arc<[u32]>,
-) -> Result<BlockHashes, ApiError> {
-    let (engine, prompt) = (engine.clone(), prompt.clone());
-    let hashed = tokio::task::spawn_blocking(move || engine.hashes(&root, &prompt)).await;
-    hashed.map_err(|_| ApiError::internal("hashing the prompt failed"))
+    request: Request,
+    sink: Box<dyn EventSink>,
+) -> Result<CancelFlag, Rejected> {
+    engine.check(&request)?;
+    let hashes = hashes(engine, slice::from_ref(&request)).await.remove(0);
+    engine.submit(request, hashes, sink)
 }
 
 impl Engine for EngineHandle {
     fn next_request_id(&self) -> RequestId {
         self.next_request_id()
     }
+    fn check(&self, request: &Request) -> Result<(), Rejected> {
+        self.check(request)
+    }
     fn hashes(&self, root: &Root, prompt: &[u32]) -> BlockHashes {
         self.hashes(root, prompt)
+    }
+    fn asks_a_tier(&self) -> bool {
+        self.asks_a_tier()
     }
     fn submit(
         &self,

@@ -248,7 +248,12 @@ async fn what_the_engine_refuses_costs_nothing() {
     let refused = Rejected::QueueFull { queued_requests: 1, queued_tokens: 9, retry_after_s: 1 };
     engine.plan(|plan| plan.reject = Some(refused));
     assert_eq!(client.complete(json!({"max_tokens": 90})).await.error()["code"], "queue_full");
+    let hashed = || engine.hashed.load(std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(hashed(), 0, "not even its hashes");
     assert_eq!(client.complete(json!({"max_tokens": 90})).await.status.as_u16(), 200);
+    assert_eq!(hashed(), 1);
+    assert_eq!(client.complete(json!({"max_tokens": 90})).await.status.as_u16(), 429);
+    assert_eq!(hashed(), 1, "what the key's limits refuse costs no hashes either");
 }
 
 #[tokio::test]

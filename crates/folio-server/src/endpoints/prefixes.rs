@@ -173,7 +173,6 @@ async fn compute(
 ) -> Result<Computed, ApiError> {
     let Generator { served, tenancy, load, observability, .. } = generator;
     let root = tenancy.root(tenant);
-    let hashes = engine::hashes(&served.engine, root, &wanted.tokens).await?;
     let prompt_tokens = wanted.tokens.len() as u64;
     let need = Need { prompts: 1, prompt_tokens, output_tokens: 0 };
     let mut ticket = entry.reserve(need, Instant::now())?;
@@ -192,7 +191,7 @@ async fn compute(
     };
     let (sender, mut events) = mpsc::unbounded_channel();
     let sink: Box<dyn EventSink> = Box::new(move |event: Event| sender.send(event).is_ok());
-    let flag = match served.engine.submit(request, hashes, sink) {
+    let flag = match engine::submit(&served.engine, request, sink).await {
         Ok(flag) => flag,
         Err(rejected) => {
             ticket.refused();

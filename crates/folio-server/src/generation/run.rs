@@ -11,14 +11,14 @@ use axum::http::Response;
 use folio_api::ApiError;
 use folio_engine::handle::Rejected;
 use folio_engine::{CancelFlag, Event, EventSink, Request};
-use folio_kv::{BlockHashes, Root};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::arrival::Flight;
 use crate::decoding::reading::Reading;
+use crate::engine::{self, Engine};
 use crate::generation::Generator;
 use crate::generation::driver::{Delivered, Output, ResponseDriver, Whole};
-use crate::generation::job::Job;
+use crate::generation::job::{Job, PromptJob};
 use crate::http::caught;
 use crate::http::reply::{json_bytes, tell};
 use crate::http::stream::{self, Abort, Events};
@@ -85,7 +85,6 @@ impl Generator {
                 "This model was published for embeddings and has no output matrix; use /v1/embeddings.";
             return Err(ApiError { code: Some("only_embeddings"), ..ApiError::bad_request(message) });
         }
-        let hashes = self.hashes(tenant, &job).await?;
         // Bounded by bytes: `unread` counts what is in it.
         let (events, receiver) = mpsc::unbounded_channel();
         let mut job = job;
@@ -96,11 +95,13 @@ impl Generator {
         let submitted = self.served.engine.now();
         let at_once = if self.is_only_gathered(&job, &output) { TOKENS_GATHERED } else { 1 };
         let sink = Sink { prompt: 0, events, unread: unread.clone(), at_once, waiting: Vec::new() };
-        let abort = match self.submit(tenant, &job, hashes, &sink) {
+        let requests = self.requests(tenant, &job);
+        let abort = match submit(&self.served.engine, requests, job.prompts.len(), sink).await {
             Ok(abort) => abort,
-            Err(refused) => {
+            Err(rejected) => {
                 ticket.refused();
-                return Err(refused);
+                self.observability.metrics.rejected(&rejected);
+                return Err(refusal(rejected));
             }
         };
         self.observability.metrics.passed_over(&job.notes);
@@ -136,76 +137,57 @@ impl Generator {
             && safety.judge().is_none()
     }
 
-    /// Root and blocks of each prompt that goes to the engine, hashed on a thread that may wait for a tier.
-    fn hashes(
-        &self,
-        tenant: &Tenant,
-        job: &Job,
-    ) -> impl Future<Output = Result<Vec<(Root, BlockHashes)>, ApiError>> + Send + use<> {
+    /// The engine's requests, each with the place of its prompt, without those that may not go there.
+    fn requests(&self, tenant: &Tenant, job: &Job) -> Vec<(usize, Request)> {
         let own = self.tenancy.root(tenant);
-        let prompts = job.prompts.iter().filter(|prompt| !prompt.screened.denied);
-        let prompts: Vec<(Root, Arc<[u32]>)> = prompts
-            .map(|prompt| {
-                let root = match job.reads_shared(prompt) {
+        let deadline = self.served.deadline(self.load.limits.request_timeout);
+        let request = |prompt: &PromptJob| Request {
+            n: job.generation.n,
+            class: tenant.class.saturating_add(job.generation.behind),
+            priority: job.generation.priority,
+            deadline,
+            prompt_logprobs: job.generation.prompt_logprobs,
+            retention: prompt.retention.clone(),
+            pooling: job.pooling,
+            speculation: prompt.speculation.clone(),
+            ..Request::new(
+                self.served.engine.next_request_id(),
+                tenant.id,
+                match job.reads_shared(prompt) {
                     true => self.tenancy.shared.root(own, &prompt.tokens),
                     false => own,
-                };
-                (root, prompt.tokens.clone())
-            })
-            .collect();
-        let engine = self.served.engine.clone();
-        let hash_all = move || {
-            let hash = |(root, tokens): &(Root, Arc<[u32]>)| (*root, engine.hashes(root, tokens));
-            prompts.iter().map(hash).collect()
+                },
+                prompt.tokens.clone(),
+                prompt.params.clone(),
+            )
         };
-        async move {
-            let hashed = tokio::task::spawn_blocking(hash_all).await;
-            hashed.map_err(|_| ApiError::internal("hashing the prompt failed"))
-        }
+        let allowed = job.prompts.iter().enumerate().filter(|(_, prompt)| !prompt.screened.denied);
+        allowed.map(|(place, prompt)| (place, request(prompt))).collect()
     }
+}
 
-    /// All prompts of the job go to the engine, or none does. `hashes`: of those that do.
-    fn submit(
-        &self,
-        tenant: &Tenant,
-        job: &Job,
-        hashes: Vec<(Root, BlockHashes)>,
-        sink: &Sink,
-    ) -> Result<Abort, ApiError> {
-        let served = &self.served;
-        let mut hashes = hashes.into_iter();
-        let deadline = served.deadline(self.load.limits.request_timeout);
-        let mut flags = Vec::with_capacity(job.prompts.len());
-        for (index, prompt) in job.prompts.iter().enumerate() {
-            if prompt.screened.denied {
-                flags.push(CancelFlag::default());
-                continue;
-            }
-            let (root, hashes) = hashes.next().expect("one of each prompt that is not denied");
-            let id = served.engine.next_request_id();
-            let request = Request {
-                n: job.generation.n,
-                class: tenant.class.saturating_add(job.generation.behind),
-                priority: job.generation.priority,
-                deadline,
-                prompt_logprobs: job.generation.prompt_logprobs,
-                retention: prompt.retention.clone(),
-                pooling: job.pooling,
-                speculation: prompt.speculation.clone(),
-                ..Request::new(id, tenant.id, root, prompt.tokens.clone(), prompt.params.clone())
-            };
-            let sink = Sink { prompt: index, ..sink.clone() };
-            match served.engine.submit(request, hashes, Box::new(sink)) {
-                Ok(flag) => flags.push(flag),
-                Err(rejected) => {
-                    Abort::new(flags).cancel();
-                    self.observability.metrics.rejected(&rejected);
-                    return Err(refusal(rejected));
-                }
+/// All of them go to the engine, or none does. Nothing is hashed of what is refused. `prompts`: of the job.
+async fn submit(
+    engine: &Arc<dyn Engine>,
+    requests: Vec<(usize, Request)>,
+    prompts: usize,
+    sink: Sink,
+) -> Result<Abort, Rejected> {
+    let (places, requests): (Vec<_>, Vec<_>) = requests.into_iter().unzip();
+    requests.iter().try_for_each(|request| engine.check(request))?;
+    let hashes = engine::hashes(engine, &requests).await;
+    let mut flags = vec![CancelFlag::default(); prompts];
+    for ((prompt, request), hashes) in places.into_iter().zip(requests).zip(hashes) {
+        let sink = Sink { prompt, ..sink.clone() };
+        match engine.submit(request, hashes, Box::new(sink)) {
+            Ok(flag) => flags[prompt] = flag,
+            Err(rejected) => {
+                Abort::new(flags).cancel();
+                return Err(rejected);
             }
         }
-        Ok(Abort::new(flags))
     }
+    Ok(Abort::new(flags))
 }
 
 /// A job that runs, and whose answer is wanted whole.

@@ -108,10 +108,6 @@ impl SharedPrefix {
         if self.computing.swap(true, Ordering::AcqRel) {
             return;
         }
-        let Ok(hashes) = engine::hashes(&engine, self.root, &self.tokens).await else {
-            self.computing.store(false, Ordering::Release);
-            return;
-        };
         let id = engine.next_request_id();
         let sampling = SamplingParams::greedy(0);
         let request = Request {
@@ -126,7 +122,7 @@ impl SharedPrefix {
         let (sender, mut events) = mpsc::unbounded_channel();
         let sink: Box<dyn EventSink> = Box::new(move |event: Event| sender.send(event).is_ok());
         let name = self.name.as_str();
-        match engine.submit(request, hashes, sink) {
+        match engine::submit(&engine, request, sink).await {
             // Kept while the events are awaited: a flag that is dropped cancels nothing.
             Ok(_flag) => {
                 while let Some(event) = events.recv().await {

@@ -136,6 +136,8 @@ pub struct FakeEngine {
     pub requests: Mutex<Vec<Request>>,
     live: Mutex<Vec<Live>>,
     ids: AtomicU64,
+    /// Prompts that were hashed.
+    pub hashed: AtomicU64,
     pub phase: Mutex<&'static str>,
 }
 
@@ -252,8 +254,19 @@ impl Engine for FakeEngine {
         RequestId(self.ids.fetch_add(1, Ordering::Relaxed))
     }
 
+    fn check(&self, _: &Request) -> Result<(), Rejected> {
+        let mut plan = self.plan.lock().unwrap();
+        match plan.accept {
+            0 => plan.reject.take().map_or(Ok(()), Err),
+            _ => Ok(()),
+        }
+    }
     fn hashes(&self, root: &Root, prompt: &[u32]) -> BlockHashes {
+        self.hashed.fetch_add(1, Ordering::Relaxed);
         BlockHashes::new(root, prompt, 16)
+    }
+    fn asks_a_tier(&self) -> bool {
+        false
     }
     fn submit(
         &self,
@@ -351,8 +364,14 @@ where
     fn next_request_id(&self) -> RequestId {
         self.engine.next_request_id()
     }
+    fn check(&self, request: &Request) -> Result<(), Rejected> {
+        self.engine.check(request)
+    }
     fn hashes(&self, root: &Root, prompt: &[u32]) -> BlockHashes {
         self.engine.hashes(root, prompt)
+    }
+    fn asks_a_tier(&self) -> bool {
+        self.engine.asks_a_tier()
     }
     fn submit(
         &self,
