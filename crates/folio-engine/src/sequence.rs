@@ -350,7 +350,7 @@ impl Sequence {
         }
         // With drafts to verify it waits until it is known where they begin.
         let names =
-            running.pending > 0 && step >= running.placeholder.step + lag && self.drafts_possible() == 0;
+            running.pending > 0 && step >= running.placeholder.step + lag && self.drafts_possible(step) == 0;
         u32::from(names && self.generated() + running.pending < self.generated_max)
     }
 
@@ -360,10 +360,11 @@ impl Sequence {
         self.history.is_none() && self.guide.is_none()
     }
 
-    /// Drafts that its next step may have.
-    pub fn drafts_possible(&self) -> u32 {
+    /// Drafts that this step of it may have.
+    pub fn drafts_possible(&self, step: u64) -> u32 {
         match self.drafts.len() {
-            0 if self.choice.is_some() => self.model_drafts,
+            0 if self.choice.is_some() && !self.acceptance.is_paused(step) => self.model_drafts,
+            0 => 0,
             drafts => drafts as u32,
         }
     }
@@ -457,30 +458,41 @@ impl Sequence {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Acceptance {
     pub probability: f32,
-    /// Plans in a row in which drafts were not worth their rows.
-    pub skipped: u32,
+    /// Outcomes so far; no more than count for themselves.
+    outcomes: u8,
+    /// Drafts were not worth their rows: none is looked for before this step.
+    paused_until: u64,
 }
 
-/// What an outcome weighs against those before.
+/// What an outcome weighs at least against those before, and before how many it weighs as one of so many.
 const OUTCOME: f32 = 0.2;
-/// Whose drafts were not worth it so often has one verified.
-const PROBE: u32 = 32;
+const OUTCOMES: u8 = 2;
+/// Steps of a pause, for each sequence that decodes beside it, so that as many are measured whatever the batch; and at most.
+const PAUSE: u64 = 32;
+const PAUSE_MAX: u64 = 256;
 
 impl Default for Acceptance {
     fn default() -> Self {
-        Self { probability: 0.7, skipped: 0 }
+        Self { probability: 0.7, outcomes: 0, paused_until: 0 }
     }
 }
 
 impl Acceptance {
     pub fn add(&mut self, right: bool) {
-        self.probability += OUTCOME * (f32::from(u8::from(right)) - self.probability);
+        let weight = OUTCOME.max(1.0 / f32::from(3 + self.outcomes));
+        self.outcomes = (self.outcomes + 1).min(OUTCOMES);
+        self.probability += weight * (f32::from(u8::from(right)) - self.probability);
     }
 
-    /// Another plan in which drafts are not worth it. `true`: one is to be verified all the same.
-    pub fn skip(&mut self) -> bool {
-        self.skipped = (self.skipped + 1) % PROBE;
-        self.skipped == 0
+    pub fn is_paused(&self, step: u64) -> bool {
+        step < self.paused_until
+    }
+
+    /// In a step of so many rows drafts are not worth it. `true`: one is to be verified all the same, after a pause without any.
+    pub fn pause(&mut self, step: u64, rows: u32) -> bool {
+        let probe = self.paused_until > 0;
+        self.paused_until = step + (PAUSE * u64::from(rows)).min(PAUSE_MAX);
+        probe
     }
 }
 

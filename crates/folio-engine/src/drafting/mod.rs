@@ -216,7 +216,9 @@ impl Drafters {
     /// Every choice with new tokens gets its drafts for the next plan.
     pub fn propose(&mut self, scheduler: &mut Scheduler) {
         for (id, choice) in self.grown.drain(..) {
-            let Some(sources) = self.requests.get(&id) else { continue };
+            let Some(sources) = self.requests.get(&id).filter(|_| scheduler.wants_drafts(id, choice)) else {
+                continue;
+            };
             let Some(own) = &sources.choices[choice as usize] else { continue };
             let Speculation { drafter, most, prompt, prediction } = &sources.speculation;
             let (context, most) = (own.tokens(), *most as usize);

@@ -63,6 +63,8 @@ pub(super) struct Step {
     pub preempted: bool,
     /// Tokens that the step is expected to say, drafts that may be accepted included.
     pub expected: f64,
+    /// A model drafts for it.
+    pub drafting: bool,
     /// Blocks that running sequences lack for what they know and their next tokens, once somebody asked.
     pub growth: Option<GroupCounts>,
 }
@@ -120,7 +122,7 @@ impl Scheduler {
                 }
             }
             let from = sequence.running().map_or(0, |running| running.scheduled);
-            if self.jump_ahead(slot) || self.sequences[slot].drafts_possible() > 0 {
+            if self.jump_ahead(slot) || self.sequences[slot].drafts_possible(step) > 0 {
                 drafters.push(slot);
             }
             match self.allocate(cache, slot, from + 1) {
@@ -138,6 +140,7 @@ impl Scheduler {
             }
         }
         self.step.expected = f64::from(self.step.granted);
+        self.step.drafting = false;
         drafters.iter().for_each(|slot| self.grant_drafts(cache, *slot));
         self.step.order = drafters;
         self.step.decodes = self.step.granted;

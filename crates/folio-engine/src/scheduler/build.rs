@@ -184,6 +184,7 @@ impl BegunStep {
         if entry.tokens.len() as u32 == 1 + entry.drafts {
             self.computed.decodes += 1;
             self.computed.drafts += entry.drafts;
+            self.computed.drafting |= !entry.drafter.tokens.is_empty();
         } else {
             self.computed.tokens += tokens;
             self.computed.positions += tokens * (f64::from(entry.first_position) + tokens / 2.0);

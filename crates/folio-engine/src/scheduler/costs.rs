@@ -15,10 +15,10 @@ use std::ops::Range;
 
 use folio_kv::SwapOffer;
 
+use super::row_times::RowTimes;
+
 /// What a step keeps of the weight of those before.
 const STEPS: f64 = 0.98;
-/// A draft must be worth so much more than its row costs: estimates err.
-const PAYS: f64 = 1.05;
 /// What a copy, or a return, keeps of those before.
 const SWAPS: f64 = 0.9;
 
@@ -31,6 +31,8 @@ pub(super) struct Computed {
     /// Sequences that computed one token, and drafts behind those.
     pub decodes: u32,
     pub drafts: u32,
+    /// A model drafted for it.
+    pub drafting: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -43,7 +45,9 @@ pub(super) struct Costs {
     positions_us: f64,
     /// A step of decodes alone.
     decodes_us: Mean,
-    rows: Rows,
+    /// Of steps without prompts: those for which no model drafts, and those for which one does.
+    rows: RowTimes,
+    drafting: RowTimes,
     swapped_out: Mean,
     swapped_in: Mean,
     loaded: Mean,
@@ -71,10 +75,11 @@ impl Mean {
 impl Costs {
     /// A step that computed this took `us`, its swaps left out.
     pub fn stepped(&mut self, computed: Computed, us: f64) {
-        let Computed { tokens, positions, decodes, drafts } = computed;
+        let Computed { tokens, positions, decodes, drafts, drafting } = computed;
         if tokens == 0.0 {
             if decodes > 0 {
-                self.rows.add(f64::from(decodes + drafts), us);
+                let times = if drafting { &mut self.drafting } else { &mut self.rows };
+                times.add(decodes + drafts, us);
                 if drafts == 0 {
                     self.decodes_us.add(us, 1.0, STEPS);
                 }
@@ -94,12 +99,10 @@ impl Costs {
         }
     }
 
-    /// Whether a draft that is right with this probability makes a step of so many rows, which is expected to say so many tokens, say
-    /// more of them in a microsecond. Until rows have a price they cost nothing: the first drafts are the measurement.
-    pub fn draft_pays(&self, probability: f64, expected: f64, rows: u32) -> bool {
-        let Some(each) = self.rows.us_each else { return true };
-        // (expected + probability) / (us + each) > expected / us.
-        probability * self.rows.us(rows.into(), each) >= PAYS * expected * each
+    /// What a step of so many rows and no prompt takes, microseconds. `drafting`: a model drafts for it. `None`: nothing is known yet.
+    pub fn step_us(&self, rows: u32, drafting: bool) -> Option<f64> {
+        let plain = || self.rows.us(rows);
+        if drafting { self.drafting.us(rows).or_else(plain) } else { plain() }
     }
 
     pub fn swapped_out(&mut self, bytes: u64, us: f64) {
@@ -174,42 +177,6 @@ impl Costs {
     }
 }
 
-/// The time of steps without prompts over their rows: a line through fading sums.
-#[derive(Clone, Copy, Debug, Default)]
-struct Rows {
-    steps: f64,
-    rows: f64,
-    rows_rows: f64,
-    us: f64,
-    rows_us: f64,
-    /// What a row more takes, by the last steps that differed in rows.
-    us_each: Option<f64>,
-}
-
-impl Rows {
-    fn add(&mut self, rows: f64, us: f64) {
-        for (sum, new) in [
-            (&mut self.steps, 1.0),
-            (&mut self.rows, rows),
-            (&mut self.rows_rows, rows * rows),
-            (&mut self.us, us),
-            (&mut self.rows_us, rows * us),
-        ] {
-            *sum = *sum * STEPS + new;
-        }
-        let spread = self.steps * self.rows_rows - self.rows * self.rows;
-        if spread > 0.01 * self.rows * self.rows {
-            let each = (self.steps * self.rows_us - self.rows * self.us) / spread;
-            self.us_each = Some(each.max(0.0));
-        }
-    }
-
-    /// Of a step with so many rows, where a row more takes `each`.
-    fn us(&self, rows: f64, each: f64) -> f64 {
-        (self.us + each * (rows * self.steps - self.rows)) / self.steps
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use folio_kv::GroupCounts;
@@ -266,23 +233,16 @@ mod tests {
     }
 
     #[test]
-    fn a_draft_pays_where_rows_are_cheap_and_it_is_probable() {
-        let measured = |row_us: f64| {
-            let mut costs = Costs::default();
-            assert!(costs.draft_pays(0.01, 1.0, 1), "the first drafts are the measurement");
-            for step in 0..100 {
-                let computed = Computed { decodes: 1, drafts: step % 4, ..Computed::default() };
-                costs.stepped(computed, 1000.0 + row_us * f64::from(1 + step % 4));
-            }
-            costs
-        };
-        let cheap = measured(100.0);
-        assert!(cheap.draft_pays(0.5, 1.0, 1), "100 us for half a token, where a token takes 1100");
-        assert!(!cheap.draft_pays(0.05, 1.0, 1));
-        assert!(!cheap.draft_pays(0.4, 9.0, 9), "nine sequences say nine tokens in 1900 us");
-        let dear = measured(5000.0);
-        assert!(!dear.draft_pays(0.7, 1.0, 1));
-        assert!(measured(0.0).draft_pays(0.01, 8.0, 8), "nothing is lost");
+    fn what_a_model_drafts_for_has_times_of_its_own() {
+        let mut costs = Costs::default();
+        assert_eq!(costs.step_us(4, true), None);
+        let step = |drafts, drafting| Computed { decodes: 1, drafts, drafting, ..Computed::default() };
+        costs.stepped(step(0, false), 100.0);
+        assert_eq!((costs.step_us(4, true), costs.step_us(4, false)), (Some(100.0), Some(100.0)));
+        costs.stepped(step(3, true), 400.0);
+        costs.stepped(step(3, false), 160.0);
+        let near = |drafting, wanted: f64| (costs.step_us(4, drafting).unwrap() - wanted).abs() < 1.0;
+        assert!(near(true, 400.0) && near(false, 160.0));
     }
 
     #[test]

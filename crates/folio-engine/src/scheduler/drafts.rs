@@ -20,6 +20,10 @@ use crate::sequence::{Running, Sequence, Slot, State};
 /// How probable a draft is that rules leave alone: the text is certain, its tokens are not, and the last one may be longer than that text.
 const FORCED: f64 = 0.95;
 const FORCED_LAST: f64 = 0.5;
+/// A step with drafts must say so many times what it says without them in a microsecond: estimates err.
+const PAYS: f64 = 1.05;
+/// Rows that may cost as much as one of them.
+const TILE: u32 = 8;
 /// Known tokens that a drafter computes before its drafts in one step.
 const CATCH_UP: u32 = 64;
 
@@ -47,30 +51,48 @@ impl Scheduler {
         sequence.forced
     }
 
-    /// How many of its drafts make a step say more tokens in a microsecond than without them, by what steps took so far and by how
-    /// many of its drafts were right. Rarely one that would not, to find out whether that has changed.
-    fn drafts_that_pay(&mut self, slot: Slot, most: u32) -> u32 {
+    /// Whether drafts of a choice are worth looking for: not while they were just found not to be worth their rows.
+    pub fn wants_drafts(&self, request: RequestId, choice: u32) -> bool {
+        let Some(state) = self.requests.get(&request) else { return false };
+        let step = self.next_step();
+        let wants = |slot: &Slot| {
+            let sequence = &self.sequences[*slot];
+            sequence.choice.is_some_and(|own| own.index == choice) && !sequence.acceptance.is_paused(step)
+        };
+        state.members.iter().any(wants)
+    }
+
+    /// How many of its drafts make the step say most tokens in a microsecond, by what steps took so far and by how many of its drafts
+    /// were right; and how many tokens more those are expected to be. Rarely one that would not pay, to find out whether that has changed.
+    fn drafts_that_pay(&mut self, slot: Slot, most: u32) -> (u32, f64) {
+        let (next_step, rows, so_far) = (self.next_step(), self.step.granted, self.step.expected);
         let Sequence { acceptance, forced, drafts: known, .. } = &mut self.sequences[slot];
         let last = known.len() as u32;
         let right = |draft: u32| match *forced {
-            true if draft + 1 == last => FORCED_LAST,
+            true if draft == last => FORCED_LAST,
             true => FORCED,
             false => f64::from(acceptance.probability),
         };
-        let (mut drafts, mut probability, mut expected) = (0, 1.0, self.step.expected);
-        while drafts < most {
+        let drafting = self.step.drafting || known.is_empty();
+        let rate = |drafts, tokens| Some(tokens / self.costs.step_us(rows + drafts, drafting)?);
+        let plain = self.costs.step_us(rows, self.step.drafting).map(|us| PAYS * so_far / us);
+        let (mut best, mut best_rate, mut best_gain) = (0, plain.unwrap_or(0.0), 0.0);
+        let (mut probability, mut gain) = (1.0, 0.0);
+        for drafts in 1..=most {
             probability *= right(drafts);
-            if !self.costs.draft_pays(probability, expected, self.step.granted + drafts) {
+            gain += probability;
+            // Until steps have a price they cost nothing: the first drafts are the measurement.
+            let rate = rate(drafts, so_far + gain).unwrap_or(f64::INFINITY);
+            if rate > best_rate || rate == f64::INFINITY {
+                (best, best_rate, best_gain) = (drafts, rate, gain);
+            } else if drafts > best + TILE {
                 break;
             }
-            expected += probability;
-            drafts += 1;
         }
-        if drafts == 0 && most > 0 && !*forced {
-            return u32::from(acceptance.skip());
+        if best == 0 && most > 0 && !*forced {
+            return (u32::from(acceptance.pause(next_step, rows)), 0.0);
         }
-        self.step.expected = expected;
-        drafts
+        (best, best_gain)
     }
 
     /// Rows for what it may go on with, as far as budget and free blocks go.
@@ -82,12 +104,12 @@ impl Scheduler {
         // The last token that it may say needs no row.
         let more = sequence.generated_max.saturating_sub(sequence.generated() + 1);
         let budget = self.config.max_num_batched_tokens.saturating_sub(self.step.granted);
-        let mut most = sequence.drafts_possible().min(more).min(budget);
+        let mut most = sequence.drafts_possible(self.next_step()).min(more).min(budget);
         if let Some(model) = self.drafter.filter(|_| by_model) {
             // It computes all that is known, and all drafts but the last.
             most = most.min(model.positions.saturating_add(1).saturating_sub(sequence.known()));
         }
-        let drafts = self.drafts_that_pay(slot, most);
+        let (drafts, expected) = self.drafts_that_pay(slot, most);
         if drafts == 0 {
             // What is left of them would keep its next steps from being planned ahead.
             return self.sequences[slot].drafts.clear();
@@ -107,6 +129,8 @@ impl Scheduler {
         }
         if granted {
             self.grant(slot, drafts);
+            self.step.expected += expected;
+            self.step.drafting |= by_model;
             self.count_drafts(slot, drafts);
             let sequence = &self.sequences[slot];
             let known = sequence.drafts.get(..drafts as usize);

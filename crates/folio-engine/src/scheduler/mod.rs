@@ -70,6 +70,7 @@ mod preemption;
 mod queue;
 mod requests;
 mod room;
+mod row_times;
 mod shared_prefixes;
 mod suspend;
 mod swap;

@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use folio_cpu::machine::Machine;
-use folio_engine::{DRAFTS_MAX, Drafter, Event, FinishReason, Request, SamplingParams, Speculation};
+use folio_engine::{Event, FinishReason, Request, SamplingParams, Speculation};
 use folio_kv::TenantId;
 use serde::Serialize;
 
 use super::limits::{Costs, Limit};
+use super::speculation::{self, Drafted};
 use super::stats::{Random, Summary, median};
 use super::table;
 use crate::cli::BenchEngineArgs;
@@ -22,9 +23,6 @@ use crate::progress::Bar;
 use crate::runtime::{Loaded, Runtime};
 use crate::{session, units};
 
-/// Tokens of a prompt, and of an answer at least, where drafts are measured.
-const SPECULATED_PROMPT: u32 = 32;
-const SPECULATED: u32 = 128;
 /// No figure of the engine takes longer.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
@@ -99,25 +97,10 @@ struct Figure {
     share_of_limit: f64,
 }
 
-/// Decoding with drafts against decoding without.
-#[derive(Debug, Serialize)]
-struct Drafted {
-    batch: u32,
-    /// Every so many tokens of what the drafter was told to expect are wrong; 0: none.
-    changed_every: usize,
-    drafts: u32,
-    right: u32,
-    off_tokens_per_s: f64,
-    on_tokens_per_s: f64,
-    min_ratio: f64,
-    ratio: f64,
-    max_ratio: f64,
-}
-
-struct Bench<'a> {
+pub(super) struct Bench<'a> {
     runtime: &'a Runtime,
-    args: &'a BenchEngineArgs,
-    random: Random,
+    pub(super) args: &'a BenchEngineArgs,
+    pub(super) random: Random,
 }
 
 impl Bench<'_> {
@@ -167,12 +150,14 @@ impl Bench<'_> {
                 report.decode.push(figure(batch, depth, rates, costs.decode(machine, batch.into(), middle)));
             }
         }
-        let drafter = self.runtime.drafter;
-        for (&batch, drafter) in self.args.batch.iter().flat_map(|batch| drafter.map(|d| (batch, d))) {
-            bar.advance(&format!("speculation, batch {batch}"));
-            match self.fits(batch, SPECULATED_PROMPT, self.args.decode.max(SPECULATED)) {
-                Err(reason) => report.skipped.push(format!("speculation, batch {batch}: {reason}")),
-                Ok(()) => report.speculation.extend(self.speculation(drafter, batch)?),
+        if let Some(drafter) = self.runtime.drafter {
+            for &batch in &self.args.batch {
+                bar.advance(&format!("speculation, batch {batch}"));
+                let measured = self.speculation(drafter, batch)?;
+                measured.map_or_else(
+                    |reason| report.skipped.push(format!("speculation, batch {batch}: {reason}")),
+                    |drafted| report.speculation.extend(drafted),
+                );
             }
         }
         bar.finish();
@@ -191,7 +176,7 @@ impl Bench<'_> {
         (0..self.args.repeat).map(|_| measure(self)).collect()
     }
 
-    fn fits(&self, batch: u32, prompt: u32, output: u32) -> std::result::Result<(), String> {
+    pub(super) fn fits(&self, batch: u32, prompt: u32, output: u32) -> std::result::Result<(), String> {
         let length = u64::from(prompt) + u64::from(output);
         let limit = u64::from(self.runtime.max_model_len());
         if batch == 0 || prompt == 0 {
@@ -210,7 +195,7 @@ impl Bench<'_> {
     }
 
     /// Tokens nobody has seen: nothing of them is cached.
-    fn prompt(&mut self, tokens: u32) -> Arc<[u32]> {
+    pub(super) fn prompt(&mut self, tokens: u32) -> Arc<[u32]> {
         let vocabulary = self.runtime.model.vocab.min(self.runtime.tokenizer.vocab_size()).max(1) as u64;
         (0..tokens).map(|_| self.random.below(vocabulary) as u32).collect()
     }
@@ -239,13 +224,18 @@ impl Bench<'_> {
     /// When each token of each prompt arrived.
     fn generate(&self, prompts: Vec<Arc<[u32]>>, max_tokens: u32) -> Result<Vec<Vec<Instant>>> {
         let prompts = prompts.into_iter().map(|prompt| (prompt, None)).collect();
-        Ok(self.answer(prompts, max_tokens)?.into_iter().map(|answer| answer.times).collect())
+        Ok(self
+            .answer(prompts, &SamplingParams::greedy(max_tokens))?
+            .into_iter()
+            .map(|answer| answer.times)
+            .collect())
     }
 
-    fn answer(
+    /// What becomes of prompts that are sent together.
+    pub(super) fn answer(
         &self,
         prompts: Vec<(Arc<[u32]>, Option<Speculation>)>,
-        max_tokens: u32,
+        sampling: &SamplingParams,
     ) -> Result<Vec<Answer>> {
         let (sender, events) = mpsc::channel();
         let mut answers: Vec<Answer> = prompts.iter().map(|_| Answer::default()).collect();
@@ -253,7 +243,7 @@ impl Bench<'_> {
         for (index, (prompt, speculation)) in prompts.into_iter().enumerate() {
             let sender = sender.clone();
             let sink = move |event: Event| sender.send((index, Instant::now(), event)).is_ok();
-            let request = Request { speculation, ..self.request(prompt, max_tokens) };
+            let request = Request { speculation, ..self.request(prompt, sampling.clone()) };
             self.runtime.engine.submit(request, Box::new(sink))?;
         }
         drop(sender);
@@ -278,89 +268,26 @@ impl Bench<'_> {
         Ok(answers)
     }
 
-    /// Decoding with drafts and without, in turn. What the drafter is told to expect is the answer with every so many tokens changed, so
-    /// that a known part of its drafts is right; both must say the same.
-    fn speculation(&mut self, drafter: Drafter, batch: u32) -> Result<Vec<Drafted>> {
-        let prompts: Vec<Arc<[u32]>> = (0..batch).map(|_| self.prompt(SPECULATED_PROMPT)).collect();
-        let decode = self.args.decode.max(SPECULATED);
-        let plain = |prompts: &[Arc<[u32]>]| prompts.iter().map(|prompt| (prompt.clone(), None)).collect();
-        let known = self.answer(plain(&prompts), decode)?;
-        let mut figures = Vec::new();
-        // What a model proposes hangs on no prediction.
-        let all: &[usize] = if drafter == Drafter::Model { &[0] } else { &[3, 4, 8, 0] };
-        for &changed in all {
-            let guess = |(prompt, answer): (&Arc<[u32]>, &Answer)| {
-                Speculation::new(drafter, DRAFTS_MAX, prompt, &changed_every(&answer.tokens, changed))
-            };
-            let guesses: Vec<Speculation> = prompts.iter().zip(&known).map(guess).collect();
-            let (mut off, mut on, mut drafts, mut right) = (Vec::new(), Vec::new(), 0, 0);
-            for _ in 0..self.args.repeat {
-                off.push(rate_of(&self.answer(plain(&prompts), decode)?)?);
-                let told = prompts.iter().cloned().zip(guesses.iter().cloned().map(Some)).collect();
-                let answers = self.answer(told, decode)?;
-                if answers.iter().zip(&known).any(|(answer, known)| answer.tokens != known.tokens) {
-                    bail!("with drafts the answer is another: this is a defect, please report it");
-                }
-                drafts += answers.iter().map(|answer| answer.drafts).sum::<u32>();
-                right += answers.iter().map(|answer| answer.right).sum::<u32>();
-                on.push(rate_of(&answers)?);
-            }
-            let ratios: Vec<f64> = on.iter().zip(&off).map(|(on, off)| on / off).collect();
-            let all = Summary::of(ratios.clone());
-            figures.push(Drafted {
-                batch,
-                changed_every: changed,
-                drafts,
-                right,
-                off_tokens_per_s: median(off),
-                on_tokens_per_s: median(on),
-                min_ratio: ratios.iter().copied().fold(f64::INFINITY, f64::min),
-                ratio: median(ratios),
-                max_ratio: all.max,
-            });
-        }
-        Ok(figures)
-    }
-
-    fn request(&self, prompt: Arc<[u32]>, max_tokens: u32) -> Request {
+    fn request(&self, prompt: Arc<[u32]>, sampling: SamplingParams) -> Request {
         let id = self.runtime.engine.next_request_id();
         let root = session::local_root(self.runtime);
-        Request::new(id, TenantId(0), root, prompt, SamplingParams::greedy(max_tokens))
+        Request::new(id, TenantId(0), root, prompt, sampling)
     }
 }
 
 /// What became of one prompt.
 #[derive(Default)]
-struct Answer {
-    times: Vec<Instant>,
-    tokens: Vec<u32>,
-    drafts: u32,
-    right: u32,
-}
-
-/// Tokens per second from the first token to the end, of all sequences.
-fn rate_of(answers: &[Answer]) -> Result<f64> {
-    let first = answers.iter().filter_map(|answer| answer.times.first()).max();
-    let last = answers.iter().filter_map(|answer| answer.times.last()).max();
-    let tokens: usize = answers.iter().map(|answer| answer.tokens.len() - 1).sum();
-    let (first, last) = first.zip(last).context("no token arrived")?;
-    Ok(tokens as f64 / last.duration_since(*first).as_secs_f64())
-}
-
-/// With every `every`-th token another; 0: as it is.
-fn changed_every(tokens: &[u32], every: usize) -> Vec<u32> {
-    let changed = |at: usize| every > 0 && at % every == every - 1;
-    tokens
-        .iter()
-        .enumerate()
-        .map(|(at, token)| if changed(at) { token.checked_sub(1).unwrap_or(1) } else { *token })
-        .collect()
+pub(super) struct Answer {
+    pub times: Vec<Instant>,
+    pub tokens: Vec<u32>,
+    pub drafts: u32,
+    pub right: u32,
 }
 
 /// Tokens per second of all sequences, while all of them decode: the sum of what each makes between its first and its last token of
 /// that time. (The tokens of a step arrive one after the other, so what arrives between two moments may be a step less than was
 /// made.) `None` where that is less than two tokens of each.
-fn together(times: &[Vec<Instant>]) -> Option<f64> {
+pub(super) fn together(times: &[Vec<Instant>]) -> Option<f64> {
     let from = *times.iter().filter_map(|times| times.first()).max()?;
     let to = *times.iter().filter_map(|times| times.last()).min()?;
     let rate = |times: &Vec<Instant>| {
@@ -423,22 +350,7 @@ impl Report {
         let rows: Vec<Vec<String>> = prefill.chain(decode).collect();
         out += &table::render(&["", "tokens/s", "min..max", "limit", "limited by", "reached"], &rows);
         if !self.speculation.is_empty() {
-            let row = |drafted: &Drafted| {
-                let changed = match drafted.changed_every {
-                    0 => "none".to_owned(),
-                    every => format!("every {every}th"),
-                };
-                vec![
-                    format!("batch {}, predictions wrong: {changed}", drafted.batch),
-                    format!("{} of {}", drafted.right, drafted.drafts),
-                    format!("{:.1}", drafted.off_tokens_per_s),
-                    format!("{:.1}", drafted.on_tokens_per_s),
-                    format!("{:.2} ({:.2}..{:.2})", drafted.ratio, drafted.min_ratio, drafted.max_ratio),
-                ]
-            };
-            let rows: Vec<Vec<String>> = self.speculation.iter().map(row).collect();
-            let header = ["speculation", "drafts right", "off, tokens/s", "on, tokens/s", "on / off"];
-            out += &format!("\n{}", table::render(&header, &rows));
+            out += &format!("\n{}", speculation::table(&self.speculation));
         }
         for skipped in &self.skipped {
             out += &format!("skipped {skipped}\n");

@@ -8,6 +8,7 @@ pub mod kl;
 pub mod kv;
 pub mod limits;
 pub mod load;
+mod speculation;
 pub mod stats;
 pub mod table;
 pub mod workload;

@@ -1,0 +1,171 @@
+//! What a step of decodes takes over its rows, as measured.
+//!
+//! Owns: the curve. Must never: read a clock, or be needed for correctness.
+//!
+//! Rows do not cost alike: the first come nearly for nothing with the weights that are read anyway, later ones a tile at a time. So each
+//! number of rows has a time of its own (from 64 on, each range of an eighth). Between two that were measured, times grow evenly; beyond the
+//! last, as from the first to the last. What makes all steps longer, such as longer contexts, moves the whole curve (`level`). What was
+//! not measured for long is forgotten, and so found out again.
+
+/// Rows that have an entry each.
+const EACH: usize = 64;
+/// Entries of a doubling beyond those.
+const OF_DOUBLING: usize = 8;
+const ENTRIES: usize = EACH + 8 * OF_DOUBLING;
+/// What a step weighs against those before: for all of the curve, and then for its rows alone.
+const WEIGHTS: (f32, f32) = (0.1, 0.05);
+/// A step that took longer than so many times what it should was interrupted, and says no more than that.
+const INTERRUPTED: f32 = 2.0;
+/// Steps after which a time is forgotten.
+const KEPT: u32 = 4096;
+
+/// See the module documentation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RowTimes {
+    steps: u32,
+    /// Microseconds by which the curve is multiplied.
+    level: f32,
+    /// 0: not known.
+    curve: [f32; ENTRIES],
+    /// The step that measured it last.
+    measured: [u32; ENTRIES],
+}
+
+impl Default for RowTimes {
+    fn default() -> Self {
+        Self { steps: 0, level: 0.0, curve: [0.0; ENTRIES], measured: [0; ENTRIES] }
+    }
+}
+
+impl RowTimes {
+    /// A step with so many rows took `us`.
+    pub fn add(&mut self, rows: u32, us: f64) {
+        let (at, us) = (entry(rows), us as f32);
+        if us <= 0.0 {
+            return;
+        }
+        if self.level == 0.0 {
+            self.level = us;
+        }
+        self.steps = self.steps.wrapping_add(1);
+        self.measured[at] = self.steps;
+        if self.curve[at] == 0.0 {
+            self.curve[at] = us / self.level;
+        } else {
+            let ratio = |level: f32, shape: f32| (us / (level * shape)).min(INTERRUPTED) - 1.0;
+            self.level *= 1.0 + WEIGHTS.0 * ratio(self.level, self.curve[at]);
+            self.curve[at] *= 1.0 + WEIGHTS.1 * ratio(self.level, self.curve[at]);
+        }
+        // One entry is looked at each time.
+        let old = self.steps as usize % ENTRIES;
+        if self.steps.wrapping_sub(self.measured[old]) > KEPT {
+            self.curve[old] = 0.0;
+        }
+    }
+
+    /// What a step with so many rows takes, microseconds. `None`: no step was measured.
+    pub fn us(&self, rows: u32) -> Option<f64> {
+        let at = entry(rows);
+        let known = |at: usize| f64::from(self.curve[at]) * f64::from(self.level);
+        let is_known = |at: &usize| self.curve[*at] > 0.0;
+        if is_known(&at) {
+            return Some(known(at));
+        }
+        let (below, above) = ((0..at).rev().find(is_known), (at + 1..ENTRIES).find(is_known));
+        let through = |a: usize, b: usize| {
+            let each = (known(b) - known(a)) / f64::from(first_rows(b) - first_rows(a));
+            known(a) + each.max(0.0) * f64::from(rows.saturating_sub(first_rows(a)))
+        };
+        match (below, above) {
+            (Some(below), Some(above)) => Some(through(below, above)),
+            (Some(below), None) => {
+                let first = (0..below).find(is_known);
+                Some(first.map_or(known(below), |first| through(first, below)))
+            }
+            (None, Some(above)) => Some(known(above)),
+            (None, None) => None,
+        }
+    }
+}
+
+fn entry(rows: u32) -> usize {
+    let rows = rows as usize;
+    if rows < EACH {
+        return rows;
+    }
+    let doublings = (rows / EACH).ilog2() as usize;
+    let within = rows / ((EACH / OF_DOUBLING) << doublings) - OF_DOUBLING;
+    (EACH + doublings * OF_DOUBLING + within).min(ENTRIES - 1)
+}
+
+/// The fewest rows of an entry.
+fn first_rows(entry: usize) -> u32 {
+    let Some(beyond) = entry.checked_sub(EACH) else { return entry as u32 };
+    let (doublings, within) = (beyond / OF_DOUBLING, beyond % OF_DOUBLING);
+    (((OF_DOUBLING + within) * (EACH / OF_DOUBLING)) << doublings) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_of_rows_is_in_the_entry_that_begins_before_it() {
+        for rows in 0..16_000 {
+            let at = entry(rows);
+            assert!(first_rows(at) <= rows, "{rows}");
+            assert!(at + 1 == ENTRIES || rows < first_rows(at + 1), "{rows}");
+        }
+        assert_eq!(entry(u32::MAX), ENTRIES - 1);
+    }
+
+    #[test]
+    fn between_and_beyond_what_was_measured_it_is_a_line() {
+        let mut times = RowTimes::default();
+        assert_eq!(times.us(3), None);
+        times.add(4, 100.0);
+        assert_eq!(
+            (times.us(1), times.us(9)),
+            (Some(100.0), Some(100.0)),
+            "rows cost nothing until they are measured"
+        );
+        times.add(8, 140.0);
+        let near = |rows, wanted: f64| {
+            let us = times.us(rows).unwrap();
+            assert!((us - wanted).abs() < 0.01 * wanted, "{rows}: {us}, {wanted} was wanted");
+        };
+        near(6, 120.0);
+        near(12, 180.0);
+        near(128, 1340.0);
+    }
+
+    #[test]
+    fn it_keeps_steps_and_tiles_apart() {
+        let mut times = RowTimes::default();
+        let took = |rows: u32| 1000.0 + 500.0 * f64::from(rows.div_ceil(4));
+        (0..500).for_each(|step| times.add(1 + step % 12, took(1 + step % 12)));
+        for rows in 1..=12 {
+            assert!((times.us(rows).unwrap() - took(rows)).abs() < 1.0, "{rows}");
+        }
+    }
+
+    #[test]
+    fn longer_contexts_move_all_of_it() {
+        let mut times = RowTimes::default();
+        (0..100).for_each(|step| times.add(1 + step % 4, 100.0 * f64::from(1 + step % 4)));
+        (0..200).for_each(|_| times.add(1, 300.0));
+        let (one, four) = (times.us(1).unwrap(), times.us(4).unwrap());
+        assert!((one - 300.0).abs() < 3.0 && four > 800.0, "{one} {four}");
+    }
+
+    #[test]
+    fn one_step_that_was_interrupted_says_little_and_what_is_old_is_forgotten() {
+        let mut times = RowTimes::default();
+        times.add(2, 100.0);
+        times.add(2, 1e6);
+        assert!(times.us(2).unwrap() < 125.0);
+        times.add(5, 1e6);
+        (0..KEPT + ENTRIES as u32).for_each(|_| times.add(2, 100.0));
+        assert!((times.us(5).unwrap() - 100.0).abs() < 1.0, "{:?}", times.us(5));
+    }
+}

@@ -1,0 +1,182 @@
+//! Decoding with drafts against decoding without, and against what drafts could gain at most.
+//!
+//! Text is drawn at temperature 1, so that it repeats only as far as the model does, and what the drafter is told to expect is that text with
+//! a part of its tokens changed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use folio_engine::{DRAFTS_MAX, Drafter, SamplingParams, Speculation};
+use serde::Serialize;
+
+use super::engine::{Answer, Bench, together};
+use super::stats::median;
+use super::table;
+
+/// Tokens of a prompt, and of an answer at least.
+const PROMPT: u32 = 32;
+const ANSWER: u32 = 128;
+/// Of 100 tokens that the drafter is told to expect, those that come.
+const EXPECTED: [u64; 5] = [0, 50, 80, 95, 100];
+/// Drafts of every sequence in a step for which the bound is computed.
+const BOUND: [u32; 7] = [1, 2, 3, 5, 7, 11, DRAFTS_MAX];
+/// Rows of a step that are measured for it, and tokens of each.
+const ROWS_MAX: u32 = 192;
+const TOKENS: u32 = 12;
+
+/// What was measured of one batch.
+#[derive(Debug, Serialize)]
+pub(super) struct Drafted {
+    batch: u32,
+    /// Of 100 tokens that the drafter was told to expect, those that came; `None`: a model drafts, which is told nothing.
+    expected: Option<u64>,
+    drafts: u32,
+    right: u32,
+    off_tokens_per_s: f64,
+    on_tokens_per_s: f64,
+    /// On by off, of each repetition.
+    ratios: Vec<f64>,
+    ratio: f64,
+    /// What the ratio could be, if every sequence had the best number of drafts in every step, they were right as often as these,
+    /// and finding them took no time; by the times of steps with so many sequences. `None`: there were no drafts.
+    bound: Option<f64>,
+}
+
+impl Bench<'_> {
+    /// With drafts and without, in turn; both must say the same. The inner error says why there is nothing to measure.
+    pub(super) fn speculation(
+        &mut self,
+        drafter: Drafter,
+        batch: u32,
+    ) -> Result<std::result::Result<Vec<Drafted>, String>> {
+        let decode = self.args.decode.max(ANSWER);
+        if let Err(reason) = self.fits(batch, PROMPT, decode) {
+            return Ok(Err(reason));
+        }
+        let prompts: Vec<Arc<[u32]>> = (0..batch).map(|_| self.prompt(PROMPT)).collect();
+        let plain = |prompts: &[Arc<[u32]>]| prompts.iter().map(|prompt| (prompt.clone(), None)).collect();
+        let by_model = drafter == Drafter::Model;
+        let times = self.times_of_rows(batch)?;
+        let mut figures = Vec::new();
+        for &expected in if by_model { &EXPECTED[..1] } else { &EXPECTED[..] } {
+            let (mut off, mut on, mut drafts, mut right) = (Vec::new(), Vec::new(), 0, 0);
+            for _ in 0..self.args.repeat {
+                // Each time other answers: those that were said before are drafts.
+                let seed = self.random.below(u64::MAX);
+                let sampling = SamplingParams { temperature: 1.0, seed, ..SamplingParams::greedy(decode) };
+                let known = self.answer(plain(&prompts), &sampling)?;
+                off.push(rate_of(&known)?);
+                let mut told = Vec::new();
+                for (prompt, answer) in prompts.iter().zip(&known) {
+                    let mut guess = if by_model { Vec::new() } else { answer.tokens.clone() };
+                    let wrong = guess.iter_mut().filter(|_| self.random.below(100) >= expected);
+                    wrong.for_each(|token| *token = token.checked_sub(1).unwrap_or(1));
+                    let speculation = Speculation::new(drafter, DRAFTS_MAX, prompt, &guess);
+                    told.push((prompt.clone(), Some(speculation)));
+                }
+                let answers = self.answer(told, &sampling)?;
+                if answers.iter().zip(&known).any(|(answer, known)| answer.tokens != known.tokens) {
+                    bail!("with drafts the answer is another: this is a defect, please report it");
+                }
+                drafts += answers.iter().map(|answer| answer.drafts).sum::<u32>();
+                right += answers.iter().map(|answer| answer.right).sum::<u32>();
+                on.push(rate_of(&answers)?);
+            }
+            let ratios: Vec<f64> = on.iter().zip(&off).map(|(on, off)| on / off).collect();
+            let share = f64::from(right) / f64::from(drafts.max(1));
+            figures.push(Drafted {
+                batch,
+                expected: (!by_model).then_some(expected),
+                drafts,
+                right,
+                off_tokens_per_s: median(off),
+                on_tokens_per_s: median(on),
+                ratio: median(ratios.clone()),
+                ratios,
+                bound: (drafts > 0).then(|| bound(&times, batch, share)),
+            });
+        }
+        Ok(Ok(figures))
+    }
+
+    /// Seconds of a step with as many sequences as a batch has rows with some drafts each.
+    fn times_of_rows(&mut self, batch: u32) -> Result<BTreeMap<u32, f64>> {
+        let rows = [0].iter().chain(&BOUND).map(|drafts| batch * (1 + drafts));
+        let rows: Vec<u32> = rows.filter(|rows| *rows == batch || *rows <= ROWS_MAX).collect();
+        let mut times = BTreeMap::new();
+        for rows in rows {
+            if self.fits(rows, PROMPT, TOKENS).is_err() {
+                break;
+            }
+            let sampling = SamplingParams { temperature: 1.0, ..SamplingParams::greedy(TOKENS) };
+            let mut rates = Vec::new();
+            for _ in 0..self.args.repeat {
+                let prompts: Vec<Arc<[u32]>> = (0..rows).map(|_| self.prompt(PROMPT)).collect();
+                // Their KV is computed first, so that all of them then begin in the same step.
+                let alone = prompts.iter().map(|prompt| (prompt.clone(), None)).collect();
+                self.answer(alone, &SamplingParams::greedy(1))?;
+                let answers = self.answer(prompts.into_iter().map(|p| (p, None)).collect(), &sampling)?;
+                let arrived: Vec<_> = answers.into_iter().map(|answer| answer.times).collect();
+                rates.extend(together(&arrived));
+            }
+            if !rates.is_empty() {
+                times.insert(rows, f64::from(rows) / median(rates));
+            }
+        }
+        Ok(times)
+    }
+}
+
+/// The most that drafts of which `share` are right can make of a rate.
+fn bound(times: &BTreeMap<u32, f64>, batch: u32, share: f64) -> f64 {
+    let tokens = |drafts: u32| (0..=drafts).map(|draft| share.powi(draft as i32)).sum::<f64>();
+    let Some(alone) = times.get(&batch) else { return 1.0 };
+    let gain = |drafts: &u32| Some(tokens(*drafts) * alone / times.get(&(batch * (1 + drafts)))?);
+    BOUND.iter().filter_map(gain).fold(1.0, f64::max)
+}
+
+/// Tokens per second from the first token to the end, of all sequences.
+fn rate_of(answers: &[Answer]) -> Result<f64> {
+    let first = answers.iter().filter_map(|answer| answer.times.first()).max();
+    let last = answers.iter().filter_map(|answer| answer.times.last()).max();
+    let tokens: usize = answers.iter().map(|answer| answer.tokens.len() - 1).sum();
+    let (first, last) = first.zip(last).context("no token arrived")?;
+    Ok(tokens as f64 / last.duration_since(*first).as_secs_f64())
+}
+
+pub(super) fn table(measured: &[Drafted]) -> String {
+    let row = |drafted: &Drafted| {
+        let least = drafted.ratios.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = drafted.ratios.iter().copied().fold(0.0, f64::max);
+        vec![
+            match drafted.expected {
+                Some(share) => format!("batch {}, predictions right: {share} %", drafted.batch),
+                None => format!("batch {}", drafted.batch),
+            },
+            format!("{} of {}", drafted.right, drafted.drafts),
+            format!("{:.1}", drafted.off_tokens_per_s),
+            format!("{:.1}", drafted.on_tokens_per_s),
+            format!("{:.2} ({least:.2}..{most:.2})", drafted.ratio),
+            drafted.bound.map_or(String::new(), |bound| format!("{bound:.2}")),
+        ]
+    };
+    let rows: Vec<Vec<String>> = measured.iter().map(row).collect();
+    let header = ["speculation", "drafts right", "off, tokens/s", "on, tokens/s", "on / off", "bound"];
+    table::render(&header, &rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bound_is_that_of_the_best_number_of_drafts() {
+        // A row more takes a tenth of the first.
+        let times: BTreeMap<u32, f64> = (1..=17).map(|rows| (rows, 0.9 + 0.1 * f64::from(rows))).collect();
+        assert!((bound(&times, 1, 1.0) - 17.0 / 2.6).abs() < 1e-9, "all are right");
+        assert!((bound(&times, 1, 0.5) - 1.75 / 1.2).abs() < 1e-9, "two are best");
+        assert_eq!(bound(&times, 1, 0.0), 1.0);
+        assert_eq!(bound(&times, 40, 1.0), 1.0, "nothing is known of so many rows");
+    }
+}
