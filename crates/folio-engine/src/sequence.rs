@@ -460,20 +460,21 @@ pub(crate) struct Acceptance {
     pub probability: f32,
     /// Outcomes so far; no more than count for themselves.
     outcomes: u8,
-    /// Drafts were not worth their rows: none is looked for before this step.
+    /// Drafts were not worth their rows: none is looked for before this step. Each such pause in a row is twice as long.
     paused_until: u64,
+    pauses: u8,
 }
 
 /// What an outcome weighs at least against those before, and before how many it weighs as one of so many.
 const OUTCOME: f32 = 0.2;
 const OUTCOMES: u8 = 2;
-/// Steps of a pause, for each sequence that decodes beside it, so that as many are measured whatever the batch; and at most.
+/// Steps of a pause at most, for each sequence that decodes beside it, so that as many are measured whatever the batch; and whatever it is.
 const PAUSE: u64 = 32;
 const PAUSE_MAX: u64 = 256;
 
 impl Default for Acceptance {
     fn default() -> Self {
-        Self { probability: 0.7, outcomes: 0, paused_until: 0 }
+        Self { probability: 0.7, outcomes: 0, paused_until: 0, pauses: 0 }
     }
 }
 
@@ -488,11 +489,18 @@ impl Acceptance {
         step < self.paused_until
     }
 
-    /// In a step of so many rows drafts are not worth it. `true`: one is to be verified all the same, after a pause without any.
+    /// Drafts are worth it again.
+    pub fn resume(&mut self) {
+        self.pauses = 0;
+    }
+
+    /// In a step of so many rows drafts are not worth it. `true`: one is to be verified all the same, after a longest pause without any.
     pub fn pause(&mut self, step: u64, rows: u32) -> bool {
-        let probe = self.paused_until > 0;
-        self.paused_until = step + (PAUSE * u64::from(rows)).min(PAUSE_MAX);
-        probe
+        let longest = (PAUSE * u64::from(rows)).min(PAUSE_MAX);
+        let steps = (1 << self.pauses.min(8)).min(longest);
+        self.paused_until = step + steps;
+        self.pauses = self.pauses.saturating_add(1);
+        steps == longest
     }
 }
 

@@ -1,5 +1,6 @@
 //! Drafts of the host's drafters through a running engine: the same tokens with and without, and whose text they come from.
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, mpsc};
 
 use folio_engine::engine::EngineParts;
@@ -13,46 +14,67 @@ use folio_sim::scenario::root;
 
 const VOCAB: u32 = 1000;
 
-/// Says the same again and again: the token at a position is a function of the position alone.
-struct Periodic(StepOutput);
-
-fn token_at(position: u32) -> u32 {
-    100 + position * 7 % 40
+/// The token at a position is a function of the position alone, and a step takes what its rows do.
+struct Modelled {
+    token_at: fn(u32) -> u32,
+    us: fn(u64) -> u64,
+    time: Arc<Time>,
+    output: StepOutput,
 }
 
-impl Executor for Periodic {
+impl Executor for Modelled {
     fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
-        self.0.step = plan.step;
-        self.0.samples.clear();
+        self.output.step = plan.step;
+        self.output.samples.clear();
+        let mut rows = 0;
         for sequence in &plan.sequences {
+            rows += sequence.tokens.len() as u64;
             for sample in &sequence.samples {
                 if let Want::Token(spec) = &sample.want {
-                    self.0.samples.push(Sampled::Token { id: token_at(spec.position), logprobs: None });
+                    let id = (self.token_at)(spec.position);
+                    self.output.samples.push(Sampled::Token { id, logprobs: None });
                 }
             }
         }
+        self.time.0.fetch_add((self.us)(rows), Relaxed);
         Ok(())
     }
 
     fn finish(&mut self) -> Result<&StepOutput, ExecutorError> {
-        Ok(&self.0)
+        Ok(&self.output)
     }
 }
 
-/// Time stands still: rows cost nothing, and every draft is verified.
-struct Still;
+/// Microseconds that steps took.
+#[derive(Default)]
+struct Time(AtomicU64);
 
-impl Clock for Still {
+impl Clock for Time {
     fn now(&self) -> Micros {
-        Micros(0)
+        Micros(self.0.load(Relaxed))
     }
 }
 
+/// The same again and again.
+fn repeated(position: u32) -> u32 {
+    100 + position * 7 % 40
+}
+
+/// Nothing is said twice, but by chance.
+fn unrepeated(position: u32) -> u32 {
+    position.wrapping_mul(0x9e37_79b1).rotate_left(15).wrapping_mul(0x85eb_ca77) % VOCAB
+}
+
+/// Rows cost nothing, and every draft is verified.
 fn engine() -> EngineHandle {
+    modelled(repeated, |_| 0, &Arc::default())
+}
+
+fn modelled(token_at: fn(u32) -> u32, us: fn(u64) -> u64, time: &Arc<Time>) -> EngineHandle {
     let geometry = CacheConfig { blocks: 512, block_tokens: 16, bytes_per_block: 1 };
     let cache = KvCache::new(geometry, default_policy(0.01));
-    let executor = Box::new(Periodic(StepOutput::default()));
-    let (config, clock) = (SchedulerConfig::default(), Arc::new(Still));
+    let executor = Box::new(Modelled { token_at, us, time: time.clone(), output: StepOutput::default() });
+    let (config, clock) = (SchedulerConfig::default(), time.clone());
     start(EngineParts { config, cache, executor, clock, vocab: VOCAB, tier: None, events: None })
         .expect("an engine")
 }
@@ -130,6 +152,44 @@ fn answers_of_a_tenant_are_drafts_for_it_and_for_nobody_else() {
     assert_eq!(lookup(&engine), lookup(&self::engine()), "n-gram lookup looks at the request alone");
 }
 
+/// Time with drafts by that without, for an answer to a prompt that predicts all of it but every so many tokens; 0: it predicts nothing right.
+fn ratio(us: fn(u64) -> u64, wrong_every: usize) -> f64 {
+    let prompt = [1, 2, 3];
+    let timed = |prediction: Option<&[u32]>| {
+        let time = Arc::default();
+        let engine = modelled(unrepeated, us, &time);
+        let answer = ask(&engine, 1, &prompt, prediction.and_then(|text| with(Drafter::Suffix, text)));
+        (answer.tokens, time.now().0 as f64)
+    };
+    let (tokens, plain) = timed(None);
+    // The same two tokens again and again, with others behind them.
+    let lie = |at: usize| wrong_every == 0 || at % wrong_every == wrong_every - 1;
+    let guess =
+        tokens.iter().enumerate().map(|(at, token)| if lie(at) { (token + 1) % VOCAB } else { *token });
+    let guess: Vec<u32> = match wrong_every {
+        0 => tokens.windows(2).flat_map(|pair| [pair[0], pair[1], VOCAB - 1, VOCAB - 2]).collect(),
+        _ => guess.collect(),
+    };
+    let (drafted, time) = timed(Some(&guess));
+    assert_eq!(drafted, tokens);
+    time / plain
+}
+
+#[test]
+fn drafts_are_verified_as_far_as_it_takes_less_time() {
+    let cheap = |rows| 1000 + 10 * rows;
+    assert!(ratio(cheap, 1000) < 0.15, "{}", ratio(cheap, 1000));
+    assert!(ratio(cheap, 8) < 0.6, "{}", ratio(cheap, 8));
+    assert!(ratio(cheap, 0) < 1.02, "every draft is wrong: {}", ratio(cheap, 0));
+    // Rows of a tile cost nothing behind its first.
+    let tiles = |rows: u64| 1000 * rows.div_ceil(4);
+    assert!(ratio(tiles, 1000) < 0.35, "{}", ratio(tiles, 1000));
+    let dear = |rows| 50 + 1000 * rows;
+    for wrong_every in [0, 3, 8, 1000] {
+        assert!(ratio(dear, wrong_every) < 1.05, "{wrong_every}: {}", ratio(dear, wrong_every));
+    }
+}
+
 #[test]
 fn a_prediction_out_of_bounds_is_refused() {
     let engine = engine();
@@ -158,7 +218,7 @@ fn request_of(engine: &EngineHandle, tenant: u32, max_tokens: u32) -> Request {
 fn a_prediction_goes_before_a_model() {
     let engine = engine();
     let prompt: Vec<u32> = (0..20).collect();
-    let said: Vec<u32> = (20..140).map(token_at).collect();
+    let said: Vec<u32> = (20..140).map(repeated).collect();
     let alone = ask(&engine, 1, &prompt, None);
     for (prediction, drafts) in [(&[][..], false), (&said[..], true)] {
         let answer = ask(&engine, 1, &prompt, Some((Drafter::Model, prediction)));

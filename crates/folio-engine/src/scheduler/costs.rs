@@ -105,6 +105,12 @@ impl Costs {
         if drafting { self.drafting.us(rows).or_else(plain) } else { plain() }
     }
 
+    /// Rows that a step may have for the sake of drafts: twice as many as any before, so that what they cost is found out step by step.
+    pub fn rows_max(&self, drafting: bool) -> u32 {
+        let times = if drafting { &self.drafting } else { &self.rows };
+        times.most_rows().max(self.rows.most_rows()).max(1).saturating_mul(2)
+    }
+
     pub fn swapped_out(&mut self, bytes: u64, us: f64) {
         self.swapped_out.add(us, bytes as f64, SWAPS);
     }

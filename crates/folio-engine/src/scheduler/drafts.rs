@@ -78,7 +78,8 @@ impl Scheduler {
         let plain = self.costs.step_us(rows, self.step.drafting).map(|us| PAYS * so_far / us);
         let (mut best, mut best_rate, mut best_gain) = (0, plain.unwrap_or(0.0), 0.0);
         let (mut probability, mut gain) = (1.0, 0.0);
-        for drafts in 1..=most {
+        let explored = self.costs.rows_max(drafting).saturating_sub(rows);
+        for drafts in 1..=most.min(explored) {
             probability *= right(drafts);
             gain += probability;
             // Until steps have a price they cost nothing: the first drafts are the measurement.
@@ -91,6 +92,9 @@ impl Scheduler {
         }
         if best == 0 && most > 0 && !*forced {
             return (u32::from(acceptance.pause(next_step, rows)), 0.0);
+        }
+        if best > 0 {
+            acceptance.resume();
         }
         (best, best_gain)
     }

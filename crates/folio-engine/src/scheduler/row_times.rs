@@ -40,10 +40,8 @@ impl Default for RowTimes {
 impl RowTimes {
     /// A step with so many rows took `us`.
     pub fn add(&mut self, rows: u32, us: f64) {
-        let (at, us) = (entry(rows), us as f32);
-        if us <= 0.0 {
-            return;
-        }
+        // A clock need not be finer.
+        let (at, us) = (entry(rows), us.max(1.0) as f32);
         if self.level == 0.0 {
             self.level = us;
         }
@@ -61,6 +59,11 @@ impl RowTimes {
         if self.steps.wrapping_sub(self.measured[old]) > KEPT {
             self.curve[old] = 0.0;
         }
+    }
+
+    /// The most rows of which anything is known.
+    pub fn most_rows(&self) -> u32 {
+        self.curve.iter().rposition(|shape| *shape > 0.0).map_or(0, first_rows)
     }
 
     /// What a step with so many rows takes, microseconds. `None`: no step was measured.
