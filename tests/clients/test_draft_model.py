@@ -35,6 +35,14 @@ def test_a_draft_model_changes_no_token_and_no_log_probability(serve, tmp_path):
     assert 0 < right <= drafts
 
 
+def test_metrics_are_by_drafter(serve):
+    server = serve("--speculate", "ngram")
+    text = "The fox ran into the wood. " * 6
+    client_of(server).completions.create(model="folio-demo", prompt=text, max_tokens=40, temperature=0, extra_body={"ignore_eos": True})
+    drafts = {dict(labels)["drafter"]: value for (name, labels), value in server.metrics().items() if name == "vllm:spec_decode_num_draft_tokens_total"}
+    assert drafts["ngram"] > 0 and drafts["suffix"] == drafts["model"] == 0
+
+
 def test_a_request_may_do_without(serve):
     server = serve("--draft-model", "demo")
     client = client_of(server)

@@ -50,6 +50,6 @@ pub use request::{
 pub use sampler::Sampler;
 pub use scheduler::Scheduler;
 pub use sequence::choice_seed;
-pub use stats::{EngineStats, PerReason, WaitingFor};
+pub use stats::{DraftCounts, EngineStats, PerReason, WaitingFor};
 pub use tier::{CHUNK_BLOCKS_MAX, LoadOrder, Report, ReportSink, StoreOrder, Tier, TierStats, TransferOrder};
 pub use turn::{Driver, turn};

@@ -22,6 +22,7 @@ use folio_kv::{BlockHashes, BlockTable, GroupCounts, Growth, Lookup, Swapped, Te
 use smallvec::SmallVec;
 
 use crate::config::SchedulerConfig;
+use crate::drafting::Drafter;
 use crate::guide::GuideRef;
 use crate::plan::{SampleSpec, SequenceId, TokenHistory};
 use crate::request::{Micros, Pooling, Request, RequestId, SamplingParams, Timing};
@@ -458,6 +459,7 @@ impl Sequence {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Acceptance {
     pub probability: f32,
+    pub drafter: Drafter,
     /// Outcomes so far; no more than count for themselves.
     outcomes: u8,
     /// Drafts were not worth their rows: none is looked for before this step. Each such pause in a row is twice as long.
@@ -472,9 +474,9 @@ const OUTCOMES: u8 = 2;
 const PAUSE: u64 = 32;
 const PAUSE_MAX: u64 = 256;
 
-impl Default for Acceptance {
-    fn default() -> Self {
-        Self { probability: 0.7, outcomes: 0, paused_until: 0, pauses: 0 }
+impl Acceptance {
+    pub fn new(drafter: Drafter) -> Self {
+        Self { probability: 0.7, drafter, outcomes: 0, paused_until: 0, pauses: 0 }
     }
 }
 

@@ -7,7 +7,7 @@ use std::ops::{Index, IndexMut};
 use folio_kv::{CacheStats, Holdings, TenantId};
 
 use crate::config::SchedulerConfig;
-use crate::drafting::DRAFTS_MAX;
+use crate::drafting::{DRAFTS_MAX, Drafter};
 use crate::request::Micros;
 
 /// Why a sequence is not computed.
@@ -107,6 +107,26 @@ impl<T> IndexMut<WaitingFor> for PerReason<T> {
     }
 }
 
+/// What became of drafts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DraftCounts {
+    /// Sequences with drafts, in all steps.
+    pub sequences: u64,
+    /// Drafts that were verified.
+    pub tokens: u64,
+    /// Those of them that were what was chosen, and by place.
+    pub accepted: u64,
+    pub accepted_by_place: [u64; DRAFTS_MAX as usize],
+}
+
+impl DraftCounts {
+    /// The draft at this place, from 0, was what was chosen.
+    pub(crate) fn accept(&mut self, place: usize) {
+        self.accepted += 1;
+        self.accepted_by_place.get_mut(place).into_iter().for_each(|accepted| *accepted += 1);
+    }
+}
+
 /// Counters of the scheduler.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -116,14 +136,11 @@ pub struct Counters {
     pub steps_ahead: u64,
     /// Rows of steps under way whose sequence had ended when they were committed.
     pub orphan_rows: u64,
-    /// Sequences with drafts, in all steps; the drafts that were verified; those of them that were what was chosen, and by place.
-    pub drafts: u64,
-    pub draft_tokens: u64,
-    pub accepted_draft_tokens: u64,
+    /// Drafts, by where they come from: by [`Drafter`] as a number.
+    pub drafts: [DraftCounts; Drafter::ALL.len()],
     /// Tokens that rules left alone and that were verified ahead of time, and those of them that were chosen.
     pub forced_tokens: u64,
     pub accepted_forced_tokens: u64,
-    pub accepted_by_place: [u64; DRAFTS_MAX as usize],
     /// Tokens computed in all steps (prompt, generated and recomputed).
     pub iteration_tokens: u64,
     /// Prompt tokens of requests whose prompt is done, cached ones included. Equals the sum of `usage.prompt_tokens`.
@@ -164,10 +181,10 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// The draft at this place, from 0, was what was chosen.
-    pub(crate) fn accept_draft(&mut self, place: usize) {
-        self.accepted_draft_tokens += 1;
-        self.accepted_by_place.get_mut(place).into_iter().for_each(|accepted| *accepted += 1);
+    /// Drafts that were verified, and those of them that were what was chosen.
+    pub fn draft_tokens(&self) -> (u64, u64) {
+        let add = |(all, accepted), of: &DraftCounts| (all + of.tokens, accepted + of.accepted);
+        self.drafts.iter().fold((0, 0), add)
     }
 
     /// Choices that ended without an error.

@@ -239,7 +239,7 @@ fn drafts_are_confirmed_as_far_as_they_are_what_is_chosen() {
             machine.assert_as_alone(&drafted);
             machine.assert_as_alone(&other);
             let counters = machine.scheduler.counters();
-            let (drafts, accepted) = (counters.draft_tokens, counters.accepted_draft_tokens);
+            let (drafts, accepted) = counters.draft_tokens();
             assert!(
                 drafts > 0 && (accepted == 0) == (right == 0),
                 "{depth} {lag} {right}: {accepted} of {drafts}"

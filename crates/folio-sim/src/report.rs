@@ -98,8 +98,7 @@ impl Report {
         self.evictions = cache.evictions;
         self.ahead = counters.steps_ahead;
         self.orphans = counters.orphan_rows;
-        self.drafts = counters.draft_tokens;
-        self.accepted_drafts = counters.accepted_draft_tokens;
+        (self.drafts, self.accepted_drafts) = counters.draft_tokens();
         self.windowed = u64::from(!cache.windows().is_empty());
         self.window_evictions = cache.windows().iter().map(|window| window.evictions).sum();
         self.window_miss_tokens = cache.window_miss_tokens;

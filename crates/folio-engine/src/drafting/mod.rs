@@ -50,6 +50,20 @@ pub enum Drafter {
     Model,
 }
 
+impl Drafter {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 3] = [Self::Suffix, Self::Ngram, Self::Model];
+
+    /// As flags and metrics have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Suffix => "suffix",
+            Self::Ngram => "ngram",
+            Self::Model => "model",
+        }
+    }
+}
+
 /// How a request is speculated on.
 #[derive(Clone, Debug)]
 pub struct Speculation {

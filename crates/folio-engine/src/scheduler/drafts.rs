@@ -149,8 +149,9 @@ impl Scheduler {
         if sequence.forced {
             self.counters.forced_tokens += u64::from(drafts);
         } else {
-            self.counters.drafts += 1;
-            self.counters.draft_tokens += u64::from(drafts);
+            let counts = &mut self.counters.drafts[sequence.acceptance.drafter as usize];
+            counts.sequences += 1;
+            counts.tokens += u64::from(drafts);
             sequence.timing.draft_tokens += drafts;
         }
     }
@@ -165,7 +166,7 @@ impl Scheduler {
         sequence.acceptance.add(right);
         if right {
             sequence.timing.accepted_draft_tokens += 1;
-            self.counters.accept_draft(place);
+            self.counters.drafts[sequence.acceptance.drafter as usize].accept(place);
         }
     }
 

@@ -19,6 +19,7 @@
 //! | `suspend` | who waits for something outside the steps |
 //! | `loads` | blocks that are filled from outside the steps, or read there |
 //! | `swap`, `costs` | what of them is kept in host memory, because computing it again would cost more |
+//! | `row_times` | what a step takes over its rows |
 //! | `build` | the plan's entries; what is remembered of a step until its commit |
 //! | `commit` | what a result changes |
 //! | `requests` | the choices of one request |

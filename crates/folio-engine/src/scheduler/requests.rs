@@ -11,6 +11,7 @@ use std::sync::Arc;
 use folio_kv::{BlockHashes, KvCache};
 
 use super::Scheduler;
+use crate::drafting::Drafter;
 use crate::guide::GuideRef;
 use crate::plan::TokenHistory;
 use crate::request::{
@@ -268,7 +269,9 @@ fn first_sequence(
         drafts: Vec::new(),
         forced: false,
         model_drafts: request.speculation.as_ref().map_or(0, |speculation| speculation.by_model()),
-        acceptance: Acceptance::default(),
+        acceptance: Acceptance::new(
+            request.speculation.as_ref().map_or_else(Drafter::default, |s| s.drafter()),
+        ),
         state: State::Waiting(Waiting::new(WaitingFor::Turn, now)),
         request: Arc::new(request),
     }

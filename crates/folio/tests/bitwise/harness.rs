@@ -599,7 +599,7 @@ impl World {
         (run.recomputed, run.ahead, run.orphans) =
             (counters.recomputed_tokens, counters.steps_ahead, counters.orphan_rows);
         run.late = counters.late_rows;
-        run.drafts = (counters.draft_tokens, counters.accepted_draft_tokens);
+        run.drafts = counters.draft_tokens();
         assert_eq!(self.cache.stats().swapped_bytes, 0, "everybody is gone, so is every copy");
         run
     }

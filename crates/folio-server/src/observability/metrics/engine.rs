@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use folio_engine::{EngineStats, Micros, PerReason, TierStats, WaitingFor};
+use folio_engine::{DraftCounts, Drafter, EngineStats, Micros, PerReason, TierStats, WaitingFor};
 use folio_events::KvEvents;
 use folio_kv::CacheStats;
 use prometheus_client::collector::Collector;
@@ -51,20 +51,14 @@ impl Collector for EngineCollector {
                     1.0,
                 )]),
                 "vllm:num_preemptions_total" => Samples::Counter(stats.counters.preemptions),
-                "vllm:spec_decode_num_drafts_total" => Samples::Counter(stats.counters.drafts),
+                "vllm:spec_decode_num_drafts_total" => by_drafter(&stats, |counts| counts.sequences),
                 "folio:grammar_forced_tokens_total" => Samples::Counter(stats.counters.forced_tokens),
                 "folio:grammar_accepted_forced_tokens_total" => {
                     Samples::Counter(stats.counters.accepted_forced_tokens)
                 }
-                "vllm:spec_decode_num_draft_tokens_total" => Samples::Counter(stats.counters.draft_tokens),
-                "vllm:spec_decode_num_accepted_tokens_total" => {
-                    Samples::Counter(stats.counters.accepted_draft_tokens)
-                }
-                "vllm:spec_decode_num_accepted_tokens_per_pos_total" => {
-                    let places = stats.counters.accepted_by_place.iter().enumerate();
-                    let place = |(place, n): (usize, &u64)| (vec![("position", place.to_string())], *n);
-                    Samples::Counters(places.map(place).collect())
-                }
+                "vllm:spec_decode_num_draft_tokens_total" => by_drafter(&stats, |counts| counts.tokens),
+                "vllm:spec_decode_num_accepted_tokens_total" => by_drafter(&stats, |counts| counts.accepted),
+                "vllm:spec_decode_num_accepted_tokens_per_pos_total" => accepted_by_place(&stats),
                 "folio:preemptions_total" => {
                     let (all, swap) = (stats.counters.preemptions, stats.counters.preemptions_swapped);
                     labelled("mode", &[("swap", swap), ("recompute", all - swap)])
@@ -167,6 +161,23 @@ fn waits(counts: PerReason<u64>) -> Samples {
 
 fn labelled(label: &'static str, list: &[(&str, u64)]) -> Samples {
     Samples::Counters(list.iter().map(|(value, n)| (vec![(label, value.to_string())], *n)).collect())
+}
+
+fn by_drafter(stats: &EngineStats, figure: fn(&DraftCounts) -> u64) -> Samples {
+    let counts =
+        Drafter::ALL.map(|drafter| (drafter.name(), figure(&stats.counters.drafts[drafter as usize])));
+    labelled("drafter", &counts)
+}
+
+fn accepted_by_place(stats: &EngineStats) -> Samples {
+    let mut samples = Vec::new();
+    for (drafter, counts) in Drafter::ALL.into_iter().zip(&stats.counters.drafts) {
+        for (place, accepted) in counts.accepted_by_place.iter().enumerate() {
+            let labels = vec![("drafter", drafter.name().to_owned()), ("position", place.to_string())];
+            samples.push((labels, *accepted));
+        }
+    }
+    Samples::Counters(samples)
 }
 
 /// Of all tenants together: names stay out of this page unless they are asked for (`tenant_metrics`).
