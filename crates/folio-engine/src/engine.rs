@@ -35,7 +35,7 @@ use crate::publish::Publisher;
 use crate::request::Micros;
 use crate::scheduler::Scheduler;
 use crate::stats::EngineStats;
-use crate::tier::{Report, Tier, TransferOrder};
+use crate::tier::{Report, TIERS_MAX, Tier, TransferOrder};
 use crate::turn::{Driver, turn};
 
 /// Nothing can be computed although something waits: look again after this long, twice as long each time up to the second. Soon at
@@ -50,8 +50,8 @@ pub struct EngineParts {
     pub clock: Arc<dyn Clock>,
     /// Size of the vocabulary: token ids at or above it are refused.
     pub vocab: u32,
-    /// Keeps KV off the device.
-    pub tier: Option<Arc<dyn Tier>>,
+    /// Keep KV off the device, the nearest first; at most [`TIERS_MAX`].
+    pub tiers: Vec<Arc<dyn Tier>>,
     /// Where what becomes of the cache's content is told.
     pub events: Option<Arc<EventFeed>>,
 }
@@ -60,6 +60,8 @@ pub struct EngineParts {
 pub enum StartError {
     #[error(transparent)]
     Config(#[from] ConfigError),
+    #[error("{0} tiers off the device are too many: there can be {TIERS_MAX}")]
+    Tiers(usize),
     #[error("the engine's thread could not be started: {0}")]
     Thread(#[from] std::io::Error),
 }
@@ -67,6 +69,9 @@ pub enum StartError {
 /// Starts the engine on its own thread.
 pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
     let config = parts.config;
+    if parts.tiers.len() > TIERS_MAX {
+        return Err(StartError::Tiers(parts.tiers.len()));
+    }
     let scheduler = Scheduler::new(config.clone())?;
     let mut scheduler = scheduler
         .with_overlap(parts.executor.depth(), parts.executor.lag())
@@ -82,14 +87,14 @@ pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
         vocab: parts.vocab,
         block_tokens: kv.block_tokens,
         mailbox: Arc::new(Mailbox::new(limit)),
-        tier: parts.tier.clone(),
+        tiers: parts.tiers.clone(),
         past: Mutex::default(),
         stats: Mutex::new(Arc::new(EngineStats { cache: cache.stats(), ..EngineStats::default() })),
         clock: parts.clock.clone(),
         next_id: AtomicU64::new(1),
     });
-    if let Some(tier) = &parts.tier {
-        scheduler = scheduler.with_tier(tier.chunk_blocks());
+    scheduler = scheduler.with_tiers(parts.tiers.iter().map(|tier| tier.chunk_blocks()));
+    for tier in &parts.tiers {
         let mailbox = shared.mailbox.clone();
         tier.start(Box::new(move |report| mailbox.report_transfer(report)), parts.clock.clone());
     }
@@ -98,7 +103,7 @@ pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
     }
     let mut engine = Engine {
         mailbox: shared.mailbox.clone(),
-        tier: parts.tier,
+        tiers: parts.tiers,
         scheduler,
         cache,
         executor: Guarded::new(parts.executor, parts.clock, parts.events),
@@ -121,7 +126,7 @@ fn quota_tokens(cache: &KvCache) -> (FxHashMap<TenantId, u64>, u64) {
 
 struct Engine {
     mailbox: Arc<Mailbox>,
-    tier: Option<Arc<dyn Tier>>,
+    tiers: Vec<Arc<dyn Tier>>,
     scheduler: Scheduler,
     cache: KvCache,
     executor: Guarded,
@@ -156,8 +161,8 @@ impl Engine {
     fn take_reports(&mut self, now: Micros) {
         for report in self.incoming.reports.drain(..) {
             match report {
-                Report::Loaded { ticket, verified, bytes, us } => {
-                    self.scheduler.loaded(verified, bytes, us);
+                Report::Loaded { tier, ticket, verified, bytes, us } => {
+                    self.scheduler.loaded(tier, verified, bytes, us);
                     self.scheduler.end_load(&mut self.cache, ticket, verified, now);
                 }
                 Report::Read { lease } => {
@@ -167,15 +172,14 @@ impl Engine {
         }
     }
 
-    /// Asks the tier for what the scheduler wants of it.
+    /// Asks tiers for what the scheduler wants of them.
     fn order_transfers(&mut self) {
-        let Some(tier) = &self.tier else { return };
         for order in self.scheduler.transfers() {
             match order {
-                TransferOrder::Load(load) => tier.load(load),
+                TransferOrder::Load(load) => self.tiers[usize::from(load.tier.0)].load(load),
                 TransferOrder::Store(store) => {
                     let lease = store.lease;
-                    if !tier.store(store) {
+                    if !self.tiers[usize::from(store.tier.0)].store(store) {
                         self.cache.end_lease(lease);
                     }
                 }

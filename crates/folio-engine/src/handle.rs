@@ -13,7 +13,7 @@ use crate::config::SchedulerConfig;
 use crate::mailbox::{CancelRequest, Mailbox, Phase, Refusal, Submission};
 use crate::request::{CancelFlag, EventSink, Micros, Request, RequestId, SamplingParams};
 use crate::stats::EngineStats;
-use crate::tier::{Tier, TierStats};
+use crate::tier::{self, Tier, TierStats};
 
 /// Why a request was not taken. Nothing of it is kept.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -90,7 +90,8 @@ pub(crate) struct Shared {
     pub vocab: u32,
     pub block_tokens: u32,
     pub mailbox: Arc<Mailbox>,
-    pub tier: Option<Arc<dyn Tier>>,
+    /// The nearest first.
+    pub tiers: Vec<Arc<dyn Tier>>,
     pub stats: Mutex<Arc<EngineStats>>,
     /// What each tenant held until the cache forgot it. Locked before `stats`; the engine never waits for it.
     pub past: Mutex<FxHashMap<TenantId, Holdings>>,
@@ -124,15 +125,17 @@ impl EngineHandle {
         RequestId(self.0.shared.next_id.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// What identifies the blocks of a prompt, and which of them a tier has. O(prompt), and it may wait for a tier elsewhere, for a
+    /// What identifies the blocks of a prompt, and which of them tiers have. O(prompt), and it may wait for a tier elsewhere, for a
     /// bounded time: not for an event loop.
     pub fn hashes(&self, root: &Root, prompt: &[u32]) -> BlockHashes {
         let shared = &self.0.shared;
         let hashes = BlockHashes::new(root, prompt, shared.block_tokens);
-        let Some(tier) = &shared.tier else { return hashes };
+        if shared.tiers.is_empty() {
+            return hashes;
+        }
         // The last row must be computed.
         let most = prompt.len().saturating_sub(1) as u32 / shared.block_tokens;
-        let stored = tier.find(&hashes, most);
+        let stored = tier::find(&shared.tiers, &hashes, most);
         hashes.with_stored(stored)
     }
 
@@ -171,7 +174,7 @@ impl EngineHandle {
 
     /// Whether [`EngineHandle::hashes`] may wait for a tier.
     pub fn asks_a_tier(&self) -> bool {
-        self.0.shared.tier.is_some()
+        !self.0.shared.tiers.is_empty()
     }
 
     /// Tokens of a block, and between two hashes.
@@ -211,9 +214,9 @@ impl EngineHandle {
         self.0.shared.stats.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Of what keeps KV off the device, if anything does.
-    pub fn tier_stats(&self) -> Option<TierStats> {
-        self.0.shared.tier.as_ref().map(|tier| tier.stats())
+    /// Of what keeps KV off the device, the nearest first.
+    pub fn tier_stats(&self) -> Vec<TierStats> {
+        self.0.shared.tiers.iter().map(|tier| tier.stats()).collect()
     }
 
     /// Memory that a tenant holds and has held since the start; its integrals only grow.

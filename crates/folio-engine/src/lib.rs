@@ -51,5 +51,8 @@ pub use sampler::Sampler;
 pub use scheduler::Scheduler;
 pub use sequence::choice_seed;
 pub use stats::{DraftCounts, EngineStats, PerReason, WaitingFor};
-pub use tier::{CHUNK_BLOCKS_MAX, LoadOrder, Report, ReportSink, StoreOrder, Tier, TierStats, TransferOrder};
+pub use tier::{
+    CHUNK_BLOCKS_MAX, LoadOrder, Report, ReportSink, StoreOrder, TIERS_MAX, Tier, TierStats, TransferOrder,
+    find as find_in_tiers,
+};
 pub use turn::{Driver, turn};

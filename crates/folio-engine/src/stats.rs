@@ -9,6 +9,7 @@ use folio_kv::{CacheStats, Holdings, TenantId};
 use crate::config::SchedulerConfig;
 use crate::drafting::{DRAFTS_MAX, Drafter};
 use crate::request::Micros;
+use crate::tier::TIERS_MAX;
 
 /// Why a sequence is not computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -156,9 +157,9 @@ pub struct Counters {
     /// Bytes of KV copied to host memory and back.
     pub swapped_out_bytes: u64,
     pub swapped_in_bytes: u64,
-    /// Loads that a tier ended, those of them that brought nothing, and the tokens that need not be computed thanks to the others.
-    pub tier_loads: u64,
-    pub failed_tier_loads: u64,
+    /// Loads that each tier ended, those of them that brought nothing, and the tokens that need not be computed thanks to the others.
+    pub tier_loads: [u64; TIERS_MAX],
+    pub failed_tier_loads: [u64; TIERS_MAX],
     pub loaded_tokens: u64,
     /// Tokens computed a second time because of preemptions.
     pub recomputed_tokens: u64,

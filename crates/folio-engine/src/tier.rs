@@ -1,4 +1,7 @@
-//! What the engine asks of a tier: KV bytes off the device, kept by threads of their own.
+//! What the engine asks of its tiers: KV bytes off the device, kept by threads of their own.
+//!
+//! Tiers stand in an order, the nearest first ([`TierId`]). Each is asked what it has of a prompt ([`find`]), is given what it lacks of
+//! what ends, and is loaded from where it is the cheapest: so what was loaded from a far one is stored in a near one, too.
 //!
 //! Owns: the words of that conversation. Must never: wait, or touch a byte. The scheduler says what is to be loaded and stored
 //! ([`crate::Scheduler::transfers`]), the engine passes it on, and reports come back through its mailbox.
@@ -7,7 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use folio_kv::{BlockHashes, Content, Lease, Root, Ticket};
+use folio_kv::{BlockHashes, Content, Lease, Root, Ticket, TierId};
 
 use crate::clock::Clock;
 use crate::request::Micros;
@@ -15,6 +18,7 @@ use crate::request::Micros;
 /// Blocks to be filled with what a tier has of them. It ends with [`Report::Loaded`], whatever becomes of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadOrder {
+    pub tier: TierId,
     pub ticket: Ticket,
     /// Whose they are, and what they are sealed with ([`Root::data_key`]).
     pub root: Root,
@@ -24,6 +28,7 @@ pub struct LoadOrder {
 /// Blocks to be stored. It ends with [`Report::Read`] when none of them is read any more, whatever becomes of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreOrder {
+    pub tier: TierId,
     pub lease: Lease,
     /// The lease holds until then: what was copied later, by the engine's clock, is thrown away.
     pub until: Micros,
@@ -41,14 +46,30 @@ pub enum TransferOrder {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Report {
     /// Nothing is written under the ticket any more. `verified`: all of it is there, and is what was asked for. To read and check
-    /// so many bytes took `us`.
-    Loaded { ticket: Ticket, verified: bool, bytes: u64, us: u64 },
+    /// so many bytes took the tier `us`.
+    Loaded { tier: TierId, ticket: Ticket, verified: bool, bytes: u64, us: u64 },
     /// Nothing is read under the lease any more.
     Read { lease: Lease },
 }
 
 /// The most blocks that a tier keeps together, which are also what it loads at once: if it has not all of them, those before are there.
 pub const CHUNK_BLOCKS_MAX: u32 = 64;
+
+/// The most tiers of an engine.
+pub const TIERS_MAX: usize = 4;
+
+/// What each tier has of the first `most` blocks of a prompt ([`Tier::find`]), the nearest first. Those behind one that has all of it are
+/// not asked: nobody waits for what would not be loaded.
+pub fn find(tiers: &[Arc<dyn Tier>], hashes: &BlockHashes, most: u32) -> Vec<Vec<Range<u32>>> {
+    let own = hashes.root().declared_blocks();
+    let mut is_covered = false;
+    let ask = |tier: &Arc<dyn Tier>| {
+        let ranges = if is_covered { Vec::new() } else { tier.find(hashes, most) };
+        is_covered |= ranges.iter().any(|range| range.start <= own && range.end >= most);
+        ranges
+    };
+    tiers.iter().map(ask).collect()
+}
 
 /// Takes reports from any thread, never blocks.
 pub type ReportSink = Box<dyn Fn(Report) + Send + Sync>;
@@ -105,4 +126,49 @@ pub struct TierStats {
     pub misses: Vec<(&'static str, u64)>,
     /// Questions to a server, by what became of them.
     pub requests: Vec<(&'static str, u64)>,
+}
+
+#[cfg(test)]
+mod tests {
+    use folio_kv::{Identity, TenantId};
+
+    use super::*;
+
+    /// Has some ranges.
+    struct Has(Vec<Range<u32>>);
+
+    impl Tier for Has {
+        fn start(&self, _: ReportSink, _: Arc<dyn Clock>) {}
+        fn find(&self, _: &BlockHashes, _: u32) -> Vec<Range<u32>> {
+            self.0.clone()
+        }
+        fn load(&self, _: LoadOrder) {}
+        fn store(&self, _: StoreOrder) -> bool {
+            false
+        }
+        fn stats(&self) -> TierStats {
+            TierStats::default()
+        }
+        fn close(&self, _: Duration) {}
+    }
+
+    #[test]
+    fn a_tier_behind_one_that_has_all_is_not_asked() {
+        let root = Root::derive(&Identity {
+            tenant: TenantId(1),
+            tenant_secret: &[1; 32],
+            model_digest: &[2; 32],
+            layout_digest: &[3; 32],
+            extra: &[],
+        });
+        let hashes = BlockHashes::new(&root, &[7; 64], 4);
+        let (part, all) = (vec![0..4, 6..16], vec![Range { start: 0, end: 16 }]);
+        let asked = |near: &Vec<Range<u32>>, far: &Vec<Range<u32>>| {
+            let tiers: [Arc<dyn Tier>; 2] = [Arc::new(Has(near.clone())), Arc::new(Has(far.clone()))];
+            find(&tiers, &hashes, 16)
+        };
+        assert_eq!(asked(&part, &all), [part.clone(), all.clone()]);
+        assert_eq!(asked(&all, &part), [all.clone(), vec![]]);
+        assert_eq!(asked(&vec![], &all), [vec![], all]);
+    }
 }

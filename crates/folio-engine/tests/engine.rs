@@ -123,7 +123,7 @@ fn bench_on(backend: SimBackend, config: SchedulerConfig, leashed: bool) -> Benc
         executor: Box::new(executor),
         clock: clock.clone(),
         vocab: VOCAB,
-        tier: None,
+        tiers: Vec::new(),
         events: None,
     };
     let handle = start(parts).expect("the engine starts");

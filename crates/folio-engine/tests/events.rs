@@ -53,7 +53,7 @@ fn engine(feed: &Arc<EventFeed>, told: &Told) -> EngineHandle {
         executor: Box::new(Watched { inner, feed: feed.clone(), told: told.clone() }),
         clock: Arc::new(SystemClock::new()),
         vocab: VOCAB,
-        tier: None,
+        tiers: Vec::new(),
         events: Some(feed.clone()),
     })
     .expect("it starts")
@@ -116,7 +116,7 @@ fn a_listener_that_sleeps_holds_up_nothing_and_is_told_all_of_it_when_it_wakes()
         executor: Box::new(Watched { inner, feed: quiet, told }),
         clock: Arc::new(SystemClock::new()),
         vocab: VOCAB,
-        tier: None,
+        tiers: Vec::new(),
         events: Some(feed.clone()),
     })
     .expect("it starts");

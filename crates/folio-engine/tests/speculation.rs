@@ -75,7 +75,7 @@ fn modelled(token_at: fn(u32) -> u32, us: fn(u64) -> u64, time: &Arc<Time>) -> E
     let cache = KvCache::new(geometry, default_policy(0.01));
     let executor = Box::new(Modelled { token_at, us, time: time.clone(), output: StepOutput::default() });
     let (config, clock) = (SchedulerConfig::default(), time.clone());
-    start(EngineParts { config, cache, executor, clock, vocab: VOCAB, tier: None, events: None })
+    start(EngineParts { config, cache, executor, clock, vocab: VOCAB, tiers: Vec::new(), events: None })
         .expect("an engine")
 }
 

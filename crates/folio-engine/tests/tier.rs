@@ -2,12 +2,14 @@
 
 #![expect(clippy::single_range_in_vec_init, reason = "what a tier has is a list of ranges, often of one")]
 
+use std::ops::Range;
+
 use folio_engine::plan::{Sampled, StepOutput};
 use folio_engine::request::{FinishReason, RequestId};
 use folio_engine::{
     Event, LoadOrder, Micros, Scheduler, SchedulerConfig, StoreOrder, TransferOrder, WaitingFor,
 };
-use folio_kv::{CacheConfig, GroupConfig, KvCache, LruLeafFirst};
+use folio_kv::{CacheConfig, Content, GroupConfig, KvCache, LruLeafFirst, TierId};
 use folio_sim::scenario::request;
 
 const BLOCK: u32 = 4;
@@ -25,10 +27,11 @@ impl Bench {
     }
 
     fn limited(blocks: u32, more: &[GroupConfig], max_transfer_bytes: u64) -> Self {
-        Self::chunked(blocks, more, max_transfer_bytes, 1)
+        Self::chunked(blocks, more, max_transfer_bytes, &[1])
     }
 
-    fn chunked(blocks: u32, more: &[GroupConfig], max_transfer_bytes: u64, chunk_blocks: u32) -> Self {
+    /// With tiers that keep so many blocks together.
+    fn chunked(blocks: u32, more: &[GroupConfig], max_transfer_bytes: u64, chunks: &[u32]) -> Self {
         let geometry = CacheConfig { blocks, block_tokens: BLOCK, bytes_per_block: 1 };
         let config = SchedulerConfig {
             max_num_seqs: 4,
@@ -40,15 +43,24 @@ impl Bench {
             max_transfer_bytes,
             ..SchedulerConfig::default()
         };
-        let scheduler = Scheduler::new(config).expect("valid limits").with_tier(chunk_blocks);
+        let scheduler = Scheduler::new(config).expect("valid limits").with_tiers(chunks.iter().copied());
         let cache = KvCache::with_groups(geometry, more, Box::new(LruLeafFirst::new()));
         Self { scheduler, cache, now: Micros(0), events: Vec::new() }
     }
 
-    fn submit(&mut self, id: u64, tokens: u32, stored: &[std::ops::Range<u32>]) {
+    fn submit(&mut self, id: u64, tokens: u32, stored: &[Range<u32>]) {
+        self.submit_to(id, tokens, &[stored]);
+    }
+
+    /// `stored`: what each tier has.
+    fn submit_to(&mut self, id: u64, tokens: u32, stored: &[&[Range<u32>]]) {
         let prompt: Vec<u32> = (0..tokens).map(|at| at * 7 % 29).collect();
         let (request, hashes) = request(id, &prompt, 2).hashed(BLOCK);
-        self.scheduler.admit([(request, hashes.with_stored(stored.to_vec()))], [], self.now);
+        self.scheduler.admit(
+            [(request, hashes.with_stored(stored.iter().map(|of| of.to_vec()).collect()))],
+            [],
+            self.now,
+        );
     }
 
     /// A whole step; first position and rows of each sequence in it.
@@ -203,7 +215,7 @@ fn of_a_window_what_the_next_row_reads_is_loaded_and_stored() {
     bench.submit(1, 42, &[0..8]);
     bench.step();
     let (loads, _) = bench.orders();
-    let of = |contents: &[folio_kv::Content], group| contents.iter().filter(|of| of.group == group).count();
+    let of = |contents: &[Content], group| contents.iter().filter(|of| of.group == group).count();
     assert_eq!((of(&loads[0].contents, 0), of(&loads[0].contents, 1)), (8, 2));
     bench.end(&loads[0], true);
     bench.step();
@@ -224,7 +236,7 @@ fn of_a_window_what_the_next_row_reads_is_loaded_and_stored() {
 /// A tier that keeps four blocks together: loads and stores end where they do, whatever they begin with and however much may be loaded.
 #[test]
 fn what_a_tier_keeps_together_is_loaded_and_stored_whole() {
-    let mut bench = Bench::chunked(64, &[], u64::MAX, 4);
+    let mut bench = Bench::chunked(64, &[], u64::MAX, &[4]);
     bench.submit(1, 42, &[]);
     while bench.step() != [(1, 42, 1)] {}
     let (_, stores) = bench.orders();
@@ -232,7 +244,7 @@ fn what_a_tier_keeps_together_is_loaded_and_stored_whole() {
     assert_eq!(indices, (0..8).collect::<Vec<u32>>(), "of ten full blocks");
     bench.read(stores);
     // The device has three blocks, within the first four.
-    let mut bench = Bench::chunked(64, &[], u64::MAX, 4);
+    let mut bench = Bench::chunked(64, &[], u64::MAX, &[4]);
     bench.submit(1, 13, &[]);
     while bench.step() != [(1, 13, 1)] {}
     assert_eq!(bench.orders().1, [], "three blocks are none of its");
@@ -244,9 +256,79 @@ fn what_a_tier_keeps_together_is_loaded_and_stored_whole() {
     bench.end(&loads[0], true);
     // Room for six blocks: four of them are loaded.
     let bytes = bench.cache.load_bytes(1);
-    let mut bench = Bench::chunked(64, &[], 6 * bytes, 4);
+    let mut bench = Bench::chunked(64, &[], 6 * bytes, &[4]);
     bench.submit(1, 42, &[0..8]);
     bench.step();
     let (loads, _) = bench.orders();
     assert_eq!(loads.iter().map(|load| load.contents.len()).collect::<Vec<_>>(), [4]);
+}
+
+fn indices(contents: &[Content]) -> Range<u32> {
+    contents[0].index..contents[contents.len() - 1].index + 1
+}
+
+/// The near one has the beginning, the far one more: each part comes from where it is near, and is near from then on.
+#[test]
+fn tiers_are_loaded_from_one_behind_the_other_and_each_is_given_what_it_lacks() {
+    let mut bench = Bench::chunked(64, &[], u64::MAX, &[1, 4]);
+    bench.submit_to(1, 50, &[&[0..5], &[0..8]]);
+    assert_eq!(bench.step(), []);
+    let (loads, _) = bench.orders();
+    let loaded: Vec<_> = loads.iter().map(|load| (load.tier.0, indices(&load.contents))).collect();
+    assert_eq!(loaded, [(0, 0..5), (1, 5..8)]);
+    loads.iter().for_each(|load| bench.end(load, true));
+    assert_eq!(bench.step(), [(1, 32, 18)]);
+    assert_eq!(bench.step(), [(1, 50, 1)]);
+    let (_, stores) = bench.orders();
+    let stored: Vec<_> = stores.iter().map(|store| (store.tier.0, indices(&store.contents))).collect();
+    assert_eq!(stored, [(0, 5..12), (1, 8..12)], "what was loaded from the far one is promoted");
+    bench.read(stores);
+    assert_eq!(bench.cache.stats().active_blocks, 0);
+}
+
+/// What the near one does not bring is computed, and so is what would have come behind it.
+#[test]
+fn what_one_tier_does_not_bring_is_computed_whatever_the_others_bring() {
+    let mut bench = Bench::chunked(64, &[], u64::MAX, &[1, 4]);
+    bench.submit_to(1, 50, &[&[0..5], &[0..8]]);
+    bench.step();
+    let (loads, _) = bench.orders();
+    bench.end(&loads[1], true);
+    bench.end(&loads[0], false);
+    assert_eq!(bench.step(), [(1, 0, 50)]);
+}
+
+#[test]
+fn of_two_tiers_the_faster_one_is_asked_and_none_that_is_slower_than_computing() {
+    let mut bench = Bench::chunked(200, &[], u64::MAX, &[1, 1]);
+    let (near, far) = (TierId(0), TierId(1));
+    // 40 tokens take a millisecond: 100 us a block.
+    bench.submit(1, 40, &[]);
+    while bench.scheduler.has_work() {
+        bench.step();
+        let (_, stores) = bench.orders();
+        bench.read(stores);
+    }
+    let mut asked = |tokens: u32, near_us: u64, far_us: u64| {
+        let id = u64::from(tokens);
+        for _ in 0..200 {
+            bench.scheduler.loaded(near, true, 1, near_us);
+            bench.scheduler.loaded(far, true, 1, far_us);
+        }
+        bench.cache.clear(None);
+        bench.submit_to(id, tokens, &[&[0..9], &[0..9]]);
+        bench.step();
+        let (loads, _) = bench.orders();
+        loads.iter().for_each(|load| bench.end(load, true));
+        while bench.scheduler.has_work() {
+            bench.step();
+            let (_, stores) = bench.orders();
+            bench.read(stores);
+        }
+        loads.iter().map(|load| load.tier).collect::<Vec<_>>()
+    };
+    assert_eq!(asked(41, 10, 20), [near]);
+    assert_eq!(asked(42, 20, 10), [far], "the near one is busy, or old");
+    assert_eq!(asked(44, 1_000_000, 10), [far]);
+    assert_eq!(asked(45, 1_000_000, 1_000_000), [], "computing is faster");
 }

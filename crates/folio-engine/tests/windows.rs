@@ -131,7 +131,7 @@ fn what_a_windows_pool_can_never_hold_is_refused_at_once() {
             executor: Box::new(ModelExecutor::new(Box::new(backend), 29, 32, 32)),
             clock: Arc::new(SystemClock::new()),
             vocab: 29,
-            tier: None,
+            tiers: Vec::new(),
             events: None,
         })
         .expect("starts")

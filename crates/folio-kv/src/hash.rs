@@ -16,7 +16,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::types::{BlockHash, Declared, Identity, Root, TenantId};
+use crate::types::{BlockHash, Declared, Identity, Root, TenantId, TierId};
 
 const ROOT_CONTEXT: &str = "folio-kv 2026 root key v1";
 const BLOCK_CONTEXT: &str = "folio-kv 2026 block key v1";
@@ -121,8 +121,8 @@ pub struct BlockHashes {
     own: Chain,
     /// Empty where nothing is shared.
     declared: Chain,
-    /// Which blocks a tier had when the prompt was read, in order and apart from each other.
-    stored: Arc<[Range<u32>]>,
+    /// Which blocks each tier had when the prompt was read, in order and apart from each other.
+    stored: Arc<[Vec<Range<u32>>]>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -172,15 +172,17 @@ impl BlockHashes {
         Self { root: Arc::new(*root), block_tokens, own: of(&root.own()), declared, stored }
     }
 
-    /// With what a tier has of them: ranges of blocks, in order and apart from each other, each of which can be loaded up to its end.
-    pub fn with_stored(self, stored: Vec<Range<u32>>) -> Self {
+    /// With what each tier has of them, the nearest tier first: ranges of blocks, in order and apart from each other, each of which can
+    /// be loaded up to its end.
+    pub fn with_stored(self, stored: Vec<Vec<Range<u32>>>) -> Self {
         Self { stored: stored.into(), ..self }
     }
 
     /// Blocks of what a tier has that begin at `block` or before, and their end.
-    pub fn stored_from(&self, block: u32) -> Option<u32> {
-        let at = self.stored.partition_point(|range| range.end <= block);
-        self.stored.get(at).filter(|range| range.start <= block).map(|range| range.end)
+    pub fn stored_from(&self, tier: TierId, block: u32) -> Option<u32> {
+        let stored = self.stored.get(usize::from(tier.0))?;
+        let at = stored.partition_point(|range| range.end <= block);
+        stored.get(at).filter(|range| range.start <= block).map(|range| range.end)
     }
 
     /// What they begin with.
@@ -316,9 +318,12 @@ mod tests {
     fn what_is_stored_is_told_from_where_it_is_asked_for() {
         let root = Root::derive(&identity(&secret()));
         let hashes = BlockHashes::new(&root, &[1; 64], 4);
-        assert_eq!(hashes.stored_from(0), None);
-        let hashes = hashes.with_stored(vec![2..5, 8..9]);
-        let from: Vec<Option<u32>> = (0..10).map(|block| hashes.stored_from(block)).collect();
+        let (near, far) = (TierId(0), TierId(1));
+        assert_eq!(hashes.stored_from(near, 0), None);
+        let hashes = hashes.with_stored(vec![vec![2..5, 8..9], vec![Range { start: 0, end: 9 }]]);
+        assert_eq!((hashes.stored_from(near, 0), hashes.stored_from(far, 0)), (None, Some(9)));
+        assert_eq!(hashes.stored_from(TierId(2), 0), None, "there is no such tier");
+        let from: Vec<Option<u32>> = (0..10).map(|block| hashes.stored_from(near, block)).collect();
         assert_eq!(from[..5], [None, None, Some(5), Some(5), Some(5)]);
         assert_eq!(from[5..], [None, None, None, Some(9), None]);
     }

@@ -68,5 +68,5 @@ pub use swap::{BlockSwap, SwapOffer, Swapped};
 pub use table::BlockTable;
 pub use types::{
     BlockCopy, BlockHash, BlockId, CacheConfig, GroupConfig, HOLE, Identity, Layout, OutOfBlocks, Root,
-    TenantId,
+    TenantId, TierId,
 };

@@ -228,3 +228,7 @@ mod tests {
         assert!(printed.contains("TenantId(8)"), "{printed}");
     }
 }
+
+/// A tier off the device, by its place in their order: 0 is the nearest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TierId(pub u8);

@@ -74,7 +74,7 @@ fn main() {
         executor: Box::new(Paced { inner, step }),
         clock: Arc::new(SystemClock::new()),
         vocab: vocab as u32,
-        tier: None,
+        tiers: Vec::new(),
         events: None,
     })
     .expect("an engine");

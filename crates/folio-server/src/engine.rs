@@ -25,7 +25,7 @@ pub trait Engine: Send + Sync + 'static {
     fn next_request_id(&self) -> RequestId;
     /// Why a request would be refused now: before anything is done for it.
     fn check(&self, request: &Request) -> Result<(), Rejected>;
-    /// What identifies the blocks of a prompt, and which of them a tier has. O(prompt).
+    /// What identifies the blocks of a prompt, and which of them tiers have. O(prompt).
     fn hashes(&self, root: &Root, prompt: &[u32]) -> BlockHashes;
     /// Whether `hashes` may wait for a tier.
     fn asks_a_tier(&self) -> bool;
@@ -44,9 +44,9 @@ pub trait Engine: Send + Sync + 'static {
     /// Forgets what tenants held that are no more.
     fn retain_tenants(&self, stays: &dyn Fn(TenantId) -> bool);
     fn health(&self, stall_us: u64) -> Health;
-    /// Of what keeps KV off the device, if anything does.
-    fn tier_stats(&self) -> Option<TierStats> {
-        None
+    /// Of what keeps KV off the device, the nearest first.
+    fn tier_stats(&self) -> Vec<TierStats> {
+        Vec::new()
     }
     fn now(&self) -> Micros;
     /// Most choices of one request.
@@ -121,7 +121,7 @@ impl Engine for EngineHandle {
     fn health(&self, stall_us: u64) -> Health {
         self.health(stall_us)
     }
-    fn tier_stats(&self) -> Option<TierStats> {
+    fn tier_stats(&self) -> Vec<TierStats> {
         self.tier_stats()
     }
     fn now(&self) -> Micros {

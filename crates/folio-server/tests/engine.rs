@@ -90,7 +90,7 @@ fn engine_with(
         executor: Box::new(Gated(gate, ModelExecutor::new(Box::new(backend), VOCAB as usize, 64, 64))),
         clock: Arc::new(SystemClock::new()),
         vocab: VOCAB,
-        tier: None,
+        tiers: Vec::new(),
         events: None,
     })
     .unwrap()

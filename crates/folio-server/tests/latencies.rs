@@ -105,7 +105,7 @@ async fn start() -> Running {
         executor: Box::new(Paced { inner, hold: hold.clone() }),
         clock: Arc::new(SystemClock::new()),
         vocab: VOCAB,
-        tier: None,
+        tiers: Vec::new(),
         events: None,
     })
     .unwrap();

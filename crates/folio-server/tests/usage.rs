@@ -30,7 +30,7 @@ fn engine_for(tenants: &folio_server::Declared) -> EngineHandle {
         executor: Box::new(ModelExecutor::new(Box::new(backend), VOCAB as usize, 64, 64)),
         clock: Arc::new(SystemClock::new()),
         vocab: VOCAB,
-        tier: None,
+        tiers: Vec::new(),
         events: None,
     })
     .unwrap()

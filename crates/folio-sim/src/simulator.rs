@@ -70,7 +70,7 @@ impl Simulator {
             .with_overlap(world.executor.depth(), world.executor.lag())
             .with_drafter(world.executor.drafter());
         Self {
-            scheduler: if has_tier { scheduler.with_tier(1) } else { scheduler },
+            scheduler: if has_tier { scheduler.with_tiers([1, 2]) } else { scheduler },
             keeping: Rng::new(seed ^ 0x9e7b),
             preempting: Rng::new(seed ^ 0x93ee),
             drafters: Drafters::default(),
@@ -136,7 +136,8 @@ impl Simulator {
         let block_tokens = self.cache.config().block_tokens;
         let arrived = arrived.into_iter().map(|request| {
             let (request, hashes) = request.hashed(block_tokens);
-            let stored = self.stored(&request);
+            // Two tiers, each with parts of its own.
+            let stored = (0..2).map(|_| self.stored(&request)).collect();
             (request, hashes.with_stored(stored))
         });
         let arrived: Vec<_> = arrived.collect();

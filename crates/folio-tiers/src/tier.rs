@@ -246,9 +246,9 @@ impl Shared {
                 TransferOrder::Store(store) => (true, self.device.bytes_of(&store.contents)),
             };
             self.report(match order {
-                TransferOrder::Load(LoadOrder { ticket, .. }) => {
+                TransferOrder::Load(LoadOrder { tier, ticket, .. }) => {
                     let (verified, us) = (done.unwrap_or(false), began.elapsed().as_micros() as u64);
-                    Report::Loaded { ticket, verified, bytes, us }
+                    Report::Loaded { tier, ticket, verified, bytes, us }
                 }
                 TransferOrder::Store(StoreOrder { lease, .. }) => Report::Read { lease },
             });

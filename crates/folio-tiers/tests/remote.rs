@@ -168,6 +168,18 @@ fn what_one_engine_stores_another_finds_and_loads() {
     assert_eq!(otherwise.find(&small(), &hashes, 41), []);
 }
 
+/// Who did not look a prompt up, for a nearer tier had it, asks before it carries what is there.
+#[test]
+fn what_is_there_is_not_carried_again_by_who_did_not_look_it_up() {
+    let shelf = Arc::new(Shelf::default());
+    let hashes = prompt(1, 7, 42);
+    store_all(&engine(&shelf), &hashes, 24, &[]);
+    let (puts, questions) = (shelf.puts.load(SeqCst), shelf.questions.load(SeqCst));
+    let stored = store_all(&engine(&shelf), &hashes, 42, &[]);
+    assert_eq!((stored.blocks, shelf.puts.load(SeqCst) - puts), (16, 4), "what it lacks");
+    assert!(shelf.questions.load(SeqCst) - questions <= 4 + 3, "and few questions");
+}
+
 #[test]
 fn a_long_prompt_takes_few_questions() {
     let shelf = Arc::new(Shelf::default());

@@ -11,7 +11,7 @@ mod weights;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use folio_engine::engine::EngineParts;
@@ -51,8 +51,8 @@ pub struct Runtime {
     pub drafter: Option<Drafter>,
     /// Packed weights on their way to the disk.
     saving: Option<Saving>,
-    /// KV off the device.
-    tier: Option<Arc<dyn Tier>>,
+    /// KV off the device, the nearest first.
+    tiers: Vec<Arc<dyn Tier>>,
 }
 
 impl Runtime {
@@ -131,7 +131,7 @@ impl Runtime {
         divide(&mut cache, tenants)?;
         cache.set_swap_space(GroupCounts::each(swap.slots.len(), |group| swap.slots[group]));
         let layout_digest = layout_digest(&model.kv_layout, &device.numerics(), quantized);
-        let tier = tier::open(args, &device, &cache, &layout_digest, &mut report)?;
+        let tiers = tier::open(args, &device, &cache, &layout_digest, &mut report)?;
         let model_executor = ModelExecutor::new(
             device.into_backend(),
             model.vocab,
@@ -150,7 +150,7 @@ impl Runtime {
             executor,
             clock: Arc::new(SystemClock::new()),
             vocab: u32::try_from(model.vocab).context("the model's vocabulary")?,
-            tier: tier.clone(),
+            tiers: tiers.clone(),
             events,
         })?;
         let saving = unsaved.map(Unsaved::save_behind);
@@ -168,7 +168,7 @@ impl Runtime {
             model,
             drafter,
             saving,
-            tier,
+            tiers,
         })
     }
 
@@ -180,7 +180,8 @@ impl Runtime {
     /// Waits for the engine to end, and then for KV to be stored, for `patience` at most.
     pub fn join(&self, patience: Duration) {
         self.engine.join();
-        self.tier.iter().for_each(|tier| tier.close(patience));
+        let end = Instant::now() + patience;
+        self.tiers.iter().for_each(|tier| tier.close(end.saturating_duration_since(Instant::now())));
     }
 
     /// Waits until packed weights are kept, where they are being written.

@@ -9,13 +9,16 @@
 //! Swapping: microseconds per byte, each way by itself, old copies fading. Until something was copied a copy counts as free,
 //! so the first copy is the measurement; until something came back, swapping in counts as swapping out.
 //!
+//! Loading: microseconds per byte of each tier, by itself. One that was never loaded from counts as the nearest before it.
+//!
 //! Survival: of what preempted sequences gave up, the share that the prefix cache still had when they came back.
 
 use std::ops::Range;
 
-use folio_kv::SwapOffer;
+use folio_kv::{SwapOffer, TierId};
 
 use super::row_times::RowTimes;
+use crate::tier::TIERS_MAX;
 
 /// What a step keeps of the weight of those before.
 const STEPS: f64 = 0.98;
@@ -50,7 +53,8 @@ pub(super) struct Costs {
     drafting: RowTimes,
     swapped_out: Mean,
     swapped_in: Mean,
-    loaded: Mean,
+    /// By tier.
+    loaded: [Mean; TIERS_MAX],
     survived: Mean,
 }
 
@@ -119,13 +123,15 @@ impl Costs {
         self.swapped_in.add(us, bytes as f64, SWAPS);
     }
 
-    pub fn loaded(&mut self, bytes: u64, us: f64) {
-        self.loaded.add(us, bytes as f64, SWAPS);
+    pub fn loaded(&mut self, tier: TierId, bytes: u64, us: f64) {
+        self.loaded[usize::from(tier.0)].add(us, bytes as f64, SWAPS);
     }
 
-    /// Whether a tier brings `bytes` before these positions could be computed.
-    pub fn load_pays(&self, bytes: u64, positions: Range<u32>) -> bool {
-        bytes as f64 * self.loaded.value().unwrap_or(0.0) <= self.computing(positions)
+    /// Microseconds that are spared where a tier brings `bytes` instead of these positions being computed; negative where it is slower.
+    /// One that was never loaded from is taken to be as fast as the nearest before it, and without such to cost nothing.
+    pub fn spared_by_load(&self, tier: TierId, bytes: u64, positions: Range<u32>) -> f64 {
+        let known = self.loaded[..=usize::from(tier.0)].iter().rev().find_map(|mean| mean.value());
+        self.computing(positions) - bytes as f64 * known.unwrap_or(0.0)
     }
 
     /// Of `held` positions that were given up, `found` were still cached.

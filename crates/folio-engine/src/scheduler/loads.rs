@@ -2,9 +2,10 @@
 //!
 //! Owns: when a transfer may begin, and what its report changes. Must never: hold up anybody else, or take what somebody was promised.
 //!
-//! Where a tier is served ([`Scheduler::with_tier`]), a sequence that is admitted is loaded as far as the tier has what the device lacks
-//! ([`folio_kv::BlockHashes::stored_from`]), if that is cheaper than to compute it, by measured rates (`costs`); and at its end what the
-//! tier lacks of it is stored, under a lease. Of windows and states only what is read at an end is stored, so where there are such also
+//! Where tiers are served ([`Scheduler::with_tiers`]), a sequence that is admitted is loaded as far as they have what the device lacks
+//! ([`folio_kv::BlockHashes::stored_from`]), each part from the tier that brings it the soonest, if that is cheaper than to compute it, by
+//! measured rates (`costs`); and at its end what each tier lacks of it is stored there, under a lease: so what a far tier had is near from
+//! then on. Of windows and states only what is read at an end is stored, so where there are such also
 //! at the end of the prompt. Who fills and who reads is told by [`Scheduler::transfers`].
 //!
 //! A transfer writes the last blocks of a table ([`folio_kv::Ticket`]). Before those the sequence is computed as ever; with nothing
@@ -12,8 +13,9 @@
 //! it waited for in vain, or gave up with its table, stays the transfer's until its report. What arrives counts as cached.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
-use folio_kv::{KvCache, Ticket, Tiers};
+use folio_kv::{KvCache, Ticket, TierId, Tiers};
 
 use super::Scheduler;
 use super::room::Resources;
@@ -25,14 +27,37 @@ use crate::tier::{CHUNK_BLOCKS_MAX, LoadOrder, StoreOrder, TransferOrder};
 /// How long a tier may read what it stores: what it has not by then it does not get, and so long at most is the memory not others'.
 const STORE_LEASE_US: u64 = 3_000_000;
 
-/// What a tier is asked for.
+/// What tiers are asked for.
 #[derive(Default)]
 pub(super) struct Transfers {
-    /// Blocks that the tier keeps together; `None`: there is no tier.
-    pub chunk_blocks: Option<u32>,
+    /// Blocks that each tier keeps together, the nearest first.
+    pub chunks: Vec<u32>,
     /// Each with the step that was being planned.
     loads: VecDeque<(u64, LoadOrder)>,
     stores: Vec<StoreOrder>,
+}
+
+impl Transfers {
+    /// Each with what it keeps together.
+    fn tiers(&self) -> impl Iterator<Item = (TierId, u32)> {
+        (0..).map(TierId).zip(self.chunks.iter().copied())
+    }
+}
+
+/// Blocks of a sequence that a tier can bring.
+struct Offer {
+    tier: TierId,
+    blocks: Range<u32>,
+}
+
+/// The last position up to `positions` at which blocks of all groups end, and the `chunk` blocks that a tier keeps together.
+fn chunk_end(cache: &KvCache, chunk: u32, positions: u32) -> u32 {
+    let chunk = chunk * cache.config().block_tokens;
+    let mut end = cache.border(positions);
+    while !end.is_multiple_of(chunk) {
+        end = cache.border(end - end % chunk);
+    }
+    end
 }
 
 impl Scheduler {
@@ -94,72 +119,88 @@ impl Scheduler {
         let (size, shared) = (cache.config().block_tokens, sequence.hashes.root().declared_blocks());
         // What an operator declared is its owner's to load.
         let mine = sequence.declared == (shared > 0) && found.lookup.full_blocks >= shared;
-        if self.transfers.chunk_blocks.is_none() || found.swaps_in || !mine || sequence.wants_rows() {
+        if self.transfers.chunks.is_empty() || found.swaps_in || !mine || sequence.wants_rows() {
             return false;
         }
         let from = cache.border(found.lookup.full_blocks * size);
-        let Some(end) = sequence.hashes.stored_from(from / size) else { return false };
-        let to = cache.border(sequence.attachable().min(end * size));
-        let room = self.config.max_transfer_bytes.saturating_sub(cache.loading_bytes());
-        let (wanted, most) = (to.saturating_sub(from) / size, room / cache.load_bytes(1).max(1));
-        let most = wanted.min(u32::try_from(most).unwrap_or(u32::MAX));
-        let blocks = self.chunk_end(cache, from + most * size).saturating_sub(from) / size;
-        // Windows and states are stored for the end alone.
-        if cache.needed_groups() > 1 && (blocks < wanted || to < end * size) {
-            return false;
-        }
-        let (to, bytes) = (from + blocks * size, cache.load_bytes(blocks));
-        if to <= found.cached || !self.costs.load_pays(bytes, found.cached..to) {
-            return false;
-        }
+        let Some(mut offer) = self.best_offer(cache, slot, from / size, found.cached) else { return false };
         if !self.attach_whole(cache, slot, from) {
             return false;
         }
-        let mut next = from / size;
-        let end = next + blocks;
-        while next < end {
-            // At their borders chunks end.
-            let border = (next / CHUNK_BLOCKS_MAX + 1) * CHUNK_BLOCKS_MAX;
-            let blocks = if cache.needed_groups() == 1 { border.min(end) - next } else { end - next };
-            let Some(ticket) = self.load_behind(cache, slot, blocks) else { break };
-            let Some(running) = self.sequences[slot].running() else { break };
-            let contents = cache.contents_to_load(&running.table, blocks);
-            let root = running.table.root();
-            let step = self.next_step();
-            self.transfers.loads.push_back((step, LoadOrder { ticket, root, contents }));
-            next += blocks;
+        while self.take_offer(cache, slot, &offer) && cache.needed_groups() == 1 {
+            // What another tier has behind it.
+            let next = offer.blocks.end;
+            let Some(more) = self.best_offer(cache, slot, next, next * size) else { break };
+            offer = more;
         }
         self.wait_for_load(slot);
         true
     }
 
-    /// What a tier lacks of a sequence up to position `end` is read and stored.
-    pub(super) fn store(&mut self, cache: &mut KvCache, slot: Slot, end: u32) {
-        let sequence = &self.sequences[slot];
-        let Some(running) = sequence.running().filter(|_| self.transfers.chunk_blocks.is_some()) else {
-            return;
+    /// Which tier brings the blocks of a sequence from `from` on, and up to where: the one that spares the most time, of equals the
+    /// nearest. `cached`: positions that the device has. `None`: none has them, or to compute them is faster.
+    fn best_offer(&self, cache: &KvCache, slot: Slot, from: u32, cached: u32) -> Option<Offer> {
+        let (sequence, size) = (&self.sequences[slot], cache.config().block_tokens);
+        let goes_on = cache.needed_groups() == 1;
+        let room = self.config.max_transfer_bytes.saturating_sub(cache.loading_bytes());
+        let most = u32::try_from(room / cache.load_bytes(1).max(1)).unwrap_or(u32::MAX);
+        let offer = |(tier, chunk): (TierId, u32)| {
+            let end = sequence.hashes.stored_from(tier, from)?;
+            let there = cache.border(sequence.attachable().min(end * size)) / size;
+            let to = from + there.saturating_sub(from).min(most);
+            let to = chunk_end(cache, chunk, to * size) / size;
+            // Windows and states are stored for the end alone.
+            let is_of_use = to > from && to * size > cached && (goes_on || to == end);
+            is_of_use.then_some(Offer { tier, blocks: from..to })
         };
-        let (table, size) = (&running.table, cache.config().block_tokens);
-        let own = table.root().declared_blocks();
-        let from = sequence.hashes.stored_from(own).unwrap_or(own);
-        let to = self.chunk_end(cache, end.min(table.published_blocks() * size));
-        if to <= from * size || !table.is_loaded() {
-            return;
-        }
-        let root = table.root();
-        let until = Micros(self.now.0 + STORE_LEASE_US);
-        let (lease, contents) = cache.lease(table, from, to, until.0);
-        self.transfers.stores.push(StoreOrder { lease, until, root, contents });
+        let offers = || self.transfers.tiers().filter_map(offer);
+        let spared = |tier, to| {
+            self.costs.spared_by_load(tier, cache.load_bytes(to - from), cached.min(to * size)..to * size)
+        };
+        // Where more can follow, by what all of them have.
+        let common = offers().map(|offer| offer.blocks.end).min()?;
+        let worth = |offer: &Offer| spared(offer.tier, if goes_on { common } else { offer.blocks.end });
+        let offers = offers().map(|offer| (worth(&offer), offer));
+        let (_, best) = offers.reduce(|best, next| if next.0 > best.0 { next } else { best })?;
+        (spared(best.tier, best.blocks.end) >= 0.0).then_some(best)
     }
 
-    /// The last position up to `positions` at which blocks of all groups end, and what a tier keeps together.
-    fn chunk_end(&self, cache: &KvCache, positions: u32) -> u32 {
-        let chunk = self.transfers.chunk_blocks.unwrap_or(1) * cache.config().block_tokens;
-        let mut end = cache.border(positions);
-        while !end.is_multiple_of(chunk) {
-            end = cache.border(end - end % chunk);
+    /// Orders what a tier offers. `false`: not all of it could be.
+    fn take_offer(&mut self, cache: &mut KvCache, slot: Slot, offer: &Offer) -> bool {
+        let (tier, mut next, end) = (offer.tier, offer.blocks.start, offer.blocks.end);
+        while next < end {
+            // At their borders chunks end.
+            let border = (next / CHUNK_BLOCKS_MAX + 1) * CHUNK_BLOCKS_MAX;
+            let blocks = if cache.needed_groups() == 1 { border.min(end) - next } else { end - next };
+            let Some(ticket) = self.load_behind(cache, slot, blocks) else { return false };
+            let Some(running) = self.sequences[slot].running() else { return false };
+            let contents = cache.contents_to_load(&running.table, blocks);
+            let root = running.table.root();
+            let step = self.next_step();
+            self.transfers.loads.push_back((step, LoadOrder { tier, ticket, root, contents }));
+            next += blocks;
         }
-        end
+        true
+    }
+
+    /// What each tier lacks of a sequence up to position `end` is read and stored.
+    pub(super) fn store(&mut self, cache: &mut KvCache, slot: Slot, end: u32) {
+        let sequence = &self.sequences[slot];
+        let Some(running) = sequence.running().filter(|running| running.table.is_loaded()) else { return };
+        let (table, size) = (&running.table, cache.config().block_tokens);
+        let root = table.root();
+        let own = root.declared_blocks();
+        let until = Micros(self.now.0 + STORE_LEASE_US);
+        let mut stores = Vec::new();
+        for (tier, chunk) in self.transfers.tiers() {
+            let from = sequence.hashes.stored_from(tier, own).unwrap_or(own);
+            let to = chunk_end(cache, chunk, end.min(table.published_blocks() * size));
+            if to > from * size {
+                let (lease, contents) = cache.lease(table, from, to, until.0);
+                stores.push(StoreOrder { tier, lease, until, root, contents });
+            }
+        }
+        self.transfers.stores.append(&mut stores);
     }
 
     /// Transfers that may begin now, each once. A load writes where steps that were planned before it may still read or write, so it
@@ -202,11 +243,12 @@ impl Scheduler {
     }
 
     /// A tier ended a load, and what that took.
-    pub fn loaded(&mut self, verified: bool, bytes: u64, us: u64) {
-        self.counters.tier_loads += 1;
-        self.counters.failed_tier_loads += u64::from(!verified);
+    pub fn loaded(&mut self, tier: TierId, verified: bool, bytes: u64, us: u64) {
+        let at = usize::from(tier.0);
+        self.counters.tier_loads[at] += 1;
+        self.counters.failed_tier_loads[at] += u64::from(!verified);
         if verified {
-            self.costs.loaded(bytes, us as f64);
+            self.costs.loaded(tier, bytes, us as f64);
         }
     }
 

@@ -87,7 +87,7 @@ use crate::plan::{DrafterModel, SequenceId, StepPlan};
 use crate::request::{Event, Micros, Request, RequestId};
 use crate::sequence::{Rank, Sequences, Slot};
 use crate::stats::Counters;
-use crate::tier::CHUNK_BLOCKS_MAX;
+use crate::tier::{CHUNK_BLOCKS_MAX, TIERS_MAX};
 use admission::Headroom;
 use budget::Step;
 use build::Ring;
@@ -185,9 +185,10 @@ impl Scheduler {
         self
     }
 
-    /// A tier keeps what the device cannot, so many blocks together ([`crate::Tier::chunk_blocks`]): see `loads`.
-    pub fn with_tier(mut self, chunk_blocks: u32) -> Self {
-        self.transfers.chunk_blocks = Some(chunk_blocks.clamp(1, CHUNK_BLOCKS_MAX));
+    /// Tiers keep what the device cannot, the nearest first, each so many blocks together ([`crate::Tier::chunk_blocks`]): see `loads`.
+    pub fn with_tiers(mut self, chunk_blocks: impl IntoIterator<Item = u32>) -> Self {
+        let chunks = chunk_blocks.into_iter().take(TIERS_MAX);
+        self.transfers.chunks = chunks.map(|blocks| blocks.clamp(1, CHUNK_BLOCKS_MAX)).collect();
         self
     }
 

@@ -491,7 +491,7 @@ pub(crate) mod tests {
             executor: Box::new(ModelExecutor::new(Box::new(backend), 130, rows, 64)),
             clock: Arc::new(SystemClock::new()),
             vocab: 130,
-            tier: None,
+            tiers: Vec::new(),
             events: None,
         })
         .expect("an engine")

@@ -245,9 +245,9 @@ fn logprobs(id: u32, top: u32) -> TokenLogprobs {
 }
 
 impl Engine for FakeEngine {
-    fn tier_stats(&self) -> Option<TierStats> {
+    fn tier_stats(&self) -> Vec<TierStats> {
         let (misses, requests) = (vec![("damaged", 0)], vec![("answered", 0)]);
-        Some(TierStats { name: "disk", bytes_limit: 1, misses, requests, ..TierStats::default() })
+        vec![TierStats { name: "disk", bytes_limit: 1, misses, requests, ..TierStats::default() }]
     }
 
     fn next_request_id(&self) -> RequestId {
@@ -421,7 +421,7 @@ pub fn modelled(config: SchedulerConfig, blocks: u32, bytes_per_block: u64) -> E
         executor: Box::new(ModelExecutor::new(Box::new(backend), VOCAB as usize, rows, 64)),
         clock: Arc::new(SystemClock::new()),
         vocab: VOCAB,
-        tier: None,
+        tiers: Vec::new(),
         events: None,
     })
     .unwrap()

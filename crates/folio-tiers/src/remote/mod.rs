@@ -265,6 +265,14 @@ impl RemoteStore {
         ends.iter().find(has_all).map(|(end, _)| *end)
     }
 
+    /// Asks which of the first of these chunks there are, where that is not known: a prompt that a nearer tier had was not asked for.
+    fn learn(&self, pieces: &[(Piece, &[Content])]) {
+        let is_whole = |(piece, contents): &&(Piece, &[Content])| contents.len() == piece.blocks as usize;
+        let chunks = pieces.iter().filter(|(piece, _)| piece.group == 0).filter(is_whole);
+        let names: Vec<Name> = chunks.map(|(piece, _)| piece.name).collect();
+        self.leading(&names, Instant::now() + self.objects.find_limit());
+    }
+
     /// Reads what is wanted of a value. What it brought, or why nothing.
     fn load_piece(
         &self,
@@ -393,6 +401,7 @@ impl Store for RemoteStore {
         let names = self.names(device, &data_key);
         let mut done = Carried::default();
         let mut pieces = names.of(device, order.root.declared_blocks(), &order.contents);
+        self.learn(&pieces);
         // The first of a window stands for all of it, so it is stored last.
         let windows = pieces.partition_point(|(piece, _)| piece.group == 0);
         pieces[windows..].reverse();

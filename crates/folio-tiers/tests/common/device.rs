@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use folio_engine::{LoadOrder, Micros, StoreOrder};
-use folio_kv::{BlockHashes, BlockId, Content, GroupConfig, Identity, Layout, Lease, Root, TenantId, Ticket};
+use folio_kv::{
+    BlockHashes, BlockId, Content, GroupConfig, Identity, Layout, Lease, Root, TenantId, Ticket, TierId,
+};
 use folio_model::backend::BlockMemory;
 use folio_tiers::Device;
 
@@ -88,11 +90,11 @@ pub fn compute(device: &Device, contents: &[Content]) {
 }
 
 pub fn store_order(hashes: &BlockHashes, contents: Vec<Content>) -> StoreOrder {
-    StoreOrder { lease: Lease(1), until: Micros(u64::MAX), root: *hashes.root(), contents }
+    StoreOrder { tier: TierId(0), lease: Lease(1), until: Micros(u64::MAX), root: *hashes.root(), contents }
 }
 
 pub fn load_order(hashes: &BlockHashes, contents: Vec<Content>) -> LoadOrder {
-    LoadOrder { ticket: Ticket(1), root: *hashes.root(), contents }
+    LoadOrder { tier: TierId(0), ticket: Ticket(1), root: *hashes.root(), contents }
 }
 
 /// How many of these blocks hold what they should; the others must be as they were.

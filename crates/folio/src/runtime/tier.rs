@@ -1,4 +1,4 @@
-//! What keeps KV off the device, if anything does.
+//! What keeps KV off the device, the nearest first.
 
 use std::sync::Arc;
 
@@ -24,29 +24,31 @@ pub fn open(
     cache: &KvCache,
     layout_digest: &[u8; 32],
     report: &mut Report,
-) -> Result<Option<Arc<dyn Tier>>> {
-    let option = match (&args.disk_kv.disk_kv, &args.remote_kv.remote_kv) {
-        (None, None) => return Ok(None),
-        (Some(_), None) => "--disk-kv",
-        (None, Some(_)) => "--remote-kv",
-        (Some(_), Some(_)) => bail!("--disk-kv and --remote-kv: KV is kept in one place, give one of them"),
-    };
-    let Some(memory) = device.block_memory() else {
-        bail!(
-            "{option}: KV can be carried away from the memory of the processors only, and this is {}",
-            device.name()
-        );
-    };
-    let groups = (0..cache.groups()).map(|group| *cache.group_config(group));
-    let groups = groups.filter(|group| !group.optional).collect();
-    let blocks = (memory, groups);
-    let (store, threads) = match option {
-        "--disk-kv" => disk(&args.disk_kv, layout_digest, report),
-        _ => remote(&args.remote_kv, &blocks, layout_digest, report),
+) -> Result<Vec<Arc<dyn Tier>>> {
+    let (disk_kv, remote_kv) = (&args.disk_kv, &args.remote_kv);
+    let wanted =
+        [disk_kv.disk_kv.as_ref().map(|_| "--disk-kv"), remote_kv.remote_kv.as_ref().map(|_| "--remote-kv")];
+    let mut tiers: Vec<Arc<dyn Tier>> = Vec::new();
+    // The nearest first.
+    for option in wanted.into_iter().flatten() {
+        let Some(memory) = device.block_memory() else {
+            bail!(
+                "{option}: KV can be carried away from the memory of the processors only, and this is {}",
+                device.name()
+            );
+        };
+        let groups = (0..cache.groups()).map(|group| *cache.group_config(group));
+        let groups: Vec<GroupConfig> = groups.filter(|group| !group.optional).collect();
+        let blocks = (memory, groups);
+        let (store, threads) = match option {
+            "--disk-kv" => disk(disk_kv, layout_digest, report),
+            _ => remote(remote_kv, &blocks, layout_digest, report),
+        }
+        .context(option)?;
+        let (memory, groups) = blocks;
+        tiers.push(Arc::new(StoreTier::new(store, memory, groups, threads.into()).context(option)?));
     }
-    .context(option)?;
-    let (memory, groups) = blocks;
-    Ok(Some(Arc::new(StoreTier::new(store, memory, groups, threads.into()).context(option)?)))
+    Ok(tiers)
 }
 
 fn disk(args: &DiskKvArgs, layout_digest: &[u8; 32], report: &mut Report) -> Result<(Arc<dyn Store>, u16)> {

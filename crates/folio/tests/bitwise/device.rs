@@ -241,7 +241,7 @@ fn answers<B: Backend + 'static>(
         executor: Box::new(ModelExecutor::new(Box::new(backend), model.vocab, 64, 16)),
         clock: Arc::new(SystemClock::new()),
         vocab: model.vocab as u32,
-        tier: None,
+        tiers: Vec::new(),
         events: None,
     })
     .expect("an engine");

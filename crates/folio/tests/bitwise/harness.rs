@@ -19,7 +19,7 @@ use folio_engine::plan::{
 use folio_engine::{
     DRAFTS_MAX, DrafterModel, Drafters, DraftingExecutor, Driver, Event, Executor, Micros, ModelExecutor,
     Pooling, Report, Request, RequestId, RulesRef, Sampler, SamplingParams, Scheduler, SchedulerConfig,
-    Speculation, SystemClock, Tier, TierStats, TransferOrder, turn,
+    Speculation, SystemClock, Tier, TierStats, TransferOrder, find_in_tiers, turn,
 };
 use folio_kv::{CacheConfig, GroupConfig, GroupCounts, Identity, KvCache, Root, TenantId, default_policy};
 use folio_model::backend::{Backend, Batch, GroupKind, KvFormat, KvGroup, KvLayout, Span};
@@ -381,6 +381,8 @@ pub struct Run {
     pub late: u64,
     /// Whether what a tier was asked for arrived, for each load.
     pub loads: Vec<bool>,
+    /// The tier of each load.
+    pub loaded_from: Vec<u8>,
 }
 
 /// One engine's bookkeeping around a [`Recorder`].
@@ -397,8 +399,9 @@ pub struct World {
     draft: Option<(ModelExecutor, DrafterModel)>,
     /// Time of the steps, where masks may be late.
     late: Option<Arc<AtomicU64>>,
-    /// Where KV is kept off the device, and what it reports.
-    tier: Option<(StoreTier, mpsc::Receiver<Report>)>,
+    /// Where KV is kept off the device, the nearest first, and what they report.
+    tiers: Vec<Arc<dyn Tier>>,
+    reports: (mpsc::Sender<Report>, mpsc::Receiver<Report>),
 }
 
 impl World {
@@ -415,7 +418,8 @@ impl World {
             speculation: Vec::new(),
             draft: None,
             late: None,
-            tier: None,
+            tiers: Vec::new(),
+            reports: mpsc::channel(),
         }
     }
 
@@ -467,22 +471,26 @@ impl World {
 
     /// From now on KV of what ends is kept in `dir`, at most `bytes` of it, and loaded where it is missed.
     pub fn keep_on_disk(&mut self, dir: &Path, bytes: u64) {
-        self.tier = None;
+        self.tiers.clear();
+        self.keep_behind(dir, bytes);
+    }
+
+    /// The same, in a tier that is farther than those there are.
+    pub fn keep_behind(&mut self, dir: &Path, bytes: u64) {
         let store = DiskStore::open(DiskConfig::new(dir, bytes, [3; 32])).expect("a store");
         store.wait_indexed();
         let memory = self.recorder.backend.block_memory().expect("the memory of a CPU");
         let groups = (0..self.cache.groups()).map(|group| *self.cache.group_config(group)).collect();
         let tier = StoreTier::new(store, memory, groups, 2).expect("threads");
-        let (told, reports) = mpsc::channel();
-        let told = Mutex::new(told);
+        let told = Mutex::new(self.reports.0.clone());
         let report = move |report| told.lock().expect("no panic").send(report).expect("somebody listens");
         tier.start(Box::new(report), Arc::new(SystemClock::new()));
-        self.tier = Some((tier, reports));
+        self.tiers.push(Arc::new(tier));
     }
 
-    /// What that tier did.
+    /// What the nearest tier did.
     pub fn tier_stats(&self) -> TierStats {
-        self.tier.as_ref().expect("a tier").0.stats()
+        self.tiers[0].stats()
     }
 
     /// From now on everybody's requests are another tenant's.
@@ -517,9 +525,7 @@ impl World {
         let scheduler = Scheduler::new(config.clone()).expect("a valid configuration");
         let mut scheduler = scheduler.with_overlap(self.depth, self.lag);
         let mut drafters = Drafters::default();
-        if let Some((tier, _)) = &self.tier {
-            scheduler = scheduler.with_tier(tier.chunk_blocks());
-        }
+        scheduler = scheduler.with_tiers(self.tiers.iter().map(|tier| tier.chunk_blocks()));
         let mut run =
             Run { tokens: vec![vec![]; arrivals.len()], cached: vec![0; arrivals.len()], ..Run::default() };
         run.vectors = run.tokens.clone();
@@ -545,8 +551,8 @@ impl World {
             let due = due.map(|(request, _)| {
                 let (request, hashes) = request.clone().hashed(BLOCK_TOKENS);
                 let most = (request.prompt.len() as u32 - 1) / BLOCK_TOKENS;
-                let stored = self.tier.as_ref().map(|(tier, _)| tier.find(&hashes, most));
-                (request, hashes.with_stored(stored.unwrap_or_default()))
+                let stored = find_in_tiers(&self.tiers, &hashes, most);
+                (request, hashes.with_stored(stored))
             });
             let due = due.inspect(|(request, _)| drafters.open(request));
             scheduler.admit(due, [], Micros(device.now));
@@ -571,22 +577,26 @@ impl World {
                     }
                 }
             }
-            if let Some((tier, reports)) = &self.tier {
-                let orders: Vec<TransferOrder> = scheduler.transfers().collect();
-                for order in &orders {
-                    match order.clone() {
-                        TransferOrder::Load(load) => tier.load(load),
-                        TransferOrder::Store(store) => assert!(tier.store(store), "little is to do"),
+            let orders: Vec<TransferOrder> = scheduler.transfers().collect();
+            for order in &orders {
+                match order.clone() {
+                    TransferOrder::Load(load) => {
+                        run.loaded_from.push(load.tier.0);
+                        self.tiers[usize::from(load.tier.0)].load(load);
+                    }
+                    TransferOrder::Store(store) => {
+                        let stores = self.tiers[usize::from(store.tier.0)].store(store);
+                        assert!(stores, "little is to do");
                     }
                 }
-                for report in reports.iter().take(orders.len()) {
-                    match report {
-                        Report::Loaded { ticket, verified, .. } => {
-                            run.loads.push(verified);
-                            scheduler.end_load(&mut self.cache, ticket, verified, Micros(device.now));
-                        }
-                        Report::Read { lease } => assert!(self.cache.end_lease(lease)),
+            }
+            for report in self.reports.1.iter().take(orders.len()) {
+                match report {
+                    Report::Loaded { ticket, verified, .. } => {
+                        run.loads.push(verified);
+                        scheduler.end_load(&mut self.cache, ticket, verified, Micros(device.now));
                     }
+                    Report::Read { lease } => assert!(self.cache.end_lease(lease)),
                 }
             }
             scheduler.check(&self.cache).expect("the books balance");

@@ -92,6 +92,44 @@ fn behind_what_the_device_has() {
     }
 }
 
+/// One disk has the beginnings, the other, which is farther, all: what comes from both has the bits, and then the near one has all.
+#[test]
+fn from_two_tiers() {
+    for fixture in ["llama3", "gemma3"] {
+        let (near, far) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+        let mut world = World::new(fixture, Setup::PLAIN, 64);
+        let arrivals = arrivals(world.recorder.vocab());
+        let oracle = Oracle::new(&mut world, &arrivals);
+        let beginnings: Vec<Arrival> = arrivals
+            .iter()
+            .map(|of| Arrival::new(of.prompt[..of.prompt.len().min(33)].to_vec(), 1))
+            .collect();
+        world.keep_on_disk(near.path(), DISK);
+        world.run(&whole(), &beginnings);
+        world.keep_on_disk(far.path(), DISK);
+        world.forget();
+        world.run(&whole(), &arrivals);
+        world.keep_on_disk(near.path(), DISK);
+        world.keep_behind(far.path(), DISK);
+        for last in [false, true] {
+            world.forget();
+            let run = world.run(&batched(4), &arrivals);
+            let what = format!("{fixture}, promoted: {last}");
+            oracle.check(&run, &what);
+            assert_eq!(run.cached, cached(&arrivals), "{what}");
+            assert_eq!(run.loaded_from.contains(&1), !last, "{what}: {:?}", run.loaded_from);
+        }
+        // The far one tells lies: nothing of it is used.
+        world.keep_on_disk(&near.path().join("new"), DISK);
+        for seed in 0..8 {
+            damage(far.path(), seed);
+        }
+        world.keep_behind(far.path(), DISK);
+        world.forget();
+        oracle.check(&world.run(&batched(4), &arrivals), &format!("{fixture}, the far one is damaged"));
+    }
+}
+
 #[test]
 fn nobody_elses() {
     let folder = tempfile::tempdir().expect("a folder");

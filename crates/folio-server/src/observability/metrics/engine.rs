@@ -31,7 +31,7 @@ impl Collector for EngineCollector {
         let stats = self.engine.stats();
         let events = self.kv_events.as_ref().map(|events| events.stats());
         let cache = &stats.cache;
-        let (waiting, tier) = (stats.waiting, self.engine.tier_stats());
+        let (waiting, tiers) = (stats.waiting, self.engine.tier_stats());
         for Documented { name, help, .. } in ENGINE {
             let samples = match *name {
                 "vllm:num_requests_running" => Samples::Gauge(f64::from(stats.running)),
@@ -96,10 +96,16 @@ impl Collector for EngineCollector {
                 }
                 "vllm:external_prefix_cache_hits_total" => Samples::Counter(stats.counters.loaded_tokens),
                 "folio:tier_loads_total" => {
-                    let (all, failed) = (stats.counters.tier_loads, stats.counters.failed_tier_loads);
-                    labelled("outcome", &[("loaded", all - failed), ("failed", failed)])
+                    let counters = &stats.counters;
+                    let loads = counters.tier_loads.iter().zip(&counters.failed_tier_loads);
+                    let of = |(tier, (all, failed)): (&TierStats, (&u64, &u64))| {
+                        [("loaded", all - failed), ("failed", *failed)].map(|(outcome, n)| {
+                            (vec![("tier", tier.name.to_owned()), ("outcome", outcome.to_owned())], n)
+                        })
+                    };
+                    Samples::Counters(tiers.iter().zip(loads).flat_map(of).collect())
                 }
-                name if name.starts_with("folio:tier_") => tier_samples(name, tier.as_ref()),
+                name if name.starts_with("folio:tier_") => tier_samples(name, &tiers),
                 name if name.starts_with("folio:kv_events_") => kv_events::samples(name, events.as_ref()),
                 "folio:queued_prompt_tokens" => Samples::Gauge(stats.queued_tokens as f64),
                 "folio:last_step_seconds" => Samples::Gauge(stats.last_step_us as f64 / 1e6),
@@ -113,27 +119,34 @@ impl Collector for EngineCollector {
     }
 }
 
-/// Of a tier; none where there is no tier.
-fn tier_samples(name: &str, tier: Option<&TierStats>) -> Samples {
-    let Some(tier) = tier else {
-        return if name.ends_with("_total") { Samples::Counters(vec![]) } else { Samples::Gauges(vec![]) };
-    };
-    let of = |label: Option<(&'static str, &str)>| {
-        let more = label.map(|(name, value)| (name, value.to_owned()));
-        std::iter::once(("tier", tier.name.to_owned())).chain(more).collect::<Labels>()
-    };
-    let counters = |label, list: &[(&str, u64)]| {
-        Samples::Counters(list.iter().map(|(value, n)| (of(Some((label, *value))), *n)).collect())
-    };
+/// Of all tiers.
+fn tier_samples(name: &str, tiers: &[TierStats]) -> Samples {
+    if name.ends_with("_total") {
+        return Samples::Counters(tiers.iter().flat_map(|tier| tier_counters(name, tier)).collect());
+    }
+    Samples::Gauges(tiers.iter().flat_map(|tier| tier_gauges(name, tier)).collect())
+}
+
+fn tier_gauges(name: &str, tier: &TierStats) -> Vec<(Labels, f64)> {
+    let of = |more: Option<(&'static str, &str)>| tier_labels(tier, more);
     match name {
-        "folio:tier_up" => Samples::Gauges(vec![(of(None), f64::from(u8::from(tier.off.is_none())))]),
-        "folio:tier_bytes" if tier.bytes_limit == 0 => Samples::Gauges(vec![]),
+        "folio:tier_up" => vec![(of(None), f64::from(u8::from(tier.off.is_none())))],
+        "folio:tier_bytes" if tier.bytes_limit == 0 => Vec::new(),
         "folio:tier_bytes" => {
             let state = |state, bytes: u64| (of(Some(("state", state))), bytes as f64);
-            Samples::Gauges(vec![state("used", tier.bytes), state("limit", tier.bytes_limit)])
+            vec![state("used", tier.bytes), state("limit", tier.bytes_limit)]
         }
-        "folio:tier_blocks" => Samples::Gauges(vec![(of(None), tier.blocks as f64)]),
-        "folio:tier_blocks_total" => counters(
+        "folio:tier_blocks" => vec![(of(None), tier.blocks as f64)],
+        other => unreachable!("{other} is in the table above but has no figure"),
+    }
+}
+
+fn tier_counters(name: &str, tier: &TierStats) -> Vec<(Labels, u64)> {
+    let by = |label, list: &[(&str, u64)]| {
+        list.iter().map(|(value, n)| (tier_labels(tier, Some((label, *value))), *n)).collect()
+    };
+    match name {
+        "folio:tier_blocks_total" => by(
             "event",
             &[
                 ("stored", tier.blocks_stored),
@@ -142,13 +155,16 @@ fn tier_samples(name: &str, tier: Option<&TierStats>) -> Samples {
                 ("dropped", tier.blocks_dropped),
             ],
         ),
-        "folio:tier_bytes_total" => {
-            counters("direction", &[("out", tier.bytes_written), ("in", tier.bytes_read)])
-        }
-        "folio:tier_misses_total" => counters("reason", &tier.misses),
-        "folio:tier_requests_total" => counters("outcome", &tier.requests),
+        "folio:tier_bytes_total" => by("direction", &[("out", tier.bytes_written), ("in", tier.bytes_read)]),
+        "folio:tier_misses_total" => by("reason", &tier.misses),
+        "folio:tier_requests_total" => by("outcome", &tier.requests),
         other => unreachable!("{other} is in the table above but has no figure"),
     }
+}
+
+fn tier_labels(tier: &TierStats, more: Option<(&'static str, &str)>) -> Labels {
+    let more = more.map(|(name, value)| (name, value.to_owned()));
+    std::iter::once(("tier", tier.name.to_owned())).chain(more).collect()
 }
 
 fn by_reason(reason: WaitingFor) -> Labels {
