@@ -174,7 +174,7 @@ def test_what_one_engine_computed_another_has(serve, valkey, tmp_path, answers):
     for number in range(8):
         tokens, cached = ask(other, number)
         assert tokens == answers[number] and cached > 600, (number, cached)
-    assert other.metric("folio:tier_loads_total", outcome="failed") == 0
+    assert other.metric("folio:tier_loads_total", tier=TIER, outcome="failed") == 0
     assert misses(other) == 0
     assert other.metric("folio:tier_up", tier=TIER) == 1
     # Few questions, and large values.
@@ -186,6 +186,69 @@ def test_what_one_engine_computed_another_has(serve, valkey, tmp_path, answers):
     # A restart has no memory of its own, and finds it.
     again = serve(*remote(store.url, tmp_path))
     assert ask(again, 3)[1] > 600
+
+
+def blocks(server, tier, event):
+    return server.metric("folio:tier_blocks_total", tier=tier, event=event)
+
+
+def until(what, seconds=20):
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_disk_and_a_server(serve, valkey, tmp_path, answers):
+    store = valkey()
+
+    def both(disk):
+        return serve("--disk-kv", str(tmp_path / disk), "--disk-kv-size", "64MiB", *remote(store.url, tmp_path))
+
+    one = both("one")
+    for number in range(8):
+        assert ask(one, number)[0] == answers[number]
+    # Each has all that it keeps.
+    until(lambda: blocks(one, "disk", "stored") >= 8 * 50 and blocks(one, TIER, "stored") >= 8 * 40)
+    for number in range(8):
+        tokens, cached = ask(one, number)
+        assert tokens == answers[number] and cached > 800, (number, cached)
+    assert blocks(one, "disk", "loaded") > 0
+    assert one.metric("folio:tier_loads_total", tier=TIER, outcome="failed") == 0
+    assert one.stop() == 0
+    # Another machine: its disk is empty, so the server's is loaded, and is on its disk from then on.
+    two = both("two")
+    for number in range(8):
+        tokens, cached = ask(two, number)
+        assert tokens == answers[number] and cached > 600, (number, cached)
+    assert blocks(two, TIER, "loaded") >= 8 * 40 and blocks(two, "disk", "loaded") == 0
+    until(lambda: blocks(two, "disk", "stored") >= 8 * 50)
+    assert two.stop() == 0
+    # What the server holds from now on is noise: the disk has it all, and of the server nothing wrong is used.
+    for key in store.keys():
+        value = bytearray(store.say("GET", key))
+        value[len(value) // 2] ^= 1
+        store.say("SET", key, bytes(value))
+    again = both("two")
+    until(lambda: again.metric("folio:tier_blocks", tier="disk") >= 8 * 50)
+    for number in range(8):
+        tokens, cached = ask(again, number)
+        assert tokens == answers[number] and cached > 800, (number, cached)
+    assert blocks(again, "disk", "loaded") >= 8 * 40
+    assert again.stop() == 0
+    third = both("three")
+    for number in range(8):
+        assert ask(third, number)[0] == answers[number]
+    assert misses(third) > 0
+    assert third.stop() == 0
+    # Without the server the disk goes on.
+    store.kill()
+    alone = both("two")
+    until(lambda: alone.metric("folio:tier_blocks", tier="disk") >= 8 * 50)
+    for number in range(8):
+        tokens, cached = ask(alone, number)
+        assert tokens == answers[number] and cached > 800, (number, cached)
+    assert alone.metric("folio:tier_up", tier=TIER) == 0 and alone.metric("folio:tier_up", tier="disk") == 1
 
 
 def test_it_is_its_tenants_alone_and_unreadable(serve, valkey, tmp_path, answers):
@@ -378,6 +441,4 @@ def test_what_cannot_be_is_refused_by_a_sentence(tmp_path):
     assert "database" in refused(*remote(url + "/many", tmp_path)).lower()
     assert "ttl" in refused(*remote(url + "?ttl=5", tmp_path))
     assert "ca.pem" in refused(*remote("valkeys://127.0.0.1", tmp_path, "--remote-kv-ca", str(tmp_path / "ca.pem")))
-    both = refused(*remote(url, tmp_path, "--disk-kv", str(tmp_path / "disk")))
-    assert "--disk-kv and --remote-kv" in both
     assert "sesame" not in refused(*remote("valkey://:sesame@127.0.0.1/many", tmp_path))

@@ -3,11 +3,15 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use common::{Client, Reply, app, facts, reply};
-use folio_engine::{EngineHandle, SchedulerConfig};
+use folio_engine::{
+    Clock, EngineHandle, LoadOrder, Report, ReportSink, SchedulerConfig, StoreOrder, Tier, TierStats,
+};
+use folio_kv::BlockHashes;
 use folio_server::ServerConfig;
 use serde_json::{Value, json};
 
@@ -26,6 +30,76 @@ fn engine() -> EngineHandle {
 
 fn client() -> Client {
     Client::new(Arc::new(engine()))
+}
+
+/// A tier that says to have what it is told to have of any prompt, and brings it, or not, at once.
+struct Shelf {
+    name: &'static str,
+    has: Mutex<Option<Range<u32>>>,
+    brings: Mutex<bool>,
+    /// Blocks that it was asked for.
+    loaded: Mutex<Vec<u32>>,
+    reports: OnceLock<ReportSink>,
+}
+
+impl Shelf {
+    fn new(name: &'static str) -> Arc<Self> {
+        let (has, loaded, reports) = Default::default();
+        Arc::new(Self { name, has, brings: Mutex::new(true), loaded, reports })
+    }
+
+    fn has(&self, blocks: Range<u32>) {
+        *self.has.lock().unwrap() = Some(blocks);
+    }
+
+    fn loaded(&self) -> Vec<u32> {
+        std::mem::take(&mut *self.loaded.lock().unwrap())
+    }
+}
+
+impl Tier for Shelf {
+    fn start(&self, reports: ReportSink, _: Arc<dyn Clock>) {
+        assert!(self.reports.set(reports).is_ok());
+    }
+
+    fn find(&self, _: &BlockHashes, most: u32) -> Vec<Range<u32>> {
+        let has = self.has.lock().unwrap().clone();
+        has.map(|has| has.start..has.end.min(most)).filter(|has| !has.is_empty()).into_iter().collect()
+    }
+
+    fn load(&self, order: LoadOrder) {
+        let LoadOrder { tier, ticket, contents, .. } = order;
+        self.loaded.lock().unwrap().extend(contents.iter().map(|content| content.index));
+        let verified = *self.brings.lock().unwrap();
+        self.reports.get().unwrap()(Report::Loaded { tier, ticket, verified, bytes: 1, us: 0 });
+    }
+
+    fn store(&self, _: StoreOrder) -> bool {
+        false
+    }
+
+    fn stats(&self) -> TierStats {
+        TierStats { name: self.name, ..TierStats::default() }
+    }
+
+    fn close(&self, _: Duration) {}
+}
+
+/// Clients of two tenants, the second of which may have 150 tokens a minute, and tiers.
+fn with_tiers() -> (Client, Client, Arc<Shelf>, Arc<Shelf>) {
+    let (near, far) = (Shelf::new("disk"), Shelf::new("valkey"));
+    let config = SchedulerConfig {
+        max_model_len: 256,
+        max_num_seqs: 8,
+        max_num_batched_tokens: 256,
+        ..Default::default()
+    };
+    let engine = common::modelled_with(config, BLOCKS, 1, vec![near.clone(), far.clone()]);
+    let file = r#"{"tenants": [{"name": "one", "keys": ["one"]},
+        {"name": "two", "keys": ["two"], "tokens_per_minute": 150}]}"#;
+    let tenants = folio_server::Declared::parse(file, &|_| None).unwrap();
+    let client = Client::with(ServerConfig { tenants, ..ServerConfig::default() }, app(Arc::new(engine)));
+    (client.key("one"), client.key("two"), near, far)
 }
 
 /// Clients of two tenants.
@@ -133,6 +207,87 @@ async fn a_pinned_prefix_survives_what_evicts_everything_else() {
     assert_eq!(client.get(&path).await.json()["cached_tokens"], 0, "the record stays, the content may go");
     let refused = client.post(&path, &json!({"pin": true})).await;
     assert_eq!((refused.status.as_u16(), &refused.error()["code"]), (409, &json!("not_cached")));
+}
+
+#[tokio::test]
+async fn what_tiers_have_of_a_prefix_is_loaded_ahead() {
+    let (one, two, near, far) = with_tiers();
+    let prefix = make(&one, json!({"prompt": text('x', 100), "ttl": "1h"})).await;
+    let path = format!("/v1/cache/prefixes/{}", id(&prefix));
+    let load = async |client: &Client| client.post(&path, &json!({"load": true})).await;
+    let here = load(&one).await.json();
+    assert_eq!(here["found"], json!({"device": 96, "disk": 0, "valkey": 0}));
+    assert_eq!(here["usage"]["prompt_tokens"], 0, "nothing is to be done, or charged");
+    press(&one).await;
+    // No tier has any of it: nothing is computed.
+    let nowhere = load(&one).await.json();
+    assert_eq!(nowhere["found"], json!({"device": 0, "disk": 0, "valkey": 0}));
+    assert_eq!(nowhere["cached_tokens"], 0);
+    near.has(0..2);
+    far.has(0..6);
+    let before = one.metric("vllm:prompt_tokens_total", &[]).await;
+    let loaded = load(&one).await;
+    assert_eq!(loaded.status, 200, "{}", loaded.text);
+    let loaded = loaded.json();
+    assert_eq!(loaded["found"], json!({"device": 0, "disk": 32, "valkey": 64}));
+    assert_eq!((&loaded["cached_tokens"], &loaded["ttl"]), (&json!(96), &json!(3600)));
+    assert_eq!(
+        loaded["usage"],
+        json!({"prompt_tokens": 97, "prompt_tokens_details": {"cached_tokens": 96}}),
+        "the row behind it is computed"
+    );
+    assert_eq!(one.metric("vllm:prompt_tokens_total", &[]).await - before, 97.0);
+    assert_eq!((near.loaded().len(), far.loaded().len()), (2, 4));
+    near.has(0..0);
+    far.has(0..0);
+    assert!(cached(&one, &text('x', 100)).await >= 96);
+    // Another's id is as missing as ever, and so is what was dropped.
+    for (client, body) in [(&two, json!({"load": true})), (&two, json!({"load": true, "pin": true}))] {
+        assert_eq!(client.post(&path, &body).await.error()["code"], "prefix_not_found");
+    }
+    delete(&one, &id(&prefix)).await;
+    assert_eq!(load(&one).await.status, 404);
+}
+
+#[tokio::test]
+async fn what_a_tier_does_not_bring_is_computed_and_pinned_with_the_rest() {
+    let (one, _, near, _) = with_tiers();
+    let prefix = make(&one, json!({"prompt": text('x', 100)})).await;
+    let path = format!("/v1/cache/prefixes/{}", id(&prefix));
+    press(&one).await;
+    near.has(0..3);
+    let part = one.post(&path, &json!({"load": true, "pin": true})).await;
+    assert_eq!((part.status.as_u16(), &part.error()["code"]), (409, &json!("not_cached")), "half of it");
+    press(&one).await;
+    near.has(0..6);
+    *near.brings.lock().unwrap() = false;
+    let whole = one.post(&path, &json!({"load": true, "pin": true})).await.json();
+    assert_eq!((&whole["pinned"], &whole["cached_tokens"]), (&json!(true), &json!(96)));
+    assert_eq!(whole["found"]["disk"], 96, "as it said");
+    assert_eq!(whole["usage"]["prompt_tokens_details"]["cached_tokens"], 0, "it did not bring it");
+}
+
+#[tokio::test]
+async fn a_load_is_charged_to_its_tenant_and_needs_its_text() {
+    let (one, two, near, _) = with_tiers();
+    let prefix = make(&two, json!({"prompt": text('x', 100)})).await;
+    let path = format!("/v1/cache/prefixes/{}", id(&prefix));
+    press(&one).await;
+    near.has(0..6);
+    let refused = two.post(&path, &json!({"load": true})).await;
+    assert_eq!(refused.status, 429, "of 150 tokens a minute 50 are left: {}", refused.text);
+    assert!(near.loaded().is_empty());
+    // What a request pinned has a record, and no text.
+    near.has(0..0);
+    complete(&one, &text('y', 64), json!({"cache": {"pin": true}})).await;
+    let path = format!("/v1/cache/prefixes/{}", id(&list(&one).await[0]));
+    let unknown = one.post(&path, &json!({"load": true})).await;
+    assert_eq!(
+        (unknown.status.as_u16(), &unknown.error()["code"]),
+        (409, &json!("no_text")),
+        "{}",
+        unknown.text
+    );
 }
 
 #[tokio::test]
@@ -343,9 +498,14 @@ async fn bad_input_is_refused_by_name() {
     assert_eq!(model.status, 404);
     let prefix = make(&client, json!({"prompt": text('x', 64)})).await;
     let path = format!("/v1/cache/prefixes/{}", id(&prefix));
-    for (body, param) in
-        [(json!({"pin": 1}), "pin"), (json!({"priority": -1}), "priority"), (json!({"x": 1}), "x")]
-    {
+    for (body, param) in [
+        (json!({"pin": 1}), "pin"),
+        (json!({"priority": -1}), "priority"),
+        (json!({"x": 1}), "x"),
+        (json!({"load": 1}), "load"),
+        (json!({"load": "true"}), "load"),
+        (json!({"load": [true]}), "load"),
+    ] {
         let answer = client.post(&path, &body).await;
         assert_eq!(
             (answer.status.as_u16(), &answer.error()["param"]),

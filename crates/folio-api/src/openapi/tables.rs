@@ -311,7 +311,7 @@ pub const PREFIX_REQUEST: Body = Body {
 pub const PREFIX_CHANGE: Body = Body {
     name: "PrefixChange",
     required: &[],
-    fields: &[KEEPING],
+    fields: &[KEEPING, &[("load", "boolean")]],
     refused: &[],
     hints: None,
     example: r#"{"pin": false}"#,

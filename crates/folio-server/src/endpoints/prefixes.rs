@@ -12,7 +12,7 @@ use axum::extract::{Path, State};
 use axum::http::Response;
 use folio_engine::request::{EventSink, RetentionRange};
 use folio_engine::{CacheCommand, CacheResponse, Event, FinishReason, Request, SamplingParams};
-use folio_kv::{BlockHashes, KeepRefused, PrefixId, PrefixInfo, TenantId};
+use folio_kv::{BlockHashes, KeepRefused, PrefixId, PrefixInfo, Retention, TenantId, TierId};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
@@ -27,12 +27,11 @@ use crate::generation::tokenizing::{encode, encode_prompt};
 use crate::http::Shared;
 use crate::http::reply::{Reply, json_response};
 use crate::http::stream::Abort;
-use crate::load::Load;
 use crate::tenancy::Tenancy;
 use crate::tenancy::declared::DeclaredPrefix;
-use crate::tenancy::gate::{Entry, Need};
+use crate::tenancy::gate::{Entry, Need, Ticket};
 use crate::tenancy::tenant::Tenant;
-use folio_api::cache::Retention;
+use folio_api::cache::Retention as AskedRetention;
 use folio_api::fields::Fields;
 use folio_api::hints::{Api, Hints};
 use folio_api::openai::chat;
@@ -45,7 +44,7 @@ const ATTEMPTS: u32 = 3;
 /// A prefix to be made.
 struct Wanted {
     tokens: Arc<[u32]>,
-    keep: Retention,
+    keep: AskedRetention,
     /// The field the prefix came from.
     field: &'static str,
 }
@@ -89,10 +88,9 @@ pub async fn create(State(generator): Shared<Generator>, request: JsonRequest) -
         };
         match kept {
             Ok(prefix) => {
+                tenancy.prefix_texts.keep(tenant.cache, prefix.id, wanted.tokens.clone());
                 let mut answer = describe(served, &prefix);
-                let details = json!({"cached_tokens": cached_tokens});
-                answer["usage"] =
-                    json!({"prompt_tokens": wanted.tokens.len(), "prompt_tokens_details": details});
+                answer["usage"] = usage(wanted.tokens.len(), cached_tokens);
                 return Ok(json_response(answer.to_string()));
             }
             Err(KeepRefused::NotCached { .. }) => {}
@@ -106,7 +104,7 @@ pub async fn create(State(generator): Shared<Generator>, request: JsonRequest) -
 fn read(inputs: &InputProcessor, tenant: TenantId, body: &[u8]) -> Result<Wanted, ApiError> {
     let mut fields = Fields::of_body(body)?;
     inputs.served.context.check_model(&mut fields)?;
-    let keep = Retention::read(&mut fields)?;
+    let keep = AskedRetention::read(&mut fields)?;
     let mut hints = Hints::new(&inputs.served.context.hints, Api::Chat);
     let (tokens, field) = tokens(inputs, Some(tenant), &mut fields, &mut hints)?;
     hints.close(fields, &PREFIX_REQUEST)?;
@@ -171,24 +169,37 @@ async fn compute(
     entry: &Arc<Entry>,
     wanted: &Wanted,
 ) -> Result<Computed, ApiError> {
-    let Generator { served, tenancy, load, observability, .. } = generator;
-    let root = tenancy.root(tenant);
-    let prompt_tokens = wanted.tokens.len() as u64;
-    let need = Need { prompts: 1, prompt_tokens, output_tokens: 0 };
-    let mut ticket = entry.reserve(need, Instant::now())?;
-    let retention = retention(&wanted.keep);
-    let id = served.engine.next_request_id();
-    let request = Request {
+    let ticket = entry.reserve(need(wanted.tokens.len()), Instant::now())?;
+    let Retention { priority, ttl_us } = retention(&wanted.keep);
+    let tokens = 0..wanted.tokens.len() as u32;
+    let range = RetentionRange { tokens, priority, ttl_us, pin: wanted.keep.pin.unwrap_or(false) };
+    run(generator, tenant, ticket, request(generator, tenant, &wanted.tokens, range)).await
+}
+
+fn need(prompt_tokens: usize) -> Need {
+    Need { prompts: 1, prompt_tokens: prompt_tokens as u64, output_tokens: 0 }
+}
+
+/// One that generates nothing.
+fn request(generator: &Generator, tenant: &Tenant, tokens: &Arc<[u32]>, range: RetentionRange) -> Request {
+    let Generator { served, tenancy, load, .. } = generator;
+    let (id, root) = (served.engine.next_request_id(), tenancy.root(tenant));
+    Request {
         class: tenant.class,
         deadline: served.deadline(load.limits.request_timeout),
-        retention: vec![RetentionRange {
-            tokens: 0..wanted.tokens.len() as u32,
-            priority: retention.priority,
-            ttl_us: retention.ttl_us,
-            pin: wanted.keep.pin.unwrap_or(false),
-        }],
-        ..Request::new(id, tenant.id, root, wanted.tokens.clone(), SamplingParams::greedy(0))
-    };
+        retention: vec![range],
+        ..Request::new(id, tenant.id, root, tokens.clone(), SamplingParams::greedy(0))
+    }
+}
+
+async fn run(
+    generator: &Generator,
+    tenant: &Tenant,
+    mut ticket: Ticket,
+    request: Request,
+) -> Result<Computed, ApiError> {
+    let Generator { served, observability, .. } = generator;
+    let prompt_tokens = request.prompt.len() as u64;
     let (sender, mut events) = mpsc::unbounded_channel();
     let sink: Box<dyn EventSink> = Box::new(move |event: Event| sender.send(event).is_ok());
     let flag = match engine::submit(&served.engine, request, sink).await {
@@ -247,40 +258,128 @@ pub async fn list(State(served): Shared<Served>, tenant: Tenant) -> Reply {
 /// `GET /v1/cache/prefixes/{id}`
 pub async fn show(State(served): Shared<Served>, tenant: Tenant, Path(id): Path<String>) -> Reply {
     let (tenant, id) = (tenant.cache, parse(&id)?);
-    one(&served, command(&served, CacheCommand::Show { tenant, id }).await?)
+    let prefix = prefix(command(&served, CacheCommand::Show { tenant, id }).await?)?;
+    Ok(json_response(describe(&served, &prefix).to_string()))
 }
 
-/// `POST /v1/cache/prefixes/{id}`: pin, unpin, another priority or time to live. What is not given stays.
+/// `POST /v1/cache/prefixes/{id}`: pin, unpin, another priority or time to live; what is not given stays. With `load` what tiers have of
+/// it is brought to the device before.
 pub async fn change(
-    State(served): Shared<Served>,
-    State(load): Shared<Load>,
+    State(generator): Shared<Generator>,
     Path(id): Path<String>,
     request: JsonRequest,
 ) -> Reply {
-    let (tenant, id, bytes) = (request.tenant.cache, parse(&id)?, request.body.len());
-    let (owner, body) = (request.tenant.id, request.body);
+    let Generator { served, load, .. } = &*generator;
+    let _counted = load.in_flight.enter();
+    let JsonRequest { tenant: asking, body, held: _held, entry, .. } = request;
+    let (tenant, id, bytes) = (asking.cache, parse(&id)?, body.len());
     let read = move || {
         let mut fields = Fields::of_body(&body)?;
-        let keep = Retention::read(&mut fields)?;
+        let keep = AskedRetention::read(&mut fields)?;
+        let load = fields.take::<bool>("load")?.unwrap_or(false);
         fields.finish(&[])?;
-        Ok(keep)
+        Ok((keep, load))
     };
-    let keep = load.off_thread(owner, bytes, read).await?;
-    let CacheResponse::Prefix(now) = command(&served, CacheCommand::Show { tenant, id }).await? else {
+    let (keep, loads) = load.off_thread(asking.id, bytes, read).await?;
+    let CacheResponse::Prefix(now) = command(served, CacheCommand::Show { tenant, id }).await? else {
         return Err(missing().into());
     };
-    let keep = Retention {
-        priority: keep.priority.or(Some(now.retention.priority)),
-        ttl_us: keep.ttl_us.or(now.retention.ttl_us),
-        pin: keep.pin.or(Some(now.pinned)),
+    let loaded = if loads { Some(load_prefix(&generator, &asking, &entry, &now).await?) } else { None };
+    let wanted = match loads && keep == AskedRetention::default() {
+        // Whatever came: only of what is whole more can be said.
+        true => CacheCommand::Show { tenant, id },
+        false => CacheCommand::Change {
+            tenant,
+            id,
+            retention: Retention {
+                priority: keep.priority.unwrap_or(now.retention.priority),
+                ttl_us: keep.ttl_us.or(now.retention.ttl_us),
+            },
+            pin: keep.pin.unwrap_or(now.pinned),
+        },
     };
-    let (retention, pin) = (retention(&keep), keep.pin.unwrap_or(false));
-    one(&served, command(&served, CacheCommand::Change { tenant, id, retention, pin }).await?)
+    let prefix = prefix(command(served, wanted).await?)?;
+    let mut answer = describe(served, &prefix);
+    if let Some(Loaded { found, usage }) = loaded {
+        answer["found"] = found;
+        answer["usage"] = usage;
+    }
+    Ok(json_response(answer.to_string()))
+}
+
+/// What a load ahead came to.
+struct Loaded {
+    /// Tokens by where they were: `device`, and the names of tiers.
+    found: Value,
+    usage: Value,
+}
+
+/// Brings what tiers have of a prefix behind what the device has to the device: as the prompt of a request that ends there and generates
+/// nothing, so it is admitted, charged and loaded like any other, and what does not come is computed.
+async fn load_prefix(
+    generator: &Generator,
+    tenant: &Tenant,
+    entry: &Arc<Entry>,
+    prefix: &PrefixInfo,
+) -> Result<Loaded, ApiError> {
+    let Generator { served, tenancy, .. } = generator;
+    let text = tenancy.prefix_texts.get(tenant.cache, prefix.id).ok_or_else(no_text)?;
+    // The row behind what is loaded is computed.
+    let text: Arc<[u32]> = text[..text.len().min(prefix.tokens as usize + 1)].into();
+    let mut ticket = entry.reserve(need(text.len()), Instant::now())?;
+    let Retention { priority, ttl_us } = prefix.retention;
+    let asked = |tokens: &Arc<[u32]>| {
+        let range = RetentionRange { tokens: 0..tokens.len() as u32, priority, ttl_us, pin: false };
+        request(generator, tenant, tokens, range)
+    };
+    let hashes = engine::hashes(&served.engine, &[asked(&text)]).await.remove(0);
+    let names: Vec<&'static str> = served.engine.tier_stats().iter().map(|tier| tier.name).collect();
+    let found = in_tiers(&hashes, prefix, names.len());
+    let in_tiers: u32 = found.iter().sum();
+    let named = names.iter().zip(&found).map(|(name, tokens)| ((*name).to_owned(), json!(tokens)));
+    let device = ("device".to_owned(), json!(prefix.cached_tokens));
+    let found = Value::Object(std::iter::once(device).chain(named).collect());
+    if in_tiers == 0 {
+        ticket.settle(0);
+        return Ok(Loaded { found, usage: usage(0, 0) });
+    }
+    let end = (prefix.cached_tokens + in_tiers) as usize + 1;
+    let text: Arc<[u32]> = text[..text.len().min(end)].into();
+    let computed = run(generator, tenant, ticket, asked(&text)).await?;
+    Ok(Loaded { found, usage: usage(text.len(), computed.cached_tokens) })
+}
+
+/// Tokens of a prefix that each tier has behind what the device has, or what nearer ones have.
+fn in_tiers(hashes: &BlockHashes, prefix: &PrefixInfo, tiers: usize) -> Vec<u32> {
+    let size = hashes.block_tokens();
+    let (mut at, blocks) = (prefix.cached_tokens / size, prefix.tokens / size);
+    let mut found = vec![0; tiers];
+    let next = |at| {
+        let has = |tier: usize| Some((tier, hashes.stored_from(TierId(tier as u8), at)?));
+        (0..tiers).find_map(has)
+    };
+    while let Some((tier, end)) = next(at).filter(|_| at < blocks) {
+        let end = end.min(blocks);
+        found[tier] += (end - at) * size;
+        at = end;
+    }
+    found
+}
+
+fn usage(prompt_tokens: usize, cached_tokens: u32) -> Value {
+    let details = json!({"cached_tokens": cached_tokens});
+    json!({"prompt_tokens": prompt_tokens, "prompt_tokens_details": details})
 }
 
 /// `DELETE /v1/cache/prefixes/{id}`
-pub async fn delete(State(served): Shared<Served>, tenant: Tenant, Path(name): Path<String>) -> Reply {
+pub async fn delete(
+    State(served): Shared<Served>,
+    State(tenancy): Shared<Tenancy>,
+    tenant: Tenant,
+    Path(name): Path<String>,
+) -> Reply {
     let (tenant, id) = (tenant.cache, parse(&name)?);
+    tenancy.prefix_texts.forget_one(tenant, id);
     match command(&served, CacheCommand::Drop { tenant, id }).await? {
         CacheResponse::Dropped { tokens } => {
             let answer =
@@ -307,12 +406,12 @@ pub(crate) async fn command(served: &Served, command: CacheCommand) -> Result<Ca
     answer.await.map_err(|_| ApiError::unavailable("the engine has ended", 30))
 }
 
-fn one(served: &Served, answer: CacheResponse) -> Reply {
+fn prefix(answer: CacheResponse) -> Result<PrefixInfo, ApiError> {
     match answer {
-        CacheResponse::Prefix(prefix) => Ok(json_response(describe(served, &prefix).to_string())),
-        CacheResponse::Refused(reason) => Err(refused(&reason, "pin", "id").into()),
-        CacheResponse::Missing => Err(missing().into()),
-        _ => Err(unexpected().into()),
+        CacheResponse::Prefix(prefix) => Ok(prefix),
+        CacheResponse::Refused(reason) => Err(refused(&reason, "pin", "id")),
+        CacheResponse::Missing => Err(missing()),
+        _ => Err(unexpected()),
     }
 }
 
@@ -345,6 +444,15 @@ fn missing() -> ApiError {
         code: Some("prefix_not_found"),
         param: Some("id".into()),
         ..ApiError::new(404, "invalid_request_error", "There is no such prefix.")
+    }
+}
+
+fn no_text() -> ApiError {
+    let message = "The text of this prefix is not known here (any more): it was pinned by a request, or others were used since. Send it to POST /v1/cache/prefixes, which loads what tiers have of it, too.";
+    ApiError {
+        code: Some("no_text"),
+        param: Some("load".into()),
+        ..ApiError::new(409, "invalid_request_error", message)
     }
 }
 

@@ -8,6 +8,7 @@ pub(crate) mod gate;
 pub(crate) mod kept;
 pub(crate) mod keyring;
 pub mod keys;
+pub(crate) mod prefix_texts;
 pub(crate) mod secret;
 pub(crate) mod shared_prefixes;
 pub(crate) mod tenant;
@@ -24,6 +25,7 @@ use crate::engine::Served;
 use crate::error::ServerError;
 use cache_keys::CacheKeys;
 use declared::DeclaredPrefix;
+use prefix_texts::PrefixTexts;
 use shared_prefixes::SharedPrefixes;
 use tenant::Tenant;
 use tenants::Tenants;
@@ -34,6 +36,8 @@ pub(crate) struct Tenancy {
     /// What the operator declared to be shared.
     pub shared: SharedPrefixes,
     pub cache_keys: CacheKeys,
+    /// Of prefixes that are kept by name.
+    pub prefix_texts: PrefixTexts,
     served: Arc<Served>,
 }
 
@@ -48,7 +52,13 @@ impl Tenancy {
         let read = |(prefix, holder)| (prefix, root(&served, holder), tokens(prefix));
         let read = declared.iter().zip(tenants.prefixes()).map(read);
         let shared = SharedPrefixes::new(read, served.engine.stats().cache.block_tokens)?;
-        Ok(Self { tenants, shared, cache_keys: CacheKeys::default(), served })
+        Ok(Self {
+            tenants,
+            shared,
+            cache_keys: CacheKeys::default(),
+            prefix_texts: PrefixTexts::default(),
+            served,
+        })
     }
 
     /// Start of the tenant's block-hash chains.
@@ -61,6 +71,7 @@ impl Tenancy {
         let gone = self.tenants.leave();
         if !gone.is_empty() {
             self.cache_keys.forget(&gone);
+            self.prefix_texts.forget(&gone);
         }
         gone
     }

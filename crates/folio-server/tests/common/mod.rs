@@ -14,7 +14,7 @@ use folio_engine::handle::{Health, Rejected};
 use folio_engine::request::{Timing, Token, TokenLogprobs};
 use folio_engine::{
     CacheCommand, CacheReply, CancelFlag, EngineHandle, EngineParts, EngineStats, Event, EventSink,
-    FinishReason, Micros, ModelExecutor, Pooling, Request, RequestId, SchedulerConfig, SystemClock,
+    FinishReason, Micros, ModelExecutor, Pooling, Request, RequestId, SchedulerConfig, SystemClock, Tier,
     TierStats,
 };
 use folio_kv::{BlockHashes, CacheConfig, Holdings, KvCache, Root, TenantId, default_policy};
@@ -412,6 +412,16 @@ where
 
 /// The real engine around a modelled backend with `blocks` blocks of 16 tokens.
 pub fn modelled(config: SchedulerConfig, blocks: u32, bytes_per_block: u64) -> EngineHandle {
+    modelled_with(config, blocks, bytes_per_block, Vec::new())
+}
+
+/// The same with tiers.
+pub fn modelled_with(
+    config: SchedulerConfig,
+    blocks: u32,
+    bytes_per_block: u64,
+    tiers: Vec<Arc<dyn Tier>>,
+) -> EngineHandle {
     let rows = config.max_num_batched_tokens as usize;
     let backend = SimBackend::new(VOCAB as usize, blocks as usize, 16, rows, 64);
     let geometry = CacheConfig { blocks, block_tokens: 16, bytes_per_block };
@@ -421,7 +431,7 @@ pub fn modelled(config: SchedulerConfig, blocks: u32, bytes_per_block: u64) -> E
         executor: Box::new(ModelExecutor::new(Box::new(backend), VOCAB as usize, rows, 64)),
         clock: Arc::new(SystemClock::new()),
         vocab: VOCAB,
-        tiers: Vec::new(),
+        tiers,
         events: None,
     })
     .unwrap()
