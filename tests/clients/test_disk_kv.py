@@ -190,3 +190,39 @@ def test_what_cannot_be_is_refused_by_a_sentence(serve, tmp_path):
     assert "keyring" in refused(*disk(tmp_path / "three", "--keyring", str(keyring)))
     keyring.chmod(0o644)
     assert "chmod 600" in refused(*disk(tmp_path / "three", "--keyring", str(keyring)))
+
+
+def cache(*args):
+    return subprocess.run([os.environ["FOLIO_BIN"], "cache", *map(str, args)], capture_output=True, text=True, timeout=60)
+
+
+def test_what_was_kept_moves_to_another_machine_as_one_file(serve, tmp_path, answers):
+    here, there, file = tmp_path / "here", tmp_path / "there", tmp_path / "kv"
+    server = serve(*disk(here))
+    for number in range(3):
+        ask(server, number)
+    stored(server, 3 * 50)
+    busy = cache("export", "--disk-kv", here, file)
+    assert busy.returncode != 0 and "another process" in busy.stderr and not file.exists()
+    assert server.stop() == 0
+    done = cache("export", "--disk-kv", here, file)
+    assert done.returncode == 0 and "wrote" in done.stdout, done
+    assert cache("export", "--disk-kv", here, file).returncode != 0, "nothing is written over"
+    # Cut short it is refused by a sentence, and the folder is as it was.
+    cut = tmp_path / "cut"
+    cut.write_bytes(file.read_bytes()[:-100])
+    error = cache("import", "--disk-kv", there, cut)
+    assert error.returncode != 0 and "cut short" in error.stderr and "panicked" not in error.stderr
+    done = cache("import", "--disk-kv", there, "--disk-kv-size", "64MiB", file)
+    assert done.returncode == 0 and "stored" in done.stdout, done
+    ring = ["--keyring", str(here / "keyring")]
+    other = serve(*disk(there, *ring))
+    end = time.monotonic() + 20
+    while other.metric("folio:tier_blocks", tier="disk") < 3 * 50 and time.monotonic() < end:
+        time.sleep(0.02)
+    for number in range(3):
+        tokens, cached = ask(other, number)
+        assert tokens == answers[number] and cached > 800, (number, cached)
+    assert other.stop() == 0
+    # Without the keyring it is noise.
+    assert ask(serve(*disk(there)), 1) == (answers[1], 0)

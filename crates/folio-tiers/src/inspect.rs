@@ -39,7 +39,7 @@ pub struct SegmentInfo {
     pub damaged: Option<u64>,
 }
 
-fn open(dir: &Path) -> Result<Directory, OpenError> {
+pub(crate) fn open(dir: &Path) -> Result<Directory, OpenError> {
     if !dir.is_dir() {
         let error = io::Error::new(io::ErrorKind::NotFound, "there is no such folder");
         return Err(OpenError::Io { dir: dir.to_owned(), error });

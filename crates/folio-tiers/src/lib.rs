@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod disk;
+pub mod export;
 mod index;
 pub mod inspect;
 pub mod io;

@@ -94,6 +94,11 @@ pub fn first_page() -> Pages {
     page
 }
 
+/// Whether a file that begins with `page` is of segments of this or another version.
+pub fn is_first_page(page: &[u8]) -> bool {
+    page.len() >= 16 && &page[..8] == FIRST && crc32c::crc32c(&page[..12]) == word(page, 12)
+}
+
 /// That a footer with so many entries takes.
 pub fn footer_pages(entries: usize) -> usize {
     (entries * ENTRY + END).div_ceil(PAGE)
@@ -125,8 +130,7 @@ pub fn read(file: &dyn File, whole: bool) -> io::Result<Found> {
     let bytes = file.bytes()?;
     let mut page = Pages::new(PAGE);
     let first = read_full(file, &mut page, 0)?;
-    let known = first >= 16 && &page[..8] == FIRST && crc32c::crc32c(&page[..12]) == word(&page, 12);
-    if known && word(&page, 8) != u32::from(VERSION) {
+    if is_first_page(&page[..first]) && word(&page, 8) != u32::from(VERSION) {
         return Ok(Found::Foreign);
     }
     match read_footer(file, bytes)? {
@@ -153,6 +157,8 @@ fn read_footer(file: &dyn File, bytes: u64) -> io::Result<Option<Contents>> {
         || crc32c::crc32c(&end[..60]) != word(end, 60)
         || word(end, 8) != u32::from(VERSION)
         || begins >= bytes
+        // Each record takes a page: so much memory a list takes, and no more.
+        || count > page as usize
         || footer_pages(count) as u64 != pages - u64::from(page)
     {
         return Ok(None);

@@ -21,6 +21,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, 
 use crate::index::{Fingerprint, Index, Place};
 use crate::io::{Buffers, Directory, Folder, PAGE, read_full};
 use crate::record;
+use crate::seal::NONCE;
 use crate::segment;
 use crate::types::{BlockKey, DataKey, DiskConfig, DiskState, DiskStats, Miss, OpenError, PutError, Stored};
 use crate::writer::Writer;
@@ -205,9 +206,42 @@ impl DiskStore {
 
     /// Writes a block, unless it is there. Once this has returned, the death of the process loses it no more.
     pub fn put(&self, key: &BlockKey, data_key: &DataKey, block: &[u8]) -> Result<Stored, PutError> {
+        self.put_with(key, block.len(), |record| {
+            let nonce = if self.config.seal {
+                let mut nonce = [0; NONCE];
+                getrandom::fill(&mut nonce).map_err(|error| std::io::Error::other(error.to_string()))?;
+                Some(nonce)
+            } else {
+                None
+            };
+            record::write(record, key, &self.config.layout_digest, data_key, nonce, block);
+            Ok(())
+        })
+    }
+
+    /// The same of a record that was made elsewhere, of a block of `length` bytes of this layout. It is whole pages.
+    pub(crate) fn put_record(
+        &self,
+        key: &BlockKey,
+        length: usize,
+        record: &[u8],
+    ) -> Result<Stored, PutError> {
+        self.put_with(key, length, |into| {
+            into.copy_from_slice(record);
+            Ok(())
+        })
+    }
+
+    /// `fill` makes the record, in whole pages.
+    fn put_with(
+        &self,
+        key: &BlockKey,
+        length: usize,
+        fill: impl FnOnce(&mut [u8]) -> std::io::Result<()>,
+    ) -> Result<Stored, PutError> {
         let most = self.max_block_bytes();
-        if block.len() > most {
-            return Err(PutError::TooLarge { bytes: block.len(), most });
+        if length > most {
+            return Err(PutError::TooLarge { bytes: length, most });
         }
         if let Some(place) = self.index.find(key.into()) {
             if let Some(segment) = self.segment(place.segment) {
@@ -216,7 +250,7 @@ impl DiskStore {
             return Ok(Stored::There);
         }
         let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
-        self.write_block(key, data_key, block)?;
+        self.write_block(key, length, fill)?;
         Ok(Stored::New)
     }
 

@@ -10,10 +10,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use crate::index::{Fingerprint, Place};
 use crate::io::{File, Folder, PAGE, Pages, read_full, write_full};
 use crate::record::{self, VERSION};
-use crate::seal::NONCE;
 use crate::segment::{self, Contents, Entry, Found};
 use crate::store::{DiskStore, Segment, lock};
-use crate::types::{BlockKey, DataKey, DiskConfig, OpenError, PutError};
+use crate::types::{BlockKey, DiskConfig, OpenError, PutError};
 use crate::wear::Wear;
 
 /// Of the directory: its version, and the number of the next segment, so that no file name is used twice. `FOLIOKVD`, version and
@@ -142,22 +141,16 @@ impl DiskStore {
         self.counters.bytes_written.fetch_add(bytes as u64, Relaxed);
     }
 
+    /// `fill` makes the record of a block of `length` bytes, in whole pages.
     pub(crate) fn write_block(
         &self,
         key: &BlockKey,
-        data_key: &DataKey,
-        block: &[u8],
+        length: usize,
+        fill: impl FnOnce(&mut [u8]) -> std::io::Result<()>,
     ) -> Result<(), PutError> {
-        let room = self.room(record::pages(block.len()))?;
-        let nonce = if self.config.seal {
-            let mut nonce = [0; NONCE];
-            getrandom::fill(&mut nonce).map_err(|error| std::io::Error::other(error.to_string()))?;
-            Some(nonce)
-        } else {
-            None
-        };
-        let mut record = self.buffers.take(record::pages(block.len()) * PAGE);
-        record::write(&mut record, key, &self.config.layout_digest, data_key, nonce, block);
+        let room = self.room(record::pages(length))?;
+        let mut record = self.buffers.take(record::pages(length) * PAGE);
+        fill(&mut record)?;
         let written = write_full(&*room.open.file, &record, u64::from(room.page) * PAGE as u64);
         let bytes = record.len();
         self.buffers.give_back(record);
@@ -166,8 +159,8 @@ impl DiskStore {
             return Err(error.into());
         }
         self.wrote(bytes);
-        self.counters.payload_written.fetch_add(block.len() as u64, Relaxed);
-        room.written(key, block.len());
+        self.counters.payload_written.fetch_add(length as u64, Relaxed);
+        room.written(key, length);
         Ok(())
     }
 

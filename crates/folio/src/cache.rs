@@ -1,6 +1,7 @@
 //! `folio cache`: a folder of `--disk-kv`, looked at without a server.
 
 use anyhow::{Result, bail};
+use folio_tiers::export::{self, Moved};
 use folio_tiers::inspect::{self, SegmentInfo, SegmentState};
 
 use crate::cli::CacheAction;
@@ -31,8 +32,28 @@ pub fn run(action: CacheAction) -> Result<()> {
             let (blocks, bytes) = sums(&gone);
             println!("deleted {} segments with {blocks} blocks, {}", gone.len(), units::bytes(bytes));
         }
+        CacheAction::Export { folder, layout, file } => {
+            let moved = export::export(&folder.dir, layout.as_deref(), &file)?;
+            say("wrote", &moved);
+        }
+        CacheAction::Import { folder, size, file } => {
+            let moved = export::import(&folder.dir, size, &file)?;
+            say("stored", &moved);
+            println!("{} blocks were there before", units::count(moved.known));
+            if moved.damaged > 0 {
+                bail!("{} has {} damaged blocks; all others were stored", file.display(), moved.damaged);
+            }
+        }
     }
     Ok(())
+}
+
+fn say(done: &str, moved: &Moved) {
+    let left_out = match moved.damaged {
+        0 => String::new(),
+        damaged => format!("; {damaged} are damaged and were left out"),
+    };
+    println!("{done} {} blocks, {}{left_out}", units::count(moved.blocks), units::bytes(moved.bytes));
 }
 
 fn sums(segments: &[SegmentInfo]) -> (u64, u64) {

@@ -157,6 +157,25 @@ pub enum CacheAction {
         #[arg(long, value_name = "SIZE", value_parser = crate::units::parse_bytes)]
         size: u64,
     },
+    /// Copy its blocks, as they lie, into one new file for another machine, which needs the same keyring and model
+    Export {
+        #[command(flatten)]
+        folder: CacheFolder,
+        /// Of the layout whose digest begins with these hexadecimal digits (see ls); of the one that was written last, if not given
+        #[arg(long, value_name = "HEX")]
+        layout: Option<String>,
+        /// The file; it must not be there yet
+        file: PathBuf,
+    },
+    /// Store what an exported file has and the folder lacks; what was of no use for longest goes for it
+    Import {
+        #[command(flatten)]
+        folder: CacheFolder,
+        /// What the folder may take in all
+        #[arg(long = "disk-kv-size", env = "FOLIO_DISK_KV_SIZE", value_name = "SIZE", default_value = "32GiB", value_parser = crate::units::parse_bytes)]
+        size: u64,
+        file: PathBuf,
+    },
 }
 
 #[derive(Args, Debug)]
