@@ -96,7 +96,7 @@ fn with_tiers() -> (Client, Client, Arc<Shelf>, Arc<Shelf>) {
     };
     let engine = common::modelled_with(config, BLOCKS, 1, vec![near.clone(), far.clone()]);
     let file = r#"{"tenants": [{"name": "one", "keys": ["one"]},
-        {"name": "two", "keys": ["two"], "tokens_per_minute": 150}]}"#;
+        {"name": "two", "keys": ["two"], "limits": {"tokens_per_minute": 150}}]}"#;
     let tenants = folio_server::Declared::parse(file, &|_| None).unwrap();
     let client = Client::with(ServerConfig { tenants, ..ServerConfig::default() }, app(Arc::new(engine)));
     (client.key("one"), client.key("two"), near, far)

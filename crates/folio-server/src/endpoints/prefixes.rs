@@ -326,7 +326,7 @@ async fn load_prefix(
     let text = tenancy.prefix_texts.get(tenant.cache, prefix.id).ok_or_else(no_text)?;
     // The row behind what is loaded is computed.
     let text: Arc<[u32]> = text[..text.len().min(prefix.tokens as usize + 1)].into();
-    let mut ticket = entry.reserve(need(text.len()), Instant::now())?;
+    let ticket = entry.reserve(need(text.len()), Instant::now())?;
     let Retention { priority, ttl_us } = prefix.retention;
     let asked = |tokens: &Arc<[u32]>| {
         let range = RetentionRange { tokens: 0..tokens.len() as u32, priority, ttl_us, pin: false };
