@@ -213,6 +213,11 @@ def test_what_was_kept_moves_to_another_machine_as_one_file(serve, tmp_path, ans
     cut.write_bytes(file.read_bytes()[:-100])
     error = cache("import", "--disk-kv", there, cut)
     assert error.returncode != 0 and "cut short" in error.stderr and "panicked" not in error.stderr
+    damaged = bytearray(file.read_bytes())
+    damaged[4096 + 300] ^= 1  # of the first block
+    cut.write_bytes(damaged)
+    error = cache("import", "--disk-kv", there, cut)
+    assert error.returncode != 0 and "is damaged" in error.stderr and not list(there.glob("*.segment"))
     done = cache("import", "--disk-kv", there, "--disk-kv-size", "64MiB", file)
     assert done.returncode == 0 and "stored" in done.stdout, done
     ring = ["--keyring", str(here / "keyring")]

@@ -28,7 +28,7 @@ pub struct Moved {
     pub bytes: u64,
     /// That were there before.
     pub known: u64,
-    /// That were left out: they are not what was written.
+    /// That were not exported: they are not what was written.
     pub damaged: u64,
 }
 
@@ -46,7 +46,11 @@ pub enum MoveError {
     Damaged { path: PathBuf },
     #[error("{} has no blocks of the layout {layout:?}: `folio cache ls` lists layouts", dir.display())]
     Layout { dir: PathBuf, layout: String },
-    #[error("not all blocks could be stored: {0}")]
+    #[error("block {block} of {} is damaged: export it again", path.display())]
+    Block { path: PathBuf, block: u64 },
+    #[error("its blocks take {needed} bytes, and the folder may take {bytes}: give a larger --disk-kv-size")]
+    Room { needed: u64, bytes: u64 },
+    #[error("not all blocks could be stored, so none of them was: {0}")]
     Put(#[from] PutError),
 }
 
@@ -141,7 +145,8 @@ fn whole(file: &dyn File, entry: &Entry, layout: &[u8; 32]) -> io::Result<Option
 }
 
 /// Stores what an exported file has and the directory lacks, at most `bytes` in all: as a server with that limit would, what was of no use
-/// for longest goes for it. The directory is made where there is none.
+/// for longest goes for it. The directory is made where there is none. The file is read twice: nothing of one that is damaged is stored,
+/// and where writing fails what was written goes. (A process that is killed leaves whole blocks; importing again brings the rest.)
 pub fn import(dir: &Path, bytes: u64, path: &Path) -> Result<Moved, MoveError> {
     let of_file = |error| MoveError::File { path: path.to_owned(), error };
     let file = fs::File::open(path).map_err(of_file)?;
@@ -155,18 +160,41 @@ pub fn import(dir: &Path, bytes: u64, path: &Path) -> Result<Moved, MoveError> {
         Found::Scanned(_) => return Err(MoveError::Damaged { path: path.to_owned() }),
         Found::Foreign => return Err(MoveError::Version { path: path.to_owned() }),
     };
+    // All of it is right, or nothing is stored.
+    let mut needed = 0;
+    for (entry, block) in contents.entries.iter().zip(1..) {
+        if whole(&file, entry, &contents.layout).map_err(of_file)?.is_none() {
+            return Err(MoveError::Block { path: path.to_owned(), block });
+        }
+        needed += (record::pages(entry.length as usize) * PAGE) as u64;
+    }
+    if needed > bytes {
+        return Err(MoveError::Room { needed, bytes });
+    }
     let store = DiskStore::open(DiskConfig::new(dir, bytes, contents.layout))?;
     store.wait_indexed();
+    let first = store.next_segment();
+    let stored = store_all(&file, path, &contents, &store);
+    store.close();
+    drop(store);
+    if stored.is_err() {
+        take_back(dir, first)?;
+    }
+    stored
+}
+
+fn store_all(
+    file: &fs::File,
+    path: &Path,
+    contents: &Contents,
+    store: &DiskStore,
+) -> Result<Moved, MoveError> {
     let mut moved = Moved::default();
-    for entry in &contents.entries {
-        let most = store.max_block_bytes();
-        if entry.length as usize > most {
-            return Err(PutError::TooLarge { bytes: entry.length as usize, most }.into());
-        }
-        let Some(record) = whole(&file, entry, &contents.layout).map_err(of_file)? else {
-            moved.damaged += 1;
-            continue;
-        };
+    for (entry, block) in contents.entries.iter().zip(1..) {
+        let record = whole(file, entry, &contents.layout);
+        let record = record.map_err(|error| MoveError::File { path: path.to_owned(), error })?;
+        // It was right before: somebody writes to the file.
+        let record = record.ok_or_else(|| MoveError::Block { path: path.to_owned(), block })?;
         match store.put_record(&entry.key, entry.length as usize, &record)? {
             Stored::New => {
                 moved.blocks += 1;
@@ -175,6 +203,17 @@ pub fn import(dir: &Path, bytes: u64, path: &Path) -> Result<Moved, MoveError> {
             Stored::There => moved.known += 1,
         }
     }
-    store.close();
     Ok(moved)
+}
+
+/// Deletes the segments from number `first` on.
+fn take_back(dir: &Path, first: u32) -> Result<(), OpenError> {
+    let folder = inspect::open(dir)?;
+    let of_folder = |error| OpenError::Io { dir: dir.to_owned(), error };
+    for file in folder.list().map_err(of_folder)? {
+        if segment::number(&file.name).is_some_and(|number| number >= first) {
+            folder.remove(&file.name).map_err(of_folder)?;
+        }
+    }
+    Ok(())
 }

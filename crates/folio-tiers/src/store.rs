@@ -254,6 +254,11 @@ impl DiskStore {
         Ok(Stored::New)
     }
 
+    /// The number of the next segment.
+    pub(crate) fn next_segment(&self) -> u32 {
+        lock(&self.writer).next
+    }
+
     /// Ends the open segment with its footer, so that the next start reads no records. Nothing is written after it.
     pub fn close(&self) {
         let _ = self.off.set("closed".into());

@@ -5,7 +5,7 @@ mod common;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use common::{block, config, has, key, open, tenant};
+use common::{block, config, has, key, open, segments, tenant};
 use folio_tiers::DiskConfig;
 use folio_tiers::export::{MoveError, Moved, export, import};
 
@@ -64,28 +64,31 @@ fn one_layout_is_exported() {
     assert!(matches!(export(empty.path(), None, &out.path().join("empty")), Err(MoveError::Layout { .. })));
 }
 
-/// Whatever a file holds, importing it ends, and what comes of it is right or a miss.
+/// Whatever a file holds, it is imported as a whole, or refused by name and nothing of it is.
 #[test]
-fn a_file_that_is_damaged_or_made_up_is_refused_or_gives_misses() {
+fn of_a_file_that_is_damaged_or_made_up_nothing_is_imported() {
     let (from, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let file = out.path().join("blocks");
     filled(from.path(), 0..6);
     export(from.path(), None, &file).unwrap();
     let good = fs::read(&file).unwrap();
-    let (mut refused, mut left_out) = (0, 0);
+    let (mut refused, mut whole) = (0, 0);
     let mut attempt = |bytes: &[u8], what: &str| {
         fs::write(&file, bytes).unwrap();
         let dir = tempfile::tempdir().unwrap();
-        match import(dir.path(), BYTES, &file) {
-            Ok(moved) => left_out += moved.damaged,
+        let there = match import(dir.path(), BYTES, &file) {
+            Ok(_) => 6,
             Err(error) => {
                 assert!(error.to_string().contains("blocks"), "{what}: {error}");
-                refused += 1;
+                assert!(segments(dir.path()).is_empty(), "{what}: {error}");
+                0
             }
-        }
+        };
         let store = open(&DiskConfig { dir: dir.path().to_owned(), bytes: BYTES, ..config(dir.path()) });
         // `has` compares the bytes.
-        let _found = (0..6).filter(|number| has(&store, *number, &tenant(1), 5000)).count();
+        let found = (0..6).filter(|number| has(&store, *number, &tenant(1), 5000)).count();
+        assert_eq!(found, there, "{what}");
+        *(if there > 0 { &mut whole } else { &mut refused }) += 1;
     };
     for length in (0..good.len()).step_by(1013) {
         attempt(&good[..length], "cut short");
@@ -114,9 +117,36 @@ fn a_file_that_is_damaged_or_made_up_is_refused_or_gives_misses() {
         bytes[end + 60..].copy_from_slice(&crc.to_le_bytes());
         attempt(&bytes, "an entry of lies");
     }
-    assert!(refused > 20 && left_out > 20, "{refused} refused, {left_out} left out");
+    // Behind a block there are zeros, which are nothing's.
+    assert!(refused > 100 && whole > 20, "{refused} refused, {whole} whole");
     let missing = import(out.path(), BYTES, &out.path().join("none")).unwrap_err();
     assert!(matches!(missing, MoveError::File { .. }), "{missing}");
     fs::write(&file, b"anything else").unwrap();
     assert!(matches!(import(out.path(), BYTES, &file), Err(MoveError::NotAnExport { .. })));
+}
+
+#[test]
+fn where_not_all_can_be_stored_nothing_is() {
+    let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (file, dir) = (to.path().join("blocks"), to.path().join("new"));
+    filled(from.path(), 0..60);
+    export(from.path(), None, &file).unwrap();
+    assert!(matches!(import(&dir, 300 << 10, &file), Err(MoveError::Room { .. })));
+    // The second segment cannot be made.
+    fs::create_dir_all(dir.join("0000000002.segment")).unwrap();
+    assert!(matches!(import(&dir, BYTES, &file), Err(MoveError::Put(_))));
+    fs::remove_dir(dir.join("0000000002.segment")).unwrap();
+    assert!(segments(&dir).is_empty());
+    assert_eq!(import(&dir, BYTES, &file).unwrap().blocks, 60);
+    // What is damaged in a folder is not exported.
+    let segment = &segments(from.path())[0];
+    let mut bytes = fs::read(segment).unwrap();
+    bytes[4096 + 300] ^= 1;
+    fs::write(segment, bytes).unwrap();
+    let blocks = export(from.path(), None, &to.path().join("less")).unwrap();
+    assert_eq!((blocks.blocks + blocks.damaged, blocks.damaged), (blocks_of(&dir), 1));
+}
+
+fn blocks_of(dir: &std::path::Path) -> u64 {
+    folio_tiers::inspect::segments(dir, false).unwrap().iter().map(|segment| segment.blocks).sum()
 }
