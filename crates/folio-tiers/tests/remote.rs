@@ -13,7 +13,7 @@ use common::device::{
     BLOCK_BYTES, BLOCK_TOKENS, compute, contents, device, filled, load_order, prompt, root, store_order,
 };
 use folio_kv::BlockHashes;
-use folio_tiers::remote::{Fault, Name, Objects, RemoteStore};
+use folio_tiers::remote::{Fault, Limits, Name, Objects, RemoteStore};
 use folio_tiers::{Carried, Device, Store};
 
 const LAYOUT: [u8; 32] = [9; 32];
@@ -60,20 +60,15 @@ impl Objects for Shelf {
     fn server(&self) -> String {
         "a shelf".into()
     }
-    fn value_bytes_max(&self) -> usize {
-        1 << 20
-    }
-    fn asked_at_once(&self) -> usize {
-        16
-    }
-    fn value_bytes(&self) -> usize {
-        4 * RECORD + 100
-    }
-    fn find_limit(&self) -> Duration {
-        Duration::from_secs(1)
-    }
-    fn carry_limit(&self) -> Duration {
-        Duration::from_secs(1)
+    fn limits(&self) -> Limits {
+        let second = Duration::from_secs(1);
+        Limits {
+            value_bytes: 4 * RECORD + 100,
+            value_bytes_max: 1 << 20,
+            asked_at_once: 16,
+            find: second,
+            carry: second,
+        }
     }
     fn exist(&self, names: &[Name], _: Duration) -> Result<Vec<bool>, Fault> {
         self.asked()?;

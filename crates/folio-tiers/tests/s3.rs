@@ -1,19 +1,21 @@
 //! S3's wire: what is put is got by ranges, written once, counted; whatever a server answers, it is right or a fault, in time.
 
+mod common;
+
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::objects::NAME;
 use folio_tiers::Secret;
 use folio_tiers::remote::s3::{S3, S3Config};
-use folio_tiers::remote::{AddressError, Fault, Name, Objects, greet};
+use folio_tiers::remote::{AddressError, Fault, Objects, greet};
 
 const LIMIT: Duration = Duration::from_millis(500);
-const NAME: Name = Name([7; 32]);
 
 struct Asked {
     method: String,
@@ -46,22 +48,7 @@ fn asked(reader: &mut BufReader<TcpStream>) -> Option<Asked> {
 }
 
 fn serve(answer: Answer) -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    thread::spawn(move || {
-        for stream in listener.incoming() {
-            let (mut stream, answer) = (stream.unwrap(), answer.clone());
-            thread::spawn(move || {
-                let mut reader = BufReader::new(stream.try_clone().unwrap());
-                while let Some(asked) = asked(&mut reader) {
-                    if stream.write_all(&answer(&asked)).is_err() {
-                        break;
-                    }
-                }
-            });
-        }
-    });
-    port
+    common::objects::serve(move |reader, stream| stream.write_all(&answer(&asked(reader)?)).ok())
 }
 
 fn answer(status: &str, length: usize, body: &[u8]) -> Vec<u8> {
@@ -129,20 +116,10 @@ fn client(port: u16) -> S3 {
 #[test]
 fn what_is_put_is_got() {
     let s3 = client(serve(honest()));
-    assert!(greet(&s3).unwrap().is_none());
-    let value: Vec<u8> = (0..3 << 20).map(|at: u32| ((at * 31) >> 3) as u8).collect();
-    let (limit, other) = (LIMIT * 20, Name([8; 32]));
-    assert_eq!(s3.exist(&[NAME, other], limit).unwrap(), [false, false]);
-    assert_eq!(s3.get(&NAME, 0..100, limit).unwrap(), None);
-    s3.put(&NAME, &value, false, limit).unwrap();
-    assert_eq!(s3.exist(&[other, NAME], limit).unwrap(), [false, true]);
-    assert_eq!(s3.get(&NAME, 0..value.len(), limit).unwrap().unwrap(), value);
-    assert_eq!(s3.get(&NAME, 1000..2000, limit).unwrap().unwrap(), value[1000..2000]);
-    assert_eq!(s3.get(&NAME, value.len()..value.len() + 9, limit).unwrap().unwrap(), b"");
-    s3.put(&NAME, &value[..10], false, limit).unwrap();
-    assert_eq!(s3.get(&NAME, 0..20, limit).unwrap().unwrap(), value[..20], "what is there stays");
-    s3.put(&NAME, &value[5..10], true, limit).unwrap();
-    assert_eq!(s3.get(&NAME, 0..100, limit).unwrap().unwrap(), value[5..10], "unless it is wrong");
+    common::objects::what_is_put_is_got(&s3, LIMIT * 20);
+    let end = 3 << 20;
+    s3.put(&NAME, &vec![1; end], true, LIMIT * 20).unwrap();
+    assert_eq!(s3.get(&NAME, end..end + 9, LIMIT * 20).unwrap().unwrap(), b"");
 }
 
 #[test]

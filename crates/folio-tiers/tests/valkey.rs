@@ -1,36 +1,27 @@
 //! The wire to a server that speaks RESP: whatever it answers, the answer is right or a fault, in time, and in bounded memory.
 
+mod common;
+
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::objects::NAME;
 use folio_tiers::Secret;
 use folio_tiers::remote::valkey::{Valkey, ValkeyConfig};
-use folio_tiers::remote::{AddressError, Fault, Name, Objects, greet};
+use folio_tiers::remote::{AddressError, Fault, Objects, greet};
 
 const LIMIT: Duration = Duration::from_millis(400);
-const NAME: Name = Name([7; 32]);
 
 /// What a server does with a command; `None`: it ends the connection.
 type Answer = Arc<dyn Fn(&[Vec<u8>], &mut TcpStream) -> Option<()> + Send + Sync>;
 
 /// A server that parses commands and answers as a test wants.
 fn serve(answer: Answer) -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    thread::spawn(move || {
-        for stream in listener.incoming() {
-            let (mut stream, answer) = (stream.unwrap(), answer.clone());
-            let mut reader = BufReader::new(stream.try_clone().unwrap());
-            thread::spawn(move || {
-                while command(&mut reader).and_then(|words| answer(&words, &mut stream)).is_some() {}
-            });
-        }
-    });
-    port
+    common::objects::serve(move |reader, stream| answer(&command(reader)?, stream))
 }
 
 fn line(reader: &mut impl BufRead) -> Option<String> {
@@ -94,20 +85,7 @@ fn honest() -> Answer {
 
 #[test]
 fn what_is_put_is_got() {
-    let valkey = client(serve(honest()));
-    assert!(greet(&valkey).unwrap().is_none());
-    let value: Vec<u8> = (0..3 << 20).map(|at: u32| ((at * 31) >> 3) as u8).collect();
-    let other = Name([8; 32]);
-    assert_eq!(valkey.exist(&[NAME, other], LIMIT).unwrap(), [false, false]);
-    assert_eq!(valkey.get(&NAME, 0..100, LIMIT).unwrap(), None);
-    valkey.put(&NAME, &value, false, LIMIT * 10).unwrap();
-    assert_eq!(valkey.exist(&[other, NAME], LIMIT).unwrap(), [false, true]);
-    assert_eq!(valkey.get(&NAME, 0..value.len(), LIMIT * 10).unwrap().unwrap(), value);
-    assert_eq!(valkey.get(&NAME, 1000..2000, LIMIT).unwrap().unwrap(), value[1000..2000]);
-    valkey.put(&NAME, &value[..10], false, LIMIT).unwrap();
-    assert_eq!(valkey.get(&NAME, 0..1, LIMIT).unwrap().unwrap(), value[..1], "what is there stays");
-    valkey.put(&NAME, &value[5..10], true, LIMIT).unwrap();
-    assert_eq!(valkey.get(&NAME, 0..100, LIMIT).unwrap().unwrap(), value[5..10], "unless it is wrong");
+    common::objects::what_is_put_is_got(&client(serve(honest())), LIMIT * 10);
 }
 
 /// Noise, lengths that cannot be, what is no answer to this question, silence, drops, half an answer: a fault, in time.

@@ -6,8 +6,8 @@
 //!
 //! | thread | what it does here | how long it may wait |
 //! |---|---|---|
-//! | one that reads prompts | `find` | [`Objects::find_limit`] in all, and not at all while the server is given up |
-//! | one of the tier | `load`, `store` | [`Objects::carry_limit`] for a value, the same |
+//! | one that reads prompts | `find` | [`Limits::find`] in all, and not at all while the server is given up |
+//! | one of the tier | `load`, `store` | [`Limits::carry`] for a value, the same |
 //! | the prober | asks whether a server that was given up is back | nobody waits for it |
 //!
 //! A server may forget any value at any time. So what is known of it is a guess: where it was wrong, the load fails, and the next look-up
@@ -82,22 +82,28 @@ pub fn greet(objects: &dyn Objects) -> Result<Option<Fault>, AddressError> {
     }
 }
 
+/// What is asked of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// How large values are made of small blocks.
+    pub value_bytes: usize,
+    /// How large one may be at most.
+    pub value_bytes_max: usize,
+    /// About how many names one question asks for.
+    pub asked_at_once: usize,
+    /// How long a look-up takes in all.
+    pub find: Duration,
+    /// How long a value takes to be read or written.
+    pub carry: Duration,
+}
+
 /// Values by name, on a server. Whoever calls waits for the answer, up to `limit`.
 pub trait Objects: Send + Sync + 'static {
     /// For metrics, logs and threads.
     fn name(&self) -> &'static str;
     /// For people: where it is, without what opens it.
     fn server(&self) -> String;
-    /// How large values are made of small blocks.
-    fn value_bytes(&self) -> usize;
-    /// How large one may be at most.
-    fn value_bytes_max(&self) -> usize;
-    /// About how many names one question asks for.
-    fn asked_at_once(&self) -> usize;
-    /// For a look-up in all.
-    fn find_limit(&self) -> Duration;
-    /// For reading or writing a value.
-    fn carry_limit(&self) -> Duration;
+    fn limits(&self) -> Limits;
     /// Whether there are such values.
     fn exist(&self, names: &[Name], limit: Duration) -> Result<Vec<bool>, Fault>;
     /// These bytes of a value, or less where it ends before; `None`: there is no such value.
@@ -182,7 +188,7 @@ impl RemoteStore {
     }
 
     fn names(&self, device: &Device, data_key: &DataKey) -> Names {
-        let value_bytes = self.objects.value_bytes();
+        let value_bytes = self.objects.limits().value_bytes;
         let groups = (0..device.groups.len() as u32).map(|group| device.block_bytes(group));
         Names::new(data_key, &self.layout, groups.collect(), value_bytes)
     }
@@ -203,7 +209,7 @@ impl RemoteStore {
         let mut unknown = usable;
         while there < unknown {
             let open = unknown - there;
-            let step = open.div_ceil(self.objects.asked_at_once());
+            let step = open.div_ceil(self.objects.limits().asked_at_once);
             // The next one first: mostly nothing more is there, and that ends it.
             let mut asked: Vec<usize> =
                 std::iter::once(there).chain((there..unknown).skip(step - 1).step_by(step)).collect();
@@ -270,7 +276,7 @@ impl RemoteStore {
         let is_whole = |(piece, contents): &&(Piece, &[Content])| contents.len() == piece.blocks as usize;
         let chunks = pieces.iter().filter(|(piece, _)| piece.group == 0).filter(is_whole);
         let names: Vec<Name> = chunks.map(|(piece, _)| piece.name).collect();
-        self.leading(&names, Instant::now() + self.objects.find_limit());
+        self.leading(&names, Instant::now() + self.objects.limits().find);
     }
 
     /// Reads what is wanted of a value. What it brought, or why nothing.
@@ -285,7 +291,7 @@ impl RemoteStore {
         let record_bytes = record::HEADER + length;
         let first = wanted[0].index - piece.first;
         let range = first as usize * record_bytes..(first as usize + wanted.len()) * record_bytes;
-        let limit = self.objects.carry_limit();
+        let limit = self.objects.limits().carry;
         let value = self.ask(|objects| objects.get(&piece.name, range.clone(), limit))?;
         let value = value.ok_or(Miss::Absent)?;
         if value.len() != range.len() {
@@ -324,7 +330,7 @@ impl RemoteStore {
         if !holds() {
             return None;
         }
-        let (replace, limit) = (self.known.is_wrong(&piece.name), self.objects.carry_limit());
+        let (replace, limit) = (self.known.is_wrong(&piece.name), self.objects.limits().carry);
         self.ask(|objects| objects.put(&piece.name, value, replace, limit)).ok()?;
         self.known.insert(&piece.name);
         self.counts.bytes_written.fetch_add(value.len() as u64, Relaxed);
@@ -334,14 +340,14 @@ impl RemoteStore {
 
 impl Store for RemoteStore {
     fn chunk_blocks(&self, device: &Device) -> u32 {
-        chunk_blocks(device.block_bytes(0), self.objects.value_bytes()).min(CHUNK_BLOCKS_MAX)
+        chunk_blocks(device.block_bytes(0), self.objects.limits().value_bytes).min(CHUNK_BLOCKS_MAX)
     }
 
     fn find(&self, device: &Device, hashes: &BlockHashes, most: u32) -> Vec<Range<u32>> {
         if !self.breaker.allows() {
             return Vec::new();
         }
-        let until = Instant::now() + self.objects.find_limit();
+        let until = Instant::now() + self.objects.limits().find;
         let root = hashes.root();
         let (own, declared) = (root.declared_blocks(), root.declared_blocks() > 0);
         let data_key = DataKey::from(root.data_key());

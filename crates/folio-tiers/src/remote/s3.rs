@@ -13,18 +13,20 @@ use ureq::http::{Response, StatusCode};
 use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body};
 
-use super::{AddressError, Fault, Name, Objects};
+use super::{AddressError, Fault, Limits, Name, Objects};
 use crate::types::Secret;
 use crate::wear::Wear;
 
-const VALUE_BYTES: usize = 16 << 20;
-/// Of an object in one request.
-pub const VALUE_BYTES_MAX: usize = 1 << 30;
-const FIND_LIMIT: Duration = Duration::from_millis(500);
-const CARRY_LIMIT: Duration = Duration::from_secs(10);
+const LIMITS: Limits = Limits {
+    value_bytes: 16 << 20,
+    // Of an object in one request.
+    value_bytes_max: 1 << 30,
+    asked_at_once: 8,
+    find: Duration::from_millis(500),
+    carry: Duration::from_secs(10),
+};
 /// Behind that a signed request is worth nothing.
 const SIGNED_FOR: Duration = Duration::from_secs(300);
-const ASKED_AT_ONCE: usize = 8;
 /// Of an answer that says no, so much is read, so that its connection is of use again.
 const REFUSAL_BYTES: u64 = 16 << 10;
 
@@ -129,7 +131,7 @@ impl S3 {
         let mut agent = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
-            .timeout_global(Some(CARRY_LIMIT))
+            .timeout_global(Some(LIMITS.carry))
             .max_idle_connections_per_host(64)
             .max_idle_connections(64)
             .user_agent("folio");
@@ -207,24 +209,8 @@ impl Objects for S3 {
         format!("{}{}", base.host_str().unwrap_or_default(), base.path())
     }
 
-    fn value_bytes(&self) -> usize {
-        VALUE_BYTES
-    }
-
-    fn value_bytes_max(&self) -> usize {
-        VALUE_BYTES_MAX
-    }
-
-    fn asked_at_once(&self) -> usize {
-        ASKED_AT_ONCE
-    }
-
-    fn find_limit(&self) -> Duration {
-        FIND_LIMIT
-    }
-
-    fn carry_limit(&self) -> Duration {
-        CARRY_LIMIT
+    fn limits(&self) -> Limits {
+        LIMITS
     }
 
     fn exist(&self, names: &[Name], limit: Duration) -> Result<Vec<bool>, Fault> {

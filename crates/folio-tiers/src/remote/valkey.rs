@@ -25,18 +25,20 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
 
-use super::{AddressError, Fault, Name, Objects};
+use super::{AddressError, Fault, Limits, Name, Objects};
 use crate::types::Secret;
 
-/// Large enough that a server is busy with bytes and not with requests, small enough that one does not hold up the next for long.
-const VALUE_BYTES: usize = 4 << 20;
-/// What a server takes at most (`proto-max-bulk-len` is that by default).
-const VALUE_BYTES_MAX: usize = 512 << 20;
-const FIND_LIMIT: Duration = Duration::from_millis(20);
-const CARRY_LIMIT: Duration = Duration::from_secs(2);
+const LIMITS: Limits = Limits {
+    // Large enough that a server is busy with bytes and not with requests, small enough that one does not hold up the next for long.
+    value_bytes: 4 << 20,
+    // What a server takes at most (`proto-max-bulk-len` is that by default).
+    value_bytes_max: 512 << 20,
+    asked_at_once: 16,
+    find: Duration::from_millis(20),
+    carry: Duration::from_secs(2),
+};
 /// What answers take besides values: their frames, and what a server says when a connection begins.
 const FRAME_BYTES: usize = 64 << 10;
-const ASKED_AT_ONCE: usize = 16;
 const KEY_PREFIX: &str = "folio:kv:";
 /// Connections that wait for the next question.
 const IDLE: usize = 64;
@@ -240,24 +242,8 @@ impl Objects for Valkey {
         format!("{}:{}", self.host, self.port)
     }
 
-    fn value_bytes(&self) -> usize {
-        VALUE_BYTES
-    }
-
-    fn value_bytes_max(&self) -> usize {
-        VALUE_BYTES_MAX
-    }
-
-    fn asked_at_once(&self) -> usize {
-        ASKED_AT_ONCE
-    }
-
-    fn find_limit(&self) -> Duration {
-        FIND_LIMIT
-    }
-
-    fn carry_limit(&self) -> Duration {
-        CARRY_LIMIT
+    fn limits(&self) -> Limits {
+        LIMITS
     }
 
     fn exist(&self, names: &[Name], limit: Duration) -> Result<Vec<bool>, Fault> {
@@ -338,8 +324,8 @@ fn cluster_client(info: redis::ConnectionInfo, config: &ValkeyConfig) -> Result<
     // The client crate asks for the process's provider. Whoever set one before set this one.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let mut builder = ClusterClient::builder(vec![info])
-        .connection_timeout(CARRY_LIMIT)
-        .response_timeout(CARRY_LIMIT)
+        .connection_timeout(LIMITS.carry)
+        .response_timeout(LIMITS.carry)
         .retries(1);
     if let Some(pem) = &config.authorities {
         let certificates = redis::TlsCertificates { client_tls: None, root_cert: Some(pem.clone()) };

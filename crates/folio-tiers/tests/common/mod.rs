@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 pub mod device;
+pub mod objects;
 
 use std::fs;
 use std::path::Path;

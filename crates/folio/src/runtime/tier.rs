@@ -76,7 +76,7 @@ fn remote(
         .map(|path| std::fs::read(path).with_context(|| format!("cannot read {}", path.display())));
     let objects = objects(args, url, authorities.transpose()?)?;
     let largest = (0..groups.len()).map(|group| memory.block_bytes(group)).max().unwrap_or(0);
-    if largest > objects.value_bytes_max() / 2 {
+    if largest > objects.limits().value_bytes_max / 2 {
         bail!(
             "a block of KV has {largest} bytes, which is too much for a value of such a server: give a smaller --block-size"
         );
