@@ -32,6 +32,9 @@ pub struct Moved {
     pub damaged: u64,
 }
 
+/// A segment and what it holds.
+type Readable = (Box<dyn File>, Contents);
+
 #[derive(Debug, thiserror::Error)]
 pub enum MoveError {
     #[error(transparent)]
@@ -77,7 +80,7 @@ pub fn export(dir: &Path, layout: Option<&str>, path: &Path) -> Result<Moved, Mo
 }
 
 /// What can be read of a directory's segments. Those of other versions stay where they are.
-fn newest_first(dir: &Path, folder: &Directory) -> Result<Vec<(Box<dyn File>, Contents)>, OpenError> {
+fn newest_first(dir: &Path, folder: &Directory) -> Result<Vec<Readable>, OpenError> {
     let listed = folder.list().map_err(|error| OpenError::Io { dir: dir.to_owned(), error })?;
     let mut names: Vec<String> = listed.into_iter().map(|file| file.name).collect();
     names.retain(|name| segment::number(name).is_some());
@@ -93,7 +96,7 @@ fn newest_first(dir: &Path, folder: &Directory) -> Result<Vec<(Box<dyn File>, Co
 }
 
 fn write_all<'a>(
-    segments: impl Iterator<Item = &'a (Box<dyn File>, Contents)>,
+    segments: impl Iterator<Item = &'a Readable>,
     into: &fs::File,
     layout: [u8; 32],
 ) -> io::Result<Moved> {
