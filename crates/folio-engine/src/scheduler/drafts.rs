@@ -20,7 +20,7 @@ use crate::sequence::{Running, Sequence, Slot, State};
 /// How probable a draft is that rules leave alone: the text is certain, its tokens are not, and the last one may be longer than that text.
 const FORCED: f64 = 0.95;
 const FORCED_LAST: f64 = 0.5;
-/// A step with drafts must say so many times what it says without them in a microsecond: estimates err.
+/// What drafts add to a step counts so many times: estimates err.
 const PAYS: f64 = 1.05;
 /// Rows that may cost as much as one of them.
 const TILE: u32 = 8;
@@ -74,17 +74,21 @@ impl Scheduler {
             false => f64::from(acceptance.probability),
         };
         let drafting = self.step.drafting || known.is_empty();
-        let rate = |drafts, tokens| Some(tokens / self.costs.step_us(rows + drafts, drafting)?);
-        let plain = self.costs.step_us(rows, self.step.drafting).map(|us| PAYS * so_far / us);
-        let (mut best, mut best_rate, mut best_gain) = (0, plain.unwrap_or(0.0), 0.0);
+        // Until steps have a price they cost nothing: the first drafts are the measurement.
+        let plain = self.costs.step_us(rows, self.step.drafting);
+        let plain = plain.or_else(|| self.costs.step_us(rows, drafting)).unwrap_or(1.0);
+        let rate = |drafts, tokens| {
+            let us = self.costs.step_us(rows + drafts, drafting).unwrap_or(plain);
+            tokens / (plain + PAYS * (us - plain).max(0.0))
+        };
+        let (mut best, mut best_rate, mut best_gain) = (0, so_far / plain, 0.0);
         let (mut probability, mut gain) = (1.0, 0.0);
         let explored = self.costs.rows_max(drafting).saturating_sub(rows);
         for drafts in 1..=most.min(explored) {
             probability *= right(drafts);
             gain += probability;
-            // Until steps have a price they cost nothing: the first drafts are the measurement.
-            let rate = rate(drafts, so_far + gain).unwrap_or(f64::INFINITY);
-            if rate > best_rate || rate == f64::INFINITY {
+            let rate = rate(drafts, so_far + gain);
+            if rate > best_rate {
                 (best, best_rate, best_gain) = (drafts, rate, gain);
             } else if drafts > best + TILE {
                 break;
