@@ -138,7 +138,7 @@ impl Scheduler {
     }
 
     /// Which tier brings the blocks of a sequence from `from` on, and up to where: the one that spares the most time, of equals the
-    /// nearest. `cached`: positions that the device has. `None`: none has them, or to compute them is faster.
+    /// one that has more, and then the nearest. `cached`: positions that the device has. `None`: none has them, or to compute them is faster.
     fn best_offer(&self, cache: &KvCache, slot: Slot, from: u32, cached: u32) -> Option<Offer> {
         let (sequence, size) = (&self.sequences[slot], cache.config().block_tokens);
         let goes_on = cache.needed_groups() == 1;
@@ -159,8 +159,8 @@ impl Scheduler {
         };
         // Where more can follow, by what all of them have.
         let common = offers().map(|offer| offer.blocks.end).min()?;
-        let worth = |offer: &Offer| spared(offer.tier, if goes_on { common } else { offer.blocks.end });
-        let offers = offers().map(|offer| (worth(&offer), offer));
+        let reach = |offer: &Offer| if goes_on { common } else { offer.blocks.end };
+        let offers = offers().map(|offer| ((spared(offer.tier, reach(&offer)), reach(&offer)), offer));
         let (_, best) = offers.reduce(|best, next| if next.0 > best.0 { next } else { best })?;
         (spared(best.tier, best.blocks.end) >= 0.0).then_some(best)
     }

@@ -55,7 +55,10 @@ fn overlapped(fixture: &str, setup: Setup, late: bool, seen: &mut Seen) {
             });
             oracle.check(&run, &what);
             let (drafts, right) = run.drafts;
-            assert!((drafts > 0, right > 0, right < drafts) == (most > 0, most > 0, most > 0), "{what}");
+            assert!(
+                (drafts > 0, right > 0, right < drafts) == (most > 0, most > 0, most > 0),
+                "{what}: {drafts} {right}"
+            );
             assert!(depth > 1 || (run.ahead, run.orphans) == (0, 0), "{what}");
             assert_eq!(run.late > 0, late, "{what}: {} rows with a late mask", run.late);
             seen.ahead += run.ahead;

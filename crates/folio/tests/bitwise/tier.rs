@@ -116,7 +116,7 @@ fn from_two_tiers() {
             let run = world.run(&batched(4), &arrivals);
             let what = format!("{fixture}, promoted: {last}");
             oracle.check(&run, &what);
-            assert_eq!(run.cached, cached(&arrivals), "{what}");
+            assert_eq!(run.cached, cached(&arrivals), "{what} {:?}", run.loaded_from);
             assert_eq!(run.loaded_from.contains(&1), !last, "{what}: {:?}", run.loaded_from);
         }
         // The far one tells lies: nothing of it is used.
