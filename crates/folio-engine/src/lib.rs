@@ -7,6 +7,7 @@
 //! it, [`Scheduler`] decides, an [`Executor`] computes ([`ModelExecutor`] with a real backend), [`Sampler`] chooses.
 #![forbid(unsafe_code)]
 
+mod acceptance;
 pub mod clock;
 pub mod commands;
 pub mod config;

@@ -21,6 +21,7 @@ use std::sync::Arc;
 use folio_kv::{BlockHashes, BlockTable, GroupCounts, Growth, Lookup, Swapped, TenantId};
 use smallvec::SmallVec;
 
+use crate::acceptance::Acceptance;
 use crate::config::SchedulerConfig;
 use crate::drafting::Drafter;
 use crate::guide::GuideRef;
@@ -361,6 +362,11 @@ impl Sequence {
         self.history.is_none() && self.guide.is_none()
     }
 
+    /// Whose its drafts are.
+    pub fn drafter(&self) -> Drafter {
+        self.request.speculation.as_ref().map_or_else(Drafter::default, |speculation| speculation.drafter())
+    }
+
     /// Drafts that this step of it may have.
     pub fn drafts_possible(&self, step: u64) -> u32 {
         match self.drafts.len() {
@@ -452,57 +458,6 @@ impl Sequence {
             (Some(guide), Some(token)) => guide.0.advance(*token),
             _ => self.guide = Some(GuideRef(rules.0.guide(&self.tokens[self.request.prompt.len()..]))),
         }
-    }
-}
-
-/// Of a sequence's drafts, the share that was what was chosen, as far as that can be expected again.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Acceptance {
-    pub probability: f32,
-    pub drafter: Drafter,
-    /// Outcomes so far; no more than count for themselves.
-    outcomes: u8,
-    /// Drafts were not worth their rows: none is looked for before this step. Each such pause in a row is twice as long.
-    paused_until: u64,
-    pauses: u8,
-}
-
-/// What an outcome weighs at least against those before, and before how many it weighs as one of so many.
-const OUTCOME: f32 = 0.2;
-const OUTCOMES: u8 = 2;
-/// Steps of a pause at most, for each sequence that decodes beside it, so that as many are measured whatever the batch; and whatever it is.
-const PAUSE: u64 = 32;
-const PAUSE_MAX: u64 = 256;
-
-impl Acceptance {
-    pub fn new(drafter: Drafter) -> Self {
-        Self { probability: 0.7, drafter, outcomes: 0, paused_until: 0, pauses: 0 }
-    }
-}
-
-impl Acceptance {
-    pub fn add(&mut self, right: bool) {
-        let weight = OUTCOME.max(1.0 / f32::from(3 + self.outcomes));
-        self.outcomes = (self.outcomes + 1).min(OUTCOMES);
-        self.probability += weight * (f32::from(u8::from(right)) - self.probability);
-    }
-
-    pub fn is_paused(&self, step: u64) -> bool {
-        step < self.paused_until
-    }
-
-    /// Drafts are worth it again.
-    pub fn resume(&mut self) {
-        self.pauses = 0;
-    }
-
-    /// In a step of so many rows drafts are not worth it. `true`: one is to be verified all the same, after a longest pause without any.
-    pub fn pause(&mut self, step: u64, rows: u32) -> bool {
-        let longest = (PAUSE * u64::from(rows)).min(PAUSE_MAX);
-        let steps = (1 << self.pauses.min(8)).min(longest);
-        self.paused_until = step + steps;
-        self.pauses = self.pauses.saturating_add(1);
-        steps == longest
     }
 }
 

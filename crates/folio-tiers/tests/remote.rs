@@ -13,7 +13,7 @@ use common::device::{
     BLOCK_BYTES, BLOCK_TOKENS, compute, contents, device, filled, load_order, prompt, root, store_order,
 };
 use folio_kv::BlockHashes;
-use folio_tiers::remote::{Fault, Limits, Name, Objects, RemoteStore};
+use folio_tiers::remote::{Fault, Name, ObjectLimits, Objects, RemoteStore};
 use folio_tiers::{Carried, Device, Store};
 
 const LAYOUT: [u8; 32] = [9; 32];
@@ -60,9 +60,9 @@ impl Objects for Shelf {
     fn server(&self) -> String {
         "a shelf".into()
     }
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> ObjectLimits {
         let second = Duration::from_secs(1);
-        Limits {
+        ObjectLimits {
             value_bytes: 4 * RECORD + 100,
             value_bytes_max: 1 << 20,
             asked_at_once: 16,

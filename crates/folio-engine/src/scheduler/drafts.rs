@@ -153,7 +153,7 @@ impl Scheduler {
         if sequence.forced {
             self.counters.forced_tokens += u64::from(drafts);
         } else {
-            let counts = &mut self.counters.drafts[sequence.acceptance.drafter as usize];
+            let counts = &mut self.counters.drafts[sequence.drafter() as usize];
             counts.sequences += 1;
             counts.tokens += u64::from(drafts);
             sequence.timing.draft_tokens += drafts;
@@ -170,7 +170,7 @@ impl Scheduler {
         sequence.acceptance.add(right);
         if right {
             sequence.timing.accepted_draft_tokens += 1;
-            self.counters.drafts[sequence.acceptance.drafter as usize].accept(place);
+            self.counters.drafts[sequence.drafter() as usize].accept(place);
         }
     }
 

@@ -11,13 +11,13 @@ use std::sync::Arc;
 use folio_kv::{BlockHashes, KvCache};
 
 use super::Scheduler;
-use crate::drafting::Drafter;
+use crate::acceptance::Acceptance;
 use crate::guide::GuideRef;
 use crate::plan::TokenHistory;
 use crate::request::{
     Event, FinishReason, Micros, Request, RequestId, SamplingParams, Timing, TokenLogprobs,
 };
-use crate::sequence::{Acceptance, Choice, Rank, Sequence, Slot, State, Waiting, choice_seed};
+use crate::sequence::{Choice, Rank, Sequence, Slot, State, Waiting, choice_seed};
 use crate::stats::WaitingFor;
 
 pub(crate) struct RequestState {
@@ -269,9 +269,7 @@ fn first_sequence(
         drafts: Vec::new(),
         forced: false,
         model_drafts: request.speculation.as_ref().map_or(0, |speculation| speculation.by_model()),
-        acceptance: Acceptance::new(
-            request.speculation.as_ref().map_or_else(Drafter::default, |s| s.drafter()),
-        ),
+        acceptance: Acceptance::default(),
         state: State::Waiting(Waiting::new(WaitingFor::Turn, now)),
         request: Arc::new(request),
     }

@@ -10,6 +10,7 @@ use std::time::Instant;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::Response;
+use folio_engine::handle::Rejected;
 use folio_engine::request::{EventSink, RetentionRange};
 use folio_engine::{CacheCommand, CacheResponse, Event, FinishReason, Request, SamplingParams};
 use folio_kv::{BlockHashes, KeepRefused, PrefixId, PrefixInfo, Retention, TenantId, TierId};
@@ -192,6 +193,13 @@ fn request(generator: &Generator, tenant: &Tenant, tokens: &Arc<[u32]>, range: R
     }
 }
 
+/// The engine's refusal of a request that was let in.
+fn refused_by(generator: &Generator, ticket: Ticket, rejected: Rejected) -> ApiError {
+    ticket.refused();
+    generator.observability.metrics.rejected(&rejected);
+    refusal(rejected)
+}
+
 async fn run(
     generator: &Generator,
     tenant: &Tenant,
@@ -204,11 +212,7 @@ async fn run(
     let sink: Box<dyn EventSink> = Box::new(move |event: Event| sender.send(event).is_ok());
     let flag = match engine::submit(&served.engine, request, sink).await {
         Ok(flag) => flag,
-        Err(rejected) => {
-            ticket.refused();
-            observability.metrics.rejected(&rejected);
-            return Err(refusal(rejected));
-        }
+        Err(rejected) => return Err(refused_by(generator, ticket, rejected)),
     };
     let meter = observability.meters.of(tenant);
     meter.request();
@@ -332,7 +336,12 @@ async fn load_prefix(
         let range = RetentionRange { tokens: 0..tokens.len() as u32, priority, ttl_us, pin: false };
         request(generator, tenant, tokens, range)
     };
-    let hashes = engine::hashes(&served.engine, &[asked(&text)]).await.remove(0);
+    let whole = asked(&text);
+    // Nothing is hashed of what is refused.
+    if let Err(rejected) = served.engine.check(&whole) {
+        return Err(refused_by(generator, ticket, rejected));
+    }
+    let hashes = engine::hashes(&served.engine, &[whole]).await.remove(0);
     let names: Vec<&'static str> = served.engine.tier_stats().iter().map(|tier| tier.name).collect();
     let found = in_tiers(&hashes, prefix, names.len());
     let in_tiers: u32 = found.iter().sum();

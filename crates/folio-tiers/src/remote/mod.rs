@@ -6,8 +6,8 @@
 //!
 //! | thread | what it does here | how long it may wait |
 //! |---|---|---|
-//! | one that reads prompts | `find` | [`Limits::find`] in all, and not at all while the server is given up |
-//! | one of the tier | `load`, `store` | [`Limits::carry`] for a value, the same |
+//! | one that reads prompts | `find` | [`ObjectLimits::find`] in all, and not at all while the server is given up |
+//! | one of the tier | `load`, `store` | [`ObjectLimits::carry`] for a value, the same |
 //! | the prober | asks whether a server that was given up is back | nobody waits for it |
 //!
 //! A server may forget any value at any time. So what is known of it is a guess: where it was wrong, the load fails, and the next look-up
@@ -84,7 +84,7 @@ pub fn greet(objects: &dyn Objects) -> Result<Option<Fault>, AddressError> {
 
 /// What is asked of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct ObjectLimits {
     /// How large values are made of small blocks.
     pub value_bytes: usize,
     /// How large one may be at most.
@@ -103,7 +103,7 @@ pub trait Objects: Send + Sync + 'static {
     fn name(&self) -> &'static str;
     /// For people: where it is, without what opens it.
     fn server(&self) -> String;
-    fn limits(&self) -> Limits;
+    fn limits(&self) -> ObjectLimits;
     /// Whether there are such values.
     fn exist(&self, names: &[Name], limit: Duration) -> Result<Vec<bool>, Fault>;
     /// These bytes of a value, or less where it ends before; `None`: there is no such value.

@@ -13,11 +13,11 @@ use ureq::http::{Response, StatusCode};
 use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body};
 
-use super::{AddressError, Fault, Limits, Name, Objects};
+use super::{AddressError, Fault, Name, ObjectLimits, Objects};
 use crate::types::Secret;
 use crate::wear::Wear;
 
-const LIMITS: Limits = Limits {
+const LIMITS: ObjectLimits = ObjectLimits {
     value_bytes: 16 << 20,
     // Of an object in one request.
     value_bytes_max: 1 << 30,
@@ -209,7 +209,7 @@ impl Objects for S3 {
         format!("{}{}", base.host_str().unwrap_or_default(), base.path())
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> ObjectLimits {
         LIMITS
     }
 

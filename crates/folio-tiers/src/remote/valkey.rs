@@ -25,10 +25,10 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
 
-use super::{AddressError, Fault, Limits, Name, Objects};
+use super::{AddressError, Fault, Name, ObjectLimits, Objects};
 use crate::types::Secret;
 
-const LIMITS: Limits = Limits {
+const LIMITS: ObjectLimits = ObjectLimits {
     // Large enough that a server is busy with bytes and not with requests, small enough that one does not hold up the next for long.
     value_bytes: 4 << 20,
     // What a server takes at most (`proto-max-bulk-len` is that by default).
@@ -242,7 +242,7 @@ impl Objects for Valkey {
         format!("{}:{}", self.host, self.port)
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> ObjectLimits {
         LIMITS
     }
 

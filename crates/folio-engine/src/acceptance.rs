@@ -1,0 +1,103 @@
+//! What became of a sequence's drafts, and when they are looked for again.
+//!
+//! Owns: the expectation. Must never: be needed for correctness.
+
+/// Of a sequence's drafts, the share that was what was chosen, as far as that can be expected again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Acceptance {
+    pub probability: f32,
+    /// Outcomes so far; no more than count for themselves.
+    outcomes: u8,
+    /// Drafts were not worth their rows: none is looked for before this step. Each such pause in a row is twice as long.
+    paused_until: u64,
+    pauses: u8,
+}
+
+/// What an outcome weighs at least against those before, and before how many it weighs as one of so many.
+const OUTCOME: f32 = 0.2;
+const OUTCOMES: u8 = 2;
+/// Steps of a pause at most, for each row of the step, so that as many are measured whatever the batch; and whatever it is.
+const PAUSE: u64 = 32;
+const PAUSE_MAX: u64 = 256;
+
+impl Default for Acceptance {
+    fn default() -> Self {
+        Self { probability: 0.7, outcomes: 0, paused_until: 0, pauses: 0 }
+    }
+}
+
+impl Acceptance {
+    pub fn add(&mut self, right: bool) {
+        let weight = OUTCOME.max(1.0 / f32::from(3 + self.outcomes));
+        self.outcomes = (self.outcomes + 1).min(OUTCOMES);
+        self.probability += weight * (f32::from(u8::from(right)) - self.probability);
+    }
+
+    pub fn is_paused(&self, step: u64) -> bool {
+        step < self.paused_until
+    }
+
+    /// Drafts are worth it again.
+    pub fn resume(&mut self) {
+        self.pauses = 0;
+    }
+
+    /// In a step of so many rows drafts are not worth it. `true`: the pause is a longest one, and before it one is to be verified all the
+    /// same, to find out whether that has changed.
+    pub fn pause(&mut self, step: u64, rows: u32) -> bool {
+        let longest = (PAUSE * u64::from(rows)).min(PAUSE_MAX);
+        let steps = (1 << self.pauses.min(8)).min(longest);
+        self.paused_until = step + steps;
+        self.pauses = self.pauses.saturating_add(1);
+        steps == longest
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of so many steps in which drafts are never worth it, those in which they are looked for, and those in which one is verified.
+    fn paused(rows: u32, steps: u64) -> (Vec<u64>, Vec<u64>) {
+        let (mut acceptance, mut looked, mut verified) = (Acceptance::default(), Vec::new(), Vec::new());
+        for step in 1..=steps {
+            if !acceptance.is_paused(step) {
+                looked.push(step);
+                if acceptance.pause(step, rows) {
+                    verified.push(step);
+                }
+            }
+        }
+        (looked, verified)
+    }
+
+    #[test]
+    fn pauses_grow_and_one_draft_is_verified_before_each_longest() {
+        assert_eq!(paused(1, 100), (vec![1, 2, 4, 8, 16, 32, 64, 96], vec![32, 64, 96]));
+        let (looked, verified) = paused(64, 1100);
+        assert_eq!(looked[7..], [128, 256, 512, 768, 1024], "however many rows there are");
+        assert_eq!(verified, [256, 512, 768, 1024]);
+    }
+
+    #[test]
+    fn what_is_worth_it_again_is_looked_for_at_once() {
+        let mut acceptance = Acceptance::default();
+        for _ in 0..5 {
+            acceptance.pause(1, 1);
+        }
+        acceptance.resume();
+        assert!(!acceptance.pause(100, 1));
+        assert!(acceptance.is_paused(100) && !acceptance.is_paused(101));
+    }
+
+    #[test]
+    fn the_first_outcomes_weigh_more() {
+        let mut acceptance = Acceptance::default();
+        acceptance.add(false);
+        assert!((acceptance.probability - 0.467).abs() < 0.001);
+        (0..20).for_each(|_| acceptance.add(true));
+        let before = acceptance.probability;
+        acceptance.add(false);
+        assert!((acceptance.probability - 0.8 * before).abs() < 0.001);
+    }
+}
