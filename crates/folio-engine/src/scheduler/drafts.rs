@@ -21,7 +21,7 @@ use crate::sequence::{Running, Sequence, Slot, State};
 const FORCED: f64 = 0.95;
 const FORCED_LAST: f64 = 0.5;
 /// What drafts add to a step counts so many times: estimates err.
-const PAYS: f64 = 1.05;
+const PAYS: f64 = 1.2;
 /// Rows that may cost as much as one of them.
 const TILE: u32 = 8;
 /// Known tokens that a drafter computes before its drafts in one step.
