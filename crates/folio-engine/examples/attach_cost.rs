@@ -12,6 +12,10 @@ use folio_engine::{CancelRequest, Micros, RequestId, Scheduler, SchedulerConfig}
 use folio_kv::{BlockHashes, BlockTable, CacheConfig, KvCache, Tiers, default_policy};
 use folio_sim::scenario::{request, root};
 
+/// The allocator of `folio`.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const BLOCK: u32 = 16;
 const PROMPT: u32 = 100_000;
 const PER_PROMPT: u32 = PROMPT / BLOCK;

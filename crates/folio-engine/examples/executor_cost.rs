@@ -15,6 +15,10 @@ use folio_model::sampling::{Outcome, SampleRow};
 use folio_model::tables::BlockTables;
 use folio_sim::scenario::request;
 
+/// The allocator of `folio`.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 thread_local! {
     /// Block table entries of all batches so far.
     static ENTRIES: Cell<usize> = const { Cell::new(0) };

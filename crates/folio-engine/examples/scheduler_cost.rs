@@ -8,8 +8,12 @@ use std::time::{Duration, Instant};
 
 use folio_engine::plan::{ExecutorError, Sampled, StepOutput, StepPlan};
 use folio_engine::{Executor, Micros, Scheduler, SchedulerConfig};
-use folio_kv::{CacheConfig, KvCache, LruLeafFirst};
+use folio_kv::{CacheConfig, KvCache, default_policy};
 use folio_sim::scenario::request;
+
+/// The allocator of `folio`.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Answers every sample with some token.
 #[derive(Default)]
@@ -63,10 +67,8 @@ fn measure(name: &str, sequences: u32, repetition_penalty: f32, waiting: u64) {
     };
     // Room for what runs and a little more, so that whoever waits cannot be admitted.
     let blocks = sequences * (CONTEXT + output(sequences) + 100).div_ceil(16) + 64;
-    let mut cache = KvCache::new(
-        CacheConfig { blocks, block_tokens: 16, bytes_per_block: 1 },
-        Box::new(LruLeafFirst::new()),
-    );
+    let mut cache =
+        KvCache::new(CacheConfig { blocks, block_tokens: 16, bytes_per_block: 1 }, default_policy(0.0));
     let mut scheduler = Scheduler::new(config).expect("valid limits");
     let mut executor = Instantly::default();
     let submit = |scheduler: &mut Scheduler, id: u64| {

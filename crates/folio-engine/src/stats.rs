@@ -22,7 +22,7 @@ pub enum WaitingFor {
     SharedPrefix,
     /// A step under way copies what it had to host memory.
     SwapOut,
-    /// Its KV is on its way from another tier. Nothing produces this yet but the simulator.
+    /// Its KV is on its way from another tier.
     TierLoad,
     /// Which tokens its grammar allows next is being computed.
     Grammar,

@@ -4,8 +4,8 @@ mod common;
 
 use common::{ByRoot, Fifo, cache, config, root, serve};
 use folio_kv::{
-    BlockCopy, BlockId, BlockMeta, BlockTable, EvictionPolicy, GroupCounts, KvCache, LruLeafFirst,
-    OutOfBlocks, Root, TenantId, Violation,
+    BlockCopy, BlockId, BlockMeta, BlockTable, CommitRefused, EvictionPolicy, GroupCounts, KvCache,
+    LruLeafFirst, OutOfBlocks, Root, TenantId, Violation,
 };
 
 fn run(cache: &mut KvCache, table: &mut BlockTable, tokens: &[u32]) -> Vec<BlockCopy> {
@@ -642,4 +642,21 @@ fn a_slot_is_its_writers_until_the_report() {
     cache.end_load(ticket, None, &[], true).expect("no table");
     assert!(cache.swap_offer(&table).is_some());
     cache.release(table, &range(0..8));
+}
+
+#[test]
+fn a_commit_that_cannot_be_is_refused_and_changes_nothing() {
+    let (mut cache, root) = (cache(16, 4), root(0));
+    let tokens = range(0..12);
+    let mut table = started(&mut cache, &root, &tokens[..6]);
+    cache.grow(&mut table, 8, &mut Vec::new()).expect("room");
+    let refused = |computed, tokens| Err(CommitRefused { computed, before: 6, tokens, capacity: 8 });
+    // Behind what was computed, beyond what there is room for, beyond what is known.
+    assert_eq!(cache.commit(&mut table, &tokens, 5), refused(5, 12));
+    assert_eq!(cache.commit(&mut table, &tokens, 9), refused(9, 12));
+    assert_eq!(cache.commit(&mut table, &tokens[..7], 8), refused(8, 7));
+    assert_eq!((table.computed(), table.published_blocks()), (6, 1));
+    cache.check(&[&table]).unwrap();
+    assert_eq!(cache.commit(&mut table, &tokens, 8), Ok(()));
+    cache.release(table, &tokens);
 }

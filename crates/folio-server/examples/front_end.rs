@@ -20,6 +20,10 @@ use folio_server::{App, ModelFacts, SamplingDefaults, ServerConfig};
 use folio_sim::SimBackend;
 use folio_text::{ChatTemplate, Tokenizer};
 
+/// The allocator of `folio`.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const BLOCKS: u32 = 4096;
 const BLOCK_TOKENS: u32 = 16;
 const ROWS: usize = 512;

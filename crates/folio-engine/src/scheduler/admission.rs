@@ -27,7 +27,7 @@ use folio_kv::{BlockTable, GroupCounts, KvCache, TenantId, Tiers};
 
 use super::Scheduler;
 use super::room::{Resources, Verdict};
-use crate::sequence::{Found, Fresh, Running, Slot, State, Wait, Waiting};
+use crate::sequence::{Found, Fresh, Running, Sequence, Slot, State, Wait, Waiting};
 use crate::stats::WaitingFor;
 
 /// A lookup walks over the whole prompt; one that led to nothing is not repeated for this many plans.
@@ -347,10 +347,11 @@ impl Scheduler {
             if sequence.outranks(other) {
                 gain += cache.exclusive_blocks(&running.table);
                 let cost = self.recompute_cost(cache, *victim).1;
-                victims.push((Reverse((rank.class, rank.priority)), cost, *victim));
+                victims.push((Reverse(rank.class), cost, *victim));
             }
         }
         victims.sort_unstable();
+        self.worst_priority_first(&mut victims);
         let spare = self.unreserved(cache, cache.available_to(owner), None);
         if victims.is_empty() || !needed.fits(spare + gain) {
             return false;
@@ -368,6 +369,19 @@ impl Scheduler {
         }
         let place = (self.running.len() as u32) < self.config.max_num_seqs;
         place && self.fits(cache, owner, needed, None).fits()
+    }
+
+    /// Of each class and tenant, those of worse priority come in front of the others: to other tenants it says nothing.
+    fn worst_priority_first(&self, victims: &mut [(Reverse<i32>, u64, Slot)]) {
+        let of = |slot: Slot| {
+            let Sequence { rank, tenant, .. } = &self.sequences[slot];
+            (Reverse(rank.class), *tenant, Reverse(rank.priority))
+        };
+        let mut places: Vec<usize> = (0..victims.len()).collect();
+        places.sort_by_key(|at| (of(victims[*at].2).0, of(victims[*at].2).1));
+        let mut ordered: Vec<_> = places.iter().map(|at| victims[*at]).collect();
+        ordered.sort_by_key(|(_, _, slot)| of(*slot));
+        places.into_iter().zip(ordered).for_each(|(at, victim)| victims[at] = victim);
     }
 
     fn attach(&mut self, cache: &mut KvCache, slot: Slot) {

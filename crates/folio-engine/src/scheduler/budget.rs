@@ -141,6 +141,8 @@ impl Scheduler {
         }
         self.step.expected = f64::from(self.step.granted);
         self.step.drafting = false;
+        // Those who run are in the order of priority, which says nothing to other tenants.
+        drafters.sort_unstable_by_key(|slot| self.sequences[*slot].rank.arrival);
         drafters.iter().for_each(|slot| self.grant_drafts(cache, *slot));
         self.step.order = drafters;
         self.step.decodes = self.step.granted;

@@ -13,7 +13,8 @@
 //! - it must free something in a cache group that lacks blocks, if anybody does;
 //! - cost: tokens of blocks nobody else references (what others hold survives and costs nothing to find again), times
 //!   1 to 2 by progress (who is nearly done gives its blocks back soon by itself);
-//! - among equals the one that arrived last.
+//! - among equals the one that arrived last;
+//! - of that one's tenant and class the worst priority.
 //!
 //! A victim with rows under way gets no more of them and is preempted when the last is committed. Until then its blocks count as
 //! coming: nobody else is preempted for the same need, and nobody is admitted.
@@ -28,7 +29,7 @@ use folio_kv::{GroupCounts, KvCache, Swapped, TenantId};
 
 use super::Scheduler;
 use super::room::Verdict;
-use crate::sequence::{Fresh, Running, Slot, State, Wait, Waiting};
+use crate::sequence::{Fresh, Rank, Running, Slot, State, Wait, Waiting};
 use crate::stats::WaitingFor;
 
 /// What came of asking for blocks.
@@ -118,16 +119,24 @@ impl Scheduler {
             let sequence = &self.sequences[*slot];
             self.is_victim(*slot) && !sequence.outranks(requester) && yields(sequence.owner())
         });
-        candidates
-            .map(|(rank, slot)| {
-                let (exclusive, cost) = self.recompute_cost(cache, *slot);
-                let frees = lacking.saturating_sub(exclusive) != lacking;
-                let below = requester.outranks(&self.sequences[*slot]).then_some(rank.priority);
-                let order = (Reverse(rank.class), Reverse(below), !frees, cost, Reverse(rank.arrival));
-                ((order, Reverse(rank.id)), *slot)
-            })
-            .min()
-            .map(|(_, slot)| slot)
+        let order = |(rank, slot): &(Rank, Slot)| {
+            let (exclusive, cost) = self.recompute_cost(cache, *slot);
+            let frees = lacking.saturating_sub(exclusive) != lacking;
+            let other = &self.sequences[*slot];
+            let below = other.tenant == requester.tenant && requester.outranks(other);
+            (Reverse(rank.class), !below, !frees, cost, Reverse(rank.arrival), Reverse(rank.id))
+        };
+        let (class, slot) =
+            candidates.clone().min_by_key(|it| order(it)).map(|(rank, slot)| (rank.class, *slot))?;
+        // Of that tenant the worst priority goes first; to others it says nothing.
+        let tenant = self.sequences[slot].tenant;
+        let its =
+            candidates.filter(|(rank, slot)| rank.class == class && self.sequences[*slot].tenant == tenant);
+        its.min_by_key(|it| {
+            let order = order(it);
+            (order.2, Reverse(it.0.priority), order)
+        })
+        .map(|(_, slot)| *slot)
     }
 
     /// What preempting it frees, and what computing it again would cost, in token units.
@@ -161,7 +170,7 @@ impl Scheduler {
         self.step.preempted = true;
     }
 
-    /// `copy`, `at_stake`: what it keeps in host memory, and the positions it loses.
+    /// `swapped`, `at_stake`: what it keeps in host memory, and the positions it loses.
     pub(super) fn back_to_queue(
         &mut self,
         cache: &mut KvCache,
