@@ -50,6 +50,7 @@ def test_a_request_may_do_without(serve):
     off = client.chat.completions.create(extra_body={"speculative.n_max": 0}, **ask)
     assert off.usage.completion_tokens_details is None
     assert total(server, "vllm:spec_decode_num_draft_tokens_total") == 0
-    on = client.chat.completions.create(seed=1, **ask)
+    assert client.chat.completions.create(seed=2, **ask).usage.completion_tokens_details is None
+    on = client.chat.completions.create(seed=1, extra_body={"speculative.n_max": 16}, **ask)
     details = on.usage.completion_tokens_details
     assert details.accepted_prediction_tokens + details.rejected_prediction_tokens > 0

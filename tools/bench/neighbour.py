@@ -15,6 +15,7 @@ stopped goes on where it was, with the same --out. Standard library only.
 """
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
@@ -30,8 +31,11 @@ AT_ONCE = 4
 TENANTS = {"tenants": [{"name": "attacker", "keys": ["bad"], "limits": {"max_concurrent_requests": AT_ONCE}},
                        {"name": "refused", "keys": ["worse"], "limits": {"requests_per_minute": 60}},
                        {"name": "victim", "keys": ["good"]}]}
+# Stands for a number of as many digits, another in each request: what was tokenized before is kept.
+NUMBER = "<number>"
 ATTACKS = {
-    "256 kB to tokenize": ("bad", "/tokenize", {"prompt": "a cat and some other words " * 9700}),
+    "256 kB to tokenize": ("bad", "/tokenize", {"prompt": NUMBER + " a cat and some other words" * 9700}),
+    "256 kB to tokenize, the same again": ("bad", "/tokenize", {"prompt": "a cat and some other words " * 9700}),
     "1 MB that is too long": ("bad", "/v1/completions", {"prompt": "a cat and some other words " * 38800, "max_tokens": 1}),
     "250,000 JSON values": ("bad", "/v1/completions", {"prompt": [[1] * 8] * 28000, "max_tokens": 1}),
     "64 tokens generated, streamed": ("bad", "/v1/completions", {"prompt": "the cat", "max_tokens": 64, "ignore_eos": True, "stream": True}),
@@ -70,9 +74,9 @@ def first():
 
 
 def busy_seconds():
-    """Of all processors so far."""
-    user, nice, system, _, _, irq, softirq = (int(ticks) for ticks in open("/proc/stat").readline().split()[1:8])
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+    """Of all processors so far, what the host took of them included."""
+    user, nice, system, _, _, irq, softirq, steal = (int(ticks) for ticks in open("/proc/stat").readline().split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
 def undisturbed(measure):
@@ -98,15 +102,18 @@ def attacker(host, data, ended, answered):
     import selectors
     selector = selectors.DefaultSelector()
     address = (host.split(":")[0], int(host.split(":")[1]))
+    before, *behind = data.split(NUMBER.encode())
+    numbers = itertools.count()
+    another = lambda: before + b"".join(b"%0*d" % (len(NUMBER), next(numbers)) + rest for rest in behind)
     for _ in range(AT_ONCE):
         connection = Any(address)
         selector.register(connection.socket, selectors.EVENT_READ, connection)
-        connection.send(data)
+        connection.send(another())
     while not ended.is_set():
         for key, _ in selector.select(0.1):
             if key.data.receive():
                 answered.value += 1
-                key.data.send(data)
+                key.data.send(another())
 
 
 def victim(host, data, requests, rate):
@@ -132,7 +139,7 @@ def main():
     ap.add_argument("--folio", required=True)
     ap.add_argument("--model", default="demo")
     ap.add_argument("--rounds", type=int, default=6)
-    ap.add_argument("--requests", type=int, default=300)
+    ap.add_argument("--requests", type=int, default=1000)
     ap.add_argument("--rate", type=float, default=100)
     ap.add_argument("--folio-args", default="--threads 1")
     ap.add_argument("--seed", type=int, default=0)
@@ -187,7 +194,7 @@ def table(result):
     """For docs/security.md."""
     rounds = result["rounds"]
     lines = ["| attacker | its answers per s | victim's p50, ms | p99, ms | p99 beside / alone |", "|---|---|---|---|---|"]
-    for what in ["alone", *ATTACKS, *CONTROLS]:
+    for what in [what for what in ["alone", *ATTACKS, *CONTROLS] if what in rounds[0]]:
         every = [ms for one in rounds for ms in one[what]["ms"]]
         ratios = [quantile(one[what]["ms"], 0.99) / quantile(one["alone"]["ms"], 0.99) for one in rounds]
         rate = "" if CONTROLS.get(what, what) in ("alone", None) else f"{statistics.median(one[what]['answered_per_s'] for one in rounds):,.0f}"

@@ -17,6 +17,11 @@ pub struct SpeculationOptions {
 }
 
 impl SpeculationOptions {
+    /// Whether the request itself wants drafts: only then does its usage tell what became of them.
+    pub fn wants_drafts(&self) -> bool {
+        self.most != Some(0) && (self.most.is_some() || self.prediction.is_some())
+    }
+
     pub fn read(fields: &mut Fields) -> Result<Self, ApiError> {
         let most = fields.take("speculative.n_max")?;
         let most = within(fields, "speculative.n_max", most, (0, DRAFTS_MAX))?;

@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use axum::body::Body;
 use common::{FakeEngine, Submitting};
-use folio_engine::{EventSink, Request};
+use folio_engine::{Drafter, EventSink, Request};
 use folio_model::checkpoint::gguf::{Metadata, read_header};
 use folio_server::{App, Engine, Server, ServerConfig};
 use folio_text::{ChatTemplate, TemplateSources, Tokenizer};
@@ -228,7 +228,8 @@ fn main() {
     tracing::subscriber::set_global_default(spans.clone()).expect("the first");
     let submitted = Arc::default();
     let engine = Arc::new(noting(Arc::clone(&submitted)));
-    let router = Server::new(ServerConfig::default(), app(engine)).expect("a server").router();
+    let config = ServerConfig { speculate: Some(Drafter::default()), ..ServerConfig::default() };
+    let router = Server::new(config, app(engine)).expect("a server").router();
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let texts = sources();
     let mut results = Vec::new();

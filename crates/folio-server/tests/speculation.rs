@@ -50,6 +50,10 @@ async fn usage_says_what_came_of_it() {
     let client = Client::new(FakeEngine::saying("ok"));
     let usage = |body: Value| body["usage"]["completion_tokens_details"].clone();
     assert_eq!(usage(client.chat(json!({})).await.json()), Value::Null, "nothing was drafted");
+    let config = ServerConfig { speculate: Some(Drafter::Suffix), ..ServerConfig::default() };
+    let drafted = Client::with(config, app(FakeEngine::saying("ok")));
+    assert_eq!(usage(drafted.chat(json!({})).await.json()), Value::Null, "it was not the request that asked");
+    assert_ne!(usage(drafted.chat(json!({"speculative.n_max": 2})).await.json()), Value::Null);
     let two = json!({"accepted_prediction_tokens": 4, "rejected_prediction_tokens": 4});
     assert_eq!(usage(client.chat(json!({"prediction": predicted("ok"), "n": 2})).await.json()), two);
 }

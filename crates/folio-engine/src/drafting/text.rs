@@ -8,6 +8,8 @@
 
 use std::collections::HashMap;
 
+use ahash::RandomState;
+
 /// Stands between texts of one index; no vocabulary has it.
 pub const SEPARATOR: u32 = u32::MAX;
 
@@ -20,7 +22,7 @@ pub struct Text {
     /// The last place before with the same pair, plus one; 0: none.
     links: Vec<u32>,
     /// The last place of a pair, plus one. By keyed hashes: a stranger chooses the pairs, and could have them all collide.
-    last: HashMap<(u32, u32), u32>,
+    last: HashMap<(u32, u32), u32, RandomState>,
 }
 
 impl Text {

@@ -146,9 +146,9 @@ impl ResponseDriver {
         }
     }
 
-    /// Drafts of a choice that ended.
+    /// Drafts of a choice that ended, for who asked for some: how many are verified depends on what else runs.
     fn predicted(&mut self, timing: &Timing) {
-        if timing.draft_tokens > 0 {
+        if timing.draft_tokens > 0 && self.job.generation.speculation.wants_drafts() {
             let predicted = self.usage.predicted.get_or_insert_default();
             predicted.accepted += u64::from(timing.accepted_draft_tokens);
             predicted.rejected += u64::from(timing.draft_tokens - timing.accepted_draft_tokens);

@@ -124,7 +124,8 @@ impl Bench<'_> {
             speculation: Vec::new(),
             skipped: Vec::new(),
         };
-        let drafted = self.runtime.drafter.map_or(0, |_| self.args.batch.len());
+        let drafter = self.runtime.drafter.filter(|_| self.args.engine.names_drafter());
+        let drafted = drafter.map_or(0, |_| self.args.batch.len());
         let figures = self.args.prefill.len() + self.args.batch.len() * self.args.depth.len() + drafted;
         let bar = Bar::items("measuring", figures as u64);
         for &tokens in &self.args.prefill {
@@ -150,7 +151,7 @@ impl Bench<'_> {
                 report.decode.push(figure(batch, depth, rates, costs.decode(machine, batch.into(), middle)));
             }
         }
-        if let Some(drafter) = self.runtime.drafter {
+        if let Some(drafter) = drafter {
             for &batch in &self.args.batch {
                 bar.advance(&format!("speculation, batch {batch}"));
                 let measured = self.speculation(drafter, batch)?;

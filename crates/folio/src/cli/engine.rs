@@ -112,7 +112,7 @@ pub struct EngineArgs {
 
     /// Speculative decoding: where drafts come from. Tokens are the same with and without; a request may say otherwise
     /// (speculative.n_max, prediction)
-    /// [default: model where there is a --draft-model, else off]
+    /// [default: model where there is a --draft-model, else suffix]
     #[arg(long, env = "FOLIO_SPECULATE", value_name = "DRAFTER")]
     pub speculate: Option<Speculate>,
 
@@ -148,13 +148,18 @@ pub enum Speculate {
 }
 
 impl EngineArgs {
+    /// Whether a drafter was asked for by name.
+    pub fn names_drafter(&self) -> bool {
+        self.draft_model.is_some() || self.speculate.is_some_and(|speculate| speculate != Speculate::Off)
+    }
+
     /// Where drafts come from for a request that says nothing of it.
     pub fn drafter(&self) -> anyhow::Result<Option<Drafter>> {
         let by_model = self.draft_model.is_some();
         let drafter = match self.speculate {
             None if by_model => Some(Drafter::Model),
-            None | Some(Speculate::Off) => None,
-            Some(Speculate::Suffix) => Some(Drafter::Suffix),
+            None | Some(Speculate::Suffix) => Some(Drafter::Suffix),
+            Some(Speculate::Off) => None,
             Some(Speculate::Ngram) => Some(Drafter::Ngram),
             Some(Speculate::Model) => Some(Drafter::Model),
         };
