@@ -85,6 +85,12 @@ pub trait Tier: Send + Sync {
         1
     }
 
+    /// Whether it takes what it is given as fast as memory does. Then it is where sequences that are preempted are kept: whoever wants their
+    /// blocks waits until it has read them.
+    fn keeps_preempted(&self) -> bool {
+        false
+    }
+
     /// Of the first `most` blocks of a prompt, the ranges that can be loaded up to their end: under the hashes with what an operator
     /// declared, where there is such. It may wait for an answer from elsewhere, for a time that the tier bounds: called where a thread
     /// may, never on the engine's thread or an event loop.
@@ -105,7 +111,7 @@ pub trait Tier: Send + Sync {
 /// What a tier did and holds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TierStats {
-    /// Where: "disk", "valkey".
+    /// Where: "host", "disk", "valkey".
     pub name: &'static str,
     /// Why it stores nothing at present, or any more.
     pub off: Option<String>,

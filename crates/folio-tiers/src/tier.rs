@@ -31,6 +31,11 @@ pub trait Store: Send + Sync + 'static {
         1
     }
 
+    /// See [`Tier::keeps_preempted`].
+    fn keeps_preempted(&self) -> bool {
+        false
+    }
+
     /// See [`Tier::find`].
     fn find(&self, device: &Device, hashes: &BlockHashes, most: u32) -> Vec<Range<u32>>;
 
@@ -155,6 +160,10 @@ impl Tier for StoreTier {
 
     fn chunk_blocks(&self) -> u32 {
         self.shared.store.chunk_blocks(&self.shared.device)
+    }
+
+    fn keeps_preempted(&self) -> bool {
+        self.shared.store.keeps_preempted()
     }
 
     fn find(&self, hashes: &BlockHashes, most: u32) -> Vec<Range<u32>> {

@@ -238,6 +238,23 @@ pub fn pool(request: &PoolRequest) -> Result<Pool, PoolError> {
     Ok(Pool { blocks, windows, bytes, why })
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("--host-kv-memory of {asked} was asked for, but beside the KV cache only {free} of memory are left")]
+pub struct HostKvError {
+    asked: String,
+    free: String,
+}
+
+/// Whether `asked` bytes of KV fit this machine's memory, of which `left` are left beside the pools.
+pub fn host_kv(asked: u64, left: Option<u64>) -> Result<(), HostKvError> {
+    match left {
+        Some(left) if asked > left => {
+            Err(HostKvError { asked: units::bytes(asked), free: units::bytes(left) })
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Host memory for copies of what preempted sequences held.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SwapSpace {
@@ -359,6 +376,14 @@ mod tests {
             max_num_seqs: 64,
             max_num_batched_tokens: 64,
         }
+    }
+
+    #[test]
+    fn memory_for_kv_is_there_or_both_numbers_are_named() {
+        assert_eq!(host_kv(4 << 30, Some(4 << 30)), Ok(()));
+        assert_eq!(host_kv(4 << 30, None), Ok(()));
+        let error = host_kv(8 << 30, Some(4 << 30)).expect_err("too much").to_string();
+        assert!(error.contains("8.00 GiB") && error.contains("4.00 GiB"), "{error}");
     }
 
     #[test]

@@ -98,6 +98,7 @@ impl Runtime {
             None => memory::free().map(|free| free.bytes),
         };
         let swap = memory::swap_space(&request, &pool, left, args.swap_space, !args.guarantee_completion)?;
+        memory::host_kv(args.host_kv_memory.unwrap_or(0), left)?;
         let mut report = Report {
             lines: Vec::new(),
             backend: device.name(),

@@ -35,6 +35,11 @@ pub struct EngineArgs {
     #[arg(long, env = "FOLIO_SWAP_SPACE", value_name = "SIZE", value_parser = parse_bytes)]
     pub swap_space: Option<u64>,
 
+    /// Memory of this machine, beside the KV cache, in which KV of requests that ended or were preempted is kept; for a GPU, since on the
+    /// processors the same memory does more as KV cache [default: none]
+    #[arg(long, env = "FOLIO_HOST_KV_MEMORY", value_name = "SIZE", value_parser = parse_bytes)]
+    pub host_kv_memory: Option<u64>,
+
     /// Share of the KV cache that may be pinned, by all tenants together; less where the longest request needs the rest
     #[arg(long, env = "FOLIO_MAX_PINNED_SHARE", value_name = "0..1", default_value_t = 0.25, value_parser = pinned_share)]
     pub max_pinned_share: f64,

@@ -143,6 +143,16 @@ impl Report {
         self.lines.insert(at.map_or(self.lines.len(), |at| at + 1), ("drafts", text));
     }
 
+    /// Memory beside the device's for KV.
+    pub(super) fn describe_host_kv(&mut self, bytes: u64, is_gpu: bool) {
+        let mut text = format!("KV of requests that ended or were preempted, up to {}", units::bytes(bytes));
+        if !is_gpu {
+            text += ", copied from memory to memory: the same size added to --kv-cache-memory serves better";
+        }
+        let at = self.lines.iter().rposition(|(what, _)| matches!(*what, "KV cache" | "window" | "swap"));
+        self.lines.insert(at.map_or(self.lines.len(), |at| at + 1), ("host", text));
+    }
+
     /// Where KV goes that the device cannot keep.
     pub(super) fn describe_disk_kv(&mut self, dir: &Path, bytes: u64) {
         let text = format!("KV of requests that ended, up to {}, in {}", units::bytes(bytes), dir.display());
