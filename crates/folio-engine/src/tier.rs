@@ -48,8 +48,8 @@ pub enum Report {
     /// Nothing is written under the ticket any more. `verified`: all of it is there, and is what was asked for. To read and check
     /// so many bytes took the tier `us`.
     Loaded { tier: TierId, ticket: Ticket, verified: bool, bytes: u64, us: u64 },
-    /// Nothing is read under the lease any more.
-    Read { lease: Lease },
+    /// Nothing is read under the lease any more, and of the contents so many, from the first on, are kept now.
+    Read { lease: Lease, kept: u32 },
 }
 
 /// The most blocks that a tier keeps together, which are also what it loads at once: if it has not all of them, those before are there.

@@ -28,7 +28,7 @@ pub fn open(
 ) -> Result<Vec<Arc<dyn Tier>>> {
     let (disk_kv, remote_kv) = (&args.disk_kv, &args.remote_kv);
     let wanted = [
-        args.host_kv_memory.map(|_| "--host-kv-memory"),
+        args.host_kv_memory.filter(|bytes| *bytes > 0).map(|_| "--host-kv-memory"),
         disk_kv.disk_kv.as_ref().map(|_| "--disk-kv"),
         remote_kv.remote_kv.as_ref().map(|_| "--remote-kv"),
     ];
@@ -36,10 +36,7 @@ pub fn open(
     // The nearest first.
     for option in wanted.into_iter().flatten() {
         let Some(memory) = device.block_memory() else {
-            bail!(
-                "{option}: KV can be carried away from the memory of the processors only, and this is {}",
-                device.name()
-            );
+            bail!("{option}: the memory of {} cannot be read", device.name());
         };
         let groups = (0..cache.groups()).map(|group| *cache.group_config(group));
         let groups: Vec<GroupConfig> = groups.filter(|group| !group.optional).collect();
