@@ -100,11 +100,11 @@ TAKEN = "headroom 64"
 
 
 def admission_cells(pattern="*-admission.csv"):
-    """Results by cell (mix, holds, arrivals, device, swap) and rule, one per seed; and the file's name."""
+    """Results by cell (mix, holds, arrivals, device, swap: none since there is no such space) and rule, one per seed; and the file's name."""
     name, text = newest(pattern)
     cells = {}
     for row in csv.DictReader((text or "").splitlines()):
-        cell = cells.setdefault(tuple(row[key] for key in ("mix", "holds", "arrivals", "device", "swap")), {})
+        cell = cells.setdefault(tuple(row.get(key, "0") for key in ("mix", "holds", "arrivals", "device", "swap")), {})
         cell.setdefault(row["rule"], {})[row["seed"]] = row
     return name, cells
 

@@ -4,9 +4,8 @@
 //! after the first steps.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use folio_model::backend::{Backend, BackendError, Batch, BlockMemory, KvLayout, SwapTimes, TensorView};
+use folio_model::backend::{Backend, BackendError, Batch, BlockMemory, KvLayout, TensorView};
 use folio_model::check::{self, BatchCheck, Loaded, PoolSize, ProgramCheck, Written};
 use folio_model::program::{MatrixId, Op, Program, VectorId};
 use folio_model::quant::Encoding;
@@ -62,8 +61,6 @@ pub struct CpuBackend {
     pools: Vec<PoolSize>,
     tables: BlockTables,
     written: Written,
-    /// What the last step spent on swaps, out and in.
-    swap_nanos: [AtomicU64; 2],
 }
 
 /// A loaded program and its memory.
@@ -99,7 +96,6 @@ impl CpuBackend {
             pools: Vec::new(),
             tables: BlockTables::default(),
             written: Written::default(),
-            swap_nanos: Default::default(),
         })
     }
 
@@ -286,25 +282,6 @@ impl Backend for CpuBackend {
         Some(Arc::new(SharedBlocks::of(&self.caches)))
     }
 
-    fn allocate_swap(&mut self, slots: &[usize]) -> Result<(), BackendError> {
-        if slots.len() != self.caches.len() {
-            let (groups, slots) = (self.caches.len(), slots.len());
-            return Err(BackendError::Device(format!(
-                "swap space for {slots} cache groups, there are {groups}"
-            )));
-        }
-        let mut caches = self.caches.iter_mut().zip(slots);
-        caches.try_for_each(|(cache, &slots)| cache.allocate_swap(slots)).map_err(device)?;
-        self.pools.iter_mut().zip(slots).for_each(|(pool, &slots)| pool.slots = slots);
-        Ok(())
-    }
-
-    fn swap_times(&self) -> SwapTimes {
-        let [out_us, in_us] =
-            [0, 1].map(|direction| self.swap_nanos[direction].load(Ordering::Relaxed) as f64 / 1e3);
-        SwapTimes { out_us, in_us }
-    }
-
     fn forward(&mut self, batch: &Batch) -> Result<&[f32], BackendError> {
         let Some(model) = self.model.as_mut().filter(|_| !self.caches.is_empty()) else {
             return Err(BackendError::Device("no program or no cache is loaded".into()));
@@ -325,7 +302,6 @@ impl Backend for CpuBackend {
         for claims in &model.buffers.claims {
             claims.reset();
         }
-        self.swap_nanos.iter_mut().for_each(|nanos| *nanos.get_mut() = 0);
         let step = Step {
             isa: self.isa,
             program: &model.program,
@@ -339,7 +315,6 @@ impl Backend for CpuBackend {
             plans: &model.plans,
             places: &model.places,
             batch,
-            swap_nanos: &self.swap_nanos,
         };
         self.pool.run(&|worker| step.run(worker)).map_err(device)?;
         // SAFETY: there is room for the rows of any batch that was checked; only `forward` writes there, which this borrow

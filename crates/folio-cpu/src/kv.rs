@@ -22,7 +22,7 @@ mod encode;
 
 use std::sync::Arc;
 
-use folio_model::backend::{BlockCopy, BlockMemory, BlockSwap, KvFormat, KvGroup};
+use folio_model::backend::{BlockCopy, BlockMemory, KvFormat, KvGroup};
 use folio_model::kv_format::{SCALE_BYTES, SCALED_HEAD_DIM_MAX};
 use half::{bf16, f16};
 
@@ -49,9 +49,6 @@ pub(crate) struct KvCache {
     layers: Vec<usize>,
     pub(crate) block_bytes: usize,
     memory: Arc<HugeBuffer>,
-    /// Blocks of the swap space, laid out as those of the cache.
-    pub(crate) slots: usize,
-    swapped: HugeBuffer,
 }
 
 /// The blocks of all groups, whoever else has them.
@@ -90,13 +87,6 @@ impl BlockMemory for SharedBlocks {
     }
 }
 
-/// Between a block and a slot of the swap space.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Direction {
-    Out,
-    In,
-}
-
 impl KvCache {
     /// `blocks` zeroed blocks. The caller checked the layout: even `head_dim`, `block_tokens` a multiple of [`GROUP`].
     pub(crate) fn new(group: KvGroup, blocks: usize) -> Result<Self, CpuError> {
@@ -108,15 +98,7 @@ impl KvCache {
         });
         let layers = starts.collect();
         let memory = Arc::new(HugeBuffer::zeroed(block_bytes.saturating_mul(blocks))?);
-        let swapped = HugeBuffer::zeroed(0)?;
-        Ok(Self { group, blocks, layers, block_bytes, memory, slots: 0, swapped })
-    }
-
-    /// Room for `slots` blocks beside the cache. Pages are taken when something is first swapped into them.
-    pub(crate) fn allocate_swap(&mut self, slots: usize) -> Result<(), CpuError> {
-        self.swapped = HugeBuffer::zeroed(self.block_bytes.saturating_mul(slots))?;
-        self.slots = slots;
-        Ok(())
+        Ok(Self { group, blocks, layers, block_bytes, memory })
     }
 
     #[inline(always)]
@@ -210,25 +192,6 @@ impl KvCache {
                 }
             }
         }
-    }
-
-    /// Copies what one layer has of a whole block, to or from the swap space.
-    ///
-    /// # Safety
-    /// Block and slot are in range, and nobody else touches this layer of either.
-    pub(crate) unsafe fn swap_layer(&self, swap: BlockSwap, layer: u32, direction: Direction) {
-        let start = self.layers[layer as usize];
-        let end = self.layers.get(layer as usize + 1).copied().unwrap_or(self.block_bytes);
-        let at = |memory: &HugeBuffer, block: u32| {
-            memory.ptr().wrapping_add(block as usize * self.block_bytes + start)
-        };
-        let (block, slot) = (at(&self.memory, swap.block), at(&self.swapped, swap.slot));
-        let (from, to) = match direction {
-            Direction::Out => (block, slot),
-            Direction::In => (slot, block),
-        };
-        // SAFETY: both ranges are inside their buffers, which are different ones; the caller promises the rest.
-        unsafe { std::ptr::copy_nonoverlapping(from, to, end - start) };
     }
 
     /// Copies the first `copy.tokens` positions of every page of one layer, scales too.

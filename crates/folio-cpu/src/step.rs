@@ -6,10 +6,8 @@
 //! `Worker::share` or a claim gave it, and nobody reads what another worker is writing. Each stage ends with a barrier.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
 
-use folio_model::backend::{Batch, BlockSwap};
+use folio_model::backend::Batch;
 use folio_model::program::{AttentionSpec, Buf, MatrixId, Op, Program, VectorId};
 use folio_model::tables::BlockTables;
 
@@ -18,7 +16,7 @@ use crate::attend::{Attend, Window};
 use crate::attention::{AttentionPlan, Shape};
 use crate::experts::{ExpertBuffers, Mixture};
 use crate::groups::{Groups, Source};
-use crate::kv::{Direction, Half, KvCache};
+use crate::kv::{Half, KvCache};
 use crate::linear::{Linear, Share, TILE_ROWS, Then, rows_of_heads};
 use crate::memory::{Floats, HugeBuffer, Rows};
 use crate::packed::PackedMatrix;
@@ -71,8 +69,6 @@ pub(crate) struct Step<'a> {
     pub(crate) plans: &'a [AttentionPlan],
     pub(crate) places: &'a [RowPlace],
     pub(crate) batch: &'a Batch,
-    /// Of the slowest worker, by [`Direction`].
-    pub(crate) swap_nanos: &'a [AtomicU64; 2],
 }
 
 impl Step<'_> {
@@ -128,27 +124,8 @@ impl Step<'_> {
         &self.vectors[id.0 as usize].1
     }
 
-    /// What the worker owns of these swaps, and how long the slowest worker takes for its part.
-    fn swap(&self, worker: &Worker<'_>, swaps: &[BlockSwap], direction: Direction) {
-        if swaps.is_empty() {
-            return;
-        }
-        let began = Instant::now();
-        for (group, cache) in self.caches.iter().enumerate() {
-            for layer in worker.share(cache.group.layers(), 1) {
-                for &swap in swaps.iter().filter(|swap| swap.group as usize == group) {
-                    // SAFETY: `check` found block and slot in range; this worker owns the layer.
-                    unsafe { cache.swap_layer(swap, layer as u32, direction) };
-                }
-            }
-        }
-        let spent = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.swap_nanos[direction as usize].fetch_max(spent, Ordering::Relaxed);
-    }
-
-    /// Swaps and block copies (split by layer, so that a chain of copies keeps its order) and rotary tables (split by row).
+    /// Block copies (split by layer, so that a chain of copies keeps its order) and rotary tables (split by row).
     fn prepare(&self, worker: &Worker<'_>) {
-        self.swap(worker, &self.batch.swap_outs, Direction::Out);
         for (group, cache) in self.caches.iter().enumerate() {
             for layer in worker.share(cache.group.layers(), 1) {
                 for &copy in self.batch.copies.iter().filter(|copy| copy.group as usize == group) {
@@ -157,7 +134,6 @@ impl Step<'_> {
                 }
             }
         }
-        self.swap(worker, &self.batch.swap_ins, Direction::In);
         for (rope, table) in self.program.ropes.iter().zip(&self.buffers.rotary) {
             let table = table.view();
             for row in worker.share(self.rows(), 1) {

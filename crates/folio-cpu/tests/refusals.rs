@@ -5,8 +5,7 @@ mod common;
 use common::{Sequence, Spec, assert_same_bits, cpu, run_chunks};
 use folio_cpu::{CpuBackend, CpuError, CpuOptions, Isa, Quantize, Quantized};
 use folio_model::backend::{
-    Backend, BackendError, Batch, BlockCopy, BlockSwap, DType, KvFormat, KvLayout, Span, TableEdit,
-    TensorView,
+    Backend, BackendError, Batch, BlockCopy, DType, KvFormat, KvLayout, Span, TableEdit, TensorView,
 };
 use folio_model::quant::{BlockFormat, Encoding};
 
@@ -50,9 +49,6 @@ fn a_malformed_batch_is_refused_and_changes_nothing() {
     add("written twice", &|b| b.blocks[1] = 0);
     add("impossible", &|b| b.copies.push(BlockCopy { group: 0, from: 2, to: 2, tokens: 1 }));
     add("impossible", &|b| b.copies.push(BlockCopy { group: 0, from: 2, to: 6, tokens: 1 }));
-    add("cannot be swapped", &|b| b.swap_outs.push(BlockSwap { group: 0, block: 6, slot: 0 }));
-    add("cannot be swapped", &|b| b.swap_ins.push(BlockSwap { group: 0, block: 0, slot: 0 }));
-    add("cannot be swapped", &|b| b.swap_ins.push(BlockSwap { group: 1, block: 0, slot: 0 }));
     add("do not fit", &|b| b.copies.push(BlockCopy { group: 0, from: 2, to: 3, tokens: 17 }));
     for (what, batch) in bad {
         match backend.forward(&batch) {

@@ -7,9 +7,9 @@
 //! was chosen from them. Of steps that are sampled here, one may be begun while another runs (`turns`): its tokens may be what that one
 //! chooses, which a kernel puts among its words before anything else reads them.
 
-use std::time::Instant;
+use std::sync::Arc;
 
-use folio_model::backend::{Backend, BackendError, Batch, KvLayout, PLACEHOLDER, SwapTimes, TensorView};
+use folio_model::backend::{Backend, BackendError, Batch, BlockMemory, KvLayout, PLACEHOLDER, TensorView};
 use folio_model::check::{self, BatchCheck, Loaded, PoolSize, ProgramCheck, Written};
 use folio_model::kv_format::KvFormat;
 use folio_model::program::{MatrixId, Op, Program, VectorId};
@@ -19,10 +19,10 @@ use folio_model::tables::BlockTables;
 
 use crate::NUMERICS;
 use crate::attention;
-use crate::driver::{DevicePtr, Driver, DriverError, HostId, floats};
+use crate::driver::{Copies, DevicePtr, Driver, DriverError, HostId, floats};
 use crate::graphs::{Bucket, Graphs};
 use crate::kernels;
-use crate::kv::KvPool;
+use crate::kv::{DeviceBlocks, KvPool};
 use crate::launches::{Launches, Model};
 use crate::linear::{self, DeviceMatrix};
 use crate::machine::{self, Effort, Rates};
@@ -48,8 +48,8 @@ pub struct CudaBackend {
     /// One per cache group.
     pools: Vec<KvPool>,
     sizes: Vec<PoolSize>,
-    /// Swap space of each group.
-    swap: Vec<HostId>,
+    /// For copies of their blocks beside the steps.
+    copies: Option<Arc<dyn Copies>>,
     written: Written,
     /// Block tables on the host, and the same on the device.
     tables: BlockTables,
@@ -76,7 +76,6 @@ pub struct CudaBackend {
     hidden_rows: Vec<u32>,
     graphs: Graphs,
     use_graphs: bool,
-    swap_times: SwapTimes,
 }
 
 /// A vector on the device, f32.
@@ -108,7 +107,7 @@ impl CudaBackend {
             model: None,
             pools: Vec::new(),
             sizes: Vec::new(),
-            swap: Vec::new(),
+            copies: None,
             written: Written::default(),
             tables: BlockTables::default(),
             on_device: DeviceTables::default(),
@@ -126,7 +125,6 @@ impl CudaBackend {
             hidden_rows: Vec::new(),
             graphs: Graphs::default(),
             use_graphs: true,
-            swap_times: SwapTimes::default(),
         })
     }
 
@@ -163,26 +161,6 @@ impl CudaBackend {
     /// Measures what the device can do.
     pub fn rates(&mut self, effort: Effort) -> Result<Rates, DriverError> {
         machine::measure(&mut *self.driver, effort)
-    }
-
-    /// Copies whole blocks between the pools and their swap space. Both directions are asynchronous; the time is that of all of them.
-    fn swap(&mut self, batch: &Batch, out: bool) -> Result<f64, DriverError> {
-        let swaps = if out { &batch.swap_outs } else { &batch.swap_ins };
-        if swaps.is_empty() {
-            return Ok(0.0);
-        }
-        self.driver.synchronize()?;
-        let start = Instant::now();
-        for swap in swaps {
-            let (pool, host) = (&self.pools[swap.group as usize], self.swap[swap.group as usize]);
-            let (block, offset) = (pool.block(swap.block), u64::from(swap.slot) * pool.block_bytes);
-            match out {
-                true => self.driver.download_async(block, host, offset, pool.block_bytes)?,
-                false => self.driver.upload_async(block, host, offset, pool.block_bytes)?,
-            }
-        }
-        self.driver.synchronize()?;
-        Ok(start.elapsed().as_secs_f64() * 1e6)
     }
 
     /// Sends the words of the step. What was captured with another address is forgotten.
@@ -260,12 +238,9 @@ impl CudaBackend {
     }
 
     fn begin(&mut self, batch: &Batch, turn: usize, all: bool) -> Result<(), DriverError> {
-        let out_us = self.swap(batch, true)?;
         for copy in &batch.copies {
             self.pools[copy.group as usize].copy(&mut *self.driver, copy.from, copy.to)?;
         }
-        let in_us = self.swap(batch, false)?;
-        self.swap_times = SwapTimes { out_us, in_us };
         self.hidden_rows.clone_from(&batch.hidden_rows);
         let moved = self.on_device.reserve(&mut *self.driver, self.tables.slots())?;
         let (host, device, block_tokens) = (&self.tables, &self.on_device, &self.block_tokens);
@@ -477,9 +452,6 @@ impl Backend for CudaBackend {
         for pool in self.pools.drain(..) {
             pool.free(&mut *self.driver).map_err(failed)?; // gives the old memory back first
         }
-        for host in self.swap.drain(..) {
-            self.driver.free_host(host).map_err(failed)?;
-        }
         self.on_device.free(&mut *self.driver).map_err(failed)?;
         self.sizes = PoolSize::of(layout, blocks);
         self.tables = BlockTables::new(&self.sizes, model.max_position);
@@ -493,22 +465,16 @@ impl Backend for CudaBackend {
         self.written = Written::new(blocks);
         self.block_tokens = self.pools.iter().map(|pool| pool.block_tokens).collect();
         self.graphs.clear();
+        // What is copied beside the stream finds the blocks zeroed.
+        self.driver.synchronize().map_err(failed)?;
+        self.copies = Some(self.driver.copies().map_err(failed)?);
         Ok(())
     }
 
-    fn allocate_swap(&mut self, slots: &[usize]) -> Result<(), BackendError> {
-        if slots.len() != self.pools.len() {
-            let (groups, slots) = (self.pools.len(), slots.len());
-            return Err(BackendError::Device(format!(
-                "swap space for {slots} cache groups, there are {groups}"
-            )));
-        }
-        for ((pool, &slots), size) in self.pools.iter().zip(slots).zip(&mut self.sizes) {
-            let host = self.driver.allocate_host(pool.block_bytes * slots as u64).map_err(failed)?;
-            self.swap.push(host);
-            size.slots = slots;
-        }
-        Ok(())
+    fn block_memory(&self) -> Option<Arc<dyn BlockMemory>> {
+        let copies = self.copies.clone()?;
+        let pools = self.pools.iter().map(|pool| (pool.base, pool.blocks, pool.block_bytes));
+        Some(Arc::new(DeviceBlocks { copies, pools: pools.collect() }))
     }
 
     fn forward(&mut self, batch: &Batch) -> Result<&[f32], BackendError> {
@@ -564,10 +530,6 @@ impl Backend for CudaBackend {
         let Ok(index) = self.hidden_rows.binary_search(&row) else { return &[] };
         let (stride, width) = (model.hidden.f32_stride as usize, model.hidden.width as usize);
         &floats(self.driver.host_bytes(answers.hidden))[index * stride..][..width]
-    }
-
-    fn swap_times(&self) -> SwapTimes {
-        self.swap_times
     }
 
     fn weight_bytes(&self) -> u64 {

@@ -1,7 +1,9 @@
 //! What the backend needs of a device: memory, copies, launches, graphs.
 //!
-//! Owns: the contract between planning and a device. Must never: know a model or a kernel's meaning. Everything is in the order
-//! of one stream: an operation sees what those before it wrote.
+//! Owns: the contract between planning and a device. Must never: know a model or a kernel's meaning. Everything but [`Copies`] is in
+//! the order of one stream: an operation sees what those before it wrote.
+
+use std::sync::Arc;
 
 use crate::gemm::Gemm;
 
@@ -80,6 +82,14 @@ pub enum DriverError {
 
 type Result<T> = std::result::Result<T, DriverError>;
 
+/// Copies between device memory and the host's beside the stream, from any thread. Each is over when it returns. Nothing orders them with the
+/// stream: who asks knows that no work under way touches what is copied.
+pub trait Copies: Send + Sync {
+    fn download(&self, from: DevicePtr, to: &mut [u8]) -> Result<()>;
+
+    fn upload(&self, to: DevicePtr, from: &[u8]) -> Result<()>;
+}
+
 /// A device and one stream of work on it. Errors of earlier work may be reported by any later call.
 pub trait Driver: Send {
     fn info(&self) -> &DeviceInfo;
@@ -137,6 +147,9 @@ pub trait Driver: Send {
 
     /// Copies `bytes` bytes to `offset` of host memory, in stream order.
     fn download_async(&mut self, from: DevicePtr, id: HostId, offset: u64, bytes: u64) -> Result<()>;
+
+    /// For copies beside the stream, as long as the driver lives, or longer.
+    fn copies(&mut self) -> Result<Arc<dyn Copies>>;
 
     /// Waits for all work so far.
     fn synchronize(&mut self) -> Result<()>;

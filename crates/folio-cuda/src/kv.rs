@@ -16,10 +16,12 @@
 //! Codes are those of `kv_format::encode`, a byte each; of int4, byte `i` holds dim `2 * i` in its low nibble and `2 * i + 1` in the
 //! high one. Tokens of a block are a multiple of 8, so every part begins at a multiple of 16 bytes.
 
-use folio_model::backend::{KvFormat, KvGroup};
+use std::sync::Arc;
+
+use folio_model::backend::{BlockMemory, KvFormat, KvGroup};
 use folio_model::program::AttentionSpec;
 
-use crate::driver::{Arg, DevicePtr, Driver, DriverError, Launch};
+use crate::driver::{Arg, Copies, DevicePtr, Driver, DriverError, Launch};
 use crate::planes::{Meta, Planes, RowBound};
 
 type Result<T> = std::result::Result<T, DriverError>;
@@ -45,6 +47,39 @@ pub struct KvPool {
     pub kv_heads: u32,
     pub head_dim: u32,
     pub layers: Vec<LayerPlace>,
+}
+
+/// The blocks of all pools, for copies beside the steps: where each pool begins, its blocks, and their bytes.
+pub(crate) struct DeviceBlocks {
+    pub copies: Arc<dyn Copies>,
+    pub pools: Vec<(DevicePtr, u32, u64)>,
+}
+
+impl DeviceBlocks {
+    fn block(&self, group: usize, block: u32, length: usize) -> DevicePtr {
+        let (base, blocks, block_bytes) = self.pools[group];
+        assert!(block < blocks && length as u64 == block_bytes, "a block of its group, as a whole");
+        DevicePtr(base.0 + u64::from(block) * block_bytes)
+    }
+}
+
+/// A device whose copies fail can do nothing any more: whoever copies panics, and gives up what it was at.
+impl BlockMemory for DeviceBlocks {
+    fn block_bytes(&self, group: usize) -> usize {
+        self.pools[group].2 as usize
+    }
+
+    fn read(&self, group: usize, block: u32, into: &mut [u8]) {
+        let from = self.block(group, block, into.len());
+        let read = self.copies.download(from, into);
+        read.unwrap_or_else(|error| panic!("a block cannot be read: {error}"));
+    }
+
+    fn write(&self, group: usize, block: u32, from: &[u8]) {
+        let to = self.block(group, block, from.len());
+        let written = self.copies.upload(to, from);
+        written.unwrap_or_else(|error| panic!("a block cannot be written: {error}"));
+    }
 }
 
 impl KvPool {

@@ -34,7 +34,7 @@ pub mod tables;
 mod turns;
 
 pub use backend::CudaBackend;
-pub use driver::{Arg, DeviceInfo, DevicePtr, Driver, DriverError, Launch};
+pub use driver::{Arg, Copies, DeviceInfo, DevicePtr, Driver, DriverError, Launch};
 pub use planes::{Meta, Planes, RowBound};
 
 /// Of the kernels' arithmetic: raised whenever they would give other bits of K and V for the same weights on the same architecture.

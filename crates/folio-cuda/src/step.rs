@@ -186,10 +186,8 @@ mod tests {
         device: DeviceTables,
     }
 
-    const POOLS: [PoolSize; 2] = [
-        PoolSize { blocks: 100, slots: 0, block_tokens: 8 },
-        PoolSize { blocks: 100, slots: 0, block_tokens: 16 },
-    ];
+    const POOLS: [PoolSize; 2] =
+        [PoolSize { blocks: 100, block_tokens: 8 }, PoolSize { blocks: 100, block_tokens: 16 }];
 
     impl Kept {
         fn of(batch: &Batch) -> Self {

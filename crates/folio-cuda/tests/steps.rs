@@ -2,9 +2,7 @@
 
 use folio_cuda::{CudaBackend, Driver};
 use folio_emulator::{Emulator, Order, device};
-use folio_model::backend::{
-    Backend, BackendError, Batch, BlockCopy, BlockSwap, DType, PLACEHOLDER, Span, TableEdit,
-};
+use folio_model::backend::{Backend, BackendError, Batch, BlockCopy, DType, PLACEHOLDER, Span, TableEdit};
 use folio_model::quant::{BlockFormat, Encoding};
 use folio_model::sampling::{Choice, Draw, Outcome, SampleRow};
 use folio_model::testing::fixture;
@@ -209,15 +207,13 @@ fn a_malformed_batch_is_refused_before_a_kernel_sees_it() {
         return;
     }
     let (mut backend, _) = loaded();
-    backend.allocate_swap(&[4]).unwrap();
     type Spoil = fn(&mut Batch);
-    let refused: [(&str, Spoil); 7] = [
+    let refused: [(&str, Spoil); 6] = [
         ("vocabulary", |batch| batch.tokens[0] = 1 << 30),
         ("does not exist", |batch| batch.blocks[0] = BLOCKS as u32),
         ("written twice", |batch| batch.spans[1].slot = 0),
         ("the limit is 128", |batch| batch.spans[0].first_position = 128),
         ("impossible", |batch| batch.copies = vec![BlockCopy { group: 0, from: 1, to: 1, tokens: 1 }]),
-        ("cannot be swapped", |batch| batch.swap_outs = vec![BlockSwap { group: 0, block: 0, slot: 4 }]),
         ("exceed", |batch| *batch = decode(33, 0)),
     ];
     for (what, spoil) in refused {
@@ -230,12 +226,11 @@ fn a_malformed_batch_is_refused_before_a_kernel_sees_it() {
 }
 
 #[test]
-fn the_same_bytes_come_back_from_host_memory() {
+fn the_same_bytes_come_back_from_beside_the_steps() {
     if !folio_emulator::available() {
         return;
     }
     let (mut backend, _) = loaded();
-    backend.allocate_swap(&[2]).unwrap();
     let step = |backend: &mut CudaBackend, change: &dyn Fn(&mut Batch)| {
         let mut batch = decode(1, 5);
         change(&mut batch);
@@ -245,15 +240,17 @@ fn the_same_bytes_come_back_from_host_memory() {
         backend.forward(&decode(1, position)).unwrap();
     }
     let expected = step(&mut backend, &|_| {});
-    let swap = |block, slot| BlockSwap { group: 0, block, slot };
-    // Out of block 0, into block 9, which then is the sequence's.
-    let out = |batch: &mut Batch| {
-        batch.swap_outs = vec![swap(0, 1)];
-        batch.swap_ins = vec![swap(9, 1)];
-        batch.blocks[0] = 9;
-    };
-    assert_eq!(step(&mut backend, &out), expected);
-    assert!(backend.swap_times().out_us > 0.0 && backend.swap_times().in_us > 0.0);
+    // Out of block 0, into block 9, which then is the sequence's; by another thread, and while the step before is still a wish.
+    let memory = backend.block_memory().unwrap();
+    let mut bytes = vec![0; memory.block_bytes(0)];
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            memory.read(0, 0, &mut bytes);
+            memory.write(0, 9, &bytes);
+        });
+    });
+    assert!(bytes.iter().any(|byte| *byte != 0));
+    assert_eq!(step(&mut backend, &|batch| batch.blocks[0] = 9), expected);
     // And a copy on the device.
     let copied = |batch: &mut Batch| {
         batch.copies = vec![BlockCopy { group: 0, from: 9, to: 12, tokens: 6 }];

@@ -16,17 +16,17 @@ mod stream;
 
 use std::collections::HashMap;
 use std::io::Write;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock, MutexGuard};
 
 use folio_cuda::cuda::CudaDriver;
 use folio_cuda::driver::{EventId, GraphId, HostId};
 use folio_cuda::gemm::Gemm;
 use folio_cuda::kernels::Module;
-use folio_cuda::{DeviceInfo, DevicePtr, Driver, DriverError, Launch};
+use folio_cuda::{Copies, DeviceInfo, DevicePtr, Driver, DriverError, Launch};
 
 pub use gemm::Conduct;
 use library::Kernel;
-use memory::Memory;
+use memory::{Memory, SharedMemory};
 use stream::{Operation, OwnedLaunch};
 
 type Result<T> = std::result::Result<T, DriverError>;
@@ -105,7 +105,7 @@ pub struct Emulator {
     info: DeviceInfo,
     order: Order,
     kernels: HashMap<&'static str, Kernel>,
-    memory: Memory,
+    memory: SharedMemory,
     host: Vec<Vec<u8>>,
     /// What was asked for and has not run.
     queue: Vec<Operation>,
@@ -136,7 +136,7 @@ impl Emulator {
             },
             order,
             kernels: HashMap::new(),
-            memory: Memory::default(),
+            memory: SharedMemory::default(),
             host: Vec::new(),
             queue: Vec::new(),
             capture: None,
@@ -167,6 +167,10 @@ impl Emulator {
     /// The order of threads from the next launch on.
     pub fn set_order(&mut self, order: Order) {
         self.order = order;
+    }
+
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock()
     }
 
     /// Puts work at the end of the stream, or of the capture.
@@ -221,7 +225,7 @@ impl Driver for Emulator {
     }
 
     fn free_bytes(&self) -> Result<u64> {
-        Ok(self.info.memory_bytes.saturating_sub(self.memory.used))
+        Ok(self.info.memory_bytes.saturating_sub(self.memory().used))
     }
 
     fn load(&mut self, module: &Module) -> Result<()> {
@@ -246,12 +250,12 @@ impl Driver for Emulator {
         if bytes > free_bytes {
             return Err(DriverError::OutOfMemory { needed_bytes: bytes, free_bytes });
         }
-        self.memory.allocate(bytes)
+        self.memory().allocate(bytes)
     }
 
     fn free(&mut self, ptr: DevicePtr) -> Result<()> {
         self.synchronize()?;
-        self.memory.free(ptr)
+        self.memory().free(ptr)
     }
 
     fn zero(&mut self, at: DevicePtr, bytes: u64) -> Result<()> {
@@ -261,14 +265,14 @@ impl Driver for Emulator {
     fn upload(&mut self, to: DevicePtr, from: &[u8]) -> Result<()> {
         self.refuse_capture("upload")?;
         self.synchronize()?;
-        self.memory.bytes("upload", to, from.len() as u64)?.copy_from_slice(from);
+        self.memory().bytes("upload", to, from.len() as u64)?.copy_from_slice(from);
         Ok(())
     }
 
     fn download(&mut self, from: DevicePtr, to: &mut [u8]) -> Result<()> {
         self.refuse_capture("download")?;
         self.synchronize()?;
-        to.copy_from_slice(self.memory.bytes("download", from, to.len() as u64)?);
+        to.copy_from_slice(self.memory().bytes("download", from, to.len() as u64)?);
         Ok(())
     }
 
@@ -314,6 +318,10 @@ impl Driver for Emulator {
 
     fn download_async(&mut self, from: DevicePtr, id: HostId, offset: u64, bytes: u64) -> Result<()> {
         self.add(Operation::Download { from, id, offset, bytes })
+    }
+
+    fn copies(&mut self) -> Result<Arc<dyn Copies>> {
+        Ok(Arc::new(self.memory.clone()))
     }
 
     fn synchronize(&mut self) -> Result<()> {

@@ -4,8 +4,9 @@
 //! bytes and not to 256 as on a device.
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use folio_cuda::{DevicePtr, DriverError};
+use folio_cuda::{Copies, DevicePtr, DriverError};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
 const PAGE: usize = 4096;
@@ -104,6 +105,28 @@ impl Memory {
             }
             _ => format!("{address:#x}, which is in no allocation"),
         }
+    }
+}
+
+/// The memory, for the stream and for copies beside it.
+#[derive(Clone, Default)]
+pub struct SharedMemory(Arc<Mutex<Memory>>);
+
+impl SharedMemory {
+    pub fn lock(&self) -> MutexGuard<'_, Memory> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Copies for SharedMemory {
+    fn download(&self, from: DevicePtr, to: &mut [u8]) -> Result<(), DriverError> {
+        to.copy_from_slice(self.lock().bytes("download", from, to.len() as u64)?);
+        Ok(())
+    }
+
+    fn upload(&self, to: DevicePtr, from: &[u8]) -> Result<(), DriverError> {
+        self.lock().bytes("upload", to, from.len() as u64)?.copy_from_slice(from);
+        Ok(())
     }
 }
 

@@ -67,19 +67,21 @@ impl Emulator {
         match operation {
             Operation::Event(_) => Ok(()),
             Operation::Launch(launch) => self.run(&launch.borrowed()),
-            Operation::Multiply(work, conduct) => gemm::multiply(&mut self.memory, work, *conduct),
-            Operation::Copy { from, to, bytes } => self.memory.copy(*from, *to, *bytes),
+            Operation::Multiply(work, conduct) => gemm::multiply(&mut self.memory(), work, *conduct),
+            Operation::Copy { from, to, bytes } => self.memory().copy(*from, *to, *bytes),
             Operation::Zero { at, bytes } => {
-                self.memory.bytes("zero", *at, *bytes)?.fill(0);
+                self.memory().bytes("zero", *at, *bytes)?.fill(0);
                 Ok(())
             }
             Operation::Upload { to, id, offset, bytes } => {
-                let to = self.memory.bytes("upload_async", *to, *bytes)?;
+                let mut memory = self.memory.lock();
+                let to = memory.bytes("upload_async", *to, *bytes)?;
                 to.copy_from_slice(part(&mut self.host, *id, *offset, *bytes)?);
                 Ok(())
             }
             Operation::Download { from, id, offset, bytes } => {
-                let from = self.memory.bytes("download_async", *from, *bytes)?;
+                let mut memory = self.memory.lock();
+                let from = memory.bytes("download_async", *from, *bytes)?;
                 part(&mut self.host, *id, *offset, *bytes)?.copy_from_slice(from);
                 Ok(())
             }
@@ -93,7 +95,7 @@ impl Emulator {
             let why = match failure {
                 Failure::Said(text) => text,
                 Failure::Fault { signal, at, address } => {
-                    format!("{at}: signal {signal} at {}", self.memory.place(address))
+                    format!("{at}: signal {signal} at {}", self.memory().place(address))
                 }
             };
             let reason = format!("kernel {} of {}: {why}", launch.kernel, kernel.module);

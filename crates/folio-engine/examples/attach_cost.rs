@@ -9,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 use folio_engine::{CancelRequest, Micros, RequestId, Scheduler, SchedulerConfig};
-use folio_kv::{BlockHashes, BlockTable, CacheConfig, KvCache, Tiers, default_policy};
+use folio_kv::{BlockHashes, BlockTable, CacheConfig, KvCache, default_policy};
 use folio_sim::scenario::{request, root};
 
 /// The allocator of `folio`.
@@ -102,8 +102,7 @@ fn measure(blocks: u32, chunk: u32) {
         let tokens = prompt(random.below(prompts as usize) as u32);
         let hashes = BlockHashes::new(&root(folio_kv::TenantId(0)), &tokens, BLOCK);
         let began = Instant::now();
-        let table =
-            cache.attach(hashes, &tokens, PROMPT - 1, Tiers::Device, &mut Vec::new(), &mut Vec::new());
+        let table = cache.attach(hashes, &tokens, PROMPT - 1, &mut Vec::new());
         attach.push(began.elapsed());
         let began = Instant::now();
         cache.release(table, &tokens);

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use folio_engine::{Executor, Micros, ModelExecutor, Scheduler, SchedulerConfig};
 use folio_kv::{CacheConfig, KvCache, LruLeafFirst};
-use folio_model::backend::{Backend, BackendError, Batch, KvLayout, SwapTimes, TensorView};
+use folio_model::backend::{Backend, BackendError, Batch, KvLayout, TensorView};
 use folio_model::check::{BatchCheck, PoolSize, Written};
 use folio_model::program::{MatrixId, Program, VectorId};
 use folio_model::sampling::{Outcome, SampleRow};
@@ -57,10 +57,6 @@ impl Backend for Checks {
         Ok(())
     }
 
-    fn allocate_swap(&mut self, _: &[usize]) -> Result<(), BackendError> {
-        Ok(())
-    }
-
     fn forward(&mut self, _: &Batch) -> Result<&[f32], BackendError> {
         Err(BackendError::Device("it samples".to_owned()))
     }
@@ -98,10 +94,6 @@ impl Backend for Checks {
         &[]
     }
 
-    fn swap_times(&self) -> SwapTimes {
-        SwapTimes::default()
-    }
-
     fn weight_bytes(&self) -> u64 {
         0
     }
@@ -132,7 +124,7 @@ fn measure(sequences: u32, context: u32) {
         CacheConfig { blocks, block_tokens: 16, bytes_per_block: 1 },
         Box::new(LruLeafFirst::new()),
     );
-    let pools = vec![PoolSize { blocks: blocks as usize, slots: 0, block_tokens: 16 }];
+    let pools = vec![PoolSize { blocks: blocks as usize, block_tokens: 16 }];
     let written = Written::new(&[blocks as usize]);
     let checks = Checks { tables: BlockTables::new(&pools, 1 << 14), pools, written, rows: 0 };
     let mut executor = ModelExecutor::new(Box::new(checks), 32_000, ROWS, ROWS);

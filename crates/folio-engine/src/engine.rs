@@ -19,7 +19,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use folio_kv::{KvCache, TenantId};
+use folio_kv::{KvCache, TenantId, TierId};
 use rustc_hash::FxHashMap;
 
 use crate::clock::Clock;
@@ -93,7 +93,10 @@ pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
         clock: parts.clock.clone(),
         next_id: AtomicU64::new(1),
     });
-    scheduler = scheduler.with_tiers(parts.tiers.iter().map(|tier| tier.chunk_blocks()));
+    let preempted_in = parts.tiers.iter().position(|tier| tier.keeps_preempted());
+    scheduler = scheduler
+        .with_tiers(parts.tiers.iter().map(|tier| tier.chunk_blocks()))
+        .keeping_preempted_in(preempted_in.map(|at| TierId(at as u8)));
     for tier in &parts.tiers {
         let mailbox = shared.mailbox.clone();
         tier.start(Box::new(move |report| mailbox.report_transfer(report)), parts.clock.clone());
@@ -103,10 +106,9 @@ pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
     }
     let mut engine = Engine {
         mailbox: shared.mailbox.clone(),
-        tiers: parts.tiers,
         scheduler,
         cache,
-        executor: Guarded::new(parts.executor, parts.clock, parts.events),
+        executor: Guarded::new(parts.executor, parts.clock, parts.tiers, parts.events),
         drafters: Drafters::default(),
         incoming: Incoming::default(),
         outbox: Outbox::default(),
@@ -126,7 +128,6 @@ fn quota_tokens(cache: &KvCache) -> (FxHashMap<TenantId, u64>, u64) {
 
 struct Engine {
     mailbox: Arc<Mailbox>,
-    tiers: Vec<Arc<dyn Tier>>,
     scheduler: Scheduler,
     cache: KvCache,
     executor: Guarded,
@@ -152,7 +153,6 @@ impl Engine {
             self.drafters.follow(events);
             self.outbox.deliver(events, &mut self.incoming.cancellations);
             self.executor.tell_events(&mut self.cache);
-            self.order_transfers();
             self.publish(now);
         }
     }
@@ -165,23 +165,8 @@ impl Engine {
                     self.scheduler.loaded(tier, verified, bytes, us);
                     self.scheduler.end_load(&mut self.cache, ticket, verified, now);
                 }
-                Report::Read { lease } => {
-                    self.cache.end_lease(lease);
-                }
-            }
-        }
-    }
-
-    /// Asks tiers for what the scheduler wants of them.
-    fn order_transfers(&mut self) {
-        for order in self.scheduler.transfers() {
-            match order {
-                TransferOrder::Load(load) => self.tiers[usize::from(load.tier.0)].load(load),
-                TransferOrder::Store(store) => {
-                    let lease = store.lease;
-                    if !self.tiers[usize::from(store.tier.0)].store(store) {
-                        self.cache.end_lease(lease);
-                    }
+                Report::Read { lease, kept } => {
+                    self.scheduler.end_store(&mut self.cache, lease, kept, now);
                 }
             }
         }
@@ -273,10 +258,11 @@ impl Engine {
     }
 }
 
-/// The executor, with its panics caught.
+/// The executor, with its panics caught, and what else surrounds the scheduler.
 struct Guarded {
     executor: Box<dyn Executor>,
     clock: Arc<dyn Clock>,
+    tiers: Vec<Arc<dyn Tier>>,
     /// In order, what is to be finished: its step, and why it could not be begun.
     begun: VecDeque<(u64, Option<ExecutorError>)>,
     /// A step was finished since this was asked.
@@ -311,12 +297,27 @@ impl Driver for Guarded {
         let output = finished.inspect_err(|error| self.last_error = Some(error.clone()));
         (self.clock.now(), output)
     }
+
+    fn order(&mut self, order: TransferOrder) -> bool {
+        match order {
+            TransferOrder::Load(load) => {
+                self.tiers[usize::from(load.tier.0)].load(load);
+                true
+            }
+            TransferOrder::Store(store) => self.tiers[usize::from(store.tier.0)].store(store),
+        }
+    }
 }
 
 impl Guarded {
-    fn new(executor: Box<dyn Executor>, clock: Arc<dyn Clock>, events: Option<Arc<EventFeed>>) -> Self {
+    fn new(
+        executor: Box<dyn Executor>,
+        clock: Arc<dyn Clock>,
+        tiers: Vec<Arc<dyn Tier>>,
+        events: Option<Arc<EventFeed>>,
+    ) -> Self {
         let begun = VecDeque::with_capacity(executor.depth());
-        Self { executor, clock, begun, computed: false, broken: None, last_error: None, events }
+        Self { executor, clock, tiers, begun, computed: false, broken: None, last_error: None, events }
     }
 
     fn tell_events(&self, cache: &mut KvCache) {

@@ -21,12 +21,12 @@
 use std::borrow::Cow;
 use std::collections::VecDeque;
 
-use folio_model::backend::{self, Backend, Batch, BlockCopy, PLACEHOLDER, Span, SwapTimes};
+use folio_model::backend::{Backend, Batch, BlockCopy, PLACEHOLDER, Span};
 use folio_model::sampling::Outcome;
 
 use crate::on_device::{ask, rows, sampled};
 use crate::plan::{
-    self, Executor, ExecutorError, SamplePlan, Sampled, SequenceId, SequencePlan, StepOutput, StepPlan, Want,
+    Executor, ExecutorError, SamplePlan, Sampled, SequenceId, SequencePlan, StepOutput, StepPlan, Want,
 };
 use crate::sampler::Sampler;
 
@@ -287,8 +287,6 @@ impl ModelExecutor {
         self.served.clear();
         self.sum = None;
         self.step = plan.step;
-        self.batch.swap_outs.extend(plan.swap_outs.iter().map(block_swap));
-        self.batch.swap_ins.extend(plan.swap_ins.iter().map(block_swap));
         let copies = plan.copies.iter().filter(|copy| (copy.group as usize) < self.groups);
         self.batch.copies.extend(copies.map(|c| BlockCopy {
             group: c.group,
@@ -314,7 +312,6 @@ impl ModelExecutor {
         let mut output = self.spare.pop().unwrap_or_default();
         output.samples.clear();
         output.drafts.clone_from(&self.drafts);
-        output.swap_times = self.swap_times(plan);
         Ok(Some(Begun { step: plan.step, rows: Some(rows), output, failed: None }))
     }
 
@@ -335,17 +332,9 @@ impl ModelExecutor {
             }
         }
         self.flush(plan)?;
-        self.output.swap_times = self.swap_times(plan);
         self.output.drafts.clone_from(&self.drafts);
         let output = std::mem::replace(&mut self.output, self.spare.pop().unwrap_or_default());
         Ok(Begun { step: plan.step, rows: None, output, failed: None })
-    }
-
-    fn swap_times(&self, plan: &StepPlan) -> SwapTimes {
-        match plan.swap_outs.is_empty() && plan.swap_ins.is_empty() {
-            true => SwapTimes::default(),
-            false => self.backend.swap_times(),
-        }
     }
 
     /// Computes the batch and answers what it serves.
@@ -498,10 +487,6 @@ fn named<'a>(drafts: &'a [u32], by_place: &'a [u32]) -> &'a [u32] {
 
 fn not_numbers() -> Sampled {
     Sampled::Failed(Cow::Borrowed("its hidden states are not numbers"))
-}
-
-fn block_swap(swap: &plan::BlockSwap) -> backend::BlockSwap {
-    backend::BlockSwap { group: swap.group, block: swap.block.0, slot: swap.slot }
 }
 
 impl Executor for ModelExecutor {

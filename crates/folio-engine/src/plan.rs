@@ -10,7 +10,6 @@ use std::sync::Arc;
 /// sample. Only in a plan that is begun while that step is under way. Where nothing is followed, with the index of a draft: what a
 /// drafter that is a model proposes in this step ([`DraftPlan`], [`StepOutput::drafts`]).
 pub use folio_model::backend::PLACEHOLDER;
-pub use folio_model::backend::SwapTimes;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -23,8 +22,6 @@ pub struct SequenceId(pub u64);
 
 /// Copy `tokens` positions of block `from` into block `to`, before anything else in the step, in list order.
 pub use folio_kv::BlockCopy;
-/// Copy a whole block to a slot of its group's swap space, or back.
-pub use folio_kv::BlockSwap;
 /// What stands in a window group's block table for a block that no query will read again.
 pub use folio_kv::HOLE;
 
@@ -33,12 +30,7 @@ pub use folio_kv::HOLE;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepPlan {
     pub step: u64,
-    /// What preempted sequences gave up, block to slot: before anything else. What stands here in a plan without sequences is
-    /// repeated in the next.
-    pub swap_outs: Vec<BlockSwap>,
     pub copies: Vec<BlockCopy>,
-    /// What returning sequences had, slot to block: after the copies, before anything is computed.
-    pub swap_ins: Vec<BlockSwap>,
     pub sequences: Vec<Box<SequencePlan>>,
 }
 
@@ -249,8 +241,6 @@ pub struct StepOutput {
     pub samples: Vec<Sampled>,
     /// What the drafts were that the plan names by place.
     pub drafts: Vec<u32>,
-    /// What the plan's swaps took.
-    pub swap_times: SwapTimes,
 }
 
 /// The answer to one [`SamplePlan`].

@@ -11,14 +11,14 @@
 //!
 //! | state | holds | leaves it by |
 //! |---|---|---|
-//! | [`Waiting`] | what was found of it, its copy in host memory | admission, its end |
+//! | [`Waiting`] | what was found of it | admission, its end |
 //! | [`Running`] | a block table, a reservation, rows under way | its end, preemption (with no rows under way) |
 //!
 //! In either it may be suspended ([`Sequence::suspension`]): it waits for something outside, and gets no rows until that ends.
 
 use std::sync::Arc;
 
-use folio_kv::{BlockHashes, BlockTable, GroupCounts, Growth, Lookup, Swapped, TenantId};
+use folio_kv::{BlockHashes, BlockTable, GroupCounts, Growth, Lookup, TenantId};
 use smallvec::SmallVec;
 
 use crate::acceptance::Acceptance;
@@ -138,8 +138,7 @@ pub(crate) struct Waiting {
     pub awaited_block: u32,
     /// What the cache held of it when that was looked up.
     pub found: Option<Found>,
-    /// After a preemption: its copy in host memory, and the positions that were put at stake.
-    pub swapped: Option<Swapped>,
+    /// After a preemption: the positions that were put at stake.
     pub at_stake: (u32, u32),
     /// Others that were admitted while this one waited for blocks.
     pub bypassed: u32,
@@ -153,8 +152,6 @@ pub(crate) struct Found {
     pub lookup: Lookup,
     /// Positions that the cache alone had of it.
     pub cached: u32,
-    /// `lookup` is of the copy in host memory, which is to be used.
-    pub swaps_in: bool,
 }
 
 /// Holds blocks and is considered in every plan.
@@ -172,7 +169,7 @@ pub(crate) struct Running {
     pub table_slot: u32,
     pub planned: u64,
     /// No step with it was committed since it was attached.
-    pub fresh: Option<Box<Fresh>>,
+    pub fresh: Option<Fresh>,
     /// It waits for something outside, with its blocks.
     pub suspended: Option<Wait>,
     /// It is preempted when its last unfinished step is committed, and gets no rows until then.
@@ -188,28 +185,23 @@ pub(crate) struct Running {
     pub announced: (u32, u32),
 }
 
-/// What is left to do at the first commit after an attach.
-#[derive(Default)]
-pub(crate) struct Fresh {
-    /// The copy the table came from; kept until its blocks were filled.
-    pub swapped: Option<Swapped>,
-    /// A step with it ran, and nothing of that could be confirmed; or it was attached to be loaded, and needs no step to be true.
-    pub ran: bool,
+/// What became of a table that was attached and of which nothing was confirmed yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fresh {
+    /// It needs a step to be true: what it has may be to be copied.
+    Attached,
+    /// A step with it ran, and nothing of that could be confirmed; or it was attached to be loaded, and needs no step.
+    Ran,
 }
 
 impl Waiting {
     pub fn new(reason: WaitingFor, since: Micros) -> Self {
-        let (found, swapped) = (None, None);
         let wait = Wait { reason, since };
-        Self { wait, awaited_block: 0, found, swapped, at_stake: (0, 0), bypassed: 0 }
+        Self { wait, awaited_block: 0, found: None, at_stake: (0, 0), bypassed: 0 }
     }
 
     pub fn lookup(&self) -> Lookup {
         self.found.map(|found| found.lookup).unwrap_or_default()
-    }
-
-    pub fn swaps_in(&self) -> bool {
-        self.found.is_some_and(|found| found.swaps_in)
     }
 }
 
@@ -228,7 +220,7 @@ impl Running {
             granted: 0,
             reserved: None,
             announced: (0, 0),
-            fresh: fresh.map(Box::new),
+            fresh,
             suspended: None,
             preempted: false,
             table_slot: 0,
@@ -240,7 +232,7 @@ impl Running {
 impl Running {
     /// It was attached, and no step with it is over.
     pub fn never_ran(&self) -> bool {
-        self.fresh.as_ref().is_some_and(|fresh| !fresh.ran)
+        self.fresh == Some(Fresh::Attached)
     }
 }
 
@@ -301,14 +293,6 @@ impl Sequence {
         match &mut self.state {
             State::Waiting(waiting) => Some(waiting),
             State::Running(_) => None,
-        }
-    }
-
-    /// Its copy in host memory.
-    pub fn swapped(&self) -> Option<&Swapped> {
-        match &self.state {
-            State::Waiting(waiting) => waiting.swapped.as_ref(),
-            State::Running(running) => running.fresh.as_ref()?.swapped.as_ref(),
         }
     }
 

@@ -20,9 +20,7 @@ pub enum WaitingFor {
     Blocks,
     /// Another sequence is computing a prefix of it.
     SharedPrefix,
-    /// A step under way copies what it had to host memory.
-    SwapOut,
-    /// Its KV is on its way from another tier.
+    /// Its KV is on its way from a tier.
     TierLoad,
     /// Which tokens its grammar allows next is being computed.
     Grammar,
@@ -34,11 +32,10 @@ pub enum WaitingFor {
 
 impl WaitingFor {
     /// In the order of a [`PerReason`].
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 7] = [
         Self::Turn,
         Self::Blocks,
         Self::SharedPrefix,
-        Self::SwapOut,
         Self::TierLoad,
         Self::Grammar,
         Self::RemotePrefill,
@@ -51,7 +48,6 @@ impl WaitingFor {
             Self::Turn => "turn",
             Self::Blocks => "capacity",
             Self::SharedPrefix => "shared_prefix",
-            Self::SwapOut => "swap_out",
             Self::TierLoad => "tier_load",
             Self::Grammar => "grammar",
             Self::RemotePrefill => "remote_prefill",
@@ -65,10 +61,10 @@ impl WaitingFor {
     }
 
     /// How long who began to wait at `since` may go without being computed; then it is computed without what it waited for, or ends
-    /// with an error where it cannot be. `None`: its turn comes with the progress of others, or with the end of a step under way.
+    /// with an error where it cannot be. `None`: its turn comes with the progress of others.
     pub fn until(self, since: Micros, config: &SchedulerConfig) -> Option<Micros> {
         let wait_us = match self {
-            Self::Turn | Self::Blocks | Self::SwapOut => return None,
+            Self::Turn | Self::Blocks => return None,
             Self::SharedPrefix => config.shared_prefix_wait_us_max,
             Self::TierLoad => config.tier_load_wait_us_max,
             Self::Grammar => config.grammar_wait_us_max,
@@ -152,11 +148,8 @@ pub struct Counters {
     pub generation_tokens: u64,
     /// Sequences that lost their blocks.
     pub preemptions: u64,
-    /// Of `preemptions`, those whose sequence kept a copy in host memory.
-    pub preemptions_swapped: u64,
-    /// Bytes of KV copied to host memory and back.
-    pub swapped_out_bytes: u64,
-    pub swapped_in_bytes: u64,
+    /// Of `preemptions`, those whose blocks a tier was given to keep.
+    pub preemptions_kept: u64,
     /// Loads that each tier ended, those of them that brought nothing, and the tokens that need not be computed thanks to the others.
     pub tier_loads: [u64; TIERS_MAX],
     pub failed_tier_loads: [u64; TIERS_MAX],

@@ -48,8 +48,8 @@ pub enum Report {
     /// Nothing is written under the ticket any more. `verified`: all of it is there, and is what was asked for. To read and check
     /// so many bytes took the tier `us`.
     Loaded { tier: TierId, ticket: Ticket, verified: bool, bytes: u64, us: u64 },
-    /// Nothing is read under the lease any more.
-    Read { lease: Lease },
+    /// Nothing is read under the lease any more, and of the contents so many, from the first on, are kept now.
+    Read { lease: Lease, kept: u32 },
 }
 
 /// The most blocks that a tier keeps together, which are also what it loads at once: if it has not all of them, those before are there.
@@ -85,6 +85,12 @@ pub trait Tier: Send + Sync {
         1
     }
 
+    /// Whether it takes what it is given as fast as memory does. Then it is where sequences that are preempted are kept: whoever wants their
+    /// blocks waits until it has read them.
+    fn keeps_preempted(&self) -> bool {
+        false
+    }
+
     /// Of the first `most` blocks of a prompt, the ranges that can be loaded up to their end: under the hashes with what an operator
     /// declared, where there is such. It may wait for an answer from elsewhere, for a time that the tier bounds: called where a thread
     /// may, never on the engine's thread or an event loop.
@@ -105,7 +111,7 @@ pub trait Tier: Send + Sync {
 /// What a tier did and holds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TierStats {
-    /// Where: "disk", "valkey".
+    /// Where: "host", "disk", "valkey".
     pub name: &'static str,
     /// Why it stores nothing at present, or any more.
     pub off: Option<String>,

@@ -8,6 +8,7 @@ use folio_kv::KvCache;
 use crate::plan::{ExecutorError, StepOutput, StepPlan};
 use crate::request::{Event, Micros, RequestId};
 use crate::scheduler::Scheduler;
+use crate::tier::TransferOrder;
 
 /// What surrounds the scheduler: a clock and an executor.
 pub trait Driver {
@@ -18,22 +19,51 @@ pub trait Driver {
 
     /// Waits for the oldest step that was begun, and says when it ended.
     fn finish(&mut self) -> (Micros, Result<&StepOutput, ExecutorError>);
+
+    /// Asks a tier. `false`: it will not be carried out, and nothing be reported.
+    fn order(&mut self, _: TransferOrder) -> bool {
+        false
+    }
 }
 
 /// Plans and begins steps while there is room and something to compute, then commits the oldest. Without one there is nothing to
-/// wait for. Returns the events so far, which the caller drains.
+/// wait for. What is wanted of tiers is ordered as soon as that is known: they work while steps run. Returns the events so far, which the
+/// caller drains.
 pub fn turn<'a>(
     scheduler: &'a mut Scheduler,
     cache: &mut KvCache,
     driver: &mut impl Driver,
 ) -> &'a mut Vec<(RequestId, Event)> {
     let now = driver.now();
-    while scheduler.has_room() && !scheduler.plan(cache, now).sequences.is_empty() {
+    while scheduler.has_room() {
+        let begins = !scheduler.plan(cache, now).sequences.is_empty();
+        order_transfers(scheduler, cache, driver, now);
+        if !begins {
+            break;
+        }
         driver.begin(scheduler.planned(), scheduler, cache);
     }
     if scheduler.under_way() {
         let (now, output) = driver.finish();
         scheduler.commit(cache, output, now);
+        order_transfers(scheduler, cache, driver, now);
     }
     scheduler.events()
+}
+
+fn order_transfers(scheduler: &mut Scheduler, cache: &mut KvCache, driver: &mut impl Driver, now: Micros) {
+    let orders: Vec<TransferOrder> = scheduler.transfers().collect();
+    for order in orders {
+        let (ticket, lease) = match &order {
+            TransferOrder::Load(load) => (Some(load.ticket), None),
+            TransferOrder::Store(store) => (None, Some(store.lease)),
+        };
+        if driver.order(order) {
+            continue;
+        }
+        ticket.into_iter().for_each(|ticket| scheduler.end_load(cache, ticket, false, now));
+        if let Some(lease) = lease {
+            scheduler.end_store(cache, lease, 0, now);
+        }
+    }
 }

@@ -55,7 +55,7 @@ fn text(kind: u32, length: u32) -> Vec<u32> {
 }
 
 /// All that a step does, without the contents.
-type Step = (Vec<(u32, usize)>, usize, (usize, usize));
+type Step = (Vec<(u32, usize)>, usize);
 
 #[derive(Debug, PartialEq)]
 struct Observed {
@@ -93,7 +93,7 @@ impl Path {
 
 /// `secret`: the first request is what the prober repeats.
 fn world(path: &Path, prober: TenantId, secret: bool) -> Observed {
-    let mut machine = Machine::new(config(), path.blocks, 16).with_swap(path.blocks, 0.0);
+    let mut machine = Machine::new(config(), path.blocks, 16).with_tier(path.blocks as usize, 0.0);
     let first = |kind| Request { n: path.n, ..request(1, &text(kind, path.prompt), path.answer) };
     machine.submit(first(if secret { 1 } else { 2 }));
     path.bring(&mut machine);
@@ -118,7 +118,7 @@ fn observed(machine: &Machine, first_token: usize) -> Observed {
     let step = |plan: &folio_engine::StepPlan| {
         let mut work: Vec<_> = plan.sequences.iter().map(|s| (s.first_position, s.tokens.len())).collect();
         work.sort_unstable();
-        (work, plan.copies.len(), (plan.swap_outs.len(), plan.swap_ins.len()))
+        (work, plan.copies.len())
     };
     Observed {
         steps: machine.plans().iter().map(step).collect(),
@@ -191,7 +191,7 @@ const DECLARED: TenantId = TenantId(50);
 fn declared_world(path: &Path, prober: TenantId, secret: bool) -> Observed {
     let declared = text(9, 48);
     let below = |tenant: TenantId| root(tenant).below(&root(DECLARED), &declared, 16);
-    let mut machine = Machine::new(config(), path.blocks + 3, 16).with_swap(path.blocks, 0.0);
+    let mut machine = Machine::new(config(), path.blocks + 3, 16).with_tier(path.blocks as usize, 0.0);
     machine.submit(Request { tenant: DECLARED, root: root(DECLARED), ..request(9, &declared, 0) });
     machine.run();
     let prompt = |kind: u32| [declared.clone(), text(kind, path.prompt)].concat();

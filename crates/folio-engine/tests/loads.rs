@@ -5,9 +5,7 @@ use std::num::NonZeroU32;
 use folio_engine::plan::{Sampled, StepOutput};
 use folio_engine::request::{FinishReason, Request, RequestId};
 use folio_engine::{AdapterId, CancelRequest, Event, Micros, Scheduler, SchedulerConfig, WaitingFor};
-use folio_kv::{
-    CacheConfig, DEFAULT_PRIORITY, GroupConfig, GroupCounts, KvCache, LruLeafFirst, RetentionRange, Ticket,
-};
+use folio_kv::{CacheConfig, DEFAULT_PRIORITY, GroupConfig, KvCache, LruLeafFirst, RetentionRange, Ticket};
 use folio_sim::scenario::request;
 
 const BLOCK: u32 = 4;
@@ -32,8 +30,7 @@ impl Bench {
             ..config
         };
         let scheduler = Scheduler::new(config).expect("valid limits").with_overlap(depth, 1);
-        let mut cache = KvCache::new(geometry, Box::new(LruLeafFirst::new()));
-        cache.set_swap_space(GroupCounts::full(16));
+        let cache = KvCache::new(geometry, Box::new(LruLeafFirst::new()));
         Self { scheduler, cache, now: Micros(0), events: Vec::new() }
     }
 
@@ -196,18 +193,11 @@ fn a_load_takes_nothing_that_was_promised() {
 }
 
 #[test]
-fn nothing_is_loaded_while_a_copy_is_made_or_somebody_is_refused_blocks() {
+fn nothing_is_loaded_while_somebody_is_refused_blocks() {
     let mut bench = Bench::new(12, 1, SchedulerConfig::default());
     bench.submit(1, 20, 8);
     (0..4).for_each(|_| assert!(bench.step(1).is_some()));
     bench.submit(2, 20, 4);
-    assert_eq!(bench.scheduler.preempt_all(&mut bench.cache), 1);
-    assert_eq!(bench.begin(2, 1), None, "a plan waits with what is to be copied out");
-    bench.plan(2);
-    let plan = bench.scheduler.planned();
-    assert!(!plan.swap_outs.is_empty(), "it copies");
-    let (step, samples) = (plan.step, plan.sequences.iter().map(|entry| entry.samples.len()).sum());
-    bench.commit(step, samples);
     bench.submit(3, 44, 4);
     bench.step(3);
     assert!(bench.scheduler.contended());
@@ -234,7 +224,6 @@ fn bytes_in_transfer_have_a_limit() {
 #[test]
 fn each_choice_may_have_loads() {
     let mut bench = Bench::new(40, 1, SchedulerConfig::default());
-    bench.cache.set_swap_space(GroupCounts::default());
     bench.submit_as(1, 8, 9, |request| request.n = 2);
     assert_eq!(bench.begin_of((1, 2), 1), None, "there is no such choice");
     assert!(bench.step(1).is_some());

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use folio_engine::plan::{HOLE, SamplePlan, SequenceId, SequencePlan, StepPlan, TableChange, Want};
 use folio_engine::{Executor, Micros, ModelExecutor, Scheduler, SchedulerConfig};
 use folio_kv::{CacheConfig, GroupConfig, KvCache, LruLeafFirst};
-use folio_model::backend::{Backend, BackendError, Batch, KvLayout, SwapTimes, TensorView};
+use folio_model::backend::{Backend, BackendError, Batch, KvLayout, TensorView};
 use folio_model::check::PoolSize;
 use folio_model::program::{MatrixId, Program, VectorId};
 use folio_model::tables::BlockTables;
@@ -56,10 +56,6 @@ impl Backend for Keeper {
         Ok(())
     }
 
-    fn allocate_swap(&mut self, _: &[usize]) -> Result<(), BackendError> {
-        Ok(())
-    }
-
     fn forward(&mut self, batch: &Batch) -> Result<&[f32], BackendError> {
         let mut seen = self.seen.lock().unwrap();
         seen.entries = batch.blocks.len();
@@ -75,10 +71,6 @@ impl Backend for Keeper {
         &[]
     }
 
-    fn swap_times(&self) -> SwapTimes {
-        SwapTimes::default()
-    }
-
     fn weight_bytes(&self) -> u64 {
         0
     }
@@ -86,7 +78,7 @@ impl Backend for Keeper {
 
 /// With two cache groups of so many blocks.
 fn executor(blocks: usize, rows: usize) -> (ModelExecutor, Arc<Mutex<Seen>>) {
-    let pools = vec![PoolSize { blocks, slots: 0, block_tokens: BLOCK }; 2];
+    let pools = vec![PoolSize { blocks, block_tokens: BLOCK }; 2];
     let tables = BlockTables::new(&pools, 1000);
     let seen = Arc::new(Mutex::new(Seen { tables, ..Seen::default() }));
     let keeper = Keeper { seen: seen.clone(), pools, logits: Vec::new() };

@@ -7,7 +7,8 @@ use std::ops::Range;
 use folio_engine::plan::{Sampled, StepOutput};
 use folio_engine::request::{FinishReason, RequestId};
 use folio_engine::{
-    Event, LoadOrder, Micros, Scheduler, SchedulerConfig, StoreOrder, TransferOrder, WaitingFor,
+    CancelRequest, Event, LoadOrder, Micros, Scheduler, SchedulerConfig, StoreOrder, TransferOrder,
+    WaitingFor,
 };
 use folio_kv::{CacheConfig, Content, GroupConfig, KvCache, LruLeafFirst, TierId};
 use folio_sim::scenario::request;
@@ -44,6 +45,7 @@ impl Bench {
             ..SchedulerConfig::default()
         };
         let scheduler = Scheduler::new(config).expect("valid limits").with_tiers(chunks.iter().copied());
+        let scheduler = scheduler.keeping_preempted_in(Some(TierId(0)));
         let cache = KvCache::with_groups(geometry, more, Box::new(LruLeafFirst::new()));
         Self { scheduler, cache, now: Micros(0), events: Vec::new() }
     }
@@ -92,6 +94,27 @@ impl Bench {
 
     fn read(&mut self, stores: Vec<StoreOrder>) {
         stores.iter().for_each(|store| assert!(self.cache.end_lease(store.lease)));
+    }
+
+    /// They are read, and nothing of them is kept.
+    fn give_up(&mut self, stores: &[StoreOrder]) {
+        for store in stores {
+            self.scheduler.end_store(&mut self.cache, store.lease, 0, self.now);
+        }
+    }
+
+    /// Steps until something is to be loaded; whatever nobody holds goes from the cache, and nothing of what ends is kept.
+    fn run_to_a_load(&mut self) -> Vec<LoadOrder> {
+        for _ in 0..500 {
+            self.cache.clear(None);
+            self.step();
+            let (loads, stores) = self.orders();
+            self.give_up(&stores);
+            if !loads.is_empty() {
+                return loads;
+            }
+        }
+        panic!("nothing is loaded");
     }
 
     fn end(&mut self, load: &LoadOrder, verified: bool) {
@@ -331,4 +354,93 @@ fn of_two_tiers_the_faster_one_is_asked_and_none_that_is_slower_than_computing()
     assert_eq!(asked(42, 20, 10), [far], "the near one is busy, or old");
     assert_eq!(asked(44, 1_000_000, 10), [far]);
     assert_eq!(asked(45, 1_000_000, 1_000_000), [], "computing is faster");
+}
+
+/// One that generates 60 tokens more and will need blocks of the other; both were computed for a while. The other arrived last.
+fn two_that_grow() -> Bench {
+    let mut bench = Bench::new(24, &[]);
+    for id in [1, 2] {
+        let prompt: Vec<u32> = (0..36).map(|at| (at * 7 + id) % 29).collect();
+        let (request, hashes) = request(id.into(), &prompt, 60).hashed(BLOCK);
+        bench.scheduler.admit([(request, hashes)], [], bench.now);
+    }
+    while bench.scheduler.counters().preemptions == 0 {
+        assert!(bench.now.0 < 1_000_000, "nobody was preempted");
+        bench.step();
+    }
+    bench
+}
+
+#[test]
+fn what_a_preempted_sequence_gives_up_is_the_tiers_until_it_was_read() {
+    let mut bench = two_that_grow();
+    let (_, stores) = bench.orders();
+    assert_eq!((stores.len(), stores[0].tier), (1, TierId(0)));
+    let blocks = indices(&stores[0].contents);
+    assert!(blocks.start == 0 && blocks.end >= 10, "{blocks:?}");
+    assert_eq!(bench.scheduler.counters().preemptions_kept, 1);
+    assert!(bench.scheduler.is_preempting());
+    for _ in 0..3 {
+        assert_eq!(bench.step(), [], "who wants the blocks waits, and nobody else is preempted or admitted");
+    }
+    assert_eq!(bench.scheduler.begin_load(&mut bench.cache, (RequestId(2), 0), 1, bench.now), None);
+    assert!(bench.scheduler.end_store(&mut bench.cache, stores[0].lease, blocks.end, bench.now));
+    assert_eq!(bench.step().iter().map(|row| row.0).collect::<Vec<_>>(), [1]);
+    // It comes back: the cache has nothing, and the tier all of it.
+    let loads = bench.run_to_a_load();
+    assert_eq!(loads.last().map(|load| indices(&load.contents).end), Some(blocks.end));
+    loads.iter().for_each(|load| bench.end(load, true));
+    let rows = bench.step();
+    assert_eq!((rows[0].0, rows[0].1), (2, blocks.end * BLOCK), "less than a block is computed again");
+}
+
+#[test]
+fn of_what_was_kept_in_part_the_beginning_is_loaded() {
+    let mut bench = two_that_grow();
+    let (_, stores) = bench.orders();
+    assert!(bench.scheduler.end_store(&mut bench.cache, stores[0].lease, 3, bench.now));
+    let loads = bench.run_to_a_load();
+    assert_eq!(indices(&loads[0].contents), 0..3);
+}
+
+/// Half a second at most, and once that is known not even that.
+#[test]
+fn nobody_waits_for_a_tier_that_has_died() {
+    let mut bench = two_that_grow();
+    let (_, stores) = bench.orders();
+    assert_eq!(stores.len(), 1);
+    bench.now.0 += 400_000;
+    assert_eq!(bench.step(), []);
+    bench.now.0 += 200_000;
+    assert_eq!(bench.step().len(), 1, "it goes on with the blocks");
+    assert!(!bench.scheduler.is_preempting());
+    assert!(
+        !bench.scheduler.end_store(&mut bench.cache, stores[0].lease, 9, bench.now),
+        "the lease was lost"
+    );
+    let kept = bench.scheduler.counters().preemptions_kept;
+    while bench.scheduler.has_work() && bench.now.0 < 10_000_000 {
+        bench.step();
+        let (_, stores) = bench.orders();
+        bench.give_up(&stores);
+        bench.scheduler.preempt_all(&mut bench.cache);
+    }
+    assert_eq!(bench.scheduler.counters().preemptions_kept, kept, "nothing more is given to it");
+    assert_eq!(bench.cache.stats().active_blocks, 0);
+}
+
+#[test]
+fn what_is_read_of_who_ends_meanwhile_is_nobodys_afterwards() {
+    let mut bench = two_that_grow();
+    let (_, stores) = bench.orders();
+    bench.scheduler.admit([], [CancelRequest { request: RequestId(2), choice: None }], bench.now);
+    bench.step();
+    assert!(bench.cache.stats().active_blocks > 0, "the tier still reads");
+    assert!(bench.scheduler.end_store(&mut bench.cache, stores[0].lease, 9, bench.now));
+    while bench.scheduler.has_work() {
+        bench.step();
+        let (_, stores) = bench.orders();
+        bench.give_up(&stores);
+    }
+    assert_eq!(bench.cache.stats().active_blocks, 0);
 }

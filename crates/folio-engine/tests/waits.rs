@@ -174,22 +174,23 @@ fn who_waits_for_a_mask_may_lose_its_blocks_and_goes_on_waiting() {
     assert_eq!(machine.scheduler.suspended(), 0);
 }
 
-/// Back from its copy in host memory, its only row late, and preempted again: nothing was computed, so nothing is published.
+/// Back from the tier that kept it, its last row late, and preempted again.
 #[test]
 fn a_late_row_right_after_a_return_leaves_everything_as_it_came() {
     for windows in [vec![], vec![(40, 20), (64, 100)]] {
-        let mut machine = Machine::with_windows(config(), 64, 16, &windows).with_swap(64, 0.0);
+        let mut machine = Machine::with_windows(config(), 64, 16, &windows).with_tier(128, 0.0);
         let (slow, open) = gated(1, &text(1, 100), 40, true);
         let other = request(2, &text(2, 50), 100);
         [&slow, &other].into_iter().for_each(|request| machine.submit(request.clone()));
         (0..12).for_each(|_| drop(machine.step().clone()));
         machine.scheduler.preempt_all(&mut machine.cache);
+        machine.step();
         machine.cache.clear(None);
         open.store(false, Ordering::SeqCst);
         while machine.scheduler.counters().late_rows == 0 {
             machine.step();
         }
-        assert_eq!(rows(&machine, 1).expect("its row").1, 1);
+        assert!(rows(&machine, 1).expect("its rows").1 < 16, "less than a block");
         machine.scheduler.preempt_all(&mut machine.cache);
         machine.scheduler.check(&machine.cache).expect("nothing is half published");
         machine.step();
@@ -198,8 +199,7 @@ fn a_late_row_right_after_a_return_leaves_everything_as_it_came() {
         machine.assert_as_alone(&slow);
         machine.assert_as_alone(&other);
         let counters = machine.scheduler.counters();
-        assert!(counters.preemptions_swapped >= 2 && counters.swapped_in_bytes > 0, "{counters:?}");
-        assert_eq!(machine.cache.stats().swapped_bytes, 0);
+        assert!(counters.preemptions_kept >= 2 && counters.loaded_tokens > 0, "{counters:?}");
     }
 }
 

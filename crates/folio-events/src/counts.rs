@@ -21,7 +21,7 @@ pub(crate) struct Counts {
     /// Peers that were closed, or not let in.
     pub refused: AtomicU64,
     /// On the device, in host memory.
-    pub blocks: [AtomicU64; 2],
+    pub blocks: AtomicU64,
     /// Somebody wants everything to be told again.
     pub republish: AtomicBool,
     peers: Mutex<BTreeMap<u64, Arc<Peer>>>,
@@ -114,8 +114,7 @@ impl Counts {
             lost: get(&self.lost),
             replays: get(&self.replays),
             refused: get(&self.refused),
-            device_blocks: get(&self.blocks[0]),
-            host_blocks: get(&self.blocks[1]),
+            blocks: get(&self.blocks),
             subscribers: peers.values().map(subscriber).collect(),
         }
     }
@@ -139,8 +138,7 @@ pub struct KvEventsStats {
     /// Connections that were closed because of what they said, or not let in.
     pub refused: u64,
     /// Blocks that are told and not taken back.
-    pub device_blocks: u64,
-    pub host_blocks: u64,
+    pub blocks: u64,
     /// Who is connected.
     pub subscribers: Vec<SubscriberStats>,
 }

@@ -26,4 +26,4 @@ mod zmtp;
 pub use config::{ConfigError, EventFormat, KvEventsConfig};
 pub use counts::{KvEventsStats, SubscriberStats};
 pub use publisher::{KvEvents, Source, StartError, Told};
-pub use wire::{int_hash, medium_name};
+pub use wire::{MEDIUM, int_hash};

@@ -77,8 +77,7 @@ impl Sequencer {
             true => {}
         }
         if !batch.is_empty() {
-            let counts = self.tree.counts();
-            self.counts.blocks.iter().zip(counts).for_each(|(of, count)| of.store(count, Relaxed));
+            self.counts.blocks.store(self.tree.len(), Relaxed);
         }
     }
 
@@ -88,13 +87,13 @@ impl Sequencer {
         let mut items = Vec::new();
         for event in &batch.events {
             let item = match *event {
-                CacheEvent::Stored { tenant, hash, parent, medium } => {
+                CacheEvent::Stored { tenant, hash, parent } => {
                     let tokens = tokens.next().expect("the cache tells the tokens of what it stored");
                     let Some(name) = self.name_if_told(tenant) else { continue };
                     let salt = Some(name).filter(|_| self.salted);
-                    Item::Stored { hash, parent, medium, tokens: tokens.into(), salt }
+                    Item::Stored { hash, parent, tokens: tokens.into(), salt }
                 }
-                CacheEvent::Removed { hash, medium, .. } => Item::Removed { hash, medium },
+                CacheEvent::Removed { hash, .. } => Item::Removed { hash },
                 // What went was told block by block; what is in use or pinned is still there.
                 CacheEvent::Cleared { .. } => {
                     if self.tree.is_empty() {

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use folio_kv::{BlockHash, Medium};
+use folio_kv::BlockHash;
 use rmp::encode;
 
 use crate::config::EventFormat;
@@ -17,25 +17,18 @@ pub(crate) enum Item {
     Stored {
         hash: BlockHash,
         parent: Option<BlockHash>,
-        medium: Medium,
         tokens: Arc<[u32]>,
         /// The extra key of its chain.
         salt: Option<Arc<str>>,
     },
     Removed {
         hash: BlockHash,
-        medium: Medium,
     },
     Cleared,
 }
 
-/// vLLM's name of it.
-pub fn medium_name(medium: Medium) -> &'static str {
-    match medium {
-        Medium::Device => "GPU",
-        Medium::Host => "CPU",
-    }
-}
+/// vLLM's name of the memory that the model computes in. What tiers have is not told.
+pub const MEDIUM: &str = "GPU";
 
 /// How batches are written.
 #[derive(Clone, Copy, Debug)]
@@ -62,7 +55,7 @@ impl Wire {
         for event in events {
             match &event[0] {
                 Item::Stored { .. } => self.stored(&mut out, event),
-                Item::Removed { medium, .. } => self.removed(&mut out, event, *medium),
+                Item::Removed { .. } => self.removed(&mut out, event),
                 Item::Cleared => self.begin(&mut out, "AllBlocksCleared", 0),
             }
         }
@@ -89,7 +82,7 @@ impl Wire {
     }
 
     fn stored(&self, out: &mut Vec<u8>, chain: &[Item]) {
-        let Item::Stored { parent, medium, .. } = &chain[0] else { return };
+        let Item::Stored { parent, .. } = &chain[0] else { return };
         self.begin(out, "BlockStored", 10);
         self.name(out, "block_hashes");
         self.hashes(out, chain);
@@ -109,7 +102,7 @@ impl Wire {
         for adapter in ["lora_id", "medium", "lora_name"] {
             self.name(out, adapter);
             match adapter {
-                "medium" => ok(encode::write_str(out, medium_name(*medium))),
+                "medium" => ok(encode::write_str(out, MEDIUM)),
                 _ => ok(encode::write_nil(out)),
             }
         }
@@ -121,12 +114,12 @@ impl Wire {
         ok(encode::write_str(out, KIND));
     }
 
-    fn removed(&self, out: &mut Vec<u8>, items: &[Item], medium: Medium) {
+    fn removed(&self, out: &mut Vec<u8>, items: &[Item]) {
         self.begin(out, "BlockRemoved", 3);
         self.name(out, "block_hashes");
         self.hashes(out, items);
         self.name(out, "medium");
-        ok(encode::write_str(out, medium_name(medium)));
+        ok(encode::write_str(out, MEDIUM));
         self.name(out, "group_idx");
         ok(encode::write_uint(out, GROUP).map(|_| ()));
     }
@@ -156,10 +149,8 @@ pub fn int_hash(hash: &BlockHash) -> u64 {
 /// Whether two items that follow each other are one event.
 fn belong(one: &Item, other: &Item) -> bool {
     match (one, other) {
-        (Item::Stored { hash, medium, .. }, Item::Stored { parent: Some(parent), medium: others, .. }) => {
-            hash == parent && medium == others
-        }
-        (Item::Removed { medium, .. }, Item::Removed { medium: others, .. }) => medium == others,
+        (Item::Stored { hash, .. }, Item::Stored { parent: Some(parent), .. }) => hash == parent,
+        (Item::Removed { .. }, Item::Removed { .. }) => true,
         _ => false,
     }
 }
@@ -192,7 +183,7 @@ mod tests {
 
     fn stored(of: u8, parent: Option<u8>, salt: Option<&str>) -> Item {
         let (hash, parent, tokens) = (hash(of), parent.map(hash), [u32::from(of), 300].into());
-        Item::Stored { hash, parent, medium: Medium::Device, tokens, salt: salt.map(Into::into) }
+        Item::Stored { hash, parent, tokens, salt: salt.map(Into::into) }
     }
 
     fn wire(format: EventFormat, int_block_hashes: bool) -> Wire {
@@ -201,7 +192,7 @@ mod tests {
 
     #[test]
     fn arrays_are_vllms_byte_for_byte() {
-        let removed = Item::Removed { hash: hash(7), medium: Medium::Host };
+        let removed = Item::Removed { hash: hash(7) };
         let items = [stored(1, None, None), stored(2, Some(1), None), removed, Item::Cleared];
         let bytes = wire(EventFormat::Array, true).batch(1.5, &items);
         let mut expected = vec![0x93, 0xcb, 0x3f, 0xf8, 0, 0, 0, 0, 0, 0, 0x93];
@@ -211,7 +202,7 @@ mod tests {
         expected.extend([0x94, 1, 0xcd, 1, 44, 2, 0xcd, 1, 44, 2, 0xc0]);
         expected.extend([&[0xa3][..], b"GPU", &[0xc0, 0xc0, 0], &[0xae], b"full_attention"].concat());
         expected.push(0x94);
-        expected.extend([&[0xac][..], b"BlockRemoved", &[0x91, 0xcd, 1, 7], &[0xa3], b"CPU", &[0]].concat());
+        expected.extend([&[0xac][..], b"BlockRemoved", &[0x91, 0xcd, 1, 7], &[0xa3], b"GPU", &[0]].concat());
         expected.extend([&[0x91, 0xb0][..], b"AllBlocksCleared", &[0]].concat());
         assert_eq!(bytes, expected);
     }
@@ -220,8 +211,8 @@ mod tests {
     fn only_what_hangs_together_is_one_event() {
         let items = [stored(1, None, None), stored(3, Some(2), None), stored(4, Some(3), None)];
         assert_eq!(items.chunk_by(belong).map(<[Item]>::len).collect::<Vec<_>>(), [1, 2]);
-        let on = |medium| Item::Removed { hash: hash(1), medium };
-        let items = [on(Medium::Device), on(Medium::Device), on(Medium::Host), Item::Cleared];
+        let removed = |of| Item::Removed { hash: hash(of) };
+        let items = [removed(1), removed(2), stored(1, None, None), Item::Cleared];
         assert_eq!(items.chunk_by(belong).map(<[Item]>::len).collect::<Vec<_>>(), [2, 1, 1]);
     }
 

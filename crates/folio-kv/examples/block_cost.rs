@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use folio_kv::{
     BlockHashes, BlockTable, CacheConfig, EvictionPolicy, Identity, KvCache, LearnedLifetimes, LruLeafFirst,
-    OutOfBlocks, Root, TenantId, Tiers,
+    OutOfBlocks, Root, TenantId,
 };
 
 const BLOCK_TOKENS: u32 = 16;
@@ -107,10 +107,7 @@ impl Bench {
         let length = CHAIN * BLOCK_TOKENS;
         let hashes = self.hashes();
         let copies = &mut Vec::new();
-        let table = self
-            .costs
-            .hit
-            .of(|| self.cache.attach(hashes, &self.tokens, length, Tiers::Device, copies, &mut Vec::new()));
+        let table = self.costs.hit.of(|| self.cache.attach(hashes, &self.tokens, length, copies));
         assert_eq!(table.computed(), length, "chain {number} is cached");
         self.release(table);
     }

@@ -15,16 +15,12 @@
 //! copied. One pass over the chain finds the longest such `n`: per group the length of the unbroken run is enough. A state is often
 //! where a conversation ended and nowhere near: a block written in part that has it is looked for behind all that the other groups have.
 //!
-//! What is not on the device may be in another tier that the caller allows ([`Tiers`]): then it is loaded. Of group 0 the device has a
-//! beginning, everything behind it is loaded. Blocks that are loaded are private until the `commit` of the step that loads them, which
-//! publishes them as if it had computed them: a step that never runs leaves nothing wrong behind.
+//! What tiers have is loaded behind that (`lease`): nothing here knows of it.
 
 use crate::cache::KvCache;
 use crate::counts::{GroupCounts, MAX_GROUPS};
 use crate::hash::BlockHashes;
-use crate::lease::Use;
 use crate::nodes::{Parent, RUN};
-use crate::swap::{BlockSwap, Swapped};
 use crate::table::{BlockTable, Lists, Query};
 use crate::types::{BlockCopy, BlockHash, BlockId, HOLE, Layout, TenantId};
 
@@ -34,30 +30,13 @@ const CHILDREN_SCANNED: usize = 16;
 /// Emptied lists of blocks kept for the next ones, so that a steady state allocates nothing.
 const SPARE_LISTS: usize = 1024;
 
-/// Where content may be taken from.
-#[derive(Clone, Copy)]
-pub enum Tiers<'a> {
-    Device,
-    /// What is not on the device is loaded from host memory: from the sequence's own copy, or from what is found there.
-    Host(Option<&'a Swapped>),
-}
-
-impl Tiers<'_> {
-    /// For what ends at `end`: what an operator declared, before `shared`, is its owner's to load.
-    fn at(self, end: u32, shared: u32) -> Self {
-        if end <= shared { Self::Device } else { self }
-    }
-}
-
 /// What a lookup found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lookup {
     /// Leading full blocks that are on the device.
     pub full_blocks: u32,
-    /// Positions behind them: of the following block that can be copied, or of several that can be loaded.
+    /// Positions of the following block that can be copied.
     pub tail_tokens: u32,
-    /// To be loaded, in all groups.
-    pub load_bytes: u64,
     /// Of the blocks that would be attached, those no table and no pin holds: attaching them lowers
     /// [`KvCache::available`] by as much.
     pub idle_blocks: GroupCounts,
@@ -68,16 +47,13 @@ pub struct Lookup {
 /// The longest beginning of a chain that can be attached.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Prefix {
-    /// Positions, and whole blocks of group 0 up to there.
+    /// Positions, and blocks of group 0 up to there.
     end: u32,
     blocks: u32,
-    /// Of those, from the first on, what is on the device; its last node, and the last of those that an operator declared.
-    resident: u32,
     last: Option<u32>,
-    last_declared: Option<u32>,
     /// Blocks of group 0 in it that nobody holds.
     idle: u32,
-    /// Blocks that group 0 has on the device, at least `resident`.
+    /// Blocks that group 0 has, at least `blocks`.
     chain: u32,
     /// Whether it begins with what an operator declared.
     declared: bool,
@@ -93,38 +69,24 @@ impl KvCache {
         hashes: &BlockHashes,
         declared: bool,
         tokens: &[u32],
-        tiers: Tiers<'_>,
         mut each: impl FnMut(BlockId),
     ) -> Prefix {
         let (mut best, most) = (Prefix { declared, ..Prefix::default() }, tokens.len() as u32);
         // As far as all have it but for states.
         let mut stateless = best;
-        let (size, shared) = (self.config.block_tokens, hashes.root().declared_blocks());
+        let size = self.config.block_tokens;
         let (mut runs, mut at) = ([0; MAX_GROUPS], best);
         let mut chain = hashes.iter(declared).take((most / size) as usize);
         let (mut run, mut found) = ([0; RUN], RUN);
         while found == RUN {
             found = self.nodes.find_run(&mut chain, &mut run);
             for &node in &run[..found] {
-                let tiers = tiers.at(at.end + size, if declared { shared * size } else { 0 });
-                match self.place(0, node) {
-                    Some(block) => {
-                        each(block);
-                        at.resident += 1;
-                        at.last = Some(node);
-                        at.idle += u32::from(self.slot(0, block).refs == 0);
-                        if declared && at.resident == shared {
-                            at.last_declared = Some(node);
-                        }
-                    }
-                    None if self.load_source(0, at.blocks, at.end + size, Some(node), tiers).is_none() => {
-                        return best;
-                    }
-                    None => {}
-                }
-                (at.blocks, at.end) = (at.blocks + 1, at.end + size);
-                best.chain = at.resident;
-                let (covered, but_states) = self.covered(&mut runs, Some(node), at.end, tiers);
+                let Some(block) = self.place(0, node) else { return best };
+                each(block);
+                (at.blocks, at.end, at.last) = (at.blocks + 1, at.end + size, Some(node));
+                at.idle += u32::from(self.slot(0, block).refs == 0);
+                best.chain = at.blocks;
+                let (covered, but_states) = self.covered(&mut runs, node, at.end);
                 if covered {
                     best = Prefix { chain: best.chain, ..at };
                 }
@@ -133,30 +95,18 @@ impl KvCache {
                 }
             }
         }
-        if matches!(tiers, Tiers::Device) && stateless.end > best.end {
+        if stateless.end > best.end {
             let tail = self.tail_behind(hashes, &stateless, tokens);
             return if tail.is_some() { Prefix { chain: best.chain, tail, ..stateless } } else { best };
-        }
-        // What only its own copy has, the last block perhaps in part.
-        let Tiers::Host(Some(copy)) = tiers else { return best };
-        while !declared || at.blocks >= shared {
-            let end = (at.end + size).min(copy.positions());
-            if end <= at.end || end > most || self.load_source(0, at.blocks, end, None, tiers).is_none() {
-                return best;
-            }
-            (at.blocks, at.end) = (end / size, end);
-            if self.covered(&mut runs, None, end, tiers).0 {
-                best = Prefix { chain: best.chain, ..at };
-            }
         }
         best
     }
 
     /// The longest beginning: with what is shared where that is there as a whole, since nobody but its owner computes it,
     /// unless the tenant has more of its own.
-    fn longest_prefix(&self, hashes: &BlockHashes, tokens: &[u32], tiers: Tiers<'_>) -> Prefix {
+    fn longest_prefix(&self, hashes: &BlockHashes, tokens: &[u32]) -> Prefix {
         let shared = hashes.root().declared_blocks();
-        let find = |declared| self.find_prefix(hashes, declared, tokens, tiers, |_| ());
+        let find = |declared| self.find_prefix(hashes, declared, tokens, |_| ());
         if shared == 0 {
             return find(false);
         }
@@ -167,20 +117,12 @@ impl KvCache {
     /// Whether every group has what the next query of a sequence reads that attaches `end` positions, with the last of which `node`
     /// ends; and whether all have it that keep no states. `runs`: per group, whole blocks without a gap up to the node before; brought
     /// up to date.
-    fn covered(
-        &self,
-        runs: &mut [u32; MAX_GROUPS],
-        node: Option<u32>,
-        end: u32,
-        tiers: Tiers<'_>,
-    ) -> (bool, bool) {
+    fn covered(&self, runs: &mut [u32; MAX_GROUPS], node: u32, end: u32) -> (bool, bool) {
         let (mut covered, mut but_states) = (true, true);
         for (group, run) in self.others().zip(&mut runs[1..]) {
             let config = self.groups[group].config;
             let (whole, part) = (end / config.block_tokens, end % config.block_tokens);
-            let place = node.and_then(|node| self.place(group, node));
-            let there = place.is_some()
-                || self.load_source(group, (end - 1) / config.block_tokens, end, node, tiers).is_some();
+            let there = self.place(group, node).is_some();
             if part == 0 {
                 *run = if there { *run + 1 } else { 0 };
             }
@@ -192,74 +134,33 @@ impl KvCache {
         (covered, but_states)
     }
 
-    /// Where what block `index` of a group holds before position `end` can be loaded from: the sequence's own copy, or what is
-    /// found of its node.
-    fn load_source(
-        &self,
-        group: usize,
-        index: u32,
-        end: u32,
-        node: Option<u32>,
-        tiers: Tiers<'_>,
-    ) -> Option<u32> {
-        let Tiers::Host(copy) = tiers else { return None };
-        let config = self.groups[group].config;
-        let own = copy.and_then(|copy| {
-            let slot = copy.slot(group, index, self.groups[group].blocks_of(copy.positions()))?;
-            let upto = |end: u32| config.block_tokens.min(end - index * config.block_tokens);
-            let (wanted, filled) = (upto(end), upto(copy.positions()));
-            (wanted <= filled && config.is_divisible(wanted, filled)).then_some(slot)
-        });
-        let found = || self.host_place(group, node?).filter(|slot| self.host_slot(group, *slot).filled > 0);
-        own.or_else(found)
-    }
-
-    /// Blocks of a group that the query behind a prefix reads, but for those of group 0 on the device.
+    /// Blocks of a group from 1 on that the query behind a prefix reads.
     fn reads(&self, group: usize, prefix: &Prefix) -> std::ops::Range<u32> {
         let of = &self.groups[group];
-        let first = match group {
-            0 => prefix.resident,
-            _ => of.config.first_block(prefix.end).min(prefix.end / of.config.block_tokens),
-        };
+        let first = of.config.first_block(prefix.end).min(prefix.end / of.config.block_tokens);
         first..of.blocks_of(prefix.end)
     }
 
-    /// Where one of them is on the device, or else what it is loaded from. Neither: it is optional, or the beginning of a larger
-    /// block, which is copied.
-    fn find_read(
-        &self,
-        hashes: &BlockHashes,
-        prefix: &Prefix,
-        group: usize,
-        index: u32,
-        tiers: Tiers<'_>,
-    ) -> (Option<BlockId>, Option<u32>) {
-        let config = self.groups[group].config;
-        let end = (index + 1) * config.block_tokens;
+    /// Where one of them is. `None`: it is optional, or the beginning of a larger block, which is copied.
+    fn find_read(&self, hashes: &BlockHashes, prefix: &Prefix, group: usize, index: u32) -> Option<BlockId> {
+        let end = (index + 1) * self.groups[group].config.block_tokens;
         let hash = hashes.get(prefix.declared, end / self.config.block_tokens - 1);
-        let node = hash.filter(|_| end <= prefix.end).and_then(|hash| self.nodes.find(hash));
-        let shared = if prefix.declared { hashes.root().declared_blocks() } else { 0 };
-        let tiers = tiers.at(end, shared * self.config.block_tokens);
-        match node.and_then(|node| self.place(group, node)) {
-            None if config.optional => (None, None),
-            None => (None, self.load_source(group, index, prefix.end.min(end), node, tiers)),
-            place => (place, None),
-        }
+        let node = hash.filter(|_| end <= prefix.end).and_then(|hash| self.nodes.find(hash))?;
+        self.place(group, node)
     }
 
-    /// Blocks that attaching a prefix takes: cached ones, those to load into, and those to copy the beginning of a larger block to.
-    fn takes(&self, hashes: &BlockHashes, prefix: &Prefix, tiers: Tiers<'_>) -> [GroupCounts; 3] {
-        let [mut idle, mut loads, mut copied] = [prefix.idle, 0, 0].map(GroupCounts::full);
-        for group in (0..self.groups.len()).filter(|group| !self.groups[*group].config.optional) {
+    /// Blocks that attaching a prefix takes: cached ones, and those to copy the beginning of a larger block to.
+    fn takes(&self, hashes: &BlockHashes, prefix: &Prefix) -> [GroupCounts; 2] {
+        let [mut idle, mut copied] = [prefix.idle, 0].map(GroupCounts::full);
+        for group in self.others().filter(|group| !self.groups[*group].config.optional) {
             for index in self.reads(group, prefix) {
-                match self.find_read(hashes, prefix, group, index, tiers) {
-                    (Some(block), _) => idle[group] += u32::from(self.slot(group, block).refs == 0),
-                    (None, Some(_)) => loads[group] += 1,
-                    (None, None) => copied[group] += 1,
+                match self.find_read(hashes, prefix, group, index) {
+                    Some(block) => idle[group] += u32::from(self.slot(group, block).refs == 0),
+                    None => copied[group] += 1,
                 }
             }
         }
-        [idle, loads, copied]
+        [idle, copied]
     }
 
     /// What the block after the prefix continues.
@@ -306,15 +207,12 @@ impl KvCache {
     }
 
     /// What `attach` would find for all of `tokens`. Changes nothing, not even recency.
-    pub fn lookup(&self, hashes: &BlockHashes, tokens: &[u32], tiers: Tiers<'_>) -> Lookup {
-        let prefix = self.longest_prefix(hashes, tokens, tiers);
-        let [idle_blocks, loads, _] = self.takes(hashes, &prefix, tiers);
-        let tail = if loads.is_zero() { self.tail_behind(hashes, &prefix, tokens) } else { None };
-        let loaded = prefix.end - prefix.resident * self.config.block_tokens;
+    pub fn lookup(&self, hashes: &BlockHashes, tokens: &[u32]) -> Lookup {
+        let prefix = self.longest_prefix(hashes, tokens);
+        let [idle_blocks, _] = self.takes(hashes, &prefix);
         Lookup {
-            full_blocks: prefix.resident,
-            tail_tokens: tail.map_or(loaded, |(_, length)| length),
-            load_bytes: self.bytes_of(loads),
+            full_blocks: prefix.blocks,
+            tail_tokens: self.tail_behind(hashes, &prefix, tokens).map_or(0, |(_, length)| length),
             idle_blocks,
             declared_blocks: if prefix.declared { hashes.root().declared_blocks() } else { 0 },
         }
@@ -325,11 +223,8 @@ impl KvCache {
     ///
     /// Full blocks are shared; of each group only those that the next query reads are needed, and referenced. Part of a
     /// following block is reused by copy: one fresh block is taken in each group and a copy for each pushed to `copies` (none
-    /// where the fresh block is the very block to copy from). For what is not on the device blocks are taken, and their filling is
-    /// asked for in `loads`: it belongs into the step being planned, and what it is read from is held until that is committed (a
-    /// sequence's own copy stays by itself: the table may have to be given up before). Never fails: with no room for what would be
-    /// loaded, only what the device has is attached; with no block available for the tail in some group, only the full blocks.
-    /// `table.computed()` says what was attached, exactly.
+    /// where the fresh block is the very block to copy from). Never fails: with no block available for the tail in some group, only the
+    /// full blocks are attached. `table.computed()` says what was attached, exactly.
     ///
     /// Counts one query of `tokens.len()` tokens; a table that is given up before anything of it was computed takes it back.
     pub fn attach(
@@ -337,44 +232,37 @@ impl KvCache {
         hashes: BlockHashes,
         tokens: &[u32],
         max_tokens: u32,
-        tiers: Tiers<'_>,
         copies: &mut Vec<BlockCopy>,
-        loads: &mut Vec<BlockSwap>,
     ) -> BlockTable {
         let (tenant, size) = (hashes.root().tenant, self.config.block_tokens);
         let most = max_tokens.min(tokens.len() as u32);
         let wanted = &tokens[..most as usize];
-        let tiers = if self.has_room_to_load(&hashes, wanted, tiers) { tiers } else { Tiers::Device };
         let shares = hashes.root().declared_blocks() > 0;
-        let declared = shares && self.longest_prefix(&hashes, wanted, tiers).declared;
+        let declared = shares && self.longest_prefix(&hashes, wanted).declared;
         let mut table = self.table_of(hashes, declared);
         let list = &mut std::mem::take(&mut table.lists[0]);
-        let mut prefix = self.find_prefix(&table.hashes, declared, wanted, tiers, |block| list.push(block));
-        let [idle, loaded, copied] = self.takes(&table.hashes, &prefix, tiers);
+        let mut prefix = self.find_prefix(&table.hashes, declared, wanted, |block| list.push(block));
+        let [idle, copied] = self.takes(&table.hashes, &prefix);
         let available = self.available_to(tenant);
-        let mut source = None;
-        if loaded.is_zero() {
-            let one = self.each_group(|group| u32::from(!self.groups[group].config.optional));
-            source = self.tail_behind(&table.hashes, &prefix, wanted);
-            source = source.filter(|_| (idle + one).fits(available));
-            let ends_within = !copied.is_zero() && !(idle + copied).fits(available);
-            if source.is_none() && (ends_within || prefix.tail.is_some()) {
-                // The hit ends within a larger block, or in a tail, which must be copied.
-                prefix = Prefix { chain: prefix.chain, ..Prefix::default() };
-                table.declared = false;
-            }
+        let one = self.each_group(|group| u32::from(!self.groups[group].config.optional));
+        let source = self.tail_behind(&table.hashes, &prefix, wanted);
+        let source = source.filter(|_| (idle + one).fits(available));
+        let ends_within = !copied.is_zero() && !(idle + copied).fits(available);
+        if source.is_none() && (ends_within || prefix.tail.is_some()) {
+            // The hit ends within a larger block, or in a tail, which must be copied.
+            prefix = Prefix { chain: prefix.chain, ..Prefix::default() };
+            table.declared = false;
         }
-        list.truncate(prefix.resident as usize);
+        list.truncate(prefix.blocks as usize);
         table.lists[0] = std::mem::take(list);
         self.hit_all(&table.lists[0]);
-        (table.computed, table.confirmed) = (prefix.end, prefix.resident * size);
+        (table.computed, table.confirmed) = (prefix.end, prefix.end);
+        table.published[0] = prefix.blocks;
         table.missed = if prefix.chain > prefix.blocks { prefix.chain } else { 0 };
-        let (copies_before, loads_before) = (copies.len(), loads.len());
+        let copies_before = copies.len();
         // What is there is held first: nothing that is taken may cost it.
-        (0..self.groups.len()).for_each(|group| self.attach_group(&mut table, &prefix, group, tiers, loads));
-        self.take_loads(&mut table, &mut loads[loads_before..]);
-        let last = prefix.last.filter(|_| prefix.resident * size == prefix.end);
-        let (source, tail) = source.or(last.map(|last| (last, 0))).unzip();
+        self.others().for_each(|group| self.attach_group(&mut table, &prefix, group));
+        let (source, tail) = source.or(prefix.last.map(|last| (last, 0))).unzip();
         self.attach_tail(&mut table, source, tail.unwrap_or(0), copies);
         let missed = (prefix.chain * size).saturating_sub(table.computed);
         table.query = Query {
@@ -389,62 +277,24 @@ impl KvCache {
         table
     }
 
-    /// Whether there are blocks for all that would be loaded.
-    fn has_room_to_load(&self, hashes: &BlockHashes, tokens: &[u32], tiers: Tiers<'_>) -> bool {
-        if matches!(tiers, Tiers::Device) {
-            return false;
-        }
-        let prefix = self.longest_prefix(hashes, tokens, tiers);
-        let [idle, loads, copied] = self.takes(hashes, &prefix, tiers);
-        (idle + loads + copied).fits(self.available_to(hashes.root().tenant))
-    }
-
-    /// References what the device has of the whole blocks of a group that the query behind a prefix reads. The rest is to be loaded: a
-    /// load names the index of its block.
-    fn attach_group(
-        &mut self,
-        table: &mut BlockTable,
-        prefix: &Prefix,
-        group: usize,
-        tiers: Tiers<'_>,
-        loads: &mut Vec<BlockSwap>,
-    ) {
+    /// References what is there of the whole blocks of a group from 1 on that the query behind a prefix reads.
+    fn attach_group(&mut self, table: &mut BlockTable, prefix: &Prefix, group: usize) {
         let (config, reads) = (self.groups[group].config, self.reads(group, prefix));
         let whole = prefix.end / config.block_tokens;
         table.published[group] = whole;
         table.lists[group].resize(reads.start as usize, HOLE);
         for index in reads.clone() {
-            let (place, slot) = self.find_read(&table.hashes, prefix, group, index, tiers);
+            let place = self.find_read(&table.hashes, prefix, group, index);
             // Behind a hole nothing of an optional group is of use.
             let behind_hole = index > reads.start && table.lists[group].last() == Some(&HOLE);
             let place = place.filter(|_| !config.optional || !behind_hole);
             if let Some(block) = place {
                 self.reference(group, block);
                 self.protect(group, block);
-            } else if let Some(slot) = slot {
-                table.published[group] = table.published[group].min(index);
-                loads.push(BlockSwap { group: group as u32, block: BlockId(index), slot });
             } else if index == whole {
                 break;
             }
             table.lists[group].push(place.unwrap_or(HOLE));
-        }
-    }
-
-    /// Takes blocks for what is loaded, and holds the slots that it is loaded from.
-    fn take_loads(&mut self, table: &mut BlockTable, loads: &mut [BlockSwap]) {
-        if loads.is_empty() {
-            return;
-        }
-        let mut slots = self.spare.pop().unwrap_or_default();
-        loads.iter().for_each(|load| slots[load.group as usize].push(BlockId(load.slot)));
-        table.swap_in = Some(self.hold(Use::SwapIn, slots));
-        for load in loads {
-            let (group, index) = (load.group as usize, load.block.0);
-            let size = self.groups[group].config.block_tokens;
-            load.block = self.take(group, table.hashes.root().tenant).expect("counted as available");
-            self.set_filled(group, load.block, size.min(table.computed - index * size));
-            table.lists[group][index as usize] = load.block;
         }
     }
 
@@ -468,7 +318,7 @@ impl KvCache {
             std::array::from_fn(|group| lacks(group).then(|| place(group)));
         sources[0].flatten().into_iter().for_each(|block| self.hit(block));
         source.into_iter().for_each(|source| self.touch(source));
-        let mut confirmed = if table.is_loaded() { table.computed } else { table.confirmed };
+        let mut confirmed = table.computed;
         for (group, source) in sources.into_iter().enumerate() {
             let Some(source) = source else { continue };
             let config = self.groups[group].config;
@@ -607,7 +457,6 @@ impl KvCache {
                 self.groups[0].pool.slot_mut(block.0).open = false;
             }
         }
-        self.end_swap_in(&mut table);
         let written = self.groups[0].blocks_of(table.computed) as usize;
         while table.lists[0].len() > written {
             self.drop_last(&mut table, 0);

@@ -8,8 +8,7 @@
 use crate::account::BlockTime;
 use crate::cache::KvCache;
 use crate::counts::{GroupCounts, MAX_GROUPS};
-use crate::events::Medium;
-use crate::nodes::{Parent, RUN};
+use crate::nodes::RUN;
 use crate::policy::{BlockMeta, NONE};
 use crate::pool::Slot;
 use crate::stats::TenantStats;
@@ -266,7 +265,7 @@ impl KvCache {
         self.groups[0].pool.set_node(block.0, Some(node));
         self.nodes.place(node, block.0);
         self.policy.on_insert(block, &self.meta(block));
-        self.record(node, Medium::Device, true);
+        self.record(node, true);
     }
 
     /// A private block of group 1 or up becomes the place of a node, which has none there.
@@ -298,42 +297,22 @@ impl KvCache {
     }
 
     /// A cached block of group 0 none of whose children is on the device loses its content, and with it what other groups have
-    /// of it there. The node stays if another tier holds it. The block is in no state until the caller puts it somewhere.
+    /// of it. The block is in no state until the caller puts it somewhere.
     pub(crate) fn drop_content(&mut self, block: BlockId) {
         let (node, meta) = (self.node_of(block), self.meta(block));
         debug_assert!(self.slot(0, block).is_cached() && meta.children == 0);
         (1..self.groups.len()).for_each(|group| self.free_place(group, node));
-        self.record(node, Medium::Device, false);
+        self.record(node, false);
         let bare = self.nodes.unplace(node);
         self.groups[0].pool.set_node(block.0, None);
         self.groups[0].stats.cached_blocks -= 1;
         self.stats.cached_tails -= u32::from(meta.hash.is_none());
         self.held(meta.tenant, 0).cached -= 1;
         self.policy.on_remove(block, &meta);
-        if self.host_place(0, node).is_none() {
-            self.remove_node(node);
-        }
+        self.nodes.remove(node);
         if let Some(parent) = bare.and_then(|parent| self.place(0, parent)) {
             self.policy.on_leaf(parent, &self.meta(parent));
         }
-    }
-
-    /// The content is nowhere: what continues it elsewhere is out of reach, and goes, too.
-    pub(crate) fn remove_node(&mut self, node: u32) {
-        if !self.nodes.is_childless(node) {
-            let mut below: Vec<u32> = self.nodes.children(Parent::Node(node)).collect();
-            let mut at = 0;
-            while let Some(child) = below.get(at) {
-                below.extend(self.nodes.children(Parent::Node(*child)));
-                at += 1;
-            }
-            for child in below.into_iter().rev() {
-                self.unplace_host(child);
-                self.nodes.remove(child);
-            }
-        }
-        self.unplace_host(node);
-        self.nodes.remove(node);
     }
 
     fn evict(&mut self, group: usize, taker: TenantId) -> Option<u32> {

@@ -72,8 +72,6 @@ pub struct KvCache {
     pub(crate) now_us: u64,
     pub(crate) holds: Holds,
     pub(crate) events: Events,
-    /// Token ids of what host memory has of group 0, `[slots, block_tokens]`, where events are recorded.
-    pub(crate) host_tokens: Vec<u32>,
     pub(crate) spare: Vec<Lists>,
 }
 
@@ -129,7 +127,6 @@ impl KvCache {
             now_us: 0,
             holds: Holds::default(),
             events: Events::default(),
-            host_tokens: Vec::new(),
             spare: Vec::new(),
         }
     }
@@ -335,7 +332,6 @@ impl KvCache {
         for index in first..computed / size {
             self.supersede(table.lists[0][index as usize]);
         }
-        self.end_swap_in(table);
         self.slide(table, before);
         Ok(())
     }

@@ -4,7 +4,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::blocks::Tenant;
 use crate::cache::KvCache;
-use crate::events::{EventBatch, Medium};
+use crate::events::EventBatch;
 use crate::nodes::Parent;
 use crate::policy::NONE;
 use crate::stats::TenantStats;
@@ -47,9 +47,8 @@ impl KvCache {
         self.check_index()?;
         self.check_retention()?;
         self.check_quotas()?;
-        let [swap_outs, bytes] = self.hold_counts();
-        count("swap-outs that are not reported", swap_outs.0, swap_outs.1)?;
-        count("bytes that transfers write", bytes.0, bytes.1)?;
+        let (counted, bytes) = self.load_byte_counts();
+        count("bytes that transfers write", counted, bytes)?;
         self.check_counts()
     }
 
@@ -87,7 +86,7 @@ impl KvCache {
                 }
             }
         }
-        self.holds.slots(Medium::Device, group).for_each(|block| held[block as usize] += 1);
+        self.holds.slots(group).for_each(|block| held[block as usize] += 1);
         for (tenant, hash) in self.prefixes.pinned().filter(|_| group == 0) {
             match self.find_block(hash).filter(|block| self.slot(0, *block).tenant == tenant) {
                 Some(block) => held[block.0 as usize] += 1,
@@ -132,11 +131,7 @@ impl KvCache {
             count("blocks of a table in a group, as many as its positions need,", list.len() as u64, blocks)?;
         }
         // What is loaded is published by the commit of the step that fills it, and what a drafter caught up with by the next.
-        let published = if table.is_loaded() && !config.optional {
-            table.full_blocks(group)
-        } else {
-            table.published[group]
-        };
+        let published = if !config.optional { table.full_blocks(group) } else { table.published[group] };
         count(
             "published blocks of a table",
             table.published[group].min(table.full_blocks(group)).into(),
@@ -168,7 +163,7 @@ impl KvCache {
             } else if slot.node().is_some() {
                 // A table from a copy holds blocks of other groups that were there before it is published itself; what a drafter caught
                 // up with another table published that shares it.
-                if table.is_loaded() && !config.optional {
+                if !config.optional {
                     return fail("is not computed in full and yet published");
                 }
             } else if start >= table.computed && slot.refs > 1 + u32::from(number >= table.own_blocks(group))
@@ -259,7 +254,7 @@ impl KvCache {
             nodes += 1;
             let block = self.place(0, id);
             let fail = |what| Err(Violation::Index { block: block.unwrap_or(HOLE), what });
-            if block.is_none() && self.host_place(0, id).is_none() {
+            if block.is_none() {
                 return fail("is a node that resides nowhere");
             }
             if let Some(parent) = self.nodes.parent_node(id) {

@@ -5,20 +5,11 @@
 //!
 //! Memory: set aside when recording begins; none is allocated later.
 
-use std::ops::Range;
-
 use crate::cache::KvCache;
 use crate::nodes::Parent;
-use crate::types::{BlockHash, BlockId, TenantId};
+use crate::types::{BlockHash, TenantId};
 
-/// Where content resides.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Medium {
-    Device,
-    Host,
-}
-
-/// One change of where a full block's content resides, as far as group 0 is concerned.
+/// One change of what full blocks' content resides on the device, as far as group 0 is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheEvent {
     /// `parent`: the block before it; `None` of the first of a chain.
@@ -26,12 +17,10 @@ pub enum CacheEvent {
         tenant: TenantId,
         hash: BlockHash,
         parent: Option<BlockHash>,
-        medium: Medium,
     },
     Removed {
         tenant: TenantId,
         hash: BlockHash,
-        medium: Medium,
     },
     /// [`KvCache::clear`] was asked for; what went is told one by one before it.
     Cleared {
@@ -125,11 +114,9 @@ impl Events {
 }
 
 impl KvCache {
-    /// Records events from now on, at most so many until they are taken. 0: none. Of what host memory has already the tokens are not known.
+    /// Records events from now on, at most so many until they are taken. 0: none.
     pub fn record_events(&mut self, most: usize) {
         let size = self.config.block_tokens;
-        let host = self.groups[0].host.pool.len() as usize;
-        self.host_tokens = vec![0; if most > 0 { host * size as usize } else { 0 }];
         self.events = Events { batch: EventBatch::with_capacity(most, size), ..Events::default() };
     }
 
@@ -155,8 +142,7 @@ impl KvCache {
         }
         self.events.batch = recorded;
         if let Some(first) = self.events.scan {
-            // Each may be in two places.
-            let nodes = (into.room() / 2).min(SCAN);
+            let nodes = into.room().min(SCAN);
             let end = (first + nodes as u32).min(self.nodes.capacity());
             for node in first..end {
                 self.tell_node(node, into);
@@ -167,68 +153,38 @@ impl KvCache {
     }
 
     pub(crate) fn tell_node(&self, node: u32, into: &mut EventBatch) {
-        for medium in self.media(node) {
-            into.events.push(self.event(node, medium, true));
-            into.tokens.extend_from_slice(match medium {
-                Medium::Device => &self.tokens[self.tokens_at(node, medium)],
-                Medium::Host => &self.host_tokens[self.tokens_at(node, medium)],
-            });
+        if self.nodes.is_full(node) {
+            into.events.push(self.event(node, true));
+            into.tokens.extend_from_slice(self.tokens_of_node(node));
         }
     }
 
-    /// Where the content of a full block is; nowhere if there is no such node.
-    pub(crate) fn media(&self, node: u32) -> impl Iterator<Item = Medium> + use<> {
-        let host = &self.groups[0].host.pool;
-        let is_full = self.nodes.is_full(node);
-        let copied = || self.host_place(0, node).is_some_and(|slot| host.slot(slot).filled > 0);
-        let device = (is_full && self.place(0, node).is_some()).then_some(Medium::Device);
-        device.into_iter().chain((is_full && copied()).then_some(Medium::Host))
-    }
-
-    pub(crate) fn record(&mut self, node: u32, medium: Medium, stored: bool) {
+    pub(crate) fn record(&mut self, node: u32, stored: bool) {
         if !self.events.follows(node) || self.nodes.node(node).is_tail {
             return;
         }
-        let event = self.event(node, medium, stored);
-        if !stored {
-            return self.events.push(event, &[]);
-        }
-        let at = self.tokens_at(node, medium);
-        let tokens = match medium {
-            Medium::Device => &self.tokens,
-            Medium::Host => &self.host_tokens,
-        };
-        self.events.push(event, &tokens[at]);
+        let event = self.event(node, stored);
+        let (block, size) = (self.place(0, node), self.config.block_tokens as usize);
+        let tokens = block
+            .filter(|_| stored)
+            .map_or(0..0, |block| block.0 as usize * size..(block.0 as usize + 1) * size);
+        self.events.push(event, &self.tokens[tokens]);
     }
 
-    /// Where the tokens of a full block are, which resides there: in [`KvCache::tokens`] or in [`KvCache::host_tokens`].
-    fn tokens_at(&self, node: u32, medium: Medium) -> Range<usize> {
-        let slot = match medium {
-            Medium::Device => self.place(0, node).map(|block| block.0),
-            Medium::Host => self.host_place(0, node),
-        };
-        let (slot, size) = (slot.expect("it resides there") as usize, self.config.block_tokens as usize);
-        slot * size..(slot + 1) * size
+    /// Of the full block in which a node resides.
+    fn tokens_of_node(&self, node: u32) -> &[u32] {
+        self.place(0, node).map_or(&[], |block| self.tokens_of(block))
     }
 
-    /// A slot of host memory is to have what a block on the device has.
-    pub(crate) fn copy_tokens(&mut self, block: BlockId, slot: u32) {
-        if self.events.is_on() {
-            let size = self.config.block_tokens as usize;
-            let (from, to) = (block.0 as usize * size, slot as usize * size);
-            self.host_tokens[to..to + size].copy_from_slice(&self.tokens[from..from + size]);
-        }
-    }
-
-    pub(crate) fn event(&self, node: u32, medium: Medium, stored: bool) -> CacheEvent {
+    fn event(&self, node: u32, stored: bool) -> CacheEvent {
         let parent = match self.nodes.parent(node) {
             Parent::Node(parent) => Some(self.nodes.node(parent).hash),
             Parent::Root(root) => self.nodes.behind(&root),
         };
         let (tenant, hash) = (self.nodes.node(node).tenant, self.nodes.node(node).hash);
         match stored {
-            true => CacheEvent::Stored { tenant, hash, parent, medium },
-            false => CacheEvent::Removed { tenant, hash, medium },
+            true => CacheEvent::Stored { tenant, hash, parent },
+            false => CacheEvent::Removed { tenant, hash },
         }
     }
 
@@ -243,12 +199,12 @@ impl KvCache {
 mod tests {
     use super::*;
     use crate::policy::LruLeafFirst;
-    use crate::{BlockHashes, CacheConfig, GroupCounts, Identity, Root};
+    use crate::{BlockHashes, CacheConfig, Identity, Root};
 
-    fn event(event: &CacheEvent) -> (bool, Medium, BlockHash, Option<BlockHash>) {
+    fn event(event: &CacheEvent) -> (bool, BlockHash, Option<BlockHash>) {
         match *event {
-            CacheEvent::Stored { hash, parent, medium, .. } => (true, medium, hash, parent),
-            CacheEvent::Removed { hash, medium, .. } => (false, medium, hash, None),
+            CacheEvent::Stored { hash, parent, .. } => (true, hash, parent),
+            CacheEvent::Removed { hash, .. } => (false, hash, None),
             CacheEvent::Cleared { .. } => panic!("nothing was cleared"),
         }
     }
@@ -257,7 +213,6 @@ mod tests {
     fn what_is_stored_and_removed_is_told_in_order_and_what_does_not_fit_is_counted() {
         let config = CacheConfig { blocks: 4, block_tokens: 2, bytes_per_block: 1 };
         let mut cache = KvCache::new(config, Box::new(LruLeafFirst::new()));
-        cache.set_swap_space(GroupCounts::full(4));
         cache.record_events(6);
         let root = Root::derive(&Identity {
             tenant: TenantId(3),
@@ -272,26 +227,19 @@ mod tests {
         let mut table = cache.empty_table(hashes);
         cache.grow(&mut table, 4, &mut Vec::new()).expect("room");
         cache.commit(&mut table, &tokens, 4).expect("in order");
-        let offer = cache.swap_offer(&table).expect("all of it is its own");
-        let swapped = cache.swap_out(&table, &offer, &mut Vec::new());
-        cache.end_load(swapped.ticket(), None, &[], true).expect("no table");
         cache.release(table, &tokens);
         let mut batch = EventBatch::with_capacity(6, 2);
         cache.take_events(&mut batch);
-        use Medium::{Device, Host};
-        let device = [(true, Device, first, None), (true, Device, second, Some(first))];
-        let host = [(true, Host, first, None), (true, Host, second, Some(first))];
-        assert_eq!(batch.events.iter().map(event).collect::<Vec<_>>(), [device, host].concat());
-        assert_eq!(batch.tokens, [0, 1, 2, 3, 0, 1, 2, 3], "wherever they are");
+        let stored = [(true, first, None), (true, second, Some(first))];
+        assert_eq!(batch.events.iter().map(event).collect::<Vec<_>>(), stored);
+        assert_eq!(batch.tokens, [0, 1, 2, 3]);
         batch.clear();
         cache.clear(Some(TenantId(3)));
-        cache.drop_swapped(swapped);
         cache.take_events(&mut batch);
         assert!(!batch.begins_anew && batch.tokens.is_empty());
         assert_eq!(batch.events.remove(2), CacheEvent::Cleared { tenant: Some(TenantId(3)) });
-        let gone = [(false, Device, second, None), (false, Device, first, None)];
-        let from_host = [(false, Host, second, None), (false, Host, first, None)];
-        assert_eq!(batch.events.iter().map(event).collect::<Vec<_>>(), [gone, from_host].concat());
+        let gone = [(false, second, None), (false, first, None)];
+        assert_eq!(batch.events.iter().map(event).collect::<Vec<_>>(), gone);
         assert!(!cache.has_events());
     }
 
@@ -332,7 +280,7 @@ mod tests {
             assert_eq!(batch.begins_anew, pieces == 0, "2000 did not fit");
             let mut tokens = batch.tokens.chunks_exact(2);
             for of in &batch.events {
-                let (stored, _, hash, _) = event(of);
+                let (stored, hash, _) = event(of);
                 let known = match stored {
                     true => held.insert(hash.0, tokens.next().expect("each has its tokens").to_vec()),
                     false => Some(held.remove(&hash.0).expect("it was told")).filter(|_| false),
@@ -350,7 +298,7 @@ mod tests {
         }
         let resident = cache.resident();
         let tokens = resident.tokens.chunks_exact(2).map(<[u32]>::to_vec);
-        let expected = resident.events.iter().map(|of| event(of).2.0).zip(tokens);
+        let expected = resident.events.iter().map(|of| event(of).1.0).zip(tokens);
         assert_eq!(held, expected.collect());
         assert!(pieces > 4 && !cache.tells_anew() && !cache.has_events(), "{pieces}");
     }
@@ -367,45 +315,12 @@ mod tests {
             cache.take_events(&mut small);
             told.extend_from_slice(&small.events);
         }
-        let mut told: Vec<_> = told.iter().map(|of| event(of).2.0).collect();
+        let mut told: Vec<_> = told.iter().map(|of| event(of).1.0).collect();
         let mut expected: Vec<_> = hashes.iter(false).map(|hash| hash.0).collect();
         told.sort();
         expected.sort();
         assert_eq!(told, expected);
         let (cache, _) = filled(8, 4, 0);
         assert!(!cache.has_events() && !cache.tells_anew());
-    }
-
-    /// A sequence that is preempted, and ends before the step that would have copied it.
-    #[test]
-    fn of_a_copy_that_was_never_made_nobody_is_told() {
-        let config = CacheConfig { blocks: 4, block_tokens: 2, bytes_per_block: 1 };
-        let mut cache = KvCache::new(config, Box::new(LruLeafFirst::new()));
-        cache.set_swap_space(GroupCounts::full(4));
-        let root = Root::derive(&Identity {
-            tenant: TenantId(3),
-            tenant_secret: &[1; 32],
-            model_digest: &[2; 32],
-            layout_digest: &[3; 32],
-            extra: &[],
-        });
-        let tokens: Vec<u32> = (0..4).collect();
-        let mut table = cache.empty_table(BlockHashes::new(&root, &tokens, 2));
-        cache.grow(&mut table, 4, &mut Vec::new()).expect("room");
-        cache.commit(&mut table, &tokens, 4).expect("in order");
-        cache.record_events(6);
-        let offer = cache.swap_offer(&table).expect("all of it is its own");
-        let swapped = cache.swap_out(&table, &offer, &mut Vec::new());
-        cache.release(table, &tokens);
-        cache.end_load(swapped.ticket(), None, &[], false).expect("no table");
-        let resident = cache.resident();
-        assert!(
-            resident.events.len() == 2 && resident.events.iter().all(|of| event(of).1 == Medium::Device),
-            "{resident:?}"
-        );
-        cache.drop_swapped(swapped);
-        assert!(!cache.has_events());
-        let again = cache.resident();
-        assert_eq!((again.events, again.tokens), (resident.events, resident.tokens));
     }
 }

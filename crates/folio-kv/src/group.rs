@@ -1,4 +1,4 @@
-//! One cache group: its pool on the device, its pool off it, and which slot holds which node there.
+//! One cache group: its pool on the device, and which block holds which node there.
 //!
 //! Owns: where nodes reside in this group, and the order in which cached blocks of groups 1 and up are given up. Must never: be
 //! searched. Nothing is found here but through a node.
@@ -22,21 +22,12 @@ use crate::pool::Pool;
 use crate::stats::GroupStats;
 use crate::types::GroupConfig;
 
-/// Slots off the device, and which node each holds.
-#[derive(Debug)]
-pub(crate) struct Tier {
-    pub pool: Pool,
-    /// Per node its slot, or [`NONE`].
-    pub places: Vec<u32>,
-}
-
 #[derive(Debug)]
 pub(crate) struct Group {
     pub config: GroupConfig,
     pub pool: Pool,
     /// Per node its block on the device, or [`NONE`]. Empty in group 0, whose nodes say it themselves.
     pub places: Vec<u32>,
-    pub host: Tier,
     pub stats: GroupStats,
     /// Neighbours of cached blocks. Empty in group 0, where the policy decides.
     links: Vec<Link>,
@@ -66,7 +57,6 @@ impl Group {
             config,
             pool: Pool::new(config.blocks),
             places: Vec::new(),
-            host: Tier { pool: Pool::new(0), places: Vec::new() },
             stats: GroupStats::new(&config),
             links: vec![Link { older: NONE, younger: NONE }; links],
             lists: [List { oldest: NONE, newest: NONE }; 2],

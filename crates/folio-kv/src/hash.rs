@@ -121,7 +121,7 @@ pub struct BlockHashes {
     own: Chain,
     /// Empty where nothing is shared.
     declared: Chain,
-    /// Which blocks each tier had when the prompt was read, in order and apart from each other.
+    /// Which blocks each tier had when the prompt was read, or was given since, in order and apart from each other.
     stored: Arc<[Vec<Range<u32>>]>,
 }
 
@@ -183,6 +183,22 @@ impl BlockHashes {
         let stored = self.stored.get(usize::from(tier.0))?;
         let at = stored.partition_point(|range| range.end <= block);
         stored.get(at).filter(|range| range.start <= block).map(|range| range.end)
+    }
+
+    /// A tier was given `blocks`, too, and can load them up to their end.
+    pub fn add_stored(&mut self, tier: TierId, mut blocks: Range<u32>) {
+        let (mut stored, tier) = (self.stored.to_vec(), usize::from(tier.0));
+        stored.resize(stored.len().max(tier + 1), Vec::new());
+        stored[tier].retain(|had| {
+            let apart = had.end < blocks.start || blocks.end < had.start;
+            if !apart {
+                blocks = blocks.start.min(had.start)..blocks.end.max(had.end);
+            }
+            apart
+        });
+        let at = stored[tier].partition_point(|had| had.end < blocks.start);
+        stored[tier].insert(at, blocks);
+        self.stored = stored.into();
     }
 
     /// What they begin with.
@@ -364,5 +380,24 @@ mod tests {
         seen.sort();
         seen.dedup();
         assert_eq!(seen.len(), 12);
+    }
+
+    #[test]
+    fn what_a_tier_is_given_joins_what_it_had() {
+        let secret = secret();
+        let mut hashes = BlockHashes::new(&Root::derive(&identity(&secret)), &[7; 64], 4);
+        let from = |hashes: &BlockHashes, tier, block| hashes.stored_from(TierId(tier), block);
+        hashes.add_stored(TierId(1), 4..8);
+        assert_eq!([from(&hashes, 1, 4), from(&hashes, 1, 3), from(&hashes, 0, 4)], [Some(8), None, None]);
+        hashes.add_stored(TierId(1), 0..2);
+        hashes.add_stored(TierId(1), 10..12);
+        assert_eq!(
+            [0, 1, 2, 5, 9, 11].map(|at| from(&hashes, 1, at)),
+            [Some(2), Some(2), None, Some(8), None, Some(12)]
+        );
+        hashes.add_stored(TierId(1), 0..10);
+        assert_eq!([0, 11].map(|at| from(&hashes, 1, at)), [Some(12); 2], "what meets is one");
+        hashes.add_stored(TierId(1), 3..5);
+        assert_eq!(from(&hashes, 1, 0), Some(12), "and stays it");
     }
 }

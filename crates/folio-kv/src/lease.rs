@@ -1,41 +1,34 @@
-//! What is read and written beside the steps, or by steps in another tier: by a tier, by a peer, by the host swap.
+//! What is read and written beside the steps: by a tier, by a peer.
 //!
 //! Owns: holds. Must never: end a transfer.
 //!
-//! A *hold* is a reference on slots of one tier, by a number that is never used again. Whoever reads holds what it reads, whoever writes
+//! A *hold* is a reference on blocks, by a number that is never used again. Whoever reads holds what it reads, whoever writes
 //! what it writes, so nobody is given such a slot; it ends when the reader or the writer reports its end.
 //!
-//! | hold | slots | name | ends |
+//! | hold | blocks | name | ends |
 //! |---|---|---|---|
 //! | a reader outside | published blocks | [`Lease`] | when it is done, or at its time |
 //! | a transfer outside | blocks that it writes, of a table | [`Ticket`] | with the transfer's report |
-//! | a swap out | slots of host memory that a step writes | [`Ticket`] | with the step's report |
-//! | a swap in | slots of host memory that a step reads | of its table | with the step's commit, or the table |
 //!
 //! A reader asks when it is done whether its lease held ([`KvCache::end_lease`]); where it did not, what was copied is thrown away,
 //! whatever it looks like.
 //!
 //! What a ticket writes is nobody's to read, and counts no written positions, until the report of its end ([`KvCache::end_load`]): a
-//! time-out ends the waiting of whoever waits, never what the transfer owns. Who gives up a table, or a copy, drops its own references;
+//! time-out ends the waiting of whoever waits, never what the transfer owns. Who gives up a table drops its own references;
 //! those of the ticket stay. What arrived in a table is published when it was verified, in the order of positions.
 //!
 //! Outside the steps nothing is ordered with them by itself. What is published was written by a step that was committed, so a reader
 //! may begin at once. A block that a transfer is given may have been another's until a moment ago, and steps that are under way may
 //! still copy or write there for nobody: a transfer begins to write when the last step that was planned before its ticket has ended.
 //!
-//! One reader holds nothing: what a swap out reads. Its blocks must be anybody's at once, or a preemption would free nothing. It is *held
-//! by the plan*: the next step that is begun reads it before anything of that step is written, so whoever is given the blocks by a
-//! plan comes later. A transfer outside has no such order, so none is begun while a swap out is not reported: [`KvCache::begin_load`]
-//! refuses.
-//!
-//! Cost: O(slots) to begin and to end, O(log leases) for each that is over time.
+//! Cost: O(blocks) to begin and to end, O(log leases) for each that is over time.
 
 use std::collections::BTreeSet;
 
 use rustc_hash::FxHashMap;
 
 use crate::cache::{CommitRefused, KvCache};
-use crate::events::Medium;
+use crate::counts::GroupCounts;
 use crate::table::{BlockTable, Lists, Query};
 use crate::types::{BlockHash, BlockId, HOLE};
 
@@ -60,24 +53,8 @@ pub struct Content {
 /// What a hold is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
-    Lease {
-        until: u64,
-    },
+    Lease { until: u64 },
     Load,
-    /// Of the positions before `end`.
-    SwapOut {
-        end: u32,
-    },
-    SwapIn,
-}
-
-impl Use {
-    pub fn medium(self) -> Medium {
-        match self {
-            Self::Lease { .. } | Self::Load => Medium::Device,
-            Self::SwapOut { .. } | Self::SwapIn => Medium::Host,
-        }
-    }
 }
 
 #[derive(Debug, Default)]
@@ -86,17 +63,14 @@ pub(crate) struct Holds {
     holds: FxHashMap<u64, (Use, Lists)>,
     /// When each lease ends.
     ends: BTreeSet<(u64, Lease)>,
-    /// Swap-outs that are not reported.
-    swap_outs: u32,
     /// What transfers that are not reported write of the device.
     load_bytes: u64,
 }
 
 impl Holds {
-    /// Slots of a group that are held in a tier, once for each hold.
-    pub fn slots(&self, medium: Medium, group: usize) -> impl Iterator<Item = u32> + '_ {
-        let of = self.holds.values().filter(move |(used, _)| used.medium() == medium);
-        of.flat_map(move |(_, slots)| &slots[group]).map(|slot| slot.0)
+    /// Blocks of a group that are held, once for each hold.
+    pub fn slots(&self, group: usize) -> impl Iterator<Item = u32> + '_ {
+        self.holds.values().flat_map(move |(_, slots)| &slots[group]).map(|slot| slot.0)
     }
 }
 
@@ -104,48 +78,36 @@ impl KvCache {
     /// A reference on each of `slots`.
     pub(crate) fn hold(&mut self, used: Use, slots: Lists) -> Ticket {
         for (group, slots) in slots.iter().enumerate() {
-            for slot in slots {
-                match used.medium() {
-                    Medium::Device => self.reference(group, *slot),
-                    Medium::Host => self.groups[group].host.pool.slot_mut(slot.0).refs += 1,
-                }
-            }
+            slots.iter().for_each(|slot| self.reference(group, *slot));
         }
-        match used {
-            Use::SwapOut { .. } => self.holds.swap_outs += 1,
-            Use::Load => self.holds.load_bytes += self.bytes_of_lists(&slots),
-            Use::Lease { .. } | Use::SwapIn => {}
+        if used == Use::Load {
+            self.holds.load_bytes += self.bytes_of_lists(&slots);
         }
         self.holds.last += 1;
         self.holds.holds.insert(self.holds.last, (used, slots));
         Ticket(self.holds.last)
     }
 
-    /// The references end. What it was for; `None`: it ended before. `verified`: what a swap out wrote is there.
-    pub(crate) fn end_hold(&mut self, hold: u64, verified: bool) -> Option<Use> {
+    /// The references end. What it was for; `None`: it ended before.
+    pub(crate) fn end_hold(&mut self, hold: u64) -> Option<Use> {
         let (used, slots) = self.holds.holds.remove(&hold)?;
-        match used {
-            Use::SwapOut { end } => {
-                self.holds.swap_outs -= 1;
-                if verified {
-                    self.swapped_out(end, &slots);
-                }
-            }
-            Use::Load => self.holds.load_bytes -= self.bytes_of_lists(&slots),
-            Use::Lease { .. } | Use::SwapIn => {}
+        if used == Use::Load {
+            self.holds.load_bytes -= self.bytes_of_lists(&slots);
         }
-        self.drop_slots(used.medium(), slots);
+        self.drop_slots(slots);
         Some(used)
     }
 
-    /// What is counted of the holds, and what there is.
-    pub(crate) fn hold_counts(&self) -> [(u64, u64); 2] {
-        let (mut swap_outs, mut bytes) = (0, 0);
-        for (used, slots) in self.holds.holds.values() {
-            swap_outs += u64::from(matches!(used, Use::SwapOut { .. }));
-            bytes += if *used == Use::Load { self.bytes_of_lists(slots) } else { 0 };
-        }
-        [(self.holds.swap_outs.into(), swap_outs), (self.holds.load_bytes, bytes)]
+    /// What is counted of the bytes that transfers write, and what there is.
+    pub(crate) fn load_byte_counts(&self) -> (u64, u64) {
+        let loads = self.holds.holds.values().filter(|(used, _)| *used == Use::Load);
+        (self.holds.load_bytes, loads.map(|(_, slots)| self.bytes_of_lists(slots)).sum())
+    }
+
+    /// Bytes of so many blocks of each group.
+    fn bytes_of(&self, blocks: GroupCounts) -> u64 {
+        let groups = self.groups.iter().enumerate();
+        groups.map(|(at, group)| u64::from(blocks[at]) * group.config.bytes_per_block).sum()
     }
 
     fn bytes_of_lists(&self, lists: &Lists) -> u64 {
@@ -164,14 +126,9 @@ impl KvCache {
     }
 
     /// Drops a reference on each of `slots`, the last first.
-    pub(crate) fn drop_slots(&mut self, medium: Medium, slots: Lists) {
+    fn drop_slots(&mut self, slots: Lists) {
         for (group, slots) in slots.iter().enumerate().rev() {
-            for slot in slots.iter().rev() {
-                match medium {
-                    Medium::Device => self.unreference(group, *slot),
-                    Medium::Host => self.unreference_host(group, slot.0),
-                }
-            }
+            slots.iter().rev().for_each(|slot| self.unreference(group, *slot));
         }
         self.recycle(slots);
     }
@@ -202,9 +159,20 @@ impl KvCache {
         (lease, contents)
     }
 
+    /// Contents that [`KvCache::lease`] tells of blocks `from..to` of group 0 where nothing is missing.
+    pub fn contents_at(&self, from: u32, to: u32) -> u32 {
+        let positions = to * self.config.block_tokens;
+        let needed = self.groups[1..].iter().map(|group| group.config).filter(|config| !config.optional);
+        let others = needed.map(|config| {
+            let whole = positions / config.block_tokens;
+            whole - config.first_block(positions).min(whole)
+        });
+        to - from + others.sum::<u32>()
+    }
+
     /// The reader is done. Whether the lease held all the time: only then is what it copied what it asked for.
     pub fn end_lease(&mut self, lease: Lease) -> bool {
-        let Some(Use::Lease { until }) = self.end_hold(lease.0, false) else { return false };
+        let Some(Use::Lease { until }) = self.end_hold(lease.0) else { return false };
         self.holds.ends.remove(&(until, lease))
     }
 
@@ -225,17 +193,14 @@ impl KvCache {
     /// Takes the next `blocks` full blocks behind those that a table has, for a transfer to write. With one group the rest of what the
     /// table has may be computed meanwhile ([`BlockTable::computable`]); of groups that keep no more than what the next query reads only
     /// what the query behind the transfer reads is loaded, so with such there must be no rest; optional groups are not loaded. `None`, and nothing changed: there is
-    /// no room, it would begin or end within a block of some group, a step is still to load what it has, rows that may be taken back are
-    /// under way, or a swap out is not reported.
+    /// no room, it would begin or end within a block of some group, or rows that may be taken back are under way.
     pub fn begin_load(&mut self, table: &mut BlockTable, blocks: u32) -> Option<Ticket> {
         let (from, to) = (table.capacity(), table.capacity() + blocks * self.config.block_tokens);
         let whole = |positions| self.border(positions) == positions;
         if blocks == 0
             || !whole(from)
             || !whole(to)
-            || !table.is_loaded()
             || (table.computed..from).contains(&table.tentative_from)
-            || self.holds.swap_outs > 0
             || (self.needed_groups() > 1 && table.computable().min(from) > table.computed)
         {
             return None;
@@ -282,9 +247,9 @@ impl KvCache {
         contents
     }
 
-    /// The transfer, or the step of a swap out, ended. `table`: the one it was begun for, if it is still there; `tokens`: all that its
+    /// The transfer ended. `table`: the one it was begun for, if it is still there; `tokens`: all that its
     /// sequence knows. Where it was `verified`, what arrived is there, and in a table published as soon as everything before it is;
-    /// where not, the table ends before it, and a copy is of no use.
+    /// where not, the table ends before it.
     pub fn end_load(
         &mut self,
         ticket: Ticket,
@@ -292,7 +257,7 @@ impl KvCache {
         tokens: &[u32],
         verified: bool,
     ) -> Result<(), CommitRefused> {
-        let (Some(_), Some(table)) = (self.end_hold(ticket.0, verified), table) else { return Ok(()) };
+        let (Some(_), Some(table)) = (self.end_hold(ticket.0), table) else { return Ok(()) };
         let Some(at) = table.transfers.iter().position(|(own, _)| *own == Some(ticket)) else {
             return Ok(());
         };

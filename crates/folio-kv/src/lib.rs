@@ -14,7 +14,6 @@
 //! | `pool` | storage: slots, reference counts, the free list |
 //! | `group` | where nodes reside in one cache group; the order of eviction where the policy has no say |
 //! | `blocks` | the life of a block on the device |
-//! | `swap` | host memory |
 //! | `lease` | what is read and written beside the steps |
 //! | `events` | what became cached and what is gone, recorded |
 //! | `policy` | the order of eviction in group 0, a trait object |
@@ -46,17 +45,16 @@ mod prefixes;
 mod quota;
 mod retention;
 mod stats;
-mod swap;
 mod table;
 mod types;
 
 pub use account::Holdings;
-pub use attach::{Lookup, Tiers};
+pub use attach::Lookup;
 pub use cache::{CommitRefused, KvCache};
 pub use check::Violation;
 pub use counts::{GroupCounts, MAX_GROUPS};
 pub use demand::Growth;
-pub use events::{CacheEvent, EventBatch, Medium};
+pub use events::{CacheEvent, EventBatch};
 pub use hash::BlockHashes;
 pub use lease::{Content, Lease, Ticket};
 pub use policy::{BlockMeta, EvictionPolicy, LearnedLifetimes, LruLeafFirst, default_policy};
@@ -64,7 +62,6 @@ pub use prefixes::{KeepRefused, PREFIXES_MAX, PinLimits, PrefixId, PrefixInfo};
 pub use quota::{Quota, QuotaError};
 pub use retention::{DEFAULT_PRIORITY, OPERATOR_PRIORITY, PRIORITY_MAX, Retention, RetentionRange};
 pub use stats::{CacheStats, GroupStats, MAX_WINDOWS, TenantStats};
-pub use swap::{BlockSwap, SwapOffer, Swapped};
 pub use table::BlockTable;
 pub use types::{
     BlockCopy, BlockHash, BlockId, CacheConfig, GroupConfig, HOLE, Identity, Layout, OutOfBlocks, Root,

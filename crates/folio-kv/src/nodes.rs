@@ -208,7 +208,7 @@ impl Nodes {
     /// A node that continues `parent` and resides nowhere yet; `hash` of a full one, none for a tail.
     pub fn insert(&mut self, parent: Parent, tenant: TenantId, hash: Option<BlockHash>) -> u32 {
         let id = self.free;
-        assert!(id != NONE, "there are as many records as slots of group 0 in all tiers");
+        assert!(id != NONE, "there are as many records as blocks of group 0");
         let (parent, depth) = match parent {
             Parent::Root(hash) => (ROOT | self.root(hash), 0),
             Parent::Node(parent) => (parent, self.node(parent).depth.saturating_add(1)),

@@ -1,4 +1,4 @@
-//! The slots of one cache group in one tier: what each holds, and who holds it.
+//! The slots of one cache group: what each holds, and who holds it.
 //!
 //! Owns: reference counts and the free list. Must never: know what content is worth, or who gives way.
 //!

@@ -515,7 +515,6 @@ impl KvCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attach::Tiers;
     use crate::policy::LruLeafFirst;
     use crate::types::{CacheConfig, GroupConfig, Identity, Layout, Root};
 
@@ -541,7 +540,7 @@ mod tests {
         let mut keep = |tenant: u32, which: u32, ttl_us: Option<u64>| {
             let text = text(which);
             let hashes = BlockHashes::new(&root(tenant), &text, BLOCK);
-            let mut table = cache.attach(hashes, &text, 0, Tiers::Device, &mut Vec::new(), &mut Vec::new());
+            let mut table = cache.attach(hashes, &text, 0, &mut Vec::new());
             cache.grow(&mut table, text.len() as u32, &mut Vec::new()).expect("room");
             cache.commit(&mut table, &text, text.len() as u32).expect("in order");
             cache.release(table, &text);
@@ -591,8 +590,7 @@ mod tests {
             let mut cache = KvCache::with_groups(config, &windows, Box::new(LruLeafFirst::new()));
             let text: Vec<u32> = (0..16 * BLOCK).collect();
             let hashes = BlockHashes::new(&root(1), &text, BLOCK);
-            let mut table =
-                cache.attach(hashes.clone(), &text, 0, Tiers::Device, &mut Vec::new(), &mut Vec::new());
+            let mut table = cache.attach(hashes.clone(), &text, 0, &mut Vec::new());
             cache.grow(&mut table, 64, &mut Vec::new()).expect("room");
             cache.commit(&mut table, &text, 64).expect("in order");
             let nodes: Vec<u32> = table.blocks().iter().map(|block| cache.node_of(*block)).collect();
@@ -607,9 +605,9 @@ mod tests {
                 }
             }
             let empty = BlockHashes::new(&root(2), &[], BLOCK);
-            let mut other = cache.attach(empty, &[], 0, Tiers::Device, &mut Vec::new(), &mut Vec::new());
+            let mut other = cache.attach(empty, &[], 0, &mut Vec::new());
             cache.grow(&mut other, (word >> 27) % 24 * BLOCK, &mut Vec::new()).expect("room");
-            let found = cache.lookup(&hashes, &text, Tiers::Device).full_blocks * BLOCK;
+            let found = cache.lookup(&hashes, &text).full_blocks * BLOCK;
             let info = cache.prefix(TenantId(1), id).expect("recorded");
             assert_eq!(info.cached_tokens, found, "case {case}");
         }

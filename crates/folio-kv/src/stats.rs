@@ -54,9 +54,6 @@ pub struct CacheStats {
     /// Prompt tokens that group 0 holds in full blocks and that had to be computed again, because a window group had given
     /// up what a hit there needs (counter).
     pub window_miss_tokens: u64,
-    /// Host memory for copies of preempted sequences' blocks, and what of it holds one.
-    pub swap_bytes: u64,
-    pub swapped_bytes: u64,
     /// Groups 1 and up; where `block_tokens` is 0 there is none. See [`CacheStats::windows()`].
     pub windows: [GroupStats; MAX_WINDOWS],
 }
@@ -217,8 +214,6 @@ impl KvCache {
             hit_tokens: totals.hit_tokens,
             tail_hit_tokens: totals.tail_hit_tokens,
             window_miss_tokens: totals.window_miss_tokens,
-            swap_bytes: self.host_bytes(|tier| tier.pool.len()),
-            swapped_bytes: self.host_bytes(|tier| tier.pool.len() - tier.pool.free()),
             windows: std::array::from_fn(|at| group(at + 1).unwrap_or_default()),
             ..self.stats
         }

@@ -1,6 +1,6 @@
 //! The block table of one sequence: which block of each group holds which positions, and how far they are written.
 //!
-//! Owns: the lists, and what identifies their content. Must never: change by itself; only [`crate::KvCache`] adds, swaps or
+//! Owns: the lists, and what identifies their content. Must never: change by itself; only [`crate::KvCache`] adds or
 //! drops blocks, because every entry is a counted reference.
 //!
 //! Invariants: `confirmed <= computed <= capacity`; every block whose positions are all `< computed` is published (its
@@ -43,8 +43,6 @@ pub struct BlockTable {
     pub(crate) written: u32,
     /// Leading blocks of each group that are published, or never will be: all full ones, unless some are being loaded, or not written.
     pub(crate) published: [u32; MAX_GROUPS],
-    /// The step that computes next loads some of its blocks first: what they are loaded from is held until it is committed.
-    pub(crate) swap_in: Option<Ticket>,
     /// Its last blocks, which transfers write: for each transfer, in order, how many of group 0; without a ticket, one that ended
     /// before one in front of it.
     pub(crate) transfers: Vec<(Option<Ticket>, u32)>,
@@ -84,7 +82,6 @@ impl BlockTable {
             confirmed: 0,
             written: u32::MAX,
             published: [0; MAX_GROUPS],
-            swap_in: None,
             transfers: Vec::new(),
             missed: 0,
             query: Query::default(),
@@ -210,11 +207,6 @@ impl BlockTable {
 
     pub(crate) fn declared_blocks(&self) -> u32 {
         if self.declared { self.hashes.root().declared_blocks() } else { 0 }
-    }
-
-    /// Whether nothing of it is still to be loaded by the step that computes next.
-    pub fn is_loaded(&self) -> bool {
-        self.swap_in.is_none()
     }
 
     /// The transfers that write blocks of it and have not reported.

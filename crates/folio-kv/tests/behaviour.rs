@@ -605,45 +605,6 @@ fn the_search_for_a_tail_sees_the_children_used_last() {
     assert_eq!(cache.probe_at(&root, &[19, 1]), 2);
 }
 
-/// What a swap out reads is held by nothing but its place in the next plan.
-#[test]
-fn no_transfer_begins_while_a_swap_out_is_not_reported() {
-    let (mut cache, root) = (cache(8, 4), root(0));
-    cache.set_swap_space(GroupCounts::full(4));
-    let table = started(&mut cache, &root, &range(0..8));
-    let offer = cache.swap_offer(&table).expect("all of it is its own");
-    let copy = cache.swap_out(&table, &offer, &mut Vec::new());
-    cache.release(table, &range(0..8));
-    let hashes = cache.hashes_at(&root, &range(100..112));
-    let mut other = cache.empty_table(hashes);
-    assert_eq!(cache.begin_load(&mut other, 2), None);
-    cache.end_load(copy.ticket(), None, &[], true).expect("no table");
-    let ticket = cache.begin_load(&mut other, 2).expect("it is over");
-    cache.check(&[&other]).expect("in order");
-    cache.release(other, &[]);
-    cache.end_load(ticket, None, &[], true).expect("no table");
-    cache.drop_swapped(copy);
-    cache.check(&[]).expect("in order");
-    cache.check_swapped(&[]).expect("in order");
-}
-
-/// Who gives a copy up while a step writes it does not make its slots anybody's.
-#[test]
-fn a_slot_is_its_writers_until_the_report() {
-    let (mut cache, root) = (cache(8, 4), root(0));
-    cache.set_swap_space(GroupCounts::full(2));
-    let table = started(&mut cache, &root, &range(0..8));
-    let offer = cache.swap_offer(&table).expect("all of it is its own");
-    let copy = cache.swap_out(&table, &offer, &mut Vec::new());
-    let ticket = copy.ticket();
-    cache.drop_swapped(copy);
-    assert_eq!(cache.swap_offer(&table), None, "both slots are still written");
-    cache.check_swapped(&[]).expect("in order");
-    cache.end_load(ticket, None, &[], true).expect("no table");
-    assert!(cache.swap_offer(&table).is_some());
-    cache.release(table, &range(0..8));
-}
-
 #[test]
 fn a_commit_that_cannot_be_is_refused_and_changes_nothing() {
     let (mut cache, root) = (cache(16, 4), root(0));

@@ -12,9 +12,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use common::{ByRoot, Fifo, config, root, windowed};
 use folio_kv::{
-    BlockCopy, BlockHashes, BlockId, BlockSwap, BlockTable, EvictionPolicy, GroupConfig, GroupCounts, HOLE,
-    KeepRefused, KvCache, Layout, LearnedLifetimes, Lease, Lookup, LruLeafFirst, PinLimits, PrefixId,
-    PrefixInfo, Retention, RetentionRange, Swapped, TenantId, Ticket, Tiers,
+    BlockCopy, BlockId, BlockTable, EvictionPolicy, GroupConfig, GroupCounts, HOLE, KeepRefused, KvCache,
+    Layout, LearnedLifetimes, Lease, LruLeafFirst, PinLimits, PrefixId, PrefixInfo, Retention,
+    RetentionRange, TenantId, Ticket,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -81,14 +81,12 @@ enum Op {
     Wait {
         us: u64,
     },
-    /// A preemption whose blocks are copied to host memory, if they can be.
-    SwapOut {
+    /// A preemption: it will be back.
+    Preempt {
         who: usize,
     },
-    /// Back from its copy, or from what anybody's copies hold of it.
     Resume {
         which: usize,
-        own: bool,
     },
     /// Somebody reads the first blocks of a sequence for a while.
     Lease {
@@ -136,8 +134,8 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         2 => (any::<usize>(), 0..TENANTS, retention(), prop::option::of(any::<bool>()))
             .prop_map(|(which, tenant, retention, pin)| Op::Change { which, tenant, retention, pin }),
         2 => (0u64..30).prop_map(|us| Op::Wait { us }),
-        2 => any::<usize>().prop_map(|who| Op::SwapOut { who }),
-        2 => (any::<usize>(), any::<bool>()).prop_map(|(which, own)| Op::Resume { which, own }),
+        2 => any::<usize>().prop_map(|who| Op::Preempt { who }),
+        2 => any::<usize>().prop_map(|which| Op::Resume { which }),
         1 => (any::<usize>(), 0u32..5, 0u64..40).prop_map(|(who, blocks, us)| Op::Lease { who, blocks, us }),
         1 => any::<usize>().prop_map(|which| Op::EndLease { which }),
         1 => (any::<usize>(), 1u32..4).prop_map(|(who, blocks)| Op::BeginLoad { who, blocks }),
@@ -169,15 +167,6 @@ struct Sequence {
     /// Positions from here to `target` are computed and may be taken back.
     tentative_from: u32,
     overruns: bool,
-    /// The copy it came from.
-    copy: Option<Swapped>,
-}
-
-/// Was preempted.
-struct Preempted {
-    tokens: Vec<u32>,
-    hashes: BlockHashes,
-    copy: Option<Swapped>,
 }
 
 /// A reader outside, and what it read when it began.
@@ -207,13 +196,9 @@ struct World {
     windows: Vec<GroupConfig>,
     /// `[group][block][slot]`
     memory: Vec<Vec<Vec<u64>>>,
-    host: Vec<Vec<Vec<u64>>>,
     copies: Vec<BlockCopy>,
-    swap_outs: Vec<BlockSwap>,
-    swap_ins: Vec<BlockSwap>,
-    /// Of what is to be swapped out.
-    tickets: Vec<Ticket>,
-    preempted: Vec<Preempted>,
+    /// Whose, and what they know.
+    preempted: Vec<(TenantId, Vec<u32>)>,
     readers: Vec<Reader>,
     writers: Vec<Writer>,
     next: u64,
@@ -229,22 +214,14 @@ impl World {
         let mut cache = KvCache::with_groups(config(pool.blocks, pool.block_tokens), &windows, policy);
         let limits = PinLimits { pool: pool.blocks / 2, tenant: pool.blocks / 3 };
         cache.set_pin_limits(limits);
-        cache.set_swap_space(GroupCounts::each(cache.groups(), |_| pool.host));
-        let memory = |blocks: GroupCounts| {
-            let group = |group: usize| {
-                let size = cache.group_config(group).block_tokens as usize;
-                vec![vec![0; size]; blocks[group] as usize]
-            };
-            (0..cache.groups()).map(group).collect()
+        let memory = |group: usize| {
+            let size = cache.group_config(group).block_tokens as usize;
+            vec![vec![0; size]; cache.pools()[group] as usize]
         };
         Self {
-            memory: memory(cache.pools()),
-            host: memory(cache.swap_slots()),
+            memory: (0..cache.groups()).map(memory).collect(),
             windows,
             copies: Vec::new(),
-            swap_outs: Vec::new(),
-            swap_ins: Vec::new(),
-            tickets: Vec::new(),
             sequences: Vec::new(),
             preempted: Vec::new(),
             readers: Vec::new(),
@@ -257,7 +234,7 @@ impl World {
         }
     }
 
-    fn sequence(&mut self, tokens: Vec<u32>, table: BlockTable, copy: Option<Swapped>) {
+    fn sequence(&mut self, tokens: Vec<u32>, table: BlockTable) {
         self.next += 1;
         self.sequences.push(Sequence {
             id: self.next,
@@ -266,7 +243,6 @@ impl World {
             target: 0,
             tentative_from: u32::MAX,
             overruns: false,
-            copy,
         });
     }
 
@@ -299,7 +275,7 @@ impl World {
                 self.now += us;
                 self.cache.advance(self.now);
             }
-            Op::Resume { which, own } => self.resume(which, own),
+            Op::Resume { which } => self.resume(which),
             Op::EndLease { which } => self.end_lease(which),
             Op::EndLoad { which, verified } => self.end_load(which, verified),
             Op::Retain { who, .. }
@@ -308,7 +284,7 @@ impl World {
             | Op::Fork { who }
             | Op::Overrun { who }
             | Op::Release { who, .. }
-            | Op::SwapOut { who }
+            | Op::Preempt { who }
             | Op::Lease { who, .. }
             | Op::BeginLoad { who, .. } => {
                 if self.sequences.is_empty() {
@@ -317,9 +293,9 @@ impl World {
                 let who = who % self.sequences.len();
                 match op {
                     Op::Grow { by, token, tentative, .. } => self.grow(who, by, token, tentative),
-                    Op::Overrun { .. } => self.sequences[who].overruns = self.sequences[who].copy.is_none(),
+                    Op::Overrun { .. } => self.sequences[who].overruns = true,
                     Op::Fork { .. } => self.fork(who),
-                    Op::SwapOut { .. } => self.swap_out(who),
+                    Op::Preempt { .. } => self.preempt(who),
                     Op::Lease { blocks, us, .. } => self.lease(who, blocks, us),
                     Op::BeginLoad { blocks, .. } => self.begin_load(who, blocks),
                     Op::Retain { range, .. } => {
@@ -452,39 +428,21 @@ impl World {
             assert_eq!((copy.tokens, Some(&copy.to)), (expected % size, table.group(group).last()));
             self.copies.push(copy);
         }
-        self.sequence(tokens, table, None);
+        self.sequence(tokens, table);
     }
 
-    fn resume(&mut self, which: usize, own: bool) {
-        if self.preempted.is_empty() || self.sequences.len() >= SEQUENCES {
-            return;
-        }
-        let Preempted { tokens, hashes, copy } = self.preempted.swap_remove(which % self.preempted.len());
-        let used = copy.as_ref().filter(|_| own);
-        let most = tokens.len() as u32 - 1;
-        let tiers = Tiers::Host(used);
-        let size = self.cache.config().block_tokens;
-        let positions = |found: Lookup| found.full_blocks * size + found.tail_tokens;
-        let found = self.cache.lookup(&hashes, &tokens[..most as usize], tiers);
-        let device = positions(self.cache.lookup(&hashes, &tokens[..most as usize], Tiers::Device));
-        let (copies, loads) = (&mut self.copies, &mut self.swap_ins);
-        let table = self.cache.attach(hashes, &tokens, most, tiers, copies, loads);
-        assert!(table.is_loaded() || table.computed() == positions(found), "what is loaded was found");
-        assert!(table.computed() <= positions(found).max(device));
-        self.sequence(tokens, table, copy);
+    fn preempt(&mut self, who: usize) {
+        let tenant = self.sequences[who].tenant();
+        self.preempted.push((tenant, self.sequences[who].tokens.clone()));
+        self.give_up(who, false);
     }
 
-    fn swap_out(&mut self, who: usize) {
-        // What came from a copy and was not computed with has it still.
-        if self.sequences[who].copy.is_some() || self.sequences[who].table.has_transfers() {
+    fn resume(&mut self, which: usize) {
+        if self.preempted.is_empty() {
             return;
         }
-        let Sequence { tokens, table, .. } = self.sequences.swap_remove(who);
-        let offer = self.cache.swap_offer(&table);
-        let copy = offer.map(|offer| self.cache.swap_out(&table, &offer, &mut self.swap_outs));
-        self.tickets.extend(copy.as_ref().map(Swapped::ticket));
-        let hashes = self.cache.release(table, &tokens);
-        self.preempted.push(Preempted { tokens, hashes, copy });
+        let (tenant, tokens) = self.preempted.swap_remove(which % self.preempted.len());
+        self.attach(tenant.0, tokens, 0);
     }
 
     fn lease(&mut self, who: usize, blocks: u32, us: u64) {
@@ -493,7 +451,7 @@ impl World {
         let until = self.now + us + 1;
         let to = blocks.min(confirmed) * table.block_tokens(0);
         let (lease, contents) = self.cache.lease(table, 0, to, until);
-        // Published blocks of full attention are immutable and written, unless the step that loads them has not run.
+        // Published blocks of full attention are immutable and written.
         let cells: Vec<_> = contents.iter().filter(|content| content.group == 0).collect();
         assert!(
             cells
@@ -523,7 +481,7 @@ impl World {
         let size = self.cache.config().block_tokens;
         let from = sequence.table.blocks().len();
         let end = (from as u32 + blocks) * size;
-        if sequence.copy.is_some() || end as usize >= sequence.tokens.len() {
+        if end as usize >= sequence.tokens.len() {
             return;
         }
         let Some(ticket) = self.cache.begin_load(&mut sequence.table, blocks) else { return };
@@ -623,18 +581,15 @@ impl World {
             return;
         }
         let sequence = &mut self.sequences[who];
-        if sequence.copy.is_some() || !sequence.table.is_loaded() {
-            return;
-        }
         sequence.target = 0;
         let (table, tokens) = (self.cache.fork(&mut sequence.table), sequence.tokens.clone());
         assert_eq!(table.computed(), sequence.table.computed());
-        self.sequence(tokens, table, None);
+        self.sequence(tokens, table);
     }
 
     /// A pending copy is dropped only if nothing else depends on its target.
     fn give_up(&mut self, who: usize, drop_copies: bool) {
-        let Sequence { tokens, table, copy, .. } = self.sequences.swap_remove(who);
+        let Sequence { tokens, table, .. } = self.sequences.swap_remove(who);
         if drop_copies {
             let others = &self.sequences;
             let all = self.copies.clone();
@@ -645,35 +600,15 @@ impl World {
                     || all.iter().any(|later| (later.group, later.from) == (copy.group, copy.to))
             });
         }
-        for group in 0..table.groups() {
-            let own =
-                |swap: &BlockSwap| swap.group as usize == group && table.group(group).contains(&swap.block);
-            self.swap_ins.retain(|swap| !own(swap));
-        }
-        // Given up before its step ran, it has its copy still.
-        let hashes = self.cache.release(table, &tokens);
-        if copy.is_some() {
-            self.preempted.push(Preempted { tokens, hashes, copy });
-        }
+        self.cache.release(table, &tokens);
     }
 
     fn step(&mut self, part: u32) {
         self.steps += 1;
-        for swap in self.swap_outs.drain(..) {
-            let group = swap.group as usize;
-            self.host[group][swap.slot as usize] = self.memory[group][swap.block.0 as usize].clone();
-        }
-        for ticket in self.tickets.drain(..) {
-            self.cache.end_load(ticket, None, &[], true).expect("no table");
-        }
         for copy in self.copies.drain(..) {
             let memory = &mut self.memory[copy.group as usize];
             let copied = memory[copy.from.0 as usize][..copy.tokens as usize].to_vec();
             memory[copy.to.0 as usize][..copied.len()].copy_from_slice(&copied);
-        }
-        for swap in self.swap_ins.drain(..) {
-            let group = swap.group as usize;
-            self.memory[group][swap.block.0 as usize] = self.host[group][swap.slot as usize].clone();
         }
         for index in 0..self.sequences.len() {
             let sequence = &self.sequences[index];
@@ -717,9 +652,6 @@ impl World {
                     sequence.table.computed() >= sequence.target,
                     "transfers that ended may be behind it"
                 );
-                if let Some(copy) = sequence.copy.take() {
-                    self.cache.drop_swapped(copy);
-                }
             }
             sequence.target = 0;
         }
@@ -762,10 +694,6 @@ impl World {
     fn check(&self) {
         let tables: Vec<&BlockTable> = self.sequences.iter().map(|s| &s.table).collect();
         self.cache.check(&tables).expect("invariants");
-        let preempted = self.preempted.iter().filter_map(|one| one.copy.as_ref());
-        let copies: Vec<&Swapped> =
-            self.sequences.iter().filter_map(|s| s.copy.as_ref()).chain(preempted).collect();
-        self.cache.check_swapped(&copies).expect("host memory");
         self.pins_hold();
     }
 }
@@ -775,13 +703,12 @@ fn cases(usual: u32) -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(usual)
 }
 
-/// Pools of a cache: group 0, then the others, and slots of host memory in each.
+/// Pools of a cache: group 0, then the others.
 #[derive(Clone, Debug)]
 struct Pool {
     blocks: u32,
     block_tokens: u32,
     windows: Vec<Window>,
-    host: u32,
 }
 
 #[derive(Clone, Debug)]
@@ -806,11 +733,10 @@ fn pools() -> impl Strategy<Value = Pool> {
     let window =
         (1u32..12, 0u32..12, times).prop_map(|(blocks, tokens, times)| Window { blocks, tokens, times });
     let windows = prop_oneof![Just(Vec::new()), vec(window, 1..4)];
-    (1u32..14, 1u32..6, windows, 0u32..8).prop_map(|(blocks, block_tokens, windows, host)| Pool {
+    (1u32..14, 1u32..6, windows).prop_map(|(blocks, block_tokens, windows)| Pool {
         blocks,
         block_tokens,
         windows,
-        host,
     })
 }
 
@@ -829,11 +755,7 @@ fn run(ops: Vec<Op>, pool: &Pool, policy: Box<dyn EvictionPolicy>) {
     world.step(0);
     (0..world.readers.len()).for_each(|_| world.end_lease(0));
     (0..world.writers.len()).for_each(|_| world.end_load(0, true));
-    for one in world.preempted.drain(..) {
-        one.copy.into_iter().for_each(|copy| world.cache.drop_swapped(copy));
-    }
     world.check();
-    assert_eq!(world.cache.stats().swapped_bytes, 0);
     let stats = world.cache.stats();
     assert_eq!(stats.active_blocks, stats.pinned_blocks, "what is held now, pins hold");
     assert!(stats.closed_written_slots <= stats.closed_slots);

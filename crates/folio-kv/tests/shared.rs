@@ -5,7 +5,7 @@ mod common;
 
 use common::{ByRoot, cache, root, windowed};
 use folio_kv::{
-    BlockHashes, BlockTable, CacheEvent, EventBatch, GroupCounts, KvCache, Retention, Root, TenantId, Tiers,
+    BlockHashes, BlockTable, CacheEvent, EventBatch, GroupCounts, KvCache, Retention, Root, TenantId,
 };
 
 const SIZE: u32 = 4;
@@ -153,37 +153,6 @@ fn a_tenant_keeps_its_own_part_only() {
     cache.check(&[]).expect("in order");
     with_declared(&mut cache);
     assert_eq!(serve(&mut cache, &below(1), &tokens), 20, "back, it is continued by what was kept");
-}
-
-#[test]
-fn a_copy_leaves_out_what_is_shared() {
-    let mut cache = cache(64, SIZE);
-    cache.set_swap_space(GroupCounts::full(16));
-    with_declared(&mut cache);
-    let tokens = prompt(&[1, 2, 3, 4, 5, 6]);
-    let (mut table, _) = cache.attach_at(&below(1), &tokens, tokens.len() as u32 - 1);
-    cache.grow(&mut table, 19, &mut Vec::new()).expect("room");
-    cache.committed(&mut table, &tokens, 19);
-    let offer = cache.swap_offer(&table).expect("something is its own");
-    assert_eq!((offer.from, offer.to, offer.slots[0]), (12, 19, 2));
-    let copy = cache.swap_out(&table, &offer, &mut Vec::new());
-    let hashes = cache.release(table, &tokens);
-    cache.end_load(copy.ticket(), None, &[], true).expect("no table");
-    cache.clear(Some(root(1).tenant));
-    let attach = |cache: &mut KvCache, hashes| {
-        cache.attach(hashes, &tokens, 19, Tiers::Host(Some(&copy)), &mut Vec::new(), &mut Vec::new())
-    };
-    let table = attach(&mut cache, hashes);
-    assert_eq!(table.computed(), 19, "what it continues is there");
-    cache.check_swapped(&[&copy]).expect("in order");
-    let hashes = cache.release(table, &tokens);
-    cache.clear(None);
-    let again = attach(&mut cache, hashes);
-    assert_eq!(again.computed(), 0, "what it continues is gone");
-    cache.release(again, &tokens);
-    cache.drop_swapped(copy);
-    cache.check_swapped(&[]).expect("in order");
-    cache.check(&[]).expect("in order");
 }
 
 /// Routers know tokens alone: to them what stands behind a declared prefix continues its last block, whoever's root it hangs on.

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{ByRoot, root, serve, windowed};
-use folio_kv::{BlockCopy, BlockTable, GroupCounts, HOLE, KvCache, OutOfBlocks, Root, TenantId, Tiers};
+use folio_kv::{BlockCopy, BlockTable, GroupCounts, HOLE, KvCache, OutOfBlocks, Root, TenantId};
 
 fn range(tokens: std::ops::Range<u32>) -> Vec<u32> {
     tokens.collect()
@@ -266,33 +266,4 @@ fn tenants_and_bytes_are_counted_per_group_and_cleared_alike() {
     );
     cache.check(&[&table]).unwrap();
     cache.release(table, &tokens);
-}
-
-#[test]
-fn a_window_that_is_gone_is_loaded_from_a_copy() {
-    let (mut cache, root) = (windowed(16, 4, &[(4, 6)]), root(0));
-    cache.set_swap_space(GroupCounts::each(2, |_| 8));
-    let tokens = range(0..16);
-    let (mut table, _) = cache.attach_at(&root, &tokens, 0);
-    compute(&mut cache, &mut table, &tokens, 16);
-    let offer = cache.swap_offer(&table).expect("all of it is its own");
-    let copy = cache.swap_out(&table, &offer, &mut Vec::new());
-    cache.end_load(copy.ticket(), None, &[], true).expect("no table");
-    cache.release(table, &tokens);
-    // Others take the window's blocks, and none of group 0's.
-    let (mut other, _) = cache.attach_at(&root, &range(100..116), 0);
-    cache.grow(&mut other, 16, &mut Vec::new()).expect("room");
-    let hashes = cache.hashes_at(&root, &tokens);
-    assert_eq!(cache.lookup(&hashes, &tokens, Tiers::Device).full_blocks, 0);
-    let found = cache.lookup(&hashes, &tokens, Tiers::Host(None));
-    assert_eq!((found.full_blocks, found.tail_tokens), (4, 0), "anybody finds what a copy has");
-    let mut loads = Vec::new();
-    cache.release(other, &[]);
-    let table = cache.attach(hashes, &tokens, 16, Tiers::Host(None), &mut Vec::new(), &mut loads);
-    assert_eq!((table.computed(), loads.len()), (16, 2));
-    assert!(loads.iter().all(|load| load.group == 1 && copy.has(1, load.slot)));
-    cache.check(&[&table]).expect("in order");
-    cache.release(table, &tokens);
-    cache.drop_swapped(copy);
-    cache.check_swapped(&[]).expect("in order");
 }

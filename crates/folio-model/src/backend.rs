@@ -192,22 +192,6 @@ pub struct BlockCopy {
     pub tokens: u32,
 }
 
-/// The bytes of block `block` of a cache group's pool, and of slot `slot` of the group's swap space: whole blocks, whatever of
-/// them is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlockSwap {
-    pub group: u32,
-    pub block: u32,
-    pub slot: u32,
-}
-
-/// How long a step spent copying between the pools and their swap space.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct SwapTimes {
-    pub out_us: f64,
-    pub in_us: f64,
-}
-
 /// In [`Batch::tokens`], with the index of a row of logits: the token that was chosen from that row in the step begun before, which may
 /// still run ([`Backend::begin_and_sample`]). Where none could be chosen, any token.
 pub const PLACEHOLDER: u32 = 1 << 31;
@@ -227,12 +211,8 @@ pub struct Batch {
     pub logit_rows: Vec<u32>,
     /// Rows whose hidden state after the final norm is wanted, ascending; see [`Backend::hidden`].
     pub hidden_rows: Vec<u32>,
-    /// Block to slot. Performed before anything else: the blocks may have been given to somebody else already.
-    pub swap_outs: Vec<BlockSwap>,
-    /// Performed after `swap_outs`, before anything else, in list order.
+    /// Performed before anything else, in list order.
     pub copies: Vec<BlockCopy>,
-    /// Slot to block. Performed after `copies`, whose sources may be among the blocks, and before anything is computed.
-    pub swap_ins: Vec<BlockSwap>,
 }
 
 impl Batch {
@@ -257,9 +237,7 @@ impl Batch {
         self.spans.clear();
         self.logit_rows.clear();
         self.hidden_rows.clear();
-        self.swap_outs.clear();
         self.copies.clear();
-        self.swap_ins.clear();
     }
 }
 
@@ -293,8 +271,7 @@ pub trait BlockMemory: Send + Sync {
 
 /// A device that runs the decoder. Implemented by `folio-cpu`.
 ///
-/// Call order: `load_*` any number of times, `load_program` once, `allocate_cache` once, `allocate_swap` at most once, then
-/// `forward` for ever.
+/// Call order: `load_*` any number of times, `load_program` once, `allocate_cache` once, then `forward` for ever.
 pub trait Backend: Send {
     /// Short name for logs and metrics: "cpu/avx2", "cpu/scalar".
     fn name(&self) -> String;
@@ -337,10 +314,6 @@ pub trait Backend: Send {
     /// Allocates zeroed KV blocks: `blocks[g]` of group `g`.
     fn allocate_cache(&mut self, layout: &KvLayout, blocks: &[usize]) -> Result<(), BackendError>;
 
-    /// Sets host memory aside to copy blocks to and from: `slots[g]` blocks of group `g`, after the cache. Its content is
-    /// nobody's until a batch swaps something out.
-    fn allocate_swap(&mut self, slots: &[usize]) -> Result<(), BackendError>;
-
     /// What [`Backend::allocate_cache`] allocated, for copies beside the steps. `None`: this backend cannot.
     fn block_memory(&self) -> Option<Arc<dyn BlockMemory>> {
         None
@@ -375,9 +348,6 @@ pub trait Backend: Send {
     /// The hidden state after the final norm, `[hidden]`, of row `row` of the last batch, whose step is finished, which was one of its
     /// `hidden_rows`. Of any other row it is anything.
     fn hidden(&self, row: u32) -> &[f32];
-
-    /// What the last batch took for its swaps, as far as others had to wait for them; they are done when its step is begun.
-    fn swap_times(&self) -> SwapTimes;
 
     /// Bytes held for weights, for the accounting printed at start.
     fn weight_bytes(&self) -> u64;

@@ -270,19 +270,18 @@ pub fn layout(layout: &KvLayout, blocks: &[usize], program: &Program) -> Result<
     Ok(())
 }
 
-/// Blocks of a cache group, slots of its swap space, and tokens of a block.
+/// Blocks of a cache group, and tokens of a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolSize {
     pub blocks: usize,
-    pub slots: usize,
     pub block_tokens: usize,
 }
 
 impl PoolSize {
-    /// Pools of so many blocks, without swap space.
+    /// Pools of so many blocks.
     pub fn of(layout: &KvLayout, blocks: &[usize]) -> Vec<Self> {
         let pools = layout.groups.iter().zip(blocks);
-        pools.map(|(group, &blocks)| Self { blocks, slots: 0, block_tokens: group.block_tokens }).collect()
+        pools.map(|(group, &blocks)| Self { blocks, block_tokens: group.block_tokens }).collect()
     }
 }
 
@@ -369,12 +368,6 @@ impl BatchCheck<'_> {
             }
             if copy.tokens as usize > pool.block_tokens {
                 return Err(format!("{} tokens do not fit a block", copy.tokens));
-            }
-        }
-        for swap in batch.swap_outs.iter().chain(&batch.swap_ins) {
-            let pool = self.pools.get(swap.group as usize).copied().unwrap_or_default();
-            if swap.block as usize >= pool.blocks || swap.slot as usize >= pool.slots {
-                return Err(format!("block {} and slot {} cannot be swapped", swap.block, swap.slot));
             }
         }
         self.tables.apply(batch, self.pools)?;

@@ -93,10 +93,8 @@ impl BlockTables {
 mod tests {
     use super::*;
 
-    const POOLS: [PoolSize; 2] = [
-        PoolSize { blocks: 8, slots: 0, block_tokens: 16 },
-        PoolSize { blocks: 4, slots: 0, block_tokens: 32 },
-    ];
+    const POOLS: [PoolSize; 2] =
+        [PoolSize { blocks: 8, block_tokens: 16 }, PoolSize { blocks: 4, block_tokens: 32 }];
 
     fn edited(
         tables: &mut BlockTables,

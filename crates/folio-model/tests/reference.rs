@@ -1,6 +1,6 @@
 //! The oracle itself: rows do not see their neighbours, blocks are honoured, malformed work is refused.
 
-use folio_model::backend::{Backend, BackendError, Batch, BlockCopy, BlockSwap, DType, Span};
+use folio_model::backend::{Backend, BackendError, Batch, BlockCopy, DType, Span};
 use folio_model::reference::ReferenceBackend;
 use folio_model::testing::fixture;
 use folio_model::{Checkpoint, LoadOptions, LoadedModel, Model};
@@ -117,8 +117,6 @@ fn malformed_batches_are_refused() {
         ("exceed the limits", |b| b.tokens.resize(81, 1)),
         ("outside of the cache", |b| b.copies.push(BlockCopy { group: 0, from: 0, to: 12, tokens: 1 })),
         ("outside of the cache", |b| b.copies.push(BlockCopy { group: 0, from: 0, to: 1, tokens: 9 })),
-        ("its swap space", |b| b.swap_outs.push(BlockSwap { group: 0, block: 0, slot: 0 })),
-        ("its swap space", |b| b.swap_ins.push(BlockSwap { group: 1, block: 0, slot: 0 })),
     ];
     for (expected, damage) in damages {
         let mut work = sound();

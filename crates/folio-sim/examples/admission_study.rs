@@ -24,15 +24,14 @@ const BLOCK: u32 = 16;
 /// About an 8B model on a small GPU: 12 ms per step, 60 us per token; and a 1B model on two cores.
 const GPU: CostModel = CostModel { step_us: 12_000.0, token_us: 60.0, context_us_per_1k: 2.0 };
 
-/// Mean final lengths that the pool holds, a burst, on the processor, with swap space.
-const WORLDS: [(u32, bool, bool, bool); 7] = [
-    (24, true, false, false),
-    (24, false, false, false),
-    (8, true, false, false),
-    (8, false, false, false),
-    (24, true, false, true),
-    (8, false, true, false),
-    (64, false, false, false),
+/// Mean final lengths that the pool holds, a burst, on the processor.
+const WORLDS: [(u32, bool, bool); 6] = [
+    (24, true, false),
+    (24, false, false),
+    (8, true, false),
+    (8, false, false),
+    (8, false, true),
+    (64, false, false),
 ];
 
 struct Mix {
@@ -48,7 +47,6 @@ struct World {
     holds: u32,
     burst: bool,
     cpu: bool,
-    swap: bool,
     seed: u64,
 }
 
@@ -64,13 +62,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             if only.as_ref().is_some_and(|only| !name.contains(only.as_str())) {
                 continue;
             }
-            for (holds, burst, cpu, swap) in WORLDS {
-                worlds.push(World { mix, holds, burst, cpu, swap, seed });
+            for (holds, burst, cpu) in WORLDS {
+                worlds.push(World { mix, holds, burst, cpu, seed });
             }
         }
     }
     println!(
-        "mix,holds,arrivals,device,swap,seed,rule,tokens_per_s,preempted,recomputed,fill,fill_contended,contended_steps,\
+        "mix,holds,arrivals,device,seed,rule,tokens_per_s,preempted,recomputed,fill,fill_contended,contended_steps,\
          ttft_p50,ttft_p99,tpot_p50,tpot_p99,e2e_p50,e2e_p99,makespan,preemptions,refused"
     );
     let next = AtomicUsize::new(0);
@@ -115,8 +113,6 @@ fn run_all(mix: &Mix, world: World) -> String {
         cache: CacheConfig { blocks, block_tokens: BLOCK, bytes_per_block: 1 << 20 },
         cost: if world.cpu { CostModel::CPU_1B } else { GPU },
         max_tokens: mix.max_tokens,
-        swap_blocks: if world.swap { blocks } else { 0 },
-        swap_us: 100.0,
     };
     if world.cpu {
         config.scheduler.max_num_seqs = 128;
@@ -144,13 +140,12 @@ fn run_all(mix: &Mix, world: World) -> String {
 }
 
 fn line(text: &mut String, mix: &str, world: World, rule: &str, r: &TraceReport) {
-    let World { holds, burst, cpu, swap, seed, .. } = world;
+    let World { holds, burst, cpu, seed, .. } = world;
     let arrivals = if burst { "burst" } else { "steady" };
     let device = if cpu { "cpu" } else { "gpu" };
     let _ = writeln!(
         text,
-        "{mix},{holds},{arrivals},{device},{},{seed},{rule},{:.2},{:.4},{:.4},{:.4},{:.4},{:.4},{:.3},{:.3},{:.4},{:.4},{:.3},{:.3},{:.2},{},{}",
-        u8::from(swap),
+        "{mix},{holds},{arrivals},{device},{seed},{rule},{:.2},{:.4},{:.4},{:.4},{:.4},{:.4},{:.3},{:.3},{:.4},{:.4},{:.3},{:.3},{:.2},{},{}",
         r.generated_tokens as f64 / r.seconds,
         r.preempted,
         r.recompute_rate,

@@ -44,8 +44,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 // About an 8B model on a small GPU: 12 ms per step, 60 us per token.
                 cost: CostModel { step_us: 12_000.0, token_us: 60.0, context_us_per_1k: 2.0 },
                 max_tokens: 1024,
-                swap_blocks: 0,
-                swap_us: 0.0,
             };
             let r = replay(&requests, &config)?;
             println!(

@@ -11,14 +11,14 @@
 
 use folio_kv::{GroupConfig, Layout};
 use folio_model::backend::{
-    Backend, BackendError, Batch, BlockSwap, GroupKind, HOLE, KvGroup, KvLayout, Span, SwapTimes, TensorView,
+    Backend, BackendError, Batch, GroupKind, HOLE, KvGroup, KvLayout, Span, TensorView,
 };
 use folio_model::check::PoolSize;
 use folio_model::program::{MatrixId, Program, VectorId};
 use folio_model::sampling::{Outcome, SampleRow};
 use folio_model::tables::BlockTables;
 
-use crate::memory::{GroupMemory, Memory, block_cells, move_blocks};
+use crate::memory::{GroupMemory, Memory, block_cells, copy_blocks};
 use crate::rng::mix;
 use crate::sampling::Chooser;
 
@@ -72,9 +72,6 @@ pub struct SimBackend {
     hidden: Vec<[f32; 3]>,
     max_rows: usize,
     max_logit_rows: usize,
-    /// Microseconds that a block takes, either way.
-    swap_us: f64,
-    swap_times: SwapTimes,
     /// It chooses tokens by itself.
     chooser: Option<Chooser>,
     /// What it is not to be asked is a panic: whoever asked would go on without it.
@@ -97,8 +94,6 @@ impl SimBackend {
             hidden: Vec::new(),
             max_rows,
             max_logit_rows,
-            swap_us: 0.0,
-            swap_times: SwapTimes::default(),
             chooser: None,
             strict: false,
         };
@@ -133,17 +128,6 @@ impl SimBackend {
     pub fn strict(mut self) -> Self {
         self.strict = true;
         self
-    }
-
-    /// With so many slots of swap space in each group, and copies that take `us` microseconds a block.
-    pub fn with_swap(mut self, slots: &[u32], us: f64) -> Self {
-        self.set_swap(slots.iter().map(|slots| *slots as usize));
-        self.swap_us = us;
-        self
-    }
-
-    fn set_swap(&mut self, slots: impl Iterator<Item = usize>) {
-        self.memory.groups().iter_mut().zip(slots).for_each(|(group, slots)| group.set_swap(slots));
     }
 
     /// With more cache groups.
@@ -217,21 +201,11 @@ impl Backend for SimBackend {
         Ok(())
     }
 
-    fn allocate_swap(&mut self, slots: &[usize]) -> Result<(), BackendError> {
-        self.set_swap(slots.iter().copied());
-        Ok(())
-    }
-
-    fn swap_times(&self) -> SwapTimes {
-        self.swap_times
-    }
-
     fn forward(&mut self, batch: &Batch) -> Result<&[f32], BackendError> {
         if self.chooser.as_ref().is_some_and(Chooser::busy) {
             return Err(BackendError::Device("a step that was begun is not finished".into()));
         }
         self.check(batch)?;
-        self.time(batch);
         self.compute(batch)?;
         Ok(&self.logits)
     }
@@ -246,7 +220,6 @@ impl Backend for SimBackend {
         rows: &mut dyn ExactSizeIterator<Item = SampleRow<'_>>,
     ) -> Result<(), BackendError> {
         self.check(batch)?;
-        self.time(batch);
         self.chooser()?.begin(batch, rows)
     }
 
@@ -275,11 +248,6 @@ impl SimBackend {
         self.chooser.as_mut().ok_or_else(|| BackendError::Device("sim does not sample".into()))
     }
 
-    fn time(&mut self, batch: &Batch) {
-        let us = |swaps: &[BlockSwap]| swaps.len() as f64 * self.swap_us;
-        self.swap_times = SwapTimes { out_us: us(&batch.swap_outs), in_us: us(&batch.swap_ins) };
-    }
-
     /// Leaves the logits and hidden states that the batch wants in `self`.
     fn compute(&mut self, batch: &Batch) -> Result<(), BackendError> {
         let computed = self.compute_rows(batch);
@@ -292,7 +260,7 @@ impl SimBackend {
     fn compute_rows(&mut self, batch: &Batch) -> Result<(), BackendError> {
         let mut groups = self.memory.groups();
         self.tables.apply(batch, &sizes(&groups)).map_err(BackendError::Batch)?;
-        move_blocks(&mut groups, batch)?;
+        copy_blocks(&mut groups, batch);
         let mut step = Step { tables: &self.tables, groups: &mut groups };
         self.logits.clear();
         self.hidden.clear();

@@ -1,16 +1,17 @@
 //! One engine without threads or clock, stepped by hand: for tests of single behaviours.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use folio_engine::plan::{ExecutorError, StepOutput, StepPlan};
 use folio_engine::request::{Event, RequestId, Token};
 use folio_engine::{
     CancelRequest, DrafterModel, DraftingExecutor, Driver, Executor, FinishReason, Micros, ModelExecutor,
-    Request, Scheduler, SchedulerConfig, turn,
+    Request, Scheduler, SchedulerConfig, TransferOrder, turn,
 };
-use folio_kv::{CacheConfig, GroupConfig, KvCache, default_policy};
+use folio_kv::{BlockHash, CacheConfig, Content, GroupConfig, KvCache, TierId, default_policy};
 
 use crate::backend::SimBackend;
+use crate::memory::Memory;
 use crate::oracle::{Expectation, expect};
 use crate::pipeline::Pipeline;
 
@@ -34,6 +35,48 @@ pub struct Machine {
     requests: Vec<Request>,
     samples: bool,
     overlap: (usize, usize),
+    tier: Option<MachineTier>,
+}
+
+/// Keeps what ended or was preempted, in memory; nothing goes from it.
+#[derive(Default)]
+struct MachineTier {
+    /// The device's.
+    memory: Memory,
+    /// Blocks that it takes, and microseconds for each.
+    most: usize,
+    us: f64,
+    kept: HashMap<(u32, BlockHash), Vec<u64>>,
+}
+
+impl MachineTier {
+    /// How many of the contents it has, from the first on.
+    fn store(&mut self, contents: &[Content]) -> u32 {
+        let groups = self.memory.groups();
+        let mut stored = 0;
+        for Content { group, block, hash, .. } in contents {
+            if self.kept.len() == self.most && !self.kept.contains_key(&(*group, *hash)) {
+                break;
+            }
+            let cells = groups[*group as usize].block(block.0).to_vec();
+            self.kept.insert((*group, *hash), cells);
+            stored += 1;
+        }
+        stored
+    }
+
+    /// Whether it had all.
+    fn load(&self, contents: &[Content]) -> bool {
+        let mut groups = self.memory.groups();
+        contents.iter().all(|Content { group, block, hash, .. }| {
+            let cells = self.kept.get(&(*group, *hash));
+            let to = groups[*group as usize].block_mut(block.0);
+            cells.is_some_and(|cells| {
+                to.copy_from_slice(cells);
+                true
+            })
+        })
+    }
 }
 
 /// Steps of a millisecond.
@@ -43,6 +86,8 @@ struct Steps {
     plans: Vec<StepPlan>,
     /// Why a step could not be begun.
     begun: VecDeque<Option<ExecutorError>>,
+    /// What the tier was asked for in this turn.
+    orders: Vec<TransferOrder>,
 }
 
 impl Driver for Steps {
@@ -64,6 +109,11 @@ impl Driver for Steps {
             None => self.executor.finish(),
         };
         (Micros(self.now.0 + 1000), output)
+    }
+
+    fn order(&mut self, order: TransferOrder) -> bool {
+        self.orders.push(order);
+        true
     }
 }
 
@@ -106,6 +156,7 @@ impl Machine {
                 now: Micros(0),
                 plans: Vec::new(),
                 begun: VecDeque::new(),
+                orders: Vec::new(),
             },
             overlap: (1, 1),
             groups: groups.to_vec(),
@@ -115,19 +166,20 @@ impl Machine {
             cancellations: Vec::new(),
             requests: Vec::new(),
             samples: false,
+            tier: None,
         }
     }
 
     /// On a device that chooses tokens by itself, so that two steps can be under way. Before anything runs.
     pub fn with_sampling(mut self) -> Self {
         self.samples = true;
-        self.with_swap(0, 0.0)
+        self.rebuilt()
     }
 
     /// In a pipeline. Before anything runs.
     pub fn with_pipeline(mut self, depth: usize, lag: usize) -> Self {
         self.overlap = (depth, lag);
-        self.with_swap(0, 0.0)
+        self.rebuilt()
     }
 
     /// With a model for drafts whose KV has so many blocks, which sees so many positions and computes so many rows at once. It is the same as
@@ -152,23 +204,29 @@ impl Machine {
         self
     }
 
-    /// With so many slots of swap space in every group, and copies that take `us` microseconds a block.
-    pub fn with_swap(mut self, slots: u32, us: f64) -> Self {
-        let groups = self.cache.groups();
-        self.cache.set_swap_space(folio_kv::GroupCounts::each(groups, |_| slots));
-        let rows = self.rows;
-        let config = *self.cache.config();
+    /// With a tier that keeps `blocks` blocks of what ended or was preempted, and takes `us` microseconds for each. Before anything runs.
+    pub fn with_tier(mut self, blocks: usize, us: f64) -> Self {
+        self.tier = Some(MachineTier { most: blocks, us, ..MachineTier::default() });
+        self.rebuilt()
+    }
+
+    fn rebuilt(mut self) -> Self {
+        let (rows, config) = (self.rows, *self.cache.config());
         let backend =
             SimBackend::new(VOCAB as usize, config.blocks as usize, config.block_tokens as usize, rows, rows)
-                .with_groups(&self.groups)
-                .with_swap(&vec![slots; groups], us);
+                .with_groups(&self.groups);
         let backend = if self.samples { backend.with_sampling() } else { backend };
+        let memory = backend.memory();
         let executor = ModelExecutor::new(Box::new(backend), VOCAB as usize, rows, rows);
         let (depth, lag) = self.overlap;
         self.driver.executor =
             if depth > 1 { Box::new(Pipeline::new(executor, depth, lag)) } else { Box::new(executor) };
         let scheduler = Scheduler::new(self.config.clone()).expect("the test's limits are valid");
         self.scheduler = scheduler.with_overlap(self.driver.executor.depth(), self.driver.executor.lag());
+        if let Some(tier) = &mut self.tier {
+            tier.memory = memory;
+            self.scheduler = self.scheduler.with_tiers([1]).keeping_preempted_in(Some(TierId(0)));
+        }
         self
     }
 
@@ -193,6 +251,7 @@ impl Machine {
             self.events.entry(id).or_default().push(event);
         }
         self.now.0 += 1000;
+        self.carry();
         if let Err(what) = self.scheduler.check(&self.cache) {
             panic!("after step {}: {what}", self.driver.plans.len());
         }
@@ -200,6 +259,28 @@ impl Machine {
             self.driver.plans.push(StepPlan::default());
         }
         self.driver.plans.last().expect("just pushed")
+    }
+
+    /// What the tier was asked for is done, and reported.
+    fn carry(&mut self) {
+        let Some(tier) = &mut self.tier else { return };
+        for order in self.driver.orders.drain(..) {
+            let (TransferOrder::Load(folio_engine::LoadOrder { contents, .. })
+            | TransferOrder::Store(folio_engine::StoreOrder { contents, .. })) = &order;
+            let us = (contents.len() as f64 * tier.us) as u64;
+            self.now.0 += us;
+            match order {
+                TransferOrder::Load(load) => {
+                    let verified = tier.load(&load.contents);
+                    self.scheduler.loaded(load.tier, verified, load.contents.len() as u64, us);
+                    self.scheduler.end_load(&mut self.cache, load.ticket, verified, self.now);
+                }
+                TransferOrder::Store(store) => {
+                    let kept = tier.store(&store.contents);
+                    self.scheduler.end_store(&mut self.cache, store.lease, kept, self.now);
+                }
+            }
+        }
     }
 
     /// All plans so far; an empty one for a turn without any.

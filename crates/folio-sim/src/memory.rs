@@ -1,4 +1,4 @@
-//! What a modelled device holds: a value in every position of every slot, on the device and in its host's swap space.
+//! What a modelled device holds: a value in every position of every slot.
 //!
 //! Owns: the cells. Must never: know whose they are. A handle is shared by the device, which computes steps with it, and by those who
 //! read and write beside the steps (`transfers`).
@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use folio_kv::{GroupConfig, Layout};
-use folio_model::backend::{BackendError, Batch, BlockSwap};
+use folio_model::backend::Batch;
 use folio_model::check::PoolSize;
 
 /// Memory of one cache group.
@@ -15,8 +15,6 @@ pub(crate) struct GroupMemory {
     pub config: GroupConfig,
     /// `[blocks * cells of a block]`, 0 where nothing was ever written.
     pub cells: Vec<u64>,
-    /// The same of the slots of the swap space.
-    swapped: Vec<u64>,
 }
 
 /// Cells of a block: one for each position, or for the state behind the last.
@@ -26,16 +24,11 @@ pub(crate) fn block_cells(group: &GroupConfig) -> usize {
 
 impl GroupMemory {
     pub fn new(config: GroupConfig) -> Self {
-        Self { config, cells: vec![0; config.blocks as usize * block_cells(&config)], swapped: Vec::new() }
+        Self { config, cells: vec![0; config.blocks as usize * block_cells(&config)] }
     }
 
     pub fn size(&self) -> PoolSize {
-        let (cells, block_tokens) = (block_cells(&self.config), self.config.block_tokens as usize);
-        PoolSize { blocks: self.config.blocks as usize, slots: self.swapped.len() / cells, block_tokens }
-    }
-
-    pub fn set_swap(&mut self, slots: usize) {
-        self.swapped = vec![0; slots * block_cells(&self.config)];
+        PoolSize { blocks: self.config.blocks as usize, block_tokens: self.config.block_tokens as usize }
     }
 
     fn range(&self, block: u32) -> Range<usize> {
@@ -51,15 +44,6 @@ impl GroupMemory {
         let range = self.range(block);
         &mut self.cells[range]
     }
-
-    /// Where the two ends of a swap lie.
-    fn ends(&self, swap: &BlockSwap) -> Result<[Range<usize>; 2], BackendError> {
-        let (block, slot) = (self.range(swap.block), self.range(swap.slot));
-        if block.end > self.cells.len() || slot.end > self.swapped.len() {
-            return Err(BackendError::Batch(format!("{swap:?} is outside of the pool or its swap space")));
-        }
-        Ok([block, slot])
-    }
 }
 
 /// A handle of all groups' memory.
@@ -72,22 +56,11 @@ impl Memory {
     }
 }
 
-/// What a step moves before it computes anything, in order.
-pub(crate) fn move_blocks(groups: &mut [GroupMemory], batch: &Batch) -> Result<(), BackendError> {
-    for swap in &batch.swap_outs {
-        let group = &mut groups[swap.group as usize];
-        let [block, slot] = group.ends(swap)?;
-        group.swapped[slot].copy_from_slice(&group.cells[block]);
-    }
+/// What a step copies before it computes anything, in order.
+pub(crate) fn copy_blocks(groups: &mut [GroupMemory], batch: &Batch) {
     for copy in &batch.copies {
         let group = &mut groups[copy.group as usize];
         let (from, to) = (group.range(copy.from), group.range(copy.to).start);
         group.cells.copy_within(from.start..from.end.min(from.start + copy.tokens as usize), to);
     }
-    for swap in &batch.swap_ins {
-        let group = &mut groups[swap.group as usize];
-        let [block, slot] = group.ends(swap)?;
-        group.cells[block].copy_from_slice(&group.swapped[slot]);
-    }
-    Ok(())
 }

@@ -1,10 +1,10 @@
-//! A recorder of cache events: what a router outside believes to be cached, and where.
+//! A recorder of cache events: what a router outside believes to be cached.
 //!
 //! Owns: a copy of the cache's content, kept up by events alone. Must never: look at the cache, but to compare.
 
 use std::collections::HashMap;
 
-use folio_kv::{BlockHash, CacheEvent, EventBatch, KvCache, Medium, TenantId};
+use folio_kv::{BlockHash, CacheEvent, EventBatch, KvCache, TenantId};
 
 use crate::report::Report;
 
@@ -13,7 +13,7 @@ type Entry = (TenantId, Option<BlockHash>, Box<[u32]>);
 
 /// See the module documentation.
 pub(crate) struct Mirror {
-    held: HashMap<(Medium, BlockHash), Entry>,
+    held: HashMap<BlockHash, Entry>,
     batch: EventBatch,
     /// Some of what resides was not told yet.
     incomplete: bool,
@@ -58,26 +58,26 @@ impl Mirror {
     }
 }
 
-/// `ordered`: on the device nothing is stored before what it continues.
+/// `ordered`: nothing is stored before what it continues.
 fn apply<'a>(
-    held: &mut HashMap<(Medium, BlockHash), Entry>,
+    held: &mut HashMap<BlockHash, Entry>,
     event: CacheEvent,
     tokens: &mut impl Iterator<Item = &'a [u32]>,
     ordered: bool,
 ) -> Result<(), String> {
     match event {
-        CacheEvent::Stored { tenant, hash, parent, medium } => {
-            let reachable = parent.is_none_or(|parent| held.contains_key(&(Medium::Device, parent)));
-            if ordered && medium == Medium::Device && !reachable {
+        CacheEvent::Stored { tenant, hash, parent } => {
+            let reachable = parent.is_none_or(|parent| held.contains_key(&parent));
+            if ordered && !reachable {
                 return Err(format!("{event:?}: what it continues is not there"));
             }
             let tokens = tokens.next().ok_or_else(|| format!("{event:?}: it has no tokens"))?;
-            match held.insert((medium, hash), (tenant, parent, tokens.into())) {
+            match held.insert(hash, (tenant, parent, tokens.into())) {
                 Some(_) => Err(format!("{event:?}: it was stored before")),
                 None => Ok(()),
             }
         }
-        CacheEvent::Removed { tenant, hash, medium } => match held.remove(&(medium, hash)) {
+        CacheEvent::Removed { tenant, hash } => match held.remove(&hash) {
             Some((owner, ..)) if owner == tenant => Ok(()),
             found => Err(format!("{event:?}: there was {found:?}")),
         },
@@ -85,10 +85,7 @@ fn apply<'a>(
     }
 }
 
-fn differing(
-    held: &HashMap<(Medium, BlockHash), Entry>,
-    resident: &HashMap<(Medium, BlockHash), Entry>,
-) -> Option<String> {
+fn differing(held: &HashMap<BlockHash, Entry>, resident: &HashMap<BlockHash, Entry>) -> Option<String> {
     let untold = resident.iter().find(|(key, entry)| held.get(key) != Some(entry));
     let gone = held.iter().find(|(key, _)| !resident.contains_key(key));
     let untold = untold.map(|of| format!("{of:?} resides and no event told so"));

@@ -12,11 +12,12 @@ pub struct Report {
     pub requests: u64,
     pub tokens: u64,
     pub preemptions: u64,
-    /// Of those, with a copy in the swap space; bytes that came back from there, and copies that were never used.
-    pub swapped: u64,
-    pub swapped_in_bytes: u64,
-    /// Blocks loaded from a copy of another sequence, by its content.
-    pub found_in_host: u64,
+    /// Of those, given to a tier to keep; what it kept as a whole, in part, and not at all; and blocks of all that which were loaded.
+    pub preemptions_kept: u64,
+    pub kept_whole: u64,
+    pub kept_in_part: u64,
+    pub not_kept: u64,
+    pub kept_blocks_loaded: u64,
     pub recomputed_tokens: u64,
     pub cached_tokens: u64,
     /// Times sequences began to wait, by reason, and waits that ended at their deadline.
@@ -87,8 +88,7 @@ impl Report {
         let counters = scheduler.counters();
         self.tokens = counters.generation_tokens;
         self.preemptions = counters.preemptions;
-        self.swapped = counters.preemptions_swapped;
-        self.swapped_in_bytes = counters.swapped_in_bytes;
+        self.preemptions_kept = counters.preemptions_kept;
         self.recomputed_tokens = counters.recomputed_tokens;
         self.cached_tokens = counters.cached_prompt_tokens;
         self.waits = counters.waits;
@@ -114,9 +114,11 @@ impl Report {
         self.requests += other.requests;
         self.tokens += other.tokens;
         self.preemptions += other.preemptions;
-        self.swapped += other.swapped;
-        self.swapped_in_bytes += other.swapped_in_bytes;
-        self.found_in_host += other.found_in_host;
+        self.preemptions_kept += other.preemptions_kept;
+        self.kept_whole += other.kept_whole;
+        self.kept_in_part += other.kept_in_part;
+        self.not_kept += other.not_kept;
+        self.kept_blocks_loaded += other.kept_blocks_loaded;
         self.recomputed_tokens += other.recomputed_tokens;
         self.cached_tokens += other.cached_tokens;
         for reason in WaitingFor::ALL {

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 
 use folio_engine::request::{AdapterId, Micros, Pooling, Request, RequestId, SamplingParams};
 use folio_engine::{DRAFTS_MAX, Drafter, RulesRef, SchedulerConfig, Speculation};
-use folio_kv::{CacheConfig, GroupConfig, GroupCounts, Identity, Layout, PinLimits, Quota, Root, TenantId};
+use folio_kv::{CacheConfig, GroupConfig, Identity, Layout, PinLimits, Quota, Root, TenantId};
 
 use crate::keeping;
 use crate::rng::Rng;
@@ -54,9 +54,6 @@ pub struct Scenario {
     pub cache: CacheConfig,
     /// Cache groups beside the first; none in about half of the worlds.
     pub groups: Vec<GroupConfig>,
-    /// Swap space: slots of each group, none in every third world, and what a block takes to copy.
-    pub swap_slots: GroupCounts,
-    pub swap_us: f64,
     /// Everybody who may be preempted is, once in so many steps; 0 never.
     pub preempts_one_in: u64,
     /// Empty: the pool is not divided.
@@ -83,6 +80,8 @@ pub struct Scenario {
     pub loads_one_in: u64,
     /// The scheduler loads and stores by itself.
     pub has_tier: bool,
+    /// The first tier keeps what preempted sequences computed.
+    pub keeps_preempted: bool,
     /// Events of the cache that may wait for their recorder.
     pub events_most: usize,
     /// Virtual time, for masks that are late.
@@ -167,10 +166,7 @@ impl Scenario {
             && drafter(&mut Rng::new(seed ^ 0xd4a7), &cache, &mut groups, &mut clients);
         let beside = &mut Rng::new(seed ^ 0x1ea5);
         adapters(&mut Rng::new(seed ^ 0xada9), &mut clients, config.max_adapters);
-        let (swap_slots, swap_us) = swap(&mut Rng::new(seed ^ 0x50a9), &cache, &groups);
         Self {
-            swap_slots,
-            swap_us,
             preempts_one_in: if seed % 4 == 1 && !config.guarantee_completion { 4 + seed % 37 } else { 0 },
             pins: keeping::limits(keeping, blocks, largest.div_ceil(block_tokens)),
             groups,
@@ -188,6 +184,7 @@ impl Scenario {
             leases_one_in: *beside.pick(&[0, 2, 8, 30]),
             loads_one_in: *beside.pick(&[0, 0, 3, 10, 40]),
             has_tier: beside.one_in(2),
+            keeps_preempted: !Rng::new(seed ^ 0x50a9).one_in(3),
             events_most: *beside.pick(&[100_000, 100_000, 100_000, 12]),
             clock,
             drafter,
@@ -300,20 +297,6 @@ fn declare(rng: &mut Rng, clients: &mut Vec<Client>, block_tokens: u32) {
     let request = Request { tenant: DECLARED, root: owner, ..request(1000, prefix, 0) };
     let at = clients.partition_point(|client| client.arrives < arrives);
     clients.insert(at, Client { arrives, request, rules: None, behaviour: Behaviour::Reads });
-}
-
-/// From a few slots to more than the pools have; copies from free to dearer than anything.
-fn swap(rng: &mut Rng, cache: &CacheConfig, groups: &[GroupConfig]) -> (GroupCounts, f64) {
-    if rng.one_in(3) {
-        return (GroupCounts::default(), 0.0);
-    }
-    let blocks = |group: usize| match group.checked_sub(1) {
-        None => cache.blocks,
-        Some(other) => groups[other].blocks,
-    };
-    let slots =
-        GroupCounts::each(1 + groups.len(), |group| rng.skewed(1, 2 * u64::from(blocks(group))) as u32);
-    (slots, *rng.pick(&[0.0, 0.0, 20.0, 500.0, 20_000.0]))
 }
 
 /// In every third world the pool is divided, so that the largest request fits whoever sends it: tenants 1 to 3 share what it

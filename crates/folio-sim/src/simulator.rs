@@ -7,7 +7,9 @@ use folio_engine::Drafters;
 use folio_engine::plan::HOLE;
 use folio_engine::request::{Event, Request, RequestId};
 use folio_engine::{CacheCommand, CancelRequest, FinishReason, Micros, Scheduler, WaitingFor, turn};
-use folio_kv::{EvictionPolicy, GroupConfig, KvCache, Layout, LruLeafFirst, TenantId, default_policy};
+use folio_kv::{
+    EvictionPolicy, GroupConfig, KvCache, Layout, LruLeafFirst, TenantId, TierId, default_policy,
+};
 
 use crate::keeping;
 use crate::mirror::Mirror;
@@ -61,16 +63,17 @@ impl Simulator {
         let mut cache = KvCache::with_groups(scenario.cache, &scenario.groups, policy);
         cache.set_quotas(&scenario.quotas).expect("scenarios have quotas that can be");
         cache.set_pin_limits(scenario.pins);
-        cache.set_swap_space(scenario.swap_slots);
         let mirror = Mirror::new(&mut cache, scenario.events_most);
         let scheduler = Scheduler::new(scenario.config.clone()).expect("scenarios have valid limits");
-        let (seed, has_tier) = (scenario.seed, scenario.has_tier);
+        let (seed, keeps) = (scenario.seed, scenario.keeps_preempted);
+        let has_tier = scenario.has_tier || keeps;
         let world = World::new(scenario, &cache);
         let scheduler = scheduler
             .with_overlap(world.executor.depth(), world.executor.lag())
             .with_drafter(world.executor.drafter());
         Self {
-            scheduler: if has_tier { scheduler.with_tiers([1, 2]) } else { scheduler },
+            scheduler: if has_tier { scheduler.with_tiers([1, 2]) } else { scheduler }
+                .keeping_preempted_in(keeps.then_some(TierId(0))),
             keeping: Rng::new(seed ^ 0x9e7b),
             preempting: Rng::new(seed ^ 0x93ee),
             drafters: Drafters::default(),
@@ -110,7 +113,6 @@ impl Simulator {
         self.report.requests = self.streams.len() as u64;
         self.report.behind_failures = self.world.behind_failures;
         self.report.right_drafts = self.world.right_drafts;
-        self.report.found_in_host = self.world.found_in_host;
         self.report.collect(&self.scheduler, &self.cache.stats());
         let any = |has: fn(&GroupConfig) -> bool| u64::from(self.world.scenario.groups.iter().any(has));
         self.report.with_states = any(|group| group.layout == Layout::State);
@@ -161,7 +163,7 @@ impl Simulator {
         let events = std::mem::take(turn(&mut self.scheduler, &mut self.cache, &mut self.world));
         self.drafters.follow(&events);
         std::mem::replace(&mut self.world.wrong, Ok(()))?;
-        for order in self.scheduler.transfers() {
+        for order in std::mem::take(&mut self.world.orders) {
             let World { transfers, now, .. } = &mut self.world;
             transfers.order(order, &self.streams, (&self.cache, &mut self.report), *now)?;
         }
@@ -421,9 +423,6 @@ impl Simulator {
             || stats.windows().iter().any(|window| window.active_blocks != 0)
         {
             return Err(format!("{} blocks are still held at the end", stats.active_blocks));
-        }
-        if stats.swapped_bytes != 0 {
-            return Err(format!("{} bytes are still swapped out at the end", stats.swapped_bytes));
         }
         let delivered: usize = self.streams.iter().flat_map(|stream| &stream.tokens).map(Vec::len).sum();
         if delivered as u64 != self.scheduler.counters().generation_tokens {

@@ -9,10 +9,10 @@
 use std::io::BufRead;
 use std::sync::Arc;
 
-use folio_engine::plan::{ExecutorError, Sampled, StepOutput, StepPlan, SwapTimes, Want};
+use folio_engine::plan::{ExecutorError, Sampled, StepOutput, StepPlan, Want};
 use folio_engine::request::{Event, Request, RequestId, SamplingParams};
 use folio_engine::{Driver, Micros, Scheduler, SchedulerConfig, turn};
-use folio_kv::{CacheConfig, GroupCounts, KvCache, LruLeafFirst, TenantId};
+use folio_kv::{CacheConfig, KvCache, LruLeafFirst, TenantId};
 use serde::Deserialize;
 
 use crate::cost::CostModel;
@@ -110,9 +110,6 @@ pub struct ReplayConfig {
     pub cost: CostModel,
     /// What every request asks for; outputs longer than this are cut.
     pub max_tokens: u32,
-    /// Blocks of swap space, and what one takes to copy either way.
-    pub swap_blocks: u32,
-    pub swap_us: f64,
 }
 
 /// What a replay cost.
@@ -152,7 +149,6 @@ struct TraceDevice<'a> {
     requests: &'a [TraceRequest],
     cost: CostModel,
     now: Micros,
-    swap_us: f64,
     output: StepOutput,
 }
 
@@ -165,10 +161,6 @@ impl Driver for TraceDevice<'_> {
         self.now.0 += self.cost.step(plan).max(1);
         self.output.step = plan.step;
         self.output.samples.clear();
-        let us = |swaps: usize| swaps as f64 * self.swap_us;
-        self.output.swap_times =
-            SwapTimes { out_us: us(plan.swap_outs.len()), in_us: us(plan.swap_ins.len()) };
-        self.now.0 += (self.output.swap_times.out_us + self.output.swap_times.in_us) as u64;
         for sample in plan.sequences.iter().flat_map(|sequence| &sequence.samples) {
             let Want::Token(spec) = &sample.want else { continue };
             // A request's seed is its number in the trace.
@@ -194,10 +186,8 @@ pub fn replay(
 ) -> Result<TraceReport, folio_engine::ConfigError> {
     let mut scheduler = Scheduler::new(config.scheduler.clone())?;
     let mut cache = KvCache::new(config.cache, Box::new(LruLeafFirst::new()));
-    cache.set_swap_space(GroupCounts::full(config.swap_blocks));
     let output = StepOutput::default();
-    let mut device =
-        TraceDevice { requests, cost: config.cost, swap_us: config.swap_us, now: Micros(0), output };
+    let mut device = TraceDevice { requests, cost: config.cost, now: Micros(0), output };
     let mut report = TraceReport::default();
     let (mut first_tokens, mut per_token, mut ends) = (Vec::new(), Vec::new(), Vec::new());
     let mut occupancy = 0.0;
@@ -319,8 +309,6 @@ mod tests {
             cache: CacheConfig { blocks: 400, block_tokens: 16, bytes_per_block: 1 },
             cost: CostModel::CPU_1B,
             max_tokens: 200,
-            swap_blocks: 0,
-            swap_us: 0.0,
         };
         let report = replay(&requests, &config).expect("valid limits");
         assert_eq!(report.requests, 40);

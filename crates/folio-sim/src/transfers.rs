@@ -10,12 +10,14 @@
 //! which the scheduler gives them. They end in any order, some with damaged bytes. A transfer leaves anything in its slots before it leaves the content there, so whoever else reads or writes them is found out
 //! by other bytes. Some loads are given up early: their transfers go on and report late, and until then nobody is given their slots.
 
+use std::collections::HashSet;
+
 use folio_engine::plan::StepPlan;
 use folio_engine::request::RequestId;
 use folio_engine::{LoadOrder, Micros, Scheduler, StoreOrder, TransferOrder, WaitingFor};
 use folio_kv::{
-    BlockHashes, BlockId, BlockTable, Content, GroupConfig, HOLE, KvCache, Lease, Root, TenantId, Ticket,
-    Tiers,
+    BlockHash, BlockHashes, BlockId, BlockTable, Content, GroupConfig, HOLE, KvCache, Lease, Root, TenantId,
+    Ticket,
 };
 
 use crate::memory::{GroupMemory, Memory, block_cells};
@@ -54,6 +56,8 @@ struct Reader {
     blocks: Vec<Block>,
     /// Something that was copied is not what was asked for.
     torn: bool,
+    /// What a tier is to keep of it.
+    stores: Vec<Content>,
 }
 
 impl Reader {
@@ -127,6 +131,8 @@ pub(crate) struct Transfers {
     /// The last steps that were begun, and that ended.
     begun: u64,
     ended: u64,
+    /// What tiers were given to keep of preempted sequences, and kept.
+    kept: HashSet<BlockHash>,
 }
 
 impl Transfers {
@@ -141,6 +147,7 @@ impl Transfers {
             next: 0,
             begun: 0,
             ended: 0,
+            kept: HashSet::new(),
         }
     }
 
@@ -157,7 +164,7 @@ impl Transfers {
         self.loads.iter().filter_map(|load| Some((load.tenant, load.table.as_ref()?)))
     }
 
-    /// A step was begun, with nothing in its plan that a transfer writes; but what was to be copied out before may be.
+    /// A step was begun, with nothing in its plan that a transfer writes.
     pub fn step_begun(&mut self, plan: &StepPlan) -> Result<(), String> {
         self.begun = plan.step;
         let sizes: Vec<u32> = self.memory.groups().iter().map(|group| group.config.block_tokens).collect();
@@ -170,10 +177,8 @@ impl Transfers {
                 sequence.block_tables[group as usize].iter().take(written)
             });
             let copies = plan.copies.iter().filter(|copy| copy.group == group);
-            let loads = plan.swap_ins.iter().filter(|swap| swap.group == group);
             if tables.flatten().any(|entry| *entry == block.0)
                 || copies.flat_map(|copy| [copy.from, copy.to]).any(|of| of == *block)
-                || loads.map(|swap| swap.block).any(|of| of == *block)
             {
                 return Err(format!("group {group}, {block:?}: a transfer writes it, and so does {plan:?}"));
             }
@@ -207,10 +212,8 @@ impl Transfers {
         if begins(around.scenario.leases_one_in, &mut self.rng) && self.readers.len() < READERS_MOST {
             self.lease(around);
         }
-        // Loads give way: to what waits to be copied out of blocks that they may be given, and to who was refused blocks.
-        let room = self.next < LOADS_MOST
-            && around.scheduler.planned().swap_outs.is_empty()
-            && !around.scheduler.contended();
+        // Loads give way to who was refused blocks.
+        let room = self.next < LOADS_MOST && !around.scheduler.contended();
         if begins(around.scenario.loads_one_in, &mut self.rng)
             && room
             && self.transfers.len() < TRANSFERS_MOST
@@ -253,7 +256,7 @@ impl Transfers {
 
     fn lease(&mut self, around: &mut Around<'_>) {
         let tables = around.scheduler.tables();
-        let ready = tables.filter(|(_, _, table)| table.published_blocks() > 0 && table.is_loaded());
+        let ready = tables.filter(|(_, _, table)| table.published_blocks() > 0);
         let ready: Vec<_> = ready.collect();
         if ready.is_empty() {
             return;
@@ -282,14 +285,16 @@ impl Transfers {
         });
         let leased = leased.collect();
         around.report.leases += 1;
-        self.readers.push(Reader { lease, until, done, blocks: leased, torn: false });
+        self.readers.push(Reader { lease, until, done, blocks: leased, torn: false, stores: Vec::new() });
     }
 
     fn end_readers(&mut self, around: &mut Around<'_>) -> Result<(), String> {
         let now = around.now;
-        for mut reader in self.readers.extract_if(.., |reader| reader.done <= now) {
+        let done: Vec<Reader> = self.readers.extract_if(.., |reader| reader.done <= now).collect();
+        for mut reader in done {
             reader.copy(&self.memory.groups(), usize::MAX);
-            match around.cache.end_lease(reader.lease) {
+            let kept = self.keep(&reader, now, around.report);
+            match around.scheduler.end_store(around.cache, reader.lease, kept, now) {
                 true if reader.torn => {
                     return Err(format!("{:?} held, and other content was read", reader.lease));
                 }
@@ -318,10 +323,10 @@ impl Transfers {
         let whole =
             sizes().fold(1, |all, size| (all..).step_by(all as usize).find(|n| n % size == 0).unwrap_or(all));
         let hashes = BlockHashes::new(&request.root.own(), &tokens, cache.config().block_tokens);
-        let cached = cache.lookup(&hashes, &tokens, Tiers::Device).full_blocks * cache.config().block_tokens;
+        let cached = cache.lookup(&hashes, &tokens).full_blocks * cache.config().block_tokens;
         let mut copies = Vec::new();
         let most = cached / whole * whole;
-        let mut table = cache.attach(hashes, &tokens, most, Tiers::Device, &mut copies, &mut Vec::new());
+        let mut table = cache.attach(hashes, &tokens, most, &mut copies);
         if !copies.is_empty() {
             let hashes = cache.release(table, &tokens);
             table = cache.empty_table(hashes);
@@ -445,6 +450,8 @@ impl Transfers {
                     last.for_each(|last| *last ^= 2);
                 }
                 report.tier_loads += 1;
+                let is_kept = |content: &&Content| content.group == 0 && self.kept.contains(&content.hash);
+                report.kept_blocks_loaded += contents.iter().filter(is_kept).count() as u64;
                 let (tenant, after) = (root.tenant, 0);
                 let (load, begun, written) = (None, false, 0);
                 self.transfers.push(Transfer {
@@ -459,12 +466,32 @@ impl Transfers {
                     verified,
                 });
             }
-            TransferOrder::Store(StoreOrder { lease, until, .. }) => {
+            TransferOrder::Store(StoreOrder { lease, until, contents, .. }) => {
                 report.tier_stores += 1;
-                self.readers.push(Reader { lease, until, done, blocks, torn: false });
+                // Some read for longer than anybody waits for them.
+                let done = Micros(done.0 + if self.rng.one_in(8) { 600_000 } else { 0 });
+                self.readers.push(Reader { lease, until, done, blocks, torn: false, stores: contents });
             }
         }
         Ok(())
+    }
+
+    /// How much a tier keeps of what it read: all, a beginning, or nothing; and nothing of what it read too late.
+    fn keep(&mut self, reader: &Reader, now: Micros, report: &mut Report) -> u32 {
+        let all = reader.stores.len() as u64;
+        if all == 0 {
+            return 0;
+        }
+        let kept = match self.rng.one_in(4) {
+            _ if now >= reader.until => 0,
+            false => all,
+            true => self.rng.range(0, all - 1),
+        };
+        report.kept_whole += u64::from(kept == all);
+        report.kept_in_part += u64::from((1..all).contains(&kept));
+        report.not_kept += u64::from(kept == 0);
+        self.kept.extend(reader.stores[..kept as usize].iter().map(|content| content.hash));
+        kept as u32
     }
 
     fn end_transfers(&mut self, around: &mut Around<'_>) -> Result<(), String> {

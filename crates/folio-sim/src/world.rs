@@ -6,8 +6,9 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
 use folio_engine::plan::{ExecutorError, HOLE, StepOutput, StepPlan};
-use folio_engine::request::RequestId;
-use folio_engine::{DrafterModel, DraftingExecutor, Driver, Executor, Micros, ModelExecutor, Scheduler};
+use folio_engine::{
+    DrafterModel, DraftingExecutor, Driver, Executor, Micros, ModelExecutor, Scheduler, TransferOrder,
+};
 use folio_kv::{CacheConfig, KvCache, TenantId};
 
 use crate::backend::SimBackend;
@@ -38,9 +39,10 @@ pub(crate) struct World {
     pub flights: VecDeque<Flight>,
     /// The tenant that last held a block, and so wrote what is in it: `[group][block]`.
     pub wrote: Vec<Vec<Option<TenantId>>>,
-    /// The request whose block was last copied to a slot: `[group][slot]`.
-    swapped: Vec<Vec<Option<(RequestId, TenantId)>>>,
-    pub found_in_host: u64,
+    /// What tiers were asked for in this turn.
+    pub orders: Vec<TransferOrder>,
+    /// A tier refused to store behind the last plan: who waited for it to read is left out of that step.
+    refused: bool,
     /// The step that was finished last: when it was planned, and whether it failed.
     pub finished: Option<((u64, Micros), bool)>,
     pub behind_failures: u64,
@@ -58,12 +60,9 @@ impl World {
             cache: CacheConfig { blocks, block_tokens, .. }, vocab, max_rows, max_logit_rows, ..
         } = scenario;
         let rows = max_rows;
-        let slots: Vec<u32> =
-            (0..=scenario.model_groups().len()).map(|group| scenario.swap_slots[group]).collect();
         let backend =
             SimBackend::new(vocab as usize, blocks as usize, block_tokens as usize, rows, max_logit_rows)
-                .with_groups(scenario.model_groups())
-                .with_swap(&slots, scenario.swap_us);
+                .with_groups(scenario.model_groups());
         let backend = if scenario.samples { backend.with_sampling() } else { backend };
         let transfers = Transfers::new(backend.memory(), &scenario);
         let executor = ModelExecutor::new(Box::new(backend), vocab as usize, rows, max_logit_rows);
@@ -81,11 +80,11 @@ impl World {
             steps: 0,
             flights: VecDeque::new(),
             wrote: (0..cache.groups()).map(|group| vec![None; pools[group] as usize]).collect(),
-            swapped: slots.iter().map(|slots| vec![None; *slots as usize]).collect(),
+            orders: Vec::new(),
+            refused: false,
             finished: None,
             behind_failures: 0,
             right_drafts: 0,
-            found_in_host: 0,
             wrong: Ok(()),
             trace: false,
             transfers,
@@ -132,8 +131,7 @@ impl Driver for World {
     fn finish(&mut self) -> (Micros, Result<&StepOutput, ExecutorError>) {
         let Flight { plan, planned, fails } = self.flights.pop_front().expect("a step is under way");
         self.transfers.step_ends(plan.step);
-        let swaps = plan.swap_outs.len() + plan.swap_ins.len();
-        self.pass(self.cost.step(&plan) + (swaps as f64 * self.scenario.swap_us) as u64);
+        self.pass(self.cost.step(&plan));
         self.finished = Some((planned, fails.is_some()));
         self.behind_failures += u64::from(fails.is_some() && !self.flights.is_empty());
         let failed = || Err(ExecutorError { step: plan.step, reason: "injected".into() });
@@ -154,6 +152,14 @@ impl Driver for World {
             }
         }
     }
+
+    fn order(&mut self, order: TransferOrder) -> bool {
+        // A tier may have too much to store already.
+        let takes = matches!(order, TransferOrder::Load(_)) || !self.rng.one_in(8);
+        self.orders.extend(Some(order).filter(|_| takes));
+        self.refused |= !takes;
+        takes
+    }
 }
 
 impl World {
@@ -167,51 +173,15 @@ impl World {
             println!("{plan:?}");
         }
         check_plan(plan, self.flights.iter().map(|flight| &flight.plan), &self.scenario)?;
-        self.check_swap_outs(plan, scheduler)?;
         self.check_copies(plan, scheduler)?;
-        self.check_swap_ins(plan, scheduler)?;
         self.transfers.step_begun(plan)?;
         scheduler.check_beside(cache, self.transfers.tables())?;
-        let spread = self.scenario.lag > 1 || scheduler.is_preempting();
+        let refused = std::mem::take(&mut self.refused);
+        let spread = self.scenario.lag > 1 || scheduler.is_preempting() || refused;
         match scheduler.one_token_short().next().filter(|_| !spread) {
             Some(id) => Err(format!("{id:?} lacks one token, holds blocks, and was left out")),
             None => Ok(()),
         }
-    }
-
-    /// What is copied out was written by the tenant whose copy it becomes.
-    fn check_swap_outs(&mut self, plan: &StepPlan, scheduler: &Scheduler) -> Result<(), String> {
-        for swap in &plan.swap_outs {
-            let group = swap.group as usize;
-            let owner = scheduler.swapped().find(|(_, swapped)| swapped.has(group, swap.slot));
-            let Some((request, copy)) = owner else {
-                return Err(format!("{swap:?} is part of no copy"));
-            };
-            if self.wrote[group][swap.block.0 as usize] != Some(copy.tenant()) {
-                return Err(format!("{swap:?} copies a block of another tenant than {:?}", copy.tenant()));
-            }
-            self.swapped[group][swap.slot as usize] = Some((request, copy.tenant()));
-        }
-        Ok(())
-    }
-
-    /// What comes back goes to a block of one sequence, of the tenant it was copied from.
-    fn check_swap_ins(&mut self, plan: &StepPlan, scheduler: &Scheduler) -> Result<(), String> {
-        for swap in &plan.swap_ins {
-            let group = swap.group as usize;
-            let holders =
-                || scheduler.tables().filter(|(_, _, table)| table.group(group).contains(&swap.block));
-            let holder = holders().next().map(|(request, tenant, _)| (request, tenant));
-            let runs =
-                plan.sequences.iter().any(|sequence| sequence.block_tables[group].contains(&swap.block.0));
-            let from = self.swapped[group][swap.slot as usize];
-            let tenant = |of: Option<(RequestId, TenantId)>| of.map(|(_, tenant)| tenant);
-            if !runs || holder.is_none() || tenant(holder) != tenant(from) || holders().count() != 1 {
-                return Err(format!("{swap:?} goes to {holder:?} and came from {from:?}"));
-            }
-            self.found_in_host += u64::from(holder != from);
-        }
-        Ok(())
     }
 
     /// A copy goes to a block of a sequence that runs in this step, and stays within its tenant.

@@ -48,8 +48,6 @@ fn run(outputs: Outputs, guarantee_completion: bool) -> TraceReport {
         cache: CacheConfig { blocks: 1536, block_tokens: 16, bytes_per_block: 1 },
         cost: CostModel { step_us: 12_000.0, token_us: 60.0, context_us_per_1k: 2.0 },
         max_tokens: 1000,
-        swap_blocks: 0,
-        swap_us: 0.0,
     };
     replay(&requests, &config).expect("valid limits")
 }
@@ -97,8 +95,6 @@ fn long_outputs_that_start_together_do_not_pause_for_long() {
             cache: CacheConfig { blocks: 520, block_tokens: 16, bytes_per_block: 1 },
             cost: CostModel { step_us: 12_000.0, token_us: 60.0, context_us_per_1k: 2.0 },
             max_tokens: 1024,
-            swap_blocks: 0,
-            swap_us: 0.0,
         };
         replay(&requests, &config).expect("valid limits")
     };

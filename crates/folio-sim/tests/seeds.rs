@@ -38,12 +38,13 @@ fn many_seeds() {
     // A simulator that never gets into trouble proves nothing.
     for (what, count) in [
         ("preemptions", total.preemptions),
-        ("preemptions with a copy", total.swapped),
-        ("bytes back from the swap space", total.swapped_in_bytes / 1024),
-        ("blocks found in copies of others", 20 * total.found_in_host),
+        ("preemptions that a tier was to keep", total.preemptions_kept),
+        ("stores that a tier kept as a whole", total.kept_whole),
+        ("in part", total.kept_in_part),
+        ("not at all", total.not_kept),
+        ("blocks of those that were loaded", total.kept_blocks_loaded),
         ("waits for blocks", total.waits[WaitingFor::Blocks]),
         ("waits for a shared prefix", total.waits[WaitingFor::SharedPrefix]),
-        ("waits for a copy being made", 10 * total.waits[WaitingFor::SwapOut]),
         ("waits for a tier", total.waits[WaitingFor::TierLoad]),
         ("waits for a tier that lasted too long", total.waits_expired[WaitingFor::TierLoad]),
         ("waits for another engine", total.waits[WaitingFor::RemotePrefill]),

@@ -41,8 +41,6 @@ fn azure_conversations_waste_under_four_percent_and_rarely_preempt() {
         cache: CacheConfig { blocks: 1536, block_tokens: 16, bytes_per_block: 1 },
         cost: CostModel { step_us: 12_000.0, token_us: 60.0, context_us_per_1k: 2.0 },
         max_tokens: 1024,
-        swap_blocks: 0,
-        swap_us: 0.0,
     };
     let report = replay(&requests, &config).expect("valid limits");
     println!("{report:#?}");

@@ -31,6 +31,11 @@ pub trait Store: Send + Sync + 'static {
         1
     }
 
+    /// See [`Tier::keeps_preempted`].
+    fn keeps_preempted(&self) -> bool {
+        false
+    }
+
     /// See [`Tier::find`].
     fn find(&self, device: &Device, hashes: &BlockHashes, most: u32) -> Vec<Range<u32>>;
 
@@ -157,6 +162,10 @@ impl Tier for StoreTier {
         self.shared.store.chunk_blocks(&self.shared.device)
     }
 
+    fn keeps_preempted(&self) -> bool {
+        self.shared.store.keeps_preempted()
+    }
+
     fn find(&self, hashes: &BlockHashes, most: u32) -> Vec<Range<u32>> {
         self.shared.store.find(&self.shared.device, hashes, most)
     }
@@ -238,19 +247,22 @@ impl Shared {
         while let Some(order) = self.next() {
             let began = Instant::now();
             let done = catch_unwind(AssertUnwindSafe(|| self.carry(&order, &mut scratch)));
-            if done.is_err() {
+            let left = done.unwrap_or_else(|_| {
                 tracing::error!("a thread of a tier panicked; the order it was at is given up");
-            }
+                usize::MAX
+            });
             let (is_store, bytes) = match &order {
                 TransferOrder::Load(load) => (false, self.device.bytes_of(&load.contents)),
                 TransferOrder::Store(store) => (true, self.device.bytes_of(&store.contents)),
             };
             self.report(match order {
                 TransferOrder::Load(LoadOrder { tier, ticket, .. }) => {
-                    let (verified, us) = (done.unwrap_or(false), began.elapsed().as_micros() as u64);
+                    let (verified, us) = (left == 0, began.elapsed().as_micros() as u64);
                     Report::Loaded { tier, ticket, verified, bytes, us }
                 }
-                TransferOrder::Store(StoreOrder { lease, .. }) => Report::Read { lease },
+                TransferOrder::Store(StoreOrder { lease, contents, .. }) => {
+                    Report::Read { lease, kept: contents.len().saturating_sub(left) as u32 }
+                }
             });
             let mut queue = self.lock();
             queue.working -= 1;
@@ -277,8 +289,8 @@ impl Shared {
         }
     }
 
-    /// Whether nothing was given up.
-    fn carry(&self, order: &TransferOrder, scratch: &mut Vec<u8>) -> bool {
+    /// How many blocks were given up.
+    fn carry(&self, order: &TransferOrder, scratch: &mut Vec<u8>) -> usize {
         let counts = &self.counts;
         let done = match order {
             TransferOrder::Load(load) => {
@@ -295,6 +307,6 @@ impl Shared {
                 done
             }
         };
-        done.left == 0
+        done.left
     }
 }

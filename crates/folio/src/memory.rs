@@ -238,64 +238,21 @@ pub fn pool(request: &PoolRequest) -> Result<Pool, PoolError> {
     Ok(Pool { blocks, windows, bytes, why })
 }
 
-/// Host memory for copies of what preempted sequences held.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SwapSpace {
-    /// Of each cache group, group 0 first.
-    pub slots: Vec<u32>,
-    pub bytes: u64,
-}
-
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SwapError {
-    #[error(
-        "--swap-space of {asked} holds no block of the KV cache: write a unit, such as 4GiB, or 0 for none"
-    )]
-    TooSmall { asked: String },
-    #[error("--swap-space of {asked} was asked for, but beside the KV cache only {free} of memory are left")]
-    NotEnough { asked: String, free: String },
-    #[error("--swap-space has no use with --guarantee-completion: nobody is ever preempted. Leave one out")]
-    Useless,
+#[error("--host-kv-memory of {asked} was asked for, but beside the KV cache only {free} of memory are left")]
+pub struct HostKvError {
+    asked: String,
+    free: String,
 }
 
-/// The part of the KV cache's size that its swap space has unless asked otherwise. Admission keeps preemptions rare, so few
-/// sequences wait with a copy at once; and its memory is taken when it is first used.
-const SWAP_PART: u64 = 16;
-
-/// Slots as the pools are divided. `left`: bytes of host memory beside the pools; `asked`: `--swap-space`; `preempts`: whether
-/// anybody ever is.
-pub fn swap_space(
-    request: &PoolRequest,
-    pool: &Pool,
-    left: Option<u64>,
-    asked: Option<u64>,
-    preempts: bool,
-) -> Result<SwapSpace, SwapError> {
-    let bytes = match asked {
-        Some(asked) if asked > 0 && !preempts => return Err(SwapError::Useless),
-        Some(asked) if left.is_some_and(|left| asked > left) => {
-            let free = units::bytes(left.unwrap_or_default());
-            return Err(SwapError::NotEnough { asked: units::bytes(asked), free });
+/// Whether `asked` bytes of KV fit this machine's memory, of which `left` are left beside the pools.
+pub fn host_kv(asked: u64, left: Option<u64>) -> Result<(), HostKvError> {
+    match left {
+        Some(left) if asked > left => {
+            Err(HostKvError { asked: units::bytes(asked), free: units::bytes(left) })
         }
-        Some(asked) => asked,
-        None if preempts => (pool.bytes / SWAP_PART).min(left.unwrap_or(u64::MAX)),
-        None => 0,
-    };
-    let share = |blocks: u32| {
-        let slots = u128::from(blocks) * u128::from(bytes) / u128::from(pool.bytes.max(1));
-        u32::try_from(slots).unwrap_or(u32::MAX >> 1)
-    };
-    // What nobody needs is not copied.
-    let windows = pool.windows.iter().filter(|window| !window.optional).map(|window| window.blocks);
-    let mut slots: Vec<u32> = std::iter::once(pool.blocks).chain(windows).map(share).collect();
-    if asked.is_some_and(|asked| asked > 0) && slots.contains(&0) {
-        return Err(SwapError::TooSmall { asked: units::bytes(bytes) });
+        _ => Ok(()),
     }
-    slots.resize(1 + pool.windows.len(), 0);
-    let sizes =
-        std::iter::once(request.bytes_per_block).chain(request.windows.iter().map(|w| w.bytes_per_block));
-    let bytes = slots.iter().zip(sizes).map(|(slots, size)| u64::from(*slots) * size).sum();
-    Ok(SwapSpace { slots, bytes })
 }
 
 #[cfg(test)]
@@ -362,28 +319,11 @@ mod tests {
     }
 
     #[test]
-    fn swap_space_is_divided_as_the_pools_are_and_fits_beside_them() {
-        let request = PoolRequest { windows: vec![window(1 << 18, 128)], ..request() };
-        let pool = pool(&request).expect("fits");
-        let left =
-            |request: &PoolRequest, pool: &Pool| request.free.as_ref().map(|free| free.bytes - pool.bytes);
-        let space = |asked, preempts| swap_space(&request, &pool, left(&request, &pool), asked, preempts);
-        let bytes = |slots: &[u32]| (u64::from(slots[0]) << 20) + (u64::from(slots[1]) << 18);
-        let sixteenth = space(None, true).expect("fits");
-        assert_eq!(sixteenth.slots, [pool.blocks / 16, pool.windows[0].blocks / 16]);
-        assert_eq!(sixteenth.bytes, bytes(&sixteenth.slots));
-        let asked = space(Some(pool.bytes / 2), true).expect("fits");
-        assert_eq!(asked.slots, [pool.blocks / 2, pool.windows[0].blocks / 2]);
-        let none = SwapSpace { slots: vec![0, 0], bytes: 0 };
-        assert_eq!(space(Some(0), true).as_ref(), Ok(&none));
-        assert_eq!(space(None, false), Ok(none), "nobody is ever preempted");
-        assert_eq!(space(Some(1 << 20), false), Err(SwapError::Useless));
-        assert!(matches!(space(Some(4), true), Err(SwapError::TooSmall { .. })), "4 bytes, as vLLM's 4 GiB");
-        assert!(matches!(space(Some(1 << 30), true), Err(SwapError::NotEnough { .. })));
-        let full = PoolRequest { asked_bytes: Some(1 << 30), ..request.clone() };
-        let all = super::pool(&full).expect("fits");
-        let rest = swap_space(&full, &all, left(&full, &all), None, true).expect("what is left");
-        assert!(rest.bytes <= (1 << 30) - all.bytes, "{rest:?}");
+    fn memory_for_kv_is_there_or_both_numbers_are_named() {
+        assert_eq!(host_kv(4 << 30, Some(4 << 30)), Ok(()));
+        assert_eq!(host_kv(4 << 30, None), Ok(()));
+        let error = host_kv(8 << 30, Some(4 << 30)).expect_err("too much").to_string();
+        assert!(error.contains("8.00 GiB") && error.contains("4.00 GiB"), "{error}");
     }
 
     #[test]

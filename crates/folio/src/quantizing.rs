@@ -3,7 +3,7 @@
 //! Owns: which matrices, and the same refusals as the CPU backend's. Must never: choose a code; that is `folio_cpu::Quantize`.
 
 use folio_cpu::{Quantize, Quantized};
-use folio_model::backend::{Backend, BackendError, Batch, KvLayout, SwapTimes, TensorView};
+use folio_model::backend::{Backend, BackendError, Batch, KvLayout, TensorView};
 use folio_model::check;
 use folio_model::program::{MatrixId, Program, VectorId};
 use folio_model::quant::Encoding;
@@ -87,20 +87,12 @@ impl Backend for Quantizing<'_> {
         self.inner.allocate_cache(layout, blocks)
     }
 
-    fn allocate_swap(&mut self, slots: &[usize]) -> Result<(), BackendError> {
-        self.inner.allocate_swap(slots)
-    }
-
     fn forward(&mut self, batch: &Batch) -> Result<&[f32], BackendError> {
         self.inner.forward(batch)
     }
 
     fn hidden(&self, row: u32) -> &[f32] {
         self.inner.hidden(row)
-    }
-
-    fn swap_times(&self) -> SwapTimes {
-        self.inner.swap_times()
     }
 
     fn weight_bytes(&self) -> u64 {

@@ -19,7 +19,7 @@ use folio_engine::{
     DRAFTS_MAX, Drafter, EngineHandle, EventFeed, ModelExecutor, SchedulerConfig, Speculation, SystemClock,
     Tier,
 };
-use folio_kv::{CacheConfig, GroupConfig, GroupCounts, KvCache, QuotaError, default_policy};
+use folio_kv::{CacheConfig, GroupConfig, KvCache, QuotaError, default_policy};
 use folio_model::backend::{GroupKind, KvGroup, KvLayout};
 use folio_model::{Checkpoint, Config, LoadedModel};
 use folio_server::Declared;
@@ -94,10 +94,10 @@ impl Runtime {
         config.max_transfer_bytes = pool.bytes / 2;
         let left = match device.as_cpu() {
             Some(_) => free.as_ref().map(|free| free.bytes.saturating_sub(pool.bytes)),
-            // Copies are the host's, the pool is the device's.
+            // The pool is the device's.
             None => memory::free().map(|free| free.bytes),
         };
-        let swap = memory::swap_space(&request, &pool, left, args.swap_space, !args.guarantee_completion)?;
+        memory::host_kv(args.host_kv_memory.unwrap_or(0), left)?;
         let mut report = Report {
             lines: Vec::new(),
             backend: device.name(),
@@ -108,7 +108,6 @@ impl Runtime {
             kv_bytes: pool.bytes,
         };
         report.describe(&source, &checkpoint, &model, &pool, free.as_ref(), template.as_deref());
-        report.describe_swap(&swap);
         report.describe_draft(draft.as_ref(), &pool);
         report.describe_packed(mapped.as_deref(), unsaved.as_ref());
         report.describe_quantized(quantized, mapped.is_some(), here);
@@ -116,8 +115,6 @@ impl Runtime {
         let windows = pool.windows[..groups - 1].iter().map(|window| window.blocks);
         let blocks: Vec<usize> = std::iter::once(pool.blocks).chain(windows).map(|n| n as usize).collect();
         device.allocate_cache(&model.kv_layout, &blocks)?;
-        let slots: Vec<usize> = swap.slots[..groups].iter().map(|slots| *slots as usize).collect();
-        device.allocate_swap(&slots)?;
 
         let mut cache = KvCache::with_groups(
             CacheConfig {
@@ -129,7 +126,6 @@ impl Runtime {
             default_policy(depth_cost(&model.config, args.block_size)),
         );
         divide(&mut cache, tenants)?;
-        cache.set_swap_space(GroupCounts::each(swap.slots.len(), |group| swap.slots[group]));
         let layout_digest = layout_digest(&model.kv_layout, &device.numerics(), quantized);
         let tiers = tier::open(args, &device, &cache, &layout_digest, &mut report)?;
         let model_executor = ModelExecutor::new(

@@ -12,10 +12,8 @@ use folio_engine::{
     Event, EventFeed, Executor, Micros, ModelExecutor, Request, RequestId, SamplingParams, Scheduler,
     SchedulerConfig,
 };
-use folio_kv::{BlockHashes, CacheConfig, Identity, KvCache, Root, TenantId, Tiers, default_policy};
-use folio_model::backend::{
-    Backend, BackendError, Batch, DType, KvLayout, Span, SwapTimes, TableEdit, TensorView,
-};
+use folio_kv::{BlockHashes, CacheConfig, Identity, KvCache, Root, TenantId, default_policy};
+use folio_model::backend::{Backend, BackendError, Batch, DType, KvLayout, Span, TableEdit, TensorView};
 use folio_model::program::{MatrixId, Program, VectorId};
 use folio_model::sampling::{Outcome, SampleRow};
 use folio_model::{Checkpoint, LoadOptions, Model};
@@ -102,7 +100,6 @@ fn nothing_is_allocated_after_warm_up() {
     steps();
     overlap();
     evictions();
-    swaps();
     experts();
 }
 
@@ -138,10 +135,6 @@ impl Backend for Same {
         Ok(())
     }
 
-    fn allocate_swap(&mut self, _: &[usize]) -> Result<(), BackendError> {
-        Ok(())
-    }
-
     fn forward(&mut self, _: &Batch) -> Result<&[f32], BackendError> {
         Err(BackendError::Device("it samples".to_owned()))
     }
@@ -171,10 +164,6 @@ impl Backend for Same {
 
     fn hidden(&self, _: u32) -> &[f32] {
         &[]
-    }
-
-    fn swap_times(&self) -> SwapTimes {
-        SwapTimes::default()
     }
 
     fn weight_bytes(&self) -> u64 {
@@ -270,8 +259,7 @@ fn evictions() {
         }
         let hashes = BlockHashes::new(&root, &tokens, 1);
         let before = CALLS.load(Ordering::Relaxed);
-        let mut table =
-            cache.attach(hashes.clone(), &tokens, 31, Tiers::Device, &mut Vec::new(), &mut Vec::new());
+        let mut table = cache.attach(hashes.clone(), &tokens, 31, &mut Vec::new());
         cache.grow(&mut table, 32, &mut copies).expect("the pool is larger than a request");
         cache.commit(&mut table, &tokens, 32).expect("in order");
         cache.release(table, &tokens);
@@ -282,46 +270,6 @@ fn evictions() {
     }
     assert!(cache.stats().evictions > 9000, "the pool was under pressure");
     assert_eq!(calls, 0, "calls to the allocator in 300 requests");
-}
-
-/// Sequences that are copied out, evicted, and come back.
-fn swaps() {
-    let config = CacheConfig { blocks: 64, block_tokens: 1, bytes_per_block: 1 };
-    let mut cache = KvCache::new(config, default_policy(0.01));
-    cache.set_swap_space(folio_kv::GroupCounts::full(64));
-    let feed = listened(&mut cache, 64);
-    let (root, mut copies, mut swaps) = (root(), Vec::new(), Vec::with_capacity(64));
-    let mut tokens = [0u32; 40];
-    let mut calls = 0;
-    for request in 0..200u32 {
-        for (i, token) in tokens.iter_mut().enumerate() {
-            *token = request * 100 + i as u32;
-        }
-        let hashes = BlockHashes::new(&root, &tokens, 1);
-        let before = CALLS.load(Ordering::Relaxed);
-        let mut table = cache.attach(hashes, &tokens, 39, Tiers::Device, &mut Vec::new(), &mut Vec::new());
-        cache.grow(&mut table, 32, &mut copies).expect("the pool is larger than a request");
-        cache.commit(&mut table, &tokens, 32).expect("in order");
-        let offer = cache.swap_offer(&table).expect("all of it is its own");
-        let copy = cache.swap_out(&table, &offer, &mut swaps);
-        let hashes = cache.release(table, &tokens);
-        cache.end_load(copy.ticket(), None, &[], true).expect("no table");
-        cache.clear(None);
-        swaps.clear();
-        let tiers = Tiers::Host(Some(&copy));
-        let mut table = cache.attach(hashes, &tokens, 39, tiers, &mut Vec::new(), &mut swaps);
-        assert_eq!((table.computed(), swaps.len()), (32, 32));
-        cache.grow(&mut table, 40, &mut copies).expect("there is room");
-        cache.commit(&mut table, &tokens, 40).expect("in order");
-        cache.release(table, &tokens);
-        cache.drop_swapped(copy);
-        swaps.clear();
-        feed.put(&mut cache);
-        if request >= 100 {
-            calls += CALLS.load(Ordering::Relaxed) - before;
-        }
-    }
-    assert_eq!(calls, 0, "calls to the allocator in 100 copies");
 }
 
 /// The built-in model decodes eight sequences.

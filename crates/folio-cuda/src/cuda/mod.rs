@@ -13,11 +13,14 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::path::PathBuf;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use cudarc::driver::sys;
 
 use crate::cubins::Cubins;
-use crate::driver::{Arg, DeviceInfo, DevicePtr, Driver, DriverError, EventId, GraphId, HostId, Launch};
+use crate::driver::{
+    Arg, Copies, DeviceInfo, DevicePtr, Driver, DriverError, EventId, GraphId, HostId, Launch,
+};
 use crate::gemm::Gemm;
 use crate::kernels::Module;
 
@@ -146,6 +149,52 @@ impl CudaDriver {
             return Err(DriverError::Call { call: "a copy", reason });
         }
         Ok(start.wrapping_add(offset as usize).cast())
+    }
+}
+
+/// A stream of its own in the device's context, which it keeps alive.
+struct SideStream {
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    stream: sys::CUstream,
+}
+
+// SAFETY: the handles belong to the context, not to a thread; each call makes that current first, and libcuda takes calls to one stream
+// from several threads.
+unsafe impl Send for SideStream {}
+// SAFETY: as above.
+unsafe impl Sync for SideStream {}
+
+impl SideStream {
+    fn open(device: sys::CUdevice) -> Result<Self> {
+        let (mut context, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
+        call!(cuDevicePrimaryCtxRetain(&mut context, device))?;
+        call!(cuCtxSetCurrent(context))?;
+        call!(cuStreamCreate(&mut stream, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32))?;
+        Ok(Self { device, context, stream })
+    }
+}
+
+impl Copies for SideStream {
+    fn download(&self, from: DevicePtr, to: &mut [u8]) -> Result<()> {
+        call!(cuCtxSetCurrent(self.context))?;
+        call!(cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from.0, to.len(), self.stream))?;
+        call!(cuStreamSynchronize(self.stream))
+    }
+
+    fn upload(&self, to: DevicePtr, from: &[u8]) -> Result<()> {
+        call!(cuCtxSetCurrent(self.context))?;
+        call!(cuMemcpyHtoDAsync_v2(to.0, from.as_ptr().cast(), from.len(), self.stream))?;
+        call!(cuStreamSynchronize(self.stream))
+    }
+}
+
+impl Drop for SideStream {
+    fn drop(&mut self) {
+        // What cannot be given back now goes with the process.
+        let _ = call!(cuCtxSetCurrent(self.context));
+        let _ = call!(cuStreamDestroy_v2(self.stream));
+        let _ = call!(cuDevicePrimaryCtxRelease_v2(self.device));
     }
 }
 
@@ -321,6 +370,10 @@ impl Driver for CudaDriver {
         self.enter()?;
         let to = self.host_at(id, offset, bytes)?;
         call!(cuMemcpyDtoHAsync_v2(to, from.0, bytes as usize, self.stream))
+    }
+
+    fn copies(&mut self) -> Result<Arc<dyn Copies>> {
+        Ok(Arc::new(SideStream::open(self.device)?))
     }
 
     fn synchronize(&mut self) -> Result<()> {

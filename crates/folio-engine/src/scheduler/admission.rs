@@ -23,7 +23,7 @@
 
 use std::cmp::Reverse;
 
-use folio_kv::{BlockTable, GroupCounts, KvCache, TenantId, Tiers};
+use folio_kv::{BlockTable, GroupCounts, KvCache, TenantId};
 
 use super::Scheduler;
 use super::room::{Resources, Verdict};
@@ -82,7 +82,7 @@ impl Headroom {
 impl Scheduler {
     /// Whether looking at the waiting queue can lead to anything in this step.
     pub(super) fn admission_possible(&self) -> bool {
-        if self.step.preempted || self.preempting > 0 || self.waiting.len() == 0 {
+        if self.step.preempted || self.is_preempting() || self.waiting.len() == 0 {
             return false;
         }
         let room = (self.running.len() as u32) < self.config.max_num_seqs;
@@ -109,10 +109,9 @@ impl Scheduler {
     pub(super) fn look_up_now(&mut self, cache: &KvCache, slot: Slot) {
         let sequence = &self.sequences[slot];
         let attachable = sequence.attachable() as usize;
-        let lookup = cache.lookup(&sequence.hashes, &sequence.tokens[..attachable], Tiers::Device);
+        let lookup = cache.lookup(&sequence.hashes, &sequence.tokens[..attachable]);
         let cached = lookup.full_blocks * cache.config().block_tokens + lookup.tail_tokens;
-        let mut found = Found { plan: self.step.plans, lookup, cached, swaps_in: false };
-        self.look_up_swapped(cache, sequence, &mut found);
+        let found = Found { plan: self.step.plans, lookup, cached };
         let sequence = &mut self.sequences[slot];
         sequence.declared = found.lookup.declared_blocks > 0;
         if let Some(waiting) = sequence.waiting_mut() {
@@ -122,7 +121,7 @@ impl Scheduler {
 
     /// Attaches what is cached and makes the sequence running, or notes what it waits for.
     pub(super) fn try_admit(&mut self, cache: &mut KvCache, slot: Slot) -> bool {
-        if self.step.preempted || self.preempting > 0 || self.waits_for_swap_out(slot) {
+        if self.step.preempted || self.is_preempting() {
             return false;
         }
         if self.waits_for_prefix(slot) || (!self.admits(cache, slot) && !self.outranks_somebody(slot)) {
@@ -145,15 +144,6 @@ impl Scheduler {
         true
     }
 
-    /// Its copy in host memory is being made. (One that this step makes can be used in it: a step copies out first.)
-    fn waits_for_swap_out(&mut self, slot: Slot) -> bool {
-        let waits = self.is_swapping_out(slot);
-        if waits {
-            self.wait_for(slot, WaitingFor::SwapOut);
-        }
-        waits
-    }
-
     fn outranks_somebody(&self, slot: Slot) -> bool {
         let sequence = &self.sequences[slot];
         self.running.iter().rev().any(|(_, other)| sequence.outranks(&self.sequences[*other]))
@@ -172,7 +162,7 @@ impl Scheduler {
     fn awaited_prefix(&self, slot: Slot) -> Option<u32> {
         let sequence = &self.sequences[slot];
         let waiting = sequence.waiting()?;
-        if sequence.wants_rows() || waiting.swaps_in() {
+        if sequence.wants_rows() {
             return None;
         }
         if waiting.wait.is_over(self.now, &self.config) {
@@ -387,15 +377,10 @@ impl Scheduler {
     fn attach(&mut self, cache: &mut KvCache, slot: Slot) {
         let sequence = &mut self.sequences[slot];
         let attachable = sequence.attachable();
-        let Some(waiting) = sequence.waiting_mut() else { return };
-        let swapped = waiting.swapped.take();
-        let tiers = if waiting.swaps_in() { Tiers::Host(swapped.as_ref()) } else { Tiers::Device };
-        let (hashes, plan) = (sequence.hashes.clone(), &mut self.step.plan);
-        let (copies, loads) = (&mut plan.copies, &mut plan.swap_ins);
-        let table = cache.attach(hashes, &sequence.tokens, attachable, tiers, copies, loads);
-        self.step.copy_owners.resize(plan.copies.len(), slot);
-        self.step.swap_in_owners.resize(plan.swap_ins.len(), slot);
-        self.start(cache, slot, table, Fresh { swapped, ran: false });
+        let copies = &mut self.step.plan.copies;
+        let table = cache.attach(sequence.hashes.clone(), &sequence.tokens, attachable, copies);
+        self.step.copy_owners.resize(copies.len(), slot);
+        self.start(cache, slot, table, Fresh::Attached);
     }
 
     /// The waiting sequence runs, with a table that was attached for it.

@@ -22,7 +22,6 @@ use super::Scheduler;
 use super::admission::Headroom;
 use super::fair::Head;
 use super::preemption::Allocation;
-use super::swap::drop_of;
 use crate::plan::{SequencePlan, StepPlan};
 use crate::sequence::{Rank, Running, Slot};
 use crate::stats::WaitingFor;
@@ -44,10 +43,8 @@ pub(super) struct Step {
     pub has_histories: bool,
     /// The table slots of the plan's entries.
     pub table_slots: Vec<u32>,
-    /// Whose table each of the plan's copies serves, and the same of its swaps.
+    /// Whose table each of the plan's copies serves.
     pub copy_owners: Vec<Slot>,
-    pub swap_out_owners: Vec<Slot>,
-    pub swap_in_owners: Vec<Slot>,
     /// Slots in some order, for whoever needs a list.
     pub order: Vec<Slot>,
     pub heads: Vec<Head>,
@@ -72,8 +69,9 @@ pub(super) struct Step {
 impl Step {
     /// `slot` gave its blocks up: whoever gets them writes them itself.
     pub fn forget(&mut self, slot: Slot) {
-        drop_of(slot, &mut self.plan.copies, &mut self.copy_owners);
-        drop_of(slot, &mut self.plan.swap_ins, &mut self.swap_in_owners);
+        let mut owner = self.copy_owners.iter();
+        self.plan.copies.retain(|_| owner.next() != Some(&slot));
+        self.copy_owners.retain(|owner| *owner != slot);
     }
 }
 
@@ -327,7 +325,7 @@ impl Scheduler {
         let unused = |running: &Running| running.never_ran() && running.granted + running.begun_steps == 0;
         if self.sequences[slot].running().is_some_and(unused) {
             // A table that is not run in the step it was attached in would miss its copy.
-            self.back_to_queue(cache, slot, None, (0, 0));
+            self.back_to_queue(cache, slot, (0, 0));
         }
         got
     }

@@ -10,8 +10,7 @@ use super::Scheduler;
 use super::budget::Step;
 use super::costs::Computed;
 use super::drafts;
-use super::swap::bytes_of;
-use folio_kv::{BlockId, HOLE, KvCache, Ticket};
+use folio_kv::{BlockId, HOLE};
 
 use crate::plan::{PLACEHOLDER, SamplePlan, SequenceId, SequencePlan, TableChange, Want};
 use crate::request::{Micros, Pooling};
@@ -47,10 +46,6 @@ pub(super) struct Ring {
 pub(super) struct BegunStep {
     pub step: u64,
     pub planned: Vec<Planned>,
-    /// Whose copies in host memory it makes, and the bytes it copies each way.
-    pub swapped_out: Vec<((SequenceId, Slot), Ticket)>,
-    pub out_bytes: u64,
-    pub in_bytes: u64,
     pub computed: Computed,
     pub decodes: u32,
     pub tokens: u32,
@@ -58,24 +53,20 @@ pub(super) struct BegunStep {
 }
 
 impl Scheduler {
-    /// Takes the memory of the last plan back. What it was to copy out is repeated if it was never begun.
+    /// Takes the memory of the last plan back.
     pub(super) fn recycle(&mut self) {
         let step = &mut self.step;
         if !step.plan.sequences.is_empty() {
             for (entry, slot) in step.plan.sequences.drain(..).zip(step.table_slots.drain(..)) {
                 step.entries[slot as usize] = Some(entry);
             }
-            step.plan.swap_outs.clear();
-            step.swap_out_owners.clear();
         }
         step.plan.copies.clear();
         step.copy_owners.clear();
-        step.plan.swap_ins.clear();
-        step.swap_in_owners.clear();
     }
 
     /// Fills the plan from what was granted, and remembers it as under way.
-    pub(super) fn build(&mut self, cache: &KvCache) {
+    pub(super) fn build(&mut self) {
         let step = self.next_step();
         self.step.plan.step = step;
         if self.step.granted == 0 {
@@ -128,15 +119,6 @@ impl Scheduler {
         }
         begun.decodes = self.step.decodes;
         begun.tokens = self.step.granted;
-        let owners = self.step.swap_out_owners.iter();
-        let copy = |slot: &Slot| {
-            let sequence = &self.sequences[*slot];
-            Some(((sequence.id(), *slot), sequence.swapped()?.ticket()))
-        };
-        begun.swapped_out.extend(owners.filter_map(copy));
-        begun.swapped_out.dedup();
-        begun.out_bytes = bytes_of(cache, &self.step.plan.swap_outs);
-        begun.in_bytes = bytes_of(cache, &self.step.plan.swap_ins);
         self.counters.steps_ahead += u64::from(!self.ring.begun.is_empty());
         self.ring.begun.push_back(begun);
     }
@@ -194,8 +176,7 @@ impl BegunStep {
     /// Keeps the memory and nothing else.
     pub fn clear(mut self) -> Self {
         self.planned.clear();
-        self.swapped_out.clear();
-        Self { planned: self.planned, swapped_out: self.swapped_out, ..Self::default() }
+        Self { planned: self.planned, ..Self::default() }
     }
 }
 

@@ -23,8 +23,6 @@ impl Scheduler {
     ) -> Result<(), String> {
         let tables: Vec<&BlockTable> = self.tables().map(|(_, _, table)| table).chain(others).collect();
         cache.check(&tables).map_err(|violation| violation.to_string())?;
-        let swapped: Vec<_> = self.swapped().map(|(_, swapped)| swapped).collect();
-        cache.check_swapped(&swapped).map_err(|violation| violation.to_string())?;
         let total = self.sequences.len();
         let outside = self.sequences.iter().filter(|s| !s.is_running() && s.suspension().is_some()).count();
         if total != self.running.len() + self.waiting.len() + outside {

@@ -50,9 +50,7 @@ impl Scheduler {
         // A step begins when the one before it ends.
         let began = begun.planned_at.max(self.last_step.0);
         let us = self.now.0.saturating_sub(began.0) as f64;
-        let swaps = output.swap_times;
-        self.costs.stepped(begun.computed, (us - swaps.out_us - swaps.in_us).max(0.0));
-        self.swaps_ran(cache, begun, swaps);
+        self.costs.stepped(begun.computed, us);
         let mut samples = output.samples.as_slice();
         for planned in &begun.planned {
             let (answers, rest) = samples.split_at(planned.samples as usize);
@@ -67,7 +65,6 @@ impl Scheduler {
     /// Ends everybody whom a failed step contained and who has not ended since it was planned.
     fn fail(&mut self, cache: &mut KvCache, begun: &BegunStep, error: &ExecutorError) {
         self.counters.executor_failures += 1;
-        self.swaps_failed(cache, begun);
         let message: std::sync::Arc<str> = error.to_string().into();
         for planned in &begun.planned {
             if self.lands(planned) {
@@ -187,7 +184,7 @@ impl Scheduler {
         let prompt_len = sequence.prompt_len;
         let State::Running(running) = &mut sequence.state else { return false };
         if rows == 0 {
-            running.fresh.iter_mut().for_each(|fresh| fresh.ran = true);
+            running.fresh.iter_mut().for_each(|fresh| *fresh = Fresh::Ran);
             return true;
         }
         let before = running.table.computed();
@@ -206,7 +203,7 @@ impl Scheduler {
             let hashes = (&sequence.hashes, sequence.declared);
             self.shared_prefixes.published(slot, hashes, &mut running.announced, there / block_tokens);
         }
-        let fresh = running.fresh.take().map(|fresh| *fresh);
+        let fresh = running.fresh.take();
         let charged = before.max(sequence.high_water);
         let recomputed = sequence.high_water.min(computed).saturating_sub(before);
         sequence.high_water = sequence.high_water.max(computed);
@@ -216,12 +213,11 @@ impl Scheduler {
         }
         self.counters.iteration_tokens += u64::from(rows);
         self.counters.recomputed_tokens += u64::from(recomputed);
-        if let Some(Fresh { swapped, .. }) = fresh {
+        if fresh.is_some() {
             // The first step of a request that was really computed fixes what it took from the cache.
             let state = self.requests.get_mut(&sequence.request_id);
             let state = state.filter(|state| state.cached_tokens.is_none());
             state.into_iter().for_each(|state| state.cached_tokens = Some(before.min(prompt_len)));
-            self.drop_swapped(cache, slot, swapped);
         }
         self.update_reservation(cache, slot);
         self.wait_for_load(slot);

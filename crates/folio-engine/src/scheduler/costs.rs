@@ -6,24 +6,24 @@
 //! makes a token dearer the deeper it lies. `a` and `b` are the least-squares solution over past steps, old ones fading. What
 //! a step's decodes took by themselves is taken off first.
 //!
-//! Swapping: microseconds per byte, each way by itself, old copies fading. Until something was copied a copy counts as free,
-//! so the first copy is the measurement; until something came back, swapping in counts as swapping out.
+//! Loading: microseconds per byte of each tier, by itself. One that was never loaded from counts as the nearest before it, and without such
+//! as free, so that the first load is the measurement.
 //!
-//! Loading: microseconds per byte of each tier, by itself. One that was never loaded from counts as the nearest before it.
+//! Keeping: microseconds per byte until what preempted sequences gave up was read. Free until it was done once.
 //!
 //! Survival: of what preempted sequences gave up, the share that the prefix cache still had when they came back.
 
 use std::ops::Range;
 
-use folio_kv::{SwapOffer, TierId};
+use folio_kv::TierId;
 
 use super::row_times::RowTimes;
 use crate::tier::TIERS_MAX;
 
 /// What a step keeps of the weight of those before.
 const STEPS: f64 = 0.98;
-/// What a copy, or a return, keeps of those before.
-const SWAPS: f64 = 0.9;
+/// What a transfer, or a return, keeps of those before.
+const TRANSFERS: f64 = 0.9;
 
 /// What one step computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -51,8 +51,7 @@ pub(super) struct Costs {
     /// Of steps without prompts: those for which no model drafts, and those for which one does.
     rows: RowTimes,
     drafting: RowTimes,
-    swapped_out: Mean,
-    swapped_in: Mean,
+    kept: Mean,
     /// By tier.
     loaded: [Mean; TIERS_MAX],
     survived: Mean,
@@ -77,7 +76,7 @@ impl Mean {
 }
 
 impl Costs {
-    /// A step that computed this took `us`, its swaps left out.
+    /// A step that computed this took `us`.
     pub fn stepped(&mut self, computed: Computed, us: f64) {
         let Computed { tokens, positions, decodes, drafts, drafting } = computed;
         if tokens == 0.0 {
@@ -115,48 +114,38 @@ impl Costs {
         times.most_rows().max(self.rows.most_rows()).max(1).saturating_mul(2)
     }
 
-    pub fn swapped_out(&mut self, bytes: u64, us: f64) {
-        self.swapped_out.add(us, bytes as f64, SWAPS);
-    }
-
-    pub fn swapped_in(&mut self, bytes: u64, us: f64) {
-        self.swapped_in.add(us, bytes as f64, SWAPS);
+    /// It took so long until this was read of what a preempted sequence gave up.
+    pub fn kept(&mut self, bytes: u64, us: f64) {
+        self.kept.add(us, bytes as f64, TRANSFERS);
     }
 
     pub fn loaded(&mut self, tier: TierId, bytes: u64, us: f64) {
-        self.loaded[usize::from(tier.0)].add(us, bytes as f64, SWAPS);
+        self.loaded[usize::from(tier.0)].add(us, bytes as f64, TRANSFERS);
     }
 
     /// Microseconds that are spared where a tier brings `bytes` instead of these positions being computed; negative where it is slower.
     /// One that was never loaded from is taken to be as fast as the nearest before it, and without such to cost nothing.
     pub fn spared_by_load(&self, tier: TierId, bytes: u64, positions: Range<u32>) -> f64 {
+        self.computing(positions) - bytes as f64 * self.load_us(tier)
+    }
+
+    /// Microseconds a byte.
+    fn load_us(&self, tier: TierId) -> f64 {
         let known = self.loaded[..=usize::from(tier.0)].iter().rev().find_map(|mean| mean.value());
-        self.computing(positions) - bytes as f64 * known.unwrap_or(0.0)
+        known.unwrap_or(0.0)
     }
 
     /// Of `held` positions that were given up, `found` were still cached.
     pub fn survived(&mut self, found: u32, held: u32) {
-        self.survived.add(found.into(), held.into(), SWAPS);
+        self.survived.add(found.into(), held.into(), TRANSFERS);
     }
 
-    /// Whether a copy is cheaper than what it would spare, as far as anybody can tell at a preemption.
-    pub fn swap_out_pays(&self, offer: &SwapOffer) -> bool {
+    /// Whether to have these positions kept, and loaded if they are lost, is cheaper than to compute them then, as far as anybody can tell
+    /// at a preemption.
+    pub fn keeping_pays(&self, tier: TierId, bytes: u64, positions: Range<u32>) -> bool {
         let lost = 1.0 - self.survived.value().unwrap_or(0.0).min(1.0);
-        let bytes = offer.bytes as f64;
-        bytes * (self.out_us() + lost * self.in_us()) < lost * self.computing(offer.from..offer.to)
-    }
-
-    /// Whether copying `bytes` in is cheaper than computing these positions.
-    pub fn swap_in_pays(&self, bytes: u64, positions: Range<u32>) -> bool {
-        positions.start < positions.end && bytes as f64 * self.in_us() < self.computing(positions)
-    }
-
-    fn out_us(&self) -> f64 {
-        self.swapped_out.value().unwrap_or(0.0)
-    }
-
-    fn in_us(&self) -> f64 {
-        self.swapped_in.value().unwrap_or_else(|| self.out_us())
+        let us = self.kept.value().unwrap_or(0.0) + lost * self.load_us(tier);
+        bytes as f64 * us < lost * self.computing(positions)
     }
 
     /// Microseconds to compute these positions of a prompt.
@@ -191,17 +180,13 @@ impl Costs {
 
 #[cfg(test)]
 mod tests {
-    use folio_kv::GroupCounts;
-
     use super::*;
+
+    const TIER: TierId = TierId(0);
 
     fn prompt(from: u32, tokens: u32) -> Computed {
         let positions = f64::from(tokens) * (f64::from(from) + f64::from(tokens) / 2.0);
         Computed { tokens: f64::from(tokens), positions, ..Computed::default() }
-    }
-
-    fn offer(from: u32, to: u32, bytes: u64) -> SwapOffer {
-        SwapOffer { from, to, slots: GroupCounts::default(), bytes }
     }
 
     /// 100 us a token and 0.1 us for every position before it.
@@ -258,31 +243,27 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_is_made_when_it_is_cheaper_and_not_otherwise() {
+    fn what_is_cheaper_to_keep_is_kept_and_nothing_else() {
         let mut costs = measured();
-        let offer = offer(0, 1000, 1 << 20);
-        assert!(costs.swap_out_pays(&offer), "unmeasured, a copy is free: it is how it is measured");
-        costs.swapped_out(1 << 20, 1000.0);
-        costs.swapped_in(1 << 20, 1000.0);
-        assert!(costs.swap_out_pays(&offer), "2 ms against 150 ms");
-        assert!(costs.swap_in_pays(1 << 20, 0..1000));
-        assert!(!costs.swap_in_pays(1 << 20, 996..1000), "four tokens are computed sooner");
-        assert!(!costs.swap_in_pays(0, 1000..1000), "nothing is missing");
-        for _ in 0..30 {
-            costs.swapped_out(1 << 20, 1e6);
-        }
-        assert!(!costs.swap_out_pays(&offer), "a second for each copy");
-        assert!(!Costs::default().swap_out_pays(&offer), "nothing was ever computed");
+        let pays = |costs: &Costs| costs.keeping_pays(TIER, 1 << 20, 0..1000);
+        assert!(pays(&costs), "unmeasured it is free: it is how it is measured");
+        costs.kept(1 << 20, 1000.0);
+        costs.loaded(TIER, 1 << 20, 1000.0);
+        assert!(pays(&costs), "2 ms against 150 ms");
+        (0..30).for_each(|_| costs.kept(1 << 20, 1e6));
+        assert!(!pays(&costs), "a second for each");
+        assert!(!pays(&Costs::default()), "nothing was ever computed");
     }
 
     #[test]
-    fn what_survives_by_itself_needs_no_copy() {
+    fn what_survives_by_itself_needs_no_keeping() {
         let mut costs = measured();
-        (0..50).for_each(|_| costs.swapped_out(1 << 20, 10_000.0));
-        assert!(costs.swap_out_pays(&offer(0, 1000, 1 << 20)));
+        let pays = |costs: &Costs| costs.keeping_pays(TIER, 1 << 20, 0..1000);
+        (0..50).for_each(|_| costs.kept(1 << 20, 10_000.0));
+        assert!(pays(&costs));
         (0..50).for_each(|_| costs.survived(99, 100));
-        assert!(!costs.swap_out_pays(&offer(0, 1000, 1 << 20)), "1 % of 150 ms against 10 ms");
+        assert!(!pays(&costs), "1 % of 150 ms against 10 ms");
         (0..50).for_each(|_| costs.survived(0, 100));
-        assert!(costs.swap_out_pays(&offer(0, 1000, 1 << 20)));
+        assert!(pays(&costs));
     }
 }

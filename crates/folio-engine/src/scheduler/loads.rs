@@ -5,7 +5,7 @@
 //! Where tiers are served ([`Scheduler::with_tiers`]), a sequence that is admitted is loaded as far as they have what the device lacks
 //! ([`folio_kv::BlockHashes::stored_from`]), each part from the tier that brings it the soonest, if that is cheaper than to compute it, by
 //! measured rates (`costs`); and at its end what each tier lacks of it is stored there, under a lease: so what a far tier had is near from
-//! then on. Of windows and states only what is read at an end is stored, so where there are such also
+//! then on. What it computed is also stored where it is preempted, in the tier that is memory (`kept`). Of windows and states only what is read at an end is stored, so where there are such also
 //! at the end of the prompt. Who fills and who reads is told by [`Scheduler::transfers`].
 //!
 //! A transfer writes the last blocks of a table ([`folio_kv::Ticket`]). Before those the sequence is computed as ever; with nothing
@@ -15,9 +15,10 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use folio_kv::{KvCache, Ticket, TierId, Tiers};
+use folio_kv::{KvCache, Ticket, TierId};
 
 use super::Scheduler;
+use super::kept::Leaving;
 use super::room::Resources;
 use crate::request::{Micros, RequestId};
 use crate::sequence::{Fresh, Slot, State};
@@ -32,9 +33,12 @@ const STORE_LEASE_US: u64 = 3_000_000;
 pub(super) struct Transfers {
     /// Blocks that each tier keeps together, the nearest first.
     pub chunks: Vec<u32>,
+    /// Where preempted sequences are kept, and what is still read there (`kept`).
+    pub preempted_in: Option<TierId>,
+    pub leaving: Vec<Leaving>,
     /// Each with the step that was being planned.
     loads: VecDeque<(u64, LoadOrder)>,
-    stores: Vec<StoreOrder>,
+    pub stores: Vec<StoreOrder>,
 }
 
 impl Transfers {
@@ -51,7 +55,7 @@ struct Offer {
 }
 
 /// The last position up to `positions` at which blocks of all groups end, and the `chunk` blocks that a tier keeps together.
-fn chunk_end(cache: &KvCache, chunk: u32, positions: u32) -> u32 {
+pub(super) fn chunk_end(cache: &KvCache, chunk: u32, positions: u32) -> u32 {
     let chunk = chunk * cache.config().block_tokens;
     let mut end = cache.border(positions);
     while !end.is_multiple_of(chunk) {
@@ -80,7 +84,7 @@ impl Scheduler {
             None => state.unforked.contains(&choice),
         };
         let slot = *state.members.iter().find(stands_for)?;
-        if self.contended() || self.preempting > 0 {
+        if self.contended() || self.is_preempting() {
             return None;
         }
         let positions = blocks * cache.config().block_tokens;
@@ -119,7 +123,7 @@ impl Scheduler {
         let (size, shared) = (cache.config().block_tokens, sequence.hashes.root().declared_blocks());
         // What an operator declared is its owner's to load.
         let mine = sequence.declared == (shared > 0) && found.lookup.full_blocks >= shared;
-        if self.transfers.chunks.is_empty() || found.swaps_in || !mine || sequence.wants_rows() {
+        if self.transfers.chunks.is_empty() || !mine {
             return false;
         }
         let from = cache.border(found.lookup.full_blocks * size);
@@ -186,7 +190,7 @@ impl Scheduler {
     /// What each tier lacks of a sequence up to position `end` is read and stored.
     pub(super) fn store(&mut self, cache: &mut KvCache, slot: Slot, end: u32) {
         let sequence = &self.sequences[slot];
-        let Some(running) = sequence.running().filter(|running| running.table.is_loaded()) else { return };
+        let Some(running) = sequence.running() else { return };
         let (table, size) = (&running.table, cache.config().block_tokens);
         let root = table.root();
         let own = root.declared_blocks();
@@ -214,13 +218,13 @@ impl Scheduler {
 
     /// Makes a waiting sequence running with whole blocks that the device has, if `positions` more may be loaded.
     fn admit_to_load(&mut self, cache: &mut KvCache, slot: Slot, positions: u32) -> bool {
-        if self.sequences[slot].suspension().is_some() || self.is_swapping_out(slot) {
+        if self.sequences[slot].suspension().is_some() {
             return false;
         }
         self.step.growth = None;
         self.look_up_now(cache, slot);
         let sequence = &self.sequences[slot];
-        let Some(waiting) = sequence.waiting().filter(|waiting| !waiting.swaps_in()) else { return false };
+        let Some(waiting) = sequence.waiting() else { return false };
         let most = cache.border(waiting.lookup().full_blocks * cache.config().block_tokens);
         most + positions <= sequence.attachable()
             && self.admits(cache, slot)
@@ -231,14 +235,13 @@ impl Scheduler {
     fn attach_whole(&mut self, cache: &mut KvCache, slot: Slot, most: u32) -> bool {
         let sequence = &mut self.sequences[slot];
         let (hashes, copies) = (sequence.hashes.clone(), &mut Vec::new());
-        let table = cache.attach(hashes, &sequence.tokens, most, Tiers::Device, copies, &mut Vec::new());
+        let table = cache.attach(hashes, &sequence.tokens, most, copies);
         if !copies.is_empty() {
             // They would have to run in a step.
             cache.release(table, &sequence.tokens);
             return false;
         }
-        let swapped = sequence.waiting_mut().and_then(|waiting| waiting.swapped.take());
-        self.start(cache, slot, table, Fresh { swapped, ran: true });
+        self.start(cache, slot, table, Fresh::Ran);
         true
     }
 

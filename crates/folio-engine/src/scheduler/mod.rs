@@ -18,7 +18,7 @@
 //! | `preemption` | who loses its blocks |
 //! | `suspend` | who waits for something outside the steps |
 //! | `loads` | blocks that are filled from outside the steps, or read there |
-//! | `swap`, `costs` | what of them is kept in host memory, because computing it again would cost more |
+//! | `kept`, `costs` | what of a preempted sequence is kept in a tier, because computing it again would cost more |
 //! | `row_times` | what a step takes over its rows |
 //! | `build` | the plan's entries; what is remembered of a step until its commit |
 //! | `commit` | what a result changes |
@@ -44,8 +44,7 @@
 //! - A block that an orphan writes was the sequence's own since it grew: it is shared with nobody (`KvCache::grow`).
 //! - A state is overwritten by the row behind it. What an orphan overwrote is not kept (`BlockTable::set_overwritten`); rows that may be
 //!   taken back write blocks of their own, and are alone under way.
-//! - Readers outside (a copy to host memory) read what was committed, in a step of its own order; what they write is used by
-//!   nobody in a later step before that one is committed (`swap`).
+//! - Readers outside read what was committed; what transfers write nobody uses before their report (`loads`).
 //!
 //! A victim that is under way gets no further rows and is preempted at its last commit; who wanted its blocks waits for that, and
 //! nobody else does.
@@ -66,6 +65,7 @@ mod costs;
 mod drafts;
 mod fair;
 mod figures;
+mod kept;
 mod loads;
 mod preemption;
 mod queue;
@@ -74,11 +74,10 @@ mod room;
 mod row_times;
 mod shared_prefixes;
 mod suspend;
-mod swap;
 
 use std::collections::{BTreeSet, VecDeque};
 
-use folio_kv::{BlockHashes, KvCache, Ticket};
+use folio_kv::{BlockHashes, KvCache, Ticket, TierId};
 use rustc_hash::FxHashMap;
 
 use crate::config::{ConfigError, SchedulerConfig};
@@ -192,6 +191,12 @@ impl Scheduler {
         self
     }
 
+    /// The tier that keeps what preempted sequences computed ([`crate::Tier::keeps_preempted`]): see `kept`.
+    pub fn keeping_preempted_in(mut self, tier: Option<TierId>) -> Self {
+        self.transfers.preempted_in = tier;
+        self
+    }
+
     /// Takes in what arrived since the last step. Requests were already checked against the limits
     /// ([`crate::EngineHandle::submit`]), and hashed ([`Request::hashed`]). A cancellation of something that has already ended is
     /// ignored.
@@ -227,16 +232,17 @@ impl Scheduler {
         self.now = now;
         cache.advance(now.0);
         self.recycle();
+        self.forget_late_stores();
         self.reap(cache);
         let decodes = self.grant_decodes(cache);
         self.grant_prompts(cache, decodes);
-        self.build(cache);
+        self.build();
         &self.step.plan
     }
 
-    /// Whether a victim still waits for its last commit.
+    /// Whether a victim still waits for its last commit, or for a tier to have read what it gave up.
     pub fn is_preempting(&self) -> bool {
-        self.preempting > 0
+        self.preempting > 0 || !self.transfers.leaving.is_empty()
     }
 
     /// Number of the step being planned.

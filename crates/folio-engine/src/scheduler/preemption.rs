@@ -1,8 +1,8 @@
 //! Who loses its blocks when somebody needs one and none is left.
 //!
 //! Owns: the choice of the victim and what happens to it. A victim's full blocks stay in the prefix cache until they are
-//! taken, so a resume is mostly a prefix hit. What may not survive there is copied to host memory, if that is cheaper than to
-//! compute it again (`swap`).
+//! taken, so a resume is mostly a prefix hit. What may not survive there is kept in a tier, if there is one that is memory and that is cheaper
+//! than to compute it again (`kept`).
 //!
 //! The victim is the cheapest of those that the requester may displace, itself included:
 //! - nobody of a better class, and of its own tenant nobody of better priority; what a caller says of its priority counts among its
@@ -17,7 +17,7 @@
 //! - of that one's tenant and class the worst priority.
 //!
 //! A victim with rows under way gets no more of them and is preempted when the last is committed. Until then its blocks count as
-//! coming: nobody else is preempted for the same need, and nobody is admitted.
+//! coming: nobody else is preempted for the same need, and nobody is admitted. So do blocks that a tier is still reading.
 //!
 //! Livelock freedom: a sequence is preempted at most `max_preemptions` times; after that it is admitted only with every
 //! block it may ever need set aside (`room`), nobody may dip into that reserve, and it is no victim. So there are
@@ -25,11 +25,11 @@
 
 use std::cmp::Reverse;
 
-use folio_kv::{GroupCounts, KvCache, Swapped, TenantId};
+use folio_kv::{GroupCounts, KvCache, TenantId};
 
 use super::Scheduler;
 use super::room::Verdict;
-use crate::sequence::{Fresh, Rank, Running, Slot, State, Wait, Waiting};
+use crate::sequence::{Rank, Running, Slot, State, Wait, Waiting};
 use crate::stats::WaitingFor;
 
 /// What came of asking for blocks.
@@ -70,9 +70,9 @@ impl Scheduler {
         }
     }
 
-    /// What victims release at their last commit.
+    /// What victims release at their last commit, or tiers when they have read it.
     pub(super) fn coming(&self, cache: &KvCache) -> GroupCounts {
-        let mut coming = GroupCounts::default();
+        let mut coming = self.leaving();
         if self.preempting > 0 {
             let victims = self.running.iter().filter_map(|(_, slot)| self.sequences[*slot].running());
             victims
@@ -163,49 +163,39 @@ impl Scheduler {
         self.counters.preemptions += 1;
         self.sequences[victim].timing.preemptions += 1;
         self.headroom.preempted();
-        let (swapped, at_stake) = self.swap_out(cache, victim);
-        self.back_to_queue(cache, victim, swapped, at_stake);
-        let copied = self.sequences[victim].waiting().is_some_and(|waiting| waiting.swapped.is_some());
-        self.counters.preemptions_swapped += u64::from(copied);
+        let at_stake = self.keep_preempted(cache, victim);
+        self.back_to_queue(cache, victim, at_stake);
+        self.update_reservations(cache);
         self.step.preempted = true;
     }
 
-    /// `swapped`, `at_stake`: what it keeps in host memory, and the positions it loses.
-    pub(super) fn back_to_queue(
-        &mut self,
-        cache: &mut KvCache,
-        slot: Slot,
-        swapped: Option<Swapped>,
-        at_stake: (u32, u32),
-    ) {
+    /// `at_stake`: the positions that it loses.
+    pub(super) fn back_to_queue(&mut self, cache: &mut KvCache, slot: Slot, at_stake: (u32, u32)) {
         // What it waits for outside it goes on waiting for.
         let blocks = Wait { reason: WaitingFor::Blocks, since: self.now };
         let wait = self.sequences[slot].suspension().unwrap_or(blocks);
-        let fresh = self.release(cache, slot);
+        self.release(cache, slot);
         let sequence = &mut self.sequences[slot];
         if sequence.timing.preemptions > 0 {
             // Older than whoever was not: its stream pauses until it runs again.
             sequence.rank.arrival = 0;
         }
-        let swapped = swapped.or(fresh.and_then(|fresh| fresh.swapped));
-        sequence.state =
-            State::Waiting(Waiting { swapped, at_stake, ..Waiting::new(wait.reason, wait.since) });
+        sequence.state = State::Waiting(Waiting { at_stake, ..Waiting::new(wait.reason, wait.since) });
         let (tenant, rank) = (sequence.tenant, sequence.rank);
         self.waiting.insert(tenant, rank, slot, wait.reason);
     }
 
     /// Releases what `slot` holds. What it is afterwards is the caller's business; until then it waits in no queue.
-    pub(super) fn release(&mut self, cache: &mut KvCache, slot: Slot) -> Option<Fresh> {
+    pub(super) fn release(&mut self, cache: &mut KvCache, slot: Slot) {
         let sequence = &mut self.sequences[slot];
         if !sequence.is_running() {
-            return None;
+            return;
         }
         let state = State::Waiting(Waiting::new(WaitingFor::Blocks, self.now));
-        let State::Running(running) = std::mem::replace(&mut sequence.state, state) else { return None };
+        let State::Running(running) = std::mem::replace(&mut sequence.state, state) else { return };
         let Running {
             mut table,
             scheduled,
-            fresh,
             granted,
             reserved,
             mut announced,
@@ -230,6 +220,5 @@ impl Scheduler {
         let entry = self.step.entries.get_mut(table_slot as usize).and_then(Option::as_mut);
         entry.into_iter().for_each(|entry| entry.samples.clear());
         self.step.forget(slot);
-        fresh.map(|fresh| *fresh)
     }
 }

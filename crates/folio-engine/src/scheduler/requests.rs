@@ -186,15 +186,11 @@ impl Scheduler {
     pub(super) fn free_sequence(&mut self, cache: &mut KvCache, slot: Slot) {
         self.forget_suspension(slot);
         self.store(cache, slot, u32::MAX);
-        let fresh = self.release(cache, slot);
-        let Some(mut sequence) = self.sequences.remove(slot) else { return };
-        let mut swapped = fresh.and_then(|fresh| fresh.swapped);
-        if let Some(waiting) = sequence.waiting_mut() {
-            swapped = swapped.or(waiting.swapped.take());
-            let reason = waiting.wait.reason;
-            self.waiting.remove(sequence.tenant, sequence.rank, slot, reason);
+        self.release(cache, slot);
+        let Some(sequence) = self.sequences.remove(slot) else { return };
+        if let Some(waiting) = sequence.waiting() {
+            self.waiting.remove(sequence.tenant, sequence.rank, slot, waiting.wait.reason);
         }
-        self.drop_swapped(cache, slot, swapped);
         self.waiting.fair.ends(sequence.rank.class, sequence.tenant);
         let id = sequence.request_id;
         let Some(state) = self.requests.get_mut(&id) else { return };

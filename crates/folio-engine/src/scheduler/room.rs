@@ -1,7 +1,7 @@
 //! The ledger of room: what is set aside for whom, and what is left for anybody else.
 //!
 //! Owns: the sum of all reservations, by cache group, the slots of adapters, and the limit of bytes in transfer. Must never: look at a
-//! sequence that is not asked about. (Slots of host memory are nobody's to reserve: who finds none is computed again, see `swap`.)
+//! sequence that is not asked about.
 //!
 //! A running sequence with a reservation may still take [`Running::reserved`](crate::sequence::Running) blocks, however others
 //! grow. The sum of those is kept as they change: when it grows, when its step is committed, and, in a cache with windows, of all

@@ -80,7 +80,7 @@ impl Bench {
             let stats = self.events.stats();
             quiet = if stats.next_message == before { quiet + 1 } else { 0 };
             before = stats.next_message;
-            quiet > 100 && (stats.device_blocks == expected || quiet > 1000)
+            quiet > 100 && (stats.blocks == expected || quiet > 1000)
         });
         before
     }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use folio_kv::{
     BlockCopy, BlockHashes, BlockId, BlockMeta, BlockTable, CacheConfig, EvictionPolicy, GroupConfig,
-    Identity, KeepRefused, KvCache, Lookup, LruLeafFirst, PrefixInfo, Retention, Root, TenantId, Tiers,
+    Identity, KeepRefused, KvCache, Lookup, LruLeafFirst, PrefixInfo, Retention, Root, TenantId,
 };
 
 pub fn root(tenant: u32) -> Root {
@@ -71,12 +71,12 @@ impl ByRoot for KvCache {
     fn attach_at(&mut self, root: &Root, tokens: &[u32], max_tokens: u32) -> (BlockTable, Vec<BlockCopy>) {
         let mut copies = Vec::new();
         let hashes = self.hashes_at(root, tokens);
-        let table = self.attach(hashes, tokens, max_tokens, Tiers::Device, &mut copies, &mut Vec::new());
+        let table = self.attach(hashes, tokens, max_tokens, &mut copies);
         (table, copies)
     }
 
     fn lookup_at(&self, root: &Root, tokens: &[u32]) -> Lookup {
-        self.lookup(&self.hashes_at(root, tokens), tokens, Tiers::Device)
+        self.lookup(&self.hashes_at(root, tokens), tokens)
     }
 
     fn probe_at(&self, root: &Root, tokens: &[u32]) -> u32 {

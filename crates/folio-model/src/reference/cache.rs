@@ -1,6 +1,6 @@
 //! One group of the reference backend's paged KV cache: f32 numbers that went through the cache's format once.
 
-use crate::backend::{BlockCopy, BlockSwap, KvGroup};
+use crate::backend::{BlockCopy, KvGroup};
 use crate::kv_format::stored;
 
 /// `(layer, block, token in block, kv head)`
@@ -13,22 +13,13 @@ pub struct Cache {
     /// `[block, token, layer, kv head, head_dim]`
     keys: Vec<f32>,
     values: Vec<f32>,
-    /// `[slot]`, each a block's keys and then its values.
-    swapped: Vec<Vec<f32>>,
 }
 
 impl Cache {
     pub fn new(group: KvGroup, blocks: usize) -> Self {
         let block_tokens = group.block_tokens;
         let size = blocks * block_tokens * group.layers() * group.kv_heads * group.head_dim;
-        Self {
-            group,
-            block_tokens,
-            blocks,
-            keys: vec![0.0; size],
-            values: vec![0.0; size],
-            swapped: Vec::new(),
-        }
+        Self { group, block_tokens, blocks, keys: vec![0.0; size], values: vec![0.0; size] }
     }
 
     pub fn write(&mut self, layer: usize, block: usize, token: usize, k: &[f32], v: &[f32]) {
@@ -58,33 +49,6 @@ impl Cache {
             (copy.from as usize * block, copy.to as usize * block, copy.tokens as usize * token);
         self.keys.copy_within(from..from + size, to);
         self.values.copy_within(from..from + size, to);
-    }
-
-    pub fn slots(&self) -> usize {
-        self.swapped.len()
-    }
-
-    pub fn set_slots(&mut self, slots: usize) {
-        self.swapped = vec![Vec::new(); slots];
-    }
-
-    pub fn swap_out(&mut self, swap: &BlockSwap) {
-        let block = self.range(swap.block as usize);
-        self.swapped[swap.slot as usize] = [&self.keys[block.clone()], &self.values[block]].concat();
-    }
-
-    /// Nothing of a slot that was never written.
-    pub fn swap_in(&mut self, swap: &BlockSwap) {
-        let (block, bytes) = (self.range(swap.block as usize), &self.swapped[swap.slot as usize]);
-        let (keys, values) = bytes.split_at(bytes.len() / 2);
-        self.keys[block.clone()][..keys.len()].copy_from_slice(keys);
-        self.values[block][..values.len()].copy_from_slice(values);
-    }
-
-    /// The values of a block.
-    fn range(&self, block: usize) -> std::ops::Range<usize> {
-        let start = self.offset((0, block, 0, 0));
-        start..self.offset((0, block + 1, 0, 0))
     }
 
     fn offset(&self, (layer, block, token, head): At) -> usize {

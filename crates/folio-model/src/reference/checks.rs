@@ -1,22 +1,12 @@
 //! What the reference backend demands of programs and batches. A batch comes from code that may be wrong, and an oracle
 //! that reads past a block table would judge with garbage.
 
-use super::cache::Cache;
 use super::{ReferenceBackend, Result};
 use crate::backend::{BackendError, Batch, GroupKind, HOLE, KvLayout, Span, TensorView};
 use crate::program::{AttentionSpec, Buf, ExpertsSpec, MatrixId, Op, Program, VectorId};
 
 pub fn no_cache() -> BackendError {
     BackendError::Batch("no KV cache was allocated".to_owned())
-}
-
-/// A number of slots for each group of a cache.
-pub fn slots(slots: &[usize], caches: &[Cache]) -> Result<()> {
-    if slots.len() == caches.len() {
-        return Ok(());
-    }
-    let (groups, slots) = (caches.len(), slots.len());
-    Err(BackendError::Batch(format!("swap space for {slots} cache groups, there are {groups}")))
 }
 
 /// Groups that this backend can hold, a number of blocks for each, and a place for every layer.
@@ -232,14 +222,6 @@ impl ReferenceBackend {
             });
             if !inside {
                 return wrong(format!("copy {copy:?} is outside of the cache"));
-            }
-        }
-        for swap in batch.swap_outs.iter().chain(&batch.swap_ins) {
-            let inside = self.caches.get(swap.group as usize).is_some_and(|cache| {
-                (swap.block as usize) < cache.blocks && (swap.slot as usize) < cache.slots()
-            });
-            if !inside {
-                return wrong(format!("{swap:?} is outside of the cache or its swap space"));
             }
         }
         Ok(())

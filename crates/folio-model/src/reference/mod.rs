@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 use cache::Cache;
 
-use crate::backend::{Backend, BackendError, Batch, DType, KvLayout, Span, SwapTimes, TensorView};
+use crate::backend::{Backend, BackendError, Batch, DType, KvLayout, Span, TensorView};
 use crate::program::{Activation, AttentionSpec, MatrixId, Op, Program, Rope, VectorId};
 use crate::quant::Encoding;
 
@@ -260,27 +260,11 @@ impl Backend for ReferenceBackend {
         Ok(())
     }
 
-    fn allocate_swap(&mut self, slots: &[usize]) -> Result<()> {
-        checks::slots(slots, &self.caches)?;
-        self.caches.iter_mut().zip(slots).for_each(|(cache, slots)| cache.set_slots(*slots));
-        Ok(())
-    }
-
-    fn swap_times(&self) -> SwapTimes {
-        SwapTimes::default()
-    }
-
     fn forward(&mut self, batch: &Batch) -> Result<&[f32]> {
         self.edit_tables(batch)?;
         self.check_batch(batch)?;
-        for swap in &batch.swap_outs {
-            self.caches[swap.group as usize].swap_out(swap);
-        }
         for copy in &batch.copies {
             self.caches[copy.group as usize].copy(copy);
-        }
-        for swap in &batch.swap_ins {
-            self.caches[swap.group as usize].swap_in(swap);
         }
         let body = std::mem::take(&mut self.program.body);
         let result = body.iter().try_for_each(|op| self.run(op, batch));

@@ -1,6 +1,6 @@
 //! Weights in another type than the checkpoint has them, so that each family meets each weight type.
 
-use crate::backend::{Backend, BackendError, Batch, DType, KvLayout, SwapTimes, TensorView};
+use crate::backend::{Backend, BackendError, Batch, DType, KvLayout, TensorView};
 use crate::program::{MatrixId, Program, VectorId};
 use crate::quant::{BlockFormat, Encoding};
 use crate::testing::blocks;
@@ -77,16 +77,8 @@ impl<B: Backend> Backend for Recast<B> {
         self.backend.allocate_cache(layout, blocks)
     }
 
-    fn allocate_swap(&mut self, slots: &[usize]) -> Result<(), BackendError> {
-        self.backend.allocate_swap(slots)
-    }
-
     fn hidden(&self, row: u32) -> &[f32] {
         self.backend.hidden(row)
-    }
-
-    fn swap_times(&self) -> SwapTimes {
-        self.backend.swap_times()
     }
 
     fn forward(&mut self, batch: &Batch) -> Result<&[f32], BackendError> {

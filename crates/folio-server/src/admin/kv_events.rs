@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::http::{Response, StatusCode};
 use folio_api::ApiError;
 use folio_engine::{CacheCommand, CacheResponse};
-use folio_events::{Told, int_hash, medium_name};
+use folio_events::{MEDIUM, Told, int_hash};
 use folio_kv::{CacheEvent, EventBatch};
 use serde_json::{Value, json};
 
@@ -72,12 +72,12 @@ fn unexpected() -> ApiError {
 fn list(resident: &EventBatch, told: &Told, block_tokens: u32) -> Value {
     let stored = resident.events.iter().zip(resident.tokens.chunks_exact(block_tokens as usize));
     let block = |(event, tokens): (&CacheEvent, &[u32])| {
-        let CacheEvent::Stored { tenant, hash, parent, medium } = event else { return None };
+        let CacheEvent::Stored { tenant, hash, parent } = event else { return None };
         let name = told(*tenant)?;
         Some(json!({
             "hash": int_hash(hash),
             "parent": parent.as_ref().map(int_hash),
-            "medium": medium_name(*medium),
+            "medium": MEDIUM,
             "tenant": &*name,
             "token_ids": tokens,
         }))

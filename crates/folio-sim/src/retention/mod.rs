@@ -17,7 +17,7 @@ use std::collections::HashMap;
 use std::io::BufRead;
 
 use folio_kv::{
-    BlockHashes, CacheConfig, EvictionPolicy, KvCache, LearnedLifetimes, LruLeafFirst, Root, TenantId, Tiers,
+    BlockHashes, CacheConfig, EvictionPolicy, KvCache, LearnedLifetimes, LruLeafFirst, Root, TenantId,
 };
 use serde::Deserialize;
 
@@ -127,7 +127,7 @@ pub fn hits(trace: &BlockTrace, blocks: u32, policy: Policy) -> u64 {
         let length = ids.len() as u32;
         // A block of one token has no part that could be copied.
         let hashes = BlockHashes::new(&root, ids, 1);
-        let mut table = cache.attach(hashes, ids, length, Tiers::Device, &mut Vec::new(), &mut Vec::new());
+        let mut table = cache.attach(hashes, ids, length, &mut Vec::new());
         if cache.grow(&mut table, length, &mut copies).is_ok() {
             cache.commit(&mut table, ids, length).expect("what was grown can be committed");
         }

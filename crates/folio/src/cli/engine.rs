@@ -30,9 +30,13 @@ pub struct EngineArgs {
     #[arg(long, env = "FOLIO_KV_CACHE_SHARE", value_name = "0..1", value_parser = share)]
     pub kv_cache_share: Option<f64>,
 
-    /// Host memory beside the KV cache for copies of what preempted requests held, made where copying costs less than
-    /// computing again; 0: none [default: a sixteenth of the KV cache]
-    #[arg(long, env = "FOLIO_SWAP_SPACE", value_name = "SIZE", value_parser = parse_bytes)]
+    /// Memory of this machine, beside the KV cache, in which KV of requests that ended or were preempted is kept; for a GPU, since on the
+    /// processors the same memory does more as KV cache [default: none]
+    #[arg(long, env = "FOLIO_HOST_KV_MEMORY", value_name = "SIZE", value_parser = parse_bytes)]
+    pub host_kv_memory: Option<u64>,
+
+    /// What `--host-kv-memory` took the place of: refused by name
+    #[arg(long, env = "FOLIO_SWAP_SPACE", hide = true, value_parser = refuse_swap_space)]
     pub swap_space: Option<u64>,
 
     /// Share of the KV cache that may be pinned, by all tenants together; less where the longest request needs the rest
@@ -132,6 +136,10 @@ pub struct EngineArgs {
 
     #[command(flatten)]
     pub remote_kv: RemoteKvArgs,
+}
+
+fn refuse_swap_space(_: &str) -> Result<u64, String> {
+    Err("there is no swap space any more: what preempted requests had is kept by --host-kv-memory".to_owned())
 }
 
 /// Where drafts come from.

@@ -120,40 +120,37 @@ impl Report {
         ));
     }
 
-    /// Host memory for what preempted sequences held, where there is any.
-    pub(super) fn describe_swap(&mut self, swap: &memory::SwapSpace) {
-        if swap.bytes == 0 {
-            return;
-        }
-        let text = format!(
-            "{} beside that for what preempted sequences hold, where copying beats computing again",
-            units::bytes(swap.bytes)
-        );
-        let at = self.lines.iter().rposition(|(what, _)| matches!(*what, "KV cache" | "window"));
-        self.lines.insert(at.map_or(self.lines.len(), |at| at + 1), ("swap", text));
-    }
-
     /// The model that proposes drafts, and its part of the KV cache.
     pub(super) fn describe_draft(&mut self, draft: Option<&Draft>, pool: &memory::Pool) {
         let (Some(draft), Some(group)) = (draft, pool.windows.last()) else { return };
         let bytes = u64::from(group.blocks) * group.bytes_per_block;
         let (weights, bytes) = (units::bytes(draft.device.weight_bytes()), units::bytes(bytes));
         let text = format!("by {}: {weights} of weights, and {bytes} of the KV cache", draft.name);
-        let at = self.lines.iter().rposition(|(what, _)| matches!(*what, "KV cache" | "window" | "swap"));
+        let at = self.lines.iter().rposition(|(what, _)| matches!(*what, "KV cache" | "window"));
         self.lines.insert(at.map_or(self.lines.len(), |at| at + 1), ("drafts", text));
+    }
+
+    /// Memory beside the device's for KV.
+    pub(super) fn describe_host_kv(&mut self, bytes: u64, is_gpu: bool) {
+        let mut text = format!("KV of requests that ended or were preempted, up to {}", units::bytes(bytes));
+        if !is_gpu {
+            text += ", copied from memory to memory: the same size added to --kv-cache-memory serves better";
+        }
+        let at = self.lines.iter().rposition(|(what, _)| matches!(*what, "KV cache" | "window"));
+        self.lines.insert(at.map_or(self.lines.len(), |at| at + 1), ("host", text));
     }
 
     /// Where KV goes that the device cannot keep.
     pub(super) fn describe_disk_kv(&mut self, dir: &Path, bytes: u64) {
         let text = format!("KV of requests that ended, up to {}, in {}", units::bytes(bytes), dir.display());
-        let at = self.lines.iter().rposition(|(what, _)| matches!(*what, "KV cache" | "window" | "swap"));
+        let at = self.lines.iter().rposition(|(what, _)| matches!(*what, "KV cache" | "window"));
         self.lines.insert(at.map_or(self.lines.len(), |at| at + 1), ("disk", text));
     }
 
     /// Which server keeps KV that the device cannot.
     pub(super) fn describe_remote_kv(&mut self, kind: &'static str, server: &str) {
         let text = format!("KV of requests that ended, sealed, with {server}");
-        let at = self.lines.iter().rposition(|(what, _)| matches!(*what, "KV cache" | "window" | "swap"));
+        let at = self.lines.iter().rposition(|(what, _)| matches!(*what, "KV cache" | "window"));
         self.lines.insert(at.map_or(self.lines.len(), |at| at + 1), (kind, text));
     }
 

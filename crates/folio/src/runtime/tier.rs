@@ -9,11 +9,12 @@ use folio_model::backend::BlockMemory;
 use folio_tiers::remote::s3::{S3, S3Config};
 use folio_tiers::remote::valkey::{Valkey, ValkeyConfig};
 use folio_tiers::remote::{Objects, RemoteStore, greet};
-use folio_tiers::{DiskConfig, DiskStore, Secret, Store, StoreTier};
+use folio_tiers::{DiskConfig, DiskStore, HostStore, Secret, Store, StoreTier};
 
 use crate::cli::{DiskKvArgs, EngineArgs, RemoteKvArgs};
 use crate::device::Device;
 use crate::runtime::Report;
+use crate::units;
 
 /// What tiers carry: the memory, and its groups.
 type Blocks = (Arc<dyn BlockMemory>, Vec<GroupConfig>);
@@ -26,21 +27,22 @@ pub fn open(
     report: &mut Report,
 ) -> Result<Vec<Arc<dyn Tier>>> {
     let (disk_kv, remote_kv) = (&args.disk_kv, &args.remote_kv);
-    let wanted =
-        [disk_kv.disk_kv.as_ref().map(|_| "--disk-kv"), remote_kv.remote_kv.as_ref().map(|_| "--remote-kv")];
+    let wanted = [
+        args.host_kv_memory.filter(|bytes| *bytes > 0).map(|_| "--host-kv-memory"),
+        disk_kv.disk_kv.as_ref().map(|_| "--disk-kv"),
+        remote_kv.remote_kv.as_ref().map(|_| "--remote-kv"),
+    ];
     let mut tiers: Vec<Arc<dyn Tier>> = Vec::new();
     // The nearest first.
     for option in wanted.into_iter().flatten() {
         let Some(memory) = device.block_memory() else {
-            bail!(
-                "{option}: KV can be carried away from the memory of the processors only, and this is {}",
-                device.name()
-            );
+            bail!("{option}: the memory of {} cannot be read", device.name());
         };
         let groups = (0..cache.groups()).map(|group| *cache.group_config(group));
         let groups: Vec<GroupConfig> = groups.filter(|group| !group.optional).collect();
         let blocks = (memory, groups);
         let (store, threads) = match option {
+            "--host-kv-memory" => host(args, &blocks, device.is_gpu(), report),
             "--disk-kv" => disk(disk_kv, layout_digest, report),
             _ => remote(remote_kv, &blocks, layout_digest, report),
         }
@@ -49,6 +51,27 @@ pub fn open(
         tiers.push(Arc::new(StoreTier::new(store, memory, groups, threads.into()).context(option)?));
     }
     Ok(tiers)
+}
+
+/// Copies are bound by the memory's rate, which one thread does not reach everywhere.
+const HOST_THREADS: u16 = 2;
+
+fn host(
+    args: &EngineArgs,
+    (memory, groups): &Blocks,
+    is_gpu: bool,
+    report: &mut Report,
+) -> Result<(Arc<dyn Store>, u16)> {
+    let bytes = args.host_kv_memory.unwrap_or_default();
+    let block: usize = (0..groups.len()).map(|group| memory.block_bytes(group)).sum();
+    if bytes < block as u64 {
+        bail!(
+            "{} hold no block of the KV cache, which has {block} bytes: write a unit, such as 4GiB",
+            units::bytes(bytes)
+        );
+    }
+    report.describe_host_kv(bytes, is_gpu);
+    Ok((HostStore::new(bytes), HOST_THREADS))
 }
 
 fn disk(args: &DiskKvArgs, layout_digest: &[u8; 32], report: &mut Report) -> Result<(Arc<dyn Store>, u16)> {

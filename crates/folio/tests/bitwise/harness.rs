@@ -21,13 +21,13 @@ use folio_engine::{
     Pooling, Report, Request, RequestId, RulesRef, Sampler, SamplingParams, Scheduler, SchedulerConfig,
     Speculation, SystemClock, Tier, TierStats, TransferOrder, find_in_tiers, turn,
 };
-use folio_kv::{CacheConfig, GroupConfig, GroupCounts, Identity, KvCache, Root, TenantId, default_policy};
+use folio_kv::{CacheConfig, GroupConfig, Identity, KvCache, Root, TenantId, TierId, default_policy};
 use folio_model::backend::{Backend, Batch, GroupKind, KvFormat, KvGroup, KvLayout, Span};
 use folio_model::kv_format::{KvFormats, KvSkip};
 use folio_model::{Checkpoint, LoadOptions, LoadedModel, Model};
 use folio_sim::Pipeline;
 use folio_sim::rules::{HashRules, Late};
-use folio_tiers::{DiskConfig, DiskStore, StoreTier};
+use folio_tiers::{DiskConfig, DiskStore, HostStore, Store, StoreTier};
 
 use folio_model::testing::recast::{Cast, Recast};
 
@@ -194,13 +194,6 @@ impl Executor for Recorder {
             let (group, from, to, tokens) = (copy.group, copy.from.0, copy.to.0, copy.tokens);
             batch.copies.push(folio_model::backend::BlockCopy { group, from, to, tokens });
         }
-        let swap = |swap: &folio_engine::plan::BlockSwap| folio_model::backend::BlockSwap {
-            group: swap.group,
-            block: swap.block.0,
-            slot: swap.slot,
-        };
-        batch.swap_outs.extend(plan.swap_outs.iter().map(swap));
-        batch.swap_ins.extend(plan.swap_ins.iter().map(swap));
         for (slot, sequence) in (0..).zip(&plan.sequences) {
             batch.spans.push(Span {
                 first_row: batch.tokens.len() as u32,
@@ -276,6 +269,10 @@ impl Executor for Recorder {
 struct Device<'a> {
     executor: Box<dyn Executor + 'a>,
     now: u64,
+    tiers: &'a [Arc<dyn Tier>],
+    /// Orders of this turn, and the tiers of loads.
+    ordered: usize,
+    loaded_from: Vec<u8>,
 }
 
 impl Driver for Device<'_> {
@@ -289,6 +286,21 @@ impl Driver for Device<'_> {
 
     fn finish(&mut self) -> (Micros, Result<&StepOutput, ExecutorError>) {
         (Micros(self.now + 999), self.executor.finish())
+    }
+
+    fn order(&mut self, order: TransferOrder) -> bool {
+        self.ordered += 1;
+        match order {
+            TransferOrder::Load(load) => {
+                self.loaded_from.push(load.tier.0);
+                self.tiers[usize::from(load.tier.0)].load(load);
+            }
+            TransferOrder::Store(store) => {
+                let stores = self.tiers[usize::from(store.tier.0)].store(store);
+                assert!(stores, "little is to do");
+            }
+        }
+        true
     }
 }
 
@@ -367,8 +379,8 @@ pub struct Run {
     /// Every sequence's computed rows, in no particular order.
     pub rows: Vec<Vec<Row>>,
     pub preemptions: u32,
-    /// Of those, with a copy in the swap space.
-    pub swapped: u64,
+    /// Of those, given to a tier to keep.
+    pub kept: u64,
     /// Tokens computed again.
     pub recomputed: u64,
     pub steps: u64,
@@ -461,12 +473,13 @@ impl World {
         self.late = Some(Arc::default());
     }
 
-    /// With so many slots of swap space in each group. Here copying takes no time and a step does, so whoever is preempted is
-    /// copied wherever there is room.
-    pub fn with_swap(mut self, slots: u32) -> Self {
-        let groups = self.cache.groups();
-        self.cache.set_swap_space(GroupCounts::each(groups, |_| slots));
-        self.recorder.backend.allocate_swap(&vec![slots as usize; groups]).expect("swap space");
+    /// With memory for so many blocks of each group beside the cache. Here copying takes no time and a step does, so whoever is preempted is
+    /// kept there.
+    pub fn keeping_in_memory(mut self, blocks: u32) -> Self {
+        let memory = self.recorder.backend.block_memory().expect("memory that can be read");
+        let bytes: usize = (0..self.cache.groups()).map(|group| memory.block_bytes(group)).sum();
+        self.tiers.clear();
+        self.keep_in(HostStore::new(u64::from(blocks) * bytes as u64));
         self
     }
 
@@ -480,7 +493,11 @@ impl World {
     pub fn keep_behind(&mut self, dir: &Path, bytes: u64) {
         let store = DiskStore::open(DiskConfig::new(dir, bytes, [3; 32])).expect("a store");
         store.wait_indexed();
-        let memory = self.recorder.backend.block_memory().expect("the memory of a CPU");
+        self.keep_in(store);
+    }
+
+    fn keep_in(&mut self, store: Arc<dyn Store>) {
+        let memory = self.recorder.backend.block_memory().expect("memory that can be read");
         let groups = (0..self.cache.groups()).map(|group| *self.cache.group_config(group)).collect();
         let tier = StoreTier::new(store, memory, groups, 2).expect("threads");
         let told = Mutex::new(self.reports.0.clone());
@@ -526,7 +543,10 @@ impl World {
         let scheduler = Scheduler::new(config.clone()).expect("a valid configuration");
         let mut scheduler = scheduler.with_overlap(self.depth, self.lag);
         let mut drafters = Drafters::default();
-        scheduler = scheduler.with_tiers(self.tiers.iter().map(|tier| tier.chunk_blocks()));
+        let preempted_in = self.tiers.iter().position(|tier| tier.keeps_preempted());
+        scheduler = scheduler
+            .with_tiers(self.tiers.iter().map(|tier| tier.chunk_blocks()))
+            .keeping_preempted_in(preempted_in.map(|at| TierId(at as u8)));
         let mut run =
             Run { tokens: vec![vec![]; arrivals.len()], cached: vec![0; arrivals.len()], ..Run::default() };
         run.vectors = run.tokens.clone();
@@ -541,7 +561,8 @@ impl World {
             None => Box::new(pipeline),
         };
         scheduler = scheduler.with_drafter(executor.drafter());
-        let mut device = Device { executor, now: 0 };
+        let (ordered, loaded_from) = (0, Vec::new());
+        let mut device = Device { executor, now: 0, tiers: &self.tiers, ordered, loaded_from };
         let mut finished = 0;
         while finished < arrivals.len() || scheduler.under_way() {
             assert!(run.steps < 20_000, "no progress");
@@ -578,40 +599,31 @@ impl World {
                     }
                 }
             }
-            let orders: Vec<TransferOrder> = scheduler.transfers().collect();
-            for order in &orders {
-                match order.clone() {
-                    TransferOrder::Load(load) => {
-                        run.loaded_from.push(load.tier.0);
-                        self.tiers[usize::from(load.tier.0)].load(load);
-                    }
-                    TransferOrder::Store(store) => {
-                        let stores = self.tiers[usize::from(store.tier.0)].store(store);
-                        assert!(stores, "little is to do");
-                    }
-                }
-            }
-            for report in self.reports.1.iter().take(orders.len()) {
+            for report in self.reports.1.iter().take(std::mem::take(&mut device.ordered)) {
                 match report {
                     Report::Loaded { ticket, verified, .. } => {
                         run.loads.push(verified);
                         scheduler.end_load(&mut self.cache, ticket, verified, Micros(device.now));
                     }
-                    Report::Read { lease } => assert!(self.cache.end_lease(lease)),
+                    Report::Read { lease, kept } => {
+                        let now = Micros(device.now);
+                        assert!(scheduler.end_store(&mut self.cache, lease, kept, now));
+                    }
                 }
             }
             scheduler.check(&self.cache).expect("the books balance");
             run.steps += 1;
         }
+        run.loaded_from = std::mem::take(&mut device.loaded_from);
         drop(device);
         run.rows = self.recorder.take();
-        run.swapped = scheduler.counters().preemptions_swapped;
+        run.kept = scheduler.counters().preemptions_kept;
         let counters = scheduler.counters();
         (run.recomputed, run.ahead, run.orphans) =
             (counters.recomputed_tokens, counters.steps_ahead, counters.orphan_rows);
         run.late = counters.late_rows;
         run.drafts = counters.draft_tokens();
-        assert_eq!(self.cache.stats().swapped_bytes, 0, "everybody is gone, so is every copy");
+        assert_eq!(self.cache.stats().active_blocks, 0, "everybody is gone, and nothing is read");
         run
     }
 

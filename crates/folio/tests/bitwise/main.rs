@@ -6,9 +6,9 @@
 mod device;
 mod exhaustion;
 mod harness;
+mod kept;
 mod overlap;
 mod pooled;
-mod swap;
 mod tier;
 
 use folio_cpu::{Isa, Quantize};

@@ -114,7 +114,7 @@ pub(super) const ENGINE: &[Documented] = &[
     gauge("vllm:kv_cache_usage_perc", "Share of the cache's blocks held by sequences, 0 to 1, of the fullest group"),
     gauge("vllm:cache_config_info", "The cache's geometry; always 1").by("num_gpu_blocks, block_size, bytes_per_block"),
     counter("vllm:num_preemptions_total", "Sequences that lost their blocks"),
-    counter("folio:preemptions_total", "Those, by what brings them back beside the prefix cache: swap (a copy in host memory) or recompute").by("mode"),
+    counter("folio:preemptions_total", "Those, by what was done for their return beside the prefix cache: tier (given to --host-kv-memory to keep) or recompute").by("mode"),
     counter(
         "folio:grammar_forced_tokens_total",
         "Tokens that a grammar left alone and that were verified ahead of time",
@@ -133,8 +133,6 @@ pub(super) const ENGINE: &[Documented] = &[
     counter("folio:kv_cache_window_miss_tokens_total", "Prompt tokens in the cache that were computed again, because their sliding window was not"),
     gauge("folio:kv_cache_byte_seconds", "Bytes of cache times seconds since the start, active (held by sequences) or cached; only grows").by("state"),
     counter("folio:recomputed_tokens_total", "Tokens computed again because of preemptions"),
-    counter("folio:swapped_bytes_total", "Bytes of cache copied to host memory (out) and back (in)").by("direction"),
-    gauge("folio:swap_space_bytes", "Host memory for copies of preempted sequences, free or used").by("state"),
     counter("vllm:external_prefix_cache_queries_total", "Prompt tokens that were not in the prefix cache on the device"),
     counter("vllm:external_prefix_cache_hits_total", "Of those, tokens that were loaded from a tier instead of computed"),
     counter("folio:tier_loads_total", "Loads that a tier ended: loaded, or failed and computed instead").by("tier, outcome"),

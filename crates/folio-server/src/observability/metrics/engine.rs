@@ -60,17 +60,8 @@ impl Collector for EngineCollector {
                 "vllm:spec_decode_num_accepted_tokens_total" => by_drafter(&stats, |counts| counts.accepted),
                 "vllm:spec_decode_num_accepted_tokens_per_pos_total" => accepted_by_place(&stats),
                 "folio:preemptions_total" => {
-                    let (all, swap) = (stats.counters.preemptions, stats.counters.preemptions_swapped);
-                    labelled("mode", &[("swap", swap), ("recompute", all - swap)])
-                }
-                "folio:swapped_bytes_total" => labelled(
-                    "direction",
-                    &[("out", stats.counters.swapped_out_bytes), ("in", stats.counters.swapped_in_bytes)],
-                ),
-                "folio:swap_space_bytes" => {
-                    let (all, used) = (cache.swap_bytes, cache.swapped_bytes);
-                    let state = |state: &str, bytes: u64| (vec![("state", state.to_owned())], bytes as f64);
-                    Samples::Gauges(vec![state("free", all - used), state("used", used)])
+                    let (all, kept) = (stats.counters.preemptions, stats.counters.preemptions_kept);
+                    labelled("mode", &[("tier", kept), ("recompute", all - kept)])
                 }
                 "vllm:prefix_cache_queries_total" => Samples::Counter(cache.query_tokens),
                 "vllm:prefix_cache_hits_total" => Samples::Counter(cache.hit_tokens),

@@ -1,6 +1,6 @@
 //! What the page says of KV events.
 
-use folio_events::KvEventsStats;
+use folio_events::{KvEventsStats, MEDIUM};
 
 use super::samples::{Labels, Samples};
 
@@ -22,10 +22,7 @@ pub(super) fn samples(name: &str, stats: Option<&KvEventsStats>) -> Samples {
         "folio:kv_events_replays_total" => Samples::Counter(stats.replays),
         "folio:kv_events_refused_total" => Samples::Counter(stats.refused),
         "folio:kv_events_subscribers" => Samples::Gauge(stats.subscribers.len() as f64),
-        "folio:kv_events_blocks" => Samples::Gauges(vec![
-            (of("medium", "GPU"), stats.device_blocks as f64),
-            (of("medium", "CPU"), stats.host_blocks as f64),
-        ]),
+        "folio:kv_events_blocks" => Samples::Gauges(vec![(of("medium", MEDIUM), stats.blocks as f64)]),
         other => unreachable!("{other} is in the table of metrics but has no figure"),
     }
 }
