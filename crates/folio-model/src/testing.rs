@@ -4,6 +4,7 @@
 
 pub mod blocks;
 pub mod gguf;
+pub mod hub;
 pub mod recast;
 
 use std::io::Write;

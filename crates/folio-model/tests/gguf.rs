@@ -244,3 +244,38 @@ fn a_model_may_be_split_into_files() {
     std::fs::rename(path(1), disk.path().join("x.gguf")).unwrap();
     assert!(refusal(&disk.path().join("x.gguf")).contains("split.count"));
 }
+
+/// Parts carry no name of their model: what gives them away is what they hold.
+#[test]
+fn parts_of_another_model_are_refused_and_counts_are_bounded() {
+    let disk = tempfile::tempdir().unwrap();
+    let path = |number: usize, count: usize| disk.path().join(format!("m-{number:05}-of-{count:05}.gguf"));
+    let write = |model: &str| {
+        for (number, part) in as_gguf(model).split(2).into_iter().enumerate() {
+            std::fs::write(path(number + 1, 2), part.finish()).unwrap();
+        }
+    };
+    let refusal = |path: &Path| Checkpoint::open(path).err().unwrap().to_string();
+    write("llama3");
+    let other = std::fs::read(path(2, 2)).unwrap();
+    write("qwen2");
+    std::fs::write(path(2, 2), other).unwrap();
+    let sentence = refusal(&path(1, 2));
+    assert!(sentence.contains("split.tensors.count") && sentence.contains("hold"), "{sentence}");
+    // Twice the same tensors.
+    let twice = |number: u16| {
+        let whole = as_gguf("qwen2").raw("split.no", 2, &number.to_le_bytes());
+        whole.raw("split.count", 2, &2u16.to_le_bytes()).finish()
+    };
+    std::fs::write(path(1, 2), twice(0)).unwrap();
+    std::fs::write(path(2, 2), twice(1)).unwrap();
+    let sentence = refusal(&path(1, 2));
+    assert!(sentence.contains("also in another of its files"), "{sentence}");
+    for (count, named) in [(0xffff_u16, "more than the limit of 10000"), (9_999, "m-00002-of-09999.gguf")] {
+        let first = as_gguf("qwen2").raw("split.no", 2, &0u16.to_le_bytes());
+        let first = first.raw("split.count", 2, &count.to_le_bytes()).finish();
+        std::fs::write(path(1, count.into()), first).unwrap();
+        let sentence = refusal(&path(1, count.into()));
+        assert!(sentence.contains(named), "{sentence}");
+    }
+}

@@ -14,10 +14,12 @@ use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches};
 use folio_server::{Declared, Secret};
 
 use crate::cli::{Cli, Command, ServeArgs};
+use crate::models::Aliases;
 
 /// Tables of the file that say who there is: what `--tenants FILE` says otherwise.
 const TENANT_TABLES: [&str; 3] = ["tenants", "groups", "prefixes"];
 const SAFETY_TABLE: &str = "safety";
+const ALIASES_TABLE: &str = "aliases";
 /// Flags that a file cannot have.
 const NOT_IN_A_FILE: [&str; 3] = ["config", "help", "version"];
 
@@ -47,6 +49,7 @@ pub fn command_line(line: impl IntoIterator<Item = OsString>) -> Result<Command>
     let mut command = Cli::from_arg_matches(&matches)?.command.context("there is no command")?;
     if let (Command::Serve(args), Some(file)) = (&mut command, file) {
         args.tables = file.tables;
+        args.engine.aliases = file.aliases;
     }
     Ok(command)
 }
@@ -57,6 +60,7 @@ struct File {
     /// Ids of arguments of `serve`, and what they are given.
     values: Vec<(String, Vec<String>)>,
     tables: Tables,
+    aliases: Aliases,
 }
 
 impl File {
@@ -70,7 +74,7 @@ impl File {
         let table: toml::Table = text.parse()?;
         let command = Cli::command();
         let serve = command.find_subcommand("serve").context("there is no `serve`")?;
-        let mut file = Self { values: Vec::new(), tables: Tables::default() };
+        let mut file = Self { values: Vec::new(), tables: Tables::default(), aliases: Aliases::default() };
         let mut tenants = serde_json::Map::new();
         for (key, value) in table {
             if TENANT_TABLES.contains(&key.as_str()) && value.is_array() {
@@ -79,6 +83,10 @@ impl File {
             }
             if key == SAFETY_TABLE && value.is_table() {
                 file.tables.safety = Some(serde_json::to_string(&value)?);
+                continue;
+            }
+            if let (ALIASES_TABLE, toml::Value::Table(table)) = (key.as_str(), &value) {
+                file.aliases = Aliases::parse(table).context(ALIASES_TABLE)?;
                 continue;
             }
             let values = given(&value).with_context(|| key.clone())?;
@@ -117,7 +125,9 @@ fn given(value: &toml::Value) -> Result<Vec<String>> {
         toml::Value::Datetime(_) => bail!("is a date, which no setting takes"),
         toml::Value::Array(_) => bail!("is a list in a list"),
         toml::Value::Table(_) => {
-            bail!("there is no such table; there are [[tenants]], [[groups]], [[prefixes]] and [safety]")
+            bail!(
+                "there is no such table; there are [[tenants]], [[groups]], [[prefixes]], [safety] and [aliases]"
+            )
         }
     };
     match value {
@@ -260,6 +270,8 @@ mod tests {
             ("tenants = \"t.json\"\n[[groups]]\nname = \"g\"", &["tenants", "not both"]),
             ("port = ", &["line 1"]),
             ("[limits]\nx = 1", &["limits", "[[tenants]]"]),
+            ("[aliases]\n\"a/b\" = \"c/d\"", &["aliases", "a/b"]),
+            ("[aliases]\na = 3", &["aliases", "a: names no model"]),
         ] {
             let error = format!("{:#}", File::parse(file).map(|_| ()).expect_err(file));
             for part in named {

@@ -34,7 +34,8 @@ const HINTS: &str = "Every field is honoured, refused, or a hint of this table: 
 const FIELDS: &str = "The same as `GET /openapi.json` says for programs. `null` counts as left out. What is in neither table of a request is a 400, too.\n\n";
 
 fn models() -> String {
-    let mut out = format!("{NOTICE}# Models\n\n");
+    let names = include_str!("models.in.md");
+    let mut out = format!("{NOTICE}# Models\n\n{names}\n## What is served\n\n");
     out += "Folio serves Hugging Face checkpoints (config.json, safetensors in bf16, f16 or f32, tokenizer.json) and GGUF files \
             (versions 2 and 3, also split; tokenizer and chat template from their metadata) of these families:\n\n";
     out += &folio_model::supported_table();

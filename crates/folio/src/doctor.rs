@@ -12,7 +12,8 @@ use crate::bench::table;
 use crate::cli::{DoctorArgs, KvDtype};
 use crate::device::{Device, GemmBackend};
 use crate::load_format::LoadFormat;
-use crate::runtime::{Source, WeightArgs, Weights};
+use crate::models::{Aliases, Source};
+use crate::runtime::{WeightArgs, Weights};
 use crate::{memory, units};
 
 /// Prompt, and context of the decoded tokens, that a model's limits are given for.
@@ -21,7 +22,8 @@ const DEPTH: u32 = 128;
 const DEEP: u32 = 8192;
 
 pub fn run(args: &DoctorArgs) -> Result<()> {
-    let source = args.model.as_deref().map(|model| Source::parse(Some(model))).transpose()?;
+    let parse = |model: &str| Source::parse(Some(model), &Aliases::default());
+    let source = args.model.as_deref().map(parse).transpose()?;
     let counts = thread_counts(args.threads.map_or_else(CpuBackend::detect_threads, |n| n as usize));
     if !args.json {
         eprintln!("measuring for about {} s ...", counts.len());
@@ -122,7 +124,7 @@ impl Far {
         threads: Option<u32>,
         machines: &[Machine],
     ) -> Result<Self> {
-        let checkpoint = source.open()?;
+        let (checkpoint, _held) = source.open()?;
         let load = WeightArgs {
             device: args.device,
             eager: false,

@@ -15,9 +15,9 @@ mod interrupt;
 mod keys;
 mod load_format;
 mod memory;
+mod models;
 mod packed_cache;
 mod progress;
-mod pull;
 mod quantize;
 mod quantizing;
 mod remote;
@@ -28,7 +28,8 @@ mod session;
 mod units;
 
 use anyhow::Result;
-use cli::{BenchMode, Command, ConfigAction};
+use clap::CommandFactory;
+use cli::{BenchMode, Cli, Command, ConfigAction};
 
 /// Parses the command line and does what it says.
 pub fn main() -> Result<()> {
@@ -48,9 +49,16 @@ pub fn main() -> Result<()> {
         Command::Config { action: ConfigAction::Check { file } } => config::check(&file),
         Command::Keys { action } => keys::run(action),
         Command::Cache { action } => cache::run(action),
-        Command::Pull(args) => pull::run(&args),
+        Command::Pull(args) => models::commands::pull(&args),
+        Command::List(args) => models::commands::list(&args),
+        Command::Rm(args) => models::commands::rm(&args),
+        Command::Show(args) => models::show(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "folio", &mut std::io::stdout().lock());
+            Ok(())
+        }
         Command::Docs { page } => {
             print!("{}", docs::page(page));
             Ok(())

@@ -10,10 +10,12 @@ use anyhow::{Context, Result, bail};
 use folio_cpu::{CpuBackend, CpuOptions};
 use folio_model::Checkpoint;
 use folio_model::checkpoint::PACKED;
+use folio_model::hub::CARD;
 
 use crate::cli::QuantizeArgs;
+use crate::models::{Aliases, Source};
 use crate::progress::Bar;
-use crate::runtime::{self, Source, WeightArgs};
+use crate::runtime::{self, WeightArgs};
 use crate::units;
 
 /// Files beside the weights that serving reads, or that belong to the model.
@@ -25,6 +27,7 @@ const SIDE_FILES: &[&str] = &[
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
+    CARD,
     "LICENSE",
     "LICENSE.txt",
     "LICENSE.md",
@@ -32,8 +35,8 @@ const SIDE_FILES: &[&str] = &[
 const TEMPLATES: &str = "additional_chat_templates";
 
 pub fn run(args: &QuantizeArgs) -> Result<()> {
-    let source = Source::parse(Some(&args.model))?;
-    let checkpoint = source.open()?;
+    let source = Source::parse(Some(&args.model), &Aliases::default())?;
+    let (checkpoint, _held) = source.open()?;
     if checkpoint.gguf().is_some() {
         bail!(
             "{} is a GGUF file, whose tokenizer could not be taken along: quantize the model's original folder, or serve the \

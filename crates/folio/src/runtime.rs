@@ -5,7 +5,6 @@
 
 mod draft;
 mod report;
-mod source;
 mod tier;
 mod weights;
 
@@ -21,6 +20,7 @@ use folio_engine::{
 };
 use folio_kv::{CacheConfig, GroupConfig, KvCache, QuotaError, default_policy};
 use folio_model::backend::{GroupKind, KvGroup, KvLayout};
+use folio_model::hub::Held;
 use folio_model::{Checkpoint, Config, LoadedModel};
 use folio_server::Declared;
 use folio_text::{ChatTemplate, TemplateSources, Tokenizer};
@@ -33,7 +33,7 @@ use draft::Draft;
 
 pub use report::Report;
 pub(crate) use report::formats;
-pub use source::Source;
+pub(crate) use weights::kv_dtype;
 pub use weights::{Loaded, WeightArgs, Weights, pack};
 
 /// A model in memory with its engine running.
@@ -53,6 +53,8 @@ pub struct Runtime {
     saving: Option<Saving>,
     /// KV off the device, the nearest first.
     tiers: Vec<Arc<dyn Tier>>,
+    /// What was downloaded of this model and its draft model stays while they are served.
+    _held: Vec<Held>,
 }
 
 impl Runtime {
@@ -69,14 +71,16 @@ impl Runtime {
         tenants: &Declared,
         events: Option<Arc<EventFeed>>,
     ) -> Result<Self> {
-        let Loaded { weights, source, checkpoint, tokenizer, template } = loaded;
+        let Loaded { weights, source, checkpoint, held, tokenizer, template } = loaded;
+        let mut held = vec![held];
         let Weights { backend: mut device, model, format, quantized, here, mapped, unsaved } = weights;
         let max_model_len = u32::try_from(model.max_model_len).context("the model's context length")?;
         let tenant_weights = tenants.weights();
         let sizes = args.sizes(device.is_gpu());
         let drafter = args.drafter()?;
         let mut config = SchedulerConfig { tenant_weights, ..scheduler_config(args, &sizes, max_model_len) };
-        let draft = Draft::load(args, &tokenizer)?;
+        let mut draft = Draft::load(args, &tokenizer)?;
+        held.extend(draft.as_mut().map(|draft| std::mem::take(&mut draft.held)));
         let free = device.free_memory();
         let request = PoolRequest {
             asked_bytes: args.kv_cache_memory,
@@ -165,6 +169,7 @@ impl Runtime {
             drafter,
             saving,
             tiers,
+            _held: held,
         })
     }
 
@@ -356,29 +361,6 @@ mod tests {
         for wrong in ["1.5", "-0.1", "NaN", "many"] {
             let error = config(&[&format!("--max-pinned-share={wrong}")]).expect_err(wrong);
             assert!(error.contains("--max-pinned-share"), "{error}");
-        }
-    }
-
-    #[test]
-    fn models_are_told_apart() {
-        let folder = tempfile::tempdir().expect("folder");
-        let path = folder.path().to_str().expect("text");
-        assert_eq!(Source::parse(None).expect("parses"), Source::BuiltIn);
-        assert_eq!(Source::parse(Some("demo")).expect("parses"), Source::BuiltIn);
-        assert_eq!(Source::parse(Some(path)).expect("parses"), Source::Folder(folder.path().to_owned()));
-        let hub = Source::parse(Some("org/model@main")).expect("parses");
-        assert_eq!((hub.name(), hub), ("org/model".into(), Source::Hub("org/model@main".into())));
-        for wrong in ["./nothing-here", "model", "/no/such/folder", "a/b/c", "org/model.gguf"] {
-            assert!(Source::parse(Some(wrong)).is_err(), "{wrong}");
-        }
-        let file = folder.path().join("model.safetensors");
-        std::fs::write(&file, b"x").expect("file");
-        assert!(Source::parse(file.to_str()).expect_err("refused").to_string().contains("folder"));
-        for (file, name) in [("m.Q4_0.gguf", "m.Q4_0"), ("big-00001-of-00003.gguf", "big")] {
-            let file = folder.path().join(file);
-            std::fs::write(&file, b"x").expect("file");
-            let source = Source::parse(file.to_str()).expect("parses");
-            assert_eq!((source.name().as_str(), source), (name, Source::Gguf(file)));
         }
     }
 

@@ -89,6 +89,19 @@ pub fn duration(time: Duration) -> String {
     }
 }
 
+/// `3 days ago`, `just now`.
+pub fn ago(time: Duration) -> String {
+    let seconds = time.as_secs();
+    let units = [("day", 86_400), ("hour", 3600), ("minute", 60)];
+    match units.into_iter().find(|(_, size)| seconds >= *size) {
+        None => "just now".to_owned(),
+        Some((unit, size)) => {
+            let number = seconds / size;
+            format!("{number} {unit}{} ago", if number == 1 { "" } else { "s" })
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -123,6 +136,11 @@ mod tests {
         assert_eq!(bytes(200 << 20), "200 MiB");
         assert_eq!(count(1_234_567), "1,234,567");
         assert_eq!(count(123), "123");
+        assert_eq!(
+            [ago(Duration::from_secs(59)), ago(Duration::from_secs(3600))],
+            ["just now", "1 hour ago"]
+        );
+        assert_eq!(ago(Duration::from_secs(200_000)), "2 days ago");
         assert_eq!(parameters(1_600_000), "1.6 M");
         assert_eq!(parameters(1_235_814_400), "1.24 B");
     }

@@ -241,6 +241,17 @@ fn refusals_say_what_and_where() {
 }
 
 #[test]
+fn completions_know_every_command() {
+    for shell in ["bash", "zsh", "fish"] {
+        let script = stdout(&["completions", shell]);
+        for word in ["serve", "--kv-cache-memory", "completions"] {
+            assert!(script.contains(word.trim_start_matches("--")), "{shell}: {word}");
+        }
+    }
+    assert_eq!(output(&["completions", "cmd"]).status.code(), Some(2));
+}
+
+#[test]
 fn generated_pages_are_up_to_date() {
     let docs = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs");
     for page in ["api", "cli", "models", "metrics"] {

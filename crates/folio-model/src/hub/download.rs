@@ -69,9 +69,23 @@ struct Partial {
 }
 
 impl Transfer<'_> {
+    /// Address of a file by its path in the repository.
+    pub fn url(&self, file: &str) -> String {
+        let mut url = format!("{}/", self.address);
+        for byte in file.bytes() {
+            match byte {
+                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
+                    url.push(byte.into())
+                }
+                other => url += &format!("%{other:02X}"),
+            }
+        }
+        url
+    }
+
     /// Brings a blob in. `Ok(false)`: stopped because another file failed.
     pub fn fetch(&self, remote: &RemoteFile) -> Result<bool> {
-        let url = format!("{}/{}", self.address, remote.name);
+        let url = self.url(&remote.name);
         let lock_path = self.layout.lock(remote.etag.hex());
         let lock = File::create(&lock_path).map_err(at(&lock_path))?;
         // Another process may be downloading the same file: wait, then find it done.

@@ -3,7 +3,9 @@
 /// Why a model could not be downloaded. Every sentence says what to do, where something can be done.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
-    #[error("`{0}` is not a model name; expected `organisation/model` or `organisation/model@revision`")]
+    #[error(
+        "`{0}` is not a model name; expected `organisation/model`, if need be with `@revision` and, for a GGUF file, with `:Q4_K_M` behind it"
+    )]
     Name(String),
     #[error(
         "cannot tell where models are cached: none of HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME and HOME is set; set HF_HOME to a folder"
@@ -17,6 +19,16 @@ pub enum HubError {
     Revision { model: String, revision: String, endpoint: String },
     #[error("{endpoint} refuses access to {model} (HTTP {status}): {advice}")]
     Refused { model: String, endpoint: String, status: u16, advice: String },
+    #[error("{model}: there is no such GGUF file; there are {found}")]
+    NoVariant { model: String, found: String },
+    #[error("{model}: the repository has {file}, but not {missing}, which belongs to it")]
+    Incomplete { model: String, file: String, missing: String },
+    #[error("{model} is not in the cache at {cache}")]
+    NotCached { model: String, cache: String },
+    #[error("{model} is in use: {file} is held by a process that serves it; stop that first")]
+    InUse { model: String, file: String },
+    #[error("{model} is being downloaded; wait for that, or stop it first")]
+    Downloading { model: String },
     #[error("{model} cannot be served: {reason}")]
     NotServable { model: String, reason: String },
     #[error("{url}: HTTP {status}")]

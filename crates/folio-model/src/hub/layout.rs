@@ -18,6 +18,8 @@ use std::path::{Path, PathBuf};
 use super::error::{Result, at};
 use super::listing::RemoteFile;
 use super::name::ModelName;
+use super::variant;
+use crate::checkpoint::gguf::is_gguf;
 use crate::checkpoint::parse_index;
 
 /// One model's part of the cache.
@@ -61,15 +63,39 @@ impl Layout {
         Ok(())
     }
 
-    /// The snapshot of this revision, if everything needed to serve it is there.
-    pub fn cached_snapshot(&self) -> Option<PathBuf> {
+    /// The model's folder in the cache.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Where its locks are.
+    pub fn locks(&self) -> &Path {
+        &self.locks
+    }
+
+    /// The commit that this revision stood at when it was last asked for.
+    pub fn commit(&self) -> Option<String> {
         let commit = if is_commit(&self.revision) {
             self.revision.clone()
         } else {
             fs::read_to_string(self.root.join("refs").join(&self.revision)).ok()?.trim().to_owned()
         };
-        let snapshot = self.snapshot(&commit);
-        (is_commit(&commit) && is_complete(&snapshot)).then_some(snapshot)
+        is_commit(&commit).then_some(commit)
+    }
+
+    /// What there is to open of this revision, if everything needed to serve it is there: the snapshot's folder, or the (first) GGUF
+    /// file in it that `variant` means.
+    pub fn cached(&self, variant: Option<&str>) -> Option<PathBuf> {
+        let snapshot = self.snapshot(&self.commit()?);
+        if variant.is_none() && is_complete(&snapshot) {
+            return Some(snapshot);
+        }
+        // Models of which a part is missing do not hide others that are whole.
+        let files = gguf_files(&snapshot);
+        let whole = variant::all(&files.iter().map(String::as_str).collect::<Vec<_>>());
+        let parts: Vec<&str> = whole.iter().flat_map(|model| &model.parts).map(String::as_str).collect();
+        let model = variant::choose(&parts, variant).ok()?;
+        Some(snapshot.join(&model.parts[0]))
     }
 
     /// Makes the files of a commit visible. Their blobs must be in place.
@@ -121,7 +147,7 @@ pub fn is_commit(text: &str) -> bool {
 
 /// Other programs fill the same cache file by file, so a snapshot may be partial: it counts as complete when it has a
 /// configuration, all weights, and a tokenizer.
-fn is_complete(snapshot: &Path) -> bool {
+pub fn is_complete(snapshot: &Path) -> bool {
     let has = |file: &str| snapshot.join(file).is_file();
     let weights = || {
         let Ok(index) = fs::read(snapshot.join("model.safetensors.index.json")) else { return false };
@@ -130,4 +156,34 @@ fn is_complete(snapshot: &Path) -> bool {
     };
     let tokenizer = ["tokenizer.json", "tokenizer.model", "vocab.json"].iter().any(|file| has(file));
     has("config.json") && tokenizer && (has("model.safetensors") || weights())
+}
+
+/// Depth of folders, and files, that are looked at in a snapshot.
+const DEPTH_MAX: usize = 4;
+const FILES_MAX: usize = 100_000;
+
+/// The files of a snapshot, links included, as paths in it with `/`.
+pub fn files_of(snapshot: &Path) -> Vec<String> {
+    let mut files = Vec::new();
+    let mut folders = vec![(String::new(), 0)];
+    while let Some((folder, depth)) = folders.pop() {
+        let Ok(entries) = fs::read_dir(snapshot.join(&folder)) else { continue };
+        for entry in entries.flatten() {
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            let path = if folder.is_empty() { name } else { format!("{folder}/{name}") };
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() && depth < DEPTH_MAX => folders.push((path, depth + 1)),
+                Ok(kind) if !kind.is_dir() && files.len() < FILES_MAX => files.push(path),
+                _ => {}
+            }
+        }
+    }
+    files.sort_unstable();
+    files
+}
+
+/// Those of GGUF that are there, not only linked.
+pub fn gguf_files(snapshot: &Path) -> Vec<String> {
+    let is_there = |path: &String| is_gguf(Path::new(path)) && snapshot.join(path).is_file();
+    files_of(snapshot).into_iter().filter(is_there).collect()
 }

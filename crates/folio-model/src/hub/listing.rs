@@ -2,10 +2,13 @@
 //!
 //! The answer comes from a stranger and its names become paths: only plain names of known files are taken from it.
 
+use std::path::Path;
+
 use serde_json::Value;
 
 use super::error::{HubError, Result};
 use super::layout::is_commit;
+use crate::checkpoint::gguf::is_gguf;
 
 /// A file and how to know that it arrived whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +43,8 @@ pub struct Listing {
     pub side: Vec<RemoteFile>,
     /// Every safetensors file at the top of the repository.
     pub weights: Vec<RemoteFile>,
+    /// Every GGUF file, in folders too.
+    pub gguf: Vec<RemoteFile>,
 }
 
 const SIDE_FILES: &[&str] = &[
@@ -58,7 +63,15 @@ const SIDE_FILES: &[&str] = &[
     // How a checkpoint for embeddings makes vectors.
     "modules.json",
     "1_Pooling/config.json",
+    CARD,
 ];
+/// The model card, whose head names the licence.
+pub const CARD: &str = "README.md";
+
+/// No file is larger: sums of sizes stay far from what a u64 holds.
+const FILE_BYTES_MAX: u64 = 1 << 48;
+const DEPTH_MAX: usize = 4;
+const NAME_BYTES_MAX: usize = 255;
 
 impl Listing {
     pub fn parse(url: &str, bytes: &[u8]) -> Result<Self> {
@@ -68,20 +81,37 @@ impl Listing {
         let commit = value["sha"].as_str().filter(|commit| is_commit(commit));
         let commit = commit.ok_or_else(|| wrong("the answer names no commit"))?.to_owned();
         let siblings = value["siblings"].as_array().ok_or_else(|| wrong("the answer lists no files"))?;
-        let mut listing = Self { commit, side: Vec::new(), weights: Vec::new() };
+        let mut listing = Self { commit, side: Vec::new(), weights: Vec::new(), gguf: Vec::new() };
         for sibling in siblings {
             let Some(name) = sibling["rfilename"].as_str() else { continue };
             let plain = !name.contains(['/', '\\', '\0']) && !name.starts_with('.');
-            let (side, weights) = (SIDE_FILES.contains(&name), plain && name.ends_with(".safetensors"));
-            if !side && !weights {
-                continue;
-            }
+            let kind = match name {
+                name if SIDE_FILES.contains(&name) => &mut listing.side,
+                name if plain && name.ends_with(".safetensors") => &mut listing.weights,
+                name if is_gguf(Path::new(name)) && stays_below(name) => &mut listing.gguf,
+                _ => continue,
+            };
             let file = remote_file(name, sibling)
                 .ok_or_else(|| wrong(&format!("the answer gives no size or checksum for {name}")))?;
-            if side { &mut listing.side } else { &mut listing.weights }.push(file);
+            if file.bytes > FILE_BYTES_MAX {
+                return Err(wrong(&format!(
+                    "the answer gives {name} {} bytes, more than the limit of {FILE_BYTES_MAX}",
+                    file.bytes
+                )));
+            }
+            kind.push(file);
         }
         Ok(listing)
     }
+}
+
+/// Whether a file's path leads nowhere but into the folder that it is put below, on any system.
+fn stays_below(path: &str) -> bool {
+    let plain = |part: &str| {
+        let charset = |c: char| c.is_ascii_alphanumeric() || "._-+ ()[]=,@".contains(c);
+        (1..=NAME_BYTES_MAX).contains(&part.len()) && part.chars().all(charset) && !part.starts_with('.')
+    };
+    path.split('/').all(plain) && path.split('/').count() <= DEPTH_MAX
 }
 
 fn remote_file(name: &str, sibling: &Value) -> Option<RemoteFile> {

@@ -1,31 +1,39 @@
 //! Models by name, from a Hugging Face hub.
 //!
-//! Owns: turning `organisation/model` into a local folder, in the hub's own cache layout, so that models are shared with
-//! every other program that uses it. Must never: download what cannot be served (the configuration comes first and is
-//! checked before gigabytes follow), send the token anywhere but to the hub, or ask the network for a model that is
-//! already here unless told to.
+//! Owns: turning `organisation/model` into a local folder or GGUF file, in the hub's own cache layout, so that models are shared with
+//! every other program that uses it; what that cache holds, and removing from it. Must never: download what cannot be served (the
+//! configuration, or the beginning of a GGUF file, comes first and is checked before gigabytes follow), send the token anywhere but
+//! to the hub, ask the network for a model that is already here unless told to, or remove what somebody uses.
 
+mod cached;
 mod download;
 mod error;
 mod http;
 mod layout;
 mod listing;
 mod name;
+mod remove;
+mod variant;
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+pub use cached::{CachedKind, CachedModel, Held};
 use download::{Transfer, backoff};
 pub use error::HubError;
 use error::Result;
 use http::{Failure, Http, Refusal, Reply};
 use layout::Layout;
+pub use listing::CARD;
 use listing::{Listing, RemoteFile};
 pub use name::ModelName;
+pub use remove::Removed;
+use variant::NoChoice;
 
-use crate::checkpoint::parse_index;
+use crate::checkpoint::{gguf, parse_index};
 use crate::config::Config;
 
 const ENDPOINT: &str = "https://huggingface.co";
@@ -33,6 +41,8 @@ const ENDPOINT: &str = "https://huggingface.co";
 const PARALLEL_FILES: usize = 4;
 const LISTING_BYTES_MAX: u64 = 32 << 20;
 const LISTING_ATTEMPTS_MAX: u32 = 5;
+/// Of a GGUF file that are looked at before the rest is downloaded.
+const PEEK_BYTES: u64 = 64 << 10;
 
 /// Where models come from and where they are kept.
 #[derive(Clone)]
@@ -116,12 +126,13 @@ impl Hub {
         &self.cache
     }
 
-    /// The folder of a model that is completely here. No network.
+    /// What there is to open of a model that is completely here: a folder, or the first file of a GGUF model. Without a variant any
+    /// GGUF model that is here will do. No network.
     pub fn cached(&self, name: &ModelName) -> Option<PathBuf> {
-        Layout::new(&self.cache, name).cached_snapshot()
+        Layout::new(&self.cache, name).cached(name.variant())
     }
 
-    /// The folder of a model: from the cache when it is there, else downloaded.
+    /// The folder or GGUF file of a model: from the cache when it is there, else downloaded.
     pub fn get(&self, name: &ModelName, progress: &(dyn Fn(DownloadProgress<'_>) + Sync)) -> Result<PathBuf> {
         match self.cached(name) {
             Some(folder) => Ok(folder),
@@ -153,15 +164,78 @@ impl Hub {
             backoff: self.backoff,
             progress,
             done_bytes: AtomicU64::new(0),
-            total_bytes: listing.side.iter().map(|file| file.bytes).sum(),
+            total_bytes: 0,
             stop: AtomicBool::new(false),
         };
-        fetch_all(&transfer, &listing.side)?;
-        let weights = self.choose_weights(&layout, name, &listing)?;
-        transfer.total_bytes += weights.iter().map(|file| file.bytes).sum::<u64>();
-        fetch_all(&transfer, &weights)?;
-        let files: Vec<RemoteFile> = listing.side.iter().chain(&weights).cloned().collect();
-        layout.publish(&listing.commit, &files)
+        let bytes = |files: &[RemoteFile]| files.iter().map(|file| file.bytes).sum::<u64>();
+        let gguf = self.choose_gguf(name, &listing)?;
+        let (side, weights) = match &gguf {
+            Some(parts) => {
+                self.check_architecture(&transfer, name, &parts[0])?;
+                let card = listing.side.iter().filter(|file| file.name == CARD);
+                (card.cloned().collect(), parts.clone())
+            }
+            None => {
+                transfer.total_bytes = bytes(&listing.side);
+                fetch_all(&transfer, &listing.side)?;
+                (listing.side.clone(), self.choose_weights(&layout, name, &listing)?)
+            }
+        };
+        let files = [side, weights].concat();
+        // What is here already counts as done once more.
+        transfer.done_bytes = AtomicU64::new(0);
+        transfer.total_bytes = bytes(&files);
+        fetch_all(&transfer, &files)?;
+        let snapshot = layout.publish(&listing.commit, &files)?;
+        Ok(gguf.map_or(snapshot.clone(), |parts| snapshot.join(&parts[0].name)))
+    }
+
+    /// The files of the GGUF model that is meant; `None`: the repository's safetensors are.
+    fn choose_gguf(&self, name: &ModelName, listing: &Listing) -> Result<Option<Vec<RemoteFile>>> {
+        let has_config = listing.side.iter().any(|file| file.name == "config.json");
+        let folder = has_config && !listing.weights.is_empty();
+        if name.variant().is_none() && folder {
+            return Ok(None);
+        }
+        let names: Vec<&str> = listing.gguf.iter().map(|file| file.name.as_str()).collect();
+        let model = name.to_string();
+        let chosen = match variant::choose(&names, name.variant()) {
+            Ok(chosen) => chosen,
+            Err(NoChoice::Empty) if name.variant().is_none() => return Ok(None),
+            Err(NoChoice::Empty) => {
+                return Err(HubError::NoVariant { model, found: "none at all".to_owned() });
+            }
+            Err(NoChoice::Unknown { found }) => return Err(HubError::NoVariant { model, found }),
+            Err(NoChoice::Incomplete { file, missing }) => {
+                return Err(HubError::Incomplete { model, file, missing });
+            }
+        };
+        let file = |part: &String| listing.gguf.iter().find(|file| file.name == *part).cloned();
+        Ok(Some(chosen.parts.iter().filter_map(file).collect()))
+    }
+
+    /// Looks at the beginning of a GGUF file that would be downloaded. What goes wrong on the way is the download's to tell.
+    fn check_architecture(&self, transfer: &Transfer<'_>, name: &ModelName, file: &RemoteFile) -> Result<()> {
+        let layout = transfer.layout;
+        if layout.blob(file.etag.hex()).exists() || layout.incomplete(file.etag.hex()).exists() {
+            return Ok(());
+        }
+        let Ok(Reply::Body(response)) = transfer.http.get(&transfer.url(&file.name), 0) else {
+            return Ok(());
+        };
+        let mut beginning = Vec::new();
+        let read = response.into_body().into_reader().take(PEEK_BYTES).read_to_end(&mut beginning);
+        match gguf::architecture_in(&beginning) {
+            Some(found) if read.is_ok() && !gguf::knows_architecture(found) => {
+                let reason = format!(
+                    "{} is of architecture `{found}`; supported: {}",
+                    file.name,
+                    gguf::architecture_names()
+                );
+                Err(HubError::NotServable { model: name.to_string(), reason })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn listing(&self, http: &Http, name: &ModelName) -> Result<Listing> {

@@ -1,7 +1,8 @@
 //! The downloader against a local server: layout, resume, checksums, who sees the token, what each refusal says.
 #![cfg(unix)]
 
-mod server;
+mod cache;
+mod gguf;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,80 +12,9 @@ use std::time::Duration;
 use folio_model::Checkpoint;
 use folio_model::hub::{DownloadProgress, Hub, HubError, ModelName};
 use folio_model::testing::fixture;
-use server::{Request, Response, Server};
-use sha1::Sha1;
-use sha2::{Digest, Sha256};
+use folio_model::testing::hub::{COMMIT, Repo, Request, Response, Server};
 
-const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 const API: &str = "/api/models/org/tiny/revision/main";
-const TOKENIZER: &[u8] = b"{\"version\": \"1.0\"}";
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// A repository as the hub lists it: weights in LFS, the rest in git.
-#[derive(Clone)]
-struct Repo {
-    files: Vec<(String, Vec<u8>)>,
-}
-
-impl Repo {
-    fn from_fixture(name: &str) -> Self {
-        let mut files = vec![
-            ("tokenizer.json".to_owned(), TOKENIZER.to_vec()),
-            ("README.md".to_owned(), b"not needed".to_vec()),
-            ("original/consolidated.00.pth".to_owned(), b"not needed".to_vec()),
-            ("consolidated.safetensors".to_owned(), b"not needed".to_vec()),
-        ];
-        for entry in fs::read_dir(fixture(name)).unwrap() {
-            let path = entry.unwrap().path();
-            let file = path.file_name().unwrap().to_str().unwrap().to_owned();
-            if !file.starts_with("expected") {
-                files.push((file, fs::read(path).unwrap()));
-            }
-        }
-        files.sort();
-        Self { files }
-    }
-
-    fn content(&self, name: &str) -> &[u8] {
-        &self.files.iter().find(|(file, _)| file == name).unwrap().1
-    }
-
-    fn etag(&self, name: &str) -> String {
-        let content = self.content(name);
-        if name.ends_with(".safetensors") {
-            return hex(&Sha256::digest(content));
-        }
-        hex(&Sha1::new_with_prefix(format!("blob {}\0", content.len())).chain_update(content).finalize())
-    }
-
-    fn listing(&self) -> Vec<u8> {
-        let siblings = self.files.iter().map(|(name, content)| {
-            let mut sibling =
-                serde_json::json!({"rfilename": name, "size": content.len(), "blobId": self.etag(name)});
-            if name.ends_with(".safetensors") {
-                sibling["blobId"] = "f".repeat(40).into();
-                sibling["lfs"] =
-                    serde_json::json!({"sha256": self.etag(name), "size": content.len(), "pointerSize": 134});
-            }
-            sibling
-        });
-        serde_json::json!({"sha": COMMIT, "siblings": siblings.collect::<Vec<_>>()}).to_string().into_bytes()
-    }
-
-    /// What a well-behaved hub answers.
-    fn answer(&self, request: &Request) -> Response {
-        if request.path.starts_with("/api/models/org/tiny/revision/") {
-            return Response::file(request, &self.listing());
-        }
-        let Some(file) = request.path.strip_prefix(&format!("/org/tiny/resolve/{COMMIT}/")) else {
-            return Response::status(404);
-        };
-        Response::file(request, self.content(file))
-    }
-}
 
 fn hub(server: &Server, cache: &Path) -> Hub {
     Hub::new(&server.address, cache).with_backoff(Duration::from_millis(1))
@@ -133,17 +63,19 @@ fn downloads_into_the_hubs_layout() {
     let root = cache.path().join("models--org--tiny");
     assert_eq!(folder, root.join("snapshots").join(COMMIT));
     assert_eq!(fs::read_to_string(root.join("refs/main")).unwrap(), COMMIT);
-    for file in ["config.json", "generation_config.json", "tokenizer.json", "model.safetensors"] {
+    // The card names the licence.
+    let wanted =
+        ["README.md", "config.json", "generation_config.json", "tokenizer.json", "model.safetensors"];
+    for file in wanted {
         let link = fs::read_link(folder.join(file)).unwrap();
         assert_eq!(link, Path::new("../../blobs").join(repo.etag(file)));
         assert_eq!(fs::read(folder.join(file)).unwrap(), repo.content(file));
     }
     // Nothing that is not needed, nothing left over.
-    assert_eq!(fs::read_dir(&folder).unwrap().count(), 4);
-    assert_eq!(fs::read_dir(root.join("blobs")).unwrap().count(), 4);
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), wanted.len());
+    assert_eq!(fs::read_dir(root.join("blobs")).unwrap().count(), wanted.len());
     Checkpoint::open(&folder).unwrap();
 
-    let wanted = ["config.json", "generation_config.json", "tokenizer.json", "model.safetensors"];
     let total: usize = wanted.iter().map(|file| repo.content(file).len()).sum();
     let largest = seen.into_inner().unwrap().into_iter().max().unwrap();
     assert_eq!(largest, (total as u64, total as u64), "progress ends at the total");

@@ -16,8 +16,9 @@ use super::table;
 use crate::cli::BenchKlArgs;
 use crate::device::{DeviceChoice, GemmBackend};
 use crate::load_format::LoadFormat;
+use crate::models::{Aliases, Source};
 use crate::progress::Bar;
-use crate::runtime::{self, Source, WeightArgs, Weights};
+use crate::runtime::{self, WeightArgs, Weights};
 
 /// Rows of a step: logits of that many are in memory at once. It changes no bit of them.
 const STEP: usize = 64;
@@ -29,9 +30,10 @@ pub fn run(args: &BenchKlArgs) -> Result<()> {
     if args.model.is_none() && args.quantize.is_none() {
         bail!("nothing to compare: give a second MODEL, or --quantize to quantize the first one");
     }
-    let base_source = Source::parse(Some(&args.base))?;
-    let other_source = Source::parse(Some(args.model.as_deref().unwrap_or(&args.base)))?;
-    let base_files = base_source.open()?;
+    let aliases = Aliases::default();
+    let base_source = Source::parse(Some(&args.base), &aliases)?;
+    let other_source = Source::parse(Some(args.model.as_deref().unwrap_or(&args.base)), &aliases)?;
+    let (base_files, _held) = base_source.open()?;
     let windows = match (&args.text, &args.tokens) {
         (Some(path), _) => {
             text_windows(path, &runtime::load_tokenizer(&base_files)?, args.context, args.windows)?
@@ -45,7 +47,9 @@ pub fn run(args: &BenchKlArgs) -> Result<()> {
         args.context
     );
     let mut base = Side::load(&base_source, &base_files, None, args)?;
-    let mut other = Side::load(&other_source, &other_source.open()?, args.quantize, args)?;
+    let (other_files, _held_too) = other_source.open()?;
+    let mut other = Side::load(&other_source, &other_files, args.quantize, args)?;
+    drop(other_files);
     let (ours, theirs) = (base.weights.model.vocab, other.weights.model.vocab);
     ensure!(ours == theirs, "these are not the same model: vocabularies of {ours} and {theirs} tokens");
     if let Some(id) = windows.iter().flatten().find(|id| **id as usize >= ours) {

@@ -31,7 +31,7 @@ pub enum BenchMode {
     Every format is compared with f16 on the same text; what f32 and bf16 differ from it by is the noise of rounding alone.\n\
     Questions are lines of JSON with messages, answer and distance, as tools/demo_model/generate.py --jsonl writes them.")]
 pub struct BenchKvArgs {
-    /// A folder, a .gguf file, org/model[@revision], or `demo` [default: the built-in model]
+    /// A folder, a .gguf file, org/model[@revision][:QUANT], or `demo` [default: the built-in model]
     pub model: Option<String>,
     /// UTF-8 text to predict
     #[arg(long, value_name = "FILE", conflicts_with = "tokens")]
@@ -78,7 +78,7 @@ pub struct BenchKvArgs {
     group = clap::ArgGroup::new("input").required(true)
 )]
 pub struct BenchKlArgs {
-    /// The model in 16 or 32 bits: a folder, a .gguf file, org/model[@revision], or `demo`
+    /// The model in 16 or 32 bits: a folder, a .gguf file, org/model[@revision][:QUANT], or `demo`
     pub base: String,
     /// The quantized one [default: BASE, with --quantize]
     pub model: Option<String>,
@@ -161,7 +161,7 @@ impl Blocks {
     reads every weight once, so its limit is the bandwidth at which the weights can be read; a prompt multiplies every\n\
     weight with every token, so its limit is the multiply rate. Both limits are measured first.")]
 pub struct BenchEngineArgs {
-    /// A folder, a .gguf file, or org/model[@revision] [default: the built-in model]
+    /// A folder, a .gguf file, or org/model[@revision][:QUANT] [default: the built-in model]
     pub model: Option<String>,
     /// Prompt lengths to prefill
     #[arg(long, value_delimiter = ',', value_name = "TOKENS", default_value = "128,512")]

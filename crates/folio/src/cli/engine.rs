@@ -11,6 +11,7 @@ use folio_server::Secret;
 use super::values::*;
 use crate::device::{DeviceChoice, GemmBackend};
 use crate::load_format::LoadFormat;
+use crate::models::Aliases;
 use crate::units::parse_bytes;
 
 /// Everything that decides how a model is loaded and its engine built; shared by serve, chat, run and bench.
@@ -120,13 +121,17 @@ pub struct EngineArgs {
     #[arg(long, env = "FOLIO_SPECULATE", value_name = "DRAFTER")]
     pub speculate: Option<Speculate>,
 
-    /// A model that proposes drafts, with the same vocabulary: a folder, a .gguf file or a hub name
+    /// A model that proposes drafts, with the same vocabulary: a folder, a .gguf file, a hub name or an alias
     #[arg(long, env = "FOLIO_DRAFT_MODEL", value_name = "MODEL")]
     pub draft_model: Option<String>,
 
     /// A Jinja chat template to use instead of the model's own
     #[arg(long, env = "FOLIO_CHAT_TEMPLATE", value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
+
+    /// Of the configuration file
+    #[arg(skip)]
+    pub aliases: Aliases,
 
     #[command(flatten)]
     pub packed: PackedCacheArgs,

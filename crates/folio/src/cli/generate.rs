@@ -47,7 +47,7 @@ pub struct SamplingArgs {
     echo \"2+2=\" | folio run ./my-model --raw --max-tokens 4 -\n\n\
     Only the answer goes to standard output.")]
 pub struct RunArgs {
-    /// A folder, a .gguf file, org/model[@revision], or `demo` for the built-in model
+    /// A folder, a .gguf file, org/model[@revision][:QUANT], or `demo` for the built-in model
     pub model: String,
     /// The prompt; `-` reads standard input
     pub prompt: String,
@@ -68,7 +68,7 @@ pub struct RunArgs {
     after_help = "While talking: /help lists the commands, Ctrl-C interrupts an answer, Ctrl-D leaves."
 )]
 pub struct ChatArgs {
-    /// A folder, a .gguf file, or org/model[@revision] [default: the built-in model]
+    /// A folder, a .gguf file, or org/model[@revision][:QUANT] [default: the built-in model]
     pub model: Option<String>,
     /// Talk to a running server instead, such as http://127.0.0.1:8000
     #[arg(long, conflicts_with = "model")]

@@ -9,6 +9,7 @@ mod tools;
 mod values;
 
 use clap::{Parser, Subcommand};
+use clap_complete::Shell;
 
 pub use bench::*;
 pub use engine::*;
@@ -26,12 +27,13 @@ pub use tools::*;
     after_help = "Examples:\n  \
         folio                                         serve the built-in model on http://127.0.0.1:8000\n  \
         folio serve Qwen/Qwen3-0.6B                   download a model from the hub and serve it\n  \
+        folio serve org/model-GGUF:Q4_K_M             one of the GGUF files of a repository\n  \
         folio serve ./my-model --port 9000            serve a folder with config.json, *.safetensors, tokenizer.json\n  \
         folio chat                                    talk to the built-in model in the terminal\n  \
         folio run ./my-model \"Once upon a time\"       print one answer\n  \
         folio bench engine ./my-model                 how close to this machine's limits a model runs\n\n\
-        A MODEL is a folder, a .gguf file or a hub name: org/model or org/model@revision.\n\
-        HF_HOME, HF_ENDPOINT and HF_TOKEN are honoured."
+        A MODEL is a folder, a .gguf file, an alias of ~/.config/folio/aliases.toml or a hub name: org/model[@revision], with :QUANT\n\
+        behind it for one of a repository's GGUF files, such as :Q4_K_M. HF_HOME, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE are honoured."
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -68,10 +70,22 @@ pub enum Command {
     },
     /// Download a model into the hub's cache
     Pull(PullArgs),
+    /// List the models in the hub's cache
+    List(ListArgs),
+    /// Remove a model from the hub's cache
+    Rm(RmArgs),
+    /// Show what a model on this machine is
+    Show(ShowArgs),
     /// Quantize a model into a folder of packed weights that starts at once
     Quantize(QuantizeArgs),
     /// Show what this machine can do, measured for each number of threads, and how far a model can get on it
     Doctor(DoctorArgs),
+    /// Print a completion script for a shell
+    #[command(after_help = "Examples:\n  \
+        folio completions bash > ~/.local/share/bash-completion/completions/folio\n  \
+        folio completions zsh > ~/.zfunc/_folio\n  \
+        folio completions fish > ~/.config/fish/completions/folio.fish")]
+    Completions { shell: Shell },
     /// Print generated documentation pages
     #[command(hide = true)]
     Docs { page: DocsPage },

@@ -20,7 +20,7 @@ use crate::units::parse_bytes;
     Each API key is a tenant of its own: what one caches, no other can find.\n\
     SIGTERM finishes what is running and exits; a second one exits at once.")]
 pub struct ServeArgs {
-    /// A folder, a .gguf file, or org/model[@revision] [default: the built-in model]
+    /// A folder, a .gguf file, or org/model[@revision][:QUANT] [default: the built-in model]
     pub model: Option<String>,
 
     /// Address to listen on

@@ -16,7 +16,7 @@ use crate::device::DeviceChoice;
     The folder holds configuration, tokenizer and templates as they were, and the weights as model.folio, in the order in\n\
     which this version's kernels read them. Keep the original: a later version of Folio may ask to make it again.")]
 pub struct QuantizeArgs {
-    /// A folder with *.safetensors in F32, F16 or BF16, org/model[@revision], or `demo`
+    /// A folder with *.safetensors in F32, F16 or BF16, org/model[@revision], an alias, or `demo`
     pub model: String,
     /// What weights become
     #[arg(long, value_enum, value_name = "TYPE")]
@@ -97,8 +97,36 @@ pub enum ConfigAction {
 }
 
 #[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    folio pull Qwen/Qwen3-0.6B                  the configuration, tokenizer and safetensors of a repository\n  \
+    folio pull Qwen/Qwen3-0.6B-GGUF:Q8_0        one of its GGUF files, with all parts it was split into\n\n\
+    Without a quantization Q4_K_M is taken, else what is nearest to it. Prints where it lies.")]
 pub struct PullArgs {
-    /// org/model[@revision]
+    /// org/model[@revision][:QUANT], or an alias
+    pub model: String,
+}
+
+#[derive(Args, Debug)]
+pub struct ListArgs {
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    folio rm org/model-GGUF:Q8_0        that file; what other files and revisions share stays\n  \
+    folio rm org/model@v1               that revision\n  \
+    folio rm org/model                  all that is here of it\n\n\
+    What a running Folio serves is refused.")]
+pub struct RmArgs {
+    /// org/model[@revision][:QUANT], as `folio list` shows it, or an alias
+    pub model: String,
+}
+
+#[derive(Args, Debug)]
+pub struct ShowArgs {
+    /// A folder, a .gguf file, org/model[@revision][:QUANT], an alias, or `demo`
     pub model: String,
 }
 
@@ -108,7 +136,7 @@ pub struct PullArgs {
     folio doctor model.Q4_0.gguf             and how far this model can get: its bytes and multiplications per token\n  \
     folio doctor ./my-model --quantize q4")]
 pub struct DoctorArgs {
-    /// A model to load, whose limits are then told: a folder, a .gguf file, org/model[@revision], or `demo`
+    /// A model to load, whose limits are then told: a folder, a .gguf file, org/model[@revision][:QUANT], or `demo`
     pub model: Option<String>,
     /// Quantize MODEL while loading it
     #[arg(long, value_enum, value_name = "TYPE", requires = "model")]

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail};
 use folio_engine::{DrafterModel, DraftingExecutor, Executor, ModelExecutor};
 use folio_kv::{GroupConfig, Layout};
 use folio_model::backend::GroupKind;
+use folio_model::hub::Held;
 use folio_text::Tokenizer;
 
 use super::{Loaded, logit_rows};
@@ -16,6 +17,8 @@ use crate::device::Device;
 pub(super) struct Draft {
     pub name: String,
     pub device: Device,
+    /// On its files.
+    pub held: Held,
     model: folio_model::LoadedModel,
 }
 
@@ -34,7 +37,12 @@ impl Draft {
             );
         }
         let name = loaded.source.name();
-        Ok(Some(Self { name, device: loaded.weights.backend, model: loaded.weights.model }))
+        Ok(Some(Self {
+            name,
+            device: loaded.weights.backend,
+            held: loaded.held,
+            model: loaded.weights.model,
+        }))
     }
 
     /// Where its KV lies, without a pool.

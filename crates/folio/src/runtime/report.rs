@@ -8,10 +8,10 @@ use folio_model::backend::{GroupKind, KvFormat, KvLayout};
 use folio_model::{Checkpoint, LoadedModel};
 use folio_text::ChatTemplate;
 
-use super::Source;
 use super::draft::Draft;
 use crate::cli::Quantize;
 use crate::memory;
+use crate::models::Source;
 use crate::packed_cache::Unsaved;
 use crate::units;
 

@@ -10,15 +10,17 @@ use folio_cpu::machine::Machine;
 use folio_cpu::{CpuBackend, Quantized};
 use folio_cuda::machine::Effort;
 use folio_model::backend::{Backend, DType};
+use folio_model::hub::Held;
 use folio_model::kv_format::{KvFormats, KvSkip};
 use folio_model::quant::Encoding;
 use folio_model::{Checkpoint, LoadOptions, LoadedModel, Model, PackedAbout, Progress};
 use folio_text::{ChatTemplate, Tokenizer};
 
-use super::{Source, load_template, load_tokenizer, logit_rows, scheduler_config};
+use super::{load_template, load_tokenizer, logit_rows, scheduler_config};
 use crate::cli::{EngineArgs, KvDtype, Quantize, Sizes};
 use crate::device::{Device, DeviceChoice, GemmBackend};
 use crate::load_format::LoadFormat;
+use crate::models::Source;
 use crate::packed_cache::{Packed, PackedCache, Place, Unsaved};
 use crate::progress::Bar;
 use crate::quantizing::Quantizing;
@@ -232,6 +234,7 @@ pub struct Loaded {
     pub weights: Weights,
     pub(super) source: Source,
     pub(super) checkpoint: Checkpoint,
+    pub(super) held: Held,
     pub(super) tokenizer: Arc<Tokenizer>,
     pub(super) template: Option<Arc<ChatTemplate>>,
 }
@@ -242,10 +245,10 @@ impl Loaded {
         let mut device = open_device(args.device, args.threads, args.enforce_eager, args.gemm_backend)?;
         let sizes = args.sizes(device.is_gpu());
         scheduler_config(args, &sizes, 1).validate()?;
-        let source = Source::parse(model)?;
-        let checkpoint = match args.load_format {
+        let source = Source::parse(model, &args.aliases)?;
+        let (checkpoint, held) = match args.load_format {
             LoadFormat::Auto => source.open()?,
-            LoadFormat::Dummy(_) => source.open_without_weights()?,
+            LoadFormat::Dummy(_) => (source.open_without_weights()?, Held::default()),
         };
         let load = WeightArgs::new(args, &sizes);
         let kept = device.as_cpu().is_some() && args.load_format == LoadFormat::Auto;
@@ -255,7 +258,7 @@ impl Loaded {
             let tokenizer = Arc::new(match args.load_format {
                 // Any words do.
                 LoadFormat::Dummy(_) if checkpoint.read("tokenizer.json")?.is_none() => {
-                    load_tokenizer(&Source::BuiltIn.open()?)?
+                    load_tokenizer(&Source::BuiltIn.open_here()?)?
                 }
                 _ => load_tokenizer(&checkpoint)?,
             });
@@ -282,7 +285,7 @@ impl Loaded {
             Err(device) => Weights::pack(&checkpoint, &load, device, place, cache.as_ref())?,
         };
         let (tokenizer, template) = text;
-        Ok(Self { weights, source, checkpoint, tokenizer, template })
+        Ok(Self { weights, source, checkpoint, held, tokenizer, template })
     }
 }
 
@@ -364,7 +367,7 @@ fn load(
 }
 
 /// The KV cache's type where nothing else is asked for: that of the first weight, f16 where weights are quantized.
-pub(super) fn kv_dtype(checkpoint: &Checkpoint) -> Result<DType> {
+pub(crate) fn kv_dtype(checkpoint: &Checkpoint) -> Result<DType> {
     let specs = folio_model::decoder::weight_specs(checkpoint.config());
     let mut first = None;
     for part in specs.iter().flat_map(|spec| &spec.parts) {

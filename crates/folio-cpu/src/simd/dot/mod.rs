@@ -54,6 +54,7 @@ pub(crate) trait Codes: Copy + 'static {
     };
     const WIDE: bool = Self::RUN == 0;
     /// Whether they lie as [`Dot::lift`] leaves them.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "sets of instructions ask for it"))]
     const LIFTED: bool = false;
 }
 
@@ -111,6 +112,7 @@ impl Block {
     /// # Safety
     /// The block holds `M` tokens and, with `HALVES`, the fields of halves.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "sets of instructions ask for it"))]
     unsafe fn start<C: Codes, const M: usize, const HALVES: bool>(&self, token: usize, part: usize) -> i32 {
         // SAFETY: the contract of this function.
         let read = |field| unsafe { *self.field::<M>(field).cast::<i32>().add(token) };

@@ -48,6 +48,11 @@ pub const ARCHITECTURES: &[Architecture] = &[
     Architecture { yarn_unrounded: true, ..plain("gpt-oss", "gpt_oss") },
 ];
 
+/// Whether files of this architecture can be served.
+pub(crate) fn knows(architecture: &str) -> bool {
+    ARCHITECTURES.iter().any(|known| known.name == architecture)
+}
+
 /// `llama, qwen2, ...`
 pub fn names() -> String {
     ARCHITECTURES.iter().map(|known| known.name).collect::<Vec<_>>().join(", ")

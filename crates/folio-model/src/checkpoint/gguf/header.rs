@@ -19,7 +19,7 @@ use crate::quant::Encoding;
 const KEYS_MAX: u64 = 1 << 16;
 const TENSORS_MAX: u64 = 1 << 16;
 /// The format's own limit.
-const KEY_BYTES_MAX: u64 = 65_535;
+pub(super) const KEY_BYTES_MAX: u64 = 65_535;
 /// ggml's limit is 64.
 const NAME_BYTES_MAX: u64 = 255;
 /// The longest real strings are chat templates.
@@ -134,7 +134,7 @@ pub fn read_header(bytes: &[u8]) -> Result<Header> {
     Ok(Header { version, values, tensors })
 }
 
-fn version(cursor: &mut Cursor<'_>) -> Result<u32> {
+pub(super) fn version(cursor: &mut Cursor<'_>) -> Result<u32> {
     let magic = match cursor.bytes.first_chunk::<4>() {
         Some(magic) => magic,
         None => {
@@ -266,9 +266,9 @@ fn place(
     Ok(raw.into_iter().map(|(name, tensor)| (name, placed(tensor))).collect())
 }
 
-struct Cursor<'a> {
-    bytes: &'a [u8],
-    at: usize,
+pub(super) struct Cursor<'a> {
+    pub bytes: &'a [u8],
+    pub at: usize,
 }
 
 impl<'a> Cursor<'a> {
@@ -295,7 +295,7 @@ impl<'a> Cursor<'a> {
         Ok(u32::from_le_bytes(self.array(what)?))
     }
 
-    fn u64(&mut self, what: &str) -> Result<u64> {
+    pub fn u64(&mut self, what: &str) -> Result<u64> {
         Ok(u64::from_le_bytes(self.array(what)?))
     }
 
@@ -309,7 +309,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// A key or the name of a tensor.
-    fn name(&mut self, what: &str, max: u64) -> Result<String> {
+    pub fn name(&mut self, what: &str, max: u64) -> Result<String> {
         let range = self.text(what, max)?;
         match std::str::from_utf8(&self.bytes[range]) {
             Ok(name) => Ok(name.to_owned()),
@@ -325,7 +325,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    fn value(&mut self, what: &str) -> Result<Value> {
+    pub fn value(&mut self, what: &str) -> Result<Value> {
         Ok(match self.kind(what)? {
             Kind::U8 => Value::Unsigned(u8::from_le_bytes(self.array(what)?).into()),
             Kind::I8 => Value::Signed(i8::from_le_bytes(self.array(what)?).into()),

@@ -9,13 +9,17 @@ mod config;
 mod header;
 mod names;
 pub(super) mod open;
+mod peek;
 mod types;
 mod vocabulary;
 
+pub(crate) use architecture::knows as knows_architecture;
 pub use architecture::names as architecture_names;
 pub use config::{Described, Find, describe};
 pub use header::{Array, Header, HeaderError, TensorInfo, Value, read_header};
 pub use names::{Names, RowOrder};
+pub(crate) use open::{is_gguf, split_name};
+pub(crate) use peek::architecture_in;
 pub use types::Kind;
 pub use vocabulary::{SpecialIds, TokenKind, Vocabulary};
 

@@ -112,7 +112,10 @@ pub fn open(path: &Path) -> Result<Opened> {
 /// Opens files 2 to `count` of a split model.
 fn open_rest(path: &Path, count: u64, files: &mut Vec<OpenFile>) -> Result<()> {
     let metadata = files[0].metadata();
-    let Some(name) = split_name(path).filter(|name| name.count == count && count <= FILES_MAX) else {
+    if count > FILES_MAX {
+        return Err(metadata.problem(SPLIT_COUNT, format!("is {count}, more than the limit of {FILES_MAX}")));
+    }
+    let Some(name) = split_name(path).filter(|name| name.count == count) else {
         let problem = format!(
             "is {count}, but the file is not called NAME-00001-of-{count:05}.gguf: the other files cannot be found"
         );
@@ -146,20 +149,28 @@ fn open_rest(path: &Path, count: u64, files: &mut Vec<OpenFile>) -> Result<()> {
 }
 
 /// `model-00001-of-00003.gguf`
-struct SplitName {
+pub(crate) struct SplitName {
     folder: PathBuf,
-    prefix: String,
-    number: u64,
-    count: u64,
+    pub prefix: String,
+    /// From 1.
+    pub number: u64,
+    pub count: u64,
 }
 
 impl SplitName {
-    fn path(&self, number: u64) -> PathBuf {
+    /// Of the part with that number.
+    pub fn path(&self, number: u64) -> PathBuf {
         self.folder.join(format!("{}-{number:05}-of-{:05}.gguf", self.prefix, self.count))
+    }
+
+    /// Of all parts, in order; at most as many as a model may have.
+    pub fn paths(&self) -> impl Iterator<Item = PathBuf> {
+        (1..=self.count.min(FILES_MAX)).map(|number| self.path(number))
     }
 }
 
-fn split_name(path: &Path) -> Option<SplitName> {
+/// What a file's name says of the parts of a model, if it is one's name.
+pub(crate) fn split_name(path: &Path) -> Option<SplitName> {
     let (rest, count) = path.file_stem()?.to_str()?.rsplit_once("-of-")?;
     let (prefix, number) = rest.rsplit_once('-')?;
     Some(SplitName {

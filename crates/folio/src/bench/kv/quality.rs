@@ -17,8 +17,9 @@ use crate::bench::kl::{LogSoftmax, read_tokens, text_windows, token_windows};
 use crate::cli::{BenchKvArgs, KvDtype};
 use crate::device::{DeviceChoice, GemmBackend};
 use crate::load_format::LoadFormat;
+use crate::models::{Aliases, Source};
 use crate::progress::Bar;
-use crate::runtime::{self, Source, WeightArgs, Weights};
+use crate::runtime::{self, WeightArgs, Weights};
 use crate::units;
 
 /// Rows of a step.
@@ -30,8 +31,8 @@ const ANSWER: usize = 80;
 const PROMPT_BYTES_MAX: usize = 1 << 20;
 
 pub(super) fn measure(args: &BenchKvArgs) -> Result<Quality> {
-    let source = Source::parse(args.model.as_deref())?;
-    let checkpoint = source.open()?;
+    let source = Source::parse(args.model.as_deref(), &Aliases::default())?;
+    let (checkpoint, _held) = source.open()?;
     let tokenizer = runtime::load_tokenizer(&checkpoint)?;
     let windows = match (&args.text, &args.tokens) {
         (Some(path), _) => text_windows(path, &tokenizer, args.context, args.windows)?,

@@ -1,9 +1,18 @@
-//! A little HTTP server that behaves as badly as a test asks.
+//! A hub in the process: a little HTTP server that behaves as badly as a test asks, and repositories for it to serve.
 
 use std::collections::HashMap;
+use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
+
+use sha1::Sha1;
+use sha2::{Digest, Sha256};
+
+use super::fixture;
+
+pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+const TOKENIZER: &[u8] = b"{\"version\": \"1.0\"}";
 
 /// A request as it arrived; header names in lower case.
 #[derive(Clone, Debug)]
@@ -123,4 +132,85 @@ fn answer(stream: TcpStream, log: &Mutex<Vec<Request>>, handler: &Handler) -> Op
     stream.write_all(format!("{head}\r\n").as_bytes()).ok()?;
     let sent = response.cut.unwrap_or(response.body.len());
     stream.write_all(&response.body[..sent]).ok()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The repository `org/tiny` as the hub lists it: weights in LFS, the rest in git.
+#[derive(Clone)]
+pub struct Repo {
+    pub files: Vec<(String, Vec<u8>)>,
+}
+
+impl Repo {
+    /// A fixture, and files beside it.
+    pub fn from_fixture(name: &str) -> Self {
+        let mut files = vec![
+            ("tokenizer.json".to_owned(), TOKENIZER.to_vec()),
+            ("README.md".to_owned(), b"---\nlicense: mit\n---\n".to_vec()),
+            (".gitattributes".to_owned(), b"not needed".to_vec()),
+            ("original/consolidated.00.pth".to_owned(), b"not needed".to_vec()),
+            ("consolidated.safetensors".to_owned(), b"not needed".to_vec()),
+        ];
+        for entry in fs::read_dir(fixture(name)).unwrap() {
+            let path = entry.unwrap().path();
+            let file = path.file_name().unwrap().to_str().unwrap().to_owned();
+            if !file.starts_with("expected") {
+                files.push((file, fs::read(path).unwrap()));
+            }
+        }
+        files.sort();
+        Self { files }
+    }
+
+    pub fn of(files: &[(&str, &[u8])]) -> Self {
+        Self { files: files.iter().map(|(name, content)| ((*name).to_owned(), content.to_vec())).collect() }
+    }
+
+    pub fn content(&self, name: &str) -> &[u8] {
+        &self.files.iter().find(|(file, _)| file == name).unwrap().1
+    }
+
+    pub fn etag(&self, name: &str) -> String {
+        let content = self.content(name);
+        if is_large(name) {
+            return hex(&Sha256::digest(content));
+        }
+        hex(&Sha1::new_with_prefix(format!("blob {}\0", content.len())).chain_update(content).finalize())
+    }
+
+    pub fn listing(&self) -> Vec<u8> {
+        let siblings = self.files.iter().map(|(name, content)| {
+            let mut sibling =
+                serde_json::json!({"rfilename": name, "size": content.len(), "blobId": self.etag(name)});
+            if is_large(name) {
+                sibling["blobId"] = "f".repeat(40).into();
+                sibling["lfs"] =
+                    serde_json::json!({"sha256": self.etag(name), "size": content.len(), "pointerSize": 134});
+            }
+            sibling
+        });
+        serde_json::json!({"sha": COMMIT, "siblings": siblings.collect::<Vec<_>>()}).to_string().into_bytes()
+    }
+
+    /// What a well-behaved hub answers.
+    pub fn answer(&self, request: &Request) -> Response {
+        if request.path.starts_with("/api/models/org/tiny/revision/") {
+            return Response::file(request, &self.listing());
+        }
+        let Some(file) = request.path.strip_prefix(&format!("/org/tiny/resolve/{COMMIT}/")) else {
+            return Response::status(404);
+        };
+        match self.files.iter().find(|(name, _)| name.replace(' ', "%20") == file) {
+            Some((_, content)) => Response::file(request, content),
+            None => Response::status(404),
+        }
+    }
+}
+
+/// Kept in LFS.
+fn is_large(name: &str) -> bool {
+    name.ends_with(".safetensors") || name.ends_with(".gguf")
 }
