@@ -213,7 +213,7 @@ pub struct SwapTimes {
 pub const PLACEHOLDER: u32 = 1 << 31;
 
 /// One step's work. Flat vectors, reused between steps.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
     /// Token id of each row, or [`PLACEHOLDER`].
     pub tokens: Vec<u32>,
@@ -227,6 +227,10 @@ pub struct Batch {
     pub logit_rows: Vec<u32>,
     /// Rows whose hidden state after the final norm is wanted, ascending; see [`Backend::hidden`].
     pub hidden_rows: Vec<u32>,
+    /// Rows whose features are wanted, ascending; see [`Backend::features`].
+    pub feature_rows: Vec<u32>,
+    /// `[rows, width]`: what each row is given beside its token, of a program that takes that ([`Program::input_width`]).
+    pub features: Vec<f32>,
     /// Block to slot. Performed before anything else: the blocks may have been given to somebody else already.
     pub swap_outs: Vec<BlockSwap>,
     /// Performed after `swap_outs`, before anything else, in list order.
@@ -257,6 +261,8 @@ impl Batch {
         self.spans.clear();
         self.logit_rows.clear();
         self.hidden_rows.clear();
+        self.feature_rows.clear();
+        self.features.clear();
         self.swap_outs.clear();
         self.copies.clear();
         self.swap_ins.clear();
@@ -375,6 +381,12 @@ pub trait Backend: Send {
     /// The hidden state after the final norm, `[hidden]`, of row `row` of the last batch, whose step is finished, which was one of its
     /// `hidden_rows`. Of any other row it is anything.
     fn hidden(&self, row: u32) -> &[f32];
+
+    /// What [`Program::features`] holds of row `row` of the last batch, whose step is finished, which was one of its `feature_rows`. Of any
+    /// other row, and of one of its `hidden_rows` where both are one buffer, it is anything.
+    fn features(&self, _row: u32) -> &[f32] {
+        &[]
+    }
 
     /// What the last batch took for its swaps, as far as others had to wait for them; they are done when its step is begun.
     fn swap_times(&self) -> SwapTimes;

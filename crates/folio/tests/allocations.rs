@@ -67,6 +67,7 @@ fn executor(blocks: usize) -> (ModelExecutor, usize) {
         max_model_len: None,
         kv_formats: DType::F16.into(),
         block_tokens: 16,
+        taps: None,
         progress: None,
     };
     let model = Model::load(&checkpoint, &mut backend, options).expect("it loads");
@@ -223,6 +224,7 @@ fn experts() {
         max_model_len: None,
         kv_formats: DType::F16.into(),
         block_tokens: 16,
+        taps: None,
         progress: None,
     };
     let model = Model::load(&checkpoint, &mut backend, options).expect("it loads");

@@ -85,6 +85,10 @@ impl<B: Backend> Backend for Recast<B> {
         self.backend.hidden(row)
     }
 
+    fn features(&self, row: u32) -> &[f32] {
+        self.backend.features(row)
+    }
+
     fn swap_times(&self) -> SwapTimes {
         self.backend.swap_times()
     }
